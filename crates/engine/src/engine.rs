@@ -316,7 +316,7 @@ impl Engine {
         let text = TextStream::new(
             tokenizer,
             std::mem::take(&mut request.stop),
-            request.stop_outside.take(),
+            std::mem::take(&mut request.stop_outside),
             std::mem::take(&mut request.show_special),
         );
         request.tokens = tokens;

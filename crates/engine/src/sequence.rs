@@ -77,8 +77,8 @@ pub struct Request {
     pub max_tokens: Option<usize>,
     /// The answer ends before any of these texts.
     pub stop: Vec<String>,
-    /// A part of the answer in which they are not looked for.
-    pub stop_outside: Option<Aside>,
+    /// Parts of the answer in which they are not looked for.
+    pub stop_outside: Vec<Aside>,
     /// Tokens that end the answer, as those do with which the model ends its turn; `ignore_end` does not concern them.
     pub stop_tokens: Vec<u32>,
     /// Before the answer has so many tokens, no token that ends it is chosen. A stop string or a constraint that is over still
@@ -125,7 +125,7 @@ impl Request {
             sampling: SamplingParams::default(),
             max_tokens: None,
             stop: Vec::new(),
-            stop_outside: None,
+            stop_outside: Vec::new(),
             stop_tokens: Vec::new(),
             min_tokens: 0,
             ignore_end: false,

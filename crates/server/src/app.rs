@@ -28,6 +28,7 @@ struct Inner {
     governor: Option<Arc<Governor>>,
     /// Of an answer.
     max_tokens: Option<usize>,
+    stream_interval: Duration,
     is_ready: AtomicBool,
     is_draining: AtomicBool,
 }
@@ -112,6 +113,8 @@ pub struct Options {
     pub governor: Option<Arc<Governor>>,
     /// Most tokens of an answer, whatever its request asks for; `None`: as far as the context holds.
     pub max_tokens: Option<usize>,
+    /// Least time between two pieces of an answer; text that comes faster is given together.
+    pub stream_interval: Duration,
 }
 
 impl App {
@@ -123,6 +126,7 @@ impl App {
             max_wait: options.max_wait,
             governor: options.governor,
             max_tokens: options.max_tokens,
+            stream_interval: options.stream_interval,
             is_ready: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
         }));
@@ -373,7 +377,7 @@ impl App {
             Some(triggers) => Box::new(Lazy::new(triggers, tokenizer, matcher)) as Box<dyn Constraint>,
             None => Box::new(matcher),
         });
-        let prepared = Prepared { tokens, constraint, reading: None, stop_outside: None, options };
+        let prepared = Prepared { tokens, constraint, reading: None, stop_outside: Vec::new(), options };
         self.start(caller, lease, prepared).await
     }
 
@@ -470,7 +474,9 @@ impl App {
         let channel = Channel::new(&caller.request_id, n_prompt, cancel);
         let reader = reading.map(|(reader, _)| reader);
         let with_tokens = options.with_tokens || options.logprobs.is_some();
-        let answer = Answer::new(lease, facts.clone(), channel.clone(), context, reader, with_tokens);
+        let interval = self.0.stream_interval;
+        let answer =
+            Answer::new(lease, facts.clone(), channel.clone(), context, reader, with_tokens, interval);
         worker.generate(requests, channel, self.0.max_wait).await?;
         Ok(answer)
     }

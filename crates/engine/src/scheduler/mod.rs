@@ -42,7 +42,7 @@ use queue::Queue;
 const LEAST_SHARED: usize = 16;
 
 /// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on.
-const LEAST_PROMPT_ROWS: usize = 16;
+const LEAST_PROMPT_ROWS: usize = 4;
 
 /// Time of a step while the machine is short of memory.
 const PRESSED_LATENCY: Duration = Duration::from_millis(100);
@@ -77,7 +77,7 @@ pub(crate) struct Scheduler {
     cost: CostModel,
     /// Most time between two tokens of an answer while prompts are computed, unless its request says otherwise.
     token_latency: Option<Duration>,
-    /// Without it: so many times what a step of answers alone takes.
+    /// Without it: so many times what a step of answers alone takes, for one prompt; each further one adds as much.
     latency_steps: Option<f64>,
     /// Seconds of such steps, of late; `None` until one was seen.
     answer_step: Option<f64>,
@@ -544,8 +544,15 @@ impl Scheduler {
 
     /// Seconds that the answers that run may wait for their next token; `None`: any time.
     fn latency(&self) -> Option<f64> {
+        let running = || self.slots.iter().flatten();
         let of_steps = || {
-            let seconds = self.latency_steps? * self.answer_step.unwrap_or(0.0);
+            // Where prompts are always there, steps of answers alone are seldom seen, and were of fewer answers.
+            let answers = running().filter(|s| !s.in_prompt);
+            let load = answers.fold(Load::default(), |load, s| load.and(1, s.tokens.len()));
+            let alone = self.answer_step.unwrap_or(0.0).max(self.cost.seconds(load).unwrap_or(0.0));
+            // Each prompt may take as much as one alone: otherwise all of them wait while few answer.
+            let n_prompts = running().filter(|s| s.in_prompt).count().max(1);
+            let seconds = alone * (1.0 + (self.latency_steps? - 1.0) * n_prompts as f64);
             // Until a step was seen, what everybody gets who asks for nothing.
             Some(if seconds > 0.0 { seconds } else { crate::DEFAULT_TOKEN_LATENCY.as_secs_f64() })
         };
@@ -553,7 +560,7 @@ impl Scheduler {
             let latency = s.token_latency.or(self.token_latency);
             latency.map(|latency| latency.as_secs_f64()).or_else(of_steps)
         };
-        let answers = self.slots.iter().flatten().filter(|s| !s.in_prompt);
+        let answers = running().filter(|s| !s.in_prompt);
         answers.filter_map(of_answer).min_by(f64::total_cmp)
     }
 

@@ -104,6 +104,10 @@ pub struct Serve {
     #[arg(long)]
     no_warmup: bool,
 
+    /// Least milliseconds between two pieces of an answer: text that comes faster is sent together
+    #[arg(long, default_value_t = 10, value_name = "MS")]
+    stream_interval: u64,
+
     /// On SIGTERM or Ctrl-C, let running answers go on for so many seconds
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     drain: u64,
@@ -157,6 +161,7 @@ impl Serve {
             max_wait: Duration::from_secs(self.max_wait),
             governor: self.governor.clone(),
             max_tokens: self.max_tokens.map(NonZero::get),
+            stream_interval: Duration::from_millis(self.stream_interval),
         };
         let drain = Duration::from_secs(self.drain);
         let app = App::new(options, Arc::new(self));
@@ -211,7 +216,10 @@ impl Serve {
         let device = load::device_for(&model.load, &opened)?;
         let turns = (device.name() == "cpu").then(|| self.turns.clone());
         let options = LoadOptions { turns, ..options };
-        if opened.embedding().is_ok() {
+        if let Ok(embedding) = opened.embedding() {
+            // `--ctx` of the server is for models that write: an embedder takes no more than it was made for.
+            let most = |n: usize| if config.ctx.is_some() { n } else { n.min(embedding.max_tokens) };
+            let options = LoadOptions { n_ctx: options.n_ctx.map(most), ..options };
             return Ok(Loaded::Embedder(Box::new(Embedder::new(opened, &device, &options)?)));
         }
         let mut engine = Engine::new(opened, &device, &options)?;

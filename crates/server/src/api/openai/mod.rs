@@ -27,12 +27,19 @@ pub fn router() -> axum::Router<App> {
         // As llama-server has them without a version too.
         .route("/models", get(models))
         .route("/chat/completions", post(chat::create))
+        .route("/v1/chat/completions/input_tokens", post(chat::count_tokens))
+        .route("/chat/completions/input_tokens", post(chat::count_tokens))
         .route("/apply-template", post(chat::apply_template))
         .route("/v1/completions", post(completions::create))
         .route("/v1/embeddings", post(embeddings::create))
         .merge(responses::router())
         .route("/v1/audio/transcriptions", post(audio::transcribe))
         .route("/v1/audio/translations", post(audio::translate))
+}
+
+/// How many tokens a prompt has, as OpenAI's Responses say it.
+fn input_tokens(n: usize) -> Json<Value> {
+    Json(json!({ "object": "response.input_tokens", "input_tokens": n }))
 }
 
 async fn models(State(app): State<App>) -> Json<Value> {
