@@ -1,7 +1,7 @@
 //! The engine: a model on a device, and a scheduler of the sequences that it runs.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use device::{CommandInfo, Device, Limits, OutputKind, Plan, Program, Timing};
 
@@ -92,9 +92,6 @@ pub struct StepTimings {
     /// One for each command that ran.
     pub timings: Vec<Timing>,
 }
-
-/// Until a sequence that waits for memory looks again.
-const STARVED: Duration = Duration::from_millis(5);
 
 /// A model on a device, and the sequences that it runs.
 ///
@@ -399,7 +396,7 @@ impl Engine {
             self.scheduler.postprocess(Instant::now(), self.program.as_mut(), on_event);
         }
         if self.scheduler.is_starved() {
-            std::thread::sleep(STARVED);
+            self.scheduler.wait_for_memory(self.program.as_mut())?;
         }
         let idle = self.is_idle();
         if idle {

@@ -47,6 +47,9 @@ const LEAST_PROMPT_ROWS: usize = 4;
 /// Time of a step while the machine is short of memory.
 const PRESSED_LATENCY: Duration = Duration::from_millis(100);
 
+/// Until a sequence that waits for memory looks again.
+const STARVED: Duration = Duration::from_millis(5);
+
 /// How much one step moves the rate of rows.
 const RATE_WEIGHT: f64 = 1.0 / 16.0;
 
@@ -268,6 +271,16 @@ impl Scheduler {
     /// Whether nothing can go on before the machine has more memory.
     pub(crate) fn is_starved(&self) -> bool {
         self.is_starved
+    }
+
+    /// Wait a moment for memory that only others can give back, and follow what the machine says then.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(crate) fn wait_for_memory(&mut self, program: &mut dyn Program) -> Result<()> {
+        std::thread::sleep(STARVED);
+        self.follow_memory(program)?;
+        Ok(())
     }
 
     /// Whether what waits may begin: not where sequences were parked and there is no more room than then, nor where the system is
