@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use device::{Activation, OutputKind, Plan, RopeStyle, RouterGroups, RouterScores};
 use weights::{Checkpoint, Naming};
 
+use crate::adapters::{Adapter, Adapters};
 use crate::build;
 use crate::descriptor::{
     ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, RecurrentPlace, Temperature, WHISPER_CPP,
@@ -234,6 +235,18 @@ impl ModelSpec {
     /// The checkpoint is not the one that this was read from.
     pub fn plan_for_context(&self, checkpoint: &Checkpoint, n_ctx: usize) -> Result<Plan> {
         build::build(self, &mut Tensors::new(checkpoint, self.family), n_ctx)
+    }
+
+    /// The same with adapters beside the matrices that they change: adapter `i + 1` of a step is `adapters[i]`.
+    ///
+    /// # Errors
+    /// As there, or an adapter does not fit the model.
+    pub fn adapted_plan(&self, checkpoint: &Checkpoint, n_ctx: usize, adapters: &[Adapter]) -> Result<Plan> {
+        let mut adapters = Adapters::new(adapters)?;
+        let tensors = &mut Tensors::new(checkpoint, self.family);
+        let plan = build::build_adapted(self, tensors, n_ctx, build::End::Own, Some(&mut adapters))?;
+        adapters.finish()?;
+        Ok(plan)
     }
 
     /// The forward pass to one vector for each sequence: hidden states, pooled and, if the checkpoint says so, of length 1.
