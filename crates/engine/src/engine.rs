@@ -129,7 +129,7 @@ impl Engine {
         if model.plan().output_kind == OutputKind::Hidden {
             return Err(Error::NoHead { file: model.path().to_owned() });
         }
-        let Settled { options, plans, memory } = memory::settle(&model, device.as_ref(), options)?;
+        let Settled { options, mut plans, memory } = memory::settle(&model, device.as_ref(), options)?;
         let options = &options;
         let limits = load::limits(&model, device.as_ref(), options)?;
         if options.check_memory && !memory.fits {
@@ -139,7 +139,7 @@ impl Engine {
         let account = options.governor.as_ref().map(|governor| governor.account(device.as_ref(), fixed));
         let program = device.compile(&plans, &limits)?;
         let is_adapted = plans.len() > 1;
-        let plan = plans.into_iter().next().ok_or_else(|| Error::NoHead { file: model.path().to_owned() })?;
+        let plan = plans.swap_remove(0);
         model.tokenizer()?;
         let depth = program.max_in_flight();
         let mut kv = KvCache::new(&plan.kv, &limits);

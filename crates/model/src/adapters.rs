@@ -105,7 +105,8 @@ impl<'a> Adapters<'a> {
         let (mut down, mut up) = (Vec::new(), Vec::new());
         for pair in pairs {
             let Some(Pair { rank: own, a, b }) = pair else {
-                (down.push(None), up.push(None));
+                down.push(None);
+                up.push(None);
                 continue;
             };
             let mut filled = a;
@@ -114,7 +115,8 @@ impl<'a> Adapters<'a> {
             for (to, from) in widened.chunks_exact_mut(rank).zip(b.chunks_exact(own)) {
                 to[..own].copy_from_slice(from);
             }
-            (down.push(Some(filled)), up.push(Some(widened)));
+            down.push(Some(filled));
+            up.push(Some(widened));
         }
         Ok(Some([stack("A", [rank, n_in], down), stack("B", [n_out, rank], up)]))
     }
@@ -147,7 +149,7 @@ fn part(values: &[f32]) -> WeightPart {
     WeightPart { data: Weight::vector("", values).data, planes: Planes::default() }
 }
 
-impl Opened<'_> {
+impl<'a> Opened<'a> {
     fn bad(&self, what: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> Error {
         bad(self.adapter, what, found, expected)
     }
@@ -191,34 +193,29 @@ impl Opened<'_> {
     }
 
     /// Module, row of the table and both matrices of a role.
-    fn find<'t>(
+    fn find(
         &mut self,
         tensors: &Tensors<'_>,
         role: TensorRole,
         layer: Option<usize>,
-    ) -> Option<(String, &'static TensorName, [&'t Tensor; 2])>
-    where
-        Self: 't,
-    {
+    ) -> Option<(String, &'static TensorName, [&'a Tensor; 2])> {
         let naming = self.adapter.checkpoint.naming;
         for row in tensors.rows(role) {
             let prefixes = if naming == Naming::Gguf { &[""][..] } else { MODEL_PREFIXES };
             for prefix in prefixes {
                 let Some(name) = row.full_name(naming, prefix, layer, "weight") else { continue };
-                let candidates: Vec<[String; 2]> = match naming {
-                    Naming::Gguf => vec![[format!("{name}.lora_a"), format!("{name}.lora_b")]],
-                    _ => {
-                        let Some(module) = name.strip_suffix(".weight") else { continue };
-                        let pair = |p: &&str| ["A", "B"].map(|x| format!("{p}{module}.lora_{x}.weight"));
-                        PEFT_PREFIXES.iter().map(pair).collect()
-                    }
+                let module = name.strip_suffix(".weight").unwrap_or(&name);
+                let of_peft = |p: &&str| ["A", "B"].map(|x| format!("{p}{module}.lora_{x}.weight"));
+                let candidates: Vec<[String; 2]> = if naming == Naming::Gguf {
+                    vec![["a", "b"].map(|x| format!("{name}.lora_{x}"))]
+                } else {
+                    PEFT_PREFIXES.iter().map(of_peft).collect()
                 };
                 for [a, b] in candidates {
                     let found = |name: &str| self.by_name.get_key_value(name).map(|(k, t)| (*k, *t));
                     if let (Some(a), Some(b)) = (found(&a), found(&b)) {
                         self.used.extend([a.0, b.0]);
-                        let module = name.strip_suffix(".weight").unwrap_or(&name).to_owned();
-                        return Some((module, row, [a.1, b.1]));
+                        return Some((module.to_owned(), row, [a.1, b.1]));
                     }
                 }
             }
@@ -347,13 +344,11 @@ impl Scaling {
 /// `alpha_pattern`: ends of names, which PEFT takes for regular expressions. Those that are more than names are refused.
 fn patterns(adapter: &Adapter, metadata: &Metadata) -> Result<Vec<(String, f64)>> {
     let mut patterns = Vec::new();
-    for (key, value) in metadata.iter() {
+    for (key, _) in metadata.iter() {
         let Some(pattern) = key.strip_prefix("alpha_pattern.") else { continue };
         let name = pattern.trim_start_matches('^').trim_end_matches('$').replace("\\.", ".");
-        let alpha = match value {
-            Value::Int(alpha) => *alpha as f64,
-            Value::Float(alpha) => *alpha,
-            _ => return Err(bad(adapter, key, "no number", "a number")),
+        let Some(alpha) = metadata.f64(key) else {
+            return Err(bad(adapter, key, "no number", "a number"));
         };
         if name.contains(|c: char| !c.is_alphanumeric() && c != '.' && c != '_') {
             return Err(bad(adapter, key, "a regular expression", "the end of a module's name"));

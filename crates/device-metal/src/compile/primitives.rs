@@ -3,8 +3,8 @@
 use super::call::{Call, ONE, each, per_token};
 use super::draft::Draft;
 use crate::arguments::{
-    ClampArguments, ColumnsArguments, ElementArguments, ExpertSumArguments, JoinHeadsArguments, NormArguments,
-    RopeArguments, TurnArguments, UnfoldArguments,
+    ClampArguments, ColumnsArguments, ElementArguments, ExpertSumArguments, JoinHeadsArguments,
+    NormArguments, RopeArguments, TurnArguments, UnfoldArguments,
 };
 use crate::gpu::Gpu;
 use crate::kernels::{self, constant};

@@ -77,7 +77,7 @@ pub fn parts() -> Vec<Case> {
         let ids = b.adapters(RowCount::Outputs, n);
         let y = b.expert_linear((sum, false), ids, (n, n_out), F32);
         let name = format!("adapters {n} {n_in} {rank} {n_out}");
-        cases.push(Case::rows(name, OpKind::Adapters, F32, SUM, b.finish(y)));
+        cases.push(Case::cached(name, OpKind::Adapters, F32, SUM, b.finish(y), KvType::F32));
     }
     cases
 }

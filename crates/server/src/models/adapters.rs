@@ -6,7 +6,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Entry, Models, ServedAdapter, UNLOAD_TIME};
+use super::{Entry, Model, Models, ServedAdapter, UNLOAD_TIME};
 use crate::app::blocking;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::KeepAlive;
@@ -41,16 +41,21 @@ impl Models {
             );
             return Err(ApiError::invalid("lora_name", message));
         }
-        let changed = self.reload(&entry, |models| {
-            models.loader.remove_adapter(&name);
-            models.loader.add_adapter(adapter.clone())
-        });
-        let changed = changed.await;
+        self.loader.remove_adapter(&name);
+        let added = self.loader.add_adapter(adapter);
+        let changed = match added {
+            Ok(()) => self.reload(&entry, true).await,
+            Err(error) => Err(error),
+        };
         if changed.is_err() {
             self.loader.remove_adapter(&name);
             known.map(|known| self.loader.add_adapter(known)).transpose()?;
         }
-        changed
+        changed.map_err(|error| match error.kind {
+            // The files, or that they do not fit the model.
+            ErrorKind::Internal => ApiError::invalid("lora_path", error.message),
+            _ => error,
+        })
     }
 
     /// Serve an adapter no longer.
@@ -60,24 +65,18 @@ impl Models {
             return Err(ApiError::new(ErrorKind::NotFound, message));
         };
         let entry = self.find(&adapter.model).await?;
-        let remove = |models: &Models| {
-            models.loader.remove_adapter(name);
-            Ok(())
-        };
-        self.reload(&entry, remove).await
+        self.loader.remove_adapter(name);
+        self.reload(&entry, false).await
     }
 
-    /// Wait until nobody uses a model, change something, and load it anew.
-    async fn reload(&self, entry: &Arc<Entry>, change: impl FnOnce(&Models) -> Result<()>) -> Result<()> {
+    /// Wait until nobody uses a model, and load it anew, `always` or if it is loaded.
+    async fn reload(&self, entry: &Arc<Entry>, always: bool) -> Result<()> {
         // Whoever asks for the model from here on waits.
         let mut loaded = entry.loaded.lock().await;
-        loop {
-            let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
-            if shown.n_users == 0 {
-                (*loaded, shown.model, shown.expires) = (None, None, None);
-                break;
-            }
-            drop(shown);
+        if loaded.is_none() && !always {
+            return Ok(());
+        }
+        while !forget(entry, &mut loaded) {
             tokio::time::sleep(LOOK).await;
         }
         let ended = entry.ended.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -89,7 +88,6 @@ impl Models {
             })
             .await?;
         }
-        change(self)?;
         let model = self.load(entry).await?;
         *loaded = Some(model.clone());
         let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,4 +99,14 @@ impl Models {
         };
         Ok(())
     }
+}
+
+/// Give a model up if nobody uses it; whether that was so.
+fn forget(entry: &Entry, loaded: &mut Option<Model>) -> bool {
+    let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_free = shown.n_users == 0;
+    if is_free {
+        (*loaded, shown.model, shown.expires) = (None, None, None);
+    }
+    is_free
 }
