@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use device::{Activation, OutputKind, Plan, RopeStyle, RouterGroups, RouterScores};
-use weights::{Checkpoint, Naming};
+use weights::{Array, Checkpoint, Naming};
 
 use crate::adapters::{Adapter, Adapters};
 use crate::build;
@@ -195,6 +195,7 @@ impl ModelSpec {
         let keys = Keys::new(&checkpoint.metadata, checkpoint.naming, family, &architecture);
         let mut tensors = Tensors::new(checkpoint, family);
         let mut spec = read(&keys, family, &mut tensors)?;
+        check_step_limit(checkpoint)?;
 
         // Building the plan is what checks the tensors, by name, shape and type: a look into a file does not read it.
         tensors.without_values();
@@ -319,6 +320,20 @@ impl ModelSpec {
     /// Number of layers.
     pub fn n_layers(&self) -> usize {
         self.layers.len()
+    }
+}
+
+/// Steps of a scan that are clamped are not built. Every published checkpoint says so, and leaves them as they are.
+fn check_step_limit(checkpoint: &Checkpoint) -> Result<()> {
+    let key = "time_step_limit";
+    let Some(Array::Float(limit)) = checkpoint.metadata.array(key) else { return Ok(()) };
+    match limit[..] {
+        [low, high] if low <= 0.0 && high == f32::INFINITY => Ok(()),
+        _ => Err(Error::BadKey {
+            key: key.to_owned(),
+            found: format!("{limit:?}"),
+            expected: "0 and infinity: clamped steps are not built".to_owned(),
+        }),
     }
 }
 
