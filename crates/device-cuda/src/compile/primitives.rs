@@ -357,9 +357,11 @@ impl Draft<'_> {
             | Op::SelfAttention { .. }
             | Op::CrossAttention { .. }
             | Op::CrossScores { .. } => self.attention(op),
-            Op::ExpertBias { .. } | Op::GateClamped { .. } | Op::Join { .. } | Op::Ordinals { .. } => {
-                failed(format!("{:?} has no kernel", op.kind()))
-            }
+            Op::ExpertBias { .. }
+            | Op::GateClamped { .. }
+            | Op::Join { .. }
+            | Op::Ordinals { .. }
+            | Op::Adapters { .. } => failed(format!("{:?} has no kernel", op.kind())),
             Op::Linear { .. } | Op::Fused { .. } => failed(format!("{:?} was not lowered", op.kind())),
         }
     }
