@@ -27,19 +27,20 @@ template <class Kv> struct Paged {
         }
         end = a.positions[row] + 1;
         start = a.window > 0 && end > a.window ? end - a.window : 0;
+        if (a.chunked) start = (end - 1) / a.window * a.window;
     }
     __device__ __forceinline__ const uchar *key(uint position) const {
         return vector_of<Kv>(a.pages, table, position, head, false);
     }
     // From a key to its value.
     __device__ __forceinline__ ulong to_value() const {
-        return ulong(a.pages.n_kv_heads) * a.pages.page_len * Kv::bytes(a.pages.head_dim);
+        return a.pages.values_are_keys ? 0 : ulong(a.pages.n_kv_heads) * a.pages.page_len * Kv::bytes(a.pages.head_dim);
     }
     static __device__ __forceinline__ float load(const uchar *v, uint i) { return Kv::load(v, i); }
     static __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) { Kv::four(v, i, x); }
 };
 
-// Or rows of this step: all of the row's own span.
+// Or rows of this step: those of the row's own span, or of them those within a window to both sides.
 struct OfStep {
     const AttentionArguments &a;
     uint head;
@@ -47,9 +48,13 @@ struct OfStep {
     __device__ __forceinline__ void range(uint row, uint &start, uint &end) const {
         const Span span = a.spans[a.row_spans[row]];
         start = span.first_row, end = span.first_row + span.n_rows;
+        if (a.window > 0) {
+            start = max(start, row + 1 - min(row + 1, a.window));
+            end = min(end, row + a.window);
+        }
     }
     __device__ __forceinline__ const uchar *key(uint position) const {
-        return (const uchar *)(a.k + (ulong(position) * a.n_heads + head) * a.pages.head_dim);
+        return (const uchar *)(a.k + (ulong(position) * a.pages.n_kv_heads + head) * a.pages.head_dim);
     }
     __device__ __forceinline__ ulong to_value() const { return ulong((const uchar *)a.v - (const uchar *)a.k); }
     static __device__ __forceinline__ float load(const uchar *v, uint i) { return KvF32::load(v, i); }

@@ -1,8 +1,8 @@
-//! What GPU devices cannot run yet: one list, so that all of them refuse the same plans.
+//! What this device cannot run yet.
 
 use device::{Op, OpKind, Plan, RouterScores};
 
-/// Something of a plan for which no GPU device has a kernel yet; they refuse such plans with these words.
+/// Something of a plan for which there is no kernel yet; such plans are refused with these words.
 pub fn missing_kernels(plan: &Plan) -> Option<&'static str> {
     if plan.kv.layers.iter().any(|layer| layer.values_are_keys) {
         return Some("a cache whose values are its keys");
