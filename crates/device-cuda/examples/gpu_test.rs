@@ -143,11 +143,16 @@ fn main() -> ExitCode {
             report(name, started, check(&device).map(|()| "kept".to_owned()));
         }
     }
-    for (name, products) in [("planes", Products::Planes), ("mma", Products::Mma)] {
+    let usual = Profile::new(device.context().facts());
+    let together = Profile { packed_together: true, ..usual.clone() };
+    for (name, profile) in [
+        ("planes", Profile { products: Products::Planes, ..usual }),
+        ("mma", Profile { products: Products::Mma, ..together.clone() }),
+        ("packed weights together", together),
+    ] {
         if !is_wanted(name) {
             continue;
         }
-        let profile = Profile { products, ..Profile::new(device.context().facts()) };
         let device = match CudaDevice::new(0) {
             Ok(device) => device.with_profile(profile),
             Err(error) => {

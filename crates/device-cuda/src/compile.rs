@@ -111,6 +111,8 @@ pub(crate) struct Draft<'a> {
     node: usize,
     /// The projection's rows lie in scratch, ready for packed products.
     is_tiled: bool,
+    /// Of commands that run in all steps: in which they do.
+    when: When,
 }
 
 /// One launch.
@@ -177,6 +179,7 @@ impl Compiler<'_> {
             kernels,
             node: 0,
             is_tiled: false,
+            when: When::Always,
         };
         for LoweredUnit { node, unit, .. } in self.units {
             draft.node = *node;
@@ -297,7 +300,7 @@ impl Draft<'_> {
             grid: call.grid,
             threads: call.threads,
             threadgroup_bytes: call.shared,
-            when: call.when,
+            when: if call.when == When::Always { self.when } else { call.when },
         };
         let info = CommandInfo {
             kernel: match call.product {

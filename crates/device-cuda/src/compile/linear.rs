@@ -10,7 +10,7 @@ use crate::stored::{Kind, Stored};
 use device::{Activation, Result, RowCount, ValueId, WeightId};
 use device_lower::lifetimes::max_rows;
 use device_lower::lower::{MatrixOf, Norm, Projection, Tail};
-use device_lower::table::{Extent, RowClass};
+use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::Unit;
 use weights::BlockType;
 
@@ -149,13 +149,34 @@ impl Draft<'_> {
             && !exact
             && let Some((pack, weights)) = self.c.packs.find(self.c.plan, p.ids, p.tail == TAIL_GATE)
         {
-            return self.packed(&p, rows, pack, weights);
+            let all = self.c.profile.packed_together;
+            self.when = if all { When::Always } else { When::Alone };
+            self.packed(&p, rows, pack, weights)?;
+            self.when = When::Always;
+            if all {
+                return Ok(());
+            }
+            self.when = When::Together;
         }
+        let result = self.from_planes(&p, rows, class, kind, exact);
+        self.when = When::Always;
+        result
+    }
+
+    /// From the planes that `weights` made.
+    fn from_planes(
+        &mut self,
+        p: &Product,
+        rows: RowCount,
+        class: RowClass,
+        kind: Kind,
+        exact: bool,
+    ) -> Result<()> {
         match class == RowClass::Many && !exact {
-            true => self.gemm(&p, rows, kind),
+            true => self.gemm(p, rows, kind),
             false => {
-                let arguments = self.arguments(&p)?;
-                self.gemv(arguments, &p, rows, class, kind);
+                let arguments = self.arguments(p)?;
+                self.gemv(arguments, p, rows, class, kind);
                 Ok(())
             }
         }
