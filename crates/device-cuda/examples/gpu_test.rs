@@ -7,7 +7,7 @@ use device::{
 };
 use device_lower::fusion;
 use device_testing::{Sequences, committed, limits, mini_transformer, one_sequence};
-use ingle_device_cuda::products::Products;
+use ingle_device_cuda::products::{MOST_TILES, Products};
 use ingle_device_cuda::{CudaDevice, Profile, kernels, selftest};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::process::ExitCode;
@@ -164,6 +164,19 @@ fn main() -> ExitCode {
             let (name, started) = (format!("{kind:?}, products by {name}"), Instant::now());
             report(&name, started, selftest::check_kind(&device, kind).map(|n| format!("{n} cases")));
         }
+    }
+    // Small products would never be cut into the wide tiles of large ones.
+    for tile in (0..MOST_TILES).filter(|_| is_wanted("tiles")) {
+        let usual = Profile::new(device.context().facts());
+        if usual.products != Products::Wgmma {
+            break;
+        }
+        let profile = Profile { packed_together: true, only_tile: Some(tile), ..usual };
+        let (name, started) = (format!("Fused, tile {tile} alone"), Instant::now());
+        let result = CudaDevice::new(0).map_err(|e| e.to_string()).and_then(|device| {
+            selftest::check_kind(&device.with_profile(profile), OpKind::Fused).map(|n| format!("{n} cases"))
+        });
+        report(&name, started, result);
     }
     if is_wanted("allocations") {
         report("allocations", Instant::now(), allocations(&device));

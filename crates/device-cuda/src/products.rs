@@ -153,6 +153,8 @@ pub struct Product {
     pub n_out: usize,
     /// Tiles of 64 columns.
     pub k_tiles: usize,
+    /// The only tile to choose, to test it.
+    pub only: Option<usize>,
 }
 
 /// How a launch is cut.
@@ -177,7 +179,8 @@ impl Product {
     /// The constants are fitted to the measurements in `kernels/gemm/NOTES.md`; a unit is 4 cycles.
     pub fn cut(&self, n_rows: usize, n_processors: usize) -> Cut {
         let mut best = (usize::MAX, Cut { tile: 0, n_splits: 1, n_blocks: 1 });
-        for (index, tile) in Tile::all(self.products).iter().enumerate() {
+        let allowed = |(index, _): &(usize, &Tile)| self.only.is_none_or(|only| only == *index);
+        for (index, tile) in Tile::all(self.products).iter().enumerate().filter(allowed) {
             let n_tiles = n_rows.div_ceil(tile.width) * self.n_out.div_ceil(128);
             let most_splits = match n_tiles {
                 n if n < n_processors => {

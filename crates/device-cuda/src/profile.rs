@@ -42,6 +42,8 @@ pub struct Profile {
     pub packed_rows: RowClass,
     /// Whether steps of several sequences are multiplied so, too.
     pub packed_together: bool,
+    /// The only tile of packed products, to test it; `None`: each launch takes the fastest.
+    pub only_tile: Option<usize>,
     /// Bytes of packed weights beside those that few rows are multiplied by, at most; of a model that needs more there are none.
     pub most_packed: u64,
     /// Warps that keep the chip busy: a product of one row is spread over at least so many, if it has as many columns.
@@ -79,6 +81,7 @@ impl Profile {
             packed_rows: RowClass::Eight,
             // One run with several sequences ended in an illegal address that is not explained yet (docs/cuda.md).
             packed_together: false,
+            only_tile: None,
             most_packed: facts.memory / 3,
             n_warps: 8 * facts.n_processors,
             n_blocks: 2 * facts.n_processors,

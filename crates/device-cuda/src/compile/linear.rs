@@ -281,7 +281,8 @@ impl Draft<'_> {
         }
         let products = c.profile.products;
         let (n_out, k_tiles) = (pack.n_out, pack.k_tiles);
-        let product = Packed { products, codec: pack.codec, kernels, n_out, k_tiles };
+        let only = c.profile.only_tile;
+        let product = Packed { products, codec: pack.codec, kernels, n_out, k_tiles, only };
         let (file, name) = (tiles[0].file(pack.codec), tiles[0].kernel(pack.codec));
         let call = Call::new(&file, rows, [each(rows), ONE, ONE], tiles[0].threads(), p.writes);
         let call = Call { name: &name, product: Some(product), weight_bytes: p.weight_bytes, ..call };
