@@ -267,6 +267,7 @@ mod tests {
             kernels: [0; MOST_TILES],
             n_out,
             k_tiles: k_tiles(n_cols),
+            only: None,
         }
     }
 

@@ -120,7 +120,7 @@ pub struct Runner {
     n_groups: usize,
     has_states: bool,
     /// The adapter of the sequence, where the plan has any; the first unless a test says otherwise.
-    pub adapter: Option<u32>,
+    adapter: Option<u32>,
     /// The state after the last step.
     state: u32,
     position: u32,
@@ -130,6 +130,11 @@ const PAGES: usize = 8;
 const PAGE_LEN: usize = 16;
 
 impl Runner {
+    /// The same with this adapter; 0 is none.
+    pub fn with_adapter(self, adapter: u32) -> Runner {
+        Runner { adapter: Some(adapter), ..self }
+    }
+
     pub fn new(plan: &Plan) -> Runner {
         Runner::on(&Reference::new(2), plan, Numerics::Deterministic)
     }
