@@ -109,6 +109,8 @@ pub struct Engine {
     recorded: Option<Vec<StepTimings>>,
     /// Where the prefix cache is kept.
     pub(crate) prefixes: Option<PrefixFolder>,
+    /// What [`Self::evaluate`] computes with; 0: the model alone.
+    pub(crate) scored_adapter: u32,
     /// Shared with the engines that compute on the same processors.
     turns: Option<Arc<Turns>>,
 }
@@ -124,7 +126,7 @@ impl Engine {
         if model.plan().output_kind == OutputKind::Hidden {
             return Err(Error::NoHead { file: model.path().to_owned() });
         }
-        let Settled { options, plan, memory } = memory::settle(&model, device.as_ref(), options)?;
+        let Settled { options, mut plans, memory } = memory::settle(&model, device.as_ref(), options)?;
         let options = &options;
         let limits = load::limits(&model, device.as_ref(), options)?;
         if options.check_memory && !memory.fits {
@@ -132,7 +134,9 @@ impl Engine {
         }
         let fixed = memory.committed + memory.mapped;
         let account = options.governor.as_ref().map(|governor| governor.account(device.as_ref(), fixed));
-        let program = device.compile(std::slice::from_ref(&plan), &limits)?;
+        let program = device.compile(&plans, &limits)?;
+        let is_adapted = plans.len() > 1;
+        let plan = plans.swap_remove(0);
         model.tokenizer()?;
         let depth = program.max_in_flight();
         let mut kv = KvCache::new(&plan.kv, &limits);
@@ -140,9 +144,12 @@ impl Engine {
         if let Some(account) = account {
             kv.set_account(account);
         }
+        let mut scheduler = Scheduler::new(&limits, model.n_vocab(), depth, kv, options);
+        scheduler.buffers.set_adapted(is_adapted, limits.numerics);
         Ok(Engine {
             device: device.clone(),
-            scheduler: Scheduler::new(&limits, model.n_vocab(), depth, kv, options),
+            scheduler,
+            scored_adapter: 0,
             plan,
             memory,
             program,
@@ -183,6 +190,18 @@ impl Engine {
     /// The KV cache's bookkeeping, for statistics and checks.
     pub fn kv(&self) -> &KvCache {
         &self.scheduler.kv
+    }
+
+    /// Compute what is scored from now on ([`Self::evaluate`] and what stands on it) with an adapter; `None`: with the model alone.
+    ///
+    /// # Errors
+    /// There is no such adapter.
+    pub fn set_scored_adapter(&mut self, name: Option<&str>) -> Result<()> {
+        self.scored_adapter = match name {
+            Some(name) => self.model.adapter(name)?.0,
+            None => 0,
+        };
+        Ok(())
     }
 
     /// The command table for a step of `n_rows` rows.
@@ -312,6 +331,11 @@ impl Engine {
         if request.constraint.is_some() {
             self.scheduler.need_masks()?;
         }
+        let adapter = request.adapter.as_deref().map(|name| self.model.adapter(name)).transpose()?;
+        if let Some((_, salt)) = adapter {
+            request.salt ^= salt;
+        }
+        let adapter = adapter.map_or(0, |(index, _)| index);
         let id = self.new_id();
         let text = TextStream::new(
             tokenizer,
@@ -321,7 +345,9 @@ impl Engine {
         );
         request.tokens = tokens;
         let (n_pending, n_draft) = (self.program.max_in_flight(), self.scheduler.max_draft());
-        self.scheduler.add(Sequence::new(id, request, sampler, text, ends.into(), n_pending, n_draft));
+        let mut sequence = Sequence::new(id, request, sampler, text, ends.into(), n_pending, n_draft);
+        sequence.adapter = adapter;
+        self.scheduler.add(sequence);
         Ok(id)
     }
 
@@ -469,7 +495,7 @@ fn guarded<T>(call: impl FnOnce() -> device::Result<T>) -> Result<T> {
 /// Most bytes of KV pages: what was asked for; or what is free now beside everything else that the model takes, and no less than
 /// one sequence needs.
 fn kv_budget(plan: &Plan, limits: &Limits, memory: &MemoryReport, options: &LoadOptions) -> Result<u64> {
-    let least = memory::check_budget(plan, limits, options)?;
+    let least = memory::check_budget(&plan.kv, limits, options)?;
     Ok(match options.kv_budget {
         Some(bytes) => bytes,
         None if options.governor.is_some() || !options.check_memory || memory.installed == 0 => u64::MAX,

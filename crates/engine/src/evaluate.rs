@@ -74,6 +74,7 @@ impl Engine {
             self.reserve_for_evaluation(slot, position, end - position)?;
             self.scheduler.buffers.clear();
             self.scheduler.buffers.push(slot, position, &tokens[position..end], outputs, Want::LOGITS);
+            self.scheduler.buffers.set_adapter(self.scored_adapter);
             self.run()?;
             for (row, logits) in self.program.logits().chunks_exact(n_vocab).enumerate() {
                 if let OutputRows::Last(n) = outputs

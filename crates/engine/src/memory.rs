@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use device::{Device, KvType, Limits, Op, Plan, Residence};
+use device::{Device, KvLayout, KvType, Limits, Op, Plan, Residence};
 use platform::SystemMemory;
 use serde::Serialize;
 
@@ -100,10 +100,11 @@ pub fn plan_memory(model: &Model, device: &dyn Device, options: &LoadOptions) ->
     Ok(settle(model, device, options)?.memory)
 }
 
-/// Options with a context length, their plan, fused, and what it takes.
+/// Options with a context length, their plans, fused, and what they take.
 pub(crate) struct Settled {
     pub(crate) options: LoadOptions,
-    pub(crate) plan: Plan,
+    /// The model's own, and the one with adapters where there are any.
+    pub(crate) plans: Vec<Plan>,
     pub(crate) memory: MemoryReport,
 }
 
@@ -116,10 +117,12 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
     let at = |n_ctx: usize| -> Result<Settled> {
         let options = LoadOptions { n_ctx: Some(n_ctx), ..options.clone() };
         let limits = load::limits(model, device, &options)?;
-        let plan = device_lower::fusion::fuse(&model.plan_for_context(n_ctx)?, device.fusion());
-        check_budget(&plan, &limits, &options)?;
-        let memory = report(model, &plan, device, &options)?;
-        Ok(Settled { options, plan, memory })
+        let plans = model.plans_for_context(n_ctx)?;
+        let plans: Vec<Plan> =
+            plans.iter().map(|plan| device_lower::fusion::fuse(plan, device.fusion())).collect();
+        check_budget(&model.plan().kv, &limits, &options)?;
+        let memory = report(model, &plans, device, &options)?;
+        Ok(Settled { options, plans, memory })
     };
     if let Some(n_ctx) = options.n_ctx {
         return at(n_ctx);
@@ -129,7 +132,7 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
     if !settled.memory.fits
         && options.check_memory
         && let Some(fitting) =
-            largest_context(model, &settled.plan, device, &settled.options, &settled.memory)
+            largest_context(model, &settled.plans, device, &settled.options, &settled.memory)
     {
         settled = at(fitting.n_ctx)?;
     }
@@ -168,8 +171,8 @@ fn most_that_fit(most: usize, fits: impl Fn(usize) -> Result<bool>) -> Result<us
 }
 
 /// Whether the budget of KV pages, if one was given, is enough for one sequence as long as the context; the bytes of that.
-pub(crate) fn check_budget(plan: &Plan, limits: &Limits, options: &LoadOptions) -> Result<u64> {
-    let least = bytes_of_sequence(&plan.kv, limits, limits.n_ctx);
+pub(crate) fn check_budget(kv: &KvLayout, limits: &Limits, options: &LoadOptions) -> Result<u64> {
+    let least = bytes_of_sequence(kv, limits, limits.n_ctx);
     match options.kv_budget {
         Some(bytes) if bytes < least => Err(Error::Option {
             name: "KV budget",
@@ -180,16 +183,19 @@ pub(crate) fn check_budget(plan: &Plan, limits: &Limits, options: &LoadOptions) 
     }
 }
 
-/// As [`plan_memory`], for a plan that is fused already.
+/// As [`plan_memory`], for plans that are fused already.
 pub(crate) fn report(
     model: &Model,
-    plan: &Plan,
+    plans: &[Plan],
     device: &dyn Device,
     options: &LoadOptions,
 ) -> Result<MemoryReport> {
     let memory = device.memory();
     // Weights that were read instead of mapped lie in memory already: what is free now is free beside them.
-    let views = plan.weights.iter().flat_map(|w| w.views());
+    let views = plans.iter().flat_map(|plan| &plan.weights).flat_map(|w| w.views());
+    // Plans share what they read.
+    let mut seen = std::collections::HashSet::new();
+    let views = views.filter(|view| seen.insert((view.as_ptr(), view.len())));
     let taken: u64 = views.filter(|view| !view.is_mapped()).map(|view| view.len() as u64).sum();
     let mut free = memory.free.saturating_add(taken);
     let cap = options
@@ -197,7 +203,7 @@ pub(crate) fn report(
         .as_ref()
         .and_then(|governor| governor.cap_bytes().map(|cap| cap.saturating_sub(governor.taken(device))));
     free = free.min(cap.unwrap_or(u64::MAX));
-    let items = items(model, plan, device, options)?;
+    let items = items(model, plans, device, options)?;
     let sum = |kind| items.iter().filter(|i: &&MemoryItem| i.residence == kind).map(|i| i.bytes).sum::<u64>();
     let (mapped, committed, reserved) = (sum("mapped"), sum("committed"), sum("reserved"));
     let total = mapped + committed + reserved;
@@ -223,7 +229,7 @@ pub(crate) fn report(
         alternatives: Vec::new(),
     };
     if !report.fits {
-        report.alternatives = alternatives(model, plan, device, options, &report);
+        report.alternatives = alternatives(model, plans, device, options, &report);
     }
     Ok(report)
 }
@@ -247,12 +253,18 @@ fn planned_budget(
     PlannedBudget { bytes, reserve, reason }
 }
 
-fn items(model: &Model, plan: &Plan, device: &dyn Device, options: &LoadOptions) -> Result<Vec<MemoryItem>> {
+fn items(
+    model: &Model,
+    plans: &[Plan],
+    device: &dyn Device,
+    options: &LoadOptions,
+) -> Result<Vec<MemoryItem>> {
+    let plan = model.plan();
     let limits = load::limits(model, device, options)?;
     // A model loads if one sequence fits: the others take what is free while they run, or wait.
     let one = pool_sizes(&plan.kv, limits.n_ctx, limits.max_rows, 1, limits.page_len);
     let mut items: Vec<MemoryItem> = device
-        .memory_plan(std::slice::from_ref(plan), &Limits { n_pages: one, ..limits.clone() })?
+        .memory_plan(plans, &Limits { n_pages: one, ..limits.clone() })?
         .items
         .into_iter()
         .map(|i| MemoryItem { what: i.what, bytes: i.bytes, residence: residence_name(i.residence) })
@@ -286,7 +298,7 @@ fn items(model: &Model, plan: &Plan, device: &dyn Device, options: &LoadOptions)
 /// What would fit: less context; or keys and values in fewer bits; or one sequence and a small chunk besides.
 fn alternatives(
     model: &Model,
-    plan: &Plan,
+    plans: &[Plan],
     device: &dyn Device,
     options: &LoadOptions,
     report: &MemoryReport,
@@ -304,7 +316,7 @@ fn alternatives(
         [same, small]
     });
     for options in tries {
-        if let Some(alternative) = largest_context(model, plan, device, &options, report)
+        if let Some(alternative) = largest_context(model, plans, device, &options, report)
             // Worth a line only if it buys context.
             && found.iter().all(|f| f.n_ctx < alternative.n_ctx)
         {
@@ -317,13 +329,13 @@ fn alternatives(
 /// The longest context that fits with the rest of the options.
 fn largest_context(
     model: &Model,
-    plan: &Plan,
+    plans: &[Plan],
     device: &dyn Device,
     options: &LoadOptions,
     report: &MemoryReport,
 ) -> Option<Alternative> {
     let total = |options: &LoadOptions| -> Option<u64> {
-        Some(items(model, plan, device, options).ok()?.iter().map(|i| i.bytes).sum())
+        Some(items(model, plans, device, options).ok()?.iter().map(|i| i.bytes).sum())
     };
     let step = options.page_len.unwrap_or(device.page_len());
     let at = |pages: usize| LoadOptions { n_ctx: Some(pages * step), ..options.clone() };

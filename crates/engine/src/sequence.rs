@@ -103,6 +103,8 @@ pub struct Request {
     /// Only requests with the same salt share what is cached. Whose prompts others must not be able to find out, by how long
     /// an answer takes to begin, has a salt of their own; so has a prompt that is computed with other weights.
     pub salt: u64,
+    /// Which of the model's adapters it is computed with ([`crate::Model::adapters`]); `None`: the model alone.
+    pub adapter: Option<Arc<str>>,
     /// Who asks. Tenants that wait get about as many tokens each, within a priority.
     pub tenant: u64,
     /// Higher goes first, and takes the slot of a running sequence of a lower one, which goes on later.
@@ -136,6 +138,7 @@ impl Request {
             prefill: Prefill::Batched,
             reuse: true,
             salt: 0,
+            adapter: None,
             tenant: 0,
             priority: 0,
             deadline: None,
@@ -263,6 +266,8 @@ pub(crate) struct Sequence {
     pub(crate) prefill: Prefill,
     pub(crate) reuse: bool,
     pub(crate) salt: u64,
+    /// As [`device::Step::adapters`].
+    pub(crate) adapter: u32,
     pub(crate) tenant: u64,
     pub(crate) priority: i32,
     pub(crate) deadline: Option<Instant>,
@@ -317,6 +322,7 @@ impl Sequence {
             prefill: request.prefill,
             reuse: request.reuse,
             salt: request.salt,
+            adapter: 0,
             tenant: request.tenant,
             priority: request.priority,
             deadline: request.deadline,

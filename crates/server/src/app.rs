@@ -12,7 +12,7 @@ use crate::chat::{Prepared, prepare_chat, render};
 use crate::details::ModelDetails;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::lazy::Lazy;
-use crate::models::{Lease, Loader, ModelStatus, Models, PullProgress, TextModel};
+use crate::models::{Lease, Loader, ModelStatus, Models, PullProgress, ServedAdapter, TextModel};
 use crate::request::{Caller, ChatRequest, CompletionRequest, KeepAlive, Prompt};
 use crate::stream::Channel;
 use crate::transcriber::{TranscribeRequest, Transcription};
@@ -183,6 +183,29 @@ impl App {
     /// The models, loaded or not.
     pub fn models(&self) -> Vec<ModelStatus> {
         self.0.models.list()
+    }
+
+    /// The adapters of models, which requests name instead of a model.
+    pub fn adapters(&self) -> Vec<ServedAdapter> {
+        self.0.models.adapters()
+    }
+
+    /// Serve an adapter of a model, once the model's running answers have ended; of the first model if it names none.
+    ///
+    /// # Errors
+    /// Clients may not do this; its name is in use, unless `replace`; its files are not there, or do not fit the model.
+    pub async fn load_adapter(&self, adapter: ServedAdapter, replace: bool) -> Result<()> {
+        self.refuse_if_draining()?;
+        self.0.models.load_adapter(adapter, replace).await
+    }
+
+    /// Serve an adapter no longer, once the model's running answers have ended.
+    ///
+    /// # Errors
+    /// There is no such adapter, or the model cannot be loaded without it.
+    pub async fn unload_adapter(&self, name: &str) -> Result<()> {
+        self.refuse_if_draining()?;
+        self.0.models.unload_adapter(name).await
     }
 
     /// When the server was started, in seconds of Unix time.
@@ -463,6 +486,7 @@ impl App {
                 ignore_end: options.ignore_end,
                 reuse: options.cache_prompt,
                 salt: caller.tenant,
+                adapter: lease.adapter.clone(),
                 tenant: caller.tenant,
                 priority: options.priority,
                 deadline: options.timeout.and_then(|time| Instant::now().checked_add(time)),

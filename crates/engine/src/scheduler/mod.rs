@@ -448,6 +448,7 @@ impl Scheduler {
             let want = self.buffers.want_of(sequence, &history, n_ahead);
             self.buffers.push_linked(slot, position, from, want);
             self.buffers.push_state(self.kv.state_use(slot));
+            self.buffers.set_adapter(sequence.adapter);
             flight.add(span, position);
             return Ok(());
         }
@@ -476,6 +477,7 @@ impl Scheduler {
             self.buffers.push_guess(*guess, want);
         }
         self.buffers.push_state(self.kv.state_use(slot));
+        self.buffers.set_adapter(sequence.adapter);
         flight.add(span, position);
         Ok(())
     }
@@ -538,6 +540,7 @@ impl Scheduler {
             self.buffers.push_last_output(want);
         }
         self.buffers.push_state(self.kv.state_use(slot));
+        self.buffers.set_adapter(sequence.adapter);
         flight.add(span, position);
         Ok(())
     }

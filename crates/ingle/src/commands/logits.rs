@@ -7,7 +7,7 @@ use engine::Engine;
 use serde_json::json;
 use text::Specials;
 
-use crate::args::{ModelArgs, PrefillArgs};
+use crate::args::{AdapterArgs, ModelArgs, PrefillArgs};
 use crate::output::{Style, Table};
 use crate::{load, output};
 
@@ -21,6 +21,9 @@ Examples:
 pub struct Logits {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    adapters: AdapterArgs,
 
     #[command(flatten)]
     prefill: PrefillArgs,
@@ -44,7 +47,7 @@ pub struct Logits {
 
 impl Logits {
     pub fn run(self) -> anyhow::Result<()> {
-        let model = Arc::new(load::open(&self.model)?);
+        let model = Arc::new(load::open_adapted(&self.model, &self.adapters.lora)?);
         let device = load::device_for(&self.model.load, &model)?;
         let tokens = match (&self.prompt, self.tokens) {
             (Some(text), _) => model.need_tokenizer()?.encode_with_bos(text, Specials::Parse)?,
@@ -53,6 +56,8 @@ impl Logits {
         let mut options = load::options(&self.model.load);
         options.n_outputs = Some(load::SCORED_ROWS);
         let mut engine = Engine::new(model.clone(), &device, &options)?;
+        let adapter = load::chosen_adapter(&self.adapters)?;
+        engine.set_scored_adapter(adapter.as_deref())?;
         load::validate(&mut engine, &self.prefill, &tokens)?;
         let scores = engine.score(&tokens, self.top, load::prefill(&self.prefill))?;
         if self.json {

@@ -1,23 +1,24 @@
 //! `ingle serve`: models over HTTP.
 
+mod adapters;
 mod config;
 mod gate;
 mod library;
 
 use std::num::NonZero;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use engine::{Embedder, Engine, Governor, LoadOptions, Model, Restored, Turns};
-use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, Tls};
+use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, ServedAdapter, Tls};
 use speech::{Transcriber, TranscriberOptions};
 
 use self::config::ModelConfig;
 use self::gate::GateArgs;
-use crate::args::{FetchArgs, LoadArgs, ModelArgs, VerifyArgs};
+use crate::args::{FetchArgs, LoadArgs, Lora, LoraArgs, ModelArgs, VerifyArgs};
 use crate::load;
 
 /// While prompts are computed, answers wait for so many times a step of theirs.
@@ -92,6 +93,18 @@ pub struct Serve {
     #[arg(long, value_name = "DIR")]
     prefix_cache: Option<PathBuf>,
 
+    /// An adapter (LoRA) of the first model, which requests then name instead of it: PEFT's folder or a GGUF file; repeat for more
+    #[command(flatten)]
+    lora: LoraArgs,
+
+    /// Let clients load adapters from this folder, at /v1/load_lora_adapter
+    #[arg(long, value_name = "DIR")]
+    lora_dir: Option<PathBuf>,
+
+    /// All of them, each with its model.
+    #[arg(skip)]
+    adapters: Mutex<Vec<(String, Lora)>>,
+
     /// Models that compute on the same processors take turns.
     #[arg(skip)]
     turns: Arc<Turns>,
@@ -138,6 +151,7 @@ impl Serve {
         if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             bail!("the model {} is named twice", twice[0]);
         }
+        self.name_adapters()?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(http_threads())
             .thread_name("http")
@@ -194,7 +208,8 @@ impl Serve {
             verify: self.verify.clone(),
             load: config.load_args(&self.load),
         };
-        let opened: Arc<Model> = Arc::new(load::open(&model)?);
+        let lora = LoraArgs { lora: self.adapters_of(name) };
+        let opened: Arc<Model> = Arc::new(load::open_adapted(&model, &lora)?);
         let options = LoadOptions {
             n_sequences: config.slots.unwrap_or(self.slots),
             token_latency: config.latency_target.or(self.latency_target).map(Duration::from_millis),
@@ -202,6 +217,11 @@ impl Serve {
             governor: self.governor.clone(),
             ..load::options(&model.load)
         };
+        let writes_text = opened.spec().encoder.is_none() && opened.embedding().is_err();
+        anyhow::ensure!(
+            writes_text || lora.lora.is_empty(),
+            "{name} writes no text, and adapters are for models that do"
+        );
         if opened.spec().encoder.is_some() {
             let device = load::device(&model.load.device)?;
             let options = TranscriberOptions {
@@ -263,6 +283,18 @@ impl Loader for Serve {
 
     fn installed(&self) -> Vec<String> {
         self.in_cache()
+    }
+
+    fn adapters(&self) -> Vec<ServedAdapter> {
+        self.served_adapters()
+    }
+
+    fn add_adapter(&self, adapter: ServedAdapter) -> server::Result<()> {
+        self.add_for_client(adapter)
+    }
+
+    fn remove_adapter(&self, name: &str) {
+        self.with_adapters(|adapters| adapters.retain(|(_, lora)| lora.name != name));
     }
 
     fn resolve(&self, name: &str) -> Option<String> {

@@ -15,6 +15,7 @@ use device::{
     WeightId,
 };
 
+use crate::adapters::Adapters;
 use crate::descriptor::NormKind;
 use crate::embedding::EmbeddingSpec;
 use crate::error::Result;
@@ -48,6 +49,17 @@ pub(crate) fn build_to<'a>(
     n_ctx: usize,
     end: End<'a>,
 ) -> Result<Plan> {
+    build_adapted(spec, tensors, n_ctx, end, None)
+}
+
+/// The same, with adapters beside the matrices that they change.
+pub(crate) fn build_adapted<'a, 'f>(
+    spec: &'a ModelSpec,
+    tensors: &'a mut Tensors<'f>,
+    n_ctx: usize,
+    end: End<'a>,
+    adapters: Option<&'a mut Adapters<'f>>,
+) -> Result<Plan> {
     tensors.turn_to(spec.family);
     let kv = KvLayers::of(if let End::EncoderStates(decoder) = end { decoder } else { spec });
     let mut builder = Builder {
@@ -64,6 +76,8 @@ pub(crate) fn build_to<'a>(
         nodes: Vec::new(),
         kept: Vec::new(),
         states: Vec::new(),
+        adapters,
+        adapter_ids: Vec::new(),
     };
     // After the last layer that mixes positions no row reads another.
     let last = spec.layers.iter().rposition(LayerSpec::mixes);
@@ -189,6 +203,9 @@ struct Builder<'a, 'f> {
     kept: Vec<ValueId>,
     /// Numbers of each state.
     states: Vec<usize>,
+    adapters: Option<&'a mut Adapters<'f>>,
+    /// Which adapter each row has, for tokens and for outputs.
+    adapter_ids: Vec<(RowCount, ValueId)>,
 }
 
 /// Pieces that all parts are made of.
@@ -234,7 +251,36 @@ impl Builder<'_, '_> {
         let n_out = self.weights.get(weight.0 as usize).map_or(0, Weight::n_rows);
         let out = self.value(name, rows, n_out);
         self.push(Op::Linear { x, weight, bias, out });
-        Ok(out)
+        self.adapted(x, role, out, name)
+    }
+
+    /// `out`, the product of `x` with the matrix of a role, with what the adapters of its rows add to it.
+    fn adapted(&mut self, x: ValueId, role: TensorRole, out: ValueId, name: &str) -> Result<ValueId> {
+        let Some(adapters) = &mut self.adapters else { return Ok(out) };
+        let cols = |id: ValueId| self.values.get(id.0 as usize).map_or(0, |v| v.cols);
+        let shape = [cols(out), cols(x)];
+        let n = adapters.n();
+        let Some([a, b]) = adapters.stacks(self.spec, self.tensors, role, self.layer, shape)? else {
+            return Ok(out);
+        };
+        let rows = self.rows(x);
+        let rank = a.shape.get(1).copied().unwrap_or(0);
+        let (a, b) = (self.weight(a), self.weight(b));
+        let known = self.adapter_ids.iter().find(|(of, _)| *of == rows);
+        let ids = match known {
+            Some((_, ids)) => *ids,
+            None => {
+                let ids = self.new_value("adapters", rows, 1, DType::U32);
+                self.push(Op::Adapters { n, out: ids });
+                self.adapter_ids.push((rows, ids));
+                ids
+            }
+        };
+        let low = self.value(&format!("{name} adapter in"), rows, rank);
+        self.push(Op::ExpertLinear { x, ids, weight: a, out: low });
+        let change = self.like(out, &format!("{name} adapter out"));
+        self.push(Op::ExpertLinear { x: low, ids, weight: b, out: change });
+        Ok(self.sum(out, change, &format!("{name} adapted")))
     }
 
     fn add_branch(&mut self, x: ValueId, mut branch: ValueId, name: &str) -> ValueId {
