@@ -158,13 +158,13 @@ impl Draft<'_> {
             }
             self.when = When::Together;
         }
-        let result = self.from_planes(&p, rows, class, kind, exact);
+        let result = self.planes_product(&p, rows, class, kind, exact);
         self.when = When::Always;
         result
     }
 
     /// From the planes that `weights` made.
-    fn from_planes(
+    fn planes_product(
         &mut self,
         p: &Product,
         rows: RowCount,
