@@ -108,12 +108,15 @@ fn sequences_choose_among_adapters() {
     let checkpoint = base(names[0]);
     let plan = plan(&checkpoint, &adapters);
     for (index, name) in (1..).zip(names) {
-        let runner = Runner { adapter: Some(index), ..Runner::new(&plan) };
+        let mut runner = Runner::new(&plan);
+        runner.adapter = Some(index);
         let worst = difference(runner, name, 40);
         assert!(worst < TOLERANCE, "{name}: {worst}");
     }
     let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 160).collect();
-    let without = Runner { adapter: Some(0), ..Runner::new(&plan) }.step(&tokens);
+    let mut runner = Runner::new(&plan);
+    runner.adapter = Some(0);
+    let without = runner.step(&tokens);
     let plain = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
     assert_eq!(without, Runner::new(&plain).step(&tokens));
 }

@@ -138,6 +138,7 @@ mod tests {
             tokens: &[0; 3],
             spans: &[],
             states: &[],
+            adapters: &[],
             positions: &[],
             slots: &[],
             page_tables: &[],
