@@ -129,6 +129,7 @@ impl Builder<'_, '_> {
         let bias = self.made("bias of beta and step", &bias);
         let all = self.value("beta and step", self.rows(input), 2 * recurrent.n_heads);
         self.push(Op::Linear { x: input, weight, bias: Some(bias), out: all });
+        let all = self.adapted(input, TensorRole::RecurrentBetaStep, all, "beta and step")?;
         Ok([("beta", 0), ("step", n)].map(|(name, first)| {
             let out = self.value(name, self.rows(all), recurrent.n_heads);
             self.push(Op::Columns { x: all, first, group: 2 * n, out });
@@ -149,6 +150,7 @@ impl Builder<'_, '_> {
         let out = self.value("step before", self.rows(input), bias.len());
         let bias = Some(self.made("bias of step", &bias));
         self.push(Op::Linear { x: input, weight, bias, out });
+        let out = self.adapted(input, TensorRole::RecurrentStep, out, "step before")?;
         Ok(self.scaled(out, factor, "step scaled"))
     }
 
