@@ -839,6 +839,7 @@ pub const PER_LAYER: &[TensorName] = &[
 pub const MODEL_PREFIXES: &[&str] = &[
     "model.",
     "language_model.model.",
+    "model.text_model.",
     "model.language_model.",
     "",
     "bert.",

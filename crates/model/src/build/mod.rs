@@ -5,6 +5,7 @@
 
 mod begin;
 mod end;
+mod given;
 mod layer;
 mod recurrent;
 
@@ -22,6 +23,8 @@ use crate::names::TensorRole;
 use crate::rope::RopeSpec;
 use crate::spec::{LayerSpec, ModelSpec, TemperatureSpec};
 use crate::tensors::Tensors;
+use given::Given;
+pub(crate) use given::GivenShape;
 
 /// Where a forward pass ends.
 #[derive(Clone, Copy)]
@@ -48,6 +51,26 @@ pub(crate) fn build_to<'a>(
     n_ctx: usize,
     end: End<'a>,
 ) -> Result<Plan> {
+    build_from(spec, tensors, n_ctx, end, None)
+}
+
+/// Build the forward pass of rows that are given instead of tokens, for contexts up to `n_ctx`.
+pub(crate) fn build_given(
+    spec: &ModelSpec,
+    tensors: &mut Tensors<'_>,
+    n_ctx: usize,
+    given: GivenShape,
+) -> Result<Plan> {
+    build_from(spec, tensors, n_ctx, End::Own, Some(given))
+}
+
+fn build_from<'a>(
+    spec: &'a ModelSpec,
+    tensors: &'a mut Tensors<'_>,
+    n_ctx: usize,
+    end: End<'a>,
+    given: Option<GivenShape>,
+) -> Result<Plan> {
     tensors.turn_to(spec.family);
     let kv = KvLayers::of(if let End::EncoderStates(decoder) = end { decoder } else { spec });
     let mut builder = Builder {
@@ -64,16 +87,22 @@ pub(crate) fn build_to<'a>(
         nodes: Vec::new(),
         kept: Vec::new(),
         states: Vec::new(),
+        given: None,
     };
     // After the last layer that mixes positions no row reads another.
     let last = spec.layers.iter().rposition(LayerSpec::mixes);
-    let mut x = if spec.n_inputs > 0 { builder.input()? } else { builder.embed()? };
+    let mut x = match given {
+        Some(shape) => builder.given(shape)?,
+        None if spec.n_inputs > 0 => builder.input()?,
+        None => builder.embed()?,
+    };
     let inputs = if spec.per_layer_width > 0 { Some(builder.per_layer_inputs(x)?) } else { None };
     for (l, layer) in spec.layers.iter().enumerate() {
         builder.layer = Some(l);
         let ends = last == Some(l) && matches!(end, End::Own | End::Alignment(_));
         if spec.family.parallel {
             x = builder.parallel(x, kv.own(l), layer, ends)?;
+            x = builder.add_tap(x, l);
             continue;
         }
         if layer.mixes() {
@@ -91,6 +120,7 @@ pub(crate) fn build_to<'a>(
             x = builder.per_layer_branch(x, inputs, l)?;
         }
         x = builder.layer_scale(x)?;
+        x = builder.add_tap(x, l);
     }
     builder.layer = None;
     let output_kind = if matches!(end, End::Embedding(_)) { OutputKind::Hidden } else { spec.family.output };
@@ -189,6 +219,8 @@ struct Builder<'a, 'f> {
     kept: Vec<ValueId>,
     /// Numbers of each state.
     states: Vec<usize>,
+    /// Where rows are given instead of tokens, what comes with them.
+    given: Option<Given>,
 }
 
 /// Pieces that all parts are made of.
