@@ -13,8 +13,9 @@ use crate::prompt_cache::PrefixFolder;
 use crate::sampling::Sampler;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, slide};
+use crate::vision::{Images, Vision};
 use crate::{
-    Error, FinishReason, LoadOptions, Model, Overflow, Proposer, Request, Result, SamplingParams, SequenceId,
+    Error, FinishReason, LoadOptions, Model, Overflow, Picture, Proposer, Request, Result, SamplingParams, SequenceId,
     ShowSpecial, Timings, Turns, load,
 };
 
@@ -114,6 +115,8 @@ pub struct Engine {
     pub(crate) prefixes: Option<PrefixFolder>,
     /// Shared with the engines that compute on the same processors.
     turns: Option<Arc<Turns>>,
+    /// Why images are refused though the model sees.
+    blind: Option<String>,
 }
 
 impl Engine {
@@ -127,7 +130,7 @@ impl Engine {
         if model.plan().output_kind == OutputKind::Hidden {
             return Err(Error::NoHead { file: model.path().to_owned() });
         }
-        let Settled { options, plan, memory } = memory::settle(&model, device.as_ref(), options)?;
+        let Settled { options, mut plans, memory, blind } = memory::settle(&model, device.as_ref(), options)?;
         let options = &options;
         let limits = load::limits(&model, device.as_ref(), options)?;
         if options.check_memory && !memory.fits {
@@ -135,7 +138,15 @@ impl Engine {
         }
         let fixed = memory.committed + memory.mapped;
         let account = options.governor.as_ref().map(|governor| governor.account(device.as_ref(), fixed));
-        let program = device.compile(std::slice::from_ref(&plan), &limits)?;
+        let program = device.compile(&plans, &limits)?;
+        let vision = match model.vision() {
+            Some(spec) if plans.len() > 1 => {
+                let (tower, _, given) = model.vision_parts(limits.n_ctx)?;
+                Some(Vision::new(spec.clone(), tower, given, device.clone(), limits.numerics))
+            }
+            Some(_) | None => None,
+        };
+        let plan = plans.swap_remove(0);
         model.tokenizer()?;
         let depth = program.max_in_flight();
         let mut kv = KvCache::new(&plan.kv, &limits);
@@ -145,7 +156,8 @@ impl Engine {
         }
         Ok(Engine {
             device: device.clone(),
-            scheduler: Scheduler::new(&limits, model.n_vocab(), depth, kv, options),
+            scheduler: Scheduler::new(&limits, model.n_vocab(), depth, kv, options, vision),
+            blind,
             plan,
             memory,
             program,
@@ -278,6 +290,7 @@ impl Engine {
             }
             _ => {}
         }
+        let images = self.place_images(&mut tokens, &request)?;
         if !request.stop.is_empty() {
             self.model.need_tokenizer()?;
         }
@@ -324,8 +337,42 @@ impl Engine {
         );
         request.tokens = tokens;
         let (n_pending, n_draft) = (self.program.max_in_flight(), self.scheduler.max_draft());
-        self.scheduler.add(Sequence::new(id, request, sampler, text, ends.into(), n_pending, n_draft));
+        if let Some(images) = &images {
+            request.salt ^= images.salt();
+        }
+        let mut sequence = Sequence::new(id, request, sampler, text, ends.into(), n_pending, n_draft);
+        sequence.images = images;
+        self.scheduler.add(sequence);
         Ok(id)
+    }
+
+    /// Put a request's images in the places of its placeholders.
+    fn place_images(&mut self, tokens: &mut [u32], request: &Request) -> Result<Option<Arc<Images>>> {
+        if request.images.is_empty() {
+            return Ok(None);
+        }
+        let refuse = |name, value: &str, expected: &str| {
+            Err(Error::Option { name, value: value.to_owned(), expected: expected.to_owned() })
+        };
+        if request.overflow != Overflow::Stop {
+            return refuse("overflow", "slide", "stop, where a prompt has images");
+        }
+        if request.prompt_logprobs.is_some() {
+            return refuse("prompt_logprobs", "set", "none, where a prompt has images");
+        }
+        self.see(tokens, &request.images).map(|images| Some(Arc::new(images)))
+    }
+
+    /// Put images in the places of placeholders.
+    pub(crate) fn see(&mut self, tokens: &mut [u32], pictures: &[Arc<Picture>]) -> Result<Images> {
+        self.model.need_vision()?;
+        let turns = self.turns.clone();
+        let _turn = turns.as_ref().map(|turns| turns.take());
+        let max_rows = self.limits.max_rows;
+        match (&mut self.scheduler.vision, &self.blind) {
+            (Some(vision), _) => vision.place(tokens, pictures, max_rows),
+            (None, reason) => Err(Error::VisionRefused(reason.clone().unwrap_or_default())),
+        }
     }
 
     fn new_id(&mut self) -> SequenceId {

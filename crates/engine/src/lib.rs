@@ -40,6 +40,7 @@ mod score;
 mod sequence;
 mod speculate;
 mod turns;
+mod vision;
 
 pub mod sampling;
 
@@ -64,4 +65,5 @@ pub use score::{Perplexity, PositionScore, TokenScore};
 pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};
 pub use speculate::{DraftModel, MAX_DRAFT, NgramLookup, Proposer, Speculate};
 pub use text::{Aside, ShowSpecial};
+pub use model::{Picture, VisionSpec};
 pub use turns::{Turn, Turns};

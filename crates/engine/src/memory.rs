@@ -103,8 +103,11 @@ pub fn plan_memory(model: &Model, device: &dyn Device, options: &LoadOptions) ->
 /// Options with a context length, their plan, fused, and what it takes.
 pub(crate) struct Settled {
     pub(crate) options: LoadOptions,
-    pub(crate) plan: Plan,
+    /// Of tokens; and of given rows, where the model sees and the device can run its tower.
+    pub(crate) plans: Vec<Plan>,
     pub(crate) memory: MemoryReport,
+    /// Why images are refused though the model sees.
+    pub(crate) blind: Option<String>,
 }
 
 /// If no context length is asked for: what the model was trained for; or the longest that fits, if that does not and memory is
@@ -118,8 +121,10 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
         let limits = load::limits(model, device, &options)?;
         let plan = device_lower::fusion::fuse(&model.plan_for_context(n_ctx)?, device.fusion());
         check_budget(&plan, &limits, &options)?;
-        let memory = report(model, &plan, device, &options)?;
-        Ok(Settled { options, plan, memory })
+        let mut plans = vec![plan];
+        let blind = if model.vision().is_some() { add_given(&mut plans, model, device, &limits)? } else { None };
+        let memory = report(model, &plans, device, &options)?;
+        Ok(Settled { options, plans, memory, blind })
     };
     if let Some(n_ctx) = options.n_ctx {
         return at(n_ctx);
@@ -129,12 +134,30 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
     if !settled.memory.fits
         && options.check_memory
         && let Some(fitting) =
-            largest_context(model, &settled.plan, device, &settled.options, &settled.memory)
+            largest_context(model, &settled.plans, device, &settled.options, &settled.memory)
     {
         settled = at(fitting.n_ctx)?;
     }
     settled.memory.n_ctx_reduced_from = (settled.memory.n_ctx < wanted).then_some(wanted);
     Ok(settled)
+}
+
+/// Append the plan of given rows, if the device can run it and the tower; otherwise, why not.
+///
+/// # Errors
+/// The plan does not suit the other one.
+fn add_given(plans: &mut Vec<Plan>, model: &Model, device: &dyn Device, limits: &Limits) -> Result<Option<String>> {
+    let (tower, given, _) = model.vision_parts(limits.n_ctx)?;
+    plans.push(device_lower::fusion::fuse(&given, device.fusion()));
+    let both = crate::vision::check_tower(&tower, device).and_then(|()| device.memory_plan(plans, limits));
+    match both {
+        Ok(_) => Ok(None),
+        Err(error @ device::Error::Unsupported { .. }) => {
+            plans.truncate(1);
+            Ok(Some(error.to_string()))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The longest context, at most `wanted`, of which one sequence fits in the budget of KV pages; `wanted` if none does, which
@@ -180,16 +203,16 @@ pub(crate) fn check_budget(plan: &Plan, limits: &Limits, options: &LoadOptions) 
     }
 }
 
-/// As [`plan_memory`], for a plan that is fused already.
+/// As [`plan_memory`], for plans that are fused already.
 pub(crate) fn report(
     model: &Model,
-    plan: &Plan,
+    plans: &[Plan],
     device: &dyn Device,
     options: &LoadOptions,
 ) -> Result<MemoryReport> {
     let memory = device.memory();
     // Weights that were read instead of mapped lie in memory already: what is free now is free beside them.
-    let views = plan.weights.iter().flat_map(|w| w.views());
+    let views = plans.iter().take(1).flat_map(|plan| &plan.weights).flat_map(|w| w.views());
     let taken: u64 = views.filter(|view| !view.is_mapped()).map(|view| view.len() as u64).sum();
     let mut free = memory.free.saturating_add(taken);
     let cap = options
@@ -197,7 +220,7 @@ pub(crate) fn report(
         .as_ref()
         .and_then(|governor| governor.cap_bytes().map(|cap| cap.saturating_sub(governor.taken(device))));
     free = free.min(cap.unwrap_or(u64::MAX));
-    let items = items(model, plan, device, options)?;
+    let items = items(model, plans, device, options)?;
     let sum = |kind| items.iter().filter(|i: &&MemoryItem| i.residence == kind).map(|i| i.bytes).sum::<u64>();
     let (mapped, committed, reserved) = (sum("mapped"), sum("committed"), sum("reserved"));
     let total = mapped + committed + reserved;
@@ -223,7 +246,7 @@ pub(crate) fn report(
         alternatives: Vec::new(),
     };
     if !report.fits {
-        report.alternatives = alternatives(model, plan, device, options, &report);
+        report.alternatives = alternatives(model, plans, device, options, &report);
     }
     Ok(report)
 }
@@ -247,12 +270,13 @@ fn planned_budget(
     PlannedBudget { bytes, reserve, reason }
 }
 
-fn items(model: &Model, plan: &Plan, device: &dyn Device, options: &LoadOptions) -> Result<Vec<MemoryItem>> {
+fn items(model: &Model, plans: &[Plan], device: &dyn Device, options: &LoadOptions) -> Result<Vec<MemoryItem>> {
     let limits = load::limits(model, device, options)?;
+    let Some(plan) = plans.first() else { return Ok(vec![]) };
     // A model loads if one sequence fits: the others take what is free while they run, or wait.
     let one = pool_sizes(&plan.kv, limits.n_ctx, limits.max_rows, 1, limits.page_len);
     let mut items: Vec<MemoryItem> = device
-        .memory_plan(std::slice::from_ref(plan), &Limits { n_pages: one, ..limits.clone() })?
+        .memory_plan(plans, &Limits { n_pages: one, ..limits.clone() })?
         .items
         .into_iter()
         .map(|i| MemoryItem { what: i.what, bytes: i.bytes, residence: residence_name(i.residence) })
@@ -286,7 +310,7 @@ fn items(model: &Model, plan: &Plan, device: &dyn Device, options: &LoadOptions)
 /// What would fit: less context; or keys and values in fewer bits; or one sequence and a small chunk besides.
 fn alternatives(
     model: &Model,
-    plan: &Plan,
+    plans: &[Plan],
     device: &dyn Device,
     options: &LoadOptions,
     report: &MemoryReport,
@@ -304,7 +328,7 @@ fn alternatives(
         [same, small]
     });
     for options in tries {
-        if let Some(alternative) = largest_context(model, plan, device, &options, report)
+        if let Some(alternative) = largest_context(model, plans, device, &options, report)
             // Worth a line only if it buys context.
             && found.iter().all(|f| f.n_ctx < alternative.n_ctx)
         {
@@ -317,13 +341,13 @@ fn alternatives(
 /// The longest context that fits with the rest of the options.
 fn largest_context(
     model: &Model,
-    plan: &Plan,
+    plans: &[Plan],
     device: &dyn Device,
     options: &LoadOptions,
     report: &MemoryReport,
 ) -> Option<Alternative> {
     let total = |options: &LoadOptions| -> Option<u64> {
-        Some(items(model, plan, device, options).ok()?.iter().map(|i| i.bytes).sum())
+        Some(items(model, plans, device, options).ok()?.iter().map(|i| i.bytes).sum())
     };
     let step = options.page_len.unwrap_or(device.page_len());
     let at = |pages: usize| LoadOptions { n_ctx: Some(pages * step), ..options.clone() };

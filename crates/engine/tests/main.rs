@@ -19,3 +19,4 @@ mod shortage;
 mod speculate;
 mod text;
 mod turns;
+mod vision;

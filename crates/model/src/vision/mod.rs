@@ -233,7 +233,7 @@ impl VisionSpec {
             Some("silu") => Activation::Silu,
             Some("gelu_pytorch_tanh" | "gelu_new") => Activation::GeluTanh,
             Some("gelu") => Activation::GeluErf,
-            Some("quick_gelu") | Some(_) => {
+            Some(_) => {
                 let found = metadata.str("vision_config.hidden_act").unwrap_or_default().to_owned();
                 return Err(numbers.bad("vision_config.hidden_act", found, "silu, gelu or gelu_pytorch_tanh".to_owned()));
             }
