@@ -216,3 +216,41 @@ fn placeholders_that_do_not_fit_are_refused() {
     let error = blind.add(Request { images: vec![picture], ..greedy(&[1, 2], 1) }).unwrap_err();
     assert!(error.to_string().contains("sees no images"), "{error}");
 }
+
+/// MLX writes the weights of patches with colours last.
+#[test]
+fn patches_with_colours_last_are_the_same() {
+    for name in ["smolvlm", "qwen3_vl"] {
+        let mut checkpoint = formats::open(&fixture(name), weights::Access::Map).unwrap();
+        let patch = checkpoint.tensors.iter_mut().find(|tensor| tensor.name.contains("patch_embed")).unwrap();
+        let patch = match patch.name.ends_with(".weight") {
+            true => patch,
+            false => checkpoint
+                .tensors
+                .iter_mut()
+                .find(|tensor| tensor.name.contains("patch_embed") && tensor.name.ends_with(".weight"))
+                .unwrap(),
+        };
+        let (n_out, n_colours) = (patch.shape[0], patch.shape[1]);
+        let n_pixels: usize = patch.shape[2..].iter().product();
+        let value = |out: usize, pixel: usize, colour: usize| {
+            let at = 2 * ((out * n_colours + colour) * n_pixels + pixel);
+            [patch.data[at], patch.data[at + 1]]
+        };
+        let mut turned = Vec::with_capacity(patch.data.len());
+        for out in 0..n_out {
+            for pixel in 0..n_pixels {
+                (0..n_colours).for_each(|colour| turned.extend(value(out, pixel, colour)));
+            }
+        }
+        patch.data = weights::Bytes::from_slice(&turned);
+        patch.shape.remove(1);
+        patch.shape.push(n_colours);
+        let model = Arc::new(Model::from_checkpoint(&fixture(name), checkpoint, None).unwrap());
+        let options =
+            LoadOptions { n_outputs: Some(64), kv_type: Some(KvType::F32), ..options(256, 256, 1) };
+        let mut engine = Engine::new(model.clone(), &cpu(), &options).unwrap();
+        let worst = difference(name, &mut engine, &from_pixels(name, &model), Prefill::Batched);
+        assert!(worst < BOUND, "{name}: {worst}");
+    }
+}

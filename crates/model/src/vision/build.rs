@@ -7,7 +7,7 @@ use device::{
 };
 use weights::{BlockType, Checkpoint, Planes, Tensor};
 
-use super::{PatchPositions, ProjectorStep, VisionPlans, VisionSpec, VisionStage};
+use super::{CHANNELS, PatchPositions, ProjectorStep, VisionPlans, VisionSpec, VisionStage};
 use crate::descriptor::NormKind;
 use crate::error::{Error, Result};
 use crate::tensors::{turned_bytes, value_bytes};
@@ -67,7 +67,7 @@ impl VisionSpec {
         let mut x = if first == 0 {
             let pixels = b.part(input, 0, cols, self.patch_len(), "pixels");
             let name = format!("{}{}", self.prefixes[0], tower.patch);
-            let mut x = b.linear(pixels, &name, self.hidden, "patches")?;
+            let mut x = b.patches(pixels, &name, self)?;
             if tower.positions != PatchPositions::None {
                 let positions = b.part(input, self.patch_len(), cols, self.hidden, "positions");
                 x = b.add(x, positions, "patches with positions");
@@ -310,6 +310,40 @@ impl<'s, 'a> Builder<'s, 'a> {
         let bias = if self.source.has(&bias) { Some(self.source.vector(&bias, n_out, 0.0)?) } else { None };
         let bias = bias.map(|bias| self.weight(bias));
         let out = self.value(what, n_out);
+        self.push(Op::Linear { x, weight, bias, out });
+        Ok(out)
+    }
+
+    /// The product with the weights of a convolution that moves on by its own size.
+    fn patches(&mut self, x: ValueId, name: &str, spec: &VisionSpec) -> Result<ValueId> {
+        let of = format!("{name}.weight");
+        let VisionSpec { hidden, frames, patch, .. } = *spec;
+        // MLX has colours last.
+        let shape = self.source.find(&of, &[hidden, CHANNELS, frames, patch, patch])?.shape.clone();
+        let last = match shape[..] {
+            [n, h, w, CHANNELS] => (n, h, w) == (hidden, patch, patch) && frames == 1,
+            [n, f, h, w, CHANNELS] => (n, f, h, w) == (hidden, frames, patch, patch),
+            _ => false,
+        };
+        if !last {
+            return self.linear(x, name, hidden, "patches");
+        }
+        let weight = self.source.matrix(&of, hidden, spec.patch_len())?;
+        let mut values = vec![0.0; hidden * spec.patch_len()];
+        if self.source.decodes {
+            weight.decode_rows(0..hidden, &mut values);
+        }
+        let row = |row: &[f32]| -> Vec<f32> {
+            let colour = |channel: usize| row.iter().skip(channel).step_by(CHANNELS).copied();
+            (0..CHANNELS).flat_map(colour).collect()
+        };
+        let values: Vec<f32> = values.chunks_exact(spec.patch_len()).flat_map(row).collect();
+        let shape = vec![hidden, spec.patch_len()];
+        let weight = self.weight(Weight { shape, ..Weight::vector(format!("{of}, colours first"), &values) });
+        let bias = format!("{name}.bias");
+        let bias = if self.source.has(&bias) { Some(self.source.vector(&bias, hidden, 0.0)?) } else { None };
+        let bias = bias.map(|bias| self.weight(bias));
+        let out = self.value("patches", hidden);
         self.push(Op::Linear { x, weight, bias, out });
         Ok(out)
     }
