@@ -21,8 +21,7 @@ def take(total, seconds):
             piece[at] = 1
         pieces.append(piece)
         due = begun + seconds * len(pieces) * PIECE / total
-        if due > time.monotonic():
-            time.sleep(due - time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
     return pieces
 
 

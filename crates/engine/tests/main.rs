@@ -12,6 +12,7 @@ mod null;
 mod prompt_cache;
 mod recurrent;
 mod reference;
+mod resident;
 mod run_ahead;
 mod scheduler;
 mod shared_prompts;

@@ -31,8 +31,8 @@ pub struct Target {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// 429: the server said at once that it is full.
-    Refused,
+    /// 429: the server said at once that it is full, in these words.
+    Refused(String),
     /// We hung up, as planned.
     HungUp,
     /// The stream ended without `finish_reason`.
@@ -163,12 +163,13 @@ impl Target {
         let (response, _connection) = self.send("/v1/chat/completions", Some(&body)).await?;
         let status = response.status();
         let mut body = response.into_body();
-        if status == 429 {
-            return Ok(Outcome::Refused);
-        }
         if status != 200 {
-            let text = body.collect().await?.to_bytes();
-            bail!("{status}: {}", String::from_utf8_lossy(&text).trim());
+            let bytes = body.collect().await?.to_bytes();
+            let text = String::from_utf8_lossy(&bytes).trim().to_owned();
+            if status == 429 {
+                return Ok(Outcome::Refused(text));
+            }
+            bail!("{status}: {text}");
         }
         let (mut reader, mut finished) = (Reader::default(), false);
         while let Some(frame) = body.frame().await {

@@ -35,6 +35,7 @@ pub struct Report {
     pub done: usize,
     /// 429.
     pub refused: usize,
+    pub first_refusal: Option<String>,
     /// We hung up, as planned.
     pub hung_up: usize,
     /// Ended without `finish_reason`.
@@ -65,7 +66,14 @@ impl Report {
             .iter()
             .filter_map(|answer| match &answer.outcome {
                 Outcome::Failed(message) => Some(message),
-                Outcome::Done | Outcome::Refused | Outcome::HungUp | Outcome::Killed => None,
+                Outcome::Done | Outcome::Refused(_) | Outcome::HungUp | Outcome::Killed => None,
+            })
+            .collect();
+        let refusals: Vec<&String> = answers
+            .iter()
+            .filter_map(|answer| match &answer.outcome {
+                Outcome::Refused(message) => Some(message),
+                _ => None,
             })
             .collect();
         let done: Vec<&Answer> = answers.iter().filter(|answer| answer.outcome == Outcome::Done).collect();
@@ -85,7 +93,8 @@ impl Report {
             clients,
             requests: answers.len(),
             done: done.len(),
-            refused: count(Outcome::Refused),
+            refused: refusals.len(),
+            first_refusal: refusals.first().map(|message| (*message).clone()),
             hung_up: count(Outcome::HungUp),
             killed: count(Outcome::Killed),
             errors: errors.len(),
@@ -123,6 +132,9 @@ impl Report {
             self.output_tokens,
             self.output_tokens_per_second,
         );
+        if let Some(refusal) = &self.first_refusal {
+            text += &format!("first refusal: {refusal}\n");
+        }
         if let Some(error) = &self.first_error {
             text += &format!("first error: {error}\n");
         }
