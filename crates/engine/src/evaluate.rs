@@ -70,6 +70,16 @@ impl Engine {
         }
     }
 
+    /// Run the rows of the slot's span in the buffers, up to position `end`.
+    fn run_rows(&mut self, slot: usize, end: usize) -> Result<()> {
+        let state = self.scheduler.kv.state_use(slot);
+        self.scheduler.buffers.push_state(state);
+        self.run()?;
+        self.scheduler.kv.note_rows_submitted(slot);
+        self.scheduler.kv.note_rows_done(slot, end);
+        Ok(())
+    }
+
     fn evaluate_in(
         &mut self,
         slot: usize,
@@ -103,7 +113,7 @@ impl Engine {
             if is_given {
                 self.scheduler.give_input(images);
             }
-            self.run()?;
+            self.run_rows(slot, end)?;
             for (row, logits) in self.program.logits().chunks_exact(n_vocab).enumerate() {
                 if let OutputRows::Last(n) = outputs
                     && row < n
@@ -136,7 +146,7 @@ impl Engine {
             self.scheduler.buffers.push(slot, first, &tokens[first..end], OutputRows::None, Want::default());
             self.scheduler.buffers.push_outputs(wanted - first..until - first, Want::LOGITS);
             self.scheduler.give_input(images);
-            self.run()?;
+            self.run_rows(slot, end)?;
             let n = until - wanted;
             for (row, logits) in self.program.logits().chunks_exact(n_vocab).take(n).enumerate() {
                 visit(wanted + row, logits)?;

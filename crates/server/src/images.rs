@@ -51,7 +51,7 @@ pub(crate) fn content(parts: Vec<Value>) -> Value {
 pub(crate) fn take(messages: &mut [Value], model: &Model) -> Result<Vec<Arc<Picture>>> {
     let mut pictures = Vec::new();
     for (index, message) in messages.iter_mut().enumerate() {
-        let Value::Array(parts) = &mut message["content"] else { continue };
+        let Some(Value::Array(parts)) = message.get_mut("content") else { continue };
         for part in parts.iter_mut().filter(|part| part["type"] == "image") {
             let at = format!("messages[{index}].content");
             let wrong = |message: String| ApiError::invalid(at.clone(), format!("`{at}`: {message}"));
@@ -78,8 +78,9 @@ pub(crate) fn as_texts(messages: &[Value], model: &Model) -> Vec<Value> {
     };
     let of = |message: &Value| {
         let mut message = message.clone();
-        if let Value::Array(parts) = &message["content"] {
-            message["content"] = parts.iter().map(text).collect::<String>().into();
+        let content = message["content"].as_array().map(|parts| parts.iter().map(text).collect::<String>());
+        if let Some(content) = content {
+            message["content"] = content.into();
         }
         message
     };

@@ -314,32 +314,30 @@ impl<'s, 'a> Builder<'s, 'a> {
         Ok(out)
     }
 
-    /// The product with the weights of a convolution that moves on by its own size.
+    /// The product with the weights of a convolution that moves on by its own size. They are in f32 whatever the file has: some
+    /// devices round what they multiply with BF16, and pixels would lose half their shades.
     fn patches(&mut self, x: ValueId, name: &str, spec: &VisionSpec) -> Result<ValueId> {
-        let of = format!("{name}.weight");
+        let (of, columns) = (format!("{name}.weight"), spec.patch_len());
         let VisionSpec { hidden, frames, patch, .. } = *spec;
         // MLX has colours last.
-        let shape = self.source.find(&of, &[hidden, CHANNELS, frames, patch, patch])?.shape.clone();
-        let last = match shape[..] {
+        let colours_last = match self.source.find(&of, &[hidden, CHANNELS, frames, patch, patch])?.shape[..] {
             [n, h, w, CHANNELS] => (n, h, w) == (hidden, patch, patch) && frames == 1,
             [n, f, h, w, CHANNELS] => (n, f, h, w) == (hidden, frames, patch, patch),
             _ => false,
         };
-        if !last {
-            return self.linear(x, name, hidden, "patches");
-        }
-        let weight = self.source.matrix(&of, hidden, spec.patch_len())?;
-        let mut values = vec![0.0; hidden * spec.patch_len()];
+        let weight = self.source.matrix(&of, hidden, columns)?;
+        let mut values = vec![0.0; hidden * columns];
         if self.source.decodes {
             weight.decode_rows(0..hidden, &mut values);
         }
-        let row = |row: &[f32]| -> Vec<f32> {
-            let colour = |channel: usize| row.iter().skip(channel).step_by(CHANNELS).copied();
-            (0..CHANNELS).flat_map(colour).collect()
-        };
-        let values: Vec<f32> = values.chunks_exact(spec.patch_len()).flat_map(row).collect();
-        let shape = vec![hidden, spec.patch_len()];
-        let weight = self.weight(Weight { shape, ..Weight::vector(format!("{of}, colours first"), &values) });
+        if colours_last {
+            let colour = |row: &[f32], channel: usize| -> Vec<f32> {
+                row.iter().skip(channel).step_by(CHANNELS).copied().collect()
+            };
+            let row = |row: &[f32]| -> Vec<f32> { (0..CHANNELS).flat_map(|c| colour(row, c)).collect() };
+            values = values.chunks_exact(columns).flat_map(row).collect();
+        }
+        let weight = self.weight(Weight { shape: vec![hidden, columns], ..Weight::vector(of, &values) });
         let bias = format!("{name}.bias");
         let bias = if self.source.has(&bias) { Some(self.source.vector(&bias, hidden, 0.0)?) } else { None };
         let bias = bias.map(|bias| self.weight(bias));
