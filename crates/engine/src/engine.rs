@@ -15,8 +15,8 @@ use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, slide};
 use crate::vision::{Images, Vision};
 use crate::{
-    Error, FinishReason, LoadOptions, Model, Overflow, Picture, Proposer, Request, Result, SamplingParams, SequenceId,
-    ShowSpecial, Timings, Turns, load,
+    Error, FinishReason, LoadOptions, Model, Overflow, Picture, Proposer, Request, Result, SamplingParams,
+    SequenceId, ShowSpecial, Timings, Turns, load,
 };
 
 /// What happens to a sequence. Texts are borrowed for the time of the call.

@@ -84,7 +84,9 @@ pub enum Error {
     #[error("image: {0}")]
     BadImage(String),
     /// A prompt has more or fewer placeholders than its images have rows.
-    #[error("{n_found} placeholders (token {token}) in the prompt, expected {n_expected}: one for each row of its {n_images} images")]
+    #[error(
+        "{n_found} placeholders (token {token}) in the prompt, expected {n_expected}: one for each row of its {n_images} images"
+    )]
     Placeholders {
         /// The placeholder.
         token: u32,
@@ -96,7 +98,9 @@ pub enum Error {
         n_images: usize,
     },
     /// An image's placeholders do not stand one after another.
-    #[error("the placeholders from position {position} on are interrupted, expected {n_rows} one after another: the rows of an image")]
+    #[error(
+        "the placeholders from position {position} on are interrupted, expected {n_rows} one after another: the rows of an image"
+    )]
     ImageSplit {
         /// The first of them.
         position: usize,

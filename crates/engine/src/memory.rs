@@ -122,7 +122,8 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
         let plan = device_lower::fusion::fuse(&model.plan_for_context(n_ctx)?, device.fusion());
         check_budget(&plan, &limits, &options)?;
         let mut plans = vec![plan];
-        let blind = if model.vision().is_some() { add_given(&mut plans, model, device, &limits)? } else { None };
+        let blind =
+            if model.vision().is_some() { add_given(&mut plans, model, device, &limits)? } else { None };
         let memory = report(model, &plans, device, &options)?;
         Ok(Settled { options, plans, memory, blind })
     };
@@ -146,7 +147,12 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
 ///
 /// # Errors
 /// The plan does not suit the other one.
-fn add_given(plans: &mut Vec<Plan>, model: &Model, device: &dyn Device, limits: &Limits) -> Result<Option<String>> {
+fn add_given(
+    plans: &mut Vec<Plan>,
+    model: &Model,
+    device: &dyn Device,
+    limits: &Limits,
+) -> Result<Option<String>> {
     let (tower, given, _) = model.vision_parts(limits.n_ctx)?;
     plans.push(device_lower::fusion::fuse(&given, device.fusion()));
     let both = crate::vision::check_tower(&tower, device).and_then(|()| device.memory_plan(plans, limits));
@@ -270,7 +276,12 @@ fn planned_budget(
     PlannedBudget { bytes, reserve, reason }
 }
 
-fn items(model: &Model, plans: &[Plan], device: &dyn Device, options: &LoadOptions) -> Result<Vec<MemoryItem>> {
+fn items(
+    model: &Model,
+    plans: &[Plan],
+    device: &dyn Device,
+    options: &LoadOptions,
+) -> Result<Vec<MemoryItem>> {
     let limits = load::limits(model, device, options)?;
     let Some(plan) = plans.first() else { return Ok(vec![]) };
     // A model loads if one sequence fits: the others take what is free while they run, or wait.

@@ -91,9 +91,10 @@ impl Images {
         match (self.both_ways, self.run(position)) {
             (false, _) => (usize::MAX, false),
             (true, Some(run)) => (run.end(), true),
-            (true, None) => {
-                (self.runs.iter().map(|run| run.first).find(|first| *first > position).unwrap_or(usize::MAX), false)
-            }
+            (true, None) => (
+                self.runs.iter().map(|run| run.first).find(|first| *first > position).unwrap_or(usize::MAX),
+                false,
+            ),
         }
     }
 
@@ -109,7 +110,6 @@ impl Images {
     pub(crate) fn salt(&self) -> u64 {
         if self.saved == 0 { 0 } else { mixed(self.saved as u64) }
     }
-
 
     /// Append what the plan of given rows reads of a position.
     fn push_row(&self, given: &GivenRows, position: usize, token: u32, out: &mut Vec<f32>) {
@@ -161,7 +161,12 @@ impl Vision {
     }
 
     /// Put images in the places of a prompt's placeholders, whose ids become theirs.
-    pub(crate) fn place(&mut self, tokens: &mut [u32], pictures: &[Arc<Picture>], max_rows: usize) -> Result<Images> {
+    pub(crate) fn place(
+        &mut self,
+        tokens: &mut [u32],
+        pictures: &[Arc<Picture>],
+        max_rows: usize,
+    ) -> Result<Images> {
         let mut encoded = Vec::new();
         let n_expected: usize =
             pictures.iter().flat_map(|p| &p.tiles).map(|tile| self.spec.rows_of(tile.grid)).sum();
@@ -229,7 +234,8 @@ impl Vision {
         }
         self.seen.push_back((picture.hash, tiles.clone()));
         let size = |tiles: &Vec<Arc<Encoded>>| tiles.iter().map(|tile| tile.n_values()).sum::<usize>();
-        while self.seen.len() > 1 && self.seen.iter().map(|(_, tiles)| size(tiles)).sum::<usize>() > MOST_KEPT {
+        while self.seen.len() > 1 && self.seen.iter().map(|(_, tiles)| size(tiles)).sum::<usize>() > MOST_KEPT
+        {
             self.seen.pop_front();
         }
         Ok(tiles)

@@ -78,13 +78,19 @@ fn difference(name: &str, engine: &mut Engine, picture: &Arc<Picture>, prefill: 
     let mut worst = 0.0f32;
     let mut n_seen = 0;
     engine
-        .evaluate_images(&tokens, std::slice::from_ref(picture), tokens.len(), prefill, &mut |position, found| {
-            for (_, expected) in positions.iter().zip(&logits).filter(|(at, _)| **at == position) {
-                n_seen += 1;
-                found.iter().zip(expected).for_each(|(a, b)| worst = worst.max((a - b).abs()));
-            }
-            Ok(())
-        })
+        .evaluate_images(
+            &tokens,
+            std::slice::from_ref(picture),
+            tokens.len(),
+            prefill,
+            &mut |position, found| {
+                for (_, expected) in positions.iter().zip(&logits).filter(|(at, _)| **at == position) {
+                    n_seen += 1;
+                    found.iter().zip(expected).for_each(|(a, b)| worst = worst.max((a - b).abs()));
+                }
+                Ok(())
+            },
+        )
         .unwrap();
     assert_eq!(n_seen, positions.len(), "{name}");
     worst
@@ -247,8 +253,7 @@ fn patches_with_colours_last_are_the_same() {
         patch.shape.remove(1);
         patch.shape.push(n_colours);
         let model = Arc::new(Model::from_checkpoint(&fixture(name), checkpoint, None).unwrap());
-        let options =
-            LoadOptions { n_outputs: Some(64), kv_type: Some(KvType::F32), ..options(256, 256, 1) };
+        let options = LoadOptions { n_outputs: Some(64), kv_type: Some(KvType::F32), ..options(256, 256, 1) };
         let mut engine = Engine::new(model.clone(), &cpu(), &options).unwrap();
         let worst = difference(name, &mut engine, &from_pixels(name, &model), Prefill::Batched);
         assert!(worst < BOUND, "{name}: {worst}");

@@ -30,7 +30,9 @@ fn logits_of_tokens_and_a_picture_are_those_of_transformers() {
         let (given, model, image) = (commas(&tokens), text(&folder), text(&folder.join("image.png")));
         let args = ["logits", &model, "--tokens", &given, "--image", &image, "--top", "160", "--json"];
         let found = printed_json(&[&args[..], &["--kv-type", "f32", "-t", "1"]].concat());
-        for (at, logits) in expected["positions"].as_array().unwrap().iter().zip(expected["logits"].as_array().unwrap()) {
+        for (at, logits) in
+            expected["positions"].as_array().unwrap().iter().zip(expected["logits"].as_array().unwrap())
+        {
             for entry in found["top"][at.as_u64().unwrap() as usize].as_array().unwrap() {
                 let expected = logits[entry[0].as_u64().unwrap() as usize].as_f64().unwrap();
                 let found = entry[1].as_f64().unwrap();
@@ -77,7 +79,8 @@ fn folder_with_text() -> tempfile::TempDir {
         json!({ "id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
                 "rstrip": false, "normalized": false })
     };
-    let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+    let byte_level =
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
         "added_tokens": marks.iter().map(added).collect::<Vec<_>>(),
@@ -118,14 +121,13 @@ fn a_picture_gives_one_answer_on_the_command_line_and_by_every_api() {
     assert_eq!(found["choices"][0]["message"]["content"], seen, "{found}");
     let source = json!({ "type": "base64", "media_type": "image/png", "data": data });
     let parts = json!([{ "type": "image", "source": source }, { "type": "text", "text": "What is it?" }]);
-    let body =
-        json!({ "model": id, "temperature": 0, "max_tokens": 8, "messages": [{ "role": "user", "content": parts }] });
+    let body = json!({ "model": id, "temperature": 0, "max_tokens": 8, "messages": [{ "role": "user", "content": parts }] });
     let found = server.ok("/v1/messages", &body);
     assert_eq!(found["content"][0]["text"], seen, "{found}");
     let message = json!({ "role": "user", "content": "What is it?", "images": [data] });
     let options = json!({ "temperature": 0, "num_predict": 8 });
-    let found =
-        server.ok("/api/chat", &json!({ "model": id, "stream": false, "options": options, "messages": [message] }));
+    let found = server
+        .ok("/api/chat", &json!({ "model": id, "stream": false, "options": options, "messages": [message] }));
     assert_eq!(found["message"]["content"], seen, "{found}");
     for (url, expected) in [
         ("https://example.org/a.png", "none is fetched"),

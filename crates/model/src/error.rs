@@ -40,7 +40,9 @@ pub enum Error {
         expected: String,
     },
     /// Images were given to a model that reads text only.
-    #[error("{family}: this model sees no images; expected a checkpoint with a tower of images that is known")]
+    #[error(
+        "{family}: this model sees no images; expected a checkpoint with a tower of images that is known"
+    )]
     NoVision {
         /// The family's title.
         family: &'static str,

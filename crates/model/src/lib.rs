@@ -50,6 +50,6 @@ pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{ExpertSpec, LatentSpec, LayerSpec, ModelSpec, TemperatureSpec};
 pub use speech::{SpeechPlans, SpeechSpec, SpeechTokens};
 pub use vision::{
-    Filter, GivenRows, Grid, ImageMarks, Joining, Order, PatchPositions, Picture, ProjectorStep, Recipe, Sizing,
-    SizingKind, TOWERS, Tile, VisionDescriptor, VisionPlans, VisionSpec, VisionStage,
+    Filter, GivenRows, Grid, ImageMarks, Joining, Order, PatchPositions, Picture, ProjectorStep, Recipe,
+    Sizing, SizingKind, TOWERS, Tile, VisionDescriptor, VisionPlans, VisionSpec, VisionStage,
 };

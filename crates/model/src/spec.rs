@@ -220,12 +220,16 @@ impl ModelSpec {
         if spec.vision.is_some() {
             spec.given_plan_of(&mut tensors, spec.n_ctx_train)?;
         }
-        let size = |name: &String| checkpoint.tensor(name).map_or(0, |t| t.n_rows() as u64 * t.n_cols() as u64);
+        let size =
+            |name: &String| checkpoint.tensor(name).map_or(0, |t| t.n_rows() as u64 * t.n_cols() as u64);
         spec.n_parameters += of_vision.iter().map(size).sum::<u64>();
         let n_next = keys.count(Key::NextLayers)?.unwrap_or(0);
         let unused = |name: &&String| {
             let ignored = IGNORED.iter().any(|part| name.contains(part));
-            !tensors.is_used(name) && !of_vision.contains(*name) && !ignored && !is_beyond(name, spec.n_layers(), n_next)
+            !tensors.is_used(name)
+                && !of_vision.contains(*name)
+                && !ignored
+                && !is_beyond(name, spec.n_layers(), n_next)
         };
         spec.unused_tensors = checkpoint.tensors.iter().map(|t| &t.name).filter(unused).cloned().collect();
         Ok(spec)
@@ -332,7 +336,10 @@ impl ModelSpec {
             Err(Error::BadKey { key: "vision_config".to_owned(), found, expected: expected.to_owned() })
         };
         if self.per_layer_width > 0 || self.family.learned_positions || self.family.embedding_norm {
-            return refuse(format!("a tower before {}", self.family.title), "a family that reads embeddings alone");
+            return refuse(
+                format!("a tower before {}", self.family.title),
+                "a family that reads embeddings alone",
+            );
         }
         if vision.taps.len() > self.layers.len() {
             return refuse(format!("{} taps", vision.taps.len()), "no more than layers of the text");
@@ -344,7 +351,10 @@ impl ModelSpec {
         let Some((first, _)) = ropes.clone().next() else { return Ok((0, 0)) };
         let halves = self.rope_style == RopeStyle::Half;
         if !halves || ropes.any(|(rope, _)| rope != first) {
-            return refuse("layers that rotate differently, or in neighbouring pairs".to_owned(), "one rotation for positions with axes");
+            return refuse(
+                "layers that rotate differently, or in neighbouring pairs".to_owned(),
+                "one rotation for positions with axes",
+            );
         }
         let most = self.layers.iter().filter(|l| l.attends).map(|l| l.n_heads).max();
         Ok((most.unwrap_or(0), first.n_dims / 2))

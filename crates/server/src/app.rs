@@ -373,7 +373,8 @@ impl App {
             Some(triggers) => Box::new(Lazy::new(triggers, tokenizer, matcher)) as Box<dyn Constraint>,
             None => Box::new(matcher),
         });
-        let prepared = Prepared { tokens, images: Vec::new(), constraint, reading: None, stop_outside: None, options };
+        let prepared =
+            Prepared { tokens, images: Vec::new(), constraint, reading: None, stop_outside: None, options };
         self.start(caller, lease, prepared).await
     }
 

@@ -118,7 +118,8 @@ pub(crate) struct Rendered {
 pub(crate) fn render(model: &TextModel, request: &ChatRequest) -> Result<Rendered> {
     let mut messages = request.messages.clone();
     let images = images::take(&mut messages, &model.facts.model)?;
-    let encode = |text: &str| model.facts.tokenizer.encode(text, Specials::Parse).map_err(engine::Error::from);
+    let encode =
+        |text: &str| model.facts.tokenizer.encode(text, Specials::Parse).map_err(engine::Error::from);
     if images.is_empty() {
         let text = write(model, request, &messages)?;
         return Ok(Rendered { tokens: encode(&text)?, text, images });

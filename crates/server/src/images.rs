@@ -30,7 +30,8 @@ pub(crate) fn part_of_url(at: &str, url: &Value) -> Result<Value> {
         Some((kind, data)) if kind.ends_with(";base64") => Ok(part(data)),
         _ => {
             let start: String = url.as_str().unwrap_or_default().chars().take(40).collect();
-            let expected = "a URL that holds the image, data:image/png;base64,…: none is fetched from elsewhere";
+            let expected =
+                "a URL that holds the image, data:image/png;base64,…: none is fetched from elsewhere";
             Err(ApiError::invalid(at, format!("`{at}` is {start:?}, expected {expected}")))
         }
     }
@@ -60,7 +61,8 @@ pub(crate) fn take(messages: &mut [Value], model: &Model) -> Result<Vec<Arc<Pict
             }
             let spec = model.need_vision().map_err(|error| wrong(error.to_string()))?;
             let data = part["data"].as_str().unwrap_or_default();
-            let file = STANDARD.decode(data).map_err(|error| wrong(format!("image: {error}, expected base64")))?;
+            let file =
+                STANDARD.decode(data).map_err(|error| wrong(format!("image: {error}, expected base64")))?;
             let picture = vision::picture(spec, &file).map_err(|error| wrong(error.to_string()))?;
             pictures.push(Arc::new(picture));
             *part = json!({ "type": "image" });
@@ -96,7 +98,12 @@ mod tests {
     fn only_urls_that_hold_the_image_are_taken() {
         let found = part_of_url("u", &json!("data:image/png;base64,QUJD")).unwrap();
         assert_eq!(found, part("QUJD"));
-        for url in [json!("https://example.org/a.png"), json!("file:///etc/passwd"), json!("data:image/png,x"), json!(3)] {
+        for url in [
+            json!("https://example.org/a.png"),
+            json!("file:///etc/passwd"),
+            json!("data:image/png,x"),
+            json!(3),
+        ] {
             let error = part_of_url("u", &url).unwrap_err();
             assert!(error.message.contains("none is fetched"), "{}", error.message);
         }

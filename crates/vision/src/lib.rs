@@ -44,7 +44,9 @@ pub enum Error {
         start: String,
     },
     /// It has too many pixels, or none.
-    #[error("image: {width} x {height} pixels, expected at least 1 and at most {MAX_SIDE} a side and {MAX_PIXELS} in all")]
+    #[error(
+        "image: {width} x {height} pixels, expected at least 1 and at most {MAX_SIDE} a side and {MAX_PIXELS} in all"
+    )]
     BadSize {
         /// From left to right.
         width: u32,

@@ -19,7 +19,10 @@ pub(crate) fn resize(colours: Colours, height: usize, width: usize, filter: Filt
             for at in 0..width {
                 let (first, taps) = weights.of(at);
                 for channel in 0..3 {
-                    bytes.push(weights.sum(taps.iter().enumerate().map(|(i, w)| (row[3 * (first + i) + channel], *w))));
+                    bytes.push(
+                        weights
+                            .sum(taps.iter().enumerate().map(|(i, w)| (row[3 * (first + i) + channel], *w))),
+                    );
                 }
             }
         }

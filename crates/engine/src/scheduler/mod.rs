@@ -443,7 +443,9 @@ impl Scheduler {
     pub(crate) fn give_input(&mut self, images: Option<&Images>) {
         let Some(vision) = &self.vision else { return };
         let mut input = std::mem::take(&mut self.buffers.input);
-        self.buffers.rows().for_each(|(_, position, token)| vision.push_row(images, position, token, &mut input));
+        self.buffers
+            .rows()
+            .for_each(|(_, position, token)| vision.push_row(images, position, token, &mut input));
         (self.buffers.input, self.buffers.plan) = (input, 1);
     }
 

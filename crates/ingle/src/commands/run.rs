@@ -238,9 +238,10 @@ impl Dialogue {
             Dialogue::Plain { text, .. } if !images.is_empty() => {
                 let text_before = text.len();
                 text.push_str(&marked(message, n_new, model)?);
-                let tokens = model.expand_images(text, images).map_err(anyhow::Error::from).and_then(|expanded| {
-                    Ok(model.need_tokenizer()?.encode_with_bos(&expanded, Specials::Parse)?)
-                });
+                let tokens =
+                    model.expand_images(text, images).map_err(anyhow::Error::from).and_then(|expanded| {
+                        Ok(model.need_tokenizer()?.encode_with_bos(&expanded, Specials::Parse)?)
+                    });
                 if tokens.is_err() {
                     text.truncate(text_before);
                 }

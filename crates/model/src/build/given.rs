@@ -38,7 +38,12 @@ impl Builder<'_, '_> {
         let x = self.part(input, (0, hidden), cols, "given embedding")?;
         let mut taps = Vec::with_capacity(n_taps);
         for tap in 0..n_taps {
-            taps.push(self.part(input, (hidden * (1 + tap), hidden), cols, &format!("given addition {tap}"))?);
+            taps.push(self.part(
+                input,
+                (hidden * (1 + tap), hidden),
+                cols,
+                &format!("given addition {tap}"),
+            )?);
         }
         let turns = if n_turns > 0 {
             let cos = self.part(input, (cols - 2 * n_turns, n_turns), cols, "cosines")?;
@@ -52,9 +57,15 @@ impl Builder<'_, '_> {
 
     /// What is given to be added after a layer, added.
     pub fn add_tap(&mut self, x: ValueId, layer: usize) -> ValueId {
-        let Some(tap) = self.given.as_ref().and_then(|given| given.taps.get(layer).copied()) else { return x };
+        let Some(tap) = self.given.as_ref().and_then(|given| given.taps.get(layer).copied()) else {
+            return x;
+        };
         // After the last layer that mixes rows only those of outputs are left.
-        let tap = if self.rows(x) == RowCount::Outputs { self.output_rows(tap, "addition of output rows") } else { tap };
+        let tap = if self.rows(x) == RowCount::Outputs {
+            self.output_rows(tap, "addition of output rows")
+        } else {
+            tap
+        };
         self.sum(x, tap, "sum with addition")
     }
 

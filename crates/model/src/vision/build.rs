@@ -145,14 +145,25 @@ impl VisionSpec {
         let last = self.n_layers.checked_sub(1);
         let here = tap.is_none() && last.is_some_and(|l| self.taps.contains(&l));
         if here && let Some(norm) = self.tower.last_norm {
-            x = b.norm_of_groups(x, &format!("{}{norm}", self.prefixes[0]), self.hidden, self.tower.norm_kind, self.norm_eps)?;
+            x = b.norm_of_groups(
+                x,
+                &format!("{}{norm}", self.prefixes[0]),
+                self.hidden,
+                self.tower.norm_kind,
+                self.norm_eps,
+            )?;
         }
-        let last = steps.iter().rposition(|s| matches!(s, ProjectorStep::Linear(_) | ProjectorStep::Turned(_)));
+        let last =
+            steps.iter().rposition(|s| matches!(s, ProjectorStep::Linear(_) | ProjectorStep::Turned(_)));
         for (i, step) in steps.iter().enumerate() {
             let n_out = if last == Some(i) { self.out } else { joined };
-            let name = |name: &str| format!("{}{}", self.prefixes[1], name.replace("{i}", &tap.unwrap_or(0).to_string()));
+            let name = |name: &str| {
+                format!("{}{}", self.prefixes[1], name.replace("{i}", &tap.unwrap_or(0).to_string()))
+            };
             x = match step {
-                ProjectorStep::Norm(norm, kind, offset) => b.norm(x, &name(norm), *kind, *offset, self.norm_eps)?,
+                ProjectorStep::Norm(norm, kind, offset) => {
+                    b.norm(x, &name(norm), *kind, *offset, self.norm_eps)?
+                }
                 ProjectorStep::Linear(linear) => b.linear(x, &name(linear), n_out, "projected")?,
                 ProjectorStep::Turned(linear) => b.turned(x, &name(linear), n_out)?,
                 ProjectorStep::Activate(kind) => b.activate(x, *kind),

@@ -194,13 +194,8 @@ const TILED: VisionDescriptor = VisionDescriptor {
     ..SIGLIP
 };
 
-const QWEN_MARKS: ImageMarks = ImageMarks {
-    placeholder: "<|image_pad|>",
-    row: "<|image_pad|>",
-    before: "",
-    after: "",
-    whole: "",
-};
+const QWEN_MARKS: ImageMarks =
+    ImageMarks { placeholder: "<|image_pad|>", row: "<|image_pad|>", before: "", after: "", whole: "" };
 
 const WINDOWED: VisionDescriptor = VisionDescriptor {
     name: "windows",

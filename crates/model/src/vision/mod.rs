@@ -162,7 +162,11 @@ impl VisionSpec {
         let n_layers = count(&["num_hidden_layers", "depth"], 1 << 10)?;
         let patch = count(&["patch_size"], 1 << 8)?;
         if !hidden.is_multiple_of(n_heads) || tower.rotates && !(hidden / n_heads).is_multiple_of(4) {
-            return Err(numbers.bad("num_heads", n_heads, format!("heads that divide {hidden} columns evenly")));
+            return Err(numbers.bad(
+                "num_heads",
+                n_heads,
+                format!("heads that divide {hidden} columns evenly"),
+            ));
         }
         let fixed = tower.positions == PatchPositions::Table;
         let side = if fixed { Some(count(&["image_size"], 1 << 14)?) } else { None };
@@ -193,7 +197,11 @@ impl VisionSpec {
                 let n = count(&["num_position_embeddings"], 1 << 22)?;
                 let of_side = (n as f64).sqrt() as usize;
                 if of_side * of_side != n {
-                    return Err(numbers.bad("vision_config.num_position_embeddings", n, "a square".to_owned()));
+                    return Err(numbers.bad(
+                        "vision_config.num_position_embeddings",
+                        n,
+                        "a square".to_owned(),
+                    ));
                 }
                 of_side
             }
@@ -202,7 +210,11 @@ impl VisionSpec {
             let list = numbers.list(&format!("vision_config.{key}"))?.unwrap_or_default();
             if !list.is_sorted_by(|a, b| a < b) {
                 let found = format!("{list:?}");
-                return Err(numbers.bad(&format!("vision_config.{key}"), found, "ascending layers".to_owned()));
+                return Err(numbers.bad(
+                    &format!("vision_config.{key}"),
+                    found,
+                    "ascending layers".to_owned(),
+                ));
             }
             match list.last().filter(|last| **last >= n_layers) {
                 Some(last) => {
@@ -228,14 +240,21 @@ impl VisionSpec {
             None => [0; 3],
             Some(_) => numbers.sections(tower.sections, n_pairs)?,
         };
-        let activation = match metadata.str("vision_config.hidden_act").or(metadata.str("vision_config.hidden_activation")) {
+        let activation = match metadata
+            .str("vision_config.hidden_act")
+            .or(metadata.str("vision_config.hidden_activation"))
+        {
             None => tower.activation,
             Some("silu") => Activation::Silu,
             Some("gelu_pytorch_tanh" | "gelu_new") => Activation::GeluTanh,
             Some("gelu") => Activation::GeluErf,
             Some(_) => {
                 let found = metadata.str("vision_config.hidden_act").unwrap_or_default().to_owned();
-                return Err(numbers.bad("vision_config.hidden_act", found, "silu, gelu or gelu_pytorch_tanh".to_owned()));
+                return Err(numbers.bad(
+                    "vision_config.hidden_act",
+                    found,
+                    "silu, gelu or gelu_pytorch_tanh".to_owned(),
+                ));
             }
         };
         let there = |p: &&&str| {
@@ -312,7 +331,10 @@ impl VisionSpec {
                 || !cols.is_multiple_of(self.merge)
                 || per_side.is_some_and(|n| (rows, cols) != (n, n))
             {
-                return Err(format!("an image of {rows} x {cols} patches, expected multiples of {}", self.merge));
+                return Err(format!(
+                    "an image of {rows} x {cols} patches, expected multiples of {}",
+                    self.merge
+                ));
             }
             let expected = rows * cols * self.patch_len();
             if tile.pixels.len() != expected {
@@ -325,7 +347,10 @@ impl VisionSpec {
     /// Patches of a tile from its colours `(channels, height, width)`; `None`: the sides are no multiples of joined patches.
     pub fn tile(&self, colours: &[f32], height: usize, width: usize) -> Option<Tile> {
         let unit = self.patch * self.merge;
-        if !height.is_multiple_of(unit) || !width.is_multiple_of(unit) || colours.len() != CHANNELS * height * width {
+        if !height.is_multiple_of(unit)
+            || !width.is_multiple_of(unit)
+            || colours.len() != CHANNELS * height * width
+        {
             return None;
         }
         let grid = Grid { rows: height / self.patch, cols: width / self.patch };

@@ -64,20 +64,31 @@ impl VisionSpec {
         let Some(table) = &plans.positions else { return Vec::new() };
         let mut all = vec![0.0; table.n_rows() * self.hidden];
         table.decode_rows(0..table.n_rows(), &mut all);
-        let row_of = |row: usize, col: usize| &all[(row * self.table_side + col) * self.hidden..][..self.hidden];
+        let row_of =
+            |row: usize, col: usize| &all[(row * self.table_side + col) * self.hidden..][..self.hidden];
         let mut out = Vec::with_capacity(grid.rows * grid.cols * self.hidden);
         for (row, col) in grid.squares(self.merge) {
             if self.tower.positions == PatchPositions::Table {
-                let place = |at: usize, n: usize| if self.tower.sizing == SizingKind::Tiles { bucket(at, n) } else { at };
+                let place = |at: usize, n: usize| {
+                    if self.tower.sizing == SizingKind::Tiles { bucket(at, n) } else { at }
+                };
                 out.extend_from_slice(row_of(place(row, grid.rows), place(col, grid.cols)));
                 continue;
             }
             let (top, down) = stretched(row, grid.rows, self.table_side);
             let (left, right) = stretched(col, grid.cols, self.table_side);
             let next = |at: usize| (at + 1).min(self.table_side - 1);
-            let corners = [row_of(top, left), row_of(top, next(left)), row_of(next(top), left), row_of(next(top), next(left))];
-            let factors = [(1.0 - down) * (1.0 - right), (1.0 - down) * right, down * (1.0 - right), down * right];
-            out.extend((0..self.hidden).map(|c| corners.iter().zip(factors).map(|(row, f)| row[c] * f).sum::<f32>()));
+            let corners = [
+                row_of(top, left),
+                row_of(top, next(left)),
+                row_of(next(top), left),
+                row_of(next(top), next(left)),
+            ];
+            let factors =
+                [(1.0 - down) * (1.0 - right), (1.0 - down) * right, down * (1.0 - right), down * right];
+            out.extend(
+                (0..self.hidden).map(|c| corners.iter().zip(factors).map(|(row, f)| row[c] * f).sum::<f32>()),
+            );
         }
         out
     }

@@ -104,7 +104,8 @@ impl Recipe {
         let side = side.unwrap_or(unit);
         let sizing = match tower.sizing {
             SizingKind::Square => {
-                let (height, width) = (count("size.height")?.unwrap_or(side), count("size.width")?.unwrap_or(side));
+                let (height, width) =
+                    (count("size.height")?.unwrap_or(side), count("size.width")?.unwrap_or(side));
                 if (height, width) != (side, side) {
                     return Err(bad("size.height", format!("{side}, as the tower sees")));
                 }
@@ -134,7 +135,9 @@ impl Recipe {
             (Some(1), _) | (None, SizingKind::Tiles) => Filter::Lanczos,
             (Some(2), _) | (None, SizingKind::Square) => Filter::Bilinear,
             (Some(3), _) | (None, SizingKind::Pixels) => Filter::Bicubic,
-            (Some(_), _) => return Err(bad("resample", "1 (Lanczos), 2 (bilinear) or 3 (bicubic)".to_owned())),
+            (Some(_), _) => {
+                return Err(bad("resample", "1 (Lanczos), 2 (bilinear) or 3 (bicubic)".to_owned()));
+            }
         };
         let (mean, std) = match tower.sizing {
             SizingKind::Pixels if tower.positions == super::PatchPositions::None => {

@@ -138,11 +138,20 @@ fn message(at: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
         };
         match (role, block["type"].as_str()) {
             (_, Some("text")) => content.push(json!({ "type": "text", "text": string("text")? })),
-            ("user", Some("image")) => match (block["source"]["type"].as_str(), block["source"]["data"].as_str()) {
-                (Some("base64"), Some(data)) => content.push(images::part(data)),
-                (Some("url"), _) => content.push(images::part_of_url(&format!("{at}.source.url"), &block["source"]["url"])?),
-                _ => return wrong(&format!("{at}.source.type"), &block["source"]["type"], "base64, with data"),
-            },
+            ("user", Some("image")) => {
+                match (block["source"]["type"].as_str(), block["source"]["data"].as_str()) {
+                    (Some("base64"), Some(data)) => content.push(images::part(data)),
+                    (Some("url"), _) => content
+                        .push(images::part_of_url(&format!("{at}.source.url"), &block["source"]["url"])?),
+                    _ => {
+                        return wrong(
+                            &format!("{at}.source.type"),
+                            &block["source"]["type"],
+                            "base64, with data",
+                        );
+                    }
+                }
+            }
             ("assistant", Some("thinking")) => reasoning.push_str(string("thinking")?),
             // Only its maker can read it.
             ("assistant", Some("redacted_thinking")) => {}

@@ -79,7 +79,10 @@ pub(super) async fn create(
         .await?
     } else {
         let system = system.map(|text| json!({ "role": "system", "content": text }));
-        let messages = system.into_iter().chain([json!({ "role": "user", "content": with_images(images, &prompt) })]).collect();
+        let messages = system
+            .into_iter()
+            .chain([json!({ "role": "user", "content": with_images(images, &prompt) })])
+            .collect();
         let request = ChatRequest {
             model,
             messages,

@@ -260,7 +260,9 @@ fn message(index: usize, mut message: Value) -> Result<Value> {
                 match (part["type"].as_str(), part["text"].as_str()) {
                     (Some("text"), Some(part)) => found.push(json!({ "type": "text", "text": part })),
                     (Some("refusal"), _) => {
-                        found.push(json!({ "type": "text", "text": part["refusal"].as_str().unwrap_or_default() }));
+                        found.push(
+                            json!({ "type": "text", "text": part["refusal"].as_str().unwrap_or_default() }),
+                        );
                     }
                     (Some("image_url"), _) => {
                         let url = part.pointer("/image_url/url").unwrap_or(&part["image_url"]);
