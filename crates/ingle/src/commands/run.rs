@@ -29,7 +29,7 @@ Examples:
   ingle run smollm2:135m \"Why is the sky blue?\"
   ingle run smollm2:135m                                  (interactive; /help lists what can be done)
   ingle run model.gguf --system \"Answer briefly.\" --temperature 0.2 \"What is Rust?\"
-  ingle run smolvlm-folder/ --image cat.png "What is this?"
+  ingle run smolvlm-folder/ --image cat.png \"What is this?\"
   cat letter.txt | ingle run smollm2:135m --greedy        (a prompt from a pipe)
   ingle run smollm2:135m --server http://box.lan:8080 \"Hello\"  (a model that a server has)")]
 pub struct Run {
