@@ -285,7 +285,8 @@ def _(server):
     import instructor
     import pydantic
 
-    class Person(pydantic.BaseModel):
+    # Without `forbid`, a schema lets further keys through, and so small a model never ends with them.
+    class Person(pydantic.BaseModel, extra="forbid"):
         name: str = pydantic.Field(max_length=12)
         age: int = pydantic.Field(ge=0, le=120)
 

@@ -42,7 +42,14 @@ pub fn test(arguments: &[String]) -> Result<(), String> {
 
 /// `test`, and what takes longer.
 pub fn full() -> Result<(), String> {
-    let mut jobs = build(&["--workspace"], &["--include-ignored".to_owned()])?;
+    let mut arguments = vec!["--include-ignored".to_owned()];
+    if !Path::new("/dev/nvidia0").exists() {
+        println!(
+            "SKIPPED: the tests named `on_cuda`, for want of an NVIDIA GPU (`cargo xtask gpu-test` bundles them)"
+        );
+        arguments.extend(["--skip", "on_cuda"].map(str::to_owned));
+    }
+    let mut jobs = build(&["--workspace"], &arguments)?;
     jobs.push(doc_tests(&[]));
     let environment = [compilation(), &[("PROPTEST_CASES", FULL_CASES)]].concat();
     lanes::run(jobs, &logs(), &environment)?;

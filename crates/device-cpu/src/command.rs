@@ -72,6 +72,8 @@ pub struct StepState<'a> {
     pub spans: &'a [Span],
     /// `(n_spans)` their states; empty without recurrent layers.
     pub states: &'a [StateUse],
+    /// `(n_spans)` the adapter of each; empty without adapters.
+    pub adapters: &'a [u32],
     /// `(n_rows)` the position of each row in its sequence.
     pub positions: &'a [u32],
     /// `(n_rows)` the slot of each row.
@@ -195,6 +197,7 @@ mod tests {
             input: &[],
             spans: &[],
             states: &[],
+            adapters: &[],
             positions: &[],
             slots: &[],
             page_tables: &[],

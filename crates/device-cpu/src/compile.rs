@@ -10,10 +10,10 @@ use crate::kernels::linear::{ActivationKind, LinearKernel, WeightRows, linear_ke
 use crate::kernels::projection::{Epilogue, Matrix};
 use crate::kernels::rope::Turn;
 use crate::kernels::{
-    activate, activation_rows, add, argmax, attention, columns, cross_attention, cross_scores, elementwise,
-    embed, embed_positions, expert_bias, expert_groups, expert_linear, expert_sum, gate, gate_clamped, input,
-    join, kv_write, layer_norm, ordinals, pool, projection, qk_rope_kv, recurrence, rms_norm, rope, route,
-    scale, select_rows, self_attention, short_conv, softcap, unfold,
+    activate, activation_rows, adapters, add, argmax, attention, columns, cross_attention, cross_scores,
+    elementwise, embed, embed_positions, expert_bias, expert_groups, expert_linear, expert_sum, gate,
+    gate_clamped, input, join, kv_write, layer_norm, ordinals, pool, projection, qk_rope_kv, recurrence,
+    rms_norm, rope, route, scale, select_rows, self_attention, short_conv, softcap, unfold,
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes, schedule_shape};
 use crate::lower::{NodeUnit, RopeKey, Unit, out_of};
@@ -579,6 +579,11 @@ impl Compiler<'_> {
                 let params =
                     ordinals::Params { out: self.value(*out).cast(), k: value.cols, rows: value.rows };
                 (Command::new(ordinals::ordinals, params), "ordinals")
+            }
+            Op::Adapters { out, .. } => {
+                let params =
+                    adapters::Params { out: self.value(*out).cast(), rows: self.plan.value(*out).rows };
+                (Command::new(adapters::adapters, params), "adapters")
             }
             Op::ExpertSum { x, weights, out } => {
                 let params = expert_sum::Params {

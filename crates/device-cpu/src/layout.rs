@@ -407,6 +407,7 @@ impl Layout {
                 | Op::GateClamped { .. }
                 | Op::Join { .. }
                 | Op::Ordinals { .. }
+                | Op::Adapters { .. }
                 | Op::SelectRows { .. }
                 | Op::Argmax { .. }
                 | Op::Fused { .. }

@@ -228,6 +228,7 @@ impl CpuProgram {
             input: step.input,
             spans: step.spans,
             states: step.states,
+            adapters: step.adapters,
             positions: &self.positions[..n_rows],
             slots: &self.slots[..n_rows],
             page_tables: step.page_tables,

@@ -63,12 +63,6 @@ static void multiply(const Launch &l, const std::string &codec, GemmArguments a,
 }
 
 static double act(int kind, double x) { return kind == ACTIVATION_SILU ? x / (1 + exp(-x)) : 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
-static double untile(const std::vector<u16> &v, u32 groups, u32 row, u32 col) {
-    const u32 chunk = col / 8;
-    const size_t at = ((size_t)(chunk >> 3) * groups + (row >> 3)) * 1024 + (row & 7) * 128 + (((chunk & 7) ^ (row & 7)) * 16) + (col & 7) * 2;
-    return host_float(v[at / 2]);
-}
-
 static int failures = 0;
 static void report(const char *what, double err, double limit) {
     const bool ok = err < limit;
@@ -92,35 +86,29 @@ static void check(const FileType &t, int m, int n, int k, Launch l, int epilogue
     const u32 groups = (m + 7) / 8 + 1;
     Memory tiled((size_t)w.k_tiles * groups * 1024);
     InputArguments in = {};
-    in.x = (float *)dx.p, in.out = (u8 *)tiled.p, in.n_rows = m, in.n_cols = k, in.x_stride = k, in.k_tiles = w.k_tiles, in.row_groups = groups;
+    in.x = (float *)dx.p, in.out = (u8 *)tiled.p, in.n_rows = m, in.n_cols = k, in.k_tiles = w.k_tiles, in.row_groups = groups;
+    Memory y((size_t)m * n * 4), scales((size_t)m * 4);
+    in.scales = (float *)scales.p;
     launch(module("input").function("rows_input"), m, 1, 1, 256, 0, in);
-    const bool half = gate || epilogue == EPILOGUE_HALF;
-    const size_t out_tiles = 2 * ((n + 127) / 128);
-    Memory y(half ? out_tiles * groups * 1024 : (size_t)m * n * 4);
     const int n_tt = (m + l.width - 1) / l.width, tiles = n_tt * (((gate ? 2 * n : n) + 127) / 128);
     Memory partials, counters((size_t)tiles * 4, 0);
     if (l.splits > 1) partials.make((size_t)tiles * l.splits * 128 * l.width * 4);
     GemmArguments a = {};
-    a.weights = (u8 *)w.memory.p, a.x = (u8 *)tiled.p, a.y = (void *)y.p, a.n_rows = m, a.n_out = gate ? 2 * n : n, a.k_tiles = w.k_tiles;
-    a.row_groups = groups, a.y_stride = half ? groups : n, a.epilogue = epilogue, a.partials = (float *)partials.p, a.counters = (u32 *)counters.p;
+    a.weights = (u8 *)w.memory.p, a.x = (u8 *)tiled.p, a.y = (float *)y.p, a.n_rows = m, a.n_out = gate ? 2 * n : n, a.k_tiles = w.k_tiles;
+    a.row_groups = groups, a.y_stride = n, a.x_scales = (float *)scales.p, a.epilogue = epilogue, a.partials = (float *)partials.p, a.counters = (u32 *)counters.p;
     if (epilogue == EPILOGUE_ADD) a.residual = (float *)dr.p;
-    if (epilogue == EPILOGUE_ADD || epilogue == EPILOGUE_HALF) a.bias = (float *)db.p;
+    if (epilogue == EPILOGUE_ADD) a.bias = (float *)db.p;
     double e2 = 0, r2 = 0;
     for (int repeat = 0; repeat < 2; repeat++) { // the second finds the counters as the first left them
         y.poison();
         multiply(l, t.codec, a, n_tt);
         gpu.wait();
-        std::vector<float> yf;
-        std::vector<u16> yh;
-        if (half) yh = y.get<u16>(y.n / 2);
-        else {
-            yf = y.get<float>(y.n / 4);
-            for (float v : yf)
-                if (!(fabs(v) < 1e30)) {
-                    e2 = NAN;
-                    break;
-                }
-        }
+        const std::vector<float> yf = y.get<float>(y.n / 4);
+        for (float v : yf)
+            if (!(fabs(v) < 1e30)) {
+                e2 = NAN;
+                break;
+            }
         for (int i = 0; i < 24; i++) {
             const int row = i == 0 ? n - 1 : rnd() % n;
             std::vector<double> wr = decode_row(t, rows, row, k), ur;
@@ -135,7 +123,7 @@ static void check(const FileType &t, int m, int n, int k, Launch l, int epilogue
                 }
                 if (a.bias) d += bias[row];
                 if (a.residual) d += residual[(size_t)token * n + row];
-                const double got = half ? untile(yh, groups, token, row) : yf[(size_t)token * n + row];
+                const double got = yf[(size_t)token * n + row];
                 e2 += (got - d) * (got - d), r2 += d * d;
             }
         }
@@ -171,10 +159,10 @@ static void check_experts(const FileType &t, Launch l, int m, int k_used) {
     const u32 packed = dk.get<u32>(1)[0];
     Memory tiled((size_t)one.k_tiles * groups * 1024), y((size_t)most * n * 4);
     InputArguments in = {};
-    in.x = (float *)dx.p, in.out = (u8 *)tiled.p, in.rows = (u32 *)dr.p, in.n_rows = packed, in.n_cols = k, in.x_stride = k, in.k_tiles = one.k_tiles, in.row_groups = groups;
+    in.x = (float *)dx.p, in.out = (u8 *)tiled.p, in.rows = (u32 *)dr.p, in.n_rows = packed, in.n_cols = k, in.k_tiles = one.k_tiles, in.row_groups = groups;
     launch(module("input").function("rows_input"), packed, 1, 1, 256, 0, in);
     GemmArguments a = {};
-    a.weights = (u8 *)all.p, a.x = (u8 *)tiled.p, a.y = (void *)y.p, a.n_out = n, a.k_tiles = one.k_tiles, a.row_groups = groups, a.y_stride = n;
+    a.weights = (u8 *)all.p, a.x = (u8 *)tiled.p, a.y = (float *)y.p, a.n_out = n, a.k_tiles = one.k_tiles, a.row_groups = groups, a.y_stride = n;
     a.tiles = (uint4 *)dt.p, a.n_tiles = (u32 *)dn.p, a.expert_bytes = bytes, a.n_rows = packed;
     multiply(l, t.codec, a, dn.get<u32>(1)[0]);
     std::vector<float> got = y.get<float>((size_t)most * n);
@@ -214,7 +202,7 @@ static void time_shape(const FileType &t, int m, int n, int k, std::vector<Launc
     const u32 groups = (m + 7) / 8;
     Memory tiled((size_t)w.k_tiles * groups * 1024), y((size_t)m * n * 4), residual((size_t)m * n * 4, 0);
     InputArguments in = {};
-    in.x = (float *)dx.p, in.out = (u8 *)tiled.p, in.n_rows = m, in.n_cols = k, in.x_stride = k, in.k_tiles = w.k_tiles, in.row_groups = groups;
+    in.x = (float *)dx.p, in.out = (u8 *)tiled.p, in.n_rows = m, in.n_cols = k, in.k_tiles = w.k_tiles, in.row_groups = groups;
     launch(module("input").function("rows_input"), m, 1, 1, 256, 0, in);
     double best = 1e30;
     Launch best_l = launches[0];
@@ -225,8 +213,8 @@ static void time_shape(const FileType &t, int m, int n, int k, std::vector<Launc
         Memory partials, counters((size_t)tiles * 4, 0);
         if (l.splits > 1) partials.make((size_t)tiles * l.splits * 128 * l.width * 4);
         GemmArguments a = {};
-        a.x = (u8 *)tiled.p, a.y = (void *)y.p, a.n_rows = m, a.n_out = n, a.k_tiles = w.k_tiles, a.residual = (float *)residual.p;
-        a.row_groups = groups, a.y_stride = gate ? groups : n, a.epilogue = epilogue, a.partials = (float *)partials.p, a.counters = (u32 *)counters.p;
+        a.x = (u8 *)tiled.p, a.y = (float *)y.p, a.n_rows = m, a.n_out = n, a.k_tiles = w.k_tiles, a.residual = (float *)residual.p;
+        a.row_groups = groups, a.y_stride = gate ? n / 2 : n, a.epilogue = epilogue, a.partials = (float *)partials.p, a.counters = (u32 *)counters.p;
         snprintf(g_context, 200, "%s width %d parts %d, n %d k %d, x %llx + %zx, y %llx + %zx, residual %llx, weights %llx + %zx", t.name, l.width, l.splits, n, k, tiled.p, tiled.n, y.p, y.n,
                  residual.p, sets[0], w.bytes);
         if (getenv("CONTEXT")) puts(g_context);
@@ -265,7 +253,7 @@ int main(int argc, char **argv) {
         check(q4, 300, 704, 576, {true, 128, 1}, EPILOGUE_GATE);
         check(q8, 61, 352, 1024, {true, 32, 3}, EPILOGUE_GATE);
         check(q8, 61, 352, 1024, {false, 32, 3}, EPILOGUE_GATE);
-        check(q4, 300, 704, 576, {true, 256, 2}, EPILOGUE_HALF);
+        check(q4, 300, 704, 576, {true, 256, 2}, EPILOGUE_STORE);
         check(q4k, 1000, 4096, 1024, {true, 256, 1}, EPILOGUE_STORE);
         check(q8, 1000, 4096, 1024, {true, 192, 1}, EPILOGUE_STORE);
         check(q4, 16, 3072, 2048, {true, 16, 5}, EPILOGUE_ADD);

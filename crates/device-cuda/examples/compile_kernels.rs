@@ -27,9 +27,11 @@ fn main() -> Fallible<()> {
         }
     }
     let nvrtc = Nvrtc::load(nvrtc.as_deref())?;
-    let files: Vec<&str> = kernels::files().filter(|file| file.contains(&only)).collect();
-    let jobs: Vec<(&str, &str)> =
-        architectures.iter().flat_map(|a| files.iter().map(move |file| (a.as_str(), *file))).collect();
+    let jobs: Vec<(&str, &str)> = architectures
+        .iter()
+        .flat_map(|a| kernels::files(a).map(move |file| (a.as_str(), file)))
+        .filter(|(_, file)| file.contains(&only))
+        .collect();
     let (next, done) = (AtomicUsize::new(0), Mutex::new((Vec::new(), Table::new(), Vec::new())));
     let work = || {
         while let Some((architecture, file)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {

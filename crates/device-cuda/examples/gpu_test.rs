@@ -1,10 +1,101 @@
 //! The tests that need a GPU, as one program for a machine without a Rust toolchain (`cargo xtask
 //! gpu-test` bundles it). Arguments choose by name: `gpu_test Linear promises`.
 
-use device::Device;
+use device::{
+    Choose, Device, KvType, Limits, Link, OpKind, OutputRef, OwnedStep, Penalties, Sampling, Slice, Ticket,
+    Want,
+};
+use device_lower::fusion;
+use device_testing::{Sequences, committed, limits, mini_transformer, one_sequence};
+use ingle_device_cuda::products::{MOST_TILES, Products};
 use ingle_device_cuda::{CudaDevice, Profile, kernels, selftest};
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
+use weights::BlockType;
+
+/// The system's allocator, which counts. What NVIDIA's driver allocates is not seen.
+struct Counting;
+
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is the system's allocator's.
+#[allow(unsafe_code)]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// After compiling, a step allocates nothing: single steps, and steps in flight, greedy, sampled and chosen by the host.
+fn allocations(device: &CudaDevice) -> Result<String, String> {
+    let error = |e: device::Error| e.to_string();
+    let mut n_steps = 0;
+    for block in [BlockType::F32, BlockType::Q4_1, BlockType::Q6_K] {
+        let plan = fusion::fuse(&mini_transformer(1, block), device.fusion());
+        let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
+        let mut program =
+            device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(error)?;
+        let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
+        let steps: Vec<_> = [&[(0, 40)][..], &[(0, 1)], &[(0, 1), (1, 17)], &[(1, 1)], &[(0, 1), (1, 1)]]
+            .iter()
+            .map(|spans| sequences.step(spans))
+            .collect();
+        // What comes once is launched command by command, what comes twice is recorded.
+        for step in steps.iter().chain(&steps) {
+            program.run(&step.borrow()).map_err(error)?;
+        }
+        let before = CALLS.load(Ordering::Relaxed);
+        for step in &steps {
+            program.run(&step.borrow()).map_err(error)?;
+        }
+        let n = CALLS.load(Ordering::Relaxed) - before;
+        if n > 0 {
+            return Err(format!("{block}: {n} allocations in {} steps", steps.len()));
+        }
+        let penalties = Some(Penalties { repeat: 1.1, presence: 0.1, frequency: 0.1 });
+        let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.1, random: 0.5 };
+        let recent = Slice { start: 0, len: 30 };
+        let sampled = Want { choose: Choose::Sample(sampling), penalties, recent, ..Want::default() };
+        let on_host = Want { logprob: true, logits: true, ..sampled };
+        for want in [Want::BEST, sampled, on_host] {
+            let first = one_sequence(&plan, &limits, &[1], 40).with_outputs(vec![0], want);
+            let mut step = OwnedStep { recent: (0..30).collect(), ..first };
+            let first = program.submit(&step.borrow()).map_err(error)?;
+            step.links = vec![Link { row: 0, from: OutputRef { ticket: first, output: 0 } }];
+            let ahead = program.max_in_flight() as u64;
+            let mut before = 0;
+            for index in 1..24 {
+                if index == 4 {
+                    before = CALLS.load(Ordering::Relaxed);
+                }
+                if index >= ahead {
+                    program.wait(Ticket(first.0 + index - ahead)).map_err(error)?;
+                }
+                step.links[0].from.ticket = program.submit(&step.borrow()).map_err(error)?;
+                n_steps += 1;
+            }
+            let n = CALLS.load(Ordering::Relaxed) - before;
+            if n > 0 {
+                return Err(format!("{block}: {n} allocations in 20 steps in flight, {want:?}"));
+            }
+            for index in 24 - ahead..24 {
+                program.wait(Ticket(first.0 + index)).map_err(error)?;
+            }
+        }
+    }
+    Ok(format!("none in {n_steps} steps"))
+}
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
@@ -17,7 +108,10 @@ fn main() -> ExitCode {
     };
     println!("{}; {}", device.describe(), device.kernels().origin());
     // Side by side, where they must be compiled.
-    if let Err(error) = device.kernels().prepare(&kernels::files().map(str::to_owned).collect()) {
+    if let Err(error) = device
+        .kernels()
+        .prepare(&kernels::files(&device.context().facts().architecture()).map(str::to_owned).collect())
+    {
         eprintln!("no tests were run: {error}");
         return ExitCode::FAILURE;
     }
@@ -48,6 +142,44 @@ fn main() -> ExitCode {
             let started = Instant::now();
             report(name, started, check(&device).map(|()| "kept".to_owned()));
         }
+    }
+    let usual = Profile::new(device.context().facts());
+    let together = Profile { packed_together: true, ..usual.clone() };
+    for (name, profile) in [
+        ("planes", Profile { products: Products::Planes, ..usual }),
+        ("mma", Profile { products: Products::Mma, ..together.clone() }),
+        ("packed weights together", together),
+    ] {
+        if !is_wanted(name) {
+            continue;
+        }
+        let device = match CudaDevice::new(0) {
+            Ok(device) => device.with_profile(profile),
+            Err(error) => {
+                report(name, Instant::now(), Err(error.to_string()));
+                continue;
+            }
+        };
+        for kind in [OpKind::Linear, OpKind::Fused] {
+            let (name, started) = (format!("{kind:?}, products by {name}"), Instant::now());
+            report(&name, started, selftest::check_kind(&device, kind).map(|n| format!("{n} cases")));
+        }
+    }
+    // Small products would never be cut into the wide tiles of large ones.
+    for tile in (0..MOST_TILES).filter(|_| is_wanted("tiles")) {
+        let usual = Profile::new(device.context().facts());
+        if usual.products != Products::Wgmma {
+            break;
+        }
+        let profile = Profile { packed_together: true, only_tile: Some(tile), ..usual };
+        let (name, started) = (format!("Fused, tile {tile} alone"), Instant::now());
+        let result = CudaDevice::new(0).map_err(|e| e.to_string()).and_then(|device| {
+            selftest::check_kind(&device.with_profile(profile), OpKind::Fused).map(|n| format!("{n} cases"))
+        });
+        report(&name, started, result);
+    }
+    if is_wanted("allocations") {
+        report("allocations", Instant::now(), allocations(&device));
     }
     if is_wanted("splits") {
         let profile = Profile { long: 3, split_len: 32, n_blocks: 100_000, ..device.profile().clone() };

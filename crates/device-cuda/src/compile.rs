@@ -8,6 +8,8 @@ mod primitives;
 use crate::arguments::PagesArguments;
 use crate::driver::{Address, NAME};
 use crate::layout::{Scratch, StepLayout};
+use crate::packs::Packs;
+use crate::products::Product as Packed;
 use crate::profile::Profile;
 use crate::weights::Weights;
 use bytemuck::Pod;
@@ -69,6 +71,8 @@ pub struct Commands {
     pub table: Table,
     /// By command.
     pub rows: Vec<RowCount>,
+    /// By command: of a product from packed weights, how it is launched.
+    pub products: Vec<Option<Packed>>,
 }
 
 /// What all tables of a plan are made from.
@@ -91,6 +95,8 @@ pub struct Compiler<'a> {
     pub places: &'a Places,
     /// Where weights are.
     pub weights: &'a Weights,
+    /// Those of them that are packed.
+    pub packs: &'a Packs,
     /// Heads of CrossScores, as they lie at `places.heads`: where each list begins, in words.
     pub heads: &'a [(Vec<usize>, usize)],
 }
@@ -103,6 +109,10 @@ pub(crate) struct Draft<'a> {
     commands: Commands,
     kernels: &'a mut KernelList,
     node: usize,
+    /// The projection's rows lie in scratch, ready for packed products.
+    is_tiled: bool,
+    /// Of commands that run in all steps: in which they do.
+    when: When,
 }
 
 /// One launch.
@@ -116,6 +126,7 @@ struct Call<'a> {
     when: When,
     writes: &'a [ValueId],
     weight_bytes: u64,
+    product: Option<Packed>,
 }
 
 impl<'a> Call<'a> {
@@ -128,7 +139,18 @@ impl<'a> Call<'a> {
         writes: &'a [ValueId],
     ) -> Call<'a> {
         let name = file.trim_end_matches(".cu");
-        Call { file, name, rows, grid, threads, shared: 0, when: When::Always, writes, weight_bytes: 0 }
+        Call {
+            file,
+            name,
+            rows,
+            grid,
+            threads,
+            shared: 0,
+            when: When::Always,
+            writes,
+            weight_bytes: 0,
+            product: None,
+        }
     }
 }
 
@@ -149,7 +171,16 @@ impl Compiler<'_> {
     /// # Errors
     /// Something has no kernel.
     pub fn table(&self, tokens: RowClass, outputs: RowClass, kernels: &mut KernelList) -> Result<Commands> {
-        let mut draft = Draft { c: self, tokens, outputs, commands: Commands::default(), kernels, node: 0 };
+        let mut draft = Draft {
+            c: self,
+            tokens,
+            outputs,
+            commands: Commands::default(),
+            kernels,
+            node: 0,
+            is_tiled: false,
+            when: When::Always,
+        };
         for LoweredUnit { node, unit, .. } in self.units {
             draft.node = *node;
             draft.unit(unit)?;
@@ -205,6 +236,8 @@ impl Compiler<'_> {
             page_len: limits.page_len as u32,
             n_kv_heads: of.n_kv_heads as u32,
             head_dim: of.head_dim as u32,
+            values_are_keys: u32::from(of.values_are_keys),
+            reserved: 0,
         }
     }
 
@@ -267,15 +300,20 @@ impl Draft<'_> {
             grid: call.grid,
             threads: call.threads,
             threadgroup_bytes: call.shared,
-            when: call.when,
+            when: if call.when == When::Always { self.when } else { call.when },
         };
         let info = CommandInfo {
-            kernel: format!("{} {}", call.file.trim_end_matches(".cu"), call.name),
+            kernel: match call.product {
+                // Which of its kernels is chosen by the rows of each step.
+                Some(product) => format!("gemm/packed {}", product.codec.name),
+                None => format!("{} {}", call.file.trim_end_matches(".cu"), call.name),
+            },
             node: self.node,
             layer: c.plan.nodes.get(self.node).and_then(|node| node.layer),
             weight_bytes: call.weight_bytes,
         };
         self.commands.table.push(new, info);
         self.commands.rows.push(call.rows);
+        self.commands.products.push(call.product);
     }
 }

@@ -3,6 +3,7 @@
 use crate::driver::{Context, NAME};
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout, logits_bytes};
+use crate::packs::PackPlan;
 use crate::profile::{self, Profile};
 use crate::program::{CudaProgram, LoweredPlan, Sizes, kept_bytes};
 use crate::weights::WeightPlan;
@@ -12,7 +13,6 @@ use device::{
 };
 use device_lower::arena::Arena;
 use device_lower::lifetimes::arena_of;
-use device_lower::missing_kernels;
 use device_lower::passes::lower;
 use device_lower::sampling::Chooser;
 use device_lower::units::LoweredUnit;
@@ -61,13 +61,6 @@ impl CudaDevice {
 
     fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<(Parts, Sizes)> {
         limits.check(self, plans)?;
-        if let Some(what) = plans.iter().find_map(missing_kernels) {
-            return Err(device::Error::Unsupported {
-                device: NAME,
-                what: what.to_owned(),
-                hint: "use the device cpu".to_owned(),
-            });
-        }
         let parts: Parts = plans
             .iter()
             .map(|plan| {
@@ -126,13 +119,16 @@ impl Device for CudaDevice {
     }
 
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
-        let (_, sizes) = self.sizes(plans, limits)?;
+        let (parts, sizes) = self.sizes(plans, limits)?;
+        let units = plans.iter().zip(&parts).map(|(plan, (units, _))| (plan, &units[..]));
+        let packs = PackPlan::new(units, limits, &self.profile);
         let weights = WeightPlan::new(plans)?;
         let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, |_| false);
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
         debug_assert_eq!(key_bias::n_bytes(plans, limits), 0, "no KV type here stores keys without a bias");
         for (what, bytes) in [
             ("weights on the GPU", weights.total()),
+            ("weights again, for tensor cores", packs.total()),
             ("activations", sizes.arena - sizes.logits.min(sizes.arena)),
             ("logits", sizes.logits),
             ("results, in pinned memory", sizes.logits + sizes.kept),

@@ -34,6 +34,8 @@ pub struct Facts {
     pub driver: i32,
     /// Bytes of shared memory that a block may ask for.
     pub shared_bytes: u32,
+    /// Bytes of memory.
+    pub memory: u64,
 }
 
 impl Facts {
@@ -427,6 +429,9 @@ fn facts(device: sys::CUdevice) -> Result<Facts> {
     if attribute(A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? == 0 {
         return failed("the driver cannot map memory in parts (virtual memory management)".to_owned());
     }
+    let mut memory = 0;
+    // SAFETY: writes an integer; the device exists.
+    check(unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) }, "the GPU's memory")?;
     Ok(Facts {
         // SAFETY: the driver wrote a string that ends in 0 within the array.
         name: unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned(),
@@ -436,6 +441,7 @@ fn facts(device: sys::CUdevice) -> Result<Facts> {
         ),
         n_processors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
         driver,
+        memory: memory as u64,
         shared_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
     })
 }

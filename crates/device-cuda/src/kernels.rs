@@ -24,12 +24,18 @@ pub fn source(path: &str) -> Option<&'static str> {
     SOURCES.binary_search_by(|(name, _)| (*name).cmp(path)).ok().map(|index| SOURCES[index].1)
 }
 
-/// Folders of kernels that no table names yet.
-const UNUSED: [&str; 3] = ["gemm/", "attention_flash/", "persistent/"];
+/// Folders of kernels that only the programs in `bench` launch.
+const UNUSED: [&str; 2] = ["attention_flash/", "persistent/"];
 
-/// Every file with kernels that tables name.
-pub fn files() -> impl Iterator<Item = &'static str> {
-    let used = |name: &&str| name.ends_with(".cu") && !UNUSED.iter().any(|folder| name.starts_with(folder));
+/// Every file with kernels that tables name on GPUs of an architecture.
+pub fn files(architecture: &str) -> impl Iterator<Item = &'static str> {
+    let (hopper, turing) = (architecture == "sm_90a", architecture == "sm_75");
+    let used = move |name: &&str| {
+        name.ends_with(".cu")
+            && !UNUSED.iter().any(|folder| name.starts_with(folder))
+            && (hopper || !name.starts_with("gemm/wgmma_"))
+            && (!turing || !name.starts_with("gemm/"))
+    };
     SOURCES.iter().map(|(name, _)| *name).filter(used)
 }
 
@@ -276,8 +282,8 @@ mod tests {
 
     #[test]
     fn every_file_finds_its_headers() {
-        assert!(files().count() > 40);
-        for file in files() {
+        assert!(files("sm_75").count() > 40);
+        for file in files("sm_90a") {
             hash(file).unwrap();
         }
         assert!(headers("linear/q4_0.cu").unwrap().contains("common.cuh"));

@@ -2,6 +2,7 @@
 //! compiling allocates them.
 
 use crate::arguments::{Choice, Span};
+use crate::products::{Products, k_tiles, partial_floats};
 use crate::profile::Profile;
 use device::{Limits, Needs, Op, Plan};
 use device_lower::lifetimes::{max_rows, value_bytes};
@@ -130,6 +131,10 @@ pub struct Scratch {
     pub halves: usize,
     /// Their scales.
     pub scales: usize,
+    /// Partial sums of products that are split over K.
+    pub sums: usize,
+    /// How many of a tile's parts are there.
+    pub counters: usize,
 }
 
 impl Scratch {
@@ -149,9 +154,16 @@ impl Scratch {
             }
             if let Unit::Projection(p) = unit {
                 let value = plan.value(p.x);
-                let (rows, cols) = (max_rows(limits, value.rows), value.cols.next_multiple_of(32));
+                // Whole groups of 8 rows and tiles of 64 columns, as the input of packed products is laid out.
+                let (rows, cols) =
+                    (max_rows(limits, value.rows).next_multiple_of(8), 64 * k_tiles(value.cols));
                 let halves = Scratch { halves: rows * cols * 2, scales: rows * 4, ..Scratch::default() };
                 scratch = scratch.max(halves);
+                if profile.products != Products::Planes {
+                    let sums = 4 * partial_floats(profile.n_processors);
+                    let counters = 4 * profile.n_processors;
+                    scratch = scratch.max(Scratch { sums, counters, ..Scratch::default() });
+                }
             }
         }
         scratch
@@ -165,14 +177,17 @@ impl Scratch {
             bests: self.bests.max(other.bests),
             halves: self.halves.max(other.halves),
             scales: self.scales.max(other.scales),
+            sums: self.sums.max(other.sums),
+            counters: self.counters.max(other.counters),
         }
     }
 
     /// Where each part begins: in the order of the fields, then the end.
-    pub fn places(&self) -> [usize; 6] {
+    pub fn places(&self) -> [usize; 8] {
         let mut at = 0;
-        let mut places = [0; 6];
-        let sizes = [self.partials, self.totals, self.bests, self.halves, self.scales];
+        let mut places = [0; 8];
+        let sizes =
+            [self.partials, self.totals, self.bests, self.halves, self.scales, self.sums, self.counters];
         for (place, size) in places[1..].iter_mut().zip(sizes) {
             at += size.next_multiple_of(ALIGN);
             *place = at;
@@ -182,7 +197,7 @@ impl Scratch {
 
     /// Bytes of all.
     pub fn total(&self) -> usize {
-        self.places()[5]
+        self.places()[7]
     }
 }
 

@@ -5,7 +5,8 @@
 //! 1. `profile` holds the choices for the chip: fusion rules, passes, thresholds.
 //! 2. `device_lower` turns nodes into units by these passes, and plans the arena.
 //! 3. `layout` sizes every other buffer once; `weights` and `stored` repack matrices into planes that
-//!    kernels load 16 bytes at a time, on the way to the GPU.
+//!    kernels load 16 bytes at a time, on the way to the GPU; `packs` adds copies in the order of tensor
+//!    cores' fragments, which `products` cuts into launches.
 //! 4. `compile` chooses kernels and fills flat tables of commands, one for each class of rows. A
 //!    command's arguments hold addresses, which never change: KV pools are address space whose chunks
 //!    get memory when pages are committed.
@@ -27,7 +28,9 @@ pub mod driver;
 pub mod kernels;
 mod layout;
 pub mod nvrtc;
+mod packs;
 mod peaks;
+pub mod products;
 mod profile;
 mod program;
 pub mod selftest;

@@ -1,12 +1,14 @@
 //! What differs between chips: rules of fusion, passes, thresholds. Data.
 
 use crate::driver::Facts;
+use crate::products::{Products, WGMMA_SHARED};
 use device::{KvType, Rule};
 use device_lower::fusion::{
     GATE_UP, LINEAR_ADD, NORM_ADD, NORM_GATE_UP, NORM_LINEAR, QK_NORM_ROPE_KV_ATTENTION,
     QK_NORM_ROPE_KV_WRITE,
 };
 use device_lower::passes::{self, Pass};
+use device_lower::table::RowClass;
 
 /// KV types, the default first.
 pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::F32];
@@ -32,6 +34,18 @@ pub struct Profile {
     pub rules: &'static [Rule],
     /// Passes from fused nodes to units, in order.
     pub passes: &'static [Pass],
+    /// Multiprocessors.
+    pub n_processors: usize,
+    /// What multiplies several rows.
+    pub products: Products,
+    /// From how many rows on that is so.
+    pub packed_rows: RowClass,
+    /// Whether steps of several sequences are multiplied so, too.
+    pub packed_together: bool,
+    /// The only tile of packed products, to test it; `None`: each launch takes the fastest.
+    pub only_tile: Option<usize>,
+    /// Bytes of packed weights beside those that few rows are multiplied by, at most; of a model that needs more there are none.
+    pub most_packed: u64,
     /// Warps that keep the chip busy: a product of one row is spread over at least so many, if it has as many columns.
     pub n_warps: usize,
     /// Blocks of attention that keep the chip busy.
@@ -58,6 +72,17 @@ impl Profile {
         Profile {
             rules: RULES,
             passes: PASSES,
+            n_processors: facts.n_processors,
+            products: match facts.capability {
+                (9, 0) if facts.shared_bytes >= WGMMA_SHARED => Products::Wgmma,
+                (8.., _) => Products::Mma,
+                _ => Products::Planes,
+            },
+            packed_rows: RowClass::Eight,
+            // One run with several sequences ended in an illegal address that is not explained yet (docs/cuda.md).
+            packed_together: false,
+            only_tile: None,
+            most_packed: facts.memory / 3,
             n_warps: 8 * facts.n_processors,
             n_blocks: 2 * facts.n_processors,
             long: 256,

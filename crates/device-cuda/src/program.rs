@@ -12,6 +12,7 @@ use crate::compile::{Commands, Compiler, KernelList, Places};
 use crate::driver::{Buffer, Context, Event, Function, Module, NAME, Pinned, Pool};
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout};
+use crate::packs::{PackPlan, Packs};
 use crate::profile::Profile;
 use crate::weights::{WeightPlan, Weights};
 use device::{
@@ -126,6 +127,9 @@ pub struct CudaProgram {
     _heads: Buffer,
     _states: Buffer,
     _weights: Weights,
+    _packs: Packs,
+    /// Multiprocessors.
+    n_processors: usize,
     _modules: Vec<Arc<Module>>,
 }
 
@@ -169,6 +173,8 @@ impl CudaProgram {
         let heads = take("tables", words.len() * 4)?;
         context.upload(heads.start(), bytemuck::cast_slice(&words))?;
         let weights = WeightPlan::new(plans)?.load(&context)?;
+        let units = parts.iter().map(|part| (part.plan, part.units));
+        let packs = PackPlan::new(units, limits, profile).load(&context, kernels)?;
         let places = Places {
             arena: arena.start(),
             step: step_buffer.start(),
@@ -191,6 +197,7 @@ impl CudaProgram {
                 scratch,
                 places: &places,
                 weights: &weights,
+                packs: &packs,
                 heads: &lists,
             };
             let most = RowClass::of(limits.max_rows);
@@ -267,6 +274,8 @@ impl CudaProgram {
             _heads: heads,
             _states: states,
             _weights: weights,
+            _packs: packs,
+            n_processors: profile.n_processors,
             _modules: modules,
         })
     }
@@ -287,22 +296,19 @@ impl CudaProgram {
     /// Copy what the caller may read of the step that was just waited for: its logits and what its plan keeps.
     fn fetch_results(&mut self, ticket: u64) -> Result<()> {
         let Some(plan) = self.plans.get(self.ahead.done.plan) else { return Ok(()) };
-        let wanted = self.wanted_logits(ticket);
-        let mut parts = Vec::new();
-        if wanted && let Some((offset, bytes)) = self.rows_of(plan.output) {
-            parts.push((offset, bytes, 0));
-        }
+        let output = Some(plan.output).filter(|_| self.wanted_logits(ticket));
+        let n_kept = plan.kept.len();
         let mut at = self.logits_bytes;
-        for id in &plan.kept {
-            let Some((offset, bytes)) = self.rows_of(*id) else { continue };
-            parts.push((offset, bytes, at));
-            at += bytes;
-        }
-        for (offset, bytes, at) in parts {
+        for index in 0..=n_kept {
+            let plan = &self.plans[self.ahead.done.plan];
+            let id = if index < n_kept { Some(plan.kept[index]) } else { output };
+            let Some((offset, bytes)) = id.and_then(|id| self.rows_of(id)) else { continue };
+            let to = if index < n_kept { at } else { 0 };
             if bytes > 0 {
                 self.context
-                    .download(self.arena.start() + offset as u64, self.results.bytes_mut(at, bytes))?;
+                    .download(self.arena.start() + offset as u64, self.results.bytes_mut(to, bytes))?;
             }
+            at += if index < n_kept { bytes } else { 0 };
         }
         Ok(())
     }
@@ -599,7 +605,8 @@ impl Program for CudaProgram {
         let done = &self.ahead.done;
         let same = plan == done.plan && n_rows == done.sizes.n_rows;
         let n_outputs = if same { done.sizes.n_outputs } else { 1 };
-        let sizes = StepSizes { n_rows, n_outputs, ..StepSizes::default() };
+        let alone = if same { done.sizes.alone } else { true };
+        let sizes = StepSizes { n_rows, n_outputs, alone, ..StepSizes::default() };
         let most = RowClass::of(self.limits.max_rows) as usize;
         let plan = self.plans.get(plan).filter(|_| RowClass::of(n_rows) as usize <= most);
         plan.map_or(vec![], |plan| plan.table(&sizes).table.infos().to_vec())

@@ -24,13 +24,14 @@ type Key = (*const u8, usize);
 
 /// What identifies a matrix: its bytes (of a stack, those of the first part), its columns, its type, and the number of
 /// its parts.
-type MatrixKey = (Key, usize, BlockType, usize);
+pub type MatrixKey = (Key, usize, BlockType, usize);
 
 fn key(bytes: &Bytes) -> Key {
     (bytes.as_ptr(), bytes.len())
 }
 
-fn matrix_key(weight: &Weight) -> MatrixKey {
+/// What identifies a matrix.
+pub fn matrix_key(weight: &Weight) -> MatrixKey {
     let first = weight.parts.first().map_or(&weight.data, |part| &part.data);
     (key(first), weight.n_cols(), weight.block, weight.parts.len())
 }

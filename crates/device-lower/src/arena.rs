@@ -180,6 +180,7 @@ fn element_wise(op: &Op) -> Vec<ValueId> {
         | Op::ExpertBias { .. }
         | Op::Join { .. }
         | Op::Ordinals { .. }
+        | Op::Adapters { .. }
         | Op::SelectRows { .. }
         | Op::Argmax { .. }
         | Op::Fused { .. }

@@ -20,11 +20,8 @@ pub mod fusion;
 pub mod hosted;
 pub mod lifetimes;
 pub mod lower;
-mod missing;
 pub mod outputs;
 pub mod passes;
 pub mod sampling;
 pub mod table;
 pub mod units;
-
-pub use missing::missing_kernels;

@@ -2,6 +2,7 @@
 
 use crate::gpu::Gpu;
 use crate::layout::{ALIGN, Scratch, StepLayout};
+use crate::missing::missing_kernels;
 use crate::peaks;
 use crate::profile::{self, Profile};
 use crate::program::{LoweredPlan, MetalProgram};
@@ -13,7 +14,6 @@ use device::{
 };
 use device_lower::arena::Arena;
 use device_lower::lifetimes::{arena_of, value_bytes};
-use device_lower::missing_kernels;
 use device_lower::passes::lower;
 use device_lower::sampling::Chooser;
 use device_lower::units::LoweredUnit;

@@ -29,6 +29,7 @@ mod geometry;
 pub mod gpu;
 pub mod kernels;
 mod layout;
+mod missing;
 mod peaks;
 mod profile;
 mod program;

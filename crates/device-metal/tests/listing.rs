@@ -31,10 +31,6 @@ const CPU_ONLY: &[&str] = &[
     // Metal refuses models with recurrent layers.
     "short_conv",
     "recurrence",
-    // And those with these, and with windows to both sides, chunks, and values that are keys.
-    "expert_bias",
-    "gate_clamped",
-    "ordinals",
     // One file for the types of each instruction set, and what they read.
     "linear/activation",
     "linear/affine_avx2",
@@ -95,6 +91,8 @@ const CPU_ONLY: &[&str] = &[
 
 /// How Metal does what the CPU does in another way, or does not need to do.
 const METAL_ONLY: &[&str] = &[
+    // The CPU's `join`: on Metal that is a unit of a projection and a sum.
+    "join_heads",
     // Headers that kernels share: on the CPU these are Rust modules outside of `kernels/`.
     "activation",
     "arguments",

@@ -1,6 +1,6 @@
 //! The forward pass, Op by Op: what each reads and writes. The arithmetic of each is in the file of its name.
 
-use device::{KvLayerId, Op, Plan, Span, Step, ValueId, WeightId};
+use device::{KvLayerId, Op, Plan, RowCount, Span, Step, ValueId, WeightId};
 
 use crate::activations::Activations;
 use crate::kv_pages::{Half, KvPages};
@@ -281,6 +281,16 @@ impl<'a> Forward<'a> {
                 let (cols, n) = (self.cols(*out), self.len(*out));
                 self.activations.write_ids(*out, n, |_, ids| {
                     ids.iter_mut().enumerate().for_each(|(i, id)| *id = (i % cols) as u32);
+                });
+            }
+            Op::Adapters { out, .. } => {
+                let (rows, n) = (self.plan.value(*out).rows, self.len(*out));
+                self.activations.write_ids(*out, n, |_, ids| {
+                    for (i, id) in ids.iter_mut().enumerate() {
+                        let row = if rows == RowCount::Outputs { step.outputs[i] } else { i as u32 };
+                        let span = step.spans.iter().position(|s| row < s.first_row + s.n_rows);
+                        *id = span.map_or(0, |span| step.adapters[span]);
+                    }
                 });
             }
             Op::ExpertSum { x, weights, out } => {

@@ -475,6 +475,13 @@ impl PlanBuilder {
         out
     }
 
+    /// Which of `n` adapters each row has.
+    pub fn adapters(&mut self, rows: RowCount, n: usize) -> ValueId {
+        let out = self.value(rows, 1, DType::U32);
+        self.push(Op::Adapters { n, out });
+        out
+    }
+
     /// With random matrices of `n_experts` experts; `own`: `x` has a part for each chosen one.
     pub fn expert_linear(
         &mut self,

@@ -108,7 +108,8 @@ impl Case {
     /// A case without attention: one sequence a step, of each number of rows.
     fn rows(name: String, kind: OpKind, block: BlockType, tolerance: f32, plan: Plan) -> Case {
         let limits = limits(&plan.kv);
-        let mut sequences = Sequences::new(name.len() as u64, &plan.kv, &limits, N_TOKENS);
+        let mut sequences =
+            Sequences::new(name.len() as u64, &plan.kv, &limits, N_TOKENS).with_adapters(&plan);
         let steps = ROWS.iter().map(|n| sequences.step(&[(0, *n)])).collect();
         Case { name, kind, block, plans: vec![plan], limits, steps, tolerance }
     }
@@ -124,7 +125,8 @@ impl Case {
     ) -> Case {
         let tolerance = stored(tolerance, kv_type);
         let limits = Limits { kv_type, ..limits(&plan.kv) };
-        let mut sequences = Sequences::new(name.len() as u64, &plan.kv, &limits, N_TOKENS);
+        let mut sequences =
+            Sequences::new(name.len() as u64, &plan.kv, &limits, N_TOKENS).with_adapters(&plan);
         let spans: [&[(usize, usize)]; 7] = [
             &[(0, 5)],
             &[(0, 12), (1, 3)],

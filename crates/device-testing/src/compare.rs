@@ -156,6 +156,7 @@ fn needs_whole_spans(plan: &Plan) -> bool {
         | Op::GateClamped { .. }
         | Op::Join { .. }
         | Op::Ordinals { .. }
+        | Op::Adapters { .. }
         | Op::SelectRows { .. }
         | Op::Argmax { .. }
         | Op::Fused { .. }
@@ -196,6 +197,7 @@ fn row_by_row(step: &OwnedStep, limits: &Limits) -> Vec<OwnedStep> {
             input: step.input[at * per_row..(at + 1) * per_row].to_vec(),
             spans: vec![Span { first_row: 0, n_rows: 1, first_position: span.first_position + row, ..*span }],
             states: state(index, span, row).into_iter().collect(),
+            adapters: step.adapters.get(index).copied().into_iter().collect(),
             outputs: if output.is_some() { vec![0] } else { vec![] },
             wants: output.map(|output| step.wants[output]).into_iter().collect(),
             ..step.clone()

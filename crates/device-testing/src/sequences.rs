@@ -2,7 +2,7 @@
 
 use super::Rng;
 use device::{
-    KvGroup, KvLayout, KvType, Limits, Numerics, OwnedStep, PAGE_NONE, Plan, Program, STATE_NONE, Span,
+    KvGroup, KvLayout, KvType, Limits, Numerics, Op, OwnedStep, PAGE_NONE, Plan, Program, STATE_NONE, Span,
     StateUse, Want,
 };
 
@@ -55,6 +55,8 @@ pub struct Sequences {
     /// By group.
     free: Vec<Vec<u32>>,
     free_states: Vec<u32>,
+    /// Of the plan; 0: it has none.
+    n_adapters: u32,
     rng: Rng,
 }
 
@@ -81,8 +83,18 @@ impl Sequences {
             slots: vec![],
             free,
             free_states: (0..limits.n_states.saturating_sub(2) as u32).collect(),
+            n_adapters: 0,
             rng: Rng::new(seed),
         }
+    }
+
+    /// The same, each slot with one of the plan's adapters.
+    pub fn with_adapters(self, plan: &Plan) -> Sequences {
+        let n = plan.primitives().find_map(|op| match op {
+            Op::Adapters { n, .. } => Some(*n as u32),
+            _ => None,
+        });
+        Sequences { n_adapters: n.unwrap_or(0), ..self }
     }
 
     /// The tokens of a slot so far.
@@ -103,7 +115,7 @@ impl Sequences {
     /// There are not enough pages.
     pub fn step(&mut self, spans: &[(usize, usize)]) -> OwnedStep {
         let mut tokens = vec![];
-        let (mut step_spans, mut states) = (vec![], vec![]);
+        let (mut step_spans, mut states, mut adapters) = (vec![], vec![], vec![]);
         for (slot, n_rows) in spans {
             let first_position = self.slot(*slot).start + self.slot(*slot).tokens.len();
             self.take_pages(*slot, first_position, first_position + n_rows);
@@ -112,6 +124,8 @@ impl Sequences {
             self.slots[*slot].tokens.extend(&tokens[first_row as usize..]);
             let (slot, n_rows, first_position) = (*slot as u32, *n_rows as u32, first_position as u32);
             step_spans.push(Span { slot, first_row, n_rows, first_position });
+            // By slot, so that a sequence keeps its own.
+            adapters.extend((self.n_adapters > 0).then(|| (slot * 7 + 1) % self.n_adapters.max(1)));
             if !self.kv.states.is_empty() {
                 assert!(!self.free_states.is_empty(), "the test needs more states");
                 let to = self.free_states.swap_remove(self.rng.below(self.free_states.len()));
@@ -128,6 +142,7 @@ impl Sequences {
             tokens,
             spans: step_spans,
             states,
+            adapters,
             page_tables: self.page_tables(),
             pages_per_table: self.pages_per_table,
             ..OwnedStep::default()
@@ -258,6 +273,7 @@ mod tests {
             input: None,
             groups,
             has_states: false,
+            n_adapters: 0,
         }];
         let mut committed = CommittedPages::new(&limits, |_| 1);
         (0..2).for_each(|group| committed.set(group, 0..limits.n_pages[group] as u32, true));

@@ -421,12 +421,16 @@ impl<'a> At<'a> {
                     let Op::Route { x, ids: chosen, .. } = op else { return None };
                     std::ptr::eq(self.plan.value(*chosen), ids).then_some(*x)
                 });
-                let counted = self.plan.primitives().any(|op| {
-                    let Op::Ordinals { out } = op else { return false };
-                    std::ptr::eq(self.plan.value(*out), ids)
+                let counted = self.plan.primitives().find_map(|op| {
+                    let (n, out) = match op {
+                        Op::Ordinals { out } => (ids.cols, out),
+                        Op::Adapters { n, out } => (*n, out),
+                        _ => return None,
+                    };
+                    std::ptr::eq(self.plan.value(*out), ids).then_some(n)
                 });
                 let n_routed = router.and_then(|x| self.plan.values.get(x.0 as usize)).map(|x| x.cols);
-                let n_routed = if counted { Some(ids.cols) } else { n_routed };
+                let n_routed = counted.or(n_routed);
                 self.require(
                     n_routed == Some(n_experts),
                     || format!("{} of {n_experts} experts", weight.name),
@@ -479,6 +483,24 @@ impl<'a> At<'a> {
                 self.columns(out, 1, a.cols + b.cols)
             }
             Op::Ordinals { out } => self.ids(*out).map(drop),
+            Op::Adapters { n, out } => {
+                let out = self.ids(*out)?;
+                self.columns(out, 1, 1)?;
+                self.require(
+                    matches!(out.rows.per_token(), None | Some(1)),
+                    || format!("{} of {:?}", out.name, out.rows),
+                    "rows of tokens or outputs",
+                )?;
+                let others = self.plan.primitives().filter_map(|op| match op {
+                    Op::Adapters { n, .. } => Some(*n),
+                    _ => None,
+                });
+                self.require(
+                    *n > 0 && { others }.all(|other| other == *n),
+                    || format!("{n} adapters"),
+                    "at least one, and as many as other ops choose from",
+                )
+            }
             Op::ExpertSum { x, weights, out } => {
                 let (x, weights, out) = (self.float(*x)?, self.float(*weights)?, self.float(*out)?);
                 self.rows(weights, x.rows)?;

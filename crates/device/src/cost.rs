@@ -63,6 +63,7 @@ impl Plan {
             | Op::GateClamped { .. }
             | Op::Join { .. }
             | Op::Ordinals { .. }
+            | Op::Adapters { .. }
             | Op::SelectRows { .. }
             | Op::Argmax { .. }
             | Op::Fused { .. }

@@ -62,11 +62,87 @@ pub fn rotation_factor(piece: usize) -> f32 {
     1.0 / (piece as f32).sqrt()
 }
 
+/// Scales that are tried for a vector.
+const N_SCALES: usize = 8;
+
+/// Each of them, as a multiple of the vector's largest number: half a percent apart, and so that the largest becomes [`MAX`] at most.
+const SCALES: [f32; N_SCALES] = {
+    let mut scales = [0.0; N_SCALES];
+    let mut i = 0;
+    while i < N_SCALES {
+        scales[i] = 1.0 / (MAX + 0.4 - 0.5 * i as f32);
+        i += 1;
+    }
+    scales
+};
+
+/// The search for the scale of a vector: that with the smallest sum of squared errors.
+///
+/// A vector of 32 to 128 columns has so few rounding errors that their sum differs much from scale to scale: the best of
+/// [`N_SCALES`] has a fifth less than their mean with 32 columns, a tenth with 128.
+#[derive(Clone, Copy)]
+pub struct ScaleSearch {
+    scales: [f32; N_SCALES],
+    errors: [f32; N_SCALES],
+}
+
+impl ScaleSearch {
+    /// For a vector with this largest magnitude ([`largest`]).
+    #[inline(always)]
+    pub fn new(largest: f32) -> Self {
+        ScaleSearch { scales: SCALES.map(|scale| scale * largest), errors: [0.0; N_SCALES] }
+    }
+
+    /// Count the errors of these columns, in an order that is the same on all processors.
+    #[inline(always)]
+    pub fn add(&mut self, x: &[f32]) {
+        const LANES: usize = 16;
+        let (whole, rest) = x.as_chunks::<LANES>();
+        for (scale, error) in self.scales.iter().zip(&mut self.errors) {
+            let factor = kv_words::factor(*scale);
+            let square = |x: f32| {
+                let error = x * factor - (x * factor).round_ties_even();
+                error * error
+            };
+            let mut squares = [0f32; LANES];
+            for x in whole {
+                for lane in 0..LANES {
+                    squares[lane] += square(x[lane]);
+                }
+            }
+            for (lane, x) in rest.iter().enumerate() {
+                squares[lane] += square(*x);
+            }
+            *error += squares.into_iter().sum::<f32>() * (scale * scale);
+        }
+    }
+
+    /// The scale with the smallest error; NaN if the largest magnitude is.
+    #[inline(always)]
+    pub fn best(&self) -> f32 {
+        let mut best = 0;
+        for i in 1..N_SCALES {
+            if self.errors[i] < self.errors[best] {
+                best = i;
+            }
+        }
+        self.scales[best]
+    }
+}
+
+/// The largest magnitude of a vector. NaN if something in it is not finite.
+#[inline(always)]
+pub fn largest(x: &[f32]) -> f32 {
+    let (max, squares) = kv_words::measure(x);
+    if squares.is_finite() { max } else { f32::NAN }
+}
+
 /// The scale of a value, or of a rotated key or query. Of a vector with something not finite it is NaN.
 #[inline(always)]
 pub fn scale(x: &[f32]) -> f32 {
-    let (max, squares) = kv_words::measure(x);
-    if squares.is_finite() { max / MAX } else { f32::NAN }
+    let mut search = ScaleSearch::new(largest(x));
+    search.add(x);
+    search.best()
 }
 
 /// One number of a vector, given the reciprocal of its scale ([`kv_words::factor`]).
@@ -131,6 +207,28 @@ mod tests {
                 assert!((got - x).abs() <= scale * 0.5001 + 1e-38, "{x} became {got}");
             }
         }
+    }
+
+    /// No other scale of those tried is closer, and none lets a number overflow.
+    #[test]
+    fn the_scale_is_the_best_of_those_tried() {
+        let (mut searched, mut plain) = (0.0, 0.0);
+        for (n, k) in [32, 64, 80, 128].into_iter().flat_map(|n| (0..16).map(move |k| (n, k))) {
+            let x = vector(n, 1.1 + 0.1 * k as f32);
+            let error = |scale: f32| -> f64 {
+                let factor = kv_words::factor(scale);
+                x.iter().map(|x| f64::from(x - scale * f32::from(to_byte(*x, factor))).powi(2)).sum()
+            };
+            let scales = SCALES.map(|scale| scale * largest(&x));
+            let least = scales.map(error).into_iter().fold(f64::INFINITY, f64::min);
+            assert!(error(scale(&x)) <= least * 1.0001, "{n} {k}");
+            for scale in scales {
+                assert!(x.iter().all(|x| (x * kv_words::factor(scale)).abs() < MAX + 0.5), "{n} {k}");
+            }
+            searched += least;
+            plain += error(largest(&x) / MAX);
+        }
+        assert!(searched < 0.97 * plain, "{searched} for {plain}: not worth a search");
     }
 
     /// Rounded by their thresholds, equal weights of any size add up to what they are, over every 16 positions in a row.

@@ -45,6 +45,8 @@ pub struct Needs {
     pub groups: Vec<GroupUse>,
     /// Whether it has recurrent layers, so that every span has a state.
     pub has_states: bool,
+    /// Adapters among which every span has one, 0 included; 0: the plan has none.
+    pub n_adapters: usize,
 }
 
 impl Needs {
@@ -58,6 +60,7 @@ impl Needs {
             input: None,
             groups: vec![GroupUse::Unused; plan.kv.groups.len()],
             has_states: false,
+            n_adapters: 0,
         };
         for op in plan.primitives() {
             match op {
@@ -79,6 +82,7 @@ impl Needs {
                 Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {
                     needs.has_states = true;
                 }
+                Op::Adapters { n, .. } => needs.n_adapters = *n,
                 // Shapes, weights and rows are all that these need.
                 Op::RmsNorm { .. }
                 | Op::Linear { .. }

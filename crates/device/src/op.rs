@@ -296,6 +296,13 @@ pub enum Op {
         /// `(n, k)`, u32
         out: ValueId,
     },
+    /// `out[i]` is the adapter of the span that row `i` belongs to ([`crate::Step::adapters`]); 0: none.
+    Adapters {
+        /// Adapters, the one that changes nothing included; at least 1.
+        n: usize,
+        /// `(n, 1)` of tokens or outputs, u32
+        out: ValueId,
+    },
     /// From rows of tokens to rows of outputs: `out[i] = x[outputs[i]]`.
     SelectRows {
         /// `(n_tokens, cols)`
@@ -532,6 +539,7 @@ pub enum OpKind {
     GateClamped,
     Join,
     Ordinals,
+    Adapters,
 }
 
 impl Op {
@@ -571,6 +579,7 @@ impl Op {
             Op::GateClamped { .. } => OpKind::GateClamped,
             Op::Join { .. } => OpKind::Join,
             Op::Ordinals { .. } => OpKind::Ordinals,
+            Op::Adapters { .. } => OpKind::Adapters,
         }
     }
 
@@ -615,7 +624,7 @@ impl Op {
             Op::ExpertBias { x, ids, .. } => vec![*x, *ids],
             Op::GateClamped { gate, up, .. } => vec![*gate, *up],
             Op::Join { a, b, .. } => vec![*a, *b],
-            Op::Ordinals { .. } => vec![],
+            Op::Ordinals { .. } | Op::Adapters { .. } => vec![],
         }
     }
 
@@ -654,7 +663,8 @@ impl Op {
             | Op::ExpertBias { out, .. }
             | Op::GateClamped { out, .. }
             | Op::Join { out, .. }
-            | Op::Ordinals { out } => vec![*out],
+            | Op::Ordinals { out }
+            | Op::Adapters { out, .. } => vec![*out],
         }
     }
 
@@ -679,6 +689,7 @@ impl Op {
             | Op::GateClamped { .. }
             | Op::Join { .. }
             | Op::Ordinals { .. }
+            | Op::Adapters { .. }
             | Op::Activate { .. }
             | Op::Gate { .. }
             | Op::Add { .. }

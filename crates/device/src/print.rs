@@ -184,6 +184,7 @@ impl Display for Shown<'_> {
                 write!(f, "{out} = {kind}({a}, {b}, {n_heads} heads)")
             }
             Op::Ordinals { out } => write!(f, "{} = {kind}()", self.out(*out)),
+            Op::Adapters { n, out } => write!(f, "{} = {kind}({n})", self.out(*out)),
             Op::Pool { x, kind: pooling, out } => {
                 write!(f, "{} = {kind}({pooling}, {})", self.out(*out), self.value(*x))
             }
@@ -375,6 +376,7 @@ impl Display for OpKind {
             OpKind::GateClamped => "gate_clamped",
             OpKind::Join => "join",
             OpKind::Ordinals => "ordinals",
+            OpKind::Adapters => "adapters",
             OpKind::GatedDelta => "gated_delta",
             OpKind::SelectiveScan => "selective_scan",
         })

@@ -156,6 +156,8 @@ pub struct Step<'a> {
     pub spans: &'a [Span],
     /// `(n_spans)` their states; empty for a plan without recurrent layers.
     pub states: &'a [StateUse],
+    /// `(n_spans)` the adapter of each, 0 for none; empty for a plan without [`crate::Op::Adapters`].
+    pub adapters: &'a [u32],
     /// `(n_slots, n_groups, pages_per_table)` page numbers. Position `p` lies in entry `p / page_len`. They are read while
     /// the step is submitted, not later.
     pub page_tables: &'a [u32],
@@ -218,6 +220,8 @@ pub struct OwnedStep {
     pub spans: Vec<Span>,
     /// As [`Step::states`].
     pub states: Vec<StateUse>,
+    /// As [`Step::adapters`].
+    pub adapters: Vec<u32>,
     /// As [`Step::page_tables`].
     pub page_tables: Vec<u32>,
     /// As [`Step::table_changes`].
@@ -250,6 +254,7 @@ impl OwnedStep {
             input: &self.input,
             spans: &self.spans,
             states: &self.states,
+            adapters: &self.adapters,
             page_tables: &self.page_tables,
             table_changes: self.table_changes.as_deref(),
             pages_per_table: self.pages_per_table,
@@ -281,6 +286,7 @@ impl From<&Step<'_>> for OwnedStep {
             input: step.input.to_vec(),
             spans: step.spans.to_vec(),
             states: step.states.to_vec(),
+            adapters: step.adapters.to_vec(),
             page_tables: step.page_tables.to_vec(),
             table_changes: step.table_changes.map(<[u32]>::to_vec),
             pages_per_table: step.pages_per_table,

@@ -91,6 +91,7 @@ impl Step<'_> {
     /// - every position that a span writes or that its windows still need has a page within range, and so has every position
     ///   of encoder states, and these pages are committed; a span that writes encoder states has a row for each of them;
     /// - every span of a plan with recurrent layers has states within range, and writes one that nothing else in the step uses;
+    /// - every span of a plan with adapters has one, within range;
     /// - every output says what is wanted of it, links are of rows, and all slices lie within the step's lists;
     /// - no page that one span writes is in reach of another span (looked at in builds with debug assertions).
     ///
@@ -165,7 +166,19 @@ impl Step<'_> {
             return Err(format!("spans of {next_row} rows in a step of {n_rows} rows"));
         }
         self.check_states(needs, limits)?;
+        self.check_adapters(needs)?;
         self.check_pages(needs, limits, committed)
+    }
+
+    fn check_adapters(&self, needs: &Needs) -> std::result::Result<(), String> {
+        let n_expected = if needs.n_adapters > 0 { self.spans.len() } else { 0 };
+        if self.adapters.len() != n_expected {
+            return Err(format!("adapters of {} spans, expected {n_expected}", self.adapters.len()));
+        }
+        match self.adapters.iter().find(|adapter| **adapter as usize >= needs.n_adapters) {
+            Some(adapter) => Err(format!("adapter {adapter}, expected one below {}", needs.n_adapters)),
+            None => Ok(()),
+        }
     }
 
     fn check_states(&self, needs: &Needs, limits: &Limits) -> std::result::Result<(), String> {

@@ -35,7 +35,16 @@ fn good() -> OwnedStep {
 /// Of a plan that uses all layers of a layout.
 fn needs(kv: &KvLayout) -> Needs {
     let groups = kv.groups.iter().map(|g| GroupUse::Sequence { window: g.window }).collect();
-    Needs { n_nodes: 1, n_vocab: 10, n_logits: 40, n_positions: 512, input: None, groups, has_states: false }
+    Needs {
+        n_nodes: 1,
+        n_vocab: 10,
+        n_logits: 40,
+        n_positions: 512,
+        input: None,
+        groups,
+        has_states: false,
+        n_adapters: 0,
+    }
 }
 
 fn rejects(edit: impl FnOnce(&mut OwnedStep), part: &str) {

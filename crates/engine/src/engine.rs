@@ -1,7 +1,7 @@
 //! The engine: a model on a device, and a scheduler of the sequences that it runs.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use device::{CommandInfo, Device, Limits, OutputKind, Plan, Program, Timing};
 
@@ -94,9 +94,6 @@ pub struct StepTimings {
     pub timings: Vec<Timing>,
 }
 
-/// Until a sequence that waits for memory looks again.
-const STARVED: Duration = Duration::from_millis(5);
-
 /// A model on a device, and the sequences that it runs.
 ///
 /// `Send`, not `Sync`: a server gives it to one thread, which calls [`Self::add`] for what arrives and [`Self::step`]
@@ -113,6 +110,8 @@ pub struct Engine {
     recorded: Option<Vec<StepTimings>>,
     /// Where the prefix cache is kept.
     pub(crate) prefixes: Option<PrefixFolder>,
+    /// What [`Self::evaluate`] computes with; 0: the model alone.
+    pub(crate) scored_adapter: u32,
     /// Shared with the engines that compute on the same processors.
     turns: Option<Arc<Turns>>,
     /// Why images are refused though the model sees.
@@ -139,8 +138,10 @@ impl Engine {
         let fixed = memory.committed + memory.mapped;
         let account = options.governor.as_ref().map(|governor| governor.account(device.as_ref(), fixed));
         let program = device.compile(&plans, &limits)?;
+        let is_adapted = memory::has_adapters(&model);
+        let n_text = 1 + usize::from(is_adapted);
         let vision = match model.vision() {
-            Some(spec) if plans.len() > 1 => {
+            Some(spec) if plans.len() > n_text => {
                 let (tower, _, given) = model.vision_parts(limits.n_ctx)?;
                 Some(Vision::new(spec.clone(), tower, given, device.clone(), limits.numerics))
             }
@@ -154,9 +155,13 @@ impl Engine {
         if let Some(account) = account {
             kv.set_account(account);
         }
+        let mut scheduler = Scheduler::new(&limits, model.n_vocab(), depth, kv, options, vision);
+        scheduler.buffers.set_adapted(is_adapted, limits.numerics);
+        scheduler.buffers.given_plan = n_text;
         Ok(Engine {
             device: device.clone(),
-            scheduler: Scheduler::new(&limits, model.n_vocab(), depth, kv, options, vision),
+            scheduler,
+            scored_adapter: 0,
             blind,
             plan,
             memory,
@@ -198,6 +203,18 @@ impl Engine {
     /// The KV cache's bookkeeping, for statistics and checks.
     pub fn kv(&self) -> &KvCache {
         &self.scheduler.kv
+    }
+
+    /// Compute what is scored from now on ([`Self::evaluate`] and what stands on it) with an adapter; `None`: with the model alone.
+    ///
+    /// # Errors
+    /// There is no such adapter.
+    pub fn set_scored_adapter(&mut self, name: Option<&str>) -> Result<()> {
+        self.scored_adapter = match name {
+            Some(name) => self.model.adapter(name)?.0,
+            None => 0,
+        };
+        Ok(())
     }
 
     /// The command table for a step of `n_rows` rows.
@@ -328,11 +345,16 @@ impl Engine {
         if request.constraint.is_some() {
             self.scheduler.need_masks()?;
         }
+        let adapter = request.adapter.as_deref().map(|name| self.model.adapter(name)).transpose()?;
+        if let Some((_, salt)) = adapter {
+            request.salt ^= salt;
+        }
+        let adapter = adapter.map_or(0, |(index, _)| index);
         let id = self.new_id();
         let text = TextStream::new(
             tokenizer,
             std::mem::take(&mut request.stop),
-            request.stop_outside.take(),
+            std::mem::take(&mut request.stop_outside),
             std::mem::take(&mut request.show_special),
         );
         request.tokens = tokens;
@@ -342,6 +364,7 @@ impl Engine {
         }
         let mut sequence = Sequence::new(id, request, sampler, text, ends.into(), n_pending, n_draft);
         sequence.images = images;
+        sequence.adapter = adapter;
         self.scheduler.add(sequence);
         Ok(id)
     }
@@ -356,6 +379,9 @@ impl Engine {
         };
         if request.overflow != Overflow::Stop {
             return refuse("overflow", "slide", "stop, where a prompt has images");
+        }
+        if request.adapter.is_some() {
+            return refuse("adapter", "set", "none, where a prompt has images");
         }
         if request.prompt_logprobs.is_some() {
             return refuse("prompt_logprobs", "set", "none, where a prompt has images");
@@ -446,7 +472,7 @@ impl Engine {
             self.scheduler.postprocess(Instant::now(), self.program.as_mut(), on_event);
         }
         if self.scheduler.is_starved() {
-            std::thread::sleep(STARVED);
+            self.scheduler.wait_for_memory(self.program.as_mut())?;
         }
         let idle = self.is_idle();
         if idle {
@@ -519,7 +545,7 @@ fn guarded<T>(call: impl FnOnce() -> device::Result<T>) -> Result<T> {
 /// Most bytes of KV pages: what was asked for; or what is free now beside everything else that the model takes, and no less than
 /// one sequence needs.
 fn kv_budget(plan: &Plan, limits: &Limits, memory: &MemoryReport, options: &LoadOptions) -> Result<u64> {
-    let least = memory::check_budget(plan, limits, options)?;
+    let least = memory::check_budget(&plan.kv, limits, options)?;
     Ok(match options.kv_budget {
         Some(bytes) => bytes,
         None if options.governor.is_some() || !options.check_memory || memory.installed == 0 => u64::MAX,

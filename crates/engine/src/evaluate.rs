@@ -1,7 +1,6 @@
 //! Logits at chosen positions of a token sequence, without generating: what scoring and the prefill check stand on.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use device::Want;
@@ -11,8 +10,7 @@ use crate::scheduler::OutputRows;
 use crate::vision::Images;
 use crate::{Engine, Error, Prefill, Result};
 
-/// How long to wait before memory is asked for again, and at most in all.
-const WAIT: Duration = Duration::from_millis(20);
+/// How long to wait for memory at most.
 const MOST_WAIT: Duration = Duration::from_secs(10);
 
 impl Engine {
@@ -62,9 +60,12 @@ impl Engine {
     /// Reserve rows of the only sequence; where memory is short, wait for it as a running sequence does, but not for ever.
     fn reserve_for_evaluation(&mut self, slot: usize, position: usize, n_rows: usize) -> Result<()> {
         let until = Instant::now() + MOST_WAIT;
+        let (scheduler, program) = (&mut self.scheduler, self.program.as_mut());
         loop {
-            match self.scheduler.kv.reserve(slot, position, n_rows, self.program.as_mut()) {
-                Err(Error::PagesExhausted { .. }) if Instant::now() < until => thread::sleep(WAIT),
+            match scheduler.kv.reserve(slot, position, n_rows, program) {
+                Err(Error::PagesExhausted { .. }) if Instant::now() < until => {
+                    scheduler.wait_for_memory(program)?;
+                }
                 reserved => return reserved,
             }
         }
@@ -110,6 +111,7 @@ impl Engine {
             self.reserve_for_evaluation(slot, position, end - position)?;
             self.scheduler.buffers.clear();
             self.scheduler.buffers.push(slot, position, &tokens[position..end], outputs, Want::LOGITS);
+            self.scheduler.buffers.set_adapter(self.scored_adapter);
             if is_given {
                 self.scheduler.give_input(images);
             }

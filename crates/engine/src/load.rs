@@ -5,9 +5,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use device::{Device, KvType, Limits, Numerics, Plan};
-use model::{EmbeddingSpec, GivenRows, Grid, ModelSpec, SpeechPlans, SpeechSpec, VisionPlans};
+use model::{
+    Adapter, EmbeddingSpec, GivenRows, Grid, ModelSpec, SpeechPlans, SpeechSpec, VisionPlans,
+};
 use text::Tokenizer;
 use weights::{Checkpoint, Metadata, Naming};
+use xxhash_rust::xxh64::xxh64;
 
 use crate::governor::Governor;
 use crate::kv::pool_sizes;
@@ -109,6 +112,11 @@ pub struct Model {
     path: PathBuf,
     spec: ModelSpec,
     plan: Plan,
+    /// With adapters, where there are any.
+    adapted: Option<Plan>,
+    adapters: Vec<Adapter>,
+    /// Of what the adapters hold: kept apart from what other weights computed.
+    adapter_salts: Vec<u64>,
     /// Kept only where there are other plans than the one above: for another context length, embeddings or speech.
     checkpoint: Option<Checkpoint>,
     tokenizer: LazyTokenizer,
@@ -168,7 +176,26 @@ impl Model {
     /// # Errors
     /// The checkpoint describes a model that is not known, or lacks tensors.
     pub fn from_opened(path: &Path, checkpoint: Checkpoint, tokenizer: &TokenizerSource) -> Result<Model> {
-        Model::with_tokenizer(path, checkpoint, tokenizer.clone(), OnceLock::new())
+        Model::with_tokenizer(path, checkpoint, tokenizer.clone(), OnceLock::new(), vec![])
+    }
+
+    /// As [`Self::from_opened`], with adapters that requests choose by their names.
+    ///
+    /// # Errors
+    /// As [`Self::from_opened`]; an adapter does not fit the model, or two have one name.
+    pub fn from_opened_adapted(
+        path: &Path,
+        checkpoint: Checkpoint,
+        tokenizer: &TokenizerSource,
+        adapters: Vec<Adapter>,
+    ) -> Result<Model> {
+        for (index, adapter) in adapters.iter().enumerate() {
+            if adapters[..index].iter().any(|other| other.name == adapter.name) {
+                let expected = "a name for each adapter".to_owned();
+                return Err(Error::Option { name: "adapter", value: adapter.name.clone(), expected });
+            }
+        }
+        Model::with_tokenizer(path, checkpoint, tokenizer.clone(), OnceLock::new(), adapters)
     }
 
     /// As [`Self::from_opened`], with a tokenizer that is there already; `path` is for messages.
@@ -181,7 +208,7 @@ impl Model {
         tokenizer: Option<Tokenizer>,
     ) -> Result<Model> {
         let made = OnceLock::from(Ok(tokenizer.map(Arc::new)));
-        Model::with_tokenizer(path, checkpoint, TokenizerSource::Own, made)
+        Model::with_tokenizer(path, checkpoint, TokenizerSource::Own, made, vec![])
     }
 
     fn with_tokenizer(
@@ -189,12 +216,17 @@ impl Model {
         checkpoint: Checkpoint,
         source: TokenizerSource,
         made: OnceLock<MadeTokenizer>,
+        adapters: Vec<Adapter>,
     ) -> Result<Model> {
         let renamed = model::from_base(&checkpoint)?;
         let named = renamed.as_ref().unwrap_or(&checkpoint);
         let spec = ModelSpec::from_checkpoint(named)?;
         let plan = spec.plan(named)?;
         plan.check().map_err(device::Error::from)?;
+        let adapted = match &adapters[..] {
+            [] => None,
+            adapters => Some(spec.adapted_plan(named, spec.n_ctx_train, adapters)?),
+        };
         let hears = spec.encoder.is_some();
         let sees = spec.vision.is_some();
         let embeds = !matches!(EmbeddingSpec::from_checkpoint(named, &spec), Ok(None));
@@ -203,6 +235,9 @@ impl Model {
             checkpoint: (embeds || hears || sees || spec.depends_on_context()).then(|| named.clone()),
             spec,
             plan,
+            adapted,
+            adapter_salts: adapters.iter().map(salt_of).collect(),
+            adapters,
             format: named.format.clone(),
             file_bytes: named.file_bytes,
             tokenizer: LazyTokenizer {
@@ -251,6 +286,39 @@ impl Model {
         let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
         let plan = self.spec.given_plan(checkpoint, n_ctx)?;
         Ok((self.spec.vision_plans(checkpoint)?, plan, self.spec.given_rows(checkpoint, n_ctx)?))
+    }
+
+    /// [`Self::plan_for_context`], and the same with adapters where there are any.
+    ///
+    /// # Errors
+    /// As [`Self::from_opened`].
+    pub(crate) fn plans_for_context(&self, n_ctx: usize) -> Result<Vec<Plan>> {
+        let plan = self.plan_for_context(n_ctx)?;
+        let Some(adapted) = &self.adapted else { return Ok(vec![plan]) };
+        let adapted = match self.checkpoint.as_ref().filter(|_| self.spec.depends_on_context()) {
+            Some(checkpoint) => self.spec.adapted_plan(checkpoint, n_ctx, &self.adapters)?,
+            None => adapted.clone(),
+        };
+        Ok(vec![plan, adapted])
+    }
+
+    /// The names of its adapters.
+    pub fn adapters(&self) -> impl Iterator<Item = &str> {
+        self.adapters.iter().map(|adapter| adapter.name.as_str())
+    }
+
+    /// The number of an adapter in a step, and its salt.
+    pub(crate) fn adapter(&self, name: &str) -> Result<(u32, u64)> {
+        let at = self.adapters.iter().position(|adapter| adapter.name == name);
+        let of = |at: usize| Some((at as u32 + 1, *self.adapter_salts.get(at)?));
+        at.and_then(of).ok_or_else(|| Error::Option {
+            name: "adapter",
+            value: name.to_owned(),
+            expected: match self.adapters().collect::<Vec<_>>().join(", ") {
+                names if names.is_empty() => "none: the model was loaded without adapters".to_owned(),
+                names => format!("one of {names}"),
+            },
+        })
     }
 
     /// How the model's states become an embedding, as its files say.
@@ -374,6 +442,18 @@ impl Model {
     pub fn need_tokenizer(&self) -> Result<&Arc<Tokenizer>> {
         self.tokenizer()?.ok_or_else(|| Error::NoTokenizer { file: self.path.clone() })
     }
+}
+
+/// A number that what an adapter computed is known by: the same for the same files and factor.
+fn salt_of(adapter: &Adapter) -> u64 {
+    let mut salt = u64::from(adapter.factor.to_bits()) | 1;
+    for (key, value) in adapter.checkpoint.metadata.iter() {
+        salt = xxh64(format!("{key}={value:?}").as_bytes(), salt);
+    }
+    for tensor in &adapter.checkpoint.tensors {
+        salt = xxh64(&tensor.data, xxh64(tensor.name.as_bytes(), salt));
+    }
+    salt
 }
 
 /// What the options mean for this model on this device, checked.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use device::{Device, KvType, Limits, Op, Plan, Residence};
+use device::{Device, KvLayout, KvType, Limits, Op, Plan, Residence};
 use platform::SystemMemory;
 use serde::Serialize;
 
@@ -100,10 +100,11 @@ pub fn plan_memory(model: &Model, device: &dyn Device, options: &LoadOptions) ->
     Ok(settle(model, device, options)?.memory)
 }
 
-/// Options with a context length, their plan, fused, and what it takes.
+/// Options with a context length, their plans, fused, and what they take.
 pub(crate) struct Settled {
     pub(crate) options: LoadOptions,
-    /// Of tokens; and of given rows, where the model sees and the device can run its tower.
+    /// The model's own; the one with adapters where there are any; and of given rows, where the model sees and the device can run its
+    /// tower.
     pub(crate) plans: Vec<Plan>,
     pub(crate) memory: MemoryReport,
     /// Why images are refused though the model sees.
@@ -119,9 +120,10 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
     let at = |n_ctx: usize| -> Result<Settled> {
         let options = LoadOptions { n_ctx: Some(n_ctx), ..options.clone() };
         let limits = load::limits(model, device, &options)?;
-        let plan = device_lower::fusion::fuse(&model.plan_for_context(n_ctx)?, device.fusion());
-        check_budget(&plan, &limits, &options)?;
-        let mut plans = vec![plan];
+        let plans = model.plans_for_context(n_ctx)?;
+        let mut plans: Vec<Plan> =
+            plans.iter().map(|plan| device_lower::fusion::fuse(plan, device.fusion())).collect();
+        check_budget(&model.plan().kv, &limits, &options)?;
         let blind =
             if model.vision().is_some() { add_given(&mut plans, model, device, &limits)? } else { None };
         let memory = report(model, &plans, device, &options)?;
@@ -143,6 +145,11 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
     Ok(settled)
 }
 
+/// Whether a model has adapters, and so a plan with them after its own.
+pub(crate) fn has_adapters(model: &Model) -> bool {
+    model.adapters().next().is_some()
+}
+
 /// Append the plan of given rows, if the device can run it and the tower; otherwise, why not.
 ///
 /// # Errors
@@ -159,7 +166,7 @@ fn add_given(
     match both {
         Ok(_) => Ok(None),
         Err(error @ device::Error::Unsupported { .. }) => {
-            plans.truncate(1);
+            plans.pop();
             Ok(Some(error.to_string()))
         }
         Err(error) => Err(error.into()),
@@ -197,8 +204,8 @@ fn most_that_fit(most: usize, fits: impl Fn(usize) -> Result<bool>) -> Result<us
 }
 
 /// Whether the budget of KV pages, if one was given, is enough for one sequence as long as the context; the bytes of that.
-pub(crate) fn check_budget(plan: &Plan, limits: &Limits, options: &LoadOptions) -> Result<u64> {
-    let least = bytes_of_sequence(&plan.kv, limits, limits.n_ctx);
+pub(crate) fn check_budget(kv: &KvLayout, limits: &Limits, options: &LoadOptions) -> Result<u64> {
+    let least = bytes_of_sequence(kv, limits, limits.n_ctx);
     match options.kv_budget {
         Some(bytes) if bytes < least => Err(Error::Option {
             name: "KV budget",
@@ -218,7 +225,10 @@ pub(crate) fn report(
 ) -> Result<MemoryReport> {
     let memory = device.memory();
     // Weights that were read instead of mapped lie in memory already: what is free now is free beside them.
-    let views = plans.iter().take(1).flat_map(|plan| &plan.weights).flat_map(|w| w.views());
+    let views = plans.iter().flat_map(|plan| &plan.weights).flat_map(|w| w.views());
+    // Plans share what they read.
+    let mut seen = std::collections::HashSet::new();
+    let views = views.filter(|view| seen.insert((view.as_ptr(), view.len())));
     let taken: u64 = views.filter(|view| !view.is_mapped()).map(|view| view.len() as u64).sum();
     let mut free = memory.free.saturating_add(taken);
     let cap = options
@@ -282,8 +292,8 @@ fn items(
     device: &dyn Device,
     options: &LoadOptions,
 ) -> Result<Vec<MemoryItem>> {
+    let plan = model.plan();
     let limits = load::limits(model, device, options)?;
-    let Some(plan) = plans.first() else { return Ok(vec![]) };
     // A model loads if one sequence fits: the others take what is free while they run, or wait.
     let one = pool_sizes(&plan.kv, limits.n_ctx, limits.max_rows, 1, limits.page_len);
     let mut items: Vec<MemoryItem> = device

@@ -19,14 +19,14 @@ impl TextStream {
     pub(crate) fn new(
         tokenizer: Option<Arc<Tokenizer>>,
         stop_strings: Vec<String>,
-        aside: Option<Aside>,
+        asides: Vec<Aside>,
         show_special: ShowSpecial,
     ) -> TextStream {
         let decoder = tokenizer.map(|tokenizer| {
             let detokenizer = Detokenizer::new(&tokenizer, show_special);
             (tokenizer, detokenizer)
         });
-        let stops = StopStrings::new(&stop_strings).outside(aside);
+        let stops = StopStrings::new(&stop_strings).outside(asides);
         TextStream { decoder, stops, stop_strings, tail: String::new() }
     }
 

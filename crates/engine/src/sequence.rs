@@ -81,8 +81,8 @@ pub struct Request {
     pub max_tokens: Option<usize>,
     /// The answer ends before any of these texts.
     pub stop: Vec<String>,
-    /// A part of the answer in which they are not looked for.
-    pub stop_outside: Option<Aside>,
+    /// Parts of the answer in which they are not looked for.
+    pub stop_outside: Vec<Aside>,
     /// Tokens that end the answer, as those do with which the model ends its turn; `ignore_end` does not concern them.
     pub stop_tokens: Vec<u32>,
     /// Before the answer has so many tokens, no token that ends it is chosen. A stop string or a constraint that is over still
@@ -107,6 +107,8 @@ pub struct Request {
     /// Only requests with the same salt share what is cached. Whose prompts others must not be able to find out, by how long
     /// an answer takes to begin, has a salt of their own; so has a prompt that is computed with other weights.
     pub salt: u64,
+    /// Which of the model's adapters it is computed with ([`crate::Model::adapters`]); `None`: the model alone.
+    pub adapter: Option<Arc<str>>,
     /// Who asks. Tenants that wait get about as many tokens each, within a priority.
     pub tenant: u64,
     /// Higher goes first, and takes the slot of a running sequence of a lower one, which goes on later.
@@ -130,7 +132,7 @@ impl Request {
             sampling: SamplingParams::default(),
             max_tokens: None,
             stop: Vec::new(),
-            stop_outside: None,
+            stop_outside: Vec::new(),
             stop_tokens: Vec::new(),
             min_tokens: 0,
             ignore_end: false,
@@ -141,6 +143,7 @@ impl Request {
             prefill: Prefill::Batched,
             reuse: true,
             salt: 0,
+            adapter: None,
             tenant: 0,
             priority: 0,
             deadline: None,
@@ -270,6 +273,8 @@ pub(crate) struct Sequence {
     pub(crate) prefill: Prefill,
     pub(crate) reuse: bool,
     pub(crate) salt: u64,
+    /// As [`device::Step::adapters`].
+    pub(crate) adapter: u32,
     pub(crate) tenant: u64,
     pub(crate) priority: i32,
     pub(crate) deadline: Option<Instant>,
@@ -325,6 +330,7 @@ impl Sequence {
             prefill: request.prefill,
             reuse: request.reuse,
             salt: request.salt,
+            adapter: 0,
             tenant: request.tenant,
             priority: request.priority,
             deadline: request.deadline,

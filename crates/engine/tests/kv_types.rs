@@ -13,7 +13,8 @@ use ingle_engine::*;
 /// Two layers, heads of 32 columns, and a prompt of 300 tokens.
 const BIASED: &str = "qwen2_key_biases";
 /// Heads of 32 columns without biases.
-const PLAIN: &str = "gemma2";
+const PLAIN: &str = WITHOUT_BIASES[0];
+const WITHOUT_BIASES: [&str; 4] = ["gemma2", "qwen3", "gemma3", "mistral"];
 
 fn cpu(isa: Isa) -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(Options { threads: Some(2), isa: Some(isa) }).unwrap())
@@ -63,16 +64,23 @@ fn integers_hold_keys_with_large_biases() {
     assert!(error(&metal(), BIASED, KvType::Q8_0) < 0.021);
 }
 
-/// I8 on the CPU, whose queries and weights have 8 bits too, beside Q8_0 with both in f32.
+/// I8 on the CPU, whose queries and weights have 8 bits too, beside Q8_0 with both in f32. How roundings add up differs by a third from
+/// model to model, so the mean of four counts: 1.22 is measured.
 #[test]
 fn bytes_are_about_as_close_as_blocks_of_bytes() {
     let reference: Arc<dyn Device> = Arc::new(Reference::new(2));
-    let blocks = error(&reference, PLAIN, KvType::Q8_0);
+    let blocks = WITHOUT_BIASES.map(|name| error(&reference, name, KvType::Q8_0));
     for isa in Isa::available() {
-        let bytes = error(&cpu(isa), PLAIN, KvType::I8);
-        assert!(bytes < 2.0 * blocks, "{isa}: {bytes}, Q8_0 {blocks}");
+        let ratios: Vec<f64> = WITHOUT_BIASES
+            .iter()
+            .zip(blocks)
+            .map(|(name, blocks)| error(&cpu(isa), name, KvType::I8) / blocks)
+            .collect();
+        let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+        println!("{isa}: {mean:.2} of {ratios:.2?}");
+        assert!(mean < 1.5, "{isa}: {mean} of {ratios:?}");
     }
-    assert!(error(&cpu(Isa::detect()), BIASED, KvType::I8) < 1.5 * blocks);
+    assert!(error(&cpu(Isa::detect()), BIASED, KvType::I8) < 1.5 * blocks[0]);
 }
 
 /// The best tokens are those of exact keys and values: by margins of at least 0.12.

@@ -108,7 +108,7 @@ fn check_engine(mut engine: Engine, sampling: SamplingParams, n_sequences: usize
         sampling: SamplingParams { seed: Some(seed.into()), ..sampling.clone() },
         stop: vec!["never, never".into(), " word95!word96".into()],
         ignore_end: true,
-        max_tokens: Some(300),
+        max_tokens: Some(340),
         ..Request::new((0..50).map(|i| (i * 7 + seed) % 150).collect())
     };
     // Fill the prefix cache, so that decoding also evicts.
@@ -129,7 +129,7 @@ fn check_engine(mut engine: Engine, sampling: SamplingParams, n_sequences: usize
                 .unwrap();
         }
     };
-    steps(&mut engine, 16); // the prompts, and a few tokens to warm up
+    steps(&mut engine, 16 + 2 * n_sequences); // the prompts, and a few tokens to warm up
     let before = allocations();
     steps(&mut engine, n_steps);
     let counted = allocations() - before;
@@ -212,6 +212,9 @@ fn decoding_allocates_nothing() {
                 device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(2), isa: None }).unwrap();
             let cpu: Arc<dyn Device> = Arc::new(cpu);
             check(cpu.clone(), name, every_stage(), n_sequences);
+            if n_sequences == 1 && name == "llama" {
+                check(cpu.clone(), name, every_stage(), 16);
+            }
             if n_sequences == 1 {
                 check_guesses(cpu, name, few_tokens(), n_sequences);
             }

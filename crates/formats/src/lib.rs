@@ -39,6 +39,23 @@ pub fn open(path: &Path, access: Access) -> Result<Checkpoint> {
     }
 }
 
+/// Open an adapter: PEFT's folder with adapter_config.json and adapter_model.safetensors, either of the two files, or a GGUF file.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_adapter(path: &Path, access: Access) -> Result<Checkpoint> {
+    let is_of_folder = |name: &str| path.extension().is_some_and(|extension| extension == name);
+    if path.is_dir() {
+        return safetensors::open_adapter(path, access);
+    }
+    match path.parent() {
+        Some(folder) if is_of_folder("safetensors") || is_of_folder("json") => {
+            safetensors::open_adapter(folder, access)
+        }
+        _ => gguf::open(path, access),
+    }
+}
+
 /// What has to hold before anything of a file is used. Of the formats only `.base` has signatures and checksums.
 #[derive(Clone, Debug, Default)]
 pub struct Verify {

@@ -113,7 +113,7 @@ impl Stores {
         match self.find(place)? {
             Some(path) => Ok(path),
             None => {
-                let found = self.list()?.into_iter().filter(|m| m.name.starts_with(place.program.prefix()));
+                let found = self.list().into_iter().filter(|m| m.name.starts_with(place.program.prefix()));
                 Err(Error::NotInStore {
                     name: place.name.clone(),
                     program: place.program,
@@ -147,10 +147,7 @@ impl Stores {
     }
 
     /// All models in the stores, by name. Manifests that cannot be read are left out.
-    ///
-    /// # Errors
-    /// None today: what cannot be read is left out. [`Error::Io`] is reserved.
-    pub fn list(&self) -> Result<Vec<Installed>> {
+    pub fn list(&self) -> Vec<Installed> {
         let mut found = Vec::new();
         for folder in &self.ollama {
             let manifests = folder.join("manifests");
@@ -176,7 +173,7 @@ impl Stores {
         }
         found.sort_by(|a, b| a.name.cmp(&b.name));
         found.dedup_by(|a, b| a.name == b.name);
-        Ok(found)
+        found
     }
 }
 
@@ -312,12 +309,12 @@ mod tests {
     #[test]
     fn models_of_other_programs_are_found_where_they_are() {
         let (folder, stores) = stores();
-        let names: Vec<String> = stores.list().unwrap().into_iter().map(|model| model.name).collect();
+        let names: Vec<String> = stores.list().into_iter().map(|model| model.name).collect();
         assert_eq!(
             names,
             ["lmstudio:org/repo/m-Q4_K_M.gguf", "ollama:hf.co/org/repo:Q8_0", "ollama:llama3.2:3b"]
         );
-        for model in stores.list().unwrap() {
+        for model in stores.list() {
             let crate::ModelRef::Store(place) = crate::ModelRef::parse(&model.name).unwrap() else {
                 panic!("{}", model.name)
             };

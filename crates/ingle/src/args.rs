@@ -24,6 +24,46 @@ pub struct ModelArgs {
     pub load: LoadArgs,
 }
 
+/// Adapters beside the model.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Adapters")]
+pub struct LoraArgs {
+    /// An adapter (LoRA): PEFT's folder or a GGUF file, its name, and a factor on what it changes; repeat for more
+    #[arg(long, value_name = "NAME=PATH[:SCALE]", value_parser = parse_lora)]
+    pub lora: Vec<Lora>,
+}
+
+/// Adapters beside the model, and which of them a command computes with.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Adapters")]
+pub struct AdapterArgs {
+    #[command(flatten)]
+    pub lora: LoraArgs,
+
+    /// Which adapter to compute with, where --lora loads several
+    #[arg(long, value_name = "NAME", requires = "lora")]
+    pub adapter: Option<String>,
+}
+
+/// What `--lora` says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lora {
+    pub name: String,
+    pub path: PathBuf,
+    pub factor: f32,
+}
+
+fn parse_lora(text: &str) -> Result<Lora, String> {
+    let expected = "expected NAME=PATH or NAME=PATH:SCALE";
+    let (name, rest) = text.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or(expected)?;
+    let scaled = rest.rsplit_once(':').and_then(|(path, factor)| Some((path, factor.parse::<f32>().ok()?)));
+    let (path, factor) = scaled.unwrap_or((rest, 1.0));
+    if path.is_empty() || !factor.is_finite() {
+        return Err(expected.to_owned());
+    }
+    Ok(Lora { name: name.to_owned(), path: path.into(), factor })
+}
+
 /// What has to hold before a file is used.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Verifying (.base files)")]

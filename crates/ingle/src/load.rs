@@ -6,14 +6,16 @@ use std::sync::Arc;
 use anyhow::Context;
 use device::key_bias::KeyBias;
 use device::{Device, KvType, Numerics};
-use engine::{DraftModel, Engine, Governor, LoadOptions, Model, Picture, Prefill, TokenizerSource};
+use engine::{
+    Adapter, DraftModel, Engine, Governor, LoadOptions, Model, Picture, Prefill, TokenizerSource,
+};
 use formats::Verify;
 use formats::base::PublicKey;
 use weights::{Access, Checkpoint};
 
 use crate::args::{
-    DeviceArgs, DeviceName, FetchArgs, KvBudget, KvTypeName, LoadArgs, ModelArgs, PrefillArgs, PrefillName,
-    SpeculateArgs, SpeculateName, VerifyArgs, WeightsName,
+    AdapterArgs, DeviceArgs, DeviceName, FetchArgs, KvBudget, KvTypeName, LoadArgs, Lora, LoraArgs,
+    ModelArgs, PrefillArgs, PrefillName, SpeculateArgs, SpeculateName, VerifyArgs, WeightsName,
 };
 use crate::choose;
 use crate::progress::Bar;
@@ -26,9 +28,36 @@ pub fn fetch(model: &str, args: &FetchArgs) -> anyhow::Result<PathBuf> {
 
 /// Fetch and open a model; nothing of a device is taken yet.
 pub fn open(args: &ModelArgs) -> anyhow::Result<Model> {
+    open_adapted(args, &LoraArgs::default())
+}
+
+/// The same with adapters.
+pub fn open_adapted(args: &ModelArgs, lora: &LoraArgs) -> anyhow::Result<Model> {
     let path = fetch(&args.model, &args.fetch)?;
     let checkpoint = open_checkpoint(&path, access(&args.load.device), &args.verify)?;
-    Ok(Model::from_opened(&path, checkpoint, &TokenizerSource::Own)?)
+    let adapters = lora.lora.iter().map(|lora| adapter(lora, access(&args.load.device)));
+    let adapters = adapters.collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(Model::from_opened_adapted(&path, checkpoint, &TokenizerSource::Own, adapters)?)
+}
+
+/// Open an adapter.
+fn adapter(lora: &Lora, access: Access) -> anyhow::Result<Adapter> {
+    let checkpoint = formats::open_adapter(&lora.path, access)
+        .with_context(|| format!("opening the adapter {}", lora.name))?;
+    Ok(Adapter { name: lora.name.clone(), checkpoint, factor: lora.factor })
+}
+
+/// The adapter that a command computes with: the one that `--adapter` names, or the only one that there is.
+pub fn chosen_adapter(args: &AdapterArgs) -> anyhow::Result<Option<Arc<str>>> {
+    match (&args.lora.lora[..], args.adapter.as_deref()) {
+        (_, Some(name)) => Ok(Some(name.into())),
+        ([], None) => Ok(None),
+        ([only], None) => Ok(Some(only.name.as_str().into())),
+        (several, None) => {
+            let names: Vec<_> = several.iter().map(|lora| lora.name.as_str()).collect();
+            anyhow::bail!("several adapters are loaded; choose one with --adapter: {}", names.join(", "))
+        }
+    }
 }
 
 /// Open a file or folder, verified as the flags ask.

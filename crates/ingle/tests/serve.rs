@@ -435,7 +435,8 @@ fn keys_are_asked_for() {
 fn embeddings_are_those_of_sentence_transformers() {
     let text = std::fs::read_to_string(fixture("embeddings/minilm.json")).unwrap();
     let answers: Value = serde_json::from_str(&text).unwrap();
-    let server = Server::start(&["minilm:l6"]);
+    // More context than an embedder has is for the other models.
+    let server = Server::start(&["minilm:l6", "--ctx", "1024"]);
     let body = json!({ "model": "minilm:l6", "input": answers["sentences"], "truncate": true });
     let found = server.ok("/v1/embeddings", &body);
     let numbers =

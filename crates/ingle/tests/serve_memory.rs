@@ -86,6 +86,7 @@ fn an_idle_model_is_unloaded_where_answers_are_short_of_memory() {
         max_wait: Duration::from_secs(300),
         governor: Some(governor.clone()),
         max_tokens: None,
+        stream_interval: std::time::Duration::ZERO,
     };
     let app = App::new(options, Arc::new(loader));
     let loaded = || -> Vec<String> {

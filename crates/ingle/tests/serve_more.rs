@@ -69,16 +69,22 @@ fn grammars_may_wait_for_a_trigger() {
     assert_eq!(server.ok("/completion", &lazy(" Paris"))["content"], " Paris!!!");
     // What never comes changes nothing.
     assert_eq!(server.ok("/completion", &lazy("Berlin"))["content"], free);
-    let chat = chat(
-        "Say yes.",
-        json!({
-            "max_tokens": 80, "grammar": "root ::= \"e\" [^\\n]{0,24} \"!!\"", "grammar_lazy": true,
-            "grammar_triggers": [{ "type": 2, "value": "e" }],
-        }),
-    );
-    let text = server.ok(CHAT, &chat)["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
-    let (before, after) = text.split_once('e').unwrap();
-    assert!(!before.contains('e') && after.ends_with("!!") && after.len() <= 100, "{text}");
+    // Alone, and beside a tool that need not be called.
+    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } });
+    for tools in [json!([]), json!([tool])] {
+        let chat = chat(
+            "Say yes.",
+            json!({
+                "max_tokens": 80, "grammar": "root ::= \"e\" [^\\n]{0,24} \"!!\"", "grammar_lazy": true,
+                "grammar_triggers": [{ "type": 2, "value": "e" }], "tools": tools,
+            }),
+        );
+        let text = server.ok(CHAT, &chat)["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+        let (before, after) = text.split_once('e').unwrap();
+        assert!(!before.contains('e') && after.ends_with("!!") && after.len() <= 100, "{text}");
+        let counted = server.ok("/chat/completions/input_tokens", &chat)["input_tokens"].clone();
+        assert_eq!(counted, server.ok(CHAT, &chat)["usage"]["prompt_tokens"]);
+    }
 }
 
 #[test]

@@ -96,10 +96,24 @@ fn functions_schemas_and_long_conversations() {
         "properties": { "city": { "type": "string", "maxLength": 12 } },
     });
     let tool = json!({ "type": "function", "name": "weather", "parameters": parameters });
-    let more = json!({ "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false, "max_output_tokens": 60 });
+    let more = json!({ "tools": [tool.clone()], "tool_choice": "required", "parallel_tool_calls": false, "max_output_tokens": 60 });
     let called = server.ok(RESPONSES, &body(json!("The weather in Paris?"), more));
     let call = &called["output"][0];
     assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("weather")), "{called}");
+    // A function that is named is called once, whatever the model would go on with.
+    let named = json!({ "type": "function", "name": "weather" });
+    let once = body(
+        json!("The weather in Paris?"),
+        json!({ "tools": [tool], "tool_choice": named, "max_output_tokens": 100 }),
+    );
+    let found = server.ok(RESPONSES, &once);
+    assert_eq!(
+        (&found["status"], found["output"].as_array().unwrap().len()),
+        (&json!("completed"), 1),
+        "{found}"
+    );
+    let counted = server.ok("/v1/responses/input_tokens", &once);
+    assert_eq!(counted["input_tokens"], found["usage"]["input_tokens"], "{counted}");
     let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
     assert!(arguments["city"].is_string(), "{call}");
     let format = json!({ "type": "json_schema", "name": "place", "schema": parameters });

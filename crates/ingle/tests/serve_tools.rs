@@ -36,7 +36,7 @@ fn arguments(call: &Value) -> Value {
 
 #[test]
 fn tools_are_called_whole_streamed_and_in_a_batch() {
-    let server = Server::start(&["--deterministic", "--slots", "4"]);
+    let server = Server::start(&["--deterministic", "--slots", "4", "--stream-interval", "0"]);
     let ask = |more: Value| {
         let mut body = chat(
             "What is the weather in Paris?",

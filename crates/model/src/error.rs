@@ -79,6 +79,18 @@ pub enum Error {
         /// What the format has a place for.
         expected: String,
     },
+    /// An adapter cannot be used beside the model.
+    #[error("adapter {adapter}: {what}: found {found}, expected {expected}")]
+    Adapter {
+        /// Its name.
+        adapter: String,
+        /// Which part of it.
+        what: String,
+        /// What is there.
+        found: String,
+        /// What would be applied.
+        expected: String,
+    },
     /// What only a model with an encoder has was asked of another.
     #[error("{family} has no encoder; speech needs a model with one")]
     NoEncoder {

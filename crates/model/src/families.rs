@@ -9,9 +9,9 @@ use crate::descriptor::{
 };
 use crate::names::TensorRole::{AttnK, AttnOut, AttnQ, AttnV, Conv1, Conv2, FfnDown, FfnUp, Output, Router};
 use crate::names::{
-    BIASED_EXPERTS, DELTA, ENCODER, EXPERTS, FFN_NORM_AFTER_ATTENTION, FUSED, FUSED_ENCODER, FUSED_GATE, Key,
-    KeyNames, LATENT, MEASURED_FFN, MEASURED_LAYERS, MIXERS, NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL,
-    PER_LAYER, QK_LAYER_NORMS, SANDWICH, SCAN, SCAN_ALONE, SHARED_EXPERTS, SHARED_NETWORK,
+    BIASED_EXPERTS, DELTA, ENCODER, EXPERTS, FFN_NORM_AFTER_ATTENTION, FUSED_ENCODER, GATE_UP, Key, KeyNames,
+    LATENT, MEASURED_FFN, MEASURED_LAYERS, MIXER_SCAN, MIXERS, NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL,
+    PER_LAYER, QK_LAYER_NORMS, QKV, QKV_IN_SOME, SANDWICH, SCAN, SCAN_ALONE, SHARED_EXPERTS, SHARED_NETWORK,
     SHORT_CONVOLUTIONS, SIDE_BY_SIDE, SPEECH_BIASES, SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER,
     SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STACKED_EXPERTS, STANDARD, TRANSPOSED, TURNED_EXPERTS,
     TURNING_ENCODER, UNGATED,
@@ -250,7 +250,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Phi-3",
         gguf: &["phi3"],
         hf: &["phi3"],
-        tensors: &[FUSED, STANDARD],
+        tensors: &[QKV, GATE_UP, STANDARD],
         ..ArchDescriptor::DENSE
     },
     ArchDescriptor {
@@ -281,7 +281,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "GLM-4",
         gguf: &["glm4"],
         hf: &["glm4"],
-        tensors: &[NAMED_POST_NORMS, STANDARD],
+        tensors: &[NAMED_POST_NORMS, GATE_UP, STANDARD],
         norms: NormPlaces::SANDWICH,
         rope_style: PerNaming::both(RopeStyle::Interleaved),
         defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
@@ -360,7 +360,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "gpt-oss",
         gguf: &["gpt-oss"],
         hf: &["gpt_oss"],
-        tensors: &[BIASED_EXPERTS, STANDARD],
+        tensors: &[BIASED_EXPERTS, FFN_NORM_AFTER_ATTENTION, STANDARD],
         biases: &[AttnQ, AttnK, AttnV, AttnOut, Router],
         windows: WindowPattern::FullEvery(2),
         experts: ExpertPlace::Instead,
@@ -420,7 +420,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "GLM",
         gguf: &["chatglm"],
         hf: &["glm"],
-        tensors: &[FUSED_GATE, STANDARD],
+        tensors: &[QKV_IN_SOME, GATE_UP, STANDARD],
         rope_style: PerNaming::both(RopeStyle::Interleaved),
         defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
         ..ArchDescriptor::DENSE
@@ -522,7 +522,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Phi",
         gguf: &["phi2"],
         hf: &["phi"],
-        tensors: &[PARALLEL, STANDARD],
+        tensors: &[PARALLEL, QKV_IN_SOME, STANDARD],
         settings: &[("qk_layernorm", 0)],
         norms: NormPlaces { pre_ffn: false, ..NormPlaces::PRE },
         norm_kind: NormKind::Layer,
@@ -592,7 +592,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Qwen3.5",
         gguf: &["qwen35"],
         hf: &["qwen3_5_text", "qwen3_5"],
-        tensors: &[DELTA, STANDARD],
+        tensors: &[DELTA, FFN_NORM_AFTER_ATTENTION, STANDARD],
         experts: ExpertPlace::Nowhere,
         ..HYBRID_EXPERTS
     },
@@ -608,7 +608,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Granite 4 hybrid",
         gguf: &["granitehybrid"],
         hf: &["granitemoehybrid"],
-        tensors: &[SHARED_NETWORK, SCAN, STANDARD],
+        tensors: &[SHARED_NETWORK, STACKED_EXPERTS, SCAN, STANDARD],
         no_rope_every: Some(1),
         experts: ExpertPlace::BesideShared,
         recurrent: Some(SELECTIVE_SCAN),
@@ -622,7 +622,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         gguf: &["nemotron_h", "nemotron_h_moe"],
         hf: &["nemotron_h"],
         keys: MEASURED_LAYERS,
-        tensors: &[MIXERS, STANDARD],
+        tensors: &[MIXERS, MIXER_SCAN, STANDARD],
         no_rope_every: Some(1),
         activation: Activation::ReluSquared,
         gated: false,
@@ -648,7 +648,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         gguf: &["mamba2"],
         hf: &["mamba2"],
         keys: SCAN_ALONE,
-        tensors: &[MIXERS, STANDARD],
+        tensors: &[MIXERS, MIXER_SCAN, STANDARD],
         no_rope_every: Some(1),
         recurrent: Some(Recurrent { place: RecurrentPlace::Everywhere, ..SELECTIVE_SCAN }),
         // Nothing in it depends on the position.
@@ -733,7 +733,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
 
 /// What the families with the gated delta rule share.
 const HYBRID_EXPERTS: ArchDescriptor = ArchDescriptor {
-    tensors: &[DELTA, EXPERTS, STANDARD],
+    tensors: &[DELTA, FFN_NORM_AFTER_ATTENTION, EXPERTS, STANDARD],
     norm_offset: STORED_LESS_ONE,
     qk_norm: QkNorm::PerHead,
     experts: ExpertPlace::WithShared,

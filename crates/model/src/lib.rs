@@ -14,6 +14,7 @@
 //! for it in `build/`.
 #![deny(missing_docs)]
 
+mod adapters;
 mod base_names;
 mod build;
 mod describe;
@@ -33,6 +34,7 @@ mod speech;
 mod tensors;
 mod vision;
 
+pub use adapters::Adapter;
 pub use base_names::from_base;
 pub use descriptor::{
     ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,

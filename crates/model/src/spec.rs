@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use device::{Activation, OutputKind, Plan, RopeStyle, RouterGroups, RouterScores};
-use weights::{Checkpoint, Naming};
+use weights::{Array, Checkpoint, Naming};
 
+use crate::adapters::{Adapter, Adapters};
 use crate::build;
 use crate::descriptor::{
     ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, RecurrentPlace, Temperature, WHISPER_CPP,
@@ -197,6 +198,7 @@ impl ModelSpec {
         let keys = Keys::new(&checkpoint.metadata, checkpoint.naming, family, &architecture);
         let mut tensors = Tensors::new(checkpoint, family);
         let mut spec = read(&keys, family, &mut tensors)?;
+        check_step_limit(checkpoint)?;
 
         // Building the plan is what checks the tensors, by name, shape and type: a look into a file does not read it.
         tensors.without_values();
@@ -250,6 +252,18 @@ impl ModelSpec {
     /// The checkpoint is not the one that this was read from.
     pub fn plan_for_context(&self, checkpoint: &Checkpoint, n_ctx: usize) -> Result<Plan> {
         build::build(self, &mut Tensors::new(checkpoint, self.family), n_ctx)
+    }
+
+    /// The same with adapters beside the matrices that they change: adapter `i + 1` of a step is `adapters[i]`.
+    ///
+    /// # Errors
+    /// As there, or an adapter does not fit the model.
+    pub fn adapted_plan(&self, checkpoint: &Checkpoint, n_ctx: usize, adapters: &[Adapter]) -> Result<Plan> {
+        let mut adapters = Adapters::new(adapters)?;
+        let tensors = &mut Tensors::new(checkpoint, self.family);
+        let plan = build::build_adapted(self, tensors, n_ctx, build::End::Own, Some(&mut adapters))?;
+        adapters.finish()?;
+        Ok(plan)
     }
 
     /// The forward pass to one vector for each sequence: hidden states, pooled and, if the checkpoint says so, of length 1.
@@ -408,6 +422,20 @@ impl ModelSpec {
     /// Number of layers.
     pub fn n_layers(&self) -> usize {
         self.layers.len()
+    }
+}
+
+/// Steps of a scan that are clamped are not built. Every published checkpoint says so, and leaves them as they are.
+fn check_step_limit(checkpoint: &Checkpoint) -> Result<()> {
+    let key = "time_step_limit";
+    let Some(Array::Float(limit)) = checkpoint.metadata.array(key) else { return Ok(()) };
+    match limit[..] {
+        [low, high] if low <= 0.0 && high == f32::INFINITY => Ok(()),
+        _ => Err(Error::BadKey {
+            key: key.to_owned(),
+            found: format!("{limit:?}"),
+            expected: "0 and infinity: clamped steps are not built".to_owned(),
+        }),
     }
 }
 

@@ -20,8 +20,15 @@ pub(crate) struct Tensors<'a> {
     used: BTreeSet<&'a str>,
     /// Another name of the embedding, the head's.
     alias: Option<&'a str>,
+    /// Norms are stored with the 1 that the family leaves out: MLX adds it where it turns the taps of convolutions.
+    has_whole_norms: bool,
     /// Whether vectors are decoded. If not, zeros stand for them, and no byte of a file is touched to check its tensors.
     decodes: bool,
+}
+
+/// Taps `(cols, size, 1)`, as MLX keeps them; those of others are `(cols, 1, size)`.
+fn is_turned_convolution(tensor: &Tensor) -> bool {
+    tensor.name.ends_with("conv1d.weight") && matches!(tensor.shape[..], [_, size, 1] if size > 1)
 }
 
 /// Where a role's rows lie.
@@ -43,6 +50,7 @@ impl<'a> Tensors<'a> {
             by_name,
             used: BTreeSet::new(),
             alias: None,
+            has_whole_norms: checkpoint.tensors.iter().any(is_turned_convolution),
             decodes: true,
         };
         for prefix in MODEL_PREFIXES {
@@ -542,7 +550,8 @@ impl<'a> Tensors<'a> {
         let shape = shape(spec, role, layer);
         let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
-        self.vector(tensor, first, shape[0], self.family.norm_offset.of(self.naming))
+        let offset = if self.has_whole_norms { 0.0 } else { self.family.norm_offset.of(self.naming) };
+        self.vector(tensor, first, shape[0], offset)
     }
 
     /// The bias of a role, in f32, if the file has one.

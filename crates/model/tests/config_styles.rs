@@ -88,3 +88,14 @@ fn what_the_family_leaves_out_is_known() {
         ModelSpec::from_checkpoint(&rename(open("gemma3"), key, str::to_owned)).unwrap_err().to_string();
     assert!(error.contains("[262208, 64]"), "the usual vocabulary was expected: {error}");
 }
+
+/// Steps that are clamped would give other numbers.
+#[test]
+fn clamped_steps_of_a_scan_are_refused() {
+    let key = "time_step_limit";
+    let mut checkpoint = rename(open("nemotron_h"), |k| (k != key).then(|| k.to_owned()), str::to_owned);
+    agrees("nemotron_h", &checkpoint);
+    checkpoint.metadata.insert(key.into(), Value::Array(weights::Array::Float(vec![0.001, 0.1])));
+    let error = ModelSpec::from_checkpoint(&checkpoint).unwrap_err().to_string();
+    assert!(error.contains(key) && error.contains("clamped"), "{error}");
+}

@@ -7,8 +7,8 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::speech::{NAME, agrees_with_fixture, worst};
-use crate::common::{DENSE, MIXED, OTHER, Runner, TOLERANCE, all, check_with, json, open};
-use device::{Error, Numerics};
+use crate::common::{Runner, TOLERANCE, all, check_with, json, open};
+use device::Numerics;
 use device_cuda::CudaDevice;
 use model::ModelSpec;
 
@@ -26,15 +26,7 @@ fn all_fixtures_agree_on_cuda() {
             (7, Numerics::Fast),
             (1, Numerics::Fast),
         ] {
-            let runner = match Runner::try_on(&device, &plan, numerics) {
-                Err(Error::Unsupported { what, .. }) => {
-                    println!("{name}: refused: {what}");
-                    assert!(!DENSE.into_iter().chain(MIXED).chain(OTHER).any(|runs| runs == name), "{name}");
-                    break;
-                }
-                runner => runner.unwrap(),
-            };
-            let worst = check_with(runner, name, chunk);
+            let worst = check_with(Runner::on(&device, &plan, numerics), name, chunk);
             println!("{name}: {numerics:?}, chunks of {chunk}: {worst:.1e}");
         }
     }

@@ -14,6 +14,7 @@ mod gguf;
 mod gguf_experts;
 mod gguf_export;
 mod hostile;
+mod lora;
 mod metal;
 mod mlx;
 mod no_family_names;

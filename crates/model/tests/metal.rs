@@ -46,6 +46,12 @@ fn fixtures_with_experts_agree() {
     agree(&MIXED, &[40, 7, 1]);
 }
 
+/// Biases of experts, gates that are clamped, and sinks.
+#[test]
+fn fixtures_with_biased_experts_agree() {
+    agree(&["gpt_oss", "gpt_oss_mxfp4"], &[40, 7, 1]);
+}
+
 #[test]
 fn an_encoder_agrees() {
     let checkpoint = open("bert");

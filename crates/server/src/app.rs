@@ -12,7 +12,7 @@ use crate::chat::{Prepared, prepare_chat, render};
 use crate::details::ModelDetails;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::lazy::Lazy;
-use crate::models::{Lease, Loader, ModelStatus, Models, PullProgress, TextModel};
+use crate::models::{Lease, Loader, ModelStatus, Models, PullProgress, ServedAdapter, TextModel};
 use crate::request::{Caller, ChatRequest, CompletionRequest, KeepAlive, Prompt};
 use crate::stream::Channel;
 use crate::transcriber::{TranscribeRequest, Transcription};
@@ -28,6 +28,7 @@ struct Inner {
     governor: Option<Arc<Governor>>,
     /// Of an answer.
     max_tokens: Option<usize>,
+    stream_interval: Duration,
     is_ready: AtomicBool,
     is_draining: AtomicBool,
 }
@@ -112,6 +113,8 @@ pub struct Options {
     pub governor: Option<Arc<Governor>>,
     /// Most tokens of an answer, whatever its request asks for; `None`: as far as the context holds.
     pub max_tokens: Option<usize>,
+    /// Least time between two pieces of an answer; text that comes faster is given together.
+    pub stream_interval: Duration,
 }
 
 impl App {
@@ -123,6 +126,7 @@ impl App {
             max_wait: options.max_wait,
             governor: options.governor,
             max_tokens: options.max_tokens,
+            stream_interval: options.stream_interval,
             is_ready: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
         }));
@@ -179,6 +183,29 @@ impl App {
     /// The models, loaded or not.
     pub fn models(&self) -> Vec<ModelStatus> {
         self.0.models.list()
+    }
+
+    /// The adapters of models, which requests name instead of a model.
+    pub fn adapters(&self) -> Vec<ServedAdapter> {
+        self.0.models.adapters()
+    }
+
+    /// Serve an adapter of a model, once the model's running answers have ended; of the first model if it names none.
+    ///
+    /// # Errors
+    /// Clients may not do this; its name is in use, unless `replace`; its files are not there, or do not fit the model.
+    pub async fn load_adapter(&self, adapter: ServedAdapter, replace: bool) -> Result<()> {
+        self.refuse_if_draining()?;
+        self.0.models.load_adapter(adapter, replace).await
+    }
+
+    /// Serve an adapter no longer, once the model's running answers have ended.
+    ///
+    /// # Errors
+    /// There is no such adapter, or the model cannot be loaded without it.
+    pub async fn unload_adapter(&self, name: &str) -> Result<()> {
+        self.refuse_if_draining()?;
+        self.0.models.unload_adapter(name).await
     }
 
     /// When the server was started, in seconds of Unix time.
@@ -373,8 +400,14 @@ impl App {
             Some(triggers) => Box::new(Lazy::new(triggers, tokenizer, matcher)) as Box<dyn Constraint>,
             None => Box::new(matcher),
         });
-        let prepared =
-            Prepared { tokens, images: Vec::new(), constraint, reading: None, stop_outside: None, options };
+        let prepared = Prepared {
+            tokens,
+            images: Vec::new(),
+            constraint,
+            reading: None,
+            stop_outside: Vec::new(),
+            options,
+        };
         self.start(caller, lease, prepared).await
     }
 
@@ -461,6 +494,7 @@ impl App {
                 ignore_end: options.ignore_end,
                 reuse: options.cache_prompt,
                 salt: caller.tenant,
+                adapter: lease.adapter.clone(),
                 tenant: caller.tenant,
                 priority: options.priority,
                 deadline: options.timeout.and_then(|time| Instant::now().checked_add(time)),
@@ -472,7 +506,9 @@ impl App {
         let channel = Channel::new(&caller.request_id, n_prompt, cancel);
         let reader = reading.map(|(reader, _)| reader);
         let with_tokens = options.with_tokens || options.logprobs.is_some();
-        let answer = Answer::new(lease, facts.clone(), channel.clone(), context, reader, with_tokens);
+        let interval = self.0.stream_interval;
+        let answer =
+            Answer::new(lease, facts.clone(), channel.clone(), context, reader, with_tokens, interval);
         worker.generate(requests, channel, self.0.max_wait).await?;
         Ok(answer)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use engine::{Aside, Constraint, Conversation, Picture};
 use serde_json::{Value, json};
-use text::{AnswerFormat, CallChoice, Grammar, ShowSpecial, Specials};
+use text::{AnswerFormat, CallChoice, Grammar, Matcher, ShowSpecial, Specials};
 
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::images;
@@ -21,7 +21,7 @@ pub(crate) struct Prepared {
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     pub(crate) reading: Option<(Reader, ShowSpecial)>,
     /// Where stop strings do not count.
-    pub(crate) stop_outside: Option<Aside>,
+    pub(crate) stop_outside: Vec<Aside>,
     pub(crate) options: GenerateOptions,
 }
 
@@ -36,6 +36,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
     };
     let tools = request.called_tools();
     let wrong = |error: text::Error| ApiError::invalid("tools", error.to_string());
+    let is_forced = matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Function(_));
     let choice = match &request.tool_choice {
         ToolChoice::Auto | ToolChoice::None => CallChoice::Auto,
         ToolChoice::Required => CallChoice::Required,
@@ -44,42 +45,43 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
     let content = request.grammar.as_ref();
     let tokenizer = &facts.tokenizer;
     let calls = |content: Option<&Grammar>| {
-        let parallel = request.parallel_tool_calls;
+        let parallel = request.may_call_again();
         format.grammar(tools, choice, parallel, content, &prompt, tokenizer).map_err(wrong)
     };
-    if let Some(triggers) = &request.options.triggers {
-        if !tools.is_empty() || request.thinking_budget.is_some() {
-            let message =
-                "`grammar_lazy` beside tools or a budget of reasoning is not supported yet".to_owned();
-            return Err(ApiError { message, ..ApiError::not_built("grammar_lazy") });
+    let whole = |matcher: Matcher| Box::new(matcher) as Box<dyn Constraint>;
+    // Calls need not come: where a schema cannot be followed, the model has to know by itself.
+    let free_calls = || calls(None).and_then(|grammar| facts.matcher(&grammar)).ok();
+    let constraint: Option<Box<dyn Constraint>> = match (&request.options.triggers, content) {
+        // An answer that must be a call has no text for the grammar to wait in.
+        (Some(triggers), Some(content)) if !is_forced => {
+            let lazy = Lazy::new(triggers.clone(), tokenizer.clone(), facts.matcher(content)?);
+            Some(Box::new(match tools.is_empty() {
+                true => lazy,
+                false => lazy.beside_calls(free_calls(), format.without_reasoning().asides(&prompt, true)),
+            }))
         }
-        let matcher = content.map(|grammar| facts.matcher(grammar)).transpose()?;
-        let lazy = matcher.map(|matcher| Lazy::new(triggers.clone(), tokenizer.clone(), matcher));
-        let constraint = lazy.map(|lazy| Box::new(lazy) as Box<dyn Constraint>);
-        return Ok(read_with(template, &format, &prompt, (tokens, images), constraint, &request));
-    }
-    let matcher = match (tools.is_empty(), content, choice) {
-        (true, None, _) => None,
-        (true, Some(content), _) => {
-            let wrong = |error: text::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
-            let grammar = format.after_reasoning(content.clone(), &prompt, tokenizer).map_err(wrong)?;
-            Some(facts.matcher(&grammar)?)
-        }
-        // Calls need not come: where a schema cannot be followed, the model has to know by itself.
-        (false, None, CallChoice::Auto) => calls(None).and_then(|grammar| facts.matcher(&grammar)).ok(),
-        (false, content, _) => Some(facts.matcher(&calls(content)?)?),
+        (_, content) => match (tools.is_empty(), content) {
+            (true, None) => None,
+            (true, Some(content)) => {
+                let wrong = |error: text::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
+                let grammar = format.after_reasoning(content.clone(), &prompt, tokenizer).map_err(wrong)?;
+                Some(whole(facts.matcher(&grammar)?))
+            }
+            (false, None) if !is_forced => free_calls().map(whole),
+            (false, content) => Some(whole(facts.matcher(&calls(content)?)?)),
+        },
     };
     let constraint = match (request.thinking_budget, format.reasoning_marks()) {
         (Some(budget), Some(marks)) => {
             let has_begun = format.begins_thinking(&prompt);
-            let limit = ThinkingLimit::new(tokenizer, marks, has_begun, budget, matcher)?;
+            let limit = ThinkingLimit::new(tokenizer, marks, has_begun, budget, constraint)?;
             Some(Box::new(limit) as Box<dyn Constraint>)
         }
         (Some(_), None) if format.reasons() => {
             let message = "`thinking_budget`: this model's reasoning cannot be limited yet".to_owned();
             return Err(ApiError { message, ..ApiError::not_built("thinking_budget") });
         }
-        (_, _) => matcher.map(|matcher| Box::new(matcher) as Box<dyn Constraint>),
+        (_, _) => constraint,
     };
     Ok(read_with(template, &format, &prompt, (tokens, images), constraint, &request))
 }
@@ -100,7 +102,7 @@ fn read_with(
         images,
         constraint,
         reading: Some((reader, shown)),
-        stop_outside: format.aside(prompt),
+        stop_outside: format.asides(prompt, !request.called_tools().is_empty()),
         options: request.options.clone(),
     }
 }

@@ -1,9 +1,9 @@
-//! A grammar that waits: any text may come until a trigger does, from which on the grammar holds.
+//! A grammar that waits: any text, or calls of tools, may come until a trigger does, from which on the grammar holds.
 
 use std::sync::Arc;
 
 use engine::{Constraint, ConstraintResult};
-use text::{Matcher, Specials, Tokenizer, Triggers};
+use text::{Aside, AsideFinder, Matcher, Specials, Tokenizer, Triggers};
 
 /// See the module.
 #[derive(Clone)]
@@ -13,9 +13,13 @@ pub(crate) struct Lazy {
     /// At the grammar's beginning while it waits.
     matcher: Matcher,
     has_begun: bool,
+    /// What holds the text while it waits: the calls in it are valid.
+    free: Option<Matcher>,
+    /// Where triggers do not count: in calls.
+    asides: Option<AsideFinder>,
     /// What came in one token with the trigger is not as the grammar asks: nothing may follow.
     is_stuck: bool,
-    /// The text so far, while it waits.
+    /// The text since the last call, while it waits.
     text: String,
     /// Bytes of a character that is not whole.
     bytes: Vec<u8>,
@@ -28,28 +32,57 @@ impl Lazy {
             tokenizer,
             matcher,
             has_begun: false,
+            free: None,
+            asides: None,
             is_stuck: false,
             text: String::new(),
             bytes: Vec::new(),
         }
     }
 
+    /// The same where tools may be called, which is held by `free` and stands in `asides`.
+    pub(crate) fn beside_calls(self, free: Option<Matcher>, asides: Vec<Aside>) -> Lazy {
+        Lazy { free, asides: Some(AsideFinder::new(asides)), ..self }
+    }
+
     fn wait(&mut self, token: u32) -> ConstraintResult<()> {
-        if self.triggers.has_token(token) {
+        let in_call = self.asides.as_ref().is_some_and(AsideFinder::is_within);
+        if !in_call && self.triggers.has_token(token) {
             self.has_begun = true;
             return Constraint::accept(&mut self.matcher, token);
         }
+        if let Some(free) = &mut self.free {
+            Constraint::accept(free, token)?;
+        }
         self.bytes.extend_from_slice(self.tokenizer.token_bytes(token));
-        let n_before = self.text.len();
         let whole = match std::str::from_utf8(&self.bytes) {
             Ok(_) => self.bytes.len(),
             // What can never become a character counts as one.
             Err(error) if error.error_len().is_some() => self.bytes.len(),
             Err(error) => error.valid_up_to(),
         };
-        self.text.push_str(&String::from_utf8_lossy(&self.bytes[..whole]));
+        let new = String::from_utf8_lossy(&self.bytes[..whole]).into_owned();
         self.bytes.drain(..whole);
-        let Some(at) = self.triggers.find(&self.text, self.text.len() - n_before) else { return Ok(()) };
+        let mut rest = new.as_str();
+        while !rest.is_empty() {
+            let (n, is_call) = self.asides.as_mut().map_or((rest.len(), false), |asides| asides.next(rest));
+            let (piece, after) = rest.split_at(n);
+            if is_call {
+                self.text.clear();
+            } else {
+                self.text.push_str(piece);
+                if let Some(at) = self.triggers.find(&self.text, n) {
+                    self.text.push_str(after);
+                    return self.begin(at);
+                }
+            }
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// The trigger stands at `at` of the text.
+    fn begin(&mut self, at: usize) -> ConstraintResult<()> {
         // The grammar has the trigger, and what came with it in the same token.
         let tokens = self.tokenizer.encode(&self.text[at..], Specials::Parse)?;
         (self.has_begun, self.text) = (true, String::new());
@@ -66,7 +99,7 @@ impl Constraint for Lazy {
         match self.has_begun {
             true if self.is_stuck => Ok(true),
             true => Constraint::mask(&mut self.matcher, words),
-            false => Ok(false),
+            false => self.free.as_mut().map_or(Ok(false), |free| Constraint::mask(free, words)),
         }
     }
 
@@ -91,7 +124,10 @@ impl Constraint for Lazy {
     }
 
     fn is_over(&self) -> bool {
-        self.has_begun && Constraint::is_over(&self.matcher)
+        match self.has_begun {
+            true => Constraint::is_over(&self.matcher),
+            false => self.free.as_ref().is_some_and(Constraint::is_over),
+        }
     }
 
     fn fork(&self) -> Box<dyn Constraint> {
@@ -136,6 +172,24 @@ mod tests {
         let n_allowed: u32 = words.iter().map(|word| word.count_ones()).sum();
         assert_eq!((n_allowed, lazy.n_valid(&[id("7"), id("a")])), (10, 1));
         assert!(lazy.accept(id("a")).is_err());
+        // Beside calls, a trigger within one does not count, and the calls are held to their grammar.
+        let matcher_of = |regex: &str| {
+            let compiler = GrammarCompiler::new(&tokenizer, 96).unwrap();
+            compiler.compile(&Grammar::Regex(regex.into())).unwrap()
+        };
+        let call = Aside { open: "(".into(), close: ")".into(), has_begun: false, anywhere: true };
+        let triggers = Arc::new(Triggers::new(&[Trigger::Word("=[".into())]).unwrap());
+        let lazy = Lazy::new(triggers, tokenizer.clone(), matcher.clone());
+        let mut lazy = lazy.beside_calls(Some(matcher_of("(\\([=\\[]*\\)|[a-z=\\[{])*")), vec![call]);
+        for text in ["a", "(", "=", "["] {
+            assert!(lazy.mask(&mut words).unwrap());
+            lazy.accept(id(text)).unwrap();
+        }
+        assert!(lazy.fork().accept(id("7")).is_err(), "a call is held");
+        for text in [")", "b", "=", "[{"] {
+            lazy.accept(id(text)).unwrap();
+        }
+        assert_eq!(lazy.n_valid(&[id("7"), id("a")]), 1, "the trigger after the call counts");
         // What comes with the trigger may contradict the grammar, which then lets nothing follow.
         let mut lazy = Lazy::new(
             Arc::new(Triggers::new(&[Trigger::Word("a".into())]).unwrap()),

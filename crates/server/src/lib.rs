@@ -45,7 +45,9 @@ pub use api::sampling::keep_alive;
 pub use app::{App, EmbedRequest, Embedded, ModelActivity, Options, Ready, RequestActivity, TextProps};
 pub use details::ModelDetails;
 pub use error::{ApiError, ErrorKind, Result, reshape};
-pub use models::{Kind, LoadError, Loaded, LoadedStatus, Loader, ModelStatus, PullProgress, TextStatus};
+pub use models::{
+    Kind, LoadError, Loaded, LoadedStatus, Loader, ModelStatus, PullProgress, ServedAdapter, TextStatus,
+};
 pub use origins::Origins;
 pub use request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt, ToolChoice};
 pub use serve::{Gate, router, serve};

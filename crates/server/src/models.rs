@@ -1,5 +1,6 @@
 //! The models of a server: their names, which of them are loaded, and for how long they stay.
 
+mod adapters;
 mod library;
 mod loader;
 mod text;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::oneshot;
 
-pub use self::loader::{Kind, LoadError, Loaded, Loader, PullProgress};
+pub use self::loader::{Kind, LoadError, Loaded, Loader, PullProgress, ServedAdapter};
 pub(crate) use self::text::{Facts, TextModel};
 
 use crate::app::blocking;
@@ -173,14 +174,16 @@ pub(crate) struct Lease {
     entry: Arc<Entry>,
     pub(crate) model: Model,
     keep_alive: KeepAlive,
+    /// What it is computed with; `None`: the model alone.
+    pub(crate) adapter: Option<Arc<str>>,
     /// How long its user waited for it to be loaded.
     pub(crate) load_time: Duration,
 }
 
 impl Lease {
-    /// The model's id.
+    /// The model's id, or its adapter's.
     pub(crate) fn id(&self) -> &str {
-        &self.entry.id
+        self.adapter.as_deref().unwrap_or(&self.entry.id)
     }
 
     /// The model, if it writes text.
@@ -292,7 +295,8 @@ impl Models {
         }
         drop(loaded);
         let keep_alive = keep_alive.unwrap_or(self.keep_alive);
-        Ok(Lease { entry, model, keep_alive, load_time: begun.elapsed() })
+        let adapter = self.adapter(name).map(|adapter| adapter.name.into());
+        Ok(Lease { entry, model, keep_alive, adapter, load_time: begun.elapsed() })
     }
 
     async fn load(&self, entry: &Arc<Entry>) -> Result<Model> {

@@ -69,6 +69,12 @@ impl ChatRequest {
         Err(ApiError::invalid("tool_choice", message))
     }
 
+    /// Whether a call may follow another. A function that is named is called once, as OpenAI's clients expect: a model that is
+    /// held to calls of one function may not know when to end.
+    pub(crate) fn may_call_again(&self) -> bool {
+        self.parallel_tool_calls && !matches!(self.tool_choice, ToolChoice::Function(_))
+    }
+
     /// The tools that may be called.
     pub(crate) fn called_tools(&self) -> &[Value] {
         match self.tool_choice {
@@ -208,6 +214,17 @@ pub enum KeepAlive {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_function_that_is_named_is_called_once() {
+        let named = ToolChoice::Function("f".into());
+        for (tool_choice, may_repeat) in
+            [(ToolChoice::Required, true), (ToolChoice::Auto, true), (named, false)]
+        {
+            let request = ChatRequest { tool_choice, parallel_tool_calls: true, ..ChatRequest::default() };
+            assert_eq!(request.may_call_again(), may_repeat, "{:?}", request.tool_choice);
+        }
+    }
 
     #[test]
     fn a_call_that_must_come_needs_a_tool() {

@@ -56,6 +56,8 @@ pub(crate) struct Channel {
     /// `(n_choices)`
     pieces: Mutex<Vec<Piece>>,
     wake: Notify,
+    /// A choice has ended: a reader that paces itself is not to wait.
+    ended: Notify,
     /// Of each choice, and one for all that a fork may add.
     cancel: Vec<CancelFlag>,
     /// For lists of what runs.
@@ -79,6 +81,7 @@ impl Channel {
         Arc::new(Channel {
             pieces: Mutex::new(cancel.iter().map(|_| Piece::default()).collect()),
             wake: Notify::new(),
+            ended: Notify::new(),
             cancel,
             activity: Activity {
                 request_id: request_id.to_owned(),
@@ -93,10 +96,14 @@ impl Channel {
     /// The engine's side: add to a choice, and wake the reader.
     pub(crate) fn write(&self, choice: usize, add: impl FnOnce(&mut Piece)) {
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(piece) = pieces.get_mut(choice) {
+        let has_ended = pieces.get_mut(choice).is_some_and(|piece| {
             add(piece);
-        }
+            piece.ended.is_some()
+        });
         drop(pieces);
+        if has_ended {
+            self.ended.notify_one();
+        }
         self.wake.notify_one();
     }
 
@@ -112,10 +119,18 @@ impl Channel {
         self.activity.n_decoded.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Wait until `time`, or until a choice has ended.
+    pub(crate) async fn pause(&self, time: Instant) {
+        tokio::select! {
+            () = tokio::time::sleep_until(time.into()) => {}
+            () = self.ended.notified() => {}
+        }
+    }
+
     /// The reader's side: wait until a choice has something to say, and take it into `piece`, which is cleared first.
     pub(crate) async fn read(&self, piece: &mut Piece) -> usize {
         loop {
-            if let Some(choice) = self.take(piece) {
+            if let Some(choice) = self.take(0, piece) {
                 return choice;
             }
             self.wake.notified().await;
@@ -135,11 +150,13 @@ impl Channel {
         }
     }
 
-    fn take(&self, piece: &mut Piece) -> Option<usize> {
+    /// The same without waiting, of the choices from `first` on.
+    pub(crate) fn take(&self, first: usize, piece: &mut Piece) -> Option<usize> {
         piece.clear();
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-        let choice = pieces.iter().position(|piece| !piece.is_empty())?;
-        std::mem::swap(&mut pieces[choice], piece);
+        let mut of_choices = pieces.iter_mut().enumerate().skip(first);
+        let (choice, found) = of_choices.find(|(_, piece)| !piece.is_empty())?;
+        std::mem::swap(found, piece);
         Some(choice)
     }
 
@@ -182,7 +199,20 @@ mod tests {
             all.push_str(&piece.text);
         }
         assert_eq!(all, "xy");
-        assert!(channel.take(&mut piece).is_none());
+        assert!(channel.take(0, &mut piece).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_pause_ends_with_the_answer() {
+        let channel = Channel::new("r", 1, vec![CancelFlag::default()]);
+        let begun = Instant::now();
+        channel.write(0, |piece| piece.text.push('a'));
+        channel.pause(begun + std::time::Duration::from_millis(30)).await;
+        assert!(begun.elapsed() >= std::time::Duration::from_millis(30));
+        let ended = Ended { reason: FinishReason::MaxTokens, timings: Timings::default(), seed: 0 };
+        channel.write(0, |piece| piece.ended = Some(ended));
+        channel.pause(begun + std::time::Duration::from_secs(60)).await;
+        assert!(begun.elapsed() < std::time::Duration::from_secs(50));
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine::{Constraint, ConstraintResult};
-use text::{Matcher, Specials, Tokenizer};
+use text::{Specials, Tokenizer};
 
 /// What is the same for all states.
 struct Limit {
@@ -32,7 +32,7 @@ enum State {
 /// The constraint, beside a grammar if the answer has one.
 pub(crate) struct ThinkingLimit {
     limit: Arc<Limit>,
-    grammar: Option<Matcher>,
+    grammar: Option<Box<dyn Constraint>>,
     state: State,
     /// The states before, one for each token, as far back as guesses reach.
     before: Vec<(State, usize)>,
@@ -50,7 +50,7 @@ impl ThinkingLimit {
         (open, close): (&'static str, &'static str),
         has_begun: bool,
         budget: usize,
-        grammar: Option<Matcher>,
+        grammar: Option<Box<dyn Constraint>>,
     ) -> Result<ThinkingLimit, engine::Error> {
         let close_tokens = tokenizer.encode(close, Specials::Parse)?;
         let limit = Limit { tokenizer: tokenizer.clone(), budget, open, close, close_tokens };
@@ -108,14 +108,14 @@ impl Constraint for ThinkingLimit {
             return Ok(true);
         }
         match &mut self.grammar {
-            Some(grammar) => Constraint::mask(grammar, words),
+            Some(grammar) => grammar.mask(words),
             None => Ok(false),
         }
     }
 
     fn accept(&mut self, token: u32) -> ConstraintResult<()> {
         if let Some(grammar) = &mut self.grammar {
-            Constraint::accept(grammar, token)?;
+            grammar.accept(token)?;
         }
         let tail = self.tail.len();
         let next = self.next(token);
@@ -129,7 +129,7 @@ impl Constraint for ThinkingLimit {
 
     fn roll_back(&mut self, n_tokens: usize) -> ConstraintResult<()> {
         if let Some(grammar) = &mut self.grammar {
-            Constraint::roll_back(grammar, n_tokens)?;
+            grammar.roll_back(n_tokens)?;
         }
         for _ in 0..n_tokens {
             let (state, tail) = self.before.pop().ok_or("a limit of reasoning was rolled back too far")?;
@@ -146,25 +146,25 @@ impl Constraint for ThinkingLimit {
             State::Waiting => 0,
             State::Closing(n) => {
                 let due = self.limit.close_tokens.get(n..).unwrap_or_default();
-                return due.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+                due.iter().zip(tokens).take_while(|(a, b)| a == b).count()
             }
             State::Thinking(n) => self.limit.budget.saturating_sub(n),
         };
         let tokens = &tokens[..most.min(tokens.len())];
         match &mut self.grammar {
-            Some(grammar) => Constraint::n_valid(grammar, tokens),
+            Some(grammar) => grammar.n_valid(tokens),
             None => tokens.len(),
         }
     }
 
     fn is_over(&self) -> bool {
-        self.state == State::Over && self.grammar.as_ref().is_some_and(Constraint::is_over)
+        self.state == State::Over && self.grammar.as_ref().is_some_and(|grammar| grammar.is_over())
     }
 
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(ThinkingLimit {
             limit: self.limit.clone(),
-            grammar: self.grammar.clone(),
+            grammar: self.grammar.as_ref().map(|grammar| grammar.fork()),
             state: self.state,
             before: self.before.clone(),
             tail: self.tail.clone(),

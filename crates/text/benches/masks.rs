@@ -1,6 +1,7 @@
-//! How long masks take on a vocabulary of 150,000 tokens, made up from a seed: median and 99th percentile in microseconds.
+//! How long masks take on a vocabulary of 150,000 tokens, made up from a seed, or on that of a GGUF file: median and 99th
+//! percentile in microseconds.
 //!
-//!     cargo bench -p ingle-text --bench masks
+//!     cargo bench -p ingle-text --bench masks [-- FILE.gguf]
 //!
 //! Each grammar is followed through texts that its own masks choose, at random among what may follow.
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // A program for people.
@@ -95,9 +96,9 @@ fn strings(items: &[String]) -> Value {
     Value::Array(Array::Str { bytes: Bytes::from_slice(&bytes), spans })
 }
 
-fn main() {
-    let mut random = Random(7);
-    let tokens = vocabulary(&mut random);
+/// The made-up vocabulary as a file would have it.
+fn made_up(random: &mut Random) -> Metadata {
+    let tokens = vocabulary(random);
     let mut kinds = vec![1; tokens.len()];
     kinds[N_VOCAB - 1] = 3;
     let mut metadata = Metadata::default();
@@ -112,10 +113,22 @@ fn main() {
     ] {
         metadata.insert(format!("tokenizer.ggml.{key}"), value);
     }
+    metadata
+}
+
+fn main() {
+    let mut random = Random(7);
+    // Cargo's own argument is `--bench`.
+    let file = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
+    let metadata = match &file {
+        Some(file) => formats::open(file.as_ref(), weights::Access::Map).unwrap().metadata,
+        None => made_up(&mut random),
+    };
     let tokenizer = Tokenizer::from_gguf(&metadata).unwrap();
+    let n_vocab = tokenizer.n_tokens();
     let begun = Instant::now();
-    let compiler = GrammarCompiler::new(&tokenizer, N_VOCAB).unwrap();
-    println!("{N_VOCAB} tokens; made ready in {:.0} ms", begun.elapsed().as_secs_f64() * 1e3);
+    let compiler = GrammarCompiler::new(&tokenizer, n_vocab).unwrap();
+    println!("{n_vocab} tokens; made ready in {:.0} ms", begun.elapsed().as_secs_f64() * 1e3);
     let person = json!({
         "type": "object", "required": ["name", "age", "emails", "address"], "additionalProperties": false,
         "properties": {
@@ -141,14 +154,15 @@ fn main() {
         let compile = begun.elapsed().as_secs_f64() * 1e6;
         let mut times = Vec::with_capacity(N_MASKS);
         let mut matcher = begin.clone();
-        let mut words = vec![0u32; N_VOCAB.div_ceil(32)];
+        let mut words = vec![0u32; n_vocab.div_ceil(32)];
         while times.len() < N_MASKS {
             words.fill(0);
             let begun = Instant::now();
             matcher.mask(&mut words).unwrap();
             times.push(begun.elapsed().as_secs_f64() * 1e6);
-            let allowed: Vec<u32> =
-                (0..N_VOCAB as u32 - 1).filter(|t| words[*t as usize / 32] >> (t % 32) & 1 == 1).collect();
+            let allowed: Vec<u32> = (0..n_vocab as u32)
+                .filter(|t| !tokenizer.is_end(*t) && words[*t as usize / 32] >> (t % 32) & 1 == 1)
+                .collect();
             if allowed.is_empty() {
                 matcher = begin.clone();
                 continue;

@@ -52,5 +52,5 @@ pub use gguf_export::{GgufTokenizer, gguf_from_base, gguf_from_folder};
 pub use grammar::{Grammar, GrammarCompiler, Matcher, Trigger, Triggers};
 pub use ranked::TokenSpelling;
 pub use specials::Specials;
-pub use stop::{Aside, Released, StopStrings};
+pub use stop::{Aside, AsideFinder, Released, StopStrings};
 pub use tokenizer::Tokenizer;

@@ -9,103 +9,138 @@ pub struct Released<'a> {
     pub stop: Option<usize>,
 }
 
-/// Text within an answer in which stop strings are not looked for: reasoning.
+/// Text within an answer in which stop strings are not looked for: reasoning, or a call of a tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Aside {
     /// What begins it.
     pub open: String,
-    /// What ends it.
+    /// What ends it; empty: nothing does.
     pub close: String,
     /// The answer begins within it.
     pub has_begun: bool,
-    /// It may begin anywhere, and more than once; if not, only where nothing but white space stands before it.
+    /// It may begin anywhere; if not, only where nothing but white space and other asides stand before it.
     pub anywhere: bool,
 }
 
-/// Where a text is with respect to its [`Aside`].
+/// Where a text is with respect to its [`Aside`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// It may begin.
-    Before,
-    Within,
-    /// It cannot begin any more.
-    After,
+    /// Outside, and nothing but white space has come there.
+    Start,
+    /// Outside, after some text.
+    Text,
+    /// In the aside of this index.
+    Within(usize),
 }
 
-/// Finds what is aside.
-#[derive(Clone)]
-struct Finder {
-    aside: Aside,
+/// Finds what is aside, in text that comes in pieces.
+#[derive(Clone, Debug)]
+pub struct AsideFinder {
+    asides: Vec<Aside>,
     place: Place,
     /// The end of the text so far, in which a mark may have begun.
     tail: String,
+    /// Bytes of the longest mark.
+    longest: usize,
 }
 
-impl Finder {
-    fn new(aside: Aside) -> Finder {
-        let place = if aside.has_begun { Place::Within } else { Place::Before };
-        Finder { place, tail: String::with_capacity(aside.open.len().max(aside.close.len()) + 1024), aside }
+impl AsideFinder {
+    /// For an answer with these asides.
+    pub fn new(asides: Vec<Aside>) -> AsideFinder {
+        let marks = asides.iter().flat_map(|aside| [aside.open.len(), aside.close.len()]);
+        let longest = marks.max().unwrap_or(0);
+        let mut finder =
+            AsideFinder { asides, place: Place::Start, tail: String::with_capacity(longest + 1024), longest };
+        finder.reset();
+        finder
     }
 
     fn reset(&mut self) {
         self.tail.clear();
-        self.place = if self.aside.has_begun { Place::Within } else { Place::Before };
+        self.place = self.asides.iter().position(|aside| aside.has_begun).map_or(Place::Start, Place::Within);
     }
 
-    /// After a piece has come: how many bytes at its end are not aside. More than the piece has: some before it neither.
-    fn push(&mut self, piece: &str) -> usize {
-        let mut looked = 0;
-        self.tail.push_str(piece);
-        loop {
-            match self.place {
-                Place::After => {
-                    let outside = self.tail.len() - looked;
-                    self.tail.clear();
-                    // Nothing was aside in this piece.
-                    return if looked == 0 { usize::MAX } else { outside };
-                }
-                Place::Within => match self.tail[looked..].find(self.aside.close.as_str()) {
-                    Some(at) => {
-                        looked += at + self.aside.close.len();
-                        self.place = if self.aside.anywhere { Place::Before } else { Place::After };
+    /// Whether the text so far ends within an aside.
+    pub fn is_within(&self) -> bool {
+        matches!(self.place, Place::Within(_))
+    }
+
+    /// Take the beginning of `text`, up to where an aside begins or ends: how many bytes these are, and whether they are aside.
+    /// The mark that begins an aside is not; the one that ends it is.
+    pub fn next(&mut self, text: &str) -> (usize, bool) {
+        let n_before = self.tail.len();
+        self.tail.push_str(text);
+        match self.place {
+            Place::Within(index) => {
+                let close = self.asides.get(index).map_or("", |aside| aside.close.as_str());
+                let found = if close.is_empty() { None } else { self.tail.find(close) };
+                match found.map(|at| (at + close.len()).saturating_sub(n_before)) {
+                    Some(n) => {
+                        let at_start = self.asides.get(index).is_some_and(|aside| !aside.anywhere);
+                        self.place = if at_start { Place::Start } else { Place::Text };
+                        self.tail.clear();
+                        (n, true)
                     }
                     None => {
-                        self.keep(self.aside.close.len(), looked);
-                        return 0;
-                    }
-                },
-                Place::Before if self.aside.anywhere => {
-                    match self.tail[looked..].find(self.aside.open.as_str()) {
-                        Some(at) => {
-                            looked += at + self.aside.open.len();
-                            self.place = Place::Within;
-                        }
-                        None => {
-                            let outside = if looked == 0 { usize::MAX } else { self.tail.len() - looked };
-                            self.keep(self.aside.open.len(), looked);
-                            return outside;
-                        }
+                        self.keep_end();
+                        (text.len(), true)
                     }
                 }
-                Place::Before => {
-                    let white = self.tail.len() - self.tail.trim_start().len();
-                    let text = &self.tail[white..];
-                    if text.starts_with(self.aside.open.as_str()) {
-                        looked = white + self.aside.open.len();
-                        self.place = Place::Within;
-                    } else if self.aside.open.starts_with(text) {
-                        return usize::MAX;
-                    } else {
-                        self.place = Place::After;
+            }
+            Place::Start => {
+                let white = self.tail.len() - self.tail.trim_start().len();
+                let found = &self.tail[white..];
+                let mut may_begin = found.is_empty();
+                let mut begun = None;
+                for (index, aside) in self.asides.iter().enumerate() {
+                    if found.starts_with(aside.open.as_str()) {
+                        begun = Some((index, (white + aside.open.len()).saturating_sub(n_before)));
+                        break;
+                    }
+                    may_begin |= aside.open.starts_with(found);
+                }
+                match begun {
+                    Some((index, n)) => {
+                        self.enter(index);
+                        (n, false)
+                    }
+                    None if may_begin => (text.len(), false),
+                    None => {
+                        self.place = Place::Text;
+                        self.next_in_text(n_before, text.len())
                     }
                 }
+            }
+            Place::Text => self.next_in_text(n_before, text.len()),
+        }
+    }
+
+    /// The same after some text; the last `n` bytes of the tail are new.
+    fn next_in_text(&mut self, n_before: usize, n: usize) -> (usize, bool) {
+        let marks = self.asides.iter().enumerate().filter(|(_, aside)| aside.anywhere);
+        let found = marks.filter_map(|(index, aside)| {
+            Some((self.tail.find(aside.open.as_str())?, std::cmp::Reverse(aside.open.len()), index))
+        });
+        match found.min() {
+            Some((at, std::cmp::Reverse(len), index)) => {
+                self.enter(index);
+                ((at + len).saturating_sub(n_before), false)
+            }
+            None => {
+                self.keep_end();
+                (n, false)
             }
         }
     }
 
-    /// Of the text from `from` on, keep an end in which a mark of `len` bytes may have begun.
-    fn keep(&mut self, len: usize, from: usize) {
-        let at = self.tail.len().saturating_sub(len.saturating_sub(1)).max(from);
+    fn enter(&mut self, index: usize) {
+        self.place = Place::Within(index);
+        self.tail.clear();
+    }
+
+    /// Keep the end of the tail in which a mark may have begun.
+    fn keep_end(&mut self) {
+        let at = self.tail.len().saturating_sub(self.longest.saturating_sub(1));
         let at = (at..=self.tail.len()).find(|at| self.tail.is_char_boundary(*at)).unwrap_or(at);
         self.tail.drain(..at);
     }
@@ -122,7 +157,7 @@ pub struct StopStrings {
     buffer: String,
     /// How much of `buffer` the last call has shown.
     shown: usize,
-    aside: Option<Finder>,
+    aside: Option<AsideFinder>,
 }
 
 impl StopStrings {
@@ -135,10 +170,10 @@ impl StopStrings {
 
     /// The same, looking only outside of what is aside.
     #[must_use]
-    pub fn outside(self, aside: Option<Aside>) -> StopStrings {
+    pub fn outside(self, asides: Vec<Aside>) -> StopStrings {
         // Without stop strings nothing is looked for.
-        let aside = aside.filter(|_| self.stops.iter().any(|stop| !stop.is_empty())).map(Finder::new);
-        StopStrings { aside, ..self }
+        let is_needed = !asides.is_empty() && self.stops.iter().any(|stop| !stop.is_empty());
+        StopStrings { aside: is_needed.then(|| AsideFinder::new(asides)), ..self }
     }
 
     /// Add a piece and get what may be shown. After a stop was found, begin anew with [`StopStrings::reset`].
@@ -146,13 +181,22 @@ impl StopStrings {
         self.buffer.drain(..self.shown);
         let held = self.buffer.len();
         self.buffer.push_str(piece);
-        // What is aside is shown at once.
-        let outside = self.aside.as_mut().map_or(usize::MAX, |aside| aside.push(piece));
-        let from = self.buffer.len().saturating_sub(outside);
-        if let Some((stop, start)) = self.find(held.max(from), from) {
-            self.shown = start;
-            return Released { text: self.buffer.get(..start).unwrap_or_default(), stop: Some(stop) };
+        // What was held back is outside; `from` is where the text begins in which a stop string may stand whole.
+        let (mut from, mut at) = (0, held);
+        while at < self.buffer.len() {
+            let rest = self.buffer.get(at..).unwrap_or_default();
+            let (n, is_aside) = self.aside.as_mut().map_or((rest.len(), false), |aside| aside.next(rest));
+            let end = at + n;
+            if !is_aside && let Some((stop, start)) = self.find(at, from, end) {
+                self.shown = start;
+                return Released { text: self.buffer.get(..start).unwrap_or_default(), stop: Some(stop) };
+            }
+            at = end;
+            if is_aside || self.aside.as_ref().is_some_and(AsideFinder::is_within) {
+                from = at;
+            }
         }
+        // What is aside is shown at once.
         self.shown = self.buffer.len() - self.hold(from);
         Released { text: self.buffer.get(..self.shown).unwrap_or_default(), stop: None }
     }
@@ -173,10 +217,10 @@ impl StopStrings {
         }
     }
 
-    /// The stop string that is complete first at a byte after `held`, and where it begins: at `from` or after.
-    fn find(&self, held: usize, from: usize) -> Option<(usize, usize)> {
+    /// The stop string that is complete first at a byte after `held` and up to `last`, and where it begins: at `from` or after.
+    fn find(&self, held: usize, from: usize, last: usize) -> Option<(usize, usize)> {
         let bytes = self.buffer.as_bytes();
-        (held + 1..=bytes.len()).find_map(|end| {
+        (held + 1..=last).find_map(|end| {
             let complete = |(_, stop): &(usize, &String)| {
                 !stop.is_empty() && bytes.get(from..end).is_some_and(|text| text.ends_with(stop.as_bytes()))
             };
@@ -254,19 +298,30 @@ mod tests {
         let think =
             |has_begun| Aside { open: "<a>".into(), close: "</a>".into(), has_begun, anywhere: false };
         let parts = Aside { anywhere: true, ..think(false) };
+        let call = Aside { open: "<c>".into(), close: "</c>".into(), has_begun: false, anywhere: true };
+        let rest = Aside { open: "[C]".into(), close: String::new(), ..call.clone() };
+        let bare = Aside { open: "{".into(), anywhere: false, ..rest.clone() };
         let cases = [
-            (think(true), "x END y</a> z END", "x END y</a> z ", true),
-            (think(false), " <a>x END</a>zéEND", " <a>x END</a>zé", true),
-            (think(false), "x END", "x ", true),
-            (think(false), "x <a>END", "x <a>", true),
-            (think(true), "x END y", "x END y", false),
-            (think(false), "<a>EN</a>D", "<a>EN</a>D", false),
-            (parts.clone(), "x<a>END</a>y<a>END</a>EEND", "x<a>END</a>y<a>END</a>E", true),
-            (parts, "ENx END", "ENx ", true),
+            (vec![think(true)], "x END y</a> z END", "x END y</a> z ", true),
+            (vec![think(false)], " <a>x END</a>zéEND", " <a>x END</a>zé", true),
+            (vec![think(false)], "x END", "x ", true),
+            (vec![think(false)], "x <a>END", "x <a>", true),
+            (vec![think(true)], "x END y", "x END y", false),
+            (vec![think(false)], "<a>EN</a>D", "<a>EN</a>D", false),
+            (vec![parts.clone()], "x<a>END</a>y<a>END</a>EEND", "x<a>END</a>y<a>END</a>E", true),
+            (vec![parts], "ENx END", "ENx ", true),
+            // A stop before an aside ends the text, however the text comes.
+            (vec![call.clone()], "x END<c>END</c>", "x ", true),
+            (vec![call.clone()], "<c>END</c>EN<c>D</c>END", "<c>END</c>EN<c>D</c>", true),
+            (vec![think(false), call.clone()], "<a>END</a> <c>END</c> END", "<a>END</a> <c>END</c> ", true),
+            (vec![think(false), call], "y <c>END</c><a>END", "y <c>END</c><a>", true),
+            (vec![rest], "y [C]END [C] END", "y [C]END [C] END", false),
+            (vec![bare.clone()], " {END", " {END", false),
+            (vec![bare], "x {END", "x {", true),
         ];
-        for (aside, text, expected, stops) in cases {
+        for (asides, text, expected, stops) in cases {
             for n in 1..=text.chars().count() {
-                let mut matcher = StopStrings::new(&["END"]).outside(Some(aside.clone()));
+                let mut matcher = StopStrings::new(&["END"]).outside(asides.clone());
                 let (mut shown, mut stopped) = (String::new(), false);
                 let chars: Vec<char> = text.chars().collect();
                 for piece in chars.chunks(n) {

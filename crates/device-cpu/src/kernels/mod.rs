@@ -4,6 +4,7 @@
 //! instruction set; a function named for the kernel picks the variant when the command table is written.
 //! Shapes: activations are f32 `(n, cols)`, row-major, without gaps; `n` is known when a step runs.
 
+pub mod adapters;
 pub mod linear;
 
 pub mod activate;

@@ -9,7 +9,7 @@ use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::{Heads, Queries};
 
 /// Columns of a head, at most (heads.cuh, attention/decode.cuh).
-const MOST_COLUMNS: usize = 512;
+const MOST_COLUMNS: usize = 640;
 
 /// Columns of a head and bytes of shared memory of the kernels that take rows by tiles (attention/flash_f16.cu).
 const FLASH: [(usize, u32); 5] = [(64, 36864), (80, 45056), (96, 53248), (128, 69632), (256, 101376)];
@@ -116,25 +116,28 @@ impl Draft<'_> {
     pub(super) fn attention(&mut self, op: &Op) -> Result<()> {
         let c = self.c;
         match op {
-            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, chunked: _, both_ways: _, out } => {
-                let (n_heads, scale, softcap, window) = (*n_heads, *scale, *softcap, *window);
-                let of = AttentionOf { n_heads, scale, softcap, window, sinks: *sinks, out: *out };
+            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, chunked, both_ways: _, out } => {
+                let (n_heads, scale, softcap) = (*n_heads, *scale, *softcap);
+                let (window, chunked, sinks, out) = (*window, *chunked, *sinks, *out);
+                let of = AttentionOf { n_heads, scale, softcap, window, chunked, sinks, out };
                 self.attend_layer(*q, *layer, &of)
             }
             Op::CrossAttention { q, layer, n_heads, scale, out } => {
                 let (n_heads, scale) = (*n_heads, *scale);
-                let of = AttentionOf { n_heads, scale, softcap: None, window: None, sinks: None, out: *out };
+                let (softcap, window, chunked, sinks, out) = (None, None, false, None, *out);
+                let of = AttentionOf { n_heads, scale, softcap, window, chunked, sinks, out };
                 self.attend_layer(*q, *layer, &of)
             }
-            Op::SelfAttention { q, k, v, n_heads, scale, window: _, out } => {
+            Op::SelfAttention { q, k, v, n_heads, scale, window, out } => {
                 let head_dim = c.cols(*q) / n_heads;
                 let pages = PagesArguments {
-                    n_kv_heads: *n_heads as u32,
+                    n_kv_heads: (c.cols(*k) / head_dim) as u32,
                     head_dim: head_dim as u32,
                     ..Default::default()
                 };
                 let arguments = AttentionArguments {
                     n_heads: *n_heads as u32,
+                    window: window.map_or(0, |n| n as u32 + 1),
                     scale: *scale,
                     q: c.value(*q)?,
                     k: c.value(*k)?,
@@ -210,7 +213,7 @@ impl Draft<'_> {
         let (n_kv, head_dim) = (pages.n_kv_heads as usize, pages.head_dim as usize);
         let group = of.n_heads / n_kv;
         let columns = columns_of_lane(head_dim)?;
-        let g = group.next_power_of_two().min(if columns == 16 { 4 } else { 8 });
+        let g = group.next_power_of_two().min(if columns >= 16 { 4 } else { 8 });
         let kernel = Kernel {
             file: format!("attention/pages_{}.cu", c.kv_name()?),
             name: format!("attention_{}_g{g}_d{columns}", c.kv_name()?),
@@ -220,6 +223,7 @@ impl Draft<'_> {
         let whole = AttentionArguments {
             n_heads: of.n_heads as u32,
             window: of.window.unwrap_or(0) as u32,
+            chunked: u32::from(of.chunked && of.window.is_some()),
             n_states: n_states as u32,
             scale: of.scale,
             softcap: of.softcap.unwrap_or(0.0),
@@ -273,6 +277,9 @@ impl Draft<'_> {
         arguments: AttentionArguments,
     ) -> bool {
         let c = self.c;
+        if of.chunked {
+            return false;
+        }
         let found =
             FLASH.iter().find(|(columns, bytes)| *columns == head_dim && *bytes <= c.profile.flash_bytes);
         let Some((columns, shared)) = found.filter(|_| c.limits.kv_type == KvType::F16) else { return false };
@@ -289,7 +296,7 @@ impl Draft<'_> {
 
 /// Columns of a head that a lane has, of those that kernels are made for.
 fn columns_of_lane(head_dim: usize) -> Result<usize> {
-    match [2, 4, 8, 16].into_iter().find(|columns| head_dim <= 32 * columns) {
+    match [2, 4, 8, 16, 20].into_iter().find(|columns| head_dim <= 32 * columns) {
         Some(columns) => Ok(columns),
         None => failed(format!("a head of {head_dim} columns, expected at most {MOST_COLUMNS}")),
     }

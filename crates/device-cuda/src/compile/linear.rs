@@ -2,11 +2,15 @@
 
 use super::primitives::activation;
 use super::{Call, Draft, ONE, blocks, each, failed};
-use crate::arguments::{LinearArguments, MatrixArguments, RowsArguments};
+use crate::arguments::{GemmArguments, InputArguments, LinearArguments, MatrixArguments, RowsArguments};
+use crate::driver::Address;
+use crate::packs::Pack;
+use crate::products::{MOST_TILES, Product as Packed, Tile, groups};
 use crate::stored::{Kind, Stored};
 use device::{Activation, Result, RowCount, ValueId, WeightId};
+use device_lower::lifetimes::max_rows;
 use device_lower::lower::{MatrixOf, Norm, Projection, Tail};
-use device_lower::table::{Extent, RowClass};
+use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::Unit;
 use weights::BlockType;
 
@@ -31,6 +35,7 @@ struct Product<'a> {
     x: ValueId,
     norm: Option<Norm>,
     matrices: &'a [(Stored, MatrixArguments)],
+    ids: &'a [WeightId],
     tail: u32,
     activation: u32,
     residual: Option<ValueId>,
@@ -63,10 +68,13 @@ impl Draft<'_> {
         let unstored = all(self, false)?;
         let kinds: Vec<Kind> = unstored.iter().map(|(stored, _)| stored.kind).collect();
         let same = kinds.iter().all(|kind| *kind == kinds[0]);
+        let ids: Vec<WeightId> = p.matrices.iter().map(|m| m.weight).collect();
+        self.is_tiled = false;
         let base = Product {
             x: p.x,
             norm: p.norm.map(|(norm, _)| norm),
             matrices: &unstored,
+            ids: &ids,
             tail: TAIL_STORE,
             activation: 0,
             residual: None,
@@ -85,17 +93,20 @@ impl Draft<'_> {
             }
             Tail::Store | Tail::Gate { .. } => {
                 let stored = all(self, true)?;
-                // Matrices of one kind together.
-                let mut done = vec![false; stored.len()];
-                while let Some(first) = done.iter().position(|done| !done) {
-                    let mine: Vec<usize> =
-                        (first..stored.len()).filter(|i| kinds[*i] == kinds[first]).collect();
-                    mine.iter().for_each(|i| done[*i] = true);
+                for group in groups(p, &kinds) {
+                    let mine = &group.matrices;
                     let matrices: Vec<_> = mine.iter().map(|i| stored[*i]).collect();
                     let of: Vec<MatrixOf> = mine.iter().map(|i| p.matrices[*i]).collect();
+                    let ids: Vec<WeightId> = of.iter().map(|m| m.weight).collect();
                     let writes: Vec<ValueId> = of.iter().map(|m| m.out).collect();
-                    let weight_bytes = self.bytes_of(&of);
-                    self.product(Product { matrices: &matrices, writes: &writes, weight_bytes, ..base })?;
+                    let (matrices, ids, writes) = (&matrices[..], &ids[..], &writes[..]);
+                    self.product(Product {
+                        matrices,
+                        ids,
+                        writes,
+                        weight_bytes: self.bytes_of(&of),
+                        ..base
+                    })?;
                 }
                 match p.tail {
                     Tail::Gate { kind, out } => self.gate(p.matrices[0].out, p.matrices[1].out, kind, out),
@@ -132,11 +143,40 @@ impl Draft<'_> {
         let kind = p.matrices[0].0.kind;
         // A matrix in F32 is a small one whose precision matters.
         let exact = kind == Kind::Block(BlockType::F32) || self.c.is_deterministic();
+        // Floats stay exact for a few rows more: they are read whole either way.
+        let packed_rows = if kind.is_float() { RowClass::Many } else { self.c.profile.packed_rows };
+        if class >= packed_rows
+            && !exact
+            && let Some((pack, weights)) = self.c.packs.find(self.c.plan, p.ids, p.tail == TAIL_GATE)
+        {
+            let all = self.c.profile.packed_together;
+            self.when = if all { When::Always } else { When::Alone };
+            self.packed(&p, rows, pack, weights)?;
+            self.when = When::Always;
+            if all {
+                return Ok(());
+            }
+            self.when = When::Together;
+        }
+        let result = self.from_planes(&p, rows, class, kind, exact);
+        self.when = When::Always;
+        result
+    }
+
+    /// From the planes that `weights` made.
+    fn from_planes(
+        &mut self,
+        p: &Product,
+        rows: RowCount,
+        class: RowClass,
+        kind: Kind,
+        exact: bool,
+    ) -> Result<()> {
         match class == RowClass::Many && !exact {
-            true => self.gemm(&p, rows, kind),
+            true => self.gemm(p, rows, kind),
             false => {
-                let arguments = self.arguments(&p)?;
-                self.gemv(arguments, &p, rows, class, kind);
+                let arguments = self.arguments(p)?;
+                self.gemv(arguments, p, rows, class, kind);
                 Ok(())
             }
         }
@@ -175,9 +215,85 @@ impl Draft<'_> {
         self.push(Call { name: &name, shared, weight_bytes: p.weight_bytes, ..call }, &arguments);
     }
 
+    /// From packed weights, on tensor cores.
+    fn packed(&mut self, p: &Product, rows: RowCount, pack: &Pack, weights: Address) -> Result<()> {
+        let c = self.c;
+        let n_in = p.matrices[0].0.n_cols;
+        let (x, x_scales) = (c.scratch_place(3), c.scratch_place(4));
+        let (k_tiles, row_groups) = (pack.k_tiles as u32, max_rows(c.limits, rows).div_ceil(8) as u32);
+        if !self.is_tiled {
+            let input = InputArguments {
+                n_rows: 0,
+                n_cols: n_in as u32,
+                x: c.value(p.x)?,
+                weight: c.vector_or_null(p.norm.and_then(|norm| norm.weight))?,
+                out: x,
+                scales: x_scales,
+                rows: 0,
+                k_tiles,
+                row_groups,
+                has_norm: u32::from(p.norm.is_some()),
+                eps: p.norm.map_or(0.0, |norm| norm.eps),
+            };
+            let call = Call::new("gemm/input.cu", rows, [each(rows), ONE, ONE], 256, &[]);
+            self.push(Call { name: "rows_input", ..call }, &input);
+            self.is_tiled = true;
+        }
+        let of = |index: usize| p.matrices.get(index).map(|(_, m)| *m).unwrap_or_default();
+        let first = |index: usize| pack.first.get(index).map_or(0, |first| *first as u32);
+        let gate = p.tail == TAIL_GATE;
+        let more = |index: usize| if gate { MatrixArguments::default() } else { of(index) };
+        let arguments = GemmArguments {
+            n_rows: 0,
+            n_out: pack.n_out as u32,
+            weights,
+            x,
+            y: p.out.map_or(Ok(of(0).out), |id| c.value(id))?,
+            residual: p.residual.map_or(Ok(0), |id| c.value(id))?,
+            bias: of(0).bias,
+            x_scales,
+            y1: more(1).out,
+            y2: more(2).out,
+            bias1: more(1).bias,
+            bias2: more(2).bias,
+            partials: c.scratch_place(5),
+            counters: c.scratch_place(6),
+            tiles: 0,
+            n_tiles: 0,
+            expert_bytes: 0,
+            k_tiles,
+            row_groups,
+            y_stride: of(0).n_out,
+            // Chosen when it is launched.
+            n_splits: 1,
+            epilogue: p.tail,
+            activation: p.activation,
+            first1: if gate { 0 } else { first(1) },
+            first2: if gate { 0 } else { first(2) },
+            y_stride1: more(1).n_out,
+            y_stride2: more(2).n_out,
+        };
+        let mut kernels = [0; MOST_TILES];
+        let tiles = Tile::all(c.profile.products);
+        for (kernel, tile) in kernels.iter_mut().zip(tiles) {
+            *kernel =
+                self.kernels.add(&tile.file(pack.codec), &tile.kernel(pack.codec), tile.shared(pack.codec));
+        }
+        let products = c.profile.products;
+        let (n_out, k_tiles) = (pack.n_out, pack.k_tiles);
+        let only = c.profile.only_tile;
+        let product = Packed { products, codec: pack.codec, kernels, n_out, k_tiles, only };
+        let (file, name) = (tiles[0].file(pack.codec), tiles[0].kernel(pack.codec));
+        let call = Call::new(&file, rows, [each(rows), ONE, ONE], tiles[0].threads(), p.writes);
+        let call = Call { name: &name, product: Some(product), weight_bytes: p.weight_bytes, ..call };
+        self.push(Call { shared: tiles[0].shared(pack.codec), ..call }, &arguments);
+        Ok(())
+    }
+
     fn gemm(&mut self, p: &Product, rows: RowCount, kind: Kind) -> Result<()> {
         let c = self.c;
         let n_in = p.matrices[0].0.n_cols;
+        self.is_tiled = false;
         let (x_f16, x_scales) = (c.scratch_place(3), c.scratch_place(4));
         let of_rows = RowsArguments {
             n_rows: 0,
@@ -252,6 +368,7 @@ impl Draft<'_> {
             x,
             norm,
             matrices: &matrices,
+            ids: stacks,
             tail: if store { TAIL_STORE } else { TAIL_GATE },
             activation: gate.map_or(0, activation),
             residual: None,

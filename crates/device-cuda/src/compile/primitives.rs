@@ -7,7 +7,9 @@ use crate::arguments::{
 };
 use crate::driver::Address;
 use crate::layout::BEST_PARTS;
-use device::{Activation, Op, Pooling, Result, RopeStyle, StateId, ValueId, WeightId};
+use device::{
+    Activation, Op, Pooling, Result, RopeStyle, RouterGroups, RouterScores, StateId, ValueId, WeightId,
+};
 use device_lower::lower::Norm;
 use device_lower::table::{Extent, When};
 use device_lower::units::Join;
@@ -329,8 +331,8 @@ impl Draft<'_> {
                 };
                 self.scan("selective_scan.cu", arguments, *state, *out)
             }
-            // What else a router may have is refused when memory is planned.
-            Op::Route { x, normalise, factor, scales, ids, weights, .. } => {
+            Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights } => {
+                let groups = groups.unwrap_or(RouterGroups { n: 0, n_used: 0, n_best: 0 });
                 let (rows, n_experts) = (c.rows(*x), c.cols(*x));
                 let arguments = RouteArguments {
                     n_rows: 0,
@@ -338,15 +340,20 @@ impl Draft<'_> {
                     k: c.cols(*ids) as u32,
                     normalise: u32::from(*normalise),
                     factor: *factor,
+                    sigmoid: u32::from(*scores == RouterScores::Sigmoid),
+                    n_groups: groups.n as u32,
+                    n_used: groups.n_used as u32,
+                    n_best: groups.n_best as u32,
                     reserved: 0,
                     x: c.value(*x)?,
+                    bias: c.vector_or_null(*bias)?,
                     scales: c.vector_or_null(*scales)?,
                     ids: c.value(*ids)?,
                     weights: c.value(*weights)?,
                 };
                 let writes = [*ids, *weights];
                 let call = Call::new("route.cu", rows, [each(rows), ONE, ONE], 32, &writes);
-                self.push(Call { shared: (n_experts * 4) as u32, ..call }, &arguments);
+                self.push(Call { shared: ((2 * n_experts + groups.n) * 4) as u32, ..call }, &arguments);
                 Ok(())
             }
             Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
@@ -357,9 +364,29 @@ impl Draft<'_> {
             | Op::SelfAttention { .. }
             | Op::CrossAttention { .. }
             | Op::CrossScores { .. } => self.attention(op),
-            Op::ExpertBias { .. } | Op::GateClamped { .. } | Op::Join { .. } | Op::Ordinals { .. } => {
-                failed(format!("{:?} has no kernel", op.kind()))
+            Op::ExpertBias { x, ids, bias, out } => {
+                let k = c.cols(*ids);
+                let arguments = ElementArguments {
+                    group: (c.cols(*x) / k) as u32,
+                    taken: k as u32,
+                    b: c.vector(*bias)?,
+                    rows: c.value(*ids)?,
+                    ..simple(*x)?
+                };
+                self.element("expert_bias.cu", *out, arguments)
             }
+            Op::GateClamped { gate, up, alpha, limit, out } => {
+                let (factor, limit, b) = (*alpha, *limit, c.value(*up)?);
+                self.element("gate_clamped.cu", *out, ElementArguments { factor, limit, b, ..simple(*gate)? })
+            }
+            Op::Join { a, b, n_heads, out } => {
+                let group = (c.cols(*out) / n_heads) as u32;
+                let taken = (c.cols(*a) / n_heads) as u32;
+                let b = c.value(*b)?;
+                self.element("join_heads.cu", *out, ElementArguments { group, taken, b, ..simple(*a)? })
+            }
+            Op::Ordinals { out } => self.element("ordinals.cu", *out, ElementArguments::default()),
+            Op::Adapters { .. } => failed(format!("{:?} has no kernel", op.kind())),
             Op::Linear { .. } | Op::Fused { .. } => failed(format!("{:?} was not lowered", op.kind())),
         }
     }

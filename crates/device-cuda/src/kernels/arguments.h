@@ -23,19 +23,21 @@ struct StepLoadArguments {
     Copy copies7;
 };
 
-// Element-wise kernels, columns, select_rows, input.
+// Element-wise kernels, columns, join_heads, select_rows, input, expert_bias, ordinals.
 struct ElementArguments {
     uint n_rows;
     uint cols; // of the output
     uint x_cols; // of a row of x
     uint first; // columns: the first that is taken of a group
-    uint group; // columns: of x
-    uint taken; // columns: of each group
+    uint group; // columns: of x; expert_bias: columns of an expert; join_heads: of a head of out
+    uint taken; // columns: of each group; expert_bias: experts of a row; join_heads: columns of a head of a
     uint kind; // one of ACTIVATE_*
-    float factor; // scale: the factor; softcap: the bound
+    float factor; // scale: the factor; softcap: the bound; gate_clamped: in the sigmoid
+    float limit; // gate_clamped: of both
+    uint reserved;
     const float *a;
     const float *b;
-    const uint *rows; // select_rows: which rows
+    const uint *rows; // select_rows: which rows; expert_bias: (n, taken) ids
     float *out;
 };
 
@@ -77,7 +79,7 @@ struct RopeArguments {
     float *out;
 };
 
-// One layer's part of the pages of its group. 48 bytes.
+// One layer's part of the pages of its group. 56 bytes.
 struct PagesArguments {
     uchar *pool;
     ulong page_bytes;
@@ -87,6 +89,8 @@ struct PagesArguments {
     uint page_len;
     uint n_kv_heads;
     uint head_dim;
+    uint values_are_keys; // 1: there are no values beside the keys
+    uint reserved;
 };
 
 // kv_write and qk_rope_kv: heads on their way to the cache.
@@ -122,10 +126,12 @@ struct AttentionArguments {
     uint n_heads;
     uint n_splits; // blocks that share the positions of a row
     uint split_len; // positions of a split, at least
-    uint window; // 0: none
+    uint window; // 0: none; self_attention: rows that a row sees to each side, and 1
     uint n_states; // of encoder states: how many; 0: the positions of the sequence
     float scale;
     float softcap; // 0: none
+    uint chunked; // 1: the window begins at a multiple of its length
+    uint reserved;
     const float *q;
     const float *sinks; // may be null
     const uint *positions;
@@ -161,8 +167,13 @@ struct RouteArguments {
     uint k;
     uint normalise;
     float factor;
+    uint sigmoid; // 1: scores are sigmoids of x, not a softmax
+    uint n_groups; // 0: experts are chosen of all
+    uint n_used; // groups whose experts can be chosen
+    uint n_best; // experts of a group whose scores are summed
     uint reserved;
     const float *x;
+    const float *bias; // may be null: added where experts are chosen
     const float *scales; // may be null
     uint *ids;
     float *weights;

@@ -5,8 +5,8 @@
 #include "pages.cuh"
 #include "rotate.cuh"
 
-// Columns of a head that a lane has, at most: 512 columns.
-#define MOST 16
+// Columns of a head that a lane has, at most: 640 columns.
+#define MOST 20
 
 template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArguments &a) {
     __shared__ float heads[4][32 * MOST];
@@ -15,6 +15,7 @@ template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArgum
     const uint index = blockIdx.x * 4 + warp, n_kv = a.pages.n_kv_heads, dim = a.pages.head_dim;
     if (index >= a.n_q_heads + 2 * n_kv) return;
     const bool is_q = index < a.n_q_heads, is_k = !is_q && index < a.n_q_heads + n_kv;
+    if (!is_q && !is_k && a.pages.values_are_keys) return;
     const uint head = is_q ? index : (index - a.n_q_heads) % n_kv;
     const float *x = is_q ? a.q : is_k ? a.k : a.v;
     const uint n_heads = is_q ? a.n_q_heads : n_kv;

@@ -5,6 +5,7 @@
 #define PAGE_NONE 0xffffffffu
 
 struct KvF32 {
+    static constexpr bool HALVES = false;
     static __device__ __forceinline__ uint bytes(uint head_dim) { return 4 * head_dim; }
     static __device__ __forceinline__ void store(uchar *vector, uint i, float x) { ((float *)vector)[i] = x; }
     static __device__ __forceinline__ float load(const uchar *vector, uint i) { return ((const float *)vector)[i]; }
@@ -16,6 +17,7 @@ struct KvF32 {
 };
 
 struct KvF16 {
+    static constexpr bool HALVES = true;
     static __device__ __forceinline__ uint bytes(uint head_dim) { return 2 * head_dim; }
     // What is too large is stored as the largest.
     static __device__ __forceinline__ void store(uchar *vector, uint i, float x) {

@@ -1,50 +1,97 @@
-// The k largest of a softmax over all experts, best first, of equals the lower; the weights of those chosen. A warp a
-// row. Grid: (rows).
+// The k largest experts of each row, best first, of equals the lower, and their weights. NaN counts as the smallest.
+//
+//   scores   a softmax over all experts, or a sigmoid of each
+//   sizes    what experts are chosen by: x, or scores + bias where there are biases or groups. With groups of neighbouring experts only
+//            those of the n_used groups whose n_best largest sizes have the largest sums can be chosen
+//   weights  scores of the chosen, divided by their sum if `normalise`, times the factors
+//
+// A warp a row. Grid: (rows). Shared memory: 2 * n_experts + n_groups floats.
 #include "kernels.cuh"
+
+// Whether (a, i) comes before (b, j).
+__device__ __forceinline__ bool before(float a, uint i, float b, uint j) { return a > b || (a == b && i < j); }
+
+__device__ __forceinline__ float number(float x) { return x == x ? x : -INFINITY_F; }
 
 KERNEL(32) route(const __grid_constant__ RouteArguments a) {
     begin();
-    extern __shared__ float p[]; // (n_experts)
-    const uint lane = threadIdx.x, row = blockIdx.x;
-    const float *x = a.x + ulong(row) * a.n_experts;
-    float most = -INFINITY_F;
-    for (uint i = lane; i < a.n_experts; i += 32) most = fmaxf(most, x[i]);
-    most = warp_max(most);
-    float sum = 0.0f;
-    for (uint i = lane; i < a.n_experts; i += 32) {
-        p[i] = expf(x[i] - most);
-        sum += p[i];
+    extern __shared__ float scores[]; // (n_experts)
+    float *sizes = scores + a.n_experts; // (n_experts); NaN: was chosen
+    float *sums = sizes + a.n_experts;   // (n_groups)
+    const uint lane = threadIdx.x, row = blockIdx.x, n = a.n_experts;
+    const float *x = a.x + ulong(row) * n;
+    float by = 1.0f;
+    if (a.sigmoid) {
+        for (uint i = lane; i < n; i += 32) scores[i] = 1.0f / (1.0f + expf(-x[i]));
+    } else {
+        float most = -INFINITY_F, sum = 0.0f;
+        for (uint i = lane; i < n; i += 32) most = fmaxf(most, x[i]);
+        most = warp_max(most);
+        for (uint i = lane; i < n; i += 32) {
+            scores[i] = expf(x[i] - most);
+            sum += scores[i];
+        }
+        by = 1.0f / warp_sum(sum);
     }
-    sum = warp_sum(sum);
+    const bool plain = a.bias == nullptr && a.n_groups == 0;
+    for (uint i = lane; i < n; i += 32) {
+        scores[i] *= by;
+        sizes[i] = number(plain ? x[i] : a.bias != nullptr ? scores[i] + a.bias[i] : scores[i]);
+    }
     __syncwarp();
+    if (a.n_groups > 0) {
+        const uint group = n / a.n_groups;
+        for (uint g = lane; g < a.n_groups; g += 32) {
+            const float *mine = sizes + g * group;
+            float sum = 0.0f, last = INFINITY_F;
+            uint last_index = 0;
+            for (uint j = 0; j < min(a.n_best, group); j++) {
+                float best = -INFINITY_F;
+                uint index = group;
+                for (uint i = 0; i < group; i++) {
+                    const bool left = j == 0 || before(last, last_index, mine[i], i);
+                    if (left && (index == group || mine[i] > best)) best = mine[i], index = i;
+                }
+                sum += best;
+                last = best, last_index = index;
+            }
+            sums[g] = number(sum);
+        }
+        __syncwarp();
+        for (uint i = lane; i < n; i += 32) {
+            uint rank = 0;
+            for (uint g = 0; g < a.n_groups; g++) rank += before(sums[g], g, sums[i / group], i / group);
+            if (rank >= a.n_used) sizes[i] = -INFINITY_F;
+        }
+        __syncwarp();
+    }
     float chosen = 0.0f;
     for (uint j = 0; j < a.k; j++) {
-        float best = -1.0f;
-        uint index = 0xffffffffu;
-        for (uint i = lane; i < a.n_experts; i += 32) {
-            if (p[i] > best) best = p[i], index = i;
+        float best = -INFINITY_F;
+        uint index = n;
+        for (uint i = lane; i < n; i += 32) {
+            const float size = sizes[i];
+            if (size == size && (index == n || size > best)) best = size, index = i;
         }
         for (int step = 16; step > 0; step /= 2) {
             const float other = __shfl_xor_sync(0xffffffffu, best, step);
             const uint other_index = __shfl_xor_sync(0xffffffffu, index, step);
-            if (other > best || (other == best && other_index < index)) best = other, index = other_index;
+            if (other_index < n && (index == n || before(other, other_index, best, index))) best = other, index = other_index;
         }
-        // NaN everywhere: some expert, so that ids are below n_experts.
-        if (index >= a.n_experts) index = min(j, a.n_experts - 1), best = p[index];
         __syncwarp();
         if (lane == 0) {
             a.ids[ulong(row) * a.k + j] = index;
-            a.weights[ulong(row) * a.k + j] = best;
-            p[index] = -2.0f;
+            sizes[index] = NAN_F;
         }
-        chosen += best;
+        chosen += scores[index];
         __syncwarp();
     }
-    const float by = a.factor / (a.normalise ? chosen : sum);
+    const float factor = a.normalise ? a.factor / fmaxf(chosen, 1.17549435e-38f) : a.factor;
     for (uint j = lane; j < a.k; j += 32) {
         const ulong at = ulong(row) * a.k + j;
-        float weight = a.weights[at] * by;
-        if (a.scales != nullptr) weight *= a.scales[a.ids[at]];
+        const uint id = a.ids[at];
+        float weight = scores[id] * factor;
+        if (a.scales != nullptr) weight *= a.scales[id];
         a.weights[at] = weight;
     }
 }

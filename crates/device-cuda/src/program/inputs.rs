@@ -80,6 +80,7 @@ impl CudaProgram {
             sample: chosen().any(|want| matches!(want.choose, Choose::Sample(_))),
             penalties: chosen().any(|want| n_penalised(want) > 0),
             long: step.spans.iter().any(|span| span.end() > self.long),
+            alone: step.spans.len() <= 1,
         };
         self.write_rows(step);
         self.write_choices(step, &begun);
@@ -183,31 +184,25 @@ impl CudaProgram {
             (at.recent, if penalties { step.recent.len() * 4 } else { 0 }),
             (at.pending, if penalties { step.pending.len() * 4 } else { 0 }),
         ];
-        let mut ranges: Vec<(usize, usize)> = Vec::with_capacity(parts.len());
-        for (start, len) in parts.into_iter().filter(|(_, len)| *len > 0) {
-            match ranges.last_mut() {
-                Some((first, n)) if start - (*first + *n) <= GAP => *n = start + len - *first,
-                _ => ranges.push((start, len)),
-            }
-        }
-        // More ranges than there are copies: the last takes all that is left.
-        while ranges.len() > N_COPIES {
-            if let (Some((start, len)), Some((_, n))) = (ranges.pop(), ranges.last().copied()) {
-                let index = ranges.len() - 1;
-                let first = ranges[index].0;
-                ranges[index].1 = n.max(start + len - first);
-            }
-        }
         let mut copies = [Copy::default(); N_COPIES];
-        for (copy, (start, len)) in copies.iter_mut().zip(ranges) {
-            *copy = Copy { first_word: (start / 4) as u32, n_words: len.div_ceil(4) as u32 };
+        let mut n = 0usize;
+        for (start, len) in parts.into_iter().filter(|(_, len)| *len > 0) {
+            let (first_word, end) = ((start / 4) as u32, (start + len).div_ceil(4) as u32);
+            let joins = |last: Copy| n == N_COPIES || first_word - (last.first_word + last.n_words) <= GAP;
+            if n > 0 && joins(copies[n - 1]) {
+                // The last takes all that is left.
+                copies[n - 1].n_words = end - copies[n - 1].first_word;
+            } else {
+                copies[n] = Copy { first_word, n_words: end - first_word };
+                n += 1;
+            }
         }
         copies
     }
 }
 
-/// Bytes between two parts that are copied rather than left out.
-const GAP: usize = 4096;
+/// Words between two parts that are copied rather than left out.
+const GAP: u32 = 1024;
 
 /// For the kernels.
 fn choice_of(want: &Want) -> Choice {

@@ -1,14 +1,20 @@
 //! Launching: a step's commands one by one, as a graph, or each by itself to be timed.
 
 use super::CudaProgram;
-use super::inputs::Begun;
-use crate::arguments::StepLoadArguments;
+use super::inputs::{Begun, N_COPIES};
+use crate::arguments::{GemmArguments, StepLoadArguments};
 use crate::driver::{Event, Graph, MAX_ARGUMENT_BYTES, NAME};
 use device::{Error, Result, Step, Timing};
 use device_lower::table::StepSizes;
 use std::ops::Range;
 
-/// Parts of a step that somebody may stop.
+/// Where a product says into how many parts of K it is cut.
+const N_SPLITS: usize = std::mem::offset_of!(GemmArguments, n_splits);
+
+/// Rows of a step above which it takes so long that whoever stops it should not wait for its end.
+const LONG_STEP: usize = 1024;
+
+/// Parts of a long step that somebody may stop.
 const PARTS: usize = 8;
 
 /// Graphs by what decides which commands run on how many blocks: a plan and the sizes of a step.
@@ -37,7 +43,7 @@ impl CudaProgram {
     /// Copy the step's numbers to the GPU.
     fn load_step(&self, begun: &Begun) -> Result<()> {
         let [copies0, copies1, copies2, copies3, copies4, copies5, copies6, copies7] = begun.copies;
-        let n_words: u32 = begun.copies.iter().map(|copy| copy.n_words).sum();
+        let n_words = begun.copies.iter().map(|copy| copy.n_words).max().unwrap_or(0);
         let arguments = StepLoadArguments {
             from: self.steps_address + self.region(begun.ticket) as u64,
             to: self.step_buffer.start(),
@@ -50,8 +56,15 @@ impl CudaProgram {
             copies6,
             copies7,
         };
+        // Blocks for each range: the way over the bus and back is what a range takes, and so all go it together.
         let n_blocks = n_words.div_ceil(256).clamp(1, 64);
-        self.context.launch(self.step_load, [n_blocks, 1, 1], 256, 0, bytemuck::bytes_of(&arguments))
+        self.context.launch(
+            self.step_load,
+            [n_blocks, N_COPIES as u32, 1],
+            256,
+            0,
+            bytemuck::bytes_of(&arguments),
+        )
     }
 
     /// Launch one command.
@@ -67,8 +80,19 @@ impl CudaProgram {
         // Every argument struct begins with it.
         let n_rows = commands.rows[index].count(begun.sizes.n_rows, begun.sizes.n_outputs) as u32;
         place[..4].copy_from_slice(&n_rows.to_le_bytes());
-        let function = self.functions[command.kernel as usize];
-        let result = self.context.launch(function, blocks, command.threads, command.threadgroup_bytes, place);
+        let result = match &commands.products[index] {
+            None => {
+                let function = self.functions[command.kernel as usize];
+                self.context.launch(function, blocks, command.threads, command.threadgroup_bytes, place)
+            }
+            Some(product) => {
+                let cut = product.cut(n_rows as usize, self.n_processors);
+                let (tile, kernel) = product.kernel(cut);
+                place[N_SPLITS..][..4].copy_from_slice(&(cut.n_splits as u32).to_le_bytes());
+                let (function, grid) = (self.functions[kernel as usize], [cut.n_blocks as u32, 1, 1]);
+                self.context.launch(function, grid, tile.threads(), tile.shared(product.codec), place)
+            }
+        };
         result.map_err(|error| match error {
             Error::Failed { device, reason } => {
                 let kernel = &commands.table.infos()[index].kernel;
@@ -93,14 +117,14 @@ impl CudaProgram {
         self.launch_commands(begun, range)
     }
 
-    /// All of a step's commands, as a graph if such a step has come before. One that somebody may stop is launched in parts,
-    /// and asked about between them. While the GPU runs one of them, the next is launched.
+    /// All of a step's commands, as a graph if such a step has come before. A long one that somebody may stop is launched in
+    /// parts, and asked about between them. While the GPU runs one of them, the next is launched.
     pub(super) fn launch_whole(&mut self, step: &Step, begun: &Begun) -> Result<Event> {
         let event = match self.events.pop() {
             Some(event) => event,
             None => self.context.event(false)?,
         };
-        let result = match step.stop.is_some() && begun.sizes.n_rows > 1 {
+        let result = match step.stop.is_some() && begun.sizes.n_rows > LONG_STEP {
             true => self.launch_parts(step, begun),
             false => self.load_step(begun).and_then(|()| self.launch_graph(begun)),
         };

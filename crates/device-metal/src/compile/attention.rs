@@ -270,6 +270,7 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::GateClamped { .. }
             | Op::Join { .. }
             | Op::Ordinals { .. }
+            | Op::Adapters { .. }
             | Op::ShortConv { .. }
             | Op::GatedDelta { .. }
             | Op::SelectiveScan { .. }

@@ -3,7 +3,8 @@
 use super::call::{Call, ONE, each, per_token};
 use super::draft::Draft;
 use crate::arguments::{
-    ColumnsArguments, ElementArguments, NormArguments, RopeArguments, TurnArguments, UnfoldArguments,
+    ClampArguments, ColumnsArguments, ElementArguments, ExpertSumArguments, JoinHeadsArguments,
+    NormArguments, RopeArguments, TurnArguments, UnfoldArguments,
 };
 use crate::gpu::Gpu;
 use crate::kernels::{self, constant};
@@ -156,6 +157,15 @@ impl<G: Gpu> Draft<'_, G> {
                     .bind(6, c.step_place(c.step.spans));
                 self.push(call)
             }
+            Op::Adapters { out, .. } => {
+                let call = self
+                    .element("adapters.metal", *out, 1.0)
+                    .write(2, self.value(*out))
+                    .bind(3, c.step_place(c.step.outputs))
+                    .bind(4, c.step_place(c.step.row_spans))
+                    .bind(5, c.step_place(c.step.spans));
+                self.push(call)
+            }
             Op::Input { out } => {
                 let call = self
                     .element("input.metal", *out, 1.0)
@@ -190,8 +200,58 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::GatedDelta { .. }
             | Op::SelectiveScan { .. } => self.attention(op),
             Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
-            Op::ExpertBias { .. } | Op::GateClamped { .. } | Op::Join { .. } | Op::Ordinals { .. } => {
-                Err(self.not_lowered(op))
+            Op::ExpertBias { x, ids, bias, out } => {
+                let (rows, k) = (c.rows(*x), c.cols(*ids));
+                let args = ExpertSumArguments {
+                    per_token: per_token(rows),
+                    cols: (c.cols(*x) / k) as u32,
+                    k: k as u32,
+                    reserved: 0,
+                };
+                let call = self
+                    .step_call("expert_bias.metal", &args)
+                    .read(2, self.value(*x))
+                    .read(3, self.value(*ids))
+                    .bind(4, c.weight(*bias)?)
+                    .write(5, self.value(*out))
+                    .elements(rows, c.cols(*x));
+                self.push(call)
+            }
+            Op::GateClamped { gate, up, alpha, limit, out } => {
+                let (rows, cols) = (c.rows(*gate), c.cols(*gate));
+                let args = ClampArguments {
+                    per_token: per_token(rows),
+                    cols: cols as u32,
+                    alpha: *alpha,
+                    limit: *limit,
+                };
+                let call = self
+                    .step_call("gate_clamped.metal", &args)
+                    .read(2, self.value(*gate))
+                    .read(3, self.value(*up))
+                    .write(4, self.value(*out))
+                    .elements(rows, cols);
+                self.push(call)
+            }
+            Op::Join { a, b, n_heads, out } => {
+                let rows = c.rows(*a);
+                let args = JoinHeadsArguments {
+                    per_token: per_token(rows),
+                    n_heads: *n_heads as u32,
+                    a_dim: (c.cols(*a) / n_heads) as u32,
+                    b_dim: (c.cols(*b) / n_heads) as u32,
+                };
+                let call = self
+                    .step_call("join_heads.metal", &args)
+                    .read(2, self.value(*a))
+                    .read(3, self.value(*b))
+                    .write(4, self.value(*out))
+                    .elements(rows, c.cols(*out));
+                self.push(call)
+            }
+            Op::Ordinals { out } => {
+                let call = self.element("ordinals.metal", *out, 1.0).write(2, self.value(*out));
+                self.push(call)
             }
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
             Op::Linear { .. } | Op::Fused { .. } => Err(self.not_lowered(op)),

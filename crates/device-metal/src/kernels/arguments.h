@@ -95,6 +95,22 @@ struct ExpertSumArguments {
     uint reserved;
 };
 
+// gate_clamped.
+struct ClampArguments {
+    uint per_token;
+    uint cols;
+    float alpha; // in the sigmoid
+    float limit; // bound of both
+};
+
+// join_heads.
+struct JoinHeadsArguments {
+    uint per_token;
+    uint n_heads;
+    uint a_dim; // columns of a head of a
+    uint b_dim; // and of b
+};
+
 // unfold.
 struct UnfoldArguments {
     uint per_token; // rows of out for each token

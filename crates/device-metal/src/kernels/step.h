@@ -31,7 +31,7 @@ struct Span {
     uint first_row;
     uint n_rows;
     uint first_position; // of the first row in its sequence
-    uint reserved;
+    uint adapter;        // 0: none
 };
 
 // Rows that a value has in this step: `per_token` for each token; 0: one for each output.

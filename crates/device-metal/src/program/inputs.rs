@@ -94,6 +94,7 @@ impl<G: Gpu> MetalProgram<G> {
             sample: chosen().any(|want| matches!(want.choose, Choose::Sample(_))),
             penalties: chosen().any(|want| n_penalised(want) > 0),
             long: step.spans.iter().any(|span| span.end() > self.long),
+            alone: step.spans.len() <= 1,
         };
         self.ready(self.plans[step.plan].class(&begun.sizes))?;
         self.write_rows(step);
@@ -151,8 +152,9 @@ impl<G: Gpu> MetalProgram<G> {
                 write(buffer, at.positions + offset, &[span.first_position + row]);
                 write(buffer, at.row_spans + offset, &[index as u32]);
             }
+            let adapter = step.adapters.get(index).copied().unwrap_or(0);
             let (first_row, n_rows, first_position) = (span.first_row, span.n_rows, span.first_position);
-            let mine = arguments::Span { first_row, n_rows, first_position, reserved: 0 };
+            let mine = arguments::Span { first_row, n_rows, first_position, adapter };
             write(buffer, region + at.spans + index * size_of::<arguments::Span>(), &[mine]);
             for (group, usage) in needs[step.plan].groups.iter().enumerate() {
                 let n_positions = match usage {

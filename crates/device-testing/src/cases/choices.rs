@@ -3,7 +3,7 @@
 
 use super::{Case, ELEMENT, N_TOKENS, SUM, kv_types};
 use crate::{AttentionOptions, PlanBuilder};
-use device::{KvLayer, KvType, OpKind, RouterGroups};
+use device::{KvLayer, KvType, OpKind, RouterGroups, RowCount};
 use weights::BlockType::{self, F32};
 
 /// Routers.
@@ -59,6 +59,25 @@ pub fn parts() -> Vec<Case> {
         let y = b.expert_linear((x, true), ids, (n_heads, n_out), block);
         let name = format!("heads {n_heads}x{n_out}x{n_in} of {block}");
         cases.push(Case::rows(name, OpKind::Ordinals, block, SUM, b.finish(y)));
+    }
+    // Rows of tokens, and of outputs.
+    for (n, rank, n_in, n_out) in [(1, 1, 7, 3), (3, 4, 33, 17), (4, 16, 64, 48)] {
+        let mut b = PlanBuilder::new(n_in as u64, N_TOKENS as usize);
+        let mut x = b.embed(n_in);
+        let mut sum = x;
+        for rows in [RowCount::Tokens, RowCount::Outputs] {
+            if rows == RowCount::Outputs {
+                x = b.select_rows(sum);
+            }
+            let ids = b.adapters(rows, n);
+            let y = b.expert_linear((x, false), ids, (n, rank), F32);
+            let y = b.expert_linear((y, false), ids, (n, n_in), F32);
+            sum = b.add(x, y);
+        }
+        let ids = b.adapters(RowCount::Outputs, n);
+        let y = b.expert_linear((sum, false), ids, (n, n_out), F32);
+        let name = format!("adapters {n} {n_in} {rank} {n_out}");
+        cases.push(Case::cached(name, OpKind::Adapters, F32, SUM, b.finish(y), KvType::F32));
     }
     cases
 }

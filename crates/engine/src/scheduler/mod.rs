@@ -43,10 +43,13 @@ use queue::Queue;
 const LEAST_SHARED: usize = 16;
 
 /// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on.
-const LEAST_PROMPT_ROWS: usize = 16;
+const LEAST_PROMPT_ROWS: usize = 4;
 
 /// Time of a step while the machine is short of memory.
 const PRESSED_LATENCY: Duration = Duration::from_millis(100);
+
+/// Until a sequence that waits for memory looks again.
+const STARVED: Duration = Duration::from_millis(5);
 
 /// How much one step moves the rate of rows.
 const RATE_WEIGHT: f64 = 1.0 / 16.0;
@@ -75,7 +78,7 @@ pub(crate) struct Scheduler {
     cost: CostModel,
     /// Most time between two tokens of an answer while prompts are computed, unless its request says otherwise.
     token_latency: Option<Duration>,
-    /// Without it: so many times what a step of answers alone takes.
+    /// Without it: so many times what a step of answers alone takes, for one prompt; each further one adds as much.
     latency_steps: Option<f64>,
     /// Seconds of such steps, of late; `None` until one was seen.
     answer_step: Option<f64>,
@@ -273,6 +276,16 @@ impl Scheduler {
     /// Whether nothing can go on before the machine has more memory.
     pub(crate) fn is_starved(&self) -> bool {
         self.is_starved
+    }
+
+    /// Wait a moment for memory that only others can give back, and follow what the machine says then.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(crate) fn wait_for_memory(&mut self, program: &mut dyn Program) -> Result<()> {
+        std::thread::sleep(STARVED);
+        self.follow_memory(program)?;
+        Ok(())
     }
 
     /// Whether what waits may begin: not where sequences were parked and there is no more room than then, nor where the system is
@@ -482,6 +495,7 @@ impl Scheduler {
             let want = self.buffers.want_of(sequence, &history, n_ahead);
             self.buffers.push_linked(slot, position, from, want);
             self.buffers.push_state(self.kv.state_use(slot));
+            self.buffers.set_adapter(sequence.adapter);
             flight.add(span, position);
             return Ok(());
         }
@@ -510,6 +524,7 @@ impl Scheduler {
             self.buffers.push_guess(*guess, want);
         }
         self.buffers.push_state(self.kv.state_use(slot));
+        self.buffers.set_adapter(sequence.adapter);
         flight.add(span, position);
         Ok(())
     }
@@ -587,6 +602,7 @@ impl Scheduler {
             self.buffers.push_last_output(want);
         }
         self.buffers.push_state(self.kv.state_use(slot));
+        self.buffers.set_adapter(sequence.adapter);
         flight.add(span, position);
         Ok(())
     }
@@ -611,8 +627,15 @@ impl Scheduler {
 
     /// Seconds that the answers that run may wait for their next token; `None`: any time.
     fn latency(&self) -> Option<f64> {
+        let running = || self.slots.iter().flatten();
         let of_steps = || {
-            let seconds = self.latency_steps? * self.answer_step.unwrap_or(0.0);
+            // Where prompts are always there, steps of answers alone are seldom seen, and were of fewer answers.
+            let answers = running().filter(|s| !s.in_prompt);
+            let load = answers.fold(Load::default(), |load, s| load.and(1, s.tokens.len()));
+            let alone = self.answer_step.unwrap_or(0.0).max(self.cost.seconds(load).unwrap_or(0.0));
+            // Each prompt may take as much as one alone: otherwise all of them wait while few answer.
+            let n_prompts = running().filter(|s| s.in_prompt).count().max(1);
+            let seconds = alone * (1.0 + (self.latency_steps? - 1.0) * n_prompts as f64);
             // Until a step was seen, what everybody gets who asks for nothing.
             Some(if seconds > 0.0 { seconds } else { crate::DEFAULT_TOKEN_LATENCY.as_secs_f64() })
         };
@@ -620,7 +643,7 @@ impl Scheduler {
             let latency = s.token_latency.or(self.token_latency);
             latency.map(|latency| latency.as_secs_f64()).or_else(of_steps)
         };
-        let answers = self.slots.iter().flatten().filter(|s| !s.in_prompt);
+        let answers = running().filter(|s| !s.in_prompt);
         answers.filter_map(of_answer).min_by(f64::total_cmp)
     }
 

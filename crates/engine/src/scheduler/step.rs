@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use device::{Choose, Limits, Link, Masks, OutputRef, Slice, Span, Stage, StateUse, Step, Want};
+use device::{Choose, Limits, Link, Masks, Numerics, OutputRef, Slice, Span, Stage, StateUse, Step, Want};
 
 use crate::kv::KvCache;
 use crate::sampling::{DryBuffers, Sampler};
@@ -21,8 +21,10 @@ pub(crate) enum OutputRows {
 /// Buffers of the largest step that the limits allow.
 #[derive(Debug)]
 pub(crate) struct StepBuffers {
-    /// Which of the program's plans.
+    /// Whether the step is the plan of given rows': 1.
     pub(crate) plan: usize,
+    /// Which of the program's plans that is.
+    pub(crate) given_plan: usize,
     /// What the plan of given rows reads.
     pub(crate) input: Vec<f32>,
     /// Capacity `max_rows`.
@@ -33,6 +35,10 @@ pub(crate) struct StepBuffers {
     spans: Vec<Span>,
     /// Of the spans, where layers are recurrent; capacity `max_spans`.
     states: Vec<StateUse>,
+    /// Of the spans; capacity `max_spans`.
+    adapters: Vec<u32>,
+    /// Whether the program has a second plan, with adapters, and whether it runs even where no span has one.
+    adapted: Option<bool>,
     /// Capacity `max_outputs`: rows.
     outputs: Vec<u32>,
     /// Capacity `max_outputs`.
@@ -68,11 +74,14 @@ impl StepBuffers {
     pub(crate) fn new(limits: &Limits, n_vocab: usize, max_in_flight: usize) -> StepBuffers {
         StepBuffers {
             plan: 0,
+            given_plan: 1,
             input: Vec::new(),
             tokens: Vec::with_capacity(limits.max_rows),
             links: Vec::with_capacity(limits.max_spans),
             spans: Vec::with_capacity(limits.max_spans),
             states: Vec::with_capacity(limits.max_spans),
+            adapters: Vec::with_capacity(limits.max_spans),
+            adapted: None,
             outputs: Vec::with_capacity(limits.max_outputs),
             wants: Vec::with_capacity(limits.max_outputs),
             recent: Vec::new(),
@@ -103,6 +112,7 @@ impl StepBuffers {
         self.links.clear();
         self.spans.clear();
         self.states.clear();
+        self.adapters.clear();
         self.outputs.clear();
         self.wants.clear();
         self.recent.clear();
@@ -168,6 +178,7 @@ impl StepBuffers {
         debug_assert!(tokens.len() <= self.rows_left());
         let first_row = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
+        self.adapters.push(0);
         self.spans.push(Span {
             slot: slot as u32,
             first_row: first_row as u32,
@@ -187,6 +198,19 @@ impl StepBuffers {
     /// The states of the span that was appended last.
     pub(crate) fn push_state(&mut self, state: Option<StateUse>) {
         self.states.extend(state);
+    }
+
+    /// The adapter of the span that was appended last.
+    pub(crate) fn set_adapter(&mut self, adapter: u32) {
+        if let Some(last) = self.adapters.last_mut() {
+            *last = adapter;
+        }
+    }
+
+    /// Whether the program has a second plan, with adapters. Deterministic numerics always run it then: what a row gives may not
+    /// depend on the adapters of others.
+    pub(crate) fn set_adapted(&mut self, is_adapted: bool, numerics: Numerics) {
+        self.adapted = is_adapted.then_some(numerics == Numerics::Deterministic);
     }
 
     /// Outputs that still have room.
@@ -295,9 +319,12 @@ impl StepBuffers {
         masks: Masks<'a>,
         stop: Option<&'a AtomicBool>,
     ) -> Step<'a> {
+        let is_adapted =
+            self.adapted.is_some_and(|always| always || self.adapters.iter().any(|adapter| *adapter != 0));
         Step {
-            plan: self.plan,
+            plan: if self.plan == 1 { self.given_plan } else { usize::from(is_adapted) },
             input: &self.input,
+            adapters: if is_adapted && self.plan == 0 { &self.adapters } else { &[] },
             tokens: &self.tokens,
             links: &self.links,
             spans: &self.spans,

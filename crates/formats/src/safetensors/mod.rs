@@ -97,6 +97,25 @@ fn read_preprocessor(dir: &Path, metadata: &mut Metadata) -> Result<()> {
     Ok(())
 }
 
+/// Open PEFT's folder `dir`: adapter_config.json, flattened with dots, and the tensors of adapter_model.safetensors.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_adapter(dir: &Path, access: Access) -> Result<Checkpoint> {
+    let mut metadata = Metadata::default();
+    let config_path = dir.join("adapter_config.json");
+    flatten(&read_json(&config_path)?, "", &config_path, &mut metadata)?;
+    let mut weights = Weights::default();
+    weights.add(&dir.join("adapter_model.safetensors"), access, "")?;
+    Ok(Checkpoint {
+        naming: Naming::HuggingFace,
+        metadata,
+        tensors: weights.items.into_iter().filter_map(float).collect(),
+        format: "PEFT safetensors".to_owned(),
+        file_bytes: weights.n_bytes,
+    })
+}
+
 /// Parse the bytes of one safetensors file and append its float tensors, in the order of their data. Tensors of
 /// integers or truth values (position ids) and tensors of no values hold no weights, and are checked but left out.
 ///

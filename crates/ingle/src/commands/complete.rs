@@ -11,7 +11,9 @@ use serde_json::json;
 use text::Specials;
 
 use super::generate::{self, Interrupt};
-use crate::args::{ModelArgs, PrefillArgs, PromptCacheArgs, SamplingArgs, SpeculateArgs, SpeculateName};
+use crate::args::{
+    AdapterArgs, ModelArgs, PrefillArgs, PromptCacheArgs, SamplingArgs, SpeculateArgs, SpeculateName,
+};
 use crate::grammar::GrammarArgs;
 use crate::{load, output};
 
@@ -26,6 +28,9 @@ Examples:
 pub struct Complete {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    adapters: AdapterArgs,
 
     #[command(flatten)]
     prefill: PrefillArgs,
@@ -76,7 +81,7 @@ impl Complete {
                 anyhow::bail!("nothing to continue: give --prompt, --file, --tokens, or - for stdin")
             }
         };
-        let model = Arc::new(load::open(&self.model)?);
+        let model = Arc::new(load::open_adapted(&self.model, &self.adapters.lora)?);
         let constraint = self.grammar.constraint(&model)?;
         let device = load::device_for(&self.model.load, &model)?;
         let tokens = || {
@@ -93,12 +98,19 @@ impl Complete {
         let default = if may_guess { SpeculateName::Auto } else { SpeculateName::Off };
         let engine = || load::engine(model.clone(), &device, model_args, options, speculate, default);
         let (mut engine, tokens) = load::both(engine, tokens)?;
+        let adapter = load::chosen_adapter(&self.adapters)?;
+        engine.set_scored_adapter(adapter.as_deref())?;
         load::validate(&mut engine, &self.prefill, &tokens)?;
+        anyhow::ensure!(
+            adapter.is_none() || self.prompt_cache.prompt_cache.is_none(),
+            "a prompt cache keeps what the model alone computed; leave out --lora or the cache"
+        );
         let mut cache = self.prompt_cache.open(&mut engine)?;
         let interrupt = Interrupt::install()?;
         let mut request =
             generate::request(tokens.clone(), sampling, &self.sampling, &self.prefill, may_guess);
         request.ignore_end = self.ignore_end;
+        request.adapter = adapter;
         request.constraint = constraint;
         if self.json {
             complete_json(&mut engine, request)?;

@@ -30,7 +30,7 @@ impl List {
     pub fn run(self) -> anyhow::Result<()> {
         let mut installed = hub::list(&self.fetch.cache()?)?;
         if self.all {
-            installed.extend(self.fetch.options()?.stores.list()?);
+            installed.extend(self.fetch.options()?.stores.list());
         }
         if self.json {
             let rows: Vec<_> = installed.iter().map(|m| json!({

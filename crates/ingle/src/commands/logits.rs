@@ -8,7 +8,7 @@ use engine::Engine;
 use serde_json::json;
 use text::Specials;
 
-use crate::args::{ModelArgs, PrefillArgs};
+use crate::args::{AdapterArgs, ModelArgs, PrefillArgs};
 use crate::output::{Style, Table};
 use crate::{load, output};
 
@@ -23,6 +23,9 @@ Examples:
 pub struct Logits {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    adapters: AdapterArgs,
 
     #[command(flatten)]
     prefill: PrefillArgs,
@@ -50,7 +53,7 @@ pub struct Logits {
 
 impl Logits {
     pub fn run(self) -> anyhow::Result<()> {
-        let model = Arc::new(load::open(&self.model)?);
+        let model = Arc::new(load::open_adapted(&self.model, &self.adapters.lora)?);
         let device = load::device_for(&self.model.load, &model)?;
         let images = load::images(&model, &self.image)?;
         let tokens = match (&self.prompt, self.tokens) {
@@ -64,6 +67,8 @@ impl Logits {
         let mut options = load::options(&self.model.load);
         options.n_outputs = Some(load::SCORED_ROWS);
         let mut engine = Engine::new(model.clone(), &device, &options)?;
+        let adapter = load::chosen_adapter(&self.adapters)?;
+        engine.set_scored_adapter(adapter.as_deref())?;
         if images.is_empty() {
             load::validate(&mut engine, &self.prefill, &tokens)?;
         }

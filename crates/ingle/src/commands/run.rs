@@ -16,7 +16,9 @@ use text::{AnswerFormat, ChatTemplate, Specials};
 use self::remote::Remote;
 use self::spoken::{Spoken, Voice};
 use super::generate::{self, Interrupt};
-use crate::args::{ModelArgs, PrefillArgs, PromptCacheArgs, SamplingArgs, SpeculateArgs, SpeculateName};
+use crate::args::{
+    AdapterArgs, ModelArgs, PrefillArgs, PromptCacheArgs, SamplingArgs, SpeculateArgs, SpeculateName,
+};
 use crate::client::Client;
 use crate::grammar::GrammarArgs;
 use crate::interactive::{self, Partner};
@@ -35,6 +37,9 @@ Examples:
 pub struct Run {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    adapters: AdapterArgs,
 
     #[command(flatten)]
     prefill: PrefillArgs,
@@ -104,7 +109,12 @@ impl Run {
         if let Some(url) = &self.server {
             return self.remote(url)?.converse(prompt, self.json, &history);
         }
-        let model = Arc::new(load::open(&self.model)?);
+        let model = Arc::new(load::open_adapted(&self.model, &self.adapters.lora)?);
+        let adapter = load::chosen_adapter(&self.adapters)?;
+        anyhow::ensure!(
+            adapter.is_none() || self.prompt_cache.prompt_cache.is_none(),
+            "a prompt cache keeps what the model alone computed; leave out --lora or the cache"
+        );
         let constraint = self.grammar.constraint(&model)?;
         let device = load::device_for(&self.model.load, &model)?;
         let options = load::options(&self.model.load);
@@ -127,11 +137,13 @@ impl Run {
             prefill: self.prefill,
             sampling: self.sampling,
             constraint,
+            adapter,
             images: Vec::new(),
             waiting: Vec::new(),
             n_last: 0,
         };
         session.waiting = load::images(&model, &self.image)?;
+        session.engine.set_scored_adapter(session.adapter.as_deref())?;
         match prompt {
             Some(prompt) if self.json => session.answer_json(&prompt)?,
             Some(prompt) => {
@@ -147,6 +159,10 @@ impl Run {
         anyhow::ensure!(
             self.chat_template.is_none(),
             "--chat-template: a server uses the template that it has for the model"
+        );
+        anyhow::ensure!(
+            self.adapters.lora.lora.is_empty(),
+            "--lora: a server has adapters of its own; name one of them instead of the model"
         );
         Ok(Remote {
             client: Client::new(url, self.api_key.clone(), self.ca_cert.as_deref())?,
@@ -350,6 +366,8 @@ struct Session {
     waiting: Vec<Arc<Picture>>,
     /// Of the conversation's, those of the last message.
     n_last: usize,
+    /// What answers are computed with.
+    adapter: Option<Arc<str>>,
 }
 
 impl Session {
@@ -405,7 +423,7 @@ impl Session {
         let may_guess = self.speculate.allows(&sampling, self.deterministic);
         let request = generate::request(tokens, sampling, &self.sampling, &self.prefill, may_guess);
         let (constraint, show_special) = (self.constraint.clone(), self.dialogue.shown());
-        Ok(engine::Request { constraint, show_special, images: self.images.clone(), ..request })
+        Ok(engine::Request { constraint, show_special, images: self.images.clone(), adapter: self.adapter.clone(), ..request })
     }
 
     /// Take back what was said and got no answer; its images wait for the next message.

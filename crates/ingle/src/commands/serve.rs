@@ -1,23 +1,24 @@
 //! `ingle serve`: models over HTTP.
 
+mod adapters;
 mod config;
 mod gate;
 mod library;
 
 use std::num::NonZero;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use engine::{Embedder, Engine, Governor, LoadOptions, Model, Restored, Turns};
-use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, Tls};
+use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, ServedAdapter, Tls};
 use speech::{Transcriber, TranscriberOptions};
 
 use self::config::ModelConfig;
 use self::gate::GateArgs;
-use crate::args::{FetchArgs, LoadArgs, ModelArgs, VerifyArgs};
+use crate::args::{FetchArgs, LoadArgs, Lora, LoraArgs, ModelArgs, VerifyArgs};
 use crate::load;
 
 /// While prompts are computed, answers wait for so many times a step of theirs.
@@ -92,6 +93,18 @@ pub struct Serve {
     #[arg(long, value_name = "DIR")]
     prefix_cache: Option<PathBuf>,
 
+    /// An adapter (LoRA) of the first model, which requests then name instead of it: PEFT's folder or a GGUF file; repeat for more
+    #[command(flatten)]
+    lora: LoraArgs,
+
+    /// Let clients load adapters from this folder, at /v1/load_lora_adapter
+    #[arg(long, value_name = "DIR")]
+    lora_dir: Option<PathBuf>,
+
+    /// All of them, each with its model.
+    #[arg(skip)]
+    adapters: Mutex<Vec<(String, Lora)>>,
+
     /// Models that compute on the same processors take turns.
     #[arg(skip)]
     turns: Arc<Turns>,
@@ -103,6 +116,10 @@ pub struct Serve {
     /// Do not compute steps of every size before a model answers; its first requests take longer
     #[arg(long)]
     no_warmup: bool,
+
+    /// Least milliseconds between two pieces of an answer: text that comes faster is sent together
+    #[arg(long, default_value_t = 10, value_name = "MS")]
+    stream_interval: u64,
 
     /// On SIGTERM or Ctrl-C, let running answers go on for so many seconds
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
@@ -134,6 +151,7 @@ impl Serve {
         if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             bail!("the model {} is named twice", twice[0]);
         }
+        self.name_adapters()?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(http_threads())
             .thread_name("http")
@@ -157,6 +175,7 @@ impl Serve {
             max_wait: Duration::from_secs(self.max_wait),
             governor: self.governor.clone(),
             max_tokens: self.max_tokens.map(NonZero::get),
+            stream_interval: Duration::from_millis(self.stream_interval),
         };
         let drain = Duration::from_secs(self.drain);
         let app = App::new(options, Arc::new(self));
@@ -189,7 +208,8 @@ impl Serve {
             verify: self.verify.clone(),
             load: config.load_args(&self.load),
         };
-        let opened: Arc<Model> = Arc::new(load::open(&model)?);
+        let lora = LoraArgs { lora: self.adapters_of(name) };
+        let opened: Arc<Model> = Arc::new(load::open_adapted(&model, &lora)?);
         let options = LoadOptions {
             n_sequences: config.slots.unwrap_or(self.slots),
             token_latency: config.latency_target.or(self.latency_target).map(Duration::from_millis),
@@ -197,6 +217,11 @@ impl Serve {
             governor: self.governor.clone(),
             ..load::options(&model.load)
         };
+        let writes_text = opened.spec().encoder.is_none() && opened.embedding().is_err();
+        anyhow::ensure!(
+            writes_text || lora.lora.is_empty(),
+            "{name} writes no text, and adapters are for models that do"
+        );
         if opened.spec().encoder.is_some() {
             let device = load::device(&model.load.device)?;
             let options = TranscriberOptions {
@@ -211,7 +236,10 @@ impl Serve {
         let device = load::device_for(&model.load, &opened)?;
         let turns = (device.name() == "cpu").then(|| self.turns.clone());
         let options = LoadOptions { turns, ..options };
-        if opened.embedding().is_ok() {
+        if let Ok(embedding) = opened.embedding() {
+            // `--ctx` of the server is for models that write: an embedder takes no more than it was made for.
+            let most = |n: usize| if config.ctx.is_some() { n } else { n.min(embedding.max_tokens) };
+            let options = LoadOptions { n_ctx: options.n_ctx.map(most), ..options };
             return Ok(Loaded::Embedder(Box::new(Embedder::new(opened, &device, &options)?)));
         }
         let mut engine = Engine::new(opened, &device, &options)?;
@@ -255,6 +283,18 @@ impl Loader for Serve {
 
     fn installed(&self) -> Vec<String> {
         self.in_cache()
+    }
+
+    fn adapters(&self) -> Vec<ServedAdapter> {
+        self.served_adapters()
+    }
+
+    fn add_adapter(&self, adapter: ServedAdapter) -> server::Result<()> {
+        self.add_for_client(adapter)
+    }
+
+    fn remove_adapter(&self, name: &str) {
+        self.with_adapters(|adapters| adapters.retain(|(_, lora)| lora.name != name));
     }
 
     fn resolve(&self, name: &str) -> Option<String> {

@@ -16,6 +16,7 @@ use device::{
     WeightId,
 };
 
+use crate::adapters::Adapters;
 use crate::descriptor::NormKind;
 use crate::embedding::EmbeddingSpec;
 use crate::error::Result;
@@ -51,7 +52,7 @@ pub(crate) fn build_to<'a>(
     n_ctx: usize,
     end: End<'a>,
 ) -> Result<Plan> {
-    build_from(spec, tensors, n_ctx, end, None)
+    build_from(spec, tensors, n_ctx, end, None, None)
 }
 
 /// Build the forward pass of rows that are given instead of tokens, for contexts up to `n_ctx`.
@@ -61,15 +62,27 @@ pub(crate) fn build_given(
     n_ctx: usize,
     given: GivenShape,
 ) -> Result<Plan> {
-    build_from(spec, tensors, n_ctx, End::Own, Some(given))
+    build_from(spec, tensors, n_ctx, End::Own, Some(given), None)
 }
 
-fn build_from<'a>(
+/// The same, with adapters beside the matrices that they change.
+pub(crate) fn build_adapted<'a, 'f>(
     spec: &'a ModelSpec,
-    tensors: &'a mut Tensors<'_>,
+    tensors: &'a mut Tensors<'f>,
+    n_ctx: usize,
+    end: End<'a>,
+    adapters: Option<&'a mut Adapters<'f>>,
+) -> Result<Plan> {
+    build_from(spec, tensors, n_ctx, end, None, adapters)
+}
+
+fn build_from<'a, 'f>(
+    spec: &'a ModelSpec,
+    tensors: &'a mut Tensors<'f>,
     n_ctx: usize,
     end: End<'a>,
     given: Option<GivenShape>,
+    adapters: Option<&'a mut Adapters<'f>>,
 ) -> Result<Plan> {
     tensors.turn_to(spec.family);
     let kv = KvLayers::of(if let End::EncoderStates(decoder) = end { decoder } else { spec });
@@ -88,6 +101,8 @@ fn build_from<'a>(
         kept: Vec::new(),
         states: Vec::new(),
         given: None,
+        adapters,
+        adapter_ids: Vec::new(),
     };
     // After the last layer that mixes positions no row reads another.
     let last = spec.layers.iter().rposition(LayerSpec::mixes);
@@ -221,6 +236,9 @@ struct Builder<'a, 'f> {
     states: Vec<usize>,
     /// Where rows are given instead of tokens, what comes with them.
     given: Option<Given>,
+    adapters: Option<&'a mut Adapters<'f>>,
+    /// Which adapter each row has, for tokens and for outputs.
+    adapter_ids: Vec<(RowCount, ValueId)>,
 }
 
 /// Pieces that all parts are made of.
@@ -266,7 +284,36 @@ impl Builder<'_, '_> {
         let n_out = self.weights.get(weight.0 as usize).map_or(0, Weight::n_rows);
         let out = self.value(name, rows, n_out);
         self.push(Op::Linear { x, weight, bias, out });
-        Ok(out)
+        self.adapted(x, role, out, name)
+    }
+
+    /// `out`, the product of `x` with the matrix of a role, with what the adapters of its rows add to it.
+    fn adapted(&mut self, x: ValueId, role: TensorRole, out: ValueId, name: &str) -> Result<ValueId> {
+        let Some(adapters) = &mut self.adapters else { return Ok(out) };
+        let cols = |id: ValueId| self.values.get(id.0 as usize).map_or(0, |v| v.cols);
+        let shape = [cols(out), cols(x)];
+        let n = adapters.n();
+        let Some([a, b]) = adapters.stacks(self.spec, self.tensors, role, self.layer, shape)? else {
+            return Ok(out);
+        };
+        let rows = self.rows(x);
+        let rank = a.shape.get(1).copied().unwrap_or(0);
+        let (a, b) = (self.weight(a), self.weight(b));
+        let known = self.adapter_ids.iter().find(|(of, _)| *of == rows);
+        let ids = match known {
+            Some((_, ids)) => *ids,
+            None => {
+                let ids = self.new_value("adapters", rows, 1, DType::U32);
+                self.push(Op::Adapters { n, out: ids });
+                self.adapter_ids.push((rows, ids));
+                ids
+            }
+        };
+        let low = self.value(&format!("{name} adapter in"), rows, rank);
+        self.push(Op::ExpertLinear { x, ids, weight: a, out: low });
+        let change = self.like(out, &format!("{name} adapter out"));
+        self.push(Op::ExpertLinear { x: low, ids, weight: b, out: change });
+        Ok(self.sum(out, change, &format!("{name} adapted")))
     }
 
     fn add_branch(&mut self, x: ValueId, mut branch: ValueId, name: &str) -> ValueId {

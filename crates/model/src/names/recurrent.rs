@@ -3,7 +3,8 @@
 //! What goes into a state, which rows of it, and which come out are called v, k and q in all of them, whatever a family says:
 //! x, B and C.
 
-use super::{Key, KeyNames, TensorName, TensorRole::*, alone, stacked};
+use super::tensors::{alone, stacked};
+use super::{Key, KeyNames, TensorName, TensorRole, TensorRole::*};
 
 /// Not said: what tensors show instead.
 const fn shown(key: Key) -> KeyNames {
@@ -73,32 +74,41 @@ pub const DELTA: &[TensorName] = &[
     alone(Rate, "blk.{l}.ssm_a$", "{layer}linear_attn.A_log$"),
     alone(RecurrentNorm, "blk.{l}.ssm_norm", "{layer}linear_attn.norm"),
     alone(RecurrentOut, "blk.{l}.ssm_out", "{layer}linear_attn.out_proj"),
-    alone(FfnNorm, "blk.{l}.post_attention_norm", "{layer}post_attention_layernorm"),
 ];
 
 /// The rows of a scan's projection, and of its convolution.
-const SCANNED: &[super::TensorRole] = &[RecurrentGate, RecurrentV, RecurrentK, RecurrentQ, RecurrentStep];
-const CONVOLVED: &[super::TensorRole] = &[ConvV, ConvK, ConvQ];
+const SCANNED: &[TensorRole] = &[RecurrentGate, RecurrentV, RecurrentK, RecurrentQ, RecurrentStep];
+const CONVOLVED: &[TensorRole] = &[ConvV, ConvK, ConvQ];
+
+/// The selective scan, a part of a layer that checkpoints call `$part`.
+#[rustfmt::skip]
+macro_rules! scan {
+    ($part:literal) => {
+        &[
+            stacked(RecurrentGate, "blk.{l}.ssm_in", concat!("{layer}", $part, ".in_proj"), SCANNED),
+            stacked(RecurrentV, "blk.{l}.ssm_in", concat!("{layer}", $part, ".in_proj"), SCANNED),
+            stacked(RecurrentK, "blk.{l}.ssm_in", concat!("{layer}", $part, ".in_proj"), SCANNED),
+            stacked(RecurrentQ, "blk.{l}.ssm_in", concat!("{layer}", $part, ".in_proj"), SCANNED),
+            stacked(RecurrentStep, "blk.{l}.ssm_in", concat!("{layer}", $part, ".in_proj"), SCANNED),
+            stacked(ConvV, "blk.{l}.ssm_conv1d", concat!("{layer}", $part, ".conv1d"), CONVOLVED),
+            stacked(ConvK, "blk.{l}.ssm_conv1d", concat!("{layer}", $part, ".conv1d"), CONVOLVED),
+            stacked(ConvQ, "blk.{l}.ssm_conv1d", concat!("{layer}", $part, ".conv1d"), CONVOLVED),
+            alone(StepBias, "blk.{l}.ssm_dt.bias$", concat!("{layer}", $part, ".dt_bias$")),
+            alone(Rate, "blk.{l}.ssm_a$", concat!("{layer}", $part, ".A_log$")),
+            alone(Skip, "blk.{l}.ssm_d$", concat!("{layer}", $part, ".D$")),
+            alone(RecurrentNorm, "blk.{l}.ssm_norm", concat!("{layer}", $part, ".norm")),
+            alone(RecurrentOut, "blk.{l}.ssm_out", concat!("{layer}", $part, ".out_proj")),
+        ]
+    };
+}
 
 /// The selective scan.
-#[rustfmt::skip]
-pub const SCAN: &[TensorName] = &[
-    stacked(RecurrentGate, "blk.{l}.ssm_in", "{layer}mamba.in_proj", SCANNED),
-    stacked(RecurrentV, "blk.{l}.ssm_in", "{layer}mamba.in_proj", SCANNED),
-    stacked(RecurrentK, "blk.{l}.ssm_in", "{layer}mamba.in_proj", SCANNED),
-    stacked(RecurrentQ, "blk.{l}.ssm_in", "{layer}mamba.in_proj", SCANNED),
-    stacked(RecurrentStep, "blk.{l}.ssm_in", "{layer}mamba.in_proj", SCANNED),
-    stacked(ConvV, "blk.{l}.ssm_conv1d", "{layer}mamba.conv1d", CONVOLVED),
-    stacked(ConvK, "blk.{l}.ssm_conv1d", "{layer}mamba.conv1d", CONVOLVED),
-    stacked(ConvQ, "blk.{l}.ssm_conv1d", "{layer}mamba.conv1d", CONVOLVED),
-    alone(StepBias, "blk.{l}.ssm_dt.bias$", "{layer}mamba.dt_bias$"),
-    alone(Rate, "blk.{l}.ssm_a$", "{layer}mamba.A_log$"),
-    alone(Skip, "blk.{l}.ssm_d$", "{layer}mamba.D$"),
-    alone(RecurrentNorm, "blk.{l}.ssm_norm", "{layer}mamba.norm"),
-    alone(RecurrentOut, "blk.{l}.ssm_out", "{layer}mamba.out_proj"),
-];
+pub const SCAN: &[TensorName] = scan!("mamba");
 
-/// The same in layers that are one mixer: all its tensors are called so, whatever it is, and it has the layer's only norm.
+/// The same where all layers are mixers.
+pub const MIXER_SCAN: &[TensorName] = scan!("mixer");
+
+/// Layers that are one mixer: all its tensors are called so, whatever it is, and it has the layer's only norm.
 #[rustfmt::skip]
 pub const MIXERS: &[TensorName] = &[
     alone(TokenEmbedding, "token_embd", "{model}embeddings"),
@@ -109,19 +119,6 @@ pub const MIXERS: &[TensorName] = &[
     alone(AttnK, "blk.{l}.attn_k", "{layer}mixer.k_proj"),
     alone(AttnV, "blk.{l}.attn_v", "{layer}mixer.v_proj"),
     alone(AttnOut, "blk.{l}.attn_output", "{layer}mixer.o_proj"),
-    stacked(RecurrentGate, "blk.{l}.ssm_in", "{layer}mixer.in_proj", SCANNED),
-    stacked(RecurrentV, "blk.{l}.ssm_in", "{layer}mixer.in_proj", SCANNED),
-    stacked(RecurrentK, "blk.{l}.ssm_in", "{layer}mixer.in_proj", SCANNED),
-    stacked(RecurrentQ, "blk.{l}.ssm_in", "{layer}mixer.in_proj", SCANNED),
-    stacked(RecurrentStep, "blk.{l}.ssm_in", "{layer}mixer.in_proj", SCANNED),
-    stacked(ConvV, "blk.{l}.ssm_conv1d", "{layer}mixer.conv1d", CONVOLVED),
-    stacked(ConvK, "blk.{l}.ssm_conv1d", "{layer}mixer.conv1d", CONVOLVED),
-    stacked(ConvQ, "blk.{l}.ssm_conv1d", "{layer}mixer.conv1d", CONVOLVED),
-    alone(StepBias, "blk.{l}.ssm_dt.bias$", "{layer}mixer.dt_bias$"),
-    alone(Rate, "blk.{l}.ssm_a$", "{layer}mixer.A_log$"),
-    alone(Skip, "blk.{l}.ssm_d$", "{layer}mixer.D$"),
-    alone(RecurrentNorm, "blk.{l}.ssm_norm", "{layer}mixer.norm"),
-    alone(RecurrentOut, "blk.{l}.ssm_out", "{layer}mixer.out_proj"),
     alone(Router, "blk.{l}.ffn_gate_inp", "{layer}mixer.gate"),
     alone(RouterBias, "blk.{l}.exp_probs_b.bias$", "{layer}mixer.gate.e_score_correction_bias$"),
     alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}mixer.experts.{e}.up_proj"),
@@ -146,17 +143,9 @@ pub const SIDE_BY_SIDE: &[TensorName] = &[
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}feed_forward.down_proj"),
 ];
 
-/// Experts next to a network that all rows go through, gate and up of both in one matrix.
+/// A network that all rows go through next to experts, gate and up of both in one matrix.
 #[rustfmt::skip]
 pub const SHARED_NETWORK: &[TensorName] = &[
-    alone(Router, "blk.{l}.ffn_gate_inp", "{layer}block_sparse_moe.router.layer"),
-    alone(Router, "", "{layer}block_sparse_moe.router"),
-    alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}block_sparse_moe.switch_mlp.gate_proj"),
-    alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}block_sparse_moe.switch_mlp.up_proj"),
-    alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}block_sparse_moe.switch_mlp.down_proj"),
-    stacked(ExpertGate, "", "{layer}block_sparse_moe.input_linear", &[ExpertGate, ExpertUp]),
-    stacked(ExpertUp, "", "{layer}block_sparse_moe.input_linear", &[ExpertGate, ExpertUp]),
-    alone(ExpertDown, "", "{layer}block_sparse_moe.output_linear"),
     alone(FfnGate, "blk.{l}.ffn_gate_shexp", ""),
     alone(FfnGate, "blk.{l}.ffn_gate", ""),
     stacked(FfnGate, "", "{layer}shared_mlp.input_linear", &[FfnGate, FfnUp]),

@@ -119,6 +119,8 @@ pub struct Runner {
     n_vocab: usize,
     n_groups: usize,
     has_states: bool,
+    /// The adapter of the sequence, where the plan has any; the first unless a test says otherwise.
+    pub adapter: Option<u32>,
     /// The state after the last step.
     state: u32,
     position: u32,
@@ -156,7 +158,9 @@ impl Runner {
         };
         let program = device.compile(&[fuse(plan, device.fusion())], &limits).and_then(committed)?;
         let has_states = !plan.kv.states.is_empty();
+        let adapter = plan.primitives().any(|op| matches!(op, Op::Adapters { .. })).then_some(1);
         Ok(Runner {
+            adapter,
             program,
             n_vocab: plan.value(plan.output).cols,
             n_groups,
@@ -185,7 +189,9 @@ impl Runner {
         };
         self.state = to;
         let states = if self.has_states { vec![StateUse { from, to }] } else { vec![] };
+        let adapters: Vec<u32> = self.adapter.into_iter().collect();
         let step = Step {
+            adapters: &adapters,
             tokens,
             spans: &[span],
             states: &states,

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use engine::FinishReason;
 
@@ -25,6 +26,12 @@ pub struct Answer {
     /// What was taken last; its memory is used again.
     piece: Piece,
     wants_tokens: bool,
+    /// Least time between two pieces; what comes faster is given together.
+    interval: Duration,
+    /// When a piece was waited for last, and came.
+    taken: Option<Instant>,
+    /// Choices before this one have had their turn.
+    next_choice: usize,
     /// One for each choice of a chat; none for a completion.
     readers: Vec<Reader>,
     /// What follows the text that was given last.
@@ -43,6 +50,7 @@ impl Answer {
         context: Vec<u32>,
         reader: Option<Reader>,
         wants_tokens: bool,
+        interval: Duration,
     ) -> Answer {
         let n_choices = channel.n_choices();
         Answer {
@@ -53,6 +61,9 @@ impl Answer {
             n_left: n_choices,
             piece: Piece::default(),
             wants_tokens,
+            interval,
+            taken: None,
+            next_choice: 0,
             readers: reader.map_or_else(Vec::new, |reader| vec![reader; n_choices]),
             pending: VecDeque::new(),
             facts,
@@ -86,7 +97,19 @@ impl Answer {
             if self.n_left == 0 {
                 return None;
             }
-            let choice = self.channel.read(&mut self.piece).await;
+            // Of several choices, each has its turn before a pause.
+            let choice = match self.channel.take(self.next_choice, &mut self.piece) {
+                Some(choice) => choice,
+                None => {
+                    if let Some(taken) = self.taken.filter(|_| !self.interval.is_zero()) {
+                        self.channel.pause(taken + self.interval).await;
+                    }
+                    let choice = self.channel.read(&mut self.piece).await;
+                    self.taken = Some(Instant::now());
+                    choice
+                }
+            };
+            self.next_choice = choice + 1;
             if choice == 0 && self.piece.prompt.is_empty() {
                 self.context.extend(self.piece.tokens.iter().map(|token| token.id));
             }

@@ -36,6 +36,8 @@ impl Models {
 
     /// The model of this name, the first of all for an empty one.
     pub(super) async fn find(&self, name: &str) -> Result<Arc<Entry>> {
+        let adapter = self.adapter(name);
+        let name = adapter.as_ref().map_or(name, |adapter| &adapter.model);
         if let Some(entry) = self.known(name) {
             return Ok(entry);
         }

@@ -38,6 +38,25 @@ pub trait Loader: Send + Sync + 'static {
         None
     }
 
+    /// The adapters that models are loaded with from now on.
+    fn adapters(&self) -> Vec<ServedAdapter> {
+        Vec::new()
+    }
+
+    /// Load a model with this adapter, too, from now on; its name is not in use.
+    ///
+    /// # Errors
+    /// Clients may not do this, or the files are not there.
+    fn add_adapter(&self, adapter: ServedAdapter) -> Result<()> {
+        let _ = adapter;
+        Err(ApiError::new(ErrorKind::Forbidden, "adapters cannot be loaded here"))
+    }
+
+    /// Load models without the adapter of this name from now on.
+    fn remove_adapter(&self, name: &str) {
+        let _ = name;
+    }
+
     /// Fetch a model, to be served from now on.
     ///
     /// # Errors
@@ -55,6 +74,17 @@ pub trait Loader: Send + Sync + 'static {
         let _ = name;
         Err(ApiError::new(ErrorKind::Forbidden, "models cannot be deleted here"))
     }
+}
+
+/// An adapter (LoRA) of a served model, which requests name instead of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedAdapter {
+    /// What requests call it.
+    pub name: String,
+    /// The id of its model.
+    pub model: String,
+    /// Where its files are.
+    pub path: String,
 }
 
 /// How far a file of a model has been fetched.

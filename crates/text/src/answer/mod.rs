@@ -16,7 +16,7 @@ pub use parser::{AnswerParser, AnswerPart};
 pub use prompt::ToolPrompt;
 
 use calls::Tools;
-use formats::{CallFormat, FORMATS, GENERIC, REASONINGS, Reasoning, Syntax};
+use formats::{CallFormat, FORMATS, GENERIC, REASONINGS, Reasoning, Syntax, Tags};
 use serde_json::Value;
 
 use crate::{Aside, Result, Specials, Tokenizer};
@@ -129,23 +129,46 @@ impl AnswerFormat {
         self.reasoning.map(|reasoning| (reasoning.open, reasoning.close))
     }
 
-    /// Where in an answer to this prompt stop strings do not count: in what is only thought.
-    pub fn aside(&self, prompt: &str) -> Option<Aside> {
+    /// Where in an answer to this prompt stop strings do not count: in what is only thought, and in calls if there are tools.
+    pub fn asides(&self, prompt: &str, with_tools: bool) -> Vec<Aside> {
+        let aside = |open: &str, close: &str, anywhere: bool| Aside {
+            open: open.into(),
+            close: close.into(),
+            has_begun: false,
+            anywhere,
+        };
+        let mut asides = Vec::new();
         match (&self.calls.syntax, self.reasoning) {
-            (Syntax::Harmony, _) => Some(Aside {
-                open: "<|channel|>analysis".into(),
-                close: "<|end|>".into(),
-                has_begun: false,
-                anywhere: true,
-            }),
-            (_, Some(reasoning)) => Some(Aside {
-                open: reasoning.open.into(),
-                close: reasoning.close.into(),
+            (Syntax::Harmony, _) => asides.push(aside("<|channel|>analysis", "<|end|>", true)),
+            (_, Some(reasoning)) => asides.push(Aside {
                 has_begun: self.begins_thinking(prompt),
-                anywhere: false,
+                ..aside(reasoning.open, reasoning.close, false)
             }),
-            (_, None) => None,
+            (_, None) => {}
         }
+        if with_tools {
+            match &self.calls.syntax {
+                // A call's recipient stands in its header, which nothing else has.
+                Syntax::Harmony => asides.push(aside(" to=functions.", "<|call|>", true)),
+                Syntax::Json { close, .. }
+                | Syntax::Named { close, .. }
+                | Syntax::Pythonic { close, .. }
+                | Syntax::Braces { close, .. }
+                | Syntax::Tagged(Tags { close, .. }) => {
+                    for open in self.calls.opens() {
+                        match open {
+                            // A call may be the whole answer.
+                            "" => {
+                                asides.push(aside("[", "", false));
+                                asides.extend(self.calls.is_json().then(|| aside("{", "", false)));
+                            }
+                            open => asides.push(aside(open, close, true)),
+                        }
+                    }
+                }
+            }
+        }
+        asides
     }
 
     /// The same without reasoning, which then is content as it is written.

@@ -2,6 +2,7 @@
 //! [`Bytes`].
 
 use crate::simd::Simd;
+use device::kv_bytes::ScaleSearch;
 use device::{kv_bytes, kv_words};
 
 /// Integers of one width.
@@ -149,24 +150,26 @@ impl Numbers for Bytes {
 
     #[inline(always)]
     unsafe fn query<S: Simd>(x: &[f32], mut put: impl FnMut(usize, i8)) -> (f32, i32) {
-        let piece = kv_bytes::piece(x.len());
-        let (mut scale, mut sum) = (0f32, 0);
+        let (piece, mut largest, mut sum) = (kv_bytes::piece(x.len()), 0f32, 0);
         let mut put = |d, number| {
             sum += i32::from(number);
             put(d, number);
         };
         // SAFETY: by the caller, the instruction set is available.
         unsafe {
-            // Rotated twice, for a head may have any number of pieces.
+            // Rotated three times, for a head may have any number of pieces.
             for x in x.chunks_exact(piece) {
-                let of_piece = kv_bytes::scale(&rotated::<S>(x));
-                scale = if scale.is_nan() || of_piece < scale { scale } else { of_piece };
+                let of_piece = kv_bytes::largest(&rotated::<S>(x)[..piece]);
+                largest = if largest.is_nan() || of_piece < largest { largest } else { of_piece };
             }
+            let mut search = ScaleSearch::new(largest);
+            x.chunks_exact(piece).for_each(|x| search.add(&rotated::<S>(x)[..piece]));
+            let scale = search.best();
             for (i, x) in x.chunks_exact(piece).enumerate() {
                 bytes(&rotated::<S>(x)[..piece], i * piece, scale, &mut put);
             }
+            (scale, -128 * sum)
         }
-        (scale, -128 * sum)
     }
 
     #[inline(always)]

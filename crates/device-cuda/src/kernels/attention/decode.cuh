@@ -1,8 +1,7 @@
 // out = softmax(softcap(scale * q k^T)) v of one row over its positions, for G query heads that share a KV head.
 //
 // A block of 4 warps takes a row, G heads and a part of the positions. A warp takes 32 positions at a time: each lane
-// makes the scores of one position with all G heads, then all lanes together add the values of the 32, weighed; lane l
-// has columns l, l + 32, ... The softmax is online, in f32. Warps are merged through shared memory. Where positions are
+// makes the scores of one position with all G heads, then all lanes together add the values of the 32, weighed. The softmax is online, in f32. Warps are merged through shared memory. Where positions are
 // split over blocks, each leaves its sums, and merge.cuh joins them. How they are split depends only on the row's own
 // position, so a row's result does not depend on its company.
 //
@@ -15,6 +14,7 @@
 
 // Where a row's keys and values are: in pages of a cache.
 template <class Kv> struct Paged {
+    static constexpr bool HALVES = Kv::HALVES;
     const AttentionArguments &a;
     const uint *table;
     uint head;
@@ -27,34 +27,59 @@ template <class Kv> struct Paged {
         }
         end = a.positions[row] + 1;
         start = a.window > 0 && end > a.window ? end - a.window : 0;
+        if (a.chunked) start = (end - 1) / a.window * a.window;
     }
     __device__ __forceinline__ const uchar *key(uint position) const {
         return vector_of<Kv>(a.pages, table, position, head, false);
     }
     // From a key to its value.
     __device__ __forceinline__ ulong to_value() const {
-        return ulong(a.pages.n_kv_heads) * a.pages.page_len * Kv::bytes(a.pages.head_dim);
+        return a.pages.values_are_keys ? 0 : ulong(a.pages.n_kv_heads) * a.pages.page_len * Kv::bytes(a.pages.head_dim);
     }
     static __device__ __forceinline__ float load(const uchar *v, uint i) { return Kv::load(v, i); }
     static __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) { Kv::four(v, i, x); }
 };
 
-// Or rows of this step: all of the row's own span.
+// Or rows of this step: those of the row's own span, or of them those within a window to both sides.
 struct OfStep {
+    static constexpr bool HALVES = false;
     const AttentionArguments &a;
     uint head;
     __device__ __forceinline__ OfStep(const AttentionArguments &a, uint, uint kv_head) : a(a), head(kv_head) {}
     __device__ __forceinline__ void range(uint row, uint &start, uint &end) const {
         const Span span = a.spans[a.row_spans[row]];
         start = span.first_row, end = span.first_row + span.n_rows;
+        if (a.window > 0) {
+            start = max(start, row + 1 - min(row + 1, a.window));
+            end = min(end, row + a.window);
+        }
     }
     __device__ __forceinline__ const uchar *key(uint position) const {
-        return (const uchar *)(a.k + (ulong(position) * a.n_heads + head) * a.pages.head_dim);
+        return (const uchar *)(a.k + (ulong(position) * a.pages.n_kv_heads + head) * a.pages.head_dim);
     }
     __device__ __forceinline__ ulong to_value() const { return ulong((const uchar *)a.v - (const uchar *)a.k); }
     static __device__ __forceinline__ float load(const uchar *v, uint i) { return KvF32::load(v, i); }
     static __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) { KvF32::four(v, i, x); }
 };
+
+// N words, 4 N bytes after a multiple of 16.
+template <int N> __device__ __forceinline__ void load_words(uint (&to)[N], const uchar *from) {
+    if constexpr (N == 1) {
+        to[0] = *(const uint *)from;
+    } else if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            const Word4 w = *(const Word4 *)(from + 4 * i);
+            to[i] = w.x, to[i + 1] = w.y, to[i + 2] = w.z, to[i + 3] = w.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            const Word2 w = *(const Word2 *)(from + 4 * i);
+            to[i] = w.x, to[i + 1] = w.y;
+        }
+    }
+}
 
 template <class Source, int G, int COLUMNS> __device__ __forceinline__ void attend(const AttentionArguments &a) {
     __shared__ float queries[G][32 * COLUMNS];
@@ -95,6 +120,11 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
         for (int d = 0; d < COLUMNS; d++) sums[g][d] = 0.0f;
     }
     const bool aligned = (dim & 3) == 0;
+    // Halves come 16 bytes at a time, all that a lane needs of a few positions before any of it is used: the way to memory and back
+    // is what takes time. A lane's columns are neighbours then.
+    const bool wide = Source::HALVES && (dim & 7) == 0 && dim % COLUMNS == 0;
+    constexpr int BATCH = COLUMNS <= 4 ? 8 : COLUMNS <= 8 ? 4 : 2;
+    const auto column = [&](int d) { return wide ? lane * COLUMNS + d : lane + 32 * d; };
     const ulong to_value = source.to_value();
     for (uint first = from + warp * 32; first < to; first += 32 * ATTENTION_WARPS) {
         const uint n = min(32u, to - first);
@@ -102,7 +132,33 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
         float weights[G];
 #pragma unroll
         for (int g = 0; g < G; g++) weights[g] = 0.0f;
-        if (aligned) {
+        if (wide) {
+            for (uint first_chunk = 0; first_chunk < dim / 8; first_chunk += 8) {
+                Word4 k[8];
+#pragma unroll
+                for (int u = 0; u < 8; u++) {
+                    if (first_chunk + u < dim / 8) k[u] = ((const Word4 *)key)[first_chunk + u];
+                }
+#pragma unroll
+                for (int u = 0; u < 8; u++) {
+                    if (first_chunk + u >= dim / 8) break;
+                    const uint words[4] = {k[u].x, k[u].y, k[u].z, k[u].w};
+#pragma unroll
+                    for (int h = 0; h < 2; h++) {
+                        const float k0 = low_f16(words[2 * h]), k1 = high_f16(words[2 * h]);
+                        const float k2 = low_f16(words[2 * h + 1]), k3 = high_f16(words[2 * h + 1]);
+#pragma unroll
+                        for (int g = 0; g < G; g++) {
+                            const Vec4 x = *(const Vec4 *)&queries[g][8 * (first_chunk + u) + 4 * h];
+                            float sum = __fmaf_rn(x.x, k0, weights[g]);
+                            sum = __fmaf_rn(x.y, k1, sum);
+                            sum = __fmaf_rn(x.z, k2, sum);
+                            weights[g] = __fmaf_rn(x.w, k3, sum);
+                        }
+                    }
+                }
+            }
+        } else if (aligned) {
             for (uint i = 0; i < dim / 4; i++) {
                 float k[4];
                 Source::four(key, i, k);
@@ -137,6 +193,36 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
             for (int d = 0; d < COLUMNS; d++) sums[g][d] *= by;
         }
         const ulong mine = ulong(key);
+        if (wide) {
+            const bool has = lane * COLUMNS < dim;
+            for (uint first_value = 0; first_value < n; first_value += BATCH) {
+                uint words[BATCH][COLUMNS / 2];
+#pragma unroll
+                for (int b = 0; b < BATCH; b++) {
+                    const uchar *value = (const uchar *)__shfl_sync(0xffffffffu, mine, first_value + b) + to_value;
+                    if (has) {
+                        load_words(words[b], value + lane * COLUMNS * 2);
+                    } else {
+#pragma unroll
+                        for (int d = 0; d < COLUMNS / 2; d++) words[b][d] = 0;
+                    }
+                }
+#pragma unroll
+                for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+                    for (int g = 0; g < G; g++) {
+                        // Past the end it is 0, and the value that of the last position.
+                        const float weight = __shfl_sync(0xffffffffu, weights[g], first_value + b);
+#pragma unroll
+                        for (int d = 0; d < COLUMNS; d += 2) {
+                            sums[g][d] = __fmaf_rn(weight, low_f16(words[b][d / 2]), sums[g][d]);
+                            sums[g][d + 1] = __fmaf_rn(weight, high_f16(words[b][d / 2]), sums[g][d + 1]);
+                        }
+                    }
+                }
+            }
+            continue;
+        }
 #pragma unroll 4
         for (uint j = 0; j < n; j++) {
             const uchar *value = (const uchar *)__shfl_sync(0xffffffffu, mine, j) + to_value;
@@ -191,13 +277,13 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
             float *to_row = a.out + (ulong(row) * a.n_heads + head) * dim;
 #pragma unroll
             for (int d = 0; d < COLUMNS; d++) {
-                if (lane + 32 * d < dim) to_row[lane + 32 * d] = out[d] / sum;
+                if (column(d) < dim) to_row[column(d)] = out[d] / sum;
             }
         } else {
             const ulong part = (ulong(row) * a.n_heads + head) * a.n_splits + split;
 #pragma unroll
             for (int d = 0; d < COLUMNS; d++) {
-                if (lane + 32 * d < dim) a.partials[part * dim + lane + 32 * d] = out[d];
+                if (column(d) < dim) a.partials[part * dim + column(d)] = out[d];
             }
             if (lane == 0) {
                 a.totals[2 * part] = all;

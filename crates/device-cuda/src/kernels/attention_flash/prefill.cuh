@@ -82,7 +82,7 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
 
     const u32 vector = D * 2, shift = 31 - __clz(a.pages.page_len);
     const u64 head_at = a.pages.layer_offset + (u64)kv_head * a.pages.page_len * vector;
-    const u64 to_values = (u64)a.pages.n_kv_heads * a.pages.page_len * vector;
+    const u64 to_values = a.pages.values_are_keys ? 0 : (u64)a.pages.n_kv_heads * a.pages.page_len * vector;
     // The pages of a tile: at most TILE / 16, one a lane, looked up a tile ahead.
     const u32 pages_mask = shift < 6 ? (TILE >> shift) - 1 : 0;
     auto look_up = [&](u32 index) {

@@ -1,5 +1,5 @@
 // Arguments of the products, their inputs and the repacks: plain structs, passed by value as a kernel's only parameter.
-// Pointers are device addresses; 0 where a field is not used.
+// Pointers are device addresses; 0 where a field is not used. build.rs gives the host the same structs.
 //
 // Layouts
 //
@@ -11,10 +11,9 @@
 #pragma once
 #include "gemm/types.h"
 
-#define EPILOGUE_STORE 0 // y = sum + bias
+#define EPILOGUE_STORE 0 // y = sum + bias, of up to three matrices that were packed one after the other
 #define EPILOGUE_ADD 1   // y = sum + bias + residual
-#define EPILOGUE_GATE 2  // packed rows interleaved, 8 of gate then 8 of up: y, tiled f16, = activation(gate) * up
-#define EPILOGUE_HALF 3  // y = sum + bias, tiled f16: the input of another product
+#define EPILOGUE_GATE 2  // packed rows interleaved, 8 of gate then 8 of up: y = activation(gate) * up
 
 #define ACTIVATION_SILU 0
 #define ACTIVATION_GELU_TANH 1
@@ -27,9 +26,14 @@ struct GemmArguments {
     uint n_out;  // rows of the weights, gate and up together
     const uchar *weights;  // packed weights; experts one after the other
     const uchar *x;  // tiled input
-    void *y;  // f32 (n_rows, y_stride), or tiled f16 with y_stride row groups
+    float *y;  // (n_rows, y_stride)
     const float *residual;  // f32 (n_rows, y_stride): EPILOGUE_ADD; may be y
     const float *bias;  // f32 (n_out) or 0; not with EPILOGUE_GATE
+    const float *x_scales;  // 0, or (n_rows): what each row of x was divided by
+    float *y1;  // (n_rows, y_stride1): of the packed rows from first1 on
+    float *y2;
+    const float *bias1;
+    const float *bias2;
     float *partials;  // n_splits > 1: f32 (tiles, n_splits, 128, tile width)
     uint *counters;  // n_splits > 1: (tiles) u32, zeros; zeros again afterwards
     const uint4 *tiles;  // 0, or grouped by expert: (.x expert, .y first row of the tile in x and y, .z rows of the tile)
@@ -41,23 +45,25 @@ struct GemmArguments {
     uint n_splits;  // parts of K, at most k_tiles / 2; 1 for none. 1 where tiles are grouped
     uint epilogue;
     uint activation;
+    uint first1;  // packed row where a second matrix begins, a multiple of 64; 0: there is none. y has y_stride columns then
+    uint first2;
+    uint y_stride1;  // columns of the second matrix
+    uint y_stride2;
 };
 
 // From f32 rows to a tiled input.
 struct InputArguments {
     uint n_rows;  // of `out`
     uint n_cols;
-    const float *x;  // (n, x_stride)
-    const float *up;  // gate_input: (n, x_stride)
-    const float *weight;  // rms_norm_input: (n_cols) or 0
+    const float *x;  // (n, n_cols)
+    const float *weight;  // of the norm: (n_cols) or 0
     uchar *out;  // tiled
+    float *scales;  // 0, or (n_rows): each row is divided by a power of two, which goes there
     const uint *rows;  // 0, or for each row of `out` the row of x, NO_ROW for none
-    uint x_stride;
     uint k_tiles;
     uint row_groups;
-    uint activation;  // gate_input
-    float eps;  // rms_norm_input
-    uint reserved;
+    uint has_norm;
+    float eps;
 };
 #define NO_ROW 0xffffffffu
 

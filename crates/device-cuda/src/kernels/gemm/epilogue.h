@@ -1,4 +1,4 @@
-// What happens to the sums of a tile: parts of K added, then bias, residual, gate, or rounding to the next product's input.
+// What happens to the sums of a tile: parts of K added, then the scale of the input's row, bias, residual or gate.
 //
 // A warp has 16 rows of the weights (n) and WIDTH tokens (m): sum[4 j + e] of lane l, g = l / 4, t = l % 4, is n = g + 8 (e / 2),
 // m = 8 j + 2 t + e % 2, as wgmma and mma.m16n8k16 leave them. Stores of f32 fill sectors of 32 bytes.
@@ -53,37 +53,75 @@ INLINE bool join_splits(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 til
     return true;
 }
 
-// EPILOGUE_GATE. The activation is chosen outside the loop.
-template <int WIDTH, bool SILU> INLINE void store_gated(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 n, u32 m, u32 end, int lane) {
-    const u32 g = lane >> 2, t = lane & 3;
-    // Token 8 j + g after the transposition: groups of 8 rows are 1,024 bytes apart.
-    u8 *y = (u8 *)a.y + tiled_chunk(n >> 4, m + g, a.y_stride) + 4 * t;
+// The sums of 64 weight rows by 32 tokens at a time go through shared memory, so that rows of y are read and written in pieces of 256
+// bytes (128 of a gate). Straight from the registers, 32 bytes at a time, the residual alone cost 45 us a tile of 256.
+#define STAGING_STRIDE 68 // floats of a token: 64 and 4, against bank conflicts
+#define STAGING_GATE 36   // the same of 32
+#define STAGING_BYTES (32 * STAGING_STRIDE * 4)
+
+INLINE float scale_of(const GemmArguments &a, u32 row) { return a.x_scales ? a.x_scales[row] : 1.0f; }
+
+// EPILOGUE_GATE: 32 columns from `column` on. The activation is chosen outside the loop.
+template <int WIDTH, bool SILU>
+INLINE void store_gated(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 column, u32 m, u32 end, int tid, float *staging, int barrier_id) {
+    constexpr int TOKENS = WIDTH < 32 ? WIDTH : 32;
+    const int warp = tid >> 5, g = (tid & 31) >> 2, t = tid & 3;
+    const u32 n_columns = a.n_out / 2, mine = column + (tid & 7) * 4, n_here = mine < n_columns ? min(4u, n_columns - mine) : 0;
 #pragma unroll
-    for (int j = 0; j < WIDTH / 8; j++) {
-        const float *s = sum + 4 * j;
-        const float first = SILU ? s[0] * reciprocal_fast(1.0f + exp2_fast(-1.4426950408889634f * s[0])) : activate(a.activation, s[0]);
-        const float second = SILU ? s[1] * reciprocal_fast(1.0f + exp2_fast(-1.4426950408889634f * s[1])) : activate(a.activation, s[1]);
-        const u32 v = transpose_8x8(pack_half2_clamped(first * s[2], second * s[3]));
-        if (m + 8 * j + g < end) *(u32 *)(y + 1024 * j) = v;
+    for (int c = 0; c < WIDTH / TOKENS; c++) {
+        const u32 first = m + c * TOKENS;
+        barrier(barrier_id, 128); // the tokens before have been read
+#pragma unroll
+        for (int j = 0; j < TOKENS / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const u32 token = 8 * j + 2 * t + e;
+                const float scale = first + token < end ? scale_of(a, first + token) : 0.0f;
+                const float *s = sum + (c * (TOKENS / 8) + j) * 4 + e;
+                const float gate = s[0] * scale, up = s[2] * scale;
+                const float active = SILU ? gate * reciprocal_fast(1.0f + exp2_fast(-1.4426950408889634f * gate)) : activate(a.activation, gate);
+                staging[token * STAGING_GATE + warp * 8 + g] = active * up;
+            }
+        barrier(barrier_id, 128);
+#pragma unroll
+        for (int i = 0; i < (TOKENS + 15) / 16; i++) {
+            const u32 token = 16 * i + (tid >> 3);
+            if (token >= TOKENS || first + token >= end) continue;
+            const float4 v = *(const float4 *)(staging + token * STAGING_GATE + (tid & 7) * 4);
+            float *y = a.y + (u64)(first + token) * a.y_stride + mine;
+            if (n_here == 4 && (a.y_stride & 3) == 0) {
+                *(float4 *)y = v;
+                continue;
+            }
+            if (n_here > 0) y[0] = v.x;
+            if (n_here > 1) y[1] = v.y;
+            if (n_here > 2) y[2] = v.z;
+            if (n_here > 3) y[3] = v.w;
+        }
     }
 }
 
-// EPILOGUE_STORE and EPILOGUE_ADD, 64 weight rows by 32 tokens at a time through shared memory, so that rows of y are read and written
-// in pieces of 256 bytes. Straight from the registers, 32 bytes at a time, the residual alone cost 45 us a tile of 256.
-#define STAGING_STRIDE 68 // floats of a token: 64 and 4, against bank conflicts
-#define STAGING_BYTES (32 * STAGING_STRIDE * 4)
+// One of the matrices of a product.
+struct GemmOutput {
+    float *y;
+    const float *residual, *bias;
+    u32 n_out, stride;
+};
+
+// EPILOGUE_STORE and EPILOGUE_ADD: rows n.. of the matrix, 64 of them.
 template <int WIDTH>
-INLINE void store_rows(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 n, u32 m, u32 end, int tid, float *staging, int barrier_id) {
+INLINE void store_rows(const GemmArguments &a, const GemmOutput &o, float (&sum)[WIDTH / 2], u32 n, u32 m, u32 end, int tid, float *staging,
+                       int barrier_id) {
     constexpr int TOKENS = WIDTH < 32 ? WIDTH : 32;
     const int warp = tid >> 5, g = (tid & 31) >> 2, t = tid & 3;
-    const u32 column = n + (tid & 15) * 4, n_here = column < a.n_out ? min(4u, a.n_out - column) : 0;
-    const bool add = a.epilogue == EPILOGUE_ADD, vectors = (a.y_stride & 3) == 0 && n_here == 4;
+    const u32 column = n + (tid & 15) * 4, n_here = column < o.n_out ? min(4u, o.n_out - column) : 0;
+    const bool add = a.epilogue == EPILOGUE_ADD, vectors = (o.stride & 3) == 0 && n_here == 4;
     float4 bias = make_float4(0, 0, 0, 0);
-    if (a.bias) {
-        if (n_here > 0) bias.x = a.bias[column];
-        if (n_here > 1) bias.y = a.bias[column + 1];
-        if (n_here > 2) bias.z = a.bias[column + 2];
-        if (n_here > 3) bias.w = a.bias[column + 3];
+    if (o.bias) {
+        if (n_here > 0) bias.x = o.bias[column];
+        if (n_here > 1) bias.y = o.bias[column + 1];
+        if (n_here > 2) bias.z = o.bias[column + 2];
+        if (n_here > 3) bias.w = o.bias[column + 3];
     }
 #pragma unroll
     for (int c = 0; c < WIDTH / TOKENS; c++) {
@@ -92,7 +130,7 @@ INLINE void store_rows(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 n, u
 #pragma unroll
         for (int i = 0; i < TOKENS / 8; i++) {
             extra[i] = bias;
-            if (add && vectors && first + 8 * i < end) extra[i] = *(const float4 *)(a.residual + (u64)(first + 8 * i) * a.y_stride + column);
+            if (add && vectors && first + 8 * i < end) extra[i] = *(const float4 *)(o.residual + (u64)(first + 8 * i) * o.stride + column);
         }
         barrier(barrier_id, 128); // the tokens before have been read
 #pragma unroll
@@ -106,14 +144,15 @@ INLINE void store_rows(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 n, u
             const u32 row = first + 8 * i;
             if (row >= end) continue;
             float4 v = *(const float4 *)(staging + (8 * i + (tid >> 4)) * STAGING_STRIDE + (tid & 15) * 4);
-            v.x += extra[i].x, v.y += extra[i].y, v.z += extra[i].z, v.w += extra[i].w;
-            float *y = (float *)a.y + (u64)row * a.y_stride + column;
+            const float s = scale_of(a, row);
+            v.x = v.x * s + extra[i].x, v.y = v.y * s + extra[i].y, v.z = v.z * s + extra[i].z, v.w = v.w * s + extra[i].w;
+            float *y = o.y + (u64)row * o.stride + column;
             if (vectors) {
                 if (add) v.x += bias.x, v.y += bias.y, v.z += bias.z, v.w += bias.w;
                 *(float4 *)y = v;
                 continue;
             }
-            const float *r = a.residual + (u64)row * a.y_stride + column;
+            const float *r = o.residual + (u64)row * o.stride + column;
             if (n_here > 0) y[0] = v.x + (add ? r[0] : 0.0f);
             if (n_here > 1) y[1] = v.y + (add ? r[1] : 0.0f);
             if (n_here > 2) y[2] = v.z + (add ? r[2] : 0.0f);
@@ -126,31 +165,17 @@ INLINE void store_rows(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 n, u
 // STAGING_BYTES, and the barrier.
 template <int WIDTH>
 INLINE void store_sums(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 n, u32 m, u32 end, int warp, int lane, float *staging, int barrier_id) {
-    const u32 g = lane >> 2, t = lane & 3;
-    if (n - 16 * (warp & 3) >= a.n_out) return; // all four warps
+    const u32 first = n - 16 * (warp & 3);
+    const int tid = (warp & 3) * 32 + lane;
+    if (first >= a.n_out) return; // all four warps
     if (a.epilogue == EPILOGUE_GATE) {
-        if (n >= a.n_out) return;
-        if (a.activation == ACTIVATION_SILU) store_gated<WIDTH, true>(a, sum, n, m, end, lane);
-        else store_gated<WIDTH, false>(a, sum, n, m, end, lane);
+        if (a.activation == ACTIVATION_SILU) store_gated<WIDTH, true>(a, sum, first / 2, m, end, tid, staging, barrier_id);
+        else store_gated<WIDTH, false>(a, sum, first / 2, m, end, tid, staging, barrier_id);
         return;
     }
-    if (a.epilogue == EPILOGUE_HALF) {
-        if (n >= a.n_out) return;
-        const float bias_low = a.bias && n + g < a.n_out ? a.bias[n + g] : 0.0f;
-        const float bias_high = a.bias && n + g + 8 < a.n_out ? a.bias[n + g + 8] : 0.0f;
-        u8 *y = (u8 *)a.y;
-#pragma unroll
-        for (int j = 0; j < WIDTH / 8; j++) {
-            const u32 row = m + 8 * j + g; // after the transposition
-            const float *s = sum + 4 * j;
-            const u32 low = transpose_8x8(pack_half2_clamped(s[0] + bias_low, s[1] + bias_low));
-            const u32 high = transpose_8x8(pack_half2_clamped(s[2] + bias_high, s[3] + bias_high));
-            if (row < end) {
-                *(u32 *)(y + tiled_chunk(n >> 3, row, a.y_stride) + 4 * t) = low;
-                *(u32 *)(y + tiled_chunk((n >> 3) + 1, row, a.y_stride) + 4 * t) = high;
-            }
-        }
-        return;
-    }
-    store_rows<WIDTH>(a, sum, n - 16 * (warp & 3), m, end, (warp & 3) * 32 + lane, staging, barrier_id);
+    GemmOutput o = {a.y, a.residual, a.bias, a.first1 ? a.y_stride : a.n_out, a.y_stride};
+    u32 before = 0;
+    if (a.first1 && first >= a.first1) o = {a.y1, nullptr, a.bias1, a.y_stride1, a.y_stride1}, before = a.first1;
+    if (a.first2 && first >= a.first2) o = {a.y2, nullptr, a.bias2, a.y_stride2, a.y_stride2}, before = a.first2;
+    store_rows<WIDTH>(a, o, sum, first - before, m, end, tid, staging, barrier_id);
 }

@@ -1,68 +1,85 @@
-// rows_input, rms_norm_input, gate_input: f32 rows to the tiled input of a product (gemm/arguments.h).
+// rows_input: f32 rows to the tiled input of a product (gemm/arguments.h).
 //
-//   rows_input      out = x                                   rms_norm_input   out = x / sqrt(mean(x^2) + eps) * weight
-//   gate_input      out = activation(x) * up
+//   out = x * s   or, with the norm,   out = x / sqrt(mean(x^2) + eps) * weight * s
+//
+// With `scales`, s is the power of two that brings the row's largest magnitude to 1 or a little more, and 1 / s goes there: halves
+// lose nothing of rows that are all large or all small. Without, s is 1, and values past 65504 become infinite.
 //
 // Host contract
-//   parameter  InputArguments; x rows 16-byte aligned, n_cols a multiple of 4
+//   parameter  InputArguments; x 16-byte aligned
 //   threads    256; grid (n_rows): one row a block
-// Bytes: each input once, 2 a value written, in lines of 128 bytes. Values past 65504 are clamped.
+// Bytes: each input once from memory, once more from L1; 2 a value written, in lines of 128 bytes.
 // Order of accumulation of the squares: thread t sums its columns ascending, then a tree over threads.
 #pragma once
 #include "gemm/epilogue.h"
 
-#define INPUT_ROWS 0
-#define INPUT_RMS_NORM 1
-#define INPUT_GATE 2
+// Columns c .. c + 7 of a row; zeros past its end.
+INLINE void load_8(const float *x, u32 c, u32 n_cols, float (&v)[8]) {
+    if ((n_cols & 3) == 0 && c + 8 <= n_cols) {
+        const float4 low = *(const float4 *)(x + c), high = *(const float4 *)(x + c + 4);
+        v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+        v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = c + i < n_cols ? x[c + i] : 0.0f;
+}
 
-template <int KIND> INLINE void write_input(const InputArguments &a) {
-    __shared__ float squares[8];
-    const u32 row = blockIdx.x, n_chunks = a.k_tiles * 8;
+INLINE void write_input(const InputArguments &a) {
+    __shared__ float squares[8], largest[8];
+    const u32 row = blockIdx.x, n_chunks = a.k_tiles * 8, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    // What no kernel writes may be on its way before the rows are there.
+    dependency_launch();
+    dependency_wait();
     const u32 source = a.rows ? a.rows[row] : row;
     if (source == NO_ROW) { // of a group's last 8 rows
         for (u32 chunk = threadIdx.x; chunk < n_chunks; chunk += 256)
             *(uint4 *)(a.out + tiled_chunk(chunk, row, a.row_groups)) = make_uint4(0, 0, 0, 0);
+        if (a.scales && threadIdx.x == 0) a.scales[row] = 0.0f;
         return;
     }
-    const float *x = a.x + (u64)source * a.x_stride;
-    float scale = 1.0f;
-    if (KIND == INPUT_RMS_NORM) {
-        float sum = 0;
-        for (u32 c = threadIdx.x * 4; c < a.n_cols; c += 1024) {
-            const float4 v = *(const float4 *)(x + c);
-            sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    const float *x = a.x + (u64)source * a.n_cols;
+    const bool weighted = a.has_norm && a.weight;
+    float by = 1.0f;
+    if (a.has_norm || a.scales) {
+        float sum = 0.0f, most = 0.0f;
+        for (u32 c = threadIdx.x * 8; c < a.n_cols; c += 2048) {
+            float v[8], w[8];
+            load_8(x, c, a.n_cols, v);
+            if (weighted) load_8(a.weight, c, a.n_cols, w);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                sum += v[i] * v[i];
+                most = fmaxf(most, fabsf(weighted ? v[i] * w[i] : v[i]));
+            }
         }
 #pragma unroll
-        for (int m = 16; m; m /= 2) sum += __shfl_xor_sync(~0u, sum, m);
-        if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = sum;
+        for (int m = 16; m; m /= 2) {
+            sum += __shfl_xor_sync(~0u, sum, m);
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
+        }
+        if (lane == 0) squares[warp] = sum, largest[warp] = most;
         __syncthreads();
-        sum = 0;
+        sum = 0.0f, most = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum += squares[i];
-        scale = rsqrtf(sum / (float)a.n_cols + a.eps);
+        for (int i = 0; i < 8; i++) sum += squares[i], most = fmaxf(most, largest[i]);
+        if (a.has_norm) by = rsqrtf(sum / (float)a.n_cols + a.eps);
+        if (a.scales) {
+            // 2^exponent <= most; NaN and infinity stay what they are in the halves.
+            const u32 exponent = (__float_as_uint(most * by) >> 23) & 255;
+            const bool usual = exponent > 0 && exponent < 254;
+            if (threadIdx.x == 0) a.scales[row] = usual ? __uint_as_float(exponent << 23) : 1.0f;
+            if (usual) by *= __uint_as_float((254 - exponent) << 23);
+        }
     }
     for (u32 chunk = threadIdx.x; chunk < n_chunks; chunk += 256) {
-        float v[8];
+        float v[8], w[8];
+        load_8(x, chunk * 8, a.n_cols, v);
+        if (weighted) load_8(a.weight, chunk * 8, a.n_cols, w);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const u32 c = chunk * 8 + half * 4;
-            float4 f = make_float4(0, 0, 0, 0);
-            if (c < a.n_cols) {
-                f = *(const float4 *)(x + c);
-                if (KIND == INPUT_RMS_NORM) {
-                    const float4 w = a.weight ? *(const float4 *)(a.weight + c) : make_float4(1, 1, 1, 1);
-                    f.x *= scale * w.x, f.y *= scale * w.y, f.z *= scale * w.z, f.w *= scale * w.w;
-                }
-                if (KIND == INPUT_GATE) {
-                    const float4 u = *(const float4 *)(a.up + (u64)source * a.x_stride + c);
-                    f.x = activate(a.activation, f.x) * u.x, f.y = activate(a.activation, f.y) * u.y;
-                    f.z = activate(a.activation, f.z) * u.z, f.w = activate(a.activation, f.w) * u.w;
-                }
-            }
-            v[4 * half] = f.x, v[4 * half + 1] = f.y, v[4 * half + 2] = f.z, v[4 * half + 3] = f.w;
-        }
+        for (int i = 0; i < 8; i++) v[i] *= weighted ? by * w[i] : by;
         *(uint4 *)(a.out + tiled_chunk(chunk, row, a.row_groups)) =
-            make_uint4(pack_half2_clamped(v[0], v[1]), pack_half2_clamped(v[2], v[3]), pack_half2_clamped(v[4], v[5]),
-                       pack_half2_clamped(v[6], v[7]));
+            make_uint4(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]), pack_half2(v[4], v[5]),
+                       pack_half2(v[6], v[7]));
     }
 }

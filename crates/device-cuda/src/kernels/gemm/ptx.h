@@ -89,12 +89,6 @@ INLINE void load_matrices_transposed(u32 *v, u32 address) {
                  : "r"(address)
                  : "memory");
 }
-// Transpose an 8x8 matrix of halves across the warp (lane 4 r + c holds columns 2 c and 2 c + 1 of row r).
-INLINE u32 transpose_8x8(u32 v) {
-    u32 r;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
-    return r;
-}
 INLINE void barrier(int id, int n_threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory"); }
 INLINE void barrier_arrive(int id, int n_threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory"); }
 

@@ -230,5 +230,6 @@ template <class C, class T> INLINE void repack(const RepackArguments &a) {
 
 #define REPACK(type, codec)                                                                                              \
     extern "C" __global__ void __launch_bounds__(128) repack_##type(const __grid_constant__ RepackArguments a) {         \
+        dependency_wait();                                                                                               \
         repack<Codec_##codec, Type_##type>(a);                                                                           \
     }

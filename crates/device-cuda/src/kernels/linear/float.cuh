@@ -75,6 +75,7 @@ template <class T, int ROWS, int NR> __device__ __forceinline__ void float_gemv(
         exists[s] = slot.exists;
         rows[s] = m.weight.codes + (slot.exists ? ulong(task.expert) * m.n_out + slot.row : 0) * m.weight.code_stride;
     }
+    const float residual = residual_of<ROWS, NR>(a, task, warp);
     float inverse[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -128,5 +129,5 @@ template <class T, int ROWS, int NR> __device__ __forceinline__ void float_gemv(
     for (int s = 0; s < NR; s++)
 #pragma unroll
         for (int r = 0; r < ROWS; r++) sums[s][r] = warp_sum(sums[s][r]);
-    if (warp < a.n_warps) finish<ROWS, NR>(a, task, warp, sums);
+    if (warp < a.n_warps) finish<ROWS, NR>(a, task, warp, residual, sums);
 }

@@ -22,7 +22,7 @@ template <int ROWS> struct Staged {
 
 template <int ROWS>
 __device__ __forceinline__ void stage(const LinearArguments &a, const Task &task, uint first, uint n_groups,
-                                      const float (&inverse)[ROWS], Staged<ROWS> &staged) {
+                                      const float (&inverse)[ROWS], Vec4 norm_first, Staged<ROWS> &staged) {
     // 8 lanes a group, 4 columns a lane.
     const uint part = threadIdx.x & 7, worker = threadIdx.x >> 3;
     const bool aligned = (a.n_in & 3) == 0;
@@ -39,6 +39,13 @@ __device__ __forceinline__ void stage(const LinearArguments &a, const Task &task
                 if (aligned && !a.has_norm && column < a.n_in) {
                     const Vec4 four = *(const Vec4 *)(x + column);
                     v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+                } else if (aligned && a.norm != nullptr && first + base == 0 && column < a.n_in) {
+                    // The weights came before x did.
+                    const Vec4 four = *(const Vec4 *)(x + column);
+                    v[0] = __fmul_rn(__fmul_rn(four.x, inverse[r]), norm_first.x);
+                    v[1] = __fmul_rn(__fmul_rn(four.y, inverse[r]), norm_first.y);
+                    v[2] = __fmul_rn(__fmul_rn(four.z, inverse[r]), norm_first.z);
+                    v[3] = __fmul_rn(__fmul_rn(four.w, inverse[r]), norm_first.w);
                 } else {
 #pragma unroll
                     for (int i = 0; i < 4; i++) v[i] = x_at(a, x, column + i, inverse[r]);
@@ -92,7 +99,12 @@ template <class T, int ROWS, int NR> __device__ __forceinline__ void gemv(const 
     for (int s = 0; s < NR; s++) {
         if (exists[s]) T::load(raw[s], rows[s], lane);
     }
+    Vec4 norm_first = {1.0f, 1.0f, 1.0f, 1.0f};
+    if (a.has_norm && a.norm != nullptr && (a.n_in & 3) == 0 && threadIdx.x * 4 < a.n_in) {
+        norm_first = *(const Vec4 *)(a.norm + threadIdx.x * 4);
+    }
     await();
+    const float residual = residual_of<ROWS, NR>(a, task, warp);
     float inverse[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -108,7 +120,7 @@ template <class T, int ROWS, int NR> __device__ __forceinline__ void gemv(const 
     for (uint first = 0; first < n_groups; first += Staged<ROWS>::GROUPS) {
         const uint n = min(uint(Staged<ROWS>::GROUPS), n_groups - first);
         if (first > 0) __syncthreads();
-        stage<ROWS>(a, task, first, n, inverse, staged);
+        stage<ROWS>(a, task, first, n, inverse, norm_first, staged);
         __syncthreads();
 #pragma unroll 1
         for (uint g = lane; g < n; g += 32) {
@@ -152,5 +164,5 @@ template <class T, int ROWS, int NR> __device__ __forceinline__ void gemv(const 
     for (int s = 0; s < NR; s++)
 #pragma unroll
         for (int r = 0; r < ROWS; r++) sums[s][r] = warp_sum(sums[s][r]);
-    if (warp < a.n_warps) finish<ROWS, NR>(a, task, warp, sums);
+    if (warp < a.n_warps) finish<ROWS, NR>(a, task, warp, residual, sums);
 }

@@ -65,9 +65,20 @@ __device__ __forceinline__ float x_at(const LinearArguments &a, const float *x, 
     return value;
 }
 
+// What TAIL_ADD adds to the sum that this lane writes, loaded before the sums are there.
+template <int ROWS, int NR>
+__device__ __forceinline__ float residual_of(const LinearArguments &a, const Task &task, uint warp) {
+    static_assert(NR * ROWS <= 32, "a lane writes one sum");
+    const uint lane = threadIdx.x & 31, row = lane % ROWS;
+    if (a.tail != TAIL_ADD || lane >= NR * ROWS || row >= task.n_rows) return 0.0f;
+    const Slot slot = slot_of<NR>(a, warp, lane / ROWS);
+    return slot.exists ? a.residual[(task.out_row + row) * matrix(a, slot.matrix).n_out + slot.row] : 0.0f;
+}
+
 // Write the sums of a warp, which all its lanes have.
 template <int ROWS, int NR>
-__device__ __forceinline__ void finish(const LinearArguments &a, const Task &task, uint warp, float (&sums)[NR][ROWS]) {
+__device__ __forceinline__ void finish(const LinearArguments &a, const Task &task, uint warp, float residual,
+                                       float (&sums)[NR][ROWS]) {
     const uint lane = threadIdx.x & 31;
     if (a.tail == TAIL_GATE) {
 #pragma unroll
@@ -94,7 +105,7 @@ __device__ __forceinline__ void finish(const LinearArguments &a, const Task &tas
             float value = sums[s][r];
             if (m.bias != nullptr) value += m.bias[slot.row];
             const ulong at = (task.out_row + r) * m.n_out + slot.row;
-            if (a.tail == TAIL_ADD) a.out[at] = a.residual[at] + value;
+            if (a.tail == TAIL_ADD) a.out[at] = residual + value;
             else m.out[at] = value;
         }
     }

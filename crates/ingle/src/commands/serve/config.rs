@@ -15,7 +15,7 @@ pub struct ModelConfig {
     name: Option<String>,
     /// A catalog name, a path, or hf:org/repo[/file][@revision]; a relative path begins at the file's folder.
     pub source: String,
-    ctx: Option<usize>,
+    pub ctx: Option<usize>,
     kv_type: Option<KvTypeName>,
     /// Sequences at once.
     pub slots: Option<usize>,

@@ -39,6 +39,9 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
     }
     body.sampling.apply(&mut options)?;
     let config = body.output_config.unwrap_or_default();
+    if !(config.is_object() || config.is_null()) {
+        return wrong("output_config", &config, "an object with `effort` and `format`");
+    }
     let format = body.output_format.as_ref().filter(|format| !format.is_null());
     let format = match (format, &config["format"]) {
         (Some(format), _) => output_format("output_format", format)?,
@@ -309,6 +312,8 @@ mod tests {
             (json!({ "messages": user, "thinking": { "type": "enabled" } }), "thinking"),
             (json!({ "messages": user, "output_format": {} }), "output_format"),
             (json!({ "messages": user, "output_config": { "format": 7 } }), "output_config.format"),
+            (json!({ "messages": user, "output_config": "high" }), "output_config"),
+            (json!({ "messages": user, "output_config": [] }), "output_config"),
             (json!({ "messages": user, "output_config": { "effort": "much" } }), "output_config.effort"),
         ] {
             assert_eq!(read(body).unwrap_err().param.as_deref(), Some(param));

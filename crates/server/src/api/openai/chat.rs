@@ -11,7 +11,7 @@ use text::Grammar;
 
 use super::{
     FINGERPRINT, Stop, StreamOptions, TokenLogprob, add_usage, check_max_tokens, check_n, check_service_tier,
-    check_top_logprobs, finish_reason, usage_json,
+    check_top_logprobs, finish_reason, input_tokens, usage_json,
 };
 use crate::answer::{Answer, AnswerEvent, Delta, EventKind, ToolCall, Usage};
 use crate::api::body::{JsonBody, text_or_null};
@@ -93,6 +93,15 @@ pub(super) async fn apply_template(
     Ok(Json(json!({ "prompt": prompt })))
 }
 
+/// How many tokens the prompt of a chat has: llama-server's `input_tokens`.
+pub(super) async fn count_tokens(
+    State(app): State<App>,
+    JsonBody(body): JsonBody<Body>,
+) -> Result<Json<Value>> {
+    let (_, tokens) = app.chat_prompt(request(body)?).await?;
+    Ok(input_tokens(tokens.len()))
+}
+
 /// The inner request of a body.
 fn request(body: Body) -> Result<ChatRequest> {
     let n_best = check_top_logprobs("top_logprobs", body.top_logprobs)?;
@@ -139,16 +148,13 @@ fn request(body: Body) -> Result<ChatRequest> {
     if body.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
     }
-    let tool_choice = tool_choice(body.tool_choice.as_ref())?;
-    // A function that is named is called once.
-    let calls_one = matches!(tool_choice, ToolChoice::Function(_));
     let messages = body.messages.into_iter().enumerate().map(|(index, value)| message(index, value));
     Ok(ChatRequest {
         model: body.model,
         messages: messages.collect::<Result<_>>()?,
         tools: body.tools.unwrap_or_default(),
-        tool_choice,
-        parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true) && !calls_one,
+        tool_choice: tool_choice(body.tool_choice.as_ref())?,
+        parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
         grammar,
         template_variables,
         thinking,
@@ -207,8 +213,8 @@ pub(super) fn response_format(name: &str, format: Option<Value>) -> Result<Optio
             schema @ Value::Object(_) => Grammar::JsonSchema(schema),
             Value::Null => Grammar::AnyJson,
             other => {
-                let message = format!("`response_format.schema` is {other}, expected a JSON Schema");
-                return Err(ApiError::invalid("response_format", message));
+                let message = format!("`{name}.schema` is {other}, expected a JSON Schema");
+                return Err(ApiError::invalid(name, message));
             }
         })),
         Some("json_schema") => match format["json_schema"]["schema"].take() {
@@ -474,16 +480,6 @@ mod tests {
         assert_eq!(request.messages[1]["content"], "ab");
         assert_eq!((request.options.n, request.options.max_tokens), (2, Some(5)));
         assert_eq!(request.options.stop, ["x"]);
-    }
-
-    #[test]
-    fn a_function_that_is_named_is_called_once() {
-        let user = json!([{ "role": "user", "content": "a" }]);
-        let named = json!({ "type": "function", "function": { "name": "f" } });
-        for (choice, may_repeat) in [(json!("required"), true), (json!("auto"), true), (named, false)] {
-            let request = read(json!({ "messages": user, "tool_choice": choice })).unwrap();
-            assert_eq!(request.parallel_tool_calls, may_repeat, "{choice}");
-        }
     }
 
     #[test]

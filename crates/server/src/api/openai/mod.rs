@@ -4,6 +4,7 @@ mod audio;
 mod chat;
 mod completions;
 pub(in crate::api) mod embeddings;
+mod lora;
 mod responses;
 
 use axum::Json;
@@ -27,21 +28,37 @@ pub fn router() -> axum::Router<App> {
         // As llama-server has them without a version too.
         .route("/models", get(models))
         .route("/chat/completions", post(chat::create))
+        .route("/v1/chat/completions/input_tokens", post(chat::count_tokens))
+        .route("/chat/completions/input_tokens", post(chat::count_tokens))
         .route("/apply-template", post(chat::apply_template))
         .route("/v1/completions", post(completions::create))
         .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/load_lora_adapter", post(lora::load))
+        .route("/v1/unload_lora_adapter", post(lora::unload))
         .merge(responses::router())
         .route("/v1/audio/transcriptions", post(audio::transcribe))
         .route("/v1/audio/translations", post(audio::translate))
 }
 
+/// How many tokens a prompt has, as OpenAI's Responses say it.
+fn input_tokens(n: usize) -> Json<Value> {
+    Json(json!({ "object": "response.input_tokens", "input_tokens": n }))
+}
+
 async fn models(State(app): State<App>) -> Json<Value> {
     let created = app.created();
-    let data: Vec<Value> = app.models().iter().map(|status| model_json(status, created)).collect();
+    let models = app.models();
+    let models = models.iter().map(|status| model_json(status, created));
+    let adapters = app.adapters();
+    let adapters = adapters.iter().map(|adapter| lora::adapter_json(adapter, created));
+    let data: Vec<Value> = models.chain(adapters).collect();
     Json(json!({ "object": "list", "data": data }))
 }
 
 async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>> {
+    if let Some(adapter) = app.adapters().iter().find(|adapter| adapter.name == id) {
+        return Ok(Json(lora::adapter_json(adapter, app.created())));
+    }
     let models = app.models();
     match models.iter().find(|status| status.id == id) {
         Some(status) => Ok(Json(model_json(status, app.created()))),

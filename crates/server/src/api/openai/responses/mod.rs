@@ -18,23 +18,78 @@ use serde_json::{Map, Value, json};
 
 use self::events::Events;
 use self::request::Body;
-use self::store::Store;
+use self::store::{Item, Store, Turn};
 use crate::answer::{Answer, AnswerEvent, EventKind};
 use crate::api::body::{JsonBody, part};
 use crate::api::{seconds_now, sse};
 use crate::app::App;
 use crate::error::{ApiError, ErrorKind, Result};
-use crate::request::Caller;
+use crate::request::{Caller, ChatRequest};
 use crate::truncate::answer_truncated;
 
 /// The paths of this API, over a store of their own.
 pub(super) fn router() -> Router<App> {
     Router::new()
         .route("/v1/responses", post(create))
+        .route("/v1/responses/input_tokens", post(count_tokens))
         .route("/v1/responses/{id}", get(retrieve).delete(delete))
         .route("/v1/responses/{id}/input_items", get(input_items))
         .route("/v1/responses/{id}/cancel", post(cancel))
         .layer(Extension(Arc::new(Store::default())))
+}
+
+/// What a body asks.
+struct Asked {
+    body: Body,
+    /// What it goes on from.
+    before: Option<Arc<Turn>>,
+    /// Items of its own.
+    input: Vec<Item>,
+    request: ChatRequest,
+}
+
+impl Asked {
+    fn read(given: &Value, tenant: u64, store: &Store) -> Result<Asked> {
+        let body: Body = part(given, "")?;
+        let sampling = part(given, "")?;
+        let before = match &body.previous_response_id {
+            Some(id) => {
+                let entry = store.get(tenant, id).map_err(|error| ApiError {
+                    param: Some("previous_response_id".into()),
+                    code: Some("previous_response_not_found"),
+                    ..error
+                })?;
+                Some(entry.turn.clone())
+            }
+            None => None,
+        };
+        let input = items::of_input(body.input.as_ref(), &|id| store.item(tenant, id))?;
+        let mut conversation = before.as_ref().map_or_else(Vec::new, |turn| turn.items());
+        let n_before = conversation.len();
+        conversation.extend(input.iter().cloned());
+        let request = request::chat_request(&body, &sampling, &conversation, n_before)?;
+        Ok(Asked { body, before, input, request })
+    }
+}
+
+/// Messages are called `input` here.
+fn named_input(error: ApiError) -> ApiError {
+    match error.param.as_deref() {
+        Some("messages") => ApiError { param: Some("input".into()), ..error },
+        _ => error,
+    }
+}
+
+/// How many tokens a request would have.
+async fn count_tokens(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Extension(store): Extension<Arc<Store>>,
+    JsonBody(given): JsonBody<Map<String, Value>>,
+) -> Result<Json<Value>> {
+    let Asked { request, .. } = Asked::read(&Value::Object(given), caller.tenant, &store)?;
+    let (_, tokens) = app.chat_prompt(request).await.map_err(named_input)?;
+    Ok(super::input_tokens(tokens.len()))
 }
 
 async fn create(
@@ -44,32 +99,16 @@ async fn create(
     JsonBody(given): JsonBody<Map<String, Value>>,
 ) -> Result<Response> {
     let given = Value::Object(given);
-    let body: Body = part(&given, "")?;
-    let sampling = part(&given, "")?;
-    let before = match &body.previous_response_id {
-        Some(id) => {
-            let entry = store.get(caller.tenant, id).map_err(|error| ApiError {
-                param: Some("previous_response_id".into()),
-                code: Some("previous_response_not_found"),
-                ..error
-            })?;
-            Some(entry.turn.clone())
-        }
-        None => None,
-    };
-    let input = items::of_input(body.input.as_ref(), &|id| store.item(caller.tenant, id))?;
-    let mut conversation = before.as_ref().map_or_else(Vec::new, |turn| turn.items());
-    let n_before = conversation.len();
-    conversation.extend(input.iter().cloned());
-    let request = request::chat_request(&body, &sampling, &conversation, n_before)?;
+    let Asked { body, before, input, request } = Asked::read(&given, caller.tenant, &store)?;
     let mut base = request::echo(&body, &given);
     let answer = match body.truncates() {
-        false => app.chat(&caller, request).await?,
+        false => app.chat(&caller, request).await,
         true => {
             let n_ctx = app.text_props(&request.model).await?.n_ctx;
-            answer_truncated(&app, &caller, request, n_ctx).await?
+            answer_truncated(&app, &caller, request, n_ctx).await
         }
     };
+    let answer = answer.map_err(named_input)?;
     base.insert("model".into(), json!(answer.model));
     base.insert("created_at".into(), json!(seconds_now()));
     let events = Events::new(base, body.wants_logprobs(), body.wants_summary());

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::chat::{check_verbosity, reasoning_effort, response_format};
-use super::super::{check_service_tier, check_top_logprobs};
+use super::super::{check_max_tokens, check_service_tier, check_top_logprobs};
 use super::items;
 use super::store::{Item, new_id};
 use crate::api::sampling::SamplingKeys;
@@ -18,7 +18,7 @@ pub(super) struct Body {
     pub(super) input: Option<Value>,
     instructions: Option<String>,
     pub(super) previous_response_id: Option<String>,
-    max_output_tokens: Option<usize>,
+    max_output_tokens: Option<i64>,
     top_logprobs: Option<usize>,
     include: Option<Vec<String>>,
     text: Option<TextKeys>,
@@ -182,7 +182,7 @@ pub(super) fn chat_request(
     body.check()?;
     let n_best = check_top_logprobs("top_logprobs", body.top_logprobs)?;
     let mut options = GenerateOptions {
-        max_tokens: body.max_output_tokens,
+        max_tokens: check_max_tokens("max_output_tokens", body.max_output_tokens)?,
         logprobs: body.wants_logprobs().then_some(n_best),
         ..GenerateOptions::default()
     };
@@ -316,6 +316,8 @@ mod tests {
             (json!({ "reasoning": { "effort": "much" } }), "reasoning.effort"),
             (json!({ "text": { "format": { "type": "xml" } } }), "`text.format`"),
             (json!({ "text": { "format": { "type": "json_schema" } } }), "`text.format.schema`"),
+            (json!({ "text": { "format": { "type": "json_object", "schema": 3 } } }), "`text.format.schema`"),
+            (json!({ "max_output_tokens": -7 }), "max_output_tokens"),
             (json!({ "text": { "verbosity": "low" } }), "text.verbosity"),
             (json!({ "reasoning": { "summary": "concise" } }), "reasoning.summary"),
             (json!({ "reasoning": { "summary": "long" } }), "reasoning.summary"),

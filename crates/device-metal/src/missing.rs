@@ -1,9 +1,9 @@
-//! What GPU devices cannot run yet: one list, so that all of them refuse the same plans.
+//! What this device cannot run yet.
 
-use device::{Op, OpKind, Plan, RouterScores};
+use device::{Op, Plan, RouterScores};
 
-/// Something of a plan for which no GPU device has a kernel yet; they refuse such plans with these words.
-pub fn missing_kernels(plan: &Plan) -> Option<&'static str> {
+/// Something of a plan for which there is no kernel yet; such plans are refused with these words.
+pub(crate) fn missing_kernels(plan: &Plan) -> Option<&'static str> {
     if plan.kv.layers.iter().any(|layer| layer.values_are_keys) {
         return Some("a cache whose values are its keys");
     }
@@ -24,8 +24,7 @@ pub fn missing_kernels(plan: &Plan) -> Option<&'static str> {
         {
             return Some("attention to both sides within a window, or whose heads share keys");
         }
-        let parts = [OpKind::ExpertBias, OpKind::GateClamped, OpKind::Join, OpKind::Ordinals];
-        parts.contains(&op.kind()).then_some("biases of experts, a clamped gate, or heads put together")
+        None
     };
     plan.primitives().find_map(of)
 }

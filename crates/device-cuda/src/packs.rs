@@ -1,0 +1,288 @@
+//! Weights in the order of tensor cores' fragments, beside their planes: which matrices are packed, and the way there. Rows come as the
+//! file has them; the GPU packs them (`kernels/gemm/repack.cu`).
+
+use crate::arguments::RepackArguments;
+use crate::driver::{Address, Buffer, Context, Function, Pinned};
+use crate::kernels::Kernels;
+use crate::products::{Codec, Group, Products, codec_of, groups, k_tiles};
+use crate::profile::Profile;
+use crate::stored::{Kind, Stored};
+use crate::weights::{MatrixKey, matrix_key};
+use device::{Limits, Numerics, Plan, Result, Weight, WeightId};
+use device_lower::table::RowClass;
+use device_lower::units::{LoweredUnit, Unit};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use weights::{BlockType, PlaneSlices, ScaleType};
+
+/// Bytes of rows that a thread copies at once.
+const STAGING: usize = 8 << 20;
+
+/// Most threads that copy.
+const MOST_THREADS: usize = 8;
+
+/// Alignment of what is copied together.
+const ALIGN: usize = 256;
+
+/// Matrices that lie one after the other, or row by row in turn.
+#[derive(Clone, Debug)]
+pub struct Pack {
+    weights: Vec<Weight>,
+    gate: bool,
+    /// What they are packed to.
+    pub codec: Codec,
+    /// Rows of all, those between matrices included.
+    pub n_out: usize,
+    /// Where each matrix begins.
+    pub first: Vec<usize>,
+    /// Tiles of 64 columns.
+    pub k_tiles: usize,
+    offset: usize,
+}
+
+/// Every pack once, with its place.
+#[derive(Default)]
+pub struct PackPlan {
+    packs: Vec<Pack>,
+    of: HashMap<(Vec<MatrixKey>, bool), usize>,
+    total: usize,
+}
+
+impl PackPlan {
+    /// For the projections of plans. None, where no step would use them, or all would take more than the profile allows.
+    pub fn new<'a>(
+        parts: impl Iterator<Item = (&'a Plan, &'a [LoweredUnit])>,
+        limits: &Limits,
+        profile: &Profile,
+    ) -> PackPlan {
+        let mut all = PackPlan::default();
+        let is_used = profile.products != Products::Planes
+            && limits.numerics != Numerics::Deterministic
+            && RowClass::of(limits.max_rows) >= profile.packed_rows;
+        if !is_used {
+            return all;
+        }
+        for (plan, units) in parts {
+            for LoweredUnit { unit, .. } in units {
+                let Unit::Projection(p) = unit else { continue };
+                let kinds: Vec<Kind> = p.matrices.iter().map(|m| kind_of(plan.weight(m.weight))).collect();
+                for group in groups(p, &kinds) {
+                    if let Some(codec) = codec_of(plan, p, &group) {
+                        let ids = group.matrices.iter().map(|i| p.matrices[*i].weight);
+                        all.add(ids.map(|id| plan.weight(id).clone()).collect(), &group, codec);
+                    }
+                }
+            }
+        }
+        if all.total as u64 > profile.most_packed { PackPlan::default() } else { all }
+    }
+
+    fn add(&mut self, weights: Vec<Weight>, group: &Group, codec: Codec) {
+        let key = (weights.iter().map(matrix_key).collect::<Vec<_>>(), group.gate);
+        if self.of.contains_key(&key) {
+            return;
+        }
+        let (mut first, mut n_out) = (Vec::new(), 0usize);
+        for weight in &weights {
+            n_out = if group.gate { n_out } else { n_out.next_multiple_of(64) };
+            first.push(n_out);
+            n_out += weight.n_rows();
+        }
+        let k_tiles = k_tiles(weights[0].n_cols());
+        let bytes = n_out.div_ceil(64) * k_tiles * codec.tile;
+        self.of.insert(key, self.packs.len());
+        let offset = self.total;
+        self.packs.push(Pack { weights, gate: group.gate, codec, n_out, first, k_tiles, offset });
+        self.total += bytes.next_multiple_of(ALIGN);
+    }
+
+    /// Bytes of all.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    fn pieces(&self) -> Vec<Piece<'_>> {
+        let mut pieces = Vec::new();
+        for pack in &self.packs {
+            let (together, n) = if pack.gate { (2, 1) } else { (1, pack.weights.len()) };
+            for index in 0..n {
+                let (n_rows, row_bytes) = (pack.weights[index].n_rows(), pack.weights[index].row_bytes());
+                // Whole tiles.
+                let most = (STAGING / (row_bytes * together).max(1) / 64 * 64).max(64);
+                for start in (0..n_rows).step_by(most) {
+                    pieces.push(Piece { pack, index, start, n: most.min(n_rows - start) });
+                }
+            }
+        }
+        pieces
+    }
+
+    /// Take the memory and fill it.
+    ///
+    /// # Errors
+    /// Memory was refused, or a kernel does not compile.
+    pub fn load(self, context: &Arc<Context>, kernels: &Kernels) -> Result<Packs> {
+        if self.total == 0 {
+            return Ok(Packs { buffer: None, plan: self });
+        }
+        let buffer = Buffer::new(context, "weights for tensor cores", self.total)?;
+        let mut functions: HashMap<BlockType, Function> = HashMap::new();
+        for block in self.packs.iter().flat_map(|pack| &pack.weights).map(|weight| weight.block) {
+            if let std::collections::hash_map::Entry::Vacant(entry) = functions.entry(block) {
+                let name = Codec::repack(block);
+                entry.insert(kernels.function("gemm/repack.cu", &name, 0)?.0);
+            }
+        }
+        let pieces = self.pieces();
+        let most = pieces.iter().map(Piece::bytes).max().unwrap_or(0);
+        let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let n_threads = n_threads.min(MOST_THREADS).min(pieces.len());
+        let (next, error) = (AtomicUsize::new(0), Mutex::new(None));
+        let staging = || -> Result<_> {
+            let pinned = Pinned::new(context, "pinned memory for weights", most)?;
+            Ok((pinned, Buffer::new(context, "rows of weights", most)?, context.event(false)?))
+        };
+        let work = || -> Result<()> {
+            let mut both = [staging()?, staging()?];
+            let mut turn = 0;
+            while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let (pinned, rows, event) = &mut both[turn];
+                turn = 1 - turn;
+                // What was packed from it before is done.
+                event.wait()?;
+                let (arguments, n) = piece.copy(pinned, rows.start(), buffer.start());
+                context.upload(rows.start(), pinned.bytes(0, n))?;
+                let n_packed = if piece.pack.gate { 2 * piece.n } else { piece.n };
+                let grid = [piece.pack.k_tiles as u32, n_packed.div_ceil(64) as u32, 1];
+                let function = functions[&piece.weight(0).block];
+                context.launch(function, grid, 128, 0, bytemuck::bytes_of(&arguments))?;
+                event.record()?;
+            }
+            both.iter().try_for_each(|(_, _, event)| event.wait())
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..n_threads {
+                scope.spawn(|| {
+                    if let Err(e) = context.enter().and_then(|()| work()) {
+                        *error.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
+                    }
+                });
+            }
+        });
+        if let Some(error) = error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
+        }
+        context.finish()?;
+        Ok(Packs { buffer: Some(buffer), plan: self })
+    }
+}
+
+fn kind_of(weight: &Weight) -> Kind {
+    Stored::new(weight.block, weight.n_cols()).kind
+}
+
+/// Rows of a matrix on their way, or of a gate and up.
+struct Piece<'a> {
+    pack: &'a Pack,
+    index: usize,
+    /// The first row.
+    start: usize,
+    n: usize,
+}
+
+impl Piece<'_> {
+    fn weight(&self, other: usize) -> &Weight {
+        &self.pack.weights[self.index + other]
+    }
+
+    fn planes(&self, other: usize) -> PlaneSlices<'_> {
+        let weight = self.weight(other);
+        weight.planes.as_slices().rows(weight.block, weight.n_cols(), self.start..self.start + self.n)
+    }
+
+    /// Of all that is copied, at most.
+    fn bytes(&self) -> usize {
+        let of = |other: usize| {
+            let planes = self.planes(other);
+            self.n * self.weight(other).row_bytes() + planes.scales.len() + planes.biases.len() + 3 * ALIGN
+        };
+        of(0) + if self.pack.gate { of(1) } else { 0 }
+    }
+
+    /// Into pinned memory: as many bytes as are returned. `rows`: where these will lie on the GPU; `packs`: where all packs do.
+    fn copy(&self, pinned: &mut Pinned, rows: Address, packs: Address) -> (RepackArguments, usize) {
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            pinned.write(at, bytes);
+            let address = rows + at as u64;
+            at = (at + bytes.len()).next_multiple_of(ALIGN);
+            if bytes.is_empty() { 0 } else { address }
+        };
+        let mut of = |other: usize| {
+            let (weight, planes) = (self.weight(other), self.planes(other));
+            let n = weight.row_bytes();
+            [
+                put(&weight.data[self.start * n..(self.start + self.n) * n]),
+                put(planes.scales),
+                put(planes.biases),
+            ]
+        };
+        let [mine, scales, biases] = of(0);
+        let [up_rows, up_scales, up_biases] = if self.pack.gate { of(1) } else { [0; 3] };
+        let weight = self.weight(0);
+        let (bits, group, scale_type, symmetric) = match weight.block {
+            BlockType::Affine(affine) => {
+                let scale_type = match affine.scale() {
+                    ScaleType::F32 => 0,
+                    ScaleType::F16 => 1,
+                    ScaleType::BF16 => 2,
+                    ScaleType::E8M0 => 3,
+                };
+                (affine.bits() as u32, affine.group() as u32, scale_type, u32::from(affine.is_symmetric()))
+            }
+            _ => (0, 0, 0, 0),
+        };
+        let first = self.pack.first[self.index] + self.start * if self.pack.gate { 2 } else { 1 };
+        let arguments = RepackArguments {
+            rows: mine,
+            up_rows,
+            scales,
+            biases,
+            up_scales,
+            up_biases,
+            packed: packs + self.pack.offset as u64,
+            row_bytes: weight.row_bytes() as u64,
+            n_rows: self.n as u32,
+            n_cols: weight.n_cols() as u32,
+            first_row: first as u32,
+            k_tiles: self.pack.k_tiles as u32,
+            bits,
+            group,
+            scale_type,
+            symmetric,
+        };
+        (arguments, at)
+    }
+}
+
+/// Packs that are there.
+pub struct Packs {
+    buffer: Option<Buffer>,
+    plan: PackPlan,
+}
+
+impl Packs {
+    /// Of these matrices of a plan, and where it lies.
+    pub fn find(&self, plan: &Plan, ids: &[WeightId], gate: bool) -> Option<(&Pack, Address)> {
+        let buffer = self.buffer.as_ref()?;
+        let key = (ids.iter().map(|id| matrix_key(plan.weight(*id))).collect(), gate);
+        let pack = &self.plan.packs[*self.plan.of.get(&key)?];
+        Some((pack, buffer.start() + pack.offset as u64))
+    }
+}
+
+// SAFETY: the keys are addresses that are only compared; the bytes themselves are kept by the packs' views.
+unsafe impl Send for PackPlan {}
+// SAFETY: as above; nothing is changed after it is made.
+unsafe impl Sync for PackPlan {}

@@ -1,0 +1,315 @@
+//! Products on tensor cores from weights in the order of fragments (`kernels/gemm`): what a type is packed to, which matrices are
+//! packed together, and how a launch is cut into tiles. Pure: it needs no GPU.
+
+use device::{Activation, Plan};
+use device_lower::lower::{Projection, Tail};
+use weights::BlockType;
+
+/// Which kernels multiply several rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Products {
+    /// Those that decode a type's planes on the way (`linear/gemm.cuh`, `linear/gemv.cuh`).
+    Planes,
+    /// `mma.sync` from packed weights, from compute capability 8.0 on.
+    Mma,
+    /// `wgmma` from packed weights, `mma.sync` for up to 8 rows: compute capability 9.0.
+    Wgmma,
+}
+
+/// Shared memory that `wgmma`'s kernels may fill (`GEMM_SHARED_LIMIT`, gemm/gemm_wgmma.h).
+pub const WGMMA_SHARED: u32 = 232_448;
+
+/// How 64 x 64 weights are packed (gemm/codec.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Codec {
+    /// `q4`
+    pub name: &'static str,
+    /// Bytes of a tile.
+    pub tile: usize,
+}
+
+impl Codec {
+    /// Of a type; `None`: it stays in planes.
+    pub fn of(block: BlockType) -> Option<Codec> {
+        use BlockType::*;
+        let (name, tile) = match block {
+            Q4_0 => ("q4", 2304),
+            Q4_1 | Q4_K => ("q4m", 2560),
+            Q5_0 => ("q5", 2816),
+            Q5_1 | Q5_K => ("q5m", 3072),
+            Q6_K => ("q6", 3584),
+            Q8_0 => ("q8", 4352),
+            Q2_K => ("q2m", 2048),
+            Q3_K => ("q3", 2048),
+            IQ4_NL | IQ4_XS => ("nl", 2304),
+            MXFP4 => ("fp4", 2304),
+            F16 | BF16 => ("f16", 8192),
+            Affine(affine) => match affine.bits() {
+                2 => ("q2m", 2048),
+                3 => ("q3m", 2048),
+                4 => ("q4m", 2560),
+                5 => ("q5m", 3072),
+                6 => ("q6m", 3584),
+                8 => ("q8m", 4608),
+                _ => return None,
+            },
+            F32 | I8_ROWS | I16_ROWS => return None,
+            IQ2_XXS | IQ2_XS | IQ3_XXS | IQ1_S | IQ3_S | IQ2_S | IQ1_M | TQ1_0 | TQ2_0 | NVFP4 | Q1_0 => {
+                return None;
+            }
+        };
+        Some(Codec { name, tile })
+    }
+
+    /// The kernel of `gemm/repack.cu` that packs a type.
+    pub fn repack(block: BlockType) -> String {
+        match block {
+            BlockType::Affine(affine) => format!("repack_affine_{}", affine.bits()),
+            block => format!("repack_{}", block.name().to_lowercase()),
+        }
+    }
+}
+
+/// Tiles of 64 columns of so many; even.
+pub fn k_tiles(n_cols: usize) -> usize {
+    2 * n_cols.div_ceil(128)
+}
+
+/// A kernel by the rows of its tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    wgmma: bool,
+    width: usize,
+}
+
+const fn mma(width: usize) -> Tile {
+    Tile { wgmma: false, width }
+}
+
+const fn wgmma(width: usize) -> Tile {
+    Tile { wgmma: true, width }
+}
+
+/// Most tiles to choose from.
+pub const MOST_TILES: usize = 9;
+
+const HOPPER: [Tile; MOST_TILES] =
+    [mma(8), wgmma(16), wgmma(32), wgmma(64), wgmma(96), wgmma(128), wgmma(160), wgmma(192), wgmma(256)];
+const AMPERE: [Tile; 5] = [mma(8), mma(16), mma(32), mma(64), mma(128)];
+
+impl Tile {
+    /// Those that a GPU has.
+    pub fn all(products: Products) -> &'static [Tile] {
+        match products {
+            Products::Planes => &[],
+            Products::Mma => &AMPERE,
+            Products::Wgmma => &HOPPER,
+        }
+    }
+
+    fn family(self) -> &'static str {
+        if self.wgmma { "wgmma" } else { "mma" }
+    }
+
+    /// Its file.
+    pub fn file(self, codec: Codec) -> String {
+        format!("gemm/{}_{}.cu", self.family(), codec.name)
+    }
+
+    /// Its name.
+    pub fn kernel(self, codec: Codec) -> String {
+        format!("gemm_{}_{}_{}", self.family(), codec.name, self.width)
+    }
+
+    /// Threads of a block.
+    pub fn threads(self) -> u32 {
+        if self.wgmma { 384 } else { 256 }
+    }
+
+    /// Bytes of shared memory: `GemmStages` (gemm/gemm_wgmma.h) and `GemmMmaStages` (gemm/gemm_mma.h).
+    pub fn shared(self, codec: Codec) -> u32 {
+        let stage = self.width * 128 + 2 * codec.tile;
+        let bytes = if self.wgmma {
+            const REST: usize = 2048 + 2 * 32 * 68 * 4;
+            let stage = stage.next_multiple_of(1024);
+            ((WGMMA_SHARED as usize - REST) / stage).min(12) * stage + REST
+        } else {
+            (if stage * 4 <= 98_304 { 4 } else { 3 }) * stage + 16
+        };
+        bytes as u32
+    }
+}
+
+/// A product's size, and the kernels that it may be launched with.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// What its tiles are chosen from.
+    pub products: Products,
+    /// Of its weights.
+    pub codec: Codec,
+    /// By tile: the number of its kernel.
+    pub kernels: [u32; MOST_TILES],
+    /// Packed rows of weights.
+    pub n_out: usize,
+    /// Tiles of 64 columns.
+    pub k_tiles: usize,
+    /// The only tile to choose, to test it.
+    pub only: Option<usize>,
+}
+
+/// How a launch is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Of [`Tile::all`].
+    pub tile: usize,
+    /// Parts of K.
+    pub n_splits: usize,
+    /// Blocks.
+    pub n_blocks: usize,
+}
+
+/// Floats of partial sums that a launch may leave, for a GPU with so many multiprocessors.
+pub fn partial_floats(n_processors: usize) -> usize {
+    n_processors * 128 * 128
+}
+
+impl Product {
+    /// The cheapest cut for so many rows by a model of the time: waves of tiles, each as long as its k tiles times its width (below
+    /// some 96 rows, unpacking the weights takes longer than multiplying), and what a tile and the join of its parts cost beside that.
+    /// The constants are fitted to the measurements in `kernels/gemm/NOTES.md`; a unit is 4 cycles.
+    pub fn cut(&self, n_rows: usize, n_processors: usize) -> Cut {
+        let mut best = (usize::MAX, Cut { tile: 0, n_splits: 1, n_blocks: 1 });
+        let allowed = |(index, _): &(usize, &Tile)| self.only.is_none_or(|only| only == *index);
+        for (index, tile) in Tile::all(self.products).iter().enumerate().filter(allowed) {
+            let n_tiles = n_rows.div_ceil(tile.width) * self.n_out.div_ceil(128);
+            let most_splits = match n_tiles {
+                n if n < n_processors => {
+                    (n_processors / n).min(partial_floats(n_processors) / (n * 128 * tile.width))
+                }
+                _ => 1,
+            };
+            for n_splits in 1..=most_splits.clamp(1, self.k_tiles / 2) {
+                let waves = (n_tiles * n_splits).div_ceil(n_processors);
+                let k = 2 * (self.k_tiles / 2).div_ceil(n_splits);
+                let join = if n_splits > 1 { 300 + 5 * n_splits * tile.width / 2 } else { 0 };
+                let cost = waves
+                    * (k * tile.width.max(if tile.wgmma { 96 } else { 80 }) + 600 + 4 * tile.width + join);
+                if cost < best.0 {
+                    let n_blocks = (n_tiles * n_splits).min(n_processors * if tile.wgmma { 1 } else { 2 });
+                    best = (cost, Cut { tile: index, n_splits, n_blocks });
+                }
+            }
+        }
+        best.1
+    }
+
+    /// The kernel of a cut: its tile, and its number.
+    pub fn kernel(&self, cut: Cut) -> (Tile, u32) {
+        (Tile::all(self.products)[cut.tile], self.kernels[cut.tile])
+    }
+}
+
+/// Matrices that are packed together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Of the projection's matrices.
+    pub matrices: Vec<usize>,
+    /// Rows of the gate and of up alternate.
+    pub gate: bool,
+}
+
+/// The products of a projection: its matrices by what multiplies by them, `kinds`, each group in one launch.
+pub fn groups<K: PartialEq>(p: &Projection, kinds: &[K]) -> Vec<Group> {
+    let same = kinds.iter().all(|kind| *kind == kinds[0]);
+    if matches!(p.tail, Tail::Gate { .. }) && same && kinds.len() == 2 {
+        return vec![Group { matrices: vec![0, 1], gate: true }];
+    }
+    let mut groups: Vec<Group> = Vec::new();
+    for (index, kind) in kinds.iter().enumerate() {
+        match groups.iter_mut().find(|group| kinds[group.matrices[0]] == *kind) {
+            Some(group) => group.matrices.push(index),
+            None => groups.push(Group { matrices: vec![index], gate: false }),
+        }
+    }
+    groups
+}
+
+/// Whether the epilogue of packed products has an activation, by its number.
+pub fn has_activation(kind: Activation) -> bool {
+    match kind {
+        Activation::Silu | Activation::GeluTanh | Activation::GeluErf | Activation::Relu => true,
+        Activation::Sigmoid | Activation::Identity | Activation::ReluSquared | Activation::Softplus => false,
+    }
+}
+
+/// What all matrices of a group are packed to; `None`: they stay in planes.
+pub fn codec_of(plan: &Plan, p: &Projection, group: &Group) -> Option<Codec> {
+    let of = |index: usize| Codec::of(plan.weight(p.matrices[index].weight).block);
+    let codec = of(group.matrices[0])?;
+    let fits = match p.tail {
+        Tail::Gate { kind, .. } if group.gate => {
+            has_activation(kind) && p.matrices.iter().all(|m| m.bias.is_none())
+        }
+        _ => true,
+    };
+    (fits && group.matrices.iter().all(|index| of(*index) == Some(codec))).then_some(codec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn product(n_out: usize, n_cols: usize) -> Product {
+        let codec = Codec { name: "q4", tile: 2304 };
+        Product {
+            products: Products::Wgmma,
+            codec,
+            kernels: [0; MOST_TILES],
+            n_out,
+            k_tiles: k_tiles(n_cols),
+        }
+    }
+
+    fn width(n_out: usize, n_cols: usize, n_rows: usize) -> (usize, usize) {
+        let cut = product(n_out, n_cols).cut(n_rows, 132);
+        (HOPPER[cut.tile].width, cut.n_splits)
+    }
+
+    /// What was measured to be best (kernels/gemm/NOTES.md).
+    #[test]
+    fn long_prompts_get_the_widths_that_were_fastest() {
+        assert_eq!(width(1024, 2048, 2048), (128, 1));
+        assert_eq!(width(3072, 2048, 2048), (192, 1));
+        assert_eq!(width(4096, 1024, 2048), (256, 1));
+        assert_eq!(width(2048, 8192, 2048), (256, 1));
+    }
+
+    #[test]
+    fn few_rows_are_split_over_k_and_stay_within_their_scratch() {
+        assert!(width(2048, 2048, 8).1 > 1 && width(2048, 8192, 32).1 > 1);
+        for n_out in [64, 1024, 3072, 151_936] {
+            for n_cols in [64, 1024, 8192] {
+                for n_rows in [1, 8, 9, 33, 64, 200, 512, 4096] {
+                    let cut = product(n_out, n_cols).cut(n_rows, 132);
+                    let n_tiles = n_rows.div_ceil(HOPPER[cut.tile].width) * n_out.div_ceil(128);
+                    let floats = n_tiles * cut.n_splits * 128 * HOPPER[cut.tile].width;
+                    assert!(
+                        cut.n_splits == 1 || floats <= partial_floats(132),
+                        "{n_out} {n_cols} {n_rows}: {cut:?}"
+                    );
+                    assert!(cut.n_splits == 1 || n_tiles <= 132 && cut.n_splits <= k_tiles(n_cols) / 2);
+                    assert!(cut.n_blocks >= 1);
+                }
+            }
+        }
+    }
+
+    /// As ptxas counted them for the constants `gemm_wgmma_shared_q4_256` and others.
+    #[test]
+    fn shared_memory_is_what_the_kernels_ask_for() {
+        let q4 = Codec { name: "q4", tile: 2304 };
+        assert_eq!(wgmma(256).shared(q4), 5 * 37 * 1024 + 19456);
+        assert_eq!(wgmma(16).shared(q4), 12 * 7 * 1024 + 19456);
+        assert_eq!(mma(8).shared(q4), 4 * 5632 + 16);
+    }
+}

@@ -1,0 +1,95 @@
+//! Adapters chosen by each request: several in one batch give what each gives alone, and share nothing that is cached.
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::common::{all_logits, fixture, greedy, options};
+use device::{Device, Numerics};
+use ingle_engine::*;
+use weights::Access;
+
+const NAMES: [&str; 3] = ["llama_qv", "llama_patterns", "llama_layers"];
+
+fn model() -> Arc<Model> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/lora");
+    let adapter = |name: &&str| Adapter {
+        name: (*name).to_owned(),
+        checkpoint: formats::open_adapter(&folder.join(name), Access::Map).unwrap(),
+        factor: 1.0,
+    };
+    let checkpoint = formats::open(&fixture("llama"), Access::Map).unwrap();
+    let adapters = NAMES.iter().map(adapter).collect();
+    let model = Model::from_opened_adapted(&fixture("llama"), checkpoint, &TokenizerSource::None, adapters);
+    Arc::new(model.unwrap())
+}
+
+fn devices() -> Vec<Arc<dyn Device>> {
+    let cpu = device_cpu::Options { threads: Some(2), isa: None };
+    vec![Arc::new(device_reference::Reference::new(1)), Arc::new(device_cpu::CpuDevice::new(cpu).unwrap())]
+}
+
+fn request(adapter: Option<&str>, tokens: &[u32]) -> Request {
+    Request { adapter: adapter.map(Into::into), ignore_end: true, ..greedy(tokens, 9) }
+}
+
+fn choices() -> impl Iterator<Item = Option<&'static str>> {
+    std::iter::once(None).chain(NAMES.into_iter().map(Some))
+}
+
+#[test]
+fn a_mixed_batch_gives_what_each_gives_alone() {
+    let prompt: Vec<u32> = (0..37).map(|i| (i * 37 + 11) % 150).collect();
+    for device in devices() {
+        for numerics in [Numerics::Fast, Numerics::Deterministic] {
+            let sizes = |n| LoadOptions { numerics, ..options(64, 24, n) };
+            let mut alone = Engine::new(model(), &device, &sizes(1)).unwrap();
+            let want: Vec<Vec<u32>> =
+                choices().map(|name| alone.complete(request(name, &prompt)).unwrap().tokens).collect();
+            // Each adapter says something else.
+            assert!((1..4).all(|i| want[..i].iter().all(|other| *other != want[i])), "{want:?}");
+            let mut together = Engine::new(model(), &device, &sizes(4)).unwrap();
+            let ids: Vec<_> = choices().map(|name| together.add(request(name, &prompt)).unwrap()).collect();
+            let mut got = vec![Vec::new(); ids.len()];
+            let mut more = true;
+            while more {
+                more = together
+                    .step(&mut |event| {
+                        if let Event::Token { sequence, id, n_reused, .. } = event {
+                            assert_eq!(n_reused, 0, "computed with other weights");
+                            got[ids.iter().position(|i| *i == sequence).unwrap()].push(id);
+                        }
+                    })
+                    .unwrap();
+            }
+            assert_eq!(got, want, "{}, {numerics:?}", device.name());
+            // Its own is found again, under its own name alone.
+            let again = together.complete(request(Some(NAMES[1]), &prompt)).unwrap();
+            assert!(again.finished.timings.reused_tokens > 30);
+            assert_eq!(again.tokens, want[2]);
+        }
+    }
+}
+
+#[test]
+fn what_is_scored_is_scored_with_the_adapter_that_was_set() {
+    let tokens: Vec<u32> = (0..20).map(|i| (i * 37 + 11) % 150).collect();
+    let mut engine = Engine::new(model(), &devices()[0], &options(64, 16, 1)).unwrap();
+    let plain = all_logits(&mut engine, &tokens, Prefill::Batched);
+    engine.set_scored_adapter(Some(NAMES[0])).unwrap();
+    assert_ne!(all_logits(&mut engine, &tokens, Prefill::Batched), plain);
+    engine.set_scored_adapter(None).unwrap();
+    assert_eq!(all_logits(&mut engine, &tokens, Prefill::Batched), plain);
+    let error = engine.set_scored_adapter(Some("other")).unwrap_err().to_string();
+    assert!(error.contains("other") && error.contains("llama_qv, llama_patterns, llama_layers"), "{error}");
+    assert!(engine.add(request(Some("other"), &tokens)).is_err());
+}
+
+/// Memory is planned with what the adapters take.
+#[test]
+fn the_memory_plan_counts_adapters() {
+    let device = &devices()[0];
+    let with = plan_memory(&model(), device.as_ref(), &options(64, 16, 1)).unwrap();
+    let without = plan_memory(&crate::common::model("llama"), device.as_ref(), &options(64, 16, 1)).unwrap();
+    assert!(with.total > without.total + 50_000, "{} and {}", with.total, without.total);
+}

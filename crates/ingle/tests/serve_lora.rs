@@ -1,0 +1,98 @@
+//! Adapters over HTTP: models by name beside their own, loaded and unloaded while the server runs, as vLLM has it.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::common::SMOLLM2;
+use crate::serve::Server;
+
+const COMPLETIONS: &str = "/v1/completions";
+const TEXT: &str = "The capital of France is";
+
+/// An adapter of the first layer's down projection: `values` of a pattern that `seed` moves.
+fn write_adapter(folder: &Path, seed: usize) {
+    std::fs::create_dir(folder).unwrap();
+    let config = json!({ "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["down_proj"], "bias": "none" });
+    std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (which, shape) in [("A", [2, 1536]), ("B", [576, 2])] {
+        let begin = data.len();
+        for i in 0..shape[0] * shape[1] {
+            let value = ((i * 37 + seed * 11) % 17) as f32 / 8.0 - 1.0;
+            data.extend(value.to_le_bytes());
+        }
+        let name = format!("base_model.model.model.layers.0.mlp.down_proj.lora_{which}.weight");
+        header.insert(name, json!({ "dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()] }));
+    }
+    let header = Value::Object(header).to_string();
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    std::fs::write(folder.join("adapter_model.safetensors"), bytes).unwrap();
+}
+
+/// A call whose answer is no JSON where it succeeds.
+fn call(server: &Server, path: &str, body: &Value) -> (u16, String) {
+    let mut response = server.open(path, None, body);
+    (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+}
+
+#[test]
+fn adapters_are_models_that_come_and_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    write_adapter(&at("first"), 1);
+    write_adapter(&at("second"), 2);
+    let lora = format!("loud={}", at("first").display());
+    let directory = folder.path().display().to_string();
+    let server = Server::start(&["--lora", &lora, "--lora-dir", &directory]);
+    let base = SMOLLM2.path();
+    let answer = |model: &str| {
+        let body = json!({ "model": model, "prompt": TEXT, "max_tokens": 8, "temperature": 0 });
+        let (status, answer) = server.post(COMPLETIONS, &body);
+        (status, answer["choices"][0]["text"].as_str().unwrap_or_default().to_owned(), answer)
+    };
+    let (plain, loud) = (answer(&base).1, answer("loud"));
+    assert!(plain.starts_with(" Paris"), "{plain}");
+    assert!(loud.0 == 200 && loud.1 != plain, "{loud:?}");
+    assert_eq!(loud.2["model"], "loud");
+    // The command line says the same with the same adapter.
+    let flags = ["complete", &base, "--lora", &lora, "-p", TEXT, "--greedy", "-n", "8", "--json", "-t", "1"];
+    let said = Command::new(env!("CARGO_BIN_EXE_ingle")).args(flags).output().unwrap();
+    let said: Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!(said["text"].as_str().unwrap(), loud.1);
+    let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
+    let listed = models["data"].as_array().unwrap().iter().find(|m| m["id"] == "loud").unwrap();
+    assert_eq!(listed["parent"], base);
+
+    let load = |name: &str, path: &str| {
+        call(&server, "/v1/load_lora_adapter", &json!({ "lora_name": name, "lora_path": path }))
+    };
+    assert_eq!(answer("other").0, 404);
+    let (status, said) = load("other", "second");
+    assert_eq!((status, said.as_str()), (200, "Success: LoRA adapter 'other' added successfully."));
+    let other = answer("other");
+    assert!(other.0 == 200 && other.1 != loud.1 && other.1 != plain, "{other:?}");
+    assert_eq!((answer(&base).1, answer("loud").1), (plain, loud.1));
+    // Taken, elsewhere, nowhere, and without a name.
+    assert_eq!(load("other", "second").0, 400);
+    assert_eq!(load("third", "/etc").0, 403);
+    assert_eq!(load("third", "../").0, 403);
+    assert_eq!(load("third", "missing").0, 404);
+    assert_eq!(load("", "second").0, 400);
+    assert_eq!(answer("third").0, 404);
+    let unload = |name: &str| call(&server, "/v1/unload_lora_adapter", &json!({ "lora_name": name }));
+    assert_eq!(unload("other"), (200, "Success: LoRA adapter 'other' removed successfully.".to_owned()));
+    assert_eq!((answer("other").0, unload("other").0, answer("loud").0), (404, 404, 200));
+}
+
+/// Clients may not load what they like unless the server was started so.
+#[test]
+fn clients_load_nothing_without_a_folder() {
+    let server = Server::start(&[]);
+    let body = json!({ "lora_name": "a", "lora_path": "a" });
+    let (status, said) = call(&server, "/v1/load_lora_adapter", &body);
+    assert!(status == 403 && said.contains("--lora-dir"), "{status} {said}");
+}

@@ -1,0 +1,359 @@
+//! Adapters of low rank (LoRA; Hu and others, 2021), beside a model's matrices: `out = x W^T + s (x A^T) B^T`.
+//!
+//! Files are PEFT's folders (adapter_config.json and adapter_model.safetensors) and llama.cpp's GGUF adapters. Each is read under
+//! its own names, whichever names the model's files have; where the two conventions rotate other columns together, the rows of B
+//! for queries and keys are brought into the model's order.
+//!
+//! In the plan an adapted matrix has two stacks beside it, of all A and of all B, from which each row takes those of its span's
+//! adapter. The first of each stack is zeros: no adapter. Ranks are filled up with zeros to the largest; `s` is in B.
+
+use std::collections::{BTreeSet, HashMap};
+
+use device::{RopeStyle, Weight, WeightPart};
+use weights::{BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, Tensor, Value};
+
+use crate::error::{Error, Result};
+use crate::names::{MODEL_PREFIXES, TensorName, TensorRole};
+use crate::spec::ModelSpec;
+use crate::tensors::{Tensors, shape};
+
+/// An adapter that was opened.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    /// What requests call it.
+    pub name: String,
+    /// Its tensors, and what its files say of them.
+    pub checkpoint: Checkpoint,
+    /// Factor on what it adds; 1 for most.
+    pub factor: f32,
+}
+
+/// What the files of an adapter say of how it is scaled.
+struct Scaling {
+    /// `None`: nothing is divided by the rank.
+    alpha: Option<f64>,
+    /// Alpha of modules whose names end so.
+    patterns: Vec<(String, f64)>,
+    /// Divided by the root of the rank, instead of the rank.
+    by_root: bool,
+}
+
+/// Names that PEFT puts before those of the model.
+const PEFT_PREFIXES: [&str; 2] = ["base_model.model.", ""];
+
+/// The tensors of one adapter while a plan is built.
+struct Opened<'a> {
+    adapter: &'a Adapter,
+    by_name: HashMap<&'a str, &'a Tensor>,
+    used: BTreeSet<&'a str>,
+    scaling: Scaling,
+}
+
+/// The adapters that a plan is built with.
+pub(crate) struct Adapters<'a>(Vec<Opened<'a>>);
+
+/// `A (rank, n_in)` and `B (n_out, rank)` of one adapter, `s` in B.
+struct Pair {
+    rank: usize,
+    a: Vec<f32>,
+    b: Vec<f32>,
+}
+
+impl<'a> Adapters<'a> {
+    pub fn new(adapters: &'a [Adapter]) -> Result<Adapters<'a>> {
+        let open = |adapter: &'a Adapter| {
+            let tensors = &adapter.checkpoint.tensors;
+            let by_name: HashMap<_, _> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+            Ok(Opened { adapter, by_name, used: BTreeSet::new(), scaling: Scaling::read(adapter)? })
+        };
+        Ok(Adapters(adapters.iter().map(open).collect::<Result<_>>()?))
+    }
+
+    /// Adapters, the one that changes nothing included.
+    pub fn n(&self) -> usize {
+        self.0.len() + 1
+    }
+
+    /// The stacks of a role's A and B; `None`: no adapter changes it.
+    pub fn stacks(
+        &mut self,
+        spec: &ModelSpec,
+        tensors: &Tensors<'_>,
+        role: TensorRole,
+        layer: Option<usize>,
+        [n_out, n_in]: [usize; 2],
+    ) -> Result<Option<[Weight; 2]>> {
+        let pair = |one: &mut Opened<'_>| one.pair(spec, tensors, role, layer, [n_out, n_in]);
+        let pairs = self.0.iter_mut().map(pair).collect::<Result<Vec<_>>>()?;
+        let Some(rank) = pairs.iter().flatten().map(|pair| pair.rank).max() else { return Ok(None) };
+        let name = |which: &str| match layer {
+            Some(l) => format!("adapters of layer {l} {} ({which})", role.what()),
+            None => format!("adapters of {} ({which})", role.what()),
+        };
+        let stack = |which: &str, [rows, cols]: [usize; 2], parts: Vec<Option<Vec<f32>>>| {
+            let zeros = part(&vec![0.0; rows * cols]);
+            let of = |values: Option<Vec<f32>>| values.map_or_else(|| zeros.clone(), |v| part(&v));
+            Weight {
+                name: name(which),
+                shape: vec![parts.len() + 1, rows, cols],
+                block: BlockType::F32,
+                data: Bytes::from_slice(&[]),
+                planes: Planes::default(),
+                parts: std::iter::once(zeros.clone()).chain(parts.into_iter().map(of)).collect(),
+            }
+        };
+        let (mut down, mut up) = (Vec::new(), Vec::new());
+        for pair in pairs {
+            let Some(Pair { rank: own, a, b }) = pair else {
+                down.push(None);
+                up.push(None);
+                continue;
+            };
+            let mut filled = a;
+            filled.resize(rank * n_in, 0.0);
+            let mut widened = vec![0.0; n_out * rank];
+            for (to, from) in widened.chunks_exact_mut(rank).zip(b.chunks_exact(own)) {
+                to[..own].copy_from_slice(from);
+            }
+            down.push(Some(filled));
+            up.push(Some(widened));
+        }
+        Ok(Some([stack("A", [rank, n_in], down), stack("B", [n_out, rank], up)]))
+    }
+
+    /// That every tensor of every adapter was taken.
+    pub fn finish(&self) -> Result<()> {
+        for one in &self.0 {
+            let unused = one.by_name.keys().filter(|name| !one.used.contains(*name));
+            let mut unused: Vec<&str> = unused.copied().collect();
+            unused.sort_unstable();
+            if one.used.is_empty() && unused.is_empty() {
+                return Err(one.bad("tensors", "none", "pairs of matrices"));
+            }
+            if let Some(first) = unused.first() {
+                let more = match unused.len() {
+                    1 => String::new(),
+                    n => format!(" and {} more", n - 1),
+                };
+                let expected = "pairs for linear layers of this model; adapters of embeddings, of single experts and of \
+                                matrices that are taken apart at load are not built";
+                return Err(one.bad("tensors", format!("{first}{more}"), expected));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A matrix of a stack.
+fn part(values: &[f32]) -> WeightPart {
+    WeightPart { data: Weight::vector("", values).data, planes: Planes::default() }
+}
+
+impl<'a> Opened<'a> {
+    fn bad(&self, what: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> Error {
+        bad(self.adapter, what, found, expected)
+    }
+
+    /// The pair of a role, if the adapter has one.
+    fn pair(
+        &mut self,
+        spec: &ModelSpec,
+        tensors: &Tensors<'_>,
+        role: TensorRole,
+        layer: Option<usize>,
+        [n_out, n_in]: [usize; 2],
+    ) -> Result<Option<Pair>> {
+        // A tied head is the embedding's matrix, but has an adapter of its own.
+        let role = if role == TensorRole::TokenEmbedding { TensorRole::Output } else { role };
+        let Some((module, row, [a, b])) = self.find(tensors, role, layer) else { return Ok(None) };
+        let shapes = (a.shape.clone(), b.shape.clone());
+        let n_rows = |role: &TensorRole| shape(spec, *role, layer).first().copied().unwrap_or(0);
+        let place = row.stacked.iter().position(|r| *r == role).unwrap_or(0);
+        let before: usize = row.stacked.iter().take(place).map(n_rows).sum();
+        let all = if row.stacked.is_empty() { n_out } else { row.stacked.iter().map(n_rows).sum() };
+        let ([rank, of_a], [of_b, b_rank]) = (&shapes.0[..], &shapes.1[..]) else {
+            return Err(self.bad(module, format!("{:?} and {:?}", shapes.0, shapes.1), "two matrices"));
+        };
+        let fits = *rank > 0 && rank == b_rank && (*of_b, *of_a) == (all, n_in) && !row.interleaved;
+        if !fits {
+            let expected = format!("(rank, {n_in}) and ({all}, rank)");
+            return Err(self.bad(module, format!("{:?} and {:?}", shapes.0, shapes.1), expected));
+        }
+        let scale = self.scaling.of(&module, *rank) as f32 * self.adapter.factor;
+        let rows = b.to_f32();
+        let mine = rows.chunks_exact(*rank).skip(before).take(n_out);
+        let order = self.order(spec, role, layer, n_out)?;
+        let mine: Vec<&[f32]> = mine.collect();
+        let ordered = order.into_iter().flat_map(|from| mine.get(from).copied().unwrap_or_default());
+        let pair = Pair { rank: *rank, a: a.to_f32(), b: ordered.map(|v| v * scale).collect() };
+        if pair.b.len() != n_out * rank || pair.a.iter().chain(&pair.b).any(|v| !v.is_finite()) {
+            return Err(self.bad(module, "values that are not finite", "finite numbers"));
+        }
+        Ok(Some(pair))
+    }
+
+    /// Module, row of the table and both matrices of a role.
+    fn find(
+        &mut self,
+        tensors: &Tensors<'_>,
+        role: TensorRole,
+        layer: Option<usize>,
+    ) -> Option<(String, &'static TensorName, [&'a Tensor; 2])> {
+        let naming = self.adapter.checkpoint.naming;
+        for row in tensors.rows(role) {
+            let prefixes = if naming == Naming::Gguf { &[""][..] } else { MODEL_PREFIXES };
+            for prefix in prefixes {
+                let Some(name) = row.full_name(naming, prefix, layer, "weight") else { continue };
+                let module = name.strip_suffix(".weight").unwrap_or(&name);
+                let of_peft = |p: &&str| ["A", "B"].map(|x| format!("{p}{module}.lora_{x}.weight"));
+                let candidates: Vec<[String; 2]> = if naming == Naming::Gguf {
+                    vec![["a", "b"].map(|x| format!("{name}.lora_{x}"))]
+                } else {
+                    PEFT_PREFIXES.iter().map(of_peft).collect()
+                };
+                for [a, b] in candidates {
+                    let found = |name: &str| self.by_name.get_key_value(name).map(|(k, t)| (*k, *t));
+                    if let (Some(a), Some(b)) = (found(&a), found(&b)) {
+                        self.used.extend([a.0, b.0]);
+                        return Some((module.to_owned(), row, [a.1, b.1]));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Which row of the adapter's B is each row of the model's matrix.
+    fn order(
+        &self,
+        spec: &ModelSpec,
+        role: TensorRole,
+        layer: Option<usize>,
+        n_out: usize,
+    ) -> Result<Vec<usize>> {
+        let naming = self.adapter.checkpoint.naming;
+        let theirs = spec.family.rope_style.of(naming);
+        let layer = layer.and_then(|l| spec.layers.get(l));
+        let as_they_are = || (0..n_out).collect::<Vec<_>>();
+        let Some(layer) = layer.filter(|_| naming != spec.naming) else { return Ok(as_they_are()) };
+        if layer.recurrent.is_some() && !is_dense(role) {
+            let expected =
+                "an adapter in the names of the model's own files: converting reorders these matrices";
+            return Err(self.bad(role.what(), "a recurrent layer's matrix", expected));
+        }
+        if theirs == spec.rope_style || !matches!(role, TensorRole::AttnQ | TensorRole::AttnK) {
+            return Ok(as_they_are());
+        }
+        if spec.family.attention_gate || layer.latent.is_some() {
+            let expected = "an adapter in the names of the model's own files";
+            return Err(self.bad(role.what(), "queries with a gate, or of latents", expected));
+        }
+        let head = layer.head_dim.max(1);
+        let n_dims = layer.rope.as_ref().map_or(head, |r| r.n_dims);
+        let row = |r: usize| {
+            let at = r % head;
+            let from = match theirs {
+                _ if at >= n_dims => at,
+                RopeStyle::Half => at / 2 + at % 2 * (n_dims / 2),
+                RopeStyle::Interleaved => at % (n_dims / 2) * 2 + at / (n_dims / 2),
+            };
+            r - at + from
+        };
+        Ok((0..n_out).map(row).collect())
+    }
+}
+
+/// Whether a matrix is one of the feed-forward network or of attention, which converting leaves as it is or reorders as
+/// [`Opened::order`] knows.
+fn is_dense(role: TensorRole) -> bool {
+    use TensorRole::*;
+    matches!(role, AttnQ | AttnK | AttnV | AttnOut | FfnGate | FfnUp | FfnDown | Router | Output)
+}
+
+fn bad(
+    adapter: &Adapter,
+    what: impl Into<String>,
+    found: impl Into<String>,
+    expected: impl Into<String>,
+) -> Error {
+    Error::Adapter {
+        adapter: adapter.name.clone(),
+        what: what.into(),
+        found: found.into(),
+        expected: expected.into(),
+    }
+}
+
+impl Scaling {
+    fn read(adapter: &Adapter) -> Result<Scaling> {
+        let metadata = &adapter.checkpoint.metadata;
+        if adapter.checkpoint.naming == Naming::Gguf {
+            let kind = metadata.str("adapter.type").unwrap_or_default();
+            if metadata.str("general.type") != Some("adapter") || kind != "lora" {
+                let found = format!("{:?}", metadata.str("general.type").unwrap_or("nothing"));
+                return Err(bad(adapter, "general.type", found, "a GGUF adapter of type lora"));
+            }
+            let alpha = metadata.f64("adapter.lora.alpha").filter(|alpha| *alpha != 0.0);
+            return Ok(Scaling { alpha, patterns: Vec::new(), by_root: false });
+        }
+        let kind = metadata.str("peft_type").unwrap_or("nothing");
+        if kind != "LORA" {
+            return Err(bad(adapter, "peft_type", format!("{kind:?}"), "\"LORA\""));
+        }
+        let is_off = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Str(word) => word == "none",
+            Value::Array(list) => list.is_empty(),
+            Value::Int(_) | Value::Float(_) | Value::Bool(true) => false,
+        };
+        for key in [
+            "use_dora",
+            "use_qalora",
+            "bias",
+            "lora_bias",
+            "modules_to_save",
+            "trainable_token_indices",
+            "alora_invocation_tokens",
+        ] {
+            if metadata.get(key).is_some_and(|value| !is_off(value)) {
+                return Err(bad(adapter, key, "something", "nothing: only pairs of matrices are applied"));
+            }
+        }
+        let alpha = metadata.f64("lora_alpha");
+        let Some(alpha) = alpha.filter(|alpha| alpha.is_finite()) else {
+            return Err(bad(adapter, "lora_alpha", "nothing", "a number"));
+        };
+        let patterns = patterns(adapter, metadata)?;
+        let by_root = matches!(metadata.get("use_rslora"), Some(Value::Bool(true)));
+        Ok(Scaling { alpha: Some(alpha), patterns, by_root })
+    }
+
+    /// `s` of a module.
+    fn of(&self, module: &str, rank: usize) -> f64 {
+        let Some(alpha) = self.alpha else { return 1.0 };
+        let ends = |pattern: &str| {
+            let before = module.strip_suffix(pattern);
+            before.is_some_and(|before| before.is_empty() || before.ends_with('.'))
+        };
+        let own = self.patterns.iter().find(|(pattern, _)| ends(pattern));
+        let alpha = own.map_or(alpha, |(_, alpha)| *alpha);
+        alpha / if self.by_root { (rank as f64).sqrt() } else { rank as f64 }
+    }
+}
+
+/// `alpha_pattern`: ends of names, which PEFT takes for regular expressions. Those that are more than names are refused.
+fn patterns(adapter: &Adapter, metadata: &Metadata) -> Result<Vec<(String, f64)>> {
+    let mut patterns = Vec::new();
+    for (key, _) in metadata.iter() {
+        let Some(pattern) = key.strip_prefix("alpha_pattern.") else { continue };
+        let name = pattern.trim_start_matches('^').trim_end_matches('$').replace("\\.", ".");
+        let Some(alpha) = metadata.f64(key) else {
+            return Err(bad(adapter, key, "no number", "a number"));
+        };
+        if name.contains(|c: char| !c.is_alphanumeric() && c != '.' && c != '_') {
+            return Err(bad(adapter, key, "a regular expression", "the end of a module's name"));
+        }
+        patterns.push((name, alpha));
+    }
+    Ok(patterns)
+}

@@ -1,0 +1,321 @@
+//! The metadata key of each number.
+//!
+//! GGUF names are those of the format's specification and of the files in use; Hugging Face names are the fields of config.json.
+
+use weights::Naming;
+
+/// A number, list or word of the metadata.
+#[allow(missing_docs)] // The table below says what each is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Key {
+    Layers,
+    Hidden,
+    Heads,
+    KvHeads,
+    HeadDim,
+    ValueDim,
+    Ffn,
+    Vocab,
+    Context,
+    NormEps,
+    Activation,
+    TiedHead,
+    Experts,
+    ExpertsUsed,
+    ExpertFfn,
+    SharedFfn,
+    ExpertsOn,
+    ExpertsEvery,
+    DenseLayers,
+    ExpertsNormalised,
+    ExpertFactor,
+    ExpertScores,
+    ExpertGroups,
+    ExpertGroupsUsed,
+    SharedExperts,
+    FirstDenseLayers,
+    ExpertLayers,
+    NextLayers,
+    GateAlpha,
+    GateLimit,
+    LatentRank,
+    QueryRank,
+    LatentKeyDim,
+    LatentValueDim,
+    PlainKeyDim,
+    TurningKeyDim,
+    LayerHeadDim,
+    LayerKvHeads,
+    FullHeadDim,
+    FullKvHeads,
+    KeysAreValues,
+    SharedKvLayers,
+    WideSharedKv,
+    PerLayerWidth,
+    Bidirectional,
+    Window,
+    Chunk,
+    WindowUsed,
+    WindowEvery,
+    FirstWindowLayer,
+    LayerTypes,
+    NoRopeLayers,
+    NoRopeEvery,
+    TemperatureOn,
+    TemperatureScale,
+    TemperatureLength,
+    RopeTheta,
+    WindowRopeTheta,
+    RopeDims,
+    RopePart,
+    RopeKind,
+    RopeFactor,
+    RopeAlpha,
+    RopeContext,
+    RopeLow,
+    RopeHigh,
+    RopeAttention,
+    RopeBetaFast,
+    RopeBetaSlow,
+    RopeMscale,
+    RopeMscaleAll,
+    RopeLogMultiplier,
+    RopeTruncate,
+    RopeShort,
+    RopeLong,
+    QueryScalar,
+    AttentionScale,
+    AttentionSoftcap,
+    LogitSoftcap,
+    LogitFactor,
+    EmbeddingScale,
+    ResidualScale,
+    PositionKind,
+    Padding,
+    Inputs,
+    StateHeads,
+    StateHeadDim,
+    StateInner,
+    StateGroups,
+    StateRows,
+    ConvSize,
+    GateAfterNorm,
+    RopeUsed,
+    AttentionIn,
+    AttentionOutFactor,
+    KeyFactor,
+    ScanIn,
+    ScanOut,
+    ScanFactors,
+    FfnFactors,
+    LogitMultiplier,
+    LatentWidth,
+}
+
+/// Where a key stands and what it may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyRow {
+    /// Which.
+    pub key: Key,
+    /// For people.
+    pub what: &'static str,
+    /// After the architecture's name and a dot; the first that is there counts.
+    pub gguf: &'static [&'static str],
+    /// In config.json, flattened with dots; `{rope}` stands for one of [`ROPE_OBJECTS`].
+    pub hf: &'static [&'static str],
+    /// Smallest and largest number accepted. Beyond them lies nothing that was ever trained, and arithmetic that overflows.
+    pub range: (f64, f64),
+}
+
+/// What a family calls a number in place of the table's names. Empty: it is not said there.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyNames {
+    /// Which.
+    pub key: Key,
+    /// In config.json of Hugging Face, flattened.
+    pub hf: &'static str,
+    /// Among the settings of CTranslate2's model.bin.
+    pub ctranslate2: &'static str,
+    /// Among the hyperparameters of whisper.cpp's files.
+    pub whisper_cpp: &'static str,
+}
+
+const fn row(
+    key: Key,
+    what: &'static str,
+    gguf: &'static [&'static str],
+    hf: &'static [&'static str],
+    min: f64,
+    max: f64,
+) -> KeyRow {
+    KeyRow { key, what, gguf, hf, range: (min, max) }
+}
+
+/// Smallest factor, epsilon or cap: not zero.
+pub(crate) const TINY: f64 = 1e-30;
+
+/// All keys, in the order of [`Key`]. Lists and words have no range.
+#[rustfmt::skip]
+pub const KEYS: &[KeyRow] = &[
+    row(Key::Layers, "number of layers", &["block_count"], &["num_hidden_layers", "n_layer"], 1.0, 4096.0),
+    row(Key::Hidden, "hidden size", &["embedding_length"], &["hidden_size", "n_embd"], 1.0, 1048576.0),
+    row(Key::Heads, "number of query heads", &["attention.head_count"], &["num_attention_heads", "n_head"], 0.0, 16384.0),
+    row(Key::KvHeads, "number of key and value heads", &["attention.head_count_kv"], &["num_key_value_heads"], 0.0, 16384.0),
+    row(Key::HeadDim, "columns of a head", &["attention.key_length"], &["head_dim"], 1.0, 16384.0),
+    row(Key::ValueDim, "columns of a value head", &["attention.value_length"], &["v_head_dim"], 1.0, 16384.0),
+    row(Key::Ffn, "columns of the feed-forward network", &["feed_forward_length"], &["intermediate_size", "n_inner"], 0.0, 16777216.0),
+    row(Key::Vocab, "vocabulary size", &[], &["vocab_size"], 1.0, 67108864.0),
+    row(Key::Context, "positions trained for", &["context_length"], &["max_position_embeddings", "n_positions"], 1.0, 2147483647.0),
+    row(Key::NormEps, "epsilon of the norms", &["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"],
+        &["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"], TINY, 1.0),
+    row(Key::Activation, "activation", &[], &["hidden_activation", "hidden_act", "activation_function", "mlp_hidden_act"], 0.0, 0.0),
+    row(Key::TiedHead, "whether the head is the embedding", &[], &["tie_word_embeddings"], 0.0, 1.0),
+    row(Key::Experts, "number of experts", &["expert_count"], &["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"], 0.0, 65536.0),
+    row(Key::ExpertsUsed, "experts of a row", &["expert_used_count"], &["num_experts_per_tok", "top_k_experts", "moe_k"], 1.0, 1024.0),
+    row(Key::ExpertFfn, "columns of an expert", &["expert_feed_forward_length"], &["moe_intermediate_size"], 1.0, 16777216.0),
+    row(Key::SharedFfn, "columns of the shared expert", &["expert_shared_feed_forward_length"],
+        &["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"], 1.0, 16777216.0),
+    row(Key::ExpertsOn, "whether there are experts", &[], &["enable_moe_block"], 0.0, 1.0),
+    row(Key::ExpertsEvery, "every how many layers one has experts", &["interleave_moe_layer_step"], &["decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"], 1.0, 4096.0),
+    row(Key::DenseLayers, "layers without experts", &[], &["mlp_only_layers"], 0.0, 4096.0),
+    row(Key::ExpertsNormalised, "whether weights of experts sum to 1", &["expert_weights_norm"], &["norm_topk_prob"], 0.0, 1.0),
+    row(Key::ExpertFactor, "factor on the weights of experts", &["expert_weights_scale"], &["routed_scaling_factor"], TINY, 1e9),
+    row(Key::ExpertScores, "what a router makes of its logits", &["expert_gating_func"], &["scoring_func"], 0.0, 4.0),
+    row(Key::ExpertGroups, "groups of experts", &["expert_group_count"], &["n_group"], 0.0, 65536.0),
+    row(Key::ExpertGroupsUsed, "groups of experts of a row", &["expert_group_used_count"], &["topk_group"], 0.0, 65536.0),
+    row(Key::SharedExperts, "shared experts", &["expert_shared_count"], &["n_shared_experts", "moe_num_shared_experts"], 0.0, 1024.0),
+    row(Key::FirstDenseLayers, "first layers without experts", &["leading_dense_block_count"], &["first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"], 0.0, 4096.0),
+    row(Key::ExpertLayers, "layers with experts", &[], &["moe_layers"], 0.0, 4096.0),
+    row(Key::NextLayers, "layers that predict further tokens", &["nextn_predict_layers"], &["num_nextn_predict_layers"], 0.0, 64.0),
+    row(Key::GateAlpha, "factor in the gate's sigmoid", &[], &["swiglu_alpha"], TINY, 1e9),
+    row(Key::GateLimit, "bound of the gate", &[], &["swiglu_limit"], TINY, 1e9),
+    row(Key::LatentRank, "columns of the latent keys and values", &["attention.kv_lora_rank"], &["kv_lora_rank"], 1.0, 1048576.0),
+    row(Key::QueryRank, "columns of the latent queries", &["attention.q_lora_rank"], &["q_lora_rank"], 0.0, 1048576.0),
+    row(Key::LatentKeyDim, "columns of an expanded key", &["attention.key_length_mla", "attention.key_length"], &[], 1.0, 16384.0),
+    row(Key::LatentValueDim, "columns of an expanded value", &["attention.value_length_mla", "attention.value_length"], &["v_head_dim"], 1.0, 16384.0),
+    row(Key::PlainKeyDim, "columns of a key that do not rotate", &[], &["qk_nope_head_dim"], 1.0, 16384.0),
+    row(Key::TurningKeyDim, "columns of a key that rotate", &["rope.dimension_count"], &["qk_rope_head_dim"], 2.0, 16384.0),
+    row(Key::LayerHeadDim, "columns of a head of one layer", &[], &["per_layer_config.{l}.head_dim"], 1.0, 16384.0),
+    row(Key::LayerKvHeads, "key and value heads of one layer", &[], &["per_layer_config.{l}.num_key_value_heads"], 1.0, 16384.0),
+    row(Key::FullHeadDim, "columns of a head that sees everything", &[], &["global_head_dim"], 1.0, 16384.0),
+    row(Key::FullKvHeads, "key and value heads that see everything", &[], &["num_global_key_value_heads"], 1.0, 16384.0),
+    row(Key::KeysAreValues, "whether values are keys", &[], &["attention_k_eq_v"], 0.0, 1.0),
+    row(Key::SharedKvLayers, "last layers that read the keys and values of others", &["attention.shared_kv_layers"], &["num_kv_shared_layers"], 0.0, 4096.0),
+    row(Key::WideSharedKv, "whether those are twice as wide", &[], &["use_double_wide_mlp"], 0.0, 1.0),
+    row(Key::PerLayerWidth, "columns of a layer's own input", &["embedding_length_per_layer_input"], &["hidden_size_per_layer_input"], 0.0, 1048576.0),
+    row(Key::Bidirectional, "whether attention looks ahead", &[], &["use_bidirectional_attention"], 0.0, 1.0),
+
+    row(Key::Window, "sliding window", &["attention.sliding_window"], &["sliding_window", "local_attention"], 0.0, 2147483647.0),
+    row(Key::Chunk, "chunks of attention", &["attention.sliding_window"], &["attention_chunk_size"], 0.0, 2147483647.0),
+    row(Key::WindowUsed, "whether the window is used", &[], &["use_sliding_window"], 0.0, 1.0),
+    row(Key::WindowEvery, "layers with a window", &["attention.sliding_window_pattern"],
+        &["sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"], 1.0, 4096.0),
+    row(Key::FirstWindowLayer, "first layer with a window", &[], &["max_window_layers"], 0.0, 4096.0),
+    row(Key::LayerTypes, "attention of each layer", &[], &["layer_types"], 0.0, 0.0),
+    row(Key::NoRopeLayers, "whether each layer rotates", &[], &["no_rope_layers"], 0.0, 1.0),
+    row(Key::NoRopeEvery, "every how many layers one does not rotate", &[], &["no_rope_layer_interval"], 1.0, 4096.0),
+
+    row(Key::TemperatureOn, "whether queries are scaled by position", &[], &["attn_temperature_tuning"], 0.0, 1.0),
+    row(Key::TemperatureScale, "growth of queries by position", &["attention.temperature_scale"],
+        &["{rope}llama_4_scaling_beta", "attn_scale"], 0.0, 1e9),
+    row(Key::TemperatureLength, "positions after which queries grow", &["attention.temperature_length"],
+        &["floor_scale"], 1.0, 2147483647.0),
+
+    row(Key::RopeTheta, "rotation base", &["rope.freq_base"], &["{rope}rope_theta", "rope_theta", "global_rope_theta", "rotary_emb_base"], 1.0, 1e15),
+    row(Key::WindowRopeTheta, "rotation base of layers with a window", &["rope.freq_base_swa"], &["rope_local_base_freq", "local_rope_theta"], 1.0, 1e15),
+    row(Key::RopeDims, "columns of a head that rotate", &["rope.dimension_count"], &[], 2.0, 16384.0),
+    row(Key::RopePart, "part of a head that rotates", &[], &["{rope}partial_rotary_factor", "partial_rotary_factor"], TINY, 1.0),
+    row(Key::RopeKind, "kind of rotation scaling", &["rope.scaling.type"], &["{rope}rope_type", "{rope}type"], 0.0, 0.0),
+    row(Key::RopeFactor, "rotation scaling", &["rope.scaling.factor", "rope.scale_linear"], &["{rope}factor"], 0.0, 1e9),
+    row(Key::RopeAlpha, "stretch of the rotation base", &["rope.scaling.alpha"], &["{rope}alpha"], 0.0, 1e9),
+    row(Key::RopeContext, "positions before scaling", &["rope.scaling.original_context_length"],
+        &["{rope}original_max_position_embeddings", "original_max_position_embeddings"], 1.0, 2147483647.0),
+    row(Key::RopeLow, "low frequency factor", &[], &["{rope}low_freq_factor"], TINY, 1e9),
+    row(Key::RopeHigh, "high frequency factor", &[], &["{rope}high_freq_factor"], TINY, 1e9),
+    row(Key::RopeAttention, "factor on cosine and sine", &["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"],
+        &["{rope}attention_factor"], TINY, 1e9),
+    row(Key::RopeBetaFast, "rotations that keep a frequency", &["rope.scaling.yarn_beta_fast"], &["{rope}beta_fast"], TINY, 1e9),
+    row(Key::RopeBetaSlow, "rotations that scale it fully", &["rope.scaling.yarn_beta_slow"], &["{rope}beta_slow"], TINY, 1e9),
+    row(Key::RopeMscale, "YaRN mscale", &[], &["{rope}mscale"], 0.0, 1e9),
+    row(Key::RopeMscaleAll, "YaRN mscale of all columns", &[], &["{rope}mscale_all_dim"], 0.0, 1e9),
+    row(Key::RopeLogMultiplier, "YaRN mscale of all columns", &["rope.scaling.yarn_log_multiplier"], &[], 0.0, 1e9),
+    row(Key::RopeTruncate, "whether YaRN rounds its range", &[], &["{rope}truncate"], 0.0, 1.0),
+    row(Key::RopeShort, "factors up to the original context", &[], &["{rope}short_factor"], TINY, 1e9),
+    row(Key::RopeLong, "factors beyond the original context", &[], &["{rope}long_factor"], TINY, 1e9),
+
+    row(Key::QueryScalar, "inverse square of the attention scale", &[], &["query_pre_attn_scalar"], TINY, 1e9),
+    row(Key::AttentionScale, "attention scale", &["attention.scale"], &["attention_multiplier"], TINY, 1e9),
+    row(Key::AttentionSoftcap, "cap of attention scores", &["attn_logit_softcapping"], &["attn_logit_softcapping"], TINY, 1e9),
+    row(Key::LogitSoftcap, "cap of logits", &["final_logit_softcapping"], &["final_logit_softcapping"], TINY, 1e9),
+    row(Key::LogitFactor, "factor on logits, or their divisor", &["logit_scale"], &["logits_scaling", "logit_scale"], TINY, 1e9),
+    row(Key::EmbeddingScale, "factor on embeddings", &["embedding_scale"], &["embedding_multiplier"], TINY, 1e9),
+    row(Key::ResidualScale, "factor on each branch", &["residual_scale"], &["residual_multiplier"], TINY, 1e9),
+    row(Key::PositionKind, "how positions are told apart", &[], &["position_embedding_type"], 0.0, 0.0),
+    row(Key::Padding, "token that fills texts up", &[], &["pad_token_id"], 0.0, 67108864.0),
+    row(Key::Inputs, "columns of the input", &[], &[], 1.0, 65536.0),
+
+    row(Key::StateHeads, "heads of a recurrent layer", &["ssm.time_step_rank"],
+        &["linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"], 1.0, 16384.0),
+    row(Key::StateHeadDim, "columns of a recurrent head", &[], &["linear_value_head_dim", "mamba_d_head", "mamba_head_dim"], 1.0, 16384.0),
+    row(Key::StateInner, "columns of all recurrent heads", &["ssm.inner_size"], &[], 1.0, 16777216.0),
+    row(Key::StateGroups, "groups of recurrent heads", &["ssm.group_count"],
+        &["linear_num_key_heads", "mamba_n_groups", "n_groups"], 1.0, 16384.0),
+    row(Key::StateRows, "rows of a recurrent head's state", &["ssm.state_size"],
+        &["linear_key_head_dim", "mamba_d_state", "ssm_state_size", "state_size"], 1.0, 16384.0),
+    row(Key::ConvSize, "positions that a short convolution sees", &["shortconv.l_cache", "ssm.conv_kernel"],
+        &["conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"], 2.0, 64.0),
+    row(Key::GateAfterNorm, "whether a scan's gate follows its norm", &[], &["mamba_norm_before_gate"], 0.0, 1.0),
+    row(Key::RopeUsed, "whether attention rotates", &["rope.scaling.finetuned"], &[], 0.0, 1.0),
+    row(Key::AttentionIn, "factor on the input of attention", &[], &["attention_in_multiplier"], TINY, 1e9),
+    row(Key::AttentionOutFactor, "factor on the output of attention", &[], &["attention_out_multiplier"], TINY, 1e9),
+    row(Key::KeyFactor, "factor on keys", &[], &["key_multiplier"], TINY, 1e9),
+    row(Key::ScanIn, "factor on the input of a scan", &[], &["ssm_in_multiplier"], TINY, 1e9),
+    row(Key::ScanOut, "factor on the output of a scan", &[], &["ssm_out_multiplier"], TINY, 1e9),
+    row(Key::ScanFactors, "factors on the parts of a scan's projection", &[], &["ssm_multipliers"], TINY, 1e9),
+    row(Key::FfnFactors, "factors on the gate and the output of the network", &[], &["mlp_multipliers"], TINY, 1e9),
+    row(Key::LogitMultiplier, "factor on logits", &[], &["lm_head_multiplier"], TINY, 1e9),
+    row(Key::LatentWidth, "columns that experts work in", &["moe_latent_size"], &["moe_latent_size"], 1.0, 1048576.0),
+];
+
+// The table is in the order of the enum, so that a key is an index into it.
+const _: () = {
+    assert!(KEYS.len() == Key::LatentWidth as usize + 1);
+    let mut i = 0;
+    while i < KEYS.len() {
+        assert!(KEYS[i].key as usize == i);
+        i += 1;
+    }
+};
+
+impl Key {
+    /// Its row of the table.
+    pub(crate) fn row(self) -> &'static KeyRow {
+        &KEYS[self as usize]
+    }
+}
+
+impl KeyNames {
+    /// The name in a naming; empty if it is not said there.
+    pub(crate) fn of(&self, naming: Naming) -> &'static str {
+        match naming {
+            Naming::Gguf => "",
+            Naming::HuggingFace | Naming::Base => self.hf,
+            Naming::CTranslate2 => self.ctranslate2,
+            Naming::WhisperCpp => self.whisper_cpp,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_can_be_counts_cannot_overflow() {
+        // The widest product, heads times columns times rows, stays in 64 bits with room for 4 bytes a value.
+        let max = |key: Key| key.row().range.1;
+        assert!(max(Key::Heads) * max(Key::HeadDim) * max(Key::Hidden) * 4.0 < 2f64.powi(63));
+        assert!(max(Key::Ffn) * max(Key::Hidden) * 4.0 < 2f64.powi(63));
+        assert!(max(Key::Vocab) * max(Key::Hidden) * 4.0 < 2f64.powi(63));
+    }
+}
