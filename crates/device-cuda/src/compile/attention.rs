@@ -116,7 +116,18 @@ impl Draft<'_> {
     pub(super) fn attention(&mut self, op: &Op) -> Result<()> {
         let c = self.c;
         match op {
-            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, chunked: _, both_ways: _, out } => {
+            Op::Attention {
+                q,
+                layer,
+                n_heads,
+                scale,
+                softcap,
+                window,
+                sinks,
+                chunked: _,
+                both_ways: _,
+                out,
+            } => {
                 let (n_heads, scale, softcap, window) = (*n_heads, *scale, *softcap, *window);
                 let of = AttentionOf { n_heads, scale, softcap, window, sinks: *sinks, out: *out };
                 self.attend_layer(*q, *layer, &of)
