@@ -472,7 +472,8 @@ impl Compiler<'_> {
             }
             Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways, sinks, out } => {
                 let pages = self.pages(*layer);
-                let schedule = schedule_shape(self.plan, *layer, *n_heads, (*window, *chunked, *both_ways), *out);
+                let schedule =
+                    schedule_shape(self.plan, *layer, *n_heads, (*window, *chunked, *both_ways), *out);
                 // The layout has the shape of every Attention of its plan.
                 let schedule = self.layout.attention.iter().position(|shape| *shape == schedule).unwrap_or(0);
                 let params = attention::Params {

@@ -32,10 +32,10 @@ pub fn attention<'a>(
     n_threads: usize,
     op: &Attention,
     pages: &KvPages,
-    q: &[f32],                                 // (n, n_heads * head_dim)
+    q: &[f32],                                   // (n, n_heads * head_dim)
     (positions, spans): (&[u32], &[(u32, u32)]), // (n), and of each row what it sees besides: first and last position
-    table: impl Fn(usize) -> &'a [u32] + Sync, // row -> the pages of its sequence
-    out: &mut [f32],                           // (n, n_heads * head_dim)
+    table: impl Fn(usize) -> &'a [u32] + Sync,   // row -> the pages of its sequence
+    out: &mut [f32],                             // (n, n_heads * head_dim)
 ) {
     let head_dim = op.kv.head_dim;
     let group = op.n_heads / op.kv.n_kv_heads; // query heads that share a KV head

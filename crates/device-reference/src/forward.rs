@@ -108,7 +108,15 @@ impl<'a> Forward<'a> {
                     positions.iter().map(|position| (*position, *position)).collect()
                 };
                 self.attend(*layer, *out, |pages, a, table, out| {
-                    attention::attention(n_threads, &op, pages, a.floats(*q), (positions, &spans), table, out);
+                    attention::attention(
+                        n_threads,
+                        &op,
+                        pages,
+                        a.floats(*q),
+                        (positions, &spans),
+                        table,
+                        out,
+                    );
                 });
             }
             Op::CrossAttention { q, layer, n_heads, scale, out } => {

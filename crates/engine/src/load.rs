@@ -5,9 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use device::{Device, KvType, Limits, Numerics, Plan};
-use model::{
-    Adapter, EmbeddingSpec, GivenRows, Grid, ModelSpec, SpeechPlans, SpeechSpec, VisionPlans,
-};
+use model::{Adapter, EmbeddingSpec, GivenRows, Grid, ModelSpec, SpeechPlans, SpeechSpec, VisionPlans};
 use text::Tokenizer;
 use weights::{Checkpoint, Metadata, Naming};
 use xxhash_rust::xxh64::xxh64;

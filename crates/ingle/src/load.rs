@@ -6,9 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use device::key_bias::KeyBias;
 use device::{Device, KvType, Numerics};
-use engine::{
-    Adapter, DraftModel, Engine, Governor, LoadOptions, Model, Picture, Prefill, TokenizerSource,
-};
+use engine::{Adapter, DraftModel, Engine, Governor, LoadOptions, Model, Picture, Prefill, TokenizerSource};
 use formats::Verify;
 use formats::base::PublicKey;
 use weights::{Access, Checkpoint};

@@ -75,6 +75,11 @@ fn folder_with_text() -> tempfile::TempDir {
         (148, "<fake_token_around_image>"),
         (151, "<image>"),
     ];
+    marks.iter().for_each(|(id, mark)| drop(vocab.insert((*mark).to_owned(), json!(id))));
+    let taken: Vec<u64> = vocab.values().filter_map(Value::as_u64).collect();
+    for id in (0..160).filter(|id| !taken.contains(id)) {
+        vocab.insert(format!("<unused{id}>"), json!(id));
+    }
     let added = |(id, content): &(u32, &str)| {
         json!({ "id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
                 "rstrip": false, "normalized": false })

@@ -102,7 +102,8 @@ pub fn windows() -> Vec<Case> {
         let name = format!("attention {n_kv_heads}x{ratio}x{head_dim} in chunks of {window}");
         cases.push(Case::cached(name, OpKind::Attention, F32, SUM, b.finish(y), KvType::F32));
     }
-    for (n_kv_heads, ratio, head_dim, window) in [(1, 2, 16, Some(3)), (2, 3, 32, None), (1, 1, 17, Some(40))] {
+    for (n_kv_heads, ratio, head_dim, window) in [(1, 2, 16, Some(3)), (2, 3, 32, None), (1, 1, 17, Some(40))]
+    {
         let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
         let (encoder_states, values_are_keys) = (None, false);
         let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, encoder_states, values_are_keys });

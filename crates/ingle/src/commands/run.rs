@@ -423,7 +423,13 @@ impl Session {
         let may_guess = self.speculate.allows(&sampling, self.deterministic);
         let request = generate::request(tokens, sampling, &self.sampling, &self.prefill, may_guess);
         let (constraint, show_special) = (self.constraint.clone(), self.dialogue.shown());
-        Ok(engine::Request { constraint, show_special, images: self.images.clone(), adapter: self.adapter.clone(), ..request })
+        Ok(engine::Request {
+            constraint,
+            show_special,
+            images: self.images.clone(),
+            adapter: self.adapter.clone(),
+            ..request
+        })
     }
 
     /// Take back what was said and got no answer; its images wait for the next message.

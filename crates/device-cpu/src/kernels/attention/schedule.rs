@@ -323,13 +323,11 @@ impl Schedule {
                     continue;
                 }
                 let first = self.rows.len() as u32;
-                self.rows.extend(
-                    (before..before + n_rows).map(|i| {
-                        let row = Row::causal(span.first_row + i, span.first_position + i);
-                        let whole = (span.first_position, span.end() as u32);
-                        if shape.both_ways { Row { span: whole, ..row } } else { row }
-                    }),
-                );
+                self.rows.extend((before..before + n_rows).map(|i| {
+                    let row = Row::causal(span.first_row + i, span.first_position + i);
+                    let whole = (span.first_position, span.end() as u32);
+                    if shape.both_ways { Row { span: whole, ..row } } else { row }
+                }));
                 self.units.extend((0..shape.n_kv_heads as u32).map(|kv_head| Unit::Whole {
                     first,
                     n_rows,
