@@ -470,9 +470,10 @@ impl Compiler<'_> {
                     kv_write::Params { k: self.value(*k), v: self.value(*v), pages: self.pages(*layer) };
                 (Command::new(kv_write::kv_write(isa), params), "kv_write")
             }
-            Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, sinks, out } => {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways, sinks, out } => {
                 let pages = self.pages(*layer);
-                let schedule = schedule_shape(self.plan, *layer, *n_heads, (*window, *chunked), *out);
+                let schedule =
+                    schedule_shape(self.plan, *layer, *n_heads, (*window, *chunked, *both_ways), *out);
                 // The layout has the shape of every Attention of its plan.
                 let schedule = self.layout.attention.iter().position(|shape| *shape == schedule).unwrap_or(0);
                 let params = attention::Params {

@@ -170,7 +170,7 @@ pub fn schedule_shape(
     plan: &Plan,
     layer: KvLayerId,
     n_heads: usize,
-    window: (Option<usize>, bool),
+    window: (Option<usize>, bool, bool),
     out: ValueId,
 ) -> ScheduleShape {
     let n_kv_heads = plan.kv.layer(layer).n_kv_heads;
@@ -178,6 +178,7 @@ pub fn schedule_shape(
         group: plan.kv.group_of(layer).0,
         window: window.0.unwrap_or(usize::MAX),
         chunked: window.1,
+        both_ways: window.2,
         n_kv_heads,
         tile_rows: attention::tile_rows(n_heads / n_kv_heads),
         of_outputs: is_only_selected_from(plan, out),
@@ -349,8 +350,8 @@ impl Layout {
             Unit::QkRopeKv(QkRopeKv { layer, .. }) | Unit::Primitive(Op::KvWrite { layer, .. }) => {
                 kv_write::scratch_bytes(plan.kv.layer(*layer).head_dim)
             }
-            Unit::Primitive(Op::Attention { layer, n_heads, window, chunked, out, .. }) => {
-                let shape = schedule_shape(plan, *layer, *n_heads, (*window, *chunked), *out);
+            Unit::Primitive(Op::Attention { layer, n_heads, window, chunked, both_ways, out, .. }) => {
+                let shape = schedule_shape(plan, *layer, *n_heads, (*window, *chunked, *both_ways), *out);
                 let n_terms = n_terms.get(layer.0 as usize).copied().unwrap_or(0);
                 let layer = plan.kv.layer(*layer);
                 let (n_group, sizes) = (n_heads / layer.n_kv_heads, Sizes::new(limits));

@@ -179,7 +179,13 @@ fn devices_and_shapes(threads: usize) -> Vec<(CpuDevice, Isa, Shape)> {
 /// Shapes of heads, groups and pages, with and without window, sinks and cap.
 fn shapes() -> Vec<Shape> {
     let plain = AttentionOptions::default();
-    let all = AttentionOptions { softcap: Some(20.0), window: Some(300), chunked: false, sinks: true };
+    let all = AttentionOptions {
+        softcap: Some(20.0),
+        window: Some(300),
+        chunked: false,
+        both_ways: false,
+        sinks: true,
+    };
     let heads = [
         (32, 4, 2, 16, plain),
         (64, 9, 3, 32, plain),

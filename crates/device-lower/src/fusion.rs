@@ -177,7 +177,7 @@ fn two_chains(plan: &Plan, window: &[&Op]) -> bool {
     let is_of_other_heads = |op: &Op| {
         matches!(op, Op::RmsNorm { group: dim, .. } | Op::Rope { head_dim: dim, .. } if *dim != head_dim)
             || matches!(op, Op::RmsNorm { weight: Some(weight), .. } if plan.weight(*weight).n_cols() != head_dim)
-            || matches!(op, Op::Attention { layer: read, chunked, .. } if *read != layer || *chunked)
+            || matches!(op, Op::Attention { layer: read, chunked, both_ways, .. } if *read != layer || *chunked || *both_ways)
     };
     let heads = |op: &&Op| !is_of_other_heads(op);
     // The Rope, or norm, or both that lead to a value, last first.

@@ -238,7 +238,8 @@ pub fn projection(plan: &Plan, parts: &[Op]) -> Option<Projection> {
 
 /// What an Attention reads, and its other fields.
 pub fn attention_of(op: &Op) -> Option<(ValueId, KvLayerId, AttentionOf)> {
-    let Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, sinks, out } = op else {
+    let Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways: _, sinks, out } = op
+    else {
         return None;
     };
     let (n_heads, scale, softcap, window, chunked) = (*n_heads, *scale, *softcap, *window, *chunked);

@@ -16,6 +16,9 @@ pub(crate) fn missing_kernels(plan: &Plan) -> Option<&'static str> {
         if matches!(op, Op::Attention { chunked: true, .. }) {
             return Some("attention in chunks");
         }
+        if matches!(op, Op::Attention { both_ways: true, .. }) {
+            return Some("rows of images that see each other both ways");
+        }
         if let Op::SelfAttention { q, k, window, .. } = op
             && (window.is_some() || plan.value(*q).cols != plan.value(*k).cols)
         {

@@ -89,7 +89,7 @@ impl<'a> Forward<'a> {
                     }
                 }
             }
-            Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, sinks, out } => {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways, sinks, out } => {
                 let op = attention::Attention {
                     layer: *layer,
                     kv: *plan.kv.layer(*layer),
@@ -100,8 +100,23 @@ impl<'a> Forward<'a> {
                     chunked: *chunked,
                     sinks: sinks.map(|s| self.vector(s)),
                 };
+                // By row, the first and the last position of what it sees both ways.
+                let whole = |span: &Span| (span.first_position, span.first_position + span.n_rows - 1);
+                let spans: Vec<(u32, u32)> = if *both_ways {
+                    step.spans.iter().flat_map(|s| (0..s.n_rows).map(move |_| whole(s))).collect()
+                } else {
+                    positions.iter().map(|position| (*position, *position)).collect()
+                };
                 self.attend(*layer, *out, |pages, a, table, out| {
-                    attention::attention(n_threads, &op, pages, a.floats(*q), positions, table, out);
+                    attention::attention(
+                        n_threads,
+                        &op,
+                        pages,
+                        a.floats(*q),
+                        (positions, &spans),
+                        table,
+                        out,
+                    );
                 });
             }
             Op::CrossAttention { q, layer, n_heads, scale, out } => {

@@ -30,6 +30,8 @@ pub struct AttentionOptions {
     pub window: Option<usize>,
     /// As [`Op::Attention`]'s.
     pub chunked: bool,
+    /// As [`Op::Attention`]'s.
+    pub both_ways: bool,
     /// Whether there are sinks, of random size.
     pub sinks: bool,
 }
@@ -219,8 +221,19 @@ impl PlanBuilder {
     ) -> ValueId {
         let sinks = options.sinks.then(|| self.vector("sinks", n_heads, 0.0, 1.0));
         let scale = (self.kv_layers[layer.0 as usize].head_dim as f32).sqrt().recip();
-        let AttentionOptions { softcap, window, chunked, .. } = options;
-        self.like(q, |out| Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, sinks, out })
+        let AttentionOptions { softcap, window, chunked, both_ways, .. } = options;
+        self.like(q, |out| Op::Attention {
+            q,
+            layer,
+            n_heads,
+            scale,
+            softcap,
+            window,
+            chunked,
+            both_ways,
+            sinks,
+            out,
+        })
     }
 
     /// `kind(x)`
@@ -629,6 +642,7 @@ pub(super) fn mini_transformer_with(seed: u64, block: BlockType, head_dim: usize
             softcap: window.map(|_| 30.0),
             window,
             chunked: false,
+            both_ways: false,
             sinks: window.is_some(),
         };
         let y = b.attention(q, layer, N_HEADS, options);

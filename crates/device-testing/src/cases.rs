@@ -384,7 +384,7 @@ fn attention() -> Vec<Case> {
             q,
             layer,
             n_kv_heads * ratio,
-            AttentionOptions { softcap, window, chunked: false, sinks },
+            AttentionOptions { softcap, window, chunked: false, both_ways: false, sinks },
         );
         let plan = b.finish(y);
         let name = format!(
@@ -427,7 +427,13 @@ fn attention() -> Vec<Case> {
 fn key_biases() -> Vec<Case> {
     use RopeStyle::{Half, Interleaved};
     let plain = AttentionOptions::default();
-    let all = AttentionOptions { softcap: Some(20.0), window: Some(33), chunked: false, sinks: true };
+    let all = AttentionOptions {
+        softcap: Some(20.0),
+        window: Some(33),
+        chunked: false,
+        both_ways: false,
+        sinks: true,
+    };
     // (KV heads, query heads of each, head_dim, columns that turn, style, options)
     let shapes = [
         (2, 2, 32, 32, Half, plain),

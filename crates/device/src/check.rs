@@ -298,7 +298,7 @@ impl<'a> At<'a> {
                 let written = std::mem::replace(&mut seen.kv[layer.0 as usize], true);
                 self.require(!written, || format!("{layer}, written before"), "a layer of its own")
             }
-            Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, sinks, out } => {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways, sinks, out } => {
                 let kv = self.kv_layer(*layer)?;
                 self.require(
                     kv.encoder_states.is_none(),
@@ -335,6 +335,11 @@ impl<'a> At<'a> {
                     !chunked || window.is_some(),
                     || "chunks without a length".to_owned(),
                     "a window of theirs",
+                )?;
+                self.require(
+                    !(*chunked && *both_ways),
+                    || "chunks that are seen both ways".to_owned(),
+                    "one of the two",
                 )?;
                 sinks.map_or(Ok(()), |s| self.vector(s, *n_heads))
             }

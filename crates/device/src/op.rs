@@ -146,6 +146,8 @@ pub enum Op {
         window: Option<usize>,
         /// The window does not slide: it begins at the last multiple of its length.
         chunked: bool,
+        /// A row sees the rows of its span after it, too, and those before it whatever the window: they are in the pages already.
+        both_ways: bool,
         /// `(n_heads)` F32: a logit per head that takes part in the softmax's sum and adds no value.
         sinks: Option<WeightId>,
         /// `(n, n_heads * head_dim)`

@@ -83,14 +83,15 @@ impl Display for Shown<'_> {
             Op::KvWrite { k, v, layer } => {
                 write!(f, "{layer} = {kind}({}, {})", self.value(*k), self.value(*v))
             }
-            Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, sinks, out } => {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways, sinks, out } => {
                 let softcap = softcap.map(|cap| format!(", softcap {cap}")).unwrap_or_default();
                 let kind_of_window = if *chunked { "chunks of" } else { "window" };
                 let window = window.map(|n| format!(", {kind_of_window} {n}")).unwrap_or_default();
                 let sinks = self.optional("sinks", *sinks);
+                let both = if *both_ways { ", both ways" } else { "" };
                 write!(
                     f,
-                    "{} = {kind}({}, {layer}, {n_heads} heads, scale {scale}{softcap}{window}{sinks})",
+                    "{} = {kind}({}, {layer}, {n_heads} heads, scale {scale}{softcap}{window}{both}{sinks})",
                     self.out(*out),
                     self.value(*q)
                 )

@@ -13,9 +13,10 @@ use crate::prompt_cache::PrefixFolder;
 use crate::sampling::Sampler;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, slide};
+use crate::vision::{Images, Vision};
 use crate::{
-    Error, FinishReason, LoadOptions, Model, Overflow, Proposer, Request, Result, SamplingParams, SequenceId,
-    ShowSpecial, Timings, Turns, load,
+    Error, FinishReason, LoadOptions, Model, Overflow, Picture, Proposer, Request, Result, SamplingParams,
+    SequenceId, ShowSpecial, Timings, Turns, load,
 };
 
 /// What happens to a sequence. Texts are borrowed for the time of the call.
@@ -113,6 +114,8 @@ pub struct Engine {
     pub(crate) scored_adapter: u32,
     /// Shared with the engines that compute on the same processors.
     turns: Option<Arc<Turns>>,
+    /// Why images are refused though the model sees.
+    blind: Option<String>,
 }
 
 impl Engine {
@@ -126,7 +129,7 @@ impl Engine {
         if model.plan().output_kind == OutputKind::Hidden {
             return Err(Error::NoHead { file: model.path().to_owned() });
         }
-        let Settled { options, mut plans, memory } = memory::settle(&model, device.as_ref(), options)?;
+        let Settled { options, mut plans, memory, blind } = memory::settle(&model, device.as_ref(), options)?;
         let options = &options;
         let limits = load::limits(&model, device.as_ref(), options)?;
         if options.check_memory && !memory.fits {
@@ -135,7 +138,15 @@ impl Engine {
         let fixed = memory.committed + memory.mapped;
         let account = options.governor.as_ref().map(|governor| governor.account(device.as_ref(), fixed));
         let program = device.compile(&plans, &limits)?;
-        let is_adapted = plans.len() > 1;
+        let is_adapted = memory::has_adapters(&model);
+        let n_text = 1 + usize::from(is_adapted);
+        let vision = match model.vision() {
+            Some(spec) if plans.len() > n_text => {
+                let (tower, _, given) = model.vision_parts(limits.n_ctx)?;
+                Some(Vision::new(spec.clone(), tower, given, device.clone(), limits.numerics))
+            }
+            Some(_) | None => None,
+        };
         let plan = plans.swap_remove(0);
         model.tokenizer()?;
         let depth = program.max_in_flight();
@@ -144,12 +155,14 @@ impl Engine {
         if let Some(account) = account {
             kv.set_account(account);
         }
-        let mut scheduler = Scheduler::new(&limits, model.n_vocab(), depth, kv, options);
+        let mut scheduler = Scheduler::new(&limits, model.n_vocab(), depth, kv, options, vision);
         scheduler.buffers.set_adapted(is_adapted, limits.numerics);
+        scheduler.buffers.given_plan = n_text;
         Ok(Engine {
             device: device.clone(),
             scheduler,
             scored_adapter: 0,
+            blind,
             plan,
             memory,
             program,
@@ -294,6 +307,7 @@ impl Engine {
             }
             _ => {}
         }
+        let images = self.place_images(&mut tokens, &request)?;
         if !request.stop.is_empty() {
             self.model.need_tokenizer()?;
         }
@@ -345,10 +359,46 @@ impl Engine {
         );
         request.tokens = tokens;
         let (n_pending, n_draft) = (self.program.max_in_flight(), self.scheduler.max_draft());
+        if let Some(images) = &images {
+            request.salt ^= images.salt();
+        }
         let mut sequence = Sequence::new(id, request, sampler, text, ends.into(), n_pending, n_draft);
+        sequence.images = images;
         sequence.adapter = adapter;
         self.scheduler.add(sequence);
         Ok(id)
+    }
+
+    /// Put a request's images in the places of its placeholders.
+    fn place_images(&mut self, tokens: &mut [u32], request: &Request) -> Result<Option<Arc<Images>>> {
+        if request.images.is_empty() {
+            return Ok(None);
+        }
+        let refuse = |name, value: &str, expected: &str| {
+            Err(Error::Option { name, value: value.to_owned(), expected: expected.to_owned() })
+        };
+        if request.overflow != Overflow::Stop {
+            return refuse("overflow", "slide", "stop, where a prompt has images");
+        }
+        if request.adapter.is_some() {
+            return refuse("adapter", "set", "none, where a prompt has images");
+        }
+        if request.prompt_logprobs.is_some() {
+            return refuse("prompt_logprobs", "set", "none, where a prompt has images");
+        }
+        self.see(tokens, &request.images).map(|images| Some(Arc::new(images)))
+    }
+
+    /// Put images in the places of placeholders.
+    pub(crate) fn see(&mut self, tokens: &mut [u32], pictures: &[Arc<Picture>]) -> Result<Images> {
+        self.model.need_vision()?;
+        let turns = self.turns.clone();
+        let _turn = turns.as_ref().map(|turns| turns.take());
+        let max_rows = self.limits.max_rows;
+        match (&mut self.scheduler.vision, &self.blind) {
+            (Some(vision), _) => vision.place(tokens, pictures, max_rows),
+            (None, reason) => Err(Error::VisionRefused(reason.clone().unwrap_or_default())),
+        }
     }
 
     fn new_id(&mut self) -> SequenceId {

@@ -71,6 +71,52 @@ pub enum Error {
         /// The model's file or folder.
         file: PathBuf,
     },
+    /// Images were given to a model that sees none.
+    #[error("{}: this model sees no images; expected a checkpoint with a tower of images that is known", file.display())]
+    NoVision {
+        /// The model's file or folder.
+        file: PathBuf,
+    },
+    /// The model sees, but not here.
+    #[error("images: {0}")]
+    VisionRefused(String),
+    /// A picture is not what the tower reads.
+    #[error("image: {0}")]
+    BadImage(String),
+    /// A prompt has more or fewer placeholders than its images have rows.
+    #[error(
+        "{n_found} placeholders (token {token}) in the prompt, expected {n_expected}: one for each row of its {n_images} images"
+    )]
+    Placeholders {
+        /// The placeholder.
+        token: u32,
+        /// In the prompt.
+        n_found: usize,
+        /// Rows of all images.
+        n_expected: usize,
+        /// Images.
+        n_images: usize,
+    },
+    /// An image's placeholders do not stand one after another.
+    #[error(
+        "the placeholders from position {position} on are interrupted, expected {n_rows} one after another: the rows of an image"
+    )]
+    ImageSplit {
+        /// The first of them.
+        position: usize,
+        /// Rows of the image.
+        n_rows: usize,
+    },
+    /// A text has more or fewer places for images than there are.
+    #[error("{n_found} times {placeholder} in the text, expected it once for each of {n_images} images")]
+    PlaceholderTexts {
+        /// What stands for an image.
+        placeholder: &'static str,
+        /// In the text.
+        n_found: usize,
+        /// Images.
+        n_images: usize,
+    },
     /// Text was asked of a model that writes down speech.
     #[error("{}: this model writes down speech, it neither answers nor scores text; use it to transcribe", file.display())]
     OnlySpeech {

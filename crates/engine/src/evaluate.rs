@@ -1,10 +1,13 @@
 //! Logits at chosen positions of a token sequence, without generating: what scoring and the prefill check stand on.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device::Want;
+use model::Picture;
 
 use crate::scheduler::OutputRows;
+use crate::vision::Images;
 use crate::{Engine, Error, Prefill, Result};
 
 /// How long to wait for memory at most.
@@ -25,13 +28,30 @@ impl Engine {
         prefill: Prefill,
         visit: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
+        self.evaluate_images(tokens, &[], n_wanted, prefill, visit)
+    }
+
+    /// The same of tokens with a placeholder for each row of images.
+    ///
+    /// # Errors
+    /// As there; or the placeholders are not those of the images, or the model sees none.
+    pub fn evaluate_images(
+        &mut self,
+        tokens: &[u32],
+        images: &[Arc<Picture>],
+        n_wanted: usize,
+        prefill: Prefill,
+        visit: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
         self.check_tokens(tokens)?;
         if tokens.len() > self.limits.n_ctx {
             return Err(Error::TooManyTokens { n_tokens: tokens.len(), n_ctx: self.limits.n_ctx });
         }
+        let mut tokens = tokens.to_vec();
+        let images = if images.is_empty() { None } else { Some(self.see(&mut tokens, images)?) };
         let slot = self.free_slot("evaluating")?;
         self.scheduler.kv.set_alone(Some(slot));
-        let result = self.evaluate_in(slot, tokens, n_wanted, prefill, visit);
+        let result = self.evaluate_in(slot, &tokens, images.as_ref(), (n_wanted, prefill), visit);
         self.scheduler.kv.set_alone(None);
         self.scheduler.kv.end(slot);
         result
@@ -51,12 +71,22 @@ impl Engine {
         }
     }
 
+    /// Run the rows of the slot's span in the buffers, up to position `end`.
+    fn run_rows(&mut self, slot: usize, end: usize) -> Result<()> {
+        let state = self.scheduler.kv.state_use(slot);
+        self.scheduler.buffers.push_state(state);
+        self.run()?;
+        self.scheduler.kv.note_rows_submitted(slot);
+        self.scheduler.kv.note_rows_done(slot, end);
+        Ok(())
+    }
+
     fn evaluate_in(
         &mut self,
         slot: usize,
         tokens: &[u32],
-        n_wanted: usize,
-        prefill: Prefill,
+        images: Option<&Images>,
+        (n_wanted, prefill): (usize, Prefill),
         visit: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
         let n_vocab = self.model.n_vocab();
@@ -64,7 +94,14 @@ impl Engine {
         let most_rows = if prefill == Prefill::PerToken { 1 } else { self.limits.max_rows };
         let mut position = 0;
         while position < tokens.len() {
-            let end = tokens.len().min(position + most_rows);
+            let is_given = images.is_some_and(|images| images.is_given(position));
+            let (end_of_step, whole) = images.map_or((usize::MAX, false), |i| i.end_of_step(position));
+            if whole {
+                self.evaluate_image(slot, tokens, images, (position, end_of_step), first_wanted, visit)?;
+                position = end_of_step;
+                continue;
+            }
+            let end = tokens.len().min(position + most_rows).min(end_of_step);
             // A chunk may hold no more wanted rows than a step has outputs.
             let end = end.min(position.max(first_wanted) + self.limits.max_outputs);
             let outputs = match end.saturating_sub(position.max(first_wanted)) {
@@ -75,7 +112,10 @@ impl Engine {
             self.scheduler.buffers.clear();
             self.scheduler.buffers.push(slot, position, &tokens[position..end], outputs, Want::LOGITS);
             self.scheduler.buffers.set_adapter(self.scored_adapter);
-            self.run()?;
+            if is_given {
+                self.scheduler.give_input(images);
+            }
+            self.run_rows(slot, end)?;
             for (row, logits) in self.program.logits().chunks_exact(n_vocab).enumerate() {
                 if let OutputRows::Last(n) = outputs
                     && row < n
@@ -86,6 +126,39 @@ impl Engine {
             self.scheduler.kv.advance(slot, end);
             position = end;
         }
+        Ok(())
+    }
+
+    /// Run the rows of an image that see each other, in one step; again where more of them are wanted than a step has outputs.
+    fn evaluate_image(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        images: Option<&Images>,
+        (first, end): (usize, usize),
+        first_wanted: usize,
+        visit: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let n_vocab = self.model.n_vocab();
+        let mut wanted = first_wanted.clamp(first, end);
+        self.reserve_for_evaluation(slot, first, end - first)?;
+        loop {
+            let until = end.min(wanted + self.limits.max_outputs);
+            self.scheduler.buffers.clear();
+            self.scheduler.buffers.push(slot, first, &tokens[first..end], OutputRows::None, Want::default());
+            self.scheduler.buffers.push_outputs(wanted - first..until - first, Want::LOGITS);
+            self.scheduler.give_input(images);
+            self.run_rows(slot, end)?;
+            let n = until - wanted;
+            for (row, logits) in self.program.logits().chunks_exact(n_vocab).take(n).enumerate() {
+                visit(wanted + row, logits)?;
+            }
+            wanted = until;
+            if wanted == end {
+                break;
+            }
+        }
+        self.scheduler.kv.advance(slot, end);
         Ok(())
     }
 }

@@ -40,6 +40,7 @@ mod score;
 mod sequence;
 mod speculate;
 mod turns;
+mod vision;
 
 pub mod sampling;
 
@@ -57,7 +58,7 @@ pub use governor::{Governor, MemoryCap, MemoryStatus, Reason, UnloadIdle, reserv
 pub use kv::{KvCache, PagePool, PrefixCache, bytes_of_sequence, pages_of_sequence, pool_sizes};
 pub use load::{DEFAULT_DRAFT, DEFAULT_TOKEN_LATENCY, LoadOptions, MAX_N_CTX, Model, TokenizerSource};
 pub use memory::{Alternative, MemoryItem, MemoryReport, PlannedBudget, kv_type_name, plan_memory};
-pub use model::Adapter;
+pub use model::{Adapter, Picture, VisionSpec};
 pub use prefill_check::{FAST_BOUND, PrefillCheck};
 pub use prompt_cache::{PromptCache, Restored};
 pub use sampling::{Dry, Mirostat, SamplerName, SamplingParams};

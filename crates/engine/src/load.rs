@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use device::{Device, KvType, Limits, Numerics, Plan};
-use model::{Adapter, EmbeddingSpec, ModelSpec, SpeechPlans, SpeechSpec};
+use model::{Adapter, EmbeddingSpec, GivenRows, Grid, ModelSpec, SpeechPlans, SpeechSpec, VisionPlans};
 use text::Tokenizer;
 use weights::{Checkpoint, Metadata, Naming};
 use xxhash_rust::xxh64::xxh64;
@@ -226,10 +226,11 @@ impl Model {
             adapters => Some(spec.adapted_plan(named, spec.n_ctx_train, adapters)?),
         };
         let hears = spec.encoder.is_some();
+        let sees = spec.vision.is_some();
         let embeds = !matches!(EmbeddingSpec::from_checkpoint(named, &spec), Ok(None));
         Ok(Model {
             path: path.to_owned(),
-            checkpoint: (embeds || hears || spec.depends_on_context()).then(|| named.clone()),
+            checkpoint: (embeds || hears || sees || spec.depends_on_context()).then(|| named.clone()),
             spec,
             plan,
             adapted,
@@ -272,6 +273,17 @@ impl Model {
         let plan = self.spec.plan_for_context(checkpoint, n_ctx)?;
         plan.check().map_err(device::Error::from)?;
         Ok(plan)
+    }
+
+    /// The tower's plans, the plan of given rows for contexts up to `n_ctx`, and what such rows are, none of them fused.
+    ///
+    /// # Errors
+    /// The model sees no images; or as [`Self::from_opened`].
+    pub(crate) fn vision_parts(&self, n_ctx: usize) -> Result<(VisionPlans, Plan, GivenRows)> {
+        let none = || Error::NoVision { file: self.path.clone() };
+        let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
+        let plan = self.spec.given_plan(checkpoint, n_ctx)?;
+        Ok((self.spec.vision_plans(checkpoint)?, plan, self.spec.given_rows(checkpoint, n_ctx)?))
     }
 
     /// [`Self::plan_for_context`], and the same with adapters where there are any.
@@ -473,7 +485,12 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
         Speculate::Always | Speculate::Auto => in_range("draft length", options.max_draft, 1, MAX_DRAFT)?,
     };
     let least = options.n_sequences * (1 + n_draft);
-    let max_rows = options.chunk.min(n_ctx).max(least);
+    // An image whose rows see each other is whole in a step.
+    let of_image = model.spec.vision.as_ref().filter(|vision| vision.tower.both_ways).map_or(0, |vision| {
+        let side = vision.side.unwrap_or(0) / vision.patch;
+        vision.rows_of(Grid { rows: side, cols: side })
+    });
+    let max_rows = options.chunk.min(n_ctx).max(least).max(of_image.min(n_ctx));
     let max_outputs = options.n_outputs.unwrap_or(0).min(max_rows).max(least);
     Ok(Limits {
         max_rows,

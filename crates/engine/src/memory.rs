@@ -103,9 +103,12 @@ pub fn plan_memory(model: &Model, device: &dyn Device, options: &LoadOptions) ->
 /// Options with a context length, their plans, fused, and what they take.
 pub(crate) struct Settled {
     pub(crate) options: LoadOptions,
-    /// The model's own, and the one with adapters where there are any.
+    /// The model's own; the one with adapters where there are any; and of given rows, where the model sees and the device can run its
+    /// tower.
     pub(crate) plans: Vec<Plan>,
     pub(crate) memory: MemoryReport,
+    /// Why images are refused though the model sees.
+    pub(crate) blind: Option<String>,
 }
 
 /// If no context length is asked for: what the model was trained for; or the longest that fits, if that does not and memory is
@@ -118,11 +121,13 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
         let options = LoadOptions { n_ctx: Some(n_ctx), ..options.clone() };
         let limits = load::limits(model, device, &options)?;
         let plans = model.plans_for_context(n_ctx)?;
-        let plans: Vec<Plan> =
+        let mut plans: Vec<Plan> =
             plans.iter().map(|plan| device_lower::fusion::fuse(plan, device.fusion())).collect();
         check_budget(&model.plan().kv, &limits, &options)?;
+        let blind =
+            if model.vision().is_some() { add_given(&mut plans, model, device, &limits)? } else { None };
         let memory = report(model, &plans, device, &options)?;
-        Ok(Settled { options, plans, memory })
+        Ok(Settled { options, plans, memory, blind })
     };
     if let Some(n_ctx) = options.n_ctx {
         return at(n_ctx);
@@ -138,6 +143,34 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
     }
     settled.memory.n_ctx_reduced_from = (settled.memory.n_ctx < wanted).then_some(wanted);
     Ok(settled)
+}
+
+/// Whether a model has adapters, and so a plan with them after its own.
+pub(crate) fn has_adapters(model: &Model) -> bool {
+    model.adapters().next().is_some()
+}
+
+/// Append the plan of given rows, if the device can run it and the tower; otherwise, why not.
+///
+/// # Errors
+/// The plan does not suit the other one.
+fn add_given(
+    plans: &mut Vec<Plan>,
+    model: &Model,
+    device: &dyn Device,
+    limits: &Limits,
+) -> Result<Option<String>> {
+    let (tower, given, _) = model.vision_parts(limits.n_ctx)?;
+    plans.push(device_lower::fusion::fuse(&given, device.fusion()));
+    let both = crate::vision::check_tower(&tower, device).and_then(|()| device.memory_plan(plans, limits));
+    match both {
+        Ok(_) => Ok(None),
+        Err(error @ device::Error::Unsupported { .. }) => {
+            plans.pop();
+            Ok(Some(error.to_string()))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The longest context, at most `wanted`, of which one sequence fits in the budget of KV pages; `wanted` if none does, which

@@ -1,5 +1,8 @@
 //! What a model thinks of a text: the best tokens at every position, and perplexity.
 
+use std::sync::Arc;
+
+use model::Picture;
 use serde::Serialize;
 
 use crate::{Engine, Error, Prefill, Result};
@@ -49,9 +52,23 @@ impl Engine {
     /// # Errors
     /// As [`Engine::evaluate`].
     pub fn score(&mut self, tokens: &[u32], n_top: usize, prefill: Prefill) -> Result<Vec<PositionScore>> {
+        self.score_images(tokens, &[], n_top, prefill)
+    }
+
+    /// The same of tokens with a placeholder for each row of images.
+    ///
+    /// # Errors
+    /// As [`Engine::evaluate_images`].
+    pub fn score_images(
+        &mut self,
+        tokens: &[u32],
+        images: &[Arc<Picture>],
+        n_top: usize,
+        prefill: Prefill,
+    ) -> Result<Vec<PositionScore>> {
         let mut scores = Vec::with_capacity(tokens.len());
         let mut order: Vec<u32> = Vec::with_capacity(self.model.n_vocab());
-        self.evaluate(tokens, tokens.len(), prefill, &mut |position, logits| {
+        self.evaluate_images(tokens, images, tokens.len(), prefill, &mut |position, logits| {
             let normalizer = log_sum_exp(logits);
             let score = |id: u32| {
                 let logit = logits[id as usize];

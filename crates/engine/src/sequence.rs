@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use device::OutputRef;
+use model::Picture;
 
 use text::{Aside, ShowSpecial};
 
@@ -13,6 +14,7 @@ use crate::constraint::Constraint;
 use crate::output::TextStream;
 use crate::sampling::{Sampler, SamplingParams};
 use crate::speculate::Acceptance;
+use crate::vision::Images;
 
 /// Names a sequence for as long as its engine lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,6 +73,8 @@ impl CancelFlag {
 pub struct Request {
     /// The prompt, at least one token.
     pub tokens: Vec<u32>,
+    /// Images, in the order of their placeholders in `tokens`, one for each row ([`crate::Model::expand_images`]).
+    pub images: Vec<Arc<Picture>>,
     /// How tokens are chosen.
     pub sampling: SamplingParams,
     /// Most tokens to generate; `None`: until the model ends or the context is full. 0 computes the prompt only.
@@ -124,6 +128,7 @@ impl Request {
     pub fn new(tokens: Vec<u32>) -> Request {
         Request {
             tokens,
+            images: Vec::new(),
             sampling: SamplingParams::default(),
             max_tokens: None,
             stop: Vec::new(),
@@ -234,6 +239,8 @@ pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
     /// Prompt and answer as the model sees them; in a slot with a capacity of `n_ctx`.
     pub(crate) tokens: Vec<u32>,
+    /// Rows of images among them, if there are any.
+    pub(crate) images: Option<Arc<Images>>,
     /// Of these, positions whose keys and values are in the cache. A step computes what is missing.
     pub(crate) n_computed: usize,
     /// Positions that were submitted, those in flight included.
@@ -300,6 +307,7 @@ impl Sequence {
             id,
             n_prompt: request.tokens.len(),
             tokens: request.tokens,
+            images: None,
             n_computed: 0,
             n_submitted: 0,
             pending: Vec::with_capacity(n_pending),

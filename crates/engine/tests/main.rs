@@ -21,3 +21,4 @@ mod shortage;
 mod speculate;
 mod text;
 mod turns;
+mod vision;

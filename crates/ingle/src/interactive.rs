@@ -22,13 +22,14 @@ const HELP: &str = "\
 /set                  show the settings
 /set NAME VALUE       change one: temperature, top-k, top-p, min-p, repeat-penalty, presence-penalty,
                       frequency-penalty, penalty-window, seed, max-tokens
+/image FILE           show an image (PNG, JPEG or WebP) with the next message, to a model that sees
 /save FILE            write the conversation as JSON
 /quit                 leave (so does Ctrl-D)
 
 Ctrl-C stops an answer. A pasted text keeps its lines; to type several lines, begin and end with \"\"\",
 or end a line with a backslash.";
 
-const COMMANDS: [&str; 6] = ["/help", "/clear", "/system ", "/set ", "/save ", "/quit"];
+const COMMANDS: [&str; 7] = ["/help", "/clear", "/system ", "/set ", "/image ", "/save ", "/quit"];
 
 /// Whom the chat is with: a model that runs here, or on a server.
 pub trait Partner {
@@ -45,6 +46,11 @@ pub trait Partner {
 
     /// Forget the conversation, but not the system message.
     fn clear(&mut self);
+
+    /// Show an image with the next message.
+    fn add_image(&mut self, _path: &Path) -> anyhow::Result<()> {
+        anyhow::bail!("images are shown to models that run here, without --server")
+    }
 
     /// Set the system message, or remove it.
     fn set_system(&mut self, text: Option<&str>) -> anyhow::Result<()>;
@@ -120,6 +126,11 @@ fn obey(session: &mut dyn Partner, command: &str) -> anyhow::Result<String> {
             let (name, value) = rest.split_once(char::is_whitespace).context("expected /set NAME VALUE")?;
             set(session, name, value.trim())?;
             Ok(settings(session.sampling()))
+        }
+        "image" => {
+            anyhow::ensure!(!rest.is_empty(), "expected /image FILE");
+            session.add_image(Path::new(rest))?;
+            Ok(format!("{rest} goes with the next message"))
         }
         "save" => {
             anyhow::ensure!(!rest.is_empty(), "expected /save FILE");

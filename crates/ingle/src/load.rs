@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use device::key_bias::KeyBias;
 use device::{Device, KvType, Numerics};
-use engine::{Adapter, DraftModel, Engine, Governor, LoadOptions, Model, Prefill, TokenizerSource};
+use engine::{Adapter, DraftModel, Engine, Governor, LoadOptions, Model, Picture, Prefill, TokenizerSource};
 use formats::Verify;
 use formats::base::PublicKey;
 use weights::{Access, Checkpoint};
@@ -341,6 +341,24 @@ pub fn validate(engine: &mut Engine, args: &PrefillArgs, tokens: &[u32]) -> anyh
         );
     }
     Ok(())
+}
+
+/// Read pictures and make them ready for a model that sees.
+pub fn images(model: &Model, paths: &[PathBuf]) -> anyhow::Result<Vec<Arc<Picture>>> {
+    let read = |path: &PathBuf| {
+        let spec = model.need_vision()?;
+        let length = std::fs::metadata(path).with_context(|| format!("reading {}", path.display()))?.len();
+        anyhow::ensure!(
+            length <= vision::MAX_BYTES as u64,
+            "{}: {length} bytes, expected at most {}",
+            path.display(),
+            vision::MAX_BYTES
+        );
+        let file = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        let picture = vision::picture(spec, &file).with_context(|| path.display().to_string())?;
+        Ok(Arc::new(picture))
+    };
+    paths.iter().map(read).collect()
 }
 
 /// Token ids that mean nothing, for measuring: the same on each run, spread over the vocabulary.

@@ -6,6 +6,7 @@ mod common;
 mod convert;
 mod convert_gguf;
 mod embed;
+mod images;
 mod kv_budget;
 mod lazy;
 mod metal;

@@ -39,6 +39,14 @@ pub enum Error {
         /// What would be accepted.
         expected: String,
     },
+    /// Images were given to a model that reads text only.
+    #[error(
+        "{family}: this model sees no images; expected a checkpoint with a tower of images that is known"
+    )]
+    NoVision {
+        /// The family's title.
+        family: &'static str,
+    },
     /// A tensor is not there.
     #[error("tensor {name} is missing ({} names; {role}, shape {shape:?})", naming_word(*naming))]
     MissingTensor {

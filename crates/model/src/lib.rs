@@ -32,6 +32,7 @@ mod rope;
 mod spec;
 mod speech;
 mod tensors;
+mod vision;
 
 pub use adapters::Adapter;
 pub use base_names::from_base;
@@ -50,3 +51,7 @@ pub use requantize::{PlainMatrices, WeightType};
 pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{ExpertSpec, LatentSpec, LayerSpec, ModelSpec, TemperatureSpec};
 pub use speech::{SpeechPlans, SpeechSpec, SpeechTokens};
+pub use vision::{
+    Filter, GivenRows, Grid, ImageMarks, Joining, Order, PatchPositions, Picture, ProjectorStep, Recipe,
+    Sizing, SizingKind, TOWERS, Tile, VisionDescriptor, VisionPlans, VisionSpec, VisionStage,
+};

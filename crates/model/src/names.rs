@@ -26,6 +26,7 @@ pub const WINDOW_ROPE_OBJECTS: &[&str] = &["rope_parameters.sliding_attention."]
 pub const MODEL_PREFIXES: &[&str] = &[
     "model.",
     "language_model.model.",
+    "model.text_model.",
     "model.language_model.",
     "",
     "bert.",

@@ -200,7 +200,8 @@ fn scaling(keys: &Keys<'_>, n_dims: usize, n_ctx_train: usize, tensors: &RopeTen
         None => "default",
     };
     match kind {
-        "default" | "none" => Ok(RopeScaling::None),
+        // Of positions with three axes, whose numbers are read with the tower.
+        "default" | "none" | "mrope" => Ok(RopeScaling::None),
         PROPORTIONAL => Ok(RopeScaling::Proportional {
             part: keys.real(Key::RopePart)?.unwrap_or(1.0),
             factor: factor.unwrap_or(1.0),

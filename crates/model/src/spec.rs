@@ -1,6 +1,6 @@
 //! A family with the numbers of one checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use device::{Activation, OutputKind, Plan, RopeStyle, RouterGroups, RouterScores};
 use weights::{Array, Checkpoint, Naming};
@@ -20,6 +20,7 @@ use crate::recurrent::{Mixers, Multipliers, RecurrentSpec};
 use crate::rope::{RopeScaling, RopeSpec, RopeTensors};
 use crate::speech::SpeechPlans;
 use crate::tensors::Tensors;
+use crate::vision::{GivenRows, VisionPlans, VisionSpec};
 
 /// What a checkpoint is: its family, its numbers, its layers.
 #[derive(Clone, Debug)]
@@ -64,6 +65,8 @@ pub struct ModelSpec {
     pub multipliers: Multipliers,
     /// The encoder whose states every layer also attends to. Its tensors are counted here, and so are its unused ones.
     pub encoder: Option<Box<ModelSpec>>,
+    /// The tower that encodes images, if it sees.
+    pub vision: Option<VisionSpec>,
     /// Values of all tensors in use; a tied head counts once. 0 of an encoder: they are counted with its decoder's.
     pub n_parameters: u64,
     /// Tensors of the file that nothing reads, in file order.
@@ -212,10 +215,23 @@ impl ModelSpec {
         }
         build::build(&spec, &mut tensors, spec.n_ctx_train)?;
         spec.n_parameters = tensors.n_parameters();
+        let n_pairs = spec.layers.iter().find_map(|l| l.rope.as_ref()).map_or(0, |rope| rope.n_dims / 2);
+        let seen = VisionSpec::from_checkpoint(checkpoint, spec.hidden, n_pairs)?;
+        let (vision, of_vision) = seen.map_or((None, BTreeSet::new()), |(vision, used)| (Some(vision), used));
+        spec.vision = vision;
+        if spec.vision.is_some() {
+            spec.given_plan_of(&mut tensors, spec.n_ctx_train)?;
+        }
+        let size =
+            |name: &String| checkpoint.tensor(name).map_or(0, |t| t.n_rows() as u64 * t.n_cols() as u64);
+        spec.n_parameters += of_vision.iter().map(size).sum::<u64>();
         let n_next = keys.count(Key::NextLayers)?.unwrap_or(0);
         let unused = |name: &&String| {
             let ignored = IGNORED.iter().any(|part| name.contains(part));
-            !tensors.is_used(name) && !ignored && !is_beyond(name, spec.n_layers(), n_next)
+            !tensors.is_used(name)
+                && !of_vision.contains(*name)
+                && !ignored
+                && !is_beyond(name, spec.n_layers(), n_next)
         };
         spec.unused_tensors = checkpoint.tensors.iter().map(|t| &t.name).filter(unused).cloned().collect();
         Ok(spec)
@@ -297,6 +313,92 @@ impl ModelSpec {
         let alignment: Vec<_> = heads.into_iter().collect();
         let align = build::build_to(self, &mut tensors, self.n_ctx_train, build::End::Alignment(&alignment))?;
         Ok(SpeechPlans { encoder, decoder, align, alignment })
+    }
+
+    /// The plans of the tower.
+    ///
+    /// # Errors
+    /// It does not see, or the checkpoint is not the one that this was read from.
+    pub fn vision_plans(&self, checkpoint: &Checkpoint) -> Result<VisionPlans> {
+        self.need_vision()?.plans(checkpoint)
+    }
+
+    /// The forward pass of rows that are given ([`Self::given_rows`]) instead of tokens, for contexts up to `n_ctx` positions, over the
+    /// cache of [`Self::plan_for_context`].
+    ///
+    /// # Errors
+    /// As [`Self::vision_plans`]; or the family does more with tokens than look up their embeddings.
+    pub fn given_plan(&self, checkpoint: &Checkpoint, n_ctx: usize) -> Result<Plan> {
+        self.given_plan_of(&mut Tensors::new(checkpoint, self.family), n_ctx)
+    }
+
+    fn given_plan_of(&self, tensors: &mut Tensors<'_>, n_ctx: usize) -> Result<Plan> {
+        let vision = self.need_vision()?;
+        let (n_heads, n_pairs) = self.given_turns(vision)?;
+        let given = build::GivenShape {
+            n_taps: vision.taps.len(),
+            n_heads,
+            n_pairs,
+            both_ways: vision.tower.both_ways,
+        };
+        build::build_given(self, tensors, n_ctx, given)
+    }
+
+    /// Heads and pairs of a row's turns; 0 heads where positions have one axis.
+    fn given_turns(&self, vision: &VisionSpec) -> Result<(usize, usize)> {
+        let refuse = |found: String, expected: &str| {
+            Err(Error::BadKey { key: "vision_config".to_owned(), found, expected: expected.to_owned() })
+        };
+        if self.per_layer_width > 0 || self.family.learned_positions || self.family.embedding_norm {
+            return refuse(
+                format!("a tower before {}", self.family.title),
+                "a family that reads embeddings alone",
+            );
+        }
+        if vision.taps.len() > self.layers.len() {
+            return refuse(format!("{} taps", vision.taps.len()), "no more than layers of the text");
+        }
+        if vision.tower.axes.is_none() {
+            return Ok((0, 0));
+        }
+        let mut ropes = self.layers.iter().filter(|l| l.attends).filter_map(|l| Some((l.rope.as_ref()?, l)));
+        let Some((first, _)) = ropes.clone().next() else { return Ok((0, 0)) };
+        let halves = self.rope_style == RopeStyle::Half;
+        if !halves || ropes.any(|(rope, _)| rope != first) {
+            return refuse(
+                "layers that rotate differently, or in neighbouring pairs".to_owned(),
+                "one rotation for positions with axes",
+            );
+        }
+        let most = self.layers.iter().filter(|l| l.attends).map(|l| l.n_heads).max();
+        Ok((most.unwrap_or(0), first.n_dims / 2))
+    }
+
+    /// What a row of the input of [`Self::given_plan`] is.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn given_rows(&self, checkpoint: &Checkpoint, n_ctx: usize) -> Result<GivenRows> {
+        let vision = self.need_vision()?;
+        let (n_heads, n_pairs) = self.given_turns(vision)?;
+        let mut tensors = Tensors::new(checkpoint, self.family);
+        let rope = self.layers.iter().filter(|l| l.attends).find_map(|l| l.rope.as_ref());
+        let rope = rope.filter(|_| n_heads > 0);
+        Ok(GivenRows {
+            hidden: self.hidden,
+            n_taps: vision.taps.len(),
+            n_heads,
+            frequencies: rope.map_or(vec![], |rope| rope.frequencies(n_ctx)),
+            axes: vision.axes(n_pairs),
+            turn_scale: rope.map_or(1.0, RopeSpec::scale),
+            embeddings: tensors.matrix(self, TensorRole::TokenEmbedding, None)?,
+            embedding_scale: self.embedding_scale,
+            both_ways: vision.tower.both_ways,
+        })
+    }
+
+    fn need_vision(&self) -> Result<&VisionSpec> {
+        self.vision.as_ref().ok_or(Error::NoVision { family: self.family.title })
     }
 
     /// Whether the plan differs with the context that it is made for.
@@ -476,6 +578,7 @@ pub(crate) fn read(
         layers: layers(keys, family, tensors, n_layers, hidden, n_ctx_train)?,
         multipliers: Multipliers::read(keys)?,
         encoder: None,
+        vision: None,
         n_parameters: 0,
         unused_tensors: Vec::new(),
     })

@@ -40,6 +40,11 @@ fn every_fixture_is_compared() {
         "embedding_gemma",      // as above
         "qwen3_embedding",      // as above
         "whisper",              // tests of speech
+        "smolvlm",              // engine/tests/vision.rs
+        "gemma3_vl",            // as above
+        "qwen2_5_vl",           // as above
+        "qwen3_vl",             // as above
+        "qwen3_5_vl",           // as above
         "qwen2_key_biases",     // engine/tests/kv_types.rs
     ];
     for entry in std::fs::read_dir(common::folder("")).unwrap().map(|e| e.unwrap()) {

@@ -357,7 +357,7 @@ impl App {
     pub async fn chat_prompt(&self, request: ChatRequest) -> Result<(String, Vec<u32>)> {
         let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
         let model = lease.text()?.clone();
-        blocking(move || render(&model, &request)).await
+        blocking(move || render(&model, &request).map(|prompt| (prompt.text, prompt.tokens))).await
     }
 
     /// Go on with a text.
@@ -400,7 +400,14 @@ impl App {
             Some(triggers) => Box::new(Lazy::new(triggers, tokenizer, matcher)) as Box<dyn Constraint>,
             None => Box::new(matcher),
         });
-        let prepared = Prepared { tokens, constraint, reading: None, stop_outside: Vec::new(), options };
+        let prepared = Prepared {
+            tokens,
+            images: Vec::new(),
+            constraint,
+            reading: None,
+            stop_outside: Vec::new(),
+            options,
+        };
         self.start(caller, lease, prepared).await
     }
 
@@ -438,7 +445,7 @@ impl App {
     }
 
     async fn start(&self, caller: &Caller, lease: Lease, prepared: Prepared) -> Result<Answer> {
-        let Prepared { mut tokens, constraint, reading, stop_outside, options } = prepared;
+        let Prepared { mut tokens, images, constraint, reading, stop_outside, options } = prepared;
         let model = lease.text()?.clone();
         let TextModel { facts, worker, .. } = &model;
         self.refuse_if_draining()?;
@@ -474,6 +481,7 @@ impl App {
             sampling.logprobs = options.logprobs.is_some();
             sampling.n_best_logprobs = options.logprobs.unwrap_or(0);
             Request {
+                images: images.clone(),
                 sampling,
                 max_tokens: [options.max_tokens, self.0.max_tokens].into_iter().flatten().min(),
                 min_tokens: options.min_tokens,

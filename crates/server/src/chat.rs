@@ -1,10 +1,13 @@
 //! A chat request to what the engine is asked: the prompt, what holds the answer, and what reads it.
 
-use engine::{Aside, Constraint, Conversation};
-use serde_json::json;
+use std::sync::Arc;
+
+use engine::{Aside, Constraint, Conversation, Picture};
+use serde_json::{Value, json};
 use text::{AnswerFormat, CallChoice, Grammar, Matcher, ShowSpecial, Specials};
 
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::images;
 use crate::lazy::Lazy;
 use crate::models::TextModel;
 use crate::reading::{Reader, Template};
@@ -14,6 +17,7 @@ use crate::thinking::ThinkingLimit;
 /// What the engine is asked, and how its answer is read.
 pub(crate) struct Prepared {
     pub(crate) tokens: Vec<u32>,
+    pub(crate) images: Vec<Arc<Picture>>,
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     pub(crate) reading: Option<(Reader, ShowSpecial)>,
     /// Where stop strings do not count.
@@ -25,7 +29,7 @@ pub(crate) struct Prepared {
 pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Prepared> {
     let facts = &model.facts;
     let template = model.template()?;
-    let (prompt, tokens) = render(model, &request)?;
+    let Rendered { text: prompt, tokens, images } = render(model, &request)?;
     let format = match request.raw_reasoning {
         true => template.format.without_reasoning(),
         false => template.format,
@@ -79,7 +83,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
         }
         (_, _) => constraint,
     };
-    Ok(read_with(template, &format, &prompt, tokens, constraint, &request))
+    Ok(read_with(template, &format, &prompt, (tokens, images), constraint, &request))
 }
 
 /// A prompt whose answer is held to `constraint`, and what reads that answer.
@@ -87,7 +91,7 @@ fn read_with(
     template: &Template,
     format: &AnswerFormat,
     prompt: &str,
-    tokens: Vec<u32>,
+    (tokens, images): (Vec<u32>, Vec<Arc<Picture>>),
     constraint: Option<Box<dyn Constraint>>,
     request: &ChatRequest,
 ) -> Prepared {
@@ -95,6 +99,7 @@ fn read_with(
     let shown = ShowSpecial::Only(template.shown.clone());
     Prepared {
         tokens,
+        images,
         constraint,
         reading: Some((reader, shown)),
         stop_outside: format.asides(prompt, !request.called_tools().is_empty()),
@@ -102,11 +107,41 @@ fn read_with(
     }
 }
 
+/// A prompt.
+pub(crate) struct Rendered {
+    /// As the template writes it.
+    pub(crate) text: String,
+    /// With a token for each row of its images.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) images: Vec<Arc<Picture>>,
+}
+
 /// Messages to prompt.
-pub(crate) fn render(model: &TextModel, request: &ChatRequest) -> Result<(String, Vec<u32>)> {
+pub(crate) fn render(model: &TextModel, request: &ChatRequest) -> Result<Rendered> {
+    let mut messages = request.messages.clone();
+    let images = images::take(&mut messages, &model.facts.model)?;
+    let encode =
+        |text: &str| model.facts.tokenizer.encode(text, Specials::Parse).map_err(engine::Error::from);
+    if images.is_empty() {
+        let text = write(model, request, &messages)?;
+        return Ok(Rendered { tokens: encode(&text)?, text, images });
+    }
+    let expand = |messages: &[Value]| {
+        let text = write(model, request, messages)?;
+        let expanded = model.facts.model.expand_images(&text, &images);
+        Ok::<_, ApiError>((expanded.map_err(|error| ApiError::invalid("messages", error.to_string()))?, text))
+    };
+    // Some templates know texts only.
+    let (expanded, text) =
+        expand(&messages).or_else(|_| expand(&images::as_texts(&messages, &model.facts.model)))?;
+    Ok(Rendered { tokens: encode(&expanded)?, text, images })
+}
+
+/// The text of messages.
+fn write(model: &TextModel, request: &ChatRequest, messages: &[Value]) -> Result<String> {
     let template = model.template()?;
     let mut conversation = Conversation::with_template(&model.facts.model, template.template.clone())?;
-    let (messages, tools) = template.prompt.adapt(&request.messages, request.called_tools());
+    let (messages, tools) = template.prompt.adapt(messages, request.called_tools());
     let last = messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default().to_owned();
     conversation.set_messages(messages);
     conversation.set_tools(tools);
@@ -136,6 +171,5 @@ pub(crate) fn render(model: &TextModel, request: &ChatRequest) -> Result<(String
             }
         }
     }
-    let tokens = model.facts.tokenizer.encode(&text, Specials::Parse).map_err(engine::Error::from)?;
-    Ok((text, tokens))
+    Ok(text)
 }

@@ -18,6 +18,7 @@ mod chat;
 mod details;
 mod embedder;
 mod error;
+mod images;
 mod lazy;
 mod matchers;
 mod models;

@@ -4,6 +4,9 @@
 /// Before the keys of a folder's generation_config.json.
 pub const GENERATION_PREFIX: &str = "generation_config.";
 
+/// Before the keys of a folder's preprocessor_config.json.
+pub const PREPROCESSOR_PREFIX: &str = "preprocessor_config.";
+
 /// The key under which modules.json stands: `modules.0.type`, ….
 pub const MODULES_KEY: &str = "modules";
 

@@ -119,7 +119,7 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
             // As causal rows at the last state's position, which see all of them.
             let position = p.n_states as u32 - 1;
             let all: [Row; MAX_QUERIES] =
-                std::array::from_fn(|i| Row { row: (rows.first_row + i) as u32, position });
+                std::array::from_fn(|i| Row::causal((rows.first_row + i) as u32, position));
             let (tile, kv_head) = (Tile { table: rows.table, rows: &all[..rows.n_rows] }, unit % n_kv_heads);
             let (n, total) = (tile.n_queries(&p.shape), scratch.chunk.o);
             load_queries::<S, A>(&p.shape, &tile, kv_head, p.q, scratch.work);

@@ -116,7 +116,18 @@ impl Draft<'_> {
     pub(super) fn attention(&mut self, op: &Op) -> Result<()> {
         let c = self.c;
         match op {
-            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, chunked, out } => {
+            Op::Attention {
+                q,
+                layer,
+                n_heads,
+                scale,
+                softcap,
+                window,
+                sinks,
+                chunked,
+                both_ways: _,
+                out,
+            } => {
                 let (n_heads, scale, softcap) = (*n_heads, *scale, *softcap);
                 let (window, chunked, sinks, out) = (*window, *chunked, *sinks, *out);
                 let of = AttentionOf { n_heads, scale, softcap, window, chunked, sinks, out };

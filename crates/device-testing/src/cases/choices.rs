@@ -102,6 +102,22 @@ pub fn windows() -> Vec<Case> {
         let name = format!("attention {n_kv_heads}x{ratio}x{head_dim} in chunks of {window}");
         cases.push(Case::cached(name, OpKind::Attention, F32, SUM, b.finish(y), KvType::F32));
     }
+    for (n_kv_heads, ratio, head_dim, window) in [(1, 2, 16, Some(3)), (2, 3, 32, None), (1, 1, 17, Some(40))]
+    {
+        let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
+        let (encoder_states, values_are_keys) = (None, false);
+        let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, encoder_states, values_are_keys });
+        let q = b.embed_from(n_kv_heads * ratio * head_dim, F32, 2.0);
+        let (k, v) = (b.embed(n_kv_heads * head_dim), b.embed(n_kv_heads * head_dim));
+        b.kv_write(k, v, layer);
+        let options = AttentionOptions { window, both_ways: true, ..AttentionOptions::default() };
+        let y = b.attention(q, layer, n_kv_heads * ratio, options);
+        let plan = b.finish(y);
+        for kv_type in kv_types(&plan) {
+            let name = format!("attention {n_kv_heads}x{ratio}x{head_dim} both ways, window {window:?}");
+            cases.push(Case::cached(name, OpKind::Attention, F32, SUM, plan.clone(), kv_type));
+        }
+    }
     for (n_heads, head_dim) in [(4, 40), (3, 17), (16, 96)] {
         let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
         let (n_kv_heads, window, encoder_states) = (1, None, None);

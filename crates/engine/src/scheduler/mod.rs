@@ -34,6 +34,7 @@ use crate::kv::{KvCache, common_len};
 use crate::output::TextStream;
 use crate::sequence::Sequence;
 use crate::speculate::Speculator;
+use crate::vision::{Images, Vision};
 use crate::{Error, Event, FinishReason, LoadOptions, Prefill, Proposer, Result, SequenceId};
 use cost::{CostModel, Load};
 use queue::Queue;
@@ -93,6 +94,8 @@ pub(crate) struct Scheduler {
     n_parked: u64,
     /// Sequences with rows in steps that failed, since somebody asked.
     failed: Vec<SequenceId>,
+    /// What encodes images, if the model sees.
+    pub(crate) vision: Option<Vision>,
     pub(crate) totals: Totals,
 }
 
@@ -104,6 +107,7 @@ impl Scheduler {
         depth: usize,
         kv: KvCache,
         options: &LoadOptions,
+        vision: Option<Vision>,
     ) -> Scheduler {
         Scheduler {
             n_vocab,
@@ -127,6 +131,7 @@ impl Scheduler {
             rows_per_second: 0.0,
             n_parked: 0,
             failed: Vec::new(),
+            vision,
             totals: Totals::default(),
             limits: limits.clone(),
         }
@@ -405,6 +410,7 @@ impl Scheduler {
         if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer && !is_ahead) {
             speculator.begin_step(self.order.len());
         }
+        self.buffers.plan = usize::from(self.is_given_next());
         let Some(mut flight) = self.spare.pop() else { return Ok(false) };
         flight.clear();
         flight.all_answer = all_answer && !is_ahead;
@@ -424,7 +430,48 @@ impl Scheduler {
             }
         }
         self.spare.push(flight);
-        filled.map(|()| !self.buffers.is_empty())
+        filled?;
+        self.fill_input();
+        Ok(!self.buffers.is_empty())
+    }
+
+    /// Whether a prompt goes on with rows of an image, so that the step that is being filled runs the plan of given rows.
+    fn is_given_next(&mut self) -> bool {
+        for i in 0..self.order.len() {
+            let slot = self.order[i];
+            let sees = |s: &Sequence| s.in_prompt && s.images.is_some();
+            if !self.slots[slot].as_ref().is_some_and(sees) {
+                continue;
+            }
+            self.take_over(slot);
+            let next = |s: &Sequence| s.images.as_ref().is_some_and(|images| images.is_given(s.n_submitted));
+            if self.slots[slot].as_ref().is_some_and(next) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The rows in the buffers, all of one sequence outside the slots, are of the plan of given rows.
+    pub(crate) fn give_input(&mut self, images: Option<&Images>) {
+        let Some(vision) = &self.vision else { return };
+        let mut input = std::mem::take(&mut self.buffers.input);
+        self.buffers
+            .rows()
+            .for_each(|(_, position, token)| vision.push_row(images, position, token, &mut input));
+        (self.buffers.input, self.buffers.plan) = (input, 1);
+    }
+
+    /// What the plan of given rows reads of the rows of the step, if it is that plan's.
+    fn fill_input(&mut self) {
+        let Scheduler { buffers, slots, vision, .. } = self;
+        let Some(vision) = vision.as_ref().filter(|_| buffers.plan == 1) else { return };
+        let mut input = std::mem::take(&mut buffers.input);
+        for (slot, position, token) in buffers.rows() {
+            let images = slots.get(slot).and_then(Option::as_ref).and_then(|s| s.images.as_deref());
+            vision.push_row(images, position, token, &mut input);
+        }
+        buffers.input = input;
     }
 
     /// Append the row of a sequence that is answering, and guesses.
@@ -492,7 +539,22 @@ impl Scheduler {
         if self.is_computed_by_another(slot, flight) {
             return Ok(());
         }
-        let most = self.prompt_rows(slot, flight);
+        let mut most = self.prompt_rows(slot, flight);
+        let whole = match self.rows_of_plan(slot) {
+            None => return Ok(()),
+            Some((n, true)) => {
+                // An image whose rows see each other is whole, or waits for the next step.
+                if n > self.buffers.rows_left() {
+                    return Ok(());
+                }
+                most = n;
+                true
+            }
+            Some((n, false)) => {
+                most = most.min(n);
+                false
+            }
+        };
         let n_prompts = self.slots.iter().flatten().filter(|s| s.in_prompt).count();
         let Some(sequence) = &mut self.slots[slot] else { return Ok(()) };
         let position = sequence.n_submitted;
@@ -515,7 +577,7 @@ impl Scheduler {
         }
         // On a shortage a smaller chunk may still find its pages.
         while let Err(error) = self.kv.reserve(slot, position, n_rows, program) {
-            if !matches!(error, Error::PagesExhausted { .. }) || n_rows <= self.limits.page_len {
+            if !matches!(error, Error::PagesExhausted { .. }) || whole || n_rows <= self.limits.page_len {
                 return Err(error);
             }
             n_rows = n_rows.div_ceil(2);
@@ -543,6 +605,24 @@ impl Scheduler {
         self.buffers.set_adapter(sequence.adapter);
         flight.add(span, position);
         Ok(())
+    }
+
+    /// Rows that a slot's prompt may have in the step for the plan that it runs, and whether these must be all; `None`: it waits for
+    /// a step of the other plan.
+    fn rows_of_plan(&self, slot: usize) -> Option<(usize, bool)> {
+        let sequence = self.slots[slot].as_ref()?;
+        let given = self.buffers.plan == 1;
+        let both_ways = self.vision.as_ref().is_some_and(Vision::both_ways);
+        let Some(images) = &sequence.images else {
+            // Rows of a prompt would see what comes after them.
+            return (!(given && both_ways)).then_some((usize::MAX, false));
+        };
+        let position = sequence.n_submitted;
+        if both_ways && images.is_given(position) != given {
+            return None;
+        }
+        let (end, whole) = images.end_of_step(position);
+        Some((end.saturating_sub(position), whole))
     }
 
     /// Seconds that the answers that run may wait for their next token; `None`: any time.
@@ -602,11 +682,17 @@ impl Scheduler {
         }
         // The last token is always computed: its logits are what is wanted.
         let known = &sequence.tokens[..sequence.tokens.len() - 1];
-        let n_cached = self.kv.n_cached(sequence.salt, known).max(sequence.n_computed);
+        // What ends within an image that must be whole ends before it.
+        let whole = |n: usize| sequence.images.as_ref().map_or(n, |images| images.whole(n));
+        let mut n_found = self.kv.n_cached(sequence.salt, known);
+        while whole(n_found) < n_found {
+            n_found = self.kv.n_cached(sequence.salt, &known[..whole(n_found)]);
+        }
+        let n_cached = n_found.max(sequence.n_computed);
         let others = self.slots.iter().enumerate();
         let shared = others.filter_map(|(other, o)| {
             let o = o.as_ref().filter(|o| o.reuse && o.salt == sequence.salt)?;
-            let n = common_len(known, &o.tokens[..o.n_computed]);
+            let n = whole(common_len(known, &o.tokens[..o.n_computed]));
             // Half a page costs a copy of a page.
             let is_worth_it =
                 n >= n_cached + LEAST_SHARED || n > n_cached && n.is_multiple_of(self.limits.page_len);
@@ -622,7 +708,7 @@ impl Scheduler {
             }
             None if n_cached > n_before => {
                 self.kv.end(slot);
-                self.kv.begin(slot, sequence.salt, known)
+                self.kv.begin(slot, sequence.salt, &known[..n_found])
             }
             None => return,
         };

@@ -7,6 +7,7 @@ use device::{Choose, Limits, Link, Masks, Numerics, OutputRef, Slice, Span, Stag
 use crate::kv::KvCache;
 use crate::sampling::{DryBuffers, Sampler};
 use crate::sequence::Sequence;
+use crate::vision::IMAGE_IDS;
 
 /// Which rows of a span give logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +21,12 @@ pub(crate) enum OutputRows {
 /// Buffers of the largest step that the limits allow.
 #[derive(Debug)]
 pub(crate) struct StepBuffers {
+    /// Whether the step is the plan of given rows': 1.
+    pub(crate) plan: usize,
+    /// Which of the program's plans that is.
+    pub(crate) given_plan: usize,
+    /// What the plan of given rows reads.
+    pub(crate) input: Vec<f32>,
     /// Capacity `max_rows`.
     tokens: Vec<u32>,
     /// Capacity `max_spans`.
@@ -66,6 +73,9 @@ pub(crate) struct History<'a> {
 impl StepBuffers {
     pub(crate) fn new(limits: &Limits, n_vocab: usize, max_in_flight: usize) -> StepBuffers {
         StepBuffers {
+            plan: 0,
+            given_plan: 1,
+            input: Vec::new(),
             tokens: Vec::with_capacity(limits.max_rows),
             links: Vec::with_capacity(limits.max_spans),
             spans: Vec::with_capacity(limits.max_spans),
@@ -86,7 +96,18 @@ impl StepBuffers {
         }
     }
 
+    /// Span by span, its slot and the positions and tokens of its rows.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (usize, usize, u32)> {
+        self.spans.iter().flat_map(|span| {
+            let tokens = self.tokens.iter().skip(span.first_row as usize).take(span.n_rows as usize);
+            let first = span.first_position as usize;
+            tokens.enumerate().map(move |(i, token)| (span.slot as usize, first + i, *token))
+        })
+    }
+
     pub(crate) fn clear(&mut self) {
+        self.plan = 0;
+        self.input.clear();
         self.tokens.clear();
         self.links.clear();
         self.spans.clear();
@@ -239,10 +260,10 @@ impl StepBuffers {
             let pending = &history.pending[last(history.pending.len(), left)..];
             let left = left - pending.len();
             let tokens = &history.tokens[last(history.tokens.len(), left)..];
-            let n_recent = tokens.len() + draft.len();
-            want.recent = Slice { start: self.recent.len() as u32, len: n_recent as u32 };
-            self.recent.extend_from_slice(tokens);
-            self.recent.extend_from_slice(draft);
+            let start = self.recent.len();
+            // Rows of images are no tokens.
+            self.recent.extend(tokens.iter().chain(draft).filter(|token| **token < IMAGE_IDS));
+            want.recent = Slice { start: start as u32, len: (self.recent.len() - start) as u32 };
             want.pending = Slice { start: self.pending.len() as u32, len: pending.len() as u32 };
             self.pending.extend_from_slice(pending);
         }
@@ -250,7 +271,16 @@ impl StepBuffers {
         want.biases = Slice { start: self.biases.len() as u32, len: biases.len() as u32 };
         self.biases.extend_from_slice(biases);
         if let Some(dry) = sampler.dry() {
+            let start = self.biases.len();
             dry.apply(history.tokens, history.draft, &mut self.dry, &mut self.biases);
+            let mut at = start;
+            while let Some((token, _)) = self.biases.get(at) {
+                if *token < IMAGE_IDS {
+                    at += 1;
+                } else {
+                    self.biases.swap_remove(at);
+                }
+            }
             want.biases.len = self.biases.len() as u32 - want.biases.start;
         }
         if let Choose::Chain(chain) = &mut want.choose {
@@ -292,8 +322,9 @@ impl StepBuffers {
         let is_adapted =
             self.adapted.is_some_and(|always| always || self.adapters.iter().any(|adapter| *adapter != 0));
         Step {
-            plan: usize::from(is_adapted),
-            adapters: if is_adapted { &self.adapters } else { &[] },
+            plan: if self.plan == 1 { self.given_plan } else { usize::from(is_adapted) },
+            input: &self.input,
+            adapters: if is_adapted && self.plan == 0 { &self.adapters } else { &[] },
             tokens: &self.tokens,
             links: &self.links,
             spans: &self.spans,

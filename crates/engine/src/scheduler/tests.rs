@@ -60,7 +60,7 @@ impl Simulation {
         let device = NullDevice::default().with_steps_in_flight(depth);
         let program = device.compile(std::slice::from_ref(plan), &limits).unwrap();
         let kv = KvCache::new(&plan.kv, &limits);
-        let scheduler = Scheduler::new(&limits, N_VOCAB, depth, kv, options);
+        let scheduler = Scheduler::new(&limits, N_VOCAB, depth, kv, options, None);
         Simulation { scheduler, program, now: Instant::now(), n_added: 0, tokens: vec![] }
     }
 

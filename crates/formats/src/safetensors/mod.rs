@@ -2,7 +2,8 @@
 //!
 //! Weights are `model.safetensors`; or the files that `model.safetensors.index.json` lists; or, with neither, the one
 //! `*.safetensors` in the folder. Metadata is config.json, flattened with dots, and generation_config.json, where
-//! there is one, flattened under `generation_config.`; and what sentence-transformers puts beside them.
+//! there is one, flattened under `generation_config.`, and preprocessor_config.json under
+//! `preprocessor_config.`; and what sentence-transformers puts beside them.
 //!
 //! Where config.json says that MLX quantised the weights, `mlx.rs` tells how they are stored.
 
@@ -37,6 +38,7 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
     if generation.is_file() {
         flatten(&read_json(&generation)?, weights::keys::GENERATION_PREFIX, &generation, &mut metadata)?;
     }
+    read_preprocessor(dir, &mut metadata)?;
     let dense = sentence::read(dir, &mut metadata)?;
 
     let index = dir.join("model.safetensors.index.json");
@@ -78,6 +80,21 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
         },
         file_bytes: weights.n_bytes,
     })
+}
+
+/// What the folder says of pictures and sounds: preprocessor_config.json, or what processor_config.json says of images.
+fn read_preprocessor(dir: &Path, metadata: &mut Metadata) -> Result<()> {
+    let path = dir.join("preprocessor_config.json");
+    if path.is_file() {
+        return flatten(&read_json(&path)?, weights::keys::PREPROCESSOR_PREFIX, &path, metadata);
+    }
+    let path = dir.join("processor_config.json");
+    if path.is_file()
+        && let Some(images) = read_json(&path)?.get("image_processor").filter(|images| images.is_object())
+    {
+        return flatten(images, weights::keys::PREPROCESSOR_PREFIX, &path, metadata);
+    }
+    Ok(())
 }
 
 /// Open PEFT's folder `dir`: adapter_config.json, flattened with dots, and the tensors of adapter_model.safetensors.

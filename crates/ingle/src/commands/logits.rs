@@ -1,5 +1,6 @@
 //! `ingle logits`: the best tokens at each position.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
@@ -17,7 +18,8 @@ use crate::{load, output};
 Examples:
   ingle logits smollm2:135m --prompt \"The capital of France is\"
   ingle logits model.gguf --prompt Hello --top 5 --json --device reference
-  ingle logits folder/ --tokens 1,2,3 --json")]
+  ingle logits folder/ --tokens 1,2,3 --json
+  ingle logits folder/ --tokens 5,151,151,9 --image cat.png --json  (a placeholder for each row of the image)")]
 pub struct Logits {
     #[command(flatten)]
     model: ModelArgs,
@@ -36,6 +38,10 @@ pub struct Logits {
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     tokens: Option<Vec<u32>>,
 
+    /// An image (PNG, JPEG or WebP) for the placeholders in --tokens, or where a --prompt has the template's mark; repeat for more
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
+
     /// How many tokens at each position
     #[arg(long, default_value_t = 5, value_name = "N")]
     top: usize,
@@ -49,7 +55,12 @@ impl Logits {
     pub fn run(self) -> anyhow::Result<()> {
         let model = Arc::new(load::open_adapted(&self.model, &self.adapters.lora)?);
         let device = load::device_for(&self.model.load, &model)?;
+        let images = load::images(&model, &self.image)?;
         let tokens = match (&self.prompt, self.tokens) {
+            (Some(text), _) if !images.is_empty() => {
+                let text = model.expand_images(text, &images)?;
+                model.need_tokenizer()?.encode_with_bos(&text, Specials::Parse)?
+            }
             (Some(text), _) => model.need_tokenizer()?.encode_with_bos(text, Specials::Parse)?,
             (None, tokens) => tokens.unwrap_or_default(),
         };
@@ -58,8 +69,10 @@ impl Logits {
         let mut engine = Engine::new(model.clone(), &device, &options)?;
         let adapter = load::chosen_adapter(&self.adapters)?;
         engine.set_scored_adapter(adapter.as_deref())?;
-        load::validate(&mut engine, &self.prefill, &tokens)?;
-        let scores = engine.score(&tokens, self.top, load::prefill(&self.prefill))?;
+        if images.is_empty() {
+            load::validate(&mut engine, &self.prefill, &tokens)?;
+        }
+        let scores = engine.score_images(&tokens, &images, self.top, load::prefill(&self.prefill))?;
         if self.json {
             let top: Vec<Vec<_>> = scores
                 .iter()

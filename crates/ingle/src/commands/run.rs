@@ -4,12 +4,12 @@ mod remote;
 mod spoken;
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use engine::{Constraint, Conversation, Engine, Finished, Model, ShowSpecial};
+use engine::{Constraint, Conversation, Engine, Finished, Model, Picture, ShowSpecial};
 use serde_json::{Value, json};
 use text::{AnswerFormat, ChatTemplate, Specials};
 
@@ -31,6 +31,7 @@ Examples:
   ingle run smollm2:135m \"Why is the sky blue?\"
   ingle run smollm2:135m                                  (interactive; /help lists what can be done)
   ingle run model.gguf --system \"Answer briefly.\" --temperature 0.2 \"What is Rust?\"
+  ingle run smolvlm-folder/ --image cat.png \"What is this?\"
   cat letter.txt | ingle run smollm2:135m --greedy        (a prompt from a pipe)
   ingle run smollm2:135m --server http://box.lan:8080 \"Hello\"  (a model that a server has)")]
 pub struct Run {
@@ -81,6 +82,10 @@ pub struct Run {
 
     #[command(flatten)]
     grammar: GrammarArgs,
+
+    /// An image to talk about (PNG, JPEG or WebP), for a model that sees; repeat for more
+    #[arg(long, value_name = "FILE", conflicts_with = "server")]
+    image: Vec<PathBuf>,
 
     /// Print {"text":…,"stop":…,"timings":{…}} at the end instead of streaming (with PROMPT or a pipe)
     #[arg(long)]
@@ -133,7 +138,11 @@ impl Run {
             sampling: self.sampling,
             constraint,
             adapter,
+            images: Vec::new(),
+            waiting: Vec::new(),
+            n_last: 0,
         };
+        session.waiting = load::images(&model, &self.image)?;
         session.engine.set_scored_adapter(session.adapter.as_deref())?;
         match prompt {
             Some(prompt) if self.json => session.answer_json(&prompt)?,
@@ -219,8 +228,41 @@ enum Dialogue {
 }
 
 impl Dialogue {
-    fn say(&mut self, message: &str) -> anyhow::Result<Vec<u32>> {
+    /// The tokens of the dialogue with this message, with which the last `n_new` of its images come.
+    fn say(
+        &mut self,
+        message: &str,
+        images: &[Arc<Picture>],
+        n_new: usize,
+        model: &Model,
+    ) -> anyhow::Result<Vec<u32>> {
         match self {
+            Dialogue::Chat { conversation, .. } if !images.is_empty() => {
+                conversation.push(with_images(message, n_new));
+                let mut prompt = image_prompt(conversation, images, model);
+                if prompt.is_err() && n_new > 0 {
+                    // Some templates know texts only.
+                    conversation.pop();
+                    conversation.push_user(&marked(message, n_new, model)?);
+                    prompt = image_prompt(conversation, images, model);
+                }
+                if prompt.is_err() {
+                    conversation.pop();
+                }
+                prompt
+            }
+            Dialogue::Plain { text, .. } if !images.is_empty() => {
+                let text_before = text.len();
+                text.push_str(&marked(message, n_new, model)?);
+                let tokens =
+                    model.expand_images(text, images).map_err(anyhow::Error::from).and_then(|expanded| {
+                        Ok(model.need_tokenizer()?.encode_with_bos(&expanded, Specials::Parse)?)
+                    });
+                if tokens.is_err() {
+                    text.truncate(text_before);
+                }
+                tokens
+            }
             Dialogue::Chat { conversation, .. } => {
                 conversation.push_user(message);
                 let prompt = conversation.prompt();
@@ -267,14 +309,42 @@ impl Dialogue {
     }
 
     /// Take back what was said and got no answer.
-    fn unsay(&mut self, message: &str) {
+    fn unsay(&mut self, message: &str, n_images: usize) {
         match self {
             Dialogue::Chat { conversation, .. } => {
                 conversation.pop();
             }
-            Dialogue::Plain { text, .. } => text.truncate(text.len() - message.len()),
+            Dialogue::Plain { model, text } => {
+                let length = marked(message, n_images, model).map_or(message.len(), |marked| marked.len());
+                text.truncate(text.len().saturating_sub(length));
+            }
         }
     }
+}
+
+/// A message of images and then text, as templates of models that see know it.
+fn with_images(message: &str, n_images: usize) -> Value {
+    let mut parts = vec![json!({"type": "image"}); n_images];
+    parts.push(json!({"type": "text", "text": message}));
+    json!({"role": "user", "content": parts})
+}
+
+/// A text with the model's mark before it for each image.
+fn marked(message: &str, n_images: usize, model: &Model) -> anyhow::Result<String> {
+    if n_images == 0 {
+        return Ok(message.to_owned());
+    }
+    Ok(model.need_vision()?.tower.marks.placeholder.repeat(n_images) + message)
+}
+
+/// The tokens of a conversation with images, up to where the answer begins.
+fn image_prompt(
+    conversation: &Conversation,
+    images: &[Arc<Picture>],
+    model: &Model,
+) -> anyhow::Result<Vec<u32>> {
+    let text = model.expand_images(&conversation.render(true)?, images)?;
+    Ok(model.need_tokenizer()?.encode(&text, Specials::Parse)?)
 }
 
 /// An engine, a dialogue, and the settings of the next answer.
@@ -290,6 +360,12 @@ struct Session {
     prefill: PrefillArgs,
     /// What each answer must be, from its beginning on.
     constraint: Option<Box<dyn Constraint>>,
+    /// Those of the conversation so far, in order.
+    images: Vec<Arc<Picture>>,
+    /// Those that go with the next message.
+    waiting: Vec<Arc<Picture>>,
+    /// Of the conversation's, those of the last message.
+    n_last: usize,
     /// What answers are computed with.
     adapter: Option<Arc<str>>,
 }
@@ -303,7 +379,7 @@ impl Session {
         let streamed = streamed.and_then(|finished| Ok((finished, spoken.finish()?)));
         match &streamed {
             Ok((_, (reasoning, answer))) => self.dialogue.heard(reasoning, answer),
-            Err(_) => self.dialogue.unsay(message),
+            Err(_) => self.unsay(message),
         }
         let (finished, _) = streamed?;
         writeln!(out)?;
@@ -327,18 +403,39 @@ impl Session {
     }
 
     fn request(&mut self, message: &str) -> anyhow::Result<engine::Request> {
-        let tokens = self.dialogue.say(message)?;
-        let checked = load::validate(&mut self.engine, &self.prefill, &tokens);
-        if checked.is_err() {
-            self.dialogue.unsay(message);
+        let n_images = self.waiting.len();
+        self.images.append(&mut self.waiting);
+        let said = self.dialogue.say(message, &self.images, n_images, self.engine.model());
+        if said.is_err() {
+            self.waiting = self.images.split_off(self.images.len() - n_images);
         }
-        checked?;
+        let tokens = said?;
+        self.n_last = n_images;
+        if self.images.is_empty() {
+            let checked = load::validate(&mut self.engine, &self.prefill, &tokens);
+            if checked.is_err() {
+                self.unsay(message);
+            }
+            checked?;
+        }
         self.last_prompt.clone_from(&tokens);
         let sampling = generate::sampling(&self.sampling);
         let may_guess = self.speculate.allows(&sampling, self.deterministic);
         let request = generate::request(tokens, sampling, &self.sampling, &self.prefill, may_guess);
         let (constraint, show_special) = (self.constraint.clone(), self.dialogue.shown());
-        Ok(engine::Request { constraint, show_special, adapter: self.adapter.clone(), ..request })
+        Ok(engine::Request {
+            constraint,
+            show_special,
+            images: self.images.clone(),
+            adapter: self.adapter.clone(),
+            ..request
+        })
+    }
+
+    /// Take back what was said and got no answer; its images wait for the next message.
+    fn unsay(&mut self, message: &str) {
+        self.waiting = self.images.split_off(self.images.len().saturating_sub(self.n_last));
+        self.dialogue.unsay(message, self.n_last);
     }
 }
 
@@ -356,10 +453,18 @@ impl Partner for Session {
     }
 
     fn clear(&mut self) {
+        self.images.clear();
+        self.waiting.clear();
         match &mut self.dialogue {
             Dialogue::Chat { conversation, .. } => conversation.clear(),
             Dialogue::Plain { text, .. } => text.clear(),
         }
+    }
+
+    fn add_image(&mut self, path: &Path) -> anyhow::Result<()> {
+        let model = self.engine.model().clone();
+        self.waiting.extend(load::images(&model, &[path.to_owned()])?);
+        Ok(())
     }
 
     fn set_system(&mut self, text: Option<&str>) -> anyhow::Result<()> {

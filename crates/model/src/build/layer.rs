@@ -74,9 +74,9 @@ impl Builder<'_, '_> {
             self.qk_norm(&mut q, &mut kv, layer)?;
         }
         if let Some(rope) = &layer.rope {
-            q = self.rope(q, rope, layer.head_dim, "q rope");
+            q = self.rope(q, rope, layer.head_dim, "q rope")?;
             if let Some((k, _)) = &mut kv {
-                *k = self.rope(*k, rope, layer.head_dim, "k rope");
+                *k = self.rope(*k, rope, layer.head_dim, "k rope")?;
             }
         }
         if after {
@@ -108,6 +108,7 @@ impl Builder<'_, '_> {
                     softcap: self.spec.attention_softcap,
                     window: layer.window,
                     chunked: self.spec.family.chunked && layer.window.is_some(),
+                    both_ways: self.given.as_ref().is_some_and(|given| given.both_ways),
                     sinks,
                     out: mixed,
                 });
@@ -147,8 +148,8 @@ impl Builder<'_, '_> {
         let q_plain = self.part(q, (0, plain), plain + turning, "q plain")?;
         let mut q_turning = self.part(q, (plain, turning), plain + turning, "q turning")?;
         if let Some(rope) = &layer.rope {
-            q_turning = self.rope(q_turning, rope, turning, "q rope");
-            k_turning = self.rope(k_turning, rope, turning, "k rope");
+            q_turning = self.rope(q_turning, rope, turning, "q rope")?;
+            k_turning = self.rope(k_turning, rope, turning, "k rope")?;
         }
         let k = self.join_heads(c, k_turning, 1, "k");
         self.push(Op::KvWrite { k, v: k, layer: kv_layer });
@@ -165,6 +166,7 @@ impl Builder<'_, '_> {
             softcap: self.spec.attention_softcap,
             window: layer.window,
             chunked: false,
+            both_ways: false,
             sinks: None,
             out: mixed,
         });
@@ -175,7 +177,7 @@ impl Builder<'_, '_> {
     }
 
     /// `taken` columns from `first` on of each group of columns.
-    fn part(
+    pub(super) fn part(
         &mut self,
         x: ValueId,
         (first, taken): (usize, usize),
@@ -188,7 +190,7 @@ impl Builder<'_, '_> {
         Ok(out)
     }
 
-    fn join_heads(&mut self, a: ValueId, b: ValueId, n_heads: usize, name: &str) -> ValueId {
+    pub(super) fn join_heads(&mut self, a: ValueId, b: ValueId, n_heads: usize, name: &str) -> ValueId {
         let cols = |id: ValueId| self.values.get(id.0 as usize).map_or(0, |v| v.cols);
         let out = self.value(name, self.rows(a), cols(a) + cols(b));
         self.push(Op::Join { a, b, n_heads, out });
@@ -557,7 +559,10 @@ impl Builder<'_, '_> {
         })
     }
 
-    fn rope(&mut self, x: ValueId, rope: &RopeSpec, head_dim: usize, name: &str) -> ValueId {
+    fn rope(&mut self, x: ValueId, rope: &RopeSpec, head_dim: usize, name: &str) -> Result<ValueId> {
+        if let Some(turns) = self.given.as_ref().and_then(|given| given.turns) {
+            return self.turn(x, turns, (rope.n_dims, head_dim), name);
+        }
         let frequencies = match self.ropes.iter().find(|(known, _)| known == rope) {
             Some((_, id)) => *id,
             None => {
@@ -571,6 +576,6 @@ impl Builder<'_, '_> {
         let out = self.like(x, name);
         let (n_dims, style, scale) = (rope.n_dims, self.spec.rope_style, rope.scale());
         self.push(Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out });
-        out
+        Ok(out)
     }
 }

@@ -5,6 +5,7 @@
 
 mod begin;
 mod end;
+mod given;
 mod layer;
 mod recurrent;
 
@@ -23,6 +24,8 @@ use crate::names::TensorRole;
 use crate::rope::RopeSpec;
 use crate::spec::{LayerSpec, ModelSpec, TemperatureSpec};
 use crate::tensors::Tensors;
+use given::Given;
+pub(crate) use given::GivenShape;
 
 /// Where a forward pass ends.
 #[derive(Clone, Copy)]
@@ -49,7 +52,17 @@ pub(crate) fn build_to<'a>(
     n_ctx: usize,
     end: End<'a>,
 ) -> Result<Plan> {
-    build_adapted(spec, tensors, n_ctx, end, None)
+    build_from(spec, tensors, n_ctx, end, None, None)
+}
+
+/// Build the forward pass of rows that are given instead of tokens, for contexts up to `n_ctx`.
+pub(crate) fn build_given(
+    spec: &ModelSpec,
+    tensors: &mut Tensors<'_>,
+    n_ctx: usize,
+    given: GivenShape,
+) -> Result<Plan> {
+    build_from(spec, tensors, n_ctx, End::Own, Some(given), None)
 }
 
 /// The same, with adapters beside the matrices that they change.
@@ -58,6 +71,17 @@ pub(crate) fn build_adapted<'a, 'f>(
     tensors: &'a mut Tensors<'f>,
     n_ctx: usize,
     end: End<'a>,
+    adapters: Option<&'a mut Adapters<'f>>,
+) -> Result<Plan> {
+    build_from(spec, tensors, n_ctx, end, None, adapters)
+}
+
+fn build_from<'a, 'f>(
+    spec: &'a ModelSpec,
+    tensors: &'a mut Tensors<'f>,
+    n_ctx: usize,
+    end: End<'a>,
+    given: Option<GivenShape>,
     adapters: Option<&'a mut Adapters<'f>>,
 ) -> Result<Plan> {
     tensors.turn_to(spec.family);
@@ -76,18 +100,24 @@ pub(crate) fn build_adapted<'a, 'f>(
         nodes: Vec::new(),
         kept: Vec::new(),
         states: Vec::new(),
+        given: None,
         adapters,
         adapter_ids: Vec::new(),
     };
     // After the last layer that mixes positions no row reads another.
     let last = spec.layers.iter().rposition(LayerSpec::mixes);
-    let mut x = if spec.n_inputs > 0 { builder.input()? } else { builder.embed()? };
+    let mut x = match given {
+        Some(shape) => builder.given(shape)?,
+        None if spec.n_inputs > 0 => builder.input()?,
+        None => builder.embed()?,
+    };
     let inputs = if spec.per_layer_width > 0 { Some(builder.per_layer_inputs(x)?) } else { None };
     for (l, layer) in spec.layers.iter().enumerate() {
         builder.layer = Some(l);
         let ends = last == Some(l) && matches!(end, End::Own | End::Alignment(_));
         if spec.family.parallel {
             x = builder.parallel(x, kv.own(l), layer, ends)?;
+            x = builder.add_tap(x, l);
             continue;
         }
         if layer.mixes() {
@@ -105,6 +135,7 @@ pub(crate) fn build_adapted<'a, 'f>(
             x = builder.per_layer_branch(x, inputs, l)?;
         }
         x = builder.layer_scale(x)?;
+        x = builder.add_tap(x, l);
     }
     builder.layer = None;
     let output_kind = if matches!(end, End::Embedding(_)) { OutputKind::Hidden } else { spec.family.output };
@@ -203,6 +234,8 @@ struct Builder<'a, 'f> {
     kept: Vec<ValueId>,
     /// Numbers of each state.
     states: Vec<usize>,
+    /// Where rows are given instead of tokens, what comes with them.
+    given: Option<Given>,
     adapters: Option<&'a mut Adapters<'f>>,
     /// Which adapter each row has, for tokens and for outputs.
     adapter_ids: Vec<(RowCount, ValueId)>,

@@ -55,6 +55,8 @@ pub struct ScheduleShape {
     pub window: usize,
     /// The window begins at a multiple of its length.
     pub chunked: bool,
+    /// A row sees all rows of its span.
+    pub both_ways: bool,
     /// KV heads.
     pub n_kv_heads: usize,
     /// Rows of a tile.
@@ -247,7 +249,9 @@ impl Schedule {
         for single in [true, false] {
             for (index, span) in step.spans.iter().enumerate() {
                 let n_rows = span.n_rows as usize;
-                if (n_rows == 1) != single || n_rows > shape.tile_rows {
+                // What is seen both ways is not split.
+                let most = if shape.both_ways { 1 } else { shape.tile_rows };
+                if (n_rows == 1) != single || n_rows > most {
                     continue;
                 }
                 let last = span.first_position + span.n_rows - 1;
@@ -279,7 +283,7 @@ impl Schedule {
         for index in &self.order {
             let span = &step.spans[*index as usize];
             for i in 0..span.n_rows {
-                let row = Row { row: span.first_row + i, position: span.first_position + i };
+                let row = Row::causal(span.first_row + i, span.first_position + i);
                 if !shape.wants(step, row.row, 1) {
                     continue;
                 }
@@ -319,10 +323,11 @@ impl Schedule {
                     continue;
                 }
                 let first = self.rows.len() as u32;
-                self.rows.extend(
-                    (before..before + n_rows)
-                        .map(|i| Row { row: span.first_row + i, position: span.first_position + i }),
-                );
+                self.rows.extend((before..before + n_rows).map(|i| {
+                    let row = Row::causal(span.first_row + i, span.first_position + i);
+                    let whole = (span.first_position, span.end() as u32);
+                    if shape.both_ways { Row { span: whole, ..row } } else { row }
+                }));
                 self.units.extend((0..shape.n_kv_heads as u32).map(|kv_head| Unit::Whole {
                     first,
                     n_rows,
@@ -455,6 +460,7 @@ mod tests {
         group: 0,
         window: usize::MAX,
         chunked: false,
+        both_ways: false,
         n_kv_heads: 3,
         tile_rows: 21,
         of_outputs: false,

@@ -30,6 +30,8 @@ pub struct Row {
     pub row: u32,
     /// Its position in the sequence.
     pub position: u32,
+    /// Positions of its span that it sees whatever the window, its own included: from the first to before the last's next.
+    pub span: (u32, u32),
 }
 
 /// Rows that are computed together: they read the same pages.
@@ -47,6 +49,20 @@ pub fn seen(window: usize, chunked: bool, position: usize) -> Range<usize> {
     first..position + 1
 }
 
+impl Row {
+    /// A row of a span that sees what comes before it.
+    pub fn causal(row: u32, position: u32) -> Row {
+        Row { row, position, span: (position, position + 1) }
+    }
+
+    /// Positions that it sees.
+    #[inline(always)]
+    fn seen(&self, shape: &Shape) -> Range<usize> {
+        let seen = seen(shape.window, shape.chunked, self.position as usize);
+        seen.start.min(self.span.0 as usize)..seen.end.max(self.span.1 as usize)
+    }
+}
+
 impl<'a> Tile<'a> {
     /// Queries of a KV head: `(row, head of the group)`.
     #[inline(always)]
@@ -58,7 +74,7 @@ impl<'a> Tile<'a> {
     /// counted from there.
     #[inline(always)]
     pub fn seen_of(&self, shape: &Shape, query: usize, first: usize, len: usize) -> Range<usize> {
-        let seen = seen(shape.window, shape.chunked, self.rows[query / shape.n_group].position as usize);
+        let seen = self.rows[query / shape.n_group].seen(shape);
         seen.start.clamp(first, first + len) - first..seen.end.clamp(first, first + len) - first
     }
 
@@ -80,7 +96,7 @@ impl<'a> Tile<'a> {
 
     /// From the first to the last position that some row of the tile sees.
     pub fn positions(&self, shape: &Shape) -> Range<usize> {
-        let of_row = |row: &Row| seen(shape.window, shape.chunked, row.position as usize);
+        let of_row = |row: &Row| row.seen(shape);
         self.rows[1..]
             .iter()
             .map(of_row)

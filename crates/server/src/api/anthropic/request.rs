@@ -6,6 +6,7 @@ use text::Grammar;
 
 use crate::api::sampling::SamplingKeys;
 use crate::error::{ApiError, Result};
+use crate::images;
 use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
 
 #[derive(Deserialize)]
@@ -131,7 +132,7 @@ fn message(at: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
         out.push(json!({ "role": role, "content": text(&at, &message["content"])? }));
         return Ok(());
     };
-    let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+    let (mut content, mut reasoning, mut calls) = (Vec::new(), String::new(), Vec::new());
     for (index, block) in blocks.iter().enumerate() {
         let at = format!("{at}[{index}]");
         let string = |key: &str| match block[key].as_str() {
@@ -139,7 +140,21 @@ fn message(at: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
             None => wrong(&format!("{at}.{key}"), &block[key], "a text"),
         };
         match (role, block["type"].as_str()) {
-            (_, Some("text")) => content.push_str(string("text")?),
+            (_, Some("text")) => content.push(json!({ "type": "text", "text": string("text")? })),
+            ("user", Some("image")) => {
+                match (block["source"]["type"].as_str(), block["source"]["data"].as_str()) {
+                    (Some("base64"), Some(data)) => content.push(images::part(data)),
+                    (Some("url"), _) => content
+                        .push(images::part_of_url(&format!("{at}.source.url"), &block["source"]["url"])?),
+                    _ => {
+                        return wrong(
+                            &format!("{at}.source.type"),
+                            &block["source"]["type"],
+                            "base64, with data",
+                        );
+                    }
+                }
+            }
             ("assistant", Some("thinking")) => reasoning.push_str(string("thinking")?),
             // Only its maker can read it.
             ("assistant", Some("redacted_thinking")) => {}
@@ -169,7 +184,7 @@ fn message(at: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
     // A message of results alone says nothing else.
     let only_results = role == "user" && content.is_empty() && !blocks.is_empty();
     if !only_results {
-        let mut message = json!({ "role": role, "content": content });
+        let mut message = json!({ "role": role, "content": images::content(content) });
         if !reasoning.is_empty() {
             message["reasoning_content"] = reasoning.into();
         }
@@ -290,7 +305,7 @@ mod tests {
         for (body, param) in [
             (json!({ "messages": [] }), "messages"),
             (json!({ "messages": [{ "role": "system", "content": "a" }] }), "messages[0].role"),
-            (json!({ "messages": image }), "messages[0].content[0].type"),
+            (json!({ "messages": image }), "messages[0].content[0].source.type"),
             (json!({ "messages": user, "max_tokens": 0 }), "max_tokens"),
             (json!({ "messages": user, "tools": [{ "name": "f" }] }), "tools[0].input_schema"),
             (json!({ "messages": user, "tool_choice": { "type": "tool" } }), "tool_choice"),

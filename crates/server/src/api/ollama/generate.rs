@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::answer::{self, Frame, Shape};
 use super::chat::check_thinking;
-use super::messages::refuse_images;
+use super::messages::{images, with_images};
 use super::options::{Common, note_context};
 use crate::api::body::{JsonBody, part};
 use crate::app::App;
@@ -37,7 +37,7 @@ pub(super) async fn create(
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let (prompt, suffix, system) = (given(&body.prompt), given(&body.suffix), given(&body.system));
     let (raw, context) = (body.raw.unwrap_or(false), body.context.unwrap_or_default());
-    refuse_images("images", &body.images.unwrap_or_default())?;
+    let images = images("images", &body.images.unwrap_or_default())?;
     if given(&body.template).is_some() {
         return Err(ApiError::not_built("template"));
     }
@@ -56,6 +56,9 @@ pub(super) async fn create(
     let (model, mut options) = (ready.id().to_owned(), read.options);
     options.context = context;
     let is_text = raw || suffix.is_some() || !ready.chats();
+    if is_text && !images.is_empty() {
+        return Err(ApiError::invalid("images", "`images` needs a prompt through the model's chat template"));
+    }
     let answer = if is_text {
         let text = match system {
             Some(system) => format!("{system}\n\n{prompt}"),
@@ -76,7 +79,10 @@ pub(super) async fn create(
         .await?
     } else {
         let system = system.map(|text| json!({ "role": "system", "content": text }));
-        let messages = system.into_iter().chain([json!({ "role": "user", "content": prompt })]).collect();
+        let messages = system
+            .into_iter()
+            .chain([json!({ "role": "user", "content": with_images(images, &prompt) })])
+            .collect();
         let request = ChatRequest {
             model,
             messages,

@@ -16,7 +16,7 @@ pub(super) fn messages(messages: &[Value]) -> Result<Vec<Value>> {
     let mut out = Vec::with_capacity(messages.len());
     for (index, message) in messages.iter().enumerate() {
         let at = format!("messages[{index}]");
-        refuse_images(&format!("{at}.images"), &message["images"])?;
+        let images = images(&format!("{at}.images"), &message["images"])?;
         let content = match &message["content"] {
             Value::Null => "",
             Value::String(text) => text,
@@ -29,7 +29,7 @@ pub(super) fn messages(messages: &[Value]) -> Result<Vec<Value>> {
                 return wrong(&format!("{at}.role"), &message["role"], expected);
             }
         };
-        let mut translated = json!({ "role": role, "content": content });
+        let mut translated = json!({ "role": role, "content": with_images(images, content) });
         match role {
             "assistant" => {
                 if let Some(thinking) = message["thinking"].as_str().filter(|text| !text.is_empty()) {
@@ -98,13 +98,23 @@ fn calls(at: &str, calls: &Value, n: &mut usize, open: &mut Vec<(String, String)
     Ok(out)
 }
 
-/// No model takes images yet.
-pub(super) fn refuse_images(at: &str, images: &Value) -> Result<()> {
+/// The parts of images that are given in base64.
+pub(super) fn images(at: &str, images: &Value) -> Result<Vec<Value>> {
+    let part = |image: &Value| match image.as_str() {
+        Some(data) => Ok(crate::images::part(data)),
+        None => wrong(at, image, "images in base64"),
+    };
     match images {
-        Value::Null => Ok(()),
-        Value::Array(list) if list.is_empty() => Ok(()),
-        _ => Err(ApiError::not_built(at)),
+        Value::Null => Ok(Vec::new()),
+        Value::Array(list) => list.iter().map(part).collect(),
+        other => wrong(at, other, "a list of images in base64"),
     }
+}
+
+/// A content of images and then a text.
+pub(super) fn with_images(mut images: Vec<Value>, text: &str) -> Value {
+    images.push(json!({ "type": "text", "text": text }));
+    crate::images::content(images)
 }
 
 /// Whether the last message is the beginning of the answer.
@@ -150,7 +160,7 @@ mod tests {
             (json!({ "role": "robot", "content": "a" }), "messages[0].role"),
             (json!({ "content": "a" }), "messages[0].role"),
             (json!({ "role": "user", "content": [] }), "messages[0].content"),
-            (json!({ "role": "user", "content": "a", "images": ["x"] }), "messages[0].images"),
+            (json!({ "role": "user", "content": "a", "images": [1] }), "messages[0].images"),
             (json!({ "role": "assistant", "tool_calls": 1 }), "messages[0].tool_calls"),
             (call(json!("x")), "messages[0].tool_calls[0].function.arguments"),
         ] {

@@ -19,6 +19,7 @@ use crate::api::sampling::{SamplingKeys, structural_tag};
 use crate::api::{seconds_now, sse};
 use crate::app::App;
 use crate::error::{ApiError, Result};
+use crate::images;
 use crate::request::{Caller, ChatRequest, GenerateOptions, ToolChoice};
 
 #[derive(Deserialize)]
@@ -257,25 +258,33 @@ fn message(index: usize, mut message: Value) -> Result<Value> {
         other => return wrong(".role", format!("{other:?}"), "a text"),
     }
     let text = match object.get("content") {
-        None | Some(Value::Null) => String::new(),
+        None | Some(Value::Null) => Value::String(String::new()),
         Some(Value::String(_)) => return Ok(message),
         Some(Value::Array(parts)) => {
-            let mut text = String::new();
+            let mut found = Vec::with_capacity(parts.len());
             for part in parts {
                 match (part["type"].as_str(), part["text"].as_str()) {
-                    (Some("text"), Some(part)) => text.push_str(part),
-                    (Some("refusal"), _) => text.push_str(part["refusal"].as_str().unwrap_or_default()),
+                    (Some("text"), Some(part)) => found.push(json!({ "type": "text", "text": part })),
+                    (Some("refusal"), _) => {
+                        found.push(
+                            json!({ "type": "text", "text": part["refusal"].as_str().unwrap_or_default() }),
+                        );
+                    }
+                    (Some("image_url"), _) => {
+                        let url = part.pointer("/image_url/url").unwrap_or(&part["image_url"]);
+                        found.push(images::part_of_url(&format!("messages[{index}].content"), url)?);
+                    }
                     (kind, _) => {
                         let found = format!("a part of type {}", kind.unwrap_or("unknown"));
-                        return wrong(".content", found, "parts of type text: this model takes nothing else");
+                        return wrong(".content", found, "parts of type text or image_url");
                     }
                 }
             }
-            text
+            images::content(found)
         }
         Some(other) => return wrong(".content", other.to_string(), "a text or a list of parts"),
     };
-    object.insert("content".into(), Value::String(text));
+    object.insert("content".into(), text);
     Ok(message)
 }
 

@@ -1,0 +1,146 @@
+//! Images on the command line and over HTTP: the same picture gives the same answer, whichever way it comes.
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
+
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::common::{error, fixture, ids, json as printed_json};
+use crate::serve::Server;
+
+const FAMILIES: [&str; 5] = ["smolvlm", "gemma3_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5_vl"];
+
+fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+fn commas(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn logits_of_tokens_and_a_picture_are_those_of_transformers() {
+    for name in FAMILIES {
+        let folder = fixture("models").join(name);
+        let expected: Value =
+            serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+        let tokens = ids(&expected["input_ids"]);
+        let (given, model, image) = (commas(&tokens), text(&folder), text(&folder.join("image.png")));
+        let args = ["logits", &model, "--tokens", &given, "--image", &image, "--top", "160", "--json"];
+        let found = printed_json(&[&args[..], &["--kv-type", "f32", "-t", "1"]].concat());
+        for (at, logits) in
+            expected["positions"].as_array().unwrap().iter().zip(expected["logits"].as_array().unwrap())
+        {
+            for entry in found["top"][at.as_u64().unwrap() as usize].as_array().unwrap() {
+                let expected = logits[entry[0].as_u64().unwrap() as usize].as_f64().unwrap();
+                let found = entry[1].as_f64().unwrap();
+                // Pixels are those of transformers to the byte; the rest is f32 in another order.
+                assert!((found - expected).abs() < 2e-3, "{name}: {found}, expected {expected}");
+            }
+        }
+        let fewer = commas(&tokens[..tokens.len() - 15]);
+        let said = error(&["logits", &model, "--tokens", &fewer, "--image", &image, "--json"]);
+        assert!(said.contains("placeholders"), "{name}: {said}");
+    }
+    let model = text(&fixture("models/qwen3"));
+    let image = text(&fixture("models/smolvlm/image.png"));
+    let said = error(&["logits", &model, "--tokens", "1,2", "--image", &image]);
+    assert!(said.contains("sees no images"), "{said}");
+    let no_image = text(&fixture("models/smolvlm/config.json"));
+    let model = text(&fixture("models/smolvlm"));
+    let said = error(&["logits", &model, "--tokens", "1,2", "--image", &no_image]);
+    assert!(said.contains("expected PNG, JPEG or WebP"), "{said}");
+}
+
+/// The fixture with a vocabulary of bytes, its marks, and a template.
+fn folder_with_text() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "preprocessor_config.json", "model.safetensors"] {
+        std::fs::copy(fixture("models/smolvlm").join(file), folder.path().join(file)).unwrap();
+    }
+    let mut vocab = serde_json::Map::new();
+    vocab.insert("\u{10a}".into(), json!(13)); // line end
+    vocab.insert("\u{120}".into(), json!(108)); // space
+    (b'!'..=b'~').for_each(|byte| drop(vocab.insert(char::from(byte).to_string(), json!(byte - b'!' + 14))));
+    let marks = [
+        (1, "<s>"),
+        (2, "</s>"),
+        (130, "<row_1_col_1>"),
+        (131, "<row_1_col_2>"),
+        (132, "<row_2_col_1>"),
+        (133, "<row_2_col_2>"),
+        (147, "<global-img>"),
+        (148, "<fake_token_around_image>"),
+        (151, "<image>"),
+    ];
+    marks.iter().for_each(|(id, mark)| drop(vocab.insert((*mark).to_owned(), json!(id))));
+    let taken: Vec<u64> = vocab.values().filter_map(Value::as_u64).collect();
+    for id in (0..160).filter(|id| !taken.contains(id)) {
+        vocab.insert(format!("<unused{id}>"), json!(id));
+    }
+    let added = |(id, content): &(u32, &str)| {
+        json!({ "id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false })
+    };
+    let byte_level =
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": marks.iter().map(added).collect::<Vec<_>>(),
+        "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    let template = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}\
+                    {% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}\
+                    {% endif %}\n{% endfor %}{% if add_generation_prompt %}A:{% endif %}";
+    let config = json!({ "bos_token": "<s>", "eos_token": "</s>", "chat_template": template });
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    folder
+}
+
+#[test]
+fn a_picture_gives_one_answer_on_the_command_line_and_by_every_api() {
+    let folder = folder_with_text();
+    let (model, image) = (text(folder.path()), text(&fixture("models/smolvlm/image.png")));
+    let flags = ["--greedy", "--max-tokens", "8", "--json", "-t", "1"];
+    let answer = |more: &[&str]| {
+        let found = printed_json(&[&["run", &model, "What is it?"], more, &flags[..]].concat());
+        found["text"].as_str().unwrap().to_owned()
+    };
+    let seen = answer(&["--image", &image]);
+    assert!(!seen.is_empty() && seen != answer(&[]), "{seen:?}");
+    let server = Server::start(&[&model]);
+    let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
+    let listed = models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap());
+    let id = listed.last().unwrap();
+    let data = STANDARD.encode(std::fs::read(&image).unwrap());
+    let url = format!("data:image/png;base64,{data}");
+    let openai = |url: &str| {
+        let parts = json!([{ "type": "image_url", "image_url": { "url": url } }, { "type": "text", "text": "What is it?" }]);
+        json!({ "model": id, "temperature": 0, "max_tokens": 8, "messages": [{ "role": "user", "content": parts }] })
+    };
+    let found = server.ok("/v1/chat/completions", &openai(&url));
+    assert_eq!(found["choices"][0]["message"]["content"], seen, "{found}");
+    let source = json!({ "type": "base64", "media_type": "image/png", "data": data });
+    let parts = json!([{ "type": "image", "source": source }, { "type": "text", "text": "What is it?" }]);
+    let body = json!({ "model": id, "temperature": 0, "max_tokens": 8, "messages": [{ "role": "user", "content": parts }] });
+    let found = server.ok("/v1/messages", &body);
+    assert_eq!(found["content"][0]["text"], seen, "{found}");
+    let message = json!({ "role": "user", "content": "What is it?", "images": [data] });
+    let options = json!({ "temperature": 0, "num_predict": 8 });
+    let found = server
+        .ok("/api/chat", &json!({ "model": id, "stream": false, "options": options, "messages": [message] }));
+    assert_eq!(found["message"]["content"], seen, "{found}");
+    for (url, expected) in [
+        ("https://example.org/a.png", "none is fetched"),
+        ("data:image/png;base64,QUJDREVGRw==", "expected PNG, JPEG or WebP"),
+        ("data:image/png;base64,***", "expected base64"),
+    ] {
+        let (status, answer) = server.post("/v1/chat/completions", &openai(url));
+        assert_eq!(status, 400, "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(expected), "{answer}");
+    }
+}

@@ -1,0 +1,456 @@
+//! The plans of a tower, as Ops.
+
+use std::collections::BTreeSet;
+
+use device::{
+    Activation, DType, KvLayout, Node, Op, OutputKind, Plan, RowCount, Value, ValueId, Weight, WeightId,
+};
+use weights::{BlockType, Checkpoint, Planes, Tensor};
+
+use super::{CHANNELS, PatchPositions, ProjectorStep, VisionPlans, VisionSpec, VisionStage};
+use crate::descriptor::NormKind;
+use crate::error::{Error, Result};
+use crate::tensors::{turned_bytes, value_bytes};
+
+impl VisionSpec {
+    /// The plans. With `used`, to check tensors and note their names: their values are not read.
+    pub(super) fn build(
+        &self,
+        checkpoint: &Checkpoint,
+        used: Option<&mut BTreeSet<String>>,
+    ) -> Result<VisionPlans> {
+        let mut source = Source { checkpoint, decodes: used.is_none(), used: BTreeSet::new() };
+        let mut stages = Vec::new();
+        let mut first = 0;
+        while first < self.n_layers {
+            let windowed = self.windowed(first);
+            let ends = |l: &usize| {
+                *l + 1 == self.n_layers || self.taps.contains(l) || self.windowed(*l + 1) != windowed
+            };
+            let last = (first..self.n_layers).find(ends).unwrap_or(first);
+            let plan = self.stage(&mut source, first, last)?;
+            stages.push(VisionStage { plan, windowed, tap: self.taps.iter().position(|l| *l == last) });
+            first = last + 1;
+        }
+        let projector = self.project(&mut source, self.tower.projector, None)?;
+        let taps = (0..self.taps.len())
+            .map(|tap| self.project(&mut source, self.tower.tap_projector, Some(tap)))
+            .collect::<Result<_>>()?;
+        let positions = match self.tower.positions {
+            PatchPositions::None => None,
+            PatchPositions::Table | PatchPositions::Stretched => {
+                let name = format!("{}{}.weight", self.prefixes[0], self.tower.position);
+                Some(source.matrix(&name, self.table_side * self.table_side, self.hidden)?)
+            }
+        };
+        if let Some(used) = used {
+            *used = source.used;
+        }
+        Ok(VisionPlans { stages, projector, taps, positions })
+    }
+
+    fn windowed(&self, layer: usize) -> bool {
+        self.window.is_some() && !self.full_layers.contains(&layer)
+    }
+
+    fn name(&self, layer: usize, name: &str) -> String {
+        format!("{}{}{name}", self.prefixes[0], self.tower.layer.replace("{l}", &layer.to_string()))
+    }
+
+    /// Layers `first` to `last`.
+    fn stage(&self, source: &mut Source<'_>, first: usize, last: usize) -> Result<Plan> {
+        let tower = self.tower;
+        let mut b = Builder::new(source);
+        let cols = self.stage_cols(first == 0);
+        let input = b.value("input", cols);
+        b.push(Op::Input { out: input });
+        let mut x = if first == 0 {
+            let pixels = b.part(input, 0, cols, self.patch_len(), "pixels");
+            let name = format!("{}{}", self.prefixes[0], tower.patch);
+            let mut x = b.patches(pixels, &name, self)?;
+            if tower.positions != PatchPositions::None {
+                let positions = b.part(input, self.patch_len(), cols, self.hidden, "positions");
+                x = b.add(x, positions, "patches with positions");
+            }
+            x
+        } else {
+            b.part(input, 0, cols, self.hidden, "states")
+        };
+        let half = self.hidden / 2;
+        let turns = tower.rotates.then(|| {
+            let cos = b.part(input, cols - self.hidden, cols, half, "cosines");
+            (cos, b.part(input, cols - half, cols, half, "sines"))
+        });
+        for layer in first..=last {
+            b.layer = Some(layer as u32);
+            let normed = b.norm(x, &self.name(layer, tower.norms[0]), tower.norm_kind, 0.0, self.norm_eps)?;
+            let mut qkv = [normed; 3];
+            if let [all] = tower.qkv {
+                let all = b.linear(normed, &self.name(layer, all), 3 * self.hidden, "qkv")?;
+                for (i, (part, name)) in qkv.iter_mut().zip(["q", "k", "v"]).enumerate() {
+                    *part = b.part(all, i * self.hidden, 3 * self.hidden, self.hidden, name);
+                }
+            } else {
+                for ((part, name), what) in qkv.iter_mut().zip(tower.qkv).zip(["q", "k", "v"]) {
+                    *part = b.linear(normed, &self.name(layer, name), self.hidden, what)?;
+                }
+            }
+            let [mut q, mut k, v] = qkv;
+            if let Some(turns) = turns {
+                q = b.turn(q, turns, self.head_dim(), "q turned");
+                k = b.turn(k, turns, self.head_dim(), "k turned");
+            }
+            let mixed = b.value("attention", self.hidden);
+            let scale = (self.head_dim() as f32).sqrt().recip();
+            b.push(Op::SelfAttention { q, k, v, n_heads: self.n_heads, scale, window: None, out: mixed });
+            let out = b.linear(mixed, &self.name(layer, tower.out), self.hidden, "attention out")?;
+            x = b.add(x, out, "attention residual");
+            let normed = b.norm(x, &self.name(layer, tower.norms[1]), tower.norm_kind, 0.0, self.norm_eps)?;
+            let kind = self.activation;
+            let inner = match tower.network {
+                [gate, up, _] => {
+                    let gate = b.linear(normed, &self.name(layer, gate), self.ffn, "gate")?;
+                    let up = b.linear(normed, &self.name(layer, up), self.ffn, "up")?;
+                    let out = b.value("gated", self.ffn);
+                    b.push(Op::Gate { gate, up, kind, out });
+                    out
+                }
+                _ => {
+                    let name = self.name(layer, tower.network.first().copied().unwrap_or_default());
+                    let up = b.linear(normed, &name, self.ffn, "up")?;
+                    b.activate(up, kind)
+                }
+            };
+            let down = tower.network.last().copied().unwrap_or_default();
+            let out = b.linear(inner, &self.name(layer, down), self.hidden, "down")?;
+            x = b.add(x, out, "network residual");
+        }
+        b.layer = None;
+        if last + 1 == self.n_layers
+            && !self.taps.contains(&last)
+            && let Some(norm) = tower.last_norm
+        {
+            x = b.norm(x, &format!("{}{norm}", self.prefixes[0]), tower.norm_kind, 0.0, self.norm_eps)?;
+        }
+        b.finish(x)
+    }
+
+    /// From joined patches, of the last layer or of a tap, to rows of the text.
+    fn project(&self, source: &mut Source<'_>, steps: &[ProjectorStep], tap: Option<usize>) -> Result<Plan> {
+        let joined = self.joined();
+        let mut b = Builder::new(source);
+        let mut x = b.value("joined patches", joined);
+        b.push(Op::Input { out: x });
+        // A tap on the last layer reads states without the last norm, which is then here.
+        let last = self.n_layers.checked_sub(1);
+        let here = tap.is_none() && last.is_some_and(|l| self.taps.contains(&l));
+        if here && let Some(norm) = self.tower.last_norm {
+            x = b.norm_of_groups(
+                x,
+                &format!("{}{norm}", self.prefixes[0]),
+                self.hidden,
+                self.tower.norm_kind,
+                self.norm_eps,
+            )?;
+        }
+        let last =
+            steps.iter().rposition(|s| matches!(s, ProjectorStep::Linear(_) | ProjectorStep::Turned(_)));
+        for (i, step) in steps.iter().enumerate() {
+            let n_out = if last == Some(i) { self.out } else { joined };
+            let name = |name: &str| {
+                format!("{}{}", self.prefixes[1], name.replace("{i}", &tap.unwrap_or(0).to_string()))
+            };
+            x = match step {
+                ProjectorStep::Norm(norm, kind, offset) => {
+                    b.norm(x, &name(norm), *kind, *offset, self.norm_eps)?
+                }
+                ProjectorStep::Linear(linear) => b.linear(x, &name(linear), n_out, "projected")?,
+                ProjectorStep::Turned(linear) => b.turned(x, &name(linear), n_out)?,
+                ProjectorStep::Activate(kind) => b.activate(x, *kind),
+            };
+        }
+        b.finish(x)
+    }
+
+    /// Columns of joined patches.
+    pub fn joined(&self) -> usize {
+        match self.tower.joining {
+            super::Joining::Concatenated => self.hidden * self.merge * self.merge,
+            super::Joining::Averaged => self.hidden,
+        }
+    }
+}
+
+/// Tensors by their names.
+struct Source<'a> {
+    checkpoint: &'a Checkpoint,
+    decodes: bool,
+    used: BTreeSet<String>,
+}
+
+impl Source<'_> {
+    fn find(&mut self, name: &str, expected: &[usize]) -> Result<&Tensor> {
+        let missing = || Error::MissingTensor {
+            name: name.to_owned(),
+            naming: self.checkpoint.naming,
+            role: "tower of images".to_owned(),
+            shape: expected.to_vec(),
+        };
+        let tensor = self.checkpoint.tensor(name).ok_or_else(missing)?;
+        self.used.insert(name.to_owned());
+        Ok(tensor)
+    }
+
+    /// A matrix `(n_out, n_in)`, in as many dimensions as the file has it.
+    fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Weight> {
+        let decodes = self.decodes;
+        let tensor = self.find(name, &[n_out, n_in])?;
+        let fits = tensor.shape.first() == Some(&n_out)
+            && tensor.shape[1..].iter().try_fold(1usize, |n, d| n.checked_mul(*d)) == Some(n_in);
+        let of_rows = tensor.shape.len() == 2;
+        let n_bytes = tensor.n_rows().checked_mul(tensor.row_bytes());
+        let whole = tensor.planes.fit(tensor.block, tensor.n_rows(), tensor.n_cols())
+            && tensor.n_cols().is_multiple_of(tensor.block.block_len())
+            && n_bytes == Some(tensor.data.len());
+        if !fits || !whole || (!of_rows && value_bytes(tensor.block).is_none()) {
+            return Err(bad(tensor, &[n_out, n_in]));
+        }
+        // Kernels read single numbers as slices of their type; the formats promise no alignment.
+        if tensor.block == BlockType::F32 && tensor.data.as_ptr().align_offset(4) != 0 {
+            let values = if decodes { tensor.to_f32() } else { vec![0.0; n_out * n_in] };
+            return Ok(Weight { shape: vec![n_out, n_in], ..Weight::vector(name, &values) });
+        }
+        Ok(Weight {
+            name: name.to_owned(),
+            shape: vec![n_out, n_in],
+            block: tensor.block,
+            data: tensor.data.clone(),
+            planes: tensor.planes.clone(),
+            parts: vec![],
+        })
+    }
+
+    fn vector(&mut self, name: &str, len: usize, offset: f32) -> Result<Weight> {
+        let decodes = self.decodes;
+        let tensor = self.find(name, &[len])?;
+        if tensor.shape != [len] || tensor.data.len() != tensor.row_bytes() || tensor.block.has_planes() {
+            return Err(bad(tensor, &[len]));
+        }
+        let mut values = if decodes { tensor.to_f32() } else { vec![0.0; len] };
+        values.iter_mut().for_each(|value| *value += offset);
+        Ok(Weight::vector(name, &values))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.checkpoint.tensor(name).is_some()
+    }
+}
+
+fn bad(tensor: &Tensor, expected: &[usize]) -> Error {
+    Error::BadTensor {
+        name: tensor.name.clone(),
+        found: format!("shape {:?} of {}, {} bytes", tensor.shape, tensor.block, tensor.data.len()),
+        expected: format!("shape {expected:?}, in its last dimensions together (tower of images)"),
+    }
+}
+
+struct Builder<'s, 'a> {
+    source: &'s mut Source<'a>,
+    layer: Option<u32>,
+    values: Vec<Value>,
+    weights: Vec<Weight>,
+    nodes: Vec<Node>,
+}
+
+impl<'s, 'a> Builder<'s, 'a> {
+    fn new(source: &'s mut Source<'a>) -> Builder<'s, 'a> {
+        Builder { source, layer: None, values: Vec::new(), weights: Vec::new(), nodes: Vec::new() }
+    }
+
+    fn value(&mut self, name: &str, cols: usize) -> ValueId {
+        self.new_value(name, RowCount::Tokens, cols, DType::F32)
+    }
+
+    fn new_value(&mut self, name: &str, rows: RowCount, cols: usize, dtype: DType) -> ValueId {
+        let name = self.layer.map_or_else(|| name.to_owned(), |l| format!("layer {l} {name}"));
+        self.values.push(Value { name, rows, cols, dtype });
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    fn cols(&self, id: ValueId) -> usize {
+        self.values.get(id.0 as usize).map_or(0, |value| value.cols)
+    }
+
+    fn weight(&mut self, weight: Weight) -> WeightId {
+        self.weights.push(weight);
+        WeightId(self.weights.len() as u32 - 1)
+    }
+
+    fn push(&mut self, op: Op) {
+        self.nodes.push(Node { op, layer: self.layer });
+    }
+
+    fn part(&mut self, x: ValueId, first: usize, group: usize, taken: usize, name: &str) -> ValueId {
+        let out = self.value(name, self.cols(x) / group.max(1) * taken);
+        self.push(Op::Columns { x, first, group, out });
+        out
+    }
+
+    fn add(&mut self, a: ValueId, b: ValueId, name: &str) -> ValueId {
+        let out = self.value(name, self.cols(a));
+        self.push(Op::Add { a, b, out });
+        out
+    }
+
+    fn product(&mut self, a: ValueId, b: ValueId) -> ValueId {
+        let out = self.value("product", self.cols(a));
+        self.push(Op::Gate { gate: a, up: b, kind: Activation::Identity, out });
+        out
+    }
+
+    fn activate(&mut self, x: ValueId, kind: Activation) -> ValueId {
+        let out = self.value("activated", self.cols(x));
+        self.push(Op::Activate { x, kind, out });
+        out
+    }
+
+    fn linear(&mut self, x: ValueId, name: &str, n_out: usize, what: &str) -> Result<ValueId> {
+        let weight = self.source.matrix(&format!("{name}.weight"), n_out, self.cols(x))?;
+        let weight = self.weight(weight);
+        let bias = format!("{name}.bias");
+        let bias = if self.source.has(&bias) { Some(self.source.vector(&bias, n_out, 0.0)?) } else { None };
+        let bias = bias.map(|bias| self.weight(bias));
+        let out = self.value(what, n_out);
+        self.push(Op::Linear { x, weight, bias, out });
+        Ok(out)
+    }
+
+    /// The product with the weights of a convolution that moves on by its own size. They are in f32 whatever the file has: some
+    /// devices round what they multiply with BF16, and pixels would lose half their shades.
+    fn patches(&mut self, x: ValueId, name: &str, spec: &VisionSpec) -> Result<ValueId> {
+        let (of, columns) = (format!("{name}.weight"), spec.patch_len());
+        let VisionSpec { hidden, frames, patch, .. } = *spec;
+        // MLX has colours last.
+        let colours_last = match self.source.find(&of, &[hidden, CHANNELS, frames, patch, patch])?.shape[..] {
+            [n, h, w, CHANNELS] => (n, h, w) == (hidden, patch, patch) && frames == 1,
+            [n, f, h, w, CHANNELS] => (n, f, h, w) == (hidden, frames, patch, patch),
+            _ => false,
+        };
+        let weight = self.source.matrix(&of, hidden, columns)?;
+        let mut values = vec![0.0; hidden * columns];
+        if self.source.decodes {
+            weight.decode_rows(0..hidden, &mut values);
+        }
+        if colours_last {
+            let colour = |row: &[f32], channel: usize| -> Vec<f32> {
+                row.iter().skip(channel).step_by(CHANNELS).copied().collect()
+            };
+            let row = |row: &[f32]| -> Vec<f32> { (0..CHANNELS).flat_map(|c| colour(row, c)).collect() };
+            values = values.chunks_exact(columns).flat_map(row).collect();
+        }
+        let weight = self.weight(Weight { shape: vec![hidden, columns], ..Weight::vector(of, &values) });
+        let bias = format!("{name}.bias");
+        let bias = if self.source.has(&bias) { Some(self.source.vector(&bias, hidden, 0.0)?) } else { None };
+        let bias = bias.map(|bias| self.weight(bias));
+        let out = self.value("patches", hidden);
+        self.push(Op::Linear { x, weight, bias, out });
+        Ok(out)
+    }
+
+    /// A product with a matrix `(n_in, n_out)`.
+    fn turned(&mut self, x: ValueId, name: &str, n_out: usize) -> Result<ValueId> {
+        let (n_in, decodes) = (self.cols(x), self.source.decodes);
+        let weight = self.source.matrix(name, n_in, n_out)?;
+        let tensor = self.source.find(name, &[n_in, n_out])?;
+        let data = turned_bytes(tensor, 0, (0, 1), [n_out, n_in], decodes)?;
+        let name = format!("{name} turned");
+        let planes = Planes::default();
+        let weight = self.weight(Weight { name, shape: vec![n_out, n_in], data, planes, ..weight });
+        let out = self.value("projected", n_out);
+        self.push(Op::Linear { x, weight, bias: None, out });
+        Ok(out)
+    }
+
+    fn norm(&mut self, x: ValueId, name: &str, kind: NormKind, offset: f32, eps: f32) -> Result<ValueId> {
+        let cols = self.cols(x);
+        let weight = self.source.vector(&format!("{name}.weight"), cols, offset)?;
+        let weight = self.weight(weight);
+        let out = self.value("norm", cols);
+        if kind == NormKind::Rms {
+            self.push(Op::RmsNorm { x, weight: Some(weight), eps, group: cols, out });
+            return Ok(out);
+        }
+        let bias = format!("{name}.bias");
+        let bias = if self.source.has(&bias) { Some(self.source.vector(&bias, cols, 0.0)?) } else { None };
+        let bias = bias.map(|bias| self.weight(bias));
+        self.push(Op::LayerNorm { x, weight, bias, eps, out });
+        Ok(out)
+    }
+
+    /// Each group of columns by itself.
+    fn norm_of_groups(
+        &mut self,
+        x: ValueId,
+        name: &str,
+        group: usize,
+        kind: NormKind,
+        eps: f32,
+    ) -> Result<ValueId> {
+        let cols = self.cols(x);
+        let mut joined = None;
+        for first in (0..cols).step_by(group.max(1)) {
+            let part = self.part(x, first, cols, group, "patch");
+            let part = self.norm(part, name, kind, 0.0, eps)?;
+            joined = Some(match joined {
+                None => part,
+                Some(before) => self.join(before, part, 1),
+            });
+        }
+        Ok(joined.unwrap_or(x))
+    }
+
+    fn join(&mut self, a: ValueId, b: ValueId, n_heads: usize) -> ValueId {
+        let out = self.value("joined", self.cols(a) + self.cols(b));
+        self.push(Op::Join { a, b, n_heads, out });
+        out
+    }
+
+    /// Turn all columns of heads, the first half of each with the second, by `(cosines, sines)` of every pair.
+    fn turn(&mut self, x: ValueId, (cos, sin): (ValueId, ValueId), head_dim: usize, name: &str) -> ValueId {
+        let (half, n_heads) = (head_dim / 2, self.cols(x) / head_dim);
+        let a = self.part(x, 0, head_dim, half, "first halves");
+        let b = self.part(x, half, head_dim, half, "second halves");
+        let (a_cos, b_sin) = (self.product(a, cos), self.product(b, sin));
+        let (b_cos, a_sin) = (self.product(b, cos), self.product(a, sin));
+        let negative = self.value("negative", self.cols(b_sin));
+        self.push(Op::Scale { x: b_sin, factor: -1.0, out: negative });
+        let first = self.add(a_cos, negative, "first turned");
+        let second = self.add(b_cos, a_sin, "second turned");
+        let out = self.join(first, second, n_heads);
+        if let Some(value) = self.values.get_mut(out.0 as usize) {
+            value.name = name.to_owned();
+        }
+        out
+    }
+
+    /// All rows are the result.
+    fn finish(mut self, x: ValueId) -> Result<Plan> {
+        let output = self.new_value("all rows", RowCount::Outputs, self.cols(x), DType::F32);
+        self.push(Op::SelectRows { x, out: output });
+        let argmax = self.new_value("largest", RowCount::Outputs, 1, DType::U32);
+        self.push(Op::Argmax { x: output, out: argmax });
+        let Builder { values, weights, nodes, .. } = self;
+        let plan = Plan {
+            values,
+            weights,
+            nodes,
+            kv: KvLayout::default(),
+            output,
+            argmax,
+            output_kind: OutputKind::Hidden,
+            kept: vec![],
+        };
+        plan.check()?;
+        Ok(plan)
+    }
+}

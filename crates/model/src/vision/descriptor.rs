@@ -1,0 +1,261 @@
+//! What sets one tower from another, as plain data: the encoders of images that stand before a text model.
+
+use device::Activation;
+
+use crate::descriptor::NormKind;
+
+/// Where a patch's place in its image comes from, besides the rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PatchPositions {
+    /// Nowhere.
+    None,
+    /// A row of the table for each patch of an image of the one size.
+    Table,
+    /// A square table, stretched over the image bilinearly, its corners on the image's.
+    Stretched,
+}
+
+/// How patches of a square become one row of the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Joining {
+    /// One after another, row by row of the square.
+    Concatenated,
+    /// Their mean.
+    Averaged,
+}
+
+/// A step from what patches became to rows of the text's width.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ProjectorStep {
+    /// A norm of whole rows; this is added to its weight.
+    Norm(&'static str, NormKind, f32),
+    /// A matrix `(n_out, n_in)`, with a bias if the file has one.
+    Linear(&'static str),
+    /// A matrix whose whole name this is, `(n_in, n_out)`.
+    Turned(&'static str),
+    /// A function.
+    Activate(Activation),
+}
+
+/// How a picture is brought to a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SizingKind {
+    /// A square, whatever its shape.
+    Square,
+    /// Its own shape, each side a multiple of the joined patches, the number of pixels between two bounds.
+    Pixels,
+    /// Tiles of the square that the tower sees, and the whole picture once more.
+    Tiles,
+}
+
+/// What a text model reads around the rows of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageMarks {
+    /// What chat templates write where an image stands.
+    pub placeholder: &'static str,
+    /// What stands for each row.
+    pub row: &'static str,
+    /// Before the rows of an image, or of a tile.
+    pub before: &'static str,
+    /// After them.
+    pub after: &'static str,
+    /// Before those of the whole picture, where there are tiles.
+    pub whole: &'static str,
+}
+
+/// One kind of tower. Names follow one of `prefixes`; `{l}` is a layer; `.weight` and `.bias` follow.
+#[derive(Clone, Copy, Debug)]
+pub struct VisionDescriptor {
+    /// One word, unique.
+    pub name: &'static str,
+    /// Values of `model_type` (config.json) of models that have it.
+    pub hf: &'static [&'static str],
+    /// Before the names of the tower; the first that has a patch embedding counts.
+    pub prefixes: &'static [&'static str],
+    /// Before the names of the projector.
+    pub projector_prefixes: &'static [&'static str],
+    /// `(hidden, channels, frames, patch, patch)`
+    pub patch: &'static str,
+    /// `(positions, hidden)`
+    pub position: &'static str,
+    /// Before the names of a layer.
+    pub layer: &'static str,
+    /// Norms before attention and network.
+    pub norms: [&'static str; 2],
+    /// Their kind, and that of the last.
+    pub norm_kind: NormKind,
+    /// Queries, keys and values: three names, or one of all.
+    pub qkv: &'static [&'static str],
+    /// Attention's output.
+    pub out: &'static str,
+    /// The network: up and down, or gate, up and down.
+    pub network: &'static [&'static str],
+    /// A norm on what the last layer gives.
+    pub last_norm: Option<&'static str>,
+    /// Where places come from.
+    pub positions: PatchPositions,
+    /// Queries and keys turn by row and column.
+    pub rotates: bool,
+    /// How patches become rows.
+    pub joining: Joining,
+    /// From joined patches to rows of the text.
+    pub projector: &'static [ProjectorStep],
+    /// The same of what taps give; `{i}` is the tap.
+    pub tap_projector: &'static [ProjectorStep],
+    /// The network's function where the checkpoint does not say.
+    pub activation: Activation,
+    /// How pictures are sized.
+    pub sizing: SizingKind,
+    /// Positions of the text have three axes in sections one after another (`false`) or in turns (`true`).
+    pub axes: Option<bool>,
+    /// The sections where the checkpoint does not say.
+    pub sections: [usize; 3],
+    /// Rows of an image attend to each other both ways.
+    pub both_ways: bool,
+    /// What the text model reads around rows.
+    pub marks: ImageMarks,
+    /// Numbers that checkpoints leave out where they are the usual ones, by their key under `vision_config.`.
+    pub defaults: &'static [(&'static str, usize)],
+}
+
+const SIGLIP: VisionDescriptor = VisionDescriptor {
+    name: "siglip",
+    hf: &["gemma3"],
+    prefixes: &[
+        "vision_tower.vision_model.",
+        "model.vision_tower.vision_model.",
+        "model.vision_tower.",
+        "vision_tower.",
+    ],
+    projector_prefixes: &["multi_modal_projector.", "model.multi_modal_projector."],
+    patch: "embeddings.patch_embedding",
+    position: "embeddings.position_embedding",
+    layer: "encoder.layers.{l}.",
+    norms: ["layer_norm1", "layer_norm2"],
+    norm_kind: NormKind::Layer,
+    qkv: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    out: "self_attn.out_proj",
+    network: &["mlp.fc1", "mlp.fc2"],
+    last_norm: Some("post_layernorm"),
+    positions: PatchPositions::Table,
+    rotates: false,
+    joining: Joining::Averaged,
+    projector: &[
+        ProjectorStep::Norm("mm_soft_emb_norm", NormKind::Rms, 1.0),
+        ProjectorStep::Turned("mm_input_projection_weight"),
+    ],
+    tap_projector: &[],
+    activation: Activation::GeluTanh,
+    sizing: SizingKind::Square,
+    axes: None,
+    sections: [0; 3],
+    both_ways: true,
+    marks: ImageMarks {
+        placeholder: "<start_of_image>",
+        row: "<image_soft_token>",
+        before: "\n\n<start_of_image>",
+        after: "<end_of_image>\n\n",
+        whole: "",
+    },
+    defaults: &[
+        ("hidden_size", 1152),
+        ("intermediate_size", 4304),
+        ("num_hidden_layers", 27),
+        ("num_attention_heads", 16),
+        ("image_size", 896),
+        ("patch_size", 14),
+    ],
+};
+
+const TILED: VisionDescriptor = VisionDescriptor {
+    name: "siglip_tiles",
+    hf: &["smolvlm", "idefics3"],
+    prefixes: &["model.vision_model.", "vision_model."],
+    projector_prefixes: &["model.connector.", "connector."],
+    joining: Joining::Concatenated,
+    projector: &[ProjectorStep::Linear("modality_projection.proj")],
+    sizing: SizingKind::Tiles,
+    both_ways: false,
+    marks: ImageMarks {
+        placeholder: "<image>",
+        row: "<image>",
+        before: "<fake_token_around_image>",
+        after: "<fake_token_around_image>",
+        whole: "<global-img>",
+    },
+    defaults: &[
+        ("hidden_size", 1152),
+        ("intermediate_size", 3072),
+        ("num_hidden_layers", 12),
+        ("num_attention_heads", 16),
+        ("image_size", 224),
+        ("patch_size", 32),
+    ],
+    ..SIGLIP
+};
+
+const QWEN_MARKS: ImageMarks =
+    ImageMarks { placeholder: "<|image_pad|>", row: "<|image_pad|>", before: "", after: "", whole: "" };
+
+const WINDOWED: VisionDescriptor = VisionDescriptor {
+    name: "windows",
+    hf: &["qwen2_5_vl"],
+    prefixes: &["visual.", "model.visual.", "vision_tower."],
+    projector_prefixes: &["visual.merger.", "model.visual.merger.", "vision_tower.merger."],
+    patch: "patch_embed.proj",
+    position: "",
+    layer: "blocks.{l}.",
+    norms: ["norm1", "norm2"],
+    norm_kind: NormKind::Rms,
+    qkv: &["attn.qkv"],
+    out: "attn.proj",
+    network: &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+    last_norm: Some("merger.ln_q"),
+    positions: PatchPositions::None,
+    rotates: true,
+    joining: Joining::Concatenated,
+    projector: &[
+        ProjectorStep::Linear("mlp.0"),
+        ProjectorStep::Activate(Activation::GeluErf),
+        ProjectorStep::Linear("mlp.2"),
+    ],
+    tap_projector: &[],
+    activation: Activation::Silu,
+    sizing: SizingKind::Pixels,
+    axes: Some(false),
+    sections: [16, 24, 24],
+    both_ways: false,
+    marks: QWEN_MARKS,
+    defaults: &[("spatial_merge_size", 2), ("temporal_patch_size", 2), ("patch_size", 14)],
+};
+
+const STRETCHED: VisionDescriptor = VisionDescriptor {
+    name: "stretched",
+    hf: &["qwen3_vl", "qwen3_5", "qwen3_5_moe"],
+    prefixes: &["model.visual.", "visual.", "vision_tower."],
+    projector_prefixes: &["model.visual.", "visual.", "vision_tower."],
+    position: "pos_embed",
+    norm_kind: NormKind::Layer,
+    network: &["mlp.linear_fc1", "mlp.linear_fc2"],
+    last_norm: Some("merger.norm"),
+    positions: PatchPositions::Stretched,
+    projector: &[
+        ProjectorStep::Linear("merger.linear_fc1"),
+        ProjectorStep::Activate(Activation::GeluErf),
+        ProjectorStep::Linear("merger.linear_fc2"),
+    ],
+    tap_projector: &[
+        ProjectorStep::Norm("deepstack_merger_list.{i}.norm", NormKind::Layer, 0.0),
+        ProjectorStep::Linear("deepstack_merger_list.{i}.linear_fc1"),
+        ProjectorStep::Activate(Activation::GeluErf),
+        ProjectorStep::Linear("deepstack_merger_list.{i}.linear_fc2"),
+    ],
+    activation: Activation::GeluTanh,
+    axes: Some(true),
+    sections: [24, 20, 20],
+    defaults: &[("spatial_merge_size", 2), ("temporal_patch_size", 2), ("patch_size", 16)],
+    ..WINDOWED
+};
+
+/// All towers.
+pub const TOWERS: &[VisionDescriptor] = &[SIGLIP, TILED, WINDOWED, STRETCHED];

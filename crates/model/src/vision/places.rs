@@ -1,0 +1,135 @@
+//! Where patches lie: their order, the windows among them, and what depends on a patch's place.
+
+use super::{PatchPositions, SizingKind, VisionPlans, VisionSpec};
+
+/// The patches of an image or tile. They are ordered square by square of those that are joined, the squares row by row, and so the
+/// patches of a square.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Grid {
+    /// From top to bottom.
+    pub rows: usize,
+    /// From left to right.
+    pub cols: usize,
+}
+
+impl Grid {
+    /// Row and column of each patch, in order, where squares have `merge` a side.
+    pub fn squares(self, merge: usize) -> impl Iterator<Item = (usize, usize)> {
+        let (square_cols, inner) = (self.cols / merge, merge * merge);
+        (0..self.rows * self.cols).map(move |i| {
+            let (square, i) = (i / inner, i % inner);
+            (square / square_cols * merge + i / merge, square % square_cols * merge + i % merge)
+        })
+    }
+}
+
+/// The order in which a tower takes the squares of an image: window by window, where it has windows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// The squares.
+    pub squares: Vec<usize>,
+    /// Squares of each window.
+    pub windows: Vec<usize>,
+}
+
+impl VisionSpec {
+    /// The order for an image. Without windows: the usual one, all in one.
+    pub fn order(&self, grid: Grid) -> Order {
+        let (rows, cols) = (grid.rows / self.merge, grid.cols / self.merge);
+        let Some(side) = self.window else {
+            return Order { squares: (0..rows * cols).collect(), windows: vec![rows * cols] };
+        };
+        let mut order = Order { squares: Vec::with_capacity(rows * cols), windows: Vec::new() };
+        for top in (0..rows).step_by(side) {
+            for left in (0..cols).step_by(side) {
+                let before = order.squares.len();
+                for row in top..(top + side).min(rows) {
+                    order.squares.extend((left..(left + side).min(cols)).map(|col| row * cols + col));
+                }
+                order.windows.push(order.squares.len() - before);
+            }
+        }
+        order
+    }
+
+    /// Columns of the input of a stage, the first or another.
+    pub fn stage_cols(&self, first: bool) -> usize {
+        let positions = if self.tower.positions == PatchPositions::None { 0 } else { self.hidden };
+        let own = if first { self.patch_len() + positions } else { self.hidden };
+        own + if self.tower.rotates { self.hidden } else { 0 }
+    }
+
+    /// `(patches, hidden)`: the learned position of each patch, in order; empty where there are none.
+    pub fn positions(&self, plans: &VisionPlans, grid: Grid) -> Vec<f32> {
+        let Some(table) = &plans.positions else { return Vec::new() };
+        let mut all = vec![0.0; table.n_rows() * self.hidden];
+        table.decode_rows(0..table.n_rows(), &mut all);
+        let row_of =
+            |row: usize, col: usize| &all[(row * self.table_side + col) * self.hidden..][..self.hidden];
+        let mut out = Vec::with_capacity(grid.rows * grid.cols * self.hidden);
+        for (row, col) in grid.squares(self.merge) {
+            if self.tower.positions == PatchPositions::Table {
+                let place = |at: usize, n: usize| {
+                    if self.tower.sizing == SizingKind::Tiles { bucket(at, n) } else { at }
+                };
+                out.extend_from_slice(row_of(place(row, grid.rows), place(col, grid.cols)));
+                continue;
+            }
+            let (top, down) = stretched(row, grid.rows, self.table_side);
+            let (left, right) = stretched(col, grid.cols, self.table_side);
+            let next = |at: usize| (at + 1).min(self.table_side - 1);
+            let corners = [
+                row_of(top, left),
+                row_of(top, next(left)),
+                row_of(next(top), left),
+                row_of(next(top), next(left)),
+            ];
+            let factors =
+                [(1.0 - down) * (1.0 - right), (1.0 - down) * right, down * (1.0 - right), down * right];
+            out.extend(
+                (0..self.hidden).map(|c| corners.iter().zip(factors).map(|(row, f)| row[c] * f).sum::<f32>()),
+            );
+        }
+        out
+    }
+
+    /// `(patches, hidden)`: the cosines of each patch's turns, for every head, and then its sines; empty where patches do not turn.
+    /// The first half of a head's pairs turns by rows, the other by columns.
+    pub fn turns(&self, grid: Grid) -> Vec<f32> {
+        if !self.tower.rotates {
+            return Vec::new();
+        }
+        let quarter = self.head_dim() / 4;
+        let frequency = |i: usize| self.rotation_base.powf(-(i as f64) / quarter as f64) as f32;
+        let frequencies: Vec<f32> = (0..quarter).map(frequency).collect();
+        let mut out = Vec::with_capacity(grid.rows * grid.cols * self.hidden);
+        for (row, col) in grid.squares(self.merge) {
+            let angles: Vec<f32> =
+                [row, col].iter().flat_map(|at| frequencies.iter().map(move |f| *at as f32 * f)).collect();
+            for function in [f32::cos, f32::sin] {
+                for _ in 0..self.n_heads {
+                    out.extend(angles.iter().map(|angle| function(*angle)));
+                }
+            }
+        }
+        out
+    }
+}
+
+/// Where place `at` of `n` falls in a table of `side`, the ends on its ends: the entry before it, and how far it is beyond.
+fn stretched(at: usize, n: usize, side: usize) -> (usize, f32) {
+    if n <= 1 {
+        return (0, 0.0);
+    }
+    let place = at as f32 * (side - 1) as f32 / (n - 1) as f32;
+    let before = (place.floor() as usize).min(side - 1);
+    (before, place - before as f32)
+}
+
+/// The position of place `at` of `n`: the bucket of `at / n` among those that begin at multiples of `1 / n`. In exact arithmetic it is
+/// `at`; where `n` is no power of two, rounding moves some, which is what such models were trained with.
+fn bucket(at: usize, n: usize) -> usize {
+    let place = (at as f32 * (1.0 / n as f32)).min(1.0 - 1e-6);
+    let step = 1.0 / n as f64;
+    (1..n).filter(|i| (step + (*i - 1) as f64 * step) as f32 <= place).count()
+}

@@ -1,0 +1,310 @@
+//! Pictures for models that see: files of PNG, JPEG and WebP decoded, brought to a size, and cut into patches.
+//!
+//! What is done is what the model's [`Recipe`](model::Recipe) says, in the arithmetic of PyTorch's antialiased resizing of bytes, so
+//! that a model reads the numbers that it was trained with. Files are untrusted: their sizes are bounded before anything is taken.
+#![deny(missing_docs)]
+
+mod resize;
+
+use std::io::Cursor;
+
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
+use model::{Picture, Recipe, Sizing, Tile, VisionSpec};
+use resize::resize;
+use sha2::{Digest, Sha256};
+
+/// Most bytes of a file.
+pub const MAX_BYTES: usize = 64 << 20;
+
+/// Most pixels of a side, and of a picture.
+pub const MAX_SIDE: u32 = 1 << 15;
+/// Most pixels of a picture.
+pub const MAX_PIXELS: u64 = 1 << 26;
+
+/// Most patches of a picture, all tiles together.
+pub const MAX_PATCHES: usize = 1 << 16;
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a picture cannot be seen.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file is too large.
+    #[error("image: {n} bytes, expected at most {MAX_BYTES}")]
+    TooManyBytes {
+        /// Its bytes.
+        n: usize,
+    },
+    /// It is of no known kind.
+    #[error("image: a file that begins with {start}, expected PNG, JPEG or WebP")]
+    UnknownFormat {
+        /// Its first bytes.
+        start: String,
+    },
+    /// It has too many pixels, or none.
+    #[error(
+        "image: {width} x {height} pixels, expected at least 1 and at most {MAX_SIDE} a side and {MAX_PIXELS} in all"
+    )]
+    BadSize {
+        /// From left to right.
+        width: u32,
+        /// From top to bottom.
+        height: u32,
+    },
+    /// It is broken.
+    #[error("image: {0}")]
+    Broken(#[from] image::ImageError),
+    /// It is too long for its width, or too wide.
+    #[error("image: {width} x {height} pixels, expected sides that differ by a factor of at most 200")]
+    TooNarrow {
+        /// From left to right.
+        width: usize,
+        /// From top to bottom.
+        height: usize,
+    },
+    /// It would become too many patches.
+    #[error("image: {n} patches, expected at most {MAX_PATCHES}; make the picture smaller")]
+    TooManyPatches {
+        /// Patches.
+        n: usize,
+    },
+}
+
+/// Colours of a picture: `(height, width, 3)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Colours {
+    /// From top to bottom.
+    pub height: usize,
+    /// From left to right.
+    pub width: usize,
+    /// Red, green, blue.
+    pub bytes: Vec<u8>,
+}
+
+/// Decode a file. Transparency is dropped, and the picture turned as the camera says.
+///
+/// # Errors
+/// The file is too large, of no known kind, or broken, or has too many pixels.
+pub fn decode(file: &[u8]) -> Result<Colours> {
+    if file.len() > MAX_BYTES {
+        return Err(Error::TooManyBytes { n: file.len() });
+    }
+    let known = [ImageFormat::Png, ImageFormat::Jpeg, ImageFormat::WebP];
+    let format = image::guess_format(file).ok().filter(|format| known.contains(format));
+    let Some(format) = format else {
+        return Err(Error::UnknownFormat { start: file[..file.len().min(12)].escape_ascii().to_string() });
+    };
+    let mut reader = ImageReader::with_format(Cursor::new(file), format);
+    let mut limits = Limits::default();
+    (limits.max_image_width, limits.max_image_height) = (Some(MAX_SIDE), Some(MAX_SIDE));
+    limits.max_alloc = Some(8 * MAX_PIXELS);
+    reader.limits(limits);
+    let mut decoder = reader.into_decoder()?;
+    let (width, height) = decoder.dimensions();
+    let n_pixels = u64::from(width) * u64::from(height);
+    if n_pixels == 0 || width.max(height) > MAX_SIDE || n_pixels > MAX_PIXELS {
+        return Err(Error::BadSize { width, height });
+    }
+    let orientation = decoder.orientation()?;
+    let mut image = DynamicImage::from_decoder(decoder)?;
+    image.apply_orientation(orientation);
+    let rgb = image.into_rgb8();
+    Ok(Colours { height: rgb.height() as usize, width: rgb.width() as usize, bytes: rgb.into_raw() })
+}
+
+/// Decode a file and make it ready for a tower.
+///
+/// # Errors
+/// As [`decode`]; or the picture's shape does not suit.
+pub fn picture(spec: &VisionSpec, file: &[u8]) -> Result<Picture> {
+    prepare(spec, decode(file)?)
+}
+
+/// Make a picture ready for a tower.
+///
+/// # Errors
+/// The picture's shape does not suit.
+pub fn prepare(spec: &VisionSpec, colours: Colours) -> Result<Picture> {
+    let recipe = &spec.recipe;
+    let mut layout = None;
+    let mut tiles = Vec::new();
+    let mut add = |colours: &Colours| {
+        let planes = normalised(recipe, colours);
+        tiles.extend(spec.tile(&planes, colours.height, colours.width));
+    };
+    let patches = |height: usize, width: usize| match (height / spec.patch).checked_mul(width / spec.patch) {
+        Some(n) if n <= MAX_PATCHES => Ok(()),
+        n => Err(Error::TooManyPatches { n: n.unwrap_or(usize::MAX) }),
+    };
+    let Colours { height, width, .. } = colours;
+    match recipe.sizing {
+        Sizing::Exact(height, width) => add(&resize(colours, height, width, recipe.filter)),
+        Sizing::Pixels { unit, least, most } => {
+            if height.max(width) > 200 * height.min(width) {
+                return Err(Error::TooNarrow { width, height });
+            }
+            let (height, width) = within_pixels(height, width, unit, least, most);
+            patches(height, width)?;
+            add(&resize(colours, height, width, recipe.filter));
+        }
+        Sizing::Tiles { longest, tile, splits } => {
+            let (height, width) = by_longest(height, width, longest);
+            patches(height, width)?;
+            let colours = resize(colours, height, width, recipe.filter);
+            if splits {
+                let (height, width) = in_tiles(height, width, tile);
+                patches(height, width)?;
+                let colours = resize(colours, height, width, recipe.filter);
+                if height > tile || width > tile {
+                    let (rows, cols) = (height / tile, width / tile);
+                    for row in 0..rows {
+                        (0..cols).for_each(|col| add(&cut(&colours, row * tile, col * tile, tile)));
+                    }
+                    layout = Some((rows, cols));
+                }
+                add(&resize(colours, tile, tile, recipe.filter));
+            } else {
+                add(&resize(colours, tile, tile, recipe.filter));
+            }
+        }
+    }
+    Ok(Picture { hash: hash(&tiles), tiles, layout })
+}
+
+/// What a picture's patches are made of: the same for equal patches, and in practice for no others.
+pub fn hash(tiles: &[Tile]) -> [u64; 2] {
+    let mut sha = Sha256::new();
+    for tile in tiles {
+        sha.update((tile.grid.rows as u64).to_le_bytes());
+        sha.update((tile.grid.cols as u64).to_le_bytes());
+        let mut bytes = Vec::with_capacity(4 * tile.pixels.len());
+        tile.pixels.iter().for_each(|value| bytes.extend_from_slice(&value.to_le_bytes()));
+        sha.update(&bytes);
+    }
+    let digest = sha.finalize();
+    let word = |at: usize| digest[at..at + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    [word(0), word(8)]
+}
+
+/// `(3, height, width)`: each colour's plane, as the tower reads it.
+fn normalised(recipe: &Recipe, colours: &Colours) -> Vec<f32> {
+    let n = colours.height * colours.width;
+    let mut planes = vec![0.0; 3 * n];
+    for (channel, plane) in planes.chunks_exact_mut(n).enumerate() {
+        // The factor goes into mean and deviation, as the reference does.
+        let (mean, std) = (recipe.mean[channel] / recipe.factor, recipe.std[channel] / recipe.factor);
+        for (value, pixel) in plane.iter_mut().zip(colours.bytes.chunks_exact(3)) {
+            *value = (f32::from(pixel[channel]) - mean) / std;
+        }
+    }
+    planes
+}
+
+fn cut(colours: &Colours, top: usize, left: usize, side: usize) -> Colours {
+    let rows = (top..top + side).map(|y| 3 * (y * colours.width + left));
+    let bytes = rows.flat_map(|start| &colours.bytes[start..start + 3 * side]).copied().collect();
+    Colours { height: side, width: side, bytes }
+}
+
+/// Sides that are the multiples of `unit` nearest to the picture's, in its shape between `least` and `most` pixels.
+fn within_pixels(height: usize, width: usize, unit: usize, least: usize, most: usize) -> (usize, usize) {
+    let (h, w, u) = (height as f64, width as f64, unit as f64);
+    // Halves go to the even number.
+    let near = |side: f64| (side / u).round_ties_even() * u;
+    let pixels = near(h) * near(w);
+    let (new_h, new_w) = if pixels > most as f64 {
+        let by = (h * w / most as f64).sqrt();
+        let down = |side: f64| ((side / by / u).floor() * u).max(u);
+        (down(h), down(w))
+    } else if pixels < least as f64 {
+        let by = (least as f64 / (h * w)).sqrt();
+        let up = |side: f64| (side * by / u).ceil() * u;
+        (up(h), up(w))
+    } else {
+        (near(h), near(w))
+    };
+    ((new_h as usize).max(unit), (new_w as usize).max(unit))
+}
+
+/// Most pixels of the longer side, whatever is asked for.
+const LONGEST: usize = 4096;
+
+/// Sides with the longer one brought to `longest`, the other made even.
+fn by_longest(height: usize, width: usize, longest: usize) -> (usize, usize) {
+    let ratio = width as f64 / height as f64;
+    let even = |side: usize| side + side % 2;
+    let (mut h, mut w) = match width >= height {
+        true => (even((longest as f64 / ratio) as usize), longest),
+        false => (longest, even((longest as f64 * ratio) as usize)),
+    };
+    (h, w) = (h.max(1), w.max(1));
+    let ratio = w as f64 / h as f64;
+    if w >= h && w > LONGEST {
+        (h, w) = ((LONGEST as f64 / ratio) as usize, LONGEST);
+    } else if h > w && h > LONGEST {
+        (h, w) = (LONGEST, (LONGEST as f64 * ratio) as usize);
+    }
+    (h.max(1), w.max(1))
+}
+
+/// Sides that are multiples of `tile`, no shorter, in about the same shape.
+fn in_tiles(height: usize, width: usize, tile: usize) -> (usize, usize) {
+    let ratio = width as f64 / height as f64;
+    let up = |side: usize| side.div_ceil(tile).max(1) * tile;
+    match width >= height {
+        true => (up((up(width) as f64 / ratio) as usize), up(width)),
+        false => (up(height), up((up(height) as f64 * ratio) as usize)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn sizes_follow_the_reference() {
+        // As Python's round, which takes halves to even numbers.
+        assert_eq!(within_pixels(80, 110, 28, 3136, 1_003_520), (84, 112));
+        assert_eq!(within_pixels(42, 70, 28, 1, 1 << 20), (56, 56));
+        assert_eq!(within_pixels(10, 10, 28, 3136, 1 << 20), (56, 56));
+        assert_eq!(within_pixels(2000, 1000, 28, 3136, 100_000), (420, 196));
+        assert_eq!(by_longest(80, 110, 64), (46, 64));
+        assert_eq!(in_tiles(46, 64, 32), (64, 64));
+        assert_eq!(in_tiles(10, 100, 32), (32, 128));
+    }
+
+    #[test]
+    fn hostile_files_are_refused() {
+        let said = |file: &[u8]| decode(file).unwrap_err().to_string();
+        assert!(said(b"GIF89a").contains("expected PNG, JPEG or WebP"));
+        assert!(said(b"").contains("expected PNG"));
+        // A PNG that says that it has 2^31 - 1 pixels a side.
+        let mut png = Vec::new();
+        let small = image::RgbImage::from_pixel(2, 2, image::Rgb([1, 2, 3]));
+        small.write_to(&mut Cursor::new(&mut png), ImageFormat::Png).unwrap();
+        assert_eq!(decode(&png).unwrap().bytes, [1, 2, 3].repeat(4));
+        let mut huge = png.clone();
+        huge[16..24].copy_from_slice(&[0x7f, 0xff, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff]);
+        assert!(!said(&huge).is_empty());
+        for end in 0..png.len() - 12 {
+            assert!(decode(&png[..end]).is_err(), "{end} bytes");
+        }
+    }
+
+    #[test]
+    fn every_format_is_read() {
+        let image = image::RgbImage::from_fn(9, 7, |x, y| image::Rgb([(20 * x) as u8, (30 * y) as u8, 90]));
+        for format in [ImageFormat::Png, ImageFormat::Jpeg, ImageFormat::WebP] {
+            let mut file = Vec::new();
+            image.write_to(&mut Cursor::new(&mut file), format).unwrap();
+            let colours = decode(&file).unwrap();
+            assert_eq!((colours.height, colours.width), (7, 9));
+            if format != ImageFormat::Jpeg {
+                assert_eq!(colours.bytes, image.as_raw().clone(), "{format:?}");
+            }
+        }
+    }
+}
