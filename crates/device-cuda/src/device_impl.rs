@@ -3,13 +3,14 @@
 use crate::driver::{Context, NAME};
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout, logits_bytes};
+use crate::missing::missing_kernels;
 use crate::packs::PackPlan;
 use crate::profile::{self, Profile};
 use crate::program::{CudaProgram, LoweredPlan, Sizes, kept_bytes};
 use crate::weights::WeightPlan;
 use device::{
-    Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
-    Weight, key_bias,
+    Arithmetic, Device, Error, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result,
+    Rule, Weight, key_bias,
 };
 use device_lower::arena::Arena;
 use device_lower::lifetimes::arena_of;
@@ -61,6 +62,13 @@ impl CudaDevice {
 
     fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<(Parts, Sizes)> {
         limits.check(self, plans)?;
+        if let Some(what) = plans.iter().find_map(missing_kernels) {
+            return Err(Error::Unsupported {
+                device: self.name(),
+                what: what.to_owned(),
+                hint: "use the device cpu".to_owned(),
+            });
+        }
         let parts: Parts = plans
             .iter()
             .map(|plan| {

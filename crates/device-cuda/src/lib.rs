@@ -27,6 +27,7 @@ mod device_impl;
 pub mod driver;
 pub mod kernels;
 mod layout;
+mod missing;
 pub mod nvrtc;
 mod packs;
 mod peaks;

@@ -190,7 +190,7 @@ fn either_names_of_an_adapter_fit_either_names_of_a_model() {
     let own = base("llama_qv");
     for checkpoint in [as_gguf(&own, "gguf"), own] {
         for adapter in [gguf.clone(), adapter("llama_qv")] {
-            let plan = plan(&checkpoint, &[adapter.clone()]);
+            let plan = plan(&checkpoint, std::slice::from_ref(&adapter));
             let worst = difference(Runner::new(&plan), "llama_qv", 40);
             assert!(worst < TOLERANCE, "{} beside {:?}: {worst}", adapter.name, checkpoint.naming);
         }

@@ -386,7 +386,7 @@ impl Draft<'_> {
                 self.element("join_heads.cu", *out, ElementArguments { group, taken, b, ..simple(*a)? })
             }
             Op::Ordinals { out } => self.element("ordinals.cu", *out, ElementArguments::default()),
-            Op::Adapters { .. } => failed(format!("{:?} has no kernel", op.kind())),
+            Op::Adapters { .. } => failed(format!("{:?} was not refused", op.kind())),
             Op::Linear { .. } | Op::Fused { .. } => failed(format!("{:?} was not lowered", op.kind())),
         }
     }

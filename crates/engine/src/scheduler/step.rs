@@ -340,7 +340,6 @@ impl StepBuffers {
             stages: &self.stages,
             masks,
             stop,
-            ..Step::default()
         }
     }
 }

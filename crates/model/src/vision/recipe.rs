@@ -84,7 +84,7 @@ impl Recipe {
         let three = |name: &str, usual: [f32; 3]| -> Result<[f32; 3]> {
             let list = match metadata.get(&key(name)) {
                 None | Some(Value::Null) => return Ok(usual),
-                Some(Value::Array(Array::Float(list))) => list.iter().map(|v| *v as f32).collect::<Vec<_>>(),
+                Some(Value::Array(Array::Float(list))) => list.to_vec(),
                 Some(Value::Array(Array::Int(list))) => list.iter().map(|v| *v as f32).collect(),
                 Some(_) => return Err(bad(name, "three numbers".to_owned())),
             };
@@ -141,7 +141,7 @@ impl Recipe {
         };
         let (mean, std) = match tower.sizing {
             SizingKind::Pixels if tower.positions == super::PatchPositions::None => {
-                ([0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_58, 0.275_777_11])
+                ([0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_6, 0.275_777_1])
             }
             _ => ([0.5; 3], [0.5; 3]),
         };
