@@ -114,7 +114,7 @@ fn a_picture_gives_one_answer_on_the_command_line_and_by_every_api() {
     assert!(!seen.is_empty() && seen != answer(&[]), "{seen:?}");
     let server = Server::start(&[&model]);
     let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
-    let listed = models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap());
+    let mut listed = models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap());
     let id = listed.next_back().unwrap();
     let data = STANDARD.encode(std::fs::read(&image).unwrap());
     let url = format!("data:image/png;base64,{data}");
