@@ -243,10 +243,7 @@ fn deterministic_steps_do_not_depend_on_their_company() {
     let wanted = |kind: OpKind, name: &str| match kind {
         OpKind::Linear => name.contains("33x"),
         OpKind::Fused => name.contains("two layers") || name.contains("mixture"),
-        // Metal refuses attention in chunks.
-        OpKind::Attention => {
-            (name.contains("2x3x32") || name.contains("shared")) && !name.contains("in chunks")
-        }
+        OpKind::Attention => name.contains("2x3x32") || name.contains("shared"),
         _ => false,
     };
     let of_blocks = [BlockType::F32, BlockType::Q4_0, BlockType::Q6_K];
@@ -255,6 +252,8 @@ fn deterministic_steps_do_not_depend_on_their_company() {
         if wanted(case.kind, &case.name)
             && of_blocks.contains(&case.block)
             && matches!(case.limits.kv_type, KvType::F32 | KvType::F16)
+            // It refuses attention in chunks, and of images.
+            && case.runs_on(&device)
         {
             case.limits.numerics = Numerics::Deterministic;
             compare_chunks(&device, &case, 0.0).unwrap();
