@@ -135,6 +135,7 @@ pub fn compare_chunks(device: &dyn Device, case: &Case, tolerance: f32) -> Resul
 fn needs_whole_spans(plan: &Plan) -> bool {
     plan.primitives().any(|op| match op {
         Op::SelfAttention { .. } | Op::Pool { .. } | Op::Unfold { .. } => true,
+        Op::Attention { both_ways, .. } => *both_ways,
         // Its numbers belong to outputs, not to rows.
         Op::Input { out } => plan.value(*out).rows == RowCount::Outputs,
         Op::KvWrite { layer, .. } => plan.kv.layer(*layer).encoder_states.is_some(),
@@ -142,7 +143,6 @@ fn needs_whole_spans(plan: &Plan) -> bool {
         | Op::RmsNorm { .. }
         | Op::Linear { .. }
         | Op::Rope { .. }
-        | Op::Attention { .. }
         | Op::Activate { .. }
         | Op::Gate { .. }
         | Op::Add { .. }

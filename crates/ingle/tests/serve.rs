@@ -158,7 +158,8 @@ fn an_answer_is_the_same_whole_streamed_and_among_others() {
         assert_eq!(usage["choices"], json!([]));
         assert_eq!(usage["usage"]["total_tokens"], solo["usage"]["total_tokens"]);
         // Each prompt had been computed before.
-        assert!(usage["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(8));
+        let usage = &usage["usage"];
+        assert!(usage["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(8), "{usage}");
     }
     // Figures are told after the step whose answers they count. Warming up counts for nothing.
     let begun = Instant::now();

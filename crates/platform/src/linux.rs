@@ -192,10 +192,9 @@ impl MemorySource for Source {
             .ok()
             .and_then(|text| Some(kib(&text, "SwapTotal")?.saturating_sub(kib(&text, "SwapFree")?)));
         let n_events = self.groups.iter().map(|group| group.version.n_events(&group.folder)).sum();
-        // A group that is full of page cache reaches its limit all the time, which is no shortage.
-        let reached_limit = n_events > self.n_events && memory.free < memory.total / 8;
         let swaps = swap_used.is_some_and(|used| used > self.swap_used + (1 << 20));
-        let is_short = std::mem::take(&mut self.is_stalled) || reached_limit || swaps;
+        let has_waited = std::mem::take(&mut self.is_stalled) || n_events > self.n_events;
+        let is_short = swaps || has_waited && is_tight(&memory);
         (self.n_events, self.swap_used) = (n_events, swap_used.unwrap_or(0));
         Reading {
             total: memory.total,
@@ -224,6 +223,12 @@ impl MemorySource for Source {
         self.is_stalled |= poll.revents & libc::POLLPRI != 0;
         self.is_stalled
     }
+}
+
+/// Whether processes that wait for memory mean that it is short. A group that is full of page cache reaches its limit all the
+/// time, and on any machine a build or a copy of files waits for pages that are read again, with most of the memory free.
+fn is_tight(memory: &SystemMemory) -> bool {
+    memory.free < memory.total / 8
 }
 
 /// Pages of this process that no file backs.
@@ -273,6 +278,12 @@ mod tests {
         assert_eq!(V1.read(&folder), Some(SystemMemory { total: 50, free: 38 }));
         assert_eq!(V1.n_events(&folder), 12);
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn who_waits_where_plenty_is_free_is_not_short() {
+        assert!(!is_tight(&SystemMemory { total: 800, free: 100 }));
+        assert!(is_tight(&SystemMemory { total: 800, free: 99 }));
     }
 
     #[test]
