@@ -141,12 +141,14 @@ const COLUMNS: [Column; 7] = [
     Column { title: "whisper.cpp", checkpoints: whisper_cpp },
 ];
 
-/// The fixtures of a family: folders with its name, alone or with a word after it that is no other family's.
+/// The fixtures of a family: folders with its name, alone or with a word after it, and with no other family's longer name.
 fn fixtures(family: &ArchDescriptor) -> Vec<PathBuf> {
-    let others = |name: &str| FAMILIES.iter().any(|f| f.name == name && f.name != family.name);
     let is_ours = |name: &str| {
-        let rest = name.strip_prefix(family.name);
-        !others(name) && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+        let begins = |family: &&ArchDescriptor| {
+            let rest = name.strip_prefix(family.name);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+        };
+        FAMILIES.iter().filter(begins).max_by_key(|f| f.name.len()).is_some_and(|f| f.name == family.name)
     };
     let entries = std::fs::read_dir(common::folder("")).unwrap().map(|e| e.unwrap());
     let mut found: Vec<PathBuf> = entries
