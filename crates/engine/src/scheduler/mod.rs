@@ -7,6 +7,8 @@
 //! There is one path. A sequence has tokens, of which the first `n_computed` are in the KV cache; a step computes some of the
 //! others; when none is left, the last row's logits choose one more. So a prompt, a chunk of it, a decode step, the tail after
 //! a slide, what was parked and a batch of all of these are the same thing in different shapes.
+//!
+//! This file is longer than 600 lines because admission, parking and the choice of rows read and change the same queue and slots.
 
 mod cost;
 mod figures;
