@@ -46,8 +46,12 @@ pub fn arena_of(plan: &Plan, units: &[LoweredUnit], limits: &Limits, align: usiz
         if let Unit::Join(Join { out: sum, .. }) | Unit::ExpertDownSum { residual: Some(_), out: sum, .. } =
             unit
         {
-            let norms = norms_of_sum(*sum, rest).into_iter();
-            early.extend(norms.map(|(_, out)| {
+            let norms = norms_of_sum(*sum, rest);
+            // The dispatch that writes the norms reads what the sum is of, the unit's own parts included.
+            if !norms.is_empty() {
+                lasting.extend(unit.reads().into_iter().chain(unit.writes()).map(|x| (x, *last)));
+            }
+            early.extend(norms.into_iter().map(|(_, out)| {
                 (Op::Columns { x: *sum, first: 0, group: plan.value(*sum).cols, out }, *last)
             }));
         }
@@ -150,6 +154,41 @@ mod tests {
         assert_eq!(n_selections, 2, "of the residual stream and of attention");
         assert!(n_between > n_selections);
         assert_eq!(arena.offset.len(), plan.values.len());
+    }
+
+    /// One dispatch adds the products of experts to the residual stream and normalises the sum: no norm may be written over
+    /// what other rows of that dispatch still read.
+    #[test]
+    fn norms_made_with_a_sum_leave_what_it_is_of() {
+        let mut n_sums = 0;
+        for case in device_testing::check_op_cases() {
+            for plan in &case.plans {
+                let plan = fusion::fuse(plan, fusion::ALL);
+                let units = lower(&plan, ALL);
+                let arena = arena_of(&plan, &units, &case.limits, ALIGN);
+                let place = |id: ValueId| place(&plan, &arena, &case.limits, id);
+                for (index, LoweredUnit { unit, .. }) in units.iter().enumerate() {
+                    let (Unit::ExpertDownSum { residual: Some(_), out: sum, .. }
+                    | Unit::Join(Join { out: sum, .. })) = unit
+                    else {
+                        continue;
+                    };
+                    for (_, norm) in norms_of_sum(*sum, &units[index + 1..]) {
+                        let norm = place(norm);
+                        for x in unit.reads().into_iter().chain(unit.writes()) {
+                            let x = place(x);
+                            assert!(
+                                x.end <= norm.start || norm.end <= x.start,
+                                "{}: {x:?} {norm:?}",
+                                case.name
+                            );
+                        }
+                        n_sums += 1;
+                    }
+                }
+            }
+        }
+        assert!(n_sums > 10, "{n_sums}");
     }
 
     /// Each reader of a norm makes it for itself with few rows: what is normalised must be there
