@@ -4,9 +4,10 @@
 //! they do text, and equal pictures share pages. Steps with such rows run the program's second plan, whose input is embeddings, those
 //! of tokens beside those of images ([`model::GivenRows`]).
 //!
-//! Where positions have three axes, an image takes fewer of them than it has rows. All that stands before the end of the last image is
-//! turned as if it stood later by what images save, so that what follows has its own position again, and answers run like any text.
-//! Attention knows differences of positions only. What is cached of such a prompt is shared by prompts that save as much.
+//! Where positions have three axes (M-RoPE), an image takes up fewer positions than it has rows. Instead of moving the text after the
+//! last image to earlier positions, everything up to the end of that image gets rotary positions that are later by this difference.
+//! Attention depends on differences of positions only, so the scores are the same, and an answer is decoded like any text, at the
+//! position that is its row's index. Prompts share cached rows only if their difference is the same.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
