@@ -1,41 +1,13 @@
 //! Compiling takes what the memory plan says, counted by the allocator. Alone in its process, for others allocate.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use device::{Device, Limits, Plan, Residence};
 use device_lower::fusion;
-use device_testing::{Sequences, check_op_cases, committed, limits, mini_transformer};
+use device_testing::{CountingAllocator, Sequences, check_op_cases, committed, limits, mini_transformer};
 use ingle_device_cpu::{CpuDevice, Options};
 use weights::BlockType;
 
-/// The system's allocator, which counts.
-struct Counting;
-
-static BYTES: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: everything is the system's allocator's.
-#[allow(unsafe_code)]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
-        unsafe { System.dealloc(p, layout) }
-    }
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn compiling_takes_what_the_memory_plan_says() {
@@ -74,9 +46,9 @@ fn compiling_takes_what_the_memory_plan_says() {
         let memory = device.memory_plan(&plans, &limits).unwrap();
         let weights: u64 = memory.items.iter().filter(|i| i.what.contains("weights")).map(|i| i.bytes).sum();
         let planned = (memory.total(Residence::Committed) - weights) as usize;
-        let before = BYTES.load(Ordering::Relaxed);
+        let before = CountingAllocator::bytes();
         let program = device.compile(&plans, &limits).and_then(committed).unwrap();
-        let taken = BYTES.load(Ordering::Relaxed) - before;
+        let taken = CountingAllocator::bytes() - before;
         // Beside the buffers there are two tables a plan, a few hundred bytes a command, and names for profiles.
         let commands =
             (0..plans.len()).flat_map(|plan| [program.commands(plan, 1), program.commands(plan, 2)]);

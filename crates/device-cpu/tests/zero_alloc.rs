@@ -2,43 +2,18 @@
 
 #![allow(clippy::unwrap_used)] // in helpers of tests too
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use device::{
     Choose, Device, KvType, Limits, Link, Numerics, OutputRef, Penalties, Sampling, Slice, Step, Ticket, Want,
 };
 use device_lower::fusion;
-use device_testing::{Sequences, check_op_cases, committed, limits, mini_transformer};
+use device_testing::{CountingAllocator, Sequences, check_op_cases, committed, limits, mini_transformer};
 use ingle_device_cpu::{CpuDevice, Options};
 use weights::BlockType;
 
-/// The system's allocator, which counts.
-struct Counting;
-
-static CALLS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: everything is the system's allocator's.
-#[allow(unsafe_code)]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
-        unsafe { System.dealloc(p, layout) }
-    }
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn a_step_allocates_nothing() {
@@ -56,11 +31,11 @@ fn a_step_allocates_nothing() {
                 .collect();
             // Threads allocate as they start, and the first step finds all of them running.
             program.run(&sequences.step(&[(2, 5)]).borrow()).unwrap();
-            let before = CALLS.load(Ordering::Relaxed);
+            let before = CountingAllocator::calls();
             for step in &steps {
                 program.run(&step.borrow()).unwrap();
             }
-            assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{block} {numerics:?}");
+            assert_eq!(CountingAllocator::calls() - before, 0, "{block} {numerics:?}");
         }
     }
     sampling_allocates_nothing(&device);
@@ -73,11 +48,11 @@ fn a_step_allocates_nothing() {
             let limits = Limits { numerics, ..case.limits.clone() };
             let mut program = device.compile(&case.plans, &limits).and_then(committed).unwrap();
             program.run(&case.steps[0].borrow()).unwrap();
-            let before = CALLS.load(Ordering::Relaxed);
+            let before = CountingAllocator::calls();
             for step in &case.steps {
                 program.run(&step.borrow()).unwrap();
             }
-            assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{}", case.name);
+            assert_eq!(CountingAllocator::calls() - before, 0, "{}", case.name);
         }
     }
 }
@@ -123,15 +98,15 @@ fn sampling_allocates_nothing(device: &CpuDevice) {
         })
         .collect();
     program.run(&steps[0].borrow()).unwrap();
-    let before = CALLS.load(Ordering::Relaxed);
+    let before = CountingAllocator::calls();
     for step in &steps[1..] {
         program.run(&step.borrow()).unwrap();
     }
-    assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "sixteen sampled outputs");
+    assert_eq!(CountingAllocator::calls() - before, 0, "sixteen sampled outputs");
     assert!(program.chosen().iter().all(|chosen| chosen.token.is_some() && chosen.logprob < 0.0));
     // A stopped step neither.
     let stop = AtomicBool::new(true);
-    let before = CALLS.load(Ordering::Relaxed);
+    let before = CountingAllocator::calls();
     assert!(program.run(&Step { links: &[], stop: Some(&stop), ..steps[0].borrow() }).is_err());
-    assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "a stopped step");
+    assert_eq!(CountingAllocator::calls() - before, 0, "a stopped step");
 }

@@ -6,36 +6,16 @@ use device::{
     Want,
 };
 use device_lower::fusion;
-use device_testing::{Sequences, committed, limits, mini_transformer, one_sequence};
+use device_testing::{CountingAllocator, Sequences, committed, limits, mini_transformer, one_sequence};
 use ingle_device_cuda::products::{MOST_TILES, Products};
 use ingle_device_cuda::{CudaDevice, Profile, kernels, selftest};
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use weights::BlockType;
 
-/// The system's allocator, which counts. What NVIDIA's driver allocates is not seen.
-struct Counting;
-
-static CALLS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: everything is the system's allocator's.
-#[allow(unsafe_code)]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(p, layout) }
-    }
-}
-
+// What NVIDIA's driver allocates is not seen.
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// After compiling, a step allocates nothing: single steps, and steps in flight, greedy, sampled and chosen by the host.
 fn allocations(device: &CudaDevice) -> Result<String, String> {
@@ -55,11 +35,11 @@ fn allocations(device: &CudaDevice) -> Result<String, String> {
         for step in steps.iter().chain(&steps) {
             program.run(&step.borrow()).map_err(error)?;
         }
-        let before = CALLS.load(Ordering::Relaxed);
+        let before = CountingAllocator::calls();
         for step in &steps {
             program.run(&step.borrow()).map_err(error)?;
         }
-        let n = CALLS.load(Ordering::Relaxed) - before;
+        let n = CountingAllocator::calls() - before;
         if n > 0 {
             return Err(format!("{block}: {n} allocations in {} steps", steps.len()));
         }
@@ -77,7 +57,7 @@ fn allocations(device: &CudaDevice) -> Result<String, String> {
             let mut before = 0;
             for index in 1..24 {
                 if index == 4 {
-                    before = CALLS.load(Ordering::Relaxed);
+                    before = CountingAllocator::calls();
                 }
                 if index >= ahead {
                     program.wait(Ticket(first.0 + index - ahead)).map_err(error)?;
@@ -85,7 +65,7 @@ fn allocations(device: &CudaDevice) -> Result<String, String> {
                 step.links[0].from.ticket = program.submit(&step.borrow()).map_err(error)?;
                 n_steps += 1;
             }
-            let n = CALLS.load(Ordering::Relaxed) - before;
+            let n = CountingAllocator::calls() - before;
             if n > 0 {
                 return Err(format!("{block}: {n} allocations in 20 steps in flight, {want:?}"));
             }

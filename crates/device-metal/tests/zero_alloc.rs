@@ -9,38 +9,14 @@ use device::{
     Choose, Device, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Sampling, Slice, Ticket, Want,
 };
 use device_lower::fusion;
-use device_testing::{Sequences, check_op_cases, committed, limits, mini_transformer, one_sequence};
+use device_testing::{
+    CountingAllocator, Sequences, check_op_cases, committed, limits, mini_transformer, one_sequence,
+};
 use ingle_device_metal::MetalDevice;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use weights::BlockType;
 
-/// The system's allocator, which counts.
-struct Counting;
-
-static CALLS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: everything is the system's allocator's.
-#[allow(unsafe_code)]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
-        unsafe { System.dealloc(p, layout) }
-    }
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn a_step_allocates_nothing() {
@@ -58,11 +34,11 @@ fn a_step_allocates_nothing() {
         for step in &steps {
             program.run(&step.borrow()).unwrap();
         }
-        let before = CALLS.load(Ordering::Relaxed);
+        let before = CountingAllocator::calls();
         for step in &steps {
             program.run(&step.borrow()).unwrap();
         }
-        assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{block}");
+        assert_eq!(CountingAllocator::calls() - before, 0, "{block}");
         assert!(device.gpu().take().0 > 0);
         // Steps in flight with links too, greedy and sampled, and tokens that the host chooses.
         let penalties = Some(Penalties { repeat: 1.1, presence: 0.1, frequency: 0.1 });
@@ -75,7 +51,7 @@ fn a_step_allocates_nothing() {
             let mut step = OwnedStep { recent: (0..30).collect(), ..first };
             let first = program.submit(&step.borrow()).unwrap();
             step.links = vec![Link { row: 0, from: OutputRef { ticket: first, output: 0 } }];
-            let before = CALLS.load(Ordering::Relaxed);
+            let before = CountingAllocator::calls();
             for index in 1..20 {
                 if index >= program.max_in_flight() as u64 {
                     program.wait(Ticket(first.0 + index - program.max_in_flight() as u64)).unwrap();
@@ -83,7 +59,7 @@ fn a_step_allocates_nothing() {
                 let last = program.submit(&step.borrow()).unwrap();
                 step.links[0].from.ticket = last;
             }
-            assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{block}: steps in flight, {want:?}");
+            assert_eq!(CountingAllocator::calls() - before, 0, "{block}: steps in flight, {want:?}");
             let left = (20 - program.max_in_flight() as u64..20).map(|index| Ticket(first.0 + index));
             left.for_each(|ticket| program.wait(ticket).unwrap());
         }
@@ -98,11 +74,11 @@ fn a_step_allocates_nothing() {
         for step in &case.steps {
             program.run(&step.borrow()).unwrap();
         }
-        let before = CALLS.load(Ordering::Relaxed);
+        let before = CountingAllocator::calls();
         for step in &case.steps {
             program.run(&step.borrow()).unwrap();
         }
-        assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{}", case.name);
+        assert_eq!(CountingAllocator::calls() - before, 0, "{}", case.name);
         n_cases += 1;
     }
     assert!(n_cases > 0);

@@ -18,6 +18,7 @@
 
 pub mod null;
 
+mod allocations;
 mod builder;
 mod cases;
 mod commits;
@@ -28,6 +29,7 @@ mod sequences;
 mod steps;
 mod stored;
 
+pub use allocations::CountingAllocator;
 pub use builder::{AttentionOptions, PlanBuilder, RecurrentShape, mini_transformer, truncate};
 pub use cases::{Case, Norms, check_op_cases, layers_with_norms};
 pub use commits::{check_commits, check_shortage};

@@ -1,7 +1,6 @@
 //! After the prompt, a token costs no allocation: scheduling, the step, sampling with every stage, detokenising, stop
 //! strings and the event included. Counted by the allocator itself. Its own test binary, so that nothing else counts.
 #![allow(clippy::unwrap_used)]
-#![allow(unsafe_code)]
 
 // The name that the GPU's file knows the crate by.
 extern crate device_metal as ingle_device_metal;
@@ -10,43 +9,15 @@ mod common;
 #[path = "../../device-metal/tests/common/mod.rs"]
 mod null_gpu;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::*;
 use device::Device;
+use device_testing::CountingAllocator;
 use ingle_engine::*;
 
-/// Of all threads: a device's workers count too.
-static COUNT: AtomicU64 = AtomicU64::new(0);
-
-struct Counting;
-
-// SAFETY: every call is passed on to the system's allocator with what was given; counting touches no memory of its own.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above; `pointer` came from `System`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-fn allocations() -> u64 {
-    COUNT.load(Ordering::Relaxed)
-}
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Steps of one row of each sequence.
 fn check(device: Arc<dyn Device>, name: &str, sampling: SamplingParams, n_sequences: usize) {
@@ -130,9 +101,9 @@ fn check_engine(mut engine: Engine, sampling: SamplingParams, n_sequences: usize
         }
     };
     steps(&mut engine, 16 + 2 * n_sequences); // the prompts, and a few tokens to warm up
-    let before = allocations();
+    let before = CountingAllocator::calls();
     steps(&mut engine, n_steps);
-    let counted = allocations() - before;
+    let counted = CountingAllocator::calls() - before;
     assert!(n_tokens >= n_steps * n_sequences && text.len() > n_steps, "{n_tokens} tokens, {text:?}");
     assert_eq!(engine.n_running(), n_sequences, "all go on");
     let (name, device) = (engine.model().path().display(), engine.device().name());
@@ -157,7 +128,7 @@ fn check_metal(name: &str) {
         // A buffer is taken where pages are committed, which stay so for the next sequence.
         engine.generate(request.clone(), |_| {}).unwrap();
         let mut counts = Vec::with_capacity(100);
-        engine.generate(request, |_| counts.push(allocations())).unwrap();
+        engine.generate(request, |_| counts.push(CountingAllocator::calls())).unwrap();
         assert_eq!(counts.len(), 51, "50 tokens and the end");
         assert_eq!(counts[48] - counts[5], 0, "allocations of 43 tokens on Metal ({name})");
     }
@@ -187,9 +158,9 @@ fn few_tokens() -> SamplingParams {
 /// The only test of this binary: another would count too.
 #[test]
 fn decoding_allocates_nothing() {
-    let before = allocations();
+    let before = CountingAllocator::calls();
     std::hint::black_box(vec![1u8; 100]);
-    assert!(allocations() > before, "the counter counts");
+    assert!(CountingAllocator::calls() > before, "the counter counts");
     for name in ["llama", "mistral", "gemma3"] {
         for n_sequences in [1, 3] {
             let null = device_testing::null::NullDevice::default();
