@@ -1,5 +1,7 @@
 //! NVIDIA's driver, loaded at run time: the only file that calls it. Every call is checked, and its
 //! error names what was asked.
+//!
+//! Past 600 lines, so that every `unsafe` call of the driver is in one place.
 
 use cudarc::driver::sys;
 use device::{Error, Result};

@@ -1,6 +1,8 @@
 //! The primitive operations of a forward pass.
 //!
 //! Shapes: `n` is the number of rows of the step (tokens or outputs), every activation is f32 `(n, cols)` row-major.
+//!
+//! Past 600 lines: each Op states its formula, its shapes and what it reads and writes.
 
 use crate::{FusedKind, KvLayerId, StateId, ValueId, WeightId};
 

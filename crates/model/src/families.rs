@@ -1,5 +1,7 @@
 //! The families. To add a dense one, add an entry here, and to [`crate::names`] any tensor or key that is called
 //! differently.
+//!
+//! Past 600 lines: each family is an entry, which differs from another by a few fields.
 
 use device::{Activation, OutputKind, RopeStyle, RouterScores};
 

@@ -1,4 +1,6 @@
 //! From roles to weights: finds each tensor under its name, checks its shape, and takes the rows that belong to the role.
+//!
+//! Past 600 lines: whatever is taken is also marked as used, so that what no layer asked for can be reported.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -2,6 +2,8 @@
 //!
 //! Not one line of this file has run on Apple hardware; it is type-checked for aarch64-apple-darwin
 //! on Linux. See docs/metal.md.
+//!
+//! Past 600 lines, so that every call of Metal is in one place.
 
 use super::heartbeat::{self, Heartbeat};
 use super::libraries::Libraries;
