@@ -86,7 +86,7 @@ pub enum Error {
         adapter: String,
         /// Which part of it.
         what: String,
-        /// What is there.
+        /// What the adapter's file has: shapes or keys.
         found: String,
         /// What would be applied.
         expected: String,

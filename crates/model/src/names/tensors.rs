@@ -174,7 +174,7 @@ pub struct TensorName {
     pub role: TensorRole,
     /// `{l}` is the layer, `{e}` the expert, where each is a tensor by itself.
     pub gguf: &'static str,
-    /// `{model}` is one of [`MODEL_PREFIXES`], `{layer}` is `{model}layers.{l}.`.
+    /// `{model}` is one of [`MODEL_PREFIXES`](super::MODEL_PREFIXES), `{layer}` is `{model}layers.{l}.`.
     pub hf: &'static str,
     /// `/weight` or `/bias` follows.
     pub ctranslate2: &'static str,
