@@ -23,7 +23,8 @@ const QUICK: &[&str] = &[
     "xtask",
 ];
 
-/// Cases of each property test that sets no number of its own; proptest's default is 256.
+/// Cases of a property test; proptest's default is 256. Those that usually run fewer run more in proportion
+/// (`device_testing::cases`).
 const FULL_CASES: &str = "4096";
 
 /// The tests to run while working; `arguments` go to the test binaries.

@@ -110,10 +110,7 @@ fn check_memory(code: sys::CUresult, what: &str, bytes: u64) -> Result<()> {
 pub fn start() -> std::result::Result<(), String> {
     // SAFETY: opens a library by its name, and closes it.
     if !unsafe { sys::is_culib_present() } {
-        return Err(
-            "the NVIDIA driver's library (libcuda.so.1, nvcuda.dll) was not found; install the driver"
-                .to_owned(),
-        );
+        return Err("no NVIDIA driver was found (libcuda.so.1, nvcuda.dll)".to_owned());
     }
     // SAFETY: the library is there, as was just seen; the call has no requirements.
     match unsafe { sys::cuInit(0) } {

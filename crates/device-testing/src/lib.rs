@@ -34,7 +34,7 @@ pub use builder::{AttentionOptions, PlanBuilder, RecurrentShape, mini_transforme
 pub use cases::{Case, Norms, check_op_cases, layers_with_norms};
 pub use commits::{check_commits, check_shortage};
 pub use compare::{check_cases, check_device, compare, compare_chunks, run};
-pub use random::{Rng, quantized};
+pub use random::{Rng, cases, quantized};
 pub use scarce::Scarce;
 pub use sequences::{BEST_AND_LOGITS, Sequences, chosen_tokens, committed, limits, one_sequence};
 pub use steps::{

@@ -41,6 +41,13 @@ impl Rng {
     }
 }
 
+/// How many cases a property test runs: `usual`, and as many times more as the environment variable `PROPTEST_CASES` asks for
+/// more than 256, which is proptest's default. (`ProptestConfig::with_cases` by itself ignores the variable.)
+pub fn cases(usual: u32) -> u32 {
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse::<u32>().ok());
+    usual * (asked.unwrap_or(256) / 256).max(1)
+}
+
 /// A matrix `[n_out, n_in]` of variance `1 / n_in`, so that products with inputs of variance 1 have variance 1 too.
 /// `n_in` is whole blocks.
 pub fn quantized(rng: &mut Rng, name: &str, n_out: usize, n_in: usize, block: BlockType) -> Weight {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::common::*;
 use device::Device;
+use device_testing::cases;
 use device_testing::null::NullDevice;
 use ingle_engine::*;
 use proptest::prelude::*;
@@ -381,7 +382,7 @@ fn prompts_tell_their_log_probabilities_cached_or_not() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(30))]
+    #![proptest_config(ProptestConfig::with_cases(cases(30)))]
 
     /// Random requests, with constraints and without, forks, steps and cancels, in little memory.
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::common::*;
 use device::Device;
+use device_testing::cases;
 use ingle_engine::*;
 use proptest::prelude::*;
 
@@ -144,7 +145,7 @@ fn a_cancelled_sequence_has_no_rows_in_the_next_step() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(cases(40)))]
 
     /// Under failures and panics every sequence ends once: with what it gives alone, or with the device's error.
     #[test]

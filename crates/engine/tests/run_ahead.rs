@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::common::*;
 use device::Device;
+use device_testing::cases;
 use device_testing::null::{Event as Asked, NullDevice};
 use ingle_engine::*;
 use proptest::prelude::*;
@@ -17,7 +18,7 @@ fn null_engine(name: &str, n_in_flight: usize, options: &LoadOptions) -> (Engine
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(cases(40)))]
 
     /// Also where requests wait for slots, prompts come in chunks, and some are cancelled half-way.
     #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::common::*;
 use device::{Device, KvType};
+use device_testing::cases;
 use ingle_engine::*;
 use proptest::prelude::*;
 
@@ -388,7 +389,7 @@ fn times_of_steps_are_recorded_when_asked() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(cases(60)))]
 
     /// Random requests, steps and cancellations over texts that share starts: the books balance after every step, and
     /// every answer is the one that its own prompt gives alone.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::common::*;
 use device::{Device, Numerics};
-use device_testing::Scarce;
 use device_testing::null::NullDevice;
+use device_testing::{Scarce, cases};
 use ingle_engine::*;
 use proptest::prelude::*;
 use weights::{Access, BlockType, Bytes, codec};
@@ -23,7 +23,7 @@ fn one_sequence(engine: &Engine) -> u64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(cases(40)))]
 
     #[test]
     fn no_answer_changes_and_nothing_fails(
@@ -50,7 +50,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(cases(40)))]
 
     /// A device that has memory for little more than one sequence, in granules: as an exhausted budget.
     #[test]

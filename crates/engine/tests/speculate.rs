@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use crate::common::*;
 use device::{Device, Numerics};
 use device_reference::Reference;
+use device_testing::cases;
 use ingle_engine::*;
 use proptest::prelude::*;
 
@@ -533,7 +534,7 @@ fn what_cannot_guess_is_refused_with_words() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(cases(40)))]
 
     /// Random requests over texts that share starts, with guesses that are sometimes right: the books balance after every
     /// step, and every answer is the one that its own prompt gives alone.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use device::Device;
+use device_testing::cases;
 use device_testing::null::{NullDevice, greedy as answer};
 use ingle_engine::*;
 use proptest::prelude::*;
@@ -161,7 +162,7 @@ struct Asked {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
+    #![proptest_config(ProptestConfig::with_cases(cases(150)))]
 
     /// Arrivals, cancels and forks at any time, prompts that share starts, priorities, tenants and salts, a device that fails
     /// now and then, and too little memory: every answer is what it is alone, everybody gets one, and nothing is left behind.

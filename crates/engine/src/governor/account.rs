@@ -149,10 +149,15 @@ impl Account {
         self.ledger.generation.load(ORDER)
     }
 
+    /// What it holds now. Where its oldest sequence keeps less than before, what it may hold is set again at once: until the next
+    /// reading nobody would give back what that sequence kept.
     pub(crate) fn tell(&self, holdings: Holdings) {
         self.reclaimable.store(holdings.reclaimable, ORDER);
-        self.floor.store(holdings.floor, ORDER);
+        let floor = self.floor.swap(holdings.floor, ORDER);
         self.booked.store(holdings.booked, ORDER);
+        if holdings.floor < floor {
+            self.governor.set_targets(&self.ledger);
+        }
     }
 
     /// Its sequences take so many bytes a second.

@@ -2,7 +2,7 @@
 //!
 //! A thread reads a [`MemorySource`] ten times a second, and at once where the system complains, and sets a budget
 //! ([`policy`]). Each engine has an [`Account`]: it asks before it touches a page that was not touched before, and gives back
-//! between two steps what it holds beyond its target. No lock is taken for either.
+//! between two steps what it holds beyond its target. No lock is taken for either, except where the oldest sequence has ended.
 //!
 //! The ladder on a shortage: free pages that are still committed; cold leaves of the prefix cache; models that nobody uses;
 //! nothing new and smaller chunks; the youngest sequence of the lowest priority is parked, down to the oldest. No rung ends a
@@ -141,6 +141,15 @@ impl Governor {
         for domain in domains {
             while domain.observe(now) > 0 && self.unload_idle() {}
             domain.set_targets();
+            domain.ledger.generation.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Tell the accounts of a memory again what they may hold, by the last reading.
+    fn set_targets(&self, ledger: &Arc<Ledger>) {
+        let domain = self.domains().iter().find(|domain| Arc::ptr_eq(&domain.ledger, ledger)).cloned();
+        if let Some(domain) = domain {
+            domain.set_targets();
         }
     }
 
@@ -259,7 +268,6 @@ impl Domain {
         for (account, target) in accounts.iter().zip(targets) {
             account.target.store(*target, Ordering::Relaxed);
         }
-        self.ledger.generation.fetch_add(1, Ordering::Relaxed);
     }
 }
 

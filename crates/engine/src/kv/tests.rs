@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use device::{Chosen, CommandInfo, CommittedPages, KvLayer, KvType, Numerics, Step, Ticket, Timing, ValueId};
+use device_testing::cases;
 use proptest::prelude::*;
 
 use super::*;
@@ -567,7 +568,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(cases(200)))]
 
     /// Texts share starts of different lengths. Whatever happens in whatever order: pools of the planned sizes never run
     /// out, no shared page is written, every visible position holds its own token, and the books balance.

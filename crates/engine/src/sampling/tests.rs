@@ -1,5 +1,6 @@
 //! Distributions and limits of the whole pipeline.
 
+use device_testing::cases;
 use proptest::prelude::*;
 
 // A trait of proptest has the same name.
@@ -242,7 +243,7 @@ fn where_nothing_can_be_picked_nothing_is_chosen() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(cases(300)))]
 
     /// Whatever the logits and parameters: the chosen token is one that the slow formula leaves, and buffers never grow.
     #[test]
