@@ -686,9 +686,12 @@ impl Scheduler {
         let known = &sequence.tokens[..sequence.tokens.len() - 1];
         // What ends within an image that must be whole ends before it.
         let whole = |n: usize| sequence.images.as_ref().map_or(n, |images| images.whole(n));
+        // The cache is asked for as many tokens below as here: of fewer it may find another branch, which has less.
+        let mut n_asked = known.len();
         let mut n_found = self.kv.n_cached(sequence.salt, known);
         while whole(n_found) < n_found {
-            n_found = self.kv.n_cached(sequence.salt, &known[..whole(n_found)]);
+            n_asked = whole(n_found);
+            n_found = self.kv.n_cached(sequence.salt, &known[..n_asked]);
         }
         let n_cached = n_found.max(sequence.n_computed);
         let others = self.slots.iter().enumerate();
@@ -710,7 +713,7 @@ impl Scheduler {
             }
             None if n_cached > n_before => {
                 self.kv.end(slot);
-                self.kv.begin(slot, sequence.salt, &known[..n_found])
+                self.kv.begin(slot, sequence.salt, &known[..n_asked])
             }
             None => return,
         };
