@@ -53,6 +53,30 @@ fn pairs_are_judged() {
 }
 
 #[test]
+fn a_language_model_judges_by_yes_and_no_from_a_folder_and_from_gguf() {
+    let folder = fixture("qwen3_reranker");
+    let json = expected("qwen3_reranker");
+    let dir = tempfile::tempdir().unwrap();
+    let gguf = dir.path().join("judge.gguf");
+    run(&["convert", folder.to_str().unwrap(), "-o", gguf.to_str().unwrap(), "--to", "gguf:f32"]);
+    for model in [&folder, &gguf] {
+        for pair in json["pairs"].as_array().unwrap() {
+            let (query, document) = (pair["query"].as_str().unwrap(), pair["document"].as_str().unwrap());
+            let found = run(&["rerank", model.to_str().unwrap(), query, document, "--json"]);
+            let found: Value = serde_json::from_str(&found).unwrap();
+            let off = (found["scores"][0].as_f64().unwrap() - pair["score"].as_f64().unwrap()).abs();
+            assert!(off < 1e-4, "{query}: {found}, expected {}", pair["score"]);
+        }
+    }
+    // Of a document that is too long, the end is cut, and the question stays.
+    let long = "bamboo ".repeat(2000);
+    let found: Value =
+        serde_json::from_str(&run(&["rerank", folder.to_str().unwrap(), "q", &long, "--json"])).unwrap();
+    let score = found["scores"][0].as_f64().unwrap();
+    assert!(score > 0.0 && score < 1.0, "{found}");
+}
+
+#[test]
 fn vectors_and_states_of_tokens() {
     for name in ["embedding_gemma", "modernbert", "qwen3_embedding"] {
         let (folder, json) = (fixture(name), expected(name));
