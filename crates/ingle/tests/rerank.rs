@@ -5,7 +5,9 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use serde_json::Value;
+use serde_json::{Value, json};
+
+use crate::serve::Server;
 
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
@@ -67,6 +69,18 @@ fn a_language_model_judges_by_yes_and_no_from_a_folder_and_from_gguf() {
             let off = (found["scores"][0].as_f64().unwrap() - pair["score"].as_f64().unwrap()).abs();
             assert!(off < 1e-4, "{query}: {found}, expected {}", pair["score"]);
         }
+    }
+    let server = Server::start(&[folder.to_str().unwrap()]);
+    let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
+    let pair = &json["pairs"][1];
+    let documents = json!([json["pairs"][0]["document"], pair["document"]]);
+    let id = &models["data"].as_array().unwrap().last().unwrap()["id"];
+    let body = json!({ "model": id, "query": pair["query"], "documents": documents });
+    let found = server.ok("/v1/rerank", &body);
+    for (result, index) in found["results"].as_array().unwrap().iter().zip([1, 0]) {
+        assert_eq!(result["index"], index, "{found}");
+        let score = json["pairs"][index]["score"].as_f64().unwrap();
+        assert!((result["relevance_score"].as_f64().unwrap() - score).abs() < 1e-4, "{found}");
     }
     // Of a document that is too long, the end is cut, and the question stays.
     let long = "bamboo ".repeat(2000);

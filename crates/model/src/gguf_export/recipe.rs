@@ -267,17 +267,21 @@ impl<'a> Exporter<'a> {
         if row.hf.contains("{e}") {
             shape_of_all.insert(0, tensors.len());
         } else if apart {
-            let [n, all, cols] = first.shape[..] else {
-                return Err(bad(format!("shape {:?}", first.shape), "three dimensions"));
+            let (n, all, cols) = match first.shape[..] {
+                [n, all, cols] => (n, all, cols),
+                [all, cols] => (1, all, cols),
+                _ => return Err(bad(format!("shape {:?}", first.shape), "two or three dimensions")),
             };
-            let n_rows = |role: TensorRole| shape(self.spec, role, layer).get(1).copied().unwrap_or(0);
+            // Of a stack of experts the rows are the second dimension.
+            let of_rows = first.shape.len() - 2;
+            let n_rows = |role: TensorRole| shape(self.spec, role, layer).get(of_rows).copied().unwrap_or(0);
             let at = row.stacked.iter().position(|r| *r == role).unwrap_or(0);
             let before: usize = row.stacked.iter().take(at).map(|r| n_rows(*r)).sum();
             let mine = n_rows(role);
             let part = |e: usize| (tensors.first().cloned(), e * all + before);
             pieces =
                 (0..n).map(part).filter_map(|(tensor, from)| Some((tensor?, from..from + mine))).collect();
-            shape_of_all = vec![n, mine, cols];
+            shape_of_all = if of_rows == 1 { vec![n, mine, cols] } else { vec![mine, cols] };
         } else if row.stacked.is_empty() && !named.stacked.is_empty() {
             (shape_of_all, pieces) = self.joined(found, named.stacked)?;
         }
