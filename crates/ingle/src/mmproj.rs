@@ -56,7 +56,7 @@ fn beside(model: &Path) -> Option<PathBuf> {
         let name = name.to_lowercase();
         let of_type = |kind: &&str| name.strip_suffix(".gguf").is_some_and(|name| name.ends_with(*kind));
         // `bf16` ends with `f16`.
-        let at = TYPES.iter().rposition(|kind| of_type(&kind));
+        let at = TYPES.iter().rposition(of_type);
         (at.unwrap_or(TYPES.len()), name.clone())
     };
     let mut fitting: Vec<&String> = towers.iter().filter(fits).copied().collect();

@@ -380,7 +380,7 @@ fn joined(name: String, parts: &[&Tensor]) -> Result<Tensor> {
             part.block == f.block && part.shape.get(1..) == f.shape.get(1..) && !part.block.has_planes()
         })
     };
-    let Some(first) = first.filter(|_| parts.len() == 3 && parts.iter().all(|part| fits(&part))) else {
+    let Some(first) = first.filter(|_| parts.len() == 3 && parts.iter().all(fits)) else {
         let found =
             parts.iter().map(|t| format!("{:?} of {}", t.shape, t.block)).collect::<Vec<_>>().join(", ");
         return Err(bad(&name, found, "queries, keys and values of one width and type"));
