@@ -54,4 +54,9 @@ SUITE = [
     shape("llama-3.2-1b", "q2_k", 8, 2.5, 1.3),
     shape("llama-3.2-1b", "bf16", 8, 2.5, 1.05),
     shape("qwen3-30b-a3b", "q4_0", 4, 2.0, 1.3),
+    shape("qwen3.5-4b", "q4_k", 8, 2.0, 1.3),
+    shape("lfm2-1.2b", "q4_k", 16, 2.0, 1.3),
+    shape("gpt-oss-20b", "q8_0", 4, 1.5, 1.3),
+    # llama.cpp knows it by its number of layers.
+    shape("deepseek-v2-lite", "q4_0", 27, 2.0, 1.3),
 ]

@@ -175,6 +175,16 @@ impl Embedder {
     pub fn tokenize_pair(&self, query: &str, document: &str) -> Result<Vec<u32>> {
         self.need_ranks()?;
         let tokenizer = self.model.need_tokenizer()?;
+        if let Some(answers) = &self.spec.answers {
+            let (prompt, after) = answers.about(query, document);
+            let mut ids = tokenizer.encode(&prompt, Specials::Parse)?;
+            let after = tokenizer.encode(after, Specials::Parse)?;
+            if ids.len() > self.limits.n_ctx {
+                ids.truncate(self.limits.n_ctx.saturating_sub(after.len()));
+                ids.extend(after);
+            }
+            return Ok(ids);
+        }
         let mut ids = tokenizer.encode_with_bos(query, Specials::Parse)?;
         let closing = tokenizer.encode_with_bos("", Specials::Parse)?.last().copied();
         // The query's own closing mark is the first.

@@ -430,8 +430,8 @@ impl Model {
 
 /// What stands for a picture in the text.
 fn text_of(spec: &VisionSpec, picture: &Picture) -> String {
-    let ImageMarks { row, before, after, whole, .. } = spec.tower.marks;
-    let rows = |tile: &Tile| row.repeat(spec.rows_of(tile.grid));
+    let ImageMarks { before, after, whole, .. } = spec.tower.marks;
+    let rows = |tile: &Tile| spec.row_text().repeat(spec.rows_of(tile.grid));
     if spec.tower.sizing != SizingKind::Tiles {
         return picture.tiles.iter().map(|tile| format!("{before}{}{after}", rows(tile))).collect();
     }

@@ -198,6 +198,10 @@ pub struct LoadArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
 
+    /// The file with the tower of images of a GGUF model [default: the mmproj file beside it whose name says so]
+    #[arg(long, value_name = "FILE")]
+    pub mmproj: Option<PathBuf>,
+
     /// Context length in tokens [default: what the model was trained for, or the longest that fits
     /// in memory]
     #[arg(short, long, value_name = "TOKENS")]

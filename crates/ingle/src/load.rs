@@ -16,6 +16,7 @@ use crate::args::{
     ModelArgs, PrefillArgs, PrefillName, SpeculateArgs, SpeculateName, VerifyArgs, WeightsName,
 };
 use crate::choose;
+use crate::mmproj;
 use crate::progress::Bar;
 
 /// Make sure that a model is on this machine; where it lies.
@@ -33,6 +34,8 @@ pub fn open(args: &ModelArgs) -> anyhow::Result<Model> {
 pub fn open_adapted(args: &ModelArgs, lora: &LoraArgs) -> anyhow::Result<Model> {
     let path = fetch(&args.model, &args.fetch)?;
     let checkpoint = open_checkpoint(&path, access(&args.load.device), &args.verify)?;
+    let tower = args.load.mmproj.as_deref();
+    let checkpoint = mmproj::attach(&path, checkpoint, tower, access(&args.load.device))?;
     let adapters = lora.lora.iter().map(|lora| adapter(lora, access(&args.load.device)));
     let adapters = adapters.collect::<anyhow::Result<Vec<_>>>()?;
     Ok(Model::from_opened_adapted(&path, checkpoint, &TokenizerSource::Own, adapters)?)

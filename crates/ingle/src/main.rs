@@ -9,6 +9,7 @@ mod commands;
 mod grammar;
 mod interactive;
 mod load;
+mod mmproj;
 mod output;
 mod progress;
 mod sse;

@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::common::{error, fixture, ids, json as printed_json};
+use crate::common::{error, fixture, ids, ingle, json as printed_json};
 use crate::serve::Server;
 
 const FAMILIES: [&str; 5] = ["smolvlm", "gemma3_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5_vl"];
@@ -20,6 +20,50 @@ fn commas(ids: &[u32]) -> String {
     ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
+/// That a model gives the logits which transformers gives for the fixture.
+fn agrees(name: &str, model: &str, more: &[&str]) {
+    let folder = fixture("models").join(name);
+    let expected: Value =
+        serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+    let (given, image) = (commas(&ids(&expected["input_ids"])), text(&folder.join("image.png")));
+    let args = ["logits", model, "--tokens", &given, "--image", &image, "--top", "160", "--json"];
+    let found = printed_json(&[&args[..], &["--kv-type", "f32", "-t", "1"], more].concat());
+    for (at, logits) in
+        expected["positions"].as_array().unwrap().iter().zip(expected["logits"].as_array().unwrap())
+    {
+        for entry in found["top"][at.as_u64().unwrap() as usize].as_array().unwrap() {
+            let expected = logits[entry[0].as_u64().unwrap() as usize].as_f64().unwrap();
+            let found = entry[1].as_f64().unwrap();
+            // Pixels are those of transformers to the byte; the rest is f32 in another order.
+            assert!((found - expected).abs() < 2e-3, "{name}: {found}, expected {expected}");
+        }
+    }
+}
+
+#[test]
+fn a_gguf_file_sees_with_its_tower_beside_it_or_named() {
+    for name in FAMILIES {
+        let dir = tempfile::tempdir().unwrap();
+        let (source, output) = (text(&fixture("models").join(name)), text(&dir.path().join("model.gguf")));
+        let said = ingle(&["convert", &source, "-o", &output, "--to", "gguf"]);
+        let notes = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(said.status.success() && notes.contains("mmproj-model.gguf"), "{name}: {notes}");
+        agrees(name, &output, &[]);
+        let elsewhere = dir.path().join("tower");
+        std::fs::create_dir(&elsewhere).unwrap();
+        let tower = text(&elsewhere.join("a.gguf"));
+        std::fs::rename(dir.path().join("mmproj-model.gguf"), &tower).unwrap();
+        let image = text(&fixture("models").join(name).join("image.png"));
+        let blind = error(&["logits", &output, "--tokens", "1,2", "--image", &image]);
+        assert!(blind.contains("sees no images"), "{name}: {blind}");
+        agrees(name, &output, &["--mmproj", &tower]);
+        let wrong = error(&["logits", &output, "--tokens", "1,2", "--mmproj", &output]);
+        assert!(wrong.contains("clip") && wrong.contains("--mmproj"), "{name}: {wrong}");
+        let folder = error(&["logits", &source, "--tokens", "1,2", "--mmproj", &tower]);
+        assert!(folder.contains("expected GGUF"), "{name}: {folder}");
+    }
+}
+
 #[test]
 fn logits_of_tokens_and_a_picture_are_those_of_transformers() {
     for name in FAMILIES {
@@ -27,19 +71,8 @@ fn logits_of_tokens_and_a_picture_are_those_of_transformers() {
         let expected: Value =
             serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
         let tokens = ids(&expected["input_ids"]);
-        let (given, model, image) = (commas(&tokens), text(&folder), text(&folder.join("image.png")));
-        let args = ["logits", &model, "--tokens", &given, "--image", &image, "--top", "160", "--json"];
-        let found = printed_json(&[&args[..], &["--kv-type", "f32", "-t", "1"]].concat());
-        for (at, logits) in
-            expected["positions"].as_array().unwrap().iter().zip(expected["logits"].as_array().unwrap())
-        {
-            for entry in found["top"][at.as_u64().unwrap() as usize].as_array().unwrap() {
-                let expected = logits[entry[0].as_u64().unwrap() as usize].as_f64().unwrap();
-                let found = entry[1].as_f64().unwrap();
-                // Pixels are those of transformers to the byte; the rest is f32 in another order.
-                assert!((found - expected).abs() < 2e-3, "{name}: {found}, expected {expected}");
-            }
-        }
+        let (model, image) = (text(&folder), text(&folder.join("image.png")));
+        agrees(name, &model, &[]);
         let fewer = commas(&tokens[..tokens.len() - 15]);
         let said = error(&["logits", &model, "--tokens", &fewer, "--image", &image, "--json"]);
         assert!(said.contains("placeholders"), "{name}: {said}");

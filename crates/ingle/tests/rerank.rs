@@ -5,7 +5,9 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use serde_json::Value;
+use serde_json::{Value, json};
+
+use crate::serve::Server;
 
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
@@ -50,6 +52,42 @@ fn pairs_are_judged() {
     let found: Value = serde_json::from_str(&run(&args)).unwrap();
     let scores: Vec<Value> = pairs.iter().map(|pair| pair["score"].clone()).collect();
     close(&found["scores"], &Value::Array(scores));
+}
+
+#[test]
+fn a_language_model_judges_by_yes_and_no_from_a_folder_and_from_gguf() {
+    let folder = fixture("qwen3_reranker");
+    let json = expected("qwen3_reranker");
+    let dir = tempfile::tempdir().unwrap();
+    let gguf = dir.path().join("judge.gguf");
+    run(&["convert", folder.to_str().unwrap(), "-o", gguf.to_str().unwrap(), "--to", "gguf:f32"]);
+    for model in [&folder, &gguf] {
+        for pair in json["pairs"].as_array().unwrap() {
+            let (query, document) = (pair["query"].as_str().unwrap(), pair["document"].as_str().unwrap());
+            let found = run(&["rerank", model.to_str().unwrap(), query, document, "--json"]);
+            let found: Value = serde_json::from_str(&found).unwrap();
+            let off = (found["scores"][0].as_f64().unwrap() - pair["score"].as_f64().unwrap()).abs();
+            assert!(off < 1e-4, "{query}: {found}, expected {}", pair["score"]);
+        }
+    }
+    let server = Server::start(&[folder.to_str().unwrap()]);
+    let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
+    let pair = &json["pairs"][1];
+    let documents = json!([json["pairs"][0]["document"], pair["document"]]);
+    let id = &models["data"].as_array().unwrap().last().unwrap()["id"];
+    let body = json!({ "model": id, "query": pair["query"], "documents": documents });
+    let found = server.ok("/v1/rerank", &body);
+    for (result, index) in found["results"].as_array().unwrap().iter().zip([1, 0]) {
+        assert_eq!(result["index"], index, "{found}");
+        let score = json["pairs"][index]["score"].as_f64().unwrap();
+        assert!((result["relevance_score"].as_f64().unwrap() - score).abs() < 1e-4, "{found}");
+    }
+    // Of a document that is too long, the end is cut, and the question stays.
+    let long = "bamboo ".repeat(2000);
+    let found: Value =
+        serde_json::from_str(&run(&["rerank", folder.to_str().unwrap(), "q", &long, "--json"])).unwrap();
+    let score = found["scores"][0].as_f64().unwrap();
+    assert!(score > 0.0 && score < 1.0, "{found}");
 }
 
 #[test]

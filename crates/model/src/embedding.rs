@@ -1,7 +1,9 @@
 //! How a text becomes one vector: what the files beside the weights say of pooling, normalisation and length.
 
 use device::{OutputKind, Pooling};
-use weights::keys::{DENSE_PREFIX, MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
+use weights::keys::{
+    DENSE_PREFIX, LOGIT_SCORE_PREFIX, MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX,
+};
 use weights::{Checkpoint, Metadata, Naming, Value};
 
 use crate::error::{Error, Result};
@@ -21,6 +23,8 @@ pub struct EmbeddingSpec {
     pub ranks: bool,
     /// Closing marks between the two texts of a pair that is judged.
     pub separators: usize,
+    /// What judges is how likely the first of two answers follows a prompt; the vector is then its probability among the two.
+    pub answers: Option<Answers>,
     /// Whether the vector is brought to length 1.
     pub normalize: bool,
     /// Most tokens of a text, marks included; longer ones are cut.
@@ -30,6 +34,29 @@ pub struct EmbeddingSpec {
     /// Put before every text; mostly empty.
     pub prompt: String,
 }
+
+/// Two answers to a question about a pair of texts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answers {
+    /// The matrix that has a row for each, by its name; `None`: the head.
+    pub tensor: Option<String>,
+    /// The rows of yes and no.
+    pub rows: [usize; 2],
+    /// The prompt, in which `{query}` and `{document}` stand for the texts.
+    pub prompt: String,
+}
+
+/// The prompt of Qwen3-Reranker, with the instruction of its model card.
+const JUDGING_PROMPT: &str = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the \
+Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web \
+search query, retrieve relevant passages that answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n\
+<|im_start|>assistant\n<think>\n\n</think>\n\n";
+
+/// The most tokens of a pair that such models are made for.
+const JUDGED_TOKENS: usize = 8192;
+
+/// Where GGUF files have the prompt.
+pub(crate) const GGUF_PROMPT: &str = "tokenizer.chat_template.rerank";
 
 /// A layer after pooling: a matrix, a bias if there is one, and `tanh` or nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +100,7 @@ impl EmbeddingSpec {
             dense: vec![],
             ranks: false,
             separators: if spec.family.positions_after_padding { 2 } else { 1 },
+            answers: None,
             normalize: false,
             max_tokens: spec.n_ctx_train,
             lower_case: false,
@@ -88,12 +116,64 @@ impl EmbeddingSpec {
                 return Ok(Some(EmbeddingSpec { pooling, dense, ranks: true, ..default }));
             }
         }
+        if let Some(answers) = Answers::of(checkpoint, spec)? {
+            let max_tokens = default.max_tokens.min(JUDGED_TOKENS);
+            let (pooling, answers) = (Pooling::Last, Some(answers));
+            return Ok(Some(EmbeddingSpec { pooling, ranks: true, answers, max_tokens, ..default }));
+        }
         match checkpoint.naming {
             Naming::Gguf => gguf(metadata, default, encoder),
             Naming::HuggingFace => folder(metadata, default, encoder),
             // Of these no model is built.
             Naming::Base | Naming::CTranslate2 | Naming::WhisperCpp => Ok(None),
         }
+    }
+}
+
+impl Answers {
+    /// Those of a language model that judges, if this is one.
+    fn of(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<Answers>> {
+        let metadata = &checkpoint.metadata;
+        if spec.family.output != OutputKind::Logits || spec.encoder.is_some() {
+            return Ok(None);
+        }
+        let answers = match checkpoint.naming {
+            Naming::HuggingFace => {
+                let mut rows = [0; 2];
+                for (row, name) in rows.iter_mut().zip(["true_token_id", "false_token_id"]) {
+                    let key = format!("{LOGIT_SCORE_PREFIX}{name}");
+                    let Some(value) = metadata.get(&key) else { return Ok(None) };
+                    let id = metadata.usize(&key).filter(|id| *id < spec.n_vocab);
+                    let expected = || format!("a token below {}", spec.n_vocab);
+                    *row = id.ok_or_else(|| bad(&key, show(value), expected()))?;
+                }
+                Answers { tensor: None, rows, prompt: JUDGING_PROMPT.to_owned() }
+            }
+            Naming::Gguf => {
+                let name = format!("{}.weight", GGUF_RANKER[1].0);
+                if checkpoint.tensor(&name).is_none_or(|t| t.n_rows() != 2) {
+                    return Ok(None);
+                }
+                let prompt = metadata.str(GGUF_PROMPT).unwrap_or(JUDGING_PROMPT).to_owned();
+                Answers { tensor: Some(name), rows: [0, 1], prompt }
+            }
+            Naming::Base | Naming::CTranslate2 | Naming::WhisperCpp => return Ok(None),
+        };
+        let has = |mark: &str| answers.prompt.matches(mark).count() == 1;
+        if !has("{query}") || !has("{document}") {
+            let expected = "{query} and {document}, each once".to_owned();
+            return Err(bad(GGUF_PROMPT, format!("{:?}", answers.prompt), expected));
+        }
+        Ok(Some(answers))
+    }
+
+    /// The prompt about two texts, and what of it comes after the second.
+    pub fn about(&self, query: &str, document: &str) -> (String, &str) {
+        let after = self.prompt.split_once("{document}").map_or("", |(_, after)| after);
+        // In two steps, so that a mark in a text stays text.
+        let parts: Vec<String> =
+            self.prompt.split("{document}").map(|part| part.replace("{query}", query)).collect();
+        (parts.join(document), after)
     }
 }
 

@@ -98,7 +98,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
     ArchDescriptor {
         name: "qwen2",
         title: "Qwen 2",
-        gguf: &["qwen2"],
+        gguf: &["qwen2", "qwen2vl"],
         hf: &["qwen2", "qwen2_5_vl", "qwen2_5_vl_text"],
         biases: &[AttnQ, AttnK, AttnV],
         windows: WindowPattern::FromKey,
@@ -108,7 +108,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
     ArchDescriptor {
         name: "qwen3",
         title: "Qwen 3",
-        gguf: &["qwen3"],
+        gguf: &["qwen3", "qwen3vl"],
         hf: &["qwen3", "qwen3_vl_text", "qwen3_vl"],
         qk_norm: QkNorm::PerHead,
         windows: WindowPattern::FromKey,
@@ -139,7 +139,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
     ArchDescriptor {
         name: "qwen3_moe",
         title: "Qwen 3 MoE",
-        gguf: &["qwen3moe"],
+        gguf: &["qwen3moe", "qwen3vlmoe"],
         hf: &["qwen3_moe"],
         tensors: &[EXPERTS, STANDARD],
         qk_norm: QkNorm::PerHead,
@@ -611,6 +611,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         gguf: &["granitehybrid"],
         hf: &["granitemoehybrid"],
         tensors: &[SHARED_NETWORK, STACKED_EXPERTS, SCAN, STANDARD],
+        rope_style: REORDERED,
         no_rope_every: Some(1),
         experts: ExpertPlace::BesideShared,
         recurrent: Some(SELECTIVE_SCAN),

@@ -40,10 +40,10 @@ pub use descriptor::{
     ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,
     PerNaming, QkNorm, Recurrent, RecurrentKind, RecurrentPlace, Temperature, WindowPattern,
 };
-pub use embedding::{DenseSpec, EmbeddingSpec};
+pub use embedding::{Answers, DenseSpec, EmbeddingSpec};
 pub use error::{Error, Result};
 pub use families::FAMILIES;
-pub use gguf_export::{GgufExport, to_gguf};
+pub use gguf_export::{GgufExport, to_gguf, to_mmproj};
 pub use missing::Missing;
 pub use names::{Key, TensorRole};
 pub use recurrent::{Multipliers, RecurrentSpec};
@@ -52,6 +52,7 @@ pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{ExpertSpec, LatentSpec, LayerSpec, ModelSpec, TemperatureSpec};
 pub use speech::{SpeechPlans, SpeechSpec, SpeechTokens};
 pub use vision::{
-    Filter, GivenRows, Grid, ImageMarks, Joining, Order, PatchPositions, Picture, ProjectorStep, Recipe,
-    Sizing, SizingKind, TOWERS, Tile, VisionDescriptor, VisionPlans, VisionSpec, VisionStage,
+    Filter, GivenRows, Grid, ImageMarks, Joining, MmprojNames, Order, PatchPositions, Picture, ProjectorStep,
+    Recipe, Sizing, SizingKind, TOWERS, Tile, VisionDescriptor, VisionPlans, VisionSpec, VisionStage,
+    with_mmproj,
 };

@@ -552,8 +552,12 @@ impl<'a> Tensors<'a> {
         let shape = shape(spec, role, layer);
         let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
-        let offset = if self.has_whole_norms { 0.0 } else { self.family.norm_offset.of(self.naming) };
-        self.vector(tensor, first, shape[0], offset)
+        self.vector(tensor, first, shape[0], self.norm_offset())
+    }
+
+    /// What is added to the weights of norms.
+    pub fn norm_offset(&self) -> f32 {
+        if self.has_whole_norms { 0.0 } else { self.family.norm_offset.of(self.naming) }
     }
 
     /// The bias of a role, in f32, if the file has one.

@@ -151,6 +151,7 @@ fn the_files_beside_the_weights_say_how_to_pool() {
         dense: vec![],
         ranks: false,
         separators: 1,
+        answers: None,
         normalize: true,
         max_tokens: 7,
         lower_case: true,

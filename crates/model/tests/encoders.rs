@@ -72,3 +72,28 @@ fn a_reranker_agrees() {
         }
     }
 }
+
+#[test]
+fn a_model_that_answers_yes_or_no_agrees() {
+    let checkpoint = open("qwen3_reranker");
+    let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap();
+    let ranking = EmbeddingSpec::from_checkpoint(&checkpoint, &spec).unwrap().unwrap();
+    let json = json("qwen3_reranker/expected.json");
+    let answers = ranking.answers.as_ref().unwrap();
+    let rows = ["yes", "no"].map(|name| json[name].as_u64().unwrap() as usize);
+    assert_eq!((ranking.ranks, answers.rows), (true, rows));
+    let (prompt, after) = answers.about("{document}", "{query}");
+    assert!(
+        prompt.contains("<Query>: {document}\n<Document>: {query}") && prompt.ends_with(after),
+        "{prompt}"
+    );
+    let plan = spec.embedding_plan(&checkpoint, &ranking, 256).unwrap();
+    for device in devices() {
+        for pair in json["pairs"].as_array().unwrap() {
+            let tokens = ids(&pair["input_ids"]);
+            let (found, _) = Runner::on(device.as_ref(), &plan, Numerics::Fast).step(&tokens);
+            let off = (found.last().unwrap()[0] - pair["score"].as_f64().unwrap() as f32).abs();
+            assert!(off < 1e-5, "on {}: off by {off}", device.name());
+        }
+    }
+}

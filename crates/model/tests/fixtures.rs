@@ -39,6 +39,7 @@ fn every_fixture_is_compared() {
         "nomic_bert",           // as above
         "embedding_gemma",      // as above
         "qwen3_embedding",      // as above
+        "qwen3_reranker",       // as above
         "whisper",              // tests of speech
         "smolvlm",              // engine/tests/vision.rs
         "gemma3_vl",            // as above

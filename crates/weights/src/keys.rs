@@ -28,5 +28,8 @@ pub const TOKENIZER_KEY: &str = "tokenizer.huggingface.json";
 /// The key that stands before the names of `ingle.files`.
 pub const FILES_PREFIX: &str = "files.";
 
+/// Before the numbers of the two tokens whose logits judge a pair of texts: `true_token_id`, `false_token_id`.
+pub const LOGIT_SCORE_PREFIX: &str = "logit_score.";
+
 /// Before the configuration of a layer after pooling, and its folder.
 pub const DENSE_PREFIX: &str = "dense.";

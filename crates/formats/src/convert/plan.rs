@@ -18,9 +18,21 @@ use weights::{Affine, BlockType, ScaleType};
 use weights::{Declaration, Source};
 
 /// Parts of the names of matrices that stay as they are: norms, routers of experts, positions and types of tokens. They
-/// are small, and what they decide is not repaired by later layers.
-pub const KEPT: &[&str] =
-    &["norm", "ffn_gate_inp", "router", "mlp.gate.", "shared_expert_gate", "position_emb", "token_type"];
+/// are small, and what they decide is not repaired by later layers. So do the taps, rates and skips of recurrent layers.
+pub const KEPT: &[&str] = &[
+    "norm",
+    "ffn_gate_inp",
+    "router",
+    "mlp.gate.",
+    "shared_expert_gate",
+    "position_emb",
+    "token_type",
+    "conv1d",
+    "shortconv.conv",
+    "conv.conv",
+    "ssm_a",
+    "ssm_d",
+];
 
 /// Parts of the names of embeddings and heads.
 pub const OUTER: &[&str] = &["token_embd", "embed_tokens", "word_embeddings", "lm_head"];

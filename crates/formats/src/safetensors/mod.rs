@@ -3,13 +3,14 @@
 //! Weights are `model.safetensors`; or the files that `model.safetensors.index.json` lists; or, with neither, the one
 //! `*.safetensors` in the folder. Metadata is config.json, flattened with dots, and generation_config.json, where
 //! there is one, flattened under `generation_config.`, and preprocessor_config.json under
-//! `preprocessor_config.`; and what sentence-transformers puts beside them.
+//! `preprocessor_config.`; and what sentence-transformers puts beside them; and, of a reranker, the tokens of its two answers.
 //!
 //! Where config.json says that MLX quantised the weights, `mlx.rs` tells how they are stored.
 
 mod config;
 mod header;
 mod mlx;
+mod reranker;
 mod sentence;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -40,6 +41,7 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
     }
     read_preprocessor(dir, &mut metadata)?;
     let dense = sentence::read(dir, &mut metadata)?;
+    reranker::read(dir, &mut metadata)?;
 
     let index = dir.join("model.safetensors.index.json");
     let single = dir.join("model.safetensors");

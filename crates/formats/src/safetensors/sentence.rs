@@ -41,7 +41,7 @@ pub(super) fn read(dir: &Path, metadata: &mut Metadata) -> Result<Vec<String>> {
 }
 
 /// Whether this names a folder in the folder itself.
-fn is_plain(name: &str) -> bool {
+pub(super) fn is_plain(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
         && !name.contains(['/', '\\', ':', '\0'])

@@ -7,13 +7,14 @@ use anyhow::{Context, bail};
 use clap::Args;
 use formats::convert::{self, Format, Options, Plan, Profile, Report, Target};
 use hub::{ModelRef, Progress};
-use model::ModelSpec;
+use model::{GgufExport, ModelSpec};
 use serde_json::json;
 use weights::Source;
 use weights::{Access, Checkpoint, Naming};
 
 use crate::args::{FetchArgs, VerifyArgs};
 use crate::load;
+use crate::mmproj;
 use crate::output::{self, Style, Table};
 use crate::progress::Bar;
 
@@ -24,7 +25,8 @@ Types for .base files: keep, f32, f16, bf16; q2 to q6 and q8 for groups of integ
 be added -g32, -g64 or -g128 (values that share a scale), -bf16, -f16 or -e8m0 (what scales are stored as) and -sym (no
 offsets). Without these, groups are 32 for q2 and q3, 64 for q4 to q6, 128 for q8, and scales bf16.
 For GGUF files: gguf keeps the types; gguf:q4_k, gguf:q8_0 and so on. Names, numbers and tokenizer of a Hugging Face or MLX
-model become those that GGUF has; what GGUF has no place for is an error, or a note where readers do without it.
+model become those that GGUF has; what GGUF has no place for is an error, or a note where readers do without it. The tower of a
+model that sees images becomes a second file, mmproj-FILE.
 
 Quantised are matrices. Norms, biases, routers and position embeddings stay as they are; the embedding and the head become one
 step finer than the rest, for their errors go straight into what the model says. RowCount that are not whole groups get smaller
@@ -86,13 +88,24 @@ impl Convert {
         let start = Instant::now();
         let opened = load::open_checkpoint(&path, Access::Map, &self.verify)?;
         let source_bytes = opened.file_bytes;
-        let (source, files): (Box<dyn Source>, _) = match target.format {
-            Format::Gguf => (with_gguf_names(&self.model, &path, opened)?, Vec::new()),
+        let (source, tower, files): (Box<dyn Source>, _, _) = match target.format {
+            Format::Gguf => {
+                let (source, tower) = with_gguf_names(&self.model, &path, opened)?;
+                (source, tower, Vec::new())
+            }
             Format::Base => {
                 let files = convert::files_of(&path, &opened)?;
-                (Box::new(opened), files)
+                (Box::new(opened), None, files)
             }
         };
+        let tower_file = self.output.with_file_name(format!(
+            "{}{}",
+            mmproj::PREFIX,
+            self.output.file_name().unwrap_or_default().to_string_lossy()
+        ));
+        if tower.is_some() && tower_file.exists() && !self.force {
+            bail!("{} is there already; --force replaces it", tower_file.display());
+        }
         let plan = Plan::new(&*source, &options)?;
         for line in &plan.unmatched {
             eprintln!("note: the profile's {line} matches no tensor");
@@ -105,6 +118,13 @@ impl Convert {
             bar.advance(bytes);
         });
         bar.finish();
+        if let (Ok(_), Some(tower)) = (&done, tower) {
+            // The types stay: it is small, and what it loses is lost for every token.
+            let options = Options { target: Target::parse("gguf")?, profile: None, ..options };
+            let plan = Plan::new(&tower, &options)?;
+            convert::run(&tower, &plan, &name, &[], &tower_file, &options, &mut |_| {})?;
+            eprintln!("note: the tower of images is in {}", tower_file.display());
+        }
         self.report(source_bytes, &plan, &done?, start.elapsed().as_secs_f64())
     }
 
@@ -152,10 +172,14 @@ fn remove_on_interrupt(output: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A GGUF file has GGUF's names, whatever the source has. Notes tell what is left out.
-fn with_gguf_names(model: &str, path: &Path, checkpoint: Checkpoint) -> anyhow::Result<Box<dyn Source>> {
+/// A GGUF file has GGUF's names, whatever the source has; a tower of images is a second file. Notes tell what is left out.
+fn with_gguf_names(
+    model: &str,
+    path: &Path,
+    checkpoint: Checkpoint,
+) -> anyhow::Result<(Box<dyn Source>, Option<GgufExport>)> {
     match checkpoint.naming {
-        Naming::Gguf => return Ok(Box::new(checkpoint)),
+        Naming::Gguf => return Ok((Box::new(checkpoint), None)),
         Naming::HuggingFace => {}
         Naming::Base | Naming::CTranslate2 | Naming::WhisperCpp => bail!(
             "{}: the names of its keys and tensors have no translation to GGUF's; expected a Hugging Face or MLX folder, a \
@@ -171,6 +195,7 @@ fn with_gguf_names(model: &str, path: &Path, checkpoint: Checkpoint) -> anyhow::
     let tokenizer = tokenizer.context("the tokenizer cannot be written to a GGUF file")?;
     let keys = tokenizer.as_ref().map(|tokenizer| &tokenizer.metadata);
     let export = model::to_gguf(&checkpoint, &spec, &name_of(model, path)?, keys)?;
+    let tower = model::to_mmproj(&checkpoint, &spec, &name_of(model, path)?)?;
     let mut notes = export.notes.clone();
     match tokenizer {
         Some(tokenizer) => notes.extend(tokenizer.notes),
@@ -181,7 +206,7 @@ fn with_gguf_names(model: &str, path: &Path, checkpoint: Checkpoint) -> anyhow::
         notes.push(format!("left out, since the model does not use them: {first}{more}"));
     }
     notes.iter().for_each(|note| eprintln!("note: {note}"));
-    Ok(Box::new(export))
+    Ok((Box::new(export), tower))
 }
 
 /// What a model is called: by its repository, its name in the catalog, its folder, or its file without the ending.

@@ -14,11 +14,13 @@ use crate::{load, output};
 /// Judge how well documents fit a query, with a model made for it
 #[derive(Args)]
 #[command(after_help = "\
-Scores are the model's numbers as they are: larger is better, and none is a probability. A document that is too long is cut at
-its end.
+Larger scores are better. Those of a model with a classification head are its numbers as they are, and no probabilities; a
+language model that judges (Qwen3-Reranker) gives the probability of \"yes\" beside \"no\". A document that is too long is cut at its
+end.
 
 Examples:
   ingle rerank folder/ \"what is a panda?\" \"The giant panda is a bear.\" \"Paris is a city.\"
+  ingle rerank Qwen3-Reranker-0.6B-Q8_0.gguf \"what is a panda?\" \"Paris is a city.\"
   ingle rerank folder/ --tokens 0,581,2,2,9,2 --json")]
 pub struct Rerank {
     #[command(flatten)]

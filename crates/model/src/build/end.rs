@@ -1,9 +1,9 @@
 //! From the residual stream to what the caller wants: logits, hidden states, an embedding, encoder states.
 
-use device::{DType, Op, RowCount, ValueId};
+use device::{Activation, DType, Op, RowCount, ValueId, Weight};
 
 use super::{Builder, KvLayers};
-use crate::embedding::{DenseSpec, EmbeddingSpec};
+use crate::embedding::{Answers, DenseSpec, EmbeddingSpec};
 use crate::error::{Error, Result};
 use crate::names::TensorRole;
 use crate::spec::ModelSpec;
@@ -48,6 +48,10 @@ impl<'a> Builder<'a, '_> {
         let hidden = self.spec.hidden;
         let mut out = self.value("pooled", RowCount::Outputs, hidden);
         self.push(Op::Pool { x, kind: embedding.pooling, out });
+        if let Some(answers) = &embedding.answers {
+            let out = self.judged(out, answers)?;
+            return Ok((out, self.argmax(out)));
+        }
         for dense in &embedding.dense {
             out = self.dense(out, dense)?;
         }
@@ -66,6 +70,47 @@ impl<'a> Builder<'a, '_> {
             self.push(Op::Scale { x: even, factor: 1.0 / (hidden as f32).sqrt(), out });
         }
         Ok((out, self.argmax(out)))
+    }
+
+    /// The first answer's probability among the two, `(n_outputs, 1)`: of two logits the softmax is the sigmoid of their difference,
+    /// and that is the product with the difference of their rows.
+    fn judged(&mut self, x: ValueId, answers: &Answers) -> Result<ValueId> {
+        let hidden = self.spec.hidden;
+        let missing = |name: &str| Error::MissingTensor {
+            name: name.to_owned(),
+            naming: self.spec.naming,
+            role: "rows of the answers".to_owned(),
+            shape: vec![2, hidden],
+        };
+        let matrix = match &answers.tensor {
+            Some(name) => self.tensors.by_its_name(name)?.ok_or_else(|| missing(name))?,
+            None => {
+                let tied = self.spec.tied_head;
+                let role = if tied { TensorRole::TokenEmbedding } else { TensorRole::Output };
+                self.tensors.matrix(self.spec, role, None)?
+            }
+        };
+        if matrix.n_cols() != hidden || answers.rows.iter().any(|row| *row >= matrix.n_rows()) {
+            return Err(Error::BadTensor {
+                name: matrix.name.clone(),
+                found: format!("shape {:?}", matrix.shape),
+                expected: format!("rows of {hidden} for the answers {:?}", answers.rows),
+            });
+        }
+        let [yes, no] = answers.rows.map(|row| {
+            let mut values = vec![0.0; hidden];
+            matrix.decode_rows(row..row + 1, &mut values);
+            values
+        });
+        let difference: Vec<f32> = yes.iter().zip(&no).map(|(yes, no)| yes - no).collect();
+        let weight = Weight { shape: vec![1, hidden], ..Weight::vector("yes less no", &difference) };
+        let weight = self.weight(weight);
+        let logit = self.value("yes over no", RowCount::Outputs, 1);
+        self.push(Op::Linear { x, weight, bias: None, out: logit });
+        let scaled = self.scaled(logit, self.spec.logit_scale, "scaled logit");
+        let out = self.like(scaled, "probability of yes");
+        self.push(Op::Activate { x: scaled, kind: Activation::Sigmoid, out });
+        Ok(out)
     }
 
     /// A layer after pooling, by its tensors' own names.

@@ -1,18 +1,22 @@
 //! The keys of a GGUF file from the numbers of a spec. Integers are 32 bits and other numbers f32, as llama.cpp reads them.
 
 use device::{Pooling, RouterScores};
-use weights::{Array, Checkpoint, Metadata, Naming, Value};
+use weights::{Array, Bytes, Checkpoint, Metadata, Naming, Value};
 
 use super::recipe::Recipe;
+use super::recurrent;
 use crate::descriptor::{
     ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, WindowPattern,
 };
-use crate::embedding::EmbeddingSpec;
+use crate::embedding::{EmbeddingSpec, GGUF_PROMPT};
 use crate::error::{Error, Result};
 use crate::keys::Keys;
 use crate::names::{Key, TensorRole};
 use crate::rope::{RopeScaling, RopeSpec};
 use crate::spec::{LayerSpec, ModelSpec};
+
+/// How GGUF numbers the pooling of a model that judges pairs.
+const RANK: i128 = 4;
 
 /// The keys that name the model.
 pub(super) fn general(architecture: &str, name: &str) -> Metadata {
@@ -46,8 +50,18 @@ fn real(value: f64) -> Value {
     Value::Float(f64::from(value as f32))
 }
 
-fn count(value: usize) -> Value {
+pub(super) fn count(value: usize) -> Value {
     Value::Int(value as i128)
+}
+
+fn strings(items: &[&str]) -> Value {
+    let mut at = 0;
+    let span = |item: &&str| {
+        at += item.len() as u32;
+        (at - item.len() as u32, item.len() as u32)
+    };
+    let spans = items.iter().map(span).collect();
+    Value::Array(Array::Str { bytes: Bytes::from_slice(items.concat().as_bytes()), spans })
 }
 
 /// The one value of all layers, or a list.
@@ -59,13 +73,14 @@ fn counts(values: &[usize]) -> Value {
 }
 
 /// Keys that begin with the architecture's name.
-struct Sink<'a> {
+pub(super) struct Sink<'a> {
     architecture: &'a str,
     metadata: &'a mut Metadata,
 }
 
 impl Sink<'_> {
-    fn put(&mut self, key: Key, value: Value) {
+    /// A number under the key's first name.
+    pub fn put(&mut self, key: Key, value: Value) {
         self.put_as(key.row().gguf.first().copied().unwrap_or_default(), value);
     }
 
@@ -75,7 +90,8 @@ impl Sink<'_> {
         self.put_as(&format!("{name}_swa"), value);
     }
 
-    fn put_as(&mut self, name: &str, value: Value) {
+    /// A number under a name.
+    pub fn put_as(&mut self, name: &str, value: Value) {
         self.metadata.insert(format!("{}.{name}", self.architecture), value);
     }
 }
@@ -97,8 +113,14 @@ pub(super) fn numbers(
     sink.put(Key::Hidden, count(spec.hidden));
     sink.put_as("vocab_size", count(spec.n_vocab));
     sink.put(Key::Ffn, counts(&ffn(&source, spec)?));
-    sink.put(Key::Heads, counts(&layers.iter().map(|l| l.n_heads).collect::<Vec<_>>()));
-    sink.put(Key::KvHeads, counts(&layers.iter().map(|l| l.n_kv_heads).collect::<Vec<_>>()));
+    let heads: Vec<usize> = attending(spec).map(|l| l.n_heads).collect();
+    let of_kv = |l: &LayerSpec| if l.attends { l.n_kv_heads } else { 0 };
+    // Of one number for all, where those layers that attend are the only ones that ask.
+    match heads.len() == layers.len() {
+        true => sink.put(Key::Heads, counts(&heads)),
+        false => sink.put(Key::Heads, count(heads.first().copied().unwrap_or(0))),
+    }
+    sink.put(Key::KvHeads, counts(&layers.iter().map(of_kv).collect::<Vec<_>>()));
     let eps = match spec.family.norm_kind {
         NormKind::Rms => 0,
         NormKind::Layer => 1,
@@ -111,6 +133,13 @@ pub(super) fn numbers(
     temperature(spec, &mut sink);
     scales(&source, spec, target, &mut sink)?;
     experts(spec, &mut sink);
+    recurrent::numbers(&checkpoint.metadata, spec, &mut sink)?;
+    if let Some(vision) = spec.vision.as_ref().filter(|vision| vision.tower.axes.is_some()) {
+        sections(&checkpoint.metadata, vision.sections.map(|n| n as i64).to_vec(), &mut sink);
+        if !vision.tower.tap_projector.is_empty() {
+            sink.put_as("n_deepstack_layers", count(vision.taps.len()));
+        }
+    }
 
     let has_role = |role| spec.family.tensors.iter().copied().flatten().any(|row| row.role == role);
     if has_role(TensorRole::PerLayerEmbedding) {
@@ -123,6 +152,19 @@ pub(super) fn numbers(
     embedding(checkpoint, spec, &mut sink, notes)
 }
 
+/// How the pairs of a head are shared out among the axes of positions, as the source says it; GGUF has four of them.
+pub(super) fn sections(source: &Metadata, usual: Vec<i64>, sink: &mut Sink<'_>) {
+    let objects =
+        ["text_config.rope_parameters", "rope_parameters", "text_config.rope_scaling", "rope_scaling"];
+    let said = |object: &&str| match source.get(&format!("{object}.mrope_section")) {
+        Some(Value::Array(Array::Int(list))) => Some(list.clone()),
+        _ => None,
+    };
+    let mut sections = objects.iter().find_map(said).unwrap_or(usual);
+    sections.resize(4, 0);
+    sink.put_as("rope.dimension_sections", Value::Array(Array::Int(sections)));
+}
+
 /// Columns of each layer's network. Those of layers that have experts instead are what the source says, which nothing reads.
 fn ffn(source: &Keys<'_>, spec: &ModelSpec) -> Result<Vec<usize>> {
     let said = source.counts(Key::Ffn, spec.n_layers())?.unwrap_or_default();
@@ -132,15 +174,22 @@ fn ffn(source: &Keys<'_>, spec: &ModelSpec) -> Result<Vec<usize>> {
     );
     let of = |(l, layer): (usize, &LayerSpec)| match layer.experts {
         Some(experts) if instead => said.get(l).copied().unwrap_or(experts.ffn),
+        Some(experts) if spec.family.experts == ExpertPlace::BesideShared => experts.ffn,
         _ => layer.ffn,
     };
     Ok(spec.layers.iter().enumerate().map(of).collect())
 }
 
-/// The first layer that sees everything, if there is one, or else the first; and the first that sees a window.
+/// The layers that attend.
+fn attending(spec: &ModelSpec) -> impl Iterator<Item = &LayerSpec> {
+    spec.layers.iter().filter(|l| l.attends)
+}
+
+/// Of the layers that attend the first that sees everything, if there is one, or else the first; and the first that sees a
+/// window.
 fn full_and_window(spec: &ModelSpec) -> (Option<&LayerSpec>, Option<&LayerSpec>) {
-    let full = spec.layers.iter().find(|l| l.window.is_none());
-    (full.or(spec.layers.first()), spec.layers.iter().find(|l| l.window.is_some()))
+    let full = attending(spec).find(|l| l.window.is_none());
+    (full.or(attending(spec).next()), attending(spec).find(|l| l.window.is_some()))
 }
 
 fn heads_and_windows(spec: &ModelSpec, sink: &mut Sink<'_>) {
@@ -172,7 +221,7 @@ fn heads_and_windows(spec: &ModelSpec, sink: &mut Sink<'_>) {
 
 fn rotation(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> Result<()> {
     let turning = |window: bool| {
-        let mut of_kind = spec.layers.iter().filter(move |l| l.window.is_some() == window);
+        let mut of_kind = attending(spec).filter(move |l| l.window.is_some() == window);
         of_kind.find_map(|l| l.rope.as_ref())
     };
     let (full, window) = (turning(false), turning(true));
@@ -244,7 +293,7 @@ fn temperature(spec: &ModelSpec, sink: &mut Sink<'_>) {
 
 /// Factors and caps, where they are not what the family has in any case.
 fn scales(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> Result<()> {
-    if let Some(layer) = spec.layers.first() {
+    if let Some(layer) = attending(spec).next() {
         let usual = match target.attention_scale {
             AttentionScale::One => 1.0,
             AttentionScale::HiddenPerHead { n_layers } if n_layers == spec.n_layers() => {
@@ -277,7 +326,7 @@ fn scales(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &m
     if spec.residual_scale != 1.0 {
         sink.put(Key::ResidualScale, real(spec.residual_scale.into()));
     }
-    if let Some(factor) = source.real(Key::LogitFactor)? {
+    if let Some(factor) = source.real(Key::LogitFactor)?.filter(|_| spec.logit_scale != 1.0) {
         sink.put(Key::LogitFactor, real(factor));
     }
     Ok(())
@@ -291,6 +340,20 @@ fn experts(spec: &ModelSpec, sink: &mut Sink<'_>) {
     sink.put(Key::ExpertFfn, count(experts.ffn));
     if spec.family.experts == ExpertPlace::WithShared {
         sink.put(Key::SharedFfn, count(beside));
+    }
+    if spec.family.experts == ExpertPlace::BesideShared && beside > 0 {
+        sink.put(Key::SharedFfn, count(beside));
+        sink.put(Key::SharedExperts, count(1));
+    }
+    if spec.family.experts == ExpertPlace::Instead && experts.scores == RouterScores::Sigmoid {
+        let first = spec.layers.iter().position(|l| l.experts.is_some()).unwrap_or(0);
+        sink.put(Key::FirstDenseLayers, count(first));
+    }
+    if spec.family.experts != ExpertPlace::WithPlainShared && experts.scores == RouterScores::Sigmoid {
+        sink.put(Key::ExpertScores, count(2));
+    }
+    if let Some(latent) = experts.latent {
+        sink.put(Key::LatentWidth, count(latent));
     }
     if spec.family.experts == ExpertPlace::WithPlainShared {
         sink.put(Key::SharedExperts, count(beside / experts.ffn.max(1)));
@@ -321,6 +384,12 @@ fn embedding(
     notes: &mut Vec<String>,
 ) -> Result<()> {
     let Some(embedding) = EmbeddingSpec::from_checkpoint(checkpoint, spec)? else { return Ok(()) };
+    if let Some(answers) = &embedding.answers {
+        sink.put_as("pooling_type", Value::Int(RANK));
+        sink.put_as("classifier.output_labels", strings(&["yes", "no"]));
+        sink.metadata.insert(GGUF_PROMPT.to_owned(), Value::Str(answers.prompt.clone()));
+        return Ok(());
+    }
     let kind = match embedding.pooling {
         Pooling::Mean => 1,
         Pooling::First => 2,

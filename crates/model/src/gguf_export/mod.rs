@@ -10,7 +10,9 @@
 //! Granite, `expert_weights_norm` of Qwen.
 
 mod metadata;
+mod mmproj;
 mod recipe;
+mod recurrent;
 mod rows;
 mod verify;
 
@@ -21,6 +23,7 @@ use crate::error::{Error, Result, naming_word};
 use crate::families::FAMILIES;
 use crate::spec::ModelSpec;
 
+pub use mmproj::to_mmproj;
 use recipe::Recipe;
 
 /// The version of the block types, the only one in use.
@@ -91,30 +94,36 @@ pub fn to_gguf(
             expected: "those of a Hugging Face checkpoint".to_owned(),
         });
     }
-    // Rates, taps and the order of heads differ there, and are not translated yet.
-    if spec.family.recurrent.is_some() {
-        return Err(Error::Export {
-            what: "family".to_owned(),
-            found: format!("{}, with recurrent layers", spec.family.title),
-            expected: "one without: convert it to .base, or run it as it is".to_owned(),
-        });
-    }
-    let (architecture, target) = target(spec.family)?;
+    let (architecture, target) = target(spec)?;
     let mut notes = Vec::new();
     let mut metadata = metadata::general(architecture, name);
-    metadata::numbers(checkpoint, spec, target, architecture, &mut metadata, &mut notes)?;
+    let written = recurrent::as_written(spec);
+    if recurrent::multiplies(spec) {
+        notes.push("factors of the source are multiplied into its weights, which are F32 then".to_owned());
+    }
+    metadata::numbers(checkpoint, &written, target, architecture, &mut metadata, &mut notes)?;
     let mut recipes = recipe::of_all(checkpoint, spec, target)?;
     recipes.extend(recipe::of_rope(spec));
+    recipes.extend(recipe::of_answers(checkpoint, spec)?);
     metadata::vocabulary(tokenizer, &recipes, &mut metadata);
     metadata.insert("general.quantization_version".to_owned(), Value::Int(QUANTIZATION_VERSION));
-    verify::same_model(spec, target, architecture, &metadata, &recipes)?;
+    verify::same_model(&written, target, architecture, &metadata, &recipes)?;
     let (unused_tensors, format) = (spec.unused_tensors.clone(), checkpoint.format.clone());
     Ok(GgufExport { metadata, unused_tensors, notes, recipes, format })
 }
 
 /// The name of the architecture, and the family that answers to it.
-fn target(family: &'static ArchDescriptor) -> Result<(&'static str, &'static ArchDescriptor)> {
-    let name = family.gguf_as.or(family.gguf.first().copied());
+fn target(spec: &ModelSpec) -> Result<(&'static str, &'static ArchDescriptor)> {
+    let family = spec.family;
+    let has_experts = spec.layers.iter().any(|layer| layer.experts.is_some());
+    // Some have a name of their own for those with experts.
+    let named = |name: &&&str| has_experts && name.ends_with("_moe");
+    let of_experts = family.gguf.iter().find(named).or(family.gguf.first());
+    let name = family.gguf_as.or(of_experts.copied());
+    // And some beside a tower of images.
+    let beside =
+        spec.vision.as_ref().and_then(|vision| vision.tower.mmproj).map_or(&[][..], |names| names.text);
+    let name = beside.iter().find(|(alone, _)| Some(*alone) == name).map(|(_, seeing)| *seeing).or(name);
     let target = name.and_then(|name| Some((name, FAMILIES.iter().find(|f| f.gguf.contains(&name))?)));
     target.ok_or_else(|| Error::Export {
         what: "family".to_owned(),

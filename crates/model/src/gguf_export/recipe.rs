@@ -6,7 +6,9 @@ use std::ops::Range;
 use device::RopeStyle;
 use weights::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor, codec};
 
+use super::recurrent::{self, Change};
 use crate::descriptor::ArchDescriptor;
+use crate::embedding::EmbeddingSpec;
 use crate::error::{Error, Result};
 use crate::names::{TensorName, TensorRole};
 use crate::rope::{RopeScaling, RopeSpec};
@@ -31,6 +33,8 @@ pub(super) struct Recipe {
     pub plain: Option<f32>,
     /// The matrices of the pieces have their shapes turned, but not yet their bytes.
     pub turned: bool,
+    /// What happens to the values then.
+    pub change: Change,
 }
 
 impl Recipe {
@@ -39,8 +43,10 @@ impl Recipe {
         match (self.plain, self.pieces.first()) {
             (Some(_), _) | (None, None) => BlockType::F32,
             (None, Some((tensor, _))) => match tensor.block {
-                BlockType::Affine(affine) => codec::repack::block_twin(affine).unwrap_or(tensor.block),
-                block => block,
+                BlockType::Affine(affine) if self.change == Change::None => {
+                    codec::repack::block_twin(affine).unwrap_or(tensor.block)
+                }
+                block => self.change.block(block),
             },
         }
     }
@@ -62,12 +68,13 @@ impl Recipe {
             order: None,
             plain: None,
             turned: false,
+            change: Change::None,
         }
     }
 }
 
 /// All rows of a tensor.
-fn whole(tensor: &Tensor) -> (Tensor, Range<usize>) {
+pub(super) fn whole(tensor: &Tensor) -> (Tensor, Range<usize>) {
     let n_rows = if tensor.shape.len() == 1 { tensor.n_cols() } else { tensor.n_rows() };
     (tensor.clone(), 0..n_rows)
 }
@@ -104,6 +111,14 @@ pub(super) fn of_all(
     for layer in layers {
         for role in of(layer.is_some()) {
             if role == TensorRole::Output && spec.tied_head {
+                // Factors of their own make two matrices of one.
+                if recurrent::multiplies(spec) {
+                    recipes.extend(exporter.head_apart()?);
+                }
+                continue;
+            }
+            if role == TensorRole::RecurrentAll {
+                recipes.extend(exporter.apart(layer)?);
                 continue;
             }
             for suffix in ["weight", "bias"] {
@@ -117,6 +132,26 @@ pub(super) fn of_all(
         }
     }
     Ok(recipes)
+}
+
+/// The rows of the head for the two answers of a model that judges pairs.
+pub(super) fn of_answers(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<Recipe>> {
+    let Some(answers) = EmbeddingSpec::from_checkpoint(checkpoint, spec)?.and_then(|e| e.answers) else {
+        return Ok(None);
+    };
+    let role = if spec.tied_head { TensorRole::TokenEmbedding } else { TensorRole::Output };
+    let tensors = Tensors::new(checkpoint, spec.family);
+    let names = tensors.rows(role).into_iter().filter_map(|row| tensors.name(row, None, "weight"));
+    let head = names.into_iter().find_map(|name| tensors.named(&name));
+    Ok(head.map(|head| Recipe {
+        name: "cls.output.weight".to_owned(),
+        shape: vec![answers.rows.len(), spec.hidden],
+        pieces: answers.rows.iter().map(|row| (head.clone(), *row..row + 1)).collect(),
+        order: None,
+        plain: None,
+        turned: false,
+        change: Change::None,
+    }))
 }
 
 /// The divisors of rotation frequencies that GGUF keeps in tensors.
@@ -224,33 +259,44 @@ impl<'a> Exporter<'a> {
             }
             tensor
         };
-        let tensors: Vec<Tensor> = tensors.iter().map(|t| turn(t)).collect();
-        let first = turn(first);
+        let tensors: Vec<Tensor> =
+            tensors.iter().map(|t| self.as_shaped(turn(t), role, layer, suffix)).collect();
+        let first = self.as_shaped(turn(first), role, layer, suffix);
         let mut shape_of_all = first.shape.clone();
         let mut pieces: Vec<_> = tensors.iter().map(whole).collect();
         if row.hf.contains("{e}") {
             shape_of_all.insert(0, tensors.len());
         } else if apart {
-            let [n, all, cols] = first.shape[..] else {
-                return Err(bad(format!("shape {:?}", first.shape), "three dimensions"));
+            let (n, all, cols) = match first.shape[..] {
+                [n, all, cols] => (n, all, cols),
+                [all, cols] => (1, all, cols),
+                _ => return Err(bad(format!("shape {:?}", first.shape), "two or three dimensions")),
             };
-            let n_rows = |role: TensorRole| shape(self.spec, role, layer).get(1).copied().unwrap_or(0);
+            // Of a stack of experts the rows are the second dimension.
+            let of_rows = first.shape.len() - 2;
+            let n_rows = |role: TensorRole| shape(self.spec, role, layer).get(of_rows).copied().unwrap_or(0);
             let at = row.stacked.iter().position(|r| *r == role).unwrap_or(0);
             let before: usize = row.stacked.iter().take(at).map(|r| n_rows(*r)).sum();
             let mine = n_rows(role);
             let part = |e: usize| (tensors.first().cloned(), e * all + before);
             pieces =
                 (0..n).map(part).filter_map(|(tensor, from)| Some((tensor?, from..from + mine))).collect();
-            shape_of_all = vec![n, mine, cols];
+            shape_of_all = if of_rows == 1 { vec![n, mine, cols] } else { vec![mine, cols] };
         } else if row.stacked.is_empty() && !named.stacked.is_empty() {
             (shape_of_all, pieces) = self.joined(found, named.stacked)?;
         }
         let offset = match role.is_norm() && suffix == "weight" {
-            true => {
-                self.spec.family.norm_offset.of(self.spec.naming) - self.target.norm_offset.of(Naming::Gguf)
-            }
+            true => self.tensors.norm_offset() - self.target.norm_offset.of(Naming::Gguf),
             false => 0.0,
         };
+        let roles = if row.stacked.is_empty() { std::slice::from_ref(&role) } else { row.stacked };
+        let change = match suffix {
+            "bias" if role != TensorRole::Rate => Change::None,
+            _ => recurrent::change(self.spec, self.target, role, roles, layer),
+        };
+        if suffix == "bias" && roles.iter().any(|role| recurrent::factor(self.spec, *role) != 1.0) {
+            return Err(bad("a bias".to_owned(), "none where a factor is multiplied into the matrix"));
+        }
         Ok(Recipe {
             order: self.order(found)?,
             plain: (is_plain(role) || shape_of_all.len() < 2 || !name.ends_with(".weight")).then_some(offset),
@@ -258,7 +304,53 @@ impl<'a> Exporter<'a> {
             shape: shape_of_all,
             pieces,
             turned,
+            change,
         })
+    }
+
+    /// A tensor in the shape that the format has it in.
+    fn as_shaped(&self, tensor: Tensor, role: TensorRole, layer: Option<usize>, suffix: &str) -> Tensor {
+        match suffix {
+            "bias" if !matches!(role, TensorRole::Rate | TensorRole::Skip) => tensor,
+            _ => Tensor { shape: recurrent::shape_of(self.spec, role, layer, &tensor.shape), ..tensor },
+        }
+    }
+
+    /// The head as a matrix of its own, where it is the embedding.
+    fn head_apart(&self) -> Result<Option<Recipe>> {
+        let Some(found) = self.find(TensorRole::TokenEmbedding, None, "weight")? else { return Ok(None) };
+        let recipe = self.recipe(&found)?;
+        let factor = recurrent::factor(self.spec, TensorRole::Output);
+        let change = Change::Factors(vec![factor; self.spec.n_vocab]);
+        Ok(Some(Recipe { name: "output.weight".to_owned(), change, ..recipe }))
+    }
+
+    /// Q, k and v in one matrix and the gate in another, from one whose rows are grouped by key head.
+    fn apart(&self, layer: Option<usize>) -> Result<Vec<Recipe>> {
+        use TensorRole::{RecurrentAll, RecurrentGate, RecurrentQ};
+        let Some(found) = self.find(RecurrentAll, layer, "weight")? else { return Ok(Vec::new()) };
+        let recipe = self.recipe(&found)?;
+        let (Some(tensor), Some(r)) = (found.tensors.first(), recurrent::recurrent(self.spec, layer)) else {
+            return Ok(Vec::new());
+        };
+        let value = r.inner() / r.n_groups.max(1);
+        let group = 2 * (r.rows + value);
+        let part = |first: usize, n: usize| {
+            (0..r.n_groups).map(move |g| ((*tensor).clone(), g * group + first..g * group + first + n))
+        };
+        let made = |role: TensorRole, n_rows: usize, pieces: Vec<Piece>| {
+            let rows = self.tensors.rows(role);
+            let name = rows.iter().find_map(|row| row.full_name(Naming::Gguf, "", layer, "weight"));
+            let shape = vec![n_rows, self.spec.hidden];
+            name.map(|name| Recipe { name, shape, pieces, ..recipe.clone() })
+        };
+        let qkv = part(0, r.rows).chain(part(r.rows, r.rows)).chain(part(2 * r.rows, value));
+        let gate = part(2 * r.rows + value, value).collect();
+        let all = [
+            made(RecurrentQ, 2 * r.shared() + r.inner(), qkv.collect()),
+            made(RecurrentGate, r.inner(), gate),
+        ];
+        Ok(all.into_iter().flatten().collect())
     }
 
     /// The matrices of several roles in one, expert by expert, where the source has them apart: shape and rows.
@@ -305,6 +397,9 @@ impl<'a> Exporter<'a> {
             if found.row.stacked.is_empty() { std::slice::from_ref(&found.role) } else { found.row.stacked };
         use TensorRole::{AttnK, AttnKNorm, AttnQ, AttnQNorm};
         let turns = |role: &TensorRole| matches!(role, AttnQ | AttnK | AttnQNorm | AttnKNorm);
+        if let Some(order) = recurrent::row_order(self.spec, self.target, roles, found.layer) {
+            return Ok(Some(order));
+        }
         let layer = found.layer.and_then(|l| self.spec.layers.get(l));
         let (Some(layer), true) = (layer, styles.0 != styles.1 && roles.iter().any(turns)) else {
             return Ok(None);
@@ -335,6 +430,10 @@ impl<'a> Exporter<'a> {
 
 /// Matrices that llama.cpp reads as F32 only.
 fn is_plain(role: TensorRole) -> bool {
-    use TensorRole::{PositionEmbedding, Router, SharedWeight, TokenTypes};
-    matches!(role, Router | SharedWeight | PositionEmbedding | TokenTypes) || role.is_norm()
+    use TensorRole::{
+        ConvK, ConvQ, ConvV, PositionEmbedding, RecurrentNorm, Router, SharedWeight, TokenTypes,
+    };
+    matches!(role, Router | SharedWeight | PositionEmbedding | TokenTypes)
+        || matches!(role, ConvQ | ConvK | ConvV | RecurrentNorm)
+        || role.is_norm()
 }

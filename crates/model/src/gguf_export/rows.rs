@@ -5,6 +5,7 @@ use std::ops::Range;
 use weights::{BlockType, Bytes, Planes, Tensor, codec};
 
 use super::recipe::Recipe;
+use super::recurrent::Change;
 use crate::error::{Error, Result};
 use crate::tensors::turned_bytes;
 
@@ -22,11 +23,12 @@ pub(super) fn make(recipe: &Recipe) -> Result<Tensor> {
         _ => gather(recipe)?,
     };
     check(&made)?;
-    match (recipe.plain, made.block) {
-        (Some(offset), block) if block != BlockType::F32 || offset != 0.0 => Ok(plain(&made, offset)),
-        (None, BlockType::Affine(_)) => Ok(repacked(made)),
-        _ => Ok(made),
-    }
+    let made = match (recipe.plain, made.block) {
+        (Some(offset), block) if block != BlockType::F32 || offset != 0.0 => plain(&made, offset),
+        (None, BlockType::Affine(_)) if recipe.change == Change::None => repacked(made),
+        _ => made,
+    };
+    Ok(recipe.change.of(made))
 }
 
 /// The bytes of matrices whose shape `(…, n_out, n_in)` is turned already.
@@ -164,6 +166,7 @@ mod tests {
             order: Some(vec![3, 2, 1, 0]),
             plain: None,
             turned: false,
+            change: Change::None,
         }
     }
 

@@ -8,6 +8,7 @@ use super::rows;
 use crate::descriptor::ArchDescriptor;
 use crate::error::{Error, Result};
 use crate::keys::Keys;
+use crate::recurrent::RecurrentSpec;
 use crate::rope::RopeSpec;
 use crate::spec::{self, LayerSpec, ModelSpec};
 use crate::tensors::Tensors;
@@ -73,11 +74,18 @@ fn outline(recipe: &Recipe) -> Result<Tensor> {
 
 fn same_layer(l: usize, a: &LayerSpec, b: &LayerSpec, n_ctx: usize) -> Result<()> {
     let what = |what: &str| format!("layer {l}, {what}");
+    same(&what("whether it attends"), &a.attends, &b.attends)?;
+    // Heads of values may have moved.
+    let recurrence = |layer: &LayerSpec| layer.recurrent.map(|r| RecurrentSpec { tiled: false, ..r });
+    same(&what("recurrence"), &recurrence(a), &recurrence(b))?;
+    same(&what("experts"), &a.experts, &b.experts)?;
+    same(&what("columns of the feed-forward network"), &a.ffn, &b.ffn)?;
+    if !a.attends {
+        return Ok(());
+    }
     same(&what("query heads"), &a.n_heads, &b.n_heads)?;
     same(&what("key and value heads"), &a.n_kv_heads, &b.n_kv_heads)?;
     same(&what("columns of a head"), &a.head_dim, &b.head_dim)?;
-    same(&what("experts"), &a.experts, &b.experts)?;
-    same(&what("columns of the feed-forward network"), &a.ffn, &b.ffn)?;
     same(&what("layer whose keys and values it reads"), &a.kv_from, &b.kv_from)?;
     same(&what("whether values are keys"), &a.keys_are_values, &b.keys_are_values)?;
     same(&what("window"), &a.window, &b.window)?;

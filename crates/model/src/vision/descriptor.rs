@@ -2,6 +2,7 @@
 
 use device::Activation;
 
+use super::mmproj::MmprojNames;
 use crate::descriptor::NormKind;
 
 /// Where a patch's place in its image comes from, besides the rotation.
@@ -116,6 +117,8 @@ pub struct VisionDescriptor {
     pub marks: ImageMarks,
     /// Numbers that checkpoints leave out where they are the usual ones, by their key under `vision_config.`.
     pub defaults: &'static [(&'static str, usize)],
+    /// What GGUF files of towers call it.
+    pub mmproj: Option<MmprojNames>,
 }
 
 const SIGLIP: VisionDescriptor = VisionDescriptor {
@@ -165,6 +168,14 @@ const SIGLIP: VisionDescriptor = VisionDescriptor {
         ("image_size", 896),
         ("patch_size", 14),
     ],
+    mmproj: Some(MmprojNames {
+        kind: "gemma3",
+        projector: &["mm.soft_emb_norm", "mm.input_projection"],
+        tap_projector: &[],
+        splits_qkv: false,
+        text: &[],
+        pixels: &[],
+    }),
 };
 
 const TILED: VisionDescriptor = VisionDescriptor {
@@ -191,6 +202,14 @@ const TILED: VisionDescriptor = VisionDescriptor {
         ("image_size", 224),
         ("patch_size", 32),
     ],
+    mmproj: Some(MmprojNames {
+        kind: "idefics3",
+        projector: &["mm.model.fc"],
+        tap_projector: &[],
+        splits_qkv: false,
+        text: &[],
+        pixels: &[],
+    }),
     ..SIGLIP
 };
 
@@ -227,6 +246,14 @@ const WINDOWED: VisionDescriptor = VisionDescriptor {
     both_ways: false,
     marks: QWEN_MARKS,
     defaults: &[("spatial_merge_size", 2), ("temporal_patch_size", 2), ("patch_size", 14)],
+    mmproj: Some(MmprojNames {
+        kind: "qwen2.5vl_merger",
+        projector: &["mm.0", "mm.2"],
+        tap_projector: &[],
+        splits_qkv: true,
+        text: &[("qwen2", "qwen2vl")],
+        pixels: &[("min_pixels", 56 * 56), ("max_pixels", 16_384 * 28 * 28)],
+    }),
 };
 
 const STRETCHED: VisionDescriptor = VisionDescriptor {
@@ -254,6 +281,14 @@ const STRETCHED: VisionDescriptor = VisionDescriptor {
     axes: Some(true),
     sections: [24, 20, 20],
     defaults: &[("spatial_merge_size", 2), ("temporal_patch_size", 2), ("patch_size", 16)],
+    mmproj: Some(MmprojNames {
+        kind: "qwen3vl_merger",
+        projector: &["mm.0", "mm.2"],
+        tap_projector: &["v.deepstack.{l}.norm", "v.deepstack.{l}.fc1", "v.deepstack.{l}.fc2"],
+        splits_qkv: false,
+        text: &[("qwen3", "qwen3vl"), ("qwen3moe", "qwen3vlmoe")],
+        pixels: &[("min_pixels", 256 * 256), ("max_pixels", 4096 * 4096)],
+    }),
     ..WINDOWED
 };
 

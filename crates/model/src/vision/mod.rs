@@ -10,6 +10,7 @@
 mod build;
 mod descriptor;
 mod given;
+pub(crate) mod mmproj;
 mod places;
 mod recipe;
 
@@ -22,6 +23,7 @@ pub use descriptor::{
     ImageMarks, Joining, PatchPositions, ProjectorStep, SizingKind, TOWERS, VisionDescriptor,
 };
 pub use given::GivenRows;
+pub use mmproj::{MmprojNames, with_mmproj};
 pub use places::{Grid, Order};
 pub use recipe::{Filter, Recipe, Sizing};
 
@@ -69,6 +71,8 @@ pub struct VisionSpec {
     pub out: usize,
     /// The token that stands for a row.
     pub token: u32,
+    /// Its text, where it is not the tower's usual one.
+    pub row: Option<String>,
     /// Pairs of a head of the text model that turn by time, row and column, where positions have three axes.
     pub sections: [usize; 3],
     /// How pictures become patches.
@@ -133,7 +137,8 @@ impl VisionSpec {
         out: usize,
         n_pairs: usize,
     ) -> Result<Option<(VisionSpec, BTreeSet<String>)>> {
-        if checkpoint.naming != Naming::HuggingFace {
+        // Of GGUF files only those have one that were put together with the tower's.
+        if !matches!(checkpoint.naming, Naming::HuggingFace | Naming::Gguf) {
             return Ok(None);
         }
         let metadata = &checkpoint.metadata;
@@ -289,6 +294,10 @@ impl VisionSpec {
             taps,
             out,
             token,
+            row: match checkpoint.naming {
+                Naming::Gguf => metadata.str("image_token").map(str::to_owned),
+                _ => None,
+            },
             sections,
             prefixes: [prefix, projector.copied().unwrap_or_default()],
         })

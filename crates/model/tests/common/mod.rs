@@ -126,7 +126,7 @@ pub struct Runner {
     position: u32,
 }
 
-const PAGES: usize = 8;
+const PAGES: usize = 16;
 const PAGE_LEN: usize = 16;
 
 impl Runner {

@@ -5,7 +5,7 @@ use server::{ApiError, ErrorKind, PullProgress};
 
 use super::Serve;
 use crate::args::VerifyArgs;
-use crate::load;
+use crate::{load, mmproj};
 
 impl Serve {
     /// Open a model that is on this machine, to read what it is.
@@ -16,6 +16,8 @@ impl Serve {
         // Checksums are compared when it is loaded; here only the head is read.
         let verify = VerifyArgs { check: false, ..self.verify.clone() };
         let checkpoint = load::open_checkpoint(&path, load::access(&self.load.device), &verify)?;
+        let (tower, access) = (self.load.mmproj.as_deref(), load::access(&self.load.device));
+        let checkpoint = mmproj::attach(&path, checkpoint, tower, access)?;
         Ok(Model::from_opened(&path, checkpoint, &TokenizerSource::Own)?)
     }
 
