@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds the kernels and the benches with the machine's nvcc, checks everything, then times it. ONLY limits the
-# kernels of products that are built (a pattern). Usage: run.sh [gemm] [attention] [decode]
+# kernels of products that are built (a pattern). Usage: run.sh [gemm] [attention] [decode] [row] [chain]
 # Run in the folder that holds kernels/ and bench/. Logs go to $OUT.
 [ -z "$PREBUILT" ] || PREBUILT=$(readlink -f "$PREBUILT")
 cd "$(dirname "$0")/.."
@@ -12,7 +12,9 @@ one() { nvcc -std=c++17 -O3 --split-compile=0 $FLAGS -I $K -gencode=arch=compute
 host() { g++ -O3 -march=native -std=c++17 -I $K -I bench -I $(dirname $(dirname $(readlink -f $(which nvcc))))/include -I /usr/local/cuda/include -o $B/$1 bench/$1.cc $LIB 2>$B/$1.err || { echo "FAILED $1"; grep -m5 error $B/$1.err; }; }
 export LIB=$(ldconfig -p | grep -m1 "libcuda.so.1" | sed "s/.*=> //")
 [ -n "$LIB" ] || LIB=$(find / -name "libcuda.so*" -not -path "/proc/*" 2>/dev/null | head -1)
-export -f one host
+# With NVRTC, for files that declare types of their own.
+own() { NVRTC=${NVRTC:-$(find / -name "libnvrtc.so.1[23]" -not -path "/proc/*" 2>/dev/null | head -1)} python3 bench/nvrtc.py $K $1 $B/$(basename $1 .cu).cubin || echo "FAILED $1"; }
+export -f one host own
 S=$(date +%s)
 [ -z "$PREBUILT" ] || cp "$PREBUILT"/*.cubin $B/
 for what in "$@"; do
@@ -21,8 +23,10 @@ for what in "$@"; do
     gemm|stress) ls $K/gemm/*.cu | grep -E "${ONLY:-.}"; echo host gemm;;
     attention) ls $K/attention_flash/*.cu; echo host attention;;
     decode) ls $K/persistent/*.cu; echo host decode;;
+    row) for f in linear/q4_0 linear/q8_0 qk_rope_kv attention/pages_f16 attention/row_f16 argmax; do echo own $f.cu; done; echo host row;;
+    chain) for f in wgmma_q4 mma_q4 input; do echo own gemm/$f.cu; done; echo host chain;;
   esac
-done | xargs -P 16 -I{} bash -c 'set -- {}; if [ "$1" = host ]; then host $2; else one $1; fi'
+done | xargs -P 16 -I{} bash -c 'set -- {}; case $1 in host) host $2;; own) own $2;; *) one $1;; esac'
 echo "built in $(( $(date +%s) - S )) s"; nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 grep -h -E "C75|[1-9][0-9]* bytes spill stores" $B/*.log | sort | uniq -c | head
 cp $B/*.log $OUT/ 2>/dev/null; cat $B/*.log > /tmp/all.log; rm -f $OUT/*.log; cp /tmp/all.log $OUT/build.log
@@ -32,6 +36,8 @@ for what in "$@"; do
     gemm) timeout 150 $B/gemm $B check 2>&1 | tee $OUT/gemm_check.txt | grep -v " ok$"; timeout 120 $B/gemm $B time 2>&1 | tee $OUT/gemm_time.txt | cut -c1-${WIDE:-400}
       [ "${PIPESTATUS[0]}" = 0 ] || { CONTEXT=1 $B/gemm $B gate; CONTEXT=1 timeout 60 compute-sanitizer --tool memcheck $B/gemm $B gate 2>&1 | head -12; };;
     attention) timeout 60 $B/attention $B 2>&1 | tee $OUT/attention.txt;;
+    row) timeout 60 $B/row $B 2>&1 | tee $OUT/row.txt;;
+    chain) for rows in 8 64 120 200 1024; do for i in 1 2 3 4 5 6; do timeout 20 $B/chain $B $rows 2>&1 | tail -1; done; done | tee $OUT/chain.txt;;
     decode) timeout ${DECODE_LIMIT:-150} $B/decode $B $DECODE 2>&1 | tee $OUT/decode.txt;;
   esac
 done

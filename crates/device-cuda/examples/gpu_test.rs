@@ -124,11 +124,9 @@ fn main() -> ExitCode {
         }
     }
     let usual = Profile::new(device.context().facts());
-    let together = Profile { packed_together: true, ..usual.clone() };
     for (name, profile) in [
-        ("planes", Profile { products: Products::Planes, ..usual }),
-        ("mma", Profile { products: Products::Mma, ..together.clone() }),
-        ("packed weights together", together),
+        ("planes", Profile { products: Products::Planes, ..usual.clone() }),
+        ("mma", Profile { products: Products::Mma, ..usual }),
     ] {
         if !is_wanted(name) {
             continue;
@@ -151,7 +149,7 @@ fn main() -> ExitCode {
         if usual.products != Products::Wgmma {
             break;
         }
-        let profile = Profile { packed_together: true, only_tile: Some(tile), ..usual };
+        let profile = Profile { only_tile: Some(tile), ..usual };
         let (name, started) = (format!("Fused, tile {tile} alone"), Instant::now());
         let result = CudaDevice::new(0).map_err(|e| e.to_string()).and_then(|device| {
             selftest::check_kind(&device.with_profile(profile), OpKind::Fused).map(|n| format!("{n} cases"))

@@ -211,7 +211,7 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
-    /// Run a function of the GPU.
+    /// Run a function of the GPU. `start` says when it may begin.
     ///
     /// # Errors
     /// The driver refused.
@@ -221,6 +221,7 @@ impl Context {
         grid: [u32; 3],
         threads: u32,
         shared: u32,
+        start: Start,
         arguments: &[u8],
     ) -> Result<()> {
         // The driver reads the arguments from memory aligned as the kernel's struct is.
@@ -251,7 +252,7 @@ impl Context {
             sharedMemBytes: shared,
             hStream: self.stream,
             attrs: &mut attribute,
-            numAttrs: u32::from(self.facts.capability >= (9, 0)),
+            numAttrs: u32::from(start == Start::Early && self.facts.capability >= (9, 0)),
         };
         // SAFETY: the function belongs to a module that lives as long as its program; its only parameter is a struct of
         // as many bytes, which the driver copies; addresses in it are of memory of the same program.
@@ -443,6 +444,15 @@ fn facts(device: sys::CUdevice) -> Result<Facts> {
         memory: memory as u64,
         shared_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
     })
+}
+
+/// When a kernel may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// When what was submitted before is done.
+    After,
+    /// From Hopper on: when the blocks of the kernel before it have begun. It waits for that kernel itself.
+    Early,
 }
 
 /// Most bytes of a kernel's arguments.

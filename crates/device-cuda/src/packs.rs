@@ -2,7 +2,7 @@
 //! file has them; the GPU packs them (`kernels/gemm/repack.cu`).
 
 use crate::arguments::RepackArguments;
-use crate::driver::{Address, Buffer, Context, Function, Pinned};
+use crate::driver::{Address, Buffer, Context, Function, Pinned, Start};
 use crate::kernels::Kernels;
 use crate::products::{Codec, Group, Products, codec_of, groups, k_tiles};
 use crate::profile::Profile;
@@ -156,7 +156,7 @@ impl PackPlan {
                 let n_packed = if piece.pack.gate { 2 * piece.n } else { piece.n };
                 let grid = [piece.pack.k_tiles as u32, n_packed.div_ceil(64) as u32, 1];
                 let function = functions[&piece.weight(0).block];
-                context.launch(function, grid, 128, 0, bytemuck::bytes_of(&arguments))?;
+                context.launch(function, grid, 128, 0, Start::After, bytemuck::bytes_of(&arguments))?;
                 event.record()?;
             }
             both.iter().try_for_each(|(_, _, event)| event.wait())

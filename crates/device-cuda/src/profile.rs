@@ -40,8 +40,6 @@ pub struct Profile {
     pub products: Products,
     /// From how many rows on that is so.
     pub packed_rows: RowClass,
-    /// Whether steps of several sequences are multiplied so, too.
-    pub packed_together: bool,
     /// The only tile of packed products, to test it; `None`: each launch takes the fastest.
     pub only_tile: Option<usize>,
     /// Bytes of packed weights beside those that few rows are multiplied by, at most; of a model that needs more there are none.
@@ -78,9 +76,7 @@ impl Profile {
                 (8.., _) => Products::Mma,
                 _ => Products::Planes,
             },
-            packed_rows: RowClass::Eight,
-            // One run with several sequences ended in an illegal address that is not explained yet (docs/cuda.md).
-            packed_together: false,
+            packed_rows: RowClass::Two,
             only_tile: None,
             most_packed: facts.memory / 3,
             n_warps: 8 * facts.n_processors,

@@ -605,8 +605,7 @@ impl Program for CudaProgram {
         let done = &self.ahead.done;
         let same = plan == done.plan && n_rows == done.sizes.n_rows;
         let n_outputs = if same { done.sizes.n_outputs } else { 1 };
-        let alone = if same { done.sizes.alone } else { true };
-        let sizes = StepSizes { n_rows, n_outputs, alone, ..StepSizes::default() };
+        let sizes = StepSizes { n_rows, n_outputs, ..StepSizes::default() };
         let most = RowClass::of(self.limits.max_rows) as usize;
         let plan = self.plans.get(plan).filter(|_| RowClass::of(n_rows) as usize <= most);
         plan.map_or(vec![], |plan| plan.table(&sizes).table.infos().to_vec())

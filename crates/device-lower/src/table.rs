@@ -128,10 +128,6 @@ pub enum When {
     Short,
     /// Where some sequence is.
     Long,
-    /// Where all rows are of one sequence.
-    Alone,
-    /// Where they are of several.
-    Together,
 }
 
 /// What a table needs to know of a step.
@@ -149,8 +145,6 @@ pub struct StepSizes {
     pub penalties: bool,
     /// Whether a sequence is so long that its positions are split over threadgroups.
     pub long: bool,
-    /// Whether all rows are of one sequence.
-    pub alone: bool,
 }
 
 impl When {
@@ -164,8 +158,6 @@ impl When {
             When::Sample => sizes.sample,
             When::Short => !sizes.long,
             When::Long => sizes.long,
-            When::Alone => sizes.alone,
-            When::Together => !sizes.alone,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::primitives::interleaved;
 use super::{Call, Draft, ONE, blocks, each, failed};
-use crate::arguments::{AttentionArguments, HeadsArguments, PagesArguments, ScoresArguments};
+use crate::arguments::{AttentionArguments, HeadsArguments, PagesArguments, RowArguments, ScoresArguments};
 use device::{KvLayerId, KvType, Op, Result, RowCount, ValueId};
 use device_lower::lower::{AttentionOf, HeadChain, RopeOf};
 use device_lower::table::{Extent, RowClass, When};
@@ -38,6 +38,17 @@ impl Draft<'_> {
             return failed("norms of heads that have no kernel".to_owned());
         }
         let q = chains.q.filter(|q| !q.is_empty());
+        if let (Some(q), Some(attention)) = (&q, &chains.attention)
+            && q.rope == chains.k.rope
+            && self.row(q, &chains.k, chains.v, chains.layer, attention)?
+        {
+            // Where a sequence is long, its positions are split over blocks.
+            self.when = When::Long;
+            let result = self.heads(Some(q), &chains.k, chains.v, chains.layer);
+            let result = result.and_then(|()| self.attend_layer(q.end, chains.layer, attention));
+            self.when = When::Always;
+            return result;
+        }
         // One kernel turns both, if they turn alike.
         match q.filter(|q| q.rope != chains.k.rope) {
             Some(q) => {
@@ -70,17 +81,71 @@ impl Draft<'_> {
         self.rope(&Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out: q.end })
     }
 
+    /// Heads and attention of one row in one kernel, where no sequence is long. False: there is none for this, and nothing was added.
+    fn row(
+        &mut self,
+        q: &HeadChain,
+        k: &HeadChain,
+        v: ValueId,
+        layer: KvLayerId,
+        of: &AttentionOf,
+    ) -> Result<bool> {
+        let c = self.c;
+        let rows = c.rows(q.x);
+        let head_dim = c.pages(layer).head_dim as usize;
+        let is_cross = c.plan.kv.layer(layer).encoder_states.is_some();
+        let is_f16 = c.limits.kv_type == KvType::F16;
+        if self.class(rows) != RowClass::One || c.is_deterministic() || !is_f16 || is_cross || q.escapes {
+            return Ok(false);
+        }
+        // Lanes that take a position, 8 columns each (attention/row.cuh).
+        let lanes = [8, 16, 32].into_iter().find(|lanes| head_dim <= 8 * lanes);
+        let Some(lanes) = lanes.filter(|_| head_dim.is_multiple_of(8)) else { return Ok(false) };
+        let arguments = RowArguments {
+            n_rows: 0,
+            reserved: 0,
+            heads: self.heads_arguments(Some(q), k, v, layer)?,
+            attention: self.attention_arguments(q.end, layer, of)?,
+        };
+        let k_out = Some(k.end).filter(|_| k.escapes && !k.is_empty());
+        let writes: Vec<ValueId> = [of.out].into_iter().chain(k_out).collect();
+        let grid = [Extent::Fixed(of.n_heads as u32), ONE, ONE];
+        let (name, call) =
+            (format!("row_f16_l{lanes}"), Call::new("attention/row_f16.cu", rows, grid, 512, &writes));
+        self.push(Call { name: &name, when: When::Short, ..call }, &arguments);
+        Ok(true)
+    }
+
     fn heads(&mut self, q: Option<&HeadChain>, k: &HeadChain, v: ValueId, layer: KvLayerId) -> Result<()> {
         let c = self.c;
+        let arguments = self.heads_arguments(q, k, v, layer)?;
+        let (n_q, n_kv) = (arguments.n_q_heads as usize, arguments.pages.n_kv_heads as usize);
+        let k_out = Some(k.end).filter(|_| k.escapes && !k.is_empty());
+        let rows = c.rows(k.x);
+        let writes: Vec<ValueId> = q.map(|q| q.end).into_iter().chain(k_out).collect();
+        let name = format!("qk_rope_kv_{}", c.kv_name()?);
+        let grid = [blocks(n_q + 2 * n_kv, 4), each(rows), ONE];
+        self.push(Call { name: &name, ..Call::new("qk_rope_kv.cu", rows, grid, 128, &writes) }, &arguments);
+        Ok(())
+    }
+
+    fn heads_arguments(
+        &self,
+        q: Option<&HeadChain>,
+        k: &HeadChain,
+        v: ValueId,
+        layer: KvLayerId,
+    ) -> Result<HeadsArguments> {
+        let c = self.c;
         let pages = c.pages(layer);
-        let (head_dim, n_kv) = (pages.head_dim as usize, pages.n_kv_heads as usize);
+        let head_dim = pages.head_dim as usize;
         if head_dim > MOST_COLUMNS {
             return failed(format!("a head of {head_dim} columns, expected at most {MOST_COLUMNS}"));
         }
         let n_q = q.map_or(0, |q| c.cols(q.x) / head_dim);
         let (q_norm, k_norm, rope) = (q.and_then(|q| q.norm), k.norm, k.rope);
         let k_out = Some(k.end).filter(|_| k.escapes && !k.is_empty());
-        let arguments = HeadsArguments {
+        Ok(HeadsArguments {
             n_rows: 0,
             n_q_heads: n_q as u32,
             q_norm: u32::from(q_norm.is_some()),
@@ -104,13 +169,7 @@ impl Draft<'_> {
             q_out: q.map_or(Ok(0), |q| c.value(q.end))?,
             k_out: k_out.map_or(Ok(0), |id| c.value(id))?,
             pages,
-        };
-        let rows = c.rows(k.x);
-        let writes: Vec<ValueId> = q.map(|q| q.end).into_iter().chain(k_out).collect();
-        let name = format!("qk_rope_kv_{}", c.kv_name()?);
-        let grid = [blocks(n_q + 2 * n_kv, 4), each(rows), ONE];
-        self.push(Call { name: &name, ..Call::new("qk_rope_kv.cu", rows, grid, 128, &writes) }, &arguments);
-        Ok(())
+        })
     }
 
     pub(super) fn attention(&mut self, op: &Op) -> Result<()> {
@@ -217,6 +276,29 @@ impl Draft<'_> {
         self.push(Call { name: &kernel.name, when, ..call }, &arguments);
     }
 
+    /// Of a layer over pages, with positions not split.
+    fn attention_arguments(
+        &self,
+        q: ValueId,
+        layer: KvLayerId,
+        of: &AttentionOf,
+    ) -> Result<AttentionArguments> {
+        let c = self.c;
+        Ok(AttentionArguments {
+            n_heads: of.n_heads as u32,
+            window: of.window.unwrap_or(0) as u32,
+            chunked: u32::from(of.chunked && of.window.is_some()),
+            n_states: c.plan.kv.layer(layer).encoder_states.unwrap_or(0) as u32,
+            scale: of.scale,
+            softcap: of.softcap.unwrap_or(0.0),
+            q: c.value(q)?,
+            sinks: c.vector_or_null(of.sinks)?,
+            out: c.value(of.out)?,
+            pages: c.pages(layer),
+            ..self.attention_places()
+        })
+    }
+
     fn attend_layer(&mut self, q: ValueId, layer: KvLayerId, of: &AttentionOf) -> Result<()> {
         let c = self.c;
         let (rows, pages) = (c.rows(q), c.pages(layer));
@@ -231,19 +313,7 @@ impl Draft<'_> {
             heads: n_kv * group.div_ceil(g),
             rows,
         };
-        let whole = AttentionArguments {
-            n_heads: of.n_heads as u32,
-            window: of.window.unwrap_or(0) as u32,
-            chunked: u32::from(of.chunked && of.window.is_some()),
-            n_states: n_states as u32,
-            scale: of.scale,
-            softcap: of.softcap.unwrap_or(0.0),
-            q: c.value(q)?,
-            sinks: c.vector_or_null(of.sinks)?,
-            out: c.value(of.out)?,
-            pages,
-            ..self.attention_places()
-        };
+        let whole = self.attention_arguments(q, layer, of)?;
         let class = self.class(rows);
         if class == RowClass::Many && !c.is_deterministic() && self.flash(head_dim, rows, of, whole) {
             return Ok(());
@@ -263,7 +333,7 @@ impl Draft<'_> {
             n if n > c.profile.long => (None, Some(When::Always)),
             _ => (Some(When::Always), None),
         };
-        if let Some(when) = short {
+        if let Some(when) = short.filter(|_| self.when != When::Long) {
             self.attend(&kernel, when, of.out, whole);
         }
         if let Some(when) = long {

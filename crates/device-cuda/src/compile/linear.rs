@@ -10,7 +10,7 @@ use crate::stored::{Kind, Stored};
 use device::{Activation, Result, RowCount, ValueId, WeightId};
 use device_lower::lifetimes::max_rows;
 use device_lower::lower::{MatrixOf, Norm, Projection, Tail};
-use device_lower::table::{Extent, RowClass, When};
+use device_lower::table::{Extent, RowClass};
 use device_lower::units::Unit;
 use weights::BlockType;
 
@@ -25,9 +25,68 @@ const WARPS: usize = 8;
 /// Columns and rows of a tile of GEMM.
 const TILE: usize = 64;
 
+/// Warps of a block of GEMV of one row (`ONE_WARPS`, linear/gemv_one.cuh).
+const ONE_WARPS: usize = 16;
+
 /// Bytes of shared memory of GEMV: rows in 8 bits with their scales, or in f32.
 const STAGED: u32 = 1024 * 40;
 const STAGED_FLOATS: u32 = 8192 * 4;
+
+/// Weights of a product of one row from which on two blocks a multiprocessor are faster than one
+/// (kernels/linear/NOTES.md).
+const LARGE: usize = 12 << 20;
+
+/// Bytes of shared memory that a block has on every chip without asking for more.
+const MOST_SHARED: u32 = 48 << 10;
+
+/// How a product of one row is spread over the chip (linear/gemv_one.cuh).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spread {
+    /// Columns that a team of warps makes at a time.
+    set: usize,
+    /// Groups of 32 of K that a lane takes of each.
+    steps: usize,
+    /// Warps of a team: each has a part of K.
+    k_parts: usize,
+    n_blocks: usize,
+    /// Bytes of shared memory.
+    shared: u32,
+}
+
+impl Spread {
+    /// The fastest by a model of the chain of instructions; `None`: K is too long.
+    fn of_one_row(n_columns: usize, n_in: usize, n_processors: usize) -> Option<Spread> {
+        let groups = n_in.div_ceil(32);
+        // With many weights bytes decide: twice as many blocks, with less in registers each, have more on their way.
+        let is_large = n_columns * n_in >= LARGE;
+        let n_blocks = if is_large { 2 * n_processors } else { n_processors };
+        let n_blocks = n_blocks.min(n_columns.div_ceil(4)).max(1);
+        let (sets, all_steps) = match is_large {
+            true => (&[1][..], if groups > 32 { &[2][..] } else { &[1][..] }),
+            false => (&[1, 2, 4][..], &[1, 2][..]),
+        };
+        let mut best: Option<(usize, Spread)> = None;
+        for &steps in all_steps {
+            let k_parts = groups.div_ceil(32 * steps).max(1);
+            if k_parts > ONE_WARPS {
+                continue;
+            }
+            for &set in sets {
+                // Of the largest block: whole sets, and whole pairs.
+                let unit = set.max(2);
+                let columns = n_columns.div_ceil(unit).div_ceil(n_blocks) * unit;
+                let rounds = columns.div_ceil(set).div_ceil(ONE_WARPS / k_parts);
+                // Instructions of a step for each column and beside that, of the sum over lanes, of a round.
+                let cost = rounds * (steps * (25 * set + 12) + 12 * set + 20);
+                if best.is_none_or(|(least, _)| cost < least) {
+                    let shared = (k_parts * (32 * steps * 40 + 4 * columns)) as u32;
+                    best = Some((cost, Spread { set, steps, k_parts, n_blocks, shared }));
+                }
+            }
+        }
+        best.map(|(_, spread)| spread).filter(|spread| spread.shared <= MOST_SHARED)
+    }
+}
 
 /// One product on its way: matrices of one kind that read the same rows.
 #[derive(Clone, Copy)]
@@ -149,18 +208,9 @@ impl Draft<'_> {
             && !exact
             && let Some((pack, weights)) = self.c.packs.find(self.c.plan, p.ids, p.tail == TAIL_GATE)
         {
-            let all = self.c.profile.packed_together;
-            self.when = if all { When::Always } else { When::Alone };
-            self.packed(&p, rows, pack, weights)?;
-            self.when = When::Always;
-            if all {
-                return Ok(());
-            }
-            self.when = When::Together;
+            return self.packed(&p, rows, pack, weights);
         }
-        let result = self.planes_product(&p, rows, class, kind, exact);
-        self.when = When::Always;
-        result
+        self.planes_product(&p, rows, class, kind, exact)
     }
 
     /// From the planes that `weights` made.
@@ -172,14 +222,34 @@ impl Draft<'_> {
         kind: Kind,
         exact: bool,
     ) -> Result<()> {
-        match class == RowClass::Many && !exact {
-            true => self.gemm(p, rows, kind),
-            false => {
-                let arguments = self.arguments(p)?;
-                self.gemv(arguments, p, rows, class, kind);
-                Ok(())
-            }
+        if class == RowClass::Many && !exact {
+            return self.gemm(p, rows, kind);
         }
+        let arguments = self.arguments(p)?;
+        let n = p.matrices.iter().map(|(_, m)| m.n_out as usize).sum();
+        let spread = Spread::of_one_row(n, p.matrices[0].0.n_cols, self.c.profile.n_processors);
+        match spread.filter(|_| class == RowClass::One && !kind.is_float() && !exact) {
+            Some(spread) => self.gemv_one(arguments, p, rows, kind, spread),
+            None => self.gemv(arguments, p, rows, class, kind),
+        }
+        Ok(())
+    }
+
+    /// Of one row: a block a multiprocessor.
+    fn gemv_one(
+        &mut self,
+        mut arguments: LinearArguments,
+        p: &Product,
+        rows: RowCount,
+        kind: Kind,
+        spread: Spread,
+    ) {
+        let Spread { set, steps, k_parts, n_blocks, shared } = spread;
+        arguments.k_parts = k_parts as u32;
+        let (file, name) = (kind.file(), format!("gemv_one_n{set}_l{steps}"));
+        let grid = [Extent::Fixed(n_blocks as u32), ONE, ONE];
+        let call = Call::new(&file, rows, grid, 32 * ONE_WARPS as u32, p.writes);
+        self.push(Call { name: &name, shared, weight_bytes: p.weight_bytes, ..call }, &arguments);
     }
 
     /// Columns that a warp makes, of so many; each has its own row of a matrix.
@@ -392,5 +462,38 @@ impl Draft<'_> {
         let shared = if stored.kind.is_float() { STAGED_FLOATS } else { STAGED };
         self.push(Call { name: &name, shared, weight_bytes: p.weight_bytes, ..call }, &arguments);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What linear/gemv_one.cuh asks for: all of K, teams within a block, and the shared memory of the largest block.
+    #[test]
+    fn one_row_is_spread_over_all_of_k() {
+        for n_columns in [1, 7, 64, 1024, 2048, 3072, 16_384, 151_936] {
+            for n_in in [32, 96, 320, 1024, 3072, 8192, 28_672, 32_768] {
+                for n_processors in [1, 20, 132] {
+                    let Some(s) = Spread::of_one_row(n_columns, n_in, n_processors) else { continue };
+                    assert!(s.k_parts * s.steps * 32 >= n_in.div_ceil(32) && s.k_parts <= ONE_WARPS, "{s:?}");
+                    let unit = s.set.max(2);
+                    let n_units = n_columns.div_ceil(unit);
+                    let of_block = |i: usize| n_units * (i + 1) / s.n_blocks - n_units * i / s.n_blocks;
+                    let largest = (0..s.n_blocks).map(of_block).max().unwrap_or(0) * unit;
+                    let needed = s.k_parts * (s.steps * 32 * 40 + 4 * largest);
+                    assert!(
+                        needed <= s.shared as usize && s.shared <= MOST_SHARED,
+                        "{n_columns} {n_in}: {s:?}"
+                    );
+                }
+            }
+        }
+        let of = |n, k| Spread::of_one_row(n, k, 132).map(|s| (s.set, s.steps, s.k_parts, s.n_blocks));
+        // The fastest of those that were measured (kernels/linear/NOTES.md).
+        assert_eq!(of(16_384, 2048), Some((1, 2, 1, 264)));
+        assert_eq!(of(2048, 8192), Some((1, 2, 4, 264)));
+        assert_eq!(of(6144, 1024), Some((4, 1, 1, 132)));
+        assert_eq!(of(2048, 40_000), None, "K needs more warps than a block has");
     }
 }

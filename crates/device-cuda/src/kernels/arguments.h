@@ -145,6 +145,14 @@ struct AttentionArguments {
     PagesArguments pages;
 };
 
+// row_f16: heads on their way to the cache and their attention, of one row.
+struct RowArguments {
+    uint n_rows;
+    uint reserved;
+    HeadsArguments heads;
+    AttentionArguments attention;
+};
+
 // cross_scores.
 struct ScoresArguments {
     uint n_rows;

@@ -80,7 +80,6 @@ impl CudaProgram {
             sample: chosen().any(|want| matches!(want.choose, Choose::Sample(_))),
             penalties: chosen().any(|want| n_penalised(want) > 0),
             long: step.spans.iter().any(|span| span.end() > self.long),
-            alone: step.spans.len() <= 1,
         };
         self.write_rows(step);
         self.write_choices(step, &begun);

@@ -3,7 +3,7 @@
 use super::CudaProgram;
 use super::inputs::{Begun, N_COPIES};
 use crate::arguments::{GemmArguments, StepLoadArguments};
-use crate::driver::{Event, Graph, MAX_ARGUMENT_BYTES, NAME};
+use crate::driver::{Event, Graph, MAX_ARGUMENT_BYTES, NAME, Start};
 use device::{Error, Result, Step, Timing};
 use device_lower::table::StepSizes;
 use std::ops::Range;
@@ -40,7 +40,7 @@ impl Graphs {
 }
 
 impl CudaProgram {
-    /// Copy the step's numbers to the GPU.
+    /// Copy the step's numbers to the GPU, after all steps before.
     fn load_step(&self, begun: &Begun) -> Result<()> {
         let [copies0, copies1, copies2, copies3, copies4, copies5, copies6, copies7] = begun.copies;
         let n_words = begun.copies.iter().map(|copy| copy.n_words).max().unwrap_or(0);
@@ -63,12 +63,13 @@ impl CudaProgram {
             [n_blocks, N_COPIES as u32, 1],
             256,
             0,
+            Start::After,
             bytemuck::bytes_of(&arguments),
         )
     }
 
     /// Launch one command.
-    fn launch_command(&self, begun: &Begun, index: usize, blocks: [u32; 3]) -> Result<()> {
+    fn launch_command(&self, begun: &Begun, index: usize, blocks: [u32; 3], start: Start) -> Result<()> {
         let commands = self.plans[begun.plan].table(&begun.sizes);
         let command = &commands.table.commands()[index];
         let parameters = commands.table.parameters(command);
@@ -83,14 +84,16 @@ impl CudaProgram {
         let result = match &commands.products[index] {
             None => {
                 let function = self.functions[command.kernel as usize];
-                self.context.launch(function, blocks, command.threads, command.threadgroup_bytes, place)
+                let shared = command.threadgroup_bytes;
+                self.context.launch(function, blocks, command.threads, shared, start, place)
             }
             Some(product) => {
                 let cut = product.cut(n_rows as usize, self.n_processors);
                 let (tile, kernel) = product.kernel(cut);
                 place[N_SPLITS..][..4].copy_from_slice(&(cut.n_splits as u32).to_le_bytes());
                 let (function, grid) = (self.functions[kernel as usize], [cut.n_blocks as u32, 1, 1]);
-                self.context.launch(function, grid, tile.threads(), tile.shared(product.codec), place)
+                let shared = tile.shared(product.codec);
+                self.context.launch(function, grid, tile.threads(), shared, start, place)
             }
         };
         result.map_err(|error| match error {
@@ -105,8 +108,12 @@ impl CudaProgram {
     fn launch_commands(&self, begun: &Begun, range: Range<usize>) -> Result<()> {
         let table = &self.plans[begun.plan].table(&begun.sizes).table;
         let runs = table.runs(&begun.sizes).skip_while(|run| run.index < range.start);
+        // The first one after the step's numbers are there: all others may read these, and what earlier steps wrote, before they
+        // wait for the one before them.
+        let mut start = Start::After;
         for run in runs.take_while(|run| run.index < range.end) {
-            self.launch_command(begun, run.index, run.threadgroups)?;
+            self.launch_command(begun, run.index, run.threadgroups, start)?;
+            start = Start::Early;
         }
         Ok(())
     }
@@ -216,7 +223,7 @@ impl CudaProgram {
             let blocks = table.threadgroups(command, &begun.sizes);
             from.record()?;
             if let Some(blocks) = blocks {
-                self.launch_command(begun, command, blocks)?;
+                self.launch_command(begun, command, blocks, Start::After)?;
             }
             to.record()?;
             to.wait()?;

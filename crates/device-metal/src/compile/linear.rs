@@ -117,7 +117,7 @@ impl<G: Gpu> Draft<'_, G> {
         // What runs in some steps only leaves the units that follow as they are.
         let (softcap, bests) = match when {
             When::Always => self.after_head(schedule, p),
-            When::Short | When::Long | When::Alone | When::Together => (None, false),
+            When::Short | When::Long => (None, false),
             // Products run whatever is chosen.
             When::Penalties | When::Best | When::BestOfPlain | When::BestOfChanged | When::Sample => {
                 (None, false)

@@ -94,7 +94,6 @@ impl<G: Gpu> MetalProgram<G> {
             sample: chosen().any(|want| matches!(want.choose, Choose::Sample(_))),
             penalties: chosen().any(|want| n_penalised(want) > 0),
             long: step.spans.iter().any(|span| span.end() > self.long),
-            alone: step.spans.len() <= 1,
         };
         self.ready(self.plans[step.plan].class(&begun.sizes))?;
         self.write_rows(step);

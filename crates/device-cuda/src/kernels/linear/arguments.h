@@ -38,6 +38,8 @@ struct LinearArguments {
     uint k; // of experts: how many a row has; 0: no experts
     uint x_per_pair; // of experts: 1: each has its own rows
     uint n_warps; // warps' worth of columns
+    uint k_parts; // gemv_one: warps that share a column
+    uint reserved;
     const float *x;
     const float *norm; // of the norm: may be null
     const float *residual;

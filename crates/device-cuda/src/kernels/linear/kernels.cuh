@@ -5,10 +5,23 @@
 #include "linear/arguments.h"
 #include "arguments.h"
 #include "linear/gemv.cuh"
+#include "linear/gemv_one.cuh"
 #include "linear/gemm.cuh"
 #include "linear/embed.cuh"
 
+#define ONE_KERNEL(T, NR, L)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(ONE_THREADS, L * NR * sizeof(T::Raw) <= 160 ? 2 : 1)             \
+        gemv_one_n##NR##_l##L(const __grid_constant__ LinearArguments a) {                                        \
+        gemv_one<T, NR, L>(a);                                                                                    \
+    }
+
 #define BLOCK_KERNELS(T)                                                                              \
+    ONE_KERNEL(T, 1, 1)                                                                               \
+    ONE_KERNEL(T, 2, 1)                                                                               \
+    ONE_KERNEL(T, 4, 1)                                                                               \
+    ONE_KERNEL(T, 1, 2)                                                                               \
+    ONE_KERNEL(T, 2, 2)                                                                               \
+    ONE_KERNEL(T, 4, 2)                                                                               \
     KERNEL(GEMV_THREADS) gemv_r1_n1(const __grid_constant__ LinearArguments a) { gemv<T, 1, 1>(a); }  \
     KERNEL(GEMV_THREADS) gemv_r1_n2(const __grid_constant__ LinearArguments a) { gemv<T, 1, 2>(a); }  \
     KERNEL(GEMV_THREADS) gemv_r1_n4(const __grid_constant__ LinearArguments a) { gemv<T, 1, 4>(a); }  \
