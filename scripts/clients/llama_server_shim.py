@@ -14,9 +14,9 @@ import tempfile
 # Flags without a meaning here: how memory and batches are organised, and what is always on.
 IGNORED = {"--no-slots", "--slots", "--metrics", "--cont-batching", "--embedding", "--kv-unified", "--no-jinja", "--jinja", "--offline",
            "--swa-full", "--verbose", "--no-mmproj", "--no-cache-idle-slots", "--backend_sampling"}
-IGNORED_WITH_VALUE = {"--batch-size", "--ubatch-size", "--n-gpu-layers", "--temp", "--seed", "-fa", "-ctk", "-ctv", "--hf-file",
+IGNORED_WITH_VALUE = {"--batch-size", "--ubatch-size", "--n-gpu-layers", "-fa", "-ctk", "-ctv", "--hf-file",
                       "--tags", "--cache-ram"}
-USED = {"--port", "--host", "--hf-repo", "--ctx-size", "--parallel", "--threads", "--api-key", "--alias", "--pooling", "--n-predict"}
+USED = {"--port", "--host", "--hf-repo", "--ctx-size", "--parallel", "--threads", "--api-key", "--alias", "--pooling", "--n-predict", "--temp", "--seed"}
 MODELS = {"stories260K": "CHAT_MODEL", "ggml-org/models": "EMBED_MODEL"}
 
 
@@ -63,6 +63,9 @@ def main():
     command += ["--host", hosts[0], "--any-name"]
     if int(values.get("--n-predict", -1)) > 0:
         command += ["--max-tokens", values["--n-predict"]]
+    for flag in ("--temp", "--seed"):
+        if flag in values:
+            command += [flag, values[flag]]
     if "--api-key" in values:
         command += ["--api-key", values["--api-key"]]
     name = values.get("--alias", "model")

@@ -16,8 +16,8 @@ use crate::packs::{PackPlan, Packs};
 use crate::profile::Profile;
 use crate::weights::{WeightPlan, Weights};
 use device::{
-    Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, MAX_BEST, Needs, Op, Plan, Program,
-    Result, RowCount, Step, Ticket, Timing, ValueId, Want,
+    Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result,
+    RowCount, Step, Ticket, Timing, ValueId, Want,
 };
 use device_lower::ahead::{self, Ahead, Done, InFlight, NO_TOKEN};
 use device_lower::arena::{Arena, NO_PLACE};
@@ -376,7 +376,7 @@ impl CudaProgram {
                 let choice = self.chooser.choose(row, want, step, pending);
                 let outputs = self.ahead.outputs_of_mut(begun.ticket);
                 outputs.chosen.push(choice);
-                outputs.best.extend(self.chooser.best(row, (want.n_best as usize).min(MAX_BEST)));
+                outputs.best.extend(self.chooser.best(row, want));
                 self.host_chosen.write(place as usize * 4, &[choice.token.unwrap_or(NO_TOKEN)]);
                 changed = true;
             } else {

@@ -146,7 +146,9 @@ impl HostOutputs {
         self.tokens = tokens;
         let n_vocab = logits.len().checked_div(step.outputs.len()).unwrap_or(0);
         let known = |output: usize, want: &Want| {
-            if want.choose == Choose::Best && want.is_plain() { best(output) } else { None }
+            // What was left is known only where it was chosen here.
+            let is_plain = want.choose == Choose::Best && want.is_plain() && !want.drawn;
+            if is_plain { best(output) } else { None }
         };
         let next = AtomicUsize::new(0);
         let work = |worker: usize| {
@@ -174,7 +176,7 @@ impl HostOutputs {
                     }
                 };
                 slot.best.clear();
-                slot.best.extend(chooser.best(logits, (want.n_best as usize).min(MAX_BEST)));
+                slot.best.extend(chooser.best(logits, want));
             }
         };
         let has_work = |(output, want): &(usize, &Want)| {

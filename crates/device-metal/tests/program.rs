@@ -158,7 +158,7 @@ fn the_host_chooses_what_has_no_kernel() {
         let found = program.chosen()[output];
         assert_eq!(found.token, expected.token, "output {output}");
         assert_eq!(found.logprob.to_bits(), expected.logprob.to_bits(), "output {output}");
-        let best: Vec<_> = chooser.best(row, want.n_best as usize).collect();
+        let best: Vec<_> = chooser.best(row, want).collect();
         assert_eq!(program.best(output), best, "output {output}");
     }
     let token = |output: usize| program.chosen()[output].token;

@@ -372,7 +372,7 @@ fn agree(bench: &Bench, step: &OwnedStep, pending: &[u32]) -> Outcome<Vec<Chosen
         expect(expected.iter().any(agrees), || {
             format!("output {output} chose {found:?}, expected {:?}: {want:?}", expected[0])
         })?;
-        let best: Vec<(u32, f32)> = chooser.best(logits, want.n_best as usize).collect();
+        let best: Vec<(u32, f32)> = chooser.best(logits, want).collect();
         let found = program.best(output);
         let alike = |(a, b): (&(u32, f32), &(u32, f32))| a.0 == b.0 && same(a.1, b.1);
         expect(found.len() == best.len() && found.iter().zip(&best).all(alike), || {

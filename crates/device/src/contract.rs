@@ -230,7 +230,7 @@ pub trait Program: Send {
     fn chosen(&self) -> &[Chosen];
 
     /// The best tokens of an output and their log-probabilities, best first: [`Want::n_best`] of them, or as many as have
-    /// one.
+    /// one, which with [`Want::drawn`] are those that were left.
     fn best(&self, output: usize) -> &[(u32, f32)];
 
     /// `(n_outputs, n_vocab)`, with [`crate::OutputKind::Hidden`] `(n_outputs, hidden)`: rows of which logits were wanted;

@@ -2,22 +2,26 @@
 
 use std::fmt;
 
-/// Masks that somebody else computes while a step runs.
+use crate::Slice;
+
+/// Masks that are computed while a step runs, or when they are asked for.
 pub trait MaskSource: Sync {
     /// How many words there will be.
     fn n_words(&self) -> usize;
 
-    /// Wait until all words are there, and call `look` once with them. Allocates nothing.
-    fn with(&self, look: &mut dyn FnMut(&[u32]));
+    /// Call `look` once with the words of a mask ([`crate::Want::mask`]): waits for them, or computes them on this thread if
+    /// nobody has begun. Allocates nothing.
+    fn with(&self, mask: Slice, look: &mut dyn FnMut(&[u32]));
 }
 
-/// The words of all masks of a step ([`crate::Want::mask`]). A device asks for them when it chooses tokens, not before: by then
-/// they mostly are there. They are gone when [`crate::Program::submit`] returns.
+/// The words of all masks of a step ([`crate::Want::mask`]). A device asks for a mask when it chooses the token, not before: by
+/// then it may be there, and otherwise the threads that choose compute the masks of their outputs side by side. They are gone when
+/// [`crate::Program::submit`] returns.
 #[derive(Clone, Copy)]
 pub enum Masks<'a> {
     /// They are here.
     Ready(&'a [u32]),
-    /// They are being computed.
+    /// They are being computed, or will be.
     Later(&'a dyn MaskSource),
 }
 
@@ -35,11 +39,11 @@ impl Masks<'_> {
         self.len() == 0
     }
 
-    /// Call `look` once with all words, which may take until they are computed.
-    pub fn with(&self, look: &mut dyn FnMut(&[u32])) {
+    /// Call `look` once with the words of a mask, which may take until they are computed.
+    pub fn with(&self, mask: Slice, look: &mut dyn FnMut(&[u32])) {
         match self {
-            Masks::Ready(words) => look(words),
-            Masks::Later(source) => source.with(look),
+            Masks::Ready(words) => look(mask.of(words)),
+            Masks::Later(source) => source.with(mask, look),
         }
     }
 }

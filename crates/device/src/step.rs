@@ -82,7 +82,7 @@ pub enum Choose {
 }
 
 /// What the caller wants of an output row. Biases, penalties and the mask change what is chosen, never [`crate::Program::logits`]
-/// or log-probabilities, which are the model's own.
+/// or log-probabilities, which are the model's own unless [`Want::drawn`] says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Want {
     /// How its token is chosen.
@@ -93,6 +93,9 @@ pub struct Want {
     pub logprob: bool,
     /// Compute the log-probabilities of so many best tokens.
     pub n_best: u32,
+    /// All log-probabilities are those with which the token was drawn: among the tokens that biases, mask, penalties and stages
+    /// left, whose probabilities sum to 1. Otherwise they are the model's own.
+    pub drawn: bool,
     /// What tokens of `recent` and `pending` lose; `None`: nothing.
     pub penalties: Option<Penalties>,
     /// Of [`Step::recent`]: tokens that the penalties count.
@@ -117,6 +120,7 @@ impl Want {
         logits: false,
         logprob: false,
         n_best: 0,
+        drawn: false,
         penalties: None,
         recent: Want::EMPTY,
         pending: Want::EMPTY,
@@ -277,8 +281,15 @@ impl OwnedStep {
 
 impl From<&Step<'_>> for OwnedStep {
     fn from(step: &Step) -> OwnedStep {
-        let mut masks = Vec::new();
-        step.masks.with(&mut |words| masks.extend_from_slice(words));
+        let mut masks = vec![0; step.masks.len()];
+        for mask in step.wants.iter().filter_map(|want| want.mask) {
+            let start = mask.start as usize;
+            step.masks.with(mask, &mut |words| {
+                if let Some(room) = masks.get_mut(start..start + words.len()) {
+                    room.copy_from_slice(words);
+                }
+            });
+        }
         OwnedStep {
             plan: step.plan,
             tokens: step.tokens.to_vec(),

@@ -37,6 +37,16 @@ pub enum Event<'a> {
         best: &'a [(u32, f32)],
         /// Tokens of the prompt that were found in the prefix cache.
         n_reused: usize,
+        /// How long it took so far.
+        timings: Timings,
+    },
+    /// A part of the prompt was computed, if [`Request::progress`] asks: once before the first part counts, and after each step
+    /// with rows of it; before the answer.
+    Progress {
+        /// Whose.
+        sequence: SequenceId,
+        /// How far its prompt is.
+        progress: Progress,
     },
     /// A token of the prompt, if [`Request::prompt_logprobs`] asks for them: each but the first, in order, before the answer.
     PromptToken {
@@ -66,12 +76,26 @@ pub enum Event<'a> {
     },
 }
 
+/// How far a prompt is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    /// Of these, found in the prefix cache.
+    pub n_reused: usize,
+    /// Of the prompt, what is there: found or computed.
+    pub n_done: usize,
+    /// Seconds since its first step began.
+    pub seconds: f64,
+}
+
 impl<'a> Event<'a> {
     /// The sequence that it concerns.
     pub fn sequence(&self) -> SequenceId {
         match self {
             Event::Token { sequence, .. }
             | Event::PromptToken { sequence, .. }
+            | Event::Progress { sequence, .. }
             | Event::Done { sequence, .. } => *sequence,
         }
     }
@@ -80,7 +104,7 @@ impl<'a> Event<'a> {
     pub fn text(&self) -> &'a str {
         match self {
             Event::Token { text, .. } | Event::Done { text, .. } => text,
-            Event::PromptToken { .. } => "",
+            Event::PromptToken { .. } | Event::Progress { .. } => "",
         }
     }
 }
@@ -343,7 +367,7 @@ impl Engine {
         ends.dedup();
         let sampler = Sampler::new(&request.sampling, n_vocab, tokenizer.as_deref())?;
         if request.constraint.is_some() {
-            self.scheduler.need_masks()?;
+            self.scheduler.need_masks(self.device.n_threads())?;
         }
         let adapter = request.adapter.as_deref().map(|name| self.model.adapter(name)).transpose()?;
         if let Some((_, salt)) = adapter {

@@ -50,7 +50,7 @@ pub use constraint::{Constraint, ConstraintResult};
 pub use device::MAX_BEST as MAX_BEST_LOGPROBS;
 pub use diff::{ValueDiff, diff};
 pub use embed::{Embedder, Embeddings};
-pub use engine::{Engine, Event, StepTimings};
+pub use engine::{Engine, Event, Progress, StepTimings};
 pub use error::{Error, Result};
 pub use figures::EngineLoad;
 pub use generate::{Completion, Finished};

@@ -96,6 +96,8 @@ pub struct Request {
     /// [`device::MAX_BEST`]), in an [`crate::Event::PromptToken`] each. The whole prompt is then computed, cached or not, as many
     /// rows a step as there is room for logits ([`crate::LoadOptions::n_outputs`]).
     pub prompt_logprobs: Option<usize>,
+    /// Tell how far the prompt is, in [`crate::Event::Progress`].
+    pub progress: bool,
     /// What the answer must be.
     pub constraint: Option<Box<dyn Constraint>>,
     /// What happens when the context is full.
@@ -138,6 +140,7 @@ impl Request {
             ignore_end: false,
             show_special: ShowSpecial::Nothing,
             prompt_logprobs: None,
+            progress: false,
             constraint: None,
             overflow: Overflow::Stop,
             prefill: Prefill::Batched,
@@ -265,6 +268,8 @@ pub(crate) struct Sequence {
     pub(crate) prompt_logprobs: Option<usize>,
     /// Rows of the prompt whose log-probabilities were told.
     pub(crate) n_scored: usize,
+    /// The least progress of the prompt that is worth telling; `None`: nobody asked.
+    pub(crate) told: Option<usize>,
     /// Absent while its masks are computed.
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     /// Why it cannot go on.
@@ -324,6 +329,7 @@ impl Sequence {
             min_tokens: request.min_tokens,
             prompt_logprobs: request.prompt_logprobs,
             n_scored: 0,
+            told: request.progress.then_some(0),
             constraint: request.constraint,
             failed: None,
             overflow: request.overflow,
@@ -351,7 +357,7 @@ impl Sequence {
         self.speculate &= !sampler.adapts();
         (self.id, self.sampler, self.cancel) = (id, sampler, CancelFlag::default());
         (self.n_prompt, self.n_restarts, self.n_reused) = (self.tokens.len(), 0, 0);
-        self.prompt_logprobs = None;
+        (self.prompt_logprobs, self.told) = (None, None);
         self.acceptance = Acceptance::new();
         self.added = Instant::now();
         (self.started, self.first_token, self.last_token) = (None, None, None);

@@ -28,7 +28,7 @@ fn drain(engine: &mut Engine) -> HashMap<SequenceId, (Vec<u32>, Option<FinishRea
                 assert!(entry.1.is_none(), "an event after Done");
                 match event {
                     Event::Token { id, .. } => entry.0.push(id),
-                    Event::PromptToken { .. } => {}
+                    Event::PromptToken { .. } | Event::Progress { .. } => {}
                     Event::Done { reason, timings, .. } => {
                         (entry.1, entry.2) = (Some(reason.clone()), timings)
                     }
@@ -435,4 +435,30 @@ proptest! {
             prop_assert!(want.starts_with(tokens), "{:?}", id);
         }
     }
+}
+
+#[test]
+fn progress_is_told_from_what_was_cached_to_the_whole_prompt() {
+    let mut engine = engine("llama", &options(200, 16, 2));
+    let asked = Request { progress: true, ..greedy(&prompt(100), 3) };
+    let mut told = |asked: &Request| {
+        let mut all = Vec::new();
+        let note = |event: &Event<'_>| {
+            if let Event::Progress { progress, .. } = event {
+                all.push(*progress);
+            }
+        };
+        engine.generate(asked.clone(), note).unwrap();
+        all
+    };
+    let first = told(&asked);
+    let done: Vec<usize> = first.iter().map(|progress| progress.n_done).collect();
+    assert_eq!(done, [0, 16, 32, 48, 64, 80, 96, 100]);
+    assert!(first.iter().all(|progress| (progress.n_prompt, progress.n_reused) == (100, 0)));
+    assert!(first[0].seconds == 0.0 && first.is_sorted_by(|a, b| a.seconds <= b.seconds), "{first:?}");
+    let second = told(&asked);
+    let (begin, end) = (second[0], second[second.len() - 1]);
+    assert!(begin.n_reused >= 80 && begin.n_done == begin.n_reused, "{second:?}");
+    assert_eq!((second.len(), end.n_done), (2, 100));
+    assert!(told(&Request { progress: false, ..asked }).is_empty());
 }

@@ -36,7 +36,7 @@ fn drain(engine: &mut Engine) -> HashMap<SequenceId, (Vec<u32>, Timings)> {
             let entry = all.entry(event.sequence()).or_default();
             match event {
                 Event::Token { id, .. } => entry.0.push(id),
-                Event::PromptToken { .. } => {}
+                Event::PromptToken { .. } | Event::Progress { .. } => {}
                 Event::Done { timings, .. } => entry.1 = timings,
             }
         })

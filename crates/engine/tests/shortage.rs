@@ -116,7 +116,7 @@ fn the_oldest_finishes_when_no_page_is_given_any_more() {
         let mut tokens = std::collections::HashMap::<SequenceId, Vec<u32>>::new();
         let mut on_event = |event: Event<'_>| match event {
             Event::Token { sequence, id, .. } => tokens.entry(sequence).or_default().push(id),
-            Event::PromptToken { .. } => {}
+            Event::PromptToken { .. } | Event::Progress { .. } => {}
             Event::Done { reason, .. } => assert_eq!(*reason, FinishReason::MaxTokens, "{name}"),
         };
         engine.step(&mut on_event).unwrap();
@@ -155,7 +155,7 @@ fn what_has_no_memory_waits_and_is_not_ended() {
     while engine
         .step(&mut |event| match event {
             Event::Token { id, .. } => tokens.push(id),
-            Event::PromptToken { .. } => {}
+            Event::PromptToken { .. } | Event::Progress { .. } => {}
             Event::Done { reason, .. } => {
                 assert_eq!(*reason, FinishReason::MaxTokens);
                 is_done = true;
@@ -241,7 +241,7 @@ fn sixty_four_slots_run_where_three_whole_contexts_fit() {
     while engine
         .step(&mut |event| match event {
             Event::Token { sequence, id, .. } => tokens.entry(sequence).or_default().push(id),
-            Event::PromptToken { .. } => {}
+            Event::PromptToken { .. } | Event::Progress { .. } => {}
             Event::Done { sequence, reason, .. } => {
                 assert_eq!(*reason, FinishReason::MaxTokens);
                 ended.push(sequence);

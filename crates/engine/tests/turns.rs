@@ -50,7 +50,7 @@ fn a_higher_priority_takes_a_slot_and_the_other_goes_on_later() {
     while engine
         .step(&mut |event| match event {
             Event::Token { sequence, id, .. } => tokens.entry(sequence).or_default().push(id),
-            Event::PromptToken { .. } => {}
+            Event::PromptToken { .. } | Event::Progress { .. } => {}
             Event::Done { sequence, .. } => order.push(sequence),
         })
         .unwrap()
@@ -193,7 +193,7 @@ proptest! {
                 assert!(of.reason.is_none(), "an event after Done");
                 match event {
                     Event::Token { id, .. } => of.tokens.push(id),
-                    Event::PromptToken { .. } => {}
+                    Event::PromptToken { .. } | Event::Progress { .. } => {}
                     Event::Done { reason, .. } => of.reason = Some(reason.clone()),
                 }
             });

@@ -158,6 +158,11 @@ fn a_picture_gives_one_answer_on_the_command_line_and_by_every_api() {
     };
     let found = server.ok("/v1/chat/completions", &openai(&url));
     assert_eq!(found["choices"][0]["message"]["content"], seen, "{found}");
+    let parts =
+        json!([{ "type": "input_image", "image_url": url }, { "type": "input_text", "text": "What is it?" }]);
+    let body = json!({ "model": id, "temperature": 0, "max_output_tokens": 8, "input": [{ "role": "user", "content": parts }] });
+    let found = server.ok("/v1/responses", &body);
+    assert_eq!(found["output"][0]["content"][0]["text"], seen, "{found}");
     let source = json!({ "type": "base64", "media_type": "image/png", "data": data });
     let parts = json!([{ "type": "image", "source": source }, { "type": "text", "text": "What is it?" }]);
     let body = json!({ "model": id, "temperature": 0, "max_tokens": 8, "messages": [{ "role": "user", "content": parts }] });

@@ -58,6 +58,7 @@ fn paths() -> Vec<(&'static str, Value, Value)> {
         "reasoning_format": "none", "thinking_budget": 5, "enable_thinking": false, "add_generation_prompt": true,
         "continue_final_message": false, "service_tier": "flex", "verbosity": "low", "modalities": ["text", "audio"],
         "functions": [], "function_call": "auto", "web_search_options": {}, "store": true,
+        "timings_per_token": true, "return_progress": true,
     });
     let completions = json!({
         "n": 2, "best_of": 2, "stop": "x", "logprobs": 2, "echo": true, "stream": true,

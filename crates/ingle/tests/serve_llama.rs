@@ -4,8 +4,8 @@
 
 use serde_json::{Value, json};
 
-use crate::common::SMOLLM2;
-use crate::serve::Server;
+use crate::common::{SMOLLM2, error};
+use crate::serve::{CHAT, Server, chat};
 
 const TEXT: &str = "The capital of France is";
 
@@ -18,6 +18,22 @@ fn completions_as_llama_server_has_them() {
         server.ok("/completion", &body)
     };
     let whole = ask(json!({ "n_probs": 2, "return_tokens": true }));
+    // As they were drawn: of those that top-k left, after the temperature.
+    let drawn =
+        json!({ "n_probs": 5, "post_sampling_probs": true, "temperature": 1.5, "top_k": 3, "seed": 1 });
+    for token in ask(drawn)["completion_probabilities"].as_array().unwrap() {
+        let top = token["top_probs"].as_array().unwrap();
+        let sum: f64 = top.iter().map(|one| one["prob"].as_f64().unwrap()).sum();
+        assert!(top.len() == 3 && (sum - 1.0).abs() < 1e-3, "{token}");
+        assert!(
+            top.iter().any(|one| (&one["id"], &one["prob"]) == (&token["id"], &token["prob"])),
+            "{token}"
+        );
+        assert!(token["logprob"].is_null() && token["top_logprobs"].is_null());
+    }
+    let greedy = ask(json!({ "n_probs": 5, "post_sampling_probs": true }));
+    let certain = &greedy["completion_probabilities"][0];
+    assert_eq!((&certain["prob"], certain["top_probs"].as_array().unwrap().len()), (&json!(1.0), 1));
     let text = whole["content"].as_str().unwrap();
     assert!(text.starts_with(" Paris"), "{whole}");
     assert_eq!((&whole["stop"], &whole["stop_type"]), (&json!(true), &json!("limit")));
@@ -78,6 +94,104 @@ fn completions_as_llama_server_has_them() {
     assert_eq!((&props["total_slots"], &props["eos_token"]), (&json!(16), &json!("<|im_end|>")));
     assert_eq!(props["model_alias"], SMOLLM2.path());
     assert!(props["chat_template"].as_str().unwrap().contains("<|im_start|>"), "{props}");
+}
+
+#[test]
+fn streams_tell_how_far_the_prompt_is_and_how_long_tokens_take() {
+    let server = Server::start(&["--deterministic", "--stream-interval", "0"]);
+    // Longer than a step.
+    let prompt = "one two three four ".repeat(400);
+    let keys =
+        json!({ "timings_per_token": true, "return_progress": true, "stream": true, "temperature": 0 });
+    let with = |mut body: Value| {
+        body.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        body
+    };
+    let check = |events: &[Value], n_prompt: u64| {
+        let progress: Vec<&Value> =
+            events.iter().map(|event| &event["prompt_progress"]).filter(|found| !found.is_null()).collect();
+        let processed: Vec<u64> = progress.iter().map(|p| p["processed"].as_u64().unwrap()).collect();
+        assert!(processed.len() > 1 && processed.is_sorted_by(|a, b| a < b), "{processed:?}");
+        assert_eq!(
+            (progress[0]["cache"].as_u64(), *processed.last().unwrap()),
+            (Some(processed[0]), n_prompt)
+        );
+        assert!(progress.iter().all(|p| p["total"] == n_prompt && p["time_ms"].is_number()), "{progress:?}");
+        let begins = events.iter().position(|event| !event["prompt_progress"].is_null()).unwrap();
+        let timings = events.iter().map(|event| &event["timings"]["predicted_n"]);
+        let n_predicted: Vec<u64> = timings.filter_map(Value::as_u64).collect();
+        assert!(n_predicted.is_sorted(), "{n_predicted:?}");
+        assert!((1..=4).contains(n_predicted.last().unwrap()), "{n_predicted:?}");
+        // The first event is of the moment before anything was computed.
+        assert_eq!(
+            (&events[begins]["timings"]["prompt_n"], &events[begins]["timings"]["prompt_ms"]),
+            (&json!(0), &json!(0.0))
+        );
+    };
+    let body = with(json!({ "prompt": prompt, "n_predict": 4 }));
+    let read = |body: &Value| -> Vec<Value> {
+        let text = server.open("/completion", None, body).body_mut().read_to_string().unwrap();
+        let events = text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
+        events.map(|event| serde_json::from_str(event).unwrap()).collect()
+    };
+    let events = read(&body);
+    let n_prompt = events.last().unwrap()["tokens_evaluated"].as_u64().unwrap();
+    check(&events, n_prompt);
+    assert_eq!(events[0]["prompt_progress"]["cache"], 0);
+    // The second time nearly all of it is there.
+    let events = read(&body);
+    check(&events, n_prompt);
+    assert!(events[0]["prompt_progress"]["cache"].as_u64().unwrap() > n_prompt / 2, "{}", events[0]);
+    let events = server.stream(CHAT, &with(chat(&prompt, json!({ "max_tokens": 4 }))));
+    let progress = events.iter().find(|event| !event["prompt_progress"].is_null()).unwrap();
+    check(&events, progress["prompt_progress"]["total"].as_u64().unwrap());
+    assert_eq!(progress["choices"][0]["delta"], json!({}));
+    // Nobody who does not ask is told.
+    let events = server.stream(CHAT, &chat("Hello", json!({ "max_tokens": 2, "stream": true })));
+    assert!(events.iter().all(|e| e["timings"].is_null() && e["prompt_progress"].is_null()), "{events:?}");
+}
+
+#[test]
+fn the_operator_says_how_tokens_are_chosen_where_a_request_does_not() {
+    let server = Server::start(&[
+        "--deterministic",
+        "--temp",
+        "0.25",
+        "--top-k",
+        "7",
+        "--seed",
+        "42",
+        "--repeat-penalty",
+        "1.5",
+    ]);
+    let params = |answer: &Value| {
+        let found = &answer["generation_settings"];
+        ["temperature", "top_k", "seed", "repeat_penalty", "top_p"].map(|key| found[key].clone())
+    };
+    let ask = |more: Value| {
+        let mut body = json!({ "prompt": TEXT, "n_predict": 2 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.ok("/completion", &body)
+    };
+    assert_eq!(params(&ask(json!({}))), [json!(0.25), json!(7), json!(42), json!(1.5), json!(1.0)]);
+    let own = json!({ "temperature": 0.5, "seed": 1, "top_p": 0.5, "repeat_last_n": 0 });
+    assert_eq!(params(&ask(own)), [json!(0.5), json!(7), json!(1), json!(1.0), json!(0.5)]);
+    let props: Value = serde_json::from_str(&server.get("/props").1).unwrap();
+    assert_eq!(props["default_generation_settings"]["params"]["top_k"], 7);
+    // One seed gives one answer, by every API.
+    let text = |answer: Value| answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let answers =
+        [0, 1].map(|_| text(server.ok(CHAT, &chat("Tell me a story.", json!({ "max_tokens": 12 })))));
+    assert_eq!(answers[0], answers[1]);
+    let message = json!([{ "role": "user", "content": "Tell me a story." }]);
+    let ollama = |options: Value| {
+        let body = json!({ "messages": message, "stream": false, "options": options });
+        server.ok("/api/chat", &body)["message"]["content"].as_str().unwrap().to_owned()
+    };
+    // The operator goes before Ollama's own values, and the request before the operator.
+    assert_eq!(ollama(json!({ "num_predict": 12 })), ollama(json!({ "num_predict": 12, "top_k": 7 })));
+    let wrong = error(&["serve", &SMOLLM2.path(), "--min-p", "1.5"]);
+    assert!(wrong.contains("min_p"), "{wrong}");
 }
 
 /// What clients of llama-server and evaluations send that OpenAI's API does not have.

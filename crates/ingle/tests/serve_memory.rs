@@ -87,6 +87,7 @@ fn an_idle_model_is_unloaded_where_answers_are_short_of_memory() {
         governor: Some(governor.clone()),
         max_tokens: None,
         stream_interval: Duration::ZERO,
+        sampling: server::SamplingChoice::default(),
     };
     let app = App::new(options, Arc::new(loader));
     let loaded = || -> Vec<String> {

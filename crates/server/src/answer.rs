@@ -2,7 +2,7 @@
 
 mod answering;
 
-use engine::Timings;
+use engine::{Progress, Timings};
 
 pub use self::answering::Answer;
 
@@ -13,6 +13,8 @@ pub struct AnswerEvent {
     pub choice: usize,
     /// What it says.
     pub kind: EventKind,
+    /// How long it took up to the tokens of this event; all 0 before the first token.
+    pub timings: Timings,
 }
 
 /// See [`AnswerEvent`].
@@ -59,6 +61,8 @@ pub enum Delta {
     },
     /// Tokens of the prompt but its first, with their log-probabilities, in order; before everything else.
     Prompt(Vec<TokenInfo>),
+    /// How far the prompt is, if [`crate::request::GenerateOptions::progress`] asks; before the answer.
+    Progress(Progress),
 }
 
 /// A token and how likely it was.
@@ -170,7 +174,7 @@ impl Collected {
                     call.arguments.push_str(&text);
                 }
             }
-            Delta::CallEnd { .. } => {}
+            Delta::CallEnd { .. } | Delta::Progress(_) => {}
             Delta::Prompt(tokens) => self.prompt.extend(tokens),
         }
     }

@@ -9,11 +9,12 @@ use text::{Gap, ShowSpecial, Specials};
 
 use crate::answer::Answer;
 use crate::chat::{Prepared, prepare_chat, render};
+use crate::defaults::SamplingChoice;
 use crate::details::ModelDetails;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::lazy::Lazy;
 use crate::models::{Lease, Loader, ModelStatus, Models, PullProgress, ServedAdapter, TextModel};
-use crate::request::{Caller, ChatRequest, CompletionRequest, KeepAlive, Prompt};
+use crate::request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt};
 use crate::stream::Channel;
 use crate::transcriber::{TranscribeRequest, Transcription};
 
@@ -29,6 +30,7 @@ struct Inner {
     /// Of an answer.
     max_tokens: Option<usize>,
     stream_interval: Duration,
+    sampling: SamplingChoice,
     is_ready: AtomicBool,
     is_draining: AtomicBool,
 }
@@ -115,6 +117,8 @@ pub struct Options {
     pub max_tokens: Option<usize>,
     /// Least time between two pieces of an answer; text that comes faster is given together.
     pub stream_interval: Duration,
+    /// How tokens are chosen where a request does not say.
+    pub sampling: SamplingChoice,
 }
 
 impl App {
@@ -127,6 +131,7 @@ impl App {
             governor: options.governor,
             max_tokens: options.max_tokens,
             stream_interval: options.stream_interval,
+            sampling: options.sampling,
             is_ready: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
         }));
@@ -136,6 +141,11 @@ impl App {
             governor.set_unload_idle(Arc::new(unload));
         }
         app
+    }
+
+    /// Fill in the operator's values of sampling where the request has none. [`Self::chat`] and [`Self::complete`] do it too.
+    pub fn fill_in(&self, options: &mut GenerateOptions) {
+        self.0.sampling.fill(&options.given, &mut options.sampling);
     }
 
     /// What is held of each memory, and what may be; empty without a governor.
@@ -445,7 +455,8 @@ impl App {
     }
 
     async fn start(&self, caller: &Caller, lease: Lease, prepared: Prepared) -> Result<Answer> {
-        let Prepared { mut tokens, images, constraint, reading, stop_outside, options } = prepared;
+        let Prepared { mut tokens, images, constraint, reading, stop_outside, mut options } = prepared;
+        self.fill_in(&mut options);
         let model = lease.text()?.clone();
         let TextModel { facts, worker, .. } = &model;
         self.refuse_if_draining()?;
@@ -480,6 +491,7 @@ impl App {
             sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(choice as u64));
             sampling.logprobs = options.logprobs.is_some();
             sampling.n_best_logprobs = options.logprobs.unwrap_or(0);
+            sampling.drawn_logprobs = options.drawn_logprobs;
             Request {
                 images: images.clone(),
                 sampling,
@@ -489,6 +501,7 @@ impl App {
                 stop_outside: stop_outside.clone(),
                 stop_tokens: options.stop_tokens.clone(),
                 prompt_logprobs: options.prompt_logprobs,
+                progress: options.progress,
                 constraint: constraint.clone(),
                 show_special: reading.as_ref().map_or_else(ShowSpecial::default, |(_, shown)| shown.clone()),
                 ignore_end: options.ignore_end,

@@ -15,6 +15,7 @@ mod answer;
 pub mod api;
 mod app;
 mod chat;
+mod defaults;
 mod details;
 mod embedder;
 mod error;
@@ -43,6 +44,7 @@ pub use answer::{
 };
 pub use api::sampling::keep_alive;
 pub use app::{App, EmbedRequest, Embedded, ModelActivity, Options, Ready, RequestActivity, TextProps};
+pub use defaults::SamplingChoice;
 pub use details::ModelDetails;
 pub use error::{ApiError, ErrorKind, Result, reshape};
 pub use models::{

@@ -7,6 +7,7 @@ use engine::SamplingParams;
 use serde_json::{Map, Value};
 use text::{Grammar, Triggers};
 
+use crate::defaults::SamplingChoice;
 use crate::error::{ApiError, Result};
 
 /// Who asks: set by the layer that checks keys, an extension of every request.
@@ -149,6 +150,8 @@ pub struct GenerateOptions {
     pub context: Vec<u32>,
     /// How tokens are chosen; log-probabilities are asked for by `logprobs` below.
     pub sampling: SamplingParams,
+    /// What the request itself said of `sampling`; the rest is the operator's to say.
+    pub given: SamplingChoice,
     /// Most tokens of an answer; `None`: until the model ends or the context is full.
     pub max_tokens: Option<usize>,
     /// The answer does not end before it has so many.
@@ -165,8 +168,12 @@ pub struct GenerateOptions {
     pub n: usize,
     /// Log-probability of each token, and of so many best; `None`: none.
     pub logprobs: Option<usize>,
+    /// They are those with which the token was drawn, after all that changes them.
+    pub drawn_logprobs: bool,
     /// The same of each token of the prompt.
     pub prompt_logprobs: Option<usize>,
+    /// Tell how far the prompt is while it is computed.
+    pub progress: bool,
     /// Each piece of the answer comes with its tokens, with or without log-probabilities.
     pub with_tokens: bool,
     /// Reuse and keep what is computed of the prompt.
@@ -184,6 +191,7 @@ impl Default for GenerateOptions {
         GenerateOptions {
             context: Vec::new(),
             sampling: SamplingParams::default(),
+            given: SamplingChoice::default(),
             max_tokens: None,
             min_tokens: 0,
             stop: Vec::new(),
@@ -192,6 +200,8 @@ impl Default for GenerateOptions {
             triggers: None,
             n: 1,
             logprobs: None,
+            drawn_logprobs: false,
+            progress: false,
             with_tokens: false,
             prompt_logprobs: None,
             cache_prompt: true,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use engine::{CancelFlag, FinishReason, Timings};
+use engine::{CancelFlag, FinishReason, Progress, Timings};
 use tokio::sync::Notify;
 
 /// A token as the engine gave it.
@@ -34,19 +34,35 @@ pub(crate) struct Piece {
     pub(crate) tokens: Vec<ChosenToken>,
     /// Tokens of the prompt, all but the first.
     pub(crate) prompt: Vec<ChosenToken>,
+    /// How far the prompt is, oldest first; the first and the last of what came.
+    pub(crate) progress: Vec<Progress>,
+    /// At its last token.
+    pub(crate) timings: Timings,
     pub(crate) ended: Option<Ended>,
 }
 
 impl Piece {
     fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.tokens.is_empty() && self.prompt.is_empty() && self.ended.is_none()
+        self.text.is_empty()
+            && self.tokens.is_empty()
+            && self.prompt.is_empty()
+            && self.progress.is_empty()
+            && self.ended.is_none()
     }
 
     fn clear(&mut self) {
         self.text.clear();
         self.tokens.clear();
         self.prompt.clear();
+        self.progress.clear();
+        self.timings = Timings::default();
         self.ended = None;
+    }
+
+    /// The prompt is so far. A slow reader learns where it began and where it is.
+    pub(crate) fn note_progress(&mut self, progress: Progress) {
+        self.progress.truncate(1);
+        self.progress.push(progress);
     }
 }
 
@@ -168,6 +184,7 @@ impl Channel {
             since.text.push_str(&piece.text);
             since.tokens.append(&mut piece.tokens);
             since.prompt.append(&mut piece.prompt);
+            since.timings = piece.timings;
             since.ended = since.ended.take().or(piece.ended.take());
         }
     }
@@ -200,6 +217,19 @@ mod tests {
         }
         assert_eq!(all, "xy");
         assert!(channel.take(0, &mut piece).is_none());
+    }
+
+    #[test]
+    fn progress_that_was_not_read_is_where_it_began_and_where_it_is() {
+        let mut piece = Piece::default();
+        assert!(piece.is_empty());
+        for n_done in [0, 10, 20, 30] {
+            piece.note_progress(Progress { n_done, ..Progress::default() });
+        }
+        assert!(!piece.is_empty());
+        assert_eq!(piece.progress.iter().map(|progress| progress.n_done).collect::<Vec<_>>(), [0, 30]);
+        piece.clear();
+        assert!(piece.is_empty());
     }
 
     #[tokio::test]

@@ -266,7 +266,7 @@ fn route(
     let id = event.sequence();
     let Some((channel, choice)) = readers.get(&id) else { return };
     match event {
-        Event::Token { id: token, text, logprob, best, n_reused, .. } => {
+        Event::Token { id: token, text, logprob, best, n_reused, timings, .. } => {
             let now = Instant::now();
             match last_token.insert(id, now) {
                 Some(before) => stats.token.observe(now.duration_since(before)),
@@ -276,10 +276,11 @@ fn route(
             channel.note_cached(n_reused);
             channel.write(*choice, |piece| {
                 piece.text.push_str(text);
+                piece.timings = timings;
                 piece.tokens.push(ChosenToken { id: token, logprob, top: best.to_vec() });
             });
         }
-        // No request asks for them yet.
+        Event::Progress { progress, .. } => channel.write(*choice, |piece| piece.note_progress(progress)),
         Event::PromptToken { id: token, logprob, best, .. } => channel.write(*choice, |piece| {
             piece.prompt.push(ChosenToken { id: token, logprob: Some(logprob), top: best.to_vec() });
         }),

@@ -2,7 +2,7 @@
 
 use device::Stage;
 
-use super::{Candidate, TopK, best_first};
+use super::{Allowed, Candidate, TopK, best_first};
 
 /// How many of the likeliest tokens Mirostat fits Zipf's law to.
 const N_ZIPF: usize = 100;
@@ -18,15 +18,15 @@ pub struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    /// Run `stages` on `logits` `(n_vocab)`; `candidates` has room for as many.
-    pub fn run(stages: &[Stage], logits: &[f32], candidates: &'a mut Vec<Candidate>) -> Chain<'a> {
+    /// Run `stages` on what is allowed of `logits`; `candidates` has room for as many.
+    pub fn run(stages: &[Stage], logits: Allowed<'_>, candidates: &'a mut Vec<Candidate>) -> Chain<'a> {
         // A heap of the best is faster than sorting all.
         let (n_best, stages) = match stages {
             [Stage::TopK(n), rest @ ..] => (*n, rest),
             stages => (0, stages),
         };
         let is_sorted = TopK(n_best).gather(logits, candidates);
-        let mut chain = Chain { candidates, n_vocab: logits.len(), is_sorted };
+        let mut chain = Chain { candidates, n_vocab: logits.n_vocab(), is_sorted };
         for stage in stages {
             if chain.candidates.len() < 2 {
                 break;
@@ -52,6 +52,17 @@ impl<'a> Chain<'a> {
         })?;
         let surprise = -probability(chosen, normalizer).log2();
         Some((chosen.id, surprise as f32))
+    }
+
+    /// Append the `n` best that are left, and the logarithms of their probabilities.
+    pub fn likeliest(&mut self, n: usize, left: &mut Vec<(u32, f32)>) {
+        if n == 0 {
+            return;
+        }
+        self.sort();
+        let normalizer = self.normalizer();
+        let best = self.candidates.iter().take(n);
+        left.extend(best.map(|c| (c.id, (f64::from(c.logit) - normalizer) as f32)));
     }
 
     fn apply(&mut self, stage: Stage) {

@@ -1,6 +1,7 @@
 //! From logits to a token on the host: biases → mask → penalties → temperature → top-k → top-p → min-p → pick, always in
 //! this order; or, after the penalties, the stages of a [`Chain`] in their order. Devices that compute on the host choose with it,
-//! and others are compared with it.
+//! and others are compared with it. A penalty leaves minus infinity what it is, so the mask is not written into the logits: tokens
+//! that it forbids are skipped where tokens are looked at ([`Allowed`]), and logits are copied only for biases and penalties.
 //!
 //! Each stage is a small value in its own file with its formula. A [`Chooser`] holds the buffers; after construction nothing is
 //! allocated.
@@ -8,6 +9,7 @@
 //! A stage that changes nothing (`top_k = 0`, `top_p = 1`, …) costs nothing. The temperature is applied where a token is
 //! weighed: dividing by a positive number keeps the order.
 
+mod allowed;
 mod chain;
 mod min_p;
 mod penalties;
@@ -17,6 +19,7 @@ mod temperature;
 mod top_k;
 mod top_p;
 
+pub use allowed::Allowed;
 pub use ranking::Ranking;
 
 use std::cmp::Ordering;
@@ -46,7 +49,7 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
 /// Buffers for choosing tokens from logits of a vocabulary.
 #[derive(Debug)]
 pub struct Chooser {
-    /// `(n_vocab)` logits with biases, mask and penalties applied.
+    /// `(n_vocab)` logits with biases and penalties applied.
     changed: Vec<f32>,
     /// Capacity `n_vocab`.
     candidates: Vec<Candidate>,
@@ -54,6 +57,18 @@ pub struct Chooser {
     counts: Vec<u32>,
     /// Capacity [`MAX_BEST`].
     best: Vec<Candidate>,
+    /// Capacity [`MAX_BEST`]: the best that the last choice left, and their log-probabilities.
+    left: Vec<(u32, f32)>,
+}
+
+/// A token that was picked.
+#[derive(Clone, Copy, Debug)]
+struct Picked {
+    token: u32,
+    /// `-log2` of its probability where the choice tells it, otherwise NaN.
+    surprise: f32,
+    /// Natural logarithm of the probability with which it was drawn; NaN where that is not wanted.
+    logprob: f64,
 }
 
 impl Chooser {
@@ -64,13 +79,15 @@ impl Chooser {
             candidates: Vec::with_capacity(n_vocab),
             counts: vec![0; n_vocab],
             best: Vec::with_capacity(MAX_BEST),
+            left: Vec::with_capacity(MAX_BEST),
         }
     }
 
     /// What [`Self::new`] takes, in bytes.
     pub const fn bytes(n_vocab: usize) -> u64 {
         let a_token = size_of::<Candidate>() + size_of::<u32>() + size_of::<f32>();
-        (n_vocab * a_token + MAX_BEST * size_of::<Candidate>()) as u64
+        let a_best = size_of::<Candidate>() + size_of::<(u32, f32)>();
+        (n_vocab * a_token + MAX_BEST * a_best) as u64
     }
 
     /// Choose the token of an output. `logits` is `(n_vocab)`; `pending` gives the tokens of [`Want::pending`], all of which
@@ -82,61 +99,50 @@ impl Chooser {
         step: &Step,
         pending: impl Iterator<Item = u32> + Clone,
     ) -> Chosen {
-        let mut surprise = f32::NAN;
-        let token = match (&want.choose, want.is_plain()) {
-            (Choose::Nothing, _) => None,
-            (Choose::Best, true) => argmax(logits),
-            (Choose::Best, false) => {
-                self.change(logits, want, step, pending);
-                argmax(&self.changed)
-            }
-            (Choose::Sample(sampling), plain) => {
-                if !plain {
-                    self.change(logits, want, step, pending);
-                }
-                let logits = if plain { logits } else { &self.changed };
-                let sorted = TopK(sampling.top_k).gather(logits, &mut self.candidates);
-                let mut ranking =
-                    Ranking::new(&mut self.candidates, sorted, Temperature(sampling.temperature));
-                TopP(sampling.top_p).apply(&mut ranking);
-                MinP(sampling.min_p).apply(&mut ranking);
-                pick::pick(&mut ranking, sampling.random)
-            }
-            (Choose::Chain(chain), plain) => {
-                if !plain {
-                    self.change(logits, want, step, pending);
-                }
-                let logits = if plain { logits } else { &self.changed };
-                let stages = chain.stages.of(step.stages);
-                let picked = Chain::run(stages, logits, &mut self.candidates).pick(chain.random);
-                picked.map(|(token, bits)| {
-                    surprise = bits;
-                    token
-                })
-            }
-        };
-        let logprob = match token.filter(|_| want.logprob) {
-            Some(token) => logprob(logits, token),
+        let is_changed = want.penalties.is_some() || want.biases.len > 0;
+        if is_changed && want.choose != Choose::Nothing {
+            self.change(logits, want, step, pending);
+        }
+        let Chooser { changed, candidates, left, .. } = self;
+        left.clear();
+        let of = if is_changed { changed.as_slice() } else { logits };
+        let mut picked = None;
+        match want.mask.filter(|_| want.choose != Choose::Nothing) {
+            None => picked = pick_from(Allowed::all(of), want, step, candidates, left),
+            Some(mask) => step.masks.with(mask, &mut |words| {
+                picked = pick_from(Allowed::masked(of, words), want, step, candidates, left);
+            }),
+        }
+        let logprob = match picked.filter(|_| want.logprob) {
+            Some(picked) if want.drawn => picked.logprob as f32,
+            Some(picked) => logprob(logits, picked.token),
             None => f32::NAN,
         };
-        Chosen { token, logprob, surprise }
+        let surprise = picked.map_or(f32::NAN, |picked| picked.surprise);
+        Chosen { token: picked.map(|picked| picked.token), logprob, surprise }
     }
 
-    /// The `n` best tokens and the log-probabilities that the model itself gives them, best first. Allocates nothing.
-    pub fn best<'a>(&'a mut self, logits: &[f32], n: usize) -> impl Iterator<Item = (u32, f32)> + 'a {
+    /// The [`Want::n_best`] best tokens of the output that was chosen last, and their log-probabilities, best first. Allocates
+    /// nothing.
+    pub fn best<'a>(&'a mut self, logits: &[f32], want: &Want) -> impl Iterator<Item = (u32, f32)> + 'a {
         self.best.clear();
+        let n = if want.drawn { 0 } else { (want.n_best as usize).min(MAX_BEST) };
+        if !want.drawn {
+            self.left.clear();
+        }
         let mut normalizer = 0.0;
         if n > 0 {
             normalizer = log_sum_exp(logits);
             // Few of them: `gather` keeps a heap of `n`, unless the vocabulary is smaller.
-            TopK(n).gather(logits, &mut self.candidates);
+            TopK(n).gather(Allowed::all(logits), &mut self.candidates);
             self.candidates.sort_unstable_by(best_first);
-            self.best.extend(self.candidates.iter().take(n.min(MAX_BEST)));
+            self.best.extend(self.candidates.iter().take(n));
         }
-        self.best.iter().map(move |c| (c.id, (f64::from(c.logit) - normalizer) as f32))
+        let own = self.best.iter().map(move |c| (c.id, (f64::from(c.logit) - normalizer) as f32));
+        self.left.iter().copied().chain(own)
     }
 
-    /// The logits with biases, mask and penalties applied.
+    /// The logits with biases and penalties applied.
     fn change(
         &mut self,
         logits: &[f32],
@@ -149,9 +155,6 @@ impl Chooser {
         for &(token, bias) in want.biases.of(step.biases) {
             self.changed[token as usize] += bias;
         }
-        if let Some(mask) = want.mask {
-            step.masks.with(&mut |words| forbid(mask.of(words), &mut self.changed));
-        }
         if let Some(penalties) = &want.penalties {
             let tokens = want.recent.of(step.recent).iter().copied().chain(pending);
             penalties::apply(penalties, &mut self.changed, tokens, &mut self.counts);
@@ -159,32 +162,46 @@ impl Chooser {
     }
 }
 
-/// Tokens whose bit in the mask is 0 get minus infinity.
-fn forbid(mask: &[u32], logits: &mut [f32]) {
-    for (word, logits) in mask.iter().zip(logits.chunks_mut(32)) {
-        match *word {
-            u32::MAX => {}
-            0 => logits.fill(f32::NEG_INFINITY),
-            word => {
-                for (bit, logit) in logits.iter_mut().enumerate() {
-                    if word >> bit & 1 == 0 {
-                        *logit = f32::NEG_INFINITY;
-                    }
-                }
-            }
+/// What is picked among the tokens that are allowed; with [`Want::drawn`], `left` gets the best that could have been picked.
+/// `candidates` has room for all.
+fn pick_from(
+    logits: Allowed<'_>,
+    want: &Want,
+    step: &Step,
+    candidates: &mut Vec<Candidate>,
+    left: &mut Vec<(u32, f32)>,
+) -> Option<Picked> {
+    let n = if want.drawn { (want.n_best as usize).min(MAX_BEST) } else { 0 };
+    match &want.choose {
+        Choose::Nothing => None,
+        Choose::Best => {
+            let token = logits.best()?;
+            left.extend((n > 0).then_some((token, 0.0)));
+            Some(Picked { token, surprise: f32::NAN, logprob: 0.0 })
+        }
+        Choose::Sample(sampling) => {
+            let sorted = TopK(sampling.top_k).gather(logits, candidates);
+            let mut ranking = Ranking::new(candidates, sorted, Temperature(sampling.temperature));
+            TopP(sampling.top_p).apply(&mut ranking);
+            MinP(sampling.min_p).apply(&mut ranking);
+            let place = pick::pick(&mut ranking, sampling.random)?;
+            let logprob = if want.drawn { ranking.logprob(place) } else { f64::NAN };
+            let picked = Picked { token: ranking.id(place), surprise: f32::NAN, logprob };
+            ranking.likeliest(n, left);
+            Some(picked)
+        }
+        Choose::Chain(chain) => {
+            let mut stages = Chain::run(chain.stages.of(step.stages), logits, candidates);
+            stages.likeliest(n, left);
+            let (token, surprise) = stages.pick(chain.random)?;
+            Some(Picked { token, surprise, logprob: -f64::from(surprise) * std::f64::consts::LN_2 })
         }
     }
 }
 
 /// The best token, the lowest id of equals; `None` if every logit is NaN or minus infinity.
 pub fn argmax(logits: &[f32]) -> Option<u32> {
-    let mut best: Option<(usize, f32)> = None;
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > best.map_or(f32::NEG_INFINITY, |b| b.1) {
-            best = Some((id, logit));
-        }
-    }
-    best.map(|b| b.0 as u32)
+    Allowed::all(logits).best()
 }
 
 /// The natural logarithm of the probability that the logits give a token.

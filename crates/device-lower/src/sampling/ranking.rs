@@ -57,6 +57,22 @@ impl<'a> Ranking<'a> {
         self.candidates[place].id
     }
 
+    /// The logarithm of the part that the weight of this place has of all.
+    pub fn logprob(&self, place: usize) -> f64 {
+        (self.weight(&self.candidates[place]) / self.total()).ln()
+    }
+
+    /// Append the `n` best that have a weight, and the logarithms of their parts of all weights.
+    pub fn likeliest(&mut self, n: usize, left: &mut Vec<(u32, f32)>) {
+        let n = n.min(self.candidates.len());
+        while self.n_sorted < n {
+            self.sort_next();
+        }
+        let total = if n > 0 { self.total() } else { 1.0 };
+        let best = self.candidates[..n].iter().map(|c| (c.id, self.weight(c)));
+        left.extend(best.filter(|(_, w)| *w > 0.0).map(|(id, w)| (id, (w / total).ln() as f32)));
+    }
+
     /// Keep the best `n`, as many as [`Self::first`] has seen at most.
     pub fn truncate(&mut self, n: usize) {
         self.candidates.truncate(n);

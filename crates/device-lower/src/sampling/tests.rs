@@ -1,6 +1,6 @@
 //! The order of candidates; `ingle-engine` tests the whole pipeline by its distributions.
 
-use device::Stage;
+use device::{Sampling, Slice, Stage};
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn top_p_over_a_large_flat_vocabulary_sorts_in_chunks() {
     let logits: Vec<f32> = (0..5003).map(|i| ((i * 7919) % 5003) as f32 * 1e-3).collect();
     let mut candidates = Vec::with_capacity(logits.len());
     for p in [0.01, 0.3, 0.6, 0.99, 0.9999] {
-        let sorted = TopK(0).gather(&logits, &mut candidates);
+        let sorted = TopK(0).gather(Allowed::all(&logits), &mut candidates);
         TopP(p).apply(&mut Ranking::new(&mut candidates, sorted, Temperature(1.0)));
         let mut weights: Vec<f64> = logits.iter().map(|l| f64::from(*l).exp()).collect();
         weights.sort_by(|a, b| b.total_cmp(a));
@@ -31,7 +31,7 @@ fn top_p_over_a_large_flat_vocabulary_sorts_in_chunks() {
 fn the_order_is_that_of_the_logits() {
     let logits = [0.0, 1.0, 1.0 + f32::EPSILON, -0.0];
     let mut candidates = Vec::with_capacity(4);
-    let sorted = TopK(0).gather(&logits, &mut candidates);
+    let sorted = TopK(0).gather(Allowed::all(&logits), &mut candidates);
     let mut ranking = Ranking::new(&mut candidates, sorted, Temperature(1e30));
     let mut ids = Vec::new();
     for n in 1..=4 {
@@ -44,7 +44,7 @@ fn the_order_is_that_of_the_logits() {
 /// What a stage leaves of logits in the order of their ids, by its definition: ids.
 fn left(stage: Stage, logits: &[f32]) -> Vec<u32> {
     let mut candidates = Vec::with_capacity(logits.len());
-    Chain::run(&[stage], logits, &mut candidates);
+    Chain::run(&[stage], Allowed::all(logits), &mut candidates);
     let mut ids: Vec<u32> = candidates.iter().map(|candidate| candidate.id).collect();
     ids.sort_unstable();
     ids
@@ -101,7 +101,8 @@ fn mirostat_keeps_what_zipf_says() {
 fn a_chain_picks_by_what_is_left() {
     let logits = logits_of(&[0.3, 0.4, 0.2, 0.05, 0.05]);
     let mut candidates = Vec::with_capacity(5);
-    let mut pick = |stages: &[Stage], random| Chain::run(stages, &logits, &mut candidates).pick(random);
+    let mut pick =
+        |stages: &[Stage], random| Chain::run(stages, Allowed::all(&logits), &mut candidates).pick(random);
     // Of 0.4 and 0.3, after a temperature that squares them: 0.64 and 0.36.
     let stages = [Stage::TopK(2), Stage::Temperature(0.5)];
     let (token, surprise) = pick(&stages, 0.63).unwrap();
@@ -115,6 +116,44 @@ fn a_chain_picks_by_what_is_left() {
     assert_eq!(pick(&[dynamic], 0.99).unwrap().0, 4);
     let sharp = logits_of(&[0.996, 0.001, 0.001, 0.001, 0.001]);
     let mut candidates = Vec::with_capacity(5);
-    assert_eq!(Chain::run(&[dynamic], &sharp, &mut candidates).pick(0.999_9).unwrap().0, 0);
-    assert_eq!(Chain::run(&[], &[f32::NAN, f32::NEG_INFINITY], &mut candidates).pick(0.5), None);
+    assert_eq!(Chain::run(&[dynamic], Allowed::all(&sharp), &mut candidates).pick(0.999_9).unwrap().0, 0);
+    assert_eq!(
+        Chain::run(&[], Allowed::all(&[f32::NAN, f32::NEG_INFINITY]), &mut candidates).pick(0.5),
+        None
+    );
+}
+
+/// The probabilities with which tokens are drawn sum to 1 over what is left, however they are drawn.
+#[test]
+fn drawn_probabilities_are_those_of_what_was_left() {
+    let logits = logits_of(&[0.3, 0.4, 0.2, 0.05, 0.05]);
+    let stages = [Stage::TopK(3), Stage::Temperature(0.5)];
+    let all = Slice { start: 0, len: 2 };
+    let chosen = [
+        Choose::Sample(Sampling { temperature: 0.5, top_k: 3, top_p: 1.0, min_p: 0.0, random: 0.5 }),
+        Choose::Chain(device::Chain { stages: all, random: 0.5 }),
+    ];
+    // Squares of 0.4, 0.3 and 0.2 over their sum.
+    let expected = [(1, 0.16 / 0.29), (0, 0.09 / 0.29), (2, 0.04 / 0.29_f64)];
+    let step = Step { stages: &stages, ..Step::default() };
+    let mut chooser = Chooser::new(5);
+    for choose in chosen {
+        let want = Want { choose, drawn: true, logprob: true, n_best: 5, ..Want::default() };
+        let token = chooser.choose(&logits, &want, &step, std::iter::empty());
+        let best: Vec<(u32, f32)> = chooser.best(&logits, &want).collect();
+        assert_eq!(best.len(), 3);
+        for ((id, logprob), (expected, probability)) in best.iter().zip(expected) {
+            assert!(*id == expected && (f64::from(logprob.exp()) - probability).abs() < 1e-4, "{best:?}");
+        }
+        assert_eq!(token.token, Some(1));
+        assert!((token.logprob - best[0].1).abs() < 1e-4, "{token:?}");
+        // The model's own, of all tokens.
+        let own = Want { drawn: false, ..want };
+        let token = chooser.choose(&logits, &own, &step, std::iter::empty());
+        assert!((token.logprob.exp() - 0.4).abs() < 1e-4, "{token:?}");
+        assert_eq!(chooser.best(&logits, &own).count(), 5);
+    }
+    let want = Want { drawn: true, n_best: 2, ..Want::BEST };
+    assert_eq!(chooser.choose(&logits, &want, &step, std::iter::empty()).token, Some(1));
+    assert_eq!(chooser.best(&logits, &want).collect::<Vec<_>>(), [(1, 0.0)]);
 }

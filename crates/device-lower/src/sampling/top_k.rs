@@ -1,6 +1,6 @@
 //! Top-k.
 
-use super::{Candidate, best_first};
+use super::{Allowed, Candidate, best_first};
 
 /// Stage 3: keep the `k` best tokens (the lower id of equals); 0 keeps all.
 #[derive(Clone, Copy, Debug)]
@@ -11,30 +11,30 @@ impl TopK {
     /// never survive. Returns whether they are sorted, best first.
     ///
     /// One pass with a heap of `k`, its root the worst survivor: nearly every logit is refused by one comparison.
-    pub fn gather(self, logits: &[f32], candidates: &mut Vec<Candidate>) -> bool {
+    pub fn gather(self, logits: Allowed<'_>, candidates: &mut Vec<Candidate>) -> bool {
         candidates.clear();
-        let mut all = logits
-            .iter()
-            .enumerate()
-            .filter(|(_, l)| **l > f32::NEG_INFINITY)
-            .map(|(id, &logit)| Candidate { id: id as u32, logit });
-        if self.0 == 0 || self.0 >= logits.len() {
-            candidates.extend(all);
-            return false;
-        }
-        candidates.extend(all.by_ref().take(self.0));
-        for root in (0..candidates.len() / 2).rev() {
-            sift_down(candidates, root);
-        }
-        for candidate in all {
-            // Ids ascend, so an equal logit comes later and loses.
-            if candidates.first().is_some_and(|worst| candidate.logit > worst.logit) {
+        let k = if self.0 == 0 { usize::MAX } else { self.0 };
+        logits.above(|candidate| {
+            if candidates.len() < k {
+                candidates.push(candidate);
+                if candidates.len() < k {
+                    return f32::NEG_INFINITY;
+                }
+                for root in (0..k / 2).rev() {
+                    sift_down(candidates, root);
+                }
+            } else {
+                // Ids ascend, so an equal logit comes later and loses: it is not above the worst.
                 candidates[0] = candidate;
                 sift_down(candidates, 0);
             }
+            candidates[0].logit
+        });
+        let sorted = k < logits.n_vocab();
+        if sorted {
+            candidates.sort_unstable_by(best_first);
         }
-        candidates.sort_unstable_by(best_first);
-        true
+        sorted
     }
 }
 

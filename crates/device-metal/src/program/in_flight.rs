@@ -3,7 +3,7 @@
 use super::inputs::{Begun, NO_TOKEN};
 use super::{ARENA, CHOSEN, MetalProgram, Replay, write};
 use crate::gpu::{Buffer, Gpu};
-use device::{Chosen, Error, MAX_BEST, Result, Step};
+use device::{Chosen, Error, Result, Step};
 use device_lower::table::StepSizes;
 use std::ops::Range;
 
@@ -209,7 +209,7 @@ impl<G: Gpu> MetalProgram<G> {
                 let choice = chooser.choose(row, want, step, pending);
                 write(tokens, token_at as usize * 4, &[choice.token.unwrap_or(NO_TOKEN)]);
                 chosen.push(choice);
-                best.extend(chooser.best(row, (want.n_best as usize).min(MAX_BEST)));
+                best.extend(chooser.best(row, want));
             } else {
                 let token = chosen_token(tokens, token_at);
                 chosen.push(Chosen { token, logprob: f32::NAN, surprise: f32::NAN });

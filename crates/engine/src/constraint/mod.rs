@@ -1,7 +1,8 @@
 //! What an answer must be: a rule that says after each token which tokens may follow, such as a grammar.
 //!
-//! The rule becomes a mask of each output ([`device::Want::mask`]). Masks are computed on a thread of their own, from the moment
-//! a step is submitted; the device waits for them when it chooses tokens ([`device::Masks`]).
+//! The rule becomes a mask of each output ([`device::Want::mask`]). Where the device leaves a processor free, masks are computed on
+//! a thread of their own from the moment a step is submitted; those that are not there when the device chooses tokens are computed
+//! by its threads that choose ([`device::Masks`]).
 
 mod worker;
 

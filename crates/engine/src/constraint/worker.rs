@@ -1,11 +1,11 @@
-//! The thread that computes masks while a device computes a step.
+//! Who computes masks: a thread of its own while a device computes a step, and whoever chooses a token whose mask is not there yet.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
-use device::MaskSource;
+use device::{MaskSource, Slice};
 
 use super::{Constraint, ConstraintResult};
 
@@ -16,74 +16,108 @@ pub(crate) struct MaskJob {
     pub(crate) constraint: Box<dyn Constraint>,
     /// Guesses: each has an output too. Taken from the sequence, and given back.
     pub(crate) draft: Vec<u32>,
-    /// Its first mask among those of the step.
+    /// Its first mask among those of the step; the others follow.
     pub(crate) first: usize,
     /// Why it cannot go on.
     pub(crate) error: Option<String>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Idle,
-    Asked,
-    Done,
-    Quit,
+/// A job, and room for its masks. Whoever holds its lock computes them.
+struct Part {
+    /// `None`: this step has fewer jobs.
+    job: Option<MaskJob>,
+    is_done: bool,
+    /// `(1 + max_draft, words_per_mask)`
+    words: Vec<u32>,
 }
 
-struct State {
-    phase: Phase,
-    jobs: Vec<MaskJob>,
-    n_masks: usize,
+/// What the thread is told.
+#[derive(Default)]
+struct Asked {
+    /// Counts steps.
+    n_steps: u64,
+    quit: bool,
 }
 
 /// What the engine's thread, the mask thread and the device's threads share.
 struct Shared {
-    state: Mutex<State>,
+    /// `(max_jobs)`
+    parts: Box<[Mutex<Part>]>,
+    /// By mask of the step: its part, and which row of it.
+    owners: RwLock<Vec<(usize, usize)>>,
+    asked: Mutex<Asked>,
     changed: Condvar,
-    /// `(most_masks, words_per_mask)`.
-    words: RwLock<Vec<u32>>,
     words_per_mask: usize,
 }
 
-/// The thread. It ends when this is dropped.
+/// Masks of a step at a time. The thread ends when this is dropped.
 pub(crate) struct MaskWorker {
     shared: Arc<Shared>,
+    /// Without it, all masks are computed by those who choose tokens.
     thread: Option<JoinHandle<()>>,
 }
 
 impl MaskWorker {
-    /// For steps of at most `most_masks` masks and `most_jobs` sequences.
+    /// For steps of at most `max_jobs` sequences with `max_draft` guesses each. `has_core`: a processor is free while the device
+    /// computes, so a thread of its own computes masks meanwhile. Otherwise it would only take turns with the device's threads, all
+    /// of which wait for the one that it interrupts.
     ///
     /// # Errors
     /// The system gives no thread.
-    pub(crate) fn new(n_vocab: usize, most_masks: usize, most_jobs: usize) -> std::io::Result<MaskWorker> {
+    pub(crate) fn new(
+        n_vocab: usize,
+        max_jobs: usize,
+        max_draft: usize,
+        has_core: bool,
+    ) -> std::io::Result<MaskWorker> {
         let words_per_mask = n_vocab.div_ceil(32);
-        let state = State { phase: Phase::Idle, jobs: Vec::with_capacity(most_jobs), n_masks: 0 };
+        let part = || Part { job: None, is_done: false, words: vec![0; (1 + max_draft) * words_per_mask] };
         let shared = Arc::new(Shared {
-            state: Mutex::new(state),
+            parts: (0..max_jobs).map(|_| Mutex::new(part())).collect(),
+            owners: RwLock::new(Vec::with_capacity(max_jobs * (1 + max_draft))),
+            asked: Mutex::default(),
             changed: Condvar::new(),
-            words: RwLock::new(vec![0; most_masks * words_per_mask]),
             words_per_mask,
         });
-        let of_thread = shared.clone();
-        let run = move || of_thread.run(Vec::with_capacity(most_jobs));
-        let thread = thread::Builder::new().name("masks".into()).spawn(run)?;
-        Ok(MaskWorker { shared, thread: Some(thread) })
+        // Some systems allocate a mutex when it is locked for the first time.
+        shared.parts.iter().for_each(|part| drop(lock(part)));
+        let thread = match has_core {
+            false => None,
+            true => {
+                let of_thread = shared.clone();
+                Some(thread::Builder::new().name("masks".into()).spawn(move || of_thread.run())?)
+            }
+        };
+        Ok(MaskWorker { shared, thread })
     }
 
-    /// Compute these masks from now on; `jobs` is empty afterwards. [`Self::finish`] must follow.
-    pub(crate) fn start(&self, jobs: &mut Vec<MaskJob>, n_masks: usize) {
-        let mut state = self.shared.lock();
-        std::mem::swap(&mut state.jobs, jobs);
-        (state.phase, state.n_masks) = (Phase::Asked, n_masks);
-        self.shared.changed.notify_all();
+    /// These masks are wanted from now on; `jobs` is empty afterwards, and holds at most `max_jobs` now. [`Self::finish`] must follow.
+    pub(crate) fn start(&self, jobs: &mut Vec<MaskJob>) {
+        let mut owners = self.shared.owners.write().unwrap_or_else(PoisonError::into_inner);
+        owners.clear();
+        for ((index, part), job) in self.shared.parts.iter().enumerate().zip(jobs.drain(..)) {
+            let n_masks = owners.len().max(job.first + 1 + job.draft.len());
+            owners.resize(n_masks, (usize::MAX, 0));
+            for row in 0..=job.draft.len() {
+                owners[job.first + row] = (index, row);
+            }
+            let mut part = lock(part);
+            (part.job, part.is_done) = (Some(job), false);
+        }
+        drop(owners);
+        if self.thread.is_some() {
+            lock(&self.shared.asked).n_steps += 1;
+            self.shared.changed.notify_all();
+        }
     }
 
-    /// Wait until the masks are computed, and take the jobs back.
+    /// The masks are not wanted any more: take the jobs back, waiting for one that is being computed.
     pub(crate) fn finish(&self, jobs: &mut Vec<MaskJob>) {
-        let mut state = self.shared.wait_until(|phase| phase != Phase::Asked);
-        std::mem::swap(&mut state.jobs, jobs);
-        (state.phase, state.n_masks) = (Phase::Idle, 0);
+        for part in &self.shared.parts {
+            let Some(job) = lock(part).job.take() else { break };
+            jobs.push(job);
+        }
+        self.shared.owners.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// The masks of the step that was started, for [`device::Step::masks`].
@@ -94,7 +128,7 @@ impl MaskWorker {
 
 impl Drop for MaskWorker {
     fn drop(&mut self) {
-        self.shared.lock().phase = Phase::Quit;
+        lock(&self.shared.asked).quit = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             // It catches the panics of constraints, and has none of its own.
@@ -104,51 +138,47 @@ impl Drop for MaskWorker {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait_until(&self, is_so: impl Fn(Phase) -> bool) -> MutexGuard<'_, State> {
-        let state = self.lock();
-        let waited = self.changed.wait_while(state, |state| !is_so(state.phase));
-        waited.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn run(&self, mut jobs: Vec<MaskJob>) {
+    fn run(&self) {
+        let mut n_seen = 0;
         loop {
-            let mut state = self.wait_until(|phase| matches!(phase, Phase::Asked | Phase::Quit));
-            if state.phase == Phase::Quit {
+            let asked = lock(&self.asked);
+            let is_old = |asked: &mut Asked| asked.n_steps == n_seen && !asked.quit;
+            let waited = self.changed.wait_while(asked, is_old);
+            let asked = waited.unwrap_or_else(PoisonError::into_inner);
+            if asked.quit {
                 return;
             }
-            std::mem::swap(&mut state.jobs, &mut jobs);
-            drop(state);
-            let mut words = self.words.write().unwrap_or_else(PoisonError::into_inner);
-            for job in &mut jobs {
-                let start = job.first * self.words_per_mask;
-                let end = start + (1 + job.draft.len()) * self.words_per_mask;
-                let Some(words) = words.get_mut(start..end) else {
-                    job.error = Some(format!("no room for mask {}", job.first));
-                    continue;
-                };
-                let masked = catch_unwind(AssertUnwindSafe(|| job.compute(words, self.words_per_mask)));
-                let error = match masked {
-                    Ok(masked) => masked.err().map(|error| error.to_string()),
-                    Err(panic) => Some(format!("the constraint panicked: {}", panic_message(panic.as_ref()))),
-                };
-                if let Some(error) = error {
-                    // Nothing is chosen; the sequence ends with the error.
-                    words.fill(0);
-                    job.error = Some(error);
+            n_seen = asked.n_steps;
+            drop(asked);
+            for part in &self.parts {
+                let mut part = lock(part);
+                if part.job.is_none() {
+                    break;
                 }
+                part.compute(self.words_per_mask);
             }
-            drop(words);
-            let mut state = self.lock();
-            std::mem::swap(&mut state.jobs, &mut jobs);
-            if state.phase == Phase::Asked {
-                state.phase = Phase::Done;
-            }
-            self.changed.notify_all();
         }
+    }
+}
+
+impl Part {
+    /// Compute the masks, unless they are there.
+    fn compute(&mut self, words_per_mask: usize) {
+        let Part { job: Some(job), is_done: false, words } = self else { return };
+        let n_words = (1 + job.draft.len()) * words_per_mask;
+        let error = match words.get_mut(..n_words) {
+            None => Some(format!("no room for the masks of {} guesses", job.draft.len())),
+            Some(words) => match catch_unwind(AssertUnwindSafe(|| job.compute(words, words_per_mask))) {
+                Ok(masked) => masked.err().map(|error| error.to_string()),
+                Err(panic) => Some(format!("the constraint panicked: {}", panic_message(panic.as_ref()))),
+            },
+        };
+        if let Some(error) = error {
+            // Nothing is chosen; the sequence ends with the error.
+            words.fill(0);
+            job.error = Some(error);
+        }
+        self.is_done = true;
     }
 }
 
@@ -174,20 +204,136 @@ impl MaskJob {
 
 impl MaskSource for Shared {
     fn n_words(&self) -> usize {
-        self.lock().n_masks * self.words_per_mask
+        self.owners.read().unwrap_or_else(PoisonError::into_inner).len() * self.words_per_mask
     }
 
-    fn with(&self, look: &mut dyn FnMut(&[u32])) {
-        let state = self.wait_until(|phase| phase != Phase::Asked);
-        let n_words = state.n_masks * self.words_per_mask;
-        drop(state);
-        let words = self.words.read().unwrap_or_else(PoisonError::into_inner);
-        look(words.get(..n_words).unwrap_or_default());
+    fn with(&self, mask: Slice, look: &mut dyn FnMut(&[u32])) {
+        let index = (mask.start as usize).checked_div(self.words_per_mask).unwrap_or(0);
+        let owners = self.owners.read().unwrap_or_else(PoisonError::into_inner);
+        let owner = owners.get(index).copied();
+        drop(owners);
+        let part = owner.and_then(|(part, row)| Some((self.parts.get(part)?, row)));
+        // A mask that nobody owns allows nothing.
+        let Some((part, row)) = part else { return look(&[]) };
+        let mut part = lock(part);
+        part.compute(self.words_per_mask);
+        let start = row * self.words_per_mask;
+        look(part.words.get(start..start + self.words_per_mask).unwrap_or_default());
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a panic said.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Allows the token whose number is that of the tokens so far. At the third it panics.
+    #[derive(Clone)]
+    struct InTurn(u32);
+
+    impl Constraint for InTurn {
+        fn mask(&mut self, words: &mut [u32]) -> ConstraintResult<bool> {
+            assert!(self.0 < 3, "as asked");
+            words[0] = 1 << self.0;
+            Ok(true)
+        }
+
+        fn accept(&mut self, token: u32) -> ConstraintResult<()> {
+            assert_eq!(token, self.0);
+            self.0 += 1;
+            Ok(())
+        }
+
+        fn roll_back(&mut self, n_tokens: usize) -> ConstraintResult<()> {
+            self.0 -= n_tokens as u32;
+            Ok(())
+        }
+
+        fn n_valid(&mut self, tokens: &[u32]) -> usize {
+            tokens.len()
+        }
+
+        fn is_over(&self) -> bool {
+            false
+        }
+
+        fn fork(&self) -> Box<dyn Constraint> {
+            Box::new(self.clone())
+        }
+    }
+
+    /// The words of the masks that a step of these sequences (tokens so far, guesses) has, asked for from the last to the first.
+    fn masks_of(worker: &MaskWorker, sequences: &[(u32, &[u32])]) -> (Vec<Vec<u32>>, Vec<MaskJob>) {
+        let mut first = 0;
+        let mut jobs = Vec::new();
+        for (slot, (n, draft)) in sequences.iter().enumerate() {
+            let constraint = Box::new(InTurn(*n));
+            jobs.push(MaskJob { slot, constraint, draft: draft.to_vec(), first, error: None });
+            first += 1 + draft.len();
+        }
+        worker.start(&mut jobs);
+        assert!(jobs.is_empty());
+        let n_words = worker.source().n_words();
+        assert_eq!(n_words, 2 * first);
+        let mut masks = vec![Vec::new(); first];
+        for (index, mask) in masks.iter_mut().enumerate().rev() {
+            let slice = Slice { start: 2 * index as u32, len: 2 };
+            worker.source().with(slice, &mut |words| mask.extend_from_slice(words));
+        }
+        worker.finish(&mut jobs);
+        assert_eq!(worker.source().n_words(), 0);
+        (masks, jobs)
+    }
+
+    #[test]
+    fn masks_are_the_same_with_a_thread_for_them_and_without() {
+        for has_core in [false, true] {
+            let worker = MaskWorker::new(40, 4, 2, has_core).unwrap();
+            for _ in 0..200 {
+                let (masks, jobs) = masks_of(&worker, &[(1, &[1]), (0, &[]), (0, &[0, 1])]);
+                let bits = [2, 4, 1, 1, 2, 4].map(|bits| vec![bits, 0]);
+                assert_eq!(masks, bits);
+                assert!(jobs.iter().all(|job| job.error.is_none()));
+                assert_eq!(jobs.iter().map(|job| job.slot).collect::<Vec<_>>(), [0, 1, 2]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_of_one_constraint_leaves_the_masks_of_others() {
+        for has_core in [false, true] {
+            let worker = MaskWorker::new(40, 4, 2, has_core).unwrap();
+            let (masks, jobs) = masks_of(&worker, &[(2, &[2]), (2, &[])]);
+            assert_eq!(masks, [0, 0, 4].map(|bits| vec![bits, 0]));
+            assert!(
+                jobs[0].error.as_ref().is_some_and(|error| error.ends_with("as asked")),
+                "{:?}",
+                jobs[0].error
+            );
+            assert!(jobs[1].error.is_none());
+            // More guesses than there is room for.
+            let (masks, jobs) = masks_of(&worker, &[(0, &[0, 1, 2, 3])]);
+            assert!(masks.iter().flatten().all(|word| *word == 0));
+            assert!(jobs[0].error.is_some());
+        }
+    }
+
+    #[test]
+    fn masks_that_nobody_asked_for_are_given_back() {
+        let worker = MaskWorker::new(40, 4, 2, false).unwrap();
+        let constraint = Box::new(InTurn(0));
+        let mut jobs = vec![MaskJob { slot: 7, constraint, draft: Vec::new(), first: 0, error: None }];
+        worker.start(&mut jobs);
+        worker.finish(&mut jobs);
+        assert_eq!((jobs.len(), jobs[0].slot), (1, 7));
+    }
 }

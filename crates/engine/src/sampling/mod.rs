@@ -137,7 +137,14 @@ impl Sampler {
             presence: p.presence_penalty,
             frequency: p.frequency_penalty,
         });
-        Want { choose, penalties, logprob: p.logprobs, n_best: p.n_best_logprobs as u32, ..Want::default() }
+        Want {
+            choose,
+            penalties,
+            logprob: p.logprobs,
+            n_best: p.n_best_logprobs as u32,
+            drawn: p.drawn_logprobs,
+            ..Want::default()
+        }
     }
 
     fn random(&self, n_ahead: usize) -> f64 {

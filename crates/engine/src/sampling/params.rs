@@ -88,6 +88,8 @@ pub struct SamplingParams {
     /// Report so many likeliest tokens and their log-probabilities with each token, at most [`device::MAX_BEST`]. As `logprobs`,
     /// they are the model's own: before temperature, penalties, biases and constraints.
     pub n_best_logprobs: usize,
+    /// All these log-probabilities are those with which the token was drawn, after everything else here.
+    pub drawn_logprobs: bool,
 }
 
 impl Default for SamplingParams {
@@ -114,6 +116,7 @@ impl Default for SamplingParams {
             seed: None,
             logprobs: false,
             n_best_logprobs: 0,
+            drawn_logprobs: false,
         }
     }
 }

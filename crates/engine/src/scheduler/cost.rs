@@ -1,11 +1,16 @@
-//! What a step costs, learnt from steps: how many rows of a prompt fit into the time that the answers beside it allow.
+//! What a step costs, learnt from steps: for predictions of when prompts will have been computed.
 //!
 //! A step with rows of prompts is bound by arithmetic, so its time is close to a sum: something for the step, something for
-//! each row, and something for each position that a row looks at. The three are fitted by recursive least squares, in which
-//! older steps count for less and less (Haykin, "Adaptive Filter Theory", chapter 10).
+//! each row, and something for each position that a row looks at. The three are the state of a Kalman filter that drifts slowly
+//! (Kalman, "A New Approach to Linear Filtering and Prediction Problems", 1960), and are never negative. Recursive least squares with
+//! forgetting would diverge here: a long prompt beside the same answers has steps that are all alike for minutes, which say nothing
+//! about two of the three, and what is forgotten of these grows without bound.
 
-/// How much less a step counts for each step after it.
-const FORGET: f64 = 0.98;
+/// The part of a weight by which it may drift from one step to the next.
+const DRIFT: f64 = 0.03;
+
+/// The part of a step's time that is noise.
+const NOISE: f64 = 0.1;
 
 /// A step that takes longer than this many times what was expected was interrupted by something else.
 const OUTLIER: f64 = 2.0;
@@ -42,62 +47,54 @@ impl Load {
 pub(crate) struct CostModel {
     /// Seconds of each feature.
     weights: [f64; 3],
-    /// Inverse of the features' correlations.
-    inverse: [[f64; 3]; 3],
+    /// How uncertain they are: their covariance.
+    covariance: [[f64; 3]; 3],
+    /// Seconds of the first step, which say how large the weights may be.
+    scale: f64,
     n_seen: u32,
 }
 
 impl CostModel {
     /// Nothing is known.
     pub(crate) fn new() -> CostModel {
-        let inverse = [[1e4, 0.0, 0.0], [0.0, 1e4, 0.0], [0.0, 0.0, 1e4]];
-        CostModel { weights: [0.0; 3], inverse, n_seen: 0 }
+        CostModel { weights: [0.0; 3], covariance: [[0.0; 3]; 3], scale: 0.0, n_seen: 0 }
     }
 
     /// A step with rows of prompts took so long.
     pub(crate) fn observe(&mut self, load: Load, seconds: f64) {
         let x = load.features();
-        let expected = self.seconds(load);
-        let seconds = expected.map_or(seconds, |expected| seconds.min(OUTLIER * expected));
+        let seconds = self.seconds(load).map_or(seconds, |expected| seconds.min(OUTLIER * expected));
+        if self.n_seen == 0 {
+            self.scale = seconds;
+            for (i, row) in self.covariance.iter_mut().enumerate() {
+                row[i] = seconds * seconds;
+            }
+        }
         self.n_seen = self.n_seen.saturating_add(1);
-        let px: [f64; 3] = std::array::from_fn(|i| dot(&self.inverse[i], &x));
-        let gain = px.map(|p| p / (FORGET + dot(&px, &x)));
+        let px: [f64; 3] = std::array::from_fn(|i| dot(&self.covariance[i], &x));
+        let noise = NOISE * seconds;
+        let variance = noise * noise + dot(&px, &x);
+        if variance <= 0.0 {
+            return;
+        }
+        let gain = px.map(|p| p / variance);
         let error = seconds - dot(&self.weights, &x);
         for (weight, gain) in self.weights.iter_mut().zip(gain) {
-            *weight += gain * error;
+            *weight = (*weight + gain * error).max(0.0);
         }
-        for (row, gain) in self.inverse.iter_mut().zip(gain) {
+        for (i, (row, gain)) in self.covariance.iter_mut().zip(gain).enumerate() {
             for (entry, p) in row.iter_mut().zip(px) {
-                // Bounded, or what no step tells apart would be believed less and less without end.
-                *entry = ((*entry - gain * p) / FORGET).clamp(-1e6, 1e6);
+                *entry -= gain * p;
             }
+            let drift = DRIFT * self.weights[i].max(0.02 * self.scale);
+            row[i] = (row[i] + drift * drift).min(self.scale * self.scale);
         }
     }
 
     /// What such a step takes; `None` if too few were seen.
     pub(crate) fn seconds(&self, load: Load) -> Option<f64> {
-        let weights = self.weights.map(|w| w.max(0.0));
-        let seconds = dot(&weights, &load.features());
+        let seconds = dot(&self.weights, &load.features());
         (self.n_seen >= LEAST_SEEN && seconds > 0.0).then_some(seconds)
-    }
-
-    /// Most rows from `position` on that a step with `load` takes in `seconds`, at most `most`; at least one if there is any
-    /// time left, `None` if nothing is known.
-    pub(crate) fn rows_within(
-        &self,
-        seconds: f64,
-        load: Load,
-        position: usize,
-        most: usize,
-    ) -> Option<usize> {
-        let fits = |n: usize| self.seconds(load.and(n, position)).map(|s| s <= seconds);
-        fits(1)?;
-        let (mut low, mut high) = (0, most);
-        while low < high {
-            let middle = low + (high - low).div_ceil(2);
-            if fits(middle)? { low = middle } else { high = middle - 1 }
-        }
-        Some(low)
     }
 }
 
@@ -114,38 +111,36 @@ mod tests {
         (0.01_f64).max(0.0004 * load.n_rows as f64) + 3e-8 * load.n_attended as f64
     }
 
+    fn load(n: usize, position: usize) -> Load {
+        Load::default().and(n, position)
+    }
+
     #[test]
-    fn rows_fill_the_time_that_is_allowed() {
+    fn steps_alike_for_long_do_not_undo_what_others_have_told() {
         let mut model = CostModel::new();
-        assert_eq!(model.rows_within(0.1, Load::default(), 0, 512), None);
-        // Prompts beside 8 answers of 1,000 positions each; the first steps are small.
-        let answers = (0..8).fold(Load::default(), |load, _| load.and(1, 1000));
+        assert_eq!(model.seconds(load(8, 0)), None);
+        (1..60).for_each(|n| model.observe(load(n * 8, n * 50), device(load(n * 8, n * 50))));
         let mut rng = crate::sampling::Rng::new(3);
-        let mut position = 0;
-        for step in 0..400 {
-            let n = model.rows_within(0.1, answers, position, 512).unwrap_or(32).max(16);
-            let load = answers.and(n, position);
-            let seconds = device(load);
-            model.observe(load, seconds * (0.97 + 0.06 * rng.uniform()));
-            if step > 20 {
-                assert!(seconds < 0.12, "step {step}: {n} rows at {position} took {seconds}");
-                assert!(n > 60 || seconds > 0.08, "step {step}: {n} rows at {position} took {seconds} only");
-            }
-            position = if position > 8000 { 0 } else { position + n };
+        for step in 0..5000 {
+            let of = load(30, 8000 + step);
+            model.observe(of, device(of) * (0.9 + 0.2 * rng.uniform()));
+        }
+        for of in [load(30, 12_000), load(60, 6000), load(200, 1000)] {
+            let ratio = model.seconds(of).unwrap_or_default() / device(of);
+            assert!((0.4..2.5).contains(&ratio), "{of:?}: {ratio} of what it takes");
         }
     }
 
     #[test]
     fn an_interruption_is_not_believed_for_long() {
         let mut model = CostModel::new();
-        let load = |n: usize| Load::default().and(n, 100);
-        (1..60).for_each(|n| model.observe(load(n * 8), device(load(n * 8))));
-        let before = model.seconds(load(256)).unwrap_or_default();
-        model.observe(load(256), 50.0);
-        let after = model.seconds(load(256)).unwrap_or_default();
-        assert!(after < 1.5 * before, "{before} became {after}");
-        (1..60).for_each(|n| model.observe(load(n * 8), device(load(n * 8))));
-        let later = model.seconds(load(256)).unwrap_or_default();
+        (1..60).for_each(|n| model.observe(load(n * 8, 100), device(load(n * 8, 100))));
+        let before = model.seconds(load(256, 100)).unwrap_or_default();
+        model.observe(load(256, 100), 50.0);
+        let after = model.seconds(load(256, 100)).unwrap_or_default();
+        assert!(after < 2.0 * before, "{before} became {after}");
+        (1..60).for_each(|n| model.observe(load(n * 8, 100), device(load(n * 8, 100))));
+        let later = model.seconds(load(256, 100)).unwrap_or_default();
         assert!((later / before - 1.0).abs() < 0.1, "{before} became {later}");
     }
 }

@@ -43,7 +43,7 @@ impl Scheduler {
         let position = n_tokens / 2;
         let most = self.limits.max_rows.saturating_sub(beside.n_rows).max(1);
         let in_step = match self.latency() {
-            Some(latency) => self.cost.rows_within(latency, beside, position, most)?,
+            Some(latency) => self.chunks.fitting(latency, self.alone(), position).unwrap_or(most),
             None => most,
         };
         let in_step = in_step.max(LEAST_PROMPT_ROWS).min(most).min(n_rows.max(1));
@@ -62,7 +62,7 @@ impl Scheduler {
 
     /// Forget what steps cost: those so far were the first of their kind.
     pub(crate) fn forget_costs(&mut self) {
-        self.cost = super::CostModel::new();
+        (self.cost, self.chunks) = (super::CostModel::new(), super::ChunkModel::new());
         self.answer_step = None;
     }
 }

@@ -20,6 +20,11 @@ pub(crate) struct Flight {
     pub(super) load: Load,
     /// Rows of prompts among them.
     pub(super) n_prompt_rows: usize,
+    /// Seconds that its answers are expected to take alone, and with the rows of prompts so far.
+    pub(super) alone: f64,
+    pub(super) planned: f64,
+    /// Whether its answers, or a shortage of memory, limit its rows of prompts.
+    pub(super) is_limited: bool,
     /// Capacity `max_spans`.
     pub(super) spans: Vec<FlightSpan>,
 }
@@ -34,6 +39,8 @@ pub(super) struct FlightSpan {
     /// Guesses included.
     pub(super) n_rows: usize,
     pub(super) n_draft: usize,
+    /// Of its first row; set by [`Flight::add`].
+    position: usize,
     is_prompt: bool,
     /// The first of its masks, one for each of its outputs.
     pub(super) first_mask: Option<usize>,
@@ -52,6 +59,7 @@ impl FlightSpan {
             slot,
             n_rows,
             n_draft: 0,
+            position: 0,
             is_prompt,
             first_mask: None,
             scored: (0, 0),
@@ -69,6 +77,9 @@ impl Flight {
             all_answer: false,
             load: Load::default(),
             n_prompt_rows: 0,
+            alone: 0.0,
+            planned: 0.0,
+            is_limited: false,
             spans: Vec::with_capacity(max_spans),
         }
     }
@@ -76,12 +87,19 @@ impl Flight {
     pub(super) fn clear(&mut self) {
         self.spans.clear();
         (self.load, self.n_prompt_rows, self.ticket) = (Load::default(), 0, None);
+        (self.alone, self.planned, self.is_limited) = (0.0, 0.0, false);
     }
 
     /// Rows of a sequence, the first at `position`.
-    pub(super) fn add(&mut self, span: FlightSpan, position: usize) {
+    pub(super) fn add(&mut self, mut span: FlightSpan, position: usize) {
+        span.position = position;
         self.load = self.load.and(span.n_rows, position);
         self.n_prompt_rows += if span.is_prompt { span.n_rows } else { 0 };
         self.spans.push(span);
+    }
+
+    /// Its rows of prompts: how many of each, and the position of the first.
+    pub(super) fn chunks(&self) -> impl Iterator<Item = (usize, usize)> + Clone + '_ {
+        self.spans.iter().filter(|span| span.is_prompt).map(|span| (span.n_rows, span.position))
     }
 }

@@ -1,4 +1,4 @@
-//! Masks of the step that is submitted: constraints are lent to the thread that computes them, and come back with the step.
+//! Masks of the step that is submitted: constraints are lent to whoever computes them, and come back with the step.
 
 use device::Masks;
 
@@ -7,13 +7,15 @@ use crate::constraint::{MaskJob, MaskWorker};
 use crate::{Error, Result};
 
 impl Scheduler {
-    /// Sequences with constraints may come.
+    /// Sequences with constraints may come. The device computes on `n_threads` threads.
     ///
     /// # Errors
     /// The system gives no thread.
-    pub(crate) fn need_masks(&mut self) -> Result<()> {
+    pub(crate) fn need_masks(&mut self, n_threads: usize) -> Result<()> {
         if self.masks.is_none() {
-            let worker = MaskWorker::new(self.n_vocab, self.limits.max_outputs, self.limits.max_spans);
+            let n_cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            let has_core = n_cores > n_threads;
+            let worker = MaskWorker::new(self.n_vocab, self.limits.max_spans, self.max_draft(), has_core);
             let worker = worker.map_err(|e| Error::Thread { what: "masks", reason: e.to_string() })?;
             self.masks = Some(worker);
         }
@@ -32,7 +34,7 @@ impl Scheduler {
             self.mask_jobs.push(MaskJob { slot: span.slot, constraint, draft, first, error: None });
         }
         if !self.mask_jobs.is_empty() {
-            worker.start(&mut self.mask_jobs, self.buffers.n_masks());
+            worker.start(&mut self.mask_jobs);
         }
     }
 

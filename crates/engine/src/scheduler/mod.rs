@@ -10,6 +10,7 @@
 //!
 //! This file is longer than 600 lines because admission, parking and the choice of rows read and change the same queue and slots.
 
+mod chunk;
 mod cost;
 mod figures;
 mod flight;
@@ -38,6 +39,7 @@ use crate::sequence::Sequence;
 use crate::speculate::Speculator;
 use crate::vision::{Images, Vision};
 use crate::{Error, Event, FinishReason, LoadOptions, Prefill, Proposer, Result, SequenceId};
+use chunk::ChunkModel;
 use cost::{CostModel, Load};
 use queue::Queue;
 
@@ -55,6 +57,16 @@ const STARVED: Duration = Duration::from_millis(5);
 
 /// How much one step moves the rate of rows.
 const RATE_WEIGHT: f64 = 1.0 / 16.0;
+
+/// Steps of answers alone, of late.
+#[derive(Clone, Copy, Debug)]
+struct AnswerStep {
+    seconds: f64,
+    n_rows: f64,
+}
+
+/// How much one such step moves the mean; an interruption counts for little.
+const ANSWER_STEP_WEIGHT: f64 = 0.1;
 
 /// Sequences that wait and run, and the KV cache that they share.
 pub(crate) struct Scheduler {
@@ -78,12 +90,13 @@ pub(crate) struct Scheduler {
     /// Of the step that is submitted; a buffer.
     mask_jobs: Vec<MaskJob>,
     cost: CostModel,
+    chunks: ChunkModel,
     /// Most time between two tokens of an answer while prompts are computed, unless its request says otherwise.
     token_latency: Option<Duration>,
     /// Without it: so many times what a step of answers alone takes, for one prompt; each further one adds as much.
     latency_steps: Option<f64>,
-    /// Seconds of such steps, of late; `None` until one was seen.
-    answer_step: Option<f64>,
+    /// Of such steps, of late; `None` until one was seen.
+    answer_step: Option<AnswerStep>,
     /// Since a sequence was parked for lack of memory, none has ended, and there is no more room: nothing is admitted.
     is_short: bool,
     /// The oldest sequence runs alone, and there is no page for it: it waits for memory.
@@ -124,6 +137,7 @@ impl Scheduler {
             masks: None,
             mask_jobs: Vec::with_capacity(limits.max_spans),
             cost: CostModel::new(),
+            chunks: ChunkModel::new(),
             token_latency: options.token_latency,
             latency_steps: options.latency_steps,
             answer_step: None,
@@ -416,6 +430,8 @@ impl Scheduler {
         let Some(mut flight) = self.spare.pop() else { return Ok(false) };
         flight.clear();
         flight.all_answer = all_answer && !is_ahead;
+        flight.alone = self.alone();
+        flight.planned = flight.alone;
         let mut filled = Ok(());
         for i in 0..self.order.len() {
             let slot = self.order[i];
@@ -605,6 +621,7 @@ impl Scheduler {
         }
         self.buffers.push_state(self.kv.state_use(slot));
         self.buffers.set_adapter(sequence.adapter);
+        flight.planned += self.chunks.seconds(n_rows, position).unwrap_or(0.0);
         flight.add(span, position);
         Ok(())
     }
@@ -627,17 +644,25 @@ impl Scheduler {
         Some((end.saturating_sub(position), whole))
     }
 
+    /// Seconds that a step of the answers that run would take alone; 0: none runs, or nothing is known.
+    fn alone(&self) -> f64 {
+        let answers = self.slots.iter().flatten().filter(|s| !s.in_prompt);
+        let load = answers.fold(Load::default(), |load, s| load.and(1, s.tokens.len()));
+        match self.answer_step {
+            _ if load.n_rows == 0 => 0.0,
+            Some(step) if load.n_rows as f64 <= step.n_rows + 0.5 => step.seconds,
+            // Where prompts are always there, steps of answers alone are seldom seen, and were of fewer answers.
+            step => step.map_or(0.0, |step| step.seconds).max(self.cost.seconds(load).unwrap_or(0.0)),
+        }
+    }
+
     /// Seconds that the answers that run may wait for their next token; `None`: any time.
     fn latency(&self) -> Option<f64> {
         let running = || self.slots.iter().flatten();
         let of_steps = || {
-            // Where prompts are always there, steps of answers alone are seldom seen, and were of fewer answers.
-            let answers = running().filter(|s| !s.in_prompt);
-            let load = answers.fold(Load::default(), |load, s| load.and(1, s.tokens.len()));
-            let alone = self.answer_step.unwrap_or(0.0).max(self.cost.seconds(load).unwrap_or(0.0));
             // Each prompt may take as much as one alone: otherwise all of them wait while few answer.
             let n_prompts = running().filter(|s| s.in_prompt).count().max(1);
-            let seconds = alone * (1.0 + (self.latency_steps? - 1.0) * n_prompts as f64);
+            let seconds = self.alone() * (1.0 + (self.latency_steps? - 1.0) * n_prompts as f64);
             // Until a step was seen, what everybody gets who asks for nothing.
             Some(if seconds > 0.0 { seconds } else { crate::DEFAULT_TOKEN_LATENCY.as_secs_f64() })
         };
@@ -649,16 +674,21 @@ impl Scheduler {
         answers.filter_map(of_answer).min_by(f64::total_cmp)
     }
 
-    /// A step of answers alone took so long. An interruption counts for little.
-    fn observe_answer_step(&mut self, seconds: f64) {
+    /// A step of `n_rows` answers alone took so long.
+    fn observe_answer_step(&mut self, n_rows: usize, seconds: f64) {
+        let n_rows = n_rows as f64;
         self.answer_step = Some(match self.answer_step {
-            None => seconds,
-            Some(known) => known + 0.1 * (seconds.min(2.0 * known) - known),
+            None => AnswerStep { seconds, n_rows },
+            Some(known) => AnswerStep {
+                seconds: known.seconds
+                    + ANSWER_STEP_WEIGHT * (seconds.min(2.0 * known.seconds) - known.seconds),
+                n_rows: known.n_rows + ANSWER_STEP_WEIGHT * (n_rows - known.n_rows),
+            },
         });
     }
 
     /// Most rows of a slot's prompt that the step has room for, and the answers in it time.
-    fn prompt_rows(&self, slot: usize, flight: &Flight) -> usize {
+    fn prompt_rows(&self, slot: usize, flight: &mut Flight) -> usize {
         let Some(sequence) = &self.slots[slot] else { return 0 };
         let chunk = if sequence.prefill == Prefill::PerToken { 1 } else { usize::MAX };
         let most = self.buffers.rows_left().min(chunk).min(sequence.n_missing());
@@ -666,10 +696,10 @@ impl Scheduler {
         let pressed = self.kv.is_pressed().then_some(PRESSED_LATENCY.as_secs_f64());
         let latency = [self.latency(), pressed].into_iter().flatten().min_by(f64::total_cmp);
         let Some(seconds) = latency else { return most };
-        let fits = self.cost.rows_within(seconds, flight.load, sequence.n_submitted, most);
-        // Until something is known, a small chunk is tried.
-        let fits = fits.unwrap_or(most.div_ceil(8));
-        let least = if flight.n_prompt_rows == 0 { LEAST_PROMPT_ROWS } else { 0 };
+        flight.is_limited = true;
+        let (planned, n_before) = (flight.planned, flight.n_prompt_rows);
+        let fits = self.chunks.rows_within(seconds, planned, n_before, sequence.n_submitted, most);
+        let least = if n_before == 0 { LEAST_PROMPT_ROWS } else { 0 };
         fits.max(least).min(most)
     }
 

@@ -5,8 +5,8 @@ use std::time::Instant;
 use device::Program;
 
 use super::{RATE_WEIGHT, Scheduler, emit_done};
-use crate::sequence::slide;
-use crate::{Error, Event, FinishReason, Overflow};
+use crate::sequence::{Sequence, slide};
+use crate::{Error, Event, FinishReason, Overflow, Progress};
 
 impl Scheduler {
     /// The oldest step in flight is done, at `now`: note its rows, learn prompts, let go of pages, take the tokens that its
@@ -23,8 +23,13 @@ impl Scheduler {
             speculator.observe(flight.load.n_rows, seconds);
         }
         match flight.n_prompt_rows {
-            0 => self.observe_answer_step(seconds),
-            _ => self.cost.observe(flight.load, seconds),
+            0 => self.observe_answer_step(flight.load.n_rows, seconds),
+            _ => {
+                self.cost.observe(flight.load, seconds);
+                if flight.is_limited {
+                    self.chunks.observe(flight.chunks(), flight.alone, seconds);
+                }
+            }
         }
         self.totals.n_computed += flight.n_prompt_rows as u64;
         if seconds > 0.0 {
@@ -48,6 +53,7 @@ impl Scheduler {
                 on_event(Event::PromptToken { sequence: sequence.id, position: row + 1, id, logprob, best });
                 sequence.n_scored += 1;
             }
+            tell_progress(sequence, now, on_event);
             let n_full_before = sequence.n_computed / page_len;
             sequence.n_computed += span.n_rows - span.n_draft;
             self.kv.note_rows_done(slot, sequence.n_computed);
@@ -58,6 +64,7 @@ impl Scheduler {
                     let computed = &sequence.tokens[..sequence.n_computed];
                     self.kv.remember(slot, sequence.salt, computed, false);
                 }
+                tell_progress(sequence, now, on_event);
                 sequence.in_prompt = span.output.is_none();
             }
             self.kv.advance(slot, sequence.n_computed);
@@ -173,9 +180,10 @@ impl Scheduler {
             return self.finish(slot, FinishReason::Failed(error.to_string()), on_event);
         }
         sequence.tokens.push(id);
+        let timings = sequence.timings();
         let (text, stopped) = sequence.text.push(id);
         let n_reused = sequence.n_reused;
-        on_event(Event::Token { sequence: sequence.id, id, text, logprob, best, n_reused });
+        on_event(Event::Token { sequence: sequence.id, id, text, logprob, best, n_reused, timings });
         if let Some(stop) = stopped {
             let stop = stop.to_owned();
             return self.finish(slot, FinishReason::StopString(stop), on_event);
@@ -228,4 +236,20 @@ impl Scheduler {
         emit_done(&mut sequence, &reason, on_event);
         false
     }
+}
+
+/// Tell how far the prompt of a sequence is that asked, unless that was told.
+fn tell_progress(sequence: &mut Sequence, now: Instant, on_event: &mut dyn FnMut(Event<'_>)) {
+    // What a slide or a pause made a prompt again is not the request's.
+    let n_done = sequence.n_computed.min(sequence.n_prompt);
+    if !sequence.in_prompt || sequence.n_generated > 0 || sequence.told.is_none_or(|told| n_done < told) {
+        return;
+    }
+    // The first is of the moment before anything was computed.
+    let started = sequence.started.filter(|_| sequence.told != Some(0));
+    let seconds = started.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
+    // Not twice, whether nothing was new or its pages went and came.
+    sequence.told = Some(n_done + 1);
+    let progress = Progress { n_prompt: sequence.n_prompt, n_reused: sequence.n_reused, n_done, seconds };
+    on_event(Event::Progress { sequence: sequence.id, progress });
 }

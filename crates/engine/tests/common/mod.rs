@@ -201,7 +201,8 @@ impl Device for History {
         self.name().into()
     }
     fn n_threads(&self) -> usize {
-        1
+        // It leaves a processor free on any machine.
+        0
     }
     fn memory(&self) -> platform::SystemMemory {
         self.memory
@@ -478,7 +479,7 @@ pub fn note(all: &mut Answers, event: &Event<'_>) {
     assert!(entry.1.is_none(), "an event after Done");
     match event {
         Event::Token { id, .. } => entry.0.push(*id),
-        Event::PromptToken { .. } => {}
+        Event::PromptToken { .. } | Event::Progress { .. } => {}
         Event::Done { reason, .. } => entry.1 = Some((*reason).clone()),
     }
 }

@@ -4,6 +4,7 @@ mod adapters;
 mod config;
 mod gate;
 mod library;
+mod sampling;
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use speech::{Transcriber, TranscriberOptions};
 
 use self::config::ModelConfig;
 use self::gate::GateArgs;
+use self::sampling::DefaultSamplingArgs;
 use crate::args::{FetchArgs, LoadArgs, Lora, LoraArgs, ModelArgs, VerifyArgs};
 use crate::load;
 
@@ -121,6 +123,9 @@ pub struct Serve {
     #[arg(long, default_value_t = 10, value_name = "MS")]
     stream_interval: u64,
 
+    #[command(flatten)]
+    sampling: DefaultSamplingArgs,
+
     /// On SIGTERM or Ctrl-C, let running answers go on for so many seconds
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     drain: u64,
@@ -152,6 +157,7 @@ impl Serve {
             bail!("the model {} is named twice", twice[0]);
         }
         self.name_adapters()?;
+        self.sampling.choice().check()?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(http_threads())
             .thread_name("http")
@@ -176,6 +182,7 @@ impl Serve {
             governor: self.governor.clone(),
             max_tokens: self.max_tokens.map(NonZero::get),
             stream_interval: Duration::from_millis(self.stream_interval),
+            sampling: self.sampling.choice(),
         };
         let drain = Duration::from_secs(self.drain);
         let app = App::new(options, Arc::new(self));

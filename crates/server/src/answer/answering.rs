@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use engine::FinishReason;
+use engine::{FinishReason, Timings};
 
 use super::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, Usage};
 use crate::error::{ApiError, Result};
@@ -118,8 +118,13 @@ impl Answer {
                 let prompt = std::mem::take(&mut self.piece.prompt);
                 let tokens = prompt.iter().map(|token| self.facts.token_info(token)).collect();
                 self.channel.give_back(choice, &mut self.piece);
-                return Some(AnswerEvent { choice, kind: EventKind::Delta(Delta::Prompt(tokens)) });
+                let kind = EventKind::Delta(Delta::Prompt(tokens));
+                return Some(AnswerEvent { choice, kind, timings: Timings::default() });
             }
+            let timings = self.piece.ended.as_ref().map_or(self.piece.timings, |ended| ended.timings);
+            let event = |kind| AnswerEvent { choice, kind, timings };
+            let progress = self.piece.progress.drain(..).map(Delta::Progress);
+            self.pending.extend(progress.map(|delta| event(EventKind::Delta(delta))));
             let done = self.piece.ended.take();
             let n_tokens = self.piece.tokens.len();
             let text = std::mem::take(&mut self.piece.text);
@@ -138,8 +143,7 @@ impl Answer {
                 None if text.is_empty() && tokens.is_empty() => Vec::new(),
                 None => vec![Delta::Content { text, tokens }],
             };
-            let delta = |delta| AnswerEvent { choice, kind: EventKind::Delta(delta) };
-            self.pending.extend(deltas.into_iter().map(delta));
+            self.pending.extend(deltas.into_iter().map(|delta| event(EventKind::Delta(delta))));
             if let Some(ended) = done {
                 self.n_left -= 1;
                 if let (0, FinishReason::EndToken(end)) = (choice, &ended.reason)
@@ -161,7 +165,7 @@ impl Answer {
                     reason => reason,
                 };
                 let finish = Finish { reason, usage, timings: ended.timings, seed: ended.seed };
-                self.pending.push_back(AnswerEvent { choice, kind: EventKind::Done(finish) });
+                self.pending.push_back(event(EventKind::Done(finish)));
             }
         }
     }
@@ -172,7 +176,7 @@ impl Answer {
     /// A choice failed.
     pub async fn collect(mut self) -> Result<Vec<Collected>> {
         let mut choices = vec![Collected::default(); self.n_left];
-        while let Some(AnswerEvent { choice, kind }) = self.next().await {
+        while let Some(AnswerEvent { choice, kind, .. }) = self.next().await {
             match kind {
                 EventKind::Delta(delta) => choices[choice].push(delta),
                 EventKind::Done(Finish { reason: StopReason::Failed(message), .. }) => {

@@ -13,6 +13,7 @@ pub mod rerank;
 pub mod routers;
 pub mod sampling;
 pub mod sse;
+mod timing;
 
 /// Unix time in seconds.
 fn seconds_now() -> u64 {

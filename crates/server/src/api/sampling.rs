@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use text::{Grammar, Trigger, Triggers};
 
+use crate::defaults::SamplingChoice;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::{GenerateOptions, KeepAlive};
 
@@ -143,6 +144,7 @@ impl SamplingKeys {
     /// A value outside its limits, or a key that cannot be honoured, by name.
     pub fn apply(&self, options: &mut GenerateOptions) -> Result<()> {
         options.triggers = self.triggers()?;
+        options.given = self.given();
         let sampling = &mut options.sampling;
         let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
         set(&mut sampling.temperature, self.temperature);
@@ -177,6 +179,22 @@ impl SamplingKeys {
         options.cache_prompt = self.cache_prompt.unwrap_or(true);
         options.keep_alive = self.keep_alive.as_ref().map(keep_alive).transpose()?;
         check(sampling)
+    }
+
+    /// What these keys say of sampling.
+    pub fn given(&self) -> SamplingChoice {
+        SamplingChoice {
+            temperature: self.temperature,
+            top_k: self.top_k.map(|k| usize::try_from(k).unwrap_or(0)),
+            top_p: self.top_p,
+            min_p: self.min_p,
+            // To look back at nothing is to have no penalty.
+            repeat_penalty: self.repeat_penalty.or((self.repeat_last_n == Some(0)).then_some(1.0)),
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            penalty_window: self.repeat_last_n.map(|n| usize::try_from(n).unwrap_or(0)),
+            seed: self.seed.map(|seed| (seed != -1).then_some(seed as u64)),
+        }
     }
 
     /// What the answer must be, beside what the API's own keys say.

@@ -221,7 +221,7 @@ impl Observed {
                 self.n_tokens += 1;
                 self.has_token.insert(sequence);
             }
-            Event::PromptToken { .. } => {}
+            Event::PromptToken { .. } | Event::Progress { .. } => {}
             Event::Done { reason, .. } => {
                 if let FinishReason::Failed(reason) = reason {
                     self.failed = Some(reason.clone());

@@ -81,7 +81,7 @@ impl Events {
                 out.push(self.delta(json!({ "type": "input_json_delta", "partial_json": text })));
             }
             Delta::CallEnd { .. } => self.close(&mut out),
-            Delta::Reasoning(_) | Delta::Content { .. } | Delta::Prompt(_) => {}
+            Delta::Reasoning(_) | Delta::Content { .. } | Delta::Prompt(_) | Delta::Progress(_) => {}
         }
         out
     }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo};
 use crate::api::sse;
+use crate::api::timing::{TimingKeys, progress_json, timings_json};
 use crate::error::{ApiError, ErrorKind, Result};
 
 /// What a request says of the shape of its answer.
@@ -15,7 +16,10 @@ use crate::error::{ApiError, ErrorKind, Result};
 pub(super) struct Shape {
     /// Whether log-probabilities were asked for.
     pub(super) with_probs: bool,
+    /// Whether they are probabilities of what was drawn.
+    pub(super) as_drawn: bool,
     pub(super) with_tokens: bool,
+    pub(super) timing: TimingKeys,
     /// Keys to answer, `/` between levels; empty: all.
     pub(super) fields: Vec<String>,
     /// As the client gave it.
@@ -46,16 +50,31 @@ fn events(answer: Answer, shape: Shape) -> impl Stream<Item = Bytes> + Send {
     let begun = (Some(answer), shape, false, 0_usize);
     futures_util::stream::unfold(begun, |(answer, shape, mut has_new_line, mut n_decoded)| async move {
         let mut answer = answer?;
-        let AnswerEvent { kind, .. } = answer.next().await?;
+        let AnswerEvent { kind, timings, .. } = answer.next().await?;
+        let more = |text: &str, n_decoded: usize, n_prompt: usize| {
+            json!({
+                "index": 0, "content": text, "stop": false, "id_slot": -1,
+                "tokens_predicted": n_decoded, "tokens_evaluated": n_prompt,
+            })
+        };
         let (bytes, answer) = match kind {
             EventKind::Delta(Delta::Content { text, tokens }) => {
                 has_new_line |= text.contains('\n');
                 n_decoded += tokens.len();
-                let mut json = json!({
-                    "index": 0, "content": text, "stop": false, "id_slot": -1,
-                    "tokens_predicted": n_decoded, "tokens_evaluated": answer.n_prompt,
-                });
+                let mut json = more(&text, n_decoded, answer.n_prompt);
+                if let Some(timings) = shape.timing.of_event(&timings) {
+                    json["timings"] = timings;
+                }
                 add_tokens(&mut json, &shape, tokens);
+                (sse::data(&select(json, &shape.fields)), Some(answer))
+            }
+            EventKind::Delta(Delta::Progress(progress)) => {
+                let mut json = more("", n_decoded, answer.n_prompt);
+                json["prompt_progress"] = progress_json(&progress);
+                if let Some(timings) = shape.timing.of_prompt(&progress) {
+                    json["timings"] = timings;
+                }
+                add_tokens(&mut json, &shape, Vec::new());
                 (sse::data(&select(json, &shape.fields)), Some(answer))
             }
             EventKind::Delta(_) => (Bytes::new(), Some(answer)),
@@ -92,25 +111,8 @@ fn last(index: usize, model: &str, n_prompt: usize, finish: &Finish, shape: &Sha
         "generation_settings": shape.settings, "prompt": shape.prompt, "has_new_line": false,
         "truncated": finish.reason == StopReason::ContextFull, "stop_type": stop_type, "stopping_word": word,
         "tokens_cached": n_prompt + finish.usage.completion_tokens, "seed": finish.seed,
-        "timings": timings(finish),
+        "timings": timings_json(&finish.timings),
     }))
-}
-
-/// Times in milliseconds.
-fn timings(finish: &Finish) -> Value {
-    let t = &finish.timings;
-    let n_computed = t.prompt_tokens - t.reused_tokens;
-    let (prompt_ms, predicted_ms) = (t.prefill_seconds * 1e3, t.decode_seconds * 1e3);
-    let each = |ms: f64, n: usize| if n == 0 { 0.0 } else { ms / n as f64 };
-    json!({
-        "cache_n": t.reused_tokens,
-        "prompt_n": n_computed, "prompt_ms": prompt_ms, "prompt_per_token_ms": each(prompt_ms, n_computed),
-        "prompt_per_second": t.prefill_rate(),
-        "predicted_n": t.generated_tokens, "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": each(predicted_ms, t.generated_tokens.saturating_sub(1)),
-        "predicted_per_second": t.decode_rate(),
-        "draft_n": t.drafted_tokens, "draft_n_accepted": t.accepted_tokens,
-    })
 }
 
 fn add_tokens(json: &mut Value, shape: &Shape, tokens: Vec<TokenInfo>) {
@@ -118,15 +120,23 @@ fn add_tokens(json: &mut Value, shape: &Shape, tokens: Vec<TokenInfo>) {
         json["tokens"] = json!(tokens.iter().map(|token| token.id).collect::<Vec<_>>());
     }
     if shape.with_probs {
-        json["completion_probabilities"] = tokens.into_iter().map(probability).collect();
+        json["completion_probabilities"] =
+            tokens.into_iter().map(|token| probability(token, shape.as_drawn)).collect();
     }
 }
 
-fn probability(token: TokenInfo) -> Value {
-    let one = |id: u32, bytes: &[u8], logprob: Option<f32>| json!({ "id": id, "token": String::from_utf8_lossy(bytes), "bytes": bytes, "logprob": logprob });
+fn probability(token: TokenInfo, as_drawn: bool) -> Value {
+    let one = |id: u32, bytes: &[u8], logprob: Option<f32>| {
+        let mut json = json!({ "id": id, "token": String::from_utf8_lossy(bytes), "bytes": bytes });
+        match as_drawn {
+            true => json["prob"] = json!(logprob.map(f32::exp)),
+            false => json["logprob"] = json!(logprob),
+        }
+        json
+    };
     let top: Value = token.top.iter().map(|(id, bytes, logprob)| one(*id, bytes, Some(*logprob))).collect();
     let mut json = one(token.id, &token.bytes, token.logprob);
-    json["top_logprobs"] = top;
+    json[if as_drawn { "top_probs" } else { "top_logprobs" }] = top;
     json
 }
 

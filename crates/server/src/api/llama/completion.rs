@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::answer::{self, Shape};
 use crate::api::body::{JsonBody, part};
 use crate::api::sampling::SamplingKeys;
+use crate::api::timing::TimingKeys;
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::request::{Caller, CompletionRequest, GenerateOptions, Prompt};
@@ -28,10 +29,10 @@ pub(super) struct Keys {
     response_fields: Option<Vec<String>>,
     /// Milliseconds.
     t_max_predict_ms: Option<i64>,
-    // Known, and not built: refused unless they ask for nothing.
+    #[serde(skip)]
+    timing: TimingKeys,
     post_sampling_probs: Option<bool>,
-    return_progress: Option<bool>,
-    timings_per_token: Option<bool>,
+    // Known, and not built: refused unless they ask for nothing.
     n_indent: Option<i64>,
     n_keep: Option<i64>,
     n_cmpl: Option<usize>,
@@ -40,10 +41,12 @@ pub(super) struct Keys {
     sampling: SamplingKeys,
 }
 
-/// A body with llama-server's defaults where the other APIs have others.
-pub(super) fn with_defaults(mut body: Map<String, Value>) -> Value {
+/// Where a request does not say; the other APIs look at the whole text.
+pub(super) const PENALTY_WINDOW: usize = 64;
+
+/// A body without `null`, and with its stop texts as a list.
+pub(super) fn tidy(mut body: Map<String, Value>) -> Value {
     body.retain(|_, value| !value.is_null());
-    body.entry("repeat_last_n").or_insert(json!(64));
     // One text is as good as a list of them.
     if let Some(stop) = body.get_mut("stop").filter(|stop| stop.is_string()) {
         *stop = json!([stop]);
@@ -54,7 +57,7 @@ pub(super) fn with_defaults(mut body: Map<String, Value>) -> Value {
 impl Keys {
     pub(super) fn of(body: &Value) -> Result<Keys> {
         let keys: Keys = part(body, "")?;
-        Ok(Keys { sampling: part(body, "")?, ..keys })
+        Ok(Keys { sampling: part(body, "")?, timing: part(body, "")?, ..keys })
     }
 
     pub(super) fn wants_stream(&self) -> bool {
@@ -69,8 +72,10 @@ impl Keys {
             max_tokens: self.n_predict.and_then(|n| usize::try_from(n).ok()),
             stop: self.stop.clone().unwrap_or_default(),
             logprobs: self.n_probs.filter(|n| *n > 0),
+            drawn_logprobs: self.post_sampling_probs == Some(true),
             // Events always have theirs.
             with_tokens: self.return_tokens == Some(true) || self.wants_stream(),
+            progress: self.timing.progress(self.wants_stream()),
             timeout: self
                 .t_max_predict_ms
                 .and_then(|ms| u64::try_from(ms).ok())
@@ -79,6 +84,9 @@ impl Keys {
             ..GenerateOptions::default()
         };
         self.sampling.apply(&mut options)?;
+        if options.given.penalty_window.is_none() {
+            options.sampling.penalty_window = PENALTY_WINDOW;
+        }
         let grammar = self.sampling.grammar(None)?;
         Ok(CompletionRequest {
             model: self.model.clone(),
@@ -92,7 +100,9 @@ impl Keys {
     pub(super) fn shape(&self, prompt: Value, request: &CompletionRequest) -> Shape {
         Shape {
             with_probs: self.n_probs.is_some_and(|n| n > 0),
+            as_drawn: request.options.drawn_logprobs,
             with_tokens: request.options.with_tokens,
+            timing: self.timing,
             fields: self.response_fields.clone().unwrap_or_default(),
             prompt,
             settings: self.settings(request),
@@ -120,9 +130,6 @@ impl Keys {
 
     fn refuse_unbuilt(&self) -> Result<()> {
         let found = [
-            ("post_sampling_probs", self.post_sampling_probs == Some(true)),
-            ("return_progress", self.return_progress == Some(true)),
-            ("timings_per_token", self.timings_per_token == Some(true)),
             ("n_indent", self.n_indent.is_some_and(|n| n > 0)),
             ("n_keep", self.n_keep.is_some_and(|n| n != 0)),
             ("n_cmpl", self.n_cmpl.is_some_and(|n| n > 1)),
@@ -192,7 +199,7 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Response> {
-    let body = with_biases(&app, with_defaults(body)).await?;
+    let body = with_biases(&app, tidy(body)).await?;
     let given = body.get("prompt").cloned().ok_or_else(|| {
         ApiError::invalid("prompt", "`prompt` is missing, expected a text, tokens, or a list of either")
     })?;
@@ -203,7 +210,9 @@ pub(super) async fn create(
     }
     let mut answers = Vec::new();
     for prompt in prompts {
-        let request = keys.request(read(&app, &keys.model, prompt.clone()).await?)?;
+        let mut request = keys.request(read(&app, &keys.model, prompt.clone()).await?)?;
+        // Its settings are told.
+        app.fill_in(&mut request.options);
         let shape = keys.shape(prompt, &request);
         answers.push((app.complete(&caller, request).await?, shape));
     }
@@ -291,10 +300,9 @@ mod tests {
     fn keys_that_cannot_be_honoured_are_refused_by_name() {
         let request = |body: Value| {
             let Value::Object(body) = body else { panic!("an object") };
-            Keys::of(&with_defaults(body)).and_then(|keys| keys.request(Prompt::default()))
+            Keys::of(&tidy(body)).and_then(|keys| keys.request(Prompt::default()))
         };
         for (body, name) in [
-            (json!({ "post_sampling_probs": true }), "post_sampling_probs"),
             (json!({ "n_keep": -1 }), "n_keep"),
             (json!({ "temperature": "hot" }), "temperature"),
             (json!({ "stop": 7 }), "stop"),

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::answer;
-use super::completion::{Keys, with_biases, with_defaults};
+use super::completion::{Keys, tidy, with_biases};
 use crate::api::body::{JsonBody, part};
 use crate::app::App;
 use crate::error::Result;
@@ -39,16 +39,18 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Response> {
-    let body = with_biases(&app, with_defaults(body)).await?;
+    let body = with_biases(&app, tidy(body)).await?;
     let around: Around = part(&body, "")?;
     let keys = Keys::of(&body)?;
     let text = format!("{}{}", around.input_prefix, around.prompt);
     let prompt = json!(text);
-    let request = CompletionRequest {
+    let mut request = CompletionRequest {
         suffix: Some(around.input_suffix),
         files: around.input_extra.into_iter().map(|extra| (extra.filename, extra.text)).collect(),
         ..keys.request(Prompt::Text { text, parse_special: false })?
     };
+    // Its settings are told.
+    app.fill_in(&mut request.options);
     let shape = keys.shape(prompt, &request);
     let begun = app.complete(&caller, request).await?;
     match keys.wants_stream() {

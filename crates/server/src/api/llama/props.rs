@@ -5,6 +5,7 @@ use axum::extract::{Query, State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::completion::PENALTY_WINDOW;
 use crate::app::App;
 use crate::error::Result;
 use crate::request::GenerateOptions;
@@ -18,13 +19,16 @@ pub(super) struct Which {
 /// What clients ask of the server's model: the first that writes text, or the one of `?model=`.
 pub(super) async fn props(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>> {
     let props = app.text_props(&which.model).await?;
-    let sampling = GenerateOptions::default().sampling;
+    let mut options = GenerateOptions::default();
+    options.sampling.penalty_window = PENALTY_WINDOW;
+    app.fill_in(&mut options);
+    let sampling = options.sampling;
     Ok(Json(json!({
         "default_generation_settings": {
             "id": 0, "n_ctx": props.n_ctx, "is_processing": false,
             "params": {
                 "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
-                "min_p": sampling.min_p, "repeat_penalty": sampling.repeat_penalty, "repeat_last_n": 64,
+                "min_p": sampling.min_p, "repeat_penalty": sampling.repeat_penalty, "repeat_last_n": sampling.penalty_window,
                 "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
                 "n_predict": -1, "stream": false,
             },

@@ -170,7 +170,7 @@ impl Calls {
                 }
             }
             Delta::CallEnd { index } => self.give(index + 1, said),
-            Delta::Prompt(_) => {}
+            Delta::Prompt(_) | Delta::Progress(_) => {}
         }
     }
 

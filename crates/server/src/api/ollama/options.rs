@@ -7,6 +7,7 @@ use text::Grammar;
 use super::texts;
 use crate::api::body::part;
 use crate::api::sampling::{SamplingKeys, keep_alive};
+use crate::defaults::SamplingChoice;
 use crate::error::{ApiError, Result};
 use crate::request::{GenerateOptions, KeepAlive};
 
@@ -73,7 +74,7 @@ impl Common {
         if self.top_logprobs.is_some_and(|n| n > 0) && !with_logprobs {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
         }
-        let (keys, sampling) = self.option_keys()?;
+        let (keys, sampling, given) = self.option_keys()?;
         let mut options = GenerateOptions {
             // -1 and -2: until the model ends or the context is full.
             max_tokens: keys.num_predict.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0),
@@ -82,6 +83,7 @@ impl Common {
             ..GenerateOptions::default()
         };
         sampling.apply(&mut options)?;
+        options.given = given;
         options.keep_alive = self.keep_alive()?;
         for (name, is_asked) in [
             ("options.tfs_z", keys.tfs_z.is_some_and(|z| z != 1.0)),
@@ -101,15 +103,17 @@ impl Common {
         Ok(Read { options, grammar, thinking, variables, n_ctx })
     }
 
-    fn option_keys(&self) -> Result<(OptionKeys, SamplingKeys)> {
+    /// The keys of `options` with Ollama's own values for those that are not there, and what was there.
+    fn option_keys(&self) -> Result<(OptionKeys, SamplingKeys, SamplingChoice)> {
         let mut given = self.options.clone().unwrap_or_default();
         given.retain(|_, value| !value.is_null());
+        given.values_mut().for_each(whole);
+        let said: SamplingKeys = part(&Value::Object(given.clone()), "options.")?;
         for (name, value) in defaults() {
             given.entry(name).or_insert(value);
         }
-        given.values_mut().for_each(whole);
         let given = Value::Object(given);
-        Ok((part(&given, "options.")?, part(&given, "options.")?))
+        Ok((part(&given, "options.")?, part(&given, "options.")?, said.given()))
     }
 
     fn format(&self) -> Result<Option<Grammar>> {

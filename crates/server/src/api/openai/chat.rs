@@ -16,6 +16,7 @@ use super::{
 use crate::answer::{Answer, AnswerEvent, Delta, EventKind, ToolCall, Usage};
 use crate::api::body::{JsonBody, text_or_null};
 use crate::api::sampling::{SamplingKeys, structural_tag};
+use crate::api::timing::{TimingKeys, progress_json};
 use crate::api::{seconds_now, sse};
 use crate::app::App;
 use crate::error::{ApiError, Result};
@@ -57,8 +58,8 @@ pub(super) struct Body {
     function_call: Option<Value>,
     web_search_options: Option<Value>,
     store: Option<bool>,
-    return_progress: Option<bool>,
-    timings_per_token: Option<bool>,
+    #[serde(flatten)]
+    timing: TimingKeys,
     #[serde(flatten)]
     sampling: SamplingKeys,
 }
@@ -71,12 +72,15 @@ pub(super) async fn create(
     let wants_stream = body.stream.unwrap_or(false);
     let include_usage = body.stream_options.unwrap_or_default().include_usage;
     let with_logprobs = body.logprobs.unwrap_or(false);
+    let timing = body.timing;
     let answer = app.chat(&caller, request(body)?).await?;
     let frame = Frame {
         id: format!("chatcmpl-{}", caller.request_id),
         created: seconds_now(),
         model: answer.model.clone(),
         with_logprobs,
+        timing,
+        last_timings: None,
     };
     if wants_stream {
         return Ok(sse::response(stream(answer, frame, include_usage)));
@@ -111,6 +115,7 @@ fn request(body: Body) -> Result<ChatRequest> {
             .or(check_max_tokens("max_tokens", body.max_tokens)?),
         stop: body.stop.texts(),
         logprobs: body.logprobs.unwrap_or(false).then_some(n_best),
+        progress: body.timing.progress(body.stream == Some(true)),
         ..GenerateOptions::default()
     };
     if body.top_logprobs.is_some_and(|n| n > 0) && options.logprobs.is_none() {
@@ -142,8 +147,6 @@ fn request(body: Body) -> Result<ChatRequest> {
     refuse("web_search_options", body.web_search_options.is_some())?;
     refuse("store", body.store == Some(true))?;
     check_verbosity("verbosity", body.verbosity.as_deref())?;
-    refuse("return_progress", body.return_progress == Some(true))?;
-    refuse("timings_per_token", body.timings_per_token == Some(true))?;
     refuse("modalities", body.modalities.is_some_and(|list| list.iter().any(|modality| modality != "text")))?;
     if body.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
@@ -311,6 +314,9 @@ struct Frame {
     created: u64,
     model: String,
     with_logprobs: bool,
+    timing: TimingKeys,
+    /// The timings of the last event, which the usage repeats.
+    last_timings: Option<Value>,
 }
 
 #[derive(Serialize)]
@@ -323,6 +329,10 @@ struct Chunk<'a> {
     choices: Vec<ChunkChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<Value>,
 }
 
 #[derive(Serialize)]
@@ -335,14 +345,22 @@ struct ChunkChoice {
 }
 
 impl Frame {
-    fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Value>) -> Bytes {
-        let (id, created, model) = (&self.id, self.created, &self.model);
-        let (object, system_fingerprint) = ("chat.completion.chunk", FINGERPRINT);
-        sse::data(&Chunk { id, object, created, model, system_fingerprint, choices, usage })
+    fn chunk(&self, choices: Vec<ChunkChoice>) -> Chunk<'_> {
+        Chunk {
+            id: &self.id,
+            object: "chat.completion.chunk",
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            usage: None,
+            timings: None,
+            prompt_progress: None,
+        }
     }
 
-    fn choice(&self, index: usize, delta: Value, finish_reason: Option<&'static str>) -> Bytes {
-        self.chunk(vec![ChunkChoice { index, delta, logprobs: None, finish_reason }], None)
+    fn choice(&self, index: usize, delta: Value, finish_reason: Option<&'static str>) -> Chunk<'_> {
+        self.chunk(vec![ChunkChoice { index, delta, logprobs: None, finish_reason }])
     }
 }
 
@@ -359,7 +377,7 @@ fn delta_json(delta: Delta, tokens: &mut Vec<TokenLogprob>) -> Option<Value> {
         Delta::CallArguments { index, text } => {
             Some(json!({ "tool_calls": [{ "index": index, "function": { "arguments": text } }] }))
         }
-        Delta::CallEnd { .. } | Delta::Prompt(_) => None,
+        Delta::CallEnd { .. } | Delta::Prompt(_) | Delta::Progress(_) => None,
     }
 }
 
@@ -379,7 +397,7 @@ enum At {
 
 fn stream(answer: Answer, frame: Frame, include_usage: bool) -> impl Stream<Item = Bytes> + Send {
     let begun = (At::Begin, answer, frame, Usage::default());
-    futures_util::stream::unfold(begun, move |(at, mut answer, frame, mut usage)| async move {
+    futures_util::stream::unfold(begun, move |(at, mut answer, mut frame, mut usage)| async move {
         match at {
             At::Begin => {
                 let choice = |index| ChunkChoice {
@@ -388,34 +406,43 @@ fn stream(answer: Answer, frame: Frame, include_usage: bool) -> impl Stream<Item
                     logprobs: None,
                     finish_reason: None,
                 };
-                let bytes = frame.chunk((0..answer.n_choices()).map(choice).collect(), None);
+                let bytes = sse::data(&frame.chunk((0..answer.n_choices()).map(choice).collect()));
                 Some((bytes, (At::Answer, answer, frame, usage)))
             }
             At::Answer => loop {
-                let Some(AnswerEvent { choice, kind }) = answer.next().await else {
+                let Some(AnswerEvent { choice, kind, timings }) = answer.next().await else {
                     let at = if include_usage { At::Usage } else { At::Done };
                     return Some((Bytes::new(), (at, answer, frame, usage)));
                 };
-                let bytes = match kind {
+                let timings = frame.timing.of_event(&timings);
+                frame.last_timings.clone_from(&timings);
+                let chunk = match kind {
+                    EventKind::Delta(Delta::Progress(progress)) => {
+                        let prompt_progress = Some(progress_json(&progress));
+                        let timings = frame.timing.of_prompt(&progress);
+                        Chunk { prompt_progress, timings, ..frame.choice(choice, json!({}), None) }
+                    }
                     EventKind::Delta(delta) => {
                         let mut tokens = Vec::new();
                         let Some(delta) = delta_json(delta, &mut tokens) else { continue };
                         let logprobs = frame.with_logprobs.then(|| json!({ "content": tokens }));
                         let choice = ChunkChoice { index: choice, delta, logprobs, finish_reason: None };
-                        frame.chunk(vec![choice], None)
+                        Chunk { timings, ..frame.chunk(vec![choice]) }
                     }
                     EventKind::Done(finish) => {
                         add_usage(&mut usage, finish.usage);
                         match finish_reason(&finish) {
-                            Ok(reason) => frame.choice(choice, json!({}), Some(reason)),
+                            Ok(reason) => Chunk { timings, ..frame.choice(choice, json!({}), Some(reason)) },
                             Err(error) => return Some((sse::error(&error), (At::End, answer, frame, usage))),
                         }
                     }
                 };
+                let bytes = sse::data(&chunk);
                 return Some((bytes, (At::Answer, answer, frame, usage)));
             },
             At::Usage => {
-                let bytes = frame.chunk(Vec::new(), Some(usage_json(usage)));
+                let (usage_now, timings) = (Some(usage_json(usage)), frame.last_timings.take());
+                let bytes = sse::data(&Chunk { usage: usage_now, timings, ..frame.chunk(Vec::new()) });
                 Some((bytes, (At::Done, answer, frame, usage)))
             }
             At::Done => Some((Bytes::from_static(b"data: [DONE]\n\n"), (At::End, answer, frame, usage))),
@@ -503,7 +530,6 @@ mod tests {
                 json!({ "messages": user, "response_format": { "type": "json_object", "schema": 3 } }),
                 "response_format",
             ),
-            (json!({ "messages": user, "timings_per_token": true }), "timings_per_token"),
         ] {
             assert_eq!(read(body).unwrap_err().param.as_deref(), Some(param));
         }

@@ -242,7 +242,8 @@ impl Said {
                 | Delta::CallBegin { .. }
                 | Delta::CallArguments { .. }
                 | Delta::CallEnd { .. }
-                | Delta::Prompt(_),
+                | Delta::Prompt(_)
+                | Delta::Progress(_),
             ) => {}
             EventKind::Done(finish) => {
                 add_usage(usage, finish.usage);
@@ -278,7 +279,7 @@ fn stream(
     events.scan(false, move |failed, event| {
         let bytes = match event {
             _ if *failed => return std::future::ready(None),
-            Some((prompt, AnswerEvent { choice, kind })) => {
+            Some((prompt, AnswerEvent { choice, kind, .. })) => {
                 let index = prompt * n + choice;
                 let chunks = said[index].chunks(index, kind, &frame, &mut usages[prompt]);
                 chunks.unwrap_or_else(|error| {

@@ -99,7 +99,7 @@ impl Events {
                 self.write(text, None, &mut out);
             }
             Delta::CallEnd { .. } => self.close("completed", &mut out),
-            Delta::Reasoning(_) | Delta::Content { .. } | Delta::Prompt(_) => {}
+            Delta::Reasoning(_) | Delta::Content { .. } | Delta::Prompt(_) | Delta::Progress(_) => {}
         }
         out
     }

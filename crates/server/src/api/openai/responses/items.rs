@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::store::{Item, new_id};
 use crate::error::{ApiError, Result};
+use crate::images;
 
 /// The items of `input`, each with an id and in its full form. `known` finds what a reference means.
 pub(super) fn of_input(input: Option<&Value>, known: &dyn Fn(&str) -> Option<Item>) -> Result<Vec<Item>> {
@@ -83,7 +84,7 @@ pub(super) fn messages(items: &[Item], n_before: usize) -> Result<Vec<Value>> {
                         ));
                     }
                 };
-                let content = text(&format!("{path}.content"), &item["content"])?;
+                let content = content(&format!("{path}.content"), &item["content"])?;
                 let mut message = json!({ "role": role, "content": content });
                 if let Some(reasoning) = reasoning.take().filter(|_| role == "assistant") {
                     message["reasoning_content"] = json!(reasoning);
@@ -121,7 +122,7 @@ pub(super) fn messages(items: &[Item], n_before: usize) -> Result<Vec<Value>> {
                     return Err(wrong(&format!("{path}.call_id"), id, "a call's id"));
                 }
                 reasoning = None;
-                let content = text(&format!("{path}.output"), &item["output"])?;
+                let content = content(&format!("{path}.output"), &item["output"])?;
                 messages.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
             }
             Some("reasoning") => {
@@ -138,19 +139,33 @@ pub(super) fn messages(items: &[Item], n_before: usize) -> Result<Vec<Value>> {
     Ok(messages)
 }
 
-/// A content: a text, or parts of text.
-fn text(path: &str, content: &Value) -> Result<String> {
+/// A content: a text, or parts of text and images.
+fn content(path: &str, content: &Value) -> Result<Value> {
+    let text = |text: &str| json!({ "type": "text", "text": text });
     let part = |(index, part): (usize, &Value)| match (part["type"].as_str(), part["text"].as_str()) {
-        (Some("input_text" | "output_text" | "text"), Some(text)) => Ok(text.to_owned()),
-        (Some("refusal"), _) => Ok(part["refusal"].as_str().unwrap_or_default().to_owned()),
-        (Some(kind @ ("input_image" | "input_file" | "input_audio")), _) => {
+        (Some("input_text" | "output_text" | "text"), Some(found)) => Ok(text(found)),
+        (Some("refusal"), _) => Ok(text(part["refusal"].as_str().unwrap_or_default())),
+        (Some("input_image"), _) if !part["file_id"].is_null() => {
+            Err(ApiError::not_built(&format!("{path}[{index}].file_id")))
+        }
+        // How closely a model looks at an image is its own choice here, so `detail` changes nothing.
+        (Some("input_image"), _) => {
+            images::part_of_url(&format!("{path}[{index}].image_url"), &part["image_url"])
+        }
+        (Some(kind @ ("input_file" | "input_audio")), _) => {
             Err(ApiError::not_built(&format!("{path}[{index}].type {kind}")))
         }
-        _ => Err(wrong(&format!("{path}[{index}]"), part, "a part with type input_text and text")),
+        _ => Err(wrong(
+            &format!("{path}[{index}]"),
+            part,
+            "a part with type input_text and text, or input_image and image_url",
+        )),
     };
     match content {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) => parts.iter().enumerate().map(part).collect(),
+        Value::String(_) => Ok(content.clone()),
+        Value::Array(parts) => {
+            Ok(images::content(parts.iter().enumerate().map(part).collect::<Result<_>>()?))
+        }
         other => Err(wrong(path, other, "a text or a list of parts")),
     }
 }
@@ -203,10 +218,35 @@ mod tests {
         };
         assert!(error(json!(7)).contains("`input` is 7"));
         assert!(error(json!([{ "role": "nobody", "content": "a" }])).contains("`input[0].role`"));
-        let image = json!([{ "role": "user", "content": [{ "type": "input_image", "image_url": "x" }] }]);
-        assert!(error(image).contains("input[0].content[0].type input_image"));
+        let part = |part: Value| json!([{ "role": "user", "content": [part] }]);
+        let image = part(json!({ "type": "input_image", "image_url": "https://example.org/a.png" }));
+        let found = error(image);
+        assert!(
+            found.contains("`input[0].content[0].image_url`") && found.contains("none is fetched"),
+            "{found}"
+        );
+        let file = part(json!({ "type": "input_image", "file_id": "f" }));
+        assert!(error(file).contains("input[0].content[0].file_id"));
+        let file = part(json!({ "type": "input_file", "file_id": "f" }));
+        assert!(error(file).contains("input[0].content[0].type input_file"));
         assert!(error(json!([{ "type": "item_reference", "id": "gone" }])).contains("`gone`"));
         assert!(error(json!([{ "type": "web_search_call" }])).contains("web_search_call"));
+    }
+
+    #[test]
+    fn images_are_parts_of_their_messages_and_of_results() {
+        let image =
+            json!({ "type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,QUJD" });
+        let look = json!({ "type": "input_text", "text": "Look:" });
+        let input = json!([
+            { "role": "user", "content": [look, image] },
+            { "type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}" },
+            { "type": "function_call_output", "call_id": "c1", "output": [image] },
+        ]);
+        let found = messages(&of_input(Some(&input), &|_| None).unwrap(), 0).unwrap();
+        let image = json!({ "type": "image", "data": "QUJD" });
+        assert_eq!(found[0]["content"], json!([{ "type": "text", "text": "Look:" }, image]));
+        assert_eq!(found[2]["content"], json!([image]));
     }
 
     #[test]
