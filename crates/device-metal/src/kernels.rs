@@ -288,6 +288,10 @@ pub mod constant {
     pub const ROUTES: u16 = 18;
     /// Keys are stored without what is known of them.
     pub const KEY_BIAS: u16 = 19;
+    /// Scores of experts are sigmoids, not a softmax.
+    pub const SIGMOID: u16 = 25;
+    /// Experts are chosen in groups.
+    pub const GROUPS: u16 = 26;
 }
 
 /// Indices of function constants, as `linear/constants.h` lists them.
@@ -550,6 +554,8 @@ mod tests {
             ("WHOLE_ROWS", constant::WHOLE_ROWS),
             ("ROUTES", constant::ROUTES),
             ("KEY_BIAS", constant::KEY_BIAS),
+            ("SIGMOID", constant::SIGMOID),
+            ("GROUPS", constant::GROUPS),
         ] {
             let line = format!("#define FC_{name} {index} ");
             assert!(header.contains(&line), "{line}");

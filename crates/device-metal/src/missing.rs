@@ -1,6 +1,6 @@
 //! What this device cannot run yet.
 
-use device::{Op, Plan, RouterScores};
+use device::{Op, Plan};
 
 /// Something of a plan for which there is no kernel yet; such plans are refused with these words.
 pub(crate) fn missing_kernels(plan: &Plan) -> Option<&'static str> {
@@ -8,11 +8,6 @@ pub(crate) fn missing_kernels(plan: &Plan) -> Option<&'static str> {
         return Some("a cache whose values are its keys");
     }
     let of = |op: &Op| {
-        if let Op::Route { scores, bias, groups, .. } = op
-            && (*scores != RouterScores::Softmax || bias.is_some() || groups.is_some())
-        {
-            return Some("a router by sigmoids, with a bias or with groups");
-        }
         if matches!(op, Op::Attention { chunked: true, .. }) {
             return Some("attention in chunks");
         }

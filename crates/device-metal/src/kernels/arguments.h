@@ -85,6 +85,10 @@ struct RouteArguments {
     uint n_experts;
     uint k;
     float factor;
+    uint n_groups; // FC_GROUPS; divides n_experts
+    uint n_used;   // groups whose experts can be chosen
+    uint n_best;   // experts whose sizes are a group's
+    uint reserved;
 };
 
 // expert_sum.
