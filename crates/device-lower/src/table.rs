@@ -89,6 +89,8 @@ pub enum Extent {
         /// Experts.
         n_experts: u32,
     },
+    /// One for each sequence of the step.
+    Spans,
 }
 
 impl Extent {
@@ -105,6 +107,7 @@ impl Extent {
                     n => n_experts + n * k / pairs,
                 }
             }
+            Extent::Spans => sizes.n_spans as u32,
         }
     }
 }
@@ -151,6 +154,8 @@ pub struct StepSizes {
     pub long: bool,
     /// Whether all rows are of one sequence.
     pub alone: bool,
+    /// Sequences.
+    pub n_spans: usize,
 }
 
 impl When {

@@ -82,13 +82,6 @@ impl<G: Gpu> MetalDevice<G> {
                 hint: "they came with the M5 and macOS 26; leave --tensors out".to_owned(),
             });
         }
-        if plans.iter().any(|plan| !plan.kv.states.is_empty()) {
-            return Err(device::Error::Unsupported {
-                device: self.name(),
-                what: "a model with recurrent layers".to_owned(),
-                hint: "use the device cpu".to_owned(),
-            });
-        }
         if let Some(what) = plans.iter().find_map(missing_kernels) {
             return Err(device::Error::Unsupported {
                 device: self.name(),

@@ -123,6 +123,26 @@ struct UnfoldArguments {
     uint stride;    // rows from one window to the next
 };
 
+// short_conv.
+struct ShortConvArguments {
+    uint cols;
+    uint size;         // rows of a window
+    uint state_stride; // numbers from one state to the next
+    uint reserved;
+};
+
+// gated_delta and selective_scan: see scan.h.
+struct ScanArguments {
+    uint n_heads;
+    uint n_shared;     // heads of keys and queries
+    uint rows;         // of a head's state: columns of a key
+    uint cols;         // and of a value
+    uint state_stride; // numbers from one state to the next
+    float scale;       // gated_delta: factor on the output
+    uint reserved0;
+    uint reserved1;
+};
+
 // peaks.
 struct PeakArguments {
     uint n_vectors;
