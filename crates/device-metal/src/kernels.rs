@@ -392,6 +392,10 @@ pub mod attention {
     pub const WHOLE_ROWS: u16 = 46;
     /// Keys are stored without what is known of them.
     pub const KEY_BIAS: u16 = 47;
+    /// The window begins at the last multiple of its length.
+    pub const CHUNKED: u16 = 48;
+    /// A row sees all rows of its span.
+    pub const BOTH_WAYS: u16 = 49;
 }
 
 /// A KV type in the names of kernels.

@@ -27,6 +27,9 @@ const MOST_HEADS: usize = 8;
 /// Columns of a head that the kernels take, at most.
 const MOST_COLUMNS: usize = 512;
 
+/// Positions of a window, at most; a longer one is none.
+const MOST_WINDOW: usize = 1 << 30;
+
 /// Columns of a head that tiles of encoder states take, at most.
 const MOST_ENCODER_COLUMNS: usize = 128;
 
@@ -50,6 +53,8 @@ struct Attention<'a> {
     scale: f32,
     softcap: Option<f32>,
     window: Option<usize>,
+    chunked: bool,
+    both_ways: bool,
     sinks: Option<WeightId>,
     out: ValueId,
     /// Norm and turn of the query heads before it, in the same dispatch.
@@ -141,6 +146,8 @@ impl<G: Gpu> Draft<'_, G> {
             scale: a.scale,
             softcap: a.softcap,
             window: a.window,
+            chunked: a.chunked,
+            both_ways: a.both_ways,
             sinks: a.sinks,
             out: a.out,
             turned: None,
@@ -223,20 +230,23 @@ impl<G: Gpu> Draft<'_, G> {
                 scale: *scale,
                 softcap: None,
                 window: None,
+                chunked: false,
+                both_ways: false,
                 sinks: None,
                 out: *out,
                 turned: None,
                 fused: None,
             }),
-            // Windows are refused before.
-            Op::SelfAttention { q, k, v, n_heads, scale, window: _, out } => self.attend(&Attention {
+            Op::SelfAttention { q, k, v, n_heads, scale, window, out } => self.attend(&Attention {
                 q: *q,
                 source: Source::Activations { k: *k, v: *v },
                 n_heads: *n_heads,
                 head_dim: c.cols(*q) / n_heads,
                 scale: *scale,
                 softcap: None,
-                window: None,
+                window: *window,
+                chunked: false,
+                both_ways: false,
                 sinks: None,
                 out: *out,
                 turned: None,
@@ -313,8 +323,8 @@ impl<G: Gpu> Draft<'_, G> {
         let (pages, n_positions) = match a.source {
             Source::Sequence(layer) => (c.pages(layer), 0),
             Source::EncoderStates(layer, n) => (c.pages(layer), n),
-            Source::Activations { .. } => {
-                let (n_kv_heads, head_dim) = (a.n_heads as u32, a.head_dim as u32);
+            Source::Activations { k, .. } => {
+                let (n_kv_heads, head_dim) = ((c.cols(k) / a.head_dim) as u32, a.head_dim as u32);
                 (PagesArguments { n_kv_heads, head_dim, ..Default::default() }, 0)
             }
         };
@@ -331,7 +341,8 @@ impl<G: Gpu> Draft<'_, G> {
         let args = AttentionArguments {
             n_heads: a.n_heads as u32,
             n_positions: n_positions as u32,
-            window: a.window.unwrap_or(0) as u32,
+            // No position is as far away.
+            window: a.window.unwrap_or(0).min(MOST_WINDOW) as u32,
             n_splits: n_splits.unwrap_or(1) as u32,
             scale: a.scale,
             softcap: a.softcap.unwrap_or(0.0),
@@ -361,6 +372,8 @@ impl<G: Gpu> Draft<'_, G> {
             .bool(attention::V_NORM, v_norm.is_some())
             .bool(attention::WHOLE_ROWS, a.fused.is_some_and(|heads| heads.whole_rows))
             .bool(attention::KEY_BIAS, bias.is_some())
+            .bool(attention::CHUNKED, a.chunked)
+            .bool(attention::BOTH_WAYS, a.both_ways)
             .bind(1, c.step_place(0))
             .bind(18, bias.unwrap_or(c.anything()))
     }
@@ -372,7 +385,7 @@ impl<G: Gpu> Draft<'_, G> {
             Source::Sequence(layer) | Source::EncoderStates(layer, _) => {
                 self.compiler.plan.kv.layer(layer).n_kv_heads
             }
-            Source::Activations { .. } => a.n_heads,
+            Source::Activations { k, .. } => self.compiler.cols(k) / a.head_dim,
         };
         n_kv_heads * (a.n_heads / n_kv_heads.max(1)).div_ceil(MOST_HEADS)
     }
@@ -427,6 +440,7 @@ impl<G: Gpu> Draft<'_, G> {
             .read(2, self.value(from))
             .bind(3, c.step_place(c.step.positions))
             .bind(4, c.step_place(c.step.row_spans))
+            .bind(5, c.step_place(c.step.spans))
             .bind(6, c.step_place(c.step.page_tables))
             .bind(8, c.weight_or_any(a.sinks)?);
         call.reads.push(Region::kv(layer));
@@ -470,8 +484,9 @@ impl<G: Gpu> Draft<'_, G> {
         let kv = kernels::kv_name(c.limits.kv_type);
         let columns = a.head_dim.next_power_of_two().max(64);
         let (file, function, floats, heads) = match a.source {
-            Source::Activations { .. } => {
-                ("self_attention.metal", format!("self_attention_{columns}"), true, 1)
+            Source::Activations { k, .. } => {
+                let heads = (a.n_heads / (c.cols(k) / a.head_dim)).min(MOST_HEADS);
+                ("self_attention.metal", format!("self_attention_{columns}"), true, heads)
             }
             Source::EncoderStates(layer, _) | Source::Sequence(layer) => {
                 let heads = (a.n_heads / c.plan.kv.layer(layer).n_kv_heads).min(MOST_HEADS);
