@@ -240,7 +240,8 @@ pub fn projection(plan: &Plan, parts: &[Op]) -> Option<Projection> {
 
 /// What an Attention reads, and its other fields.
 pub fn attention_of(op: &Op) -> Option<(ValueId, KvLayerId, AttentionOf)> {
-    let &Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways, sinks, out } = op else {
+    let &Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways, sinks, out } = op
+    else {
         return None;
     };
     Some((q, layer, AttentionOf { n_heads, scale, softcap, window, chunked, both_ways, sinks, out }))

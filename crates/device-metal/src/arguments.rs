@@ -15,6 +15,7 @@ impl PagesArguments {
             page_len: page_len as u32,
             n_kv_heads: layer.n_kv_heads as u32,
             head_dim: layer.head_dim as u32,
+            values_are_keys: u32::from(layer.values_are_keys),
             ..Default::default()
         }
     }

@@ -116,18 +116,7 @@ impl Draft<'_> {
     pub(super) fn attention(&mut self, op: &Op) -> Result<()> {
         let c = self.c;
         match op {
-            Op::Attention {
-                q,
-                layer,
-                n_heads,
-                scale,
-                softcap,
-                window,
-                sinks,
-                chunked,
-                both_ways,
-                out,
-            } => {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, chunked, both_ways, out } => {
                 let (n_heads, scale, softcap) = (*n_heads, *scale, *softcap);
                 let (window, chunked, both_ways) = (*window, *chunked, *both_ways);
                 let (sinks, out) = (*sinks, *out);

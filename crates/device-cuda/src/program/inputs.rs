@@ -81,6 +81,8 @@ impl CudaProgram {
             penalties: chosen().any(|want| n_penalised(want) > 0),
             long: step.spans.iter().any(|span| span.end() > self.long),
             alone: step.spans.len() <= 1,
+            // No grid of this device depends on it, and graphs are kept by these sizes.
+            n_spans: 0,
         };
         self.write_rows(step);
         self.write_choices(step, &begun);

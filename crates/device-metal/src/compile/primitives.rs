@@ -196,7 +196,9 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::SelfAttention { .. }
             | Op::CrossAttention { .. }
             | Op::CrossScores { .. } => self.attention(op),
-            Op::ShortConv { x, weight, bias, state, out } => self.short_conv(*x, *weight, *bias, *state, *out),
+            Op::ShortConv { x, weight, bias, state, out } => {
+                self.short_conv(*x, *weight, *bias, *state, *out)
+            }
             Op::GatedDelta { .. } | Op::SelectiveScan { .. } => self.recurrence(op),
             Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
             Op::ExpertBias { x, ids, bias, out } => {

@@ -58,9 +58,9 @@ struct PagesArguments {
     uint page_len;
     uint n_kv_heads;
     uint head_dim;
+    uint values_are_keys; // 1: a page has no values, the keys are read for them
     uint reserved0;
     uint reserved1;
-    uint reserved2;
 };
 
 // kv_write.

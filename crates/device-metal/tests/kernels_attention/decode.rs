@@ -16,12 +16,18 @@ fn decode_of_rows_of_several_sequences() {
         for (row, length) in lengths.iter().enumerate() {
             for head in 0..shape.n_heads {
                 let q = &q[row * cols + head * shape.head_dim..][..shape.head_dim];
-                expected.extend(cache.attend(row, head, q, shape.first(length - 1)..*length, &sinks));
+                expected.extend(cache.attend(
+                    row,
+                    head,
+                    q,
+                    shape.seen(length - 1, length - 1..*length),
+                    &sinks,
+                ));
             }
         }
         let group = shape.n_heads / shape.n_kv_heads;
         for (splits, simdgroups) in [(1, 1 + number % 3), (3, 2)] {
-            let heads = group.min(8);
+            let heads = shape.heads_at_once();
             let columns = shape.head_dim.next_multiple_of(4);
             let launch = shape
                 .launch("attention.metal", format!("attention_decode_{}", shape.kv_name()))
@@ -31,6 +37,7 @@ fn decode_of_rows_of_several_sequences() {
                 .floats(2, &q)
                 .words(3, &lengths.map(|n| n as u32 - 1))
                 .words(4, &[0, 1, 2])
+                .words(5, &lengths.map(|n| span(0, 1, n - 1)).concat())
                 .floats(8, &sinks)
                 .output(9, 3 * cols)
                 .output(10, 3 * shape.n_heads * splits * columns)
@@ -99,7 +106,7 @@ fn norm_turn_write_and_attention_in_one() {
         let turn = [0, n_dims as u32, 1.5f32.to_bits(), 1e-6f32.to_bits()];
         let splits = 1 + number % 2;
         let simdgroups = 1 + number % 4;
-        let heads = group.min(8);
+        let heads = shape.heads_at_once();
         let launch = shape
             .launch("attention.metal", format!("attention_decode_{}", shape.kv_name()))
             .flag(SPLIT, splits > 1)
@@ -115,6 +122,7 @@ fn norm_turn_write_and_attention_in_one() {
             .floats(2, &q)
             .words(3, &lengths.map(|n| n as u32))
             .words(4, &[0, 1, 2])
+            .words(5, &lengths.map(|n| span(0, 1, n)).concat())
             .floats(8, &sinks)
             .output(9, 3 * cols)
             .output(10, 3 * shape.n_heads * splits * d.next_multiple_of(4))
@@ -145,7 +153,7 @@ fn norm_turn_write_and_attention_in_one() {
         let mut pool = cache.pool.clone();
         let weight = |w| if weighted { Some(w) } else { None };
         for (row, position) in lengths.iter().enumerate() {
-            for head in 0..2 * shape.n_kv_heads {
+            for head in 0..shape.n_stored() {
                 let is_key = head < shape.n_kv_heads;
                 let at = row * kv_cols + head % shape.n_kv_heads * d;
                 let expected = if is_key {
@@ -175,7 +183,8 @@ fn norm_turn_write_and_attention_in_one() {
                 let q = &q[row * cols + head * d..][..d];
                 let q = turned(q, weight(&q_weight[..]), q_norm, q_style, &frequencies, *position);
                 let q: Vec<f32> = q.iter().map(|v| *v as f32).collect();
-                expected.extend(after.attend(row, head, &q, shape.first(*position)..position + 1, &sinks));
+                let seen = shape.seen(*position, *position..position + 1);
+                expected.extend(after.attend(row, head, &q, seen, &sinks));
             }
         }
         // Scores of turned and weighted heads are larger.

@@ -3,7 +3,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-// Columns of a head, 1 to 512.
+// Columns of a head, 1 to 576.
 constant uint ATTENTION_HEAD_DIM [[function_constant(32)]];
 // Query heads that a threadgroup makes at once, of those that share a KV head: 1 to 8.
 constant uint ATTENTION_HEADS [[function_constant(33)]];

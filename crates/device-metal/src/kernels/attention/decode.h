@@ -6,7 +6,7 @@
 //
 // q may be normalised and turned first. With ATTENTION_FUSED the row's own k and v are not yet in the cache: k is normalised and turned
 // too, k and v are stored and take part (as they are read back later), all in this kernel. Every row must then belong to a sequence of
-// its own.
+// its own. Where values are keys, k is stored alone, and v is not read.
 //
 // Host contract
 //   buffers  0 AttentionArguments (attention/arguments.h)   1 Step    2 q (n, n_heads * head_dim) f32, multiple of 4 bytes
@@ -136,7 +136,8 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
     }
 
     // A simdgroup makes a head of q at a time, or k, or v.
-    for (uint i = sg; i < ATTENTION_HEADS + (fused ? 2 : 0); i += n_sg) {
+    const uint n_stored = a.pages.values_are_keys != 0 ? 1 : 2;
+    for (uint i = sg; i < ATTENTION_HEADS + (fused ? n_stored : 0); i += n_sg) {
         threadgroup float * head = vectors + i * columns;
         const bool is_q = i < ATTENTION_HEADS, is_k = i == ATTENTION_HEADS;
         for (uint c = lane; c < columns; c += 32) {
@@ -202,10 +203,10 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
     // Tiles of 32 positions: those of this split, every n_sg-th of them.
     threadgroup const float4 * q_heads = memory;
     const uint key_group = lane / VALUE_LANES, key_groups = 32 / VALUE_LANES, four = lane % VALUE_LANES;
-    float4 acc[8][4];
+    float4 acc[8][5];
     float most[8], total[8];
     for (uint h = 0; h < ATTENTION_HEADS; h++) {
-        for (uint i = 0; i < 4; i++) acc[h][i] = float4(0.0f);
+        for (uint i = 0; i < 5; i++) acc[h][i] = float4(0.0f);
         most[h] = LEAST_SCORE;
         total[h] = 0.0f;
     }
@@ -258,7 +259,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
     }
     if (fused && split == 0 && sg == 0) {
         threadgroup const float4 * own_k = memory + ATTENTION_HEADS * fours;
-        threadgroup const float4 * own_v = own_k + fours;
+        threadgroup const float4 * own_v = n_stored == 1 ? own_k : own_k + fours;
         for (uint h = 0; h < ATTENTION_HEADS; h++) {
             float s = 0.0f;
             for (uint i = lane; i < fours; i += 32) s += dot(q_heads[h * fours + i], own_k[i]);

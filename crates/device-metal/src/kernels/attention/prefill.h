@@ -1,5 +1,5 @@
 // attention_prefill_<kv>_<D>, self_attention_<D>, cross_attention_prefill_<kv>_<D>: flash attention of many rows by tiles.
-// <kv>: f32, f16, q8_0; <D>: 64, 128, 256, 512, the least that head_dim does not exceed.
+// <kv>: f32, f16, q8_0; <D>: 64, 128, 256, 512, and of attention_prefill 576, the least that head_dim does not exceed.
 //
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
@@ -24,6 +24,7 @@
 //     128  4               2
 //     256  2               1
 //     512  1               1
+//     576  1               1
 //
 // A tile's rows are pairs: all query heads of a KV head meet the same keys. Rows of several spans may share a tile; each span's
 // positions are gone through in turn, and rows of others see none of them. Keys and values come 32 positions by 64 columns at a time

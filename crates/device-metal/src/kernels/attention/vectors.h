@@ -68,7 +68,7 @@ struct HeadPages {
     uint values;                      // to its values
     uint vector;                      // bytes of a vector
 
-    // Vector of a position's key; its value lies `values - keys` bytes behind.
+    // Vector of a position's key; its value lies `values - keys` bytes behind, and may be the same.
     device const uchar * key(uint position) const {
         return table[position >> shift].bytes + keys + (position & mask) * vector;
     }
@@ -82,7 +82,7 @@ static inline HeadPages head_pages(uint kind, constant AttentionArguments & a, d
     p.mask = a.pages.page_len - 1;
     p.vector = vector_bytes(kind, ATTENTION_HEAD_DIM);
     p.keys = a.pages.layer_offset + kv_head * a.pages.page_len * p.vector;
-    p.values = p.keys + a.pages.n_kv_heads * a.pages.page_len * p.vector;
+    p.values = p.keys + (a.pages.values_are_keys != 0 ? 0 : a.pages.n_kv_heads * a.pages.page_len * p.vector);
     return p;
 }
 
