@@ -396,6 +396,8 @@ pub mod attention {
     pub const CHUNKED: u16 = 48;
     /// A row sees all rows of its span.
     pub const BOTH_WAYS: u16 = 49;
+    /// Lanes that share a key, and keys that they share.
+    pub const KEY_LANES: u16 = 50;
 }
 
 /// A KV type in the names of kernels.

@@ -381,6 +381,7 @@ impl<G: Gpu> Draft<'_, G> {
             .bool(attention::KEY_BIAS, bias.is_some())
             .bool(attention::CHUNKED, a.chunked)
             .bool(attention::BOTH_WAYS, a.both_ways)
+            .uint(attention::KEY_LANES, c.profile.key_lanes(self.heads_at_once(a)))
             .bind(1, c.step_place(0))
             .bind(18, bias.unwrap_or(c.anything()))
     }
@@ -563,6 +564,7 @@ impl<G: Gpu> Draft<'_, G> {
         let mut call = Call::new(Kernel { file: "cross_scores.metal", function }, &args)
             .uint(attention::HEAD_DIM, kv.head_dim as u32)
             .uint(attention::HEADS, 1)
+            .uint(attention::KEY_LANES, c.profile.key_lanes(1))
             .bool(attention::SOFTCAP, false)
             .bind(1, c.step_place(0))
             .read(2, self.value(q))

@@ -32,6 +32,7 @@ fn decode_of_rows_of_several_sequences() {
             let launch = shape
                 .launch("attention.metal", format!("attention_decode_{}", shape.kv_name()))
                 .flag(SPLIT, splits > 1)
+                .number(KEY_LANES, [4, 8, 16][(number + splits) % 3])
                 .arguments(&shape.arguments(0, splits, 0, [[0; 4]; 2]))
                 .words(1, &step(3, 0, 3, 2, cache.pages_per_table))
                 .floats(2, &q)
@@ -215,7 +216,20 @@ fn decode_reads_keys_and_values_once_for_all_heads_that_share_them() {
         .grid([2, 1, 1], 64);
     let source = "#include <metal_stdlib>\nusing namespace metal;\n#include \"instantiate.h\"\n\
                   #include \"attention/decode.h\"\nINSTANTIATE(decode, attention_decode<KvF16, false>)\n";
-    let counters = cache.bind(launch).count(source);
+    let [four, eight, sixteen] =
+        [4, 8, 16].map(|n| cache.bind(launch.clone()).number(KEY_LANES, n).count(source));
+    for (lanes, counters) in [(4, &four), (8, &eight), (16, &sixteen)] {
+        let (bytes, shuffles) = (counters.threadgroup_read, counters.simdgroup.shuffles);
+        println!("{lanes} lanes share a key: {bytes} bytes of threadgroup memory read, {shuffles} shuffles");
+    }
+    // A tile of 32 positions reads the queries half as often, for twice as many exchanges and one.
+    let n_tiles = (shape.n_kv_heads * length / 32) as u64;
+    assert_eq!(eight.simdgroup.shuffles - four.simdgroup.shuffles, n_tiles * 4 * (7 - 3));
+    assert_eq!(sixteen.simdgroup.shuffles - eight.simdgroup.shuffles, n_tiles * 4 * (15 - 7));
+    assert!(
+        four.threadgroup_read > eight.threadgroup_read && eight.threadgroup_read > sixteen.threadgroup_read
+    );
+    let counters = eight;
     let of = |index: u32| *counters.buffers.iter().find(|b| b.index == index).unwrap();
     let bytes = (2 * shape.n_kv_heads * length * shape.head_dim * 2) as u64;
     let of_pages = |f: fn(&BufferTraffic) -> u64| counters.resources.iter().map(f).sum::<u64>();

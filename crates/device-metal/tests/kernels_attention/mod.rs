@@ -34,6 +34,7 @@ const WHOLE_ROWS: u16 = 46;
 const KEY_BIAS: u16 = 47;
 const CHUNKED: u16 = 48;
 const BOTH_WAYS: u16 = 49;
+const KEY_LANES: u16 = 50;
 
 const CAP: f32 = 5.0;
 
@@ -139,6 +140,7 @@ impl Shape {
             .flag(KEY_BIAS, false)
             .flag(CHUNKED, self.chunked)
             .flag(BOTH_WAYS, self.both_ways)
+            .number(KEY_LANES, 4)
     }
 
     /// AttentionArguments.

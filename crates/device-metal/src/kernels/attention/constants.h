@@ -34,3 +34,5 @@ constant bool ATTENTION_KEY_BIAS [[function_constant(47)]];
 constant bool ATTENTION_CHUNKED [[function_constant(48)]];
 // A row sees all rows of its span, those before it whatever the window.
 constant bool ATTENTION_BOTH_WAYS [[function_constant(49)]];
+// Decode: lanes that share a key, and as many neighbouring keys at once: 4, 8 or 16.
+constant uint ATTENTION_KEY_LANES [[function_constant(50)]];
