@@ -134,6 +134,8 @@ pub struct AttentionOf {
     /// As [`Op::Attention`]'s.
     pub chunked: bool,
     /// As [`Op::Attention`]'s.
+    pub both_ways: bool,
+    /// As [`Op::Attention`]'s.
     pub sinks: Option<WeightId>,
     /// Where it goes.
     pub out: ValueId,
@@ -238,12 +240,11 @@ pub fn projection(plan: &Plan, parts: &[Op]) -> Option<Projection> {
 
 /// What an Attention reads, and its other fields.
 pub fn attention_of(op: &Op) -> Option<(ValueId, KvLayerId, AttentionOf)> {
-    let Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways: _, sinks, out } = op
+    let &Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways, sinks, out } = op
     else {
         return None;
     };
-    let (n_heads, scale, softcap, window, chunked) = (*n_heads, *scale, *softcap, *window, *chunked);
-    Some((*q, *layer, AttentionOf { n_heads, scale, softcap, window, chunked, sinks: *sinks, out: *out }))
+    Some((q, layer, AttentionOf { n_heads, scale, softcap, window, chunked, both_ways, sinks, out }))
 }
 
 /// The two chains of norms and Ropes, the KvWrite, and the Attention if there is one.

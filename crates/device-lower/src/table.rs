@@ -89,6 +89,8 @@ pub enum Extent {
         /// Experts.
         n_experts: u32,
     },
+    /// One for each sequence of the step.
+    Spans,
 }
 
 impl Extent {
@@ -105,6 +107,7 @@ impl Extent {
                     n => n_experts + n * k / pairs,
                 }
             }
+            Extent::Spans => sizes.n_spans as u32,
         }
     }
 }
@@ -145,6 +148,8 @@ pub struct StepSizes {
     pub penalties: bool,
     /// Whether a sequence is so long that its positions are split over threadgroups.
     pub long: bool,
+    /// Sequences.
+    pub n_spans: usize,
 }
 
 impl When {

@@ -15,6 +15,7 @@ impl PagesArguments {
             page_len: page_len as u32,
             n_kv_heads: layer.n_kv_heads as u32,
             head_dim: layer.head_dim as u32,
+            values_are_keys: u32::from(layer.values_are_keys),
             ..Default::default()
         }
     }
@@ -32,7 +33,7 @@ mod tests {
     #[test]
     fn sizes_are_whole_vectors() {
         let layouts = layouts();
-        assert_eq!(layouts.len(), 26);
+        assert_eq!(layouts.len(), 28);
         for (name, size, _) in layouts {
             assert!(size.is_multiple_of(16) && size > 0, "{name}: {size} bytes");
         }

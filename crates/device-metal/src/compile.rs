@@ -4,7 +4,7 @@
 //! `call` and `draft` hold what all units share. `primitives` has the kernels of single Ops;
 //! `linear` the projections; `attention` what reads KV pages; `merged` the projection that merges
 //! what a split attention left; `join` what a branch adds after its norm; `experts` the mixtures.
-//! `choose` has the kernels that choose tokens from logits;
+//! `recurrent` has the layers with states; `choose` the kernels that choose tokens from logits;
 //! `products` has what the products with weights have in common.
 
 mod attention;
@@ -17,6 +17,7 @@ mod linear;
 mod merged;
 mod primitives;
 mod products;
+mod recurrent;
 
 pub use draft::{Buffers, Compiler, Pipelines, Request};
 

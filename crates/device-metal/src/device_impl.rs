@@ -2,7 +2,6 @@
 
 use crate::gpu::Gpu;
 use crate::layout::{ALIGN, Scratch, StepLayout};
-use crate::missing::missing_kernels;
 use crate::peaks;
 use crate::profile::{self, Profile};
 use crate::program::{LoweredPlan, MetalProgram};
@@ -80,20 +79,6 @@ impl<G: Gpu> MetalDevice<G> {
                 device: self.name(),
                 what: "products on tensor units, which its shaders are not compiled for".to_owned(),
                 hint: "they came with the M5 and macOS 26; leave --tensors out".to_owned(),
-            });
-        }
-        if plans.iter().any(|plan| !plan.kv.states.is_empty()) {
-            return Err(device::Error::Unsupported {
-                device: self.name(),
-                what: "a model with recurrent layers".to_owned(),
-                hint: "use the device cpu".to_owned(),
-            });
-        }
-        if let Some(what) = plans.iter().find_map(missing_kernels) {
-            return Err(device::Error::Unsupported {
-                device: self.name(),
-                what: what.to_owned(),
-                hint: "use the device cpu".to_owned(),
             });
         }
         let parts: Vec<(Vec<LoweredUnit>, Arena)> = plans

@@ -90,6 +90,7 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "route.h",
     "sampling/arguments.h",
     "sampling/rank.h",
+    "scan.h",
     "step.h",
 ];
 
@@ -108,6 +109,7 @@ pub const FILES: &[(&str, &str)] = kernel_files![
     "expert_sum.metal",
     "gate.metal",
     "gate_clamped.metal",
+    "gated_delta.metal",
     "input.metal",
     "join.metal",
     "join_heads.metal",
@@ -161,7 +163,9 @@ pub const FILES: &[(&str, &str)] = kernel_files![
     "sampling/sample.metal",
     "scale.metal",
     "select_rows.metal",
+    "selective_scan.metal",
     "self_attention.metal",
+    "short_conv.metal",
     "softcap.metal",
     "unfold.metal",
 ];
@@ -288,6 +292,14 @@ pub mod constant {
     pub const ROUTES: u16 = 18;
     /// Keys are stored without what is known of them.
     pub const KEY_BIAS: u16 = 19;
+    /// Scores of experts are sigmoids, not a softmax.
+    pub const SIGMOID: u16 = 25;
+    /// Experts are chosen in groups.
+    pub const GROUPS: u16 = 26;
+    /// Heads take the heads that they share in turn.
+    pub const TILED: u16 = 27;
+    /// Each row of a state has a decay of its own.
+    pub const STEP_PER_ROW: u16 = 28;
 }
 
 /// Indices of function constants, as `linear/constants.h` lists them.
@@ -380,6 +392,12 @@ pub mod attention {
     pub const WHOLE_ROWS: u16 = 46;
     /// Keys are stored without what is known of them.
     pub const KEY_BIAS: u16 = 47;
+    /// The window begins at the last multiple of its length.
+    pub const CHUNKED: u16 = 48;
+    /// A row sees all rows of its span.
+    pub const BOTH_WAYS: u16 = 49;
+    /// Lanes that share a key, and keys that they share.
+    pub const KEY_LANES: u16 = 50;
 }
 
 /// A KV type in the names of kernels.
@@ -550,6 +568,10 @@ mod tests {
             ("WHOLE_ROWS", constant::WHOLE_ROWS),
             ("ROUTES", constant::ROUTES),
             ("KEY_BIAS", constant::KEY_BIAS),
+            ("SIGMOID", constant::SIGMOID),
+            ("GROUPS", constant::GROUPS),
+            ("TILED", constant::TILED),
+            ("STEP_PER_ROW", constant::STEP_PER_ROW),
         ] {
             let line = format!("#define FC_{name} {index} ");
             assert!(header.contains(&line), "{line}");

@@ -26,7 +26,7 @@ pub struct StepLayout {
     pub positions: usize,
     /// `(max_rows)` u32
     pub row_spans: usize,
-    /// `(max_spans)` of 16 bytes
+    /// `(max_spans)` of [`arguments::Span`]
     pub spans: usize,
     /// `(max_outputs)` u32
     pub outputs: usize,

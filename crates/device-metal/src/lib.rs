@@ -29,7 +29,6 @@ mod geometry;
 pub mod gpu;
 pub mod kernels;
 mod layout;
-mod missing;
 mod peaks;
 mod profile;
 mod program;

@@ -53,6 +53,8 @@ pub struct Profile {
     pub split_positions: usize,
     /// Threadgroups that attention of one row should have in all where it is split.
     pub split_threadgroups: usize,
+    /// Lanes that share a key where rows are decoded: 4, 8 or 16, and fewer where more query heads share it.
+    pub key_lanes: u32,
     /// Steps that may be in flight.
     pub in_flight: usize,
     /// Rows of a tile where there are more than 32: 32 or 64.
@@ -109,6 +111,8 @@ impl Profile {
             // Two of eight SIMD-groups each hide a core's latency; every further split is read by
             // every threadgroup that merges.
             split_threadgroups: 2 * cores,
+            // 64 neighbouring bytes of a key in F16, where 4 lanes read 32.
+            key_lanes: 8,
             // Nobody has run them yet.
             tensor: false,
         }
@@ -125,7 +129,7 @@ impl Profile {
     }
 
     /// The fields that are numbers.
-    fn numbers(&self) -> [(&'static str, usize); 10] {
+    fn numbers(&self) -> [(&'static str, usize); 11] {
         [
             ("gemv_simdgroups", self.gemv_simdgroups as usize),
             ("gemv_threadgroup", self.gemv_threadgroup as usize),
@@ -135,6 +139,7 @@ impl Profile {
             ("argmax_threads", self.argmax_threads as usize),
             ("split_positions", self.split_positions),
             ("split_threadgroups", self.split_threadgroups),
+            ("key_lanes", self.key_lanes as usize),
             ("in_flight", self.in_flight),
             ("tile_rows", self.tile_rows as usize),
         ]
@@ -184,11 +189,22 @@ impl Profile {
                 "split_positions" => profile.split_positions = n,
                 "split_threadgroups" => profile.split_threadgroups = n,
                 "in_flight" => profile.in_flight = n,
+                "key_lanes" if n.is_power_of_two() => profile.key_lanes = n as u32,
                 "tile_rows" if n == 32 || n == 64 => profile.tile_rows = n as u32,
-                _ => return wrong(format!("{name} = {n}, expected a multiple of 32; of tile_rows 32 or 64")),
+                _ => {
+                    let expected = "a multiple of 32; of tile_rows 32 or 64; of key_lanes 4, 8 or 16";
+                    return wrong(format!("{name} = {n}, expected {expected}"));
+                }
             }
         }
         Ok(profile)
+    }
+
+    /// Lanes that share a key of so many query heads: each has a sum of every key and head in registers, 32 at
+    /// most.
+    pub fn key_lanes(&self, n_heads: usize) -> u32 {
+        let most = 32 / (n_heads.max(1) as u32).next_power_of_two();
+        self.key_lanes.min(most).max(4)
     }
 
     /// SIMD-groups of a threadgroup of a GEMV, and how many of them share the same rows, for so
@@ -223,7 +239,7 @@ impl Profile {
 }
 
 /// What the kernels can do with each field.
-const RANGES: [(&str, std::ops::RangeInclusive<usize>); 10] = [
+const RANGES: [(&str, std::ops::RangeInclusive<usize>); 11] = [
     ("gemv_simdgroups", 1..=65_536),
     ("gemv_threadgroup", 1..=16),
     ("attention_simdgroups", 1..=8),
@@ -232,6 +248,7 @@ const RANGES: [(&str, std::ops::RangeInclusive<usize>); 10] = [
     ("argmax_threads", 32..=1024),
     ("split_positions", 1..=usize::MAX),
     ("split_threadgroups", 1..=65_536),
+    ("key_lanes", 4..=16),
     ("in_flight", 1..=16),
     ("tile_rows", 32..=64),
 ];
@@ -328,6 +345,7 @@ mod tests {
             let (simdgroups, split) = p.gemv_shape(256, 8);
             assert!(simdgroups >= split && (split > 1) == (p.gemv_simdgroups > 256), "{name}: {split}");
             assert_eq!(p.gemv_shape(16384, 8), (2, 1));
+            assert_eq!([1, 2, 4, 5, 8].map(|n| p.key_lanes(n)), [8, 8, 8, 4, 4]);
             assert!((2..=MOST_SPLITS).contains(&p.n_splits(8)));
             // A row that is made first is made by no more SIMD-groups than two loads of the chip,
             // but by as many as there is work for.
@@ -344,6 +362,7 @@ mod tests {
             ("attention_simdgroups = 9", "from 1 to 8"),
             ("norm_threads = 100", "a multiple of 32"),
             ("tile_rows = 48", "32 or 64"),
+            ("key_lanes = 12", "4, 8 or 16"),
             ("rules = [\"all\"]", "no rule 'all'"),
             ("speed = 1", "no field 'speed'"),
             ("in_flight", "expected NAME = VALUE"),

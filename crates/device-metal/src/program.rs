@@ -96,7 +96,7 @@ pub struct MetalProgram<G: Gpu> {
     needs: Vec<Needs>,
     pools: Pools<G>,
     limits: Limits,
-    /// The arena, the steps, scratch, tables, chosen tokens, weights.
+    /// The arena, the steps, scratch, tables, chosen tokens, states, weights.
     buffers: Vec<G::Buffer>,
     step: StepLayout,
     /// Positions from which a sequence is long.
@@ -129,6 +129,8 @@ const SCRATCH: usize = 2;
 const TABLES: usize = 3;
 /// That of the chosen tokens.
 const CHOSEN: usize = 4;
+/// That of the states.
+const STATES: usize = 5;
 
 impl<G: Gpu> MetalProgram<G> {
     /// Take the memory and write the tables.
@@ -154,6 +156,7 @@ impl<G: Gpu> MetalProgram<G> {
             gpu.allocate("scratch", scratch.total().max(ALIGN))?,
             gpu.allocate("tables", tables.n_bytes().max(ALIGN))?,
             gpu.allocate("chosen tokens", step.chosen_bytes().max(ALIGN))?,
+            gpu.allocate("states of recurrent layers", (4 * limits.n_states * kv.state_len()).max(ALIGN))?,
         ];
         let pools = Pools::new(&kv, limits, gpu.facts().max_buffer_bytes)?;
         let weights = WeightPlan::new(plans, gpu.as_ref()).make(gpu.as_ref(), &mut buffers)?;
@@ -164,6 +167,7 @@ impl<G: Gpu> MetalProgram<G> {
             chosen: CHOSEN as u16,
             scratch: SCRATCH as u16,
             tables: TABLES as u16,
+            states: STATES as u16,
         };
         let (mut compiled, mut pipelines) = (Vec::with_capacity(parts.len()), Pipelines::default());
         for (index, part) in parts.iter().enumerate() {

@@ -28,8 +28,7 @@ fn stems(device: &str, extensions: &[&str]) -> BTreeSet<String> {
 
 /// How the CPU does what Metal does in another way, or does not need to do.
 const CPU_ONLY: &[&str] = &[
-    // Metal refuses models with recurrent layers.
-    "short_conv",
+    // On Metal `gated_delta` and `selective_scan`.
     "recurrence",
     // One file for the types of each instruction set, and what they read.
     "linear/activation",
@@ -93,6 +92,9 @@ const CPU_ONLY: &[&str] = &[
 const METAL_ONLY: &[&str] = &[
     // The CPU's `join`: on Metal that is a unit of a projection and a sum.
     "join_heads",
+    // The CPU's `recurrence`.
+    "gated_delta",
+    "selective_scan",
     // Headers that kernels share: on the CPU these are Rust modules outside of `kernels/`.
     "activation",
     "arguments",
@@ -102,6 +104,7 @@ const METAL_ONLY: &[&str] = &[
     "kv_store",
     "reduce",
     "rotate",
+    "scan",
     "step",
     "linear/arguments",
     "linear/block",

@@ -38,6 +38,12 @@ fn answers_with_steps_in_flight_are_those_of_single_steps() {
         "phi3",
         "granite",
         "olmo2",
+        "lfm2_moe",
+        "qwen3_5_moe",
+        "falcon_h1",
+        "deepseek_v2",
+        "deepseek_v3",
+        "llama4",
     ];
     for name in families {
         let options = LoadOptions { kv_type: Some(KvType::F16), ..options(96, 32, 1) };

@@ -8,20 +8,39 @@ use crate::common::{RECURRENT, expected, greedy, model, options};
 use device::{Device, Numerics};
 use ingle_engine::*;
 
-/// The interpreter, and the CPU in fixed orders and in its fastest ones.
-fn devices() -> [(Arc<dyn Device>, Numerics); 3] {
+/// Three of them, which the emulated GPU runs too: one of each recurrence.
+const ONE_OF_EACH: [&str; 3] = ["lfm2", "qwen3_5", "granitemoehybrid"];
+
+/// The interpreter, the CPU in fixed orders and in its fastest ones, and Metal, emulated.
+fn devices() -> Vec<(Arc<dyn Device>, Numerics)> {
     let cpu = device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(2), isa: None }).unwrap();
     let cpu: Arc<dyn Device> = Arc::new(cpu);
-    [
+    let mut devices: Vec<(Arc<dyn Device>, Numerics)> = vec![
         (Arc::new(device_reference::Reference::new(1)), Numerics::Deterministic),
         (cpu.clone(), Numerics::Deterministic),
         (cpu, Numerics::Fast),
-    ]
+    ];
+    devices.extend(metal().map(|metal| (metal, Numerics::Fast)));
+    devices
+}
+
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn metal() -> Option<Arc<dyn Device>> {
+    use device_metal::MetalDevice;
+    use device_metal::gpu::emulated::{EmulatedGpu, Options};
+    let options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
+    Some(Arc::new(MetalDevice::new(EmulatedGpu::new(&options).unwrap())))
+}
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+fn metal() -> Option<Arc<dyn Device>> {
+    None
 }
 
 fn each(mut f: impl FnMut(&str, &dyn Fn(usize, usize) -> Engine)) {
     for (device, numerics) in devices() {
-        for name in RECURRENT {
+        let emulated = device.name() == "metal-emulated";
+        for name in RECURRENT.into_iter().filter(|name| !emulated || ONE_OF_EACH.contains(name)) {
             let what = format!("{name} on {}, {numerics:?}", device.name());
             let kv_type = Some(device::KvType::F32);
             f(&what, &|chunk, n_sequences| {

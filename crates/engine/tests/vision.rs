@@ -136,6 +136,24 @@ fn the_cpu_agrees_whole_in_chunks_and_token_by_token() {
     }
 }
 
+/// The tower and the text model's rows of images, executed by the emulator.
+#[test]
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn metal_agrees_whole_and_in_chunks() {
+    use device_metal::MetalDevice;
+    use device_metal::gpu::emulated::{EmulatedGpu, Options};
+    let options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
+    let metal: Arc<dyn Device> = Arc::new(MetalDevice::new(EmulatedGpu::new(&options).unwrap()));
+    for name in ALL {
+        for chunk in [256, 7] {
+            let mut engine = engine_of(name, &metal, chunk, 1);
+            let picture = from_pixels(name, &engine.model().clone());
+            let worst = difference(name, &mut engine, &picture, Prefill::Batched);
+            assert!(worst < BOUND, "{name}, chunks of {chunk}: {worst}");
+        }
+    }
+}
+
 /// A pixel that changes changes the answer, so the tests above see the picture at all.
 #[test]
 fn another_picture_gives_other_logits() {

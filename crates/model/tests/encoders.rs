@@ -1,5 +1,5 @@
-//! Encoders, embedding models and rerankers give the hidden states, vectors and scores that transformers gives, on the interpreter
-//! and on the CPU.
+//! Encoders, embedding models and rerankers give the hidden states, vectors and scores that transformers gives, on the interpreter,
+//! on the CPU and on the Metal device, emulated.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Runner, TOLERANCE, json, open};
@@ -11,7 +11,22 @@ use serde_json::Value;
 
 fn devices() -> Vec<Box<dyn Device>> {
     let cpu = CpuDevice::new(Options { isa: None, threads: Some(2) }).unwrap();
-    vec![Box::new(Reference::new(1)), Box::new(cpu)]
+    let mut devices: Vec<Box<dyn Device>> = vec![Box::new(Reference::new(1)), Box::new(cpu)];
+    devices.extend(metal());
+    devices
+}
+
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn metal() -> Option<Box<dyn Device>> {
+    use device_metal::MetalDevice;
+    use device_metal::gpu::emulated::{EmulatedGpu, Options};
+    let options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
+    Some(Box::new(MetalDevice::new(EmulatedGpu::new(&options).unwrap())))
+}
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+fn metal() -> Option<Box<dyn Device>> {
+    None
 }
 
 fn row(value: &Value) -> Vec<f32> {

@@ -7,7 +7,9 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::speech::{NAME, agrees_with_fixture, worst};
-use crate::common::{DENSE, MIXED, OTHER, Runner, TOLERANCE, check_with, json, open};
+use crate::common::{
+    DENSE, LATER, MIXED, OTHER, RECURRENT, Runner, TOLERANCE, check_with, difference, json, open,
+};
 use device::Numerics;
 use device_metal::MetalDevice;
 use device_metal::gpu::emulated::{EmulatedGpu, Options};
@@ -46,10 +48,31 @@ fn fixtures_with_experts_agree() {
     agree(&MIXED, &[40, 7, 1]);
 }
 
-/// Biases of experts, gates that are clamped, and sinks.
+/// Routers by sigmoids and in groups, biases of experts, gates that are clamped, sinks, windows that do not slide, caches whose values
+/// are their keys.
 #[test]
-fn fixtures_with_biased_experts_agree() {
-    agree(&["gpt_oss"], &[40, 7, 1]);
+fn fixtures_with_other_routers_windows_and_caches_agree() {
+    let in_f32: Vec<&str> = LATER.into_iter().filter(|name| *name != MXFP4).collect();
+    agree(&in_f32, &[40, 7, 1]);
+}
+
+const MXFP4: &str = "gpt_oss_mxfp4";
+
+/// Tiles multiply experts of four bits with activations that are rounded to halves: by 2^-11 of logits of magnitude 10.
+#[test]
+fn a_fixture_with_experts_of_four_bits_agrees() {
+    agree(&[MXFP4], &[7, 1]);
+    let device = device();
+    let checkpoint = open(MXFP4);
+    let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
+    let worst = difference(Runner::on(&device, &plan, Numerics::Fast), MXFP4, 40);
+    assert!(worst < 10.0 / 2048.0, "{worst}");
+}
+
+/// Short convolutions, the gated delta rule, selective scans.
+#[test]
+fn recurrent_fixtures_agree() {
+    agree(&RECURRENT, &[100, 7, 1]);
 }
 
 #[test]

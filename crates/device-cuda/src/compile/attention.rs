@@ -175,27 +175,18 @@ impl Draft<'_> {
     pub(super) fn attention(&mut self, op: &Op) -> Result<()> {
         let c = self.c;
         match op {
-            Op::Attention {
-                q,
-                layer,
-                n_heads,
-                scale,
-                softcap,
-                window,
-                sinks,
-                chunked,
-                both_ways: _,
-                out,
-            } => {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, chunked, both_ways, out } => {
                 let (n_heads, scale, softcap) = (*n_heads, *scale, *softcap);
-                let (window, chunked, sinks, out) = (*window, *chunked, *sinks, *out);
-                let of = AttentionOf { n_heads, scale, softcap, window, chunked, sinks, out };
+                let (window, chunked, both_ways) = (*window, *chunked, *both_ways);
+                let (sinks, out) = (*sinks, *out);
+                let of = AttentionOf { n_heads, scale, softcap, window, chunked, both_ways, sinks, out };
                 self.attend_layer(*q, *layer, &of)
             }
             Op::CrossAttention { q, layer, n_heads, scale, out } => {
                 let (n_heads, scale) = (*n_heads, *scale);
-                let (softcap, window, chunked, sinks, out) = (None, None, false, None, *out);
-                let of = AttentionOf { n_heads, scale, softcap, window, chunked, sinks, out };
+                let (softcap, window, sinks, out) = (None, None, None, *out);
+                let (chunked, both_ways) = (false, false);
+                let of = AttentionOf { n_heads, scale, softcap, window, chunked, both_ways, sinks, out };
                 self.attend_layer(*q, *layer, &of)
             }
             Op::SelfAttention { q, k, v, n_heads, scale, window, out } => {

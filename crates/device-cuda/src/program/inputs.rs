@@ -80,6 +80,8 @@ impl CudaProgram {
             sample: chosen().any(|want| matches!(want.choose, Choose::Sample(_))),
             penalties: chosen().any(|want| n_penalised(want) > 0),
             long: step.spans.iter().any(|span| span.end() > self.long),
+            // No grid of this device depends on it, and graphs are kept by these sizes.
+            n_spans: 0,
         };
         self.write_rows(step);
         self.write_choices(step, &begun);

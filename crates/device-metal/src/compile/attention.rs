@@ -21,11 +21,17 @@ use device_lower::lower::{AttentionOf, HeadChain, QkRopeKv, attention_of};
 use device_lower::table::{Extent, Location, Region, RowClass, When};
 use device_lower::units::{Heads, Queries};
 
-/// Query heads that a threadgroup makes at once, at most.
-const MOST_HEADS: usize = 8;
-
 /// Columns of a head that the kernels take, at most.
-const MOST_COLUMNS: usize = 512;
+const MOST_COLUMNS: usize = 576;
+
+/// Columns of a head that fewer query heads at once than eight are made of.
+const MANY_COLUMNS: usize = 512;
+
+/// Columns of a head that attention to activations takes, at most.
+const MOST_COLUMNS_OF_ROWS: usize = 512;
+
+/// Positions of a window, at most; a longer one is none.
+const MOST_WINDOW: usize = 1 << 30;
 
 /// Columns of a head that tiles of encoder states take, at most.
 const MOST_ENCODER_COLUMNS: usize = 128;
@@ -50,6 +56,8 @@ struct Attention<'a> {
     scale: f32,
     softcap: Option<f32>,
     window: Option<usize>,
+    chunked: bool,
+    both_ways: bool,
     sinks: Option<WeightId>,
     out: ValueId,
     /// Norm and turn of the query heads before it, in the same dispatch.
@@ -82,7 +90,7 @@ impl<G: Gpu> Draft<'_, G> {
             .read(3, self.value(v));
         let mut call = self.bind_tables(call, 4);
         call.writes.push(Region::kv(layer));
-        let heads = Extent::Fixed(2 * args.pages.n_kv_heads);
+        let heads = Extent::Fixed(stored_heads(&args.pages));
         self.push(call.grid([heads, each(RowCount::Tokens), ONE], 32))
     }
 
@@ -141,6 +149,8 @@ impl<G: Gpu> Draft<'_, G> {
             scale: a.scale,
             softcap: a.softcap,
             window: a.window,
+            chunked: a.chunked,
+            both_ways: a.both_ways,
             sinks: a.sinks,
             out: a.out,
             turned: None,
@@ -199,7 +209,7 @@ impl<G: Gpu> Draft<'_, G> {
             .bind(13, c.weight_or_any(k.as_ref().and_then(frequencies))?);
         let mut n_heads = args.q.n_heads;
         if kv.is_some() {
-            n_heads += 2 * args.pages.n_kv_heads;
+            n_heads += stored_heads(&args.pages);
             call.writes.push(Region::kv(layer));
         }
         call.threadgroup_bytes = head_dim as u32 * 4;
@@ -223,20 +233,23 @@ impl<G: Gpu> Draft<'_, G> {
                 scale: *scale,
                 softcap: None,
                 window: None,
+                chunked: false,
+                both_ways: false,
                 sinks: None,
                 out: *out,
                 turned: None,
                 fused: None,
             }),
-            // Windows are refused before.
-            Op::SelfAttention { q, k, v, n_heads, scale, window: _, out } => self.attend(&Attention {
+            Op::SelfAttention { q, k, v, n_heads, scale, window, out } => self.attend(&Attention {
                 q: *q,
                 source: Source::Activations { k: *k, v: *v },
                 n_heads: *n_heads,
                 head_dim: c.cols(*q) / n_heads,
                 scale: *scale,
                 softcap: None,
-                window: None,
+                window: *window,
+                chunked: false,
+                both_ways: false,
                 sinks: None,
                 out: *out,
                 turned: None,
@@ -280,9 +293,14 @@ impl<G: Gpu> Draft<'_, G> {
 
     fn attend(&mut self, a: &Attention) -> Result<()> {
         let c = self.compiler;
-        if a.head_dim > MOST_COLUMNS {
+        let most = match a.source {
+            Source::Activations { .. } => MOST_COLUMNS_OF_ROWS,
+            Source::Sequence(_) | Source::EncoderStates(..) => MOST_COLUMNS,
+        };
+        if a.head_dim > most {
             let what = format!("heads of {} columns", a.head_dim);
-            return Err(c.unsupported(what, "this device runs heads of at most 512; use --device cpu"));
+            let hint = format!("this device runs heads of at most {most}; use --device cpu");
+            return Err(c.unsupported(what, &hint));
         }
         let few = self.tokens <= RowClass::of(MOST_DECODED);
         match a.source {
@@ -313,8 +331,8 @@ impl<G: Gpu> Draft<'_, G> {
         let (pages, n_positions) = match a.source {
             Source::Sequence(layer) => (c.pages(layer), 0),
             Source::EncoderStates(layer, n) => (c.pages(layer), n),
-            Source::Activations { .. } => {
-                let (n_kv_heads, head_dim) = (a.n_heads as u32, a.head_dim as u32);
+            Source::Activations { k, .. } => {
+                let (n_kv_heads, head_dim) = ((c.cols(k) / a.head_dim) as u32, a.head_dim as u32);
                 (PagesArguments { n_kv_heads, head_dim, ..Default::default() }, 0)
             }
         };
@@ -331,7 +349,8 @@ impl<G: Gpu> Draft<'_, G> {
         let args = AttentionArguments {
             n_heads: a.n_heads as u32,
             n_positions: n_positions as u32,
-            window: a.window.unwrap_or(0) as u32,
+            // No position is as far away.
+            window: a.window.unwrap_or(0).min(MOST_WINDOW) as u32,
             n_splits: n_splits.unwrap_or(1) as u32,
             scale: a.scale,
             softcap: a.softcap.unwrap_or(0.0),
@@ -343,10 +362,9 @@ impl<G: Gpu> Draft<'_, G> {
         };
         let norm = |chain: &Option<HeadChain>| chain.is_some_and(|chain| chain.norm.is_some());
         let weighted = |chain: &Option<HeadChain>| chain.as_ref().and_then(norm_weight).is_some();
-        let group = a.n_heads / pages.n_kv_heads.max(1) as usize;
         Call::new(kernel, &args)
             .uint(attention::HEAD_DIM, a.head_dim as u32)
-            .uint(attention::HEADS, group.min(MOST_HEADS) as u32)
+            .uint(attention::HEADS, self.heads_at_once(a) as u32)
             .bool(attention::SOFTCAP, a.softcap.is_some())
             .bool(attention::SINKS, a.sinks.is_some())
             .bool(attention::WINDOW, a.window.is_some())
@@ -361,20 +379,33 @@ impl<G: Gpu> Draft<'_, G> {
             .bool(attention::V_NORM, v_norm.is_some())
             .bool(attention::WHOLE_ROWS, a.fused.is_some_and(|heads| heads.whole_rows))
             .bool(attention::KEY_BIAS, bias.is_some())
+            .bool(attention::CHUNKED, a.chunked)
+            .bool(attention::BOTH_WAYS, a.both_ways)
+            .uint(attention::KEY_LANES, c.profile.key_lanes(self.heads_at_once(a)))
             .bind(1, c.step_place(0))
             .bind(18, bias.unwrap_or(c.anything()))
     }
 
-    /// Threadgroups that a row has without splits: one for up to [`MOST_HEADS`] of the query heads
-    /// that share a KV head.
-    fn head_groups(&self, a: &Attention) -> usize {
-        let n_kv_heads = match a.source {
+    fn n_kv_heads(&self, a: &Attention) -> usize {
+        match a.source {
             Source::Sequence(layer) | Source::EncoderStates(layer, _) => {
                 self.compiler.plan.kv.layer(layer).n_kv_heads
             }
-            Source::Activations { .. } => a.n_heads,
-        };
-        n_kv_heads * (a.n_heads / n_kv_heads.max(1)).div_ceil(MOST_HEADS)
+            Source::Activations { k, .. } => self.compiler.cols(k) / a.head_dim,
+        }
+    }
+
+    /// Query heads that a threadgroup makes at once: those that share a KV head, as many as there are
+    /// registers for.
+    fn heads_at_once(&self, a: &Attention) -> usize {
+        let most = if a.head_dim > MANY_COLUMNS { 4 } else { 8 };
+        (a.n_heads / self.n_kv_heads(a).max(1)).min(most)
+    }
+
+    /// Threadgroups that a row has without splits: one for each of [`Self::heads_at_once`].
+    fn head_groups(&self, a: &Attention) -> usize {
+        let n_kv_heads = self.n_kv_heads(a);
+        n_kv_heads * (a.n_heads / n_kv_heads.max(1)).div_ceil(self.heads_at_once(a))
     }
 
     fn decode_split(&mut self, a: &Attention, when: When) -> Result<()> {
@@ -416,8 +447,7 @@ impl<G: Gpu> Draft<'_, G> {
                 ("attention.metal", format!("attention_decode_{kv}"))
             }
         };
-        let n_kv_heads = c.plan.kv.layer(layer).n_kv_heads;
-        let heads = (a.n_heads / n_kv_heads).min(MOST_HEADS);
+        let heads = self.heads_at_once(a);
         let simdgroups = c.profile.attention_simdgroups as usize;
         let mut call = self.attention_call(Kernel { file, function }, a, n_splits);
         // One row's turn and store; the row's own key and value are seen too.
@@ -427,6 +457,7 @@ impl<G: Gpu> Draft<'_, G> {
             .read(2, self.value(from))
             .bind(3, c.step_place(c.step.positions))
             .bind(4, c.step_place(c.step.row_spans))
+            .bind(5, c.step_place(c.step.spans))
             .bind(6, c.step_place(c.step.page_tables))
             .bind(8, c.weight_or_any(a.sinks)?);
         call.reads.push(Region::kv(layer));
@@ -468,13 +499,11 @@ impl<G: Gpu> Draft<'_, G> {
     fn tiles(&mut self, a: &Attention) -> Result<()> {
         let c = self.compiler;
         let kv = kernels::kv_name(c.limits.kv_type);
-        let columns = a.head_dim.next_power_of_two().max(64);
-        let (file, function, floats, heads) = match a.source {
-            Source::Activations { .. } => {
-                ("self_attention.metal", format!("self_attention_{columns}"), true, 1)
-            }
-            Source::EncoderStates(layer, _) | Source::Sequence(layer) => {
-                let heads = (a.n_heads / c.plan.kv.layer(layer).n_kv_heads).min(MOST_HEADS);
+        let columns = a.head_dim.next_power_of_two().clamp(64, MOST_COLUMNS);
+        let heads = self.heads_at_once(a);
+        let (file, function, floats) = match a.source {
+            Source::Activations { .. } => ("self_attention.metal", format!("self_attention_{columns}"), true),
+            Source::EncoderStates(..) | Source::Sequence(_) => {
                 let floats = c.limits.kv_type == device::KvType::F32;
                 let (file, name) = match a.source {
                     Source::EncoderStates(..) => ("cross_attention.metal", "cross_attention_prefill"),
@@ -482,7 +511,7 @@ impl<G: Gpu> Draft<'_, G> {
                         ("attention.metal", "attention_prefill")
                     }
                 };
-                (file, format!("{name}_{kv}_{columns}"), floats, heads)
+                (file, format!("{name}_{kv}_{columns}"), floats)
             }
         };
         // Blocks of eight pairs of a row and a head that a tile has.
@@ -535,6 +564,7 @@ impl<G: Gpu> Draft<'_, G> {
         let mut call = Call::new(Kernel { file: "cross_scores.metal", function }, &args)
             .uint(attention::HEAD_DIM, kv.head_dim as u32)
             .uint(attention::HEADS, 1)
+            .uint(attention::KEY_LANES, c.profile.key_lanes(1))
             .bool(attention::SOFTCAP, false)
             .bind(1, c.step_place(0))
             .read(2, self.value(q))
@@ -547,6 +577,11 @@ impl<G: Gpu> Draft<'_, G> {
         let grid = [n_positions.div_ceil(32), heads.len()].map(|n| Extent::Fixed(n as u32));
         self.push(call.grid([grid[0], grid[1], each(RowCount::Tokens)], 32))
     }
+}
+
+/// Heads of a row that are stored.
+fn stored_heads(pages: &PagesArguments) -> u32 {
+    if pages.values_are_keys != 0 { pages.n_kv_heads } else { 2 * pages.n_kv_heads }
 }
 
 fn style(chain: &HeadChain) -> u32 {

@@ -31,6 +31,8 @@ pub struct Buffers {
     pub scratch: u16,
     /// Numbers that kernels look up.
     pub tables: u16,
+    /// States of recurrent layers.
+    pub states: u16,
 }
 
 /// What is needed to write the tables of a plan.

@@ -10,7 +10,7 @@ use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments, Rou
 use crate::geometry::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, TILE_PAIRS};
 use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, constant, linear};
-use device::{Activation, Error, Op, Result, ValueId, Weight, WeightId};
+use device::{Activation, Error, Op, Result, RouterGroups, RouterScores, ValueId, Weight, WeightId};
 use device_lower::lower::{Norm, Projection};
 use device_lower::table::{Extent, Location, RowClass};
 use device_lower::units::{Beside, Join, Unit, parts_of};
@@ -18,7 +18,7 @@ use device_lower::units::{Beside, Join, Unit, parts_of};
 /// Most experts that `expert_groups.metal` orders.
 const MAX_ORDERED: usize = 1024;
 
-/// Most experts of a row that `route.h` chooses: one for each lane.
+/// Most experts of a row that `route.h` chooses, and most groups of experts: one for each lane.
 const MAX_ROUTED: usize = 32;
 
 /// Threads of the threadgroup of `expert_groups.metal`.
@@ -159,13 +159,19 @@ impl<G: Gpu> Draft<'_, G> {
     /// Choose experts; and, where the products that follow go by tiles, bring the pairs into the
     /// order of the experts.
     pub(super) fn route(&mut self, op: &Op) -> Result<()> {
-        // What else a router may have is refused before.
-        let Op::Route { x, normalise, factor, scales, ids, weights, .. } = op else { return Ok(()) };
+        let Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights } = op else {
+            return Ok(());
+        };
         let c = self.compiler;
         let k = c.cols(*ids);
         if k > MAX_ROUTED {
             let what = format!("a router that chooses {k} experts");
             return Err(c.unsupported(what, "this device chooses at most 32; use --device cpu"));
+        }
+        let of_groups = groups.unwrap_or(RouterGroups { n: 1, n_used: 1, n_best: 1 });
+        if of_groups.n > MAX_ROUTED {
+            let what = format!("a router with {} groups of experts", of_groups.n);
+            return Err(c.unsupported(what, "this device has at most 32; use --device cpu"));
         }
         let ordered = self.rest.iter().any(|l| {
             l.unit.experts().is_some_and(|(of, weight)| {
@@ -179,10 +185,17 @@ impl<G: Gpu> Draft<'_, G> {
             n_experts: c.cols(*x) as u32,
             k: k as u32,
             factor: *factor,
+            n_groups: of_groups.n as u32,
+            n_used: of_groups.n_used as u32,
+            n_best: of_groups.n_best as u32,
+            reserved: 0,
         };
         let routed = |call: Call| {
             call.bool(constant::NORMALISE, *normalise)
                 .bool(constant::HAS_WEIGHT, scales.is_some())
+                .bool(constant::SIGMOID, *scores == RouterScores::Sigmoid)
+                .bool(constant::HAS_BIAS, bias.is_some())
+                .bool(constant::GROUPS, groups.is_some())
                 .read(2, self.value(*x))
                 .write(3, self.value(*ids))
                 .write(4, self.value(*weights))
@@ -194,7 +207,7 @@ impl<G: Gpu> Draft<'_, G> {
         if ordered {
             self.ordered = Some(*ids);
         }
-        self.push(call.bind(5, c.weight_or_any(*scales)?))
+        self.push(call.bind(5, c.weight_or_any(*scales)?).bind(6, c.weight_or_any(*bias)?))
     }
 
     /// The dispatch that brings the pairs of a step into the order of their experts, without what
@@ -214,14 +227,18 @@ impl<G: Gpu> Draft<'_, G> {
         }
         let c = self.compiler;
         let (per_token, k) = (per_token(c.rows(ids)), c.cols(ids) as u32);
-        let args = RouteArguments { per_token, n_experts: n_experts as u32, k, factor: 1.0 };
+        let n_experts = n_experts as u32;
+        let args = RouteArguments { per_token, n_experts, k, ..Default::default() };
         let mut call = self
             .groups(&args)
             .bool(constant::ROUTES, false)
             .bool(constant::NORMALISE, false)
             .bool(constant::HAS_WEIGHT, false)
+            .bool(constant::SIGMOID, false)
+            .bool(constant::HAS_BIAS, false)
+            .bool(constant::GROUPS, false)
             .read(3, self.value(ids));
-        for index in [2, 4, 5] {
+        for index in [2, 4, 5, 6] {
             call = call.bind(index, c.anything());
         }
         self.push(call)?;

@@ -195,10 +195,11 @@ impl<G: Gpu> Draft<'_, G> {
             Op::Attention { .. }
             | Op::SelfAttention { .. }
             | Op::CrossAttention { .. }
-            | Op::CrossScores { .. }
-            | Op::ShortConv { .. }
-            | Op::GatedDelta { .. }
-            | Op::SelectiveScan { .. } => self.attention(op),
+            | Op::CrossScores { .. } => self.attention(op),
+            Op::ShortConv { x, weight, bias, state, out } => {
+                self.short_conv(*x, *weight, *bias, *state, *out)
+            }
+            Op::GatedDelta { .. } | Op::SelectiveScan { .. } => self.recurrence(op),
             Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
             Op::ExpertBias { x, ids, bias, out } => {
                 let (rows, k) = (c.rows(*x), c.cols(*ids));

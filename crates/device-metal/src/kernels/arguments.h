@@ -58,9 +58,9 @@ struct PagesArguments {
     uint page_len;
     uint n_kv_heads;
     uint head_dim;
+    uint values_are_keys; // 1: a page has no values, the keys are read for them
     uint reserved0;
     uint reserved1;
-    uint reserved2;
 };
 
 // kv_write.
@@ -85,6 +85,10 @@ struct RouteArguments {
     uint n_experts;
     uint k;
     float factor;
+    uint n_groups; // FC_GROUPS; divides n_experts
+    uint n_used;   // groups whose experts can be chosen
+    uint n_best;   // experts whose sizes are a group's
+    uint reserved;
 };
 
 // expert_sum.
@@ -117,6 +121,26 @@ struct UnfoldArguments {
     uint cols;      // of x
     uint size;      // rows of a window
     uint stride;    // rows from one window to the next
+};
+
+// short_conv.
+struct ShortConvArguments {
+    uint cols;
+    uint size;         // rows of a window
+    uint state_stride; // numbers from one state to the next
+    uint reserved;
+};
+
+// gated_delta and selective_scan: see scan.h.
+struct ScanArguments {
+    uint n_heads;
+    uint n_shared;     // heads of keys and queries
+    uint rows;         // of a head's state: columns of a key
+    uint cols;         // and of a value
+    uint state_stride; // numbers from one state to the next
+    float scale;       // gated_delta: factor on the output
+    uint reserved0;
+    uint reserved1;
 };
 
 // peaks.

@@ -22,3 +22,7 @@
 #define FC_WHOLE_ROWS 17  // bool: the norms of query and key heads are of all heads of a row together
 #define FC_ROUTES 18      // bool: experts are chosen, not only ordered
 #define FC_KEY_BIAS 19    // bool: keys are stored without what is known of them, see key_bias.h
+#define FC_SIGMOID 25     // bool: scores of experts are sigmoids, not a softmax
+#define FC_GROUPS 26      // bool: experts are chosen in groups
+#define FC_TILED 27       // bool: heads take the heads that they share in turn
+#define FC_STEP_PER_ROW 28 // bool: each row of a state has a decay of its own

@@ -2,14 +2,15 @@
 // experts are chosen here too, as route.metal does it.
 //
 // Host contract
-//   buffers  0 RouteArguments      1 Step      2 x (n, n_experts), 4 weights (n, k), 5 scales (n_experts): as of route.metal
+//   buffers  0 RouteArguments      1 Step      2 x (n, n_experts), 4 weights (n, k), 5 scales, 6 bias (n_experts): as of
+//            route.metal
 //            3 ids (n, k) u32, written with FC_ROUTES
 //            23 order (n * k) u32: pairs sorted by expert, of equals the lower pair first
 //            24 ExpertTile[n_experts + n * k / 32]: up to 32 neighbours in `order` of one expert; those left over have no pairs
 //            What the constants leave out may be bound to anything.
 //   threads  a multiple of 32, at most 1024
 //   grid     (1, 1, 1)
-//   constants FC_ROUTES; FC_NORMALISE, FC_HAS_WEIGHT (scales)
+//   constants FC_ROUTES, and those of route.metal
 //   n_experts at most 1024
 //
 // One threadgroup. A thread counts the pairs of an expert in a slice of the rows, as many slices as there are threads for; sums over
@@ -29,6 +30,7 @@ kernel void expert_groups(constant RouteArguments & a [[buffer(0)]],
                           device uint * ids [[buffer(3)]],
                           device float * weights [[buffer(4)]],
                           device const float * scales [[buffer(5)]],
+                          device const float * bias [[buffer(6)]],
                           device uint * order [[buffer(23)]],
                           device ExpertTile * tiles [[buffer(24)]],
                           ushort tid [[thread_index_in_threadgroup]],
@@ -40,7 +42,7 @@ kernel void expert_groups(constant RouteArguments & a [[buffer(0)]],
     const uint n_threads = 32 * n_sg, n_rows = rows_of(*step, a.per_token), n_pairs = n_rows * a.k;
     if (ROUTES) {
         for (uint row = sg; row < n_rows; row += n_sg) {
-            route_row(a, x + row * a.n_experts, ids + row * a.k, weights + row * a.k, scales, lane);
+            route_row(a, x + row * a.n_experts, ids + row * a.k, weights + row * a.k, scales, bias, lane);
         }
         threadgroup_barrier(mem_flags::mem_device);
     }

@@ -10,7 +10,7 @@
 // 15 the layer's bias of keys (key_bias.h). What the constants
 // leave out may be bound to anything. Constants: FC_KV_TYPE, FC_Q_NORM, FC_K_NORM, FC_Q_WEIGHT, FC_K_WEIGHT, FC_Q_ROPE,
 // FC_K_ROPE, FC_K_OUT, FC_V_NORM, FC_WHOLE_ROWS, FC_KEY_BIAS. Threadgroup memory: 0 head_dim floats, rounded up to 16 bytes.
-// Grid: (q.n_heads + 2 * n_kv_heads, or q.n_heads alone; tokens) threadgroups of 32.
+// Grid: (q.n_heads + 2 * n_kv_heads, or where values are keys q.n_heads + n_kv_heads, or q.n_heads alone; tokens) threadgroups of 32.
 #include <metal_stdlib>
 using namespace metal;
 #include "constants.h"

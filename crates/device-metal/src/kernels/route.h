@@ -1,51 +1,117 @@
-// The k largest of a softmax over a row's columns, by a SIMD-group: what route.metal and expert_groups.metal do with a row.
+// Which k experts run a row, and how much each counts, by a SIMD-group: what route.metal and expert_groups.metal do with a row.
+//
+//   scores   a softmax over the row's columns, or with FC_SIGMOID a sigmoid of each
+//   sizes    what experts are chosen by: the logits, or with FC_HAS_BIAS or FC_GROUPS the scores and the biases. With FC_GROUPS only
+//            experts of the n_used groups whose n_best largest sizes have the largest sums are chosen; the others' sizes are -infinity
+//   weights  scores of the chosen, with FC_NORMALISE divided by their sum, times the factors
 //
 // The largest is found k times, each time among those after the one found before (smaller, or
-// equal with a higher id), so nothing is marked and equals come in the order of their ids. NaN counts as -infinity. Sums of
-// exponentials: each lane every 32nd column, then simd_sum; of the chosen ones: in their order.
+// equal with a higher id), so nothing is marked and equals come in the order of their ids. Sizes are computed anew each time. A size
+// that is NaN counts as -infinity. Sums of exponentials: each lane every 32nd column, then simd_sum; of the chosen ones: in their order;
+// of a group's sizes: the largest first, by the group's lane.
 #pragma once
 #include "arguments.h"
 #include "constants.h"
 
 constant bool NORMALISE [[function_constant(FC_NORMALISE)]];
 constant bool HAS_SCALES [[function_constant(FC_HAS_WEIGHT)]];
+constant bool SIGMOID [[function_constant(FC_SIGMOID)]];
+constant bool HAS_BIAS [[function_constant(FC_HAS_BIAS)]];
+constant bool GROUPS [[function_constant(FC_GROUPS)]];
 
-// `logits` (n_experts), `ids` and `weights` (k) of one row; scales (n_experts).
+// A row of logits.
+struct RouteRow {
+    device const float *logits; // (n_experts)
+    device const float *bias;   // (n_experts), FC_HAS_BIAS
+    float largest;              // of the logits, but with FC_SIGMOID
+    float sum;                  // of their exponentials, but with FC_SIGMOID
+
+    float score(uint i) const {
+        if (SIGMOID) return 1.0f / (1.0f + precise::exp(-logits[i]));
+        return precise::exp(logits[i] - largest) / sum;
+    }
+
+    float size(uint i) const {
+        float size = HAS_BIAS || GROUPS ? score(i) : logits[i];
+        if (HAS_BIAS) size += bias[i];
+        return isnan(size) ? -INFINITY : size;
+    }
+};
+
+// Whether the size `a` of an index comes after the size `b` of another one.
+static inline bool comes_after(float a, uint index, float b, uint other) { return a < b || (a == b && index > other); }
+
+// Whether the lane's group is one of those whose experts can be chosen.
+static inline bool is_group_used(constant RouteArguments &args, thread const RouteRow &row, uint lane) {
+    const uint cols = args.n_experts / args.n_groups, first = lane * cols;
+    float sum = 0.0f;
+    if (lane < args.n_groups) {
+        float last = INFINITY;
+        uint last_id = 0;
+        for (uint j = 0; j < min(args.n_best, cols); j++) {
+            float best = -INFINITY;
+            uint best_id = cols;
+            for (uint i = 0; i < cols; i++) {
+                const float size = row.size(first + i);
+                if ((j == 0 || comes_after(size, i, last, last_id)) && (size > best || best_id == cols)) {
+                    best = size;
+                    best_id = i;
+                }
+            }
+            sum += best;
+            last = best;
+            last_id = best_id;
+        }
+    }
+    if (isnan(sum)) sum = -INFINITY;
+    uint before = 0;
+    for (uint group = 0; group < args.n_groups; group++) {
+        const float other = simd_shuffle(sum, ushort(group));
+        before += comes_after(sum, lane, other, group) ? 1 : 0;
+    }
+    return lane < args.n_groups && before < args.n_used;
+}
+
+// `logits` (n_experts), `ids` and `weights` (k) of one row; bias, scales (n_experts).
 static inline void route_row(constant RouteArguments &args, device const float *logits, device uint *ids, device float *weights,
-                             device const float *scales, uint lane) {
-    // Lane j keeps the j-th chosen.
-    uint my_id = 0;
-    float my_logit = -INFINITY;
+                             device const float *scales, device const float *bias, uint lane) {
+    RouteRow row;
+    row.logits = logits;
+    row.bias = bias;
+    row.largest = -INFINITY;
+    row.sum = 0.0f;
+    if (!SIGMOID) {
+        for (uint i = lane; i < args.n_experts; i += 32) {
+            if (!isnan(logits[i])) row.largest = max(row.largest, logits[i]);
+        }
+        row.largest = simd_max(row.largest);
+        for (uint i = lane; i < args.n_experts; i += 32) row.sum += precise::exp(logits[i] - row.largest);
+        row.sum = simd_sum(row.sum);
+    }
+    uint used = 0; // a bit for each group
+    if (GROUPS) used = simd_sum(is_group_used(args, row, lane) ? 1u << lane : 0u);
+    const uint group = GROUPS ? args.n_experts / args.n_groups : args.n_experts;
+    uint my_id = 0; // lane j keeps the j-th chosen
     float last = INFINITY;
     uint last_id = 0;
-    float largest = 0.0f;
     for (uint j = 0; j < args.k; j++) {
         float best = -INFINITY;
         uint best_id = args.n_experts;
         for (uint i = lane; i < args.n_experts; i += 32) {
-            const float raw = logits[i];
-            const float value = isnan(raw) ? -INFINITY : raw;
-            const bool after = j == 0 || value < last || (value == last && i > last_id);
-            if (after && (value > best || best_id == args.n_experts)) {
-                best = value;
+            const bool can_be = !GROUPS || (used >> i / group & 1) == 1;
+            const float size = can_be ? row.size(i) : -INFINITY;
+            if ((j == 0 || comes_after(size, i, last, last_id)) && (size > best || best_id == args.n_experts)) {
+                best = size;
                 best_id = i;
             }
         }
-        const float top = simd_max(best);
-        const uint id = simd_min(best == top ? best_id : args.n_experts);
-        if (j == 0) largest = top;
-        last = top;
-        last_id = id;
-        if (lane == j) {
-            my_id = id;
-            my_logit = top;
-        }
+        last = simd_max(best);
+        last_id = simd_min(best == last ? best_id : args.n_experts);
+        if (lane == j) my_id = last_id;
     }
-    float sum = 0.0f;
-    for (uint i = lane; i < args.n_experts; i += 32) sum += precise::exp(logits[i] - largest);
-    sum = simd_sum(sum);
-    float p = lane < args.k ? precise::exp(my_logit - largest) / sum : 0.0f;
-    if (NORMALISE) p /= simd_sum(p);
+    float p = lane < args.k ? row.score(my_id) : 0.0f;
+    // Sigmoids may all be 0.
+    if (NORMALISE) p /= max(simd_sum(p), FLT_MIN);
     if (lane < args.k) {
         float weight = p * args.factor;
         if (HAS_SCALES) weight *= scales[my_id];

@@ -1,4 +1,4 @@
-// self_attention_<D>: each row over all rows of its own span, nothing cached. Contract: attention/prefill.h.
+// self_attention_<D>: each row over rows of its own span, those after it included, nothing cached. Contract: attention/prefill.h.
 #include <metal_stdlib>
 using namespace metal;
 #include "attention/prefill.h"

@@ -26,12 +26,19 @@ static inline uint token_of(uint token, device const uint *chosen) {
     return id == NO_TOKEN ? 0 : id;
 }
 
-// Consecutive rows of one sequence. Its page tables are those of its index. 16 bytes.
+// Of a span's states: there was none, the sequence begins.
+#define STATE_NONE 0xffffffffu
+
+// Consecutive rows of one sequence. Its page tables are those of its index. 32 bytes.
 struct Span {
     uint first_row;
     uint n_rows;
     uint first_position; // of the first row in its sequence
     uint adapter;        // 0: none
+    uint state_from;     // the sequence's state before the span, or STATE_NONE
+    uint state_to;       // and after it; no state of the step is both
+    uint reserved0;
+    uint reserved1;
 };
 
 // Rows that a value has in this step: `per_token` for each token; 0: one for each output.

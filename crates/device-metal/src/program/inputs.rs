@@ -4,7 +4,9 @@ use super::{CHOSEN, MetalProgram, STEP, write};
 use crate::arguments;
 use crate::gpu::Gpu;
 use crate::layout::{MOST_PENALISED, PAGE_ENTRY_BYTES};
-use device::{Choose, Error, GroupUse, Needs, OutputRef, Penalties, Result, Sampling, Slice, Step, Want};
+use device::{
+    Choose, Error, GroupUse, Needs, OutputRef, Penalties, Result, STATE_NONE, Sampling, Slice, Step, Want,
+};
 use device_lower::table::StepSizes;
 
 /// A token that an earlier output chose (`step.h`): this bit, and its place among the chosen tokens.
@@ -94,6 +96,7 @@ impl<G: Gpu> MetalProgram<G> {
             sample: chosen().any(|want| matches!(want.choose, Choose::Sample(_))),
             penalties: chosen().any(|want| n_penalised(want) > 0),
             long: step.spans.iter().any(|span| span.end() > self.long),
+            n_spans: step.spans.len(),
         };
         self.ready(self.plans[step.plan].class(&begun.sizes))?;
         self.write_rows(step);
@@ -153,7 +156,16 @@ impl<G: Gpu> MetalProgram<G> {
             }
             let adapter = step.adapters.get(index).copied().unwrap_or(0);
             let (first_row, n_rows, first_position) = (span.first_row, span.n_rows, span.first_position);
-            let mine = arguments::Span { first_row, n_rows, first_position, adapter };
+            let state = step.states.get(index);
+            let mine = arguments::Span {
+                first_row,
+                n_rows,
+                first_position,
+                adapter,
+                state_from: state.map_or(STATE_NONE, |state| state.from),
+                state_to: state.map_or(0, |state| state.to),
+                ..Default::default()
+            };
             write(buffer, region + at.spans + index * size_of::<arguments::Span>(), &[mine]);
             for (group, usage) in needs[step.plan].groups.iter().enumerate() {
                 let n_positions = match usage {

@@ -234,7 +234,7 @@ fn with<T: Copy>(profile: &Profile, values: &[T], set: fn(&mut Profile, T)) -> V
 }
 
 /// What is searched, one field after the other.
-const FIELDS: [Field; 8] = [
+const FIELDS: [Field; 9] = [
     ("gemv_simdgroups", |p| {
         let n = p.gemv_simdgroups;
         with(p, &[n / 2, n * 2, n * 4], |p, n| p.gemv_simdgroups = n.max(1))
@@ -243,6 +243,7 @@ const FIELDS: [Field; 8] = [
     ("attention_simdgroups", |p| with(p, &[2, 4, 8], |p, n| p.attention_simdgroups = n)),
     ("merged_simdgroups", |p| with(p, &[4, 8, 16], |p, n| p.merged_simdgroups = n)),
     ("split_positions", |p| with(p, &[256, 512, 1024, 2048], |p, n| p.split_positions = n)),
+    ("key_lanes", |p| with(p, &[4, 8, 16], |p, n| p.key_lanes = n as u32)),
     ("split_threadgroups", |p| {
         let n = p.split_threadgroups;
         with(p, &[n / 2, n * 2, n * 4], |p, n| p.split_threadgroups = n.max(1))

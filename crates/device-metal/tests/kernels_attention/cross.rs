@@ -43,7 +43,7 @@ fn cross_attention_and_scores_of_encoder_states() {
             check(&format!("{shape:?} decode"), &decode.run().floats(9), &expected, F32_BOUND);
             let prefill =
                 base("cross_attention.metal", format!("cross_attention_prefill_{}_64", shape.kv_name()))
-                    .words(5, &[0, 3, 9, 0, 3, 2, 0, 0])
+                    .words(5, &[span(0, 3, 9), span(3, 2, 0)].concat())
                     .output(9, 5 * cols)
                     .grid([5usize.div_ceil(32 / group), n_kv_heads, 1], 128);
             let bound = if kv == KvType::F32 { F32_BOUND } else { HALF_BOUND };

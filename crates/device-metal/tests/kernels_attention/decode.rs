@@ -16,21 +16,29 @@ fn decode_of_rows_of_several_sequences() {
         for (row, length) in lengths.iter().enumerate() {
             for head in 0..shape.n_heads {
                 let q = &q[row * cols + head * shape.head_dim..][..shape.head_dim];
-                expected.extend(cache.attend(row, head, q, shape.first(length - 1)..*length, &sinks));
+                expected.extend(cache.attend(
+                    row,
+                    head,
+                    q,
+                    shape.seen(length - 1, length - 1..*length),
+                    &sinks,
+                ));
             }
         }
         let group = shape.n_heads / shape.n_kv_heads;
         for (splits, simdgroups) in [(1, 1 + number % 3), (3, 2)] {
-            let heads = group.min(8);
+            let heads = shape.heads_at_once();
             let columns = shape.head_dim.next_multiple_of(4);
             let launch = shape
                 .launch("attention.metal", format!("attention_decode_{}", shape.kv_name()))
                 .flag(SPLIT, splits > 1)
+                .number(KEY_LANES, [4, 8, 16][(number + splits) % 3])
                 .arguments(&shape.arguments(0, splits, 0, [[0; 4]; 2]))
                 .words(1, &step(3, 0, 3, 2, cache.pages_per_table))
                 .floats(2, &q)
                 .words(3, &lengths.map(|n| n as u32 - 1))
                 .words(4, &[0, 1, 2])
+                .words(5, &lengths.map(|n| span(0, 1, n - 1)).concat())
                 .floats(8, &sinks)
                 .output(9, 3 * cols)
                 .output(10, 3 * shape.n_heads * splits * columns)
@@ -99,7 +107,7 @@ fn norm_turn_write_and_attention_in_one() {
         let turn = [0, n_dims as u32, 1.5f32.to_bits(), 1e-6f32.to_bits()];
         let splits = 1 + number % 2;
         let simdgroups = 1 + number % 4;
-        let heads = group.min(8);
+        let heads = shape.heads_at_once();
         let launch = shape
             .launch("attention.metal", format!("attention_decode_{}", shape.kv_name()))
             .flag(SPLIT, splits > 1)
@@ -115,6 +123,7 @@ fn norm_turn_write_and_attention_in_one() {
             .floats(2, &q)
             .words(3, &lengths.map(|n| n as u32))
             .words(4, &[0, 1, 2])
+            .words(5, &lengths.map(|n| span(0, 1, n)).concat())
             .floats(8, &sinks)
             .output(9, 3 * cols)
             .output(10, 3 * shape.n_heads * splits * d.next_multiple_of(4))
@@ -145,7 +154,7 @@ fn norm_turn_write_and_attention_in_one() {
         let mut pool = cache.pool.clone();
         let weight = |w| if weighted { Some(w) } else { None };
         for (row, position) in lengths.iter().enumerate() {
-            for head in 0..2 * shape.n_kv_heads {
+            for head in 0..shape.n_stored() {
                 let is_key = head < shape.n_kv_heads;
                 let at = row * kv_cols + head % shape.n_kv_heads * d;
                 let expected = if is_key {
@@ -175,7 +184,8 @@ fn norm_turn_write_and_attention_in_one() {
                 let q = &q[row * cols + head * d..][..d];
                 let q = turned(q, weight(&q_weight[..]), q_norm, q_style, &frequencies, *position);
                 let q: Vec<f32> = q.iter().map(|v| *v as f32).collect();
-                expected.extend(after.attend(row, head, &q, shape.first(*position)..position + 1, &sinks));
+                let seen = shape.seen(*position, *position..position + 1);
+                expected.extend(after.attend(row, head, &q, seen, &sinks));
             }
         }
         // Scores of turned and weighted heads are larger.
@@ -206,7 +216,20 @@ fn decode_reads_keys_and_values_once_for_all_heads_that_share_them() {
         .grid([2, 1, 1], 64);
     let source = "#include <metal_stdlib>\nusing namespace metal;\n#include \"instantiate.h\"\n\
                   #include \"attention/decode.h\"\nINSTANTIATE(decode, attention_decode<KvF16, false>)\n";
-    let counters = cache.bind(launch).count(source);
+    let [four, eight, sixteen] =
+        [4, 8, 16].map(|n| cache.bind(launch.clone()).number(KEY_LANES, n).count(source));
+    for (lanes, counters) in [(4, &four), (8, &eight), (16, &sixteen)] {
+        let (bytes, shuffles) = (counters.threadgroup_read, counters.simdgroup.shuffles);
+        println!("{lanes} lanes share a key: {bytes} bytes of threadgroup memory read, {shuffles} shuffles");
+    }
+    // A tile of 32 positions reads the queries half as often, for twice as many exchanges and one.
+    let n_tiles = (shape.n_kv_heads * length / 32) as u64;
+    assert_eq!(eight.simdgroup.shuffles - four.simdgroup.shuffles, n_tiles * 4 * (7 - 3));
+    assert_eq!(sixteen.simdgroup.shuffles - eight.simdgroup.shuffles, n_tiles * 4 * (15 - 7));
+    assert!(
+        four.threadgroup_read > eight.threadgroup_read && eight.threadgroup_read > sixteen.threadgroup_read
+    );
+    let counters = eight;
     let of = |index: u32| *counters.buffers.iter().find(|b| b.index == index).unwrap();
     let bytes = (2 * shape.n_kv_heads * length * shape.head_dim * 2) as u64;
     let of_pages = |f: fn(&BufferTraffic) -> u64| counters.resources.iter().map(f).sum::<u64>();

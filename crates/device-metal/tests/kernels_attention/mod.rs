@@ -11,6 +11,7 @@ mod sanitizers;
 use crate::launch::{Launch, Sanitizer, step};
 use device::{KvType, PAGE_NONE};
 use device_testing::Rng;
+use std::ops::Range;
 use weights::BlockType;
 use weights::codec::{dequantize_row, quantize_row};
 
@@ -31,6 +32,9 @@ const K_ROPE: u16 = 44;
 const V_NORM: u16 = 45;
 const WHOLE_ROWS: u16 = 46;
 const KEY_BIAS: u16 = 47;
+const CHUNKED: u16 = 48;
+const BOTH_WAYS: u16 = 49;
+const KEY_LANES: u16 = 50;
 
 const CAP: f32 = 5.0;
 
@@ -43,6 +47,9 @@ struct Shape {
     page_len: usize,
     kv: KvType,
     window: Option<usize>,
+    chunked: bool,
+    both_ways: bool,
+    values_are_keys: bool,
     softcap: bool,
     sinks: bool,
 }
@@ -54,6 +61,9 @@ const PLAIN: Shape = Shape {
     page_len: 16,
     kv: KvType::F16,
     window: None,
+    chunked: false,
+    both_ways: false,
+    values_are_keys: false,
     softcap: false,
     sinks: false,
 };
@@ -73,12 +83,22 @@ impl Shape {
             [[KvType::F32, KvType::F16, KvType::Q8_0].iter().position(|k| *k == self.kv).unwrap()]
     }
 
+    /// Query heads that a threadgroup makes at once.
+    fn heads_at_once(&self) -> usize {
+        (self.n_heads / self.n_kv_heads).min(if self.head_dim > 512 { 4 } else { 8 })
+    }
+
     fn scale(&self) -> f32 {
         (self.head_dim as f32).sqrt().recip()
     }
 
+    /// Heads of a position that are stored.
+    fn n_stored(&self) -> usize {
+        if self.values_are_keys { self.n_kv_heads } else { 2 * self.n_kv_heads }
+    }
+
     fn layer_bytes(&self) -> usize {
-        2 * self.n_kv_heads * self.page_len * self.kv.vector_bytes(self.head_dim)
+        self.n_stored() * self.page_len * self.kv.vector_bytes(self.head_dim)
     }
 
     /// Another layer stands before this one in a page, and another group before this one in the tables.
@@ -90,15 +110,20 @@ impl Shape {
         self.layer_bytes().next_multiple_of(16)
     }
 
-    /// First position that a row at `position` sees.
-    fn first(&self, position: usize) -> usize {
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    /// Positions that a row at `position` sees whose span has these.
+    fn seen(&self, position: usize, span: Range<usize>) -> Range<usize> {
+        let first = match self.window {
+            Some(window) if self.chunked => position / window * window,
+            Some(window) => (position + 1).saturating_sub(window),
+            None => 0,
+        };
+        if self.both_ways { first.min(span.start)..span.end } else { first..position + 1 }
     }
 
     fn launch(&self, file: &'static str, function: String) -> Launch {
         Launch::new(file, function)
             .number(HEAD_DIM, self.head_dim as u32)
-            .number(HEADS, (self.n_heads / self.n_kv_heads).min(8) as u32)
+            .number(HEADS, self.heads_at_once() as u32)
             .flag(SOFTCAP, self.softcap)
             .flag(SINKS, self.sinks)
             .flag(WINDOW, self.window.is_some())
@@ -113,6 +138,9 @@ impl Shape {
             .flag(V_NORM, false)
             .flag(WHOLE_ROWS, false)
             .flag(KEY_BIAS, false)
+            .flag(CHUNKED, self.chunked)
+            .flag(BOTH_WAYS, self.both_ways)
+            .number(KEY_LANES, 4)
     }
 
     /// AttentionArguments.
@@ -124,7 +152,10 @@ impl Shape {
         turns: [[u32; 4]; 2],
     ) -> Vec<u32> {
         let mut words = vec![self.layer_offset() as u32, 1, self.page_len as u32];
-        words.extend([self.n_kv_heads, self.head_dim, 0, 0, 0, self.n_heads, n_positions].map(|n| n as u32));
+        let shared = usize::from(self.values_are_keys);
+        words.extend(
+            [self.n_kv_heads, self.head_dim, shared, 0, 0, self.n_heads, n_positions].map(|n| n as u32),
+        );
         words.extend([self.window.unwrap_or(0) as u32, n_splits as u32]);
         words.extend([self.scale().to_bits(), CAP.to_bits(), n_chosen as u32, 0]);
         words.extend(turns.concat());
@@ -157,7 +188,7 @@ impl Cache {
             Cache { shape, pool: vec![0xff; n_pages * shape.page_bytes()], tables, pages_per_table };
         for (s, n) in lengths.iter().enumerate() {
             for position in 0..*n {
-                for head in 0..2 * shape.n_kv_heads {
+                for head in 0..shape.n_stored() {
                     let vector: Vec<f32> = (0..shape.head_dim).map(|_| rng.normal()).collect();
                     let range = cache.range(s, head, position);
                     quantize_row(shape.block(), &vector, &mut cache.pool[range]);
@@ -168,7 +199,7 @@ impl Cache {
     }
 
     /// Where a vector lies; heads of values follow those of keys.
-    fn range(&self, sequence: usize, head: usize, position: usize) -> std::ops::Range<usize> {
+    fn range(&self, sequence: usize, head: usize, position: usize) -> Range<usize> {
         let shape = self.shape;
         let page =
             self.tables[(sequence * 2 + 1) * self.pages_per_table + position / shape.page_len] as usize;
@@ -185,17 +216,11 @@ impl Cache {
     }
 
     /// Softmax over positions of a sequence for one query head.
-    fn attend(
-        &self,
-        sequence: usize,
-        head: usize,
-        q: &[f32],
-        seen: std::ops::Range<usize>,
-        sinks: &[f32],
-    ) -> Vec<f64> {
+    fn attend(&self, sequence: usize, head: usize, q: &[f32], seen: Range<usize>, sinks: &[f32]) -> Vec<f64> {
         let kv_head = head / (self.shape.n_heads / self.shape.n_kv_heads);
         let keys: Vec<_> = seen.clone().map(|p| self.read(sequence, kv_head, p)).collect();
-        let values: Vec<_> = seen.map(|p| self.read(sequence, self.shape.n_kv_heads + kv_head, p)).collect();
+        let value_head = self.shape.n_stored() - self.shape.n_kv_heads + kv_head;
+        let values: Vec<_> = seen.map(|p| self.read(sequence, value_head, p)).collect();
         attend(self.shape, q, &keys, &values, self.shape.sinks.then(|| sinks[head]))
     }
 
@@ -232,6 +257,11 @@ const F32_BOUND: f64 = 3e-5;
 /// q, k and probabilities rounded to half, scores of size 4 as a rule: a few 2^-11.
 const HALF_BOUND: f64 = 6e-3;
 
+/// A Span: its first row, its rows, and the position of the first.
+fn span(first_row: usize, n_rows: usize, first_position: usize) -> [u32; 8] {
+    [first_row as u32, n_rows as u32, first_position as u32, 0, 0, 0, 0, 0]
+}
+
 fn normal(rng: &mut Rng, n: usize) -> Vec<f32> {
     (0..n).map(|_| rng.normal()).collect()
 }
@@ -251,6 +281,9 @@ fn shapes() -> Vec<Shape> {
         Shape { n_heads: 10, n_kv_heads: 1, head_dim: 128, page_len: 64, sinks: true, ..PLAIN },
         Shape { n_heads: 8, n_kv_heads: 1, head_dim: 256, window: Some(3), kv: KvType::F32, ..PLAIN },
         Shape { n_heads: 2, n_kv_heads: 1, head_dim: 512, page_len: 32, softcap: true, sinks: true, ..PLAIN },
+        Shape { n_heads: 5, n_kv_heads: 1, head_dim: 576, values_are_keys: true, ..PLAIN },
+        Shape { window: Some(37), chunked: true, kv: KvType::F32, ..PLAIN },
+        Shape { window: Some(5), both_ways: true, head_dim: 32, ..PLAIN },
     ]
 }
 
@@ -260,6 +293,7 @@ fn tile(head_dim: usize, floats: bool) -> (usize, usize) {
         ..=64 => (64, 4),
         65..=128 => (128, if floats { 2 } else { 4 }),
         129..=256 => (256, if floats { 1 } else { 2 }),
-        _ => (512, 1),
+        257..=512 => (512, 1),
+        _ => (576, 1),
     }
 }

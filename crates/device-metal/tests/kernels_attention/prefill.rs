@@ -15,17 +15,18 @@ fn prefill_of_several_spans() {
         let (q, sinks) = (normal(&mut rng, n * cols), normal(&mut rng, shape.n_heads));
         let (mut expected, mut row_spans, mut span_words) = (vec![], vec![], vec![]);
         for (s, (n_rows, first)) in spans.into_iter().enumerate() {
-            span_words.extend([row_spans.len() as u32, n_rows as u32, first as u32, 0]);
+            span_words.extend(span(row_spans.len(), n_rows, first));
             for i in 0..n_rows {
                 let row = row_spans.len();
                 row_spans.push(s as u32);
                 for head in 0..shape.n_heads {
                     let q = &q[row * cols + head * d..][..d];
-                    expected.extend(cache.attend(s, head, q, shape.first(first + i)..first + i + 1, &sinks));
+                    let seen = shape.seen(first + i, first..first + n_rows);
+                    expected.extend(cache.attend(s, head, q, seen, &sinks));
                 }
             }
         }
-        let heads = group.min(8);
+        let heads = shape.heads_at_once();
         let (suffix, blocks) = tile(d, shape.kv == KvType::F32);
         let launch = shape
             .launch("attention.metal", format!("attention_prefill_{}_{suffix}", shape.kv_name()))
@@ -43,24 +44,33 @@ fn prefill_of_several_spans() {
 }
 
 #[test]
-fn self_attention_sees_all_rows_of_its_span() {
+fn self_attention_sees_rows_of_its_span_to_both_sides() {
     let mut rng = Rng::new(4);
-    for (n_heads, head_dim) in [(3, 8), (2, 64), (2, 33), (1, 130), (1, 260)] {
-        let shape = Shape { n_heads, n_kv_heads: n_heads, head_dim, kv: KvType::F32, ..PLAIN };
+    for (n_heads, n_kv_heads, head_dim, window) in
+        [(3, 3, 8, None), (2, 2, 64, Some(3)), (2, 1, 33, None), (10, 1, 130, Some(33)), (1, 1, 260, Some(0))]
+    {
+        let shape = Shape { n_heads, n_kv_heads, head_dim, window, kv: KvType::F32, ..PLAIN };
         let spans = [5, 40, 1];
-        let (n, cols) = (46, n_heads * head_dim);
-        let [q, k, v] = [0, 1, 2].map(|_| normal(&mut rng, n * cols));
+        let (n, group) = (46, n_heads / n_kv_heads);
+        let (cols, kv_cols) = (n_heads * head_dim, n_kv_heads * head_dim);
+        let q = normal(&mut rng, n * cols);
+        let [k, v] = [0, 1].map(|_| normal(&mut rng, n * kv_cols));
         let (mut expected, mut row_spans, mut span_words) = (vec![], vec![], vec![]);
         for (s, n_rows) in spans.into_iter().enumerate() {
             let first = row_spans.len();
-            span_words.extend([first as u32, n_rows as u32, 0, 0]);
+            span_words.extend(span(first, n_rows, 0));
             for row in first..first + n_rows {
                 row_spans.push(s as u32);
+                let window = window.unwrap_or(n);
+                let seen = first.max(row.saturating_sub(window))..(first + n_rows).min(row + window + 1);
                 for head in 0..n_heads {
-                    let of = |x: &[f32], row: usize| x[row * cols + head * head_dim..][..head_dim].to_vec();
-                    let [keys, values] =
-                        [&k, &v].map(|x| Vec::from_iter((first..first + n_rows).map(|r| of(x, r))));
-                    expected.extend(attend(shape, &of(&q, row), &keys, &values, None));
+                    let [keys, values] = [&k, &v].map(|x| {
+                        let of =
+                            |row: usize| x[row * kv_cols + head / group * head_dim..][..head_dim].to_vec();
+                        Vec::from_iter(seen.clone().map(of))
+                    });
+                    let q = &q[row * cols + head * head_dim..][..head_dim];
+                    expected.extend(attend(shape, q, &keys, &values, None));
                 }
             }
         }
@@ -75,8 +85,13 @@ fn self_attention_sees_all_rows_of_its_span() {
             .output(9, n * cols)
             .floats(12, &k)
             .floats(13, &v)
-            .grid([n.div_ceil(8 * blocks), n_heads, 1], 128)
+            .grid([n.div_ceil(8 * blocks / group.min(8)), n_kv_heads * group.div_ceil(8), 1], 128)
             .run();
-        check(&format!("{n_heads} heads of {head_dim}"), &out.floats(9), &expected, F32_BOUND);
+        check(
+            &format!("{n_heads} heads of {head_dim}, window {window:?}"),
+            &out.floats(9),
+            &expected,
+            F32_BOUND,
+        );
     }
 }

@@ -196,19 +196,24 @@ fn experts_one_row_at_a_time() {
 #[test]
 fn experts_are_chosen_and_ordered_in_one() {
     let mut rng = Rng::new(19);
-    for (n_experts, k, n, threads) in [(5, 2, 37, 64), (40, 6, 19, 32), (7, 7, 50, 1024), (9, 1, 1, 96)] {
+    for (n_experts, k, n, threads, n_groups) in
+        [(5, 2, 37, 64, 0), (40, 6, 19, 32, 8), (7, 7, 50, 1024, 0), (9, 1, 1, 96, 3)]
+    {
         let (x, scales) = (normal(&mut rng, n * n_experts), normal(&mut rng, n_experts));
+        let bias = normal(&mut rng, n_experts);
+        let groups = n_groups > 0;
+        let routing = Routing { normalise: true, scales: true, sigmoid: groups, bias: groups, groups };
         let n_tiles = n_experts + n * k / 32;
         let base = |file: &'static str, function: &str| {
-            Launch::new(file, function)
-                .flag(12, true)
-                .flag(0, true)
-                .arguments(&[1, n_experts as u32, k as u32, 2f32.to_bits()])
+            routing
+                .bind(Launch::new(file, function))
+                .arguments(&[1, n_experts as u32, k as u32, 2f32.to_bits(), n_groups, n_groups / 2, 2, 0])
                 .words(1, &step(n, 0, 1, 0, 0))
                 .floats(2, &x)
                 .words(3, &vec![u32::MAX; n * k])
                 .output(4, n * k)
                 .floats(5, &scales)
+                .floats(6, &bias)
         };
         let groups = || {
             base("expert_groups.metal", "expert_groups")
@@ -240,11 +245,10 @@ fn experts_in_groups_of_rows() {
         let x = normal(&mut rng, n * n_in);
         let n_tiles = n_experts + n * k / 32;
         let words = expert_arguments(block, n_in, n_out, n_experts, k);
-        let groups = Launch::new("expert_groups.metal", "expert_groups")
+        let groups = Routing::default()
+            .bind(Launch::new("expert_groups.metal", "expert_groups"))
             .flag(ROUTES, false)
-            .flag(0, false)
-            .flag(12, false)
-            .arguments(&[1, n_experts as u32, k as u32, 1f32.to_bits()])
+            .arguments(&[1, n_experts as u32, k as u32, 1f32.to_bits(), 0, 0, 0, 0])
             .words(1, &step(n, 0, 1, 0, 0))
             .words(3, &ids)
             .output(23, n * k)

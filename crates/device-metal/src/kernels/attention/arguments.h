@@ -3,10 +3,10 @@
 #pragma once
 
 struct AttentionArguments {
-    PagesArguments pages;  // where the layer lies; self_attention uses n_kv_heads (its heads) only
+    PagesArguments pages;  // where the layer lies; self_attention uses n_kv_heads only
     uint n_heads;          // query heads, a multiple of n_kv_heads
     uint n_positions;      // cross_attention, cross_scores: encoder states
-    uint window;           // ATTENTION_WINDOW
+    uint window;           // ATTENTION_WINDOW; below 2^31
     uint n_splits;         // ATTENTION_SPLIT: threadgroups that share a row's positions
     float scale;           // factor on the scores
     float softcap;         // ATTENTION_SOFTCAP

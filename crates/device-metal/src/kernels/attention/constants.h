@@ -3,7 +3,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-// Columns of a head, 1 to 512.
+// Columns of a head, 1 to 576.
 constant uint ATTENTION_HEAD_DIM [[function_constant(32)]];
 // Query heads that a threadgroup makes at once, of those that share a KV head: 1 to 8.
 constant uint ATTENTION_HEADS [[function_constant(33)]];
@@ -11,7 +11,7 @@ constant uint ATTENTION_HEADS [[function_constant(33)]];
 constant bool ATTENTION_SOFTCAP [[function_constant(34)]];
 // A logit for each query head takes part in the softmax's sum.
 constant bool ATTENTION_SINKS [[function_constant(35)]];
-// A row sees only the last `window` positions, its own included.
+// A row sees only the last `window` positions, its own included; or of self_attention `window` rows to each side of itself.
 constant bool ATTENTION_WINDOW [[function_constant(36)]];
 // Decode: positions are split over threadgroups, whose results attention_merge joins.
 constant bool ATTENTION_SPLIT [[function_constant(37)]];
@@ -30,3 +30,9 @@ constant bool ATTENTION_V_NORM [[function_constant(45)]];
 constant bool ATTENTION_WHOLE_ROWS [[function_constant(46)]];
 // Keys are stored without what is known of them (key_bias.h).
 constant bool ATTENTION_KEY_BIAS [[function_constant(47)]];
+// The window does not slide: it begins at the last multiple of its length.
+constant bool ATTENTION_CHUNKED [[function_constant(48)]];
+// A row sees all rows of its span, those before it whatever the window.
+constant bool ATTENTION_BOTH_WAYS [[function_constant(49)]];
+// Decode: lanes that share a key, and as many neighbouring keys at once: 4, 8 or 16.
+constant uint ATTENTION_KEY_LANES [[function_constant(50)]];

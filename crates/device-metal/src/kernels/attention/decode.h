@@ -1,15 +1,16 @@
 // attention_decode_<kv>, cross_attention_decode_<kv>: flash attention of few rows, one threadgroup for a row, a KV head's query
 // heads and a part of the positions. <kv>: f32, f16, q8_0.
 //
-//     out = softmax(softcap(scale * q k^T)) v     over positions first .. last of the row's sequence
+//     out = softmax(softcap(scale * q k^T)) v     over positions first .. last of the row's sequence: last is the row's own, or with
+//                                                 ATTENTION_BOTH_WAYS that of its span's last row
 //
 // q may be normalised and turned first. With ATTENTION_FUSED the row's own k and v are not yet in the cache: k is normalised and turned
 // too, k and v are stored and take part (as they are read back later), all in this kernel. Every row must then belong to a sequence of
-// its own.
+// its own. Where values are keys, k is stored alone, and v is not read.
 //
 // Host contract
 //   buffers  0 AttentionArguments (attention/arguments.h)   1 Step    2 q (n, n_heads * head_dim) f32, multiple of 4 bytes
-//            3 positions (n)     4 row_spans (n)             6 page_tables
+//            3 positions (n)     4 row_spans (n)             5 spans, ATTENTION_BOTH_WAYS     6 page_tables
 //            8 sinks (n_heads) f32, ATTENTION_SINKS          9 out (n, n_heads * head_dim) f32, may be q
 //            10 partials (n, n_heads, n_splits, 4 * ceil(head_dim / 4)) f32, 11 totals (n, n_heads, n_splits) float2: ATTENTION_SPLIT
 //            12 k, 13 v (n, n_kv_heads * head_dim) f32, ATTENTION_FUSED; 14 norm of q, 15 of k (head_dim; with
@@ -18,7 +19,8 @@
 //            What the constants leave unused is bound all the same, to anything. Layers lie at multiples of 16 bytes in pages.
 //   threads  32 * S, S = 1 to 8 simdgroups
 //   grid     (n_kv_heads * ceil(group / ATTENTION_HEADS), n_splits or 1, n), group = n_heads / n_kv_heads
-//   constants all of attention/constants.h; cross_attention_decode takes no notice of _WINDOW, _FUSED, _KEY_BIAS, norms and turns
+//   constants all of attention/constants.h; cross_attention_decode takes no notice of _WINDOW, _CHUNKED,
+//            _BOTH_WAYS, _FUSED, _KEY_BIAS, norms and turns
 //   threadgroup memory 0  4 * (max(ATTENTION_HEADS + 2, S) * D + S * ATTENTION_HEADS * 34) bytes, with ATTENTION_KEY_BIAS
 //            4 * ATTENTION_HEADS * (1 + head_dim) more, rounded up to 16; D = 4 * ceil(head_dim / 4)
 //   reads    K and V of the positions once for ATTENTION_HEADS heads; of pages outside first .. last nothing
@@ -79,6 +81,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
                              device const float * q [[buffer(2)]],
                              device const uint * positions [[buffer(3)]],
                              device const uint * row_spans [[buffer(4)]],
+                             device const Span * spans [[buffer(5)]],
                              device const Page * page_tables [[buffer(6)]],
                              device const float * sinks [[buffer(8)]],
                              device float * out [[buffer(9)]],
@@ -121,11 +124,20 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
 
     const HeadPages pages = head_pages(K::KIND, a, page_tables, step, row_spans[row], kv_head);
     const uint own = ENCODER ? a.n_positions - 1 : positions[row];
-    uint first = 0;
-    if (!ENCODER && ATTENTION_WINDOW) first = own + 1 > a.window ? own + 1 - a.window : 0;
+    uint first = 0, last = own;
+    if (!ENCODER) {
+        uint span_first = 0;
+        if (ATTENTION_BOTH_WAYS) {
+            device const Span & span = spans[row_spans[row]];
+            span_first = span.first_position;
+            last = span_first + span.n_rows - 1;
+        }
+        first = first_seen(a, own, span_first);
+    }
 
     // A simdgroup makes a head of q at a time, or k, or v.
-    for (uint i = sg; i < ATTENTION_HEADS + (fused ? 2 : 0); i += n_sg) {
+    const uint n_stored = a.pages.values_are_keys != 0 ? 1 : 2;
+    for (uint i = sg; i < ATTENTION_HEADS + (fused ? n_stored : 0); i += n_sg) {
         threadgroup float * head = vectors + i * columns;
         const bool is_q = i < ATTENTION_HEADS, is_k = i == ATTENTION_HEADS;
         for (uint c = lane; c < columns; c += 32) {
@@ -191,14 +203,14 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
     // Tiles of 32 positions: those of this split, every n_sg-th of them.
     threadgroup const float4 * q_heads = memory;
     const uint key_group = lane / VALUE_LANES, key_groups = 32 / VALUE_LANES, four = lane % VALUE_LANES;
-    float4 acc[8][4];
+    float4 acc[8][5];
     float most[8], total[8];
     for (uint h = 0; h < ATTENTION_HEADS; h++) {
-        for (uint i = 0; i < 4; i++) acc[h][i] = float4(0.0f);
+        for (uint i = 0; i < 5; i++) acc[h][i] = float4(0.0f);
         most[h] = LEAST_SCORE;
         total[h] = 0.0f;
     }
-    const uint end = fused ? own : own + 1; // behind the last position in the cache
+    const uint end = fused ? own : last + 1; // behind the last position in the cache
     if (first < end) {
         const uint first_tile = first / 32, n_tiles = (end - 1) / 32 + 1 - first_tile;
         const uint per_split = ATTENTION_SPLIT ? (n_tiles + a.n_splits - 1) / a.n_splits : n_tiles;
@@ -247,7 +259,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
     }
     if (fused && split == 0 && sg == 0) {
         threadgroup const float4 * own_k = memory + ATTENTION_HEADS * fours;
-        threadgroup const float4 * own_v = own_k + fours;
+        threadgroup const float4 * own_v = n_stored == 1 ? own_k : own_k + fours;
         for (uint h = 0; h < ATTENTION_HEADS; h++) {
             float s = 0.0f;
             for (uint i = lane; i < fours; i += 32) s += dot(q_heads[h * fours + i], own_k[i]);

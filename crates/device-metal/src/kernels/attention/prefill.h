@@ -1,5 +1,5 @@
 // attention_prefill_<kv>_<D>, self_attention_<D>, cross_attention_prefill_<kv>_<D>: flash attention of many rows by tiles.
-// <kv>: f32, f16, q8_0; <D>: 64, 128, 256, 512, the least that head_dim does not exceed.
+// <kv>: f32, f16, q8_0; <D>: 64, 128, 256, 512, and of attention_prefill 576, the least that head_dim does not exceed.
 //
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
@@ -7,14 +7,14 @@
 //   buffers  0 AttentionArguments (attention/arguments.h)   1 Step    2 q (n, n_heads * head_dim) f32, multiple of 4 bytes
 //            4 row_spans (n)     5 spans (n_spans)     6 page_tables
 //            8 sinks (n_heads) f32, ATTENTION_SINKS    9 out (n, n_heads * head_dim) f32, may be q
-//            12 k, 13 v (n, n_heads * head_dim) f32, multiples of 16 bytes: self_attention
+//            12 k, 13 v (n, n_kv_heads * head_dim) f32, multiples of 16 bytes: self_attention
 //            18 the layer's bias of keys (key_bias.h), ATTENTION_KEY_BIAS
 //            What a kernel leaves unused is bound all the same, to anything.
 //   threads  128
 //   grid     (ceil(n / R), n_kv_heads * ceil(group / H), 1): H = ATTENTION_HEADS, at most 8, group = n_heads / n_kv_heads,
-//            R = floor(8 * B / H) rows, B from the table; self_attention: n_kv_heads = n_heads, H = 1
-//   constants ATTENTION_HEAD_DIM, _HEADS, _SOFTCAP, _SINKS, _WINDOW, _KEY_BIAS; the last three mean nothing to self_attention and
-//            cross_attention
+//            R = floor(8 * B / H) rows, B from the table
+//   constants ATTENTION_HEAD_DIM, _HEADS, _SOFTCAP, _SINKS, _WINDOW, _CHUNKED, _BOTH_WAYS, _KEY_BIAS; the last five mean nothing to
+//            cross_attention, and of these only _WINDOW to self_attention
 //   threadgroup memory  none to be set
 //   reads    K and V of the positions that a tile's rows see once for R rows and H heads
 //   out may be q if group <= H
@@ -24,6 +24,7 @@
 //     128  4               2
 //     256  2               1
 //     512  1               1
+//     576  1               1
 //
 // A tile's rows are pairs: all query heads of a KV head meet the same keys. Rows of several spans may share a tile; each span's
 // positions are gone through in turn, and rows of others see none of them. Keys and values come 32 positions by 64 columns at a time
@@ -39,7 +40,7 @@
 // Where keys and values come from, and what a row sees.
 #define SOURCE_CACHE 0  // pages, positions up to the row's own
 #define SOURCE_ENCODER 1 // pages, all positions
-#define SOURCE_ROWS 2   // activations, all rows of the span
+#define SOURCE_ROWS 2   // activations, rows of the span: all, or those within the window to each side
 
 // Operands from one row of a staged tile to the next.
 #define STAGE_STRIDE 72
@@ -103,7 +104,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
     const short p_stride = sizeof(T) == 4 ? SCORE_STRIDE : PROBABILITY_STRIDE;
     threadgroup T * probabilities = sizeof(T) == 4 ? (threadgroup T *) score_memory : (threadgroup T *) probability_memory;
 
-    const uint heads = SOURCE == SOURCE_ROWS ? 1 : ATTENTION_HEADS;
+    const uint heads = ATTENTION_HEADS;
     const uint group = a.n_heads / a.pages.n_kv_heads;
     const uint head_chunks = (group + heads - 1) / heads;
     const uint kv_head = place.y / head_chunks, first_in_group = place.y % head_chunks * heads;
@@ -144,13 +145,16 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
         const uint span_row = spans[s].first_row, span_rows = spans[s].n_rows, span_position = spans[s].first_position;
         const uint low_row = max(first_row, span_row), high_row = min(end_row, span_row + span_rows); // of the tile, in the span
         if (low_row >= high_row) continue;
-        uint first = 0, end;
+        // What some row of the tile sees.
+        uint first = 0, end = SOURCE == SOURCE_ENCODER ? a.n_positions : span_rows;
+        const uint low = low_row - span_row, high = high_row - span_row;
         if (SOURCE == SOURCE_CACHE) {
-            const uint low = span_position + low_row - span_row;
-            if (ATTENTION_WINDOW) first = low + 1 > a.window ? low + 1 - a.window : 0;
-            end = span_position + high_row - span_row;
-        } else {
-            end = SOURCE == SOURCE_ENCODER ? a.n_positions : span_rows;
+            first = first_seen(a, span_position + low, span_position);
+            end = span_position + (ATTENTION_BOTH_WAYS ? span_rows : high);
+        }
+        if (SOURCE == SOURCE_ROWS && ATTENTION_WINDOW) {
+            first = low > a.window ? low - a.window : 0;
+            end = min(high + a.window, span_rows);
         }
         HeadPages pages;
         if (SOURCE != SOURCE_ROWS) pages = head_pages(K::KIND, a, page_tables, step, s, kv_head);
@@ -162,7 +166,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
             device const uchar * key = nullptr; // where nothing is there, and nothing is read
             device const uchar * value = nullptr;
             if (SOURCE == SOURCE_ROWS) {
-                const ulong at = (ulong(span_row + min(position, end - 1)) * a.n_heads + kv_head) * ATTENTION_HEAD_DIM;
+                const ulong at = (ulong(span_row + min(position, end - 1)) * a.pages.n_kv_heads + kv_head) * ATTENTION_HEAD_DIM;
                 key = (device const uchar *) (k_rows + at);
                 value = (device const uchar *) (v_rows + at);
             } else if (there) {
@@ -227,8 +231,12 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
                 bool seen = pair < rows * heads && row >= low_row && row < high_row && at >= first && at < end;
                 if (SOURCE == SOURCE_CACHE) {
                     const uint own = span_position + row - span_row;
-                    seen = seen && at <= own;
-                    if (ATTENTION_WINDOW) seen = seen && at + a.window > own;
+                    seen = seen && at >= first_seen(a, own, span_position);
+                    if (!ATTENTION_BOTH_WAYS) seen = seen && at <= own;
+                }
+                if (SOURCE == SOURCE_ROWS && ATTENTION_WINDOW) {
+                    const uint own = row - span_row;
+                    seen = seen && at + a.window >= own && at <= own + a.window;
                 }
                 const float score = seen ? capped(scores[pair * SCORE_STRIDE + lane], a.softcap) : LEAST_SCORE;
                 const float m = max(most[i], simd_max(score));

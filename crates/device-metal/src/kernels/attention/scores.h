@@ -1,8 +1,9 @@
 // Scores of 32 neighbouring positions with up to 8 query heads, by one simdgroup.
 //
-// Four lanes share four neighbouring keys: each takes every fourth vector of four columns, so that 4 lanes read 32 or 64
-// neighbouring bytes and q is read from threadgroup memory once for four keys. Three exchanges a head then leave each lane with
-// the score of the position that is its own.
+// ATTENTION_KEY_LANES lanes share as many neighbouring keys: of 4, each takes every fourth vector of four columns, so that they read 32
+// or 64 neighbouring bytes, and q is read from threadgroup memory once for four keys. Three exchanges a head then leave each lane with
+// the score of the position that is its own. 8 lanes read twice as many neighbours and q half as often, for seven exchanges and twice
+// the registers; 16 again twice and half, for fifteen.
 #pragma once
 #include "attention/vectors.h"
 
@@ -28,33 +29,38 @@ static inline TileScores tile_scores(threadgroup const float4 * q, HeadPages pag
         high = low;
     }
     device const uchar * page = pages.key(low) - (low & pages.mask) * pages.vector;
-    device const uchar * keys[4];
-    for (uint c = 0; c < 4; c++) {
-        const uint position = clamp(start + lane / 4 * 4 + c, low, high);
+    device const uchar * keys[16];
+    for (uint c = 0; c < ATTENTION_KEY_LANES; c++) {
+        const uint position = clamp(start + lane / ATTENTION_KEY_LANES * ATTENTION_KEY_LANES + c, low, high);
         keys[c] = page + (position & pages.mask) * pages.vector;
     }
-    float s[8][4];
+    float s[8][16];
     for (uint h = 0; h < ATTENTION_HEADS; h++) {
-        for (uint c = 0; c < 4; c++) s[h][c] = 0.0f;
+        for (uint c = 0; c < ATTENTION_KEY_LANES; c++) s[h][c] = 0.0f;
     }
-    for (uint i = lane % 4; i < HEAD_FOURS; i += 4) {
-        float4 k[4];
+    for (uint i = lane % ATTENTION_KEY_LANES; i < HEAD_FOURS; i += ATTENTION_KEY_LANES) {
+        float4 k[16];
         #pragma clang loop unroll(full)
-        for (uint c = 0; c < 4; c++) k[c] = K::four(keys[c], i);
+        for (uint c = 0; c < ATTENTION_KEY_LANES; c++) k[c] = K::four(keys[c], i);
         for (uint h = 0; h < ATTENTION_HEADS; h++) {
             const float4 qh = q[h * HEAD_FOURS + i];
             #pragma clang loop unroll(full)
-            for (uint c = 0; c < 4; c++) s[h][c] = fma_dot(qh, k[c], s[h][c]);
+            for (uint c = 0; c < ATTENTION_KEY_LANES; c++) s[h][c] = fma_dot(qh, k[c], s[h][c]);
         }
     }
     TileScores scores;
-    const bool odd = lane % 2 == 1, upper = lane % 4 >= 2;
     for (uint h = 0; h < ATTENTION_HEADS; h++) {
-        float a = odd ? s[h][1] : s[h][0], b = odd ? s[h][3] : s[h][2];
-        a += simd_shuffle_xor(odd ? s[h][0] : s[h][1], 1);
-        b += simd_shuffle_xor(odd ? s[h][2] : s[h][3], 1);
-        const float kept = upper ? b : a, sent = upper ? a : b;
-        scores.s[h] = kept + simd_shuffle_xor(sent, 2);
+        // Of the keys whose sums a lane has, it keeps those of its own bit and sends the others.
+        #pragma clang loop unroll(full)
+        for (uint bit = 1; bit < ATTENTION_KEY_LANES; bit *= 2) {
+            const bool odd = (lane & bit) != 0;
+            #pragma clang loop unroll(full)
+            for (uint c = 0; c < ATTENTION_KEY_LANES / bit; c += 2) {
+                const float kept = odd ? s[h][c + 1] : s[h][c], sent = odd ? s[h][c] : s[h][c + 1];
+                s[h][c / 2] = kept + simd_shuffle_xor(sent, ushort(bit));
+            }
+        }
+        scores.s[h] = s[h][0];
     }
     return scores;
 }

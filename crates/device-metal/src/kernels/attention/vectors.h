@@ -68,7 +68,7 @@ struct HeadPages {
     uint values;                      // to its values
     uint vector;                      // bytes of a vector
 
-    // Vector of a position's key; its value lies `values - keys` bytes behind.
+    // Vector of a position's key; its value lies `values - keys` bytes behind, and may be the same.
     device const uchar * key(uint position) const {
         return table[position >> shift].bytes + keys + (position & mask) * vector;
     }
@@ -82,7 +82,7 @@ static inline HeadPages head_pages(uint kind, constant AttentionArguments & a, d
     p.mask = a.pages.page_len - 1;
     p.vector = vector_bytes(kind, ATTENTION_HEAD_DIM);
     p.keys = a.pages.layer_offset + kv_head * a.pages.page_len * p.vector;
-    p.values = p.keys + a.pages.n_kv_heads * a.pages.page_len * p.vector;
+    p.values = p.keys + (a.pages.values_are_keys != 0 ? 0 : a.pages.n_kv_heads * a.pages.page_len * p.vector);
     return p;
 }
 
@@ -92,4 +92,14 @@ static inline float capped(float score, float softcap) {
     const float e = precise::exp(-2.0f * fabs(score / softcap));
     const float t = softcap * (1.0f - e) / (1.0f + e);
     return score < 0.0f ? -t : t;
+}
+
+// The first position that a row at position `own` sees; `span_first` is the position of the first row of its span.
+static inline uint first_seen(constant AttentionArguments & a, uint own, uint span_first) {
+    uint first = 0;
+    if (ATTENTION_WINDOW) {
+        first = own + 1 > a.window ? own + 1 - a.window : 0;
+        if (ATTENTION_CHUNKED) first = own / a.window * a.window;
+    }
+    return ATTENTION_BOTH_WAYS ? min(first, span_first) : first;
 }

@@ -1,0 +1,164 @@
+//! Recurrent layers, which read and write the states of their sequences.
+//!
+//! The contracts are the headers `kernels/short_conv.metal` and `kernels/scan.h`.
+
+use super::call::Call;
+use super::draft::Draft;
+use crate::arguments::{ScanArguments, ShortConvArguments};
+use crate::gpu::Gpu;
+use crate::kernels::{Kernel, constant};
+use device::{Op, Result, StateId, ValueId, WeightId};
+use device_lower::table::{Extent, Location, Region};
+
+/// Rows of a head's state that there are kernels for, ascending.
+const STATE_ROWS: [usize; 3] = [64, 128, 256];
+
+/// SIMD-groups of a threadgroup that scans.
+const SCAN_SIMDGROUPS: usize = 4;
+
+/// Columns of a head's state that a SIMD-group has (`scan.h`).
+const SCAN_COLUMNS: usize = 8;
+
+/// What the two scans have in common, by the names of `scan.h`.
+struct Scan {
+    name: &'static str,
+    x: ValueId,
+    keys: ValueId,
+    queries: ValueId,
+    step: ValueId,
+    rate: WeightId,
+    n_shared: usize,
+    n_heads: usize,
+    scale: f32,
+    state: StateId,
+    out: ValueId,
+}
+
+impl<G: Gpu> Draft<'_, G> {
+    /// Bind the states from a layer's part of the first on. All states count as one region.
+    fn bind_states(&self, mut call: Call, index: u8, state: StateId) -> Call {
+        let c = self.compiler;
+        let range = c.plan.kv.state_range(state);
+        let location = Location { buffer: c.buffers.states, offset: 4 * range.start as u64 };
+        let region = Region::of(location, 4 * range.len());
+        call.reads.push(region);
+        call.writes.push(region);
+        call.bind(index, location)
+    }
+
+    fn state_stride(&self) -> u32 {
+        self.compiler.plan.kv.state_len() as u32
+    }
+
+    /// ShortConv.
+    pub(super) fn short_conv(
+        &mut self,
+        x: ValueId,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        state: StateId,
+        out: ValueId,
+    ) -> Result<()> {
+        let c = self.compiler;
+        let cols = c.cols(x);
+        let args = ShortConvArguments {
+            cols: cols as u32,
+            size: c.plan.weight(weight).n_cols() as u32,
+            state_stride: self.state_stride(),
+            reserved: 0,
+        };
+        let call = self
+            .step_call("short_conv.metal", &args)
+            .bool(constant::HAS_BIAS, bias.is_some())
+            .read(2, self.value(x))
+            .write(3, self.value(out))
+            .bind(4, c.step_place(c.step.row_spans))
+            .bind(5, c.step_place(c.step.spans))
+            .bind(6, c.weight(weight)?)
+            .bind(7, c.weight_or_any(bias)?)
+            .elements(c.rows(x), cols);
+        self.push(self.bind_states(call, 8, state))
+    }
+
+    /// GatedDelta and SelectiveScan.
+    pub(super) fn recurrence(&mut self, op: &Op) -> Result<()> {
+        match op {
+            Op::GatedDelta { q, k, v, step, beta, rate, n_key_heads, n_heads, tiled, scale, state, out } => {
+                let scan = Scan {
+                    name: "gated_delta",
+                    x: *v,
+                    keys: *k,
+                    queries: *q,
+                    step: *step,
+                    rate: *rate,
+                    n_shared: *n_key_heads,
+                    n_heads: *n_heads,
+                    scale: *scale,
+                    state: *state,
+                    out: *out,
+                };
+                let per_row = self.compiler.cols(*step) != *n_heads;
+                let call = self
+                    .scan("gated_delta.metal", &scan)?
+                    .bool(constant::STEP_PER_ROW, per_row)
+                    .bool(constant::TILED, *tiled)
+                    .read(10, self.value(*beta));
+                self.push(call)
+            }
+            Op::SelectiveScan { x, b, c, step, rate, skip, n_groups, n_heads, state, out } => {
+                let scan = Scan {
+                    name: "selective_scan",
+                    x: *x,
+                    keys: *b,
+                    queries: *c,
+                    step: *step,
+                    rate: *rate,
+                    n_shared: *n_groups,
+                    n_heads: *n_heads,
+                    scale: 1.0,
+                    state: *state,
+                    out: *out,
+                };
+                let call = self
+                    .scan("selective_scan.metal", &scan)?
+                    .bool(constant::HAS_WEIGHT, skip.is_some())
+                    .bind(10, self.compiler.weight_or_any(*skip)?);
+                self.push(call)
+            }
+            op => Err(self.not_lowered(op)),
+        }
+    }
+
+    /// A scan, but for what only one of them has.
+    fn scan(&self, file: &'static str, scan: &Scan) -> Result<Call> {
+        let c = self.compiler;
+        let (rows, cols) = (c.cols(scan.keys) / scan.n_shared, c.cols(scan.x) / scan.n_heads);
+        let Some(most) = STATE_ROWS.into_iter().find(|most| rows <= *most) else {
+            let what = format!("a state of {rows} rows");
+            return Err(c.unsupported(what, "this device runs states of at most 256; use --device cpu"));
+        };
+        let args = ScanArguments {
+            n_heads: scan.n_heads as u32,
+            n_shared: scan.n_shared as u32,
+            rows: rows as u32,
+            cols: cols as u32,
+            state_stride: self.state_stride(),
+            scale: scan.scale,
+            ..Default::default()
+        };
+        let kernel = Kernel { file, function: format!("{}_{most}", scan.name) };
+        let simdgroups = cols.div_ceil(SCAN_COLUMNS).min(SCAN_SIMDGROUPS);
+        let groups = Extent::Fixed(cols.div_ceil(SCAN_COLUMNS * simdgroups) as u32);
+        let call = Call::new(kernel, &args)
+            .bind(1, c.step_place(0))
+            .bind(2, c.step_place(c.step.spans))
+            .read(3, self.value(scan.x))
+            .read(4, self.value(scan.keys))
+            .read(5, self.value(scan.queries))
+            .read(6, self.value(scan.step))
+            .bind(7, c.weight(scan.rate)?)
+            .write(9, self.value(scan.out))
+            .grid([groups, Extent::Fixed(scan.n_heads as u32), Extent::Spans], 32 * simdgroups as u32);
+        Ok(self.bind_states(call, 8, scan.state))
+    }
+}

@@ -1,0 +1,94 @@
+// Heads whose states are matrices S (rows, cols), carried along the positions of a span: what gated_delta.metal and
+// selective_scan.metal share.
+//
+// Host contract
+//   buffers  0 ScanArguments    1 Step    2 spans
+//            3 x (n, n_heads * cols), the values        4 keys, 5 queries (n, n_shared * rows)      6 steps (n, n_heads), or with
+//               FC_STEP_PER_ROW (n, n_heads * rows)     7 rates (n_heads)      8 the layer's part of state 0 (n_heads, rows, cols)
+//            9 out (n, n_heads * cols); x, keys, queries multiples of 16 bytes
+//   threads  32 * S
+//   grid     (ceil(cols / (8 * S)), n_heads, n_spans)
+//   kernels  for up to 64, 128 and 256 rows
+//
+// A SIMD-group has eight neighbouring columns of S, from the first position of a span to the last. Four lanes share a column: each
+// has four neighbouring rows of every 16, in registers. So a state is read and written once for a span, and a column's sum takes two
+// exchanges. What heads share is read by each SIMD-group, from caches.
+//
+// Sums over rows: each lane its rows in order, then lanes 8 apart, then 16 apart.
+#pragma once
+#include "arguments.h"
+#include "constants.h"
+#include "step.h"
+
+// Columns of a SIMD-group.
+#define SCAN_COLUMNS 8
+
+// Which rows and which column of a head's state a lane has.
+struct ScanLane {
+    uint head;
+    uint column;
+    uint row;   // the first of its rows; the others 16 apart, each with the three after it
+    bool there; // whether the column is one of the head's
+};
+
+static inline ScanLane scan_lane(constant ScanArguments &args, uint3 place, ushort sg, ushort n_sg, ushort lane) {
+    ScanLane mine;
+    mine.head = place.y;
+    mine.column = (place.x * n_sg + sg) * SCAN_COLUMNS + lane % SCAN_COLUMNS;
+    mine.row = lane / SCAN_COLUMNS * 4;
+    mine.there = mine.column < args.cols;
+    return mine;
+}
+
+// Four neighbouring numbers of a vector of `n`, 0 after its end. The vector lies at a multiple of 16 bytes if `n` is one of 4.
+static inline float4 scan_four(device const float *vector, uint i, uint n) {
+    if (n % 4 == 0 && i < n) return *(device const float4 *) (vector + i);
+    float4 four = float4(0.0f);
+    for (uint e = 0; e < 4; e++) {
+        if (i + e < n) four[e] = vector[i + e];
+    }
+    return four;
+}
+
+// `sum` and the product of two vectors, with four roundings.
+static inline float scan_dot(float4 a, float4 b, float sum) {
+    return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
+}
+
+// The sum of the lanes that share a column.
+static inline float scan_sum(float x) {
+    x += simd_shuffle_xor(x, ushort(8));
+    return x + simd_shuffle_xor(x, ushort(16));
+}
+
+// Where the lane's column of its head lies in a state.
+static inline ulong scan_place(constant ScanArguments &args, ScanLane mine, uint state) {
+    return ulong(state) * args.state_stride + ulong(mine.head) * args.rows * args.cols + mine.column;
+}
+
+// The lane's part of the state before a span.
+template<ushort N>
+static inline void scan_load(thread float4 *s, constant ScanArguments &args, ScanLane mine, uint state, device const float *states) {
+    for (ushort i = 0; i < N; i++) s[i] = float4(0.0f);
+    if (state == STATE_NONE || !mine.there) return;
+    device const float *column = states + scan_place(args, mine, state);
+    for (ushort i = 0; i < N; i++) {
+        for (ushort e = 0; e < 4; e++) {
+            const uint row = mine.row + 16 * i + e;
+            if (row < args.rows) s[i][e] = column[row * args.cols];
+        }
+    }
+}
+
+// And after it.
+template<ushort N>
+static inline void scan_store(thread const float4 *s, constant ScanArguments &args, ScanLane mine, uint state, device float *states) {
+    if (!mine.there) return;
+    device float *column = states + scan_place(args, mine, state);
+    for (ushort i = 0; i < N; i++) {
+        for (ushort e = 0; e < 4; e++) {
+            const uint row = mine.row + 16 * i + e;
+            if (row < args.rows) column[row * args.cols] = s[i][e];
+        }
+    }
+}
