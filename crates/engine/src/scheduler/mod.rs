@@ -47,7 +47,7 @@ use queue::Queue;
 const LEAST_SHARED: usize = 16;
 
 /// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on.
-const LEAST_PROMPT_ROWS: usize = 4;
+const LEAST_PROMPT_ROWS: usize = 8;
 
 /// Time of a step while the machine is short of memory.
 const PRESSED_LATENCY: Duration = Duration::from_millis(100);
