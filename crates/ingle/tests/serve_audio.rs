@@ -91,8 +91,9 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn speech_becomes_text_in_every_format() {
+    // What a model is for is known before it is loaded, if its file is there.
+    ok(&["pull", BASE]);
     let server = Server::start(&[TINY, BASE]);
-    // What a model is for is known before it is loaded.
     wait_until("kinds are not found", || listed(&server, BASE)["capabilities"] == json!(["transcription"]));
     assert!(listed(&server, BASE)["meta"].is_null());
     assert_eq!(listed(&server, &SMOLLM2.path())["capabilities"], json!(["completion", "chat"]));
