@@ -110,18 +110,6 @@ fn devices() -> Vec<Arc<dyn Device>> {
     ]
 }
 
-/// Emulated.
-fn metal() -> Option<Arc<dyn Device>> {
-    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-    {
-        use device_metal::gpu::emulated::{EmulatedGpu, Options};
-        let gpu = EmulatedGpu::new(&Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"))).unwrap();
-        Some(Arc::new(device_metal::MetalDevice::new(gpu)))
-    }
-    #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-    None
-}
-
 fn drain(engine: &mut Engine) -> Answers {
     let mut all = Answers::new();
     while engine.step(&mut |event| note(&mut all, &event)).unwrap() {}
@@ -130,7 +118,7 @@ fn drain(engine: &mut Engine) -> Answers {
 
 #[test]
 fn each_answer_keeps_to_its_own_constraint_and_is_what_it_is_alone() {
-    for device in devices().into_iter().chain(metal()) {
+    for device in devices().into_iter().chain(emulated_metal()) {
         let deterministic = LoadOptions { numerics: device::Numerics::Deterministic, ..options(200, 16, 3) };
         let mut engine = Engine::new(model("llama"), &device, &deterministic).unwrap();
         let n_vocab = engine.model().n_vocab();

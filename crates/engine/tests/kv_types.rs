@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{all_logits, expected, greedy, model, options};
+use crate::common::{all_logits, emulated_metal, expected, greedy, model, options};
 use device::{Device, KvType, Numerics};
 use device_cpu::{CpuDevice, Isa, Options};
 use device_reference::Reference;
@@ -18,14 +18,6 @@ const WITHOUT_BIASES: [&str; 4] = ["gemma2", "qwen3", "gemma3", "mistral"];
 
 fn cpu(isa: Isa) -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(Options { threads: Some(2), isa: Some(isa) }).unwrap())
-}
-
-#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-fn metal() -> Arc<dyn Device> {
-    use device_metal::MetalDevice;
-    use device_metal::gpu::emulated::{EmulatedGpu, Options};
-    let gpu = EmulatedGpu::new(&Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"))).unwrap();
-    Arc::new(MetalDevice::new(gpu))
 }
 
 /// Root of the mean square of the errors of logits; rows are computed in chunks of 70 and one by one, and the worse counts.
@@ -61,7 +53,7 @@ fn integers_hold_keys_with_large_biases() {
         }
     }
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-    assert!(error(&metal(), BIASED, KvType::Q8_0) < 0.021);
+    assert!(error(&emulated_metal().unwrap(), BIASED, KvType::Q8_0) < 0.021);
 }
 
 /// I8 on the CPU, whose queries and weights have 8 bits too, beside Q8_0 with both in f32. How roundings add up differs by a third from
@@ -135,7 +127,7 @@ fn the_page_on_kv_types_is_up_to_date() {
             "cpu" => cpu(Isa::detect()),
             "reference" => Arc::new(Reference::new(2)),
             #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-            "metal" => metal(),
+            "metal" => emulated_metal().unwrap(),
             _ => continue,
         };
         let kinds = device.kv_types().iter().copied();

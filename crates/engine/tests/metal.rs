@@ -2,18 +2,12 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
-
-use crate::common::{greedy, model, options};
-use device::{Device, KvType};
-use device_metal::MetalDevice;
-use device_metal::gpu::emulated::{EmulatedGpu, Options};
+use crate::common::{emulated_metal, greedy, model, options};
+use device::KvType;
 use ingle_engine::*;
 
 fn engine(name: &str, options: &LoadOptions) -> Engine {
-    let gpu = EmulatedGpu::new(&Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"))).unwrap();
-    let device: Arc<dyn Device> = Arc::new(MetalDevice::new(gpu));
-    Engine::new(model(name), &device, options).unwrap()
+    Engine::new(model(name), &emulated_metal().unwrap(), options).unwrap()
 }
 
 fn prompt() -> Vec<u32> {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::common::{RECURRENT, expected, greedy, model, options};
+use crate::common::{RECURRENT, emulated_metal, expected, greedy, model, options};
 use device::{Device, Numerics};
 use ingle_engine::*;
 
@@ -20,21 +20,8 @@ fn devices() -> Vec<(Arc<dyn Device>, Numerics)> {
         (cpu.clone(), Numerics::Deterministic),
         (cpu, Numerics::Fast),
     ];
-    devices.extend(metal().map(|metal| (metal, Numerics::Fast)));
+    devices.extend(emulated_metal().map(|metal| (metal, Numerics::Fast)));
     devices
-}
-
-#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-fn metal() -> Option<Arc<dyn Device>> {
-    use device_metal::MetalDevice;
-    use device_metal::gpu::emulated::{EmulatedGpu, Options};
-    let options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
-    Some(Arc::new(MetalDevice::new(EmulatedGpu::new(&options).unwrap())))
-}
-
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-fn metal() -> Option<Arc<dyn Device>> {
-    None
 }
 
 fn each(mut f: impl FnMut(&str, &dyn Fn(usize, usize) -> Engine)) {

@@ -140,10 +140,7 @@ fn the_cpu_agrees_whole_in_chunks_and_token_by_token() {
 #[test]
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 fn metal_agrees_whole_and_in_chunks() {
-    use device_metal::MetalDevice;
-    use device_metal::gpu::emulated::{EmulatedGpu, Options};
-    let options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
-    let metal: Arc<dyn Device> = Arc::new(MetalDevice::new(EmulatedGpu::new(&options).unwrap()));
+    let metal = crate::common::emulated_metal().unwrap();
     for name in ALL {
         for chunk in [256, 7] {
             let mut engine = engine_of(name, &metal, chunk, 1);

@@ -28,6 +28,18 @@ pub fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
 }
 
+/// The Metal device on the emulator; `None` where the emulator does not run.
+pub fn emulated_metal() -> Option<Arc<dyn Device>> {
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    {
+        use device_metal::gpu::emulated::{EmulatedGpu, Options};
+        let gpu = EmulatedGpu::new(&Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"))).unwrap();
+        Some(Arc::new(device_metal::MetalDevice::new(gpu)))
+    }
+    #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+    None
+}
+
 /// A fixture model without a tokenizer.
 pub fn model(name: &str) -> Arc<Model> {
     Arc::new(

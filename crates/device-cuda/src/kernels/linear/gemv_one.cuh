@@ -1,4 +1,5 @@
-// y = x W^T for one row, W in a type of whole numbers: norm of x before it, and bias, residual or gate after it. The way of decode.
+// y = x W^T for one row, as in decode; W is of an integer type. The norm of x before it, and bias, residual or gate after it, are part
+// of the kernel.
 //
 // One row is decided by latency, not by bytes: so all that does not depend on the kernel before is on its way before `await`. A block
 // a multiprocessor has neighbouring columns. A team of k_parts warps makes NR columns at a time, a set; each warp of it L * 32 groups
@@ -12,7 +13,7 @@
 // Host contract
 //   parameter  LinearArguments with k_parts; n_rows 1, k 0; L * 32 * k_parts groups are all of K, k_parts at most 16
 //   threads    512; grid: any number of blocks, one a multiprocessor
-//   dynamic shared memory  40 bytes for each of these groups, 4 * k_parts for each column of a block (ONE_COLUMNS below)
+//   dynamic shared memory  40 bytes for each of these groups, 4 * k_parts for each column of the block with the most
 // Bytes moved: W once; x once a block, from L2.
 // Measured, 25 November 2026, H100: 2.2 us for 2.4 MB, 8.7 for 18.9 MB of Q4_0, 95 for 279 MB of Q8_0; NOTES.md.
 #pragma once
