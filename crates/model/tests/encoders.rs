@@ -12,21 +12,9 @@ use serde_json::Value;
 fn devices() -> Vec<Box<dyn Device>> {
     let cpu = CpuDevice::new(Options { isa: None, threads: Some(2) }).unwrap();
     let mut devices: Vec<Box<dyn Device>> = vec![Box::new(Reference::new(1)), Box::new(cpu)];
-    devices.extend(metal());
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    devices.push(Box::new(crate::common::emulated_metal()));
     devices
-}
-
-#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-fn metal() -> Option<Box<dyn Device>> {
-    use device_metal::MetalDevice;
-    use device_metal::gpu::emulated::{EmulatedGpu, Options};
-    let options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
-    Some(Box::new(MetalDevice::new(EmulatedGpu::new(&options).unwrap())))
-}
-
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-fn metal() -> Option<Box<dyn Device>> {
-    None
 }
 
 fn row(value: &Value) -> Vec<f32> {

@@ -92,9 +92,7 @@ fn adapters_agree_with_peft_on_the_cpu() {
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[test]
 fn adapters_agree_with_peft_on_metal() {
-    use device_metal::gpu::emulated::{EmulatedGpu, Options};
-    let shaders = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
-    let device = device_metal::MetalDevice::new(EmulatedGpu::new(&Options::new(shaders)).unwrap());
+    let device = crate::common::emulated_metal();
     let names =
         ["llama_patterns", "qwen3_all", "qwen2_head", "phi3_stacked", "gpt2_turned", "mixtral_attention"];
     agree_on(&device, &names, &[40, 7, 1]);

@@ -8,21 +8,14 @@
 
 use crate::common::speech::{NAME, agrees_with_fixture, worst};
 use crate::common::{
-    DENSE, LATER, MIXED, OTHER, RECURRENT, Runner, TOLERANCE, check_with, difference, json, open,
+    DENSE, LATER, MIXED, OTHER, RECURRENT, Runner, TOLERANCE, check_with, difference, emulated_metal, json,
+    open,
 };
 use device::Numerics;
-use device_metal::MetalDevice;
-use device_metal::gpu::emulated::{EmulatedGpu, Options};
 use model::ModelSpec;
 
-fn device() -> MetalDevice<EmulatedGpu> {
-    MetalDevice::new(
-        EmulatedGpu::new(&Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"))).unwrap(),
-    )
-}
-
 fn agree(names: &[&str], chunks: &[usize]) {
-    let device = device();
+    let device = emulated_metal();
     for name in names {
         let checkpoint = open(name);
         let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
@@ -62,7 +55,7 @@ const MXFP4: &str = "gpt_oss_mxfp4";
 #[test]
 fn a_fixture_with_experts_of_four_bits_agrees() {
     agree(&[MXFP4], &[7, 1]);
-    let device = device();
+    let device = emulated_metal();
     let checkpoint = open(MXFP4);
     let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
     let worst = difference(Runner::on(&device, &plan, Numerics::Fast), MXFP4, 40);
@@ -85,12 +78,12 @@ fn an_encoder_agrees() {
     };
     let ids: Vec<u32> = row(&json["input_ids"]).into_iter().map(|v| v as u32).collect();
     let expected: Vec<Vec<f32>> = json["last_hidden_state"].as_array().unwrap().iter().map(row).collect();
-    let (found, _) = Runner::on(&device(), &plan, Numerics::Fast).step(&ids);
+    let (found, _) = Runner::on(&emulated_metal(), &plan, Numerics::Fast).step(&ids);
     let difference = worst(&found, &expected);
     assert!(difference < TOLERANCE, "{difference}");
 }
 
 #[test]
 fn speech_agrees() {
-    agrees_with_fixture(&device(), "metal-emulated", Numerics::Fast, &open(NAME), &[]);
+    agrees_with_fixture(&emulated_metal(), "metal-emulated", Numerics::Fast, &open(NAME), &[]);
 }

@@ -12,6 +12,14 @@ use device_reference::Reference;
 use device_testing::{BEST_AND_LOGITS, committed};
 use weights::{Access, Checkpoint};
 
+/// The Metal device on the emulator.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub fn emulated_metal() -> device_metal::MetalDevice<device_metal::gpu::emulated::EmulatedGpu> {
+    use device_metal::gpu::emulated::{EmulatedGpu, Options};
+    let gpu = EmulatedGpu::new(&Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"))).unwrap();
+    device_metal::MetalDevice::new(gpu)
+}
+
 /// The fixtures, each a Hugging Face checkpoint with what transformers answers: those of one dense stack of layers, ...
 pub const DENSE: [&str; 10] =
     ["llama", "mistral", "qwen2", "qwen3", "gemma3", "smollm3", "phi3", "gemma2", "granite", "olmo2"];
