@@ -25,7 +25,7 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use device::{Limits, OutputRef, Program, Ticket, Want};
+use device::{Limits, Numerics, OutputRef, Program, Ticket, Want};
 
 pub(crate) use figures::Totals;
 pub(crate) use flight::Flight;
@@ -193,6 +193,17 @@ impl Scheduler {
     /// Those that run, then those that wait.
     pub(crate) fn sequences(&self) -> impl Iterator<Item = &Sequence> {
         self.slots.iter().flatten().chain(self.queue.iter())
+    }
+
+    /// The same.
+    pub(crate) fn sequences_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.slots.iter_mut().flatten().chain(self.queue.iter_mut())
+    }
+
+    /// Whether the program has a plan with adapters after the model's own, from now on. That of given rows comes after both.
+    pub(crate) fn set_adapted(&mut self, is_adapted: bool, numerics: Numerics) {
+        self.buffers.set_adapted(is_adapted, numerics);
+        self.buffers.given_plan = 1 + usize::from(is_adapted);
     }
 
     /// That one more sequence may wait.
