@@ -46,9 +46,6 @@ use queue::Queue;
 /// A prompt waits for another one, or takes a part of a page from a running sequence, only for so many tokens.
 const LEAST_SHARED: usize = 16;
 
-/// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on.
-const LEAST_PROMPT_ROWS: usize = 8;
-
 /// Time of a step while the machine is short of memory.
 const PRESSED_LATENCY: Duration = Duration::from_millis(100);
 
@@ -710,7 +707,8 @@ impl Scheduler {
         flight.is_limited = true;
         let (planned, n_before) = (flight.planned, flight.n_prompt_rows);
         let fits = self.chunks.rows_within(seconds, planned, n_before, sequence.n_submitted, most);
-        let least = if n_before == 0 { LEAST_PROMPT_ROWS } else { 0 };
+        // Whatever it costs the answers: so prompts always go on.
+        let least = usize::from(n_before == 0);
         fits.max(least).min(most)
     }
 
