@@ -28,6 +28,7 @@ fn answers_with_steps_in_flight_are_those_of_single_steps() {
         "gemma3",
         "gemma4_e2b",
         "gemma4_moe",
+        "gemma3n",
         "smollm3",
         "phi3",
         "granite",

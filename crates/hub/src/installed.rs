@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::hf::{self, RepoStore, Want};
 use crate::lock::Lock;
 use crate::reference::{HubRef, ModelRef};
+use crate::towers;
 
 /// A model in the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -161,13 +162,20 @@ fn remove_hub(place: &HubRef, cache: &Cache) -> Result<Option<u64>> {
     };
     let is_named = |file: &String| match (&named, &place.quant) {
         (Some(named), _) => named.contains(file),
-        (None, Some(quant)) => crate::names::has_quant(file, quant),
+        (None, Some(quant)) => crate::names::has_quant(file, quant) && !towers::is_tower(file),
         (None, None) => true,
     };
     let (mut blobs, mut removed) = (BTreeSet::new(), false);
     for commit in &commits {
         let files = store.files(commit);
-        for file in files.iter().filter(|file| is_named(file)) {
+        let (gone, left): (Vec<String>, Vec<String>) = files.iter().cloned().partition(is_named);
+        // A tower goes with the last model that has it.
+        let used: Vec<_> =
+            hf::models_of(&left).iter().filter_map(|model| towers::tower_of(model, &left).cloned()).collect();
+        let freed =
+            hf::models_of(&gone).into_iter().filter_map(|model| towers::tower_of(&model, &files).cloned());
+        let freed: BTreeSet<String> = freed.filter(|tower| !used.contains(tower)).collect();
+        for file in gone.iter().chain(freed.iter().filter(|tower| left.contains(tower))) {
             let path = hf::join(&store.snapshot(commit), file);
             blobs.extend(blob_of(&path));
             fs::remove_file(&path).map_err(|e| Error::io(&path, "removing", e))?;
@@ -250,7 +258,8 @@ fn list_repo(store: &RepoStore, repo: &str, installed: &mut Vec<Installed>) -> R
         };
         for first in hf::models_of(&files) {
             if let Ok(Want::Files(parts)) = hf::choose_file(repo, &files, Some(&first)) {
-                let paths: Vec<_> = parts.iter().map(|part| hf::join(&snapshot, part)).collect();
+                let tower = towers::tower_of(&first, &files);
+                let paths: Vec<_> = parts.iter().chain(tower).map(|part| hf::join(&snapshot, part)).collect();
                 let name = reference(Some(first.clone())).to_string();
                 installed.extend(row(name, hf::join(&snapshot, &first), &paths, source.clone()));
             }

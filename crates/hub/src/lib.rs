@@ -40,6 +40,7 @@ mod progress;
 mod reference;
 mod search;
 mod stores;
+mod towers;
 mod wheel;
 
 use std::path::{Path, PathBuf};
@@ -53,13 +54,15 @@ pub use progress::{Progress, Silent};
 pub use reference::{HubRef, ModelRef};
 pub use search::{Found, Offer, search_hub};
 pub use stores::{Program, StoreRef, Stores};
+pub use towers::tower_beside;
 
 /// Fetches a model unless it is already on this machine, and returns the path to load it from: a
 /// file (for a split GGUF its first part), or a folder with `config.json` and safetensors.
 ///
 /// A path is returned as it is. A catalog model is fetched once; its hash guarantees that it never
 /// changes. A branch or tag of the hub is resolved each time; if the hub cannot be reached, the
-/// last known commit is used.
+/// last known commit is used. A GGUF model of the hub that sees images comes with its tower, where
+/// [`tower_beside`] finds it.
 ///
 /// # Errors
 /// Any [`Error`]. After [`Error::Interrupted`] or [`Error::Unreachable`] the same call resumes

@@ -39,6 +39,8 @@ pub struct Options {
     pub catalog: Option<Catalog>,
     /// Where other programs keep models.
     pub stores: Stores,
+    /// Whether a GGUF model of the hub comes with its tower of images, the mmproj file.
+    pub towers: bool,
     /// How often a request is retried after a broken connection or a server error.
     pub retries: u32,
     /// The delay before the first retry; it doubles each time, up to 16 s.
@@ -77,6 +79,7 @@ impl Default for Options {
             pip_arguments: Vec::new(),
             catalog: None,
             stores: Stores::default(),
+            towers: true,
             retries: 5,
             backoff: Duration::from_millis(500),
             connect_timeout: Duration::from_secs(15),

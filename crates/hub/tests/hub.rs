@@ -9,6 +9,7 @@ use crate::stand_in;
 use crate::stand_in::{Course, Hub, REPO, Reply, Server, bytes, cache, commit, options, sha256};
 use ingle_hub::{
     Cache, Catalog, Error, Found, ModelRef, Options, Silent, Stores, fetch, find, list, remove, search_hub,
+    tower_beside,
 };
 
 fn get(reference: &str, cache: &Cache, options: &Options) -> ingle_hub::Result<std::path::PathBuf> {
@@ -594,6 +595,73 @@ fn a_public_model_comes_from_the_hub_with_the_hash_that_the_hub_gives() {
     assert_eq!(get("tiny:1b", &cache, &options).unwrap(), path);
     assert_eq!(hub.hub.take(), Vec::<String>::new());
     assert!(get("tiny:1b-q8_0", &cache, &options).unwrap().ends_with("m-Q8_0.gguf"));
+}
+
+#[test]
+fn a_model_that_sees_comes_with_its_tower() {
+    let (model, tower) = (bytes(20_000, 1), bytes(7_000, 2));
+    let hub = Hub::start(&[
+        ("m-Q4_K_M.gguf", model.clone()),
+        ("m-Q8_0.gguf", bytes(30_000, 3)),
+        ("BF16/m-BF16.gguf", bytes(40_000, 4)),
+        ("mmproj-BF16.gguf", bytes(8_000, 5)),
+        ("mmproj-F16.gguf", tower.clone()),
+    ]);
+    let tower_of = |path: &std::path::Path| fs::read(tower_beside(path)?).ok();
+    for reference in ["hf:org/model:Q4_K_M", "hf:org/model/m-Q4_K_M.gguf", "hf:org/model/BF16/m-BF16.gguf"] {
+        let (_folder, cache) = cache();
+        let mut course = Course::default();
+        let path = fetch(&ModelRef::parse(reference).unwrap(), &cache, &hub.options(), &mut course).unwrap();
+        assert!(tower_of(&path) == Some(tower.clone()), "{reference}");
+        assert_eq!(course.files[0].0, "mmproj-F16.gguf", "{reference}: the tower comes first");
+        assert_eq!(course.files.len(), 2, "{reference}: {:?}", course.files);
+        assert!(course.notes[0].contains("mmproj-F16.gguf"), "{:?}", course.notes);
+        // A second time there is nothing to say.
+        let mut course = Course::default();
+        fetch(&ModelRef::parse(reference).unwrap(), &cache, &hub.options(), &mut course).unwrap();
+        assert!(course.files.is_empty() && course.notes.is_empty(), "{course:?}");
+    }
+    let blind = Options { towers: false, ..hub.options() };
+    let (_folder, cache) = cache();
+    let path = get("hf:org/model:Q4_K_M", &cache, &blind).unwrap();
+    assert!(tower_of(&path).is_none() && blobs(&cache) == [sha256(&model)]);
+    // What was fetched without gets it now.
+    assert_eq!(get("hf:org/model:Q4_K_M", &cache, &hub.options()).unwrap(), path);
+    assert!(tower_of(&path) == Some(tower.clone()));
+    let installed = list(&cache).unwrap();
+    assert_eq!((installed.len(), installed[0].bytes), (1, 27_000), "{installed:?}");
+    // It goes with the last model that has it.
+    get("hf:org/model:Q8_0", &cache, &hub.options()).unwrap();
+    let rm = |reference: &str| remove(&ModelRef::parse(reference).unwrap(), &cache).unwrap();
+    rm("hf:org/model:Q4_K_M");
+    assert!(blobs(&cache).contains(&sha256(&tower)));
+    rm("hf:org/model/m-Q8_0.gguf");
+    assert!(blobs(&cache).is_empty() && list(&cache).unwrap().is_empty());
+}
+
+#[test]
+fn a_tower_that_breaks_off_is_resumed_before_the_model_counts_as_fetched() {
+    let tower = bytes(200_000, 2);
+    let hub = Hub::start(&[("m.gguf", bytes(20_000, 1)), ("mmproj-m.gguf", tower.clone())]);
+    hub.set(|state| state.breaks = [100_000].into());
+    let (_folder, cache) = cache();
+    let once = Options { retries: 0, ..hub.options() };
+    assert!(matches!(get("hf:org/model", &cache, &once), Err(Error::Interrupted { .. })));
+    assert!(list(&cache).unwrap().is_empty(), "without its tower the model is not there");
+    let path = get("hf:org/model", &cache, &once).unwrap();
+    assert!(fs::read(tower_beside(&path).unwrap()).unwrap() == tower);
+}
+
+#[test]
+fn a_hub_without_listings_gives_a_file_that_is_named() {
+    let hub = Hub::start(&[("m.gguf", bytes(5_000, 1))]);
+    let describe = Reply::new(302, "").with("Location", format!("{}/x", hub.content.url()));
+    let describe = describe.with("X-Repo-Commit", commit('a')).with("X-Linked-Size", 5_000);
+    let describe = describe.with("X-Linked-Etag", format!("\"{}\"", sha256(&bytes(5_000, 1))));
+    hub.set(|state| state.first = [describe, Reply::new(500, "")].into());
+    let (_folder, cache) = cache();
+    let once = Options { retries: 0, ..hub.options() };
+    assert!(get("hf:org/model/m.gguf", &cache, &once).is_ok());
 }
 
 #[test]

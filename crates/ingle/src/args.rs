@@ -97,6 +97,10 @@ pub struct FetchArgs {
     #[arg(long, value_name = "DIR")]
     pub lmstudio_models: Option<PathBuf>,
 
+    /// Do not fetch the mmproj file of a GGUF model of the hub, by which it sees images
+    #[arg(long)]
+    pub no_mmproj: bool,
+
     /// Use only what is in the cache [also HF_HUB_OFFLINE=1]
     #[arg(long)]
     pub offline: bool,
@@ -161,6 +165,7 @@ impl FetchArgs {
         options.catalog = self.catalog()?;
         options.stores = hub::Stores::resolve(self.ollama_models.clone(), self.lmstudio_models.clone());
         options.offline |= self.offline;
+        options.towers = !self.no_mmproj;
         Ok(options)
     }
 }

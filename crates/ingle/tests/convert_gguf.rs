@@ -77,6 +77,7 @@ fn every_family_that_gguf_can_say_answers_the_same() {
         "qwen3_moe",
         "gemma4_e2b",
         "gemma4_moe",
+        "gemma3n_beyond",
     ] {
         let (output, notes) = converted(&dir, &model(name), "gguf");
         assert!(notes.contains("no tokenizer.json"), "{name}: {notes}");

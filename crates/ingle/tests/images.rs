@@ -64,6 +64,25 @@ fn a_gguf_file_sees_with_its_tower_beside_it_or_named() {
     }
 }
 
+/// As a fetch leaves it: the tower may be where the repository has it, beside the model's folder.
+#[test]
+fn a_model_in_the_hubs_cache_sees() {
+    let name = "gemma3_vl";
+    let dir = tempfile::tempdir().unwrap();
+    let repo = dir.path().join("models--org--model");
+    let snapshot = repo.join("snapshots").join("ab".repeat(20));
+    let model = snapshot.join("Q8_0").join("m-Q8_0.gguf");
+    std::fs::create_dir_all(model.parent().unwrap()).unwrap();
+    std::fs::create_dir_all(repo.join("refs")).unwrap();
+    std::fs::write(repo.join("refs/main"), "ab".repeat(20)).unwrap();
+    let said = ingle(&["convert", &text(&fixture("models").join(name)), "-o", &text(&model), "--to", "gguf"]);
+    assert!(said.status.success());
+    std::fs::rename(model.with_file_name("mmproj-m-Q8_0.gguf"), snapshot.join("mmproj-F16.gguf")).unwrap();
+    for reference in ["hf:org/model:Q8_0", "hf:org/model/Q8_0/m-Q8_0.gguf"] {
+        agrees(name, reference, &["--hf-cache", &text(dir.path()), "--offline"]);
+    }
+}
+
 #[test]
 fn logits_of_tokens_and_a_picture_are_those_of_transformers() {
     for name in FAMILIES {

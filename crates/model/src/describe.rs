@@ -93,6 +93,10 @@ impl fmt::Display for ModelSpec {
         if self.per_layer_width > 0 {
             line("per-layer inputs", format!("{} columns", self.per_layer_width))?;
         }
+        if self.n_streams > 1 {
+            let (n, rank) = (self.n_streams, self.laurel_rank);
+            line("residual streams", format!("{n}, with a low-rank residual of {rank} columns"))?;
+        }
         for (name, cap) in [("logit cap", self.logit_softcap), ("attention cap", self.attention_softcap)] {
             if let Some(cap) = cap {
                 line(name, cap.to_string())?;
@@ -116,6 +120,9 @@ impl fmt::Display for ModelSpec {
             };
             if let Some(e) = kind.experts {
                 network.push_str(&format!(", {} of {} experts of {}", e.n_used, e.n, e.ffn));
+            }
+            if let Some(cutoff) = kind.cutoff {
+                network.push_str(&format!(" of gates from {cutoff:.2} deviations on"));
             }
             if let Some(from) = kind.kv_from {
                 network.push_str(&format!(", keys and values of layer {from}"));

@@ -15,7 +15,7 @@ use crate::names::{
     LATENT, MEASURED_FFN, MEASURED_LAYERS, MIXER_SCAN, MIXERS, NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL,
     PER_LAYER, QK_LAYER_NORMS, QKV, QKV_IN_SOME, SANDWICH, SCAN, SCAN_ALONE, SHARED_EXPERTS, SHARED_NETWORK,
     SHORT_CONVOLUTIONS, SIDE_BY_SIDE, SPEECH_BIASES, SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER,
-    SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STACKED_EXPERTS, STANDARD, TRANSPOSED, TURNED_EXPERTS,
+    SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STACKED_EXPERTS, STANDARD, STREAMS, TRANSPOSED, TURNED_EXPERTS,
     TURNING_ENCODER, UNGATED,
 };
 
@@ -232,6 +232,43 @@ pub const FAMILIES: &[ArchDescriptor] = &[
                 (Key::Window, 512.0),
                 (Key::PerLayerWidth, 256.0),
                 (Key::ExpertsNormalised, 1.0),
+            ],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    // The published checkpoints' layers compute the first of four streams, and scale it where their own input is added.
+    ArchDescriptor {
+        name: "gemma3n",
+        title: "Gemma 3n",
+        gguf: &["gemma3n"],
+        hf: &["gemma3n_text", "gemma3n"],
+        settings: &[("altup_active_idx", 0), ("altup.active_idx", 0), ("altup_correct_scale", 1)],
+        tensors: &[STREAMS, PER_LAYER, SANDWICH, STANDARD],
+        norms: NormPlaces::SANDWICH,
+        qk_norm: QkNorm::PerHead,
+        v_norm: true,
+        attention_scale: AttentionScale::One,
+        windows: WindowPattern::FullEvery(5),
+        window_rope_theta: Some(10_000.0),
+        activation: Activation::GeluTanh,
+        embedding_scale: EmbeddingScale::SqrtHidden,
+        defaults: PerNaming {
+            gguf: &[(Key::RopeTheta, 1_000_000.0), (Key::Streams, 4.0)],
+            hf: &[
+                (Key::Heads, 8.0),
+                (Key::KvHeads, 2.0),
+                (Key::HeadDim, 256.0),
+                (Key::Vocab, 262_400.0),
+                (Key::Context, 32_768.0),
+                (Key::NormEps, 1e-6),
+                (Key::RopeTheta, 1_000_000.0),
+                (Key::Window, 512.0),
+                (Key::SharedKvLayers, 15.0),
+                (Key::PerLayerWidth, 256.0),
+                (Key::PerLayerVocab, 262_144.0),
+                (Key::Streams, 4.0),
+                (Key::LaurelRank, 64.0),
+                (Key::LogitSoftcap, 30.0),
             ],
         },
         ..ArchDescriptor::DENSE

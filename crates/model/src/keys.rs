@@ -156,16 +156,19 @@ impl<'a> Keys<'a> {
 
     /// Whether the settings are those that the family is built for, where the file says them.
     pub fn check_settings(&self) -> Result<()> {
-        for (key, expected) in self.family.settings {
-            let found = match self.metadata.get(key) {
-                None | Some(Value::Null) => continue,
-                Some(Value::Bool(b)) => Some(i128::from(*b)),
-                Some(Value::Int(i)) => Some(*i),
-                Some(_) => None,
+        for (setting, expected) in self.family.settings {
+            let mut keys = self.prefixes.iter().map(|prefix| format!("{prefix}{setting}"));
+            let Some((value, key)) = keys.find_map(|key| Some((self.metadata.get(&key)?, key))) else {
+                continue;
+            };
+            let found = match value {
+                Value::Null => continue,
+                Value::Bool(b) => Some(i128::from(*b)),
+                Value::Int(i) => Some(*i),
+                _ => None,
             };
             if found != Some(*expected) {
-                let found = self.metadata.get(key).map(show).unwrap_or_default();
-                return Err(Error::BadKey { key: (*key).to_owned(), found, expected: expected.to_string() });
+                return Err(Error::BadKey { key, found: show(value), expected: expected.to_string() });
             }
         }
         Ok(())
@@ -200,6 +203,10 @@ impl<'a> Keys<'a> {
         let (min, max) = key.row().range;
         let number = match value {
             Value::Int(i) => usize::try_from(*i).ok(),
+            // Some converters wrote counts as f32.
+            Value::Float(f) if self.naming == Naming::Gguf && f.fract() == 0.0 && *f >= 0.0 => {
+                Some(*f as usize)
+            }
             _ => None,
         };
         number

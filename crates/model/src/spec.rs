@@ -34,6 +34,8 @@ pub struct ModelSpec {
     pub hidden: usize,
     /// Rows of the embedding and of the head.
     pub n_vocab: usize,
+    /// Rows that the checkpoint's embedding and head have after those: tokens that no text has.
+    pub n_vocab_beyond: usize,
     /// Columns of a row of numbers, if that is what it reads; 0: it reads tokens.
     pub n_inputs: usize,
     /// Positions that the model was trained for.
@@ -60,6 +62,10 @@ pub struct ModelSpec {
     pub tied_head: bool,
     /// Columns of the input that each layer has of its own; 0: none.
     pub per_layer_width: usize,
+    /// Residual streams, of which a layer computes one; 1 in most models.
+    pub n_streams: usize,
+    /// Columns of the low-rank residual beside each layer, where there are several streams.
+    pub laurel_rank: usize,
     /// The layers.
     pub layers: Vec<LayerSpec>,
     /// Factors that the checkpoint keeps apart from its weights.
@@ -105,6 +111,8 @@ pub struct LayerSpec {
     pub attends: bool,
     /// Its recurrence, if it has one.
     pub recurrent: Option<RecurrentSpec>,
+    /// Gates of its network count from so many standard deviations above their mean on; `None`: all do.
+    pub cutoff: Option<f32>,
 }
 
 /// Factors on queries: `1 + beta * ln(1 + floor((position + offset) / length))`.
@@ -186,6 +194,7 @@ impl LayerSpec {
         attention_scale: 0.0,
         attends: true,
         recurrent: None,
+        cutoff: None,
     };
 }
 
@@ -513,11 +522,22 @@ pub(crate) fn read(
         (None, EmbeddingScale::One) => 1.0,
     };
     let real = |key: Key| Ok::<_, Error>(keys.real(key)?.map(|v| v as f32));
+    let per_layer_width = keys.count(Key::PerLayerWidth)?.unwrap_or(0);
+    let n_streams = keys.count(Key::Streams)?.unwrap_or(1);
+    if n_streams > 1 && per_layer_width == 0 {
+        return Err(keys.bad(Key::PerLayerWidth, 0, "at least 1 where there are several residual streams"));
+    }
+    // Places for images and sounds come after the tokens that layers have inputs for.
+    let n_vocab_beyond = match keys.count(Key::PerLayerVocab)?.filter(|_| per_layer_width > 0) {
+        Some(n) => n_vocab.saturating_sub(n),
+        None => 0,
+    };
     Ok(ModelSpec {
         family,
         naming: keys.naming(),
         hidden,
-        n_vocab,
+        n_vocab: n_vocab - n_vocab_beyond,
+        n_vocab_beyond,
         n_inputs,
         n_ctx_train,
         first_position: positions_before(keys, family)?,
@@ -533,7 +553,9 @@ pub(crate) fn read(
         logit_softcap: real(Key::LogitSoftcap)?,
         attention_softcap: real(Key::AttentionSoftcap)?,
         tied_head,
-        per_layer_width: keys.count(Key::PerLayerWidth)?.unwrap_or(0),
+        per_layer_width,
+        n_streams,
+        laurel_rank: if n_streams > 1 { need(keys, tensors, Key::LaurelRank)? } else { 0 },
         layers: layers::read(keys, family, tensors, n_layers, hidden, n_ctx_train)?,
         multipliers: Multipliers::read(keys)?,
         encoder: None,

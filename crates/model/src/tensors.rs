@@ -135,7 +135,7 @@ impl<'a> Tensors<'a> {
         let (min, max) = key.row().range;
         let Some((_, role, dimension)) = MEASURES.iter().find(|(k, ..)| *k == key) else { return Ok(None) };
         // The first layer speaks for all.
-        let layer = matches!(key, Key::Ffn | Key::Layers).then_some(0);
+        let layer = matches!(key, Key::Ffn | Key::Layers | Key::LaurelRank).then_some(0);
         let Some(Located { tensor, .. }) = self.locate(*role, layer, "weight") else {
             return Err(self.missing_as(*role, layer, "weight", vec![]));
         };
@@ -182,12 +182,17 @@ impl<'a> Tensors<'a> {
         if let [n_out, n_in, size] = shape[..] {
             return self.convolution(role, located.tensor, [n_out, n_in, size]);
         }
-        let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
         let n_rows = shape[0];
+        let n_beyond = match role {
+            TensorRole::TokenEmbedding | TensorRole::Output => spec.n_vocab_beyond,
+            _ => 0,
+        };
+        let whole_shape = [&[n_rows + n_beyond], &shape[1..]].concat();
+        let (tensor, first) = self.check(spec, role, layer, &located, &whole_shape)?;
         if located.transposed {
             return self.turned(tensor, first, shape);
         }
-        if located.stacked.is_empty() {
+        if located.stacked.is_empty() && n_beyond == 0 {
             return Ok(Weight {
                 name: tensor.name.clone(),
                 shape,
@@ -460,6 +465,27 @@ impl<'a> Tensors<'a> {
         let values: Vec<f32> =
             self.decode(tensor, first, shape[0])?.into_iter().map(|v| v * factor).collect();
         Ok(Weight::vector(&tensor.name, &values))
+    }
+
+    /// The matrix of a role in f32, each column times the factor that the vector of another role has for it.
+    pub fn columns_scaled(
+        &mut self,
+        spec: &ModelSpec,
+        role: TensorRole,
+        factors: TensorRole,
+        layer: Option<usize>,
+    ) -> Result<Weight> {
+        let matrix = self.matrix(spec, role, layer)?;
+        let factors = self.flat_values(spec, factors, layer)?.1;
+        let mut values = vec![0.0; matrix.n_rows() * matrix.n_cols()];
+        if self.decodes {
+            matrix.decode_rows(0..matrix.n_rows(), &mut values);
+        }
+        for row in values.chunks_exact_mut(factors.len().max(1)) {
+            row.iter_mut().zip(&factors).for_each(|(value, factor)| *value *= factor);
+        }
+        let name = format!("{} with scaled columns", matrix.name);
+        Ok(Weight { shape: matrix.shape, ..Weight::vector(name, &values) })
     }
 
     /// The values of a role in f32, times a factor, in whatever shape the file has them: of taps the middle or last dimension may
@@ -848,6 +874,13 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
         RecurrentOut => vec![hidden, inner],
         LatentDown => vec![expert_in, hidden],
         LatentUp => vec![hidden, expert_in],
+        StreamsIn | StreamsOut => vec![spec.n_streams.saturating_sub(1), hidden, hidden],
+        StreamNorm | StreamScale | LaurelNorm => vec![hidden],
+        StreamRouter => vec![spec.n_streams, hidden],
+        StreamPredictions => vec![spec.n_streams * spec.n_streams, spec.n_streams],
+        StreamCorrections => vec![spec.n_streams, spec.n_streams],
+        LaurelDown => vec![spec.laurel_rank, hidden],
+        LaurelUp => vec![hidden, spec.laurel_rank],
     }
 }
 

@@ -15,6 +15,7 @@ fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
             "granitemoehybrid_dense" => "granitemoehybrid",
             "nemotron_h_moe" | "nemotron_h_latent" => "nemotron_h",
             name if name.starts_with("gemma4") => "gemma4",
+            "gemma3n_beyond" => "gemma3n",
             "gpt_oss_mxfp4" => "gpt_oss",
             name => name,
         };

@@ -1,4 +1,4 @@
-//! Experts, shared keys and inputs of single layers under GGUF's names give the same logits.
+//! Experts, shared keys, inputs of single layers and several residual streams under GGUF's names give the same logits.
 //!
 //! As in `gguf.rs`, the conversion is written against the format as converters write it: experts stacked into one tensor,
 //! numbers of layers with a window under keys of their own, divisors that keep pairs still.
@@ -53,6 +53,14 @@ fn gguf_name(name: &str) -> String {
         ("post_feedforward_layernorm", "post_ffw_norm"),
         ("post_attention_layernorm", post_attention),
         ("lm_head", "output"),
+        ("altup.router_norm", "altup_router_norm"),
+        ("altup.modality_router", "altup_router"),
+        ("altup.prediction_coefs", "altup_predict_coef"),
+        ("altup.correction_coefs", "altup_correct_coef"),
+        ("altup.correct_output_scale", "altup_correct_scale.weight"),
+        ("laurel.linear_left", "laurel_l"),
+        ("laurel.linear_right", "laurel_r"),
+        ("laurel.post_laurel_norm", "laurel_post_norm"),
     ] {
         name = name.replace(hf, gguf);
     }
@@ -64,7 +72,12 @@ fn convert(name: &str) -> Vec<u8> {
     let hf: Checkpoint = open(name);
     let config = json(&format!("{name}/config.json"));
     let sandwich = name.starts_with("gemma");
-    let arch = if sandwich { "gemma4".to_owned() } else { name.replace('_', "") };
+    let streams = config["altup_num_inputs"].as_u64();
+    let arch = match name {
+        _ if streams.is_some() => "gemma3n".to_owned(),
+        _ if sandwich => "gemma4".to_owned(),
+        name => name.replace('_', ""),
+    };
     let mut writer = Writer::new();
     writer.metadata("general.architecture", MetaValue::Str(arch.clone())).unwrap();
     let mut put = |key: &str, value: MetaValue| writer.metadata(&format!("{arch}.{key}"), value).unwrap();
@@ -94,14 +107,34 @@ fn convert(name: &str) -> Vec<u8> {
     };
     let kv = (0..n_layers).map(|l| of_layer(l, "num_key_value_heads").unwrap()).collect();
     put("attention.head_count_kv", MetaValue::I32s(kv));
-    let ffn = number("intermediate_size").unwrap() as i32;
+    let ffn = number("intermediate_size").or(config["intermediate_size"][0].as_f64()).unwrap() as i32;
     let first_shared = n_layers - number("num_kv_shared_layers").unwrap_or(0.0) as usize;
     let wide = config["use_double_wide_mlp"].as_bool() == Some(true);
     let width = |l: usize| if wide && l >= first_shared { 2 * ffn } else { ffn };
     put("feed_forward_length", MetaValue::I32s((0..n_layers).map(width).collect()));
     put("attention.layer_norm_rms_epsilon", MetaValue::F32(number("rms_norm_eps").unwrap() as f32));
     let head_dim = number("head_dim").unwrap_or(16.0) as u32;
-    if sandwich {
+    if let Some(n) = streams {
+        put("altup.num_inputs", MetaValue::U32(n as u32));
+        put("altup.active_idx", MetaValue::U32(0));
+        // The quantiles of the parts of the normal distribution that the fixtures cut off.
+        let quantile = |part: &serde_json::Value| match part.as_f64().unwrap() {
+            0.0 => f32::NEG_INFINITY,
+            0.3 => -0.524_400_5,
+            0.9 => 1.281_551_6,
+            0.95 => 1.644_853_6,
+            part => panic!("{part}"),
+        };
+        let parts = config["activation_sparsity_pattern"].as_array().unwrap();
+        put("activation_sparsity_scale", MetaValue::F32s(parts.iter().map(quantile).collect()));
+        put("attention.key_length", MetaValue::U32(head_dim));
+        put("attention.value_length", MetaValue::U32(head_dim));
+        put("rope.freq_base", MetaValue::F32(1e6));
+        put("final_logit_softcapping", MetaValue::F32(number("final_logit_softcapping").unwrap() as f32));
+        let types = config["layer_types"].as_array().unwrap();
+        let slides = types.iter().map(|t| t.as_str() == Some("sliding_attention")).collect();
+        put("attention.sliding_window_pattern", MetaValue::Bools(slides));
+    } else if sandwich {
         for (key, value) in [("attention.key_length", 64), ("attention.value_length", 64)] {
             put(key, MetaValue::U32(value));
             put(&format!("{key}_swa"), MetaValue::U32(head_dim));
@@ -141,11 +174,31 @@ fn convert(name: &str) -> Vec<u8> {
             continue;
         }
         let mut gguf = gguf_name(&tensor.name);
+        if let Some((role, rest)) = tensor.name.split_once("_projections.").filter(|_| streams.is_some()) {
+            // One for each stream becomes all in one.
+            let n = streams.unwrap() as usize - 1;
+            if rest == "0.weight" {
+                let find = |i| hf.tensor(&format!("{role}_projections.{i}.weight")).unwrap().data.to_vec();
+                let name = role.replace("model.", "").replace("unembed", "unembd");
+                shape.insert(0, n);
+                tensors.push((format!("{name}_proj.weight"), shape, block, (0..n).flat_map(find).collect()));
+            }
+            continue;
+        }
         if sandwich && tensor.name.contains("post_attention_layernorm") {
             gguf = gguf.replace("ffn_norm", "post_attention_norm");
         }
         if shape.len() > 1 {
-            tensors.push((gguf, shape, block, tensor.data.to_vec()));
+            let mut bytes = tensor.data.to_vec();
+            if let Some(n) =
+                config["vocab_size_per_layer_input"].as_u64().filter(|_| gguf == "token_embd.weight")
+            {
+                // Tokens that layers have no inputs for are left out.
+                let n = shape[0].min(n as usize);
+                bytes.truncate(bytes.len() / shape[0] * n);
+                shape[0] = n;
+            }
+            tensors.push((gguf, shape, block, bytes));
         } else {
             let mut values = vec![0.0; shape[0]];
             codec::dequantize_row(block, &tensor.data, &mut values);
@@ -153,7 +206,7 @@ fn convert(name: &str) -> Vec<u8> {
             tensors.push((gguf, shape, BlockType::F32, bytes));
         }
     }
-    if sandwich {
+    if sandwich && streams.is_none() {
         // A quarter of the 32 pairs turns.
         let divisors = (0..32).flat_map(|i| if i < 8 { 1f32 } else { 1e30 }.to_le_bytes()).collect();
         tensors.push(("rope_freqs.weight".to_owned(), vec![32], BlockType::F32, divisors));
@@ -191,11 +244,31 @@ fn fixtures_with_experts_agree_under_gguf_names() {
         let hf = ModelSpec::from_checkpoint(&open(name)).unwrap();
         for (a, b) in hf.layers.iter().zip(&spec.layers) {
             assert_eq!(
-                (a.experts, a.kv_from, a.keys_are_values),
-                (b.experts, b.kv_from, b.keys_are_values),
+                (a.experts, a.kv_from, a.keys_are_values, a.cutoff.is_some()),
+                (b.experts, b.kv_from, b.keys_are_values, b.cutoff.is_some()),
                 "{name}"
             );
+            assert!((a.cutoff.unwrap_or(0.0) - b.cutoff.unwrap_or(0.0)).abs() < 1e-6, "{name}");
         }
+    }
+}
+
+/// Counts that a converter wrote as f32 are read, other numbers are refused.
+#[test]
+fn counts_may_be_written_as_f32() {
+    let checkpoint = gguf::parse(Map::from_slice(&convert("gemma3n")), Path::new("x.gguf")).unwrap();
+    let shared = |value: f64| {
+        let mut metadata = Metadata::default();
+        for (key, old) in checkpoint.metadata.iter() {
+            let is_it = key == "gemma3n.attention.shared_kv_layers";
+            metadata.insert(key.to_owned(), if is_it { Value::Float(value) } else { old.clone() });
+        }
+        ModelSpec::from_checkpoint(&Checkpoint { metadata, ..checkpoint.clone() })
+    };
+    assert_eq!(shared(5.0).unwrap().layers.iter().filter(|l| l.kv_from.is_some()).count(), 5);
+    for bad in [5.5, -1.0, f64::NAN, f64::INFINITY, 1e20] {
+        let error = shared(bad).unwrap_err().to_string();
+        assert!(error.contains("attention.shared_kv_layers") && error.contains("a whole number"), "{error}");
     }
 }
 

@@ -196,6 +196,39 @@ fn experts_that_do_not_fit() {
 }
 
 #[test]
+fn streams_that_do_not_fit() {
+    let value = |v| Some(Value::Int(v));
+    let open = || common::open("gemma3n");
+    refused(&with(open(), "altup_num_inputs", value(3)), &["altup.modality_router", "[4, 64]", "[3, 64]"]);
+    refused(&with(open(), "altup_active_idx", value(1)), &["altup_active_idx", "1"]);
+    refused(&with(open(), "text_config.altup_active_idx", value(2)), &["text_config.altup_active_idx", "2"]);
+    refused(&with(open(), "laurel_rank", value(9)), &["laurel.linear_left", "[8, 64]", "[9, 64]"]);
+    refused(
+        &with(open(), "hidden_size_per_layer_input", value(0)),
+        &["hidden_size_per_layer_input", "streams"],
+    );
+    refused(
+        &with(open(), "vocab_size_per_layer_input", value(100)),
+        &["embed_tokens_per_layer", "[100, 160]"],
+    );
+    let parts = |parts: Vec<f32>| Some(Value::Array(Array::Float(parts)));
+    refused(&with(open(), "activation_sparsity_pattern", None), &["activation_sparsity_pattern"]);
+    refused(
+        &with(open(), "activation_sparsity_pattern", parts(vec![0.5; 9])),
+        &["activation_sparsity_pattern", "9 items", "10"],
+    );
+    for bad in [1.0, -0.5, f32::NAN] {
+        refused(
+            &with(open(), "activation_sparsity_pattern", parts(vec![bad; 10])),
+            &["activation_sparsity_pattern"],
+        );
+    }
+    let mut missing = open();
+    missing.tensors.retain(|t| t.name != "model.altup_projections.2.weight");
+    refused(&missing, &["altup_projections.2", "missing"]);
+}
+
+#[test]
 fn extra_tensors_are_listed_and_not_an_error() {
     let mut checkpoint = common::open("llama");
     for name in ["model.vision.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"] {

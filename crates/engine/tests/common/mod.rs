@@ -405,9 +405,19 @@ impl HostProgram for HistoryProgram {
     }
 }
 
-/// The fixtures that the engine runs: dense and expert families, shared keys and values, windows.
-pub const FAMILIES: [&str; 9] =
-    ["llama", "mistral", "qwen2", "qwen3", "gemma3", "qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe"];
+/// The fixtures that the engine runs: dense and expert families, shared keys and values, windows, several residual streams.
+pub const FAMILIES: [&str; 10] = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma3",
+    "qwen2_moe",
+    "qwen3_moe",
+    "gemma4_e2b",
+    "gemma4_moe",
+    "gemma3n",
+];
 
 /// Those with recurrent layers: short convolutions, the gated delta rule, scans instead of attention, one mixer a layer, and both
 /// side by side.

@@ -18,7 +18,8 @@ use weights::{Affine, BlockType, ScaleType};
 use weights::{Declaration, Source};
 
 /// Parts of the names of matrices that stay as they are: norms, routers of experts, positions and types of tokens. They
-/// are small, and what they decide is not repaired by later layers. So do the taps, rates and skips of recurrent layers.
+/// are small, and what they decide is not repaired by later layers. So do the taps, rates and skips of recurrent layers, and what
+/// llama.cpp keeps of models with several residual streams.
 pub const KEPT: &[&str] = &[
     "norm",
     "ffn_gate_inp",
@@ -32,6 +33,9 @@ pub const KEPT: &[&str] = &[
     "conv.conv",
     "ssm_a",
     "ssm_d",
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
 ];
 
 /// Parts of the names of embeddings and heads.

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::names;
 use crate::reference::HubRef;
+use crate::towers;
 
 /// Files that accompany safetensors: the architecture, the tokenizer in any of its forms, the chat
 /// template.
@@ -135,13 +136,13 @@ pub(crate) fn choose_file(repo: &str, files: &[String], named: Option<&str>) -> 
     choose_folder(repo, files)
 }
 
-/// The GGUF models among `files`, a split one by its first part. Image encoders (`mmproj`) belong
+/// The GGUF models among `files`, a split one by its first part. Towers of images (`mmproj`) belong
 /// to a model and are not models themselves.
 pub(crate) fn models_of(files: &[String]) -> Vec<String> {
     let mut models: Vec<String> = files
         .iter()
         .filter(|file| strip_gguf(file).is_some())
-        .filter(|file| !file.rsplit('/').next().unwrap_or_default().to_lowercase().starts_with("mmproj"))
+        .filter(|file| !towers::is_tower(file))
         .filter(|file| split_part(file).is_none_or(|part| part.index == 1))
         .cloned()
         .collect();

@@ -16,6 +16,7 @@ use crate::names;
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::reference::HubRef;
+use crate::towers;
 
 /// A fetch from the hub in progress.
 pub(crate) struct Hub<'a> {
@@ -24,6 +25,7 @@ pub(crate) struct Hub<'a> {
     pub(super) retries: u32,
     cache: &'a Cache,
     offline: bool,
+    towers: bool,
     /// The requested model, for error messages.
     asked: HubRef,
 }
@@ -32,6 +34,8 @@ pub(crate) struct Hub<'a> {
 struct Plan {
     commit: String,
     want: Want,
+    /// The model's tower of images, if it has one that is wanted.
+    tower: Option<String>,
     /// The first file's description, if it has been requested.
     first: Option<FileInfo>,
 }
@@ -50,6 +54,7 @@ impl<'a> Hub<'a> {
             retries: options.retries,
             cache,
             offline: options.offline,
+            towers: options.towers,
             asked: asked.clone(),
         })
     }
@@ -76,6 +81,8 @@ impl<'a> Hub<'a> {
         }
         // With a cached copy, one try is enough to detect that there is no network.
         let retries = if cached.is_some() { 0 } else { self.retries };
+        // The catalog's hash is of one file, and what else there is it would have said.
+        self.towers &= sha256.is_none();
         let plan = match (self.plan(retries), cached) {
             (Err(error), Some((path, commit))) if error.is_transient() => {
                 let commit = commit.get(..7).unwrap_or(&commit).to_string();
@@ -99,7 +106,10 @@ impl<'a> Hub<'a> {
                 return Err(Error::NotFound { what: asked.to_string(), choices: Vec::new() });
             };
             return match self.describe(asked.revision(), first, retries) {
-                Ok(info) => Ok(Plan { commit: info.commit.clone(), want, first: Some(info) }),
+                Ok(info) => {
+                    let tower = self.tower_of_named(first, &info.commit);
+                    Ok(Plan { commit: info.commit.clone(), want, tower, first: Some(info) })
+                }
                 // Probably a typo: the listing shows what could have been meant.
                 Err(Error::NotFound { what, choices }) if choices.is_empty() => {
                     let files = self.listing(0).map(|listing| listing.files).unwrap_or_default();
@@ -113,12 +123,38 @@ impl<'a> Hub<'a> {
         }
         let listing = self.listing(retries)?;
         let want = choose(&asked, &listing.files)?;
-        Ok(Plan { commit: listing.commit, want, first: None })
+        let tower = match &want {
+            Want::Files(files) if self.towers => {
+                files.first().and_then(|first| towers::tower_of(first, &listing.files)).cloned()
+            }
+            _ => None,
+        };
+        Ok(Plan { commit: listing.commit, want, tower, first: None })
     }
 
-    /// Fetches every file of the plan that is missing.
+    /// The tower of a model whose file was named. Only a listing shows it; a hub that gives none is no reason to fail.
+    fn tower_of_named(&mut self, model: &str, commit: &str) -> Option<String> {
+        let is_model = model.to_lowercase().ends_with(".gguf") && !towers::is_tower(model);
+        if !self.towers || !is_model {
+            return None;
+        }
+        let listing = self.listing(0).ok().filter(|listing| listing.commit == commit)?;
+        towers::tower_of(model, &listing.files).cloned()
+    }
+
+    /// Fetches every file of the plan that is missing. The tower goes first, so that where the model is there, so is its tower.
     fn gather(&mut self, store: &RepoStore, plan: &Plan, sha256: Option<&str>) -> Result<PathBuf> {
         let snapshot = store.snapshot(&plan.commit);
+        if let Some(tower) = &plan.tower {
+            if !join(&snapshot, tower).is_file() {
+                let note = format!(
+                    "{} sees images by {tower}, which is fetched, too; --no-mmproj leaves it out",
+                    self.asked
+                );
+                self.progress.note(&note);
+            }
+            self.file(store, &plan.commit, tower, None, None)?;
+        }
         match &plan.want {
             Want::Files(files) => {
                 // A hash of the whole file cannot check the parts of a split one.

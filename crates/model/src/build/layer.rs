@@ -55,7 +55,7 @@ impl Builder<'_, '_> {
     }
 
     /// `attention(input)`, to the output projection. `ends` as of [`mix`](Self::mix).
-    fn attention_branch(
+    pub(super) fn attention_branch(
         &mut self,
         input: ValueId,
         kv_layer: KvLayerId,
@@ -184,21 +184,19 @@ impl Builder<'_, '_> {
         group: usize,
         name: &str,
     ) -> Result<ValueId> {
-        let cols = self.values.get(x.0 as usize).map_or(0, |v| v.cols);
-        let out = self.value(name, self.rows(x), cols / group.max(1) * taken);
+        let out = self.value(name, self.rows(x), self.cols(x) / group.max(1) * taken);
         self.push(Op::Columns { x, first, group, out });
         Ok(out)
     }
 
     pub(super) fn join_heads(&mut self, a: ValueId, b: ValueId, n_heads: usize, name: &str) -> ValueId {
-        let cols = |id: ValueId| self.values.get(id.0 as usize).map_or(0, |v| v.cols);
-        let out = self.value(name, self.rows(a), cols(a) + cols(b));
+        let out = self.value(name, self.rows(a), self.cols(a) + self.cols(b));
         self.push(Op::Join { a, b, n_heads, out });
         out
     }
 
-    /// Each head times its own matrix of a stack.
-    fn each_head(
+    /// Each head, or the whole row where that is all there is, times its own matrix of a stack.
+    pub(super) fn each_head(
         &mut self,
         x: ValueId,
         weight: WeightId,
@@ -512,18 +510,23 @@ impl Builder<'_, '_> {
 
     /// `x + norm(out(f(gate(x)) * input))`
     pub fn per_layer_branch(&mut self, x: ValueId, inputs: ValueId, l: usize) -> Result<ValueId> {
-        let width = self.spec.per_layer_width;
         let of_outputs = self.rows(x) == RowCount::Outputs;
         let inputs = if of_outputs { self.output_rows(inputs, "inputs of output rows") } else { inputs };
         let gate = self.linear(x, TensorRole::PerLayerGate, "input gate")?;
+        let y = self.per_layer_output(gate, inputs, l)?;
+        Ok(self.add_branch(x, y, "input residual"))
+    }
+
+    /// `norm(out(f(gate) * input))`
+    pub(super) fn per_layer_output(&mut self, gate: ValueId, inputs: ValueId, l: usize) -> Result<ValueId> {
+        let width = self.spec.per_layer_width;
         let input = self.value("input", self.rows(inputs), width);
         let group = width * self.spec.layers.len();
         self.push(Op::Columns { x: inputs, first: l * width, group, out: input });
         let out = self.like(gate, "input gated");
         self.push(Op::Gate { gate, up: input, kind: self.spec.activation, out });
         let y = self.linear(out, TensorRole::PerLayerOut, "input projection")?;
-        let y = self.norm(y, TensorRole::PostPerLayerNorm, self.spec.hidden, "post-input norm")?;
-        Ok(self.add_branch(x, y, "input residual"))
+        self.norm(y, TensorRole::PostPerLayerNorm, self.spec.hidden, "post-input norm")
     }
 
     /// `factor * x`, where the layer has a factor.
@@ -547,6 +550,7 @@ impl Builder<'_, '_> {
         Ok(if self.spec.family.gated {
             let gate = self.linear(input, TensorRole::FfnGate, "gate")?;
             let gate = self.scaled(gate, self.spec.multipliers.ffn_gate, "gate scaled");
+            let gate = layer.cutoff.map_or(gate, |cutoff| self.cut_off(gate, cutoff));
             let up = self.linear(input, TensorRole::FfnUp, "up")?;
             let out = self.value("gated", self.rows(input), layer.ffn);
             self.push(Op::Gate { gate, up, kind, out });

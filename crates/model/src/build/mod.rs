@@ -1,8 +1,10 @@
 //! The plan builder: a spec's layers as Ops, in the order that the fusion rules look for.
 //!
 //! Here: the way through a model, the layers of its cache, and the small pieces. `begin.rs`: from tokens or numbers to the
-//! residual stream. `layer.rs`: what a layer adds to it. `end.rs`: from it to what the caller wants.
+//! residual stream. `layer.rs`: what a layer adds to it. `altup.rs`: layers over several such streams. `end.rs`: from it to what the
+//! caller wants.
 
+mod altup;
 mod begin;
 mod end;
 mod given;
@@ -112,9 +114,16 @@ fn build_from<'a, 'f>(
         None => builder.embed()?,
     };
     let inputs = if spec.per_layer_width > 0 { Some(builder.per_layer_inputs(x)?) } else { None };
+    if spec.n_streams > 1 {
+        x = builder.streams(x)?;
+    }
     for (l, layer) in spec.layers.iter().enumerate() {
         builder.layer = Some(l);
         let ends = last == Some(l) && matches!(end, End::Own | End::Alignment(_));
+        if let (true, Some(inputs)) = (spec.n_streams > 1, inputs) {
+            x = builder.layer_over_streams(x, inputs, (l, kv.own(l)), layer, ends)?;
+            continue;
+        }
         if spec.family.parallel {
             x = builder.parallel(x, kv.own(l), layer, ends)?;
             x = builder.add_tap(x, l);
@@ -138,6 +147,9 @@ fn build_from<'a, 'f>(
         x = builder.add_tap(x, l);
     }
     builder.layer = None;
+    if spec.n_streams > 1 {
+        x = builder.mean_of_streams(x)?;
+    }
     let output_kind = if matches!(end, End::Embedding(_)) { OutputKind::Hidden } else { spec.family.output };
     let (output, argmax) = match (end, output_kind) {
         (End::Embedding(embedding), _) => builder.embedding(x, embedding)?,
@@ -372,10 +384,13 @@ impl Builder<'_, '_> {
         if self.rows(x) == RowCount::Outputs {
             return x;
         }
-        let cols = self.values.get(x.0 as usize).map_or(0, |v| v.cols);
-        let out = self.value(name, RowCount::Outputs, cols);
+        let out = self.value(name, RowCount::Outputs, self.cols(x));
         self.push(Op::SelectRows { x, out });
         out
+    }
+
+    fn cols(&self, x: ValueId) -> usize {
+        self.values.get(x.0 as usize).map_or(0, |v| v.cols)
     }
 
     fn rows(&self, x: ValueId) -> RowCount {

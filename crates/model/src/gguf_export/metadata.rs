@@ -146,6 +146,12 @@ pub(super) fn numbers(
         sink.put(Key::PerLayerWidth, count(spec.per_layer_width));
         sink.put(Key::SharedKvLayers, count(layers.iter().filter(|l| l.kv_from.is_some()).count()));
     }
+    if spec.n_streams > 1 {
+        sink.put(Key::Streams, count(spec.n_streams));
+        sink.put_as("altup.active_idx", count(0));
+        let cutoffs = layers.iter().map(|layer| layer.cutoff.unwrap_or(f32::NEG_INFINITY)).collect();
+        sink.put(Key::Sparsity, Value::Array(Array::Float(cutoffs)));
+    }
     if spec.family.bidirectional {
         sink.put_as("attention.causal", Value::Bool(false));
     }

@@ -202,7 +202,7 @@ impl<'a> Exporter<'a> {
             for row in self.tensors.rows(role) {
                 let Some(name) = self.tensors.name(row, layer, alias) else { continue };
                 let found = if name.contains("{e}") {
-                    self.experts(&name, layer)?
+                    self.experts(role, &name, layer)?
                 } else {
                     self.tensors.named(&name).into_iter().collect()
                 };
@@ -214,10 +214,10 @@ impl<'a> Exporter<'a> {
         Ok(None)
     }
 
-    /// The tensors of all experts of a layer; none if there is no first.
-    fn experts(&self, name: &str, layer: Option<usize>) -> Result<Vec<&'a Tensor>> {
+    /// The tensors of all experts of a layer, or of whatever else is numbered; none if there is no first.
+    fn experts(&self, role: TensorRole, name: &str, layer: Option<usize>) -> Result<Vec<&'a Tensor>> {
         let expert = |e: usize| name.replace("{e}", &e.to_string());
-        let n = layer.and_then(|l| self.spec.layers.get(l)?.experts).map_or(0, |e| e.n);
+        let n = shape(self.spec, role, layer).first().copied().unwrap_or(0);
         if self.tensors.named(&expert(0)).is_none() {
             return Ok(Vec::new());
         }
@@ -225,7 +225,7 @@ impl<'a> Exporter<'a> {
             self.tensors.named(&expert(e)).ok_or_else(|| Error::Export {
                 what: format!("tensor {}", expert(e)),
                 found: "nothing".to_owned(),
-                expected: format!("one for each of the {n} experts"),
+                expected: format!("one for each of {n}"),
             })
         };
         (0..n).map(find).collect()
@@ -282,6 +282,11 @@ impl<'a> Exporter<'a> {
             pieces =
                 (0..n).map(part).filter_map(|(tensor, from)| Some((tensor?, from..from + mine))).collect();
             shape_of_all = if of_rows == 1 { vec![n, mine, cols] } else { vec![mine, cols] };
+        } else if matches!(role, TensorRole::TokenEmbedding | TensorRole::Output) && suffix == "weight" {
+            // Without the rows after the vocabulary's.
+            let mine = self.spec.n_vocab;
+            pieces.iter_mut().for_each(|(_, rows)| rows.end = rows.end.min(mine));
+            shape_of_all.first_mut().into_iter().for_each(|n| *n = mine.min(*n));
         } else if row.stacked.is_empty() && !named.stacked.is_empty() {
             (shape_of_all, pieces) = self.joined(found, named.stacked)?;
         }
@@ -431,9 +436,10 @@ impl<'a> Exporter<'a> {
 /// Matrices that llama.cpp reads as F32 only.
 fn is_plain(role: TensorRole) -> bool {
     use TensorRole::{
-        ConvK, ConvQ, ConvV, PositionEmbedding, RecurrentNorm, Router, SharedWeight, TokenTypes,
+        ConvK, ConvQ, ConvV, PositionEmbedding, RecurrentNorm, Router, SharedWeight, StreamCorrections,
+        StreamPredictions, TokenTypes,
     };
     matches!(role, Router | SharedWeight | PositionEmbedding | TokenTypes)
-        || matches!(role, ConvQ | ConvK | ConvV | RecurrentNorm)
+        || matches!(role, ConvQ | ConvK | ConvV | RecurrentNorm | StreamPredictions | StreamCorrections)
         || role.is_norm()
 }

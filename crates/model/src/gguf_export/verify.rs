@@ -41,6 +41,8 @@ pub(super) fn same_model(
     same("activation", &spec.activation, &read.activation)?;
     same("whether the head is the embedding", &spec.tied_head, &read.tied_head)?;
     same("columns of a layer's own input", &spec.per_layer_width, &read.per_layer_width)?;
+    same("residual streams", &spec.n_streams, &read.n_streams)?;
+    same("columns of the low-rank residual", &spec.laurel_rank, &read.laurel_rank)?;
     close("epsilon of the norms", spec.norm_eps, read.norm_eps)?;
     close("factor on embeddings", spec.embedding_scale, read.embedding_scale)?;
     close("factor on each branch", spec.residual_scale, read.residual_scale)?;
@@ -80,6 +82,8 @@ fn same_layer(l: usize, a: &LayerSpec, b: &LayerSpec, n_ctx: usize) -> Result<()
     same(&what("recurrence"), &recurrence(a), &recurrence(b))?;
     same(&what("experts"), &a.experts, &b.experts)?;
     same(&what("columns of the feed-forward network"), &a.ffn, &b.ffn)?;
+    same(&what("whether gates are cut off"), &a.cutoff.is_some(), &b.cutoff.is_some())?;
+    close(&what("cutoff of gates"), a.cutoff.unwrap_or(0.0), b.cutoff.unwrap_or(0.0))?;
     if !a.attends {
         return Ok(());
     }

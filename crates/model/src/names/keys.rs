@@ -110,6 +110,10 @@ pub enum Key {
     FfnFactors,
     LogitMultiplier,
     LatentWidth,
+    PerLayerVocab,
+    Streams,
+    LaurelRank,
+    Sparsity,
 }
 
 /// Where a key stands and what it may hold.
@@ -275,11 +279,16 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::FfnFactors, "factors on the gate and the output of the network", &[], &["mlp_multipliers"], TINY, 1e9),
     row(Key::LogitMultiplier, "factor on logits", &[], &["lm_head_multiplier"], TINY, 1e9),
     row(Key::LatentWidth, "columns that experts work in", &["moe_latent_size"], &["moe_latent_size"], 1.0, 1048576.0),
+    row(Key::PerLayerVocab, "tokens for which layers have inputs", &[], &["vocab_size_per_layer_input"], 1.0, 67108864.0),
+    row(Key::Streams, "residual streams", &["altup.num_inputs"], &["altup_num_inputs"], 1.0, 64.0),
+    row(Key::LaurelRank, "columns of the low-rank residual", &[], &["laurel_rank"], 1.0, 1048576.0),
+    row(Key::Sparsity, "part of the gates that each layer cuts off", &["activation_sparsity_scale"], &["activation_sparsity_pattern"],
+        f64::NEG_INFINITY, 1e9),
 ];
 
 // The table is in the order of the enum, so that a key is an index into it.
 const _: () = {
-    assert!(KEYS.len() == Key::LatentWidth as usize + 1);
+    assert!(KEYS.len() == Key::Sparsity as usize + 1);
     let mut i = 0;
     while i < KEYS.len() {
         assert!(KEYS[i].key as usize == i);

@@ -50,6 +50,7 @@ pub const MEASURES: &[(Key, TensorRole, usize)] = &[
     (Key::Vocab, TokenEmbedding, 0),
     (Key::Ffn, FfnUp, 0),
     (Key::Inputs, Conv1, 1),
+    (Key::LaurelRank, LaurelDown, 0),
 ];
 
 const fn alone(

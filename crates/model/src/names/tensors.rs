@@ -165,6 +165,26 @@ pub enum TensorRole {
     LatentDown,
     /// `(hidden, latent)`, from there.
     LatentUp,
+    /// `(n_streams - 1, hidden, hidden)`: from the embedding to each other stream.
+    StreamsIn,
+    /// `(n_streams - 1, hidden, hidden)`: from each other stream to what is added up at the end.
+    StreamsOut,
+    /// `(hidden)`, before the router of streams.
+    StreamNorm,
+    /// `(n_streams, hidden)`
+    StreamRouter,
+    /// `(n_streams * n_streams, n_streams)`: from what the router says to how much of each stream each prediction has.
+    StreamPredictions,
+    /// `(n_streams, n_streams)`: from what the router says to how much each stream is corrected.
+    StreamCorrections,
+    /// `(hidden)`: factors on the first stream where the layer's own input is added.
+    StreamScale,
+    /// `(laurel rank, hidden)`
+    LaurelDown,
+    /// `(hidden, laurel rank)`
+    LaurelUp,
+    /// `(hidden)`, after that.
+    LaurelNorm,
 }
 
 /// What a tensor is called. `.weight` or `.bias` follows, unless `$` ends the name. Empty names: never there.
@@ -531,6 +551,21 @@ pub const PER_LAYER: &[TensorName] = &[
     alone(PostPerLayerNorm, "blk.{l}.post_norm", "{layer}post_per_layer_input_norm"),
 ];
 
+/// Several residual streams, and a low-rank residual beside each layer.
+#[rustfmt::skip]
+pub const STREAMS: &[TensorName] = &[
+    alone(StreamsIn, "altup_proj", "{model}altup_projections.{e}"),
+    alone(StreamsOut, "altup_unembd_proj", "{model}altup_unembed_projections.{e}"),
+    alone(StreamNorm, "blk.{l}.altup_router_norm", "{layer}altup.router_norm"),
+    alone(StreamRouter, "blk.{l}.altup_router", "{layer}altup.modality_router"),
+    alone(StreamPredictions, "blk.{l}.altup_predict_coef", "{layer}altup.prediction_coefs"),
+    alone(StreamCorrections, "blk.{l}.altup_correct_coef", "{layer}altup.correction_coefs"),
+    alone(StreamScale, "blk.{l}.altup_correct_scale", "{layer}altup.correct_output_scale$"),
+    alone(LaurelDown, "blk.{l}.laurel_l", "{layer}laurel.linear_left"),
+    alone(LaurelUp, "blk.{l}.laurel_r", "{layer}laurel.linear_right"),
+    alone(LaurelNorm, "blk.{l}.laurel_post_norm", "{layer}laurel.post_laurel_norm"),
+];
+
 impl TensorName {
     /// The name with its places for numbers.
     pub(crate) fn template(&self, naming: Naming) -> &'static str {
@@ -610,6 +645,8 @@ impl TensorRole {
                 | PostExpertNorm
                 | PerLayerNorm
                 | PostPerLayerNorm
+                | StreamNorm
+                | LaurelNorm
         )
     }
 
@@ -693,6 +730,16 @@ impl TensorRole {
             RecurrentOut => "output projection of a recurrent layer",
             LatentDown => "projection to the experts' columns",
             LatentUp => "projection from the experts' columns",
+            StreamsIn => "projections to the other streams",
+            StreamsOut => "projections from the other streams",
+            StreamNorm => "norm before the router of streams",
+            StreamRouter => "router of streams",
+            StreamPredictions => "coefficients of predicted streams",
+            StreamCorrections => "coefficients of corrected streams",
+            StreamScale => "scale of the corrected stream",
+            LaurelDown => "down projection of the low-rank residual",
+            LaurelUp => "up projection of the low-rank residual",
+            LaurelNorm => "norm of the low-rank residual",
         }
     }
 }

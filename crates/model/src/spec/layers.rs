@@ -34,6 +34,7 @@ pub(super) fn read(
     let windows = windows(keys, family, n_layers)?;
     let rotates = rotates(keys, family, n_layers)?;
     let recurrent = RecurrentSpec::read(keys, family, hidden)?;
+    let cutoffs = cutoffs(keys, n_layers)?;
     let multipliers = Multipliers::read(keys)?;
     let kv_from = kv_from(keys, &windows)?;
     let wide_shared_kv = keys.flag(Key::WideSharedKv)? == Some(true);
@@ -162,9 +163,49 @@ pub(super) fn read(
             attention_scale,
             attends: mixers.attends,
             recurrent: recurrent.filter(|_| mixers.recurs),
+            cutoff: cutoffs.get(l).copied().flatten(),
         });
     }
     Ok(layers)
+}
+
+/// From where on the gates of each layer count, in standard deviations above their mean. GGUF files say this, others which part of a
+/// normal distribution lies below.
+fn cutoffs(keys: &Keys<'_>, n_layers: usize) -> Result<Vec<Option<f32>>> {
+    if keys.count(Key::Streams)?.is_none_or(|n| n < 2) {
+        return Ok(vec![None; n_layers]);
+    }
+    let said = keys.reals(Key::Sparsity)?.ok_or_else(|| keys.missing(Key::Sparsity))?;
+    if said.len() != n_layers {
+        let found = format!("{} items", said.len());
+        return Err(keys.bad(Key::Sparsity, found, format!("{n_layers}, one a layer")));
+    }
+    let cutoff = |value: f32| match keys.naming() {
+        Naming::Gguf => Ok(Some(value).filter(|v| v.is_finite())),
+        _ if value == 0.0 => Ok(None),
+        _ if value > 0.0 && value < 1.0 => Ok(Some(normal_quantile(f64::from(value)) as f32)),
+        _ => Err(keys.bad(Key::Sparsity, value, "parts from 0 to below 1")),
+    };
+    said.into_iter().map(cutoff).collect()
+}
+
+/// Where the distribution function of the normal distribution is `part`: by bisection, of its series
+/// `1/2 + exp(-x^2 / 2) / sqrt(2 pi) * (x + x^3 / 3 + x^5 / (3 * 5) + ...)` (Abramowitz and Stegun, 26.2.11).
+fn normal_quantile(part: f64) -> f64 {
+    let below = |x: f64| {
+        let (mut term, mut sum) = (x, x);
+        for n in 1..200 {
+            term *= x * x / f64::from(2 * n + 1);
+            sum += term;
+        }
+        0.5 + (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt() * sum
+    };
+    let (mut low, mut high) = (-8.0, 8.0);
+    for _ in 0..80 {
+        let middle = (low + high) / 2.0;
+        *if below(middle) < part { &mut low } else { &mut high } = middle;
+    }
+    (low + high) / 2.0
 }
 
 /// The experts of each layer.
@@ -401,5 +442,19 @@ fn window_rope(
             Ok(RopeSpec { scaling: RopeScaling::None, divisors: None, ..shared })
         }
         None => RopeSpec::read(keys, head_dim, n_ctx_train, ready_made),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::normal_quantile;
+
+    #[test]
+    fn quantiles_of_the_normal_distribution() {
+        let known =
+            [(0.5, 0.0), (0.95, 1.6448536269514722), (0.975, 1.959963984540054), (0.01, -2.3263478740408408)];
+        for (part, x) in known {
+            assert!((normal_quantile(part) - x).abs() < 1e-9, "{part}");
+        }
     }
 }

@@ -47,8 +47,9 @@ pub const OTHER: [&str; 19] = [
     "cohere",
 ];
 
-/// ... and those with experts, or with layers that share keys and values and have inputs of their own.
-pub const MIXED: [&str; 4] = ["qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe"];
+/// ... and those with experts, or with layers that share keys and values and have inputs of their own, or several residual streams.
+pub const MIXED: [&str; 6] =
+    ["qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe", "gemma3n", "gemma3n_beyond"];
 
 /// ... and those with recurrent layers, whose prompts are longer than the chunks of kernels.
 pub const RECURRENT: [&str; 11] = [

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use formats::convert::{self, Options, Target};
 use serde_json::{Map, Value as Json, json};
 use weights::codec::affine;
-use weights::{Affine, BlockType, Bytes, Checkpoint, Metadata, Planes, ScaleType, Tensor, Value};
+use weights::{Affine, Array, BlockType, Bytes, Checkpoint, Metadata, Planes, ScaleType, Tensor, Value};
 
 /// The metadata as config.json.
 fn config(metadata: &Metadata) -> Map<String, Json> {
@@ -15,6 +15,7 @@ fn config(metadata: &Metadata) -> Map<String, Json> {
         Value::Float(v) => json!(v),
         Value::Bool(b) => json!(b),
         Value::Str(s) => json!(s),
+        Value::Array(Array::Float(list)) => json!(list),
         other => panic!("{other:?} in a tiny config"),
     };
     metadata.iter().map(|(key, value)| (key.to_owned(), json(value))).collect()

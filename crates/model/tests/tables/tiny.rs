@@ -2,7 +2,7 @@
 //! tensors are those that the loader asks for, one after another, until it asks for nothing more.
 use model::names::KEYS;
 use model::{ArchDescriptor, Error, ExpertPlace, Key, ModelSpec, RecurrentPlace, TensorRole, WindowPattern};
-use weights::{BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, Tensor, Value};
+use weights::{Array, BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, Tensor, Value};
 
 pub const N_VOCAB: usize = 160;
 
@@ -14,7 +14,9 @@ fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> O
     // Some GGUF files of the plainest family have experts; these are of the others.
     let experts = family.experts != ExpertPlace::Nowhere && family.name != "llama";
     let recurrent = family.recurrent.is_some();
-    let per_layer = family.tensors.iter().any(|t| t.iter().any(|n| n.role == TensorRole::PerLayerGate));
+    let has_role = |role| family.tensors.iter().any(|t| t.iter().any(|n| n.role == role));
+    let streams = has_role(TensorRole::StreamRouter);
+    let per_layer = has_role(TensorRole::PerLayerGate);
     let n = match key {
         Key::Layers => n_layers,
         Key::Hidden => hidden,
@@ -44,6 +46,12 @@ fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> O
         Key::TurningKeyDim if family.latent => 8,
         Key::Chunk if family.chunked => 16,
         Key::PerLayerWidth if per_layer => 32,
+        Key::Streams if streams => 3,
+        Key::LaurelRank if streams => 8,
+        Key::SharedKvLayers if streams => 1,
+        Key::Sparsity if streams => {
+            return Some(Value::Array(Array::Float((0..n_layers).map(|l| 0.25 * (l % 3) as f32).collect())));
+        }
         // Those who name the first layer that has one mostly have none.
         // And what looks both ways at everything has none.
         Key::Window if family.bidirectional && family.windows == WindowPattern::All => return None,
