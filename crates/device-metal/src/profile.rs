@@ -42,6 +42,9 @@ pub struct Profile {
     pub gemv_simdgroups: u32,
     /// SIMD-groups of a threadgroup of a GEMV whose rows none share: 1 to 16.
     pub gemv_threadgroup: u32,
+    /// Most rows of x that one SIMD-group multiplies with the weights that it loads: 2, 4 or 8. More read
+    /// weights fewer times and need more registers (`kernels/NOTES.md`).
+    pub product_rows: u32,
     /// SIMD-groups of a threadgroup that attends with few rows: 1 to 8.
     pub attention_simdgroups: u32,
     /// SIMD-groups of a threadgroup of a GEMV that first makes its row, at most 16: what an
@@ -100,6 +103,7 @@ impl Profile {
             norm_threads: 256,
             gemv_simdgroups: family.gemv_simdgroups * cores as u32,
             gemv_threadgroup: 2,
+            product_rows: 8,
             // One runs and one waits, so that the GPU never idles; two more for a host that is late.
             in_flight: 4,
             tile_rows: 64,
@@ -129,10 +133,11 @@ impl Profile {
     }
 
     /// The fields that are numbers.
-    fn numbers(&self) -> [(&'static str, usize); 11] {
+    fn numbers(&self) -> [(&'static str, usize); 12] {
         [
             ("gemv_simdgroups", self.gemv_simdgroups as usize),
             ("gemv_threadgroup", self.gemv_threadgroup as usize),
+            ("product_rows", self.product_rows as usize),
             ("attention_simdgroups", self.attention_simdgroups as usize),
             ("merged_simdgroups", self.merged_simdgroups as usize),
             ("norm_threads", self.norm_threads as usize),
@@ -190,9 +195,10 @@ impl Profile {
                 "split_threadgroups" => profile.split_threadgroups = n,
                 "in_flight" => profile.in_flight = n,
                 "key_lanes" if n.is_power_of_two() => profile.key_lanes = n as u32,
+                "product_rows" if n.is_power_of_two() => profile.product_rows = n as u32,
                 "tile_rows" if n == 32 || n == 64 => profile.tile_rows = n as u32,
                 _ => {
-                    let expected = "a multiple of 32; of tile_rows 32 or 64; of key_lanes 4, 8 or 16";
+                    let expected = "a multiple of 32; of tile_rows 32 or 64; of key_lanes 4, 8 or 16; of product_rows 2, 4 or 8";
                     return wrong(format!("{name} = {n}, expected {expected}"));
                 }
             }
@@ -239,9 +245,10 @@ impl Profile {
 }
 
 /// What the kernels can do with each field.
-const RANGES: [(&str, std::ops::RangeInclusive<usize>); 11] = [
+const RANGES: [(&str, std::ops::RangeInclusive<usize>); 12] = [
     ("gemv_simdgroups", 1..=65_536),
     ("gemv_threadgroup", 1..=16),
+    ("product_rows", 2..=8),
     ("attention_simdgroups", 1..=8),
     ("merged_simdgroups", 1..=16),
     ("norm_threads", 32..=1024),

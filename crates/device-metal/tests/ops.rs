@@ -5,9 +5,9 @@
 
 use device::OpKind;
 use device_testing::{Case, PlanBuilder, Sequences, check_cases, check_op_cases, limits};
-use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
 use ingle_device_metal::selftest::{SHORTEST_SPLIT, may_split, tolerance};
+use ingle_device_metal::{MetalDevice, Profile};
 use weights::BlockType;
 
 fn device() -> MetalDevice<EmulatedGpu> {
@@ -119,11 +119,17 @@ fn three_products_of_which_the_last_has_another_type() {
     let plan = b.finish(y);
     let limits = limits(&plan.kv);
     let mut sequences = Sequences::new(4, &plan.kv, &limits, 29);
-    let steps = [1, 3, 40].map(|n| sequences.step(&[(0, n)])).to_vec();
+    let steps = [1, 3, 7, 40].map(|n| sequences.step(&[(0, n)])).to_vec();
     let (kind, block, name) = (OpKind::Linear, BlockType::Q4_K, "q4_k, q4_k, q6_k".to_owned());
     // Sums in f32, in any order.
     let case = Case { name, kind, block, plans: vec![plan], limits, steps, tolerance: 1e-5 };
-    if let Err(failures) = check_cases(&device(), vec![case], tolerance) {
-        panic!("{failures}");
+    let device = device();
+    // Seven rows in two products of four, or in four of two.
+    for product_rows in [8, 4, 2] {
+        let profile = Profile { product_rows, ..device.profile().clone() };
+        let device = MetalDevice::sharing(device.shared_gpu().clone(), profile);
+        if let Err(failures) = check_cases(&device, vec![case.clone()], tolerance) {
+            panic!("with {product_rows} rows of x in a product: {failures}");
+        }
     }
 }

@@ -6,10 +6,22 @@
 #ifdef MSL_STRICT
 struct msl_constant {
     int index;
+#ifdef MSL_REGISTERS
+    template<class T> operator T() const { return T(MSL_CONSTANTS); }
+#else
     template<class T> operator T() const { return T{}; }
+#endif
 };
 inline bool msl_constant_defined(int) { return true; }
+#ifdef MSL_REGISTERS
+MSL_OPAQUE threadgroup void * msl_threadgroup_storage() {
+    unsigned long address;
+    __asm__ volatile("mov.u64 %0, 64;" : "=l"(address));
+    return (threadgroup void *) address;
+}
+#else
 threadgroup void * msl_threadgroup_storage();
+#endif
 #define MSL_THREADGROUP(size, name) msl_threadgroup_storage()
 #else
 struct msl_constant {

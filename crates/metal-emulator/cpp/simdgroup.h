@@ -9,7 +9,11 @@
 
 // These functions do not access the kernel's memory, so they are not checked; one copy per type
 // keeps compilation fast.
+#ifdef MSL_REGISTERS
+#define MSL_TOGETHER static inline __attribute__((always_inline))
+#else
 #define MSL_TOGETHER static __attribute__((noinline, no_sanitize("address", "undefined", "thread")))
+#endif
 #define MSL_ALWAYS __attribute__((always_inline))
 
 namespace metal {

@@ -79,9 +79,9 @@ pub(crate) struct Mode {
 /// Compiles Metal sources.
 #[derive(Debug)]
 pub struct Compiler {
-    clang: Clang,
-    options: Options,
-    runtime: Runtime,
+    pub(crate) clang: Clang,
+    pub(crate) options: Options,
+    pub(crate) runtime: Runtime,
     mode: Mode,
 }
 
@@ -181,7 +181,7 @@ impl Compiler {
     }
 
     /// A key of all inputs of a rewritten source.
-    fn key(&self, what: &str, name: &str, source: &str, includes: &[(&str, &str)]) -> Key {
+    pub(crate) fn key(&self, what: &str, name: &str, source: &str, includes: &[(&str, &str)]) -> Key {
         let mut key = self.clang.key(what).with(cache::text(&self.runtime.headers)).with(name).with(source);
         key = key.with(self.options.defines.len().to_le_bytes());
         for (define, value) in &self.options.defines {
@@ -194,7 +194,7 @@ impl Compiler {
     }
 
     /// Preprocesses and rewrites.
-    fn rewrite(
+    pub(crate) fn rewrite(
         &self,
         folder: &Path,
         name: &str,

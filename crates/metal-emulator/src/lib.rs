@@ -44,6 +44,7 @@ mod error;
 mod flags;
 mod library;
 mod pipeline;
+mod registers;
 mod rewrite;
 mod runtime;
 mod sanitized;
@@ -58,6 +59,7 @@ pub use dispatch::{Binding, Dispatch, LaneOrder, Resource, RunOptions};
 pub use error::{Error, Fault, FaultKind, Location, ThreadPosition};
 pub use library::{Constant, ConstantDeclaration, Function, Library, Parameter, ParameterKind};
 pub use pipeline::Pipeline;
+pub use registers::Registers;
 pub use rewrite::Refusal;
 
 /// Threads per simdgroup.

@@ -170,6 +170,10 @@ impl<G: Gpu> Draft<'_, G> {
 
     fn product(&mut self, schedule: Schedule, product: &Product) -> Result<()> {
         let c = self.compiler;
+        let schedule = match schedule {
+            Schedule::Gemv(n) => Schedule::Gemv(n.min(c.profile.product_rows)),
+            tiles @ Schedule::Gemm(_) => tiles,
+        };
         let weight = |index: usize| product.matrices.get(index).map(|m| c.plan.weight(m.weight));
         let Some(front) = weight(0) else { return Ok(()) };
         let (block, n_in, rows) = (front.block, front.n_cols(), c.rows(product.x));

@@ -26,6 +26,8 @@ pub struct Effort {
     pub model: (usize, usize),
     /// Tokens of a run.
     pub n_tokens: usize,
+    /// Rows of a step of a small batch, and of a chunk of a prompt.
+    pub rows: [usize; 2],
     /// Positions of attentions that are timed.
     pub positions: [usize; 3],
 }
@@ -40,6 +42,7 @@ impl Effort {
                 matrix_bytes: 256 << 20,
                 model: (1024, 28),
                 n_tokens: 64,
+                rows: [8, 512],
                 positions: [256, 1024, 4096],
             },
             true => Effort {
@@ -47,6 +50,7 @@ impl Effort {
                 matrix_bytes: 1 << 16,
                 model: (256, 1),
                 n_tokens: 2,
+                rows: [6, 40],
                 positions: [16, 32, 48],
             },
         }
@@ -136,7 +140,7 @@ pub fn time_attention<G: Gpu>(device: &MetalDevice<G>, position: usize, effort: 
     for (split, seconds) in [usize::MAX, 1].into_iter().zip(&mut seconds) {
         let device = device.splitting(split);
         let plan = fusion::fuse(&model_of(effort.model.0, 1), device.fusion());
-        let (mut program, limits) = program_of(&device, &plan, position + 1)?;
+        let (mut program, limits) = program_of(&device, &plan, position + 1, 32)?;
         let step = one_sequence(&plan, &limits, &[1], position as u32);
         let commands = program.commands(0, 1);
         let wanted =
@@ -148,16 +152,17 @@ pub fn time_attention<G: Gpu>(device: &MetalDevice<G>, position: usize, effort: 
     Ok(seconds)
 }
 
-/// A program with one sequence of so many positions, all committed.
+/// A program with one sequence of so many positions, all committed, for steps of so many rows.
 fn program_of<G: Gpu>(
     device: &MetalDevice<G>,
     plan: &Plan,
     n_positions: usize,
+    max_rows: usize,
 ) -> Result<(crate::program::MetalProgram<G>, Limits)> {
     let page_len = 16;
     let n_ctx = n_positions.next_multiple_of(page_len);
     let limits = Limits {
-        max_rows: 32,
+        max_rows,
         max_outputs: 1,
         max_spans: 1,
         n_ctx,
@@ -188,8 +193,25 @@ impl<G: Gpu> Decoder<G> {
     pub fn new(device: &MetalDevice<G>, effort: &Effort) -> Result<Decoder<G>> {
         let (hidden, n_layers) = effort.model;
         let plan = fusion::fuse(&model_of(hidden, n_layers), device.fusion());
-        let (program, limits) = program_of(device, &plan, effort.n_tokens + 8)?;
+        let most = effort.rows[1];
+        let (program, limits) = program_of(device, &plan, most.max(effort.n_tokens + 8), most)?;
         Ok(Decoder { program, plan, limits })
+    }
+
+    /// Rows per second of steps of so many, one after the other, all of one prompt's beginning.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn rows_per_second(&mut self, n_rows: usize, n_steps: usize) -> Result<f64> {
+        let tokens: Vec<u32> = (0..n_rows as u32).map(|row| row % 64).collect();
+        let mut step = one_sequence(&self.plan, &self.limits, &tokens, 0);
+        step.wants = vec![Want::BEST];
+        let begun = Instant::now();
+        for _ in 0..n_steps {
+            let ticket = self.program.submit(&step.borrow())?;
+            self.program.wait(ticket)?;
+        }
+        Ok((n_rows * n_steps) as f64 / begun.elapsed().as_secs_f64().max(1e-9))
     }
 
     /// So many tokens, after so long a pause.
@@ -220,8 +242,19 @@ impl<G: Gpu> Decoder<G> {
     }
 }
 
-/// A field of a profile, and the values that are tried.
-type Field = (&'static str, fn(&Profile) -> Vec<Profile>);
+/// What a field is judged by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Judge {
+    /// Tokens per second of one sequence.
+    Token,
+    /// Rows per second of a small batch.
+    Batch,
+    /// Rows per second of a chunk of a prompt.
+    Prompt,
+}
+
+/// A field of a profile, what it is judged by, and the profiles that are tried.
+type Field = (&'static str, Judge, fn(&Profile) -> Vec<Profile>);
 
 /// A profile with one field changed.
 fn with<T: Copy>(profile: &Profile, values: &[T], set: fn(&mut Profile, T)) -> Vec<Profile> {
@@ -234,22 +267,22 @@ fn with<T: Copy>(profile: &Profile, values: &[T], set: fn(&mut Profile, T)) -> V
 }
 
 /// What is searched, one field after the other.
-const FIELDS: [Field; 9] = [
-    ("gemv_simdgroups", |p| {
+const FIELDS: [Field; 12] = [
+    ("gemv_simdgroups", Judge::Token, |p| {
         let n = p.gemv_simdgroups;
         with(p, &[n / 2, n * 2, n * 4], |p, n| p.gemv_simdgroups = n.max(1))
     }),
-    ("gemv_threadgroup", |p| with(p, &[1, 2, 4, 8], |p, n| p.gemv_threadgroup = n)),
-    ("attention_simdgroups", |p| with(p, &[2, 4, 8], |p, n| p.attention_simdgroups = n)),
-    ("merged_simdgroups", |p| with(p, &[4, 8, 16], |p, n| p.merged_simdgroups = n)),
-    ("split_positions", |p| with(p, &[256, 512, 1024, 2048], |p, n| p.split_positions = n)),
-    ("key_lanes", |p| with(p, &[4, 8, 16], |p, n| p.key_lanes = n as u32)),
-    ("split_threadgroups", |p| {
+    ("gemv_threadgroup", Judge::Token, |p| with(p, &[1, 2, 4, 8], |p, n| p.gemv_threadgroup = n)),
+    ("attention_simdgroups", Judge::Token, |p| with(p, &[2, 4, 8], |p, n| p.attention_simdgroups = n)),
+    ("merged_simdgroups", Judge::Token, |p| with(p, &[4, 8, 16], |p, n| p.merged_simdgroups = n)),
+    ("split_positions", Judge::Token, |p| with(p, &[256, 512, 1024, 2048], |p, n| p.split_positions = n)),
+    ("key_lanes", Judge::Token, |p| with(p, &[4, 8, 16], |p, n| p.key_lanes = n as u32)),
+    ("split_threadgroups", Judge::Token, |p| {
         let n = p.split_threadgroups;
         with(p, &[n / 2, n * 2, n * 4], |p, n| p.split_threadgroups = n.max(1))
     }),
-    ("in_flight", |p| with(p, &[1, 2, 4, 8], |p, n| p.in_flight = n)),
-    ("rules", |p| {
+    ("in_flight", Judge::Token, |p| with(p, &[1, 2, 4, 8], |p, n| p.in_flight = n)),
+    ("rules", Judge::Token, |p| {
         let without = |skipped: usize| {
             let rules = p.rules.iter().enumerate().filter(|(index, _)| *index != skipped);
             // A search makes a handful of lists, which stay.
@@ -258,10 +291,13 @@ const FIELDS: [Field; 9] = [
         };
         (0..p.rules.len()).map(without).collect()
     }),
+    ("product_rows", Judge::Batch, |p| with(p, &[2, 4, 8], |p, n| p.product_rows = n)),
+    ("tile_rows", Judge::Prompt, |p| with(p, &[32, 64], |p, n| p.tile_rows = n)),
+    ("norm_threads", Judge::Prompt, |p| with(p, &[128, 256, 512], |p, n| p.norm_threads = n)),
 ];
 
-/// Search over the fields of a profile by tokens per second. `tell` hears of each that was tried; false ends
-/// the search. The best profile.
+/// Search over the fields of a profile, each judged by the steps that it matters to. `tell` hears of each that was tried, with
+/// its tokens or rows per second; false ends the search. The best profile, and its tokens per second.
 ///
 /// # Errors
 /// The device failed with the profile that it began with.
@@ -271,31 +307,44 @@ pub fn sweep<G: Gpu>(
     effort: &Effort,
     tell: &mut dyn FnMut(&str, &Profile, Option<f64>) -> bool,
 ) -> Result<(Profile, f64)> {
-    let speed = |profile: &Profile| -> Result<f64> {
+    let speed = |profile: &Profile, judge: Judge| -> Result<f64> {
         let device = MetalDevice::sharing(gpu.clone(), profile.clone());
         let mut decoder = Decoder::new(&device, effort)?;
-        decoder.tokens_per_second(effort.n_tokens.min(8), Duration::ZERO)?;
-        decoder.tokens_per_second(effort.n_tokens, Duration::ZERO)
+        let mut run = |n: usize| match judge {
+            Judge::Token => decoder.tokens_per_second(n, Duration::ZERO),
+            Judge::Batch => decoder.rows_per_second(effort.rows[0], n),
+            Judge::Prompt => decoder.rows_per_second(effort.rows[1], n.div_ceil(8)),
+        };
+        run(effort.n_tokens.min(8))?;
+        run(effort.n_tokens)
     };
-    let mut best = (profile.clone(), speed(profile)?);
-    if !tell("as it is", profile, Some(best.1)) {
-        return Ok(best);
+    let mut best = profile.clone();
+    let mut tokens_per_second = speed(&best, Judge::Token)?;
+    if !tell("as it is", &best, Some(tokens_per_second)) {
+        return Ok((best, tokens_per_second));
     }
-    for (field, values) in FIELDS {
-        for tried in values(&best.0.clone()) {
-            if tried == best.0 {
+    let (mut judge, mut fastest) = (Judge::Token, tokens_per_second);
+    for (field, judged_by, values) in FIELDS {
+        if judge != judged_by {
+            (judge, fastest) = (judged_by, speed(&best, judged_by)?);
+        }
+        for tried in values(&best.clone()) {
+            if tried == best {
                 continue;
             }
-            let speed = speed(&tried).ok();
+            let speed = speed(&tried, judge).ok();
             let goes_on = tell(field, &tried, speed);
             // A percent is noise.
-            if let Some(speed) = speed.filter(|speed| *speed > best.1 * 1.01) {
-                best = (tried, speed);
+            if let Some(speed) = speed.filter(|speed| *speed > fastest * 1.01) {
+                (best, fastest) = (tried, speed);
+                if judge == Judge::Token {
+                    tokens_per_second = speed;
+                }
             }
             if !goes_on {
-                return Ok(best);
+                return Ok((best, tokens_per_second));
             }
         }
     }
-    Ok(best)
+    Ok((best, tokens_per_second))
 }

@@ -15,6 +15,12 @@
 //     uint row_bytes(n_in)             of types that follow another in linear/mixed.metal
 //     Values decode(row, index, n_in)  the 16 values of columns 16 * index .. + 15, for matrices and for embed
 //
+// Types of which most files are have these too, so that tiles can load words long before they are decoded (`Held`):
+//
+//     typedef .. Raw                   the words in which 16 neighbouring values lie
+//     Raw read(row, index)             those of columns 16 * index .. + 15
+//     Values values(raw, index)        what they stand for
+//
 // The factors are why a code is not shifted to its place: `word & 0x0f00` is 256 times the code, and its x is divided by 256
 // once for all rows of the weight. Powers of two are exact.
 #pragma once
@@ -42,12 +48,25 @@ struct Values {
     float4 v[4];
 };
 
+// 16 neighbouring values from when they are loaded until they are needed: of types with `read` their words, of the others
+// themselves.
+template<class D, bool WORDS = D::WORDS> struct Held {
+    Values held;
+    void load(WeightRow row, uint index, uint n_in) { held = D::decode(row, index, n_in); }
+    Values values(uint) const { return held; }
+};
+template<class D> struct Held<D, true> {
+    typename D::Raw held;
+    void load(WeightRow row, uint index, uint) { held = D::read(row, index); }
+    Values values(uint index) const { return D::values(held, index); }
+};
+
 // The factors of `bytes_in_place`: 2^0, 2^-8, 2^-16, 2^-24.
 #define BYTES_IN_PLACE float4(1.0f, 0.00390625f, 1.52587890625e-5f, 5.9604644775390625e-8f)
 
 // Most types have no table of levels, and follow no other.
 struct NoLevels {
-    enum { LEVELS = 0 };
+    enum { LEVELS = 0, WORDS = 0 };
     static float level(ushort) { return 0.0f; }
     static uint row_bytes(uint) { return 0; }
 };

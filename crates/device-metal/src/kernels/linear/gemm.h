@@ -16,7 +16,7 @@
 //
 // Operands are halves (saturated at 65504), or floats where a half loses what the file has (F32, BF16, integer rows); sums are
 // floats. Four simdgroups, two by two, make BX / 2 rows of x times 32 rows of W each: 2 or 4 by 4 matrices of 8 x 8. Columns go by 32,
-// the next 32 are loaded and decoded while the matrices of the last are multiplied. Rows of a tile lie 40 operands apart, so
+// the next 32 are loaded while the matrices of the last are multiplied, and decoded when they are stored. Rows of a tile lie 40 operands apart, so
 // that the eight rows of a matrix lie in different banks. Two simdgroups whose rows of x are all after the last bring their part of
 // the tiles and leave the matrix units to the others: an expert seldom fills its tile.
 //
@@ -50,13 +50,15 @@ template<> struct OperandVector<half> {
 template<class D, short BX> struct TilePart {
     WeightRow w_row;
     device const float * x_row;
-    Values w;
+    Held<D> w;
+    uint index; // of the 16 values
     float4 x[BX / 16];
 
     // Columns k to k + 31, from memory.
     void load(uint k, uint n_in, ushort tid) {
         const uint x_column = k + tid % (128 / BX) * (BX / 4);
-        w = D::decode(w_row, k / 16 + tid % 2, n_in);
+        index = k / 16 + tid % 2;
+        w.load(w_row, index, n_in);
         for (short j = 0; j < BX / 16; j++) x[j] = load_x<D>(x_row, x_column + 4 * j, n_in);
     }
 
@@ -67,7 +69,8 @@ template<class D, short BX> struct TilePart {
         typedef vec<T, 4> T4;
         threadgroup T * to_w = tile_w + tid / 2 * stride + tid % 2 * 16;
         threadgroup T * to_x = tile_x + tid / (128 / BX) * stride + tid % (128 / BX) * (BX / 4);
-        for (short j = 0; j < 4; j++) *(threadgroup T4 *) (to_w + 4 * j) = OperandVector<T>::of(w.v[j]);
+        const Values values = w.values(index);
+        for (short j = 0; j < 4; j++) *(threadgroup T4 *) (to_w + 4 * j) = OperandVector<T>::of(values.v[j]);
         for (short j = 0; j < BX / 16; j++) *(threadgroup T4 *) (to_x + 4 * j) = OperandVector<T>::of(x[j]);
     }
 };

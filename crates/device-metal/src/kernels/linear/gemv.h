@@ -27,8 +27,8 @@
 // The norm costs no pass of its own: y = scale * sum(w * x * norm), scale = 1 / sqrt(mean(x^2) + eps), and the squares are
 // summed in the loop that multiplies.
 //
-// Order of accumulation: each lane over its spans ascending, a span's vectors then components, lanes by simd_sum, splits
-// ascending. It is the same for every N, so that a row has the same bits whatever shares its step.
+// Order of accumulation: each lane over its spans ascending, a span's vectors ascending, each its components and then times its
+// scale, offsets after the last vector of a scale; lanes by simd_sum, splits ascending. It is the same for every N, so that a row has the same bits whatever shares its step.
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
@@ -75,87 +75,73 @@ struct ThreadgroupRow {
     }
 };
 
-// A span of x, ready to meet codes.
-template<short GROUPS> struct Activations {
-    float4 x[4];         // times the decoder's factors
-    float sums[GROUPS];  // of x
-    float squares;       // of x before the norm's weight
-};
-
-template<class D, class X>
-static inline Activations<D::GROUPS> load_span(X x, uint n, device const float * norm, uint span, uint n_in) {
-    Activations<D::GROUPS> a;
-    const short per_group = 4 / D::GROUPS;
-    a.squares = 0.0f;
-    for (short g = 0; g < D::GROUPS; g++) {
-        float sum = 0.0f;
-        for (short i = 0; i < per_group; i++) {
-            const short j = g * per_group + i;
-            const uint column = D::column(span, j);
-            float4 v = x.template load<D>(n, column, n_in);
-            if (LINEAR_NORM) {
-                a.squares = fma(v.w, v.w, fma(v.z, v.z, fma(v.y, v.y, fma(v.x, v.x, a.squares))));
-                v *= load_x<D>(norm, column, n_in);
-            }
-            sum += (v.x + v.y) + (v.z + v.w);
-            a.x[j] = v * D::factor();
-        }
-        a.sums[g] = sum;
-    }
-    return a;
-}
-
-// The sum over a span of value * x.
-template<class D>
-static inline float span_product(thread const Codes<D::GROUPS> & w, thread const Activations<D::GROUPS> & a) {
-    const short per_group = 4 / D::GROUPS;
-    float total = 0.0f;
-    for (short g = 0; g < D::GROUPS; g++) {
-        float4 s = w.q[g * per_group] * a.x[g * per_group];
-        for (short i = 1; i < per_group; i++) s = fma(w.q[g * per_group + i], a.x[g * per_group + i], s);
-        total = fma(w.scale[g], (s.x + s.y) + (s.z + s.w), total);
-        if (D::OFFSET) total = fma(w.offset[g], a.sums[g], total);
-    }
-    return total;
-}
-
 // 4 rows of weights times N rows of x, a lane's part of the sums.
 template<short N> struct Products {
     float sums[N][4];
-    float squares[N];
+    float squares[N]; // of x before the norm's weight
 };
+
+// Adds a span. A vector of codes meets that of every row of x before the next is decoded, so that codes stay as they were loaded:
+// decoded they would be 64 registers. What `load` is asked for again, the compiler has.
+template<class D, short N, class X>
+static inline void add_span(thread Products<N> & p, thread const WeightRow * rows, // 4
+                            X x, device const float * norm, uint n_in, uint span) {
+    const short per_group = 4 / D::GROUPS;
+    float x_sums[N], scale[4][D::GROUPS];
+    #pragma clang loop unroll(full)
+    for (short r = 0; r < 4; r++) {
+        const Codes<D::GROUPS> w = D::load(rows[r], span, n_in);
+        #pragma clang loop unroll(full)
+        for (short g = 0; g < D::GROUPS; g++) scale[r][g] = w.scale[g];
+    }
+    #pragma clang loop unroll(full)
+    for (short j = 0; j < 4; j++) {
+        const short g = j / per_group;
+        const bool is_first = j % per_group == 0, is_last = j % per_group == per_group - 1;
+        const uint column = D::column(span, j);
+        float4 weight = float4(1.0f), q[4];
+        if (LINEAR_NORM) weight = load_x<D>(norm, column, n_in);
+        #pragma clang loop unroll(full)
+        for (short r = 0; r < 4; r++) q[r] = D::load(rows[r], span, n_in).q[j];
+        #pragma clang loop unroll(full)
+        for (short n = 0; n < N; n++) {
+            float4 v = x.template load<D>(n, column, n_in);
+            if (LINEAR_NORM) {
+                p.squares[n] = fma(v.w, v.w, fma(v.z, v.z, fma(v.y, v.y, fma(v.x, v.x, p.squares[n]))));
+                v *= weight;
+            }
+            const float sum = (v.x + v.y) + (v.z + v.w);
+            x_sums[n] = is_first ? sum : x_sums[n] + sum;
+            v *= D::factor();
+            #pragma clang loop unroll(full)
+            for (short r = 0; r < 4; r++) {
+                const float product = fma(q[r].w, v.w, fma(q[r].z, v.z, fma(q[r].y, v.y, q[r].x * v.x)));
+                p.sums[n][r] = fma(scale[r][g], product, p.sums[n][r]);
+            }
+        }
+        if (D::OFFSET && is_last) {
+            #pragma clang loop unroll(full)
+            for (short r = 0; r < 4; r++) {
+                const float offset = D::load(rows[r], span, n_in).offset[g];
+                #pragma clang loop unroll(full)
+                for (short n = 0; n < N; n++) p.sums[n][r] = fma(offset, x_sums[n], p.sums[n][r]);
+            }
+        }
+    }
+}
 
 template<class D, short N, class X>
 static inline Products<N> gemv_products(thread const WeightRow * rows, // 4
                                         X x, device const float * norm, uint n_in, uint first_span, uint step) {
     Products<N> p;
+    #pragma clang loop unroll(full)
     for (short n = 0; n < N; n++) {
         p.squares[n] = 0.0f;
+        #pragma clang loop unroll(full)
         for (short r = 0; r < 4; r++) p.sums[n][r] = 0.0f;
     }
     const uint n_spans = D::n_spans(n_in);
-    for (uint span = first_span; span < n_spans; span += step) {
-        if (N == 1) {
-            const Activations<D::GROUPS> a = load_span<D>(x, 0, norm, span, n_in);
-            p.squares[0] += a.squares;
-            #pragma clang loop unroll(full)
-            for (short r = 0; r < 4; r++) {
-                const Codes<D::GROUPS> w = D::load(rows[r], span, n_in);
-                p.sums[0][r] += span_product<D>(w, a);
-            }
-        } else {
-            Codes<D::GROUPS> w[4];
-            #pragma clang loop unroll(full)
-            for (short r = 0; r < 4; r++) w[r] = D::load(rows[r], span, n_in);
-            #pragma clang loop unroll(full)
-            for (short n = 0; n < N; n++) {
-                const Activations<D::GROUPS> a = load_span<D>(x, n, norm, span, n_in);
-                p.squares[n] += a.squares;
-                #pragma clang loop unroll(full)
-                for (short r = 0; r < 4; r++) p.sums[n][r] += span_product<D>(w[r], a);
-            }
-        }
-    }
+    for (uint span = first_span; span < n_spans; span += step) add_span<D, N>(p, rows, x, norm, n_in, span);
     return p;
 }
 
@@ -180,7 +166,9 @@ template<short N> static inline LaneSums<N> lane_sums(thread const Products<N> &
     LaneSums<N> s;
     s.product = 0.0f;
     s.squares = 0.0f;
+    #pragma clang loop unroll(full)
     for (short n = 0; n < N; n++) {
+        #pragma clang loop unroll(full)
         for (short r = 0; r < 4; r++) {
             const float total = simd_sum(p.sums[n][r]);
             if (lane == 4 * n + r) s.product = total;

@@ -11,21 +11,39 @@ struct KScales {
     float2 min;
 };
 
-// Of sub-blocks 2 c and 2 c + 1. `packed` is a multiple of 2 bytes.
-static inline KScales k_scales(device const uchar * packed, uint c) {
-    device const ushort * pairs = (device const ushort *) packed;
+// What a block holds of sub-blocks 2 c and 2 c + 1, as it lies: `d` and `dmin`, and three pairs of the 12 bytes.
+struct KWords {
+    half2 dm;
+    ushort first;  // bytes 2 c
+    ushort second; // bytes 2 c + 4
+    ushort before; // bytes 2 c - 4, if c is 2 or 3
+};
+
+// Of a block that begins with `d`, `dmin` and the 12 bytes, and is a multiple of 4 bytes.
+static inline KWords k_words(device const uchar * block, uint c) {
+    device const ushort * pairs = (device const ushort *) (block + 4);
+    KWords w;
+    w.dm = as_type<half2>(load_4(block));
+    w.first = pairs[c];
+    w.second = pairs[c + 2];
+    w.before = 0;
+    if (c >= 2) w.before = pairs[c - 2];
+    return w;
+}
+
+// Both sub-blocks' scales, times `d`, and mins, times `dmin`.
+static inline KScales k_scales(KWords w, uint c) {
     ushort scale, min;
     if (c < 2) {
-        scale = pairs[c] & 0x3f3f;
-        min = pairs[c + 2] & 0x3f3f;
+        scale = w.first & 0x3f3f;
+        min = w.second & 0x3f3f;
     } else {
-        const ushort low = pairs[c + 2];
-        scale = (low & 0x0f0f) | (pairs[c - 2] & 0xc0c0) >> 2;
-        min = (low >> 4 & 0x0f0f) | (pairs[c] & 0xc0c0) >> 2;
+        scale = (w.second & 0x0f0f) | (w.before & 0xc0c0) >> 2;
+        min = (w.second >> 4 & 0x0f0f) | (w.first & 0xc0c0) >> 2;
     }
     KScales k;
-    k.scale = float2(float(scale & 0xff), float(scale >> 8));
-    k.min = float2(float(min & 0xff), float(min >> 8));
+    k.scale = float(w.dm.x) * float2(float(scale & 0xff), float(scale >> 8));
+    k.min = float(w.dm.y) * float2(float(min & 0xff), float(min >> 8));
     return k;
 }
 

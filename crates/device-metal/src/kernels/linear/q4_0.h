@@ -18,14 +18,22 @@ struct Q4_0 : NibbleBlocks {
         return codes;
     }
 
-    static Values decode(WeightRow row, uint index, uint) {
+    enum { WORDS = 1 };
+    struct Raw {
+        uint4 qs;
+        float d;
+    };
+    static Raw read(WeightRow row, uint index) {
         device const uchar * block = row.codes + index / 2 * 18;
-        const float d = load_half(block);
-        const uint shift = index % 2 * 4;
+        Raw raw;
+        for (short j = 0; j < 4; j++) raw.qs[j] = load_2(block + 2 + 4 * j);
+        raw.d = load_half(block);
+        return raw;
+    }
+    static Values values(Raw raw, uint index) {
         Values values;
-        for (short j = 0; j < 4; j++) {
-            values.v[j] = d * (bytes_of(load_2(block + 2 + 4 * j) >> shift, 15) - 8.0f);
-        }
+        for (short j = 0; j < 4; j++) values.v[j] = raw.d * (bytes_of(raw.qs[j] >> index % 2 * 4, 15) - 8.0f);
         return values;
     }
+    static Values decode(WeightRow row, uint index, uint) { return values(read(row, index), index); }
 };

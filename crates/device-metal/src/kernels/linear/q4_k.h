@@ -11,30 +11,39 @@ struct Q4_K : ChunkBlocks {
         device const uchar * block = row.codes + span / 16 * 144;
         const uint c = span % 16 / 4;
         const uint2 qs = *(device const uint2 *) (block + 16 + 32 * c + span % 4 * 8);
-        const half2 dm = as_type<half2>(load_4(block));
-        const KScales k = k_scales(block + 4, c);
+        const KScales k = k_scales(k_words(block, c), c);
         Codes<2> codes;
         codes.q[0] = bytes_in_place(qs.x, 15);
         codes.q[1] = bytes_in_place(qs.y, 15);
         codes.q[2] = bytes_in_place(qs.x >> 4, 15);
         codes.q[3] = bytes_in_place(qs.y >> 4, 15);
-        codes.scale[0] = float(dm.x) * k.scale.x;
-        codes.scale[1] = float(dm.x) * k.scale.y;
-        codes.offset[0] = -float(dm.y) * k.min.x;
-        codes.offset[1] = -float(dm.y) * k.min.y;
+        codes.scale[0] = k.scale.x;
+        codes.scale[1] = k.scale.y;
+        codes.offset[0] = -k.min.x;
+        codes.offset[1] = -k.min.y;
         return codes;
     }
 
-    static Values decode(WeightRow row, uint index, uint) {
+    enum { WORDS = 1 };
+    struct Raw {
+        uint4 qs;
+        KWords scales;
+    };
+    static Raw read(WeightRow row, uint index) {
         device const uchar * block = row.codes + index / 16 * 144;
-        const uint i = index % 16, c = i / 4, upper = i / 2 % 2;
-        const half2 dm = as_type<half2>(load_4(block));
-        const KScales k = k_scales(block + 4, c);
-        const float scale = float(dm.x) * (upper ? k.scale.y : k.scale.x);
-        const float min = float(dm.y) * (upper ? k.min.y : k.min.x);
-        const uint4 qs = *(device const uint4 *) (block + 16 + 32 * c + i % 2 * 16);
+        const uint i = index % 16, c = i / 4;
+        Raw raw;
+        raw.qs = *(device const uint4 *) (block + 16 + 32 * c + i % 2 * 16);
+        raw.scales = k_words(block, c);
+        return raw;
+    }
+    static Values values(Raw raw, uint index) {
+        const uint upper = index / 2 % 2;
+        const KScales k = k_scales(raw.scales, index % 16 / 4);
+        const float scale = upper ? k.scale.y : k.scale.x, min = upper ? k.min.y : k.min.x;
         Values values;
-        for (short j = 0; j < 4; j++) values.v[j] = scale * bytes_of(qs[j] >> 4 * upper, 15) - min;
+        for (short j = 0; j < 4; j++) values.v[j] = scale * bytes_of(raw.qs[j] >> 4 * upper, 15) - min;
         return values;
     }
+    static Values decode(WeightRow row, uint index, uint) { return values(read(row, index), index); }
 };

@@ -26,18 +26,35 @@ struct Q6_K : QuarterBlocks {
         return codes;
     }
 
-    static Values decode(WeightRow row, uint index, uint) {
+    enum { WORDS = 1 };
+    struct Raw {
+        uint4 low;
+        uint4 high;
+        float d;
+        float scale;
+    };
+    static Raw read(WeightRow row, uint index) {
         device const uchar * block = row.codes + index / 16 * 210;
         const uint i = index % 16, h = i / 8, j = i / 2 % 4;
-        const float scale = load_half(block + 208) * float(((device const char *) (block + 192))[i]);
-        device const uchar * ql = block + 64 * h + 32 * (j % 2) + 16 * (i % 2);
-        device const uchar * qh = block + 128 + 32 * h + 16 * (i % 2);
+        Raw raw;
+        for (short n = 0; n < 4; n++) {
+            raw.low[n] = load_2(block + 64 * h + 32 * (j % 2) + 16 * (i % 2) + 4 * n);
+            raw.high[n] = load_2(block + 128 + 32 * h + 16 * (i % 2) + 4 * n);
+        }
+        raw.d = load_half(block + 208);
+        raw.scale = float(((device const char *) (block + 192))[i]);
+        return raw;
+    }
+    static Values values(Raw raw, uint index) {
+        const uint j = index % 16 / 2 % 4;
+        const float scale = raw.d * raw.scale;
         Values values;
         for (short n = 0; n < 4; n++) {
-            const uint low = load_2(ql + 4 * n) >> j / 2 * 4 & 0x0f0f0f0f;
-            const uint high = (load_2(qh + 4 * n) >> 2 * j & 0x03030303) << 4;
+            const uint low = raw.low[n] >> j / 2 * 4 & 0x0f0f0f0f;
+            const uint high = (raw.high[n] >> 2 * j & 0x03030303) << 4;
             values.v[n] = scale * (bytes_of(low | high, 63) - 32.0f);
         }
         return values;
     }
+    static Values decode(WeightRow row, uint index, uint) { return values(read(row, index), index); }
 };

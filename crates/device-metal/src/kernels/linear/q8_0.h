@@ -19,10 +19,22 @@ struct Q8_0 : WholeBlocks {
         return codes;
     }
 
-    static Values decode(WeightRow row, uint index, uint n_in) {
-        const Codes<1> codes = load(row, index, n_in);
+    enum { WORDS = 1 };
+    struct Raw {
+        uint4 qs;
+        float d;
+    };
+    static Raw read(WeightRow row, uint index) {
+        device const uchar * block = row.codes + index / 2 * 34;
+        Raw raw;
+        for (short j = 0; j < 4; j++) raw.qs[j] = load_2(block + 2 + index % 2 * 16 + 4 * j);
+        raw.d = load_half(block);
+        return raw;
+    }
+    static Values values(Raw raw, uint) {
         Values values;
-        for (short j = 0; j < 4; j++) values.v[j] = codes.scale[0] * codes.q[j];
+        for (short j = 0; j < 4; j++) values.v[j] = raw.d * float4(as_type<char4>(raw.qs[j]));
         return values;
     }
+    static Values decode(WeightRow row, uint index, uint) { return values(read(row, index), index); }
 };

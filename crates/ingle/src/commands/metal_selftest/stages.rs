@@ -361,7 +361,7 @@ mod here {
                     .filter(|(tried, base)| tried != base)
                     .map(|(tried, _)| tried.to_owned())
                     .collect();
-                let speed = speed.map_or("does not run".to_owned(), |speed| format!("{speed:.1} tok/s"));
+                let speed = speed.map_or("does not run".to_owned(), |speed| format!("{speed:.1} rows/s"));
                 print_line(&format!("{field}: {} {speed}", changed.join(", "))).is_ok()
                     && !self.is_late()
                     && n < most

@@ -1,0 +1,161 @@
+//! How many registers a kernel needs, by the judgement of another GPU's compiler.
+//!
+//! No assembler of Apple's is public. NVIDIA's `ptxas` (PyPI: `nvidia-cuda-nvcc`) is, and its GPUs too have registers of 32 bits for
+//! each thread, without vectors. So the source is compiled with real address spaces for `nvptx64`, where every function in which
+//! threads of a SIMD-group meet is an opaque instruction with its operands and results, and `ptxas` is given fewer and fewer registers
+//! until it must spill some. (Left alone it takes as many as hide latency best on its own chips.)
+
+use crate::cache;
+use crate::compiler::Compiler;
+use crate::error::Error;
+use crate::flags;
+use std::path::Path;
+use std::process::Command;
+
+/// The most lines of an assembler's messages that are passed on.
+const MOST_LINES: usize = 20;
+
+/// Numbers of registers that are tried.
+const STEPS: [u32; 10] = [32, 48, 64, 80, 96, 112, 128, 160, 192, 224];
+
+/// What a kernel needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registers {
+    /// The least number of 32-bit registers of a thread with which nothing is spilled, of 32, 48, 64 and so on. `None` if 224 are too few.
+    pub n: Option<u32>,
+    /// Bytes of a thread's arrays that are in memory, because their indices are not known before the kernel runs.
+    pub memory: u32,
+}
+
+impl Compiler {
+    /// What the kernels of a source need, in the order in which [`Self::compile`] lists them. `constants` are the values of its
+    /// function constants, by index; the others are 0.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Compiler::compile`], and [`Error::Start`] where `ptxas` cannot be started.
+    pub fn registers(
+        &self,
+        name: &str,
+        source: &str,
+        includes: &[(&str, &str)],
+        constants: &[(u16, u32)],
+        ptxas: &Path,
+    ) -> Result<Vec<(String, Registers)>, Error> {
+        let failed = |messages| Error::Compile { name: name.to_owned(), messages };
+        let table: Vec<String> =
+            constants.iter().map(|(index, value)| format!("index == {index} ? {value} : ")).collect();
+        let table = format!("-DMSL_CONSTANTS={}0", table.concat());
+        let key = self.key("registers", name, source, includes).with(&table).with(cache::text(ptxas));
+        let mut names = Vec::new();
+        let made = cache::folder(&self.options.cache, key, |folder| {
+            let rewritten = self.rewrite(folder, name, source, includes, true)?;
+            names = rewritten.functions.iter().map(|f| f.name.clone()).collect();
+            let cl = cache::write(folder, "registers.cl", &rewritten.text)?;
+            let header = self.runtime.headers.join("metal_stdlib.h");
+            let mut arguments = flags::words(flags::REGISTERS);
+            let more = [&table, "-include", cache::text(&header), cache::text(&cl), "-o", "registers.ptx"];
+            arguments.extend(more.map(str::to_owned));
+            self.clang.run(folder, &arguments)?.map_err(failed)?;
+            let path = folder.join("registers.ptx");
+            let text = std::fs::read_to_string(&path).map_err(cache::file_error(&path))?;
+            cache::write(folder, "entries.ptx", entries(&text))?;
+            let mut messages = String::new();
+            for n in STEPS {
+                messages += &allocated(ptxas, folder, n)?.map_err(failed)?;
+            }
+            let text = entry_names(&text).join("\n");
+            cache::write(folder, "names.txt", text)?;
+            cache::write(folder, "functions.txt", names.join("\n"))?;
+            cache::write(folder, "messages.txt", messages)?;
+            Ok(())
+        })?;
+        let read = |file: &str| {
+            let path = made.join(file);
+            std::fs::read_to_string(&path).map_err(cache::file_error(&path))
+        };
+        let (functions, mangled, messages) =
+            (read("functions.txt")?, read("names.txt")?, read("messages.txt")?);
+        let found = functions
+            .lines()
+            .zip(mangled.lines())
+            .filter_map(|(name, mangled)| Some((name.to_owned(), registers_of(mangled, &messages)?)));
+        Ok(found.collect())
+    }
+}
+
+/// What `ptxas -v` says of `entries.ptx` where a thread has at most `n` registers, or its errors.
+fn allocated(ptxas: &Path, folder: &Path, n: u32) -> Result<Result<String, String>, Error> {
+    let start = |source| Error::Start { tool: ptxas.display().to_string(), source };
+    let mut command = Command::new(ptxas);
+    command.args(["-arch=sm_80", "-v", &format!("-maxrregcount={n}"), "entries.ptx", "-o", "/dev/null"]);
+    let output = command.current_dir(folder).output().map_err(start)?;
+    let text = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+    if output.status.success() {
+        return Ok(Ok(text.into_owned()));
+    }
+    Ok(Err(text.lines().take(MOST_LINES).collect::<Vec<_>>().join("\n")))
+}
+
+/// Names of the kernels' functions: the weak ones are instances of templates, the others plain.
+fn entry_names(ptx: &str) -> Vec<String> {
+    let line = |line: &str| {
+        let rest = line.strip_prefix(".weak .func ").or_else(|| line.strip_prefix(".visible .func "))?;
+        Some(rest.trim_end_matches(['(', ' ']).to_owned())
+    };
+    ptx.lines().filter_map(line).collect()
+}
+
+/// The text with kernels in place of functions, for `ptxas` allocates the registers of a kernel alone.
+fn entries(ptx: &str) -> String {
+    let line = |line: &str| {
+        let name = line.strip_prefix(".weak .func ").or_else(|| line.strip_prefix(".visible .func "));
+        name.map_or_else(|| format!("{line}\n"), |name| format!(".visible .entry {name}\n"))
+    };
+    ptx.lines().map(line).collect()
+}
+
+/// Of the messages of `ptxas -v`, with few registers first, what they say of a function.
+fn registers_of(function: &str, messages: &str) -> Option<Registers> {
+    let mut of_function = messages
+        .split("Compiling entry function ")
+        .filter(|part| part.strip_prefix('\'').and_then(|part| part.split('\'').next()) == Some(function))
+        .peekable();
+    let before = |part: &str, word: &str| -> Option<u32> {
+        part.split_once(word)?.0.split_whitespace().last()?.parse().ok()
+    };
+    of_function.peek()?;
+    let (mut n, mut memory) = (None, 0);
+    for (part, most) in of_function.zip(STEPS) {
+        memory = before(part, " bytes stack frame")?;
+        if before(part, " bytes spill stores")? == 0 {
+            n = Some(most);
+            break;
+        }
+    }
+    Some(Registers { n, memory })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read() {
+        let messages = |spilled: u32, stack: u32| {
+            format!(
+                "ptxas info    : Compiling entry function 'twice' for 'sm_80'\n\
+                 ptxas info    : Function properties for twice\n    \
+                 {stack} bytes stack frame, {spilled} bytes spill stores, 0 bytes spill loads\n\
+                 ptxas info    : Used 12 registers, used 0 barriers\n"
+            )
+        };
+        let text = messages(24, 40) + &messages(0, 16) + &messages(0, 16);
+        assert_eq!(registers_of("twice", &text), Some(Registers { n: Some(STEPS[1]), memory: 16 }));
+        assert_eq!(registers_of("twice", &messages(8, 8)), Some(Registers { n: None, memory: 8 }));
+        assert_eq!(registers_of("thrice", &text), None);
+        let ptx = ".weak .func _Z4oncev(\n)\n.extern .func other\n.visible .func twice(\n";
+        assert_eq!(entry_names(ptx), ["_Z4oncev", "twice"]);
+        assert!(entries(ptx).starts_with(".visible .entry _Z4oncev(\n"));
+    }
+}
