@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 
 use crate::common::{fixture, greedy, model, options};
 
-const ALL: [&str; 5] = ["smolvlm", "gemma3_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5_vl"];
+const ALL: [&str; 6] = ["smolvlm", "gemma3_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_vl"];
 
 /// Sums of f32 in another order; the answers are rounded to five digits.
 const BOUND: f32 = 1e-3;
@@ -45,7 +45,7 @@ fn numpy(name: &str) -> Vec<f32> {
 /// What transformers' image processor made of the picture.
 fn from_pixels(name: &str, model: &Model) -> Arc<Picture> {
     let spec = model.vision().unwrap();
-    let pixels = numpy(if name == "qwen3_5_vl" { "qwen3_vl" } else { name });
+    let pixels = numpy(if name.starts_with("qwen3") { "qwen3_vl" } else { name });
     let tiles: Vec<Tile> = match spec.recipe.sizing {
         Sizing::Pixels { .. } => {
             let grid: Vec<usize> = serde_json::from_value(expected(name)["image_grid_thw"].clone()).unwrap();

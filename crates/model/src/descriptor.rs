@@ -98,6 +98,9 @@ pub struct Recurrent {
     pub place: RecurrentPlace,
     /// Head `h` has the key head `h % n`, and not `h / (n_heads / n)`: where the heads of values were reordered.
     pub tiled: PerNaming<bool>,
+    /// Each row of a state decays by itself (Kimi Delta Attention, 2025). Steps and the gate come through as many columns as a head
+    /// has, and the gate is a sigmoid.
+    pub by_rows: bool,
 }
 
 /// Which recurrence.

@@ -11,12 +11,12 @@ use crate::descriptor::{
 };
 use crate::names::TensorRole::{AttnK, AttnOut, AttnQ, AttnV, Conv1, Conv2, FfnDown, FfnUp, Output, Router};
 use crate::names::{
-    BIASED_EXPERTS, DELTA, ENCODER, EXPERTS, FFN_NORM_AFTER_ATTENTION, FUSED_ENCODER, GATE_UP, Key, KeyNames,
-    LATENT, MEASURED_FFN, MEASURED_LAYERS, MIXER_SCAN, MIXERS, NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL,
-    PER_LAYER, QK_LAYER_NORMS, QKV, QKV_IN_SOME, SANDWICH, SCAN, SCAN_ALONE, SHARED_EXPERTS, SHARED_NETWORK,
-    SHORT_CONVOLUTIONS, SIDE_BY_SIDE, SPEECH_BIASES, SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER,
-    SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STACKED_EXPERTS, STANDARD, STREAMS, TRANSPOSED, TURNED_EXPERTS,
-    TURNING_ENCODER, UNGATED,
+    BIASED_EXPERTS, DELTA, DELTA_BY_ROWS, ENCODER, EXPERTS, EXPERTS_EITHER_WAY, FFN_NORM_AFTER_ATTENTION,
+    FUSED_ENCODER, GATE_UP, Key, KeyNames, LATENT, MEASURED_FFN, MEASURED_LAYERS, MIXER_SCAN, MIXERS,
+    NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL, PER_LAYER, QK_LAYER_NORMS, QKV, QKV_IN_SOME, SANDWICH,
+    SCAN, SCAN_ALONE, SHARED_EXPERTS, SHARED_NETWORK, SHORT_CONVOLUTIONS, SIDE_BY_SIDE, SPEECH_BIASES,
+    SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER, SPEECH_ENCODER_KEYS, SPEECH_SETTINGS,
+    STACKED_EXPERTS, STANDARD, STREAMS, TRANSPOSED, TURNED_EXPERTS, TURNING_ENCODER, UNGATED,
 };
 
 /// The converter to GGUF reorders the rows of queries and keys of these families, so that neighbours are rotated.
@@ -29,6 +29,7 @@ const SHORT_CONV: Recurrent = Recurrent {
     kind: RecurrentKind::ShortConv,
     place: RecurrentPlace::InsteadOfAttention,
     tiled: PerNaming::both(false),
+    by_rows: false,
 };
 
 /// The converter to GGUF reorders the heads of values of newer families.
@@ -36,12 +37,14 @@ const GATED_DELTA: Recurrent = Recurrent {
     kind: RecurrentKind::GatedDelta,
     place: RecurrentPlace::InsteadOfAttention,
     tiled: PerNaming { gguf: true, hf: false },
+    by_rows: false,
 };
 
 const SELECTIVE_SCAN: Recurrent = Recurrent {
     kind: RecurrentKind::SelectiveScan,
     place: RecurrentPlace::InsteadOfAttention,
     tiled: PerNaming::both(false),
+    by_rows: false,
 };
 
 /// Every family, the plainest first.
@@ -139,23 +142,29 @@ pub const FAMILIES: &[ArchDescriptor] = &[
     ArchDescriptor {
         name: "qwen3_moe",
         title: "Qwen 3 MoE",
-        gguf: &["qwen3moe", "qwen3vlmoe"],
+        gguf: &["qwen3moe"],
         hf: &["qwen3_moe"],
-        tensors: &[EXPERTS, STANDARD],
-        qk_norm: QkNorm::PerHead,
-        windows: WindowPattern::FromKey,
-        experts: ExpertPlace::Instead,
+        ..QWEN_3_EXPERTS
+    },
+    // The same beside a tower of images.
+    ArchDescriptor {
+        name: "qwen3_vl_moe",
+        title: "Qwen3-VL MoE",
+        gguf: &["qwen3vlmoe"],
+        hf: &["qwen3_vl_moe_text", "qwen3_vl_moe"],
+        gguf_as: Some("qwen3moe"),
+        tensors: &[EXPERTS_EITHER_WAY, EXPERTS, STANDARD],
         defaults: PerNaming {
-            // GGUF files of this family leave out that weights are normalised: all are.
-            gguf: &[(Key::FirstWindowLayer, 28.0), (Key::ExpertsNormalised, 1.0)],
             hf: &[
                 (Key::FirstWindowLayer, 28.0),
-                (Key::Experts, 128.0),
-                (Key::ExpertsUsed, 8.0),
-                (Key::ExpertFfn, 768.0),
+                (Key::Experts, 60.0),
+                (Key::ExpertsUsed, 4.0),
+                (Key::ExpertFfn, 1408.0),
+                (Key::ExpertsNormalised, 1.0),
             ],
+            ..QWEN_3_EXPERTS.defaults
         },
-        ..ArchDescriptor::DENSE
+        ..QWEN_3_EXPERTS
     },
     ArchDescriptor {
         name: "gemma",
@@ -643,6 +652,24 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         ..HYBRID_EXPERTS
     },
     ArchDescriptor {
+        name: "kimi_linear",
+        title: "Kimi Linear",
+        gguf: &["kimi-linear"],
+        hf: &["kimi_linear"],
+        settings: &[("mla_use_nope", 1)],
+        tensors: &[DELTA_BY_ROWS, LATENT, NUMBERED_EXPERTS, STANDARD],
+        latent: true,
+        no_rope_every: Some(1),
+        experts: ExpertPlace::WithPlainShared,
+        router_scores: RouterScores::Sigmoid,
+        recurrent: Some(Recurrent { tiled: PerNaming::both(false), by_rows: true, ..GATED_DELTA }),
+        defaults: PerNaming {
+            gguf: &[(Key::ExpertsNormalised, 1.0)],
+            hf: &[(Key::ExpertsNormalised, 1.0), (Key::FirstDenseLayers, 1.0), (Key::NormEps, 1e-5)],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
         name: "granitemoehybrid",
         title: "Granite 4 hybrid",
         gguf: &["granitehybrid"],
@@ -770,6 +797,25 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         ..SPEECH
     },
 ];
+
+/// What Qwen 3 has with experts, alone and beside a tower.
+const QWEN_3_EXPERTS: ArchDescriptor = ArchDescriptor {
+    tensors: &[EXPERTS, STANDARD],
+    qk_norm: QkNorm::PerHead,
+    windows: WindowPattern::FromKey,
+    experts: ExpertPlace::Instead,
+    defaults: PerNaming {
+        // GGUF files of these families leave out that weights are normalised: all are.
+        gguf: &[(Key::FirstWindowLayer, 28.0), (Key::ExpertsNormalised, 1.0)],
+        hf: &[
+            (Key::FirstWindowLayer, 28.0),
+            (Key::Experts, 128.0),
+            (Key::ExpertsUsed, 8.0),
+            (Key::ExpertFfn, 768.0),
+        ],
+    },
+    ..ArchDescriptor::DENSE
+};
 
 /// What the families with the gated delta rule share.
 const HYBRID_EXPERTS: ArchDescriptor = ArchDescriptor {

@@ -256,6 +256,20 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A truth value on which all places that say it agree; `None` if they do not, or none says it.
+    pub fn agreed_flag(&self, key: Key) -> Result<Option<bool>> {
+        let said = |name: &String| match self.metadata.get(name)? {
+            Value::Null => None,
+            Value::Bool(b) => Some(Ok(*b)),
+            other => Some(Err(self.bad(key, show(other), "true or false"))),
+        };
+        let said = self.names(key).iter().filter_map(said).collect::<Result<Vec<bool>>>()?;
+        match said[..] {
+            [] => self.flag(key),
+            [first, ref rest @ ..] => Ok(rest.iter().all(|other| *other == first).then_some(first)),
+        }
+    }
+
     /// A word.
     pub fn word(&self, key: Key) -> Result<Option<&'a str>> {
         match self.find(key).map(|f| f.value) {

@@ -25,6 +25,8 @@ pub struct RecurrentSpec {
     pub tiled: bool,
     /// Its gate follows its norm.
     pub gate_after_norm: bool,
+    /// Each row of a state decays by itself; steps and the gate come through as many columns as a head has.
+    pub by_rows: bool,
 }
 
 impl RecurrentSpec {
@@ -57,6 +59,7 @@ impl RecurrentSpec {
                 conv_size,
                 tiled: false,
                 gate_after_norm: false,
+                by_rows: false,
             }));
         }
         let n_heads = keys.need_count(Key::StateHeads)?;
@@ -84,6 +87,7 @@ impl RecurrentSpec {
                 RecurrentKind::GatedDelta => true,
                 _ => keys.flag(Key::GateAfterNorm)?.unwrap_or(false),
             },
+            by_rows: recurrent.by_rows,
         }))
     }
 }
@@ -98,12 +102,17 @@ impl Mixers {
     /// Of layer `l`, as its tensors say where the family leaves it to them.
     pub fn of(family: &ArchDescriptor, tensors: &Tensors<'_>, l: usize) -> Mixers {
         let has = |role| tensors.has_in(role, l);
+        // Attention's output may have the same name as a recurrence's; a decay it has none.
+        let tells = match family.recurrent.map(|r| r.kind) {
+            Some(RecurrentKind::ShortConv) | None => TensorRole::RecurrentOut,
+            Some(RecurrentKind::GatedDelta | RecurrentKind::SelectiveScan) => TensorRole::Rate,
+        };
         let (attends, recurs) = match family.recurrent.map(|r| r.place) {
             None => (true, false),
             Some(RecurrentPlace::Everywhere) => (false, true),
             Some(RecurrentPlace::BesideAttention) => (true, true),
             Some(RecurrentPlace::InsteadOfAttention) => {
-                let recurs = has(TensorRole::RecurrentOut);
+                let recurs = has(tells);
                 (!recurs, recurs)
             }
             Some(RecurrentPlace::OneMixer) => (has(TensorRole::AttnOut), has(TensorRole::RecurrentOut)),

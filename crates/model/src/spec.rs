@@ -511,7 +511,8 @@ pub(crate) fn read(
             ));
         }
     };
-    let tied_head = match (family.output, keys.flag(Key::TiedHead)?) {
+    // Of a text model within another, what stands outside counts in some versions of transformers, what stands inside in others.
+    let tied_head = match (family.output, keys.agreed_flag(Key::TiedHead)?) {
         (OutputKind::Logits, Some(tied)) => tied,
         (OutputKind::Logits, None) => tensors.is_head_tied(),
         (OutputKind::Hidden, _) => false,

@@ -247,11 +247,15 @@ impl<'a> Tensors<'a> {
         let shape = shape(spec, role, layer);
         let [n, n_out, _] = shape[..] else { return Err(self.missing(spec, role, layer)) };
         let names = self.names(role, layer, "weight");
-        for (name, row) in &names {
+        for (i, (name, row)) in names.iter().enumerate() {
             let stacked = row.stacked;
             let tensor = |name: &str| self.by_name.get(name).copied();
             let each = name.contains("{e}");
             let Some(one) = tensor(&name.replace("{e}", "0")) else { continue };
+            let again = names.iter().skip(i + 1).any(|(other, _)| other == name);
+            if again && !lies_as(spec, row, layer, one, self.naming) {
+                continue;
+            }
             let mut parts = Vec::with_capacity(n);
             if each {
                 for expert in 0..n {
@@ -795,6 +799,20 @@ pub(crate) fn old_suffix(suffix: &str) -> &'static str {
     }
 }
 
+/// Whether the matrices of experts lie as a row of the table says: of two rows of one name their shapes choose.
+pub(crate) fn lies_as(
+    spec: &ModelSpec,
+    row: &TensorName,
+    layer: Option<usize>,
+    tensor: &Tensor,
+    naming: Naming,
+) -> bool {
+    let [n, n_out, n_in] = shape(spec, row.role, layer)[..] else { return true };
+    let of = |role: &TensorRole| shape(spec, *role, layer).get(1).copied().unwrap_or(0);
+    let all = if row.stacked.is_empty() { n_out } else { row.stacked.iter().map(of).sum() };
+    tensor.shape == if row.is_transposed(naming) { [n, n_in, all] } else { [n, all, n_in] }
+}
+
 /// The shape that the numbers give to a role's weight, outermost first.
 pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Vec<usize> {
     use TensorRole::*;
@@ -808,6 +826,8 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
     let (n_layers, per_layer) = (spec.layers.len(), spec.per_layer_width);
     let (shared, inner) = layer.recurrent.map_or((0, 0), |r| (r.shared(), r.inner()));
     let (heads, conv) = layer.recurrent.map_or((0, 0), |r| (r.n_heads, r.conv_size));
+    // Of a recurrence by rows: the rows of a head's state, and the columns of a head.
+    let by_rows = layer.recurrent.filter(|r| r.by_rows).map(|r| (r.rows, r.head_dim));
     let expert_in = layer.experts.and_then(|e| e.latent).unwrap_or(hidden);
     let size = spec.family.convolutions.iter().find(|c| c.role == role).map_or(0, |c| c.size);
     match role {
@@ -860,13 +880,17 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
         CrossK | CrossV => vec![kv, hidden],
         CrossOut => vec![hidden, q],
         RecurrentQ | RecurrentK => vec![shared, hidden],
-        RecurrentV | RecurrentGate => vec![inner, hidden],
-        RecurrentBeta | RecurrentStep => vec![heads, hidden],
+        RecurrentV => vec![inner, hidden],
+        RecurrentGate => vec![inner, by_rows.map_or(hidden, |(_, cols)| cols)],
+        RecurrentBeta => vec![heads, hidden],
+        RecurrentStep => by_rows.map_or(vec![heads, hidden], |(rows, cols)| vec![heads * rows, cols]),
+        GateDown | StepDown => vec![by_rows.map_or(0, |(_, cols)| cols), hidden],
         RecurrentAll => vec![2 * (shared + inner), hidden],
         RecurrentBetaStep => vec![2 * heads, hidden],
         ConvQ | ConvK => vec![shared, conv],
         ConvV => vec![inner, conv],
-        StepBias | Rate | Skip => vec![heads],
+        StepBias => vec![heads * by_rows.map_or(1, |(rows, _)| rows)],
+        Rate | Skip => vec![heads],
         RecurrentNorm => vec![match layer.recurrent {
             Some(r) if r.kind == RecurrentKind::GatedDelta => r.head_dim,
             _ => inner,

@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common;
-use crate::common::{all, check, open};
-use model::ModelSpec;
+use crate::common::{Runner, all, check, open};
+use model::{ModelSpec, to_gguf};
+use weights::{Bytes, Checkpoint, Source};
 
 #[test]
 fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
@@ -29,6 +30,39 @@ fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
     }
 }
 
+/// Experts as they were published and as transformers saves them again: the same model, and the same file of GGUF.
+#[test]
+fn experts_lie_either_way() {
+    let published = open("qwen3_vl_moe");
+    let mut saved = published.clone();
+    for tensor in saved.tensors.iter_mut().filter(|t| t.name.contains(".mlp.experts.")) {
+        let [n, rows, cols] = tensor.shape[..] else { panic!("{:?}", tensor.shape) };
+        let at = |e: usize, c: usize, r: usize| ((e * rows + r) * cols + c) * 2;
+        let turned: Vec<u8> = (0..n * cols * rows)
+            .map(|i| at(i / (cols * rows), i / rows % cols, i % rows))
+            .flat_map(|at| tensor.data[at..at + 2].to_vec())
+            .collect();
+        (tensor.shape, tensor.data) = (vec![n, cols, rows], Bytes::from_slice(&turned));
+    }
+    let logits = |checkpoint: &Checkpoint| {
+        let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
+        assert!(spec.unused_tensors.is_empty() && !spec.tied_head, "{:?}", spec.unused_tensors);
+        Runner::new(&spec.plan(checkpoint).unwrap()).step(&[3, 17, 5, 99, 42]).0
+    };
+    assert_eq!(logits(&published), logits(&saved));
+    let written = |checkpoint: &Checkpoint| {
+        let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
+        let export = to_gguf(checkpoint, &spec, "x", None).unwrap();
+        let tensors = (0..export.declarations().len()).map(|i| export.tensor(i).unwrap());
+        tensors.map(|t| (t.name.clone(), t.shape.clone(), t.to_f32())).collect::<Vec<_>>()
+    };
+    assert_eq!(written(&published), written(&saved));
+    let tensor = saved.tensors.iter_mut().find(|t| t.name.ends_with("1.mlp.experts.down_proj")).unwrap();
+    tensor.shape = vec![6, 32, 48];
+    let error = ModelSpec::from_checkpoint(&saved).unwrap_err().to_string();
+    assert!(error.contains("1.mlp.experts.down_proj") && error.contains("[6, 32, 48]"), "{error}");
+}
+
 /// No folder of `fixtures/models` is there for nothing: each is run by this test or by one of those named here.
 #[test]
 fn every_fixture_is_compared() {
@@ -46,6 +80,7 @@ fn every_fixture_is_compared() {
         "gemma3_vl",            // as above
         "qwen2_5_vl",           // as above
         "qwen3_vl",             // as above
+        "qwen3_vl_moe",         // as above
         "qwen3_5_vl",           // as above
         "qwen2_key_biases",     // engine/tests/kv_types.rs
     ];

@@ -419,9 +419,10 @@ pub const FAMILIES: [&str; 10] = [
     "gemma3n",
 ];
 
-/// Those with recurrent layers: short convolutions, the gated delta rule, scans instead of attention, one mixer a layer, and both
-/// side by side.
-pub const RECURRENT: [&str; 5] = ["lfm2", "qwen3_5", "granitemoehybrid", "nemotron_h", "falcon_h1"];
+/// Those with recurrent layers: short convolutions, the gated delta rule, the same by rows, scans instead of attention, one mixer a
+/// layer, both side by side, and scans alone.
+pub const RECURRENT: [&str; 7] =
+    ["lfm2", "qwen3_5", "kimi_linear", "granitemoehybrid", "nemotron_h", "falcon_h1", "mamba2"];
 
 /// What a trusted implementation answers for a fixture (`expected.json`).
 pub struct Expected {

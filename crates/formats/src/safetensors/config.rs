@@ -80,9 +80,14 @@ pub(crate) fn number(number: f64) -> Json {
     serde_json::Number::from_f64(number).map_or_else(|| Json::String(format!("\0{word}")), Json::Number)
 }
 
-/// The number that a marked string stands for.
-fn non_finite(text: &str) -> Option<f64> {
-    let word = text.strip_prefix('\0')?;
+/// The number that is not finite for which a marked string stands, or an object of one word, as transformers 5 writes it:
+/// `{"__float__": "Infinity"}`.
+fn non_finite(json: &Json) -> Option<f64> {
+    let word = match json {
+        Json::String(text) => text.strip_prefix('\0')?,
+        Json::Object(object) if object.len() == 1 => object.get("__float__")?.as_str()?,
+        _ => return None,
+    };
     NON_FINITE.iter().find(|(known, _)| *known == word).map(|(_, number)| *number)
 }
 
@@ -115,6 +120,9 @@ fn flatten_value(json: &Json, key: String, path: &Path, metadata: &mut Metadata)
             format_args!("at most {MAX_KEY_BYTES}"),
         ));
     }
+    if let Some(number) = non_finite(json) {
+        return insert(Value::Float(number), key, path, metadata);
+    }
     let value = match json {
         Json::Null => Value::Null,
         Json::Bool(b) => Value::Bool(*b),
@@ -123,7 +131,7 @@ fn flatten_value(json: &Json, key: String, path: &Path, metadata: &mut Metadata)
             (None, Some(float)) => Value::Float(float),
             (None, None) => return Err(Error::malformed(path, format_args!("key {key:?}"), n, "a number")),
         },
-        Json::String(s) => non_finite(s).map_or_else(|| Value::Str(s.clone()), Value::Float),
+        Json::String(s) => Value::Str(s.clone()),
         Json::Array(items) => match scalar_array(items) {
             Some(array) => Value::Array(array),
             None => {
@@ -140,6 +148,11 @@ fn flatten_value(json: &Json, key: String, path: &Path, metadata: &mut Metadata)
             return Ok(());
         }
     };
+    insert(value, key, path, metadata)
+}
+
+/// Append an entry.
+fn insert(value: Value, key: String, path: &Path, metadata: &mut Metadata) -> Result<()> {
     if metadata.get(&key).is_some() {
         return Err(Error::malformed(
             path,
@@ -165,14 +178,14 @@ fn scalar_array(items: &[Json]) -> Option<Array> {
     if let Some(ints) = items.iter().map(Json::as_i64).collect() {
         return Some(Array::Int(ints));
     }
-    let float = |v: &Json| v.as_f64().or_else(|| non_finite(v.as_str()?));
+    let float = |v: &Json| v.as_f64().or_else(|| non_finite(v));
     if let Some(floats) = items.iter().map(|v| float(v).map(|f| f as f32)).collect() {
         return Some(Array::Float(floats));
     }
     if let Some(bools) = items.iter().map(Json::as_bool).collect() {
         return Some(Array::Bool(bools));
     }
-    let text = |v| Json::as_str(v).filter(|s| non_finite(s).is_none());
+    let text = |v| Json::as_str(v).filter(|_| non_finite(v).is_none());
     let strings: Vec<&str> = items.iter().map(text).collect::<Option<_>>()?;
     // Offsets lie within u32, by the limit on the file's size.
     let (mut text, mut spans) = (String::new(), Vec::with_capacity(strings.len()));
@@ -226,7 +239,8 @@ mod tests {
     #[test]
     fn numbers_that_are_not_finite_are_read_as_python_writes_them() {
         let json = r#"{"a": NaN, "b": [-Infinity, 1, Infinity], "c": "NaN \" Infinity", "d\\": Infinity, "e": {"f":NaN},
-            "g": ["x", NaN]}"#;
+            "g": ["x", NaN], "h": {"__float__": "-Infinity"}, "i": [0.5, {"__float__": "Infinity"}],
+            "j": {"__float__": "1"}}"#;
         let mut m = Metadata::default();
         flatten(&parse_json(json.as_bytes()).unwrap(), "", Path::new("config.json"), &mut m).unwrap();
         assert!(m.f64("a").unwrap().is_nan() && m.f64("e.f").unwrap().is_nan());
@@ -234,6 +248,8 @@ mod tests {
         assert!(matches!(m.array("b"), Some(Array::Float(v)) if *v == expected));
         assert_eq!(m.str("c"), Some("NaN \" Infinity"), "words in a string stay");
         assert_eq!(m.f64("d\\"), Some(f64::INFINITY));
+        assert_eq!((m.f64("h"), m.str("j.__float__")), (Some(f64::NEG_INFINITY), Some("1")));
+        assert!(matches!(m.array("i"), Some(Array::Float(v)) if *v == [0.5, f32::INFINITY]));
         assert!(m.str("g.0") == Some("x") && m.f64("g.1").unwrap().is_nan());
         // Other words are no numbers, and a number is no end.
         for bad in

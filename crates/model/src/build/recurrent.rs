@@ -94,12 +94,14 @@ impl Builder<'_, '_> {
     /// Q, k, v and the gate, by themselves or grouped by key head in one matrix.
     fn delta_projections(&mut self, input: ValueId, recurrent: &RecurrentSpec) -> Result<[ValueId; 4]> {
         if !self.layer.is_some_and(|l| self.tensors.has_in(TensorRole::RecurrentAll, l)) {
-            return Ok([
-                self.linear(input, TensorRole::RecurrentQ, "q")?,
-                self.linear(input, TensorRole::RecurrentK, "k")?,
-                self.linear(input, TensorRole::RecurrentV, "v")?,
-                self.linear(input, TensorRole::RecurrentGate, "gate")?,
-            ]);
+            let q = self.linear(input, TensorRole::RecurrentQ, "q")?;
+            let k = self.linear(input, TensorRole::RecurrentK, "k")?;
+            let v = self.linear(input, TensorRole::RecurrentV, "v")?;
+            let narrow = match recurrent.by_rows {
+                true => self.linear(input, TensorRole::GateDown, "gate of few columns")?,
+                false => input,
+            };
+            return Ok([q, k, v, self.linear(narrow, TensorRole::RecurrentGate, "gate")?]);
         }
         let all = self.linear(input, TensorRole::RecurrentAll, "q, k, v and gate")?;
         let (rows, n) = (recurrent.rows, recurrent.n_groups);
@@ -117,7 +119,12 @@ impl Builder<'_, '_> {
     /// Beta and step before their functions, by themselves or grouped by key head in one matrix.
     fn delta_gates(&mut self, input: ValueId, recurrent: &RecurrentSpec) -> Result<[ValueId; 2]> {
         if !self.layer.is_some_and(|l| self.tensors.has_in(TensorRole::RecurrentBetaStep, l)) {
-            return Ok([self.linear(input, TensorRole::RecurrentBeta, "beta")?, self.step(input, 1.0)?]);
+            let beta = self.linear(input, TensorRole::RecurrentBeta, "beta")?;
+            let narrow = match recurrent.by_rows {
+                true => self.linear(input, TensorRole::StepDown, "step of few columns")?,
+                false => input,
+            };
+            return Ok([beta, self.step(narrow, 1.0)?]);
         }
         let n = recurrent.n_heads / recurrent.n_groups;
         let own = self.tensors.flat_values(self.spec, TensorRole::StepBias, self.layer)?.1;
@@ -194,9 +201,10 @@ impl Builder<'_, '_> {
             _ => recurrent.inner() / recurrent.n_groups,
         };
         let gate_first = has_norm && !recurrent.gate_after_norm;
+        let kind = if recurrent.by_rows { Activation::Sigmoid } else { Activation::Silu };
         let mut x = x;
         if gate_first || !has_norm {
-            x = self.gated(gate, x, Activation::Silu, "recurrence gated");
+            x = self.gated(gate, x, kind, "recurrence gated");
         }
         if has_norm || recurrent.kind == RecurrentKind::GatedDelta {
             let weight = self.tensors.flat(self.spec, TensorRole::RecurrentNorm, self.layer, 1.0)?;
@@ -204,7 +212,7 @@ impl Builder<'_, '_> {
             x = self.plain_norm(x, Some(weight), group, "recurrence norm");
         }
         if has_norm && !gate_first {
-            x = self.gated(gate, x, Activation::Silu, "recurrence gated");
+            x = self.gated(gate, x, kind, "recurrence gated");
         }
         Ok(x)
     }

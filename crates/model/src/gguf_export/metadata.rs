@@ -6,7 +6,8 @@ use weights::{Array, Bytes, Checkpoint, Metadata, Naming, Value};
 use super::recipe::Recipe;
 use super::recurrent;
 use crate::descriptor::{
-    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, WindowPattern,
+    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, RecurrentKind, RecurrentPlace,
+    WindowPattern,
 };
 use crate::embedding::{EmbeddingSpec, GGUF_PROMPT};
 use crate::error::{Error, Result};
@@ -114,19 +115,32 @@ pub(super) fn numbers(
     sink.put_as("vocab_size", count(spec.n_vocab));
     sink.put(Key::Ffn, counts(&ffn(&source, spec)?));
     let heads: Vec<usize> = attending(spec).map(|l| l.n_heads).collect();
-    let of_kv = |l: &LayerSpec| if l.attends { l.n_kv_heads } else { 0 };
+    // Of a latent each head expands its own keys: the expanding matrix is written whole.
+    let of_kv = |l: &LayerSpec| match (l.attends, l.latent) {
+        (false, _) => 0,
+        (true, Some(_)) => l.n_heads,
+        (true, None) => l.n_kv_heads,
+    };
     // Of one number for all, where those layers that attend are the only ones that ask.
     match heads.len() == layers.len() {
         true => sink.put(Key::Heads, counts(&heads)),
         false => sink.put(Key::Heads, count(heads.first().copied().unwrap_or(0))),
     }
-    sink.put(Key::KvHeads, counts(&layers.iter().map(of_kv).collect::<Vec<_>>()));
-    let eps = match spec.family.norm_kind {
-        NormKind::Rms => 0,
-        NormKind::Layer => 1,
+    // Where an interval says which layers attend, readers ask for one number.
+    let kv_heads: Vec<usize> = match layers.iter().find_map(|l| l.recurrent) {
+        Some(r) if r.kind == RecurrentKind::GatedDelta && !r.by_rows => attending(spec).map(of_kv).collect(),
+        _ => layers.iter().map(of_kv).collect(),
     };
-    let eps = Key::NormEps.row().gguf.get(eps).copied().unwrap_or_default();
-    sink.put_as(eps, real(spec.norm_eps.into()));
+    sink.put(Key::KvHeads, counts(&kv_heads));
+    let names = Key::NormEps.row().gguf;
+    let one_mixer = spec.family.recurrent.is_some_and(|r| r.place == RecurrentPlace::OneMixer);
+    let names = match (one_mixer, spec.family.norm_kind) {
+        // Readers of such families ask for the second, whatever the kind of the norms.
+        (true, _) => names,
+        (false, NormKind::Rms) => &names[..1],
+        (false, NormKind::Layer) => &names[1..],
+    };
+    names.iter().for_each(|name| sink.put_as(name, real(spec.norm_eps.into())));
 
     heads_and_windows(spec, &mut sink);
     rotation(&source, spec, target, &mut sink)?;
@@ -205,10 +219,15 @@ fn heads_and_windows(spec: &ModelSpec, sink: &mut Sink<'_>) {
         if let Some(rank) = latent.query_rank {
             sink.put(Key::QueryRank, count(rank));
         }
-        // As files have it whose expanding matrix is whole: each head has its own keys.
-        sink.put_as("attention.key_length", count(latent.plain + latent.turning));
-        sink.put_as("attention.value_length", count(latent.value));
-        sink.put(Key::KvHeads, count(full.map_or(0, |full| full.n_heads)));
+        let (key, value) = (count(latent.plain + latent.turning), count(latent.value));
+        sink.put_as("attention.key_length", key.clone());
+        sink.put_as("attention.value_length", value.clone());
+        if spec.family.recurrent.is_some() {
+            // Readers of such families ask for these, too, and for the columns that would rotate.
+            sink.put_as("attention.key_length_mla", key);
+            sink.put_as("attention.value_length_mla", value);
+            sink.put(Key::TurningKeyDim, count(latent.turning));
+        }
     } else if let Some(full) = full {
         sink.put(Key::HeadDim, count(full.head_dim));
         sink.put(Key::ValueDim, count(full.head_dim));
@@ -372,9 +391,10 @@ fn experts(spec: &ModelSpec, sink: &mut Sink<'_>) {
         sink.put(Key::ExpertGroups, count(groups.n));
         sink.put(Key::ExpertGroupsUsed, count(groups.n_used));
     }
-    if spec.family.experts_weigh_input {
+    if spec.family.experts == ExpertPlace::WithPlainShared {
         let with = spec.layers.iter().filter(|l| l.experts.is_some()).count();
-        sink.put(Key::ExpertsEvery, count(spec.n_layers() / with.max(1)));
+        let every = if spec.family.experts_weigh_input { spec.n_layers() / with.max(1) } else { 1 };
+        sink.put(Key::ExpertsEvery, count(every));
     }
     sink.put(Key::ExpertsNormalised, Value::Bool(experts.normalise));
     if experts.factor != 1.0 {

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::names::{TensorName, TensorRole};
 use crate::rope::{RopeScaling, RopeSpec};
 use crate::spec::ModelSpec;
-use crate::tensors::{Tensors, old_suffix, shape};
+use crate::tensors::{Tensors, lies_as, old_suffix, shape};
 
 /// Rows of a tensor of the source.
 pub(super) type Piece = (Tensor, Range<usize>);
@@ -199,14 +199,18 @@ impl<'a> Exporter<'a> {
         suffix: &'static str,
     ) -> Result<Option<Found<'a>>> {
         for alias in [suffix, old_suffix(suffix)] {
-            for row in self.tensors.rows(role) {
-                let Some(name) = self.tensors.name(row, layer, alias) else { continue };
+            let rows = self.tensors.rows(role);
+            let name_of = |row| self.tensors.name(row, layer, alias);
+            for (i, row) in rows.iter().copied().enumerate() {
+                let Some(name) = name_of(row) else { continue };
                 let found = if name.contains("{e}") {
                     self.experts(role, &name, layer)?
                 } else {
                     self.tensors.named(&name).into_iter().collect()
                 };
-                if found.first().is_some_and(|t| !self.spec.unused_tensors.contains(&t.name)) {
+                let again = rows.iter().skip(i + 1).any(|other| name_of(other).as_ref() == Some(&name));
+                let lies = |t: &Tensor| !again || lies_as(self.spec, row, layer, t, self.spec.naming);
+                if found.first().is_some_and(|t| !self.spec.unused_tensors.contains(&t.name) && lies(t)) {
                     return Ok(Some(Found { role, row, layer, suffix, tensors: found }));
                 }
             }
@@ -239,10 +243,16 @@ impl<'a> Exporter<'a> {
             found,
             expected: expected.to_owned(),
         };
+        if row.interleaved {
+            return Err(bad("rows of two matrices that alternate".to_owned(), "each matrix by itself"));
+        }
         // A row without a name here: another of the role has it, and the parts are taken apart.
         let apart = row.gguf.is_empty() && !row.stacked.is_empty();
+        // A network that is called shared where there are experts has the usual name where there are none.
+        let has_experts = layer.and_then(|l| self.spec.layers.get(l)).is_some_and(|l| l.experts.is_some());
         let (name, named) = std::iter::once(row)
             .chain(self.tensors.rows(role))
+            .filter(|row| has_experts || !row.gguf.ends_with("_shexp"))
             .find_map(|row| Some((row.full_name(Naming::Gguf, "", layer, suffix)?, row)))
             .ok_or_else(|| bad(format!("the {}", role.what()), "one that GGUF has a name for"))?;
         let first = tensors.first().ok_or_else(|| bad("nothing".to_owned(), "a tensor"))?;

@@ -194,6 +194,9 @@ pub(super) fn shape_of(
     let n_values: usize = source.iter().product();
     let scans = recurrent.kind == RecurrentKind::SelectiveScan;
     match role {
+        ConvQ | ConvK | ConvV if recurrent.by_rows => {
+            vec![n_values / recurrent.conv_size, 1, recurrent.conv_size]
+        }
         ConvQ | ConvK | ConvV if source.len() > 1 => {
             vec![n_values / recurrent.conv_size, recurrent.conv_size]
         }
@@ -220,6 +223,11 @@ pub(super) fn numbers(source: &Metadata, spec: &ModelSpec, sink: &mut Sink<'_>) 
         return Ok(());
     }
     sink.put_as("ssm.conv_kernel", count(recurrent.conv_size));
+    if recurrent.by_rows {
+        // Its heads are as many as those of attention, and what attends is said by their number of keys.
+        sink.put(Key::StateHeadDim, count(recurrent.head_dim));
+        return Ok(());
+    }
     sink.put(Key::StateHeads, count(recurrent.n_heads));
     sink.put(Key::StateInner, count(recurrent.inner()));
     sink.put(Key::StateGroups, count(recurrent.n_groups));

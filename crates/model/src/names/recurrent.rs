@@ -76,6 +76,38 @@ pub const DELTA: &[TensorName] = &[
     alone(RecurrentOut, "blk.{l}.ssm_out", "{layer}linear_attn.out_proj"),
 ];
 
+/// The gated delta rule by rows, under the names that attention has in other layers; experts whose matrices have numbers for names,
+/// next to a shared one.
+#[rustfmt::skip]
+pub const DELTA_BY_ROWS: &[TensorName] = &[
+    alone(RecurrentQ, "blk.{l}.attn_q", "{layer}self_attn.q_proj"),
+    alone(RecurrentK, "blk.{l}.attn_k", "{layer}self_attn.k_proj"),
+    alone(RecurrentV, "blk.{l}.attn_v", "{layer}self_attn.v_proj"),
+    alone(RecurrentGate, "blk.{l}.ssm_g_b", "{layer}self_attn.g_b_proj"),
+    alone(GateDown, "blk.{l}.ssm_g_a", "{layer}self_attn.g_a_proj"),
+    alone(RecurrentBeta, "blk.{l}.ssm_beta", "{layer}self_attn.b_proj"),
+    alone(RecurrentStep, "blk.{l}.ssm_f_b", "{layer}self_attn.f_b_proj"),
+    alone(StepDown, "blk.{l}.ssm_f_a", "{layer}self_attn.f_a_proj"),
+    alone(ConvQ, "blk.{l}.ssm_conv1d_q", "{layer}self_attn.q_conv1d"),
+    alone(ConvK, "blk.{l}.ssm_conv1d_k", "{layer}self_attn.k_conv1d"),
+    alone(ConvV, "blk.{l}.ssm_conv1d_v", "{layer}self_attn.v_conv1d"),
+    alone(StepBias, "blk.{l}.ssm_dt.bias$", "{layer}self_attn.dt_bias$"),
+    alone(Rate, "blk.{l}.ssm_a$", "{layer}self_attn.A_log$"),
+    alone(RecurrentNorm, "blk.{l}.ssm_norm", "{layer}self_attn.o_norm"),
+    alone(RecurrentOut, "blk.{l}.attn_output", "{layer}self_attn.o_proj"),
+    alone(RouterBias, "blk.{l}.exp_probs_b.bias$", "{layer}block_sparse_moe.gate.e_score_correction_bias$"),
+    alone(FfnGate, "blk.{l}.ffn_gate_shexp", "{layer}block_sparse_moe.shared_experts.gate_proj"),
+    alone(FfnGate, "blk.{l}.ffn_gate", "{layer}mlp.gate_proj"),
+    alone(FfnUp, "blk.{l}.ffn_up_shexp", "{layer}block_sparse_moe.shared_experts.up_proj"),
+    alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.up_proj"),
+    alone(FfnDown, "blk.{l}.ffn_down_shexp", "{layer}block_sparse_moe.shared_experts.down_proj"),
+    alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.down_proj"),
+    // As transformers saves dense layers.
+    alone(FfnGate, "", "{layer}block_sparse_moe.gate_proj"),
+    alone(FfnUp, "", "{layer}block_sparse_moe.up_proj"),
+    alone(FfnDown, "", "{layer}block_sparse_moe.down_proj"),
+];
+
 /// The rows of a scan's projection, and of its convolution.
 const SCANNED: &[TensorRole] = &[RecurrentGate, RecurrentV, RecurrentK, RecurrentQ, RecurrentStep];
 const CONVOLVED: &[TensorRole] = &[ConvV, ConvK, ConvQ];
@@ -137,7 +169,9 @@ pub const MIXERS: &[TensorName] = &[
 #[rustfmt::skip]
 pub const SIDE_BY_SIDE: &[TensorName] = &[
     alone(OutputNorm, "output_norm", "{model}final_layernorm"),
-    alone(FfnNorm, "blk.{l}.ffn_norm", "{layer}pre_ff_layernorm"),
+    // llama.cpp's converter leaves out the suffix.
+    alone(FfnNorm, "blk.{l}.ffn_norm$", "{layer}pre_ff_layernorm"),
+    alone(FfnNorm, "blk.{l}.ffn_norm", ""),
     alone(FfnGate, "blk.{l}.ffn_gate", "{layer}feed_forward.gate_proj"),
     alone(FfnUp, "blk.{l}.ffn_up", "{layer}feed_forward.up_proj"),
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}feed_forward.down_proj"),

@@ -165,6 +165,10 @@ pub enum TensorRole {
     LatentDown,
     /// `(hidden, latent)`, from there.
     LatentUp,
+    /// `(head_dim, hidden)`: to the few columns that the gate of a recurrence comes through.
+    GateDown,
+    /// `(head_dim, hidden)`: to those that its steps come through.
+    StepDown,
     /// `(n_streams - 1, hidden, hidden)`: from the embedding to each other stream.
     StreamsIn,
     /// `(n_streams - 1, hidden, hidden)`: from each other stream to what is added up at the end.
@@ -527,6 +531,21 @@ pub const EXPERTS: &[TensorName] = &[
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.down_proj"),
 ];
 
+/// Experts in two tensors whose matrices are `(n_in, n_out)` as they were published, and `(n_out, n_in)` where transformers saved
+/// them: their shape tells.
+#[rustfmt::skip]
+pub const EXPERTS_EITHER_WAY: &[TensorName] = &[
+    stacked(ExpertGate, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
+    transposed(stacked(ExpertGate, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp])),
+    stacked(ExpertUp, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
+    transposed(stacked(ExpertUp, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp])),
+    alone(ExpertDown, "", "{layer}mlp.experts.down_proj$"),
+    transposed(alone(ExpertDown, "", "{layer}mlp.experts.down_proj$")),
+    alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}mlp.switch_mlp.gate_proj"),
+    alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}mlp.switch_mlp.up_proj"),
+    alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}mlp.switch_mlp.down_proj"),
+];
+
 /// Experts next to a dense network, each with norms of its own, inputs of single layers, and factors on layers.
 #[rustfmt::skip]
 pub const PER_LAYER: &[TensorName] = &[
@@ -730,6 +749,8 @@ impl TensorRole {
             RecurrentOut => "output projection of a recurrent layer",
             LatentDown => "projection to the experts' columns",
             LatentUp => "projection from the experts' columns",
+            GateDown => "projection to the columns of a recurrent layer's gate",
+            StepDown => "projection to the columns of a recurrent layer's steps",
             StreamsIn => "projections to the other streams",
             StreamsOut => "projections from the other streams",
             StreamNorm => "norm before the router of streams",

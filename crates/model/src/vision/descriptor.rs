@@ -258,7 +258,7 @@ const WINDOWED: VisionDescriptor = VisionDescriptor {
 
 const STRETCHED: VisionDescriptor = VisionDescriptor {
     name: "stretched",
-    hf: &["qwen3_vl", "qwen3_5", "qwen3_5_moe"],
+    hf: &["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"],
     prefixes: &["model.visual.", "visual.", "vision_tower."],
     projector_prefixes: &["model.visual.", "visual.", "vision_tower."],
     position: "pos_embed",

@@ -52,7 +52,7 @@ pub const MIXED: [&str; 6] =
     ["qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe", "gemma3n", "gemma3n_beyond"];
 
 /// ... and those with recurrent layers, whose prompts are longer than the chunks of kernels.
-pub const RECURRENT: [&str; 11] = [
+pub const RECURRENT: [&str; 13] = [
     "lfm2",
     "lfm2_moe",
     "qwen3_next",
@@ -64,6 +64,8 @@ pub const RECURRENT: [&str; 11] = [
     "nemotron_h_moe",
     "nemotron_h_latent",
     "falcon_h1",
+    "mamba2",
+    "kimi_linear",
 ];
 
 /// ... and those with other routers, gates, windows or caches.

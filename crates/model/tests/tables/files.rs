@@ -123,6 +123,8 @@ fn turned(tensor: &Tensor, before: &str, projection: &str) -> Vec<Tensor> {
 /// mlx-lm keeps experts in one stack a projection: `mlp.switch_mlp.up_proj` for `mlp.experts.{e}.up_proj`, and
 /// `experts.switch_glu.gate_proj` and `.up_proj` for the halves of `experts.gate_up_proj`.
 fn stack_experts(tensors: &[Tensor]) -> Vec<Tensor> {
+    // Those whose halves alternate have another name for their router.
+    let alternate = tensors.iter().any(|t| t.name.contains(".mlp.router."));
     let mut rest = Vec::new();
     let mut stacks: BTreeMap<String, Vec<&Tensor>> = BTreeMap::new();
     for tensor in tensors {
@@ -144,7 +146,8 @@ fn stack_experts(tensors: &[Tensor]) -> Vec<Tensor> {
             stacks.entry(format!("{before}.{projection}")).or_default().push(tensor);
         } else if let Some((before, projection)) = ["feed_forward", "mlp"].iter().find_map(|network| {
             let (before, after) = tensor.name.split_once(&format!(".{network}.experts."))?;
-            Some((format!("{before}.{network}.experts"), after))
+            let stack = if *network == "mlp" && !alternate { "switch_mlp" } else { "experts" };
+            Some((format!("{before}.{network}.{stack}"), after))
         }) {
             rest.extend(turned(tensor, &before, projection));
         } else if let Some((before, projection)) = tensor.name.split_once(".experts.") {

@@ -1,7 +1,10 @@
 //! Tiny checkpoints of any family under any naming, made from the tables that the loader reads: keys get small numbers, and
 //! tensors are those that the loader asks for, one after another, until it asks for nothing more.
 use model::names::KEYS;
-use model::{ArchDescriptor, Error, ExpertPlace, Key, ModelSpec, RecurrentPlace, TensorRole, WindowPattern};
+use model::{
+    ArchDescriptor, Error, ExpertPlace, Key, ModelSpec, RecurrentKind, RecurrentPlace, TensorRole,
+    WindowPattern,
+};
 use weights::{Array, BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, Tensor, Value};
 
 pub const N_VOCAB: usize = 160;
@@ -130,7 +133,10 @@ pub fn checkpoint_of(
 /// Where the tensors of a layer say what it is: a tensor of each kind in turn. Their shapes come later.
 fn mixers(family: &ArchDescriptor, naming: Naming, n_layers: usize, tensors: &mut Vec<Tensor>) {
     let kinds = match family.recurrent.map(|r| r.place) {
-        Some(RecurrentPlace::InsteadOfAttention) => vec![Some(TensorRole::RecurrentOut), None],
+        Some(RecurrentPlace::InsteadOfAttention) => {
+            let short = family.recurrent.is_some_and(|r| r.kind == RecurrentKind::ShortConv);
+            vec![Some(if short { TensorRole::RecurrentOut } else { TensorRole::Rate }), None]
+        }
         Some(RecurrentPlace::OneMixer) => {
             vec![Some(TensorRole::RecurrentOut), Some(TensorRole::AttnOut), None]
         }
@@ -141,7 +147,8 @@ fn mixers(family: &ArchDescriptor, naming: Naming, n_layers: usize, tensors: &mu
         let row = family.tensors.iter().copied().flatten().find(|row| row.role == role).unwrap();
         let name = if naming == Naming::Gguf { row.gguf } else { row.hf };
         let name = name.replace("{layer}", "model.layers.{l}.").replace("{l}", &l.to_string());
-        tensors.push(random(&format!("{name}.weight"), &[1, 1], naming));
+        let name = name.strip_suffix('$').map_or_else(|| format!("{name}.weight"), str::to_owned);
+        tensors.push(random(&name, &[1, 1], naming));
     }
 }
 
