@@ -5,8 +5,8 @@
         [--shares 25,50,75] [--seconds 1,10] [--clients 16] [--max-tokens 256] [--keep 6] [--recover 12] [--threads 2]
 
 With --limit (the default), server and hog share a memory control group with that limit (version 1 or 2, whichever is mounted and
-lets this user make one). With --beside there is none: the hog takes what the machine has free but for the reserve, and then the
-shares. For each share and number of seconds the hog takes that share of what the server's pools hold, keeps it, returns it, and
+lets this user make one). With --beside there is none: another process first takes, slowly, what the machine has free but for the
+reserve and the limit, which server and hog then share. For each share and number of seconds the hog takes that share of what the server's pools hold, keeps it, returns it, and
 takes it again. `ingle bench-serve --check-solo` asks meanwhile, and afterwards asks everything again, each request by itself: an
 answer that differs is counted. Resident memory is read from /proc, from outside the process.
 
@@ -170,16 +170,29 @@ def scenario(name, options, sizes):
     group = Group(None if options.beside else options.limit)
     kills, swap = group.kills(), swap_used()
     server, url = serve(name, options, group)
-    hog = subprocess.Popen([sys.executable, HERE / "hog.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                           preexec_fn=group.enter)
+    start_hog = lambda: subprocess.Popen([sys.executable, HERE / "hog.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                         text=True, preexec_fn=group.enter)
+    hog, others = start_hog(), []
 
-    def tell(line):
+    def tell(line, whom=hog):
         try:
-            hog.stdin.write(line + "\n")
-            hog.stdin.flush()
-            return hog.stdout.readline().strip() != ""
+            whom.stdin.write(line + "\n")
+            whom.stdin.flush()
+            return whom.stdout.readline().strip() != ""
         except OSError:
             return False
+
+    if options.beside:
+        others.append(start_hog())
+        # For the kernel, should it have to end a process.
+        pathlib.Path(f"/proc/{others[0].pid}/oom_score_adj").write_text("1000")
+        reserve = 0
+        if name == "ingle":
+            text = urllib.request.urlopen(url + "/metrics").read().decode()
+            reserve = int(float(re.search(r"^ingle_memory_reserve_bytes(?:{[^}]*})? (\S+)$", text, re.M).group(1)))
+        ballast = max(0, group.free() - reserve - options.limit)
+        tell(f"take {ballast} 20", others[0])
+        print(f"{name}: another process holds {ballast / MIB:.0f} MiB, the reserve is {reserve / MIB:.0f}", file=sys.stderr)
 
     load = [options.ingle, "bench-serve", url, "--json", "--workload", options.workload, "--clients", str(options.clients),
             "--seed", str(options.seed), "--requests", str(options.requests), "--max-tokens", str(options.max_tokens)]
@@ -233,7 +246,7 @@ def scenario(name, options, sizes):
     is_alive = server.poll() is None
     result = {"rows": rows, "sizes": took, "kills": group.kills() - kills, "alive": is_alive, "swap": swap_used() - swap,
               "bench": json.loads(out) if out.strip() else {"error": err[-400:]}}
-    for process in [server, hog]:
+    for process in [server, hog, *others]:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:

@@ -27,6 +27,9 @@ const QUICK: &[&str] = &[
 /// (`device_testing::cases`).
 const FULL_CASES: &str = "4096";
 
+/// The architecture for which registers and spills of CUDA's kernels are recorded.
+const RECORDED: &str = "sm_90a";
+
 /// The tests to run while working; `arguments` go to the test binaries.
 pub fn quick(arguments: &[String]) -> Result<(), String> {
     let packages: Vec<&str> = QUICK.iter().flat_map(|package| ["--package", package]).collect();
@@ -54,6 +57,7 @@ pub fn full() -> Result<(), String> {
     jobs.push(doc_tests(&[]));
     let environment = [compilation(), &[("PROPTEST_CASES", FULL_CASES)]].concat();
     lanes::run(jobs, &logs(), &environment)?;
+    crate::cuda::kernels(&["--check", RECORDED].map(str::to_owned))?;
     // These scripts are written for x86-64 Linux, where `setup` has made sure of clang.
     if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         run(&mut Command::new("scripts/neon-under-qemu"))?;

@@ -1,7 +1,9 @@
 //! Where the time of a step goes: random weights in the shape of common models of that many parameters, the time of every
 //! kind of command, and the rates.
 //!
-//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b] [prompt] [threads] [type] [KV type]`
+//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b] [prompt] [threads] [type] [KV type] [answers]`
+//!
+//! With a number of answers: steps of so many short sequences, alone and with a few more rows of the prompt, instead.
 
 use device::{Activation, Device, KvLayer, KvType, Limits, Numerics, Plan, Program, RopeStyle, Timing, Want};
 use device_lower::fusion;
@@ -148,6 +150,41 @@ fn print(program: &dyn Program, n_rows: usize, timings: &[Timing], n_steps: usiz
     }
 }
 
+/// Milliseconds of steps of answers and a few rows of a prompt, the least of many; and of their attention.
+fn print_chunks(program: &mut dyn Program, plan: &Plan, limits: &Limits, prompt: usize, n_answers: usize) {
+    let mut sequences = Sequences::new(1, &plan.kv, limits, 1000);
+    let mut done = 0;
+    while done < prompt {
+        let n = limits.max_rows.min(prompt - done);
+        let step = sequences.step(&[(0, n)]).with_outputs(vec![n as u32 - 1], Want::BEST);
+        program.run(&step.borrow()).expect("a step");
+        done += n;
+    }
+    let answers: Vec<(usize, usize)> = (1..=n_answers).map(|slot| (slot, 1)).collect();
+    let begun: Vec<(usize, usize)> = (1..=n_answers).map(|slot| (slot, 512 / n_answers)).collect();
+    let step = sequences.step(&begun).with_outputs(vec![0], Want::BEST);
+    program.run(&step.borrow()).expect("a step");
+    for n in [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32] {
+        let mut spans = answers.clone();
+        spans.extend((n > 0).then_some((0, n)));
+        // The same step each time: only its rows' own positions change.
+        let step = sequences.step(&spans).with_outputs((0..n_answers as u32).collect(), Want::BEST);
+        let n_rows = step.tokens.len();
+        let (mut whole, mut attention) = (vec![], vec![]);
+        for _ in 0..25 {
+            let mut timings = vec![];
+            let start = Instant::now();
+            program.run_timed(&step.borrow(), &mut timings).expect("a step");
+            whole.push(start.elapsed().as_secs_f64() * 1e3);
+            let infos = program.commands(0, n_rows);
+            let of = timings.iter().filter(|t| infos[t.command].kernel.starts_with("attention"));
+            attention.push(of.map(|t| t.duration).sum::<f64>() * 1e3);
+        }
+        let least = |of: Vec<f64>| of.into_iter().fold(f64::INFINITY, f64::min);
+        println!("{n:3} rows: {:7.2} ms, {:7.2} of them attention", least(whole), least(attention));
+    }
+}
+
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let name = args.first().map_or("135m", |s| s.as_str());
@@ -166,13 +203,14 @@ fn main() {
     let device = CpuDevice::new(Options { threads, isa: None }).expect("the device");
     println!("{}; {name}", device.describe());
     let plan = fusion::fuse(&plan(&shape), device.fusion());
+    let n_answers: usize = args.get(5).map_or(0, |s| s.parse().expect("a number of answers"));
     let limits = Limits {
-        max_rows: prompt.max(1),
-        max_outputs: 1,
-        max_spans: 4,
+        max_rows: if n_answers == 0 { prompt.max(1) } else { 512 },
+        max_outputs: 1 + n_answers,
+        max_spans: 4 + n_answers,
         n_ctx: prompt + 256,
         page_len: device.page_len(),
-        n_pages: vec![(prompt + 256) / device.page_len() + 2; plan.kv.groups.len()],
+        n_pages: vec![(prompt + 256) / device.page_len() + 2 + 4 * n_answers; plan.kv.groups.len()],
         n_states: 0,
         kv_type,
         numerics: Numerics::Fast,
@@ -182,6 +220,9 @@ fn main() {
     }
     let mut program =
         device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).expect("a program");
+    if n_answers > 0 {
+        return print_chunks(program.as_mut(), &plan, &limits, prompt, n_answers);
+    }
     for round in 0..3 {
         let mut sequences = Sequences::new(1, &plan.kv, &limits, 1000);
         let mut timings = Vec::new();

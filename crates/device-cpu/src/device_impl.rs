@@ -2,13 +2,11 @@
 
 use crate::isa::Isa;
 use crate::kernels::linear::{ActivationKind, linear_kernel};
-use crate::layout::{Layout, Shared};
-use crate::lower::lower;
 use crate::pool::Pool;
-use crate::program::{CpuProgram, IN_FLIGHT, LoweredPlan};
+use crate::program::{CpuProgram, IN_FLIGHT, Kept, Lowered};
 use crate::weights::ToInterleave;
 use crate::{NAME, cpu, peaks, profile};
-use device::key_bias::{self, KnownKeys};
+use device::key_bias::KnownKeys;
 use device::{
     Arithmetic, Device, Error, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Result, Rule, Weight,
 };
@@ -66,18 +64,9 @@ impl CpuDevice {
         self.isa
     }
 
-    fn layouts<'a>(&self, plans: &'a [Plan], limits: &Limits) -> Result<(Vec<LoweredPlan<'a>>, Shared)> {
+    fn lowered<'a>(&self, plans: &'a [Plan], limits: &Limits) -> Result<Lowered<'a>> {
         limits.check(self, plans)?;
-        let n_terms = key_bias::n_terms(plans, limits);
-        let lowered: Vec<_> = plans.iter().map(|plan| self.lower(plan, limits, &n_terms)).collect();
-        let layouts: Vec<Layout> = lowered.iter().map(|plan| plan.layout.clone()).collect();
-        Ok((lowered, Shared::new(&layouts, limits, self.pool.n_workers())))
-    }
-
-    fn lower<'a>(&self, plan: &'a Plan, limits: &Limits, n_terms: &[usize]) -> LoweredPlan<'a> {
-        let units = lower(plan);
-        let layout = Layout::new(plan, &units, limits, n_terms, self.isa, self.pool.n_workers());
-        LoweredPlan { plan, units, layout }
+        Ok(Lowered::new(plans, limits, self.isa, self.pool.n_workers()))
     }
 }
 
@@ -113,16 +102,15 @@ impl Device for CpuDevice {
 
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
         let interleaved = ToInterleave::new(plans, self.isa);
-        Ok(self.layouts(plans, limits)?.1.memory_plan(plans, limits, &interleaved))
+        Ok(self.lowered(plans, limits)?.shared.memory_plan(plans, limits, &interleaved))
     }
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
-        let (lowered, shared) = self.layouts(plans, limits)?;
+        let lowered = self.lowered(plans, limits)?;
         let weights = ToInterleave::new(plans, self.isa).make(&self.pool)?;
-        let known = KnownKeys::of_layers(plans, limits);
-        let program =
-            CpuProgram::new(&lowered, &shared, limits, known, self.isa, self.pool.clone(), weights)?;
-        Ok(Box::new(Hosted::new(program, plans.iter(), limits, IN_FLIGHT, shared.n_workers)))
+        let kept = Kept::new(&lowered, limits, KnownKeys::of_layers(plans, limits), weights)?;
+        let program = CpuProgram::new(&lowered, limits, kept, self.isa, self.pool.clone())?;
+        Ok(Box::new(Hosted::new(program, plans.iter(), limits, IN_FLIGHT, self.pool.n_workers())))
     }
 
     /// As the kernel of its type takes activations.

@@ -7,12 +7,12 @@ use crate::isa::Isa;
 use crate::kernels::attention::schedule::{self, Schedule, ScheduleShape, Sizes};
 use crate::kernels::expert_groups::Groups;
 use crate::layout::{Layout, Shared};
-use crate::lower::NodeUnit;
+use crate::lower::{NodeUnit, lower};
 use crate::memory::{Buffer, PagePool};
 use crate::pool::{Barrier, Interrupted, Pool};
 use crate::stored::{Ran, Stored, StoredValues};
 use crate::weights::{Interleaved, matrices};
-use device::key_bias::KnownKeys;
+use device::key_bias::{self, KnownKeys};
 use device::{Choose, CommandInfo, DType, Error, Limits, Plan, Result, Step, Timing, ValueId, Weight};
 use device_lower::hosted::HostProgram;
 use std::ops::Range;
@@ -31,9 +31,80 @@ pub struct LoweredPlan<'a> {
     pub layout: Layout,
 }
 
+/// Plans that were lowered together.
+pub struct Lowered<'a> {
+    /// Each of them.
+    pub plans: Vec<LoweredPlan<'a>>,
+    /// What they share.
+    pub shared: Shared,
+}
+
+impl<'a> Lowered<'a> {
+    /// Of checked plans of one KV layout.
+    pub fn new(plans: &'a [Plan], limits: &Limits, isa: Isa, n_workers: usize) -> Lowered<'a> {
+        let n_terms = key_bias::n_terms(plans, limits);
+        let of_plan = |plan| {
+            let units = lower(plan);
+            let layout = Layout::new(plan, &units, limits, &n_terms, isa, n_workers);
+            LoweredPlan { plan, units, layout }
+        };
+        let plans: Vec<_> = plans.iter().map(of_plan).collect();
+        let layouts: Vec<Layout> = plans.iter().map(|plan| plan.layout.clone()).collect();
+        Lowered { shared: Shared::new(&layouts, limits, n_workers), plans }
+    }
+}
+
+/// What stays when a program's plans are replaced.
+pub struct Kept {
+    /// By KV group.
+    pages: Vec<PagePool>,
+    /// `(n_states, state_len)` of recurrent layers.
+    states: Buffer,
+    /// By layer.
+    known: Vec<Option<KnownKeys>>,
+    /// The matrices of the plans that were there first.
+    weights: Arc<Interleaved>,
+}
+
+impl Kept {
+    /// Take what is taken at once; of the pages, address space.
+    ///
+    /// # Errors
+    /// Memory was refused.
+    pub fn new(
+        lowered: &Lowered<'_>,
+        limits: &Limits,
+        known: Vec<Option<KnownKeys>>,
+        weights: Interleaved,
+    ) -> Result<Kept> {
+        let kv = lowered.plans.first().map(|lowered| lowered.plan.kv.clone()).unwrap_or_default();
+        let pages = (0..kv.groups.len())
+            .map(|g| PagePool::reserve(limits.n_pages[g], kv.page_bytes(g, limits.kv_type, limits.page_len)))
+            .collect::<Result<Vec<_>>>()?;
+        let states = Buffer::zeroed("states of recurrent layers", 4 * limits.n_states * kv.state_len())?;
+        Ok(Kept { pages, states, known, weights: Arc::new(weights) })
+    }
+}
+
 /// Plans made ready to run.
 pub struct CpuProgram {
     pool: Arc<Pool>,
+    isa: Isa,
+    limits: Limits,
+    /// What belongs to the plans; it points into what is kept.
+    tables: Tables,
+    /// Positions and slots of the rows; as many as the limits allow.
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    /// The plan of the last step.
+    current: usize,
+    /// Of the last step.
+    ran: Ran,
+    kept: Kept,
+}
+
+/// The plans of a program, and the memory that they share.
+struct Tables {
     plans: Vec<Compiled>,
     /// `(commands, workers)` units handed out in this step.
     taken: Box<[AtomicUsize]>,
@@ -44,19 +115,10 @@ pub struct CpuProgram {
     scratch: Buffer,
     scratch_bytes: usize,
     arena: Buffer,
-    /// Positions and slots of the rows; as many as the limits allow.
-    positions: Vec<u32>,
-    slots: Vec<u32>,
-    pages: Vec<PagePool>,
-    /// The plan of the last step.
-    current: usize,
-    /// Of the last step.
-    ran: Ran,
     /// What the tables point to, kept alive.
     _buffers: Vec<Buffer>,
-    _known: Vec<Option<KnownKeys>>,
     _files: Vec<Bytes>,
-    _weights: PagePool,
+    _weights: Arc<Interleaved>,
 }
 
 /// One of a program's plans.
@@ -82,20 +144,19 @@ fn failed(reason: String) -> Error {
     Error::Failed { device: NAME, reason }
 }
 
-impl CpuProgram {
+impl Tables {
     /// Take the memory and write the tables. There is one plan at least, and all have the same KV layout.
     ///
     /// # Errors
     /// Memory was refused.
-    pub fn new(
-        lowered: &[LoweredPlan<'_>],
-        shared: &Shared,
+    fn new(
+        lowered: &Lowered<'_>,
         limits: &Limits,
-        known: Vec<Option<KnownKeys>>,
+        kept: &Kept,
+        weights: Arc<Interleaved>,
         isa: Isa,
-        pool: Arc<Pool>,
-        weights: Interleaved,
-    ) -> Result<CpuProgram> {
+    ) -> Result<Tables> {
+        let Lowered { plans: lowered, shared } = lowered;
         let mut buffers = Vec::new();
         let mut take = |what: &str, bytes: usize| -> Result<*mut u8> {
             let buffer = Buffer::zeroed(what, bytes)?;
@@ -105,10 +166,6 @@ impl CpuProgram {
         };
         let arena = Buffer::zeroed("activations", shared.arena_bytes)?;
         let scratch = Buffer::zeroed("scratch of the workers", shared.all_scratch_bytes())?;
-        let kv = lowered.first().map(|lowered| lowered.plan.kv.clone()).unwrap_or_default();
-        let pages = (0..kv.groups.len())
-            .map(|g| PagePool::reserve(limits.n_pages[g], kv.page_bytes(g, limits.kv_type, limits.page_len)))
-            .collect::<Result<Vec<_>>>()?;
         let counters = |n: usize| (0..n).map(|_| AtomicUsize::new(0)).collect::<Box<[AtomicUsize]>>();
         let arrived = counters(shared.arrived);
         let schedule = |_| Schedule::new(Sizes::new(limits), shared.schedule_units);
@@ -134,10 +191,11 @@ impl CpuProgram {
                 let order: *mut u32 = take("expert tables", shared.expert_bytes().0)?.cast();
                 Groups { order, ends: order.wrapping_add(shared.grouped.0) }
             },
-            states: take("states of recurrent layers", 4 * limits.n_states * kv.state_len())?.cast(),
+            states: kept.states.start().cast(),
             experts: take("expert tables", shared.expert_bytes().1)?.cast_const().cast(),
-            pools: pages.iter().map(PagePool::start).collect(),
-            known: known
+            pools: kept.pages.iter().map(PagePool::start).collect(),
+            known: kept
+                .known
                 .iter()
                 .map(|known| known.as_ref().map_or(std::ptr::null(), std::ptr::from_ref))
                 .collect(),
@@ -170,8 +228,7 @@ impl CpuProgram {
         }
         let n_commands = plans.iter().flat_map(|p| [p.one.commands.len(), p.many.commands.len()]).max();
         let files = lowered.iter().flat_map(|lowered| &lowered.plan.weights);
-        Ok(CpuProgram {
-            pool,
+        Ok(Tables {
             plans,
             taken: counters(n_commands.unwrap_or(0) * shared.n_workers),
             arrived,
@@ -179,15 +236,35 @@ impl CpuProgram {
             scratch,
             scratch_bytes: shared.scratch_bytes,
             arena,
+            _buffers: buffers,
+            _files: files.flat_map(Weight::views).cloned().collect(),
+            _weights: weights,
+        })
+    }
+}
+
+impl CpuProgram {
+    /// Take the memory and write the tables. There is one plan at least, and all have the same KV layout.
+    ///
+    /// # Errors
+    /// Memory was refused.
+    pub fn new(
+        lowered: &Lowered<'_>,
+        limits: &Limits,
+        kept: Kept,
+        isa: Isa,
+        pool: Arc<Pool>,
+    ) -> Result<CpuProgram> {
+        Ok(CpuProgram {
+            tables: Tables::new(lowered, limits, &kept, kept.weights.clone(), isa)?,
+            pool,
+            isa,
+            limits: limits.clone(),
             positions: vec![0; limits.max_rows],
             slots: vec![0; limits.max_rows],
-            pages,
             current: 0,
             ran: Ran::default(),
-            _buffers: buffers,
-            _known: known,
-            _files: files.flat_map(Weight::views).cloned().collect(),
-            _weights: weights.into_memory(),
+            kept,
         })
     }
 
@@ -197,7 +274,7 @@ impl CpuProgram {
         let (n_nodes, argmax) = match until {
             None => {
                 let wants_best = step.wants.iter().any(|w| w.choose == Choose::Best && w.is_plain());
-                (self.plans[step.plan].n_nodes, wants_best)
+                (self.tables.plans[step.plan].n_nodes, wants_best)
             }
             Some(last) => (last + 1, true),
         };
@@ -212,15 +289,16 @@ impl CpuProgram {
                 self.slots[row] = span.slot;
             }
         }
-        self.taken.iter().for_each(|c| c.store(0, Ordering::Relaxed));
+        self.tables.taken.iter().for_each(|c| c.store(0, Ordering::Relaxed));
         let rows = schedule::StepRows {
             spans: step.spans,
             outputs: step.outputs,
             page_tables: step.page_tables,
             pages_per_table: step.pages_per_table,
-            n_groups: self.pages.len(),
+            n_groups: self.kept.pages.len(),
         };
-        for (schedule, shape) in self.schedules.iter_mut().zip(&self.plans[step.plan].attention) {
+        for (schedule, shape) in self.tables.schedules.iter_mut().zip(&self.tables.plans[step.plan].attention)
+        {
             schedule.write(shape, &rows, self.pool.n_workers());
         }
         let state = StepState {
@@ -233,21 +311,21 @@ impl CpuProgram {
             slots: &self.slots[..n_rows],
             page_tables: step.page_tables,
             pages_per_table: step.pages_per_table,
-            n_groups: self.pages.len(),
+            n_groups: self.kept.pages.len(),
             outputs: step.outputs,
             argmax,
-            attention: &self.schedules,
+            attention: &self.tables.schedules,
         };
-        let Table { commands, infos } = self.plans[step.plan].table(n_rows);
+        let Table { commands, infos } = self.tables.plans[step.plan].table(n_rows);
         let n_commands = match until {
             None => commands.len(),
             Some(last) => infos.iter().take_while(|info| info.node <= last).count(),
         };
         let replay = Replay {
             commands: &commands[..n_commands],
-            taken: &self.taken,
-            scratch: self.scratch.start(),
-            scratch_bytes: self.scratch_bytes,
+            taken: &self.tables.taken,
+            scratch: self.tables.scratch.start(),
+            scratch_bytes: self.tables.scratch_bytes,
             n_workers: self.pool.n_workers(),
             state: &state,
             stop: step.stop,
@@ -260,7 +338,7 @@ impl CpuProgram {
             }
             Err(interrupted) => {
                 // A command that was left in its middle has not put its counters back.
-                self.arrived.iter().for_each(|c| c.store(0, Ordering::Relaxed));
+                self.tables.arrived.iter().for_each(|c| c.store(0, Ordering::Relaxed));
                 Err(match interrupted {
                     Interrupted::Ended => Error::Stopped { device: NAME },
                     Interrupted::Panicked(reason) => failed(reason),
@@ -345,7 +423,7 @@ impl HostProgram for CpuProgram {
     ) -> Result<()> {
         let Some(timings) = timings else { return self.replay(step, until, None) };
         let begin = Instant::now();
-        let n = self.plans[step.plan].table(step.tokens.len()).commands.len();
+        let n = self.tables.plans[step.plan].table(step.tokens.len()).commands.len();
         let mut marks = vec![begin; n + 1];
         self.replay(step, until, Some(&mut marks))?;
         timings.extend(marks.windows(2).enumerate().map(|(command, pair)| Timing {
@@ -357,16 +435,16 @@ impl HostProgram for CpuProgram {
     }
 
     fn logits(&self) -> &[f32] {
-        let plan = &self.plans[self.current];
-        rows_of(&self.arena, plan.stored.get(plan.output), &self.ran)
+        let plan = &self.tables.plans[self.current];
+        rows_of(&self.tables.arena, plan.stored.get(plan.output), &self.ran)
     }
 
     fn largest(&self) -> &[u32] {
-        let plan = &self.plans[self.current];
+        let plan = &self.tables.plans[self.current];
         if !self.ran.argmax {
             return &[];
         }
-        rows_of(&self.arena, plan.stored.get(plan.argmax), &self.ran)
+        rows_of(&self.tables.arena, plan.stored.get(plan.argmax), &self.ran)
     }
 
     fn on_workers(&self, work: &(dyn Fn(usize) + Sync)) -> Result<()> {
@@ -374,50 +452,60 @@ impl HostProgram for CpuProgram {
     }
 
     fn kept(&self, index: usize) -> &[f32] {
-        let plan = &self.plans[self.current];
+        let plan = &self.tables.plans[self.current];
         let stored = plan.kept.get(index).and_then(|id| plan.stored.get(*id));
-        rows_of(&self.arena, stored, &self.ran)
+        rows_of(&self.tables.arena, stored, &self.ran)
     }
 
     fn read(&self, value: ValueId) -> Option<Vec<f32>> {
-        let plan = &self.plans[self.current];
+        let plan = &self.tables.plans[self.current];
         if value == plan.argmax && !self.ran.argmax {
             return None;
         }
         let stored = Some(plan.stored.intact(value, &self.ran)?);
         Some(match stored?.dtype {
-            DType::F32 => rows_of(&self.arena, stored, &self.ran).to_vec(),
-            DType::U32 => rows_of::<u32>(&self.arena, stored, &self.ran).iter().map(|n| *n as f32).collect(),
+            DType::F32 => rows_of(&self.tables.arena, stored, &self.ran).to_vec(),
+            DType::U32 => {
+                rows_of::<u32>(&self.tables.arena, stored, &self.ran).iter().map(|n| *n as f32).collect()
+            }
         })
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) {
-        self.pages[group].copy(from, to);
+        self.kept.pages[group].copy(from, to);
     }
 
     fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()> {
-        bytes.copy_from_slice(self.pages[group].bytes(page));
+        bytes.copy_from_slice(self.kept.pages[group].bytes(page));
         Ok(())
     }
 
     fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
-        self.pages[group].bytes_mut(page).copy_from_slice(bytes);
+        self.kept.pages[group].bytes_mut(page).copy_from_slice(bytes);
         Ok(())
     }
 
     fn granule(&self, group: usize) -> usize {
-        self.pages.get(group).map_or(1, |pool| PagePool::granule(pool.page_bytes()))
+        self.kept.pages.get(group).map_or(1, |pool| PagePool::granule(pool.page_bytes()))
     }
 
     fn commit(&mut self, group: usize, pages: Range<u32>) -> bool {
-        self.pages[group].commit(pages)
+        self.kept.pages[group].commit(pages)
     }
 
     fn decommit(&mut self, group: usize, pages: Range<u32>) {
-        self.pages[group].decommit(pages);
+        self.kept.pages[group].decommit(pages);
+    }
+
+    fn replace_plans(&mut self, plans: &[Plan]) -> Result<()> {
+        let lowered = Lowered::new(plans, &self.limits, self.isa, self.pool.n_workers());
+        let weights = Arc::new(Interleaved::beside(&self.kept.weights, plans, self.isa, &self.pool)?);
+        self.tables = Tables::new(&lowered, &self.limits, &self.kept, weights, self.isa)?;
+        (self.current, self.ran) = (0, Ran::default());
+        Ok(())
     }
 
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
-        self.plans.get(plan).map_or(vec![], |plan| plan.table(n_rows).infos.clone())
+        self.tables.plans.get(plan).map_or(vec![], |plan| plan.table(n_rows).infos.clone())
     }
 }

@@ -12,6 +12,7 @@ use crate::memory::PagePool;
 use crate::pool::Pool;
 use device::{Error, Op, Plan, Result, Weight};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use weights::{BlockType, Bytes, Planes};
 
@@ -50,6 +51,11 @@ impl Matrix {
 /// Which matrix: its first byte, its rows, its columns, its type.
 type Key = (*const u8, usize, usize, BlockType);
 
+/// Which matrix of a weight these bytes are.
+fn key(weight: &Weight, data: &Bytes, n_rows: usize) -> Key {
+    (data.as_ptr(), n_rows, weight.n_cols(), weight.block)
+}
+
 /// Which bytes of a file: the first, and how many.
 pub type View = (*const u8, usize);
 
@@ -73,6 +79,15 @@ pub struct ToInterleave {
 impl ToInterleave {
     /// Of the plans: each distinct matrix that a Linear or an ExpertLinear reads and whose kernel wants it so.
     pub fn new(plans: &[Plan], isa: Isa) -> ToInterleave {
+        let mut all = ToInterleave::beside(None, plans, isa);
+        if all.bytes > 0 {
+            all.add_copies(plans);
+        }
+        all
+    }
+
+    /// The same without those that are there already, and without copies.
+    pub fn beside(made: Option<&Interleaved>, plans: &[Plan], isa: Isa) -> ToInterleave {
         let mut all = ToInterleave {
             matrices: Vec::new(),
             keys: HashMap::new(),
@@ -88,12 +103,11 @@ impl ToInterleave {
                     continue;
                 };
                 for (data, planes, n_rows) in matrices(weight) {
-                    all.add(weight, data, planes, n_rows, interleave);
+                    if made.is_none_or(|made| made.matrix(weight, data, n_rows).is_none()) {
+                        all.add(weight, data, planes, n_rows, interleave);
+                    }
                 }
             }
-        }
-        if all.bytes > 0 {
-            all.add_copies(plans);
         }
         all
     }
@@ -121,8 +135,7 @@ impl ToInterleave {
         n_rows: usize,
         interleave: &'static Interleave,
     ) {
-        let n_cols = weight.n_cols();
-        let key = (data.as_ptr(), n_rows, n_cols, weight.block);
+        let (n_cols, key) = (weight.n_cols(), key(weight, data, n_rows));
         if self.keys.contains_key(&key) {
             return;
         }
@@ -208,7 +221,7 @@ impl ToInterleave {
         // What was mapped anew around the edges of the units.
         let read = self.matrices.iter().map(|m| &m.data).chain(self.copies.values().map(|(data, _)| data));
         Bytes::release_all(read, MAPPED_AROUND);
-        Ok(Interleaved { memory, of: self })
+        Ok(Interleaved { memory, of: self, made: None })
     }
 }
 
@@ -228,33 +241,54 @@ impl Shared<'_> {
 pub struct Interleaved {
     memory: PagePool,
     of: ToInterleave,
+    /// What was made before, beside which this stands.
+    made: Option<Arc<Interleaved>>,
 }
 
+// SAFETY: its pointers are to the bytes that its matrices hold, and to its own memory; both are only read from here on.
+unsafe impl Send for Interleaved {}
+// SAFETY: as above.
+unsafe impl Sync for Interleaved {}
+
 impl Interleaved {
-    /// What the addresses of [`Self::rows`] point into.
-    pub fn into_memory(self) -> PagePool {
-        self.memory
+    /// The matrices of further plans, with what was made of others' before.
+    ///
+    /// # Errors
+    /// Memory was refused.
+    pub fn beside(made: &Arc<Interleaved>, plans: &[Plan], isa: Isa, pool: &Pool) -> Result<Interleaved> {
+        let further = ToInterleave::beside(Some(made), plans, isa).make(pool)?;
+        Ok(Interleaved { made: Some(made.clone()), ..further })
+    }
+
+    /// The first tile of a matrix, and how it is interleaved.
+    fn matrix(
+        &self,
+        weight: &Weight,
+        data: &Bytes,
+        n_rows: usize,
+    ) -> Option<(*const u8, &'static Interleave)> {
+        let own = self.of.keys.get(&key(weight, data, n_rows)).map(|index| &self.of.matrices[*index]);
+        let tiles = |m: &Matrix| (self.memory.start().wrapping_add(m.offset).cast_const(), m.interleave);
+        own.map(tiles).or_else(|| self.made.as_ref()?.matrix(weight, data, n_rows))
     }
 
     /// A view's bytes: in the file, or in their copy.
     pub fn bytes<'a>(&'a self, data: &'a Bytes) -> &'a [u8] {
-        match self.of.copy_of(data) {
+        match (self.of.copy_of(data), &self.made) {
             // SAFETY: the copy has `data.len()` bytes at `offset`, and is not written after it was made.
-            Some(offset) => unsafe {
+            (Some(offset), _) => unsafe {
                 std::slice::from_raw_parts(self.memory.start().add(offset), data.len())
             },
-            None => data,
+            (None, Some(made)) => made.bytes(data),
+            (None, None) => data,
         }
     }
 
     /// A matrix as its kernels read it: `n_rows` rows of the weight's columns, at `data`.
     pub fn rows(&self, weight: &Weight, data: &Bytes, planes: &Planes, n_rows: usize) -> WeightRows {
         let rows = WeightRows::new(weight.block, weight.n_cols(), self.bytes(data), planes.as_slices());
-        match self.of.keys.get(&(data.as_ptr(), n_rows, weight.n_cols(), weight.block)) {
-            Some(&index) => {
-                let m = &self.of.matrices[index];
-                rows.interleaved(self.memory.start().wrapping_add(m.offset), m.n_cols, m.interleave)
-            }
+        match self.matrix(weight, data, n_rows) {
+            Some((tiles, interleave)) => rows.interleaved(tiles, weight.n_cols(), interleave),
             None => rows,
         }
     }

@@ -11,8 +11,8 @@ use device::{Choose, Sampling, Step};
 use device::{Device, KvLayer, KvType, Limits, Numerics, OwnedStep, Plan, Program, Span, Timing, Want};
 use device_lower::fusion;
 use device_testing::{
-    AttentionOptions, PlanBuilder, Sequences, check_commits, check_shortage, check_steps, committed, limits,
-    mini_transformer, one_sequence,
+    AttentionOptions, PlanBuilder, Sequences, check_commits, check_replaced_plans, check_shortage,
+    check_steps, committed, limits, mini_transformer, one_sequence,
 };
 use ingle_device_cpu::{CpuDevice, Isa, Options};
 use weights::BlockType;
@@ -248,6 +248,14 @@ fn pages_are_committed_and_given_back() {
         check_commits(&device(threads)).unwrap();
     }
     check_shortage(Arc::new(device(1))).unwrap();
+}
+
+#[test]
+fn plans_are_replaced_while_sequences_go_on() {
+    for isa in Isa::available() {
+        let device = CpuDevice::new(Options { threads: Some(2), isa: Some(isa) }).unwrap();
+        check_replaced_plans(&device).unwrap();
+    }
 }
 
 /// Behind the last page of a granule lies memory that cannot be touched, and no kernel does.

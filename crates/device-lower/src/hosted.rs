@@ -95,8 +95,21 @@ pub trait HostProgram: Send {
     /// Give the memory of pages back: whole granules, all of which are committed.
     fn decommit(&mut self, group: usize, pages: Range<u32>);
 
+    /// As [`Program::replace_plans`], for plans of the same KV layout.
+    ///
+    /// # Errors
+    /// As there.
+    fn replace_plans(&mut self, _plans: &[Plan]) -> Result<()> {
+        Err(device::plans_stay(self.name()))
+    }
+
     /// As [`Program::commands`].
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo>;
+}
+
+/// Most logits of an output.
+fn n_logits<'a>(plans: impl Iterator<Item = &'a Plan>) -> usize {
+    plans.map(|plan| plan.value(plan.output).cols).max().unwrap_or(0)
 }
 
 /// A [`HostProgram`] as a [`Program`].
@@ -107,6 +120,8 @@ pub struct Hosted<P> {
     needs: Vec<Needs>,
     kv: KvLayout,
     limits: Limits,
+    /// Most of an output.
+    n_logits: usize,
     committed: CommittedPages,
     outputs: HostOutputs,
     max_in_flight: usize,
@@ -122,8 +137,9 @@ impl<P: HostProgram> Hosted<P> {
         max_in_flight: usize,
         n_workers: usize,
     ) -> Hosted<P> {
-        let n_logits = plans.clone().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
+        let n_logits = n_logits(plans.clone());
         Hosted {
+            n_logits,
             committed: CommittedPages::new(limits, |group| program.granule(group)),
             program,
             needs: plans.clone().map(|plan| Needs::new(plan, limits)).collect(),
@@ -268,6 +284,24 @@ impl<P: HostProgram> Program for Hosted<P> {
         self.committed.check_range(group, &pages, true).map_err(|reason| self.failed(reason))?;
         self.committed.set(group, pages.clone(), false);
         self.program.decommit(group, pages);
+        Ok(())
+    }
+
+    fn replace_plans(&mut self, plans: &[Plan]) -> Result<()> {
+        if self.outputs.is_in_flight() {
+            return Err(self.failed("a step is in flight, expected none".to_owned()));
+        }
+        if plans.is_empty() || plans.iter().any(|plan| plan.kv != self.kv) {
+            return Err(self.failed("plans of another KV layout, or none".to_owned()));
+        }
+        let n_logits = n_logits(plans.iter());
+        if n_logits > self.n_logits {
+            return Err(
+                self.failed(format!("plans of {n_logits} logits, expected {} at most", self.n_logits))
+            );
+        }
+        self.program.replace_plans(plans)?;
+        self.needs = plans.iter().map(|plan| Needs::new(plan, &self.limits)).collect();
         Ok(())
     }
 

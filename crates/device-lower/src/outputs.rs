@@ -77,6 +77,11 @@ impl HostOutputs {
         n_choosers * Chooser::bytes(n_vocab) + (limits.max_outputs * of_output + limits.max_rows * 4) as u64
     }
 
+    /// Whether a step was submitted and not waited for.
+    pub fn is_in_flight(&self) -> bool {
+        self.next > self.waited
+    }
+
     /// The tokens of a step that is about to be computed, with those of its links, and whether it may be submitted at all.
     /// The tokens go back with [`Self::finish`]. Those of links are below `n_tokens` too, or the step is refused.
     ///

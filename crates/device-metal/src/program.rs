@@ -10,13 +10,14 @@ mod inputs;
 mod pools;
 
 use crate::compile::{Buffers, Compiler, Pipelines, Request};
-use crate::gpu::{Buffer, Dispatch, Encoder, Gpu, Window, for_each_at_once};
+use crate::device_impl::MetalDevice;
+use crate::gpu::{Buffer, Dispatch, Encoder, Gpu, Residency, Window, for_each_at_once};
 use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::profile::Profile;
 use crate::weights::{LookupTables, WeightPlan};
 use device::{
-    Chosen, CommandInfo, CommittedPages, DType, Error, Limits, Needs, Op, Plan, Program, Result, RowCount,
-    Step, Ticket, Timing, ValueId, Want,
+    Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result,
+    RowCount, Step, Ticket, Timing, ValueId, Want,
 };
 use device_lower::arena::{Arena, NO_PLACE};
 use device_lower::lifetimes::value_bytes;
@@ -88,6 +89,7 @@ impl Compiled {
 /// Compiled plans and their memory.
 pub struct MetalProgram<G: Gpu> {
     gpu: Arc<G>,
+    profile: Profile,
     plans: Vec<Compiled>,
     /// The kernels that commands name by number, compiled when a step first needs them.
     pipelines: Vec<OnceLock<G::Pipeline>>,
@@ -95,12 +97,11 @@ pub struct MetalProgram<G: Gpu> {
     requests: Vec<Request>,
     needs: Vec<Needs>,
     pools: Pools<G>,
+    kv: KvLayout,
     limits: Limits,
     /// The arena, the steps, scratch, tables, chosen tokens, states, weights.
     buffers: Vec<G::Buffer>,
     step: StepLayout,
-    /// Positions from which a sequence is long.
-    long: usize,
     /// The next step's ticket.
     next: u64,
     /// Steps that were submitted and not waited for, the oldest first.
@@ -219,14 +220,15 @@ impl<G: Gpu> MetalProgram<G> {
         let program = MetalProgram {
             needs: plans.iter().map(|plan| Needs::new(plan, limits)).collect(),
             gpu,
+            profile: profile.clone(),
             plans: compiled,
             pipelines: requests.iter().map(|_| OnceLock::new()).collect(),
             requests,
             pools,
+            kv,
             limits: limits.clone(),
             buffers,
             step,
-            long: profile.split_positions,
             next: 0,
             in_flight: VecDeque::with_capacity(step.in_flight),
             failed_below: 0,
@@ -524,6 +526,27 @@ impl<G: Gpu> Program for MetalProgram<G> {
         self.settle()?;
         // SAFETY: the page has as many bytes, and no step runs.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
+        Ok(())
+    }
+
+    /// Compiled beside the plans from before, whose pages and states it takes over then.
+    fn replace_plans(&mut self, plans: &[Plan]) -> Result<()> {
+        self.refuse_company()?;
+        let device = MetalDevice::sharing(self.gpu.clone(), self.profile.clone());
+        let mut next = device.compile_program(plans, &self.limits)?;
+        if next.kv != self.kv {
+            return self.failed("plans of another KV layout".to_owned());
+        }
+        next.residency.remove(&next.buffers[STATES]);
+        std::mem::swap(&mut next.buffers[STATES], &mut self.buffers[STATES]);
+        std::mem::swap(&mut next.pools, &mut self.pools);
+        next.residency.add(&next.buffers[STATES]);
+        for buffer in next.pools.buffers() {
+            self.residency.remove(buffer);
+            next.residency.add(buffer);
+        }
+        (next.next, next.failed_below) = (self.next, self.failed_below);
+        *self = next;
         Ok(())
     }
 

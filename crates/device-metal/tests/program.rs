@@ -344,6 +344,11 @@ fn steps_keep_the_contract() {
     device_testing::check_steps(&device(), 1e-3).unwrap();
 }
 
+#[test]
+fn plans_are_replaced_while_sequences_go_on() {
+    device_testing::check_replaced_plans(&device()).unwrap();
+}
+
 /// Chunks come and go while steps run: a commit neither waits nor moves a page, a decommit frees exactly
 /// its own, and the tokens are those of a program that has all its memory from the start.
 #[test]

@@ -100,6 +100,7 @@ pub struct ReferenceProgram {
     /// The plan of the last step.
     current: usize,
     n_threads: usize,
+    limits: Limits,
     pages: KvPages,
     /// `(n_states, state_len)`
     states: Vec<f32>,
@@ -124,6 +125,7 @@ impl ReferenceProgram {
             plans: plans.iter().map(|plan| Compiled::new(plan, limits)).collect::<Result<_>>()?,
             current: 0,
             n_threads: device.n_threads(),
+            limits: limits.clone(),
             pages,
             states: vec![0.0; limits.n_states * kv.state_len()],
             positions: Vec::with_capacity(limits.max_rows),
@@ -217,6 +219,12 @@ impl HostProgram for ReferenceProgram {
     /// The memory stays, filled with NaN: what reads a page that was given up shows, even once it is committed again.
     fn decommit(&mut self, group: usize, pages: Range<u32>) {
         pages.for_each(|page| self.pages.poison(group, page));
+    }
+
+    fn replace_plans(&mut self, plans: &[Plan]) -> Result<()> {
+        self.plans = plans.iter().map(|plan| Compiled::new(plan, &self.limits)).collect::<Result<_>>()?;
+        self.current = 0;
+        Ok(())
     }
 
     fn commands(&self, plan: usize, _n_rows: usize) -> Vec<CommandInfo> {

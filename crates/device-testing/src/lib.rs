@@ -24,6 +24,7 @@ mod cases;
 mod commits;
 mod compare;
 mod random;
+mod replaced;
 mod scarce;
 mod sequences;
 mod steps;
@@ -35,6 +36,7 @@ pub use cases::{Case, Norms, check_op_cases, layers_with_norms};
 pub use commits::{check_commits, check_shortage};
 pub use compare::{check_cases, check_device, compare, compare_chunks, run};
 pub use random::{Rng, cases, quantized};
+pub use replaced::check_replaced_plans;
 pub use scarce::Scarce;
 pub use sequences::{BEST_AND_LOGITS, Sequences, chosen_tokens, committed, limits, one_sequence};
 pub use steps::{

@@ -207,6 +207,10 @@ impl Program for ScarceProgram {
         self.inner.write_page(group, page, bytes)
     }
 
+    fn replace_plans(&mut self, plans: &[Plan]) -> Result<()> {
+        self.inner.replace_plans(plans)
+    }
+
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         self.inner.commands(plan, n_rows)
     }

@@ -312,6 +312,16 @@ pub trait Program: Send {
         Err(pages_stay())
     }
 
+    /// Run these plans from now on instead of those that were compiled; there may be more or fewer of them. They have the same KV
+    /// layout and keep the limits: pages and states stay as they are, and weights that both have are not taken again. What the last
+    /// step chose may be gone.
+    ///
+    /// # Errors
+    /// A step is in flight, memory was refused, or the device cannot do it; the plans are those from before then.
+    fn replace_plans(&mut self, _plans: &[Plan]) -> Result<()> {
+        Err(plans_stay("in use"))
+    }
+
     /// The command table of a plan for a step of `n_rows` rows; empty if there is no such plan.
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo>;
 
@@ -321,6 +331,15 @@ pub trait Program: Send {
     /// # Errors
     /// As [`Self::run`].
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()>;
+}
+
+/// The error of a program whose plans cannot be replaced.
+pub fn plans_stay(device: &'static str) -> Error {
+    Error::Unsupported {
+        device,
+        what: "replacing the plans of a running model".to_owned(),
+        hint: "load the model anew".to_owned(),
+    }
 }
 
 /// The error of a program whose pages cannot be read or written from outside.

@@ -46,7 +46,7 @@ pub use check::check_plans;
 pub use committed::CommittedPages;
 pub use contract::{
     Arithmetic, CommandInfo, Device, Error, Item, Limits, MemoryPlan, Numerics, Peaks, Program, Residence,
-    Result, Timing,
+    Result, Timing, plans_stay,
 };
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE, STATE_NONE, StateId};
 pub use masks::{MaskSource, Masks};

@@ -12,7 +12,8 @@ use device_lower::fusion::{self, fuse};
 use device_reference::Reference;
 use device_testing::{
     Case, PlanBuilder, Sequences, check_cases, check_commits, check_device, check_op_cases, check_reads,
-    check_shortage, check_steps, check_stops, check_wants, committed, limits, mini_transformer, run,
+    check_replaced_plans, check_shortage, check_steps, check_stops, check_wants, committed, limits,
+    mini_transformer, run,
 };
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -468,4 +469,9 @@ fn steps_that_cannot_run_are_refused() {
 fn pages_are_committed_and_given_back() {
     check_commits(&Reference::default()).unwrap();
     check_shortage(Arc::new(Reference::default())).unwrap();
+}
+
+#[test]
+fn plans_are_replaced_while_sequences_go_on() {
+    check_replaced_plans(&Reference::default()).unwrap();
 }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use device::{CommandInfo, Device, Limits, OutputKind, Plan, Program, Timing};
 
+use crate::adapters::Adapters;
 use crate::constraint::panic_message;
 use crate::kv::KvCache;
 use crate::memory::{self, MemoryReport, Settled};
@@ -124,7 +125,7 @@ pub struct StepTimings {
 /// while there is work; the events go where the sequence's owner waits.
 pub struct Engine {
     pub(crate) model: Arc<Model>,
-    device: Arc<dyn Device>,
+    pub(crate) device: Arc<dyn Device>,
     plan: Plan,
     pub(crate) limits: Limits,
     memory: MemoryReport,
@@ -134,10 +135,14 @@ pub struct Engine {
     recorded: Option<Vec<StepTimings>>,
     /// Where the prefix cache is kept.
     pub(crate) prefixes: Option<PrefixFolder>,
+    pub(crate) adapters: Adapters,
+    /// Bytes taken beside pages of keys and values.
+    pub(crate) fixed: u64,
+    pub(crate) options: LoadOptions,
     /// What [`Self::evaluate`] computes with; 0: the model alone.
     pub(crate) scored_adapter: u32,
     /// Shared with the engines that compute on the same processors.
-    turns: Option<Arc<Turns>>,
+    pub(crate) turns: Option<Arc<Turns>>,
     /// Why images are refused though the model sees.
     blind: Option<String>,
 }
@@ -162,7 +167,8 @@ impl Engine {
         let fixed = memory.committed + memory.mapped;
         let account = options.governor.as_ref().map(|governor| governor.account(device.as_ref(), fixed));
         let program = device.compile(&plans, &limits)?;
-        let is_adapted = memory::has_adapters(&model);
+        let adapters = model.adapters().clone();
+        let is_adapted = !adapters.as_slice().is_empty();
         let n_text = 1 + usize::from(is_adapted);
         let vision = match model.vision() {
             Some(spec) if plans.len() > n_text => {
@@ -180,9 +186,11 @@ impl Engine {
             kv.set_account(account);
         }
         let mut scheduler = Scheduler::new(&limits, model.n_vocab(), depth, kv, options, vision);
-        scheduler.buffers.set_adapted(is_adapted, limits.numerics);
-        scheduler.buffers.given_plan = n_text;
+        scheduler.set_adapted(is_adapted, limits.numerics);
         Ok(Engine {
+            adapters,
+            fixed,
+            options: options.clone(),
             device: device.clone(),
             scheduler,
             scored_adapter: 0,
@@ -235,7 +243,7 @@ impl Engine {
     /// There is no such adapter.
     pub fn set_scored_adapter(&mut self, name: Option<&str>) -> Result<()> {
         self.scored_adapter = match name {
-            Some(name) => self.model.adapter(name)?.0,
+            Some(name) => self.adapters.find(name)?.0,
             None => 0,
         };
         Ok(())
@@ -369,7 +377,7 @@ impl Engine {
         if request.constraint.is_some() {
             self.scheduler.need_masks(self.device.n_threads())?;
         }
-        let adapter = request.adapter.as_deref().map(|name| self.model.adapter(name)).transpose()?;
+        let adapter = request.adapter.as_deref().map(|name| self.adapters.find(name)).transpose()?;
         if let Some((_, salt)) = adapter {
             request.salt ^= salt;
         }
@@ -495,6 +503,7 @@ impl Engine {
             }
             self.scheduler.postprocess(Instant::now(), self.program.as_mut(), on_event);
         }
+        self.release_adapters()?;
         if self.scheduler.is_starved() {
             self.scheduler.wait_for_memory(self.program.as_mut())?;
         }

@@ -19,6 +19,7 @@
 //!   lowest priority is parked, to be resumed later.
 #![deny(missing_docs)]
 
+mod adapters;
 mod chat;
 mod constraint;
 mod diff;

@@ -8,8 +8,8 @@ use device::{Device, KvType, Limits, Numerics, Plan};
 use model::{Adapter, EmbeddingSpec, GivenRows, Grid, ModelSpec, SpeechPlans, SpeechSpec, VisionPlans};
 use text::Tokenizer;
 use weights::{Checkpoint, Metadata, Naming};
-use xxhash_rust::xxh64::xxh64;
 
+use crate::adapters::Adapters;
 use crate::governor::Governor;
 use crate::kv::pool_sizes;
 use crate::speculate::{MAX_DRAFT, Speculate};
@@ -110,13 +110,11 @@ pub struct Model {
     path: PathBuf,
     spec: ModelSpec,
     plan: Plan,
-    /// With adapters, where there are any.
-    adapted: Option<Plan>,
-    adapters: Vec<Adapter>,
-    /// Of what the adapters hold: kept apart from what other weights computed.
-    adapter_salts: Vec<u64>,
-    /// Kept only where there are other plans than the one above: for another context length, embeddings or speech.
-    checkpoint: Option<Checkpoint>,
+    /// Those that it is loaded with.
+    adapters: Adapters,
+    /// Its metadata are kept only where there are other plans than the one above: for another context length, embeddings or speech.
+    checkpoint: Checkpoint,
+    has_other_plans: bool,
     tokenizer: LazyTokenizer,
     format: String,
     file_bytes: u64,
@@ -174,7 +172,7 @@ impl Model {
     /// # Errors
     /// The checkpoint describes a model that is not known, or lacks tensors.
     pub fn from_opened(path: &Path, checkpoint: Checkpoint, tokenizer: &TokenizerSource) -> Result<Model> {
-        Model::with_tokenizer(path, checkpoint, tokenizer.clone(), OnceLock::new(), vec![])
+        Model::with_tokenizer(path, checkpoint, tokenizer.clone(), OnceLock::new(), Adapters::default())
     }
 
     /// As [`Self::from_opened`], with adapters that requests choose by their names.
@@ -187,12 +185,7 @@ impl Model {
         tokenizer: &TokenizerSource,
         adapters: Vec<Adapter>,
     ) -> Result<Model> {
-        for (index, adapter) in adapters.iter().enumerate() {
-            if adapters[..index].iter().any(|other| other.name == adapter.name) {
-                let expected = "a name for each adapter".to_owned();
-                return Err(Error::Option { name: "adapter", value: adapter.name.clone(), expected });
-            }
-        }
+        let adapters = Adapters::new(adapters)?;
         Model::with_tokenizer(path, checkpoint, tokenizer.clone(), OnceLock::new(), adapters)
     }
 
@@ -206,7 +199,7 @@ impl Model {
         tokenizer: Option<Tokenizer>,
     ) -> Result<Model> {
         let made = OnceLock::from(Ok(tokenizer.map(Arc::new)));
-        Model::with_tokenizer(path, checkpoint, TokenizerSource::Own, made, vec![])
+        Model::with_tokenizer(path, checkpoint, TokenizerSource::Own, made, Adapters::default())
     }
 
     fn with_tokenizer(
@@ -214,27 +207,33 @@ impl Model {
         checkpoint: Checkpoint,
         source: TokenizerSource,
         made: OnceLock<MadeTokenizer>,
-        adapters: Vec<Adapter>,
+        adapters: Adapters,
     ) -> Result<Model> {
         let renamed = model::from_base(&checkpoint)?;
         let named = renamed.as_ref().unwrap_or(&checkpoint);
         let spec = ModelSpec::from_checkpoint(named)?;
         let plan = spec.plan(named)?;
         plan.check().map_err(device::Error::from)?;
-        let adapted = match &adapters[..] {
-            [] => None,
-            adapters => Some(spec.adapted_plan(named, spec.n_ctx_train, adapters)?),
-        };
+        if !adapters.as_slice().is_empty() {
+            // Whether they fit is said before anything is made ready.
+            spec.adapted_plan(named, spec.n_ctx_train, adapters.as_slice())?;
+        }
         let hears = spec.encoder.is_some();
         let sees = spec.vision.is_some();
         let embeds = !matches!(EmbeddingSpec::from_checkpoint(named, &spec), Ok(None));
+        let has_other_plans = embeds || hears || sees || spec.depends_on_context();
         Ok(Model {
             path: path.to_owned(),
-            checkpoint: (embeds || hears || sees || spec.depends_on_context()).then(|| named.clone()),
+            checkpoint: Checkpoint {
+                naming: named.naming,
+                metadata: if has_other_plans { named.metadata.clone() } else { Metadata::default() },
+                tensors: named.tensors.clone(),
+                format: named.format.clone(),
+                file_bytes: named.file_bytes,
+            },
+            has_other_plans,
             spec,
             plan,
-            adapted,
-            adapter_salts: adapters.iter().map(salt_of).collect(),
             adapters,
             format: named.format.clone(),
             file_bytes: named.file_bytes,
@@ -262,15 +261,20 @@ impl Model {
         &self.plan
     }
 
+    /// The checkpoint, where there are other plans than the model's own.
+    fn of_other_plans(&self) -> Option<&Checkpoint> {
+        self.has_other_plans.then_some(&self.checkpoint)
+    }
+
     /// The forward pass for contexts up to `n_ctx`, not fused.
     ///
     /// # Errors
     /// As [`Self::from_opened`].
     pub fn plan_for_context(&self, n_ctx: usize) -> Result<Plan> {
-        let Some(checkpoint) = self.checkpoint.as_ref().filter(|_| self.spec.depends_on_context()) else {
+        if !self.spec.depends_on_context() {
             return Ok(self.plan.clone());
-        };
-        let plan = self.spec.plan_for_context(checkpoint, n_ctx)?;
+        }
+        let plan = self.spec.plan_for_context(&self.checkpoint, n_ctx)?;
         plan.check().map_err(device::Error::from)?;
         Ok(plan)
     }
@@ -281,42 +285,26 @@ impl Model {
     /// The model sees no images; or as [`Self::from_opened`].
     pub(crate) fn vision_parts(&self, n_ctx: usize) -> Result<(VisionPlans, Plan, GivenRows)> {
         let none = || Error::NoVision { file: self.path.clone() };
-        let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
+        let checkpoint = self.of_other_plans().ok_or_else(none)?;
         let plan = self.spec.given_plan(checkpoint, n_ctx)?;
         Ok((self.spec.vision_plans(checkpoint)?, plan, self.spec.given_rows(checkpoint, n_ctx)?))
     }
 
-    /// [`Self::plan_for_context`], and the same with adapters where there are any.
+    /// [`Self::plan_for_context`], and the same with adapters if any are given.
     ///
     /// # Errors
     /// As [`Self::from_opened`].
-    pub(crate) fn plans_for_context(&self, n_ctx: usize) -> Result<Vec<Plan>> {
-        let plan = self.plan_for_context(n_ctx)?;
-        let Some(adapted) = &self.adapted else { return Ok(vec![plan]) };
-        let adapted = match self.checkpoint.as_ref().filter(|_| self.spec.depends_on_context()) {
-            Some(checkpoint) => self.spec.adapted_plan(checkpoint, n_ctx, &self.adapters)?,
-            None => adapted.clone(),
-        };
-        Ok(vec![plan, adapted])
+    pub(crate) fn plans_for_context(&self, n_ctx: usize, adapters: &[Adapter]) -> Result<Vec<Plan>> {
+        let mut plans = vec![self.plan_for_context(n_ctx)?];
+        if !adapters.is_empty() {
+            plans.push(self.spec.adapted_plan(&self.checkpoint, n_ctx, adapters)?);
+        }
+        Ok(plans)
     }
 
-    /// The names of its adapters.
-    pub fn adapters(&self) -> impl Iterator<Item = &str> {
-        self.adapters.iter().map(|adapter| adapter.name.as_str())
-    }
-
-    /// The number of an adapter in a step, and its salt.
-    pub(crate) fn adapter(&self, name: &str) -> Result<(u32, u64)> {
-        let at = self.adapters.iter().position(|adapter| adapter.name == name);
-        let of = |at: usize| Some((at as u32 + 1, *self.adapter_salts.get(at)?));
-        at.and_then(of).ok_or_else(|| Error::Option {
-            name: "adapter",
-            value: name.to_owned(),
-            expected: match self.adapters().collect::<Vec<_>>().join(", ") {
-                names if names.is_empty() => "none: the model was loaded without adapters".to_owned(),
-                names => format!("one of {names}"),
-            },
-        })
+    /// The adapters that it is loaded with.
+    pub(crate) fn adapters(&self) -> &Adapters {
+        &self.adapters
     }
 
     /// How the model's states become an embedding, as its files say.
@@ -325,7 +313,7 @@ impl Model {
     /// It is not made for embeddings, or in a way that is not built.
     pub fn embedding(&self) -> Result<EmbeddingSpec> {
         let none = || Error::NoEmbeddings { file: self.path.clone() };
-        let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
+        let checkpoint = self.of_other_plans().ok_or_else(none)?;
         EmbeddingSpec::from_checkpoint(checkpoint, &self.spec)?.ok_or_else(none)
     }
 
@@ -335,7 +323,7 @@ impl Model {
     /// As [`Self::embedding`] and [`Self::from_opened`].
     pub fn embedding_plan(&self, embedding: &EmbeddingSpec, n_ctx: usize) -> Result<Plan> {
         let none = || Error::NoEmbeddings { file: self.path.clone() };
-        let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
+        let checkpoint = self.of_other_plans().ok_or_else(none)?;
         let plan = self.spec.embedding_plan(checkpoint, embedding, n_ctx)?;
         plan.check().map_err(device::Error::from)?;
         Ok(plan)
@@ -358,7 +346,7 @@ impl Model {
     /// It is not made for speech, or its tokens are not where they should be.
     pub fn speech(&self) -> Result<SpeechSpec> {
         let none = || Error::NotForSpeech { file: self.path.clone() };
-        let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
+        let checkpoint = self.of_other_plans().ok_or_else(none)?;
         SpeechSpec::from_checkpoint(checkpoint, &self.spec)?.ok_or_else(none)
     }
 
@@ -368,7 +356,7 @@ impl Model {
     /// As [`Self::speech`] and [`Self::from_opened`].
     pub fn speech_plans(&self, speech: &SpeechSpec) -> Result<SpeechPlans> {
         let none = || Error::NotForSpeech { file: self.path.clone() };
-        let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
+        let checkpoint = self.of_other_plans().ok_or_else(none)?;
         let plans = self.spec.speech_plans(checkpoint, &speech.alignment_heads)?;
         for plan in [&plans.encoder, &plans.decoder, &plans.align] {
             plan.check().map_err(device::Error::from)?;
@@ -440,18 +428,6 @@ impl Model {
     pub fn need_tokenizer(&self) -> Result<&Arc<Tokenizer>> {
         self.tokenizer()?.ok_or_else(|| Error::NoTokenizer { file: self.path.clone() })
     }
-}
-
-/// A number that what an adapter computed is known by: the same for the same files and factor.
-fn salt_of(adapter: &Adapter) -> u64 {
-    let mut salt = u64::from(adapter.factor.to_bits()) | 1;
-    for (key, value) in adapter.checkpoint.metadata.iter() {
-        salt = xxh64(format!("{key}={value:?}").as_bytes(), salt);
-    }
-    for tensor in &adapter.checkpoint.tensors {
-        salt = xxh64(&tensor.data, xxh64(tensor.name.as_bytes(), salt));
-    }
-    salt
 }
 
 /// What the options mean for this model on this device, checked.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use device::{Device, KvLayout, KvType, Limits, Op, Plan, Residence};
+use model::Adapter;
 use platform::SystemMemory;
 use serde::Serialize;
 
@@ -120,12 +121,8 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
     let at = |n_ctx: usize| -> Result<Settled> {
         let options = LoadOptions { n_ctx: Some(n_ctx), ..options.clone() };
         let limits = load::limits(model, device, &options)?;
-        let plans = model.plans_for_context(n_ctx)?;
-        let mut plans: Vec<Plan> =
-            plans.iter().map(|plan| device_lower::fusion::fuse(plan, device.fusion())).collect();
         check_budget(&model.plan().kv, &limits, &options)?;
-        let blind =
-            if model.vision().is_some() { add_given(&mut plans, model, device, &limits)? } else { None };
+        let (plans, blind) = fused_plans(model, model.adapters().as_slice(), device, &limits)?;
         let memory = report(model, &plans, device, &options)?;
         Ok(Settled { options, plans, memory, blind })
     };
@@ -145,9 +142,51 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
     Ok(settled)
 }
 
-/// Whether a model has adapters, and so a plan with them after its own.
-pub(crate) fn has_adapters(model: &Model) -> bool {
-    model.adapters().next().is_some()
+/// The plans of a program, as in [`Settled::plans`], with these adapters; and why images are refused though the model sees.
+///
+/// # Errors
+/// An adapter does not fit the model.
+pub(crate) fn fused_plans(
+    model: &Model,
+    adapters: &[Adapter],
+    device: &dyn Device,
+    limits: &Limits,
+) -> Result<(Vec<Plan>, Option<String>)> {
+    let plans = model.plans_for_context(limits.n_ctx, adapters)?;
+    let mut plans: Vec<Plan> =
+        plans.iter().map(|plan| device_lower::fusion::fuse(plan, device.fusion())).collect();
+    let blind = match model.vision() {
+        Some(_) => add_given(&mut plans, model, device, limits)?,
+        None => None,
+    };
+    Ok((plans, blind))
+}
+
+/// Bytes that a program of these plans takes at load, the pages of keys and values left out.
+///
+/// # Errors
+/// A plan cannot run on the device.
+pub(crate) fn fixed_bytes(
+    model: &Model,
+    plans: &[Plan],
+    device: &dyn Device,
+    options: &LoadOptions,
+) -> Result<u64> {
+    let items = items(model, plans, device, options)?;
+    Ok(items.iter().filter(|item| item.residence != "reserved").map(|item| item.bytes).sum())
+}
+
+/// Bytes that may still be taken now; `None`: nobody knows.
+pub(crate) fn free_bytes(device: &dyn Device, options: &LoadOptions) -> Option<u64> {
+    let memory = device.memory();
+    let of_machine = (memory.total > 0).then_some(memory.free);
+    [of_machine, cap_left(device, options)].into_iter().flatten().min()
+}
+
+/// What the governor's cap leaves; `None`: there is no cap.
+fn cap_left(device: &dyn Device, options: &LoadOptions) -> Option<u64> {
+    let governor = options.governor.as_ref()?;
+    governor.cap_bytes().map(|cap| cap.saturating_sub(governor.taken(device)))
 }
 
 /// Append the plan of given rows, if the device can run it and the tower; otherwise, why not.
@@ -231,10 +270,7 @@ pub(crate) fn report(
     let views = views.filter(|view| seen.insert((view.as_ptr(), view.len())));
     let taken: u64 = views.filter(|view| !view.is_mapped()).map(|view| view.len() as u64).sum();
     let mut free = memory.free.saturating_add(taken);
-    let cap = options
-        .governor
-        .as_ref()
-        .and_then(|governor| governor.cap_bytes().map(|cap| cap.saturating_sub(governor.taken(device))));
+    let cap = cap_left(device, options);
     free = free.min(cap.unwrap_or(u64::MAX));
     let items = items(model, plans, device, options)?;
     let sum = |kind| items.iter().filter(|i: &&MemoryItem| i.residence == kind).map(|i| i.bytes).sum::<u64>();

@@ -11,15 +11,15 @@ use weights::Access;
 
 const NAMES: [&str; 3] = ["llama_qv", "llama_patterns", "llama_layers"];
 
-fn model() -> Arc<Model> {
+fn adapter(name: &str) -> Adapter {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/lora");
-    let adapter = |name: &&str| Adapter {
-        name: (*name).to_owned(),
-        checkpoint: formats::open_adapter(&folder.join(name), Access::Map).unwrap(),
-        factor: 1.0,
-    };
+    let checkpoint = formats::open_adapter(&folder.join(name), Access::Map).unwrap();
+    Adapter { name: name.to_owned(), checkpoint, factor: 1.0 }
+}
+
+fn model() -> Arc<Model> {
     let checkpoint = formats::open(&fixture("llama"), Access::Map).unwrap();
-    let adapters = NAMES.iter().map(adapter).collect();
+    let adapters = NAMES.into_iter().map(adapter).collect();
     let model = Model::from_opened_adapted(&fixture("llama"), checkpoint, &TokenizerSource::None, adapters);
     Arc::new(model.unwrap())
 }
@@ -92,4 +92,72 @@ fn the_memory_plan_counts_adapters() {
     let with = plan_memory(&model(), device.as_ref(), &options(64, 16, 1)).unwrap();
     let without = plan_memory(&crate::common::model("llama"), device.as_ref(), &options(64, 16, 1)).unwrap();
     assert!(with.total > without.total + 50_000, "{} and {}", with.total, without.total);
+}
+
+/// Steps until `n` tokens more have come; those of each sequence.
+fn run(engine: &mut Engine, n: usize, tokens: &mut std::collections::BTreeMap<SequenceId, Vec<u32>>) {
+    let before: usize = tokens.values().map(Vec::len).sum();
+    let mut more = true;
+    while more && tokens.values().map(Vec::len).sum::<usize>() < before + n {
+        more = engine
+            .step(&mut |event| {
+                if let Event::Token { sequence, id, .. } = event {
+                    tokens.entry(sequence).or_default().push(id);
+                }
+            })
+            .unwrap();
+    }
+}
+
+#[test]
+fn adapters_come_and_go_while_sequences_run() {
+    let prompt: Vec<u32> = (0..37).map(|i| (i * 37 + 11) % 150).collect();
+    for device in devices() {
+        for numerics in [Numerics::Fast, Numerics::Deterministic] {
+            let sizes = |n| LoadOptions { numerics, ..options(64, 24, n) };
+            let mut fixed = Engine::new(model(), &device, &sizes(1)).unwrap();
+            let want: Vec<Vec<u32>> =
+                choices().map(|name| fixed.complete(request(name, &prompt)).unwrap().tokens).collect();
+
+            let mut engine = Engine::new(crate::common::model("llama"), &device, &sizes(4)).unwrap();
+            assert!(engine.add(request(Some(NAMES[0]), &prompt)).is_err());
+            engine.add_adapter(adapter(NAMES[0]), false).unwrap();
+            assert!(engine.add_adapter(adapter(NAMES[0]), false).is_err(), "the name is in use");
+            let mut tokens = std::collections::BTreeMap::new();
+            let plain = engine.add(request(None, &prompt)).unwrap();
+            let first = engine.add(request(Some(NAMES[0]), &prompt)).unwrap();
+            run(&mut engine, 5, &mut tokens);
+            // A second one comes while both answer, and the first goes, but for whom it has.
+            engine.add_adapter(adapter(NAMES[1]), false).unwrap();
+            let second = engine.add(request(Some(NAMES[1]), &prompt)).unwrap();
+            run(&mut engine, 3, &mut tokens);
+            engine.remove_adapter(NAMES[0]).unwrap();
+            assert_eq!(engine.adapters().collect::<Vec<_>>(), [NAMES[1]]);
+            assert!(engine.remove_adapter(NAMES[0]).is_err(), "it is gone already");
+            assert!(engine.add(request(Some(NAMES[0]), &prompt)).is_err());
+            // Another with its name beside it, which is not the same.
+            let other = Adapter { name: NAMES[0].to_owned(), ..adapter(NAMES[2]) };
+            engine.add_adapter(other, false).unwrap();
+            let third = engine.add(request(Some(NAMES[0]), &prompt)).unwrap();
+            run(&mut engine, usize::MAX / 2, &mut tokens);
+            for (id, want) in [plain, first, second, third].into_iter().zip(&want) {
+                assert_eq!(&tokens[&id], want, "{}, {numerics:?}", device.name());
+            }
+            // What was cached before is found.
+            let again = engine.complete(request(Some(NAMES[1]), &prompt)).unwrap();
+            assert!(again.finished.timings.reused_tokens > 30 && again.tokens == want[2]);
+            // Replaced by one that gives something else; one that does not fit changes nothing.
+            let replaced = Adapter { name: NAMES[1].to_owned(), ..adapter(NAMES[0]) };
+            engine.add_adapter(replaced, true).unwrap();
+            let answer = |engine: &mut Engine, name| engine.complete(request(name, &prompt)).unwrap().tokens;
+            assert_eq!(answer(&mut engine, Some(NAMES[1])), want[1]);
+            let unfit = Adapter { name: "unfit".to_owned(), ..adapter("gpt2_turned") };
+            assert!(engine.add_adapter(unfit, false).is_err());
+            assert_eq!(answer(&mut engine, Some(NAMES[1])), want[1]);
+            engine.remove_adapter(NAMES[0]).unwrap();
+            engine.remove_adapter(NAMES[1]).unwrap();
+            assert_eq!(engine.adapters().count(), 0);
+            assert_eq!(answer(&mut engine, None), want[0]);
+        }
+    }
 }

@@ -42,7 +42,7 @@ pub fn open_adapted(args: &ModelArgs, lora: &LoraArgs) -> anyhow::Result<Model> 
 }
 
 /// Open an adapter.
-fn adapter(lora: &Lora, access: Access) -> anyhow::Result<Adapter> {
+pub fn adapter(lora: &Lora, access: Access) -> anyhow::Result<Adapter> {
     let checkpoint = formats::open_adapter(&lora.path, access)
         .with_context(|| format!("opening the adapter {}", lora.name))?;
     Ok(Adapter { name: lora.name.clone(), checkpoint, factor: lora.factor })

@@ -62,13 +62,14 @@ fn paths() -> Vec<(&'static str, Value, Value)> {
     });
     let completions = json!({
         "n": 2, "best_of": 2, "stop": "x", "logprobs": 2, "echo": true, "stream": true,
+        "timings_per_token": true, "return_progress": true,
     });
     let responses = json!({
         "instructions": "b", "max_output_tokens": 1, "include": ["message.output_text.logprobs"],
         "text": { "format": { "type": "json_object" } }, "tools": [{ "type": "function", "name": "f", "parameters": schema }],
         "tool_choice": "none", "parallel_tool_calls": false, "reasoning": { "effort": "low", "summary": "auto" },
         "store": false, "stream": true, "truncation": "auto", "metadata": { "a": "b" }, "service_tier": "flex",
-        "temperature": 0.5, "top_p": 0.5, "background": true, "conversation": "conv_1", "prompt": { "id": "p" },
+        "temperature": 0.5, "top_p": 0.5, "timings_per_token": true, "return_progress": true, "background": true, "conversation": "conv_1", "prompt": { "id": "p" },
         "max_tool_calls": 3,
     });
     let messages = json!({

@@ -146,6 +146,21 @@ fn streams_tell_how_far_the_prompt_is_and_how_long_tokens_take() {
     let progress = events.iter().find(|event| !event["prompt_progress"].is_null()).unwrap();
     check(&events, progress["prompt_progress"]["total"].as_u64().unwrap());
     assert_eq!(progress["choices"][0]["delta"], json!({}));
+    // `/v1/completions` has texts where chats have deltas; Responses tell it in events of their own kinds.
+    let body = json!({ "prompt": prompt, "max_tokens": 4, "stream_options": { "include_usage": true } });
+    let events = server.stream("/v1/completions", &with(body));
+    let progress = events.iter().find(|event| !event["prompt_progress"].is_null()).unwrap();
+    check(&events, progress["prompt_progress"]["total"].as_u64().unwrap());
+    assert_eq!(progress["choices"][0]["text"], "");
+    assert!(!events.last().unwrap()["timings"].is_null(), "the usage has the timings");
+    let body = json!({ "input": prompt, "max_output_tokens": 4, "ignore_eos": true });
+    let events = named_events(&server, &with(body));
+    let progress = events.iter().find(|event| !event["prompt_progress"].is_null()).unwrap();
+    check(&events, progress["prompt_progress"]["total"].as_u64().unwrap());
+    assert_eq!(progress["type"], "response.in_progress");
+    let timed = |kind: &str| events.iter().any(|e| e["type"] == kind && !e["timings"].is_null());
+    assert!(timed("response.output_text.delta") && timed("response.incomplete"), "{events:?}");
+    assert!(events.iter().enumerate().all(|(n, event)| event["sequence_number"] == n), "{events:?}");
     // Nobody who does not ask is told.
     let events = server.stream(CHAT, &chat("Hello", json!({ "max_tokens": 2, "stream": true })));
     assert!(events.iter().all(|e| e["timings"].is_null() && e["prompt_progress"].is_null()), "{events:?}");
@@ -238,4 +253,11 @@ fn names_biases_and_tokens_as_others_send_them() {
     let (status, answer) = server.post("/v1/completions", &json!({ "prompt": "a ".repeat(20_000) }));
     let found = (status, answer["error"]["n_prompt_tokens"].as_u64() > answer["error"]["n_ctx"].as_u64());
     assert_eq!(found, (400, true), "{answer}");
+}
+
+/// The events of a streamed response.
+fn named_events(server: &Server, body: &Value) -> Vec<Value> {
+    let text = server.open("/v1/responses", None, body).body_mut().read_to_string().unwrap();
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.map(|data| serde_json::from_str(data).unwrap()).collect()
 }

@@ -47,7 +47,8 @@ fn adapters_are_models_that_come_and_go() {
     write_adapter(&at("second"), 2);
     let lora = format!("loud={}", at("first").display());
     let directory = folder.path().display().to_string();
-    let server = Server::start(&["--lora", &lora, "--lora-dir", &directory]);
+    // So that an answer is the same whatever runs beside it.
+    let server = Server::start(&["--lora", &lora, "--lora-dir", &directory, "--deterministic"]);
     let base = SMOLLM2.path();
     let answer = |model: &str| {
         let body = json!({ "model": model, "prompt": TEXT, "max_tokens": 8, "temperature": 0 });
@@ -59,7 +60,21 @@ fn adapters_are_models_that_come_and_go() {
     assert!(loud.0 == 200 && loud.1 != plain, "{loud:?}");
     assert_eq!(loud.2["model"], "loud");
     // The command line says the same with the same adapter.
-    let flags = ["complete", &base, "--lora", &lora, "-p", TEXT, "--greedy", "-n", "8", "--json", "-t", "1"];
+    let flags = [
+        "complete",
+        &base,
+        "--lora",
+        &lora,
+        "-p",
+        TEXT,
+        "--greedy",
+        "-n",
+        "8",
+        "--json",
+        "-t",
+        "1",
+        "--deterministic",
+    ];
     let said = Command::new(env!("CARGO_BIN_EXE_ingle")).args(flags).output().unwrap();
     let said: Value = serde_json::from_slice(&said.stdout).unwrap();
     assert_eq!(said["text"].as_str().unwrap(), loud.1);
@@ -75,7 +90,38 @@ fn adapters_are_models_that_come_and_go() {
     assert_eq!((status, said.as_str()), (200, "Success: LoRA adapter 'other' added successfully."));
     let other = answer("other");
     assert!(other.0 == 200 && other.1 != loud.1 && other.1 != plain, "{other:?}");
-    assert_eq!((answer(&base).1, answer("loud").1), (plain, loud.1));
+    assert_eq!((answer(&base).1, answer("loud").1), (plain, loud.1.clone()));
+    // What was cached before is still there, and answers that run go on while adapters come and go.
+    let prompt = TEXT.repeat(20);
+    let long = |model: &str, n: usize| {
+        let body = json!({ "model": model, "prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": true });
+        let answer = server.post(COMPLETIONS, &body).1;
+        let n_cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        (answer["choices"][0]["text"].as_str().unwrap().to_owned(), n_cached)
+    };
+    let alone = ["loud", "other"].map(|model| long(model, 96).0);
+    let unload = |name: &str| call(&server, "/v1/unload_lora_adapter", &json!({ "lora_name": name }));
+    std::thread::scope(|scope| {
+        let running = ["loud", "other"].map(|model| scope.spawn(move || long(model, 96)));
+        // Both have begun.
+        while !server
+            .get("/metrics")
+            .1
+            .lines()
+            .any(|line| line.starts_with("ingle_requests_running") && line.ends_with(" 2"))
+        {
+            std::thread::yield_now();
+        }
+        assert_eq!(unload("other").0, 200);
+        assert_eq!(answer("other").0, 404);
+        assert_eq!(load("third", "first").0, 200);
+        let answers = running.map(|running| running.join().unwrap());
+        assert_eq!(answers.each_ref().map(|(text, _)| text.clone()), alone);
+    });
+    let (text, n_cached) = long("loud", 96);
+    assert!(text == alone[0] && n_cached > 60, "{n_cached} cached tokens");
+    assert_eq!(unload("third").0, 200);
+    assert_eq!(load("other", "second").0, 200);
     // Taken, elsewhere, nowhere, and without a name.
     assert_eq!(load("other", "second").0, 400);
     assert_eq!(load("third", "/etc").0, 403);
@@ -83,7 +129,6 @@ fn adapters_are_models_that_come_and_go() {
     assert_eq!(load("third", "missing").0, 404);
     assert_eq!(load("", "second").0, 400);
     assert_eq!(answer("third").0, 404);
-    let unload = |name: &str| call(&server, "/v1/unload_lora_adapter", &json!({ "lora_name": name }));
     assert_eq!(unload("other"), (200, "Success: LoRA adapter 'other' removed successfully.".to_owned()));
     assert_eq!((answer("other").0, unload("other").0, answer("loud").0), (404, 404, 200));
 }

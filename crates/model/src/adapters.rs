@@ -52,6 +52,18 @@ struct Opened<'a> {
 /// The adapters that a plan is built with.
 pub(crate) struct Adapters<'a>(Vec<Opened<'a>>);
 
+/// A matrix of the model that adapters may change.
+pub(crate) struct Target<'m> {
+    pub spec: &'m ModelSpec,
+    pub tensors: &'m Tensors<'m>,
+    /// What it is, in which layer.
+    pub role: TensorRole,
+    pub layer: Option<usize>,
+    /// `(n_out, n_in)`
+    pub n_out: usize,
+    pub n_in: usize,
+}
+
 /// `A (rank, n_in)` and `B (n_out, rank)` of one adapter, `s` in B.
 struct Pair {
     rank: usize,
@@ -74,17 +86,10 @@ impl<'a> Adapters<'a> {
         self.0.len() + 1
     }
 
-    /// The stacks of a role's A and B; `None`: no adapter changes it.
-    pub fn stacks(
-        &mut self,
-        spec: &ModelSpec,
-        tensors: &Tensors<'_>,
-        role: TensorRole,
-        layer: Option<usize>,
-        [n_out, n_in]: [usize; 2],
-    ) -> Result<Option<[Weight; 2]>> {
-        let pair = |one: &mut Opened<'_>| one.pair(spec, tensors, role, layer, [n_out, n_in]);
-        let pairs = self.0.iter_mut().map(pair).collect::<Result<Vec<_>>>()?;
+    /// The stacks of a matrix's A and B; `None`: no adapter changes it.
+    pub fn stacks(&mut self, target: &Target<'_>) -> Result<Option<[Weight; 2]>> {
+        let Target { role, layer, n_out, n_in, .. } = *target;
+        let pairs = self.0.iter_mut().map(|one| one.pair(target)).collect::<Result<Vec<_>>>()?;
         let Some(rank) = pairs.iter().flatten().map(|pair| pair.rank).max() else { return Ok(None) };
         let name = |which: &str| match layer {
             Some(l) => format!("adapters of layer {l} {} ({which})", role.what()),
@@ -154,18 +159,14 @@ impl<'a> Opened<'a> {
         bad(self.adapter, what, found, expected)
     }
 
-    /// The pair of a role, if the adapter has one.
-    fn pair(
-        &mut self,
-        spec: &ModelSpec,
-        tensors: &Tensors<'_>,
-        role: TensorRole,
-        layer: Option<usize>,
-        [n_out, n_in]: [usize; 2],
-    ) -> Result<Option<Pair>> {
+    /// The pair of a matrix, if the adapter has one.
+    fn pair(&mut self, target: &Target<'_>) -> Result<Option<Pair>> {
         // A tied head is the embedding's matrix, but has an adapter of its own.
-        let role = if role == TensorRole::TokenEmbedding { TensorRole::Output } else { role };
-        let Some((module, row, [a, b])) = self.find(tensors, role, layer) else { return Ok(None) };
+        let is_embedding = target.role == TensorRole::TokenEmbedding;
+        let role = if is_embedding { TensorRole::Output } else { target.role };
+        let Target { spec, layer, n_out, n_in, .. } = *target;
+        let target = &Target { role, ..*target };
+        let Some((module, row, [a, b])) = self.find(target) else { return Ok(None) };
         let shapes = (a.shape.clone(), b.shape.clone());
         let n_rows = |role: &TensorRole| shape(spec, *role, layer).first().copied().unwrap_or(0);
         let place = row.stacked.iter().position(|r| *r == role).unwrap_or(0);
@@ -182,7 +183,7 @@ impl<'a> Opened<'a> {
         let scale = self.scaling.of(&module, *rank) as f32 * self.adapter.factor;
         let rows = b.to_f32();
         let mine = rows.chunks_exact(*rank).skip(before).take(n_out);
-        let order = self.order(spec, role, layer, n_out)?;
+        let order = self.order(target)?;
         let mine: Vec<&[f32]> = mine.collect();
         let ordered = order.into_iter().flat_map(|from| mine.get(from).copied().unwrap_or_default());
         let pair = Pair { rank: *rank, a: a.to_f32(), b: ordered.map(|v| v * scale).collect() };
@@ -192,15 +193,10 @@ impl<'a> Opened<'a> {
         Ok(Some(pair))
     }
 
-    /// Module, row of the table and both matrices of a role.
-    fn find(
-        &mut self,
-        tensors: &Tensors<'_>,
-        role: TensorRole,
-        layer: Option<usize>,
-    ) -> Option<(String, &'static TensorName, [&'a Tensor; 2])> {
-        let naming = self.adapter.checkpoint.naming;
-        for row in tensors.rows(role) {
+    /// Module, row of the table and both matrices of the adapter for a matrix.
+    fn find(&mut self, target: &Target<'_>) -> Option<(String, &'static TensorName, [&'a Tensor; 2])> {
+        let (naming, layer) = (self.adapter.checkpoint.naming, target.layer);
+        for row in target.tensors.rows(target.role) {
             let prefixes = if naming == Naming::Gguf { &[""][..] } else { MODEL_PREFIXES };
             for prefix in prefixes {
                 let Some(name) = row.full_name(naming, prefix, layer, "weight") else { continue };
@@ -224,13 +220,8 @@ impl<'a> Opened<'a> {
     }
 
     /// Which row of the adapter's B is each row of the model's matrix.
-    fn order(
-        &self,
-        spec: &ModelSpec,
-        role: TensorRole,
-        layer: Option<usize>,
-        n_out: usize,
-    ) -> Result<Vec<usize>> {
+    fn order(&self, target: &Target<'_>) -> Result<Vec<usize>> {
+        let Target { spec, role, layer, n_out, .. } = *target;
         let naming = self.adapter.checkpoint.naming;
         let theirs = spec.family.rope_style.of(naming);
         let layer = layer.and_then(|l| spec.layers.get(l));

@@ -35,8 +35,8 @@ struct Generate {
 /// What the thread is asked.
 enum Job {
     Generate(Box<Generate>),
-    /// Write what the prefix cache has, if it is kept; told when it is done.
-    Save(oneshot::Sender<()>),
+    /// Something else, between two steps.
+    With(Box<dyn FnOnce(&mut Engine) + Send>),
 }
 
 /// The handle of the thread. When all clones are gone and all answers have ended, the thread ends and its memory is free.
@@ -86,13 +86,25 @@ impl Worker {
         is_accepted.await.map_err(|_| died())?
     }
 
+    /// Do something with the engine between two steps.
+    ///
+    /// # Errors
+    /// The thread has died.
+    pub(crate) async fn with_engine<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Engine) -> T + Send + 'static,
+    ) -> Result<T> {
+        let (done, is_done) = oneshot::channel();
+        // Whoever asked may have gone.
+        let job = |engine: &mut Engine| drop(done.send(job(engine)));
+        self.jobs.send(Job::With(Box::new(job))).map_err(|_| died())?;
+        is_done.await.map_err(|_| died())
+    }
+
     /// Have the prefix cache written, if it is kept, and wait for that.
     pub(crate) async fn save(&self) {
-        let (done, is_done) = oneshot::channel();
-        if self.jobs.send(Job::Save(done)).is_ok() {
-            // A thread that has died has nothing to save.
-            let _ = is_done.await;
-        }
+        // A thread that has died has nothing to save.
+        let _ = self.with_engine(|engine| save(engine, &mut || true)).await;
     }
 
     /// Requests that wait, those included that the thread has not seen yet.
@@ -165,12 +177,7 @@ impl Thread {
     fn take(&mut self, job: Job, engine: &mut Engine) {
         let job = match job {
             Job::Generate(job) => job,
-            Job::Save(done) => {
-                save(engine, &mut || true);
-                // Whoever asked may have gone.
-                let _ = done.send(());
-                return;
-            }
+            Job::With(job) => return job(engine),
         };
         self.n_sent.fetch_sub(1, Ordering::Relaxed);
         let Generate { requests, channel, max_wait, accepted } = *job;

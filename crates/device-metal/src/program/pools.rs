@@ -118,6 +118,11 @@ impl<G: Gpu> Pools<G> {
         Ok((chunk.start().wrapping_add(page as usize % granule * page_bytes), *page_bytes))
     }
 
+    /// The memory of all chunks that are committed.
+    pub(super) fn buffers(&self) -> impl Iterator<Item = &G::Buffer> {
+        self.groups.iter().flat_map(|pool| &pool.chunks).filter_map(|chunk| chunk.buffer.as_ref())
+    }
+
     /// The chunks of a range of whole granules.
     fn chunks_of(&self, group: usize, pages: &Range<u32>) -> Range<usize> {
         let granule = self.groups[group].granule;

@@ -54,7 +54,7 @@ pub(crate) struct Account {
     governor: Arc<Governor>,
     ledger: Arc<Ledger>,
     /// Bytes beside the pool: weights, activations.
-    pub(super) fixed: u64,
+    pub(super) fixed: AtomicU64,
     /// Bytes of its pages that were touched.
     resident: AtomicU64,
     /// Of those, free pages and cached prefixes.
@@ -87,7 +87,7 @@ impl Account {
         Account {
             governor,
             ledger,
-            fixed,
+            fixed: fixed.into(),
             resident: zero(),
             reclaimable: zero(),
             floor: zero(),
@@ -110,6 +110,12 @@ impl Account {
         let own = self.resident.load(ORDER).saturating_add(bytes);
         let all = self.ledger.resident.load(ORDER).saturating_add(bytes);
         all <= most.load(ORDER) && (is_alone || own <= self.target.load(ORDER))
+    }
+
+    /// So many bytes are taken beside the pool, from now on.
+    pub(crate) fn set_fixed(&self, bytes: u64) {
+        let before = self.fixed.swap(bytes, ORDER);
+        self.ledger.given_back.fetch_add(before.cast_signed().wrapping_sub(bytes.cast_signed()), ORDER);
     }
 
     /// So many bytes more are touched.
@@ -178,6 +184,6 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         self.give(self.resident.load(ORDER));
-        self.ledger.given_back.fetch_add(self.fixed.cast_signed(), ORDER);
+        self.ledger.given_back.fetch_add(self.fixed.load(ORDER).cast_signed(), ORDER);
     }
 }

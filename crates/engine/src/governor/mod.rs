@@ -241,7 +241,7 @@ impl Domain {
             shares.push(account.share());
             held.growth += account.growth.load(Ordering::Relaxed);
             held.booked += account.booked.load(Ordering::Relaxed);
-            held.fixed += account.fixed;
+            held.fixed += account.fixed.load(Ordering::Relaxed);
         }
         let given_back = self.ledger.given_back.swap(0, Ordering::Relaxed);
         let budget = policy.update(now, &reading, held, given_back);

@@ -19,6 +19,13 @@ impl KvCache {
         self.account = Some(account);
     }
 
+    /// The program takes so many bytes beside its pages, from now on.
+    pub(crate) fn set_fixed_bytes(&self, bytes: u64) {
+        if let Some(account) = &self.account {
+            account.set_fixed(bytes);
+        }
+    }
+
     /// Bytes of pages that were touched and not given back.
     pub fn resident_bytes(&self) -> u64 {
         self.n_touched.iter().zip(&self.page_bytes).map(|(n, bytes)| *n as u64 * bytes).sum()

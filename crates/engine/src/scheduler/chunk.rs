@@ -1,20 +1,24 @@
 //! How many rows of prompts a step may have, so that the answers in it come in time.
 //!
-//! What a row costs beside answers is measured where it stands in its prompt: the time of a step beyond that of its answers alone,
-//! shared out among its rows, in a table of positions (a later row looks at more of them). From step to step little changes, so the
-//! rows that fit next are the time that is left over that cost. Where a chunk has a cost of its own, however few its rows are, this
-//! still converges: rows that cost more than expected make the next chunk smaller, and the reverse. No formula for a device's time is
+//! What a chunk costs beside answers is measured: the time of a step beyond that of its answers alone, in a table of positions (a
+//! later row looks at more of them) and of rows. A chunk has a cost of its own, however few its rows are, since it reads all keys
+//! before it; so the cost of a number of rows is what that number cost when it was seen, or lies on a line between two that were.
+//! Fewer rows than any that were seen are taken to cost their share, which is too little, and is put right when they are tried. From
+//! step to step little changes, so the rows of the next chunk are the most that were fast enough. No formula for a device's time is
 //! fitted, for steps beside the same answers are alike for minutes and cannot tell its terms apart.
 //!
 //! Steps vary around what is expected. So that nearly all of them end in time, less time is planned for than is allowed, by a factor
 //! that rises when a step takes longer than it allows for, and falls a little with each that does not, so that it tends to the
 //! quantile `1 - LATE` of their times over those expected (Robbins and Monro, "A Stochastic Approximation Method", 1951).
 
-/// How much one step moves the cost of a row where it was cheaper than expected.
+/// How much one step moves the cost of a number of rows where it was cheaper than expected.
 const WEIGHT: f64 = 0.2;
 
 /// The same where it was dearer: answers wait for it.
-const WEIGHT_OF_LATE: f64 = 0.5;
+const WEIGHT_OF_LATE: f64 = 0.3;
+
+/// The most that one step raises it, as a part of it: an interruption is no reason for smaller chunks, several late steps are.
+const MOST_RISE: f64 = 0.05;
 
 /// A step that takes longer than this many times what was expected was interrupted by something else.
 const OUTLIER: f64 = 2.0;
@@ -27,6 +31,10 @@ const GROWTH: usize = 2;
 
 /// Rows of the first chunk, of which nothing is known.
 const FIRST: usize = 8;
+
+/// With each step, the cost of more rows than it had is believed so much less, so that what was too dear once is tried again; less
+/// often than steps may be late.
+const DOUBT: f64 = 5e-4;
 
 /// The share of steps that may take longer than planned.
 const LATE: f64 = 0.01;
@@ -43,17 +51,36 @@ const SETTLED: u32 = 16;
 /// Where the first of the intervals of positions ends that double.
 const FIRST_POSITIONS: f64 = 256.0;
 
-/// Intervals of a doubling.
+/// Intervals of positions, and of rows, of a doubling.
 const PER_DOUBLING: f64 = 4.0;
 
 /// Enough for 2^32 positions.
 const N_INTERVALS: usize = 100;
 
+/// Enough for 2^16 rows.
+const N_SIZES: usize = 64;
+
+/// A chunk that was seen.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    n_rows: usize,
+    /// What it adds to a step.
+    seconds: f64,
+    /// Which part of that is believed.
+    belief: f64,
+}
+
+/// Chunks that were seen at some positions, by about how many rows they have.
+type Sizes = [Option<Seen>; N_SIZES];
+
+/// None.
+const UNSEEN: Sizes = [None; N_SIZES];
+
 /// Rows of prompts beside answers.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkModel {
-    /// By interval of positions: seconds of a row; `None`: none was seen there.
-    rows: [Option<f64>; N_INTERVALS],
+    /// By interval of positions; `None`: none was seen there.
+    seen: Vec<Option<Sizes>>,
     /// By how much nearly no step exceeded what was expected: 1 and more.
     margin: f64,
     n_seen: u32,
@@ -67,36 +94,66 @@ fn interval(position: usize) -> usize {
     ((PER_DOUBLING * doublings) as usize).min(N_INTERVALS - 1)
 }
 
+/// Which of the sizes a number of rows is; up to four rows each has its own.
+fn size(n_rows: usize) -> usize {
+    ((PER_DOUBLING * (n_rows.max(1) as f64).log2()) as usize).min(N_SIZES - 1)
+}
+
+/// What `n_rows` rows cost, as far as these chunks tell; `doubts`: as far as that is believed.
+fn cost(sizes: &Sizes, n_rows: usize, doubts: bool) -> Option<f64> {
+    let (mut below, mut above) = (None::<Seen>, None::<Seen>);
+    for seen in sizes.iter().flatten() {
+        match seen.n_rows <= n_rows {
+            true => below = Some(*seen),
+            false => above = above.or(Some(*seen)),
+        }
+    }
+    let seconds = |seen: Seen| if doubts { seen.seconds * seen.belief } else { seen.seconds };
+    let share = |seen: Seen| seconds(seen) * n_rows as f64 / seen.n_rows as f64;
+    Some(match (below, above) {
+        (Some(below), Some(above)) => {
+            let part = (n_rows - below.n_rows) as f64 / (above.n_rows - below.n_rows) as f64;
+            seconds(below) + part * (seconds(above) - seconds(below)).max(0.0)
+        }
+        // More than were seen: too much, if anything. Fewer: too little.
+        (Some(one), None) | (None, Some(one)) => share(one),
+        (None, None) => return None,
+    })
+}
+
 impl ChunkModel {
     /// Nothing is known.
     pub(crate) fn new() -> ChunkModel {
-        ChunkModel { rows: [None; N_INTERVALS], margin: 1.0, n_seen: 0, n_last: FIRST.div_ceil(GROWTH) }
+        ChunkModel { seen: vec![None; N_INTERVALS], margin: 1.0, n_seen: 0, n_last: FIRST.div_ceil(GROWTH) }
     }
 
-    /// Seconds of a row at a position: as was seen there, or as far as the nearest that was seen tells. `None`: none was.
-    fn row(&self, position: usize) -> Option<f64> {
+    /// What was seen at a position, or before it, or after it, whichever is known first; and a factor on what it says of here.
+    fn near(&self, position: usize) -> Option<(&Sizes, f64)> {
         let at = interval(position);
-        let before = self.rows[..=at].iter().rposition(Option::is_some);
-        let after = || self.rows[at..].iter().flatten().next().copied();
-        match before {
+        match self.seen[..=at].iter().rposition(Option::is_some) {
             // At twice the position it costs twice as much at most. From one interval to the next a prompt goes on where it was.
             Some(before) => {
                 let doublings = (at - before).saturating_sub(1) as f64 / PER_DOUBLING;
-                self.rows[before].map(|seconds| seconds * doublings.exp2())
+                self.seen[before].as_ref().map(|sizes| (sizes, doublings.exp2()))
             }
-            None => after(),
+            None => self.seen[at..].iter().flatten().next().map(|sizes| (sizes, 1.0)),
         }
     }
 
     /// Seconds that `n_rows` rows from `position` on are expected to add to a step; `None`: nothing is known.
     pub(crate) fn seconds(&self, n_rows: usize, position: usize) -> Option<f64> {
-        self.row(position).map(|row| row * n_rows as f64)
+        let (sizes, factor) = self.near(position)?;
+        cost(sizes, n_rows, false).map(|seconds| seconds * factor)
     }
 
-    /// Rows from `position` on with which nearly every step ends in `allowed` seconds that is expected to take `planned` without
-    /// them; `None`: nothing is known.
-    pub(crate) fn fitting(&self, allowed: f64, planned: f64, position: usize) -> Option<usize> {
-        self.row(position).map(|row| ((allowed / self.margin - planned).max(0.0) / row) as usize)
+    /// The most rows from `position` on, up to `most`, with which nearly every step ends in `allowed` seconds that is expected to take
+    /// `planned` without them; 0: not even one. `None`: nothing is known.
+    pub(crate) fn fitting(&self, allowed: f64, planned: f64, position: usize, most: usize) -> Option<usize> {
+        let (sizes, factor) = self.near(position)?;
+        let room = allowed / self.margin - planned;
+        let fits = |n: &usize| cost(sizes, *n, true).is_some_and(|seconds| seconds * factor <= room);
+        // A chunk that was fast enough says that smaller ones are, whatever an interruption made of them.
+        Some((1..=most).rev().find(fits).unwrap_or(0))
     }
 
     /// The same for the next step, which has `n_before` rows of prompts: at most `most`, and not many more than the last step had.
@@ -108,8 +165,8 @@ impl ChunkModel {
         position: usize,
         most: usize,
     ) -> usize {
-        let room = (GROWTH * self.n_last).saturating_sub(n_before);
-        self.fitting(allowed, planned, position).unwrap_or(FIRST).min(room).min(most)
+        let most = (GROWTH * self.n_last).saturating_sub(n_before).min(most);
+        self.fitting(allowed, planned, position, most).unwrap_or(FIRST.min(most))
     }
 
     /// A step whose answers alone were expected to take `alone` seconds took `seconds`, with these chunks of prompts: rows and the
@@ -138,17 +195,40 @@ impl ChunkModel {
             seconds = seconds.min(OUTLIER * expected);
         }
         let extra = (seconds - alone).max(LEAST_PART * seconds);
-        for (_, position) in chunks {
+        for (n, position) in chunks {
             // Each chunk's share is what was expected of it.
-            let row = match (self.row(position), added) {
-                (Some(row), Some(added)) => {
+            let seconds = match (self.seconds(n, position), added) {
+                (Some(expected), Some(added)) if self.has_seen(n, position) => {
                     let weight = if extra > added { WEIGHT_OF_LATE } else { WEIGHT };
-                    row + weight * (row * extra / added - row)
+                    expected * (1.0 + (weight * (extra / added - 1.0)).min(MOST_RISE))
                 }
-                _ => extra / n_rows as f64,
+                (Some(expected), Some(added)) => expected * extra / added,
+                _ => extra * n as f64 / n_rows as f64,
             };
-            self.rows[interval(position)] = Some(row);
+            self.note(n, position, seconds);
         }
+    }
+
+    /// Whether the cost of about so many rows is known from such chunks.
+    fn has_seen(&self, n_rows: usize, position: usize) -> bool {
+        self.near(position).is_some_and(|(sizes, _)| sizes[size(n_rows)].is_some())
+    }
+
+    /// A chunk of `n_rows` rows costs so much.
+    fn note(&mut self, n_rows: usize, position: usize, seconds: f64) {
+        let at = interval(position);
+        if self.seen[at].is_none() {
+            // What was known of the interval before holds until more is known.
+            let near = self.near(position).map(|(sizes, factor)| {
+                let scaled = |seen: Seen| Seen { seconds: seen.seconds * factor, ..seen };
+                sizes.map(|seen| seen.map(scaled))
+            });
+            self.seen[at] = Some(near.unwrap_or(UNSEEN));
+        }
+        let Some(sizes) = &mut self.seen[at] else { return };
+        sizes[size(n_rows)] = Some(Seen { n_rows, seconds, belief: 1.0 });
+        let more = sizes.iter_mut().flatten().filter(|seen| seen.n_rows > n_rows);
+        more.for_each(|more| more.belief *= 1.0 - DOUBT);
     }
 }
 
@@ -198,6 +278,28 @@ mod tests {
                 assert!(busy > 0.7 * 2.0 * ALONE, "{name}, {noise}: steps of {busy} s");
             }
         }
+    }
+
+    /// A step that has little time finds as many rows as there is time for, though the first of them costs as much as several
+    /// more; and finds them again after interruptions that made it have fewer.
+    #[test]
+    fn as_many_rows_as_there_is_time_for_however_much_the_first_costs() {
+        let far = |n: usize, _: usize| 0.006 + 0.0016 * n as f64;
+        let expected = 4; // 0.006 + 4 * 0.0016 is below 0.013
+        let mut model = ChunkModel::new();
+        let (mut rows, mut late) = (Vec::new(), 0);
+        for step in 0..4000 {
+            let position = 12_000 + step;
+            let n = model.rows_within(2.0 * ALONE, ALONE, 0, position, 512).max(1);
+            let interrupted = if step % 700 == 699 { 0.01 } else { 0.0 };
+            let seconds = ALONE + far(n, position) + interrupted;
+            late += usize::from(seconds > 2.0 * ALONE);
+            model.observe(std::iter::once((n, position)), ALONE, seconds);
+            rows.push(n);
+        }
+        let mean = rows[100..].iter().sum::<usize>() as f64 / (rows.len() - 100) as f64;
+        assert!(mean > 0.85 * f64::from(expected), "{mean} rows on average");
+        assert!(late * 50 < rows.len(), "{late} late");
     }
 
     #[test]

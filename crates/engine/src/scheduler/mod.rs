@@ -25,7 +25,7 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use device::{Limits, OutputRef, Program, Ticket, Want};
+use device::{Limits, Numerics, OutputRef, Program, Ticket, Want};
 
 pub(crate) use figures::Totals;
 pub(crate) use flight::Flight;
@@ -45,9 +45,6 @@ use queue::Queue;
 
 /// A prompt waits for another one, or takes a part of a page from a running sequence, only for so many tokens.
 const LEAST_SHARED: usize = 16;
-
-/// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on.
-const LEAST_PROMPT_ROWS: usize = 8;
 
 /// Time of a step while the machine is short of memory.
 const PRESSED_LATENCY: Duration = Duration::from_millis(100);
@@ -193,6 +190,17 @@ impl Scheduler {
     /// Those that run, then those that wait.
     pub(crate) fn sequences(&self) -> impl Iterator<Item = &Sequence> {
         self.slots.iter().flatten().chain(self.queue.iter())
+    }
+
+    /// The same.
+    pub(crate) fn sequences_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.slots.iter_mut().flatten().chain(self.queue.iter_mut())
+    }
+
+    /// Whether the program has a plan with adapters after the model's own, from now on. That of given rows comes after both.
+    pub(crate) fn set_adapted(&mut self, is_adapted: bool, numerics: Numerics) {
+        self.buffers.set_adapted(is_adapted, numerics);
+        self.buffers.given_plan = 1 + usize::from(is_adapted);
     }
 
     /// That one more sequence may wait.
@@ -699,7 +707,8 @@ impl Scheduler {
         flight.is_limited = true;
         let (planned, n_before) = (flight.planned, flight.n_prompt_rows);
         let fits = self.chunks.rows_within(seconds, planned, n_before, sequence.n_submitted, most);
-        let least = if n_before == 0 { LEAST_PROMPT_ROWS } else { 0 };
+        // Whatever it costs the answers: so prompts always go on.
+        let least = usize::from(n_before == 0);
         fits.max(least).min(most)
     }
 

@@ -56,6 +56,10 @@ impl Queue {
         self.waiting.iter()
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.waiting.iter_mut()
+    }
+
     /// That one more may wait.
     ///
     /// # Errors

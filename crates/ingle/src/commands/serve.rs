@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use engine::{Embedder, Engine, Governor, LoadOptions, Model, Restored, Turns};
+use engine::{Adapter, Embedder, Engine, Governor, LoadOptions, Model, Restored, Turns};
 use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, ServedAdapter, Tls};
 use speech::{Transcriber, TranscriberOptions};
 
@@ -298,6 +298,11 @@ impl Loader for Serve {
 
     fn add_adapter(&self, adapter: ServedAdapter) -> server::Result<()> {
         self.add_for_client(adapter)
+    }
+
+    fn open_adapter(&self, name: &str) -> Result<Adapter, LoadError> {
+        self.open_served(name)
+            .map_err(|error| LoadError { message: format!("{error:#}"), does_not_fit: false })
     }
 
     fn remove_adapter(&self, name: &str) {

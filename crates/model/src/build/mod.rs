@@ -18,7 +18,7 @@ use device::{
     WeightId,
 };
 
-use crate::adapters::Adapters;
+use crate::adapters::{Adapters, Target};
 use crate::descriptor::NormKind;
 use crate::embedding::EmbeddingSpec;
 use crate::error::Result;
@@ -303,11 +303,9 @@ impl Builder<'_, '_> {
     fn adapted(&mut self, x: ValueId, role: TensorRole, out: ValueId, name: &str) -> Result<ValueId> {
         let Some(adapters) = &mut self.adapters else { return Ok(out) };
         let cols = |id: ValueId| self.values.get(id.0 as usize).map_or(0, |v| v.cols);
-        let shape = [cols(out), cols(x)];
-        let n = adapters.n();
-        let Some([a, b]) = adapters.stacks(self.spec, self.tensors, role, self.layer, shape)? else {
-            return Ok(out);
-        };
+        let (n_out, n_in, n) = (cols(out), cols(x), adapters.n());
+        let target = Target { spec: self.spec, tensors: self.tensors, role, layer: self.layer, n_out, n_in };
+        let Some([a, b]) = adapters.stacks(&target)? else { return Ok(out) };
         let rows = self.rows(x);
         let rank = a.shape.get(1).copied().unwrap_or(0);
         let (a, b) = (self.weight(a), self.weight(b));

@@ -1,18 +1,13 @@
 //! Adapters (LoRA) of models, loaded and unloaded while the server runs.
 //!
-//! A model's program is compiled with its adapters. So a change waits until the model's running answers have ended, holds back those
-//! that come meanwhile, and loads the model anew, which reads its files again.
+//! A loaded model gets and loses adapters between two steps ([`engine::Engine::add_adapter`]): its running answers go on, and what was
+//! cached stays.
 
-use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use super::{Entry, Model, Models, ServedAdapter, UNLOAD_TIME};
+use super::{Entry, Model, Models, ServedAdapter};
 use crate::app::blocking;
 use crate::error::{ApiError, ErrorKind, Result};
-use crate::request::KeepAlive;
-
-/// How often is looked whether answers have ended.
-const LOOK: Duration = Duration::from_millis(10);
 
 impl Models {
     /// The adapters of all models.
@@ -44,7 +39,7 @@ impl Models {
         self.loader.remove_adapter(&name);
         let added = self.loader.add_adapter(adapter);
         let changed = match added {
-            Ok(()) => self.reload(&entry, true).await,
+            Ok(()) => self.give_adapter(&entry, &name).await,
             Err(error) => Err(error),
         };
         if changed.is_err() {
@@ -66,47 +61,34 @@ impl Models {
         };
         let entry = self.find(&adapter.model).await?;
         self.loader.remove_adapter(name);
-        self.reload(&entry, false).await
+        self.take_adapter(&entry, name).await
     }
 
-    /// Wait until nobody uses a model, and load it anew, `always` or if it is loaded.
-    async fn reload(&self, entry: &Arc<Entry>, always: bool) -> Result<()> {
-        // Whoever asks for the model from here on waits.
-        let mut loaded = entry.loaded.lock().await;
-        if loaded.is_none() && !always {
-            return Ok(());
-        }
-        while !forget(entry, &mut loaded) {
-            tokio::time::sleep(LOOK).await;
-        }
-        let ended = entry.ended.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(ended) = ended {
-            blocking(move || {
-                // It is disconnected, or the time is over: then the load says what is missing.
-                let _ = ended.recv_timeout(UNLOAD_TIME);
-                Ok(())
-            })
-            .await?;
-        }
-        let model = self.load(entry).await?;
-        *loaded = Some(model.clone());
-        let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        shown.model = Some(model);
-        shown.is_unwanted = false;
-        shown.expires = match self.keep_alive {
-            KeepAlive::Always => None,
-            KeepAlive::For(time) => Instant::now().checked_add(time),
+    /// Give a model an adapter that the loader knows: between two steps if it is loaded, and as a part of it otherwise.
+    async fn give_adapter(&self, entry: &Arc<Entry>, name: &str) -> Result<()> {
+        // Whoever asks for the model meanwhile waits.
+        let loaded = entry.loaded.lock().await;
+        let Some(model) = loaded.clone() else {
+            drop(loaded);
+            return self.get(&entry.id, None).await.map(drop);
         };
-        Ok(())
+        let Model::Text(model) = model else {
+            let message = format!("{} writes no text, and adapters are for models that do", entry.id);
+            return Err(ApiError::invalid("base_model_name", message));
+        };
+        let (loader, name) = (self.loader.clone(), name.to_owned());
+        let adapter = blocking(move || {
+            loader.open_adapter(&name).map_err(|error| ApiError::invalid("lora_path", error.message))
+        });
+        let adapter = adapter.await?;
+        Ok(model.worker.with_engine(|engine| engine.add_adapter(adapter, true)).await??)
     }
-}
 
-/// Give a model up if nobody uses it; whether that was so.
-fn forget(entry: &Entry, loaded: &mut Option<Model>) -> bool {
-    let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_free = shown.n_users == 0;
-    if is_free {
-        (*loaded, shown.model, shown.expires) = (None, None, None);
+    /// Take an adapter from a model if it is loaded.
+    async fn take_adapter(&self, entry: &Entry, name: &str) -> Result<()> {
+        let loaded = entry.loaded.lock().await;
+        let Some(Model::Text(model)) = &*loaded else { return Ok(()) };
+        let name = name.to_owned();
+        Ok(model.worker.with_engine(move |engine| engine.remove_adapter(&name)).await??)
     }
-    is_free
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::{Embedder, Engine, Model};
+use engine::{Adapter, Embedder, Engine, Model};
 use speech::Transcriber;
 
 use crate::error::{ApiError, ErrorKind, Result};
@@ -50,6 +50,15 @@ pub trait Loader: Send + Sync + 'static {
     fn add_adapter(&self, adapter: ServedAdapter) -> Result<()> {
         let _ = adapter;
         Err(ApiError::new(ErrorKind::Forbidden, "adapters cannot be loaded here"))
+    }
+
+    /// Open the files of an adapter among [`Self::adapters`], for a model that is loaded already.
+    ///
+    /// # Errors
+    /// There is none of this name, or its files are not an adapter's.
+    fn open_adapter(&self, name: &str) -> std::result::Result<Adapter, LoadError> {
+        let message = format!("the adapter {name} cannot be opened here");
+        Err(LoadError { message, does_not_fit: false })
     }
 
     /// Load models without the adapter of this name from now on.

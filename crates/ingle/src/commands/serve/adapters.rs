@@ -4,10 +4,12 @@ use std::path::Path;
 use std::sync::PoisonError;
 
 use anyhow::{Context, bail};
+use engine::Adapter;
 use server::{ApiError, ErrorKind, ServedAdapter};
 
 use super::Serve;
 use crate::args::Lora;
+use crate::load;
 
 impl Serve {
     /// Give the adapters of the command line to the first model.
@@ -44,6 +46,15 @@ impl Serve {
             path: lora.path.display().to_string(),
         };
         self.with_adapters(|adapters| adapters.iter().map(served).collect())
+    }
+
+    /// Open the files of one.
+    pub(super) fn open_served(&self, name: &str) -> anyhow::Result<Adapter> {
+        let find = |adapters: &mut Vec<(String, Lora)>| {
+            adapters.iter().map(|(_, lora)| lora).find(|lora| lora.name == name).cloned()
+        };
+        let lora = self.with_adapters(find).with_context(|| format!("there is no adapter {name}"))?;
+        load::adapter(&lora, load::access(&self.load.device))
     }
 
     pub(super) fn add_for_client(&self, adapter: ServedAdapter) -> server::Result<()> {

@@ -15,6 +15,7 @@ use super::{
 use crate::answer::{Answer, AnswerEvent, Collected, Delta, EventKind, TokenInfo, Usage};
 use crate::api::body::{JsonBody, text_or_null};
 use crate::api::sampling::SamplingKeys;
+use crate::api::timing::{TimingKeys, progress_json};
 use crate::api::{seconds_now, sse};
 use crate::app::App;
 use crate::error::{ApiError, Result};
@@ -38,6 +39,8 @@ pub(super) struct Body {
     logprobs: Option<usize>,
     echo: Option<bool>,
     #[serde(flatten)]
+    timing: TimingKeys,
+    #[serde(flatten)]
     sampling: SamplingKeys,
 }
 
@@ -53,6 +56,7 @@ pub(super) async fn create(
     let n = check_n(body.n)?;
     let include_usage = body.stream_options.unwrap_or_default().include_usage;
     let with_logprobs = body.logprobs.is_some();
+    let timing = body.timing;
     let echoes = body.echo.unwrap_or(false);
     let mut echoed = Vec::new();
     let mut answers = Vec::new();
@@ -76,6 +80,8 @@ pub(super) async fn create(
         created: seconds_now(),
         model: answers.first().map(|answer| answer.model.clone()).unwrap_or_default(),
         with_logprobs,
+        timing,
+        last_timings: None,
     };
     if wants_stream {
         return Ok(sse::response(stream(answers, echoed, n_asked, frame, include_usage)));
@@ -103,6 +109,7 @@ fn requests(body: Body) -> Result<Vec<CompletionRequest>> {
         // The best are chosen by them.
         logprobs: body.logprobs.or((best_of > n).then_some(0)),
         prompt_logprobs: body.logprobs.filter(|_| body.echo == Some(true)),
+        progress: body.timing.progress(body.stream == Some(true)),
         ..GenerateOptions::default()
     };
     body.sampling.apply(&mut options)?;
@@ -151,6 +158,9 @@ struct Frame {
     created: u64,
     model: String,
     with_logprobs: bool,
+    timing: TimingKeys,
+    /// The timings of the last event, which the usage repeats.
+    last_timings: Option<Value>,
 }
 
 impl Frame {
@@ -206,14 +216,23 @@ struct Said {
 }
 
 impl Said {
-    /// The chunks of one event.
+    /// The chunks of one event, all of them with its timings, if there are any.
     fn chunks(
         &mut self,
         index: usize,
         mut kind: EventKind,
+        timings: Option<&Value>,
         frame: &Frame,
         usage: &mut Usage,
     ) -> Result<Bytes> {
+        if let EventKind::Delta(Delta::Progress(progress)) = &kind {
+            let mut chunk = frame.json(vec![frame.choice(index, "", Vec::new(), None, self.offset)], None);
+            chunk["prompt_progress"] = progress_json(progress);
+            if let Some(timings) = frame.timing.of_prompt(progress) {
+                chunk["timings"] = timings;
+            }
+            return Ok(sse::data(&chunk));
+        }
         let mut bytes = Vec::new();
         let mut say = |offset: &mut usize, text: &str, tokens: Vec<TokenInfo>, reason| {
             let begin = *offset;
@@ -222,8 +241,11 @@ impl Said {
                 true => tokens.iter().map(|t| String::from_utf8_lossy(&t.bytes).chars().count()).sum(),
                 false => text.chars().count(),
             };
-            bytes
-                .extend(sse::data(&frame.json(vec![frame.choice(index, text, tokens, reason, begin)], None)));
+            let mut chunk = frame.json(vec![frame.choice(index, text, tokens, reason, begin)], None);
+            if let Some(timings) = timings {
+                chunk["timings"] = timings.clone();
+            }
+            bytes.extend(sse::data(&chunk));
         };
         if let Some(echo) = self.echo.take() {
             let mut tokens: Vec<TokenInfo> = echo.first.into_iter().collect();
@@ -259,7 +281,7 @@ fn stream(
     answers: Vec<Answer>,
     echoed: Vec<Echo>,
     n: usize,
-    frame: Frame,
+    mut frame: Frame,
     include_usage: bool,
 ) -> impl Stream<Item = Bytes> + Send {
     let mut usages = vec![Usage::default(); answers.len()];
@@ -279,9 +301,11 @@ fn stream(
     events.scan(false, move |failed, event| {
         let bytes = match event {
             _ if *failed => return std::future::ready(None),
-            Some((prompt, AnswerEvent { choice, kind, .. })) => {
+            Some((prompt, AnswerEvent { choice, kind, timings })) => {
                 let index = prompt * n + choice;
-                let chunks = said[index].chunks(index, kind, &frame, &mut usages[prompt]);
+                let timings = frame.timing.of_event(&timings);
+                let chunks = said[index].chunks(index, kind, timings.as_ref(), &frame, &mut usages[prompt]);
+                frame.last_timings = timings;
                 chunks.unwrap_or_else(|error| {
                     *failed = true;
                     sse::error(&error)
@@ -290,7 +314,11 @@ fn stream(
             None => {
                 let mut bytes = Vec::new();
                 if include_usage {
-                    bytes.extend(sse::data(&frame.json(Vec::new(), Some(usage_json(sum(&usages))))));
+                    let mut chunk = frame.json(Vec::new(), Some(usage_json(sum(&usages))));
+                    if let Some(timings) = frame.last_timings.take() {
+                        chunk["timings"] = timings;
+                    }
+                    bytes.extend(sse::data(&chunk));
                 }
                 bytes.extend_from_slice(b"data: [DONE]\n\n");
                 bytes.into()
@@ -399,7 +427,14 @@ mod tests {
 
     #[test]
     fn a_stream_may_begin_with_the_prompt() {
-        let frame = |with_logprobs| Frame { id: "i".into(), created: 0, model: "m".into(), with_logprobs };
+        let frame = |with_logprobs| Frame {
+            id: "i".into(),
+            created: 0,
+            model: "m".into(),
+            with_logprobs,
+            timing: TimingKeys::default(),
+            last_timings: None,
+        };
         let read = |bytes: Bytes| -> Vec<Value> {
             let text = String::from_utf8(bytes.to_vec()).unwrap();
             let events = text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
@@ -410,13 +445,15 @@ mod tests {
         let content = || Delta::Content { text: "c".into(), tokens: vec![token("c", -1.0)] };
         let mut said = Said { echo: Some(echo.clone()), offset: 0 };
         let prompt = EventKind::Delta(Delta::Prompt(vec![token("b", -2.0)]));
-        let first = read(said.chunks(0, prompt, &frame(true), &mut usage).unwrap());
+        let first = read(said.chunks(0, prompt, None, &frame(true), &mut usage).unwrap());
         assert_eq!((first.len(), &first[0]["text"]), (1, &json!("ab")));
         assert_eq!(first[0]["logprobs"]["token_logprobs"], json!([null, -2.0]));
-        let second = read(said.chunks(0, EventKind::Delta(content()), &frame(true), &mut usage).unwrap());
+        let second =
+            read(said.chunks(0, EventKind::Delta(content()), None, &frame(true), &mut usage).unwrap());
         assert_eq!(second[0]["logprobs"]["text_offset"], json!([2]));
         let mut said = Said { echo: Some(echo), offset: 0 };
-        let both = read(said.chunks(0, EventKind::Delta(content()), &frame(false), &mut usage).unwrap());
+        let both =
+            read(said.chunks(0, EventKind::Delta(content()), None, &frame(false), &mut usage).unwrap());
         assert_eq!((&both[0]["text"], &both[1]["text"]), (&json!("ab"), &json!("c")));
     }
 }

@@ -1,10 +1,12 @@
 //! Deltas of an answer as events of a response: items that open and close in order, from which the response is made.
 
+use engine::Progress;
 use serde_json::{Map, Value, json};
 
 use super::super::TokenLogprob;
 use super::store::new_id;
 use crate::answer::{Delta, Finish, StopReason, TokenInfo, Usage};
+use crate::api::timing::progress_json;
 use crate::error::ApiError;
 
 /// Makes the events of one response. Each is its data; its name is its `type`.
@@ -70,6 +72,13 @@ impl Events {
         ["response.created", "response.in_progress"]
             .map(|name| self.event(name, json!({ "response": response })))
             .into()
+    }
+
+    /// How far the prompt is, as llama-server tells it: another event of the name that the answer begins with.
+    pub(super) fn progress(&mut self, progress: &Progress, timings: Option<Value>) -> Value {
+        let response = self.response("in_progress", Value::Null, Value::Null, None);
+        let data = json!({ "response": response, "prompt_progress": progress_json(progress) });
+        with_timings(self.event("response.in_progress", data), timings.as_ref())
     }
 
     /// The events of one delta.
@@ -232,6 +241,14 @@ impl Events {
         out.push(self.event("response.output_item.done", json!({ "output_index": index, "item": item })));
         self.output.push(item);
     }
+}
+
+/// An event with `timings`, if there are any.
+pub(super) fn with_timings(mut event: Value, timings: Option<&Value>) -> Value {
+    if let Some(timings) = timings {
+        event["timings"] = timings.clone();
+    }
+    event
 }
 
 fn message() -> Value {

@@ -19,8 +19,9 @@ use serde_json::{Map, Value, json};
 use self::events::Events;
 use self::request::Body;
 use self::store::{Item, Store, Turn};
-use crate::answer::{Answer, AnswerEvent, EventKind};
+use crate::answer::{Answer, AnswerEvent, Delta, EventKind};
 use crate::api::body::{JsonBody, part};
+use crate::api::timing::TimingKeys;
 use crate::api::{seconds_now, sse};
 use crate::app::App;
 use crate::error::{ApiError, ErrorKind, Result};
@@ -31,6 +32,8 @@ use crate::truncate::answer_truncated;
 pub(super) fn router() -> Router<App> {
     Router::new()
         .route("/v1/responses", post(create))
+        // As llama-server has it.
+        .route("/responses", post(create))
         .route("/v1/responses/input_tokens", post(count_tokens))
         .route("/v1/responses/{id}", get(retrieve).delete(delete))
         .route("/v1/responses/{id}/input_items", get(input_items))
@@ -120,7 +123,7 @@ async fn create(
         }
     };
     match body.stream.unwrap_or(false) {
-        true => Ok(sse::response(stream(answer, events, keep))),
+        true => Ok(sse::response(stream(answer, events, body.timing, keep))),
         false => whole(answer, events, keep).await,
     }
 }
@@ -151,6 +154,7 @@ enum At {
 fn stream(
     answer: Answer,
     events: Events,
+    timing: TimingKeys,
     keep: impl FnOnce(&Value) + Send,
 ) -> impl Stream<Item = Bytes> + Send {
     let frames = |events: Vec<Value>| -> Bytes {
@@ -162,16 +166,27 @@ fn stream(
         let (out, at) = match at {
             At::Begin => (events.start(), At::Answer),
             At::End => return None,
-            At::Answer => match answer.next().await?.kind {
-                EventKind::Delta(delta) => (events.push(delta), At::Answer),
-                EventKind::Done(finish) => {
-                    let (out, response) = events.finish(&finish);
-                    if let Some(keep) = keep.take() {
-                        keep(&response);
+            At::Answer => {
+                let AnswerEvent { kind, timings, .. } = answer.next().await?;
+                let timings = timing.of_event(&timings);
+                let with_timings = |out: Vec<Value>| -> Vec<Value> {
+                    out.into_iter().map(|event| events::with_timings(event, timings.as_ref())).collect()
+                };
+                match kind {
+                    EventKind::Delta(Delta::Progress(progress)) => {
+                        let timings = timing.of_prompt(&progress);
+                        (vec![events.progress(&progress, timings)], At::Answer)
                     }
-                    (out, At::End)
+                    EventKind::Delta(delta) => (with_timings(events.push(delta)), At::Answer),
+                    EventKind::Done(finish) => {
+                        let (out, response) = events.finish(&finish);
+                        if let Some(keep) = keep.take() {
+                            keep(&response);
+                        }
+                        (with_timings(out), At::End)
+                    }
                 }
-            },
+            }
         };
         Some((frames(out), (at, answer, events, keep)))
     })

@@ -8,6 +8,7 @@ use super::super::{check_max_tokens, check_service_tier, check_top_logprobs};
 use super::items;
 use super::store::{Item, new_id};
 use crate::api::sampling::SamplingKeys;
+use crate::api::timing::TimingKeys;
 use crate::error::{ApiError, Result};
 use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
 
@@ -32,6 +33,8 @@ pub(super) struct Body {
     chat_template_kwargs: Option<Map<String, Value>>,
     metadata: Option<Value>,
     service_tier: Option<String>,
+    #[serde(flatten)]
+    pub(super) timing: TimingKeys,
     // Known, and not built: refused unless they ask for nothing.
     max_tool_calls: Option<Value>,
     background: Option<bool>,
@@ -184,6 +187,7 @@ pub(super) fn chat_request(
     let mut options = GenerateOptions {
         max_tokens: check_max_tokens("max_output_tokens", body.max_output_tokens)?,
         logprobs: body.wants_logprobs().then_some(n_best),
+        progress: body.timing.progress(body.stream == Some(true)),
         ..GenerateOptions::default()
     };
     sampling.apply(&mut options)?;
