@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::common::{error, fixture, ids, ingle, json as printed_json};
 use crate::serve::Server;
 
-const FAMILIES: [&str; 5] = ["smolvlm", "gemma3_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5_vl"];
+const FAMILIES: [&str; 6] = ["smolvlm", "gemma3_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_vl"];
 
 fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
