@@ -1,6 +1,6 @@
 //! What the scheduler has done, and when a new sequence would be answered.
 
-use super::{Load, Scheduler};
+use super::{LEAST_PROMPT_ROWS, Load, Scheduler};
 use crate::Timings;
 
 /// How much one answer moves the mean of their times.
@@ -46,7 +46,7 @@ impl Scheduler {
             Some(latency) => self.chunks.fitting(latency, self.alone(), position, most).unwrap_or(most),
             None => most,
         };
-        let in_step = in_step.max(1).min(most).min(n_rows.max(1));
+        let in_step = in_step.max(LEAST_PROMPT_ROWS).min(most).min(n_rows.max(1));
         let n_steps = n_rows as f64 / in_step as f64;
         let prompts = n_steps * self.cost.seconds(beside.and(in_step, position))?;
         let n_waiting = self.queue.len() + 1;
