@@ -115,11 +115,12 @@ pub(super) fn numbers(
     sink.put_as("vocab_size", count(spec.n_vocab));
     sink.put(Key::Ffn, counts(&ffn(&source, spec)?));
     let heads: Vec<usize> = attending(spec).map(|l| l.n_heads).collect();
-    // Of a latent each head expands its own keys: the expanding matrix is written whole.
+    // Where the matrix that expands latents is written whole, each head has its own keys; else the latent is the one key of all.
+    let whole = spec.family.recurrent.is_none();
     let of_kv = |l: &LayerSpec| match (l.attends, l.latent) {
         (false, _) => 0,
-        (true, Some(_)) => l.n_heads,
-        (true, None) => l.n_kv_heads,
+        (true, Some(_)) if whole => l.n_heads,
+        (true, _) => l.n_kv_heads,
     };
     // Of one number for all, where those layers that attend are the only ones that ask.
     match heads.len() == layers.len() {
@@ -220,13 +221,16 @@ fn heads_and_windows(spec: &ModelSpec, sink: &mut Sink<'_>) {
             sink.put(Key::QueryRank, count(rank));
         }
         let (key, value) = (count(latent.plain + latent.turning), count(latent.value));
-        sink.put_as("attention.key_length", key.clone());
-        sink.put_as("attention.value_length", value.clone());
         if spec.family.recurrent.is_some() {
-            // Readers of such families ask for these, too, and for the columns that would rotate.
+            // Readers of such families know the heads' matrices apart only, and ask for the columns that would rotate.
+            sink.put_as("attention.key_length", count(latent.rank + latent.turning));
+            sink.put_as("attention.value_length", count(latent.rank));
             sink.put_as("attention.key_length_mla", key);
             sink.put_as("attention.value_length_mla", value);
             sink.put(Key::TurningKeyDim, count(latent.turning));
+        } else {
+            sink.put_as("attention.key_length", key);
+            sink.put_as("attention.value_length", value);
         }
     } else if let Some(full) = full {
         sink.put(Key::HeadDim, count(full.head_dim));

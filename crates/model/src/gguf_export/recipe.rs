@@ -121,6 +121,10 @@ pub(super) fn of_all(
                 recipes.extend(exporter.apart(layer)?);
                 continue;
             }
+            if role == TensorRole::AttnKvB && spec.family.recurrent.is_some() {
+                recipes.extend(exporter.latent_heads(layer)?);
+                continue;
+            }
             for suffix in ["weight", "bias"] {
                 let Some(found) = exporter.find(role, layer, suffix)? else { continue };
                 let recipe = exporter.recipe(&found)?;
@@ -366,6 +370,33 @@ impl<'a> Exporter<'a> {
             made(RecurrentGate, r.inner(), gate),
         ];
         Ok(all.into_iter().flatten().collect())
+    }
+
+    /// The heads' matrices of latent attention apart, those of keys turned: `(n_heads, rank, plain)` and `(n_heads, value, rank)`.
+    fn latent_heads(&self, layer: Option<usize>) -> Result<Vec<Recipe>> {
+        use TensorRole::{AttnKB, AttnKvB, AttnVB};
+        let Some(found) = self.find(AttnKvB, layer, "weight")? else { return Ok(Vec::new()) };
+        let recipe = self.recipe(&found)?;
+        let latent = layer.and_then(|l| self.spec.layers.get(l)).and_then(|l| l.latent);
+        let (Some(tensor), Some(latent)) = (found.tensors.first().copied(), latent) else {
+            return Ok(Vec::new());
+        };
+        let of_head = latent.plain + latent.value;
+        let turned_head = |head: usize| {
+            let (data, planes) = tensor.rows(head * of_head..head * of_head + latent.plain)?;
+            let head = Tensor { shape: vec![latent.rank, latent.plain], data, planes, ..tensor.clone() };
+            Some(whole(&head))
+        };
+        let value = |head: usize| (tensor.clone(), head * of_head + latent.plain..(head + 1) * of_head);
+        let made = |role: TensorRole, turned: bool, pieces: Vec<Piece>| {
+            let rows = self.tensors.rows(role);
+            let name = rows.iter().find_map(|row| row.full_name(Naming::Gguf, "", layer, "weight"))?;
+            Some(Recipe { name, shape: shape(self.spec, role, layer), pieces, turned, ..recipe.clone() })
+        };
+        let n_heads = tensor.n_rows() / of_head.max(1);
+        let keys = (0..n_heads).filter_map(turned_head).collect();
+        let values = (0..n_heads).map(value).collect();
+        Ok([made(AttnKB, true, keys), made(AttnVB, false, values)].into_iter().flatten().collect())
     }
 
     /// The matrices of several roles in one, expert by expert, where the source has them apart: shape and rows.
