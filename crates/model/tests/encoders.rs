@@ -11,6 +11,7 @@ use serde_json::Value;
 
 fn devices() -> Vec<Box<dyn Device>> {
     let cpu = CpuDevice::new(Options { isa: None, threads: Some(2) }).unwrap();
+    #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), allow(unused_mut))]
     let mut devices: Vec<Box<dyn Device>> = vec![Box::new(Reference::new(1)), Box::new(cpu)];
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     devices.push(Box::new(crate::common::emulated_metal()));
