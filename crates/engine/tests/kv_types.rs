@@ -52,8 +52,9 @@ fn integers_hold_keys_with_large_biases() {
             assert!(error(&cpu(isa), BIASED, kv_type) < bound, "{isa} {kv_type:?}");
         }
     }
-    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-    assert!(error(&emulated_metal().unwrap(), BIASED, KvType::Q8_0) < 0.021);
+    if let Some(metal) = emulated_metal() {
+        assert!(error(&metal, BIASED, KvType::Q8_0) < 0.021);
+    }
 }
 
 /// I8 on the CPU, whose queries and weights have 8 bits too, beside Q8_0 with both in f32. How roundings add up differs by a third from
@@ -126,8 +127,10 @@ fn the_page_on_kv_types_is_up_to_date() {
         let device: Arc<dyn Device> = match cells[2] {
             "cpu" => cpu(Isa::detect()),
             "reference" => Arc::new(Reference::new(2)),
-            #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-            "metal" => emulated_metal().unwrap(),
+            "metal" => match emulated_metal() {
+                Some(metal) => metal,
+                None => continue,
+            },
             _ => continue,
         };
         let kinds = device.kv_types().iter().copied();
