@@ -37,15 +37,19 @@ fn choices() -> impl Iterator<Item = Option<&'static str>> {
     std::iter::once(None).chain(NAMES.into_iter().map(Some))
 }
 
+/// The answers of a model that was loaded with all adapters, for each choice by itself.
+fn each_alone(device: &Arc<dyn Device>, options: &LoadOptions, prompt: &[u32]) -> Vec<Vec<u32>> {
+    let mut engine = Engine::new(model(), device, options).unwrap();
+    choices().map(|name| engine.complete(request(name, prompt)).unwrap().tokens).collect()
+}
+
 #[test]
 fn a_mixed_batch_gives_what_each_gives_alone() {
     let prompt: Vec<u32> = (0..37).map(|i| (i * 37 + 11) % 150).collect();
     for device in devices() {
         for numerics in [Numerics::Fast, Numerics::Deterministic] {
             let sizes = |n| LoadOptions { numerics, ..options(64, 24, n) };
-            let mut alone = Engine::new(model(), &device, &sizes(1)).unwrap();
-            let want: Vec<Vec<u32>> =
-                choices().map(|name| alone.complete(request(name, &prompt)).unwrap().tokens).collect();
+            let want = each_alone(&device, &sizes(1), &prompt);
             // Each adapter says something else.
             assert!((1..4).all(|i| want[..i].iter().all(|other| *other != want[i])), "{want:?}");
             let mut together = Engine::new(model(), &device, &sizes(4)).unwrap();
@@ -115,9 +119,7 @@ fn adapters_come_and_go_while_sequences_run() {
     for device in devices() {
         for numerics in [Numerics::Fast, Numerics::Deterministic] {
             let sizes = |n| LoadOptions { numerics, ..options(64, 24, n) };
-            let mut fixed = Engine::new(model(), &device, &sizes(1)).unwrap();
-            let want: Vec<Vec<u32>> =
-                choices().map(|name| fixed.complete(request(name, &prompt)).unwrap().tokens).collect();
+            let want = each_alone(&device, &sizes(1), &prompt);
 
             let mut engine = Engine::new(crate::common::model("llama"), &device, &sizes(4)).unwrap();
             assert!(engine.add(request(Some(NAMES[0]), &prompt)).is_err());

@@ -3,7 +3,7 @@
 //! The fixtures' weights are BF16, which the device multiplies in f32, so the interpreter's bound holds for it too.
 #![allow(clippy::unwrap_used)]
 
-use crate::common::{Runner, all, check_with, difference, open};
+use crate::common::{Runner, all, check_device, open};
 use device::Numerics;
 use device_cpu::{CpuDevice, Isa, Options};
 use model::ModelSpec;
@@ -15,13 +15,7 @@ fn fixtures_agree(isa: Isa, threads: usize, numerics: Numerics) {
         let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
         for chunk in [100, 40, 7, 1] {
             let runner = Runner::on(&device, &plan, numerics);
-            if name == "gpt_oss_mxfp4" {
-                // Its experts are multiplied with activations in 8 bits. Whether the rest is right, the same model in BF16 says.
-                let worst = difference(runner, name, chunk);
-                assert!(worst < 1.0, "{name}, chunks of {chunk}: {worst}");
-                continue;
-            }
-            let worst = check_with(runner, name, chunk);
+            let worst = check_device(runner, name, chunk);
             println!("{name} on {isa}: chunks of {chunk}: {worst:.1e}");
         }
     }

@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::speech::{NAME, agrees_with_fixture, worst};
-use crate::common::{Runner, TOLERANCE, all, check_with, difference, json, open};
+use crate::common::{Runner, TOLERANCE, all, check_device, json, open};
 use device::Numerics;
 use device_cuda::CudaDevice;
 use model::ModelSpec;
@@ -27,14 +27,7 @@ fn all_fixtures_agree_on_cuda() {
             (1, Numerics::Fast),
         ] {
             let runner = Runner::on(&device, &plan, numerics);
-            if name == "gpt_oss_mxfp4" {
-                // As on the CPU: its experts are multiplied with activations in 8 bits, and the same model in BF16 says whether the
-                // rest is right.
-                let worst = difference(runner, name, chunk);
-                assert!(worst < 1.0, "{name}, chunks of {chunk}: {worst}");
-                continue;
-            }
-            let worst = check_with(runner, name, chunk);
+            let worst = check_device(runner, name, chunk);
             println!("{name}: {numerics:?}, chunks of {chunk}: {worst:.1e}");
         }
     }

@@ -244,7 +244,18 @@ pub fn difference(mut runner: Runner, name: &str, chunk: usize) -> f32 {
     expected.positions.iter().zip(&expected.logits).map(of).fold(0.0, f32::max)
 }
 
-/// The same on whatever device the runner is made for.
+/// As [`check_with`], on a device that multiplies experts in MXFP4 by activations in 8 bits: the fixture that has them is held to a
+/// bound of its own, and the same model in BF16 says whether the rest is right.
+pub fn check_device(runner: Runner, name: &str, chunk: usize) -> f32 {
+    if name != "gpt_oss_mxfp4" {
+        return check_with(runner, name, chunk);
+    }
+    let worst = difference(runner, name, chunk);
+    assert!(worst < 1.0, "{name}, chunks of {chunk}: {worst}");
+    worst
+}
+
+/// As [`check`], on whatever device the runner is made for.
 pub fn check_with(mut runner: Runner, name: &str, chunk: usize) -> f32 {
     let expected = expected(name);
     let mut logits = Vec::new();

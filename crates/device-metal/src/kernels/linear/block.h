@@ -112,6 +112,20 @@ static inline float load_half(device const uchar * p) {
     return float(*(device const half *) p);
 }
 
+// 16 bytes of a block and its scale, as Q4_0 and Q8_0 have them.
+struct ScaledWords {
+    uint4 qs;
+    float d;
+};
+
+// Of a block that begins with its scale, the 16 bytes from `at` on; both are multiples of 2 bytes.
+static inline ScaledWords scaled_words(device const uchar * block, uint at) {
+    ScaledWords words;
+    for (short j = 0; j < 4; j++) words.qs[j] = load_2(block + at + 4 * j);
+    words.d = load_half(block);
+    return words;
+}
+
 // The masked part of each byte where it lies: 1, 2^8, 2^16 and 2^24 times its number.
 static inline float4 bytes_in_place(uint word, uint mask) {
     return float4(float(word & mask), float(word & mask << 8), float(word & mask << 16), float(word & mask << 24));

@@ -82,7 +82,8 @@ template<short N> struct Products {
 };
 
 // Adds a span. A vector of codes meets that of every row of x before the next is decoded, so that codes stay as they were loaded:
-// decoded they would be 64 registers. What `load` is asked for again, the compiler has.
+// decoded they would take 64 registers. `load` is called again for each part of a span that is used: the compiler loads and decodes
+// each part once.
 template<class D, short N, class X>
 static inline void add_span(thread Products<N> & p, thread const WeightRow * rows, // 4
                             X x, device const float * norm, uint n_in, uint span) {

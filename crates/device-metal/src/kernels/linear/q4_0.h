@@ -19,17 +19,8 @@ struct Q4_0 : NibbleBlocks {
     }
 
     enum { WORDS = 1 };
-    struct Raw {
-        uint4 qs;
-        float d;
-    };
-    static Raw read(WeightRow row, uint index) {
-        device const uchar * block = row.codes + index / 2 * 18;
-        Raw raw;
-        for (short j = 0; j < 4; j++) raw.qs[j] = load_2(block + 2 + 4 * j);
-        raw.d = load_half(block);
-        return raw;
-    }
+    typedef ScaledWords Raw;
+    static Raw read(WeightRow row, uint index) { return scaled_words(row.codes + index / 2 * 18, 2); }
     static Values values(Raw raw, uint index) {
         Values values;
         for (short j = 0; j < 4; j++) values.v[j] = raw.d * (bytes_of(raw.qs[j] >> index % 2 * 4, 15) - 8.0f);

@@ -20,17 +20,8 @@ struct Q8_0 : WholeBlocks {
     }
 
     enum { WORDS = 1 };
-    struct Raw {
-        uint4 qs;
-        float d;
-    };
-    static Raw read(WeightRow row, uint index) {
-        device const uchar * block = row.codes + index / 2 * 34;
-        Raw raw;
-        for (short j = 0; j < 4; j++) raw.qs[j] = load_2(block + 2 + index % 2 * 16 + 4 * j);
-        raw.d = load_half(block);
-        return raw;
-    }
+    typedef ScaledWords Raw;
+    static Raw read(WeightRow row, uint index) { return scaled_words(row.codes + index / 2 * 34, 2 + index % 2 * 16); }
     static Values values(Raw raw, uint) {
         Values values;
         for (short j = 0; j < 4; j++) values.v[j] = raw.d * float4(as_type<char4>(raw.qs[j]));
