@@ -5,7 +5,6 @@
 
 struct uint4 { unsigned x, y, z, w; };
 #include "gemm/arguments.h"
-#include "gemm/expert_tiles_arguments.h"
 
 static std::string folder;
 static std::map<std::string, Module> modules;
@@ -152,21 +151,19 @@ static void check_experts(const FileType &t, Launch l, int m, int k_used) {
     std::vector<u32> ids(pairs);
     for (int p = 0; p < pairs; p++) ids[p] = (p % 2) ? 3 : (rnd() % 2 ? 0 : 4);
     const int most = pairs + 7 * n_experts, groups = (most + 7) / 8;
-    Memory dx, di, dr((size_t)most * 4), dp((size_t)pairs * 4), dt((size_t)(pairs / l.width + n_experts) * 16), dn(4), dk(4);
+    Memory dx, di, dp((size_t)most * 4), dt((size_t)(pairs / l.width + n_experts) * 16), dn(4);
     dx.put(x), di.put(ids);
-    ExpertTilesArguments ta = {(u32 *)di.p, (u32 *)dr.p, (u32 *)dp.p, (uint4 *)dt.p, (u32 *)dn.p, (u32 *)dk.p, (u32)pairs, (u32)n_experts, (u32)k_used, (u32)l.width};
-    launch(module("input").function("expert_tiles"), 1, 1, 1, 1024, 8 * (n_experts + 1), ta);
-    const u32 packed = dk.get<u32>(1)[0];
-    Memory tiled((size_t)one.k_tiles * groups * 1024), y((size_t)most * n * 4);
+    ExpertTilesArguments ta = {(u32)m, (u32)k_used, (u32)n_experts, (u32)l.width, (u32 *)di.p, (u32 *)dp.p, (uint4 *)dt.p, (u32 *)dn.p};
+    launch(module("input").function("expert_tiles"), 1, 1, 1, 1024, 8 * n_experts, ta);
+    Memory tiled((size_t)one.k_tiles * groups * 1024), y((size_t)pairs * n * 4);
     InputArguments in = {};
-    in.x = (float *)dx.p, in.out = (u8 *)tiled.p, in.rows = (u32 *)dr.p, in.n_rows = packed, in.n_cols = k, in.k_tiles = one.k_tiles, in.row_groups = groups;
-    launch(module("input").function("rows_input"), packed, 1, 1, 256, 0, in);
+    in.x = (float *)dx.p, in.out = (u8 *)tiled.p, in.pairs = (u32 *)dp.p, in.pairs_a_row = k_used, in.n_rows = most, in.n_cols = k, in.k_tiles = one.k_tiles, in.row_groups = groups;
+    launch(module("input").function("rows_input"), most, 1, 1, 256, 0, in);
     GemmArguments a = {};
     a.weights = (u8 *)all.p, a.x = (u8 *)tiled.p, a.y = (float *)y.p, a.n_out = n, a.k_tiles = one.k_tiles, a.row_groups = groups, a.y_stride = n;
-    a.tiles = (uint4 *)dt.p, a.n_tiles = (u32 *)dn.p, a.expert_bytes = bytes, a.n_rows = packed;
+    a.tiles = (uint4 *)dt.p, a.n_tiles = (u32 *)dn.p, a.expert_bytes = bytes, a.pairs = (u32 *)dp.p;
     multiply(l, t.codec, a, dn.get<u32>(1)[0]);
-    std::vector<float> got = y.get<float>((size_t)most * n);
-    std::vector<u32> places = dp.get<u32>(pairs);
+    std::vector<float> got = y.get<float>((size_t)pairs * n);
     double e2 = 0, r2 = 0;
     for (int p = 0; p < pairs; p++)
         for (int i = 0; i < 4; i++) {
@@ -174,7 +171,7 @@ static void check_experts(const FileType &t, Launch l, int m, int k_used) {
             std::vector<double> w = decode_row(t, rows[ids[p]], row, k);
             double d = 0;
             for (int c = 0; c < k; c++) d += w[c] * x[(size_t)(p / k_used) * k + c];
-            const double g = got[(size_t)places[p] * n + row];
+            const double g = got[(size_t)p * n + row];
             e2 += (g - d) * (g - d), r2 += d * d;
         }
     char what[128];

@@ -9,7 +9,7 @@ use crate::arguments::PagesArguments;
 use crate::driver::{Address, NAME};
 use crate::layout::{Scratch, StepLayout};
 use crate::packs::Packs;
-use crate::products::Product as Packed;
+use crate::products::AtLaunch;
 use crate::profile::Profile;
 use crate::weights::Weights;
 use bytemuck::Pod;
@@ -71,8 +71,8 @@ pub struct Commands {
     pub table: Table,
     /// By command.
     pub rows: Vec<RowCount>,
-    /// By command: of a product from packed weights, how it is launched.
-    pub products: Vec<Option<Packed>>,
+    /// By command.
+    pub at_launch: Vec<AtLaunch>,
 }
 
 /// What all tables of a plan are made from.
@@ -111,6 +111,8 @@ pub(crate) struct Draft<'a> {
     node: usize,
     /// The projection's rows lie in scratch, ready for packed products.
     is_tiled: bool,
+    /// Whose experts' tiles lie in scratch.
+    grouped: Option<ValueId>,
     /// Of commands that run in all steps: in which they do.
     when: When,
 }
@@ -126,7 +128,7 @@ struct Call<'a> {
     when: When,
     writes: &'a [ValueId],
     weight_bytes: u64,
-    product: Option<Packed>,
+    at_launch: AtLaunch,
 }
 
 impl<'a> Call<'a> {
@@ -149,7 +151,7 @@ impl<'a> Call<'a> {
             when: When::Always,
             writes,
             weight_bytes: 0,
-            product: None,
+            at_launch: AtLaunch::Nothing,
         }
     }
 }
@@ -179,6 +181,7 @@ impl Compiler<'_> {
             kernels,
             node: 0,
             is_tiled: false,
+            grouped: None,
             when: When::Always,
         };
         for LoweredUnit { node, unit, .. } in self.units {
@@ -303,10 +306,13 @@ impl Draft<'_> {
             when: if call.when == When::Always { self.when } else { call.when },
         };
         let info = CommandInfo {
-            kernel: match call.product {
+            kernel: match call.at_launch {
                 // Which of its kernels is chosen by the rows of each step.
-                Some(product) => format!("gemm/packed {}", product.codec.name),
-                None => format!("{} {}", call.file.trim_end_matches(".cu"), call.name),
+                AtLaunch::Cut(product) => format!("gemm/packed {}", product.codec.name),
+                AtLaunch::Grouped(product, _) => format!("gemm/grouped {}", product.codec.name),
+                AtLaunch::Nothing | AtLaunch::Width(_) => {
+                    format!("{} {}", call.file.trim_end_matches(".cu"), call.name)
+                }
             },
             node: self.node,
             layer: c.plan.nodes.get(self.node).and_then(|node| node.layer),
@@ -314,6 +320,6 @@ impl Draft<'_> {
         };
         self.commands.table.push(new, info);
         self.commands.rows.push(call.rows);
-        self.commands.products.push(call.product);
+        self.commands.at_launch.push(call.at_launch);
     }
 }

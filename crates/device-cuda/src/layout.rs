@@ -2,7 +2,8 @@
 //! compiling allocates them.
 
 use crate::arguments::{Choice, Span};
-use crate::products::{Products, k_tiles, partial_floats};
+use crate::packs::experts;
+use crate::products::{Experts, Products, k_tiles, partial_floats};
 use crate::profile::Profile;
 use device::{Limits, Needs, Op, Plan};
 use device_lower::lifetimes::{max_rows, value_bytes};
@@ -135,7 +136,14 @@ pub struct Scratch {
     pub sums: usize,
     /// How many of a tile's parts are there.
     pub counters: usize,
+    /// Rows in the order of their experts.
+    pub pairs: usize,
+    /// The number of the experts' tiles, in [`TILES_AT`] bytes, and the tiles.
+    pub tiles: usize,
 }
+
+/// Where the tiles of experts begin, after their number.
+pub const TILES_AT: usize = 16;
 
 impl Scratch {
     /// Of the units of a plan.
@@ -152,13 +160,23 @@ impl Scratch {
                 let bests = max_rows(limits, plan.value(*x).rows) * BEST_PARTS * 8;
                 scratch = scratch.max(Scratch { bests, ..Scratch::default() });
             }
+            // Whole groups of 8 rows and tiles of 64 columns, as the input of packed products is laid out.
+            let input = |rows: usize, cols: usize| {
+                let (rows, cols) = (rows.next_multiple_of(8), 64 * k_tiles(cols));
+                Scratch { halves: rows * cols * 2, scales: rows * 4, ..Scratch::default() }
+            };
+            if let Some((stacks, ids)) = experts(unit).filter(|_| profile.products != Products::Planes) {
+                let (weight, ids) = (plan.weight(stacks[0]), plan.value(ids));
+                let (n, rows) = (weight.parts.len(), max_rows(limits, ids.rows));
+                let packed = Experts::packed_rows(n, ids.cols, rows);
+                // Of the narrowest tile.
+                let tiles = TILES_AT + 16 * (rows * ids.cols / 8 + n);
+                let of_experts = Scratch { pairs: 4 * packed, tiles, ..input(packed, weight.n_cols()) };
+                scratch = scratch.max(of_experts);
+            }
             if let Unit::Projection(p) = unit {
                 let value = plan.value(p.x);
-                // Whole groups of 8 rows and tiles of 64 columns, as the input of packed products is laid out.
-                let (rows, cols) =
-                    (max_rows(limits, value.rows).next_multiple_of(8), 64 * k_tiles(value.cols));
-                let halves = Scratch { halves: rows * cols * 2, scales: rows * 4, ..Scratch::default() };
-                scratch = scratch.max(halves);
+                scratch = scratch.max(input(max_rows(limits, value.rows), value.cols));
                 if profile.products != Products::Planes {
                     let sums = 4 * partial_floats(profile.n_processors);
                     let counters = 4 * profile.n_processors;
@@ -179,15 +197,26 @@ impl Scratch {
             scales: self.scales.max(other.scales),
             sums: self.sums.max(other.sums),
             counters: self.counters.max(other.counters),
+            pairs: self.pairs.max(other.pairs),
+            tiles: self.tiles.max(other.tiles),
         }
     }
 
     /// Where each part begins: in the order of the fields, then the end.
-    pub fn places(&self) -> [usize; 8] {
+    pub fn places(&self) -> [usize; 10] {
         let mut at = 0;
-        let mut places = [0; 8];
-        let sizes =
-            [self.partials, self.totals, self.bests, self.halves, self.scales, self.sums, self.counters];
+        let mut places = [0; 10];
+        let sizes = [
+            self.partials,
+            self.totals,
+            self.bests,
+            self.halves,
+            self.scales,
+            self.sums,
+            self.counters,
+            self.pairs,
+            self.tiles,
+        ];
         for (place, size) in places[1..].iter_mut().zip(sizes) {
             at += size.next_multiple_of(ALIGN);
             *place = at;
@@ -197,7 +226,7 @@ impl Scratch {
 
     /// Bytes of all.
     pub fn total(&self) -> usize {
-        self.places()[7]
+        self.places()[9]
     }
 }
 

@@ -4,11 +4,11 @@
 use crate::arguments::RepackArguments;
 use crate::driver::{Address, Buffer, Context, Function, Pinned, Start};
 use crate::kernels::Kernels;
-use crate::products::{Codec, Group, Products, codec_of, groups, k_tiles};
+use crate::products::{Codec, Products, codec_of, groups, has_activation, k_tiles};
 use crate::profile::Profile;
 use crate::stored::{Kind, Stored};
 use crate::weights::{MatrixKey, matrix_key};
-use device::{Limits, Numerics, Plan, Result, Weight, WeightId};
+use device::{Limits, Numerics, Op, Plan, Result, ValueId, Weight, WeightId};
 use device_lower::table::RowClass;
 use device_lower::units::{LoweredUnit, Unit};
 use std::collections::HashMap;
@@ -25,20 +25,45 @@ const MOST_THREADS: usize = 8;
 /// Alignment of what is copied together.
 const ALIGN: usize = 256;
 
-/// Matrices that lie one after the other, or row by row in turn.
+/// Matrices that lie one after the other, or row by row in turn; of stacks, such for each expert.
 #[derive(Clone, Debug)]
 pub struct Pack {
     weights: Vec<Weight>,
     gate: bool,
     /// What they are packed to.
     pub codec: Codec,
-    /// Rows of all, those between matrices included.
+    /// Experts; 1: no stacks.
+    pub n_experts: usize,
+    /// Rows of all, those between matrices included; of one expert.
     pub n_out: usize,
     /// Where each matrix begins.
     pub first: Vec<usize>,
     /// Tiles of 64 columns.
     pub k_tiles: usize,
     offset: usize,
+}
+
+impl Pack {
+    /// Bytes of an expert, or of all.
+    pub fn expert_bytes(&self) -> usize {
+        self.n_out.div_ceil(64) * self.k_tiles * self.codec.tile
+    }
+}
+
+/// Rows of a matrix, or of each of a stack.
+fn rows_of(weight: &Weight) -> usize {
+    weight.n_rows() / weight.parts.len().max(1)
+}
+
+/// The stacks that a unit multiplies by and the experts' ids, the gate and up of one unit together.
+pub fn experts(unit: &Unit) -> Option<(Vec<WeightId>, ValueId)> {
+    match unit {
+        Unit::ExpertGateUp { gate, up, ids, .. } => Some((vec![*gate, *up], *ids)),
+        Unit::ExpertDownSum { weight, ids, .. } | Unit::Primitive(Op::ExpertLinear { weight, ids, .. }) => {
+            Some((vec![*weight], *ids))
+        }
+        _ => None,
+    }
 }
 
 /// Every pack once, with its place.
@@ -63,38 +88,57 @@ impl PackPlan {
         if !is_used {
             return all;
         }
+        let mut of_experts = Vec::new();
         for (plan, units) in parts {
             for LoweredUnit { unit, .. } in units {
+                if let Some((stacks, _)) = experts(unit) {
+                    let stacks: Vec<&Weight> = stacks.iter().map(|id| plan.weight(*id)).collect();
+                    of_experts.extend(codec_of_experts(unit, &stacks).map(|codec| (stacks, codec)));
+                }
                 let Unit::Projection(p) = unit else { continue };
                 let kinds: Vec<Kind> = p.matrices.iter().map(|m| kind_of(plan.weight(m.weight))).collect();
                 for group in groups(p, &kinds) {
                     if let Some(codec) = codec_of(plan, p, &group) {
                         let ids = group.matrices.iter().map(|i| p.matrices[*i].weight);
-                        all.add(ids.map(|id| plan.weight(id).clone()).collect(), &group, codec);
+                        let weights: Vec<&Weight> = ids.map(|id| plan.weight(id)).collect();
+                        all.add(&weights, group.gate, codec);
                     }
                 }
             }
         }
-        if all.total as u64 > profile.most_packed { PackPlan::default() } else { all }
+        if all.total as u64 > profile.most_packed {
+            return PackPlan::default();
+        }
+        // Experts are most of a mixture's weights: the rest may be packed without them.
+        let (n, total) = (all.packs.len(), all.total);
+        for (stacks, codec) in &of_experts {
+            all.add(stacks, stacks.len() == 2, *codec);
+        }
+        if all.total as u64 > profile.most_packed {
+            all.packs.truncate(n);
+            all.of.retain(|_, index| *index < n);
+            all.total = total;
+        }
+        all
     }
 
-    fn add(&mut self, weights: Vec<Weight>, group: &Group, codec: Codec) {
-        let key = (weights.iter().map(matrix_key).collect::<Vec<_>>(), group.gate);
+    fn add(&mut self, weights: &[&Weight], gate: bool, codec: Codec) {
+        let key = (weights.iter().map(|weight| matrix_key(weight)).collect::<Vec<_>>(), gate);
         if self.of.contains_key(&key) {
             return;
         }
         let (mut first, mut n_out) = (Vec::new(), 0usize);
-        for weight in &weights {
-            n_out = if group.gate { n_out } else { n_out.next_multiple_of(64) };
+        for weight in weights {
+            n_out = if gate { n_out } else { n_out.next_multiple_of(64) };
             first.push(n_out);
-            n_out += weight.n_rows();
+            n_out += rows_of(weight);
         }
-        let k_tiles = k_tiles(weights[0].n_cols());
-        let bytes = n_out.div_ceil(64) * k_tiles * codec.tile;
+        let (n_experts, k_tiles) = (weights[0].parts.len().max(1), k_tiles(weights[0].n_cols()));
+        let weights = weights.iter().copied().cloned().collect();
+        let pack = Pack { weights, gate, codec, n_experts, n_out, first, k_tiles, offset: self.total };
         self.of.insert(key, self.packs.len());
-        let offset = self.total;
-        self.packs.push(Pack { weights, gate: group.gate, codec, n_out, first, k_tiles, offset });
-        self.total += bytes.next_multiple_of(ALIGN);
+        self.total += (n_experts * pack.expert_bytes()).next_multiple_of(ALIGN);
+        self.packs.push(pack);
     }
 
     /// Bytes of all.
@@ -106,12 +150,12 @@ impl PackPlan {
         let mut pieces = Vec::new();
         for pack in &self.packs {
             let (together, n) = if pack.gate { (2, 1) } else { (1, pack.weights.len()) };
-            for index in 0..n {
-                let (n_rows, row_bytes) = (pack.weights[index].n_rows(), pack.weights[index].row_bytes());
+            for (expert, index) in (0..pack.n_experts).flat_map(|e| (0..n).map(move |index| (e, index))) {
+                let (n_rows, row_bytes) = (rows_of(&pack.weights[index]), pack.weights[index].row_bytes());
                 // Whole tiles.
                 let most = (STAGING / (row_bytes * together).max(1) / 64 * 64).max(64);
                 for start in (0..n_rows).step_by(most) {
-                    pieces.push(Piece { pack, index, start, n: most.min(n_rows - start) });
+                    pieces.push(Piece { pack, expert, index, start, n: most.min(n_rows - start) });
                 }
             }
         }
@@ -178,6 +222,17 @@ impl PackPlan {
     }
 }
 
+/// What the stacks of a unit are packed to; `None`: they stay in planes.
+fn codec_of_experts(unit: &Unit, stacks: &[&Weight]) -> Option<Codec> {
+    let codec = Codec::of(stacks[0].block)?;
+    let fits = match unit {
+        Unit::ExpertGateUp { kind, .. } => has_activation(*kind),
+        _ => true,
+    };
+    let same = stacks.iter().all(|stack| Codec::of(stack.block) == Some(codec));
+    (fits && same && !stacks[0].parts.is_empty()).then_some(codec)
+}
+
 fn kind_of(weight: &Weight) -> Kind {
     Stored::new(weight.block, weight.n_cols()).kind
 }
@@ -185,6 +240,7 @@ fn kind_of(weight: &Weight) -> Kind {
 /// Rows of a matrix on their way, or of a gate and up.
 struct Piece<'a> {
     pack: &'a Pack,
+    expert: usize,
     index: usize,
     /// The first row.
     start: usize,
@@ -196,16 +252,21 @@ impl Piece<'_> {
         &self.pack.weights[self.index + other]
     }
 
-    fn planes(&self, other: usize) -> PlaneSlices<'_> {
+    /// The matrix's rows and their planes.
+    fn rows(&self, other: usize) -> (&[u8], PlaneSlices<'_>) {
         let weight = self.weight(other);
-        weight.planes.as_slices().rows(weight.block, weight.n_cols(), self.start..self.start + self.n)
+        let part = weight.parts.get(self.expert);
+        let (data, planes) = part.map_or((&weight.data, &weight.planes), |part| (&part.data, &part.planes));
+        let (rows, bytes) = (self.start..self.start + self.n, weight.row_bytes());
+        let data = &data[rows.start * bytes..rows.end * bytes];
+        (data, planes.as_slices().rows(weight.block, weight.n_cols(), rows))
     }
 
     /// Of all that is copied, at most.
     fn bytes(&self) -> usize {
         let of = |other: usize| {
-            let planes = self.planes(other);
-            self.n * self.weight(other).row_bytes() + planes.scales.len() + planes.biases.len() + 3 * ALIGN
+            let (rows, planes) = self.rows(other);
+            rows.len() + planes.scales.len() + planes.biases.len() + 3 * ALIGN
         };
         of(0) + if self.pack.gate { of(1) } else { 0 }
     }
@@ -220,13 +281,8 @@ impl Piece<'_> {
             if bytes.is_empty() { 0 } else { address }
         };
         let mut of = |other: usize| {
-            let (weight, planes) = (self.weight(other), self.planes(other));
-            let n = weight.row_bytes();
-            [
-                put(&weight.data[self.start * n..(self.start + self.n) * n]),
-                put(planes.scales),
-                put(planes.biases),
-            ]
+            let (rows, planes) = self.rows(other);
+            [put(rows), put(planes.scales), put(planes.biases)]
         };
         let [mine, scales, biases] = of(0);
         let [up_rows, up_scales, up_biases] = if self.pack.gate { of(1) } else { [0; 3] };
@@ -251,7 +307,7 @@ impl Piece<'_> {
             biases,
             up_scales,
             up_biases,
-            packed: packs + self.pack.offset as u64,
+            packed: packs + (self.pack.offset + self.expert * self.pack.expert_bytes()) as u64,
             row_bytes: weight.row_bytes() as u64,
             n_rows: self.n as u32,
             n_cols: weight.n_cols() as u32,

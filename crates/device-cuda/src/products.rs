@@ -116,6 +116,11 @@ impl Tile {
         format!("gemm/{}_{}.cu", self.family(), codec.name)
     }
 
+    /// Rows of a tile.
+    pub fn width(self) -> usize {
+        self.width
+    }
+
     /// Its name.
     pub fn kernel(self, codec: Codec) -> String {
         format!("gemm_{}_{}_{}", self.family(), codec.name, self.width)
@@ -203,10 +208,57 @@ impl Product {
         best.1
     }
 
-    /// The kernel of a cut: its tile, and its number.
-    pub fn kernel(&self, cut: Cut) -> (Tile, u32) {
-        (Tile::all(self.products)[cut.tile], self.kernels[cut.tile])
+    /// A tile, and the number of its kernel.
+    pub fn kernel(&self, tile: usize) -> (Tile, u32) {
+        (Tile::all(self.products)[tile], self.kernels[tile])
     }
+}
+
+/// What is grouped by expert: the rows of a step, once for each expert that they chose.
+#[derive(Clone, Copy, Debug)]
+pub struct Experts {
+    /// What tiles are chosen from.
+    pub products: Products,
+    /// How many there are.
+    pub n: usize,
+    /// Of a row.
+    pub k: usize,
+    /// The only tile to choose, to test it.
+    pub only: Option<usize>,
+}
+
+impl Experts {
+    /// Rows of the input of their products, at most: those of each expert begin at a multiple of 8.
+    pub fn packed_rows(n: usize, k: usize, n_rows: usize) -> usize {
+        n_rows * k + 7 * n
+    }
+
+    /// The tile of all products of a step, of [`Tile::all`]: the cheapest for experts that are chosen by chance, of whom most have no
+    /// more than two deviations above the mean. Narrow tiles cost what unpacking the weights does.
+    pub fn tile(&self, n_rows: usize) -> usize {
+        let mean = (n_rows * self.k) as f64 / self.n.max(1) as f64;
+        let most = (mean + 2.0 * mean.sqrt()).ceil().max(1.0) as usize;
+        let cost = |tile: &Tile| {
+            let unpacking = if tile.wgmma { 96 } else { 80 };
+            most.div_ceil(tile.width) * (tile.width.max(unpacking) + 40)
+        };
+        let allowed = |index: &usize| self.only.is_none_or(|only| only == *index);
+        let tiles = Tile::all(self.products);
+        (0..tiles.len()).filter(allowed).min_by_key(|index| cost(&tiles[*index])).unwrap_or(0)
+    }
+}
+
+/// What is chosen of a command when it is launched, by the rows of the step.
+#[derive(Clone, Copy, Debug)]
+pub enum AtLaunch {
+    /// Nothing.
+    Nothing,
+    /// The tile of a product, and its parts of K.
+    Cut(Product),
+    /// The tile of a product with the matrices of experts.
+    Grouped(Product, Experts),
+    /// The rows of these tiles.
+    Width(Experts),
 }
 
 /// Matrices that are packed together.
@@ -303,6 +355,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn experts_get_tiles_that_most_of_them_fit_in() {
+        let width = |n_rows| {
+            let experts = Experts { products: Products::Wgmma, n: 128, k: 8, only: None };
+            HOPPER[experts.tile(n_rows)].width
+        };
+        // 16 pairs an expert, 32, 64 and 128 on average.
+        assert_eq!([256, 512, 1024, 2048].map(width), [32, 64, 96, 160]);
+        // An even split into several tiles, where none is wide enough.
+        assert!([192, 256].contains(&width(16_384)));
+        assert_eq!(Experts::packed_rows(128, 8, 100), 800 + 896);
     }
 
     /// As ptxas counted them for the constants `gemm_wgmma_shared_q4_256` and others.

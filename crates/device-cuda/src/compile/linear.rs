@@ -2,10 +2,13 @@
 
 use super::primitives::activation;
 use super::{Call, Draft, ONE, blocks, each, failed};
-use crate::arguments::{GemmArguments, InputArguments, LinearArguments, MatrixArguments, RowsArguments};
+use crate::arguments::{
+    ExpertTilesArguments, GemmArguments, InputArguments, LinearArguments, MatrixArguments, RowsArguments,
+};
 use crate::driver::Address;
+use crate::layout::TILES_AT;
 use crate::packs::Pack;
-use crate::products::{MOST_TILES, Product as Packed, Tile, groups};
+use crate::products::{AtLaunch, Experts, MOST_TILES, Product as Packed, Tile, groups};
 use crate::stored::{Kind, Stored};
 use device::{Activation, Result, RowCount, ValueId, WeightId};
 use device_lower::lifetimes::max_rows;
@@ -288,23 +291,10 @@ impl Draft<'_> {
     /// From packed weights, on tensor cores.
     fn packed(&mut self, p: &Product, rows: RowCount, pack: &Pack, weights: Address) -> Result<()> {
         let c = self.c;
-        let n_in = p.matrices[0].0.n_cols;
         let (x, x_scales) = (c.scratch_place(3), c.scratch_place(4));
         let (k_tiles, row_groups) = (pack.k_tiles as u32, max_rows(c.limits, rows).div_ceil(8) as u32);
         if !self.is_tiled {
-            let input = InputArguments {
-                n_rows: 0,
-                n_cols: n_in as u32,
-                x: c.value(p.x)?,
-                weight: c.vector_or_null(p.norm.and_then(|norm| norm.weight))?,
-                out: x,
-                scales: x_scales,
-                rows: 0,
-                k_tiles,
-                row_groups,
-                has_norm: u32::from(p.norm.is_some()),
-                eps: p.norm.map_or(0.0, |norm| norm.eps),
-            };
+            let input = InputArguments { k_tiles, row_groups, ..self.input(p)? };
             let call = Call::new("gemm/input.cu", rows, [each(rows), ONE, ONE], 256, &[]);
             self.push(Call { name: "rows_input", ..call }, &input);
             self.is_tiled = true;
@@ -328,9 +318,6 @@ impl Draft<'_> {
             bias2: more(2).bias,
             partials: c.scratch_place(5),
             counters: c.scratch_place(6),
-            tiles: 0,
-            n_tiles: 0,
-            expert_bytes: 0,
             k_tiles,
             row_groups,
             y_stride: of(0).n_out,
@@ -342,7 +329,37 @@ impl Draft<'_> {
             first2: if gate { 0 } else { first(2) },
             y_stride1: more(1).n_out,
             y_stride2: more(2).n_out,
+            ..Default::default()
         };
+        self.push_packed(p, rows, pack, AtLaunch::Cut, &arguments);
+        Ok(())
+    }
+
+    /// The input of packed products, but for its size.
+    fn input(&self, p: &Product) -> Result<InputArguments> {
+        let c = self.c;
+        Ok(InputArguments {
+            n_cols: p.matrices[0].0.n_cols as u32,
+            x: c.value(p.x)?,
+            weight: c.vector_or_null(p.norm.and_then(|norm| norm.weight))?,
+            out: c.scratch_place(3),
+            scales: c.scratch_place(4),
+            has_norm: u32::from(p.norm.is_some()),
+            eps: p.norm.map_or(0.0, |norm| norm.eps),
+            ..Default::default()
+        })
+    }
+
+    /// A product from packed weights, with each kernel that it may be launched with.
+    fn push_packed(
+        &mut self,
+        p: &Product,
+        rows: RowCount,
+        pack: &Pack,
+        at_launch: impl Fn(Packed) -> AtLaunch,
+        arguments: &GemmArguments,
+    ) {
+        let c = self.c;
         let mut kernels = [0; MOST_TILES];
         let tiles = Tile::all(c.profile.products);
         for (kernel, tile) in kernels.iter_mut().zip(tiles) {
@@ -355,9 +372,8 @@ impl Draft<'_> {
         let product = Packed { products, codec: pack.codec, kernels, n_out, k_tiles, only };
         let (file, name) = (tiles[0].file(pack.codec), tiles[0].kernel(pack.codec));
         let call = Call::new(&file, rows, [each(rows), ONE, ONE], tiles[0].threads(), p.writes);
-        let call = Call { name: &name, product: Some(product), weight_bytes: p.weight_bytes, ..call };
-        self.push(Call { shared: tiles[0].shared(pack.codec), ..call }, &arguments);
-        Ok(())
+        let call = Call { name: &name, at_launch: at_launch(product), weight_bytes: p.weight_bytes, ..call };
+        self.push(Call { shared: tiles[0].shared(pack.codec), ..call }, arguments);
     }
 
     fn gemm(&mut self, p: &Product, rows: RowCount, kind: Kind) -> Result<()> {
@@ -415,7 +431,71 @@ impl Draft<'_> {
         self.experts(x, None, ids, &[weight], None, out)
     }
 
-    /// Products with the matrices of each row's experts: a block has one pair of a row and an expert.
+    /// From packed stacks: rows in the order of their experts, on tensor cores.
+    fn grouped(
+        &mut self,
+        p: &Product,
+        rows: RowCount,
+        ids: ValueId,
+        pack: &Pack,
+        weights: Address,
+    ) -> Result<()> {
+        let c = self.c;
+        let (profile, k) = (c.profile, c.cols(ids));
+        let experts = Experts { products: profile.products, n: pack.n_experts, k, only: profile.only_tile };
+        let (pairs, n_tiles) = (c.scratch_place(7), c.scratch_place(8));
+        let tiles = n_tiles + TILES_AT as u64;
+        if self.grouped.replace(ids) != Some(ids) {
+            let arguments = ExpertTilesArguments {
+                n_rows: 0,
+                k: k as u32,
+                n_experts: experts.n as u32,
+                // Chosen when it is launched.
+                width: 0,
+                ids: c.value(ids)?,
+                pairs,
+                tiles,
+                n_tiles,
+            };
+            let call = Call::new("gemm/input.cu", rows, [ONE; 3], 1024, &[]);
+            let shared = 8 * experts.n as u32;
+            let at_launch = AtLaunch::Width(experts);
+            self.push(Call { name: "expert_tiles", shared, at_launch, ..call }, &arguments);
+        }
+        let n_cols = p.matrices[0].0.n_cols;
+        let k_tiles = pack.k_tiles as u32;
+        let row_groups = Experts::packed_rows(experts.n, k, max_rows(c.limits, rows)).div_ceil(8) as u32;
+        let pairs_a_row = if c.cols(p.x) == n_cols { k as u32 } else { 1 };
+        let input = InputArguments { pairs, pairs_a_row, k_tiles, row_groups, ..self.input(p)? };
+        let grid = Extent::Tiles { rows, k: k as u32, pairs: 1, n_experts: 7 * experts.n as u32 };
+        let call = Call::new("gemm/input.cu", rows, [grid, ONE, ONE], 256, &[]);
+        self.push(Call { name: "rows_input", ..call }, &input);
+        // What a projection left there is gone.
+        self.is_tiled = false;
+        let arguments = GemmArguments {
+            n_out: pack.n_out as u32,
+            weights,
+            x: input.out,
+            x_scales: input.scales,
+            y: p.out.map_or(Ok(p.matrices[0].1.out), |id| c.value(id))?,
+            tiles,
+            n_tiles,
+            pairs,
+            expert_bytes: pack.expert_bytes() as u64,
+            k_tiles,
+            row_groups,
+            y_stride: p.matrices[0].1.n_out,
+            n_splits: 1,
+            epilogue: p.tail,
+            activation: p.activation,
+            ..Default::default()
+        };
+        self.push_packed(p, rows, pack, |product| AtLaunch::Grouped(product, experts), &arguments);
+        Ok(())
+    }
+
+    /// Products with the matrices of each row's experts: of many rows in the order of the experts, of few a block has one pair of a row
+    /// and an expert.
     fn experts(
         &mut self,
         x: ValueId,
@@ -446,6 +526,11 @@ impl Draft<'_> {
             writes: &writes,
             weight_bytes: self.bytes_of(&of_stacks) / n_experts * k as u64,
         };
+        if self.class(rows) == RowClass::Many
+            && let Some((pack, weights)) = c.packs.find(c.plan, stacks, !store)
+        {
+            return self.grouped(&p, rows, ids, pack, weights);
+        }
         let n: usize = matrices.iter().map(|(_, m)| m.n_out as usize).sum();
         let columns = self.columns_of_warp(n * k, !store).max(2);
         let n_warps = n.div_ceil(columns);

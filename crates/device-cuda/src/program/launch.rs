@@ -2,14 +2,18 @@
 
 use super::CudaProgram;
 use super::inputs::{Begun, N_COPIES};
-use crate::arguments::{GemmArguments, StepLoadArguments};
+use crate::arguments::{ExpertTilesArguments, GemmArguments, StepLoadArguments};
 use crate::driver::{Event, Graph, MAX_ARGUMENT_BYTES, NAME, Start};
+use crate::products::{AtLaunch, Product, Tile};
 use device::{Error, Result, Step, Timing};
 use device_lower::table::StepSizes;
 use std::ops::Range;
 
 /// Where a product says into how many parts of K it is cut.
 const N_SPLITS: usize = std::mem::offset_of!(GemmArguments, n_splits);
+
+/// Where the tiles of experts say how many rows they have.
+const WIDTH: usize = std::mem::offset_of!(ExpertTilesArguments, width);
 
 /// Rows of a step above which it takes so long that whoever stops it should not wait for its end.
 const LONG_STEP: usize = 1024;
@@ -81,19 +85,31 @@ impl CudaProgram {
         // Every argument struct begins with it.
         let n_rows = commands.rows[index].count(begun.sizes.n_rows, begun.sizes.n_outputs) as u32;
         place[..4].copy_from_slice(&n_rows.to_le_bytes());
-        let result = match &commands.products[index] {
-            None => {
-                let function = self.functions[command.kernel as usize];
-                let shared = command.threadgroup_bytes;
-                self.context.launch(function, blocks, command.threads, shared, start, place)
-            }
-            Some(product) => {
+        let packed = |product: &Product, tile: usize, n_blocks: usize, place: &[u8]| {
+            let (tile, kernel) = product.kernel(tile);
+            let (function, grid) = (self.functions[kernel as usize], [n_blocks as u32, 1, 1]);
+            let shared = tile.shared(product.codec);
+            self.context.launch(function, grid, tile.threads(), shared, start, place)
+        };
+        let usual = |place: &[u8]| {
+            let function = self.functions[command.kernel as usize];
+            self.context.launch(function, blocks, command.threads, command.threadgroup_bytes, start, place)
+        };
+        let result = match &commands.at_launch[index] {
+            AtLaunch::Nothing => usual(place),
+            AtLaunch::Cut(product) => {
                 let cut = product.cut(n_rows as usize, self.n_processors);
-                let (tile, kernel) = product.kernel(cut);
                 place[N_SPLITS..][..4].copy_from_slice(&(cut.n_splits as u32).to_le_bytes());
-                let (function, grid) = (self.functions[kernel as usize], [cut.n_blocks as u32, 1, 1]);
-                let shared = tile.shared(product.codec);
-                self.context.launch(function, grid, tile.threads(), shared, start, place)
+                packed(product, cut.tile, cut.n_blocks, place)
+            }
+            // Any number of blocks computes every tile there is.
+            AtLaunch::Grouped(product, experts) => {
+                packed(product, experts.tile(n_rows as usize), self.n_processors, place)
+            }
+            AtLaunch::Width(experts) => {
+                let width = Tile::all(experts.products)[experts.tile(n_rows as usize)].width();
+                place[WIDTH..][..4].copy_from_slice(&(width as u32).to_le_bytes());
+                usual(place)
             }
         };
         result.map_err(|error| match error {

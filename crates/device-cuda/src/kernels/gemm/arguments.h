@@ -36,8 +36,9 @@ struct GemmArguments {
     const float *bias2;
     float *partials;  // n_splits > 1: f32 (tiles, n_splits, 128, tile width)
     uint *counters;  // n_splits > 1: (tiles) u32, zeros; zeros again afterwards
-    const uint4 *tiles;  // 0, or grouped by expert: (.x expert, .y first row of the tile in x and y, .z rows of the tile)
+    const uint4 *tiles;  // 0, or grouped by expert: (.x expert, .y first row of the tile in x, .z rows of the tile)
     const uint *n_tiles;  // grouped: how many tiles there are, on the device
+    const uint *pairs;  // grouped: the row of y of each row of x
     ulong expert_bytes;  // grouped: bytes of one expert's packed weights
     uint k_tiles;  // see above; even
     uint row_groups;  // groups of 8 rows from one k tile of x to the next
@@ -59,13 +60,27 @@ struct InputArguments {
     const float *weight;  // of the norm: (n_cols) or 0
     uchar *out;  // tiled
     float *scales;  // 0, or (n_rows): each row is divided by a power of two, which goes there
-    const uint *rows;  // 0, or for each row of `out` the row of x, NO_ROW for none
+    const uint *pairs;  // 0, or for each row of `out` `pairs_a_row` times the row of x, and less than that more; NO_ROW for none
     uint k_tiles;
     uint row_groups;
     uint has_norm;
     float eps;
+    uint pairs_a_row;
+    uint reserved;
 };
 #define NO_ROW 0xffffffffu
+
+// From the experts that rows chose to rows in the order of the experts (expert_tiles.h).
+struct ExpertTilesArguments {
+    uint n_rows;
+    uint k;  // experts of a row
+    uint n_experts;
+    uint width;  // rows of a tile, at most
+    const uint *ids;  // (n_rows, k)
+    uint *pairs;  // (n_rows * k + 7 * n_experts)
+    uint4 *tiles;  // (n_rows * k / width + n_experts)
+    uint *n_tiles;  // (1)
+};
 
 // From a file's rows to packed weights.
 struct RepackArguments {

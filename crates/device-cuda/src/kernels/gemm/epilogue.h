@@ -59,6 +59,9 @@ INLINE bool join_splits(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 til
 #define STAGING_GATE 36   // the same of 32
 #define STAGING_BYTES (32 * STAGING_STRIDE * 4)
 
+// Where a row of x has its result.
+INLINE u32 row_of_y(const GemmArguments &a, u32 row) { return a.pairs ? a.pairs[row] : row; }
+
 INLINE float scale_of(const GemmArguments &a, u32 row) { return a.x_scales ? a.x_scales[row] : 1.0f; }
 
 // EPILOGUE_GATE: 32 columns from `column` on. The activation is chosen outside the loop.
@@ -88,7 +91,7 @@ INLINE void store_gated(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 col
             const u32 token = 16 * i + (tid >> 3);
             if (token >= TOKENS || first + token >= end) continue;
             const float4 v = *(const float4 *)(staging + token * STAGING_GATE + (tid & 7) * 4);
-            float *y = a.y + (u64)(first + token) * a.y_stride + mine;
+            float *y = a.y + (u64)row_of_y(a, first + token) * a.y_stride + mine;
             if (n_here == 4 && (a.y_stride & 3) == 0) {
                 *(float4 *)y = v;
                 continue;
@@ -146,7 +149,7 @@ INLINE void store_rows(const GemmArguments &a, const GemmOutput &o, float (&sum)
             float4 v = *(const float4 *)(staging + (8 * i + (tid >> 4)) * STAGING_STRIDE + (tid & 15) * 4);
             const float s = scale_of(a, row);
             v.x = v.x * s + extra[i].x, v.y = v.y * s + extra[i].y, v.z = v.z * s + extra[i].z, v.w = v.w * s + extra[i].w;
-            float *y = o.y + (u64)row * o.stride + column;
+            float *y = o.y + (u64)row_of_y(a, row) * o.stride + column;
             if (vectors) {
                 if (add) v.x += bias.x, v.y += bias.y, v.z += bias.z, v.w += bias.w;
                 *(float4 *)y = v;

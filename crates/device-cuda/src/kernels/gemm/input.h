@@ -31,14 +31,14 @@ INLINE void write_input(const InputArguments &a) {
     // What no kernel writes may be on its way before the rows are there.
     dependency_launch();
     dependency_wait();
-    const u32 source = a.rows ? a.rows[row] : row;
-    if (source == NO_ROW) { // of a group's last 8 rows
+    const u32 pair = a.pairs ? a.pairs[row] : row;
+    if (pair == NO_ROW) { // of an expert's last 8 rows, or of none
         for (u32 chunk = threadIdx.x; chunk < n_chunks; chunk += 256)
             *(uint4 *)(a.out + tiled_chunk(chunk, row, a.row_groups)) = make_uint4(0, 0, 0, 0);
         if (a.scales && threadIdx.x == 0) a.scales[row] = 0.0f;
         return;
     }
-    const float *x = a.x + (u64)source * a.n_cols;
+    const float *x = a.x + (u64)(a.pairs ? pair / a.pairs_a_row : row) * a.n_cols;
     const bool weighted = a.has_norm && a.weight;
     float by = 1.0f;
     if (a.has_norm || a.scales) {
