@@ -154,7 +154,7 @@ static void check_experts(const FileType &t, Launch l, int m, int k_used) {
     Memory dx, di, dp((size_t)most * 4), dt((size_t)(pairs / l.width + n_experts) * 16), dn(4);
     dx.put(x), di.put(ids);
     ExpertTilesArguments ta = {(u32)m, (u32)k_used, (u32)n_experts, (u32)l.width, (u32 *)di.p, (u32 *)dp.p, (uint4 *)dt.p, (u32 *)dn.p};
-    launch(module("input").function("expert_tiles"), 1, 1, 1, 1024, 8 * n_experts, ta);
+    launch(module("input").function("expert_tiles"), 1, 1, 1, 1024, 4 * n_experts * 33, ta);
     Memory tiled((size_t)one.k_tiles * groups * 1024), y((size_t)pairs * n * 4);
     InputArguments in = {};
     in.x = (float *)dx.p, in.out = (u8 *)tiled.p, in.pairs = (u32 *)dp.p, in.pairs_a_row = k_used, in.n_rows = most, in.n_cols = k, in.k_tiles = one.k_tiles, in.row_groups = groups;

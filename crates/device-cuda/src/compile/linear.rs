@@ -31,6 +31,14 @@ const TILE: usize = 64;
 /// Warps of a block of GEMV of one row (`ONE_WARPS`, linear/gemv_one.cuh).
 const ONE_WARPS: usize = 16;
 
+/// Rows of a matrix in F32 that is small, at most; rows and columns of a tile of its product (linear/small.cuh).
+const MOST_SMALL: u32 = 4096;
+const SMALL_ROWS: u32 = 32;
+const SMALL_COLUMNS: usize = 16;
+
+/// Experts of a row, at most, where their products take one launch (linear/gemv_one.cuh).
+const ONE_EXPERTS: usize = 64;
+
 /// Bytes of shared memory of GEMV: rows in 8 bits with their scales, or in f32.
 const STAGED: u32 = 1024 * 40;
 const STAGED_FLOATS: u32 = 8192 * 4;
@@ -59,6 +67,11 @@ struct Spread {
 impl Spread {
     /// The fastest by a model of the chain of instructions; `None`: K is too long.
     fn of_one_row(n_columns: usize, n_in: usize, n_processors: usize) -> Option<Spread> {
+        Self::of_sets(&[1, 2, 4], n_columns, n_in, n_processors)
+    }
+
+    /// With one of so many columns in a set.
+    fn of_sets(sets: &[usize], n_columns: usize, n_in: usize, n_processors: usize) -> Option<Spread> {
         let groups = n_in.div_ceil(32);
         // With many weights bytes decide: twice as many blocks, with less in registers each, have more on their way.
         let is_large = n_columns * n_in >= LARGE;
@@ -66,7 +79,7 @@ impl Spread {
         let n_blocks = n_blocks.min(n_columns.div_ceil(4)).max(1);
         let (sets, all_steps) = match is_large {
             true => (&[1][..], if groups > 32 { &[2][..] } else { &[1][..] }),
-            false => (&[1, 2, 4][..], &[1, 2][..]),
+            false => (sets, &[1, 2][..]),
         };
         let mut best: Option<(usize, Spread)> = None;
         for &steps in all_steps {
@@ -229,6 +242,9 @@ impl Draft<'_> {
             return self.gemm(p, rows, kind);
         }
         let arguments = self.arguments(p)?;
+        if kind == Kind::Block(BlockType::F32) && self.small_product(&arguments, p, rows, class) {
+            return Ok(());
+        }
         let n = p.matrices.iter().map(|(_, m)| m.n_out as usize).sum();
         let spread = Spread::of_one_row(n, p.matrices[0].0.n_cols, self.c.profile.n_processors);
         match spread.filter(|_| class == RowClass::One && !kind.is_float() && !exact) {
@@ -236,6 +252,32 @@ impl Draft<'_> {
             None => self.gemv(arguments, p, rows, class, kind),
         }
         Ok(())
+    }
+
+    /// A matrix in F32 by itself, such as a router's, with one row or many; false: it takes another kernel.
+    fn small_product(
+        &mut self,
+        arguments: &LinearArguments,
+        p: &Product,
+        rows: RowCount,
+        class: RowClass,
+    ) -> bool {
+        let n_out = p.matrices[0].1.n_out;
+        let fits = p.matrices.len() == 1 && p.tail == TAIL_STORE && n_out <= MOST_SMALL;
+        if !fits || self.c.is_deterministic() {
+            return false;
+        }
+        let (name, grid, threads) = match class {
+            RowClass::One => ("small_row", [Extent::Fixed(n_out), ONE, ONE], 256),
+            RowClass::Many => {
+                let y = Extent::PerRow { rows, multiple: 1, divisor: SMALL_ROWS };
+                ("small_rows", [blocks(n_out as usize, SMALL_COLUMNS), y, ONE], 128)
+            }
+            RowClass::Two | RowClass::Four | RowClass::Eight | RowClass::Tile => return false,
+        };
+        let call = Call::new("linear/f32.cu", rows, grid, threads, p.writes);
+        self.push(Call { name, weight_bytes: p.weight_bytes, ..call }, arguments);
+        true
     }
 
     /// Of one row: a block a multiprocessor.
@@ -414,6 +456,9 @@ impl Draft<'_> {
                 self.experts(*x, norm.map(|(norm, _)| norm), *ids, &[*gate, *up], Some(*kind), *out)
             }
             Unit::ExpertDownSum { x, ids, weight, weights, parts, residual, beside: None, out } => {
+                if self.sum_of_one(*x, *ids, *weight, *weights, *residual, *out)? {
+                    return Ok(());
+                }
                 self.experts(*x, None, *ids, &[*weight], None, *parts)?;
                 self.expert_sum(*parts, *weights, *residual, *out)
             }
@@ -429,6 +474,76 @@ impl Draft<'_> {
         out: ValueId,
     ) -> Result<()> {
         self.experts(x, None, ids, &[weight], None, out)
+    }
+
+    /// Whether experts of rows go by `gemv_experts`.
+    fn are_of_one(&self, rows: RowCount, ids: ValueId, stored: Stored) -> bool {
+        let is_one = self.class(rows) == RowClass::One && !self.c.is_deterministic();
+        is_one && !stored.kind.is_float() && self.c.cols(ids) <= ONE_EXPERTS
+    }
+
+    /// The products of one row's experts with rows of their own, and the sum of these, in one launch; false: there is no kernel for
+    /// them.
+    fn sum_of_one(
+        &mut self,
+        x: ValueId,
+        ids: ValueId,
+        stack: WeightId,
+        weights: ValueId,
+        residual: Option<ValueId>,
+        out: ValueId,
+    ) -> Result<bool> {
+        let c = self.c;
+        let (rows, k) = (c.rows(x), c.cols(ids));
+        let of_stack = [MatrixOf { weight: stack, bias: None, out }];
+        let matrices = [self.matrix(&of_stack[0], true)?];
+        let (stored, MatrixArguments { n_out, .. }) = matrices[0];
+        // A group of columns is of one expert.
+        if !stored.n_cols.is_multiple_of(32) || !self.are_of_one(rows, ids, stored) {
+            return Ok(false);
+        }
+        let spread = Spread::of_sets(&[1], n_out as usize, k * stored.n_cols, c.profile.n_processors);
+        let Some(spread) = spread else { return Ok(false) };
+        let n_experts = c.plan.weight(stack).parts.len().max(1) as u64;
+        let p = Product {
+            x,
+            norm: None,
+            matrices: &matrices,
+            ids: &[stack],
+            tail: if residual.is_some() { TAIL_ADD } else { TAIL_STORE },
+            activation: 0,
+            residual,
+            out: Some(out),
+            writes: &[out],
+            weight_bytes: self.bytes_of(&of_stack) / n_experts * k as u64,
+        };
+        let arguments = LinearArguments {
+            n_in: (k * stored.n_cols) as u32,
+            k: k as u32,
+            x_per_pair: 1,
+            ids: c.value(ids)?,
+            pair_weights: c.value(weights)?,
+            ..self.arguments(&p)?
+        };
+        self.gemv_experts(arguments, &p, rows, stored.kind, spread);
+        Ok(true)
+    }
+
+    /// Of one row's experts: a block a multiprocessor.
+    fn gemv_experts(
+        &mut self,
+        mut arguments: LinearArguments,
+        p: &Product,
+        rows: RowCount,
+        kind: Kind,
+        spread: Spread,
+    ) {
+        let Spread { steps, k_parts, n_blocks, shared, .. } = spread;
+        arguments.k_parts = k_parts as u32;
+        let (file, name) = (kind.file(), format!("gemv_experts_l{steps}"));
+        let grid = [Extent::Fixed(n_blocks as u32), ONE, ONE];
+        let call = Call::new(&file, rows, grid, 32 * ONE_WARPS as u32, p.writes);
+        self.push(Call { name: &name, shared, weight_bytes: p.weight_bytes, ..call }, &arguments);
     }
 
     /// From packed stacks: rows in the order of their experts, on tensor cores.
@@ -457,8 +572,10 @@ impl Draft<'_> {
                 tiles,
                 n_tiles,
             };
-            let call = Call::new("gemm/input.cu", rows, [ONE; 3], 1024, &[]);
-            let shared = 8 * experts.n as u32;
+            // As many warps as have room for a number for each expert.
+            let n_warps = (MOST_SHARED / (4 * experts.n as u32)).saturating_sub(1).clamp(1, 32);
+            let call = Call::new("gemm/input.cu", rows, [ONE; 3], 32 * n_warps, &[]);
+            let shared = 4 * experts.n as u32 * (n_warps + 1);
             let at_launch = AtLaunch::Width(experts);
             self.push(Call { name: "expert_tiles", shared, at_launch, ..call }, &arguments);
         }
@@ -532,6 +649,14 @@ impl Draft<'_> {
             return self.grouped(&p, rows, ids, pack, weights);
         }
         let n: usize = matrices.iter().map(|(_, m)| m.n_out as usize).sum();
+        if c.cols(x) == stored.n_cols && self.are_of_one(rows, ids, stored) {
+            let spread = Spread::of_sets(&[1], n * k, stored.n_cols, c.profile.n_processors);
+            if let Some(spread) = spread {
+                let arguments = LinearArguments { k: k as u32, ids: c.value(ids)?, ..self.arguments(&p)? };
+                self.gemv_experts(arguments, &p, rows, stored.kind, spread);
+                return Ok(());
+            }
+        }
         let columns = self.columns_of_warp(n * k, !store).max(2);
         let n_warps = n.div_ceil(columns);
         let arguments = LinearArguments {

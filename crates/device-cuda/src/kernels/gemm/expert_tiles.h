@@ -7,8 +7,8 @@
 //   tiles               = (expert, first packed row, rows), `width` rows at most each, experts ascending
 //
 // Host contract
-//   parameter  ExpertTilesArguments; threads 1024, grid 1, dynamic shared memory 8 * n_experts bytes
-// The order of the pairs of an expert is the order of the pairs, so that results do not change from run to run.
+//   parameter  ExpertTilesArguments; grid 1; threads: whole warps; dynamic shared memory 4 * n_experts * (warps + 1) bytes
+// Every warp counts and places a range of the pairs, in order, so that results do not change from run to run.
 #pragma once
 #include "gemm/arguments.h"
 #include "gemm/ptx.h"
@@ -16,41 +16,55 @@
 INLINE void write_expert_tiles(const ExpertTilesArguments &a) {
     extern __shared__ u32 expert_shared[];
     __shared__ u32 end_of_all;
-    u32 *count = expert_shared, *first = expert_shared + a.n_experts;
-    const u32 n_pairs = a.n_rows * a.k;
-    for (u32 e = threadIdx.x; e < a.n_experts; e += 1024) count[e] = 0;
+    const u32 n = a.n_experts, n_warps = blockDim.x >> 5, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    u32 *first = expert_shared, *mine = first + n * (1 + warp); // by expert: its first packed row; this warp's pairs
+    const u32 n_pairs = a.n_rows * a.k, range = (n_pairs + 32 * n_warps - 1) / (32 * n_warps) * 32;
+    const u32 begin = min(n_pairs, warp * range), end = min(n_pairs, begin + range);
+    for (u32 i = threadIdx.x; i < n * (n_warps + 1); i += blockDim.x) expert_shared[i] = 0;
     __syncthreads();
     dependency_launch();
     dependency_wait();
-    for (u32 p = threadIdx.x; p < n_pairs; p += 1024) atomicAdd(count + a.ids[p], 1);
+    // Of the lanes with the same expert the first counts for all.
+    for (u32 p0 = begin; p0 < end; p0 += 32) {
+        const u32 expert = p0 + lane < end ? a.ids[p0 + lane] : n;
+        const u32 same = __match_any_sync(~0u, expert);
+        if (expert < n && (same & ((1u << lane) - 1)) == 0) mine[expert] += __popc(same);
+        __syncwarp();
+    }
+    __syncthreads();
+    // What each warp's pairs of an expert come after.
+    for (u32 e = threadIdx.x; e < n; e += blockDim.x) {
+        u32 before = 0;
+        for (u32 w = 0; w < n_warps; w++) {
+            u32 &of_warp = first[n * (1 + w) + e];
+            const u32 count = of_warp;
+            of_warp = before, before += count;
+        }
+        first[e] = before;
+    }
     __syncthreads();
     if (threadIdx.x == 0) {
         u32 at = 0, n_tiles = 0;
-        for (u32 e = 0; e < a.n_experts; e++) {
+        for (u32 e = 0; e < n; e++) {
+            const u32 count = first[e];
             first[e] = at;
-            for (u32 done = 0; done < count[e]; done += a.width)
-                a.tiles[n_tiles++] = make_uint4(e, at + done, min(a.width, count[e] - done), 0);
-            at += (count[e] + 7) / 8 * 8;
+            for (u32 done = 0; done < count; done += a.width)
+                a.tiles[n_tiles++] = make_uint4(e, at + done, min(a.width, count - done), 0);
+            const u32 next = at + (count + 7) / 8 * 8;
+            for (u32 i = at + count; i < next; i++) a.pairs[i] = NO_ROW;
+            at = next;
         }
         *a.n_tiles = n_tiles;
         end_of_all = at;
     }
     __syncthreads();
-    // A warp takes an expert and goes through the pairs in order: places by the rank among the lanes.
-    const u32 lane = threadIdx.x & 31;
-    for (u32 e = threadIdx.x >> 5; e < a.n_experts; e += 32) {
-        if (count[e] == 0) continue;
-        u32 at = first[e];
-#pragma unroll 4
-        for (u32 p0 = 0; p0 < n_pairs; p0 += 32) {
-            const u32 p = p0 + lane;
-            const bool mine = p < n_pairs && a.ids[p] == e;
-            const u32 mask = __ballot_sync(~0u, mine);
-            if (mine) a.pairs[at + __popc(mask & ((1u << lane) - 1))] = p;
-            at += __popc(mask);
-        }
-        const u32 end = (at + 7) / 8 * 8;
-        if (at + lane < end) a.pairs[at + lane] = NO_ROW;
+    for (u32 p0 = begin; p0 < end; p0 += 32) {
+        const u32 expert = p0 + lane < end ? a.ids[p0 + lane] : n;
+        const u32 same = __match_any_sync(~0u, expert), before = same & ((1u << lane) - 1);
+        if (expert < n) a.pairs[first[expert] + mine[expert] + __popc(before)] = p0 + lane;
+        __syncwarp();
+        if (expert < n && before == 0) mine[expert] += __popc(same);
+        __syncwarp();
     }
-    for (u32 i = end_of_all + threadIdx.x; i < n_pairs + 7 * a.n_experts; i += 1024) a.pairs[i] = NO_ROW;
+    for (u32 i = end_of_all + threadIdx.x; i < n_pairs + 7 * n; i += blockDim.x) a.pairs[i] = NO_ROW;
 }

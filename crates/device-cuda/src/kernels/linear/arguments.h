@@ -44,6 +44,7 @@ struct LinearArguments {
     const float *norm; // of the norm: may be null
     const float *residual;
     const uint *ids; // (rows, k)
+    const float *pair_weights; // gemv_experts with x_per_pair: (k)
     float *out; // of TAIL_ADD and TAIL_GATE
     const ushort *x_f16; // gemm: rows in halves, each divided by its scale
     const float *x_scales; // gemm

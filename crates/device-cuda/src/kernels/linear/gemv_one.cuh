@@ -1,5 +1,7 @@
 // y = x W^T for one row, as in decode; W is of an integer type. The norm of x before it, and bias, residual or gate after it, are part
-// of the kernel.
+// of the kernel. With EXPERTS the matrices are those of the row's k experts:
+//   x_per_pair 0: the columns of all pairs of the row and an expert, one pair after the other; all read the same x
+//   x_per_pair 1: K is that of all pairs, one after the other, and y their sum: each pair's x is multiplied by pair_weights
 //
 // One row is decided by latency, not by bytes: so all that does not depend on the kernel before is on its way before `await`. A block
 // a multiprocessor has neighbouring columns. A team of k_parts warps makes NR columns at a time, a set; each warp of it L * 32 groups
@@ -11,7 +13,8 @@
 // a lane's groups ascending, lanes by a butterfly, parts of K ascending: it depends on n_in and the launch, never on values.
 //
 // Host contract
-//   parameter  LinearArguments with k_parts; n_rows 1, k 0; L * 32 * k_parts groups are all of K, k_parts at most 16
+//   parameter  LinearArguments with k_parts; n_rows 1; L * 32 * k_parts groups are all of K, k_parts at most 16. With EXPERTS k is at
+//              most 64, there is no bias, and with x_per_pair a pair's part of K is whole groups; without, k is 0
 //   threads    512; grid: any number of blocks, one a multiprocessor
 //   dynamic shared memory  40 bytes for each of these groups, 4 * k_parts for each column of the block with the most
 // Bytes moved: W once; x once a block, from L2.
@@ -54,9 +57,14 @@ __device__ __forceinline__ void eight_of(const float *x, uint c, uint n, float (
     for (int i = 0; i < 8; i++) v[i] = c + i < n ? x[c + i] : 0.0f;
 }
 
-template <class T, int NR, int L> __device__ __forceinline__ void gemv_one(const LinearArguments &a) {
+// Most experts of a row.
+#define ONE_EXPERTS 64
+
+template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline__ void gemv_one(const LinearArguments &a) {
     extern __shared__ Word4 memory[];
     __shared__ float squares[ONE_WARPS];
+    __shared__ uint experts[EXPERTS ? ONE_EXPERTS : 1];
+    __shared__ float shares[EXPERTS ? ONE_EXPERTS : 1];
     announce();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const uint n_groups = (a.n_in + 31) / 32, n_staged = a.k_parts * 32 * L;
@@ -65,8 +73,8 @@ template <class T, int NR, int L> __device__ __forceinline__ void gemv_one(const
     float *sums = (float *)(scale + n_staged);   // (k_parts, columns of the block)
     // The columns of this block: whole sets, and whole pairs.
     constexpr uint SET = NR < 2 ? 2 : NR;
-    const uint n_columns =
-        a.m0.n_out + (a.n_matrices > 1 ? a.m1.n_out : 0) + (a.n_matrices > 2 ? a.m2.n_out : 0);
+    const uint n_columns = (EXPERTS && !a.x_per_pair ? a.k : 1) *
+        (a.m0.n_out + (a.n_matrices > 1 ? a.m1.n_out : 0) + (a.n_matrices > 2 ? a.m2.n_out : 0));
     const uint n_all = (n_columns + SET - 1) / SET;
     const uint first = SET * uint(ulong(n_all) * blockIdx.x / gridDim.x);
     const uint n_mine = min(n_columns, SET * uint(ulong(n_all) * (blockIdx.x + 1) / gridDim.x)) - first;
@@ -75,10 +83,42 @@ template <class T, int NR, int L> __device__ __forceinline__ void gemv_one(const
     // Warps that are in no team do nothing but x.
     uint set = warp < n_teams * a.k_parts ? warp / a.k_parts : n_sets;
     typename T::Raw raw[L][NR];
+    uint pair_group[L]; // EXPERTS, x_per_pair: the pair of a lane's group, and the group within it
+    uint pair_of[L];
+    if constexpr (EXPERTS) {
+        // Which experts is what the kernel before says; weights are there.
+        await();
+        if (threadIdx.x < a.k) {
+            experts[threadIdx.x] = a.ids[threadIdx.x];
+            if (a.x_per_pair) shares[threadIdx.x] = a.pair_weights[threadIdx.x];
+        }
+        __syncthreads();
+        const uint of_pair = a.x_per_pair ? n_groups / a.k : 1;
+#pragma unroll
+        for (int l = 0; l < L; l++) {
+            pair_of[l] = min((group + 32 * l) / of_pair, a.k - 1);
+            pair_group[l] = group + 32 * l - pair_of[l] * of_pair;
+        }
+    }
+    const auto row_at = [&](uint column, int l) {
+        if constexpr (EXPERTS) {
+            if (a.x_per_pair) return row_of(a.m0, ulong(experts[pair_of[l]]) * a.m0.n_out + column);
+            const uint each = a.tail == TAIL_GATE ? 2 * a.m0.n_out : a.m0.n_out, pair = column / each;
+            const Column c = column_of(a, column - pair * each);
+            return row_of(matrix(a, c.matrix), ulong(experts[pair]) * a.m0.n_out + c.row);
+        } else {
+            return row_of_column(a, column);
+        }
+    };
+    // Of the row, where it is that of a pair.
+    const auto group_at = [&](int l) {
+        if constexpr (EXPERTS) return a.x_per_pair ? pair_group[l] : group + 32 * l;
+        else return group + 32 * l;
+    };
     const auto fetch = [&](uint of_set, int l, int s) {
         const uint c = of_set * NR + s;
         if (of_set < n_sets && c < n_mine && group + 32 * l < n_groups) {
-            T::load(raw[l][s], row_of_column(a, first + c), group + 32 * l);
+            T::load(raw[l][s], row_at(first + c, l), group_at(l));
         }
     };
 #pragma unroll
@@ -90,7 +130,7 @@ template <class T, int NR, int L> __device__ __forceinline__ void gemv_one(const
     const bool weighted = a.has_norm && a.norm != nullptr;
     float norm[8];
     if (weighted) eight_of(a.norm, threadIdx.x * 8, a.n_in, norm);
-    await();
+    if constexpr (!EXPERTS) await();
     const float residual = a.tail == TAIL_ADD && threadIdx.x < n_mine ? a.residual[first + threadIdx.x] : 0.0f;
     float square = 0.0f;
     for (uint at = threadIdx.x; at < 4 * n_staged; at += ONE_THREADS) {
@@ -126,7 +166,10 @@ template <class T, int NR, int L> __device__ __forceinline__ void gemv_one(const
         Word2 *half = (Word2 *)(quarter < 2 ? low + g : high + g);
         half[quarter & 1] = {words[0], words[1]};
         // A NaN or infinite column makes the whole group's product NaN.
-        const float d = most < INFINITY_F ? most * (1.0f / 127.0f) : NAN_F;
+        float d = most < INFINITY_F ? most * (1.0f / 127.0f) : NAN_F;
+        if constexpr (EXPERTS) {
+            if (a.x_per_pair) d *= shares[min(g / (n_groups / a.k), a.k - 1)];
+        }
         if (quarter == 0) scale[g] = {__float_as_uint(d), (uint(sum) & 0xffff) | (uint(other) << 16)};
     }
     if (a.has_norm) {
@@ -149,11 +192,11 @@ template <class T, int NR, int L> __device__ __forceinline__ void gemv_one(const
 #pragma unroll
             for (int s = 0; s < NR; s++) {
                 if (g >= n_groups || set * NR + s >= n_mine) continue;
-                const Row row = row_of_column(a, first + set * NR + s);
+                const Row row = row_at(first + set * NR + s, l);
                 uint words[8];
 #pragma unroll
                 for (int k = 0; k < 8; k++) words[k] = raw[l][s].codes.word(k);
-                const GroupScales scales = T::scales(raw[l][s], row, g);
+                const GroupScales scales = T::scales(raw[l][s], row, group_at(l));
                 const int zero = T::zero(row);
                 fetch(next, l, s);
                 int dot0 = 0, dot1 = 0;
@@ -206,7 +249,7 @@ template <class T, int NR, int L> __device__ __forceinline__ void gemv_one(const
         return;
     }
     for (uint i = threadIdx.x; i < n_mine; i += ONE_THREADS) {
-        const Column c = column_of(a, first + i);
+        const Column c = EXPERTS ? Column{0, first + i} : column_of(a, first + i);
         const MatrixArguments &m = matrix(a, c.matrix);
         float value = sum_of(i);
         if (m.bias != nullptr) value += m.bias[c.row];

@@ -15,6 +15,12 @@
         gemv_one<T, NR, L>(a);                                                                                    \
     }
 
+#define EXPERTS_KERNEL(T, L)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(ONE_THREADS, L * sizeof(T::Raw) <= 160 ? 2 : 1)                  \
+        gemv_experts_l##L(const __grid_constant__ LinearArguments a) {                                            \
+        gemv_one<T, 1, L, true>(a);                                                                               \
+    }
+
 #define BLOCK_KERNELS(T)                                                                              \
     ONE_KERNEL(T, 1, 1)                                                                               \
     ONE_KERNEL(T, 2, 1)                                                                               \
@@ -22,6 +28,8 @@
     ONE_KERNEL(T, 1, 2)                                                                               \
     ONE_KERNEL(T, 2, 2)                                                                               \
     ONE_KERNEL(T, 4, 2)                                                                               \
+    EXPERTS_KERNEL(T, 1)                                                                              \
+    EXPERTS_KERNEL(T, 2)                                                                              \
     KERNEL(GEMV_THREADS) gemv_r1_n1(const __grid_constant__ LinearArguments a) { gemv<T, 1, 1>(a); }  \
     KERNEL(GEMV_THREADS) gemv_r1_n2(const __grid_constant__ LinearArguments a) { gemv<T, 1, 2>(a); }  \
     KERNEL(GEMV_THREADS) gemv_r1_n4(const __grid_constant__ LinearArguments a) { gemv<T, 1, 4>(a); }  \
