@@ -87,10 +87,11 @@ fn main() -> ExitCode {
         }
     };
     println!("{}; {}", device.describe(), device.kernels().origin());
-    // Side by side, where they must be compiled.
-    if let Err(error) = device
-        .kernels()
-        .prepare(&kernels::files(&device.context().facts().architecture()).map(str::to_owned).collect())
+    // Side by side, where they must be compiled; for tests that are named, each program its own.
+    let architecture = device.context().facts().architecture();
+    let files = kernels::files(&architecture);
+    if let Err(error) =
+        device.kernels().prepare(&files.filter(|_| wanted.is_empty()).map(str::to_owned).collect())
     {
         eprintln!("no tests were run: {error}");
         return ExitCode::FAILURE;
@@ -116,6 +117,14 @@ fn main() -> ExitCode {
             let started = Instant::now();
             report(&name, started, selftest::check_kind(&device, kind).map(|n| format!("{n} cases")));
         }
+    }
+    if is_wanted("persistent") && device.profile().persistent_positions > 0 {
+        let started = Instant::now();
+        let result = selftest::check_decoders(&device).map(|n| format!("{n} cases"));
+        report("decoders, one row in one launch", started, result);
+        let started = Instant::now();
+        let result = selftest::check_chains(&device).map(|n| format!("{n} steps"));
+        report("chains of steps in one launch each", started, result);
     }
     if is_wanted("promises") {
         for (name, check) in selftest::PROMISES {

@@ -30,6 +30,7 @@ mod layout;
 mod missing;
 pub mod nvrtc;
 mod packs;
+mod persistent;
 mod peaks;
 pub mod products;
 mod profile;

@@ -8,11 +8,12 @@
 mod inputs;
 mod launch;
 
-use crate::compile::{Commands, Compiler, KernelList, Places};
+use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses, Places};
 use crate::driver::{Buffer, Context, Event, Function, Module, NAME, Pinned, Pool};
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::packs::{PackPlan, Packs};
+use crate::persistent::{PersistentWeights, persistent_of};
 use crate::profile::Profile;
 use crate::weights::{WeightPlan, Weights};
 use device::{
@@ -76,10 +77,15 @@ struct Compiled {
     kept: Vec<ValueId>,
     /// Whether its tables choose tokens.
     chooses: bool,
+    /// Of steps that the persistent kernel takes.
+    persistent: Option<Commands>,
 }
 
 impl Compiled {
     fn table(&self, sizes: &StepSizes) -> &Commands {
+        if let Some(commands) = self.persistent.as_ref().filter(|_| sizes.whole) {
+            return commands;
+        }
         let tokens = RowClass::of(sizes.n_rows) as usize;
         let outputs = (RowClass::of(sizes.n_outputs) as usize).min(tokens);
         &self.tables[tokens][outputs]
@@ -99,6 +105,8 @@ pub struct CudaProgram {
     step: StepLayout,
     /// Positions from which a sequence is long.
     long: usize,
+    /// Positions of a sequence up to which the persistent kernel takes a step.
+    persistent_positions: usize,
     ahead: Ahead<Event>,
     /// Events that no step uses.
     events: Vec<Event>,
@@ -128,6 +136,9 @@ pub struct CudaProgram {
     _states: Buffer,
     _weights: Weights,
     _packs: Packs,
+    _persistent: Option<PersistentWeights>,
+    /// The phases of the plans that the persistent kernel runs.
+    _phases: Vec<Buffer>,
     /// Multiprocessors.
     n_processors: usize,
     _modules: Vec<Arc<Module>>,
@@ -173,8 +184,11 @@ impl CudaProgram {
         let heads = take("tables", words.len() * 4)?;
         context.upload(heads.start(), bytemuck::cast_slice(&words))?;
         let weights = WeightPlan::new(plans)?.load(&context)?;
-        let units = parts.iter().map(|part| (part.plan, part.units));
-        let packs = PackPlan::new(units, limits, profile).load(&context, kernels)?;
+        let units = || parts.iter().map(|part| (part.plan, part.units));
+        let packs = PackPlan::new(units(), limits, profile);
+        let (persistent, third) = persistent_of(units(), limits, profile, packs.total());
+        let packs = packs.load(&context, kernels)?;
+        let third = third.load(&context, kernels)?;
         let places = Places {
             arena: arena.start(),
             step: step_buffer.start(),
@@ -186,7 +200,8 @@ impl CudaProgram {
             pools: pools.iter().map(Pool::start).collect(),
         };
         let (mut compiled, mut list) = (Vec::with_capacity(parts.len()), KernelList::default());
-        for part in parts {
+        let mut phases = Vec::new();
+        for (index, (part, persistent)) in parts.iter().zip(&persistent).enumerate() {
             let compiler = Compiler {
                 profile,
                 plan: part.plan,
@@ -208,6 +223,20 @@ impl CudaProgram {
                     outputs.map(|outputs| compiler.table(tokens, outputs, &mut list)).collect()
                 })
                 .collect::<Result<Vec<Vec<_>>>>()?;
+            let persistent = match (persistent, &third) {
+                (Ok(persistent), Some(third)) => {
+                    let table = compiler.phases(persistent, &third.phases(index), &third.biases(index))?;
+                    let table: &[u8] = bytemuck::cast_slice(&table);
+                    let buffer = take("phases", table.len())?;
+                    context.upload(buffer.start(), table)?;
+                    let addresses =
+                        PersistentAddresses { phases: buffer.start(), exchange: third.exchange() };
+                    phases.push(buffer);
+                    let shared = profile.shared_bytes;
+                    Some(compiler.persistent_table(persistent, shared, &addresses, &mut list)?)
+                }
+                _ => None,
+            };
             let values = part.plan.values.iter().zip(&part.arena.offset).map(|(value, offset)| ValueView {
                 offset: *offset,
                 bytes: value_bytes(value, limits),
@@ -221,6 +250,7 @@ impl CudaProgram {
                 output: part.plan.output,
                 kept: part.plan.kept.clone(),
                 chooses: part.plan.primitives().any(|op| matches!(op, Op::Argmax { .. })),
+                persistent,
             });
         }
         let first = ("step_load.cu".to_owned(), "step_load".to_owned(), 0);
@@ -254,6 +284,7 @@ impl CudaProgram {
             limits: limits.clone(),
             step,
             long: profile.long,
+            persistent_positions: profile.persistent_positions,
             ahead: Ahead::new(step.n_kept(), limits.max_outputs),
             events,
             chooser: Chooser::new(n_logits),
@@ -275,6 +306,8 @@ impl CudaProgram {
             _states: states,
             _weights: weights,
             _packs: packs,
+            _persistent: third,
+            _phases: phases,
             n_processors: profile.n_processors,
             _modules: modules,
         })
@@ -605,7 +638,8 @@ impl Program for CudaProgram {
         let done = &self.ahead.done;
         let same = plan == done.plan && n_rows == done.sizes.n_rows;
         let n_outputs = if same { done.sizes.n_outputs } else { 1 };
-        let sizes = StepSizes { n_rows, n_outputs, ..StepSizes::default() };
+        let whole = same && done.sizes.whole;
+        let sizes = StepSizes { n_rows, n_outputs, whole, ..StepSizes::default() };
         let most = RowClass::of(self.limits.max_rows) as usize;
         let plan = self.plans.get(plan).filter(|_| RowClass::of(n_rows) as usize <= most);
         plan.map_or(vec![], |plan| plan.table(&sizes).table.infos().to_vec())
