@@ -50,7 +50,7 @@ struct Model {
     std::vector<Layer> layers;
     Matrix head;
     std::vector<float> final_norm, rotations, frequencies;
-    Memory d_final, d_frequencies, p_head, pool, table, phases, inputs, positions, choices, tokens, logits, trace, exchange;
+    Memory d_final, d_frequencies, p_head, pool, table, phases, inputs, places, choices, tokens, logits, trace, exchange;
     Module kernel;
     std::vector<uint> pages;
     u64 page_bytes, layer_bytes;
@@ -151,7 +151,7 @@ struct Model {
         weight_bytes += p_head.n;
         list.push_back(p);
         phases.put(list);
-        tokens.make(4 * 4096), positions.make(4 * 4096), choices.make(4096 * sizeof(Choice)), inputs.make(4ull * 256 * s.hidden), logits.make(4ull * s.n_vocab), trace.make(4ull * 256 * s.hidden), exchange.make(EXCHANGE);
+        tokens.make(4 * 4096), places.make(4 * 4096), choices.make(4096 * sizeof(Choice)), inputs.make(4ull * 256 * s.hidden), logits.make(4ull * s.n_vocab), trace.make(4ull * 256 * s.hidden), exchange.make(EXCHANGE);
     }
     int most_quads() const { return std::max({quads(s.hidden), quads(s.n_q * s.d), quads(s.ffn)}); }
 
@@ -175,7 +175,7 @@ struct Model {
         std::vector<uint> at(n);
         std::vector<Choice> how(n);
         for (int t = 0; t < n; t++) at[t] = first_position + t, how[t] = Choice(), how[t].how = CHOOSE_BEST, how[t].chosen = t + 1;
-        positions.put(at), choices.put(how);
+        places.put(at), choices.put(how);
         CHECK(cuMemsetD8Async(exchange.p, 0, EXCHANGE, gpu.stream));
         CHECK(cuMemsetD32Async(tokens.p, first_token, 1, gpu.stream));
         CUevent e0, e1;
@@ -206,7 +206,7 @@ struct Model {
                 input(tokens.get<uint>(t + 1)[t]);
                 a.x = (float *)inputs.p;
             }
-            a.position = (uint *)positions.p + t, a.choice = (Choice *)choices.p + t;
+            a.position = (uint *)places.p + t, a.choice = (Choice *)choices.p + t;
             a.trace = traced ? (float *)trace.p + (size_t)t * s.hidden : nullptr;
             void *args[] = {&a};
             CHECK(cuLaunchCooperativeKernel(f, gpu.n_sm, 1, 1, 320, 1, 1, shared, gpu.stream, args));
@@ -398,7 +398,7 @@ static void check(const Shape &s, int first_position, int n) {
             if (t == n - 1)
                 for (int i = 0; i < s.n_vocab; i++) le += (logits[i] - want[i]) * (logits[i] - want[i]), lr += want[i] * want[i];
         }
-        const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 2 || (mirrored == 1 && !k_types) ? 1.2e-2 : 4e-2;
+        const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 1 && !k_types ? 1.2e-2 : mirrored == 2 ? 2e-2 : 4e-2;
         const bool ok = err < limit && lerr < limit && near_best == n;
         if (!ok) failures++;
         printf("  %-26s from %4d, %2d tokens, %s: residual %.1e, logits %.1e, best the same %d, within 3 %% %d of %d %s\n", s.name, first_position, n,
@@ -416,50 +416,31 @@ static void time_model(const Shape &s) {
     Model m;
     m.make(s, 9000, true);
     printf("  %s: %.1f MB a token, at 4.3 TB/s %.1f us\n", s.name, m.weight_bytes / 1e6, m.weight_bytes / 4.3e6);
-    for (int stop : {1, 2, 3, 4, 5, 4 * s.n_layers, 0}) {
-        m.set = {18432, 0, 0, 1}, m.stop = stop;
+    auto median = [&](int position, int n, int times) {
         std::vector<float> v;
-        for (int i = 0; i < 7; i++) v.push_back(m.run(128, 1, 1, false, false));
+        for (int i = 0; i < times; i++) v.push_back(m.run(position, n, 1, false, false));
         std::sort(v.begin(), v.end());
-        printf("    one token from 128, first %d phases (0: all): %.1f us with the launch\n", stop, v[3]);
+        return v[times / 2];
+    };
+    for (int stop : {1, 2, 3, 4, 5, 4 * s.n_layers, 0}) {
+        m.set = {9216, 0, 0, 1}, m.stop = stop;
+        printf("    one token from 128, first %d phases (0: all): %.1f us with the launch\n", stop, median(128, 1, 7));
     }
     m.stop = 0;
-    auto one = [&](int position, int n) {
-        std::vector<float> v;
-        for (int i = 0; i < 3; i++) v.push_back(m.run(position, n, 1, false, false));
-        std::sort(v.begin(), v.end());
-        return v[1];
-    };
-    for (int slot : {8704, 9216, 18432}) for (int poll : {0, 50, 100, 200}) for (int merge : {0, 800}) for (int gates : {0, 1}) {
-        if (slot <= 9216 && s.qkv != std::string("q4_0")) continue;
-        if (merge == 0 && poll > 0) continue;
-        m.set = {slot, poll, merge, gates};
-        printf("    slot %5d poll %3d merge %4d gates %d: %7.1f us\n", slot, poll, merge, gates, m.run(128, 64, 1, false, false));
-        fflush(stdout);
+    for (int slot : {9216, 18432}) for (int poll : {0, 100}) for (int gates : {0, 1}) {
+        m.set = {slot, poll, 0, gates};
+        printf("    slot %5d poll %3d gates %d: %7.1f us\n", slot, poll, gates, median(128, 64, 3));
     }
     m.set = {9216, 0, 0, 1};
-    for (int position : {0, 128, 512, 2048, 8192}) {
-        const float us = one(position, 64);
+    for (int position : {0, 128, 512, 1024, 2048}) {
+        const float us = median(position, 64, 3);
         printf("    position %4d: %.1f us/token, %.0f tok/s, %.0f GB/s\n", position, us, 1e6 / us, m.weight_bytes / us / 1e3);
     }
     fflush(stdout);
 }
 
-int main(int argc, char **argv) {
-    gpu.open();
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    g_seed ^= (uint64_t)now.tv_nsec << 20 ^ now.tv_sec;
-    folder = argv[1];
-    if (!repacks.load(folder + "/persistent_repack.cubin")) return 1;
+static void checks() {
     const char *q4 = "q4_0", *q8 = "q8_0", *q4k = "q4_k", *q6 = "q6_k", *q41 = "q4_1";
-    if (getenv("KTYPES")) {
-        check({"K types only", 768, 8, 4, 64, 1536, 4, 999, q4k, q6, q4k, q6, q6, true, false, false, false, 0, 0, 0, 32}, 30, 8);
-        check({"Q4_K only", 768, 8, 4, 64, 1536, 4, 999, q4k, q4, q4k, q4, q8, true, false, false, false, 0, 0, 0, 32}, 30, 8);
-        check({"Q6_K only", 768, 8, 4, 64, 1536, 4, 999, q6, q6, q6, q6, q6, true, false, false, false, 0, 0, 0, 32}, 30, 8);
-        time_model({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
-        return failures;
-    }
     check({"plain q4", 320, 4, 2, 64, 448, 2, 1003, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 16}, 0, 6);
     check({"qk norm, bias, 128", 512, 6, 3, 128, 1280, 3, 2051, q8, q4, q41, q8, q4, true, true, false, false, 0, 0, 0, 64}, 45, 12);
     check({"post norm, window, cap", 768, 8, 2, 64, 1536, 4, 999, q4k, q6, q4k, q6, q6, true, false, true, true, 40, 30, 1, 32}, 700, 8);
@@ -469,10 +450,23 @@ int main(int argc, char **argv) {
     check({"q4 cap, window, pairs", 768, 8, 4, 64, 1536, 4, 999, q4, q4, q4, q4, q8, true, false, false, true, 40, 30, 1, 32}, 700, 8);
     check({"wide", 2304, 8, 2, 128, 5120, 2, 1500, q4, q4, q4, q6, q8, true, false, false, false, 0, 0, 0, 64}, 1000, 4);
     printf(failures ? "%d FAILED\n" : "all checks passed\n", failures);
-    if (argc > 2) return failures;
+}
+
+int main(int argc, char **argv) {
+    gpu.open();
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    g_seed ^= (uint64_t)now.tv_nsec << 20 ^ now.tv_sec;
+    folder = argv[1];
+    if (!repacks.load(folder + "/persistent_repack.cubin")) return 1;
+    const char *q4 = "q4_0", *q8 = "q8_0", *q4k = "q4_k", *q6 = "q6_k";
+    const std::string what = argc > 2 ? argv[2] : "";
+    if (what.empty() || what == "check") checks();
+    if (what == "check") return failures;
     time_model({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
-    if (getenv("FEW")) return failures;
+    if (what == "one") return failures;
     time_model({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+    if (what == "times") return failures;
     time_model({"1B Q8_0", 2048, 32, 8, 64, 8192, 16, 128256, q8, q8, q8, q8, q8, false, false, false, false, 0, 0, 0, 64});
     time_model({"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
     time_model({"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});

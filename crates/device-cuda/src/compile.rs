@@ -11,7 +11,7 @@ use crate::arguments::{PagesArguments, PersistentArguments};
 use crate::driver::{Address, NAME};
 use crate::layout::{Scratch, StepLayout};
 use crate::packs::Packs;
-use crate::persistent::{PhasePlaces, Persistent, THREADS};
+use crate::persistent::{Persistent, PhasePlaces, THREADS};
 use crate::products::Product as Packed;
 use crate::profile::Profile;
 use crate::weights::Weights;

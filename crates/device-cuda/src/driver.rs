@@ -243,7 +243,8 @@ impl Context {
         let has_attribute = match start {
             Start::After => false,
             Start::Early => {
-                attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+                attribute.id =
+                    sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
                 attribute.value.programmaticStreamSerializationAllowed = 1;
                 self.facts.capability >= (9, 0)
             }

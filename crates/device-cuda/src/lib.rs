@@ -30,8 +30,8 @@ mod layout;
 mod missing;
 pub mod nvrtc;
 mod packs;
-mod persistent;
 mod peaks;
+mod persistent;
 pub mod products;
 mod profile;
 mod program;
@@ -40,4 +40,4 @@ pub mod stored;
 mod weights;
 
 pub use device_impl::CudaDevice;
-pub use profile::Profile;
+pub use profile::{PERSISTENT_POSITIONS, Profile};

@@ -48,6 +48,9 @@ const MOST_SPLITS: usize = 16;
 /// Bytes of a slot of the ring (NOTES.md has others).
 const SLOT: usize = 9216;
 
+/// Cycles that a block waits between its own words and its first poll (NOTES.md).
+const POLL_DELAY: u32 = 100;
+
 /// Slots without which the ring is too short to be worth it.
 const FEWEST_SLOTS: usize = 6;
 
@@ -120,7 +123,7 @@ impl Persistent {
         profile: &Profile,
     ) -> Result<Persistent, String> {
         if profile.persistent_positions == 0 {
-            return Err("this GPU is not of Hopper's generation".to_owned());
+            return Err("the profile of this GPU does not have them".to_owned());
         }
         if limits.numerics == Numerics::Deterministic {
             return Err("--deterministic".to_owned());
@@ -140,7 +143,8 @@ impl Persistent {
         let (hidden, n_blocks) = (plan.value(dense.first).cols, profile.n_processors.min(MAX_BLOCKS));
         let products = products(plan, &dense)?;
         let chooses = dense.logits == plan.output;
-        let mine = Persistent { dense, outside: [0..before, after..units.len()], chooses, n_blocks, products };
+        let mine =
+            Persistent { dense, outside: [0..before, after..units.len()], chooses, n_blocks, products };
         mine.check(plan, hidden, limits, profile)?;
         Ok(mine)
     }
@@ -306,6 +310,7 @@ impl Persistent {
             eps: self.dense.eps,
             attention_scale: heads.scale * std::f32::consts::LOG2_E,
             softcap: heads.softcap.unwrap_or(0.0),
+            poll_delay: POLL_DELAY,
             refill_gates: 1,
             stop_phase: self.products.len() as u32,
             most_quads: self.most_quads() as u32,
@@ -330,7 +335,8 @@ pub fn persistent_of<'a>(
     let packed = PersistentPlan::new(plans().zip(&found));
     let too_much = match packed.total() as u64 {
         n if n > profile.most_persistent => {
-            Some(format!("{} MB of weights, of which steps one kernel each are as fast", n / 1_000_000))
+            let most = profile.most_persistent / 1_000_000;
+            Some(format!("{} MB of weights, expected at most {most}", n / 1_000_000))
         }
         n if n + others as u64 > profile.most_packed => {
             Some(format!("{} MB for a third copy of the weights, too much of the memory", n / 1_000_000))
@@ -363,7 +369,10 @@ fn products(plan: &Plan, dense: &Dense) -> Result<Vec<Product>, String> {
             return Err(format!("{} in {}", weight.name, weight.block));
         };
         if let Some(other) = ids.iter().map(|id| plan.weight(*id)).find(|other| other.block != weight.block) {
-            return Err(format!("{} in {} beside {} in {}", other.name, other.block, weight.name, weight.block));
+            return Err(format!(
+                "{} in {} beside {} in {}",
+                other.name, other.block, weight.name, weight.block
+            ));
         }
         Ok(Product { codec, groups, k_quads: quads(weight.n_cols()) })
     };

@@ -366,7 +366,8 @@ pub fn dense(plan: &Plan) -> Result<Dense, String> {
 impl Ops<'_> {
     /// The nodes of what is taken; what lies among them must be taken too, and nothing else may read what it writes.
     fn region(&self, first: ValueId, logits: ValueId) -> Result<Range<usize>, String> {
-        let taken = || self.ops.iter().zip(&self.taken).filter(|(_, taken)| **taken).map(|((node, _), _)| *node);
+        let taken =
+            || self.ops.iter().zip(&self.taken).filter(|(_, taken)| **taken).map(|((node, _), _)| *node);
         let (Some(start), Some(last)) = (taken().min(), taken().max()) else {
             return Err("nothing".to_owned());
         };

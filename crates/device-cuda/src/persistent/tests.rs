@@ -7,17 +7,19 @@ use device_lower::fusion::fuse;
 use device_lower::passes::lower;
 use device_testing::limits;
 
-const SMALL: Decoder = Decoder { n_heads: 6, ffn: 640, n_vocab: 300, head_norms: true, windows: true, ..Decoder::SMALL };
+const SMALL: Decoder =
+    Decoder { n_heads: 6, ffn: 640, n_vocab: 300, head_norms: true, windows: true, ..Decoder::SMALL };
 
 fn hopper() -> Profile {
-    Profile::new(&Facts {
+    let facts = Facts {
         name: "test".to_owned(),
         capability: (9, 0),
         n_processors: 132,
         driver: 13000,
         shared_bytes: 232_448,
         memory: 80 << 30,
-    })
+    };
+    Profile { persistent_positions: crate::PERSISTENT_POSITIONS, ..Profile::new(&facts) }
 }
 
 fn decoder(decoder: Decoder) -> Plan {
@@ -60,7 +62,9 @@ fn decoders_are_found_whatever_is_fused_and_the_embedding_stays_outside() {
 #[test]
 fn what_the_kernel_cannot_run_is_refused_with_a_reason() {
     assert!(refusal(Decoder { sinks: true, ..SMALL }).contains("sinks"));
-    assert!(refusal(Decoder { head_dim: 32, n_heads: 10, ..SMALL }).contains("5 query heads a KV head of 32"));
+    assert!(
+        refusal(Decoder { head_dim: 32, n_heads: 10, ..SMALL }).contains("5 query heads a KV head of 32")
+    );
     assert!(refusal(Decoder { block: BlockType::F16, ..SMALL }).contains("in F16"));
     let plan = decoder(SMALL);
     let (profile, limits) = (hopper(), f16(&plan.kv));
@@ -114,7 +118,12 @@ fn phases_follow_the_layers() {
     assert_eq!((phases[4].window, phases[4].bias, phases[4].pages, phases[4].page_bytes), (40, 2, 100, 77));
     let norm = |layer: usize| vector(mine.dense.layers[layer].norm);
     assert_eq!((phases[3].norm, phases[11].norm), (norm(1), vector(mine.dense.norm)));
-    assert!(phases[1].post_norm != 0 && phases[3].post_norm != 0 && phases[0].rotation == 1 && phases[4].rotation == 0);
+    assert!(
+        phases[1].post_norm != 0
+            && phases[3].post_norm != 0
+            && phases[0].rotation == 1
+            && phases[4].rotation == 0
+    );
     assert_eq!(phases.iter().map(|p| p.weights).collect::<Vec<_>>(), weights);
 }
 
@@ -144,7 +153,9 @@ fn names_and_sizes_are_those_of_the_header() {
     ] {
         assert_eq!(define(name), value, "{name}");
     }
-    for (block, name) in [(BlockType::Q4_0, "Q4"), (BlockType::Q4_K, "Q4M"), (BlockType::Q8_0, "Q8"), (BlockType::Q6_K, "Q6")] {
+    for (block, name) in
+        [(BlockType::Q4_0, "Q4"), (BlockType::Q4_K, "Q4M"), (BlockType::Q8_0, "Q8"), (BlockType::Q6_K, "Q6")]
+    {
         assert_eq!(Codec::of(block).unwrap().number as usize, define(&format!("PERSISTENT_CODEC_{name}")));
     }
     let shared = "#define PERSISTENT_SHARED(d, h) (5072 + 20 * (d) + 36 * (h) * (d) + 64 * (h))";
@@ -168,7 +179,9 @@ fn each_block_reads_its_own_steps_in_order() {
         let (local, pass) = (group - first, (group - first) / 8);
         (first + pass * 8) * k_quads + quad * (end - first - pass * 8).min(8) + local % 8
     };
-    for (groups, k_quads, gate) in [(40, 1, false), (160, 2, true), (38, 3, false), (5000, 1, false), (264, 2, true)] {
+    for (groups, k_quads, gate) in
+        [(40, 1, false), (160, 2, true), (38, 3, false), (5000, 1, false), (264, 2, true)]
+    {
         let n_blocks = 132;
         let together = if gate { 2 } else { 1 };
         let first_group = |b: usize| together * (b * (groups / together) / n_blocks);
@@ -185,5 +198,14 @@ fn each_block_reads_its_own_steps_in_order() {
             }
         }
         assert_eq!(step, groups * k_quads);
+    }
+}
+
+/// What `gpu_test` runs is what the kernel takes.
+#[test]
+fn every_decoder_of_the_self_test_is_taken() {
+    for decoder in crate::selftest::decoders() {
+        let found = found(&decoder.plan(1));
+        assert!(found.is_ok(), "{decoder:?}: {:?}", found.err());
     }
 }

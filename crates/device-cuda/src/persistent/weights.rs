@@ -37,6 +37,12 @@ struct Rows {
     to: usize,
 }
 
+/// Of a layer's q, k and v in the order of packed rows, and where it lies.
+struct Bias {
+    values: Vec<f32>,
+    offset: usize,
+}
+
 /// What the persistent kernel needs of some plans, each part once.
 #[derive(Default)]
 pub struct PersistentPlan {
@@ -44,8 +50,8 @@ pub struct PersistentPlan {
     of: HashMap<Vec<MatrixKey>, usize>,
     /// By plan, by phase: which pack.
     phases: Vec<Vec<usize>>,
-    /// By plan, by layer: the bias and where it lies.
-    biases: Vec<Vec<Option<(Vec<f32>, usize)>>>,
+    /// By plan, by layer.
+    biases: Vec<Vec<Option<Bias>>>,
     n_blocks: usize,
     total: usize,
 }
@@ -67,9 +73,9 @@ impl PersistentPlan {
                     phases.push(all.add(plan, persistent, at + 1, layer.output, None));
                     phases.push(all.add(plan, persistent, at + 2, layer.gate, Some(layer.up)));
                     phases.push(all.add(plan, persistent, at + 3, layer.down, None));
-                    biases.push(bias(plan, persistent, index).map(|bias| {
-                        let bytes = 4 * bias.len();
-                        (bias, all.take(bytes))
+                    biases.push(bias(plan, persistent, index).map(|values| {
+                        let offset = all.take(4 * values.len());
+                        Bias { values, offset }
                     }));
                 }
                 phases.push(all.add(plan, persistent, 4 * layers.len(), persistent.dense.head, None));
@@ -91,7 +97,14 @@ impl PersistentPlan {
         if self.total == 0 { 0 } else { self.total + EXCHANGE_BYTES }
     }
 
-    fn add_pack(&mut self, persistent: &Persistent, phase: usize, keys: &[&Weight], gate: bool, rows: Vec<Rows>) -> usize {
+    fn add_pack(
+        &mut self,
+        persistent: &Persistent,
+        phase: usize,
+        keys: &[&Weight],
+        gate: bool,
+        rows: Vec<Rows>,
+    ) -> usize {
         let key: Vec<MatrixKey> = keys.iter().map(|weight| matrix_key(weight)).collect();
         if let Some(index) = self.of.get(&key) {
             return *index;
@@ -103,7 +116,14 @@ impl PersistentPlan {
         self.packs.len() - 1
     }
 
-    fn add(&mut self, plan: &Plan, persistent: &Persistent, phase: usize, id: WeightId, up: Option<WeightId>) -> usize {
+    fn add(
+        &mut self,
+        plan: &Plan,
+        persistent: &Persistent,
+        phase: usize,
+        id: WeightId,
+        up: Option<WeightId>,
+    ) -> usize {
         let (weight, up) = (plan.weight(id), up.map(|id| plan.weight(id)));
         let keys: Vec<&Weight> = [weight].into_iter().chain(up).collect();
         let rows = Rows { weight: weight.clone(), up: up.cloned(), first: 0, n: weight.n_rows(), to: 0 };
@@ -115,7 +135,8 @@ impl PersistentPlan {
         let heads = persistent.dense.heads;
         let ids = persistent.dense.layers[phase / 4].qkv.map(|(id, _)| plan.weight(id));
         let rows = head_rows(heads.n_heads / heads.n_kv_heads, heads.n_kv_heads, heads.head_dim);
-        let rows = rows.map(|(which, first, n, to)| Rows { weight: ids[which].clone(), up: None, first, n, to });
+        let rows =
+            rows.map(|(which, first, n, to)| Rows { weight: ids[which].clone(), up: None, first, n, to });
         let rows = rows.collect();
         self.add_pack(persistent, phase, &ids, false, rows)
     }
@@ -130,8 +151,8 @@ impl PersistentPlan {
         }
         let buffer = Buffer::new(context, "weights for tokens in one launch", self.total)?;
         let exchange = Buffer::new(context, "exchange of tokens in one launch", EXCHANGE_BYTES)?;
-        for (bias, offset) in self.biases.iter().flatten().flatten() {
-            context.upload(buffer.start() + *offset as u64, bytemuck::cast_slice(bias))?;
+        for Bias { values, offset } in self.biases.iter().flatten().flatten() {
+            context.upload(buffer.start() + *offset as u64, bytemuck::cast_slice(values))?;
         }
         context.finish()?;
         let mut functions: HashMap<BlockType, Function> = HashMap::new();
@@ -193,7 +214,11 @@ impl PersistentPlan {
 }
 
 /// Rows of q, k and v (0, 1, 2) in the order in which they are packed: which matrix, its first row, how many, and where to.
-fn head_rows(of_group: usize, n_kv: usize, head_dim: usize) -> impl Iterator<Item = (usize, usize, usize, usize)> {
+fn head_rows(
+    of_group: usize,
+    n_kv: usize,
+    head_dim: usize,
+) -> impl Iterator<Item = (usize, usize, usize, usize)> {
     (0..n_kv).flat_map(move |head| {
         let to = head * (of_group + 2) * head_dim;
         let n_q = of_group * head_dim;
@@ -212,7 +237,8 @@ fn bias(plan: &Plan, persistent: &Persistent, layer: usize) -> Option<Vec<f32>> 
         return None;
     }
     let mut packed = vec![0.0; (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim];
-    for (which, first, n, to) in head_rows(heads.n_heads / heads.n_kv_heads, heads.n_kv_heads, heads.head_dim) {
+    for (which, first, n, to) in head_rows(heads.n_heads / heads.n_kv_heads, heads.n_kv_heads, heads.head_dim)
+    {
         let Some(id) = qkv[which].1 else { continue };
         let bytes = &plan.weight(id).data[4 * first..4 * (first + n)];
         for (value, word) in packed[to..to + n].iter_mut().zip(bytes.as_chunks::<4>().0) {
@@ -268,9 +294,8 @@ impl PersistentWeights {
 
     /// Where the biases of each layer lie; 0: there is none.
     pub fn biases(&self, plan: usize) -> Vec<Address> {
-        let place = |bias: &Option<(Vec<f32>, usize)>| {
-            bias.as_ref().map_or(0, |(_, offset)| self.buffer.start() + *offset as u64)
-        };
+        let place =
+            |bias: &Option<Bias>| bias.as_ref().map_or(0, |bias| self.buffer.start() + bias.offset as u64);
         self.plan.biases[plan].iter().map(place).collect()
     }
 

@@ -214,7 +214,13 @@ impl CudaProgram {
 
     /// Each command between two events of its own.
     pub(super) fn launch_timed(&self, begun: &Begun, timings: &mut Vec<Timing>) -> Result<()> {
-        let table = &self.plans[begun.plan].table(&begun.sizes).table;
+        let plan = &self.plans[begun.plan];
+        let table = &plan.table(&begun.sizes).table;
+        // As `commands` lists them.
+        let before = match begun.sizes.whole {
+            true => plan.table(&StepSizes { whole: false, ..begun.sizes }).table.commands().len(),
+            false => 0,
+        };
         let (first, from, to) =
             (self.context.event(true)?, self.context.event(true)?, self.context.event(true)?);
         if begun.sizes.n_rows > 0 {
@@ -231,7 +237,7 @@ impl CudaProgram {
             to.wait()?;
             let start = from.since(&first)?;
             let duration = if blocks.is_some() { to.since(&from)? } else { 0.0 };
-            timings.push(Timing { command, start, duration });
+            timings.push(Timing { command: before + command, start, duration });
         }
         Ok(())
     }

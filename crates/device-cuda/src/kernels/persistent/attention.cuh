@@ -11,7 +11,6 @@ template <int D, int H> struct PersistentWorker : PersistentProducts<D, H> {
     using Products::kv_head;
     using Products::lane;
     using Products::part;
-    using Products::phases;
     using Products::position;
     using Products::product;
     using Products::s;
@@ -78,6 +77,8 @@ template <int D, int H> struct PersistentWorker : PersistentProducts<D, H> {
             const int at = word_0 + 128 * warp;
             if (at < WORDS && (at < H * D || owner)) {
                 const int word = at + 4 * lane, head = word / D, column = word % D;
+                // With an odd number of heads of 64 columns the last warp has half the words: the rest are written by nobody.
+                const bool inside = WORDS % 128 == 0 || word < WORDS;
                 const u8 *from = part(EXCHANGE_QKV) + ((u64)kv_head * WORDS + word) * 4;
                 float2 turns[4];
                 float norm[4];
@@ -91,7 +92,7 @@ template <int D, int H> struct PersistentWorker : PersistentProducts<D, H> {
                 }
                 uint4 v;
                 do v = load_relaxed_4(from);
-                while (__any_sync(~0u, ((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 15));
+                while (__any_sync(~0u, inside && ((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 15));
                 float f[4] = {untag_word(v.x), untag_word(v.y), untag_word(v.z), untag_word(v.w)};
                 float squares = f[0] * f[0] + f[1] * f[1] + f[2] * f[2] + f[3] * f[3];
 #pragma unroll
@@ -111,7 +112,7 @@ template <int D, int H> struct PersistentWorker : PersistentProducts<D, H> {
                 }
                 if (is_q) {
                     *(float4 *)(s.queries + word) = make_float4(o[0], o[1], o[2], o[3]);
-                } else {
+                } else if (inside && owner) {
                     if (head > H) o[0] = f[0], o[1] = f[1], o[2] = f[2], o[3] = f[3];
                     const uint2 halves = make_uint2(pack_half2_clamped(o[0], o[1]), pack_half2_clamped(o[2], o[3]));
                     u8 *vector = (u8 *)vector_at(p, position, head == H ? kv_head : a.n_kv_heads + kv_head);
@@ -222,7 +223,7 @@ template <int D, int H> struct PersistentWorker : PersistentProducts<D, H> {
         turn();
         for (u32 i = 0; i < a.n_phases; i++) {
             if (i >= a.stop_phase) return;
-            const PersistentPhase p = phases[i]; // in registers: every barrier would make references read again
+            const PersistentPhase p = this->phase(i);
             const bool is_qkv = p.kind == PERSISTENT_QKV, is_head = p.kind == PERSISTENT_HEAD;
             if (is_qkv) epoch++;
             if (is_head && threadIdx.x == 0) *(volatile u32 *)&s.credit += p.pieces; // all of it may come as slots are free

@@ -32,6 +32,7 @@ template <int D, int H> struct PersistentBlock {
     const PersistentPhase *phases; // in shared memory
     u8 *exchange;
     u32 full, empty, slot = 0, parity = 0, block, n_blocks, pass_parity = 0, kv_head, split, turn, position;
+    float inverse_hidden;
     int warp, lane;
 
     INLINE PersistentBlock(const PersistentArguments &a, u8 *shared)
@@ -40,7 +41,7 @@ template <int D, int H> struct PersistentBlock {
         full = shared_address(s.full), empty = shared_address(s.empty);
         kv_head = block / a.n_splits, split = block % a.n_splits;
         turn = load_relaxed_1(turn_word()) & 1, exchange = a.exchange + turn * PERSISTENT_EXCHANGE;
-        position = *a.position;
+        position = *a.position, inverse_hidden = 1.0f / (float)a.hidden;
     }
     // Which exchange the launch uses; it clears the other for the next one.
     INLINE u32 *turn_word() const { return (u32 *)(a.exchange + 2 * PERSISTENT_EXCHANGE); }
@@ -66,6 +67,17 @@ template <int D, int H> struct PersistentBlock {
             table[i].credit = n;
             if (n > a.n_slots) s.gates = 0; // the ring could never be filled for it
         }
+    }
+    // An entry of the table in registers: every barrier would make references read again. Its numbers pass through a shuffle, so that
+    // the compiler knows that all lanes agree.
+    INLINE PersistentPhase phase(u32 i) const {
+        PersistentPhase p = phases[i];
+        p.kind = uniform(p.kind), p.codec = uniform(p.codec), p.own_groups = uniform(p.own_groups), p.own_first = uniform(p.own_first);
+        p.k_quads = uniform(p.k_quads), p.chunks = uniform(p.chunks), p.input = uniform(p.input);
+        return p;
+    }
+    INLINE u32 uniform(u32 x) const {
+        return __shfl_sync(~0u, x, 0);
     }
     INLINE void next_slot() {
         if (++slot == a.n_slots) slot = 0, parity ^= 1;

@@ -15,7 +15,6 @@ template <int D, int H> struct PersistentEpilogue : PersistentBlock<D, H> {
     using Block::n_blocks;
     using Block::part;
     using Block::pass_parity;
-    using Block::phases;
     using Block::position;
     using Block::published;
     using Block::s;
@@ -32,7 +31,7 @@ template <int D, int H> struct PersistentEpilogue : PersistentBlock<D, H> {
         float sum = 0;
 #pragma unroll
         for (int w = 0; w < 8; w++) sum += s.squares[phase_parity][w];
-        return rsqrtf(sum / (float)a.hidden + a.eps);
+        return rsqrtf(sum * this->inverse_hidden + a.eps);
     }
     // The block's rows of the residual as chunks of residual * norm, with their squares.
     INLINE void publish_residual(const float (&norm)[2], u32 g0, u32 n, u32 to, u32 tag) {
@@ -124,7 +123,7 @@ template <int D, int H> struct PersistentEpilogue : PersistentBlock<D, H> {
                 }
             }
         } while (!__all_sync(~0u, all));
-        return rsqrtf(sum_of_32(v[0] + v[1] + v[2] + v[3] + v[4]) / (float)a.hidden + a.eps);
+        return rsqrtf(sum_of_32(v[0] + v[1] + v[2] + v[3] + v[4]) * this->inverse_hidden + a.eps);
     }
 
     INLINE void finish() {
@@ -142,7 +141,7 @@ template <int D, int H> struct PersistentEpilogue : PersistentBlock<D, H> {
         published();
         for (u32 i = 0; i < a.n_phases; i++) {
             if (i >= a.stop_phase) return;
-            const PersistentPhase p = phases[i]; // in registers: every barrier would make references read again
+            const PersistentPhase p = this->phase(i);
             const u32 g0 = p.own_first, n_groups = p.own_groups;
             const u32 n_passes = n_groups == 0 ? 1 : (n_groups + PERSISTENT_PASS - 1) / PERSISTENT_PASS;
             if (p.kind == PERSISTENT_QKV) epoch++;

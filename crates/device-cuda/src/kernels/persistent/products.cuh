@@ -138,7 +138,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             }
         }
         wait_published();
-        const float squares = poll_input(from, p.chunks, k_quads, tag);
+        keep_squares(p, poll_input(from, p.chunks, k_quads, tag), phase_parity);
         float sum[N];
 #pragma unroll
         for (int i = 0; i < N; i++) sum[i] = 0;
@@ -161,7 +161,6 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             sum[i] += __shfl_xor_sync(~0u, sum[i], 16);
             if ((lane >> 3) == (i & 3)) out[i * 8 + (lane & 7)] = sum[i];
         }
-        keep_squares(p, squares, phase_parity);
         barrier_arrive(2 + pass_parity, 288);
         pass_parity ^= 1;
     }
@@ -187,8 +186,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         if (p.codec == PERSISTENT_CODEC_Q4 && try_preloaded<PERSISTENT_CODEC_Q4>(p, from, tag, phase_parity)) return;
         wait_published();
         const u32 n_groups = p.own_groups;
-        const float squares = poll_input(from, p.chunks, p.k_quads, tag);
-        keep_squares(p, squares, phase_parity);
+        keep_squares(p, poll_input(from, p.chunks, p.k_quads, tag), phase_parity);
         if (p.codec == PERSISTENT_CODEC_Q4) multiply<PERSISTENT_CODEC_Q4>(p, n_groups);
         else if (p.codec == PERSISTENT_CODEC_Q4M) multiply<PERSISTENT_CODEC_Q4M>(p, n_groups);
         else if (p.codec == PERSISTENT_CODEC_Q8) multiply<PERSISTENT_CODEC_Q8>(p, n_groups);
