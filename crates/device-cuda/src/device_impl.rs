@@ -152,7 +152,8 @@ impl Device for CudaDevice {
                 memory.items.push(Item { what, bytes, residence: Residence::Committed });
             }
         }
-        for reason in persistent.into_iter().filter_map(|found| found.err()) {
+        let reasons = persistent.into_iter().filter_map(|found| found.err());
+        for reason in reasons.filter(|_| self.profile.persistent_positions > 0) {
             let note = format!("no tokens in one launch: {reason}");
             if !memory.notes.contains(&note) {
                 memory.notes.push(note);
