@@ -342,3 +342,51 @@ impl Packs {
 unsafe impl Send for PackPlan {}
 // SAFETY: as above; nothing is changed after it is made.
 unsafe impl Sync for PackPlan {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Facts;
+    use device_lower::fusion::fuse;
+    use device_lower::passes::lower;
+    use device_testing::{PlanBuilder, limits};
+
+    /// Every row of every expert once, within its expert's tiles; without them where they take too much.
+    #[test]
+    fn experts_are_packed_one_after_the_other() {
+        let (n_experts, n_in, n_out) = (5, 64, 96);
+        let mut b = PlanBuilder::new(1, 8);
+        let x = b.embed(n_in);
+        let router = b.linear(x, n_experts, BlockType::F32, false);
+        let (ids, _) = b.route(router, 2, true, 1.0, false);
+        let y = b.expert_linear((x, false), ids, (n_experts, n_out), BlockType::Q4_0);
+        let dense = b.linear(y, 40, BlockType::Q4_0, false);
+        let facts = Facts {
+            name: "test".to_owned(),
+            capability: (9, 0),
+            n_processors: 132,
+            driver: 13000,
+            shared_bytes: 232_448,
+            memory: 80 << 30,
+        };
+        let profile = Profile::new(&facts);
+        let plan = fuse(&b.finish(dense), profile.rules);
+        let (units, limits) = (lower(&plan, profile.passes), limits(&plan.kv));
+        let packs = |profile: &Profile| PackPlan::new([(&plan, &units[..])].into_iter(), &limits, profile);
+        let all = packs(&profile);
+        let stack = all.packs.iter().find(|pack| pack.n_experts > 1).unwrap();
+        assert_eq!((stack.n_experts, stack.n_out, stack.k_tiles), (n_experts, n_out, 2));
+        // Two tiles of 64 rows, of which the second is half empty.
+        assert_eq!(stack.expert_bytes(), 2 * 2 * 2304);
+        let pieces: Vec<_> = all.pieces().into_iter().filter(|piece| piece.pack.n_experts > 1).collect();
+        let rows: Vec<_> = pieces.iter().map(|piece| (piece.expert, piece.start, piece.n)).collect();
+        assert_eq!(rows, (0..n_experts).map(|expert| (expert, 0, n_out)).collect::<Vec<_>>());
+        for (expert, piece) in pieces.iter().enumerate() {
+            assert_eq!(piece.rows(0).0, &piece.weight(0).parts[expert].data[..]);
+        }
+        let of_dense = all.total() - (n_experts * stack.expert_bytes()).next_multiple_of(ALIGN);
+        let small = packs(&Profile { most_packed: of_dense as u64, ..profile.clone() });
+        assert_eq!((small.total(), small.packs.len()), (of_dense, all.packs.len() - 1));
+        assert_eq!(packs(&Profile { most_packed: of_dense as u64 - 1, ..profile }).total(), 0);
+    }
+}
