@@ -209,3 +209,11 @@ fn every_decoder_of_the_self_test_is_taken() {
         assert!(found.is_ok(), "{decoder:?}: {:?}", found.err());
     }
 }
+
+/// Whatever a plan is.
+#[test]
+fn every_plan_is_found_or_refused() {
+    for plan in device_testing::check_op_cases().iter().flat_map(|case| &case.plans) {
+        let _ = found(plan);
+    }
+}
