@@ -124,7 +124,7 @@ class Watch(threading.Thread):
                     "at": time.monotonic(), "rss": resident(self.pid), "tokens": number(self.tokens),
                     "budget": number("ingle_memory_budget_bytes"), "held": number("ingle_memory_held_bytes"),
                     "reserve": number("ingle_memory_reserve_bytes"), "booked": number("ingle_memory_booked_bytes"),
-                    "parked": number("ingle_requests_parked"),
+                    "floor": number("ingle_memory_floor_bytes"), "parked": number("ingle_requests_parked"),
                 })
             except (OSError, ValueError):
                 pass
@@ -229,14 +229,21 @@ def scenario(name, options, sizes):
             if watch.rate(given + tenth / 10, given + tenth / 10 + 2) >= 0.9 * rate_before:
                 back = tenth / 10
                 break
-        # The longest time in which more was held than allowed.
-        longest, since = 0.0, None
-        for sample in during:
-            since = (since or sample["at"]) if sample["held"] > sample["budget"] else None
-            longest = max(longest, sample["at"] - since if since else 0.0)
+
+        def longest_above(most):
+            """The longest time in which more was held than `most` of a sample."""
+            longest, since = 0.0, None
+            for sample in during:
+                since = (since or sample["at"]) if sample["held"] > most(sample) else None
+                longest = max(longest, sample["at"] - since if since else 0.0)
+            return longest
+
         rows.append({
             "share": share, "seconds": seconds, "hog": wanted, "taken": is_taken, "rss_before": before["rss"],
-            "rss_least": min((s["rss"] for s in during), default=0), "over_budget": longest,
+            "rss_least": min((s["rss"] for s in during), default=0), "over_budget": longest_above(lambda s: s["budget"]),
+            # What the oldest sequence was promised is kept, whatever the budget.
+            "beyond_floor": longest_above(lambda s: max(s["budget"], s["floor"])),
+            "least_budget": min((s["budget"] for s in during), default=0), "floor": max((s["floor"] for s in during), default=0),
             "rate_before": rate_before, "rate_during": rate_during, "back": back,
             "parked": max((s["parked"] for s in during), default=0),
         })
@@ -260,12 +267,13 @@ def scenario(name, options, sizes):
 
 def show(name, result):
     print(f"\n{name}\n")
-    print("| hog takes | in s | hog MiB | resident before | least | over budget, ms | tok/s before | during | parked | 90 % after, s |")
-    print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
+    print("| hog takes | in s | hog MiB | resident before | least | least budget | floor | over budget, ms | of it beyond the floor | tok/s before | during | parked | 90 % after, s |")
+    print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     for r in result["rows"]:
         back = "-" if r["back"] is None else f"{r['back']:.1f}"
         print(f"| {r['share']} % | {r['seconds']:g} | {r['hog'] / MIB:.0f} | {r['rss_before'] / MIB:.0f} | {r['rss_least'] / MIB:.0f} "
-              f"| {1000 * r['over_budget']:.0f} | {r['rate_before']:.0f} | {r['rate_during']:.0f} | {r['parked']:.0f} | {back} |")
+              f"| {r['least_budget'] / MIB:.0f} | {r['floor'] / MIB:.0f} | {1000 * r['over_budget']:.0f} "
+              f"| {1000 * r['beyond_floor']:.0f} | {r['rate_before']:.0f} | {r['rate_during']:.0f} | {r['parked']:.0f} | {back} |")
     print(f"\nOOM kills {result['kills']}, server alive {result['alive']}, swap {result['swap'] / MIB:.0f} MiB more")
     print(f"load: {json.dumps(result['bench'])[:1500]}")
 

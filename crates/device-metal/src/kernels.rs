@@ -91,6 +91,7 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "sampling/arguments.h",
     "sampling/rank.h",
     "scan.h",
+    "scan_chunks.h",
     "step.h",
 ];
 

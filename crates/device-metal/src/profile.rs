@@ -62,6 +62,9 @@ pub struct Profile {
     pub in_flight: usize,
     /// Rows of a tile where there are more than 32: 32 or 64.
     pub tile_rows: u32,
+    /// Rows of a span from which on recurrent layers take 16 positions at a time, as matrix products, and not one
+    /// by one (`kernels/scan_chunks.h`).
+    pub scan_rows: usize,
     /// Whether matrices are multiplied by the tensor units that Metal 4 opens: written, but never
     /// executed by anybody.
     pub tensor: bool,
@@ -117,6 +120,9 @@ impl Profile {
             split_threadgroups: 2 * cores,
             // 64 neighbouring bytes of a key in F16, where 4 lanes read 32.
             key_lanes: 8,
+            // A chunk costs the same however full it is: as many multiply-adds as 16 positions one by one, and the bytes of
+            // five (docs/metal.md).
+            scan_rows: 12,
             // Nobody has run them yet.
             tensor: false,
         }
@@ -133,7 +139,7 @@ impl Profile {
     }
 
     /// The fields that are numbers.
-    fn numbers(&self) -> [(&'static str, usize); 12] {
+    fn numbers(&self) -> [(&'static str, usize); 13] {
         [
             ("gemv_simdgroups", self.gemv_simdgroups as usize),
             ("gemv_threadgroup", self.gemv_threadgroup as usize),
@@ -147,6 +153,7 @@ impl Profile {
             ("key_lanes", self.key_lanes as usize),
             ("in_flight", self.in_flight),
             ("tile_rows", self.tile_rows as usize),
+            ("scan_rows", self.scan_rows),
         ]
     }
 
@@ -193,6 +200,7 @@ impl Profile {
                 "argmax_threads" if n.is_multiple_of(32) => profile.argmax_threads = n as u32,
                 "split_positions" => profile.split_positions = n,
                 "split_threadgroups" => profile.split_threadgroups = n,
+                "scan_rows" => profile.scan_rows = n,
                 "in_flight" => profile.in_flight = n,
                 "key_lanes" if n.is_power_of_two() => profile.key_lanes = n as u32,
                 "product_rows" if n.is_power_of_two() => profile.product_rows = n as u32,
@@ -245,7 +253,7 @@ impl Profile {
 }
 
 /// What the kernels can do with each field.
-const RANGES: [(&str, std::ops::RangeInclusive<usize>); 12] = [
+const RANGES: [(&str, std::ops::RangeInclusive<usize>); 13] = [
     ("gemv_simdgroups", 1..=65_536),
     ("gemv_threadgroup", 1..=16),
     ("product_rows", 2..=8),
@@ -258,6 +266,7 @@ const RANGES: [(&str, std::ops::RangeInclusive<usize>); 12] = [
     ("key_lanes", 4..=16),
     ("in_flight", 1..=16),
     ("tile_rows", 32..=64),
+    ("scan_rows", 1..=usize::MAX),
 ];
 
 /// The rules of a list of names in brackets.

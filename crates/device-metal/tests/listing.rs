@@ -105,6 +105,7 @@ const METAL_ONLY: &[&str] = &[
     "reduce",
     "rotate",
     "scan",
+    "scan_chunks",
     "step",
     "linear/arguments",
     "linear/block",

@@ -64,9 +64,27 @@ fn embeddings_norms_and_elements() {
     check(1, |case| {
         !matches!(
             case.kind,
-            Linear | ExpertLinear | Fused | Attention | SelfAttention | CrossAttention | CrossScores
+            Linear
+                | ExpertLinear
+                | Fused
+                | Attention
+                | SelfAttention
+                | CrossAttention
+                | CrossScores
+                | GatedDelta
+                | SelectiveScan
         )
     });
+}
+
+/// Spans of a row, of less than a chunk and of several, which begin and go on. No operand is a half here.
+#[test]
+fn recurrences() {
+    let is_scan = |case: &Case| matches!(case.kind, OpKind::GatedDelta | OpKind::SelectiveScan);
+    let cases: Vec<Case> = check_op_cases().into_iter().filter(is_scan).collect();
+    if let Err(failures) = check_cases(&device(), cases, |case| case.tolerance) {
+        panic!("{failures}");
+    }
 }
 
 /// Sequences that are split over threadgroups from a few positions on: single rows, whose projection joins the parts, and several.

@@ -315,7 +315,48 @@ fn quantised(name: &str, block: BlockType) -> Arc<Model> {
     Arc::new(Model::from_checkpoint(&fixture(name), checkpoint, Some(tokenizer())).unwrap())
 }
 
-/// Parking and resuming computes positions again, in other chunks and beside other sequences.
+/// Four requests where memory is short give the tokens, and where asked for the bits of log-probabilities, that they give
+/// alone. Parking and resuming computes positions again, in other chunks and beside other sequences.
+fn parked_sequences_answer_as_undisturbed(
+    name: &str,
+    model: &Arc<Model>,
+    device: &Arc<dyn Device>,
+    numerics: Numerics,
+    request: impl Fn(u32) -> Request,
+) {
+    let load = |n, budget| LoadOptions { numerics, kv_budget: budget, ..options(96, 24, n) };
+    let mut alone = Engine::new(model.clone(), device, &load(1, None)).unwrap();
+    let budget = one_sequence(&Engine::new(model.clone(), device, &load(4, None)).unwrap()) * 3 / 2;
+    let mut short = Engine::new(model.clone(), device, &load(4, Some(budget))).unwrap();
+    let ids: Vec<_> = (0..4).map(|seed| short.add(request(seed)).unwrap()).collect();
+    let mut found = std::collections::HashMap::<SequenceId, Vec<(u32, Option<u32>)>>::new();
+    while short
+        .step(&mut |event| {
+            if let Event::Token { sequence, id, logprob, .. } = event {
+                found.entry(sequence).or_default().push((id, logprob.map(f32::to_bits)));
+            }
+        })
+        .unwrap()
+    {}
+    assert!(short.n_parked() > 0, "{name} on {}: there was a shortage", device.name());
+    for (seed, id) in ids.iter().enumerate() {
+        let expected = alone.complete(Request { reuse: false, ..request(seed as u32) }).unwrap();
+        let mut bits = expected.logprobs.iter().map(|logprob| logprob.to_bits());
+        let expected: Vec<_> = expected.tokens.iter().map(|token| (*token, bits.next())).collect();
+        assert_eq!(found[id], expected, "{name} on {}, sequence {seed}", device.name());
+    }
+}
+
+/// One of those requests.
+fn request_of(seed: u32, logprobs: bool) -> Request {
+    Request {
+        sampling: SamplingParams { logprobs, ..sampled(u64::from(seed), 16) },
+        max_tokens: Some(40),
+        ignore_end: true,
+        ..Request::new((0..45).map(|i| (i * 37 + seed * 11) % 150).collect())
+    }
+}
+
 #[test]
 fn on_the_cpu_not_a_bit_of_an_answer_changes() {
     let cases = [
@@ -334,32 +375,22 @@ fn on_the_cpu_not_a_bit_of_an_answer_changes() {
         let device: Arc<dyn Device> = Arc::new(
             device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(2), isa: None }).unwrap(),
         );
-        let load = |n, budget| LoadOptions { numerics, kv_budget: budget, ..options(96, 24, n) };
-        let mut alone = Engine::new(model.clone(), &device, &load(1, None)).unwrap();
-        let budget = one_sequence(&Engine::new(model.clone(), &device, &load(4, None)).unwrap()) * 3 / 2;
-        let mut short = Engine::new(model, &device, &load(4, Some(budget))).unwrap();
-        let request = |seed: u32| Request {
-            sampling: SamplingParams { logprobs: true, ..sampled(u64::from(seed), 16) },
-            max_tokens: Some(40),
-            ignore_end: true,
-            ..Request::new((0..45).map(|i| (i * 37 + seed * 11) % 150).collect())
-        };
-        let ids: Vec<_> = (0..4).map(|seed| short.add(request(seed)).unwrap()).collect();
-        let mut found = std::collections::HashMap::<SequenceId, Vec<(u32, u32)>>::new();
-        while short
-            .step(&mut |event| {
-                if let Event::Token { sequence, id, logprob, .. } = event {
-                    found.entry(sequence).or_default().push((id, logprob.unwrap().to_bits()));
-                }
-            })
-            .unwrap()
-        {}
-        assert!(short.n_parked() > 0, "{name}: there was a shortage");
-        for (seed, id) in ids.iter().enumerate() {
-            let expected = alone.complete(Request { reuse: false, ..request(seed as u32) }).unwrap();
-            let bits = expected.logprobs.iter().map(|logprob| logprob.to_bits());
-            let expected: Vec<_> = expected.tokens.iter().copied().zip(bits).collect();
-            assert_eq!(found[id], expected, "{name}, sequence {seed}");
-        }
+        parked_sequences_answer_as_undisturbed(name, &model, &device, numerics, |seed| {
+            request_of(seed, true)
+        });
+    }
+}
+
+/// The same on Metal, emulated: tokens that the CPU chooses from logits, and tokens that the GPU chooses, with steps in flight
+/// when a sequence is parked.
+#[test]
+fn on_metal_not_a_bit_of_an_answer_changes() {
+    let Some(device) = emulated_metal() else { return };
+    for (name, block) in
+        [("llama", Some(BlockType::Q8_0)), ("gemma3", None), ("lfm2", None), ("qwen3_5", None)]
+    {
+        let model = block.map_or_else(|| model_with_text(name), |block| quantised(name, block));
+        let request = |seed| request_of(seed, seed < 2);
+        parked_sequences_answer_as_undisturbed(name, &model, &device, Numerics::Deterministic, request);
     }
 }

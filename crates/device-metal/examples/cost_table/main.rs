@@ -2,6 +2,7 @@
 //! possible, bytes of threadgroup memory, instructions of SIMD-groups; and from it a PREDICTION of tokens a second on an M4 Pro.
 //!
 //!     cargo run --release -p ingle-device-metal --example cost_table [prefill] [kernels] [model ...] [position]
+//!     cargo run --release -p ingle-device-metal --example cost_table scans
 //!
 //! Nothing here was timed on Apple hardware. A model is run with a layer of each kind, and with one more of each; what that one
 //! adds is what each of its kind costs, and is multiplied. Weights are noise, in the shapes and the types of the models. With `kernels` it is
@@ -17,6 +18,8 @@ mod count;
 mod plan;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod print;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod scans;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod shapes;
 

@@ -15,6 +15,9 @@ pub fn tables() {
         arguments.retain(|argument| argument != word);
         arguments.len() < before
     };
+    if taken("scans") {
+        return crate::scans::scans();
+    }
     let (prefill, kernels) = (taken("prefill"), taken("kernels"));
     let position = arguments.iter().find_map(|argument| argument.parse().ok()).unwrap_or(POSITION);
     arguments.retain(|argument| argument.parse::<usize>().is_err());

@@ -16,6 +16,9 @@ const STATE_ROWS: [usize; 3] = [64, 128, 256];
 /// SIMD-groups of a threadgroup that scans.
 const SCAN_SIMDGROUPS: usize = 4;
 
+/// The same of one that scans in chunks, at most (`scan_chunks.h`): what its columns share is made once for all.
+const CHUNK_SIMDGROUPS: usize = 8;
+
 /// Columns of a head's state that a SIMD-group has (`scan.h`).
 const SCAN_COLUMNS: usize = 8;
 
@@ -32,6 +35,8 @@ struct Scan {
     scale: f32,
     state: StateId,
     out: ValueId,
+    /// Whether each row of the state has a step.
+    per_row: bool,
 }
 
 impl<G: Gpu> Draft<'_, G> {
@@ -84,6 +89,7 @@ impl<G: Gpu> Draft<'_, G> {
     pub(super) fn recurrence(&mut self, op: &Op) -> Result<()> {
         match op {
             Op::GatedDelta { q, k, v, step, beta, rate, n_key_heads, n_heads, tiled, scale, state, out } => {
+                let per_row = self.compiler.cols(*step) != *n_heads;
                 let scan = Scan {
                     name: "gated_delta",
                     x: *v,
@@ -96,8 +102,8 @@ impl<G: Gpu> Draft<'_, G> {
                     scale: *scale,
                     state: *state,
                     out: *out,
+                    per_row,
                 };
-                let per_row = self.compiler.cols(*step) != *n_heads;
                 let call = self
                     .scan("gated_delta.metal", &scan)?
                     .bool(constant::STEP_PER_ROW, per_row)
@@ -118,6 +124,7 @@ impl<G: Gpu> Draft<'_, G> {
                     scale: 1.0,
                     state: *state,
                     out: *out,
+                    per_row: false,
                 };
                 let call = self
                     .scan("selective_scan.metal", &scan)?
@@ -127,6 +134,13 @@ impl<G: Gpu> Draft<'_, G> {
             }
             op => Err(self.not_lowered(op)),
         }
+    }
+
+    /// Whether a scan has spans that it takes in chunks, whose sums have another order than those of single rows.
+    fn is_chunked(&self, scan: &Scan) -> bool {
+        let c = self.compiler;
+        let most = self.class(scan.x).most().unwrap_or(c.limits.max_rows);
+        most >= c.profile.scan_rows && !scan.per_row && !c.is_deterministic()
     }
 
     /// A scan, but for what only one of them has.
@@ -144,10 +158,15 @@ impl<G: Gpu> Draft<'_, G> {
             cols: cols as u32,
             state_stride: self.state_stride(),
             scale: scan.scale,
+            least_chunk: c.profile.scan_rows.min(u32::MAX as usize) as u32,
             ..Default::default()
         };
-        let kernel = Kernel { file, function: format!("{}_{most}", scan.name) };
-        let simdgroups = cols.div_ceil(SCAN_COLUMNS).min(SCAN_SIMDGROUPS);
+        let (schedule, simdgroups) = match self.is_chunked(scan) {
+            true => ("_chunks", CHUNK_SIMDGROUPS),
+            false => ("", SCAN_SIMDGROUPS),
+        };
+        let kernel = Kernel { file, function: format!("{}{schedule}_{most}", scan.name) };
+        let simdgroups = cols.div_ceil(SCAN_COLUMNS).min(simdgroups);
         let groups = Extent::Fixed(cols.div_ceil(SCAN_COLUMNS * simdgroups) as u32);
         let call = Call::new(kernel, &args)
             .bind(1, c.step_place(0))

@@ -139,8 +139,8 @@ struct ScanArguments {
     uint cols;         // and of a value
     uint state_stride; // numbers from one state to the next
     float scale;       // gated_delta: factor on the output
-    uint reserved0;
-    uint reserved1;
+    uint least_chunk;  // rows of a span from which on it goes in chunks, see scan_chunks.h
+    uint reserved;
 };
 
 // peaks.

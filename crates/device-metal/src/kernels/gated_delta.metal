@@ -1,60 +1,55 @@
-// gated_delta_<rows>: the gated delta rule. At each position S = diag(exp(rate * step)) S; S += k (beta (v - S^T k))^T;
-// out = scale * S^T q. Contract: scan.h; x is v.
+// gated_delta_<rows>, gated_delta_chunks_<rows>: the gated delta rule. At each position S = diag(exp(rate * step)) S;
+// S += k (beta (v - S^T k))^T; out = scale * S^T q. Contract: scan.h; x is v.
 //
-// Further buffers: 10 beta (n, n_heads). Constants: FC_STEP_PER_ROW, FC_TILED (head h has the keys of h % n_shared, otherwise of
-// h / (n_heads / n_shared)).
+// Further buffers: 10 beta (n, n_heads). Constants: FC_STEP_PER_ROW (not of chunks), FC_TILED (head h has the keys of
+// h % n_shared, otherwise of h / (n_heads / n_shared)).
 // Moves S twice for a span; k, q, v, step, beta and out once for a position and a column of threadgroups.
+//
+// With FC_STEP_PER_ROW, A[t][s] of scan_chunks.h is the sum over i of q[t][i] k[s][i] exp(L[t][i] - L[s][i]), which is not a
+// product of matrices: exp(L[t][i]) exp(-L[s][i]) leaves the range of f32 as soon as a row decays by e^-88 in a chunk. Between
+// two blocks of eight positions a factor to each side of the boundary would do, but within the blocks there are 36 pairs, so
+// that 16 positions of 128 rows take 9,216 exponentials beside 4,096 of the factors, where one by one they take 2,048. Such
+// heads are gone through one by one.
 #include <metal_stdlib>
 using namespace metal;
 #include "instantiate.h"
 #include "scan.h"
+#include "scan_chunks.h"
 
 constant bool STEP_PER_ROW [[function_constant(FC_STEP_PER_ROW)]];
 constant bool TILED [[function_constant(FC_TILED)]];
 
-// N: vectors of four rows that a lane has.
+static inline uint shared_of(constant ScanArguments &args, uint head) {
+    return TILED ? head % args.n_shared : head / (args.n_heads / args.n_shared);
+}
+
+// A span, position by position. N: vectors of four rows that a lane has.
 template<ushort N>
-kernel void gated_delta(constant ScanArguments &args [[buffer(0)]],
-                        device const Step *step [[buffer(1)]],
-                        device const Span *spans [[buffer(2)]],
-                        device const float *v [[buffer(3)]],
-                        device const float *k [[buffer(4)]],
-                        device const float *q [[buffer(5)]],
-                        device const float *steps [[buffer(6)]],
-                        device const float *rates [[buffer(7)]],
-                        device float *states [[buffer(8)]],
-                        device float *out [[buffer(9)]],
-                        device const float *beta [[buffer(10)]],
-                        uint3 place [[threadgroup_position_in_grid]],
-                        ushort sg [[simdgroup_index_in_threadgroup]],
-                        ushort n_sg [[simdgroups_per_threadgroup]],
-                        ushort lane [[thread_index_in_simdgroup]]) {
-    if (place.z >= step->n_spans || (place.x * n_sg + sg) * SCAN_COLUMNS >= args.cols) return;
-    device const Span &span = spans[place.z];
-    const ScanLane mine = scan_lane(args, place, sg, n_sg, lane);
-    const uint shared = TILED ? mine.head % args.n_shared : mine.head / (args.n_heads / args.n_shared);
-    const float rate = rates[mine.head];
+static inline void gated_delta_walk(constant ScanArguments &args, ScanBuffers b, device const Span &span, ScanLane mine) {
+    if (mine.column / SCAN_COLUMNS * SCAN_COLUMNS >= args.cols) return;
+    const uint shared = shared_of(args, mine.head);
+    const float rate = b.rates[mine.head];
     float4 s[N];
-    scan_load<N>(s, args, mine, span.state_from, states);
+    scan_load<N>(s, args, mine, span.state_from, b.states);
     for (uint t = span.first_row; t < span.first_row + span.n_rows; t++) {
         const ulong of_head = ulong(t) * args.n_heads + mine.head;
-        device const float *keys = k + (ulong(t) * args.n_shared + shared) * args.rows;
-        device const float *queries = q + (ulong(t) * args.n_shared + shared) * args.rows;
+        device const float *keys = b.keys + (ulong(t) * args.n_shared + shared) * args.rows;
+        device const float *queries = b.queries + (ulong(t) * args.n_shared + shared) * args.rows;
         float4 decay = float4(0.0f);
-        if (!STEP_PER_ROW) decay = float4(precise::exp(rate * steps[of_head]));
+        if (!STEP_PER_ROW) decay = float4(precise::exp(rate * b.steps[of_head]));
         float4 key[N];
         float dot = 0.0f;
         #pragma clang loop unroll(full)
         for (ushort i = 0; i < N; i++) {
             const uint row = mine.row + 16 * i;
-            if (STEP_PER_ROW) decay = precise::exp(rate * scan_four(steps + of_head * args.rows, row, args.rows));
+            if (STEP_PER_ROW) decay = precise::exp(rate * scan_four(b.steps + of_head * args.rows, row, args.rows));
             s[i] *= decay;
             key[i] = scan_four(keys, row, args.rows);
             dot = scan_dot(key[i], s[i], dot);
         }
         dot = scan_sum(dot);
-        const float value = mine.there ? v[of_head * args.cols + mine.column] : 0.0f;
-        const float delta = beta[of_head] * (value - dot);
+        const float value = mine.there ? b.x[of_head * args.cols + mine.column] : 0.0f;
+        const float delta = b.other[of_head] * (value - dot);
         float sum = 0.0f;
         #pragma clang loop unroll(full)
         for (ushort i = 0; i < N; i++) {
@@ -62,11 +57,35 @@ kernel void gated_delta(constant ScanArguments &args [[buffer(0)]],
             sum = scan_dot(scan_four(queries, mine.row + 16 * i, args.rows), s[i], sum);
         }
         sum = scan_sum(sum);
-        if (mine.there && mine.row == 0) out[of_head * args.cols + mine.column] = args.scale * sum;
+        if (mine.there && mine.row == 0) b.out[of_head * args.cols + mine.column] = args.scale * sum;
     }
-    scan_store<N>(s, args, mine, span.state_to, states);
+    scan_store<N>(s, args, mine, span.state_to, b.states);
+}
+
+template<ushort N>
+kernel void gated_delta(SCAN_PARAMETERS) {
+    if (place.z >= step->n_spans) return;
+    const ScanBuffers buffers = SCAN_BUFFERS;
+    gated_delta_walk<N>(args, buffers, spans[place.z], scan_lane(args, place, sg, n_sg, lane));
+}
+
+template<ushort N>
+kernel void gated_delta_chunks(SCAN_PARAMETERS) {
+    SCAN_CHUNK_MEMORY(N);
+    if (place.z >= step->n_spans) return;
+    const ScanBuffers buffers = SCAN_BUFFERS;
+    device const Span &span = spans[place.z];
+    const ScanLane mine = scan_lane(args, place, sg, n_sg, lane);
+    if (span.n_rows < args.least_chunk) {
+        gated_delta_walk<N>(args, buffers, span, mine);
+        return;
+    }
+    scan_chunks<N, true>(args, buffers, span, mine, shared_of(args, mine.head), 0.0f, SCAN_CHUNK_PARTS, sg, n_sg, lane);
 }
 
 INSTANTIATE(gated_delta_64, gated_delta<4>)
 INSTANTIATE(gated_delta_128, gated_delta<8>)
 INSTANTIATE(gated_delta_256, gated_delta<16>)
+INSTANTIATE(gated_delta_chunks_64, gated_delta_chunks<4>)
+INSTANTIATE(gated_delta_chunks_128, gated_delta_chunks<8>)
+INSTANTIATE(gated_delta_chunks_256, gated_delta_chunks<16>)

@@ -6,11 +6,11 @@
 //            3 x (n, n_heads * cols), the values        4 keys, 5 queries (n, n_shared * rows)      6 steps (n, n_heads), or with
 //               FC_STEP_PER_ROW (n, n_heads * rows)     7 rates (n_heads)      8 the layer's part of state 0 (n_heads, rows, cols)
 //            9 out (n, n_heads * cols); x, keys, queries multiples of 16 bytes
-//   threads  32 * S
+//   threads  32 * S, S at most 8
 //   grid     (ceil(cols / (8 * S)), n_heads, n_spans)
-//   kernels  for up to 64, 128 and 256 rows
+//   kernels  for up to 64, 128 and 256 rows; with `_chunks` in their names those of scan_chunks.h, for steps of many rows
 //
-// A SIMD-group has eight neighbouring columns of S, from the first position of a span to the last. Four lanes share a column: each
+// Position by position: a SIMD-group has eight neighbouring columns of S, from the first position of a span to the last. Four lanes share a column: each
 // has four neighbouring rows of every 16, in registers. So a state is read and written once for a span, and a column's sum takes two
 // exchanges. What heads share is read by each SIMD-group, from caches.
 //
@@ -22,6 +22,37 @@
 
 // Columns of a SIMD-group.
 #define SCAN_COLUMNS 8
+
+// What every kernel is bound; buffer 10 is the kernel's own.
+#define SCAN_PARAMETERS                              \
+    constant ScanArguments &args [[buffer(0)]],      \
+    device const Step *step [[buffer(1)]],           \
+    device const Span *spans [[buffer(2)]],          \
+    device const float *x [[buffer(3)]],             \
+    device const float *keys [[buffer(4)]],          \
+    device const float *queries [[buffer(5)]],       \
+    device const float *steps [[buffer(6)]],         \
+    device const float *rates [[buffer(7)]],         \
+    device float *states [[buffer(8)]],              \
+    device float *out [[buffer(9)]],                 \
+    device const float *other [[buffer(10)]],        \
+    uint3 place [[threadgroup_position_in_grid]],    \
+    ushort sg [[simdgroup_index_in_threadgroup]],    \
+    ushort n_sg [[simdgroups_per_threadgroup]],      \
+    ushort lane [[thread_index_in_simdgroup]]
+
+// The parameters from x on, by their names above.
+struct ScanBuffers {
+    device const float *x;
+    device const float *keys;
+    device const float *queries;
+    device const float *steps;
+    device const float *rates;
+    device float *states;
+    device float *out;
+    device const float *other;
+};
+#define SCAN_BUFFERS {x, keys, queries, steps, rates, states, out, other}
 
 // Which rows and which column of a head's state a lane has.
 struct ScanLane {

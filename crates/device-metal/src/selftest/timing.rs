@@ -6,10 +6,13 @@ use crate::arguments::PeakArguments;
 use crate::gpu::{Dispatch, Encoder, Gpu, Window};
 use crate::kernels::Kernel;
 use crate::{MetalDevice, Profile};
-use device::{Device, KvType, Limits, Link, OutputRef, OwnedStep, Plan, Program, Result, Span, Want};
+use device::{
+    Device, KvType, Limits, Link, OutputRef, OwnedStep, Plan, Program, Result, STATE_NONE, Span, StateUse,
+    Want,
+};
 use device_lower::fusion;
 use device_lower::table::{Location, Operand};
-use device_testing::{limits, one_sequence};
+use device_testing::{PlanBuilder, RecurrentShape, limits, one_sequence};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,6 +33,8 @@ pub struct Effort {
     pub rows: [usize; 2],
     /// Positions of attentions that are timed.
     pub positions: [usize; 3],
+    /// Heads of a recurrent layer.
+    pub scan: RecurrentShape,
 }
 
 impl Effort {
@@ -44,6 +49,8 @@ impl Effort {
                 n_tokens: 64,
                 rows: [8, 512],
                 positions: [256, 1024, 4096],
+                // Of Qwen3.5's linear layers.
+                scan: RecurrentShape { n_shared: 16, n_heads: 32, rows: 128, cols: 128 },
             },
             true => Effort {
                 repetitions: 2,
@@ -52,6 +59,7 @@ impl Effort {
                 n_tokens: 2,
                 rows: [6, 40],
                 positions: [16, 32, 48],
+                scan: RecurrentShape { n_shared: 1, n_heads: 1, rows: 16, cols: 16 },
             },
         }
     }
@@ -168,7 +176,7 @@ fn program_of<G: Gpu>(
         n_ctx,
         page_len,
         n_pages: vec![n_ctx / page_len; plan.kv.groups.len()],
-        n_states: 0,
+        n_states: plan.kv.states.len().min(1),
         kv_type: KvType::F16,
         ..limits(&plan.kv)
     };
@@ -192,7 +200,21 @@ impl<G: Gpu> Decoder<G> {
     /// The device refused.
     pub fn new(device: &MetalDevice<G>, effort: &Effort) -> Result<Decoder<G>> {
         let (hidden, n_layers) = effort.model;
-        let plan = fusion::fuse(&model_of(hidden, n_layers), device.fusion());
+        Self::of(device, &model_of(hidden, n_layers), effort)
+    }
+
+    /// Of one recurrent layer, by the gated delta rule.
+    fn of_scan(device: &MetalDevice<G>, effort: &Effort) -> Result<Decoder<G>> {
+        let mut b = PlanBuilder::new(7, 64);
+        let x = b.embed(64);
+        let x = b.gated_delta(x, effort.scan, false, false);
+        let x = b.select_rows(x);
+        let logits = b.linear(x, 64, BlockType::F32, false);
+        Self::of(device, &b.finish(logits), effort)
+    }
+
+    fn of(device: &MetalDevice<G>, plan: &Plan, effort: &Effort) -> Result<Decoder<G>> {
+        let plan = fusion::fuse(plan, device.fusion());
         let most = effort.rows[1];
         let (program, limits) = program_of(device, &plan, most.max(effort.n_tokens + 8), most)?;
         Ok(Decoder { program, plan, limits })
@@ -206,6 +228,9 @@ impl<G: Gpu> Decoder<G> {
         let tokens: Vec<u32> = (0..n_rows as u32).map(|row| row % 64).collect();
         let mut step = one_sequence(&self.plan, &self.limits, &tokens, 0);
         step.wants = vec![Want::BEST];
+        if !self.plan.kv.states.is_empty() {
+            step.states = vec![StateUse { from: STATE_NONE, to: 0 }];
+        }
         let begun = Instant::now();
         for _ in 0..n_steps {
             let ticket = self.program.submit(&step.borrow())?;
@@ -251,6 +276,8 @@ enum Judge {
     Batch,
     /// Rows per second of a chunk of a prompt.
     Prompt,
+    /// The same of a recurrent layer.
+    Scan,
 }
 
 /// A field of a profile, what it is judged by, and the profiles that are tried.
@@ -267,7 +294,7 @@ fn with<T: Copy>(profile: &Profile, values: &[T], set: fn(&mut Profile, T)) -> V
 }
 
 /// What is searched, one field after the other.
-const FIELDS: [Field; 12] = [
+const FIELDS: [Field; 13] = [
     ("gemv_simdgroups", Judge::Token, |p| {
         let n = p.gemv_simdgroups;
         with(p, &[n / 2, n * 2, n * 4], |p, n| p.gemv_simdgroups = n.max(1))
@@ -294,6 +321,7 @@ const FIELDS: [Field; 12] = [
     ("product_rows", Judge::Batch, |p| with(p, &[2, 4, 8], |p, n| p.product_rows = n)),
     ("tile_rows", Judge::Prompt, |p| with(p, &[32, 64], |p, n| p.tile_rows = n)),
     ("norm_threads", Judge::Prompt, |p| with(p, &[128, 256, 512], |p, n| p.norm_threads = n)),
+    ("scan_rows", Judge::Scan, |p| with(p, &[12, usize::MAX], |p, n| p.scan_rows = n)),
 ];
 
 /// Search over the fields of a profile, each judged by the steps that it matters to. `tell` hears of each that was tried, with
@@ -309,11 +337,14 @@ pub fn sweep<G: Gpu>(
 ) -> Result<(Profile, f64)> {
     let speed = |profile: &Profile, judge: Judge| -> Result<f64> {
         let device = MetalDevice::sharing(gpu.clone(), profile.clone());
-        let mut decoder = Decoder::new(&device, effort)?;
+        let mut decoder = match judge {
+            Judge::Scan => Decoder::of_scan(&device, effort)?,
+            Judge::Token | Judge::Batch | Judge::Prompt => Decoder::new(&device, effort)?,
+        };
         let mut run = |n: usize| match judge {
             Judge::Token => decoder.tokens_per_second(n, Duration::ZERO),
             Judge::Batch => decoder.rows_per_second(effort.rows[0], n),
-            Judge::Prompt => decoder.rows_per_second(effort.rows[1], n.div_ceil(8)),
+            Judge::Prompt | Judge::Scan => decoder.rows_per_second(effort.rows[1], n.div_ceil(8)),
         };
         run(effort.n_tokens.min(8))?;
         run(effort.n_tokens)

@@ -59,8 +59,9 @@ struct State {
     reading: Reading,
     held: Held,
     reason: Reason,
-    /// Buffers.
+    /// Of the accounts, at the last reading.
     shares: Vec<Share>,
+    /// A buffer.
     targets: Vec<u64>,
 }
 
@@ -83,6 +84,8 @@ pub struct MemoryStatus {
     pub growth: u64,
     /// What the oldest sequences may still take of what is committed for them.
     pub booked: u64,
+    /// What the oldest sequences keep of `held`, whatever the budget.
+    pub floor: u64,
     /// Why the budget is what it is.
     pub reason: Reason,
 }
@@ -225,6 +228,7 @@ impl Domain {
             reserve: reserve(state.reading.total),
             growth: state.held.growth,
             booked: state.held.booked,
+            floor: state.shares.iter().map(|share| share.floor).sum(),
             reason: state.reason,
         }
     }

@@ -106,7 +106,7 @@ fn exposition(models: &[(String, Arc<Stats>)]) -> String {
 /// What the governor of memory decided and why, as [`exposition`]. `device` is empty for the system's memory.
 fn of_memory(memories: &[MemoryStatus]) -> String {
     type Bytes = fn(&MemoryStatus) -> u64;
-    let numbers: [(&str, &str, Bytes); 8] = [
+    let numbers: [(&str, &str, Bytes); 9] = [
         ("ingle_memory_budget_bytes", "Most bytes that pages and caches of all models may hold.", |m| {
             m.budget
         }),
@@ -120,6 +120,7 @@ fn of_memory(memories: &[MemoryStatus]) -> String {
             "What the oldest sequences may still take of what is committed for them.",
             |m| m.booked,
         ),
+        ("ingle_memory_floor_bytes", "What the oldest sequences keep of what is held.", |m| m.floor),
         ("ingle_memory_resident_bytes", "Memory of the process that no file backs.", |m| {
             m.reading.resident.unwrap_or(0)
         }),
