@@ -323,7 +323,6 @@ fn a_models_own_layer_guesses() {
     assert_eq!(2 * plan(&["--mtp"]), 3 * plan(&[]));
     let wrong = |more: &[&str]| error(&[&args[..], more].concat());
     assert!(wrong(&["--mtp", "--speculate", "ngram"]).contains("--mtp goes with --speculate auto or draft"));
-    assert!(wrong(&["--mtp", "--draft-model", path]).contains("cannot be used with"));
     let without = fixture("models/llama");
     let args = ["complete", without.to_str().unwrap(), "--tokens", "1,2", "--mtp"];
     assert!(error(&args).contains("no layer that predicts one token more"));
