@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// The headers under `src/kernels/` in an order in which each struct stands before its users.
-const HEADERS: [&str; 4] = ["step.h", "linear/arguments.h", "arguments.h", "gemm/arguments.h"];
+const HEADERS: [&str; 5] =
+    ["step.h", "linear/arguments.h", "arguments.h", "gemm/arguments.h", "persistent/arguments.h"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=build.rs");

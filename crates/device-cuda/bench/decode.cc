@@ -6,8 +6,9 @@ struct uint4 { unsigned x, y, z, w; };
 #include "persistent/arguments.h"
 #include <map>
 
-static Module kernels, repacks;
-static const size_t EXCHANGE = 1515520;
+static std::string folder;
+static Module repacks;
+static const size_t EXCHANGE = 2 * PERSISTENT_EXCHANGE + 256;
 
 struct Matrix { // of the file
     const FileType *type;
@@ -48,8 +49,9 @@ struct Model {
     int H;
     std::vector<Layer> layers;
     Matrix head;
-    std::vector<float> final_norm, rotations;
-    Memory d_final, d_rotations, p_head, pool, table, phases, tokens, best, logits, trace, exchange;
+    std::vector<float> final_norm, rotations, frequencies;
+    Memory d_final, d_frequencies, p_head, pool, table, phases, inputs, places, choices, tokens, logits, trace, exchange;
+    Module kernel;
     std::vector<uint> pages;
     u64 page_bytes, layer_bytes;
     int max_position;
@@ -104,7 +106,9 @@ struct Model {
                 const double a = p * pow(1e6, -2.0 * i / s.d);
                 rotations[((size_t)p * s.d / 2 + i) * 2] = cos(a), rotations[((size_t)p * s.d / 2 + i) * 2 + 1] = sin(a);
             }
-        d_rotations.put(rotations);
+        for (int i = 0; i < s.d / 2; i++) frequencies.push_back(pow(1e6, -2.0 * i / s.d));
+        d_frequencies.put(frequencies);
+        if (!kernel.load(folder + "/decode_" + std::to_string(s.d) + "_" + std::to_string(H) + ".cubin")) exit(1);
         layer_bytes = 2ull * s.n_kv * s.page_len * s.d * 2, page_bytes = layer_bytes * s.n_layers;
         const int n_pages = (positions + s.page_len - 1) / s.page_len;
         pages.resize(n_pages);
@@ -124,30 +128,30 @@ struct Model {
                 return (uchar *)p;
             };
             PersistentPhase p = {};
-            p.weights = weights(l.p_qkv), p.kind = PERSISTENT_QKV, p.codec = codec_of(s.qkv), p.groups = qkv_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8;
+            p.weights = weights(l.p_qkv), p.kind = PERSISTENT_QKV, p.input = EXCHANGE_INPUT, p.rotation = 1, p.codec = codec_of(s.qkv), p.groups = qkv_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8;
             if (s.bias) p.bias = (float *)l.d_bias.p;
             if (s.qk_norm) p.q_norm = (float *)l.d_q_norm.p, p.k_norm = (float *)l.d_k_norm.p;
-            p.layer_offset = i * layer_bytes, p.window = i & 1 ? s.window : 0;
+            p.pages = (uchar *)pool.p + i * layer_bytes, p.page_bytes = page_bytes, p.window = i & 1 ? s.window : 0;
             list.push_back(p);
             p = {};
-            p.weights = weights(l.p_o), p.kind = PERSISTENT_ADD, p.codec = codec_of(s.out), p.groups = hidden_groups, p.k_quads = quads(qd), p.chunks = qd / 8, p.norm = (float *)l.d_norm2.p;
+            p.weights = weights(l.p_o), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_ATTENDED, p.codec = codec_of(s.out), p.groups = hidden_groups, p.k_quads = quads(qd), p.chunks = qd / 8, p.norm = (float *)l.d_norm2.p;
             if (s.post_norm) p.post_norm = (float *)l.d_post1.p;
             list.push_back(p);
             p = {};
-            p.weights = weights(l.p_gate), p.kind = PERSISTENT_GATE, p.codec = codec_of(s.gate), p.groups = gate_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8, p.activation = s.activation, p.gate_refill = 1;
+            p.weights = weights(l.p_gate), p.kind = PERSISTENT_GATE, p.input = EXCHANGE_MIDDLE, p.codec = codec_of(s.gate), p.groups = gate_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8, p.activation = s.activation, p.gate_refill = 1;
             list.push_back(p);
             p = {};
-            p.weights = weights(l.p_down), p.kind = PERSISTENT_ADD, p.codec = codec_of(s.down), p.groups = hidden_groups, p.k_quads = quads(s.ffn), p.chunks = (s.ffn + 7) / 8;
+            p.weights = weights(l.p_down), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_GATED, p.codec = codec_of(s.down), p.groups = hidden_groups, p.k_quads = quads(s.ffn), p.chunks = (s.ffn + 7) / 8;
             p.norm = (float *)(i + 1 < s.n_layers ? next.d_norm.p : d_final.p);
             if (s.post_norm) p.post_norm = (float *)l.d_post2.p;
             list.push_back(p);
         }
         PersistentPhase p = {};
-        p.weights = (uchar *)p_head.p, p.kind = PERSISTENT_HEAD, p.codec = codec_of(s.head), p.groups = head_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8;
+        p.weights = (uchar *)p_head.p, p.kind = PERSISTENT_HEAD, p.input = EXCHANGE_INPUT, p.codec = codec_of(s.head), p.groups = head_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8;
         weight_bytes += p_head.n;
         list.push_back(p);
         phases.put(list);
-        tokens.make(4 * 4096), best.make(4 * 4096), logits.make(4ull * s.n_vocab), trace.make(4ull * 256 * s.hidden), exchange.make(EXCHANGE);
+        tokens.make(4 * 4096), places.make(4 * 4096), choices.make(4096 * sizeof(Choice)), inputs.make(4ull * 256 * s.hidden), logits.make(4ull * s.n_vocab), trace.make(4ull * 256 * s.hidden), exchange.make(EXCHANGE);
     }
     int most_quads() const { return std::max({quads(s.hidden), quads(s.n_q * s.d), quads(s.ffn)}); }
 
@@ -155,40 +159,59 @@ struct Model {
         int slot_bytes = 18432, poll = 300, merge = 2000, gates = 1;
     } set;
     int stop = 0; // phases that are run; 0: all
-    float run(int first_position, int n, int first_token, bool traced, bool with_logits) {
+    // Token by token, a launch each. `chained`: each begins with the embedding of what the one before chose; else all have the same.
+    float run(int first_position, int n, int first_token, bool traced, bool chained) {
         PersistentArguments a = {};
-        a.n_tokens = n, a.first_position = first_position, a.phases = (PersistentPhase *)phases.p, a.embedding = (uchar *)head.device.p;
-        a.first_norm = (float *)layers[0].d_norm.p, a.rotations = (float *)d_rotations.p, a.pool = (uchar *)pool.p, a.page_table = (uint *)table.p;
-        a.tokens = (uint *)tokens.p, a.best_logits = (float *)best.p, a.logits = with_logits ? (float *)logits.p : nullptr, a.trace = traced ? (float *)trace.p : nullptr;
-        a.exchange = (uchar *)exchange.p, a.page_bytes = page_bytes, a.embedding_row_bytes = head.row_bytes(), a.n_phases = 4 * s.n_layers + 1, a.hidden = s.hidden;
-        a.n_kv_heads = s.n_kv, a.n_vocab = s.n_vocab, a.n_splits = std::min(16, gpu.n_sm / s.n_kv), a.page_len = s.page_len, a.slot_bytes = set.slot_bytes;
-        a.embedding_type = std::string(s.head) == "q8_0" ? 3 : std::string(s.head) == "q4_0" ? 4 : std::string(s.head) == "q6_k" ? 5 : 6;
-        a.embedding_scale = 1, a.eps = 1e-6f, a.attention_scale = 1.4426950408889634f / sqrtf(s.d), a.softcap = s.softcap, a.interleaved = s.interleaved;
-        a.poll_delay = set.poll, a.merge_delay = set.merge, a.refill_gates = set.gates, a.stop_phase = stop ? stop : a.n_phases;
-        const std::string shape = std::to_string(s.d) + "_" + std::to_string(H);
-        const int tail = kernels.constant("persistent_shared_" + shape) + 80 * 32 * most_quads() + 112 * (4 * s.n_layers + 1);
-        a.n_slots = std::min(40, (int)((231000 - tail) / set.slot_bytes));
+        a.n_rows = 1, a.n_phases = 4 * s.n_layers + 1, a.phases = (PersistentPhase *)phases.p, a.x = (float *)inputs.p;
+        a.first_norm = (float *)layers[0].d_norm.p, a.frequencies1 = (float *)d_frequencies.p, a.page_table = (uint *)table.p;
+        a.chosen = a.host_chosen = (uint *)tokens.p, a.logits = (float *)logits.p, a.exchange = (uchar *)exchange.p, a.rotation_scale1 = 1;
+        a.hidden = s.hidden, a.n_kv_heads = s.n_kv, a.n_vocab = s.n_vocab, a.n_splits = std::min(16, gpu.n_sm / s.n_kv), a.page_len = s.page_len;
+        a.slot_bytes = set.slot_bytes, a.eps = 1e-6f, a.attention_scale = 1.4426950408889634f / sqrtf(s.d), a.softcap = s.softcap, a.interleaved = s.interleaved;
+        a.poll_delay = set.poll, a.merge_delay = set.merge, a.refill_gates = set.gates, a.most_quads = most_quads(), a.stop_phase = stop ? stop : a.n_phases;
+        const int tail = PERSISTENT_SHARED(s.d, H) + 80 * 32 * most_quads() + sizeof(PersistentPhase) * a.n_phases;
+        a.n_slots = std::min(PERSISTENT_MAX_SLOTS, (232448 - tail) / set.slot_bytes);
         const int shared = a.n_slots * set.slot_bytes + tail;
-        CUfunction f = kernels.function("persistent_decode_" + shape, shared);
+        CUfunction f = kernel.function("persistent_decode_" + std::to_string(s.d) + "_" + std::to_string(H), shared);
+        std::vector<uint> at(n);
+        std::vector<Choice> how(n);
+        for (int t = 0; t < n; t++) at[t] = first_position + t, how[t] = Choice(), how[t].how = CHOOSE_BEST, how[t].chosen = t + 1;
+        places.put(at), choices.put(how);
         CHECK(cuMemsetD8Async(exchange.p, 0, EXCHANGE, gpu.stream));
         CHECK(cuMemsetD32Async(tokens.p, first_token, 1, gpu.stream));
         CUevent e0, e1;
         cuEventCreate(&e0, 0), cuEventCreate(&e1, 0);
-        cuEventRecord(e0, gpu.stream);
-        void *args[] = {&a};
-        CHECK(cuLaunchCooperativeKernel(f, gpu.n_sm, 1, 1, 320, 1, 1, shared, gpu.stream, args));
-        cuEventRecord(e1, gpu.stream);
-        // A kernel that waits forever is left to the time limit of the caller, with a word about where.
-        for (int i = 0; cuEventQuery(e1) == CUDA_ERROR_NOT_READY; i++) {
-            struct timespec t = {0, 1000000};
-            nanosleep(&t, nullptr);
-            if (i == 4000) {
-                printf("  %s hangs (position %d, %d tokens)\n", s.name, first_position, n);
-                fflush(stdout);
-                _Exit(3);
+        auto input = [&](u32 id) {
+            std::vector<double> row = decode_row(*head.type, head.rows, id, s.hidden);
+            inputs.put(std::vector<float>(row.begin(), row.end()));
+        };
+        auto wait = [&] { // a kernel that waits forever is left to the time limit of the caller, with a word about where
+            cuEventRecord(e1, gpu.stream);
+            for (int i = 0; cuEventQuery(e1) == CUDA_ERROR_NOT_READY; i++) {
+                struct timespec t = {0, 1000000};
+                nanosleep(&t, nullptr);
+                if (i == 4000) {
+                    printf("  %s hangs (position %d, %d tokens)\n", s.name, first_position, n);
+                    fflush(stdout);
+                    _Exit(3);
+                }
             }
+            CHECK(cuEventSynchronize(e1));
+        };
+        input(first_token);
+        a.x = (float *)inputs.p;
+        cuEventRecord(e0, gpu.stream);
+        for (int t = 0; t < n; t++) {
+            if (chained && t > 0) {
+                wait();
+                input(tokens.get<uint>(t + 1)[t]);
+                a.x = (float *)inputs.p;
+            }
+            a.position = (uint *)places.p + t, a.choice = (Choice *)choices.p + t;
+            a.trace = traced ? (float *)trace.p + (size_t)t * s.hidden : nullptr;
+            void *args[] = {&a};
+            CHECK(cuLaunchCooperativeKernel(f, gpu.n_sm, 1, 1, 320, 1, 1, shared, gpu.stream, args));
         }
-        CHECK(cuEventSynchronize(e1));
+        wait();
         float ms;
         cuEventElapsedTime(&ms, e0, e1);
         return ms * 1e3f / n;
@@ -353,7 +376,7 @@ static void check(const Shape &s, int first_position, int n) {
     m.trace.poison(), m.logits.poison();
     m.run(first_position, n, 1, true, true);
     std::vector<uint> tokens = m.tokens.get<uint>(n + 1);
-    std::vector<float> x = m.trace.get<float>((size_t)n * s.hidden), logits = m.logits.get<float>(s.n_vocab), best = m.best.get<float>(n);
+    std::vector<float> x = m.trace.get<float>((size_t)n * s.hidden), logits = m.logits.get<float>(s.n_vocab);
     for (int mirrored = 2; mirrored >= 0; mirrored--) {
         // Scales of K types are rounded by the repack: where that moves a value over a rounding step of int8, the whole step shows, so
         // that "mirrored" is no nearer than "float" (an evaluation on the host alone shows the same 1.7e-2). Then 2 is the tight check.
@@ -375,7 +398,7 @@ static void check(const Shape &s, int first_position, int n) {
             if (t == n - 1)
                 for (int i = 0; i < s.n_vocab; i++) le += (logits[i] - want[i]) * (logits[i] - want[i]), lr += want[i] * want[i];
         }
-        const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 2 || (mirrored == 1 && !k_types) ? 1.2e-2 : 4e-2;
+        const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 1 && !k_types ? 1.2e-2 : mirrored == 2 ? 2e-2 : 4e-2;
         const bool ok = err < limit && lerr < limit && near_best == n;
         if (!ok) failures++;
         printf("  %-26s from %4d, %2d tokens, %s: residual %.1e, logits %.1e, best the same %d, within 3 %% %d of %d %s\n", s.name, first_position, n,
@@ -393,50 +416,31 @@ static void time_model(const Shape &s) {
     Model m;
     m.make(s, 9000, true);
     printf("  %s: %.1f MB a token, at 4.3 TB/s %.1f us\n", s.name, m.weight_bytes / 1e6, m.weight_bytes / 4.3e6);
-    for (int stop : {1, 2, 3, 4, 5, 4 * s.n_layers, 0}) {
-        m.set = {18432, 0, 0, 1}, m.stop = stop;
+    auto median = [&](int position, int n, int times) {
         std::vector<float> v;
-        for (int i = 0; i < 7; i++) v.push_back(m.run(128, 1, 1, false, false));
+        for (int i = 0; i < times; i++) v.push_back(m.run(position, n, 1, false, false));
         std::sort(v.begin(), v.end());
-        printf("    one token from 128, first %d phases (0: all): %.1f us with the launch\n", stop, v[3]);
+        return v[times / 2];
+    };
+    for (int stop : {1, 2, 3, 4, 5, 4 * s.n_layers, 0}) {
+        m.set = {9216, 0, 0, 1}, m.stop = stop;
+        printf("    one token from 128, first %d phases (0: all): %.1f us with the launch\n", stop, median(128, 1, 7));
     }
     m.stop = 0;
-    auto one = [&](int position, int n) {
-        std::vector<float> v;
-        for (int i = 0; i < 3; i++) v.push_back(m.run(position, n, 1, false, false));
-        std::sort(v.begin(), v.end());
-        return v[1];
-    };
-    for (int slot : {8704, 9216, 18432}) for (int poll : {0, 50, 100, 200}) for (int merge : {0, 800}) for (int gates : {0, 1}) {
-        if (slot <= 9216 && s.qkv != std::string("q4_0")) continue;
-        if (merge == 0 && poll > 0) continue;
-        m.set = {slot, poll, merge, gates};
-        printf("    slot %5d poll %3d merge %4d gates %d: %7.1f us\n", slot, poll, merge, gates, m.run(128, 64, 1, false, false));
-        fflush(stdout);
+    for (int slot : {9216, 18432}) for (int poll : {0, 100}) for (int gates : {0, 1}) {
+        m.set = {slot, poll, 0, gates};
+        printf("    slot %5d poll %3d gates %d: %7.1f us\n", slot, poll, gates, median(128, 64, 3));
     }
     m.set = {9216, 0, 0, 1};
-    for (int position : {0, 128, 512, 2048, 8192}) {
-        const float us = one(position, 64);
+    for (int position : {0, 128, 512, 1024, 2048}) {
+        const float us = median(position, 64, 3);
         printf("    position %4d: %.1f us/token, %.0f tok/s, %.0f GB/s\n", position, us, 1e6 / us, m.weight_bytes / us / 1e3);
     }
     fflush(stdout);
 }
 
-int main(int argc, char **argv) {
-    gpu.open();
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    g_seed ^= (uint64_t)now.tv_nsec << 20 ^ now.tv_sec;
-    const std::string folder = argv[1];
-    if (!kernels.load(folder + "/decode.cubin") || !repacks.load(folder + "/persistent_repack.cubin")) return 1;
+static void checks() {
     const char *q4 = "q4_0", *q8 = "q8_0", *q4k = "q4_k", *q6 = "q6_k", *q41 = "q4_1";
-    if (getenv("KTYPES")) {
-        check({"K types only", 768, 8, 4, 64, 1536, 4, 999, q4k, q6, q4k, q6, q6, true, false, false, false, 0, 0, 0, 32}, 30, 8);
-        check({"Q4_K only", 768, 8, 4, 64, 1536, 4, 999, q4k, q4, q4k, q4, q8, true, false, false, false, 0, 0, 0, 32}, 30, 8);
-        check({"Q6_K only", 768, 8, 4, 64, 1536, 4, 999, q6, q6, q6, q6, q6, true, false, false, false, 0, 0, 0, 32}, 30, 8);
-        time_model({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
-        return failures;
-    }
     check({"plain q4", 320, 4, 2, 64, 448, 2, 1003, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 16}, 0, 6);
     check({"qk norm, bias, 128", 512, 6, 3, 128, 1280, 3, 2051, q8, q4, q41, q8, q4, true, true, false, false, 0, 0, 0, 64}, 45, 12);
     check({"post norm, window, cap", 768, 8, 2, 64, 1536, 4, 999, q4k, q6, q4k, q6, q6, true, false, true, true, 40, 30, 1, 32}, 700, 8);
@@ -446,10 +450,23 @@ int main(int argc, char **argv) {
     check({"q4 cap, window, pairs", 768, 8, 4, 64, 1536, 4, 999, q4, q4, q4, q4, q8, true, false, false, true, 40, 30, 1, 32}, 700, 8);
     check({"wide", 2304, 8, 2, 128, 5120, 2, 1500, q4, q4, q4, q6, q8, true, false, false, false, 0, 0, 0, 64}, 1000, 4);
     printf(failures ? "%d FAILED\n" : "all checks passed\n", failures);
-    if (argc > 2) return failures;
+}
+
+int main(int argc, char **argv) {
+    gpu.open();
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    g_seed ^= (uint64_t)now.tv_nsec << 20 ^ now.tv_sec;
+    folder = argv[1];
+    if (!repacks.load(folder + "/persistent_repack.cubin")) return 1;
+    const char *q4 = "q4_0", *q8 = "q8_0", *q4k = "q4_k", *q6 = "q6_k";
+    const std::string what = argc > 2 ? argv[2] : "";
+    if (what.empty() || what == "check") checks();
+    if (what == "check") return failures;
     time_model({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
-    if (getenv("FEW")) return failures;
+    if (what == "one") return failures;
     time_model({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+    if (what == "times") return failures;
     time_model({"1B Q8_0", 2048, 32, 8, 64, 8192, 16, 128256, q8, q8, q8, q8, q8, false, false, false, false, 0, 0, 0, 64});
     time_model({"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
     time_model({"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});

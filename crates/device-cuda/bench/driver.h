@@ -84,9 +84,12 @@ struct Memory {
     Memory() {}
     explicit Memory(size_t bytes, int fill = 0xff) { make(bytes, fill); }
     void make(size_t bytes, int fill = 0xff) {
-        free();
-        n = bytes;
-        CHECK(cuMemAlloc(&p, bytes));
+        // In its place, where it fits: tables may hold the address.
+        if (!p || n != bytes) {
+            free();
+            n = bytes;
+            CHECK(cuMemAlloc(&p, bytes));
+        }
         CHECK(cuMemsetD8Async(p, (unsigned char)fill, bytes, gpu.stream));
         gpu.wait();
     }

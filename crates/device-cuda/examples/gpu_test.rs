@@ -8,7 +8,7 @@ use device::{
 use device_lower::fusion;
 use device_testing::{CountingAllocator, Sequences, committed, limits, mini_transformer, one_sequence};
 use ingle_device_cuda::products::{MOST_TILES, Products};
-use ingle_device_cuda::{CudaDevice, Profile, kernels, selftest};
+use ingle_device_cuda::{CudaDevice, PERSISTENT_POSITIONS, Profile, kernels, selftest};
 use std::process::ExitCode;
 use std::time::Instant;
 use weights::BlockType;
@@ -87,10 +87,11 @@ fn main() -> ExitCode {
         }
     };
     println!("{}; {}", device.describe(), device.kernels().origin());
-    // Side by side, where they must be compiled.
-    if let Err(error) = device
-        .kernels()
-        .prepare(&kernels::files(&device.context().facts().architecture()).map(str::to_owned).collect())
+    // Side by side, where they must be compiled; for tests that are named, each program its own.
+    let architecture = device.context().facts().architecture();
+    let files = kernels::files(&architecture);
+    if let Err(error) =
+        device.kernels().prepare(&files.filter(|_| wanted.is_empty()).map(str::to_owned).collect())
     {
         eprintln!("no tests were run: {error}");
         return ExitCode::FAILURE;
@@ -124,9 +125,26 @@ fn main() -> ExitCode {
         }
     }
     let usual = Profile::new(device.context().facts());
+    if is_wanted("persistent") && usual.products == Products::Wgmma {
+        let profile = Profile { persistent_positions: PERSISTENT_POSITIONS, ..usual.clone() };
+        match CudaDevice::new(0).map(|device| device.with_profile(profile)) {
+            Ok(device) => {
+                for (decoder, seed) in selftest::decoders().into_iter().zip(1..) {
+                    let started = Instant::now();
+                    let result =
+                        selftest::check_decoder(&device, decoder, seed).map(|n| format!("{n} steps"));
+                    report(&format!("decoder {seed}, one row in one launch"), started, result);
+                }
+                let started = Instant::now();
+                let result = selftest::check_chains(&device).map(|n| format!("{n} steps"));
+                report("chains of steps in one launch each", started, result);
+            }
+            Err(error) => report("persistent", Instant::now(), Err(error.to_string())),
+        }
+    }
     for (name, profile) in [
         ("planes", Profile { products: Products::Planes, ..usual.clone() }),
-        ("mma", Profile { products: Products::Mma, ..usual }),
+        ("mma", Profile { products: Products::Mma, ..usual.clone() }),
     ] {
         if !is_wanted(name) {
             continue;

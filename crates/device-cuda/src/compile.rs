@@ -5,10 +5,13 @@ mod attention;
 mod linear;
 mod primitives;
 
-use crate::arguments::PagesArguments;
+pub(crate) use primitives::activation;
+
+use crate::arguments::{PagesArguments, PersistentArguments};
 use crate::driver::{Address, NAME};
 use crate::layout::{Scratch, StepLayout};
 use crate::packs::Packs;
+use crate::persistent::{Persistent, PhasePlaces, THREADS};
 use crate::products::Product as Packed;
 use crate::profile::Profile;
 use crate::weights::Weights;
@@ -73,6 +76,8 @@ pub struct Commands {
     pub rows: Vec<RowCount>,
     /// By command: of a product from packed weights, how it is launched.
     pub products: Vec<Option<Packed>>,
+    /// By command: whether its blocks wait for each other, so that all must run at once.
+    pub together: Vec<bool>,
 }
 
 /// What all tables of a plan are made from.
@@ -113,6 +118,8 @@ pub(crate) struct Draft<'a> {
     is_tiled: bool,
     /// Of commands that run in all steps: in which they do.
     when: When,
+    /// In which steps the best token is found by kernels of its own.
+    best: When,
 }
 
 /// One launch.
@@ -127,6 +134,7 @@ struct Call<'a> {
     writes: &'a [ValueId],
     weight_bytes: u64,
     product: Option<Packed>,
+    together: bool,
 }
 
 impl<'a> Call<'a> {
@@ -150,6 +158,7 @@ impl<'a> Call<'a> {
             writes,
             weight_bytes: 0,
             product: None,
+            together: false,
         }
     }
 }
@@ -171,7 +180,89 @@ impl Compiler<'_> {
     /// # Errors
     /// Something has no kernel.
     pub fn table(&self, tokens: RowClass, outputs: RowClass, kernels: &mut KernelList) -> Result<Commands> {
-        let mut draft = Draft {
+        let mut draft = self.draft(tokens, outputs, kernels);
+        draft.units(self.units)?;
+        Ok(draft.commands)
+    }
+
+    /// The table for steps of one row in one launch of the persistent kernel, with what comes before and after it.
+    ///
+    /// # Errors
+    /// Something has no kernel.
+    pub fn persistent_table(
+        &self,
+        persistent: &Persistent,
+        shared_bytes: u32,
+        addresses: &PersistentAddresses,
+        kernels: &mut KernelList,
+    ) -> Result<Commands> {
+        let dense = &persistent.dense;
+        let [before, after] = persistent.outside.clone();
+        let mut draft = self.draft(RowClass::One, RowClass::One, kernels);
+        draft.units(&self.units[before])?;
+        draft.node = dense.nodes.start;
+        let (base, shared) = persistent.arguments(self.plan, self.limits, shared_bytes);
+        let frequencies = |index: usize| self.vector_or_null(dense.rotations.get(index).map(|(id, _)| *id));
+        let first_norm = dense.layers.first().map(|layer| layer.norm);
+        let arguments = PersistentArguments {
+            phases: addresses.phases,
+            x: self.value(dense.first)?,
+            first_norm: self.vector_or_null(first_norm)?,
+            frequencies1: frequencies(0)?,
+            frequencies2: frequencies(1)?,
+            position: self.step_place(self.step.positions),
+            page_table: self.step_place(self.step.page_tables),
+            choice: if persistent.chooses { self.step_place(self.step.choices) } else { 0 },
+            chosen: self.places.chosen,
+            host_chosen: self.places.host_chosen,
+            logits: self.value(dense.logits)?,
+            exchange: addresses.exchange,
+            ..base
+        };
+        let (file, name) = persistent.kernel();
+        let grid = [Extent::Fixed(persistent.n_blocks() as u32), ONE, ONE];
+        let writes = [dense.logits];
+        let call = Call::new(&file, RowCount::Tokens, grid, THREADS, &writes);
+        let weight_bytes = persistent.weight_bytes();
+        draft.push(Call { name: &name, shared, weight_bytes, together: true, ..call }, &arguments);
+        if persistent.chooses {
+            draft.best = When::BestOfChanged;
+        }
+        draft.units(&self.units[after])?;
+        Ok(draft.commands)
+    }
+
+    /// The phases of a persistent kernel's table.
+    ///
+    /// # Errors
+    /// A vector was not loaded.
+    pub fn phases(
+        &self,
+        persistent: &Persistent,
+        weights: &[Address],
+        biases: &[Address],
+    ) -> Result<Vec<crate::arguments::PersistentPhase>> {
+        let missing = std::cell::Cell::new(None);
+        let vector = |id: WeightId| match self.vector(id) {
+            Ok(address) => address,
+            Err(error) => {
+                missing.set(Some(error));
+                0
+            }
+        };
+        let pages = |layer: KvLayerId| {
+            let pages = self.pages(layer);
+            let (group, _) = self.plan.kv.group_of(layer);
+            let table = (group * self.step.pages_per_table) as u32;
+            (pages.pool + pages.layer_offset, pages.page_bytes as u32, table)
+        };
+        let places = PhasePlaces { weights, biases, vector: &vector, pages: &pages };
+        let phases = persistent.phases(self.plan, &places);
+        missing.take().map_or(Ok(phases), Err)
+    }
+
+    fn draft<'a>(&'a self, tokens: RowClass, outputs: RowClass, kernels: &'a mut KernelList) -> Draft<'a> {
+        Draft {
             c: self,
             tokens,
             outputs,
@@ -180,12 +271,8 @@ impl Compiler<'_> {
             node: 0,
             is_tiled: false,
             when: When::Always,
-        };
-        for LoweredUnit { node, unit, .. } in self.units {
-            draft.node = *node;
-            draft.unit(unit)?;
+            best: When::Best,
         }
-        Ok(draft.commands)
     }
 
     fn rows(&self, id: ValueId) -> RowCount {
@@ -259,7 +346,23 @@ fn failed<T>(reason: String) -> Result<T> {
     Err(Error::Failed { device: NAME, reason })
 }
 
+/// Where the persistent kernel of a plan finds its own.
+pub struct PersistentAddresses {
+    /// The table.
+    pub phases: Address,
+    /// Both exchanges and the turn.
+    pub exchange: Address,
+}
+
 impl Draft<'_> {
+    fn units(&mut self, units: &[LoweredUnit]) -> Result<()> {
+        for LoweredUnit { node, unit, .. } in units {
+            self.node = *node;
+            self.unit(unit)?;
+        }
+        Ok(())
+    }
+
     fn unit(&mut self, unit: &Unit) -> Result<()> {
         match unit {
             Unit::Projection(p) => self.projection(p),
@@ -315,5 +418,6 @@ impl Draft<'_> {
         self.commands.table.push(new, info);
         self.commands.rows.push(call.rows);
         self.commands.products.push(call.product);
+        self.commands.together.push(call.together);
     }
 }

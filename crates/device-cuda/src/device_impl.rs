@@ -5,6 +5,7 @@ use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout, logits_bytes};
 use crate::missing::missing_kernels;
 use crate::packs::PackPlan;
+use crate::persistent::persistent_of;
 use crate::profile::{self, Profile};
 use crate::program::{CudaProgram, LoweredPlan, Sizes, kept_bytes};
 use crate::weights::WeightPlan;
@@ -129,7 +130,8 @@ impl Device for CudaDevice {
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
         let (parts, sizes) = self.sizes(plans, limits)?;
         let units = plans.iter().zip(&parts).map(|(plan, (units, _))| (plan, &units[..]));
-        let packs = PackPlan::new(units, limits, &self.profile);
+        let packs = PackPlan::new(units.clone(), limits, &self.profile);
+        let (persistent, third) = persistent_of(units, limits, &self.profile, packs.total());
         let weights = WeightPlan::new(plans)?;
         let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, |_| false);
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
@@ -137,6 +139,7 @@ impl Device for CudaDevice {
         for (what, bytes) in [
             ("weights on the GPU", weights.total()),
             ("weights again, for tensor cores", packs.total()),
+            ("weights again, for tokens in one launch", third.total()),
             ("activations", sizes.arena - sizes.logits.min(sizes.arena)),
             ("logits", sizes.logits),
             ("results, in pinned memory", sizes.logits + sizes.kept),
@@ -147,6 +150,13 @@ impl Device for CudaDevice {
             if bytes > 0 {
                 let (what, bytes) = (what.to_owned(), bytes as u64);
                 memory.items.push(Item { what, bytes, residence: Residence::Committed });
+            }
+        }
+        let reasons = persistent.into_iter().filter_map(|found| found.err());
+        for reason in reasons.filter(|_| self.profile.persistent_positions > 0) {
+            let note = format!("no tokens in one launch: {reason}");
+            if !memory.notes.contains(&note) {
+                memory.notes.push(note);
             }
         }
         Ok(memory)

@@ -240,8 +240,20 @@ impl Context {
         // (`await`, common.cuh).
         // SAFETY: a plain union, of which zeros are valid.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let has_attribute = match start {
+            Start::After => false,
+            Start::Early => {
+                attribute.id =
+                    sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+                attribute.value.programmaticStreamSerializationAllowed = 1;
+                self.facts.capability >= (9, 0)
+            }
+            Start::Together => {
+                attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+                attribute.value.cooperative = 1;
+                true
+            }
+        };
         let config = sys::CUlaunchConfig {
             gridDimX: x,
             gridDimY: y,
@@ -252,7 +264,7 @@ impl Context {
             sharedMemBytes: shared,
             hStream: self.stream,
             attrs: &mut attribute,
-            numAttrs: u32::from(start == Start::Early && self.facts.capability >= (9, 0)),
+            numAttrs: u32::from(has_attribute),
         };
         // SAFETY: the function belongs to a module that lives as long as its program; its only parameter is a struct of
         // as many bytes, which the driver copies; addresses in it are of memory of the same program.
@@ -453,6 +465,8 @@ pub enum Start {
     After,
     /// From Hopper on: when the blocks of the kernel before it have begun. It waits for that kernel itself.
     Early,
+    /// As [`Self::After`], with all blocks at once, since they wait for each other; refused where they do not fit the GPU together.
+    Together,
 }
 
 /// Most bytes of a kernel's arguments.

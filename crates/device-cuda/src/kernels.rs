@@ -25,7 +25,7 @@ pub fn source(path: &str) -> Option<&'static str> {
 }
 
 /// Folders of kernels that only the programs in `bench` launch.
-const UNUSED: [&str; 2] = ["attention_flash/", "persistent/"];
+const UNUSED: [&str; 1] = ["attention_flash/"];
 
 /// Every file with kernels that tables name on GPUs of an architecture.
 pub fn files(architecture: &str) -> impl Iterator<Item = &'static str> {
@@ -33,7 +33,7 @@ pub fn files(architecture: &str) -> impl Iterator<Item = &'static str> {
     let used = move |name: &&str| {
         name.ends_with(".cu")
             && !UNUSED.iter().any(|folder| name.starts_with(folder))
-            && (hopper || !name.starts_with("gemm/wgmma_"))
+            && (hopper || !(name.starts_with("gemm/wgmma_") || name.starts_with("persistent/")))
             && (!turing || !name.starts_with("gemm/"))
     };
     SOURCES.iter().map(|(name, _)| *name).filter(used)

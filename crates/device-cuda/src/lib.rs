@@ -31,6 +31,7 @@ mod missing;
 pub mod nvrtc;
 mod packs;
 mod peaks;
+mod persistent;
 pub mod products;
 mod profile;
 mod program;
@@ -39,4 +40,4 @@ pub mod stored;
 mod weights;
 
 pub use device_impl::CudaDevice;
-pub use profile::Profile;
+pub use profile::{PERSISTENT_POSITIONS, Profile};

@@ -13,6 +13,9 @@ use device_lower::table::RowClass;
 /// KV types, the default first.
 pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::F32];
 
+/// Positions of a sequence up to which the persistent kernel was measured to be faster (kernels/persistent/NOTES.md).
+pub const PERSISTENT_POSITIONS: usize = 1024;
+
 const RULES: &[Rule] = &[
     NORM_GATE_UP,
     NORM_LINEAR,
@@ -56,6 +59,12 @@ pub struct Profile {
     pub most_splits: usize,
     /// Rows of a step whose positions are split, at most.
     pub most_split_rows: usize,
+    /// Positions of a sequence up to which a step of one row runs in one launch, where the plan allows it (`persistent.rs`); 0: never.
+    pub persistent_positions: usize,
+    /// Bytes of packed weights of a model up to which that was measured to be faster than a launch for each unit.
+    pub most_persistent: u64,
+    /// Bytes of shared memory that a block may ask for.
+    pub shared_bytes: u32,
     /// Bytes of shared memory of attention by tiles, at most; 0: there is none.
     pub flash_bytes: u32,
     /// Steps that may be in flight.
@@ -85,6 +94,10 @@ impl Profile {
             split_len: 128,
             most_splits: 32,
             most_split_rows: 32,
+            // Until `gpu_test persistent` has passed on a GPU: PERSISTENT_POSITIONS where `products` is Wgmma.
+            persistent_positions: 0,
+            most_persistent: 1 << 30,
+            shared_bytes: facts.shared_bytes,
             flash_bytes: if facts.capability >= (8, 0) { facts.shared_bytes } else { 0 },
             in_flight: 4,
             n_graphs: 64,

@@ -7,20 +7,22 @@
 
 mod inputs;
 mod launch;
+mod results;
 
-use crate::compile::{Commands, Compiler, KernelList, Places};
+use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses, Places};
 use crate::driver::{Buffer, Context, Event, Function, Module, NAME, Pinned, Pool};
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::packs::{PackPlan, Packs};
+use crate::persistent::{PersistentWeights, persistent_of};
 use crate::profile::Profile;
 use crate::weights::{WeightPlan, Weights};
 use device::{
     Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result,
     RowCount, Step, Ticket, Timing, ValueId, Want,
 };
-use device_lower::ahead::{self, Ahead, Done, InFlight, NO_TOKEN};
-use device_lower::arena::{Arena, NO_PLACE};
+use device_lower::ahead::{self, Ahead, Done, InFlight};
+use device_lower::arena::Arena;
 use device_lower::lifetimes::value_bytes;
 use device_lower::sampling::Chooser;
 use device_lower::table::{Location, Region, RowClass, StepSizes};
@@ -57,7 +59,7 @@ pub struct Sizes {
 /// Where a value of a plan lies.
 #[derive(Clone, Copy)]
 struct ValueView {
-    /// In the arena; [`NO_PLACE`]: inside a unit.
+    /// In the arena; [`NO_PLACE`](device_lower::arena::NO_PLACE): inside a unit.
     offset: usize,
     /// With as many rows as it can have.
     bytes: usize,
@@ -76,10 +78,15 @@ struct Compiled {
     kept: Vec<ValueId>,
     /// Whether its tables choose tokens.
     chooses: bool,
+    /// Of steps that the persistent kernel takes.
+    persistent: Option<Commands>,
 }
 
 impl Compiled {
     fn table(&self, sizes: &StepSizes) -> &Commands {
+        if let Some(commands) = self.persistent.as_ref().filter(|_| sizes.whole) {
+            return commands;
+        }
         let tokens = RowClass::of(sizes.n_rows) as usize;
         let outputs = (RowClass::of(sizes.n_outputs) as usize).min(tokens);
         &self.tables[tokens][outputs]
@@ -99,6 +106,8 @@ pub struct CudaProgram {
     step: StepLayout,
     /// Positions from which a sequence is long.
     long: usize,
+    /// Positions of a sequence up to which the persistent kernel takes a step.
+    persistent_positions: usize,
     ahead: Ahead<Event>,
     /// Events that no step uses.
     events: Vec<Event>,
@@ -128,6 +137,9 @@ pub struct CudaProgram {
     _states: Buffer,
     _weights: Weights,
     _packs: Packs,
+    _persistent: Option<PersistentWeights>,
+    /// The phases of the plans that the persistent kernel runs.
+    _phases: Vec<Buffer>,
     /// Multiprocessors.
     n_processors: usize,
     _modules: Vec<Arc<Module>>,
@@ -173,8 +185,11 @@ impl CudaProgram {
         let heads = take("tables", words.len() * 4)?;
         context.upload(heads.start(), bytemuck::cast_slice(&words))?;
         let weights = WeightPlan::new(plans)?.load(&context)?;
-        let units = parts.iter().map(|part| (part.plan, part.units));
-        let packs = PackPlan::new(units, limits, profile).load(&context, kernels)?;
+        let units = || parts.iter().map(|part| (part.plan, part.units));
+        let packs = PackPlan::new(units(), limits, profile);
+        let (persistent, third) = persistent_of(units(), limits, profile, packs.total());
+        let packs = packs.load(&context, kernels)?;
+        let third = third.load(&context, kernels)?;
         let places = Places {
             arena: arena.start(),
             step: step_buffer.start(),
@@ -186,7 +201,8 @@ impl CudaProgram {
             pools: pools.iter().map(Pool::start).collect(),
         };
         let (mut compiled, mut list) = (Vec::with_capacity(parts.len()), KernelList::default());
-        for part in parts {
+        let mut phases = Vec::new();
+        for (index, (part, persistent)) in parts.iter().zip(&persistent).enumerate() {
             let compiler = Compiler {
                 profile,
                 plan: part.plan,
@@ -208,6 +224,20 @@ impl CudaProgram {
                     outputs.map(|outputs| compiler.table(tokens, outputs, &mut list)).collect()
                 })
                 .collect::<Result<Vec<Vec<_>>>>()?;
+            let persistent = match (persistent, &third) {
+                (Ok(persistent), Some(third)) => {
+                    let table = compiler.phases(persistent, &third.phases(index), &third.biases(index))?;
+                    let table: &[u8] = bytemuck::cast_slice(&table);
+                    let buffer = take("phases", table.len())?;
+                    context.upload(buffer.start(), table)?;
+                    let addresses =
+                        PersistentAddresses { phases: buffer.start(), exchange: third.exchange() };
+                    phases.push(buffer);
+                    let shared = profile.shared_bytes;
+                    Some(compiler.persistent_table(persistent, shared, &addresses, &mut list)?)
+                }
+                _ => None,
+            };
             let values = part.plan.values.iter().zip(&part.arena.offset).map(|(value, offset)| ValueView {
                 offset: *offset,
                 bytes: value_bytes(value, limits),
@@ -221,6 +251,7 @@ impl CudaProgram {
                 output: part.plan.output,
                 kept: part.plan.kept.clone(),
                 chooses: part.plan.primitives().any(|op| matches!(op, Op::Argmax { .. })),
+                persistent,
             });
         }
         let first = ("step_load.cu".to_owned(), "step_load".to_owned(), 0);
@@ -254,6 +285,7 @@ impl CudaProgram {
             limits: limits.clone(),
             step,
             long: profile.long,
+            persistent_positions: profile.persistent_positions,
             ahead: Ahead::new(step.n_kept(), limits.max_outputs),
             events,
             chooser: Chooser::new(n_logits),
@@ -275,6 +307,8 @@ impl CudaProgram {
             _states: states,
             _weights: weights,
             _packs: packs,
+            _persistent: third,
+            _phases: phases,
             n_processors: profile.n_processors,
             _modules: modules,
         })
@@ -282,143 +316,6 @@ impl CudaProgram {
 
     fn failed<T>(&self, reason: String) -> Result<T> {
         Err(Error::Failed { device: NAME, reason })
-    }
-
-    /// Where a value's rows of the last step lie in the arena: offset and bytes. `None`: nowhere.
-    fn rows_of(&self, id: ValueId) -> Option<(usize, usize)> {
-        let done = &self.ahead.done;
-        let view =
-            self.plans.get(done.plan)?.values.get(id.0 as usize).filter(|view| view.offset != NO_PLACE)?;
-        let n = view.rows.count(done.sizes.n_rows, done.sizes.n_outputs) * view.cols;
-        Some((view.offset, n * 4))
-    }
-
-    /// Copy what the caller may read of the step that was just waited for: its logits and what its plan keeps.
-    fn fetch_results(&mut self, ticket: u64) -> Result<()> {
-        let Some(plan) = self.plans.get(self.ahead.done.plan) else { return Ok(()) };
-        let output = Some(plan.output).filter(|_| self.wanted_logits(ticket));
-        let n_kept = plan.kept.len();
-        let mut at = self.logits_bytes;
-        for index in 0..=n_kept {
-            let plan = &self.plans[self.ahead.done.plan];
-            let id = if index < n_kept { Some(plan.kept[index]) } else { output };
-            let Some((offset, bytes)) = id.and_then(|id| self.rows_of(id)) else { continue };
-            let to = if index < n_kept { at } else { 0 };
-            if bytes > 0 {
-                self.context
-                    .download(self.arena.start() + offset as u64, self.results.bytes_mut(to, bytes))?;
-            }
-            at += if index < n_kept { bytes } else { 0 };
-        }
-        Ok(())
-    }
-
-    fn page_bytes(&self, group: usize) -> usize {
-        self.kv.page_bytes(group, self.limits.kv_type, self.limits.page_len)
-    }
-
-    /// The address of a committed page, and its bytes.
-    fn page(&self, group: usize, page: u32) -> Result<(u64, usize)> {
-        self.committed.check_page(group, page).or_else(|reason| self.failed(reason))?;
-        let bytes = self.page_bytes(group);
-        Ok((self.pools[group].start() + page as u64 * bytes as u64, bytes))
-    }
-
-    fn page_of(&self, group: usize, page: u32, given: usize) -> Result<u64> {
-        let (start, bytes) = self.page(group, page)?;
-        match given == bytes {
-            true => Ok(start),
-            false => self.failed(format!("{given} bytes for a KV page of {bytes} bytes")),
-        }
-    }
-
-    /// The chunks that some pages lie in.
-    fn chunks(&self, group: usize, pages: &Range<u32>) -> Range<usize> {
-        let (bytes, chunk) = (self.page_bytes(group), self.pools[group].chunk());
-        let (start, end) = (pages.start as usize * bytes, pages.end as usize * bytes);
-        start / chunk..end.div_ceil(chunk)
-    }
-
-    /// Write one more (or one less) user into the chunks of some pages, and give the memory of those without users back.
-    fn release(&mut self, group: usize, chunks: Range<usize>) -> Result<()> {
-        for chunk in chunks {
-            let users = &mut self.users[group][chunk];
-            *users = users.saturating_sub(1);
-            if *users == 0 {
-                self.pools[group].unmap(chunk)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Choose what has no kernel from the logits of the step that was submitted last, with which the GPU is done, and take
-    /// over what the GPU chose.
-    fn choose_on_host(&mut self, step: &Step, begun: &Begun) -> Result<()> {
-        let plan = &self.plans[begun.plan];
-        let logits = plan.values[plan.output.0 as usize];
-        let bytes = logits.cols * 4;
-        let at = self.step;
-        let mut changed = false;
-        let first = at.chosen_at(begun.ticket, 0);
-        for (output, want) in (0u32..).zip(step.wants) {
-            let place = at.chosen_at(begun.ticket, output);
-            if begun.by_host(want) {
-                let from = self.arena.start() + (logits.offset + output as usize * bytes) as u64;
-                let to = output as usize * bytes;
-                self.context.download(from, self.results.bytes_mut(to, bytes))?;
-                let row: &[f32] = bytemuck::cast_slice(self.results.bytes(to, bytes));
-                let tokens = &self.host_chosen;
-                let pending = want.pending.of(step.pending).iter();
-                let pending = pending.filter_map(|from| {
-                    let token = tokens.word(at.chosen_at(from.ticket.0, from.output) as usize);
-                    (token != NO_TOKEN).then_some(token)
-                });
-                let choice = self.chooser.choose(row, want, step, pending);
-                let outputs = self.ahead.outputs_of_mut(begun.ticket);
-                outputs.chosen.push(choice);
-                outputs.best.extend(self.chooser.best(row, want));
-                self.host_chosen.write(place as usize * 4, &[choice.token.unwrap_or(NO_TOKEN)]);
-                changed = true;
-            } else {
-                let token = self.host_chosen.word(place as usize);
-                let token = (token != NO_TOKEN).then_some(token);
-                let chosen = Chosen { token, logprob: f32::NAN, surprise: f32::NAN };
-                self.ahead.outputs_of_mut(begun.ticket).chosen.push(chosen);
-            }
-            let outputs = self.ahead.outputs_of_mut(begun.ticket);
-            outputs.best_ends.push(outputs.best.len());
-        }
-        if changed {
-            let bytes = self.host_chosen.bytes(first as usize * 4, step.wants.len() * 4);
-            self.context.upload(self.chosen.start() + u64::from(first) * 4, bytes)?;
-        }
-        self.ahead.outputs_of_mut(begun.ticket).is_chosen = true;
-        Ok(())
-    }
-
-    fn wait_for(&mut self, ticket: u64) -> Result<()> {
-        self.context.enter()?;
-        let step = self.ahead.take(ticket).or_else(|reason| self.failed(reason))?;
-        if let Some(event) = step.work {
-            let result = event.wait();
-            self.events.push(event);
-            if let Err(error) = result {
-                self.ahead.failed_below = self.ahead.next;
-                return Err(error);
-            }
-        }
-        if !self.ahead.outputs_of(ticket).is_chosen {
-            for output in 0..self.ahead.outputs_of(ticket).n as u32 {
-                let token = self.host_chosen.word(self.step.chosen_at(ticket, output) as usize);
-                let token = (token != NO_TOKEN).then_some(token);
-                let chosen = Chosen { token, logprob: f32::NAN, surprise: f32::NAN };
-                self.ahead.outputs_of_mut(ticket).chosen.push(chosen);
-            }
-        }
-        let is_fresh = self.ahead.in_flight.is_empty();
-        let (plan, sizes) = (step.plan, step.sizes);
-        self.ahead.done = Done { ticket: Some(ticket), plan, sizes, is_fresh, until: None };
-        if is_fresh { self.fetch_results(ticket) } else { Ok(()) }
     }
 }
 
@@ -600,6 +497,7 @@ impl Program for CudaProgram {
         self.context.finish()
     }
 
+    /// Of one row, those of the table of single launches, then those of the persistent kernel's table.
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         // Of the last step, if it was such a one; else as a sequence has them that goes on.
         let done = &self.ahead.done;
@@ -608,7 +506,9 @@ impl Program for CudaProgram {
         let sizes = StepSizes { n_rows, n_outputs, ..StepSizes::default() };
         let most = RowClass::of(self.limits.max_rows) as usize;
         let plan = self.plans.get(plan).filter(|_| RowClass::of(n_rows) as usize <= most);
-        plan.map_or(vec![], |plan| plan.table(&sizes).table.infos().to_vec())
+        let Some(plan) = plan else { return Vec::new() };
+        let whole = plan.persistent.as_ref().filter(|_| n_rows == 1).map(|commands| commands.table.infos());
+        plan.table(&sizes).table.infos().iter().chain(whole.unwrap_or_default()).cloned().collect()
     }
 
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {

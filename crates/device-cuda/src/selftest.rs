@@ -1,6 +1,10 @@
 //! What a user can run to see whether this machine's GPU gives right answers: every case that devices
 //! are tested with, against the reference interpreter.
 
+mod decoders;
+
+pub use decoders::{Decoder, check_chains, check_decoder, decoders};
+
 use crate::CudaDevice;
 use device::{Device, Numerics, OpKind};
 use device_testing::{Case, check_cases, check_op_cases, compare_chunks};

@@ -150,6 +150,8 @@ pub struct StepSizes {
     pub long: bool,
     /// Sequences.
     pub n_spans: usize,
+    /// Whether one launch computes the whole step, on a device that has a table of such steps.
+    pub whole: bool,
 }
 
 impl When {

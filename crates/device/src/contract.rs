@@ -93,6 +93,8 @@ pub struct Item {
 pub struct MemoryPlan {
     /// The lines.
     pub items: Vec<Item>,
+    /// What the device does not do for these plans and limits, and why, in words; empty for most.
+    pub notes: Vec<String>,
 }
 
 impl MemoryPlan {

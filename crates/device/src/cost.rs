@@ -149,6 +149,6 @@ impl MemoryPlan {
         if bytes > 0 {
             items.push(Item { what: "biases of keys".to_owned(), bytes, residence: Residence::Committed });
         }
-        MemoryPlan { items }
+        MemoryPlan { items, notes: Vec::new() }
     }
 }

@@ -61,6 +61,8 @@ pub struct PlannedBudget {
 pub struct MemoryReport {
     /// The lines.
     pub items: Vec<MemoryItem>,
+    /// What the device does not do for this model and these settings, and why.
+    pub notes: Vec<String>,
     /// Sum of what is mapped.
     pub mapped: u64,
     /// Sum of what is taken at load.
@@ -104,8 +106,8 @@ pub fn plan_memory(model: &Model, device: &dyn Device, options: &LoadOptions) ->
 /// Options with a context length, their plans, fused, and what they take.
 pub(crate) struct Settled {
     pub(crate) options: LoadOptions,
-    /// The model's own; the one with adapters where there are any; and of given rows, where the model sees and the device can run its
-    /// tower.
+    /// The model's own; the one with adapters where there are any; of given rows, where the model sees and the device can run its
+    /// tower; and that of the layer that predicts one token more, where the model has it ([`Model::predicting`]).
     pub(crate) plans: Vec<Plan>,
     pub(crate) memory: MemoryReport,
     /// Why images are refused though the model sees.
@@ -159,6 +161,9 @@ pub(crate) fn fused_plans(
         Some(_) => add_given(&mut plans, model, device, limits)?,
         None => None,
     };
+    if let Some(next) = model.next_plan(limits.n_ctx)? {
+        plans.push(device_lower::fusion::fuse(&next, device.fusion()));
+    }
     Ok((plans, blind))
 }
 
@@ -172,7 +177,7 @@ pub(crate) fn fixed_bytes(
     device: &dyn Device,
     options: &LoadOptions,
 ) -> Result<u64> {
-    let items = items(model, plans, device, options)?;
+    let (items, _) = items(model, plans, device, options)?;
     Ok(items.iter().filter(|item| item.residence != "reserved").map(|item| item.bytes).sum())
 }
 
@@ -272,13 +277,14 @@ pub(crate) fn report(
     let mut free = memory.free.saturating_add(taken);
     let cap = cap_left(device, options);
     free = free.min(cap.unwrap_or(u64::MAX));
-    let items = items(model, plans, device, options)?;
+    let (items, notes) = items(model, plans, device, options)?;
     let sum = |kind| items.iter().filter(|i: &&MemoryItem| i.residence == kind).map(|i| i.bytes).sum::<u64>();
     let (mapped, committed, reserved) = (sum("mapped"), sum("committed"), sum("reserved"));
     let total = mapped + committed + reserved;
     let limits = load::limits(model, device, options)?;
     let mut report = MemoryReport {
         items,
+        notes,
         mapped,
         committed,
         reserved,
@@ -327,13 +333,13 @@ fn items(
     plans: &[Plan],
     device: &dyn Device,
     options: &LoadOptions,
-) -> Result<Vec<MemoryItem>> {
+) -> Result<(Vec<MemoryItem>, Vec<String>)> {
     let plan = model.plan();
     let limits = load::limits(model, device, options)?;
     // A model loads if one sequence fits: the others take what is free while they run, or wait.
     let one = pool_sizes(&plan.kv, limits.n_ctx, limits.max_rows, 1, limits.page_len);
-    let mut items: Vec<MemoryItem> = device
-        .memory_plan(plans, &Limits { n_pages: one, ..limits.clone() })?
+    let planned = device.memory_plan(plans, &Limits { n_pages: one, ..limits.clone() })?;
+    let mut items: Vec<MemoryItem> = planned
         .items
         .into_iter()
         .map(|i| MemoryItem { what: i.what, bytes: i.bytes, residence: residence_name(i.residence) })
@@ -361,7 +367,7 @@ fn items(
             residence: "committed",
         });
     }
-    Ok(items)
+    Ok((items, planned.notes))
 }
 
 /// What would fit: less context; or keys and values in fewer bits; or one sequence and a small chunk besides.
@@ -404,7 +410,7 @@ fn largest_context(
     report: &MemoryReport,
 ) -> Option<Alternative> {
     let total = |options: &LoadOptions| -> Option<u64> {
-        Some(items(model, plans, device, options).ok()?.iter().map(|i| i.bytes).sum())
+        Some(items(model, plans, device, options).ok()?.0.iter().map(|i| i.bytes).sum())
     };
     let step = options.page_len.unwrap_or(device.page_len());
     let at = |pages: usize| LoadOptions { n_ctx: Some(pages * step), ..options.clone() };
@@ -462,6 +468,7 @@ impl fmt::Display for MemoryReport {
         }
         writeln!(f, "  {:<44} {:>12}", "in all", size(self.total))?;
         write!(f, "  {:<44} {:>12}", "free now", size(self.free))?;
+        self.notes.iter().try_for_each(|note| write!(f, "\n  {note}"))?;
         if let Some(budget) = self.budget.as_ref().filter(|budget| budget.bytes < u64::MAX) {
             let (what, reason) = ("keys, values and prefixes, of all", budget.reason);
             write!(

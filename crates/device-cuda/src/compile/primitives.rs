@@ -15,7 +15,7 @@ use device_lower::table::{Extent, When};
 use device_lower::units::Join;
 
 /// `ACTIVATE_*` (arguments.h)
-pub(super) fn activation(kind: Activation) -> u32 {
+pub(crate) fn activation(kind: Activation) -> u32 {
     match kind {
         Activation::Silu => 0,
         Activation::GeluTanh => 1,
@@ -433,8 +433,8 @@ impl Draft<'_> {
         let one = [each(rows), ONE, ONE];
         for (file, name, grid, threads, when) in [
             ("sampling/penalties.cu", "penalties", one, 256, When::Penalties),
-            ("argmax.cu", "argmax", [parts, each(rows), ONE], 256, When::Best),
-            ("argmax.cu", "argmax_end", one, 32, When::Best),
+            ("argmax.cu", "argmax", [parts, each(rows), ONE], 256, self.best),
+            ("argmax.cu", "argmax_end", one, 32, self.best),
             ("sampling/sample.cu", "sample", one, 1024, When::Sample),
         ] {
             self.push(Call { name, when, ..Call::new(file, rows, grid, threads, &[]) }, &arguments);

@@ -80,6 +80,7 @@ impl CudaProgram {
             sample: chosen().any(|want| matches!(want.choose, Choose::Sample(_))),
             penalties: chosen().any(|want| n_penalised(want) > 0),
             long: step.spans.iter().any(|span| span.end() > self.long),
+            whole: choose && self.runs_whole(step),
             // No grid of this device depends on it, and graphs are kept by these sizes.
             n_spans: 0,
         };
@@ -90,6 +91,14 @@ impl CudaProgram {
         self.wants_logits[(begun.ticket % self.step.n_kept() as u64) as usize] =
             step.wants.iter().any(|want| want.logits);
         Ok(begun)
+    }
+
+    /// Whether a step is one row that the persistent kernel takes.
+    fn runs_whole(&self, step: &Step) -> bool {
+        let is_short = |span: &device::Span| span.end() <= self.persistent_positions;
+        self.plans[step.plan].persistent.is_some()
+            && (step.tokens.len(), step.outputs.len(), step.spans.len()) == (1, 1, 1)
+            && step.spans.iter().all(is_short)
     }
 
     /// Whether somebody wants logits of a step, or may: a plan that chooses no tokens is run for its values.

@@ -3,6 +3,7 @@
 use super::CudaProgram;
 use super::inputs::{Begun, N_COPIES};
 use crate::arguments::{GemmArguments, StepLoadArguments};
+use crate::compile::Commands;
 use crate::driver::{Event, Graph, MAX_ARGUMENT_BYTES, NAME, Start};
 use device::{Error, Result, Step, Timing};
 use device_lower::table::StepSizes;
@@ -73,6 +74,7 @@ impl CudaProgram {
         let commands = self.plans[begun.plan].table(&begun.sizes);
         let command = &commands.table.commands()[index];
         let parameters = commands.table.parameters(command);
+        let start = if commands.together[index] { Start::Together } else { start };
         let mut bytes = [0u8; MAX_ARGUMENT_BYTES];
         let Some(place) = bytes.get_mut(..parameters.len()) else {
             return self.failed(format!("{} bytes of arguments", parameters.len()));
@@ -106,14 +108,14 @@ impl CudaProgram {
     }
 
     fn launch_commands(&self, begun: &Begun, range: Range<usize>) -> Result<()> {
-        let table = &self.plans[begun.plan].table(&begun.sizes).table;
+        let Commands { table, together, .. } = self.plans[begun.plan].table(&begun.sizes);
         let runs = table.runs(&begun.sizes).skip_while(|run| run.index < range.start);
         // The first one after the step's numbers are there: all others may read these, and what earlier steps wrote, before they
         // wait for the one before them.
         let mut start = Start::After;
         for run in runs.take_while(|run| run.index < range.end) {
             self.launch_command(begun, run.index, run.threadgroups, start)?;
-            start = Start::Early;
+            start = if together[run.index] { Start::After } else { Start::Early };
         }
         Ok(())
     }
@@ -212,7 +214,13 @@ impl CudaProgram {
 
     /// Each command between two events of its own.
     pub(super) fn launch_timed(&self, begun: &Begun, timings: &mut Vec<Timing>) -> Result<()> {
-        let table = &self.plans[begun.plan].table(&begun.sizes).table;
+        let plan = &self.plans[begun.plan];
+        let table = &plan.table(&begun.sizes).table;
+        // As `commands` lists them.
+        let before = match begun.sizes.whole {
+            true => plan.table(&StepSizes { whole: false, ..begun.sizes }).table.commands().len(),
+            false => 0,
+        };
         let (first, from, to) =
             (self.context.event(true)?, self.context.event(true)?, self.context.event(true)?);
         if begun.sizes.n_rows > 0 {
@@ -229,7 +237,7 @@ impl CudaProgram {
             to.wait()?;
             let start = from.since(&first)?;
             let duration = if blocks.is_some() { to.since(&from)? } else { 0.0 };
-            timings.push(Timing { command, start, duration });
+            timings.push(Timing { command: before + command, start, duration });
         }
         Ok(())
     }

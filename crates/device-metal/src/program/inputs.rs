@@ -97,6 +97,7 @@ impl<G: Gpu> MetalProgram<G> {
             penalties: chosen().any(|want| n_penalised(want) > 0),
             long: step.spans.iter().any(|span| span.end() > self.profile.split_positions),
             n_spans: step.spans.len(),
+            whole: false,
         };
         self.ready(self.plans[step.plan].class(&begun.sizes))?;
         self.write_rows(step);

@@ -233,7 +233,7 @@ impl Device for History {
         });
         let logits = 4 * (limits.max_outputs * plan.value(plan.output).cols) as u64;
         let logits = Item { what: "logits".into(), bytes: logits, residence: Residence::Committed };
-        Ok(MemoryPlan { items: kv.chain([logits]).collect() })
+        Ok(MemoryPlan { items: kv.chain([logits]).collect(), notes: vec![] })
     }
     fn compile(&self, plans: &[Plan], limits: &Limits) -> device::Result<Box<dyn Program>> {
         let plan = &plans[0];

@@ -12,9 +12,11 @@
 //         q6   32 x 8: upper bits (word h, chunk 2 h + i: bits 4 i + 2 j + 8 b of byte b: column 8 (2 h + i) + 4 j + b),
 //              then 32 x 4: d of both halves of the block  weight = d * (q - 32)
 //         q8   32 x 32 signed bytes in two planes of 32 x 16 (columns 0..15, 16..31), then 32 x 2: d
+//   rows of a QKV phase: for each KV head, the rows of its query heads, then those of its keys, then those of its values.
 //   chunk: 8 values handed over in 16 bytes: int8 with a 12-bit scale (upper bits of the f32), a float, 4 bits of epoch a word.
 #pragma once
 #include "gemm/types.h"
+#include "step.h"
 
 #define PERSISTENT_CODEC_Q4 0
 #define PERSISTENT_CODEC_Q4M 1
@@ -25,9 +27,27 @@
 #define PERSISTENT_QKV 0    // f32 words to the attention of the same layer, which follows; the input is a norm's
 #define PERSISTENT_ADD 1    // added to the residual, whose norm is the next phase's input
 #define PERSISTENT_GATE 2   // groups alternate between gate and up; activation(gate) * up is the next phase's input
-#define PERSISTENT_HEAD 3   // logits; the best is the next token
+#define PERSISTENT_HEAD 3   // logits; the best is the token
 
-// One product. 112 bytes. Each block of threads keeps a copy in shared memory.
+// Parts of an exchange, in bytes.
+#define EXCHANGE_INPUT 0          // chunks: input of QKV and head
+#define EXCHANGE_MIDDLE 65536     // chunks: input of gate/up
+#define EXCHANGE_GATED 131072     // chunks: input of down
+#define EXCHANGE_ATTENDED 262144  // chunks: input of O
+#define EXCHANGE_QKV 327680       // words
+#define EXCHANGE_PARTIALS 458752  // words: (n_kv_heads, splits, H * D + 2 * H)
+#define EXCHANGE_SQUARES 1507328  // words: (2, 256)
+#define EXCHANGE_BEST 1511424     // 64-bit words
+#define PERSISTENT_EXCHANGE 1515520
+
+// Most blocks of a launch, most slots of the ring, most rows of the residual that a block has.
+#define PERSISTENT_MAX_BLOCKS 160
+#define PERSISTENT_MAX_SLOTS 40
+#define PERSISTENT_MAX_ROWS 64
+// Bytes of dynamic shared memory beside the ring, the input and the phases, for heads of d columns and h query heads of a KV head.
+#define PERSISTENT_SHARED(d, h) (5072 + 20 * (d) + 36 * (h) * (d) + 64 * (h))
+
+// One product. Each block of threads keeps a copy in shared memory.
 struct PersistentPhase {
     const uchar *weights;
     const float *norm;      // ADD: weights of the norm that the next phase's input needs (hidden)
@@ -35,57 +55,59 @@ struct PersistentPhase {
     const float *bias;      // QKV: 0, or (rows)
     const float *q_norm;    // QKV: 0, or (head_dim): norms of the heads
     const float *k_norm;
-    ulong layer_offset;     // QKV: of the layer within a page
+    uchar *pages;           // QKV: of the layer's KV group, from the layer's part of the first page on
+    uint page_bytes;        // QKV: of a page of the group
+    uint table;             // QKV: first entry of the group in the page table
+    uint window;            // QKV: 0 for none
+    uint rotation;          // QKV: 0 for none, or which frequencies, 1 or 2
     uint kind;
     uint codec;
+    uint input;             // part of the exchange that it reads
     uint groups;            // of 8 rows
     uint k_quads;           // of 1,024 columns
     uint chunks;            // of 8 columns that the input has
     uint activation;        // GATE
-    uint window;            // QKV: 0 for none
-    uint table;             // QKV: first entry of the layer's group in the page table
     uint gate_refill;       // 1: when this phase has read its weights, those of a layer more may be loaded
     uint own_first;         // the rest is written by the kernel, in its copy: the block's first group
     uint own_groups;
     uint pieces;            // of the block's weights
     uint credit;            // pieces of the phases from after the gate before to this gate
-    uint reserved;
 };
 
 struct PersistentArguments {
-    uint n_tokens;          // to decode in this launch
-    uint first_position;
-    const PersistentPhase *phases;
-    const uchar *embedding; // rows of the file's type
-    const float *first_norm; // (hidden), of the first phase's input
-    const float *rotations; // (positions, head_dim / 2) cosine and sine
-    uchar *pool;            // KV pages, keys [n_kv_heads][page_len][head_dim] f16, then values
-    const uint *page_table; // of the sequence
-    uint *tokens;           // (n_tokens + 1): [0] is the first input; token t + 1 is what t's row chose
-    float *best_logits;     // (n_tokens)
-    float *logits;          // 0, or (n_vocab): of the last token
-    float *trace;           // 0, or (n_tokens, hidden): the residual after the last layer
-    uchar *exchange;        // PERSISTENT_EXCHANGE bytes, zeros at launch
-    ulong page_bytes;
-    ulong embedding_row_bytes;
+    uint n_rows;            // 1
     uint n_phases;
+    const PersistentPhase *phases;
+    const float *x;         // (hidden): the residual before the first layer
+    const float *first_norm; // (hidden), of the first phase's input
+    const float *frequencies1; // (head_dim / 2) radians a position, or 0
+    const float *frequencies2;
+    const uint *position;   // of the row
+    const uint *page_table; // of the row's sequence, one group after the other
+    const Choice *choice;   // 0: no token is chosen
+    uint *chosen;           // tokens that outputs chose
+    uint *host_chosen;
+    float *logits;          // (n_vocab)
+    float *trace;           // 0, or (hidden): the residual after the last layer
+    uchar *exchange;        // 2 * PERSISTENT_EXCHANGE bytes and a word, the turn: zeros before the first launch
+    float rotation_scale1;  // on cosine and sine
+    float rotation_scale2;
+    uint interleaved;       // rotation: pairs (2 i, 2 i + 1)
     uint hidden;
     uint n_kv_heads;
     uint n_vocab;
     uint n_splits;          // blocks of one KV head, 1 to 16; n_kv_heads * n_splits <= n_blocks
-    uint page_len;
+    uint page_len;          // a power of two
     uint slot_bytes;        // of a piece of the ring; a multiple of 128, at least a step
-    uint n_slots;           // at most 40
-    uint embedding_type;    // 0 f32, 1 f16, 2 bf16, 3 Q8_0, 4 Q4_0, 5 Q6_K, 6 Q4_K
-    float embedding_scale;
+    uint n_slots;
     float eps;
     float attention_scale;  // times log2(e)
     float softcap;          // 0: none; of scores
-    uint interleaved;       // rotation: pairs (2 i, 2 i + 1)
     uint poll_delay;        // cycles from a block's own publication to its first poll
     uint merge_delay;
     uint refill_gates;      // 1: gate_refill counts
-    uint stop_phase;        // phases of a token that run; n_phases: all
+    uint stop_phase;        // phases that run; n_phases: all
+    uint most_quads;        // the largest k_quads of a phase
 };
 
 // From a file's rows to packed rows: persistent_repack_<type>.

@@ -1,0 +1,98 @@
+// What all warps of a block know: shared memory, the table, the ring's places, the exchange of this launch.
+#pragma once
+#include "persistent/exchange.cuh"
+#include "persistent/units.cuh"
+
+#define PERSISTENT_PASS 8 // groups
+
+// The part of shared memory after the ring: PERSISTENT_SHARED bytes, then the input, then the phases.
+template <int D, int H> struct PersistentShared {
+    float partial[2][8][PERSISTENT_PASS * 8]; // sums of a pass, by parity
+    float2 turns[3][D / 2];                   // cosines and sines of the row's position: of no rotation, and by both frequencies
+    float queries[H * D];
+    float new_key[D], new_value[D];
+    float outputs[8][H * D]; // of each warp
+    float most[8][H], total[8][H];
+    float squares[2][8];     // of the input, by warp; by parity of the phase
+    float residual[PERSISTENT_MAX_ROWS];
+    u64 full[PERSISTENT_MAX_SLOTS], empty[PERSISTENT_MAX_SLOTS];
+    u32 credit;              // pieces whose phases are over
+    u32 gates;               // whether refills wait for gates
+    u32 padding[2];
+    InputBlock input[1];     // 8 warps x the most k_quads x 4; then the phases
+};
+
+template <int D, int H> struct PersistentBlock {
+    typedef PersistentShared<D, H> Shared;
+    static_assert(sizeof(Shared) - sizeof(InputBlock) == PERSISTENT_SHARED(D, H), "what the host asks for");
+    static constexpr u32 PARTIAL_BYTES = (H * D + 2 * H + 3) / 4 * 16;
+    const PersistentArguments &a;
+    u8 *ring;
+    Shared &s;
+    const PersistentPhase *phases; // in shared memory
+    u8 *exchange;
+    u32 full, empty, slot = 0, parity = 0, block, n_blocks, pass_parity = 0, kv_head, split, turn, position;
+    float inverse_hidden;
+    int warp, lane;
+
+    INLINE PersistentBlock(const PersistentArguments &a, u8 *shared)
+        : a(a), ring(shared), s(*(Shared *)(shared + a.n_slots * a.slot_bytes)), block(blockIdx.x), n_blocks(gridDim.x), warp(threadIdx.x >> 5),
+          lane(threadIdx.x & 31) {
+        full = shared_address(s.full), empty = shared_address(s.empty);
+        kv_head = block / a.n_splits, split = block % a.n_splits;
+        turn = load_relaxed_1(turn_word()) & 1, exchange = a.exchange + turn * PERSISTENT_EXCHANGE;
+        position = *a.position, inverse_hidden = 1.0f / (float)a.hidden;
+    }
+    // Which exchange the launch uses; it clears the other for the next one.
+    INLINE u32 *turn_word() const { return (u32 *)(a.exchange + 2 * PERSISTENT_EXCHANGE); }
+    // The table into shared memory, with what it means for this block. All threads call it, and wait afterwards.
+    INLINE void prepare() {
+        PersistentPhase *table = (PersistentPhase *)(s.input + 32 * a.most_quads);
+        phases = table;
+        for (u32 i = threadIdx.x; i < a.n_phases; i += blockDim.x) {
+            PersistentPhase p = a.phases[i];
+            p.own_first = first_group(p, block), p.own_groups = first_group(p, block + 1) - p.own_first;
+            const u32 each = a.slot_bytes / (8 * unit_bytes(p.codec));
+            p.pieces = (p.own_groups * p.k_quads + each - 1) / each;
+            table[i] = p;
+        }
+        if (threadIdx.x == 0) s.gates = a.refill_gates;
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < a.n_phases; i += blockDim.x) {
+            u32 n = 0, j = i;
+            if (table[i].gate_refill) do {
+                if (table[j].kind != PERSISTENT_HEAD) n += table[j].pieces;
+                j = j == 0 ? a.n_phases - 1 : j - 1;
+            } while (!table[j].gate_refill && j != i);
+            table[i].credit = n;
+            if (n > a.n_slots) s.gates = 0; // the ring could never be filled for it
+        }
+    }
+    // An entry of the table in registers: every barrier would make references read again. Its numbers pass through a shuffle, so that
+    // the compiler knows that all lanes agree.
+    INLINE PersistentPhase phase(u32 i) const {
+        PersistentPhase p = phases[i];
+        p.kind = uniform(p.kind), p.codec = uniform(p.codec), p.own_groups = uniform(p.own_groups), p.own_first = uniform(p.own_first);
+        p.k_quads = uniform(p.k_quads), p.chunks = uniform(p.chunks), p.input = uniform(p.input);
+        return p;
+    }
+    INLINE u32 uniform(u32 x) const {
+        return __shfl_sync(~0u, x, 0);
+    }
+    INLINE void next_slot() {
+        if (++slot == a.n_slots) slot = 0, parity ^= 1;
+    }
+    INLINE u32 first_group(u32 groups, u32 b) const { return b * groups / n_blocks; }
+    // Of a phase; gate and up stay together.
+    INLINE u32 first_group(const PersistentPhase &p, u32 b) const {
+        return p.kind == PERSISTENT_GATE ? 2 * first_group(p.groups / 2, b) : first_group(p.groups, b);
+    }
+    INLINE u8 *part(u32 at) const { return exchange + at; }
+    // Warp 8 says that the block's own words are out; warps 0..7 poll only then, so that polls do not delay stores.
+    INLINE void published() { barrier_arrive(5, 288); }
+    INLINE void wait_published() {
+        barrier(5, 288);
+        pause_cycles(a.poll_delay);
+    }
+    INLINE bool attends() const { return block < a.n_kv_heads * a.n_splits && split <= position / 32; }
+};

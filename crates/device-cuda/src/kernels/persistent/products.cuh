@@ -1,0 +1,195 @@
+// Warps 0..7: products. Each warp multiplies its own slice of K; the epilogue's warp adds the eight sums.
+#pragma once
+#include "persistent/block.cuh"
+
+#define PRELOADED 8 // units that a warp keeps in registers, at most
+
+template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
+    typedef PersistentBlock<D, H> Block;
+    INLINE explicit PersistentProducts(const Block &block) : Block(block) {}
+    using Block::a;
+    using Block::empty;
+    using Block::full;
+    using Block::lane;
+    using Block::next_slot;
+    using Block::parity;
+    using Block::pass_parity;
+    using Block::ring;
+    using Block::s;
+    using Block::slot;
+    using Block::wait_published;
+    using Block::warp;
+
+    // This warp's slice of the input, from chunks with the tag, into shared memory. Returns this lane's part of its sum of squares.
+    INLINE float poll_input(const u8 *from, u32 chunks, u32 k_quads, u32 tag) {
+        const u32 n = 16 * k_quads, first = warp * n;
+        InputBlock *blocks = s.input + warp * 4 * k_quads;
+        float squares = 0;
+        for (u32 t0 = 0; t0 < n; t0 += 128) {
+            uint4 v[4];
+            bool have[4];
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                const u32 i = t0 + 32 * t + lane;
+                have[t] = i >= n || first + i >= chunks;
+                v[t] = make_uint4(0, 0, 0, 0);
+            }
+            bool all;
+            do {
+                all = true;
+#pragma unroll
+                for (int t = 0; t < 4; t++)
+                    if (!have[t]) v[t] = load_relaxed_4(from + (u64)(first + t0 + 32 * t + lane) * 16);
+#pragma unroll
+                for (int t = 0; t < 4; t++) {
+                    have[t] = have[t] || chunk_is(v[t], tag);
+                    all = all && have[t];
+                }
+            } while (!__all_sync(~0u, all));
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                const u32 i = t0 + 32 * t + lane;
+                const bool inside = i < n;
+                const uint4 w = v[t];
+                uint4 c;
+                c.x = __byte_perm(w.x, w.y, 0x4210), c.y = __byte_perm(w.y, w.z, 0x5421), c.z = (w.z << 3) & 0x7FF80000u, c.w = 0;
+                const int sum = __dp4a((int)c.x, 0x01010101, __dp4a((int)c.y, 0x01010101, 0));
+                float half = (float)sum * __uint_as_float(c.z);
+                half += __shfl_xor_sync(~0u, half, 1);
+                squares += __uint_as_float(w.w << 4);
+                if (inside) {
+                    blocks[i >> 2].chunk[i & 3] = c;
+                    if ((i & 1) == 0) blocks[i >> 2].half_sum[(i & 3) >> 1] = half;
+                }
+            }
+        }
+        __syncwarp();
+        return squares;
+    }
+
+    // One pass: `n` groups. Weights are read from the ring as they come.
+    template <int CODEC> INLINE void multiply_pass(u32 n, u32 k_quads, u32 steps_a_slot, u32 &within, u32 &left) {
+        float sum[PERSISTENT_PASS];
+#pragma unroll
+        for (int i = 0; i < PERSISTENT_PASS; i++) sum[i] = 0;
+        const InputBlock *blocks = s.input + warp * 4 * k_quads + (lane >> 3);
+        const u8 *at = nullptr;
+        for (u32 quad = 0; quad < k_quads; quad++) {
+            const InputBlock &block_in = blocks[4 * quad];
+            uint4 c[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) c[k] = block_in.chunk[k];
+            const float2 half_sum = *(const float2 *)block_in.half_sum;
+#pragma unroll
+            for (int i = 0; i < PERSISTENT_PASS; i++) {
+                if (i < n) {
+                    if (within == 0) mbarrier_wait(full + 8 * slot, parity);
+                    at = ring + slot * a.slot_bytes + (within * 8 + warp) * Unit<CODEC>::BYTES;
+                    sum[i] += Unit<CODEC>::dot(at, lane, c, half_sum);
+                    within++, left--;
+                    if (within == steps_a_slot || left == 0) {
+                        within = 0;
+                        __syncwarp();
+                        if (lane == 0) mbarrier_arrive(empty + 8 * slot);
+                        next_slot();
+                    }
+                }
+            }
+        }
+        float *out = s.partial[pass_parity][warp];
+#pragma unroll
+        for (int i = 0; i < PERSISTENT_PASS; i++) {
+            if (i < n) {
+                sum[i] += __shfl_xor_sync(~0u, sum[i], 8);
+                sum[i] += __shfl_xor_sync(~0u, sum[i], 16);
+                if ((lane >> 3) == (i & 3)) out[i * 8 + (lane & 7)] = sum[i];
+            }
+        }
+    }
+    template <int CODEC> INLINE void multiply(const PersistentPhase &p, u32 n_groups) {
+        const u32 steps_a_slot = a.slot_bytes / (8 * Unit<CODEC>::BYTES);
+        u32 within = 0, left = n_groups * p.k_quads;
+        // A block without rows makes one empty pass, so that its warps stay in step.
+        for (u32 g0 = 0, pass = 0; g0 < n_groups || pass == 0; g0 += PERSISTENT_PASS, pass++) {
+            if (pass >= 2) barrier(8 + pass_parity, 288); // the epilogue has read what this overwrites
+            multiply_pass<CODEC>(min((u32)PERSISTENT_PASS, n_groups - g0), p.k_quads, steps_a_slot, within, left);
+            barrier_arrive(2 + pass_parity, 288);
+            pass_parity ^= 1;
+        }
+    }
+    // A phase of N groups and few quads: its weights go to registers before the input is there.
+    template <int CODEC, int N> INLINE void product_preloaded(const PersistentPhase &p, const u8 *from, u32 tag, u32 phase_parity) {
+        constexpr int QUADS = PRELOADED / N;
+        const u32 steps_a_slot = a.slot_bytes / (8 * Unit<CODEC>::BYTES), k_quads = p.k_quads;
+        u32 within = 0, left = N * k_quads;
+        typename Unit<CODEC>::Held held[QUADS * N];
+#pragma unroll
+        for (int j = 0; j < QUADS * N; j++) {
+            if (j < N * k_quads) {
+                if (within == 0) mbarrier_wait(full + 8 * slot, parity);
+                held[j].load(ring + slot * a.slot_bytes + (within * 8 + warp) * Unit<CODEC>::BYTES, lane);
+                within++, left--;
+                if (within == steps_a_slot || left == 0) {
+                    within = 0;
+                    __syncwarp();
+                    if (lane == 0) mbarrier_arrive(empty + 8 * slot);
+                    next_slot();
+                }
+            }
+        }
+        wait_published();
+        keep_squares(p, poll_input(from, p.chunks, k_quads, tag), phase_parity);
+        float sum[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] = 0;
+        const InputBlock *blocks = s.input + warp * 4 * k_quads + (lane >> 3);
+#pragma unroll
+        for (int quad = 0; quad < QUADS; quad++) {
+            if (quad < k_quads) {
+                uint4 c[4];
+#pragma unroll
+                for (int k = 0; k < 4; k++) c[k] = blocks[4 * quad].chunk[k];
+                const float2 half_sum = *(const float2 *)blocks[4 * quad].half_sum;
+#pragma unroll
+                for (int i = 0; i < N; i++) sum[i] += held[quad * N + i].dot(c, half_sum);
+            }
+        }
+        float *out = s.partial[pass_parity][warp];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            sum[i] += __shfl_xor_sync(~0u, sum[i], 8);
+            sum[i] += __shfl_xor_sync(~0u, sum[i], 16);
+            if ((lane >> 3) == (i & 3)) out[i * 8 + (lane & 7)] = sum[i];
+        }
+        barrier_arrive(2 + pass_parity, 288);
+        pass_parity ^= 1;
+    }
+    // For the epilogue's norm; before this warp arrives.
+    INLINE void keep_squares(const PersistentPhase &p, float squares, u32 phase_parity) {
+        if (p.kind == PERSISTENT_ADD) return; // its input has no norm
+        squares = sum_of_32(squares);
+        if (lane == 0) s.squares[phase_parity][warp] = squares;
+    }
+    template <int CODEC> INLINE bool try_preloaded(const PersistentPhase &p, const u8 *from, u32 tag, u32 phase_parity) {
+        if (p.own_groups * p.k_quads > PRELOADED) return false;
+        switch (p.own_groups) {
+        case 1: product_preloaded<CODEC, 1>(p, from, tag, phase_parity); return true;
+        case 2: product_preloaded<CODEC, 2>(p, from, tag, phase_parity); return true;
+        case 3: product_preloaded<CODEC, 3>(p, from, tag, phase_parity); return true;
+        case 4: product_preloaded<CODEC, 4>(p, from, tag, phase_parity); return true;
+        case 6: product_preloaded<CODEC, 6>(p, from, tag, phase_parity); return true;
+        case 8: product_preloaded<CODEC, 8>(p, from, tag, phase_parity); return true;
+        default: return false;
+        }
+    }
+    INLINE void product(const PersistentPhase &p, const u8 *from, u32 tag, u32 phase_parity) {
+        if (p.codec == PERSISTENT_CODEC_Q4 && try_preloaded<PERSISTENT_CODEC_Q4>(p, from, tag, phase_parity)) return;
+        wait_published();
+        const u32 n_groups = p.own_groups;
+        keep_squares(p, poll_input(from, p.chunks, p.k_quads, tag), phase_parity);
+        if (p.codec == PERSISTENT_CODEC_Q4) multiply<PERSISTENT_CODEC_Q4>(p, n_groups);
+        else if (p.codec == PERSISTENT_CODEC_Q4M) multiply<PERSISTENT_CODEC_Q4M>(p, n_groups);
+        else if (p.codec == PERSISTENT_CODEC_Q8) multiply<PERSISTENT_CODEC_Q8>(p, n_groups);
+        else multiply<PERSISTENT_CODEC_Q6>(p, n_groups);
+    }
+};

@@ -1,0 +1,72 @@
+// A unit of weights by the codec, and its product with four blocks of the input in shared memory.
+#pragma once
+#include "gemm/ptx.h"
+#include "persistent/arguments.h"
+
+// An integer t is added to the bits of 2^23 * 1.5: the float is that + t.
+#define MAGIC_INT 0x4B400000
+#define MAGIC_FLOAT 12582912.0f
+
+// A block of 32 columns of the input in shared memory, 80 bytes: four chunks (8 int8, scale), then sums of both halves.
+struct InputBlock {
+    uint4 chunk[4]; // .x .y int8, .z scale as f32
+    float half_sum[2];
+    float unused[2];
+};
+
+template <int CODEC> struct Unit {
+    static constexpr int BYTES = CODEC == PERSISTENT_CODEC_Q4 ? 576 : CODEC == PERSISTENT_CODEC_Q4M ? 640 : CODEC == PERSISTENT_CODEC_Q8 ? 1088 : 896;
+    // Of codec q4: a lane's part in registers.
+    struct Held {
+        uint4 q;
+        u16 d;
+        INLINE void load(const u8 *unit, int lane) { q = ((const uint4 *)unit)[lane], d = ((const u16 *)(unit + 512))[lane]; }
+        INLINE float dot(const uint4 (&c)[4], float2 half_sum) const {
+            const u32 w[4] = {q.x, q.y, q.z, q.w};
+            float s = 0;
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const int t = __dp4a((int)((w[k] >> 4) & 0x0F0F0F0Fu), (int)c[k].y, __dp4a((int)(w[k] & 0x0F0F0F0Fu), (int)c[k].x, (int)MAGIC_INT));
+                s = fmaf(__int_as_float(t) - MAGIC_FLOAT, __uint_as_float(c[k].z), s);
+            }
+            return (s - 8.0f * (half_sum.x + half_sum.y)) * from_half(d);
+        }
+    };
+    // The product of a block of weights of this lane and the block of input `c`.
+    static INLINE float dot(const u8 *unit, int lane, const uint4 (&c)[4], float2 half_sum) {
+        float s = 0, s1 = 0;
+        if constexpr (CODEC == PERSISTENT_CODEC_Q8) {
+            const uint4 low = ((const uint4 *)unit)[lane], high = ((const uint4 *)(unit + 512))[lane];
+            const u32 w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const int t = __dp4a((int)w[2 * k + 1], (int)c[k].y, __dp4a((int)w[2 * k], (int)c[k].x, (int)MAGIC_INT));
+                s = fmaf(__int_as_float(t) - MAGIC_FLOAT, __uint_as_float(c[k].z), s);
+            }
+            return s * from_half(((const u16 *)(unit + 1024))[lane]);
+        } else {
+            const uint4 q = ((const uint4 *)unit)[lane];
+            const u32 w[4] = {q.x, q.y, q.z, q.w};
+            uint2 upper = make_uint2(0, 0);
+            if constexpr (CODEC == PERSISTENT_CODEC_Q6) upper = ((const uint2 *)(unit + 512))[lane];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                u32 a = w[k] & 0x0F0F0F0Fu, b = (w[k] >> 4) & 0x0F0F0F0Fu;
+                if constexpr (CODEC == PERSISTENT_CODEC_Q6) {
+                    const u32 h = (k < 2 ? upper.x : upper.y) >> (4 * (k & 1));
+                    a |= (h << 4) & 0x30303030u, b |= (h << 2) & 0x30303030u;
+                }
+                const int t = __dp4a((int)b, (int)c[k].y, __dp4a((int)a, (int)c[k].x, (int)MAGIC_INT));
+                const float f = __int_as_float(t) - MAGIC_FLOAT;
+                if (CODEC == PERSISTENT_CODEC_Q6 && k >= 2) s1 = fmaf(f, __uint_as_float(c[k].z), s1);
+                else s = fmaf(f, __uint_as_float(c[k].z), s);
+            }
+            if constexpr (CODEC == PERSISTENT_CODEC_Q4) return (s - 8.0f * (half_sum.x + half_sum.y)) * from_half(((const u16 *)(unit + 512))[lane]);
+            const u32 scales = ((const u32 *)(unit + (CODEC == PERSISTENT_CODEC_Q6 ? 768 : 512)))[lane];
+            if constexpr (CODEC == PERSISTENT_CODEC_Q4M) return fmaf(s, low_half(scales), (half_sum.x + half_sum.y) * high_half(scales));
+            return fmaf(s - 32.0f * half_sum.x, low_half(scales), (s1 - 32.0f * half_sum.y) * high_half(scales));
+        }
+    }
+};
+INLINE u32 unit_bytes(u32 codec) { return codec == PERSISTENT_CODEC_Q4 ? 576 : codec == PERSISTENT_CODEC_Q4M ? 640 : codec == PERSISTENT_CODEC_Q8 ? 1088 : 896; }
+

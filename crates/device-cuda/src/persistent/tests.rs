@@ -1,0 +1,211 @@
+use super::*;
+use crate::driver::Facts;
+use crate::kernels::source;
+use crate::selftest::Decoder;
+use device::{KvLayout, ValueId};
+use device_lower::fusion::fuse;
+use device_lower::passes::lower;
+use device_testing::limits;
+
+const SMALL: Decoder =
+    Decoder { n_heads: 6, ffn: 640, n_vocab: 300, head_norms: true, windows: true, ..Decoder::SMALL };
+
+fn hopper() -> Profile {
+    let facts = Facts {
+        name: "test".to_owned(),
+        capability: (9, 0),
+        n_processors: 132,
+        driver: 13000,
+        shared_bytes: 232_448,
+        memory: 80 << 30,
+    };
+    Profile { persistent_positions: crate::PERSISTENT_POSITIONS, ..Profile::new(&facts) }
+}
+
+fn decoder(decoder: Decoder) -> Plan {
+    decoder.plan(7)
+}
+
+fn f16(kv: &KvLayout) -> Limits {
+    Limits { kv_type: KvType::F16, ..limits(kv) }
+}
+
+/// What is found of a plan, fused as the device fuses it.
+fn found(plan: &Plan) -> Result<Persistent, String> {
+    let profile = hopper();
+    let plan = fuse(plan, profile.rules);
+    Persistent::new(&plan, &lower(&plan, profile.passes), &f16(&plan.kv), &profile)
+}
+
+fn refusal(shape: Decoder) -> String {
+    found(&decoder(shape)).map(|_| ()).unwrap_err()
+}
+
+#[test]
+fn decoders_are_found_whatever_is_fused_and_the_embedding_stays_outside() {
+    for post_norms in [false, true] {
+        let plan = decoder(Decoder { post_norms, ..SMALL });
+        let mine = found(&plan).unwrap();
+        assert_eq!((mine.dense.layers.len(), mine.dense.rotations.len()), (3, 1));
+        assert_eq!(mine.dense.first, ValueId(0));
+        assert_eq!(mine.dense.layers[1].window, Some(40));
+        assert_eq!(mine.dense.layers[2].post_ffn.is_some(), post_norms);
+        assert!(mine.chooses);
+        // Before it the embedding, after it the choice.
+        let [before, after] = &mine.outside;
+        assert_eq!((before.len(), after.len()), (1, 1));
+        let unfused = dense(&plan).unwrap();
+        assert_eq!(unfused.layers, mine.dense.layers);
+    }
+}
+
+#[test]
+fn what_the_kernel_cannot_run_is_refused_with_a_reason() {
+    assert!(refusal(Decoder { sinks: true, ..SMALL }).contains("sinks"));
+    assert!(
+        refusal(Decoder { head_dim: 32, n_heads: 10, ..SMALL }).contains("5 query heads a KV head of 32")
+    );
+    assert!(refusal(Decoder { block: BlockType::F16, ..SMALL }).contains("in F16"));
+    let plan = decoder(SMALL);
+    let (profile, limits) = (hopper(), f16(&plan.kv));
+    let units = lower(&plan, profile.passes);
+    let of = |limits: &Limits, profile: &Profile| Persistent::new(&plan, &units, limits, profile).map(|_| ());
+    assert_eq!(of(&limits, &profile), Ok(()));
+    let deterministic = Limits { numerics: Numerics::Deterministic, ..limits.clone() };
+    assert!(of(&deterministic, &profile).unwrap_err().contains("--deterministic"));
+    let f32 = Limits { kv_type: KvType::F32, ..limits.clone() };
+    assert!(of(&f32, &profile).unwrap_err().contains("F32"));
+    assert!(of(&limits, &Profile { persistent_positions: 0, ..profile.clone() }).is_err());
+    // A third copy that does not fit is left out.
+    let parts = || std::iter::once((&plan, &units[..]));
+    let (_, all) = persistent_of(parts(), &limits, &profile, 0);
+    let (found, none) = persistent_of(parts(), &limits, &Profile { most_packed: 1000, ..profile }, 0);
+    assert!(all.total() > 0 && none.total() == 0 && found[0].as_ref().unwrap_err().contains("third copy"));
+}
+
+#[test]
+fn an_op_among_the_layers_or_a_reader_outside_is_seen() {
+    let mut plan = decoder(SMALL);
+    // Something else reads the residual after the first layer.
+    let inner = plan.nodes.iter().filter(|node| matches!(node.op, device::Op::Add { .. })).nth(1).unwrap();
+    let x = inner.op.writes()[0];
+    let Some(device::Op::Argmax { x: of, .. }) = plan.nodes.last_mut().map(|node| &mut node.op) else {
+        panic!("the last Op chooses");
+    };
+    *of = x;
+    assert!(dense(&plan).unwrap_err().contains("reads"));
+}
+
+#[test]
+fn phases_follow_the_layers() {
+    let plan = decoder(Decoder { bias: true, post_norms: true, ..SMALL });
+    let mine = found(&plan).unwrap();
+    let weights: Vec<u64> = (0..13).map(|i| 1000 + i).collect();
+    let vector = |id: WeightId| 5000 + u64::from(id.0);
+    let pages = |layer: device::KvLayerId| (u64::from(layer.0) * 100, 77, 3);
+    let places = PhasePlaces { weights: &weights, biases: &[1, 2, 3], vector: &vector, pages: &pages };
+    let phases = mine.phases(&plan, &places);
+    let of = |f: &dyn Fn(&PersistentPhase) -> u32| phases.iter().map(f).collect::<Vec<_>>();
+    let layer = [QKV, ADD, GATE, ADD];
+    assert_eq!(of(&|p| p.kind), [&layer[..], &layer, &layer, &[HEAD]].concat());
+    let inputs = [EXCHANGE_INPUT, EXCHANGE_ATTENDED, EXCHANGE_MIDDLE, EXCHANGE_GATED];
+    assert_eq!(of(&|p| p.input)[..4], inputs);
+    // 6 + 2 + 2 heads of 64 columns; 320 rows; twice 640; 320; 300 tokens, all in groups of 8.
+    assert_eq!(of(&|p| p.groups)[..4], [80, 40, 160, 40]);
+    assert_eq!(phases[12].groups, 38);
+    assert_eq!(of(&|p| p.chunks)[..4], [40, 48, 40, 80]);
+    assert!(phases[..12].iter().all(|p| p.k_quads == 1 && p.codec == 0));
+    assert_eq!((phases[4].window, phases[4].bias, phases[4].pages, phases[4].page_bytes), (40, 2, 100, 77));
+    let norm = |layer: usize| vector(mine.dense.layers[layer].norm);
+    assert_eq!((phases[3].norm, phases[11].norm), (norm(1), vector(mine.dense.norm)));
+    assert!(
+        phases[1].post_norm != 0
+            && phases[3].post_norm != 0
+            && phases[0].rotation == 1
+            && phases[4].rotation == 0
+    );
+    assert_eq!(phases.iter().map(|p| p.weights).collect::<Vec<_>>(), weights);
+}
+
+#[test]
+fn names_and_sizes_are_those_of_the_header() {
+    let text = source("persistent/arguments.h").unwrap();
+    let define = |name: &str| -> usize {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("#define {name} "))).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    for (name, value) in [
+        ("PERSISTENT_QKV", QKV as usize),
+        ("PERSISTENT_ADD", ADD as usize),
+        ("PERSISTENT_GATE", GATE as usize),
+        ("PERSISTENT_HEAD", HEAD as usize),
+        ("EXCHANGE_INPUT", EXCHANGE_INPUT as usize),
+        ("EXCHANGE_MIDDLE", EXCHANGE_MIDDLE as usize),
+        ("EXCHANGE_GATED", EXCHANGE_GATED as usize),
+        ("EXCHANGE_ATTENDED", EXCHANGE_ATTENDED as usize),
+        ("EXCHANGE_QKV", EXCHANGE_QKV),
+        ("EXCHANGE_PARTIALS", EXCHANGE_PARTIALS),
+        ("EXCHANGE_SQUARES", EXCHANGE_SQUARES),
+        ("PERSISTENT_EXCHANGE", EXCHANGE),
+        ("PERSISTENT_MAX_BLOCKS", MAX_BLOCKS),
+        ("PERSISTENT_MAX_SLOTS", MAX_SLOTS),
+        ("PERSISTENT_MAX_ROWS", MAX_ROWS),
+    ] {
+        assert_eq!(define(name), value, "{name}");
+    }
+    for (block, name) in
+        [(BlockType::Q4_0, "Q4"), (BlockType::Q4_K, "Q4M"), (BlockType::Q8_0, "Q8"), (BlockType::Q6_K, "Q6")]
+    {
+        assert_eq!(Codec::of(block).unwrap().number as usize, define(&format!("PERSISTENT_CODEC_{name}")));
+    }
+    let shared = "#define PERSISTENT_SHARED(d, h) (5072 + 20 * (d) + 36 * (h) * (d) + 64 * (h))";
+    assert!(text.contains(shared), "ring() computes the same");
+    // Every shape has a file that the kernel list has.
+    for (d, h) in SHAPES {
+        assert!(source(&format!("persistent/decode_{d}_{h}.cu")).is_some(), "{d} {h}");
+    }
+}
+
+/// Where the kernel reads a step of weights (arguments.h), against where the repack puts it (`place`, persistent_repack.cu).
+#[test]
+fn each_block_reads_its_own_steps_in_order() {
+    // The repack, for one group and quad.
+    let place = |groups: usize, k_quads: usize, n_blocks: usize, gate: bool, group: usize, quad: usize| {
+        let together = if gate { 2 } else { 1 };
+        let (n, i) = (groups / together, group / together);
+        let owner = ((i + 1) * n_blocks - 1) / n;
+        let first = owner * n / n_blocks * together;
+        let end = (owner + 1) * n / n_blocks * together;
+        let (local, pass) = (group - first, (group - first) / 8);
+        (first + pass * 8) * k_quads + quad * (end - first - pass * 8).min(8) + local % 8
+    };
+    for (groups, k_quads, gate) in
+        [(40, 1, false), (160, 2, true), (38, 3, false), (5000, 1, false), (264, 2, true)]
+    {
+        let n_blocks = 132;
+        let together = if gate { 2 } else { 1 };
+        let first_group = |b: usize| together * (b * (groups / together) / n_blocks);
+        let mut step = 0;
+        for block in 0..n_blocks {
+            let (first, end) = (first_group(block), first_group(block + 1));
+            for pass in (first..end).step_by(8) {
+                for quad in 0..k_quads {
+                    for group in pass..end.min(pass + 8) {
+                        assert_eq!(place(groups, k_quads, n_blocks, gate, group, quad), step);
+                        step += 1;
+                    }
+                }
+            }
+        }
+        assert_eq!(step, groups * k_quads);
+    }
+}
+
+/// What `gpu_test` runs is what the kernel takes.
+#[test]
+fn every_decoder_of_the_self_test_is_taken() {
+    for decoder in crate::selftest::decoders() {
+        let found = found(&decoder.plan(1));
+        assert!(found.is_ok(), "{decoder:?}: {:?}", found.err());
+    }
+}

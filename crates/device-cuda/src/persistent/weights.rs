@@ -1,0 +1,311 @@
+//! The third copy of a decoder's matrices, in the order in which the persistent kernel reads them, and what else it keeps on the GPU:
+//! biases in the order of packed rows, and the exchange. Rows come as the file has them; the GPU packs them
+//! (`kernels/persistent/persistent_repack.cu`).
+
+use super::{EXCHANGE_BYTES, Persistent};
+use crate::arguments::PersistentRepackArguments;
+use crate::driver::{Address, Buffer, Context, Event, Function, Pinned, Start};
+use crate::kernels::Kernels;
+use crate::weights::{MatrixKey, matrix_key};
+use device::{Plan, Result, Weight, WeightId};
+use std::collections::HashMap;
+use std::sync::Arc;
+use weights::BlockType;
+
+/// Bytes of rows that are copied at once.
+const STAGING: usize = 16 << 20;
+
+/// Alignment of what is copied together, of packed weights and of biases.
+const ALIGN: usize = 256;
+
+/// The packed weights of a phase.
+struct Pack {
+    groups: usize,
+    k_quads: usize,
+    gate: bool,
+    offset: usize,
+    rows: Vec<Rows>,
+}
+
+/// Rows of a matrix (or of a gate and its up) that follow each other in the packed weights.
+struct Rows {
+    weight: Weight,
+    up: Option<Weight>,
+    first: usize,
+    n: usize,
+    /// Where they begin among the packed rows; a multiple of 8.
+    to: usize,
+}
+
+/// Of a layer's q, k and v in the order of packed rows, and where it lies.
+struct Bias {
+    values: Vec<f32>,
+    offset: usize,
+}
+
+/// What the persistent kernel needs of some plans, each part once.
+#[derive(Default)]
+pub struct PersistentPlan {
+    packs: Vec<Pack>,
+    of: HashMap<Vec<MatrixKey>, usize>,
+    /// By plan, by phase: which pack.
+    phases: Vec<Vec<usize>>,
+    /// By plan, by layer.
+    biases: Vec<Vec<Option<Bias>>>,
+    n_blocks: usize,
+    total: usize,
+}
+
+impl PersistentPlan {
+    /// For plans, those that the kernel cannot run among them.
+    pub fn new<'a, 'b>(
+        plans: impl Iterator<Item = (&'a Plan, &'b std::result::Result<Persistent, String>)>,
+    ) -> PersistentPlan {
+        let mut all = PersistentPlan::default();
+        for (plan, persistent) in plans {
+            let (mut phases, mut biases) = (Vec::new(), Vec::new());
+            if let Ok(persistent) = persistent {
+                all.n_blocks = persistent.n_blocks;
+                let layers = &persistent.dense.layers;
+                for (index, layer) in layers.iter().enumerate() {
+                    let at = 4 * index;
+                    phases.push(all.add_heads(plan, persistent, at));
+                    phases.push(all.add(plan, persistent, at + 1, layer.output, None));
+                    phases.push(all.add(plan, persistent, at + 2, layer.gate, Some(layer.up)));
+                    phases.push(all.add(plan, persistent, at + 3, layer.down, None));
+                    biases.push(bias(plan, persistent, index).map(|values| {
+                        let offset = all.take(4 * values.len());
+                        Bias { values, offset }
+                    }));
+                }
+                phases.push(all.add(plan, persistent, 4 * layers.len(), persistent.dense.head, None));
+            }
+            all.phases.push(phases);
+            all.biases.push(biases);
+        }
+        all
+    }
+
+    fn take(&mut self, bytes: usize) -> usize {
+        let offset = self.total;
+        self.total += bytes.next_multiple_of(ALIGN);
+        offset
+    }
+
+    /// Bytes of all; 0: there is nothing.
+    pub fn total(&self) -> usize {
+        if self.total == 0 { 0 } else { self.total + EXCHANGE_BYTES }
+    }
+
+    fn add_pack(
+        &mut self,
+        persistent: &Persistent,
+        phase: usize,
+        keys: &[&Weight],
+        gate: bool,
+        rows: Vec<Rows>,
+    ) -> usize {
+        let key: Vec<MatrixKey> = keys.iter().map(|weight| matrix_key(weight)).collect();
+        if let Some(index) = self.of.get(&key) {
+            return *index;
+        }
+        let product = persistent.products[phase];
+        let offset = self.take(product.groups * product.k_quads * product.codec.step());
+        self.packs.push(Pack { groups: product.groups, k_quads: product.k_quads, gate, offset, rows });
+        self.of.insert(key, self.packs.len() - 1);
+        self.packs.len() - 1
+    }
+
+    fn add(
+        &mut self,
+        plan: &Plan,
+        persistent: &Persistent,
+        phase: usize,
+        id: WeightId,
+        up: Option<WeightId>,
+    ) -> usize {
+        let (weight, up) = (plan.weight(id), up.map(|id| plan.weight(id)));
+        let keys: Vec<&Weight> = [weight].into_iter().chain(up).collect();
+        let rows = Rows { weight: weight.clone(), up: up.cloned(), first: 0, n: weight.n_rows(), to: 0 };
+        self.add_pack(persistent, phase, &keys, up.is_some(), vec![rows])
+    }
+
+    /// For each KV head: its query heads, its keys, its values.
+    fn add_heads(&mut self, plan: &Plan, persistent: &Persistent, phase: usize) -> usize {
+        let heads = persistent.dense.heads;
+        let ids = persistent.dense.layers[phase / 4].qkv.map(|(id, _)| plan.weight(id));
+        let rows = head_rows(heads.n_heads / heads.n_kv_heads, heads.n_kv_heads, heads.head_dim);
+        let rows =
+            rows.map(|(which, first, n, to)| Rows { weight: ids[which].clone(), up: None, first, n, to });
+        let rows = rows.collect();
+        self.add_pack(persistent, phase, &ids, false, rows)
+    }
+
+    /// Take the memory and fill it; `None`: there is nothing to do.
+    ///
+    /// # Errors
+    /// Memory was refused, or a kernel does not compile.
+    pub fn load(self, context: &Arc<Context>, kernels: &Kernels) -> Result<Option<PersistentWeights>> {
+        if self.total == 0 {
+            return Ok(None);
+        }
+        let buffer = Buffer::new(context, "weights for tokens in one launch", self.total)?;
+        let exchange = Buffer::new(context, "exchange of tokens in one launch", EXCHANGE_BYTES)?;
+        for Bias { values, offset } in self.biases.iter().flatten().flatten() {
+            context.upload(buffer.start() + *offset as u64, bytemuck::cast_slice(values))?;
+        }
+        context.finish()?;
+        let mut functions: HashMap<BlockType, Function> = HashMap::new();
+        let mut modules = Vec::new();
+        for block in self.packs.iter().flat_map(|pack| &pack.rows).map(|rows| rows.weight.block) {
+            if let std::collections::hash_map::Entry::Vacant(entry) = functions.entry(block) {
+                let name = format!("persistent_repack_{}", block.name().to_lowercase());
+                let (function, module) = kernels.function("persistent/persistent_repack.cu", &name, 0)?;
+                entry.insert(function);
+                modules.push(module);
+            }
+        }
+        let mut stagings = [Staging::new(context)?, Staging::new(context)?];
+        let mut turn = 0;
+        for pack in &self.packs {
+            for rows in &pack.rows {
+                let row_bytes = rows.weight.row_bytes() * if rows.up.is_some() { 2 } else { 1 };
+                let most = ((STAGING - 2 * ALIGN) / row_bytes.max(1) / 8 * 8).max(8);
+                for start in (0..rows.n).step_by(most) {
+                    let n = most.min(rows.n - start);
+                    if !stagings[turn].has_room(n * row_bytes + 2 * ALIGN) {
+                        stagings[turn].event.record()?;
+                        turn = 1 - turn;
+                        // What was packed from it before is done.
+                        stagings[turn].event.wait()?;
+                        stagings[turn].at = 0;
+                    }
+                    let staging = &mut stagings[turn];
+                    let mut put = |weight: &Weight| {
+                        let bytes = weight.row_bytes();
+                        staging.put(context, &weight.data[(rows.first + start) * bytes..][..n * bytes])
+                    };
+                    let from = put(&rows.weight)?;
+                    let up_rows = rows.up.as_ref().map_or(Ok(0), put)?;
+                    let together = if pack.gate { 2 } else { 1 };
+                    let arguments = PersistentRepackArguments {
+                        n_rows: n as u32,
+                        n_cols: rows.weight.n_cols() as u32,
+                        rows: from,
+                        up_rows,
+                        packed: buffer.start() + pack.offset as u64,
+                        row_bytes: rows.weight.row_bytes() as u64,
+                        first_group: ((rows.to + start) / 8 * together) as u32,
+                        k_quads: pack.k_quads as u32,
+                        groups: pack.groups as u32,
+                        n_blocks: self.n_blocks as u32,
+                        gate: u32::from(pack.gate),
+                        reserved: 0,
+                    };
+                    let grid = [pack.k_quads as u32, (n.div_ceil(8) * together) as u32, 1];
+                    let function = functions[&rows.weight.block];
+                    context.launch(function, grid, 256, 0, Start::After, bytemuck::bytes_of(&arguments))?;
+                }
+            }
+        }
+        context.finish()?;
+        Ok(Some(PersistentWeights { buffer, exchange, plan: self }))
+    }
+}
+
+/// Rows of q, k and v (0, 1, 2) in the order in which they are packed: which matrix, its first row, how many, and where to.
+fn head_rows(
+    of_group: usize,
+    n_kv: usize,
+    head_dim: usize,
+) -> impl Iterator<Item = (usize, usize, usize, usize)> {
+    (0..n_kv).flat_map(move |head| {
+        let to = head * (of_group + 2) * head_dim;
+        let n_q = of_group * head_dim;
+        [
+            (0, head * n_q, n_q, to),
+            (1, head * head_dim, head_dim, to + n_q),
+            (2, head * head_dim, head_dim, to + n_q + head_dim),
+        ]
+    })
+}
+
+/// Of a layer's q, k and v, in the order of packed rows; `None`: there is none.
+fn bias(plan: &Plan, persistent: &Persistent, layer: usize) -> Option<Vec<f32>> {
+    let (qkv, heads) = (persistent.dense.layers[layer].qkv, persistent.dense.heads);
+    if qkv.iter().all(|(_, bias)| bias.is_none()) {
+        return None;
+    }
+    let mut packed = vec![0.0; (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim];
+    for (which, first, n, to) in head_rows(heads.n_heads / heads.n_kv_heads, heads.n_kv_heads, heads.head_dim)
+    {
+        let Some(id) = qkv[which].1 else { continue };
+        let bytes = &plan.weight(id).data[4 * first..4 * (first + n)];
+        for (value, word) in packed[to..to + n].iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *value = f32::from_le_bytes(*word);
+        }
+    }
+    Some(packed)
+}
+
+/// Rows on their way.
+struct Staging {
+    pinned: Pinned,
+    rows: Buffer,
+    event: Event,
+    at: usize,
+}
+
+impl Staging {
+    fn new(context: &Arc<Context>) -> Result<Staging> {
+        let pinned = Pinned::new(context, "pinned memory for weights", STAGING)?;
+        let rows = Buffer::new(context, "rows of weights", STAGING)?;
+        Ok(Staging { pinned, rows, event: context.event(false)?, at: 0 })
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        self.at + bytes <= STAGING
+    }
+
+    /// To the GPU; where they lie there.
+    fn put(&mut self, context: &Context, bytes: &[u8]) -> Result<Address> {
+        let at = self.at;
+        self.pinned.write(at, bytes);
+        self.at = (at + bytes.len()).next_multiple_of(ALIGN);
+        let to = self.rows.start() + at as u64;
+        context.upload(to, self.pinned.bytes(at, bytes.len()))?;
+        Ok(to)
+    }
+}
+
+/// What is there.
+pub struct PersistentWeights {
+    buffer: Buffer,
+    exchange: Buffer,
+    plan: PersistentPlan,
+}
+
+impl PersistentWeights {
+    /// Where the weights of each phase of a plan lie.
+    pub fn phases(&self, plan: usize) -> Vec<Address> {
+        let packs = &self.plan.packs;
+        self.plan.phases[plan].iter().map(|index| self.buffer.start() + packs[*index].offset as u64).collect()
+    }
+
+    /// Where the biases of each layer lie; 0: there is none.
+    pub fn biases(&self, plan: usize) -> Vec<Address> {
+        let place =
+            |bias: &Option<Bias>| bias.as_ref().map_or(0, |bias| self.buffer.start() + bias.offset as u64);
+        self.plan.biases[plan].iter().map(place).collect()
+    }
+
+    /// Both exchanges and the turn.
+    pub fn exchange(&self) -> Address {
+        self.exchange.start()
+    }
+}
+
+// SAFETY: the keys are addresses that are only compared; the bytes themselves are kept by the packs' views.
+unsafe impl Send for PersistentPlan {}
+// SAFETY: as above; nothing is changed after it is made.
+unsafe impl Sync for PersistentPlan {}

@@ -1,0 +1,293 @@
+//! Small dense decoders of odd shapes, which the persistent kernel takes with one row: against the interpreter, and chains of steps in
+//! flight.
+
+use super::tolerance;
+use crate::CudaDevice;
+use device::{
+    Activation, Device, KvLayer, KvType, Limits, Link, OpKind, OutputRef, OwnedStep, Penalties, Plan,
+    RopeStyle, Sampling, Slice, Ticket, Want,
+};
+use device_lower::fusion::fuse;
+use device_testing::{
+    AttentionOptions, Case, PlanBuilder, Sequences, check_cases, chosen_tokens, committed, limits,
+    one_sequence,
+};
+use weights::BlockType;
+
+/// What a decoder has. `residual`: its columns.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // Said by the names.
+pub struct Decoder {
+    pub residual: usize,
+    pub head_dim: usize,
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    pub ffn: usize,
+    pub n_vocab: usize,
+    pub n_layers: usize,
+    pub block: BlockType,
+    pub head: BlockType,
+    pub bias: bool,
+    pub head_norms: bool,
+    pub post_norms: bool,
+    /// Every second layer has a window of 40 positions, and no rotation.
+    pub windows: bool,
+    pub softcap: Option<f32>,
+    /// Of logits.
+    pub cap: Option<f32>,
+    pub sinks: bool,
+    pub style: RopeStyle,
+    pub activation: Activation,
+}
+
+impl Decoder {
+    /// One that the persistent kernel takes.
+    pub const SMALL: Decoder = Decoder {
+        residual: 320,
+        head_dim: 64,
+        n_heads: 4,
+        n_kv_heads: 2,
+        ffn: 448,
+        n_vocab: 301,
+        n_layers: 3,
+        block: BlockType::Q4_0,
+        head: BlockType::Q8_0,
+        bias: false,
+        head_norms: false,
+        post_norms: false,
+        windows: false,
+        softcap: None,
+        cap: None,
+        sinks: false,
+        style: RopeStyle::Half,
+        activation: Activation::Silu,
+    };
+
+    /// Its plan. The output rows are selected after the last attention.
+    pub fn plan(self, seed: u64) -> Plan {
+        let Decoder { residual: hidden, head_dim, n_heads, n_kv_heads, block, .. } = self;
+        let mut b = PlanBuilder::new(seed, self.n_vocab);
+        let mut x = b.embed_from(hidden, BlockType::Q8_0, 2.0);
+        for index in 0..self.n_layers {
+            let is_last = index + 1 == self.n_layers;
+            let is_second = self.windows && index % 2 == 1;
+            let window = is_second.then_some(40);
+            let kv = KvLayer { n_kv_heads, head_dim, window, encoder_states: None, values_are_keys: false };
+            let layer = b.kv_layer(kv);
+            let residual = b.select_rows_of_last(x, is_last);
+            let normed = b.rms_norm(x, hidden);
+            let mut q = b.linear(normed, n_heads * head_dim, block, self.bias);
+            let mut k = b.linear(normed, n_kv_heads * head_dim, block, self.bias);
+            let v = b.linear(normed, n_kv_heads * head_dim, block, self.bias);
+            if self.head_norms {
+                q = b.rms_norm(q, head_dim);
+                k = b.rms_norm(k, head_dim);
+            }
+            if !is_second {
+                q = b.rope(q, head_dim, head_dim, self.style);
+                k = b.rope(k, head_dim, head_dim, self.style);
+            }
+            b.kv_write(k, v, layer);
+            let options =
+                AttentionOptions { window, sinks: self.sinks, softcap: self.softcap, ..Default::default() };
+            let y = b.attention(q, layer, n_heads, options);
+            let y = b.select_rows_of_last(y, is_last);
+            let mut y = b.linear(y, hidden, block, false);
+            if self.post_norms {
+                y = b.rms_norm(y, hidden);
+            }
+            x = b.add(residual, y);
+            let normed = b.rms_norm(x, hidden);
+            let gate = b.linear(normed, self.ffn, block, false);
+            let up = b.linear(normed, self.ffn, block, false);
+            let y = b.gate(gate, up, self.activation);
+            let mut y = b.linear(y, hidden, block, false);
+            if self.post_norms {
+                y = b.rms_norm(y, hidden);
+            }
+            x = b.add(y, x);
+        }
+        let x = b.rms_norm(x, hidden);
+        let logits = b.linear(x, self.n_vocab, self.head, false);
+        let logits = self.cap.map_or(logits, |cap| b.softcap(logits, cap));
+        b.finish(logits)
+    }
+
+    fn limits(plan: &Plan) -> Limits {
+        Limits { kv_type: KvType::F16, ..limits(&plan.kv) }
+    }
+
+    /// A prompt, single tokens, another sequence beside it, single tokens again.
+    fn case(self, seed: u64) -> Case {
+        let plan = self.plan(seed);
+        let limits = Decoder::limits(&plan);
+        let mut sequences = Sequences::new(seed, &plan.kv, &limits, 64);
+        let spans: [&[(usize, usize)]; 10] = [
+            &[(0, 1)],
+            &[(0, 1)],
+            &[(0, 13)],
+            &[(0, 1)],
+            &[(0, 1)],
+            &[(0, 1), (1, 17)],
+            &[(1, 1)],
+            &[(0, 1)],
+            &[(1, 1)],
+            &[(0, 1)],
+        ];
+        let steps = spans.into_iter().map(|spans| sequences.step(spans)).collect();
+        let name = format!("decoder {seed} {self:?}");
+        let block = self.block;
+        Case { name, kind: OpKind::Fused, block, plans: vec![plan], limits, steps, tolerance: 2e-3 }
+    }
+}
+
+/// Every shape of heads, codec and option of the persistent kernel.
+pub fn decoders() -> Vec<Decoder> {
+    use BlockType::*;
+    let small = Decoder::SMALL;
+    let cap = Some(30.0);
+    let gelu = Activation::GeluTanh;
+    vec![
+        small,
+        Decoder {
+            residual: 512,
+            head_dim: 128,
+            n_heads: 6,
+            ffn: 1280,
+            block: Q8_0,
+            head: Q4_0,
+            bias: true,
+            head_norms: true,
+            ..small
+        },
+        Decoder {
+            residual: 768,
+            n_heads: 8,
+            ffn: 1536,
+            block: Q4_K,
+            head: Q6_K,
+            head_norms: true,
+            post_norms: true,
+            windows: true,
+            softcap: cap,
+            style: RopeStyle::Interleaved,
+            activation: gelu,
+            ..small
+        },
+        Decoder { residual: 1056, n_heads: 6, ffn: 2112, block: Q4_1, bias: true, windows: true, ..small },
+        Decoder {
+            residual: 1024,
+            head_dim: 128,
+            n_heads: 8,
+            n_kv_heads: 1,
+            ffn: 1024,
+            block: Q6_K,
+            head: Q6_K,
+            post_norms: true,
+            cap,
+            ..small
+        },
+        Decoder { residual: 2304, head_dim: 128, n_heads: 8, ffn: 2560, n_layers: 1, n_vocab: 1500, ..small },
+        Decoder {
+            residual: 1024,
+            head_dim: 128,
+            n_heads: 16,
+            n_kv_heads: 8,
+            ffn: 3072,
+            n_layers: 2,
+            n_vocab: 2051,
+            head_norms: true,
+            ..small
+        },
+    ]
+}
+
+/// Whether a plan's steps of one row run in one launch.
+fn is_whole(device: &CudaDevice, plan: &Plan, limits: &Limits) -> Result<(), String> {
+    let plan = fuse(plan, device.fusion());
+    let memory = device.memory_plan(std::slice::from_ref(&plan), limits).map_err(|e| e.to_string())?;
+    match memory.notes.first() {
+        None => Ok(()),
+        Some(note) => Err(note.clone()),
+    }
+}
+
+/// A decoder against the interpreter. Gives the number of steps.
+///
+/// # Errors
+/// Where they differ; or that the persistent kernel does not take it.
+pub fn check_decoder(device: &CudaDevice, decoder: Decoder, seed: u64) -> Result<usize, String> {
+    let case = decoder.case(seed);
+    is_whole(device, &case.plans[0], &case.limits)?;
+    let n_steps = case.steps.len();
+    check_cases(device as &dyn Device, [case], tolerance).map(|_| n_steps)
+}
+
+/// Chains of steps in flight, each linked to the one before, choose what the same steps choose one at a time; greedy, sampled and with
+/// penalties. Gives the number of steps.
+///
+/// # Errors
+/// Where they differ, or an error of the device.
+pub fn check_chains(device: &CudaDevice) -> Result<usize, String> {
+    const STEPS: u64 = 60;
+    let error = |e: device::Error| e.to_string();
+    let mut n_steps = 0;
+    for decoder in [Decoder::SMALL, decoders()[2]] {
+        let plan = decoder.plan(9);
+        let limits = Decoder::limits(&plan);
+        is_whole(device, &plan, &limits)?;
+        let plan = fuse(&plan, device.fusion());
+        let mut program =
+            device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(error)?;
+        let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.1, random: 0.5 };
+        let penalties = Some(Penalties { repeat: 1.1, presence: 0.1, frequency: 0.1 });
+        let recent = Slice { start: 0, len: 20 };
+        let sampled = Want { choose: device::Choose::Sample(sampling), ..Want::default() };
+        for want in [Want::BEST, sampled, Want { penalties, recent, ..Want::BEST }] {
+            let mut found: Vec<Vec<u32>> = Vec::new();
+            for ahead in [1, program.max_in_flight() as u64] {
+                let mut tokens = Vec::new();
+                let step = |tokens: &[u32], position: u32| -> OwnedStep {
+                    let step = one_sequence(&plan, &limits, tokens, position);
+                    let last = tokens.len() as u32 - 1;
+                    OwnedStep { recent: (0..20).collect(), ..step }.with_outputs(vec![last], want)
+                };
+                let prompt: Vec<u32> = (0..20).collect();
+                let first = program.submit(&step(&prompt, 0).borrow()).map_err(error)?;
+                for index in 1..STEPS {
+                    if index >= ahead {
+                        program.wait(Ticket(first.0 + index - ahead)).map_err(error)?;
+                        tokens.extend(chosen_tokens(program.as_ref()));
+                    }
+                    let mut next = step(&[0], 19 + index as u32);
+                    next.links = vec![Link {
+                        row: 0,
+                        from: OutputRef { ticket: Ticket(first.0 + index - 1), output: 0 },
+                    }];
+                    program.submit(&next.borrow()).map_err(error)?;
+                    n_steps += 1;
+                }
+                for index in STEPS - ahead..STEPS {
+                    program.wait(Ticket(first.0 + index)).map_err(error)?;
+                    tokens.extend(chosen_tokens(program.as_ref()));
+                }
+                let mut timings = Vec::new();
+                program.run_timed(&step(&[1], 19 + STEPS as u32).borrow(), &mut timings).map_err(error)?;
+                let commands = program.commands(0, 1);
+                let ran =
+                    |timing: &device::Timing| commands[timing.command].kernel.starts_with("persistent/");
+                if !timings.iter().any(|timing| ran(timing) && timing.duration > 0.0) {
+                    return Err("the persistent kernel did not run".to_owned());
+                }
+                found.push(tokens);
+            }
+            if found[0] != found[1] || found[0].len() as u64 != STEPS {
+                return Err(format!("{want:?}: {:?} one at a time, {:?} in flight", found[0], found[1]));
+            }
+            if found[0].contains(&u32::MAX) {
+                return Err(format!("{want:?}: no token in {:?}", found[0]));
+            }
+        }
+    }
+    Ok(n_steps)
+}
