@@ -122,7 +122,7 @@ fn conversions(ptx: &str) -> Vec<u32> {
         if line.starts_with(".weak .func ") || line.starts_with(".visible .func ") {
             found.push(0);
         }
-        let instruction = line.trim_start().split_whitespace().next().unwrap_or_default();
+        let instruction = line.split_whitespace().next().unwrap_or_default();
         let converts =
             instruction.starts_with("cvt.") && [".f16", ".f32"].iter().any(|t| instruction.contains(t));
         if let Some(n) = found.last_mut().filter(|_| converts) {
