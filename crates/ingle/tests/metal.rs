@@ -62,7 +62,6 @@ mod emulated {
         assert!(json["cases"][0]["run"].as_u64().unwrap() > 2, "{json}");
         assert!(json["compile"].as_array().unwrap().len() > 60, "{json}");
         assert!(json["tokens_per_second"][0]["after_idleness"].as_f64().unwrap() > 0.0, "{json}");
-        assert_eq!(json["chunks"].as_array().unwrap().len(), 4, "{json}");
         let short = report("short.txt", &["--compile-only", "--minutes", "0.02"]);
         assert!(short.0 && !short.1.contains("== cases"), "{}", short.1);
     }

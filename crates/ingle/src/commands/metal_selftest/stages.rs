@@ -386,14 +386,7 @@ mod here {
                  seconds of idleness",
                 self.effort.model.0, self.effort.model.1
             ))?;
-            value("tokens_per_second", &json!({ "cold": first, "warm": warm, "after_idleness": idle }))?;
-            // `--chunk` is the engine's, not the profile's.
-            for n_rows in [8, 4, 2, 1].map(|part| self.effort.rows[1] / part) {
-                let speed = decoder.rows_per_second(n_rows, 2)?;
-                print_line(&format!("a prompt in chunks of {n_rows:4} rows: {speed:.0} rows/s"))?;
-                value("chunks", &json!([n_rows, speed]))?;
-            }
-            Ok(())
+            value("tokens_per_second", &json!({ "cold": first, "warm": warm, "after_idleness": idle }))
         }
     }
 
