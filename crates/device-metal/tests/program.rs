@@ -13,9 +13,9 @@ use device_lower::sampling::{self, Chooser};
 use device_testing::{
     Sequences, check_op_cases, committed, compare_chunks, limits, mini_transformer, one_sequence,
 };
-use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
 use ingle_device_metal::selftest;
+use ingle_device_metal::{MetalDevice, Profile};
 use metal_emulator::LaneOrder;
 use weights::BlockType;
 
@@ -425,4 +425,24 @@ fn what_a_step_in_flight_reads_is_freed_after_it() {
     }
     program.wait(ticket).unwrap();
     assert_eq!(bits(&*program), bits(&*expected));
+}
+
+/// Each value that the search over the profile tries runs, of each field that is judged by speed.
+#[test]
+fn the_search_goes_over_every_field() {
+    let device = device();
+    let effort = selftest::Effort { n_tokens: 1, ..selftest::Effort::of(true) };
+    let mut tried = std::collections::BTreeSet::new();
+    let mut tell = |field: &str, profile: &Profile, speed: Option<f64>| {
+        assert!(speed.is_some_and(|speed| speed > 0.0), "{field} does not run: {profile:?}");
+        tried.insert(field.to_owned());
+        true
+    };
+    let (best, _) = selftest::sweep(device.shared_gpu(), device.profile(), &effort, &mut tell).unwrap();
+    let text = best.to_text();
+    let fields = text.lines().filter_map(|line| Some(line.split_once(" = ")?.0));
+    // A program has an argmax over a vocabulary only where no head left the best of its parts.
+    for field in fields.filter(|field| *field != "argmax_threads") {
+        assert!(tried.contains(field), "{field} is not searched");
+    }
 }

@@ -14,6 +14,7 @@ use crate::prompt_cache::PrefixFolder;
 use crate::sampling::Sampler;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, slide};
+use crate::speculate::OwnLayer;
 use crate::vision::{Images, Vision};
 use crate::{
     Error, FinishReason, LoadOptions, Model, Overflow, Picture, Proposer, Request, Result, SamplingParams,
@@ -169,7 +170,8 @@ impl Engine {
         let program = device.compile(&plans, &limits)?;
         let adapters = model.adapters().clone();
         let is_adapted = !adapters.as_slice().is_empty();
-        let n_text = 1 + usize::from(is_adapted);
+        // One of them predicts one token more, where that was asked for.
+        let n_text = 1 + usize::from(is_adapted) + model.spec().n_next;
         let vision = match model.vision() {
             Some(spec) if plans.len() > n_text => {
                 let (tower, _, given) = model.vision_parts(limits.n_ctx)?;
@@ -187,6 +189,15 @@ impl Engine {
         }
         let mut scheduler = Scheduler::new(&limits, model.n_vocab(), depth, kv, options, vision);
         scheduler.set_adapted(is_adapted, limits.numerics);
+        if model.spec().n_next > 0 {
+            let (hidden, max_draft) = (model.spec().hidden, scheduler.max_draft());
+            scheduler.set_proposer(Box::new(OwnLayer::new(
+                hidden,
+                limits.max_rows,
+                limits.max_spans,
+                max_draft,
+            )));
+        }
         Ok(Engine {
             adapters,
             fixed,

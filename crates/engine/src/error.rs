@@ -77,6 +77,16 @@ pub enum Error {
         /// The model's file or folder.
         file: PathBuf,
     },
+    /// One token more was to be predicted by a model that has no layer for it.
+    #[error(
+        "{}: this checkpoint has no layer that predicts one token more (nextn tensors after the last layer); guess by --speculate ngram or \
+         --draft-model instead",
+        file.display()
+    )]
+    NoNextLayer {
+        /// The model's file or folder.
+        file: PathBuf,
+    },
     /// The model sees, but not here.
     #[error("images: {0}")]
     VisionRefused(String),

@@ -65,6 +65,6 @@ pub use prompt_cache::{PromptCache, Restored};
 pub use sampling::{Dry, Mirostat, SamplerName, SamplingParams};
 pub use score::{Perplexity, PositionScore, TokenScore};
 pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};
-pub use speculate::{DraftModel, MAX_DRAFT, NgramLookup, Proposer, Speculate};
+pub use speculate::{Computed, DraftModel, MAX_DRAFT, NgramLookup, Proposer, Speculate, Target};
 pub use text::{Aside, ShowSpecial};
 pub use turns::{Turn, Turns};

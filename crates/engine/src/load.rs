@@ -246,6 +246,26 @@ impl Model {
         })
     }
 
+    /// The same with the layer that predicts one token more, for an engine that guesses with it ([`Speculate`]).
+    ///
+    /// # Errors
+    /// [`Error::NoNextLayer`]: the checkpoint has none that is known; or its tensors are not complete.
+    pub fn predicting(mut self) -> Result<Model> {
+        let none = || Error::NoNextLayer { file: self.path.clone() };
+        self.spec = self.spec.predicting().ok_or_else(none)?;
+        self.plan = self.spec.plan(&self.checkpoint)?;
+        self.plan.check().map_err(device::Error::from)?;
+        // Whether it is complete is said before anything is made ready.
+        self.next_plan(self.spec.n_ctx_train)?;
+        Ok(self)
+    }
+
+    /// The plan of that layer for contexts up to `n_ctx`, not fused; `None`: the model is without it.
+    pub(crate) fn next_plan(&self, n_ctx: usize) -> Result<Option<Plan>> {
+        let plan = || self.spec.next_plan(&self.checkpoint, n_ctx);
+        Ok(if self.spec.n_next > 0 { Some(plan()?) } else { None })
+    }
+
     /// Where it came from.
     pub fn path(&self) -> &Path {
         &self.path

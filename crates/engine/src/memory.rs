@@ -106,8 +106,8 @@ pub fn plan_memory(model: &Model, device: &dyn Device, options: &LoadOptions) ->
 /// Options with a context length, their plans, fused, and what they take.
 pub(crate) struct Settled {
     pub(crate) options: LoadOptions,
-    /// The model's own; the one with adapters where there are any; and of given rows, where the model sees and the device can run its
-    /// tower.
+    /// The model's own; the one with adapters where there are any; of given rows, where the model sees and the device can run its
+    /// tower; and that of the layer that predicts one token more, where the model has it ([`Model::predicting`]).
     pub(crate) plans: Vec<Plan>,
     pub(crate) memory: MemoryReport,
     /// Why images are refused though the model sees.
@@ -161,6 +161,9 @@ pub(crate) fn fused_plans(
         Some(_) => add_given(&mut plans, model, device, limits)?,
         None => None,
     };
+    if let Some(next) = model.next_plan(limits.n_ctx)? {
+        plans.push(device_lower::fusion::fuse(&next, device.fusion()));
+    }
     Ok((plans, blind))
 }
 

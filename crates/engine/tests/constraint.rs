@@ -239,7 +239,14 @@ struct Prophet {
 }
 
 impl Proposer for Prophet {
-    fn propose(&mut self, _: usize, tokens: &[u32], n: usize, draft: &mut Vec<u32>) -> Result<()> {
+    fn propose(
+        &mut self,
+        _: usize,
+        tokens: &[u32],
+        n: usize,
+        draft: &mut Vec<u32>,
+        _: &mut Target<'_>,
+    ) -> Result<()> {
         let next = self.answer.iter().enumerate().skip(tokens.len() - self.n_prompt).take(n);
         draft.extend(next.map(|(i, t)| if i % 5 == 3 { t + 1 } else { *t }));
         Ok(())

@@ -10,6 +10,7 @@ mod failures;
 mod kv_types;
 mod metal;
 mod null;
+mod own_layer;
 mod prompt_cache;
 mod recurrent;
 mod reference;

@@ -41,7 +41,14 @@ struct Oracle<F> {
 }
 
 impl<F: FnMut(&[u32]) -> u32 + Send> Proposer for Oracle<F> {
-    fn propose(&mut self, _: usize, tokens: &[u32], n: usize, draft: &mut Vec<u32>) -> Result<()> {
+    fn propose(
+        &mut self,
+        _: usize,
+        tokens: &[u32],
+        n: usize,
+        draft: &mut Vec<u32>,
+        _: &mut Target<'_>,
+    ) -> Result<()> {
         assert!(draft.is_empty() && draft.capacity() >= n);
         self.n_calls += 1;
         let mut text = tokens.to_vec();
@@ -125,7 +132,14 @@ fn guesses_of_any_skill_change_nothing_but_the_number_of_steps() {
 struct Babbler;
 
 impl Proposer for Babbler {
-    fn propose(&mut self, _: usize, tokens: &[u32], n: usize, draft: &mut Vec<u32>) -> Result<()> {
+    fn propose(
+        &mut self,
+        _: usize,
+        tokens: &[u32],
+        n: usize,
+        draft: &mut Vec<u32>,
+        _: &mut Target<'_>,
+    ) -> Result<()> {
         draft.extend((0..2 * n as u32).map(|i| [i, u32::MAX, 160][(tokens.len() + i as usize) % 3]));
         Ok(())
     }

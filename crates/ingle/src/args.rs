@@ -243,15 +243,20 @@ pub struct LoadArgs {
 )]
 pub struct SpeculateArgs {
     /// When guessed tokens are verified together: auto where it pays, as measured; ngram whenever the text repeats
-    /// itself; draft whenever the draft model has a guess [default: auto, but off in bench, and off for answers that
-    /// --greedy or --seed make repeatable, for auto depends on time and more rows round differently without
-    /// --deterministic; auto with a draft model]
+    /// itself; draft whenever the draft model, or --mtp, has a guess [default: auto, but off in bench, and off for answers
+    /// that --greedy or --seed make repeatable, for auto depends on time and more rows round differently without
+    /// --deterministic; auto with a draft model or --mtp]
     #[arg(long, value_enum, value_name = "WHEN")]
     pub speculate: Option<SpeculateName>,
 
     /// A smaller model of the same vocabulary that guesses: a name or a path, as for the model
     #[arg(long, visible_alias = "model-draft", value_name = "MODEL")]
     pub draft_model: Option<String>,
+
+    /// Guess by the model's own layer that predicts one token more (multi-token prediction), where the file has it: DeepSeek V3,
+    /// GLM-4.5, GLM-4.7-Flash
+    #[arg(long, conflicts_with = "draft_model")]
+    pub mtp: bool,
 
     /// Most guesses in a step
     #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_DRAFT)]
@@ -262,23 +267,29 @@ impl SpeculateArgs {
     /// Whether tokens of a request may be guessed: not if it would give the same answer each time and nobody asked for
     /// guesses.
     pub fn allows(&self, sampling: &engine::SamplingParams, deterministic: bool) -> bool {
-        let asked = self.speculate.is_some() || self.draft_model.is_some();
+        let asked = self.speculate.is_some() || self.has_model();
         let repeatable = sampling.temperature == 0.0 || sampling.top_k == 1 || sampling.seed.is_some();
         asked || deterministic || !repeatable
     }
 
+    /// Whether a model guesses, another one or its own layer.
+    fn has_model(&self) -> bool {
+        self.mtp || self.draft_model.is_some()
+    }
+
     /// What is asked for, or `default`; checked against the draft model.
     pub fn speculate(&self, default: SpeculateName) -> anyhow::Result<engine::Speculate> {
-        let has_model = self.draft_model.is_some();
+        let has_model = self.has_model();
         let default = if has_model { SpeculateName::Auto } else { default };
         let found = self.speculate.unwrap_or(default);
         Ok(match (found, has_model) {
             (SpeculateName::Auto, _) => engine::Speculate::Auto,
             (SpeculateName::Off, false) => engine::Speculate::Off,
             (SpeculateName::Ngram, false) | (SpeculateName::Draft, true) => engine::Speculate::Always,
-            (SpeculateName::Draft, false) => anyhow::bail!("--speculate draft needs --draft-model"),
+            (SpeculateName::Draft, false) => anyhow::bail!("--speculate draft needs --draft-model or --mtp"),
             (SpeculateName::Off | SpeculateName::Ngram, true) => {
-                anyhow::bail!("--draft-model goes with --speculate auto or draft")
+                let name = if self.mtp { "--mtp" } else { "--draft-model" };
+                anyhow::bail!("{name} goes with --speculate auto or draft")
             }
         })
     }

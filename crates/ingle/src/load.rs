@@ -253,6 +253,11 @@ pub fn speculating(
     Ok(LoadOptions { speculate: speculate.speculate(default)?, max_draft: speculate.draft_max, ..options })
 }
 
+/// The model with its own layer that guesses, if the flags ask for that.
+pub fn guessing(model: Model, speculate: &SpeculateArgs) -> anyhow::Result<Model> {
+    Ok(if speculate.mtp { model.predicting()? } else { model })
+}
+
 /// A model on its device, with what guesses for it; `default` is what is done about guesses if no flag says so.
 pub fn engine(
     model: Arc<Model>,

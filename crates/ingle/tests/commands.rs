@@ -295,6 +295,40 @@ fn guesses_change_speed_and_not_the_answer() {
 }
 
 #[test]
+fn a_models_own_layer_guesses() {
+    let folder = fixture("models/glm4_moe_mtp");
+    let path = folder.to_str().unwrap();
+    let text = std::fs::read_to_string(folder.join("expected.json")).unwrap();
+    let expected: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let ids = |name: &str| expected[name].as_array().unwrap().clone();
+    let prompt: Vec<String> = ids("input_ids").iter().map(ToString::to_string).collect();
+    let prompt = prompt.join(",");
+    let args = ["complete", path, "--tokens", &prompt, "--greedy", "-n", "30", "--deterministic", "--json"];
+    let complete = |more: &[&str]| json(&[&args[..], more].concat());
+    for more in [&["--mtp", "--speculate", "draft", "--draft-max", "1", "--chunk", "16"][..], &["--mtp"], &[]]
+    {
+        let found = complete(more);
+        assert_eq!(found["tokens"].as_array().unwrap()[..], ids("answer")[..30], "{more:?}");
+        let count = |name: &str| found["timings"][name].as_u64().unwrap();
+        match more.len() {
+            6.. => assert_eq!((count("drafted_tokens"), count("accepted_tokens")), (14, 14)),
+            1 => {}
+            _ => assert_eq!(count("drafted_tokens"), 0),
+        }
+    }
+    let plan = |more: &[&str]| {
+        json(&[&["plan", path, "--ctx", "256", "--json"][..], more].concat())["reserved"].as_u64().unwrap()
+    };
+    // One layer of the cache more than two.
+    assert_eq!(2 * plan(&["--mtp"]), 3 * plan(&[]));
+    let wrong = |more: &[&str]| error(&[&args[..], more].concat());
+    assert!(wrong(&["--mtp", "--speculate", "ngram"]).contains("--mtp goes with --speculate auto or draft"));
+    let without = fixture("models/llama");
+    let args = ["complete", without.to_str().unwrap(), "--tokens", "1,2", "--mtp"];
+    assert!(error(&args).contains("no layer that predicts one token more"));
+}
+
+#[test]
 fn a_prompt_is_kept_on_disk_between_runs() {
     let path = SMOLLM2.path();
     let folder = tempfile::tempdir().unwrap();

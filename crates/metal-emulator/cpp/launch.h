@@ -7,7 +7,7 @@
 struct msl_constant {
     int index;
 #ifdef MSL_REGISTERS
-    template<class T> operator T() const { return T(MSL_CONSTANTS); }
+    template<class T> constexpr operator T() const { return T(MSL_CONSTANTS); }
 #else
     template<class T> operator T() const { return T{}; }
 #endif

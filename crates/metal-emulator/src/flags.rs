@@ -14,7 +14,7 @@ pub(crate) const STRICT: &str =
 /// As strict mode, and on to the text that NVIDIA's assembler reads.
 pub(crate) const REGISTERS: &str = "-cc1 -x clcpp -fdeclspec -cl-std=clc++2021 -triple nvptx64-nvidia-cuda -target-cpu sm_80 \
      -target-feature +ptx70 -cl-ext=+__opencl_c_generic_address_space,+__opencl_c_program_scope_global_variables,+cl_khr_fp16 \
-     -O3 -funroll-loops -S -w -ferror-limit 20 -DMSL_REGISTERS";
+     -O3 -funroll-loops -mllvm -inline-threshold=1000000 -S -w -ferror-limit 20 -DMSL_REGISTERS";
 
 /// Kernels and the runtime, in every mode.
 const COMMON: &str = "-x c++ -O2 -fPIC -ffreestanding -nostdinc -fno-exceptions -fno-rtti -fvisibility=hidden \

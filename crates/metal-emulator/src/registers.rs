@@ -1,9 +1,9 @@
-//! How many registers a kernel needs, by the judgement of another GPU's compiler.
+//! How many registers a kernel needs, by the judgement of another GPU's compiler, and how many instructions convert numbers.
 //!
 //! No assembler of Apple's is public. NVIDIA's `ptxas` (PyPI: `nvidia-cuda-nvcc`) is, and its GPUs too have registers of 32 bits for
 //! each thread, without vectors. So the source is compiled with real address spaces for `nvptx64`, where every function in which
 //! threads of a SIMD-group meet is an opaque instruction with its operands and results, and `ptxas` is given fewer and fewer registers
-//! until it must spill some. (Left alone it takes as many as hide latency best on its own chips.)
+//! until it must spill some. (Left alone it takes as many as hide latency best on its own chips.) All functions are inlined.
 
 use crate::cache;
 use crate::compiler::Compiler;
@@ -25,6 +25,9 @@ pub struct Registers {
     pub n: Option<u32>,
     /// Bytes of a thread's arrays that are in memory, because their indices are not known before the kernel runs.
     pub memory: u32,
+    /// Instructions of the kernel's text, before registers are allocated, that convert to or from a floating-point type. Those of an
+    /// unrolled loop count as often as they stand there.
+    pub conversions: u32,
 }
 
 impl Compiler {
@@ -46,7 +49,11 @@ impl Compiler {
         let table: Vec<String> =
             constants.iter().map(|(index, value)| format!("index == {index} ? {value} : ")).collect();
         let table = format!("-DMSL_CONSTANTS={}0", table.concat());
-        let key = self.key("registers", name, source, includes).with(&table).with(cache::text(ptxas));
+        let key = self
+            .key("registers and conversions", name, source, includes)
+            .with(flags::REGISTERS)
+            .with(&table)
+            .with(cache::text(ptxas));
         let mut names = Vec::new();
         let made = cache::folder(&self.options.cache, key, |folder| {
             let rewritten = self.rewrite(folder, name, source, includes, true)?;
@@ -64,8 +71,9 @@ impl Compiler {
             for n in STEPS {
                 messages += &allocated(ptxas, folder, n)?.map_err(failed)?;
             }
-            let text = entry_names(&text).join("\n");
-            cache::write(folder, "names.txt", text)?;
+            let (entries, conversions) = (entry_names(&text), conversions(&text));
+            let lines = entries.iter().zip(conversions).map(|(name, n)| format!("{name} {n}\n"));
+            cache::write(folder, "names.txt", lines.collect::<String>())?;
             cache::write(folder, "functions.txt", names.join("\n"))?;
             cache::write(folder, "messages.txt", messages)?;
             Ok(())
@@ -76,10 +84,11 @@ impl Compiler {
         };
         let (functions, mangled, messages) =
             (read("functions.txt")?, read("names.txt")?, read("messages.txt")?);
-        let found = functions
-            .lines()
-            .zip(mangled.lines())
-            .filter_map(|(name, mangled)| Some((name.to_owned(), registers_of(mangled, &messages)?)));
+        let found = functions.lines().zip(mangled.lines()).filter_map(|(name, line)| {
+            let (mangled, conversions) = line.split_once(' ')?;
+            let (n, memory) = registers_of(mangled, &messages)?;
+            Some((name.to_owned(), Registers { n, memory, conversions: conversions.parse().ok()? }))
+        });
         Ok(found.collect())
     }
 }
@@ -106,6 +115,23 @@ fn entry_names(ptx: &str) -> Vec<String> {
     ptx.lines().filter_map(line).collect()
 }
 
+/// Of each function, how many instructions convert to or from a floating-point type.
+fn conversions(ptx: &str) -> Vec<u32> {
+    let mut found = vec![];
+    for line in ptx.lines() {
+        if line.starts_with(".weak .func ") || line.starts_with(".visible .func ") {
+            found.push(0);
+        }
+        let instruction = line.split_whitespace().next().unwrap_or_default();
+        let converts =
+            instruction.starts_with("cvt.") && [".f16", ".f32"].iter().any(|t| instruction.contains(t));
+        if let Some(n) = found.last_mut().filter(|_| converts) {
+            *n += 1;
+        }
+    }
+    found
+}
+
 /// The text with kernels in place of functions, for `ptxas` allocates the registers of a kernel alone.
 fn entries(ptx: &str) -> String {
     let line = |line: &str| {
@@ -115,8 +141,9 @@ fn entries(ptx: &str) -> String {
     ptx.lines().map(line).collect()
 }
 
-/// Of the messages of `ptxas -v`, with few registers first, what they say of a function.
-fn registers_of(function: &str, messages: &str) -> Option<Registers> {
+/// Of the messages of `ptxas -v`, with few registers first, what they say of a function: [`Registers::n`] and
+/// [`Registers::memory`].
+fn registers_of(function: &str, messages: &str) -> Option<(Option<u32>, u32)> {
     let mut of_function = messages
         .split("Compiling entry function ")
         .filter(|part| part.strip_prefix('\'').and_then(|part| part.split('\'').next()) == Some(function))
@@ -133,7 +160,7 @@ fn registers_of(function: &str, messages: &str) -> Option<Registers> {
             break;
         }
     }
-    Some(Registers { n, memory })
+    Some((n, memory))
 }
 
 #[cfg(test)]
@@ -151,11 +178,13 @@ mod tests {
             )
         };
         let text = messages(24, 40) + &messages(0, 16) + &messages(0, 16);
-        assert_eq!(registers_of("twice", &text), Some(Registers { n: Some(STEPS[1]), memory: 16 }));
-        assert_eq!(registers_of("twice", &messages(8, 8)), Some(Registers { n: None, memory: 8 }));
+        assert_eq!(registers_of("twice", &text), Some((Some(STEPS[1]), 16)));
+        assert_eq!(registers_of("twice", &messages(8, 8)), Some((None, 8)));
         assert_eq!(registers_of("thrice", &text), None);
         let ptx = ".weak .func _Z4oncev(\n)\n.extern .func other\n.visible .func twice(\n";
         assert_eq!(entry_names(ptx), ["_Z4oncev", "twice"]);
+        let body = ".weak .func a(\n)\n{\n\tcvt.rn.f32.u16 \t%f1, %rs1;\n\tcvt.u64.u32 %rd1, %r1;\n\tcvt.f32.f16 %f2, %rs2;\n}\n";
+        assert_eq!(conversions(&(body.to_owned() + ptx)), [2, 0, 0]);
         assert!(entries(ptx).starts_with(".visible .entry _Z4oncev(\n"));
     }
 }

@@ -90,6 +90,9 @@ impl fmt::Display for ModelSpec {
                 line(name, factor.to_string())?;
             }
         }
+        if self.next_layer.is_some() || self.n_next > 0 {
+            line("predicts", "one token more, by a layer of its own (--mtp)".to_owned())?;
+        }
         if self.per_layer_width > 0 {
             line("per-layer inputs", format!("{} columns", self.per_layer_width))?;
         }

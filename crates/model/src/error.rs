@@ -47,6 +47,14 @@ pub enum Error {
         /// The family's title.
         family: &'static str,
     },
+    /// One token more was to be predicted by a model that has no layer for it.
+    #[error(
+        "{family}: this checkpoint has no layer that predicts one token more; expected nextn tensors after the last layer"
+    )]
+    NoNextLayer {
+        /// The family's title.
+        family: &'static str,
+    },
     /// A tensor is not there.
     #[error("tensor {name} is missing ({} names; {role}, shape {shape:?})", naming_word(*naming))]
     MissingTensor {

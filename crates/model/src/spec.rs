@@ -2,6 +2,7 @@
 
 mod family;
 mod layers;
+mod next;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,8 +67,13 @@ pub struct ModelSpec {
     pub n_streams: usize,
     /// Columns of the low-rank residual beside each layer, where there are several streams.
     pub laurel_rank: usize,
-    /// The layers.
+    /// The layers; after those of the model itself so many as [`Self::n_next`].
     pub layers: Vec<LayerSpec>,
+    /// Layers at the end of `layers` that predict one token more and are no part of the model itself: 1 of what
+    /// [`Self::predicting`] gives, otherwise 0.
+    pub n_next: usize,
+    /// The layer that predicts one token more, if the checkpoint has one that is known.
+    pub next_layer: Option<Box<LayerSpec>>,
     /// Factors that the checkpoint keeps apart from its weights.
     pub multipliers: Multipliers,
     /// The encoder whose states every layer also attends to. Its tensors are counted here, and so are its unused ones.
@@ -236,12 +242,13 @@ impl ModelSpec {
             |name: &String| checkpoint.tensor(name).map_or(0, |t| t.n_rows() as u64 * t.n_cols() as u64);
         spec.n_parameters += of_vision.iter().map(size).sum::<u64>();
         let n_next = keys.count(Key::NextLayers)?.unwrap_or(0);
+        spec.next_layer = next::read(&spec, &tensors, n_next);
         let unused = |name: &&String| {
             let ignored = IGNORED.iter().any(|part| name.contains(part));
             !tensors.is_used(name)
                 && !of_vision.contains(*name)
                 && !ignored
-                && !is_beyond(name, spec.n_layers(), n_next)
+                && !next::is_beyond(name, spec.n_layers(), n_next)
         };
         spec.unused_tensors = checkpoint.tensors.iter().map(|t| &t.name).filter(unused).cloned().collect();
         Ok(spec)
@@ -428,11 +435,6 @@ impl ModelSpec {
         });
         original.min().map_or(self.n_ctx_train, |original| original.min(self.n_ctx_train))
     }
-
-    /// Number of layers.
-    pub fn n_layers(&self) -> usize {
-        self.layers.len()
-    }
 }
 
 /// Steps of a scan that are clamped are not built. Every published checkpoint says so, and leaves them as they are.
@@ -455,12 +457,6 @@ pub(crate) fn positions_before(keys: &Keys<'_>, family: &ArchDescriptor) -> Resu
         true => Ok(keys.count(Key::Padding)?.unwrap_or(1) + 1),
         false => Ok(0),
     }
-}
-
-/// Whether a tensor is of one of the layers after the last, which predict further tokens.
-fn is_beyond(name: &str, n_layers: usize, n_next: usize) -> bool {
-    let of = |l: usize| [format!("blk.{l}."), format!("layers.{l}.")].iter().any(|part| name.contains(part));
-    (n_layers..n_layers + n_next).any(of)
 }
 
 /// The numbers, checked. Of the tensors, only those that numbers depend on are looked at.
@@ -558,6 +554,8 @@ pub(crate) fn read(
         n_streams,
         laurel_rank: if n_streams > 1 { need(keys, tensors, Key::LaurelRank)? } else { 0 },
         layers: layers::read(keys, family, tensors, n_layers, hidden, n_ctx_train)?,
+        n_next: 0,
+        next_layer: None,
         multipliers: Multipliers::read(keys)?,
         encoder: None,
         vision: None,

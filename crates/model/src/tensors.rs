@@ -836,6 +836,8 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
         // As many rows as the file has.
         TokenTypes => vec![1, hidden],
         EmbeddingNorm => vec![hidden],
+        NextEmbeddingNorm | NextHiddenNorm | NextOutputNorm => vec![hidden],
+        NextProjection => vec![hidden, 2 * hidden],
         OutputNorm | AttnNorm | PostAttnNorm | FfnNorm | PostFfnNorm => vec![hidden],
         RopeDivisors | RopeShort | RopeLong => vec![layer.rope.as_ref().map_or(0, |r| r.n_dims / 2)],
         AttnQ if spec.family.attention_gate => vec![2 * q, hidden],

@@ -17,6 +17,7 @@ mod hostile;
 mod lora;
 mod metal;
 mod mlx;
+mod next_tokens;
 mod no_family_names;
 mod plan;
 mod rope;

@@ -159,7 +159,9 @@ kernel void expert_gemm(constant LinearArguments & a [[buffer(0)]],
 
     threadgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup float * strip = (threadgroup float *) tiles + sg * 256;
+    #pragma clang loop unroll(full)
     for (short i = 0; i < 2; i++) {
+        #pragma clang loop unroll(full)
         for (short j = 0; j < 4; j++) simdgroup_store(sums.m[i][j], strip + 8 * j, 32, ulong2(0, 0), false);
         simdgroup_barrier(mem_flags::mem_threadgroup);
         const uint x_0 = sg / 2 * 16 + 8 * i;

@@ -75,6 +75,7 @@ static inline ScanLane scan_lane(constant ScanArguments &args, uint3 place, usho
 static inline float4 scan_four(device const float *vector, uint i, uint n) {
     if (n % 4 == 0 && i < n) return *(device const float4 *) (vector + i);
     float4 four = float4(0.0f);
+    #pragma clang loop unroll(full)
     for (uint e = 0; e < 4; e++) {
         if (i + e < n) four[e] = vector[i + e];
     }
@@ -100,10 +101,13 @@ static inline ulong scan_place(constant ScanArguments &args, ScanLane mine, uint
 // The lane's part of the state before a span.
 template<ushort N>
 static inline void scan_load(thread float4 *s, constant ScanArguments &args, ScanLane mine, uint state, device const float *states) {
+    #pragma clang loop unroll(full)
     for (ushort i = 0; i < N; i++) s[i] = float4(0.0f);
     if (state == STATE_NONE || !mine.there) return;
     device const float *column = states + scan_place(args, mine, state);
+    #pragma clang loop unroll(full)
     for (ushort i = 0; i < N; i++) {
+        #pragma clang loop unroll(full)
         for (ushort e = 0; e < 4; e++) {
             const uint row = mine.row + 16 * i + e;
             if (row < args.rows) s[i][e] = column[row * args.cols];
@@ -116,7 +120,9 @@ template<ushort N>
 static inline void scan_store(thread const float4 *s, constant ScanArguments &args, ScanLane mine, uint state, device float *states) {
     if (!mine.there) return;
     device float *column = states + scan_place(args, mine, state);
+    #pragma clang loop unroll(full)
     for (ushort i = 0; i < N; i++) {
+        #pragma clang loop unroll(full)
         for (ushort e = 0; e < 4; e++) {
             const uint row = mine.row + 16 * i + e;
             if (row < args.rows) column[row * args.cols] = s[i][e];

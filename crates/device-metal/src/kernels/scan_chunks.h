@@ -109,10 +109,12 @@ static inline void scan_invert(threadgroup float *block) {
 // The 16 by 8 numbers of a SIMD-group's strip.
 static inline void scan_get(thread simdgroup_float8x8 *m, threadgroup const float *strip) {
     simdgroup_barrier(mem_flags::mem_threadgroup);
+    #pragma clang loop unroll(full)
     for (ushort h = 0; h < 2; h++) simdgroup_load(m[h], strip + 64 * h, 8, ulong2(0, 0), false);
     simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 static inline void scan_put(thread const simdgroup_float8x8 *m, threadgroup float *strip) {
+    #pragma clang loop unroll(full)
     for (ushort h = 0; h < 2; h++) simdgroup_store(m[h], strip + 64 * h, 8, ulong2(0, 0), false);
     simdgroup_barrier(mem_flags::mem_threadgroup);
 }
@@ -178,6 +180,7 @@ static inline void scan_chunks(constant ScanArguments &args, ScanBuffers b, devi
         scan_stage(keys, key_stride, first_key, apart, n, 0, 2 * eights, args.rows, tid, n_threads);
 
         simdgroup_float8x8 known[2], out[2]; // K S, Q S
+        #pragma clang loop unroll(full)
         for (ushort h = 0; h < 2; h++) {
             known[h] = make_filled_simdgroup_matrix<float, 8>(0.0f);
             out[h] = make_filled_simdgroup_matrix<float, 8>(0.0f);
@@ -193,6 +196,7 @@ static inline void scan_chunks(constant ScanArguments &args, ScanBuffers b, devi
                 for (ushort i = 0; i < piece_eights; i++) {
                     if (has_columns && i < here) {
                         simdgroup_float8x8 m;
+                        #pragma clang loop unroll(full)
                         for (ushort h = 0; h < 2; h++) {
                             if (DELTA) {
                                 simdgroup_load(m, keys + 8 * h * key_stride + 8 * (done + i), key_stride, ulong2(0, 0), false);
@@ -227,6 +231,7 @@ static inline void scan_chunks(constant ScanArguments &args, ScanBuffers b, devi
             // What U solves the system for, and what the output has without U.
             float values[4];
             if (DELTA) scan_put(known, strip);
+            #pragma clang loop unroll(full)
             for (ushort e = 0; e < 4; e++) {
                 const ushort at = lane + 32 * e, t = at / 8;
                 const uint column = first_column + at % 8;
@@ -238,6 +243,7 @@ static inline void scan_chunks(constant ScanArguments &args, ScanBuffers b, devi
             }
             scan_get(u, strip);
             scan_put(out, strip);
+            #pragma clang loop unroll(full)
             for (ushort e = 0; e < 4; e++) {
                 const ushort at = lane + 32 * e, t = at / 8;
                 strip[at] = fma(args.scale * numbers[SCAN_DECAY + t], strip[at], skip * values[e]);
@@ -265,6 +271,7 @@ static inline void scan_chunks(constant ScanArguments &args, ScanBuffers b, devi
         simdgroup_load(m, a + 64, 8, ulong2(0, 0), false);
         simdgroup_multiply_accumulate(out[1], m, u[1], out[1]);
         scan_put(out, strip);
+        #pragma clang loop unroll(full)
         for (ushort e = 0; e < 4; e++) {
             const ushort at = lane + 32 * e, t = at / 8;
             const uint column = first_column + at % 8;
@@ -274,6 +281,7 @@ static inline void scan_chunks(constant ScanArguments &args, ScanBuffers b, devi
 
         // The state after the chunk.
         scan_put(u, strip);
+        #pragma clang loop unroll(full)
         for (ushort e = 0; e < 4; e++) {
             const ushort at = lane + 32 * e;
             strip[at] *= numbers[SCAN_LEFT + at / 8];
@@ -284,6 +292,7 @@ static inline void scan_chunks(constant ScanArguments &args, ScanBuffers b, devi
         for (ushort i = 0; i < 2 * N; i++) {
             if (i < eights) {
                 simdgroup_multiply(s[i], decay, s[i]);
+                #pragma clang loop unroll(full)
                 for (ushort h = 0; h < 2; h++) {
                     simdgroup_load(m, keys + 8 * h * key_stride + 8 * i, key_stride, ulong2(0, 0), true);
                     simdgroup_multiply_accumulate(s[i], m, u[h], s[i]);

@@ -40,7 +40,7 @@ pub(super) struct FlightSpan {
     pub(super) n_rows: usize,
     pub(super) n_draft: usize,
     /// Of its first row; set by [`Flight::add`].
-    position: usize,
+    pub(super) position: usize,
     is_prompt: bool,
     /// The first of its masks, one for each of its outputs.
     pub(super) first_mask: Option<usize>,

@@ -36,7 +36,7 @@ use crate::constraint::{MaskJob, MaskWorker};
 use crate::kv::{KvCache, common_len};
 use crate::output::TextStream;
 use crate::sequence::Sequence;
-use crate::speculate::Speculator;
+use crate::speculate::{Speculator, Target};
 use crate::vision::{Images, Vision};
 use crate::{Error, Event, FinishReason, LoadOptions, Prefill, Proposer, Result, SequenceId};
 use chunk::ChunkModel;
@@ -112,6 +112,8 @@ pub(crate) struct Scheduler {
     failed: Vec<SequenceId>,
     /// What encodes images, if the model sees.
     pub(crate) vision: Option<Vision>,
+    /// States of the rows of a step, for a proposer that reads them; a buffer.
+    row_states: Vec<f32>,
     pub(crate) totals: Totals,
 }
 
@@ -149,6 +151,7 @@ impl Scheduler {
             n_parked: 0,
             failed: Vec::new(),
             vision,
+            row_states: Vec::new(),
             totals: Totals::default(),
             limits: limits.clone(),
         }
@@ -201,10 +204,12 @@ impl Scheduler {
         self.slots.iter_mut().flatten().chain(self.queue.iter_mut())
     }
 
-    /// Whether the program has a plan with adapters after the model's own, from now on. That of given rows comes after both.
+    /// Whether the program has a plan with adapters after the model's own, from now on. That of given rows comes after both, and the
+    /// one that predicts one token more after all of these.
     pub(crate) fn set_adapted(&mut self, is_adapted: bool, numerics: Numerics) {
         self.buffers.set_adapted(is_adapted, numerics);
         self.buffers.given_plan = 1 + usize::from(is_adapted);
+        self.buffers.next_plan = self.buffers.given_plan + usize::from(self.vision.is_some());
     }
 
     /// That one more sequence may wait.
@@ -532,7 +537,9 @@ impl Scheduler {
         if let Some(speculator) = self.speculator.as_mut().filter(|_| flight.all_answer && sequence.speculate)
         {
             let most = sequence.most_draft(self.limits.n_ctx);
-            speculator.guess(slot, sequence, most, self.n_vocab)?;
+            let mut target =
+                Target { program: &mut *program, kv: &mut self.kv, plan: self.buffers.next_plan };
+            speculator.guess(slot, sequence, most, self.n_vocab, &mut target)?;
         }
         if let Some(constraint) = &mut sequence.constraint
             && !sequence.draft.is_empty()

@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use device::Program;
 
-use super::{RATE_WEIGHT, Scheduler, emit_done};
+use super::{Flight, RATE_WEIGHT, Scheduler, emit_done};
 use crate::sequence::{Sequence, slide};
+use crate::speculate::{Computed, Target};
 use crate::{Error, Event, FinishReason, Overflow, Progress};
 
 impl Scheduler {
@@ -81,7 +82,47 @@ impl Scheduler {
                 sequence.n_submitted = sequence.n_computed;
             }
         }
+        self.observe_states(&flight, program);
         self.spare.push(flight);
+    }
+
+    /// Show the proposer the states of the rows of a step that stay, if it reads them.
+    fn observe_states(&mut self, flight: &Flight, program: &mut dyn Program) {
+        let Some(speculator) = self.speculator.as_mut().filter(|speculator| speculator.reads_states()) else {
+            return;
+        };
+        if !self.in_flight.is_empty() {
+            // The states are gone.
+            return;
+        }
+        // The steps of the proposer take their place.
+        let mut states = std::mem::take(&mut self.row_states);
+        states.clear();
+        states.extend_from_slice(program.kept(0));
+        let n_rows = flight.spans.iter().map(|span| span.n_rows).sum::<usize>().max(1);
+        let cols = states.len() / n_rows;
+        let mut first_row = 0;
+        for span in &flight.spans {
+            let row = first_row;
+            first_row += span.n_rows;
+            let Some(sequence) = &self.slots[span.slot] else { continue };
+            let owner = (sequence.id, sequence.n_restarts);
+            let is_read = sequence.speculate && sequence.images.is_none();
+            if !is_read || owner != (span.id, span.n_restarts) {
+                continue;
+            }
+            let n = sequence.n_computed.saturating_sub(span.position).min(span.n_rows);
+            let Some(states) = states.get(row * cols..(row + n) * cols).filter(|s| !s.is_empty()) else {
+                continue;
+            };
+            let (slot, first) = (span.slot, span.position);
+            let rows = Computed { slot, owner, first, tokens: &sequence.tokens, states };
+            let mut target =
+                Target { program: &mut *program, kv: &mut self.kv, plan: self.buffers.next_plan };
+            // A device that fails says so of the next step too, and guesses may be missing.
+            let _ = speculator.observe_rows(&rows, &mut target);
+        }
+        self.row_states = states;
     }
 
     /// Choose the next tokens of a slot from the rows `output..` of the logits: one, and one more for each guess that was

@@ -25,6 +25,8 @@ pub(crate) struct StepBuffers {
     pub(crate) plan: usize,
     /// Which of the program's plans that is.
     pub(crate) given_plan: usize,
+    /// And which is the layer's that predicts one token more.
+    pub(crate) next_plan: usize,
     /// What the plan of given rows reads.
     pub(crate) input: Vec<f32>,
     /// Capacity `max_rows`.
@@ -75,6 +77,7 @@ impl StepBuffers {
         StepBuffers {
             plan: 0,
             given_plan: 1,
+            next_plan: 1,
             input: Vec::new(),
             tokens: Vec::with_capacity(limits.max_rows),
             links: Vec::with_capacity(limits.max_spans),

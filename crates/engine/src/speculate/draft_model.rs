@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{Proposer, Speculate};
+use super::{Proposer, Speculate, Target};
 use device::Want;
 
 use crate::scheduler::{OutputRows, Scheduler};
@@ -109,7 +109,14 @@ impl DraftModel {
 }
 
 impl Proposer for DraftModel {
-    fn propose(&mut self, slot: usize, tokens: &[u32], n: usize, draft: &mut Vec<u32>) -> Result<()> {
+    fn propose(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        n: usize,
+        draft: &mut Vec<u32>,
+        _: &mut Target<'_>,
+    ) -> Result<()> {
         // Ids of one model's padding mean nothing to the other.
         let n_ours = self.engine.model().n_vocab();
         if n == 0 || tokens.iter().any(|id| *id as usize >= n_ours) {

@@ -21,15 +21,20 @@ mod acceptance;
 mod controller;
 mod draft_model;
 mod ngram;
+mod own_layer;
 
 use std::time::Instant;
 
-use crate::Result;
+use device::Program;
+
+use crate::kv::KvCache;
 use crate::sequence::Sequence;
+use crate::{Result, SequenceId};
 pub(crate) use acceptance::Acceptance;
 use controller::Controller;
 pub use draft_model::DraftModel;
 pub use ngram::NgramLookup;
+pub(crate) use own_layer::OwnLayer;
 
 /// When guessed tokens are verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +56,29 @@ pub const MAX_DRAFT: usize = 64;
 /// Guesses that are verified now and then while it does not seem to pay, where only that shows whether they are right.
 const PROBE: usize = 4;
 
+/// The model that is guessed for, between two of its steps.
+pub struct Target<'a> {
+    pub(crate) program: &'a mut dyn Program,
+    pub(crate) kv: &'a mut KvCache,
+    /// Which of the program's plans is of the layer that predicts one token more, if it has that.
+    pub(crate) plan: usize,
+}
+
+/// A sequence since it began, or began anew.
+pub(crate) type Owner = (SequenceId, u32);
+
+/// Rows of a sequence that a step has computed, and that stay.
+pub struct Computed<'a> {
+    pub(crate) slot: usize,
+    pub(crate) owner: Owner,
+    /// Position of the first row.
+    pub(crate) first: usize,
+    /// All tokens of the sequence: one at least after the last row.
+    pub(crate) tokens: &'a [u32],
+    /// `(n, hidden)`: what the model's head reads of each row.
+    pub(crate) states: &'a [f32],
+}
+
 /// Guesses what sequences say next. How good the guesses are decides how fast an answer comes, never what it says.
 pub trait Proposer: Send {
     /// Append at most `n` guesses of what follows `tokens`, the sequence in `slot`, to the empty `draft`, which has room
@@ -58,11 +86,31 @@ pub trait Proposer: Send {
     ///
     /// # Errors
     /// A device failed.
-    fn propose(&mut self, slot: usize, tokens: &[u32], n: usize, draft: &mut Vec<u32>) -> Result<()>;
+    fn propose(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        n: usize,
+        draft: &mut Vec<u32>,
+        target: &mut Target<'_>,
+    ) -> Result<()>;
 
     /// Whether guessing takes so little time that it may go on where nothing is verified, to see when it would pay.
     fn is_cheap(&self) -> bool {
         true
+    }
+
+    /// Whether it reads the states of what steps compute ([`Self::observe`]).
+    fn reads_states(&self) -> bool {
+        false
+    }
+
+    /// A step has computed rows. Allocates nothing.
+    ///
+    /// # Errors
+    /// A device failed.
+    fn observe(&mut self, _rows: &Computed<'_>, _target: &mut Target<'_>) -> Result<()> {
+        Ok(())
     }
 }
 
@@ -113,9 +161,10 @@ impl Speculator {
         sequence: &mut Sequence,
         most: usize,
         n_vocab: usize,
+        target: &mut Target<'_>,
     ) -> Result<()> {
         let most = most.min(self.max_draft);
-        self.propose(slot, sequence, most)?;
+        self.propose(slot, sequence, most, target)?;
         // What a proposer says is not to be trusted, and ids of another model's padding mean nothing here.
         let draft = &mut sequence.draft;
         let n_known = draft.iter().take(most).take_while(|id| (**id as usize) < n_vocab).count();
@@ -123,10 +172,16 @@ impl Speculator {
         Ok(())
     }
 
-    fn propose(&mut self, slot: usize, sequence: &mut Sequence, most: usize) -> Result<()> {
+    fn propose(
+        &mut self,
+        slot: usize,
+        sequence: &mut Sequence,
+        most: usize,
+        target: &mut Target<'_>,
+    ) -> Result<()> {
         let Sequence { tokens, draft, acceptance, .. } = sequence;
         let Some(controller) = &mut self.controller else {
-            return self.proposer.propose(slot, tokens, most, draft);
+            return self.proposer.propose(slot, tokens, most, draft, target);
         };
         let is_cheap = self.proposer.is_cheap();
         // A proposer that did not guess for the token before has to catch up first; that is not what a guess costs.
@@ -137,14 +192,27 @@ impl Speculator {
         };
         if n > 0 {
             let begun = Instant::now();
-            self.proposer.propose(slot, tokens, n, draft)?;
+            self.proposer.propose(slot, tokens, n, draft, target)?;
             let seconds = begun.elapsed().as_secs_f64();
             controller.add_draft(acceptance, draft.len(), seconds, is_steady);
         } else if is_cheap && most > 0 {
-            self.proposer.propose(slot, tokens, 1, draft)?;
+            self.proposer.propose(slot, tokens, 1, draft, target)?;
             acceptance.set_unverified(draft.pop());
         }
         Ok(())
+    }
+
+    /// Whether [`Self::observe_rows`] is of use.
+    pub(crate) fn reads_states(&self) -> bool {
+        self.proposer.reads_states()
+    }
+
+    /// A step has computed rows.
+    ///
+    /// # Errors
+    /// As [`Proposer::observe`].
+    pub(crate) fn observe_rows(&mut self, rows: &Computed<'_>, target: &mut Target<'_>) -> Result<()> {
+        self.proposer.observe(rows, target)
     }
 
     /// A step took `seconds`, in which every sequence was answering.

@@ -2,7 +2,7 @@
 //!
 //! "Prompt lookup decoding" (Saxena 2023): answers repeat names, quotations and code of their prompt, and of themselves.
 
-use super::Proposer;
+use super::{Proposer, Target};
 use crate::Result;
 
 /// Tokens that must agree for a place to count: two agree by chance too often for what follows to be worth a row.
@@ -18,15 +18,27 @@ const MAX_MATCH: usize = 16;
 pub struct NgramLookup;
 
 impl Proposer for NgramLookup {
-    fn propose(&mut self, _slot: usize, tokens: &[u32], n: usize, draft: &mut Vec<u32>) -> Result<()> {
-        let Some(distance) = distance_of_repeat(tokens) else { return Ok(()) };
-        // A repeat that is shorter than the draft goes round: its continuation is the draft itself.
-        for i in 0..n {
-            let from = tokens.len() + i - distance;
-            let guess = tokens.get(from).or_else(|| draft.get(from - tokens.len())).copied();
-            draft.extend(guess);
-        }
+    fn propose(
+        &mut self,
+        _slot: usize,
+        tokens: &[u32],
+        n: usize,
+        draft: &mut Vec<u32>,
+        _: &mut Target<'_>,
+    ) -> Result<()> {
+        go_on(tokens, n, draft);
         Ok(())
+    }
+}
+
+/// Append at most `n` guesses of what follows `tokens`.
+fn go_on(tokens: &[u32], n: usize, draft: &mut Vec<u32>) {
+    let Some(distance) = distance_of_repeat(tokens) else { return };
+    // A repeat that is shorter than the draft goes round: its continuation is the draft itself.
+    for i in 0..n {
+        let from = tokens.len() + i - distance;
+        let guess = tokens.get(from).or_else(|| draft.get(from - tokens.len())).copied();
+        draft.extend(guess);
     }
 }
 
@@ -53,7 +65,7 @@ mod tests {
 
     fn guess(tokens: &[u32], n: usize) -> Vec<u32> {
         let mut draft = Vec::with_capacity(n);
-        NgramLookup.propose(0, tokens, n, &mut draft).unwrap();
+        go_on(tokens, n, &mut draft);
         assert!(draft.capacity() == n.max(draft.len()));
         draft
     }

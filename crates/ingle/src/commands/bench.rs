@@ -179,7 +179,7 @@ impl Bench {
             self.n_gen
         );
         let device = load::device(&self.model.load.device)?;
-        let model = Arc::new(load::open(&self.model)?);
+        let model = Arc::new(load::guessing(load::open(&self.model)?, &self.speculate)?);
         let mut options = load::options(&self.model.load);
         let page_len = options.page_len.unwrap_or(device.page_len());
         let needed = batches.iter().map(|batch| batch.n_positions(page_len)).max().unwrap_or(0);
@@ -208,7 +208,7 @@ impl Bench {
         }
         tests.retain(|t| t.n_prompt + t.n_gen > 0);
         anyhow::ensure!(!tests.is_empty(), "nothing to measure: give -p or -n a number above 0");
-        let model = Arc::new(load::open(&self.model)?);
+        let model = Arc::new(load::guessing(load::open(&self.model)?, &self.speculate)?);
         let device = load::device_for(&self.model.load, &model)?;
         let mut options = load::options(&self.model.load);
         let needed = tests.iter().map(Test::n_positions).max().unwrap_or(0);

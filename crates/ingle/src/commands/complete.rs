@@ -81,7 +81,8 @@ impl Complete {
                 anyhow::bail!("nothing to continue: give --prompt, --file, --tokens, or - for stdin")
             }
         };
-        let model = Arc::new(load::open_adapted(&self.model, &self.adapters.lora)?);
+        let model = load::open_adapted(&self.model, &self.adapters.lora)?;
+        let model = Arc::new(load::guessing(model, &self.speculate)?);
         let constraint = self.grammar.constraint(&model)?;
         let device = load::device_for(&self.model.load, &model)?;
         let tokens = || {

@@ -49,7 +49,7 @@ fn bytes(text: &str) -> Result<u64, String> {
 
 impl Plan {
     pub fn run(self) -> anyhow::Result<()> {
-        let model = load::open(&self.model)?;
+        let model = load::guessing(load::open(&self.model)?, &self.speculate)?;
         let device = load::device_for(&self.model.load, &model)?;
         // As `run` would load it.
         let options = load::options(&self.model.load);

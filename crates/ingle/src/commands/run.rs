@@ -109,7 +109,8 @@ impl Run {
         if let Some(url) = &self.server {
             return self.remote(url)?.converse(prompt, self.json, &history);
         }
-        let model = Arc::new(load::open_adapted(&self.model, &self.adapters.lora)?);
+        let model = load::open_adapted(&self.model, &self.adapters.lora)?;
+        let model = Arc::new(load::guessing(model, &self.speculate)?);
         let adapter = load::chosen_adapter(&self.adapters)?;
         anyhow::ensure!(
             adapter.is_none() || self.prompt_cache.prompt_cache.is_none(),

@@ -148,9 +148,21 @@ impl<'a> Builder<'a, '_> {
 
     /// Logits `(n_outputs, n_vocab)` and the best of each row.
     pub fn head(&mut self, x: ValueId) -> Result<(ValueId, ValueId)> {
+        let normed = if self.spec.n_next > 0 {
+            // The layer that predicts one token more reads this of every row.
+            let normed = self.final_norm(x)?;
+            self.kept.push(normed);
+            self.output_rows(normed, "output rows")
+        } else {
+            let selected = self.output_rows(x, "output rows");
+            self.final_norm(selected)?
+        };
+        self.logits(normed)
+    }
+
+    /// The same of states `(n_outputs, hidden)` that are normed already.
+    pub fn logits(&mut self, normed: ValueId) -> Result<(ValueId, ValueId)> {
         let n_vocab = self.spec.n_vocab;
-        let selected = self.output_rows(x, "output rows");
-        let normed = self.final_norm(selected)?;
         let role = if self.spec.tied_head { TensorRole::TokenEmbedding } else { TensorRole::Output };
         let mut logits = self.linear(normed, role, "logits")?;
         if self.spec.logit_scale != 1.0 {

@@ -2,13 +2,14 @@
 //!
 //! Here: the way through a model, the layers of its cache, and the small pieces. `begin.rs`: from tokens or numbers to the
 //! residual stream. `layer.rs`: what a layer adds to it. `altup.rs`: layers over several such streams. `end.rs`: from it to what the
-//! caller wants.
+//! caller wants. `next.rs`: the layer after all of these that predicts one token more.
 
 mod altup;
 mod begin;
 mod end;
 mod given;
 mod layer;
+mod next;
 mod recurrent;
 
 use std::collections::HashMap;
@@ -28,6 +29,7 @@ use crate::spec::{LayerSpec, ModelSpec, TemperatureSpec};
 use crate::tensors::Tensors;
 use given::Given;
 pub(crate) use given::GivenShape;
+pub(crate) use next::build_next;
 
 /// Where a forward pass ends.
 #[derive(Clone, Copy)]
@@ -88,26 +90,10 @@ fn build_from<'a, 'f>(
 ) -> Result<Plan> {
     tensors.turn_to(spec.family);
     let kv = KvLayers::of(if let End::EncoderStates(decoder) = end { decoder } else { spec });
-    let mut builder = Builder {
-        spec,
-        tensors,
-        n_ctx,
-        layer: None,
-        values: Vec::new(),
-        weights: Vec::new(),
-        by_name: HashMap::new(),
-        ropes: Vec::new(),
-        temperatures: Vec::new(),
-        ordinals: Vec::new(),
-        nodes: Vec::new(),
-        kept: Vec::new(),
-        states: Vec::new(),
-        given: None,
-        adapters,
-        adapter_ids: Vec::new(),
-    };
-    // After the last layer that mixes positions no row reads another.
-    let last = spec.layers.iter().rposition(LayerSpec::mixes);
+    let mut builder = Builder::new(spec, tensors, n_ctx, adapters);
+    // After the last layer that mixes positions no row reads another, but for the layer that predicts one token more.
+    let layers = spec.main_layers();
+    let last = layers.iter().rposition(LayerSpec::mixes).filter(|_| spec.n_next == 0);
     let mut x = match given {
         Some(shape) => builder.given(shape)?,
         None if spec.n_inputs > 0 => builder.input()?,
@@ -117,7 +103,7 @@ fn build_from<'a, 'f>(
     if spec.n_streams > 1 {
         x = builder.streams(x)?;
     }
-    for (l, layer) in spec.layers.iter().enumerate() {
+    for (l, layer) in layers.iter().enumerate() {
         builder.layer = Some(l);
         let ends = last == Some(l) && matches!(end, End::Own | End::Alignment(_));
         if let (true, Some(inputs)) = (spec.n_streams > 1, inputs) {
@@ -157,11 +143,7 @@ fn build_from<'a, 'f>(
         (End::Own | End::Alignment(_), OutputKind::Logits) => builder.head(x)?,
         (End::Own | End::Alignment(_), OutputKind::Hidden) => builder.hidden(x)?,
     };
-    let Builder { values, weights, nodes, kept, states, .. } = builder;
-    let kv = KvLayout { states, ..KvLayout::new(kv.layers) };
-    let plan = Plan { values, weights, nodes, kv, output, argmax, output_kind, kept };
-    plan.check()?;
-    Ok(plan)
+    builder.finish(kv, output, argmax, output_kind)
 }
 
 /// The layers of the cache, and which of them each layer of the model reads.
@@ -251,6 +233,44 @@ struct Builder<'a, 'f> {
     adapters: Option<&'a mut Adapters<'f>>,
     /// Which adapter each row has, for tokens and for outputs.
     adapter_ids: Vec<(RowCount, ValueId)>,
+}
+
+impl<'a, 'f> Builder<'a, 'f> {
+    /// Nothing yet.
+    fn new(
+        spec: &'a ModelSpec,
+        tensors: &'a mut Tensors<'f>,
+        n_ctx: usize,
+        adapters: Option<&'a mut Adapters<'f>>,
+    ) -> Builder<'a, 'f> {
+        Builder {
+            spec,
+            tensors,
+            n_ctx,
+            layer: None,
+            values: Vec::new(),
+            weights: Vec::new(),
+            by_name: HashMap::new(),
+            ropes: Vec::new(),
+            temperatures: Vec::new(),
+            ordinals: Vec::new(),
+            nodes: Vec::new(),
+            kept: Vec::new(),
+            states: Vec::new(),
+            given: None,
+            adapters,
+            adapter_ids: Vec::new(),
+        }
+    }
+
+    /// The plan, checked.
+    fn finish(self, kv: KvLayers, output: ValueId, argmax: ValueId, output_kind: OutputKind) -> Result<Plan> {
+        let Builder { values, weights, nodes, kept, states, .. } = self;
+        let kv = KvLayout { states, ..KvLayout::new(kv.layers) };
+        let plan = Plan { values, weights, nodes, kv, output, argmax, output_kind, kept };
+        plan.check()?;
+        Ok(plan)
+    }
 }
 
 /// Pieces that all parts are made of.

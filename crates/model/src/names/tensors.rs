@@ -119,6 +119,14 @@ pub enum TensorRole {
     Conv1,
     /// The second, `(hidden, hidden, size)`.
     Conv2,
+    /// `(hidden)`: of the layer that predicts one token more, on the embedding of the next.
+    NextEmbeddingNorm,
+    /// `(hidden)`, on the state that the main model's head reads.
+    NextHiddenNorm,
+    /// `(hidden, 2 * hidden)`: from both of these to the layer, the embedding's columns first.
+    NextProjection,
+    /// `(hidden)`, before the head.
+    NextOutputNorm,
     /// `(hidden)`, before the attention to the encoder's states.
     CrossNorm,
     /// `(n_heads * head_dim, hidden)`
@@ -276,6 +284,10 @@ pub const STANDARD: &[TensorName] = &[
     alone(FfnGate, "blk.{l}.ffn_gate", "{layer}mlp.gate_proj"),
     alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.up_proj"),
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.down_proj"),
+    alone(NextEmbeddingNorm, "blk.{l}.nextn.enorm", "{layer}enorm"),
+    alone(NextHiddenNorm, "blk.{l}.nextn.hnorm", "{layer}hnorm"),
+    alone(NextProjection, "blk.{l}.nextn.eh_proj", "{layer}eh_proj"),
+    alone(NextOutputNorm, "blk.{l}.nextn.shared_head_norm", "{layer}shared_head.norm"),
 ];
 
 /// Norms after the branches take over the name that others give to the norm before the feed-forward network.
@@ -666,6 +678,9 @@ impl TensorRole {
                 | PostPerLayerNorm
                 | StreamNorm
                 | LaurelNorm
+                | NextEmbeddingNorm
+                | NextHiddenNorm
+                | NextOutputNorm
         )
     }
 
@@ -726,6 +741,10 @@ impl TensorRole {
             PostPerLayerNorm => "norm after the layer's input",
             Conv1 => "first convolution",
             Conv2 => "second convolution",
+            NextEmbeddingNorm => "norm of the next token's embedding",
+            NextHiddenNorm => "norm of the state before the next token",
+            NextProjection => "projection to the layer that predicts one token more",
+            NextOutputNorm => "norm after the layer that predicts one token more",
             CrossNorm => "cross-attention norm",
             CrossQ => "cross-attention query projection",
             CrossK => "cross-attention key projection",

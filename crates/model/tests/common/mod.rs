@@ -69,13 +69,15 @@ pub const RECURRENT: [&str; 13] = [
 ];
 
 /// ... and those with other routers, gates, windows or caches.
-pub const LATER: [&str; 9] = [
+pub const LATER: [&str; 11] = [
     "glm4_moe",
+    "glm4_moe_mtp",
     "llama4",
     "gpt_oss",
     "gpt_oss_mxfp4",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v3_mtp",
     "glm4_moe_lite",
     "ernie4_5_moe",
     "dots1",

@@ -205,7 +205,9 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
     const uint key_group = lane / VALUE_LANES, key_groups = 32 / VALUE_LANES, four = lane % VALUE_LANES;
     float4 acc[8][5];
     float most[8], total[8];
+    #pragma clang loop unroll(full)
     for (uint h = 0; h < ATTENTION_HEADS; h++) {
+        #pragma clang loop unroll(full)
         for (uint i = 0; i < 5; i++) acc[h][i] = float4(0.0f);
         most[h] = LEAST_SCORE;
         total[h] = 0.0f;
@@ -220,20 +222,24 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
             const bool seen = position >= first && position < end;
             TileScores scores = tile_scores<K>(q_heads, pages, start, first, end - 1, lane);
             if (biased) {
+                #pragma clang loop unroll(full)
                 for (uint h = 0; h < ATTENTION_HEADS; h++) scores.s[h] += terms[h * n_terms];
                 for (uint pair = 0; pair < known.n_pairs; pair++) {
                     const float2 t = known.turn(pair, position);
+                    #pragma clang loop unroll(full)
                     for (uint h = 0; h < ATTENTION_HEADS; h++) {
                         scores.s[h] += terms[h * n_terms + 1 + 2 * pair] * t.x + terms[h * n_terms + 2 + 2 * pair] * t.y;
                     }
                 }
             }
+            #pragma clang loop unroll(full)
             for (uint h = 0; h < ATTENTION_HEADS; h++) {
                 const float s = seen ? capped(scores.s[h], a.softcap) : LEAST_SCORE;
                 const float m = max(most[h], simd_max(s));
                 const float p = seen ? exp(s - m) : 0.0f, shrink = exp(most[h] - m);
                 most[h] = m;
                 total[h] = fma(total[h], shrink, p);
+                #pragma clang loop unroll(full)
                 for (uint i = 0; i * VALUE_LANES < fours; i++) acc[h][i] *= shrink;
                 probabilities[h * 32 + lane] = p;
             }
@@ -246,9 +252,11 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
                 for (uint n = key_group; n < 16; n += key_groups) {
                     const uint at = clamp(start + 16 * part + n, low, high);
                     device const uchar * vector = page + (at & pages.mask) * pages.vector;
+                    #pragma clang loop unroll(full)
                     for (uint i = 0; i * VALUE_LANES < fours; i++) {
                         if (four + i * VALUE_LANES < fours) {
                             const float4 v = K::four(vector, four + i * VALUE_LANES);
+                            #pragma clang loop unroll(full)
                             for (uint h = 0; h < ATTENTION_HEADS; h++) acc[h][i] = fma(float4(probabilities[h * 32 + 16 * part + n]), v, acc[h][i]);
                         }
                     }
@@ -260,6 +268,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
     if (fused && split == 0 && sg == 0) {
         threadgroup const float4 * own_k = memory + ATTENTION_HEADS * fours;
         threadgroup const float4 * own_v = n_stored == 1 ? own_k : own_k + fours;
+        #pragma clang loop unroll(full)
         for (uint h = 0; h < ATTENTION_HEADS; h++) {
             float s = 0.0f;
             for (uint i = lane; i < fours; i += 32) s += dot(q_heads[h * fours + i], own_k[i]);
@@ -275,6 +284,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
             const float p = exp(s - m), shrink = exp(most[h] - m);
             most[h] = m;
             total[h] = total[h] * shrink + (lane == 0 ? p : 0.0f);
+            #pragma clang loop unroll(full)
             for (uint i = 0; i * VALUE_LANES < fours; i++) {
                 acc[h][i] *= shrink;
                 if (key_group == 0 && four + i * VALUE_LANES < fours) acc[h][i] += p * own_v[four + i * VALUE_LANES];
@@ -283,9 +293,12 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
     }
 
     // Lanes with the same columns, then simdgroups.
+    #pragma clang loop unroll(full)
     for (uint h = 0; h < ATTENTION_HEADS; h++) {
         total[h] = simd_sum(total[h]);
+        #pragma clang loop unroll(full)
         for (uint other = VALUE_LANES; other < 32; other *= 2) {
+            #pragma clang loop unroll(full)
             for (uint i = 0; i * VALUE_LANES < fours; i++) acc[h][i] += simd_shuffle_xor(acc[h][i], ushort(other));
         }
         if (lane == 0) {
@@ -294,13 +307,17 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint h = 0; h < n_heads; h++) {
+    #pragma clang loop unroll(full)
+    for (uint h = 0; h < ATTENTION_HEADS; h++) {
+        // Heads by their index as constants, so that their sums stay in registers.
+        if (h >= n_heads) continue;
         float m = LEAST_SCORE, l = 0.0f;
         for (uint i = 0; i < n_sg; i++) m = max(m, sums[(i * ATTENTION_HEADS + h) * 2]);
         for (uint i = 0; i < n_sg; i++) {
             l += sums[(i * ATTENTION_HEADS + h) * 2 + 1] * exp(sums[(i * ATTENTION_HEADS + h) * 2] - m);
         }
         const float part = exp(most[h] - m);
+        #pragma clang loop unroll(full)
         for (uint i = 0; i * VALUE_LANES < fours; i++) {
             if (key_group == 0 && four + i * VALUE_LANES < fours) memory[sg * fours + four + i * VALUE_LANES] = acc[h][i] * part;
         }

@@ -132,9 +132,11 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
     // Columns by 8 that a chunk has.
     const uint eights = (ATTENTION_HEAD_DIM + 7) / 8;
     simdgroup_float8x8 sums[B * CHUNKS * 2];
+    #pragma clang loop unroll(full)
     for (short i = 0; i < B * CHUNKS * 2; i++) sums[i] = make_filled_simdgroup_matrix<float, 8>(0.0f);
     // Of pairs sg, sg + 4, ...
     float most[B * 2], total[B * 2];
+    #pragma clang loop unroll(full)
     for (short i = 0; i < B * 2; i++) {
         most[i] = LEAST_SCORE;
         total[i] = 0.0f;
@@ -176,6 +178,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
 
             // Scores of 8 keys a simdgroup.
             simdgroup_float8x8 products[B];
+            #pragma clang loop unroll(full)
             for (short b = 0; b < B; b++) products[b] = make_filled_simdgroup_matrix<float, 8>(0.0f);
             for (short chunk = 0; chunk < CHUNKS; chunk++) {
                 threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -186,13 +189,16 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
                     if (uint(8 * chunk + c) < eights) {
                         simdgroup_matrix<T, 8, 8> mk, mq[B];
                         simdgroup_load(mk, staged + 8 * sg * STAGE_STRIDE + 8 * c, STAGE_STRIDE, ulong2(0, 0), true);
+                        #pragma clang loop unroll(full)
                         for (short b = 0; b < B; b++) {
                             simdgroup_load(mq[b], q_tile + 8 * b * q_stride + 64 * chunk + 8 * c, q_stride, ulong2(0, 0), false);
                         }
+                        #pragma clang loop unroll(full)
                         for (short b = 0; b < B; b++) simdgroup_multiply_accumulate(products[b], mq[b], mk, products[b]);
                     }
                 }
             }
+            #pragma clang loop unroll(full)
             for (short b = 0; b < B; b++) {
                 simdgroup_store(products[b], scores + 8 * b * SCORE_STRIDE + 8 * sg, SCORE_STRIDE, ulong2(0, 0), false);
             }
@@ -206,6 +212,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
                 // f32 from q itself, for biases are large.
                 float missing[B * 2];
                 device const float * q_of[B * 2];
+                #pragma clang loop unroll(full)
                 for (short i = 0; i < B * 2; i++) {
                     const uint pair = sg + 4 * i, row = min(first_row + pair / heads, end_row - 1), head = min(pair % heads, n_heads - 1);
                     q_of[i] = q + (ulong(row) * a.n_heads + first_head + head) * ATTENTION_HEAD_DIM;
@@ -213,19 +220,23 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
                 }
                 for (uint begin = 0; begin < known.n_pairs; begin += 32) {
                     float2 terms[B * 2];
+                    #pragma clang loop unroll(full)
                     for (short i = 0; i < B * 2; i++) {
                         terms[i] = begin + lane < known.n_pairs ? known.terms_of(begin + lane, q_of[i]) : float2(0.0f);
                     }
                     for (uint c = 0; c < min(known.n_pairs - begin, 32u); c++) {
                         const float2 t = known.turn(begin + c, at);
+                        #pragma clang loop unroll(full)
                         for (short i = 0; i < B * 2; i++) {
                             missing[i] += simd_shuffle(terms[i].x, ushort(c)) * t.x + simd_shuffle(terms[i].y, ushort(c)) * t.y;
                         }
                     }
                 }
+                #pragma clang loop unroll(full)
                 for (short i = 0; i < B * 2; i++) scores[(sg + 4 * i) * SCORE_STRIDE + lane] += a.scale * missing[i];
                 simdgroup_barrier(mem_flags::mem_threadgroup);
             }
+            #pragma clang loop unroll(full)
             for (short i = 0; i < B * 2; i++) {
                 const uint pair = sg + 4 * i, row = first_row + pair / heads;
                 bool seen = pair < rows * heads && row >= low_row && row < high_row && at >= first && at < end;
@@ -250,9 +261,11 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
             if (lane == 0) shrunk[sg] = shrinking ? 1 : 0;
             threadgroup_barrier(mem_flags::mem_threadgroup);
             if (shrunk[0] + shrunk[1] + shrunk[2] + shrunk[3] > 0) {
+                #pragma clang loop unroll(full)
                 for (short b = 0; b < B; b++) {
                     simdgroup_float8x8 diagonal;
                     simdgroup_load(diagonal, shrinks + 64 * b, 8, ulong2(0, 0), false);
+                    #pragma clang loop unroll(full)
                     for (short i = 0; i < CHUNKS * 2; i++) {
                         simdgroup_multiply(sums[b * CHUNKS * 2 + i], diagonal, sums[b * CHUNKS * 2 + i]);
                     }
@@ -260,6 +273,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
             }
 
             // Values: columns 8 sg and 8 (sg + 4) of each chunk.
+            #pragma clang loop unroll(full)
             for (short chunk = 0; chunk < CHUNKS; chunk++) {
                 threadgroup_barrier(mem_flags::mem_threadgroup);
                 stage<K>(staged, value, there, chunk, tid);
@@ -267,6 +281,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
                 #pragma clang loop unroll(full)
                 for (short n = 0; n < 4; n++) {
                     simdgroup_matrix<T, 8, 8> mp[B], mv;
+                    #pragma clang loop unroll(full)
                     for (short b = 0; b < B; b++) {
                         simdgroup_load(mp[b], probabilities + 8 * b * p_stride + 8 * n, p_stride, ulong2(0, 0), false);
                     }
@@ -274,6 +289,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
                     for (short f = 0; f < 2; f++) {
                         if (uint(8 * chunk + sg + 4 * f) < eights) {
                             simdgroup_load(mv, staged + 8 * n * STAGE_STRIDE + 8 * (sg + 4 * f), STAGE_STRIDE, ulong2(0, 0), false);
+                            #pragma clang loop unroll(full)
                             for (short b = 0; b < B; b++) {
                                 const short to = b * CHUNKS * 2 + 2 * chunk + f;
                                 simdgroup_multiply_accumulate(sums[to], mp[b], mv, sums[to]);
@@ -286,6 +302,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
     }
 
     // The factor of each pair, then blocks of 8 by 8 through threadgroup memory.
+    #pragma clang loop unroll(full)
     for (short i = 0; i < B * 2; i++) {
         const uint pair = sg + 4 * i;
         float factor = total[i] > 0.0f ? 1.0f / total[i] : 0.0f;
@@ -298,7 +315,9 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup float * block = (threadgroup float *) stage_memory + 64 * sg;
+    #pragma clang loop unroll(full)
     for (short b = 0; b < B; b++) {
+        #pragma clang loop unroll(full)
         for (short i = 0; i < CHUNKS * 2; i++) {
             simdgroup_store(sums[b * CHUNKS * 2 + i], block, 8, ulong2(0, 0), false);
             simdgroup_barrier(mem_flags::mem_threadgroup);

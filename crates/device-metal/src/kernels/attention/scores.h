@@ -30,18 +30,22 @@ static inline TileScores tile_scores(threadgroup const float4 * q, HeadPages pag
     }
     device const uchar * page = pages.key(low) - (low & pages.mask) * pages.vector;
     device const uchar * keys[16];
+    #pragma clang loop unroll(full)
     for (uint c = 0; c < ATTENTION_KEY_LANES; c++) {
         const uint position = clamp(start + lane / ATTENTION_KEY_LANES * ATTENTION_KEY_LANES + c, low, high);
         keys[c] = page + (position & pages.mask) * pages.vector;
     }
     float s[8][16];
+    #pragma clang loop unroll(full)
     for (uint h = 0; h < ATTENTION_HEADS; h++) {
+        #pragma clang loop unroll(full)
         for (uint c = 0; c < ATTENTION_KEY_LANES; c++) s[h][c] = 0.0f;
     }
     for (uint i = lane % ATTENTION_KEY_LANES; i < HEAD_FOURS; i += ATTENTION_KEY_LANES) {
         float4 k[16];
         #pragma clang loop unroll(full)
         for (uint c = 0; c < ATTENTION_KEY_LANES; c++) k[c] = K::four(keys[c], i);
+        #pragma clang loop unroll(full)
         for (uint h = 0; h < ATTENTION_HEADS; h++) {
             const float4 qh = q[h * HEAD_FOURS + i];
             #pragma clang loop unroll(full)
@@ -49,15 +53,19 @@ static inline TileScores tile_scores(threadgroup const float4 * q, HeadPages pag
         }
     }
     TileScores scores;
+    #pragma clang loop unroll(full)
     for (uint h = 0; h < ATTENTION_HEADS; h++) {
-        // Of the keys whose sums a lane has, it keeps those of its own bit and sends the others.
+        // Of the keys whose sums a lane has, it keeps those of its own bit and sends the others. Bounds are literals, so that
+        // loops are unrolled from the inside out and the sums stay in registers.
         #pragma clang loop unroll(full)
-        for (uint bit = 1; bit < ATTENTION_KEY_LANES; bit *= 2) {
+        for (uint level = 0; level < 4; level++) {
+            const uint bit = 1u << level, n_pairs = ATTENTION_KEY_LANES / bit / 2;
             const bool odd = (lane & bit) != 0;
             #pragma clang loop unroll(full)
-            for (uint c = 0; c < ATTENTION_KEY_LANES / bit; c += 2) {
-                const float kept = odd ? s[h][c + 1] : s[h][c], sent = odd ? s[h][c] : s[h][c + 1];
-                s[h][c / 2] = kept + simd_shuffle_xor(sent, ushort(bit));
+            for (uint c = 0; c < 8; c++) {
+                if (c >= n_pairs) continue;
+                const float kept = odd ? s[h][2 * c + 1] : s[h][2 * c], sent = odd ? s[h][2 * c] : s[h][2 * c + 1];
+                s[h][c] = kept + simd_shuffle_xor(sent, ushort(bit));
             }
         }
         scores.s[h] = s[h][0];

@@ -59,6 +59,7 @@ template<class D, short BX> struct TilePart {
         const uint x_column = k + tid % (128 / BX) * (BX / 4);
         index = k / 16 + tid % 2;
         w.load(w_row, index, n_in);
+        #pragma clang loop unroll(full)
         for (short j = 0; j < BX / 16; j++) x[j] = load_x<D>(x_row, x_column + 4 * j, n_in);
     }
 
@@ -70,7 +71,9 @@ template<class D, short BX> struct TilePart {
         threadgroup T * to_w = tile_w + tid / 2 * stride + tid % 2 * 16;
         threadgroup T * to_x = tile_x + tid / (128 / BX) * stride + tid % (128 / BX) * (BX / 4);
         const Values values = w.values(index);
+        #pragma clang loop unroll(full)
         for (short j = 0; j < 4; j++) *(threadgroup T4 *) (to_w + 4 * j) = OperandVector<T>::of(values.v[j]);
+        #pragma clang loop unroll(full)
         for (short j = 0; j < BX / 16; j++) *(threadgroup T4 *) (to_x + 4 * j) = OperandVector<T>::of(x[j]);
     }
 };
@@ -87,7 +90,9 @@ static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x
                                          ushort tid, ushort sg) {
     typedef typename D::Operand T;
     GemmSums<BX> sums;
+    #pragma clang loop unroll(full)
     for (short i = 0; i < BX / 16; i++) {
+        #pragma clang loop unroll(full)
         for (short j = 0; j < 4; j++) sums.m[i][j] = make_filled_simdgroup_matrix<float, 8>(0.0f);
     }
     TilePart<D, BX> part;
@@ -231,6 +236,7 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
     if (LINEAR_TENSOR) {
         threadgroup float * products = (threadgroup float *) tiles;
         tensor_products<D, BX>(w_row, x_row, a.n_in, tile_w, tile_x, products, tid);
+        #pragma clang loop unroll(full)
         for (short i = 0; i < BX / 16; i++) {
             const uint x_0 = sg / 2 * (BX / 2) + 8 * i;
             write_strip(output, products + x_0 * 64 + sg % 2 * 32, 64, x_0, sg, lane);
@@ -243,7 +249,9 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
     // Eight rows of x at a time through the tiles' memory, 32 neighbouring columns.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup float * strip = (threadgroup float *) tiles + sg * 256;
+    #pragma clang loop unroll(full)
     for (short i = 0; i < BX / 16; i++) {
+        #pragma clang loop unroll(full)
         for (short j = 0; j < 4; j++) simdgroup_store(sums.m[i][j], strip + 8 * j, 32, ulong2(0, 0), false);
         simdgroup_barrier(mem_flags::mem_threadgroup);
         write_strip(output, strip, 32, sg / 2 * (BX / 2) + 8 * i, sg, lane);

@@ -1,0 +1,186 @@
+//! The layer that predicts one token more gives the logits of its formula, over the main model's states, on the interpreter and on
+//! the CPU; without it nothing changes.
+#![allow(clippy::unwrap_used)]
+
+use crate::common::{TOLERANCE, expected, json, open};
+use device::{Device, KvType, Limits, Numerics, Plan, Program, Span, Step, Want};
+use device_lower::fusion::fuse;
+use device_testing::committed;
+use model::{ModelSpec, to_gguf};
+use weights::{Checkpoint, Metadata, Naming, Source, Value};
+
+const FIXTURES: [&str; 2] = ["deepseek_v3_mtp", "glm4_moe_mtp"];
+const PAGES: usize = 4;
+
+/// The main model's plan and the layer's.
+fn plans(checkpoint: &Checkpoint) -> [Plan; 2] {
+    let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
+    assert!(spec.unused_tensors.is_empty(), "{:?}", spec.unused_tensors);
+    let spec = spec.predicting().unwrap();
+    let n_ctx = spec.n_ctx_train;
+    [spec.plan(checkpoint).unwrap(), spec.next_plan(checkpoint, n_ctx).unwrap()]
+}
+
+fn program(device: &dyn Device, plans: &[Plan], numerics: Numerics) -> Box<dyn Program> {
+    let limits = Limits {
+        max_rows: 64,
+        max_outputs: 64,
+        max_spans: 1,
+        n_ctx: 64,
+        page_len: 16,
+        n_pages: vec![PAGES],
+        n_states: 0,
+        kv_type: KvType::F32,
+        numerics,
+    };
+    let fused: Vec<Plan> = plans.iter().map(|plan| fuse(plan, device.fusion())).collect();
+    device.compile(&fused, &limits).and_then(committed).unwrap()
+}
+
+/// Rows from a position on: the logits of all, and what the plan keeps.
+fn run(
+    program: &mut dyn Program,
+    plan: usize,
+    first: usize,
+    tokens: &[u32],
+    input: &[f32],
+) -> (Vec<f32>, Vec<f32>) {
+    let rows: Vec<u32> = (0..tokens.len() as u32).collect();
+    let span = Span { slot: 0, first_row: 0, n_rows: tokens.len() as u32, first_position: first as u32 };
+    let step = Step {
+        plan,
+        tokens,
+        input,
+        spans: &[span],
+        page_tables: &[2, 0, 3, 1],
+        pages_per_table: PAGES,
+        outputs: &rows,
+        wants: &vec![Want::LOGITS; rows.len()],
+        ..Step::default()
+    };
+    program.run(&step).unwrap();
+    (program.logits().to_vec(), program.kept(0).to_vec())
+}
+
+/// The largest difference of a logit of the main model and of the layer, in chunks of so many rows.
+fn differences(name: &str, program: &mut dyn Program, chunk: usize) -> [f32; 2] {
+    let (said, next) = (expected(name), &json(&format!("{name}/expected.json"))["next"]);
+    let tokens = said.input_ids.clone();
+    let (mut logits, mut of_next) = (Vec::new(), Vec::new());
+    for first in (0..tokens.len()).step_by(chunk) {
+        let end = tokens.len().min(first + chunk);
+        let (rows, states) = run(program, 0, first, &tokens[first..end], &[]);
+        logits.extend(rows);
+        // Of the last token nothing follows.
+        let n = end.min(tokens.len() - 1) - first;
+        if n > 0 {
+            let cols = states.len() / (end - first);
+            of_next.extend(run(program, 1, first, &tokens[first + 1..first + 1 + n], &states[..n * cols]).0);
+        }
+    }
+    let numbers = |v: &serde_json::Value| -> Vec<f64> {
+        v.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+    };
+    let n_vocab = logits.len() / tokens.len();
+    let worst = |found: &[f32], position: usize, wanted: &[f64]| {
+        let row = &found[position * n_vocab..(position + 1) * n_vocab];
+        row.iter().zip(wanted).map(|(a, b)| (f64::from(*a) - b).abs() as f32).fold(0.0, f32::max)
+    };
+    let mut found = [0.0f32; 2];
+    for (position, row) in said.positions.iter().zip(&said.logits) {
+        let row: Vec<f64> = row.iter().map(|v| f64::from(*v)).collect();
+        found[0] = found[0].max(worst(&logits, *position, &row));
+    }
+    for (position, row) in numbers(&next["positions"]).iter().zip(next["logits"].as_array().unwrap()) {
+        found[1] = found[1].max(worst(&of_next, *position as usize, &numbers(row)));
+    }
+    found
+}
+
+#[test]
+fn the_layer_agrees_with_its_formula_on_the_interpreter_and_the_cpu() {
+    let cpu = device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(2), isa: None }).unwrap();
+    let devices: [(&dyn Device, Numerics); 3] = [
+        (&device_reference::Reference::new(1), Numerics::Deterministic),
+        (&cpu, Numerics::Deterministic),
+        (&cpu, Numerics::Fast),
+    ];
+    for name in FIXTURES {
+        let plans = plans(&open(name));
+        for (device, numerics) in devices {
+            let mut program = program(device, &plans, numerics);
+            for chunk in [64, 7, 1] {
+                let found = differences(name, program.as_mut(), chunk);
+                println!("{name} on {}, chunks of {chunk}: {found:?}", device.name());
+                assert!(found.iter().all(|d| *d < TOLERANCE), "{name} on {}: {found:?}", device.name());
+            }
+        }
+    }
+}
+
+/// Metadata with another value of a key.
+fn with(metadata: &Metadata, key: &str, value: Value) -> Metadata {
+    let mut found = Metadata::default();
+    let others = metadata.iter().filter(|(other, _)| *other != key);
+    others.for_each(|(key, value)| assert!(found.insert(key.to_owned(), value.clone())));
+    found.insert(key.to_owned(), value);
+    found
+}
+
+/// A file under GGUF's names, which counts the layer among the others.
+#[test]
+fn names_of_gguf_are_known() {
+    for name in FIXTURES {
+        let published = open(name);
+        // As if all layers were the model's own: so that the exporter writes the last one too.
+        let mut all = published.clone();
+        all.metadata = with(&published.metadata, "num_hidden_layers", Value::Int(3));
+        let spec = ModelSpec::from_checkpoint(&all).unwrap();
+        let export = to_gguf(&all, &spec, "x", None).unwrap();
+        let mut tensors: Vec<_> =
+            (0..export.declarations().len()).map(|i| export.tensor(i).unwrap()).collect();
+        for (theirs, of_gguf) in [
+            ("eh_proj", "nextn.eh_proj"),
+            ("enorm", "nextn.enorm"),
+            ("hnorm", "nextn.hnorm"),
+            ("shared_head.norm", "nextn.shared_head_norm"),
+        ] {
+            let theirs = format!("model.layers.2.{theirs}.weight");
+            let mut tensor = published.tensors.iter().find(|t| t.name == theirs).unwrap().clone();
+            tensor.name = format!("blk.2.{of_gguf}.weight");
+            tensors.retain(|t| t.name != tensor.name);
+            tensors.push(tensor);
+        }
+        let architecture = export.metadata.str("general.architecture").unwrap();
+        let key = format!("{architecture}.nextn_predict_layers");
+        let metadata = with(&export.metadata, &key, Value::Int(1));
+        let gguf = Checkpoint { naming: Naming::Gguf, metadata, tensors, ..published };
+        let spec = ModelSpec::from_checkpoint(&gguf).unwrap();
+        assert_eq!((spec.n_layers(), spec.next_layer.is_some()), (2, true), "{name}");
+        let device = device_reference::Reference::new(1);
+        let mut program = program(&device, &plans(&gguf), Numerics::Deterministic);
+        let found = differences(name, program.as_mut(), 64);
+        assert!(found.iter().all(|d| *d < TOLERANCE), "{name}: {found:?}");
+    }
+}
+
+/// What is not asked for is not there; what is not in the file is refused.
+#[test]
+fn without_the_layer_nothing_of_it_is_in_the_plan() {
+    let checkpoint = open(FIXTURES[0]);
+    let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap();
+    let plan = spec.plan(&checkpoint).unwrap();
+    assert!(plan.kept.is_empty() && plan.kv.layers.len() == spec.n_layers());
+    assert!(plan.weights.iter().all(|w| !w.name.contains("layers.2.")));
+    let error = spec.next_plan(&checkpoint, 64).unwrap_err().to_string();
+    assert!(error.contains("DeepSeek V3") && error.contains("nextn"), "{error}");
+    let predicting = spec.predicting().unwrap();
+    assert_eq!(predicting.plan(&checkpoint).unwrap().kv.layers.len(), spec.n_layers() + 1);
+    assert!(ModelSpec::from_checkpoint(&open("deepseek_v2")).unwrap().predicting().is_none());
+
+    let mut broken = checkpoint.clone();
+    broken.tensors.retain(|t| t.name != "model.layers.2.hnorm.weight");
+    let spec = ModelSpec::from_checkpoint(&broken).unwrap().predicting().unwrap();
+    let error = spec.next_plan(&broken, 64).unwrap_err().to_string();
+    assert!(error.contains("model.layers.2.hnorm.weight"), "{error}");
+}
