@@ -87,12 +87,10 @@ fn main() -> ExitCode {
         }
     };
     println!("{}; {}", device.describe(), device.kernels().origin());
-    // Side by side, where they must be compiled; for tests that are named, each program its own.
+    // Side by side, where they must be compiled; few of them are of the persistent kernel.
     let architecture = device.context().facts().architecture();
-    let files = kernels::files(&architecture);
-    if let Err(error) =
-        device.kernels().prepare(&files.filter(|_| wanted.is_empty()).map(str::to_owned).collect())
-    {
+    let files = kernels::files(&architecture).filter(|_| wanted != ["persistent"]);
+    if let Err(error) = device.kernels().prepare(&files.map(str::to_owned).collect()) {
         eprintln!("no tests were run: {error}");
         return ExitCode::FAILURE;
     }
