@@ -96,7 +96,7 @@ impl Profile {
             most_splits: 32,
             most_split_rows: 32,
             persistent_positions: if products == Products::Wgmma { PERSISTENT_POSITIONS } else { 0 },
-            most_persistent: 8 << 30,
+            most_persistent: 5 << 30,
             shared_bytes: facts.shared_bytes,
             flash_bytes: if facts.capability >= (8, 0) { facts.shared_bytes } else { 0 },
             in_flight: 4,
