@@ -1,7 +1,9 @@
 //! From units to tables: which kernel runs each unit for how many rows, with which arguments.
-//! `primitives` has the kernels of single Ops, `linear` the products, `attention` what reads KV pages.
+//! `primitives` has the kernels of single Ops, `linear` the products, `experts` those
+//! with the matrices of each row's experts, `attention` what reads KV pages.
 
 mod attention;
+mod experts;
 mod linear;
 mod primitives;
 

@@ -277,6 +277,19 @@ fn the_first_rule_that_matches_decides() {
     assert_eq!(types(&narrow, &with_profile("keep", "* = q4")), ["blk.0.w AFFINE4_G32_BF16"]);
 }
 
+/// Such as the blocks of published gpt-oss checkpoints, whose scales are a tensor of their own.
+#[test]
+fn scales_that_are_elsewhere_are_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let affine = weights::Affine::new(4, 32, weights::ScaleType::F16, false).unwrap();
+    let alone = Tensor { block: BlockType::Affine(affine), ..quantised("w", &[4, 64], BlockType::Q4_0) };
+    let data = weights::Bytes::from_slice(&alone.data[..4 * alone.row_bytes()]);
+    let model = checkpoint(Naming::Gguf, vec![Tensor { data, ..alone }]);
+    let error = run(&model, &dir.path().join("out"), &options("f32")).unwrap_err();
+    // Two groups a row, of a scale and an offset in two bytes each.
+    assert!(matches!(error, Error::Planes { found: 0, expected: 32, .. }), "{error}");
+}
+
 #[test]
 fn quantised_sources_are_encoded_again_only_when_asked() {
     let dir = tempfile::tempdir().unwrap();

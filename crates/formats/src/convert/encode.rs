@@ -51,9 +51,18 @@ pub(super) fn repack(tensor: &Tensor, block: BlockType) -> Option<Parts> {
 /// Decode, and encode as `block`, rows in parallel. The result does not depend on how many threads there are.
 ///
 /// # Errors
-/// A value that is not finite, or that the type cannot hold.
+/// A value that is not finite, or that the type cannot hold; scales that are not there.
 pub(super) fn encode(tensor: &Tensor, block: BlockType) -> Result<Parts> {
     let (n_rows, n_cols) = (tensor.n_rows(), tensor.n_cols());
+    if !tensor.planes.fit(tensor.block, n_rows, n_cols) {
+        let of_row = tensor.block.row_scale_bytes(n_cols) + tensor.block.row_bias_bytes(n_cols);
+        return Err(Error::Planes {
+            tensor: tensor.name.clone(),
+            block: tensor.block,
+            found: tensor.planes.n_bytes(),
+            expected: n_rows * of_row,
+        });
+    }
     let mut parts = Parts::zeros(tensor, block);
     let chunk_rows = (CHUNK / n_cols).max(1);
     let row = [block.row_bytes(n_cols), block.row_scale_bytes(n_cols), block.row_bias_bytes(n_cols)];

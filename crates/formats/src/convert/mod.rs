@@ -150,6 +150,22 @@ pub enum Error {
         /// The type.
         block: BlockType,
     },
+    /// Scales that are a tensor of their own, as published gpt-oss checkpoints have them: only a conversion that knows the family joins
+    /// them.
+    #[error(
+        "tensor {tensor:?} is of type {block}, but {found} bytes of scales and offsets stand beside it, expected {expected}: \
+         convert this model to GGUF"
+    )]
+    Planes {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        block: BlockType,
+        /// Bytes beside its values.
+        found: usize,
+        /// Those that its shape needs.
+        expected: usize,
+    },
     /// GGUF has names of its own.
     #[error("the names are {0:?}'s, and a GGUF file needs GGUF's; expected them to be translated first")]
     Naming(Naming),
