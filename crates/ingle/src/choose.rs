@@ -62,7 +62,14 @@ pub fn choose(
                 }
                 return Ok(Choice { device, reason });
             }
-            Err(error) => reasons.push(format!("{}: {error:#}", candidate.name)),
+            Err(error) => {
+                // Whose failure it is, is said before it.
+                let why = match error.downcast_ref::<device::Error>() {
+                    Some(device::Error::Failed { reason, .. }) => reason.clone(),
+                    _ => format!("{error:#}"),
+                };
+                reasons.push(format!("{}: {why}", candidate.name));
+            }
         }
     }
     anyhow::bail!("no device runs this model\n  {}", reasons.join("\n  "))
@@ -161,7 +168,10 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let reference = || Ok(Arc::new(Reference::new(1)) as Arc<dyn Device>);
         let wrong = || Ok(Arc::new(NullDevice::default()) as Arc<dyn Device>);
-        let absent = || anyhow::bail!("there is none here");
+        let absent = || {
+            let reason = "there is none here".to_owned();
+            Err(device::Error::Failed { device: "gpu", reason }.into())
+        };
         let anything = |_: &dyn Device| Ok(());
 
         let choice =

@@ -49,7 +49,7 @@ impl Effort {
                 n_tokens: 64,
                 rows: [8, 512],
                 positions: [256, 1024, 4096],
-                // Of Qwen3.5's linear layers.
+                // Of the linear layers of a hybrid of four billion weights.
                 scan: RecurrentShape { n_shared: 16, n_heads: 32, rows: 128, cols: 128 },
             },
             true => Effort {
