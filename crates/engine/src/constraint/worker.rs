@@ -37,6 +37,8 @@ struct Asked {
     /// Counts steps.
     n_steps: u64,
     quit: bool,
+    /// Said by the thread.
+    is_running: bool,
 }
 
 /// What the engine's thread, the mask thread and the device's threads share.
@@ -85,7 +87,11 @@ impl MaskWorker {
             false => None,
             true => {
                 let of_thread = shared.clone();
-                Some(thread::Builder::new().name("masks".into()).spawn(move || of_thread.run())?)
+                let thread = thread::Builder::new().name("masks".into()).spawn(move || of_thread.run())?;
+                // What a thread allocates when it begins it has then, on a busy machine too, where that may take as long as many steps.
+                let begins = |asked: &mut Asked| !asked.is_running;
+                drop(shared.changed.wait_while(lock(&shared.asked), begins));
+                Some(thread)
             }
         };
         Ok(MaskWorker { shared, thread })
@@ -139,6 +145,8 @@ impl Drop for MaskWorker {
 
 impl Shared {
     fn run(&self) {
+        lock(&self.asked).is_running = true;
+        self.changed.notify_all();
         let mut n_seen = 0;
         loop {
             let asked = lock(&self.asked);
