@@ -8,7 +8,7 @@ use device::{
 use device_lower::fusion;
 use device_testing::{CountingAllocator, Sequences, committed, limits, mini_transformer, one_sequence};
 use ingle_device_cuda::products::{MOST_TILES, Products};
-use ingle_device_cuda::{CudaDevice, PERSISTENT_POSITIONS, Profile, kernels, selftest};
+use ingle_device_cuda::{CudaDevice, Profile, kernels, selftest};
 use std::process::ExitCode;
 use std::time::Instant;
 use weights::BlockType;
@@ -124,21 +124,14 @@ fn main() -> ExitCode {
     }
     let usual = Profile::new(device.context().facts());
     if is_wanted("persistent") && usual.products == Products::Wgmma {
-        let profile = Profile { persistent_positions: PERSISTENT_POSITIONS, ..usual.clone() };
-        match CudaDevice::new(0).map(|device| device.with_profile(profile)) {
-            Ok(device) => {
-                for (decoder, seed) in selftest::decoders().into_iter().zip(1..) {
-                    let started = Instant::now();
-                    let result =
-                        selftest::check_decoder(&device, decoder, seed).map(|n| format!("{n} steps"));
-                    report(&format!("decoder {seed}, one row in one launch"), started, result);
-                }
-                let started = Instant::now();
-                let result = selftest::check_chains(&device).map(|n| format!("{n} steps"));
-                report("chains of steps in one launch each", started, result);
-            }
-            Err(error) => report("persistent", Instant::now(), Err(error.to_string())),
+        for (decoder, seed) in selftest::decoders().into_iter().zip(1..) {
+            let started = Instant::now();
+            let result = selftest::check_decoder(&device, decoder, seed).map(|n| format!("{n} steps"));
+            report(&format!("decoder {seed}, one row in one launch"), started, result);
         }
+        let started = Instant::now();
+        let result = selftest::check_chains(&device).map(|n| format!("{n} steps"));
+        report("chains of steps in one launch each", started, result);
     }
     for (name, profile) in [
         ("planes", Profile { products: Products::Planes, ..usual.clone() }),

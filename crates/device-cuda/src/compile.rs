@@ -1,6 +1,6 @@
 //! From units to tables: which kernel runs each unit for how many rows, with which arguments.
-//! `primitives` has the kernels of single Ops, `linear` the products, `experts` those
-//! with the matrices of each row's experts, `attention` what reads KV pages.
+//! `primitives` has the kernels of single Ops, `linear` the products, `experts` those with the matrices of
+//! each row's experts, `attention` what reads KV pages.
 
 mod attention;
 mod experts;
@@ -118,7 +118,7 @@ pub(crate) struct Draft<'a> {
     node: usize,
     /// The projection's rows lie in scratch, ready for packed products.
     is_tiled: bool,
-    /// Whose experts' tiles lie in scratch.
+    /// The ids of the experts whose tiles lie in scratch.
     grouped: Option<ValueId>,
     /// Of commands that run in all steps: in which they do.
     when: When,

@@ -40,4 +40,4 @@ pub mod stored;
 mod weights;
 
 pub use device_impl::CudaDevice;
-pub use profile::{PERSISTENT_POSITIONS, Profile};
+pub use profile::Profile;

@@ -25,7 +25,7 @@ const MOST_THREADS: usize = 8;
 /// Alignment of what is copied together.
 const ALIGN: usize = 256;
 
-/// Matrices that lie one after the other, or row by row in turn; of stacks, such for each expert.
+/// Matrices one after the other, or interleaved row by row; for stacks of experts, the same for each expert.
 #[derive(Clone, Debug)]
 pub struct Pack {
     weights: Vec<Weight>,
@@ -346,7 +346,6 @@ unsafe impl Sync for PackPlan {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::Facts;
     use device_lower::fusion::fuse;
     use device_lower::passes::lower;
     use device_testing::{PlanBuilder, limits};
@@ -361,15 +360,7 @@ mod tests {
         let (ids, _) = b.route(router, 2, true, 1.0, false);
         let y = b.expert_linear((x, false), ids, (n_experts, n_out), BlockType::Q4_0);
         let dense = b.linear(y, 40, BlockType::Q4_0, false);
-        let facts = Facts {
-            name: "test".to_owned(),
-            capability: (9, 0),
-            n_processors: 132,
-            driver: 13000,
-            shared_bytes: 232_448,
-            memory: 80 << 30,
-        };
-        let profile = Profile::new(&facts);
+        let profile = Profile::hopper();
         let plan = fuse(&b.finish(dense), profile.rules);
         let (units, limits) = (lower(&plan, profile.passes), limits(&plan.kv));
         let packs = |profile: &Profile| PackPlan::new([(&plan, &units[..])].into_iter(), &limits, profile);

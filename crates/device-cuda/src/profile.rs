@@ -14,7 +14,7 @@ use device_lower::table::RowClass;
 pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::F32];
 
 /// Positions of a sequence up to which the persistent kernel was measured to be faster (kernels/persistent/NOTES.md).
-pub const PERSISTENT_POSITIONS: usize = 1024;
+const PERSISTENT_POSITIONS: usize = 1024;
 
 const RULES: &[Rule] = &[
     NORM_GATE_UP,
@@ -102,5 +102,20 @@ impl Profile {
             in_flight: 4,
             n_graphs: 64,
         }
+    }
+}
+
+#[cfg(test)]
+impl Profile {
+    /// Of an H100, for tests without a GPU.
+    pub(crate) fn hopper() -> Profile {
+        Profile::new(&Facts {
+            name: "test".to_owned(),
+            capability: (9, 0),
+            n_processors: 132,
+            driver: 13000,
+            shared_bytes: WGMMA_SHARED,
+            memory: 80 << 30,
+        })
     }
 }

@@ -1,7 +1,7 @@
 //! Products with the matrices of each row's experts.
 
 use super::linear::{
-    ONE_WARPS, Product, STAGED, STAGED_FLOATS, Spread, TAIL_ADD, TAIL_GATE, TAIL_STORE, WARPS,
+    MOST_SHARED, Product, STAGED, STAGED_FLOATS, Spread, TAIL_ADD, TAIL_GATE, TAIL_STORE, WARPS,
 };
 use super::primitives::activation;
 use super::{Call, Draft, ONE, blocks, failed};
@@ -12,7 +12,7 @@ use crate::driver::Address;
 use crate::layout::TILES_AT;
 use crate::packs::Pack;
 use crate::products::{AtLaunch, Experts};
-use crate::stored::{Kind, Stored};
+use crate::stored::Stored;
 use device::{Activation, Result, RowCount, ValueId, WeightId};
 use device_lower::lifetimes::max_rows;
 use device_lower::lower::{MatrixOf, Norm};
@@ -21,9 +21,6 @@ use device_lower::units::Unit;
 
 /// Experts of a row, at most, where their products take one launch (linear/gemv_one.cuh).
 const ONE_EXPERTS: usize = 64;
-
-/// Bytes of shared memory for the numbers of pairs of each expert.
-const TILES_SHARED: u32 = 48 << 10;
 
 impl Draft<'_> {
     pub(super) fn expert_unit(&mut self, unit: &Unit) -> Result<()> {
@@ -101,25 +98,8 @@ impl Draft<'_> {
             pair_weights: c.value(weights)?,
             ..self.arguments(&p)?
         };
-        self.gemv_experts(arguments, &p, rows, stored.kind, spread);
+        self.gemv_one(arguments, &p, rows, stored.kind, spread);
         Ok(true)
-    }
-
-    /// Of one row's experts: a block a multiprocessor.
-    fn gemv_experts(
-        &mut self,
-        mut arguments: LinearArguments,
-        p: &Product,
-        rows: RowCount,
-        kind: Kind,
-        spread: Spread,
-    ) {
-        let Spread { steps, k_parts, n_blocks, shared, .. } = spread;
-        arguments.k_parts = k_parts as u32;
-        let (file, name) = (kind.file(), format!("gemv_experts_l{steps}"));
-        let grid = [Extent::Fixed(n_blocks as u32), ONE, ONE];
-        let call = Call::new(&file, rows, grid, 32 * ONE_WARPS as u32, p.writes);
-        self.push(Call { name: &name, shared, weight_bytes: p.weight_bytes, ..call }, &arguments);
     }
 
     /// From packed stacks: rows in the order of their experts, on tensor cores.
@@ -149,7 +129,7 @@ impl Draft<'_> {
                 n_tiles,
             };
             // As many warps as have room for a number for each expert.
-            let n_warps = (TILES_SHARED / (4 * experts.n as u32)).saturating_sub(1).clamp(1, 32);
+            let n_warps = (MOST_SHARED / (4 * experts.n as u32)).saturating_sub(1).clamp(1, 32);
             let call = Call::new("gemm/input.cu", rows, [ONE; 3], 32 * n_warps, &[]);
             let shared = 4 * experts.n as u32 * (n_warps + 1);
             let at_launch = AtLaunch::Width(experts);
@@ -229,7 +209,7 @@ impl Draft<'_> {
             let spread = Spread::of_sets(&[1], n * k, stored.n_cols, c.profile.n_processors);
             if let Some(spread) = spread {
                 let arguments = LinearArguments { k: k as u32, ids: c.value(ids)?, ..self.arguments(&p)? };
-                self.gemv_experts(arguments, &p, rows, stored.kind, spread);
+                self.gemv_one(arguments, &p, rows, stored.kind, spread);
                 return Ok(());
             }
         }

@@ -41,7 +41,7 @@ pub(super) const STAGED_FLOATS: u32 = 8192 * 4;
 const LARGE: usize = 12 << 20;
 
 /// Bytes of shared memory that a block has on every chip without asking for more.
-const MOST_SHARED: u32 = 48 << 10;
+pub(super) const MOST_SHARED: u32 = 48 << 10;
 
 /// How a product of one row is spread over the chip (linear/gemv_one.cuh).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -278,8 +278,8 @@ impl Draft<'_> {
         true
     }
 
-    /// Of one row: a block a multiprocessor.
-    fn gemv_one(
+    /// Of one row, or of one row and its experts: a block a multiprocessor.
+    pub(super) fn gemv_one(
         &mut self,
         mut arguments: LinearArguments,
         p: &Product,
@@ -289,7 +289,11 @@ impl Draft<'_> {
     ) {
         let Spread { set, steps, k_parts, n_blocks, shared } = spread;
         arguments.k_parts = k_parts as u32;
-        let (file, name) = (kind.file(), format!("gemv_one_n{set}_l{steps}"));
+        let name = match arguments.k {
+            0 => format!("gemv_one_n{set}_l{steps}"),
+            _ => format!("gemv_experts_l{steps}"),
+        };
+        let file = kind.file();
         let grid = [Extent::Fixed(n_blocks as u32), ONE, ONE];
         let call = Call::new(&file, rows, grid, 32 * ONE_WARPS as u32, p.writes);
         self.push(Call { name: &name, shared, weight_bytes: p.weight_bytes, ..call }, &arguments);

@@ -1,5 +1,4 @@
 use super::*;
-use crate::driver::Facts;
 use crate::kernels::source;
 use crate::selftest::Decoder;
 use device::{KvLayout, ValueId};
@@ -9,18 +8,6 @@ use device_testing::limits;
 
 const SMALL: Decoder =
     Decoder { n_heads: 6, ffn: 640, n_vocab: 300, head_norms: true, windows: true, ..Decoder::SMALL };
-
-fn hopper() -> Profile {
-    let facts = Facts {
-        name: "test".to_owned(),
-        capability: (9, 0),
-        n_processors: 132,
-        driver: 13000,
-        shared_bytes: 232_448,
-        memory: 80 << 30,
-    };
-    Profile { persistent_positions: crate::PERSISTENT_POSITIONS, ..Profile::new(&facts) }
-}
 
 fn decoder(decoder: Decoder) -> Plan {
     decoder.plan(7)
@@ -32,7 +19,7 @@ fn f16(kv: &KvLayout) -> Limits {
 
 /// What is found of a plan, fused as the device fuses it.
 fn found(plan: &Plan) -> Result<Persistent, String> {
-    let profile = hopper();
+    let profile = Profile::hopper();
     let plan = fuse(plan, profile.rules);
     Persistent::new(&plan, &lower(&plan, profile.passes), &f16(&plan.kv), &profile)
 }
@@ -67,7 +54,7 @@ fn what_the_kernel_cannot_run_is_refused_with_a_reason() {
     );
     assert!(refusal(Decoder { block: BlockType::F16, ..SMALL }).contains("in F16"));
     let plan = decoder(SMALL);
-    let (profile, limits) = (hopper(), f16(&plan.kv));
+    let (profile, limits) = (Profile::hopper(), f16(&plan.kv));
     let units = lower(&plan, profile.passes);
     let of = |limits: &Limits, profile: &Profile| Persistent::new(&plan, &units, limits, profile).map(|_| ());
     assert_eq!(of(&limits, &profile), Ok(()));

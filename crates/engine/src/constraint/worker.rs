@@ -37,7 +37,7 @@ struct Asked {
     /// Counts steps.
     n_steps: u64,
     quit: bool,
-    /// Said by the thread.
+    /// Set by the thread once it has started.
     is_running: bool,
 }
 
@@ -88,9 +88,9 @@ impl MaskWorker {
             true => {
                 let of_thread = shared.clone();
                 let thread = thread::Builder::new().name("masks".into()).spawn(move || of_thread.run())?;
-                // What a thread allocates when it begins it has then, on a busy machine too, where that may take as long as many steps.
-                let begins = |asked: &mut Asked| !asked.is_running;
-                drop(shared.changed.wait_while(lock(&shared.asked), begins));
+                // Starting allocates, and on a busy machine it can come as late as many steps after this.
+                let is_starting = |asked: &mut Asked| !asked.is_running;
+                drop(shared.changed.wait_while(lock(&shared.asked), is_starting));
                 Some(thread)
             }
         };
