@@ -11,7 +11,7 @@ use crate::program::{CudaProgram, LoweredPlan, Sizes, kept_bytes};
 use crate::weights::WeightPlan;
 use device::{
     Arithmetic, Device, Error, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result,
-    Rule, Weight, key_bias,
+    Rule, Weight,
 };
 use device_lower::arena::Arena;
 use device_lower::lifetimes::arena_of;
@@ -135,7 +135,6 @@ impl Device for CudaDevice {
         let weights = WeightPlan::new(plans)?;
         let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, |_| false);
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
-        debug_assert_eq!(key_bias::n_bytes(plans, limits), 0, "no KV type here stores keys without a bias");
         for (what, bytes) in [
             ("weights on the GPU", weights.total()),
             ("weights again, for tensor cores", packs.total()),
@@ -144,6 +143,7 @@ impl Device for CudaDevice {
             ("logits", sizes.logits),
             ("results, in pinned memory", sizes.logits + sizes.kept),
             ("steps", sizes.step.total() + sizes.step.region + 2 * sizes.step.chosen_bytes()),
+            ("masks of tokens, in pinned memory", sizes.step.mask_bytes()),
             ("scratch", sizes.scratch.total()),
             ("choice of tokens by the host", Chooser::bytes(n_logits) as usize),
         ] {

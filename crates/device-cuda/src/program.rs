@@ -17,6 +17,7 @@ use crate::packs::{PackPlan, Packs};
 use crate::persistent::{PersistentWeights, persistent_of};
 use crate::profile::Profile;
 use crate::weights::{WeightPlan, Weights};
+use device::key_bias::KnownKeys;
 use device::{
     Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result,
     RowCount, Step, Ticket, Timing, ValueId, Want,
@@ -124,6 +125,8 @@ pub struct CudaProgram {
     /// A region for each step that may be in flight.
     steps: Pinned,
     steps_address: u64,
+    /// The masks of each step that may be in flight; `None`: no plan chooses tokens.
+    masks: Option<Pinned>,
     /// By ticket modulo the number of steps that are kept: whether logits are wanted.
     wants_logits: Vec<bool>,
     /// The chosen tokens, as the GPU reports them.
@@ -134,6 +137,7 @@ pub struct CudaProgram {
     pools: Vec<Pool>,
     _scratch: Buffer,
     _heads: Buffer,
+    _known: Vec<Buffer>,
     _states: Buffer,
     _weights: Weights,
     _packs: Packs,
@@ -177,6 +181,10 @@ impl CudaProgram {
         let steps = Pinned::new(&context, "steps", step.total())?;
         let host_chosen = Pinned::new(&context, "chosen tokens", step.chosen_bytes())?;
         let results = Pinned::new(&context, "results", sizes.logits + sizes.kept)?;
+        let masks = match step.mask_bytes() {
+            0 => None,
+            bytes => Some(Pinned::new(&context, "masks", bytes)?),
+        };
         let mut pools = Vec::new();
         for (group, n_pages) in limits.n_pages.iter().enumerate() {
             pools.push(Pool::new(&context, n_pages * kv.page_bytes(group, limits.kv_type, limits.page_len))?);
@@ -184,6 +192,17 @@ impl CudaProgram {
         let (lists, words) = head_lists(plans);
         let heads = take("tables", words.len() * 4)?;
         context.upload(heads.start(), bytemuck::cast_slice(&words))?;
+        let (mut known, mut known_at) = (Vec::new(), Vec::new());
+        for layer in known_keys(plans, limits) {
+            let Some(words) = layer else {
+                known_at.push(0);
+                continue;
+            };
+            let buffer = take("biases of keys", words.len() * 4)?;
+            context.upload(buffer.start(), bytemuck::cast_slice(&words))?;
+            known_at.push(buffer.start());
+            known.push(buffer);
+        }
         let weights = WeightPlan::new(plans)?.load(&context)?;
         let units = || parts.iter().map(|part| (part.plan, part.units));
         let packs = PackPlan::new(units(), limits, profile);
@@ -195,9 +214,11 @@ impl CudaProgram {
             step: step_buffer.start(),
             chosen: chosen.start(),
             host_chosen: host_chosen.address()?,
+            masks: masks.as_ref().map_or(Ok(0), Pinned::address)?,
             scratch: scratch_buffer.start(),
             heads: heads.start(),
             states: states.start(),
+            known: known_at,
             pools: pools.iter().map(Pool::start).collect(),
         };
         let (mut compiled, mut list) = (Vec::with_capacity(parts.len()), KernelList::default());
@@ -297,6 +318,7 @@ impl CudaProgram {
             steps_address: steps.address()?,
             steps,
             wants_logits: vec![false; step.n_kept()],
+            masks,
             host_chosen,
             results,
             logits_bytes: sizes.logits,
@@ -304,6 +326,7 @@ impl CudaProgram {
             context,
             _scratch: scratch_buffer,
             _heads: heads,
+            _known: known,
             _states: states,
             _weights: weights,
             _packs: packs,
@@ -327,6 +350,18 @@ impl Drop for CudaProgram {
             let _ = self.context.finish();
         }
     }
+}
+
+/// Columns of a head, at most, whose keys are stored without what is known of them (`MOST_BIASED_COLUMNS`, key_bias.cuh).
+const MOST_BIASED_COLUMNS: usize = 256;
+
+/// By KV layer: the words of what its keys are stored without (`kernels/key_bias.cuh`).
+fn known_keys(plans: &[Plan], limits: &Limits) -> Vec<Option<Vec<u32>>> {
+    let fits = |index: usize| {
+        plans.iter().all(|plan| plan.kv.layers.get(index).is_none_or(|of| of.head_dim <= MOST_BIASED_COLUMNS))
+    };
+    let known = KnownKeys::of_layers(plans, limits).into_iter().enumerate();
+    known.map(|(index, known)| known.filter(|_| fits(index)).map(|known| known.words().collect())).collect()
 }
 
 /// The lists of heads of CrossScores, each with where it begins in the words of all.
@@ -515,6 +550,7 @@ impl Program for CudaProgram {
         self.ahead.refuse_company().or_else(|reason| self.failed(reason))?;
         let begun = self.begin(step, true)?;
         self.ahead.done = Done::default();
+        self.write_masks(step, &begun);
         self.launch_timed(&begun, timings)?;
         let Begun { ticket, sizes, plan, .. } = begun;
         self.ahead.next += 1;

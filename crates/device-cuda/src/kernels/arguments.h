@@ -79,7 +79,7 @@ struct RopeArguments {
     float *out;
 };
 
-// One layer's part of the pages of its group. 56 bytes.
+// One layer's part of the pages of its group. 64 bytes.
 struct PagesArguments {
     uchar *pool;
     ulong page_bytes;
@@ -91,6 +91,7 @@ struct PagesArguments {
     uint head_dim;
     uint values_are_keys; // 1: there are no values beside the keys
     uint reserved;
+    const uint *known; // what its keys are stored without (key_bias.cuh); null: nothing
 };
 
 // kv_write and qk_rope_kv: heads on their way to the cache.
@@ -255,7 +256,7 @@ struct ScanArguments {
     float *out;
 };
 
-// argmax, penalties, sample.
+// argmax, penalties, masks, sample.
 struct ChooseArguments {
     uint n_rows;
     uint cols;
@@ -266,6 +267,8 @@ struct ChooseArguments {
     uint *chosen;
     uint *host_chosen; // the same in pinned memory
     uint *bests; // (rows, BEST_PARTS, 2): the best of each part
+    const Bias *biases;
+    const uint *masks; // in pinned memory: a bit for each token, 1: it is allowed
 };
 
 // Parts of a row of logits.

@@ -1,4 +1,4 @@
-// attention_flash_f16_<D>: attention of many rows over F16 pages by tiles, tensor cores (mma.m16n8k16, sm_80 and later).
+// attention_flash<D, BYTES>: attention of many rows over F16 or Q8_0 pages by tiles, tensor cores (mma.m16n8k16, sm_80 and later).
 //
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
@@ -35,7 +35,13 @@ template <int D> struct FlashShape {
     static constexpr int SHARED = Q_AT == 3 * KV ? 4 * KV : 4 * KV + Q;
 };
 
-template <int D> INLINE void attention_flash(const AttentionArguments &a) {
+// A signed byte of a word, as f32.
+INLINE float flash_byte(u32 word, int index) {
+    return __uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440 + index)) - 8388736.0f;
+}
+
+// Whether pages are Q8_0 (pages.cuh); otherwise F16.
+template <int D, bool BYTES> INLINE void attention_flash(const AttentionArguments &a) {
     typedef FlashShape<D> Shape;
     constexpr int TILE = Shape::TILE, STRIDE = Shape::STRIDE, CHUNKS = D / 8;
     extern __shared__ __align__(128) u8 flash_shared[];
@@ -80,7 +86,7 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
     }
     const u32 tile_0 = first / TILE, n_tiles = (end + TILE - 1) / TILE - tile_0;
 
-    const u32 vector = D * 2, shift = 31 - __clz(a.pages.page_len);
+    const u32 vector = BYTES ? D / 32 * 34 : D * 2, shift = 31 - __clz(a.pages.page_len);
     const u64 head_at = a.pages.layer_offset + (u64)kv_head * a.pages.page_len * vector;
     const u64 to_values = a.pages.values_are_keys ? 0 : (u64)a.pages.n_kv_heads * a.pages.page_len * vector;
     // The pages of a tile: at most TILE / 16, one a lane, looked up a tile ahead.
@@ -97,8 +103,24 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
             const u32 i = i0 + threadIdx.x, r = i / CHUNKS, c = i % CHUNKS, position = (tile_0 + index) * TILE + r;
             const u64 page = __shfl_sync(~0u, pages, (r >> shift) & pages_mask);
             const bool inside = position >= first && position < end;
-            const u8 *from = from_head + page * a.pages.page_bytes + (position & (a.pages.page_len - 1)) * vector + c * 16;
-            copy_16(to + r * STRIDE + c * 16, inside ? from : a.pages.pool, inside);
+            const u8 *from = from_head + page * a.pages.page_bytes + (position & (a.pages.page_len - 1)) * vector;
+            if constexpr (BYTES) {
+                u32 words[2] = {0, 0};
+                float scale = 0.0f;
+                if (inside) {
+                    words[0] = ((const u32 *)(from + c * 8))[0], words[1] = ((const u32 *)(from + c * 8))[1];
+                    scale = from_half(((const u16 *)(from + D))[c / 4]);
+                }
+                u32 halves[4];
+#pragma unroll
+                for (int h = 0; h < 4; h++) {
+                    const u32 word = words[h / 2];
+                    halves[h] = pack_half2_clamped(scale * flash_byte(word, 2 * (h & 1)), scale * flash_byte(word, 2 * (h & 1) + 1));
+                }
+                *(uint4 *)(flash_shared + (to - base) + r * STRIDE + c * 16) = make_uint4(halves[0], halves[1], halves[2], halves[3]);
+            } else {
+                copy_16(to + r * STRIDE + c * 16, inside ? from + c * 16 : a.pages.pool, inside);
+            }
         }
     };
     u32 pages = look_up(0);
