@@ -9,6 +9,7 @@ mod inputs;
 mod launch;
 mod results;
 
+use crate::CudaDevice;
 use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses, Places};
 use crate::driver::{Buffer, Context, Event, Function, Module, NAME, Pinned, Pool};
 use crate::kernels::Kernels;
@@ -135,12 +136,15 @@ pub struct CudaProgram {
     results: Pinned,
     logits_bytes: usize,
     pools: Vec<Pool>,
+    kernels: Arc<Kernels>,
+    profile: Profile,
     _scratch: Buffer,
     _heads: Buffer,
     _known: Vec<Buffer>,
-    _states: Buffer,
-    _weights: Weights,
-    _packs: Packs,
+    /// Of recurrent layers.
+    states: Option<Buffer>,
+    weights: Weights,
+    packs: Packs,
     _persistent: Option<PersistentWeights>,
     /// The phases of the plans that the persistent kernel runs.
     _phases: Vec<Buffer>,
@@ -156,19 +160,21 @@ const GRANULES: usize = 4;
 const MOST_GRANULE_BYTES: usize = 128 << 20;
 
 impl CudaProgram {
-    /// Take the memory and write the tables.
+    /// Take the memory and write the tables. What `before` has and this needs is shared with it: pages and states, which it must
+    /// be given when the other goes ([`Self::replace`]), and weights.
     ///
     /// # Errors
     /// Memory was refused, a kernel does not compile, or something has no kernel.
     pub fn new(
-        context: Arc<Context>,
-        kernels: &Kernels,
-        profile: &Profile,
+        device: &CudaDevice,
         plans: &[Plan],
         parts: &[LoweredPlan],
         limits: &Limits,
         sizes: &Sizes,
+        before: Option<&CudaProgram>,
     ) -> Result<CudaProgram> {
+        let (context, kernels, profile) =
+            (device.context().clone(), device.shared_kernels(), device.profile());
         context.enter()?;
         let kv = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
         let Sizes { step, scratch, .. } = *sizes;
@@ -177,7 +183,12 @@ impl CudaProgram {
         let step_buffer = take("steps", step.region)?;
         let scratch_buffer = take("scratch", scratch.total())?;
         let chosen = take("chosen tokens", step.chosen_bytes())?;
-        let states = take("states of recurrent layers", 4 * limits.n_states * kv.state_len())?;
+        let states = match before {
+            Some(_) => None,
+            None => Some(take("states of recurrent layers", 4 * limits.n_states * kv.state_len())?),
+        };
+        let states_at =
+            states.as_ref().or(before.and_then(|before| before.states.as_ref())).map_or(0, Buffer::start);
         let steps = Pinned::new(&context, "steps", step.total())?;
         let host_chosen = Pinned::new(&context, "chosen tokens", step.chosen_bytes())?;
         let results = Pinned::new(&context, "results", sizes.logits + sizes.kept)?;
@@ -186,7 +197,7 @@ impl CudaProgram {
             bytes => Some(Pinned::new(&context, "masks", bytes)?),
         };
         let mut pools = Vec::new();
-        for (group, n_pages) in limits.n_pages.iter().enumerate() {
+        for (group, n_pages) in limits.n_pages.iter().enumerate().filter(|_| before.is_none()) {
             pools.push(Pool::new(&context, n_pages * kv.page_bytes(group, limits.kv_type, limits.page_len))?);
         }
         let (lists, words) = head_lists(plans);
@@ -203,9 +214,12 @@ impl CudaProgram {
             known_at.push(buffer.start());
             known.push(buffer);
         }
-        let weights = WeightPlan::new(plans)?.load(&context)?;
+        let (no_weights, no_packs) = (Weights::default(), Packs::default());
+        let loaded = before.map_or(&no_weights, |before| &before.weights);
+        let weights = WeightPlan::beside(plans, loaded)?.load(&context)?;
         let units = || parts.iter().map(|part| (part.plan, part.units));
-        let packs = PackPlan::new(units(), limits, profile);
+        let packed = before.map_or(&no_packs, |before| &before.packs);
+        let packs = PackPlan::beside(units(), limits, profile, packed);
         let (persistent, third) = persistent_of(units(), limits, profile, packs.total());
         let packs = packs.load(&context, kernels)?;
         let third = third.load(&context, kernels)?;
@@ -217,9 +231,9 @@ impl CudaProgram {
             masks: masks.as_ref().map_or(Ok(0), Pinned::address)?,
             scratch: scratch_buffer.start(),
             heads: heads.start(),
-            states: states.start(),
+            states: states_at,
             known: known_at,
-            pools: pools.iter().map(Pool::start).collect(),
+            pools: before.map_or(&pools, |before| &before.pools).iter().map(Pool::start).collect(),
         };
         let (mut compiled, mut list) = (Vec::with_capacity(parts.len()), KernelList::default());
         let mut phases = Vec::new();
@@ -290,10 +304,13 @@ impl CudaProgram {
             let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);
             of_context.min(MOST_GRANULE_BYTES / page_bytes.max(1)).max(1)
         });
-        let users = pools.iter().zip(0..).map(|(pool, group): (&Pool, usize)| {
-            let bytes = limits.n_pages[group] * kv.page_bytes(group, limits.kv_type, limits.page_len);
-            vec![0; bytes.div_ceil(pool.chunk().max(1)).max(1)]
-        });
+        let users = before.map_or(&pools, |before| &before.pools).iter().zip(0..).map(
+            |(pool, group): (&Pool, usize)| {
+                let bytes = limits.n_pages[group] * kv.page_bytes(group, limits.kv_type, limits.page_len);
+                vec![0; bytes.div_ceil(pool.chunk().max(1)).max(1)]
+            },
+        );
+        let users = users.collect();
         let events = (0..=step.in_flight).map(|_| context.event(false)).collect::<Result<_>>()?;
         context.finish()?;
         Ok(CudaProgram {
@@ -301,7 +318,7 @@ impl CudaProgram {
             plans: compiled,
             functions,
             step_load,
-            users: users.collect(),
+            users,
             kv,
             limits: limits.clone(),
             step,
@@ -327,9 +344,11 @@ impl CudaProgram {
             _scratch: scratch_buffer,
             _heads: heads,
             _known: known,
-            _states: states,
-            _weights: weights,
-            _packs: packs,
+            states,
+            weights,
+            packs,
+            kernels: kernels.clone(),
+            profile: profile.clone(),
             _persistent: third,
             _phases: phases,
             n_processors: profile.n_processors,
@@ -339,6 +358,16 @@ impl CudaProgram {
 
     fn failed<T>(&self, reason: String) -> Result<T> {
         Err(Error::Failed { device: NAME, reason })
+    }
+
+    /// Become another program of the same pages, which was made beside this one.
+    fn replace(&mut self, mut next: CudaProgram) {
+        std::mem::swap(&mut next.pools, &mut self.pools);
+        std::mem::swap(&mut next.users, &mut self.users);
+        std::mem::swap(&mut next.committed, &mut self.committed);
+        next.states = self.states.take();
+        (next.ahead.next, next.ahead.failed_below) = (self.ahead.next, self.ahead.failed_below);
+        *self = next;
     }
 }
 
@@ -530,6 +559,19 @@ impl Program for CudaProgram {
         self.context.enter()?;
         self.context.upload(start, bytes)?;
         self.context.finish()
+    }
+
+    fn replace_plans(&mut self, plans: &[Plan]) -> Result<()> {
+        self.ahead.refuse_company().or_else(|reason| self.failed(reason))?;
+        if plans.is_empty() || plans.iter().any(|plan| plan.kv != self.kv) {
+            return self.failed("plans of another KV layout, or none".to_owned());
+        }
+        self.context.enter()?;
+        self.context.finish()?;
+        let device = CudaDevice::sharing(self.context.clone(), self.kernels.clone(), self.profile.clone());
+        let next = device.compile_program(plans, &self.limits, Some(self))?;
+        self.replace(next);
+        Ok(())
     }
 
     /// Of one row, those of the table of single launches, then those of the persistent kernel's table.

@@ -280,6 +280,7 @@ impl Draft<'_> {
             n_heads: of.n_heads as u32,
             window: of.window.unwrap_or(0) as u32,
             chunked: u32::from(of.chunked && of.window.is_some()),
+            both_ways: u32::from(of.both_ways),
             n_states: c.plan.kv.layer(layer).encoder_states.unwrap_or(0) as u32,
             scale: of.scale,
             softcap: of.softcap.unwrap_or(0.0),

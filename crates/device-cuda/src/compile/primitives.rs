@@ -386,7 +386,10 @@ impl Draft<'_> {
                 self.element("join_heads.cu", *out, ElementArguments { group, taken, b, ..simple(*a)? })
             }
             Op::Ordinals { out } => self.element("ordinals.cu", *out, ElementArguments::default()),
-            Op::Adapters { .. } => failed(format!("{:?} was not refused", op.kind())),
+            Op::Adapters { out, .. } => {
+                let kind = u32::from(c.rows(*out).per_token().is_none());
+                self.of_spans("adapters.cu", 1, 32, *out, SpanArguments { kind, ..Default::default() })
+            }
             Op::Linear { .. } | Op::Fused { .. } => failed(format!("{:?} was not lowered", op.kind())),
         }
     }

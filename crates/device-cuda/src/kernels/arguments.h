@@ -132,7 +132,7 @@ struct AttentionArguments {
     float scale;
     float softcap; // 0: none
     uint chunked; // 1: the window begins at a multiple of its length
-    uint reserved;
+    uint both_ways; // 1: a row sees all of its span, and that whatever the window
     const float *q;
     const float *sinks; // may be null
     const uint *positions;
@@ -212,20 +212,20 @@ struct EmbedArguments {
     MatrixArguments table;
 };
 
-// pool, unfold, short_conv.
+// pool, unfold, short_conv, adapters.
 struct SpanArguments {
     uint n_rows;
     uint cols;
     uint size; // of a window
     uint stride;
-    uint kind; // of pool: 0 mean, 1 first, 2 last
+    uint kind; // of pool: 0 mean, 1 first, 2 last; of adapters: 1: a row for each output
     uint n_spans;
     const float *x;
     const float *weight;
     const float *bias; // of short_conv: may be null
     const Span *spans;
     const uint *row_spans;
-    const uint *rows; // of pool: the output rows
+    const uint *rows; // of pool and adapters: the output rows
     float *states; // of short_conv: of the layer in state 0
     ulong state_stride; // numbers from one state to the next
     float *out;

@@ -16,9 +16,9 @@ struct Span {
     uint first_position; // of the first row in its sequence
     uint state_from; // STATE_NONE: zeros
     uint state_to;
+    uint adapter; // 0: none
     uint reserved0;
     uint reserved1;
-    uint reserved2;
 };
 
 // A token, and what is added to its logit.

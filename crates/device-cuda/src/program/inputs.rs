@@ -138,6 +138,7 @@ impl CudaProgram {
                 first_position: span.first_position,
                 state_from: state.map_or(STATE_NONE, |state| state.from),
                 state_to: state.map_or(0, |state| state.to),
+                adapter: step.adapters.get(index).copied().unwrap_or(0),
                 ..Span::default()
             };
             buffer.write(region + at.spans + index * size_of::<Span>(), &[mine]);

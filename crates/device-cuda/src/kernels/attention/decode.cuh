@@ -29,6 +29,10 @@ template <class Kv> struct Paged {
         end = a.positions[row] + 1;
         start = a.window > 0 && end > a.window ? end - a.window : 0;
         if (a.chunked) start = (end - 1) / a.window * a.window;
+        if (a.both_ways) {
+            const Span span = a.spans[a.row_spans[row]];
+            start = min(start, span.first_position), end = span.first_position + span.n_rows;
+        }
     }
     __device__ __forceinline__ const uchar *key(uint position) const {
         return vector_of<Kv>(a.pages, table, position, head, false);

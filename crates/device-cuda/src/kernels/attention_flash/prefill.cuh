@@ -3,7 +3,7 @@
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
 // Host contract
-//   parameter  AttentionArguments (arguments.h): n_rows, n_heads, window, n_states, scale, softcap, q, sinks, row_spans, spans, out,
+//   parameter  AttentionArguments (arguments.h): n_rows, n_heads, window, both_ways, n_states, scale, softcap, q, sinks, row_spans, spans, out,
 //              pages. Not used: n_splits, split_len, positions, k, v, partials, totals. head_dim must be D.
 //   threads    128
 //   grid       (n_heads, ceil(n_rows / 64) + number of spans - 1): blocks without a tile end at once
@@ -84,6 +84,7 @@ template <int D, bool BYTES> INLINE void attention_flash(const AttentionArgument
         const u32 low = span_position + row_0 + 1;
         first = low > a.window ? low - a.window : 0;
     }
+    if (a.both_ways) first = min(first, span_position), end = span_position + span_rows;
     const u32 tile_0 = first / TILE, n_tiles = (end + TILE - 1) / TILE - tile_0;
 
     const u32 vector = BYTES ? D / 32 * 34 : D * 2, shift = 31 - __clz(a.pages.page_len);
@@ -158,9 +159,9 @@ template <int D, bool BYTES> INLINE void attention_flash(const AttentionArgument
     const u32 position_0 = span_position + row_0 + warp * 16 + g; // of the lane's rows g, g + 8
     // Whether this warp has rows, and which tiles it needs: the first warps of a causal tile see less.
     const bool idle = warp * 16 >= n_rows;
-    const u32 warp_end = a.n_states ? a.n_states : min(end, span_position + row_0 + warp * 16 + 16);
+    const u32 warp_end = a.n_states || a.both_ways ? end : min(end, span_position + row_0 + warp * 16 + 16);
     const u32 warp_low = span_position + row_0 + warp * 16 + 1;
-    const u32 warp_first = a.window && !a.n_states && warp_low > a.window ? warp_low - a.window : 0;
+    const u32 warp_first = a.window && !a.n_states && !a.both_ways && warp_low > a.window ? warp_low - a.window : 0;
 
     for (u32 index = 0; index < n_tiles; index++) {
         const u32 next_pages = index + 1 < n_tiles ? look_up(index + 1) : 0;
@@ -191,7 +192,7 @@ template <int D, bool BYTES> INLINE void attention_flash(const AttentionArgument
                     mma_16x8x16(score[n + 1], qs, k[2], k[3]);
                 }
             }
-            const bool inner = !a.n_states ? position + TILE <= warp_low && (!a.window || position + a.window >= warp_low + 15)
+            const bool inner = a.both_ways ? position + TILE <= end && !a.window : !a.n_states ? position + TILE <= warp_low && (!a.window || position + a.window >= warp_low + 15)
                                            : position + TILE <= end;
             float factor_log2 = a.scale * LOG2E;
             if (a.softcap > 0) {
@@ -210,7 +211,9 @@ template <int D, bool BYTES> INLINE void attention_flash(const AttentionArgument
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         const u32 p = position + n * 8 + 2 * t + (e & 1), own = position_0 + 8 * (e >> 1);
-                        const bool seen = a.n_states ? p < end : p <= own && (!a.window || p + a.window > own);
+                        const bool seen = a.n_states    ? p < end
+                                          : a.both_ways ? p < end && (p >= span_position || !a.window || p + a.window > own)
+                                                        : p <= own && (!a.window || p + a.window > own);
                         if (!seen) score[n][e] = -__int_as_float(0x7f800000);
                     }
             }
