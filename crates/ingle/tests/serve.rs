@@ -534,8 +534,10 @@ fn models_guess_by_their_own_layers() {
     std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
     let text = std::fs::read_to_string(source.join("expected.json")).unwrap();
     let expected: Value = serde_json::from_str(&text).unwrap();
-    let answer: String =
-        expected["answer"].as_array().unwrap()[..30].iter().map(|id| character(id.as_u64().unwrap())).collect();
+    let answer: String = expected["answer"].as_array().unwrap()[..30]
+        .iter()
+        .map(|id| character(id.as_u64().unwrap()))
+        .collect();
     let server = Server::of(folder.path().to_str().unwrap(), &["--mtp", "--deterministic", "--ctx", "128"]);
     let body = json!({ "prompt": expected["input_ids"], "max_tokens": 30, "temperature": 0 });
     thread::scope(|scope| {
