@@ -132,6 +132,12 @@ fn main() -> ExitCode {
         let started = Instant::now();
         let result = selftest::check_chains(&device).map(|n| format!("{n} steps"));
         report("chains of steps in one launch each", started, result);
+        let started = Instant::now();
+        let plain = Profile { persistent_positions: 0, ..usual.clone() };
+        let result = CudaDevice::new(0)
+            .map_err(|e| e.to_string())
+            .and_then(|plain_device| selftest::check_long(&device, &plain_device.with_profile(plain)));
+        report("long sequences in one launch each", started, result.map(|n| format!("{n} steps")));
     }
     for (name, profile) in [
         ("planes", Profile { products: Products::Planes, ..usual.clone() }),

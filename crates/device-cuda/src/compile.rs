@@ -37,12 +37,16 @@ pub struct Places {
     pub chosen: Address,
     /// The same in pinned memory.
     pub host_chosen: Address,
+    /// The masks of steps, in pinned memory; 0: there are none.
+    pub masks: Address,
     /// Scratch.
     pub scratch: Address,
     /// Heads of CrossScores.
     pub heads: Address,
     /// States of recurrent layers.
     pub states: Address,
+    /// By KV layer: what its keys are stored without; 0, or no entry: nothing.
+    pub known: Vec<Address>,
     /// By KV group.
     pub pools: Vec<Address>,
 }
@@ -330,6 +334,7 @@ impl Compiler<'_> {
             head_dim: of.head_dim as u32,
             values_are_keys: u32::from(of.values_are_keys),
             reserved: 0,
+            known: self.places.known.get(layer.0 as usize).copied().unwrap_or(0),
         }
     }
 
@@ -342,7 +347,8 @@ impl Compiler<'_> {
         match self.limits.kv_type {
             KvType::F32 => Ok("f32"),
             KvType::F16 => Ok("f16"),
-            other @ (KvType::I16 | KvType::I8 | KvType::Q8_0) => failed(format!("a KV cache of {other:?}")),
+            KvType::Q8_0 => Ok("q8_0"),
+            other @ (KvType::I16 | KvType::I8) => failed(format!("a KV cache of {other:?}")),
         }
     }
 }

@@ -3,15 +3,14 @@
 use crate::driver::{Context, NAME};
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout, logits_bytes};
-use crate::missing::missing_kernels;
 use crate::packs::PackPlan;
 use crate::persistent::persistent_of;
 use crate::profile::{self, Profile};
 use crate::program::{CudaProgram, LoweredPlan, Sizes, kept_bytes};
 use crate::weights::WeightPlan;
 use device::{
-    Arithmetic, Device, Error, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result,
-    Rule, Weight, key_bias,
+    Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
+    Weight,
 };
 use device_lower::arena::Arena;
 use device_lower::lifetimes::arena_of;
@@ -26,7 +25,7 @@ type Parts = Vec<(Vec<LoweredUnit>, Arena)>;
 /// One of NVIDIA's GPUs.
 pub struct CudaDevice {
     context: Arc<Context>,
-    kernels: Kernels,
+    kernels: Arc<Kernels>,
     profile: Profile,
 }
 
@@ -38,7 +37,12 @@ impl CudaDevice {
     pub fn new(index: usize) -> Result<CudaDevice> {
         let context = Context::new(index)?;
         let profile = Profile::new(context.facts());
-        Ok(CudaDevice { kernels: Kernels::new(context.clone()), context, profile })
+        Ok(CudaDevice { kernels: Arc::new(Kernels::new(context.clone())), context, profile })
+    }
+
+    /// Of a GPU whose kernels are there.
+    pub(crate) fn sharing(context: Arc<Context>, kernels: Arc<Kernels>, profile: Profile) -> CudaDevice {
+        CudaDevice { context, kernels, profile }
     }
 
     /// With other choices, to test.
@@ -61,15 +65,29 @@ impl CudaDevice {
         &self.kernels
     }
 
+    /// Its kernels, for programs.
+    pub(crate) fn shared_kernels(&self) -> &Arc<Kernels> {
+        &self.kernels
+    }
+
+    /// A program, beside one whose pages it goes on with.
+    pub(crate) fn compile_program(
+        &self,
+        plans: &[Plan],
+        limits: &Limits,
+        before: Option<&CudaProgram>,
+    ) -> Result<CudaProgram> {
+        let (parts, sizes) = self.sizes(plans, limits)?;
+        let parts: Vec<LoweredPlan> = plans
+            .iter()
+            .zip(&parts)
+            .map(|(plan, (units, arena))| LoweredPlan { plan, units, arena })
+            .collect();
+        CudaProgram::new(self, plans, &parts, limits, &sizes, before)
+    }
+
     fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<(Parts, Sizes)> {
         limits.check(self, plans)?;
-        if let Some(what) = plans.iter().find_map(missing_kernels) {
-            return Err(Error::Unsupported {
-                device: self.name(),
-                what: what.to_owned(),
-                hint: "use the device cpu".to_owned(),
-            });
-        }
         let parts: Parts = plans
             .iter()
             .map(|plan| {
@@ -135,7 +153,6 @@ impl Device for CudaDevice {
         let weights = WeightPlan::new(plans)?;
         let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, |_| false);
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
-        debug_assert_eq!(key_bias::n_bytes(plans, limits), 0, "no KV type here stores keys without a bias");
         for (what, bytes) in [
             ("weights on the GPU", weights.total()),
             ("weights again, for tensor cores", packs.total()),
@@ -144,6 +161,7 @@ impl Device for CudaDevice {
             ("logits", sizes.logits),
             ("results, in pinned memory", sizes.logits + sizes.kept),
             ("steps", sizes.step.total() + sizes.step.region + 2 * sizes.step.chosen_bytes()),
+            ("masks of tokens, in pinned memory", sizes.step.mask_bytes()),
             ("scratch", sizes.scratch.total()),
             ("choice of tokens by the host", Chooser::bytes(n_logits) as usize),
         ] {
@@ -163,15 +181,7 @@ impl Device for CudaDevice {
     }
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
-        let (parts, sizes) = self.sizes(plans, limits)?;
-        let parts: Vec<LoweredPlan> = plans
-            .iter()
-            .zip(&parts)
-            .map(|(plan, (units, arena))| LoweredPlan { plan, units, arena })
-            .collect();
-        let context = self.context.clone();
-        let program = CudaProgram::new(context, &self.kernels, &self.profile, plans, &parts, limits, &sizes)?;
-        Ok(Box::new(program))
+        Ok(Box::new(self.compile_program(plans, limits, None)?))
     }
 
     /// Quantised weights meet activations rounded to 8 bits with few rows.

@@ -1,19 +1,17 @@
 //! The sizes of everything that a program takes, computed once: the memory plan prints them,
 //! compiling allocates them.
 
-use crate::arguments::{Choice, Span};
+use crate::arguments::{Bias, Choice, Span};
 use crate::packs::experts;
 use crate::products::{Experts, Products, k_tiles, partial_floats};
 use crate::profile::Profile;
 use device::{Limits, Needs, Op, Plan};
+use device_lower::ahead::{MOST_BIASES, MOST_PENALISED};
 use device_lower::lifetimes::{max_rows, value_bytes};
 use device_lower::units::{LoweredUnit, Unit};
 
 /// Alignment of values and of parts of buffers.
 pub const ALIGN: usize = 256;
-
-/// Tokens of an output that may have penalties, at most, where the GPU applies them.
-pub const MOST_PENALISED: usize = 4096;
 
 /// Parts of a row of logits whose bests are found side by side (`BEST_PARTS`, arguments.h).
 pub const BEST_PARTS: usize = 32;
@@ -42,10 +40,16 @@ pub struct StepLayout {
     pub recent: usize,
     /// `(n_pending)` u32: places of more of them among the chosen tokens.
     pub pending: usize,
+    /// `(n_biases)` of [`Bias`]
+    pub biases: usize,
     /// Recent tokens of a step, at most.
     pub n_recent: usize,
     /// Pending tokens of a step, at most.
     pub n_pending: usize,
+    /// Biases of a step, at most.
+    pub n_biases: usize,
+    /// Words of the mask of an output; 0: no plan chooses tokens.
+    pub mask_words: usize,
     /// Outputs of a step, at most.
     pub max_outputs: usize,
     /// Steps that may be in flight.
@@ -69,6 +73,10 @@ impl StepLayout {
         // Most sequences have one output, and a short window.
         let n_recent = MOST_PENALISED * limits.max_spans.min(limits.max_outputs);
         let n_pending = (in_flight + 1) * limits.max_outputs;
+        let n_biases = MOST_BIASES * limits.max_spans.min(limits.max_outputs);
+        let chooses = |plan: &&Plan| plan.primitives().any(|op| matches!(op, Op::Argmax { .. }));
+        let n_logits =
+            plans.iter().filter(chooses).map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
         let mut at = 0;
         let mut take = |bytes: usize| {
             let start = at;
@@ -86,8 +94,11 @@ impl StepLayout {
             input: take(input * 4),
             recent: take(n_recent * 4),
             pending: take(n_pending * 4),
+            biases: take(n_biases * size_of::<Bias>()),
             n_recent,
             n_pending,
+            n_biases,
+            mask_words: n_logits.div_ceil(32),
             max_outputs: limits.max_outputs,
             in_flight,
             region: at,
@@ -99,6 +110,17 @@ impl StepLayout {
     /// Bytes of pinned memory.
     pub fn total(&self) -> usize {
         self.in_flight * self.region
+    }
+
+    /// Bytes of the masks, `(in_flight, max_outputs, mask_words)` u32, in pinned memory.
+    pub fn mask_bytes(&self) -> usize {
+        self.in_flight * self.max_outputs * self.mask_words * 4
+    }
+
+    /// Where the mask of an output of a step begins among them, in words.
+    pub fn mask_at(&self, ticket: u64, output: u32) -> usize {
+        let region = (ticket % self.in_flight as u64) as usize;
+        (region * self.max_outputs + output as usize) * self.mask_words
     }
 
     /// Steps whose chosen tokens are kept. A step may ask for those of the step that was waited for last

@@ -27,7 +27,6 @@ mod device_impl;
 pub mod driver;
 pub mod kernels;
 mod layout;
-mod missing;
 pub mod nvrtc;
 mod packs;
 mod peaks;

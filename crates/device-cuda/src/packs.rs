@@ -72,6 +72,10 @@ pub struct PackPlan {
     packs: Vec<Pack>,
     of: HashMap<(Vec<MatrixKey>, bool), usize>,
     total: usize,
+    /// What another program has packed, and whether something of it is used: that is left out.
+    before: Vec<(Arc<Loaded>, bool)>,
+    /// Bytes of what is used of it.
+    shared: usize,
 }
 
 impl PackPlan {
@@ -81,12 +85,23 @@ impl PackPlan {
         limits: &Limits,
         profile: &Profile,
     ) -> PackPlan {
-        let mut all = PackPlan::default();
+        PackPlan::beside(parts, limits, profile, &Packs::default())
+    }
+
+    /// The same without what another program has packed, which is shared with it.
+    pub fn beside<'a>(
+        parts: impl Iterator<Item = (&'a Plan, &'a [LoweredUnit])>,
+        limits: &Limits,
+        profile: &Profile,
+        before: &Packs,
+    ) -> PackPlan {
+        let before = before.0.iter().map(|loaded| (loaded.clone(), false)).collect();
+        let mut all = PackPlan { before, ..PackPlan::default() };
         let is_used = profile.products != Products::Planes
             && limits.numerics != Numerics::Deterministic
             && RowClass::of(limits.max_rows) >= profile.packed_rows;
         if !is_used {
-            return all;
+            return PackPlan::default();
         }
         let mut of_experts = Vec::new();
         for (plan, units) in parts {
@@ -106,7 +121,7 @@ impl PackPlan {
                 }
             }
         }
-        if all.total as u64 > profile.most_packed {
+        if (all.total + all.shared) as u64 > profile.most_packed {
             return PackPlan::default();
         }
         // Experts are most of a mixture's weights: the rest may be packed without them.
@@ -114,7 +129,7 @@ impl PackPlan {
         for (stacks, codec) in &of_experts {
             all.add(stacks, stacks.len() == 2, *codec);
         }
-        if all.total as u64 > profile.most_packed {
+        if (all.total + all.shared) as u64 > profile.most_packed {
             all.packs.truncate(n);
             all.of.retain(|_, index| *index < n);
             all.total = total;
@@ -125,6 +140,14 @@ impl PackPlan {
     fn add(&mut self, weights: &[&Weight], gate: bool, codec: Codec) {
         let key = (weights.iter().map(|weight| matrix_key(weight)).collect::<Vec<_>>(), gate);
         if self.of.contains_key(&key) {
+            return;
+        }
+        if let Some((loaded, used)) =
+            self.before.iter_mut().find(|(loaded, _)| loaded.plan.of.contains_key(&key))
+        {
+            let pack = &loaded.plan.packs[loaded.plan.of[&key]];
+            self.shared += pack.n_experts * pack.expert_bytes();
+            *used = true;
             return;
         }
         let (mut first, mut n_out) = (Vec::new(), 0usize);
@@ -166,9 +189,11 @@ impl PackPlan {
     ///
     /// # Errors
     /// Memory was refused, or a kernel does not compile.
-    pub fn load(self, context: &Arc<Context>, kernels: &Kernels) -> Result<Packs> {
+    pub fn load(mut self, context: &Arc<Context>, kernels: &Kernels) -> Result<Packs> {
+        let before = std::mem::take(&mut self.before).into_iter();
+        let used = before.filter_map(|(loaded, used)| used.then_some(loaded));
         if self.total == 0 {
-            return Ok(Packs { buffer: None, plan: self });
+            return Ok(Packs(used.collect()));
         }
         let buffer = Buffer::new(context, "weights for tensor cores", self.total)?;
         let mut functions: HashMap<BlockType, Function> = HashMap::new();
@@ -218,7 +243,8 @@ impl PackPlan {
             return Err(error);
         }
         context.finish()?;
-        Ok(Packs { buffer: Some(buffer), plan: self })
+        let mine = Arc::new(Loaded { buffer, plan: self });
+        Ok(Packs(used.chain([mine]).collect()))
     }
 }
 
@@ -322,19 +348,24 @@ impl Piece<'_> {
     }
 }
 
-/// Packs that are there.
-pub struct Packs {
-    buffer: Option<Buffer>,
+/// Packs that were loaded together.
+struct Loaded {
+    buffer: Buffer,
     plan: PackPlan,
 }
+
+/// Packs that are there, those of several loads where plans were replaced.
+#[derive(Default)]
+pub struct Packs(Vec<Arc<Loaded>>);
 
 impl Packs {
     /// Of these matrices of a plan, and where it lies.
     pub fn find(&self, plan: &Plan, ids: &[WeightId], gate: bool) -> Option<(&Pack, Address)> {
-        let buffer = self.buffer.as_ref()?;
         let key = (ids.iter().map(|id| matrix_key(plan.weight(*id))).collect(), gate);
-        let pack = &self.plan.packs[*self.plan.of.get(&key)?];
-        Some((pack, buffer.start() + pack.offset as u64))
+        self.0.iter().find_map(|loaded| {
+            let pack = &loaded.plan.packs[*loaded.plan.of.get(&key)?];
+            Some((pack, loaded.buffer.start() + pack.offset as u64))
+        })
     }
 }
 

@@ -9,6 +9,7 @@ use crate::driver::Address;
 use crate::products::has_activation;
 use crate::profile::Profile;
 use ::weights::BlockType;
+use device::key_bias::KeyBias;
 use device::{KvType, Limits, Numerics, Plan, RopeStyle, WeightId};
 use device_lower::units::LoweredUnit;
 use std::ops::Range;
@@ -98,6 +99,8 @@ pub struct Persistent {
     pub outside: [Range<usize>; 2],
     /// Whether nothing happens to logits before a token is chosen from them: the kernel then chooses the best.
     pub chooses: bool,
+    /// Of the kernel's name: how keys and values are stored.
+    kv_name: &'static str,
     n_blocks: usize,
     /// By phase.
     products: Vec<Product>,
@@ -128,9 +131,16 @@ impl Persistent {
         if limits.numerics == Numerics::Deterministic {
             return Err("--deterministic".to_owned());
         }
-        if limits.kv_type != KvType::F16 {
-            return Err(format!("keys and values in {:?}", limits.kv_type));
-        }
+        let kv_name = match limits.kv_type {
+            KvType::F16 => "",
+            KvType::Q8_0 if KeyBias::of_layers(std::slice::from_ref(plan)).iter().any(Option::is_some) => {
+                return Err("keys that are stored without their bias".to_owned());
+            }
+            KvType::Q8_0 => "q8_0_",
+            other @ (KvType::F32 | KvType::I16 | KvType::I8) => {
+                return Err(format!("keys and values in {other:?}"));
+            }
+        };
         let dense = dense(plan)?;
         let before = units.iter().take_while(|unit| unit.last < dense.nodes.start).count();
         let after = units.iter().position(|unit| unit.node >= dense.nodes.end).unwrap_or(units.len());
@@ -143,8 +153,14 @@ impl Persistent {
         let (hidden, n_blocks) = (plan.value(dense.first).cols, profile.n_processors.min(MAX_BLOCKS));
         let products = products(plan, &dense)?;
         let chooses = dense.logits == plan.output;
-        let mine =
-            Persistent { dense, outside: [0..before, after..units.len()], chooses, n_blocks, products };
+        let mine = Persistent {
+            dense,
+            outside: [0..before, after..units.len()],
+            chooses,
+            kv_name,
+            n_blocks,
+            products,
+        };
         mine.check(plan, hidden, limits, profile)?;
         Ok(mine)
     }
@@ -189,6 +205,7 @@ impl Persistent {
     pub fn kernel(&self) -> (String, String) {
         let heads = self.dense.heads;
         let shape = format!("{}_{}", heads.head_dim, heads.n_heads / heads.n_kv_heads);
+        let shape = format!("{}{shape}", self.kv_name);
         (format!("persistent/decode_{shape}.cu"), format!("persistent_decode_{shape}"))
     }
 

@@ -9,6 +9,7 @@ mod inputs;
 mod launch;
 mod results;
 
+use crate::CudaDevice;
 use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses, Places};
 use crate::driver::{Buffer, Context, Event, Function, Module, NAME, Pinned, Pool};
 use crate::kernels::Kernels;
@@ -17,6 +18,7 @@ use crate::packs::{PackPlan, Packs};
 use crate::persistent::{PersistentWeights, persistent_of};
 use crate::profile::Profile;
 use crate::weights::{WeightPlan, Weights};
+use device::key_bias::KnownKeys;
 use device::{
     Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result,
     RowCount, Step, Ticket, Timing, ValueId, Want,
@@ -124,6 +126,8 @@ pub struct CudaProgram {
     /// A region for each step that may be in flight.
     steps: Pinned,
     steps_address: u64,
+    /// The masks of each step that may be in flight; `None`: no plan chooses tokens.
+    masks: Option<Pinned>,
     /// By ticket modulo the number of steps that are kept: whether logits are wanted.
     wants_logits: Vec<bool>,
     /// The chosen tokens, as the GPU reports them.
@@ -132,11 +136,15 @@ pub struct CudaProgram {
     results: Pinned,
     logits_bytes: usize,
     pools: Vec<Pool>,
+    kernels: Arc<Kernels>,
+    profile: Profile,
     _scratch: Buffer,
     _heads: Buffer,
-    _states: Buffer,
-    _weights: Weights,
-    _packs: Packs,
+    _known: Vec<Buffer>,
+    /// Of recurrent layers.
+    states: Option<Buffer>,
+    weights: Weights,
+    packs: Packs,
     _persistent: Option<PersistentWeights>,
     /// The phases of the plans that the persistent kernel runs.
     _phases: Vec<Buffer>,
@@ -152,19 +160,21 @@ const GRANULES: usize = 4;
 const MOST_GRANULE_BYTES: usize = 128 << 20;
 
 impl CudaProgram {
-    /// Take the memory and write the tables.
+    /// Take the memory and write the tables. What `before` has and this needs is shared with it: pages and states, which it must
+    /// be given when the other goes ([`Self::replace`]), and weights.
     ///
     /// # Errors
     /// Memory was refused, a kernel does not compile, or something has no kernel.
     pub fn new(
-        context: Arc<Context>,
-        kernels: &Kernels,
-        profile: &Profile,
+        device: &CudaDevice,
         plans: &[Plan],
         parts: &[LoweredPlan],
         limits: &Limits,
         sizes: &Sizes,
+        before: Option<&CudaProgram>,
     ) -> Result<CudaProgram> {
+        let (context, kernels, profile) =
+            (device.context().clone(), device.shared_kernels(), device.profile());
         context.enter()?;
         let kv = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
         let Sizes { step, scratch, .. } = *sizes;
@@ -173,20 +183,43 @@ impl CudaProgram {
         let step_buffer = take("steps", step.region)?;
         let scratch_buffer = take("scratch", scratch.total())?;
         let chosen = take("chosen tokens", step.chosen_bytes())?;
-        let states = take("states of recurrent layers", 4 * limits.n_states * kv.state_len())?;
+        let states = match before {
+            Some(_) => None,
+            None => Some(take("states of recurrent layers", 4 * limits.n_states * kv.state_len())?),
+        };
+        let states_at =
+            states.as_ref().or(before.and_then(|before| before.states.as_ref())).map_or(0, Buffer::start);
         let steps = Pinned::new(&context, "steps", step.total())?;
         let host_chosen = Pinned::new(&context, "chosen tokens", step.chosen_bytes())?;
         let results = Pinned::new(&context, "results", sizes.logits + sizes.kept)?;
+        let masks = match step.mask_bytes() {
+            0 => None,
+            bytes => Some(Pinned::new(&context, "masks", bytes)?),
+        };
         let mut pools = Vec::new();
-        for (group, n_pages) in limits.n_pages.iter().enumerate() {
+        for (group, n_pages) in limits.n_pages.iter().enumerate().filter(|_| before.is_none()) {
             pools.push(Pool::new(&context, n_pages * kv.page_bytes(group, limits.kv_type, limits.page_len))?);
         }
         let (lists, words) = head_lists(plans);
         let heads = take("tables", words.len() * 4)?;
         context.upload(heads.start(), bytemuck::cast_slice(&words))?;
-        let weights = WeightPlan::new(plans)?.load(&context)?;
+        let (mut known, mut known_at) = (Vec::new(), Vec::new());
+        for layer in known_keys(plans, limits) {
+            let Some(words) = layer else {
+                known_at.push(0);
+                continue;
+            };
+            let buffer = take("biases of keys", words.len() * 4)?;
+            context.upload(buffer.start(), bytemuck::cast_slice(&words))?;
+            known_at.push(buffer.start());
+            known.push(buffer);
+        }
+        let (no_weights, no_packs) = (Weights::default(), Packs::default());
+        let loaded = before.map_or(&no_weights, |before| &before.weights);
+        let weights = WeightPlan::beside(plans, loaded)?.load(&context)?;
         let units = || parts.iter().map(|part| (part.plan, part.units));
-        let packs = PackPlan::new(units(), limits, profile);
+        let packed = before.map_or(&no_packs, |before| &before.packs);
+        let packs = PackPlan::beside(units(), limits, profile, packed);
         let (persistent, third) = persistent_of(units(), limits, profile, packs.total());
         let packs = packs.load(&context, kernels)?;
         let third = third.load(&context, kernels)?;
@@ -195,10 +228,12 @@ impl CudaProgram {
             step: step_buffer.start(),
             chosen: chosen.start(),
             host_chosen: host_chosen.address()?,
+            masks: masks.as_ref().map_or(Ok(0), Pinned::address)?,
             scratch: scratch_buffer.start(),
             heads: heads.start(),
-            states: states.start(),
-            pools: pools.iter().map(Pool::start).collect(),
+            states: states_at,
+            known: known_at,
+            pools: before.map_or(&pools, |before| &before.pools).iter().map(Pool::start).collect(),
         };
         let (mut compiled, mut list) = (Vec::with_capacity(parts.len()), KernelList::default());
         let mut phases = Vec::new();
@@ -269,10 +304,13 @@ impl CudaProgram {
             let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);
             of_context.min(MOST_GRANULE_BYTES / page_bytes.max(1)).max(1)
         });
-        let users = pools.iter().zip(0..).map(|(pool, group): (&Pool, usize)| {
-            let bytes = limits.n_pages[group] * kv.page_bytes(group, limits.kv_type, limits.page_len);
-            vec![0; bytes.div_ceil(pool.chunk().max(1)).max(1)]
-        });
+        let users = before.map_or(&pools, |before| &before.pools).iter().zip(0..).map(
+            |(pool, group): (&Pool, usize)| {
+                let bytes = limits.n_pages[group] * kv.page_bytes(group, limits.kv_type, limits.page_len);
+                vec![0; bytes.div_ceil(pool.chunk().max(1)).max(1)]
+            },
+        );
+        let users = users.collect();
         let events = (0..=step.in_flight).map(|_| context.event(false)).collect::<Result<_>>()?;
         context.finish()?;
         Ok(CudaProgram {
@@ -280,7 +318,7 @@ impl CudaProgram {
             plans: compiled,
             functions,
             step_load,
-            users: users.collect(),
+            users,
             kv,
             limits: limits.clone(),
             step,
@@ -297,6 +335,7 @@ impl CudaProgram {
             steps_address: steps.address()?,
             steps,
             wants_logits: vec![false; step.n_kept()],
+            masks,
             host_chosen,
             results,
             logits_bytes: sizes.logits,
@@ -304,9 +343,12 @@ impl CudaProgram {
             context,
             _scratch: scratch_buffer,
             _heads: heads,
-            _states: states,
-            _weights: weights,
-            _packs: packs,
+            _known: known,
+            states,
+            weights,
+            packs,
+            kernels: kernels.clone(),
+            profile: profile.clone(),
             _persistent: third,
             _phases: phases,
             n_processors: profile.n_processors,
@@ -316,6 +358,16 @@ impl CudaProgram {
 
     fn failed<T>(&self, reason: String) -> Result<T> {
         Err(Error::Failed { device: NAME, reason })
+    }
+
+    /// Become another program of the same pages, which was made beside this one.
+    fn replace(&mut self, mut next: CudaProgram) {
+        std::mem::swap(&mut next.pools, &mut self.pools);
+        std::mem::swap(&mut next.users, &mut self.users);
+        std::mem::swap(&mut next.committed, &mut self.committed);
+        next.states = self.states.take();
+        (next.ahead.next, next.ahead.failed_below) = (self.ahead.next, self.ahead.failed_below);
+        *self = next;
     }
 }
 
@@ -327,6 +379,18 @@ impl Drop for CudaProgram {
             let _ = self.context.finish();
         }
     }
+}
+
+/// Columns of a head, at most, whose keys are stored without what is known of them (`MOST_BIASED_COLUMNS`, key_bias.cuh).
+const MOST_BIASED_COLUMNS: usize = 256;
+
+/// By KV layer: the words of what its keys are stored without (`kernels/key_bias.cuh`).
+fn known_keys(plans: &[Plan], limits: &Limits) -> Vec<Option<Vec<u32>>> {
+    let fits = |index: usize| {
+        plans.iter().all(|plan| plan.kv.layers.get(index).is_none_or(|of| of.head_dim <= MOST_BIASED_COLUMNS))
+    };
+    let known = KnownKeys::of_layers(plans, limits).into_iter().enumerate();
+    known.map(|(index, known)| known.filter(|_| fits(index)).map(|known| known.words().collect())).collect()
 }
 
 /// The lists of heads of CrossScores, each with where it begins in the words of all.
@@ -497,6 +561,19 @@ impl Program for CudaProgram {
         self.context.finish()
     }
 
+    fn replace_plans(&mut self, plans: &[Plan]) -> Result<()> {
+        self.ahead.refuse_company().or_else(|reason| self.failed(reason))?;
+        if plans.is_empty() || plans.iter().any(|plan| plan.kv != self.kv) {
+            return self.failed("plans of another KV layout, or none".to_owned());
+        }
+        self.context.enter()?;
+        self.context.finish()?;
+        let device = CudaDevice::sharing(self.context.clone(), self.kernels.clone(), self.profile.clone());
+        let next = device.compile_program(plans, &self.limits, Some(self))?;
+        self.replace(next);
+        Ok(())
+    }
+
     /// Of one row, those of the table of single launches, then those of the persistent kernel's table.
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         // Of the last step, if it was such a one; else as a sequence has them that goes on.
@@ -515,6 +592,7 @@ impl Program for CudaProgram {
         self.ahead.refuse_company().or_else(|reason| self.failed(reason))?;
         let begun = self.begin(step, true)?;
         self.ahead.done = Done::default();
+        self.write_masks(step, &begun);
         self.launch_timed(&begun, timings)?;
         let Begun { ticket, sizes, plan, .. } = begun;
         self.ahead.next += 1;

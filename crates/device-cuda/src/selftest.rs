@@ -3,7 +3,7 @@
 
 mod decoders;
 
-pub use decoders::{Decoder, check_chains, check_decoder, decoders};
+pub use decoders::{Decoder, check_chains, check_decoder, check_long, decoders};
 
 use crate::CudaDevice;
 use device::{Device, Numerics, OpKind};
@@ -33,9 +33,10 @@ pub type Promise = (&'static str, fn(&CudaDevice) -> Result<(), String>);
 
 /// What programs promise of steps, by name: links, choices, refusals, values that can be read; commits; bits that do not
 /// depend on company.
-pub const PROMISES: [Promise; 3] = [
+pub const PROMISES: [Promise; 4] = [
     ("steps", |device| device_testing::check_steps(device, 0.1).map(|_| ())),
     ("commits", |device| device_testing::check_commits(device)),
+    ("replaced plans", |device| device_testing::check_replaced_plans(device)),
     ("deterministic rows", deterministic),
 ];
 

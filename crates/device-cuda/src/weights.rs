@@ -44,12 +44,15 @@ struct Matrix {
 }
 
 /// Every weight once, with its place.
+#[derive(Default)]
 pub struct WeightPlan {
     matrices: Vec<Matrix>,
     matrix_of: HashMap<MatrixKey, usize>,
     vectors: Vec<(Bytes, usize)>,
     vector_of: HashMap<Key, usize>,
     total: usize,
+    /// What another program has loaded, and whether something of it is used: that is left out.
+    before: Vec<(Arc<Loaded>, bool)>,
 }
 
 /// The weights that an Op multiplies by or looks rows up in, and those that it reads as plain f32.
@@ -68,13 +71,16 @@ impl WeightPlan {
     /// # Errors
     /// A vector that is not F32.
     pub fn new(plans: &[Plan]) -> Result<WeightPlan> {
-        let mut all = WeightPlan {
-            matrices: vec![],
-            matrix_of: HashMap::new(),
-            vectors: vec![],
-            vector_of: HashMap::new(),
-            total: 0,
-        };
+        WeightPlan::beside(plans, &Weights::default())
+    }
+
+    /// The same without those that another program has loaded, which are shared with it.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn beside(plans: &[Plan], before: &Weights) -> Result<WeightPlan> {
+        let before = before.0.iter().map(|loaded| (loaded.clone(), false)).collect();
+        let mut all = WeightPlan { before, ..WeightPlan::default() };
         for plan in plans {
             for op in plan.primitives() {
                 let (matrices, vectors) = uses(op);
@@ -100,8 +106,15 @@ impl WeightPlan {
         offset
     }
 
+    /// Whether one of the others has loaded it, which is used then.
+    fn is_before(&mut self, has: impl Fn(&WeightPlan) -> bool) -> bool {
+        let found = self.before.iter_mut().find(|(loaded, _)| has(&loaded.plan));
+        found.map(|(_, used)| *used = true).is_some()
+    }
+
     fn add_matrix(&mut self, weight: &Weight) {
-        if self.matrix_of.contains_key(&matrix_key(weight)) {
+        let key = matrix_key(weight);
+        if self.matrix_of.contains_key(&key) || self.is_before(|plan| plan.matrix_of.contains_key(&key)) {
             return;
         }
         let stored = Stored::new(weight.block, weight.n_cols());
@@ -111,7 +124,8 @@ impl WeightPlan {
     }
 
     fn add_vector(&mut self, bytes: &Bytes) {
-        if self.vector_of.contains_key(&key(bytes)) {
+        let of = key(bytes);
+        if self.vector_of.contains_key(&of) || self.is_before(|plan| plan.vector_of.contains_key(&of)) {
             return;
         }
         let offset = self.take(bytes.len());
@@ -128,7 +142,7 @@ impl WeightPlan {
     ///
     /// # Errors
     /// Memory was refused, or a copy failed.
-    pub fn load(self, context: &Arc<Context>) -> Result<Weights> {
+    pub fn load(mut self, context: &Arc<Context>) -> Result<Weights> {
         let buffer = Buffer::new(context, "weights", self.total)?;
         // The memory was cleared in the order of the stream; padding stays zero.
         context.finish()?;
@@ -137,7 +151,10 @@ impl WeightPlan {
         }
         context.finish()?;
         self.upload(context, &buffer)?;
-        Ok(Weights { buffer, plan: self })
+        let before = std::mem::take(&mut self.before).into_iter();
+        let used = before.filter_map(|(loaded, used)| used.then_some(loaded));
+        let mine = Arc::new(Loaded { buffer, plan: self });
+        Ok(Weights(used.chain([mine]).collect()))
     }
 
     /// Ranges of rows of matrices, each small enough for a thread's pinned memory.
@@ -254,22 +271,33 @@ impl Piece<'_> {
     }
 }
 
-/// Weights that are there.
-pub struct Weights {
+/// Weights that were loaded together.
+struct Loaded {
     buffer: Buffer,
     plan: WeightPlan,
 }
 
+/// Weights that are there, those of several loads where plans were replaced.
+#[derive(Default)]
+pub struct Weights(Vec<Arc<Loaded>>);
+
 impl Weights {
     /// A vector's address.
     pub fn vector(&self, weight: &Weight) -> Option<Address> {
-        self.plan.vector_of.get(&key(&weight.data)).map(|offset| self.buffer.start() + *offset as u64)
+        let of = key(&weight.data);
+        let found =
+            |Loaded { buffer, plan }: &Loaded| Some(buffer.start() + *plan.vector_of.get(&of)? as u64);
+        self.0.iter().find_map(|loaded| found(loaded))
     }
 
     /// How a matrix is stored, and its arguments but for bias and output.
     pub fn matrix(&self, weight: &Weight) -> Option<(Stored, MatrixArguments)> {
-        let matrix = &self.plan.matrices[*self.plan.matrix_of.get(&matrix_key(weight))?];
-        let [codes, high, scales, supers] = matrix.offsets.map(|offset| self.buffer.start() + offset as u64);
+        let key = matrix_key(weight);
+        let found = |loaded: &Arc<Loaded>| Some((loaded.buffer.start(), *loaded.plan.matrix_of.get(&key)?));
+        let (index, (start, matrix)) =
+            self.0.iter().enumerate().find_map(|(index, loaded)| Some((index, found(loaded)?)))?;
+        let matrix = &self.0[index].plan.matrices[matrix];
+        let [codes, high, scales, supers] = matrix.offsets.map(|offset| start + offset as u64);
         let strides = matrix.stored.strides;
         let arguments = MatrixArguments {
             weight: WeightArguments {

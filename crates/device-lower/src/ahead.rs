@@ -14,6 +14,9 @@ pub const NO_TOKEN: u32 = u32::MAX;
 /// Tokens of an output that may have penalties, at most, where kernels apply them.
 pub const MOST_PENALISED: usize = 4096;
 
+/// Tokens of an output that may have a bias, at most, where kernels apply them.
+pub const MOST_BIASES: usize = 1024;
+
 /// A step that was submitted and not waited for.
 #[derive(Debug)]
 pub struct InFlight<T> {
@@ -195,18 +198,17 @@ pub fn n_penalised(want: &Want) -> usize {
     if want.penalties.is_some() { want.recent.len as usize + want.pending.len as usize } else { 0 }
 }
 
-/// Whether kernels that choose the best token or sample by temperature, top-k, top-p and min-p, after penalties, do all that
-/// is wanted of an output beside its logits.
+/// Whether kernels that choose the best token or sample by temperature, top-k, top-p and min-p, after biases, a mask and penalties,
+/// do all that is wanted of an output beside its logits.
 pub fn has_kernels(want: &Want) -> bool {
     let n_penalised = n_penalised(want);
     matches!(want.choose, Choose::Best | Choose::Sample(_))
-        && want.mask.is_none()
-        && want.biases.len == 0
         && !want.logprob
         && want.n_best == 0
         && n_penalised <= MOST_PENALISED
-        // Penalties change the logits where they are.
-        && !(want.logits && n_penalised > 0)
+        && want.biases.len as usize <= MOST_BIASES
+        // Logits are changed where they are.
+        && !(want.logits && (n_penalised > 0 || want.biases.len > 0 || want.mask.is_some()))
 }
 
 /// The numbers of a sampling as kernels use them.

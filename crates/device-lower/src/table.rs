@@ -117,13 +117,15 @@ impl Extent {
 pub enum When {
     /// In all.
     Always,
-    /// Where some output's logits have penalties.
+    /// Where some output's logits have biases or penalties.
     Penalties,
+    /// Where some output's token is one that a mask allows.
+    Masks,
     /// Where some output's best token is wanted.
     Best,
-    /// The same, and no output's logits have penalties.
+    /// The same, and no output's logits are changed before.
     BestOfPlain,
-    /// The same, and some output's logits have penalties.
+    /// The same, and some output's logits are changed before, by a mask too.
     BestOfChanged,
     /// Where some output's token is sampled.
     Sample,
@@ -144,8 +146,10 @@ pub struct StepSizes {
     pub best: bool,
     /// Whether some output's token is sampled by the program.
     pub sample: bool,
-    /// Whether the program changes some output's logits by penalties before.
+    /// Whether the program changes some output's logits by biases or penalties before.
     pub penalties: bool,
+    /// Whether the program applies some output's mask before.
+    pub masks: bool,
     /// Whether a sequence is so long that its positions are split over threadgroups.
     pub long: bool,
     /// Sequences.
@@ -159,9 +163,10 @@ impl When {
         match self {
             When::Always => true,
             When::Penalties => sizes.penalties,
+            When::Masks => sizes.masks,
             When::Best => sizes.best,
-            When::BestOfPlain => sizes.best && !sizes.penalties,
-            When::BestOfChanged => sizes.best && sizes.penalties,
+            When::BestOfPlain => sizes.best && !sizes.penalties && !sizes.masks,
+            When::BestOfChanged => sizes.best && (sizes.penalties || sizes.masks),
             When::Sample => sizes.sample,
             When::Short => !sizes.long,
             When::Long => sizes.long,

@@ -5,7 +5,7 @@
 //! stacks of experts whose matrices do not share one buffer.
 
 use crate::gpu::{Buffer, Gpu};
-use device::key_bias::{self, KnownKeys};
+use device::key_bias::KnownKeys;
 use device::{Error, KvLayerId, Limits, Op, Plan, Result, WeightId};
 use device_lower::table::Location;
 use std::collections::{HashMap, HashSet};
@@ -230,7 +230,7 @@ impl LookupTables {
         for (layer, known) in tables.known.iter().enumerate() {
             let Some(known) = known else { continue };
             tables.known_at.insert(KvLayerId(layer as u32), tables.n_entries);
-            tables.n_entries += words_of(known).len().div_ceil(2);
+            tables.n_entries += known.words().count().div_ceil(2);
         }
         for (index, plan) in plans.iter().enumerate() {
             for (id, weight) in plan.weights.iter().enumerate().filter(|(_, w)| !w.parts.is_empty()) {
@@ -268,7 +268,7 @@ impl LookupTables {
         }
         for (layer, first) in &self.known_at {
             let known = self.known[layer.0 as usize].iter();
-            for (index, word) in known.flat_map(words_of).enumerate() {
+            for (index, word) in known.flat_map(KnownKeys::words).enumerate() {
                 entries[first + index / 2] |= u64::from(word) << (32 * (index % 2));
             }
         }
@@ -295,14 +295,4 @@ impl LookupTables {
         let first = self.heads.get(heads).copied().unwrap_or(0);
         Location { buffer, offset: first as u64 * 8 }
     }
-}
-
-/// The words of `kernels/key_bias.h`.
-fn words_of(known: &KnownKeys) -> Vec<u32> {
-    let bias = &known.bias;
-    let sizes = [bias.constant.len() as u32, bias.pairs.len() as u32, 0, 0];
-    let columns = bias.constant.iter().copied().chain(bias.pairs.iter().flat_map(|pair| pair.columns));
-    let tables = [&bias.values[..], &known.within[key_bias::BLOCK..], &known.starts];
-    let floats = tables.into_iter().flatten().map(|x| x.to_bits());
-    sizes.into_iter().chain(columns.map(|column| column as u32)).chain(floats).collect()
 }

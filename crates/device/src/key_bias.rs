@@ -169,6 +169,17 @@ impl KnownKeys {
         &self.starts[position / BLOCK * n..][..n]
     }
 
+    /// As kernels of GPUs read them, words of 4 bytes: the numbers of columns that do not turn and of pairs that do, 0, 0; these columns;
+    /// the biases, the tables within a block, and those of the blocks' first positions, all f32.
+    pub fn words(&self) -> impl Iterator<Item = u32> + '_ {
+        let bias = &self.bias;
+        let sizes = [bias.constant.len(), bias.pairs.len(), 0, 0];
+        let columns = bias.constant.iter().copied().chain(bias.pairs.iter().flat_map(|pair| pair.columns));
+        let tables = [&bias.values[..], &self.within[BLOCK..], &self.starts];
+        let floats = tables.into_iter().flatten().map(|x| x.to_bits());
+        sizes.into_iter().chain(columns).map(|n| n as u32).chain(floats)
+    }
+
     /// `k += sign R_p b`: a head's key of position p with the known part (`sign` 1) or without it (-1).
     pub fn add(&self, head: usize, position: usize, sign: f32, k: &mut [f32]) {
         let (constant, pairs) = self.bias.of_head(head).split_at(self.bias.constant.len());

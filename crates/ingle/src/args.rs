@@ -207,6 +207,11 @@ pub struct LoadArgs {
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
 
+    /// How many of the model's last layers, with the head, the device has; the CPU has the others [default: all; on cuda as many as fit
+    /// in the GPU's memory]
+    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N")]
+    pub gpu_layers: Option<usize>,
+
     /// Context length in tokens [default: what the model was trained for, or the longest that fits
     /// in memory]
     #[arg(short, long, value_name = "TOKENS")]

@@ -492,3 +492,21 @@ fn the_default_kv_type_is_named() {
     let (plan, said) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
     assert!(!said.contains("KV type") && !plan.contains("biases of keys"), "{said} {plan}");
 }
+
+/// The last layers on one device and the others on the CPU answer as the CPU alone does; the plan lists both.
+#[test]
+fn layers_of_a_model_are_shared_by_two_devices() {
+    let path = SMOLLM2.path();
+    let shared = ["--device", "reference", "--gpu-layers", "2", "--ctx", "64", "--kv-type", "f16"];
+    let plan = ok(&[&["plan", &path][..], &shared].concat());
+    assert!(plan.contains("cpu: KV pages") && plan.contains("reference: KV pages"), "{plan}");
+    let complete = |flags: &[&str]| {
+        let args =
+            ["complete", &path, "--prompt", "The capital of France is", "--greedy", "-n", "5", "--json"];
+        json(&[&args[..], flags].concat())["tokens"].clone()
+    };
+    let alone = complete(&["--device", "cpu", "--ctx", "64", "--kv-type", "f16"]);
+    assert_eq!(complete(&shared), alone);
+    let message = error(&["plan", &path, "--device", "cpu", "--gpu-layers", "2"]);
+    assert!(message.contains("--gpu-layers"), "{message}");
+}

@@ -26,14 +26,35 @@ void * mmap(void *, msl_size, int, int, int, long);
 int munmap(void *, msl_size);
 }
 
-// Room to note who writes a region: address space that costs memory only where something is written.
-static void note_writers(Region * r) {
-    r->written_bytes = (r->length / 4 + 2) * sizeof(Written);
-    void * p = mmap(nullptr, r->written_bytes, 3, 0x4022, -1, 0);
-    if (p != (void *) -1) r->written_by = (Written *) p;
+// Address space that costs memory only where something is written, or null.
+static Written * map_notes(msl_u64 bytes) {
+    void * p = mmap(nullptr, bytes, 3, 0x4022, -1, 0);
+    return p == (void *) -1 ? nullptr : (Written *) p;
+}
+
+// Room to note who writes a region. `used` counts the worker's notes that regions before this one took.
+static void note_writers(Worker * w, Region * r, msl_u64 * used) {
+    const msl_u64 words = r->length / 4 + 2;
+    if (w->notes && words <= NOTES - *used) {
+        r->written_by = w->notes + *used;
+        *used += words;
+        return;
+    }
+    r->written_by = map_notes(words * sizeof(Written));
+    r->own_bytes = r->written_by ? words * sizeof(Written) : 0;
 }
 
 void msl_access_prepare(Worker * w, const msl_dispatch * d) {
+    // Long before numbers of threadgroups come again.
+    if (w->notes && w->serial > 1u << 31) {
+        munmap(w->notes, NOTES * sizeof(Written));
+        w->notes = nullptr;
+    }
+    if (!w->notes) {
+        w->notes = map_notes(NOTES * sizeof(Written));
+        w->serial = 0;
+    }
+    msl_u64 used = 0;
     w->n_regions = 0;
     for (msl_u32 i = 0; i < d->n_buffers; i++) {
         const msl_buffer & b = d->buffers[i];
@@ -42,7 +63,7 @@ void msl_access_prepare(Worker * w, const msl_dispatch * d) {
         r->written_sectors = b.written_sectors;
         r->writers = b.writers;
         r->index = b.index;
-        if (b.writable && b.length) note_writers(r);
+        if (b.noted && b.length) note_writers(w, r, &used);
     }
     add_region(w, (msl_u64) stack_at(w, 0), STACKS, true, NOT_COUNTED);
     add_region(w, (msl_u64) w->simdgroups, sizeof w->simdgroups, true, NOT_COUNTED);                       // exchanges
@@ -54,7 +75,7 @@ void msl_access_prepare(Worker * w, const msl_dispatch * d) {
         r->written_sectors = b.written_sectors;
         r->totals = b.totals;
         r->index = b.index;
-        if (b.writable && b.length) note_writers(r);
+        if (b.noted && b.length) note_writers(w, r, &used);
     }
     for (auto & r : w->recent) r = &nothing;
 }
@@ -62,7 +83,7 @@ void msl_access_prepare(Worker * w, const msl_dispatch * d) {
 void msl_access_finish(Worker * w) {
     for (msl_u32 i = 0; i < w->n_regions; i++) {
         const Region & r = w->regions[i];
-        if (r.written_by) munmap(r.written_by, r.written_bytes);
+        if (r.own_bytes) munmap(r.written_by, r.own_bytes);
         if (r.counter >= 0 && r.counter < RESOURCE) {
             w->counters.read[r.counter] = r.read;
             w->counters.written[r.counter] = r.written;
@@ -72,6 +93,9 @@ void msl_access_finish(Worker * w) {
         }
     }
 }
+
+// Where `recent` has the instruction at an address.
+static inline __attribute__((always_inline)) msl_u64 recent_of(msl_u64 code) { return code * 0x9e3779b97f4a7c15ul >> (64 - RECENT_BITS); }
 
 [[noreturn]] static void fail_at(Lane * l, msl_u32 kind, msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
     msl_fault * f = msl_fault_of(l, kind);
@@ -141,7 +165,7 @@ static void count(Region * r, msl_u64 address, msl_u64 size, bool write) {
 #endif
 
 // Bytes that another binding wrote, or another thread with no barrier between: what a region with such notes needs beside its bounds.
-static __attribute__((noinline)) void check_order(Region * r, msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
+static __attribute__((noinline)) void check_order_slowly(Region * r, msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
     Lane * l = msl_current_lane();
     Worker * w = l->worker;
     const msl_u64 at = address - r->address;
@@ -174,6 +198,27 @@ static __attribute__((noinline)) void check_order(Region * r, msl_u64 address, m
     }
 }
 
+// The same, sooner where it is a read of words that this threadgroup did not write, or a write of whole words.
+static inline __attribute__((always_inline)) void check_order(Region * r, msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
+    if (__builtin_expect(!r->writers && size <= 16, true)) {
+        const Worker * w = msl_current_worker();
+        const msl_u64 at = address - r->address;
+        Written * by = r->written_by + at / 4;
+        const msl_u64 n = (at % 4 + size + 3) / 4;
+        if (!write) {
+            bool own = false;
+            for (msl_u64 i = 0; i < n; i++) own |= by[i].threadgroup == w->serial;
+            if (__builtin_expect(!own, true)) return;
+        } else if (at % 4 == 0 && size % 4 == 0) {
+            const Lane * l = msl_current_lane();
+            const Written now = { w->serial, (unsigned short) (l - w->lanes), w->barriers, l->simdgroup->barriers, 15 };
+            for (msl_u64 i = 0; i < n; i++) by[i] = now;
+            return;
+        }
+    }
+    check_order_slowly(r, address, size, write, code);
+}
+
 extern "C" __attribute__((visibility("hidden"))) void msl_atomic_access(const volatile void * word) {
     const msl_u64 address = (msl_u64) word;
     Region * r = find_region(msl_current_worker(), address, 4);
@@ -190,7 +235,7 @@ static __attribute__((noinline)) void check_slowly(msl_u64 address, msl_u64 size
     Region * r = find_region(w, address, size);
     if (!r) fail_at(l, MSL_OUT_OF_BOUNDS, address, size, write, code);
     if (write && !r->writable) fail_at(l, MSL_READ_ONLY, address, size, write, code);
-    w->recent[(code >> 1) & 255] = r;
+    w->recent[recent_of(code)] = r;
     if (r->written_by || r->writers) check_order(r, address, size, write, code);
 #ifdef MSL_COUNT
     count(r, address, size, write);
@@ -217,7 +262,7 @@ static inline __attribute__((always_inline)) bool is_initialised(const msl_u8 * 
 static inline __attribute__((always_inline)) void check(msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
     if (__builtin_expect(msl_running, true)) {
         Worker * w = msl_current_worker();
-        Region * r = w->recent[(code >> 1) & 255];
+        Region * r = w->recent[recent_of(code)];
         const msl_u64 at = address - r->address, length = write ? r->writable_length : r->length;
         if (__builtin_expect(at < length && length - at >= size, true)) {
             if (r->written_by || r->writers) check_order(r, address, size, write, code);

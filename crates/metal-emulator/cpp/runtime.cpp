@@ -570,7 +570,6 @@ extern "C" __attribute__((visibility("default"))) msl_u32 msl_run(const msl_disp
     msl_ulp = d->ulp;
     const msl_u32 control = __builtin_ia32_stmxcsr();
     if (d->flush) __builtin_ia32_ldmxcsr(control | 0x8040);
-    w->serial = 0;
     msl_access_prepare(w, d);
 #ifdef MSL_TSAN
     w->scheduler_tsan = __tsan_get_current_fiber();

@@ -4,6 +4,7 @@
 #pragma GCC system_header
 
 typedef unsigned char msl_u8;
+typedef unsigned short msl_u16;
 typedef unsigned int msl_u32;
 typedef unsigned long msl_u64;
 
@@ -96,7 +97,8 @@ struct msl_buffer {
     msl_u8 * address;      // of the first byte of the kernel's argument
     msl_u64 length;        // bytes that may be accessed from there
     msl_u32 index;         // [[buffer(index)]]
-    msl_u32 writable;
+    msl_u16 writable;
+    msl_u16 noted;              // whether a kernel may write through it, so that it is noted who did
     msl_u64 * read_sectors;     // bitmaps of 32-byte sectors of addresses, or null
     msl_u64 * written_sectors;
     msl_u8 * writers;      // where it overlaps another binding: for each byte which binding wrote it, or null

@@ -16,6 +16,9 @@ static const msl_u64 STACKS = MAX_THREADS * STACK, SPACE = 2 * STACKS;
 
 enum { SHADOW_GAP = 0, SHADOW_UNINITIALISED = 1, SHADOW_INITIALISED = 2 };
 
+// Instructions whose last access is kept. An unrolled loop has hundreds that access different buffers in turn.
+static const msl_u32 RECENT_BITS = 11, RECENT = 1 << RECENT_BITS;
+
 struct Worker;
 struct Simdgroup;
 
@@ -67,7 +70,7 @@ struct Region {
     msl_u32 index;
     // Who wrote each word last, of the threadgroup that runs, and before which barriers; null: nobody can.
     struct Written * written_by;
-    msl_u64 written_bytes;
+    msl_u64 own_bytes;  // of a map of its own for `written_by`, or 0
 };
 
 // A word of device memory: the number of the threadgroup, its thread, and how many barriers that order device memory the threadgroup
@@ -76,6 +79,8 @@ struct Written {
     msl_u32 threadgroup;
     unsigned short thread, barriers, simdgroup_barriers, bytes;  // bytes: a bit for each of the word
 };
+// Words whose writers a worker notes in memory that it keeps: 48 MiB at most. Regions beyond get maps of their own.
+static const msl_u64 NOTES = 4 << 20;
 
 struct Worker {
     void * scheduler_sp;
@@ -86,7 +91,9 @@ struct Worker {
     bool failed;
     msl_u32 n_stacks, n_variables, n_regions, how;  // how: the order of lanes
     msl_u64 random, threadgroup_used, threadgroup_total;
-    msl_u32 serial;          // of the threadgroup that runs, from 1
+    // Of the threadgroup that runs, from 1. It counts over all dispatches, so that notes of earlier ones are nobody's.
+    msl_u32 serial;
+    Written * notes;         // NOTES of them, or null before the first
     unsigned short barriers; // that order device memory, of this threadgroup
     const msl_entry * entry;
     msl_fault * fault;
@@ -95,7 +102,7 @@ struct Worker {
     msl_group_context group;
     Variable variables[MAX_VARIABLES];
     Region regions[MAX_REGIONS];
-    Region * recent[256];  // by the address of the instruction: an instruction mostly accesses the same buffer
+    Region * recent[RECENT];  // by the address of the instruction: an instruction mostly accesses the same buffer
     Simdgroup simdgroups[MAX_THREADS / 32];
     Lane lanes[MAX_THREADS];
     alignas(64) msl_u8 threadgroup_memory[THREADGROUP_SPACE];

@@ -108,6 +108,11 @@ impl Buffer {
         self.writable
     }
 
+    /// Whether the memory is the caller's, with one address for all of its bindings.
+    pub(crate) fn is_borrowed(&self) -> bool {
+        self.mapping.is_none()
+    }
+
     /// The address of the contents.
     pub fn contents(&self) -> *mut u8 {
         self.address.as_ptr()

@@ -120,12 +120,40 @@ impl Compiler {
     /// [`Error::Refused`] if the source uses something that the emulator does not support,
     /// [`Error::Compile`] with clang's messages, or file errors.
     pub fn compile(&self, name: &str, source: &str, includes: &[(&str, &str)]) -> Result<Library, Error> {
+        self.compile_some(name, source, includes, None)
+    }
+
+    /// Compiles one function of `source`, by its host name, and none of the other instantiations: much sooner where there are
+    /// many and one is needed.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Compiler::compile`]; [`Error::Refused`] if there is no such function.
+    pub fn compile_function(
+        &self,
+        name: &str,
+        source: &str,
+        includes: &[(&str, &str)],
+        function: &str,
+    ) -> Result<Library, Error> {
+        self.compile_some(name, source, includes, Some(function))
+    }
+
+    fn compile_some(
+        &self,
+        name: &str,
+        source: &str,
+        includes: &[(&str, &str)],
+        only: Option<&str>,
+    ) -> Result<Library, Error> {
         let failed = |messages| Error::Compile { name: name.to_owned(), messages };
         // The object does not depend on counting; only the runtime that it is linked with does.
         let flags = flags::kernel(self.options.sanitizer, self.options.numerics);
-        let key = flags.iter().fold(self.key("object", name, source, includes), |key, flag| key.with(flag));
+        let key = self.key("object", name, source, includes).with(only.unwrap_or_default());
+        let key = flags.iter().fold(key, |key, flag| key.with(flag));
         let compiled = cache::folder(&self.options.cache, key, |folder| {
-            let rewritten = self.rewrite(folder, name, source, includes, false)?;
+            let what = rewrite::What { strict: false, only };
+            let rewritten = self.rewrite(folder, name, source, includes, what)?;
             let cpp = cache::write(folder, "library.cpp", &rewritten.text)?;
             let header = self.runtime.headers.join("metal_stdlib.h");
             let mut arguments = flags.clone();
@@ -168,7 +196,7 @@ impl Compiler {
     pub fn check_strict(&self, name: &str, source: &str, includes: &[(&str, &str)]) -> Result<(), Error> {
         let key = self.key("strict", name, source, includes);
         let made = cache::folder(&self.options.cache, key, |folder| {
-            let rewritten = self.rewrite(folder, name, source, includes, true)?;
+            let rewritten = self.rewrite(folder, name, source, includes, rewrite::What::STRICT)?;
             let cl = cache::write(folder, "strict.cl", &rewritten.text)?;
             let header = self.runtime.headers.join("metal_stdlib.h");
             let mut arguments = flags::words(flags::STRICT);
@@ -200,7 +228,7 @@ impl Compiler {
         name: &str,
         source: &str,
         includes: &[(&str, &str)],
-        strict: bool,
+        what: rewrite::What<'_>,
     ) -> Result<rewrite::Rewritten, Error> {
         for (name, text) in includes.iter().chain([&(name, source)]) {
             let plain = Path::new(name).components().all(|c| matches!(c, Component::Normal(_)));
@@ -216,7 +244,7 @@ impl Compiler {
         arguments.push(format!("src/{name}"));
         let failed = |messages| Error::Compile { name: name.to_owned(), messages };
         let text = callers_names(&self.clang.run(folder, &arguments)?.map_err(failed)?);
-        Ok(rewrite::rewrite(&text, strict)?)
+        Ok(rewrite::rewrite(&text, what)?)
     }
 }
 

@@ -231,6 +231,7 @@ impl Dispatch<'_> {
             length: 0,
             index: 0,
             writable: 0,
+            noted: 0,
             read_sectors: std::ptr::null_mut(),
             written_sectors: std::ptr::null_mut(),
             writers: std::ptr::null_mut(),
@@ -252,7 +253,10 @@ impl Dispatch<'_> {
                 address,
                 length,
                 index: b.index,
-                writable: u32::from(b.buffer.is_writable()),
+                writable: u16::from(b.buffer.is_writable()),
+                noted: u16::from(
+                    b.buffer.is_writable() && (self.may_write(b.index) || b.buffer.is_borrowed()),
+                ),
                 ..none
             };
         }
@@ -262,12 +266,16 @@ impl Dispatch<'_> {
                 MslBuffer { address, length: bytes.len() as u64, index: *index, ..none };
         }
         let mut resources: Vec<MslBuffer> = Vec::with_capacity(self.resources.len());
-        resources.extend((0u32..).zip(self.resources).map(|(n, r)| MslBuffer {
-            address: r.buffer.contents(),
-            length: r.buffer.len() as u64,
-            index: MAX_BINDINGS + n,
-            writable: u32::from(r.writable && r.buffer.is_writable()),
-            ..none
+        resources.extend((0u32..).zip(self.resources).map(|(n, r)| {
+            let writable = u16::from(r.writable && r.buffer.is_writable());
+            MslBuffer {
+                address: r.buffer.contents(),
+                length: r.buffer.len() as u64,
+                index: MAX_BINDINGS + n,
+                writable,
+                noted: writable,
+                ..none
+            }
         }));
         // Kept until the dispatch has run.
         let _writers = self.overlaps(&mut list);
@@ -332,14 +340,15 @@ impl Dispatch<'_> {
         Ok(counters)
     }
 
+    /// Whether the kernel's parameter at `index` is a pointer to what is not `const`.
+    fn may_write(&self, index: u32) -> bool {
+        let parameters = &self.pipeline.function.parameters;
+        parameters.iter().any(|p| p.kind == ParameterKind::Buffer(index) && p.writable)
+    }
+
     /// Gives bindings that overlap, one of which the kernel may write, a map of who wrote each byte of
     /// their buffer.
     fn overlaps(&self, list: &mut [MslBuffer]) -> Vec<Vec<u8>> {
-        let parameters = &self.pipeline.function.parameters;
-        let may_write = |index: u32| {
-            let found = parameters.iter().find(|p| p.kind == ParameterKind::Buffer(index));
-            found.is_some_and(|p| p.writable)
-        };
         let range = |n: usize| {
             let b = &self.buffers[n];
             b.offset..b.offset + b.length.unwrap_or(b.buffer.len() - b.offset)
@@ -351,7 +360,7 @@ impl Dispatch<'_> {
                 o != n
                     && std::ptr::eq(other.buffer, b.buffer)
                     && b.buffer.is_writable()
-                    && (may_write(b.index) || may_write(other.index))
+                    && (self.may_write(b.index) || self.may_write(other.index))
                     && range(n).start < range(o).end
                     && range(o).start < range(n).end
             });

@@ -56,7 +56,7 @@ impl Compiler {
             .with(cache::text(ptxas));
         let mut names = Vec::new();
         let made = cache::folder(&self.options.cache, key, |folder| {
-            let rewritten = self.rewrite(folder, name, source, includes, true)?;
+            let rewritten = self.rewrite(folder, name, source, includes, crate::rewrite::What::STRICT)?;
             names = rewritten.functions.iter().map(|f| f.name.clone()).collect();
             let cl = cache::write(folder, "registers.cl", &rewritten.text)?;
             let header = self.runtime.headers.join("metal_stdlib.h");

@@ -11,7 +11,8 @@ use device_lower::units::{Heads, Queries};
 /// Columns of a head, at most (heads.cuh, attention/decode.cuh).
 const MOST_COLUMNS: usize = 640;
 
-/// Columns of a head and bytes of shared memory of the kernels that take rows by tiles (attention/flash_f16.cu).
+/// Columns of a head and bytes of shared memory of the kernels that take rows by tiles (attention/flash_f16.cu, and those of a multiple
+/// of 64 columns flash_q8_0.cu).
 const FLASH: [(usize, u32); 5] = [(64, 36864), (80, 45056), (96, 53248), (128, 69632), (256, 101376)];
 
 /// Rows of such a tile.
@@ -279,6 +280,7 @@ impl Draft<'_> {
             n_heads: of.n_heads as u32,
             window: of.window.unwrap_or(0) as u32,
             chunked: u32::from(of.chunked && of.window.is_some()),
+            both_ways: u32::from(of.both_ways),
             n_states: c.plan.kv.layer(layer).encoder_states.unwrap_or(0) as u32,
             scale: of.scale,
             softcap: of.softcap.unwrap_or(0.0),
@@ -349,18 +351,24 @@ impl Draft<'_> {
         arguments: AttentionArguments,
     ) -> bool {
         let c = self.c;
-        if of.chunked {
+        // Those tiles do not add what keys are stored without.
+        if of.chunked || arguments.pages.known != 0 {
             return false;
         }
         let found =
             FLASH.iter().find(|(columns, bytes)| *columns == head_dim && *bytes <= c.profile.flash_bytes);
-        let Some((columns, shared)) = found.filter(|_| c.limits.kv_type == KvType::F16) else { return false };
+        let kv_name = match c.limits.kv_type {
+            KvType::F16 => "f16",
+            KvType::Q8_0 if head_dim.is_multiple_of(64) => "q8_0",
+            KvType::Q8_0 | KvType::F32 | KvType::I16 | KvType::I8 => return false,
+        };
+        let Some((columns, shared)) = found else { return false };
         // A span's tiles are its own: no more than one for each span and one for each 64 rows.
         let n_experts = c.limits.max_spans as u32;
         let tiles = Extent::Tiles { rows, k: 1, pairs: FLASH_ROWS, n_experts };
         let (grid, writes) = ([Extent::Fixed(of.n_heads as u32), tiles, ONE], [of.out]);
-        let (name, call) =
-            (format!("flash_f16_{columns}"), Call::new("attention/flash_f16.cu", rows, grid, 128, &writes));
+        let (file, name) = (format!("attention/flash_{kv_name}.cu"), format!("flash_{kv_name}_{columns}"));
+        let call = Call::new(&file, rows, grid, 128, &writes);
         self.push(Call { name: &name, shared: *shared, ..call }, &arguments);
         true
     }

@@ -386,7 +386,10 @@ impl Draft<'_> {
                 self.element("join_heads.cu", *out, ElementArguments { group, taken, b, ..simple(*a)? })
             }
             Op::Ordinals { out } => self.element("ordinals.cu", *out, ElementArguments::default()),
-            Op::Adapters { .. } => failed(format!("{:?} was not refused", op.kind())),
+            Op::Adapters { out, .. } => {
+                let kind = u32::from(c.rows(*out).per_token().is_none());
+                self.of_spans("adapters.cu", 1, 32, *out, SpanArguments { kind, ..Default::default() })
+            }
             Op::Linear { .. } | Op::Fused { .. } => failed(format!("{:?} was not lowered", op.kind())),
         }
     }
@@ -414,7 +417,7 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Penalties on logits, the best token, and one at random.
+    /// Biases, masks and penalties on logits, the best token, and one at random.
     fn choose(&mut self, x: ValueId) -> Result<()> {
         let c = self.c;
         let (rows, cols) = (c.rows(x), c.cols(x));
@@ -428,10 +431,13 @@ impl Draft<'_> {
             chosen: c.places.chosen,
             host_chosen: c.places.host_chosen,
             bests: c.scratch_place(2),
+            biases: c.step_place(c.step.biases),
+            masks: c.places.masks,
         };
         let parts = Extent::Fixed(BEST_PARTS as u32);
         let one = [each(rows), ONE, ONE];
         for (file, name, grid, threads, when) in [
+            ("sampling/masks.cu", "masks", [parts, each(rows), ONE], 256, When::Masks),
             ("sampling/penalties.cu", "penalties", one, 256, When::Penalties),
             ("argmax.cu", "argmax", [parts, each(rows), ONE], 256, self.best),
             ("argmax.cu", "argmax_end", one, 32, self.best),

@@ -79,7 +79,7 @@ struct RopeArguments {
     float *out;
 };
 
-// One layer's part of the pages of its group. 56 bytes.
+// One layer's part of the pages of its group. 64 bytes.
 struct PagesArguments {
     uchar *pool;
     ulong page_bytes;
@@ -91,6 +91,7 @@ struct PagesArguments {
     uint head_dim;
     uint values_are_keys; // 1: there are no values beside the keys
     uint reserved;
+    const uint *known; // what its keys are stored without (key_bias.cuh); null: nothing
 };
 
 // kv_write and qk_rope_kv: heads on their way to the cache.
@@ -131,7 +132,7 @@ struct AttentionArguments {
     float scale;
     float softcap; // 0: none
     uint chunked; // 1: the window begins at a multiple of its length
-    uint reserved;
+    uint both_ways; // 1: a row sees all of its span, and that whatever the window
     const float *q;
     const float *sinks; // may be null
     const uint *positions;
@@ -211,20 +212,20 @@ struct EmbedArguments {
     MatrixArguments table;
 };
 
-// pool, unfold, short_conv.
+// pool, unfold, short_conv, adapters.
 struct SpanArguments {
     uint n_rows;
     uint cols;
     uint size; // of a window
     uint stride;
-    uint kind; // of pool: 0 mean, 1 first, 2 last
+    uint kind; // of pool: 0 mean, 1 first, 2 last; of adapters: 1: a row for each output
     uint n_spans;
     const float *x;
     const float *weight;
     const float *bias; // of short_conv: may be null
     const Span *spans;
     const uint *row_spans;
-    const uint *rows; // of pool: the output rows
+    const uint *rows; // of pool and adapters: the output rows
     float *states; // of short_conv: of the layer in state 0
     ulong state_stride; // numbers from one state to the next
     float *out;
@@ -255,7 +256,7 @@ struct ScanArguments {
     float *out;
 };
 
-// argmax, penalties, sample.
+// argmax, penalties, masks, sample.
 struct ChooseArguments {
     uint n_rows;
     uint cols;
@@ -266,6 +267,8 @@ struct ChooseArguments {
     uint *chosen;
     uint *host_chosen; // the same in pinned memory
     uint *bests; // (rows, BEST_PARTS, 2): the best of each part
+    const Bias *biases;
+    const uint *masks; // in pinned memory: a bit for each token, 1: it is allowed
 };
 
 // Parts of a row of logits.

@@ -2,6 +2,7 @@
 // to the pages of the step's rows. A warp a head. Grid: ((query heads + 2 KV heads) / 4, rows).
 #pragma once
 #include "kernels.cuh"
+#include "key_bias.cuh"
 #include "pages.cuh"
 #include "rotate.cuh"
 
@@ -10,6 +11,7 @@
 
 template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArguments &a) {
     __shared__ float heads[4][32 * MOST];
+    __shared__ float turned[4][Kv::BYTES ? MOST_BIASED_COLUMNS : 1]; // keys that something is known of
     begin();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y;
     const uint index = blockIdx.x * 4 + warp, n_kv = a.pages.n_kv_heads, dim = a.pages.head_dim;
@@ -46,11 +48,18 @@ template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArgum
         const uint *table = a.pages.tables + ulong(a.row_spans[row]) * a.pages.table_stride;
         vector = vector_of<Kv>(a.pages, table, position, head, !is_k);
     }
+    const uint *known = Kv::BYTES && is_k ? a.pages.known : nullptr;
     float *out = is_q ? a.q_out : is_k ? a.k_out : nullptr;
     if (out != nullptr) out += (ulong(row) * n_heads + head) * dim;
     for (uint i = lane; i < dim; i += 32) {
         const float value = rotated(at, i, n_dims, a.interleaved != 0, a.scale, a.frequencies, position);
         if (out != nullptr) out[i] = value;
-        if (vector != nullptr) Kv::store(vector, i, value);
+        if (vector != nullptr && known == nullptr) Kv::store(vector, dim, i, value);
+        if (known != nullptr) turned[warp][i] = value;
     }
+    if (known == nullptr) return;
+    __syncwarp();
+    KeyBias(known, n_kv, head).subtract(turned[warp], position, lane);
+    __syncwarp();
+    for (uint i = lane; i < dim; i += 32) Kv::store(vector, dim, i, turned[warp][i]);
 }

@@ -5,30 +5,63 @@
 #define PAGE_NONE 0xffffffffu
 
 struct KvF32 {
-    static constexpr bool HALVES = false;
+    static constexpr bool HALVES = false, BYTES = false;
     static __device__ __forceinline__ uint bytes(uint head_dim) { return 4 * head_dim; }
-    static __device__ __forceinline__ void store(uchar *vector, uint i, float x) { ((float *)vector)[i] = x; }
-    static __device__ __forceinline__ float load(const uchar *vector, uint i) { return ((const float *)vector)[i]; }
+    // All lanes of a warp store together, neighbouring columns, where BYTES.
+    static __device__ __forceinline__ void store(uchar *vector, uint, uint i, float x) { ((float *)vector)[i] = x; }
+    static __device__ __forceinline__ float load(const uchar *vector, uint, uint i) { return ((const float *)vector)[i]; }
     // Columns 4 i to 4 i + 3, of vectors whose columns are a multiple of 4.
-    static __device__ __forceinline__ void four(const uchar *vector, uint i, float (&x)[4]) {
+    static __device__ __forceinline__ void four(const uchar *vector, uint, uint i, float (&x)[4]) {
         const Vec4 v = ((const Vec4 *)vector)[i];
         x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
     }
 };
 
 struct KvF16 {
-    static constexpr bool HALVES = true;
+    static constexpr bool HALVES = true, BYTES = false;
     static __device__ __forceinline__ uint bytes(uint head_dim) { return 2 * head_dim; }
     // What is too large is stored as the largest.
-    static __device__ __forceinline__ void store(uchar *vector, uint i, float x) {
+    static __device__ __forceinline__ void store(uchar *vector, uint, uint i, float x) {
         ((ushort *)vector)[i] = f16_of_f32(x);
     }
-    static __device__ __forceinline__ float load(const uchar *vector, uint i) {
+    static __device__ __forceinline__ float load(const uchar *vector, uint, uint i) {
         return f32_of_f16(((const ushort *)vector)[i]);
     }
-    static __device__ __forceinline__ void four(const uchar *vector, uint i, float (&x)[4]) {
+    static __device__ __forceinline__ void four(const uchar *vector, uint, uint i, float (&x)[4]) {
         const Word2 v = ((const Word2 *)vector)[i];
         x[0] = low_f16(v.x), x[1] = high_f16(v.x), x[2] = low_f16(v.y), x[3] = high_f16(v.y);
+    }
+};
+
+// Byte `index` of a word, as a signed number: 2^23 + 128 + byte, less 2^23 + 128.
+__device__ __forceinline__ float f32_of_byte(uint word, int index) {
+    return __uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440 + index)) - 8388736.0f;
+}
+
+// Blocks of 32 columns as Q8_0 has them, d the largest magnitude / 127 rounded to half; but a vector's bytes come first, in the order of
+// columns, and its scales after them, so that words of a vector of 64 columns or more are aligned.
+struct KvQ8_0 {
+    static constexpr bool HALVES = false, BYTES = true;
+    static __device__ __forceinline__ uint bytes(uint head_dim) { return head_dim / 32 * 34; }
+    static __device__ __forceinline__ void store(uchar *vector, uint head_dim, uint i, float x) {
+        const ushort d = f16_of_f32(fminf(warp_max(fabsf(x)) / 127.0f, 65504.0f));
+        const float scale = f32_of_f16(d), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        ((signed char *)vector)[i] = (signed char)fminf(fmaxf(rintf(x * inverse), -127.0f), 127.0f);
+        if ((i & 31) == 0) ((ushort *)(vector + head_dim))[i / 32] = d;
+    }
+    static __device__ __forceinline__ float scale(const uchar *vector, uint head_dim, uint block) {
+        return f32_of_f16(((const ushort *)(vector + head_dim))[block]);
+    }
+    static __device__ __forceinline__ float load(const uchar *vector, uint head_dim, uint i) {
+        return scale(vector, head_dim, i / 32) * float(((const signed char *)vector)[i]);
+    }
+    static __device__ __forceinline__ void four(const uchar *vector, uint head_dim, uint i, float (&x)[4]) {
+        const float d = scale(vector, head_dim, i / 8);
+        // Two bytes at a time: a vector of 32 columns has 34 bytes.
+        const uint low = ((const ushort *)vector)[2 * i], high = ((const ushort *)vector)[2 * i + 1];
+        const uint word = low | high << 16;
+#pragma unroll
+        for (int c = 0; c < 4; c++) x[c] = d * f32_of_byte(word, c);
     }
 };
 

@@ -11,6 +11,38 @@
 // Whether (a, i) comes before (b, j).
 __device__ __forceinline__ bool before(float a, uint i, float b, uint j) { return a > b || (a == b && i < j); }
 
+#if __CUDA_ARCH__ >= 800
+// Bits of a number in the order of numbers, above 0; both zeros are one.
+__device__ __forceinline__ uint order_of(float x) {
+    const uint bits = __float_as_uint(x + 0.0f);
+    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// Expert j of the row's k, of at most 32 * M experts, in lane j: a lane keeps its sizes in registers, and each turn takes two
+// reductions of the warp. `chosen`: the sum of their scores.
+template <int M> __device__ __forceinline__ uint choose(const float *sizes, const float *scores, uint n, uint k, uint lane, float &chosen) {
+    uint keys[M], mine = 0;
+#pragma unroll
+    for (int i = 0; i < M; i++) keys[i] = 32 * i + lane < n ? order_of(sizes[32 * i + lane]) : 0;
+    for (uint j = 0; j < k; j++) {
+        uint best = keys[0], at = 0;
+#pragma unroll
+        for (int i = 1; i < M; i++) {
+            if (keys[i] > best) best = keys[i], at = i;
+        }
+        const uint all = __reduce_max_sync(0xffffffffu, best);
+        const uint index = __reduce_min_sync(0xffffffffu, best == all ? 32 * at + lane : 0xffffffffu);
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+            if (32 * i + lane == index) keys[i] = 0;
+        }
+        if (lane == j) mine = index;
+        chosen += scores[index];
+    }
+    return mine;
+}
+#endif
+
 __device__ __forceinline__ float number(float x) { return x == x ? x : -INFINITY_F; }
 
 KERNEL(32) route(const __grid_constant__ RouteArguments a) {
@@ -66,6 +98,21 @@ KERNEL(32) route(const __grid_constant__ RouteArguments a) {
         __syncwarp();
     }
     float chosen = 0.0f;
+    const auto give = [&](uint j, uint id) {
+        const float factor = a.normalise ? a.factor / fmaxf(chosen, 1.17549435e-38f) : a.factor;
+        const ulong at = ulong(row) * a.k + j;
+        float weight = scores[id] * factor;
+        if (a.scales != nullptr) weight *= a.scales[id];
+        a.ids[at] = id;
+        a.weights[at] = weight;
+    };
+#if __CUDA_ARCH__ >= 800
+    if (n <= 512 && a.k <= 32) {
+        const uint mine = n <= 128 ? choose<4>(sizes, scores, n, a.k, lane, chosen) : choose<16>(sizes, scores, n, a.k, lane, chosen);
+        if (lane < a.k) give(lane, mine);
+        return;
+    }
+#endif
     for (uint j = 0; j < a.k; j++) {
         float best = -INFINITY_F;
         uint index = n;
@@ -86,12 +133,5 @@ KERNEL(32) route(const __grid_constant__ RouteArguments a) {
         chosen += scores[index];
         __syncwarp();
     }
-    const float factor = a.normalise ? a.factor / fmaxf(chosen, 1.17549435e-38f) : a.factor;
-    for (uint j = lane; j < a.k; j += 32) {
-        const ulong at = ulong(row) * a.k + j;
-        const uint id = a.ids[at];
-        float weight = scores[id] * factor;
-        if (a.scales != nullptr) weight *= a.scales[id];
-        a.weights[at] = weight;
-    }
+    for (uint j = lane; j < a.k; j += 32) give(j, a.ids[ulong(row) * a.k + j]);
 }

@@ -16,12 +16,18 @@ struct Span {
     uint first_position; // of the first row in its sequence
     uint state_from; // STATE_NONE: zeros
     uint state_to;
+    uint adapter; // 0: none
     uint reserved0;
     uint reserved1;
-    uint reserved2;
 };
 
-// How the token of an output is chosen. 64 bytes.
+// A token, and what is added to its logit.
+struct Bias {
+    uint token;
+    float value;
+};
+
+// How the token of an output is chosen. 80 bytes.
 struct Choice {
     uint how;           // one of CHOOSE_*
     uint top_k;         // 0: all
@@ -38,7 +44,11 @@ struct Choice {
     float presence;
     float frequency;
     uint chosen; // where its token goes in the buffer of chosen tokens
+    uint first_bias; // of the step's biases
+    uint n_biases;
+    uint mask; // 0: none; else 1 and where its words begin among the masks
     uint reserved0;
+    uint reserved1;
 };
 
 // The GPU leaves the output alone: nothing is chosen, or the host does it.

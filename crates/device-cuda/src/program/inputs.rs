@@ -1,7 +1,7 @@
 //! The way of a step into its pinned region, with how its tokens are chosen.
 
 use super::CudaProgram;
-use crate::arguments::{Choice, Copy, Span};
+use crate::arguments::{Bias, Choice, Copy, Span};
 use crate::driver::NAME;
 use device::{Choose, Error, GroupUse, Needs, Penalties, Result, STATE_NONE, Slice, Step, Want};
 use device_lower::ahead::{LINKED, NO_TOKEN, SamplingWords, has_kernels, n_penalised};
@@ -27,14 +27,14 @@ pub(super) struct Begun {
     pub copies: [Copy; N_COPIES],
     /// Whether tokens are chosen at all, and by kernels where they can.
     chooses: bool,
-    /// Whether its region has room for the tokens that have penalties.
+    /// Whether its region has room for the tokens that have penalties or biases.
     lists_fit: bool,
 }
 
 impl Begun {
     /// Whether kernels choose an output's token.
     fn by_kernels(&self, want: &Want) -> bool {
-        self.chooses && has_kernels(want) && (self.lists_fit || n_penalised(want) == 0)
+        self.chooses && has_kernels(want) && (self.lists_fit || !changes(want))
     }
 
     /// Whether the host chooses an output's token, or ranks its tokens.
@@ -70,7 +70,9 @@ impl CudaProgram {
             sizes: StepSizes::default(),
             copies: [Copy::default(); N_COPIES],
             chooses: choose && self.plans[step.plan].chooses,
-            lists_fit: step.recent.len() <= self.step.n_recent && step.pending.len() <= self.step.n_pending,
+            lists_fit: step.recent.len() <= self.step.n_recent
+                && step.pending.len() <= self.step.n_pending
+                && step.biases.len() <= self.step.n_biases,
         };
         let chosen = || step.wants.iter().filter(|want| begun.by_kernels(want));
         begun.sizes = StepSizes {
@@ -78,7 +80,8 @@ impl CudaProgram {
             n_outputs: step.outputs.len(),
             best: chosen().any(|want| want.choose == Choose::Best),
             sample: chosen().any(|want| matches!(want.choose, Choose::Sample(_))),
-            penalties: chosen().any(|want| n_penalised(want) > 0),
+            penalties: chosen().any(changes),
+            masks: chosen().any(|want| want.mask.is_some()),
             long: step.spans.iter().any(|span| span.end() > self.long),
             whole: choose && self.runs_whole(step),
             // No grid of this device depends on it, and graphs are kept by these sizes.
@@ -135,6 +138,7 @@ impl CudaProgram {
                 first_position: span.first_position,
                 state_from: state.map_or(STATE_NONE, |state| state.from),
                 state_to: state.map_or(0, |state| state.to),
+                adapter: step.adapters.get(index).copied().unwrap_or(0),
                 ..Span::default()
             };
             buffer.write(region + at.spans + index * size_of::<Span>(), &[mine]);
@@ -162,7 +166,11 @@ impl CudaProgram {
         for (output, want) in (0u32..).zip(step.wants) {
             let place = at.chosen_at(begun.ticket, output);
             let choice = if begun.by_kernels(want) { choice_of(want) } else { Choice::default() };
-            let choice = Choice { chosen: place, ..choice };
+            let mask = match want.mask {
+                Some(_) if begun.by_kernels(want) => at.mask_at(begun.ticket, output) as u32 + 1,
+                Some(_) | None => 0,
+            };
+            let choice = Choice { chosen: place, mask, ..choice };
             self.steps.write(region + at.choices + output as usize * size_of::<Choice>(), &[choice]);
             self.host_chosen.write(place as usize * 4, &[NO_TOKEN]);
         }
@@ -172,6 +180,22 @@ impl CudaProgram {
                 let place = at.chosen_at(from.ticket.0, from.output);
                 self.steps.write(region + at.pending + index * 4, &[place]);
             }
+            for (index, (token, value)) in step.biases.iter().enumerate() {
+                let bias = Bias { token: *token, value: *value };
+                self.steps.write(region + at.biases + index * size_of::<Bias>(), &[bias]);
+            }
+        }
+    }
+
+    /// The masks of outputs whose tokens kernels choose, to where these find them. Waits for whoever computes them.
+    pub(super) fn write_masks(&mut self, step: &Step, begun: &Begun) {
+        let (at, Some(masks)) = (self.step, &mut self.masks) else { return };
+        for (output, want) in (0u32..).zip(step.wants).filter(|(_, want)| begun.by_kernels(want)) {
+            let Some(mask) = want.mask else { continue };
+            let place = at.mask_at(begun.ticket, output);
+            step.masks.with(mask, &mut |words| {
+                masks.write(place * 4, &words[..words.len().min(at.mask_words)]);
+            });
         }
     }
 
@@ -193,6 +217,7 @@ impl CudaProgram {
             (at.input, step.input.len() * 4),
             (at.recent, if penalties { step.recent.len() * 4 } else { 0 }),
             (at.pending, if penalties { step.pending.len() * 4 } else { 0 }),
+            (at.biases, if penalties { step.biases.len() * size_of::<Bias>() } else { 0 }),
         ];
         let mut copies = [Copy::default(); N_COPIES];
         let mut n = 0usize;
@@ -214,6 +239,11 @@ impl CudaProgram {
 /// Words between two parts that are copied rather than left out.
 const GAP: u32 = 1024;
 
+/// Whether an output's logits are changed by biases or penalties before its token is chosen.
+fn changes(want: &Want) -> bool {
+    n_penalised(want) > 0 || want.biases.len > 0
+}
+
 /// For the kernels.
 fn choice_of(want: &Want) -> Choice {
     let mut choice = Choice::default();
@@ -227,6 +257,7 @@ fn choice_of(want: &Want) -> Choice {
             (choice.random_low, choice.random_high) = (random as u32, (random >> 32) as u32);
         }
     }
+    (choice.first_bias, choice.n_biases) = (want.biases.start, want.biases.len);
     if let Some(Penalties { repeat, presence, frequency }) = want.penalties {
         let Slice { start, len } = want.recent;
         (choice.first_recent, choice.n_recent) = (start, len);

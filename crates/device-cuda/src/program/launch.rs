@@ -7,7 +7,7 @@ use crate::compile::Commands;
 use crate::driver::{Event, Graph, MAX_ARGUMENT_BYTES, NAME, Start};
 use crate::products::{AtLaunch, Product, Tile};
 use device::{Error, Result, Step, Timing};
-use device_lower::table::StepSizes;
+use device_lower::table::{StepSizes, When};
 use std::ops::Range;
 
 /// Where a product says into how many parts of K it is cut.
@@ -143,7 +143,8 @@ impl CudaProgram {
     }
 
     /// All of a step's commands, as a graph if such a step has come before. A long one that somebody may stop is launched in
-    /// parts, and asked about between them. While the GPU runs one of them, the next is launched.
+    /// parts, and asked about between them. While the GPU runs one of them, the next is launched. What follows the masks is launched when
+    /// these are there.
     pub(super) fn launch_whole(&mut self, step: &Step, begun: &Begun) -> Result<Event> {
         let event = match self.events.pop() {
             Some(event) => event,
@@ -151,7 +152,10 @@ impl CudaProgram {
         };
         let result = match step.stop.is_some() && begun.sizes.n_rows > LONG_STEP {
             true => self.launch_parts(step, begun),
-            false => self.load_step(begun).and_then(|()| self.launch_graph(begun)),
+            false => self
+                .load_step(begun)
+                .and_then(|()| self.launch_graph(begun))
+                .and_then(|()| self.launch_masked(step, begun)),
         };
         match result.and_then(|()| event.record()) {
             Ok(()) => Ok(event),
@@ -162,15 +166,36 @@ impl CudaProgram {
         }
     }
 
+    /// The first command that needs the step's masks, where it has any.
+    fn masks_at(&self, begun: &Begun) -> usize {
+        let commands = self.plans[begun.plan].table(&begun.sizes).table.commands();
+        let at = commands.iter().position(|command| command.when == When::Masks);
+        at.filter(|_| begun.sizes.masks).unwrap_or(usize::MAX)
+    }
+
+    /// What comes after the step's graph: choices among the tokens that masks allow. While the GPU computes logits, the host computes
+    /// masks.
+    fn launch_masked(&mut self, step: &Step, begun: &Begun) -> Result<()> {
+        if !begun.sizes.masks {
+            return Ok(());
+        }
+        self.write_masks(step, begun);
+        self.launch_commands(begun, self.masks_at(begun)..usize::MAX)
+    }
+
     fn launch_parts(&mut self, step: &Step, begun: &Begun) -> Result<()> {
         // What an earlier step left in the arena is written over, even if this one stops.
         self.ahead.done.is_fresh = false;
         self.load_step(begun)?;
         let n = self.plans[begun.plan].table(&begun.sizes).table.commands().len();
+        let masks_at = self.masks_at(begun);
         let mut running: Option<Event> = None;
         let mut result = Ok(());
         for part in 0..PARTS {
             let range = part * n / PARTS..(part + 1) * n / PARTS;
+            if range.contains(&masks_at) {
+                self.write_masks(step, begun);
+            }
             result = self.launch_commands(begun, range);
             let next = match self.events.pop() {
                 Some(event) => event,
@@ -196,7 +221,9 @@ impl CudaProgram {
         result
     }
 
+    /// The commands up to those that need masks.
     fn launch_graph(&mut self, begun: &Begun) -> Result<()> {
+        let end = self.masks_at(begun);
         self.graphs.clock += 1;
         let clock = self.graphs.clock;
         let found = self.graphs.entries.iter_mut().find(|e| e.plan == begun.plan && e.sizes == begun.sizes);
@@ -216,10 +243,10 @@ impl CudaProgram {
                 }
                 let (plan, sizes) = (begun.plan, begun.sizes);
                 self.graphs.entries.push(Entry { plan, sizes, graph: None, used: clock });
-                return self.launch_commands(begun, 0..usize::MAX);
+                return self.launch_commands(begun, 0..end);
             }
         }
-        let graph = self.context.capture(|| self.launch_commands(begun, 0..usize::MAX))?;
+        let graph = self.context.capture(|| self.launch_commands(begun, 0..end))?;
         self.context.launch_graph(&graph)?;
         let found = self.graphs.entries.iter_mut().find(|e| e.plan == begun.plan && e.sizes == begun.sizes);
         if let Some(entry) = found {

@@ -9,8 +9,8 @@ use device::{
 };
 use device_lower::fusion::fuse;
 use device_testing::{
-    AttentionOptions, Case, PlanBuilder, Sequences, check_cases, chosen_tokens, committed, limits,
-    one_sequence,
+    AttentionOptions, BEST_AND_LOGITS, Case, PlanBuilder, Sequences, check_cases, chosen_tokens, committed,
+    limits, one_sequence,
 };
 use weights::BlockType;
 
@@ -38,6 +38,8 @@ pub struct Decoder {
     pub sinks: bool,
     pub style: RopeStyle,
     pub activation: Activation,
+    /// Of the pages.
+    pub kv_type: KvType,
 }
 
 impl Decoder {
@@ -61,6 +63,7 @@ impl Decoder {
         sinks: false,
         style: RopeStyle::Half,
         activation: Activation::Silu,
+        kv_type: KvType::F16,
     };
 
     /// Its plan. The output rows are selected after the last attention.
@@ -113,14 +116,19 @@ impl Decoder {
         b.finish(logits)
     }
 
-    fn limits(plan: &Plan) -> Limits {
-        Limits { kv_type: KvType::F16, ..limits(&plan.kv) }
+    fn limits(self, plan: &Plan) -> Limits {
+        Limits { kv_type: self.kv_type, ..limits(&plan.kv) }
+    }
+
+    /// What rounding of keys and values may move.
+    fn rounding(self) -> f32 {
+        if self.kv_type == KvType::Q8_0 { 3e-2 } else { 2e-3 }
     }
 
     /// A prompt, single tokens, another sequence beside it, single tokens again.
     fn case(self, seed: u64) -> Case {
         let plan = self.plan(seed);
-        let limits = Decoder::limits(&plan);
+        let limits = self.limits(&plan);
         let mut sequences = Sequences::new(seed, &plan.kv, &limits, 64);
         let spans: [&[(usize, usize)]; 10] = [
             &[(0, 1)],
@@ -137,12 +145,26 @@ impl Decoder {
         let steps = spans.into_iter().map(|spans| sequences.step(spans)).collect();
         let name = format!("decoder {seed} {self:?}");
         let block = self.block;
-        Case { name, kind: OpKind::Fused, block, plans: vec![plan], limits, steps, tolerance: 2e-3 }
+        Case {
+            name,
+            kind: OpKind::Fused,
+            block,
+            plans: vec![plan],
+            limits,
+            steps,
+            tolerance: self.rounding(),
+        }
     }
 }
 
-/// Every shape of heads, codec and option of the persistent kernel.
+/// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those of Q8_0.
 pub fn decoders() -> Vec<Decoder> {
+    let of = |kv_type: KvType| decoders_over_f16().into_iter().map(move |of| Decoder { kv_type, ..of });
+    // What keys have of a bias is stored in no integers.
+    of(KvType::F16).chain(of(KvType::Q8_0).map(|of| Decoder { bias: false, ..of })).collect()
+}
+
+fn decoders_over_f16() -> Vec<Decoder> {
     use BlockType::*;
     let small = Decoder::SMALL;
     let cap = Some(30.0);
@@ -202,6 +224,70 @@ pub fn decoders() -> Vec<Decoder> {
     ]
 }
 
+/// Steps of one row at positions beyond those that the interpreter reaches in a test: in one launch, and on `plain`, which launches every
+/// unit. Gives the number of steps.
+///
+/// # Errors
+/// Where they differ, or an error of the device.
+pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, String> {
+    const ROUNDED: f32 = 0.05; // activations in 8 bits, scales of another order
+    let error = |e: device::Error| e.to_string();
+    let mut n_steps = 0;
+    for (decoder, kv_type) in [
+        (Decoder { n_layers: 2, ..Decoder::SMALL }, KvType::F16),
+        (Decoder { n_layers: 2, windows: true, ..decoders()[6] }, KvType::Q8_0),
+        (Decoder { n_layers: 2, ..decoders()[6] }, KvType::F16),
+    ] {
+        let plan = Decoder { kv_type, ..decoder }.plan(11);
+        let n_ctx = device.profile().persistent_positions;
+        let of_group = n_ctx / 64 + 2;
+        let n_pages = vec![of_group; plan.kv.groups.len()];
+        let limits = Limits {
+            kv_type,
+            n_ctx,
+            page_len: 64,
+            n_pages,
+            max_rows: 1024,
+            max_outputs: 1,
+            ..limits(&plan.kv)
+        };
+        is_whole(device, &plan, &limits)?;
+        let compile = |device: &CudaDevice| {
+            let plan = fuse(&plan, device.fusion());
+            device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(error)
+        };
+        let (mut whole, mut units) = (compile(device)?, compile(plain)?);
+        let mut sequences = Sequences::new(5, &plan.kv, &limits, 64);
+        let mut position = 0;
+        while position < n_ctx {
+            let chunk = (n_ctx - position).saturating_sub(2).min(1000);
+            for n_rows in [chunk, 1, 1] {
+                let step = if n_rows > 0 { sequences.step(&[(0, n_rows)]) } else { continue };
+                let last = n_rows as u32 - 1;
+                let step = step.with_outputs(vec![last], BEST_AND_LOGITS);
+                position += n_rows;
+                for program in [&mut whole, &mut units] {
+                    program.run(&step.borrow()).map_err(error)?;
+                }
+                let (expected, found) = (units.logits(), whole.logits());
+                let size = expected.iter().map(|x| x * x).sum::<f32>() / expected.len().max(1) as f32;
+                let bound = ROUNDED * size.sqrt().max(1.0);
+                // Written so that NaN fails.
+                let near = |(a, b): (&f32, &f32)| (a - b).abs() <= bound;
+                let far = expected.iter().zip(found).position(|pair| !near(pair));
+                if let Some(at) = far {
+                    let (a, b) = (expected[at], found[at]);
+                    return Err(format!(
+                        "{decoder:?}, {kv_type:?}, position {position}, token {at}: {b}, expected {a}"
+                    ));
+                }
+                n_steps += 1;
+            }
+        }
+    }
+    Ok(n_steps)
+}
+
 /// Whether a plan's steps of one row run in one launch.
 fn is_whole(device: &CudaDevice, plan: &Plan, limits: &Limits) -> Result<(), String> {
     let plan = fuse(plan, device.fusion());
@@ -234,7 +320,7 @@ pub fn check_chains(device: &CudaDevice) -> Result<usize, String> {
     let mut n_steps = 0;
     for decoder in [Decoder::SMALL, decoders()[2]] {
         let plan = decoder.plan(9);
-        let limits = Decoder::limits(&plan);
+        let limits = decoder.limits(&plan);
         is_whole(device, &plan, &limits)?;
         let plan = fuse(&plan, device.fusion());
         let mut program =

@@ -2,7 +2,7 @@
 
 use crate::plan::plan;
 use crate::shapes::{Layers, Shapes};
-use device::{Device, KvLayerId, KvType, Limits, OwnedStep, Plan, Span, Want};
+use device::{Device, KvLayerId, KvType, Limits, OwnedStep, Plan, Rule, Span, Want};
 use device_lower::fusion;
 use device_testing::{committed, limits};
 use ingle_device_metal::MetalDevice;
@@ -70,6 +70,11 @@ impl Cost {
         }
     }
 
+    /// Both.
+    pub fn plus(self, other: Cost) -> Cost {
+        self.combine(other, |a, b| a + b)
+    }
+
     fn of(traced: &Traced) -> Cost {
         let counters = &traced.counters;
         let (read, written) = counters.device_bytes();
@@ -108,10 +113,21 @@ pub struct Rows {
 
 /// The dispatches of a model with these layers, by their functions, and what the step needs at least.
 pub fn dispatches(s: &Shapes, layers: &[&Layers], rows: Rows) -> (Vec<(String, Cost)>, Cost) {
+    dispatches_by(s, layers, rows, |_| true)
+}
+
+/// The same, of a device with those of its fusion rules that are wanted.
+pub fn dispatches_by(
+    s: &Shapes,
+    layers: &[&Layers],
+    rows: Rows,
+    wanted: fn(&Rule) -> bool,
+) -> (Vec<(String, Cost)>, Cost) {
     let cache = std::env::temp_dir().join("ingle-cost-table");
     let options = Options { counting: true, threads: 2, ..Options::new(cache) };
     let device = MetalDevice::new(EmulatedGpu::new(&options).unwrap());
-    let plan = fusion::fuse(&plan(s, layers), device.fusion());
+    let rules: Vec<Rule> = device.fusion().iter().filter(|rule| wanted(rule)).copied().collect();
+    let plan = fusion::fuse(&plan(s, layers), &rules);
     let (n_ctx, page_len) = ((rows.position + 1).next_multiple_of(1024), 64);
     let limits = Limits {
         max_rows: rows.n,
@@ -186,7 +202,7 @@ fn operations(s: &Shapes, layers: &[&Layers], plan: &Plan, rows: Rows) -> f64 {
 
 fn measure(s: &Shapes, layers: &[&Layers], rows: Rows) -> Cost {
     let (dispatches, least) = dispatches(s, layers, rows);
-    dispatches.into_iter().fold(least, |sum, (_, cost)| sum.combine(cost, |a, b| a + b))
+    dispatches.into_iter().fold(least, |sum, (_, cost)| sum.plus(cost))
 }
 
 /// A whole model: one with a layer of each kind, and as often as the model has more of a kind what one more of it adds. Beside, the

@@ -3,6 +3,7 @@
 //!
 //!     cargo run --release -p ingle-device-metal --example cost_table [prefill] [kernels] [model ...] [position]
 //!     cargo run --release -p ingle-device-metal --example cost_table scans
+//!     cargo run --release -p ingle-device-metal --example cost_table norms
 //!
 //! Nothing here was timed on Apple hardware. A model is run with a layer of each kind, and with one more of each; what that one
 //! adds is what each of its kind costs, and is multiplied. Weights are noise, in the shapes and the types of the models. With `kernels` it is
@@ -14,6 +15,8 @@
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod count;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod norms;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod plan;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]

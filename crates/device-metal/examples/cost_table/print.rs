@@ -18,6 +18,9 @@ pub fn tables() {
     if taken("scans") {
         return crate::scans::scans();
     }
+    if taken("norms") {
+        return crate::norms::norms();
+    }
     let (prefill, kernels) = (taken("prefill"), taken("kernels"));
     let position = arguments.iter().find_map(|argument| argument.parse().ok()).unwrap_or(POSITION);
     arguments.retain(|argument| argument.parse::<usize>().is_err());

@@ -119,9 +119,12 @@ impl<G: Gpu> Draft<'_, G> {
             When::Always => self.after_head(schedule, p),
             When::Short | When::Long => (None, false),
             // Products run whatever is chosen.
-            When::Penalties | When::Best | When::BestOfPlain | When::BestOfChanged | When::Sample => {
-                (None, false)
-            }
+            When::Penalties
+            | When::Masks
+            | When::Best
+            | When::BestOfPlain
+            | When::BestOfChanged
+            | When::Sample => (None, false),
         };
         for matrices in parts {
             let mixed = mixed.clone();

@@ -134,14 +134,30 @@ struct Shaders {
     /// For the files that run under a sanitizer.
     sanitizing: Option<(emulator::Compiler, IsOf)>,
     libraries: Libraries<emulator::Library>,
+    /// Whether products and sums are contracted.
+    contracts: bool,
 }
 
 impl Shaders {
     fn library(&self, kernel: &Kernel) -> Result<emulator::Library> {
-        self.libraries.get(kernel.file, &|file| self.compile(file)).map_err(|error| failed(&error))
+        let library = match self.is_by_function(kernel.file) {
+            true => self.compile(kernel.file, Some(&kernel.function)),
+            false => self.libraries.get(kernel.file, &|file| self.compile(file, None)),
+        };
+        library.map_err(|error| failed(&error))
     }
 
-    fn compile(&self, file: &'static str) -> std::result::Result<emulator::Library, String> {
+    /// Whether the functions of a file are compiled one by one, when they are first run: for a second run of few of them, with
+    /// other arithmetic or under a sanitizer. All of a file take long to compile.
+    fn is_by_function(&self, file: &str) -> bool {
+        self.contracts || self.sanitizing.as_ref().is_some_and(|(_, is_sanitized)| is_sanitized(file))
+    }
+
+    fn compile(
+        &self,
+        file: &'static str,
+        function: Option<&str>,
+    ) -> std::result::Result<emulator::Library, String> {
         let kernel = Kernel::of(file);
         let source = match &self.replaced {
             Some((path, source)) if *path == file => source.as_str(),
@@ -151,7 +167,11 @@ impl Shaders {
             Some((compiler, is_sanitized)) if is_sanitized(file) => compiler,
             Some(_) | None => &self.compiler,
         };
-        compiler.compile(file, source, kernels::HEADERS).map_err(|error| error.to_string())
+        let library = match function {
+            Some(function) => compiler.compile_function(file, source, kernels::HEADERS, function),
+            None => compiler.compile(file, source, kernels::HEADERS),
+        };
+        library.map_err(|error| error.to_string())
     }
 }
 
@@ -292,6 +312,7 @@ impl EmulatedGpu {
             replaced: options.replaced.clone(),
             sanitizing,
             libraries: Libraries::default(),
+            contracts: options.numerics.contract,
         });
         let (pipelines, trace, queue) = (Mutex::default(), Arc::default(), Arc::default());
         Ok(EmulatedGpu { shaders, facts, order, run, pipelines, trace, queue })
@@ -504,7 +525,7 @@ impl Gpu for EmulatedGpu {
     }
 
     fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String> {
-        let library = self.shaders.libraries.get(file, &|file| self.shaders.compile(file))?;
+        let library = self.shaders.libraries.get(file, &|file| self.shaders.compile(file, None))?;
         Ok(library.functions().iter().map(|function| function.name.clone()).collect())
     }
 

@@ -95,6 +95,7 @@ impl<G: Gpu> MetalProgram<G> {
             best: chosen().any(|want| want.choose == Choose::Best),
             sample: chosen().any(|want| matches!(want.choose, Choose::Sample(_))),
             penalties: chosen().any(|want| n_penalised(want) > 0),
+            masks: false,
             long: step.spans.iter().any(|span| span.end() > self.profile.split_positions),
             n_spans: step.spans.len(),
             whole: false,

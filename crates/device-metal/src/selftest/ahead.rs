@@ -13,7 +13,7 @@ use weights::BlockType;
 
 /// Tokens of each prompt, and steps after it.
 const N_PROMPT: usize = 19;
-const N_STEPS: usize = 21;
+const N_STEPS: usize = 13;
 
 /// What was wanted of the outputs, and whether the tokens agree or how they differ; every `every`th
 /// of all.

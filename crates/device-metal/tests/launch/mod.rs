@@ -143,9 +143,13 @@ impl Launch {
         self.run_own(Way::Sanitized(sanitizer), source)
     }
 
-    /// Run the file's own kernel under a sanitizer.
+    /// Run the file's own kernel under a sanitizer, without the others.
     pub fn sanitize_file(&self, sanitizer: Sanitizer) -> Outcome {
-        self.run_own(Way::Sanitized(sanitizer), source(self.file))
+        let compiler = compiler(Way::Sanitized(sanitizer));
+        match compiler.compile_function(self.file, source(self.file), HEADERS, &self.function) {
+            Ok(library) => self.run_once(&library, LaneOrder::Reverse),
+            Err(error) => panic!("{}: {error}", self.function),
+        }
     }
 
     fn run_own(&self, way: Way, source: &str) -> Outcome {

@@ -166,8 +166,8 @@ impl Rewriter<'_> {
                 format!("a host name for kernel template '{name}'; give it to its instantiations"),
             ));
         }
-        if !templated {
-            let host_name = pending.host_name.unwrap_or_else(|| name.clone());
+        let host_name = pending.host_name.unwrap_or_else(|| name.clone());
+        if !templated && self.is_wanted(&host_name) {
             self.instances.push(Instance {
                 host_name,
                 kernel: name.clone(),
@@ -387,6 +387,13 @@ impl Rewriter<'_> {
         }
         let less = self.opening(end, at)?;
         let kernel = self.t.word(less - 1).to_owned();
+        if !self.is_wanted(&host_name) {
+            // With what was replaced within it.
+            let start = self.t.list[i].start;
+            self.edits.retain(|edit| edit.0 < start);
+            self.replace(i, semicolon, "");
+            return Ok(semicolon);
+        }
         let template_arguments = self.t.phrase(less, end + 1);
         let mut inner = end + 1;
         while inner < semicolon {
@@ -406,6 +413,11 @@ impl Rewriter<'_> {
             token: i,
         });
         Ok(semicolon)
+    }
+
+    /// Whether this function is to be compiled.
+    fn is_wanted(&self, host_name: &str) -> bool {
+        self.only.is_none_or(|only| only == host_name)
     }
 
     /// The opening bracket that matches the one at `close`, not before `from`.
@@ -482,8 +494,14 @@ impl Rewriter<'_> {
                 constants,
             });
         }
-        if let Some(k) =
-            self.kernels.iter().find(|k| k.templated && !self.instances.iter().any(|i| i.kernel == k.name))
+        if let Some(only) = self.only
+            && out.is_empty()
+        {
+            return Err(self.refuse(0, format!("there is no kernel of the host name '{only}'")));
+        }
+        let bare = |k: &&Kernel| k.templated && !self.instances.iter().any(|i| i.kernel == k.name);
+        if let Some(k) = self.kernels.iter().find(bare)
+            && self.only.is_none()
         {
             return Err(self.refuse(
                 k.token,

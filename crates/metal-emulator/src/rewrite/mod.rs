@@ -80,14 +80,29 @@ const POINTED_TO: &[&str] = &[
     "int8_t", "uint8_t", "int16_t", "uint16_t", "int32_t", "uint32_t", "int64_t", "uint64_t",
 ];
 
-/// Rewrites `text`, the output of `clang -E`, for the check of address spaces if `strict`.
-pub(crate) fn rewrite(text: &str, strict: bool) -> Result<Rewritten, Refusal> {
+/// What a source is rewritten for.
+#[derive(Clone, Copy)]
+pub(crate) struct What<'a> {
+    /// For the check of address spaces.
+    pub strict: bool,
+    /// For the function of this host name only; `None`: for all.
+    pub only: Option<&'a str>,
+}
+
+impl What<'_> {
+    /// All functions, for the check of address spaces.
+    pub const STRICT: What<'static> = What { strict: true, only: None };
+}
+
+/// Rewrites `text`, the output of `clang -E`.
+pub(crate) fn rewrite<'a>(text: &'a str, What { strict, only }: What<'a>) -> Result<Rewritten, Refusal> {
     let tokens = Tokens::scan(text)?;
     let mut r = Rewriter {
         types: declared_types(&tokens),
         uses: uses::Uses::of(&tokens),
         t: tokens,
         strict,
+        only,
         edits: Vec::new(),
         open: Vec::new(),
         kernels: Vec::new(),
@@ -119,6 +134,8 @@ struct Rewriter<'a> {
     t: Tokens<'a>,
     uses: uses::Uses<'a>,
     strict: bool,
+    /// As [`What::only`].
+    only: Option<&'a str>,
     /// Replacements of byte ranges, disjoint and in order.
     edits: Vec<(usize, usize, String)>,
     /// Currently open brackets: indices of their tokens.

@@ -3,15 +3,37 @@
 use super::*;
 use crate::library::ParameterKind;
 
+const ALL: What<'static> = What { strict: false, only: None };
+
 fn accept(source: &str) -> Rewritten {
-    rewrite(&format!("# 1 \"t.metal\"\n{source}"), false).unwrap()
+    rewrite(&format!("# 1 \"t.metal\"\n{source}"), ALL).unwrap()
 }
 
 /// Line and message of the error.
 fn refused(source: &str) -> (u32, String) {
-    let r = rewrite(&format!("# 1 \"t.metal\"\n{source}"), false).unwrap_err();
+    let r = rewrite(&format!("# 1 \"t.metal\"\n{source}"), ALL).unwrap_err();
     assert_eq!(r.file, "t.metal");
     (r.line, r.what)
+}
+
+/// One function of several: the others' instantiations and entry points are gone, lines stay where they were.
+#[test]
+fn one_function_of_a_source() {
+    let source = "template<int n> kernel void k(device int * a [[buffer(0)]]) { a[0] = n; }\n\
+                  template [[host_name(\"one\")]] kernel void k<1>(device int * a [[buffer(0)]]);\n\
+                  template [[host_name(\"two\")]] kernel void k<2>(device int * a [[buffer(0)]]);\n\
+                  kernel void other(device int * a [[buffer(0)]]) { a[0] = 3; }\n";
+    let text = format!("# 1 \"t.metal\"\n{source}");
+    let all = rewrite(&text, ALL).unwrap();
+    let only = |name| rewrite(&text, What { strict: false, only: Some(name) });
+    let two = only("two").unwrap();
+    assert_eq!(two.functions.len(), 1);
+    assert_eq!(two.functions[0], all.functions[1]);
+    assert!(!two.text.contains("k<1>") && two.text.contains("k<2>"));
+    let line = |r: &Rewritten| r.text.lines().position(|line| line.contains("void other")).unwrap();
+    assert_eq!(line(&two), line(&all));
+    assert_eq!(only("other").unwrap().functions[0].name, "other");
+    assert!(only("three").unwrap_err().what.contains("no kernel of the host name 'three'"));
 }
 
 #[test]
@@ -173,11 +195,11 @@ fn damaged_sources_are_survived() {
         let lines = source.lines().filter(|l| !l.starts_with('#')).filter_map(|l| l.split("//").next());
         let plain: String = lines.map(|l| format!("{l}\n")).collect();
         for end in (0..plain.len()).step_by(5).filter(|e| plain.is_char_boundary(*e)) {
-            let _ = rewrite(&plain[..end], end % 2 == 0);
+            let _ = rewrite(&plain[..end], What { strict: end % 2 == 0, only: None });
         }
         let tokens = Tokens::scan(&plain).unwrap();
         for t in tokens.list.iter().step_by(2) {
-            let _ = rewrite(&format!("{}{}", &plain[..t.start], &plain[t.end..]), false);
+            let _ = rewrite(&format!("{}{}", &plain[..t.start], &plain[t.end..]), ALL);
         }
     }
 }

@@ -8,13 +8,14 @@
 // Bytes moved: keys and values of the row's positions once for G heads. Grid: (KV heads * ceil(group / G), splits, rows).
 #pragma once
 #include "kernels.cuh"
+#include "key_bias.cuh"
 #include "pages.cuh"
 
 #define ATTENTION_WARPS 4
 
 // Where a row's keys and values are: in pages of a cache.
 template <class Kv> struct Paged {
-    static constexpr bool HALVES = Kv::HALVES;
+    static constexpr bool HALVES = Kv::HALVES, BYTES = Kv::BYTES;
     const AttentionArguments &a;
     const uint *table;
     uint head;
@@ -28,6 +29,10 @@ template <class Kv> struct Paged {
         end = a.positions[row] + 1;
         start = a.window > 0 && end > a.window ? end - a.window : 0;
         if (a.chunked) start = (end - 1) / a.window * a.window;
+        if (a.both_ways) {
+            const Span span = a.spans[a.row_spans[row]];
+            start = min(start, span.first_position), end = span.first_position + span.n_rows;
+        }
     }
     __device__ __forceinline__ const uchar *key(uint position) const {
         return vector_of<Kv>(a.pages, table, position, head, false);
@@ -36,13 +41,13 @@ template <class Kv> struct Paged {
     __device__ __forceinline__ ulong to_value() const {
         return a.pages.values_are_keys ? 0 : ulong(a.pages.n_kv_heads) * a.pages.page_len * Kv::bytes(a.pages.head_dim);
     }
-    static __device__ __forceinline__ float load(const uchar *v, uint i) { return Kv::load(v, i); }
-    static __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) { Kv::four(v, i, x); }
+    __device__ __forceinline__ float load(const uchar *v, uint i) const { return Kv::load(v, a.pages.head_dim, i); }
+    __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) const { Kv::four(v, a.pages.head_dim, i, x); }
 };
 
 // Or rows of this step: those of the row's own span, or of them those within a window to both sides.
 struct OfStep {
-    static constexpr bool HALVES = false;
+    static constexpr bool HALVES = false, BYTES = false;
     const AttentionArguments &a;
     uint head;
     __device__ __forceinline__ OfStep(const AttentionArguments &a, uint, uint kv_head) : a(a), head(kv_head) {}
@@ -58,8 +63,8 @@ struct OfStep {
         return (const uchar *)(a.k + (ulong(position) * a.pages.n_kv_heads + head) * a.pages.head_dim);
     }
     __device__ __forceinline__ ulong to_value() const { return ulong((const uchar *)a.v - (const uchar *)a.k); }
-    static __device__ __forceinline__ float load(const uchar *v, uint i) { return KvF32::load(v, i); }
-    static __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) { KvF32::four(v, i, x); }
+    __device__ __forceinline__ float load(const uchar *v, uint i) const { return KvF32::load(v, 0, i); }
+    __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) const { KvF32::four(v, 0, i, x); }
 };
 
 // N words, 4 N bytes after a multiple of 16.
@@ -84,6 +89,8 @@ template <int N> __device__ __forceinline__ void load_words(uint (&to)[N], const
 template <class Source, int G, int COLUMNS> __device__ __forceinline__ void attend(const AttentionArguments &a) {
     __shared__ float queries[G][32 * COLUMNS];
     __shared__ float totals[ATTENTION_WARPS][G][2];
+    constexpr int MOST_TERMS = 1 + (COLUMNS > 8 ? MOST_BIASED_COLUMNS : 32 * COLUMNS);
+    __shared__ float terms[Source::BYTES ? G : 1][Source::BYTES ? MOST_TERMS : 1]; // of what keys are stored without
     __shared__ float others[ATTENTION_WARPS - 1][G][32 * COLUMNS];
     begin();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.z, split = blockIdx.y;
@@ -111,6 +118,11 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
         queries[g][c] = g < n_mine && c < dim ? q[g * dim + c] : 0.0f;
     }
     __syncthreads();
+    const uint *known = Source::BYTES ? a.pages.known : nullptr;
+    if (known != nullptr) {
+        for (uint g = warp; g < G; g += ATTENTION_WARPS) KeyBias(known, n_kv, kv_head).terms_of(queries[g], lane, terms[g]);
+        __syncthreads();
+    }
     float most[G], total[G], sums[G][COLUMNS];
 #pragma unroll
     for (int g = 0; g < G; g++) {
@@ -122,7 +134,8 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
     const bool aligned = (dim & 3) == 0;
     // Halves come 16 bytes at a time, all that a lane needs of a few positions before any of it is used: the way to memory and back
     // is what takes time. A lane's columns are neighbours then.
-    const bool wide = Source::HALVES && (dim & 7) == 0 && dim % COLUMNS == 0;
+    // Bytes come a word at a time, where vectors begin at a multiple of 4.
+    const bool wide = (Source::HALVES && (dim & 7) == 0 && dim % COLUMNS == 0) || (Source::BYTES && (dim & 63) == 0 && dim % COLUMNS == 0);
     constexpr int BATCH = COLUMNS <= 4 ? 8 : COLUMNS <= 8 ? 4 : 2;
     const auto column = [&](int d) { return wide ? lane * COLUMNS + d : lane + 32 * d; };
     const ulong to_value = source.to_value();
@@ -132,7 +145,36 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
         float weights[G];
 #pragma unroll
         for (int g = 0; g < G; g++) weights[g] = 0.0f;
-        if (wide) {
+        if (Source::BYTES && wide) {
+            for (uint first_column = 0; first_column < dim; first_column += 64) {
+                uint k[16];
+#pragma unroll
+                for (int u = 0; u < 16; u++) k[u] = ((const uint *)(key + first_column))[u];
+                const uint scales = *(const uint *)(key + dim + first_column / 16);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float part[G];
+#pragma unroll
+                    for (int g = 0; g < G; g++) part[g] = 0.0f;
+#pragma unroll
+                    for (int u = 8 * half; u < 8 * half + 8; u++) {
+                        const float k0 = f32_of_byte(k[u], 0), k1 = f32_of_byte(k[u], 1);
+                        const float k2 = f32_of_byte(k[u], 2), k3 = f32_of_byte(k[u], 3);
+#pragma unroll
+                        for (int g = 0; g < G; g++) {
+                            const Vec4 x = *(const Vec4 *)&queries[g][first_column + 4 * u];
+                            float sum = __fmaf_rn(x.x, k0, part[g]);
+                            sum = __fmaf_rn(x.y, k1, sum);
+                            sum = __fmaf_rn(x.z, k2, sum);
+                            part[g] = __fmaf_rn(x.w, k3, sum);
+                        }
+                    }
+                    const float scale = half == 0 ? low_f16(scales) : high_f16(scales);
+#pragma unroll
+                    for (int g = 0; g < G; g++) weights[g] = __fmaf_rn(scale, part[g], weights[g]);
+                }
+            }
+        } else if (wide) {
             for (uint first_chunk = 0; first_chunk < dim / 8; first_chunk += 8) {
                 Word4 k[8];
 #pragma unroll
@@ -161,7 +203,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
         } else if (aligned) {
             for (uint i = 0; i < dim / 4; i++) {
                 float k[4];
-                Source::four(key, i, k);
+                source.four(key, i, k);
 #pragma unroll
                 for (int g = 0; g < G; g++) {
                     const Vec4 x = *(const Vec4 *)&queries[g][4 * i];
@@ -173,9 +215,22 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
             }
         } else {
             for (uint i = 0; i < dim; i++) {
-                const float k = Source::load(key, i);
+                const float k = source.load(key, i);
 #pragma unroll
                 for (int g = 0; g < G; g++) weights[g] = __fmaf_rn(queries[g][i], k, weights[g]);
+            }
+        }
+        if (known != nullptr) {
+            const KeyBias bias(known, n_kv, kv_head);
+#pragma unroll
+            for (int g = 0; g < G; g++) weights[g] += terms[g][0];
+            for (uint pair = 0; pair < bias.n_pairs; pair++) {
+                float cosine, sine;
+                bias.turn(pair, first + min(lane, n - 1), cosine, sine);
+#pragma unroll
+                for (int g = 0; g < G; g++) {
+                    weights[g] = __fmaf_rn(terms[g][1 + 2 * pair], cosine, __fmaf_rn(terms[g][2 + 2 * pair], sine, weights[g]));
+                }
             }
         }
 #pragma unroll
@@ -193,6 +248,54 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
             for (int d = 0; d < COLUMNS; d++) sums[g][d] *= by;
         }
         const ulong mine = ulong(key);
+        if (Source::BYTES && wide) {
+            // Four columns, which are of one block of 32; two, where a lane has no more.
+            constexpr int WORDS = COLUMNS < 4 ? 1 : COLUMNS / 4, EACH = COLUMNS < 4 ? COLUMNS : 4;
+            constexpr bool ONE_SCALE = 32 % COLUMNS == 0;
+            const bool has = lane * COLUMNS < dim;
+            for (uint first_value = 0; first_value < n; first_value += BATCH) {
+                uint words[BATCH][WORDS];
+                float scales[BATCH][ONE_SCALE ? 1 : WORDS];
+#pragma unroll
+                for (int b = 0; b < BATCH; b++) {
+                    const uchar *value = (const uchar *)__shfl_sync(0xffffffffu, mine, first_value + b) + to_value;
+                    if (has) {
+                        const uchar *codes = value + lane * COLUMNS, *of_blocks = value + dim;
+                        if constexpr (COLUMNS < 4) {
+                            words[b][0] = *(const ushort *)codes;
+                        } else {
+#pragma unroll
+                            for (int w = 0; w < WORDS; w++) words[b][w] = ((const uint *)codes)[w];
+                        }
+#pragma unroll
+                        for (int w = 0; w < (ONE_SCALE ? 1 : WORDS); w++) {
+                            scales[b][w] = f32_of_f16(((const ushort *)of_blocks)[(lane * COLUMNS + 4 * w) / 32]);
+                        }
+                    } else {
+#pragma unroll
+                        for (int w = 0; w < WORDS; w++) words[b][w] = 0;
+#pragma unroll
+                        for (int w = 0; w < (ONE_SCALE ? 1 : WORDS); w++) scales[b][w] = 0.0f;
+                    }
+                }
+#pragma unroll
+                for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+                    for (int g = 0; g < G; g++) {
+                        const float weight = __shfl_sync(0xffffffffu, weights[g], first_value + b);
+#pragma unroll
+                        for (int w = 0; w < WORDS; w++) {
+                            const float by = weight * scales[b][ONE_SCALE ? 0 : w];
+#pragma unroll
+                            for (int c = 0; c < EACH; c++) {
+                                sums[g][4 * w + c] = __fmaf_rn(by, f32_of_byte(words[b][w], c), sums[g][4 * w + c]);
+                            }
+                        }
+                    }
+                }
+            }
+            continue;
+        }
         if (wide) {
             const bool has = lane * COLUMNS < dim;
             for (uint first_value = 0; first_value < n; first_value += BATCH) {
@@ -228,7 +331,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
             const uchar *value = (const uchar *)__shfl_sync(0xffffffffu, mine, j) + to_value;
             float v[COLUMNS];
 #pragma unroll
-            for (int d = 0; d < COLUMNS; d++) v[d] = lane + 32 * d < dim ? Source::load(value, lane + 32 * d) : 0.0f;
+            for (int d = 0; d < COLUMNS; d++) v[d] = lane + 32 * d < dim ? source.load(value, lane + 32 * d) : 0.0f;
 #pragma unroll
             for (int g = 0; g < G; g++) {
                 const float weight = __shfl_sync(0xffffffffu, weights[g], j);

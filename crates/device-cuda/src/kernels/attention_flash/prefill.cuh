@@ -1,9 +1,9 @@
-// attention_flash_f16_<D>: attention of many rows over F16 pages by tiles, tensor cores (mma.m16n8k16, sm_80 and later).
+// attention_flash<D, BYTES>: attention of many rows over F16 or Q8_0 pages by tiles, tensor cores (mma.m16n8k16, sm_80 and later).
 //
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
 // Host contract
-//   parameter  AttentionArguments (arguments.h): n_rows, n_heads, window, n_states, scale, softcap, q, sinks, row_spans, spans, out,
+//   parameter  AttentionArguments (arguments.h): n_rows, n_heads, window, both_ways, n_states, scale, softcap, q, sinks, row_spans, spans, out,
 //              pages. Not used: n_splits, split_len, positions, k, v, partials, totals. head_dim must be D.
 //   threads    128
 //   grid       (n_heads, ceil(n_rows / 64) + number of spans - 1): blocks without a tile end at once
@@ -35,7 +35,13 @@ template <int D> struct FlashShape {
     static constexpr int SHARED = Q_AT == 3 * KV ? 4 * KV : 4 * KV + Q;
 };
 
-template <int D> INLINE void attention_flash(const AttentionArguments &a) {
+// A signed byte of a word, as f32.
+INLINE float flash_byte(u32 word, int index) {
+    return __uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440 + index)) - 8388736.0f;
+}
+
+// Whether pages are Q8_0 (pages.cuh); otherwise F16.
+template <int D, bool BYTES> INLINE void attention_flash(const AttentionArguments &a) {
     typedef FlashShape<D> Shape;
     constexpr int TILE = Shape::TILE, STRIDE = Shape::STRIDE, CHUNKS = D / 8;
     extern __shared__ __align__(128) u8 flash_shared[];
@@ -78,9 +84,10 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
         const u32 low = span_position + row_0 + 1;
         first = low > a.window ? low - a.window : 0;
     }
+    if (a.both_ways) first = min(first, span_position), end = span_position + span_rows;
     const u32 tile_0 = first / TILE, n_tiles = (end + TILE - 1) / TILE - tile_0;
 
-    const u32 vector = D * 2, shift = 31 - __clz(a.pages.page_len);
+    const u32 vector = BYTES ? D / 32 * 34 : D * 2, shift = 31 - __clz(a.pages.page_len);
     const u64 head_at = a.pages.layer_offset + (u64)kv_head * a.pages.page_len * vector;
     const u64 to_values = a.pages.values_are_keys ? 0 : (u64)a.pages.n_kv_heads * a.pages.page_len * vector;
     // The pages of a tile: at most TILE / 16, one a lane, looked up a tile ahead.
@@ -97,8 +104,24 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
             const u32 i = i0 + threadIdx.x, r = i / CHUNKS, c = i % CHUNKS, position = (tile_0 + index) * TILE + r;
             const u64 page = __shfl_sync(~0u, pages, (r >> shift) & pages_mask);
             const bool inside = position >= first && position < end;
-            const u8 *from = from_head + page * a.pages.page_bytes + (position & (a.pages.page_len - 1)) * vector + c * 16;
-            copy_16(to + r * STRIDE + c * 16, inside ? from : a.pages.pool, inside);
+            const u8 *from = from_head + page * a.pages.page_bytes + (position & (a.pages.page_len - 1)) * vector;
+            if constexpr (BYTES) {
+                u32 words[2] = {0, 0};
+                float scale = 0.0f;
+                if (inside) {
+                    words[0] = ((const u32 *)(from + c * 8))[0], words[1] = ((const u32 *)(from + c * 8))[1];
+                    scale = from_half(((const u16 *)(from + D))[c / 4]);
+                }
+                u32 halves[4];
+#pragma unroll
+                for (int h = 0; h < 4; h++) {
+                    const u32 word = words[h / 2];
+                    halves[h] = pack_half2_clamped(scale * flash_byte(word, 2 * (h & 1)), scale * flash_byte(word, 2 * (h & 1) + 1));
+                }
+                *(uint4 *)(flash_shared + (to - base) + r * STRIDE + c * 16) = make_uint4(halves[0], halves[1], halves[2], halves[3]);
+            } else {
+                copy_16(to + r * STRIDE + c * 16, inside ? from + c * 16 : a.pages.pool, inside);
+            }
         }
     };
     u32 pages = look_up(0);
@@ -136,9 +159,9 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
     const u32 position_0 = span_position + row_0 + warp * 16 + g; // of the lane's rows g, g + 8
     // Whether this warp has rows, and which tiles it needs: the first warps of a causal tile see less.
     const bool idle = warp * 16 >= n_rows;
-    const u32 warp_end = a.n_states ? a.n_states : min(end, span_position + row_0 + warp * 16 + 16);
+    const u32 warp_end = a.n_states || a.both_ways ? end : min(end, span_position + row_0 + warp * 16 + 16);
     const u32 warp_low = span_position + row_0 + warp * 16 + 1;
-    const u32 warp_first = a.window && !a.n_states && warp_low > a.window ? warp_low - a.window : 0;
+    const u32 warp_first = a.window && !a.n_states && !a.both_ways && warp_low > a.window ? warp_low - a.window : 0;
 
     for (u32 index = 0; index < n_tiles; index++) {
         const u32 next_pages = index + 1 < n_tiles ? look_up(index + 1) : 0;
@@ -169,7 +192,7 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
                     mma_16x8x16(score[n + 1], qs, k[2], k[3]);
                 }
             }
-            const bool inner = !a.n_states ? position + TILE <= warp_low && (!a.window || position + a.window >= warp_low + 15)
+            const bool inner = a.both_ways ? position + TILE <= end && !a.window : !a.n_states ? position + TILE <= warp_low && (!a.window || position + a.window >= warp_low + 15)
                                            : position + TILE <= end;
             float factor_log2 = a.scale * LOG2E;
             if (a.softcap > 0) {
@@ -188,7 +211,9 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         const u32 p = position + n * 8 + 2 * t + (e & 1), own = position_0 + 8 * (e >> 1);
-                        const bool seen = a.n_states ? p < end : p <= own && (!a.window || p + a.window > own);
+                        const bool seen = a.n_states    ? p < end
+                                          : a.both_ways ? p < end && (p >= span_position || !a.window || p + a.window > own)
+                                                        : p <= own && (!a.window || p + a.window > own);
                         if (!seen) score[n][e] = -__int_as_float(0x7f800000);
                     }
             }

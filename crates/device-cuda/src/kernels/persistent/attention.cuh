@@ -1,8 +1,9 @@
-// Warps 0..7: attention of one KV head and one split of its positions; and the order of phases.
+// Warps 0..7: attention of one KV head and one split of its positions; and the order of phases. Pages are F16; or, with BYTES, Q8_0 as
+// pages.cuh has them.
 #pragma once
 #include "persistent/products.cuh"
 
-template <int D, int H> struct PersistentWorker : PersistentProducts<D, H> {
+template <int D, int H, bool BYTES> struct PersistentWorker : PersistentProducts<D, H> {
     typedef PersistentProducts<D, H> Products;
     INLINE explicit PersistentWorker(const PersistentBlock<D, H> &block) : Products(block) {}
     using Products::a;
@@ -18,6 +19,7 @@ template <int D, int H> struct PersistentWorker : PersistentProducts<D, H> {
     using Products::warp;
     static constexpr u32 PARTIAL_BYTES = Products::PARTIAL_BYTES;
     static constexpr int N_LANES_V = D / 32; // values of a head that a lane has
+    static constexpr u32 VECTOR = BYTES ? D / 32 * 34 : D * 2;
 
     // Cosines and sines of the position, as rotate.cuh computes them.
     INLINE void turn() {
@@ -35,13 +37,37 @@ template <int D, int H> struct PersistentWorker : PersistentProducts<D, H> {
         barrier(1, 256);
     }
 
+    // With BYTES the bytes of the columns, then the scale of their block.
     struct Rows {
         uint2 k[D / 32];
         uint2 v[4];
     };
+    static INLINE float byte_of(u32 word, int index) {
+        return __uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440 + index)) - 8388736.0f;
+    }
+    // Four columns of a key; the values of a lane.
+    static INLINE void columns_of(uint2 k, float (&x)[4]) {
+        if constexpr (BYTES) {
+            const float scale = from_half((u16)k.y);
+#pragma unroll
+            for (int c = 0; c < 4; c++) x[c] = scale * byte_of(k.x, c);
+        } else {
+            x[0] = low_half(k.x), x[1] = high_half(k.x), x[2] = low_half(k.y), x[3] = high_half(k.y);
+        }
+    }
+    static INLINE void values_of(uint2 v, float (&x)[N_LANES_V]) {
+        if constexpr (BYTES) {
+            const float scale = from_half((u16)v.y);
+#pragma unroll
+            for (int c = 0; c < N_LANES_V; c++) x[c] = scale * byte_of(v.x, c);
+        } else {
+            x[0] = low_half(v.x), x[1] = high_half(v.x);
+            if constexpr (N_LANES_V == 4) x[2] = low_half(v.y), x[3] = high_half(v.y);
+        }
+    }
     INLINE const u8 *vector_at(const PersistentPhase &p, u32 position, u32 head) const {
         const u32 page = a.page_table[p.table + (position >> (31 - __clz(a.page_len)))];
-        return p.pages + (u64)page * p.page_bytes + (head * a.page_len + (position & (a.page_len - 1))) * (D * 2);
+        return p.pages + (u64)page * p.page_bytes + (head * a.page_len + (position & (a.page_len - 1))) * VECTOR;
     }
     // Keys: four positions a warp, eight lanes each. Values: the same four, all lanes each.
     INLINE void load_rows(Rows &r, const PersistentPhase &p, u32 tile, u32 position, u32 first, u32 kv_head) const {
@@ -49,15 +75,27 @@ template <int D, int H> struct PersistentWorker : PersistentProducts<D, H> {
         const bool inside = own < position && own >= first;
         const u8 *key = inside ? vector_at(p, own, kv_head) : p.pages;
 #pragma unroll
-        for (int c = 0; c < D / 32; c++) r.k[c] = inside ? *(const uint2 *)(key + (c * 32 + (lane & 7) * 4) * 2) : make_uint2(0, 0);
+        for (int c = 0; c < D / 32; c++) {
+            r.k[c] = make_uint2(0, 0);
+            if (!inside) continue;
+            if constexpr (BYTES) r.k[c] = make_uint2(*(const u32 *)(key + c * 32 + (lane & 7) * 4), ((const u16 *)(key + D))[c]);
+            else r.k[c] = *(const uint2 *)(key + (c * 32 + (lane & 7) * 4) * 2);
+        }
 #pragma unroll
         for (int q = 0; q < 4; q++) {
             const u32 at = tile * 32 + warp * 4 + q;
             r.v[q] = make_uint2(0, 0);
             if (at < position && at >= first) {
                 const u8 *value = vector_at(p, at, a.n_kv_heads + kv_head);
-                if constexpr (D == 128) r.v[q] = *(const uint2 *)(value + lane * 8);
-                else r.v[q].x = *(const u32 *)(value + lane * 4);
+                if constexpr (BYTES) {
+                    if constexpr (D == 128) r.v[q].x = *(const u32 *)(value + lane * 4);
+                    else r.v[q].x = *(const u16 *)(value + lane * 2);
+                    r.v[q].y = ((const u16 *)(value + D))[lane * N_LANES_V / 32];
+                } else if constexpr (D == 128) {
+                    r.v[q] = *(const uint2 *)(value + lane * 8);
+                } else {
+                    r.v[q].x = *(const u32 *)(value + lane * 4);
+                }
             }
         }
     }
@@ -110,15 +148,31 @@ template <int D, int H> struct PersistentWorker : PersistentProducts<D, H> {
                     const bool low = a.interleaved ? (c & 1) == 0 : column < D / 2;
                     o[c] = low ? f[c] * turns[c].x - other * turns[c].y : f[c] * turns[c].x + other * turns[c].y;
                 }
+                float largest = 0.0f;
+                if constexpr (BYTES) largest = max_of_8(fmaxf(fmaxf(fabsf(head > H ? f[0] : o[0]), fabsf(head > H ? f[1] : o[1])),
+                                                              fmaxf(fabsf(head > H ? f[2] : o[2]), fabsf(head > H ? f[3] : o[3]))));
                 if (is_q) {
                     *(float4 *)(s.queries + word) = make_float4(o[0], o[1], o[2], o[3]);
                 } else if (inside && owner) {
                     if (head > H) o[0] = f[0], o[1] = f[1], o[2] = f[2], o[3] = f[3];
-                    const uint2 halves = make_uint2(pack_half2_clamped(o[0], o[1]), pack_half2_clamped(o[2], o[3]));
                     u8 *vector = (u8 *)vector_at(p, position, head == H ? kv_head : a.n_kv_heads + kv_head);
-                    *(uint2 *)(vector + column * 2) = halves;
-                    *(float4 *)((head == H ? s.new_key : s.new_value) + column) =
-                        make_float4(low_half(halves.x), high_half(halves.x), low_half(halves.y), high_half(halves.y));
+                    uint2 stored;
+                    if constexpr (BYTES) {
+                        const u16 d = to_half(fminf(largest * (1.0f / 127.0f), 65504.0f));
+                        const float scale = from_half(d), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+                        stored = make_uint2(0, d);
+#pragma unroll
+                        for (int c = 0; c < 4; c++)
+                            stored.x |= (u32)(__float2int_rn(fminf(fmaxf(o[c] * inverse, -127.0f), 127.0f)) & 255) << (8 * c);
+                        *(u32 *)(vector + column) = stored.x;
+                        if ((lane & 7) == 0) ((u16 *)(vector + D))[column / 32] = d;
+                    } else {
+                        stored = make_uint2(pack_half2_clamped(o[0], o[1]), pack_half2_clamped(o[2], o[3]));
+                        *(uint2 *)(vector + column * 2) = stored;
+                    }
+                    float seen[4];
+                    columns_of(stored, seen);
+                    *(float4 *)((head == H ? s.new_key : s.new_value) + column) = make_float4(seen[0], seen[1], seen[2], seen[3]);
                 }
             }
         }
@@ -140,15 +194,16 @@ template <int D, int H> struct PersistentWorker : PersistentProducts<D, H> {
 #pragma unroll
             for (int c = 0; c < D / 32; c++) {
                 const int column = c * 32 + (lane & 7) * 4;
-                float2 low = make_float2(low_half(now.k[c].x), high_half(now.k[c].x)), high = make_float2(low_half(now.k[c].y), high_half(now.k[c].y));
+                float k[4];
+                columns_of(now.k[c], k);
                 if (at == position) {
-                    const float4 k = *(const float4 *)(s.new_key + column);
-                    low = make_float2(k.x, k.y), high = make_float2(k.z, k.w);
+                    const float4 fresh = *(const float4 *)(s.new_key + column);
+                    k[0] = fresh.x, k[1] = fresh.y, k[2] = fresh.z, k[3] = fresh.w;
                 }
 #pragma unroll
                 for (int h = 0; h < H; h++) {
                     const float4 q = *(const float4 *)(s.queries + h * D + column);
-                    score[h] += q.x * low.x + q.y * low.y + q.z * high.x + q.w * high.y;
+                    score[h] += q.x * k[0] + q.y * k[1] + q.z * k[2] + q.w * k[3];
                 }
             }
             const bool seen = at <= position && at >= first;
@@ -176,8 +231,7 @@ template <int D, int H> struct PersistentWorker : PersistentProducts<D, H> {
 #pragma unroll
             for (int q = 0; q < 4; q++) {
                 float v[N_LANES_V];
-                v[0] = low_half(now.v[q].x), v[1] = high_half(now.v[q].x);
-                if constexpr (N_LANES_V == 4) v[2] = low_half(now.v[q].y), v[3] = high_half(now.v[q].y);
+                values_of(now.v[q], v);
                 if (tile * 32 + warp * 4 + q == position) {
 #pragma unroll
                     for (int c = 0; c < N_LANES_V; c++) v[c] = s.new_value[lane * N_LANES_V + c];

@@ -1,4 +1,4 @@
-// persistent_decode_<D>_<H>: a whole token of a dense decoder in one launch, one row. D: head_dim, H: query heads of a KV head.
+// persistent_decode_<D>_<H>, persistent_decode_q8_0_<D>_<H> over pages of Q8_0: a whole token of a dense decoder in one launch, one row. D: head_dim, H: query heads of a KV head.
 //
 // Host contract
 //   parameter  PersistentArguments (persistent/arguments.h)
@@ -72,7 +72,7 @@ template <int D, int H> struct PersistentStream : PersistentBlock<D, H> {
     }
 };
 
-template <int D, int H> INLINE void persistent_decode(const PersistentArguments &a) {
+template <int D, int H, bool BYTES> INLINE void persistent_decode(const PersistentArguments &a) {
     extern __shared__ __align__(128) u8 persistent_memory[];
     PersistentBlock<D, H> k(a, persistent_memory);
     if (threadIdx.x == 0) {
@@ -84,7 +84,7 @@ template <int D, int H> INLINE void persistent_decode(const PersistentArguments 
     k.prepare();
     __syncthreads();
     if (k.warp < 8) {
-        PersistentWorker<D, H> worker(k);
+        PersistentWorker<D, H, BYTES> worker(k);
         worker.run();
     } else if (k.warp == 8) {
         PersistentEpilogue<D, H> epilogue(k);
@@ -99,5 +99,9 @@ template <int D, int H> INLINE void persistent_decode(const PersistentArguments 
 
 #define PERSISTENT_DECODE(D, H)                                                                                          \
     extern "C" __global__ void __launch_bounds__(320, 1) persistent_decode_##D##_##H(const __grid_constant__ PersistentArguments a) { \
-        persistent_decode<D, H>(a);                                                                                      \
+        persistent_decode<D, H, false>(a);                                                                               \
+    }
+#define PERSISTENT_DECODE_Q8_0(D, H)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(320, 1) persistent_decode_q8_0_##D##_##H(const __grid_constant__ PersistentArguments a) { \
+        persistent_decode<D, H, true>(a);                                                                                \
     }
