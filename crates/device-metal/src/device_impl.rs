@@ -156,6 +156,10 @@ impl<G: Gpu> Device for MetalDevice<G> {
         profile::KV_TYPES
     }
 
+    fn prompt_chunk(&self) -> usize {
+        self.profile.prompt_chunk
+    }
+
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
         let sizes = self.sizes(plans, limits)?;
         let weights = WeightPlan::new(plans, self.gpu.as_ref());

@@ -62,6 +62,8 @@ pub struct Profile {
     pub in_flight: usize,
     /// Rows of a tile where there are more than 32: 32 or 64.
     pub tile_rows: u32,
+    /// Rows of a prompt that are computed together, where `--chunk` does not say.
+    pub prompt_chunk: usize,
     /// Rows of a span from which on recurrent layers take 16 positions at a time, as matrix products, and not one
     /// by one (`kernels/scan_chunks.h`).
     pub scan_rows: usize,
@@ -110,6 +112,9 @@ impl Profile {
             // One runs and one waits, so that the GPU never idles; two more for a host that is late.
             in_flight: 4,
             tile_rows: 64,
+            // Weights are read once a chunk: 434 MB of Qwen3-0.6B take 1.8 of the 83 ms that its products take with 512 rows
+            // (docs/metal.md). Twice as many rows would save 1 %, and double the memory of activations.
+            prompt_chunk: 512,
             attention_simdgroups: 8,
             merged_simdgroups: family.merged_simdgroups,
             // From here on a head has two tiles of 32 positions for each of eight SIMD-groups, and unsplit
@@ -139,7 +144,7 @@ impl Profile {
     }
 
     /// The fields that are numbers.
-    fn numbers(&self) -> [(&'static str, usize); 13] {
+    fn numbers(&self) -> [(&'static str, usize); 14] {
         [
             ("gemv_simdgroups", self.gemv_simdgroups as usize),
             ("gemv_threadgroup", self.gemv_threadgroup as usize),
@@ -153,6 +158,7 @@ impl Profile {
             ("key_lanes", self.key_lanes as usize),
             ("in_flight", self.in_flight),
             ("tile_rows", self.tile_rows as usize),
+            ("prompt_chunk", self.prompt_chunk),
             ("scan_rows", self.scan_rows),
         ]
     }
@@ -201,6 +207,7 @@ impl Profile {
                 "split_positions" => profile.split_positions = n,
                 "split_threadgroups" => profile.split_threadgroups = n,
                 "scan_rows" => profile.scan_rows = n,
+                "prompt_chunk" => profile.prompt_chunk = n,
                 "in_flight" => profile.in_flight = n,
                 "key_lanes" if n.is_power_of_two() => profile.key_lanes = n as u32,
                 "product_rows" if n.is_power_of_two() => profile.product_rows = n as u32,
@@ -253,7 +260,7 @@ impl Profile {
 }
 
 /// What the kernels can do with each field.
-const RANGES: [(&str, std::ops::RangeInclusive<usize>); 13] = [
+const RANGES: [(&str, std::ops::RangeInclusive<usize>); 14] = [
     ("gemv_simdgroups", 1..=65_536),
     ("gemv_threadgroup", 1..=16),
     ("product_rows", 2..=8),
@@ -266,6 +273,7 @@ const RANGES: [(&str, std::ops::RangeInclusive<usize>); 13] = [
     ("key_lanes", 4..=16),
     ("in_flight", 1..=16),
     ("tile_rows", 32..=64),
+    ("prompt_chunk", 1..=65_536),
     ("scan_rows", 1..=usize::MAX),
 ];
 
@@ -370,8 +378,14 @@ mod tests {
         }
         // A profile that was printed is read back, and what no kernel can do is refused.
         let m1 = profile("M1", 7);
-        let other =
-            Profile { in_flight: 2, rules: &RULES[..3], split_positions: 300, tile_rows: 32, ..m1.clone() };
+        let other = Profile {
+            in_flight: 2,
+            rules: &RULES[..3],
+            split_positions: 300,
+            tile_rows: 32,
+            prompt_chunk: 96,
+            ..m1.clone()
+        };
         assert_eq!(m1.with_text(&other.to_text()), Ok(other));
         for (bad, why) in [
             ("in_flight = 0", "from 1 to 16"),

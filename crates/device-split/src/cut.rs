@@ -17,7 +17,7 @@ pub struct Cut {
     pub ends: Vec<(usize, usize)>,
     /// By kept value of the plan: the part, and its index among the kept of that part.
     pub kept: Vec<(usize, usize)>,
-    /// The part's node that each of its primitives belongs to, without those that the cut added: for [`Self::plan_node`].
+    /// By part and node of it, the node of the plan that was cut.
     starts: [Vec<usize>; 2],
 }
 

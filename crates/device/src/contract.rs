@@ -383,6 +383,11 @@ pub trait Device: Send + Sync {
         32
     }
 
+    /// Rows of a prompt that it computes together best, where nothing else limits them.
+    fn prompt_chunk(&self) -> usize {
+        512
+    }
+
     /// What [`Self::compile`] will take.
     ///
     /// # Errors

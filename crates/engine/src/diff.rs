@@ -87,7 +87,7 @@ pub fn diff(
     let kv_type = options.kv_type.or(both(KvType::F32).then_some(KvType::F32));
     let options = LoadOptions {
         kv_type,
-        chunk: tokens.len(),
+        chunk: Some(tokens.len()),
         n_ctx: Some(options.n_ctx.unwrap_or(0).max(tokens.len()).max(2)),
         n_sequences: 1,
         n_outputs: None,

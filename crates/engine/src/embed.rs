@@ -295,7 +295,7 @@ fn limits(model: &Model, spec: &EmbeddingSpec, device: &dyn Device, options: &Lo
     // What is the same for text: pages, KV type, arithmetic.
     let same = LoadOptions { n_ctx: Some(n_ctx.max(2)), ..options.clone() };
     let Limits { page_len, kv_type, numerics, .. } = crate::load::limits(model, device, &same)?;
-    let max_rows = options.chunk.max(n_ctx);
+    let max_rows = options.chunk.unwrap_or(device.prompt_chunk()).max(n_ctx);
     let max_spans = MAX_SPANS.min(max_rows);
     let plan = model.embedding_plan(spec, n_ctx)?;
     let n_pages = pool_sizes(&plan.kv, n_ctx, max_rows, max_spans, page_len);

@@ -47,8 +47,8 @@ pub struct LoadOptions {
     pub n_ctx: Option<usize>,
     /// How keys and values are stored; `None`: the device's default.
     pub kv_type: Option<KvType>,
-    /// Most prompt tokens computed together.
-    pub chunk: usize,
+    /// Most prompt tokens computed together; `None`: as many as suit the device ([`Device::prompt_chunk`]).
+    pub chunk: Option<usize>,
     /// Sequences that run at once; further ones wait.
     pub n_sequences: usize,
     /// Most sequences that wait; further ones are refused with [`Error::QueueFull`]. `None`: any number.
@@ -88,7 +88,7 @@ impl Default for LoadOptions {
         LoadOptions {
             n_ctx: None,
             kv_type: None,
-            chunk: 512,
+            chunk: None,
             n_sequences: 1,
             max_waiting: None,
             token_latency: Some(DEFAULT_TOKEN_LATENCY),
@@ -467,7 +467,7 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
     };
     let n_ctx = options.n_ctx.unwrap_or_else(|| model.default_context());
     in_range("context length", n_ctx, 2, MAX_N_CTX)?;
-    in_range("chunk", options.chunk, 1, 1 << 16)?;
+    let chunk = in_range("chunk", options.chunk.unwrap_or(device.prompt_chunk()), 1, 1 << 16)?;
     in_range("number of sequences", options.n_sequences, 1, 1 << 12)?;
     let page_len = options.page_len.unwrap_or(device.page_len());
     if !page_len.is_power_of_two() || !(16..=1024).contains(&page_len) {
@@ -489,7 +489,7 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
         let side = vision.side.unwrap_or(0) / vision.patch;
         vision.rows_of(Grid { rows: side, cols: side })
     });
-    let max_rows = options.chunk.min(n_ctx).max(least).max(of_image.min(n_ctx));
+    let max_rows = chunk.min(n_ctx).max(least).max(of_image.min(n_ctx));
     let max_outputs = options.n_outputs.unwrap_or(0).min(max_rows).max(least);
     Ok(Limits {
         max_rows,

@@ -387,7 +387,7 @@ fn alternatives(
     let kv_types = std::iter::once(asked).chain(smaller.into_iter().map(Some));
     let tries = kv_types.flat_map(|kv_type| {
         let same = LoadOptions { kv_type, ..options.clone() };
-        let small = LoadOptions { chunk: 64, n_sequences: 1, n_outputs: None, ..same.clone() };
+        let small = LoadOptions { chunk: Some(64), n_sequences: 1, n_outputs: None, ..same.clone() };
         [same, small]
     });
     for options in tries {

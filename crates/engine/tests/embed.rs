@@ -41,7 +41,7 @@ fn the_fixture_pooled_alone_and_in_batches() {
         let mut first: Option<Vec<Vec<f32>>> = None;
         // Rows of one text at a time (the context is 128), of several, and more texts than a step has spans.
         for chunk in [1, 200, 4000] {
-            let options = LoadOptions { chunk, ..LoadOptions::default() };
+            let options = LoadOptions { chunk: Some(chunk), ..LoadOptions::default() };
             let mut embedder = Embedder::new(model("bert"), &device, &options).unwrap();
             let found = embedder.embed_tokens(&all).unwrap();
             assert_eq!(found.n_tokens, all.iter().map(|tokens| tokens.len()).sum::<usize>());

@@ -369,11 +369,28 @@ fn load_options_outside_their_limits_are_named() {
         error(LoadOptions { n_ctx: Some(1), ..base() }),
         "context length is 1, expected a number from 2 to 16777216"
     );
-    assert!(error(LoadOptions { chunk: 0, ..base() }).starts_with("chunk is 0"));
+    assert!(error(LoadOptions { chunk: Some(0), ..base() }).starts_with("chunk is 0"));
     assert!(error(LoadOptions { n_sequences: 0, ..base() }).starts_with("number of sequences is 0"));
     assert!(error(LoadOptions { page_len: Some(24), ..base() }).starts_with("page length is 24"));
     let kv = error(LoadOptions { kv_type: Some(KvType::Q8_0), ..base() });
     assert_eq!(kv, "KV type is q8_0, expected one of f16, f32 on history");
+}
+
+/// Where nobody says how many rows of a prompt are computed together, the profile of the chip does.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[test]
+fn chunks_are_as_long_as_suits_the_device() {
+    use device_metal::gpu::Gpu;
+    use device_metal::gpu::emulated::{EmulatedGpu, Options};
+    use device_metal::{MetalDevice, Profile};
+    let gpu = EmulatedGpu::new(&Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"))).unwrap();
+    let profile = Profile { prompt_chunk: 48, ..Profile::new(gpu.facts()) };
+    let device: Arc<dyn Device> = Arc::new(MetalDevice::with_profile(gpu, profile));
+    let max_rows = |chunk| {
+        let options = LoadOptions { chunk, ..options(64, 16, 1) };
+        Engine::new(model("llama"), &device, &options).unwrap().limits().max_rows
+    };
+    assert_eq!([None, Some(20)].map(max_rows), [48, 20]);
 }
 
 #[test]

@@ -232,9 +232,10 @@ pub struct LoadArgs {
     #[arg(long, value_name = "BYTES|auto", default_value = "auto", value_parser = parse_budget)]
     pub kv_budget: KvBudget,
 
-    /// Most prompt tokens computed together
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    pub chunk: usize,
+    /// Most prompt tokens computed together; by default as many as suit the device: 512, unless the profile of its chip says
+    /// otherwise
+    #[arg(long, value_name = "TOKENS")]
+    pub chunk: Option<usize>,
 
     /// Fix the accumulation order of every row, so that batching and chunking cannot change an answer
     #[arg(long)]

@@ -24,8 +24,13 @@ impl Server {
     }
 
     fn warmed(more: &[&str]) -> Server {
+        Self::of(&SMOLLM2.path(), more)
+    }
+
+    /// One of another model.
+    fn of(model: &str, more: &[&str]) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_ingle"))
-            .args(["serve", &SMOLLM2.path(), "--port", "0", "-t", "1"])
+            .args(["serve", model, "--port", "0", "-t", "1"])
             .args(more)
             .stderr(Stdio::piped())
             .spawn()
@@ -510,4 +515,38 @@ fn a_signal_lets_answers_end() {
     let text = rest.join().unwrap();
     assert!(text.ends_with("data: [DONE]\n\n") && text.contains("\"finish_reason\":\"length\""), "{text}");
     assert!(Server::agent().post(url).send("{}").is_err());
+}
+
+/// Guesses change nothing in answers, beside each other too. A model without such a layer ends the server.
+#[test]
+fn models_guess_by_their_own_layers() {
+    let (folder, source) = (tempfile::tempdir().unwrap(), fixture("models/glm4_moe_mtp"));
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(source.join(file), folder.path().join(file)).unwrap();
+    }
+    // A character for each token.
+    let character = |id: u64| char::from_u32(0x4e00 + id as u32).unwrap().to_string();
+    let vocab: serde_json::Map<String, Value> = (0..160).map(|id| (character(id), json!(id))).collect();
+    let tokenizer = json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "decoder": null, "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let text = std::fs::read_to_string(source.join("expected.json")).unwrap();
+    let expected: Value = serde_json::from_str(&text).unwrap();
+    let answer: String = expected["answer"].as_array().unwrap()[..30]
+        .iter()
+        .map(|id| character(id.as_u64().unwrap()))
+        .collect();
+    let server = Server::of(folder.path().to_str().unwrap(), &["--mtp", "--deterministic", "--ctx", "128"]);
+    let body = json!({ "prompt": expected["input_ids"], "max_tokens": 30, "temperature": 0 });
+    thread::scope(|scope| {
+        let ask = || server.post("/v1/completions", &body);
+        for asked in [(); 3].map(|()| scope.spawn(ask)) {
+            let (status, found) = asked.join().unwrap();
+            assert_eq!((status, &found["choices"][0]["text"]), (200, &json!(answer)), "{found}");
+        }
+    });
+    let message = error(&["serve", &SMOLLM2.path(), "--mtp", "--port", "0", "-t", "1"]);
+    assert!(message.contains("no layer that predicts one token more"), "{message}");
 }

@@ -29,8 +29,10 @@ pub struct Effort {
     pub model: (usize, usize),
     /// Tokens of a run.
     pub n_tokens: usize,
-    /// Rows of a step of a small batch, and of a chunk of a prompt.
+    /// Rows of a step of a small batch, and of a step of recurrent layers.
     pub rows: [usize; 2],
+    /// Tokens of a prompt.
+    pub prompt: usize,
     /// Positions of attentions that are timed.
     pub positions: [usize; 3],
     /// Heads of a recurrent layer.
@@ -48,6 +50,7 @@ impl Effort {
                 model: (1024, 28),
                 n_tokens: 64,
                 rows: [8, 512],
+                prompt: 2048,
                 positions: [256, 1024, 4096],
                 // Of the linear layers of a hybrid of four billion weights.
                 scan: RecurrentShape { n_shared: 16, n_heads: 32, rows: 128, cols: 128 },
@@ -58,6 +61,7 @@ impl Effort {
                 model: (256, 1),
                 n_tokens: 2,
                 rows: [6, 40],
+                prompt: 80,
                 positions: [16, 32, 48],
                 scan: RecurrentShape { n_shared: 1, n_heads: 1, rows: 16, cols: 16 },
             },
@@ -65,7 +69,7 @@ impl Effort {
     }
 }
 
-/// A product's seconds for one repetition, and the bytes of weights that it reads.
+/// A product of rows with weights of so many columns: its seconds for one repetition, and the bytes of weights that it reads.
 ///
 /// # Errors
 /// The device refused or failed.
@@ -73,9 +77,9 @@ pub fn time_product<G: Gpu>(
     device: &MetalDevice<G>,
     block: BlockType,
     n_rows: usize,
+    n_in: usize,
     effort: &Effort,
 ) -> Result<(f64, u64)> {
-    let n_in = 1024;
     let a_row = block.row_bytes(n_in) + block.row_scale_bytes(n_in) + block.row_bias_bytes(n_in);
     let n_out = (effort.matrix_bytes / a_row.max(1)).next_multiple_of(64);
     let plan = product(block, n_out, n_in);
@@ -97,19 +101,20 @@ pub fn time_product<G: Gpu>(
     Ok((seconds, commands[index].weight_bytes))
 }
 
-/// Seconds of a dispatch that does next to nothing: without a barrier, with one, and in a command
-/// buffer of its own, which is waited for.
+/// Seconds of a dispatch that does next to nothing: without a barrier, with one, in a command buffer of its own that follows
+/// the one before as steps in flight do (by tracked hazards or a fence, as `--metal-encoder` says), and in one that is
+/// waited for.
 ///
 /// # Errors
 /// The device refused or failed.
-pub fn time_overheads<G: Gpu>(gpu: &G, effort: &Effort) -> Result<[f64; 3]> {
+pub fn time_overheads<G: Gpu>(gpu: &G, effort: &Effort) -> Result<[f64; 4]> {
     let kernel = Kernel { file: "peaks.metal", function: "multiply_add".to_owned() };
     let pipeline = gpu.pipeline(&kernel, &[], 256)?;
     let buffers = [gpu.allocate("sums", 4096)?];
     let operands = [Operand { index: 2, location: Location { buffer: 0, offset: 0 }, len: 0 }];
     let arguments = PeakArguments { n_vectors: 0, ..Default::default() };
-    let run = |n: usize, barriers: bool| -> Result<f64> {
-        let ticket = gpu.submit(&mut |encoder| {
+    let submit = |n: usize, barriers: bool| {
+        gpu.submit(&mut |encoder| {
             for _ in 0..n {
                 let dispatch = Dispatch {
                     pipeline: &pipeline,
@@ -125,18 +130,32 @@ pub fn time_overheads<G: Gpu>(gpu: &G, effort: &Effort) -> Result<[f64; 3]> {
                     encoder.barrier();
                 }
             }
-        })?;
-        gpu.wait(&ticket)
+        })
     };
+    let run = |n: usize, barriers: bool| submit(n, barriers).and_then(|ticket| gpu.wait(&ticket));
     let n = effort.repetitions;
     run(n, true)?;
     let per = |barriers: bool| run(n, barriers).map(|seconds| seconds / n as f64);
     let (plain, ordered) = (per(false)?, per(true)?);
     let begun = Instant::now();
+    let mut in_flight = VecDeque::new();
+    for _ in 0..n {
+        in_flight.push_back(submit(1, false)?);
+        if in_flight.len() > 4
+            && let Some(first) = in_flight.pop_front()
+        {
+            gpu.wait(&first)?;
+        }
+    }
+    for ticket in in_flight {
+        gpu.wait(&ticket)?;
+    }
+    let following = begun.elapsed().as_secs_f64() / n as f64;
+    let begun = Instant::now();
     for _ in 0..n {
         run(1, false)?;
     }
-    Ok([plain, ordered, begun.elapsed().as_secs_f64() / n as f64])
+    Ok([plain, ordered, following, begun.elapsed().as_secs_f64() / n as f64])
 }
 
 /// Seconds of decode attention at a position, unsplit and split.
@@ -191,6 +210,9 @@ pub struct Decoder<G: Gpu> {
     program: crate::program::MetalProgram<G>,
     plan: Plan,
     limits: Limits,
+    /// Rows of a chunk of a prompt, and tokens of all of it.
+    chunk: usize,
+    n_prompt: usize,
 }
 
 impl<G: Gpu> Decoder<G> {
@@ -215,9 +237,10 @@ impl<G: Gpu> Decoder<G> {
 
     fn of(device: &MetalDevice<G>, plan: &Plan, effort: &Effort) -> Result<Decoder<G>> {
         let plan = fusion::fuse(plan, device.fusion());
-        let most = effort.rows[1];
-        let (program, limits) = program_of(device, &plan, most.max(effort.n_tokens + 8), most)?;
-        Ok(Decoder { program, plan, limits })
+        let chunk = device.profile().prompt_chunk.min(effort.prompt);
+        let n_positions = effort.prompt.max(effort.rows[1]).max(effort.n_tokens + 8);
+        let (program, limits) = program_of(device, &plan, n_positions, chunk.max(effort.rows[1]))?;
+        Ok(Decoder { program, plan, limits, chunk, n_prompt: effort.prompt })
     }
 
     /// Rows per second of steps of so many, one after the other, all of one prompt's beginning.
@@ -225,9 +248,7 @@ impl<G: Gpu> Decoder<G> {
     /// # Errors
     /// The device failed.
     pub fn rows_per_second(&mut self, n_rows: usize, n_steps: usize) -> Result<f64> {
-        let tokens: Vec<u32> = (0..n_rows as u32).map(|row| row % 64).collect();
-        let mut step = one_sequence(&self.plan, &self.limits, &tokens, 0);
-        step.wants = vec![Want::BEST];
+        let mut step = self.rows(n_rows, 0);
         if !self.plan.kv.states.is_empty() {
             step.states = vec![StateUse { from: STATE_NONE, to: 0 }];
         }
@@ -237,6 +258,33 @@ impl<G: Gpu> Decoder<G> {
             self.program.wait(ticket)?;
         }
         Ok((n_rows * n_steps) as f64 / begun.elapsed().as_secs_f64().max(1e-9))
+    }
+
+    /// A step of so many rows of a prompt, from a position on.
+    fn rows(&self, n_rows: usize, position: usize) -> OwnedStep {
+        let tokens: Vec<u32> = (0..n_rows as u32).map(|row| row % 64).collect();
+        let mut step = one_sequence(&self.plan, &self.limits, &tokens, position as u32);
+        step.wants = vec![Want::BEST];
+        step
+    }
+
+    /// Rows per second of so many prompts, each in chunks of the profile's size.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn prompt_rows_per_second(&mut self, n_prompts: usize) -> Result<f64> {
+        let chunks: Vec<OwnedStep> = (0..self.n_prompt)
+            .step_by(self.chunk)
+            .map(|first| self.rows(self.chunk.min(self.n_prompt - first), first))
+            .collect();
+        let begun = Instant::now();
+        for _ in 0..n_prompts {
+            for chunk in &chunks {
+                let ticket = self.program.submit(&chunk.borrow())?;
+                self.program.wait(ticket)?;
+            }
+        }
+        Ok((self.n_prompt * n_prompts) as f64 / begun.elapsed().as_secs_f64().max(1e-9))
     }
 
     /// So many tokens, after so long a pause.
@@ -274,9 +322,9 @@ enum Judge {
     Token,
     /// Rows per second of a small batch.
     Batch,
-    /// Rows per second of a chunk of a prompt.
+    /// Rows per second of a prompt, chunk after chunk.
     Prompt,
-    /// The same of a recurrent layer.
+    /// Rows per second of a recurrent layer.
     Scan,
 }
 
@@ -294,7 +342,7 @@ fn with<T: Copy>(profile: &Profile, values: &[T], set: fn(&mut Profile, T)) -> V
 }
 
 /// What is searched, one field after the other.
-const FIELDS: [Field; 13] = [
+const FIELDS: [Field; 14] = [
     ("gemv_simdgroups", Judge::Token, |p| {
         let n = p.gemv_simdgroups;
         with(p, &[n / 2, n * 2, n * 4], |p, n| p.gemv_simdgroups = n.max(1))
@@ -320,6 +368,7 @@ const FIELDS: [Field; 13] = [
     }),
     ("product_rows", Judge::Batch, |p| with(p, &[2, 4, 8], |p, n| p.product_rows = n)),
     ("tile_rows", Judge::Prompt, |p| with(p, &[32, 64], |p, n| p.tile_rows = n)),
+    ("prompt_chunk", Judge::Prompt, |p| with(p, &[256, 512, 1024, 2048], |p, n| p.prompt_chunk = n)),
     ("norm_threads", Judge::Prompt, |p| with(p, &[128, 256, 512], |p, n| p.norm_threads = n)),
     ("scan_rows", Judge::Scan, |p| with(p, &[12, usize::MAX], |p, n| p.scan_rows = n)),
 ];
@@ -344,7 +393,8 @@ pub fn sweep<G: Gpu>(
         let mut run = |n: usize| match judge {
             Judge::Token => decoder.tokens_per_second(n, Duration::ZERO),
             Judge::Batch => decoder.rows_per_second(effort.rows[0], n),
-            Judge::Prompt | Judge::Scan => decoder.rows_per_second(effort.rows[1], n.div_ceil(8)),
+            Judge::Prompt => decoder.prompt_rows_per_second(n.div_ceil(32)),
+            Judge::Scan => decoder.rows_per_second(effort.rows[1], n.div_ceil(8)),
         };
         run(effort.n_tokens.min(8))?;
         run(effort.n_tokens)

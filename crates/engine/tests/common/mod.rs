@@ -99,7 +99,13 @@ pub fn greedy(tokens: &[u32], max_tokens: usize) -> Request {
 
 /// Small sizes that make pages and chunks matter.
 pub fn options(n_ctx: usize, chunk: usize, n_sequences: usize) -> LoadOptions {
-    LoadOptions { n_ctx: Some(n_ctx), chunk, n_sequences, page_len: Some(16), ..LoadOptions::default() }
+    LoadOptions {
+        n_ctx: Some(n_ctx),
+        chunk: Some(chunk),
+        n_sequences,
+        page_len: Some(16),
+        ..LoadOptions::default()
+    }
 }
 
 /// An engine over [`History`].

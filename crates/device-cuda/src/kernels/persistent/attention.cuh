@@ -19,6 +19,8 @@ template <int D, int H, bool BYTES> struct PersistentWorker : PersistentProducts
     using Products::warp;
     static constexpr u32 PARTIAL_BYTES = Products::PARTIAL_BYTES;
     static constexpr int N_LANES_V = D / 32; // values of a head that a lane has
+    // Elsewhere registers spill, or bytes come fast enough (NOTES.md).
+    static constexpr bool AHEAD_IS_FASTER = !BYTES && (D == 64 || H == 3 || H == 4);
     static constexpr u32 VECTOR = BYTES ? D / 32 * 34 : D * 2;
 
     // Cosines and sines of the position, as rotate.cuh computes them.
@@ -97,6 +99,78 @@ template <int D, int H, bool BYTES> struct PersistentWorker : PersistentProducts
                     r.v[q].x = *(const u32 *)(value + lane * 4);
                 }
             }
+        }
+    }
+    // Tiles of a split, one after the other, from the one that is loaded. With AHEAD two are on their way while one is used: that is
+    // faster where there are many, and takes registers that a single one has no use for.
+    template <bool AHEAD>
+    INLINE void attend_tiles(const PersistentPhase &p, Rows &now, u32 tile, u32 own_tile, u32 first, float (&most)[H], float (&total)[H],
+                             float (&out)[H][N_LANES_V]) const {
+        Rows next;
+        if constexpr (AHEAD) load_rows(next, p, tile + a.n_splits, position, first, kv_head);
+        while (tile <= own_tile) {
+            Rows fresh;
+            const u32 coming = tile + (AHEAD ? 2 : 1) * a.n_splits;
+            if (coming <= own_tile) load_rows(fresh, p, coming, position, first, kv_head);
+            const u32 at = tile * 32 + warp * 4 + (lane >> 3);
+            float score[H];
+#pragma unroll
+            for (int h = 0; h < H; h++) score[h] = 0;
+#pragma unroll
+            for (int c = 0; c < D / 32; c++) {
+                const int column = c * 32 + (lane & 7) * 4;
+                float k[4];
+                columns_of(now.k[c], k);
+                if (at == position) {
+                    const float4 own = *(const float4 *)(s.new_key + column);
+                    k[0] = own.x, k[1] = own.y, k[2] = own.z, k[3] = own.w;
+                }
+#pragma unroll
+                for (int h = 0; h < H; h++) {
+                    const float4 q = *(const float4 *)(s.queries + h * D + column);
+                    score[h] += q.x * k[0] + q.y * k[1] + q.z * k[2] + q.w * k[3];
+                }
+            }
+            const bool seen = at <= position && at >= first;
+            float weight[H];
+#pragma unroll
+            for (int h = 0; h < H; h++) {
+                float x = sum_of_8(score[h]) * a.attention_scale;
+                if (a.softcap > 0) {
+                    const float y = x * (0.6931471805599453f / a.softcap);
+                    x = 1.4426950408889634f * a.softcap * (1.0f - 2.0f * reciprocal_fast(exp2_fast(2.8853900817779268f * y) + 1.0f));
+                }
+                if (!seen) x = -1e30f;
+                float high = fmaxf(x, __shfl_xor_sync(~0u, x, 8));
+                high = fmaxf(high, __shfl_xor_sync(~0u, high, 16));
+                high = fmaxf(high, most[h]);
+                const float factor = exp2_fast(most[h] - high);
+                most[h] = high;
+                weight[h] = seen ? exp2_fast(x - high) : 0.0f;
+                float sum = weight[h] + __shfl_xor_sync(~0u, weight[h], 8);
+                sum += __shfl_xor_sync(~0u, sum, 16);
+                total[h] = total[h] * factor + sum;
+#pragma unroll
+                for (int c = 0; c < N_LANES_V; c++) out[h][c] *= factor;
+            }
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                float v[N_LANES_V];
+                values_of(now.v[q], v);
+                if (tile * 32 + warp * 4 + q == position) {
+#pragma unroll
+                    for (int c = 0; c < N_LANES_V; c++) v[c] = s.new_value[lane * N_LANES_V + c];
+                }
+#pragma unroll
+                for (int h = 0; h < H; h++) {
+                    const float w = __shfl_sync(~0u, weight[h], q * 8);
+#pragma unroll
+                    for (int c = 0; c < N_LANES_V; c++) out[h][c] += w * v[c];
+                }
+            }
+            if constexpr (AHEAD) now = next, next = fresh;
+            else now = fresh;
+            tile += a.n_splits;
         }
     }
     INLINE void attention(const PersistentPhase &p, u32 tag) {
@@ -184,68 +258,8 @@ template <int D, int H, bool BYTES> struct PersistentWorker : PersistentProducts
 #pragma unroll
             for (int c = 0; c < N_LANES_V; c++) out[h][c] = 0;
         }
-        while (tile <= own_tile) {
-            Rows next;
-            if (tile + a.n_splits <= own_tile) load_rows(next, p, tile + a.n_splits, position, first, kv_head);
-            const u32 at = tile * 32 + warp * 4 + (lane >> 3);
-            float score[H];
-#pragma unroll
-            for (int h = 0; h < H; h++) score[h] = 0;
-#pragma unroll
-            for (int c = 0; c < D / 32; c++) {
-                const int column = c * 32 + (lane & 7) * 4;
-                float k[4];
-                columns_of(now.k[c], k);
-                if (at == position) {
-                    const float4 fresh = *(const float4 *)(s.new_key + column);
-                    k[0] = fresh.x, k[1] = fresh.y, k[2] = fresh.z, k[3] = fresh.w;
-                }
-#pragma unroll
-                for (int h = 0; h < H; h++) {
-                    const float4 q = *(const float4 *)(s.queries + h * D + column);
-                    score[h] += q.x * k[0] + q.y * k[1] + q.z * k[2] + q.w * k[3];
-                }
-            }
-            const bool seen = at <= position && at >= first;
-            float weight[H];
-#pragma unroll
-            for (int h = 0; h < H; h++) {
-                float x = sum_of_8(score[h]) * a.attention_scale;
-                if (a.softcap > 0) {
-                    const float y = x * (0.6931471805599453f / a.softcap);
-                    x = 1.4426950408889634f * a.softcap * (1.0f - 2.0f * reciprocal_fast(exp2_fast(2.8853900817779268f * y) + 1.0f));
-                }
-                if (!seen) x = -1e30f;
-                float high = fmaxf(x, __shfl_xor_sync(~0u, x, 8));
-                high = fmaxf(high, __shfl_xor_sync(~0u, high, 16));
-                high = fmaxf(high, most[h]);
-                const float factor = exp2_fast(most[h] - high);
-                most[h] = high;
-                weight[h] = seen ? exp2_fast(x - high) : 0.0f;
-                float sum = weight[h] + __shfl_xor_sync(~0u, weight[h], 8);
-                sum += __shfl_xor_sync(~0u, sum, 16);
-                total[h] = total[h] * factor + sum;
-#pragma unroll
-                for (int c = 0; c < N_LANES_V; c++) out[h][c] *= factor;
-            }
-#pragma unroll
-            for (int q = 0; q < 4; q++) {
-                float v[N_LANES_V];
-                values_of(now.v[q], v);
-                if (tile * 32 + warp * 4 + q == position) {
-#pragma unroll
-                    for (int c = 0; c < N_LANES_V; c++) v[c] = s.new_value[lane * N_LANES_V + c];
-                }
-#pragma unroll
-                for (int h = 0; h < H; h++) {
-                    const float w = __shfl_sync(~0u, weight[h], q * 8);
-#pragma unroll
-                    for (int c = 0; c < N_LANES_V; c++) out[h][c] += w * v[c];
-                }
-            }
-            now = next;
-            tile += a.n_splits;
-        }
+        if (AHEAD_IS_FASTER && own_tile >= tile + 2 * a.n_splits) attend_tiles<true>(p, now, tile, own_tile, first, most, total, out);
+        else attend_tiles<false>(p, now, tile, own_tile, first, most, total, out);
 #pragma unroll
         for (int h = 0; h < H; h++) {
 #pragma unroll

@@ -295,14 +295,13 @@ mod here {
             }
             let effort = &self.effort;
             if self.begins(0, "overheads")? {
-                let [dispatch, barrier, buffer] = selftest::time_overheads(self.device.gpu(), effort)?;
+                let seconds = selftest::time_overheads(self.device.gpu(), effort)?;
+                let [dispatch, barrier, following, waited] = seconds.map(|seconds| seconds * 1e6);
                 print_line(&format!(
-                    "a dispatch {:.2} µs, with a barrier {:.2} µs, a command buffer that is waited for {:.1} µs",
-                    dispatch * 1e6,
-                    barrier * 1e6,
-                    buffer * 1e6
+                    "a dispatch {dispatch:.2} µs, with a barrier {barrier:.2} µs, a command buffer that follows another \
+                     {following:.1} µs, one that is waited for {waited:.1} µs"
                 ))?;
-                value("overheads", &json!([dispatch, barrier, buffer]))?;
+                value("overheads", &json!(seconds))?;
             }
             if self.begins(1, "peaks")? {
                 let peaks = self.device.peaks();
@@ -326,17 +325,21 @@ mod here {
                 index += 1;
             }
             for block in block_types().into_iter().step_by(self.options.every.min(8)) {
-                for n_rows in [1, 2, 4, 8, 64] {
-                    if self.begins(index, &format!("product of {block}, {n_rows} rows"))? {
-                        let (seconds, bytes) = selftest::time_product(&self.device, block, n_rows, effort)?;
+                // Rows of x, and columns of the weights: of a small model and of a large one.
+                for (n_rows, n_in) in
+                    [(1, 1024), (2, 1024), (4, 1024), (8, 1024), (64, 1024), (1, 8192), (8, 8192)]
+                {
+                    if self.begins(index, &format!("product of {block}, {n_rows} rows of {n_in}"))? {
+                        let (seconds, bytes) =
+                            selftest::time_product(&self.device, block, n_rows, n_in, effort)?;
                         let rate = bytes as f64 / seconds;
                         print_line(&format!(
-                            "{:10} {n_rows:3} rows {:10.1} µs {:7.1} GB/s",
+                            "{:10} {n_rows:3} rows of {n_in:4} {:10.1} µs {:7.1} GB/s",
                             block.to_string(),
                             seconds * 1e6,
                             rate / 1e9
                         ))?;
-                        value("products", &json!([block.to_string(), n_rows, seconds, bytes]))?;
+                        value("products", &json!([block.to_string(), n_rows, n_in, seconds, bytes]))?;
                     }
                     index += 1;
                 }
