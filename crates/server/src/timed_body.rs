@@ -25,11 +25,13 @@ pub(crate) async fn layer(request: Request, next: Next) -> Response {
     }
 }
 
-/// What the headers say of the body, so that nobody has to send one that is refused.
+/// What the headers say of the body, so that it is not sent in vain. Its length is refused here only where the client waits to be told:
+/// others write on, and would find a closed connection instead of the answer.
 fn check(headers: &HeaderMap) -> Result<()> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let length = text(header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok()).unwrap_or(0);
-    if length > MAX_BODY as u64 {
+    let waits = text(header::EXPECT).is_some_and(|expect| expect.eq_ignore_ascii_case("100-continue"));
+    if waits && length > MAX_BODY as u64 {
         let message = format!("the body has {length} bytes, expected at most {MAX_BODY}");
         return Err(ApiError::new(ErrorKind::TooLarge, message));
     }
@@ -70,7 +72,8 @@ mod tests {
     #[test]
     fn bodies_that_are_too_long_or_compressed_are_refused_unread() {
         let kind = |name, value: &str| {
-            let headers = HeaderMap::from_iter([(name, value.parse().unwrap())]);
+            let expect = (header::EXPECT, "100-continue".parse().unwrap());
+            let headers = HeaderMap::from_iter([(name, value.parse().unwrap()), expect]);
             check(&headers).map_err(|error| error.kind)
         };
         assert_eq!(kind(header::CONTENT_LENGTH, "33554432"), Ok(()));
