@@ -56,8 +56,8 @@ pub struct LoadOptions {
     /// Most time between two tokens of an answer while prompts are computed beside it, unless its request says otherwise: so many
     /// rows of prompts are in a step, once what steps cost is known. `None`: see `latency_steps`.
     pub token_latency: Option<Duration>,
-    /// Where there is no `token_latency`: so many times what a step of the answers alone takes, as measured, beside one prompt or
-    /// two; more of them may take more. `None`: chunks are always whole.
+    /// Where there is no `token_latency`: so many times what a step of the answers alone takes, as measured, beside one prompt; each
+    /// further one adds as much. `None`: chunks are always whole.
     pub latency_steps: Option<f64>,
     /// What `latency_steps` comes to is at least this: what nobody notices need not be kept short.
     pub least_latency: Duration,

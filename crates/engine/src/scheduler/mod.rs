@@ -46,8 +46,9 @@ use queue::Queue;
 /// A prompt waits for another one, or takes a part of a page from a running sequence, only for so many tokens.
 const LEAST_SHARED: usize = 16;
 
-/// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on.
-const LEAST_PROMPT_ROWS: usize = 1;
+/// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on, and not by single rows, which keep a
+/// prompt of 3,000 words waiting 3.6 times as long for the sake of a third of the slowest steps (docs/server.md).
+const LEAST_PROMPT_ROWS: usize = 8;
 
 /// A prompt of `n` tokens lets others go first until so many times `n` rows of prompts have been computed: short prompts need not wait
 /// for long ones, and none waits for ever.
@@ -99,7 +100,7 @@ pub(crate) struct Scheduler {
     chunks: ChunkModel,
     /// Most time between two tokens of an answer while prompts are computed, unless its request says otherwise.
     token_latency: Option<Duration>,
-    /// Without it: so many times what a step of answers alone takes, for one prompt or two; more of them may take more.
+    /// Without it: so many times what a step of answers alone takes, for one prompt; each further one adds as much.
     latency_steps: Option<f64>,
     /// But not less than this.
     least_latency: Duration,
@@ -710,9 +711,9 @@ impl Scheduler {
     fn latency(&self) -> Option<f64> {
         let running = || self.slots.iter().flatten();
         let of_steps = || {
-            // Each prompt but one may take as much as one alone: otherwise all of them wait while few answer.
-            let n_shares = running().filter(|s| s.in_prompt).count().saturating_sub(1).max(1);
-            let seconds = self.alone() * (1.0 + (self.latency_steps? - 1.0) * n_shares as f64);
+            // Each prompt may take as much as one alone: otherwise all of them wait while few answer.
+            let n_prompts = running().filter(|s| s.in_prompt).count().max(1);
+            let seconds = self.alone() * (1.0 + (self.latency_steps? - 1.0) * n_prompts as f64);
             // Until a step was seen, what everybody gets who asks for nothing.
             let seconds = if seconds > 0.0 { seconds } else { crate::DEFAULT_TOKEN_LATENCY.as_secs_f64() };
             Some(seconds.max(self.least_latency.as_secs_f64()))

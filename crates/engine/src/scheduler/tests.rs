@@ -184,10 +184,11 @@ fn prompts_that_keep_coming_do_not_starve() {
     assert!(mean > 5.0, "{mean} of 8 clients are being answered, {n_added} in {seconds} s");
 }
 
-/// Answers that grow beside a long prompt take longer steps, though none of theirs alone is seen for thousands of steps: twice a step
-/// is twice what they take by then. On a device whose steps read weights for 10 ms, and keys and values.
+/// Answers that grow beside a long prompt take longer steps, though none of theirs alone is seen for more than a thousand steps: what
+/// one takes is known all the same, but for what does not grow with its bytes. On a device whose steps read weights for 10 ms, and keys and
+/// values.
 #[test]
-fn answers_that_grow_beside_a_prompt_wait_twice_what_they_take_then() {
+fn what_answers_alone_take_follows_their_growth_beside_a_prompt() {
     let cost = |rows: usize, attended: u64| 0.01 + 0.0004 * rows as f64 + 1e-6 * attended as f64;
     let options = LoadOptions { token_latency: None, latency_steps: Some(2.0), ..LoadOptions::default() };
     let mut s = Simulation::new(20_000, 512, 9, &options);
@@ -195,17 +196,14 @@ fn answers_that_grow_beside_a_prompt_wait_twice_what_they_take_then() {
     s.scheduler.set_weight_bytes(10_000 * s.scheduler.kv.bytes_per_token());
     (0..8).for_each(|i| _ = s.add(request(i, 20, 4000)));
     (0..100).for_each(|_| _ = s.step(&cost));
+    let before = s.scheduler.alone();
     s.add(request(99, 12_000, 5));
-    let mut ratios = Vec::new();
-    while s.scheduler.slots.iter().flatten().any(|s| s.in_prompt) || s.scheduler.n_waiting() > 0 {
-        let answers = s.scheduler.slots.iter().flatten().filter(|s| !s.in_prompt);
-        let attended: usize = answers.map(|s| s.tokens.len()).sum();
-        ratios.push(s.step(&cost).unwrap() / cost(8, attended as u64));
-        assert!(ratios.len() < 5000, "the prompt goes on");
-    }
-    let last = &ratios[ratios.len() / 2..];
-    let mean = last.iter().sum::<f64>() / last.len() as f64;
-    assert!((1.8..2.1).contains(&mean), "{mean} of a step alone");
+    (0..1000).for_each(|_| _ = s.step(&cost));
+    let running = || s.scheduler.slots.iter().flatten();
+    assert!(running().any(|s| s.in_prompt));
+    let attended: usize = running().filter(|s| !s.in_prompt).map(|s| s.tokens.len()).sum();
+    let (found, expected) = (s.scheduler.alone(), cost(8, attended as u64));
+    assert!(expected > 1.4 * before && (found / expected - 1.0).abs() < 0.15, "{found} s, {expected} s");
 }
 
 /// Short prompts that keep coming beside an answer are computed before a long one that came first, which ends all the same.
