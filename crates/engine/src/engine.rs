@@ -189,6 +189,7 @@ impl Engine {
         }
         let mut scheduler = Scheduler::new(&limits, model.n_vocab(), depth, kv, options, vision);
         scheduler.set_adapted(is_adapted, limits.numerics);
+        scheduler.set_weight_bytes(model.file_bytes());
         if model.spec().n_next > 0 {
             let (hidden, max_draft) = (model.spec().hidden, scheduler.max_draft());
             scheduler.set_proposer(Box::new(OwnLayer::new(

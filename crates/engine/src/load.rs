@@ -56,9 +56,11 @@ pub struct LoadOptions {
     /// Most time between two tokens of an answer while prompts are computed beside it, unless its request says otherwise: so many
     /// rows of prompts are in a step, once what steps cost is known. `None`: see `latency_steps`.
     pub token_latency: Option<Duration>,
-    /// Where there is no `token_latency`: so many times what a step of the answers alone takes, as measured. `None`: chunks are
-    /// always whole.
+    /// Where there is no `token_latency`: so many times what a step of the answers alone takes, as measured, beside one prompt or
+    /// two; more of them may take more. `None`: chunks are always whole.
     pub latency_steps: Option<f64>,
+    /// What `latency_steps` comes to is at least this: what nobody notices need not be kept short.
+    pub least_latency: Duration,
     /// Most rows of a step whose logits can be had; `None`: one for each sequence, all that generating needs. Scoring
     /// (`logits`, `perplexity`) computes this many positions together, at `4 * n_vocab` bytes each.
     pub n_outputs: Option<usize>,
@@ -91,6 +93,7 @@ impl Default for LoadOptions {
             max_waiting: None,
             token_latency: Some(DEFAULT_TOKEN_LATENCY),
             latency_steps: None,
+            least_latency: Duration::ZERO,
             n_outputs: None,
             page_len: None,
             kv_budget: None,

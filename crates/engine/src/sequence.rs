@@ -290,6 +290,8 @@ pub(crate) struct Sequence {
     pub(crate) draft: Vec<u32>,
     /// How good guesses were.
     pub(crate) acceptance: Acceptance,
+    /// Its prompt goes before those that are due later: rows of prompts that the scheduler has computed by then.
+    pub(crate) due: u64,
     pub(crate) added: Instant,
     pub(crate) started: Option<Instant>,
     pub(crate) first_token: Option<Instant>,
@@ -344,6 +346,7 @@ impl Sequence {
             cancel: request.cancel,
             draft: Vec::with_capacity(n_draft),
             acceptance: Acceptance::new(),
+            due: 0,
             added: Instant::now(),
             started: None,
             first_token: None,

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::common::{error, fixture, ids, ingle, json as printed_json};
 use crate::serve::Server;
+use crate::serve_audio::send;
 
 const FAMILIES: [&str; 6] = ["smolvlm", "gemma3_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_vl"];
 
@@ -153,6 +154,40 @@ fn folder_with_text() -> tempfile::TempDir {
     folder
 }
 
+/// The picture is uploaded, and named by `file_id` until it is deleted.
+fn by_file(server: &Server, model: &str, image: &[u8], seen: &str) {
+    let mut uploaded = send(server, "/v1/files", image, &[("purpose", "vision")]);
+    let file: Value = serde_json::from_str(&uploaded.body_mut().read_to_string().unwrap()).unwrap();
+    assert_eq!((&file["object"], &file["bytes"]), (&json!("file"), &json!(image.len())), "{file}");
+    let id = file["id"].as_str().unwrap();
+    let listed: Value = serde_json::from_str(&server.get("/v1/files?purpose=vision").1).unwrap();
+    assert_eq!(listed["data"], json!([file]));
+    let mut content = Server::agent().get(format!("{}/v1/files/{id}/content", server.url)).call().unwrap();
+    assert_eq!(content.body_mut().read_to_vec().unwrap(), image);
+    let parts =
+        json!([{ "type": "input_image", "file_id": id }, { "type": "input_text", "text": "What is it?" }]);
+    let ask = |more: Value| {
+        let mut body = json!({ "model": model, "temperature": 0, "max_output_tokens": 8 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let first = ask(json!({ "input": [{ "role": "user", "content": parts }] }));
+    let found = server.ok("/v1/responses", &first);
+    assert_eq!(found["output"][0]["content"][0]["text"], seen, "{found}");
+    let next = ask(json!({ "input": "And?", "previous_response_id": found["id"] }));
+    server.ok("/v1/responses", &next);
+    let deleted = Server::agent().delete(format!("{}/v1/files/{id}", server.url)).call().unwrap();
+    assert_eq!(deleted.status(), 200);
+    for body in [first, next] {
+        let (status, answer) = server.post("/v1/responses", &body);
+        let param = answer["error"]["param"].as_str().unwrap_or_default();
+        assert!(status == 404 && param.ends_with(".content[0].file_id"), "{status} {answer}");
+    }
+    let mut wrong = send(server, "/v1/files", image, &[("purpose", "fine-tune")]);
+    assert_eq!(wrong.status(), 400);
+    assert!(wrong.body_mut().read_to_string().unwrap().contains("expected vision"));
+}
+
 #[test]
 fn a_picture_gives_one_answer_on_the_command_line_and_by_every_api() {
     let folder = folder_with_text();
@@ -193,6 +228,7 @@ fn a_picture_gives_one_answer_on_the_command_line_and_by_every_api() {
     let found = server
         .ok("/api/chat", &json!({ "model": id, "stream": false, "options": options, "messages": [message] }));
     assert_eq!(found["message"]["content"], seen, "{found}");
+    by_file(&server, id, &std::fs::read(&image).unwrap(), &seen);
     for (url, expected) in [
         ("https://example.org/a.png", "none is fetched"),
         ("data:image/png;base64,QUJDREVGRw==", "expected PNG, JPEG or WebP"),

@@ -47,7 +47,7 @@ fn form(file: &[u8], fields: &[(&str, &str)]) -> Vec<u8> {
     out
 }
 
-fn send(
+pub(crate) fn send(
     server: &Server,
     path: &str,
     file: &[u8],

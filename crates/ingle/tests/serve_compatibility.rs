@@ -33,9 +33,15 @@ fn sampling() -> Value {
         "structural_tag": {
             "triggers": ["<f"], "structures": [{ "begin": "<f>", "schema": { "type": "object" }, "end": "</f>" }],
         },
-        "structured_outputs": { "regex": "a" },
+        "structured_outputs": { "regex": "a" }, "regex": "[a-z]+", "ebnf": "root ::= \"a\"",
     });
-    and(and(common, samplers), grammars)
+    let unbuilt = json!({
+        "allowed_token_ids": [5], "bad_words": ["a"], "chat_template": "x", "documents": [{ "text": "a" }],
+        "include_stop_str_in_output": true, "prompt_logprobs": 1, "return_token_ids": true,
+        "return_tokens_as_token_ids": true, "skip_special_tokens": false, "truncate_prompt_tokens": 5,
+        "use_beam_search": true,
+    });
+    and(and(and(common, samplers), grammars), unbuilt)
 }
 
 fn and(mut keys: Value, more: Value) -> Value {
@@ -77,7 +83,8 @@ fn paths() -> Vec<(&'static str, Value, Value)> {
         "tools": [{ "name": "f", "input_schema": schema }], "tool_choice": { "type": "auto" },
         "thinking": { "type": "disabled" }, "metadata": { "user_id": "u" },
         "output_format": { "type": "json_schema", "schema": schema },
-        "output_config": { "effort": "low" },
+        "output_config": { "effort": "low" }, "mcp_servers": [{ "type": "url", "url": "u", "name": "n" }],
+        "container": "c", "context_management": { "edits": [{ "type": "clear_tool_uses_20250919" }] },
     });
     let completion = json!({
         "stop": ["x"], "n_probs": 2, "return_tokens": true, "response_fields": ["content"], "stream": true,

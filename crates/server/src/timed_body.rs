@@ -1,20 +1,47 @@
-//! A request's body must have come by a certain time, so that nobody holds a connection open by sending a byte now and then.
+//! What is asked of a request's body before it is read: its length, its coding, and that it has come by a certain time, so that
+//! nobody holds a connection open by sending a byte now and then.
 
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
+use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use tokio::time::{Instant, timeout_at};
+
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::serve::MAX_BODY;
 
 /// From the end of a request's headers to the end of its body.
 const TIME: Duration = Duration::from_secs(120);
 
-/// The layer that sets the limit.
+/// The layer that sets the limits.
 pub(crate) async fn layer(request: Request, next: Next) -> Response {
-    next.run(request.map(|body| limit(body, TIME))).await
+    match check(request.headers()) {
+        Ok(()) => next.run(request.map(|body| limit(body, TIME))).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+/// What the headers say of the body, so that it is not sent in vain. Its length is refused here only where the client waits to be told:
+/// others write on, and would find a closed connection instead of the answer.
+fn check(headers: &HeaderMap) -> Result<()> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let length = text(header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok()).unwrap_or(0);
+    let waits = text(header::EXPECT).is_some_and(|expect| expect.eq_ignore_ascii_case("100-continue"));
+    if waits && length > MAX_BODY as u64 {
+        let message = format!("the body has {length} bytes, expected at most {MAX_BODY}");
+        return Err(ApiError::new(ErrorKind::TooLarge, message));
+    }
+    match text(header::CONTENT_ENCODING) {
+        None | Some("" | "identity") => Ok(()),
+        Some(coding) => {
+            let message = format!("the body has the Content-Encoding {coding:?}, expected none");
+            Err(ApiError::new(ErrorKind::UnsupportedMediaType, message))
+        }
+    }
 }
 
 /// The body fails with [`std::io::ErrorKind::TimedOut`] if it has not ended after `time`.
@@ -42,13 +69,27 @@ fn limit(body: Body, time: Duration) -> Body {
 mod tests {
     use super::*;
 
+    #[test]
+    fn bodies_that_are_too_long_or_compressed_are_refused_unread() {
+        let kind = |name, value: &str| {
+            let expect = (header::EXPECT, "100-continue".parse().unwrap());
+            let headers = HeaderMap::from_iter([(name, value.parse().unwrap()), expect]);
+            check(&headers).map_err(|error| error.kind)
+        };
+        assert_eq!(kind(header::CONTENT_LENGTH, "33554432"), Ok(()));
+        assert_eq!(kind(header::CONTENT_LENGTH, "33554433"), Err(ErrorKind::TooLarge));
+        assert_eq!(kind(header::CONTENT_ENCODING, "identity"), Ok(()));
+        assert_eq!(kind(header::CONTENT_ENCODING, "gzip"), Err(ErrorKind::UnsupportedMediaType));
+    }
+
     #[tokio::test]
     async fn a_body_that_does_not_end_fails_and_others_pass() {
         let pieces = [Ok::<_, std::io::Error>("ab"), Ok("c")];
         let whole = Body::from_stream(futures_util::stream::iter(pieces));
         let bytes = axum::body::to_bytes(limit(whole, TIME), 10).await.unwrap();
         assert_eq!(&bytes[..], b"abc");
-        let endless = Body::from_stream(futures_util::stream::pending::<Result<&str, std::io::Error>>());
+        let endless =
+            Body::from_stream(futures_util::stream::pending::<std::result::Result<&str, std::io::Error>>());
         let error = axum::body::to_bytes(limit(endless, Duration::from_millis(10)), 10).await.unwrap_err();
         assert!(error.to_string().contains("had not ended"), "{error}");
     }

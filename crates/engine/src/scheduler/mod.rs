@@ -46,9 +46,12 @@ use queue::Queue;
 /// A prompt waits for another one, or takes a part of a page from a running sequence, only for so many tokens.
 const LEAST_SHARED: usize = 16;
 
-/// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on, and not by single rows, which keep a
-/// prompt of 4,000 tokens waiting 3.6 times as long for the sake of a tenth of a step (docs/server.md).
-const LEAST_PROMPT_ROWS: usize = 8;
+/// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on.
+const LEAST_PROMPT_ROWS: usize = 1;
+
+/// A prompt of `n` tokens lets others go first until so many times `n` rows of prompts have been computed: short prompts need not wait
+/// for long ones, and none waits for ever.
+const PATIENCE: u64 = 2;
 
 /// Time of a step while the machine is short of memory.
 const PRESSED_LATENCY: Duration = Duration::from_millis(100);
@@ -59,11 +62,13 @@ const STARVED: Duration = Duration::from_millis(5);
 /// How much one step moves the rate of rows.
 const RATE_WEIGHT: f64 = 1.0 / 16.0;
 
-/// Steps of answers alone, of late.
+/// Steps of answers alone, of late: means.
 #[derive(Clone, Copy, Debug)]
 struct AnswerStep {
     seconds: f64,
     n_rows: f64,
+    /// Bytes of weights, keys and values that such a step reads.
+    bytes: f64,
 }
 
 /// How much one such step moves the mean; an interruption counts for little.
@@ -94,10 +99,14 @@ pub(crate) struct Scheduler {
     chunks: ChunkModel,
     /// Most time between two tokens of an answer while prompts are computed, unless its request says otherwise.
     token_latency: Option<Duration>,
-    /// Without it: so many times what a step of answers alone takes, for one prompt; each further one adds as much.
+    /// Without it: so many times what a step of answers alone takes, for one prompt or two; more of them may take more.
     latency_steps: Option<f64>,
+    /// But not less than this.
+    least_latency: Duration,
     /// Of such steps, of late; `None` until one was seen.
     answer_step: Option<AnswerStep>,
+    /// Bytes of the model's weights.
+    weight_bytes: u64,
     /// Since a sequence was parked for lack of memory, none has ended, and there is no more room: nothing is admitted.
     is_short: bool,
     /// The oldest sequence runs alone, and there is no page for it: it waits for memory.
@@ -143,7 +152,9 @@ impl Scheduler {
             chunks: ChunkModel::new(),
             token_latency: options.token_latency,
             latency_steps: options.latency_steps,
+            least_latency: options.least_latency,
             answer_step: None,
+            weight_bytes: 0,
             is_short: false,
             is_starved: false,
             oldest: None,
@@ -155,6 +166,11 @@ impl Scheduler {
             totals: Totals::default(),
             limits: limits.clone(),
         }
+    }
+
+    /// The model's weights have so many bytes.
+    pub(crate) fn set_weight_bytes(&mut self, n: u64) {
+        self.weight_bytes = n;
     }
 
     /// Guess with this from now on. Without effect where nothing is guessed.
@@ -221,7 +237,8 @@ impl Scheduler {
     }
 
     /// A new sequence waits for a slot.
-    pub(crate) fn add(&mut self, sequence: Sequence) {
+    pub(crate) fn add(&mut self, mut sequence: Sequence) {
+        sequence.due = self.totals.n_computed + PATIENCE * sequence.tokens.len() as u64;
         let n_outputs = 1 + self.max_draft();
         self.buffers.reserve_for(&sequence, self.limits.n_ctx, n_outputs, self.slots.len());
         self.queue.add(sequence);
@@ -667,23 +684,38 @@ impl Scheduler {
     fn alone(&self) -> f64 {
         let answers = self.slots.iter().flatten().filter(|s| !s.in_prompt);
         let load = answers.fold(Load::default(), |load, s| load.and(1, s.tokens.len()));
+        // While a long prompt is computed no such step is seen, and answers grow.
+        let seconds = |step: AnswerStep| match step.bytes {
+            bytes if bytes > 0.0 => step.seconds * (self.bytes_read(load) / bytes),
+            _ => step.seconds,
+        };
         match self.answer_step {
             _ if load.n_rows == 0 => 0.0,
-            Some(step) if load.n_rows as f64 <= step.n_rows + 0.5 => step.seconds,
+            Some(step) if load.n_rows as f64 <= step.n_rows + 0.5 => seconds(step),
             // Where prompts are always there, steps of answers alone are seldom seen, and were of fewer answers.
-            step => step.map_or(0.0, |step| step.seconds).max(self.cost.seconds(load).unwrap_or(0.0)),
+            step => step.map_or(0.0, seconds).max(self.cost.seconds(load).unwrap_or(0.0)),
         }
+    }
+
+    /// Bytes that a step of answers reads, whose time is that of reading them: weights, and the keys and values that the rows look
+    /// at. Windows read about the same in each step, and are not counted. 0: not known.
+    fn bytes_read(&self, load: Load) -> f64 {
+        if self.weight_bytes == 0 {
+            return 0.0;
+        }
+        self.weight_bytes as f64 + self.kv.bytes_per_token() as f64 * load.n_attended as f64
     }
 
     /// Seconds that the answers that run may wait for their next token; `None`: any time.
     fn latency(&self) -> Option<f64> {
         let running = || self.slots.iter().flatten();
         let of_steps = || {
-            // Each prompt may take as much as one alone: otherwise all of them wait while few answer.
-            let n_prompts = running().filter(|s| s.in_prompt).count().max(1);
-            let seconds = self.alone() * (1.0 + (self.latency_steps? - 1.0) * n_prompts as f64);
+            // Each prompt but one may take as much as one alone: otherwise all of them wait while few answer.
+            let n_shares = running().filter(|s| s.in_prompt).count().saturating_sub(1).max(1);
+            let seconds = self.alone() * (1.0 + (self.latency_steps? - 1.0) * n_shares as f64);
             // Until a step was seen, what everybody gets who asks for nothing.
-            Some(if seconds > 0.0 { seconds } else { crate::DEFAULT_TOKEN_LATENCY.as_secs_f64() })
+            let seconds = if seconds > 0.0 { seconds } else { crate::DEFAULT_TOKEN_LATENCY.as_secs_f64() };
+            Some(seconds.max(self.least_latency.as_secs_f64()))
         };
         let of_answer = |s: &Sequence| {
             let latency = s.token_latency.or(self.token_latency);
@@ -693,16 +725,21 @@ impl Scheduler {
         answers.filter_map(of_answer).min_by(f64::total_cmp)
     }
 
-    /// A step of `n_rows` answers alone took so long.
-    fn observe_answer_step(&mut self, n_rows: usize, seconds: f64) {
-        let n_rows = n_rows as f64;
+    /// A step of answers alone took so long.
+    fn observe_answer_step(&mut self, load: Load, seconds: f64) {
+        let (n_rows, bytes) = (load.n_rows as f64, self.bytes_read(load));
         self.answer_step = Some(match self.answer_step {
-            None => AnswerStep { seconds, n_rows },
-            Some(known) => AnswerStep {
-                seconds: known.seconds
-                    + ANSWER_STEP_WEIGHT * (seconds.min(2.0 * known.seconds) - known.seconds),
-                n_rows: known.n_rows + ANSWER_STEP_WEIGHT * (n_rows - known.n_rows),
-            },
+            None => AnswerStep { seconds, n_rows, bytes },
+            Some(known) => {
+                let growth = if known.bytes > 0.0 { bytes / known.bytes } else { 1.0 };
+                let most = 2.0 * known.seconds * growth.max(1.0);
+                let mean = |known: f64, now: f64| known + ANSWER_STEP_WEIGHT * (now - known);
+                AnswerStep {
+                    seconds: mean(known.seconds, seconds.min(most)),
+                    n_rows: mean(known.n_rows, n_rows),
+                    bytes: mean(known.bytes, bytes),
+                }
+            }
         });
     }
 

@@ -24,7 +24,7 @@ impl Scheduler {
             speculator.observe(flight.load.n_rows, seconds);
         }
         match flight.n_prompt_rows {
-            0 => self.observe_answer_step(flight.load.n_rows, seconds),
+            0 => self.observe_answer_step(flight.load, seconds),
             _ => {
                 self.cost.observe(flight.load, seconds);
                 if flight.is_limited {

@@ -152,10 +152,10 @@ impl Queue {
         }
     }
 
-    /// By what prompts of a step are ordered: priority, then what its tenant may still be served, then age.
+    /// By what prompts of a step are ordered: priority, then what its tenant may still be served, then when each is due.
     pub(crate) fn rank(&self, sequence: &Sequence) -> impl Ord + use<> {
         let tenant = self.tenants.iter().find(|t| t.id == sequence.tenant);
         let deficit = tenant.map_or(0, |t| t.deficit);
-        (Reverse(sequence.priority), Reverse(deficit), sequence.id)
+        (Reverse(sequence.priority), Reverse(deficit), sequence.due, sequence.id)
     }
 }

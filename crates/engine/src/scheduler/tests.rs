@@ -184,6 +184,55 @@ fn prompts_that_keep_coming_do_not_starve() {
     assert!(mean > 5.0, "{mean} of 8 clients are being answered, {n_added} in {seconds} s");
 }
 
+/// Answers that grow beside a long prompt take longer steps, though none of theirs alone is seen for thousands of steps: twice a step
+/// is twice what they take by then. On a device whose steps read weights for 10 ms, and keys and values.
+#[test]
+fn answers_that_grow_beside_a_prompt_wait_twice_what_they_take_then() {
+    let cost = |rows: usize, attended: u64| 0.01 + 0.0004 * rows as f64 + 1e-6 * attended as f64;
+    let options = LoadOptions { token_latency: None, latency_steps: Some(2.0), ..LoadOptions::default() };
+    let mut s = Simulation::new(20_000, 512, 9, &options);
+    // As many bytes as are read in 10 ms, where those of a position take a microsecond.
+    s.scheduler.set_weight_bytes(10_000 * s.scheduler.kv.bytes_per_token());
+    (0..8).for_each(|i| _ = s.add(request(i, 20, 4000)));
+    (0..100).for_each(|_| _ = s.step(&cost));
+    s.add(request(99, 12_000, 5));
+    let mut ratios = Vec::new();
+    while s.scheduler.slots.iter().flatten().any(|s| s.in_prompt) || s.scheduler.n_waiting() > 0 {
+        let answers = s.scheduler.slots.iter().flatten().filter(|s| !s.in_prompt);
+        let attended: usize = answers.map(|s| s.tokens.len()).sum();
+        ratios.push(s.step(&cost).unwrap() / cost(8, attended as u64));
+        assert!(ratios.len() < 5000, "the prompt goes on");
+    }
+    let last = &ratios[ratios.len() / 2..];
+    let mean = last.iter().sum::<f64>() / last.len() as f64;
+    assert!((1.8..2.1).contains(&mean), "{mean} of a step alone");
+}
+
+/// Short prompts that keep coming beside an answer are computed before a long one that came first, which ends all the same.
+#[test]
+fn short_prompts_go_before_a_long_one_that_does_not_starve() {
+    let cost = |rows: usize, _: u64| 0.002 + 0.0005 * rows as f64;
+    let options = LoadOptions { token_latency: None, latency_steps: Some(2.0), ..LoadOptions::default() };
+    let mut s = Simulation::new(20_000, 512, 6, &options);
+    s.add(request(0, 100, 15_000));
+    (0..50).for_each(|_| _ = s.step(&cost));
+    let long = s.add(request(1, 2000, 1));
+    let (mut waited, mut n_steps) = (Vec::new(), 0);
+    while s.tokens[long.0 as usize].is_empty() {
+        let short = s.add(request(2 + n_steps, 40, 1));
+        let mut n = 0;
+        while s.tokens[short.0 as usize].is_empty() {
+            s.step(&cost);
+            n += 1;
+        }
+        waited.push(n);
+        n_steps += n;
+        assert!(n_steps < 10_000, "the long prompt goes on");
+    }
+    // About eight rows fit beside the answer, so that 40 take some eight steps.
+    assert!(waited.len() > 50 && waited[..50].iter().all(|n| *n < 16), "{waited:?}");
+}
+
 #[test]
 fn an_answer_of_its_own_latency_is_heeded_and_ends_with_it() {
     let cost = |rows: usize, _: u64| 0.001 * rows as f64;

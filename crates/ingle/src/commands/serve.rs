@@ -230,6 +230,8 @@ impl Serve {
             n_sequences: config.slots.unwrap_or(self.slots),
             token_latency: config.latency_target.or(self.latency_target).map(Duration::from_millis),
             latency_steps: Some(LATENCY_STEPS),
+            // Pieces of an answer do not come faster.
+            least_latency: Duration::from_millis(self.stream_interval).mul_f64(LATENCY_STEPS),
             governor: self.governor.clone(),
             ..load::options(&model.load)
         };

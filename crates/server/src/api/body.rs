@@ -4,7 +4,7 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::{ApiError, ErrorKind};
 
@@ -42,13 +42,45 @@ pub fn part<'de, T: Deserialize<'de>>(object: &'de Value, prefix: &str) -> Resul
     serde_path_to_error::deserialize(object).map_err(|error| wrong(&error, prefix))
 }
 
+/// A body of at most so many bytes is read again to find which of its keys is wrong.
+const MAX_SEARCHED: usize = 64 << 10;
+
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
-    serde_path_to_error::deserialize(&mut json).map_err(|error| wrong(&error, ""))
+    let found = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let error = wrong(&error, "");
+        match wrong_key::<T>(bytes).filter(|_| error.param.is_none()) {
+            Some(key) => ApiError::invalid(&key, format!("`{key}`: {}", error.message)),
+            None => error,
+        }
+    })?;
+    match json.end() {
+        Ok(()) => Ok(found),
+        Err(error) => {
+            let message = format!("found more after the body's JSON, expected its end: {error}");
+            Err(ApiError::new(ErrorKind::Invalid, message))
+        }
+    }
+}
+
+/// The key without which the body would be as expected. Errors within flattened structs have no path.
+fn wrong_key<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
+    if bytes.len() > MAX_SEARCHED {
+        return None;
+    }
+    let body: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
+    let is_wrong = |key: &&String| {
+        let mut others = body.clone();
+        others.remove(*key);
+        T::deserialize(Value::Object(others)).is_ok()
+    };
+    body.keys().find(is_wrong).cloned()
 }
 
 fn wrong(error: &serde_path_to_error::Error<serde_json::Error>, prefix: &str) -> ApiError {
-    let message = format!("the body is not as expected: {}", error.inner());
+    // Clients know nothing of the names of our structs.
+    let message = error.inner().to_string().replace("expected struct Body", "expected an object");
+    let message = format!("the body is not as expected: {message}");
     match error.path().to_string().as_str() {
         // The second where the text is not JSON.
         "." | "?" => ApiError::new(ErrorKind::Invalid, message),
@@ -61,9 +93,17 @@ mod tests {
     use super::*;
 
     #[derive(Debug, serde::Deserialize)]
+    #[allow(dead_code)]
     struct Body {
-        #[allow(dead_code)]
         list: Vec<u32>,
+        #[serde(flatten)]
+        more: More,
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    #[allow(dead_code)]
+    struct More {
+        number: Option<f32>,
     }
 
     #[test]
@@ -73,5 +113,12 @@ mod tests {
         assert_eq!(error.param.as_deref(), Some("list[1]"));
         assert!(error.message.contains("invalid type: string \"x\""), "{}", error.message);
         assert_eq!(parse::<Body>(b"{").unwrap_err().kind, ErrorKind::Invalid);
+        let error = parse::<Body>(br#"{"list":[],"number":"x"}"#).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("number"), "{}", error.message);
+        let error = parse::<Body>(b"7").unwrap_err();
+        assert!(error.message.ends_with("expected an object at line 1 column 1"), "{}", error.message);
+        assert!(parse::<Body>(b"{\"list\":[]} \n").is_ok());
+        let error = parse::<Body>(br#"{"list":[]} x"#).unwrap_err();
+        assert!(error.message.contains("expected its end"), "{}", error.message);
     }
 }

@@ -1,16 +1,18 @@
 //! The keys of sampling that the APIs share, with the extensions that clients of llama.cpp and vLLM send.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use engine::{Dry, Mirostat, SamplerName, SamplingParams};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use text::{Grammar, Trigger, Triggers};
 
 use crate::defaults::SamplingChoice;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::{GenerateOptions, KeepAlive};
+
+/// The bias of a token that is forbidden: far below every logit.
+pub(super) const FORBIDDEN: f32 = -1e9;
 
 /// Flattened into the requests of several APIs. `null` is as if the key were not there.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -25,7 +27,8 @@ pub struct SamplingKeys {
     repeat_penalty: Option<f32>,
     repeat_last_n: Option<i64>,
     seed: Option<i64>,
-    logit_bias: Option<BTreeMap<String, f32>>,
+    /// An object of tokens' ids, or pairs of them and of a number or `false`.
+    logit_bias: Option<Value>,
     ignore_eos: Option<bool>,
     min_tokens: Option<usize>,
     stop_token_ids: Option<Vec<u32>>,
@@ -34,6 +37,8 @@ pub struct SamplingKeys {
     cache_prompt: Option<bool>,
     #[serde(flatten)]
     more: MoreSamplers,
+    #[serde(flatten)]
+    unbuilt: Unbuilt,
     /// The grammar begins where a trigger stands in the text.
     grammar_lazy: Option<bool>,
     grammar_triggers: Option<Vec<TriggerKeys>>,
@@ -45,8 +50,10 @@ pub struct SamplingKeys {
     grammar: Option<String>,
     #[serde(alias = "guided_json")]
     json_schema: Option<Value>,
+    #[serde(alias = "regex")]
     guided_regex: Option<String>,
     guided_choice: Option<Vec<String>>,
+    #[serde(alias = "ebnf")]
     guided_grammar: Option<String>,
 }
 
@@ -59,6 +66,49 @@ struct TriggerKeys {
     #[serde(default)]
     value: String,
     token: Option<u32>,
+}
+
+/// Keys of vLLM and SGLang that would change the answer or what is told of it: refused unless they ask for nothing.
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Unbuilt {
+    allowed_token_ids: Option<Value>,
+    bad_words: Option<Value>,
+    chat_template: Option<Value>,
+    documents: Option<Value>,
+    include_stop_str_in_output: Option<bool>,
+    prompt_logprobs: Option<Value>,
+    return_token_ids: Option<bool>,
+    return_tokens_as_token_ids: Option<bool>,
+    skip_special_tokens: Option<bool>,
+    truncate_prompt_tokens: Option<Value>,
+    use_beam_search: Option<bool>,
+}
+
+impl Unbuilt {
+    fn check(&self) -> Result<()> {
+        let asks = |value: &Option<Value>| match value {
+            None | Some(Value::Null) => false,
+            Some(Value::Array(list)) => !list.is_empty(),
+            Some(_) => true,
+        };
+        let found = [
+            ("allowed_token_ids", asks(&self.allowed_token_ids)),
+            ("bad_words", asks(&self.bad_words)),
+            ("chat_template", asks(&self.chat_template)),
+            ("documents", asks(&self.documents)),
+            ("include_stop_str_in_output", self.include_stop_str_in_output == Some(true)),
+            ("prompt_logprobs", asks(&self.prompt_logprobs)),
+            ("return_token_ids", self.return_token_ids == Some(true)),
+            ("return_tokens_as_token_ids", self.return_tokens_as_token_ids == Some(true)),
+            ("skip_special_tokens", self.skip_special_tokens == Some(false)),
+            ("truncate_prompt_tokens", asks(&self.truncate_prompt_tokens)),
+            ("use_beam_search", self.use_beam_search == Some(true)),
+        ];
+        match found.into_iter().find(|(_, is_asked)| *is_asked) {
+            Some((name, _)) => Err(ApiError::not_built(name)),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Samplers of llama.cpp, by its names; a value that llama.cpp takes for off is off.
@@ -143,6 +193,7 @@ impl SamplingKeys {
     /// # Errors
     /// A value outside its limits, or a key that cannot be honoured, by name.
     pub fn apply(&self, options: &mut GenerateOptions) -> Result<()> {
+        self.unbuilt.check()?;
         options.triggers = self.triggers()?;
         options.given = self.given();
         let sampling = &mut options.sampling;
@@ -253,15 +304,36 @@ impl SamplingKeys {
     }
 
     fn logit_bias(&self) -> Result<Vec<(u32, f32)>> {
-        let entries = self.logit_bias.iter().flatten();
-        let read = |(token, bias): (&String, &f32)| match token.parse() {
-            Ok(token) => Ok((token, *bias)),
-            Err(_) => {
-                let message = format!("found the key {token:?} in `logit_bias`, expected a token's id");
-                Err(ApiError::invalid("logit_bias", message))
-            }
+        let wrong = |found: &Value| {
+            let expected =
+                "an object of tokens' ids and numbers, or a list of pairs of an id, and a number or false";
+            ApiError::invalid("logit_bias", format!("`logit_bias` has {found}, expected {expected}"))
         };
-        entries.map(read).collect()
+        let entry = |token: &Value, bias: &Value| {
+            let id = match token {
+                Value::String(id) => id.parse().ok(),
+                token => token.as_u64().and_then(|id| u32::try_from(id).ok()),
+            };
+            let bias = match bias {
+                Value::Bool(false) => Some(FORBIDDEN),
+                bias => bias.as_f64().map(|bias| bias as f32),
+            };
+            id.zip(bias).ok_or_else(|| wrong(&json!([token, bias])))
+        };
+        match &self.logit_bias {
+            None | Some(Value::Null) => Ok(Vec::new()),
+            Some(Value::Object(biases)) => {
+                biases.iter().map(|(token, bias)| entry(&json!(token), bias)).collect()
+            }
+            Some(Value::Array(pairs)) => {
+                let read = |pair: &Value| match pair.as_array().map(Vec::as_slice) {
+                    Some([token, bias]) => entry(token, bias),
+                    _ => Err(wrong(pair)),
+                };
+                pairs.iter().map(read).collect()
+            }
+            Some(other) => Err(wrong(other)),
+        }
     }
 }
 
@@ -378,7 +450,6 @@ fn duration(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
     use std::time::Duration;
 
     fn apply(keys: Value) -> Result<GenerateOptions> {
@@ -399,6 +470,9 @@ mod tests {
         assert_eq!((options.sampling.repeat_penalty, options.sampling.seed), (1.25, None));
         assert_eq!(options.sampling.logit_bias, [(7, -100.0)]);
         assert!(options.ignore_end);
+        let pairs =
+            json!({ "logit_bias": [[7, 1.5], ["8", false]], "bad_words": [], "skip_special_tokens": true });
+        assert_eq!(apply(pairs).unwrap().sampling.logit_bias, [(7, 1.5), (8, FORBIDDEN)]);
     }
 
     #[test]
@@ -429,6 +503,12 @@ mod tests {
             (json!({"temperature": -1}), "temperature"),
             (json!({"top_p": 2}), "top_p"),
             (json!({"logit_bias": {"x": 1}}), "logit_bias"),
+            (json!({"logit_bias": {"7": true}}), "logit_bias"),
+            (json!({"logit_bias": [[7]]}), "logit_bias"),
+            (json!({"logit_bias": 7}), "logit_bias"),
+            (json!({"bad_words": ["a"]}), "bad_words"),
+            (json!({"prompt_logprobs": 0}), "prompt_logprobs"),
+            (json!({"skip_special_tokens": false}), "skip_special_tokens"),
             (json!({"mirostat": 3}), "mirostat"),
             (json!({"typical_p": 1.5}), "typical_p"),
             (json!({"samplers": ["top_k", "top_q"]}), "samplers"),

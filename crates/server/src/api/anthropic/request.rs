@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use text::Grammar;
 
+use crate::api::body::text_or_null;
 use crate::api::sampling::SamplingKeys;
 use crate::error::{ApiError, Result};
 use crate::images;
@@ -11,7 +12,7 @@ use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
 
 #[derive(Deserialize)]
 pub(super) struct Body {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     messages: Vec<Value>,
     system: Option<Value>,
@@ -23,6 +24,10 @@ pub(super) struct Body {
     thinking: Option<Value>,
     output_config: Option<Value>,
     output_format: Option<Value>,
+    // Known, and not built: refused unless they ask for nothing.
+    container: Option<Value>,
+    context_management: Option<Value>,
+    mcp_servers: Option<Vec<Value>>,
     #[serde(flatten)]
     sampling: SamplingKeys,
 }
@@ -38,6 +43,15 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
         }
     }
     body.sampling.apply(&mut options)?;
+    let edits = |keys: &Value| keys["edits"].as_array().is_some_and(|edits| !edits.is_empty());
+    let unbuilt = [
+        ("container", body.container.is_some()),
+        ("context_management", body.context_management.as_ref().is_some_and(edits)),
+        ("mcp_servers", body.mcp_servers.is_some_and(|servers| !servers.is_empty())),
+    ];
+    if let Some((name, _)) = unbuilt.into_iter().find(|(_, is_asked)| *is_asked) {
+        return Err(ApiError::not_built(name));
+    }
     let config = body.output_config.unwrap_or_default();
     if !(config.is_object() || config.is_null()) {
         return wrong("output_config", &config, "an object with `effort` and `format`");
@@ -232,8 +246,10 @@ fn thinking(thinking: Option<&Value>) -> Result<(Option<bool>, Option<usize>)> {
     let Some(thinking) = thinking.filter(|thinking| !thinking.is_null()) else { return Ok((None, None)) };
     match (thinking["type"].as_str(), thinking["budget_tokens"].as_u64()) {
         (Some("disabled"), _) => Ok((Some(false), None)),
+        // The model decides, as its template has it.
+        (Some("adaptive"), _) => Ok((None, None)),
         (Some("enabled"), Some(budget)) if budget > 0 => Ok((Some(true), usize::try_from(budget).ok())),
-        _ => wrong("thinking", thinking, "type disabled, or type enabled with budget_tokens above 0"),
+        _ => wrong("thinking", thinking, "type disabled, adaptive, or enabled with budget_tokens above 0"),
     }
 }
 
@@ -310,6 +326,11 @@ mod tests {
             (json!({ "messages": user, "tools": [{ "name": "f" }] }), "tools[0].input_schema"),
             (json!({ "messages": user, "tool_choice": { "type": "tool" } }), "tool_choice"),
             (json!({ "messages": user, "thinking": { "type": "enabled" } }), "thinking"),
+            (json!({ "messages": user, "mcp_servers": [{ "type": "url" }] }), "mcp_servers"),
+            (
+                json!({ "messages": user, "context_management": { "edits": [{ "type": "x" }] } }),
+                "context_management",
+            ),
             (json!({ "messages": user, "output_format": {} }), "output_format"),
             (json!({ "messages": user, "output_config": { "format": 7 } }), "output_config.format"),
             (json!({ "messages": user, "output_config": "high" }), "output_config"),

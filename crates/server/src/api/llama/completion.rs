@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::answer::{self, Shape};
 use crate::api::body::{JsonBody, part};
-use crate::api::sampling::SamplingKeys;
+use crate::api::sampling::{FORBIDDEN, SamplingKeys};
 use crate::api::timing::TimingKeys;
 use crate::app::App;
 use crate::error::{ApiError, Result};
@@ -171,8 +171,7 @@ pub(super) async fn with_biases(app: &App, mut body: Value) -> Result<Value> {
     let mut biases = Map::new();
     for (token, bias) in pairs {
         let bias = match bias {
-            // Far below every logit.
-            Value::Bool(false) => json!(-1e9),
+            Value::Bool(false) => json!(FORBIDDEN),
             Value::Number(_) => bias,
             other => return Err(wrong(&other)),
         };

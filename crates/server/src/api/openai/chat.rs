@@ -152,11 +152,14 @@ fn request(body: Body) -> Result<ChatRequest> {
         return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
     }
     let messages = body.messages.into_iter().enumerate().map(|(index, value)| message(index, value));
+    let mut tools = body.tools.unwrap_or_default();
+    check_tools(&tools)?;
+    let tool_choice = tool_choice(body.tool_choice.as_ref(), &mut tools)?;
     Ok(ChatRequest {
         model: body.model,
         messages: messages.collect::<Result<_>>()?,
-        tools: body.tools.unwrap_or_default(),
-        tool_choice: tool_choice(body.tool_choice.as_ref())?,
+        tools,
+        tool_choice,
         parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
         grammar,
         template_variables,
@@ -267,7 +270,10 @@ fn message(index: usize, mut message: Value) -> Result<Value> {
             let mut found = Vec::with_capacity(parts.len());
             for part in parts {
                 match (part["type"].as_str(), part["text"].as_str()) {
-                    (Some("text"), Some(part)) => found.push(json!({ "type": "text", "text": part })),
+                    // The latter two as Responses and vLLM have them.
+                    (Some("text" | "input_text" | "output_text"), Some(part)) => {
+                        found.push(json!({ "type": "text", "text": part }))
+                    }
                     (Some("refusal"), _) => {
                         found.push(
                             json!({ "type": "text", "text": part["refusal"].as_str().unwrap_or_default() }),
@@ -276,6 +282,15 @@ fn message(index: usize, mut message: Value) -> Result<Value> {
                     (Some("image_url"), _) => {
                         let url = part.pointer("/image_url/url").unwrap_or(&part["image_url"]);
                         found.push(images::part_of_url(&format!("messages[{index}].content"), url)?);
+                    }
+                    (
+                        Some(
+                            kind @ ("file" | "input_file" | "input_audio" | "audio_url" | "video_url"
+                            | "input_image"),
+                        ),
+                        _,
+                    ) => {
+                        return Err(ApiError::not_built(&format!("messages[{index}].content.type {kind}")));
                     }
                     (kind, _) => {
                         let found = format!("a part of type {}", kind.unwrap_or("unknown"));
@@ -291,19 +306,50 @@ fn message(index: usize, mut message: Value) -> Result<Value> {
     Ok(message)
 }
 
-fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice> {
+/// Functions are the only tools.
+fn check_tools(tools: &[Value]) -> Result<()> {
+    for (index, tool) in tools.iter().enumerate() {
+        let wrong = |key: &str, found: &Value, expected: &str| {
+            let path = format!("tools[{index}]{key}");
+            Err(ApiError::invalid(path.clone(), format!("`{path}` is {found}, expected {expected}")))
+        };
+        match tool["type"].as_str() {
+            // Many clients leave it out.
+            Some("function") | None if tool["function"]["name"].is_string() => {}
+            Some("function") => {
+                return wrong(".function.name", &tool["function"]["name"], "a function's name");
+            }
+            None => return wrong("", tool, "an object with the type function, and `function`"),
+            Some(other) => return Err(ApiError::not_built(&format!("tools[{index}].type {other}"))),
+        }
+    }
+    Ok(())
+}
+
+/// Whether tools are called; `allowed_tools` leaves only some of them.
+fn tool_choice(choice: Option<&Value>, tools: &mut Vec<Value>) -> Result<ToolChoice> {
+    let wrong = |found: &Value| {
+        let expected = "none, auto, required, a function's name, or allowed_tools";
+        ApiError::invalid("tool_choice", format!("`tool_choice` is {found}, expected {expected}"))
+    };
+    let word = |value: &Value| match value.as_str() {
+        Some("auto") => Ok(ToolChoice::Auto),
+        Some("none") => Ok(ToolChoice::None),
+        // The latter is Mistral's word.
+        Some("required" | "any") => Ok(ToolChoice::Required),
+        _ => Err(wrong(value)),
+    };
     match choice {
         None | Some(Value::Null) => Ok(ToolChoice::Auto),
-        Some(Value::String(word)) if word == "auto" => Ok(ToolChoice::Auto),
-        Some(Value::String(word)) if word == "none" => Ok(ToolChoice::None),
-        Some(Value::String(word)) if word == "required" => Ok(ToolChoice::Required),
-        Some(object) => match object["function"]["name"].as_str() {
+        Some(choice) if choice["type"] == "allowed_tools" => {
+            let allowed = &choice["allowed_tools"];
+            let names = allowed["tools"].as_array().ok_or_else(|| wrong(choice))?;
+            tools.retain(|tool| names.iter().any(|one| one["function"]["name"] == tool["function"]["name"]));
+            word(&allowed["mode"])
+        }
+        Some(choice) => match choice["function"]["name"].as_str() {
             Some(name) => Ok(ToolChoice::Function(name.to_owned())),
-            None => {
-                let message =
-                    format!("`tool_choice` is {object}, expected none, auto, required or a function's name");
-                Err(ApiError::invalid("tool_choice", message))
-            }
+            None => word(choice),
         },
     }
 }
@@ -510,6 +556,21 @@ mod tests {
     }
 
     #[test]
+    fn tools_may_be_narrowed() {
+        let tool = |name: &str| json!({ "type": "function", "function": { "name": name } });
+        let asked = |choice: Value| {
+            let user = json!([{ "role": "user", "content": [{ "type": "input_text", "text": "a" }] }]);
+            let body = json!({ "messages": user, "tools": [tool("f"), tool("g")], "tool_choice": choice });
+            read(body).map(|request| (request.tools.len(), request.tool_choice)).unwrap()
+        };
+        let allowed = json!({ "mode": "required", "tools": [tool("g")] });
+        let allowed = json!({ "type": "allowed_tools", "allowed_tools": allowed });
+        assert_eq!(asked(allowed), (1, ToolChoice::Required));
+        assert_eq!(asked(json!("any")), (2, ToolChoice::Required));
+        assert_eq!(asked(tool("g")), (2, ToolChoice::Function("g".into())));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let user = json!([{ "role": "user", "content": "a" }]);
         let image = json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }]);
@@ -525,6 +586,13 @@ mod tests {
             (json!({ "messages": user, "verbosity": "low" }), "verbosity low"),
             (json!({ "messages": user, "store": true }), "store"),
             (json!({ "messages": user, "tool_choice": { "x": 1 } }), "tool_choice"),
+            (json!({ "messages": user, "tools": [{ "type": "function" }] }), "tools[0].function.name"),
+            (json!({ "messages": user, "tools": [{ "name": "f" }] }), "tools[0]"),
+            (json!({ "messages": user, "tools": [{ "type": "custom" }] }), "tools[0].type custom"),
+            (
+                json!({ "messages": [{ "role": "user", "content": [{ "type": "file", "file": {} }] }] }),
+                "messages[0].content.type file",
+            ),
             (json!({ "messages": user, "response_format": { "type": "xml" } }), "response_format"),
             (
                 json!({ "messages": user, "response_format": { "type": "json_object", "schema": 3 } }),

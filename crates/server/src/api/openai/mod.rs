@@ -4,11 +4,14 @@ mod audio;
 mod chat;
 mod completions;
 pub(in crate::api) mod embeddings;
+mod files;
 mod lora;
 mod responses;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use std::sync::Arc;
+
+use axum::extract::{Extension, Path, State};
 use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -35,9 +38,11 @@ pub fn router() -> axum::Router<App> {
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/load_lora_adapter", post(lora::load))
         .route("/v1/unload_lora_adapter", post(lora::unload))
+        .merge(files::router())
         .merge(responses::router())
         .route("/v1/audio/transcriptions", post(audio::transcribe))
         .route("/v1/audio/translations", post(audio::translate))
+        .layer(Extension(Arc::new(files::Files::default())))
 }
 
 /// How many tokens a prompt has, as OpenAI's Responses say it.
@@ -98,7 +103,7 @@ const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
 
 /// A text, tokens, or several of either.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, a list of tokens, or a list of texts or of such lists")]
 enum Prompts {
     Text(String),
     Tokens(Vec<u32>),
@@ -120,7 +125,7 @@ impl Prompts {
 
 /// `stop`: one text or several.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
 enum Stop {
     #[default]
     None,

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+use super::super::files::File;
 use super::store::{Item, new_id};
 use crate::error::{ApiError, Result};
 use crate::images;
@@ -61,16 +64,52 @@ fn fill_in(message: &mut Map<String, Value>) {
     message.entry("status").or_insert_with(|| json!("completed"));
 }
 
+/// The same conversation, with the images that are given by `file_id` in it. The first `n_before` items are of earlier requests.
+///
+/// # Errors
+/// There is no such file.
+pub(super) fn with_files(
+    items: Vec<Item>,
+    n_before: usize,
+    file: &dyn Fn(&str) -> Result<Arc<File>>,
+) -> Result<Vec<Item>> {
+    let is_named = |part: &Value| part["type"] == "input_image" && !part["file_id"].is_null();
+    let of_item = |(index, item): (usize, Item)| {
+        let keys = ["content", "output"];
+        let has_one = |key: &&str| item[*key].as_array().is_some_and(|parts| parts.iter().any(is_named));
+        let Some(key) = keys.into_iter().find(has_one) else { return Ok(item) };
+        let path = item_path(index, n_before);
+        let mut item = Value::clone(&item);
+        for (index, part) in item[key].as_array_mut().into_iter().flatten().enumerate() {
+            if !is_named(part) {
+                continue;
+            }
+            let path = format!("{path}.{key}[{index}].file_id");
+            let id = part["file_id"].as_str().ok_or_else(|| wrong(&path, &part["file_id"], "a file's id"))?;
+            let file = file(id).map_err(|error| ApiError { param: Some(path), ..error })?;
+            let url = format!("data:;base64,{}", STANDARD.encode(&file.bytes));
+            *part = json!({ "type": "input_image", "image_url": url });
+        }
+        Ok(Arc::new(item))
+    };
+    items.into_iter().enumerate().map(of_item).collect()
+}
+
+/// Where an item stands, for messages.
+fn item_path(index: usize, n_before: usize) -> String {
+    match index.checked_sub(n_before) {
+        Some(index) => format!("input[{index}]"),
+        None => format!("previous_response_id.items[{index}]"),
+    }
+}
+
 /// The messages of a conversation, as [`crate::ChatRequest`] has them; the first `n_before` items are of earlier requests.
 pub(super) fn messages(items: &[Item], n_before: usize) -> Result<Vec<Value>> {
     let mut messages: Vec<Value> = Vec::new();
     // Reasoning belongs to the answer that follows it, which is of the same turn.
     let mut reasoning: Option<String> = None;
     for (index, item) in items.iter().enumerate() {
-        let path = match index.checked_sub(n_before) {
-            Some(index) => format!("input[{index}]"),
-            None => format!("previous_response_id.items[{index}]"),
-        };
+        let path = item_path(index, n_before);
         match item["type"].as_str() {
             Some("message") => {
                 let role = match item["role"].as_str() {
@@ -145,9 +184,6 @@ fn content(path: &str, content: &Value) -> Result<Value> {
     let part = |(index, part): (usize, &Value)| match (part["type"].as_str(), part["text"].as_str()) {
         (Some("input_text" | "output_text" | "text"), Some(found)) => Ok(text(found)),
         (Some("refusal"), _) => Ok(text(part["refusal"].as_str().unwrap_or_default())),
-        (Some("input_image"), _) if !part["file_id"].is_null() => {
-            Err(ApiError::not_built(&format!("{path}[{index}].file_id")))
-        }
         // How closely a model looks at an image is its own choice here, so `detail` changes nothing.
         (Some("input_image"), _) => {
             images::part_of_url(&format!("{path}[{index}].image_url"), &part["image_url"])
@@ -225,12 +261,30 @@ mod tests {
             found.contains("`input[0].content[0].image_url`") && found.contains("none is fetched"),
             "{found}"
         );
-        let file = part(json!({ "type": "input_image", "file_id": "f" }));
-        assert!(error(file).contains("input[0].content[0].file_id"));
         let file = part(json!({ "type": "input_file", "file_id": "f" }));
         assert!(error(file).contains("input[0].content[0].type input_file"));
         assert!(error(json!([{ "type": "item_reference", "id": "gone" }])).contains("`gone`"));
         assert!(error(json!([{ "type": "web_search_call" }])).contains("web_search_call"));
+    }
+
+    #[test]
+    fn images_may_be_named_by_their_files() {
+        let image = json!({ "type": "input_image", "file_id": "f" });
+        let given = json!([
+            { "role": "user", "content": [{ "type": "input_text", "text": "a" }, image] },
+            { "type": "function_call_output", "call_id": "c1", "output": [image] },
+        ]);
+        let items = of_input(Some(&given), &|_| None).unwrap();
+        let file = |id: &str| match id {
+            "f" => Ok(Arc::new(File::of_bytes(b"ABC"))),
+            _ => Err(ApiError::new(crate::ErrorKind::NotFound, "none")),
+        };
+        let found = messages(&with_files(items.clone(), 0, &file).unwrap(), 0).unwrap();
+        let image = json!({ "type": "image", "data": "QUJD" });
+        assert_eq!((&found[0]["content"][1], &found[1]["content"][0]), (&image, &image));
+        assert_eq!(items[0]["content"][1]["file_id"], "f", "what is kept names the file");
+        let error = with_files(items, 1, &|_| file("gone")).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("previous_response_id.items[0].content[1].file_id"));
     }
 
     #[test]

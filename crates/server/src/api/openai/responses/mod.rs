@@ -18,7 +18,9 @@ use serde_json::{Map, Value, json};
 
 use self::events::Events;
 use self::request::Body;
+pub(super) use self::store::new_id;
 use self::store::{Item, Store, Turn};
+use super::files::Files;
 use crate::answer::{Answer, AnswerEvent, Delta, EventKind};
 use crate::api::body::{JsonBody, part};
 use crate::api::timing::TimingKeys;
@@ -52,7 +54,7 @@ struct Asked {
 }
 
 impl Asked {
-    fn read(given: &Value, tenant: u64, store: &Store) -> Result<Asked> {
+    fn read(given: &Value, tenant: u64, store: &Store, files: &Files) -> Result<Asked> {
         let body: Body = part(given, "")?;
         let sampling = part(given, "")?;
         let before = match &body.previous_response_id {
@@ -70,6 +72,8 @@ impl Asked {
         let mut conversation = before.as_ref().map_or_else(Vec::new, |turn| turn.items());
         let n_before = conversation.len();
         conversation.extend(input.iter().cloned());
+        // What is kept names files, and does not hold them.
+        let conversation = items::with_files(conversation, n_before, &|id| files.get(tenant, id))?;
         let request = request::chat_request(&body, &sampling, &conversation, n_before)?;
         Ok(Asked { body, before, input, request })
     }
@@ -88,9 +92,10 @@ async fn count_tokens(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Extension(store): Extension<Arc<Store>>,
+    Extension(files): Extension<Arc<Files>>,
     JsonBody(given): JsonBody<Map<String, Value>>,
 ) -> Result<Json<Value>> {
-    let Asked { request, .. } = Asked::read(&Value::Object(given), caller.tenant, &store)?;
+    let Asked { request, .. } = Asked::read(&Value::Object(given), caller.tenant, &store, &files)?;
     let (_, tokens) = app.chat_prompt(request).await.map_err(named_input)?;
     Ok(super::input_tokens(tokens.len()))
 }
@@ -99,10 +104,11 @@ async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Extension(store): Extension<Arc<Store>>,
+    Extension(files): Extension<Arc<Files>>,
     JsonBody(given): JsonBody<Map<String, Value>>,
 ) -> Result<Response> {
     let given = Value::Object(given);
-    let Asked { body, before, input, request } = Asked::read(&given, caller.tenant, &store)?;
+    let Asked { body, before, input, request } = Asked::read(&given, caller.tenant, &store, &files)?;
     let mut base = request::echo(&body, &given);
     let answer = match body.truncates() {
         false => app.chat(&caller, request).await,

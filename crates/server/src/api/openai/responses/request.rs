@@ -7,6 +7,7 @@ use super::super::chat::{check_verbosity, reasoning_effort, response_format};
 use super::super::{check_max_tokens, check_service_tier, check_top_logprobs};
 use super::items;
 use super::store::{Item, new_id};
+use crate::api::body::text_or_null;
 use crate::api::sampling::SamplingKeys;
 use crate::api::timing::TimingKeys;
 use crate::error::{ApiError, Result};
@@ -14,7 +15,7 @@ use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
 
 #[derive(Deserialize)]
 pub(super) struct Body {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     pub(super) input: Option<Value>,
     instructions: Option<String>,

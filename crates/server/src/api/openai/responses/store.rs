@@ -216,7 +216,7 @@ fn bytes(value: &Value) -> usize {
 }
 
 /// A new id: no two of a server are the same, nor those of two starts.
-pub(super) fn new_id(kind: &str) -> String {
+pub(in crate::api::openai) fn new_id(kind: &str) -> String {
     static N: AtomicU64 = AtomicU64::new(0);
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as u64);
     format!("{kind}_{time:014x}{:08x}", N.fetch_add(1, Ordering::Relaxed))
