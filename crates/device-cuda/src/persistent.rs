@@ -228,7 +228,7 @@ impl Persistent {
         let heads = self.dense.heads;
         let (d, h) = (heads.head_dim, heads.n_heads / heads.n_kv_heads);
         // PERSISTENT_SHARED, the input, the phases.
-        let own = 5072 + 20 * d + 36 * h * d + 64 * h;
+        let own = 4752 + 20 * d + 36 * h * d + 64 * h;
         let rest = own + 2560 * self.most_quads() + size_of::<PersistentPhase>() * self.products.len();
         let n_slots = ((shared_bytes as usize).saturating_sub(rest) / SLOT).min(MAX_SLOTS);
         (n_slots, (n_slots * SLOT + rest) as u32)

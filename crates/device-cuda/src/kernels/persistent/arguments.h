@@ -45,7 +45,7 @@
 #define PERSISTENT_MAX_SLOTS 40
 #define PERSISTENT_MAX_ROWS 64
 // Bytes of dynamic shared memory beside the ring, the input and the phases, for heads of d columns and h query heads of a KV head.
-#define PERSISTENT_SHARED(d, h) (5072 + 20 * (d) + 36 * (h) * (d) + 64 * (h))
+#define PERSISTENT_SHARED(d, h) (4752 + 20 * (d) + 36 * (h) * (d) + 64 * (h))
 
 // One product. Each block of threads keeps a copy in shared memory.
 struct PersistentPhase {

@@ -264,7 +264,7 @@ template <int D, int H, bool BYTES> struct PersistentWorker : PersistentProducts
         for (int h = 0; h < H; h++) {
 #pragma unroll
             for (int c = 0; c < N_LANES_V; c++) s.outputs[warp][h * D + lane * N_LANES_V + c] = out[h][c];
-            if (lane == 0) s.most[warp][h] = most[h], s.total[warp][h] = total[h];
+            if (lane == 0) s.most[h][warp] = most[h], s.total[h][warp] = total[h];
         }
         barrier(1, 256);
         u8 *to = part(EXCHANGE_PARTIALS) + (u64)block * PARTIAL_BYTES;
@@ -272,11 +272,11 @@ template <int D, int H, bool BYTES> struct PersistentWorker : PersistentProducts
             const int h = i / D; // the same for a whole warp
             float high = -1e30f, sum = 0, value = 0;
 #pragma unroll
-            for (int w = 0; w < 8; w++) high = fmaxf(high, s.most[w][h]);
+            for (int w = 0; w < 8; w++) high = fmaxf(high, s.most[h][w]);
 #pragma unroll
             for (int w = 0; w < 8; w++) {
-                const float factor = exp2_fast(s.most[w][h] - high);
-                sum += factor * s.total[w][h], value += factor * s.outputs[w][i];
+                const float factor = exp2_fast(s.most[h][w] - high);
+                sum += factor * s.total[h][w], value += factor * s.outputs[w][i];
             }
             store_relaxed_1(to + 4 * i, tag_word(value, tag));
             if (i % D == 0) {
@@ -287,7 +287,7 @@ template <int D, int H, bool BYTES> struct PersistentWorker : PersistentProducts
     }
 
     INLINE void run() {
-        u32 epoch_input = 0, epoch = 0, phase_parity = 0;
+        u32 epoch_input = 0, epoch = 0;
         turn();
         for (u32 i = 0; i < a.n_phases; i++) {
             if (i >= a.stop_phase) return;
@@ -295,11 +295,10 @@ template <int D, int H, bool BYTES> struct PersistentWorker : PersistentProducts
             const bool is_qkv = p.kind == PERSISTENT_QKV, is_head = p.kind == PERSISTENT_HEAD;
             if (is_qkv) epoch++;
             if (is_head && threadIdx.x == 0) *(volatile u32 *)&s.credit += p.pieces; // all of it may come as slots are free
-            product(p, part(p.input), tag_of(is_qkv || is_head ? epoch_input : epoch), phase_parity);
+            product(p, part(p.input), tag_of(is_qkv || is_head ? epoch_input : epoch));
             if (is_qkv && attends()) attention(p, tag_of(epoch));
             if (p.input == EXCHANGE_GATED) epoch_input++;
             if (p.gate_refill && threadIdx.x == 0) *(volatile u32 *)&s.credit += p.credit;
-            phase_parity ^= 1;
         }
     }
 };

@@ -12,9 +12,7 @@ template <int D, int H> struct PersistentShared {
     float queries[H * D];
     float new_key[D], new_value[D];
     float outputs[8][H * D]; // of each warp
-    float most[8][H], total[8][H];
-    float squares[2][8];     // of the input, by warp; by parity of the phase
-    float residual[PERSISTENT_MAX_ROWS];
+    float most[H][8], total[H][8];
     u64 full[PERSISTENT_MAX_SLOTS], empty[PERSISTENT_MAX_SLOTS];
     u32 credit;              // pieces whose phases are over
     u32 gates;               // whether refills wait for gates
@@ -94,5 +92,8 @@ template <int D, int H> struct PersistentBlock {
         barrier(5, 288);
         pause_cycles(a.poll_delay);
     }
+    // Warps 0..7 say that the input of a phase with a norm is in shared memory; warp 8 adds its squares up while they multiply.
+    INLINE void input_is_here() { barrier_arrive(7, 288); }
+    INLINE void wait_input() { barrier(7, 288); }
     INLINE bool attends() const { return block < a.n_kv_heads * a.n_splits && split <= position / 32; }
 };

@@ -27,81 +27,108 @@ template <int D, int H> struct PersistentEpilogue : PersistentBlock<D, H> {
         for (int w = 0; w < 8; w++) v += s.partial[pass_parity][w][row];
         return v;
     }
-    INLINE float input_scale(u32 phase_parity) const {
-        float sum = 0;
+    // Of four rows, the first a multiple of four.
+    INLINE float4 partial_sums(int row) const {
+        float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int w = 0; w < 8; w++) sum += s.squares[phase_parity][w];
-        return rsqrtf(sum * this->inverse_hidden + a.eps);
-    }
-    // The block's rows of the residual as chunks of residual * norm, with their squares.
-    INLINE void publish_residual(const float (&norm)[2], u32 g0, u32 n, u32 to, u32 tag) {
-#pragma unroll
-        for (u32 r0 = 0; r0 < PERSISTENT_MAX_ROWS; r0 += 32) {
-            if (r0 >= n) break;
-            const u32 r = r0 + lane;
-            const float x = r < n ? s.residual[r] : 0.0f;
-            const float squares = sum_of_8(x * x);
-            const uint4 chunk = make_chunk(x * norm[r0 / 32], squares, tag);
-            if ((lane & 7) == 0 && r < n) store_relaxed_4(part(to) + (u64)(g0 + r / 8) * 16, chunk);
+        for (int w = 0; w < 8; w++) {
+            const float4 x = *(const float4 *)&s.partial[pass_parity][w][row];
+            v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
         }
+        return v;
     }
+    // 0: what follows the wait for other warps is done once before, for nothing, so that its instructions are in the caches when it
+    // matters: a layer is more code than the nearest cache holds, and this warp has time. From n_rows, which is 1, so that the compiler
+    // does not see how often: it would make two copies of the code.
+    INLINE u32 rehearsal() const { return a.n_rows ^ 1; }
+    // The norm of a phase's input, while the other warps multiply.
+    INLINE float input_scale(u32 k_quads) {
+        this->wait_input();
+        float sum = 0;
+        for (u32 quad = 0; quad < k_quads; quad++) {
+#pragma unroll
+            for (int t = 0; t < 4; t++) sum += __uint_as_float(s.input[32 * quad + 8 * t + (lane >> 2)].chunk[lane & 3].w);
+        }
+        return rsqrtf(sum_of_32(sum) * this->inverse_hidden + a.eps);
+    }
+    // Four rows of the residual a lane as chunks of residual * norm, with their squares.
+    INLINE void publish_residual(const float (&x)[4], const float (&norm)[4], u32 g0, u32 n, u32 to, u32 tag, bool real) {
+        float squares = x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3];
+        squares += __shfl_xor_sync(~0u, squares, 1);
+        const float v[4] = {x[0] * norm[0], x[1] * norm[1], x[2] * norm[2], x[3] * norm[3]};
+        const uint4 chunk = make_chunk_of_2(v, squares, tag);
+        if (real && (lane & 1) == 0 && 4 * lane < n) store_relaxed_4(part(to) + (u64)(g0 + lane / 2) * 16, chunk);
+    }
+    // Joins the partial attentions of the block's KV head; the block has every n_splits-th chunk of 8 values of its heads. Four lanes
+    // have two chunks of one partial, so that eight partials are in flight, and eight more in other registers; and two more chunks.
     INLINE void merge(u32 tag) {
         if (block >= a.n_kv_heads * a.n_splits) return;
+        constexpr u32 STRIDE = PARTIAL_BYTES, CHUNKS = H * D / 8;
         const u32 n_partials = min(a.n_splits, position / 32 + 1);
-        constexpr u32 STRIDE = PARTIAL_BYTES;
         const u8 *from = part(EXCHANGE_PARTIALS) + (u64)kv_head * a.n_splits * STRIDE;
-        const u32 half = lane & 1, index = lane >> 1; // 4 of a chunk's values, of one partial
+        const u32 half = lane & 1, index = lane >> 2;
         pause_cycles(a.merge_delay);
-        for (u32 c0 = split; c0 < H * D / 8; c0 += 2 * a.n_splits) {
-            uint4 v[2];
-            uint2 ml[2];
-            bool all;
-            do {
-                all = true;
+        for (u32 c0 = split + ((lane >> 1) & 1) * a.n_splits, first = split; first < CHUNKS; c0 += 4 * a.n_splits, first += 4 * a.n_splits) {
+            uint4 v[2][2] = {};
+            uint2 ml[2][2] = {};
+            bool there[2][2];
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const u32 c = c0 + i * a.n_splits;
-                    if (c < H * D / 8 && index < n_partials) {
-                        v[i] = load_relaxed_4(from + index * STRIDE + c * 32 + half * 16);
-                        ml[i] = load_relaxed_2(from + index * STRIDE + (H * D + 2 * (c * 8 / D)) * 4);
+            for (int r = 0; r < 2; r++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) there[r][i] = c0 + 2 * r * a.n_splits < CHUNKS && index + 8 * i < n_partials;
+            for (u32 turn = rehearsal(); turn < 2; turn++) {
+                const bool real = turn == 1;
+                bool all = true;
+                if (real) do {
+                    all = true;
+#pragma unroll
+                    for (int r = 0; r < 2; r++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            if (!there[r][i]) continue;
+                            const u32 c = c0 + 2 * r * a.n_splits;
+                            const u8 *partial = from + (index + 8 * i) * STRIDE;
+                            v[r][i] = load_relaxed_4(partial + c * 32 + half * 16);
+                            ml[r][i] = load_relaxed_2(partial + (H * D + 2 * (c * 8 / D)) * 4);
+                        }
+#pragma unroll
+                    for (int r = 0; r < 2; r++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++)
+                            if (there[r][i])
+                                all = all && ((((v[r][i].x ^ tag) | (v[r][i].y ^ tag) | (v[r][i].z ^ tag) | (v[r][i].w ^ tag) | (ml[r][i].x ^ tag) | (ml[r][i].y ^ tag)) & 15) == 0);
+                } while (!__all_sync(~0u, all));
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    if (first + 2 * r * a.n_splits >= CHUNKS) break;
+                    float high = -1e30f;
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        if (there[r][i]) high = fmaxf(high, untag_word(ml[r][i].x));
+#pragma unroll
+                    for (int m = 4; m < 32; m *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, m));
+                    float total = 0, f[4] = {0, 0, 0, 0};
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        if (!there[r][i]) continue;
+                        const float factor = exp2_fast(untag_word(ml[r][i].x) - high);
+                        total += factor * untag_word(ml[r][i].y);
+                        f[0] += factor * untag_word(v[r][i].x), f[1] += factor * untag_word(v[r][i].y);
+                        f[2] += factor * untag_word(v[r][i].z), f[3] += factor * untag_word(v[r][i].w);
                     }
+#pragma unroll
+                    for (int m = 4; m < 32; m *= 2) {
+                        total += __shfl_xor_sync(~0u, total, m);
+#pragma unroll
+                        for (int e = 0; e < 4; e++) f[e] += __shfl_xor_sync(~0u, f[e], m);
+                    }
+                    const float inverse = reciprocal_fast(total);
+#pragma unroll
+                    for (int e = 0; e < 4; e++) f[e] *= inverse;
+                    const uint4 chunk = make_chunk_of_2(f, 0.0f, tag);
+                    const u32 c = c0 + 2 * r * a.n_splits;
+                    if (real && half == 0 && index == 0 && c < CHUNKS) store_relaxed_4(part(EXCHANGE_ATTENDED) + ((u64)kv_head * CHUNKS + c) * 16, chunk);
                 }
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    if (c0 + i * a.n_splits < H * D / 8 && index < n_partials)
-                        all = all && ((((v[i].x ^ tag) | (v[i].y ^ tag) | (v[i].z ^ tag) | (v[i].w ^ tag) | (ml[i].x ^ tag) | (ml[i].y ^ tag)) & 15) == 0);
-            } while (!__all_sync(~0u, all));
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const u32 c = c0 + i * a.n_splits;
-                if (c >= H * D / 8) continue;
-                const bool there = index < n_partials;
-                float high = there ? untag_word(ml[i].x) : -1e30f;
-#pragma unroll
-                for (int m = 2; m < 32; m *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, m));
-                const float factor = there ? exp2_fast(untag_word(ml[i].x) - high) : 0.0f;
-                float total = there ? factor * untag_word(ml[i].y) : 0.0f, f[4];
-                f[0] = there ? factor * untag_word(v[i].x) : 0.0f, f[1] = there ? factor * untag_word(v[i].y) : 0.0f;
-                f[2] = there ? factor * untag_word(v[i].z) : 0.0f, f[3] = there ? factor * untag_word(v[i].w) : 0.0f;
-#pragma unroll
-                for (int m = 2; m < 32; m *= 2) {
-                    total += __shfl_xor_sync(~0u, total, m);
-#pragma unroll
-                    for (int e = 0; e < 4; e++) f[e] += __shfl_xor_sync(~0u, f[e], m);
-                }
-                const float inverse = reciprocal_fast(total);
-                float largest = 0;
-#pragma unroll
-                for (int e = 0; e < 4; e++) f[e] *= inverse, largest = fmaxf(largest, fabsf(f[e]));
-                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-                const u32 scale = chunk_scale(largest), t = tag << 28;
-                u32 p = 0;
-#pragma unroll
-                for (int e = 0; e < 4; e++) p |= (u32)(chunk_quant(f[e], scale) & 255) << (8 * e);
-                const u32 other = __shfl_xor_sync(~0u, p, 1);
-                if (lane == 0)
-                    store_relaxed_4(part(EXCHANGE_ATTENDED) + ((u64)kv_head * (H * D / 8) + c) * 16,
-                                    make_uint4((p & 0xFFFFFF) | t, (p >> 24) | ((other & 0xFFFF) << 8) | t, (other >> 16) | (scale << 16) | t, t));
             }
         }
     }
@@ -127,90 +154,109 @@ template <int D, int H> struct PersistentEpilogue : PersistentBlock<D, H> {
     }
 
     INLINE void finish() {
-        u32 epoch_input = 0, epoch = 0, phase_parity = 0;
+        u32 epoch_input = 0, epoch = 0;
         const u32 x0 = first_group(a.hidden / 8, block), nx = (first_group(a.hidden / 8, block + 1) - x0) * 8;
-        // Weights of a norm for the rows of this lane, loaded before they are needed.
-        auto own = [&](const float *w, float (&out)[2]) {
-            out[0] = w && lane < nx ? w[x0 * 8 + lane] : 0.0f, out[1] = w && lane + 32 < nx ? w[x0 * 8 + 32 + lane] : 0.0f;
+        // Of a vector like the residual, the four rows of this lane: norms, loaded before they are needed.
+        auto own = [&](const float *w, float (&out)[4]) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) out[e] = w && 4 * lane < nx ? w[x0 * 8 + 4 * lane + e] : 0.0f;
         };
-        float norm[2], post[2];
-        for (u32 r = lane; r < nx; r += 32) s.residual[r] = a.x[x0 * 8 + r];
-        __syncwarp();
-        own(a.first_norm, norm);
-        publish_residual(norm, x0, nx, EXCHANGE_INPUT, tag_of(epoch_input));
+        float residual[4], norm[4], post[4];
+        own(a.x, residual), own(a.first_norm, norm);
+        publish_residual(residual, norm, x0, nx, EXCHANGE_INPUT, tag_of(epoch_input), true);
         published();
         for (u32 i = 0; i < a.n_phases; i++) {
             if (i >= a.stop_phase) return;
             const PersistentPhase p = this->phase(i);
             const u32 g0 = p.own_first, n_groups = p.own_groups;
+            if (p.kind == PERSISTENT_ADD) { // of one pass: PERSISTENT_MAX_ROWS
+                const bool down = p.input == EXCHANGE_GATED;
+                own(p.norm, norm), own(p.post_norm, post);
+                const u32 tag = tag_of(epoch);
+                if (down) epoch_input++;
+                const u32 to = down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, to_tag = down ? tag_of(epoch_input) : tag;
+                for (u32 turn = rehearsal(); turn < 2; turn++) {
+                    const bool real = turn == 1;
+                    if (real) barrier(2 + pass_parity, 288);
+                    float4 v = make_float4(0, 0, 0, 0);
+                    if (4 * lane < nx) v = partial_sums(4 * lane);
+                    if (real && p.post_norm) {
+                        const float scale = exchange_squares(sum_of_32(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w), down, tag);
+                        v.x *= scale * post[0], v.y *= scale * post[1], v.z *= scale * post[2], v.w *= scale * post[3];
+                    }
+                    const float x[4] = {residual[0] + v.x, residual[1] + v.y, residual[2] + v.z, residual[3] + v.w};
+                    publish_residual(x, norm, x0, nx, to, to_tag, real);
+                    if (real) residual[0] = x[0], residual[1] = x[1], residual[2] = x[2], residual[3] = x[3];
+                }
+                pass_parity ^= 1;
+                published();
+                continue;
+            }
             const u32 n_passes = n_groups == 0 ? 1 : (n_groups + PERSISTENT_PASS - 1) / PERSISTENT_PASS;
             if (p.kind == PERSISTENT_QKV) epoch++;
-            if (p.kind == PERSISTENT_ADD) own(p.norm, norm), own(p.post_norm, post);
             const u32 tag = tag_of(epoch);
             float best = -__int_as_float(0x7f800000);
             u32 best_row = 0;
-            float squares = 0;
-            const bool down = p.input == EXCHANGE_GATED;
-            for (u32 pass = 0; pass < n_passes; pass++) {
-                barrier(2 + pass_parity, 288);
-                const u32 first_row = (g0 + pass * PERSISTENT_PASS) * 8, n = min((u32)PERSISTENT_PASS, n_groups - pass * PERSISTENT_PASS) * 8;
-                if (p.kind == PERSISTENT_QKV) {
-                    const float scale = input_scale(phase_parity);
+            float scale = 0;
+            for (int pass = (int)rehearsal() - 1; pass < (int)n_passes; pass++) {
+                const bool real = pass >= 0;
+                const u32 of = real ? pass : 0;
+                const u32 first_row = (g0 + of * PERSISTENT_PASS) * 8, n = min((u32)PERSISTENT_PASS, n_groups - of * PERSISTENT_PASS) * 8;
+                if (pass == 0) scale = input_scale(p.k_quads);
+                if (real) barrier(2 + pass_parity, 288);
+                if (p.kind == PERSISTENT_GATE) {
+                    // Pairs of groups, two lanes each.
+                    const u32 row = (lane >> 1) * 16 + (lane & 1) * 4;
+                    const bool there = row < n;
+                    float v[4] = {0, 0, 0, 0};
+                    if (there) {
+                        const float4 gate = partial_sums(row), up = partial_sums(row + 8);
+                        const float g[4] = {gate.x * scale, gate.y * scale, gate.z * scale, gate.w * scale};
+                        v[0] = up.x * scale, v[1] = up.y * scale, v[2] = up.z * scale, v[3] = up.w * scale;
+                        if (p.activation == ACTIVATION_SILU) {
+#pragma unroll
+                            for (int e = 0; e < 4; e++) v[e] *= activate(ACTIVATION_SILU, g[e]);
+                        } else if (p.activation == ACTIVATION_GELU_TANH) {
+#pragma unroll
+                            for (int e = 0; e < 4; e++) v[e] *= activate(ACTIVATION_GELU_TANH, g[e]);
+                        } else {
+#pragma unroll
+                            for (int e = 0; e < 4; e++) v[e] *= activate(p.activation, g[e]);
+                        }
+                    }
+                    const uint4 chunk = make_chunk_of_2(v, 0.0f, tag);
+                    if (real && there && (lane & 1) == 0) store_relaxed_4(part(EXCHANGE_GATED) + (u64)((first_row + row) / 16) * 16, chunk);
+                } else if (p.kind == PERSISTENT_QKV) {
                     for (u32 r = lane; r < n; r += 32) {
                         float v = partial_sum(r) * scale;
                         if (p.bias) v += p.bias[first_row + r];
-                        store_relaxed_1(part(EXCHANGE_QKV) + (u64)(first_row + r) * 4, tag_word(v, tag));
-                    }
-                } else if (p.kind == PERSISTENT_ADD) {
-                    for (u32 r = lane; r < n; r += 32) {
-                        const float v = partial_sum(r);
-                        const u32 at = pass * PERSISTENT_PASS * 8 + r;
-                        if (p.post_norm) s.outputs[0][at] = v, squares += v * v;
-                        else s.residual[at] += v;
-                    }
-                } else if (p.kind == PERSISTENT_GATE) {
-                    const float scale = input_scale(phase_parity);
-                    for (u32 r0 = 0; r0 < n; r0 += 64) { // 4 pairs of groups: 32 results
-                        const u32 row = r0 + (lane >> 3) * 16 + (lane & 7);
-                        const bool there = row < n;
-                        float v = 0;
-                        if (there) v = activate(p.activation, partial_sum(row) * scale) * (partial_sum(row + 8) * scale);
-                        const uint4 chunk = make_chunk(v, 0.0f, tag);
-                        if (there && (lane & 7) == 0) store_relaxed_4(part(EXCHANGE_GATED) + (u64)((first_row + row) / 16) * 16, chunk);
+                        if (real) store_relaxed_1(part(EXCHANGE_QKV) + (u64)(first_row + r) * 4, tag_word(v, tag));
                     }
                 } else {
-                    const float scale = input_scale(phase_parity);
                     for (u32 r = lane; r < n; r += 32) {
                         const u32 row = first_row + r;
-                        if (row >= a.n_vocab) continue;
+                        if (!real || row >= a.n_vocab) continue;
                         const float v = partial_sum(r) * scale;
                         a.logits[row] = v;
                         if (v > best) best = v, best_row = row;
                     }
                 }
                 __syncwarp();
+                if (!real) continue;
                 if (pass + 2 < n_passes) barrier_arrive(8 + pass_parity, 288);
                 pass_parity ^= 1;
+            }
+            if (p.kind == PERSISTENT_HEAD) {
+                if (a.trace && 4 * lane < nx)
+                    for (int e = 0; e < 4; e++) a.trace[x0 * 8 + 4 * lane + e] = residual[e];
+                choose(best, best_row);
+                return;
             }
             if (p.kind == PERSISTENT_QKV) {
                 if (attends()) barrier_arrive(6, 288);
                 merge(tag);
-            } else if (p.kind == PERSISTENT_ADD) {
-                __syncwarp();
-                if (p.post_norm) {
-                    const float scale = exchange_squares(sum_of_32(squares), down, tag);
-                    for (u32 r = lane; r < nx; r += 32) s.residual[r] += s.outputs[0][r] * scale * (r < 32 ? post[0] : post[1]);
-                    __syncwarp();
-                }
-                if (down) epoch_input++;
-                publish_residual(norm, x0, nx, down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, down ? tag_of(epoch_input) : tag);
-            } else if (p.kind == PERSISTENT_HEAD) {
-                if (a.trace)
-                    for (u32 r = lane; r < nx; r += 32) a.trace[x0 * 8 + r] = s.residual[r];
-                choose(best, best_row);
             }
-            if (p.kind != PERSISTENT_HEAD) published();
-            phase_parity ^= 1;
+            published();
         }
     }
     // The best of all blocks: 32 bits of ordered logit, 18 of row, 14 that say that it is there; of equals the lowest row. NaN and

@@ -46,7 +46,6 @@ INLINE u32 tag_word(float v, u32 tag) { return (__float_as_uint(v) & ~15u) | tag
 INLINE float untag_word(u32 v) { return __uint_as_float(v & ~15u); }
 // 12 bits of scale: 8 of exponent, 4 of mantissa, rounded up so that no value exceeds 127.
 INLINE u32 chunk_scale(float largest) { return (__float_as_uint(fmaxf(largest, 1e-20f) * (1.0f / 127.0f)) + 0x7FFFF) >> 19; }
-INLINE int chunk_quant(float v, u32 scale) { return __float2int_rn(v * reciprocal_fast(__uint_as_float(scale << 19))); }
 INLINE float max_of_8(float v) {
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 2));
@@ -62,13 +61,15 @@ INLINE float sum_of_32(float v) {
     for (int m = 1; m < 32; m *= 2) v += __shfl_xor_sync(~0u, v, m);
     return v;
 }
-// The chunk of eight neighbouring lanes; whole in lanes that are multiples of 8. All lanes call it.
-INLINE uint4 make_chunk(float v, float extra, u32 tag) {
-    const u32 scale = chunk_scale(max_of_8(fabsf(v))), t = tag << 28;
-    u32 p = chunk_quant(v, scale) & 255;
-    p |= __shfl_xor_sync(~0u, p, 1) << 8;
-    p = (p & 0xffff) | __shfl_xor_sync(~0u, p, 2) << 16;
-    const u32 high = __shfl_xor_sync(~0u, p, 4);
+// The chunk of two neighbouring lanes with four values each; whole in even lanes. All lanes call it.
+INLINE uint4 make_chunk_of_2(const float (&v)[4], float extra, u32 tag) {
+    const float largest = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+    const u32 scale = chunk_scale(fmaxf(largest, __shfl_xor_sync(~0u, largest, 1))), t = tag << 28;
+    const float inverse = reciprocal_fast(__uint_as_float(scale << 19));
+    u32 p = 0;
+#pragma unroll
+    for (int e = 0; e < 4; e++) p |= (u32)(__float2int_rn(v[e] * inverse) & 255) << (8 * e);
+    const u32 high = __shfl_xor_sync(~0u, p, 1);
     return make_uint4((p & 0xFFFFFF) | t, (p >> 24) | ((high & 0xFFFF) << 8) | t, (high >> 16) | (scale << 16) | t,
                       (__float_as_uint(extra) >> 4) | t);
 }

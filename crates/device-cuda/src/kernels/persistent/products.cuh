@@ -20,14 +20,14 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     using Block::wait_published;
     using Block::warp;
 
-    // This warp's slice of the input, from chunks with the tag, into shared memory. Returns this lane's part of its sum of squares.
-    INLINE float poll_input(const u8 *from, u32 chunks, u32 k_quads, u32 tag) {
+    // This warp's slice of the input, from chunks with the tag, into shared memory.
+    INLINE void poll_input(const u8 *from, u32 chunks, u32 k_quads, u32 tag) {
         const u32 n = 16 * k_quads, first = warp * n;
         InputBlock *blocks = s.input + warp * 4 * k_quads;
-        float squares = 0;
         for (u32 t0 = 0; t0 < n; t0 += 128) {
             uint4 v[4];
             bool have[4];
+            const u32 n_t = (min(n - t0, 128u) + 31) / 32; // loads of a lane
 #pragma unroll
             for (int t = 0; t < 4; t++) {
                 const u32 i = t0 + 32 * t + lane;
@@ -39,24 +39,25 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
                 all = true;
 #pragma unroll
                 for (int t = 0; t < 4; t++)
-                    if (!have[t]) v[t] = load_relaxed_4(from + (u64)(first + t0 + 32 * t + lane) * 16);
+                    if (t < n_t && !have[t]) v[t] = load_relaxed_4(from + (u64)(first + t0 + 32 * t + lane) * 16);
 #pragma unroll
                 for (int t = 0; t < 4; t++) {
+                    if (t >= n_t) break;
                     have[t] = have[t] || chunk_is(v[t], tag);
                     all = all && have[t];
                 }
             } while (!__all_sync(~0u, all));
 #pragma unroll
             for (int t = 0; t < 4; t++) {
+                if (t >= n_t) break;
                 const u32 i = t0 + 32 * t + lane;
                 const bool inside = i < n;
                 const uint4 w = v[t];
                 uint4 c;
-                c.x = __byte_perm(w.x, w.y, 0x4210), c.y = __byte_perm(w.y, w.z, 0x5421), c.z = (w.z << 3) & 0x7FF80000u, c.w = 0;
+                c.x = __byte_perm(w.x, w.y, 0x4210), c.y = __byte_perm(w.y, w.z, 0x5421), c.z = (w.z << 3) & 0x7FF80000u, c.w = w.w << 4;
                 const int sum = __dp4a((int)c.x, 0x01010101, __dp4a((int)c.y, 0x01010101, 0));
                 float half = (float)sum * __uint_as_float(c.z);
                 half += __shfl_xor_sync(~0u, half, 1);
-                squares += __uint_as_float(w.w << 4);
                 if (inside) {
                     blocks[i >> 2].chunk[i & 3] = c;
                     if ((i & 1) == 0) blocks[i >> 2].half_sum[(i & 3) >> 1] = half;
@@ -64,7 +65,11 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             }
         }
         __syncwarp();
-        return squares;
+    }
+
+    INLINE void receive(const PersistentPhase &p, const u8 *from, u32 tag) {
+        poll_input(from, p.chunks, p.k_quads, tag);
+        if (p.kind != PERSISTENT_ADD) this->input_is_here();
     }
 
     // One pass: `n` groups. Weights are read from the ring as they come.
@@ -117,42 +122,39 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             pass_parity ^= 1;
         }
     }
-    // A phase of N groups and few quads: its weights go to registers before the input is there.
-    template <int CODEC, int N> INLINE void product_preloaded(const PersistentPhase &p, const u8 *from, u32 tag, u32 phase_parity) {
-        constexpr int QUADS = PRELOADED / N;
-        const u32 steps_a_slot = a.slot_bytes / (8 * Unit<CODEC>::BYTES), k_quads = p.k_quads;
-        u32 within = 0, left = N * k_quads;
-        typename Unit<CODEC>::Held held[QUADS * N];
+    // Weights of a phase of few units go to registers before the input is there.
+    typedef typename Unit<PERSISTENT_CODEC_Q4>::Held Held;
+    INLINE void preload(Held (&held)[PRELOADED], u32 n_units) {
+        const u32 steps_a_slot = a.slot_bytes / (8 * Unit<PERSISTENT_CODEC_Q4>::BYTES);
+        u32 within = 0;
 #pragma unroll
-        for (int j = 0; j < QUADS * N; j++) {
-            if (j < N * k_quads) {
-                if (within == 0) mbarrier_wait(full + 8 * slot, parity);
-                held[j].load(ring + slot * a.slot_bytes + (within * 8 + warp) * Unit<CODEC>::BYTES, lane);
-                within++, left--;
-                if (within == steps_a_slot || left == 0) {
-                    within = 0;
-                    __syncwarp();
-                    if (lane == 0) mbarrier_arrive(empty + 8 * slot);
-                    next_slot();
-                }
+        for (int j = 0; j < PRELOADED; j++) {
+            if (j >= n_units) break;
+            if (within == 0) mbarrier_wait(full + 8 * slot, parity);
+            held[j].load(ring + slot * a.slot_bytes + (within * 8 + warp) * Unit<PERSISTENT_CODEC_Q4>::BYTES, lane);
+            if (++within == steps_a_slot || j + 1 == n_units) {
+                within = 0;
+                __syncwarp();
+                if (lane == 0) mbarrier_arrive(empty + 8 * slot);
+                next_slot();
             }
         }
-        wait_published();
-        keep_squares(p, poll_input(from, p.chunks, k_quads, tag), phase_parity);
+    }
+    // Their products, of N groups.
+    template <int N> INLINE void multiply_preloaded(const Held (&held)[PRELOADED], u32 k_quads) {
         float sum[N];
 #pragma unroll
         for (int i = 0; i < N; i++) sum[i] = 0;
         const InputBlock *blocks = s.input + warp * 4 * k_quads + (lane >> 3);
 #pragma unroll
-        for (int quad = 0; quad < QUADS; quad++) {
-            if (quad < k_quads) {
-                uint4 c[4];
+        for (int quad = 0; quad < PRELOADED / N; quad++) {
+            if (quad >= k_quads) break;
+            uint4 c[4];
 #pragma unroll
-                for (int k = 0; k < 4; k++) c[k] = blocks[4 * quad].chunk[k];
-                const float2 half_sum = *(const float2 *)blocks[4 * quad].half_sum;
+            for (int k = 0; k < 4; k++) c[k] = blocks[4 * quad].chunk[k];
+            const float2 half_sum = *(const float2 *)blocks[4 * quad].half_sum;
 #pragma unroll
-                for (int i = 0; i < N; i++) sum[i] += held[quad * N + i].dot(c, half_sum);
-            }
+            for (int i = 0; i < N; i++) sum[i] += held[quad * N + i].dot(c, half_sum);
         }
         float *out = s.partial[pass_parity][warp];
 #pragma unroll
@@ -164,32 +166,32 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         barrier_arrive(2 + pass_parity, 288);
         pass_parity ^= 1;
     }
-    // For the epilogue's norm; before this warp arrives.
-    INLINE void keep_squares(const PersistentPhase &p, float squares, u32 phase_parity) {
-        if (p.kind == PERSISTENT_ADD) return; // its input has no norm
-        squares = sum_of_32(squares);
-        if (lane == 0) s.squares[phase_parity][warp] = squares;
-    }
-    template <int CODEC> INLINE bool try_preloaded(const PersistentPhase &p, const u8 *from, u32 tag, u32 phase_parity) {
-        if (p.own_groups * p.k_quads > PRELOADED) return false;
-        switch (p.own_groups) {
-        case 1: product_preloaded<CODEC, 1>(p, from, tag, phase_parity); return true;
-        case 2: product_preloaded<CODEC, 2>(p, from, tag, phase_parity); return true;
-        case 3: product_preloaded<CODEC, 3>(p, from, tag, phase_parity); return true;
-        case 4: product_preloaded<CODEC, 4>(p, from, tag, phase_parity); return true;
-        case 6: product_preloaded<CODEC, 6>(p, from, tag, phase_parity); return true;
-        case 8: product_preloaded<CODEC, 8>(p, from, tag, phase_parity); return true;
-        default: return false;
-        }
-    }
-    INLINE void product(const PersistentPhase &p, const u8 *from, u32 tag, u32 phase_parity) {
-        if (p.codec == PERSISTENT_CODEC_Q4 && try_preloaded<PERSISTENT_CODEC_Q4>(p, from, tag, phase_parity)) return;
+    // False: of too many units, or of a number of groups without code. One copy of loads and polls for all numbers, and a switch around
+    // the products alone: a layer should touch as little code as it can (NOTES.md).
+    INLINE bool product_in_registers(const PersistentPhase &p, const u8 *from, u32 tag) {
+        const u32 n_groups = p.own_groups, k_quads = p.k_quads;
+        if (p.codec != PERSISTENT_CODEC_Q4 || n_groups * k_quads > PRELOADED || !(1u << n_groups & 0x15e)) return false;
+        Held held[PRELOADED];
+        preload(held, n_groups * k_quads);
         wait_published();
-        const u32 n_groups = p.own_groups;
-        keep_squares(p, poll_input(from, p.chunks, p.k_quads, tag), phase_parity);
-        if (p.codec == PERSISTENT_CODEC_Q4) multiply<PERSISTENT_CODEC_Q4>(p, n_groups);
-        else if (p.codec == PERSISTENT_CODEC_Q4M) multiply<PERSISTENT_CODEC_Q4M>(p, n_groups);
-        else if (p.codec == PERSISTENT_CODEC_Q8) multiply<PERSISTENT_CODEC_Q8>(p, n_groups);
-        else multiply<PERSISTENT_CODEC_Q6>(p, n_groups);
+        receive(p, from, tag);
+        switch (n_groups) {
+        case 1: multiply_preloaded<1>(held, k_quads); break;
+        case 2: multiply_preloaded<2>(held, k_quads); break;
+        case 3: multiply_preloaded<3>(held, k_quads); break;
+        case 4: multiply_preloaded<4>(held, k_quads); break;
+        case 6: multiply_preloaded<6>(held, k_quads); break;
+        default: multiply_preloaded<8>(held, k_quads); break;
+        }
+        return true;
+    }
+    INLINE void product(const PersistentPhase &p, const u8 *from, u32 tag) {
+        if (product_in_registers(p, from, tag)) return;
+        wait_published();
+        receive(p, from, tag);
+        if (p.codec == PERSISTENT_CODEC_Q4) multiply<PERSISTENT_CODEC_Q4>(p, p.own_groups);
+        else if (p.codec == PERSISTENT_CODEC_Q4M) multiply<PERSISTENT_CODEC_Q4M>(p, p.own_groups);
+        else if (p.codec == PERSISTENT_CODEC_Q8) multiply<PERSISTENT_CODEC_Q8>(p, p.own_groups);
+        else multiply<PERSISTENT_CODEC_Q6>(p, p.own_groups);
     }
 };

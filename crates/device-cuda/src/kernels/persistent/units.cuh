@@ -9,7 +9,7 @@
 
 // A block of 32 columns of the input in shared memory, 80 bytes: four chunks (8 int8, scale), then sums of both halves.
 struct InputBlock {
-    uint4 chunk[4]; // .x .y int8, .z scale as f32
+    uint4 chunk[4]; // .x .y int8, .z scale as f32, .w the squares of its values before they were rounded
     float half_sum[2];
     float unused[2];
 };
