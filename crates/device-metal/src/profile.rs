@@ -112,7 +112,7 @@ impl Profile {
             // One runs and one waits, so that the GPU never idles; two more for a host that is late.
             in_flight: 4,
             tile_rows: 64,
-            // Weights are read once a chunk: 434 MB of Qwen3-0.6B take 1.8 of the 83 ms that its products take with 512 rows
+            // Weights are read once a chunk: 434 MB of a model of 0.6 billion take 1.8 of the 83 ms that its products take with 512 rows
             // (docs/metal.md). Twice as many rows would save 1 %, and double the memory of activations.
             prompt_chunk: 512,
             attention_simdgroups: 8,
