@@ -4,7 +4,7 @@ use device::{
     DType, KvGroup, KvLayerId, KvLayout, Node, Op, OutputKind, Plan, RowCount, Rule, StateId, Value, ValueId,
     Weight,
 };
-use device_lower::fusion::{flatten, fuse};
+use device_lower::fusion::fuse;
 
 /// A plan in two parts, each fused for its device. Values have the same ids in both.
 pub struct Cut {
@@ -120,12 +120,11 @@ impl Owners {
     }
 }
 
-/// Cut a plan.
+/// Cut a plan, which is `flat` where every node is a primitive.
 ///
 /// # Errors
 /// What crosses the cut is no rows of f32, one for each token.
-pub fn cut(plan: &Plan, at: usize, owners: &Owners, rules: [&[Rule]; 2]) -> Result<Cut, String> {
-    let flat = flatten(plan);
+pub fn cut(plan: &Plan, flat: &Plan, at: usize, owners: &Owners, rules: [&[Rule]; 2]) -> Result<Cut, String> {
     let written: Vec<ValueId> = flat.nodes[..at].iter().flat_map(|node| node.op.writes()).collect();
     let mut crossing: Vec<ValueId> = Vec::new();
     let results = [flat.output, flat.argmax];
@@ -147,7 +146,7 @@ pub fn cut(plan: &Plan, at: usize, owners: &Owners, rules: [&[Rule]; 2]) -> Resu
     let cols: Vec<usize> = crossing.iter().map(|id| flat.value(*id).cols).collect();
 
     // The first part ends with choosing from a column of what it gives, since a plan ends so; no step asks for it.
-    let mut before = part(&flat, 0, &flat.nodes[..at], owners);
+    let mut before = part(flat, 0, &flat.nodes[..at], owners);
     let mut kept = crossing.clone();
     kept.extend(flat.kept.iter().copied().filter(|id| written.contains(id) && !crossing.contains(id)));
     let column = push(&mut before, RowCount::Tokens, DType::F32, 1);
@@ -163,7 +162,7 @@ pub fn cut(plan: &Plan, at: usize, owners: &Owners, rules: [&[Rule]; 2]) -> Resu
     (before.output, before.argmax, before.output_kind) = (chosen_from, argmax, OutputKind::Hidden);
     before.kept = kept;
 
-    let mut after = part(&flat, 1, &flat.nodes[at..], owners);
+    let mut after = part(flat, 1, &flat.nodes[at..], owners);
     after.kept = flat.kept.iter().copied().filter(|id| !written.contains(id)).collect();
     let mut given = Vec::new();
     if crossing.len() == 1 {

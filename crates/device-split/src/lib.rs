@@ -101,8 +101,8 @@ impl SplitDevice {
         let places = places.into_iter().map(|place| place.ok_or_else(nothing)).collect::<Result<Vec<_>>>()?;
         let owners = Owners::new(&flat, &places).map_err(refuse)?;
         let rules = self.devices().map(|device| device.fusion());
-        let of = |(plan, at): (&Plan, &usize)| cut(plan, *at, &owners, rules).map_err(refuse);
-        Ok(Some(plans.iter().zip(&places).map(of).collect::<Result<_>>()?))
+        let of = |((plan, flat), at)| cut(plan, flat, at, &owners, rules).map_err(refuse);
+        Ok(Some(plans.iter().zip(&flat).zip(places).map(of).collect::<Result<_>>()?))
     }
 
     fn parts(&self, cuts: &[Cut]) -> [Vec<Plan>; 2] {

@@ -16,6 +16,7 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::page::Page;
 use super::responses::new_id;
 use crate::api::seconds_now;
 use crate::app::App;
@@ -171,46 +172,21 @@ async fn upload(
 }
 
 #[derive(Deserialize)]
-struct Page {
+struct Purpose {
     purpose: Option<String>,
-    limit: Option<usize>,
-    order: Option<String>,
-    after: Option<String>,
 }
 
 async fn list(
     Extension(caller): Extension<Caller>,
     Extension(files): Extension<Arc<Files>>,
+    Query(Purpose { purpose }): Query<Purpose>,
     Query(page): Query<Page>,
 ) -> Result<Json<Value>> {
-    let limit = page.limit.unwrap_or(PAGE);
-    if !(1..=PAGE).contains(&limit) {
-        let message = format!("`limit` is {limit}, expected a number from 1 to {PAGE}");
-        return Err(ApiError::invalid("limit", message));
-    }
-    let mut found: Vec<Value> = files.of(caller.tenant, |files| {
-        let is_asked =
-            |file: &&Arc<File>| page.purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose);
+    let found: Vec<Value> = files.of(caller.tenant, |files| {
+        let is_asked = |file: &&Arc<File>| purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose);
         files.iter().filter(is_asked).map(|file| file.json()).collect()
     });
-    match page.order.as_deref() {
-        None | Some("desc") => found.reverse(),
-        Some("asc") => {}
-        Some(other) => {
-            return Err(ApiError::invalid("order", format!("`order` is {other:?}, expected asc or desc")));
-        }
-    }
-    if let Some(after) = &page.after {
-        let at = found.iter().position(|file| file["id"] == after.as_str()).ok_or_else(|| unknown(after))?;
-        found.drain(..=at);
-    }
-    let has_more = found.len() > limit;
-    found.truncate(limit);
-    let id = |file: Option<&Value>| file.map_or(Value::Null, |file| file["id"].clone());
-    let (first, last) = (id(found.first()), id(found.last()));
-    Ok(Json(json!({
-        "object": "list", "data": found, "first_id": first, "last_id": last, "has_more": has_more,
-    })))
+    page.of(found, PAGE, 1..=PAGE, unknown)
 }
 
 async fn retrieve(

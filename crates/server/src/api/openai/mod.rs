@@ -6,6 +6,7 @@ mod completions;
 pub(in crate::api) mod embeddings;
 mod files;
 mod lora;
+mod page;
 mod responses;
 
 use axum::Json;

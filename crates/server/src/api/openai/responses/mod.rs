@@ -21,6 +21,7 @@ use self::request::Body;
 pub(super) use self::store::new_id;
 use self::store::{Item, Store, Turn};
 use super::files::Files;
+use super::page::Page;
 use crate::answer::{Answer, AnswerEvent, Delta, EventKind};
 use crate::api::body::{JsonBody, part};
 use crate::api::timing::TimingKeys;
@@ -229,13 +230,6 @@ async fn delete(
     Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
 }
 
-#[derive(Deserialize)]
-struct Page {
-    limit: Option<usize>,
-    order: Option<String>,
-    after: Option<String>,
-}
-
 async fn input_items(
     Extension(caller): Extension<Caller>,
     Extension(store): Extension<Arc<Store>>,
@@ -243,30 +237,9 @@ async fn input_items(
     Query(page): Query<Page>,
 ) -> Result<Json<Value>> {
     let entry = store.get(caller.tenant, &id)?;
-    let mut items: Vec<&Value> = entry.input().iter().map(|item| &**item).collect();
-    match page.order.as_deref() {
-        Some("asc") => {}
-        None | Some("desc") => items.reverse(),
-        Some(other) => {
-            return Err(ApiError::invalid("order", format!("`order` is {other:?}, expected asc or desc")));
-        }
-    }
-    let limit = page.limit.unwrap_or(20);
-    if !(1..=100).contains(&limit) {
-        return Err(ApiError::invalid("limit", format!("`limit` is {limit}, expected 1 to 100")));
-    }
-    if let Some(after) = &page.after {
-        let at = items.iter().position(|item| item["id"] == after.as_str());
-        let at = at.ok_or_else(|| ApiError::invalid("after", format!("there is no item {after:?}")))?;
-        items.drain(..=at);
-    }
-    let has_more = items.len() > limit;
-    items.truncate(limit);
-    let id_of = |item: Option<&&Value>| item.map_or(Value::Null, |item| item["id"].clone());
-    let (first_id, last_id) = (id_of(items.first()), id_of(items.last()));
-    Ok(Json(json!({
-        "object": "list", "data": items, "first_id": first_id, "last_id": last_id, "has_more": has_more,
-    })))
+    let items: Vec<&Value> = entry.input().iter().map(|item| &**item).collect();
+    let unknown = |after: &str| ApiError::invalid("after", format!("there is no item {after:?}"));
+    page.of(items, 20, 1..=100, unknown)
 }
 
 async fn cancel(
