@@ -63,18 +63,6 @@ impl SplitDevice {
         Ok(SplitDevice { first, second, first_layers, n_layers, kv_types })
     }
 
-    /// Bytes that the second device takes at load, and those of one sequence's keys and values.
-    ///
-    /// # Errors
-    /// The plans cannot run on it.
-    pub fn second_bytes(&self, plans: &[Plan], limits: &Limits) -> Result<u64> {
-        let second = match self.cuts(plans)? {
-            Some(cuts) => self.parts(&cuts)[1].clone(),
-            None => plans.to_vec(),
-        };
-        Ok(self.second.memory_plan(&second, limits)?.items.iter().map(|item| item.bytes).sum())
-    }
-
     fn devices(&self) -> [&dyn Device; 2] {
         [self.first.as_ref(), self.second.as_ref()]
     }
