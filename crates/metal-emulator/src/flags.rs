@@ -17,21 +17,21 @@ pub(crate) const REGISTERS: &str = "-cc1 -x clcpp -fdeclspec -cl-std=clc++2021 -
      -O3 -funroll-loops -mllvm -inline-threshold=1000000 -S -w -ferror-limit 20 -DMSL_REGISTERS";
 
 /// Kernels and the runtime, in every mode.
-const COMMON: &str = "-x c++ -O2 -fPIC -ffreestanding -nostdinc -fno-exceptions -fno-rtti -fvisibility=hidden \
+const COMMON: &str = "-x c++ -fPIC -ffreestanding -nostdinc -fno-exceptions -fno-rtti -fvisibility=hidden \
      -fno-stack-protector";
 
 /// The runtime: multiply and add are never contracted.
-const STANDARD: &str = "-std=c++20 -ffp-contract=off";
+const STANDARD: &str = "-O2 -std=c++20 -ffp-contract=off";
 
 /// Kernels: Metal 3.1 is C++14, and what came later is an error, but for the emulator's own headers.
 /// Debug information locates sources as if they were in the folder `/metal`.
 const KERNEL: &str = "-std=c++14 -Wno-everything -Werror=c++17-extensions -Werror=c++20-extensions \
-     -Werror=c++23-extensions -fdeclspec -g1 -gdwarf-4 -fdebug-compilation-dir=/metal -ferror-limit=20 \
+     -Werror=c++23-extensions -fdeclspec -gdwarf-4 -g1 -fdebug-compilation-dir=/metal -ferror-limit=20 \
      -Xclang -ffloat16-excess-precision=none";
 
 /// AddressSanitizer's instrumentation with our own runtime (see cpp/access.cpp), and checks of
 /// undefined behaviour that involves no address.
-const CHECKED: &str = "-fsanitize=address,alignment,bounds,shift,integer-divide-by-zero -fno-sanitize-recover=all \
+const CHECKED: &str = "-O2 -fsanitize=address,alignment,bounds,shift,integer-divide-by-zero -fno-sanitize-recover=all \
      -fsanitize-address-use-after-return=never -mllvm -asan-memory-access-callback-prefix=msl_ \
      -mllvm -asan-instrumentation-with-call-threshold=0 -mllvm -asan-mapping-scale=4 -mllvm -asan-opt-same-temp=0 \
      -mllvm -asan-stack=0 -mllvm -asan-globals=0";
@@ -64,13 +64,22 @@ pub(crate) fn kernel(sanitizer: Sanitizer, numerics: Numerics) -> Vec<String> {
     flags.extend(words(KERNEL));
     let contract = if numerics.contract { "-ffp-contract=fast-honor-pragmas" } else { "-ffp-contract=off" };
     flags.push(contract.to_owned());
+    // Few dispatches run under a sanitizer: what is not optimised is compiled in a tenth of the time, and hides nothing.
     flags.extend(words(match sanitizer {
         Sanitizer::None => CHECKED,
         Sanitizer::AddressUndefined => {
-            "-fsanitize=address,undefined -fno-sanitize=function,vptr -fno-sanitize-recover=all"
+            "-O0 -fsanitize=address,undefined -fno-sanitize=function,vptr -fno-sanitize-recover=all"
         }
-        Sanitizer::Thread => "-fsanitize=thread",
+        Sanitizer::Thread => "-O0 -fsanitize=thread",
     }));
+    flags
+}
+
+/// For the text of a kernel before it is optimised, with products and sums contracted where that is allowed.
+pub(crate) fn contractible() -> Vec<String> {
+    let mut flags = common();
+    flags.extend(words(KERNEL));
+    flags.extend(words("-g0 -ffp-contract=fast-honor-pragmas -S -emit-llvm -Xclang -disable-llvm-passes"));
     flags
 }
 
