@@ -152,7 +152,7 @@ impl Compiler {
         let key = self.key("object", name, source, includes).with(only.unwrap_or_default());
         let key = flags.iter().fold(key, |key, flag| key.with(flag));
         let compiled = cache::folder(&self.options.cache, key, |folder| {
-            let what = rewrite::What { strict: false, only };
+            let what = rewrite::What { only, ..rewrite::What::RUN };
             let rewritten = self.rewrite(folder, name, source, includes, what)?;
             let cpp = cache::write(folder, "library.cpp", &rewritten.text)?;
             let header = self.runtime.headers.join("metal_stdlib.h");
@@ -208,6 +208,40 @@ impl Compiler {
         made.map(|_| ())
     }
 
+    /// Functions of `source` in which a compiler may contract a product and a sum to one `fma`: those with arithmetic that no
+    /// `#pragma METAL fp contract(off)` covers. They are found in what clang makes of the source before it optimises. Without any,
+    /// [`Numerics::contract`] changes no instruction, and so no bit.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Compiler::compile`].
+    pub fn contractible(
+        &self,
+        name: &str,
+        source: &str,
+        includes: &[(&str, &str)],
+    ) -> Result<Vec<String>, Error> {
+        let key = self.key("contractible", name, source, includes);
+        let made = cache::folder(&self.options.cache, key, |folder| {
+            let rewritten = self.rewrite(folder, name, source, includes, rewrite::What::RUN)?;
+            let cpp = cache::write(folder, "library.cpp", &rewritten.text)?;
+            let header = self.runtime.headers.join("metal_stdlib.h");
+            let mut arguments = flags::contractible();
+            arguments.extend(
+                ["-include", cache::text(&header), cache::text(&cpp), "-o", "library.ll"].map(str::to_owned),
+            );
+            let failed = |messages| Error::Compile { name: name.to_owned(), messages };
+            self.clang.run(folder, &arguments)?.map_err(failed)?;
+            let path = folder.join("library.ll");
+            let text = fs::read_to_string(&path).map_err(file_error(&path))?;
+            cache::write(folder, "contractible.txt", contractible_functions(&text).join("\n"))?;
+            fs::remove_file(&path).map_err(file_error(&path))
+        })?;
+        let path = made.join("contractible.txt");
+        let text = fs::read_to_string(&path).map_err(file_error(&path))?;
+        Ok(text.lines().map(str::to_owned).collect())
+    }
+
     /// A key of all inputs of a rewritten source.
     pub(crate) fn key(&self, what: &str, name: &str, source: &str, includes: &[(&str, &str)]) -> Key {
         let mut key = self.clang.key(what).with(cache::text(&self.runtime.headers)).with(name).with(source);
@@ -246,6 +280,24 @@ impl Compiler {
         let text = callers_names(&self.clang.run(folder, &arguments)?.map_err(failed)?);
         Ok(rewrite::rewrite(&text, what)?)
     }
+}
+
+/// Names of the functions of LLVM's text with a product or a sum that has the flag `contract`, or with both joined by clang itself.
+fn contractible_functions(text: &str) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut function = "";
+    for line in text.lines() {
+        if let Some((_, rest)) = line.strip_prefix("define ").and_then(|line| line.split_once('@')) {
+            function = rest.split('(').next().unwrap_or(rest);
+        }
+        // Calls and negations have the flag too, which means nothing there.
+        let words = ["fmul contract", "fadd contract", "fsub contract", "@llvm.fmuladd"];
+        let is_one = words.iter().any(|word| line.contains(word));
+        if line.starts_with("  ") && is_one && found.last().is_none_or(|last| last != function) {
+            found.push(function.to_owned());
+        }
+    }
+    found
 }
 
 /// Preprocessed text whose line markers have the caller's file names instead of paths on disk.

@@ -45,6 +45,25 @@ fn contraction_changes_a_sum_unless_the_source_forbids_it() {
     assert!(error.to_string().contains("off, on or fast"), "{error}");
 }
 
+/// Where nothing may be contracted, no instruction is: found without running anything, in a function that another includes too.
+#[test]
+fn functions_that_may_be_contracted_are_named() {
+    let source = |pragma: &str| {
+        format!(
+            "{HEAD}static float free(float a) {{ return a * a + a; }}\n{pragma}\n\
+             static float bound(float a) {{ return a * a - a; }}\n\
+             kernel void f(device float * y [[buffer(0)]], uint i [[thread_position_in_grid]]) {{\n\
+             y[i] = bound(free(y[i])); }}"
+        )
+    };
+    let found = |pragma: &str| compiler(options()).contractible("f.metal", &source(pragma), &[]).unwrap();
+    let names = |functions: &[String]| -> Vec<bool> {
+        ["free", "bound"].map(|name| functions.iter().any(|function| function.contains(name))).to_vec()
+    };
+    assert_eq!(names(&found("")), [true, true]);
+    assert_eq!(names(&found("#pragma METAL fp contract(off)")), [true, false]);
+}
+
 /// A scale that is smaller than the smallest normal number is lost, and so is what it multiplies; a
 /// subnormal half is not.
 #[test]

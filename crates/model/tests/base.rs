@@ -71,7 +71,7 @@ fn a_base_file_is_the_model_that_its_folder_is() {
                 continue;
             }
             check(name, &found, 16);
-            check_with(Runner::on(&cpu, &found, Numerics::Fast), name, 16);
+            check_with(Runner::on(&cpu, &found, Numerics::Fast), name, &[16]);
         }
     }
 }

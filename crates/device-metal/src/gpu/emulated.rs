@@ -134,8 +134,6 @@ struct Shaders {
     /// For the files that run under a sanitizer.
     sanitizing: Option<(emulator::Compiler, IsOf)>,
     libraries: Libraries<emulator::Library>,
-    /// Whether products and sums are contracted.
-    contracts: bool,
 }
 
 impl Shaders {
@@ -147,10 +145,10 @@ impl Shaders {
         library.map_err(|error| failed(&error))
     }
 
-    /// Whether the functions of a file are compiled one by one, when they are first run: for a second run of few of them, with
-    /// other arithmetic or under a sanitizer. All of a file take long to compile.
+    /// Whether the functions of a file are compiled one by one, when they are first run: under a sanitizer, where few of them
+    /// run. All of a file take long to compile.
     fn is_by_function(&self, file: &str) -> bool {
-        self.contracts || self.sanitizing.as_ref().is_some_and(|(_, is_sanitized)| is_sanitized(file))
+        self.sanitizing.as_ref().is_some_and(|(_, is_sanitized)| is_sanitized(file))
     }
 
     fn compile(
@@ -312,7 +310,6 @@ impl EmulatedGpu {
             replaced: options.replaced.clone(),
             sanitizing,
             libraries: Libraries::default(),
-            contracts: options.numerics.contract,
         });
         let (pipelines, trace, queue) = (Mutex::default(), Arc::default(), Arc::default());
         Ok(EmulatedGpu { shaders, facts, order, run, pipelines, trace, queue })

@@ -229,17 +229,31 @@ impl Runner {
     }
 }
 
+/// Tokens cut into steps of these lengths, the last of which is repeated.
+pub fn cut<'t>(mut tokens: &'t [u32], lengths: &[usize]) -> Vec<&'t [u32]> {
+    let mut lengths = lengths.iter().copied();
+    let mut length = usize::MAX;
+    let mut steps = vec![];
+    while !tokens.is_empty() {
+        length = lengths.next().unwrap_or(length);
+        let (step, rest) = tokens.split_at(length.min(tokens.len()));
+        steps.push(step);
+        tokens = rest;
+    }
+    steps
+}
+
 /// Compare a plan with what transformers answers: the prompt in chunks of `chunk` rows, then the greedy continuation.
 /// Returns the largest difference of a logit.
 pub fn check(name: &str, plan: &Plan, chunk: usize) -> f32 {
-    check_with(Runner::new(plan), name, chunk)
+    check_with(Runner::new(plan), name, &[chunk])
 }
 
-/// The largest difference of a logit of the prompt.
-pub fn difference(mut runner: Runner, name: &str, chunk: usize) -> f32 {
+/// The largest difference of a logit of the prompt, in steps of these lengths, the last of which is repeated.
+pub fn difference(mut runner: Runner, name: &str, lengths: &[usize]) -> f32 {
     let expected = expected(name);
-    let rows: Vec<Vec<f32>> =
-        expected.input_ids.chunks(chunk).flat_map(|tokens| runner.step(tokens).0).collect();
+    let steps = cut(&expected.input_ids, lengths);
+    let rows: Vec<Vec<f32>> = steps.into_iter().flat_map(|tokens| runner.step(tokens).0).collect();
     let of = |(position, wanted): (&usize, &Vec<f32>)| {
         rows[*position].iter().zip(wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
     };
@@ -250,19 +264,19 @@ pub fn difference(mut runner: Runner, name: &str, chunk: usize) -> f32 {
 /// bound of its own, and the same model in BF16 says whether the rest is right.
 pub fn check_device(runner: Runner, name: &str, chunk: usize) -> f32 {
     if name != "gpt_oss_mxfp4" {
-        return check_with(runner, name, chunk);
+        return check_with(runner, name, &[chunk]);
     }
-    let worst = difference(runner, name, chunk);
+    let worst = difference(runner, name, &[chunk]);
     assert!(worst < 1.0, "{name}, chunks of {chunk}: {worst}");
     worst
 }
 
-/// As [`check`], on whatever device the runner is made for.
-pub fn check_with(mut runner: Runner, name: &str, chunk: usize) -> f32 {
+/// As [`check`], on whatever device the runner is made for, the prompt in steps of these lengths, the last of which is repeated.
+pub fn check_with(mut runner: Runner, name: &str, lengths: &[usize]) -> f32 {
     let expected = expected(name);
     let mut logits = Vec::new();
     let mut best = 0;
-    for tokens in expected.input_ids.chunks(chunk) {
+    for tokens in cut(&expected.input_ids, lengths) {
         let (rows, last) = runner.step(tokens);
         logits.extend(rows);
         best = last;
@@ -280,7 +294,7 @@ pub fn check_with(mut runner: Runner, name: &str, chunk: usize) -> f32 {
         greedy.push(best);
         best = runner.step(&[best]).1;
     }
-    assert!(worst < TOLERANCE, "{name}, chunks of {chunk}: logits differ by {worst}");
-    assert_eq!(greedy, expected.greedy, "{name}, chunks of {chunk}");
+    assert!(worst < TOLERANCE, "{name}, steps of {lengths:?}: logits differ by {worst}");
+    assert_eq!(greedy, expected.greedy, "{name}, steps of {lengths:?}");
     worst
 }
