@@ -159,3 +159,42 @@ fn shown(command: &Command) -> String {
     let arguments = command.get_args().map(|argument| argument.to_string_lossy().into_owned());
     std::iter::once(program).chain(arguments).collect::<Vec<_>>().join(" ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether documentation in a folder has code that is an example, not a text.
+    fn has_examples(folder: &Path) -> bool {
+        fs::read_dir(folder).unwrap().flatten().any(|entry| match entry.path() {
+            path if path.is_dir() => has_examples(&path),
+            path if path.extension().is_some_and(|extension| extension == "rs") => {
+                let text = fs::read_to_string(path).unwrap();
+                let comments = text.lines().filter_map(|line| {
+                    let line = line.trim_start();
+                    line.strip_prefix("//!").or_else(|| line.strip_prefix("///"))
+                });
+                let fences = comments.filter_map(|line| line.trim().strip_prefix("```"));
+                // Every second one ends what the one before began.
+                fences.step_by(2).any(|language| language != "text")
+            }
+            _ => false,
+        })
+    }
+
+    /// rustdoc takes seconds to find out that a crate has none, so those crates say so, and are not asked.
+    #[test]
+    fn crates_without_examples_have_no_tests_in_documentation() {
+        for entry in fs::read_dir(root().join("crates")).unwrap().flatten() {
+            let manifest = fs::read_to_string(entry.path().join("Cargo.toml")).unwrap();
+            let is_library = entry.path().join("src/lib.rs").exists();
+            let is_tested = is_library && !manifest.contains("doctest = false");
+            let name = entry.file_name();
+            assert_eq!(
+                is_tested,
+                is_library && has_examples(&entry.path().join("src")),
+                "{name:?}: doctest in Cargo.toml"
+            );
+        }
+    }
+}
