@@ -256,6 +256,21 @@ struct ScanArguments {
     float *out;
 };
 
+// all_reduce, all_gather (collective.cu): what the GPUs of a group exchange.
+struct CollectiveArguments {
+    uint n_rows;
+    uint cols; // of x
+    uint rank;
+    uint n_ranks;
+    const float *x; // (n, cols) of this rank
+    float *out; // (n, cols); all_gather: (n, n_ranks * cols)
+    uint *epochs; // by block: chunks that it has exchanged so far
+    const ulong *inboxes; // by rank: the address of its inbox
+};
+
+// Blocks of a collective, at most.
+#define COLLECTIVE_BLOCKS 64
+
 // argmax, penalties, masks, sample.
 struct ChooseArguments {
     uint n_rows;
