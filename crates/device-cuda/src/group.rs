@@ -8,9 +8,14 @@ use crate::profile::Profile;
 use device::{Error, Result};
 use std::sync::Arc;
 
-/// `COLLECTIVE_BLOCKS` of arguments.h, and `CHUNK` of collective.cu in bytes.
+/// `COLLECTIVE_BLOCKS` of arguments.h.
 pub const BLOCKS: usize = 64;
-const CHUNK_BYTES: usize = 512 * 8 * 16;
+
+/// `COLLECTIVE_BLOCKS_MANY` of arguments.h.
+pub const BLOCKS_MANY: usize = 128;
+
+/// Bytes of one rank's packets in an inbox, then of its values of many rows and their flags (collective.cu).
+const OF_RANK: [usize; 2] = [BLOCKS * 2 * 512 * 8 * 16, BLOCKS_MANY * (4 * 512 * 4 * 16 + 4)];
 
 /// Where the packets for a rank lie.
 enum Inbox {
@@ -38,6 +43,8 @@ pub struct Rank {
     pub index: usize,
     /// Ranks of the group.
     pub n: usize,
+    /// Whether no other rank is on the same GPU.
+    pub is_alone: bool,
     /// Of this GPU: by block, the chunks that it has exchanged.
     epochs: Buffer,
     /// Of this GPU: by rank, the address of its inbox.
@@ -47,7 +54,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// By block, the chunks that it has exchanged.
+    /// By block, the chunks that it has exchanged, and those of many rows.
     pub fn epochs(&self) -> Address {
         self.epochs.start()
     }
@@ -91,7 +98,7 @@ impl CudaDevice {
             }
         }
         let connected = reach == Reach::Any && connect(&contexts)?;
-        let bytes = n * 2 * BLOCKS * CHUNK_BYTES;
+        let bytes = n * OF_RANK.iter().sum::<usize>();
         let inbox = |context: &Arc<Context>| {
             Ok(match connected {
                 true => Inbox::Gpu(Buffer::new(context, "what GPUs exchange", bytes)?),
@@ -103,9 +110,10 @@ impl CudaDevice {
         let of_rank = |(index, context): (usize, &Arc<Context>)| {
             let table = Buffer::new(context, "addresses of what GPUs exchange", n * 8)?;
             context.upload(table.start(), bytemuck::cast_slice(&addresses))?;
-            let epochs = Buffer::new(context, "what GPUs have exchanged", BLOCKS * 4)?;
+            let epochs = Buffer::new(context, "what GPUs have exchanged", (BLOCKS + BLOCKS_MANY) * 4)?;
             context.finish()?;
-            let rank = Rank { index, n, epochs, addresses: table, _inboxes: inboxes.clone() };
+            let is_alone = indices.iter().filter(|other| **other == indices[index]).count() == 1;
+            let rank = Rank { index, n, is_alone, epochs, addresses: table, _inboxes: inboxes.clone() };
             // One launch for a whole step has no place for what others must add to it.
             let profile = Profile { persistent_positions: 0, ..Profile::new(context.facts()) };
             let kernels = Arc::new(Kernels::new(context.clone()));

@@ -72,7 +72,7 @@ impl ParallelDevice {
         let heads = heads(&flat, n).map_err(|what| Error::Unsupported {
             device: NAME,
             what,
-            hint: "use a number of devices that divides the model's heads".to_owned(),
+            hint: "use a number of devices that divides the model's heads (--gpus)".to_owned(),
         })?;
         let divided: Vec<Vec<Ranked>> = flat.iter().map(|plan| shard(plan, &heads, n)).collect();
         let notes =
@@ -184,11 +184,14 @@ impl Device for ParallelDevice {
             memory.items.extend(of_rank.items.into_iter().map(named));
             memory.notes.extend(of_rank.notes.into_iter().map(|note| format!("rank {index}: {note}")));
         }
-        let copied =
-            |slices: &Mutex<Slices>| slices.lock().unwrap_or_else(PoisonError::into_inner).n_copied();
-        let bytes = self.slices.iter().map(copied).sum();
-        let what = "columns of weights, in the host's memory".to_owned();
-        memory.items.push(Item { what, bytes, residence: Residence::Committed });
+        // A rank that reads weights in place has listed them.
+        if !memory.items.iter().any(|item| item.what.ends_with("weights in memory")) {
+            let copied =
+                |slices: &Mutex<Slices>| slices.lock().unwrap_or_else(PoisonError::into_inner).n_copied();
+            let bytes = self.slices.iter().map(copied).sum();
+            let what = "columns of weights, in the host's memory".to_owned();
+            memory.items.push(Item { what, bytes, residence: Residence::Committed });
+        }
         Ok(memory)
     }
 

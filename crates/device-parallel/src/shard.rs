@@ -56,7 +56,9 @@ pub fn heads(plans: &[Plan], n: usize) -> Result<Vec<Heads>, String> {
             n_kv_heads if n_kv_heads.is_multiple_of(n) => Heads::Divided,
             n_kv_heads if n.is_multiple_of(n_kv_heads) => Heads::Shared,
             n_kv_heads => {
-                return Err(format!("{n_kv_heads} KV heads, expected a multiple or a divisor of {n}"));
+                return Err(format!(
+                    "{n_kv_heads} KV heads on {n} devices (expected a multiple or a divisor of {n})"
+                ));
             }
         });
     }
@@ -65,7 +67,7 @@ pub fn heads(plans: &[Plan], n: usize) -> Result<Vec<Heads>, String> {
             continue;
         };
         if all[layer.0 as usize] != Heads::Whole && !n_heads.is_multiple_of(n) {
-            return Err(format!("{n_heads} query heads, expected a multiple of {n}"));
+            return Err(format!("{n_heads} query heads on {n} devices (expected a multiple of {n})"));
         }
     }
     Ok(all)

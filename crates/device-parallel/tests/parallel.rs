@@ -131,9 +131,9 @@ fn what_cannot_be_divided_is_refused() {
     let limits = limits(&plan.kv);
     let error = ranks(3).compile(std::slice::from_ref(&plan), &limits).err().expect("4 heads on 3 ranks");
     let message = error.to_string();
-    assert!(message.contains("2 KV heads, expected a multiple or a divisor of 3"), "{message}");
+    assert!(message.contains("2 KV heads on 3 devices (expected a multiple or a divisor of 3)"), "{message}");
     let error = ranks(8).compile(std::slice::from_ref(&plan), &limits).err().expect("4 heads on 8 ranks");
-    assert!(error.to_string().contains("4 query heads, expected a multiple of 8"), "{error}");
+    assert!(error.to_string().contains("4 query heads on 8 devices (expected a multiple of 8)"), "{error}");
     let alone: Arc<dyn Device> = Arc::new(Reference::new(1));
     assert!(
         ParallelDevice::new(vec![alone.clone(), alone.clone()]).is_err(),

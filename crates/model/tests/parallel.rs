@@ -1,5 +1,6 @@
 //! Every family's plan, divided among the ranks of a group, gives what transformers gives. Ranks are interpreters of one process, which
-//! exchange numbers in memory; and, where there is an NVIDIA GPU, two ranks on it, or two GPUs (`cargo xtask gpu-test` bundles these).
+//! exchange numbers in memory; and, where there are NVIDIA GPUs, two and four of them, or two ranks on one (`cargo xtask gpu-test`
+//! bundles these).
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Runner, all, check_device, open};
@@ -51,17 +52,23 @@ fn fixtures_agree_on_four_ranks() {
     assert!(refused.len() <= 16, "{refused:?}");
 }
 
-/// With two GPUs, one a rank; with one, both ranks on it, once through the host's memory.
+/// With several GPUs, each is a rank; with one, two ranks are on it. Directly, and through the host's memory.
 #[cfg(target_os = "linux")]
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
 fn all_fixtures_agree_on_ranks_on_cuda() {
     use device_cuda::{CudaDevice, Reach};
-    let two = CudaDevice::new(1).is_ok();
-    let gpus = if two { [0, 1] } else { [0, 0] };
-    println!("ranks on GPUs {gpus:?}");
-    let device = parallel(CudaDevice::group(&gpus, Reach::Any).unwrap());
-    agree(&device, Numerics::Fast, &[32, 7, 1]);
-    let device = parallel(CudaDevice::group(&gpus, Reach::Host).unwrap());
+    let n_gpus = (0..4).take_while(|index| CudaDevice::new(*index).is_ok()).count();
+    let group = |gpus: &[usize], reach| {
+        println!("ranks on GPUs {gpus:?}, {reach:?}");
+        parallel(CudaDevice::group(gpus, reach).unwrap())
+    };
+    let gpus = if n_gpus > 1 { [0, 1] } else { [0, 0] };
+    let device = group(&gpus, Reach::Any);
+    agree(&device, Numerics::Fast, &[32, 1]);
     agree(&device, Numerics::Deterministic, &[40]);
+    agree(&group(&gpus, Reach::Host), Numerics::Deterministic, &[40, 7]);
+    if n_gpus == 4 {
+        agree(&group(&[0, 1, 2, 3], Reach::Any), Numerics::Deterministic, &[40, 1]);
+    }
 }

@@ -6,7 +6,7 @@ use crate::arguments::{
     NormArguments, RopeArguments, RouteArguments, ScanArguments, SpanArguments,
 };
 use crate::driver::Address;
-use crate::group::BLOCKS;
+use crate::group::{BLOCKS, BLOCKS_MANY};
 use crate::layout::BEST_PARTS;
 use device::{
     Activation, CollectiveKind, Op, Pooling, Result, RopeStyle, RouterGroups, RouterScores, StateId, ValueId,
@@ -14,7 +14,7 @@ use device::{
 };
 use device_lower::lifetimes::max_rows;
 use device_lower::lower::Norm;
-use device_lower::table::{Extent, When};
+use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::Join;
 
 /// `ACTIVATE_*` (arguments.h)
@@ -211,6 +211,7 @@ impl Draft<'_> {
             cols: cols as u32,
             rank: rank.index as u32,
             n_ranks: rank.n as u32,
+            is_alone: u32::from(rank.is_alone),
             x: c.value(x)?,
             out: c.value(out)?,
             epochs: rank.epochs(),
@@ -218,11 +219,16 @@ impl Draft<'_> {
             ..Default::default()
         };
         let most = self.class(rows).most().unwrap_or(usize::MAX).min(max_rows(c.limits, rows));
-        let n_blocks = (most * cols).div_ceil(COLLECTIVE_VALUES).clamp(1, BLOCKS);
-        let name = match kind {
-            CollectiveKind::AllReduce => "all_reduce",
-            CollectiveKind::AllGather => "all_gather",
+        // Many rows are moved in fours of neighbouring values.
+        let many = self.class(rows) == RowClass::Many && cols.is_multiple_of(4);
+        let name = match (kind, many) {
+            (CollectiveKind::AllReduce, false) => "all_reduce",
+            (CollectiveKind::AllReduce, true) => "all_reduce_many",
+            (CollectiveKind::AllGather, false) => "all_gather",
+            (CollectiveKind::AllGather, true) => "all_gather_many",
         };
+        let most_blocks = if many { BLOCKS_MANY } else { BLOCKS };
+        let n_blocks = (most * cols).div_ceil(COLLECTIVE_VALUES).clamp(1, most_blocks);
         let grid = [Extent::Fixed(n_blocks as u32), ONE, ONE];
         let writes = [out];
         let call = Call::new("collective.cu", rows, grid, 512, &writes);
