@@ -1,4 +1,4 @@
-//! Any device with as little memory for KV pages as a test wants.
+//! Any device with as little memory for KV pages as a test wants, and a step that fails.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,6 +22,9 @@ struct Counts {
     most: AtomicUsize,
     /// The commit that is refused, from 0.
     refused: AtomicUsize,
+    /// The step that fails after it ran, from 0.
+    failed: AtomicUsize,
+    n_waits: AtomicUsize,
     n_commits: AtomicUsize,
     n_decommits: AtomicUsize,
     n_committed: AtomicUsize,
@@ -36,6 +39,8 @@ impl Scarce {
         let counts = Counts {
             most: count(usize::MAX),
             refused: count(usize::MAX),
+            failed: count(usize::MAX),
+            n_waits: count(0),
             n_commits: count(0),
             n_decommits: count(0),
             n_committed: count(0),
@@ -51,6 +56,11 @@ impl Scarce {
     /// Refuse the commit of this number, from 0, and no other.
     pub fn refuse(&self, commit: usize) {
         self.counts.refused.store(commit, ORDER);
+    }
+
+    /// The step of this number, from 0, is said to have failed after it ran, and no other.
+    pub fn fail(&self, step: usize) {
+        self.counts.failed.store(step, ORDER);
     }
 
     /// Calls of [`Program::commit`] so far, those that were refused included.
@@ -140,7 +150,11 @@ impl Program for ScarceProgram {
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<()> {
-        self.inner.wait(ticket)
+        self.inner.wait(ticket)?;
+        if self.counts.n_waits.fetch_add(1, ORDER) == self.counts.failed.load(ORDER) {
+            return Err(Error::Failed { device: self.device, reason: "as asked".into() });
+        }
+        Ok(())
     }
 
     fn chosen(&self) -> &[Chosen] {

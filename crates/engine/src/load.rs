@@ -12,7 +12,7 @@ use weights::{Checkpoint, Metadata, Naming};
 use crate::adapters::Adapters;
 use crate::governor::Governor;
 use crate::kv::pool_sizes;
-use crate::speculate::{MAX_DRAFT, Speculate};
+use crate::speculate::{MAX_DRAFT, Speculate, most_rows};
 use crate::{Error, Result, Turns};
 
 /// Longest context that can be asked for: page tables beyond it are a typing mistake, not a wish.
@@ -477,20 +477,16 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
     // A step has room for a row of every sequence and for its guesses, and no chunk is longer than the context.
     let n_draft = match options.speculate {
         Speculate::Off => 0,
-        // A state has no positions to go back to.
-        _ if !model.plan.kv.states.is_empty() => {
-            return Err(wrong("speculation", "on".into(), "off for a model with recurrent layers".into()));
-        }
         Speculate::Always | Speculate::Auto => in_range("draft length", options.max_draft, 1, MAX_DRAFT)?,
     };
-    let least = options.n_sequences * (1 + n_draft);
+    let least = options.n_sequences * most_rows(n_draft, !model.plan.kv.states.is_empty());
     // An image whose rows see each other is whole in a step.
     let of_image = model.spec.vision.as_ref().filter(|vision| vision.tower.both_ways).map_or(0, |vision| {
         let side = vision.side.unwrap_or(0) / vision.patch;
         vision.rows_of(Grid { rows: side, cols: side })
     });
     let max_rows = chunk.min(n_ctx).max(least).max(of_image.min(n_ctx));
-    let max_outputs = options.n_outputs.unwrap_or(0).min(max_rows).max(least);
+    let max_outputs = options.n_outputs.unwrap_or(0).min(max_rows).max(options.n_sequences * (1 + n_draft));
     Ok(Limits {
         max_rows,
         max_outputs,

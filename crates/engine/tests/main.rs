@@ -20,6 +20,7 @@ mod scheduler;
 mod shared_prompts;
 mod shortage;
 mod speculate;
+mod speculate_recurrent;
 mod text;
 mod turns;
 mod vision;

@@ -24,14 +24,14 @@ fn devices() -> Vec<(Arc<dyn Device>, Numerics)> {
     devices
 }
 
-fn each(mut f: impl FnMut(&str, &dyn Fn(usize, usize) -> Engine)) {
+pub(crate) fn each(mut f: impl FnMut(&str, &dyn Fn(LoadOptions) -> Engine)) {
     for (device, numerics) in devices() {
         let emulated = device.name() == "metal-emulated";
         for name in RECURRENT.into_iter().filter(|name| !emulated || ONE_OF_EACH.contains(name)) {
             let what = format!("{name} on {}, {numerics:?}", device.name());
             let kv_type = Some(device::KvType::F32);
-            f(&what, &|chunk, n_sequences| {
-                let load = LoadOptions { numerics, kv_type, ..options(128, chunk, n_sequences) };
+            f(&what, &|load| {
+                let load = LoadOptions { numerics, kv_type, ..load };
                 Engine::new(model(name), &device, &load).unwrap()
             });
         }
@@ -39,12 +39,12 @@ fn each(mut f: impl FnMut(&str, &dyn Fn(usize, usize) -> Engine)) {
 }
 
 /// `lfm2` of `lfm2 on cpu, Fast`
-fn fixture(what: &str) -> &str {
+pub(crate) fn fixture(what: &str) -> &str {
     what.split(' ').next().unwrap()
 }
 
 /// All tokens of each sequence.
-fn drain(engine: &mut Engine) -> HashMap<SequenceId, Vec<u32>> {
+pub(crate) fn drain(engine: &mut Engine) -> HashMap<SequenceId, Vec<u32>> {
     let mut all: HashMap<SequenceId, Vec<u32>> = HashMap::new();
     while engine
         .step(&mut |event| {
@@ -62,7 +62,7 @@ fn answers_agree_with_the_trusted_ones_and_reuse_changes_nothing() {
     each(|what, engine| {
         let want = expected(fixture(what));
         for chunk in [128, 16] {
-            let mut engine = engine(chunk, 1);
+            let mut engine = engine(options(128, chunk, 1));
             let request = || Request { ignore_end: true, ..greedy(&want.input, want.greedy.len()) };
             assert_eq!(engine.complete(request()).unwrap().tokens, want.greedy, "{what}");
             let again = engine.complete(request()).unwrap();
@@ -82,9 +82,9 @@ fn sequences_that_share_steps_get_their_own_answers() {
         let input = expected(fixture(what)).input;
         let prompts = [&input[..], &input[..17], &input[5..], &input[30..]];
         let request = |p: &[u32]| Request { ignore_end: true, reuse: false, ..greedy(p, 12) };
-        let mut alone = engine(128, 1);
+        let mut alone = engine(options(128, 128, 1));
         let want: Vec<_> = prompts.iter().map(|p| alone.complete(request(p)).unwrap().tokens).collect();
-        let mut together = engine(24, 4);
+        let mut together = engine(options(128, 24, 4));
         let ids: Vec<_> = prompts.iter().map(|p| together.add(request(p)).unwrap()).collect();
         let all = drain(&mut together);
         for (id, want) in ids.iter().zip(&want) {
@@ -97,7 +97,7 @@ fn sequences_that_share_steps_get_their_own_answers() {
 fn a_fork_goes_on_from_the_state_of_the_first() {
     each(|what, engine| {
         let input = expected(fixture(what)).input;
-        let mut engine = engine(32, 3);
+        let mut engine = engine(options(128, 32, 3));
         let request = Request { ignore_end: true, ..greedy(&input[..40], 20) };
         let want = engine.complete(request.clone()).unwrap().tokens;
         let first = engine.add(request).unwrap();

@@ -21,7 +21,7 @@ fn prompt(n: usize) -> Vec<u32> {
 
 /// How good the guesses are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Skill {
+pub(crate) enum Skill {
     Right,
     Wrong,
     /// The first so many of a draft, another number each time.
@@ -30,7 +30,7 @@ enum Skill {
     Random,
 }
 
-const SKILLS: [Skill; 4] = [Skill::Right, Skill::Wrong, Skill::Partly, Skill::Random];
+pub(crate) const SKILLS: [Skill; 4] = [Skill::Right, Skill::Wrong, Skill::Partly, Skill::Random];
 
 /// Knows what follows, and says it as well as its skill allows.
 struct Oracle<F> {
@@ -38,6 +38,15 @@ struct Oracle<F> {
     next: F,
     n_vocab: u32,
     n_calls: u32,
+}
+
+/// One that is asked what follows a text.
+pub(crate) fn knowing(
+    skill: Skill,
+    n_vocab: usize,
+    next: impl FnMut(&[u32]) -> u32 + Send + 'static,
+) -> Box<dyn Proposer> {
+    Box::new(Oracle { skill, next, n_vocab: n_vocab as u32, n_calls: 0 })
 }
 
 impl<F: FnMut(&[u32]) -> u32 + Send> Proposer for Oracle<F> {
@@ -72,16 +81,16 @@ impl<F: FnMut(&[u32]) -> u32 + Send> Proposer for Oracle<F> {
 fn oracle(model: &Model, skill: Skill) -> Box<dyn Proposer> {
     let (windows, n_vocab) = (windows(model), model.n_vocab());
     let next = move |tokens: &[u32]| next_token(&windows, tokens, n_vocab);
-    Box::new(Oracle { skill, next, n_vocab: n_vocab as u32, n_calls: 0 })
+    knowing(skill, n_vocab, next)
 }
 
 /// An oracle that has seen the answer; what it did not see it guesses to be 0.
-fn informed(answer: Vec<u32>, n_vocab: usize, skill: Skill) -> Box<dyn Proposer> {
+pub(crate) fn informed(answer: Vec<u32>, n_vocab: usize, skill: Skill) -> Box<dyn Proposer> {
     let next = move |tokens: &[u32]| answer.get(tokens.len()).copied().unwrap_or(0);
-    Box::new(Oracle { skill, next, n_vocab: n_vocab as u32, n_calls: 0 })
+    knowing(skill, n_vocab, next)
 }
 
-fn always(max_draft: usize, options: LoadOptions) -> LoadOptions {
+pub(crate) fn always(max_draft: usize, options: LoadOptions) -> LoadOptions {
     LoadOptions { speculate: Speculate::Always, max_draft, ..options }
 }
 
@@ -327,12 +336,12 @@ fn samplings() -> [SamplingParams; 5] {
     ]
 }
 
-/// The reference computes every row by itself, and the CPU with fixed orders too: not one bit may differ. Windows and
-/// experts are among the families.
+/// The reference computes every row by itself, and the CPU with fixed orders too: not one bit may differ. Windows, experts and
+/// states of recurrent layers are among the families.
 #[test]
 fn real_models_answer_the_same_to_the_bit() {
     let devices: [Arc<dyn Device>; 2] = [Arc::new(Reference::new(1)), cpu()];
-    for (number, name) in FAMILIES.into_iter().enumerate() {
+    for (number, name) in FAMILIES.into_iter().chain(RECURRENT).enumerate() {
         let input = expected(name).input;
         let load = LoadOptions { numerics: Numerics::Deterministic, ..options(64, 24, 1) };
         for device in &devices {
@@ -360,7 +369,7 @@ fn real_models_answer_the_same_to_the_bit() {
 #[test]
 fn fast_numerics_differ_by_rounding_only() {
     let device = cpu();
-    for name in FAMILIES {
+    for name in FAMILIES.into_iter().chain(RECURRENT) {
         let input = expected(name).input;
         let load = LoadOptions { kv_type: Some(device::KvType::F32), ..options(96, 24, 1) };
         let request = || Request { ignore_end: true, ..greedy(&input[..29], 40) };

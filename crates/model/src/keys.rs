@@ -183,19 +183,24 @@ impl<'a> Keys<'a> {
     pub fn counts(&self, key: Key, n_layers: usize) -> Result<Option<Vec<usize>>> {
         match self.find(key) {
             Some(Found { value: Value::Array(Array::Int(list)), .. }) => {
-                if list.len() != n_layers {
-                    return Err(self.bad(
-                        key,
-                        format!("{} items", list.len()),
-                        format!("{n_layers}, one a layer"),
-                    ));
-                }
+                self.check_items(key, list.len(), n_layers)?;
                 list.iter()
+                    .take(n_layers)
                     .map(|v| self.whole(key, &Value::Int((*v).into())))
                     .collect::<Result<_>>()
                     .map(Some)
             }
             _ => Ok(self.count(key)?.map(|v| vec![v; n_layers])),
+        }
+    }
+
+    /// A list has an item for each layer. Those of GGUF may go on with the layers that predict further tokens.
+    fn check_items(&self, key: Key, n: usize, n_layers: usize) -> Result<()> {
+        let is_gguf = self.naming == Naming::Gguf;
+        let n_next = if is_gguf { self.count(Key::NextLayers)?.unwrap_or(0) } else { 0 };
+        match n == n_layers || n == n_layers + n_next {
+            true => Ok(()),
+            false => Err(self.bad(key, format!("{n} items"), format!("{n_layers}, one a layer"))),
         }
     }
 
@@ -288,9 +293,7 @@ impl<'a> Keys<'a> {
         choose: impl Fn(Choice<'_>) -> Option<T>,
     ) -> Result<Option<Vec<T>>> {
         let Some(Found { value: Value::Array(list), .. }) = self.find(key) else { return Ok(None) };
-        if list.len() != n_layers {
-            return Err(self.bad(key, format!("{} items", list.len()), format!("{n_layers}, one a layer")));
-        }
+        self.check_items(key, list.len(), n_layers)?;
         let item = |i: usize| match list {
             Array::Bool(v) => v.get(i).map(|b| Choice::Flag(*b)),
             Array::Int(v) => v.get(i).map(|n| Choice::Flag(*n != 0)),

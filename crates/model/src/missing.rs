@@ -7,7 +7,9 @@ use weights::{Checkpoint, Naming};
 use crate::descriptor::ArchDescriptor;
 use crate::error::Error;
 use crate::families::FAMILIES;
-use crate::names::{IGNORED, KEYS, MODEL_PREFIXES, ROPE_OBJECTS, TEXT_CONFIG, WINDOW_ROPE_OBJECTS};
+use crate::names::{
+    IGNORED, KEYS, MODEL_PREFIXES, NEXT_PREFIX, ROPE_OBJECTS, TEXT_CONFIG, WINDOW_ROPE_OBJECTS,
+};
 use crate::spec::ModelSpec;
 
 /// Keys of config.json that say nothing of how a model computes.
@@ -89,6 +91,7 @@ fn known_tensors(family: &ArchDescriptor, naming: Naming) -> BTreeSet<String> {
     let full = |row: &crate::names::TensorName| {
         MODEL_PREFIXES
             .iter()
+            .chain([&NEXT_PREFIX])
             .flat_map(|prefix| {
                 ["weight", "bias"].map(|suffix| row.full_name(naming, prefix, Some(0), suffix))
             })

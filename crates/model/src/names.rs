@@ -35,5 +35,8 @@ pub const MODEL_PREFIXES: &[&str] = &[
     "backbone.",
 ];
 
+/// In place of those, where the layer that predicts one token more has names of its own and is counted from 0.
+pub const NEXT_PREFIX: &str = "mtp.";
+
 /// Parts of names of tensors that hold what is computed here anyway.
 pub const IGNORED: &[&str] = &["rotary_emb.", ".attn_rot_embd.", "mel_filters"];

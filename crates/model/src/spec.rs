@@ -241,7 +241,9 @@ impl ModelSpec {
         let size =
             |name: &String| checkpoint.tensor(name).map_or(0, |t| t.n_rows() as u64 * t.n_cols() as u64);
         spec.n_parameters += of_vision.iter().map(size).sum::<u64>();
-        let n_next = keys.count(Key::NextLayers)?.unwrap_or(0);
+        // Some files have one without saying so.
+        let least = usize::from(tensors.names_next(spec.n_layers()));
+        let n_next = keys.count(Key::NextLayers)?.unwrap_or(0).max(least);
         spec.next_layer = next::read(&spec, &tensors, n_next);
         let unused = |name: &&String| {
             let ignored = IGNORED.iter().any(|part| name.contains(part));

@@ -10,7 +10,7 @@ use weights::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor, codec};
 use crate::descriptor::RecurrentKind;
 use crate::descriptor::{ArchDescriptor, QkNorm};
 use crate::error::{Error, Result};
-use crate::names::{Key, MEASURES, MODEL_PREFIXES, TensorName, TensorRole};
+use crate::names::{Key, MEASURES, MODEL_PREFIXES, NEXT_PREFIX, TensorName, TensorRole};
 use crate::spec::{LayerSpec, ModelSpec};
 
 /// The tensors of a checkpoint, found by role.
@@ -18,6 +18,8 @@ pub(crate) struct Tensors<'a> {
     naming: Naming,
     family: &'static ArchDescriptor,
     model_prefix: &'static str,
+    /// The layer whose names begin with [`NEXT_PREFIX`].
+    next: Option<usize>,
     by_name: HashMap<&'a str, &'a Tensor>,
     used: BTreeSet<&'a str>,
     /// Another name of the embedding, the head's.
@@ -49,6 +51,7 @@ impl<'a> Tensors<'a> {
             naming,
             family,
             model_prefix: MODEL_PREFIXES[0],
+            next: None,
             by_name,
             used: BTreeSet::new(),
             alias: None,
@@ -93,7 +96,19 @@ impl<'a> Tensors<'a> {
 
     /// What a row of the table calls a tensor of this file.
     pub fn name(&self, row: &TensorName, layer: Option<usize>, suffix: &str) -> Option<String> {
-        row.full_name(self.naming, self.model_prefix, layer, suffix)
+        match layer {
+            Some(l) if self.next == Some(l) => row.full_name(self.naming, NEXT_PREFIX, Some(0), suffix),
+            layer => row.full_name(self.naming, self.model_prefix, layer, suffix),
+        }
+    }
+
+    /// Whether this layer is the one that predicts one token more and has names of its own; they are its names from now on.
+    pub fn names_next(&mut self, layer: usize) -> bool {
+        self.next = Some(layer);
+        if self.naming != Naming::HuggingFace || !self.has_in(TensorRole::NextProjection, layer) {
+            self.next = None;
+        }
+        self.next.is_some()
     }
 
     /// The tensor of exactly this name.

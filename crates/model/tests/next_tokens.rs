@@ -3,13 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{TOLERANCE, expected, json, open};
-use device::{Device, KvType, Limits, Numerics, Plan, Program, Span, Step, Want};
+use device::{Device, KvType, Limits, Numerics, Plan, Program, STATE_NONE, Span, StateUse, Step, Want};
 use device_lower::fusion::fuse;
 use device_testing::committed;
 use model::{ModelSpec, to_gguf};
-use weights::{Checkpoint, Metadata, Naming, Source, Value};
+use weights::{Checkpoint, Naming, Source, Value};
 
-const FIXTURES: [&str; 2] = ["deepseek_v3_mtp", "glm4_moe_mtp"];
+const FIXTURES: [&str; 4] = ["deepseek_v3_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp"];
 const PAGES: usize = 4;
 
 /// The main model's plan and the layer's.
@@ -29,7 +29,8 @@ fn program(device: &dyn Device, plans: &[Plan], numerics: Numerics) -> Box<dyn P
         n_ctx: 64,
         page_len: 16,
         n_pages: vec![PAGES],
-        n_states: 0,
+        // One that is read and one that is written.
+        n_states: if plans[0].kv.states.is_empty() { 0 } else { 2 },
         kv_type: KvType::F32,
         numerics,
     };
@@ -44,6 +45,7 @@ fn run(
     first: usize,
     tokens: &[u32],
     input: &[f32],
+    states: &[StateUse],
 ) -> (Vec<f32>, Vec<f32>) {
     let rows: Vec<u32> = (0..tokens.len() as u32).collect();
     let span = Span { slot: 0, first_row: 0, n_rows: tokens.len() as u32, first_position: first as u32 };
@@ -52,6 +54,7 @@ fn run(
         tokens,
         input,
         spans: &[span],
+        states,
         page_tables: &[2, 0, 3, 1],
         pages_per_table: PAGES,
         outputs: &rows,
@@ -64,18 +67,24 @@ fn run(
 
 /// The largest difference of a logit of the main model and of the layer, in chunks of so many rows.
 fn differences(name: &str, program: &mut dyn Program, chunk: usize) -> [f32; 2] {
+    let is_recurrent = ModelSpec::from_checkpoint(&open(name)).unwrap().family.recurrent.is_some();
     let (said, next) = (expected(name), &json(&format!("{name}/expected.json"))["next"]);
     let tokens = said.input_ids.clone();
     let (mut logits, mut of_next) = (Vec::new(), Vec::new());
     for first in (0..tokens.len()).step_by(chunk) {
         let end = tokens.len().min(first + chunk);
-        let (rows, states) = run(program, 0, first, &tokens[first..end], &[]);
+        let to = (first / chunk % 2) as u32;
+        let state = StateUse { from: if first == 0 { STATE_NONE } else { 1 - to }, to };
+        let of_model = if is_recurrent { &[state][..] } else { &[] };
+        let (rows, states) = run(program, 0, first, &tokens[first..end], &[], of_model);
         logits.extend(rows);
         // Of the last token nothing follows.
         let n = end.min(tokens.len() - 1) - first;
         if n > 0 {
             let cols = states.len() / (end - first);
-            of_next.extend(run(program, 1, first, &tokens[first + 1..first + 1 + n], &states[..n * cols]).0);
+            of_next.extend(
+                run(program, 1, first, &tokens[first + 1..first + 1 + n], &states[..n * cols], &[]).0,
+            );
         }
     }
     let numbers = |v: &serde_json::Value| -> Vec<f64> {
@@ -118,50 +127,54 @@ fn the_layer_agrees_with_its_formula_on_the_interpreter_and_the_cpu() {
     }
 }
 
-/// Metadata with another value of a key.
-fn with(metadata: &Metadata, key: &str, value: Value) -> Metadata {
-    let mut found = Metadata::default();
-    let others = metadata.iter().filter(|(other, _)| *other != key);
-    others.for_each(|(key, value)| assert!(found.insert(key.to_owned(), value.clone())));
-    found.insert(key.to_owned(), value);
-    found
-}
-
-/// A file under GGUF's names, which counts the layer among the others.
+/// A converted file has the layer, under the names and among the layers that readers of GGUF expect.
 #[test]
-fn names_of_gguf_are_known() {
+fn a_converted_file_keeps_the_layer() {
     for name in FIXTURES {
         let published = open(name);
-        // As if all layers were the model's own: so that the exporter writes the last one too.
-        let mut all = published.clone();
-        all.metadata = with(&published.metadata, "num_hidden_layers", Value::Int(3));
-        let spec = ModelSpec::from_checkpoint(&all).unwrap();
-        let export = to_gguf(&all, &spec, "x", None).unwrap();
-        let mut tensors: Vec<_> =
-            (0..export.declarations().len()).map(|i| export.tensor(i).unwrap()).collect();
-        for (theirs, of_gguf) in [
-            ("eh_proj", "nextn.eh_proj"),
-            ("enorm", "nextn.enorm"),
-            ("hnorm", "nextn.hnorm"),
-            ("shared_head.norm", "nextn.shared_head_norm"),
-        ] {
-            let theirs = format!("model.layers.2.{theirs}.weight");
-            let mut tensor = published.tensors.iter().find(|t| t.name == theirs).unwrap().clone();
-            tensor.name = format!("blk.2.{of_gguf}.weight");
-            tensors.retain(|t| t.name != tensor.name);
-            tensors.push(tensor);
-        }
+        let spec = ModelSpec::from_checkpoint(&published).unwrap();
+        let export = to_gguf(&published, &spec, "x", None).unwrap();
+        assert!(export.unused_tensors.is_empty() && export.notes.is_empty(), "{name}: {:?}", export.notes);
+        let tensors: Vec<_> = (0..export.declarations().len()).map(|i| export.tensor(i).unwrap()).collect();
         let architecture = export.metadata.str("general.architecture").unwrap();
-        let key = format!("{architecture}.nextn_predict_layers");
-        let metadata = with(&export.metadata, &key, Value::Int(1));
+        let number = |key: &str| match export.metadata.get(&format!("{architecture}.{key}")) {
+            Some(Value::Int(n)) => Some(*n as usize),
+            _ => None,
+        };
+        let n = spec.n_layers();
+        assert_eq!(number("nextn_predict_layers"), Some(1), "{name}");
+        assert_eq!(number("block_count"), Some(n + 1), "{name}");
+        for part in ["nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm", "attn_output"] {
+            let part = format!("blk.{n}.{part}.weight");
+            assert!(tensors.iter().any(|t| t.name == part), "{name}: {part}");
+        }
+        // Nothing of it is in the layers before.
+        assert_eq!(tensors.iter().filter(|t| t.name.contains("nextn")).count(), 4, "{name}");
+        let metadata = export.metadata.clone();
         let gguf = Checkpoint { naming: Naming::Gguf, metadata, tensors, ..published };
         let spec = ModelSpec::from_checkpoint(&gguf).unwrap();
-        assert_eq!((spec.n_layers(), spec.next_layer.is_some()), (2, true), "{name}");
+        assert_eq!((spec.n_layers(), spec.next_layer.is_some()), (n, true), "{name}");
         let device = device_reference::Reference::new(1);
         let mut program = program(&device, &plans(&gguf), Numerics::Deterministic);
         let found = differences(name, program.as_mut(), 64);
         assert!(found.iter().all(|d| *d < TOLERANCE), "{name}: {found:?}");
     }
+}
+
+/// A layer that is not complete is left out of the file, and said.
+#[test]
+fn half_a_layer_is_not_converted() {
+    let mut half = open("qwen3_5_mtp");
+    half.tensors.retain(|t| t.name != "mtp.layers.0.self_attn.k_norm.weight");
+    let spec = ModelSpec::from_checkpoint(&half).unwrap();
+    let export = to_gguf(&half, &spec, "x", None).unwrap();
+    assert!(export.declarations().iter().all(|d| !d.name.contains("nextn") && !d.name.starts_with("blk.3.")));
+    assert!(matches!(export.metadata.get("qwen35.block_count"), Some(Value::Int(3))));
+    assert!(
+        export.notes.iter().any(|note| note.contains("mtp.layers.0.self_attn.k_norm")),
+        "{:?}",
+        export.notes
+    );
 }
 
 /// What is not asked for is not there; what is not in the file is refused.
@@ -183,4 +196,9 @@ fn without_the_layer_nothing_of_it_is_in_the_plan() {
     let spec = ModelSpec::from_checkpoint(&broken).unwrap().predicting().unwrap();
     let error = spec.next_plan(&broken, 64).unwrap_err().to_string();
     assert!(error.contains("model.layers.2.hnorm.weight"), "{error}");
+    let mut broken = open("qwen3_next_mtp");
+    broken.tensors.retain(|t| t.name != "mtp.norm.weight");
+    let spec = ModelSpec::from_checkpoint(&broken).unwrap().predicting().unwrap();
+    let error = spec.next_plan(&broken, 64).unwrap_err().to_string();
+    assert!(error.contains("mtp.norm.weight"), "{error}");
 }

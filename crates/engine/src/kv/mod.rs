@@ -4,6 +4,8 @@
 //! row a slot and KV group, read by the device), a pool of page numbers a group, and the prefix cache. Pages are shared
 //! between sequences and the cache by reference counts; a page that is held more than once is never written: it is copied
 //! when a sequence is about to ([`KvCache::reserve`]).
+//!
+//! Past 600 lines: taking, sharing and giving back change pools, tables and cache together.
 
 mod elastic;
 mod pages;
@@ -346,6 +348,26 @@ impl KvCache {
         if let Some(states) = self.states.get_mut(slot) {
             states.note_done(position, &mut self.pools[self.windows.len()]);
         }
+    }
+
+    /// The oldest step of a slot is done, and what it had of the sequence is not all right: where layers are recurrent, the
+    /// sequence stands where it stood before that step.
+    pub(crate) fn note_rows_undone(&mut self, slot: usize) {
+        if let Some(states) = self.states.get_mut(slot) {
+            states.note_undone(&mut self.pools[self.windows.len()]);
+        }
+    }
+
+    /// Of the states that steps in flight write, none but the last will be asked for.
+    pub(crate) fn keep_last_in_flight(&mut self, slot: usize) {
+        if let Some(states) = self.states.get_mut(slot) {
+            states.keep_last_in_flight(&mut self.pools[self.windows.len()]);
+        }
+    }
+
+    /// Where the state of a slot stands; `None` without recurrent layers.
+    pub(crate) fn state_position(&self, slot: usize) -> Option<usize> {
+        self.states.get(slot).map(SlotStates::position)
     }
 
     /// Nothing of a slot is in flight any more, and what was is to be computed again.

@@ -74,6 +74,19 @@ impl SlotStates {
         }
     }
 
+    /// What the oldest step wrote is not wanted: the sequence stands where it stood.
+    pub(super) fn note_undone(&mut self, pool: &mut PagePool) {
+        if let Some(state) = self.in_flight.pop_front() {
+            release(state, pool);
+        }
+    }
+
+    /// Of what steps in flight write only the last is of use, for the step after them.
+    pub(super) fn keep_last_in_flight(&mut self, pool: &mut PagePool) {
+        let n_older = self.in_flight.len().saturating_sub(1);
+        self.in_flight.drain(..n_older).for_each(|state| release(state, pool));
+    }
+
     pub(super) fn forget_in_flight(&mut self, pool: &mut PagePool) {
         self.in_flight.drain(..).for_each(|state| release(state, pool));
     }

@@ -41,7 +41,7 @@ pub(super) struct FlightSpan {
     pub(super) n_draft: usize,
     /// Of its first row; set by [`Flight::add`].
     pub(super) position: usize,
-    is_prompt: bool,
+    pub(super) is_prompt: bool,
     /// The first of its masks, one for each of its outputs.
     pub(super) first_mask: Option<usize>,
     /// Its first output and the number of those that only tell log-probabilities of the prompt.

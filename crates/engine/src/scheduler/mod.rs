@@ -137,6 +137,8 @@ impl Scheduler {
         options: &LoadOptions,
         vision: Option<Vision>,
     ) -> Scheduler {
+        let (n, goes_back) = (limits.max_spans, kv.has_states());
+        let speculator = Speculator::new(options.speculate, options.max_draft, n, goes_back);
         Scheduler {
             n_vocab,
             kv,
@@ -146,7 +148,7 @@ impl Scheduler {
             in_flight: VecDeque::with_capacity(depth),
             spare: (0..=depth).map(|_| Flight::new(limits.max_spans)).collect(),
             order: Vec::with_capacity(limits.max_spans),
-            speculator: Speculator::new(options.speculate, options.max_draft, limits.max_spans),
+            speculator,
             masks: None,
             mask_jobs: Vec::with_capacity(limits.max_spans),
             cost: CostModel::new(),
@@ -430,8 +432,9 @@ impl Scheduler {
     /// A slot's pages go: into the prefix cache, or back to the pool.
     fn let_go(&mut self, slot: usize, sequence: &Sequence) {
         if sequence.reuse {
-            let computed = &sequence.tokens[..sequence.n_computed];
-            self.kv.remember(slot, sequence.salt, computed, true);
+            // Where layers are recurrent, what is behind the state is of no use. An answer may end among guesses.
+            let n = self.kv.state_position(slot).unwrap_or(sequence.n_computed);
+            self.kv.remember(slot, sequence.salt, &sequence.tokens[..n], true);
         }
         self.kv.end(slot);
     }
@@ -459,7 +462,8 @@ impl Scheduler {
         self.order.sort_unstable_by_key(rank);
         let all_answer = slots.iter().flatten().all(|s| !s.in_prompt);
         if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer && !is_ahead) {
-            speculator.begin_step(self.order.len());
+            let n_rows = slots.iter().flatten().map(|s| s.n_missing().max(1)).sum();
+            speculator.begin_step(self.order.len(), n_rows);
         }
         self.buffers.plan = usize::from(self.is_given_next());
         let Some(mut flight) = self.spare.pop() else { return Ok(false) };
@@ -527,7 +531,8 @@ impl Scheduler {
         buffers.input = input;
     }
 
-    /// Append the row of a sequence that is answering, and guesses.
+    /// Append the row of a sequence that is answering, and guesses; and before it the rows that a wrong guess has taken out of
+    /// the state of its recurrent layers.
     ///
     /// # Errors
     /// No page is free ([`Error::PagesExhausted`]), or a proposer failed; nothing was appended.
@@ -536,8 +541,9 @@ impl Scheduler {
         let position = sequence.n_submitted;
         let n_ahead = sequence.pending.len();
         sequence.draft.clear();
-        let mut span = FlightSpan::new(slot, sequence, 1, Some(self.buffers.n_outputs()));
-        if sequence.n_missing() == 0 {
+        let n_missing = sequence.n_missing();
+        let mut span = FlightSpan::new(slot, sequence, n_missing.max(1), Some(self.buffers.n_outputs()));
+        if n_missing == 0 {
             // Its next token is chosen by a step in flight.
             let Some(&from) = sequence.pending.last() else { return Ok(()) };
             if sequence.may_be_over(self.limits.n_ctx) {
@@ -552,8 +558,9 @@ impl Scheduler {
             flight.add(span, position);
             return Ok(());
         }
-        if let Some(speculator) = self.speculator.as_mut().filter(|_| flight.all_answer && sequence.speculate)
-        {
+        let may_guess = |speculator: &Speculator| n_missing <= 1 + speculator.max_draft();
+        let speculates = flight.all_answer && sequence.speculate;
+        if let Some(speculator) = self.speculator.as_mut().filter(|s| speculates && may_guess(s)) {
             let most = sequence.most_draft(self.limits.n_ctx);
             let mut target =
                 Target { program: &mut *program, kv: &mut self.kv, plan: self.buffers.next_plan };
@@ -571,8 +578,8 @@ impl Scheduler {
         self.kv.reserve(slot, position, span.n_rows, program)?;
         let history = History { tokens: &sequence.tokens, ..History::default() };
         let want = self.buffers.want_of(sequence, &history, n_ahead);
-        let row = &sequence.tokens[position..=position];
-        self.buffers.push(slot, position, row, OutputRows::Last(1), want);
+        let rows = &sequence.tokens[position..];
+        self.buffers.push(slot, position, rows, OutputRows::Last(1), want);
         for (index, guess) in sequence.draft.iter().enumerate() {
             let history = History { draft: &sequence.draft[..=index], ..history };
             let want = self.buffers.want_of(sequence, &history, n_ahead + index + 1);
@@ -836,7 +843,7 @@ impl Scheduler {
 
     /// A flag that ends the step that was filled between two commands: of the request whose prompt alone makes it long.
     pub(crate) fn stop_flag(&self) -> Option<&std::sync::atomic::AtomicBool> {
-        let mut prompts = self.spare.last()?.spans.iter().filter(|span| span.n_rows > 1 + span.n_draft);
+        let mut prompts = self.spare.last()?.spans.iter().filter(|span| span.is_prompt && span.n_rows > 1);
         let prompt = prompts.next().filter(|_| prompts.next().is_none())?;
         self.slots[prompt.slot].as_ref().map(|s| s.cancel.as_atomic())
     }

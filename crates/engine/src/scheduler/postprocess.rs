@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use device::Program;
 
+use super::flight::FlightSpan;
 use super::{Flight, RATE_WEIGHT, Scheduler, emit_done};
 use crate::sequence::{Sequence, slide};
 use crate::speculate::{Computed, Target};
@@ -57,7 +58,11 @@ impl Scheduler {
             tell_progress(sequence, now, on_event);
             let n_full_before = sequence.n_computed / page_len;
             sequence.n_computed += span.n_rows - span.n_draft;
-            self.kv.note_rows_done(slot, sequence.n_computed);
+            // Guesses are in the state that the step wrote, too: whether it is the sequence's shows when all were right.
+            let is_open = span.n_draft > 0 && self.kv.has_states();
+            if !is_open {
+                self.kv.note_rows_done(slot, sequence.n_computed);
+            }
             if sequence.in_prompt {
                 // Others may use every page as soon as it is full. Before `advance`, while what a row behind the page looks at
                 // is still here.
@@ -68,12 +73,17 @@ impl Scheduler {
                 tell_progress(sequence, now, on_event);
                 sequence.in_prompt = span.output.is_none();
             }
-            self.kv.advance(slot, sequence.n_computed);
+            if !is_open {
+                self.kv.advance(slot, sequence.n_computed);
+            }
             if let Some(output) = span.output {
                 if !sequence.pending.is_empty() {
                     sequence.pending.remove(0);
                 }
                 self.choose_all(slot, output, now, program, on_event);
+            }
+            if span.n_draft > 0 {
+                self.settle(span);
             }
             if let Some(sequence) = &mut self.slots[slot]
                 && sequence.pending.is_empty()
@@ -84,6 +94,21 @@ impl Scheduler {
         }
         self.observe_states(&flight, program);
         self.spare.push(flight);
+    }
+
+    /// Tokens were chosen from a span with guesses. Rows behind a wrong one are not counted and will be written again; a state
+    /// has no rows, so that where layers are recurrent the sequence goes back to the state before the span, and the next step
+    /// computes the rows that were right once more, before its own.
+    fn settle(&mut self, span: &FlightSpan) {
+        let Some(sequence) = &mut self.slots[span.slot] else { return };
+        if (sequence.id, sequence.n_restarts) != (span.id, span.n_restarts) {
+            return;
+        }
+        if self.kv.has_states() && sequence.n_computed < span.position + span.n_rows {
+            self.kv.note_rows_undone(span.slot);
+            sequence.n_computed = span.position;
+        }
+        self.kv.advance(span.slot, sequence.n_computed);
     }
 
     /// Show the proposer the states of the rows of a step that stay, if it reads them.
@@ -111,7 +136,8 @@ impl Scheduler {
             if !is_read || owner != (span.id, span.n_restarts) {
                 continue;
             }
-            let n = sequence.n_computed.saturating_sub(span.position).min(span.n_rows);
+            // All that a token follows which is known: rows that will be computed once more are right, too.
+            let n = sequence.tokens.len().saturating_sub(1 + span.position).min(span.n_rows);
             let Some(states) = states.get(row * cols..(row + n) * cols).filter(|s| !s.is_empty()) else {
                 continue;
             };
@@ -151,11 +177,9 @@ impl Scheduler {
             n_accepted += 1;
             sequence.n_computed += 1;
             sequence.acceptance.n_accepted += 1;
-        }
-        if n_accepted > 0
-            && let Some(sequence) = &self.slots[slot]
-        {
-            self.kv.advance(slot, sequence.n_computed);
+            if n_accepted == n_draft {
+                self.kv.note_rows_done(slot, sequence.n_computed);
+            }
         }
     }
 

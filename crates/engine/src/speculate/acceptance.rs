@@ -37,6 +37,17 @@ impl Acceptance {
         gain
     }
 
+    /// Rows that the next step is expected to compute again where `n` guesses behind `n_certain` rows are in a step that only
+    /// counts as a whole.
+    pub(crate) fn n_again(&self, n: usize, n_certain: usize) -> f64 {
+        let (mut rows, mut all_right) = (0.0, 1.0);
+        for n_right in 0..n {
+            rows += all_right * (1.0 - self.rate) * (n_certain + n_right) as f64;
+            all_right *= self.rate;
+        }
+        rows
+    }
+
     /// Whether more guesses are right than wrong.
     pub(crate) fn is_likely(&self) -> bool {
         self.rate > 0.5
@@ -86,6 +97,8 @@ mod tests {
         let mut a = Acceptance::new();
         assert_eq!(a.gain(0), 0.0);
         assert_eq!(a.gain(3), 0.5 + 0.25 + 0.125);
+        assert_eq!(a.n_again(0, 1), 0.0);
+        assert_eq!(a.n_again(3, 2), 0.5 * 2.0 + 0.25 * 3.0 + 0.125 * 4.0);
         for _ in 0..5 {
             a.observe(4, 4, 0);
         }

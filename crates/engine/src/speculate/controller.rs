@@ -54,11 +54,15 @@ pub(crate) struct Controller {
     n_rows: usize,
     n_tokens: f64,
     guess_seconds: f64,
+    /// Rows of the step without guesses.
+    n_certain: usize,
+    /// Whether a wrong guess makes the next step compute the rows of its sequence again.
+    goes_back: bool,
 }
 
 impl Controller {
     /// Nothing is known of steps of up to `max_rows` rows.
-    pub(crate) fn new(max_rows: usize) -> Controller {
+    pub(crate) fn new(max_rows: usize, goes_back: bool) -> Controller {
         Controller {
             steps: vec![Mean::default(); max_rows + 1],
             guess: Mean::default(),
@@ -66,25 +70,30 @@ impl Controller {
             n_rows: 0,
             n_tokens: 0.0,
             guess_seconds: 0.0,
+            n_certain: 0,
+            goes_back,
         }
     }
 
-    /// A step of `n` rows that give a token each.
-    pub(crate) fn begin_step(&mut self, n: usize) {
-        (self.n_sequences, self.n_rows, self.n_tokens, self.guess_seconds) = (n, n, n as f64, 0.0);
+    /// A step of `n_rows` rows that give `n` sequences a token each.
+    pub(crate) fn begin_step(&mut self, n: usize, n_rows: usize) {
+        (self.n_sequences, self.n_rows, self.n_tokens, self.guess_seconds) = (n, n_rows, n as f64, 0.0);
+        self.n_certain = n_rows;
     }
 
-    /// How many guesses of a sequence to add to the step, at most `most`.
-    pub(crate) fn n_draft(&mut self, acceptance: &Acceptance, most: usize) -> usize {
+    /// How many guesses of a sequence to add to the step, at most `most`, behind `n_certain` rows that it has there.
+    pub(crate) fn n_draft(&mut self, acceptance: &Acceptance, most: usize, n_certain: usize) -> usize {
         // Until steps without guesses are known, there is nothing to compare with; and now and then they are seen again.
         let is_known = self.steps.get(self.n_sequences).is_some_and(|mean| mean.n > 0 && mean.belief > 0.5);
-        if !is_known && self.n_rows == self.n_sequences {
+        if !is_known && self.n_rows == self.n_certain {
             return 0;
         }
         let Some(seconds) = self.seconds(self.n_rows) else { return 0 };
         let mut best = (0, MARGIN * self.n_tokens / (seconds + self.guess_seconds));
         for n in 1..=most {
-            let Some(seconds) = self.seconds(self.n_rows + n) else { break };
+            // What a wrong guess costs the next step is taken to be in this one.
+            let again = if self.goes_back { acceptance.n_again(n, n_certain).round() as usize } else { 0 };
+            let Some(seconds) = self.seconds(self.n_rows + n + again) else { break };
             let seconds = seconds + self.guess_seconds + n as f64 * self.guess.value;
             let rate = (self.n_tokens + acceptance.gain(n)) / seconds;
             if rate > best.1 {
@@ -150,8 +159,8 @@ mod tests {
         let mut rng = crate::sampling::Rng::new(7);
         let mut steps = Vec::new();
         for _ in 0..n_steps {
-            controller.begin_step(1);
-            let n = controller.n_draft(acceptance, 8);
+            controller.begin_step(1, 1);
+            let n = controller.n_draft(acceptance, 8, 1);
             controller.add_draft(acceptance, n, 0.0, true);
             controller.observe(1 + n, cost(1 + n));
             let mut draw = || rng.uniform() < right;
@@ -181,7 +190,7 @@ mod tests {
         let middle = |n: usize| 1.0 + 0.2 * (n - 1) as f64;
         let dear = |n: usize| n as f64;
         let run = |right: f64, cost: &dyn Fn(usize) -> f64| {
-            let (mut c, mut a) = (Controller::new(9), Acceptance::new());
+            let (mut c, mut a) = (Controller::new(9, false), Acceptance::new());
             let steps = session(&mut c, &mut a, 2000, right, cost);
             (rate(&steps, cost), steps.iter().filter(|s| s.0 > 0).count())
         };
@@ -204,7 +213,7 @@ mod tests {
     #[test]
     fn it_turns_on_where_guesses_become_right_and_off_where_they_become_wrong() {
         let cost = |n: usize| 1.0 + 0.2 * (n - 1) as f64;
-        let (mut c, mut a) = (Controller::new(9), Acceptance::new());
+        let (mut c, mut a) = (Controller::new(9, false), Acceptance::new());
         for _ in 0..3 {
             let wrong = session(&mut c, &mut a, 200, 0.05, cost);
             assert!(wrong[60..].iter().filter(|s| s.0 > 0).count() < 10);
@@ -216,7 +225,7 @@ mod tests {
     #[test]
     fn one_interrupted_step_does_not_stand_for_ever() {
         let cost = |n: usize| 1.0 + 0.1 * (n - 1) as f64;
-        let (mut c, mut a) = (Controller::new(9), Acceptance::new());
+        let (mut c, mut a) = (Controller::new(9, false), Acceptance::new());
         session(&mut c, &mut a, 20, 0.0, cost);
         // The first step of every larger size was interrupted.
         (2..=9).for_each(|n| c.observe(n, 50.0));
@@ -228,12 +237,12 @@ mod tests {
     fn guesses_that_take_long_are_worth_less() {
         let acceptance = Acceptance::new();
         let n_draft = |seconds: f64, is_typical: bool| {
-            let mut c = Controller::new(9);
-            c.begin_step(1);
+            let mut c = Controller::new(9, false);
+            c.begin_step(1, 1);
             (1..=9).for_each(|n| c.observe(n, 1.0 + 0.01 * n as f64));
             c.add_draft(&acceptance, 8, seconds, is_typical);
-            c.begin_step(1);
-            c.n_draft(&acceptance, 8)
+            c.begin_step(1, 1);
+            c.n_draft(&acceptance, 8, 1)
         };
         assert!(n_draft(0.0, true) > n_draft(1.0, true) && n_draft(1.0, true) > 0);
         assert_eq!(n_draft(8.0, true), 0);
@@ -242,13 +251,13 @@ mod tests {
 
     #[test]
     fn unknown_sizes_lie_between_known_ones() {
-        let mut c = Controller::new(9);
-        c.begin_step(1);
+        let mut c = Controller::new(9, false);
+        c.begin_step(1, 1);
         assert_eq!(c.seconds(3), None);
         c.observe(1, 1.0);
         c.observe(5, 3.0);
-        let mut interrupted = Controller::new(9);
-        interrupted.begin_step(2);
+        let mut interrupted = Controller::new(9, false);
+        interrupted.begin_step(2, 2);
         interrupted.observe(2, 1.0);
         interrupted.observe(4, 50.0);
         assert_eq!(interrupted.seconds(4), Some(2.0));

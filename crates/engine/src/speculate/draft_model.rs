@@ -1,7 +1,8 @@
 //! Guesses by a smaller model of the same vocabulary.
 //!
 //! It runs through steps as any model does, one sequence in the slot of the sequence that it guesses for. What it computed
-//! for guesses that turned out wrong is found by comparing tokens, and written again.
+//! for guesses that turned out wrong is found by comparing tokens, and written again. Where its layers are recurrent, guesses go
+//! on from the state behind the known tokens, which stays; so the guesses that were right are computed again with what followed.
 
 use std::sync::Arc;
 
@@ -24,8 +25,10 @@ pub struct DraftModel {
 struct Slot {
     /// Tokens whose keys and values are computed; capacity `n_ctx`.
     tokens: Vec<u32>,
-    /// Of these, those that are sure to stay: a window may have let go of what lies before it.
+    /// Of these, those that are sure to stay: a window may have let go of what lies before it, and a state has nothing before it.
     n_kept: usize,
+    /// The best token behind them.
+    best: u32,
 }
 
 impl DraftModel {
@@ -58,7 +61,7 @@ impl DraftModel {
             report.fits = false;
             return Err(Error::DoesNotFit(Box::new(report)));
         }
-        let slot = || Slot { tokens: Vec::with_capacity(limits.n_ctx), n_kept: 0 };
+        let slot = || Slot { tokens: Vec::with_capacity(limits.n_ctx), n_kept: 0, best: 0 };
         Ok(DraftModel {
             slots: (0..limits.max_spans).map(|_| slot()).collect(),
             engine: Engine::new(model, target.device(), &options)?,
@@ -67,8 +70,16 @@ impl DraftModel {
 
     /// Compute what `tokens` have beyond what a slot has, and the best token behind them.
     fn follow(&mut self, slot: usize, tokens: &[u32]) -> Result<u32> {
-        let Slot { tokens: computed, n_kept } = &mut self.slots[slot];
+        let Slot { tokens: computed, n_kept, best } = &mut self.slots[slot];
         let Engine { scheduler: Scheduler { kv, .. }, limits, .. } = &mut self.engine;
+        kv.forget_in_flight(slot);
+        let has_states = kv.has_states();
+        if has_states {
+            computed.truncate(*n_kept);
+            if computed == tokens {
+                return Ok(*best);
+            }
+        }
         // The last is computed in any case: its logits are what is wanted.
         let n_last = tokens.len() - 1;
         let n_same = computed.iter().zip(&tokens[..n_last]).take_while(|(a, b)| a == b).count();
@@ -83,10 +94,13 @@ impl DraftModel {
             let first = self.slots[slot].tokens.len();
             let end = tokens.len().min(first + max_rows);
             self.compute(slot, &tokens[first..end], end == tokens.len())?;
-            let kept = end.min(n_last);
-            self.engine.scheduler.kv.advance(slot, kept);
+            let kept = if has_states { end } else { end.min(n_last) };
+            let kv = &mut self.engine.scheduler.kv;
+            kv.note_rows_done(slot, kept);
+            kv.advance(slot, kept);
             self.slots[slot].n_kept = kept;
         }
+        self.slots[slot].best = self.best();
         Ok(self.best())
     }
 
@@ -98,7 +112,11 @@ impl DraftModel {
         buffers.clear();
         let outputs = if is_last { OutputRows::Last(1) } else { OutputRows::None };
         buffers.push(slot, first, tokens, outputs, Want::BEST);
+        buffers.push_state(kv.state_use(slot));
         self.engine.run()?;
+        let kv = &mut self.engine.scheduler.kv;
+        kv.note_rows_submitted(slot);
+        kv.keep_last_in_flight(slot);
         self.slots[slot].tokens.extend_from_slice(tokens);
         Ok(())
     }

@@ -5,6 +5,11 @@
 //! the history that it would have had, for as long as the token that was chosen is the one that was guessed. The first that
 //! differs is kept too, and what was computed behind it is forgotten: positions that are not counted are written again.
 //!
+//! A state of recurrent layers has no positions, and a step writes it whole, guesses included. If all were right it is the
+//! sequence's; otherwise the sequence keeps the state before the step, and the next one computes the rows that were right once
+//! more, before the token that is due. Rows cost little where reading weights takes the time, and so no device needs to write a
+//! state for each row. While guesses stay wrong these rows become more: beyond as many as a draft has, a step goes without.
+//!
 //! # Why the answer does not change
 //!
 //! Choosing from a row does not look at the guess. Greedy decoding takes the row's best token, as it would alone. Sampling
@@ -122,13 +127,28 @@ pub(crate) struct Speculator {
     max_draft: usize,
 }
 
+/// Most rows of a sequence in a step in which it has guesses. `goes_back`: behind a wrong guess the rows of its step are computed
+/// again, in a step that has guesses only while these are no more than a draft ([`Scheduler::fill_answer`]).
+///
+/// [`Scheduler::fill_answer`]: crate::scheduler::Scheduler
+pub(crate) fn most_rows(max_draft: usize, goes_back: bool) -> usize {
+    1 + max_draft + if goes_back { max_draft } else { 0 }
+}
+
 impl Speculator {
-    /// Of `n_sequences` sequences, by looking into their own texts; `None` if nothing is to be guessed.
-    pub(crate) fn new(speculate: Speculate, max_draft: usize, n_sequences: usize) -> Option<Speculator> {
+    /// Of `n_sequences` sequences, by looking into their own texts; `None` if nothing is to be guessed. `goes_back`: as of
+    /// [`most_rows`].
+    pub(crate) fn new(
+        speculate: Speculate,
+        max_draft: usize,
+        n_sequences: usize,
+        goes_back: bool,
+    ) -> Option<Speculator> {
+        let max_rows = n_sequences * most_rows(max_draft, goes_back);
         let controller = match speculate {
             Speculate::Off => return None,
             Speculate::Always => None,
-            Speculate::Auto => Some(Controller::new(n_sequences * (1 + max_draft))),
+            Speculate::Auto => Some(Controller::new(max_rows, goes_back)),
         };
         Some(Speculator { proposer: Box::new(NgramLookup), controller, max_draft })
     }
@@ -143,10 +163,10 @@ impl Speculator {
         self.proposer = proposer;
     }
 
-    /// A step of one row of each of `n_sequences` sequences is about to be filled.
-    pub(crate) fn begin_step(&mut self, n_sequences: usize) {
+    /// A step of `n_rows` rows of `n_sequences` sequences, guesses not counted, is about to be filled.
+    pub(crate) fn begin_step(&mut self, n_sequences: usize, n_rows: usize) {
         if let Some(controller) = &mut self.controller {
-            controller.begin_step(n_sequences);
+            controller.begin_step(n_sequences, n_rows);
         }
     }
 
@@ -179,6 +199,7 @@ impl Speculator {
         most: usize,
         target: &mut Target<'_>,
     ) -> Result<()> {
+        let n_certain = sequence.n_missing();
         let Sequence { tokens, draft, acceptance, .. } = sequence;
         let Some(controller) = &mut self.controller else {
             return self.proposer.propose(slot, tokens, most, draft, target);
@@ -186,7 +207,7 @@ impl Speculator {
         let is_cheap = self.proposer.is_cheap();
         // A proposer that did not guess for the token before has to catch up first; that is not what a guess costs.
         let is_steady = acceptance.is_steady();
-        let n = match controller.n_draft(acceptance, most) {
+        let n = match controller.n_draft(acceptance, most, n_certain) {
             0 if !is_cheap && acceptance.is_probe_due() => most.min(PROBE),
             n => n,
         };

@@ -137,22 +137,26 @@ impl Proposer for OwnLayer {
         let hidden = self.hidden;
         waiting.states.drain(..(waiting.n_done * hidden).min(waiting.states.len()));
         waiting.first += std::mem::take(&mut waiting.n_done);
-        let n_waiting = waiting.states.len() / hidden;
-        if waiting.owner != Some(rows.owner) || waiting.first + n_waiting != rows.first {
+        let end = waiting.first + waiting.states.len() / hidden;
+        if waiting.owner != Some(rows.owner) || end < rows.first {
             waiting.states.clear();
             (waiting.owner, waiting.first) = (Some(rows.owner), rows.first);
         }
-        let n_new = rows.states.len() / hidden;
         let n_waiting = waiting.states.len() / hidden;
+        // A step may begin with rows that one before has had.
+        let n_known = waiting.first + n_waiting - rows.first;
+        let (first_new, new) =
+            (rows.first + n_known, rows.states.get(n_known * hidden..).unwrap_or_default());
+        let n_new = new.len() / hidden;
         if n_waiting + n_new <= self.room {
-            waiting.states.extend_from_slice(rows.states);
+            waiting.states.extend_from_slice(new);
             return Ok(());
         }
         // All but the last are computed now, whether guesses will be wanted or not.
-        let first = std::mem::replace(&mut waiting.first, rows.first + n_new - 1);
-        let (now, last) = rows.states.split_at((n_new - 1) * hidden);
+        let first = std::mem::replace(&mut waiting.first, first_new + n_new - 1);
+        let (now, last) = new.split_at((n_new - 1) * hidden);
         let computed = parts(target, rows, first, &waiting.states, self.max_rows, hidden)
-            .and_then(|()| parts(target, rows, rows.first, now, self.max_rows, hidden));
+            .and_then(|()| parts(target, rows, first_new, now, self.max_rows, hidden));
         waiting.states.clear();
         waiting.states.extend_from_slice(last);
         computed

@@ -13,11 +13,18 @@ use crate::spec::ModelSpec;
 use crate::tensors::Tensors;
 
 /// Build it, for contexts up to `n_ctx`: of tokens, and of the input `(n, hidden)`, the state before each. Its keys and values are
-/// one more layer of the cache. What it gives the head `(n_outputs, hidden)` is kept.
-pub(crate) fn build_next(spec: &ModelSpec, tensors: &mut Tensors<'_>, n_ctx: usize) -> Result<Plan> {
+/// one more layer of the cache, beside the `states` of the model's own recurrent layers. What it gives the head
+/// `(n_outputs, hidden)` is kept.
+pub(crate) fn build_next(
+    spec: &ModelSpec,
+    tensors: &mut Tensors<'_>,
+    n_ctx: usize,
+    states: Vec<usize>,
+) -> Result<Plan> {
     tensors.turn_to(spec.family);
     let kv = KvLayers::of(spec);
     let mut builder = Builder::new(spec, tensors, n_ctx, None);
+    builder.states = states;
     let (hidden, index) = (spec.hidden, spec.n_layers());
     let embedding = builder.embed()?;
     let state = builder.value("state", RowCount::Tokens, hidden);

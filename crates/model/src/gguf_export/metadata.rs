@@ -109,7 +109,11 @@ pub(super) fn numbers(
     let source = Keys::new(&checkpoint.metadata, checkpoint.naming, spec.family, "");
     let mut sink = Sink { architecture, metadata };
     let layers = &spec.layers;
+    // The layer that predicts one token more is counted among them.
     sink.put(Key::Layers, count(layers.len()));
+    if spec.n_next > 0 {
+        sink.put(Key::NextLayers, count(spec.n_next));
+    }
     sink.put(Key::Context, count(spec.n_ctx_train));
     sink.put(Key::Hidden, count(spec.hidden));
     sink.put_as("vocab_size", count(spec.n_vocab));
@@ -194,7 +198,7 @@ fn ffn(source: &Keys<'_>, spec: &ModelSpec) -> Result<Vec<usize>> {
         ExpertPlace::Instead | ExpertPlace::WithShared | ExpertPlace::WithPlainShared
     );
     let of = |(l, layer): (usize, &LayerSpec)| match layer.experts {
-        Some(experts) if instead => said.get(l).copied().unwrap_or(experts.ffn),
+        Some(experts) if instead => said.get(l).or(said.last()).copied().unwrap_or(experts.ffn),
         Some(experts) if spec.family.experts == ExpertPlace::BesideShared => experts.ffn,
         _ => layer.ffn,
     };

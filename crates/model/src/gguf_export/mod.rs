@@ -94,8 +94,17 @@ pub fn to_gguf(
             expected: "those of a Hugging Face checkpoint".to_owned(),
         });
     }
-    let (architecture, target) = target(spec)?;
     let mut notes = Vec::new();
+    let predicting =
+        spec.predicting().and_then(|predicting| match predicting.next_plan(checkpoint, spec.n_ctx_train) {
+            Ok(_) => Some(predicting),
+            Err(error) => {
+                notes.push(format!("the layer that predicts one token more is left out: {error}"));
+                None
+            }
+        });
+    let spec = predicting.as_ref().unwrap_or(spec);
+    let (architecture, target) = target(spec)?;
     let mut metadata = metadata::general(architecture, name);
     let written = recurrent::as_written(spec);
     if recurrent::multiplies(spec) {

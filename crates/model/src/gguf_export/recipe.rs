@@ -94,7 +94,10 @@ pub(super) fn of_all(
     spec: &ModelSpec,
     target: &'static ArchDescriptor,
 ) -> Result<Vec<Recipe>> {
-    let tensors = Tensors::new(checkpoint, spec.family);
+    let mut tensors = Tensors::new(checkpoint, spec.family);
+    if spec.n_next > 0 {
+        tensors.names_next(spec.n_layers());
+    }
     let exporter = Exporter { spec, target, tensors };
     let mut roles: Vec<(TensorRole, bool)> = Vec::new();
     for row in spec.family.tensors.iter().copied().flatten() {
@@ -107,7 +110,7 @@ pub(super) fn of_all(
     };
     let mut recipes = Vec::new();
     let mut written = HashSet::new();
-    let layers = std::iter::once(None).chain((0..spec.n_layers()).map(Some));
+    let layers = std::iter::once(None).chain((0..spec.layers.len()).map(Some));
     for layer in layers {
         for role in of(layer.is_some()) {
             if role == TensorRole::Output && spec.tied_head {

@@ -190,7 +190,7 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::SharedExperts, "shared experts", &["expert_shared_count"], &["n_shared_experts", "moe_num_shared_experts", "num_shared_experts"], 0.0, 1024.0),
     row(Key::FirstDenseLayers, "first layers without experts", &["leading_dense_block_count"], &["first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"], 0.0, 4096.0),
     row(Key::ExpertLayers, "layers with experts", &[], &["moe_layers"], 0.0, 4096.0),
-    row(Key::NextLayers, "layers that predict further tokens", &["nextn_predict_layers"], &["num_nextn_predict_layers"], 0.0, 64.0),
+    row(Key::NextLayers, "layers that predict further tokens", &["nextn_predict_layers"], &["num_nextn_predict_layers", "mtp_num_hidden_layers"], 0.0, 64.0),
     row(Key::GateAlpha, "factor in the gate's sigmoid", &[], &["swiglu_alpha"], TINY, 1e9),
     row(Key::GateLimit, "bound of the gate", &[], &["swiglu_limit"], TINY, 1e9),
     row(Key::LatentRank, "columns of the latent keys and values", &["attention.kv_lora_rank"], &["kv_lora_rank"], 1.0, 1048576.0),

@@ -8,6 +8,8 @@
 
 use weights::Naming;
 
+use super::NEXT_PREFIX;
+
 /// What a tensor is for, whatever it is called. Matrices are `(n_out, n_in)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TensorRole {
@@ -206,7 +208,8 @@ pub struct TensorName {
     pub role: TensorRole,
     /// `{l}` is the layer, `{e}` the expert, where each is a tensor by itself.
     pub gguf: &'static str,
-    /// `{model}` is one of [`MODEL_PREFIXES`](super::MODEL_PREFIXES), `{layer}` is `{model}layers.{l}.`.
+    /// `{model}` is one of [`MODEL_PREFIXES`](super::MODEL_PREFIXES), `{layer}` is `{model}layers.{l}.`. `{next}` is
+    /// [`NEXT_PREFIX`](super::NEXT_PREFIX): names with it are of that layer alone.
     pub hf: &'static str,
     /// `/weight` or `/bias` follows.
     pub ctranslate2: &'static str,
@@ -285,9 +288,13 @@ pub const STANDARD: &[TensorName] = &[
     alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.up_proj"),
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.down_proj"),
     alone(NextEmbeddingNorm, "blk.{l}.nextn.enorm", "{layer}enorm"),
+    alone(NextEmbeddingNorm, "", "{next}pre_fc_norm_embedding"),
     alone(NextHiddenNorm, "blk.{l}.nextn.hnorm", "{layer}hnorm"),
+    alone(NextHiddenNorm, "", "{next}pre_fc_norm_hidden"),
     alone(NextProjection, "blk.{l}.nextn.eh_proj", "{layer}eh_proj"),
+    alone(NextProjection, "", "{next}fc"),
     alone(NextOutputNorm, "blk.{l}.nextn.shared_head_norm", "{layer}shared_head.norm"),
+    alone(NextOutputNorm, "", "{next}norm"),
 ];
 
 /// Norms after the branches take over the name that others give to the norm before the feed-forward network.
@@ -612,8 +619,10 @@ impl TensorName {
     pub(crate) fn expand(&self, naming: Naming, model_prefix: &str, layer: Option<usize>) -> Option<String> {
         let template = self.template(naming);
         let layer = layer.map(|l| l.to_string()).unwrap_or_default();
-        (!template.is_empty()).then(|| {
+        let is_there = !template.is_empty() && (model_prefix == NEXT_PREFIX || !template.contains("{next}"));
+        is_there.then(|| {
             template
+                .replace("{next}", NEXT_PREFIX)
                 .replace("{layer}", "{model}layers.{l}.")
                 .replace("{model}", model_prefix)
                 .replace("{l}", &layer)

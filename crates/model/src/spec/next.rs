@@ -6,12 +6,13 @@ use weights::Checkpoint;
 use super::{LayerSpec, ModelSpec};
 use crate::build;
 use crate::error::{Error, Result};
-use crate::names::TensorRole;
+use crate::names::{NEXT_PREFIX, TensorRole};
 use crate::tensors::Tensors;
 
-/// That layer, if the checkpoint has it: it is made as the last of the model's own. Of several, the first.
+/// That layer, if the checkpoint has it: it is made as the last of the model's own that attends and does nothing else. Of
+/// several, the first.
 pub(super) fn read(spec: &ModelSpec, tensors: &Tensors<'_>, n_next: usize) -> Option<Box<LayerSpec>> {
-    let last = spec.layers.last().filter(|last| last.attends && last.recurrent.is_none())?;
+    let last = spec.layers.iter().rfind(|layer| layer.attends && layer.recurrent.is_none())?;
     let is_there = n_next > 0 && tensors.has_in(TensorRole::NextProjection, spec.layers.len());
     is_there.then(|| Box::new(last.clone()))
 }
@@ -19,7 +20,7 @@ pub(super) fn read(spec: &ModelSpec, tensors: &Tensors<'_>, n_next: usize) -> Op
 /// Whether a tensor is of one of the layers after the last, which predict further tokens.
 pub(super) fn is_beyond(name: &str, n_layers: usize, n_next: usize) -> bool {
     let of = |l: usize| [format!("blk.{l}."), format!("layers.{l}.")].iter().any(|part| name.contains(part));
-    (n_layers..n_layers + n_next).any(of)
+    (n_layers..n_layers + n_next).any(of) || n_next > 0 && name.starts_with(NEXT_PREFIX)
 }
 
 impl ModelSpec {
@@ -42,7 +43,19 @@ impl ModelSpec {
         if self.n_next == 0 {
             return Err(Error::NoNextLayer { family: self.family.title });
         }
-        build::build_next(self, &mut Tensors::new(checkpoint, self.family), n_ctx)
+        let mut tensors = Tensors::new(checkpoint, self.family);
+        tensors.names_next(self.n_layers());
+        // States lie where the model's own plan has them, though this layer has none.
+        let is_recurrent = self.layers.iter().any(|layer| layer.recurrent.is_some());
+        let states = match is_recurrent {
+            true => {
+                let mut names = Tensors::new(checkpoint, self.family);
+                names.without_values();
+                build::build(self, &mut names, n_ctx)?.kv.states
+            }
+            false => Vec::new(),
+        };
+        build::build_next(self, &mut tensors, n_ctx, states)
     }
 
     /// The layers of the model itself.

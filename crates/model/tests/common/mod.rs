@@ -52,7 +52,7 @@ pub const MIXED: [&str; 6] =
     ["qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe", "gemma3n", "gemma3n_beyond"];
 
 /// ... and those with recurrent layers, whose prompts are longer than the chunks of kernels.
-pub const RECURRENT: [&str; 13] = [
+pub const RECURRENT: [&str; 15] = [
     "lfm2",
     "lfm2_moe",
     "qwen3_next",
@@ -66,6 +66,8 @@ pub const RECURRENT: [&str; 13] = [
     "falcon_h1",
     "mamba2",
     "kimi_linear",
+    "qwen3_next_mtp",
+    "qwen3_5_mtp",
 ];
 
 /// ... and those with other routers, gates, windows or caches.
