@@ -34,9 +34,13 @@ pub fn has_columns(weight: &Weight, n: usize) -> bool {
         && divides(BlockType::row_bias_bytes)
 }
 
-/// Parts that were made, by what identifies the weight's bytes, its columns and the cut.
+/// What identifies a part: the address and length of the weight's bytes (of a stack, of its first matrix), its matrices, its columns,
+/// and the cut.
+type Key = (usize, usize, usize, usize, Cut);
+
+/// Parts that were made, each beside its weight.
 #[derive(Default)]
-pub struct Slices(HashMap<(usize, usize, usize, usize, Cut), (Weight, Weight)>);
+pub struct Slices(HashMap<Key, (Weight, Weight)>);
 
 impl Slices {
     /// The part of a weight for rank `rank` of `n`, made once.
