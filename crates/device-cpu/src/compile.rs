@@ -762,8 +762,9 @@ impl Compiler<'_> {
                 }
                 return;
             }
-            // Lowering makes projections of Linears and takes fused Ops apart; experts were compiled before.
-            Op::Linear { .. } | Op::ExpertLinear { .. } | Op::Fused { .. } => return,
+            // Lowering makes projections of Linears and takes fused Ops apart; experts were compiled before. A device that is no rank of
+            // a group is given no collective.
+            Op::Linear { .. } | Op::ExpertLinear { .. } | Op::Fused { .. } | Op::Collective { .. } => return,
         };
         self.push(table, node, command, name.into(), bytes);
     }

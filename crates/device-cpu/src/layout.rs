@@ -408,6 +408,7 @@ impl Layout {
                 | Op::Join { .. }
                 | Op::Ordinals { .. }
                 | Op::Adapters { .. }
+                | Op::Collective { .. }
                 | Op::SelectRows { .. }
                 | Op::Argmax { .. }
                 | Op::Fused { .. }

@@ -37,6 +37,6 @@ mod tests {
             assert_eq!(fields[0], ("n_rows", 0), "{name}");
             n += 1;
         }
-        assert_eq!(n, 20);
+        assert_eq!(n, 21);
     }
 }

@@ -11,6 +11,7 @@ pub(crate) use primitives::activation;
 
 use crate::arguments::{PagesArguments, PersistentArguments};
 use crate::driver::{Address, NAME};
+use crate::group::Rank;
 use crate::layout::{Scratch, StepLayout};
 use crate::packs::Packs;
 use crate::persistent::{Persistent, PhasePlaces, THREADS};
@@ -25,9 +26,10 @@ use device_lower::arena::{Arena, NO_PLACE};
 use device_lower::lifetimes::value_bytes;
 use device_lower::table::{Extent, Location, NewCommand, Region, RowClass, Table, When};
 use device_lower::units::{LoweredUnit, Unit};
+use std::sync::Arc;
 
 /// Addresses of a program's memory.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Places {
     /// The arena.
     pub arena: Address,
@@ -49,6 +51,8 @@ pub struct Places {
     pub known: Vec<Address>,
     /// By KV group.
     pub pools: Vec<Address>,
+    /// The GPU's place in a group.
+    pub rank: Option<Arc<Rank>>,
 }
 
 /// A kernel: its file, its name, and the bytes of shared memory that it may ask for.

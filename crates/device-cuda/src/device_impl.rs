@@ -1,6 +1,7 @@
 //! [`CudaDevice`]: a GPU as a [`Device`].
 
 use crate::driver::{Context, NAME};
+use crate::group::Rank;
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout, logits_bytes};
 use crate::packs::PackPlan;
@@ -27,6 +28,8 @@ pub struct CudaDevice {
     context: Arc<Context>,
     kernels: Arc<Kernels>,
     profile: Profile,
+    /// Its place in a group.
+    rank: Option<Arc<Rank>>,
 }
 
 impl CudaDevice {
@@ -37,12 +40,22 @@ impl CudaDevice {
     pub fn new(index: usize) -> Result<CudaDevice> {
         let context = Context::new(index)?;
         let profile = Profile::new(context.facts());
-        Ok(CudaDevice { kernels: Arc::new(Kernels::new(context.clone())), context, profile })
+        Ok(CudaDevice { kernels: Arc::new(Kernels::new(context.clone())), context, profile, rank: None })
     }
 
     /// Of a GPU whose kernels are there.
-    pub(crate) fn sharing(context: Arc<Context>, kernels: Arc<Kernels>, profile: Profile) -> CudaDevice {
-        CudaDevice { context, kernels, profile }
+    pub(crate) fn sharing(
+        context: Arc<Context>,
+        kernels: Arc<Kernels>,
+        profile: Profile,
+        rank: Option<Arc<Rank>>,
+    ) -> CudaDevice {
+        CudaDevice { context, kernels, profile, rank }
+    }
+
+    /// Its place in a group.
+    pub(crate) fn rank(&self) -> Option<&Arc<Rank>> {
+        self.rank.as_ref()
     }
 
     /// With other choices, to test.
@@ -135,6 +148,10 @@ impl Device for CudaDevice {
 
     fn memory_source(&self) -> Option<Box<dyn platform::MemorySource>> {
         Some(Box::new(Source(self.context.clone())))
+    }
+
+    fn n_ranks(&self) -> usize {
+        self.rank.as_ref().map_or(1, |rank| rank.n)
     }
 
     fn fusion(&self) -> &[Rule] {

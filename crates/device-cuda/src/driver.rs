@@ -409,6 +409,36 @@ impl Context {
     }
 }
 
+/// Let GPUs read and write each other's memory. False: some of them cannot.
+///
+/// # Errors
+/// The driver failed.
+pub fn connect(contexts: &[Arc<Context>]) -> Result<bool> {
+    let pairs = || {
+        let of = |a| contexts.iter().map(move |b| (a, b));
+        contexts.iter().flat_map(of).filter(|(a, b): &(&Arc<Context>, &Arc<Context>)| a.device != b.device)
+    };
+    for (from, to) in pairs() {
+        let mut can = 0;
+        // SAFETY: writes an integer; both devices exist.
+        let code = unsafe { sys::cuDeviceCanAccessPeer(&mut can, from.device, to.device) };
+        check(code, "whether GPUs reach each other")?;
+        if can == 0 {
+            return Ok(false);
+        }
+    }
+    for (from, to) in pairs() {
+        from.enter()?;
+        // SAFETY: the contexts live; `from` is current.
+        match unsafe { sys::cuCtxEnablePeerAccess(to.context, 0) } {
+            sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+            sys::CUresult::CUDA_ERROR_TOO_MANY_PEERS => return Ok(false),
+            code => check(code, "letting GPUs reach each other")?,
+        }
+    }
+    Ok(true)
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
         // What hangs would hang this too; the process' end frees it.

@@ -13,6 +13,8 @@
 //! 5. `program` writes a step into pinned memory, and launches a copy of that and the table: as a
 //!    graph, from the second time that a step of the same sizes comes.
 //!
+//! Several GPUs of one host are the ranks of a `group`: a table's collectives exchange numbers with theirs.
+//!
 //! `driver` is the only file that calls NVIDIA's driver, which is loaded at run time: a machine without
 //! one runs the same binary. Kernels are in `kernels/`, one kernel one file, at the same paths as in
 //! the other devices where they correspond; `kernels.rs` says where their machine code comes from.
@@ -25,6 +27,7 @@ mod arguments;
 mod compile;
 mod device_impl;
 pub mod driver;
+mod group;
 pub mod kernels;
 mod layout;
 pub mod nvrtc;
@@ -39,4 +42,5 @@ pub mod stored;
 mod weights;
 
 pub use device_impl::CudaDevice;
+pub use group::Reach;
 pub use profile::Profile;

@@ -13,6 +13,7 @@ mod results;
 use crate::CudaDevice;
 use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses, Places};
 use crate::driver::{Buffer, Context, Event, Function, Module, NAME, Pinned, Pool};
+use crate::group::Rank;
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::packs::{PackPlan, Packs};
@@ -139,6 +140,8 @@ pub struct CudaProgram {
     pools: Vec<Pool>,
     kernels: Arc<Kernels>,
     profile: Profile,
+    /// The GPU's place in a group, whose memory commands name.
+    rank: Option<Arc<Rank>>,
     _scratch: Buffer,
     _heads: Buffer,
     _known: Vec<Buffer>,
@@ -235,6 +238,7 @@ impl CudaProgram {
             states: states_at,
             known: known_at,
             pools: before.map_or(&pools, |before| &before.pools).iter().map(Pool::start).collect(),
+            rank: device.rank().cloned(),
         };
         let (mut compiled, mut list) = (Vec::with_capacity(parts.len()), KernelList::default());
         let mut phases = Vec::new();
@@ -350,6 +354,7 @@ impl CudaProgram {
             packs,
             kernels: kernels.clone(),
             profile: profile.clone(),
+            rank: device.rank().cloned(),
             _persistent: third,
             _phases: phases,
             n_processors: profile.n_processors,
@@ -544,7 +549,8 @@ impl Program for CudaProgram {
         }
         self.context.enter()?;
         self.context.finish()?;
-        let device = CudaDevice::sharing(self.context.clone(), self.kernels.clone(), self.profile.clone());
+        let (context, kernels) = (self.context.clone(), self.kernels.clone());
+        let device = CudaDevice::sharing(context, kernels, self.profile.clone(), self.rank.clone());
         let next = device.compile_program(plans, &self.limits, Some(self))?;
         self.replace(next);
         Ok(())

@@ -181,6 +181,7 @@ fn element_wise(op: &Op) -> Vec<ValueId> {
         | Op::Join { .. }
         | Op::Ordinals { .. }
         | Op::Adapters { .. }
+        | Op::Collective { .. }
         | Op::SelectRows { .. }
         | Op::Argmax { .. }
         | Op::Fused { .. }

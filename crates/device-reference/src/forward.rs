@@ -1,11 +1,12 @@
 //! The forward pass, Op by Op: what each reads and writes. The arithmetic of each is in the file of its name.
 
-use device::{KvLayerId, Op, Plan, RowCount, Span, Step, ValueId, WeightId};
+use device::{Error, KvLayerId, Op, Plan, Result, RowCount, Span, Step, ValueId, WeightId};
 
 use crate::activations::Activations;
 use crate::kv_pages::{Half, KvPages};
 use crate::{
-    attention, cross, element_wise, embed, encoder, experts, input, linear, norm, recurrent, rope, select,
+    Rank, attention, cross, element_wise, embed, encoder, experts, input, linear, norm, recurrent, rope,
+    select,
 };
 
 /// A plan, and the step that runs through it.
@@ -28,6 +29,8 @@ pub struct Forward<'a> {
     pub slots: &'a [u32],
     /// Threads for Ops that take long.
     pub n_threads: usize,
+    /// The place in a group.
+    pub rank: Option<&'a Rank>,
 }
 
 /// `(n_rows)` of a step's spans: position and slot of each row.
@@ -51,7 +54,10 @@ impl<'a> Forward<'a> {
     }
 
     /// Compute one primitive.
-    pub fn run(&mut self, op: &Op) {
+    ///
+    /// # Errors
+    /// The other ranks of the group are gone.
+    pub fn run(&mut self, op: &Op) -> Result<()> {
         let Forward { plan, step, n_threads, positions, .. } = *self;
         match op {
             Op::Embed { table, scale, out } => {
@@ -319,8 +325,18 @@ impl<'a> Forward<'a> {
                 let (cols, n) = (self.cols(*x), self.len(*out));
                 self.activations.write_ids(*out, n, |a, out| select::argmax(a.floats(*x), cols, out));
             }
-            Op::Fused { parts, .. } => parts.iter().for_each(|op| self.run(op)),
+            Op::Collective { kind, x, out } => {
+                let (cols, rank) = (self.cols(*x), self.rank);
+                let mut result = Ok(());
+                self.write(*out, |a, out| {
+                    let nobody = || Err("no group to exchange with".to_owned());
+                    result = rank.map_or_else(nobody, |rank| rank.collective(*kind, a.floats(*x), cols, out));
+                });
+                result.map_err(|reason| Error::Failed { device: crate::program::NAME, reason })?;
+            }
+            Op::Fused { parts, .. } => parts.iter().try_for_each(|op| self.run(op))?,
         }
+        Ok(())
     }
 
     /// Write a value; `f` gets all others, and its buffer.

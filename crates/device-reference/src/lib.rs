@@ -23,6 +23,7 @@
 //! | `input.rs` | Input, Unfold |
 //! | `cross.rs` | CrossAttention, CrossScores |
 //! | `recurrent.rs` | ShortConv, GatedDelta, SelectiveScan |
+//! | `group.rs` | Collective |
 //!
 //! Unlike other devices it allocates while it runs: its threads, and their scratch.
 
@@ -34,6 +35,7 @@ mod embed;
 mod encoder;
 mod experts;
 mod forward;
+mod group;
 mod input;
 mod kv_pages;
 mod linear;
@@ -45,6 +47,7 @@ mod rope;
 mod select;
 
 pub use element_wise::{activate, erf};
+pub use group::Rank;
 
 use device::{Arithmetic, Device, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Result, Rule, Weight};
 
@@ -52,6 +55,8 @@ use device::{Arithmetic, Device, KvType, Limits, MemoryPlan, Peaks, Plan, Progra
 #[derive(Clone, Debug)]
 pub struct Reference {
     n_threads: usize,
+    /// Its place in a group.
+    rank: Option<Rank>,
 }
 
 impl Default for Reference {
@@ -64,7 +69,13 @@ impl Default for Reference {
 impl Reference {
     /// With a number of threads; at least one is used.
     pub fn new(n_threads: usize) -> Reference {
-        Reference { n_threads: n_threads.max(1) }
+        Reference { n_threads: n_threads.max(1), rank: None }
+    }
+
+    /// So many ranks of a group, each to be driven by a thread of its own.
+    pub fn group(n_ranks: usize, n_threads: usize) -> Vec<Reference> {
+        let of = |rank| Reference { rank: Some(rank), ..Reference::new(n_threads) };
+        Rank::all(n_ranks).into_iter().map(of).collect()
     }
 }
 
@@ -92,6 +103,10 @@ impl Device for Reference {
 
     fn kv_types(&self) -> &[KvType] {
         &[KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0]
+    }
+
+    fn n_ranks(&self) -> usize {
+        self.rank.as_ref().map_or(1, Rank::n_ranks)
     }
 
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {

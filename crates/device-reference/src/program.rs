@@ -11,12 +11,12 @@ use device::{
 use device_lower::hosted::{HostProgram, Hosted};
 use device_lower::outputs::HostOutputs;
 
-use crate::Reference;
 use crate::activations::{self, Activations};
 use crate::forward::{Forward, rows};
 use crate::kv_pages::KvPages;
+use crate::{Rank, Reference};
 
-const NAME: &str = "reference";
+pub const NAME: &str = "reference";
 
 /// Pages that are committed together.
 const GRANULE: usize = 2;
@@ -100,6 +100,7 @@ pub struct ReferenceProgram {
     /// The plan of the last step.
     current: usize,
     n_threads: usize,
+    rank: Option<Rank>,
     limits: Limits,
     pages: KvPages,
     /// `(n_states, state_len)`
@@ -125,6 +126,7 @@ impl ReferenceProgram {
             plans: plans.iter().map(|plan| Compiled::new(plan, limits)).collect::<Result<_>>()?,
             current: 0,
             n_threads: device.n_threads(),
+            rank: device.rank.clone(),
             limits: limits.clone(),
             pages,
             states: vec![0.0; limits.n_states * kv.state_len()],
@@ -160,6 +162,7 @@ impl HostProgram for ReferenceProgram {
             positions: &self.positions,
             slots: &self.slots,
             n_threads: self.n_threads,
+            rank: self.rank.as_ref(),
         };
         let begun = Instant::now();
         let mut start = 0.0;
@@ -170,7 +173,7 @@ impl HostProgram for ReferenceProgram {
             if step.is_stopped() {
                 return Err(Error::Stopped { device: NAME });
             }
-            forward.run(&command.op);
+            forward.run(&command.op)?;
             if let Some(timings) = &mut timings {
                 let end = begun.elapsed().as_secs_f64();
                 timings.push(Timing { command: index, start, duration: end - start });

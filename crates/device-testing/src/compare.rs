@@ -182,6 +182,7 @@ fn needs_whole_spans(plan: &Plan) -> bool {
         | Op::Join { .. }
         | Op::Ordinals { .. }
         | Op::Adapters { .. }
+        | Op::Collective { .. }
         | Op::SelectRows { .. }
         | Op::Argmax { .. }
         | Op::Fused { .. }

@@ -6,8 +6,8 @@ use std::fmt::Display;
 use weights::{BlockType, Planes};
 
 use crate::{
-    DType, KvGroup, KvLayer, KvLayerId, Op, OutputKind, Plan, PlanError, RowCount, StateId, Value, ValueId,
-    Weight, WeightId,
+    CollectiveKind, DType, KvGroup, KvLayer, KvLayerId, Op, OutputKind, Plan, PlanError, RowCount, StateId,
+    Value, ValueId, Weight, WeightId,
 };
 
 type Result<T> = std::result::Result<T, PlanError>;
@@ -483,6 +483,16 @@ impl<'a> At<'a> {
                 self.columns(out, 1, a.cols + b.cols)
             }
             Op::Ordinals { out } => self.ids(*out).map(drop),
+            Op::Collective { kind: CollectiveKind::AllReduce, x, out } => self.same(*x, *out).map(drop),
+            Op::Collective { kind: CollectiveKind::AllGather, x, out } => {
+                let (x, out) = (self.float(*x)?, self.float(*out)?);
+                self.rows(out, x.rows)?;
+                self.require(
+                    x.cols > 0 && out.cols.is_multiple_of(x.cols),
+                    || format!("an output of {} columns", out.cols),
+                    format_args!("{} for each rank", x.cols),
+                )
+            }
             Op::Adapters { n, out } => {
                 let out = self.ids(*out)?;
                 self.columns(out, 1, 1)?;

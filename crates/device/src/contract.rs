@@ -388,6 +388,11 @@ pub trait Device: Send + Sync {
         512
     }
 
+    /// Ranks of the group that this device is one of, which run [`crate::Op::Collective`] together; 1: it is in none.
+    fn n_ranks(&self) -> usize {
+        1
+    }
+
     /// What [`Self::compile`] will take.
     ///
     /// # Errors

@@ -64,6 +64,7 @@ impl Plan {
             | Op::Join { .. }
             | Op::Ordinals { .. }
             | Op::Adapters { .. }
+            | Op::Collective { .. }
             | Op::SelectRows { .. }
             | Op::Argmax { .. }
             | Op::Fused { .. }

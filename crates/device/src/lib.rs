@@ -51,7 +51,7 @@ pub use contract::{
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE, STATE_NONE, StateId};
 pub use masks::{MaskSource, Masks};
 pub use needs::{GroupUse, Needs};
-pub use op::{Activation, Op, OpKind, Pooling, RopeStyle, RouterGroups, RouterScores};
+pub use op::{Activation, CollectiveKind, Op, OpKind, Pooling, RopeStyle, RouterGroups, RouterScores};
 pub use plan::{
     DType, Node, OutputKind, Plan, PlanError, RowCount, Value, ValueId, Weight, WeightId, WeightPart,
 };

@@ -100,6 +100,7 @@ impl Needs {
                 | Op::GateClamped { .. }
                 | Op::Join { .. }
                 | Op::Ordinals { .. }
+                | Op::Collective { .. }
                 | Op::SelectRows { .. }
                 | Op::Argmax { .. }
                 | Op::Fused { .. }

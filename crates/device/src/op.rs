@@ -67,6 +67,15 @@ pub enum Pooling {
     Last,
 }
 
+/// What the ranks of a group make of a value that each of them has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CollectiveKind {
+    /// `out = sum over ranks of x`, in the order of the ranks, so that every rank gets the same bits.
+    AllReduce,
+    /// The columns of `x` of all ranks, one rank after the other.
+    AllGather,
+}
+
 /// One operation. Fields named `x`, `a`, `b`, `q`, `k`, `v`, `gate`, `up` are read; `out` is written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -502,6 +511,16 @@ pub enum Op {
         /// `(n, n_heads * head_dim)`
         out: ValueId,
     },
+    /// Ranks run the same plan at the same time, each with its part of the weights; here each of them gets what all have. Only
+    /// devices that are a rank of a group run it.
+    Collective {
+        /// Which.
+        kind: CollectiveKind,
+        /// `(n, cols)`
+        x: ValueId,
+        /// `(n, cols)`; of an AllGather `(n, n_ranks * cols)`
+        out: ValueId,
+    },
 }
 
 /// An [`Op`] without its fields, for patterns and tables.
@@ -542,6 +561,7 @@ pub enum OpKind {
     Join,
     Ordinals,
     Adapters,
+    Collective,
 }
 
 impl Op {
@@ -582,6 +602,7 @@ impl Op {
             Op::Join { .. } => OpKind::Join,
             Op::Ordinals { .. } => OpKind::Ordinals,
             Op::Adapters { .. } => OpKind::Adapters,
+            Op::Collective { .. } => OpKind::Collective,
         }
     }
 
@@ -619,6 +640,7 @@ impl Op {
             Op::LayerNorm { x, .. } | Op::Pool { x, .. } | Op::Unfold { x, .. } | Op::ShortConv { x, .. } => {
                 vec![*x]
             }
+            Op::Collective { x, .. } => vec![*x],
             Op::CrossAttention { q, .. } | Op::CrossScores { q, .. } => vec![*q],
             Op::SelfAttention { q, k, v, .. } => vec![*q, *k, *v],
             Op::GatedDelta { q, k, v, step, beta, .. } => vec![*q, *k, *v, *step, *beta],
@@ -666,7 +688,8 @@ impl Op {
             | Op::GateClamped { out, .. }
             | Op::Join { out, .. }
             | Op::Ordinals { out }
-            | Op::Adapters { out, .. } => vec![*out],
+            | Op::Adapters { out, .. }
+            | Op::Collective { out, .. } => vec![*out],
         }
     }
 
@@ -692,6 +715,7 @@ impl Op {
             | Op::Join { .. }
             | Op::Ordinals { .. }
             | Op::Adapters { .. }
+            | Op::Collective { .. }
             | Op::Activate { .. }
             | Op::Gate { .. }
             | Op::Add { .. }

@@ -12,8 +12,8 @@
 use std::fmt::{self, Display, Formatter};
 
 use crate::{
-    Activation, FusedKind, KvLayerId, Op, OpKind, OutputKind, Plan, Pooling, RopeStyle, RowCount, ValueId,
-    Weight, WeightId,
+    Activation, CollectiveKind, FusedKind, KvLayerId, Op, OpKind, OutputKind, Plan, Pooling, RopeStyle,
+    RowCount, ValueId, Weight, WeightId,
 };
 
 /// An Op with the names and shapes of its plan, or with bare ids. Ids that are out of range are printed as such, so that
@@ -184,6 +184,7 @@ impl Display for Shown<'_> {
                 write!(f, "{out} = {kind}({a}, {b}, {n_heads} heads)")
             }
             Op::Ordinals { out } => write!(f, "{} = {kind}()", self.out(*out)),
+            Op::Collective { kind, x, out } => write!(f, "{} = {kind}({})", self.out(*out), self.value(*x)),
             Op::Adapters { n, out } => write!(f, "{} = {kind}({n})", self.out(*out)),
             Op::Pool { x, kind: pooling, out } => {
                 write!(f, "{} = {kind}({pooling}, {})", self.out(*out), self.value(*x))
@@ -342,6 +343,15 @@ impl Display for Pooling {
     }
 }
 
+impl Display for CollectiveKind {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::AllGather => "all_gather",
+        })
+    }
+}
+
 impl Display for OpKind {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -379,6 +389,7 @@ impl Display for OpKind {
             OpKind::Adapters => "adapters",
             OpKind::GatedDelta => "gated_delta",
             OpKind::SelectiveScan => "selective_scan",
+            OpKind::Collective => "collective",
         })
     }
 }

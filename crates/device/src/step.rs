@@ -279,35 +279,48 @@ impl OwnedStep {
     }
 }
 
-impl From<&Step<'_>> for OwnedStep {
-    fn from(step: &Step) -> OwnedStep {
-        let mut masks = vec![0; step.masks.len()];
+impl OwnedStep {
+    /// Become a copy of a step, in the memory of the one before. Waits for whoever computes its masks.
+    pub fn assign(&mut self, step: &Step) {
+        fn copy<T: Copy>(to: &mut Vec<T>, from: &[T]) {
+            to.clear();
+            to.extend_from_slice(from);
+        }
+        (self.plan, self.pages_per_table) = (step.plan, step.pages_per_table);
+        copy(&mut self.tokens, step.tokens);
+        copy(&mut self.links, step.links);
+        copy(&mut self.input, step.input);
+        copy(&mut self.spans, step.spans);
+        copy(&mut self.states, step.states);
+        copy(&mut self.adapters, step.adapters);
+        copy(&mut self.page_tables, step.page_tables);
+        match step.table_changes {
+            Some(changes) => copy(self.table_changes.get_or_insert_default(), changes),
+            None => self.table_changes = None,
+        }
+        copy(&mut self.outputs, step.outputs);
+        copy(&mut self.wants, step.wants);
+        copy(&mut self.recent, step.recent);
+        copy(&mut self.pending, step.pending);
+        copy(&mut self.biases, step.biases);
+        copy(&mut self.stages, step.stages);
+        self.masks.clear();
+        self.masks.resize(step.masks.len(), 0);
         for mask in step.wants.iter().filter_map(|want| want.mask) {
             let start = mask.start as usize;
             step.masks.with(mask, &mut |words| {
-                if let Some(room) = masks.get_mut(start..start + words.len()) {
+                if let Some(room) = self.masks.get_mut(start..start + words.len()) {
                     room.copy_from_slice(words);
                 }
             });
         }
-        OwnedStep {
-            plan: step.plan,
-            tokens: step.tokens.to_vec(),
-            links: step.links.to_vec(),
-            input: step.input.to_vec(),
-            spans: step.spans.to_vec(),
-            states: step.states.to_vec(),
-            adapters: step.adapters.to_vec(),
-            page_tables: step.page_tables.to_vec(),
-            table_changes: step.table_changes.map(<[u32]>::to_vec),
-            pages_per_table: step.pages_per_table,
-            outputs: step.outputs.to_vec(),
-            wants: step.wants.to_vec(),
-            recent: step.recent.to_vec(),
-            pending: step.pending.to_vec(),
-            biases: step.biases.to_vec(),
-            stages: step.stages.to_vec(),
-            masks,
-        }
+    }
+}
+
+impl From<&Step<'_>> for OwnedStep {
+    fn from(step: &Step) -> OwnedStep {
+        let mut owned = OwnedStep::default();
+        owned.assign(step);
+        owned
     }
 }

@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use crate::{
-    Choose, CommittedPages, Device, Error, GroupUse, KvType, Limits, Needs, Op, PAGE_NONE, Plan, Result,
-    STATE_NONE, Slice, Span, Step, check_plans,
+    Choose, CollectiveKind, CommittedPages, Device, Error, GroupUse, KvType, Limits, Needs, Op, PAGE_NONE,
+    Plan, Result, STATE_NONE, Slice, Span, Step, check_plans,
 };
 
 impl Limits {
     /// Whether plans can be compiled for these sizes on a device: they fit each other ([`check_plans`]), every size is at
-    /// least 1, pages are a power of two of at least 16 positions, each KV group has its number of pages, and the device and
-    /// the head sizes allow the KV type.
+    /// least 1, pages are a power of two of at least 16 positions, each KV group has its number of pages, the device and
+    /// the head sizes allow the KV type, and collectives are given to a device of a group of as many ranks.
     ///
     /// # Errors
     /// [`Error::Plan`]; [`Error::Unsupported`], with what to change.
@@ -56,6 +56,15 @@ impl Limits {
                 format!("a KV cache of {:?}", self.kv_type),
                 &format!("use one of {:?}", device.kv_types()),
             );
+        }
+        for op in plan.primitives() {
+            let Op::Collective { kind, x, out } = op else { continue };
+            let n = device.n_ranks();
+            let parts = plan.value(*out).cols / plan.value(*x).cols.max(1);
+            if n == 1 || (*kind == CollectiveKind::AllGather && parts != n) {
+                let what = format!("{kind} of {parts} parts by a device of a group of {n}");
+                return refuse(what, "compile the plans of each rank by a device of their group");
+            }
         }
         let tables = plan.primitives().filter_map(|op| {
             let Op::EmbedPositions { table, .. } = op else { return None };

@@ -178,6 +178,11 @@ pub struct DeviceArgs {
     #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
     pub device: DeviceName,
 
+    /// Which GPUs compute the model, by their indices as nvidia-smi lists them: several share every layer, and their number must divide
+    /// its heads [default: 0]. (With --device reference: as many interpreters, for tests)
+    #[arg(long, value_name = "INDEX,...", value_delimiter = ',')]
+    pub gpus: Vec<usize>,
+
     /// Worker threads [default: the processors that this process may use]
     #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,
@@ -209,7 +214,7 @@ pub struct LoadArgs {
 
     /// How many of the model's last layers, with the head, the device has; the CPU has the others [default: all; on cuda as many as fit
     /// in the GPU's memory]
-    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N")]
+    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", conflicts_with = "gpus")]
     pub gpu_layers: Option<usize>,
 
     /// Context length in tokens [default: what the model was trained for, or the longest that fits
@@ -534,7 +539,7 @@ pub enum DeviceName {
     Cpu,
     /// The reference interpreter: f32, straight, slow
     Reference,
-    /// The first of NVIDIA's GPUs
+    /// NVIDIA's GPUs: the first, or those that --gpus names
     Cuda,
     /// The GPU of a Mac with Apple Silicon
     Metal,

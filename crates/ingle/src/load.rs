@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use device::key_bias::KeyBias;
 use device::{Device, KvType, Numerics};
+use device_parallel::ParallelDevice;
 use device_split::SplitDevice;
 use engine::{Adapter, DraftModel, Engine, Governor, LoadOptions, Model, Picture, Prefill, TokenizerSource};
 use formats::Verify;
@@ -116,7 +117,7 @@ fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow::Re
     let n_layers = layers.max().map_or(0, |last| last as usize + 1);
     let cpu = || named_device(DeviceName::Cpu, &args.device);
     let frugal = || -> anyhow::Result<Arc<dyn Device>> {
-        Ok(if device.name() == "cuda" { cuda::frugal()? } else { device.clone() })
+        Ok(if device.name() == "cuda" { cuda::frugal(first_gpu(&args.device))? } else { device.clone() })
     };
     let with = |n: usize, cpu: &Arc<dyn Device>, other: &Arc<dyn Device>| {
         SplitDevice::new(cpu.clone(), other.clone(), n_layers - n, n_layers).map(Arc::new)
@@ -190,8 +191,17 @@ fn device_that(
     args: &DeviceArgs,
     runs: &dyn Fn(&dyn Device) -> anyhow::Result<()>,
 ) -> anyhow::Result<Arc<dyn Device>> {
-    if args.device != DeviceName::Auto {
-        return named_device(args.device, args);
+    if let [_, _, ..] = args.gpus[..] {
+        return several(args);
+    }
+    match (args.device, &args.gpus[..]) {
+        (DeviceName::Auto, []) => {}
+        (name, []) => return named_device(name, args),
+        // A GPU that is named is meant.
+        (DeviceName::Auto | DeviceName::Cuda, _) => return named_device(DeviceName::Cuda, args),
+        (DeviceName::Cpu | DeviceName::Reference | DeviceName::Metal | DeviceName::MetalEmulated, _) => {
+            anyhow::bail!("{OTHER_DEVICE}")
+        }
     }
     let metal = || -> anyhow::Result<Arc<dyn Device>> {
         let device: Arc<dyn Device> = metal::apple(false, args.metal_encoder)?;
@@ -221,10 +231,37 @@ fn named_device(name: DeviceName, args: &DeviceArgs) -> anyhow::Result<Arc<dyn D
             Some(n_threads) => device_reference::Reference::new(n_threads),
             None => device_reference::Reference::default(),
         }),
-        DeviceName::Cuda => cuda::device()?,
+        DeviceName::Cuda => cuda::device(first_gpu(args))?,
         DeviceName::Metal => metal::apple(false, args.metal_encoder)?,
         DeviceName::MetalEmulated => metal::emulated(args.threads)?,
     })
+}
+
+/// The error of `--gpus` beside another device.
+const OTHER_DEVICE: &str =
+    "--gpus says which of NVIDIA's GPUs compute: expected --device cuda, found another";
+
+/// The GPU that the flags name, where they name one.
+fn first_gpu(args: &DeviceArgs) -> usize {
+    args.gpus.first().copied().unwrap_or(0)
+}
+
+/// Several devices that share every layer.
+fn several(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
+    if let Some((index, gpu)) = args.gpus.iter().enumerate().find(|(i, gpu)| args.gpus[..*i].contains(gpu)) {
+        anyhow::bail!("--gpus names GPU {gpu} again at place {}, expected each once", index + 1);
+    }
+    let ranks = match args.device {
+        DeviceName::Auto | DeviceName::Cuda => cuda::group(&args.gpus)?,
+        DeviceName::Reference => {
+            let n_threads = args.threads.unwrap_or_else(device_cpu::default_threads);
+            let n = args.gpus.len();
+            let ranks = device_reference::Reference::group(n, n_threads.div_ceil(n));
+            ranks.into_iter().map(|rank| Arc::new(rank) as Arc<dyn Device>).collect()
+        }
+        DeviceName::Cpu | DeviceName::Metal | DeviceName::MetalEmulated => anyhow::bail!("{OTHER_DEVICE}"),
+    };
+    Ok(Arc::new(ParallelDevice::new(ranks)?))
 }
 
 /// The CUDA device, where there is one.
@@ -232,16 +269,28 @@ pub mod cuda {
     use super::*;
     use device_testing::Case;
 
-    /// The first GPU.
+    /// The GPU with this index.
     #[cfg(any(target_os = "linux", target_os = "windows"))]
-    pub fn device() -> anyhow::Result<Arc<device_cuda::CudaDevice>> {
-        Ok(Arc::new(device_cuda::CudaDevice::new(0)?))
+    pub fn device(index: usize) -> anyhow::Result<Arc<device_cuda::CudaDevice>> {
+        Ok(Arc::new(device_cuda::CudaDevice::new(index)?))
+    }
+
+    /// GPUs as the ranks of one group.
+    #[cfg(any(target_os = "linux", target_os = "windows"))]
+    pub fn group(indices: &[usize]) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+        let ranks = device_cuda::CudaDevice::group(indices, device_cuda::Reach::Any)?;
+        Ok(ranks.into_iter().map(|rank| Arc::new(rank) as Arc<dyn Device>).collect())
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "windows")))]
+    pub fn group(_indices: &[usize]) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+        anyhow::bail!("--device cuda runs on Linux and Windows, and this is {}", std::env::consts::OS)
     }
 
     /// The same, without the copies of weights that only make it faster.
     #[cfg(any(target_os = "linux", target_os = "windows"))]
-    pub fn frugal() -> anyhow::Result<Arc<device_cuda::CudaDevice>> {
-        let device = device_cuda::CudaDevice::new(0)?;
+    pub fn frugal(index: usize) -> anyhow::Result<Arc<device_cuda::CudaDevice>> {
+        let device = device_cuda::CudaDevice::new(index)?;
         let profile = device_cuda::Profile { most_packed: 0, ..device.profile().clone() };
         Ok(Arc::new(device.with_profile(profile)))
     }
@@ -250,7 +299,7 @@ pub mod cuda {
     pub use device as frugal;
 
     #[cfg(not(any(target_os = "linux", target_os = "windows")))]
-    pub fn device() -> anyhow::Result<Arc<dyn Device>> {
+    pub fn device(_index: usize) -> anyhow::Result<Arc<dyn Device>> {
         anyhow::bail!("--device cuda runs on Linux and Windows, and this is {}", std::env::consts::OS)
     }
 

@@ -493,6 +493,26 @@ fn the_default_kv_type_is_named() {
     assert!(!said.contains("KV type") && !plan.contains("biases of keys"), "{said} {plan}");
 }
 
+/// Three ranks that share every layer answer as one device does; heads that their number does not divide are refused.
+#[test]
+fn every_layer_of_a_model_is_shared_by_several_devices() {
+    let path = SMOLLM2.path();
+    let complete = |flags: &[&str]| {
+        let args =
+            ["complete", &path, "--prompt", "The capital of France is", "--greedy", "-n", "5", "--json"];
+        json(&[&args[..], &["--device", "reference", "--ctx", "64"], flags].concat())["tokens"].clone()
+    };
+    assert_eq!(complete(&["--gpus", "0,1,2"]), complete(&[]));
+    let plan = ok(&["plan", &path, "--device", "reference", "--gpus", "0,1,2", "--ctx", "64"]);
+    assert!(plan.contains("rank 0: KV pages") && plan.contains("rank 2: KV pages"), "{plan}");
+    let refused = |flags: &[&str]| error(&[&["plan", &path][..], flags].concat());
+    let message = refused(&["--device", "reference", "--gpus", "0,1"]);
+    assert!(message.contains("3 KV heads on 2 devices"), "{message}");
+    assert!(refused(&["--device", "cpu", "--gpus", "0,1"]).contains("expected --device cuda"));
+    assert!(refused(&["--device", "reference", "--gpus", "0,0"]).contains("GPU 0 again"));
+    assert!(refused(&["--gpus", "0,1", "--gpu-layers", "2"]).contains("--gpu-layers"));
+}
+
 /// The last layers on one device and the others on the CPU answer as the CPU alone does; the plan lists both.
 #[test]
 fn layers_of_a_model_are_shared_by_two_devices() {

@@ -19,6 +19,7 @@ mod metal;
 mod mlx;
 mod next_tokens;
 mod no_family_names;
+mod parallel;
 mod plan;
 mod rope;
 mod speech;

@@ -2,16 +2,19 @@
 
 use super::{Call, Draft, ONE, blocks, each, failed};
 use crate::arguments::{
-    ChooseArguments, ElementArguments, EmbedArguments, ExpertSumArguments, NormArguments, RopeArguments,
-    RouteArguments, ScanArguments, SpanArguments,
+    ChooseArguments, CollectiveArguments, ElementArguments, EmbedArguments, ExpertSumArguments,
+    NormArguments, RopeArguments, RouteArguments, ScanArguments, SpanArguments,
 };
 use crate::driver::Address;
+use crate::group::{BLOCKS, BLOCKS_MANY};
 use crate::layout::BEST_PARTS;
 use device::{
-    Activation, Op, Pooling, Result, RopeStyle, RouterGroups, RouterScores, StateId, ValueId, WeightId,
+    Activation, CollectiveKind, Op, Pooling, Result, RopeStyle, RouterGroups, RouterScores, StateId, ValueId,
+    WeightId,
 };
+use device_lower::lifetimes::max_rows;
 use device_lower::lower::Norm;
-use device_lower::table::{Extent, When};
+use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::Join;
 
 /// `ACTIVATE_*` (arguments.h)
@@ -37,6 +40,9 @@ pub(super) fn interleaved(style: RopeStyle) -> u32 {
 
 /// Columns of a head that `rope` turns, at most (rope.cu).
 const MOST_ROPE_COLUMNS: usize = 1024;
+
+/// Values of a row that fill a block of a collective (collective.cu).
+const COLLECTIVE_VALUES: usize = 1024;
 
 /// Rows of a state, at most (scan.cuh).
 const MOST_STATE_ROWS: usize = 512;
@@ -193,6 +199,40 @@ impl Draft<'_> {
         };
         let grid = [blocks(cols, threads as usize), each(rows), ONE];
         self.push(Call::new(file, rows, grid, threads, &[out]), &arguments);
+        Ok(())
+    }
+
+    /// What the ranks of the GPU's group make of a value: on as many blocks as the class of rows fills, the same on each rank.
+    fn collective(&mut self, kind: CollectiveKind, x: ValueId, out: ValueId) -> Result<()> {
+        let c = self.c;
+        let Some(rank) = &c.places.rank else { return failed(format!("{kind} on a GPU without a group")) };
+        let (rows, cols) = (c.rows(x), c.cols(x));
+        let arguments = CollectiveArguments {
+            cols: cols as u32,
+            rank: rank.index as u32,
+            n_ranks: rank.n as u32,
+            is_alone: u32::from(rank.is_alone),
+            x: c.value(x)?,
+            out: c.value(out)?,
+            epochs: rank.epochs(),
+            inboxes: rank.inboxes(),
+            ..Default::default()
+        };
+        let most = self.class(rows).most().unwrap_or(usize::MAX).min(max_rows(c.limits, rows));
+        // Many rows are moved in fours of neighbouring values.
+        let many = self.class(rows) == RowClass::Many && cols.is_multiple_of(4);
+        let name = match (kind, many) {
+            (CollectiveKind::AllReduce, false) => "all_reduce",
+            (CollectiveKind::AllReduce, true) => "all_reduce_many",
+            (CollectiveKind::AllGather, false) => "all_gather",
+            (CollectiveKind::AllGather, true) => "all_gather_many",
+        };
+        let most_blocks = if many { BLOCKS_MANY } else { BLOCKS };
+        let n_blocks = (most * cols).div_ceil(COLLECTIVE_VALUES).clamp(1, most_blocks);
+        let grid = [Extent::Fixed(n_blocks as u32), ONE, ONE];
+        let writes = [out];
+        let call = Call::new("collective.cu", rows, grid, 512, &writes);
+        self.push(Call { name, ..call }, &arguments);
         Ok(())
     }
 
@@ -390,6 +430,7 @@ impl Draft<'_> {
                 let kind = u32::from(c.rows(*out).per_token().is_none());
                 self.of_spans("adapters.cu", 1, 32, *out, SpanArguments { kind, ..Default::default() })
             }
+            Op::Collective { kind, x, out } => self.collective(*kind, *x, *out),
             Op::Linear { .. } | Op::Fused { .. } => failed(format!("{:?} was not lowered", op.kind())),
         }
     }

@@ -256,6 +256,24 @@ struct ScanArguments {
     float *out;
 };
 
+// all_reduce, all_gather, and those of many rows (collective.cu): what the GPUs of a group exchange.
+struct CollectiveArguments {
+    uint n_rows;
+    uint cols; // of x
+    uint rank;
+    uint n_ranks;
+    uint is_alone; // 1: no other rank is on the same GPU
+    uint reserved;
+    const float *x; // (n, cols) of this rank
+    float *out; // (n, cols); all_gather: (n, n_ranks * cols)
+    uint *epochs; // by block: chunks that it has exchanged so far; then those of many rows
+    const ulong *inboxes; // by rank: the address of its inbox
+};
+
+// Blocks of a collective, at most; of many rows.
+#define COLLECTIVE_BLOCKS 64
+#define COLLECTIVE_BLOCKS_MANY 128
+
 // argmax, penalties, masks, sample.
 struct ChooseArguments {
     uint n_rows;

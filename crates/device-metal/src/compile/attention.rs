@@ -284,6 +284,7 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::Join { .. }
             | Op::Ordinals { .. }
             | Op::Adapters { .. }
+            | Op::Collective { .. }
             | Op::ShortConv { .. }
             | Op::GatedDelta { .. }
             | Op::SelectiveScan { .. }

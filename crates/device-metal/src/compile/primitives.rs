@@ -255,7 +255,7 @@ impl<G: Gpu> Draft<'_, G> {
                 self.push(call)
             }
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
-            Op::Linear { .. } | Op::Fused { .. } => Err(self.not_lowered(op)),
+            Op::Linear { .. } | Op::Fused { .. } | Op::Collective { .. } => Err(self.not_lowered(op)),
         }
     }
 }

@@ -17,7 +17,7 @@ impl CudaSelftest {
     pub fn run(self) -> anyhow::Result<()> {
         use device::{Device, Peaks};
         use device_cuda::selftest;
-        let device = load::cuda::device()?;
+        let device = load::cuda::device(0)?;
         let facts = device.context().facts();
         let memory = device.memory();
         let Peaks { read_bytes_per_second, .. } = device.peaks();
@@ -52,6 +52,6 @@ impl CudaSelftest {
 
     #[cfg(not(any(target_os = "linux", target_os = "windows")))]
     pub fn run(self) -> anyhow::Result<()> {
-        load::cuda::device().map(|_| ())
+        load::cuda::device(0).map(|_| ())
     }
 }

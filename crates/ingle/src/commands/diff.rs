@@ -55,7 +55,14 @@ impl Diff {
         let [first, second] = self.between[..] else {
             anyhow::bail!("--between takes two devices, for example cpu,reference");
         };
-        let device = |name| load::device(&DeviceArgs { device: name, ..self.model.load.device.clone() });
+        let args = &self.model.load.device;
+        // The other device computes the model alone.
+        let of_gpus =
+            if self.between.contains(&DeviceName::Cuda) { DeviceName::Cuda } else { DeviceName::Reference };
+        let device = |name| {
+            let gpus = if name == of_gpus { args.gpus.clone() } else { Vec::new() };
+            load::device(&DeviceArgs { device: name, gpus, ..args.clone() })
+        };
         let (a, b) = (device(first)?, device(second)?);
         let model = Arc::new(load::open(&self.model)?);
         let tokens = match &self.tokens {
