@@ -6,6 +6,7 @@
 //! logits, to the bit, and so each chooses the same tokens and can go on with them; what the caller reads is the first rank's.
 #![deny(missing_docs)]
 
+mod heads;
 mod program;
 mod rewrite;
 mod shard;
@@ -19,9 +20,10 @@ use device::{
     Rule, Weight,
 };
 use device_lower::fusion::{flatten, fuse};
+use heads::heads;
 use platform::{MemorySource, Reading, SystemMemory};
 use program::{ParallelProgram, PlanOfRanks};
-use shard::{Ranked, heads, shard};
+use shard::{Ranked, shard};
 use slice::{Cut, Slices};
 
 /// The device's name.

@@ -12,8 +12,9 @@
 //!
 //! A sum stays partial as long as Ops are linear in it. The first rank alone adds what is whole to it (residuals, biases).
 
-use device::{CollectiveKind, KvLayerId, KvLayout, Node, Op, Plan, Value, ValueId, Weight, WeightId};
+use device::{CollectiveKind, KvLayerId, Node, Op, Plan, Value, ValueId, Weight, WeightId};
 
+use crate::heads::{Heads, layout};
 use crate::rewrite::rewrite;
 use crate::slice::{Cut, has_columns};
 
@@ -26,64 +27,6 @@ pub enum Spread {
     Columns(usize),
     /// The sum over the ranks.
     Partial,
-}
-
-/// How a layer's heads lie on the ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heads {
-    /// All on each: something reads the scores of some of them.
-    Whole,
-    /// Each rank has as many KV heads.
-    Divided,
-    /// There are fewer KV heads than ranks: several ranks have the same one.
-    Shared,
-}
-
-/// How the layers of keys and values of a program's plans are divided among `n` ranks.
-///
-/// # Errors
-/// The heads of a layer, in words.
-pub fn heads(plans: &[Plan], n: usize) -> Result<Vec<Heads>, String> {
-    let Some(kv) = plans.first().map(|plan| &plan.kv) else { return Ok(Vec::new()) };
-    let mut all = Vec::with_capacity(kv.layers.len());
-    for (index, layer) in kv.layers.iter().enumerate() {
-        let scored = plans
-            .iter()
-            .flat_map(Plan::primitives)
-            .any(|op| matches!(op, Op::CrossScores { layer, .. } if layer.0 as usize == index));
-        all.push(match layer.n_kv_heads {
-            _ if scored => Heads::Whole,
-            n_kv_heads if n_kv_heads.is_multiple_of(n) => Heads::Divided,
-            n_kv_heads if n.is_multiple_of(n_kv_heads) => Heads::Shared,
-            n_kv_heads => {
-                return Err(format!(
-                    "{n_kv_heads} KV heads on {n} devices (expected a multiple or a divisor of {n})"
-                ));
-            }
-        });
-    }
-    for op in plans.iter().flat_map(Plan::primitives) {
-        let (Op::Attention { layer, n_heads, .. } | Op::CrossAttention { layer, n_heads, .. }) = op else {
-            continue;
-        };
-        if all[layer.0 as usize] != Heads::Whole && !n_heads.is_multiple_of(n) {
-            return Err(format!("{n_heads} query heads on {n} devices (expected a multiple of {n})"));
-        }
-    }
-    Ok(all)
-}
-
-/// A rank's layout.
-pub fn layout(kv: &KvLayout, heads: &[Heads], n: usize) -> KvLayout {
-    let mut kv = kv.clone();
-    for (layer, heads) in kv.layers.iter_mut().zip(heads) {
-        match heads {
-            Heads::Whole => {}
-            Heads::Divided => layer.n_kv_heads /= n,
-            Heads::Shared => layer.n_kv_heads = 1,
-        }
-    }
-    kv
 }
 
 /// By value of a plan: whether it may not be divided by columns, unless it is attention's.

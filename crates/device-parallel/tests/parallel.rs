@@ -121,7 +121,7 @@ fn memory_is_divided() {
     let x = b.linear(x, 97, BlockType::F32, false);
     let plan = b.finish(x);
     let device = ranks(2);
-    let memory = device.memory_plan(&[plan.clone()], &device_testing::limits(&plan.kv)).unwrap();
+    let memory = device.memory_plan(std::slice::from_ref(&plan), &device_testing::limits(&plan.kv)).unwrap();
     assert!(memory.notes.iter().any(|note| note.contains("whole on each of the 2 devices")), "{memory:?}");
 }
 

@@ -510,7 +510,9 @@ fn every_layer_of_a_model_is_shared_by_several_devices() {
     assert!(message.contains("3 KV heads on 2 devices"), "{message}");
     assert!(refused(&["--device", "cpu", "--gpus", "0,1"]).contains("expected --device cuda"));
     assert!(refused(&["--device", "reference", "--gpus", "0,0"]).contains("GPU 0 again"));
-    assert!(refused(&["--gpus", "0,1", "--gpu-layers", "2"]).contains("--gpu-layers"));
+    let out = ingle(&["plan", &path, "--gpus", "0,1", "--gpu-layers", "2"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(String::from_utf8(out.stderr).unwrap().contains("cannot be used with"));
 }
 
 /// The last layers on one device and the others on the CPU answer as the CPU alone does; the plan lists both.

@@ -49,7 +49,7 @@ fn all_fixtures_agree_on_two_ranks() {
 #[test]
 fn fixtures_agree_on_four_ranks() {
     let refused = agree(&parallel(Reference::group(4, 1)), Numerics::Fast, &[7]);
-    assert!(refused.len() <= 16, "{refused:?}");
+    assert!(all().count() - refused.len() >= 40, "{refused:?}");
 }
 
 /// With several GPUs, each is a rank; with one, two ranks are on it. Directly, and through the host's memory.
