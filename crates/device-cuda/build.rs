@@ -34,8 +34,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         writeln!(sources, "({file:?}, include_str!({:?})),", kernels.join(&file))?;
     }
     fs::write(out.join("sources.rs"), sources + "];\n")?;
-    let archive = root.join("compiled/kernels.bin");
-    println!("cargo:rerun-if-changed={}", archive.display());
+    let folder = root.join("compiled");
+    println!("cargo:rerun-if-changed={}", folder.display());
+    let archive = folder.join("kernels.bin");
     let compiled = match archive.exists() {
         true => format!("include_bytes!({archive:?})"),
         false => "&[]".to_owned(),

@@ -37,10 +37,10 @@ pub fn quick(arguments: &[String]) -> Result<(), String> {
     lanes::run(jobs, &logs(), compilation())
 }
 
-/// Everything that `cargo test --workspace` runs; `arguments` go to the test binaries.
+/// Everything that `cargo test --workspace` runs, without the examples that have no tests; `arguments` go to the test binaries.
 pub fn test(arguments: &[String]) -> Result<(), String> {
-    let mut jobs = build(&["--workspace"], arguments)?;
-    jobs.push(doc_tests(arguments));
+    let mut jobs = build(&["--workspace", "--tests"], arguments)?;
+    jobs.insert(0, doc_tests(arguments));
     lanes::run(jobs, &logs(), compilation())
 }
 
@@ -53,8 +53,8 @@ pub fn full() -> Result<(), String> {
         );
         arguments.extend(["--skip", "on_cuda"].map(str::to_owned));
     }
-    let mut jobs = build(&["--workspace"], &arguments)?;
-    jobs.push(doc_tests(&[]));
+    let mut jobs = build(&["--workspace", "--tests"], &arguments)?;
+    jobs.insert(0, doc_tests(&[]));
     let environment = [compilation(), &[("PROPTEST_CASES", FULL_CASES)]].concat();
     lanes::run(jobs, &logs(), &environment)?;
     crate::cuda::kernels(&["--check", RECORDED].map(str::to_owned))?;

@@ -336,12 +336,18 @@ fn samplings() -> [SamplingParams; 5] {
     ]
 }
 
+/// Every second family, or all in runs of more cases.
+fn families() -> impl Iterator<Item = &'static str> {
+    let every = if device_testing::cases(1) > 1 { 1 } else { 2 };
+    FAMILIES.into_iter().chain(RECURRENT).step_by(every)
+}
+
 /// The reference computes every row by itself, and the CPU with fixed orders too: not one bit may differ. Windows, experts and
 /// states of recurrent layers are among the families.
 #[test]
 fn real_models_answer_the_same_to_the_bit() {
     let devices: [Arc<dyn Device>; 2] = [Arc::new(Reference::new(1)), cpu()];
-    for (number, name) in FAMILIES.into_iter().chain(RECURRENT).enumerate() {
+    for (number, name) in families().enumerate() {
         let input = expected(name).input;
         let load = LoadOptions { numerics: Numerics::Deterministic, ..options(64, 24, 1) };
         for device in &devices {
@@ -369,7 +375,7 @@ fn real_models_answer_the_same_to_the_bit() {
 #[test]
 fn fast_numerics_differ_by_rounding_only() {
     let device = cpu();
-    for name in FAMILIES.into_iter().chain(RECURRENT) {
+    for name in families() {
         let input = expected(name).input;
         let load = LoadOptions { kv_type: Some(device::KvType::F32), ..options(96, 24, 1) };
         let request = || Request { ignore_end: true, ..greedy(&input[..29], 40) };
