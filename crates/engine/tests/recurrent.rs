@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::common::{RECURRENT, emulated_metal, expected, greedy, model, options};
 use device::{Device, Numerics};
+use device_testing::null::{self, NullDevice};
 use ingle_engine::*;
 
 /// Three of them, which the emulated GPU runs too: one of each recurrence.
@@ -55,6 +56,28 @@ pub(crate) fn drain(engine: &mut Engine) -> HashMap<SequenceId, Vec<u32>> {
         .unwrap()
     {}
     all
+}
+
+/// The cache keeps a state with the tokens that it stands behind: not with the page that later holds them and more, and not with one
+/// that held more before.
+#[test]
+fn a_kept_state_stands_behind_its_own_tokens() {
+    let text: Vec<u32> = (0..58).map(|i| (i * 37 + 11) % 150).collect();
+    let device: Arc<dyn Device> = Arc::new(NullDevice::default());
+    for name in RECURRENT {
+        for first in [[28, 58], [58, 28]] {
+            // No chunk ends with the second page.
+            let mut engine = Engine::new(model(name), &device, &options(128, 20, 1)).unwrap();
+            let n_vocab = engine.model().n_vocab();
+            let mut ask = |prompt: &[u32]| {
+                let answer = engine.complete(Request { ignore_end: true, ..greedy(prompt, 1) }).unwrap();
+                assert_eq!(answer.tokens, null::greedy(prompt, 1, n_vocab), "{name}, {first:?}");
+                engine.kv().check().unwrap();
+            };
+            first.map(|n| ask(&text[..n]));
+            ask(&[&text[..32], &[3, 1, 4, 1, 5]].concat());
+        }
+    }
 }
 
 #[test]

@@ -242,6 +242,7 @@ impl PrefixCache {
         if tokens.is_empty() {
             return;
         }
+        let states = self.windows.len();
         let mut at = self.salt_node(salt);
         for (page_index, chunk) in tokens.chunks(self.page_len).enumerate() {
             let (child, n) = self.best_child(at, chunk).unwrap_or((NIL, 0));
@@ -251,6 +252,12 @@ impl PrefixCache {
             let id = match () {
                 () if is_here => child,
                 () if is_shorter => {
+                    // Its state is that before the tokens that come now.
+                    let before = self.state(child);
+                    if before != STATE_NONE {
+                        self.set_page(child, states, STATE_NONE);
+                        pools[states].release(before);
+                    }
                     self.detach(child);
                     self.attach(child, at, chunk)
                 }
@@ -283,8 +290,9 @@ impl PrefixCache {
             }
             at = id;
         }
-        let states = self.windows.len();
-        if state != STATE_NONE && self.state(at) == STATE_NONE {
+        // A node that is longer ends elsewhere.
+        let is_end = (tokens.len() - 1) % self.page_len + 1 == self.node(at).tokens.len();
+        if state != STATE_NONE && is_end && self.state(at) == STATE_NONE {
             pools[states].share(state);
             self.set_page(at, states, state);
         }
