@@ -113,9 +113,11 @@ mod emulated {
     fn a_real_model_answers_as_on_the_cpu() {
         let path = SMOLLM2.path();
         let mut n_compared = 0;
+        // The second in runs of more cases.
+        let n_prompts = if device_testing::cases(1) > 1 { 2 } else { 1 };
+        let prompts = &["The capital of France is", "  leading spaces"][..n_prompts];
         for answer in SMOLLM2.answers() {
-            if !["The capital of France is", "  leading spaces"].iter().any(|p| answer.prompt.starts_with(p))
-            {
+            if !prompts.iter().any(|prompt| answer.prompt.starts_with(prompt)) {
                 continue;
             }
             let arguments =
@@ -128,6 +130,7 @@ mod emulated {
             assert_eq!(found[..certain], cpu[..certain], "{:?}", answer.prompt);
             n_compared += certain;
         }
-        assert_eq!(n_compared, 13, "the margins of two prompts");
+        println!("{n_compared} tokens");
+        assert!(n_compared >= 5 * n_prompts, "{n_compared} tokens have the margin");
     }
 }
