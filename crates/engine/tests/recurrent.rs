@@ -74,7 +74,7 @@ fn a_kept_state_stands_behind_its_own_tokens() {
                 assert_eq!(answer.tokens, null::greedy(prompt, 1, n_vocab), "{name}, {first:?}");
                 engine.kv().check().unwrap();
             };
-            first.map(|n| ask(&text[..n]));
+            first.into_iter().for_each(|n| ask(&text[..n]));
             ask(&[&text[..32], &[3, 1, 4, 1, 5]].concat());
         }
     }
