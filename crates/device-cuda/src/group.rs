@@ -1,4 +1,4 @@
-//! A group of GPUs that compute a model together: each is a rank, and exchanges numbers with the others by a kernel of its own
+//! A group of GPUs that compute a model together: each is a rank, and exchanges numbers with the others by our own kernel
 //! (`kernels/collective.cu`), which writes into the others' inboxes. There is no library between them.
 
 use crate::CudaDevice;

@@ -2,7 +2,7 @@
 //!
 //! The devices are the ranks of a group: they exchange numbers where a plan has a [`device::Op::Collective`], each in its own way. Every
 //! plan is divided by rules on its Ops ([`shard`]), each rank's plan gets its part of the weights ([`slice`]) and is fused and
-//! compiled by its device. A step runs on all ranks at once, each on a thread of its own ([`program`]). All ranks have the same
+//! compiled by its device. A step runs on all ranks at once, each on its own thread ([`program`]). All ranks have the same
 //! logits, to the bit, and so each chooses the same tokens and can go on with them; what the caller reads is the first rank's.
 #![deny(missing_docs)]
 

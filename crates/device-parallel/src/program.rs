@@ -87,15 +87,23 @@ impl ParallelProgram {
         Ok(ParallelProgram { first, others, plans, order, step: Arc::default(), plan: 0 })
     }
 
+    /// All ranks at once: the first does what `first` says here, while each other one obeys its `command`, by rank. Returns when all
+    /// have answered.
+    fn together<T>(
+        &mut self,
+        command: impl Fn(usize) -> Command,
+        first: impl FnOnce(&mut dyn Program) -> Result<T>,
+    ) -> (Result<T>, Vec<Result<Answer>>) {
+        for (index, worker) in self.others.iter().enumerate() {
+            worker.give(command(index + 1));
+        }
+        let first = first(self.first.as_mut());
+        (first, self.others.iter().map(Worker::answer).collect())
+    }
+
     /// A command to all ranks at once, and the first rank's answer once all have answered.
     fn all(&mut self, command: &Command) -> Result<Answer> {
-        self.others.iter().for_each(|worker| worker.give(command.clone()));
-        let first = obey(self.first.as_mut(), command);
-        let others = self.others.iter().map(Worker::answer).collect::<Vec<_>>();
-        // An error of the first is the caller's to read; it most often is all ranks'.
-        let first = first?;
-        others.into_iter().collect::<Result<Vec<_>>>()?;
-        Ok(first)
+        agreed(self.together(|_| command.clone(), |program| obey(program, command)))
     }
 
     fn refuse_stopped(step: &Step) -> Result<()> {
@@ -154,13 +162,8 @@ impl Program for ParallelProgram {
         let _held = order.lock().unwrap_or_else(PoisonError::into_inner);
         // A rank of whose plan nothing has run runs its first node, which is whole on all.
         let command = |end: &Option<usize>| Command::RunUntil(step_of_all.clone(), end.unwrap_or(0));
-        for (worker, end) in self.others.iter().zip(&ends[1..]) {
-            worker.give(command(end));
-        }
-        let first = obey(self.first.as_mut(), &command(&ends[0]));
-        let others = self.others.iter().map(Worker::answer).collect::<Vec<_>>();
-        first?;
-        others.into_iter().collect::<Result<Vec<_>>>().map(drop)
+        let answers = self.together(|rank| command(&ends[rank]), |program| obey(program, &command(&ends[0])));
+        agreed(answers).map(drop)
     }
 
     /// From all ranks: parts are put together, sums are made.
@@ -190,9 +193,7 @@ impl Program for ParallelProgram {
 
     fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
         let commit = Command::Commit(group, pages.start, pages.end);
-        self.others.iter().for_each(|worker| worker.give(commit.clone()));
-        let first = obey(self.first.as_mut(), &commit);
-        let others = self.others.iter().map(Worker::answer).collect::<Vec<_>>();
+        let (first, others) = self.together(|_| commit.clone(), |program| obey(program, &commit));
         if first.is_ok() && others.iter().all(Result::is_ok) {
             return Ok(());
         }
@@ -207,8 +208,7 @@ impl Program for ParallelProgram {
         if first.is_ok() {
             obey(self.first.as_mut(), &decommit)?;
         }
-        first?;
-        others.into_iter().collect::<Result<Vec<_>>>().map(drop)
+        agreed((first, others)).map(drop)
     }
 
     fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
@@ -234,12 +234,16 @@ impl Program for ParallelProgram {
         self.plan = step.plan;
         let order = self.order.clone();
         let _held = order.lock().unwrap_or_else(PoisonError::into_inner);
-        self.others.iter().for_each(|worker| worker.give(Command::Run(mine.clone())));
-        let first = self.first.run_timed(&mine.borrow(), timings);
-        let others = self.others.iter().map(Worker::answer).collect::<Vec<_>>();
-        first?;
-        others.into_iter().collect::<Result<Vec<_>>>().map(drop)
+        let timed = |program: &mut dyn Program| program.run_timed(&mine.borrow(), timings);
+        agreed(self.together(|_| Command::Run(mine.clone()), timed))
     }
+}
+
+/// What the first rank said, if no rank failed. An error of the first is the caller's to read; it most often is all ranks'.
+fn agreed<T>((first, others): (Result<T>, Vec<Result<Answer>>)) -> Result<T> {
+    let first = first?;
+    others.into_iter().collect::<Result<Vec<_>>>()?;
+    Ok(first)
 }
 
 fn failed<T>(reason: String) -> Result<T> {

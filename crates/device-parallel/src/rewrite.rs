@@ -21,12 +21,9 @@ pub fn rewrite(
             each(&mut [x]);
             optional(weight, weights);
         }
-        Op::LayerNorm { x, weight, bias, .. } | Op::Linear { x, weight, bias, .. } => {
-            each(&mut [x]);
-            *weight = weights(*weight);
-            optional(bias, weights);
-        }
-        Op::ShortConv { x, weight, bias, .. } => {
+        Op::LayerNorm { x, weight, bias, .. }
+        | Op::Linear { x, weight, bias, .. }
+        | Op::ShortConv { x, weight, bias, .. } => {
             each(&mut [x]);
             *weight = weights(*weight);
             optional(bias, weights);

@@ -19,7 +19,7 @@ pub enum Command {
     Submit(Arc<OwnedStep>),
     /// Submit a step and wait for it.
     Run(Arc<OwnedStep>),
-    /// Run a step up to a node of the rank's plan; `None`: nothing of it.
+    /// Run a step up to a node of the rank's plan.
     RunUntil(Arc<OwnedStep>, usize),
     /// Wait for the oldest step.
     Wait(Ticket),

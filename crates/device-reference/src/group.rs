@@ -1,4 +1,4 @@
-//! Collective: ranks of one process, each on a thread of its own, that wait for each other.
+//! Collective: ranks of one process, each on its own thread, that wait for each other.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;

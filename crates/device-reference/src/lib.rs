@@ -72,7 +72,7 @@ impl Reference {
         Reference { n_threads: n_threads.max(1), rank: None }
     }
 
-    /// So many ranks of a group, each to be driven by a thread of its own.
+    /// So many ranks of a group, each to be driven by its own thread.
     pub fn group(n_ranks: usize, n_threads: usize) -> Vec<Reference> {
         let of = |rank| Reference { rank: Some(rank), ..Reference::new(n_threads) };
         Rank::all(n_ranks).into_iter().map(of).collect()

@@ -277,9 +277,7 @@ impl OwnedStep {
     pub fn with_outputs(self, outputs: Vec<u32>, want: Want) -> OwnedStep {
         OwnedStep { wants: vec![want; outputs.len()], outputs, ..self }
     }
-}
 
-impl OwnedStep {
     /// Become a copy of a step, in the memory of the one before. Waits for whoever computes its masks.
     pub fn assign(&mut self, step: &Step) {
         fn copy<T: Copy>(to: &mut Vec<T>, from: &[T]) {

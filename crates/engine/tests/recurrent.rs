@@ -58,8 +58,8 @@ pub(crate) fn drain(engine: &mut Engine) -> HashMap<SequenceId, Vec<u32>> {
     all
 }
 
-/// The cache keeps a state with the tokens that it stands behind: not with the page that later holds them and more, and not with one
-/// that held more before.
+/// A state in the prefix cache belongs to the end of the tokens that it was kept with, not to the end of a page that later holds more
+/// of them.
 #[test]
 fn a_kept_state_stands_behind_its_own_tokens() {
     let text: Vec<u32> = (0..58).map(|i| (i * 37 + 11) % 150).collect();

@@ -154,14 +154,8 @@ impl Compiler {
         let compiled = cache::folder(&self.options.cache, key, |folder| {
             let what = rewrite::What { only, ..rewrite::What::RUN };
             let rewritten = self.rewrite(folder, name, source, includes, what)?;
-            let cpp = cache::write(folder, "library.cpp", &rewritten.text)?;
-            let header = self.runtime.headers.join("metal_stdlib.h");
-            let mut arguments = flags.clone();
-            arguments.extend(
-                ["-include", cache::text(&header), "-c", cache::text(&cpp), "-o", "library.o"]
-                    .map(str::to_owned),
-            );
-            self.clang.run(folder, &arguments)?.map_err(failed)?;
+            let flags = [&flags[..], &["-c".to_owned()]].concat();
+            self.translate(folder, name, &rewritten.text, flags, "library.o")?;
             cache::write(
                 folder,
                 "functions.txt",
@@ -221,17 +215,12 @@ impl Compiler {
         source: &str,
         includes: &[(&str, &str)],
     ) -> Result<Vec<String>, Error> {
+        let flags = flags::contractible();
         let key = self.key("contractible", name, source, includes);
+        let key = flags.iter().fold(key, |key, flag| key.with(flag));
         let made = cache::folder(&self.options.cache, key, |folder| {
             let rewritten = self.rewrite(folder, name, source, includes, rewrite::What::RUN)?;
-            let cpp = cache::write(folder, "library.cpp", &rewritten.text)?;
-            let header = self.runtime.headers.join("metal_stdlib.h");
-            let mut arguments = flags::contractible();
-            arguments.extend(
-                ["-include", cache::text(&header), cache::text(&cpp), "-o", "library.ll"].map(str::to_owned),
-            );
-            let failed = |messages| Error::Compile { name: name.to_owned(), messages };
-            self.clang.run(folder, &arguments)?.map_err(failed)?;
+            self.translate(folder, name, &rewritten.text, flags, "library.ll")?;
             let path = folder.join("library.ll");
             let text = fs::read_to_string(&path).map_err(file_error(&path))?;
             cache::write(folder, "contractible.txt", contractible_functions(&text).join("\n"))?;
@@ -240,6 +229,23 @@ impl Compiler {
         let path = made.join("contractible.txt");
         let text = fs::read_to_string(&path).map_err(file_error(&path))?;
         Ok(text.lines().map(str::to_owned).collect())
+    }
+
+    /// Has clang make `out` in `folder` of a rewritten source.
+    fn translate(
+        &self,
+        folder: &Path,
+        name: &str,
+        text: &str,
+        mut flags: Vec<String>,
+        out: &str,
+    ) -> Result<(), Error> {
+        let cpp = cache::write(folder, "library.cpp", text)?;
+        let header = self.runtime.headers.join("metal_stdlib.h");
+        flags.extend(["-include", cache::text(&header), cache::text(&cpp), "-o", out].map(str::to_owned));
+        let failed = |messages| Error::Compile { name: name.to_owned(), messages };
+        self.clang.run(folder, &flags)?.map_err(failed)?;
+        Ok(())
     }
 
     /// A key of all inputs of a rewritten source.

@@ -252,7 +252,7 @@ impl PrefixCache {
             let id = match () {
                 () if is_here => child,
                 () if is_shorter => {
-                    // Its state is that before the tokens that come now.
+                    // Its state belongs to its old end.
                     let before = self.state(child);
                     if before != STATE_NONE {
                         self.set_page(child, states, STATE_NONE);
