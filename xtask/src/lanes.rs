@@ -28,6 +28,8 @@ pub struct Job {
     pub arguments: Vec<String>,
     /// Its working directory: the package's folder, as under `cargo test`.
     pub folder: PathBuf,
+    /// Whether it is told the folder as its package's, as cargo tells a test binary.
+    pub is_of_package: bool,
 }
 
 /// The test binaries in the output of `cargo test --no-run --message-format=json`, slowest packages
@@ -51,7 +53,7 @@ fn job(message: &str, arguments: &[String]) -> Option<Job> {
     let folder = Path::new(&field(message, "manifest_path")?).parent()?.to_owned();
     let target = field(message.split_once("\"target\":{")?.1, "name")?;
     let name = format!("{} {target}", folder.file_name()?.to_string_lossy());
-    Some(Job { name, program, arguments: arguments.to_vec(), folder })
+    Some(Job { name, program, arguments: arguments.to_vec(), folder, is_of_package: true })
 }
 
 /// The first string value of `key` in a JSON text.
@@ -104,9 +106,11 @@ fn run_job(job: &Job, logs: &Path, threads: &str, environment: &[(&str, &str)]) 
     let mut command = Command::new(&job.program);
     command.args(&job.arguments).current_dir(&job.folder).stdin(Stdio::null());
     command.stdout(file.try_clone().map_err(cannot)?).stderr(file);
-    // `cargo xtask` sets this to the folder of xtask.
-    command.env("CARGO_MANIFEST_DIR", &job.folder).env("RUST_TEST_THREADS", threads);
-    command.envs(environment.iter().copied());
+    crate::suites::forget_xtask(&mut command);
+    if job.is_of_package {
+        command.env("CARGO_MANIFEST_DIR", &job.folder);
+    }
+    command.env("RUST_TEST_THREADS", threads).envs(environment.iter().copied());
     let status = command.status().map_err(|error| format!("{}: {error}", job.program.display()))?;
     let output = fs::read(&log).map_err(cannot)?;
     // One call, so that the lanes' outputs do not mix.
