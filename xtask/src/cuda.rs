@@ -6,7 +6,7 @@ use std::process::Command;
 
 /// NVIDIA's run-time compiler, as PyPI has it. 12.8 is the first that knows every architecture below, and its code runs on
 /// every driver from 525 on.
-const NVRTC: &str = "nvidia-cuda-nvrtc-cu12==12.8.93";
+const NVRTC: &str = "nvidia-cuda-nvrtc-cu12==12.9.86";
 
 /// What a distributed binary has code for.
 const ARCHITECTURES: [&str; 6] = ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"];

@@ -39,26 +39,31 @@ static void pack(Packed &out, const FileType &t, const std::vector<u8> &rows, in
     gpu.wait();
 }
 
+enum Kind { MMA, WGMMA, FEW };
+static const char *const KINDS[] = {"mma", "wgmma", "few"};
 struct Launch {
-    bool wgmma;
-    int width, splits;
+    Kind kind;
+    int width, parts; // of K; FEW: slabs of 16 rows of a block
+    int tile_rows() const { return kind == FEW ? 16 * parts : 128; }
+    int splits() const { return kind == FEW ? 1 : parts; }
 };
 static void multiply(const Launch &l, const std::string &codec, GemmArguments a, int n_token_tiles) {
-    char name[99];
-    const char *kind = l.wgmma ? "wgmma" : "mma";
+    char name[99], shared_name[99], slabs[9] = "";
+    const char *kind = KINDS[l.kind];
+    if (l.kind == FEW) snprintf(slabs, 9, "_%d", l.parts);
     Module &m = module(std::string(kind) + "_" + codec);
-    snprintf(name, 99, "gemm_%s_shared_%s_%d", kind, codec.c_str(), l.width);
+    snprintf(shared_name, 99, "gemm_%s_shared_%s_%d%s", kind, codec.c_str(), l.width, slabs);
+    snprintf(name, 99, "gemm_%s_%s_%d%s", kind, codec.c_str(), l.width, slabs);
     static std::map<std::string, std::pair<CUfunction, int>> cache;
     auto it = cache.find(name);
     if (it == cache.end()) {
-        const int shared = m.constant(name);
-        char f[99];
-        snprintf(f, 99, "gemm_%s_%s_%d", kind, codec.c_str(), l.width);
-        it = cache.emplace(name, std::make_pair(m.function(f, shared), shared)).first;
+        const int shared = m.constant(shared_name);
+        it = cache.emplace(name, std::make_pair(m.function(name, shared), shared)).first;
     }
-    a.n_splits = l.splits;
-    const int units = n_token_tiles * ((a.n_out + 127) / 128) * l.splits;
-    launch(it->second.first, l.wgmma ? std::min(units, gpu.n_sm) : units, 1, 1, l.wgmma ? 384 : 256, it->second.second, a);
+    a.n_splits = l.splits();
+    const int units = n_token_tiles * ((a.n_out + l.tile_rows() - 1) / l.tile_rows()) * l.splits();
+    const int most = l.kind == WGMMA ? gpu.n_sm : l.kind == FEW ? 2 * gpu.n_sm : units;
+    launch(it->second.first, std::min(units, most), 1, 1, l.kind == WGMMA ? 384 : 256, it->second.second, a);
 }
 
 static double act(int kind, double x) { return kind == ACTIVATION_SILU ? x / (1 + exp(-x)) : 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
@@ -91,7 +96,7 @@ static void check(const FileType &t, int m, int n, int k, Launch l, int epilogue
     launch(module("input").function("rows_input"), m, 1, 1, 256, 0, in);
     const int n_tt = (m + l.width - 1) / l.width, tiles = n_tt * (((gate ? 2 * n : n) + 127) / 128);
     Memory partials, counters((size_t)tiles * 4, 0);
-    if (l.splits > 1) partials.make((size_t)tiles * l.splits * 128 * l.width * 4);
+    if (l.splits() > 1) partials.make((size_t)tiles * l.splits() * 128 * l.width * 4);
     GemmArguments a = {};
     a.weights = (u8 *)w.memory.p, a.x = (u8 *)tiled.p, a.y = (float *)y.p, a.n_rows = m, a.n_out = gate ? 2 * n : n, a.k_tiles = w.k_tiles;
     a.row_groups = groups, a.y_stride = n, a.x_scales = (float *)scales.p, a.epilogue = epilogue, a.partials = (float *)partials.p, a.counters = (u32 *)counters.p;
@@ -128,7 +133,7 @@ static void check(const FileType &t, int m, int n, int k, Launch l, int epilogue
         }
     }
     char what[128];
-    snprintf(what, 128, "%s %s %d, m %d n %d k %d splits %d epilogue %d", t.name, l.wgmma ? "wgmma" : "mma", l.width, m, n, k, l.splits, epilogue);
+    snprintf(what, 128, "%s %s %d, m %d n %d k %d splits %d epilogue %d", t.name, KINDS[l.kind], l.width, m, n, k, l.splits(), epilogue);
     report(what, sqrt(e2 / r2), 1.5e-3);
 }
 
@@ -175,7 +180,7 @@ static void check_experts(const FileType &t, Launch l, int m, int k_used) {
             e2 += (g - d) * (g - d), r2 += d * d;
         }
     char what[128];
-    snprintf(what, 128, "%s %s %d, %d rows of %d experts", t.name, l.wgmma ? "wgmma" : "mma", l.width, pairs, n_experts);
+    snprintf(what, 128, "%s %s %d, %d rows of %d experts", t.name, KINDS[l.kind], l.width, pairs, n_experts);
     report(what, sqrt(e2 / r2), 1.5e-3);
 }
 
@@ -206,13 +211,13 @@ static void time_shape(const FileType &t, int m, int n, int k, std::vector<Launc
     std::string all;
     for (Launch l : launches) {
         const int n_tt = (m + l.width - 1) / l.width, tiles = n_tt * ((n + 127) / 128);
-        l.splits = std::min(l.splits, (int)w.k_tiles / 2);
+        if (l.kind != FEW) l.parts = std::min(l.parts, (int)w.k_tiles / 2);
         Memory partials, counters((size_t)tiles * 4, 0);
-        if (l.splits > 1) partials.make((size_t)tiles * l.splits * 128 * l.width * 4);
+        if (l.splits() > 1) partials.make((size_t)tiles * l.splits() * 128 * l.width * 4);
         GemmArguments a = {};
         a.x = (u8 *)tiled.p, a.y = (float *)y.p, a.n_rows = m, a.n_out = n, a.k_tiles = w.k_tiles, a.residual = (float *)residual.p;
         a.row_groups = groups, a.y_stride = gate ? n / 2 : n, a.epilogue = epilogue, a.partials = (float *)partials.p, a.counters = (u32 *)counters.p;
-        snprintf(g_context, 200, "%s width %d parts %d, n %d k %d, x %llx + %zx, y %llx + %zx, residual %llx, weights %llx + %zx", t.name, l.width, l.splits, n, k, tiled.p, tiled.n, y.p, y.n,
+        snprintf(g_context, 200, "%s width %d parts %d, n %d k %d, x %llx + %zx, y %llx + %zx, residual %llx, weights %llx + %zx", t.name, l.width, l.splits(), n, k, tiled.p, tiled.n, y.p, y.n,
                  residual.p, sets[0], w.bytes);
         if (getenv("CONTEXT")) puts(g_context);
         const double us = time_us(3, m > 256 ? 8 : 24, [&](int i) {
@@ -220,14 +225,34 @@ static void time_shape(const FileType &t, int m, int n, int k, std::vector<Launc
             multiply(l, t.codec, a, n_tt);
         });
         char s[64];
-        snprintf(s, 64, " %s%d/%d:%.1f", l.wgmma ? "w" : "m", l.width, l.splits, us);
+        snprintf(s, 64, " %.1s%d/%d:%.1f", KINDS[l.kind], l.width, l.parts, us);
         all += s;
         if (us < best) best = us, best_l = l;
     }
     printf("  %-5s m %4d %5dx%-5d %7.1f us %4.0f TFLOP/s %5.0f GB/s (%s %d, %d parts) |%s\n", t.name, m, n, k, best, 2e-6 * m * n * k / best,
-           w.bytes / best / 1e3, best_l.wgmma ? "wgmma" : "mma", best_l.width, best_l.splits, all.c_str());
+           w.bytes / best / 1e3, KINDS[best_l.kind], best_l.width, best_l.parts, all.c_str());
     fflush(stdout);
     for (auto p : sets) cuMemFree(p);
+}
+
+// What products.rs chooses from for few rows.
+static void few() {
+    struct Shape { int type, n, k, epilogue; };
+    for (int m : {8, 16, 24, 32, 64, 128})
+        for (Shape s : {Shape{0, 3072, 2048, 0}, {0, 2048, 2048, 1}, {0, 16384, 2048, 2}, {0, 2048, 8192, 1}, {2, 6144, 4096, 0}, {2, 4096, 4096, 1}, {2, 24576, 4096, 2}, {2, 4096, 12288, 1}}) {
+            std::vector<Launch> l;
+            const int tiles = (s.n + 127) / 128;
+            for (int width : {8, 16})
+                for (int slabs : {1, 2})
+                    if (width >= m || width == 16) l.push_back({FEW, width, slabs});
+            for (int width : {32, 64, 128}) {
+                if (width / 2 >= std::max(32, m) || width * 4 < m) continue;
+                const int per = tiles * ((m + width - 1) / width), most = std::max(1, gpu.n_sm / per);
+                l.push_back({WGMMA, width, most});
+                if (most > 1) l.push_back({WGMMA, width, most / 2});
+            }
+            time_shape(TYPES[s.type], m, s.n, s.k, l, s.epilogue);
+        }
 }
 
 int main(int argc, char **argv) {
@@ -241,34 +266,41 @@ int main(int argc, char **argv) {
     if (mode == "check") {
         for (const FileType &t : TYPES) {
             if (getenv("FEW") && strcmp(t.codec, "q4") && strcmp(t.codec, "q8") && strcmp(t.codec, "q4m") && strcmp(t.codec, "q6") && strcmp(t.codec, "f16")) continue;
-            check(t, 77, 320, 512, {true, 64, 1}, EPILOGUE_STORE);
-            check(t, 19, 192, 768, {false, 16, 2}, EPILOGUE_ADD);
+            check(t, 77, 320, 512, {WGMMA, 64, 1}, EPILOGUE_STORE);
+            check(t, 19, 192, 768, {FEW, 16, 2}, EPILOGUE_ADD);
+            check(t, 9, 192, 768, {FEW, 8, 1}, EPILOGUE_STORE);
         }
         const FileType &q4 = TYPES[0], &q8 = TYPES[1], &q4k = TYPES[2];
-        for (int width : {16, 32, 64, 96, 128, 160, 192, 256}) check(q4, 300, 704, 576, {true, width, 1}, EPILOGUE_ADD);
-        for (int width : {8, 16, 32, 64, 128}) check(q4, 141, 704, 576, {false, width, 1}, EPILOGUE_ADD);
-        check(q4, 300, 704, 576, {true, 128, 1}, EPILOGUE_GATE);
-        check(q8, 61, 352, 1024, {true, 32, 3}, EPILOGUE_GATE);
-        check(q8, 61, 352, 1024, {false, 32, 3}, EPILOGUE_GATE);
-        check(q4, 300, 704, 576, {true, 256, 2}, EPILOGUE_STORE);
-        check(q4k, 1000, 4096, 1024, {true, 256, 1}, EPILOGUE_STORE);
-        check(q8, 1000, 4096, 1024, {true, 192, 1}, EPILOGUE_STORE);
-        check(q4, 16, 3072, 2048, {true, 16, 5}, EPILOGUE_ADD);
-        check(q4, 8, 3072, 2048, {false, 8, 11}, EPILOGUE_ADD);
-        check_experts(q4, {true, 64, 1}, 67, 2);
-        check_experts(q4, {false, 16, 1}, 23, 3);
+        for (int width : {32, 64, 96, 128, 160, 192, 256}) check(q4, 300, 704, 576, {WGMMA, width, 1}, EPILOGUE_ADD);
+        for (int width : {32, 64, 128}) check(q4, 141, 704, 576, {MMA, width, 1}, EPILOGUE_ADD);
+        for (int slabs : {1, 2}) check(q8, 13, 352, 1024, {FEW, 16, slabs}, EPILOGUE_GATE);
+        check(q4, 300, 704, 576, {WGMMA, 128, 1}, EPILOGUE_GATE);
+        check(q8, 61, 352, 1024, {WGMMA, 32, 3}, EPILOGUE_GATE);
+        check(q8, 61, 352, 1024, {MMA, 32, 3}, EPILOGUE_GATE);
+        check(q4, 300, 704, 576, {WGMMA, 256, 2}, EPILOGUE_STORE);
+        check(q4k, 1000, 4096, 1024, {WGMMA, 256, 1}, EPILOGUE_STORE);
+        check(q8, 1000, 4096, 1024, {WGMMA, 192, 1}, EPILOGUE_STORE);
+        check(q4, 16, 3072, 2048, {WGMMA, 32, 5}, EPILOGUE_ADD);
+        check(q4, 8, 3072, 2048, {MMA, 32, 11}, EPILOGUE_ADD);
+        check_experts(q4, {WGMMA, 64, 1}, 67, 2);
+        check_experts(q4, {FEW, 16, 2}, 23, 3);
+        check_experts(q4, {FEW, 8, 1}, 23, 3);
         printf(failures ? "%d FAILED\n" : "all checks passed\n", failures);
         return failures != 0;
     }
     const FileType &q4 = TYPES[0], &q8 = TYPES[1], &q4k = TYPES[2], &q6k = TYPES[3];
     auto widths = [](std::vector<int> v) {
         std::vector<Launch> l;
-        for (int w : v) l.push_back({true, w, 1});
+        for (int w : v) l.push_back({WGMMA, w, 1});
         return l;
     };
+    if (mode == "few") {
+        few();
+        return 0;
+    }
     if (mode == "stress") { // many tiles a block, many launches without a pause
         for (int i = 0; i < 6; i++) {
-            check(q4, 2048, 2048, 1024, {true, 128, 1}, EPILOGUE_ADD);
+            check(q4, 2048, 2048, 1024, {WGMMA, 128, 1}, EPILOGUE_ADD);
             time_shape(q4, 2048, 4096, 1024, widths({128, 256}), EPILOGUE_STORE);
             time_shape(q4, 2048, 8192, 2048, widths({128, 256}), EPILOGUE_GATE);
         }
@@ -285,22 +317,6 @@ int main(int argc, char **argv) {
     time_shape(q6k, 2048, 4096, 12288, widths({192, 256}), 1);
     time_shape(TYPES[14], 2048, 4096, 4096, widths({128, 192, 256}), 1);
     for (Shape s : {Shape{4096, 1024, 0}, {1024, 2048, 1}, {3072, 2048, 0}, {2048, 2048, 1}, {16384, 2048, 2}, {2048, 8192, 1}})
-        time_shape(q4, 512, s.n, s.k, {{true, 64, 1}, {true, 128, 1}, {true, 192, 1}, {true, 256, 1}, {true, 128, 2}, {true, 256, 4}, {true, 128, 4}}, s.epilogue);
-    for (int m : {8, 16, 32, 64, 128, 256})
-        for (Shape s : {Shape{3072, 2048, 0}, {2048, 2048, 1}, {16384, 2048, 2}, {2048, 8192, 1}}) {
-            std::vector<Launch> l;
-            const int tiles = (s.n + 127) / 128;
-            for (int width : {8, 16, 32, 64, 128, 256}) {
-                if (width > std::max(8, m) || width * 4 < m) continue;
-                const int per = tiles * ((m + width - 1) / width);
-                for (int waves : {1, 2}) {
-                    const int parts = std::max(1, waves * gpu.n_sm / per);
-                    if (parts > 32 || (parts == 1 && waves == 2)) continue;
-                    if (width >= 16) l.push_back({true, width, parts});
-                    if (width <= 32) l.push_back({false, width, parts});
-                    if (width <= 32) l.push_back({false, width, std::max(1, parts * 2)});
-                }
-            }
-            time_shape(q4, m, s.n, s.k, l, s.epilogue);
-        }
+        time_shape(q4, 512, s.n, s.k, {{WGMMA, 64, 1}, {WGMMA, 128, 1}, {WGMMA, 192, 1}, {WGMMA, 256, 1}, {WGMMA, 128, 2}, {WGMMA, 256, 4}, {WGMMA, 128, 4}}, s.epilogue);
+    few();
 }

@@ -12,7 +12,7 @@ pub enum Products {
     Planes,
     /// `mma.sync` from packed weights, from compute capability 8.0 on.
     Mma,
-    /// `wgmma` from packed weights, `mma.sync` for up to 8 rows: compute capability 9.0.
+    /// `wgmma` from packed weights, `mma.sync` for few rows: compute capability 9.0.
     Wgmma,
 }
 
@@ -75,27 +75,52 @@ pub fn k_tiles(n_cols: usize) -> usize {
     2 * n_cols.div_ceil(128)
 }
 
-/// A kernel by the rows of its tile.
+/// A kernel by its instructions and the rows of its tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    wgmma: bool,
+    method: Method,
     width: usize,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Method {
+    /// `mma.sync`, weights straight to registers: so many times 16 rows of them a block (gemm/gemm_few.h).
+    Few(usize),
+    /// `mma.sync`, weights through shared memory (gemm/gemm_mma.h).
+    Mma,
+    /// gemm/gemm_wgmma.h
+    Wgmma,
+}
+
+const fn few(width: usize, slabs: usize) -> Tile {
+    Tile { method: Method::Few(slabs), width }
+}
+
 const fn mma(width: usize) -> Tile {
-    Tile { wgmma: false, width }
+    Tile { method: Method::Mma, width }
 }
 
 const fn wgmma(width: usize) -> Tile {
-    Tile { wgmma: true, width }
+    Tile { method: Method::Wgmma, width }
 }
 
 /// Most tiles to choose from.
-pub const MOST_TILES: usize = 9;
+pub const MOST_TILES: usize = 11;
 
-const HOPPER: [Tile; MOST_TILES] =
-    [mma(8), wgmma(16), wgmma(32), wgmma(64), wgmma(96), wgmma(128), wgmma(160), wgmma(192), wgmma(256)];
-const AMPERE: [Tile; 5] = [mma(8), mma(16), mma(32), mma(64), mma(128)];
+const HOPPER: [Tile; MOST_TILES] = [
+    few(8, 2),
+    few(8, 1),
+    few(16, 2),
+    few(16, 1),
+    wgmma(32),
+    wgmma(64),
+    wgmma(96),
+    wgmma(128),
+    wgmma(160),
+    wgmma(192),
+    wgmma(256),
+];
+const AMPERE: [Tile; 7] = [few(8, 2), few(8, 1), few(16, 2), few(16, 1), mma(32), mma(64), mma(128)];
 
 impl Tile {
     /// Those that a GPU has.
@@ -108,7 +133,11 @@ impl Tile {
     }
 
     fn family(self) -> &'static str {
-        if self.wgmma { "wgmma" } else { "mma" }
+        match self.method {
+            Method::Few(_) => "few",
+            Method::Mma => "mma",
+            Method::Wgmma => "wgmma",
+        }
     }
 
     /// Its file.
@@ -123,25 +152,80 @@ impl Tile {
 
     /// Its name.
     pub fn kernel(self, codec: Codec) -> String {
-        format!("gemm_{}_{}_{}", self.family(), codec.name, self.width)
+        let name = format!("gemm_{}_{}_{}", self.family(), codec.name, self.width);
+        match self.method {
+            Method::Few(slabs) => format!("{name}_{slabs}"),
+            Method::Mma | Method::Wgmma => name,
+        }
     }
 
     /// Threads of a block.
     pub fn threads(self) -> u32 {
-        if self.wgmma { 384 } else { 256 }
+        match self.method {
+            Method::Few(_) | Method::Mma => 256,
+            Method::Wgmma => 384,
+        }
     }
 
-    /// Bytes of shared memory: `GemmStages` (gemm/gemm_wgmma.h) and `GemmMmaStages` (gemm/gemm_mma.h).
+    /// Blocks that a multiprocessor runs at once.
+    pub fn blocks_a_processor(self) -> usize {
+        match self.method {
+            Method::Few(_) | Method::Mma => 2,
+            Method::Wgmma => 1,
+        }
+    }
+
+    /// Rows of the weights of a tile.
+    fn weight_rows(self) -> usize {
+        match self.method {
+            Method::Few(slabs) => 16 * slabs,
+            Method::Mma | Method::Wgmma => 128,
+        }
+    }
+
+    /// Bytes of shared memory: `GemmFew` (gemm/gemm_few.h), `GemmStages` (gemm/gemm_wgmma.h) and `GemmMmaStages` (gemm/gemm_mma.h).
     pub fn shared(self, codec: Codec) -> u32 {
         let stage = self.width * 128 + 2 * codec.tile;
-        let bytes = if self.wgmma {
-            const REST: usize = 2048 + 2 * 32 * 68 * 4;
-            let stage = stage.next_multiple_of(1024);
-            ((WGMMA_SHARED as usize - REST) / stage).min(12) * stage + REST
-        } else {
-            (if stage * 4 <= 98_304 { 4 } else { 3 }) * stage + 16
+        let bytes = match self.method {
+            Method::Few(slabs) => {
+                let slot = slabs * (codec.tile / 4) + self.width * 128;
+                let sums = 4 * self.width * (16 * slabs + 4);
+                8 * (((98_304 - 8 * sums) / (8 * slot)).min(8) * slot + sums)
+            }
+            Method::Mma => (if stage * 4 <= 98_304 { 4 } else { 3 }) * stage + 16,
+            Method::Wgmma => {
+                const REST: usize = 2048 + 2 * 32 * 68 * 4;
+                let stage = stage.next_multiple_of(1024);
+                ((WGMMA_SHARED as usize - REST) / stage).min(12) * stage + REST
+            }
         };
         bytes as u32
+    }
+
+    /// What `n_tiles` of `k_tiles` each take by a model of the time, in `n_splits` parts of K, on so many multiprocessors. A unit is 4
+    /// cycles; fitted to the measurements in `kernels/gemm/NOTES.md`.
+    fn cost(self, n_tiles: usize, k_tiles: usize, n_splits: usize, n_processors: usize) -> usize {
+        let width = self.width;
+        // Before the first tile: its weights are on their way. Tiles of tensor cores fill longer pipelines.
+        let (begin, unpacking) = match self.method {
+            Method::Few(slabs) => {
+                let steps = k_tiles.div_ceil(8);
+                let rounds = n_tiles.div_ceil(n_processors * self.blocks_a_processor());
+                return 900
+                    + match n_tiles > n_processors {
+                        // A block alone on its multiprocessor waits for its weights; two share the way of theirs.
+                        false => steps * (95 + 50 * slabs),
+                        true => rounds * (steps * (10 + 160 * slabs + 13 * width / 2) + 150),
+                    };
+            }
+            Method::Mma => (1300, 80),
+            Method::Wgmma => (1300, 96),
+        };
+        let waves = (n_tiles * n_splits).div_ceil(n_processors);
+        // Below some rows, unpacking the weights takes longer than multiplying.
+        let tile = 2 * (k_tiles / 2).div_ceil(n_splits) * width.max(unpacking) + 600 + 4 * width;
+        let join = if n_splits > 1 { 300 + 6 * n_splits * width } else { 0 };
+        begin + waves * (tile + join)
     }
 }
 
@@ -179,28 +263,23 @@ pub fn partial_floats(n_processors: usize) -> usize {
 }
 
 impl Product {
-    /// The cheapest cut for so many rows by a model of the time: waves of tiles, each as long as its k tiles times its width (below
-    /// some 96 rows, unpacking the weights takes longer than multiplying), and what a tile and the join of its parts cost beside that.
-    /// The constants are fitted to the measurements in `kernels/gemm/NOTES.md`; a unit is 4 cycles.
+    /// The cheapest cut for so many rows, by a model of the time.
     pub fn cut(&self, n_rows: usize, n_processors: usize) -> Cut {
         let mut best = (usize::MAX, Cut { tile: 0, n_splits: 1, n_blocks: 1 });
         let allowed = |(index, _): &(usize, &Tile)| self.only.is_none_or(|only| only == *index);
         for (index, tile) in Tile::all(self.products).iter().enumerate().filter(allowed) {
-            let n_tiles = n_rows.div_ceil(tile.width) * self.n_out.div_ceil(128);
-            let most_splits = match n_tiles {
-                n if n < n_processors => {
-                    (n_processors / n).min(partial_floats(n_processors) / (n * 128 * tile.width))
+            let n_tiles = n_rows.div_ceil(tile.width) * self.n_out.div_ceil(tile.weight_rows());
+            let most_splits = match tile.method {
+                Method::Mma | Method::Wgmma if n_tiles < n_processors => {
+                    let scratch = partial_floats(n_processors) / (n_tiles * 128 * tile.width);
+                    (n_processors / n_tiles).min(scratch).clamp(1, self.k_tiles / 2)
                 }
-                _ => 1,
+                Method::Few(_) | Method::Mma | Method::Wgmma => 1,
             };
-            for n_splits in 1..=most_splits.clamp(1, self.k_tiles / 2) {
-                let waves = (n_tiles * n_splits).div_ceil(n_processors);
-                let k = 2 * (self.k_tiles / 2).div_ceil(n_splits);
-                let join = if n_splits > 1 { 300 + 5 * n_splits * tile.width / 2 } else { 0 };
-                let cost = waves
-                    * (k * tile.width.max(if tile.wgmma { 96 } else { 80 }) + 600 + 4 * tile.width + join);
+            for n_splits in 1..=most_splits {
+                let cost = tile.cost(n_tiles, self.k_tiles, n_splits, n_processors);
                 if cost < best.0 {
-                    let n_blocks = (n_tiles * n_splits).min(n_processors * if tile.wgmma { 1 } else { 2 });
+                    let n_blocks = (n_tiles * n_splits).min(n_processors * tile.blocks_a_processor());
                     best = (cost, Cut { tile: index, n_splits, n_blocks });
                 }
             }
@@ -239,11 +318,15 @@ impl Experts {
         let mean = (n_rows * self.k) as f64 / self.n.max(1) as f64;
         let most = (mean + 2.0 * mean.sqrt()).ceil().max(1.0) as usize;
         let cost = |tile: &Tile| {
-            let unpacking = if tile.wgmma { 96 } else { 80 };
+            let unpacking = if tile.method == Method::Wgmma { 96 } else { 80 };
             most.div_ceil(tile.width) * (tile.width.max(unpacking) + 40)
         };
-        let allowed = |index: &usize| self.only.is_none_or(|only| only == *index);
         let tiles = Tile::all(self.products);
+        let allowed = |index: &usize| match self.only {
+            Some(only) => only == *index,
+            // Blocks there are enough.
+            None => tiles[*index].method != Method::Few(1),
+        };
         (0..tiles.len()).filter(allowed).min_by_key(|index| cost(&tiles[*index])).unwrap_or(0)
     }
 }
@@ -337,14 +420,35 @@ mod tests {
         assert_eq!(width(2048, 8192, 2048), (256, 1));
     }
 
+    /// Within 5 % of the fastest of those that were measured (kernels/gemm/NOTES.md).
     #[test]
-    fn few_rows_are_split_over_k_and_stay_within_their_scratch() {
-        assert!(width(2048, 2048, 8).1 > 1 && width(2048, 8192, 32).1 > 1);
+    fn few_rows_get_the_tiles_that_were_fastest() {
+        let tile = |n_out, n_cols, n_rows| HOPPER[product(n_out, n_cols).cut(n_rows, 132).tile];
+        for n_rows in [2, 8] {
+            assert_eq!(tile(2048, 2048, n_rows), few(8, 1));
+            assert_eq!(tile(2048, 8192, n_rows), few(8, 1));
+            assert_eq!(tile(16_384, 2048, n_rows), few(8, 2));
+            assert_eq!(tile(6144, 4096, n_rows), few(8, 2));
+            assert_eq!(tile(24_576, 4096, n_rows), few(8, 2));
+        }
+        assert_eq!(tile(24_576, 4096, 16), few(16, 2));
+        assert_eq!(tile(3072, 2048, 32), few(16, 2));
+        assert_eq!(tile(2048, 8192, 32), few(16, 2));
+        assert_eq!(width(16_384, 2048, 32), (32, 1));
+        assert_eq!(width(4096, 12_288, 32), (32, 4));
+        assert_eq!(width(6144, 4096, 64), (64, 2));
+        assert_eq!(width(16_384, 2048, 128), (128, 1));
+    }
+
+    #[test]
+    fn parts_of_k_stay_within_their_scratch() {
+        assert!(width(2048, 8192, 100).1 > 1);
         for n_out in [64, 1024, 3072, 151_936] {
             for n_cols in [64, 1024, 8192] {
                 for n_rows in [1, 8, 9, 33, 64, 200, 512, 4096] {
                     let cut = product(n_out, n_cols).cut(n_rows, 132);
-                    let n_tiles = n_rows.div_ceil(HOPPER[cut.tile].width) * n_out.div_ceil(128);
+                    let tile = HOPPER[cut.tile];
+                    let n_tiles = n_rows.div_ceil(tile.width) * n_out.div_ceil(tile.weight_rows());
                     let floats = n_tiles * cut.n_splits * 128 * HOPPER[cut.tile].width;
                     assert!(
                         cut.n_splits == 1 || floats <= partial_floats(132),
@@ -375,7 +479,8 @@ mod tests {
     fn shared_memory_is_what_the_kernels_ask_for() {
         let q4 = Codec { name: "q4", tile: 2304 };
         assert_eq!(wgmma(256).shared(q4), 5 * 37 * 1024 + 19456);
-        assert_eq!(wgmma(16).shared(q4), 12 * 7 * 1024 + 19456);
-        assert_eq!(mma(8).shared(q4), 4 * 5632 + 16);
+        assert_eq!(wgmma(32).shared(q4), 12 * 9 * 1024 + 19456);
+        assert_eq!(mma(64).shared(q4), 4 * 12_800 + 16);
+        assert_eq!(few(8, 1).shared(q4), 8 * (7 * 1600 + 4 * 8 * 20));
     }
 }

@@ -12,13 +12,20 @@
 template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArguments &a) {
     __shared__ float heads[4][32 * MOST];
     __shared__ float turned[4][Kv::BYTES ? MOST_BIASED_COLUMNS : 1]; // keys that something is known of
-    begin();
+    announce();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y;
     const uint index = blockIdx.x * 4 + warp, n_kv = a.pages.n_kv_heads, dim = a.pages.head_dim;
     if (index >= a.n_q_heads + 2 * n_kv) return;
     const bool is_q = index < a.n_q_heads, is_k = !is_q && index < a.n_q_heads + n_kv;
     if (!is_q && !is_k && a.pages.values_are_keys) return;
     const uint head = is_q ? index : (index - a.n_q_heads) % n_kv;
+    const uint position = a.positions[row];
+    uchar *vector = nullptr;
+    if (!is_q) {
+        const uint *table = a.pages.tables + ulong(a.row_spans[row]) * a.pages.table_stride;
+        vector = vector_of<Kv>(a.pages, table, position, head, !is_k);
+    }
+    await();
     const float *x = is_q ? a.q : is_k ? a.k : a.v;
     const uint n_heads = is_q ? a.n_q_heads : n_kv;
     x += (ulong(row) * n_heads + head) * dim;
@@ -39,15 +46,9 @@ template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArgum
         }
     }
     __syncwarp();
-    const uint position = a.positions[row];
     const bool turns = a.n_dims > 0 && (is_q || (is_k && a.k_turns != 0));
     const uint n_dims = turns ? a.n_dims : 0;
     const auto at = [&](uint i) { return mine[i]; };
-    uchar *vector = nullptr;
-    if (!is_q) {
-        const uint *table = a.pages.tables + ulong(a.row_spans[row]) * a.pages.table_stride;
-        vector = vector_of<Kv>(a.pages, table, position, head, !is_k);
-    }
     const uint *known = Kv::BYTES && is_k ? a.pages.known : nullptr;
     float *out = is_q ? a.q_out : is_k ? a.k_out : nullptr;
     if (out != nullptr) out += (ulong(row) * n_heads + head) * dim;

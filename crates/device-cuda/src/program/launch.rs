@@ -106,7 +106,9 @@ impl CudaProgram {
             }
             // Any number of blocks computes every tile there is.
             AtLaunch::Grouped(product, experts) => {
-                packed(product, experts.tile(n_rows as usize), self.n_processors, place)
+                let index = experts.tile(n_rows as usize);
+                let n_blocks = self.n_processors * product.kernel(index).0.blocks_a_processor();
+                packed(product, index, n_blocks, place)
             }
             AtLaunch::Width(experts) => {
                 let width = Tile::all(experts.products)[experts.tile(n_rows as usize)].width();

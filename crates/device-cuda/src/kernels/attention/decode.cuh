@@ -37,6 +37,7 @@ template <class Kv> struct Paged {
     __device__ __forceinline__ const uchar *key(uint position) const {
         return vector_of<Kv>(a.pages, table, position, head, false);
     }
+    __device__ __forceinline__ uint bytes() const { return Kv::bytes(a.pages.head_dim); }
     // From a key to its value.
     __device__ __forceinline__ ulong to_value() const {
         return a.pages.values_are_keys ? 0 : ulong(a.pages.n_kv_heads) * a.pages.page_len * Kv::bytes(a.pages.head_dim);
@@ -62,6 +63,7 @@ struct OfStep {
     __device__ __forceinline__ const uchar *key(uint position) const {
         return (const uchar *)(a.k + (ulong(position) * a.pages.n_kv_heads + head) * a.pages.head_dim);
     }
+    __device__ __forceinline__ uint bytes() const { return 4 * a.pages.head_dim; }
     __device__ __forceinline__ ulong to_value() const { return ulong((const uchar *)a.v - (const uchar *)a.k); }
     __device__ __forceinline__ float load(const uchar *v, uint i) const { return KvF32::load(v, 0, i); }
     __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) const { KvF32::four(v, 0, i, x); }
@@ -92,7 +94,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
     constexpr int MOST_TERMS = 1 + (COLUMNS > 8 ? MOST_BIASED_COLUMNS : 32 * COLUMNS);
     __shared__ float terms[Source::BYTES ? G : 1][Source::BYTES ? MOST_TERMS : 1]; // of what keys are stored without
     __shared__ float others[ATTENTION_WARPS - 1][G][32 * COLUMNS];
-    begin();
+    announce();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.z, split = blockIdx.y;
     const uint n_kv = a.pages.n_kv_heads, dim = a.pages.head_dim, group = a.n_heads / n_kv;
     const uint n_parts = (group + G - 1) / G, kv_head = blockIdx.x / n_parts;
@@ -104,6 +106,15 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
     uint per = (end - start + a.n_splits - 1) / a.n_splits;
     per = max((per + 31) / 32 * 32, a.split_len);
     const uint from = start + split * per, to = min(end, from + per);
+    const ulong to_value = source.to_value();
+    const auto key_of = [&](uint first) { return source.key(first + min(lane, min(32u, to - first) - 1)); };
+    // Where the first keys and values are is known from the step's numbers, and most of them are older than this step.
+    const uchar *key = nullptr;
+    if (from + warp * 32 < to) {
+        key = key_of(from + warp * 32);
+        for (uint i = 0; i < source.bytes(); i += 128) prefetch(key + i), prefetch(key + to_value + i);
+    }
+    await();
     if (from >= to && split > 0) {
         if (threadIdx.x < n_mine) {
             float *total = a.totals + ((ulong(row) * a.n_heads + first_head + threadIdx.x) * a.n_splits + split) * 2;
@@ -138,10 +149,8 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
     const bool wide = (Source::HALVES && (dim & 7) == 0 && dim % COLUMNS == 0) || (Source::BYTES && (dim & 63) == 0 && dim % COLUMNS == 0);
     constexpr int BATCH = COLUMNS <= 4 ? 8 : COLUMNS <= 8 ? 4 : 2;
     const auto column = [&](int d) { return wide ? lane * COLUMNS + d : lane + 32 * d; };
-    const ulong to_value = source.to_value();
     for (uint first = from + warp * 32; first < to; first += 32 * ATTENTION_WARPS) {
-        const uint n = min(32u, to - first);
-        const uchar *key = source.key(first + min(lane, n - 1));
+        const uint n = min(32u, to - first), next = first + 32 * ATTENTION_WARPS;
         float weights[G];
 #pragma unroll
         for (int g = 0; g < G; g++) weights[g] = 0.0f;
@@ -248,6 +257,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
             for (int d = 0; d < COLUMNS; d++) sums[g][d] *= by;
         }
         const ulong mine = ulong(key);
+        if (next < to) key = key_of(next);
         if (Source::BYTES && wide) {
             // Four columns, which are of one block of 32; two, where a lane has no more.
             constexpr int WORDS = COLUMNS < 4 ? 1 : COLUMNS / 4, EACH = COLUMNS < 4 ? COLUMNS : 4;

@@ -35,16 +35,31 @@ template <class C> struct Packed {
     u32 words[WORDS];
     u32 scales[SCALES > 0 ? SCALES : 1];
 
-    // From a tile in shared memory.
-    INLINE void load(u32 tile, int tid) {
+    // From a tile in shared memory, or from so many of its four slabs of 16 rows, which lie there as if they were all.
+    template <int SLABS = 4> INLINE void load(u32 tile, int tid) {
 #pragma unroll
-        for (int p = 0; p < C::PLANES; p++) load_shared_4(words + 4 * p, tile + 2048 * p + 16 * tid);
+        for (int p = 0; p < C::PLANES; p++) load_shared_4(words + 4 * p, tile + 512 * SLABS * p + 16 * tid);
 #pragma unroll
-        for (int h = 0; h < C::HIGH; h++) load_shared_1(words + 4 * C::PLANES + h, tile + 2048 * C::PLANES + 512 * h + 4 * tid);
-        const u32 at = tile + SCALES_AT + (tid >> 2) * (4 * SCALES);
+        for (int h = 0; h < C::HIGH; h++) load_shared_1(words + 4 * C::PLANES + h, tile + SLABS * (512 * C::PLANES + 128 * h) + 4 * tid);
+        const u32 at = tile + SLABS * (SCALES_AT / 4) + (tid >> 2) * (4 * SCALES);
         if constexpr (SCALES == 2) load_shared_2(scales, at);
         if constexpr (SCALES >= 4) load_shared_4(scales, at);
         if constexpr (SCALES == 8) load_shared_4(scales + 4, at + 16);
+    }
+    // A warp's part of the copy of SLABS slabs, from the slab `first` on, to shared memory as `load` reads them.
+    template <int SLABS> static INLINE void copy(u32 to, const u8 *tile, u32 first, int lane) {
+        copy_part<SLABS, 512, C::PLANES>(to, tile, first, lane);
+        copy_part<SLABS, 128, C::HIGH>(to + SLABS * 512 * C::PLANES, tile + 2048 * C::PLANES, first, lane);
+        copy_part<SLABS, 32 * SCALES, SCALES == 0 ? 0 : 1>(to + SLABS * (SCALES_AT / 4), tile + SCALES_AT, first, lane);
+    }
+    // N times four slabs of BYTES.
+    template <int SLABS, int BYTES, int N> static INLINE void copy_part(u32 to, const u8 *from, u32 first, int lane) {
+        constexpr int EACH = SLABS * BYTES;
+#pragma unroll
+        for (int i = 0; i < N * EACH; i += 512) {
+            const u32 at = i + 16 * lane;
+            if (at < N * EACH) copy_16(to + at, from + at / EACH * (4 * BYTES) + first * BYTES + at % EACH, true);
+        }
     }
     // Slice J as operand registers.
     template <int J> INLINE void slice(u32 (&a)[4]) const {

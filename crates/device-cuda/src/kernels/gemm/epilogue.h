@@ -110,6 +110,14 @@ struct GemmOutput {
     const float *residual, *bias;
     u32 n_out, stride;
 };
+// Of the packed row `n`; `before`: packed rows of the matrices before it.
+INLINE GemmOutput output_of(const GemmArguments &a, u32 n, u32 &before) {
+    GemmOutput o = {a.y, a.residual, a.bias, a.first1 ? a.y_stride : a.n_out, a.y_stride};
+    before = 0;
+    if (a.first1 && n >= a.first1) o = {a.y1, nullptr, a.bias1, a.y_stride1, a.y_stride1}, before = a.first1;
+    if (a.first2 && n >= a.first2) o = {a.y2, nullptr, a.bias2, a.y_stride2, a.y_stride2}, before = a.first2;
+    return o;
+}
 
 // EPILOGUE_STORE and EPILOGUE_ADD: rows n.. of the matrix, 64 of them.
 template <int WIDTH>
@@ -176,9 +184,7 @@ INLINE void store_sums(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 n, u
         else store_gated<WIDTH, false>(a, sum, first / 2, m, end, tid, staging, barrier_id);
         return;
     }
-    GemmOutput o = {a.y, a.residual, a.bias, a.first1 ? a.y_stride : a.n_out, a.y_stride};
-    u32 before = 0;
-    if (a.first1 && first >= a.first1) o = {a.y1, nullptr, a.bias1, a.y_stride1, a.y_stride1}, before = a.first1;
-    if (a.first2 && first >= a.first2) o = {a.y2, nullptr, a.bias2, a.y_stride2, a.y_stride2}, before = a.first2;
+    u32 before;
+    const GemmOutput o = output_of(a, first, before);
     store_rows<WIDTH>(a, o, sum, first - before, m, end, tid, staging, barrier_id);
 }

@@ -1,5 +1,5 @@
 // gemm_mma_<codec>_<WIDTH>: the products of gemm_wgmma.h with mma.sync (sm_80 and later), from the same packed weights and
-// inputs: chips without wgmma, and 8 to 32 rows on Hopper, where wgmma's cost of an instruction does not shrink with its width.
+// inputs, on chips without wgmma. Few rows have kernels of their own (gemm_few.h).
 //
 // Host contract
 //   parameter  GemmArguments
@@ -71,25 +71,15 @@ template <class C, int WIDTH> INLINE void gemm_mma(const GemmArguments &a) {
             u32 w[4][4];
             packed.template slice<0>(w[0]), packed.template slice<1>(w[1]);
             packed.template slice<2>(w[2]), packed.template slice<3>(w[3]);
-            if constexpr (WIDTH == 8) {
 #pragma unroll
-                for (int j = 0; j < 4; j += 2) {
+            for (int j = 0; j < 4; j++) {
+#pragma unroll
+                for (int m = 0; m < WIDTH / 8; m += 2) {
                     u32 x[4];
-                    load_matrices(x, at + (lane & 7) * 128 + (((2 * j + (lane >> 3)) ^ (lane & 7)) * 16));
-                    mma_16x8x16(sum, w[j], x[0], x[1]);
-                    mma_16x8x16(sum, w[j + 1], x[2], x[3]);
-                }
-            } else {
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-#pragma unroll
-                    for (int m = 0; m < WIDTH / 8; m += 2) {
-                        u32 x[4];
-                        load_matrices(x, at + (m + (lane >> 4)) * 1024 + (lane & 7) * 128 +
-                                             (((2 * j + ((lane >> 3) & 1)) ^ (lane & 7)) * 16));
-                        mma_16x8x16(sum + 4 * m, w[j], x[0], x[1]);
-                        mma_16x8x16(sum + 4 * m + 4, w[j], x[2], x[3]);
-                    }
+                    load_matrices(x, at + (m + (lane >> 4)) * 1024 + (lane & 7) * 128 +
+                                         (((2 * j + ((lane >> 3) & 1)) ^ (lane & 7)) * 16));
+                    mma_16x8x16(sum + 4 * m, w[j], x[0], x[1]);
+                    mma_16x8x16(sum + 4 * m + 4, w[j], x[2], x[3]);
                 }
             }
         }

@@ -8,7 +8,7 @@
 // Host contract
 //   parameter  InputArguments; x 16-byte aligned
 //   threads    256; grid (n_rows): one row a block
-// Bytes: each input once from memory, once more from L1; 2 a value written, in lines of 128 bytes.
+// Bytes: each input once from memory (columns past 8,192 once more from L1); 2 a value written, in lines of 128 bytes.
 // Order of accumulation of the squares: thread t sums its columns ascending, then a tree over threads.
 #pragma once
 #include "gemm/epilogue.h"
@@ -25,11 +25,21 @@ INLINE void load_8(const float *x, u32 c, u32 n_cols, float (&v)[8]) {
     for (int i = 0; i < 8; i++) v[i] = c + i < n_cols ? x[c + i] : 0.0f;
 }
 
+// Groups of 8 columns that a thread keeps: 8,192 columns of a row. Longer rows are read twice.
+#define INPUT_KEPT 4
+
 INLINE void write_input(const InputArguments &a) {
     __shared__ float squares[8], largest[8];
     const u32 row = blockIdx.x, n_chunks = a.k_tiles * 8, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     // What no kernel writes may be on its way before the rows are there.
     dependency_launch();
+    const bool weighted = a.has_norm && a.weight;
+    float kept[INPUT_KEPT][8], weights[INPUT_KEPT][8];
+#pragma unroll
+    for (int i = 0; i < INPUT_KEPT; i++) {
+        const u32 c = (i * 256 + threadIdx.x) * 8;
+        if (weighted && c < a.n_cols) load_8(a.weight, c, a.n_cols, weights[i]);
+    }
     dependency_wait();
     const u32 pair = a.pairs ? a.pairs[row] : row;
     if (pair == NO_ROW) { // of an expert's last 8 rows, or of none
@@ -39,19 +49,35 @@ INLINE void write_input(const InputArguments &a) {
         return;
     }
     const float *x = a.x + (u64)(a.pairs ? pair / a.pairs_a_row : row) * a.n_cols;
-    const bool weighted = a.has_norm && a.weight;
-    float by = 1.0f;
-    if (a.has_norm || a.scales) {
-        float sum = 0.0f, most = 0.0f;
-        for (u32 c = threadIdx.x * 8; c < a.n_cols; c += 2048) {
-            float v[8], w[8];
-            load_8(x, c, a.n_cols, v);
-            if (weighted) load_8(a.weight, c, a.n_cols, w);
+    float by = 1.0f, sum = 0.0f, most = 0.0f;
+    // Eight columns, times the norm's weights, and what the row's scale needs of them.
+    auto take = [&](float (&v)[8], const float (&w)[8]) {
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                sum += v[i] * v[i];
-                most = fmaxf(most, fabsf(weighted ? v[i] * w[i] : v[i]));
-            }
+        for (int i = 0; i < 8; i++) {
+            sum += v[i] * v[i];
+            if (weighted) v[i] *= w[i];
+            most = fmaxf(most, fabsf(v[i]));
+        }
+    };
+    auto load = [&](u32 chunk, float (&v)[8]) {
+        float w[8];
+        load_8(x, chunk * 8, a.n_cols, v);
+        if (weighted) load_8(a.weight, chunk * 8, a.n_cols, w);
+        take(v, w);
+    };
+#pragma unroll
+    for (int i = 0; i < INPUT_KEPT; i++) {
+        const u32 c = (i * 256 + threadIdx.x) * 8;
+        if (c < a.n_cols) load_8(x, c, a.n_cols, kept[i]);
+        else
+            for (int e = 0; e < 8; e++) kept[i][e] = weights[i][e] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < INPUT_KEPT; i++) take(kept[i], weights[i]);
+    if (a.has_norm || a.scales) {
+        for (u32 chunk = INPUT_KEPT * 256 + threadIdx.x; chunk * 8 < a.n_cols; chunk += 256) {
+            float v[8];
+            load(chunk, v);
         }
 #pragma unroll
         for (int m = 16; m; m /= 2) {
@@ -72,14 +98,17 @@ INLINE void write_input(const InputArguments &a) {
             if (usual) by *= __uint_as_float((254 - exponent) << 23);
         }
     }
-    for (u32 chunk = threadIdx.x; chunk < n_chunks; chunk += 256) {
-        float v[8], w[8];
-        load_8(x, chunk * 8, a.n_cols, v);
-        if (weighted) load_8(a.weight, chunk * 8, a.n_cols, w);
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] *= weighted ? by * w[i] : by;
+    auto store = [&](u32 chunk, const float (&v)[8]) {
         *(uint4 *)(a.out + tiled_chunk(chunk, row, a.row_groups)) =
-            make_uint4(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]), pack_half2(v[4], v[5]),
-                       pack_half2(v[6], v[7]));
+            make_uint4(pack_half2(v[0] * by, v[1] * by), pack_half2(v[2] * by, v[3] * by), pack_half2(v[4] * by, v[5] * by),
+                       pack_half2(v[6] * by, v[7] * by));
+    };
+#pragma unroll
+    for (int i = 0; i < INPUT_KEPT; i++)
+        if (i * 256 + threadIdx.x < n_chunks) store(i * 256 + threadIdx.x, kept[i]);
+    for (u32 chunk = INPUT_KEPT * 256 + threadIdx.x; chunk < n_chunks; chunk += 256) {
+        float v[8];
+        load(chunk, v);
+        store(chunk, v);
     }
 }

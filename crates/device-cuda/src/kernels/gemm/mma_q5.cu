@@ -1,8 +1,6 @@
 // Products with weights of codec q5 on sm_80 and later.
 #include "gemm/gemm_mma.h"
 
-GEMM_MMA(q5, 8)
-GEMM_MMA(q5, 16)
 GEMM_MMA(q5, 32)
 GEMM_MMA(q5, 64)
 GEMM_MMA(q5, 128)

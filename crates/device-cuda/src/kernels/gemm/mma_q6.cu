@@ -1,8 +1,6 @@
 // Products with weights of codec q6 on sm_80 and later.
 #include "gemm/gemm_mma.h"
 
-GEMM_MMA(q6, 8)
-GEMM_MMA(q6, 16)
 GEMM_MMA(q6, 32)
 GEMM_MMA(q6, 64)
 GEMM_MMA(q6, 128)

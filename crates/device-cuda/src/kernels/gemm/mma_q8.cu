@@ -1,8 +1,6 @@
 // Products with weights of codec q8 on sm_80 and later.
 #include "gemm/gemm_mma.h"
 
-GEMM_MMA(q8, 8)
-GEMM_MMA(q8, 16)
 GEMM_MMA(q8, 32)
 GEMM_MMA(q8, 64)
 GEMM_MMA(q8, 128)

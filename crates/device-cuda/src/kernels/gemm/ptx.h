@@ -98,6 +98,10 @@ INLINE void barrier_arrive(int id, int n_threads) { asm volatile("bar.arrive %0,
 INLINE void copy_16(u32 to, const void *from, bool inside) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
+// The same through the nearest cache, for what several warps read.
+INLINE void copy_16_cached(u32 to, const void *from, bool inside) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
 INLINE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> INLINE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 

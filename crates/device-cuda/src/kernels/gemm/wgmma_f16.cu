@@ -1,7 +1,6 @@
 // Products with weights of codec f16 on sm_90a.
 #include "gemm/gemm_wgmma.h"
 
-GEMM_WGMMA(f16, 16)
 GEMM_WGMMA(f16, 32)
 GEMM_WGMMA(f16, 64)
 GEMM_WGMMA(f16, 96)

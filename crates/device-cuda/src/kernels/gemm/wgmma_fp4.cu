@@ -1,7 +1,6 @@
 // Products with weights of codec fp4 on sm_90a.
 #include "gemm/gemm_wgmma.h"
 
-GEMM_WGMMA(fp4, 16)
 GEMM_WGMMA(fp4, 32)
 GEMM_WGMMA(fp4, 64)
 GEMM_WGMMA(fp4, 96)

@@ -1,7 +1,6 @@
 // Products with weights of codec fp4_16 on sm_90a.
 #include "gemm/gemm_wgmma.h"
 
-GEMM_WGMMA(fp4_16, 16)
 GEMM_WGMMA(fp4_16, 32)
 GEMM_WGMMA(fp4_16, 64)
 GEMM_WGMMA(fp4_16, 96)

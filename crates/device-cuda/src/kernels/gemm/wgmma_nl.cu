@@ -1,7 +1,6 @@
 // Products with weights of codec nl on sm_90a.
 #include "gemm/gemm_wgmma.h"
 
-GEMM_WGMMA(nl, 16)
 GEMM_WGMMA(nl, 32)
 GEMM_WGMMA(nl, 64)
 GEMM_WGMMA(nl, 96)

@@ -1,7 +1,6 @@
 // Products with weights of codec q3 on sm_90a.
 #include "gemm/gemm_wgmma.h"
 
-GEMM_WGMMA(q3, 16)
 GEMM_WGMMA(q3, 32)
 GEMM_WGMMA(q3, 64)
 GEMM_WGMMA(q3, 96)

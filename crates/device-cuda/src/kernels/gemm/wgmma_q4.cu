@@ -1,7 +1,6 @@
 // Products with weights of codec q4 on sm_90a.
 #include "gemm/gemm_wgmma.h"
 
-GEMM_WGMMA(q4, 16)
 GEMM_WGMMA(q4, 32)
 GEMM_WGMMA(q4, 64)
 GEMM_WGMMA(q4, 96)

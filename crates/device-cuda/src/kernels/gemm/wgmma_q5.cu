@@ -1,7 +1,6 @@
 // Products with weights of codec q5 on sm_90a.
 #include "gemm/gemm_wgmma.h"
 
-GEMM_WGMMA(q5, 16)
 GEMM_WGMMA(q5, 32)
 GEMM_WGMMA(q5, 64)
 GEMM_WGMMA(q5, 96)

@@ -1,7 +1,6 @@
 // Products with weights of codec q5m on sm_90a.
 #include "gemm/gemm_wgmma.h"
 
-GEMM_WGMMA(q5m, 16)
 GEMM_WGMMA(q5m, 32)
 GEMM_WGMMA(q5m, 64)
 GEMM_WGMMA(q5m, 96)

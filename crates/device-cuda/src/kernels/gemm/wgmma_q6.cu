@@ -1,7 +1,6 @@
 // Products with weights of codec q6 on sm_90a.
 #include "gemm/gemm_wgmma.h"
 
-GEMM_WGMMA(q6, 16)
 GEMM_WGMMA(q6, 32)
 GEMM_WGMMA(q6, 64)
 GEMM_WGMMA(q6, 96)

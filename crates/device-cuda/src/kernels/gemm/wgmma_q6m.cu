@@ -1,7 +1,6 @@
 // Products with weights of codec q6m on sm_90a.
 #include "gemm/gemm_wgmma.h"
 
-GEMM_WGMMA(q6m, 16)
 GEMM_WGMMA(q6m, 32)
 GEMM_WGMMA(q6m, 64)
 GEMM_WGMMA(q6m, 96)

@@ -1,7 +1,6 @@
 // Products with weights of codec q8 on sm_90a.
 #include "gemm/gemm_wgmma.h"
 
-GEMM_WGMMA(q8, 16)
 GEMM_WGMMA(q8, 32)
 GEMM_WGMMA(q8, 64)
 GEMM_WGMMA(q8, 96)

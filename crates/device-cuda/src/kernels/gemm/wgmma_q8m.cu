@@ -1,7 +1,6 @@
 // Products with weights of codec q8m on sm_90a.
 #include "gemm/gemm_wgmma.h"
 
-GEMM_WGMMA(q8m, 16)
 GEMM_WGMMA(q8m, 32)
 GEMM_WGMMA(q8m, 64)
 GEMM_WGMMA(q8m, 96)
