@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// NVIDIA's run-time compiler, as PyPI has it. 12.8 is the first that knows every architecture below, and its code runs on
-/// every driver from 525 on.
-const NVRTC: &str = "nvidia-cuda-nvrtc-cu12==12.9.86";
+/// NVIDIA's run-time compiler, as PyPI has it: a package and its version. 12.8 is the first that knows every architecture below, but it runs
+/// `wgmma` one by one (C7515). Code of any 12 runs on every driver from 525 on.
+const NVRTC: [&str; 2] = ["nvidia-cuda-nvrtc-cu12", "12.9.86"];
 
 /// What a distributed binary has code for.
 const ARCHITECTURES: [&str; 6] = ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"];
@@ -74,12 +74,13 @@ fn copy(from: &Path, to: &Path) -> Result<(), String> {
 
 /// The compiler's library, downloaded once.
 fn nvrtc() -> Result<PathBuf, String> {
-    let folder = PathBuf::from("target/nvrtc");
+    let [package, version] = NVRTC;
+    let folder = PathBuf::from("target").join(format!("nvrtc-{version}"));
     let library = folder.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
     if !library.exists() {
         let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", NVRTC, "--dest"]);
-        run(pip.arg(&folder))?;
+        pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]);
+        run(pip.arg(format!("{package}=={version}")).arg("--dest").arg(&folder))?;
         for entry in fs::read_dir(&folder).map_err(|e| e.to_string())?.flatten() {
             if entry.path().extension().is_some_and(|e| e == "whl") {
                 run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(entry.path()).arg(&folder))?;

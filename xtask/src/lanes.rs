@@ -163,6 +163,7 @@ mod tests {
             program: "sh".into(),
             arguments: vec!["-c".to_owned(), script.to_owned()],
             folder: std::env::temp_dir(),
+            is_of_package: true,
         };
         let jobs = vec![
             job("bad", "echo out; exit 3"),
