@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What each model family took: lines of its descriptor, and rows of names that are not the standard ones.
+"""What each model family took: lines of its descriptor, and rows of names that are not the standard ones; and each tower of images.
 
-    python3 scripts/family_cost.py        prints the table of docs/families.md
+    python3 scripts/family_cost.py        prints the tables of docs/families.md
 """
 import re
 from pathlib import Path
@@ -37,3 +37,12 @@ for title, lines, base, own in families:
     base = f"{base} ({shared[base].count(chr(10)) + 3} lines)" if base in shared else ""
     names = ", ".join(f"{rows_of.get(t, 0)} {t}" + ("" if len(users[t]) == 1 else f" (of {len(users[t])})") for t in own)
     print(f"| {title} | {lines} | {base} | {names} |")
+
+TOWERS = (MODEL / "vision/descriptor.rs").read_text()
+towers = re.findall(r"\nconst (\w+): VisionDescriptor = VisionDescriptor \{\n(.*?)\n\};", TOWERS, re.S)
+print("\n| tower | of checkpoints of | lines | on |")
+print("|---|---|---|---|")
+for name, body in towers:
+    kinds = ", ".join(re.findall(r'"([^"]+)"', re.search(r"hf: &\[(.*?)\]", body, re.S).group(1)))
+    base = re.search(r"\.\.(\w+)$", body.strip())
+    print(f"| {name} | {kinds} | {body.count(chr(10)) + 3} | {base.group(1) if base else ''} |")

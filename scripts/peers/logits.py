@@ -22,7 +22,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Encoders, speech, judges of pairs, and towers of images: what they give are no logits of text alone.
 OTHERS = {"bert", "modernbert", "xlm_roberta", "xlm_roberta_reranker", "nomic_bert", "embedding_gemma", "qwen3_embedding",
-          "qwen3_reranker", "whisper", "smolvlm", "gemma3_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_vl"}
+          "qwen3_reranker", "whisper", "smolvlm", "gemma3_vl", "gemma4_vl",
+          "gemma4_moe_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_vl"}
 
 
 def run(command):

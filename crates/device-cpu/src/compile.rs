@@ -10,10 +10,10 @@ use crate::kernels::linear::{ActivationKind, LinearKernel, WeightRows, linear_ke
 use crate::kernels::projection::{Epilogue, Matrix};
 use crate::kernels::rope::Turn;
 use crate::kernels::{
-    activate, activation_rows, adapters, add, argmax, attention, columns, cross_attention, cross_scores,
-    elementwise, embed, embed_positions, expert_bias, expert_groups, expert_linear, expert_sum, gate,
-    gate_clamped, input, join, kv_write, layer_norm, ordinals, pool, projection, qk_rope_kv, recurrence,
-    rms_norm, rope, route, scale, select_rows, self_attention, short_conv, softcap, unfold,
+    activate, activation_rows, adapters, add, argmax, attention, clamped, columns, cross_attention,
+    cross_scores, elementwise, embed, embed_positions, expert_bias, expert_groups, expert_linear, expert_sum,
+    gate, gate_clamped, input, join, kv_write, layer_norm, ordinals, pool, projection, qk_rope_kv,
+    recurrence, rms_norm, rope, route, scale, select_rows, self_attention, short_conv, softcap, unfold,
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes, schedule_shape};
 use crate::lower::{NodeUnit, RopeKey, Unit, out_of};
@@ -507,6 +507,10 @@ impl Compiler<'_> {
             }
             Op::Softcap { x, cap, out } => {
                 (Command::new(softcap::softcap(isa), element_wise(*x, *x, *out, *cap)), "softcap")
+            }
+            Op::Clamp { x, min, max, out } => {
+                let params = clamped::Params { of: element_wise(*x, *x, *out, *min), max: *max };
+                (Command::new(clamped::clamped(isa), params), "clamped")
             }
             Op::Columns { x, first, group, out } => {
                 let n_groups = self.plan.value(*x).cols / group;

@@ -401,6 +401,7 @@ impl Layout {
                 | Op::Add { .. }
                 | Op::Scale { .. }
                 | Op::Softcap { .. }
+                | Op::Clamp { .. }
                 | Op::Columns { .. }
                 | Op::ExpertSum { .. }
                 | Op::ExpertBias { .. }

@@ -167,6 +167,7 @@ fn element_wise(op: &Op) -> Vec<ValueId> {
         | Op::Gate { .. }
         | Op::GateClamped { .. }
         | Op::Rope { .. }
+        | Op::Clamp { .. }
         | Op::Softcap { .. } => op.reads(),
         Op::Embed { .. }
         | Op::RmsNorm { .. }

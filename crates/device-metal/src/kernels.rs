@@ -102,6 +102,7 @@ pub const FILES: &[(&str, &str)] = kernel_files![
     "add.metal",
     "argmax.metal",
     "attention.metal",
+    "clamped.metal",
     "columns.metal",
     "cross_attention.metal",
     "cross_scores.metal",
@@ -395,7 +396,7 @@ pub mod attention {
     pub const KEY_BIAS: u16 = 47;
     /// The window begins at the last multiple of its length.
     pub const CHUNKED: u16 = 48;
-    /// A row sees all rows of its span.
+    /// A row sees the rows of its span after it, too.
     pub const BOTH_WAYS: u16 = 49;
     /// Lanes that share a key, and keys that they share.
     pub const KEY_LANES: u16 = 50;

@@ -42,6 +42,7 @@ pub fn rewrite(
         Op::Activate { x, .. }
         | Op::Scale { x, .. }
         | Op::Softcap { x, .. }
+        | Op::Clamp { x, .. }
         | Op::Columns { x, .. }
         | Op::SelectRows { x, .. }
         | Op::Argmax { x, .. }

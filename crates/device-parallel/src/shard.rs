@@ -331,6 +331,7 @@ impl<'a> Walk<'a> {
             Op::Gate { out, .. }
             | Op::GateClamped { out, .. }
             | Op::Activate { out, .. }
+            | Op::Clamp { out, .. }
             | Op::Softcap { out, .. } => self.each_column(op, *out),
             Op::Scale { x, out, .. } | Op::SelectRows { x, out } => self.linear_in(op, *x, *out),
             Op::RmsNorm { x, weight, group, out, .. } => {

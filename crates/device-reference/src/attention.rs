@@ -32,10 +32,10 @@ pub fn attention<'a>(
     n_threads: usize,
     op: &Attention,
     pages: &KvPages,
-    q: &[f32],                                   // (n, n_heads * head_dim)
-    (positions, spans): (&[u32], &[(u32, u32)]), // (n), and of each row what it sees besides: first and last position
-    table: impl Fn(usize) -> &'a [u32] + Sync,   // row -> the pages of its sequence
-    out: &mut [f32],                             // (n, n_heads * head_dim)
+    q: &[f32],                                 // (n, n_heads * head_dim)
+    (positions, last): (&[u32], &[u32]),       // (n), and of each row the last position that it sees
+    table: impl Fn(usize) -> &'a [u32] + Sync, // row -> the pages of its sequence
+    out: &mut [f32],                           // (n, n_heads * head_dim)
 ) {
     let head_dim = op.kv.head_dim;
     let group = op.n_heads / op.kv.n_kv_heads; // query heads that share a KV head
@@ -45,10 +45,7 @@ pub fn attention<'a>(
         Some(window) if op.chunked => last / window * window,
         Some(window) => (last + 1).saturating_sub(window),
     };
-    let seen = |row: usize| {
-        let (first, last) = spans[row];
-        (first_of(positions[row] as usize).min(first as usize), last.max(positions[row]) as usize)
-    };
+    let seen = |row: usize| (first_of(positions[row] as usize), last[row] as usize);
     let n_pairs: usize = (0..positions.len()).map(|row| seen(row).1 + 1 - seen(row).0).sum();
     let scratch = || (vec![0.0f32; head_dim], Vec::<f32>::new());
     for_each_chunk(
@@ -184,8 +181,7 @@ mod tests {
             }
             let positions: Vec<u32> = (0..n as u32).collect();
             let mut out = vec![f32::NAN; n * 30];
-            let spans: Vec<(u32, u32)> = positions.iter().map(|p| (*p, *p)).collect();
-            attention(1, &op, &pages, &q.concat(), (&positions, &spans), |_| &table, &mut out);
+            attention(1, &op, &pages, &q.concat(), (&positions, &positions), |_| &table, &mut out);
             for (at, out) in out.chunks(5).enumerate() {
                 let (row, head) = (at / 6, at % 6);
                 let expected = naive(&op, head, &q[row][head * 5..][..5], &k, &v, row);

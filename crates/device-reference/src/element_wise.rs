@@ -1,4 +1,4 @@
-//! Activate, Gate, Add, Scale, Softcap: Ops that look at one column at a time.
+//! Activate, Gate, Add, Scale, Softcap, Clamp: Ops that look at one column at a time.
 
 use device::Activation;
 
@@ -71,6 +71,11 @@ pub fn softcap(cap: f32, x: &[f32], out: &mut [f32]) {
     unary(x, out, |x| cap * (x / cap).tanh());
 }
 
+/// `out = max(min, min(x, max))`
+pub fn clamp(min: f32, max: f32, x: &[f32], out: &mut [f32]) {
+    unary(x, out, |x| x.min(max).max(min));
+}
+
 fn unary(x: &[f32], out: &mut [f32], f: impl Fn(f32) -> f32) {
     for (out, x) in out.iter_mut().zip(x) {
         *out = f(*x);
@@ -119,6 +124,13 @@ mod tests {
         near(Activation::Softplus, 0.0, std::f32::consts::LN_2);
         near(Activation::Softplus, 200.0, 200.0);
         near(Activation::Softplus, -10.0, 4.539_889_9e-5);
+    }
+
+    #[test]
+    fn clamp_bounds() {
+        let mut out = [0.0; 4];
+        clamp(-1.0, 0.5, &[-3.0, -0.25, 0.5, 9.0], &mut out);
+        assert_eq!(out, [-1.0, -0.25, 0.5, 0.5]);
     }
 
     #[test]

@@ -106,23 +106,15 @@ impl<'a> Forward<'a> {
                     chunked: *chunked,
                     sinks: sinks.map(|s| self.vector(s)),
                 };
-                // By row, the first and the last position of what it sees both ways.
-                let whole = |span: &Span| (span.first_position, span.first_position + span.n_rows - 1);
-                let spans: Vec<(u32, u32)> = if *both_ways {
-                    step.spans.iter().flat_map(|s| (0..s.n_rows).map(move |_| whole(s))).collect()
+                // By row, the last position that it sees.
+                let last: Vec<u32> = if *both_ways {
+                    let end = |span: &Span| span.first_position + span.n_rows - 1;
+                    step.spans.iter().flat_map(|s| (0..s.n_rows).map(move |_| end(s))).collect()
                 } else {
-                    positions.iter().map(|position| (*position, *position)).collect()
+                    positions.to_vec()
                 };
                 self.attend(*layer, *out, |pages, a, table, out| {
-                    attention::attention(
-                        n_threads,
-                        &op,
-                        pages,
-                        a.floats(*q),
-                        (positions, &spans),
-                        table,
-                        out,
-                    );
+                    attention::attention(n_threads, &op, pages, a.floats(*q), (positions, &last), table, out);
                 });
             }
             Op::CrossAttention { q, layer, n_heads, scale, out } => {
@@ -166,6 +158,9 @@ impl<'a> Forward<'a> {
             }
             Op::Softcap { x, cap, out } => {
                 self.write(*out, |a, out| element_wise::softcap(*cap, a.floats(*x), out));
+            }
+            Op::Clamp { x, min, max, out } => {
+                self.write(*out, |a, out| element_wise::clamp(*min, *max, a.floats(*x), out));
             }
             Op::Columns { x, first, group, out } => {
                 let taken = self.cols(*out) / (self.cols(*x) / group);

@@ -16,7 +16,7 @@
 //! | `rope.rs` | Rope |
 //! | `kv_pages.rs` | KvWrite, and reading back |
 //! | `attention.rs` | Attention |
-//! | `element_wise.rs` | Activate, Gate, Add, Scale, Softcap |
+//! | `element_wise.rs` | Activate, Gate, Add, Scale, Softcap, Clamp |
 //! | `experts.rs` | Route, ExpertLinear, ExpertBias, ExpertSum |
 //! | `select.rs` | Columns, SelectRows, Argmax |
 //! | `encoder.rs` | LayerNorm, SelfAttention, Pool |

@@ -261,6 +261,11 @@ impl PlanBuilder {
         self.like(x, |out| Op::Softcap { x, cap, out })
     }
 
+    /// `max(min, min(x, max))`
+    pub fn clamp(&mut self, x: ValueId, min: f32, max: f32) -> ValueId {
+        self.like(x, |out| Op::Clamp { x, min, max, out })
+    }
+
     /// With a weight around 1, and a bias if wanted.
     pub fn layer_norm(&mut self, x: ValueId, bias: bool) -> ValueId {
         let weight = self.vector("norm", self.cols(x), 1.0, 0.2);

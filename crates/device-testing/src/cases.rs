@@ -323,6 +323,10 @@ fn element_wise() -> Vec<Case> {
             let x = b.embed_from(cols, BlockType::F32, 4.0);
             b.softcap(x, 3.0)
         });
+        case("clamp".to_owned(), OpKind::Clamp, &|b| {
+            let x = b.embed_from(cols, BlockType::F32, 4.0);
+            b.clamp(x, -1.5, 0.7)
+        });
     }
     cases
 }

@@ -173,6 +173,7 @@ fn needs_whole_spans(plan: &Plan) -> bool {
         | Op::Add { .. }
         | Op::Scale { .. }
         | Op::Softcap { .. }
+        | Op::Clamp { .. }
         | Op::Columns { .. }
         | Op::Route { .. }
         | Op::ExpertLinear { .. }

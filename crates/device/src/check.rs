@@ -356,6 +356,12 @@ impl<'a> At<'a> {
                 self.same(*x, *out)?;
                 self.require(*cap > 0.0 && cap.is_finite(), || format!("cap {cap}"), "a positive number")
             }
+            Op::Clamp { x, min, max, out } => {
+                self.same(*x, *out)?;
+                self.finite("min", *min)?;
+                self.finite("max", *max)?;
+                self.require(min <= max, || format!("from {min} to {max}"), "the least first")
+            }
             Op::Columns { x, first, group, out } => {
                 let (x, out) = (self.float(*x)?, self.float(*out)?);
                 self.rows(out, x.rows)?;

@@ -56,6 +56,7 @@ impl Plan {
             | Op::Add { .. }
             | Op::Scale { .. }
             | Op::Softcap { .. }
+            | Op::Clamp { .. }
             | Op::Columns { .. }
             | Op::Route { .. }
             | Op::ExpertSum { .. }

@@ -92,6 +92,7 @@ impl Needs {
                 | Op::Add { .. }
                 | Op::Scale { .. }
                 | Op::Softcap { .. }
+                | Op::Clamp { .. }
                 | Op::Columns { .. }
                 | Op::Route { .. }
                 | Op::ExpertLinear { .. }

@@ -157,7 +157,7 @@ pub enum Op {
         window: Option<usize>,
         /// The window does not slide: it begins at the last multiple of its length.
         chunked: bool,
-        /// A row sees the rows of its span after it, too, and those before it whatever the window: they are in the pages already.
+        /// A row sees the rows of its span after it, too: they are in the pages already. The window bounds what is before it.
         both_ways: bool,
         /// `(n_heads)` F32: a logit per head that takes part in the softmax's sum and adds no value.
         sinks: Option<WeightId>,
@@ -208,6 +208,17 @@ pub enum Op {
         x: ValueId,
         /// The bound.
         cap: f32,
+        /// `(n, cols)`
+        out: ValueId,
+    },
+    /// `out = max(min, min(x, max))`
+    Clamp {
+        /// `(n, cols)`
+        x: ValueId,
+        /// The least that comes out; finite.
+        min: f32,
+        /// The most; finite, at least `min`.
+        max: f32,
         /// `(n, cols)`
         out: ValueId,
     },
@@ -538,6 +549,7 @@ pub enum OpKind {
     Add,
     Scale,
     Softcap,
+    Clamp,
     Columns,
     Route,
     ExpertLinear,
@@ -579,6 +591,7 @@ impl Op {
             Op::Add { .. } => OpKind::Add,
             Op::Scale { .. } => OpKind::Scale,
             Op::Softcap { .. } => OpKind::Softcap,
+            Op::Clamp { .. } => OpKind::Clamp,
             Op::Columns { .. } => OpKind::Columns,
             Op::Route { .. } => OpKind::Route,
             Op::ExpertLinear { .. } => OpKind::ExpertLinear,
@@ -616,6 +629,7 @@ impl Op {
             | Op::Activate { x, .. }
             | Op::Scale { x, .. }
             | Op::Softcap { x, .. }
+            | Op::Clamp { x, .. }
             | Op::Columns { x, .. }
             | Op::Route { x, .. }
             | Op::SelectRows { x, .. }
@@ -665,6 +679,7 @@ impl Op {
             | Op::Add { out, .. }
             | Op::Scale { out, .. }
             | Op::Softcap { out, .. }
+            | Op::Clamp { out, .. }
             | Op::Columns { out, .. }
             | Op::ExpertLinear { out, .. }
             | Op::ExpertSum { out, .. }
@@ -721,6 +736,7 @@ impl Op {
             | Op::Add { .. }
             | Op::Scale { .. }
             | Op::Softcap { .. }
+            | Op::Clamp { .. }
             | Op::Columns { .. }
             | Op::ExpertSum { .. }
             | Op::SelectRows { .. }

@@ -117,6 +117,9 @@ impl Display for Shown<'_> {
             Op::Softcap { x, cap, out } => {
                 write!(f, "{} = {kind}({}, cap {cap})", self.out(*out), self.value(*x))
             }
+            Op::Clamp { x, min, max, out } => {
+                write!(f, "{} = {kind}({}, from {min} to {max})", self.out(*out), self.value(*x))
+            }
             Op::Columns { x, first, group, out } => {
                 write!(f, "{} = {kind}({}, from {first} of {group})", self.out(*out), self.value(*x))
             }
@@ -366,6 +369,7 @@ impl Display for OpKind {
             OpKind::Add => "add",
             OpKind::Scale => "scale",
             OpKind::Softcap => "softcap",
+            OpKind::Clamp => "clamp",
             OpKind::Columns => "columns",
             OpKind::Route => "route",
             OpKind::ExpertLinear => "expert_linear",

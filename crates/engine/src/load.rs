@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use device::{Device, KvType, Limits, Numerics, Plan};
-use model::{Adapter, EmbeddingSpec, GivenRows, Grid, ModelSpec, SpeechPlans, SpeechSpec, VisionPlans};
+use model::{Adapter, EmbeddingSpec, GivenRows, ModelSpec, SpeechPlans, SpeechSpec, VisionPlans, VisionSpec};
 use text::Tokenizer;
 use weights::{Checkpoint, Metadata, Naming};
 
@@ -481,10 +481,7 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
     };
     let least = options.n_sequences * most_rows(n_draft, !model.plan.kv.states.is_empty());
     // An image whose rows see each other is whole in a step.
-    let of_image = model.spec.vision.as_ref().filter(|vision| vision.tower.both_ways).map_or(0, |vision| {
-        let side = vision.side.unwrap_or(0) / vision.patch;
-        vision.rows_of(Grid { rows: side, cols: side })
-    });
+    let of_image = model.spec.vision.as_ref().map_or(0, VisionSpec::rows_at_once);
     let max_rows = chunk.min(n_ctx).max(least).max(of_image.min(n_ctx));
     let max_outputs = options.n_outputs.unwrap_or(0).min(max_rows).max(options.n_sequences * (1 + n_draft));
     Ok(Limits {

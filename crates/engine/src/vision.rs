@@ -212,6 +212,11 @@ impl Vision {
         }
     }
 
+    /// The token that a row of an image has in a step, if it has one, in place of its id.
+    pub(crate) fn layer_input(&self) -> Option<u32> {
+        self.given.layer_input
+    }
+
     pub(crate) fn both_ways(&self) -> bool {
         self.given.both_ways
     }
@@ -298,11 +303,20 @@ impl Vision {
         let (hidden, unit) = (self.spec.hidden, self.spec.merge * self.spec.merge);
         let joined = match self.spec.tower.joining {
             Joining::Concatenated => states.to_vec(),
-            Joining::Averaged => {
+            Joining::Averaged | Joining::Standardised { .. } => {
                 let mut means = Vec::with_capacity(states.len() / unit);
                 for square in states.chunks_exact(hidden * unit) {
                     let sum = |column: usize| square.iter().skip(column).step_by(hidden).sum::<f32>();
                     means.extend((0..hidden).map(|column| sum(column) / unit as f32));
+                }
+                if self.spec.tower.joining != Joining::Averaged {
+                    let factor = (hidden as f32).sqrt();
+                    means.iter_mut().for_each(|mean| *mean *= factor);
+                }
+                if let Some([bias, scale]) = &self.plans.standard {
+                    for row in means.chunks_exact_mut(hidden) {
+                        row.iter_mut().zip(bias.iter().zip(scale)).for_each(|(x, (b, s))| *x = (*x - b) * s);
+                    }
                 }
                 means
             }

@@ -11,7 +11,16 @@ use serde_json::Value as Json;
 
 use crate::common::{fixture, greedy, model, options};
 
-const ALL: [&str; 6] = ["smolvlm", "gemma3_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_vl"];
+const ALL: [&str; 8] = [
+    "smolvlm",
+    "gemma3_vl",
+    "gemma4_vl",
+    "gemma4_moe_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5_vl",
+];
 
 /// Sums of f32 in another order; the answers are rounded to five digits.
 const BOUND: f32 = 1e-3;
@@ -50,6 +59,20 @@ fn from_pixels(name: &str, model: &Model) -> Arc<Picture> {
         Sizing::Pixels { .. } => {
             let grid: Vec<usize> = serde_json::from_value(expected(name)["image_grid_thw"].clone()).unwrap();
             vec![Tile { grid: Grid { rows: grid[1], cols: grid[2] }, pixels }]
+        }
+        Sizing::Rows { .. } => {
+            // Patches row by row of the picture, from 0 to 1; here from -1 to 1, as the tower reads them, by way of planes of colours.
+            let [rows, cols]: [usize; 2] =
+                serde_json::from_value(expected(name)["image_grid"].clone()).unwrap();
+            let (side, width) = (spec.patch, cols * spec.patch);
+            let mut planes = vec![0.0; pixels.len()];
+            for (at, value) in pixels.iter().enumerate() {
+                let (patch, y, x, colour) =
+                    (at / (3 * side * side), at / (3 * side) % side, at / 3 % side, at % 3);
+                let (down, right) = (patch / cols * side + y, patch % cols * side + x);
+                planes[(colour * rows * side + down) * width + right] = 2.0 * (value - 0.5);
+            }
+            vec![spec.tile(&planes, rows * side, width).unwrap()]
         }
         Sizing::Exact(..) | Sizing::Tiles { .. } => {
             let side = spec.side.unwrap();
@@ -236,6 +259,44 @@ fn placeholders_that_do_not_fit_are_refused() {
     let picture = from_pixels("gemma3_vl", &model("gemma3_vl"));
     let error = blind.add(Request { images: vec![picture], ..greedy(&[1, 2], 1) }).unwrap_err();
     assert!(error.to_string().contains("sees no images"), "{error}");
+}
+
+#[test]
+fn towers_and_pictures_that_cannot_be_are_refused_by_name() {
+    let folder = fixture("gemma4_vl");
+    let refused = |change: &dyn Fn(&mut weights::Checkpoint)| {
+        let mut checkpoint = formats::open(&folder, weights::Access::Map).unwrap();
+        change(&mut checkpoint);
+        model::ModelSpec::from_checkpoint(&checkpoint).unwrap_err().to_string()
+    };
+    let bound = "layers.1.mlp.up_proj.input_min";
+    let said = refused(&|checkpoint| {
+        let tensor = checkpoint.tensors.iter_mut().find(|t| t.name.ends_with(bound)).unwrap();
+        tensor.data = weights::Bytes::from_slice(&[0x10, 0x41]); // 9 in BF16
+    });
+    assert!(said.contains(bound) && said.contains("found 9 beside 1.53125"), "{said}");
+    let number = |key: &str, n| {
+        refused(&|checkpoint| {
+            let mut metadata = weights::Metadata::default();
+            metadata.insert(key.to_owned(), weights::Value::Int(n));
+            // What is there already stays.
+            for (key, value) in checkpoint.metadata.iter() {
+                metadata.insert(key.to_owned(), value.clone());
+            }
+            checkpoint.metadata = metadata;
+        })
+    };
+    for (key, n) in [("vision_config.head_dim", 12), ("vision_config.num_key_value_heads", 1)] {
+        let said = number(key, n);
+        assert!(said.contains(key) && said.contains(&format!("found {n}")), "{said}");
+    }
+    let said = number("vision_config.position_embedding_size", 65);
+    assert!(said.contains("position_embedding_table") && said.contains("[2, 65, 32]"), "{said}");
+    let model = model("gemma4_vl");
+    let spec = model.vision().unwrap();
+    let tile = spec.tile(&vec![0.0; 3 * 12 * 264], 12, 264).unwrap();
+    let said = spec.check(&Picture { hash: [0; 2], tiles: vec![tile], layout: None }).unwrap_err();
+    assert!(said.contains("3 x 66 patches, expected at most 64 a side"), "{said}");
 }
 
 /// MLX writes the weights of patches with colours last.

@@ -11,7 +11,16 @@ use crate::common::{error, fixture, ids, ingle, json as printed_json};
 use crate::serve::Server;
 use crate::serve_audio::send;
 
-const FAMILIES: [&str; 6] = ["smolvlm", "gemma3_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_vl"];
+const FAMILIES: [&str; 8] = [
+    "smolvlm",
+    "gemma3_vl",
+    "gemma4_vl",
+    "gemma4_moe_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5_vl",
+];
 
 fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()

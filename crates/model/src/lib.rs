@@ -52,7 +52,7 @@ pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{ExpertSpec, LatentSpec, LayerSpec, ModelSpec, TemperatureSpec};
 pub use speech::{SpeechPlans, SpeechSpec, SpeechTokens};
 pub use vision::{
-    Filter, GivenRows, Grid, ImageMarks, Joining, MmprojNames, Order, PatchPositions, Picture, ProjectorStep,
-    Recipe, Sizing, SizingKind, TOWERS, Tile, VisionDescriptor, VisionPlans, VisionSpec, VisionStage,
-    with_mmproj,
+    BothWays, Filter, GivenRows, Grid, ImageMarks, Joining, MmprojNames, Order, PatchPositions, Picture,
+    ProjectorStep, Recipe, Sizing, SizingKind, TOWERS, Tile, Turning, VisionDescriptor, VisionPlans,
+    VisionSpec, VisionStage, with_mmproj,
 };

@@ -20,7 +20,7 @@ use crate::recurrent::{Multipliers, RecurrentSpec};
 use crate::rope::{RopeScaling, RopeSpec};
 use crate::speech::SpeechPlans;
 use crate::tensors::Tensors;
-use crate::vision::{GivenRows, VisionPlans, VisionSpec};
+use crate::vision::{BothWays, GivenRows, VisionPlans, VisionSpec};
 
 pub(crate) use family::{family_of, select};
 
@@ -354,12 +354,8 @@ impl ModelSpec {
     fn given_plan_of(&self, tensors: &mut Tensors<'_>, n_ctx: usize) -> Result<Plan> {
         let vision = self.need_vision()?;
         let (n_heads, n_pairs) = self.given_turns(vision)?;
-        let given = build::GivenShape {
-            n_taps: vision.taps.len(),
-            n_heads,
-            n_pairs,
-            both_ways: vision.tower.both_ways,
-        };
+        let given =
+            build::GivenShape { n_taps: vision.taps.len(), n_heads, n_pairs, both_ways: vision.both_ways };
         build::build_given(self, tensors, n_ctx, given)
     }
 
@@ -368,7 +364,7 @@ impl ModelSpec {
         let refuse = |found: String, expected: &str| {
             Err(Error::BadKey { key: "vision_config".to_owned(), found, expected: expected.to_owned() })
         };
-        if self.per_layer_width > 0 || self.family.learned_positions || self.family.embedding_norm {
+        if self.n_streams > 1 || self.family.learned_positions || self.family.embedding_norm {
             return refuse(
                 format!("a tower before {}", self.family.title),
                 "a family that reads embeddings alone",
@@ -412,7 +408,8 @@ impl ModelSpec {
             turn_scale: rope.map_or(1.0, RopeSpec::scale),
             embeddings: tensors.matrix(self, TensorRole::TokenEmbedding, None)?,
             embedding_scale: self.embedding_scale,
-            both_ways: vision.tower.both_ways,
+            both_ways: vision.both_ways != BothWays::Never,
+            layer_input: (self.per_layer_width > 0).then_some(vision.input_token),
         })
     }
 

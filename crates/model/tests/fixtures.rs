@@ -80,6 +80,8 @@ fn every_fixture_is_compared() {
         "whisper",              // tests of speech
         "smolvlm",              // engine/tests/vision.rs
         "gemma3_vl",            // as above
+        "gemma4_vl",            // as above
+        "gemma4_moe_vl",        // as above
         "qwen2_5_vl",           // as above
         "qwen3_vl",             // as above
         "qwen3_vl_moe",         // as above

@@ -149,6 +149,11 @@ pub fn prepare(spec: &VisionSpec, colours: Colours) -> Result<Picture> {
             patches(height, width)?;
             add(&resize(colours, height, width, recipe.filter));
         }
+        Sizing::Rows { unit, most } => {
+            let (height, width) = within_rows(height, width, unit, most);
+            patches(height, width)?;
+            add(&resize(colours, height, width, recipe.filter));
+        }
         Sizing::Tiles { longest, tile, splits } => {
             let (height, width) = by_longest(height, width, longest);
             patches(height, width)?;
@@ -228,6 +233,20 @@ fn within_pixels(height: usize, width: usize, unit: usize, least: usize, most: u
     ((new_h as usize).max(unit), (new_w as usize).max(unit))
 }
 
+/// The largest sides that are multiples of `unit` in the picture's shape, rounded down, with at most `most` squares of `unit`. A side
+/// that is too short for one is one, and the other as many as go into it.
+fn within_rows(height: usize, width: usize, unit: usize, most: usize) -> (usize, usize) {
+    let (h, w, u) = (height as f64, width as f64, unit as f64);
+    let factor = (most as f64 * u * u / (h * w)).sqrt();
+    let side = |side: f64| (factor * side / u).floor() as usize;
+    let (rows, cols) = match (side(h), side(w)) {
+        (0, _) => (1, (width / height).clamp(1, most)),
+        (_, 0) => ((height / width).clamp(1, most), 1),
+        sides => sides,
+    };
+    (rows * unit, cols * unit)
+}
+
 /// Most pixels of the longer side, whatever is asked for.
 const LONGEST: usize = 4096;
 
@@ -272,6 +291,10 @@ mod tests {
         assert_eq!(within_pixels(10, 10, 28, 3136, 1 << 20), (56, 56));
         assert_eq!(within_pixels(2000, 1000, 28, 3136, 100_000), (420, 196));
         assert_eq!(by_longest(80, 110, 64), (46, 64));
+        assert_eq!(within_rows(80, 110, 12, 20), (36, 60));
+        assert_eq!(within_rows(1080, 1920, 48, 280), (576, 1056));
+        assert_eq!(within_rows(10, 4000, 48, 70), (48, 3360));
+        assert_eq!(within_rows(4000, 10, 48, 280), (13_440, 48));
         assert_eq!(in_tiles(46, 64, 32), (64, 64));
         assert_eq!(in_tiles(10, 100, 32), (32, 128));
     }

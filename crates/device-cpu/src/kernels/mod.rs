@@ -12,6 +12,7 @@ pub mod activation_rows;
 pub mod add;
 pub mod argmax;
 pub mod attention;
+pub mod clamped;
 pub mod columns;
 pub mod cross_attention;
 pub mod cross_scores;

@@ -278,6 +278,11 @@ impl Draft<'_> {
             Op::Softcap { x, cap, out } => {
                 self.element("softcap.cu", *out, ElementArguments { factor: *cap, ..simple(*x)? })
             }
+            Op::Clamp { x, min, max, out } => self.element(
+                "clamped.cu",
+                *out,
+                ElementArguments { factor: *min, limit: *max, ..simple(*x)? },
+            ),
             Op::Columns { x, first, group, out } => {
                 let (x_cols, cols) = (c.cols(*x), c.cols(*out));
                 let taken = cols / (x_cols / group).max(1);

@@ -32,8 +32,8 @@ struct ElementArguments {
     uint group; // columns: of x; expert_bias: columns of an expert; join_heads: of a head of out
     uint taken; // columns: of each group; expert_bias: experts of a row; join_heads: columns of a head of a
     uint kind; // one of ACTIVATE_*
-    float factor; // scale: the factor; softcap: the bound; gate_clamped: in the sigmoid
-    float limit; // gate_clamped: of both
+    float factor; // scale: the factor; softcap: the bound; gate_clamped: in the sigmoid; clamped: the least
+    float limit; // gate_clamped: of both; clamped: the most
     uint reserved;
     const float *a;
     const float *b;
@@ -132,7 +132,7 @@ struct AttentionArguments {
     float scale;
     float softcap; // 0: none
     uint chunked; // 1: the window begins at a multiple of its length
-    uint both_ways; // 1: a row sees all of its span, and that whatever the window
+    uint both_ways; // 1: a row sees the rows of its span after it, too
     const float *q;
     const float *sinks; // may be null
     const uint *positions;

@@ -269,6 +269,7 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::Add { .. }
             | Op::Scale { .. }
             | Op::Softcap { .. }
+            | Op::Clamp { .. }
             | Op::Columns { .. }
             | Op::Route { .. }
             | Op::SelectRows { .. }

@@ -14,8 +14,12 @@ use device_lower::table::Extent;
 
 impl<G: Gpu> Draft<'_, G> {
     pub(super) fn element(&self, file: &'static str, x: ValueId, factor: f32) -> Call {
+        self.bounded(file, x, [factor, 0.0])
+    }
+
+    fn bounded(&self, file: &'static str, x: ValueId, [factor, most]: [f32; 2]) -> Call {
         let (rows, cols) = (self.compiler.rows(x), self.compiler.cols(x));
-        let args = ElementArguments { per_token: per_token(rows), cols: cols as u32, factor, reserved: 0 };
+        let args = ElementArguments { per_token: per_token(rows), cols: cols as u32, factor, most };
         self.step_call(file, &args).elements(rows, cols)
     }
 
@@ -121,6 +125,10 @@ impl<G: Gpu> Draft<'_, G> {
             }
             Op::Softcap { x, cap, out } => {
                 let call = self.element("softcap.metal", *x, *cap);
+                self.push(call.read(2, self.value(*x)).write(3, self.value(*out)))
+            }
+            Op::Clamp { x, min, max, out } => {
+                let call = self.bounded("clamped.metal", *x, [*min, *max]);
                 self.push(call.read(2, self.value(*x)).write(3, self.value(*out)))
             }
             Op::Columns { x, first, group, out } => {

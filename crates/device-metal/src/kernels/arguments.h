@@ -2,12 +2,12 @@
 // 0. build.rs gives the host the same structs. Those of linear/ and attention/ are in those folders.
 #pragma once
 
-// An element-wise kernel over rows of one width: activate, gate, add, scale, softcap, select_rows, input, pool.
+// An element-wise kernel over rows of one width: activate, gate, add, scale, softcap, clamped, select_rows, input, pool.
 struct ElementArguments {
     uint per_token; // rows of the value, see rows_of in step.h
     uint cols;
-    float factor;   // scale: the factor; softcap: the cap
-    uint reserved;
+    float factor;   // scale: the factor; softcap: the cap; clamped: the least
+    float most;     // clamped: the most
 };
 
 // columns: `out = x[:, first .. first + to]` of each group

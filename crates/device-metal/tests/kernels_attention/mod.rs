@@ -117,7 +117,7 @@ impl Shape {
             Some(window) => (position + 1).saturating_sub(window),
             None => 0,
         };
-        if self.both_ways { first.min(span.start)..span.end } else { first..position + 1 }
+        first..if self.both_ways { span.end } else { position + 1 }
     }
 
     fn launch(&self, file: &'static str, function: String) -> Launch {

@@ -516,6 +516,7 @@ impl Scheduler {
         self.buffers
             .rows()
             .for_each(|(_, position, token)| vision.push_row(images, position, token, &mut input));
+        self.buffers.name_image_rows(vision.layer_input());
         (self.buffers.input, self.buffers.plan) = (input, 1);
     }
 
@@ -528,6 +529,7 @@ impl Scheduler {
             let images = slots.get(slot).and_then(Option::as_ref).and_then(|s| s.images.as_deref());
             vision.push_row(images, position, token, &mut input);
         }
+        buffers.name_image_rows(vision.layer_input());
         buffers.input = input;
     }
 

@@ -108,6 +108,12 @@ impl StepBuffers {
         })
     }
 
+    /// Give rows of images a token, where the plan reads tokens beside the input.
+    pub(crate) fn name_image_rows(&mut self, token: Option<u32>) {
+        let Some(token) = token else { return };
+        self.tokens.iter_mut().filter(|id| **id >= IMAGE_IDS).for_each(|id| *id = token);
+    }
+
     pub(crate) fn clear(&mut self) {
         self.plan = 0;
         self.input.clear();

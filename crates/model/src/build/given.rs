@@ -5,6 +5,8 @@ use device::{Activation, Op, RowCount, ValueId};
 
 use super::Builder;
 use crate::error::Result;
+use crate::spec::LayerSpec;
+use crate::vision::BothWays;
 
 /// What a row of the input holds besides its embedding, and how rows see each other.
 #[derive(Clone, Copy, Debug)]
@@ -15,8 +17,8 @@ pub(crate) struct GivenShape {
     pub n_heads: usize,
     /// Of each head.
     pub n_pairs: usize,
-    /// Rows of a span see each other both ways.
-    pub both_ways: bool,
+    /// Rows of a span that see each other both ways.
+    pub both_ways: BothWays,
 }
 
 /// The parts of the input.
@@ -24,7 +26,18 @@ pub(super) struct Given {
     taps: Vec<ValueId>,
     /// Cosines and sines `(n, n_heads * n_pairs)`.
     pub turns: Option<(ValueId, ValueId)>,
-    pub both_ways: bool,
+    both_ways: BothWays,
+}
+
+impl Given {
+    /// Whether rows of a span see each other both ways in a layer.
+    pub fn sees_both_ways(&self, layer: &LayerSpec) -> bool {
+        match self.both_ways {
+            BothWays::Never => false,
+            BothWays::Always => true,
+            BothWays::InWindowsIfSaid => layer.window.is_some(),
+        }
+    }
 }
 
 impl Builder<'_, '_> {

@@ -108,7 +108,7 @@ impl Builder<'_, '_> {
                     softcap: self.spec.attention_softcap,
                     window: layer.window,
                     chunked: self.spec.family.chunked && layer.window.is_some(),
-                    both_ways: self.given.as_ref().is_some_and(|given| given.both_ways),
+                    both_ways: self.given.as_ref().is_some_and(|given| given.sees_both_ways(layer)),
                     sinks,
                     out: mixed,
                 });

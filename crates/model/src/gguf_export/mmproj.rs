@@ -1,5 +1,6 @@
 //! The tower of images as a GGUF file of its own, as llama.cpp reads it beside the text model's.
 
+use device::Activation;
 use weights::{Array, Checkpoint, Metadata, Naming, Tensor, Value};
 
 use super::recipe::{Recipe, whole};
@@ -7,8 +8,8 @@ use super::recurrent::Change;
 use super::{GgufExport, QUANTIZATION_VERSION};
 use crate::error::{Error, Result};
 use crate::spec::ModelSpec;
-use crate::vision::mmproj::{Pair, PairKind, TOKEN_KEY, pairs};
-use crate::vision::{CHANNELS, Sizing, SizingKind, VisionSpec};
+use crate::vision::mmproj::{BOTH_WAYS_KEY, Pair, PairKind, TOKEN_KEY, pairs};
+use crate::vision::{BothWays, CHANNELS, Sizing, SizingKind, VisionSpec};
 
 /// The tower of a checkpoint under Hugging Face's names, which `spec` was read from; `None`: it has none.
 ///
@@ -35,12 +36,15 @@ pub fn to_mmproj(checkpoint: &Checkpoint, spec: &ModelSpec, name: &str) -> Resul
     if vision.activation != usual {
         return Err(bad("activation of the tower", format!("{:?}", vision.activation), format!("{usual:?}")));
     }
-    let gated = vision.tower.network.len() == 3;
-    put(if gated { "clip.use_silu" } else { "clip.use_gelu" }, Value::Bool(true));
+    put(if usual == Activation::Silu { "clip.use_silu" } else { "clip.use_gelu" }, Value::Bool(true));
     for (key, value) in numbers(vision)? {
         metadata.insert(format!("clip.vision.{key}"), value);
     }
     metadata.insert(TOKEN_KEY.to_owned(), Value::Int(vision.token.into()));
+    if vision.tower.both_ways == BothWays::InWindowsIfSaid {
+        let both_ways = vision.both_ways != BothWays::Never;
+        metadata.insert(BOTH_WAYS_KEY.to_owned(), Value::Bool(both_ways));
+    }
     let mut recipes = Vec::new();
     for pair in pairs(vision.tower, vision.folder_prefixes(), vision.n_layers, &vision.taps) {
         for suffix in ["weight", "bias"] {
@@ -69,6 +73,12 @@ fn count(n: usize) -> Value {
 fn numbers(vision: &VisionSpec) -> Result<Vec<(&'static str, Value)>> {
     let real = |value: f32| Value::Float(f64::from(value));
     let floats = |values: [f32; 3]| Value::Array(Array::Float(values.to_vec()));
+    // What the tower does to colours itself is no part of what the file says.
+    let (mut mean, mut std) = (vision.recipe.mean, vision.recipe.std);
+    if vision.tower.centres {
+        std.iter_mut().for_each(|std| *std *= 2.0);
+        mean.iter_mut().zip(&std).for_each(|(mean, std)| *mean -= 0.5 * std);
+    }
     let mut all = vec![
         ("projection_dim", count(vision.out)),
         ("embedding_length", count(vision.hidden)),
@@ -79,11 +89,13 @@ fn numbers(vision: &VisionSpec) -> Result<Vec<(&'static str, Value)>> {
         ("patch_size", count(vision.patch)),
         // Where any size will do, the one at which llama.cpp plans its memory.
         ("image_size", count(vision.side.unwrap_or(40 * vision.patch))),
-        ("image_mean", floats(vision.recipe.mean)),
-        ("image_std", floats(vision.recipe.std)),
+        ("image_mean", floats(mean)),
+        ("image_std", floats(std)),
     ];
     match vision.tower.sizing {
-        SizingKind::Square | SizingKind::Tiles => all.push(("projector.scale_factor", count(vision.merge))),
+        SizingKind::Square | SizingKind::Tiles | SizingKind::Rows => {
+            all.push(("projector.scale_factor", count(vision.merge)))
+        }
         SizingKind::Pixels => all.push(("spatial_merge_size", count(vision.merge))),
     }
     match vision.recipe.sizing {
@@ -92,6 +104,7 @@ fn numbers(vision: &VisionSpec) -> Result<Vec<(&'static str, Value)>> {
             all.extend([("image_min_pixels", count(least)), ("image_max_pixels", count(most))]);
         }
         Sizing::Tiles { longest, .. } => all.push(("preproc_image_size", count(longest))),
+        Sizing::Rows { unit, most } => all.push(("image_max_pixels", count(most * unit * unit))),
     }
     if let Some(window) = vision.window {
         let every = vision.full_layers.first().map_or(0, |first| first + 1);
@@ -122,9 +135,18 @@ fn recipes_of(vision: &VisionSpec, pair: &Pair, suffix: &str, tensor: &Tensor) -
         turned: false,
         change: Change::None,
     };
-    let name = format!("{}.{suffix}", pair.gguf);
+    let name =
+        if pair.kind == PairKind::Bare { pair.gguf.clone() } else { format!("{}.{suffix}", pair.gguf) };
     let all = whole(tensor);
     Ok(match pair.kind {
+        // Files have colours first.
+        PairKind::Patch if suffix == "weight" && tensor.shape.len() == 2 && vision.frames == 1 => {
+            let VisionSpec { hidden, patch, .. } = *vision;
+            let n_pixels = patch * patch;
+            let order = (0..CHANNELS).flat_map(|c| (0..n_pixels).map(move |at| at * CHANNELS + c)).collect();
+            let change = Change::Columns { len: 1, order };
+            vec![Recipe { change, ..plain(name, vec![hidden, CHANNELS, patch, patch], vec![all]) }]
+        }
         PairKind::Patch if suffix == "weight" => {
             let VisionSpec { hidden, frames, patch, .. } = *vision;
             let of_frames = tensor.shape == [hidden, CHANNELS, frames, patch, patch];
@@ -140,6 +162,7 @@ fn recipes_of(vision: &VisionSpec, pair: &Pair, suffix: &str, tensor: &Tensor) -
             };
             (0..frames).map(of_frame).collect()
         }
+        PairKind::Bare => vec![plain(name, vec![tensor.n_rows() * tensor.n_cols()], vec![all])],
         PairKind::WholeNorm => {
             vec![Recipe { plain: Some(1.0), ..plain(name, tensor.shape.clone(), vec![all]) }]
         }

@@ -7,7 +7,9 @@ use device::{
 };
 use weights::{BlockType, Checkpoint, Planes, Tensor};
 
-use super::{CHANNELS, PatchPositions, ProjectorStep, VisionPlans, VisionSpec, VisionStage};
+use super::{
+    CHANNELS, Joining, PatchPositions, ProjectorStep, Turning, VisionPlans, VisionSpec, VisionStage,
+};
 use crate::descriptor::NormKind;
 use crate::error::{Error, Result};
 use crate::tensors::{turned_bytes, value_bytes};
@@ -42,11 +44,27 @@ impl VisionSpec {
                 let name = format!("{}{}.weight", self.prefixes[0], self.tower.position);
                 Some(source.matrix(&name, self.table_side * self.table_side, self.hidden)?)
             }
+            PatchPositions::Axes => {
+                let name = format!("{}{}", self.prefixes[0], self.tower.position);
+                Some(source.tables(&name, 2, self.table_side, self.hidden)?)
+            }
+        };
+        let standard = match self.tower.joining {
+            Joining::Standardised { bias, scale } => {
+                let names = [bias, scale].map(|name| format!("{}{name}", self.prefixes[0]));
+                match names.iter().any(|name| source.has(name)) {
+                    true => {
+                        Some([source.values(&names[0], self.hidden)?, source.values(&names[1], self.hidden)?])
+                    }
+                    false => None,
+                }
+            }
+            Joining::Concatenated | Joining::Averaged => None,
         };
         if let Some(used) = used {
             *used = source.used;
         }
-        Ok(VisionPlans { stages, projector, taps, positions })
+        Ok(VisionPlans { stages, projector, taps, positions, standard })
     }
 
     fn windowed(&self, layer: usize) -> bool {
@@ -55,6 +73,24 @@ impl VisionSpec {
 
     fn name(&self, layer: usize, name: &str) -> String {
         format!("{}{}{name}", self.prefixes[0], self.tower.layer.replace("{l}", &layer.to_string()))
+    }
+
+    /// A product with a matrix of a layer, what it reads and gives within the checkpoint's bounds, if there are any.
+    fn of_layer(
+        &self,
+        b: &mut Builder<'_, '_>,
+        x: ValueId,
+        (layer, name): (usize, &str),
+        n_out: usize,
+        what: &str,
+    ) -> Result<ValueId> {
+        let name = self.name(layer, name);
+        if !self.tower.bounds {
+            return b.linear(x, &name, n_out, what);
+        }
+        let x = b.bounded(x, &name, "input")?;
+        let out = b.linear(x, &format!("{name}.linear"), n_out, what)?;
+        b.bounded(out, &name, "output")
     }
 
     /// Layers `first` to `last`.
@@ -77,10 +113,14 @@ impl VisionSpec {
             b.part(input, 0, cols, self.hidden, "states")
         };
         let half = self.hidden / 2;
-        let turns = tower.rotates.then(|| {
+        let turns = (tower.turning != Turning::None).then(|| {
             let cos = b.part(input, cols - self.hidden, cols, half, "cosines");
             (cos, b.part(input, cols - half, cols, half, "sines"))
         });
+        let turned = match tower.turning {
+            Turning::Halves => self.head_dim() / 2,
+            Turning::None | Turning::Whole => self.head_dim(),
+        };
         for layer in first..=last {
             b.layer = Some(layer as u32);
             let normed = b.norm(x, &self.name(layer, tower.norms[0]), tower.norm_kind, 0.0, self.norm_eps)?;
@@ -92,37 +132,48 @@ impl VisionSpec {
                 }
             } else {
                 for ((part, name), what) in qkv.iter_mut().zip(tower.qkv).zip(["q", "k", "v"]) {
-                    *part = b.linear(normed, &self.name(layer, name), self.hidden, what)?;
+                    *part = self.of_layer(&mut b, normed, (layer, name), self.hidden, what)?;
                 }
             }
-            let [mut q, mut k, v] = qkv;
+            let [mut q, mut k, mut v] = qkv;
+            if let Some([of_q, of_k]) = tower.qk_norms {
+                q = b.norm_of_heads(q, Some(&self.name(layer, of_q)), self.head_dim(), self.norm_eps)?;
+                k = b.norm_of_heads(k, Some(&self.name(layer, of_k)), self.head_dim(), self.norm_eps)?;
+                v = b.norm_of_heads(v, None, self.head_dim(), self.norm_eps)?;
+            }
             if let Some(turns) = turns {
-                q = b.turn(q, turns, self.head_dim(), "q turned");
-                k = b.turn(k, turns, self.head_dim(), "k turned");
+                q = b.turn(q, turns, turned, "q turned");
+                k = b.turn(k, turns, turned, "k turned");
             }
             let mixed = b.value("attention", self.hidden);
-            let scale = (self.head_dim() as f32).sqrt().recip();
+            let scale = if tower.unscaled { 1.0 } else { (self.head_dim() as f32).sqrt().recip() };
             b.push(Op::SelfAttention { q, k, v, n_heads: self.n_heads, scale, window: None, out: mixed });
-            let out = b.linear(mixed, &self.name(layer, tower.out), self.hidden, "attention out")?;
+            let mut out = self.of_layer(&mut b, mixed, (layer, tower.out), self.hidden, "attention out")?;
+            if let Some([norm, _]) = tower.post_norms {
+                out = b.norm(out, &self.name(layer, norm), tower.norm_kind, 0.0, self.norm_eps)?;
+            }
             x = b.add(x, out, "attention residual");
             let normed = b.norm(x, &self.name(layer, tower.norms[1]), tower.norm_kind, 0.0, self.norm_eps)?;
             let kind = self.activation;
             let inner = match tower.network {
                 [gate, up, _] => {
-                    let gate = b.linear(normed, &self.name(layer, gate), self.ffn, "gate")?;
-                    let up = b.linear(normed, &self.name(layer, up), self.ffn, "up")?;
+                    let gate = self.of_layer(&mut b, normed, (layer, gate), self.ffn, "gate")?;
+                    let up = self.of_layer(&mut b, normed, (layer, up), self.ffn, "up")?;
                     let out = b.value("gated", self.ffn);
                     b.push(Op::Gate { gate, up, kind, out });
                     out
                 }
                 _ => {
-                    let name = self.name(layer, tower.network.first().copied().unwrap_or_default());
-                    let up = b.linear(normed, &name, self.ffn, "up")?;
+                    let name = tower.network.first().copied().unwrap_or_default();
+                    let up = self.of_layer(&mut b, normed, (layer, name), self.ffn, "up")?;
                     b.activate(up, kind)
                 }
             };
             let down = tower.network.last().copied().unwrap_or_default();
-            let out = b.linear(inner, &self.name(layer, down), self.hidden, "down")?;
+            let mut out = self.of_layer(&mut b, inner, (layer, down), self.hidden, "down")?;
+            if let Some([_, norm]) = tower.post_norms {
+                out = b.norm(out, &self.name(layer, norm), tower.norm_kind, 0.0, self.norm_eps)?;
+            }
             x = b.add(x, out, "network residual");
         }
         b.layer = None;
@@ -164,6 +215,7 @@ impl VisionSpec {
                 ProjectorStep::Norm(norm, kind, offset) => {
                     b.norm(x, &name(norm), *kind, *offset, self.norm_eps)?
                 }
+                ProjectorStep::PlainNorm => b.norm_of_heads(x, None, joined, self.norm_eps)?,
                 ProjectorStep::Linear(linear) => b.linear(x, &name(linear), n_out, "projected")?,
                 ProjectorStep::Turned(linear) => b.turned(x, &name(linear), n_out)?,
                 ProjectorStep::Activate(kind) => b.activate(x, *kind),
@@ -175,8 +227,8 @@ impl VisionSpec {
     /// Columns of joined patches.
     pub fn joined(&self) -> usize {
         match self.tower.joining {
-            super::Joining::Concatenated => self.hidden * self.merge * self.merge,
-            super::Joining::Averaged => self.hidden,
+            Joining::Concatenated => self.hidden * self.merge * self.merge,
+            Joining::Averaged | Joining::Standardised { .. } => self.hidden,
         }
     }
 }
@@ -203,8 +255,12 @@ impl Source<'_> {
 
     /// A matrix `(n_out, n_in)`, in as many dimensions as the file has it.
     fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Weight> {
-        let decodes = self.decodes;
-        let tensor = self.find(name, &[n_out, n_in])?;
+        let tensor = self.find(name, &[n_out, n_in])?.clone();
+        self.matrix_of(&tensor, n_out, n_in)
+    }
+
+    fn matrix_of(&self, tensor: &Tensor, n_out: usize, n_in: usize) -> Result<Weight> {
+        let (decodes, name) = (self.decodes, tensor.name.as_str());
         let fits = tensor.shape.first() == Some(&n_out)
             && tensor.shape[1..].iter().try_fold(1usize, |n, d| n.checked_mul(*d)) == Some(n_in);
         let of_rows = tensor.shape.len() == 2;
@@ -231,14 +287,42 @@ impl Source<'_> {
     }
 
     fn vector(&mut self, name: &str, len: usize, offset: f32) -> Result<Weight> {
+        let mut values = self.values(name, len)?;
+        values.iter_mut().for_each(|value| *value += offset);
+        Ok(Weight::vector(name, &values))
+    }
+
+    /// Several tables `(n_rows, n_cols)`, one after another.
+    fn tables(&mut self, name: &str, n: usize, n_rows: usize, n_cols: usize) -> Result<Weight> {
+        let tensor = self.find(name, &[n, n_rows, n_cols])?;
+        if tensor.shape != [n, n_rows, n_cols] || value_bytes(tensor.block).is_none() {
+            return Err(bad(tensor, &[n, n_rows, n_cols]));
+        }
+        let flat = Tensor { shape: vec![n * n_rows, n_cols], ..tensor.clone() };
+        self.matrix_of(&flat, n * n_rows, n_cols)
+    }
+
+    /// The values of a vector; zeros where values are not read.
+    fn values(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
         let decodes = self.decodes;
         let tensor = self.find(name, &[len])?;
         if tensor.shape != [len] || tensor.data.len() != tensor.row_bytes() || tensor.block.has_planes() {
             return Err(bad(tensor, &[len]));
         }
-        let mut values = if decodes { tensor.to_f32() } else { vec![0.0; len] };
-        values.iter_mut().for_each(|value| *value += offset);
-        Ok(Weight::vector(name, &values))
+        Ok(if decodes { tensor.to_f32() } else { vec![0.0; len] })
+    }
+
+    /// A single number, if the file has it; it is read even where values are not, since the plan depends on it.
+    fn number(&mut self, name: &str) -> Result<Option<f32>> {
+        if !self.has(name) {
+            return Ok(None);
+        }
+        let tensor = self.find(name, &[])?;
+        let is_one = tensor.shape.iter().product::<usize>() == 1;
+        if !is_one || value_bytes(tensor.block) != Some(tensor.data.len()) {
+            return Err(bad(tensor, &[]));
+        }
+        Ok(tensor.to_f32().first().copied())
     }
 
     fn has(&self, name: &str) -> bool {
@@ -330,8 +414,9 @@ impl<'s, 'a> Builder<'s, 'a> {
     fn patches(&mut self, x: ValueId, name: &str, spec: &VisionSpec) -> Result<ValueId> {
         let (of, columns) = (format!("{name}.weight"), spec.patch_len());
         let VisionSpec { hidden, frames, patch, .. } = *spec;
-        // MLX has colours last.
+        // MLX has colours last, and so has what is a matrix in the file.
         let colours_last = match self.source.find(&of, &[hidden, CHANNELS, frames, patch, patch])?.shape[..] {
+            [_, _] => frames == 1,
             [n, h, w, CHANNELS] => (n, h, w) == (hidden, patch, patch) && frames == 1,
             [n, f, h, w, CHANNELS] => (n, f, h, w) == (hidden, frames, patch, patch),
             _ => false,
@@ -384,6 +469,43 @@ impl<'s, 'a> Builder<'s, 'a> {
         let bias = if self.source.has(&bias) { Some(self.source.vector(&bias, cols, 0.0)?) } else { None };
         let bias = bias.map(|bias| self.weight(bias));
         self.push(Op::LayerNorm { x, weight, bias, eps, out });
+        Ok(out)
+    }
+
+    /// `max(min, min(x, max))` of the bounds beside a matrix, if it has both.
+    fn bounded(&mut self, x: ValueId, name: &str, side: &str) -> Result<ValueId> {
+        let bounds = ["min", "max"].map(|end| format!("{name}.{side}_{end}"));
+        let [Some(min), Some(max)] = [self.source.number(&bounds[0])?, self.source.number(&bounds[1])?]
+        else {
+            return Ok(x);
+        };
+        if min.is_nan() || max.is_nan() || min > max {
+            return Err(Error::BadTensor {
+                name: bounds[0].clone(),
+                found: format!("{min} beside {max} in {}", bounds[1]),
+                expected: "the lesser of two numbers".to_owned(),
+            });
+        }
+        if min == f32::NEG_INFINITY && max == f32::INFINITY {
+            return Ok(x);
+        }
+        let (min, max) = (min.max(f32::MIN), max.min(f32::MAX));
+        let out = self.value("bounded", self.cols(x));
+        self.push(Op::Clamp { x, min, max, out });
+        Ok(out)
+    }
+
+    /// Each head, or other group of columns, by its root mean square, all with the same weight, if there is one.
+    fn norm_of_heads(&mut self, x: ValueId, name: Option<&str>, group: usize, eps: f32) -> Result<ValueId> {
+        let weight = match name {
+            Some(name) => {
+                let weight = self.source.vector(&format!("{name}.weight"), group, 0.0)?;
+                Some(self.weight(weight))
+            }
+            None => None,
+        };
+        let out = self.value("norm of heads", self.cols(x));
+        self.push(Op::RmsNorm { x, weight, eps, group, out });
         Ok(out)
     }
 

@@ -14,6 +14,30 @@ pub enum PatchPositions {
     Table,
     /// A square table, stretched over the image bilinearly, its corners on the image's.
     Stretched,
+    /// The sum of a row for its column and a row for its row, of two tables `(2, positions, hidden)`.
+    Axes,
+}
+
+/// How queries and keys turn by a patch's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turning {
+    /// They do not.
+    None,
+    /// The pairs are the columns of a head's two halves: the first of them turn by the row, the others by the column.
+    Whole,
+    /// Each half of a head is turned by itself: the first by the column, the other by the row.
+    Halves,
+}
+
+/// Which rows of an image see those after them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BothWays {
+    /// None do.
+    Never,
+    /// All, in every layer.
+    Always,
+    /// All, in the layers with a window, where the checkpoint says so.
+    InWindowsIfSaid,
 }
 
 /// How patches of a square become one row of the text.
@@ -23,6 +47,13 @@ pub enum Joining {
     Concatenated,
     /// Their mean.
     Averaged,
+    /// `(mean * sqrt(hidden) - bias) * scale`: the names of two vectors that a checkpoint may have.
+    Standardised {
+        /// Subtracted.
+        bias: &'static str,
+        /// Multiplied then.
+        scale: &'static str,
+    },
 }
 
 /// A step from what patches became to rows of the text's width.
@@ -30,6 +61,8 @@ pub enum Joining {
 pub enum ProjectorStep {
     /// A norm of whole rows; this is added to its weight.
     Norm(&'static str, NormKind, f32),
+    /// A norm of whole rows by their root mean square alone.
+    PlainNorm,
     /// A matrix `(n_out, n_in)`, with a bias if the file has one.
     Linear(&'static str),
     /// A matrix whose whole name this is, `(n_in, n_out)`.
@@ -47,6 +80,8 @@ pub enum SizingKind {
     Pixels,
     /// Tiles of the square that the tower sees, and the whole picture once more.
     Tiles,
+    /// Its own shape, as large as a number of rows of the text allows.
+    Rows,
 }
 
 /// What a text model reads around the rows of an image.
@@ -75,18 +110,29 @@ pub struct VisionDescriptor {
     pub prefixes: &'static [&'static str],
     /// Before the names of the projector.
     pub projector_prefixes: &'static [&'static str],
-    /// `(hidden, channels, frames, patch, patch)`
+    /// `(hidden, channels, frames, patch, patch)`, or, of one frame, a matrix whose columns have colours last.
     pub patch: &'static str,
-    /// `(positions, hidden)`
+    /// The tower brings colours from 0 to 1 to -1 to 1 itself.
+    pub centres: bool,
+    /// `(positions, hidden)`, of two axes `(2, positions, hidden)`; the latter is a whole name.
     pub position: &'static str,
     /// Before the names of a layer.
     pub layer: &'static str,
     /// Norms before attention and network.
     pub norms: [&'static str; 2],
+    /// Norms of what attention and network give.
+    pub post_norms: Option<[&'static str; 2]>,
     /// Their kind, and that of the last.
     pub norm_kind: NormKind,
     /// Queries, keys and values: three names, or one of all.
     pub qkv: &'static [&'static str],
+    /// Norms of the heads of queries and keys by their root mean square; those of values then have one without weight.
+    pub qk_norms: Option<[&'static str; 2]>,
+    /// Scores are not scaled.
+    pub unscaled: bool,
+    /// The matrices of layers are `NAME.linear.weight`, and where the checkpoint bounds what they read and give, the bounds are
+    /// `NAME.input_min`, `input_max`, `output_min` and `output_max`.
+    pub bounds: bool,
     /// Attention's output.
     pub out: &'static str,
     /// The network: up and down, or gate, up and down.
@@ -95,8 +141,10 @@ pub struct VisionDescriptor {
     pub last_norm: Option<&'static str>,
     /// Where places come from.
     pub positions: PatchPositions,
-    /// Queries and keys turn by row and column.
-    pub rotates: bool,
+    /// How queries and keys turn.
+    pub turning: Turning,
+    /// The base of the frequencies where the checkpoint does not say.
+    pub rotation_base: f64,
     /// How patches become rows.
     pub joining: Joining,
     /// From joined patches to rows of the text.
@@ -111,8 +159,8 @@ pub struct VisionDescriptor {
     pub axes: Option<bool>,
     /// The sections where the checkpoint does not say.
     pub sections: [usize; 3],
-    /// Rows of an image attend to each other both ways.
-    pub both_ways: bool,
+    /// Rows of an image that attend to each other both ways.
+    pub both_ways: BothWays,
     /// What the text model reads around rows.
     pub marks: ImageMarks,
     /// Numbers that checkpoints leave out where they are the usual ones, by their key under `vision_config.`.
@@ -132,16 +180,22 @@ const SIGLIP: VisionDescriptor = VisionDescriptor {
     ],
     projector_prefixes: &["multi_modal_projector.", "model.multi_modal_projector."],
     patch: "embeddings.patch_embedding",
+    centres: false,
     position: "embeddings.position_embedding",
     layer: "encoder.layers.{l}.",
     norms: ["layer_norm1", "layer_norm2"],
+    post_norms: None,
     norm_kind: NormKind::Layer,
     qkv: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    qk_norms: None,
+    unscaled: false,
+    bounds: false,
     out: "self_attn.out_proj",
     network: &["mlp.fc1", "mlp.fc2"],
     last_norm: Some("post_layernorm"),
     positions: PatchPositions::Table,
-    rotates: false,
+    turning: Turning::None,
+    rotation_base: 10_000.0,
     joining: Joining::Averaged,
     projector: &[
         ProjectorStep::Norm("mm_soft_emb_norm", NormKind::Rms, 1.0),
@@ -152,7 +206,7 @@ const SIGLIP: VisionDescriptor = VisionDescriptor {
     sizing: SizingKind::Square,
     axes: None,
     sections: [0; 3],
-    both_ways: true,
+    both_ways: BothWays::Always,
     marks: ImageMarks {
         placeholder: "<start_of_image>",
         row: "<image_soft_token>",
@@ -186,7 +240,7 @@ const TILED: VisionDescriptor = VisionDescriptor {
     joining: Joining::Concatenated,
     projector: &[ProjectorStep::Linear("modality_projection.proj")],
     sizing: SizingKind::Tiles,
-    both_ways: false,
+    both_ways: BothWays::Never,
     marks: ImageMarks {
         placeholder: "<image>",
         row: "<image>",
@@ -231,7 +285,7 @@ const WINDOWED: VisionDescriptor = VisionDescriptor {
     network: &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
     last_norm: Some("merger.ln_q"),
     positions: PatchPositions::None,
-    rotates: true,
+    turning: Turning::Whole,
     joining: Joining::Concatenated,
     projector: &[
         ProjectorStep::Linear("mlp.0"),
@@ -243,7 +297,7 @@ const WINDOWED: VisionDescriptor = VisionDescriptor {
     sizing: SizingKind::Pixels,
     axes: Some(false),
     sections: [16, 24, 24],
-    both_ways: false,
+    both_ways: BothWays::Never,
     marks: QWEN_MARKS,
     defaults: &[("spatial_merge_size", 2), ("temporal_patch_size", 2), ("patch_size", 14)],
     mmproj: Some(MmprojNames {
@@ -254,6 +308,7 @@ const WINDOWED: VisionDescriptor = VisionDescriptor {
         text: &[("qwen2", "qwen2vl")],
         pixels: &[("min_pixels", 56 * 56), ("max_pixels", 16_384 * 28 * 28)],
     }),
+    ..SIGLIP
 };
 
 const STRETCHED: VisionDescriptor = VisionDescriptor {
@@ -292,5 +347,56 @@ const STRETCHED: VisionDescriptor = VisionDescriptor {
     ..WINDOWED
 };
 
+const AXES: VisionDescriptor = VisionDescriptor {
+    name: "axes",
+    hf: &["gemma4"],
+    prefixes: &["model.vision_tower.", "vision_tower."],
+    projector_prefixes: &["model.embed_vision.", "embed_vision."],
+    patch: "patch_embedder.input_proj",
+    centres: true,
+    position: "patch_embedder.position_embedding_table",
+    norms: ["input_layernorm", "pre_feedforward_layernorm"],
+    post_norms: Some(["post_attention_layernorm", "post_feedforward_layernorm"]),
+    norm_kind: NormKind::Rms,
+    qk_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),
+    unscaled: true,
+    bounds: true,
+    out: "self_attn.o_proj",
+    network: &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+    last_norm: None,
+    positions: PatchPositions::Axes,
+    turning: Turning::Halves,
+    rotation_base: 100.0,
+    joining: Joining::Standardised { bias: "std_bias", scale: "std_scale" },
+    projector: &[ProjectorStep::PlainNorm, ProjectorStep::Linear("embedding_projection")],
+    sizing: SizingKind::Rows,
+    both_ways: BothWays::InWindowsIfSaid,
+    marks: ImageMarks {
+        placeholder: "<|image|>",
+        row: "<|image|>",
+        before: "<|image>",
+        after: "<image|>",
+        whole: "",
+    },
+    defaults: &[
+        ("hidden_size", 768),
+        ("intermediate_size", 3072),
+        ("num_hidden_layers", 16),
+        ("num_attention_heads", 12),
+        ("pooling_kernel_size", 3),
+        ("patch_size", 16),
+        ("position_embedding_size", 10 * 1024),
+    ],
+    mmproj: Some(MmprojNames {
+        kind: "gemma4v",
+        projector: &["mm.input_projection"],
+        tap_projector: &[],
+        splits_qkv: false,
+        text: &[],
+        pixels: &[],
+    }),
+    ..SIGLIP
+};
+
 /// All towers.
-pub const TOWERS: &[VisionDescriptor] = &[SIGLIP, TILED, WINDOWED, STRETCHED];
+pub const TOWERS: &[VisionDescriptor] = &[SIGLIP, TILED, WINDOWED, STRETCHED, AXES];

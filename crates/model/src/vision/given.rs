@@ -25,6 +25,8 @@ pub struct GivenRows {
     pub embedding_scale: f32,
     /// Rows of an image see each other both ways: it must be whole in a step, as a span of its own.
     pub both_ways: bool,
+    /// Where layers have inputs of tokens, the token whose inputs a row of an image has: it is the row's in the step.
+    pub layer_input: Option<u32>,
 }
 
 impl GivenRows {

@@ -7,7 +7,7 @@ use weights::keys::PREPROCESSOR_PREFIX;
 use weights::{Array, BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, Tensor, Value};
 
 use super::descriptor::{ProjectorStep, SizingKind, VisionDescriptor};
-use super::{CHANNELS, PatchPositions, TOWERS, VisionSpec};
+use super::{BothWays, CHANNELS, Joining, PatchPositions, TOWERS, VisionSpec};
 use crate::error::{Error, Result};
 
 /// What these files call a tower.
@@ -29,6 +29,9 @@ pub struct MmprojNames {
 
 /// The token that stands for a row, which llama.cpp has no use for: files of ours say it.
 pub(crate) const TOKEN_KEY: &str = "clip.vision.image_token_id";
+
+/// Whether rows of an image see those after them, which llama.cpp takes from the text model's width: files of ours say it.
+pub(crate) const BOTH_WAYS_KEY: &str = "clip.vision.image_rows_both_ways";
 
 /// A tensor of a file and what folders call it.
 pub(crate) struct Pair {
@@ -53,6 +56,8 @@ pub(crate) enum PairKind {
     Third(usize),
     /// A norm whose weight has the 1 that folders leave out.
     WholeNorm,
+    /// Not at all, and neither has `.weight` after its name.
+    Bare,
 }
 
 /// All tensors of a tower of `n_layers` with taps after `taps`; `prefixes` stand before the names of folders.
@@ -62,7 +67,7 @@ pub(crate) fn pairs(
     n_layers: usize,
     taps: &[usize],
 ) -> Vec<Pair> {
-    use PairKind::{Patch, Same, Third, WholeNorm};
+    use PairKind::{Bare, Patch, Same, Third, WholeNorm};
     let Some(names) = tower.mmproj else { return Vec::new() };
     let [of_tower, of_projector] = prefixes;
     let mut all = Vec::new();
@@ -71,17 +76,39 @@ pub(crate) fn pairs(
     };
     push("v.patch_embd".to_owned(), format!("{of_tower}{}", tower.patch), false, Patch);
     if tower.positions != PatchPositions::None {
-        push("v.position_embd".to_owned(), format!("{of_tower}{}", tower.position), false, Same);
+        let whole = tower.positions == PatchPositions::Axes;
+        push("v.position_embd".to_owned(), format!("{of_tower}{}", tower.position), whole, Same);
+    }
+    if let Joining::Standardised { bias, scale } = tower.joining {
+        push("v.std_bias".to_owned(), format!("{of_tower}{bias}"), true, Bare);
+        push("v.std_scale".to_owned(), format!("{of_tower}{scale}"), true, Bare);
     }
     if let Some(norm) = tower.last_norm {
         push("v.post_ln".to_owned(), format!("{of_tower}{norm}"), false, Same);
     }
     for l in 0..n_layers {
         let hf = |name: &str| format!("{of_tower}{}{name}", tower.layer.replace("{l}", &l.to_string()));
-        let mut layer =
-            |gguf: &str, name: &str, kind| push(format!("v.blk.{l}.{gguf}"), hf(name), false, kind);
+        let mut layer = |gguf: &str, name: &str, kind| {
+            let is_norm = name.ends_with("norm");
+            if !tower.bounds || is_norm {
+                push(format!("v.blk.{l}.{gguf}"), hf(name), false, kind);
+                return;
+            }
+            push(format!("v.blk.{l}.{gguf}"), format!("{}.linear", hf(name)), false, kind);
+            for bound in ["input_min", "input_max", "output_min", "output_max"] {
+                push(format!("v.blk.{l}.{gguf}.{bound}"), format!("{}.{bound}", hf(name)), true, Bare);
+            }
+        };
         layer("ln1", tower.norms[0], Same);
         layer("ln2", tower.norms[1], Same);
+        if let Some([of_attention, of_network]) = tower.post_norms {
+            layer("attn_post_norm", of_attention, Same);
+            layer("ffn_post_norm", of_network, Same);
+        }
+        if let Some([of_q, of_k]) = tower.qk_norms {
+            layer("attn_q_norm", of_q, Same);
+            layer("attn_k_norm", of_k, Same);
+        }
         layer("attn_out", tower.out, Same);
         let parts = ["attn_q", "attn_k", "attn_v"];
         match tower.qkv {
@@ -105,7 +132,7 @@ pub(crate) fn pairs(
             }
             ProjectorStep::Linear(name) => Some((*name, false, Same)),
             ProjectorStep::Turned(name) => Some((*name, true, Same)),
-            ProjectorStep::Activate(_) => None,
+            ProjectorStep::PlainNorm | ProjectorStep::Activate(_) => None,
         })
     };
     for (gguf, (name, whole, kind)) in names.projector.iter().zip(weighted(tower.projector)) {
@@ -215,7 +242,20 @@ impl Reader<'_> {
             }
         }
         if let Some(table) = self.mmproj.tensor("v.position_embd.weight") {
-            put(vision("num_position_embeddings"), Value::Int(table.n_rows() as i128));
+            let (key, n) = match self.tower.positions {
+                PatchPositions::Axes => ("position_embedding_size", table.n_rows() / 2),
+                _ => ("num_position_embeddings", table.n_rows()),
+            };
+            put(vision(key), Value::Int(n as i128));
+        }
+        let architecture = text.str("general.architecture").unwrap_or_default().to_owned();
+        if self.tower.both_ways == BothWays::InWindowsIfSaid {
+            // Published models whose layers have inputs of their own do not look ahead in images, the others do.
+            let inputs = text.usize(&format!("{architecture}.embedding_length_per_layer_input"));
+            let usual = inputs.unwrap_or(0) == 0;
+            if self.metadata.bool(BOTH_WAYS_KEY).unwrap_or(usual) {
+                put("use_bidirectional_attention".to_owned(), Value::Str("vision".to_owned()));
+            }
         }
         let scale = self.count("projector.scale_factor");
         match self.tower.sizing {
@@ -228,6 +268,14 @@ impl Reader<'_> {
             }
             SizingKind::Tiles => {
                 put("scale_factor".to_owned(), Value::Int(scale.unwrap_or(2) as i128));
+            }
+            SizingKind::Rows => {
+                let (scale, patch) = (scale.unwrap_or(3), self.count("patch_size").unwrap_or(16));
+                put(vision("pooling_kernel_size"), Value::Int(scale as i128));
+                if let Some(most) = self.count("image_max_pixels") {
+                    let rows = most / (patch * scale).pow(2).max(1);
+                    put(format!("{PREPROCESSOR_PREFIX}max_soft_tokens"), Value::Int(rows as i128));
+                }
             }
             SizingKind::Pixels => {}
         }
@@ -247,7 +295,6 @@ impl Reader<'_> {
                 put(format!("{PREPROCESSOR_PREFIX}{name}"), value.clone());
             }
         }
-        let architecture = text.str("general.architecture").unwrap_or_default().to_owned();
         if let Some(Value::Array(Array::Int(sections))) =
             text.get(&format!("{architecture}.rope.dimension_sections"))
         {
@@ -307,6 +354,11 @@ impl Reader<'_> {
                 (true, None, Some(before)) => format!("{before}ffn_up"),
                 _ => pair.gguf.clone(),
             };
+            if pair.kind == PairKind::Bare {
+                let name = pair.hf.clone();
+                all.extend(find(&gguf).map(|tensor| Tensor { name, ..tensor.clone() }));
+                continue;
+            }
             for suffix in ["weight", "bias"] {
                 let Some(tensor) = find(&format!("{gguf}.{suffix}")) else { continue };
                 let name = if pair.whole { pair.hf.clone() } else { format!("{}.{suffix}", pair.hf) };
@@ -316,7 +368,9 @@ impl Reader<'_> {
                         patch.name = name;
                         all.push(patch);
                     }
-                    PairKind::Same | PairKind::Patch => all.push(Tensor { name, ..tensor.clone() }),
+                    PairKind::Same | PairKind::Patch | PairKind::Bare => {
+                        all.push(Tensor { name, ..tensor.clone() })
+                    }
                     PairKind::WholeNorm => {
                         let values = tensor.to_f32().into_iter().map(|v| v - 1.0);
                         all.push(in_f32(name, tensor.shape.clone(), values));

@@ -20,7 +20,8 @@ use device::{Activation, Plan, Weight};
 use weights::{Checkpoint, Metadata, Naming, Value};
 
 pub use descriptor::{
-    ImageMarks, Joining, PatchPositions, ProjectorStep, SizingKind, TOWERS, VisionDescriptor,
+    BothWays, ImageMarks, Joining, PatchPositions, ProjectorStep, SizingKind, TOWERS, Turning,
+    VisionDescriptor,
 };
 pub use given::GivenRows;
 pub use mmproj::{MmprojNames, with_mmproj};
@@ -57,7 +58,7 @@ pub struct VisionSpec {
     pub merge: usize,
     /// Pixels a side of the one size of images, where there is one.
     pub side: Option<usize>,
-    /// Positions a side of the learned table.
+    /// Positions a side of the learned table, or of each axis.
     pub table_side: usize,
     /// Rows of the text a side of a window, where there are windows.
     pub window: Option<usize>,
@@ -65,12 +66,16 @@ pub struct VisionSpec {
     pub full_layers: Vec<usize>,
     /// Base of the frequencies by which patches turn.
     pub rotation_base: f64,
+    /// Rows of an image that see those after them: in which layers of the text.
+    pub both_ways: BothWays,
     /// Layers whose states also go to the first layers of the text model, ascending.
     pub taps: Vec<usize>,
     /// Columns of a row of the text.
     pub out: usize,
     /// The token that stands for a row.
     pub token: u32,
+    /// The token whose inputs of layers a row has, where layers have such.
+    pub input_token: u32,
     /// Its text, where it is not the tower's usual one.
     pub row: Option<String>,
     /// Pairs of a head of the text model that turn by time, row and column, where positions have three axes.
@@ -104,6 +109,8 @@ pub struct VisionPlans {
     pub taps: Vec<Plan>,
     /// The learned positions.
     pub positions: Option<Weight>,
+    /// `(hidden)` each: what is subtracted from the scaled mean of joined patches, and what that is multiplied by.
+    pub standard: Option<[Vec<f32>; 2]>,
 }
 
 /// A picture made ready for the tower.
@@ -166,12 +173,21 @@ impl VisionSpec {
         let n_heads = count(&["num_attention_heads", "num_heads"], 1 << 10)?;
         let n_layers = count(&["num_hidden_layers", "depth"], 1 << 10)?;
         let patch = count(&["patch_size"], 1 << 8)?;
-        if !hidden.is_multiple_of(n_heads) || tower.rotates && !(hidden / n_heads).is_multiple_of(4) {
+        if !hidden.is_multiple_of(n_heads)
+            || tower.turning != Turning::None && !(hidden / n_heads).is_multiple_of(4)
+        {
             return Err(numbers.bad(
                 "num_heads",
                 n_heads,
                 format!("heads that divide {hidden} columns evenly"),
             ));
+        }
+        for (key, expected) in [("head_dim", hidden / n_heads), ("num_key_value_heads", n_heads)] {
+            let key = format!("vision_config.{key}");
+            if let Some(found) = numbers.top(&key, 1 << 16)?.filter(|found| *found != expected) {
+                let expected = format!("{expected}, as of {n_heads} heads of queries in {hidden} columns");
+                return Err(numbers.bad(&key, found, expected));
+            }
         }
         let fixed = tower.positions == PatchPositions::Table;
         let side = if fixed { Some(count(&["image_size"], 1 << 14)?) } else { None };
@@ -188,6 +204,7 @@ impl VisionSpec {
             }
             SizingKind::Tiles => numbers.top("scale_factor", 64)?.unwrap_or(2),
             SizingKind::Pixels => count(&["spatial_merge_size"], 64)?,
+            SizingKind::Rows => count(&["pooling_kernel_size"], 64)?,
         };
         if let Some(side) = side
             && (!side.is_multiple_of(patch) || !per_side.is_multiple_of(merge) || per_side == 0)
@@ -198,6 +215,7 @@ impl VisionSpec {
         let table_side = match tower.positions {
             PatchPositions::None => 0,
             PatchPositions::Table => per_side,
+            PatchPositions::Axes => count(&["position_embedding_size"], 1 << 20)?,
             PatchPositions::Stretched => {
                 let n = count(&["num_position_embeddings"], 1 << 22)?;
                 let of_side = (n as f64).sqrt() as usize;
@@ -266,14 +284,26 @@ impl VisionSpec {
             tower.projector.iter().any(|step| match step {
                 ProjectorStep::Linear(name) => checkpoint.tensor(&format!("{p}{name}.weight")).is_some(),
                 ProjectorStep::Turned(name) => checkpoint.tensor(&format!("{p}{name}")).is_some(),
-                ProjectorStep::Norm(..) | ProjectorStep::Activate(_) => false,
+                ProjectorStep::Norm(..) | ProjectorStep::PlainNorm | ProjectorStep::Activate(_) => false,
             })
         };
         let projector = tower.projector_prefixes.iter().find(there).or(tower.projector_prefixes.first());
         let frames = match tower.sizing {
             SizingKind::Pixels => count(&["temporal_patch_size"], 16)?,
-            SizingKind::Square | SizingKind::Tiles => 1,
+            SizingKind::Square | SizingKind::Tiles | SizingKind::Rows => 1,
         };
+        let said = |key: &str| {
+            let keys = [format!("text_config.{key}"), key.to_owned()];
+            keys.into_iter().find(|key| metadata.get(key).is_some_and(|value| !matches!(value, Value::Null)))
+        };
+        let both_ways = match tower.both_ways {
+            BothWays::InWindowsIfSaid => match said("use_bidirectional_attention") {
+                Some(key) if metadata.str(&key) == Some("vision") => BothWays::InWindowsIfSaid,
+                Some(_) | None => BothWays::Never,
+            },
+            always_or_never => always_or_never,
+        };
+        let input_token = said("pad_token_id").and_then(|key| metadata.usize(&key)).unwrap_or(0);
         Ok(VisionSpec {
             recipe: Recipe::read(metadata, tower, side, patch * merge)?,
             tower,
@@ -281,7 +311,10 @@ impl VisionSpec {
             n_heads,
             n_layers,
             ffn: count(&["intermediate_size"], 1 << 18)?,
-            norm_eps: metadata.f64("vision_config.layer_norm_eps").unwrap_or(1e-6) as f32,
+            norm_eps: ["layer_norm_eps", "rms_norm_eps"]
+                .iter()
+                .find_map(|key| metadata.f64(&format!("vision_config.{key}")))
+                .unwrap_or(1e-6) as f32,
             activation,
             patch,
             frames,
@@ -290,10 +323,14 @@ impl VisionSpec {
             table_side,
             window,
             full_layers,
-            rotation_base: metadata.f64("vision_config.rope_parameters.rope_theta").unwrap_or(10_000.0),
+            rotation_base: metadata
+                .f64("vision_config.rope_parameters.rope_theta")
+                .unwrap_or(tower.rotation_base),
+            both_ways,
             taps,
             out,
             token,
+            input_token: u32::try_from(input_token).unwrap_or(0),
             row: match checkpoint.naming {
                 Naming::Gguf => metadata.str("image_token").map(str::to_owned),
                 _ => None,
@@ -321,6 +358,20 @@ impl VisionSpec {
         self.hidden / self.n_heads
     }
 
+    /// Most rows of the text of an image whose rows must be in one step, since they see each other; 0: they need not be.
+    pub fn rows_at_once(&self) -> usize {
+        match (self.both_ways, self.recipe.sizing) {
+            (BothWays::Never, _) => 0,
+            (_, Sizing::Rows { most, .. }) => most,
+            (_, Sizing::Pixels { unit, most, .. }) => most / (unit * unit),
+            (_, Sizing::Exact(height, width)) => {
+                let unit = self.patch * self.merge;
+                (height / unit) * (width / unit)
+            }
+            (_, Sizing::Tiles { tile, .. }) => (tile / (self.patch * self.merge)).pow(2),
+        }
+    }
+
     /// Rows of the text of a tile.
     pub fn rows_of(&self, grid: Grid) -> usize {
         grid.rows * grid.cols / (self.merge * self.merge)
@@ -344,6 +395,10 @@ impl VisionSpec {
                     "an image of {rows} x {cols} patches, expected multiples of {}",
                     self.merge
                 ));
+            }
+            if self.tower.positions == PatchPositions::Axes && rows.max(cols) > self.table_side {
+                let most = self.table_side;
+                return Err(format!("an image of {rows} x {cols} patches, expected at most {most} a side"));
             }
             let expected = rows * cols * self.patch_len();
             if tile.pixels.len() != expected {

@@ -1,6 +1,6 @@
 //! Where patches lie: their order, the windows among them, and what depends on a patch's place.
 
-use super::{PatchPositions, SizingKind, VisionPlans, VisionSpec};
+use super::{PatchPositions, SizingKind, Turning, VisionPlans, VisionSpec};
 
 /// The patches of an image or tile. They are ordered square by square of those that are joined, the squares row by row, and so the
 /// patches of a square.
@@ -56,7 +56,7 @@ impl VisionSpec {
     pub fn stage_cols(&self, first: bool) -> usize {
         let positions = if self.tower.positions == PatchPositions::None { 0 } else { self.hidden };
         let own = if first { self.patch_len() + positions } else { self.hidden };
-        own + if self.tower.rotates { self.hidden } else { 0 }
+        own + if self.tower.turning == Turning::None { 0 } else { self.hidden }
     }
 
     /// `(patches, hidden)`: the learned position of each patch, in order; empty where there are none.
@@ -68,6 +68,12 @@ impl VisionSpec {
             |row: usize, col: usize| &all[(row * self.table_side + col) * self.hidden..][..self.hidden];
         let mut out = Vec::with_capacity(grid.rows * grid.cols * self.hidden);
         for (row, col) in grid.squares(self.merge) {
+            if self.tower.positions == PatchPositions::Axes {
+                // The two tables lie one after the other.
+                let (of_col, of_row) = (row_of(0, col), row_of(1, row));
+                out.extend(of_col.iter().zip(of_row).map(|(a, b)| a + b));
+                continue;
+            }
             if self.tower.positions == PatchPositions::Table {
                 let place = |at: usize, n: usize| {
                     if self.tower.sizing == SizingKind::Tiles { bucket(at, n) } else { at }
@@ -94,9 +100,9 @@ impl VisionSpec {
     }
 
     /// `(patches, hidden)`: the cosines of each patch's turns, for every head, and then its sines; empty where patches do not turn.
-    /// The first half of a head's pairs turns by rows, the other by columns.
+    /// The first half of a head's pairs turns by rows, the other by columns, or the other way round ([`Turning`]).
     pub fn turns(&self, grid: Grid) -> Vec<f32> {
-        if !self.tower.rotates {
+        if self.tower.turning == Turning::None {
             return Vec::new();
         }
         let quarter = self.head_dim() / 4;
@@ -104,8 +110,9 @@ impl VisionSpec {
         let frequencies: Vec<f32> = (0..quarter).map(frequency).collect();
         let mut out = Vec::with_capacity(grid.rows * grid.cols * self.hidden);
         for (row, col) in grid.squares(self.merge) {
+            let axes = if self.tower.turning == Turning::Halves { [col, row] } else { [row, col] };
             let angles: Vec<f32> =
-                [row, col].iter().flat_map(|at| frequencies.iter().map(move |f| *at as f32 * f)).collect();
+                axes.iter().flat_map(|at| frequencies.iter().map(move |f| *at as f32 * f)).collect();
             for function in [f32::cos, f32::sin] {
                 for _ in 0..self.n_heads {
                     out.extend(angles.iter().map(|angle| function(*angle)));

@@ -31,6 +31,13 @@ pub enum Sizing {
         /// Pixels at most.
         most: usize,
     },
+    /// As many joined patches of `unit` pixels a side as fit, in its shape, but no more than `most`.
+    Rows {
+        /// Pixels a side of joined patches.
+        unit: usize,
+        /// Joined patches at most.
+        most: usize,
+    },
     /// The longer side is brought to `longest`, both to multiples of `tile`, and the picture cut into tiles, where it `splits`.
     Tiles {
         /// Pixels.
@@ -93,7 +100,10 @@ impl Recipe {
                 _ => Err(bad(name, "three numbers".to_owned())),
             }
         };
-        for name in ["do_resize", "do_rescale", "do_normalize"] {
+        // A tower that centres colours itself is told so.
+        let normalises = metadata.bool(&key("do_normalize")) != Some(false);
+        let must = ["do_resize", "do_rescale"].into_iter().chain((!tower.centres).then_some("do_normalize"));
+        for name in must {
             if metadata.bool(&key(name)) == Some(false) {
                 return Err(bad(name, "true".to_owned()));
             }
@@ -130,11 +140,12 @@ impl Recipe {
                 }
                 Sizing::Pixels { unit, least, most }
             }
+            SizingKind::Rows => Sizing::Rows { unit, most: count("max_soft_tokens")?.unwrap_or(280) },
         };
         let filter = match (count("resample")?, tower.sizing) {
             (Some(1), _) | (None, SizingKind::Tiles) => Filter::Lanczos,
             (Some(2), _) | (None, SizingKind::Square) => Filter::Bilinear,
-            (Some(3), _) | (None, SizingKind::Pixels) => Filter::Bicubic,
+            (Some(3), _) | (None, SizingKind::Pixels | SizingKind::Rows) => Filter::Bicubic,
             (Some(_), _) => {
                 return Err(bad("resample", "1 (Lanczos), 2 (bilinear) or 3 (bicubic)".to_owned()));
             }
@@ -143,17 +154,26 @@ impl Recipe {
             SizingKind::Pixels if tower.positions == super::PatchPositions::None => {
                 ([0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_6, 0.275_777_1])
             }
+            _ if tower.centres => ([0.0; 3], [1.0; 3]),
             _ => ([0.5; 3], [0.5; 3]),
         };
-        let std = three("image_std", std)?;
+        let (mut mean, mut std) = match normalises {
+            true => (three("image_mean", mean)?, three("image_std", std)?),
+            false => ([0.0; 3], [1.0; 3]),
+        };
         if std.contains(&0.0) {
             return Err(bad("image_std", "numbers other than 0".to_owned()));
+        }
+        if tower.centres {
+            // 2 * ((colour - mean) / std - 0.5)
+            mean.iter_mut().zip(&std).for_each(|(mean, std)| *mean += 0.5 * std);
+            std.iter_mut().for_each(|std| *std *= 0.5);
         }
         Ok(Recipe {
             sizing,
             filter,
             factor: metadata.f64(&key("rescale_factor")).unwrap_or(1.0 / 255.0) as f32,
-            mean: three("image_mean", mean)?,
+            mean,
             std,
         })
     }

@@ -55,7 +55,7 @@ pub struct ScheduleShape {
     pub window: usize,
     /// The window begins at a multiple of its length.
     pub chunked: bool,
-    /// A row sees all rows of its span.
+    /// A row sees the rows of its span after it, too.
     pub both_ways: bool,
     /// KV heads.
     pub n_kv_heads: usize,
@@ -325,8 +325,7 @@ impl Schedule {
                 let first = self.rows.len() as u32;
                 self.rows.extend((before..before + n_rows).map(|i| {
                     let row = Row::causal(span.first_row + i, span.first_position + i);
-                    let whole = (span.first_position, span.end() as u32);
-                    if shape.both_ways { Row { span: whole, ..row } } else { row }
+                    if shape.both_ways { Row { end: span.end() as u32, ..row } } else { row }
                 }));
                 self.units.extend((0..shape.n_kv_heads as u32).map(|kv_head| Unit::Whole {
                     first,

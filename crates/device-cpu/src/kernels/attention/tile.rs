@@ -30,8 +30,8 @@ pub struct Row {
     pub row: u32,
     /// Its position in the sequence.
     pub position: u32,
-    /// Positions of its span that it sees whatever the window, its own included: from the first to before the last's next.
-    pub span: (u32, u32),
+    /// Where what it sees ends: after its own position, or after the last of its span.
+    pub end: u32,
 }
 
 /// Rows that are computed together: they read the same pages.
@@ -52,14 +52,13 @@ pub fn seen(window: usize, chunked: bool, position: usize) -> Range<usize> {
 impl Row {
     /// A row of a span that sees what comes before it.
     pub fn causal(row: u32, position: u32) -> Row {
-        Row { row, position, span: (position, position + 1) }
+        Row { row, position, end: position + 1 }
     }
 
     /// Positions that it sees.
     #[inline(always)]
     fn seen(&self, shape: &Shape) -> Range<usize> {
-        let seen = seen(shape.window, shape.chunked, self.position as usize);
-        seen.start.min(self.span.0 as usize)..seen.end.max(self.span.1 as usize)
+        seen(shape.window, shape.chunked, self.position as usize).start..self.end as usize
     }
 }
 

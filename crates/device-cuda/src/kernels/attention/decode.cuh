@@ -31,7 +31,7 @@ template <class Kv> struct Paged {
         if (a.chunked) start = (end - 1) / a.window * a.window;
         if (a.both_ways) {
             const Span span = a.spans[a.row_spans[row]];
-            start = min(start, span.first_position), end = span.first_position + span.n_rows;
+            end = span.first_position + span.n_rows;
         }
     }
     __device__ __forceinline__ const uchar *key(uint position) const {

@@ -84,7 +84,7 @@ template <int D, bool BYTES> INLINE void attention_flash(const AttentionArgument
         const u32 low = span_position + row_0 + 1;
         first = low > a.window ? low - a.window : 0;
     }
-    if (a.both_ways) first = min(first, span_position), end = span_position + span_rows;
+    if (a.both_ways) end = span_position + span_rows;
     const u32 tile_0 = first / TILE, n_tiles = (end + TILE - 1) / TILE - tile_0;
 
     const u32 vector = BYTES ? D / 32 * 34 : D * 2, shift = 31 - __clz(a.pages.page_len);
@@ -161,7 +161,7 @@ template <int D, bool BYTES> INLINE void attention_flash(const AttentionArgument
     const bool idle = warp * 16 >= n_rows;
     const u32 warp_end = a.n_states || a.both_ways ? end : min(end, span_position + row_0 + warp * 16 + 16);
     const u32 warp_low = span_position + row_0 + warp * 16 + 1;
-    const u32 warp_first = a.window && !a.n_states && !a.both_ways && warp_low > a.window ? warp_low - a.window : 0;
+    const u32 warp_first = a.window && !a.n_states && warp_low > a.window ? warp_low - a.window : 0;
 
     for (u32 index = 0; index < n_tiles; index++) {
         const u32 next_pages = index + 1 < n_tiles ? look_up(index + 1) : 0;
@@ -192,8 +192,8 @@ template <int D, bool BYTES> INLINE void attention_flash(const AttentionArgument
                     mma_16x8x16(score[n + 1], qs, k[2], k[3]);
                 }
             }
-            const bool inner = a.both_ways ? position + TILE <= end && !a.window : !a.n_states ? position + TILE <= warp_low && (!a.window || position + a.window >= warp_low + 15)
-                                           : position + TILE <= end;
+            const bool inner = a.n_states ? position + TILE <= end
+                                          : position + TILE <= (a.both_ways ? end : warp_low) && (!a.window || position + a.window >= warp_low + 15);
             float factor_log2 = a.scale * LOG2E;
             if (a.softcap > 0) {
                 // tanh(y) = 1 - 2 / (exp(2 y) + 1)
@@ -211,9 +211,7 @@ template <int D, bool BYTES> INLINE void attention_flash(const AttentionArgument
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         const u32 p = position + n * 8 + 2 * t + (e & 1), own = position_0 + 8 * (e >> 1);
-                        const bool seen = a.n_states    ? p < end
-                                          : a.both_ways ? p < end && (p >= span_position || !a.window || p + a.window > own)
-                                                        : p <= own && (!a.window || p + a.window > own);
+                        const bool seen = p < (a.n_states || a.both_ways ? end : own + 1) && (a.n_states || !a.window || p + a.window > own);
                         if (!seen) score[n][e] = -__int_as_float(0x7f800000);
                     }
             }

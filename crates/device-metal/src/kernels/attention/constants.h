@@ -32,7 +32,7 @@ constant bool ATTENTION_WHOLE_ROWS [[function_constant(46)]];
 constant bool ATTENTION_KEY_BIAS [[function_constant(47)]];
 // The window does not slide: it begins at the last multiple of its length.
 constant bool ATTENTION_CHUNKED [[function_constant(48)]];
-// A row sees all rows of its span, those before it whatever the window.
+// A row sees the rows of its span after it, too.
 constant bool ATTENTION_BOTH_WAYS [[function_constant(49)]];
 // Decode: lanes that share a key, and as many neighbouring keys at once: 4, 8 or 16.
 constant uint ATTENTION_KEY_LANES [[function_constant(50)]];

@@ -126,13 +126,11 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
     const uint own = ENCODER ? a.n_positions - 1 : positions[row];
     uint first = 0, last = own;
     if (!ENCODER) {
-        uint span_first = 0;
         if (ATTENTION_BOTH_WAYS) {
             device const Span & span = spans[row_spans[row]];
-            span_first = span.first_position;
-            last = span_first + span.n_rows - 1;
+            last = span.first_position + span.n_rows - 1;
         }
-        first = first_seen(a, own, span_first);
+        first = first_seen(a, own);
     }
 
     // A simdgroup makes a head of q at a time, or k, or v.

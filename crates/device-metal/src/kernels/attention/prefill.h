@@ -151,7 +151,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
         uint first = 0, end = SOURCE == SOURCE_ENCODER ? a.n_positions : span_rows;
         const uint low = low_row - span_row, high = high_row - span_row;
         if (SOURCE == SOURCE_CACHE) {
-            first = first_seen(a, span_position + low, span_position);
+            first = first_seen(a, span_position + low);
             end = span_position + (ATTENTION_BOTH_WAYS ? span_rows : high);
         }
         if (SOURCE == SOURCE_ROWS && ATTENTION_WINDOW) {
@@ -242,7 +242,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
                 bool seen = pair < rows * heads && row >= low_row && row < high_row && at >= first && at < end;
                 if (SOURCE == SOURCE_CACHE) {
                     const uint own = span_position + row - span_row;
-                    seen = seen && at >= first_seen(a, own, span_position);
+                    seen = seen && at >= first_seen(a, own);
                     if (!ATTENTION_BOTH_WAYS) seen = seen && at <= own;
                 }
                 if (SOURCE == SOURCE_ROWS && ATTENTION_WINDOW) {

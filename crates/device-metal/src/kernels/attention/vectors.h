@@ -94,12 +94,9 @@ static inline float capped(float score, float softcap) {
     return score < 0.0f ? -t : t;
 }
 
-// The first position that a row at position `own` sees; `span_first` is the position of the first row of its span.
-static inline uint first_seen(constant AttentionArguments & a, uint own, uint span_first) {
-    uint first = 0;
-    if (ATTENTION_WINDOW) {
-        first = own + 1 > a.window ? own + 1 - a.window : 0;
-        if (ATTENTION_CHUNKED) first = own / a.window * a.window;
-    }
-    return ATTENTION_BOTH_WAYS ? min(first, span_first) : first;
+// The first position that a row at position `own` sees.
+static inline uint first_seen(constant AttentionArguments & a, uint own) {
+    if (!ATTENTION_WINDOW) return 0;
+    if (ATTENTION_CHUNKED) return own / a.window * a.window;
+    return own + 1 > a.window ? own + 1 - a.window : 0;
 }

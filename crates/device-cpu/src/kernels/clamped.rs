@@ -1,0 +1,40 @@
+//! `out = max(min, min(x, max))`.
+//!
+//! Shapes, shares and bytes as in [`elementwise`](super::elementwise).
+
+use super::elementwise::{self, Function, map};
+use crate::command::Worker;
+use crate::simd::{Simd, variants};
+
+/// Parameters.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// Its factor is the least that comes out.
+    pub of: elementwise::Params,
+    /// The most that comes out.
+    pub max: f32,
+}
+
+struct Clamp(f32, f32);
+
+impl Function for Clamp {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(&self, a: S::V, _: S::V) -> S::V {
+        // SAFETY: by the caller, the instruction set is available.
+        unsafe { S::max(S::min(a, S::splat(self.1)), S::splat(self.0)) }
+    }
+}
+
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
+    // writes what this one reads, and the instruction set is available.
+    unsafe { map::<S>(&p.of, worker, Clamp(p.of.factor, p.max)) }
+}
+
+variants!(
+    /// The kernel for an instruction set.
+    clamped, body, Params
+);
