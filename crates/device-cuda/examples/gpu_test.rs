@@ -89,7 +89,8 @@ fn main() -> ExitCode {
     println!("{}; {}", device.describe(), device.kernels().origin());
     // Side by side, where they must be compiled; few of them are of the persistent kernel.
     let architecture = device.context().facts().architecture();
-    let files = kernels::files(&architecture).filter(|_| wanted != ["persistent"]);
+    let is_needed = |file: &&str| wanted != ["persistent"] || file.starts_with("persistent/");
+    let files = kernels::files(&architecture).filter(is_needed);
     if let Err(error) = device.kernels().prepare(&files.map(str::to_owned).collect()) {
         eprintln!("no tests were run: {error}");
         return ExitCode::FAILURE;

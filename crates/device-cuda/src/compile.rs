@@ -208,17 +208,17 @@ impl Compiler<'_> {
         addresses: &PersistentAddresses,
         kernels: &mut KernelList,
     ) -> Result<Commands> {
-        let dense = &persistent.dense;
+        let decoder = &persistent.decoder;
         let [before, after] = persistent.outside.clone();
         let mut draft = self.draft(RowClass::One, RowClass::One, kernels);
         draft.units(&self.units[before])?;
-        draft.node = dense.nodes.start;
+        draft.node = decoder.nodes.start;
         let (base, shared) = persistent.arguments(self.plan, self.limits, shared_bytes);
-        let frequencies = |index: usize| self.vector_or_null(dense.rotations.get(index).map(|(id, _)| *id));
-        let first_norm = dense.layers.first().map(|layer| layer.norm);
+        let frequencies = |index: usize| self.vector_or_null(decoder.rotations.get(index).map(|(id, _)| *id));
+        let first_norm = decoder.layers.first().map(|layer| layer.norm);
         let arguments = PersistentArguments {
             phases: addresses.phases,
-            x: self.value(dense.first)?,
+            x: self.value(decoder.first)?,
             first_norm: self.vector_or_null(first_norm)?,
             frequencies1: frequencies(0)?,
             frequencies2: frequencies(1)?,
@@ -227,13 +227,13 @@ impl Compiler<'_> {
             choice: if persistent.chooses { self.step_place(self.step.choices) } else { 0 },
             chosen: self.places.chosen,
             host_chosen: self.places.host_chosen,
-            logits: self.value(dense.logits)?,
+            logits: self.value(decoder.logits)?,
             exchange: addresses.exchange,
             ..base
         };
         let (file, name) = persistent.kernel();
         let grid = [Extent::Fixed(persistent.n_blocks() as u32), ONE, ONE];
-        let writes = [dense.logits];
+        let writes = [decoder.logits];
         let call = Call::new(&file, RowCount::Tokens, grid, THREADS, &writes);
         let weight_bytes = persistent.weight_bytes();
         draft.push(Call { name: &name, shared, weight_bytes, together: true, ..call }, &arguments);

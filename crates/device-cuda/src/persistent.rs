@@ -10,11 +10,11 @@ use crate::products::has_activation;
 use crate::profile::Profile;
 use ::weights::BlockType;
 use device::key_bias::KeyBias;
-use device::{KvType, Limits, Numerics, Plan, RopeStyle, WeightId};
+use device::{KvType, Limits, Numerics, Plan, RopeStyle, RouterScores, WeightId};
 use device_lower::units::LoweredUnit;
 use std::ops::Range;
 
-pub use pattern::{Dense, dense};
+pub use pattern::{Decoder, Layer, Mixture, decoder};
 pub use weights::{PersistentPlan, PersistentWeights};
 
 /// Columns of a head and query heads of a KV head of the kernels that there are.
@@ -28,6 +28,9 @@ const QKV: u32 = 0;
 const ADD: u32 = 1;
 const GATE: u32 = 2;
 const HEAD: u32 = 3;
+const ROUTE: u32 = 4;
+const EXPERTS: u32 = 5;
+const ADD_EXPERTS: u32 = 6;
 const EXCHANGE_INPUT: u32 = 0;
 const EXCHANGE_MIDDLE: u32 = 65_536;
 const EXCHANGE_GATED: u32 = 131_072;
@@ -35,10 +38,20 @@ const EXCHANGE_ATTENDED: u32 = 262_144;
 const EXCHANGE_QKV: usize = 327_680;
 const EXCHANGE_PARTIALS: usize = 458_752;
 const EXCHANGE_SQUARES: usize = 1_507_328;
-const EXCHANGE: usize = 1_515_520;
+const EXCHANGE_WIDE: usize = 1_515_520;
+const EXCHANGE_SCORES: usize = 1_531_904;
+const EXCHANGE: usize = 1_532_928;
 const MAX_BLOCKS: usize = 160;
 const MAX_SLOTS: usize = 40;
 const MAX_ROWS: usize = 64;
+const MAX_USED: usize = 32;
+const CHOICE: usize = 272;
+
+/// Bytes of the input of down.
+const GATED_BYTES: usize = (EXCHANGE_ATTENDED - EXCHANGE_GATED) as usize;
+
+/// Layers without experts after one with them, at most: a word that is as many epochs old as there are tags would pass for a new one.
+const MOST_DENSE: usize = 12;
 
 /// Bytes of both exchanges and the turn.
 const EXCHANGE_BYTES: usize = 2 * EXCHANGE + 256;
@@ -85,6 +98,12 @@ impl Codec {
     }
 }
 
+/// Groups of rows of a bundle of gate and up of an expert.
+const BUNDLE: usize = 4;
+
+/// Bytes of 1,024 columns of a router.
+const ROUTER_STEP: usize = 4096;
+
 /// Groups of 1,024 columns.
 fn quads(n_cols: usize) -> usize {
     n_cols.div_ceil(1024)
@@ -94,7 +113,7 @@ fn quads(n_cols: usize) -> usize {
 #[derive(Clone, Debug)]
 pub struct Persistent {
     /// The decoder.
-    pub dense: Dense,
+    pub decoder: Decoder,
     /// Units of the plan that run before the kernel, and after it.
     pub outside: [Range<usize>; 2],
     /// Whether nothing happens to logits before a token is chosen from them: the kernel then chooses the best.
@@ -110,8 +129,44 @@ pub struct Persistent {
 #[derive(Clone, Copy, Debug)]
 struct Product {
     codec: Codec,
+    /// What blocks share: groups of rows; a router's experts; bundles of the experts that a token uses.
     groups: usize,
     k_quads: usize,
+    packing: Packing,
+}
+
+/// How a product's weights are packed (`persistent/arguments.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Packing {
+    /// Groups by block.
+    Rows,
+    /// Rows of floats.
+    Router,
+    /// Of each of `n` experts, of which a token uses `n_used`, `bundles` of gate and up.
+    Bundles { n: usize, n_used: usize, bundles: usize },
+    /// Of each of `n` experts, of which a token uses `n_used`, groups of `units`.
+    Down { n: usize, n_used: usize, units: usize },
+}
+
+impl Product {
+    /// Bytes of one expert, or of all where there are none.
+    fn part_bytes(&self) -> usize {
+        match self.packing {
+            Packing::Rows => self.groups * self.k_quads * self.codec.step(),
+            Packing::Router => self.groups * self.k_quads * ROUTER_STEP,
+            Packing::Bundles { bundles, .. } => bundles * BUNDLE * self.k_quads * self.codec.step(),
+            Packing::Down { units, .. } => self.groups * units * self.codec.unit,
+        }
+    }
+
+    /// Bytes as packed, and those that a token reads.
+    fn bytes(&self) -> (usize, usize) {
+        let of = self.part_bytes();
+        match self.packing {
+            Packing::Rows | Packing::Router => (of, of),
+            Packing::Bundles { n, n_used, .. } | Packing::Down { n, n_used, .. } => (n * of, n_used * of),
+        }
+    }
 }
 
 impl Persistent {
@@ -141,20 +196,20 @@ impl Persistent {
                 return Err(format!("keys and values in {other:?}"));
             }
         };
-        let dense = dense(plan)?;
-        let before = units.iter().take_while(|unit| unit.last < dense.nodes.start).count();
-        let after = units.iter().position(|unit| unit.node >= dense.nodes.end).unwrap_or(units.len());
-        let inside = |unit: &LoweredUnit| unit.node >= dense.nodes.start && unit.last < dense.nodes.end;
+        let decoder = decoder(plan)?;
+        let before = units.iter().take_while(|unit| unit.last < decoder.nodes.start).count();
+        let after = units.iter().position(|unit| unit.node >= decoder.nodes.end).unwrap_or(units.len());
+        let inside = |unit: &LoweredUnit| unit.node >= decoder.nodes.start && unit.last < decoder.nodes.end;
         if !units[before..after].iter().all(inside)
-            || !units[after..].iter().all(|unit| unit.node >= dense.nodes.end)
+            || !units[after..].iter().all(|unit| unit.node >= decoder.nodes.end)
         {
             return Err("fused Ops across its ends".to_owned());
         }
-        let (hidden, n_blocks) = (plan.value(dense.first).cols, profile.n_processors.min(MAX_BLOCKS));
-        let products = products(plan, &dense)?;
-        let chooses = dense.logits == plan.output;
+        let (hidden, n_blocks) = (plan.value(decoder.first).cols, profile.n_processors.min(MAX_BLOCKS));
+        let products = products(plan, &decoder)?;
+        let chooses = decoder.logits == plan.output;
         let mine = Persistent {
-            dense,
+            decoder,
             outside: [0..before, after..units.len()],
             chooses,
             kv_name,
@@ -167,14 +222,19 @@ impl Persistent {
 
     /// Sizes that the kernel has room for.
     fn check(&self, plan: &Plan, hidden: usize, limits: &Limits, profile: &Profile) -> Result<(), String> {
-        let heads = self.dense.heads;
+        let heads = self.decoder.heads;
         let (of_group, head_dim) = (heads.n_heads / heads.n_kv_heads.max(1), heads.head_dim);
         if !SHAPES.contains(&(head_dim, of_group)) {
             return Err(format!("{of_group} query heads a KV head of {head_dim} columns"));
         }
         let most_rows = (hidden / 8).div_ceil(self.n_blocks) * 8;
         let qkv_rows = (heads.n_heads + 2 * heads.n_kv_heads) * head_dim;
-        let ffn = self.dense.layers.iter().map(|layer| plan.weight(layer.gate).n_rows()).max().unwrap_or(0);
+        let layers = &self.decoder.layers;
+        let networks = layers.iter().map(|layer| match layer.router {
+            Some(router) => router.mixture.ffn,
+            None => plan.weight(layer.gate).n_rows(),
+        });
+        let ffn = networks.max().unwrap_or(0);
         let partials = heads.n_kv_heads * self.n_splits() * (of_group * head_dim + 2 * of_group + 4) * 4;
         let sizes = [
             ("columns of the residual, a multiple of 8", hidden % 8, 0),
@@ -182,11 +242,29 @@ impl Persistent {
             ("rows of the residual of a block", most_rows, MAX_ROWS),
             ("bytes of q, k and v", qkv_rows * 4, EXCHANGE_PARTIALS - EXCHANGE_QKV),
             ("bytes of attention", heads.n_heads * head_dim * 2, EXCHANGE_QKV - EXCHANGE_ATTENDED as usize),
-            ("bytes of the network", ffn * 2, (EXCHANGE_ATTENDED - EXCHANGE_GATED) as usize),
+            ("bytes of the network", ffn * 2, GATED_BYTES),
             ("bytes of partial attentions", partials, EXCHANGE_SQUARES - EXCHANGE_PARTIALS),
             ("KV heads", heads.n_kv_heads, self.n_blocks),
-            ("tokens", plan.weight(self.dense.head).n_rows(), MOST_VOCAB),
+            ("tokens", plan.weight(self.decoder.head).n_rows(), MOST_VOCAB),
         ];
+        let of_mixture = self.mixture().map(|Mixture { n, n_used, ffn, .. }| {
+            let units = ffn.div_ceil(128);
+            let unit = |product: &Product| match product.packing {
+                Packing::Down { .. } => product.codec.unit,
+                _ => 0,
+            };
+            let unit = self.products.iter().map(unit).max().unwrap_or(0);
+            [
+                ("experts of a block", n.div_ceil(self.n_blocks), 8),
+                ("bytes of scores", n * 4, EXCHANGE - EXCHANGE_SCORES),
+                ("experts of a token", n_used, MAX_USED),
+                ("bytes of a router's input", hidden * 4, EXCHANGE_SCORES - EXCHANGE_WIDE),
+                ("bytes of the experts' networks", n_used * units * 256, GATED_BYTES),
+                ("bytes of 8 rows of an expert", units * unit, SLOT),
+                ("layers without experts in a row", self.longest_dense(), MOST_DENSE),
+            ]
+        });
+        let sizes = sizes.into_iter().chain(of_mixture.into_iter().flatten());
         if let Some((what, found, most)) = sizes.into_iter().find(|(_, found, most)| found > most) {
             return Err(format!("{what}: {found}, expected at most {most}"));
         }
@@ -203,10 +281,35 @@ impl Persistent {
 
     /// Its file and its name.
     pub fn kernel(&self) -> (String, String) {
-        let heads = self.dense.heads;
+        let heads = self.decoder.heads;
         let shape = format!("{}_{}", heads.head_dim, heads.n_heads / heads.n_kv_heads);
-        let shape = format!("{}{shape}", self.kv_name);
+        let experts = if self.mixture().is_some() { "experts_" } else { "" };
+        let shape = format!("{experts}{}{shape}", self.kv_name);
         (format!("persistent/decode_{shape}.cu"), format!("persistent_decode_{shape}"))
+    }
+
+    /// What its routers share, if it has some.
+    fn mixture(&self) -> Option<Mixture> {
+        self.decoder.layers.iter().find_map(|layer| layer.router).map(|router| router.mixture)
+    }
+
+    /// Dense layers in a row, after the first mixture.
+    fn longest_dense(&self) -> usize {
+        let layers = self.decoder.layers.iter().map(|layer| layer.router.is_none());
+        let after = layers.skip_while(|is_dense| *is_dense);
+        let longest = |(longest, now): (usize, usize), is_dense: bool| {
+            let now = if is_dense { now + 1 } else { 0 };
+            (longest.max(now), now)
+        };
+        after.fold((0, 0), longest).0
+    }
+
+    /// Positions of a sequence up to which its steps run in one launch.
+    pub fn positions(&self, profile: &Profile) -> usize {
+        match self.mixture() {
+            Some(_) => profile.persistent_positions.min(profile.mixture_positions),
+            None => profile.persistent_positions,
+        }
     }
 
     /// Blocks: one a multiprocessor.
@@ -216,7 +319,7 @@ impl Persistent {
 
     /// Blocks of a KV head.
     fn n_splits(&self) -> usize {
-        MOST_SPLITS.min(self.n_blocks / self.dense.heads.n_kv_heads.max(1)).max(1)
+        MOST_SPLITS.min(self.n_blocks / self.decoder.heads.n_kv_heads.max(1)).max(1)
     }
 
     fn most_quads(&self) -> usize {
@@ -225,33 +328,33 @@ impl Persistent {
 
     /// Slots of the ring, and bytes of shared memory.
     fn ring(&self, shared_bytes: u32) -> (usize, u32) {
-        let heads = self.dense.heads;
+        let heads = self.decoder.heads;
         let (d, h) = (heads.head_dim, heads.n_heads / heads.n_kv_heads);
         // PERSISTENT_SHARED, the input, the phases.
         let own = 4752 + 20 * d + 36 * h * d + 64 * h;
-        let rest = own + 2560 * self.most_quads() + size_of::<PersistentPhase>() * self.products.len();
+        let choice = if self.mixture().is_some() { CHOICE } else { 0 };
+        let rest =
+            own + 2560 * self.most_quads() + size_of::<PersistentPhase>() * self.products.len() + choice;
         let n_slots = ((shared_bytes as usize).saturating_sub(rest) / SLOT).min(MAX_SLOTS);
         (n_slots, (n_slots * SLOT + rest) as u32)
     }
 
     /// Bytes of weights that a token reads, as packed.
     pub fn weight_bytes(&self) -> u64 {
-        self.products.iter().map(|p| (p.groups * p.k_quads * p.codec.step()) as u64).sum()
+        self.products.iter().map(|product| product.bytes().1 as u64).sum()
     }
 
     /// The table.
     pub fn phases(&self, plan: &Plan, places: &PhasePlaces<'_>) -> Vec<PersistentPhase> {
         let (vector, weights) = (places.vector, places.weights);
         let optional = |id: Option<WeightId>| id.map_or(0, vector);
-        let layers = &self.dense.layers;
+        let layers = &self.decoder.layers;
         let chunks = |id: WeightId| (plan.weight(id).n_cols() / 8) as u32;
         let mut phases = Vec::with_capacity(self.products.len());
         for (index, layer) in layers.iter().enumerate() {
-            let [qkv, output, gate, down] = [0, 1, 2, 3].map(|i| 4 * index + i);
-            let next_norm = layers.get(index + 1).map_or(self.dense.norm, |next| next.norm);
+            let next_norm = layers.get(index + 1).map_or(self.decoder.norm, |next| next.norm);
             let (pages, page_bytes, table) = (places.pages)(layer.kv);
             phases.push(PersistentPhase {
-                weights: weights[qkv],
                 bias: places.biases[index],
                 q_norm: optional(layer.q_norm),
                 k_norm: optional(layer.k_norm),
@@ -266,7 +369,6 @@ impl Persistent {
                 ..PersistentPhase::default()
             });
             phases.push(PersistentPhase {
-                weights: weights[output],
                 norm: vector(layer.ffn_norm),
                 post_norm: optional(layer.post_attention),
                 kind: ADD,
@@ -274,33 +376,42 @@ impl Persistent {
                 chunks: chunks(layer.output),
                 ..PersistentPhase::default()
             });
+            if let Some(router) = layer.router {
+                phases.push(PersistentPhase {
+                    bias: optional(router.product_bias),
+                    q_norm: optional(router.choice_bias),
+                    k_norm: optional(router.scales),
+                    kind: ROUTE,
+                    input: EXCHANGE_MIDDLE,
+                    chunks: chunks(router.matrix),
+                    ..PersistentPhase::default()
+                });
+            }
             phases.push(PersistentPhase {
-                weights: weights[gate],
-                kind: GATE,
+                kind: if layer.router.is_some() { EXPERTS } else { GATE },
                 input: EXCHANGE_MIDDLE,
                 chunks: chunks(layer.gate),
                 activation: crate::compile::activation(layer.activation),
-                gate_refill: 1,
+                gate_refill: u32::from(layer.router.is_none()),
                 ..PersistentPhase::default()
             });
             phases.push(PersistentPhase {
-                weights: weights[down],
                 norm: vector(next_norm),
                 post_norm: optional(layer.post_ffn),
-                kind: ADD,
+                kind: if layer.router.is_some() { ADD_EXPERTS } else { ADD },
                 input: EXCHANGE_GATED,
                 chunks: chunks(layer.down),
                 ..PersistentPhase::default()
             });
         }
         phases.push(PersistentPhase {
-            weights: weights[4 * layers.len()],
             kind: HEAD,
             input: EXCHANGE_INPUT,
-            chunks: chunks(self.dense.head),
+            chunks: chunks(self.decoder.head),
             ..PersistentPhase::default()
         });
-        for (phase, product) in phases.iter_mut().zip(&self.products) {
+        for ((phase, product), weights) in phases.iter_mut().zip(&self.products).zip(weights) {
+            phase.weights = *weights;
             phase.codec = product.codec.number;
             (phase.groups, phase.k_quads) = (product.groups as u32, product.k_quads as u32);
         }
@@ -309,28 +420,36 @@ impl Persistent {
 
     /// A launch's arguments but for addresses, and the bytes of its shared memory.
     pub fn arguments(&self, plan: &Plan, limits: &Limits, shared_bytes: u32) -> (PersistentArguments, u32) {
-        let heads = self.dense.heads;
+        let heads = self.decoder.heads;
         let (n_slots, shared) = self.ring(shared_bytes);
-        let scale = |index: usize| self.dense.rotations.get(index).map_or(1.0, |(_, scale)| *scale);
+        let scale = |index: usize| self.decoder.rotations.get(index).map_or(1.0, |(_, scale)| *scale);
+        let mixture = self.mixture();
         let arguments = PersistentArguments {
             n_phases: self.products.len() as u32,
             rotation_scale1: scale(0),
             rotation_scale2: scale(1),
             interleaved: u32::from(heads.style == RopeStyle::Interleaved),
-            hidden: plan.value(self.dense.first).cols as u32,
+            hidden: plan.value(self.decoder.first).cols as u32,
             n_kv_heads: heads.n_kv_heads as u32,
-            n_vocab: plan.weight(self.dense.head).n_rows() as u32,
+            n_vocab: plan.weight(self.decoder.head).n_rows() as u32,
             n_splits: self.n_splits() as u32,
             page_len: limits.page_len as u32,
             slot_bytes: SLOT as u32,
             n_slots: n_slots as u32,
-            eps: self.dense.eps,
+            eps: self.decoder.eps,
             attention_scale: heads.scale * std::f32::consts::LOG2_E,
             softcap: heads.softcap.unwrap_or(0.0),
             poll_delay: POLL_DELAY,
-            refill_gates: 1,
+            // A layer with experts has no end that is known before they are chosen.
+            refill_gates: u32::from(mixture.is_none()),
             stop_phase: self.products.len() as u32,
             most_quads: self.most_quads() as u32,
+            n_experts: mixture.map_or(0, |mixture| mixture.n as u32),
+            n_used: mixture.map_or(0, |mixture| mixture.n_used as u32),
+            expert_ffn: mixture.map_or(0, |mixture| mixture.ffn as u32),
+            expert_sigmoid: u32::from(mixture.is_some_and(|mixture| mixture.scores == RouterScores::Sigmoid)),
+            expert_normalise: u32::from(mixture.is_some_and(|mixture| mixture.normalise)),
+            expert_factor: mixture.map_or(1.0, |mixture| mixture.factor),
             ..PersistentArguments::default()
         };
         (arguments, shared)
@@ -350,15 +469,15 @@ pub fn persistent_of<'a>(
     let mut found: Vec<Result<Persistent, String>> = parts.iter().map(of).collect();
     let plans = || parts.iter().map(|(plan, _)| *plan);
     let packed = PersistentPlan::new(plans().zip(&found));
-    let too_much = match packed.total() as u64 {
-        n if n > profile.most_persistent => {
-            let most = profile.most_persistent / 1_000_000;
-            Some(format!("{} MB of weights, expected at most {most}", n / 1_000_000))
-        }
-        n if n + others as u64 > profile.most_packed => {
-            Some(format!("{} MB for a third copy of the weights, too much of the memory", n / 1_000_000))
-        }
-        _ => None,
+    let read = found.iter().flatten().map(Persistent::weight_bytes).max().unwrap_or(0);
+    let third = packed.total() as u64;
+    let too_much = if read > profile.most_persistent {
+        let most = profile.most_persistent / 1_000_000;
+        Some(format!("{} MB of weights a token, expected at most {most}", read / 1_000_000))
+    } else if third > 0 && third + others as u64 > profile.most_copies {
+        Some(format!("{} MB for a third copy of the weights, too much of the memory", third / 1_000_000))
+    } else {
+        None
     };
     let Some(reason) = too_much else { return (found, packed) };
     found.iter_mut().filter(|found| found.is_ok()).for_each(|found| *found = Err(reason.clone()));
@@ -379,7 +498,7 @@ pub struct PhasePlaces<'a> {
 }
 
 /// The products of all phases, in order.
-fn products(plan: &Plan, dense: &Dense) -> Result<Vec<Product>, String> {
+fn products(plan: &Plan, decoder: &Decoder) -> Result<Vec<Product>, String> {
     let of = |ids: &[WeightId], groups: usize| -> Result<Product, String> {
         let weight = plan.weight(ids[0]);
         let Some(codec) = Codec::of(weight.block) else {
@@ -391,21 +510,33 @@ fn products(plan: &Plan, dense: &Dense) -> Result<Vec<Product>, String> {
                 other.name, other.block, weight.name, weight.block
             ));
         }
-        Ok(Product { codec, groups, k_quads: quads(weight.n_cols()) })
+        Ok(Product { codec, groups, k_quads: quads(weight.n_cols()), packing: Packing::Rows })
     };
     let rows = |id: WeightId| plan.weight(id).n_rows();
     let mut products = Vec::new();
-    for layer in &dense.layers {
+    for layer in &decoder.layers {
         if !has_activation(layer.activation) {
             return Err(format!("the activation {:?}", layer.activation));
         }
         let qkv = layer.qkv.map(|(weight, _)| weight);
         products.push(of(&qkv, qkv.iter().map(|id| rows(*id)).sum::<usize>() / 8)?);
         products.push(of(&[layer.output], rows(layer.output).div_ceil(8))?);
+        if let Some(router) = layer.router {
+            let Mixture { n, n_used, ffn, .. } = router.mixture;
+            let (bundles, units) = (ffn.div_ceil(16), ffn.div_ceil(128));
+            let gate = of(&[layer.gate, layer.up], n_used * bundles)?;
+            let down = of(&[layer.down], rows(layer.down) / n.max(1) / 8)?;
+            let (codec, k_quads) = (gate.codec, gate.k_quads);
+            products.push(Product { codec, groups: n, k_quads, packing: Packing::Router });
+            products.push(Product { packing: Packing::Bundles { n, n_used, bundles }, ..gate });
+            let k_quads = (n_used * units).div_ceil(8);
+            products.push(Product { k_quads, packing: Packing::Down { n, n_used, units }, ..down });
+            continue;
+        }
         products.push(of(&[layer.gate, layer.up], 2 * rows(layer.gate).div_ceil(8))?);
         products.push(of(&[layer.down], rows(layer.down).div_ceil(8))?);
     }
-    products.push(of(&[dense.head], rows(dense.head).div_ceil(8))?);
+    products.push(of(&[decoder.head], rows(decoder.head).div_ceil(8))?);
     Ok(products)
 }
 

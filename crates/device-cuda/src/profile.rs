@@ -16,6 +16,9 @@ pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::Q8_0, KvType::F32];
 /// Positions of a sequence up to which the persistent kernel was measured to be faster (kernels/persistent/NOTES.md).
 const PERSISTENT_POSITIONS: usize = 16_384;
 
+/// The same of mixtures. At 8,192 it was not faster than what launches of each unit are expected to take.
+const MIXTURE_POSITIONS: usize = 4096;
+
 const RULES: &[Rule] = &[
     NORM_GATE_UP,
     NORM_LINEAR,
@@ -61,8 +64,12 @@ pub struct Profile {
     pub most_split_rows: usize,
     /// Positions of a sequence up to which a step of one row runs in one launch, where the plan allows it (`persistent.rs`); 0: never.
     pub persistent_positions: usize,
-    /// Bytes of packed weights of a model up to which that was measured to be faster than a launch for each unit.
+    /// The same of a plan with mixtures of experts.
+    pub mixture_positions: usize,
+    /// Bytes of packed weights that a token reads up to which that was measured to be faster than a launch for each unit.
     pub most_persistent: u64,
+    /// Bytes of packed weights of all kinds up to which those of the persistent kernel are among them.
+    pub most_copies: u64,
     /// Bytes of shared memory that a block may ask for.
     pub shared_bytes: u32,
     /// Bytes of shared memory of attention by tiles, at most; 0: there is none.
@@ -96,7 +103,9 @@ impl Profile {
             most_splits: 32,
             most_split_rows: 32,
             persistent_positions: if products == Products::Wgmma { PERSISTENT_POSITIONS } else { 0 },
+            mixture_positions: MIXTURE_POSITIONS,
             most_persistent: 5 << 30,
+            most_copies: facts.memory / 2,
             shared_bytes: facts.shared_bytes,
             flash_bytes: if facts.capability >= (8, 0) { facts.shared_bytes } else { 0 },
             in_flight: 4,

@@ -84,6 +84,8 @@ struct Compiled {
     chooses: bool,
     /// Of steps that the persistent kernel takes.
     persistent: Option<Commands>,
+    /// Positions of a sequence up to which it takes them.
+    persistent_positions: usize,
 }
 
 impl Compiled {
@@ -110,8 +112,6 @@ pub struct CudaProgram {
     step: StepLayout,
     /// Positions from which a sequence is long.
     long: usize,
-    /// Positions of a sequence up to which the persistent kernel takes a step.
-    persistent_positions: usize,
     ahead: Ahead<Event>,
     /// Events that no step uses.
     events: Vec<Event>,
@@ -264,6 +264,8 @@ impl CudaProgram {
                     outputs.map(|outputs| compiler.table(tokens, outputs, &mut list)).collect()
                 })
                 .collect::<Result<Vec<Vec<_>>>>()?;
+            let found = persistent.as_ref().ok();
+            let persistent_positions = found.map_or(0, |found| found.positions(profile));
             let persistent = match (persistent, &third) {
                 (Ok(persistent), Some(third)) => {
                     let table = compiler.phases(persistent, &third.phases(index), &third.biases(index))?;
@@ -292,6 +294,7 @@ impl CudaProgram {
                 kept: part.plan.kept.clone(),
                 chooses: part.plan.primitives().any(|op| matches!(op, Op::Argmax { .. })),
                 persistent,
+                persistent_positions,
             });
         }
         let first = ("step_load.cu".to_owned(), "step_load".to_owned(), 0);
@@ -328,7 +331,6 @@ impl CudaProgram {
             limits: limits.clone(),
             step,
             long: profile.long,
-            persistent_positions: profile.persistent_positions,
             ahead: Ahead::new(step.n_kept(), limits.max_outputs),
             events,
             chooser: Chooser::new(n_logits),

@@ -1,12 +1,12 @@
-//! Dense decoders among plans: layers of norm, q k v, attention, output, norm, gate and up, down, each with its residual, then a norm
-//! and a head. Found by what reads what among primitive Ops, so that fusion, the order of Ops and the names of families do not matter.
+//! Decoders among plans: layers of norm, q k v, attention, output, norm, gate and up, down, each with its residual, then a norm
+//! and a head. Instead of gate, up and down a layer may have a router and experts. Found by what reads what among primitive Ops, so that fusion, the order of Ops and the names of families do not matter.
 
-use device::{Activation, KvLayerId, Op, OutputKind, Plan, RopeStyle, ValueId, WeightId};
+use device::{Activation, KvLayerId, Op, OutputKind, Plan, RopeStyle, RouterScores, ValueId, WeightId};
 use std::ops::Range;
 
 /// A decoder, as the table of the persistent kernel needs it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Dense {
+pub struct Decoder {
     /// The residual before the first layer, `(1, hidden)`.
     pub first: ValueId,
     /// What the head writes, `(1, n_vocab)`.
@@ -58,7 +58,7 @@ pub struct Layer {
     pub q_norm: Option<WeightId>,
     /// Of the heads of k.
     pub k_norm: Option<WeightId>,
-    /// 0: none, or 1 and the place in [`Dense::rotations`].
+    /// 0: none, or 1 and the place in [`Decoder::rotations`].
     pub rotation: usize,
     /// Where keys and values lie.
     pub kv: KvLayerId,
@@ -70,16 +70,61 @@ pub struct Layer {
     pub post_attention: Option<WeightId>,
     /// Before gate and up.
     pub ffn_norm: WeightId,
-    /// `(ffn, hidden)`
+    /// `(ffn, hidden)`; of experts a stack.
     pub gate: WeightId,
-    /// `(ffn, hidden)`
+    /// `(ffn, hidden)`; of experts a stack.
     pub up: WeightId,
     /// On the gate.
     pub activation: Activation,
-    /// `(hidden, ffn)`
+    /// `(hidden, ffn)`; of experts a stack.
     pub down: WeightId,
     /// After the network, before it is added.
     pub post_ffn: Option<WeightId>,
+    /// `None`: a dense layer.
+    pub router: Option<Router>,
+}
+
+/// How a layer chooses its experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Router {
+    /// `(n_experts, hidden)`
+    pub matrix: WeightId,
+    /// `(n_experts)`: of the product.
+    pub product_bias: Option<WeightId>,
+    /// `(n_experts)`: added where experts are chosen, but not where they are weighed.
+    pub choice_bias: Option<WeightId>,
+    /// `(n_experts)`: a factor of each expert.
+    pub scales: Option<WeightId>,
+    /// The same in all layers.
+    pub mixture: Mixture,
+}
+
+/// What all routers share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mixture {
+    /// Experts.
+    pub n: usize,
+    /// Experts that are chosen.
+    pub n_used: usize,
+    /// Rows of an expert's gate.
+    pub ffn: usize,
+    /// What is made of the product.
+    pub scores: RouterScores,
+    /// Whether the weights of the chosen are made to sum to 1.
+    pub normalise: bool,
+    /// On every weight.
+    pub factor: f32,
+}
+
+/// A layer's network.
+struct Network {
+    norm: WeightId,
+    gate: WeightId,
+    up: WeightId,
+    activation: Activation,
+    down: WeightId,
+    post: Option<WeightId>,
+    router: Option<Router>,
 }
 
 /// Rotations that the kernel knows.
@@ -96,6 +141,7 @@ struct Ops<'a> {
     eps: Option<f32>,
     heads: Option<HeadShape>,
     style: Option<RopeStyle>,
+    mixture: Option<Mixture>,
     rotations: Vec<(WeightId, f32)>,
 }
 
@@ -112,7 +158,8 @@ impl<'a> Ops<'a> {
             op.writes().iter().for_each(|id| writer[id.0 as usize] = Some(index));
         }
         let taken = vec![false; ops.len()];
-        Ops { plan, ops, writer, taken, eps: None, heads: None, style: None, rotations: Vec::new() }
+        let rotations = Vec::new();
+        Ops { plan, ops, writer, taken, eps: None, heads: None, style: None, mixture: None, rotations }
     }
 
     /// With one row, a selection of rows is what it selects from.
@@ -251,18 +298,114 @@ impl<'a> Ops<'a> {
         }
     }
 
-    /// The layer whose end is `end`, and the residual before it.
-    fn layer(&mut self, end: ValueId) -> Result<(ValueId, Layer), String> {
+    /// The network whose sum with the residual is `end`, and that residual.
+    fn dense(&mut self, end: ValueId) -> Result<(ValueId, Network), String> {
         let is_gate = |op: &Op| matches!(op, Op::Gate { .. });
-        let (middle, post_ffn, gated, down) = self.branch(end, "gated network", is_gate)?;
-        let Op::Gate { gate, up, kind, .. } = self.take(gated)? else {
+        let (middle, post, gated, down) = self.branch(end, "gated network", is_gate)?;
+        let Op::Gate { gate, up, kind: activation, .. } = self.take(gated)? else {
             return Err("no gate".to_owned());
         };
         let ((of_gate, gate), (of_up, up)) = (self.plain_linear(*gate)?, self.plain_linear(*up)?);
-        let (x, ffn_norm) = self.norm(of_gate, None)?;
-        if self.whole(of_up) != self.whole(of_gate) || self.whole(x) != middle {
-            return Err("gate and up that do not read the norm of the residual".to_owned());
+        let norm = self.input(of_gate, of_up, middle)?;
+        Ok((middle, Network { norm, gate, up, activation: *activation, down, post, router: None }))
+    }
+
+    /// The norm of the residual that gate and up read.
+    fn input(&mut self, of_gate: ValueId, of_up: ValueId, residual: ValueId) -> Result<WeightId, String> {
+        let (x, norm) = self.norm(of_gate, None)?;
+        match self.whole(of_up) == self.whole(of_gate) && self.whole(x) == residual {
+            true => Ok(norm),
+            false => Err("gate and up that do not read the norm of the residual".to_owned()),
         }
+    }
+
+    /// Of a sum: the branch that ends in a sum of experts (and perhaps a norm), and the other.
+    fn mixture(&self, sum: ValueId) -> Option<(ValueId, ValueId)> {
+        let Some(Op::Add { a, b, .. }) = self.peek(sum) else { return None };
+        let ends = |id: ValueId| match self.peek(id) {
+            Some(Op::RmsNorm { x, .. }) => matches!(self.peek(*x), Some(Op::ExpertSum { .. })),
+            Some(op) => matches!(op, Op::ExpertSum { .. }),
+            None => false,
+        };
+        match (ends(*a), ends(*b)) {
+            (true, false) => Some((*a, *b)),
+            (false, true) => Some((*b, *a)),
+            _ => None,
+        }
+    }
+
+    /// The mixture whose sum with the residual is `end`, and that residual.
+    fn experts(
+        &mut self,
+        end: ValueId,
+        branch: ValueId,
+        residual: ValueId,
+    ) -> Result<(ValueId, Network), String> {
+        self.take(end)?;
+        let middle = self.whole(residual);
+        let (post, sum) = match self.peek(branch) {
+            Some(Op::RmsNorm { .. }) => {
+                let (x, weight) = self.norm(branch, None)?;
+                (Some(weight), x)
+            }
+            _ => (None, branch),
+        };
+        let Op::ExpertSum { x, weights, .. } = self.take(sum)? else {
+            return Err("no sum of experts".to_owned());
+        };
+        let (gated, ids, down) = self.expert_linear(*x)?;
+        let Op::Gate { gate, up, kind, .. } = self.take(gated)? else {
+            return Err("experts without a gate".to_owned());
+        };
+        let ((of_gate, gate_ids, gate), (of_up, up_ids, up)) =
+            (self.expert_linear(*gate)?, self.expert_linear(*up)?);
+        if [gate_ids, up_ids].iter().any(|other| self.whole(*other) != self.whole(ids)) {
+            return Err("gate, up and down of different experts".to_owned());
+        }
+        let Op::Route { x, normalise, factor, scores, bias, groups, scales, weights: its, .. } =
+            self.take(ids)?
+        else {
+            return Err("experts that no router chooses".to_owned());
+        };
+        if self.whole(*weights) != self.whole(*its) || groups.is_some() {
+            return Err("groups of experts, or weights that are not the router's".to_owned());
+        }
+        let (routed, (matrix, product_bias)) = self.linear(*x)?;
+        let norm = self.input(of_gate, of_up, middle)?;
+        if self.whole(routed) != self.whole(of_gate) {
+            return Err("a router that does not read what its experts read".to_owned());
+        }
+        let plan = self.plan;
+        let n = plan.value(*x).cols;
+        let mixture = Mixture {
+            n,
+            n_used: plan.value(ids).cols,
+            ffn: plan.weight(gate).n_rows() / n.max(1),
+            scores: *scores,
+            normalise: *normalise,
+            factor: *factor,
+        };
+        if *self.mixture.get_or_insert(mixture) != mixture {
+            return Err("layers with different mixtures".to_owned());
+        }
+        let router = Router { matrix, product_bias, choice_bias: *bias, scales: *scales, mixture };
+        Ok((middle, Network { norm, gate, up, activation: *kind, down, post, router: Some(router) }))
+    }
+
+    /// A product with experts: its input, which experts, the stack.
+    fn expert_linear(&mut self, id: ValueId) -> Result<(ValueId, ValueId, WeightId), String> {
+        match self.take(id)? {
+            Op::ExpertLinear { x, ids, weight, .. } => Ok((*x, *ids, *weight)),
+            op => Err(format!("{} where a product with experts is expected", op.kind())),
+        }
+    }
+
+    /// The layer whose end is `end`, and the residual before it.
+    fn layer(&mut self, end: ValueId) -> Result<(ValueId, Layer), String> {
+        let (middle, network) = match self.mixture(end) {
+            Some((branch, residual)) => self.experts(end, branch, residual)?,
+            None => self.dense(end)?,
+        };
         let is_attention = |op: &Op| matches!(op, Op::Attention { .. });
         let (start, post_attention, attended, output) = self.branch(middle, "attention", is_attention)?;
         let Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways, sinks, .. } =
@@ -305,12 +448,13 @@ impl<'a> Ops<'a> {
             window: *window,
             output,
             post_attention,
-            ffn_norm,
-            gate,
-            up,
-            activation: *kind,
-            down,
-            post_ffn,
+            ffn_norm: network.norm,
+            gate: network.gate,
+            up: network.up,
+            activation: network.activation,
+            down: network.down,
+            post_ffn: network.post,
+            router: network.router,
         };
         Ok((start, layer))
     }
@@ -336,7 +480,7 @@ impl<'a> Ops<'a> {
 ///
 /// # Errors
 /// Why it is none, in words.
-pub fn dense(plan: &Plan) -> Result<Dense, String> {
+pub fn decoder(plan: &Plan) -> Result<Decoder, String> {
     if plan.output_kind != OutputKind::Logits || !plan.kept.is_empty() || !plan.kv.states.is_empty() {
         return Err("it keeps states, or gives more than logits".to_owned());
     }
@@ -360,7 +504,7 @@ pub fn dense(plan: &Plan) -> Result<Dense, String> {
     let nodes = ops.region(at, logits)?;
     let rotations = std::mem::take(&mut ops.rotations);
     let eps = ops.eps.unwrap_or(0.0);
-    Ok(Dense { first: at, logits, nodes, layers, norm, head, eps, heads, rotations })
+    Ok(Decoder { first: at, logits, nodes, layers, norm, head, eps, heads, rotations })
 }
 
 impl Ops<'_> {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::kernels::source;
-use crate::selftest::Decoder;
+use crate::selftest::{Decoder, Experts};
 use device::{KvLayout, ValueId};
 use device_lower::fusion::fuse;
 use device_lower::passes::lower;
@@ -9,8 +9,8 @@ use device_testing::limits;
 const SMALL: Decoder =
     Decoder { n_heads: 6, ffn: 640, n_vocab: 300, head_norms: true, windows: true, ..Decoder::SMALL };
 
-fn decoder(decoder: Decoder) -> Plan {
-    decoder.plan(7)
+fn plan_of(shape: Decoder) -> Plan {
+    shape.plan(7)
 }
 
 fn f16(kv: &KvLayout) -> Limits {
@@ -25,24 +25,24 @@ fn found(plan: &Plan) -> Result<Persistent, String> {
 }
 
 fn refusal(shape: Decoder) -> String {
-    found(&decoder(shape)).map(|_| ()).unwrap_err()
+    found(&plan_of(shape)).map(|_| ()).unwrap_err()
 }
 
 #[test]
 fn decoders_are_found_whatever_is_fused_and_the_embedding_stays_outside() {
     for post_norms in [false, true] {
-        let plan = decoder(Decoder { post_norms, ..SMALL });
+        let plan = plan_of(Decoder { post_norms, ..SMALL });
         let mine = found(&plan).unwrap();
-        assert_eq!((mine.dense.layers.len(), mine.dense.rotations.len()), (3, 1));
-        assert_eq!(mine.dense.first, ValueId(0));
-        assert_eq!(mine.dense.layers[1].window, Some(40));
-        assert_eq!(mine.dense.layers[2].post_ffn.is_some(), post_norms);
+        assert_eq!((mine.decoder.layers.len(), mine.decoder.rotations.len()), (3, 1));
+        assert_eq!(mine.decoder.first, ValueId(0));
+        assert_eq!(mine.decoder.layers[1].window, Some(40));
+        assert_eq!(mine.decoder.layers[2].post_ffn.is_some(), post_norms);
         assert!(mine.chooses);
         // Before it the embedding, after it the choice.
         let [before, after] = &mine.outside;
         assert_eq!((before.len(), after.len()), (1, 1));
-        let unfused = dense(&plan).unwrap();
-        assert_eq!(unfused.layers, mine.dense.layers);
+        let unfused = decoder(&plan).unwrap();
+        assert_eq!(unfused.layers, mine.decoder.layers);
     }
 }
 
@@ -53,7 +53,7 @@ fn what_the_kernel_cannot_run_is_refused_with_a_reason() {
         refusal(Decoder { head_dim: 32, n_heads: 10, ..SMALL }).contains("5 query heads a KV head of 32")
     );
     assert!(refusal(Decoder { block: BlockType::F16, ..SMALL }).contains("in F16"));
-    let plan = decoder(SMALL);
+    let plan = plan_of(SMALL);
     let (profile, limits) = (Profile::hopper(), f16(&plan.kv));
     let units = lower(&plan, profile.passes);
     let of = |limits: &Limits, profile: &Profile| Persistent::new(&plan, &units, limits, profile).map(|_| ());
@@ -66,13 +66,13 @@ fn what_the_kernel_cannot_run_is_refused_with_a_reason() {
     // A third copy that does not fit is left out.
     let parts = || std::iter::once((&plan, &units[..]));
     let (_, all) = persistent_of(parts(), &limits, &profile, 0);
-    let (found, none) = persistent_of(parts(), &limits, &Profile { most_packed: 1000, ..profile }, 0);
+    let (found, none) = persistent_of(parts(), &limits, &Profile { most_copies: 1000, ..profile }, 0);
     assert!(all.total() > 0 && none.total() == 0 && found[0].as_ref().unwrap_err().contains("third copy"));
 }
 
 #[test]
 fn an_op_among_the_layers_or_a_reader_outside_is_seen() {
-    let mut plan = decoder(SMALL);
+    let mut plan = plan_of(SMALL);
     // Something else reads the residual after the first layer.
     let inner = plan.nodes.iter().filter(|node| matches!(node.op, device::Op::Add { .. })).nth(1).unwrap();
     let x = inner.op.writes()[0];
@@ -80,12 +80,12 @@ fn an_op_among_the_layers_or_a_reader_outside_is_seen() {
         panic!("the last Op chooses");
     };
     *of = x;
-    assert!(dense(&plan).unwrap_err().contains("reads"));
+    assert!(decoder(&plan).unwrap_err().contains("reads"));
 }
 
 #[test]
 fn phases_follow_the_layers() {
-    let plan = decoder(Decoder { bias: true, post_norms: true, ..SMALL });
+    let plan = plan_of(Decoder { bias: true, post_norms: true, ..SMALL });
     let mine = found(&plan).unwrap();
     let weights: Vec<u64> = (0..13).map(|i| 1000 + i).collect();
     let vector = |id: WeightId| 5000 + u64::from(id.0);
@@ -103,8 +103,8 @@ fn phases_follow_the_layers() {
     assert_eq!(of(&|p| p.chunks)[..4], [40, 48, 40, 80]);
     assert!(phases[..12].iter().all(|p| p.k_quads == 1 && p.codec == 0));
     assert_eq!((phases[4].window, phases[4].bias, phases[4].pages, phases[4].page_bytes), (40, 2, 100, 77));
-    let norm = |layer: usize| vector(mine.dense.layers[layer].norm);
-    assert_eq!((phases[3].norm, phases[11].norm), (norm(1), vector(mine.dense.norm)));
+    let norm = |layer: usize| vector(mine.decoder.layers[layer].norm);
+    assert_eq!((phases[3].norm, phases[11].norm), (norm(1), vector(mine.decoder.norm)));
     assert!(
         phases[1].post_norm != 0
             && phases[3].post_norm != 0
@@ -126,6 +126,9 @@ fn names_and_sizes_are_those_of_the_header() {
         ("PERSISTENT_ADD", ADD as usize),
         ("PERSISTENT_GATE", GATE as usize),
         ("PERSISTENT_HEAD", HEAD as usize),
+        ("PERSISTENT_ROUTE", ROUTE as usize),
+        ("PERSISTENT_EXPERTS", EXPERTS as usize),
+        ("PERSISTENT_ADD_EXPERTS", ADD_EXPERTS as usize),
         ("EXCHANGE_INPUT", EXCHANGE_INPUT as usize),
         ("EXCHANGE_MIDDLE", EXCHANGE_MIDDLE as usize),
         ("EXCHANGE_GATED", EXCHANGE_GATED as usize),
@@ -133,10 +136,16 @@ fn names_and_sizes_are_those_of_the_header() {
         ("EXCHANGE_QKV", EXCHANGE_QKV),
         ("EXCHANGE_PARTIALS", EXCHANGE_PARTIALS),
         ("EXCHANGE_SQUARES", EXCHANGE_SQUARES),
+        ("EXCHANGE_WIDE", EXCHANGE_WIDE),
+        ("EXCHANGE_SCORES", EXCHANGE_SCORES),
         ("PERSISTENT_EXCHANGE", EXCHANGE),
         ("PERSISTENT_MAX_BLOCKS", MAX_BLOCKS),
         ("PERSISTENT_MAX_SLOTS", MAX_SLOTS),
         ("PERSISTENT_MAX_ROWS", MAX_ROWS),
+        ("PERSISTENT_MAX_EXPERTS", (EXCHANGE - EXCHANGE_SCORES) / 4),
+        ("PERSISTENT_MAX_USED", MAX_USED),
+        ("PERSISTENT_MAX_WIDE", (EXCHANGE_SCORES - EXCHANGE_WIDE) / 4),
+        ("PERSISTENT_CHOICE", CHOICE),
     ] {
         assert_eq!(define(name), value, "{name}");
     }
@@ -149,8 +158,66 @@ fn names_and_sizes_are_those_of_the_header() {
     assert!(text.contains(shared), "ring() computes the same");
     // Every shape has a file that the kernel list has.
     for (d, h) in SHAPES {
-        assert!(source(&format!("persistent/decode_{d}_{h}.cu")).is_some(), "{d} {h}");
+        for kind in ["", "q8_0_", "experts_", "experts_q8_0_"] {
+            assert!(source(&format!("persistent/decode_{kind}{d}_{h}.cu")).is_some(), "{kind} {d} {h}");
+        }
     }
+}
+
+/// A mixture with 16 experts of which 3 are used, of 64 rows: 4 bundles each, a unit of down.
+fn mixture() -> Decoder {
+    Decoder { experts: Some(Experts { n: 16, n_used: 3, ffn: 64, bias: true, ..Experts::SMALL }), ..SMALL }
+}
+
+#[test]
+fn mixtures_are_found_and_their_phases_share_what_a_token_uses() {
+    let plan = plan_of(mixture());
+    let mine = found(&plan).unwrap();
+    let router = mine.decoder.layers[1].router.unwrap();
+    assert_eq!((router.mixture.n, router.mixture.n_used, router.mixture.ffn), (16, 3, 64));
+    assert!(router.product_bias.is_some() && router.choice_bias.is_none() && router.scales.is_none());
+    assert_eq!(mine.kernel().1, "persistent_decode_experts_64_3");
+    let profile = Profile::hopper();
+    assert_eq!(mine.positions(&profile), profile.mixture_positions);
+    assert_eq!(found(&plan_of(SMALL)).unwrap().positions(&profile), profile.persistent_positions);
+    let weights: Vec<u64> = (0..16).map(|i| 1000 + i).collect();
+    let vector = |id: WeightId| 5000 + u64::from(id.0);
+    let pages = |layer: device::KvLayerId| (u64::from(layer.0) * 100, 77, 3);
+    let places = PhasePlaces { weights: &weights, biases: &[0, 0, 0], vector: &vector, pages: &pages };
+    let phases = mine.phases(&plan, &places);
+    let of = |f: &dyn Fn(&PersistentPhase) -> u32| phases.iter().map(f).collect::<Vec<_>>();
+    let layer = [QKV, ADD, ROUTE, EXPERTS, ADD_EXPERTS];
+    assert_eq!(of(&|p| p.kind), [&layer[..], &layer, &layer, &[HEAD]].concat());
+    // 16 experts; 4 bundles of each of 3; 320 rows in groups of 8.
+    assert_eq!(of(&|p| p.groups)[2..5], [16, 12, 40]);
+    assert_eq!(of(&|p| p.k_quads)[2..5], [1, 1, 1]);
+    assert_eq!(phases[7].bias, vector(router.product_bias.unwrap()));
+    assert_eq!(phases.iter().map(|p| p.weights).collect::<Vec<_>>(), weights);
+    // All experts are packed, and a token reads three of 16: 4 bundles of 4 steps and 40 units each.
+    let expert = |n: usize| n * (4 * 4 * 4608 + 40 * 576);
+    let (packed, read) =
+        mine.products[2..5].iter().map(Product::bytes).fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
+    assert_eq!((packed, read), (16 * 4096 + expert(16), 16 * 4096 + expert(3)));
+}
+
+#[test]
+fn mixtures_that_the_kernel_cannot_run_are_refused_with_a_reason() {
+    let with = |experts: Experts| refusal(Decoder { experts: Some(experts), ..SMALL });
+    assert!(with(Experts { groups: true, sigmoid: true, n: 16, ..Experts::SMALL }).contains("groups"));
+    assert!(with(Experts { n: 300, ..Experts::SMALL }).contains("scores"));
+    // Only what a token reads counts against the limit.
+    let plan = plan_of(mixture());
+    let profile = Profile::hopper();
+    let (limits, units) = (f16(&plan.kv), lower(&plan, profile.passes));
+    let read = found(&plan).unwrap().weight_bytes();
+    let of = |most: u64| {
+        let profile = Profile { most_persistent: most, ..profile.clone() };
+        let (found, packed) = persistent_of(std::iter::once((&plan, &units[..])), &limits, &profile, 0);
+        (found[0].is_ok(), packed.total() as u64)
+    };
+    let (taken, packed) = of(read);
+    assert!(taken && packed > 2 * read);
+    assert_eq!(of(read - 1), (false, 0));
 }
 
 /// Where the kernel reads a step of weights (arguments.h), against where the repack puts it (`place`, persistent_repack.cu).

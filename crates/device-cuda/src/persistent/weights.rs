@@ -2,7 +2,7 @@
 //! biases in the order of packed rows, and the exchange. Rows come as the file has them; the GPU packs them
 //! (`kernels/persistent/persistent_repack.cu`).
 
-use super::{EXCHANGE_BYTES, Persistent};
+use super::{BUNDLE, EXCHANGE_BYTES, Layer, Packing, Persistent, Product};
 use crate::arguments::PersistentRepackArguments;
 use crate::driver::{Address, Buffer, Context, Event, Function, Pinned, Start};
 use crate::kernels::Kernels;
@@ -18,10 +18,14 @@ const STAGING: usize = 16 << 20;
 /// Alignment of what is copied together, of packed weights and of biases.
 const ALIGN: usize = 256;
 
-/// The packed weights of a phase.
+/// The packed weights of a phase, or of one of its experts.
 struct Pack {
     groups: usize,
     k_quads: usize,
+    /// Groups come by what belongs to each of so many; 0: as the kernel's blocks share them.
+    owners: usize,
+    /// Units of a group, of an expert's down; else 0.
+    units: usize,
     gate: bool,
     offset: usize,
     rows: Vec<Rows>,
@@ -31,6 +35,8 @@ struct Pack {
 struct Rows {
     weight: Weight,
     up: Option<Weight>,
+    /// Of a stack: which matrix.
+    part: Option<usize>,
     first: usize,
     n: usize,
     /// Where they begin among the packed rows; a multiple of 8.
@@ -47,8 +53,11 @@ struct Bias {
 #[derive(Default)]
 pub struct PersistentPlan {
     packs: Vec<Pack>,
+    /// Routers, their `k_quads` and places.
+    routers: Vec<(Weight, usize, usize)>,
+    /// Where matrices lie that are packed together.
     of: HashMap<Vec<MatrixKey>, usize>,
-    /// By plan, by phase: which pack.
+    /// By plan, by phase: where its weights lie.
     phases: Vec<Vec<usize>>,
     /// By plan, by layer.
     biases: Vec<Vec<Option<Bias>>>,
@@ -66,19 +75,26 @@ impl PersistentPlan {
             let (mut phases, mut biases) = (Vec::new(), Vec::new());
             if let Ok(persistent) = persistent {
                 all.n_blocks = persistent.n_blocks;
-                let layers = &persistent.dense.layers;
+                let layers = &persistent.decoder.layers;
+                let mut products = persistent.products.iter();
+                let mut next = || products.next().copied().unwrap_or(persistent.products[0]);
                 for (index, layer) in layers.iter().enumerate() {
-                    let at = 4 * index;
-                    phases.push(all.add_heads(plan, persistent, at));
-                    phases.push(all.add(plan, persistent, at + 1, layer.output, None));
-                    phases.push(all.add(plan, persistent, at + 2, layer.gate, Some(layer.up)));
-                    phases.push(all.add(plan, persistent, at + 3, layer.down, None));
+                    phases.push(all.add_heads(plan, persistent, next(), layer));
+                    phases.push(all.add(plan, next(), layer.output, None));
+                    if let Some(router) = layer.router {
+                        phases.push(all.add_router(plan.weight(router.matrix), next()));
+                        phases.push(all.add_stack(plan, next(), layer.gate, Some(layer.up)));
+                        phases.push(all.add_stack(plan, next(), layer.down, None));
+                    } else {
+                        phases.push(all.add(plan, next(), layer.gate, Some(layer.up)));
+                        phases.push(all.add(plan, next(), layer.down, None));
+                    }
                     biases.push(bias(plan, persistent, index).map(|values| {
                         let offset = all.take(4 * values.len());
                         Bias { values, offset }
                     }));
                 }
-                phases.push(all.add(plan, persistent, 4 * layers.len(), persistent.dense.head, None));
+                phases.push(all.add(plan, next(), persistent.decoder.head, None));
             }
             all.phases.push(phases);
             all.biases.push(biases);
@@ -97,48 +113,71 @@ impl PersistentPlan {
         if self.total == 0 { 0 } else { self.total + EXCHANGE_BYTES }
     }
 
-    fn add_pack(
-        &mut self,
-        persistent: &Persistent,
-        phase: usize,
-        keys: &[&Weight],
-        gate: bool,
-        rows: Vec<Rows>,
-    ) -> usize {
+    /// Where a product's weights lie, and whether they were not there yet.
+    fn place(&mut self, keys: &[&Weight], product: Product) -> (usize, bool) {
         let key: Vec<MatrixKey> = keys.iter().map(|weight| matrix_key(weight)).collect();
-        if let Some(index) = self.of.get(&key) {
-            return *index;
+        if let Some(offset) = self.of.get(&key) {
+            return (*offset, false);
         }
-        let product = persistent.products[phase];
-        let offset = self.take(product.groups * product.k_quads * product.codec.step());
-        self.packs.push(Pack { groups: product.groups, k_quads: product.k_quads, gate, offset, rows });
-        self.of.insert(key, self.packs.len() - 1);
-        self.packs.len() - 1
+        let offset = self.take(product.bytes().0);
+        self.of.insert(key, offset);
+        (offset, true)
     }
 
-    fn add(
-        &mut self,
-        plan: &Plan,
-        persistent: &Persistent,
-        phase: usize,
-        id: WeightId,
-        up: Option<WeightId>,
-    ) -> usize {
+    fn add_pack(&mut self, product: Product, keys: &[&Weight], gate: bool, rows: Vec<Rows>) -> usize {
+        let (offset, is_new) = self.place(keys, product);
+        if is_new {
+            let Product { groups, k_quads, .. } = product;
+            self.packs.push(Pack { groups, k_quads, owners: 0, units: 0, gate, offset, rows });
+        }
+        offset
+    }
+
+    fn add(&mut self, plan: &Plan, product: Product, id: WeightId, up: Option<WeightId>) -> usize {
         let (weight, up) = (plan.weight(id), up.map(|id| plan.weight(id)));
         let keys: Vec<&Weight> = [weight].into_iter().chain(up).collect();
-        let rows = Rows { weight: weight.clone(), up: up.cloned(), first: 0, n: weight.n_rows(), to: 0 };
-        self.add_pack(persistent, phase, &keys, up.is_some(), vec![rows])
+        let (n, weight) = (weight.n_rows(), weight.clone());
+        let rows = Rows { weight, up: up.cloned(), part: None, first: 0, n, to: 0 };
+        self.add_pack(product, &keys, up.is_some(), vec![rows])
+    }
+
+    fn add_router(&mut self, weight: &Weight, product: Product) -> usize {
+        let (offset, is_new) = self.place(&[weight], product);
+        if is_new {
+            self.routers.push((weight.clone(), product.k_quads, offset));
+        }
+        offset
+    }
+
+    /// A stack of experts: each is a pack.
+    fn add_stack(&mut self, plan: &Plan, product: Product, id: WeightId, up: Option<WeightId>) -> usize {
+        let (weight, up) = (plan.weight(id), up.map(|id| plan.weight(id)));
+        let keys: Vec<&Weight> = [weight].into_iter().chain(up).collect();
+        let (first, is_new) = self.place(&keys, product);
+        let (groups, owners, units) = match product.packing {
+            Packing::Bundles { bundles, .. } => (BUNDLE * bundles, bundles, 0),
+            Packing::Down { units, .. } => (product.groups, 0, units),
+            Packing::Rows | Packing::Router => return first,
+        };
+        for part in (0..weight.parts.len()).filter(|_| is_new) {
+            let n = weight.n_rows() / weight.parts.len();
+            let rows = Rows { weight: weight.clone(), up: up.cloned(), part: Some(part), first: 0, n, to: 0 };
+            let offset = first + part * product.part_bytes();
+            let (k_quads, rows) = (product.k_quads, vec![rows]);
+            self.packs.push(Pack { groups, k_quads, owners, units, gate: up.is_some(), offset, rows });
+        }
+        first
     }
 
     /// For each KV head: its query heads, its keys, its values.
-    fn add_heads(&mut self, plan: &Plan, persistent: &Persistent, phase: usize) -> usize {
-        let heads = persistent.dense.heads;
-        let ids = persistent.dense.layers[phase / 4].qkv.map(|(id, _)| plan.weight(id));
+    fn add_heads(&mut self, plan: &Plan, persistent: &Persistent, product: Product, layer: &Layer) -> usize {
+        let heads = persistent.decoder.heads;
+        let ids = layer.qkv.map(|(id, _)| plan.weight(id));
         let rows = head_rows(heads.n_heads / heads.n_kv_heads, heads.n_kv_heads, heads.head_dim);
-        let rows =
-            rows.map(|(which, first, n, to)| Rows { weight: ids[which].clone(), up: None, first, n, to });
+        let rows = rows.map(|(which, first, n, to)| (ids[which].clone(), first, n, to));
+        let rows = rows.map(|(weight, first, n, to)| Rows { weight, up: None, part: None, first, n, to });
         let rows = rows.collect();
-        self.add_pack(persistent, phase, &ids, false, rows)
+        self.add_pack(product, &ids, false, rows)
     }
 
     /// Take the memory and fill it; `None`: there is nothing to do.
@@ -153,6 +192,11 @@ impl PersistentPlan {
         let exchange = Buffer::new(context, "exchange of tokens in one launch", EXCHANGE_BYTES)?;
         for Bias { values, offset } in self.biases.iter().flatten().flatten() {
             context.upload(buffer.start() + *offset as u64, bytemuck::cast_slice(values))?;
+        }
+        for (weight, k_quads, offset) in &self.routers {
+            let packed = router(weight, *k_quads);
+            context.upload(buffer.start() + *offset as u64, bytemuck::cast_slice(&packed))?;
+            context.finish()?;
         }
         context.finish()?;
         let mut functions: HashMap<BlockType, Function> = HashMap::new();
@@ -183,7 +227,8 @@ impl PersistentPlan {
                     let staging = &mut stagings[turn];
                     let mut put = |weight: &Weight| {
                         let bytes = weight.row_bytes();
-                        staging.put(context, &weight.data[(rows.first + start) * bytes..][..n * bytes])
+                        let data = rows.part.map_or(&weight.data, |part| &weight.parts[part].data);
+                        staging.put(context, &data[(rows.first + start) * bytes..][..n * bytes])
                     };
                     let from = put(&rows.weight)?;
                     let up_rows = rows.up.as_ref().map_or(Ok(0), put)?;
@@ -198,11 +243,12 @@ impl PersistentPlan {
                         first_group: ((rows.to + start) / 8 * together) as u32,
                         k_quads: pack.k_quads as u32,
                         groups: pack.groups as u32,
-                        n_blocks: self.n_blocks as u32,
+                        n_blocks: if pack.owners > 0 { pack.owners } else { self.n_blocks } as u32,
                         gate: u32::from(pack.gate),
-                        reserved: 0,
+                        units: pack.units as u32,
                     };
-                    let grid = [pack.k_quads as u32, (n.div_ceil(8) * together) as u32, 1];
+                    let columns = if pack.units > 0 { pack.units.div_ceil(8) } else { pack.k_quads };
+                    let grid = [columns as u32, (n.div_ceil(8) * together) as u32, 1];
                     let function = functions[&rows.weight.block];
                     context.launch(function, grid, 256, 0, Start::After, bytemuck::bytes_of(&arguments))?;
                 }
@@ -230,9 +276,22 @@ fn head_rows(
     })
 }
 
+/// A router's rows as floats in the order of `persistent/arguments.h`, columns padded by zeros.
+fn router(weight: &Weight, k_quads: usize) -> Vec<f32> {
+    let n_cols = weight.n_cols();
+    let (mut row, mut packed) = (vec![0.0; 1024 * k_quads], Vec::new());
+    for index in 0..weight.n_rows() {
+        weight.decode_rows(index..index + 1, &mut row[..n_cols]);
+        for (quad, warp) in (0..k_quads).flat_map(|quad| (0..8).map(move |warp| (quad, warp))) {
+            packed.extend_from_slice(&row[(warp * k_quads + quad) * 128..][..128]);
+        }
+    }
+    packed
+}
+
 /// Of a layer's q, k and v, in the order of packed rows; `None`: there is none.
 fn bias(plan: &Plan, persistent: &Persistent, layer: usize) -> Option<Vec<f32>> {
-    let (qkv, heads) = (persistent.dense.layers[layer].qkv, persistent.dense.heads);
+    let (qkv, heads) = (persistent.decoder.layers[layer].qkv, persistent.decoder.heads);
     if qkv.iter().all(|(_, bias)| bias.is_none()) {
         return None;
     }
@@ -288,8 +347,7 @@ pub struct PersistentWeights {
 impl PersistentWeights {
     /// Where the weights of each phase of a plan lie.
     pub fn phases(&self, plan: usize) -> Vec<Address> {
-        let packs = &self.plan.packs;
-        self.plan.phases[plan].iter().map(|index| self.buffer.start() + packs[*index].offset as u64).collect()
+        self.plan.phases[plan].iter().map(|offset| self.buffer.start() + *offset as u64).collect()
     }
 
     /// Where the biases of each layer lie; 0: there is none.

@@ -98,8 +98,9 @@ impl CudaProgram {
 
     /// Whether a step is one row that the persistent kernel takes.
     fn runs_whole(&self, step: &Step) -> bool {
-        let is_short = |span: &device::Span| span.end() <= self.persistent_positions;
-        self.plans[step.plan].persistent.is_some()
+        let plan = &self.plans[step.plan];
+        let is_short = |span: &device::Span| span.end() <= plan.persistent_positions;
+        plan.persistent.is_some()
             && (step.tokens.len(), step.outputs.len(), step.spans.len()) == (1, 1, 1)
             && step.spans.iter().all(is_short)
     }

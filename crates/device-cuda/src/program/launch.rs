@@ -73,6 +73,13 @@ impl CudaProgram {
         )
     }
 
+    /// Rows of a command. A step without outputs has none for what follows its selection: there a launch of a fixed size would read
+    /// which experts to use from memory that nothing wrote.
+    fn rows_of_command(&self, begun: &Begun, index: usize) -> usize {
+        let commands = self.plans[begun.plan].table(&begun.sizes);
+        commands.rows[index].count(begun.sizes.n_rows, begun.sizes.n_outputs)
+    }
+
     /// Launch one command.
     fn launch_command(&self, begun: &Begun, index: usize, blocks: [u32; 3], start: Start) -> Result<()> {
         let commands = self.plans[begun.plan].table(&begun.sizes);
@@ -85,7 +92,7 @@ impl CudaProgram {
         };
         place.copy_from_slice(parameters);
         // Every argument struct begins with it.
-        let n_rows = commands.rows[index].count(begun.sizes.n_rows, begun.sizes.n_outputs) as u32;
+        let n_rows = self.rows_of_command(begun, index) as u32;
         place[..4].copy_from_slice(&n_rows.to_le_bytes());
         let packed = |product: &Product, tile: usize, n_blocks: usize, place: &[u8]| {
             let (tile, kernel) = product.kernel(tile);
@@ -131,7 +138,8 @@ impl CudaProgram {
         // The first one after the step's numbers are there: all others may read these, and what earlier steps wrote, before they
         // wait for the one before them.
         let mut start = Start::After;
-        for run in runs.take_while(|run| run.index < range.end) {
+        let runs = runs.take_while(|run| run.index < range.end);
+        for run in runs.filter(|run| self.rows_of_command(begun, run.index) > 0) {
             self.launch_command(begun, run.index, run.threadgroups, start)?;
             start = if together[run.index] { Start::After } else { Start::Early };
         }
@@ -274,6 +282,7 @@ impl CudaProgram {
         first.record()?;
         for command in 0..table.commands().len() {
             let blocks = table.threadgroups(command, &begun.sizes);
+            let blocks = blocks.filter(|_| self.rows_of_command(begun, command) > 0);
             from.record()?;
             if let Some(blocks) = blocks {
                 self.launch_command(begun, command, blocks, Start::After)?;

@@ -1,11 +1,11 @@
-//! Small dense decoders of odd shapes, which the persistent kernel takes with one row: against the interpreter, and chains of steps in
+//! Small decoders of odd shapes, mixtures of experts among them, which the persistent kernel takes with one row: against the interpreter, and chains of steps in
 //! flight.
 
 use super::tolerance;
 use crate::CudaDevice;
 use device::{
     Activation, Device, KvLayer, KvType, Limits, Link, OpKind, OutputRef, OwnedStep, Penalties, Plan,
-    RopeStyle, Sampling, Slice, Ticket, Want,
+    RopeStyle, RouterGroups, Sampling, Slice, Ticket, ValueId, Want,
 };
 use device_lower::fusion::fuse;
 use device_testing::{
@@ -13,6 +13,69 @@ use device_testing::{
     limits, one_sequence,
 };
 use weights::BlockType;
+
+/// What a mixture has instead of the network of a decoder.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // Said by the names.
+pub struct Experts {
+    pub n: usize,
+    pub n_used: usize,
+    pub ffn: usize,
+    pub block: BlockType,
+    /// Of the router.
+    pub router: BlockType,
+    /// Of the router's product. Spread so that which experts are chosen seldom hangs on roundings.
+    pub bias: bool,
+    pub normalise: bool,
+    pub factor: f32,
+    /// Factors of each expert.
+    pub scales: bool,
+    /// Scores are sigmoids, with biases of the choice, weights that sum to 2.5 and no factors.
+    pub sigmoid: bool,
+    /// Of sigmoids.
+    pub groups: bool,
+    /// The first layer is dense.
+    pub first_dense: bool,
+}
+
+impl Experts {
+    /// One that the persistent kernel takes.
+    pub const SMALL: Experts = Experts {
+        n: 8,
+        n_used: 2,
+        ffn: 64,
+        block: BlockType::Q4_0,
+        router: BlockType::F32,
+        bias: false,
+        normalise: true,
+        factor: 1.0,
+        scales: false,
+        sigmoid: false,
+        groups: false,
+        first_dense: false,
+    };
+
+    /// What the chosen experts make of `x`.
+    fn add_to(self, b: &mut PlanBuilder, x: ValueId, hidden: usize, activation: Activation) -> ValueId {
+        let Experts { n, n_used, ffn, block, .. } = self;
+        let router = match self.bias {
+            true => b.linear_with_bias(x, n, 4.0),
+            false => b.linear(x, n, self.router, false),
+        };
+        let (ids, weights) = match (self.sigmoid, self.groups) {
+            (true, groups) => {
+                let groups = groups.then_some(RouterGroups { n: 4, n_used: 2, n_best: 2 });
+                b.route_by_sigmoids(router, n_used, groups)
+            }
+            _ => b.route(router, n_used, self.normalise, self.factor, self.scales),
+        };
+        let gate = b.expert_linear((x, false), ids, (n, ffn), block);
+        let up = b.expert_linear((x, false), ids, (n, ffn), block);
+        let y = b.gate(gate, up, activation);
+        let y = b.expert_linear((y, true), ids, (n, hidden), block);
+        b.expert_sum(y, weights)
+    }
+}
 
 /// What a decoder has. `residual`: its columns.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +103,7 @@ pub struct Decoder {
     pub activation: Activation,
     /// Of the pages.
     pub kv_type: KvType,
+    pub experts: Option<Experts>,
 }
 
 impl Decoder {
@@ -64,6 +128,7 @@ impl Decoder {
         style: RopeStyle::Half,
         activation: Activation::Silu,
         kv_type: KvType::F16,
+        experts: None,
     };
 
     /// Its plan. The output rows are selected after the last attention.
@@ -101,10 +166,17 @@ impl Decoder {
             }
             x = b.add(residual, y);
             let normed = b.rms_norm(x, hidden);
-            let gate = b.linear(normed, self.ffn, block, false);
-            let up = b.linear(normed, self.ffn, block, false);
-            let y = b.gate(gate, up, self.activation);
-            let mut y = b.linear(y, hidden, block, false);
+            let mut y = match self.experts {
+                Some(experts) if index > 0 || !experts.first_dense => {
+                    experts.add_to(&mut b, normed, hidden, self.activation)
+                }
+                _ => {
+                    let gate = b.linear(normed, self.ffn, block, false);
+                    let up = b.linear(normed, self.ffn, block, false);
+                    let y = b.gate(gate, up, self.activation);
+                    b.linear(y, hidden, block, false)
+                }
+            };
             if self.post_norms {
                 y = b.rms_norm(y, hidden);
             }
@@ -142,7 +214,10 @@ impl Decoder {
             &[(1, 1)],
             &[(0, 1)],
         ];
-        let steps = spans.into_iter().map(|spans| sequences.step(spans)).collect();
+        // The prompt gives nothing: what comes after its selection has no rows.
+        let prompt = |step: OwnedStep| step.with_outputs(vec![], BEST_AND_LOGITS);
+        let steps = spans.into_iter().map(|spans| sequences.step(spans)).enumerate();
+        let steps = steps.map(|(index, step)| if index == 2 { prompt(step) } else { step }).collect();
         let name = format!("decoder {seed} {self:?}");
         let block = self.block;
         Case {
@@ -169,6 +244,7 @@ fn decoders_over_f16() -> Vec<Decoder> {
     let small = Decoder::SMALL;
     let cap = Some(30.0);
     let gelu = Activation::GeluTanh;
+    let with = |experts: Experts| Decoder { experts: Some(experts), ..small };
     vec![
         small,
         Decoder {
@@ -220,6 +296,61 @@ fn decoders_over_f16() -> Vec<Decoder> {
             n_vocab: 2051,
             head_norms: true,
             ..small
+        },
+        with(Experts { n: 4, n_used: 1, bias: true, normalise: false, factor: 1.5, ..Experts::SMALL }),
+        Decoder {
+            residual: 544,
+            head_dim: 128,
+            n_heads: 8,
+            n_kv_heads: 1,
+            post_norms: true,
+            n_vocab: 1500,
+            ..with(Experts { n: 128, n_used: 8, ffn: 32, bias: true, ..Experts::SMALL })
+        },
+        Decoder {
+            residual: 512,
+            head_dim: 128,
+            n_heads: 4,
+            block: Q8_0,
+            activation: gelu,
+            bias: true,
+            ..with(Experts {
+                n: 20,
+                n_used: 4,
+                ffn: 160,
+                block: Q8_0,
+                bias: true,
+                sigmoid: true,
+                first_dense: true,
+                ..Experts::SMALL
+            })
+        },
+        Decoder {
+            residual: 768,
+            n_heads: 8,
+            ..with(Experts {
+                n: 6,
+                n_used: 6,
+                ffn: 768,
+                block: Q4_K,
+                router: F16,
+                scales: true,
+                ..Experts::SMALL
+            })
+        },
+        Decoder {
+            residual: 1280,
+            head_dim: 128,
+            n_heads: 6,
+            n_layers: 2,
+            windows: true,
+            ..with(Experts { n: 140, n_used: 9, ffn: 32, block: Q4_1, bias: true, ..Experts::SMALL })
+        },
+        Decoder {
+            residual: 2304,
+            n_heads: 6,
+            n_layers: 2,
+            ..with(Experts { n: 5, n_used: 2, ffn: 256, block: Q6_K, bias: true, ..Experts::SMALL })
         },
     ]
 }
@@ -318,7 +449,7 @@ pub fn check_chains(device: &CudaDevice) -> Result<usize, String> {
     const STEPS: u64 = 60;
     let error = |e: device::Error| e.to_string();
     let mut n_steps = 0;
-    for decoder in [Decoder::SMALL, decoders()[2]] {
+    for decoder in [Decoder::SMALL, decoders()[2], decoders()[8]] {
         let plan = decoder.plan(9);
         let limits = decoder.limits(&plan);
         is_whole(device, &plan, &limits)?;

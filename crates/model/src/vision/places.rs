@@ -1,5 +1,7 @@
 //! Where patches lie: their order, the windows among them, and what depends on a patch's place.
 
+use device::Weight;
+
 use super::{PatchPositions, SizingKind, Turning, VisionPlans, VisionSpec};
 
 /// The patches of an image or tile. They are ordered square by square of those that are joined, the squares row by row, and so the
@@ -62,18 +64,15 @@ impl VisionSpec {
     /// `(patches, hidden)`: the learned position of each patch, in order; empty where there are none.
     pub fn positions(&self, plans: &VisionPlans, grid: Grid) -> Vec<f32> {
         let Some(table) = &plans.positions else { return Vec::new() };
+        if self.tower.positions == PatchPositions::Axes {
+            return self.positions_of_axes(table, grid);
+        }
         let mut all = vec![0.0; table.n_rows() * self.hidden];
         table.decode_rows(0..table.n_rows(), &mut all);
         let row_of =
             |row: usize, col: usize| &all[(row * self.table_side + col) * self.hidden..][..self.hidden];
         let mut out = Vec::with_capacity(grid.rows * grid.cols * self.hidden);
         for (row, col) in grid.squares(self.merge) {
-            if self.tower.positions == PatchPositions::Axes {
-                // The two tables lie one after the other.
-                let (of_col, of_row) = (row_of(0, col), row_of(1, row));
-                out.extend(of_col.iter().zip(of_row).map(|(a, b)| a + b));
-                continue;
-            }
             if self.tower.positions == PatchPositions::Table {
                 let place = |at: usize, n: usize| {
                     if self.tower.sizing == SizingKind::Tiles { bucket(at, n) } else { at }
@@ -95,6 +94,22 @@ impl VisionSpec {
             out.extend(
                 (0..self.hidden).map(|c| corners.iter().zip(factors).map(|(row, f)| row[c] * f).sum::<f32>()),
             );
+        }
+        out
+    }
+
+    /// The same of two tables, one after the other, of which an image needs a few rows.
+    fn positions_of_axes(&self, table: &Weight, grid: Grid) -> Vec<f32> {
+        let rows_of = |first: usize, n: usize| {
+            let mut rows = vec![0.0; n * self.hidden];
+            table.decode_rows(first..first + n, &mut rows);
+            rows
+        };
+        let (of_cols, of_rows) = (rows_of(0, grid.cols), rows_of(self.table_side, grid.rows));
+        let mut out = Vec::with_capacity(grid.rows * grid.cols * self.hidden);
+        for (row, col) in grid.squares(self.merge) {
+            let (a, b) = (&of_cols[col * self.hidden..], &of_rows[row * self.hidden..]);
+            out.extend(a.iter().zip(b).take(self.hidden).map(|(a, b)| a + b));
         }
         out
     }

@@ -12,6 +12,11 @@
 //         q6   32 x 8: upper bits (word h, chunk 2 h + i: bits 4 i + 2 j + 8 b of byte b: column 8 (2 h + i) + 4 j + b),
 //              then 32 x 4: d of both halves of the block  weight = d * (q - 32)
 //         q8   32 x 32 signed bytes in two planes of 32 x 16 (columns 0..15, 16..31), then 32 x 2: d
+//   experts, gate and up: for each expert, bundles of 16 rows of both (gate, up, gate, up in groups of 8; zeros after the last row), of each
+//       bundle for each quad its 4 groups, a step each.
+//   experts, down: for each expert, groups of 8 rows, of each a unit for every 128 columns, in order. Of all units of a row, those of the
+//       chosen experts one after the other, warp w multiplies every eighth from w on.
+//   router: rows of floats, 1,024 * k_quads columns, a step of 4,096 bytes a quad: for warp w columns (w * k_quads + quad) * 128 .. + 127.
 //   rows of a QKV phase: for each KV head, the rows of its query heads, then those of its keys, then those of its values.
 //   chunk: 8 values handed over in 16 bytes: int8 with a 12-bit scale (upper bits of the f32), a float, 4 bits of epoch a word.
 #pragma once
@@ -28,6 +33,9 @@
 #define PERSISTENT_ADD 1    // added to the residual, whose norm is the next phase's input
 #define PERSISTENT_GATE 2   // groups alternate between gate and up; activation(gate) * up is the next phase's input
 #define PERSISTENT_HEAD 3   // logits; the best is the token
+#define PERSISTENT_ROUTE 4  // scores of experts, f32 words to all blocks, before the norm's scale; groups are experts
+#define PERSISTENT_EXPERTS 5 // gate and up of the chosen; activation(gate) * up * the expert's weight is the next phase's input; groups are bundles
+#define PERSISTENT_ADD_EXPERTS 6 // down of the chosen: as PERSISTENT_ADD, K is theirs one after the other
 
 // Parts of an exchange, in bytes.
 #define EXCHANGE_INPUT 0          // chunks: input of QKV and head
@@ -38,12 +46,20 @@
 #define EXCHANGE_PARTIALS 458752  // words: (n_kv_heads, splits, H * D + 2 * H)
 #define EXCHANGE_SQUARES 1507328  // words: (2, 256)
 #define EXCHANGE_BEST 1511424     // 64-bit words
-#define PERSISTENT_EXCHANGE 1515520
+#define EXCHANGE_WIDE 1515520     // words: input of a router, (hidden)
+#define EXCHANGE_SCORES 1531904   // words: (n_experts)
+#define PERSISTENT_EXCHANGE 1532928
 
 // Most blocks of a launch, most slots of the ring, most rows of the residual that a block has.
 #define PERSISTENT_MAX_BLOCKS 160
 #define PERSISTENT_MAX_SLOTS 40
 #define PERSISTENT_MAX_ROWS 64
+// Of a mixture: most experts, most that are chosen, most columns of the residual.
+#define PERSISTENT_MAX_EXPERTS 256
+#define PERSISTENT_MAX_USED 32
+#define PERSISTENT_MAX_WIDE 4096
+// Bytes of dynamic shared memory after the phases, of a mixture.
+#define PERSISTENT_CHOICE 272
 // Bytes of dynamic shared memory beside the ring, the input and the phases, for heads of d columns and h query heads of a KV head.
 #define PERSISTENT_SHARED(d, h) (4752 + 20 * (d) + 36 * (h) * (d) + 64 * (h))
 
@@ -52,9 +68,9 @@ struct PersistentPhase {
     const uchar *weights;
     const float *norm;      // ADD: weights of the norm that the next phase's input needs (hidden)
     const float *post_norm; // ADD: 0, or weights of a norm of the sums, before they are added (hidden)
-    const float *bias;      // QKV: 0, or (rows)
-    const float *q_norm;    // QKV: 0, or (head_dim): norms of the heads
-    const float *k_norm;
+    const float *bias;      // QKV: 0, or (rows); ROUTE: 0, or (n_experts), of the product
+    const float *q_norm;    // QKV: 0, or (head_dim): norms of the heads; ROUTE: 0, or (n_experts), added where experts are chosen
+    const float *k_norm;    // ROUTE: 0, or (n_experts): factors of the experts' weights
     uchar *pages;           // QKV: of the layer's KV group, from the layer's part of the first page on
     uint page_bytes;        // QKV: of a page of the group
     uint table;             // QKV: first entry of the group in the page table
@@ -66,7 +82,7 @@ struct PersistentPhase {
     uint groups;            // of 8 rows
     uint k_quads;           // of 1,024 columns
     uint chunks;            // of 8 columns that the input has
-    uint activation;        // GATE
+    uint activation;        // GATE, EXPERTS
     uint gate_refill;       // 1: when this phase has read its weights, those of a layer more may be loaded
     uint own_first;         // the rest is written by the kernel, in its copy: the block's first group
     uint own_groups;
@@ -108,6 +124,12 @@ struct PersistentArguments {
     uint refill_gates;      // 1: gate_refill counts
     uint stop_phase;        // phases that run; n_phases: all
     uint most_quads;        // the largest k_quads of a phase
+    uint n_experts;         // 0: no mixture
+    uint n_used;            // experts that are chosen
+    uint expert_ffn;        // rows of an expert's gate
+    uint expert_sigmoid;    // scores: 1 a sigmoid of each, 0 a softmax over all
+    uint expert_normalise;  // 1: weights are divided by their sum
+    float expert_factor;    // on all weights
 };
 
 // From a file's rows to packed rows: persistent_repack_<type>.
@@ -123,5 +145,5 @@ struct PersistentRepackArguments {
     uint groups;            // of the whole phase
     uint n_blocks;          // that the kernel will run with
     uint gate;              // 1: of a PERSISTENT_GATE phase, whose pairs of groups stay together
-    uint reserved;
+    uint units;             // 0, or units of a group, which follow each other, no more than there are columns for (down of an expert)
 };

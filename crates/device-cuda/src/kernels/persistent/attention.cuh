@@ -1,10 +1,10 @@
 // Warps 0..7: attention of one KV head and one split of its positions; and the order of phases. Pages are F16; or, with BYTES, Q8_0 as
 // pages.cuh has them.
 #pragma once
-#include "persistent/products.cuh"
+#include "persistent/mixture.cuh"
 
-template <int D, int H, bool BYTES> struct PersistentWorker : PersistentProducts<D, H> {
-    typedef PersistentProducts<D, H> Products;
+template <int D, int H, bool BYTES, bool MIXTURE> struct PersistentWorker : PersistentExperts<D, H> {
+    typedef PersistentExperts<D, H> Products;
     INLINE explicit PersistentWorker(const PersistentBlock<D, H> &block) : Products(block) {}
     using Products::a;
     using Products::attends;
@@ -294,6 +294,21 @@ template <int D, int H, bool BYTES> struct PersistentWorker : PersistentProducts
             const PersistentPhase p = this->phase(i);
             const bool is_qkv = p.kind == PERSISTENT_QKV, is_head = p.kind == PERSISTENT_HEAD;
             if (is_qkv) epoch++;
+            if constexpr (MIXTURE) {
+                if (p.kind == PERSISTENT_ROUTE) {
+                    this->route(p, tag_of(epoch));
+                    continue;
+                }
+                if (p.kind == PERSISTENT_EXPERTS) {
+                    this->gate(p);
+                    continue;
+                }
+                if (p.kind == PERSISTENT_ADD_EXPERTS) {
+                    this->down(p, tag_of(epoch));
+                    epoch_input++;
+                    continue;
+                }
+            }
             if (is_head && threadIdx.x == 0) *(volatile u32 *)&s.credit += p.pieces; // all of it may come as slots are free
             product(p, part(p.input), tag_of(is_qkv || is_head ? epoch_input : epoch));
             if (is_qkv && attends()) attention(p, tag_of(epoch));

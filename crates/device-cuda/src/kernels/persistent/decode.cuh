@@ -1,10 +1,12 @@
 // persistent_decode_<D>_<H>, persistent_decode_q8_0_<D>_<H> over pages of Q8_0: a whole token of a dense decoder in one launch, one row. D: head_dim, H: query heads of a KV head.
+// persistent_decode_experts_<D>_<H>, persistent_decode_experts_q8_0_<D>_<H>: of a decoder some of whose layers are mixtures of experts
+// (mixture.cuh). Kernels of their own, since code that is never executed costs time too (NOTES.md).
 //
 // Host contract
 //   parameter  PersistentArguments (persistent/arguments.h)
 //   launch     cooperative, one block a multiprocessor (n_blocks = grid, at most PERSISTENT_MAX_BLOCKS), 320 threads
 //   dynamic shared memory  n_slots * slot_bytes + PERSISTENT_SHARED(D, H) + 2,560 * the largest k_quads
-//              + sizeof(PersistentPhase) * n_phases
+//              + sizeof(PersistentPhase) * n_phases, + PERSISTENT_CHOICE of a mixture
 //   exchange   zeros before the first launch; each launch uses one of its two halves and clears the other for the next one. A launch
 //              that stops early (stop_phase) does not change turns: clear all before the next one.
 //
@@ -14,7 +16,8 @@
 // warp-uniform loops, and only after their own block has published. Vectors are quantised by the writer, 8 values a chunk. A phase
 // with more than 8 groups of rows runs in passes of 8.
 //
-// A layer has 6 hand-overs: QKV input, q k v, partial attentions, attention, gate/up input, down input; 8 with post-norms.
+// A layer has 6 hand-overs: QKV input, q k v, partial attentions, attention, gate/up input, down input; 8 with post-norms; and the scores of
+// a mixture.
 // Order of accumulation: fixed (lanes, then warps, then splits in ascending order), so results do not change from run to run.
 // Bytes a token: the weights once, keys and values once. Measured: NOTES.md.
 #pragma once
@@ -72,7 +75,7 @@ template <int D, int H> struct PersistentStream : PersistentBlock<D, H> {
     }
 };
 
-template <int D, int H, bool BYTES> INLINE void persistent_decode(const PersistentArguments &a) {
+template <int D, int H, bool BYTES, bool MIXTURE> INLINE void persistent_decode(const PersistentArguments &a) {
     extern __shared__ __align__(128) u8 persistent_memory[];
     PersistentBlock<D, H> k(a, persistent_memory);
     if (threadIdx.x == 0) {
@@ -84,24 +87,29 @@ template <int D, int H, bool BYTES> INLINE void persistent_decode(const Persiste
     k.prepare();
     __syncthreads();
     if (k.warp < 8) {
-        PersistentWorker<D, H, BYTES> worker(k);
+        PersistentWorker<D, H, BYTES, MIXTURE> worker(k);
         worker.run();
     } else if (k.warp == 8) {
-        PersistentEpilogue<D, H> epilogue(k);
+        PersistentEpilogue<D, H, MIXTURE> epilogue(k);
         epilogue.finish();
     } else {
         PersistentStream<D, H> stream(k);
-        if (k.lane == 0) stream.stream();
-        __syncwarp();
+        if constexpr (MIXTURE) {
+            PersistentExpertStream<D, H> experts(k);
+            experts.stream();
+        } else {
+            if (k.lane == 0) stream.stream();
+            __syncwarp();
+        }
         stream.clear();
     }
 }
 
-#define PERSISTENT_DECODE(D, H)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(320, 1) persistent_decode_##D##_##H(const __grid_constant__ PersistentArguments a) { \
-        persistent_decode<D, H, false>(a);                                                                               \
+#define PERSISTENT_KERNEL(NAME, D, H, BYTES, MIXTURE)                                                               \
+    extern "C" __global__ void __launch_bounds__(320, 1) NAME(const __grid_constant__ PersistentArguments a) { \
+        persistent_decode<D, H, BYTES, MIXTURE>(a);                                                                 \
     }
-#define PERSISTENT_DECODE_Q8_0(D, H)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(320, 1) persistent_decode_q8_0_##D##_##H(const __grid_constant__ PersistentArguments a) { \
-        persistent_decode<D, H, true>(a);                                                                                \
-    }
+#define PERSISTENT_DECODE(D, H) PERSISTENT_KERNEL(persistent_decode_##D##_##H, D, H, false, false)
+#define PERSISTENT_DECODE_Q8_0(D, H) PERSISTENT_KERNEL(persistent_decode_q8_0_##D##_##H, D, H, true, false)
+#define PERSISTENT_DECODE_EXPERTS(D, H) PERSISTENT_KERNEL(persistent_decode_experts_##D##_##H, D, H, false, true)
+#define PERSISTENT_DECODE_EXPERTS_Q8_0(D, H) PERSISTENT_KERNEL(persistent_decode_experts_q8_0_##D##_##H, D, H, true, true)

@@ -1,9 +1,9 @@
 // Warp 8: adds the partial sums of the other warps, runs the epilogue of each phase, and publishes what the next phases read.
 #pragma once
 #include "gemm/epilogue.h"
-#include "persistent/block.cuh"
+#include "persistent/mixture.cuh"
 
-template <int D, int H> struct PersistentEpilogue : PersistentBlock<D, H> {
+template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBlock<D, H> {
     typedef PersistentBlock<D, H> Block;
     INLINE explicit PersistentEpilogue(const PersistentBlock<D, H> &block) : Block(block) {}
     using Block::a;
@@ -56,6 +56,10 @@ template <int D, int H> struct PersistentEpilogue : PersistentBlock<D, H> {
         float squares = x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3];
         squares += __shfl_xor_sync(~0u, squares, 1);
         const float v[4] = {x[0] * norm[0], x[1] * norm[1], x[2] * norm[2], x[3] * norm[3]};
+        if constexpr (MIXTURE) { // for a router
+            const uint4 wide = make_uint4(tag_word(v[0], tag), tag_word(v[1], tag), tag_word(v[2], tag), tag_word(v[3], tag));
+            if (real && to == EXCHANGE_MIDDLE && 4 * lane < n) store_relaxed_4(part(EXCHANGE_WIDE) + (u64)(g0 * 8 + 4 * lane) * 4, wide);
+        }
         const uint4 chunk = make_chunk_of_2(v, squares, tag);
         if (real && (lane & 1) == 0 && 4 * lane < n) store_relaxed_4(part(to) + (u64)(g0 + lane / 2) * 16, chunk);
     }
@@ -153,7 +157,51 @@ template <int D, int H> struct PersistentEpilogue : PersistentBlock<D, H> {
         return rsqrtf(sum_of_32(v[0] + v[1] + v[2] + v[3] + v[4]) * this->inverse_hidden + a.eps);
     }
 
+    // Scores of the block's experts to all blocks, and the scale of their norm. Nothing waits for the block's own words but warp 9.
+    INLINE float route(const PersistentPhase &p, u32 tag) {
+        barrier(2 + pass_parity, 288);
+        if (lane < p.own_groups) store_relaxed_1(part(EXCHANGE_SCORES) + (u64)(p.own_first + lane) * 4, tag_word(partial_sum(lane), tag));
+        pass_parity ^= 1;
+        const float scale = input_scale(p.k_quads);
+        if (lane == 0) choice_of(*this).scale = scale;
+        __syncwarp();
+        scale_is_here();
+        return scale;
+    }
+    // Of a bundle of 16 rows a pass: what its expert makes of them, by the expert's weight.
+    INLINE void experts(const PersistentPhase &p, float scale, u32 tag) {
+        const u32 of_expert = p.groups / a.n_used, chunks = (a.expert_ffn + 127) / 128 * 16, n_passes = max(p.own_groups, 1u);
+        for (int pass = (int)rehearsal() - 1; pass < (int)n_passes; pass++) {
+            const bool real = pass >= 0;
+            const u32 bundle = p.own_first + (real ? pass : 0), expert = bundle / of_expert, row = (bundle - expert * of_expert) * 16 + (lane >> 1) * 8;
+            if (pass == 0) wait_choice();
+            if (real) barrier(2 + pass_parity, 288);
+            const bool there = lane < BUNDLE && p.own_groups > 0 && row < a.expert_ffn;
+            float v[4] = {0, 0, 0, 0};
+            if (there) {
+                const int at = (lane >> 1) * 16 + (lane & 1) * 4;
+                const float4 gate = partial_sums(at), up = partial_sums(at + 8);
+                const float g[4] = {gate.x * scale, gate.y * scale, gate.z * scale, gate.w * scale}, by = scale * choice_of(*this).weight[expert];
+                v[0] = up.x * by, v[1] = up.y * by, v[2] = up.z * by, v[3] = up.w * by;
+                if (p.activation == ACTIVATION_SILU) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) v[e] *= activate(ACTIVATION_SILU, g[e]);
+                } else {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) v[e] *= activate(p.activation, g[e]);
+                }
+            }
+            const uint4 chunk = make_chunk_of_2(v, 0.0f, tag);
+            if (real && there && (lane & 1) == 0) store_relaxed_4(part(EXCHANGE_GATED) + (u64)(expert * chunks + row / 8) * 16, chunk);
+            __syncwarp();
+            if (!real) continue;
+            if (pass + 2 < n_passes) barrier_arrive(8 + pass_parity, 288);
+            pass_parity ^= 1;
+        }
+    }
+
     INLINE void finish() {
+        float expert_scale = 0;
         u32 epoch_input = 0, epoch = 0;
         const u32 x0 = first_group(a.hidden / 8, block), nx = (first_group(a.hidden / 8, block + 1) - x0) * 8;
         // Of a vector like the residual, the four rows of this lane: norms, loaded before they are needed.
@@ -169,7 +217,18 @@ template <int D, int H> struct PersistentEpilogue : PersistentBlock<D, H> {
             if (i >= a.stop_phase) return;
             const PersistentPhase p = this->phase(i);
             const u32 g0 = p.own_first, n_groups = p.own_groups;
-            if (p.kind == PERSISTENT_ADD) { // of one pass: PERSISTENT_MAX_ROWS
+            if constexpr (MIXTURE) {
+                if (p.kind == PERSISTENT_ROUTE) {
+                    expert_scale = route(p, tag_of(epoch));
+                    continue;
+                }
+                if (p.kind == PERSISTENT_EXPERTS) {
+                    experts(p, expert_scale, tag_of(epoch));
+                    published();
+                    continue;
+                }
+            }
+            if (p.kind == PERSISTENT_ADD || (MIXTURE && p.kind == PERSISTENT_ADD_EXPERTS)) { // of one pass: PERSISTENT_MAX_ROWS
                 const bool down = p.input == EXCHANGE_GATED;
                 own(p.norm, norm), own(p.post_norm, post);
                 const u32 tag = tag_of(epoch);

@@ -2,7 +2,7 @@
 //
 // Host contract
 //   parameter  PersistentRepackArguments; threads 256 (8 warps, as the kernel's); grid (k_quads, groups): ceil(n_rows / 8), twice that
-//              with up_rows
+//              with up_rows; with units ceil(units / 8) instead of k_quads
 // Types: q4_0 (codec q4), q4_1 and q4_k (q4m), q8_0 (q8), q6_k (q6).
 #include "gemm/repack.h"
 #include "persistent/arguments.h"
@@ -22,8 +22,11 @@ template <int CODEC, class T> INLINE void persistent_repack(const PersistentRepa
     none.n_cols = p.n_cols;
     const u32 quad = blockIdx.x, group = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const bool up = p.up_rows && (group & 1);
-    const u32 row = (p.up_rows ? group / 2 : group) * 8 + (lane & 7), k0 = ((warp * p.k_quads + quad) * 4 + (lane >> 3)) * 32;
-    u8 *unit = p.packed + ((u64)place(p, p.first_group + group, quad) * 8 + warp) * BYTES;
+    const u32 index = p.units ? quad * 8 + warp : warp * p.k_quads + quad;
+    if (p.units && index >= p.units) return;
+    const u32 row = (p.up_rows ? group / 2 : group) * 8 + (lane & 7), k0 = (index * 4 + (lane >> 3)) * 32;
+    const u64 to = p.units ? (u64)(p.first_group + group) * p.units + index : (u64)place(p, p.first_group + group, quad) * 8 + warp;
+    u8 *unit = p.packed + to * BYTES;
     const bool inside = row < p.n_rows && k0 < p.n_cols;
     const u8 *from = (up ? p.up_rows : p.rows) + (u64)row * p.row_bytes;
     auto q = [&](u32 i) { return inside ? T::q(none, from, row, k0 + i) : 0u; };

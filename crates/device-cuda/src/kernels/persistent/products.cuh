@@ -21,17 +21,24 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     using Block::warp;
 
     // This warp's slice of the input, from chunks with the tag, into shared memory.
-    INLINE void poll_input(const u8 *from, u32 chunks, u32 k_quads, u32 tag) {
+    // With EXPERTS, of units of 128 columns, an expert's after the other's, every eighth is this warp's.
+    template <bool EXPERTS = false> INLINE void poll_input(const u8 *from, u32 chunks, u32 k_quads, u32 tag) {
         const u32 n = 16 * k_quads, first = warp * n;
         InputBlock *blocks = s.input + warp * 4 * k_quads;
         for (u32 t0 = 0; t0 < n; t0 += 128) {
             uint4 v[4];
             bool have[4];
+            u32 at[4]; // EXPERTS
             const u32 n_t = (min(n - t0, 128u) + 31) / 32; // loads of a lane
 #pragma unroll
             for (int t = 0; t < 4; t++) {
                 const u32 i = t0 + 32 * t + lane;
                 have[t] = i >= n || first + i >= chunks;
+                if constexpr (EXPERTS) {
+                    const u32 units = (a.expert_ffn + 127) / 128, unit = (i >> 4) * 8 + warp, expert = unit / units;
+                    have[t] = i >= n || expert >= a.n_used || ((unit - expert * units) * 16 + (i & 15)) * 8 >= a.expert_ffn;
+                    at[t] = unit * 16 + (i & 15);
+                }
                 v[t] = make_uint4(0, 0, 0, 0);
             }
             bool all;
@@ -39,7 +46,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
                 all = true;
 #pragma unroll
                 for (int t = 0; t < 4; t++)
-                    if (t < n_t && !have[t]) v[t] = load_relaxed_4(from + (u64)(first + t0 + 32 * t + lane) * 16);
+                    if (t < n_t && !have[t]) v[t] = load_relaxed_4(from + (u64)(EXPERTS ? at[t] : first + t0 + 32 * t + lane) * 16);
 #pragma unroll
                 for (int t = 0; t < 4; t++) {
                     if (t >= n_t) break;
@@ -101,6 +108,10 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
                 }
             }
         }
+        give(sum, n);
+    }
+    // This warp's sums of `n` groups to the epilogue.
+    INLINE void give(float (&sum)[PERSISTENT_PASS], u32 n) {
         float *out = s.partial[pass_parity][warp];
 #pragma unroll
         for (int i = 0; i < PERSISTENT_PASS; i++) {
