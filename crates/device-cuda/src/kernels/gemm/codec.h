@@ -35,7 +35,7 @@ template <class C> struct Packed {
     u32 words[WORDS];
     u32 scales[SCALES > 0 ? SCALES : 1];
 
-    // From a tile in shared memory, or from so many of its four slabs of 16 rows, which lie there as if they were all.
+    // From shared memory: a tile, or as many of its four slabs of 16 rows as `copy` brought there.
     template <int SLABS = 4> INLINE void load(u32 tile, int tid) {
 #pragma unroll
         for (int p = 0; p < C::PLANES; p++) load_shared_4(words + 4 * p, tile + 512 * SLABS * p + 16 * tid);

@@ -8,7 +8,7 @@
 //   dynamic shared memory  the constant gemm_few_shared_<codec>_<WIDTH>_<SLABS>
 //
 // A block has SLABS slabs of 16 weight rows and WIDTH tokens. Of its k tiles of 64 columns, warp w takes every eighth from w on, by
-// cp.async through a ring of its own. Nobody waits for another warp before the sums are added.
+// cp.async through a ring of its own. No warp waits for another before the sums are added.
 // Order of accumulation: each warp its k tiles ascending, then the warps' sums ascending.
 #pragma once
 #include "gemm/codec.h"

@@ -123,6 +123,17 @@ INLINE void bulk_copy(u32 to, const void *from, u32 bytes, u32 mbarrier) {
                  "r"(bytes), "r"(mbarrier)
                  : "memory");
 }
+// The same for what is read once: the policy says that it leaves L2 first.
+INLINE u64 evict_first_policy() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+INLINE void bulk_copy(u32 to, const void *from, u32 bytes, u32 mbarrier, u64 policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(mbarrier), "l"(policy)
+                 : "memory");
+}
 
 // ---- mma.sync m16n8k16, f16 operands, f32 sums (sm_80)
 INLINE void mma_16x8x16(float *d, const u32 *a, u32 b0, u32 b1) {

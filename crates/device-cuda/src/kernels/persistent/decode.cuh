@@ -42,8 +42,7 @@ template <int D, int H> struct PersistentStream : PersistentBlock<D, H> {
 
     // One lane: the block's weights into the ring, in the order of use.
     INLINE void stream() {
-        u64 policy;
-        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        const u64 policy = evict_first_policy();
         u32 n = 0;
         for (u32 i = 0; i < a.n_phases; i++) {
             if (i >= a.stop_phase) return;
@@ -59,10 +58,7 @@ template <int D, int H> struct PersistentStream : PersistentBlock<D, H> {
                 }
                 n++;
                 mbarrier_expect(full + 8 * slot, bytes);
-                asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                                 shared_address(ring + slot * a.slot_bytes)),
-                             "l"(from), "r"(bytes), "r"(full + 8 * slot), "l"(policy)
-                             : "memory");
+                bulk_copy(shared_address(ring + slot * a.slot_bytes), from, bytes, full + 8 * slot, policy);
                 next_slot();
                 from += bytes, left -= bytes;
             }

@@ -13,7 +13,7 @@ struct PersistentChoice {
     float scale; // of the norm before the experts
     u32 padding[3];
 };
-static_assert(sizeof(PersistentChoice) == PERSISTENT_CHOICE, "what the host asks for");
+static_assert(sizeof(PersistentChoice) == PERSISTENT_CHOICE, "the host asks for as many bytes");
 template <int D, int H> INLINE PersistentChoice &choice_of(const PersistentBlock<D, H> &block) {
     return *(PersistentChoice *)(block.phases + block.a.n_phases);
 }
@@ -242,8 +242,7 @@ template <int D, int H> struct PersistentExpertStream : PersistentBlock<D, H> {
 
     // Weights into the ring, in the order of use: those of experts when they are chosen. All lanes go along; one copies.
     INLINE void stream() {
-        u64 policy;
-        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        const u64 policy = evict_first_policy();
         u32 n = 0, epoch = 0;
         auto send = [&](const u8 *from, u32 left, u32 each) {
             while (left > 0) {
@@ -251,11 +250,7 @@ template <int D, int H> struct PersistentExpertStream : PersistentBlock<D, H> {
                 if (lane == 0) {
                     if (n >= a.n_slots) mbarrier_wait(empty + 8 * slot, parity ^ 1);
                     mbarrier_expect(full + 8 * slot, bytes);
-                    asm volatile(
-                        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                            shared_address(ring + slot * a.slot_bytes)),
-                        "l"(from), "r"(bytes), "r"(full + 8 * slot), "l"(policy)
-                        : "memory");
+                    bulk_copy(shared_address(ring + slot * a.slot_bytes), from, bytes, full + 8 * slot, policy);
                 }
                 n++;
                 next_slot();
