@@ -9,6 +9,7 @@ logits of the last positions are compared at the five best tokens of f64. Prints
 difference of each, over the last tenth of the steps and, to show a trend, over the first.
 """
 import argparse
+import inspect
 import json
 import subprocess
 from pathlib import Path
@@ -18,8 +19,8 @@ import torch
 import transformers
 
 ROOT = Path(__file__).resolve().parent.parent
-RECURRENT = ["falcon_h1", "granitemoehybrid", "granitemoehybrid_dense", "lfm2", "lfm2_moe", "nemotron_h", "qwen3_5", "qwen3_5_moe",
-             "qwen3_next"]
+RECURRENT = ["falcon_h1", "granitemoehybrid", "granitemoehybrid_dense", "kimi_linear", "lfm2", "lfm2_moe", "mamba2", "nemotron_h",
+             "nemotron_h_latent", "nemotron_h_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"]
 
 
 def steps_of(folder, tokens, dtype):
@@ -34,11 +35,13 @@ def steps_of(folder, tokens, dtype):
             if hasattr(module, "inv_freq"):
                 module.inv_freq = module.compute_default_rope_parameters(model.config.get_text_config())[0]
     try:
+        # Models without keys call it otherwise.
+        name = next(name for name in ("cache", "past_key_values") if name in inspect.signature(model.forward).parameters)
         cache, rows = None, []
         with torch.no_grad():
             for token in tokens:
-                answer = model(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-                cache = answer.past_key_values
+                answer = model(input_ids=torch.tensor([[token]]), use_cache=True, **{name: cache})
+                cache = answer[name]
                 rows.append(answer.logits[0, -1].numpy().astype(np.float64))
     finally:
         torch.float32, torch.float, torch.Tensor.float = names

@@ -4,7 +4,8 @@
     python3 scripts/clients target/release/ingle [--table FILE] [--only GROUP,GROUP] [--environments FOLDER]
 
 Each group has a virtual environment of its own, for their dependencies contradict each other, made from the file of the group's
-name. A row for each check goes into the table; groups that did not run keep the rows of the last time.
+name. A row for each check goes into the table; groups that did not run keep the rows of the last time. Until each group has run once
+with these environments, the table stays as it is: `--only` in a fresh clone, as continuous integration has it, would empty it.
 """
 
 import argparse
@@ -97,7 +98,7 @@ def main():
         if rows.is_file():
             found[name] = [json.loads(line) for line in rows.read_text().splitlines()]
         (folder / "rows.json").write_text(json.dumps(found))
-    if options.table:
+    if options.table and all(name in found for name, _, _ in GROUPS):
         cell = lambda text: " ".join(str(text).split()).replace("|", "\\|")
         lines = ["| " + " | ".join(map(cell, row)) + " |" for name, _, _ in GROUPS for row in found.get(name, [])]
         options.table.write_text(HEAD + "\n".join(lines) + "\n")

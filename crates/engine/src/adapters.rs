@@ -1,12 +1,16 @@
 //! The adapters (LoRA) of a model, and how they come and go while its engine runs.
 //!
-//! A plan holds the stacks of all adapters, so a change is a new plan in the same program: pages, states and cached prefixes stay,
-//! and between two steps nobody notices. An adapter that sequences are computed with stays until the last of them has ended.
+//! A plan holds the stacks of all adapters, so a change is a new plan in the same program: pages, states and cached prefixes stay. The
+//! plan may be made on another thread while steps go on ([`AdapterPlanner`]), so that between two steps it only is compiled. An adapter
+//! that sequences are computed with stays until the last of them has ended.
 
+use std::sync::Arc;
+
+use device::{Device, Limits, Plan};
 use model::Adapter;
 use xxhash_rust::xxh64::xxh64;
 
-use crate::{Engine, Error, Result, memory};
+use crate::{Engine, Error, LoadOptions, Model, Result, memory};
 
 /// Adapters that requests choose by their names. In a step, number `i + 1` is the adapter at `i`.
 #[derive(Clone, Debug, Default)]
@@ -16,6 +20,8 @@ pub(crate) struct Adapters {
     salts: Vec<u64>,
     /// Whether each goes as soon as no sequence needs it; new requests do not find it.
     leaving: Vec<bool>,
+    /// How often they have changed.
+    n_changes: u64,
 }
 
 impl Adapters {
@@ -74,7 +80,8 @@ impl Adapters {
 
     /// Without those that are leaving and not in use; and the number of each of the old ones now.
     fn without_unused(self, is_used: impl Fn(u32) -> bool) -> (Adapters, Vec<u32>) {
-        let (mut kept, mut numbers) = (Adapters::default(), vec![0]);
+        let (mut kept, mut numbers) =
+            (Adapters { n_changes: self.n_changes, ..Adapters::default() }, vec![0]);
         for (index, (adapter, salt)) in self.list.into_iter().zip(self.salts).enumerate() {
             let leaving = self.leaving[index];
             if leaving && !is_used(index as u32 + 1) {
@@ -104,14 +111,8 @@ impl Engine {
     /// The name is in use, the adapter does not fit the model, the memory is short, or the device cannot have adapters. Nothing has
     /// changed then.
     pub fn add_adapter(&mut self, adapter: Adapter, replaces: bool) -> Result<()> {
-        let mut wanted = self.adapters.clone();
-        if replaces && let Ok(at) = wanted.position(&adapter.name) {
-            wanted.leaving[at] = true;
-        }
-        wanted.push(adapter)?;
-        let turns = self.turns.clone();
-        let _turn = turns.as_ref().map(|turns| turns.take());
-        self.change_adapters(wanted)
+        let planned = self.adapter_planner().add(adapter, replaces)?;
+        self.set_adapters(planned).map(drop)
     }
 
     /// Let no further request choose an adapter. Sequences that are computed with it end as they would have.
@@ -119,42 +120,46 @@ impl Engine {
     /// # Errors
     /// There is none of this name, or the device failed. Nothing has changed then.
     pub fn remove_adapter(&mut self, name: &str) -> Result<()> {
-        let mut wanted = self.adapters.clone();
-        let at = wanted.position(name)?;
-        wanted.leaving[at] = true;
-        let turns = self.turns.clone();
-        let _turn = turns.as_ref().map(|turns| turns.take());
-        self.change_adapters(wanted)
+        let planned = self.adapter_planner().remove(name)?;
+        self.set_adapters(planned).map(drop)
     }
 
-    /// Let adapters go that are leaving and that no sequence needs any more.
+    /// What plans of other adapters are made with, on any thread, while the engine goes on.
+    pub fn adapter_planner(&self) -> AdapterPlanner {
+        let numbers = 1..=self.adapters.list.len() as u32;
+        AdapterPlanner {
+            model: self.model.clone(),
+            device: self.device.clone(),
+            limits: self.limits.clone(),
+            options: self.options.clone(),
+            used: numbers.map(|number| self.is_used(number)).collect(),
+            adapters: self.adapters.clone(),
+        }
+    }
+
+    /// Have the adapters that were planned from now on, between two steps. False: the engine's have changed since the planner was
+    /// taken, or a sequence needs one that the plan has not; nothing has changed, and another plan is needed.
     ///
     /// # Errors
-    /// The device failed.
-    pub(crate) fn release_adapters(&mut self) -> Result<()> {
-        let mut leaving = (1..).zip(&self.adapters.leaving).filter(|(_, leaving)| **leaving);
-        match leaving.any(|(number, _)| !self.is_used(number)) {
-            true => self.change_adapters(self.adapters.clone()),
-            false => Ok(()),
+    /// The memory is short, or the device failed. Nothing has changed then.
+    pub fn set_adapters(&mut self, planned: PlannedAdapters) -> Result<bool> {
+        let turns = self.turns.clone();
+        let _turn = turns.as_ref().map(|turns| turns.take());
+        self.set_adapters_in_turn(planned)
+    }
+
+    /// The same; the caller has the turn of the processors.
+    fn set_adapters_in_turn(&mut self, planned: PlannedAdapters) -> Result<bool> {
+        let PlannedAdapters { n_changes, mut kept, numbers, compiled } = planned;
+        let mut dropped = (1..).zip(numbers.iter().skip(1)).filter(|(_, now)| **now == 0);
+        if n_changes != self.adapters.n_changes || dropped.any(|(number, _)| self.is_used(number)) {
+            return Ok(false);
         }
-    }
-
-    /// Whether an adapter has sequences, or is what is scored with.
-    fn is_used(&self, number: u32) -> bool {
-        self.scored_adapter == number || self.scheduler.sequences().any(|s| s.adapter == number)
-    }
-
-    /// The caller has the turn of the processors.
-    fn change_adapters(&mut self, wanted: Adapters) -> Result<()> {
-        let n_wanted = wanted.list.len();
-        let (kept, numbers) = wanted.without_unused(|number| self.is_used(number));
-        if kept.list.len() == n_wanted && n_wanted == self.adapters.list.len() {
+        kept.n_changes += 1;
+        let Some((plans, fixed)) = compiled else {
             self.adapters = kept;
-            return Ok(());
-        }
-        let (plans, _) =
-            memory::fused_plans(&self.model, kept.as_slice(), self.device.as_ref(), &self.limits)?;
-        let fixed = memory::fixed_bytes(&self.model, &plans, self.device.as_ref(), &self.options)?;
+            return Ok(true);
+        };
         let free = memory::free_bytes(self.device.as_ref(), &self.options);
         let more = fixed.saturating_sub(self.fixed);
         if self.options.check_memory && free.is_some_and(|free| more > free) {
@@ -173,7 +178,92 @@ impl Engine {
         self.scored_adapter = numbers[self.scored_adapter as usize];
         self.scheduler.kv.set_fixed_bytes(fixed);
         (self.adapters, self.fixed) = (kept, fixed);
+        Ok(true)
+    }
+
+    /// Let adapters go that are leaving and that no sequence needs any more. The caller has the turn of the processors.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(crate) fn release_adapters(&mut self) -> Result<()> {
+        let mut leaving = (1..).zip(&self.adapters.leaving).filter(|(_, leaving)| **leaving);
+        if leaving.any(|(number, _)| !self.is_used(number)) {
+            let planned = self.adapter_planner().plan(self.adapters.clone())?;
+            self.set_adapters_in_turn(planned)?;
+        }
         Ok(())
+    }
+
+    /// Whether an adapter has sequences, or is what is scored with.
+    fn is_used(&self, number: u32) -> bool {
+        self.scored_adapter == number || self.scheduler.sequences().any(|s| s.adapter == number)
+    }
+}
+
+/// Makes the plans of other adapters for an engine; see [`Engine::adapter_planner`].
+pub struct AdapterPlanner {
+    model: Arc<Model>,
+    device: Arc<dyn Device>,
+    limits: Limits,
+    options: LoadOptions,
+    /// The engine's.
+    adapters: Adapters,
+    /// Which of these were needed when the planner was taken.
+    used: Vec<bool>,
+}
+
+/// Adapters with their plans, for [`Engine::set_adapters`].
+#[derive(Debug)]
+pub struct PlannedAdapters {
+    /// Of the engine's adapters when they were planned.
+    n_changes: u64,
+    kept: Adapters,
+    /// Of each of the engine's adapters, none included, its number from now on; 0 for those that go.
+    numbers: Vec<u32>,
+    /// The plans and the bytes that they take at load; `None`: those that are there do.
+    compiled: Option<(Vec<Plan>, u64)>,
+}
+
+impl AdapterPlanner {
+    /// As [`Engine::add_adapter`].
+    ///
+    /// # Errors
+    /// The name is in use, the adapter does not fit the model, or the device cannot have adapters.
+    pub fn add(&self, adapter: Adapter, replaces: bool) -> Result<PlannedAdapters> {
+        let mut wanted = self.adapters.clone();
+        if replaces && let Ok(at) = wanted.position(&adapter.name) {
+            wanted.leaving[at] = true;
+        }
+        wanted.push(adapter)?;
+        self.plan(wanted)
+    }
+
+    /// As [`Engine::remove_adapter`].
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn remove(&self, name: &str) -> Result<PlannedAdapters> {
+        let mut wanted = self.adapters.clone();
+        let at = wanted.position(name)?;
+        wanted.leaving[at] = true;
+        self.plan(wanted)
+    }
+
+    /// The engine's adapters and others after them, without those that are leaving and not in use.
+    fn plan(&self, wanted: Adapters) -> Result<PlannedAdapters> {
+        let (n_changes, n_wanted) = (wanted.n_changes, wanted.list.len());
+        // One that is new and leaving there is not.
+        let is_used = |number: u32| self.used.get(number as usize - 1).is_none_or(|used| *used);
+        let (kept, numbers) = wanted.without_unused(is_used);
+        let compiled = if kept.list.len() == n_wanted && n_wanted == self.adapters.list.len() {
+            None
+        } else {
+            let (plans, _) =
+                memory::fused_plans(&self.model, kept.as_slice(), self.device.as_ref(), &self.limits)?;
+            let fixed = memory::fixed_bytes(&self.model, &plans, self.device.as_ref(), &self.options)?;
+            Some((plans, fixed))
+        };
+        Ok(PlannedAdapters { n_changes, kept, numbers, compiled })
     }
 }
 

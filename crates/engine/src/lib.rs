@@ -45,6 +45,7 @@ mod vision;
 
 pub mod sampling;
 
+pub use adapters::{AdapterPlanner, PlannedAdapters};
 pub use chat::Conversation;
 pub use constraint::{Constraint, ConstraintResult};
 /// Most tokens that are reported with each token.

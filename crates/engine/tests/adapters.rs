@@ -156,7 +156,17 @@ fn adapters_come_and_go_while_sequences_run() {
             let unfit = Adapter { name: "unfit".to_owned(), ..adapter("gpt2_turned") };
             assert!(engine.add_adapter(unfit, false).is_err());
             assert_eq!(answer(&mut engine, Some(NAMES[1])), want[1]);
+            // A plan that was made before another change is refused.
+            let stale = engine.adapter_planner().remove(NAMES[1]).unwrap();
             engine.remove_adapter(NAMES[0]).unwrap();
+            assert!(!engine.set_adapters(stale).unwrap());
+            // And so is one without an adapter that a sequence has come to need meanwhile.
+            let dropped = engine.adapter_planner().remove(NAMES[1]).unwrap();
+            let id = engine.add(request(Some(NAMES[1]), &prompt)).unwrap();
+            assert!(!engine.set_adapters(dropped).unwrap());
+            let mut tokens = std::collections::BTreeMap::new();
+            run(&mut engine, usize::MAX / 2, &mut tokens);
+            assert_eq!(tokens[&id], want[1]);
             engine.remove_adapter(NAMES[1]).unwrap();
             assert_eq!(engine.adapters().count(), 0);
             assert_eq!(answer(&mut engine, None), want[0]);

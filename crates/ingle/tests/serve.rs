@@ -143,12 +143,13 @@ fn an_answer_is_the_same_whole_streamed_and_among_others() {
         assert_eq!(answer["object"], "chat.completion");
         assert_eq!(answer["usage"]["completion_tokens"], 24);
         assert_eq!(answer["choices"][0]["finish_reason"], "length");
+        assert_eq!(answer["choices"][0]["message"].get("refusal"), Some(&Value::Null));
     }
     // More at once than there are slots, each as a stream.
     let streamed: Vec<Vec<Value>> = thread::scope(|scope| {
         let ask = |text: &'static str| {
             let body =
-                json!({ "max_tokens": 24, "stream": true, "stream_options": { "include_usage": true } });
+                json!({ "max_tokens": 24.0, "stream": true, "stream_options": { "include_usage": true } });
             scope.spawn(|| server.stream(CHAT, &chat(text, body)))
         };
         let asked: Vec<_> = questions.iter().map(|text| ask(text)).collect();
@@ -161,6 +162,9 @@ fn an_answer_is_the_same_whole_streamed_and_among_others() {
         let (usage, end) = (&events[events.len() - 1], &events[events.len() - 2]);
         assert_eq!(end["choices"][0]["finish_reason"], "length");
         assert_eq!(usage["choices"], json!([]));
+        // All chunks have a usage, which only the last one says.
+        let others = &events[..events.len() - 1];
+        assert!(others.iter().all(|event| event.get("usage") == Some(&Value::Null)), "{others:?}");
         assert_eq!(usage["usage"]["total_tokens"], solo["usage"]["total_tokens"]);
         // Each prompt had been computed before.
         let usage = &usage["usage"];
@@ -288,6 +292,7 @@ fn answers_follow_their_grammar() {
         let top = token["top_logprobs"].as_array().unwrap();
         assert!(top.len() == 3 && top[0]["logprob"].as_f64() >= top[1]["logprob"].as_f64(), "{token}");
         assert_eq!((&top[0]["token"], &top[0]["logprob"]), (&token["token"], &token["logprob"]));
+        assert!(top[0].get("top_logprobs").is_none(), "{token}");
     }
 }
 

@@ -52,6 +52,12 @@ fn a_server_without_keys_answers_this_machine_alone() {
     let many: Vec<(String, String)> = (0..150).map(|i| (format!("x-{i}"), "y".to_owned())).collect();
     let many: Vec<(&str, &str)> = many.iter().map(|(name, value)| (&**name, &**value)).collect();
     assert_eq!(status(&many), 431);
+    let long = "y".repeat(63 << 10);
+    assert_eq!(status(&[("x-long", &long)]), 200);
+    let (too_long, _, body) =
+        ask(&server, "POST", "/tokenize", &[("x-long", &long), ("x-more", &long[..2 << 10])]);
+    assert_eq!(too_long, 431);
+    assert!(body.contains("expected at most 65536"), "{body}");
 }
 
 #[test]

@@ -153,6 +153,7 @@ fn streams_tell_how_far_the_prompt_is_and_how_long_tokens_take() {
     check(&events, progress["prompt_progress"]["total"].as_u64().unwrap());
     assert_eq!(progress["choices"][0]["text"], "");
     assert!(!events.last().unwrap()["timings"].is_null(), "the usage has the timings");
+    assert!(events.iter().rev().skip(1).all(|event| event.get("usage") == Some(&Value::Null)), "{events:?}");
     let body = json!({ "input": prompt, "max_output_tokens": 4, "ignore_eos": true });
     let events = named_events(&server, &with(body));
     let progress = events.iter().find(|event| !event["prompt_progress"].is_null()).unwrap();

@@ -62,7 +62,7 @@ impl fmt::Display for ModelSpec {
         };
         let places = if self.family.norm_on_sum { "after each sum" } else { norms(self.family.norms) };
         line("norms", format!("{kind}, {places}, epsilon {:e}", self.norm_eps))?;
-        match self.family.qk_norm {
+        match self.qk_norm {
             QkNorm::None => {}
             QkNorm::PerHead => line("q and k norms", "each head".to_owned())?,
             QkNorm::WholeRow => line("q and k norms", "all heads together".to_owned())?,

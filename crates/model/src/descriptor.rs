@@ -230,6 +230,10 @@ pub struct ArchDescriptor {
 
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
+    /// Some checkpoints have none of them: those whose metadata says so, or says nothing and whose first layer lacks them.
+    pub qk_norm_may_lack: bool,
+    /// GGUF files do not say whether they have them: those with so many experts have not.
+    pub qk_norm_lacks_with_experts: Option<usize>,
     /// They stand after the rotation.
     pub qk_norm_after_rope: bool,
     /// What must have a bias. Elsewhere a bias is used if the file has one.
@@ -335,6 +339,8 @@ impl ArchDescriptor {
         norms: NormPlaces::PRE,
         norm_offset: PerNaming::both(0.0),
         qk_norm: QkNorm::None,
+        qk_norm_may_lack: false,
+        qk_norm_lacks_with_experts: None,
         qk_norm_after_rope: false,
         biases: &[],
         v_norm: false,

@@ -13,10 +13,11 @@ use crate::names::TensorRole::{AttnK, AttnOut, AttnQ, AttnV, Conv1, Conv2, FfnDo
 use crate::names::{
     BIASED_EXPERTS, DELTA, DELTA_BY_ROWS, ENCODER, EXPERTS, EXPERTS_EITHER_WAY, FFN_NORM_AFTER_ATTENTION,
     FUSED_ENCODER, GATE_UP, Key, KeyNames, LATENT, MEASURED_FFN, MEASURED_LAYERS, MIXER_SCAN, MIXERS,
-    NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL, PER_LAYER, QK_LAYER_NORMS, QKV, QKV_IN_SOME, SANDWICH,
-    SCAN, SCAN_ALONE, SHARED_EXPERTS, SHARED_NETWORK, SHORT_CONVOLUTIONS, SIDE_BY_SIDE, SPEECH_BIASES,
-    SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER, SPEECH_ENCODER_KEYS, SPEECH_SETTINGS,
-    STACKED_EXPERTS, STANDARD, STREAMS, TRANSPOSED, TURNED_EXPERTS, TURNING_ENCODER, UNGATED,
+    MIXING_ENCODER, NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL, PER_LAYER, QK_LAYER_NORMS, QKV,
+    QKV_IN_SOME, SANDWICH, SCAN, SCAN_ALONE, SHARED_EXPERTS, SHARED_NETWORK, SHORT_CONVOLUTIONS,
+    SIDE_BY_SIDE, SPEECH_BIASES, SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER, SPEECH_ENCODER_KEYS,
+    SPEECH_SETTINGS, STACKED_EXPERTS, STANDARD, STREAMS, TRANSPOSED, TURNED_EXPERTS, TURNING_ENCODER,
+    UNGATED,
 };
 
 /// The converter to GGUF reorders the rows of queries and keys of these families, so that neighbours are rotated.
@@ -342,6 +343,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         hf: &["glm4_moe"],
         tensors: &[SHARED_EXPERTS, FFN_NORM_AFTER_ATTENTION, EXPERTS, STANDARD],
         qk_norm: QkNorm::PerHead,
+        qk_norm_may_lack: true,
         experts: ExpertPlace::WithPlainShared,
         router_scores: RouterScores::Sigmoid,
         defaults: PerNaming {
@@ -384,6 +386,8 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         ],
         tensors: &[TURNED_EXPERTS, STANDARD],
         qk_norm: QkNorm::PlainWhereTurning,
+        qk_norm_may_lack: true,
+        qk_norm_lacks_with_experts: Some(128),
         rope_style: PerNaming::both(RopeStyle::Interleaved),
         windows: WindowPattern::FullEvery(4),
         chunked: true,
@@ -754,6 +758,17 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         activation: Activation::Silu,
         gated: true,
         defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12)] },
+        ..ENCODER_ON_SUMS
+    },
+    ArchDescriptor {
+        name: "jina_embeddings_v3",
+        title: "Jina Embeddings v3",
+        gguf: &["jina-bert-v3"],
+        hf: &["jina_embeddings_v3"],
+        tensors: &[MIXING_ENCODER],
+        learned_positions: false,
+        no_rope_every: None,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-5), (Key::RopeTheta, 20_000.0)] },
         ..ENCODER_ON_SUMS
     },
     ArchDescriptor {

@@ -11,7 +11,7 @@ use weights::{Array, Checkpoint, Naming};
 
 use crate::adapters::{Adapter, Adapters};
 use crate::build;
-use crate::descriptor::{ArchDescriptor, EmbeddingScale, ExpertPlace};
+use crate::descriptor::{ArchDescriptor, EmbeddingScale, ExpertPlace, QkNorm};
 use crate::embedding::EmbeddingSpec;
 use crate::error::{Error, Result};
 use crate::keys::Keys;
@@ -59,6 +59,8 @@ pub struct ModelSpec {
     pub logit_softcap: Option<f32>,
     /// `cap * tanh(score / cap)`
     pub attention_softcap: Option<f32>,
+    /// Norms of queries and keys.
+    pub qk_norm: QkNorm,
     /// The head is the embedding.
     pub tied_head: bool,
     /// Columns of the input that each layer has of its own; 0: none.
@@ -548,6 +550,7 @@ pub(crate) fn read(
             * real(Key::LogitMultiplier)?.unwrap_or(1.0),
         logit_softcap: real(Key::LogitSoftcap)?,
         attention_softcap: real(Key::AttentionSoftcap)?,
+        qk_norm: qk_norm(keys, family, tensors)?,
         tied_head,
         per_layer_width,
         n_streams,
@@ -561,6 +564,22 @@ pub(crate) fn read(
         n_parameters: 0,
         unused_tensors: Vec::new(),
     })
+}
+
+/// The norms of queries and keys that this checkpoint has.
+fn qk_norm(keys: &Keys<'_>, family: &ArchDescriptor, tensors: &Tensors<'_>) -> Result<QkNorm> {
+    let plain = family.qk_norm == QkNorm::PlainWhereTurning;
+    let there = match (family.qk_norm_may_lack, keys.flag(Key::QkNorm)?) {
+        (false, _) => true,
+        (true, Some(said)) => said,
+        // Without weights, no tensor tells.
+        (true, None) if plain => match family.qk_norm_lacks_with_experts {
+            Some(n) if keys.naming() == Naming::Gguf => keys.count(Key::Experts)? != Some(n),
+            _ => true,
+        },
+        (true, None) => tensors.has_in(TensorRole::AttnQNorm, 0),
+    };
+    Ok(if there { family.qk_norm } else { QkNorm::None })
 }
 
 /// A number of the metadata, or, where such files never say it there, of the shapes of tensors.

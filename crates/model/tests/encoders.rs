@@ -33,7 +33,14 @@ fn worst(found: &[f32], expected: &[f32]) -> f32 {
 
 #[test]
 fn hidden_states_and_vectors_agree() {
-    for name in ["modernbert", "xlm_roberta", "nomic_bert", "embedding_gemma", "qwen3_embedding"] {
+    for name in [
+        "modernbert",
+        "xlm_roberta",
+        "nomic_bert",
+        "jina_embeddings_v3",
+        "embedding_gemma",
+        "qwen3_embedding",
+    ] {
         let checkpoint = open(name);
         let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));
         let unused = |t: &&String| !t.starts_with("pooler.") && !t.contains("_Dense.");

@@ -289,6 +289,9 @@ fn what_the_format_has_no_place_for_is_refused() {
     let layers = Some(Value::Array(Array::Int(vec![1, 0, 1, 1])));
     let error = said(&with_keys(open("smollm3"), &[("no_rope_layers", layers)]));
     assert!(error.contains("layer 1, columns that rotate"), "{error}");
+    // Readers of GGUF files take this from the number of experts.
+    let error = said(&with_keys(open("llama4"), &[("use_qk_norm", Some(Value::Bool(false)))]));
+    assert!(error.contains("norms of queries and keys") && error.contains("none beside 4"), "{error}");
     // What is under GGUF's names already.
     let read = through_a_file(&open("llama"));
     let spec = ModelSpec::from_checkpoint(&read).unwrap();

@@ -31,6 +31,8 @@ pub enum ErrorKind {
     MethodNotAllowed,
     /// The body is larger than allowed.
     TooLarge,
+    /// The headers are larger than allowed.
+    HeadersTooLarge,
     /// The body is of another type than expected.
     UnsupportedMediaType,
     /// The tenant has used up its rate.
@@ -57,6 +59,7 @@ impl ErrorKind {
             ErrorKind::NotFound => StatusCode::NOT_FOUND,
             ErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             ErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            ErrorKind::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             ErrorKind::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ErrorKind::RateLimited | ErrorKind::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             ErrorKind::NotImplemented => StatusCode::NOT_IMPLEMENTED,
@@ -73,6 +76,7 @@ impl ErrorKind {
             | ErrorKind::ContextLength
             | ErrorKind::MethodNotAllowed
             | ErrorKind::TooLarge
+            | ErrorKind::HeadersTooLarge
             | ErrorKind::UnsupportedMediaType => "invalid_request_error",
             ErrorKind::Unauthorized => "authentication_error",
             ErrorKind::Forbidden => "permission_error",

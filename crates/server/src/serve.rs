@@ -23,8 +23,9 @@ use crate::{api, page, timed_body};
 /// Largest body, in bytes.
 pub(crate) const MAX_BODY: usize = 32 << 20;
 
-/// Most bytes of a request's headers; more are answered with 431.
-const MAX_HEADER_BYTES: usize = 64 << 10;
+/// Most bytes that are read of a connection before headers have ended; more are answered with 431. What headers may have at most is
+/// checked where they are whole, since a full buffer may hold a part of the body too.
+const MAX_BUFFER: usize = 128 << 10;
 
 /// Most headers of a request; more are answered with 431.
 const MAX_HEADERS: usize = 100;
@@ -132,7 +133,7 @@ fn limit<A>(server: Server<SocketAddr, A>, handle: Handle<SocketAddr>) -> Server
     http.timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
         .max_headers(MAX_HEADERS)
-        .max_buf_size(MAX_HEADER_BYTES);
+        .max_buf_size(MAX_BUFFER);
     server
 }
 

@@ -1,11 +1,11 @@
-//! What is asked of a request's body before it is read: its length, its coding, and that it has come by a certain time, so that
-//! nobody holds a connection open by sending a byte now and then.
+//! What is asked of a request before it is read: the length of its headers; of its body the length, the coding, and that it has come
+//! by a certain time, so that nobody holds a connection open by sending a byte now and then.
 
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
@@ -17,11 +17,31 @@ use crate::serve::MAX_BODY;
 /// From the end of a request's headers to the end of its body.
 const TIME: Duration = Duration::from_secs(120);
 
+/// Most bytes of a request's first line and headers.
+const MAX_HEADER_BYTES: usize = 64 << 10;
+
 /// The layer that sets the limits.
 pub(crate) async fn layer(request: Request, next: Next) -> Response {
-    match check(request.headers()) {
+    let checked = check_length(request.method(), request.uri(), request.headers());
+    match checked.and_then(|()| check(request.headers())) {
         Ok(()) => next.run(request.map(|body| limit(body, TIME))).await,
         Err(error) => error.into_response(),
+    }
+}
+
+/// # Errors
+/// The first line and the headers have more than [`MAX_HEADER_BYTES`], counted without spaces that say nothing.
+fn check_length(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<()> {
+    let path = uri.path_and_query().map_or(0, |path| path.as_str().len());
+    let first = method.as_str().len() + path + "  HTTP/1.1\r\n".len();
+    let bytes = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len());
+    match first + bytes.sum::<usize>() + "\r\n".len() {
+        0..=MAX_HEADER_BYTES => Ok(()),
+        n => {
+            let message =
+                format!("the request's headers have {n} bytes, expected at most {MAX_HEADER_BYTES}");
+            Err(ApiError::new(ErrorKind::HeadersTooLarge, message))
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the scheduler has done, and when a new sequence would be answered.
 
-use super::{LEAST_PROMPT_ROWS, Load, Scheduler};
+use super::{Load, Scheduler};
 use crate::Timings;
 
 /// How much one answer moves the mean of their times.
@@ -43,10 +43,14 @@ impl Scheduler {
         let position = n_tokens / 2;
         let most = self.limits.max_rows.saturating_sub(beside.n_rows).max(1);
         let in_step = match self.latency() {
-            Some(latency) => self.chunks.fitting(latency, self.alone(), position, most).unwrap_or(most),
+            Some(latency) => {
+                let alone = self.alone();
+                let fits = self.chunks.fitting(latency, alone, position, most).unwrap_or(most);
+                fits.max(self.least_prompt_rows(latency, alone))
+            }
             None => most,
         };
-        let in_step = in_step.max(LEAST_PROMPT_ROWS).min(most).min(n_rows.max(1));
+        let in_step = in_step.min(most).min(n_rows.max(1));
         let n_steps = n_rows as f64 / in_step as f64;
         let prompts = n_steps * self.cost.seconds(beside.and(in_step, position))?;
         let n_waiting = self.queue.len() + 1;

@@ -47,7 +47,8 @@ use queue::Queue;
 const LEAST_SHARED: usize = 16;
 
 /// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on, and not by single rows, which keep a
-/// prompt of 3,000 words waiting 3.6 times as long for the sake of a third of the slowest steps (docs/server.md).
+/// prompt of 3,000 words waiting 3.6 times as long for the sake of a third of the slowest steps (docs/server.md). Whoever names a time
+/// that answers may take has chosen otherwise ([`Scheduler::least_prompt_rows`]).
 const LEAST_PROMPT_ROWS: usize = 8;
 
 /// A prompt of `n` tokens lets others go first until so many times `n` rows of prompts have been computed: short prompts need not wait
@@ -765,8 +766,16 @@ impl Scheduler {
         flight.is_limited = true;
         let (planned, n_before) = (flight.planned, flight.n_prompt_rows);
         let fits = self.chunks.rows_within(seconds, planned, n_before, sequence.n_submitted, most);
-        let least = if n_before == 0 { LEAST_PROMPT_ROWS } else { 0 };
+        let least = if n_before == 0 { self.least_prompt_rows(seconds, planned) } else { 0 };
         fits.max(least).min(most)
+    }
+
+    /// Rows of a prompt that a step has however long it then takes, where its answers are allowed `allowed` seconds and take `alone`
+    /// without them: a single one where somebody named that time and the answers alone keep it.
+    fn least_prompt_rows(&self, allowed: f64, alone: f64) -> usize {
+        let is_named = |s: &Sequence| s.token_latency.or(self.token_latency).is_some();
+        let answers = self.slots.iter().flatten().filter(|s| !s.in_prompt);
+        if alone < allowed && answers.into_iter().any(is_named) { 1 } else { LEAST_PROMPT_ROWS }
     }
 
     /// A prompt takes what others have computed of it: from the prefix cache, or from a running sequence with the same tokens.

@@ -132,6 +132,33 @@ fn prompts_leave_the_answers_their_latency() {
     assert!(run(Some(0.001)).len() > 100);
 }
 
+/// A time that is named is kept by single rows, where these and the answers alone can; where the answers alone take longer, prompts
+/// do not wait in vain.
+#[test]
+fn a_latency_that_is_named_is_kept_at_the_price_of_the_prompt() {
+    let cost = |rows: usize, attended: u64| 0.01 + 1e-4 * rows as f64 + 4e-7 * attended as f64;
+    let run = |seconds: f64| {
+        let options =
+            LoadOptions { token_latency: Some(Duration::from_secs_f64(seconds)), ..LoadOptions::default() };
+        let mut s = Simulation::new(16_384, 1024, 4, &options);
+        s.add(request(0, 10, 12_000));
+        (0..3).for_each(|_| _ = s.step(&cost));
+        s.add(request(9, 8_000, 5));
+        let mut steps = Vec::new();
+        while s.scheduler.slots.iter().flatten().any(|s| s.in_prompt) || s.scheduler.n_waiting() > 0 {
+            steps.push(s.step(&cost).unwrap());
+            assert!(steps.len() < 10_000, "the prompt goes on");
+        }
+        steps
+    };
+    // Eight rows at 8,000 take 36 ms; a step with one of them takes 13 and more for the answer's own positions.
+    let steps = run(0.018);
+    let late = steps.iter().skip(8).filter(|step| **step > 1.15 * 0.018).count();
+    assert!(late <= steps.len() / 50, "{late} of {} steps were late", steps.len());
+    assert!(steps.len() > 1200, "{} steps: the prompt goes on by few rows", steps.len());
+    assert!(run(0.005).len() <= 1000, "eight rows a step");
+}
+
 /// The time between two tokens of eight streams when a prompt of 16k tokens comes, on a device that reads weights for 10 ms or
 /// multiplies 2,500 rows a second: twice a step of the streams alone, but for the first steps from which costs are learnt.
 #[test]

@@ -232,7 +232,7 @@ impl Builder<'_, '_> {
         kv: &mut Option<(ValueId, ValueId)>,
         layer: &LayerSpec,
     ) -> Result<()> {
-        let whole_row = match self.spec.family.qk_norm {
+        let whole_row = match self.spec.qk_norm {
             QkNorm::None => return Ok(()),
             QkNorm::PerHead => false,
             QkNorm::WholeRow => true,

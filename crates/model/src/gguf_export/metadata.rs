@@ -6,8 +6,8 @@ use weights::{Array, Bytes, Checkpoint, Metadata, Naming, Value};
 use super::recipe::Recipe;
 use super::recurrent;
 use crate::descriptor::{
-    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, RecurrentKind, RecurrentPlace,
-    WindowPattern,
+    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, QkNorm, RecurrentKind,
+    RecurrentPlace, WindowPattern,
 };
 use crate::embedding::{EmbeddingSpec, GGUF_PROMPT};
 use crate::error::{Error, Result};
@@ -151,7 +151,7 @@ pub(super) fn numbers(
     rotation(&source, spec, target, &mut sink)?;
     temperature(spec, &mut sink);
     scales(&source, spec, target, &mut sink)?;
-    experts(spec, &mut sink);
+    experts(spec, &mut sink)?;
     recurrent::numbers(&checkpoint.metadata, spec, &mut sink)?;
     if let Some(vision) = spec.vision.as_ref().filter(|vision| vision.tower.axes.is_some()) {
         sections(&checkpoint.metadata, vision.sections.map(|n| n as i64).to_vec(), &mut sink);
@@ -365,9 +365,9 @@ fn scales(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &m
     Ok(())
 }
 
-fn experts(spec: &ModelSpec, sink: &mut Sink<'_>) {
+fn experts(spec: &ModelSpec, sink: &mut Sink<'_>) -> Result<()> {
     let with = spec.layers.iter().find_map(|l| Some((l.experts?, l.ffn)));
-    let Some((experts, beside)) = with else { return };
+    let Some((experts, beside)) = with else { return Ok(()) };
     sink.put(Key::Experts, count(experts.n));
     sink.put(Key::ExpertsUsed, count(experts.n_used));
     sink.put(Key::ExpertFfn, count(experts.ffn));
@@ -395,6 +395,16 @@ fn experts(spec: &ModelSpec, sink: &mut Sink<'_>) {
         let kind = if experts.scores == RouterScores::Sigmoid { 2 } else { 1 };
         sink.put(Key::ExpertScores, count(kind));
     }
+    if let Some(n) = spec.family.qk_norm_lacks_with_experts {
+        let (lacks, read_so) = (spec.qk_norm == QkNorm::None, experts.n == n);
+        if lacks != read_so {
+            return Err(Error::Export {
+                what: "norms of queries and keys".to_owned(),
+                found: format!("{} beside {} experts", if lacks { "none" } else { "some" }, experts.n),
+                expected: format!("none beside {n} experts, some beside others: GGUF has no key for them"),
+            });
+        }
+    }
     if let Some(groups) = experts.groups {
         sink.put(Key::ExpertGroups, count(groups.n));
         sink.put(Key::ExpertGroupsUsed, count(groups.n_used));
@@ -408,6 +418,7 @@ fn experts(spec: &ModelSpec, sink: &mut Sink<'_>) {
     if experts.factor != 1.0 {
         sink.put(Key::ExpertFactor, real(experts.factor.into()));
     }
+    Ok(())
 }
 
 /// How a text becomes one vector. Readers of GGUF files bring it to length 1, cut at the context and put nothing before it.

@@ -53,6 +53,7 @@ pub enum Key {
     WideSharedKv,
     PerLayerWidth,
     Bidirectional,
+    QkNorm,
     Window,
     Chunk,
     WindowUsed,
@@ -208,6 +209,7 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::WideSharedKv, "whether those are twice as wide", &[], &["use_double_wide_mlp"], 0.0, 1.0),
     row(Key::PerLayerWidth, "columns of a layer's own input", &["embedding_length_per_layer_input"], &["hidden_size_per_layer_input"], 0.0, 1048576.0),
     row(Key::Bidirectional, "whether attention looks ahead", &[], &["use_bidirectional_attention"], 0.0, 1.0),
+    row(Key::QkNorm, "whether queries and keys have norms", &[], &["use_qk_norm"], 0.0, 1.0),
 
     row(Key::Window, "sliding window", &["attention.sliding_window"], &["sliding_window", "local_attention"], 0.0, 2147483647.0),
     row(Key::Chunk, "chunks of attention", &["attention.sliding_window"], &["attention_chunk_size"], 0.0, 2147483647.0),

@@ -527,6 +527,22 @@ pub const TURNING_ENCODER: &[TensorName] = &[
     alone(PostFfnNorm, "blk.{l}.layer_output_norm", "{model}encoder.layers.{l}.norm2"),
 ];
 
+/// The same without a gate, and with another name for what attends.
+#[rustfmt::skip]
+pub const MIXING_ENCODER: &[TensorName] = &[
+    alone(TokenEmbedding, "token_embd", "{model}embeddings.word_embeddings"),
+    alone(TokenTypes, "token_types", "{model}embeddings.token_type_embeddings"),
+    alone(EmbeddingNorm, "token_embd_norm", "{model}emb_ln"),
+    stacked(AttnQ, "blk.{l}.attn_qkv", "{model}encoder.layers.{l}.mixer.Wqkv", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnK, "blk.{l}.attn_qkv", "{model}encoder.layers.{l}.mixer.Wqkv", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnV, "blk.{l}.attn_qkv", "{model}encoder.layers.{l}.mixer.Wqkv", &[AttnQ, AttnK, AttnV]),
+    alone(AttnOut, "blk.{l}.attn_output", "{model}encoder.layers.{l}.mixer.out_proj"),
+    alone(PostAttnNorm, "blk.{l}.attn_output_norm", "{model}encoder.layers.{l}.norm1"),
+    alone(FfnUp, "blk.{l}.ffn_up", "{model}encoder.layers.{l}.mlp.fc1"),
+    alone(FfnDown, "blk.{l}.ffn_down", "{model}encoder.layers.{l}.mlp.fc2"),
+    alone(PostFfnNorm, "blk.{l}.layer_output_norm", "{model}encoder.layers.{l}.norm2"),
+];
+
 /// A router and experts in place of the dense network, or next to one that all rows go through.
 #[rustfmt::skip]
 pub const EXPERTS: &[TensorName] = &[

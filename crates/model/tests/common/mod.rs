@@ -71,10 +71,12 @@ pub const RECURRENT: [&str; 15] = [
 ];
 
 /// ... and those with other routers, gates, windows or caches.
-pub const LATER: [&str; 11] = [
+pub const LATER: [&str; 13] = [
     "glm4_moe",
+    "glm4_moe_plain",
     "glm4_moe_mtp",
     "llama4",
+    "llama4_plain",
     "gpt_oss",
     "gpt_oss_mxfp4",
     "deepseek_v2",

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, ErrorKind};
+use crate::serve::MAX_BODY;
 
 /// A body that is JSON of `T`, whatever its content type says.
 pub struct JsonBody<T>(pub T);
@@ -15,13 +16,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let bytes = Bytes::from_request(request, state).await.map_err(|rejection| {
-            let kind = match rejection.status() {
-                axum::http::StatusCode::PAYLOAD_TOO_LARGE => ErrorKind::TooLarge,
-                _ => ErrorKind::Invalid,
-            };
-            ApiError::new(kind, rejection.body_text())
-        })?;
+        let bytes =
+            Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
+                axum::http::StatusCode::PAYLOAD_TOO_LARGE => {
+                    let message =
+                        format!("the body is longer than it may be, expected at most {MAX_BODY} bytes");
+                    ApiError::new(ErrorKind::TooLarge, message)
+                }
+                _ => ApiError::new(ErrorKind::Invalid, rejection.body_text()),
+            })?;
         parse(&bytes).map(JsonBody)
     }
 }
@@ -47,19 +50,49 @@ const MAX_SEARCHED: usize = 64 << 10;
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
-    let found = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let error = wrong(&error, "");
-        match wrong_key::<T>(bytes).filter(|_| error.param.is_none()) {
-            Some(key) => ApiError::invalid(&key, format!("`{key}`: {}", error.message)),
-            None => error,
+    let found = match serde_path_to_error::deserialize(&mut json) {
+        Ok(found) => found,
+        Err(error) => {
+            return with_integers(bytes).unwrap_or(Err(error)).map_err(|error| {
+                let error = wrong(&error, "");
+                match wrong_key::<T>(bytes).filter(|_| error.param.is_none()) {
+                    Some(key) => ApiError::invalid(&key, format!("`{key}`: {}", error.message)),
+                    None => error,
+                }
+            });
         }
-    })?;
+    };
     match json.end() {
         Ok(()) => Ok(found),
         Err(error) => {
             let message = format!("found more after the body's JSON, expected its end: {error}");
             Err(ApiError::new(ErrorKind::Invalid, message))
         }
+    }
+}
+
+type Parsed<T> = std::result::Result<T, serde_path_to_error::Error<serde_json::Error>>;
+
+/// A body read with its integers that are written as fractions: in JSON 8.0 is the integer 8. `None`: there are none.
+fn with_integers<T: DeserializeOwned>(bytes: &[u8]) -> Option<Parsed<T>> {
+    let mut body = serde_json::from_slice(bytes).ok()?;
+    make_integers(&mut body).then(|| serde_path_to_error::deserialize(body))
+}
+
+/// Whether there were fractions that are integers. JSON's depth has been bounded by its parser.
+fn make_integers(value: &mut Value) -> bool {
+    match value {
+        Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+            // Larger ones need not be what the client meant.
+            Some(fraction) if fraction.fract() == 0.0 && fraction.abs() < (1_u64 << 53) as f64 => {
+                *number = (fraction as i64).into();
+                true
+            }
+            _ => false,
+        },
+        Value::Array(values) => values.iter_mut().fold(false, |any, value| make_integers(value) | any),
+        Value::Object(values) => values.values_mut().fold(false, |any, value| make_integers(value) | any),
+        Value::Null | Value::Bool(_) | Value::String(_) => false,
     }
 }
 
@@ -80,10 +113,12 @@ fn wrong_key<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
 fn wrong(error: &serde_path_to_error::Error<serde_json::Error>, prefix: &str) -> ApiError {
     // Clients know nothing of the names of our structs.
     let message = error.inner().to_string().replace("expected struct Body", "expected an object");
+    let missing =
+        message.strip_prefix("missing field `").and_then(|rest| Some(rest.split_once('`')?.0.to_owned()));
     let message = format!("the body is not as expected: {message}");
     match error.path().to_string().as_str() {
         // The second where the text is not JSON.
-        "." | "?" => ApiError::new(ErrorKind::Invalid, message),
+        "." | "?" => ApiError { param: missing, ..ApiError::new(ErrorKind::Invalid, message) },
         path => ApiError::invalid(format!("{prefix}{path}"), format!("`{prefix}{path}`: {message}")),
     }
 }
@@ -107,12 +142,22 @@ mod tests {
     }
 
     #[test]
+    fn integers_may_be_written_as_fractions() {
+        let found = parse::<Body>(br#"{"list":[1.0,2e0],"number":0.5}"#).unwrap();
+        assert_eq!((found.list, found.more.number), (vec![1, 2], Some(0.5)));
+        let error = parse::<Body>(br#"{"list":[1.0,2.5]}"#).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("list[1]"), "{}", error.message);
+        assert!(parse::<Body>(br#"{"list":[1.0]} x"#).is_err());
+    }
+
+    #[test]
     fn errors_name_the_key() {
         assert!(parse::<Body>(br#"{"list":[1,2],"other":3}"#).is_ok());
         let error = parse::<Body>(br#"{"list":[1,"x"]}"#).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("list[1]"));
         assert!(error.message.contains("invalid type: string \"x\""), "{}", error.message);
         assert_eq!(parse::<Body>(b"{").unwrap_err().kind, ErrorKind::Invalid);
+        assert_eq!(parse::<Body>(b"{}").unwrap_err().param.as_deref(), Some("list"));
         let error = parse::<Body>(br#"{"list":[],"number":"x"}"#).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("number"), "{}", error.message);
         let error = parse::<Body>(b"7").unwrap_err();

@@ -1,13 +1,16 @@
 //! Adapters (LoRA) of models, loaded and unloaded while the server runs.
 //!
-//! A loaded model gets and loses adapters between two steps ([`engine::Engine::add_adapter`]): its running answers go on, and what was
-//! cached stays.
+//! A loaded model gets and loses adapters between two steps ([`engine::Engine::set_adapters`]), by plans that are made while it computes:
+//! its running answers go on, and what was cached stays.
 
 use std::sync::Arc;
+
+use engine::{AdapterPlanner, PlannedAdapters};
 
 use super::{Entry, Model, Models, ServedAdapter};
 use crate::app::blocking;
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::worker::Worker;
 
 impl Models {
     /// The adapters of all models.
@@ -81,7 +84,7 @@ impl Models {
             loader.open_adapter(&name).map_err(|error| ApiError::invalid("lora_path", error.message))
         });
         let adapter = adapter.await?;
-        Ok(model.worker.with_engine(|engine| engine.add_adapter(adapter, true)).await??)
+        change(&model.worker, move |planner| planner.add(adapter.clone(), true)).await
     }
 
     /// Take an adapter from a model if it is loaded.
@@ -89,6 +92,21 @@ impl Models {
         let loaded = entry.loaded.lock().await;
         let Some(Model::Text(model)) = &*loaded else { return Ok(()) };
         let name = name.to_owned();
-        Ok(model.worker.with_engine(move |engine| engine.remove_adapter(&name)).await??)
+        change(&model.worker, move |planner| planner.remove(&name)).await
+    }
+}
+
+/// Change an engine's adapters as `plan` plans it, anew where the engine has let go of one meanwhile.
+async fn change(
+    worker: &Worker,
+    plan: impl Fn(&AdapterPlanner) -> engine::Result<PlannedAdapters> + Clone + Send + 'static,
+) -> Result<()> {
+    loop {
+        let planner = worker.with_engine(|engine| engine.adapter_planner()).await?;
+        let plan = plan.clone();
+        let planned = blocking(move || Ok(plan(&planner)?)).await?;
+        if worker.with_engine(|engine| engine.set_adapters(planned)).await?? {
+            return Ok(());
+        }
     }
 }

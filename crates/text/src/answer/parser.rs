@@ -134,6 +134,8 @@ impl AnswerParser {
         while self.step(parts) {}
         let rest = std::mem::take(&mut self.pending);
         match self.state {
+            // A further call that the end cut: its beginning is no text for people.
+            State::Content if self.n_calls() > 0 && self.is_cut_mark(rest.trim()) => {}
             State::Content if self.n_calls() > 0 => self.content(rest.trim_end(), parts),
             State::Content => self.content(&rest, parts),
             State::Header => self.content(&rest, parts),
@@ -145,12 +147,17 @@ impl AnswerParser {
                 self.end_call(parts);
             }
             State::Calls(open) => {
-                // Text that was to be a call and did not get as far as a name.
-                if self.given.is_empty() {
+                // Text that was to be the first call and did not get as far as a name.
+                if self.n_calls() == 0 {
                     self.content(&format!("{open}{rest}"), parts);
                 }
             }
         }
+    }
+
+    /// Whether a text is how a call's mark begins; one character may be anything.
+    fn is_cut_mark(&self, text: &str) -> bool {
+        text.chars().nth(1).is_some() && self.format.opens().any(|open| open.starts_with(text))
     }
 
     /// One step; false if more text is needed.

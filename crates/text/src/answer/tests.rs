@@ -296,6 +296,25 @@ fn what_is_no_call_stays_text() {
 }
 
 #[test]
+fn the_beginning_of_a_further_call_is_no_text() {
+    for (name, call) in [
+        ("hermes", "<tool_call>\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_call>\n"),
+        ("qwen-coder", "<tool_call>\n<function=noop>\n</function>\n</tool_call>\n"),
+        ("gemma4", "<|tool_call>call:noop{}<tool_call|>"),
+    ] {
+        // One character may be anything.
+        for n in 2..call.len() {
+            let (_, content, calls) =
+                read_all_ways(&named(name), "", &format!("{call}{}", &call[..n]), &tools());
+            assert_eq!(content, "", "{name}, {:?}", &call[..n]);
+            assert!((1..=2).contains(&calls.len()), "{name}, {:?}", &call[..n]);
+        }
+    }
+    let text = "<tool_call>{\"name\": \"noop\", \"arguments\": {}}</tool_call> so 1 <";
+    assert_eq!(read_all_ways(&named("hermes"), "", text, &tools()).1, "so 1 <");
+}
+
+#[test]
 fn arguments_come_as_they_are_written() {
     let format = named("hermes");
     let mut parser = format.parser("", &tools());

@@ -22,7 +22,7 @@ fn error_type(kind: ErrorKind) -> &'static str {
         ErrorKind::Unauthorized => "authentication_error",
         ErrorKind::Forbidden => "permission_error",
         ErrorKind::NotFound => "not_found_error",
-        ErrorKind::TooLarge => "request_too_large",
+        ErrorKind::TooLarge | ErrorKind::HeadersTooLarge => "request_too_large",
         ErrorKind::RateLimited => "rate_limit_error",
         ErrorKind::Overloaded | ErrorKind::Unavailable => "overloaded_error",
         ErrorKind::Timeout => "timeout_error",

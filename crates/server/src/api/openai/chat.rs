@@ -79,11 +79,12 @@ pub(super) async fn create(
         created: seconds_now(),
         model: answer.model.clone(),
         with_logprobs,
+        with_usage: include_usage,
         timing,
         last_timings: None,
     };
     if wants_stream {
-        return Ok(sse::response(stream(answer, frame, include_usage)));
+        return Ok(sse::response(stream(answer, frame)));
     }
     whole(answer, frame).await
 }
@@ -360,6 +361,8 @@ struct Frame {
     created: u64,
     model: String,
     with_logprobs: bool,
+    /// A stream ends with its usage, which all other chunks then have as `null`.
+    with_usage: bool,
     timing: TimingKeys,
     /// The timings of the last event, which the usage repeats.
     last_timings: Option<Value>,
@@ -399,7 +402,7 @@ impl Frame {
             model: &self.model,
             system_fingerprint: FINGERPRINT,
             choices,
-            usage: None,
+            usage: self.with_usage.then_some(Value::Null),
             timings: None,
             prompt_progress: None,
         }
@@ -441,14 +444,14 @@ enum At {
     End,
 }
 
-fn stream(answer: Answer, frame: Frame, include_usage: bool) -> impl Stream<Item = Bytes> + Send {
+fn stream(answer: Answer, frame: Frame) -> impl Stream<Item = Bytes> + Send {
     let begun = (At::Begin, answer, frame, Usage::default());
     futures_util::stream::unfold(begun, move |(at, mut answer, mut frame, mut usage)| async move {
         match at {
             At::Begin => {
                 let choice = |index| ChunkChoice {
                     index,
-                    delta: json!({ "role": "assistant", "content": "" }),
+                    delta: json!({ "role": "assistant", "content": "", "refusal": null }),
                     logprobs: None,
                     finish_reason: None,
                 };
@@ -457,7 +460,7 @@ fn stream(answer: Answer, frame: Frame, include_usage: bool) -> impl Stream<Item
             }
             At::Answer => loop {
                 let Some(AnswerEvent { choice, kind, timings }) = answer.next().await else {
-                    let at = if include_usage { At::Usage } else { At::Done };
+                    let at = if frame.with_usage { At::Usage } else { At::Done };
                     return Some((Bytes::new(), (at, answer, frame, usage)));
                 };
                 let timings = frame.timing.of_event(&timings);
@@ -509,7 +512,7 @@ async fn whole(answer: Answer, frame: Frame) -> Result<Response> {
         // With nothing but calls there is no content.
         let content =
             (!collected.content.is_empty() || collected.calls.is_empty()).then_some(collected.content);
-        let mut message = json!({ "role": "assistant", "content": content });
+        let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
         if !collected.calls.is_empty() {
             message["tool_calls"] = collected.calls.into_iter().map(call_json).collect();
         }

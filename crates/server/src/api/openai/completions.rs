@@ -80,11 +80,12 @@ pub(super) async fn create(
         created: seconds_now(),
         model: answers.first().map(|answer| answer.model.clone()).unwrap_or_default(),
         with_logprobs,
+        with_usage: wants_stream && include_usage,
         timing,
         last_timings: None,
     };
     if wants_stream {
-        return Ok(sse::response(stream(answers, echoed, n_asked, frame, include_usage)));
+        return Ok(sse::response(stream(answers, echoed, n_asked, frame)));
     }
     whole(answers, echoed, n, &frame).await
 }
@@ -158,6 +159,8 @@ struct Frame {
     created: u64,
     model: String,
     with_logprobs: bool,
+    /// A stream ends with its usage, which all other chunks then have as `null`.
+    with_usage: bool,
     timing: TimingKeys,
     /// The timings of the last event, which the usage repeats.
     last_timings: Option<Value>,
@@ -169,7 +172,7 @@ impl Frame {
             "id": self.id, "object": "text_completion", "created": self.created, "model": self.model,
             "system_fingerprint": FINGERPRINT, "choices": choices,
         });
-        if let Some(usage) = usage {
+        if let Some(usage) = usage.or(self.with_usage.then_some(Value::Null)) {
             json["usage"] = usage;
         }
         json
@@ -282,7 +285,6 @@ fn stream(
     echoed: Vec<Echo>,
     n: usize,
     mut frame: Frame,
-    include_usage: bool,
 ) -> impl Stream<Item = Bytes> + Send {
     let mut usages = vec![Usage::default(); answers.len()];
     let echo = |echo: &Echo| Some(echo.clone()).filter(|echo| !echo.text.is_empty());
@@ -313,7 +315,7 @@ fn stream(
             }
             None => {
                 let mut bytes = Vec::new();
-                if include_usage {
+                if frame.with_usage {
                     let mut chunk = frame.json(Vec::new(), Some(usage_json(sum(&usages))));
                     if let Some(timings) = frame.last_timings.take() {
                         chunk["timings"] = timings;
@@ -432,6 +434,7 @@ mod tests {
             created: 0,
             model: "m".into(),
             with_logprobs,
+            with_usage: false,
             timing: TimingKeys::default(),
             last_timings: None,
         };

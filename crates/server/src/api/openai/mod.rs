@@ -237,7 +237,9 @@ struct TokenLogprob {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
-    top_logprobs: Vec<TokenLogprob>,
+    /// `None`: it is itself one of the best.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<TokenLogprob>>,
 }
 
 impl TokenLogprob {
@@ -247,13 +249,13 @@ impl TokenLogprob {
             token: text(&bytes),
             logprob,
             bytes,
-            top_logprobs: Vec::new(),
+            top_logprobs: None,
         });
         TokenLogprob {
             token: text(&token.bytes),
             // JSON has no infinity; OpenAI's documentation gives -9999 for what is not likely at all.
             logprob: token.logprob.filter(|logprob| logprob.is_finite()).unwrap_or(-9999.0),
-            top_logprobs: top.collect(),
+            top_logprobs: Some(top.collect()),
             bytes: token.bytes,
         }
     }
