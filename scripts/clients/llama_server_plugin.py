@@ -24,6 +24,15 @@ class AnyCount(int):
     __hash__ = int.__hash__
 
 
+class CountUpTo(AnyCount):
+    """Equal to every number from 1 to itself: an answer is drawn, and where it ends depends on the processor's arithmetic."""
+
+    def __eq__(self, other):
+        return isinstance(other, int) and 1 <= other <= int(self)
+
+    __hash__ = int.__hash__
+
+
 def exceptions():
     """Patterns of tests that do not apply, with the reason."""
     found, reason = [], ""
@@ -50,6 +59,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if hasattr(item, "callspec") and "n_prompt" in item.callspec.params:
             item.callspec.params["n_prompt"] = AnyCount(item.callspec.params["n_prompt"])
+        if hasattr(item, "callspec") and isinstance(item.callspec.params.get("n_predicted"), int):
+            item.callspec.params["n_predicted"] = CountUpTo(item.callspec.params["n_predicted"])
         name = item.nodeid.removeprefix("unit/")
         for pattern, reason in patterns:
             # Brackets are the parameters of a test here.

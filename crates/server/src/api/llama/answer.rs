@@ -60,13 +60,19 @@ fn events(answer: Answer, shape: Shape) -> impl Stream<Item = Bytes> + Send {
         let (bytes, answer) = match kind {
             EventKind::Delta(Delta::Content { text, tokens }) => {
                 has_new_line |= text.contains('\n');
-                n_decoded += tokens.len();
-                let mut json = more(&text, n_decoded, answer.n_prompt);
-                if let Some(timings) = shape.timing.of_event(&timings) {
-                    json["timings"] = timings;
+                // Clients that ask for probabilities expect those of one token in an event, however slowly they read.
+                let parts = if shape.with_probs { one_by_one(&text, tokens) } else { vec![(&*text, tokens)] };
+                let mut bytes = Vec::new();
+                for (text, tokens) in parts {
+                    n_decoded += tokens.len();
+                    let mut json = more(text, n_decoded, answer.n_prompt);
+                    if let Some(timings) = shape.timing.of_event(&timings) {
+                        json["timings"] = timings;
+                    }
+                    add_tokens(&mut json, &shape, tokens);
+                    bytes.extend(sse::data(&select(json, &shape.fields)));
                 }
-                add_tokens(&mut json, &shape, tokens);
-                (sse::data(&select(json, &shape.fields)), Some(answer))
+                (bytes.into(), Some(answer))
             }
             EventKind::Delta(Delta::Progress(progress)) => {
                 let mut json = more("", n_decoded, answer.n_prompt);
@@ -91,6 +97,21 @@ fn events(answer: Answer, shape: Shape) -> impl Stream<Item = Bytes> + Send {
         };
         Some((bytes, (answer, shape, has_new_line, n_decoded)))
     })
+}
+
+/// The tokens of a piece, each with its part of the text: what of it the token spells; the last one has what is left.
+fn one_by_one(text: &str, mut tokens: Vec<TokenInfo>) -> Vec<(&str, Vec<TokenInfo>)> {
+    let Some(last) = tokens.pop() else { return vec![(text, Vec::new())] };
+    let mut left = text;
+    let mut parts = Vec::with_capacity(tokens.len() + 1);
+    for token in tokens {
+        let rest = std::str::from_utf8(&token.bytes).ok().and_then(|spelt| left.strip_prefix(spelt));
+        let (part, rest) = left.split_at(left.len() - rest.unwrap_or(left).len());
+        left = rest;
+        parts.push((part, vec![token]));
+    }
+    parts.push((left, vec![last]));
+    parts
 }
 
 /// What is known when an answer has ended; its text is not here.
@@ -163,6 +184,21 @@ pub(super) fn respond(mut answers: Vec<Value>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_piece_is_divided_among_its_tokens() {
+        let token = |bytes: &[u8]| TokenInfo { id: 0, bytes: bytes.into(), logprob: None, top: Vec::new() };
+        let texts = |text: &str, tokens: &[&[u8]]| {
+            let parts = one_by_one(text, tokens.iter().map(|bytes| token(bytes)).collect());
+            parts.iter().map(|(text, tokens)| (text.to_string(), tokens.len())).collect::<Vec<_>>()
+        };
+        let part = |text: &str, n| (text.to_owned(), n);
+        assert_eq!(texts("ab", &[b"a", b"b"]), [part("a", 1), part("b", 1)]);
+        // A character of two tokens, and text that came before its token or after it.
+        assert_eq!(texts("é!", &[b"\xc3", b"\xa9", b"!"]), [part("", 1), part("", 1), part("é!", 1)]);
+        assert_eq!(texts("", &[b"a", b"b"]), [part("", 1), part("", 1)]);
+        assert_eq!(texts("ab", &[]), [part("ab", 0)]);
+    }
 
     #[test]
     fn fields_are_selected_by_their_path() {
