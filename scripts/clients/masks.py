@@ -81,11 +81,11 @@ class Vocabulary:
         expect(len(self.tokens) == n_tokens, (len(self.tokens), n_tokens))
         eos = read("tokenizer.ggml.eos_token_id").parts
         self.eos_token_id, self.bos_token_id = int(eos[-1][0]), None
+        self.ids = {token: id for id, token in reversed(list(enumerate(self.tokens)))}
 
     def __call__(self, text):
         # Only used to make texts of the grammar into tokens, which none here has.
-        table = {token: id for id, token in reversed(list(enumerate(self.tokens)))}
-        return [table[bytes([byte])] for byte in text.encode()]
+        return [self.ids[bytes([byte])] for byte in text.encode()]
 
 
 class Theirs:
