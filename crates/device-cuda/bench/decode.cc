@@ -156,7 +156,7 @@ struct Model {
     int most_quads() const { return std::max({quads(s.hidden), quads(s.n_q * s.d), quads(s.ffn)}); }
 
     struct Settings {
-        int slot_bytes = 18432, poll = 300, merge = 2000, gates = 1;
+        int slot_bytes = 18432, poll = 300, gates = 1, in_flight = 4;
     } set;
     int stop = 0; // phases that are run; 0: all
     // Token by token, a launch each. `chained`: each begins with the embedding of what the one before chose; else all have the same.
@@ -167,7 +167,7 @@ struct Model {
         a.chosen = a.host_chosen = (uint *)tokens.p, a.logits = (float *)logits.p, a.exchange = (uchar *)exchange.p, a.rotation_scale1 = 1;
         a.hidden = s.hidden, a.n_kv_heads = s.n_kv, a.n_vocab = s.n_vocab, a.n_splits = std::min(16, gpu.n_sm / s.n_kv), a.page_len = s.page_len;
         a.slot_bytes = set.slot_bytes, a.eps = 1e-6f, a.attention_scale = 1.4426950408889634f / sqrtf(s.d), a.softcap = s.softcap, a.interleaved = s.interleaved;
-        a.poll_delay = set.poll, a.merge_delay = set.merge, a.refill_gates = set.gates, a.most_quads = most_quads(), a.stop_phase = stop ? stop : a.n_phases;
+        a.poll_delay = set.poll, a.refill_gates = set.gates, a.in_flight = set.in_flight, a.most_quads = most_quads(), a.stop_phase = stop ? stop : a.n_phases;
         const int tail = PERSISTENT_SHARED(s.d, H) + 80 * 32 * most_quads() + sizeof(PersistentPhase) * a.n_phases;
         a.n_slots = std::min(PERSISTENT_MAX_SLOTS, (232448 - tail) / set.slot_bytes);
         const int shared = a.n_slots * set.slot_bytes + tail;
@@ -423,15 +423,15 @@ static void time_model(const Shape &s) {
         return v[times / 2];
     };
     for (int stop : {1, 2, 3, 4, 5, 4 * s.n_layers, 0}) {
-        m.set = {9216, 0, 0, 1}, m.stop = stop;
+        m.set = {9216, 0, 1}, m.stop = stop;
         printf("    one token from 128, first %d phases (0: all): %.1f us with the launch\n", stop, median(128, 1, 7));
     }
     m.stop = 0;
     for (int slot : {9216, 18432}) for (int poll : {0, 100}) for (int gates : {0, 1}) {
-        m.set = {slot, poll, 0, gates};
+        m.set = {slot, poll, gates};
         printf("    slot %5d poll %3d gates %d: %7.1f us\n", slot, poll, gates, median(128, 64, 3));
     }
-    m.set = {9216, 0, 0, 1};
+    m.set = {9216, 0, 1};
     for (int position : {0, 128, 512, 1024, 2048}) {
         const float us = median(position, 64, 3);
         printf("    position %4d: %.1f us/token, %.0f tok/s, %.0f GB/s\n", position, us, 1e6 / us, m.weight_bytes / us / 1e3);
@@ -454,6 +454,7 @@ static void checks() {
 
 int main(int argc, char **argv) {
     gpu.open();
+    if (getenv("BLOCKS")) gpu.n_sm = atoi(getenv("BLOCKS")); // fewer, which share rows equally
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     g_seed ^= (uint64_t)now.tv_nsec << 20 ^ now.tv_sec;

@@ -125,10 +125,19 @@ fn main() -> ExitCode {
     }
     let usual = Profile::new(device.context().facts());
     if is_wanted("persistent") && usual.products == Products::Wgmma {
+        let general = Profile { fixed_tables: false, ..usual.clone() };
+        let general = CudaDevice::new(0).map(|device| device.with_profile(general));
         for (decoder, seed) in selftest::decoders().into_iter().zip(1..) {
-            let started = Instant::now();
-            let result = selftest::check_decoder(&device, decoder, seed).map(|n| format!("{n} steps"));
-            report(&format!("decoder {seed}, one row in one launch"), started, result);
+            for (device, of) in
+                [(Ok(&device), "a kernel of its own"), (general.as_ref(), "the general kernel")]
+            {
+                let started = Instant::now();
+                let result = device
+                    .map_err(ToString::to_string)
+                    .and_then(|device| selftest::check_decoder(device, decoder, seed))
+                    .map(|n| format!("{n} steps"));
+                report(&format!("decoder {seed}, one row in one launch of {of}"), started, result);
+            }
         }
         let started = Instant::now();
         let result = selftest::check_chains(&device).map(|n| format!("{n} steps"));

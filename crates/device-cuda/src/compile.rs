@@ -197,13 +197,14 @@ impl Compiler<'_> {
         Ok(draft.commands)
     }
 
-    /// The table for steps of one row in one launch of the persistent kernel, with what comes before and after it.
+    /// The table for steps of one row in one launch of the persistent kernel, which is in a file, with what comes before and after it.
     ///
     /// # Errors
     /// Something has no kernel.
     pub fn persistent_table(
         &self,
         persistent: &Persistent,
+        file: &str,
         shared_bytes: u32,
         addresses: &PersistentAddresses,
         kernels: &mut KernelList,
@@ -231,10 +232,10 @@ impl Compiler<'_> {
             exchange: addresses.exchange,
             ..base
         };
-        let (file, name) = persistent.kernel();
+        let (_, name) = persistent.kernel();
         let grid = [Extent::Fixed(persistent.n_blocks() as u32), ONE, ONE];
         let writes = [decoder.logits];
-        let call = Call::new(&file, RowCount::Tokens, grid, THREADS, &writes);
+        let call = Call::new(file, RowCount::Tokens, grid, THREADS, &writes);
         let weight_bytes = persistent.weight_bytes();
         draft.push(Call { name: &name, shared, weight_bytes, together: true, ..call }, &arguments);
         if persistent.chooses {

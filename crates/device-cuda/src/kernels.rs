@@ -44,10 +44,14 @@ pub fn files(architecture: &str) -> impl Iterator<Item = &'static str> {
 /// # Errors
 /// A header that is not there.
 pub fn headers(file: &str) -> std::result::Result<BTreeSet<&'static str>, String> {
+    headers_of(file, source(file).ok_or_else(|| format!("kernels/{file} is not there"))?)
+}
+
+/// The same of a file with a text.
+fn headers_of(file: &str, text: &str) -> std::result::Result<BTreeSet<&'static str>, String> {
     let mut found = BTreeSet::new();
-    let mut todo = vec![file.to_owned()];
-    while let Some(path) = todo.pop() {
-        let text = source(&path).ok_or_else(|| format!("kernels/{path} is not there"))?;
+    let mut todo = vec![(file.to_owned(), text)];
+    while let Some((path, text)) = todo.pop() {
         for line in text.lines() {
             let Some(name) = line.trim().strip_prefix("#include \"").and_then(|rest| rest.split('"').next())
             else {
@@ -56,7 +60,7 @@ pub fn headers(file: &str) -> std::result::Result<BTreeSet<&'static str>, String
             let index = SOURCES.binary_search_by(|(other, _)| (*other).cmp(name));
             let index = index.map_err(|_| format!("kernels/{path} includes {name}, which is not there"))?;
             if found.insert(SOURCES[index].0) {
-                todo.push(name.to_owned());
+                todo.push((name.to_owned(), SOURCES[index].1));
             }
         }
     }
@@ -68,9 +72,14 @@ pub fn headers(file: &str) -> std::result::Result<BTreeSet<&'static str>, String
 /// # Errors
 /// A header that is not there.
 pub fn hash(file: &str) -> std::result::Result<String, String> {
+    hash_of(file, source(file).unwrap_or_default())
+}
+
+/// The same of a file with a text.
+fn hash_of(file: &str, text: &str) -> std::result::Result<String, String> {
     let mut digest = Sha256::new();
-    digest.update(source(file).unwrap_or_default());
-    for header in headers(file)? {
+    digest.update(text);
+    for header in headers_of(file, text)? {
         digest.update(header);
         digest.update(source(header).unwrap_or_default());
     }
@@ -205,6 +214,25 @@ impl Kernels {
         Ok((module.function(name, shared)?, module))
     }
 
+    /// Whether kernels can be compiled here, which those for one model alone need.
+    pub fn can_compile(&self) -> bool {
+        self.nvrtc().is_ok()
+    }
+
+    /// Compile a text that was written for one model, or take it from the cache, and load it. Returns the name of a file for [`Self::function`], which
+    /// begins with `name`; `None` if the compiler of this machine refuses it: there is a kernel for all models.
+    pub fn generate(&self, name: &str, text: String) -> Option<String> {
+        let file = format!("{name}_{}.cu", hash_of(name, &text).ok()?);
+        if self.modules.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&file) {
+            return Some(file);
+        }
+        self.context.enter().ok()?;
+        let code = self.compiled(&file, &text).ok()?;
+        let module = Module::new(&self.context, &code).ok()?;
+        self.modules.lock().unwrap_or_else(PoisonError::into_inner).insert(file.clone(), Arc::new(module));
+        Some(file)
+    }
+
     fn code(&self, file: &str) -> std::result::Result<Vec<u8>, String> {
         let hash = hash(file)?;
         let of_file = entries(COMPILED)
@@ -213,6 +241,11 @@ impl Kernels {
             return inflate(code)
                 .map_err(|e| format!("{file}: the binary's own code cannot be unpacked: {e}"));
         }
+        self.compiled(file, source(file).unwrap_or_default())
+    }
+
+    /// A text's code, from the cache or from the compiler.
+    fn compiled(&self, file: &str, text: &str) -> std::result::Result<Vec<u8>, String> {
         let nvrtc = self.nvrtc().map_err(|reason| {
             let compiled: Vec<&str> = compiled_architectures().into_iter().collect();
             format!(
@@ -223,7 +256,7 @@ impl Kernels {
             )
         })?;
         let (major, minor) = nvrtc.version();
-        let name = file.replace('/', "-");
+        let (name, hash) = (file.replace('/', "-"), hash_of(file, text)?);
         let cached = cache_folder()
             .map(|folder| folder.join(format!("{name}.{hash}.{}.{major}.{minor}.z", self.architecture)));
         if let Some(code) =
@@ -231,10 +264,11 @@ impl Kernels {
         {
             return Ok(code);
         }
-        let headers: Vec<(&str, &str)> =
-            headers(file)?.into_iter().map(|name| (name, source(name).unwrap_or_default())).collect();
-        let compiled =
-            nvrtc.compile(file, source(file).unwrap_or_default(), &headers, &self.architecture, false)?;
+        let headers: Vec<(&str, &str)> = headers_of(file, text)?
+            .into_iter()
+            .map(|name| (name, source(name).unwrap_or_default()))
+            .collect();
+        let compiled = nvrtc.compile(file, text, &headers, &self.architecture, false)?;
         if let Some(path) = cached {
             // A cache that cannot be written costs time, nothing else.
             let _ = store(&path, &deflate(&compiled.code));

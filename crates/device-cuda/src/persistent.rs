@@ -1,6 +1,7 @@
 //! Whole tokens in one launch (`kernels/persistent`): which plans the kernel can run, the table of phases that a plan becomes, and
 //! the launch. `pattern` finds the decoder in a plan, `weights` packs its matrices a third time.
 
+mod fixed;
 mod pattern;
 mod weights;
 
@@ -14,6 +15,7 @@ use device::{KvType, Limits, Numerics, Plan, RopeStyle, RouterScores, WeightId};
 use device_lower::units::LoweredUnit;
 use std::ops::Range;
 
+pub use fixed::fixed_file;
 pub use pattern::{Decoder, Layer, Mixture, decoder};
 pub use weights::{PersistentPlan, PersistentWeights};
 
@@ -59,17 +61,24 @@ const EXCHANGE_BYTES: usize = 2 * EXCHANGE + 256;
 /// Blocks of a KV head, at most.
 const MOST_SPLITS: usize = 16;
 
-/// Bytes of a slot of the ring (NOTES.md has others).
+/// Bytes of a slot of the ring, or of one that holds two steps of `q4m` (NOTES.md has others).
 const SLOT: usize = 9216;
+const SLOT_Q4M: usize = 10_240;
+
+/// Bytes of weights that are on their way to a block at once, about (NOTES.md).
+const IN_FLIGHT: usize = 32_768;
 
 /// Cycles that a block waits between its own words and its first poll (NOTES.md).
 const POLL_DELAY: u32 = 100;
+const POLL_DELAY_FIXED: u32 = 200;
 
 /// Slots without which the ring is too short to be worth it.
 const FEWEST_SLOTS: usize = 6;
 
 /// Bits of a row in the word that blocks exchange to choose the best.
 const MOST_VOCAB: usize = 1 << 18;
+
+const CODEC_Q4M: u32 = 1;
 
 /// How a product's weights are packed (`PERSISTENT_CODEC_*`): the codec and the bytes of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +93,7 @@ impl Codec {
         use BlockType::*;
         let (number, unit) = match block {
             Q4_0 => (0, 576),
-            Q4_1 | Q4_K => (1, 640),
+            Q4_1 | Q4_K => (CODEC_Q4M, 640),
             Q8_0 => (2, 1088),
             Q6_K => (3, 896),
             _ => return None,
@@ -205,8 +214,9 @@ impl Persistent {
         {
             return Err("fused Ops across its ends".to_owned());
         }
-        let (hidden, n_blocks) = (plan.value(decoder.first).cols, profile.n_processors.min(MAX_BLOCKS));
+        let hidden = plan.value(decoder.first).cols;
         let products = products(plan, &decoder)?;
+        let n_blocks = even_blocks(plan, &decoder, profile.n_processors.min(MAX_BLOCKS));
         let chooses = decoder.logits == plan.output;
         let mine = Persistent {
             decoder,
@@ -312,7 +322,7 @@ impl Persistent {
         }
     }
 
-    /// Blocks: one a multiprocessor.
+    /// Blocks: one a multiprocessor, of most or all.
     pub fn n_blocks(&self) -> usize {
         self.n_blocks
     }
@@ -335,8 +345,14 @@ impl Persistent {
         let choice = if self.mixture().is_some() { CHOICE } else { 0 };
         let rest =
             own + 2560 * self.most_quads() + size_of::<PersistentPhase>() * self.products.len() + choice;
-        let n_slots = ((shared_bytes as usize).saturating_sub(rest) / SLOT).min(MAX_SLOTS);
-        (n_slots, (n_slots * SLOT + rest) as u32)
+        let n_slots = ((shared_bytes as usize).saturating_sub(rest) / self.slot()).min(MAX_SLOTS);
+        (n_slots, (n_slots * self.slot() + rest) as u32)
+    }
+
+    /// Bytes of a slot: as whole steps of most products fill it.
+    fn slot(&self) -> usize {
+        let q4m = self.products.iter().filter(|product| product.codec.number == CODEC_Q4M).count();
+        if 2 * q4m > self.products.len() { SLOT_Q4M } else { SLOT }
     }
 
     /// Bytes of weights that a token reads, as packed.
@@ -434,7 +450,7 @@ impl Persistent {
             n_vocab: plan.weight(self.decoder.head).n_rows() as u32,
             n_splits: self.n_splits() as u32,
             page_len: limits.page_len as u32,
-            slot_bytes: SLOT as u32,
+            slot_bytes: self.slot() as u32,
             n_slots: n_slots as u32,
             eps: self.decoder.eps,
             attention_scale: heads.scale * std::f32::consts::LOG2_E,
@@ -442,6 +458,7 @@ impl Persistent {
             poll_delay: POLL_DELAY,
             // A layer with experts has no end that is known before they are chosen.
             refill_gates: u32::from(mixture.is_none()),
+            in_flight: (IN_FLIGHT.div_ceil(self.slot())).min(n_slots.saturating_sub(1)) as u32,
             stop_phase: self.products.len() as u32,
             most_quads: self.most_quads() as u32,
             n_experts: mixture.map_or(0, |mixture| mixture.n as u32),
@@ -454,6 +471,25 @@ impl Persistent {
         };
         (arguments, shared)
     }
+}
+
+/// Blocks of a launch, one a multiprocessor: the most that share the rows of every product of a layer equally, if no more than a tenth of `n`
+/// stays out, else `n`. More would not be faster: a phase ends when the block with most rows does (NOTES.md).
+fn even_blocks(plan: &Plan, decoder: &Decoder, n: usize) -> usize {
+    let groups = |id: WeightId| plan.weight(id).n_rows().div_ceil(8);
+    let of_layer = |layer: &Layer| {
+        let qkv = layer.qkv.iter().map(|(id, _)| groups(*id)).sum();
+        // Of gate and up a block has whole pairs of groups.
+        let network = layer.router.map_or([groups(layer.gate), groups(layer.down)], |router| {
+            let Mixture { n, n_used, ffn, .. } = router.mixture;
+            [n_used * ffn.div_ceil(16), groups(layer.down) / n.max(1)]
+        });
+        [qkv, groups(layer.output), network[0], network[1]]
+    };
+    let is_even = |n: &usize| {
+        decoder.layers.iter().all(|layer| of_layer(layer).iter().all(|groups| groups.is_multiple_of(*n)))
+    };
+    (n - n / 10..=n).rev().filter(|n| *n > 0).find(is_even).unwrap_or(n)
 }
 
 /// By plan, what the kernel runs of it, or why it does not; and the weights of those that it runs. Packed weights of other kinds, `others`

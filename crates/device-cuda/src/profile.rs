@@ -66,6 +66,8 @@ pub struct Profile {
     pub persistent_positions: usize,
     /// The same of a plan with mixtures of experts.
     pub mixture_positions: usize,
+    /// Whether the kernel of such steps is compiled for a model's table where NVRTC is there (`persistent/fixed.rs`).
+    pub fixed_tables: bool,
     /// Bytes of packed weights that a token reads up to which that was measured to be faster than a launch for each unit.
     pub most_persistent: u64,
     /// Bytes of packed weights of all kinds up to which those of the persistent kernel are among them.
@@ -104,6 +106,7 @@ impl Profile {
             most_split_rows: 32,
             persistent_positions: if products == Products::Wgmma { PERSISTENT_POSITIONS } else { 0 },
             mixture_positions: MIXTURE_POSITIONS,
+            fixed_tables: true,
             most_persistent: 5 << 30,
             most_copies: facts.memory / 2,
             shared_bytes: facts.shared_bytes,

@@ -17,7 +17,7 @@ use crate::group::Rank;
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::packs::{PackPlan, Packs};
-use crate::persistent::{PersistentWeights, persistent_of};
+use crate::persistent::{PersistentWeights, fixed_file, persistent_of};
 use crate::profile::Profile;
 use crate::weights::{WeightPlan, Weights};
 use device::{
@@ -269,14 +269,19 @@ impl CudaProgram {
             let persistent = match (persistent, &third) {
                 (Ok(persistent), Some(third)) => {
                     let table = compiler.phases(persistent, &third.phases(index), &third.biases(index))?;
+                    let shared = profile.shared_bytes;
+                    let (arguments, _) = persistent.arguments(part.plan, limits, shared);
+                    let file = match profile.fixed_tables {
+                        true => fixed_file(persistent, &arguments, &table, kernels),
+                        false => persistent.kernel().0,
+                    };
                     let table: &[u8] = bytemuck::cast_slice(&table);
                     let buffer = take("phases", table.len())?;
                     context.upload(buffer.start(), table)?;
                     let addresses =
                         PersistentAddresses { phases: buffer.start(), exchange: third.exchange() };
                     phases.push(buffer);
-                    let shared = profile.shared_bytes;
-                    Some(compiler.persistent_table(persistent, shared, &addresses, &mut list)?)
+                    Some(compiler.persistent_table(persistent, &file, shared, &addresses, &mut list)?)
                 }
                 _ => None,
             };

@@ -74,6 +74,16 @@ fn a_gguf_file_sees_with_its_tower_beside_it_or_named() {
     }
 }
 
+#[test]
+fn a_tower_that_llama_cpps_converter_wrote_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (name, output) = ("gemma4_vl", text(&dir.path().join("model.gguf")));
+    let said = ingle(&["convert", &text(&fixture("models").join(name)), "-o", &output, "--to", "gguf"]);
+    assert!(said.status.success());
+    std::fs::remove_file(dir.path().join("mmproj-model.gguf")).unwrap();
+    agrees(name, &output, &["--mmproj", &text(&fixture("formats/mmproj/gemma4_vl.gguf"))]);
+}
+
 /// As a fetch leaves it: the tower may be where the repository has it, beside the model's folder.
 #[test]
 fn a_model_in_the_hubs_cache_sees() {

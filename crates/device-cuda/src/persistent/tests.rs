@@ -114,6 +114,71 @@ fn phases_follow_the_layers() {
     assert_eq!(phases.iter().map(|p| p.weights).collect::<Vec<_>>(), weights);
 }
 
+/// The arguments and the table of a decoder whose addresses are arbitrary.
+fn table_of(shape: Decoder) -> (Persistent, PersistentArguments, Vec<PersistentPhase>) {
+    let plan = plan_of(shape);
+    let mine = found(&plan).unwrap();
+    let weights: Vec<u64> = (0..mine.products.len() as u64).map(|i| 4096 * (i + 1)).collect();
+    let biases: Vec<u64> = mine.decoder.layers.iter().map(|_| u64::from(shape.bias)).collect();
+    let places = PhasePlaces { weights: &weights, biases: &biases, vector: &|_| 16, pages: &|_| (64, 77, 3) };
+    let phases = mine.phases(&plan, &places);
+    let (arguments, _) = mine.arguments(&plan, &f16(&plan.kv), Profile::hopper().shared_bytes);
+    (mine, arguments, phases)
+}
+
+/// The text that a test compiles with NVRTC by hand, or `None`.
+fn fixed_text(shape: Decoder) -> Option<String> {
+    let (mine, arguments, phases) = table_of(shape);
+    let general = source(&mine.kernel().0).unwrap();
+    fixed::fixed_source(general, &arguments, &phases, mine.n_blocks())
+}
+
+#[test]
+fn a_kernel_of_its_own_has_what_never_changes_as_constants() {
+    let text = fixed_text(Decoder { windows: true, ..SMALL }).unwrap();
+    let of = |name: &str| {
+        let rest = text.split_once(&format!("struct {name} : ")).unwrap().1;
+        rest.split_once("};").unwrap().0
+    };
+    let table = of("PersistentTable");
+    assert!(table.starts_with("PersistentArguments {"));
+    assert!(table.contains("uint hidden = 320;") && table.contains("float softcap = 0.0f;"));
+    assert!(!table.contains("n_rows") && !table.contains("stop_phase") && !table.contains(" x "));
+    // Every second layer has a window and no rotation; all have norms of heads and no biases; 80 groups are not shared equally.
+    let qkv = of("PersistentPhase0");
+    assert!(qkv.contains("uint groups = 80;") && qkv.contains("float * bias = nullptr;"));
+    assert!(
+        ["window", "rotation", "q_norm", "own_groups"].iter().all(|name| !qkv.contains(&format!("{name} =")))
+    );
+    assert!(qkv.contains("GROUPS = 0;") && of("PersistentPhase2").contains("gate_refill = 1;"));
+    assert!(of("PersistentHead").contains("kind = 3;") && text.contains("PERSISTENT_DECODE(64, 3)"));
+    assert!(text.contains("ONE(PersistentPhase3)") && !text.contains("PersistentPhase4"));
+}
+
+#[test]
+fn rows_are_shared_equally_where_few_multiprocessors_stay_out() {
+    let even = Decoder {
+        residual: 1024,
+        head_dim: 128,
+        n_heads: 16,
+        n_kv_heads: 8,
+        ffn: 3072,
+        n_layers: 1,
+        ..Decoder::SMALL
+    };
+    let text = fixed_text(even).unwrap();
+    assert_eq!(table_of(even).0.n_blocks(), 128);
+    assert_eq!(text.matches("own_groups = 1;").count(), 2);
+    assert!(text.contains("own_groups = 4;") && text.contains("own_groups = 6;"));
+    assert_eq!(table_of(Decoder { ffn: 3104, ..even }).0.n_blocks(), 132);
+    // A dense layer before mixtures is of another kind.
+    let experts = Experts { n: 4, n_used: 1, ffn: 32, ..Experts::SMALL };
+    let of =
+        |first_dense: bool| Decoder { experts: Some(Experts { first_dense, ..experts }), ..Decoder::SMALL };
+    assert!(fixed_text(of(false)).unwrap().contains("ONE(PersistentPhase4)"));
+    assert_eq!(fixed_text(of(true)), None);
+}
+
 #[test]
 fn names_and_sizes_are_those_of_the_header() {
     let text = source("persistent/arguments.h").unwrap();

@@ -232,11 +232,19 @@ impl Decoder {
     }
 }
 
-/// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those of Q8_0.
+/// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those of Q8_0; the last ones have rows that 128 blocks
+/// share equally.
 pub fn decoders() -> Vec<Decoder> {
     let of = |kv_type: KvType| decoders_over_f16().into_iter().map(move |of| Decoder { kv_type, ..of });
     // What keys have of a bias is stored in no integers.
-    of(KvType::F16).chain(of(KvType::Q8_0).map(|of| Decoder { bias: false, ..of })).collect()
+    let over_q8_0 = of(KvType::Q8_0).map(|of| Decoder { bias: false, ..of });
+    // More groups of rows a block than registers hold, in odd numbers too.
+    let wide = Decoder { n_kv_heads: 8, n_layers: 1, ..Decoder::SMALL };
+    let large = [
+        Decoder { residual: 2048, n_heads: 32, ffn: 5120, ..wide },
+        Decoder { residual: 3072, head_dim: 128, n_heads: 24, ffn: 1024, head: BlockType::Q4_0, ..wide },
+    ];
+    of(KvType::F16).chain(over_q8_0).chain(large).collect()
 }
 
 fn decoders_over_f16() -> Vec<Decoder> {
@@ -352,6 +360,27 @@ fn decoders_over_f16() -> Vec<Decoder> {
             n_layers: 2,
             ..with(Experts { n: 5, n_used: 2, ffn: 256, block: Q6_K, bias: true, ..Experts::SMALL })
         },
+        Decoder {
+            residual: 1024,
+            head_dim: 128,
+            n_heads: 16,
+            n_kv_heads: 8,
+            ffn: 3072,
+            n_layers: 1,
+            block: Q8_0,
+            bias: true,
+            post_norms: true,
+            ..small
+        },
+        Decoder {
+            residual: 1024,
+            head_dim: 128,
+            n_heads: 16,
+            n_kv_heads: 8,
+            n_layers: 2,
+            windows: true,
+            ..with(Experts { n: 10, n_used: 8, ffn: 256, ..Experts::SMALL })
+        },
     ]
 }
 
@@ -429,6 +458,20 @@ fn is_whole(device: &CudaDevice, plan: &Plan, limits: &Limits) -> Result<(), Str
     }
 }
 
+/// Whether steps of one row run in the kernel that is meant: one compiled for the plan's table, where the profile says so and the compiler is
+/// there, unless layers differ.
+fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn device::Program) -> Result<(), String> {
+    let commands = program.commands(0, 1);
+    let kernels: Vec<&str> = commands.iter().map(|command| command.kernel.as_str()).collect();
+    let is_mixed = decoder.experts.is_some_and(|experts| experts.first_dense);
+    let expected = device.profile().fixed_tables && device.kernels().can_compile() && !is_mixed;
+    let of = if expected { "persistent/fixed_" } else { "persistent/decode_" };
+    match kernels.iter().any(|kernel| kernel.starts_with(of)) {
+        true => Ok(()),
+        false => Err(format!("expected a kernel {of}*, found {kernels:?}")),
+    }
+}
+
 /// A decoder against the interpreter. Gives the number of steps.
 ///
 /// # Errors
@@ -437,6 +480,10 @@ pub fn check_decoder(device: &CudaDevice, decoder: Decoder, seed: u64) -> Result
     let case = decoder.case(seed);
     is_whole(device, &case.plans[0], &case.limits)?;
     let n_steps = case.steps.len();
+    let plan = fuse(&case.plans[0], device.fusion());
+    let program = device.compile(std::slice::from_ref(&plan), &case.limits).map_err(|e| e.to_string())?;
+    is_of_its_own(device, decoder, program.as_ref())?;
+    drop(program);
     check_cases(device as &dyn Device, [case], tolerance).map(|_| n_steps)
 }
 

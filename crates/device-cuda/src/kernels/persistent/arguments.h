@@ -120,8 +120,8 @@ struct PersistentArguments {
     float attention_scale;  // times log2(e)
     float softcap;          // 0: none; of scores
     uint poll_delay;        // cycles from a block's own publication to its first poll
-    uint merge_delay;
     uint refill_gates;      // 1: gate_refill counts
+    uint in_flight;         // pieces that are on their way at once where refills do not wait for gates; less than n_slots
     uint stop_phase;        // phases that run; n_phases: all
     uint most_quads;        // the largest k_quads of a phase
     uint n_experts;         // 0: no mixture

@@ -67,12 +67,12 @@ template <int D, int H, bool BYTES, bool MIXTURE> struct PersistentWorker : Pers
             if constexpr (N_LANES_V == 4) x[2] = low_half(v.y), x[3] = high_half(v.y);
         }
     }
-    INLINE const u8 *vector_at(const PersistentPhase &p, u32 position, u32 head) const {
+    template <class P> INLINE const u8 *vector_at(const P &p, u32 position, u32 head) const {
         const u32 page = a.page_table[p.table + (position >> (31 - __clz(a.page_len)))];
         return p.pages + (u64)page * p.page_bytes + (head * a.page_len + (position & (a.page_len - 1))) * VECTOR;
     }
     // Keys: four positions a warp, eight lanes each. Values: the same four, all lanes each.
-    INLINE void load_rows(Rows &r, const PersistentPhase &p, u32 tile, u32 position, u32 first, u32 kv_head) const {
+    template <class P> INLINE void load_rows(Rows &r, const P &p, u32 tile, u32 position, u32 first, u32 kv_head) const {
         const u32 own = tile * 32 + warp * 4 + (lane >> 3);
         const bool inside = own < position && own >= first;
         const u8 *key = inside ? vector_at(p, own, kv_head) : p.pages;
@@ -103,8 +103,8 @@ template <int D, int H, bool BYTES, bool MIXTURE> struct PersistentWorker : Pers
     }
     // Tiles of a split, one after the other, from the one that is loaded. With AHEAD two are on their way while one is used: that is
     // faster where there are many, and takes registers that a single one has no use for.
-    template <bool AHEAD>
-    INLINE void attend_tiles(const PersistentPhase &p, Rows &now, u32 tile, u32 own_tile, u32 first, float (&most)[H], float (&total)[H],
+    template <bool AHEAD, class P>
+    INLINE void attend_tiles(const P &p, Rows &now, u32 tile, u32 own_tile, u32 first, float (&most)[H], float (&total)[H],
                              float (&out)[H][N_LANES_V]) const {
         Rows next;
         if constexpr (AHEAD) load_rows(next, p, tile + a.n_splits, position, first, kv_head);
@@ -173,7 +173,7 @@ template <int D, int H, bool BYTES, bool MIXTURE> struct PersistentWorker : Pers
             tile += a.n_splits;
         }
     }
-    INLINE void attention(const PersistentPhase &p, u32 tag) {
+    template <class P> INLINE void attention(const P &p, u32 tag) {
         const u32 first = p.window && position + 1 > p.window ? position + 1 - p.window : 0;
         const u32 own_tile = position / 32;
         // Tiles of this split: those congruent to it, from the first that is seen.
@@ -289,24 +289,22 @@ template <int D, int H, bool BYTES, bool MIXTURE> struct PersistentWorker : Pers
     INLINE void run() {
         u32 epoch_input = 0, epoch = 0;
         turn();
-        for (u32 i = 0; i < a.n_phases; i++) {
-            if (i >= a.stop_phase) return;
-            const PersistentPhase p = this->phase(i);
+        this->each_phase([&](const auto &p) {
             const bool is_qkv = p.kind == PERSISTENT_QKV, is_head = p.kind == PERSISTENT_HEAD;
             if (is_qkv) epoch++;
             if constexpr (MIXTURE) {
                 if (p.kind == PERSISTENT_ROUTE) {
                     this->route(p, tag_of(epoch));
-                    continue;
+                    return;
                 }
                 if (p.kind == PERSISTENT_EXPERTS) {
                     this->gate(p);
-                    continue;
+                    return;
                 }
                 if (p.kind == PERSISTENT_ADD_EXPERTS) {
                     this->down(p, tag_of(epoch));
                     epoch_input++;
-                    continue;
+                    return;
                 }
             }
             if (is_head && threadIdx.x == 0) *(volatile u32 *)&s.credit += p.pieces; // all of it may come as slots are free
@@ -314,6 +312,6 @@ template <int D, int H, bool BYTES, bool MIXTURE> struct PersistentWorker : Pers
             if (is_qkv && attends()) attention(p, tag_of(epoch));
             if (p.input == EXCHANGE_GATED) epoch_input++;
             if (p.gate_refill && threadIdx.x == 0) *(volatile u32 *)&s.credit += p.credit;
-        }
+        });
     }
 };

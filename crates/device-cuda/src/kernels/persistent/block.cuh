@@ -5,6 +5,17 @@
 
 #define PERSISTENT_PASS 8 // groups
 
+// A kernel for one model alone (`persistent/fixed.rs` writes its source) declares these before: what never changes as constants that
+// hide the fields of the same names, and the phases of a layer. Other kernels read all numbers.
+#ifndef PERSISTENT_FIXED
+typedef PersistentArguments PersistentTable;
+#define PERSISTENT_IS_FIXED false
+#define PERSISTENT_SLOT 0u
+#else
+#define PERSISTENT_IS_FIXED true
+#define PERSISTENT_SLOT PersistentTable::slot_bytes
+#endif
+
 // The part of shared memory after the ring: PERSISTENT_SHARED bytes, then the input, then the phases.
 template <int D, int H> struct PersistentShared {
     float partial[2][8][PERSISTENT_PASS * 8]; // sums of a pass, by parity
@@ -24,7 +35,7 @@ template <int D, int H> struct PersistentBlock {
     typedef PersistentShared<D, H> Shared;
     static_assert(sizeof(Shared) - sizeof(InputBlock) == PERSISTENT_SHARED(D, H), "what the host asks for");
     static constexpr u32 PARTIAL_BYTES = (H * D + 2 * H + 3) / 4 * 16;
-    const PersistentArguments &a;
+    const PersistentTable &a;
     u8 *ring;
     Shared &s;
     const PersistentPhase *phases; // in shared memory
@@ -33,7 +44,7 @@ template <int D, int H> struct PersistentBlock {
     float inverse_hidden;
     int warp, lane;
 
-    INLINE PersistentBlock(const PersistentArguments &a, u8 *shared)
+    INLINE PersistentBlock(const PersistentTable &a, u8 *shared)
         : a(a), ring(shared), s(*(Shared *)(shared + a.n_slots * a.slot_bytes)), block(blockIdx.x), n_blocks(gridDim.x), warp(threadIdx.x >> 5),
           lane(threadIdx.x & 31) {
         full = shared_address(s.full), empty = shared_address(s.empty);
@@ -73,6 +84,27 @@ template <int D, int H> struct PersistentBlock {
         p.kind = uniform(p.kind), p.codec = uniform(p.codec), p.own_groups = uniform(p.own_groups), p.own_first = uniform(p.own_first);
         p.k_quads = uniform(p.k_quads), p.chunks = uniform(p.chunks), p.input = uniform(p.input);
         return p;
+    }
+    // The same with what P has as constants.
+    template <class P> INLINE P fixed_phase(u32 i) const {
+        P p;
+        PersistentPhase &all = p;
+        all = phases[i], all.own_groups = uniform(all.own_groups);
+        return p;
+    }
+    // All phases in order, up to the one at which the launch stops.
+    template <class F> INLINE void each_phase(F f) const {
+#ifdef PERSISTENT_FIXED
+        for (u32 i = 0; i + 1 < a.n_phases;) {
+#define PERSISTENT_ONE(P)                 \
+    if (i >= a.stop_phase) return;        \
+    f(fixed_phase<P>(i)), i++;
+            PERSISTENT_FIXED(PERSISTENT_ONE)
+        }
+        if (a.n_phases - 1 < a.stop_phase) f(fixed_phase<PersistentHead>(a.n_phases - 1));
+#else
+        for (u32 i = 0; i < a.n_phases && i < a.stop_phase; i++) f(phase(i));
+#endif
     }
     INLINE u32 uniform(u32 x) const {
         return __shfl_sync(~0u, x, 0);

@@ -11,7 +11,7 @@
 //              that stops early (stop_phase) does not change turns: clear all before the next one.
 //
 // How it works. Warps 0..7 multiply (products.cuh), each its own slice of K, and attend (attention.cuh); warp 8 adds the eight partial
-// sums, runs the epilogue and publishes (epilogue.cuh); one lane of warp 9 streams the weights through a ring of bulk copies, in the
+// sums, runs the epilogue and publishes (epilogue.cuh); warp 9 streams the weights (stream.cuh) through a ring of bulk copies, in the
 // order of use, over phases and layers. Values go from block to block as words that carry their epoch (exchange.cuh). Readers poll in
 // warp-uniform loops, and only after their own block has published. Vectors are quantised by the writer, 8 values a chunk. A phase
 // with more than 8 groups of rows runs in passes of 8.
@@ -23,55 +23,9 @@
 #pragma once
 #include "persistent/attention.cuh"
 #include "persistent/epilogue.cuh"
+#include "persistent/stream.cuh"
 
-template <int D, int H> struct PersistentStream : PersistentBlock<D, H> {
-    typedef PersistentBlock<D, H> Block;
-    INLINE explicit PersistentStream(const PersistentBlock<D, H> &block) : Block(block) {}
-    using Block::a;
-    using Block::block;
-    using Block::empty;
-    using Block::full;
-    using Block::lane;
-    using Block::n_blocks;
-    using Block::next_slot;
-    using Block::parity;
-    using Block::phases;
-    using Block::ring;
-    using Block::s;
-    using Block::slot;
-
-    // One lane: the block's weights into the ring, in the order of use.
-    INLINE void stream() {
-        const u64 policy = evict_first_policy();
-        u32 n = 0;
-        for (u32 i = 0; i < a.n_phases; i++) {
-            if (i >= a.stop_phase) return;
-            const PersistentPhase p = phases[i];
-            const u32 step = 8 * unit_bytes(p.codec), each = a.slot_bytes / step * step;
-            const u8 *from = p.weights + (u64)p.own_first * p.k_quads * step;
-            for (u32 left = p.own_groups * p.k_quads * step; left > 0;) {
-                const u32 bytes = min(left, each);
-                if (n >= a.n_slots) {
-                    mbarrier_wait(empty + 8 * slot, parity ^ 1);
-                    if (s.gates)
-                        while ((int)(*(volatile u32 *)&s.credit + a.n_slots - n) <= 0) {}
-                }
-                n++;
-                mbarrier_expect(full + 8 * slot, bytes);
-                bulk_copy(shared_address(ring + slot * a.slot_bytes), from, bytes, full + 8 * slot, policy);
-                next_slot();
-                from += bytes, left -= bytes;
-            }
-        }
-    }
-    // All lanes: zeros for the exchange of the next launch, this block's part of it.
-    INLINE void clear() {
-        uint4 *other = (uint4 *)(a.exchange + (this->turn ^ 1) * PERSISTENT_EXCHANGE);
-        for (u32 i = block * 32 + lane; i < PERSISTENT_EXCHANGE / 16; i += n_blocks * 32) other[i] = make_uint4(0, 0, 0, 0);
-    }
-};
-
-template <int D, int H, bool BYTES, bool MIXTURE> INLINE void persistent_decode(const PersistentArguments &a) {
+template <int D, int H, bool BYTES, bool MIXTURE> INLINE void persistent_decode(const PersistentTable &a) {
     extern __shared__ __align__(128) u8 persistent_memory[];
     PersistentBlock<D, H> k(a, persistent_memory);
     if (threadIdx.x == 0) {
@@ -89,20 +43,14 @@ template <int D, int H, bool BYTES, bool MIXTURE> INLINE void persistent_decode(
         PersistentEpilogue<D, H, MIXTURE> epilogue(k);
         epilogue.finish();
     } else {
-        PersistentStream<D, H> stream(k);
-        if constexpr (MIXTURE) {
-            PersistentExpertStream<D, H> experts(k);
-            experts.stream();
-        } else {
-            if (k.lane == 0) stream.stream();
-            __syncwarp();
-        }
+        PersistentStream<D, H, MIXTURE> stream(k);
+        stream.stream();
         stream.clear();
     }
 }
 
 #define PERSISTENT_KERNEL(NAME, D, H, BYTES, MIXTURE)                                                               \
-    extern "C" __global__ void __launch_bounds__(320, 1) NAME(const __grid_constant__ PersistentArguments a) { \
+    extern "C" __global__ void __launch_bounds__(320, 1) NAME(const __grid_constant__ PersistentTable a) { \
         persistent_decode<D, H, BYTES, MIXTURE>(a);                                                                 \
     }
 #define PERSISTENT_DECODE(D, H) PERSISTENT_KERNEL(persistent_decode_##D##_##H, D, H, false, false)

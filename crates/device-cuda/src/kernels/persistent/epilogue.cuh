@@ -71,7 +71,6 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
         const u32 n_partials = min(a.n_splits, position / 32 + 1);
         const u8 *from = part(EXCHANGE_PARTIALS) + (u64)kv_head * a.n_splits * STRIDE;
         const u32 half = lane & 1, index = lane >> 2;
-        pause_cycles(a.merge_delay);
         for (u32 c0 = split + ((lane >> 1) & 1) * a.n_splits, first = split; first < CHUNKS; c0 += 4 * a.n_splits, first += 4 * a.n_splits) {
             uint4 v[2][2] = {};
             uint2 ml[2][2] = {};
@@ -158,7 +157,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
     }
 
     // Scores of the block's experts to all blocks, and the scale of their norm. Nothing waits for the block's own words but warp 9.
-    INLINE float route(const PersistentPhase &p, u32 tag) {
+    template <class P> INLINE float route(const P &p, u32 tag) {
         barrier(2 + pass_parity, 288);
         if (lane < p.own_groups) store_relaxed_1(part(EXCHANGE_SCORES) + (u64)(p.own_first + lane) * 4, tag_word(partial_sum(lane), tag));
         pass_parity ^= 1;
@@ -169,7 +168,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
         return scale;
     }
     // Of a bundle of 16 rows a pass: what its expert makes of them, by the expert's weight.
-    INLINE void experts(const PersistentPhase &p, float scale, u32 tag) {
+    template <class P> INLINE void experts(const P &p, float scale, u32 tag) {
         const u32 of_expert = p.groups / a.n_used, chunks = (a.expert_ffn + 127) / 128 * 16, n_passes = max(p.own_groups, 1u);
         for (int pass = (int)rehearsal() - 1; pass < (int)n_passes; pass++) {
             const bool real = pass >= 0;
@@ -213,19 +212,17 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
         own(a.x, residual), own(a.first_norm, norm);
         publish_residual(residual, norm, x0, nx, EXCHANGE_INPUT, tag_of(epoch_input), true);
         published();
-        for (u32 i = 0; i < a.n_phases; i++) {
-            if (i >= a.stop_phase) return;
-            const PersistentPhase p = this->phase(i);
+        this->each_phase([&](const auto &p) {
             const u32 g0 = p.own_first, n_groups = p.own_groups;
             if constexpr (MIXTURE) {
                 if (p.kind == PERSISTENT_ROUTE) {
                     expert_scale = route(p, tag_of(epoch));
-                    continue;
+                    return;
                 }
                 if (p.kind == PERSISTENT_EXPERTS) {
                     experts(p, expert_scale, tag_of(epoch));
                     published();
-                    continue;
+                    return;
                 }
             }
             if (p.kind == PERSISTENT_ADD || (MIXTURE && p.kind == PERSISTENT_ADD_EXPERTS)) { // of one pass: PERSISTENT_MAX_ROWS
@@ -249,7 +246,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
                 }
                 pass_parity ^= 1;
                 published();
-                continue;
+                return;
             }
             const u32 n_passes = n_groups == 0 ? 1 : (n_groups + PERSISTENT_PASS - 1) / PERSISTENT_PASS;
             if (p.kind == PERSISTENT_QKV) epoch++;
@@ -316,7 +313,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
                 merge(tag);
             }
             published();
-        }
+        });
     }
     // The best of all blocks: 32 bits of ordered logit, 18 of row, 14 that say that it is there; of equals the lowest row. NaN and
     // -infinity are never chosen. The last thing of a launch: then all blocks have read the turn.

@@ -20,6 +20,11 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     using Block::wait_published;
     using Block::warp;
 
+    INLINE void free_slot() {
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(empty + 8 * slot);
+        next_slot();
+    }
     // This warp's slice of the input, from chunks with the tag, into shared memory.
     // With EXPERTS, of units of 128 columns, an expert's after the other's, every eighth is this warp's.
     template <bool EXPERTS = false> INLINE void poll_input(const u8 *from, u32 chunks, u32 k_quads, u32 tag) {
@@ -74,7 +79,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         __syncwarp();
     }
 
-    INLINE void receive(const PersistentPhase &p, const u8 *from, u32 tag) {
+    template <class P> INLINE void receive(const P &p, const u8 *from, u32 tag) {
         poll_input(from, p.chunks, p.k_quads, tag);
         if (p.kind != PERSISTENT_ADD) this->input_is_here();
     }
@@ -101,14 +106,57 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
                     within++, left--;
                     if (within == steps_a_slot || left == 0) {
                         within = 0;
-                        __syncwarp();
-                        if (lane == 0) mbarrier_arrive(empty + 8 * slot);
-                        next_slot();
+                        free_slot();
                     }
                 }
             }
         }
         give(sum, n);
+    }
+    // Quads after which units of n groups begin a slot again; 0: too many for code that repeats them.
+    static constexpr u32 span_of(u32 n, u32 steps, u32 quads) {
+        return n % steps == 0 ? 1 : 2 * n % steps == 0 && quads % 2 == 0 ? 2 : n * quads <= 32 ? quads : 0;
+    }
+    // A pass of N groups by QUADS quads where the compiler knows both, and so where in a slot a unit lies. The first begins a slot.
+    template <int CODEC, u32 N, u32 QUADS, u32 STEPS, u32 SPAN> INLINE void multiply_fixed() {
+        float sum[PERSISTENT_PASS];
+#pragma unroll
+        for (int i = 0; i < PERSISTENT_PASS; i++) sum[i] = 0;
+        const InputBlock *blocks = s.input + warp * 4 * QUADS + (lane >> 3);
+        for (u32 quad = 0; quad < QUADS; quad += SPAN) {
+            uint4 c[4];
+            float2 half_sum = {};
+            const u8 *at = nullptr;
+#pragma unroll
+            for (u32 j = 0; j < N * SPAN; j++) {
+                if (j % N == 0) {
+                    const InputBlock &in = blocks[4 * (quad + j / N)];
+#pragma unroll
+                    for (int k = 0; k < 4; k++) c[k] = in.chunk[k];
+                    half_sum = *(const float2 *)in.half_sum;
+                }
+                if (j % STEPS == 0) {
+                    mbarrier_wait(full + 8 * slot, parity);
+                    at = ring + slot * a.slot_bytes + warp * Unit<CODEC>::BYTES;
+                }
+                sum[j % N] += Unit<CODEC>::dot(at + j % STEPS * 8 * Unit<CODEC>::BYTES, lane, c, half_sum);
+                if (j % STEPS == STEPS - 1 || j + 1 == N * SPAN) free_slot();
+            }
+        }
+        give(sum, N);
+    }
+    // A pass of n groups; N: the same where the compiler knows it, else 0.
+    template <int CODEC, u32 N, class P> INLINE void multiply_some(const P &p, u32 n, u32 steps_a_slot, u32 &within, u32 &left) {
+        if constexpr (PERSISTENT_IS_FIXED && N > 0) {
+            constexpr u32 STEPS = PERSISTENT_SLOT / (8 * Unit<CODEC>::BYTES), SPAN = span_of(N, STEPS, P::QUADS);
+            static_assert(PERSISTENT_PASS % STEPS == 0, "a pass begins a slot");
+            if constexpr (SPAN > 0) {
+                multiply_fixed<CODEC, N, P::QUADS, STEPS, SPAN>();
+                left -= N * P::QUADS;
+                return;
+            }
+        }
+        multiply_pass<CODEC>(n, p.k_quads, steps_a_slot, within, left);
     }
     // This warp's sums of `n` groups to the epilogue.
     INLINE void give(float (&sum)[PERSISTENT_PASS], u32 n) {
@@ -122,13 +170,19 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             }
         }
     }
-    template <int CODEC> INLINE void multiply(const PersistentPhase &p, u32 n_groups) {
+    template <int CODEC, class P> INLINE void multiply(const P &p, u32 n_groups) {
         const u32 steps_a_slot = a.slot_bytes / (8 * Unit<CODEC>::BYTES);
         u32 within = 0, left = n_groups * p.k_quads;
         // A block without rows makes one empty pass, so that its warps stay in step.
         for (u32 g0 = 0, pass = 0; g0 < n_groups || pass == 0; g0 += PERSISTENT_PASS, pass++) {
             if (pass >= 2) barrier(8 + pass_parity, 288); // the epilogue has read what this overwrites
-            multiply_pass<CODEC>(min((u32)PERSISTENT_PASS, n_groups - g0), p.k_quads, steps_a_slot, within, left);
+            const u32 n = min((u32)PERSISTENT_PASS, n_groups - g0);
+            if constexpr (PERSISTENT_IS_FIXED) {
+                if (n == PERSISTENT_PASS) multiply_some<CODEC, PERSISTENT_PASS>(p, n, steps_a_slot, within, left);
+                else multiply_some<CODEC, P::GROUPS % PERSISTENT_PASS>(p, n, steps_a_slot, within, left);
+            } else {
+                multiply_pass<CODEC>(n, p.k_quads, steps_a_slot, within, left);
+            }
             barrier_arrive(2 + pass_parity, 288);
             pass_parity ^= 1;
         }
@@ -145,9 +199,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             held[j].load(ring + slot * a.slot_bytes + (within * 8 + warp) * Unit<PERSISTENT_CODEC_Q4>::BYTES, lane);
             if (++within == steps_a_slot || j + 1 == n_units) {
                 within = 0;
-                __syncwarp();
-                if (lane == 0) mbarrier_arrive(empty + 8 * slot);
-                next_slot();
+                free_slot();
             }
         }
     }
@@ -179,7 +231,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     }
     // False: of too many units, or of a number of groups without code. One copy of loads and polls for all numbers, and a switch around
     // the products alone: a layer should touch as little code as it can (NOTES.md).
-    INLINE bool product_in_registers(const PersistentPhase &p, const u8 *from, u32 tag) {
+    template <class P> INLINE bool product_in_registers(const P &p, const u8 *from, u32 tag) {
         const u32 n_groups = p.own_groups, k_quads = p.k_quads;
         if (p.codec != PERSISTENT_CODEC_Q4 || n_groups * k_quads > PRELOADED || !(1u << n_groups & 0x15e)) return false;
         Held held[PRELOADED];
@@ -196,7 +248,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         }
         return true;
     }
-    INLINE void product(const PersistentPhase &p, const u8 *from, u32 tag) {
+    template <class P> INLINE void product(const P &p, const u8 *from, u32 tag) {
         if (product_in_registers(p, from, tag)) return;
         wait_published();
         receive(p, from, tag);

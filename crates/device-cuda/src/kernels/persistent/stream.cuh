@@ -1,0 +1,164 @@
+// Warp 9: the stream of weights into the ring, and the choice of the experts whose weights come next.
+#pragma once
+#include "persistent/mixture.cuh"
+
+template <int D, int H, bool MIXTURE> struct PersistentStream : PersistentBlock<D, H> {
+    typedef PersistentBlock<D, H> Block;
+    INLINE explicit PersistentStream(const PersistentBlock<D, H> &block) : Block(block) {}
+    using Block::a;
+    using Block::block;
+    using Block::empty;
+    using Block::full;
+    using Block::lane;
+    using Block::n_blocks;
+    using Block::next_slot;
+    using Block::parity;
+    using Block::part;
+    using Block::ring;
+    using Block::s;
+    using Block::slot;
+
+    // Bits of a number in the order of numbers, above 0; both zeros are one, and NaN is the smallest.
+    static INLINE u32 order_of(float x) {
+        const u32 bits = __float_as_uint((x == x ? x : -__int_as_float(0x7f800000)) + 0.0f);
+        return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
+    }
+    // The best of the scores as route.cu has them; lane l has experts 4 l .. 4 l + 3 of each 128.
+    template <int T, class P> INLINE void choose(const P &p, u32 tag) {
+        constexpr int M = 4 * T;
+        const u32 n = a.n_experts;
+        auto index = [&](int i) { return 128u * (i / 4) + 4 * lane + i % 4; };
+        float x[M], weigh[M], add[M], factor[M];
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+            const bool inside = index(i) < n;
+            weigh[i] = p.bias && inside ? p.bias[index(i)] : 0.0f;
+            add[i] = p.q_norm && inside ? p.q_norm[index(i)] : 0.0f;
+            factor[i] = p.k_norm && inside ? p.k_norm[index(i)] : 1.0f;
+        }
+        PersistentChoice &choice = choice_of(*this);
+        wait_scale();
+        u32 v[M];
+        bool all;
+        do {
+            all = true;
+#pragma unroll
+            for (int t = 0; t < T; t++) {
+                const uint4 w = load_relaxed_4(part(EXCHANGE_SCORES) + (128 * t + 4 * lane) * 4);
+                v[4 * t] = w.x, v[4 * t + 1] = w.y, v[4 * t + 2] = w.z, v[4 * t + 3] = w.w;
+            }
+#pragma unroll
+            for (int i = 0; i < M; i++) all = all && (index(i) >= n || ((v[i] ^ tag) & 15) == 0);
+        } while (!__all_sync(~0u, all));
+        const float infinity = __int_as_float(0x7f800000), scale = choice.scale;
+        float high = -infinity, sum = 0;
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+            x[i] = index(i) < n ? untag_word(v[i]) * scale + weigh[i] : -infinity;
+            high = fmaxf(high, x[i]);
+        }
+#pragma unroll
+        for (int m = 1; m < 32; m *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, m));
+        float score[M];
+        u32 key[M];
+        if (a.expert_sigmoid) {
+#pragma unroll
+            for (int i = 0; i < M; i++) score[i] = 1.0f / (1.0f + expf(-x[i]));
+        } else {
+#pragma unroll
+            for (int i = 0; i < M; i++) score[i] = expf(x[i] - high), sum += index(i) < n ? score[i] : 0.0f;
+            const float by = 1.0f / sum_of_32(sum);
+#pragma unroll
+            for (int i = 0; i < M; i++) score[i] *= by;
+        }
+#pragma unroll
+        for (int i = 0; i < M; i++) key[i] = index(i) < n ? order_of(p.q_norm ? score[i] + add[i] : x[i]) : 0;
+        u32 mine = 0;
+        float own = 0, own_factor = 1, chosen = 0;
+        for (u32 j = 0; j < a.n_used; j++) {
+            u32 best = key[0];
+#pragma unroll
+            for (int i = 1; i < M; i++) best = max(best, key[i]);
+            const u32 most = __reduce_max_sync(~0u, best);
+            u32 at = ~0u;
+#pragma unroll
+            for (int i = M - 1; i >= 0; i--)
+                if (key[i] == most) at = index(i);
+            const u32 id = __reduce_min_sync(~0u, at);
+            float its = 0, its_factor = 1;
+#pragma unroll
+            for (int i = 0; i < M; i++)
+                if (index(i) == id) key[i] = 0, its = score[i], its_factor = factor[i];
+            its = __shfl_sync(~0u, its, id / 4 & 31), its_factor = __shfl_sync(~0u, its_factor, id / 4 & 31);
+            if (lane == j) mine = id, own = its, own_factor = its_factor;
+            chosen += its;
+        }
+        if (lane < a.n_used) {
+            const float by = a.expert_normalise ? a.expert_factor / fmaxf(chosen, 1.17549435e-38f) : a.expert_factor;
+            choice.id[lane] = mine, choice.weight[lane] = own * by * own_factor;
+        }
+        __syncwarp();
+        choice_is_here();
+    }
+
+    // The block's weights into the ring, in the order of use: those of experts when they are chosen. All lanes go along; one copies.
+    INLINE void stream() {
+        const u64 policy = evict_first_policy();
+        u32 n = 0, epoch = 0, i = 0;
+        auto send = [&](const u8 *from, u32 left, u32 each) {
+            while (left > 0) {
+                const u32 bytes = min(left, each);
+                if (lane == 0) {
+                    if (n >= a.n_slots) mbarrier_wait(empty + 8 * slot, parity ^ 1);
+                    if (!MIXTURE && s.gates) {
+                        while (n >= a.n_slots && (int)(*(volatile u32 *)&s.credit + a.n_slots - n) <= 0) {}
+                    } else if (n >= a.in_flight) { // what other blocks hand over would queue behind more
+                        const bool same_turn = slot >= a.in_flight;
+                        mbarrier_wait(full + 8 * (same_turn ? slot - a.in_flight : slot + a.n_slots - a.in_flight), same_turn ? parity : parity ^ 1);
+                    }
+                    mbarrier_expect(full + 8 * slot, bytes);
+                    bulk_copy(shared_address(ring + slot * a.slot_bytes), from, bytes, full + 8 * slot, policy);
+                }
+                n++;
+                next_slot();
+                from += bytes, left -= bytes;
+            }
+            __syncwarp();
+        };
+        this->each_phase([&](const auto &p) {
+            i++;
+            const u32 unit = unit_bytes(p.codec), step = 8 * unit;
+            if (p.kind == PERSISTENT_QKV) epoch++;
+            if constexpr (MIXTURE) {
+                if (p.kind == PERSISTENT_ROUTE) {
+                    for (u32 e = 0; e < p.own_groups; e++)
+                        send(p.weights + (u64)(p.own_first + e) * p.k_quads * ROUTER_STEP, p.k_quads * ROUTER_STEP, a.slot_bytes / ROUTER_STEP * ROUTER_STEP);
+                    if (i >= a.stop_phase) return;
+                    if (a.n_experts <= 128) choose<1>(p, tag_of(epoch));
+                    else choose<2>(p, tag_of(epoch));
+                    return;
+                }
+                if (p.kind == PERSISTENT_EXPERTS) {
+                    const u32 of_expert = p.groups / a.n_used, bytes = BUNDLE * p.k_quads * step;
+                    for (u32 b = p.own_first; b < p.own_first + p.own_groups; b++) {
+                        const u32 j = b / of_expert;
+                        send(p.weights + ((u64)choice_of(*this).id[j] * of_expert + (b - j * of_expert)) * bytes, bytes, a.slot_bytes / step * step);
+                    }
+                    return;
+                }
+                if (p.kind == PERSISTENT_ADD_EXPERTS) {
+                    const u32 bytes = (a.expert_ffn + 127) / 128 * unit; // of a group
+                    for (u32 j = 0; j < a.n_used; j++)
+                        send(p.weights + ((u64)choice_of(*this).id[j] * p.groups + p.own_first) * bytes, p.own_groups * bytes, a.slot_bytes / bytes * bytes);
+                    return;
+                }
+            }
+            send(p.weights + (u64)p.own_first * p.k_quads * step, p.own_groups * p.k_quads * step, a.slot_bytes / step * step);
+        });
+    }
+    // Zeros for the exchange of the next launch, this block's part of it.
+    INLINE void clear() {
+        uint4 *other = (uint4 *)(a.exchange + (this->turn ^ 1) * PERSISTENT_EXCHANGE);
+        for (u32 i = block * 32 + lane; i < PERSISTENT_EXCHANGE / 16; i += n_blocks * 32) other[i] = make_uint4(0, 0, 0, 0);
+    }
+};

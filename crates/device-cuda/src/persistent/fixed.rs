@@ -1,0 +1,127 @@
+//! The persistent kernel for one model alone: its general source after declarations in which the numbers of the table are constants.
+//! Loops of known length, one codec and one size a phase: less code, and a fifth to a twentieth less time a token
+//! (`kernels/persistent/NOTES.md`). The compiler must be there (`kernels.rs`); the general kernel computes the same, to the bit.
+
+use super::{EXPERTS, GATE, HEAD, POLL_DELAY_FIXED, Persistent, QKV, ROUTE};
+use crate::arguments::{PersistentArguments, PersistentPhase};
+use crate::kernels::{Kernels, source};
+use std::fmt::Write;
+
+/// A constant of a struct: its type, its name, its value.
+type Constant = (&'static str, &'static str, String);
+
+macro_rules! constants {
+    ($kind:literal of $of:expr; $($name:ident)*) => {
+        [$(($kind, stringify!($name), format!("{:?}", $of.$name))),*]
+    };
+}
+
+/// What a launch says that is no address and never changes. Not `n_rows`, which hides from the compiler how often code runs, and not where a
+/// launch stops.
+fn of_arguments(arguments: &PersistentArguments) -> Vec<Constant> {
+    let a = PersistentArguments { poll_delay: POLL_DELAY_FIXED, ..*arguments };
+    let numbers = constants!("uint" of a; n_phases interleaved hidden n_kv_heads n_vocab n_splits page_len slot_bytes n_slots
+        poll_delay refill_gates in_flight most_quads n_experts n_used expert_ffn expert_sigmoid expert_normalise);
+    let factors =
+        constants!("float" of a; rotation_scale1 rotation_scale2 eps attention_scale softcap expert_factor);
+    let factors = factors.map(|(kind, name, value)| (kind, name, value + "f"));
+    numbers.into_iter().chain(factors).collect()
+}
+
+/// What an entry of the table says that is the same in all of `phases`.
+fn of_phases(phases: &[&PersistentPhase], n_blocks: u32) -> Vec<Constant> {
+    let of = |p: &PersistentPhase| {
+        let numbers = constants!("uint" of p; window rotation kind codec input groups k_quads chunks activation gate_refill);
+        // Addresses are never constants, but that there is none may be.
+        let optional =
+            [("post_norm", p.post_norm), ("bias", p.bias), ("q_norm", p.q_norm), ("k_norm", p.k_norm)];
+        let optional = optional.map(|(name, address)| {
+            ("const float *", name, if address == 0 { "nullptr".to_owned() } else { String::new() })
+        });
+        let together = if p.kind == GATE { 2 } else { 1 };
+        let own = p.groups / n_blocks;
+        let divides = (p.groups / together).is_multiple_of(n_blocks);
+        let own_groups = ("uint", "own_groups", if divides { own.to_string() } else { String::new() });
+        // For the compiler alone: 0 where a block's groups are not known.
+        let known = ("uint", "GROUPS", if divides { own } else { 0 }.to_string());
+        let quads = ("uint", "QUADS", p.k_quads.to_string());
+        let all = numbers.into_iter().chain(optional).chain([own_groups, known, quads]);
+        all.collect::<Vec<Constant>>()
+    };
+    let mut all = phases.iter().map(|phase| of(phase));
+    let mut common = all.next().unwrap_or_default();
+    for other in all {
+        for (mine, its) in common.iter_mut().zip(other) {
+            if mine.2 != its.2 {
+                mine.2.clear();
+            }
+        }
+    }
+    common.retain(|(.., value)| !value.is_empty());
+    common
+}
+
+/// `struct name : base` with constants that hide the fields of their names.
+fn declare(out: &mut String, name: &str, base: &str, constants: &[Constant]) {
+    // Writing to a string does not fail.
+    let _ = writeln!(out, "struct {name} : {base} {{");
+    for (kind, field, value) in constants {
+        let _ = writeln!(out, "    static constexpr {kind} {field} = {value};");
+    }
+    out.push_str("};\n");
+}
+
+/// The file of the kernel for a table alone, compiled and loaded; or of the general one, where that cannot be.
+pub fn fixed_file(
+    persistent: &Persistent,
+    arguments: &PersistentArguments,
+    phases: &[PersistentPhase],
+    kernels: &Kernels,
+) -> String {
+    let (file, _) = persistent.kernel();
+    let text = source(&file)
+        .filter(|_| kernels.can_compile())
+        .and_then(|general| fixed_source(general, arguments, phases, persistent.n_blocks()));
+    text.and_then(|text| kernels.generate("persistent/fixed", text)).unwrap_or(file)
+}
+
+/// The source of a kernel for a table alone, given the text of the general kernel's file; `None` where layers are not of one kind.
+pub(super) fn fixed_source(
+    general: &str,
+    arguments: &PersistentArguments,
+    phases: &[PersistentPhase],
+    n_blocks: usize,
+) -> Option<String> {
+    let (head, layers) = phases.split_last().filter(|(head, _)| head.kind == HEAD)?;
+    let of_layer = layers.iter().skip(1).position(|phase| phase.kind == QKV).map_or(layers.len(), |n| n + 1);
+    let is_mixture = layers.iter().any(|phase| matches!(phase.kind, ROUTE | EXPERTS));
+    let is_one_kind = (0..of_layer).all(|at| {
+        let mut of_place = layers.iter().skip(at).step_by(of_layer);
+        let first = of_place.next();
+        let same = |phase: &PersistentPhase| {
+            first.is_some_and(|first| {
+                (first.kind, first.codec, first.groups, first.k_quads)
+                    == (phase.kind, phase.codec, phase.groups, phase.k_quads)
+            })
+        };
+        of_place.all(same)
+    });
+    if of_layer == 0
+        || !layers.len().is_multiple_of(of_layer)
+        || !is_one_kind
+        || is_mixture != (of_layer == 5)
+    {
+        return None;
+    }
+    let mut out = String::from("#include \"persistent/arguments.h\"\n");
+    declare(&mut out, "PersistentTable", "PersistentArguments", &of_arguments(arguments));
+    let mut list = String::from("#define PERSISTENT_FIXED(ONE)");
+    for at in 0..of_layer {
+        let phases: Vec<&PersistentPhase> = layers.iter().skip(at).step_by(of_layer).collect();
+        let name = format!("PersistentPhase{at}");
+        declare(&mut out, &name, "PersistentPhase", &of_phases(&phases, n_blocks as u32));
+        list += &format!(" ONE({name})");
+    }
+    declare(&mut out, "PersistentHead", "PersistentPhase", &of_phases(&[head], n_blocks as u32));
+    Some(out + &list + "\n" + general)
+}
