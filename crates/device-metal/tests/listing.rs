@@ -42,7 +42,6 @@ const CPU_ONLY: &[&str] = &[
     "linear/float_avx512",
     "linear/float_neon",
     "linear/gemm_avx2",
-    "linear/gemm_avx512",
     "linear/gemm_words_avx2",
     "linear/interleaved",
     "linear/interleaved_amx",
@@ -55,6 +54,7 @@ const CPU_ONLY: &[&str] = &[
     "linear/neon",
     "linear/portable",
     "linear/scalar",
+    "linear/tile_avx512",
     "linear/weight_rows",
     // What runs types without a kernel of their own; on Metal every type has one.
     "linear/decoded",

@@ -331,7 +331,7 @@ pub(super) fn kernel<F: Codes>(isa: Isa) -> LinearKernel {
         },
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => LinearKernel {
-            gemm_scratch_bytes: super::gemm_avx512::scratch_bytes,
+            gemm_scratch_bytes: super::affine_avx512::scratch_bytes,
             gemm_min_rows: 3,
             ..portable(super::affine_avx512::gemv::<F>, super::affine_avx512::gemm_tile::<F>)
         },

@@ -1,5 +1,5 @@
-//! AVX-512 products with the types of `affine`: the loops of `gemv_avx512` and `gemm_avx512` around codes that lie as a
-//! stream of bits, with scales that were decoded before.
+//! AVX-512 products with the types of `affine`, codes that lie as a stream of bits, with scales that were decoded before: a loop of
+//! their own for one row, and a panel for the loop of `tile_avx512`.
 //!
 //! # Unpacking
 //!
@@ -13,14 +13,16 @@
 //! GEMV: 16 lanes of f32; lane `l` of a register of 64 columns holds columns `4l..4l + 4`, whose integer sum is exact.
 //! For each 256 columns eight products of offsets and activation sums are added to lanes 8..16, then one fused multiply-add
 //! a register. Lanes are added at the end, 8 apart first. The same whether four rows are computed together or one. GEMM:
-//! as in `gemm_avx512`, for groups of 32 columns.
+//! as in `interleaved` for a type with an offset, so that their bits differ.
 //!
 //! Bytes moved: the weights and their planes, once. Measured rates stand in `NOTES.md`.
 
 use super::activation::{ActRow, ActRows};
 use super::affine::{Codes, PIECE, Scales};
-use super::avx512::{group_lanes, horizontal_sum, load512};
-use super::gemm_avx512::{PASS, Panel, load_rows, multiply, row_addresses, transpose};
+use super::avx512::{group_lanes, horizontal_sum, load_rows, load512, transpose};
+use super::interleaved::activations;
+use super::tile_avx512::{Ask, Source, XRows, chunk_of, some_rows};
+use super::weight_rows::row_addresses;
 use super::{Part, TILE_ROWS, WeightRows};
 use crate::prefetch::{groups_ahead, prefetch_far};
 use std::arch::x86_64::*;
@@ -295,6 +297,68 @@ unsafe fn block<F: Codes, const R: usize, const FULL: bool>(
     }
 }
 
+/// Columns of a panel; a multiple of 256.
+const PASS: usize = 1024;
+
+/// Values of a panel's scales.
+const SCALES: usize = PASS / 32 * TILE_ROWS;
+
+/// Bytes for one block of 256 columns of 16 rows before their scales and offsets are transposed.
+const STAGE: usize = PASS / 256 * 64 * TILE_ROWS;
+
+/// Bytes of scratch; the same for any number of columns.
+pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
+    64 + PASS * TILE_ROWS + 2 * SCALES * 4 + STAGE
+}
+
+/// [`PASS`] columns of 16 weight rows, decoded and transposed. It takes 20 KB and stays in the nearest caches while all activation rows
+/// pass.
+#[derive(Clone, Copy)]
+struct Panel {
+    /// `[PASS/4][16 rows][4]` unsigned bytes
+    codes: *mut u8,
+    /// `[PASS/32][16 rows]`
+    scale: *mut f32,
+    /// `[PASS/32][16 rows]`
+    offset: *mut f32,
+    /// [`STAGE`] bytes, aligned to 64.
+    stage: *mut u8,
+}
+
+impl Panel {
+    /// # Safety
+    /// `scratch` has [`scratch_bytes`].
+    #[inline(always)]
+    unsafe fn new(scratch: *mut u8) -> Panel {
+        // SAFETY: the parts add up to `scratch_bytes`.
+        unsafe {
+            let codes = scratch.add(scratch.align_offset(64));
+            let scale: *mut f32 = codes.add(PASS * TILE_ROWS).cast();
+            let offset = scale.add(SCALES);
+            Panel { codes, scale, offset, stage: offset.add(SCALES).cast() }
+        }
+    }
+}
+
+impl Source for Panel {
+    const GROUP: usize = 32;
+    const HAS_OFFSET: bool = true;
+    const KEEPS_ORDER: bool = true;
+
+    #[inline(always)]
+    unsafe fn codes(self, b: usize, step: usize) -> __m512i {
+        // SAFETY: by the caller, AVX-512 is available; the panel has the block, aligned to a register.
+        unsafe { _mm512_load_si512(self.codes.add((b * 8 + step) * 64).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(self, group: usize) -> (__m512, __m512) {
+        let at = group * TILE_ROWS;
+        // SAFETY: by the caller, AVX-512 is available; the panel has the group, aligned to a register.
+        unsafe { (_mm512_load_ps(self.scale.add(at)), _mm512_load_ps(self.offset.add(at))) }
+    }
+}
+
 /// # Safety
 /// As [`super::GemmTile`]; AVX-512 is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
@@ -327,7 +391,12 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
                 pack_codes::<F, true>(&rows, at, panel.codes.add(n / 64 * 1024));
             }
             pack_scales(w, r0, n_rows, k, n, &mut scales, panel);
-            multiply::<32>(panel, k, n, n_cols, xs, out);
+            let len = chunk_of::<Panel>(xs.n);
+            for i in (0..xs.n).step_by(len) {
+                let ask = if i + len < xs.n { Ask::Rows } else { Ask::Nothing };
+                let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, ask };
+                some_rows(panel, n, x, (xs.n - i).min(len), k == 0, out.add(i * TILE_ROWS));
+            }
             k += n;
         }
     }
@@ -366,10 +435,9 @@ unsafe fn pack_scales(
     scales: &mut Scales,
     panel: Panel,
 ) {
-    const { assert!(PASS <= PIECE && PASS / 256 * 64 * 16 <= Panel::STAGE) };
+    const { assert!(PASS <= PIECE) };
     let n_blocks = n.div_ceil(256);
-    // SAFETY: by the caller, AVX-512 is available; the rows have the columns; the panel has room; the stage
-    // has room by the assertion.
+    // SAFETY: by the caller, AVX-512 is available; the rows have the columns; the panel has room; so has the stage.
     unsafe {
         for r in 0..16 {
             let shift = scales.read(w, r0 + r.min(n_rows - 1), k, n, 0);

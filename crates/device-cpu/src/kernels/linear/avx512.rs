@@ -40,3 +40,55 @@ pub(super) const fn group_lanes(group: usize) -> [[u32; 16]; 4] {
     }
     lanes
 }
+
+/// 16 rows of 16 dwords to 16 columns of 16 dwords.
+///
+/// # Safety
+/// AVX-512 is available.
+#[inline(always)]
+pub(super) unsafe fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
+    // SAFETY: by the caller, AVX-512 is available.
+    unsafe {
+        let mut a = rows;
+        for i in (0..16).step_by(2) {
+            a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+            a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+        }
+        // b[4g + c]: in each 128-bit lane L, column 4L + c of rows 4g..4g + 4.
+        let mut b = a;
+        for g in 0..4 {
+            b[4 * g] = _mm512_unpacklo_epi64(a[4 * g], a[4 * g + 2]);
+            b[4 * g + 1] = _mm512_unpackhi_epi64(a[4 * g], a[4 * g + 2]);
+            b[4 * g + 2] = _mm512_unpacklo_epi64(a[4 * g + 1], a[4 * g + 3]);
+            b[4 * g + 3] = _mm512_unpackhi_epi64(a[4 * g + 1], a[4 * g + 3]);
+        }
+        let mut out = b;
+        for c in 0..4 {
+            let low01 = _mm512_shuffle_i32x4::<0b10_00_10_00>(b[c], b[4 + c]);
+            let high01 = _mm512_shuffle_i32x4::<0b11_01_11_01>(b[c], b[4 + c]);
+            let low23 = _mm512_shuffle_i32x4::<0b10_00_10_00>(b[8 + c], b[12 + c]);
+            let high23 = _mm512_shuffle_i32x4::<0b11_01_11_01>(b[8 + c], b[12 + c]);
+            out[c] = _mm512_shuffle_i32x4::<0b10_00_10_00>(low01, low23);
+            out[4 + c] = _mm512_shuffle_i32x4::<0b10_00_10_00>(high01, high23);
+            out[8 + c] = _mm512_shuffle_i32x4::<0b11_01_11_01>(low01, low23);
+            out[12 + c] = _mm512_shuffle_i32x4::<0b11_01_11_01>(high01, high23);
+        }
+        out
+    }
+}
+
+/// 16 registers, `stride` bytes apart.
+///
+/// # Safety
+/// AVX-512 is available; the bytes are readable and aligned to 64.
+#[inline(always)]
+pub(super) unsafe fn load_rows(first: *const u8, stride: usize) -> [__m512i; 16] {
+    // SAFETY: by the caller, AVX-512 is available; the bytes are readable and aligned to 64.
+    unsafe {
+        let mut rows = [_mm512_setzero_si512(); 16];
+        for r in 0..16 {
+            rows[r] = _mm512_load_si512(first.add(r * stride).cast());
+        }
+        rows
+    }
+}

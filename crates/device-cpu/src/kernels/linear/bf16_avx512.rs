@@ -12,7 +12,8 @@
 
 use super::activation::{ActRow, ActRows};
 use super::avx512::horizontal_sum;
-use super::gemm_avx512::{row_addresses, transpose};
+use super::avx512::transpose;
+use super::weight_rows::row_addresses;
 use super::{Part, TILE_ROWS, WeightRows};
 use crate::prefetch::{ask_for_later, prefetch};
 use std::arch::x86_64::*;

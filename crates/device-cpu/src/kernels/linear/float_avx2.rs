@@ -16,7 +16,7 @@ use super::activation::{ActRow, ActRows};
 use super::avx2::horizontal_sum;
 use super::float::FloatFormat;
 use super::gemm_avx2::transpose;
-use super::gemm_avx512::row_addresses;
+use super::weight_rows::row_addresses;
 use super::{Part, TILE_ROWS, WeightRows};
 use crate::prefetch::{groups_ahead, prefetch_far};
 use std::arch::x86_64::*;

@@ -9,8 +9,9 @@
 
 use super::activation::{ActRow, ActRows};
 use super::avx512::horizontal_sum;
+use super::avx512::transpose;
 use super::float::FloatFormat;
-use super::gemm_avx512::{row_addresses, transpose};
+use super::weight_rows::row_addresses;
 use super::{Part, TILE_ROWS, WeightRows};
 use crate::prefetch::{ask_for_later, prefetch};
 use std::arch::x86_64::*;

@@ -1,12 +1,13 @@
 //! AVX2 matrix times matrix: 16 weight rows are unpacked once and meet up to [`X_ROWS`] activation rows at a time.
 //!
-//! The scheme is that of `gemm_avx512` with registers of 8 weight rows by 4 columns. Without `vpdpbusd`, a product is
+//! The scheme is that of `affine_avx512` with registers of 8 weight rows by 4 columns. Without `vpdpbusd`, a product is
 //! `vpmaddubsw`, and small codes allow several of them to be added in 16 bits before one `vpmaddwd` widens: 8 for codes
 //! to 15 (8 * 2 * 15 * 127 = 30,480), 4 to 31, 2 to 63. Codes beyond 127 stay signed and are multiplied as words, in
 //! `gemm_words_avx2`.
 //!
-//! Order of accumulation: as in `gemm_avx512` with passes of [`PASS`] columns; it differs from `gemv`'s and does not
-//! depend on the number of activation rows.
+//! Order of accumulation: within a group of columns the sum is an exact integer; each group adds `(scale * x_scale) * sum`, then
+//! `offset * x_sum`, one fused multiply-add each, groups in order. It differs from `gemv`'s and does not depend on the number of
+//! activation rows.
 
 use super::TILE_ROWS;
 use super::activation::{ActRows, Q8Row};

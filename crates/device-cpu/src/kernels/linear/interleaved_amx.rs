@@ -10,7 +10,8 @@
 
 use super::activation::{ActRows, Q8Row};
 use super::interleaved::{Interleaved, Tile, activations, ask_next_rows};
-use super::interleaved_avx512::{PASS, add_scaled, centre, scale, unpack};
+use super::interleaved_avx512::{PASS, Packed, unpack};
+use super::tile_avx512::{Source, add_scaled, centre};
 use super::{Part, TILE_ROWS, WeightRows, interleaved_avx512};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -157,11 +158,11 @@ unsafe fn rows<F: Interleaved, const M: usize>(pass: &Pass, x: Q8Row, out: *mut 
             }
             ask_next_rows::<M>(x, pass.stride, group * F::GROUP / 32);
             let products = products_of(group).cast::<__m512i>();
-            let scale = scale::<F>(pass.tile, group);
+            let scale = Packed::<F>::new(pass.tile).scale(group);
             for c in 0..M {
                 let row = c * pass.stride;
-                let t = _mm512_add_epi32(products.add(c).read(), centre::<F>(x, row, group));
-                add_scaled::<F>(&mut sums[c], t, scale, x, row, group);
+                let t = _mm512_add_epi32(products.add(c).read(), centre::<Packed<F>>(x, row, group));
+                add_scaled::<Packed<F>>(&mut sums[c], t, scale, x, row, group);
             }
         }
         for c in 0..M {

@@ -1,32 +1,24 @@
-//! AVX-512 kernels of interleaved weights: lanes are 16 weight rows, a register a step, activations broadcast by
-//! `vpdpbusd` itself.
+//! AVX-512 kernels of interleaved weights: how codes and scales of a tile are read, for the loop of `tile_avx512`.
 //!
-//! `vpdpbusd` multiplies unsigned with signed bytes and adds four neighbours to 32 bits. Codes without an offset are brought to
-//! the top of their byte as they are unpacked, where their zero is 128, and a group's products begin with `-128` times the sum
-//! of its activations, a word of the activation row: taking the zero out costs no instruction of the ports that multiply. Up to
-//! [`X_ROWS`] activation rows meet the codes as they are unpacked; where many follow, a pass is unpacked once, into a [`Panel`], for
+//! Codes without an offset are brought to the top of their byte as they are unpacked, where their zero is 128. Up to [`X_ROWS`]
+//! activation rows meet the codes as they are unpacked; where many follow, a pass is unpacked once, into a [`Panel`], for
 //! unpacking takes 16 to 32 of the 132 cycles that the other ports have; the [`NextTile`] is asked for meanwhile. Up to [`FEW_ROWS`] every
 //! line of the weights is asked for some KB before it is read; for one row only on Intel's processors.
-//! Passes of [`PASS`] columns keep a tile and the activations that it meets near. Order of accumulation: `interleaved`; two groups
-//! of 16 add at once, which saves one multiplication in twelve, and their first half takes registers from three activation rows.
+//! Passes of [`PASS`] columns keep a tile and the activations that it meets near. Order of accumulation: `interleaved`.
 
-use super::activation::{ActRow, ActRows, Q8Row};
+use super::activation::{ActRow, ActRows};
 use super::interleaved::{
-    Interleaved, Scales, Tile, activations, ask_next_rows, is_centered, is_signed, n_groups, strip_bytes,
-    strip_cols, tile_bytes,
+    Interleaved, Scales, Tile, activations, is_centered, is_signed, n_groups, strip_bytes, strip_cols,
+    tile_bytes,
 };
+use super::tile_avx512::{Ask, Source, X_ROWS, XRows, chunk_of, most_rows, rows, some_rows};
 use super::{FEW_ROWS, Part, TILE_ROWS, WeightRows};
 use crate::prefetch::prefetch_far;
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
 /// Columns of a pass; a multiple of 256.
 pub(super) const PASS: usize = 1024;
-
-/// Activation rows whose sums fit the registers: 12 integer, 12 float, and the operands.
-const X_ROWS: usize = 12;
-
-/// The same with groups of 16, of which two are under way.
-const X_ROWS_BY_16: usize = 9;
 
 /// Activation rows up to which what a block's groups have in common stays in registers; with twelve it would push sums out.
 const HOISTING: usize = 4;
@@ -47,39 +39,100 @@ pub(super) fn scratch_bytes(n_cols: usize) -> usize {
     PASS.min(n_cols) * TILE_ROWS + 64
 }
 
-/// Where codes come from.
-trait Source: Copy {
-    /// Whether [`keep_order`] is called for.
-    const KEEPS_ORDER: bool;
+/// A tile as it lies in memory.
+pub(super) struct Packed<F>(pub Tile, PhantomData<F>);
 
-    /// As [`codes`].
-    ///
-    /// # Safety
-    /// AVX-512 is available; the source has the block.
-    unsafe fn codes<F: Interleaved>(self, b: usize, step: usize) -> __m512i;
-}
-
-impl Source for Tile {
-    const KEEPS_ORDER: bool = false;
-
+impl<F> Packed<F> {
+    /// Of a type that is known from what calls this.
     #[inline(always)]
-    unsafe fn codes<F: Interleaved>(self, b: usize, step: usize) -> __m512i {
-        // SAFETY: by the caller, AVX-512 is available; the tile has the block.
-        unsafe { codes::<F>(self, b, step) }
+    pub(super) fn new(tile: Tile) -> Packed<F> {
+        Packed(tile, PhantomData)
     }
 }
 
-/// The codes of a pass as [`codes`] gives them, 64 bytes a step.
-#[derive(Clone, Copy)]
-struct Panel(*const u8);
+impl<F> Clone for Packed<F> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
 
-impl Source for Panel {
+impl<F> Copy for Packed<F> {}
+
+impl<F: Interleaved> Source for Packed<F> {
+    const GROUP: usize = F::GROUP;
+    const HAS_OFFSET: bool = F::HAS_OFFSET;
+    const KEEPS_ORDER: bool = false;
+
+    #[inline(always)]
+    unsafe fn codes(self, b: usize, step: usize) -> __m512i {
+        // SAFETY: by the caller, AVX-512 is available; the tile has the block.
+        unsafe { codes::<F>(self.0, b, step) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(self, group: usize) -> (__m512, __m512) {
+        let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
+        // SAFETY: by the caller, AVX-512 is available; the tile has the group.
+        unsafe { group_scale::<F>(self.0, block, g, block_scale::<F>(self.0, block)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale_in_turn<const C: usize>(
+        self,
+        group: usize,
+        common: &mut (__m512, __m512),
+    ) -> (__m512, __m512) {
+        // SAFETY: by the caller, AVX-512 is available; the tile has the group.
+        unsafe {
+            if C > HOISTING {
+                return self.scale(group);
+            }
+            let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
+            if g == 0 {
+                *common = block_scale::<F>(self.0, block);
+            }
+            group_scale::<F>(self.0, block, g, *common)
+        }
+    }
+
+    #[inline(always)]
+    fn ask(self, b: usize) {
+        let later = self.0.scales::<F>(0).wrapping_add(AHEAD + b * const { block_bytes::<F>() });
+        for at in (0..const { block_bytes::<F>() }).step_by(64) {
+            prefetch_far(later.wrapping_add(at));
+        }
+    }
+}
+
+/// A tile whose codes of a pass were unpacked, 64 bytes a step.
+struct Panel<F> {
+    codes: *const u8,
+    tile: Packed<F>,
+}
+
+impl<F> Clone for Panel<F> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F> Copy for Panel<F> {}
+
+impl<F: Interleaved> Source for Panel<F> {
+    const GROUP: usize = F::GROUP;
+    const HAS_OFFSET: bool = F::HAS_OFFSET;
     const KEEPS_ORDER: bool = true;
 
     #[inline(always)]
-    unsafe fn codes<F: Interleaved>(self, b: usize, step: usize) -> __m512i {
-        // SAFETY: by the caller, AVX-512 is available; the tile has the block.
-        unsafe { _mm512_load_si512(self.0.add((b * 8 + step) * 64).cast()) }
+    unsafe fn codes(self, b: usize, step: usize) -> __m512i {
+        // SAFETY: by the caller, AVX-512 is available; the panel has the block and is aligned.
+        unsafe { _mm512_load_si512(self.codes.add((b * 8 + step) * 64).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(self, group: usize) -> (__m512, __m512) {
+        // SAFETY: by the caller, AVX-512 is available; the tile has the group.
+        unsafe { self.tile.scale(group) }
     }
 }
 
@@ -124,27 +177,6 @@ impl NextTile {
     }
 }
 
-/// What is asked for while columns pass.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Ask {
-    /// Nothing.
-    Nothing,
-    /// The weights that follow some KB later, every line. Few rows are too slow a stream for the hardware prefetcher; one row is such a
-    /// stream for AMD's, but not for Intel's (measured, see `NOTES.md`).
-    Weights,
-    /// The activation rows that come next.
-    Rows,
-}
-
-/// Activation rows that meet a tile together.
-#[derive(Clone, Copy)]
-struct XRows {
-    first: Q8Row,
-    /// Bytes from a row to the next.
-    stride: usize,
-    ask: Ask,
-}
-
 /// Bytes of a tile for 32 columns.
 const fn block_bytes<F: Interleaved>() -> usize {
     const { strip_bytes::<F>() * 32 / strip_cols::<F>() }
@@ -168,13 +200,13 @@ pub(super) unsafe fn gemv<F: Interleaved, const ASK: bool>(
     // SAFETY: tiles within the rows; a last tile in part goes through `products`.
     unsafe {
         for r in (r0..r1).step_by(TILE_ROWS) {
-            let tile = Tile::new(w, r);
+            let tile = Packed::<F>::new(Tile::new(w, r));
             let x = XRows { first: activations(xs, 0, n_cols, 0), stride: 0, ask };
             if r1 - r >= TILE_ROWS {
-                rows::<F, _, 1>(tile, tile, n_cols, x, true, out.add(r - r0));
+                rows::<_, 1>(tile, n_cols, x, true, out.add(r - r0));
             } else {
                 let mut products = [0f32; TILE_ROWS];
-                rows::<F, _, 1>(tile, tile, n_cols, x, true, products.as_mut_ptr());
+                rows::<_, 1>(tile, n_cols, x, true, products.as_mut_ptr());
                 out.add(r - r0).copy_from_nonoverlapping(products.as_ptr(), r1 - r);
             }
         }
@@ -197,7 +229,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
     // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
     // part, and the last of the activation rows taken together is below `xs.n`.
     unsafe {
-        let most = const { x_rows::<F>() };
+        let most = const { most_rows::<Packed<F>>() };
         // Activation rows that meet a panel.
         let by_panel =
             if const { has_panel::<F>() } && xs.n >= PANEL_ROWS { xs.n / X_ROWS * X_ROWS } else { 0 };
@@ -208,17 +240,16 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
             let tile = tile.from::<F>(k);
             let mut next = NextTile::new::<F>(tile, n_cols, n, xs.n / most);
             if by_panel > 0 {
-                let panel = scratch.add(scratch.align_offset(64));
-                unpack::<F>(tile, n, panel);
+                let codes = scratch.add(scratch.align_offset(64));
+                unpack::<F>(tile, n, codes);
+                let panel = Panel::<F> { codes, tile: Packed::new(tile) };
                 for i in (0..by_panel).step_by(X_ROWS) {
                     next.ask();
                     let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, ask: Ask::Rows };
-                    rows::<F, _, X_ROWS>(tile, Panel(panel), n, x, k == 0, out.add(i * TILE_ROWS));
+                    rows::<_, X_ROWS>(panel, n, x, k == 0, out.add(i * TILE_ROWS));
                 }
             }
-            // Chunks of about equal size: a small last one would unpack for few.
-            let n_left = xs.n - by_panel;
-            let len = n_left.div_ceil(n_left.div_ceil(most).max(1)).max(1);
+            let len = chunk_of::<Packed<F>>(xs.n - by_panel);
             for i in (by_panel..xs.n).step_by(len) {
                 if xs.n - i >= most {
                     next.ask();
@@ -229,28 +260,11 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
                     _ => Ask::Nothing,
                 };
                 let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, ask };
-                let out = out.add(i * TILE_ROWS);
-                macro_rules! of {
-                    ($($c:literal)*, $most:ident) => {
-                        match (xs.n - i).min(len) {
-                            $($c => rows::<F, _, $c>(tile, tile, n, x, k == 0, out),)*
-                            _ => rows::<F, _, $most>(tile, tile, n, x, k == 0, out),
-                        }
-                    };
-                }
-                if F::GROUP == 16 {
-                    of!(1 2 3 4 5 6 7 8, X_ROWS_BY_16)
-                } else {
-                    of!(1 2 3 4 5 6 7 8 9 10 11, X_ROWS)
-                }
+                let n_rows = (xs.n - i).min(len);
+                some_rows(Packed::<F>::new(tile), n, x, n_rows, k == 0, out.add(i * TILE_ROWS));
             }
         }
     }
-}
-
-/// Activation rows whose sums fit the registers.
-const fn x_rows<F: Interleaved>() -> usize {
-    if F::GROUP == 16 { X_ROWS_BY_16 } else { X_ROWS }
 }
 
 /// Bits `from..from + width` of each byte, moved to bit `to`.
@@ -402,215 +416,5 @@ unsafe fn group_scale<F: Interleaved>(
                 (_mm512_mul_ps(scale, unsigned(s)), _mm512_mul_ps(offset, unsigned(m)))
             }
         }
-    }
-}
-
-/// Scale of the codes as [`codes`] gives them, and offset of a group; the offset is anything for a type without.
-///
-/// # Safety
-/// AVX-512 is available; the tile has the group.
-#[inline(always)]
-pub(super) unsafe fn scale<F: Interleaved>(tile: Tile, group: usize) -> (__m512, __m512) {
-    let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
-    // SAFETY: by the caller, AVX-512 is available; the tile has the group.
-    unsafe { group_scale::<F>(tile, block, g, block_scale::<F>(tile, block)) }
-}
-
-/// What the products of a group of an activation row begin with; the row begins `row` bytes after `x`.
-///
-/// # Safety
-/// AVX-512 is available; the activations have the group.
-#[inline(always)]
-pub(super) unsafe fn centre<F: Interleaved>(x: Q8Row, row: usize, group: usize) -> __m512i {
-    // SAFETY: by the caller, AVX-512 is available; the activations have the group.
-    unsafe {
-        match F::GROUP {
-            _ if F::HAS_OFFSET => _mm512_setzero_si512(),
-            32 => _mm512_set1_epi32(*x.centre32.byte_add(row).add(group)),
-            _ => _mm512_set1_epi32(*x.centre16.byte_add(row).add(group)),
-        }
-    }
-}
-
-/// Add the products `t` of a group of 32, their [`centre`] among them, with its scale and offset, and with the scale and the sum of the
-/// activations of the row that begins `row` bytes after `x`.
-///
-/// # Safety
-/// AVX-512 is available; the activations have the group.
-#[inline(always)]
-pub(super) unsafe fn add_scaled<F: Interleaved>(
-    sum: &mut __m512,
-    t: __m512i,
-    (scale, offset): (__m512, __m512),
-    x: Q8Row,
-    row: usize,
-    group: usize,
-) {
-    // SAFETY: by the caller, AVX-512 is available; the activations have the group.
-    unsafe {
-        let x_scale = _mm512_set1_ps(*x.scale.byte_add(row).add(group));
-        *sum = _mm512_fmadd_ps(scale, _mm512_mul_ps(_mm512_cvtepi32_ps(t), x_scale), *sum);
-        if F::HAS_OFFSET {
-            let x_sum = _mm512_set1_ps(*x.sum32.byte_add(row).add(group));
-            *sum = _mm512_fmadd_ps(offset, x_sum, *sum);
-        }
-    }
-}
-
-/// Add the products of two groups of 16 of block `b`: `half` is those of the first with their scale, `t` those of the second; each with
-/// its [`centre`], offset and activations as in [`add_scaled`].
-///
-/// # Safety
-/// AVX-512 is available; the activations have the block.
-#[inline(always)]
-unsafe fn add_pair<F: Interleaved>(
-    sum: &mut __m512,
-    (half, first_offset): (__m512, __m512),
-    t: __m512i,
-    (scale, offset): (__m512, __m512),
-    x: Q8Row,
-    row: usize,
-    b: usize,
-) {
-    // SAFETY: by the caller, AVX-512 is available; the activations have the block.
-    unsafe {
-        let both = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(t), half);
-        *sum = _mm512_fmadd_ps(both, _mm512_set1_ps(*x.scale.byte_add(row).add(b)), *sum);
-        if F::HAS_OFFSET {
-            let x_sums = x.sum16.byte_add(row).add(2 * b);
-            *sum = _mm512_fmadd_ps(first_offset, _mm512_set1_ps(*x_sums), *sum);
-            *sum = _mm512_fmadd_ps(offset, _mm512_set1_ps(*x_sums.add(1)), *sum);
-        }
-    }
-}
-
-/// A tile's `n` columns times `C` activation rows, `stride` bytes apart: to `out`, `(C, 16)`, or added to it unless `first`. Codes
-/// come from `source`, scales from the tile.
-///
-/// # Safety
-/// AVX-512 with VNNI is available; the tile, the source and the activations have the columns.
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn rows<F: Interleaved, S: Source, const C: usize>(
-    tile: Tile,
-    source: S,
-    n: usize,
-    XRows { first: x, stride, ask }: XRows,
-    first: bool,
-    out: *mut f32,
-) {
-    // SAFETY: by the caller, AVX-512 with VNNI is available; the tile, the source and the activations have
-    // the columns.
-    unsafe {
-        let later = tile.scales::<F>(0).wrapping_add(AHEAD);
-        let mut sums = [_mm512_setzero_ps(); C];
-        if !first {
-            for c in 0..C {
-                sums[c] = _mm512_loadu_ps(out.add(c * TILE_ROWS));
-            }
-        }
-        let mut common = (_mm512_setzero_ps(), _mm512_setzero_ps());
-        for b in 0..n / 32 {
-            match ask {
-                Ask::Nothing => {}
-                Ask::Rows => ask_next_rows::<C>(x, stride, b),
-                Ask::Weights => {
-                    for at in (0..const { block_bytes::<F>() }).step_by(64) {
-                        prefetch_far(later.wrapping_add(b * const { block_bytes::<F>() } + at));
-                    }
-                }
-            }
-            let t = products::<F, S, C>(source, x, stride, b, 0);
-            if F::GROUP == 32 {
-                let scale = scale_of::<F, C>(tile, b, &mut common);
-                for c in 0..C {
-                    add_scaled::<F>(&mut sums[c], t[c], scale, x, c * stride, b);
-                }
-                continue;
-            }
-            let first = scale_of::<F, C>(tile, 2 * b, &mut common);
-            let mut halves = [_mm512_setzero_ps(); C];
-            for c in 0..C {
-                halves[c] = _mm512_mul_ps(first.0, _mm512_cvtepi32_ps(t[c]));
-            }
-            let t = products::<F, S, C>(source, x, stride, b, 4);
-            let second = scale_of::<F, C>(tile, 2 * b + 1, &mut common);
-            for c in 0..C {
-                add_pair::<F>(&mut sums[c], (halves[c], first.1), t[c], second, x, c * stride, b);
-            }
-        }
-        for c in 0..C {
-            _mm512_storeu_ps(out.add(c * TILE_ROWS), sums[c]);
-        }
-    }
-}
-
-/// The products of the group of block `b` that begins with step `s0`, for `C` activation rows.
-///
-/// # Safety
-/// As [`rows`].
-#[inline(always)]
-unsafe fn products<F: Interleaved, S: Source, const C: usize>(
-    source: S,
-    x: Q8Row,
-    stride: usize,
-    b: usize,
-    s0: usize,
-) -> [__m512i; C] {
-    // SAFETY: by the caller, AVX-512 with VNNI is available; the tile, the source and the activations have
-    // the columns.
-    unsafe {
-        let mut products = [_mm512_setzero_si512(); C];
-        for c in 0..C {
-            products[c] = centre::<F>(x, c * stride, (b * 32 + s0 * 4) / F::GROUP);
-        }
-        for step in s0..s0 + F::GROUP / 4 {
-            let codes = source.codes::<F>(b, step);
-            for c in 0..C {
-                let p = x.q.byte_add(c * stride).add(b * 32 + step * 4);
-                let q = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
-                products[c] = _mm512_dpbusd_epi32(products[c], codes, q);
-            }
-            if S::KEEPS_ORDER {
-                keep_order(&mut products);
-            }
-        }
-        products
-    }
-}
-
-/// Keep the sums of rows in registers, each step's before the next. Left to itself, the compiler brings all steps of one row
-/// together, since codes are but loads: chains of products that wait for one another, and sums in memory.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn keep_order<const C: usize>(sums: &mut [__m512i; C]) {
-    for sum in sums {
-        // SAFETY: a comment, no instruction.
-        unsafe {
-            std::arch::asm!("/* {} */", inout(zmm_reg) * sum, options(nomem, nostack, preserves_flags));
-        }
-    }
-}
-
-/// [`scale`] of a group, for up to [`HOISTING`] rows by what its block's groups have in `common`, which groups in order keep there.
-///
-/// # Safety
-/// As [`scale`].
-#[inline(always)]
-unsafe fn scale_of<F: Interleaved, const C: usize>(
-    tile: Tile,
-    group: usize,
-    common: &mut (__m512, __m512),
-) -> (__m512, __m512) {
-    // SAFETY: by the caller, AVX-512 is available; the tile has the group.
-    unsafe {
-        if C > HOISTING {
-            return scale::<F>(tile, group);
-        }
-        let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
-        if g == 0 {
-            *common = block_scale::<F>(tile, block);
-        }
-        group_scale::<F>(tile, block, g, *common)
     }
 }

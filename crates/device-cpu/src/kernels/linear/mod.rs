@@ -18,11 +18,11 @@
 //! A block type is one file, which implements `portable::Format` (decoding in plain Rust, which serves the scalar
 //! reference and reads the weights where they lie in the file) and `interleaved::Interleaved` (how its codes
 //! and scales stand in the tiles that vectors read, [`Interleave`]). The loops are shared: `portable` with the
-//! inner product of `scalar`; `interleaved_avx2`; `interleaved_avx512` and `interleaved_amx`; on Arm `interleaved_neon`, which multiplies as `neon` or
-//! `interleaved_i8mm` do. Numbers that need no decoding implement `float::FloatFormat`; BF16 has tiles of its own where the
+//! inner product of `scalar`; `interleaved_avx2`; `interleaved_avx512`, which `tile_avx512` multiplies, and `interleaved_amx`; on Arm
+//! `interleaved_neon`, which multiplies as `neon` or `interleaved_i8mm` do. Numbers that need no decoding implement `float::FloatFormat`; BF16 has tiles of its own where the
 //! processor multiplies it (`bf16_avx512`). Types whose scales lie apart from the
-//! values are in `affine`, with `affine_avx2` and `affine_avx512`, whose panels `gemm_avx2`, `gemm_words_avx2` (8 bits) and
-//! `gemm_avx512` multiply, and `affine_neon`; whatever has no kernel of its own runs through its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
+//! values are in `affine`, with `affine_avx2`, whose panels `gemm_avx2` and `gemm_words_avx2` (8 bits) multiply, and `affine_avx512` and
+//! `affine_neon`, whose panels go through the loops of interleaved weights; whatever has no kernel of its own runs through its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
 //!
 //! # Numerics
 //!
@@ -66,8 +66,6 @@ mod float_neon;
 #[cfg(target_arch = "x86_64")]
 mod gemm_avx2;
 #[cfg(target_arch = "x86_64")]
-mod gemm_avx512;
-#[cfg(target_arch = "x86_64")]
 mod gemm_words_avx2;
 #[cfg(target_arch = "x86_64")]
 mod interleaved_amx;
@@ -81,6 +79,8 @@ mod interleaved_i8mm;
 mod interleaved_neon;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "x86_64")]
+mod tile_avx512;
 
 mod bf16;
 mod f16;

@@ -1,6 +1,6 @@
 //! The rows of a weight matrix as the kernels read them: where they lie in the file, or interleaved.
 
-use super::Interleave;
+use super::{Interleave, TILE_ROWS};
 use std::ops::Range;
 use weights::{BlockType, PlaneSlices, codec};
 
@@ -39,7 +39,7 @@ impl WeightRows {
 
     /// The same matrix of `n_cols` in tiles at `tiles`.
     pub fn interleaved(self, tiles: *const u8, n_cols: usize, interleave: &'static Interleave) -> WeightRows {
-        let row_bytes = (interleave.tile_bytes)(n_cols) / super::TILE_ROWS;
+        let row_bytes = (interleave.tile_bytes)(n_cols) / TILE_ROWS;
         WeightRows { values: tiles, row_bytes, interleave: Some(interleave), ..self }
     }
 
@@ -72,6 +72,18 @@ impl WeightRows {
         };
         codec::dequantize_rows(block, n, values, PlaneSlices { scales, biases }, out);
     }
+}
+
+/// The addresses of 16 rows from `r0` on; rows beyond the tile repeat its last.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn row_addresses(
+    w: *const u8,
+    row_bytes: usize,
+    r0: usize,
+    n_rows: usize,
+) -> [*const u8; TILE_ROWS] {
+    std::array::from_fn(|r| w.wrapping_add((r0 + r.min(n_rows - 1)) * row_bytes))
 }
 
 /// `n` bytes of a plane from byte `at` on; none of a plane that is not there.
