@@ -75,13 +75,22 @@ pub(crate) fn kernel(sanitizer: Sanitizer, numerics: Numerics) -> Vec<String> {
     flags
 }
 
-/// For the text of a kernel before it is optimised, with products and sums contracted where that is allowed.
+/// For a kernel with products and sums contracted where that is allowed, as [`TEXT`].
 pub(crate) fn contractible() -> Vec<String> {
     let mut flags = common();
     flags.extend(words(KERNEL));
-    flags.extend(words("-g0 -ffp-contract=fast-honor-pragmas -S -emit-llvm -Xclang -disable-llvm-passes"));
+    flags.extend(words("-g0 -ffp-contract=fast-honor-pragmas"));
     flags
 }
+
+/// Has clang write an object.
+pub(crate) const OBJECT: &str = "-c";
+
+/// Has clang write what it makes of the source before it optimises.
+pub(crate) const TEXT: &str = "-S -emit-llvm -Xclang -disable-llvm-passes";
+
+/// Has clang write a header as it was parsed. Without the header's time in it, a cache may be copied.
+pub(crate) const HEADER: &str = "-Xclang -fno-pch-timestamp -x c++-header";
 
 /// For the runtime.
 pub(crate) fn runtime(sanitizer: Sanitizer, counting: bool) -> Vec<String> {
