@@ -320,10 +320,11 @@ fn each_block_reads_its_own_steps_in_order() {
     }
 }
 
-/// What `gpu_test` runs is what the kernel takes.
+/// What `gpu_test` runs is what the kernel takes. The type of keys and values is nothing to [`found`], and one of them is enough.
 #[test]
 fn every_decoder_of_the_self_test_is_taken() {
-    for decoder in crate::selftest::decoders() {
+    let decoders = crate::selftest::decoders();
+    for decoder in decoders.into_iter().filter(|decoder| decoder.kv_type == KvType::F16) {
         let found = found(&decoder.plan(1));
         assert!(found.is_ok(), "{decoder:?}: {:?}", found.err());
     }

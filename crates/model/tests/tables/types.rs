@@ -1,6 +1,6 @@
 //! Which storage types are multiplied where: a model of one layer whose matrices are all of one type, on every device.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use device::{Device, Numerics};
 use model::{FAMILIES, ModelSpec};
@@ -125,17 +125,20 @@ fn kernel(device: &dyn Device, checkpoint: &Checkpoint) -> &'static str {
 /// Types that run alike share a row.
 pub fn table() -> String {
     let mut rows: Vec<(String, Vec<String>)> = Vec::new();
+    // Two readers share many types.
+    let mut known: HashMap<BlockType, Vec<String>> = HashMap::new();
     let devices = devices();
     assert_eq!(devices[0].name(), "cpu");
     for (title, types) in all() {
-        let runs: BTreeSet<Vec<String>> = types
-            .iter()
-            .map(|block| {
-                let checkpoint = with_matrices(*block);
+        let mut run = |block: BlockType| {
+            let cells = known.entry(block).or_insert_with(|| {
+                let checkpoint = with_matrices(block);
                 let kernel = kernel(devices[0].as_ref(), &checkpoint).to_owned();
                 vec![cell(&block.to_string(), &[checkpoint]), kernel]
-            })
-            .collect();
+            });
+            cells.clone()
+        };
+        let runs: BTreeSet<Vec<String>> = types.into_iter().map(&mut run).collect();
         assert_eq!(runs.len(), 1, "{title}: not all of them run alike: {runs:?}");
         let cells: Vec<String> = runs.into_iter().flatten().collect();
         match rows.iter_mut().find(|(_, other)| *other == cells) {
