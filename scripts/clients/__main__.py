@@ -51,12 +51,14 @@ def environment(folder, group):
     done = home / "requirements.txt"
     if not (done.is_file() and done.read_text() == requirements.read_text()):
         shutil.rmtree(home, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", home], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", requirements], check=True)
+        # Debian keeps what `venv` needs for a pip of its own in another package; the system's pip can install one.
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+        install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+        subprocess.run([*install, "pip", "-r", requirements], check=True)
         # What asks for packages that no registry has, and does without.
         alone = HERE / f"{group}.no-deps.txt"
         if alone.is_file():
-            subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", alone], check=True)
+            subprocess.run([*install, "--no-deps", "-r", alone], check=True)
         done.write_text(requirements.read_text())
     return python
 
