@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::common::*;
 use device::{Device, KvType, Numerics};
@@ -99,7 +100,9 @@ fn what_is_reused_holds_the_layer_too() {
     for device in devices() {
         for name in FIXTURES {
             let (prompt, answer) = (expected(name).input, answer(name));
-            let load = LoadOptions { max_draft: 1, ..options(128, 16, 2) };
+            // However slow the machine is, a prompt beside an answer takes as few steps as it has chunks.
+            let token_latency = Some(Duration::from_secs(3600));
+            let load = LoadOptions { max_draft: 1, token_latency, ..options(128, 16, 2) };
             let mut engine = engine(name, &device, Speculate::Always, load);
             engine.complete(request(&prompt, 4)).unwrap();
             let again = engine.complete(request(&prompt, FITTED)).unwrap();
@@ -125,9 +128,9 @@ fn what_is_reused_holds_the_layer_too() {
             while engine.step(&mut note).unwrap() {}
             assert_eq!(got[&first], answer[..FITTED]);
             assert_eq!(got[&second], alone);
-            // Steps with rows of the other's prompt have no guesses, and how many those are depends on how long steps take.
-            let (right, all) = accepted[&first];
-            assert!(right == all && right >= 6, "{right} of {all}");
+            // Steps with rows of the other's prompt have no guesses: two more of models with recurrent layers.
+            let n_guesses = if name.starts_with("qwen3") { 11 } else { 13 };
+            assert_eq!(accepted[&first], (n_guesses, n_guesses), "{name} on {}", device.name());
         }
     }
 }
