@@ -150,13 +150,13 @@ impl Engine {
 
     /// The same; the caller has the turn of the processors.
     fn set_adapters_in_turn(&mut self, planned: PlannedAdapters) -> Result<bool> {
-        let PlannedAdapters { n_changes, mut kept, numbers, compiled } = planned;
+        let PlannedAdapters { mut kept, numbers, plans } = planned;
         let mut dropped = (1..).zip(numbers.iter().skip(1)).filter(|(_, now)| **now == 0);
-        if n_changes != self.adapters.n_changes || dropped.any(|(number, _)| self.is_used(number)) {
+        if kept.n_changes != self.adapters.n_changes || dropped.any(|(number, _)| self.is_used(number)) {
             return Ok(false);
         }
         kept.n_changes += 1;
-        let Some((plans, fixed)) = compiled else {
+        let Some((plans, fixed)) = plans else {
             self.adapters = kept;
             return Ok(true);
         };
@@ -215,13 +215,12 @@ pub struct AdapterPlanner {
 /// Adapters with their plans, for [`Engine::set_adapters`].
 #[derive(Debug)]
 pub struct PlannedAdapters {
-    /// Of the engine's adapters when they were planned.
-    n_changes: u64,
+    /// As often changed as the engine's were when they were planned.
     kept: Adapters,
     /// Of each of the engine's adapters, none included, its number from now on; 0 for those that go.
     numbers: Vec<u32>,
     /// The plans and the bytes that they take at load; `None`: those that are there do.
-    compiled: Option<(Vec<Plan>, u64)>,
+    plans: Option<(Vec<Plan>, u64)>,
 }
 
 impl AdapterPlanner {
@@ -251,11 +250,11 @@ impl AdapterPlanner {
 
     /// The engine's adapters and others after them, without those that are leaving and not in use.
     fn plan(&self, wanted: Adapters) -> Result<PlannedAdapters> {
-        let (n_changes, n_wanted) = (wanted.n_changes, wanted.list.len());
+        let n_wanted = wanted.list.len();
         // One that is new and leaving there is not.
         let is_used = |number: u32| self.used.get(number as usize - 1).is_none_or(|used| *used);
         let (kept, numbers) = wanted.without_unused(is_used);
-        let compiled = if kept.list.len() == n_wanted && n_wanted == self.adapters.list.len() {
+        let plans = if kept.list.len() == n_wanted && n_wanted == self.adapters.list.len() {
             None
         } else {
             let (plans, _) =
@@ -263,7 +262,7 @@ impl AdapterPlanner {
             let fixed = memory::fixed_bytes(&self.model, &plans, self.device.as_ref(), &self.options)?;
             Some((plans, fixed))
         };
-        Ok(PlannedAdapters { n_changes, kept, numbers, compiled })
+        Ok(PlannedAdapters { kept, numbers, plans })
     }
 }
 

@@ -130,7 +130,7 @@ pub fn table() -> String {
     let devices = devices();
     assert_eq!(devices[0].name(), "cpu");
     for (title, types) in all() {
-        let mut run = |block: BlockType| {
+        let run = |block: BlockType| {
             let cells = known.entry(block).or_insert_with(|| {
                 let checkpoint = with_matrices(block);
                 let kernel = kernel(devices[0].as_ref(), &checkpoint).to_owned();
@@ -138,7 +138,7 @@ pub fn table() -> String {
             });
             cells.clone()
         };
-        let runs: BTreeSet<Vec<String>> = types.into_iter().map(&mut run).collect();
+        let runs: BTreeSet<Vec<String>> = types.into_iter().map(run).collect();
         assert_eq!(runs.len(), 1, "{title}: not all of them run alike: {runs:?}");
         let cells: Vec<String> = runs.into_iter().flatten().collect();
         match rows.iter_mut().find(|(_, other)| *other == cells) {

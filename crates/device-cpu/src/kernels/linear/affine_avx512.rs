@@ -21,7 +21,7 @@ use super::activation::{ActRow, ActRows};
 use super::affine::{Codes, PIECE, Scales};
 use super::avx512::{group_lanes, horizontal_sum, load_rows, load512, transpose};
 use super::interleaved::activations;
-use super::tile_avx512::{Ask, Source, XRows, chunk_of, some_rows};
+use super::tile_avx512::{Ask, Source, XRows, chunk_of, panel_codes, some_rows};
 use super::weight_rows::row_addresses;
 use super::{Part, TILE_ROWS, WeightRows};
 use crate::prefetch::{groups_ahead, prefetch_far};
@@ -348,7 +348,7 @@ impl Source for Panel {
     #[inline(always)]
     unsafe fn codes(self, b: usize, step: usize) -> __m512i {
         // SAFETY: by the caller, AVX-512 is available; the panel has the block, aligned to a register.
-        unsafe { _mm512_load_si512(self.codes.add((b * 8 + step) * 64).cast()) }
+        unsafe { panel_codes(self.codes, b, step) }
     }
 
     #[inline(always)]

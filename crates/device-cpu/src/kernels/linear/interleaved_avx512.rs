@@ -11,7 +11,7 @@ use super::interleaved::{
     Interleaved, Scales, Tile, activations, is_centered, is_signed, n_groups, strip_bytes, strip_cols,
     tile_bytes,
 };
-use super::tile_avx512::{Ask, Source, X_ROWS, XRows, chunk_of, most_rows, rows, some_rows};
+use super::tile_avx512::{Ask, Source, X_ROWS, XRows, chunk_of, most_rows, panel_codes, rows, some_rows};
 use super::{FEW_ROWS, Part, TILE_ROWS, WeightRows};
 use crate::prefetch::prefetch_far;
 use std::arch::x86_64::*;
@@ -40,7 +40,7 @@ pub(super) fn scratch_bytes(n_cols: usize) -> usize {
 }
 
 /// A tile as it lies in memory.
-pub(super) struct Packed<F>(pub Tile, PhantomData<F>);
+pub(super) struct Packed<F>(Tile, PhantomData<F>);
 
 impl<F> Packed<F> {
     /// Of a type that is known from what calls this.
@@ -126,7 +126,7 @@ impl<F: Interleaved> Source for Panel<F> {
     #[inline(always)]
     unsafe fn codes(self, b: usize, step: usize) -> __m512i {
         // SAFETY: by the caller, AVX-512 is available; the panel has the block and is aligned.
-        unsafe { _mm512_load_si512(self.codes.add((b * 8 + step) * 64).cast()) }
+        unsafe { panel_codes(self.codes, b, step) }
     }
 
     #[inline(always)]

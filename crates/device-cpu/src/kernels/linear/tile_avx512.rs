@@ -53,9 +53,19 @@ pub(super) trait Source: Copy {
         unsafe { self.scale(group) }
     }
 
-    /// Ask for the weights that follow block `b` some KB later.
+    /// Prefetch the weights some KB after block `b`.
     #[inline(always)]
     fn ask(self, _b: usize) {}
+}
+
+/// The codes of a step of block `b` of 32 columns from a panel, `[columns / 4][16 rows][4]` bytes: [`Source::codes`] of sources that have one.
+///
+/// # Safety
+/// AVX-512 is available; the panel has the block and is aligned to 64 bytes.
+#[inline(always)]
+pub(super) unsafe fn panel_codes(panel: *const u8, b: usize, step: usize) -> __m512i {
+    // SAFETY: by the caller, AVX-512 is available; the panel has the block and is aligned to 64 bytes.
+    unsafe { _mm512_load_si512(panel.add((b * 8 + step) * 64).cast()) }
 }
 
 /// Most activation rows of [`rows`].
@@ -69,7 +79,7 @@ pub(super) fn chunk_of<S: Source>(n: usize) -> usize {
     n.div_ceil(n.div_ceil(const { most_rows::<S>() }).max(1)).max(1)
 }
 
-/// What is asked for while columns pass.
+/// What is prefetched while columns pass.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ask {
     /// Nothing.
@@ -88,7 +98,7 @@ pub(super) struct XRows {
     pub first: Q8Row,
     /// Bytes from a row to the next.
     pub stride: usize,
-    /// What is asked for meanwhile.
+    /// What is prefetched meanwhile.
     pub ask: Ask,
 }
 
