@@ -3,6 +3,11 @@
 //! `cargo test` runs one binary after the other. Many end with one long test, or have a single one,
 //! and leave the other cores idle meanwhile. With two lanes, each with half of the cores, the machine
 //! stays busy until the last binary.
+//!
+//! On Linux each lane is bound to its half. The CPU device has a worker for each core that it may
+//! use, and they wait for each other hundreds of times a step: with four workers of two programs on
+//! two cores, some binaries took three times as long. So on two cores the device has one worker,
+//! but for the tests that ask for more; `full` binds nothing.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -30,6 +35,15 @@ pub struct Job {
     pub folder: PathBuf,
     /// Whether it is told the folder as its package's, as cargo tells a test binary.
     pub is_of_package: bool,
+}
+
+/// Which cores the programs of a lane may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cores {
+    /// Those of the lane, where they can be bound.
+    Halved,
+    /// All.
+    All,
 }
 
 /// The test binaries in the output of `cargo test --no-run --message-format=json`, slowest packages
@@ -76,34 +90,72 @@ fn field(json: &str, key: &str) -> Option<String> {
 /// # Errors
 ///
 /// A list of the jobs that failed.
-pub fn run(jobs: Vec<Job>, logs: &Path, environment: &[(&str, &str)]) -> Result<(), String> {
+pub fn run(jobs: Vec<Job>, logs: &Path, environment: &[(&str, &str)], cores: Cores) -> Result<(), String> {
     fs::create_dir_all(logs).map_err(|error| format!("{}: {error}", logs.display()))?;
     let n_cores = thread::available_parallelism().map_or(1, |n| n.get());
     let n_lanes = n_cores.min(2);
     let threads = (n_cores / n_lanes).to_string();
+    let shares = if cores == Cores::Halved { shares(n_lanes) } else { vec![None; n_lanes] };
     let queue = Mutex::new(VecDeque::from(jobs));
     let failures = Mutex::new(Vec::new());
-    let lane = || {
+    let lane = |share: Option<&str>| {
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let Some(job) = next else { break };
-            if let Err(reason) = run_job(&job, logs, &threads, environment) {
+            if let Err(reason) = run_job(&job, logs, &threads, environment, share) {
                 let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
                 failures.push(format!("{}: {reason}", job.name));
             }
         }
     };
-    thread::scope(|scope| (0..n_lanes).for_each(|_| drop(scope.spawn(lane))));
+    thread::scope(|scope| {
+        shares.iter().for_each(|share| drop(scope.spawn(|| lane(share.as_deref()))));
+    });
     let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
     if failures.is_empty() { Ok(()) } else { Err(format!("tests failed\n  {}", failures.join("\n  "))) }
 }
 
-fn run_job(job: &Job, logs: &Path, threads: &str, environment: &[(&str, &str)]) -> Result<(), String> {
+/// The cores of each lane, as `taskset -c` takes them; `None` where it is missing or the system does not tell.
+fn shares(n_lanes: usize) -> Vec<Option<String>> {
+    let has_taskset = || Command::new("taskset").arg("--version").stdout(Stdio::null()).status().is_ok();
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).map(cores_of);
+    let Some(cores) = allowed.filter(|cores| cores.len() >= n_lanes && has_taskset()) else {
+        return vec![None; n_lanes];
+    };
+    let share = cores.len() / n_lanes;
+    let list = |cores: &[usize]| cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    cores.chunks_exact(share).take(n_lanes).map(|cores| Some(list(cores))).collect()
+}
+
+/// The numbers of a list like `0-3,8`.
+fn cores_of(list: &str) -> Vec<usize> {
+    let ranges = list.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    });
+    ranges.flatten().collect()
+}
+
+fn run_job(
+    job: &Job,
+    logs: &Path,
+    threads: &str,
+    environment: &[(&str, &str)],
+    share: Option<&str>,
+) -> Result<(), String> {
     let log = logs.join(format!("{}.log", job.name.replace([' ', '/', '\\'], "-")));
     let cannot = |error: std::io::Error| format!("{}: {error}", log.display());
     let file = File::create(&log).map_err(cannot)?;
     let start = Instant::now();
-    let mut command = Command::new(&job.program);
+    let mut command = match share {
+        None => Command::new(&job.program),
+        Some(cores) => {
+            let mut command = Command::new("taskset");
+            command.args(["-c", cores]).arg(&job.program);
+            command
+        }
+    };
     command.args(&job.arguments).current_dir(&job.folder).stdin(Stdio::null());
     command.stdout(file.try_clone().map_err(cannot)?).stderr(file);
     crate::suites::forget_xtask(&mut command);
@@ -154,6 +206,23 @@ mod tests {
         assert_eq!(field(r#"{"executable":"cut"#, "executable"), None);
     }
 
+    #[test]
+    fn lists_of_cores_are_read() {
+        assert_eq!(cores_of("\t0-2,5,7-8\n"), [0, 1, 2, 5, 7, 8]);
+        assert!(cores_of("").is_empty());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn lanes_are_bound_to_cores_of_their_own() {
+        let shares = shares(2);
+        if let [Some(first), Some(second)] = &shares[..] {
+            let [first, second] = [cores_of(first), cores_of(second)];
+            assert!(!first.is_empty() && first.len() == second.len(), "{shares:?}");
+            assert!(first.iter().all(|core| !second.contains(core)), "{shares:?}");
+        }
+    }
+
     #[cfg(unix)]
     #[test]
     fn every_failure_is_named_and_the_others_still_run() {
@@ -170,7 +239,7 @@ mod tests {
             job("good", "echo $RUST_TEST_THREADS $EXTRA"),
             job("worse", "exit 4"),
         ];
-        let error = run(jobs, &logs, &[("EXTRA", "set")]).unwrap_err();
+        let error = run(jobs, &logs, &[("EXTRA", "set")], Cores::Halved).unwrap_err();
         assert!(error.contains("bad: exit status: 3") && error.contains("worse: exit status: 4"), "{error}");
         assert!(!error.contains("good"), "{error}");
         let output = fs::read_to_string(logs.join("good.log")).unwrap();

@@ -1,6 +1,6 @@
 //! What each test command runs.
 
-use crate::lanes::{self, Job};
+use crate::lanes::{self, Cores, Job};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,14 +34,14 @@ const RECORDED: &str = "sm_90a";
 pub fn quick(arguments: &[String]) -> Result<(), String> {
     let packages: Vec<&str> = QUICK.iter().flat_map(|package| ["--package", package]).collect();
     let jobs = build(&[&["--lib", "--bins", "--tests"], packages.as_slice()].concat(), arguments)?;
-    lanes::run(jobs, &logs(), compilation())
+    lanes::run(jobs, &logs(), compilation(), Cores::Halved)
 }
 
 /// Everything that `cargo test --workspace` runs, without the examples that have no tests; `arguments` go to the test binaries.
 pub fn test(arguments: &[String]) -> Result<(), String> {
     let mut jobs = build(&["--workspace", "--tests"], arguments)?;
     jobs.insert(0, doc_tests(arguments));
-    lanes::run(jobs, &logs(), compilation())
+    lanes::run(jobs, &logs(), compilation(), Cores::Halved)
 }
 
 /// `test`, and what takes longer.
@@ -56,7 +56,7 @@ pub fn full() -> Result<(), String> {
     let mut jobs = build(&["--workspace", "--tests"], &arguments)?;
     jobs.insert(0, doc_tests(&[]));
     let environment = [compilation(), &[("PROPTEST_CASES", FULL_CASES)]].concat();
-    lanes::run(jobs, &logs(), &environment)?;
+    lanes::run(jobs, &logs(), &environment, Cores::All)?;
     crate::cuda::kernels(&["--check", RECORDED].map(str::to_owned))?;
     // These scripts are written for x86-64 Linux, where `setup` has made sure of clang.
     if cfg!(all(target_os = "linux", target_arch = "x86_64")) {

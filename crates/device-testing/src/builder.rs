@@ -1,7 +1,7 @@
 //! Small plans with random weights.
 use weights::{BlockType, Bytes, Planes};
 
-use super::{Rng, quantized, stored};
+use super::{Rng, blank, quantized, stored};
 use device::{
     Activation, DType, KvLayer, KvLayerId, KvLayout, Node, Op, OutputKind, Plan, Pooling, RopeStyle,
     RouterGroups, RouterScores, RowCount, StateId, Value, ValueId, Weight, WeightId, WeightPart,
@@ -19,6 +19,8 @@ pub struct PlanBuilder {
     layer: Option<u32>,
     n_vocab: usize,
     rng: Rng,
+    /// Whether matrices have no numbers.
+    is_blank: bool,
 }
 
 /// What an Attention may have besides its layer and heads.
@@ -65,7 +67,13 @@ impl PlanBuilder {
             layer: None,
             n_vocab,
             rng: Rng::new(seed),
+            is_blank: false,
         }
+    }
+
+    /// The same with matrices of zero bytes, for a plan that is not run.
+    pub fn blank(n_vocab: usize) -> PlanBuilder {
+        PlanBuilder { is_blank: true, ..PlanBuilder::new(0, n_vocab) }
     }
 
     /// To which layer the next nodes belong.
@@ -120,8 +128,15 @@ impl PlanBuilder {
 
     fn matrix(&mut self, n_out: usize, n_in: usize, block: BlockType) -> WeightId {
         let name = self.name("matrix");
-        let weight = quantized(&mut self.rng, &name, n_out, n_in, block);
+        let weight = self.numbers(&name, n_out, n_in, block);
         self.weight(weight)
+    }
+
+    fn numbers(&mut self, name: &str, n_out: usize, n_in: usize, block: BlockType) -> Weight {
+        match self.is_blank {
+            true => blank(name, n_out, n_in, block),
+            false => quantized(&mut self.rng, name, n_out, n_in, block),
+        }
     }
 
     /// A value like another, written by the Op that `op` makes of its id.
@@ -499,7 +514,7 @@ impl PlanBuilder {
         let n_in = if own { self.cols(x) / k } else { self.cols(x) };
         let name = self.name("experts");
         let mut part = || {
-            let Weight { data, planes, .. } = quantized(&mut self.rng, "", n_out, n_in, block);
+            let Weight { data, planes, .. } = self.numbers("", n_out, n_in, block);
             WeightPart { data, planes }
         };
         let parts = (0..n_experts).map(|_| part()).collect();

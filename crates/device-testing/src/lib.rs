@@ -43,4 +43,4 @@ pub use steps::{
     ReadValues, check_impossible_choices, check_links, check_reads, check_refusals, check_steps, check_stops,
     check_wants,
 };
-pub use stored::{block_types, random_bytes, stored};
+pub use stored::{blank, block_types, random_bytes, stored};

@@ -51,6 +51,16 @@ pub fn stored(rng: &mut Rng, name: &str, n_out: usize, n_in: usize, block: Block
     Weight { name: name.to_owned(), shape: vec![n_out, n_in], block, data, planes, parts: vec![] }
 }
 
+/// A matrix `[n_out, n_in]` of zero bytes, for plans that are looked at and not run: quantising takes most of the time of making a plan.
+pub fn blank(name: &str, n_out: usize, n_in: usize, block: BlockType) -> Weight {
+    let zeros = |len: usize| Bytes::from_slice(&vec![0; n_out * len]);
+    let some = |len: usize| (len > 0).then(|| zeros(len));
+    let planes =
+        Planes { scales: some(block.row_scale_bytes(n_in)), biases: some(block.row_bias_bytes(n_in)) };
+    let data = zeros(block.row_bytes(n_in));
+    Weight { name: name.to_owned(), shape: vec![n_out, n_in], block, data, planes, parts: vec![] }
+}
+
 /// A row of integers; returns what the values were multiplied by.
 fn integers(block: BlockType, values: &[f32], bytes: &mut [u8]) -> f32 {
     let largest = values.iter().fold(1e-9f32, |m, v| m.max(v.abs()));
@@ -110,6 +120,7 @@ mod tests {
             let n_in = block.block_len().max(64) * 2;
             let weight = stored(&mut Rng::new(3), "w", 5, n_in, block, 0.25);
             assert!(weight.planes.fit(block, 5, n_in), "{block}");
+            assert!(blank("w", 5, n_in, block).planes.fit(block, 5, n_in), "{block}");
             let mut values = vec![0.0; 5 * n_in];
             weight.decode_rows(0..5, &mut values);
             let square = values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32;

@@ -133,8 +133,17 @@ impl Decoder {
 
     /// Its plan. The output rows are selected after the last attention.
     pub fn plan(self, seed: u64) -> Plan {
+        self.build(PlanBuilder::new(seed, self.n_vocab))
+    }
+
+    /// The same with matrices of zero bytes.
+    #[cfg(test)]
+    pub fn blank_plan(self) -> Plan {
+        self.build(PlanBuilder::blank(self.n_vocab))
+    }
+
+    fn build(self, mut b: PlanBuilder) -> Plan {
         let Decoder { residual: hidden, head_dim, n_heads, n_kv_heads, block, .. } = self;
-        let mut b = PlanBuilder::new(seed, self.n_vocab);
         let mut x = b.embed_from(hidden, BlockType::Q8_0, 2.0);
         for index in 0..self.n_layers {
             let is_last = index + 1 == self.n_layers;
