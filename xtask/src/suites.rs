@@ -91,15 +91,17 @@ fn build(selection: &[&str], arguments: &[String]) -> Result<Vec<Job>, String> {
 }
 
 /// Environment variables for every cargo that compiles. In a fresh clone everything is compiled once,
-/// which is faster if not incremental. Where our crates were compiled incrementally before, a switch
-/// would compile them all again.
+/// which is faster if not incremental, and takes a third less of a processor's time in one unit a
+/// crate: sixteen are optimised one by one, and then across each other. Where our crates were compiled
+/// incrementally before, a switch would compile them all again.
 fn compilation() -> &'static [(&'static str, &'static str)] {
     let entries = fs::read_dir(target().join("debug/incremental"));
     // `cargo xtask` itself was compiled just now.
     let is_ours = |name: &str| !name.starts_with("xtask");
     let incremental =
         entries.is_ok_and(|e| e.flatten().any(|entry| is_ours(&entry.file_name().to_string_lossy())));
-    if incremental { &[] } else { &[("CARGO_INCREMENTAL", "0")] }
+    const ONCE: &[(&str, &str)] = &[("CARGO_INCREMENTAL", "0"), ("CARGO_PROFILE_DEV_CODEGEN_UNITS", "1")];
+    if incremental { &[] } else { ONCE }
 }
 
 /// The tests in documentation, which rustdoc compiles and runs.
