@@ -36,7 +36,7 @@ const MOST_MARGIN: f64 = 1.25;
 pub(super) struct Background {
     chunk: Option<Chunk>,
     /// Whose chunk was begun last.
-    last: Option<SequenceId>,
+    pub(super) last: Option<SequenceId>,
     /// Rows of the next chunk, so that its parts are short enough.
     n_rows: usize,
     /// By how much nearly no time between two tokens exceeded what was expected: 1 and more.
