@@ -233,7 +233,7 @@ impl Device for NullDevice {
     }
 
     fn kv_types(&self) -> &[KvType] {
-        &[KvType::F16, KvType::F32, KvType::I16, KvType::I8, KvType::Q8_0]
+        &[KvType::F16, KvType::F32, KvType::I16, KvType::I8, KvType::Q8_0, KvType::Fp8]
     }
 
     /// What a real device would take for weights and pages.

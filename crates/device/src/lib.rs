@@ -40,6 +40,7 @@ mod validate;
 
 pub mod key_bias;
 pub mod kv_bytes;
+pub mod kv_fp8;
 pub mod kv_words;
 
 pub use check::check_plans;
