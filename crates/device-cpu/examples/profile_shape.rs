@@ -212,6 +212,7 @@ fn main() {
         page_len: device.page_len(),
         n_pages: vec![(prompt + 256) / device.page_len() + 2 + 4 * n_answers; plan.kv.groups.len()],
         n_states: 0,
+        background_rows: 0,
         kv_type,
         numerics: Numerics::Fast,
     };

@@ -128,6 +128,7 @@ fn main() {
         page_len: 64,
         n_pages: vec![BEAMS * 7, POSITIONS.div_ceil(64)],
         n_states: 0,
+        background_rows: 0,
         kv_type: KvType::I16,
         numerics: Numerics::Fast,
     };

@@ -1,5 +1,6 @@
 //! [`CpuDevice`]: the CPU as a [`Device`].
 
+use crate::background;
 use crate::isa::Isa;
 use crate::kernels::linear::{ActivationKind, linear_kernel};
 use crate::pool::Pool;
@@ -8,7 +9,8 @@ use crate::weights::ToInterleave;
 use crate::{NAME, cpu, peaks, profile};
 use device::key_bias::KnownKeys;
 use device::{
-    Arithmetic, Device, Error, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Result, Rule, Weight,
+    Arithmetic, Device, Error, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result,
+    Rule, Weight,
 };
 use device_lower::hosted::Hosted;
 use std::sync::Arc;
@@ -21,6 +23,10 @@ pub struct Options {
     /// Instruction set; `None`: the best there is.
     pub isa: Option<Isa>,
 }
+
+/// Rows of a step in the background. Weights are read once for all of them, which even a quarter as many makes cheap beside what the
+/// rows themselves cost.
+const BACKGROUND_ROWS: usize = 64;
 
 /// Most worker threads.
 const MAX_THREADS: usize = 1024;
@@ -100,16 +106,26 @@ impl Device for CpuDevice {
         profile::KV_TYPES
     }
 
+    fn background_rows(&self) -> usize {
+        BACKGROUND_ROWS
+    }
+
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
         let interleaved = ToInterleave::new(plans, self.isa);
-        Ok(self.lowered(plans, limits)?.shared.memory_plan(plans, limits, &interleaved))
+        let mut memory = self.lowered(plans, limits)?.shared.memory_plan(plans, limits, &interleaved);
+        if let Some(limits) = background::limits(limits) {
+            let shared = Lowered::new(plans, &limits, self.isa, self.pool.n_workers()).shared;
+            let (what, bytes) = ("steps in the background".to_owned(), shared.bytes(&limits) as u64);
+            memory.items.push(Item { what, bytes, residence: Residence::Committed });
+        }
+        Ok(memory)
     }
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
         let lowered = self.lowered(plans, limits)?;
         let weights = ToInterleave::new(plans, self.isa).make(&self.pool)?;
         let kept = Kept::new(&lowered, limits, KnownKeys::of_layers(plans, limits), weights)?;
-        let program = CpuProgram::new(&lowered, limits, kept, self.isa, self.pool.clone())?;
+        let program = CpuProgram::new(plans, &lowered, limits, kept, self.isa, self.pool.clone())?;
         Ok(Box::new(Hosted::new(program, plans.iter(), limits, IN_FLIGHT, self.pool.n_workers())))
     }
 

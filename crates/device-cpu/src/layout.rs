@@ -136,14 +136,9 @@ impl Shared {
         self.n_schedules * of_one + self.arrived * size_of::<usize>()
     }
 
-    /// The memory plan: weights and KV pages, which every device has, and these buffers.
-    pub fn memory_plan(&self, plans: &[Plan], limits: &Limits, interleaved: &ToInterleave) -> MemoryPlan {
-        let let_go = interleaved.let_go();
-        let in_place = |view: &Bytes| !view.is_mapped() || !let_go.contains(&weights::view(view));
-        let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, in_place);
-        for (what, bytes) in [
-            ("weights, interleaved", interleaved.bytes()),
-            ("small weights, copied", interleaved.copied_bytes()),
+    /// The buffers and their bytes.
+    fn buffers(&self, limits: &Limits) -> [(&'static str, usize); 11] {
+        [
             ("activations", self.arena_bytes - self.logits_bytes + self.row_bytes),
             ("logits", self.logits_bytes + self.found_bytes),
             ("sampling", self.sampling_bytes as usize),
@@ -155,7 +150,25 @@ impl Shared {
             ("attention schedules", self.schedule_bytes(limits)),
             ("expert tables", self.expert_bytes().0 + self.expert_bytes().1),
             ("scratch of the workers", self.all_scratch_bytes()),
-        ] {
+        ]
+    }
+
+    /// Bytes of the buffers of tables that choose no tokens.
+    pub fn bytes(&self, limits: &Limits) -> usize {
+        let all: usize = self.buffers(limits).iter().map(|(_, bytes)| bytes).sum();
+        all - self.sampling_bytes as usize
+    }
+
+    /// The memory plan: weights and KV pages, which every device has, and these buffers.
+    pub fn memory_plan(&self, plans: &[Plan], limits: &Limits, interleaved: &ToInterleave) -> MemoryPlan {
+        let let_go = interleaved.let_go();
+        let in_place = |view: &Bytes| !view.is_mapped() || !let_go.contains(&weights::view(view));
+        let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, in_place);
+        let of_weights = [
+            ("weights, interleaved", interleaved.bytes()),
+            ("small weights, copied", interleaved.copied_bytes()),
+        ];
+        for (what, bytes) in of_weights.into_iter().chain(self.buffers(limits)) {
             if bytes > 0 {
                 let (what, bytes) = (what.to_owned(), bytes as u64);
                 memory.items.push(Item { what, bytes, residence: Residence::Committed });

@@ -9,13 +9,14 @@
 //! 5. `compile` writes two flat tables of fixed-size commands (`command`) with all pointers resolved: one for steps of a
 //!    single row, one for all others.
 //! 6. `program` replays a table: every worker of the `pool` runs every command on its share of the work, with a barrier
-//!    between commands. Nothing is allocated or looked up.
+//!    between commands. Nothing is allocated or looked up. `background` replays one in parts, between the steps of others.
 //!
 //! Vector code is written once over `simd::Simd` and instantiated for each [`Isa`]; the choice is a function pointer in the
 //! command, made when the table is written. The kernels are one file each in `kernels`.
 #![deny(missing_docs)]
 #![allow(unsafe_code)]
 
+mod background;
 mod command;
 mod compile;
 mod cpu;

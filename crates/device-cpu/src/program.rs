@@ -1,6 +1,7 @@
 //! Compiled plans: the memory that they share, two tables each, and the replay.
 
 use crate::NAME;
+use crate::background::{self, Background};
 use crate::command::{Command, StepState, Worker};
 use crate::compile::{Addresses, Compiler, RowsOfStep, Table};
 use crate::isa::Isa;
@@ -13,7 +14,10 @@ use crate::pool::{Barrier, Interrupted, Pool};
 use crate::stored::{Ran, Stored, StoredValues};
 use crate::weights::{Interleaved, matrices};
 use device::key_bias::{self, KnownKeys};
-use device::{Choose, CommandInfo, DType, Error, Limits, Plan, Result, Step, Timing, ValueId, Weight};
+use device::{
+    BackgroundProgress, Choose, CommandInfo, DType, Error, Limits, Plan, Result, Step, Timing, ValueId,
+    Weight,
+};
 use device_lower::hosted::HostProgram;
 use std::ops::Range;
 use std::sync::Arc;
@@ -93,9 +97,8 @@ pub struct CpuProgram {
     limits: Limits,
     /// What belongs to the plans; it points into what is kept.
     tables: Tables,
-    /// Positions and slots of the rows; as many as the limits allow.
-    positions: Vec<u32>,
-    slots: Vec<u32>,
+    /// The same for a step in the background, if there are such.
+    background: Option<Background>,
     /// The plan of the last step.
     current: usize,
     /// Of the last step.
@@ -103,8 +106,8 @@ pub struct CpuProgram {
     kept: Kept,
 }
 
-/// The plans of a program, and the memory that they share.
-struct Tables {
+/// The plans of a program, and the memory that they share: what one step at a time is computed with.
+pub struct Tables {
     plans: Vec<Compiled>,
     /// `(commands, workers)` units handed out in this step.
     taken: Box<[AtomicUsize]>,
@@ -115,6 +118,9 @@ struct Tables {
     scratch: Buffer,
     scratch_bytes: usize,
     arena: Buffer,
+    /// Positions and slots of the rows; as many as the limits allow.
+    positions: Vec<u32>,
+    slots: Vec<u32>,
     /// What the tables point to, kept alive.
     _buffers: Vec<Buffer>,
     _files: Vec<Bytes>,
@@ -149,7 +155,7 @@ impl Tables {
     ///
     /// # Errors
     /// Memory was refused.
-    fn new(
+    pub fn new(
         lowered: &Lowered<'_>,
         limits: &Limits,
         kept: &Kept,
@@ -236,10 +242,100 @@ impl Tables {
             scratch,
             scratch_bytes: shared.scratch_bytes,
             arena,
+            positions: vec![0; limits.max_rows],
+            slots: vec![0; limits.max_rows],
             _buffers: buffers,
             _files: files.flat_map(Weight::views).cloned().collect(),
             _weights: weights,
         })
+    }
+
+    /// The commands of a plan for a step of so many rows.
+    pub fn commands(&self, plan: usize, n_rows: usize) -> &[Command] {
+        &self.plans[plan].table(n_rows).commands
+    }
+
+    /// How many these are.
+    pub fn n_commands(&self, plan: usize, n_rows: usize) -> usize {
+        self.commands(plan, n_rows).len()
+    }
+
+    /// Write down what the commands of a step read besides the step itself.
+    pub fn prepare(&mut self, step: &Step, kept: &Kept, n_workers: usize) {
+        for span in step.spans {
+            for i in 0..span.n_rows {
+                let row = (span.first_row + i) as usize;
+                self.positions[row] = span.first_position + i;
+                self.slots[row] = span.slot;
+            }
+        }
+        self.taken.iter().for_each(|c| c.store(0, Ordering::Relaxed));
+        let rows = schedule::StepRows {
+            spans: step.spans,
+            outputs: step.outputs,
+            page_tables: step.page_tables,
+            pages_per_table: step.pages_per_table,
+            n_groups: kept.pages.len(),
+        };
+        for (schedule, shape) in self.schedules.iter_mut().zip(&self.plans[step.plan].attention) {
+            schedule.write(shape, &rows, n_workers);
+        }
+    }
+
+    /// Run some of the commands of a step that was prepared, after those before them. Worker 0 notes in `marks`, if there, when each
+    /// command began and, last, when all ended.
+    ///
+    /// # Errors
+    /// The step was stopped, or a worker panicked; the commands after these are not to be run then.
+    pub fn run(
+        &self,
+        step: &Step,
+        commands: Range<usize>,
+        argmax: bool,
+        marks: Option<&mut [Instant]>,
+        kept: &Kept,
+        pool: &Pool,
+    ) -> std::result::Result<(), Interrupted> {
+        let n_rows = step.tokens.len();
+        let state = StepState {
+            tokens: step.tokens,
+            input: step.input,
+            spans: step.spans,
+            states: step.states,
+            adapters: step.adapters,
+            positions: &self.positions[..n_rows],
+            slots: &self.slots[..n_rows],
+            page_tables: step.page_tables,
+            pages_per_table: step.pages_per_table,
+            n_groups: kept.pages.len(),
+            outputs: step.outputs,
+            argmax,
+            attention: &self.schedules,
+        };
+        let n_workers = pool.n_workers();
+        let replay = Replay {
+            commands: &self.commands(step.plan, n_rows)[commands.clone()],
+            taken: &self.taken[commands.start * n_workers..commands.end * n_workers],
+            scratch: self.scratch.start(),
+            scratch_bytes: self.scratch_bytes,
+            n_workers,
+            state: &state,
+            stop: step.stop,
+            marks: marks.map_or(std::ptr::null_mut(), <[Instant]>::as_mut_ptr),
+        };
+        pool.run(&|index, barrier| replay.work(index, barrier)).inspect_err(|_| {
+            // A command that was left in its middle has not put its counters back.
+            self.arrived.iter().for_each(|c| c.store(0, Ordering::Relaxed));
+        })
+    }
+}
+
+impl From<Interrupted> for Error {
+    fn from(interrupted: Interrupted) -> Error {
+        match interrupted {
+            Interrupted::Ended => Error::Stopped { device: NAME },
+            Interrupted::Panicked(reason) => failed(reason),
+        }
     }
 }
 
@@ -249,27 +345,35 @@ impl CpuProgram {
     /// # Errors
     /// Memory was refused.
     pub fn new(
+        plans: &[Plan],
         lowered: &Lowered<'_>,
         limits: &Limits,
         kept: Kept,
         isa: Isa,
         pool: Arc<Pool>,
     ) -> Result<CpuProgram> {
-        Ok(CpuProgram {
+        let mut program = CpuProgram {
             tables: Tables::new(lowered, limits, &kept, kept.weights.clone(), isa)?,
+            background: None,
             pool,
             isa,
             limits: limits.clone(),
-            positions: vec![0; limits.max_rows],
-            slots: vec![0; limits.max_rows],
             current: 0,
             ran: Ran::default(),
             kept,
-        })
+        };
+        program.background = program.make_background(plans, program.kept.weights.clone())?;
+        Ok(program)
     }
 
-    /// Run the commands of a step, to the node `until` where given. Worker 0 notes in `marks`, if there, when each command
-    /// began and, last, when all ended.
+    /// What a step in the background of these plans is computed with, if there are such steps.
+    fn make_background(&self, plans: &[Plan], weights: Arc<Interleaved>) -> Result<Option<Background>> {
+        let Some(limits) = background::limits(&self.limits) else { return Ok(None) };
+        let n_workers = self.pool.n_workers();
+        Background::new(plans, &limits, &self.kept, weights, self.isa, n_workers).map(Some)
+    }
+
+    /// Run the commands of a step, to the node `until` where given, with marks as [`Tables::run`].
     fn replay(&mut self, step: &Step, until: Option<usize>, marks: Option<&mut [Instant]>) -> Result<()> {
         let (n_nodes, argmax) = match until {
             None => {
@@ -282,69 +386,15 @@ impl CpuProgram {
         let n_rows = step.tokens.len();
         // Until the commands have run, no value is there to be read.
         self.ran = Ran { n_rows, n_outputs: step.outputs.len(), n_nodes: 0, argmax };
-        for span in step.spans {
-            for i in 0..span.n_rows {
-                let row = (span.first_row + i) as usize;
-                self.positions[row] = span.first_position + i;
-                self.slots[row] = span.slot;
-            }
-        }
-        self.tables.taken.iter().for_each(|c| c.store(0, Ordering::Relaxed));
-        let rows = schedule::StepRows {
-            spans: step.spans,
-            outputs: step.outputs,
-            page_tables: step.page_tables,
-            pages_per_table: step.pages_per_table,
-            n_groups: self.kept.pages.len(),
-        };
-        for (schedule, shape) in self.tables.schedules.iter_mut().zip(&self.tables.plans[step.plan].attention)
-        {
-            schedule.write(shape, &rows, self.pool.n_workers());
-        }
-        let state = StepState {
-            tokens: step.tokens,
-            input: step.input,
-            spans: step.spans,
-            states: step.states,
-            adapters: step.adapters,
-            positions: &self.positions[..n_rows],
-            slots: &self.slots[..n_rows],
-            page_tables: step.page_tables,
-            pages_per_table: step.pages_per_table,
-            n_groups: self.kept.pages.len(),
-            outputs: step.outputs,
-            argmax,
-            attention: &self.tables.schedules,
-        };
+        self.tables.prepare(step, &self.kept, self.pool.n_workers());
         let Table { commands, infos } = self.tables.plans[step.plan].table(n_rows);
         let n_commands = match until {
             None => commands.len(),
             Some(last) => infos.iter().take_while(|info| info.node <= last).count(),
         };
-        let replay = Replay {
-            commands: &commands[..n_commands],
-            taken: &self.tables.taken,
-            scratch: self.tables.scratch.start(),
-            scratch_bytes: self.tables.scratch_bytes,
-            n_workers: self.pool.n_workers(),
-            state: &state,
-            stop: step.stop,
-            marks: marks.map_or(std::ptr::null_mut(), <[Instant]>::as_mut_ptr),
-        };
-        match self.pool.run(&|index, barrier| replay.work(index, barrier)) {
-            Ok(()) => {
-                self.ran.n_nodes = n_nodes;
-                Ok(())
-            }
-            Err(interrupted) => {
-                // A command that was left in its middle has not put its counters back.
-                self.tables.arrived.iter().for_each(|c| c.store(0, Ordering::Relaxed));
-                Err(match interrupted {
-                    Interrupted::Ended => Error::Stopped { device: NAME },
-                    Interrupted::Panicked(reason) => failed(reason),
-                })
-            }
-        }
+        self.tables.run(step, 0..n_commands, argmax, marks, &self.kept, &self.pool)?;
+        self.ran.n_nodes = n_nodes;
+        Ok(())
     }
 }
 
@@ -434,6 +484,17 @@ impl HostProgram for CpuProgram {
         Ok(())
     }
 
+    fn begin_background(&mut self, step: &Step) -> Result<()> {
+        let Some(background) = &mut self.background else { return Err(device::no_background(NAME)) };
+        background.begin(step, &self.kept, self.pool.n_workers());
+        Ok(())
+    }
+
+    fn advance_background(&mut self, until: Option<Instant>) -> Result<BackgroundProgress> {
+        let Some(background) = &mut self.background else { return Err(device::no_background(NAME)) };
+        Ok(background.advance(until, &self.kept, &self.pool)?)
+    }
+
     fn logits(&self) -> &[f32] {
         let plan = &self.tables.plans[self.current];
         rows_of(&self.tables.arena, plan.stored.get(plan.output), &self.ran)
@@ -500,7 +561,9 @@ impl HostProgram for CpuProgram {
     fn replace_plans(&mut self, plans: &[Plan]) -> Result<()> {
         let lowered = Lowered::new(plans, &self.limits, self.isa, self.pool.n_workers());
         let weights = Arc::new(Interleaved::beside(&self.kept.weights, plans, self.isa, &self.pool)?);
+        let background = self.make_background(plans, weights.clone())?;
         self.tables = Tables::new(&lowered, &self.limits, &self.kept, weights, self.isa)?;
+        self.background = background;
         (self.current, self.ran) = (0, Ran::default());
         Ok(())
     }

@@ -159,6 +159,7 @@ fn limits_of(shape: &Shape, plan: &Plan) -> Limits {
         page_len,
         n_pages: vec![8 * 1024 / page_len; plan.kv.groups.len()],
         n_states: 0,
+        background_rows: 0,
         kv_type: shape.kv_type,
         numerics: Numerics::Deterministic,
     }

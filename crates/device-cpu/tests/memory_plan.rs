@@ -25,7 +25,9 @@ fn compiling_takes_what_the_memory_plan_says() {
     for max_rows in [1, 64, 512] {
         let plan = fusion::fuse(&mini_transformer(1, BlockType::Q8_0), device.fusion());
         let limits = Limits { max_rows, max_outputs: max_rows, ..limits(&plan.kv) };
-        compiled.push((format!("max_rows {max_rows}"), vec![plan], limits));
+        let with = Limits { background_rows: max_rows.min(64), ..limits.clone() };
+        compiled.push((format!("max_rows {max_rows}"), vec![plan.clone()], limits));
+        compiled.push((format!("max_rows {max_rows}, some in the background"), vec![plan], with));
     }
     // Plans of one program share what they take: the same plans once more take nothing.
     let case = check_op_cases().into_iter().find(|case| case.name.starts_with("50 encoder states")).unwrap();
@@ -52,7 +54,8 @@ fn compiling_takes_what_the_memory_plan_says() {
         // Beside the buffers there are two tables a plan, a few hundred bytes a command, and names for profiles.
         let commands =
             (0..plans.len()).flat_map(|plan| [program.commands(plan, 1), program.commands(plan, 2)]);
-        let tables = commands.flatten().count() * 1024 + 4096;
+        let n_tables = if limits.background_rows > 0 { 2 } else { 1 };
+        let tables = n_tables * (commands.flatten().count() * 1024 + 4096);
         assert!(
             (planned..planned + tables).contains(&taken),
             "{name}: planned {planned}, took {taken}, tables {tables}"

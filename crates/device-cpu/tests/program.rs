@@ -11,8 +11,8 @@ use device::{Choose, Sampling, Step};
 use device::{Device, KvLayer, KvType, Limits, Numerics, OwnedStep, Plan, Program, Span, Timing, Want};
 use device_lower::fusion;
 use device_testing::{
-    AttentionOptions, PlanBuilder, Sequences, check_commits, check_replaced_plans, check_shortage,
-    check_steps, committed, limits, mini_transformer, one_sequence,
+    AttentionOptions, PlanBuilder, Sequences, check_background, check_commits, check_replaced_plans,
+    check_shortage, check_steps, committed, limits, mini_transformer, one_sequence,
 };
 use ingle_device_cpu::{CpuDevice, Isa, Options};
 use weights::BlockType;
@@ -47,6 +47,16 @@ fn the_same_steps_give_the_same_bits_for_any_number_of_threads() {
                 all.push(bits(&*program));
             }
             assert_eq!(first.get_or_insert_with(|| all.clone()), &all, "{threads} threads");
+        }
+    }
+}
+
+#[test]
+fn a_step_in_the_background_is_as_good_as_one_that_is_submitted() {
+    for isa in Isa::available() {
+        for threads in [1, 2, 3] {
+            let device = CpuDevice::new(Options { threads: Some(threads), isa: Some(isa) }).unwrap();
+            check_background(&device).unwrap_or_else(|what| panic!("{isa}, {threads} threads: {what}"));
         }
     }
 }

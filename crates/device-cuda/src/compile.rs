@@ -353,6 +353,7 @@ impl Compiler<'_> {
             KvType::F32 => Ok("f32"),
             KvType::F16 => Ok("f16"),
             KvType::Q8_0 => Ok("q8_0"),
+            KvType::Fp8 => Ok("fp8"),
             other @ (KvType::I16 | KvType::I8) => failed(format!("a KV cache of {other:?}")),
         }
     }

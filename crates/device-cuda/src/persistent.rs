@@ -197,10 +197,13 @@ impl Persistent {
         }
         let kv_name = match limits.kv_type {
             KvType::F16 => "",
-            KvType::Q8_0 if KeyBias::of_layers(std::slice::from_ref(plan)).iter().any(Option::is_some) => {
+            KvType::Q8_0 | KvType::Fp8
+                if KeyBias::of_layers(std::slice::from_ref(plan)).iter().any(Option::is_some) =>
+            {
                 return Err("keys that are stored without their bias".to_owned());
             }
             KvType::Q8_0 => "q8_0_",
+            KvType::Fp8 => "fp8_",
             other @ (KvType::F32 | KvType::I16 | KvType::I8) => {
                 return Err(format!("keys and values in {other:?}"));
             }

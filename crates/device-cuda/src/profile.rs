@@ -11,7 +11,7 @@ use device_lower::passes::{self, Pass};
 use device_lower::table::RowClass;
 
 /// KV types, the default first.
-pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::Q8_0, KvType::F32];
+pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::Q8_0, KvType::Fp8, KvType::F32];
 
 /// Positions of a sequence up to which the persistent kernel was measured to be faster (kernels/persistent/NOTES.md).
 const PERSISTENT_POSITIONS: usize = 16_384;

@@ -4,10 +4,11 @@
 //! as a [`HostProgram`].
 
 use std::ops::Range;
+use std::time::Instant;
 
 use device::{
-    Chosen, CommandInfo, CommittedPages, Error, KvLayout, Limits, Needs, Plan, Program, Result, Step, Ticket,
-    Timing, ValueId, Want,
+    BackgroundProgress, Chosen, CommandInfo, CommittedPages, Error, KvLayout, Limits, Needs, Plan, Program,
+    Result, Step, Ticket, Timing, ValueId, Want,
 };
 
 use crate::outputs::HostOutputs;
@@ -24,6 +25,22 @@ pub trait HostProgram: Send {
     /// The device failed, or [`Error::Stopped`].
     fn compute(&mut self, step: &Step, until: Option<usize>, timings: Option<&mut Vec<Timing>>)
     -> Result<()>;
+
+    /// As [`Program::begin_background`], with a step that passed [`Step::check_background`]; none is there.
+    ///
+    /// # Errors
+    /// As there.
+    fn begin_background(&mut self, _step: &Step) -> Result<()> {
+        Err(device::no_background(self.name()))
+    }
+
+    /// As [`Program::advance_background`], of a step that was begun. After an error it is not asked for again.
+    ///
+    /// # Errors
+    /// As there.
+    fn advance_background(&mut self, _until: Option<Instant>) -> Result<BackgroundProgress> {
+        Err(device::no_background(self.name()))
+    }
 
     /// As [`Program::logits`], of the step that was computed last.
     fn logits(&self) -> &[f32];
@@ -125,6 +142,10 @@ pub struct Hosted<P> {
     committed: CommittedPages,
     outputs: HostOutputs,
     max_in_flight: usize,
+    /// A step is in the background.
+    has_background: bool,
+    /// What it uses: KV group, page, and whether it is written.
+    background_pages: Vec<(usize, u32, bool)>,
 }
 
 impl<P: HostProgram> Hosted<P> {
@@ -147,6 +168,8 @@ impl<P: HostProgram> Hosted<P> {
             limits: limits.clone(),
             outputs: HostOutputs::new(n_logits, limits, max_in_flight, n_workers),
             max_in_flight,
+            has_background: false,
+            background_pages: Vec::new(),
         }
     }
 
@@ -162,6 +185,7 @@ impl<P: HostProgram> Hosted<P> {
         timings: Option<&mut Vec<Timing>>,
     ) -> Result<Vec<u32>> {
         step.check(&self.needs, &self.limits, &self.committed).map_err(|reason| self.failed(reason))?;
+        self.check_beside_background(step)?;
         let n_vocab = self.needs.get(step.plan).map_or(0, |needs| needs.n_vocab);
         let tokens = self.outputs.begin(step, n_vocab).map_err(|reason| self.failed(reason))?;
         match self.program.compute(&Step { tokens: &tokens, ..*step }, until, timings) {
@@ -183,6 +207,22 @@ impl<P: HostProgram> Hosted<P> {
         };
         let best = |output: usize| largest.get(output).copied().filter(|token| is_possible(output, *token));
         outputs.finish(step, tokens, logits, best, |work| program.on_workers(work))
+    }
+
+    /// That a step does not use what the step in the background writes: a defect of the scheduler, looked for where debug assertions
+    /// are on.
+    fn check_beside_background(&self, step: &Step) -> Result<()> {
+        if !cfg!(debug_assertions) || !self.has_background {
+            return Ok(());
+        }
+        let written =
+            |(group, page, _): &(usize, u32, bool)| self.background_pages.contains(&(*group, *page, true));
+        match step.pages(&self.needs[step.plan], self.limits.page_len).find(written) {
+            Some((group, page, _)) => Err(self.failed(format!(
+                "the step uses page {page} of KV group {group}, which the step in the background writes"
+            ))),
+            None => Ok(()),
+        }
     }
 
     fn check_page(&self, group: usize, page: u32) -> Result<()> {
@@ -227,6 +267,33 @@ impl<P: HostProgram> Program for Hosted<P> {
 
     fn best(&self, output: usize) -> &[(u32, f32)] {
         self.outputs.best(output)
+    }
+
+    fn begin_background(&mut self, step: &Step) -> Result<()> {
+        if self.has_background {
+            return Err(self.failed("a step is in the background, expected none".to_owned()));
+        }
+        let checked = step.check_background(&self.needs, &self.limits, &self.committed);
+        checked.map_err(|reason| self.failed(reason))?;
+        self.program.begin_background(step)?;
+        self.background_pages.clear();
+        self.background_pages.extend(step.pages(&self.needs[step.plan], self.limits.page_len));
+        self.has_background = true;
+        Ok(())
+    }
+
+    fn advance_background(&mut self, until: Option<Instant>) -> Result<BackgroundProgress> {
+        // What panics does not go on either.
+        if !std::mem::take(&mut self.has_background) {
+            return Err(self.failed("no step is in the background".to_owned()));
+        }
+        let progress = self.program.advance_background(until)?;
+        self.has_background = !progress.is_done;
+        Ok(progress)
+    }
+
+    fn abandon_background(&mut self) {
+        self.has_background = false;
     }
 
     fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
@@ -282,14 +349,20 @@ impl<P: HostProgram> Program for Hosted<P> {
 
     fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
         self.committed.check_range(group, &pages, true).map_err(|reason| self.failed(reason))?;
+        let is_used = |(of, page, _): &(usize, u32, bool)| *of == group && pages.contains(page);
+        if self.has_background && self.background_pages.iter().any(is_used) {
+            return Err(self.failed(format!(
+                "pages {pages:?} of KV group {group} are in use by the step in the background"
+            )));
+        }
         self.committed.set(group, pages.clone(), false);
         self.program.decommit(group, pages);
         Ok(())
     }
 
     fn replace_plans(&mut self, plans: &[Plan]) -> Result<()> {
-        if self.outputs.is_in_flight() {
-            return Err(self.failed("a step is in flight, expected none".to_owned()));
+        if self.outputs.is_in_flight() || self.has_background {
+            return Err(self.failed("a step is in flight or in the background, expected none".to_owned()));
         }
         if plans.is_empty() || plans.iter().any(|plan| plan.kv != self.kv) {
             return Err(self.failed("plans of another KV layout, or none".to_owned()));

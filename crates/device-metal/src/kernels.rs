@@ -407,9 +407,10 @@ pub const fn kv_name(kind: KvType) -> &'static str {
     match kind {
         KvType::F32 => "f32",
         KvType::F16 => "f16",
-        // Of these two there are none: `profile::KV_TYPES`.
+        // Of these three there are none: `profile::KV_TYPES`.
         KvType::I16 => "i16",
         KvType::I8 => "i8",
+        KvType::Fp8 => "fp8",
         KvType::Q8_0 => "q8_0",
     }
 }
@@ -468,7 +469,7 @@ pub const fn kv_kind(kind: KvType) -> u32 {
         KvType::F16 => 1,
         KvType::Q8_0 => 2,
         // Unknown there: `profile::KV_TYPES`.
-        KvType::I16 | KvType::I8 => 3,
+        KvType::I16 | KvType::I8 | KvType::Fp8 => 3,
     }
 }
 

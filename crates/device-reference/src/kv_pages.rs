@@ -7,7 +7,7 @@ use weights::BlockType;
 use weights::codec::{dequantize_row, quantize_row};
 
 use device::key_bias::KnownKeys;
-use device::{KvLayerId, KvLayout, KvType, kv_bytes, kv_words};
+use device::{KvLayerId, KvLayout, KvType, kv_bytes, kv_fp8, kv_words};
 
 /// Keys or values of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +104,7 @@ impl KvPages {
                 KvType::Q8_0 => quantize_row(BlockType::Q8_0, vector, out),
                 KvType::I16 => write_words(half, vector, out),
                 KvType::I8 => write_bytes(half, vector, out),
+                KvType::Fp8 => kv_fp8::write(vector, out),
             }
         }
     }
@@ -127,6 +128,7 @@ impl KvPages {
             KvType::Q8_0 => dequantize_row(BlockType::Q8_0, bytes, vector),
             KvType::I16 => read_words(bytes, vector),
             KvType::I8 => read_bytes(half, bytes, vector),
+            KvType::Fp8 => kv_fp8::read(bytes, vector),
         }
         if let (Half::Keys, Some(known)) = (half, self.known(layer)) {
             known.add(head, position, 1.0, vector);
@@ -245,7 +247,7 @@ mod tests {
             values_are_keys: false,
         };
         let layout = KvLayout::new(vec![layer(2, 32, None), layer(1, 64, Some(20)), layer(3, 96, None)]);
-        for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0] {
+        for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0, KvType::Fp8] {
             let mut pages = KvPages::new(&layout, kind, 16, &[3, 2]).unwrap();
             let tables: [&[u32]; 2] = [&[2, 0], &[1, 0]];
             // A number of its own for each vector.
@@ -269,8 +271,12 @@ mod tests {
                 for head in 0..layer.n_kv_heads {
                     pages.read(*id, *half, table, *position, head, &mut vector);
                     let expected = value + head as f32;
-                    // Halves hold whole numbers to 2048; Q8_0's scale is a half, 2^-11 off at most.
-                    let bound = if kind == KvType::F32 { 0.0 } else { expected * 1e-3 };
+                    // Halves hold whole numbers to 2048; Q8_0's scale is a half, 2^-11 off at most; FP8 has three bits of mantissa.
+                    let bound = match kind {
+                        KvType::F32 => 0.0,
+                        KvType::F16 | KvType::I16 | KvType::I8 | KvType::Q8_0 => expected * 1e-3,
+                        KvType::Fp8 => expected / 16.0,
+                    };
                     assert!(
                         vector.iter().all(|v| (v - expected).abs() <= bound),
                         "{kind:?} {vector:?} {expected}"
@@ -292,7 +298,7 @@ mod tests {
             };
             2
         ]);
-        for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0] {
+        for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0, KvType::Fp8] {
             let mut pages = KvPages::new(&layout, kind, 16, &[3]).unwrap();
             let last = KvLayerId(1);
             pages.write(last, Half::Values, &[0], 15, &[1.0; 32]);

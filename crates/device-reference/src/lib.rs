@@ -102,7 +102,7 @@ impl Device for Reference {
     }
 
     fn kv_types(&self) -> &[KvType] {
-        &[KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0]
+        &[KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0, KvType::Fp8]
     }
 
     fn n_ranks(&self) -> usize {

@@ -49,6 +49,7 @@ fn stored(tolerance: f32, kv_type: KvType) -> f32 {
         // A step is 1/127 of the largest; and a weight is rounded up or down by 1/255 of the largest.
         KvType::I8 => tolerance.max(3e-2),
         KvType::Q8_0 => tolerance.max(3e-2), // a step is 1/127 of the largest of 32, some 0.02
+        KvType::Fp8 => tolerance.max(7e-2),  // a step is up to 1/8 of a number
     }
 }
 
@@ -468,7 +469,7 @@ fn key_biases() -> Vec<Case> {
         b.kv_write(k, v, layer);
         let y = b.attention(q, layer, n_kv_heads * ratio, options);
         let plan = b.finish(y);
-        for kv_type in kv_types(&plan).into_iter().filter(|kind| kind.is_integers()) {
+        for kv_type in kv_types(&plan).into_iter().filter(|kind| kind.is_quantized()) {
             let name = format!("key biases {n_kv_heads}x{ratio}x{head_dim} turning {n_dims} {options:?}");
             let (kind, tolerance) = (OpKind::Attention, 5.0 * SUM);
             cases.push(Case::cached(name, kind, BlockType::F32, tolerance, plan.clone(), kv_type));
@@ -549,7 +550,7 @@ fn experts() -> Vec<Case> {
 /// The KV types that the head sizes allow.
 fn kv_types(plan: &Plan) -> Vec<KvType> {
     let whole = plan.kv.layers.iter().all(|layer| layer.head_dim.is_multiple_of(32));
-    let all = [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0];
+    let all = [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0, KvType::Fp8];
     all.into_iter().filter(|kind| whole || *kind != KvType::Q8_0).collect()
 }
 

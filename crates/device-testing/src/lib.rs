@@ -19,6 +19,7 @@
 pub mod null;
 
 mod allocations;
+mod background;
 mod builder;
 mod cases;
 mod commits;
@@ -31,6 +32,7 @@ mod steps;
 mod stored;
 
 pub use allocations::CountingAllocator;
+pub use background::check_background;
 pub use builder::{AttentionOptions, PlanBuilder, RecurrentShape, mini_transformer, truncate};
 pub use cases::{Case, Norms, check_op_cases, layers_with_norms};
 pub use commits::{check_commits, check_shortage};

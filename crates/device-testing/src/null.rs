@@ -20,14 +20,22 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use device::{
-    Arithmetic, CommandInfo, Device, Error, GroupUse, KvLayer, KvType, Limits, MemoryPlan, Needs, OwnedStep,
-    Peaks, Plan, Program, Result, RowCount, Rule, STATE_NONE, Span, Step, Timing, ValueId, Want, Weight,
+    Arithmetic, BackgroundProgress, CommandInfo, Device, Error, GroupUse, KvLayer, KvType, Limits,
+    MemoryPlan, Needs, OwnedStep, Peaks, Plan, Program, Result, RowCount, Rule, STATE_NONE, Span, StateUse,
+    Step, Timing, ValueId, Want, Weight,
 };
 use device_lower::hosted::{HostProgram, Hosted};
 
 const NAME: &str = "null";
+
+/// Rows of a step in the background, of which a part computes one.
+const BACKGROUND_ROWS: usize = 16;
+
+/// How long a part is said to take.
+const PART: Duration = Duration::from_micros(100);
 
 /// The logit of the best token; all others are below 0.
 pub const BEST_LOGIT: f32 = 8.0;
@@ -220,8 +228,12 @@ impl Device for NullDevice {
         &self.rules
     }
 
+    fn background_rows(&self) -> usize {
+        BACKGROUND_ROWS
+    }
+
     fn kv_types(&self) -> &[KvType] {
-        &[KvType::F16, KvType::F32, KvType::I16, KvType::I8, KvType::Q8_0]
+        &[KvType::F16, KvType::F32, KvType::I16, KvType::I8, KvType::Q8_0, KvType::Fp8]
     }
 
     /// What a real device would take for weights and pages.
@@ -247,6 +259,7 @@ impl Device for NullDevice {
             limits: limits.clone(),
             current: 0,
             n_outputs: 0,
+            background: (OwnedStep::default(), 0),
             events: self.events.clone(),
         };
         Ok(Box::new(Hosted::new(program, compiled.iter(), limits, self.ahead + 1, 1)))
@@ -315,6 +328,8 @@ struct NullProgram {
     granule: usize,
     limits: Limits,
     n_outputs: usize,
+    /// The step in the background, and how many of its rows are done.
+    background: (OwnedStep, usize),
     events: Option<Arc<Mutex<Vec<Event>>>>,
 }
 
@@ -463,6 +478,22 @@ impl NullProgram {
         Ok(())
     }
 
+    /// Compute one row of a step in the background, which leaves what the last step gave as it is. The state after each row is where
+    /// that after the last belongs.
+    fn background_row(&mut self, step: &Step, row: usize) -> Result<()> {
+        let last = (self.current, self.n_outputs, std::mem::take(&mut self.kept));
+        let first_position = step.spans[0].first_position + row as u32;
+        let span = Span { first_row: 0, n_rows: 1, first_position, ..step.spans[0] };
+        let state = step.states.first().map(|state| match row {
+            0 => *state,
+            _ => StateUse { from: state.to, to: state.to },
+        });
+        let tokens = &step.tokens[row..=row];
+        let ran = self.step(&Step { tokens, spans: &[span], states: state.as_slice(), ..*step });
+        (self.current, self.n_outputs, self.kept) = last;
+        ran
+    }
+
     /// The history that a state holds.
     fn state(&self, from: u32) -> Result<u64> {
         match from {
@@ -516,6 +547,25 @@ impl HostProgram for NullProgram {
             timings.extend((0..n).map(|command| Timing { command, start: 0.0, duration: 0.0 }));
         }
         Ok(())
+    }
+
+    fn begin_background(&mut self, step: &Step) -> Result<()> {
+        self.background.0.assign(step);
+        self.background.1 = 0;
+        Ok(())
+    }
+
+    /// One row, or all that are left: the clock of whoever asks may be made up.
+    fn advance_background(&mut self, until: Option<Instant>) -> Result<BackgroundProgress> {
+        let (step, mut n_done) = std::mem::take(&mut self.background);
+        let n_rows = step.tokens.len();
+        let end = if until.is_some() { n_done + 1 } else { n_rows };
+        while n_done < end {
+            self.background_row(&step.borrow(), n_done)?;
+            n_done += 1;
+        }
+        self.background = (step, n_done);
+        Ok(BackgroundProgress { is_done: n_done == n_rows, longest_part: PART })
     }
 
     fn logits(&self) -> &[f32] {
@@ -651,6 +701,11 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_step_in_the_background_is_as_good_as_one_that_is_submitted() {
+        crate::check_background(&NullDevice::default()).unwrap();
     }
 
     #[test]

@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use device::{
-    Arithmetic, Chosen, CommandInfo, CommittedPages, Device, Error, KvType, Limits, MemoryPlan, Peaks, Plan,
-    Program, Result, Rule, Step, Ticket, Timing, ValueId, Want, Weight,
+    Arithmetic, BackgroundProgress, Chosen, CommandInfo, CommittedPages, Device, Error, KvType, Limits,
+    MemoryPlan, Peaks, Plan, Program, Result, Rule, Step, Ticket, Timing, ValueId, Want, Weight,
 };
 
 /// A device whose programs are refused pages, and that counts what they commit. Clones share their counts.
@@ -112,6 +113,10 @@ impl Device for Scarce {
         self.inner.page_len()
     }
 
+    fn background_rows(&self) -> usize {
+        self.inner.background_rows()
+    }
+
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
         self.inner.memory_plan(plans, limits)
     }
@@ -175,6 +180,18 @@ impl Program for ScarceProgram {
 
     fn run(&mut self, step: &Step) -> Result<()> {
         self.inner.run(step)
+    }
+
+    fn begin_background(&mut self, step: &Step) -> Result<()> {
+        self.inner.begin_background(step)
+    }
+
+    fn advance_background(&mut self, until: Option<Instant>) -> Result<BackgroundProgress> {
+        self.inner.advance_background(until)
+    }
+
+    fn abandon_background(&mut self) {
+        self.inner.abandon_background();
     }
 
     fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {

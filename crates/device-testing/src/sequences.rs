@@ -34,6 +34,7 @@ pub fn limits(kv: &KvLayout) -> Limits {
         n_pages: vec![48; kv.groups.len()],
         // Before and after a step of all slots, and two for rows of a step run one by one.
         n_states: if kv.states.is_empty() { 0 } else { 18 },
+        background_rows: 0,
         kv_type: KvType::F32,
         numerics: Numerics::Fast,
     }

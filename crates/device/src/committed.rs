@@ -145,6 +145,7 @@ mod tests {
             page_len: 16,
             n_pages: n_pages.to_vec(),
             n_states: 0,
+            background_rows: 0,
             kv_type: KvType::F32,
             numerics: Numerics::Fast,
         };

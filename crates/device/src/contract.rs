@@ -1,6 +1,7 @@
 //! The traits that every device implements, and the plain data that they exchange.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use platform::SystemMemory;
 
@@ -131,6 +132,8 @@ pub struct Limits {
     pub n_pages: Vec<usize>,
     /// States of recurrent layers ([`Step::states`]); 0 where no plan has any.
     pub n_states: usize,
+    /// Most rows of a step in the background ([`Program::begin_background`]), at most `max_rows`; 0: there is none.
+    pub background_rows: usize,
     /// How keys and values are stored.
     pub kv_type: KvType,
     /// Which arithmetic.
@@ -196,6 +199,15 @@ pub struct Timing {
     pub duration: f64,
 }
 
+/// How far a step in the background is ([`Program::advance_background`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackgroundProgress {
+    /// It is done: its keys, values and states are written.
+    pub is_done: bool,
+    /// The longest of its parts so far: as finely as the device can stop.
+    pub longest_part: Duration,
+}
+
 /// Compiled plans: their memory is taken but for KV pages, their tables are written. They share KV pages, and may share the memory of their
 /// activations: a step overwrites those of the step before, whichever plan it runs.
 ///
@@ -252,6 +264,28 @@ pub trait Program: Send {
         self.wait(ticket)
     }
 
+    /// Begin a step that is computed in parts, between the steps that are submitted: of one span, of at most
+    /// [`Limits::background_rows`] rows, without outputs and links. What it needs of `step` is copied. Until it is done or
+    /// abandoned, no other step may use a page or a state that it writes, and the pages that it uses stay committed.
+    ///
+    /// # Errors
+    /// The step breaks a rule of [`Step::check_background`], another one is not done, or the device has no such steps.
+    fn begin_background(&mut self, _step: &Step) -> Result<()> {
+        Err(no_background("in use"))
+    }
+
+    /// Compute the next part of the step in the background, and further ones while they are expected to end before `until`; `None`:
+    /// all that are left.
+    ///
+    /// # Errors
+    /// The device failed, and the step is abandoned; or none was begun.
+    fn advance_background(&mut self, _until: Option<Instant>) -> Result<BackgroundProgress> {
+        Err(no_background("in use"))
+    }
+
+    /// Forget the step in the background, if there is one: the KV positions and the state that it was to write are undefined.
+    fn abandon_background(&mut self) {}
+
     /// Run a step's plan up to its node `last`, that one included, choose nothing, and wait. Nothing may be in flight.
     ///
     /// # Errors
@@ -275,7 +309,7 @@ pub trait Program: Send {
     /// that were submitted before are done with them first.
     ///
     /// # Errors
-    /// The range is not of such granules, or the device failed.
+    /// The range is not of such granules, the step in the background uses one of them, or the device failed.
     fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()>;
 
     /// Commit every page that is not committed.
@@ -319,7 +353,7 @@ pub trait Program: Send {
     /// step chose may be gone.
     ///
     /// # Errors
-    /// A step is in flight, memory was refused, or the device cannot do it; the plans are those from before then.
+    /// A step is in flight or in the background, memory was refused, or the device cannot do it; the plans are those from before then.
     fn replace_plans(&mut self, _plans: &[Plan]) -> Result<()> {
         Err(plans_stay("in use"))
     }
@@ -341,6 +375,15 @@ pub fn plans_stay(device: &'static str) -> Error {
         device,
         what: "replacing the plans of a running model".to_owned(),
         hint: "load the model anew".to_owned(),
+    }
+}
+
+/// The error of a program without steps in the background.
+pub fn no_background(device: &'static str) -> Error {
+    Error::Unsupported {
+        device,
+        what: "a step in the background".to_owned(),
+        hint: "submit it, or compile for a limit of such rows".to_owned(),
     }
 }
 
@@ -386,6 +429,11 @@ pub trait Device: Send + Sync {
     /// Rows of a prompt that it computes together best, where nothing else limits them.
     fn prompt_chunk(&self) -> usize {
         512
+    }
+
+    /// Rows of a step in the background ([`Limits::background_rows`]) that suit it best; 0: its programs have no such steps.
+    fn background_rows(&self) -> usize {
+        0
     }
 
     /// Ranks of the group that this device is one of, which run [`crate::Op::Collective`] together; 1: it is in none.

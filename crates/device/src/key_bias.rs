@@ -1,8 +1,8 @@
 //! What is the same in every key of a layer: the bias of the keys' projection, turned to the key's position.
 //!
 //! Some models have biases of keys that are hundreds of times what differs between two keys. Stored with a scale for a
-//! whole vector, a key then spends its digits on what is known already. So where keys are stored as whole numbers
-//! ([`KvType::is_integers`](crate::KvType::is_integers)), a device stores `k_p - R_p b`: b is the bias, `R_p` the rotation of
+//! whole vector, or in a few bits each, a key then spends its digits on what is known already. So where keys are quantized
+//! ([`KvType::is_quantized`](crate::KvType::is_quantized)), a device stores `k_p - R_p b`: b is the bias, `R_p` the rotation of
 //! position p. Attention adds what is missing to each score:
 //!
 //! `q . k_p = q . (k_p - R_p b) + q . R_p b`
@@ -133,7 +133,7 @@ pub fn n_terms(plans: &[Plan], limits: &Limits) -> Vec<usize> {
 
 /// Those that the KV type makes use of.
 fn used(plans: &[Plan], limits: &Limits) -> Vec<Option<KeyBias>> {
-    if limits.kv_type.is_integers() { KeyBias::of_layers(plans) } else { vec![] }
+    if limits.kv_type.is_quantized() { KeyBias::of_layers(plans) } else { vec![] }
 }
 
 fn n_positions(limits: &Limits) -> usize {

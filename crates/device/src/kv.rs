@@ -67,15 +67,17 @@ pub enum KvType {
     I8,
     /// 34 bytes for 32 values, as the block type Q8_0; head sizes must be multiples of 32.
     Q8_0,
+    /// 1 byte a value and 4 a vector: FP8 (E4M3) with a scale ([`kv_fp8`](crate::kv_fp8)). Padded to a multiple of 4 values.
+    Fp8,
 }
 
 impl KvType {
-    /// Whether vectors are whole numbers with a scale, so that a large column takes digits from the others. Their keys are stored
-    /// without what is known of them ([`key_bias`](crate::key_bias)).
-    pub const fn is_integers(self) -> bool {
+    /// Whether numbers have fewer digits than a key with a large bias needs: whole numbers with a scale, in which a large column takes digits
+    /// from the others too, and FP8. Their keys are stored without what is known of them ([`key_bias`](crate::key_bias)).
+    pub const fn is_quantized(self) -> bool {
         match self {
             KvType::F32 | KvType::F16 => false,
-            KvType::I16 | KvType::I8 | KvType::Q8_0 => true,
+            KvType::I16 | KvType::I8 | KvType::Q8_0 | KvType::Fp8 => true,
         }
     }
 
@@ -87,6 +89,7 @@ impl KvType {
             KvType::I16 => crate::kv_words::vector_bytes(head_dim),
             KvType::I8 => crate::kv_bytes::vector_bytes(head_dim),
             KvType::Q8_0 => head_dim / 32 * 34,
+            KvType::Fp8 => crate::kv_fp8::vector_bytes(head_dim),
         }
     }
 }
@@ -94,7 +97,7 @@ impl KvType {
 impl KvLayer {
     /// Keys and values are two halves of a page; 1 where the values are the keys and the type stores both alike.
     pub const fn n_halves(&self, kind: KvType) -> usize {
-        if self.values_are_keys && !kind.is_integers() { 1 } else { 2 }
+        if self.values_are_keys && !kind.is_quantized() { 1 } else { 2 }
     }
 }
 

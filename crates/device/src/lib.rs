@@ -40,13 +40,14 @@ mod validate;
 
 pub mod key_bias;
 pub mod kv_bytes;
+pub mod kv_fp8;
 pub mod kv_words;
 
 pub use check::check_plans;
 pub use committed::CommittedPages;
 pub use contract::{
-    Arithmetic, CommandInfo, Device, Error, Item, Limits, MemoryPlan, Numerics, Peaks, Program, Residence,
-    Result, Timing, plans_stay,
+    Arithmetic, BackgroundProgress, CommandInfo, Device, Error, Item, Limits, MemoryPlan, Numerics, Peaks,
+    Program, Residence, Result, Timing, no_background, plans_stay,
 };
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE, STATE_NONE, StateId};
 pub use masks::{MaskSource, Masks};

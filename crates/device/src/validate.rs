@@ -33,6 +33,12 @@ impl Limits {
                 return refuse(format!("a limit of {size} {what}"), "use 1 to 2^32 - 1");
             }
         }
+        if self.background_rows > self.max_rows {
+            return refuse(
+                format!("a limit of {} rows in the background", self.background_rows),
+                &format!("use at most {}, as many as a step has", self.max_rows),
+            );
+        }
         if !self.page_len.is_power_of_two() || self.page_len < 16 {
             return refuse(
                 format!("a page of {} positions", self.page_len),
@@ -177,6 +183,41 @@ impl Step<'_> {
         self.check_states(needs, limits)?;
         self.check_adapters(needs)?;
         self.check_pages(needs, limits, committed)
+    }
+
+    /// Whether the step can be computed in the background ([`crate::Program::begin_background`]): as [`Self::check`] says; it is
+    /// of one span, of few rows, and has neither outputs nor links.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check_background(
+        &self,
+        plans: &[Needs],
+        limits: &Limits,
+        committed: &CommittedPages,
+    ) -> std::result::Result<(), String> {
+        within("rows of a step in the background", self.tokens.len(), limits.background_rows)?;
+        within("spans of a step in the background", self.spans.len(), 1)?;
+        within("outputs of a step in the background", self.outputs.len(), 0)?;
+        within("links of a step in the background", self.links.len(), 0)?;
+        self.check(plans, limits, committed)
+    }
+
+    /// The pages that the spans of a checked step use: KV group, page, and whether it is written.
+    pub fn pages<'a>(
+        &'a self,
+        needs: &'a Needs,
+        page_len: usize,
+    ) -> impl Iterator<Item = (usize, u32, bool)> + 'a {
+        let n_groups = needs.groups.len();
+        let of_span = move |(group, usage): (usize, &'a GroupUse), span: &'a Span| {
+            let (entries, n_written) = entries_of(usage, span, page_len);
+            let n_read = entries.len() - n_written;
+            let pages = self.page_table(span.slot, group, n_groups)[entries].iter().enumerate();
+            pages.map(move |(at, page)| (group, *page, at >= n_read))
+        };
+        let groups = needs.groups.iter().enumerate();
+        groups.flat_map(move |group| self.spans.iter().flat_map(move |span| of_span(group, span)))
     }
 
     fn check_adapters(&self, needs: &Needs) -> std::result::Result<(), String> {

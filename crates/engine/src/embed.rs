@@ -307,6 +307,7 @@ fn limits(model: &Model, spec: &EmbeddingSpec, device: &dyn Device, options: &Lo
         page_len,
         n_pages,
         n_states: 0,
+        background_rows: 0,
         kv_type,
         numerics,
     })

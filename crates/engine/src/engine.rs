@@ -506,6 +506,7 @@ impl Engine {
                 };
             }
         }
+        let mut done = Instant::now();
         if let Some(flight) = self.scheduler.oldest_in_flight() {
             if let Some(ticket) = flight.ticket
                 && let Err(error) = guarded(|| self.program.wait(ticket))
@@ -513,8 +514,10 @@ impl Engine {
                 self.scheduler.forget_failed(self.program.as_mut());
                 return Err(error);
             }
-            self.scheduler.postprocess(Instant::now(), self.program.as_mut(), on_event);
+            done = Instant::now();
+            self.scheduler.postprocess(done, self.program.as_mut(), on_event);
         }
+        self.advance_background(done, on_event)?;
         self.release_adapters()?;
         if self.scheduler.is_starved() {
             self.scheduler.wait_for_memory(self.program.as_mut())?;
@@ -528,6 +531,16 @@ impl Engine {
             }
         }
         Ok(!idle)
+    }
+
+    /// Go on with what is computed in the background, after a step that was done at `now`.
+    fn advance_background(&mut self, now: Instant, on_event: &mut dyn FnMut(Event<'_>)) -> Result<()> {
+        let Engine { scheduler, program, .. } = self;
+        let Some(until) = scheduler.background_until(now, program.as_mut()) else { return Ok(()) };
+        let progress = guarded(|| program.advance_background(until))
+            .inspect_err(|_| scheduler.forget_failed_background(program.as_mut()))?;
+        scheduler.note_background(progress, Instant::now(), on_event);
+        Ok(())
     }
 
     /// After [`Self::step`] gave an error: end the sequences with rows in the steps that failed, and no others, with

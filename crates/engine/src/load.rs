@@ -57,7 +57,8 @@ pub struct LoadOptions {
     /// rows of prompts are in a step, once what steps cost is known. `None`: see `latency_steps`.
     pub token_latency: Option<Duration>,
     /// Where there is no `token_latency`: so many times what a step of the answers alone takes, as measured, beside one prompt; each
-    /// further one adds as much. `None`: chunks are always whole.
+    /// further one adds as much. `None`: chunks are always whole. With it, a device that can computes prompts of which hardly a row
+    /// fits beside the answers between their steps, for which it takes memory at load ([`Device::background_rows`]).
     pub latency_steps: Option<f64>,
     /// What `latency_steps` comes to is at least this: what nobody notices need not be kept short.
     pub least_latency: Duration,
@@ -484,6 +485,9 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
     let of_image = model.spec.vision.as_ref().map_or(0, VisionSpec::rows_at_once);
     let max_rows = chunk.min(n_ctx).max(least).max(of_image.min(n_ctx));
     let max_outputs = options.n_outputs.unwrap_or(0).min(max_rows).max(options.n_sequences * (1 + n_draft));
+    // Who sets no latency by steps has nobody who waits, or named a time that prompts may take too.
+    let has_background = options.latency_steps.is_some() && options.n_sequences > 1;
+    let background_rows = if has_background { device.background_rows().min(max_rows) } else { 0 };
     Ok(Limits {
         max_rows,
         max_outputs,
@@ -492,6 +496,7 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
         page_len,
         n_pages: pool_sizes(&model.plan.kv, n_ctx, max_rows, options.n_sequences, page_len),
         n_states: if model.plan.kv.states.is_empty() { 0 } else { STATES_OF_SEQUENCE * options.n_sequences },
+        background_rows,
         kv_type,
         numerics: options.numerics,
     })

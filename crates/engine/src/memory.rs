@@ -446,6 +446,7 @@ pub fn kv_type_name(kv_type: KvType) -> &'static str {
         KvType::I16 => "i16",
         KvType::I8 => "i8",
         KvType::Q8_0 => "q8_0",
+        KvType::Fp8 => "fp8",
     }
 }
 

@@ -387,6 +387,7 @@ fn tower_limits(device: &dyn Device, n_patches: usize, numerics: Numerics) -> Li
         page_len: device.page_len(),
         n_pages: vec![],
         n_states: 0,
+        background_rows: 0,
         kv_type: device.kv_types().first().copied().unwrap_or(device::KvType::F32),
         numerics,
     }

@@ -586,6 +586,8 @@ pub enum KvTypeName {
     I8,
     #[value(name = "q8_0")]
     Q8_0,
+    /// E4M3 with a scale a vector
+    Fp8,
 }
 
 /// `--kv-budget`

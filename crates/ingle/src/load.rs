@@ -181,7 +181,7 @@ fn default_kv_type(device: &dyn Device, model: &Model) -> Option<String> {
     let mut text = format!("KV type {}: the default of {}", engine::kv_type_name(kv_type), device.name());
     let biases = KeyBias::of_layers(std::slice::from_ref(model.plan()));
     let n_biased = biases.iter().flatten().count();
-    if kv_type.is_integers() && n_biased > 0 {
+    if kv_type.is_quantized() && n_biased > 0 {
         text.push_str(&format!(" (keys of {n_biased} of {n_layers} layers without their biases)"));
     }
     Some(text)
@@ -445,6 +445,7 @@ pub fn kv_type(name: KvTypeName) -> KvType {
         KvTypeName::I16 => KvType::I16,
         KvTypeName::I8 => KvType::I8,
         KvTypeName::Q8_0 => KvType::Q8_0,
+        KvTypeName::Fp8 => KvType::Fp8,
     }
 }
 

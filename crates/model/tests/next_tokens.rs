@@ -31,6 +31,7 @@ fn program(device: &dyn Device, plans: &[Plan], numerics: Numerics) -> Box<dyn P
         n_pages: vec![PAGES],
         // One that is read and one that is written.
         n_states: if plans[0].kv.states.is_empty() { 0 } else { 2 },
+        background_rows: 0,
         kv_type: KvType::F32,
         numerics,
     };

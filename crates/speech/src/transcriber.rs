@@ -555,6 +555,7 @@ fn limits(
         page_len: PAGE_LEN,
         n_pages: engine::pool_sizes(&layout, n_ctx, max_rows, options.n_beams, PAGE_LEN),
         n_states: 0,
+        background_rows: 0,
         kv_type,
         numerics: options.numerics,
     })

@@ -145,6 +145,7 @@ fn log_prob(device: &dyn Device, window: &[f32], prompt: &[u32], tokens: &[u32])
         page_len: 16,
         n_pages: vec![PAGES; plans[0].kv.groups.len()],
         n_states: 0,
+        background_rows: 0,
         kv_type: KvType::F32,
         numerics: Numerics::Fast,
     };

@@ -94,7 +94,7 @@ pub unsafe fn store<S: Simd>(
                     out.add(i).write_unaligned(half::f16::from_f32(*x.add(i)).to_bits());
                 }
             }
-            KvType::Q8_0 => unreachable!("not one of `profile::KV_TYPES`"),
+            KvType::Q8_0 | KvType::Fp8 => unreachable!("not one of `profile::KV_TYPES`"),
         }
     }
 }

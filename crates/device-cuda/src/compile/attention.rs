@@ -12,7 +12,7 @@ use device_lower::units::{Heads, Queries};
 const MOST_COLUMNS: usize = 640;
 
 /// Columns of a head and bytes of shared memory of the kernels that take rows by tiles (attention/flash_f16.cu, and those of a multiple
-/// of 64 columns flash_q8_0.cu).
+/// of 64 columns flash_q8_0.cu and flash_fp8.cu).
 const FLASH: [(usize, u32); 5] = [(64, 36864), (80, 45056), (96, 53248), (128, 69632), (256, 101376)];
 
 /// Rows of such a tile.
@@ -360,7 +360,8 @@ impl Draft<'_> {
         let kv_name = match c.limits.kv_type {
             KvType::F16 => "f16",
             KvType::Q8_0 if head_dim.is_multiple_of(64) => "q8_0",
-            KvType::Q8_0 | KvType::F32 | KvType::I16 | KvType::I8 => return false,
+            KvType::Fp8 if head_dim.is_multiple_of(64) => "fp8",
+            KvType::Q8_0 | KvType::Fp8 | KvType::F32 | KvType::I16 | KvType::I8 => return false,
         };
         let Some((columns, shared)) = found else { return false };
         // A span's tiles are its own: no more than one for each span and one for each 64 rows.

@@ -24,3 +24,4 @@ template <class Kv> __device__ __forceinline__ void scores(const ScoresArguments
 KERNEL(128) cross_scores_f32(const __grid_constant__ ScoresArguments a) { scores<KvF32>(a); }
 KERNEL(128) cross_scores_f16(const __grid_constant__ ScoresArguments a) { scores<KvF16>(a); }
 KERNEL(128) cross_scores_q8_0(const __grid_constant__ ScoresArguments a) { scores<KvQ8_0>(a); }
+KERNEL(128) cross_scores_fp8(const __grid_constant__ ScoresArguments a) { scores<KvFp8>(a); }

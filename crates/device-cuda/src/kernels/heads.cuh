@@ -11,7 +11,8 @@
 
 template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArguments &a) {
     __shared__ float heads[4][32 * MOST];
-    __shared__ float turned[4][Kv::BYTES ? MOST_BIASED_COLUMNS : 1]; // keys that something is known of
+    // Keys that something is known of; or vectors whose scale is that of their largest number.
+    __shared__ float turned[4][Kv::ONE_SCALE ? 32 * MOST : Kv::BYTES ? MOST_BIASED_COLUMNS : 1];
     announce();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y;
     const uint index = blockIdx.x * 4 + warp, n_kv = a.pages.n_kv_heads, dim = a.pages.head_dim;
@@ -55,12 +56,20 @@ template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArgum
     for (uint i = lane; i < dim; i += 32) {
         const float value = rotated(at, i, n_dims, a.interleaved != 0, a.scale, a.frequencies, position);
         if (out != nullptr) out[i] = value;
-        if (vector != nullptr && known == nullptr) Kv::store(vector, dim, i, value);
-        if (known != nullptr) turned[warp][i] = value;
+        if constexpr (!Kv::ONE_SCALE) {
+            if (vector != nullptr && known == nullptr) Kv::store(vector, dim, i, value);
+        }
+        if (Kv::ONE_SCALE || known != nullptr) turned[warp][i] = value;
     }
-    if (known == nullptr) return;
+    if (Kv::ONE_SCALE ? vector == nullptr : known == nullptr) return;
     __syncwarp();
-    KeyBias(known, n_kv, head).subtract(turned[warp], position, lane);
-    __syncwarp();
-    for (uint i = lane; i < dim; i += 32) Kv::store(vector, dim, i, turned[warp][i]);
+    if (known != nullptr) {
+        KeyBias(known, n_kv, head).subtract(turned[warp], position, lane);
+        __syncwarp();
+    }
+    if constexpr (Kv::ONE_SCALE) {
+        Kv::store_all(vector, dim, lane, turned[warp]);
+    } else {
+        for (uint i = lane; i < dim; i += 32) Kv::store(vector, dim, i, turned[warp][i]);
+    }
 }

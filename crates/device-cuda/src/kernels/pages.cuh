@@ -1,11 +1,12 @@
 // Keys and values in pages. A layer's part of a page holds its keys, (n_kv_heads, page_len) vectors, then its values.
 #pragma once
 #include "common.cuh"
+#include "e4m3.cuh"
 
 #define PAGE_NONE 0xffffffffu
 
 struct KvF32 {
-    static constexpr bool HALVES = false, BYTES = false;
+    static constexpr bool HALVES = false, BYTES = false, ONE_SCALE = false;
     static __device__ __forceinline__ uint bytes(uint head_dim) { return 4 * head_dim; }
     // All lanes of a warp store together, neighbouring columns, where BYTES.
     static __device__ __forceinline__ void store(uchar *vector, uint, uint i, float x) { ((float *)vector)[i] = x; }
@@ -18,7 +19,7 @@ struct KvF32 {
 };
 
 struct KvF16 {
-    static constexpr bool HALVES = true, BYTES = false;
+    static constexpr bool HALVES = true, BYTES = false, ONE_SCALE = false;
     static __device__ __forceinline__ uint bytes(uint head_dim) { return 2 * head_dim; }
     // What is too large is stored as the largest.
     static __device__ __forceinline__ void store(uchar *vector, uint, uint i, float x) {
@@ -41,7 +42,7 @@ __device__ __forceinline__ float f32_of_byte(uint word, int index) {
 // Blocks of 32 columns as Q8_0 has them, d the largest magnitude / 127 rounded to half; but a vector's bytes come first, in the order of
 // columns, and its scales after them, so that words of a vector of 64 columns or more are aligned.
 struct KvQ8_0 {
-    static constexpr bool HALVES = false, BYTES = true;
+    static constexpr bool HALVES = false, BYTES = true, ONE_SCALE = false;
     static __device__ __forceinline__ uint bytes(uint head_dim) { return head_dim / 32 * 34; }
     static __device__ __forceinline__ void store(uchar *vector, uint head_dim, uint i, float x) {
         const ushort d = f16_of_f32(fminf(warp_max(fabsf(x)) / 127.0f, 65504.0f));
@@ -59,9 +60,46 @@ struct KvQ8_0 {
         const float d = scale(vector, head_dim, i / 8);
         // Two bytes at a time: a vector of 32 columns has 34 bytes.
         const uint low = ((const ushort *)vector)[2 * i], high = ((const ushort *)vector)[2 * i + 1];
-        const uint word = low | high << 16;
+        numbers(low | high << 16, x);
 #pragma unroll
-        for (int c = 0; c < 4; c++) x[c] = d * f32_of_byte(word, c);
+        for (int c = 0; c < 4; c++) x[c] *= d;
+    }
+    // Four columns without their scale.
+    static __device__ __forceinline__ void numbers(uint word, float (&x)[4]) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) x[c] = f32_of_byte(word, c);
+    }
+};
+
+// device::kv_fp8: a byte for each column, padded to whole words, then the vector's scale in f32.
+struct KvFp8 {
+    static constexpr bool HALVES = false, BYTES = true, ONE_SCALE = true;
+    static __device__ __forceinline__ uint padded(uint head_dim) { return (head_dim + 3) & ~3u; }
+    static __device__ __forceinline__ uint bytes(uint head_dim) { return padded(head_dim) + 4; }
+    // A whole vector, by a warp.
+    static __device__ __forceinline__ void store_all(uchar *vector, uint head_dim, uint lane, const float *x) {
+        float largest = 0.0f;
+        for (uint i = lane; i < head_dim; i += 32) largest = fmaxf(largest, fabsf(x[i]));
+        const float scale = fp8_scale(warp_max(largest)), inverse = 1.0f / scale;
+        for (uint i = lane; i < head_dim; i += 32) vector[i] = uchar(e4m3_of(x[i] * inverse));
+        if (lane == 0) *(float *)(vector + padded(head_dim)) = scale;
+    }
+    // Of what `numbers` gives.
+    static __device__ __forceinline__ float scale(const uchar *vector, uint head_dim, uint) {
+        return 256.0f * *(const float *)(vector + padded(head_dim));
+    }
+    static __device__ __forceinline__ float load(const uchar *vector, uint head_dim, uint i) {
+        return scale(vector, head_dim, 0) * low_f16(halves_of_e4m3(vector[i], 0));
+    }
+    static __device__ __forceinline__ void four(const uchar *vector, uint head_dim, uint i, float (&x)[4]) {
+        const float d = scale(vector, head_dim, 0);
+        numbers(((const uint *)vector)[i], x);
+#pragma unroll
+        for (int c = 0; c < 4; c++) x[c] *= d;
+    }
+    static __device__ __forceinline__ void numbers(uint word, float (&x)[4]) {
+        const uint low = halves_of_e4m3(word, 0), high = halves_of_e4m3(word, 1);
+        x[0] = low_f16(low), x[1] = high_f16(low), x[2] = low_f16(high), x[3] = high_f16(high);
     }
 };
 

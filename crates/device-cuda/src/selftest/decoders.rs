@@ -203,7 +203,11 @@ impl Decoder {
 
     /// What rounding of keys and values may move.
     fn rounding(self) -> f32 {
-        if self.kv_type == KvType::Q8_0 { 3e-2 } else { 2e-3 }
+        match self.kv_type {
+            KvType::Fp8 => 7e-2,
+            KvType::Q8_0 => 3e-2,
+            KvType::F32 | KvType::F16 | KvType::I16 | KvType::I8 => 2e-3,
+        }
     }
 
     /// A prompt, single tokens, another sequence beside it, single tokens again.
@@ -241,19 +245,20 @@ impl Decoder {
     }
 }
 
-/// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those of Q8_0; the last ones have rows that 128 blocks
+/// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those of Q8_0 and FP8; the last ones have rows that 128 blocks
 /// share equally.
 pub fn decoders() -> Vec<Decoder> {
     let of = |kv_type: KvType| decoders_over_f16().into_iter().map(move |of| Decoder { kv_type, ..of });
-    // What keys have of a bias is stored in no integers.
-    let over_q8_0 = of(KvType::Q8_0).map(|of| Decoder { bias: false, ..of });
+    // The kernel does not read keys that are stored without their bias.
+    let over_bytes =
+        [KvType::Q8_0, KvType::Fp8].into_iter().flat_map(of).map(|of| Decoder { bias: false, ..of });
     // More groups of rows a block than registers hold, in odd numbers too.
     let wide = Decoder { n_kv_heads: 8, n_layers: 1, ..Decoder::SMALL };
     let large = [
         Decoder { residual: 2048, n_heads: 32, ffn: 5120, ..wide },
         Decoder { residual: 3072, head_dim: 128, n_heads: 24, ffn: 1024, head: BlockType::Q4_0, ..wide },
     ];
-    of(KvType::F16).chain(over_q8_0).chain(large).collect()
+    of(KvType::F16).chain(over_bytes).chain(large).collect()
 }
 
 fn decoders_over_f16() -> Vec<Decoder> {
@@ -406,6 +411,7 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
         (Decoder { n_layers: 2, ..Decoder::SMALL }, KvType::F16),
         (Decoder { n_layers: 2, windows: true, ..decoders()[6] }, KvType::Q8_0),
         (Decoder { n_layers: 2, ..decoders()[6] }, KvType::F16),
+        (Decoder { n_layers: 2, windows: true, ..decoders()[6] }, KvType::Fp8),
     ] {
         let plan = Decoder { kv_type, ..decoder }.plan(11);
         let n_ctx = device.profile().persistent_positions;

@@ -137,6 +137,7 @@ pub fn dispatches_by(
         page_len,
         n_pages: vec![n_ctx / page_len; plan.kv.groups.len()],
         n_states: 0,
+        background_rows: 0,
         kv_type: KvType::F16,
         ..limits(&plan.kv)
     };

@@ -196,6 +196,7 @@ fn program_of<G: Gpu>(
         page_len,
         n_pages: vec![n_ctx / page_len; plan.kv.groups.len()],
         n_states: plan.kv.states.len().min(1),
+        background_rows: 0,
         kv_type: KvType::F16,
         ..limits(&plan.kv)
     };

@@ -74,7 +74,7 @@ impl Shape {
             KvType::F32 => BlockType::F32,
             KvType::F16 => BlockType::F16,
             KvType::Q8_0 => BlockType::Q8_0,
-            KvType::I16 | KvType::I8 => unreachable!("not one of Metal's"),
+            KvType::I16 | KvType::I8 | KvType::Fp8 => unreachable!("not one of Metal's"),
         }
     }
 

@@ -96,6 +96,10 @@ pub struct KvCache {
     told: u64,
     prefix: PrefixCache,
     tables: PageTables,
+    /// The slot whose rows the device computes in the background.
+    background: Option<usize>,
+    /// Since then, pages of it have moved or were let go of.
+    is_background_lost: bool,
     /// `(n_slots, n_groups)` entries of a table before this one are [`PAGE_NONE`] for good: out of the window.
     first_kept: Vec<usize>,
 }
@@ -135,6 +139,8 @@ impl KvCache {
             told: u64::MAX,
             prefix: PrefixCache::new(layout, limits.page_len),
             tables,
+            background: None,
+            is_background_lost: false,
             first_kept: vec![0; limits.max_spans * n_groups],
         }
     }
@@ -142,6 +148,27 @@ impl KvCache {
     /// `(n_slots, n_groups, pages_per_table)`, as [`device::Step::page_tables`] wants them.
     pub fn tables(&self) -> &[u32] {
         self.tables.entries()
+    }
+
+    /// `(n_groups, pages_per_table)` of a slot.
+    pub(crate) fn tables_of(&self, slot: usize) -> &[u32] {
+        let n = self.n_groups() * self.pages_per_table();
+        &self.tables()[slot * n..(slot + 1) * n]
+    }
+
+    /// Reserved rows of a slot are computed in the background from now on.
+    pub(crate) fn begin_background(&mut self, slot: usize) {
+        (self.background, self.is_background_lost) = (Some(slot), false);
+    }
+
+    /// None are any more.
+    pub(crate) fn end_background(&mut self) {
+        (self.background, self.is_background_lost) = (None, false);
+    }
+
+    /// Whether pages of these rows have moved or were let go of: they must not be computed further.
+    pub(crate) fn is_background_lost(&self) -> bool {
+        self.is_background_lost
     }
 
     /// Entries of one table.
@@ -445,6 +472,7 @@ impl KvCache {
 
     /// Let go of all pages of a slot.
     pub fn end(&mut self, slot: usize) {
+        self.is_background_lost |= self.background == Some(slot);
         for group in 0..self.n_groups() {
             if self.is_encoded[group] {
                 continue;
@@ -589,6 +617,9 @@ impl KvCache {
                 for page in granule.clone() {
                     self.move_down(group, page, program)?;
                 }
+                if self.is_background_lost {
+                    program.abandon_background();
+                }
                 let start = granule.start as usize;
                 program.decommit(group, granule)?;
                 self.note_decommitted(group, start);
@@ -610,6 +641,7 @@ impl KvCache {
         for slot in 0..self.tables.n_slots() {
             for page_index in 0..self.pages_per_table() {
                 if self.tables.page(slot, group, page_index) == page {
+                    self.is_background_lost |= self.background == Some(slot);
                     self.tables.set(slot, group, page_index, to);
                 }
             }

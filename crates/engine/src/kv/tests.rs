@@ -118,6 +118,7 @@ impl Fixture {
             page_len: PAGE,
             n_pages,
             n_states: 0,
+            background_rows: 0,
             kv_type: KvType::F16,
             numerics: Numerics::Fast,
         };

@@ -209,6 +209,15 @@ impl ChunkModel {
         }
     }
 
+    /// So many steps had no rows at a position for what they would have cost: that is believed a little less, as if other steps had
+    /// ended in time, so that they are tried again where conditions have changed.
+    pub(crate) fn doubt(&mut self, position: usize, n_steps: usize) {
+        let n_steps = n_steps as f64;
+        self.margin = (self.margin - n_steps * LATE_GAIN * LATE).max(1.0);
+        let seen = self.seen[interval(position)].iter_mut().flatten().flatten();
+        seen.for_each(|seen| seen.belief *= (1.0 - DOUBT).powf(n_steps));
+    }
+
     /// Whether the cost of about so many rows is known from such chunks.
     fn has_seen(&self, n_rows: usize, position: usize) -> bool {
         self.near(position).is_some_and(|(sizes, _)| sizes[size(n_rows)].is_some())

@@ -10,6 +10,7 @@
 //!
 //! This file is longer than 600 lines because admission, parking and the choice of rows read and change the same queue and slots.
 
+mod background;
 mod chunk;
 mod cost;
 mod figures;
@@ -39,6 +40,7 @@ use crate::sequence::Sequence;
 use crate::speculate::{Speculator, Target};
 use crate::vision::{Images, Vision};
 use crate::{Error, Event, FinishReason, LoadOptions, Prefill, Proposer, Result, SequenceId};
+use background::Background;
 use chunk::ChunkModel;
 use cost::{CostModel, Load};
 use queue::Queue;
@@ -99,6 +101,7 @@ pub(crate) struct Scheduler {
     mask_jobs: Vec<MaskJob>,
     cost: CostModel,
     chunks: ChunkModel,
+    background: Background,
     /// Most time between two tokens of an answer while prompts are computed, unless its request says otherwise.
     token_latency: Option<Duration>,
     /// Without it: so many times what a step of answers alone takes, for one prompt; each further one adds as much.
@@ -154,6 +157,7 @@ impl Scheduler {
             mask_jobs: Vec::with_capacity(limits.max_spans),
             cost: CostModel::new(),
             chunks: ChunkModel::new(),
+            background: Background::new(),
             token_latency: options.token_latency,
             latency_steps: options.latency_steps,
             least_latency: options.least_latency,
@@ -275,7 +279,7 @@ impl Scheduler {
         }
         loop {
             self.commit_for_oldest(program)?;
-            match self.fill(is_ahead, program) {
+            match self.fill(is_ahead, now, program) {
                 // Run out of pages ahead of time: let the steps in flight end first.
                 Err(Error::PagesExhausted { .. }) if is_ahead => return Ok(false),
                 Err(Error::PagesExhausted { .. }) if self.n_running() > 1 => self.park_last(),
@@ -454,7 +458,9 @@ impl Scheduler {
     ///
     /// # Errors
     /// As [`Self::schedule`], and [`Error::PagesExhausted`].
-    fn fill(&mut self, is_ahead: bool, program: &mut dyn Program) -> Result<bool> {
+    fn fill(&mut self, is_ahead: bool, now: Instant, program: &mut dyn Program) -> Result<bool> {
+        self.end_lost_background(program);
+        self.background.begin_step();
         self.buffers.clear();
         self.order.clear();
         self.order.extend((0..self.slots.len()).filter(|&slot| self.slots[slot].is_some()));
@@ -480,7 +486,7 @@ impl Scheduler {
             }
             let is_prompt = self.slots[slot].as_ref().is_some_and(|s| s.in_prompt);
             filled = match is_prompt {
-                true => self.fill_prompt(slot, &mut flight, program),
+                true => self.fill_prompt(slot, &mut flight, now, program),
                 false => self.fill_answer(slot, &mut flight, program),
             };
             if filled.is_err() {
@@ -489,6 +495,7 @@ impl Scheduler {
         }
         self.spare.push(flight);
         filled?;
+        self.background.end_step();
         self.fill_input();
         Ok(!self.buffers.is_empty())
     }
@@ -595,16 +602,33 @@ impl Scheduler {
     }
 
     /// Append rows of a prompt: all that are missing, or a chunk, or none while another one's rows in this step are what it
-    /// needs.
+    /// needs; or begin a chunk in the background.
     ///
     /// # Errors
-    /// No page is free; nothing was appended.
-    fn fill_prompt(&mut self, slot: usize, flight: &mut Flight, program: &mut dyn Program) -> Result<()> {
+    /// No page is free, or the device failed; nothing was appended.
+    fn fill_prompt(
+        &mut self,
+        slot: usize,
+        flight: &mut Flight,
+        now: Instant,
+        program: &mut dyn Program,
+    ) -> Result<()> {
+        if self.background.has(slot) {
+            return Ok(());
+        }
         self.take_over(slot);
         if self.is_computed_by_another(slot, flight) {
             return Ok(());
         }
-        let mut most = self.prompt_rows(slot, flight);
+        let in_background = self.goes_into_background(slot, flight);
+        if in_background && self.background.is_busy() {
+            self.background.note_waiting();
+            return Ok(());
+        }
+        let mut most = match in_background {
+            true => self.background_rows(slot),
+            false => self.prompt_rows(slot, flight),
+        };
         let whole = match self.rows_of_plan(slot) {
             None => return Ok(()),
             Some((n, true)) => {
@@ -646,6 +670,9 @@ impl Scheduler {
                 return Err(error);
             }
             n_rows = n_rows.div_ceil(2);
+        }
+        if in_background {
+            return self.begin_background(slot, n_rows, now, program);
         }
         sequence.draft.clear();
         let rows = &sequence.tokens[position..position + n_rows];
@@ -722,8 +749,7 @@ impl Scheduler {
         let running = || self.slots.iter().flatten();
         let of_steps = || {
             // Each prompt may take as much as one alone: otherwise all of them wait while few answer.
-            let n_prompts = running().filter(|s| s.in_prompt).count().max(1);
-            let seconds = self.alone() * (1.0 + (self.latency_steps? - 1.0) * n_prompts as f64);
+            let seconds = self.alone() * (1.0 + (self.latency_steps? - 1.0) * self.n_prompts() as f64);
             // Until a step was seen, what everybody gets who asks for nothing.
             let seconds = if seconds > 0.0 { seconds } else { crate::DEFAULT_TOKEN_LATENCY.as_secs_f64() };
             Some(seconds.max(self.least_latency.as_secs_f64()))
@@ -761,7 +787,8 @@ impl Scheduler {
         let most = self.buffers.rows_left().min(chunk).min(sequence.n_missing());
         // Where memory is short, the next look at it is never far.
         let pressed = self.kv.is_pressed().then_some(PRESSED_LATENCY.as_secs_f64());
-        let latency = [self.latency(), pressed].into_iter().flatten().min_by(f64::total_cmp);
+        let latency =
+            [self.prompt_latency(flight.alone), pressed].into_iter().flatten().min_by(f64::total_cmp);
         let Some(seconds) = latency else { return most };
         flight.is_limited = true;
         let (planned, n_before) = (flight.planned, flight.n_prompt_rows);
@@ -833,21 +860,22 @@ impl Scheduler {
         }
     }
 
-    /// Whether another prompt with rows in this step computes what this one would compute next: it waits then, and takes it
+    /// Whether another prompt with rows in this step, or in the background, computes what this one would compute next: it waits then, and takes it
     /// over. Nothing is remembered of that: it is decided anew for each step, so that whoever waits goes on by itself when the
     /// other one ends. The first prompt of a step waits for nobody.
     fn is_computed_by_another(&self, slot: usize, flight: &Flight) -> bool {
         let sequence = self.slots[slot].as_ref().filter(|s| s.reuse && s.rows_to_score().is_empty());
         let Some(sequence) = sequence else { return false };
         let known = &sequence.tokens[..sequence.tokens.len() - 1];
-        flight.spans.iter().any(|span| {
-            let Some(other) = &self.slots[span.slot] else { return false };
+        let rows = flight.spans.iter().map(|span| (span.slot, span.n_rows)).chain(self.background.rows());
+        rows.into_iter().any(|(slot, n_rows)| {
+            let Some(other) = &self.slots[slot] else { return false };
             other.in_prompt && other.reuse && other.salt == sequence.salt && {
                 let n_shared = common_len(known, &other.tokens);
                 // It is ahead after this step, and did not have all before.
                 n_shared >= sequence.n_computed + LEAST_SHARED
                     && other.n_computed < n_shared
-                    && other.n_computed + span.n_rows > sequence.n_computed
+                    && other.n_computed + n_rows > sequence.n_computed
             }
         })
     }
@@ -902,6 +930,7 @@ impl Scheduler {
 
     /// Wait for all steps in flight and take nothing of them: their rows will be submitted again.
     pub(crate) fn forget_in_flight(&mut self, program: &mut dyn Program) {
+        self.forget_background(program);
         while let Some(flight) = self.in_flight.pop_front() {
             // A step that failed is as good as one that nobody looks at, and so is one whose device panics.
             let wait = || flight.ticket.map(|ticket| program.wait(ticket));

@@ -21,6 +21,7 @@ impl Scheduler {
     ) {
         let Some(flight) = self.in_flight.pop_front() else { return };
         let seconds = now.saturating_duration_since(flight.begun).as_secs_f64();
+        self.background.note_step(now);
         if let Some(speculator) = self.speculator.as_mut().filter(|_| flight.all_answer) {
             speculator.observe(flight.load.n_rows, seconds);
         }
@@ -45,7 +46,6 @@ impl Scheduler {
             if (sequence.id, sequence.n_restarts) != (span.id, span.n_restarts) {
                 continue; // submitted before its answer ended, or began anew
             }
-            let page_len = self.limits.page_len;
             let (output, n_scored) = span.scored;
             for output in output..output + n_scored {
                 let (row, best) = (sequence.n_scored, program.best(output));
@@ -55,28 +55,12 @@ impl Scheduler {
                 on_event(Event::PromptToken { sequence: sequence.id, position: row + 1, id, logprob, best });
                 sequence.n_scored += 1;
             }
-            tell_progress(sequence, now, on_event);
-            let n_full_before = sequence.n_computed / page_len;
-            sequence.n_computed += span.n_rows - span.n_draft;
             // Guesses are in the state that the step wrote, too: whether it is the sequence's shows when all were right.
             let is_open = span.n_draft > 0 && self.kv.has_states();
-            if !is_open {
-                self.kv.note_rows_done(slot, sequence.n_computed);
-            }
-            if sequence.in_prompt {
-                // Others may use every page as soon as it is full. Before `advance`, while what a row behind the page looks at
-                // is still here.
-                if sequence.reuse && sequence.n_computed / page_len > n_full_before {
-                    let computed = &sequence.tokens[..sequence.n_computed];
-                    self.kv.remember(slot, sequence.salt, computed, false);
-                }
-                tell_progress(sequence, now, on_event);
-                sequence.in_prompt = span.output.is_none();
-            }
-            if !is_open {
-                self.kv.advance(slot, sequence.n_computed);
-            }
+            self.note_computed(slot, span.n_rows - span.n_draft, is_open, now, on_event);
+            let Some(sequence) = &mut self.slots[slot] else { continue };
             if let Some(output) = span.output {
+                sequence.in_prompt = false;
                 if !sequence.pending.is_empty() {
                     sequence.pending.remove(0);
                 }
@@ -94,6 +78,37 @@ impl Scheduler {
         }
         self.observe_states(&flight, program);
         self.spare.push(flight);
+    }
+
+    /// Rows of a slot are computed: count them, learn a prompt, let go of pages. `is_open`: its state is not known yet.
+    pub(super) fn note_computed(
+        &mut self,
+        slot: usize,
+        n_rows: usize,
+        is_open: bool,
+        now: Instant,
+        on_event: &mut dyn FnMut(Event<'_>),
+    ) {
+        let Some(sequence) = &mut self.slots[slot] else { return };
+        let page_len = self.limits.page_len;
+        tell_progress(sequence, now, on_event);
+        let n_full_before = sequence.n_computed / page_len;
+        sequence.n_computed += n_rows;
+        if !is_open {
+            self.kv.note_rows_done(slot, sequence.n_computed);
+        }
+        if sequence.in_prompt {
+            // Others may use every page as soon as it is full. Before `advance`, while what a row behind the page looks at
+            // is still here.
+            if sequence.reuse && sequence.n_computed / page_len > n_full_before {
+                let computed = &sequence.tokens[..sequence.n_computed];
+                self.kv.remember(slot, sequence.salt, computed, false);
+            }
+            tell_progress(sequence, now, on_event);
+        }
+        if !is_open {
+            self.kv.advance(slot, sequence.n_computed);
+        }
     }
 
     /// Tokens were chosen from a span with guesses. Rows behind a wrong one are not counted and will be written again; a state

@@ -222,6 +222,14 @@ impl StepBuffers {
         self.adapted = is_adapted.then_some(numerics == Numerics::Deterministic);
     }
 
+    /// The plan of text with an adapter, or none, where nothing else is in the step; and the adapter, if the plan reads it.
+    pub(crate) fn plan_of(&self, adapter: u32) -> (usize, Option<u32>) {
+        match self.adapted.is_some_and(|always| always || adapter != 0) {
+            true => (1, Some(adapter)),
+            false => (0, None),
+        }
+    }
+
     /// Outputs that still have room.
     pub(crate) fn outputs_left(&self) -> usize {
         self.max_outputs - self.outputs.len()

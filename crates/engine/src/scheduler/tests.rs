@@ -1,10 +1,11 @@
 //! The scheduler without an engine, on a device and a clock that are made up.
 
+mod background;
 mod elastic;
 
 use std::time::{Duration, Instant};
 
-use device::{Device, KvLayer, KvType, Limits, Numerics, Plan, Program};
+use device::{BackgroundProgress, Device, KvLayer, KvType, Limits, Numerics, Plan, Program};
 use device_testing::null::{self, NullDevice};
 use text::ShowSpecial;
 
@@ -24,7 +25,15 @@ struct Simulation {
     n_added: u64,
     /// What was chosen for each sequence.
     tokens: Vec<Vec<u32>>,
+    /// How long a part of what is computed in the background takes.
+    part: Duration,
+    /// When a step was done last, and the seconds between two such times.
+    done: Option<Instant>,
+    gaps: Vec<f64>,
 }
+
+/// What steps of the background are compiled for, where they are.
+const BACKGROUND_ROWS: usize = 16;
 
 impl Simulation {
     fn new(n_ctx: usize, chunk: usize, n_slots: usize, options: &LoadOptions) -> Simulation {
@@ -38,12 +47,36 @@ impl Simulation {
         Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, n_ctx, chunk, n_slots, options)
     }
 
+    /// The same scheduler, with a device that computes in the background.
+    fn with_background(
+        plan: &Plan,
+        depth: usize,
+        n_ctx: usize,
+        chunk: usize,
+        n_slots: usize,
+        options: &LoadOptions,
+    ) -> Simulation {
+        Simulation::with(plan, depth, n_ctx, chunk, n_slots, BACKGROUND_ROWS.min(chunk), options)
+    }
+
     fn of(
         plan: &Plan,
         depth: usize,
         n_ctx: usize,
         chunk: usize,
         n_slots: usize,
+        options: &LoadOptions,
+    ) -> Simulation {
+        Simulation::with(plan, depth, n_ctx, chunk, n_slots, 0, options)
+    }
+
+    fn with(
+        plan: &Plan,
+        depth: usize,
+        n_ctx: usize,
+        chunk: usize,
+        n_slots: usize,
+        background_rows: usize,
         options: &LoadOptions,
     ) -> Simulation {
         let limits = Limits {
@@ -54,6 +87,7 @@ impl Simulation {
             page_len: 16,
             n_pages: pool_sizes(&plan.kv, n_ctx, chunk, n_slots, 16),
             n_states: if plan.kv.states.is_empty() { 0 } else { 8 * n_slots },
+            background_rows,
             kv_type: KvType::F16,
             numerics: Numerics::Fast,
         };
@@ -61,7 +95,16 @@ impl Simulation {
         let program = device.compile(std::slice::from_ref(plan), &limits).unwrap();
         let kv = KvCache::new(&plan.kv, &limits);
         let scheduler = Scheduler::new(&limits, N_VOCAB, depth, kv, options, None);
-        Simulation { scheduler, program, now: Instant::now(), n_added: 0, tokens: vec![] }
+        Simulation {
+            scheduler,
+            program,
+            now: Instant::now(),
+            n_added: 0,
+            tokens: vec![],
+            part: Duration::from_micros(200),
+            done: None,
+            gaps: vec![],
+        }
     }
 
     fn add(&mut self, request: Request) -> SequenceId {
@@ -82,9 +125,14 @@ impl Simulation {
             let ticket = scheduler.kv.note_submitted(submitted).unwrap();
             scheduler.note_submitted(*now, Some(ticket));
         }
-        let flight = scheduler.oldest_in_flight()?;
-        let seconds = cost(flight.load.n_rows, flight.load.n_attended);
-        program.wait(flight.ticket.unwrap()).unwrap();
+        let flight = scheduler.oldest_in_flight();
+        if flight.is_none() && !scheduler.background.is_busy() {
+            return None;
+        }
+        let seconds = flight.map_or(0.0, |flight| cost(flight.load.n_rows, flight.load.n_attended));
+        if let Some(flight) = flight {
+            program.wait(flight.ticket.unwrap()).unwrap();
+        }
         *now += Duration::from_secs_f64(seconds);
         scheduler.postprocess(*now, program.as_mut(), &mut |event| {
             if let Event::Token { sequence, id, .. } = event {
@@ -92,7 +140,25 @@ impl Simulation {
             }
         });
         scheduler.kv.check().unwrap();
+        let before = self.done.replace(self.now);
+        self.gaps.extend(before.map(|before| (self.now - before).as_secs_f64()));
+        self.go_on_in_background();
+        self.scheduler.kv.check().unwrap();
         Some(seconds)
+    }
+
+    /// As many parts as there is time for.
+    fn go_on_in_background(&mut self) {
+        let Simulation { scheduler, program, now, part, .. } = self;
+        let Some(until) = scheduler.background_until(*now, program.as_mut()) else { return };
+        loop {
+            let progress = program.advance_background(until).unwrap();
+            *now += *part;
+            if progress.is_done || until.is_some_and(|until| *now + *part > until) {
+                let progress = BackgroundProgress { longest_part: *part, ..progress };
+                return scheduler.note_background(progress, *now, &mut |_| {});
+            }
+        }
     }
 }
 
@@ -311,7 +377,8 @@ fn recurrent_layers_have_the_state_of_their_position() {
         (vec![], 3),
     ] {
         let plan = null::plan_with_states(N_VOCAB, &layers, 2);
-        let mut s = Simulation::of(&plan, depth, 160, 40, 3, &LoadOptions::default());
+        let mut s = Simulation::with_background(&plan, depth, 160, 40, 3, &LoadOptions::default());
+        s.scheduler.background.always = below(2) == 0;
         let (mut asked, mut n_reused) = (Vec::new(), 0);
         for turn in 0..60 {
             let n_shared = [0, 33, 64, 100][below(4)];

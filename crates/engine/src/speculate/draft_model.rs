@@ -45,6 +45,7 @@ impl DraftModel {
             n_sequences: limits.max_spans,
             n_outputs: None,
             speculate: Speculate::Off,
+            latency_steps: None,
             ..options.clone()
         };
         let mut report = memory::plan_memory(&model, target.device().as_ref(), &options)?;

@@ -175,6 +175,7 @@ impl Runner {
             page_len: PAGE_LEN,
             n_pages: vec![PAGES; n_groups],
             n_states: if plan.kv.states.is_empty() { 0 } else { 2 },
+            background_rows: 0,
             kv_type: KvType::F32,
             numerics,
         };

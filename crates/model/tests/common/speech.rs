@@ -103,6 +103,7 @@ impl Speech {
             page_len: PAGE_LEN,
             n_pages: vec![PAGES; plans[0].kv.groups.len()],
             n_states: 0,
+            background_rows: 0,
             kv_type: KvType::F32,
             numerics,
         };

@@ -450,6 +450,7 @@ mod tests {
             page_len: PAGE_LEN,
             n_pages: vec![1 << 16],
             n_states: 0,
+            background_rows: 0,
             kv_type: KvType::I16,
             numerics: Numerics::Fast,
         }

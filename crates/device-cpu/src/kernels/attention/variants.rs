@@ -48,7 +48,7 @@ macro_rules! kv_type_variants {
                 device::KvType::F16 => over_f16(isa),
                 device::KvType::I16 => over_i16(isa),
                 device::KvType::I8 => over_i8(isa),
-                device::KvType::Q8_0 => unreachable!("not one of `profile::KV_TYPES`"),
+                device::KvType::Q8_0 | device::KvType::Fp8 => unreachable!("not one of `profile::KV_TYPES`"),
             }
         }
     };

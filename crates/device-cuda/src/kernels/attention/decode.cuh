@@ -14,8 +14,9 @@
 #define ATTENTION_WARPS 4
 
 // Where a row's keys and values are: in pages of a cache.
-template <class Kv> struct Paged {
-    static constexpr bool HALVES = Kv::HALVES, BYTES = Kv::BYTES;
+template <class Kv_> struct Paged {
+    typedef Kv_ Kv;
+    static constexpr bool HALVES = Kv::HALVES, BYTES = Kv::BYTES, ONE_SCALE = Kv::ONE_SCALE;
     const AttentionArguments &a;
     const uint *table;
     uint head;
@@ -48,7 +49,7 @@ template <class Kv> struct Paged {
 
 // Or rows of this step: those of the row's own span, or of them those within a window to both sides.
 struct OfStep {
-    static constexpr bool HALVES = false, BYTES = false;
+    static constexpr bool HALVES = false, BYTES = false, ONE_SCALE = false;
     const AttentionArguments &a;
     uint head;
     __device__ __forceinline__ OfStep(const AttentionArguments &a, uint, uint kv_head) : a(a), head(kv_head) {}
@@ -68,6 +69,15 @@ struct OfStep {
     __device__ __forceinline__ float load(const uchar *v, uint i) const { return KvF32::load(v, 0, i); }
     __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) const { KvF32::four(v, 0, i, x); }
 };
+
+// Of pages whose columns are bytes: four columns without their scale, and the scale of a block of 32 columns.
+template <class Source> __device__ __forceinline__ void numbers_of(uint word, float (&x)[4]) {
+    if constexpr (Source::BYTES) Source::Kv::numbers(word, x);
+}
+template <class Source> __device__ __forceinline__ float scale_of(const uchar *vector, uint dim, uint block) {
+    if constexpr (Source::BYTES) return Source::Kv::scale(vector, dim, block);
+    return 1.0f;
+}
 
 // N words, 4 N bytes after a multiple of 16.
 template <int N> __device__ __forceinline__ void load_words(uint (&to)[N], const uchar *from) {
@@ -159,7 +169,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
                 uint k[16];
 #pragma unroll
                 for (int u = 0; u < 16; u++) k[u] = ((const uint *)(key + first_column))[u];
-                const uint scales = *(const uint *)(key + dim + first_column / 16);
+                const float scales[2] = {scale_of<Source>(key, dim, first_column / 32), scale_of<Source>(key, dim, first_column / 32 + 1)};
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     float part[G];
@@ -167,20 +177,19 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
                     for (int g = 0; g < G; g++) part[g] = 0.0f;
 #pragma unroll
                     for (int u = 8 * half; u < 8 * half + 8; u++) {
-                        const float k0 = f32_of_byte(k[u], 0), k1 = f32_of_byte(k[u], 1);
-                        const float k2 = f32_of_byte(k[u], 2), k3 = f32_of_byte(k[u], 3);
+                        float four[4];
+                        numbers_of<Source>(k[u], four);
 #pragma unroll
                         for (int g = 0; g < G; g++) {
                             const Vec4 x = *(const Vec4 *)&queries[g][first_column + 4 * u];
-                            float sum = __fmaf_rn(x.x, k0, part[g]);
-                            sum = __fmaf_rn(x.y, k1, sum);
-                            sum = __fmaf_rn(x.z, k2, sum);
-                            part[g] = __fmaf_rn(x.w, k3, sum);
+                            float sum = __fmaf_rn(x.x, four[0], part[g]);
+                            sum = __fmaf_rn(x.y, four[1], sum);
+                            sum = __fmaf_rn(x.z, four[2], sum);
+                            part[g] = __fmaf_rn(x.w, four[3], sum);
                         }
                     }
-                    const float scale = half == 0 ? low_f16(scales) : high_f16(scales);
 #pragma unroll
-                    for (int g = 0; g < G; g++) weights[g] = __fmaf_rn(scale, part[g], weights[g]);
+                    for (int g = 0; g < G; g++) weights[g] = __fmaf_rn(scales[half], part[g], weights[g]);
                 }
             }
         } else if (wide) {
@@ -261,7 +270,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
         if (Source::BYTES && wide) {
             // Four columns, which are of one block of 32; two, where a lane has no more.
             constexpr int WORDS = COLUMNS < 4 ? 1 : COLUMNS / 4, EACH = COLUMNS < 4 ? COLUMNS : 4;
-            constexpr bool ONE_SCALE = 32 % COLUMNS == 0;
+            constexpr bool ONE_SCALE = Source::ONE_SCALE || 32 % COLUMNS == 0;
             const bool has = lane * COLUMNS < dim;
             for (uint first_value = 0; first_value < n; first_value += BATCH) {
                 uint words[BATCH][WORDS];
@@ -270,7 +279,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
                 for (int b = 0; b < BATCH; b++) {
                     const uchar *value = (const uchar *)__shfl_sync(0xffffffffu, mine, first_value + b) + to_value;
                     if (has) {
-                        const uchar *codes = value + lane * COLUMNS, *of_blocks = value + dim;
+                        const uchar *codes = value + lane * COLUMNS;
                         if constexpr (COLUMNS < 4) {
                             words[b][0] = *(const ushort *)codes;
                         } else {
@@ -279,7 +288,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
                         }
 #pragma unroll
                         for (int w = 0; w < (ONE_SCALE ? 1 : WORDS); w++) {
-                            scales[b][w] = f32_of_f16(((const ushort *)of_blocks)[(lane * COLUMNS + 4 * w) / 32]);
+                            scales[b][w] = scale_of<Source>(value, dim, (lane * COLUMNS + 4 * w) / 32);
                         }
                     } else {
 #pragma unroll
@@ -290,6 +299,9 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
                 }
 #pragma unroll
                 for (int b = 0; b < BATCH; b++) {
+                    float values[WORDS][4];
+#pragma unroll
+                    for (int w = 0; w < WORDS; w++) numbers_of<Source>(words[b][w], values[w]);
 #pragma unroll
                     for (int g = 0; g < G; g++) {
                         const float weight = __shfl_sync(0xffffffffu, weights[g], first_value + b);
@@ -298,7 +310,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
                             const float by = weight * scales[b][ONE_SCALE ? 0 : w];
 #pragma unroll
                             for (int c = 0; c < EACH; c++) {
-                                sums[g][4 * w + c] = __fmaf_rn(by, f32_of_byte(words[b][w], c), sums[g][4 * w + c]);
+                                sums[g][4 * w + c] = __fmaf_rn(by, values[w][c], sums[g][4 * w + c]);
                             }
                         }
                     }

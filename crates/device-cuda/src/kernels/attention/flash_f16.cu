@@ -7,7 +7,7 @@
     static_assert(FlashShape<D>::SHARED == SHARED_BYTES, "shared memory");                                                 \
     extern "C" __global__ void __launch_bounds__(128, BLOCKS) flash_f16_##D(const __grid_constant__ AttentionArguments a) { \
         begin();                                                                                                           \
-        attention_flash<D, false>(a);                                                                                             \
+        attention_flash<D, FLASH_F16>(a);                                                                                             \
     }
 
 FLASH(64, 36864, 3)

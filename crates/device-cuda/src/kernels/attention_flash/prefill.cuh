@@ -1,4 +1,4 @@
-// attention_flash<D, BYTES>: attention of many rows over F16 or Q8_0 pages by tiles, tensor cores (mma.m16n8k16, sm_80 and later).
+// attention_flash<D, KIND>: attention of many rows over F16, Q8_0 or FP8 pages by tiles, tensor cores (mma.m16n8k16, sm_80 and later).
 //
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
@@ -18,6 +18,7 @@
 // Bytes: K and V of what a tile sees once for each query head and 64 rows, from L2.
 // Measured: NOTES.md.
 #pragma once
+#include "e4m3.cuh"
 #include "gemm/ptx.h"
 #include "step.h"
 #include "linear/arguments.h"
@@ -40,8 +41,10 @@ INLINE float flash_byte(u32 word, int index) {
     return __uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440 + index)) - 8388736.0f;
 }
 
-// Whether pages are Q8_0 (pages.cuh); otherwise F16.
-template <int D, bool BYTES> INLINE void attention_flash(const AttentionArguments &a) {
+// What pages hold (pages.cuh).
+enum FlashPages { FLASH_F16, FLASH_Q8_0, FLASH_FP8 };
+
+template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArguments &a) {
     typedef FlashShape<D> Shape;
     constexpr int TILE = Shape::TILE, STRIDE = Shape::STRIDE, CHUNKS = D / 8;
     extern __shared__ __align__(128) u8 flash_shared[];
@@ -87,7 +90,7 @@ template <int D, bool BYTES> INLINE void attention_flash(const AttentionArgument
     if (a.both_ways) end = span_position + span_rows;
     const u32 tile_0 = first / TILE, n_tiles = (end + TILE - 1) / TILE - tile_0;
 
-    const u32 vector = BYTES ? D / 32 * 34 : D * 2, shift = 31 - __clz(a.pages.page_len);
+    const u32 vector = KIND == FLASH_Q8_0 ? D / 32 * 34 : KIND == FLASH_FP8 ? D + 4 : D * 2, shift = 31 - __clz(a.pages.page_len);
     const u64 head_at = a.pages.layer_offset + (u64)kv_head * a.pages.page_len * vector;
     const u64 to_values = a.pages.values_are_keys ? 0 : (u64)a.pages.n_kv_heads * a.pages.page_len * vector;
     // The pages of a tile: at most TILE / 16, one a lane, looked up a tile ahead.
@@ -105,7 +108,19 @@ template <int D, bool BYTES> INLINE void attention_flash(const AttentionArgument
             const u64 page = __shfl_sync(~0u, pages, (r >> shift) & pages_mask);
             const bool inside = position >= first && position < end;
             const u8 *from = from_head + page * a.pages.page_bytes + (position & (a.pages.page_len - 1)) * vector;
-            if constexpr (BYTES) {
+            if constexpr (KIND == FLASH_FP8) {
+                u32 words[2] = {0, 0}, scale = 0;
+                if (inside) {
+                    words[0] = ((const u32 *)(from + c * 8))[0], words[1] = ((const u32 *)(from + c * 8))[1];
+                    // 2^8 for what halves_of_e4m3 gives. A vector beyond 57,344 is scaled down to that: halves end at 65,504.
+                    const float by = fminf(256.0f * *(const float *)(from + D), 32768.0f);
+                    scale = pack_half2(by, by);
+                }
+                u32 halves[4];
+#pragma unroll
+                for (int h = 0; h < 4; h++) halves[h] = half2_mul(halves_of_e4m3(words[h / 2], h & 1), scale);
+                *(uint4 *)(flash_shared + (to - base) + r * STRIDE + c * 16) = make_uint4(halves[0], halves[1], halves[2], halves[3]);
+            } else if constexpr (KIND == FLASH_Q8_0) {
                 u32 words[2] = {0, 0};
                 float scale = 0.0f;
                 if (inside) {

@@ -83,6 +83,12 @@ INLINE void load_matrices(u32 *v, u32 address) {
                  : "r"(address)
                  : "memory");
 }
+// An 8x8 matrix of halves transposed: a lane has two neighbours of row lane / 4, columns 2 (lane % 4) and the next.
+INLINE u32 transposed(u32 v) {
+    u32 r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+}
 INLINE void load_matrices_transposed(u32 *v, u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])

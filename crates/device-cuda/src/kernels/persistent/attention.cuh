@@ -1,9 +1,17 @@
-// Warps 0..7: attention of one KV head and one split of its positions; and the order of phases. Pages are F16; or, with BYTES, Q8_0 as
+// Warps 0..7: attention of one KV head and one split of its positions; and the order of phases. Pages are F16, Q8_0 or FP8, as
 // pages.cuh has them.
+//
+// A warp takes 16 positions at a time, by tensor cores: of scores the positions are the rows and the query heads the columns, and of the
+// sum of values a head's columns are the rows. So 2 to 8 query heads cost the same, and what a lane loads, 16 bytes of F16, is a
+// fragment as it comes: which columns of a head a lane has is the same for keys and queries, so any order will do.
+// Tiles go round the blocks of the KV head first, then round their warps. Order of accumulation: a warp's tiles in ascending order, then warps, then splits.
 #pragma once
+#include "e4m3.cuh"
 #include "persistent/mixture.cuh"
 
-template <int D, int H, bool BYTES, bool MIXTURE> struct PersistentWorker : PersistentExperts<D, H> {
+enum PersistentPages { PAGES_F16, PAGES_Q8_0, PAGES_FP8 };
+
+template <int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWorker : PersistentExperts<D, H> {
     typedef PersistentExperts<D, H> Products;
     INLINE explicit PersistentWorker(const PersistentBlock<D, H> &block) : Products(block) {}
     using Products::a;
@@ -18,10 +26,10 @@ template <int D, int H, bool BYTES, bool MIXTURE> struct PersistentWorker : Pers
     using Products::split;
     using Products::warp;
     static constexpr u32 PARTIAL_BYTES = Products::PARTIAL_BYTES;
-    static constexpr int N_LANES_V = D / 32; // values of a head that a lane has
-    // Elsewhere registers spill, or bytes come fast enough (NOTES.md).
-    static constexpr bool AHEAD_IS_FASTER = !BYTES && (D == 64 || H == 3 || H == 4);
-    static constexpr u32 VECTOR = BYTES ? D / 32 * 34 : D * 2;
+    static constexpr bool BYTES = PAGES != PAGES_F16, FP8 = PAGES == PAGES_FP8;
+    static constexpr u32 VECTOR = FP8 ? D + 4 : BYTES ? D / 32 * 34 : D * 2;
+    static constexpr int TILE = PERSISTENT_TILE;
+    static constexpr int QUERY = 2 * D + 64; // bytes from one query head, in halves, to the next: no conflicts of banks
 
     // Cosines and sines of the position, as rotate.cuh computes them.
     INLINE void turn() {
@@ -39,150 +47,201 @@ template <int D, int H, bool BYTES, bool MIXTURE> struct PersistentWorker : Pers
         barrier(1, 256);
     }
 
-    // With BYTES the bytes of the columns, then the scale of their block.
-    struct Rows {
-        uint2 k[D / 32];
-        uint2 v[4];
+    // Eight neighbouring columns of a vector, as they are stored.
+    struct Eight {
+        u32 words[BYTES ? 2 : 4];
+        u32 scale; // with BYTES: a half of Q8_0, an f32 of FP8
+        INLINE void clear() {
+#pragma unroll
+            for (int i = 0; i < (BYTES ? 2 : 4); i++) words[i] = 0;
+            scale = 0;
+        }
+        INLINE void load(const u8 *vector, u32 column) {
+            if constexpr (BYTES) {
+                words[0] = *(const u32 *)(vector + column), words[1] = *(const u32 *)(vector + column + 4);
+                if constexpr (FP8) scale = *(const u32 *)(vector + D);
+                else scale = ((const u16 *)(vector + D))[column / 32];
+            } else {
+                const uint4 v = *(const uint4 *)(vector + 2 * column);
+                words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+            }
+        }
+        INLINE void halves(u32 (&to)[4]) const {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if constexpr (FP8) {
+                    // 2^8 for what halves_of_e4m3 gives. A vector beyond 57,344 is scaled down to that: halves end at 65,504.
+                    const float by = fminf(256.0f * __uint_as_float(scale), 32768.0f);
+                    to[i] = half2_mul(halves_of_e4m3(words[i / 2], i & 1), pack_half2(by, by));
+                } else if constexpr (BYTES) {
+                    // Halves 1024 + 128 + byte, less 1152.
+                    const u32 x = __byte_perm(words[i / 2] ^ 0x80808080u, 0x64646464u, i & 1 ? 0x4342 : 0x4140);
+                    to[i] = half2_mul(half2_sub(x, 0x64806480u), scale * 0x10001u);
+                } else {
+                    to[i] = words[i];
+                }
+            }
+        }
     };
-    static INLINE float byte_of(u32 word, int index) {
-        return __uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440 + index)) - 8388736.0f;
-    }
-    // Four columns of a key; the values of a lane.
-    static INLINE void columns_of(uint2 k, float (&x)[4]) {
-        if constexpr (BYTES) {
-            const float scale = from_half((u16)k.y);
-#pragma unroll
-            for (int c = 0; c < 4; c++) x[c] = scale * byte_of(k.x, c);
-        } else {
-            x[0] = low_half(k.x), x[1] = high_half(k.x), x[2] = low_half(k.y), x[3] = high_half(k.y);
-        }
-    }
-    static INLINE void values_of(uint2 v, float (&x)[N_LANES_V]) {
-        if constexpr (BYTES) {
-            const float scale = from_half((u16)v.y);
-#pragma unroll
-            for (int c = 0; c < N_LANES_V; c++) x[c] = scale * byte_of(v.x, c);
-        } else {
-            x[0] = low_half(v.x), x[1] = high_half(v.x);
-            if constexpr (N_LANES_V == 4) x[2] = low_half(v.y), x[3] = high_half(v.y);
-        }
-    }
-    template <class P> INLINE const u8 *vector_at(const P &p, u32 position, u32 head) const {
-        const u32 page = a.page_table[p.table + (position >> (31 - __clz(a.page_len)))];
+    // Of a tile. Keys: of positions g and g + 8 (g = lane / 4) columns 32 c + 8 t to + 7 (t = lane % 4). Values: of positions 2 t, 2 t + 1,
+    // 2 t + 8, 2 t + 9 columns 64 c + 8 g to + 7.
+    struct Keys {
+        Eight of[2][D / 32];
+    };
+    struct Values {
+        Eight of[4][D / 64];
+    };
+    template <class P> INLINE const u8 *head_of(const P &p, u32 page, u32 position, u32 head) const {
         return p.pages + (u64)page * p.page_bytes + (head * a.page_len + (position & (a.page_len - 1))) * VECTOR;
     }
-    // Keys: four positions a warp, eight lanes each. Values: the same four, all lanes each.
-    template <class P> INLINE void load_rows(Rows &r, const P &p, u32 tile, u32 position, u32 first, u32 kv_head) const {
-        const u32 own = tile * 32 + warp * 4 + (lane >> 3);
-        const bool inside = own < position && own >= first;
-        const u8 *key = inside ? vector_at(p, own, kv_head) : p.pages;
+    template <class P> INLINE u32 page_of(const P &p, u32 position) const {
+        return a.page_table[p.table + (position >> (31 - __clz(a.page_len)))];
+    }
+    // What the step itself writes is not read here: old positions, from `first` on.
+    template <class P> INLINE void load_keys(Keys &k, const P &p, u32 page, u32 tile, u32 first) const {
+        const u8 *from = head_of(p, page, tile * TILE, kv_head);
 #pragma unroll
-        for (int c = 0; c < D / 32; c++) {
-            r.k[c] = make_uint2(0, 0);
-            if (!inside) continue;
-            if constexpr (BYTES) r.k[c] = make_uint2(*(const u32 *)(key + c * 32 + (lane & 7) * 4), ((const u16 *)(key + D))[c]);
-            else r.k[c] = *(const uint2 *)(key + (c * 32 + (lane & 7) * 4) * 2);
-        }
+        for (int r = 0; r < 2; r++) {
+            const u32 row = (lane >> 2) + 8 * r, at = tile * TILE + row;
 #pragma unroll
-        for (int q = 0; q < 4; q++) {
-            const u32 at = tile * 32 + warp * 4 + q;
-            r.v[q] = make_uint2(0, 0);
-            if (at < position && at >= first) {
-                const u8 *value = vector_at(p, at, a.n_kv_heads + kv_head);
-                if constexpr (BYTES) {
-                    if constexpr (D == 128) r.v[q].x = *(const u32 *)(value + lane * 4);
-                    else r.v[q].x = *(const u16 *)(value + lane * 2);
-                    r.v[q].y = ((const u16 *)(value + D))[lane * N_LANES_V / 32];
-                } else if constexpr (D == 128) {
-                    r.v[q] = *(const uint2 *)(value + lane * 8);
-                } else {
-                    r.v[q].x = *(const u32 *)(value + lane * 4);
-                }
+            for (int c = 0; c < D / 32; c++) {
+                if (at < position && at >= first) k.of[r][c].load(from + row * VECTOR, 32 * c + 8 * (lane & 3));
+                else k.of[r][c].clear();
             }
         }
     }
-    // Tiles of a split, one after the other, from the one that is loaded. With AHEAD two are on their way while one is used: that is
-    // faster where there are many, and takes registers that a single one has no use for.
-    template <bool AHEAD, class P>
-    INLINE void attend_tiles(const P &p, Rows &now, u32 tile, u32 own_tile, u32 first, float (&most)[H], float (&total)[H],
-                             float (&out)[H][N_LANES_V]) const {
-        Rows next;
-        if constexpr (AHEAD) load_rows(next, p, tile + a.n_splits, position, first, kv_head);
-        while (tile <= own_tile) {
-            Rows fresh;
-            const u32 coming = tile + (AHEAD ? 2 : 1) * a.n_splits;
-            if (coming <= own_tile) load_rows(fresh, p, coming, position, first, kv_head);
-            const u32 at = tile * 32 + warp * 4 + (lane >> 3);
-            float score[H];
+    // Columns of `chunk` alone.
+    template <class P> INLINE void load_values(Values &v, int chunk, const P &p, u32 page, u32 tile, u32 first) const {
+        const u8 *from = head_of(p, page, tile * TILE, a.n_kv_heads + kv_head);
 #pragma unroll
-            for (int h = 0; h < H; h++) score[h] = 0;
+        for (int r = 0; r < 4; r++) {
+            const u32 row = 2 * (lane & 3) + (r & 1) + 8 * (r >> 1), at = tile * TILE + row;
+            if (at < position && at >= first) v.of[r][chunk].load(from + row * VECTOR, 64 * chunk + 8 * (lane >> 2));
+            else v.of[r][chunk].clear();
+        }
+    }
+    // The step's own position, from shared memory.
+    INLINE void add_own_key(Keys &k, u32 tile) const {
+        const u32 own = position - tile * TILE;
+        if (own >= TILE) return;
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int c = 0; c < D / 32; c++)
+                if ((lane >> 2) + 8 * r == own) k.of[r][c].load((const u8 *)s.new_key, 32 * c + 8 * (lane & 3));
+    }
+    INLINE void add_own_value(Values &v, u32 tile) const {
+        const u32 own = position - tile * TILE;
+        if (own >= TILE) return;
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+#pragma unroll
+            for (int c = 0; c < D / 64; c++)
+                if (2 * (lane & 3) + (r & 1) + 8 * (r >> 1) == own) v.of[r][c].load((const u8 *)s.new_value, 64 * c + 8 * (lane >> 2));
+    }
+    // The warp's tiles, from the one that is loaded. Of the next ones, values past 64 columns come when their scores are there, so that
+    // registers suffice; bytes on their way suffice too. Of two query heads, 2 t and 2 t + 1, a lane has the largest score, its own part of the sum of
+    // weights, and of each 16 columns a part of the sum of values.
+    template <class P>
+    INLINE void attend_tiles(const P &p, Keys &k, Values &v, u32 tile, u32 first, float (&most)[2], float (&total)[2],
+                             float (&out)[D / 16][4]) const {
+        const u32 g = lane >> 2, t = lane & 3, step = 8 * a.n_splits, last = position / TILE;
+        // Columns of heads that there are not: what they give is not used.
+        const u8 *queries = (const u8 *)s.queries + (g < H ? g : 0) * QUERY + 16 * t;
+        float score[4]; // of positions g and g + 8, heads 2 t and 2 t + 1
+        auto multiply = [&](u32 tile) {
+            add_own_key(k, tile);
+            float other[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int i = 0; i < 4; i++) score[i] = 0;
 #pragma unroll
             for (int c = 0; c < D / 32; c++) {
-                const int column = c * 32 + (lane & 7) * 4;
-                float k[4];
-                columns_of(now.k[c], k);
-                if (at == position) {
-                    const float4 own = *(const float4 *)(s.new_key + column);
-                    k[0] = own.x, k[1] = own.y, k[2] = own.z, k[3] = own.w;
-                }
+                u32 low[4], high[4];
+                k.of[0][c].halves(low), k.of[1][c].halves(high);
+                const uint4 q = *(const uint4 *)(queries + 64 * c);
+                const u32 rows[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
+                mma_16x8x16(score, rows[0], q.x, q.y);
+                mma_16x8x16(other, rows[1], q.z, q.w);
+            }
 #pragma unroll
-                for (int h = 0; h < H; h++) {
-                    const float4 q = *(const float4 *)(s.queries + h * D + column);
-                    score[h] += q.x * k[0] + q.y * k[1] + q.z * k[2] + q.w * k[3];
+            for (int i = 0; i < 4; i++) score[i] += other[i];
+        };
+        multiply(tile);
+        while (true) {
+            const u32 next = tile + step;
+            const bool more = next <= last;
+            const u32 page = more ? page_of(p, next * TILE) : 0;
+            if (D == 64 && more) load_keys(k, p, page, next, first);
+            u32 weights[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const u32 at = tile * TILE + g + 8 * r;
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    float x = score[2 * r + h] * a.attention_scale;
+                    if (a.softcap > 0) {
+                        const float y = x * (0.6931471805599453f / a.softcap);
+                        x = 1.4426950408889634f * a.softcap * (1.0f - 2.0f * reciprocal_fast(exp2_fast(2.8853900817779268f * y) + 1.0f));
+                    }
+                    score[2 * r + h] = at <= position && at >= first ? x : -1e30f;
                 }
             }
-            const bool seen = at <= position && at >= first;
-            float weight[H];
 #pragma unroll
-            for (int h = 0; h < H; h++) {
-                float x = sum_of_8(score[h]) * a.attention_scale;
-                if (a.softcap > 0) {
-                    const float y = x * (0.6931471805599453f / a.softcap);
-                    x = 1.4426950408889634f * a.softcap * (1.0f - 2.0f * reciprocal_fast(exp2_fast(2.8853900817779268f * y) + 1.0f));
-                }
-                if (!seen) x = -1e30f;
-                float high = fmaxf(x, __shfl_xor_sync(~0u, x, 8));
-                high = fmaxf(high, __shfl_xor_sync(~0u, high, 16));
+            for (int h = 0; h < 2; h++) {
+                float high = fmaxf(score[h], score[2 + h]);
+#pragma unroll
+                for (int m = 4; m < 32; m *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, m));
                 high = fmaxf(high, most[h]);
                 const float factor = exp2_fast(most[h] - high);
                 most[h] = high;
-                weight[h] = seen ? exp2_fast(x - high) : 0.0f;
-                float sum = weight[h] + __shfl_xor_sync(~0u, weight[h], 8);
-                sum += __shfl_xor_sync(~0u, sum, 16);
-                total[h] = total[h] * factor + sum;
+                // -1e30 is 0 as well, but of a tile in which nothing is seen.
+                score[h] = score[h] > -1e30f ? exp2_fast(score[h] - high) : 0.0f;
+                score[2 + h] = score[2 + h] > -1e30f ? exp2_fast(score[2 + h] - high) : 0.0f;
+                total[h] = total[h] * factor + score[h] + score[2 + h];
 #pragma unroll
-                for (int c = 0; c < N_LANES_V; c++) out[h][c] *= factor;
+                for (int i = 0; i < D / 16; i++) out[i][h] *= factor, out[i][2 + h] *= factor;
             }
 #pragma unroll
-            for (int q = 0; q < 4; q++) {
-                float v[N_LANES_V];
-                values_of(now.v[q], v);
-                if (tile * 32 + warp * 4 + q == position) {
+            for (int r = 0; r < 2; r++) weights[r] = transposed(pack_half2(score[2 * r], score[2 * r + 1]));
+            add_own_value(v, tile);
 #pragma unroll
-                    for (int c = 0; c < N_LANES_V; c++) v[c] = s.new_value[lane * N_LANES_V + c];
-                }
+            for (int c = 0; c < D / 64; c++) {
+                if (c == 1 && more) load_keys(k, p, page, next, first);
+                u32 x[4][4];
 #pragma unroll
-                for (int h = 0; h < H; h++) {
-                    const float w = __shfl_sync(~0u, weight[h], q * 8);
+                for (int r = 0; r < 4; r++) v.of[r][c].halves(x[r]);
 #pragma unroll
-                    for (int c = 0; c < N_LANES_V; c++) out[h][c] += w * v[c];
+                for (int i = 0; i < 4; i++) {
+                    const u32 columns[4] = {__byte_perm(x[0][i], x[1][i], 0x5410), __byte_perm(x[0][i], x[1][i], 0x7632),
+                                            __byte_perm(x[2][i], x[3][i], 0x5410), __byte_perm(x[2][i], x[3][i], 0x7632)};
+                    mma_16x8x16(out[4 * c + i], columns, weights[0], weights[1]);
                 }
             }
-            if constexpr (AHEAD) now = next, next = fresh;
-            else now = fresh;
-            tile += a.n_splits;
+            if (!more) return;
+            load_values(v, 0, p, page, next, first);
+            multiply(next);
+#pragma unroll
+            for (int c = 1; c < D / 64; c++) load_values(v, c, p, page, next, first);
+            tile = next;
         }
     }
     template <class P> INLINE void attention(const P &p, u32 tag) {
-        const u32 first = p.window && position + 1 > p.window ? position + 1 - p.window : 0;
-        const u32 own_tile = position / 32;
-        // Tiles of this split: those congruent to it, from the first that is seen.
-        u32 tile = first / 32 + (split + a.n_splits - first / 32 % a.n_splits) % a.n_splits;
-        Rows now;
-        load_rows(now, p, tile, position, first, kv_head);
+        const u32 first = p.window && position + 1 > p.window ? position + 1 - p.window : 0, last = position / TILE;
+        // Tiles of this split are those congruent to it; of them the warp has every eighth, from the first that is seen.
+        const u32 skipped = first / TILE > split ? (first / TILE - split + a.n_splits - 1) / a.n_splits : 0;
+        const u32 tile = split + a.n_splits * (skipped + ((warp - skipped) & 7));
+        const bool busy = tile <= last;
+        Keys k;
+        Values v;
+        if (busy) {
+            const u32 page = page_of(p, tile * TILE);
+            load_keys(k, p, page, tile, first);
+#pragma unroll
+            for (int c = 0; c < D / 64; c++) load_values(v, c, p, page, tile, first);
+        }
         barrier(6, 288);
         pause_cycles(a.poll_delay);
-        const bool owner = own_tile % a.n_splits == split;
+        const bool owner = last % a.n_splits == split;
         constexpr int WORDS = (H + 2) * D;
 #pragma unroll
         for (int word_0 = 0; word_0 < WORDS; word_0 += 1024) {
@@ -222,49 +281,58 @@ template <int D, int H, bool BYTES, bool MIXTURE> struct PersistentWorker : Pers
                     const bool low = a.interleaved ? (c & 1) == 0 : column < D / 2;
                     o[c] = low ? f[c] * turns[c].x - other * turns[c].y : f[c] * turns[c].x + other * turns[c].y;
                 }
-                float largest = 0.0f;
+                float largest = 0.0f; // of 32 columns
                 if constexpr (BYTES) largest = max_of_8(fmaxf(fmaxf(fabsf(head > H ? f[0] : o[0]), fabsf(head > H ? f[1] : o[1])),
                                                               fmaxf(fabsf(head > H ? f[2] : o[2]), fabsf(head > H ? f[3] : o[3]))));
+                if constexpr (FP8) { // of all
+#pragma unroll
+                    for (int m = 8; m < D / 4; m *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, m));
+                }
                 if (is_q) {
-                    *(float4 *)(s.queries + word) = make_float4(o[0], o[1], o[2], o[3]);
+                    const uint2 halves = make_uint2(pack_half2_clamped(o[0], o[1]), pack_half2_clamped(o[2], o[3]));
+                    *(uint2 *)((u8 *)s.queries + head * QUERY + 2 * column) = halves;
                 } else if (inside && owner) {
                     if (head > H) o[0] = f[0], o[1] = f[1], o[2] = f[2], o[3] = f[3];
-                    u8 *vector = (u8 *)vector_at(p, position, head == H ? kv_head : a.n_kv_heads + kv_head);
-                    uint2 stored;
-                    if constexpr (BYTES) {
+                    u8 *vector = (u8 *)head_of(p, page_of(p, position), position, head == H ? kv_head : a.n_kv_heads + kv_head);
+                    u8 *own = (u8 *)(head == H ? s.new_key : s.new_value); // as it is stored
+                    if constexpr (FP8) {
+                        const float scale = fp8_scale(largest), inverse = 1.0f / scale;
+                        u32 word = 0;
+#pragma unroll
+                        for (int c = 0; c < 4; c++) word |= e4m3_of(o[c] * inverse) << (8 * c);
+                        *(u32 *)(vector + column) = *(u32 *)(own + column) = word;
+                        if (column == 0) *(float *)(vector + D) = *(float *)(own + D) = scale;
+                    } else if constexpr (BYTES) {
                         const u16 d = to_half(fminf(largest * (1.0f / 127.0f), 65504.0f));
                         const float scale = from_half(d), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-                        stored = make_uint2(0, d);
+                        u32 word = 0;
 #pragma unroll
                         for (int c = 0; c < 4; c++)
-                            stored.x |= (u32)(__float2int_rn(fminf(fmaxf(o[c] * inverse, -127.0f), 127.0f)) & 255) << (8 * c);
-                        *(u32 *)(vector + column) = stored.x;
-                        if ((lane & 7) == 0) ((u16 *)(vector + D))[column / 32] = d;
+                            word |= (u32)(__float2int_rn(fminf(fmaxf(o[c] * inverse, -127.0f), 127.0f)) & 255) << (8 * c);
+                        *(u32 *)(vector + column) = *(u32 *)(own + column) = word;
+                        if ((lane & 7) == 0) ((u16 *)(vector + D))[column / 32] = ((u16 *)(own + D))[column / 32] = d;
                     } else {
-                        stored = make_uint2(pack_half2_clamped(o[0], o[1]), pack_half2_clamped(o[2], o[3]));
-                        *(uint2 *)(vector + column * 2) = stored;
+                        const uint2 halves = make_uint2(pack_half2_clamped(o[0], o[1]), pack_half2_clamped(o[2], o[3]));
+                        *(uint2 *)(vector + column * 2) = *(uint2 *)(own + column * 2) = halves;
                     }
-                    float seen[4];
-                    columns_of(stored, seen);
-                    *(float4 *)((head == H ? s.new_key : s.new_value) + column) = make_float4(seen[0], seen[1], seen[2], seen[3]);
                 }
             }
         }
         barrier(1, 256);
-        float most[H], total[H], out[H][N_LANES_V];
+        float most[2] = {-1e30f, -1e30f}, total[2] = {0, 0}, out[D / 16][4];
 #pragma unroll
-        for (int h = 0; h < H; h++) {
-            most[h] = -1e30f, total[h] = 0;
+        for (int i = 0; i < D / 16; i++) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0;
+        if (busy) attend_tiles(p, k, v, tile, first, most, total, out);
 #pragma unroll
-            for (int c = 0; c < N_LANES_V; c++) out[h][c] = 0;
-        }
-        if (AHEAD_IS_FASTER && own_tile >= tile + 2 * a.n_splits) attend_tiles<true>(p, now, tile, own_tile, first, most, total, out);
-        else attend_tiles<false>(p, now, tile, own_tile, first, most, total, out);
+        for (int h = 0; h < 2; h++) {
+            const int head = 2 * (lane & 3) + h;
 #pragma unroll
-        for (int h = 0; h < H; h++) {
+            for (int m = 4; m < 32; m *= 2) total[h] += __shfl_xor_sync(~0u, total[h], m);
+            if (head >= H) continue;
+            if (lane < 4) s.most[head][warp] = most[h], s.total[head][warp] = total[h];
+            float *to = &s.outputs[warp][head * D + 8 * (lane >> 2)];
 #pragma unroll
-            for (int c = 0; c < N_LANES_V; c++) s.outputs[warp][h * D + lane * N_LANES_V + c] = out[h][c];
-            if (lane == 0) s.most[h][warp] = most[h], s.total[h][warp] = total[h];
+            for (int i = 0; i < D / 16; i++) *(float2 *)(to + 64 * (i / 4) + 2 * (i & 3)) = make_float2(out[i][h], out[i][2 + h]);
         }
         barrier(1, 256);
         u8 *to = part(EXCHANGE_PARTIALS) + (u64)block * PARTIAL_BYTES;

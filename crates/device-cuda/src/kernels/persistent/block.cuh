@@ -4,6 +4,7 @@
 #include "persistent/units.cuh"
 
 #define PERSISTENT_PASS 8 // groups
+#define PERSISTENT_TILE 16 // positions that a warp attends to at a time
 
 // A kernel for one model alone (`persistent/fixed.rs` writes its source) declares these before: what never changes as constants that
 // hide the fields of the same names, and the phases of a layer. Other kernels read all numbers.
@@ -127,5 +128,5 @@ template <int D, int H> struct PersistentBlock {
     // Warps 0..7 say that the input of a phase with a norm is in shared memory; warp 8 adds its squares up while they multiply.
     INLINE void input_is_here() { barrier_arrive(7, 288); }
     INLINE void wait_input() { barrier(7, 288); }
-    INLINE bool attends() const { return block < a.n_kv_heads * a.n_splits && split <= position / 32; }
+    INLINE bool attends() const { return block < a.n_kv_heads * a.n_splits && split <= position / PERSISTENT_TILE; }
 };

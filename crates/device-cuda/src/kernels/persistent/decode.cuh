@@ -1,5 +1,5 @@
-// persistent_decode_<D>_<H>, persistent_decode_q8_0_<D>_<H> over pages of Q8_0: a whole token of a dense decoder in one launch, one row. D: head_dim, H: query heads of a KV head.
-// persistent_decode_experts_<D>_<H>, persistent_decode_experts_q8_0_<D>_<H>: of a decoder some of whose layers are mixtures of experts
+// persistent_decode_<D>_<H>; persistent_decode_q8_0_<D>_<H> over pages of Q8_0, _fp8_ of FP8: a whole token of a dense decoder in one launch, one row. D: head_dim, H: query heads of a KV head.
+// persistent_decode_experts_<D>_<H>, persistent_decode_experts_q8_0_<D>_<H>, _fp8_: of a decoder some of whose layers are mixtures of experts
 // (mixture.cuh). Kernels of their own, since code that is never executed costs time too (NOTES.md).
 //
 // Host contract
@@ -25,7 +25,7 @@
 #include "persistent/epilogue.cuh"
 #include "persistent/stream.cuh"
 
-template <int D, int H, bool BYTES, bool MIXTURE> INLINE void persistent_decode(const PersistentTable &a) {
+template <int D, int H, PersistentPages PAGES, bool MIXTURE> INLINE void persistent_decode(const PersistentTable &a) {
     extern __shared__ __align__(128) u8 persistent_memory[];
     PersistentBlock<D, H> k(a, persistent_memory);
     if (threadIdx.x == 0) {
@@ -37,7 +37,7 @@ template <int D, int H, bool BYTES, bool MIXTURE> INLINE void persistent_decode(
     k.prepare();
     __syncthreads();
     if (k.warp < 8) {
-        PersistentWorker<D, H, BYTES, MIXTURE> worker(k);
+        PersistentWorker<D, H, PAGES, MIXTURE> worker(k);
         worker.run();
     } else if (k.warp == 8) {
         PersistentEpilogue<D, H, MIXTURE> epilogue(k);
@@ -49,11 +49,13 @@ template <int D, int H, bool BYTES, bool MIXTURE> INLINE void persistent_decode(
     }
 }
 
-#define PERSISTENT_KERNEL(NAME, D, H, BYTES, MIXTURE)                                                               \
+#define PERSISTENT_KERNEL(NAME, D, H, PAGES, MIXTURE)                                                               \
     extern "C" __global__ void __launch_bounds__(320, 1) NAME(const __grid_constant__ PersistentTable a) { \
-        persistent_decode<D, H, BYTES, MIXTURE>(a);                                                                 \
+        persistent_decode<D, H, PAGES, MIXTURE>(a);                                                                 \
     }
-#define PERSISTENT_DECODE(D, H) PERSISTENT_KERNEL(persistent_decode_##D##_##H, D, H, false, false)
-#define PERSISTENT_DECODE_Q8_0(D, H) PERSISTENT_KERNEL(persistent_decode_q8_0_##D##_##H, D, H, true, false)
-#define PERSISTENT_DECODE_EXPERTS(D, H) PERSISTENT_KERNEL(persistent_decode_experts_##D##_##H, D, H, false, true)
-#define PERSISTENT_DECODE_EXPERTS_Q8_0(D, H) PERSISTENT_KERNEL(persistent_decode_experts_q8_0_##D##_##H, D, H, true, true)
+#define PERSISTENT_DECODE(D, H) PERSISTENT_KERNEL(persistent_decode_##D##_##H, D, H, PAGES_F16, false)
+#define PERSISTENT_DECODE_Q8_0(D, H) PERSISTENT_KERNEL(persistent_decode_q8_0_##D##_##H, D, H, PAGES_Q8_0, false)
+#define PERSISTENT_DECODE_FP8(D, H) PERSISTENT_KERNEL(persistent_decode_fp8_##D##_##H, D, H, PAGES_FP8, false)
+#define PERSISTENT_DECODE_EXPERTS(D, H) PERSISTENT_KERNEL(persistent_decode_experts_##D##_##H, D, H, PAGES_F16, true)
+#define PERSISTENT_DECODE_EXPERTS_Q8_0(D, H) PERSISTENT_KERNEL(persistent_decode_experts_q8_0_##D##_##H, D, H, PAGES_Q8_0, true)
+#define PERSISTENT_DECODE_EXPERTS_FP8(D, H) PERSISTENT_KERNEL(persistent_decode_experts_fp8_##D##_##H, D, H, PAGES_FP8, true)

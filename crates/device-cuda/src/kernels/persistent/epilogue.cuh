@@ -68,7 +68,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
     INLINE void merge(u32 tag) {
         if (block >= a.n_kv_heads * a.n_splits) return;
         constexpr u32 STRIDE = PARTIAL_BYTES, CHUNKS = H * D / 8;
-        const u32 n_partials = min(a.n_splits, position / 32 + 1);
+        const u32 n_partials = min(a.n_splits, position / PERSISTENT_TILE + 1);
         const u8 *from = part(EXCHANGE_PARTIALS) + (u64)kv_head * a.n_splits * STRIDE;
         const u32 half = lane & 1, index = lane >> 2;
         for (u32 c0 = split + ((lane >> 1) & 1) * a.n_splits, first = split; first < CHUNKS; c0 += 4 * a.n_splits, first += 4 * a.n_splits) {

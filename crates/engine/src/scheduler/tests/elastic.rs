@@ -70,7 +70,7 @@ fn history(seed: u64) -> Outcome {
     let layers = [vec![layer(None)], vec![layer(Some(40)), layer(None)]][below(2)].clone();
     let depth = [1, 1, 3][below(3)];
     let n_slots = 2 + below(6);
-    let mut s = Simulation::of(
+    let mut s = Simulation::with_background(
         &null::plan(N_VOCAB, &layers),
         depth,
         320,
@@ -78,6 +78,7 @@ fn history(seed: u64) -> Outcome {
         n_slots,
         &LoadOptions::default(),
     );
+    s.scheduler.background.always = seed % 2 == 1;
     let mut machine = Machine::new((150 + below(900) as u64) << 10);
     machine.govern(&mut s);
     let step_seconds = 0.02 + below(60) as f64 * 1e-3;

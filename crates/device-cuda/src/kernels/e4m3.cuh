@@ -1,0 +1,20 @@
+// FP8 numbers (E4M3) of keys and values: device::kv_fp8 has the format.
+#pragma once
+
+// Two of a word's bytes (pair 0: the lower ones), as halves that are 2^-8 times their numbers: exponent and mantissa one place down. Exact, of
+// subnormal numbers too.
+__device__ __forceinline__ unsigned int halves_of_e4m3(unsigned int word, int pair) {
+    const unsigned int x = __byte_perm(word, 0, pair == 0 ? 0x1404 : 0x3424);
+    return (x & 0x80008000u) | ((x & 0x7f007f00u) >> 1);
+}
+// The scale of a vector: the largest magnitude becomes 448.
+__device__ __forceinline__ float fp8_scale(float largest) {
+    return fmaxf(largest / 448.0f, 7.888609052210118e-31f); // 2^-100
+}
+// The nearest E4M3, ties to even, of at most 448.
+__device__ __forceinline__ unsigned int e4m3_of(float x) {
+    const unsigned int bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu;
+    const unsigned int normal = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20) - ((127 - 7) << 3);
+    const unsigned int rounded = magnitude < 0x3c800000u ? (unsigned int)rintf(fabsf(x) * 512.0f) : min(normal, 0x7eu);
+    return (bits >> 24 & 0x80u) | rounded;
+}
