@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use device::{BackgroundProgress, Program, Span, Step};
 
+use super::margin::Margin;
 use super::{Flight, LEAST_PROMPT_ROWS, Scheduler};
 use crate::{Event, Prefill, Result, SequenceId};
 
@@ -25,10 +26,7 @@ const LONGEST_PART: f64 = 0.4;
 /// The least time after a step, as a part of what it takes: a chunk goes on even where the answers have no time left.
 const LEAST_TIME: f64 = 1.0 / 8.0;
 
-/// The share of the times between two tokens that may exceed what is allowed, how far one that does moves the factor by which less is
-/// planned for, and the most that this becomes: see the chunks of steps, which do the same.
-const LATE: f64 = 0.01;
-const LATE_GAIN: f64 = 0.02;
+/// The most that less is planned for than is allowed.
 const MOST_MARGIN: f64 = 1.25;
 
 /// What is computed in the background, and how much of it at once.
@@ -39,8 +37,8 @@ pub(super) struct Background {
     pub(super) last: Option<SequenceId>,
     /// Rows of the next chunk, so that its parts are short enough.
     n_rows: usize,
-    /// By how much nearly no time between two tokens exceeded what was expected: 1 and more.
-    margin: f64,
+    /// Of the times between two tokens.
+    margin: Margin,
     /// Seconds after the last step, and that it and the next step may take together.
     seconds: f64,
     allowed: f64,
@@ -68,7 +66,7 @@ impl Background {
             chunk: None,
             last: None,
             n_rows: FIRST_ROWS,
-            margin: 1.0,
+            margin: Margin::new(MOST_MARGIN),
             seconds: 0.0,
             allowed: 0.0,
             step_done: None,
@@ -116,9 +114,7 @@ impl Background {
     /// A step is done, at `now`.
     pub(super) fn note_step(&mut self, now: Instant) {
         let Some(before) = self.step_done.take() else { return };
-        let is_late = now.saturating_duration_since(before).as_secs_f64() > self.allowed;
-        self.margin += LATE_GAIN * if is_late { 1.0 - LATE } else { -LATE };
-        self.margin = self.margin.clamp(1.0, MOST_MARGIN);
+        self.margin.note(now.saturating_duration_since(before).as_secs_f64() > self.allowed);
     }
 
     /// A chunk of `n_rows` rows, the longest of whose parts took so long, is done.
@@ -249,7 +245,7 @@ impl Scheduler {
             return Some(None);
         };
         let alone = self.alone();
-        let left = (allowed / self.background.margin - alone) / self.n_prompts() as f64;
+        let left = (allowed / self.background.margin.factor() - alone) / self.n_prompts() as f64;
         self.background.seconds = left.max(LEAST_TIME * alone);
         (self.background.allowed, self.background.step_done) = (allowed, Some(now));
         Some(Some(now + Duration::from_secs_f64(self.background.seconds)))

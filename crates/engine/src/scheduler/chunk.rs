@@ -7,9 +7,9 @@
 //! step to step little changes, so the rows of the next chunk are the most that were fast enough. No formula for a device's time is
 //! fitted, for steps beside the same answers are alike for minutes and cannot tell its terms apart.
 //!
-//! Steps vary around what is expected. So that nearly all of them end in time, less time is planned for than is allowed, by a factor
-//! that rises when a step takes longer than it allows for, and falls a little with each that does not, so that it tends to the
-//! quantile `1 - LATE` of their times over those expected (Robbins and Monro, "A Stochastic Approximation Method", 1951).
+//! Steps vary around what is expected. So that nearly all of them end in time, less time is planned for than is allowed ([`Margin`]).
+
+use super::margin::Margin;
 
 /// How much one step moves the cost of a number of rows where it was cheaper than expected.
 const WEIGHT: f64 = 0.2;
@@ -36,13 +36,7 @@ const FIRST: usize = 8;
 /// often than steps may be late.
 const DOUBT: f64 = 5e-4;
 
-/// The share of steps that may take longer than planned.
-const LATE: f64 = 0.01;
-
-/// How far one late step moves the factor.
-const LATE_GAIN: f64 = 0.02;
-
-/// The most that the factor becomes, whatever disturbs the machine.
+/// The most that less is planned for than is allowed.
 const MOST_MARGIN: f64 = 1.5;
 
 /// Steps until costs have settled and a late step says something.
@@ -81,8 +75,8 @@ const UNSEEN: Sizes = [None; N_SIZES];
 pub(crate) struct ChunkModel {
     /// By interval of positions; `None`: none was seen there.
     seen: Vec<Option<Sizes>>,
-    /// By how much nearly no step exceeded what was expected: 1 and more.
-    margin: f64,
+    /// Of the times of steps.
+    margin: Margin,
     n_seen: u32,
     /// Rows of prompts in the last step.
     n_last: usize,
@@ -124,7 +118,8 @@ fn cost(sizes: &Sizes, n_rows: usize, doubts: bool) -> Option<f64> {
 impl ChunkModel {
     /// Nothing is known.
     pub(crate) fn new() -> ChunkModel {
-        ChunkModel { seen: vec![None; N_INTERVALS], margin: 1.0, n_seen: 0, n_last: FIRST.div_ceil(GROWTH) }
+        let margin = Margin::new(MOST_MARGIN);
+        ChunkModel { seen: vec![None; N_INTERVALS], margin, n_seen: 0, n_last: FIRST.div_ceil(GROWTH) }
     }
 
     /// What was seen at a position, or before it, or after it, whichever is known first; and a factor on what it says of here.
@@ -150,7 +145,7 @@ impl ChunkModel {
     /// `planned` without them; 0: not even one. `None`: nothing is known.
     pub(crate) fn fitting(&self, allowed: f64, planned: f64, position: usize, most: usize) -> Option<usize> {
         let (sizes, factor) = self.near(position)?;
-        let room = allowed / self.margin - planned;
+        let room = allowed / self.margin.factor() - planned;
         let fits = |n: &usize| cost(sizes, *n, true).is_some_and(|seconds| seconds * factor <= room);
         // A chunk that was fast enough says that smaller ones are, whatever an interruption made of them.
         Some((1..=most).rev().find(fits).unwrap_or(0))
@@ -188,9 +183,7 @@ impl ChunkModel {
         if let Some(added) = added {
             let expected = alone + added;
             if self.n_seen > SETTLED {
-                let is_late = seconds > expected * self.margin;
-                self.margin += LATE_GAIN * if is_late { 1.0 - LATE } else { -LATE };
-                self.margin = self.margin.clamp(1.0, MOST_MARGIN);
+                self.margin.note(seconds > expected * self.margin.factor());
             }
             seconds = seconds.min(OUTLIER * expected);
         }
@@ -213,7 +206,7 @@ impl ChunkModel {
     /// ended in time, so that they are tried again where conditions have changed.
     pub(crate) fn doubt(&mut self, position: usize, n_steps: usize) {
         let n_steps = n_steps as f64;
-        self.margin = (self.margin - n_steps * LATE_GAIN * LATE).max(1.0);
+        self.margin.note_in_time(n_steps);
         let seen = self.seen[interval(position)].iter_mut().flatten().flatten();
         seen.for_each(|seen| seen.belief *= (1.0 - DOUBT).powf(n_steps));
     }

@@ -15,6 +15,7 @@ mod chunk;
 mod cost;
 mod figures;
 mod flight;
+mod margin;
 mod masks;
 mod postprocess;
 mod queue;

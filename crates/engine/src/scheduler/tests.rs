@@ -44,33 +44,11 @@ impl Simulation {
             encoder_states: None,
             values_are_keys: false,
         };
-        Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, n_ctx, chunk, n_slots, options)
+        Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, n_ctx, chunk, n_slots, 0, options)
     }
 
-    /// The same scheduler, with a device that computes in the background.
-    fn with_background(
-        plan: &Plan,
-        depth: usize,
-        n_ctx: usize,
-        chunk: usize,
-        n_slots: usize,
-        options: &LoadOptions,
-    ) -> Simulation {
-        Simulation::with(plan, depth, n_ctx, chunk, n_slots, BACKGROUND_ROWS.min(chunk), options)
-    }
-
+    /// A device that computes up to so many rows of a chunk in the background.
     fn of(
-        plan: &Plan,
-        depth: usize,
-        n_ctx: usize,
-        chunk: usize,
-        n_slots: usize,
-        options: &LoadOptions,
-    ) -> Simulation {
-        Simulation::with(plan, depth, n_ctx, chunk, n_slots, 0, options)
-    }
-
-    fn with(
         plan: &Plan,
         depth: usize,
         n_ctx: usize,
@@ -87,7 +65,7 @@ impl Simulation {
             page_len: 16,
             n_pages: pool_sizes(&plan.kv, n_ctx, chunk, n_slots, 16),
             n_states: if plan.kv.states.is_empty() { 0 } else { 8 * n_slots },
-            background_rows,
+            background_rows: background_rows.min(chunk),
             kv_type: KvType::F16,
             numerics: Numerics::Fast,
         };
@@ -377,7 +355,7 @@ fn recurrent_layers_have_the_state_of_their_position() {
         (vec![], 3),
     ] {
         let plan = null::plan_with_states(N_VOCAB, &layers, 2);
-        let mut s = Simulation::with_background(&plan, depth, 160, 40, 3, &LoadOptions::default());
+        let mut s = Simulation::of(&plan, depth, 160, 40, 3, BACKGROUND_ROWS, &LoadOptions::default());
         s.scheduler.background.always = below(2) == 0;
         let (mut asked, mut n_reused) = (Vec::new(), 0);
         for turn in 0..60 {

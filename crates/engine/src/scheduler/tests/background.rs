@@ -8,7 +8,7 @@ use device::{Device, KvLayer, Numerics};
 use device_testing::null;
 use weights::Access;
 
-use super::{N_VOCAB, Simulation, request};
+use super::{BACKGROUND_ROWS, N_VOCAB, Simulation, request};
 use crate::sampling::{Rng, SamplingParams};
 use crate::{Engine, Event, FinishReason, LoadOptions, Model, Prefill, Request, SequenceId, TokenizerSource};
 
@@ -23,10 +23,8 @@ fn twice() -> LoadOptions {
 
 fn simulation(background: bool, n_ctx: usize, n_slots: usize, options: &LoadOptions) -> Simulation {
     let plan = null::plan(N_VOCAB, &[layer(None)]);
-    let s = match background {
-        true => Simulation::with_background(&plan, 1, n_ctx, 512, n_slots, options),
-        false => Simulation::of(&plan, 1, n_ctx, 512, n_slots, options),
-    };
+    let rows = if background { BACKGROUND_ROWS } else { 0 };
+    let s = Simulation::of(&plan, 1, n_ctx, 512, n_slots, rows, options);
     // So that a chunk takes several steps.
     Simulation { part: Duration::from_millis(3), ..s }
 }
@@ -247,7 +245,7 @@ fn random_scheduling_keeps_integrity_and_answers() {
         let depth = [1, 3][below(2)];
         let plan = null::plan(N_VOCAB, &layers);
         let chunk = 4 + below(40);
-        let mut s = Simulation::with_background(&plan, depth, 160, chunk, 3, &twice());
+        let mut s = Simulation::of(&plan, depth, 160, chunk, 3, BACKGROUND_ROWS, &twice());
         s.scheduler.background.always = true;
         s.part = Duration::from_micros([200, 8000][below(2)]);
         let mut asked = Vec::new();

@@ -8,7 +8,7 @@ use device::KvLayer;
 use device_testing::null::{self, NullDevice};
 use platform::{MemorySource, Pressure, Reading, Script};
 
-use super::{N_VOCAB, Simulation, request};
+use super::{BACKGROUND_ROWS, N_VOCAB, Simulation, request};
 use crate::governor::{Governor, MemoryCap, reserve};
 use crate::sampling::Rng;
 use crate::{LoadOptions, Request};
@@ -70,12 +70,13 @@ fn history(seed: u64) -> Outcome {
     let layers = [vec![layer(None)], vec![layer(Some(40)), layer(None)]][below(2)].clone();
     let depth = [1, 1, 3][below(3)];
     let n_slots = 2 + below(6);
-    let mut s = Simulation::with_background(
+    let mut s = Simulation::of(
         &null::plan(N_VOCAB, &layers),
         depth,
         320,
         32 + below(64),
         n_slots,
+        BACKGROUND_ROWS,
         &LoadOptions::default(),
     );
     s.scheduler.background.always = seed % 2 == 1;
@@ -201,7 +202,7 @@ fn no_sequence_is_lost_in_thousands_of_histories() {
 fn memory_goes_to_a_hog_and_comes_back() {
     let layer =
         KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None, values_are_keys: false };
-    let mut s = Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, 1024, 128, 8, &LoadOptions::default());
+    let mut s = Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, 1024, 128, 8, 0, &LoadOptions::default());
     let mut machine = Machine::new(600 << 10);
     machine.govern(&mut s);
     for i in 0..8 {
@@ -233,7 +234,7 @@ fn memory_goes_to_a_hog_and_comes_back() {
 fn prefixes_go_first_and_nothing_new_begins_while_the_system_complains() {
     let layer =
         KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None, values_are_keys: false };
-    let mut s = Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, 1024, 128, 4, &LoadOptions::default());
+    let mut s = Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, 1024, 128, 4, 0, &LoadOptions::default());
     let mut machine = Machine::new(1 << 20);
     machine.govern(&mut s);
     let cost = |_: usize, _: u64| 0.05;
