@@ -7,6 +7,11 @@ __device__ __forceinline__ unsigned int halves_of_e4m3(unsigned int word, int pa
     const unsigned int x = __byte_perm(word, 0, pair == 0 ? 0x1404 : 0x3424);
     return (x & 0x80008000u) | ((x & 0x7f007f00u) >> 1);
 }
+// What a vector's numbers as `halves_of_e4m3` gives them are multiplied by, 2^8 times its scale. A vector beyond 57,344 is scaled down to
+// that: halves end at 65,504.
+__device__ __forceinline__ float half_scale_of_e4m3(float scale) {
+    return fminf(256.0f * scale, 32768.0f);
+}
 // The scale of a vector: the largest magnitude becomes 448.
 __device__ __forceinline__ float fp8_scale(float largest) {
     return fmaxf(largest / 448.0f, 7.888609052210118e-31f); // 2^-100

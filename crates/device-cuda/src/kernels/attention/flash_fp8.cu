@@ -1,16 +1,9 @@
-// Attention of many rows over FP8 pages by tiles on tensor cores: attention_flash/prefill.cuh, from sm_80 on. The host knows the
-// bytes of shared memory that each needs (compile/attention.rs).
+// Attention of many rows over FP8 pages by tiles on tensor cores: attention_flash/prefill.cuh, from sm_80 on.
 #include "common.cuh"
 #if __CUDA_ARCH__ >= 800
 #include "attention_flash/prefill.cuh"
-#define FLASH(D, SHARED_BYTES, BLOCKS)                                                                                      \
-    static_assert(FlashShape<D>::SHARED == SHARED_BYTES, "shared memory");                                                  \
-    extern "C" __global__ void __launch_bounds__(128, BLOCKS) flash_fp8_##D(const __grid_constant__ AttentionArguments a) { \
-        begin();                                                                                                            \
-        attention_flash<D, FLASH_FP8>(a);                                                                                        \
-    }
 
-FLASH(64, 36864, 3)
-FLASH(128, 69632, 3)
-FLASH(256, 101376, 2)
+FLASH(flash_fp8, FLASH_FP8, 64, 36864, 3)
+FLASH(flash_fp8, FLASH_FP8, 128, 69632, 3)
+FLASH(flash_fp8, FLASH_FP8, 256, 101376, 2)
 #endif

@@ -112,8 +112,7 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
                 u32 words[2] = {0, 0}, scale = 0;
                 if (inside) {
                     words[0] = ((const u32 *)(from + c * 8))[0], words[1] = ((const u32 *)(from + c * 8))[1];
-                    // 2^8 for what halves_of_e4m3 gives. A vector beyond 57,344 is scaled down to that: halves end at 65,504.
-                    const float by = fminf(256.0f * *(const float *)(from + D), 32768.0f);
+                    const float by = half_scale_of_e4m3(*(const float *)(from + D));
                     scale = pack_half2(by, by);
                 }
                 u32 halves[4];
@@ -295,3 +294,11 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
         for (int i = 0; i < D / 8; i++) *(float2 *)(o + 8 * i) = make_float2(out[i][2 * h] * inverse, out[i][2 * h + 1] * inverse);
     }
 }
+
+// The kernel NAME_D. The host knows the bytes of shared memory that each needs (compile/attention.rs).
+#define FLASH(NAME, PAGES, D, SHARED_BYTES, BLOCKS)                                                                       \
+    static_assert(FlashShape<D>::SHARED == SHARED_BYTES, "shared memory");                                                \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS) NAME##_##D(const __grid_constant__ AttentionArguments a) { \
+        begin();                                                                                                          \
+        attention_flash<D, PAGES>(a);                                                                                     \
+    }

@@ -70,8 +70,7 @@ template <int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWo
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 if constexpr (FP8) {
-                    // 2^8 for what halves_of_e4m3 gives. A vector beyond 57,344 is scaled down to that: halves end at 65,504.
-                    const float by = fminf(256.0f * __uint_as_float(scale), 32768.0f);
+                    const float by = half_scale_of_e4m3(__uint_as_float(scale));
                     to[i] = half2_mul(halves_of_e4m3(words[i / 2], i & 1), pack_half2(by, by));
                 } else if constexpr (BYTES) {
                     // Halves 1024 + 128 + byte, less 1152.
