@@ -6,8 +6,8 @@
 //!
 //! On Linux each lane is bound to its half. The CPU device has a worker for each core that it may
 //! use, and they wait for each other hundreds of times a step: with four workers of two programs on
-//! two cores, some binaries took three times as long. So on two cores the device has one worker,
-//! but for the tests that ask for more; `full` binds nothing.
+//! two cores, some binaries took three times as long. So on two cores the device has one worker
+//! unless a test asks for more. `full` does not bind its lanes.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};

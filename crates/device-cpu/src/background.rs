@@ -1,7 +1,7 @@
 //! A step in the background: computed in parts, between the steps that are submitted.
 //!
 //! It has tables, activations and scratch of its own, for few rows of one sequence, and shares weights, pages and states with the
-//! other steps. A part is what the workers compute between two meetings: a command, mostly. How long each takes is kept from step to
+//! other steps. A part is what the workers compute between two barriers: mostly one command. How long each takes is kept from step to
 //! step, so that a part begins only where it is expected to end in time.
 
 use crate::isa::Isa;
@@ -29,13 +29,13 @@ pub fn limits(limits: &Limits) -> Option<Limits> {
 
 /// The step, and what it is computed with.
 pub struct Background {
-    pub tables: Tables,
+    tables: Tables,
     step: OwnedStep,
     /// The command with which its next part begins.
     next: usize,
     longest: Duration,
-    /// What each command, with those before it that it does not wait for, took last time; by plan and [one row, many rows].
-    seconds: Vec<[Vec<Option<Cost>>; 2]>,
+    /// What the part that ends with each command took last time; by plan and [one row, many rows].
+    costs: Vec<[Vec<Option<Cost>>; 2]>,
 }
 
 /// What a part took, with so many rows.
@@ -67,9 +67,9 @@ impl Background {
     ) -> Result<Background> {
         let lowered = Lowered::new(plans, limits, isa, n_workers);
         let tables = Tables::new(&lowered, limits, kept, weights, isa)?;
-        let unknown = |plan| [1, 2].map(|n_rows| vec![None; tables.n_commands(plan, n_rows)]);
-        let seconds = (0..plans.len()).map(unknown).collect();
-        Ok(Background { tables, step: OwnedStep::default(), next: 0, longest: Duration::ZERO, seconds })
+        let unknown = |plan| [1, 2].map(|n_rows| vec![None; tables.commands(plan, n_rows).len()]);
+        let costs = (0..plans.len()).map(unknown).collect();
+        Ok(Background { tables, step: OwnedStep::default(), next: 0, longest: Duration::ZERO, costs })
     }
 
     /// Begin a step.
@@ -91,8 +91,8 @@ impl Background {
     ) -> std::result::Result<BackgroundProgress, Interrupted> {
         let step = self.step.borrow();
         let n_rows = step.tokens.len();
-        let n_commands = self.tables.n_commands(step.plan, n_rows);
-        let costs = &mut self.seconds[step.plan][usize::from(n_rows > 1)];
+        let n_commands = self.tables.commands(step.plan, n_rows).len();
+        let costs = &mut self.costs[step.plan][usize::from(n_rows > 1)];
         let mut now = Instant::now();
         let mut is_first = true;
         while self.next < n_commands {
@@ -115,9 +115,9 @@ impl Background {
     }
 }
 
-/// The commands from `first` to the next after which the workers meet.
+/// The commands from `first` to the next one that ends with a barrier.
 fn part(tables: &Tables, plan: usize, n_rows: usize, first: usize) -> Range<usize> {
     let commands = tables.commands(plan, n_rows);
-    let meeting = commands[first..].iter().position(|command| command.sync);
-    first..meeting.map_or(commands.len(), |at| first + at + 1)
+    let barrier = commands[first..].iter().position(|command| command.sync);
+    first..barrier.map_or(commands.len(), |at| first + at + 1)
 }

@@ -255,11 +255,6 @@ impl Tables {
         &self.plans[plan].table(n_rows).commands
     }
 
-    /// How many these are.
-    pub fn n_commands(&self, plan: usize, n_rows: usize) -> usize {
-        self.commands(plan, n_rows).len()
-    }
-
     /// Write down what the commands of a step read besides the step itself.
     pub fn prepare(&mut self, step: &Step, kept: &Kept, n_workers: usize) {
         for span in step.spans {

@@ -34,7 +34,7 @@ pub trait HostProgram: Send {
         Err(device::no_background(self.name()))
     }
 
-    /// As [`Program::advance_background`], of a step that was begun. After an error it is not asked for again.
+    /// As [`Program::advance_background`], of a step that was begun. It is not called again after an error.
     ///
     /// # Errors
     /// As there.

@@ -271,7 +271,7 @@ mod tests {
                 for head in 0..layer.n_kv_heads {
                     pages.read(*id, *half, table, *position, head, &mut vector);
                     let expected = value + head as f32;
-                    // Halves hold whole numbers to 2048; Q8_0's scale is a half, 2^-11 off at most; FP8 has three bits of mantissa.
+                    // Halves hold integers up to 2048; Q8_0's scale is a half, 2^-11 off at most; FP8 has three bits of mantissa.
                     let bound = match kind {
                         KvType::F32 => 0.0,
                         KvType::F16 | KvType::I16 | KvType::I8 | KvType::Q8_0 => expected * 1e-3,

@@ -19,7 +19,7 @@ pub struct PlanBuilder {
     layer: Option<u32>,
     n_vocab: usize,
     rng: Rng,
-    /// Whether matrices have no numbers.
+    /// Whether matrices are zero bytes instead of quantised random numbers.
     is_blank: bool,
 }
 

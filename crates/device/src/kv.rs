@@ -72,8 +72,8 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// Whether numbers have fewer digits than a key with a large bias needs: whole numbers with a scale, in which a large column takes digits
-    /// from the others too, and FP8. Their keys are stored without what is known of them ([`key_bias`](crate::key_bias)).
+    /// Whether a key with a large bias loses precision: in integers with a scale, where one large column makes the steps of all others
+    /// coarse, and in FP8. Such keys are stored without their bias ([`key_bias`](crate::key_bias)).
     pub const fn is_quantized(self) -> bool {
         match self {
             KvType::F32 | KvType::F16 => false,
