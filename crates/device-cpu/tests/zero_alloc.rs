@@ -41,7 +41,8 @@ fn a_step_allocates_nothing() {
     sampling_allocates_nothing(&device);
     // Several plans, with encoder states that slots share.
     let cases = check_op_cases();
-    let cases = cases.iter().filter(|case| case.name.starts_with("50 encoder states"));
+    let cases =
+        cases.iter().filter(|case| case.name.starts_with("50 encoder states") && case.runs_on(&device));
     assert!(cases.clone().count() > 0);
     for case in cases {
         for numerics in [Numerics::Fast, Numerics::Deterministic] {
