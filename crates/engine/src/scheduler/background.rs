@@ -29,6 +29,12 @@ const LEAST_TIME: f64 = 1.0 / 8.0;
 /// The most that less is planned for than is allowed.
 const MOST_MARGIN: f64 = 1.25;
 
+/// How many times what it takes alone a step of answers takes after a part of a chunk, at most: what is more is not the chunk's doing.
+const MOST_SLOWDOWN: f64 = 1.5;
+
+/// How much one such step moves the mean.
+const SLOWDOWN_WEIGHT: f64 = 0.1;
+
 /// What is computed in the background, and how much of it at once.
 #[derive(Debug)]
 pub(super) struct Background {
@@ -39,6 +45,9 @@ pub(super) struct Background {
     n_rows: usize,
     /// Of the times between two tokens.
     margin: Margin,
+    /// How many times what it takes alone a step of answers takes after a part of a chunk, whose weights and keys have taken the place
+    /// of the answers' in the cache: a mean.
+    slowdown: f64,
     /// Seconds after the last step, and that it and the next step may take together.
     seconds: f64,
     allowed: f64,
@@ -67,6 +76,7 @@ impl Background {
             last: None,
             n_rows: FIRST_ROWS,
             margin: Margin::new(MOST_MARGIN),
+            slowdown: 1.0,
             seconds: 0.0,
             allowed: 0.0,
             step_done: None,
@@ -111,10 +121,21 @@ impl Background {
         self.n_waiting = self.n_found;
     }
 
-    /// A step is done, at `now`.
-    pub(super) fn note_step(&mut self, now: Instant) {
-        let Some(before) = self.step_done.take() else { return };
+    /// A step is done, at `now`; whether the chunk went on before it.
+    pub(super) fn note_step(&mut self, now: Instant) -> bool {
+        let Some(before) = self.step_done.take() else { return false };
         self.margin.note(now.saturating_duration_since(before).as_secs_f64() > self.allowed);
+        true
+    }
+
+    /// A step of answers that takes `alone` seconds took `seconds` after a part of the chunk: what it would have taken without.
+    pub(super) fn note_slowdown(&mut self, alone: f64, seconds: f64) -> f64 {
+        if alone <= 0.0 {
+            return seconds;
+        }
+        let slowdown = (seconds / alone).clamp(1.0, MOST_SLOWDOWN);
+        self.slowdown += SLOWDOWN_WEIGHT * (slowdown - self.slowdown);
+        seconds / slowdown
     }
 
     /// A chunk of `n_rows` rows, the longest of whose parts took so long, is done.
@@ -245,7 +266,8 @@ impl Scheduler {
             return Some(None);
         };
         let alone = self.alone();
-        let left = (allowed / self.background.margin.factor() - alone) / self.n_prompts() as f64;
+        let answers = alone * self.background.slowdown;
+        let left = (allowed / self.background.margin.factor() - answers) / self.n_prompts() as f64;
         self.background.seconds = left.max(LEAST_TIME * alone);
         (self.background.allowed, self.background.step_done) = (allowed, Some(now));
         Some(Some(now + Duration::from_secs_f64(self.background.seconds)))

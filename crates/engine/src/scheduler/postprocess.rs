@@ -24,12 +24,18 @@ impl Scheduler {
     ) {
         let Some(flight) = self.in_flight.pop_front() else { return };
         let seconds = now.saturating_duration_since(flight.begun).as_secs_f64();
-        self.background.note_step(now);
+        let is_after_background = self.background.note_step(now);
         if let Some(speculator) = self.speculator.as_mut().filter(|_| flight.all_answer) {
             speculator.observe(flight.load.n_rows, seconds);
         }
         match flight.n_prompt_rows {
-            0 => self.observe_answer_step(flight.load, seconds),
+            0 => {
+                let alone = match is_after_background {
+                    true => self.background.note_slowdown(flight.alone, seconds),
+                    false => seconds,
+                };
+                self.observe_answer_step(flight.load, alone);
+            }
             _ => {
                 self.cost.observe(flight.load, seconds);
                 if flight.is_limited {

@@ -27,6 +27,9 @@ struct Simulation {
     tokens: Vec<Vec<u32>>,
     /// How long a part of what is computed in the background takes.
     part: Duration,
+    /// How many times as long a step takes after such parts, and whether the next one does.
+    slowdown: f64,
+    is_slow: bool,
     /// When a step was done last, and the seconds between two such times.
     done: Option<Instant>,
     gaps: Vec<f64>,
@@ -80,6 +83,8 @@ impl Simulation {
             n_added: 0,
             tokens: vec![],
             part: Duration::from_micros(200),
+            slowdown: 1.0,
+            is_slow: false,
             done: None,
             gaps: vec![],
         }
@@ -111,6 +116,7 @@ impl Simulation {
         if let Some(flight) = flight {
             program.wait(flight.ticket.unwrap()).unwrap();
         }
+        let seconds = if std::mem::take(&mut self.is_slow) { self.slowdown * seconds } else { seconds };
         *now += Duration::from_secs_f64(seconds);
         scheduler.postprocess(*now, program.as_mut(), &mut |event| {
             if let Event::Token { sequence, id, .. } = event {
@@ -129,6 +135,7 @@ impl Simulation {
     fn go_on_in_background(&mut self) {
         let Simulation { scheduler, program, now, part, .. } = self;
         let Some(until) = scheduler.background_until(*now, program.as_mut()) else { return };
+        self.is_slow = true;
         loop {
             let progress = program.advance_background(until).unwrap();
             *now += *part;
