@@ -13,8 +13,7 @@ impl CudaProgram {
         let done = &self.ahead.done;
         let view =
             self.plans.get(done.plan)?.values.get(id.0 as usize).filter(|view| view.offset != NO_PLACE)?;
-        let n = view.rows.count(done.sizes.n_rows, done.sizes.n_outputs) * view.cols;
-        Some((view.offset, n * 4))
+        Some((view.offset, view.n_words(&done.sizes) * 4))
     }
 
     /// Copy what the caller may read of the step that was just waited for: its logits and what its plan keeps.
