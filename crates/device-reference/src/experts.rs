@@ -230,14 +230,8 @@ mod tests {
             data: Bytes::from_slice(&values.map(f32::to_le_bytes).concat()),
             planes: Planes::default(),
         };
-        let weight = Weight {
-            name: "w".to_owned(),
-            shape: vec![3, 2, 2],
-            block: BlockType::F32,
-            data: Bytes::from_slice(&[]),
-            planes: Planes::default(),
-            parts: vec![part([1., 0., 0., 1.]), part([9.; 4]), part([0., 2., 1., 1.])],
-        };
+        let parts = vec![part([1., 0., 0., 1.]), part([9.; 4]), part([0., 2., 1., 1.])];
+        let weight = Weight::stack("w", [2, 2], BlockType::F32, parts);
         let ids = [2, 0, 0, 2];
         let mut out = [0.0; 8];
         linear(&[1., 2., 3., 4.], &ids, 2, &weight, &mut out);

@@ -147,6 +147,23 @@ impl Weight {
         }
     }
 
+    /// A stack `(parts.len(), n_out, n_in)` of matrices.
+    pub fn stack(
+        name: impl Into<String>,
+        [n_out, n_in]: [usize; 2],
+        block: BlockType,
+        parts: Vec<WeightPart>,
+    ) -> Weight {
+        Weight {
+            name: name.into(),
+            shape: vec![parts.len(), n_out, n_in],
+            block,
+            data: Bytes::from_slice(&[]),
+            planes: Planes::default(),
+            parts,
+        }
+    }
+
     /// All its bytes: the one view, or each part's, and the planes beside them.
     pub fn views(&self) -> impl Iterator<Item = &Bytes> {
         let whole = std::iter::once(&self.data).filter(|data| !data.is_empty());

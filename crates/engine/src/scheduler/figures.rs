@@ -1,6 +1,7 @@
 //! What the scheduler has done, and when a new sequence would be answered.
 
-use super::{Load, Scheduler};
+use super::Scheduler;
+use super::cost::Load;
 use crate::Timings;
 
 /// How much one answer moves the mean of their times.

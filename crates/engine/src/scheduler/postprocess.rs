@@ -5,10 +5,13 @@ use std::time::Instant;
 use device::Program;
 
 use super::flight::FlightSpan;
-use super::{Flight, RATE_WEIGHT, Scheduler, emit_done};
+use super::{Flight, Scheduler, emit_done};
 use crate::sequence::{Sequence, slide};
 use crate::speculate::{Computed, Target};
 use crate::{Error, Event, FinishReason, Overflow, Progress};
+
+/// How much one step moves the rate of rows.
+const RATE_WEIGHT: f64 = 1.0 / 16.0;
 
 impl Scheduler {
     /// The oldest step in flight is done, at `now`: note its rows, learn prompts, let go of pages, take the tokens that its
