@@ -1,5 +1,7 @@
 //! What every device is tested with, of layers and experts on two devices; and what such a model is refused for.
 
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
+
 use std::sync::Arc;
 
 use device::{

@@ -578,4 +578,7 @@ fn experts_of_a_model_are_on_the_cpu() {
     let dense = fixture("models/llama");
     let message = error(&["plan", dense.to_str().unwrap(), "--device", "reference", "--cpu-moe-layers", "2"]);
     assert!(message.contains("found a model without experts"), "{message}");
+    let batches = ["--parallel", "1,2", "-p", "4", "-n", "2", "-r", "1", "--json", "--n-cpu-moe", "9"];
+    let rows = ok(&[&["bench", folder, "--device", "reference"][..], &batches].concat());
+    assert!(rows.contains("the experts of layers 0 to 3: "), "{rows}");
 }
