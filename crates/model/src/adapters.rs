@@ -10,7 +10,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use device::{RopeStyle, Weight, WeightPart};
-use weights::{BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, Tensor, Value};
+use weights::{BlockType, Checkpoint, Metadata, Naming, Planes, Tensor, Value};
 
 use crate::error::{Error, Result};
 use crate::names::{MODEL_PREFIXES, TensorName, TensorRole};
@@ -98,14 +98,8 @@ impl<'a> Adapters<'a> {
         let stack = |which: &str, [rows, cols]: [usize; 2], parts: Vec<Option<Vec<f32>>>| {
             let zeros = part(&vec![0.0; rows * cols]);
             let of = |values: Option<Vec<f32>>| values.map_or_else(|| zeros.clone(), |v| part(&v));
-            Weight {
-                name: name(which),
-                shape: vec![parts.len() + 1, rows, cols],
-                block: BlockType::F32,
-                data: Bytes::from_slice(&[]),
-                planes: Planes::default(),
-                parts: std::iter::once(zeros.clone()).chain(parts.into_iter().map(of)).collect(),
-            }
+            let parts = std::iter::once(zeros.clone()).chain(parts.into_iter().map(of)).collect();
+            Weight::stack(name(which), [rows, cols], BlockType::F32, parts)
         };
         let (mut down, mut up) = (Vec::new(), Vec::new());
         for pair in pairs {

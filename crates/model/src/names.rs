@@ -3,12 +3,14 @@
 
 mod keys;
 mod recurrent;
+mod roles;
 mod speech;
 mod tensors;
 
 pub(crate) use keys::TINY;
 pub use keys::*;
 pub use recurrent::*;
+pub use roles::TensorRole;
 pub use speech::*;
 pub use tensors::*;
 

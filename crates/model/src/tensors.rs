@@ -1,17 +1,23 @@
 //! From roles to weights: finds each tensor under its name, checks its shape, and takes the rows that belong to the role.
 //!
-//! Past 600 lines: whatever is taken is also marked as used, so that what no layer asked for can be reported.
+//! Whatever is taken is also marked as used, so that what no layer asked for can be reported.
+
+mod experts;
+mod shape;
+mod values;
 
 use std::collections::{BTreeSet, HashMap};
 
-use device::{Weight, WeightPart};
-use weights::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor, codec};
+use device::Weight;
+use weights::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor};
 
-use crate::descriptor::RecurrentKind;
-use crate::descriptor::{ArchDescriptor, QkNorm};
+use crate::descriptor::ArchDescriptor;
 use crate::error::{Error, Result};
 use crate::names::{Key, MEASURES, MODEL_PREFIXES, NEXT_PREFIX, TensorName, TensorRole};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::ModelSpec;
+
+pub(crate) use experts::lies_as;
+pub(crate) use shape::shape;
 
 /// The tensors of a checkpoint, found by role.
 pub(crate) struct Tensors<'a> {
@@ -179,17 +185,6 @@ impl<'a> Tensors<'a> {
         numbers.max()
     }
 
-    /// The values of a small vector outside the layers, if the file has it, whatever its length up to `max_len`.
-    pub fn small_vector(&mut self, role: TensorRole, max_len: usize) -> Result<Option<Vec<f32>>> {
-        let Some(Located { tensor, .. }) = self.locate(role, None, "weight") else { return Ok(None) };
-        if tensor.shape.len() != 1 || tensor.n_cols() > max_len {
-            return Err(bad_shape(tensor, role, format!("a vector of at most {max_len}")));
-        }
-        whole(tensor)?;
-        self.used.insert(&tensor.name);
-        self.decode(tensor, 0, tensor.n_cols()).map(Some)
-    }
-
     /// The weight matrix of a role, a view of the file.
     pub fn matrix(&mut self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Weight> {
         let shape = shape(spec, role, layer);
@@ -208,14 +203,7 @@ impl<'a> Tensors<'a> {
             return self.turned(tensor, first, shape);
         }
         if located.stacked.is_empty() && n_beyond == 0 {
-            return Ok(Weight {
-                name: tensor.name.clone(),
-                shape,
-                block: tensor.block,
-                data: tensor.data.clone(),
-                planes: tensor.planes.clone(),
-                parts: vec![],
-            });
+            return Ok(view_of(tensor, shape));
         }
         let (data, planes) = tensor.rows(first..first + n_rows).ok_or_else(|| short(tensor))?;
         let name = format!("{}[{first}..{}]", tensor.name, first + n_rows);
@@ -226,7 +214,7 @@ impl<'a> Tensors<'a> {
     /// nothing is decoded, a view of as many bytes stands for it.
     fn turned(&self, tensor: &Tensor, first: usize, shape: Vec<usize>) -> Result<Weight> {
         let name = format!("{}[{first}..{}] turned", tensor.name, first + shape[0]);
-        let plain = if value_bytes(tensor.block).is_some() { tensor.clone() } else { self.plain(tensor) };
+        let plain = self.plain_unless_turnable(tensor);
         let data = turned_bytes(&plain, 0, (first, 1), [shape[0], shape[1]], self.decodes)?;
         Ok(Weight { name, shape, block: plain.block, data, planes: Planes::default(), parts: vec![] })
     }
@@ -246,191 +234,12 @@ impl<'a> Tensors<'a> {
             return Ok(Weight { shape: matrix, ..Weight::vector(&tensor.name, &values) });
         }
         whole(tensor)?;
-        Ok(Weight {
-            name: tensor.name.clone(),
-            shape: matrix,
-            block: tensor.block,
-            data: tensor.data.clone(),
-            planes: tensor.planes.clone(),
-            parts: vec![],
-        })
+        Ok(view_of(tensor, matrix))
     }
 
-    /// The matrices of a role's experts, views of the file: each a tensor by itself, or all in one, where those of other
-    /// roles may stand before or after.
-    pub fn experts(&mut self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Weight> {
-        let shape = shape(spec, role, layer);
-        let [n, n_out, _] = shape[..] else { return Err(self.missing(spec, role, layer)) };
-        let names = self.names(role, layer, "weight");
-        for (i, (name, row)) in names.iter().enumerate() {
-            let stacked = row.stacked;
-            let tensor = |name: &str| self.by_name.get(name).copied();
-            let each = name.contains("{e}");
-            let Some(one) = tensor(&name.replace("{e}", "0")) else { continue };
-            let again = names.iter().skip(i + 1).any(|(other, _)| other == name);
-            if again && !lies_as(spec, row, layer, one, self.naming) {
-                continue;
-            }
-            let mut parts = Vec::with_capacity(n);
-            if each {
-                for expert in 0..n {
-                    let name = name.replace("{e}", &expert.to_string());
-                    let found =
-                        tensor(&name).ok_or_else(|| self.missing_name(name, role, layer, &shape[1..]))?;
-                    if found.shape != shape[1..] || found.block != one.block {
-                        return Err(bad_shape(
-                            found,
-                            role,
-                            format!("shape {:?} of {}", &shape[1..], one.block),
-                        ));
-                    }
-                    whole(found)?;
-                    self.used.insert(&found.name);
-                    parts.push(WeightPart { data: found.data.clone(), planes: found.planes.clone() });
-                }
-            } else {
-                let rows = |roles: &[TensorRole]| {
-                    roles
-                        .iter()
-                        .map(|r| self::shape(spec, *r, layer).get(1).copied().unwrap_or(0))
-                        .sum::<usize>()
-                };
-                let place = stacked.iter().position(|r| *r == role).unwrap_or(0);
-                let (before, step) = match row.interleaved {
-                    true => (place, stacked.len()),
-                    false => (rows(&stacked[..place]), 1),
-                };
-                let all = if stacked.is_empty() { n_out } else { rows(stacked) };
-                if let Some(of_scales) = name.strip_suffix("_blocks") {
-                    let scales_name = format!("{of_scales}_scales");
-                    let scales = tensor(&scales_name).ok_or_else(|| {
-                        self.missing_name(scales_name, role, layer, &[n, all, shape[2] / 32])
-                    })?;
-                    let found = [one, scales].map(|t| (t.shape.clone(), t.data.len()));
-                    let n_blocks = n * all * (shape[2] / 32);
-                    let expected = [
-                        (vec![n, all, shape[2] / 32, 16], n_blocks * 16),
-                        (vec![n, all, shape[2] / 32], n_blocks),
-                    ];
-                    if found != expected || !shape[2].is_multiple_of(32) {
-                        return Err(bad_shape(
-                            one,
-                            role,
-                            format!("shape {:?}, scales beside", expected[0].0),
-                        ));
-                    }
-                    self.used.insert(&one.name);
-                    self.used.insert(&scales.name);
-                    return Ok(self.four_bits([one, scales], role, shape, (all, before, step)));
-                }
-                if row.is_transposed(self.naming) {
-                    if one.shape != [n, shape[2], all] {
-                        return Err(bad_shape(one, role, format!("shape {:?}", [n, shape[2], all])));
-                    }
-                    whole(one)?;
-                    self.used.insert(&one.name);
-                    let plain = if value_bytes(one.block).is_some() { one.clone() } else { self.plain(one) };
-                    for expert in 0..n {
-                        let above = expert * shape[2];
-                        let data =
-                            turned_bytes(&plain, above, (before, step), [n_out, shape[2]], self.decodes)?;
-                        parts.push(WeightPart { data, planes: Planes::default() });
-                    }
-                    let name = format!("{name} ({}), turned", role.what());
-                    let (data, planes) = (Bytes::from_slice(&[]), Planes::default());
-                    return Ok(Weight { name, shape, block: plain.block, data, planes, parts });
-                }
-                if one.shape != [n, all, shape[2]] {
-                    return Err(bad_shape(one, role, format!("shape {:?}", [n, all, shape[2]])));
-                }
-                whole(one)?;
-                self.used.insert(&one.name);
-                for expert in 0..n {
-                    let first = expert * all + before;
-                    let (data, planes) = one.rows(first..first + n_out).ok_or_else(|| short(one))?;
-                    parts.push(WeightPart { data, planes });
-                }
-            }
-            let name = if stacked.is_empty() { name.clone() } else { format!("{name} ({})", role.what()) };
-            let name = name.replace("{e}", "*");
-            let (data, planes) = (Bytes::from_slice(&[]), Planes::default());
-            return Ok(Weight { name, shape, block: one.block, data, planes, parts });
-        }
-        Err(self.missing(spec, role, layer))
-    }
-
-    /// Rows of experts whose blocks of 4 bits and scales are tensors of their own, as blocks that hold both: a copy.
-    fn four_bits(
-        &self,
-        [blocks, scales]: [&Tensor; 2],
-        role: TensorRole,
-        shape: Vec<usize>,
-        (all, first, step): (usize, usize, usize),
-    ) -> Weight {
-        let [n, n_out, n_in] = [shape[0], shape[1], shape[2]];
-        let per_row = n_in / 32;
-        let bytes = per_row * 17;
-        let nothing = Bytes::from_slice(&vec![0; if self.decodes { 0 } else { n_out * bytes }]);
-        let part = |expert: usize| {
-            if !self.decodes {
-                return nothing.clone();
-            }
-            let mut rows = vec![0; n_out * bytes];
-            for (r, row) in rows.chunks_exact_mut(bytes).enumerate() {
-                let source = (expert * all + first + r * step) * per_row;
-                for (b, block) in row.chunks_exact_mut(17).enumerate() {
-                    let nibbles = &blocks.data[(source + b) * 16..][..16];
-                    codec::mxfp4::from_pairs(scales.data[source + b], nibbles, block);
-                }
-            }
-            Bytes::from_slice(&rows)
-        };
-        let parts = (0..n).map(|e| WeightPart { data: part(e), planes: Planes::default() }).collect();
-        Weight {
-            name: format!("{} ({})", blocks.name, role.what()),
-            shape,
-            block: BlockType::MXFP4,
-            data: Bytes::from_slice(&[]),
-            planes: Planes::default(),
-            parts,
-        }
-    }
-
-    /// The heads' matrices of latent attention, as stacks: from what of a query does not rotate to the latent
-    /// `(n_heads, rank, plain)`, and from the latent to values `(n_heads, value, rank)`.
-    pub fn latent_heads(&mut self, spec: &ModelSpec, layer: Option<usize>) -> Result<(Weight, Weight)> {
-        use TensorRole::{AttnKB, AttnKvB, AttnVB};
-        if self.locate(AttnKB, layer, "weight").is_some() {
-            return Ok((self.experts(spec, AttnKB, layer)?, self.experts(spec, AttnVB, layer)?));
-        }
-        let (of_k, of_v) = (shape(spec, AttnKB, layer), shape(spec, AttnVB, layer));
-        let ([n, rank, plain], [_, value, _]) = ([of_k[0], of_k[1], of_k[2]], [of_v[0], of_v[1], of_v[2]]);
-        let located =
-            self.locate(AttnKvB, layer, "weight").ok_or_else(|| self.missing(spec, AttnKvB, layer))?;
-        let (tensor, _) = self.check(spec, AttnKvB, layer, &located, &shape(spec, AttnKvB, layer))?;
-        let plainly = value_bytes(tensor.block).is_some();
-        let (mut keys, mut values) = (Vec::with_capacity(n), Vec::with_capacity(n));
-        for head in 0..n {
-            let first = head * (plain + value);
-            let (data, planes) = tensor.rows(first..first + plain).ok_or_else(|| short(tensor))?;
-            let rows = Tensor { shape: vec![plain, rank], data, planes, ..tensor.clone() };
-            let rows = if plainly { rows } else { self.plain(&rows) };
-            let data = turned_bytes(&rows, 0, (0, 1), [rank, plain], self.decodes)?;
-            keys.push(WeightPart { data, planes: Planes::default() });
-            let (data, planes) =
-                tensor.rows(first + plain..first + plain + value).ok_or_else(|| short(tensor))?;
-            values.push(WeightPart { data, planes });
-        }
-        let block = if plainly { tensor.block } else { BlockType::F32 };
-        let stack = |what: &str, shape, block, parts| Weight {
-            name: format!("{} ({what})", tensor.name),
-            shape,
-            block,
-            data: Bytes::from_slice(&[]),
-            planes: Planes::default(),
-            parts,
-        };
-        Ok((stack("keys, turned", of_k, block, keys), stack("values", of_v, tensor.block, values)))
+    /// A tensor of single numbers, which can be turned: in F32 where it is blocks.
+    fn plain_unless_turnable(&self, tensor: &Tensor) -> Tensor {
+        if value_bytes(tensor.block).is_some() { tensor.clone() } else { self.plain(tensor) }
     }
 
     /// A tensor in F32.
@@ -441,200 +250,12 @@ impl<'a> Tensors<'a> {
         Tensor { block: BlockType::F32, data, planes: Planes::default(), ..tensor.clone() }
     }
 
-    /// A vector of a role in f32, if the file has it: also the rows of one after another, where some of the rows of each may be
-    /// another role's.
-    pub fn vectors(
-        &mut self,
-        spec: &ModelSpec,
-        role: TensorRole,
-        layer: Option<usize>,
-    ) -> Result<Option<Weight>> {
-        let shape = shape(spec, role, layer);
-        for (name, row) in self.names(role, layer, "weight") {
-            let Some(tensor) = self.named(&name) else { continue };
-            let n_stacked = row.stacked.len().max(1);
-            let mut expected = shape.clone();
-            expected.last_mut().into_iter().for_each(|n| *n *= n_stacked);
-            let one_row = matches!(tensor.shape[..], [1, n] if expected == [n]);
-            if tensor.shape != expected && !one_row {
-                return Err(bad_shape(tensor, role, format!("shape {expected:?}")));
-            }
-            whole(tensor)?;
-            self.used.insert(&tensor.name);
-            let first = row.stacked.iter().position(|r| *r == role).unwrap_or(0);
-            let all = self.plain(tensor).to_f32();
-            let values: Vec<f32> = all.into_iter().skip(first).step_by(n_stacked).collect();
-            let name = if n_stacked > 1 { format!("{name} ({})", role.what()) } else { name };
-            return Ok(Some(Weight::vector(name, &values)));
-        }
-        Ok(None)
-    }
-
-    /// A vector of a role in f32, times a factor.
-    pub fn scaled(
-        &mut self,
-        spec: &ModelSpec,
-        role: TensorRole,
-        layer: Option<usize>,
-        factor: f32,
-    ) -> Result<Weight> {
-        let shape = shape(spec, role, layer);
-        let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
-        let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
-        let values: Vec<f32> =
-            self.decode(tensor, first, shape[0])?.into_iter().map(|v| v * factor).collect();
-        Ok(Weight::vector(&tensor.name, &values))
-    }
-
-    /// The matrix of a role in f32, each column times the factor that the vector of another role has for it.
-    pub fn columns_scaled(
-        &mut self,
-        spec: &ModelSpec,
-        role: TensorRole,
-        factors: TensorRole,
-        layer: Option<usize>,
-    ) -> Result<Weight> {
-        let matrix = self.matrix(spec, role, layer)?;
-        let factors = self.flat_values(spec, factors, layer)?.1;
-        let mut values = vec![0.0; matrix.n_rows() * matrix.n_cols()];
-        if self.decodes {
-            matrix.decode_rows(0..matrix.n_rows(), &mut values);
-        }
-        for row in values.chunks_exact_mut(factors.len().max(1)) {
-            row.iter_mut().zip(&factors).for_each(|(value, factor)| *value *= factor);
-        }
-        let name = format!("{} with scaled columns", matrix.name);
-        Ok(Weight { shape: matrix.shape, ..Weight::vector(name, &values) })
-    }
-
-    /// The values of a role in f32, times a factor, in whatever shape the file has them: of taps the middle or last dimension may
-    /// be 1, of a norm in groups these may be rows.
-    pub fn flat(
-        &mut self,
-        spec: &ModelSpec,
-        role: TensorRole,
-        layer: Option<usize>,
-        factor: f32,
-    ) -> Result<Weight> {
-        let (name, mut values) = self.flat_values(spec, role, layer)?;
-        if factor != 1.0 {
-            values.iter_mut().for_each(|v| *v *= factor);
-        }
-        Ok(Weight { shape: shape(spec, role, layer), ..Weight::vector(name, &values) })
-    }
-
-    /// The same, with the name that they have as a weight.
-    pub fn flat_values(
-        &mut self,
-        spec: &ModelSpec,
-        role: TensorRole,
-        layer: Option<usize>,
-    ) -> Result<(String, Vec<f32>)> {
-        let shape = shape(spec, role, layer);
-        let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
-        let (tensor, stack) = (located.tensor, located.stacked);
-        let rows =
-            |roles: &[TensorRole]| roles.iter().map(|r| self::shape(spec, *r, layer)[0]).sum::<usize>();
-        let mut all = shape.clone();
-        let mut before = 0;
-        if !stack.is_empty() {
-            all[0] = rows(stack);
-            before = rows(&stack[..stack.iter().position(|r| *r == role).unwrap_or(0)]);
-        }
-        let squeezed = |shape: &[usize]| shape.iter().copied().filter(|n| *n != 1).collect::<Vec<_>>();
-        let n_values = tensor.n_rows() * tensor.n_cols();
-        let grouped = all.len() == 1 && tensor.shape.len() == 2 && n_values == all[0];
-        if squeezed(&tensor.shape) != squeezed(&all) && !grouped {
-            return Err(bad_shape(tensor, role, format!("shape {all:?}")));
-        }
-        whole(tensor)?;
-        self.used.insert(&tensor.name);
-        let name = if stack.is_empty() {
-            tensor.name.clone()
-        } else {
-            format!("{}[{before}..{}]", tensor.name, before + shape[0])
-        };
-        let row: usize = shape[1..].iter().product();
-        let len = shape[0] * row;
-        if !self.decodes {
-            return Ok((name, vec![0.0; len]));
-        }
-        let values = tensor.to_f32();
-        let own = values.get(before * row..before * row + len).map(<[f32]>::to_vec);
-        own.map(|values| (name, values)).ok_or_else(|| short(tensor))
-    }
-
-    /// The rates of a recurrent layer. GGUF files hold them as they are, others the logarithm of their size.
-    pub fn rate(&mut self, spec: &ModelSpec, layer: Option<usize>) -> Result<Weight> {
-        let (name, mut values) = self.flat_values(spec, TensorRole::Rate, layer)?;
-        if self.naming != Naming::Gguf {
-            values.iter_mut().for_each(|v| *v = -v.exp());
-        }
-        if let Some(bad) = values.iter().find(|rate| rate.is_nan() || **rate > 0.0) {
-            return Err(Error::BadTensor {
-                name,
-                found: format!("a rate of {bad}"),
-                expected: "rates of decay, none above 0".to_owned(),
-            });
-        }
-        Ok(Weight::vector(name, &values))
-    }
-
-    /// The single value of a role, if the file has it.
-    pub fn number(
-        &mut self,
-        spec: &ModelSpec,
-        role: TensorRole,
-        layer: Option<usize>,
-    ) -> Result<Option<f32>> {
-        let Some(located) = self.locate(role, layer, "weight") else { return Ok(None) };
-        let (tensor, first) = self.check(spec, role, layer, &located, &shape(spec, role, layer))?;
-        Ok(self.decode(tensor, first, 1)?.first().copied())
-    }
-
-    /// The norm weight of a role, in f32, with the family's offset.
-    pub fn norm(&mut self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Weight> {
-        let shape = shape(spec, role, layer);
-        let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
-        let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
-        self.vector(tensor, first, shape[0], self.norm_offset())
-    }
-
-    /// What is added to the weights of norms.
-    pub fn norm_offset(&self) -> f32 {
-        if self.has_whole_norms { 0.0 } else { self.family.norm_offset.of(self.naming) }
-    }
-
-    /// The bias of a role, in f32, if the file has one.
-    pub fn bias(
-        &mut self,
-        spec: &ModelSpec,
-        role: TensorRole,
-        layer: Option<usize>,
-    ) -> Result<Option<Weight>> {
-        let Some(located) = self.locate(role, layer, "bias") else { return Ok(None) };
-        let shape = vec![shape(spec, role, layer)[0]];
-        let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
-        let mut bias = self.vector(tensor, first, shape[0], 0.0)?;
-        if !located.stacked.is_empty() {
-            bias.name = format!("{}[{first}..{}]", tensor.name, first + shape[0]);
-        }
-        Ok(Some(bias))
-    }
-
     /// The position embeddings: a view of the file, or, where the file has types of tokens, a table made at load of the sum
     /// with the first type's row, which every token here has.
     pub fn positions(&mut self, spec: &ModelSpec) -> Result<Weight> {
         let positions = self.matrix(spec, TensorRole::PositionEmbedding, None)?;
         let positions = self.without_first_rows(positions, spec.first_position);
-        let Some(Located { tensor, .. }) = self.locate(TensorRole::TokenTypes, None, "weight") else {
-            return Ok(positions);
-        };
-        if !matches!(tensor.shape[..], [rows, cols] if rows > 0 && cols == spec.hidden) {
-            return Err(bad_shape(tensor, TensorRole::TokenTypes, format!("rows of {}", spec.hidden)));
-        }
-        whole(tensor)?;
-        self.used.insert(&tensor.name);
+        let Some(tensor) = self.token_types(spec)? else { return Ok(positions) };
         if !self.decodes {
             return Ok(positions);
         }
@@ -668,8 +289,8 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// The first row of the types of tokens, in f32, if the file has them.
-    pub fn first_type(&mut self, spec: &ModelSpec) -> Result<Option<Weight>> {
+    /// The types of tokens, `(any, hidden)`, if the file has them.
+    fn token_types(&mut self, spec: &ModelSpec) -> Result<Option<&'a Tensor>> {
         let Some(Located { tensor, .. }) = self.locate(TensorRole::TokenTypes, None, "weight") else {
             return Ok(None);
         };
@@ -678,6 +299,12 @@ impl<'a> Tensors<'a> {
         }
         whole(tensor)?;
         self.used.insert(&tensor.name);
+        Ok(Some(tensor))
+    }
+
+    /// The first row of the types of tokens, in f32, if the file has them.
+    pub fn first_type(&mut self, spec: &ModelSpec) -> Result<Option<Weight>> {
+        let Some(tensor) = self.token_types(spec)? else { return Ok(None) };
         let row = self.decode(tensor, 0, spec.hidden)?;
         Ok(Some(Weight::vector(format!("{}[0]", tensor.name), &row)))
     }
@@ -691,15 +318,7 @@ impl<'a> Tensors<'a> {
         if shape.len() == 1 {
             return Ok(Some(self.vector(tensor, 0, shape[0], 0.0)?));
         }
-        let (data, planes) = (tensor.data.clone(), tensor.planes.clone());
-        Ok(Some(Weight {
-            name: tensor.name.clone(),
-            shape,
-            block: tensor.block,
-            data,
-            planes,
-            parts: vec![],
-        }))
+        Ok(Some(view_of(tensor, shape)))
     }
 
     /// An error that a bias is not there.
@@ -761,39 +380,6 @@ impl<'a> Tensors<'a> {
         Ok((tensor, first))
     }
 
-    /// `len` values from `first`, in f32, with `offset` added. A view of the file where it is that already.
-    fn vector(&self, tensor: &Tensor, first: usize, len: usize, offset: f32) -> Result<Weight> {
-        if tensor.block == BlockType::F32 && offset == 0.0 {
-            let view = tensor.data.slice(first * 4..(first + len) * 4).ok_or_else(|| short(tensor))?;
-            // Kernels read vectors as slices of f32; the formats promise no alignment.
-            if view.as_ptr().align_offset(4) == 0 {
-                return Ok(Weight {
-                    name: tensor.name.clone(),
-                    shape: vec![len],
-                    block: BlockType::F32,
-                    data: view,
-                    planes: Planes::default(),
-                    parts: vec![],
-                });
-            }
-        }
-        let values: Vec<f32> = self.decode(tensor, first, len)?.into_iter().map(|v| v + offset).collect();
-        Ok(Weight::vector(&tensor.name, &values))
-    }
-
-    /// `len` values from `first` of the first row, or of the only column, of a tensor that is [`whole`], in whatever type it
-    /// is stored.
-    fn decode(&self, tensor: &Tensor, first: usize, len: usize) -> Result<Vec<f32>> {
-        if !self.decodes {
-            return Ok(vec![0.0; len]);
-        }
-        let n_rows = if tensor.n_cols() == 1 { tensor.n_rows() } else { 1 };
-        let (data, planes) = tensor.rows(0..n_rows).ok_or_else(|| short(tensor))?;
-        let mut values = vec![0.0; n_rows * tensor.n_cols()];
-        codec::dequantize_rows(tensor.block, tensor.n_cols(), &data, planes.as_slices(), &mut values);
-        values.get(first..first + len).map(<[f32]>::to_vec).ok_or_else(|| short(tensor))
-    }
-
     /// Values of all tensors that were asked for.
     pub fn n_parameters(&self) -> u64 {
         let size = |name: &&str| self.by_name.get(name).map_or(0, |t| t.n_rows() as u64 * t.n_cols() as u64);
@@ -811,117 +397,6 @@ pub(crate) fn old_suffix(suffix: &str) -> &'static str {
     match suffix {
         "weight" => "gamma",
         _ => "beta",
-    }
-}
-
-/// Whether the matrices of experts lie as a row of the table says: of two rows of one name their shapes choose.
-pub(crate) fn lies_as(
-    spec: &ModelSpec,
-    row: &TensorName,
-    layer: Option<usize>,
-    tensor: &Tensor,
-    naming: Naming,
-) -> bool {
-    let [n, n_out, n_in] = shape(spec, row.role, layer)[..] else { return true };
-    let of = |role: &TensorRole| shape(spec, *role, layer).get(1).copied().unwrap_or(0);
-    let all = if row.stacked.is_empty() { n_out } else { row.stacked.iter().map(of).sum() };
-    tensor.shape == if row.is_transposed(naming) { [n, n_in, all] } else { [n, all, n_in] }
-}
-
-/// The shape that the numbers give to a role's weight, outermost first.
-pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Vec<usize> {
-    use TensorRole::*;
-    let none = LayerSpec::EMPTY;
-    let layer = layer.and_then(|l| spec.layers.get(l)).unwrap_or(&none);
-    let (hidden, head) = (spec.hidden, layer.head_dim);
-    let (q, kv) = (layer.n_heads * head, layer.n_kv_heads * head);
-    let latent = layer.latent;
-    let whole_row = spec.family.qk_norm == QkNorm::WholeRow;
-    let (n_experts, expert_ffn) = layer.experts.map_or((0, 0), |e| (e.n, e.ffn));
-    let (n_layers, per_layer) = (spec.layers.len(), spec.per_layer_width);
-    let (shared, inner) = layer.recurrent.map_or((0, 0), |r| (r.shared(), r.inner()));
-    let (heads, conv) = layer.recurrent.map_or((0, 0), |r| (r.n_heads, r.conv_size));
-    // Of a recurrence by rows: the rows of a head's state, and the columns of a head.
-    let by_rows = layer.recurrent.filter(|r| r.by_rows).map(|r| (r.rows, r.head_dim));
-    let expert_in = layer.experts.and_then(|e| e.latent).unwrap_or(hidden);
-    let size = spec.family.convolutions.iter().find(|c| c.role == role).map_or(0, |c| c.size);
-    match role {
-        TokenEmbedding | Output => vec![spec.n_vocab, hidden],
-        PositionEmbedding => vec![spec.n_ctx_train + spec.first_position, hidden],
-        // As many rows as the file has.
-        TokenTypes => vec![1, hidden],
-        EmbeddingNorm => vec![hidden],
-        NextEmbeddingNorm | NextHiddenNorm | NextOutputNorm => vec![hidden],
-        NextProjection => vec![hidden, 2 * hidden],
-        OutputNorm | AttnNorm | PostAttnNorm | FfnNorm | PostFfnNorm => vec![hidden],
-        RopeDivisors | RopeShort | RopeLong => vec![layer.rope.as_ref().map_or(0, |r| r.n_dims / 2)],
-        AttnQ if spec.family.attention_gate => vec![2 * q, hidden],
-        AttnQ => vec![latent.map_or(q, |l| layer.n_heads * (l.plain + l.turning)), hidden],
-        AttnK | AttnV => vec![kv, hidden],
-        AttnQNorm => vec![if whole_row { q } else { head }],
-        AttnKNorm => vec![if whole_row { kv } else { head }],
-        AttnOut => vec![hidden, latent.map_or(q, |l| layer.n_heads * l.value)],
-        AttnSinks => vec![layer.n_heads],
-        AttnQA => vec![latent.and_then(|l| l.query_rank).unwrap_or(0), hidden],
-        AttnQANorm => vec![latent.and_then(|l| l.query_rank).unwrap_or(0)],
-        AttnQB => vec![
-            latent.map_or(0, |l| layer.n_heads * (l.plain + l.turning)),
-            latent.and_then(|l| l.query_rank).unwrap_or(0),
-        ],
-        AttnKvA => vec![latent.map_or(0, |l| l.rank + l.turning), hidden],
-        AttnKvANorm => vec![latent.map_or(0, |l| l.rank)],
-        AttnKvB => latent.map_or(vec![0, 0], |l| vec![layer.n_heads * (l.plain + l.value), l.rank]),
-        AttnKB => latent.map_or(vec![0; 3], |l| vec![layer.n_heads, l.rank, l.plain]),
-        AttnVB => latent.map_or(vec![0; 3], |l| vec![layer.n_heads, l.value, l.rank]),
-        RouterBias => vec![n_experts],
-        ExpertGateBias | ExpertUpBias => vec![n_experts, expert_ffn],
-        ExpertDownBias => vec![n_experts, hidden],
-        FfnGate | FfnUp => vec![layer.ffn, hidden],
-        FfnDown => vec![hidden, layer.ffn],
-        ExpertNorm | PostDenseNorm | PostExpertNorm | RouterScale | PostPerLayerNorm => vec![hidden],
-        LayerScale => vec![1],
-        SharedWeight => vec![1, hidden],
-        Router => vec![n_experts, hidden],
-        ExpertScale => vec![n_experts],
-        ExpertGate | ExpertUp => vec![n_experts, expert_ffn, expert_in],
-        ExpertDown => vec![n_experts, expert_in, expert_ffn],
-        PerLayerEmbedding => vec![spec.n_vocab, n_layers * per_layer],
-        PerLayerModel => vec![n_layers * per_layer, hidden],
-        PerLayerNorm => vec![per_layer],
-        PerLayerGate => vec![per_layer, hidden],
-        PerLayerOut => vec![hidden, per_layer],
-        Conv1 => vec![hidden, spec.n_inputs, size],
-        Conv2 => vec![hidden, hidden, size],
-        CrossNorm => vec![hidden],
-        CrossQ => vec![q, hidden],
-        CrossK | CrossV => vec![kv, hidden],
-        CrossOut => vec![hidden, q],
-        RecurrentQ | RecurrentK => vec![shared, hidden],
-        RecurrentV => vec![inner, hidden],
-        RecurrentGate => vec![inner, by_rows.map_or(hidden, |(_, cols)| cols)],
-        RecurrentBeta => vec![heads, hidden],
-        RecurrentStep => by_rows.map_or(vec![heads, hidden], |(rows, cols)| vec![heads * rows, cols]),
-        GateDown | StepDown => vec![by_rows.map_or(0, |(_, cols)| cols), hidden],
-        RecurrentAll => vec![2 * (shared + inner), hidden],
-        RecurrentBetaStep => vec![2 * heads, hidden],
-        ConvQ | ConvK => vec![shared, conv],
-        ConvV => vec![inner, conv],
-        StepBias => vec![heads * by_rows.map_or(1, |(rows, _)| rows)],
-        Rate | Skip => vec![heads],
-        RecurrentNorm => vec![match layer.recurrent {
-            Some(r) if r.kind == RecurrentKind::GatedDelta => r.head_dim,
-            _ => inner,
-        }],
-        RecurrentOut => vec![hidden, inner],
-        LatentDown => vec![expert_in, hidden],
-        LatentUp => vec![hidden, expert_in],
-        StreamsIn | StreamsOut => vec![spec.n_streams.saturating_sub(1), hidden, hidden],
-        StreamNorm | StreamScale | LaurelNorm => vec![hidden],
-        StreamRouter => vec![spec.n_streams, hidden],
-        StreamPredictions => vec![spec.n_streams * spec.n_streams, spec.n_streams],
-        StreamCorrections => vec![spec.n_streams, spec.n_streams],
-        LaurelDown => vec![spec.laurel_rank, hidden],
-        LaurelUp => vec![hidden, spec.laurel_rank],
     }
 }
 
@@ -961,6 +436,12 @@ pub(crate) fn turned_bytes(
         }
     }
     Ok(Bytes::from_slice(&turned))
+}
+
+/// A tensor's bytes as a weight.
+fn view_of(tensor: &Tensor, shape: Vec<usize>) -> Weight {
+    let (data, planes) = (tensor.data.clone(), tensor.planes.clone());
+    Weight { name: tensor.name.clone(), shape, block: tensor.block, data, planes, parts: vec![] }
 }
 
 fn bad_shape(tensor: &Tensor, role: TensorRole, expected: String) -> Error {

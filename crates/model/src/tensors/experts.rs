@@ -1,0 +1,211 @@
+//! Stacks of matrices: those of a layer's experts, and of the heads of latent attention.
+
+use device::{Weight, WeightPart};
+use weights::{BlockType, Bytes, Naming, Planes, Tensor, codec};
+
+use super::{Tensors, bad_shape, shape, short, turned_bytes, value_bytes, whole};
+use crate::error::Result;
+use crate::names::{TensorName, TensorRole};
+use crate::spec::ModelSpec;
+
+/// Which rows of an expert in a tensor are a role's.
+struct Rows {
+    /// Rows of an expert.
+    all: usize,
+    first: usize,
+    /// From one of the role's rows to the next.
+    step: usize,
+}
+
+impl<'a> Tensors<'a> {
+    /// The matrices of a role's experts, views of the file: each a tensor by itself, or all in one, where those of other
+    /// roles may stand before or after.
+    pub fn experts(&mut self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Weight> {
+        let [n, n_out, n_in] = shape(spec, role, layer)[..] else {
+            return Err(self.missing(spec, role, layer));
+        };
+        let names = self.names(role, layer, "weight");
+        for (i, (name, row)) in names.iter().enumerate() {
+            let Some(one) = self.named(&name.replace("{e}", "0")) else { continue };
+            let again = names.iter().skip(i + 1).any(|(other, _)| other == name);
+            if again && !lies_as(spec, row, layer, one, self.naming) {
+                continue;
+            }
+            let shape = [n, n_out, n_in];
+            if name.contains("{e}") {
+                return self.apart((name, row), one, layer, shape);
+            }
+            let before = row.stacked.iter().position(|r| *r == role).unwrap_or(0);
+            let rows = match row.stacked {
+                [] => Rows { all: n_out, first: 0, step: 1 },
+                stacked => Rows {
+                    all: n_stacked(spec, stacked, layer),
+                    first: if row.interleaved { before } else { n_stacked(spec, &stacked[..before], layer) },
+                    step: if row.interleaved { stacked.len() } else { 1 },
+                },
+            };
+            return match name.strip_suffix("_blocks") {
+                Some(of_scales) => {
+                    self.blocks_and_scales(one, &format!("{of_scales}_scales"), role, layer, shape, &rows)
+                }
+                None => self.together((name, row), one, shape, &rows),
+            };
+        }
+        Err(self.missing(spec, role, layer))
+    }
+
+    /// Each expert's matrix is a tensor by itself, of the first one's type.
+    fn apart(
+        &mut self,
+        (name, row): (&str, &TensorName),
+        first: &Tensor,
+        layer: Option<usize>,
+        [n, n_out, n_in]: [usize; 3],
+    ) -> Result<Weight> {
+        let shape = [n_out, n_in];
+        let mut parts = Vec::with_capacity(n);
+        for expert in 0..n {
+            let name = name.replace("{e}", &expert.to_string());
+            let found = self.named(&name).ok_or_else(|| self.missing_name(name, row.role, layer, &shape))?;
+            if found.shape != shape || found.block != first.block {
+                return Err(bad_shape(found, row.role, format!("shape {shape:?} of {}", first.block)));
+            }
+            whole(found)?;
+            self.used.insert(&found.name);
+            parts.push(WeightPart { data: found.data.clone(), planes: found.planes.clone() });
+        }
+        Ok(Weight::stack(stack_name(name, row).replace("{e}", "*"), shape, first.block, parts))
+    }
+
+    /// All experts' matrices are one tensor, `(n, rows.all, n_in)`, or each turned: then a copy, in F32 where it was blocks.
+    fn together(
+        &mut self,
+        (name, row): (&str, &TensorName),
+        tensor: &'a Tensor,
+        [n, n_out, n_in]: [usize; 3],
+        rows: &Rows,
+    ) -> Result<Weight> {
+        let turned = row.is_transposed(self.naming);
+        let expected = if turned { [n, n_in, rows.all] } else { [n, rows.all, n_in] };
+        if tensor.shape != expected {
+            return Err(bad_shape(tensor, row.role, format!("shape {expected:?}")));
+        }
+        whole(tensor)?;
+        self.used.insert(&tensor.name);
+        let mut parts = Vec::with_capacity(n);
+        if turned {
+            let plain = self.plain_unless_turnable(tensor);
+            for expert in 0..n {
+                let columns = (rows.first, rows.step);
+                let data = turned_bytes(&plain, expert * n_in, columns, [n_out, n_in], self.decodes)?;
+                parts.push(WeightPart { data, planes: Planes::default() });
+            }
+            let name = format!("{name} ({}), turned", row.role.what());
+            return Ok(Weight::stack(name, [n_out, n_in], plain.block, parts));
+        }
+        for expert in 0..n {
+            let first = expert * rows.all + rows.first;
+            let (data, planes) = tensor.rows(first..first + n_out).ok_or_else(|| short(tensor))?;
+            parts.push(WeightPart { data, planes });
+        }
+        Ok(Weight::stack(stack_name(name, row), [n_out, n_in], tensor.block, parts))
+    }
+
+    /// All experts' blocks of 4 bits are one tensor and their scales another, as blocks that hold both: a copy.
+    fn blocks_and_scales(
+        &mut self,
+        blocks: &'a Tensor,
+        scales_name: &str,
+        role: TensorRole,
+        layer: Option<usize>,
+        [n, n_out, n_in]: [usize; 3],
+        rows: &Rows,
+    ) -> Result<Weight> {
+        let per_row = n_in / 32;
+        let of_scales = [n, rows.all, per_row];
+        let scales = self
+            .named(scales_name)
+            .ok_or_else(|| self.missing_name(scales_name.to_owned(), role, layer, &of_scales))?;
+        let found = [blocks, scales].map(|t| (&t.shape[..], t.data.len()));
+        let of_blocks = [n, rows.all, per_row, 16];
+        let n_blocks = n * rows.all * per_row;
+        if found != [(&of_blocks[..], n_blocks * 16), (&of_scales[..], n_blocks)] || !n_in.is_multiple_of(32)
+        {
+            return Err(bad_shape(blocks, role, format!("shape {of_blocks:?}, scales beside")));
+        }
+        self.used.insert(&blocks.name);
+        self.used.insert(&scales.name);
+        let bytes = per_row * 17;
+        let nothing = Bytes::from_slice(&vec![0; if self.decodes { 0 } else { n_out * bytes }]);
+        let part = |expert: usize| {
+            if !self.decodes {
+                return nothing.clone();
+            }
+            let mut packed = vec![0; n_out * bytes];
+            for (r, row) in packed.chunks_exact_mut(bytes).enumerate() {
+                let source = (expert * rows.all + rows.first + r * rows.step) * per_row;
+                for (b, block) in row.chunks_exact_mut(17).enumerate() {
+                    let nibbles = &blocks.data[(source + b) * 16..][..16];
+                    codec::mxfp4::from_pairs(scales.data[source + b], nibbles, block);
+                }
+            }
+            Bytes::from_slice(&packed)
+        };
+        let parts = (0..n).map(|e| WeightPart { data: part(e), planes: Planes::default() }).collect();
+        let name = format!("{} ({})", blocks.name, role.what());
+        Ok(Weight::stack(name, [n_out, n_in], BlockType::MXFP4, parts))
+    }
+
+    /// The heads' matrices of latent attention, as stacks: from what of a query does not rotate to the latent
+    /// `(n_heads, rank, plain)`, and from the latent to values `(n_heads, value, rank)`.
+    pub fn latent_heads(&mut self, spec: &ModelSpec, layer: Option<usize>) -> Result<(Weight, Weight)> {
+        use TensorRole::{AttnKB, AttnKvB, AttnVB};
+        if self.locate(AttnKB, layer, "weight").is_some() {
+            return Ok((self.experts(spec, AttnKB, layer)?, self.experts(spec, AttnVB, layer)?));
+        }
+        let (of_k, of_v) = (shape(spec, AttnKB, layer), shape(spec, AttnVB, layer));
+        let ([n, rank, plain], [_, value, _]) = ([of_k[0], of_k[1], of_k[2]], [of_v[0], of_v[1], of_v[2]]);
+        let located =
+            self.locate(AttnKvB, layer, "weight").ok_or_else(|| self.missing(spec, AttnKvB, layer))?;
+        let (tensor, _) = self.check(spec, AttnKvB, layer, &located, &shape(spec, AttnKvB, layer))?;
+        let (mut keys, mut values) = (Vec::with_capacity(n), Vec::with_capacity(n));
+        for head in 0..n {
+            let first = head * (plain + value);
+            let (data, planes) = tensor.rows(first..first + plain).ok_or_else(|| short(tensor))?;
+            let rows = Tensor { shape: vec![plain, rank], data, planes, ..tensor.clone() };
+            let rows = self.plain_unless_turnable(&rows);
+            let data = turned_bytes(&rows, 0, (0, 1), [rank, plain], self.decodes)?;
+            keys.push(WeightPart { data, planes: Planes::default() });
+            let (data, planes) =
+                tensor.rows(first + plain..first + plain + value).ok_or_else(|| short(tensor))?;
+            values.push(WeightPart { data, planes });
+        }
+        let block = if value_bytes(tensor.block).is_some() { tensor.block } else { BlockType::F32 };
+        let name = |what: &str| format!("{} ({what})", tensor.name);
+        let keys = Weight::stack(name("keys, turned"), [rank, plain], block, keys);
+        Ok((keys, Weight::stack(name("values"), [value, rank], tensor.block, values)))
+    }
+}
+
+/// Whether the matrices of experts lie as a row of the table says: of two rows of one name their shapes choose.
+pub(crate) fn lies_as(
+    spec: &ModelSpec,
+    row: &TensorName,
+    layer: Option<usize>,
+    tensor: &Tensor,
+    naming: Naming,
+) -> bool {
+    let [n, n_out, n_in] = shape(spec, row.role, layer)[..] else { return true };
+    let all = if row.stacked.is_empty() { n_out } else { n_stacked(spec, row.stacked, layer) };
+    tensor.shape == if row.is_transposed(naming) { [n, n_in, all] } else { [n, all, n_in] }
+}
+
+/// Rows of an expert's matrices of several roles.
+fn n_stacked(spec: &ModelSpec, roles: &[TensorRole], layer: Option<usize>) -> usize {
+    roles.iter().map(|role| shape(spec, *role, layer).get(1).copied().unwrap_or(0)).sum()
+}
+
+/// What a role's part of a tensor is called.
+fn stack_name(name: &str, row: &TensorName) -> String {
+    if row.stacked.is_empty() { name.to_owned() } else { format!("{name} ({})", row.role.what()) }
+}
