@@ -125,8 +125,8 @@ fn mixture(seed: u64, block: BlockType) -> Plan {
     let mut plan = b.finish(logits);
     // The residual stream after the first layer, whose rows are tokens', and what experts of the second make, in its middle.
     let of_layer = |plan: &Plan, layer: u32, is: fn(&Op) -> bool| {
-        let nodes = plan.nodes.iter().filter(|node| node.layer == Some(layer) && is(&node.op));
-        nodes.last().expect("such a node").op.writes()[0]
+        let at = plan.nodes.iter().rposition(|node| node.layer == Some(layer) && is(&node.op));
+        plan.nodes[at.expect("such a node")].op.writes()[0]
     };
     plan.kept = vec![
         of_layer(&plan, 0, |op| matches!(op, Op::Add { .. })),
