@@ -12,7 +12,7 @@ mod results;
 
 use crate::CudaDevice;
 use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses, Places};
-use crate::driver::{Buffer, Context, Event, Function, Module, NAME, Pinned, Pool};
+use crate::driver::{Address, Buffer, Context, Event, Function, Module, NAME, Pinned, Pool};
 use crate::group::Rank;
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout};
@@ -114,6 +114,8 @@ pub struct CudaProgram {
     /// The logits of the last step that was waited for, then what its plan keeps.
     results: Pinned,
     logits_bytes: usize,
+    /// Room for what is copied to the results: where from, and the bytes there.
+    downloads: Vec<(Address, Range<usize>)>,
     pools: Vec<Pool>,
     kernels: Arc<Kernels>,
     profile: Profile,
@@ -136,6 +138,9 @@ pub struct CudaProgram {
 
 /// Granules of a sequence as long as the context.
 const GRANULES: usize = 4;
+
+/// Graphs for each plan at least: the segments of a model on two devices are many plans, and a step needs a graph of each.
+const GRAPHS_A_PLAN: usize = 4;
 
 /// Most bytes of a granule.
 const MOST_GRANULE_BYTES: usize = 128 << 20;
@@ -310,7 +315,7 @@ impl CudaProgram {
             events,
             chooser: Chooser::new(n_logits),
             committed,
-            graphs: Graphs::new(profile.n_graphs),
+            graphs: Graphs::new(profile.n_graphs.max(GRAPHS_A_PLAN * plans.len())),
             arena,
             step_buffer,
             chosen,
@@ -321,6 +326,7 @@ impl CudaProgram {
             host_chosen,
             results,
             logits_bytes: sizes.logits,
+            downloads: Vec::with_capacity(1 + plans.iter().map(|plan| plan.kept.len()).max().unwrap_or(0)),
             pools,
             context,
             _scratch: scratch_buffer,
