@@ -578,6 +578,21 @@ fn experts_of_a_model_are_on_the_cpu() {
     let dense = fixture("models/llama");
     let message = error(&["plan", dense.to_str().unwrap(), "--device", "reference", "--cpu-moe-layers", "2"]);
     assert!(message.contains("found a model without experts"), "{message}");
+    // Rows of an adapter on both sides of the cuts.
+    let lora = format!("a={}", fixture("lora/mixtral_attention").display());
+    let adapted = |flags: &[&str]| -> Vec<f64> {
+        let folder = fixture("models/mixtral");
+        let args = ["logits", folder.to_str().unwrap(), "--tokens", "36,144,5", "--top", "9", "--json"];
+        let found = json(&[&args[..], &common, flags].concat());
+        let rows = found["top"].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
+        rows.map(|pair| pair[1].as_f64().unwrap()).collect()
+    };
+    let differ = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    let alone = adapted(&["--lora", &lora]);
+    assert!(differ(&alone, &adapted(&[])) > 0.1);
+    assert!(differ(&alone, &adapted(&["--lora", &lora, "--n-cpu-moe", "9"])) < 1e-3);
+    assert!(differ(&alone, &adapted(&["--lora", &lora, "--gpu-layers", "1"])) < 1e-3);
+
     let batches = ["--parallel", "1,2", "-p", "4", "-n", "2", "-r", "1", "--json", "--n-cpu-moe", "9"];
     let rows = ok(&[&["bench", folder, "--device", "reference"][..], &batches].concat());
     assert!(rows.contains("the experts of layers 0 to 3: "), "{rows}");
