@@ -165,6 +165,23 @@ fn share_of(index: usize, n_parts: usize, n: usize, grain: usize) -> Range<usize
 pub mod testing {
     use super::*;
 
+    /// A step without rows.
+    pub const EMPTY_STEP: StepState<'static> = StepState {
+        tokens: &[],
+        input: &[],
+        spans: &[],
+        states: &[],
+        adapters: &[],
+        positions: &[],
+        slots: &[],
+        page_tables: &[],
+        pages_per_table: 0,
+        n_groups: 0,
+        outputs: &[],
+        argmax: false,
+        attention: &[],
+    };
+
     /// Run a kernel as `n_workers` workers one after another.
     ///
     /// # Safety
@@ -189,30 +206,13 @@ pub mod testing {
 
 #[cfg(test)]
 mod tests {
+    use super::testing::EMPTY_STEP;
     use super::*;
-
-    fn empty_step() -> StepState<'static> {
-        StepState {
-            tokens: &[],
-            input: &[],
-            spans: &[],
-            states: &[],
-            adapters: &[],
-            positions: &[],
-            slots: &[],
-            page_tables: &[],
-            pages_per_table: 0,
-            n_groups: 0,
-            outputs: &[],
-            argmax: false,
-            attention: &[],
-        }
-    }
 
     #[test]
     fn shares_cover_everything_once() {
         let taken = [AtomicUsize::new(0)];
-        let step = empty_step();
+        let step = EMPTY_STEP;
         for (total, n, grain) in [(0, 3, 1), (1, 2, 16), (17, 2, 16), (100, 7, 4), (5, 8, 1)] {
             let mut next = 0;
             for index in 0..n {
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn every_unit_is_taken_once_whoever_is_slow() {
-        let step = empty_step();
+        let step = EMPTY_STEP;
         for (units, n) in [(0, 2), (1, 3), (7, 3), (100, 4)] {
             let taken: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
             let mut seen = vec![0; units];
@@ -261,7 +261,7 @@ mod tests {
         }
         let mut out = [0; 3];
         let command = Command::new(kernel, Params { out: &mut out, values: [1, 2, 3] });
-        let (taken, step) = ([AtomicUsize::new(0)], empty_step());
+        let (taken, step) = ([AtomicUsize::new(0)], EMPTY_STEP);
         let worker = Worker { index: 0, n: 1, scratch: std::ptr::null_mut(), taken: &taken, step: &step };
         // SAFETY: the kernel's pointer is valid.
         unsafe { command.run(&worker) };

@@ -14,6 +14,7 @@ use device::{
 };
 use device_lower::hosted::Hosted;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How to use the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +64,13 @@ impl CpuDevice {
         let pool = Pool::new(n, &cpu::pinning(n), n > cpu::available())
             .map_err(|e| Error::Failed { device: NAME, reason: format!("{n} threads: {e}") })?;
         Ok(CpuDevice { isa, pool: Arc::new(pool) })
+    }
+
+    /// The same with workers that stay awake so long after a job: for steps that come in parts, with work of another device between them.
+    /// Waking them costs some 50 microseconds. (Unless there are more of them than processors, where they never wait so.)
+    pub fn staying_awake(self, time: Duration) -> CpuDevice {
+        self.pool.stay_awake(time);
+        self
     }
 
     /// The instruction set in use.

@@ -2,7 +2,7 @@
 //!
 //! The calling thread is worker 0. A job is one closure, run by every worker; inside it they meet at the [`Barrier`].
 //! Between jobs a worker spins on a generation counter for about 50 microseconds, the length of a sampling step, so
-//! that the next step of a running sequence finds it awake; then it parks. Starting a job allocates nothing.
+//! that the next step of a running sequence finds it awake; then it parks. ([`Pool::stay_awake`] says another time.) Starting a job allocates nothing.
 //!
 //! Waiting gives the processor away: at once where there are more workers than processors, otherwise after some 3
 //! microseconds, since another process, or the awaited worker itself, may need this one. After some 200 microseconds it
@@ -21,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long an idle worker stays awake.
+/// How long an idle worker stays awake, unless somebody says otherwise.
 const IDLE_SPIN: Duration = Duration::from_micros(50);
 /// Polls before a waiting worker gives the processor away (some 3 microseconds).
 const POLLS: u32 = 200;
@@ -174,6 +174,8 @@ struct Shared {
     stop: AtomicBool,
     barrier: Barrier,
     panic: Mutex<Option<String>>,
+    /// How long an idle worker stays awake, in microseconds.
+    idle: AtomicU64,
 }
 
 // SAFETY: `job` is written only while no worker reads it (`running` is zero, before `generation` changes); the closure
@@ -206,6 +208,7 @@ impl Pool {
             stop: AtomicBool::new(false),
             barrier: Barrier::new(n, polls),
             panic: Mutex::new(None),
+            idle: AtomicU64::new(IDLE_SPIN.as_micros() as u64),
         });
         let mut pool = Pool { shared, threads: Vec::with_capacity(n - 1), turn: Mutex::new(()) };
         for index in 1..n {
@@ -220,6 +223,11 @@ impl Pool {
             pool.threads.push((handle.thread().clone(), Some(handle)));
         }
         Ok(pool)
+    }
+
+    /// From the next job on, idle workers stay awake so long.
+    pub fn stay_awake(&self, time: Duration) {
+        self.shared.idle.store(time.as_micros() as u64, Ordering::Relaxed);
     }
 
     /// Workers, the calling thread included.
@@ -292,8 +300,8 @@ fn work(shared: &Shared, index: usize, oversubscribed: bool) {
     loop {
         let changed = || shared.generation.0.load(Ordering::Acquire) != seen;
         if !oversubscribed {
-            let start = Instant::now();
-            while !changed() && start.elapsed() < IDLE_SPIN {
+            let (start, idle) = (Instant::now(), Duration::from_micros(shared.idle.load(Ordering::Relaxed)));
+            while !changed() && start.elapsed() < idle {
                 (0..32).for_each(|_| std::hint::spin_loop());
             }
         }

@@ -255,14 +255,7 @@ impl Compiler<'_> {
         weights: &[Address],
         biases: &[Address],
     ) -> Result<Vec<crate::arguments::PersistentPhase>> {
-        let missing = std::cell::Cell::new(None);
-        let vector = |id: WeightId| match self.vector(id) {
-            Ok(address) => address,
-            Err(error) => {
-                missing.set(Some(error));
-                0
-            }
-        };
+        let vector = |id: WeightId| self.vector(id);
         let pages = |layer: KvLayerId| {
             let pages = self.pages(layer);
             let (group, _) = self.plan.kv.group_of(layer);
@@ -270,8 +263,7 @@ impl Compiler<'_> {
             (pages.pool + pages.layer_offset, pages.page_bytes as u32, table)
         };
         let places = PhasePlaces { weights, biases, vector: &vector, pages: &pages };
-        let phases = persistent.phases(self.plan, &places);
-        missing.take().map_or(Ok(phases), Err)
+        persistent.phases(self.plan, &places)
     }
 
     fn draft<'a>(&'a self, tokens: RowClass, outputs: RowClass, kernels: &'a mut KernelList) -> Draft<'a> {

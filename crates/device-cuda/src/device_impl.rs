@@ -7,7 +7,7 @@ use crate::layout::{ALIGN, Scratch, StepLayout, logits_bytes};
 use crate::packs::PackPlan;
 use crate::persistent::persistent_of;
 use crate::profile::{self, Profile};
-use crate::program::{CudaProgram, LoweredPlan, Sizes, kept_bytes};
+use crate::program::{CudaProgram, Sizes, kept_bytes};
 use crate::weights::WeightPlan;
 use device::{
     Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
@@ -16,6 +16,7 @@ use device::{
 use device_lower::arena::Arena;
 use device_lower::lifetimes::arena_of;
 use device_lower::passes::lower;
+use device_lower::placed::LoweredPlan;
 use device_lower::sampling::Chooser;
 use device_lower::units::LoweredUnit;
 use std::sync::Arc;

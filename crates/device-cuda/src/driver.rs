@@ -6,6 +6,7 @@ mod memory;
 use cudarc::driver::sys;
 use device::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -291,6 +292,25 @@ impl Context {
         // SAFETY: callers give addresses of their own memory, with room for the bytes.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream) };
         check(code, "copying to the GPU")
+    }
+
+    /// Copy ranges of the GPU's memory to places in `bytes`, after all that was submitted, and wait once.
+    ///
+    /// # Errors
+    /// The driver refused, or something that was submitted failed.
+    pub fn download_all(&self, parts: &[(Address, Range<usize>)], bytes: &mut [u8]) -> Result<()> {
+        let copy = |(from, range): &(Address, Range<usize>)| {
+            let Some(to) = bytes.get_mut(range.clone()) else {
+                return failed(format!("results at {range:?}"));
+            };
+            // SAFETY: as `upload`; the bytes are borrowed until all copies are done.
+            let code =
+                unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), *from, to.len(), self.stream) };
+            check(code, "copying from the GPU")
+        };
+        let copied = parts.iter().try_for_each(copy);
+        // What was begun ends before the bytes are anyone else's.
+        self.finish().and(copied)
     }
 
     /// Copy from the GPU after all that was submitted, and wait.

@@ -222,12 +222,13 @@ impl Kernels {
     /// Compile a text that was written for one model, or take it from the cache, and load it. Returns the name of a file for [`Self::function`], which
     /// begins with `name`; `None` if the compiler of this machine refuses it: there is a kernel for all models.
     pub fn generate(&self, name: &str, text: String) -> Option<String> {
-        let file = format!("{name}_{}.cu", hash_of(name, &text).ok()?);
+        let hash = hash_of(name, &text).ok()?;
+        let file = format!("{name}_{hash}.cu");
         if self.modules.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&file) {
             return Some(file);
         }
         self.context.enter().ok()?;
-        let code = self.compiled(&file, &text).ok()?;
+        let code = self.compiled(&file, &text, &hash).ok()?;
         let module = Module::new(&self.context, &code).ok()?;
         self.modules.lock().unwrap_or_else(PoisonError::into_inner).insert(file.clone(), Arc::new(module));
         Some(file)
@@ -241,11 +242,11 @@ impl Kernels {
             return inflate(code)
                 .map_err(|e| format!("{file}: the binary's own code cannot be unpacked: {e}"));
         }
-        self.compiled(file, source(file).unwrap_or_default())
+        self.compiled(file, source(file).unwrap_or_default(), &hash)
     }
 
-    /// A text's code, from the cache or from the compiler.
-    fn compiled(&self, file: &str, text: &str) -> std::result::Result<Vec<u8>, String> {
+    /// The code of a text, which has this hash, from the cache or from the compiler.
+    fn compiled(&self, file: &str, text: &str, hash: &str) -> std::result::Result<Vec<u8>, String> {
         let nvrtc = self.nvrtc().map_err(|reason| {
             let compiled: Vec<&str> = compiled_architectures().into_iter().collect();
             format!(
@@ -256,7 +257,7 @@ impl Kernels {
             )
         })?;
         let (major, minor) = nvrtc.version();
-        let (name, hash) = (file.replace('/', "-"), hash_of(file, text)?);
+        let name = file.replace('/', "-");
         let cached = cache_folder()
             .map(|folder| folder.join(format!("{name}.{hash}.{}.{major}.{minor}.z", self.architecture)));
         if let Some(code) =

@@ -364,9 +364,12 @@ impl Persistent {
     }
 
     /// The table.
-    pub fn phases(&self, plan: &Plan, places: &PhasePlaces<'_>) -> Vec<PersistentPhase> {
+    ///
+    /// # Errors
+    /// Those of `places`.
+    pub fn phases(&self, plan: &Plan, places: &PhasePlaces<'_>) -> device::Result<Vec<PersistentPhase>> {
         let (vector, weights) = (places.vector, places.weights);
-        let optional = |id: Option<WeightId>| id.map_or(0, vector);
+        let optional = |id: Option<WeightId>| id.map_or(Ok(0), vector);
         let layers = &self.decoder.layers;
         let chunks = |id: WeightId| (plan.weight(id).n_cols() / 8) as u32;
         let mut phases = Vec::with_capacity(self.products.len());
@@ -375,8 +378,8 @@ impl Persistent {
             let (pages, page_bytes, table) = (places.pages)(layer.kv);
             phases.push(PersistentPhase {
                 bias: places.biases[index],
-                q_norm: optional(layer.q_norm),
-                k_norm: optional(layer.k_norm),
+                q_norm: optional(layer.q_norm)?,
+                k_norm: optional(layer.k_norm)?,
                 pages,
                 page_bytes,
                 table,
@@ -388,8 +391,8 @@ impl Persistent {
                 ..PersistentPhase::default()
             });
             phases.push(PersistentPhase {
-                norm: vector(layer.ffn_norm),
-                post_norm: optional(layer.post_attention),
+                norm: vector(layer.ffn_norm)?,
+                post_norm: optional(layer.post_attention)?,
                 kind: ADD,
                 input: EXCHANGE_ATTENDED,
                 chunks: chunks(layer.output),
@@ -397,9 +400,9 @@ impl Persistent {
             });
             if let Some(router) = layer.router {
                 phases.push(PersistentPhase {
-                    bias: optional(router.product_bias),
-                    q_norm: optional(router.choice_bias),
-                    k_norm: optional(router.scales),
+                    bias: optional(router.product_bias)?,
+                    q_norm: optional(router.choice_bias)?,
+                    k_norm: optional(router.scales)?,
                     kind: ROUTE,
                     input: EXCHANGE_MIDDLE,
                     chunks: chunks(router.matrix),
@@ -415,8 +418,8 @@ impl Persistent {
                 ..PersistentPhase::default()
             });
             phases.push(PersistentPhase {
-                norm: vector(next_norm),
-                post_norm: optional(layer.post_ffn),
+                norm: vector(next_norm)?,
+                post_norm: optional(layer.post_ffn)?,
                 kind: if layer.router.is_some() { ADD_EXPERTS } else { ADD },
                 input: EXCHANGE_GATED,
                 chunks: chunks(layer.down),
@@ -434,7 +437,7 @@ impl Persistent {
             phase.codec = product.codec.number;
             (phase.groups, phase.k_quads) = (product.groups as u32, product.k_quads as u32);
         }
-        phases
+        Ok(phases)
     }
 
     /// A launch's arguments but for addresses, and the bytes of its shared memory.
@@ -531,7 +534,7 @@ pub struct PhasePlaces<'a> {
     /// By layer: biases of q, k and v in the order of packed rows, or 0.
     pub biases: &'a [Address],
     /// A vector.
-    pub vector: &'a dyn Fn(WeightId) -> Address,
+    pub vector: &'a dyn Fn(WeightId) -> device::Result<Address>,
     /// A layer's part of the first page of its group, bytes of a page, first entry in the page table.
     pub pages: &'a dyn Fn(device::KvLayerId) -> (Address, u32, u32),
 }

@@ -12,7 +12,7 @@ mod results;
 
 use crate::CudaDevice;
 use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses, Places};
-use crate::driver::{Buffer, Context, Event, Function, Module, NAME, Pinned, Pool};
+use crate::driver::{Address, Buffer, Context, Event, Function, Module, NAME, Pinned, Pool};
 use crate::group::Rank;
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout};
@@ -21,30 +21,19 @@ use crate::persistent::{PersistentWeights, fixed_file, persistent_of};
 use crate::profile::Profile;
 use crate::weights::{WeightPlan, Weights};
 use device::{
-    Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result,
-    RowCount, Step, Ticket, Timing, ValueId, Want,
+    Chosen, CommandInfo, CommittedPages, Error, KvLayout, Limits, Needs, Plan, Program, Result, Step, Ticket,
+    Timing, ValueId, Want,
 };
 use device_lower::ahead::{self, Ahead, Done, InFlight};
-use device_lower::arena::Arena;
 use device_lower::lifetimes::value_bytes;
+use device_lower::placed::{LoweredPlan, PlacedValue};
 use device_lower::sampling::Chooser;
 use device_lower::table::{Location, Region, RowClass, StepSizes};
-use device_lower::units::LoweredUnit;
 use inputs::Begun;
 use launch::Graphs;
 use lookup::{head_lists, known_keys};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// A plan on its way into a program.
-pub struct LoweredPlan<'a> {
-    /// The plan.
-    pub plan: &'a Plan,
-    /// Its units.
-    pub units: &'a [LoweredUnit],
-    /// Where its values lie.
-    pub arena: &'a Arena,
-}
 
 /// The sizes of a program.
 pub struct Sizes {
@@ -60,24 +49,12 @@ pub struct Sizes {
     pub kept: usize,
 }
 
-/// Where a value of a plan lies.
-#[derive(Clone, Copy)]
-struct ValueView {
-    /// In the arena; [`NO_PLACE`](device_lower::arena::NO_PLACE): inside a unit.
-    offset: usize,
-    /// With as many rows as it can have.
-    bytes: usize,
-    rows: RowCount,
-    cols: usize,
-    dtype: DType,
-}
-
 /// A plan ready to run.
 struct Compiled {
     /// By class of tokens, then of outputs, which are no more.
     tables: Vec<Vec<Commands>>,
     /// By id.
-    values: Vec<ValueView>,
+    values: Vec<PlacedValue>,
     output: ValueId,
     kept: Vec<ValueId>,
     /// Whether its tables choose tokens.
@@ -137,6 +114,8 @@ pub struct CudaProgram {
     /// The logits of the last step that was waited for, then what its plan keeps.
     results: Pinned,
     logits_bytes: usize,
+    /// Room for what is copied to the results: where from, and the bytes there.
+    downloads: Vec<(Address, Range<usize>)>,
     pools: Vec<Pool>,
     kernels: Arc<Kernels>,
     profile: Profile,
@@ -159,6 +138,9 @@ pub struct CudaProgram {
 
 /// Granules of a sequence as long as the context.
 const GRANULES: usize = 4;
+
+/// Graphs for each plan at least: the segments of a model on two devices are many plans, and a step needs a graph of each.
+const GRAPHS_A_PLAN: usize = 4;
 
 /// Most bytes of a granule.
 const MOST_GRANULE_BYTES: usize = 128 << 20;
@@ -285,19 +267,12 @@ impl CudaProgram {
                 }
                 _ => None,
             };
-            let values = part.plan.values.iter().zip(&part.arena.offset).map(|(value, offset)| ValueView {
-                offset: *offset,
-                bytes: value_bytes(value, limits),
-                rows: value.rows,
-                cols: value.cols,
-                dtype: value.dtype,
-            });
             compiled.push(Compiled {
                 tables,
-                values: values.collect(),
+                values: part.values(limits),
                 output: part.plan.output,
                 kept: part.plan.kept.clone(),
-                chooses: part.plan.primitives().any(|op| matches!(op, Op::Argmax { .. })),
+                chooses: part.chooses(),
                 persistent,
                 persistent_positions,
             });
@@ -340,7 +315,7 @@ impl CudaProgram {
             events,
             chooser: Chooser::new(n_logits),
             committed,
-            graphs: Graphs::new(profile.n_graphs),
+            graphs: Graphs::new(profile.n_graphs.max(GRAPHS_A_PLAN * plans.len())),
             arena,
             step_buffer,
             chosen,
@@ -351,6 +326,7 @@ impl CudaProgram {
             host_chosen,
             results,
             logits_bytes: sizes.logits,
+            downloads: Vec::with_capacity(1 + plans.iter().map(|plan| plan.kept.len()).max().unwrap_or(0)),
             pools,
             context,
             _scratch: scratch_buffer,
@@ -493,10 +469,7 @@ impl Program for CudaProgram {
                 .download(self.arena.start() + offset as u64, bytemuck::cast_slice_mut(&mut words))
                 .ok()?;
         }
-        Some(match view.dtype {
-            DType::F32 => words.iter().map(|word| f32::from_bits(*word)).collect(),
-            DType::U32 => words.iter().map(|word| *word as f32).collect(),
-        })
+        Some(view.numbers(&words))
     }
 
     fn committed(&self) -> &CommittedPages {

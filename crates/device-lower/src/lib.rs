@@ -3,7 +3,7 @@
 //! 1. [`fusion`] applies the rules of a device; [`lower`] says what a fused Op means to a kernel.
 //! 2. [`passes`] turn the nodes of a fused plan into [`units`], what one dispatch of a GPU can do, through the
 //!    ordered list of the profile.
-//! 3. [`lifetimes`] gives every value that some schedule writes a place in one [`arena`].
+//! 3. [`lifetimes`] gives every value that some schedule writes a place in one [`arena`]; [`placed`] is how it is read there.
 //! 4. The device chooses kernels for each unit and class of rows, and pushes commands into a [`table`],
 //!    which derives the barriers from the bytes that they read and write.
 //!
@@ -22,6 +22,7 @@ pub mod lifetimes;
 pub mod lower;
 pub mod outputs;
 pub mod passes;
+pub mod placed;
 pub mod sampling;
 pub mod table;
 pub mod units;

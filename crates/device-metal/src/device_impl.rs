@@ -4,7 +4,7 @@ use crate::gpu::Gpu;
 use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::peaks;
 use crate::profile::{self, Profile};
-use crate::program::{LoweredPlan, MetalProgram};
+use crate::program::MetalProgram;
 use crate::weights::{LookupTables, WeightPlan};
 use device::key_bias;
 use device::{
@@ -14,6 +14,7 @@ use device::{
 use device_lower::arena::Arena;
 use device_lower::lifetimes::{arena_of, value_bytes};
 use device_lower::passes::lower;
+use device_lower::placed::LoweredPlan;
 use device_lower::sampling::Chooser;
 use device_lower::units::LoweredUnit;
 use std::sync::Arc;

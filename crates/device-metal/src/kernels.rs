@@ -3,6 +3,8 @@
 //! A file is a translation unit of its own, with the headers that it includes. [`Kernel::source`]
 //! gives it with the headers pasted in, for a compiler that has no file system; the emulator gets
 //! the headers beside it.
+//!
+//! Past 600 lines with its lists: of files, and of the constants and names by which kernels are chosen.
 
 use device::{Activation, KvType, Pooling, RopeStyle};
 use weights::{BlockType, ScaleType};

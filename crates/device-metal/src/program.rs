@@ -16,14 +16,13 @@ use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::profile::Profile;
 use crate::weights::{LookupTables, WeightPlan};
 use device::{
-    Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result,
-    RowCount, Step, Ticket, Timing, ValueId, Want,
+    Chosen, CommandInfo, CommittedPages, Error, KvLayout, Limits, Needs, Plan, Program, Result, Step, Ticket,
+    Timing, ValueId, Want,
 };
-use device_lower::arena::{Arena, NO_PLACE};
-use device_lower::lifetimes::value_bytes;
+use device_lower::arena::NO_PLACE;
+use device_lower::placed::{LoweredPlan, PlacedValue};
 use device_lower::sampling::Chooser;
 use device_lower::table::{Location, Region, RowClass, StepSizes, Table};
-use device_lower::units::LoweredUnit;
 use in_flight::{Done, InFlight, Outputs};
 use inputs::Begun;
 use pools::Pools;
@@ -32,28 +31,6 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use weights::Bytes;
-
-/// A plan on its way into a program.
-pub struct LoweredPlan<'a> {
-    /// The plan.
-    pub plan: &'a Plan,
-    /// Its units.
-    pub units: &'a [LoweredUnit],
-    /// Where its values lie.
-    pub arena: &'a Arena,
-}
-
-/// Where a value of a plan lies.
-#[derive(Clone, Copy)]
-struct ValueView {
-    /// In the arena; [`NO_PLACE`]: inside a unit.
-    offset: usize,
-    /// With as many rows as it can have.
-    bytes: usize,
-    rows: RowCount,
-    cols: usize,
-    dtype: DType,
-}
 
 /// The table of a class of rows.
 struct ClassTable {
@@ -67,7 +44,7 @@ struct Compiled {
     /// By class of tokens, then of outputs, which are no more.
     tables: Vec<Vec<ClassTable>>,
     /// By id.
-    values: Vec<ValueView>,
+    values: Vec<PlacedValue>,
     output: ValueId,
     kept: Vec<ValueId>,
     /// Whether its tables choose tokens.
@@ -198,19 +175,12 @@ impl<G: Gpu> MetalProgram<G> {
                     outputs.map(class).collect()
                 })
                 .collect::<Result<Vec<Vec<_>>>>()?;
-            let values = part.plan.values.iter().zip(&part.arena.offset).map(|(value, offset)| ValueView {
-                offset: *offset,
-                bytes: value_bytes(value, limits),
-                rows: value.rows,
-                cols: value.cols,
-                dtype: value.dtype,
-            });
             compiled.push(Compiled {
                 tables: of_classes,
-                values: values.collect(),
+                values: part.values(limits),
                 output: part.plan.output,
                 kept: part.plan.kept.clone(),
-                chooses: part.plan.primitives().any(|op| matches!(op, Op::Argmax { .. })),
+                chooses: part.chooses(),
             });
         }
         let requests = pipelines.into_list();
@@ -306,7 +276,7 @@ impl<G: Gpu> MetalProgram<G> {
             return &[];
         }
         let value = self.plans[self.done.plan].values[id.0 as usize];
-        let n = value.rows.count(self.done.sizes.n_rows, self.done.sizes.n_outputs) * value.cols;
+        let n = value.n_words(&self.done.sizes);
         // SAFETY: `values` has places in the arena with room for the limits' rows, which the step
         // keeps; every bit pattern is an f32; nothing is in flight, so that the GPU writes nothing.
         unsafe { std::slice::from_raw_parts(self.buffers[ARENA].start().add(value.offset).cast(), n) }
@@ -476,7 +446,7 @@ impl<G: Gpu> Program for MetalProgram<G> {
         let Done { plan, sizes, until, is_fresh, .. } = &self.done;
         let plan = self.plans.get(*plan).filter(|_| *is_fresh)?;
         let view = plan.values.get(value.0 as usize).filter(|view| view.offset != NO_PLACE)?;
-        let n = view.rows.count(sizes.n_rows, sizes.n_outputs) * view.cols;
+        let n = view.n_words(sizes);
         let location = Location { buffer: ARENA as u16, offset: view.offset as u64 };
         let region = Region::of(location, view.bytes);
         if !plan.table(sizes).holds(value, &region, sizes, until.unwrap_or(usize::MAX)) {
@@ -487,10 +457,7 @@ impl<G: Gpu> Program for MetalProgram<G> {
         let words = unsafe {
             std::slice::from_raw_parts(self.buffers[ARENA].start().add(view.offset).cast::<u32>(), n)
         };
-        Some(match view.dtype {
-            DType::F32 => words.iter().map(|word| f32::from_bits(*word)).collect(),
-            DType::U32 => words.iter().map(|word| *word as f32).collect(),
-        })
+        Some(view.numbers(words))
     }
 
     fn committed(&self) -> &CommittedPages {

@@ -1,19 +1,27 @@
-//! A model that is larger than a GPU's memory runs on two devices: its first layers on one, the others and the head on another.
+//! A model that is larger than a GPU's memory runs on two devices: the experts of its first layers on one, or these layers as a whole,
+//! and everything else on another.
 //!
-//! Every plan is cut between two layers ([`cut`]). What crosses the cut, in most models one row of hidden numbers for each token, is
-//! kept by the first part and is the second part's input. Keys and values lie with their layer, in pages of the same numbers on both
-//! devices. A step runs through one part and then the other, and its tokens are chosen on the host ([`device_lower::hosted`]): beside
-//! layers on the host both cost little.
+//! Every plan is cut into segments, each computed by one device ([`cut`]): where layers are cut, two of them; where experts are, a
+//! segment for each layer's experts, and between these what comes before and after. Which Ops are experts is seen from the router
+//! ([`place`]): what reads its choice, and what stands between that. The choice itself is made beside the experts, so that rows of f32
+//! are all that crosses: of a layer the hidden numbers, of experts their input, the router's logits and their sum. They go through the
+//! host, as does the residual stream past experts.
+//!
+//! Each device compiles its segments as plans of one program, which share its pages, states and weights; keys and values lie with their
+//! layer, in pages of the same numbers on both devices. A step runs through one segment after the other, and its tokens are chosen on
+//! the host ([`device_lower::hosted`]): beside layers on the host all that costs little.
 //!
 //! The devices keep their own fusion rules, so plans come to a [`SplitDevice`] unfused. Models whose layers share more than rows of f32
-//! are refused: adapters, keys and values that later layers share across the cut, encoders beside decoders.
+//! are refused: keys and values that later layers share across a cut, encoders beside decoders.
 
 mod cut;
+mod owners;
+mod place;
 mod program;
 
 use std::sync::Arc;
 
-use cut::{Cut, Owners, cut, place};
+use cut::{Cut, cut};
 use device::{
     Arithmetic, Device, Error, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result,
     Rule, Weight,
@@ -21,35 +29,65 @@ use device::{
 use device_lower::fusion::flatten;
 use device_lower::hosted::Hosted;
 use device_lower::outputs::HostOutputs;
+use owners::Owners;
+use place::Placement;
 use platform::{MemorySource, Reading, SystemMemory};
 use program::{SplitProgram, exchanged};
 
 /// The device's name.
 const NAME: &str = "split";
 
+/// Which part of a model the first of two devices has; the second has everything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Layers of the model.
+    pub n_layers: usize,
+    /// So many of the first layers, as a whole; fewer than all.
+    pub first_layers: usize,
+    /// The experts of so many of the first layers, those of `first_layers` included.
+    pub expert_layers: usize,
+}
+
+impl Share {
+    /// In words: `layers 0 to 3 and the experts of layers 4 to 23`.
+    pub fn describe(&self) -> String {
+        let Share { n_layers, first_layers: first, expert_layers } = *self;
+        let range = |from: usize, to: usize| match to - from {
+            1 => format!("layer {from}"),
+            _ => format!("layers {from} to {}", to - 1),
+        };
+        let experts = || format!("the experts of {}", range(first, expert_layers.min(n_layers)));
+        match (first, expert_layers.min(n_layers) > first) {
+            (0, _) => experts(),
+            (_, false) => range(0, first),
+            (_, true) => format!("{} and {}", range(0, first), experts()),
+        }
+    }
+}
+
 /// Two devices that share a model's layers.
 pub struct SplitDevice {
     first: Arc<dyn Device>,
     second: Arc<dyn Device>,
-    first_layers: usize,
-    n_layers: usize,
+    share: Share,
     kv_types: Vec<KvType>,
 }
 
+/// The plans of both devices, and how those that were given are made of them.
+struct Parts {
+    plans: [Vec<Plan>; 2],
+    cuts: Vec<Cut>,
+}
+
 impl SplitDevice {
-    /// The first `first_layers` of a model's `n_layers` layers on `first`, the others and the head on `second`.
+    /// On `first` what `share` says, everything else on `second`.
     ///
     /// # Errors
-    /// The devices have no KV type in common, or one of them would have no layer.
-    pub fn new(
-        first: Arc<dyn Device>,
-        second: Arc<dyn Device>,
-        first_layers: usize,
-        n_layers: usize,
-    ) -> Result<SplitDevice> {
+    /// The devices have no KV type in common though both have layers, or one of them would have nothing of any layer.
+    pub fn new(first: Arc<dyn Device>, second: Arc<dyn Device>, share: Share) -> Result<SplitDevice> {
         let others = first.kv_types();
-        let kv_types: Vec<KvType> =
-            second.kv_types().iter().copied().filter(|kind| others.contains(kind)).collect();
+        let suits = |kind: &KvType| share.first_layers == 0 || others.contains(kind);
+        let kv_types: Vec<KvType> = second.kv_types().iter().copied().filter(suits).collect();
         if kv_types.is_empty() {
             return unsupported(format!(
                 "{} beside {}, without a KV type of both",
@@ -57,49 +95,59 @@ impl SplitDevice {
                 second.name()
             ));
         }
-        if first_layers == 0 || first_layers >= n_layers {
+        let Share { n_layers, first_layers, expert_layers } = share;
+        if first_layers >= n_layers || (first_layers == 0 && expert_layers == 0) {
             return unsupported(format!("{first_layers} of {n_layers} layers on one of two devices"));
         }
-        Ok(SplitDevice { first, second, first_layers, n_layers, kv_types })
+        Ok(SplitDevice { first, second, share, kv_types })
     }
 
     fn devices(&self) -> [&dyn Device; 2] {
         [self.first.as_ref(), self.second.as_ref()]
     }
 
-    /// `None`: no plan has layers on both sides, and all are the second device's.
-    fn cuts(&self, plans: &[Plan]) -> Result<Option<Vec<Cut>>> {
+    fn parts(&self, plans: &[Plan], limits: &Limits) -> Result<Parts> {
+        limits.check(self, plans)?;
         let flat: Vec<Plan> = plans.iter().map(flatten).collect();
         let refuse = |what: String| Error::Unsupported {
             device: NAME,
             what,
-            hint: "leave --gpu-layers out, or use another number".to_owned(),
+            hint: "leave --gpu-layers and --cpu-moe-layers out, or use other numbers".to_owned(),
         };
         let of_encoder = |plan: &Plan| plan.kv.layers.iter().any(|layer| layer.encoder_states.is_some());
         if flat.iter().any(of_encoder) {
             return Err(refuse("an encoder beside a decoder".to_owned()));
         }
-        let places = flat.iter().map(|plan| place(plan, self.first_layers).map_err(refuse));
-        let places = places.collect::<Result<Vec<Option<usize>>>>()?;
-        if places.iter().all(Option::is_none) {
-            return Ok(None);
-        }
-        let nothing =
-            || refuse(format!("a plan without layers before and after layer {}", self.first_layers));
-        let places = places.into_iter().map(|place| place.ok_or_else(nothing)).collect::<Result<Vec<_>>>()?;
+        let places = flat.iter().map(|plan| Placement::new(plan, &self.share).map_err(refuse));
+        let places = places.collect::<Result<Vec<Placement>>>()?;
         let owners = Owners::new(&flat, &places).map_err(refuse)?;
         let rules = self.devices().map(|device| device.fusion());
-        let of = |((plan, flat), at)| cut(plan, flat, at, &owners, rules).map_err(refuse);
-        Ok(Some(plans.iter().zip(&flat).zip(places).map(of).collect::<Result<_>>()?))
+        let mut parts = [Vec::new(), Vec::new()];
+        let of = |(plan, place)| cut(plan, place, &owners, rules, limits, &mut parts).map_err(refuse);
+        let cuts = plans.iter().zip(&flat).zip(&places).map(of).collect::<Result<_>>()?;
+        Ok(Parts { plans: parts, cuts })
     }
 
-    fn parts(&self, cuts: &[Cut]) -> [Vec<Plan>; 2] {
-        [0, 1].map(|part| cuts.iter().map(|cut| cut.parts[part].clone()).collect())
+    /// The first device's limits. Where it has experts alone, and so no pages, the KV type may be one that it does not have.
+    fn first_limits(&self, limits: &Limits) -> Limits {
+        let known = self.first.kv_types();
+        let kv_type = if known.contains(&limits.kv_type) { Some(&limits.kv_type) } else { known.first() };
+        Limits { kv_type: kv_type.copied().unwrap_or(limits.kv_type), ..limits.clone() }
+    }
+
+    /// The device that has all of these plans, if one has.
+    fn only(&self, parts: &Parts) -> Option<&dyn Device> {
+        match &parts.plans {
+            [first, _] if first.is_empty() => Some(self.second.as_ref()),
+            [_, second] if second.is_empty() => Some(self.first.as_ref()),
+            [_, _] => None,
+        }
     }
 }
 
 fn unsupported<T>(what: String) -> Result<T> {
-    Err(Error::Unsupported { device: NAME, what, hint: "leave --gpu-layers out".to_owned() })
+    let hint = "leave --gpu-layers and --cpu-moe-layers out".to_owned();
+    Err(Error::Unsupported { device: NAME, what, hint })
 }
 
 impl Device for SplitDevice {
@@ -108,9 +156,8 @@ impl Device for SplitDevice {
     }
 
     fn describe(&self) -> String {
-        let (first, n) = (self.first_layers, self.n_layers);
-        let [before, after] = self.devices().map(|device| device.describe());
-        format!("layers 0 to {}: {before}; layers {first} to {} and the head: {after}", first - 1, n - 1)
+        let [first, second] = self.devices().map(|device| device.describe());
+        format!("{}: {first}; everything else: {second}", self.share.describe())
     }
 
     fn n_threads(&self) -> usize {
@@ -126,7 +173,8 @@ impl Device for SplitDevice {
     fn memory_source(&self) -> Option<Box<dyn MemorySource>> {
         let of = |device: &dyn Device| device.memory_source().unwrap_or_else(platform::system_source);
         let sources = self.devices().map(of);
-        let layers = [self.first_layers, self.n_layers - self.first_layers].map(|n| n as u64);
+        let Share { n_layers, first_layers, .. } = self.share;
+        let layers = [first_layers, n_layers - first_layers].map(|n| n as u64);
         Some(Box::new(Sources { sources, layers }))
     }
 
@@ -144,19 +192,24 @@ impl Device for SplitDevice {
     }
 
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
-        let Some(cuts) = self.cuts(plans)? else { return self.second.memory_plan(plans, limits) };
+        let parts = self.parts(plans, limits)?;
+        if let Some(device) = self.only(&parts) {
+            return device.memory_plan(plans, limits);
+        }
         let mut memory = MemoryPlan::default();
-        for (device, plans) in self.devices().into_iter().zip(self.parts(&cuts)) {
-            let of_part = device.memory_plan(&plans, limits)?;
+        let all_limits = [&self.first_limits(limits), limits];
+        for ((device, plans), limits) in self.devices().into_iter().zip(&parts.plans).zip(all_limits) {
+            let of_part = device.memory_plan(plans, limits)?;
+            let items = of_part.items.into_iter().filter(|item| item.bytes > 0);
             let named = |item: Item| Item { what: format!("{}: {}", device.name(), item.what), ..item };
-            memory.items.extend(of_part.items.into_iter().map(named));
+            memory.items.extend(items.map(named));
             memory.notes.extend(of_part.notes.into_iter().map(|note| format!("{}: {note}", device.name())));
         }
+        let [first, second] = self.devices().map(|device| device.name());
+        memory.notes.push(format!("on {first} {}, everything else on {second}", self.share.describe()));
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
         let choices = HostOutputs::bytes(n_logits, limits, 1, 1);
-        for (what, bytes) in
-            [("rows between the devices", 4 * exchanged(&cuts, limits) as u64), ("sampling", choices)]
-        {
+        for (what, bytes) in [("rows between the devices", exchanged(&parts.cuts)), ("sampling", choices)] {
             if bytes > 0 {
                 memory.items.push(Item { what: what.to_owned(), bytes, residence: Residence::Committed });
             }
@@ -165,12 +218,14 @@ impl Device for SplitDevice {
     }
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
-        limits.check(self, plans)?;
-        let Some(cuts) = self.cuts(plans)? else { return self.second.compile(plans, limits) };
-        let [first, second] = self.parts(&cuts);
-        let programs = [self.first.compile(&first, limits)?, self.second.compile(&second, limits)?];
-        let n_values = plans.iter().map(|plan| plan.values.len()).collect();
-        let program = SplitProgram::new(programs, cuts, n_values, limits);
+        let parts = self.parts(plans, limits)?;
+        if let Some(device) = self.only(&parts) {
+            return device.compile(plans, limits);
+        }
+        let [first, second] = &parts.plans;
+        let programs =
+            [self.first.compile(first, &self.first_limits(limits))?, self.second.compile(second, limits)?];
+        let program = SplitProgram::new(programs, parts.cuts, &parts.plans, limits);
         Ok(Box::new(Hosted::new(program, plans.iter(), limits, 1, 1)))
     }
 
@@ -186,7 +241,7 @@ impl Device for SplitDevice {
 }
 
 /// Both devices' memory as one: keys and values grow on both in proportion to their layers, so what is free is what the scarcer of
-/// them allows.
+/// those that have any allows.
 struct Sources {
     sources: [Box<dyn MemorySource>; 2],
     layers: [u64; 2],
@@ -202,7 +257,8 @@ impl MemorySource for Sources {
         let [first, second] = self.sources.each_mut().map(|source| source.read());
         let all = self.layers[0] + self.layers[1];
         let of = |reading: &Reading, layers: u64| {
-            (u128::from(reading.free) * u128::from(all) / u128::from(layers)) as u64
+            let free = (u128::from(reading.free) * u128::from(all)).checked_div(u128::from(layers));
+            free.map_or(u64::MAX, |free| free as u64)
         };
         let free = [of(&first, self.layers[0]), of(&second, self.layers[1])];
         let scarcer = if free[0] < free[1] { first } else { second };

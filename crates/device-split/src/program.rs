@@ -1,99 +1,92 @@
-//! The program: a step through both parts, one after the other.
+//! The program: a step through all segments, one after the other.
 
 use std::ops::Range;
 
-use device::{CommandInfo, Error, Limits, Masks, Program, Result, Step, Timing, ValueId, Want};
+use device::{CommandInfo, Error, Limits, Masks, Plan, Program, Result, Step, Timing, ValueId, Want};
 use device_lower::hosted::HostProgram;
 
 use crate::NAME;
-use crate::cut::Cut;
+use crate::cut::{Cut, Segment, is_direct};
 
-/// Both parts of every plan.
+/// A program of each device, and how steps go through both.
 pub struct SplitProgram {
-    parts: [Box<dyn Program>; 2],
+    programs: [Box<dyn Program>; 2],
     cuts: Vec<Cut>,
-    /// Values of the plans that were cut; those beyond are the cut's own.
-    n_values: Vec<usize>,
-    /// By part and KV group: whether it has layers of it.
+    /// By device and KV group: whether it has layers of it.
     has_layers: [Vec<bool>; 2],
     /// The plan of the last step.
     plan: usize,
-    /// Whether the second part ran in the last step.
+    /// Whether all of its segments ran.
     is_through: bool,
-    /// `(tokens, cols)` what both parts exchange where that is several values; room for the most.
+    /// By device, the segment that it ran last in that step.
+    last: [Option<usize>; 2],
+    /// What segments exchange, each with room for the most.
+    slots: Vec<Vec<f32>>,
+    /// `(tokens, cols)` several of these side by side.
     input: Vec<f32>,
-    /// `(max_outputs)` logits: tokens are chosen from them on the host.
-    wants: Vec<Want>,
-    /// The second part has not seen what changed in page tables.
-    is_behind: bool,
+    /// `(max_outputs)` logits, and nothing: tokens are chosen on the host.
+    wants: [Vec<Want>; 2],
+    /// Which devices have not seen what changed in page tables.
+    is_behind: [bool; 2],
     /// Why a page could not be copied, which the next step reports.
     broken: Option<Error>,
 }
 
+/// Most numbers of each slot of several plans, and of the Input that is put together.
+fn sizes(cuts: &[Cut]) -> (Vec<usize>, usize) {
+    let n = cuts.iter().map(|cut| cut.slots.len()).max().unwrap_or(0);
+    let most = |slot: usize| cuts.iter().filter_map(|cut| cut.slots.get(slot)).max().copied().unwrap_or(0);
+    ((0..n).map(most).collect(), cuts.iter().map(|cut| cut.input).max().unwrap_or(0))
+}
+
+/// Bytes of what the segments exchange, in the host's memory.
+pub fn exchanged(cuts: &[Cut]) -> u64 {
+    let (slots, input) = sizes(cuts);
+    4 * (slots.iter().sum::<usize>() + input) as u64
+}
+
 impl SplitProgram {
-    /// Of the programs of both parts. `n_values` are those of each plan that was cut.
+    /// Of the programs of both devices' plans.
     pub fn new(
-        parts: [Box<dyn Program>; 2],
+        programs: [Box<dyn Program>; 2],
         cuts: Vec<Cut>,
-        n_values: Vec<usize>,
+        plans: &[Vec<Plan>; 2],
         limits: &Limits,
     ) -> SplitProgram {
-        let has_layers = [0, 1].map(|part| {
-            let groups = cuts.first().map(|cut| &cut.parts[part].kv.groups);
+        let has_layers = plans.each_ref().map(|plans| {
+            let groups = plans.first().map(|plan| &plan.kv.groups);
             groups.into_iter().flatten().map(|group| !group.layers.is_empty()).collect()
         });
+        let (slots, input) = sizes(&cuts);
         SplitProgram {
-            parts,
-            n_values,
+            programs,
+            cuts,
             has_layers,
             plan: 0,
             is_through: false,
-            input: Vec::with_capacity(exchanged(&cuts, limits)),
-            cuts,
-            wants: vec![Want::LOGITS; limits.max_outputs],
-            is_behind: false,
+            last: [None; 2],
+            slots: slots.into_iter().map(Vec::with_capacity).collect(),
+            input: Vec::with_capacity(input),
+            wants: [Want::LOGITS, Want::default()].map(|want| vec![want; limits.max_outputs]),
+            is_behind: [false; 2],
             broken: None,
         }
     }
+}
 
-    /// A step of the second part, with what the first gave.
-    fn second<R>(
-        &mut self,
-        step: &Step,
-        run: impl FnOnce(&mut dyn Program, &Step) -> Result<R>,
-    ) -> Result<R> {
-        let [first, second] = &mut self.parts;
-        let cols = &self.cuts[step.plan].cols;
-        self.input.clear();
-        if cols.len() > 1 {
-            for row in 0..step.tokens.len() {
-                for (index, cols) in cols.iter().enumerate() {
-                    self.input.extend_from_slice(&first.kept(index)[row * cols..][..*cols]);
-                }
+/// Put what a segment takes side by side.
+fn gather(segment: &Segment, step: &Step, slots: &[Vec<f32>], input: &mut Vec<f32>) {
+    input.clear();
+    for row in 0..step.tokens.len() {
+        let output = step.outputs.binary_search(&(row as u32)).ok();
+        for given in &segment.given {
+            let row = if given.of_outputs { output } else { Some(row) };
+            match row {
+                Some(row) => input.extend_from_slice(&slots[given.slot][row * given.cols..][..given.cols]),
+                None => input.resize(input.len() + given.cols, 0.0),
             }
         }
-        let step = Step {
-            input: if cols.len() > 1 { &self.input } else { first.kept(0) },
-            wants: &self.wants[..step.outputs.len()],
-            table_changes: step.table_changes.filter(|_| !self.is_behind),
-            ..plain(step)
-        };
-        self.is_behind = true;
-        let result = run(second.as_mut(), &step)?;
-        (self.is_behind, self.is_through) = (false, true);
-        Ok(result)
     }
-}
-
-/// Numbers that both parts exchange at most, where they are several values.
-pub fn exchanged(cuts: &[Cut], limits: &Limits) -> usize {
-    let cols = cuts.iter().filter(|cut| cut.cols.len() > 1).map(|cut| cut.cols.iter().sum());
-    limits.max_rows * cols.max().unwrap_or(0)
-}
-
-/// A step without choices; its links are resolved.
-fn plain<'a>(step: &Step<'a>) -> Step<'a> {
-    Step { links: &[], recent: &[], pending: &[], biases: &[], stages: &[], masks: Masks::default(), ..*step }
 }
 
 impl HostProgram for SplitProgram {
@@ -105,70 +98,114 @@ impl HostProgram for SplitProgram {
         &mut self,
         step: &Step,
         until: Option<usize>,
-        timings: Option<&mut Vec<Timing>>,
+        mut timings: Option<&mut Vec<Timing>>,
     ) -> Result<()> {
         if let Some(error) = self.broken.take() {
             return Err(error);
         }
-        (self.plan, self.is_through) = (step.plan, false);
-        let first = Step { outputs: &[], wants: &[], ..plain(step) };
-        let end = until.and_then(|node| self.cuts[step.plan].ends.get(node).copied());
-        // Until the second part has run, it has not seen what changed.
-        let was_behind = std::mem::replace(&mut self.is_behind, true);
-        if let Some((0, node)) = end {
-            return self.parts[0].run_until(&first, node);
+        (self.plan, self.is_through, self.last) = (step.plan, false, [None; 2]);
+        let SplitProgram { programs, cuts, slots, input, wants: [logits, nothing], .. } = self;
+        let cut = &cuts[step.plan];
+        let end = until.and_then(|node| cut.ends.get(node).copied());
+        // Until a device has run a segment, it has not seen what changed.
+        let was_behind = std::mem::replace(&mut self.is_behind, [true; 2]);
+        let (mut n_commands, mut begun) = (0, 0.0);
+        for (index, segment) in cut.segments.iter().enumerate() {
+            let (device, is_final) = (segment.device, index + 1 == cut.segments.len());
+            let takes = &segment.takes;
+            if !is_direct(&segment.given) {
+                gather(segment, step, slots, input);
+            }
+            let wants = if is_final { &*logits } else { &*nothing };
+            let n_outputs = if takes.outputs { step.outputs.len() } else { 0 };
+            // Links are resolved, and tokens are chosen elsewhere.
+            let part = Step {
+                plan: segment.plan,
+                links: &[],
+                input: match &segment.given[..] {
+                    [] if takes.input => step.input,
+                    [] => &[],
+                    [only] if is_direct(&segment.given) => &slots[only.slot],
+                    [..] => input,
+                },
+                states: if takes.states { step.states } else { &[] },
+                adapters: if takes.adapters { step.adapters } else { &[] },
+                table_changes: match self.last[device] {
+                    Some(_) => Some(&[]),
+                    None => step.table_changes.filter(|_| !was_behind[device]),
+                },
+                outputs: &step.outputs[..n_outputs],
+                wants: &wants[..n_outputs],
+                recent: &[],
+                pending: &[],
+                biases: &[],
+                stages: &[],
+                masks: Masks::default(),
+                ..*step
+            };
+            let program = &mut programs[device];
+            let last_node = end.filter(|(segment, _)| *segment == index).map(|(_, node)| node);
+            match (last_node, timings.as_deref_mut()) {
+                (Some(node), _) => program.run_until(&part, node)?,
+                (None, None) => program.run(&part)?,
+                (None, Some(timings)) => {
+                    let n_before = timings.len();
+                    program.run_timed(&part, timings)?;
+                    let mut ended: f64 = begun;
+                    for timing in &mut timings[n_before..] {
+                        timing.command += n_commands;
+                        timing.start += begun;
+                        ended = ended.max(timing.start + timing.duration);
+                    }
+                    n_commands += program.commands(segment.plan, step.tokens.len()).len();
+                    begun = ended;
+                }
+            }
+            (self.is_behind[device], self.last[device]) = (false, Some(index));
+            if last_node.is_some() {
+                return Ok(());
+            }
+            for (kept, slot) in segment.slots.iter().enumerate() {
+                slots[*slot].clear();
+                slots[*slot].extend_from_slice(program.kept(kept));
+            }
         }
-        let Some(timings) = timings else {
-            self.parts[0].run(&first)?;
-            self.is_behind = was_behind;
-            return self.second(step, |program, step| match end {
-                Some((_, node)) => program.run_until(step, node),
-                None => program.run(step),
-            });
-        };
-        let first_timing = timings.len();
-        self.parts[0].run_timed(&first, timings)?;
-        self.is_behind = was_behind;
-        let n_commands = self.parts[0].commands(step.plan, step.tokens.len()).len();
-        let begun = timings[first_timing..].iter().map(|t| t.start + t.duration).fold(0.0, f64::max);
-        let n_before = timings.len();
-        self.second(step, |program, step| program.run_timed(step, timings))?;
-        for timing in &mut timings[n_before..] {
-            timing.command += n_commands;
-            timing.start += begun;
-        }
+        self.is_through = true;
         Ok(())
     }
 
     fn logits(&self) -> &[f32] {
-        if self.is_through { self.parts[1].logits() } else { &[] }
+        let last = self.cuts[self.plan].segments.last().filter(|_| self.is_through);
+        last.map_or(&[], |segment| self.programs[segment.device].logits())
     }
 
     fn kept(&self, index: usize) -> &[f32] {
-        let found = self.cuts[self.plan].kept.get(index).filter(|_| self.is_through);
-        found.map_or(&[], |(part, index)| self.parts[*part].kept(*index))
+        let slot = self.cuts[self.plan].kept.get(index).filter(|_| self.is_through);
+        slot.and_then(|slot| self.slots.get(*slot)).map_or(&[], |slot| slot)
     }
 
     fn read(&self, value: ValueId) -> Option<Vec<f32>> {
-        if value.0 as usize >= self.n_values[self.plan] {
+        if value.0 as usize >= self.cuts[self.plan].n_values {
             return None;
         }
-        let second = self.parts[1].read(value).filter(|_| self.is_through);
-        second.or_else(|| self.parts[0].read(value))
+        // The later of both segments first.
+        let order = if self.last[1] >= self.last[0] { [1, 0] } else { [0, 1] };
+        let has_run = |device: &usize| self.last[*device].is_some();
+        order.into_iter().filter(has_run).find_map(|device| self.programs[device].read(value))
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) {
-        for (part, has_layers) in self.parts.iter_mut().zip(&self.has_layers) {
+        for (program, has_layers) in self.programs.iter_mut().zip(&self.has_layers) {
             if has_layers[group] {
-                self.broken = part.copy_page(group, from, to).err().or(self.broken.take());
+                self.broken = program.copy_page(group, from, to).err().or(self.broken.take());
             }
         }
     }
 
-    /// A multiple of both parts'.
+    /// A multiple of both devices'.
     fn granule(&self, group: usize) -> usize {
-        let [a, b] = [0, 1].map(|part| match self.has_layers[part][group] {
-            true => self.parts[part].committed().granule(group),
+        let [a, b] = [0, 1].map(|device| match self.has_layers[device][group] {
+            true => self.programs[device].committed().granule(group),
             false => 1,
         });
         let divisor = |mut a: usize, mut b: usize| {
@@ -181,12 +218,12 @@ impl HostProgram for SplitProgram {
     }
 
     fn commit(&mut self, group: usize, pages: Range<u32>) -> bool {
-        for part in 0..2 {
-            if self.has_layers[part][group]
-                && commit(self.parts[part].as_mut(), group, pages.clone()).is_err()
+        for device in 0..2 {
+            if self.has_layers[device][group]
+                && commit(self.programs[device].as_mut(), group, pages.clone()).is_err()
             {
-                if part == 1 && self.has_layers[0][group] {
-                    decommit(self.parts[0].as_mut(), group, pages);
+                if device == 1 && self.has_layers[0][group] {
+                    decommit(self.programs[0].as_mut(), group, pages);
                 }
                 return false;
             }
@@ -195,22 +232,23 @@ impl HostProgram for SplitProgram {
     }
 
     fn decommit(&mut self, group: usize, pages: Range<u32>) {
-        for part in (0..2).filter(|part| self.has_layers[*part][group]) {
-            decommit(self.parts[part].as_mut(), group, pages.clone());
+        for device in (0..2).filter(|device| self.has_layers[*device][group]) {
+            decommit(self.programs[device].as_mut(), group, pages.clone());
         }
     }
 
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         let Some(cut) = self.cuts.get(plan) else { return Vec::new() };
-        let of = |part: usize| {
-            let commands = self.parts[part].commands(plan, n_rows).into_iter();
-            commands.map(move |info| CommandInfo { node: cut.plan_node(part, info.node), ..info })
+        let of = |segment: &Segment| {
+            let commands = self.programs[segment.device].commands(segment.plan, n_rows).into_iter();
+            let of_plan = |info: CommandInfo| CommandInfo { node: segment.plan_node(info.node), ..info };
+            commands.map(of_plan).collect::<Vec<_>>()
         };
-        of(0).chain(of(1)).collect()
+        cut.segments.iter().flat_map(of).collect()
     }
 }
 
-/// Commit a range of several of a part's granules, all of it or nothing.
+/// Commit a range of several of a device's granules, all of it or nothing.
 fn commit(program: &mut dyn Program, group: usize, pages: Range<u32>) -> Result<()> {
     let mut at = pages.start;
     while at < pages.end {
@@ -224,7 +262,7 @@ fn commit(program: &mut dyn Program, group: usize, pages: Range<u32>) -> Result<
     Ok(())
 }
 
-/// Give them back. A part that cannot keeps their memory, and they can be committed again only with it.
+/// Give them back. A device that cannot keeps their memory, and they can be committed again only with it.
 fn decommit(program: &mut dyn Program, group: usize, pages: Range<u32>) {
     let mut at = pages.start;
     while at < pages.end {

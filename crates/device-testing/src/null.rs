@@ -64,7 +64,7 @@ pub fn history_with(before: u64, tokens: &[u32]) -> u64 {
     tokens.iter().fold(before, |history, token| extend(history, *token))
 }
 
-/// The hash of what a span gives a plan that writes encoder states: its rows of [`Step::input`].
+/// The hash of what a span gives a plan that writes encoder states: its rows of [`device::Step::input`].
 pub fn encoder_states(input: &[f32]) -> u64 {
     input.iter().fold(mix(EMPTY) | 1, |hash, number| extend(hash, number.to_bits()))
 }

@@ -269,20 +269,7 @@ fn a_failed_step_can_be_run_again() {
         let device: Arc<dyn Device> = Arc::new(History { fail_at, ..History::default() });
         let mut engine = Engine::new(model("gemma3"), &device, &options(128, 16, 2)).unwrap();
         let ids = [prompt(40), prompt(23)].map(|p| engine.add(greedy(&p, 20)).unwrap());
-        let mut got: HashMap<SequenceId, Vec<u32>> = HashMap::new();
-        let mut n_failed = 0;
-        loop {
-            let stepped = engine.step(&mut |event| {
-                if let Event::Token { id, sequence, .. } = event {
-                    got.entry(sequence).or_default().push(id);
-                }
-            });
-            match stepped {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(_) => n_failed += 1,
-            }
-        }
+        let (got, n_failed) = drain_with_failures(&mut engine);
         assert_eq!(n_failed, 1);
         assert_eq!(got[&ids[0]], continuation(engine.model(), &prompt(40), 20));
         assert_eq!(got[&ids[1]], continuation(engine.model(), &prompt(23), 20));

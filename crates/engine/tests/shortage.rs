@@ -381,6 +381,25 @@ fn on_the_cpu_not_a_bit_of_an_answer_changes() {
     }
 }
 
+/// The same of mixtures, recurrent ones too, whose experts are on another device than everything else, or whose first layer is as well.
+#[test]
+fn on_two_devices_not_a_bit_of_an_answer_changes() {
+    let cpu =
+        || Arc::new(device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(1), isa: None }).unwrap());
+    for name in ["qwen3_moe", "qwen3_5_moe", "granitemoehybrid", "gpt_oss"] {
+        let model = model_with_text(name);
+        let layers = model.plan().nodes.iter().filter_map(|node| node.layer);
+        let n_layers = layers.max().map_or(0, |last| last as usize + 1);
+        for first_layers in [0, 1] {
+            let share = device_split::Share { n_layers, first_layers, expert_layers: n_layers };
+            let device: Arc<dyn Device> =
+                Arc::new(device_split::SplitDevice::new(cpu(), cpu(), share).unwrap());
+            let request = |seed| request_of(seed, true);
+            parked_sequences_answer_as_undisturbed(name, &model, &device, Numerics::Deterministic, request);
+        }
+    }
+}
+
 /// The same on Metal, emulated: tokens that the CPU chooses from logits, and tokens that the GPU chooses, with steps in flight
 /// when a sequence is parked. Windows and short convolutions in runs of more cases.
 #[test]

@@ -192,4 +192,14 @@ fn decoding_allocates_nothing() {
         }
         check_metal(name);
     }
+    // Experts on one device, everything else on another.
+    for n_sequences in [1, 3] {
+        let cpu = || {
+            Arc::new(device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(1), isa: None }).unwrap())
+        };
+        let share = device_split::Share { n_layers: 4, first_layers: 1, expert_layers: 3 };
+        let split: Arc<dyn Device> = Arc::new(device_split::SplitDevice::new(cpu(), cpu(), share).unwrap());
+        check(split.clone(), "qwen3_moe", every_stage(), n_sequences);
+        check_guesses(split, "qwen3_moe", few_tokens(), n_sequences);
+    }
 }

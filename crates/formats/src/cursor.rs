@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use weights::{Bytes, Error, Map, Result};
+use weights::{BlockType, Bytes, Error, Map, Result};
 
 /// A place in the file. `at` arguments name what is being read, and are only formatted for an error.
 pub(crate) struct Cursor<'a> {
@@ -90,6 +90,26 @@ impl<'a> Cursor<'a> {
                 format_args!("\"{}\" at byte {}", bad.escape_ascii(), e.valid_up_to()),
                 "UTF-8 text",
             )
+        })
+    }
+
+    /// Bytes of a tensor of this shape, outermost first, which is not trusted.
+    ///
+    /// # Errors
+    /// Rows are not whole blocks, or there are more bytes than can be addressed.
+    pub fn tensor_bytes(&self, shape: &[usize], block: BlockType, at: fmt::Arguments) -> Result<usize> {
+        let n_cols = shape.last().copied().unwrap_or(1);
+        if !n_cols.is_multiple_of(block.block_len()) {
+            return Err(self.error(
+                at,
+                format_args!("rows of {n_cols} values"),
+                format_args!("a multiple of {}, {block}'s block", block.block_len()),
+            ));
+        }
+        let n_values = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
+        let n_bytes = n_values.and_then(|n| (n / block.block_len()).checked_mul(block.block_bytes()));
+        n_bytes.ok_or_else(|| {
+            self.error(at, format_args!("shape {shape:?}"), "a number of bytes that fits the address space")
         })
     }
 

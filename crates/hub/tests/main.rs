@@ -1,5 +1,6 @@
 //! The tests of this crate are one binary, because each binary takes seconds to link.
 
+mod choice;
 mod hub;
 mod stand_in;
 mod wheels;

@@ -217,6 +217,11 @@ pub struct LoadArgs {
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", conflicts_with = "gpus")]
     pub gpu_layers: Option<usize>,
 
+    /// Of how many of the model's first layers the CPU has the experts, where the device has everything else of the layer; a number
+    /// larger than the model has layers: of all [default: 0; on cuda as few as let the rest fit in the GPU's memory]
+    #[arg(long, visible_alias = "n-cpu-moe", value_name = "N", conflicts_with = "gpus")]
+    pub cpu_moe_layers: Option<usize>,
+
     /// Context length in tokens [default: what the model was trained for, or the longest that fits
     /// in memory]
     #[arg(short, long, value_name = "TOKENS")]

@@ -7,7 +7,6 @@ use anyhow::Context;
 use device::key_bias::KeyBias;
 use device::{Device, KvType, Numerics};
 use device_parallel::ParallelDevice;
-use device_split::SplitDevice;
 use engine::{Adapter, DraftModel, Engine, Governor, LoadOptions, Model, Picture, Prefill, TokenizerSource};
 use formats::Verify;
 use formats::base::PublicKey;
@@ -19,8 +18,8 @@ use crate::args::{
 };
 use crate::choose;
 use crate::mmproj;
-use crate::output;
 use crate::progress::Bar;
+use crate::share;
 
 /// Make sure that a model is on this machine; where it lies.
 pub fn fetch(model: &str, args: &FetchArgs) -> anyhow::Result<PathBuf> {
@@ -101,7 +100,7 @@ pub fn device_for(args: &LoadArgs, model: &Model) -> anyhow::Result<Arc<dyn Devi
             // What else is wrong is wrong on every device, and is said when the model is loaded.
             Ok(_) | Err(_) => Ok(()),
         })?;
-    let device = shared(args, model, device)?;
+    let device = share::shared(args, model, device)?;
     if args.kv_type.is_none()
         && let Some(chosen) = default_kv_type(device.as_ref(), model)
     {
@@ -109,68 +108,6 @@ pub fn device_for(args: &LoadArgs, model: &Model) -> anyhow::Result<Arc<dyn Devi
     }
     Ok(device)
 }
-
-/// The device; or, where the flags say so or a GPU's memory is too small for the model, that device for the last layers and the CPU
-/// for the others.
-fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow::Result<Arc<dyn Device>> {
-    let layers = model.plan().nodes.iter().filter_map(|node| node.layer);
-    let n_layers = layers.max().map_or(0, |last| last as usize + 1);
-    let cpu = || named_device(DeviceName::Cpu, &args.device);
-    let frugal = || -> anyhow::Result<Arc<dyn Device>> {
-        Ok(if device.name() == "cuda" { cuda::frugal(first_gpu(&args.device))? } else { device.clone() })
-    };
-    let with = |n: usize, cpu: &Arc<dyn Device>, other: &Arc<dyn Device>| {
-        SplitDevice::new(cpu.clone(), other.clone(), n_layers - n, n_layers).map(Arc::new)
-    };
-    match args.gpu_layers {
-        Some(_) if device.name() == "cpu" => {
-            anyhow::bail!(
-                "--gpu-layers says which layers are not the CPU's: name another device with --device"
-            )
-        }
-        Some(0) => return cpu(),
-        Some(n) if n < n_layers => return Ok(with(n, &cpu()?, &frugal()?)?),
-        None if device.name() == "cuda" => {}
-        Some(_) | None => return Ok(device),
-    }
-    let options = options(args);
-    // What else is wrong is said when the model is loaded.
-    let Ok(whole) = engine::plan_memory(model, device.as_ref(), &options) else { return Ok(device) };
-    if whole.fits {
-        return Ok(device);
-    }
-    let (cpu, other, free) = (cpu()?, frugal()?, device.memory().free.saturating_sub(GPU_RESERVE));
-    if engine::plan_memory(model, other.as_ref(), &options).is_ok_and(|report| report.fits) {
-        eprintln!("the weights are on {} once: their copies that make it faster do not fit", device.name());
-        return Ok(other);
-    }
-    let prefix = format!("{}: ", device.name());
-    let fits = |n: usize| -> bool {
-        let planned = with(n, &cpu, &other).map_err(engine::Error::from);
-        let planned = planned.and_then(|split| engine::plan_memory(model, split.as_ref(), &options));
-        let on_gpu = |report: engine::MemoryReport| {
-            let items = report.items.iter().filter(|item| item.what.starts_with(&prefix));
-            items.map(|item| item.bytes).sum::<u64>()
-        };
-        planned.map(on_gpu).is_ok_and(|bytes| bytes <= free)
-    };
-    // Fewer layers take less.
-    let (mut low, mut high) = (0, n_layers.saturating_sub(1));
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if fits(middle) { low = middle } else { high = middle - 1 }
-    }
-    eprintln!(
-        "{low} of {n_layers} layers on {}, the others on the CPU: the model takes {}, and {} are free there (--gpu-layers overrides)",
-        device.name(),
-        output::bytes(whole.total),
-        output::bytes(whole.free),
-    );
-    if low == 0 { Ok(cpu) } else { Ok(with(low, &cpu, &other)?) }
-}
-
-/// Of a GPU's memory, what a model that is shared with the CPU leaves free: for the driver and for keys and values of more sequences.
-const GPU_RESERVE: u64 = 1 << 30;
 
 /// For people: how a device stores keys and values if no flag says so; `None`: the model has none.
 fn default_kv_type(device: &dyn Device, model: &Model) -> Option<String> {
@@ -221,7 +158,8 @@ fn device_that(
     Ok(choice.device)
 }
 
-fn named_device(name: DeviceName, args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
+/// The device of a name.
+pub fn named_device(name: DeviceName, args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
     Ok(match name {
         DeviceName::Auto | DeviceName::Cpu => {
             let options = device_cpu::Options { threads: args.threads, isa: args.isa };
@@ -242,7 +180,7 @@ const OTHER_DEVICE: &str =
     "--gpus says which of NVIDIA's GPUs compute: expected --device cuda, found another";
 
 /// The GPU that the flags name, where they name one.
-fn first_gpu(args: &DeviceArgs) -> usize {
+pub fn first_gpu(args: &DeviceArgs) -> usize {
     args.gpus.first().copied().unwrap_or(0)
 }
 
@@ -291,7 +229,8 @@ pub mod cuda {
     #[cfg(any(target_os = "linux", target_os = "windows"))]
     pub fn frugal(index: usize) -> anyhow::Result<Arc<device_cuda::CudaDevice>> {
         let device = device_cuda::CudaDevice::new(index)?;
-        let profile = device_cuda::Profile { most_packed: 0, ..device.profile().clone() };
+        let profile =
+            device_cuda::Profile { most_packed: 0, persistent_positions: 0, ..device.profile().clone() };
         Ok(Arc::new(device.with_profile(profile)))
     }
 

@@ -12,6 +12,7 @@ mod load;
 mod mmproj;
 mod output;
 mod progress;
+mod share;
 mod sse;
 
 use std::process::ExitCode;

@@ -532,3 +532,68 @@ fn layers_of_a_model_are_shared_by_two_devices() {
     let message = error(&["plan", &path, "--device", "cpu", "--gpu-layers", "2"]);
     assert!(message.contains("--gpu-layers"), "{message}");
 }
+
+/// A mixture's experts on the CPU and everything else on another device answer as one device does, whichever layers they are of; the plan
+/// says where they are.
+#[test]
+fn experts_of_a_model_are_on_the_cpu() {
+    let folder = fixture("models/qwen3_moe");
+    let folder = folder.to_str().unwrap();
+    let common = ["--device", "reference", "--ctx", "64", "--kv-type", "f16"];
+    let logits = |flags: &[&str]| -> Vec<f64> {
+        let args = ["logits", folder, "--tokens", "36,144,5,7,99,3", "--top", "20", "--json"];
+        let found = json(&[&args[..], &common, flags].concat());
+        let rows = found["top"].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
+        rows.map(|pair| pair[1].as_f64().unwrap()).collect()
+    };
+    let alone = logits(&[]);
+    for flags in [
+        &["--cpu-moe-layers", "99"][..],
+        &["--n-cpu-moe", "2", "--chunk", "2"],
+        &["--cpu-moe-layers", "3", "--gpu-layers", "3"],
+    ] {
+        let shared = logits(flags);
+        assert_eq!(shared.len(), alone.len());
+        let worst = shared.iter().zip(&alone).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(worst > 0.0 && worst < 1e-3, "{flags:?}: {worst}");
+    }
+    let complete = |flags: &[&str]| {
+        let args = ["complete", folder, "--tokens", "36,144,5", "--greedy", "-n", "8", "--json"];
+        json(&[&args[..], &common, flags].concat())["tokens"].clone()
+    };
+    let guessed = ["--cpu-moe-layers", "4", "--speculate", "ngram"];
+    assert_eq!(complete(&guessed), complete(&[]));
+
+    let plan = |flags: &[&str]| ok(&[&["plan", folder][..], &common, flags].concat());
+    let text = plan(&["--cpu-moe-layers", "3"]);
+    assert!(text.contains("on cpu the experts of layers 0 to 2, everything else on reference"), "{text}");
+    assert!(text.contains("cpu: weights") && text.contains("reference: weights"), "{text}");
+    assert!(text.contains("reference: KV pages") && !text.contains("cpu: KV pages"), "{text}");
+    let text = plan(&["--cpu-moe-layers", "3", "--gpu-layers", "3"]);
+    assert!(text.contains("on cpu layer 0 and the experts of layers 1 to 2"), "{text}");
+    assert!(!plan(&["--cpu-moe-layers", "0"]).contains("on cpu"));
+
+    let message = error(&["plan", folder, "--device", "cpu", "--cpu-moe-layers", "2"]);
+    assert!(message.contains("--cpu-moe-layers") && message.contains("--device"), "{message}");
+    let dense = fixture("models/llama");
+    let message = error(&["plan", dense.to_str().unwrap(), "--device", "reference", "--cpu-moe-layers", "2"]);
+    assert!(message.contains("found a model without experts"), "{message}");
+    // Rows of an adapter on both sides of the cuts.
+    let lora = format!("a={}", fixture("lora/mixtral_attention").display());
+    let adapted = |flags: &[&str]| -> Vec<f64> {
+        let folder = fixture("models/mixtral");
+        let args = ["logits", folder.to_str().unwrap(), "--tokens", "36,144,5", "--top", "9", "--json"];
+        let found = json(&[&args[..], &common, flags].concat());
+        let rows = found["top"].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
+        rows.map(|pair| pair[1].as_f64().unwrap()).collect()
+    };
+    let differ = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    let alone = adapted(&["--lora", &lora]);
+    assert!(differ(&alone, &adapted(&[])) > 0.1);
+    assert!(differ(&alone, &adapted(&["--lora", &lora, "--n-cpu-moe", "9"])) < 1e-3);
+    assert!(differ(&alone, &adapted(&["--lora", &lora, "--gpu-layers", "1"])) < 1e-3);
+
+    let batches = ["--parallel", "1,2", "-p", "4", "-n", "2", "-r", "1", "--json", "--n-cpu-moe", "9"];
+    let rows = ok(&[&["bench", folder, "--device", "reference"][..], &batches].concat());
+    assert!(rows.contains("the experts of layers 0 to 3: "), "{rows}");
+}

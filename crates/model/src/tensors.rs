@@ -132,6 +132,10 @@ impl<'a> Tensors<'a> {
         names.into_iter().find_map(find)
     }
 
+    fn required(&self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Located<'a>> {
+        self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))
+    }
+
     /// Whether the file has a tensor for a role outside the layers.
     pub fn has(&self, role: TensorRole) -> bool {
         self.locate(role, None, "weight").is_some()
@@ -188,7 +192,7 @@ impl<'a> Tensors<'a> {
     /// The weight matrix of a role, a view of the file.
     pub fn matrix(&mut self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Weight> {
         let shape = shape(spec, role, layer);
-        let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
+        let located = self.required(spec, role, layer)?;
         if let [n_out, n_in, size] = shape[..] {
             return self.convolution(role, located.tensor, [n_out, n_in, size]);
         }

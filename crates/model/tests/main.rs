@@ -25,4 +25,5 @@ mod rope;
 mod speech;
 mod speech_cpu;
 mod speech_tokens;
+mod split;
 mod tables;

@@ -114,3 +114,37 @@ pub unsafe fn combine<S: Simd>(a: *const f32, b: *const f32, out: *mut f32, n: u
         }
     }
 }
+
+/// `$name(isa, kind)`: the kernel that applies `$function<Curve>` of an activation's curve. There is one for each, so that none
+/// branches on it.
+macro_rules! of_curves {
+    ($name:ident, $function:ident) => {
+        of_curves!($name, $function, Silu GeluTanh GeluErf Relu Sigmoid Identity ReluSquared Softplus);
+    };
+    ($name:ident, $function:ident, $($curve:ident)*) => {
+        /// The kernel for a function and an instruction set.
+        pub fn $name(
+            isa: $crate::isa::Isa,
+            kind: device::Activation,
+        ) -> $crate::command::Kernel<$crate::kernels::elementwise::Params> {
+            use $crate::command::Worker;
+            use $crate::kernels::elementwise::{Params, map};
+            use $crate::simd::{math, variants};
+            match kind {
+                $(device::Activation::$curve => {
+                    /// # Safety
+                    /// As [`crate::command::Kernel`].
+                    #[inline(always)]
+                    unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+                        // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other
+                        // worker writes what this one reads, and the instruction set is available.
+                        unsafe { map::<S>(p, worker, $function::<math::$curve>(PhantomData)) }
+                    }
+                    variants!(kernel, body, Params);
+                    kernel(isa)
+                })*
+            }
+        }
+    };
+}
+pub(crate) use of_curves;

@@ -125,7 +125,8 @@ pub fn group_bytes(n_pairs: usize, n_experts: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::{StepState, testing::run};
+    use crate::command::StepState;
+    use crate::command::testing::{EMPTY_STEP, run};
 
     #[test]
     fn pairs_are_sorted_by_expert() {
@@ -133,21 +134,7 @@ mod tests {
         let (mut order, mut ends) = ([9u32; 6], [9u32; 5]);
         let groups = Groups { order: order.as_mut_ptr(), ends: ends.as_mut_ptr() };
         let params = Params { ids: ids.as_ptr(), k: 2, n_experts: 5, rows: RowCount::Tokens, groups };
-        let step = StepState {
-            input: &[],
-            tokens: &[0; 3],
-            spans: &[],
-            states: &[],
-            adapters: &[],
-            positions: &[],
-            slots: &[],
-            page_tables: &[],
-            pages_per_table: 0,
-            n_groups: 0,
-            outputs: &[],
-            argmax: false,
-            attention: &[],
-        };
+        let step = StepState { tokens: &[0; 3], ..EMPTY_STEP };
         // SAFETY: three rows of two pairs, and five experts.
         let ranges = unsafe {
             run(group, &params, &step, 3, 64);

@@ -2,6 +2,7 @@
 #pragma once
 #include "common.cuh"
 #include "e4m3.cuh"
+#include "vector_bytes.h"
 
 #define PAGE_NONE 0xffffffffu
 
@@ -20,7 +21,7 @@ struct KvF32 {
 
 struct KvF16 {
     static constexpr bool HALVES = true, BYTES = false, ONE_SCALE = false;
-    static __device__ __forceinline__ uint bytes(uint head_dim) { return 2 * head_dim; }
+    static __device__ __forceinline__ uint bytes(uint head_dim) { return vector_bytes_f16(head_dim); }
     // What is too large is stored as the largest.
     static __device__ __forceinline__ void store(uchar *vector, uint, uint i, float x) {
         ((ushort *)vector)[i] = f16_of_f32(x);
@@ -43,7 +44,7 @@ __device__ __forceinline__ float f32_of_byte(uint word, int index) {
 // columns, and its scales after them, so that words of a vector of 64 columns or more are aligned.
 struct KvQ8_0 {
     static constexpr bool HALVES = false, BYTES = true, ONE_SCALE = false;
-    static __device__ __forceinline__ uint bytes(uint head_dim) { return head_dim / 32 * 34; }
+    static __device__ __forceinline__ uint bytes(uint head_dim) { return vector_bytes_q8_0(head_dim); }
     static __device__ __forceinline__ void store(uchar *vector, uint head_dim, uint i, float x) {
         const ushort d = f16_of_f32(fminf(warp_max(fabsf(x)) / 127.0f, 65504.0f));
         const float scale = f32_of_f16(d), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
@@ -75,7 +76,7 @@ struct KvQ8_0 {
 struct KvFp8 {
     static constexpr bool HALVES = false, BYTES = true, ONE_SCALE = true;
     static __device__ __forceinline__ uint padded(uint head_dim) { return (head_dim + 3) & ~3u; }
-    static __device__ __forceinline__ uint bytes(uint head_dim) { return padded(head_dim) + 4; }
+    static __device__ __forceinline__ uint bytes(uint head_dim) { return vector_bytes_fp8(head_dim); }
     // A whole vector, by a warp.
     static __device__ __forceinline__ void store_all(uchar *vector, uint head_dim, uint lane, const float *x) {
         float largest = 0.0f;

@@ -17,15 +17,25 @@ macro_rules! constants {
 }
 
 /// What a launch says that is no address and never changes. Not `n_rows`, which hides from the compiler how often code runs, and not where a
-/// launch stops.
-fn of_arguments(arguments: &PersistentArguments) -> Vec<Constant> {
+/// launch stops. `None`: a factor is infinite or NaN, for which C++ has no literal.
+fn of_arguments(arguments: &PersistentArguments) -> Option<Vec<Constant>> {
     let a = PersistentArguments { poll_delay: POLL_DELAY_FIXED, ..*arguments };
     let numbers = constants!("uint" of a; n_phases interleaved hidden n_kv_heads n_vocab n_splits page_len slot_bytes n_slots
         poll_delay refill_gates in_flight most_quads n_experts n_used expert_ffn expert_sigmoid expert_normalise);
-    let factors =
-        constants!("float" of a; rotation_scale1 rotation_scale2 eps attention_scale softcap expert_factor);
-    let factors = factors.map(|(kind, name, value)| (kind, name, value + "f"));
-    numbers.into_iter().chain(factors).collect()
+    let factors = [
+        ("rotation_scale1", a.rotation_scale1),
+        ("rotation_scale2", a.rotation_scale2),
+        ("eps", a.eps),
+        ("attention_scale", a.attention_scale),
+        ("softcap", a.softcap),
+        ("expert_factor", a.expert_factor),
+    ];
+    if factors.iter().any(|(_, factor)| !factor.is_finite()) {
+        return None;
+    }
+    // The shortest decimal that only this number is nearest to, always with a point or an exponent.
+    let factors = factors.map(|(name, factor)| ("float", name, format!("{factor:?}f")));
+    Some(numbers.into_iter().chain(factors).collect())
 }
 
 /// What an entry of the table says that is the same in all of `phases`.
@@ -85,7 +95,8 @@ pub fn fixed_file(
     text.and_then(|text| kernels.generate("persistent/fixed", text)).unwrap_or(file)
 }
 
-/// The source of a kernel for a table alone, given the text of the general kernel's file; `None` where layers are not of one kind.
+/// The source of a kernel for a table alone, given the text of the general kernel's file; `None` where layers are not of one kind, or a
+/// factor is not finite.
 pub(super) fn fixed_source(
     general: &str,
     arguments: &PersistentArguments,
@@ -114,7 +125,7 @@ pub(super) fn fixed_source(
         return None;
     }
     let mut out = String::from("#include \"persistent/arguments.h\"\n");
-    declare(&mut out, "PersistentTable", "PersistentArguments", &of_arguments(arguments));
+    declare(&mut out, "PersistentTable", "PersistentArguments", &of_arguments(arguments)?);
     let mut list = String::from("#define PERSISTENT_FIXED(ONE)");
     for at in 0..of_layer {
         let phases: Vec<&PersistentPhase> = layers.iter().skip(at).step_by(of_layer).collect();

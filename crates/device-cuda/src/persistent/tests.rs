@@ -90,8 +90,9 @@ fn phases_follow_the_layers() {
     let weights: Vec<u64> = (0..13).map(|i| 1000 + i).collect();
     let vector = |id: WeightId| 5000 + u64::from(id.0);
     let pages = |layer: device::KvLayerId| (u64::from(layer.0) * 100, 77, 3);
-    let places = PhasePlaces { weights: &weights, biases: &[1, 2, 3], vector: &vector, pages: &pages };
-    let phases = mine.phases(&plan, &places);
+    let places =
+        PhasePlaces { weights: &weights, biases: &[1, 2, 3], vector: &|id| Ok(vector(id)), pages: &pages };
+    let phases = mine.phases(&plan, &places).unwrap();
     let of = |f: &dyn Fn(&PersistentPhase) -> u32| phases.iter().map(f).collect::<Vec<_>>();
     let layer = [QKV, ADD, GATE, ADD];
     assert_eq!(of(&|p| p.kind), [&layer[..], &layer, &layer, &[HEAD]].concat());
@@ -120,8 +121,9 @@ fn table_of(shape: Decoder) -> (Persistent, PersistentArguments, Vec<PersistentP
     let mine = found(&plan).unwrap();
     let weights: Vec<u64> = (0..mine.products.len() as u64).map(|i| 4096 * (i + 1)).collect();
     let biases: Vec<u64> = mine.decoder.layers.iter().map(|_| u64::from(shape.bias)).collect();
-    let places = PhasePlaces { weights: &weights, biases: &biases, vector: &|_| 16, pages: &|_| (64, 77, 3) };
-    let phases = mine.phases(&plan, &places);
+    let places =
+        PhasePlaces { weights: &weights, biases: &biases, vector: &|_| Ok(16), pages: &|_| (64, 77, 3) };
+    let phases = mine.phases(&plan, &places).unwrap();
     let (arguments, _) = mine.arguments(&plan, &f16(&plan.kv), Profile::hopper().shared_bytes);
     (mine, arguments, phases)
 }
@@ -153,6 +155,18 @@ fn a_kernel_of_its_own_has_what_never_changes_as_constants() {
     assert!(qkv.contains("GROUPS = 0;") && of("PersistentPhase2").contains("gate_refill = 1;"));
     assert!(of("PersistentHead").contains("kind = 3;") && text.contains("PERSISTENT_DECODE(64, 3)"));
     assert!(text.contains("ONE(PersistentPhase3)") && !text.contains("PersistentPhase4"));
+}
+
+/// C++ has no literals for these; the general kernel reads them as arguments.
+#[test]
+fn factors_that_are_not_finite_are_left_to_the_general_kernel() {
+    let (mine, arguments, phases) = table_of(SMALL);
+    let general = source(&mine.kernel().0).unwrap();
+    let text = |softcap: f32| {
+        fixed::fixed_source(general, &PersistentArguments { softcap, ..arguments }, &phases, mine.n_blocks())
+    };
+    assert!(text(1e-7).unwrap().contains("float softcap = 1e-7f;"));
+    assert!([f32::INFINITY, f32::NEG_INFINITY, f32::NAN].into_iter().all(|factor| text(factor).is_none()));
 }
 
 #[test]
@@ -248,8 +262,9 @@ fn mixtures_are_found_and_their_phases_share_what_a_token_uses() {
     let weights: Vec<u64> = (0..16).map(|i| 1000 + i).collect();
     let vector = |id: WeightId| 5000 + u64::from(id.0);
     let pages = |layer: device::KvLayerId| (u64::from(layer.0) * 100, 77, 3);
-    let places = PhasePlaces { weights: &weights, biases: &[0, 0, 0], vector: &vector, pages: &pages };
-    let phases = mine.phases(&plan, &places);
+    let places =
+        PhasePlaces { weights: &weights, biases: &[0, 0, 0], vector: &|id| Ok(vector(id)), pages: &pages };
+    let phases = mine.phases(&plan, &places).unwrap();
     let of = |f: &dyn Fn(&PersistentPhase) -> u32| phases.iter().map(f).collect::<Vec<_>>();
     let layer = [QKV, ADD, ROUTE, EXPERTS, ADD_EXPERTS];
     assert_eq!(of(&|p| p.kind), [&layer[..], &layer, &layer, &[HEAD]].concat());

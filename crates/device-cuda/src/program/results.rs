@@ -13,8 +13,7 @@ impl CudaProgram {
         let done = &self.ahead.done;
         let view =
             self.plans.get(done.plan)?.values.get(id.0 as usize).filter(|view| view.offset != NO_PLACE)?;
-        let n = view.rows.count(done.sizes.n_rows, done.sizes.n_outputs) * view.cols;
-        Some((view.offset, n * 4))
+        Some((view.offset, view.n_words(&done.sizes) * 4))
     }
 
     /// Copy what the caller may read of the step that was just waited for: its logits and what its plan keeps.
@@ -23,18 +22,22 @@ impl CudaProgram {
         let output = Some(plan.output).filter(|_| self.wanted_logits(ticket));
         let n_kept = plan.kept.len();
         let mut at = self.logits_bytes;
+        self.downloads.clear();
         for index in 0..=n_kept {
             let plan = &self.plans[self.ahead.done.plan];
             let id = if index < n_kept { Some(plan.kept[index]) } else { output };
             let Some((offset, bytes)) = id.and_then(|id| self.rows_of(id)) else { continue };
             let to = if index < n_kept { at } else { 0 };
             if bytes > 0 {
-                self.context
-                    .download(self.arena.start() + offset as u64, self.results.bytes_mut(to, bytes))?;
+                self.downloads.push((self.arena.start() + offset as u64, to..to + bytes));
             }
             at += if index < n_kept { bytes } else { 0 };
         }
-        Ok(())
+        if self.downloads.is_empty() {
+            return Ok(());
+        }
+        let end = self.downloads.iter().map(|(_, range)| range.end).max().unwrap_or(0);
+        self.context.download_all(&self.downloads, self.results.bytes_mut(0, end))
     }
 
     pub(super) fn page_bytes(&self, group: usize) -> usize {

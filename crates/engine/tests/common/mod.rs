@@ -5,6 +5,7 @@
 //! written or a token at a wrong place changes the answer, and [`next_token`] says what the answer should have been.
 #![allow(dead_code, clippy::unwrap_used)]
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -86,6 +87,24 @@ pub fn model_with_text(name: &str) -> Arc<Model> {
     let path = fixture(name);
     let checkpoint = formats::open(&path, Access::Map).unwrap();
     Arc::new(Model::from_checkpoint(&path, checkpoint, Some(tokenizer())).unwrap())
+}
+
+/// Step until nothing is left, whatever fails on the way: the tokens of each sequence, and how many steps failed.
+pub fn drain_with_failures(engine: &mut Engine) -> (HashMap<SequenceId, Vec<u32>>, usize) {
+    let mut got: HashMap<SequenceId, Vec<u32>> = HashMap::new();
+    let mut n_failed = 0;
+    loop {
+        let stepped = engine.step(&mut |event| {
+            if let Event::Token { id, sequence, .. } = event {
+                got.entry(sequence).or_default().push(id);
+            }
+        });
+        match stepped {
+            Ok(true) => {}
+            Ok(false) => return (got, n_failed),
+            Err(_) => n_failed += 1,
+        }
+    }
 }
 
 /// A greedy request for `max_tokens`.
@@ -500,7 +519,7 @@ pub fn request(i: u64) -> Request {
 }
 
 /// Tokens and reasons.
-pub type Answers = std::collections::HashMap<SequenceId, (Vec<u32>, Option<FinishReason>)>;
+pub type Answers = HashMap<SequenceId, (Vec<u32>, Option<FinishReason>)>;
 
 /// Add what an event says; nothing may come after the end.
 pub fn note(all: &mut Answers, event: &Event<'_>) {

@@ -264,21 +264,7 @@ fn read_tensor_info(cursor: &mut Cursor, i: usize, alignment: usize) -> Result<T
         Some(known) => Error::unsupported(cursor.file, at, format_args!("type {known}"), supported_types()),
         None => cursor.error(at, format_args!("type id {id}"), "the id of a tensor type"),
     })?;
-    let n_cols = shape.last().copied().unwrap_or(1);
-    if !n_cols.is_multiple_of(block.block_len()) {
-        return Err(cursor.error(
-            at,
-            format_args!("rows of {n_cols} values"),
-            format_args!("a multiple of {}, {block}'s block", block.block_len()),
-        ));
-    }
-    let n_bytes = shape
-        .iter()
-        .try_fold(1usize, |n, &dim| n.checked_mul(dim))
-        .and_then(|n| (n / block.block_len()).checked_mul(block.block_bytes()))
-        .ok_or_else(|| {
-            cursor.error(at, format_args!("shape {shape:?}"), "a number of bytes that fits the address space")
-        })?;
+    let n_bytes = cursor.tensor_bytes(&shape, block, at)?;
 
     let offset = cursor.u64(at)?;
     let usable = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(alignment));

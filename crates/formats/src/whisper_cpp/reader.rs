@@ -130,21 +130,7 @@ fn read_tensor(cursor: &mut Cursor, i: usize, ftype: i32) -> Result<Tensor> {
 /// A tensor whose data begins here.
 fn tensor(cursor: &mut Cursor, name: String, shape: Vec<usize>, block: BlockType) -> Result<Tensor> {
     let at = format_args!("tensor {name:?}");
-    let n_cols = shape.last().copied().unwrap_or(1);
-    if !n_cols.is_multiple_of(block.block_len()) {
-        return Err(cursor.error(
-            at,
-            format_args!("rows of {n_cols} values"),
-            format_args!("a multiple of {}, {block}'s block", block.block_len()),
-        ));
-    }
-    let n_bytes = shape
-        .iter()
-        .try_fold(1usize, |n, &dim| n.checked_mul(dim))
-        .and_then(|n| (n / block.block_len()).checked_mul(block.block_bytes()))
-        .ok_or_else(|| {
-            cursor.error(at, format_args!("shape {shape:?}"), "a number of bytes that fits the address space")
-        })?;
+    let n_bytes = cursor.tensor_bytes(&shape, block, at)?;
     let start = cursor.at;
     cursor.take(n_bytes, at)?;
     let data = cursor.bytes(start..cursor.at, at)?;

@@ -178,8 +178,8 @@ impl Bench {
             "--arriving needs sequences that generate (-n says {:?})",
             self.n_gen
         );
-        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::guessing(load::open(&self.model)?, &self.speculate)?);
+        let device = load::device_for(&self.model.load, &model)?;
         let mut options = load::options(&self.model.load);
         let page_len = options.page_len.unwrap_or(device.page_len());
         let needed = batches.iter().map(|batch| batch.n_positions(page_len)).max().unwrap_or(0);

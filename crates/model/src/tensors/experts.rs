@@ -165,8 +165,7 @@ impl<'a> Tensors<'a> {
         }
         let (of_k, of_v) = (shape(spec, AttnKB, layer), shape(spec, AttnVB, layer));
         let ([n, rank, plain], [_, value, _]) = ([of_k[0], of_k[1], of_k[2]], [of_v[0], of_v[1], of_v[2]]);
-        let located =
-            self.locate(AttnKvB, layer, "weight").ok_or_else(|| self.missing(spec, AttnKvB, layer))?;
+        let located = self.required(spec, AttnKvB, layer)?;
         let (tensor, _) = self.check(spec, AttnKvB, layer, &located, &shape(spec, AttnKvB, layer))?;
         let (mut keys, mut values) = (Vec::with_capacity(n), Vec::with_capacity(n));
         for head in 0..n {

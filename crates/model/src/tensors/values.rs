@@ -58,7 +58,7 @@ impl Tensors<'_> {
         factor: f32,
     ) -> Result<Weight> {
         let shape = shape(spec, role, layer);
-        let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
+        let located = self.required(spec, role, layer)?;
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
         let values: Vec<f32> =
             self.decode(tensor, first, shape[0])?.into_iter().map(|v| v * factor).collect();
@@ -110,7 +110,7 @@ impl Tensors<'_> {
         layer: Option<usize>,
     ) -> Result<(String, Vec<f32>)> {
         let shape = shape(spec, role, layer);
-        let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
+        let located = self.required(spec, role, layer)?;
         let (tensor, stack) = (located.tensor, located.stacked);
         let rows =
             |roles: &[TensorRole]| roles.iter().map(|r| self::shape(spec, *r, layer)[0]).sum::<usize>();
@@ -174,7 +174,7 @@ impl Tensors<'_> {
     /// The norm weight of a role, in f32, with the family's offset.
     pub fn norm(&mut self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Weight> {
         let shape = shape(spec, role, layer);
-        let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
+        let located = self.required(spec, role, layer)?;
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
         self.vector(tensor, first, shape[0], self.norm_offset())
     }

@@ -23,6 +23,7 @@
 #include "step.h"
 #include "linear/arguments.h"
 #include "arguments.h"
+#include "vector_bytes.h"
 
 template <int D> struct FlashShape {
     static constexpr int ROWS = 64, THREADS = 128;
@@ -90,7 +91,8 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
     if (a.both_ways) end = span_position + span_rows;
     const u32 tile_0 = first / TILE, n_tiles = (end + TILE - 1) / TILE - tile_0;
 
-    const u32 vector = KIND == FLASH_Q8_0 ? D / 32 * 34 : KIND == FLASH_FP8 ? D + 4 : D * 2, shift = 31 - __clz(a.pages.page_len);
+    const u32 vector = KIND == FLASH_Q8_0 ? vector_bytes_q8_0(D) : KIND == FLASH_FP8 ? vector_bytes_fp8(D) : vector_bytes_f16(D);
+    const u32 shift = 31 - __clz(a.pages.page_len);
     const u64 head_at = a.pages.layer_offset + (u64)kv_head * a.pages.page_len * vector;
     const u64 to_values = a.pages.values_are_keys ? 0 : (u64)a.pages.n_kv_heads * a.pages.page_len * vector;
     // The pages of a tile: at most TILE / 16, one a lane, looked up a tile ahead.

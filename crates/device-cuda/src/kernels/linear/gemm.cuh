@@ -189,10 +189,8 @@ template <class Source> __device__ __forceinline__ void gemm(const LinearArgumen
                     const uint out = tile * 32 + r, x_row = x_first + c;
                     if (out >= a.m0.n_out || x_row >= a.n_rows) continue;
                     const float scale = a.x_scales[x_row];
-                    float g = sums[i][j][e] * scale, u = others[c * 32 + r] * scale;
-                    if (a.m0.bias != nullptr) g += a.m0.bias[out];
-                    if (a.m1.bias != nullptr) u += a.m1.bias[out];
-                    a.out[ulong(x_row) * a.m0.n_out + out] = activate(a.activation, g) * u;
+                    const float gate = sums[i][j][e] * scale, up = others[c * 32 + r] * scale;
+                    a.out[ulong(x_row) * a.m0.n_out + out] = gated(a, out, gate, up);
                 }
         return;
     }

@@ -241,10 +241,7 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     if (a.tail == TAIL_GATE) {
         for (uint pair = threadIdx.x; pair < n_mine / 2; pair += ONE_THREADS) {
             const uint row = first / 2 + pair;
-            float gate = sum_of(2 * pair), up = sum_of(2 * pair + 1);
-            if (a.m0.bias != nullptr) gate += a.m0.bias[row];
-            if (a.m1.bias != nullptr) up += a.m1.bias[row];
-            a.out[row] = activate(a.activation, gate) * up;
+            a.out[row] = gated(a, row, sum_of(2 * pair), sum_of(2 * pair + 1));
         }
         return;
     }

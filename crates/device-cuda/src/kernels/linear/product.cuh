@@ -47,6 +47,13 @@ template <int ROWS> __device__ __forceinline__ Task task_of(const LinearArgument
     return {first, first, min(ROWS, int(a.n_rows - first)), 0};
 }
 
+// TAIL_GATE: a column of the output, of the sums of its rows of gate and up.
+__device__ __forceinline__ float gated(const LinearArguments &a, uint row, float gate, float up) {
+    if (a.m0.bias != nullptr) gate += a.m0.bias[row];
+    if (a.m1.bias != nullptr) up += a.m1.bias[row];
+    return activate(a.activation, gate) * up;
+}
+
 // 1 / sqrt(mean(x^2) + eps) of a row; all threads of the block call it and get it. `shared` has 33 floats.
 __device__ __forceinline__ float norm_of(const LinearArguments &a, const float *x, float *shared) {
     float sum = 0.0f;
@@ -87,10 +94,7 @@ __device__ __forceinline__ void finish(const LinearArguments &a, const Task &tas
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 if (lane != uint((s / 2 * ROWS + r) & 31) || !slot.exists || r >= task.n_rows) continue;
-                float gate = sums[s][r], up = sums[s + 1][r];
-                if (a.m0.bias != nullptr) gate += a.m0.bias[slot.row];
-                if (a.m1.bias != nullptr) up += a.m1.bias[slot.row];
-                a.out[(task.out_row + r) * a.m0.n_out + slot.row] = activate(a.activation, gate) * up;
+                a.out[(task.out_row + r) * a.m0.n_out + slot.row] = gated(a, slot.row, sums[s][r], sums[s + 1][r]);
             }
         }
         return;

@@ -7,6 +7,7 @@
 // Tiles go round the blocks of the KV head first, then round their warps. Order of accumulation: a warp's tiles in ascending order, then warps, then splits.
 #pragma once
 #include "e4m3.cuh"
+#include "vector_bytes.h"
 #include "persistent/mixture.cuh"
 
 enum PersistentPages { PAGES_F16, PAGES_Q8_0, PAGES_FP8 };
@@ -27,7 +28,7 @@ template <int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWo
     using Products::warp;
     static constexpr u32 PARTIAL_BYTES = Products::PARTIAL_BYTES;
     static constexpr bool BYTES = PAGES != PAGES_F16, FP8 = PAGES == PAGES_FP8;
-    static constexpr u32 VECTOR = FP8 ? D + 4 : BYTES ? D / 32 * 34 : D * 2;
+    static constexpr u32 VECTOR = FP8 ? vector_bytes_fp8(D) : BYTES ? vector_bytes_q8_0(D) : vector_bytes_f16(D);
     static constexpr int TILE = PERSISTENT_TILE;
     static constexpr int QUERY = 2 * D + 64; // bytes from one query head, in halves, to the next: no conflicts of banks
 

@@ -11,7 +11,7 @@ use text::Grammar;
 
 use super::{
     FINGERPRINT, Stop, StreamOptions, TokenLogprob, add_usage, check_max_tokens, check_n, check_service_tier,
-    check_top_logprobs, finish_reason, input_tokens, usage_json,
+    check_top_logprobs, finish_reason, input_tokens, tool_choice_word, usage_json, wrong_tool_choice,
 };
 use crate::answer::{Answer, AnswerEvent, Delta, EventKind, ToolCall, Usage};
 use crate::api::body::{JsonBody, text_or_null};
@@ -329,22 +329,13 @@ fn check_tools(tools: &[Value]) -> Result<()> {
 
 /// Whether tools are called; `allowed_tools` leaves only some of them.
 fn tool_choice(choice: Option<&Value>, tools: &mut Vec<Value>) -> Result<ToolChoice> {
-    let wrong = |found: &Value| {
-        let expected = "none, auto, required, a function's name, or allowed_tools";
-        ApiError::invalid("tool_choice", format!("`tool_choice` is {found}, expected {expected}"))
-    };
-    let word = |value: &Value| match value.as_str() {
-        Some("auto") => Ok(ToolChoice::Auto),
-        Some("none") => Ok(ToolChoice::None),
-        // The latter is Mistral's word.
-        Some("required" | "any") => Ok(ToolChoice::Required),
-        _ => Err(wrong(value)),
-    };
+    // Mistral's word.
+    let word = |word: &Value| if word == "any" { Ok(ToolChoice::Required) } else { tool_choice_word(word) };
     match choice {
         None | Some(Value::Null) => Ok(ToolChoice::Auto),
         Some(choice) if choice["type"] == "allowed_tools" => {
             let allowed = &choice["allowed_tools"];
-            let names = allowed["tools"].as_array().ok_or_else(|| wrong(choice))?;
+            let names = allowed["tools"].as_array().ok_or_else(|| wrong_tool_choice(choice))?;
             tools.retain(|tool| names.iter().any(|one| one["function"]["name"] == tool["function"]["name"]));
             word(&allowed["mode"])
         }

@@ -21,7 +21,7 @@ use crate::answer::{Finish, StopReason, TokenInfo, Usage};
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::models::{LoadedStatus, ModelStatus};
-use crate::request::{GenerateOptions, Prompt};
+use crate::request::{GenerateOptions, Prompt, ToolChoice};
 
 /// All paths of this API.
 pub fn router() -> axum::Router<App> {
@@ -44,6 +44,21 @@ pub fn router() -> axum::Router<App> {
         .route("/v1/audio/transcriptions", post(audio::transcribe))
         .route("/v1/audio/translations", post(audio::translate))
         .layer(Extension(Arc::new(files::Files::default())))
+}
+
+/// What a word of `tool_choice` says, in chats and in Responses.
+fn tool_choice_word(word: &Value) -> Result<ToolChoice> {
+    match word.as_str() {
+        Some("auto") => Ok(ToolChoice::Auto),
+        Some("none") => Ok(ToolChoice::None),
+        Some("required") => Ok(ToolChoice::Required),
+        _ => Err(wrong_tool_choice(word)),
+    }
+}
+
+fn wrong_tool_choice(found: &Value) -> ApiError {
+    let expected = "none, auto, required, a function, or allowed_tools";
+    ApiError::invalid("tool_choice", format!("`tool_choice` is {found}, expected {expected}"))
 }
 
 /// How many tokens a prompt has, as OpenAI's Responses say it.

@@ -4,7 +4,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::chat::{check_verbosity, reasoning_effort, response_format};
-use super::super::{check_max_tokens, check_service_tier, check_top_logprobs};
+use super::super::{
+    check_max_tokens, check_service_tier, check_top_logprobs, tool_choice_word, wrong_tool_choice,
+};
 use super::items;
 use super::store::{Item, new_id};
 use crate::api::body::text_or_null;
@@ -137,28 +139,18 @@ impl Body {
         };
         let mut tools: Vec<Value> =
             self.tools.iter().flatten().enumerate().map(tool).collect::<Result<_>>()?;
-        let wrong = |found: &Value| {
-            let expected = "none, auto, required, a function, or allowed_tools";
-            ApiError::invalid("tool_choice", format!("`tool_choice` is {found}, expected {expected}"))
-        };
-        let word = |value: &Value| match value.as_str() {
-            Some("auto") => Ok(ToolChoice::Auto),
-            Some("none") => Ok(ToolChoice::None),
-            Some("required") => Ok(ToolChoice::Required),
-            _ => Err(wrong(value)),
-        };
         let choice = match &self.tool_choice {
             None | Some(Value::Null) => ToolChoice::Auto,
             Some(choice @ Value::Object(_)) => match (choice["type"].as_str(), choice["name"].as_str()) {
                 (Some("function"), Some(name)) => ToolChoice::Function(name.to_owned()),
                 (Some("allowed_tools"), _) => {
-                    let allowed = choice["tools"].as_array().ok_or_else(|| wrong(choice))?;
+                    let allowed = choice["tools"].as_array().ok_or_else(|| wrong_tool_choice(choice))?;
                     tools.retain(|tool| allowed.iter().any(|one| one["name"] == tool["function"]["name"]));
-                    word(&choice["mode"])?
+                    tool_choice_word(&choice["mode"])?
                 }
-                _ => return Err(wrong(choice)),
+                _ => return Err(wrong_tool_choice(choice)),
             },
-            Some(choice) => word(choice)?,
+            Some(choice) => tool_choice_word(choice)?,
         };
         Ok((tools, choice))
     }

@@ -1,0 +1,149 @@
+//! A model on a device and on the CPU: which part of it the CPU has, as flags say or a GPU's memory asks.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use device::{Device, Op};
+use device_split::{Share, SplitDevice};
+use engine::Model;
+
+use crate::args::{DeviceName, LoadArgs};
+use crate::load::{self, cuda, first_gpu, named_device};
+use crate::output;
+
+/// Of a GPU's memory, what a model that is shared with the CPU leaves free: for the driver and for keys and values of more sequences.
+const GPU_RESERVE: u64 = 1 << 30;
+
+/// How long the CPU's workers stay awake for their next turn: longer than the GPU takes for attention of a row.
+const GPU_TURN: Duration = Duration::from_micros(500);
+
+/// The device; or, where the flags say so or a GPU's memory is too small for the model, that device for a part of the model and the CPU
+/// for the rest: for the experts of the first layers, and, where those of all layers are not enough, for the first layers as a whole.
+pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow::Result<Arc<dyn Device>> {
+    let nodes = || model.plan().nodes.iter();
+    let n_layers = nodes().filter_map(|node| node.layer).max().map_or(0, |last| last as usize + 1);
+    let has_experts = |layers: Range<usize>| {
+        let routers = nodes().filter(|node| matches!(node.op, Op::Route { .. }));
+        routers.filter_map(|node| node.layer).any(|layer| layers.contains(&(layer as usize)))
+    };
+    let cpu = || -> anyhow::Result<Arc<dyn Device>> {
+        let options = device_cpu::Options { threads: args.device.threads, isa: args.device.isa };
+        Ok(Arc::new(device_cpu::CpuDevice::new(options)?.staying_awake(GPU_TURN)))
+    };
+    let frugal = || -> anyhow::Result<Arc<dyn Device>> {
+        Ok(if device.name() == "cuda" { cuda::frugal(first_gpu(&args.device))? } else { device.clone() })
+    };
+    let with = |share: Share, cpu: &Arc<dyn Device>, other: &Arc<dyn Device>| {
+        SplitDevice::new(cpu.clone(), other.clone(), share).map(Arc::new)
+    };
+    for (flag, number) in [("--gpu-layers", args.gpu_layers), ("--cpu-moe-layers", args.cpu_moe_layers)] {
+        if number.is_some() && device.name() == "cpu" {
+            anyhow::bail!(
+                "{flag} says what the CPU computes beside another device: name that device with --device"
+            )
+        }
+    }
+    if args.cpu_moe_layers.is_some() && !has_experts(0..n_layers) {
+        anyhow::bail!(
+            "--cpu-moe-layers says whose experts the CPU has: expected a mixture of experts, found a model without experts"
+        )
+    }
+    match (args.gpu_layers, args.cpu_moe_layers) {
+        (None, None) if device.name() == "cuda" => {}
+        (None, None) => return Ok(device),
+        (Some(0), _) => return named_device(DeviceName::Cpu, &args.device),
+        (gpu_layers, expert_layers) => {
+            let first_layers = n_layers - gpu_layers.unwrap_or(n_layers).min(n_layers);
+            let expert_layers = expert_layers.unwrap_or(0).min(n_layers);
+            if first_layers == 0 && !has_experts(0..expert_layers) {
+                return Ok(device);
+            }
+            return Ok(with(Share { n_layers, first_layers, expert_layers }, &cpu()?, &frugal()?)?);
+        }
+    }
+    let options = load::options(args);
+    // What else is wrong is said when the model is loaded.
+    let Ok(whole) = engine::plan_memory(model, device.as_ref(), &options) else { return Ok(device) };
+    if whole.fits {
+        return Ok(device);
+    }
+    let (cpu, other, free) = (cpu()?, frugal()?, device.memory().free.saturating_sub(GPU_RESERVE));
+    if engine::plan_memory(model, other.as_ref(), &options).is_ok_and(|report| report.fits) {
+        eprintln!("the weights are on {} once: their copies that make it faster do not fit", device.name());
+        return Ok(other);
+    }
+    let prefix = format!("{}: ", device.name());
+    let fits = |share: Share| -> bool {
+        let planned = with(share, &cpu, &other).map_err(engine::Error::from);
+        let planned = planned.and_then(|split| engine::plan_memory(model, split.as_ref(), &options));
+        let on_gpu = |report: engine::MemoryReport| {
+            let items = report.items.iter().filter(|item| item.what.starts_with(&prefix));
+            items.map(|item| item.bytes).sum::<u64>()
+        };
+        planned.map(on_gpu).is_ok_and(|bytes| bytes <= free)
+    };
+    let share = smallest(n_layers, has_experts(0..n_layers), &fits);
+    eprintln!(
+        "the CPU has {}, {} everything else: the model takes {}, and {} are free there (--gpu-layers and --cpu-moe-layers override)",
+        share.describe(),
+        device.name(),
+        output::bytes(whole.total),
+        output::bytes(whole.free),
+    );
+    if share.first_layers == n_layers {
+        named_device(DeviceName::Cpu, &args.device)
+    } else {
+        Ok(with(share, &cpu, &other)?)
+    }
+}
+
+/// The smallest share of the CPU beside which the rest fits on the GPU: the experts of the fewest first layers; where those of all layers
+/// are not enough, or there are none, the fewest first layers as a whole besides; all layers if nothing fits.
+fn smallest(n_layers: usize, has_experts: bool, fits: &dyn Fn(Share) -> bool) -> Share {
+    let share = |first_layers: usize, expert_layers: usize| Share { n_layers, first_layers, expert_layers };
+    let all = if has_experts { n_layers } else { 0 };
+    if has_experts && fits(share(0, all)) {
+        return share(0, least(n_layers, &|n| fits(share(0, n))));
+    }
+    share(least(n_layers, &|n| fits(share(n, all))), all)
+}
+
+/// The least number from 1 that fits, below `most`; `most` otherwise. More on the CPU takes less of the GPU.
+fn least(most: usize, fits: &dyn Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (1, most.max(1));
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if fits(middle) { high = middle } else { low = middle + 1 }
+    }
+    high
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a GPU with room for so much, of a model whose layers take 10 each, 8 of them their experts.
+    fn share(room: usize, has_experts: bool) -> (usize, usize) {
+        let fits = |share: Share| {
+            assert!(share.first_layers < share.n_layers);
+            let with_experts = share.n_layers - share.first_layers.max(share.expert_layers);
+            2 * (share.n_layers - share.first_layers) + 8 * with_experts <= room
+        };
+        let share = smallest(6, has_experts, &fits);
+        (share.first_layers, share.expert_layers)
+    }
+
+    #[test]
+    fn experts_leave_the_gpu_before_layers_do() {
+        assert_eq!(share(59, true), (0, 1));
+        assert_eq!(share(51, true), (0, 2));
+        assert_eq!(share(12, true), (0, 6));
+        assert_eq!(share(11, true), (1, 6));
+        assert_eq!(share(2, true), (5, 6));
+        assert_eq!(share(1, true), (6, 6), "nothing fits");
+        assert_eq!(share(59, false), (1, 0));
+        assert_eq!(share(10, false), (5, 0));
+        assert_eq!(share(9, false), (6, 0), "nothing fits");
+    }
+}
