@@ -26,9 +26,6 @@ const LONGEST_PART: f64 = 0.4;
 /// The least time after a step, as a part of what it takes: a chunk goes on even where the answers have no time left.
 const LEAST_TIME: f64 = 1.0 / 8.0;
 
-/// The most that less is planned for than is allowed.
-const MOST_MARGIN: f64 = 1.25;
-
 /// How many times what it takes alone a step of answers takes after a part of a chunk, at most: what is more is not the chunk's doing.
 const MOST_SLOWDOWN: f64 = 1.5;
 
@@ -75,7 +72,7 @@ impl Background {
             chunk: None,
             last: None,
             n_rows: FIRST_ROWS,
-            margin: Margin::new(MOST_MARGIN),
+            margin: Margin::new(),
             slowdown: 1.0,
             seconds: 0.0,
             allowed: 0.0,

@@ -36,9 +36,6 @@ const FIRST: usize = 8;
 /// often than steps may be late.
 const DOUBT: f64 = 5e-4;
 
-/// The most that less is planned for than is allowed.
-const MOST_MARGIN: f64 = 1.5;
-
 /// Steps until costs have settled and a late step says something.
 const SETTLED: u32 = 16;
 
@@ -118,7 +115,7 @@ fn cost(sizes: &Sizes, n_rows: usize, doubts: bool) -> Option<f64> {
 impl ChunkModel {
     /// Nothing is known.
     pub(crate) fn new() -> ChunkModel {
-        let margin = Margin::new(MOST_MARGIN);
+        let margin = Margin::new();
         ChunkModel { seen: vec![None; N_INTERVALS], margin, n_seen: 0, n_last: FIRST.div_ceil(GROWTH) }
     }
 

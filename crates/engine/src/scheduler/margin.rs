@@ -10,34 +10,37 @@ const LATE: f64 = 0.01;
 /// How far one of them moves the factor.
 const GAIN: f64 = 0.02;
 
+/// The factor of a machine of which nothing is known yet.
+const FIRST: f64 = 1.1;
+
+/// The largest, whatever disturbs the machine.
+const MOST: f64 = 1.5;
+
 /// The factor: 1 and more.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Margin {
-    factor: f64,
-    most: f64,
-}
+pub(super) struct Margin(f64);
 
 impl Margin {
-    /// As if nothing had been too long yet. It becomes `most` at most, whatever disturbs the machine.
-    pub(super) fn new(most: f64) -> Margin {
-        Margin { factor: 1.0, most }
+    /// Before anything was too long.
+    pub(super) fn new() -> Margin {
+        Margin(FIRST)
     }
 
     /// Nearly nothing takes longer than so many times what is expected.
     pub(super) fn factor(self) -> f64 {
-        self.factor
+        self.0
     }
 
     /// Something took longer than allowed for, or not.
     pub(super) fn note(&mut self, is_late: bool) {
         match is_late {
-            true => self.factor = (self.factor + GAIN * (1.0 - LATE)).min(self.most),
+            true => self.0 = (self.0 + GAIN * (1.0 - LATE)).min(MOST),
             false => self.note_in_time(1.0),
         }
     }
 
     /// `n` times it did not.
     pub(super) fn note_in_time(&mut self, n: f64) {
-        self.factor = (self.factor - n * GAIN * LATE).max(1.0);
+        self.0 = (self.0 - n * GAIN * LATE).max(1.0);
     }
 }
