@@ -1,11 +1,15 @@
 //! Flags that several commands share. What was typed is turned once into what it means, here.
 
+mod sampling;
+
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use device_cpu::Isa;
-use engine::{Dry, MemoryCap, Mirostat, SamplerName, SamplingParams};
+use engine::MemoryCap;
+
+pub use sampling::{OverflowName, SamplingArgs};
 
 /// Which model, and how it is loaded.
 #[derive(Args, Clone, Debug)]
@@ -362,172 +366,6 @@ pub struct PrefillArgs {
     pub validate_prefill: bool,
 }
 
-/// How tokens are chosen. The order is fixed unless `--samplers` or one of [`SamplerArgs`] is given.
-#[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Sampling (in this order: penalties, temperature, top-k, top-p, min-p, pick)")]
-pub struct SamplingArgs {
-    /// Always take the best token (the same as --temperature 0)
-    #[arg(long)]
-    pub greedy: bool,
-
-    /// Divide the logits by this; 0 is greedy
-    #[arg(long, visible_alias = "temp", default_value_t = 0.8, value_name = "T")]
-    pub temperature: f32,
-
-    /// Keep the K best tokens; 0 keeps all
-    #[arg(long, default_value_t = 40, value_name = "K")]
-    pub top_k: usize,
-
-    /// Keep the best tokens whose probabilities sum to P; 1 keeps all
-    #[arg(long, default_value_t = 0.95, value_name = "P")]
-    pub top_p: f32,
-
-    /// Drop tokens less likely than P times the best; 0 keeps all
-    #[arg(long, default_value_t = 0.05, value_name = "P")]
-    pub min_p: f32,
-
-    /// Divide positive logits of recent tokens by this, multiply negative ones; 1 is off
-    #[arg(long, default_value_t = 1.0, value_name = "X")]
-    pub repeat_penalty: f32,
-
-    /// Subtract this from the logits of recent tokens
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
-    pub presence_penalty: f32,
-
-    /// Subtract this from the logits of recent tokens, times how often they occurred
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
-    pub frequency_penalty: f32,
-
-    /// How many tokens back the penalties look; 0 is the whole context
-    #[arg(long, default_value_t = 64, value_name = "TOKENS")]
-    pub penalty_window: usize,
-
-    #[command(flatten)]
-    pub more: SamplerArgs,
-
-    /// Seed of the random numbers [default: random, printed with -v]
-    #[arg(long)]
-    pub seed: Option<u64>,
-
-    /// Add a bias to a token's logit; repeat for more (-inf forbids the token)
-    #[arg(long, value_name = "TOKEN=BIAS", value_parser = parse_bias)]
-    pub logit_bias: Vec<(u32, f32)>,
-
-    /// Stop where this text appears; repeat for more
-    #[arg(long, value_name = "TEXT")]
-    pub stop: Vec<String>,
-
-    /// Most tokens to generate [default: until the model ends or the context is full]
-    #[arg(short = 'n', long, value_name = "N")]
-    pub max_tokens: Option<usize>,
-
-    /// When the context is full: stop with a clear word, or slide (keep the first tokens, drop the oldest)
-    #[arg(long, value_enum, default_value_t = OverflowName::Stop)]
-    pub overflow: OverflowName,
-
-    /// How many of the first tokens a slide keeps
-    #[arg(long, default_value_t = 64, value_name = "TOKENS")]
-    pub keep: usize,
-}
-
-/// Samplers that llama.cpp has besides, under its names. Where one but DRY is on, llama.cpp's order holds.
-#[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Samplers of llama.cpp, in its order where one is on")]
-pub struct SamplerArgs {
-    /// Run these samplers in this order: penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature
-    #[arg(long, value_name = "NAME", value_delimiter = ';', value_parser = parse_sampler)]
-    pub samplers: Vec<SamplerName>,
-
-    /// Keep the tokens nearest to the expected surprise whose probabilities sum to P; 1 keeps all
-    #[arg(long, visible_alias = "typical", default_value_t = 1.0, value_name = "P")]
-    pub typical_p: f32,
-
-    /// Keep tokens within so many standard deviations of the best logit; 0 keeps all
-    #[arg(long, default_value_t = 0.0, value_name = "N")]
-    pub top_n_sigma: f32,
-
-    /// How often all top choices but the least likely are dropped
-    #[arg(long, default_value_t = 0.0, value_name = "P")]
-    pub xtc_probability: f32,
-
-    /// From which probability on a token is a top choice
-    #[arg(long, default_value_t = 0.1, value_name = "P")]
-    pub xtc_threshold: f32,
-
-    /// Move the temperature by up to this, down where the distribution is sharp and up where it is flat
-    #[arg(long, default_value_t = 0.0, value_name = "T")]
-    pub dynatemp_range: f32,
-
-    /// The exponent of the entropy that moves it
-    #[arg(long, visible_alias = "dynatemp-exp", default_value_t = 1.0, value_name = "X")]
-    pub dynatemp_exponent: f32,
-
-    /// Hold the surprise of tokens near a target, with this version of Mirostat; 0 is off
-    #[arg(long, default_value_t = 0, value_name = "1|2")]
-    pub mirostat: u32,
-
-    /// Its target, in bits
-    #[arg(long, visible_alias = "mirostat-ent", default_value_t = 5.0, value_name = "BITS")]
-    pub mirostat_tau: f32,
-
-    /// How fast it learns
-    #[arg(long, visible_alias = "mirostat-lr", default_value_t = 0.1, value_name = "X")]
-    pub mirostat_eta: f32,
-
-    /// Penalise what would repeat the text: by this, times the base for each token that the repetition is longer than allowed
-    #[arg(long, default_value_t = 0.0, value_name = "X")]
-    pub dry_multiplier: f32,
-
-    /// The base
-    #[arg(long, default_value_t = 1.75, value_name = "X")]
-    pub dry_base: f32,
-
-    /// The longest repetition that is not penalised
-    #[arg(long, default_value_t = 2, value_name = "TOKENS")]
-    pub dry_allowed_length: usize,
-
-    /// How many tokens back it looks; 0 is the whole context
-    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
-    pub dry_window: usize,
-
-    /// No repetition reaches over this text; repeat for more [default: end of line, colon, quote, asterisk]
-    #[arg(long, value_name = "TEXT")]
-    pub dry_sequence_breaker: Vec<String>,
-}
-
-impl SamplerArgs {
-    /// What the flags ask for, all else as by default.
-    pub fn params(&self) -> SamplingParams {
-        let dry = Dry {
-            multiplier: self.dry_multiplier,
-            base: self.dry_base,
-            allowed_length: self.dry_allowed_length,
-            window: self.dry_window,
-            breakers: match self.dry_sequence_breaker.as_slice() {
-                [] => Dry::default().breakers,
-                texts => texts.to_vec(),
-            },
-        };
-        let (version, tau, eta) = (self.mirostat, self.mirostat_tau, self.mirostat_eta);
-        SamplingParams {
-            typical_p: self.typical_p,
-            top_n_sigma: self.top_n_sigma,
-            xtc_probability: self.xtc_probability,
-            xtc_threshold: self.xtc_threshold,
-            dynatemp_range: self.dynatemp_range,
-            dynatemp_exponent: self.dynatemp_exponent,
-            mirostat: (version != 0).then_some(Mirostat { version, tau, eta }),
-            dry: (self.dry_multiplier != 0.0).then_some(dry),
-            order: (!self.samplers.is_empty()).then(|| self.samplers.clone()),
-            ..SamplingParams::default()
-        }
-    }
-}
-
-fn parse_sampler(name: &str) -> Result<SamplerName, String> {
-    SamplerName::named(name).ok_or_else(|| "not a sampler".to_owned())
-}
-
 /// `--weights`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WeightsName {
@@ -650,21 +488,4 @@ pub enum SpeculateName {
     Auto,
     Ngram,
     Draft,
-}
-
-/// `--overflow`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum OverflowName {
-    Stop,
-    Slide,
-}
-
-fn parse_bias(text: &str) -> Result<(u32, f32), String> {
-    let (token, bias) = text.split_once('=').ok_or_else(|| format!("found {text:?}, expected TOKEN=BIAS"))?;
-    let token = token.parse().map_err(|_| format!("found token {token:?}, expected a token id"))?;
-    let bias: f32 = bias.parse().map_err(|_| format!("found bias {bias:?}, expected a number"))?;
-    if bias.is_nan() {
-        return Err("found bias NaN, expected a number".into());
-    }
-    Ok((token, bias))
 }
