@@ -9,16 +9,8 @@ use ingle_engine::{Engine, LoadOptions, Model, Picture, Prefill, Request};
 use model::{Grid, Sizing, Tile};
 use serde_json::Value as Json;
 
+use crate::common::pictures::fixtures_with_a_picture;
 use crate::common::{fixture, greedy, model, options};
-
-/// The fixtures that have a picture.
-fn all() -> Vec<String> {
-    let folders = std::fs::read_dir(fixture("")).unwrap().map(|entry| entry.unwrap());
-    let seeing = folders.filter(|folder| folder.path().join("image.png").exists());
-    let names: Vec<String> = seeing.map(|folder| folder.file_name().into_string().unwrap()).collect();
-    assert!(names.len() >= 8, "{names:?}");
-    names
-}
 
 /// Sums of f32 in another order; the answers are rounded to five digits.
 const BOUND: f32 = 1e-3;
@@ -119,7 +111,7 @@ fn difference(name: &str, engine: &mut Engine, picture: &Arc<Picture>, prefill: 
 
 #[test]
 fn pictures_become_the_pixels_of_the_reference() {
-    for name in &all() {
+    for name in &fixtures_with_a_picture() {
         let model = model(name);
         let (file, pixels) = (from_file(name, &model), from_pixels(name, &model));
         assert_eq!(file.tiles.len(), pixels.tiles.len(), "{name}");
@@ -133,7 +125,7 @@ fn pictures_become_the_pixels_of_the_reference() {
 
 #[test]
 fn the_interpreter_agrees_with_the_reference() {
-    for name in &all() {
+    for name in &fixtures_with_a_picture() {
         for chunk in [256, 7] {
             let mut engine = engine_of(name, &reference(), chunk, 1);
             let picture = from_pixels(name, &engine.model().clone());
@@ -145,7 +137,7 @@ fn the_interpreter_agrees_with_the_reference() {
 
 #[test]
 fn the_cpu_agrees_whole_in_chunks_and_token_by_token() {
-    for name in &all() {
+    for name in &fixtures_with_a_picture() {
         for (chunk, prefill) in [(256, Prefill::Batched), (7, Prefill::Batched), (256, Prefill::PerToken)] {
             let mut engine = engine_of(name, &cpu(), chunk, 1);
             let model = engine.model().clone();
@@ -162,7 +154,7 @@ fn the_cpu_agrees_whole_in_chunks_and_token_by_token() {
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 fn metal_agrees_whole_and_in_chunks() {
     let metal = crate::common::emulated_metal().unwrap();
-    for name in &all() {
+    for name in &fixtures_with_a_picture() {
         for chunk in [256, 7] {
             let mut engine = engine_of(name, &metal, chunk, 1);
             let picture = from_pixels(name, &engine.model().clone());
@@ -175,7 +167,7 @@ fn metal_agrees_whole_and_in_chunks() {
 /// A pixel that changes changes the answer, so the tests above see the picture at all.
 #[test]
 fn another_picture_gives_other_logits() {
-    for name in &all() {
+    for name in &fixtures_with_a_picture() {
         let mut engine = engine_of(name, &cpu(), 256, 1);
         let mut picture = Picture::clone(&from_pixels(name, &engine.model().clone()));
         picture.tiles[0].pixels.iter_mut().for_each(|value| *value = -*value);
@@ -195,7 +187,7 @@ fn request(name: &str, picture: &Arc<Picture>, more: &[u32]) -> Request {
 /// question to the same picture finds the first one's.
 #[test]
 fn answers_are_the_same_beside_others_and_after_what_is_cached() {
-    for name in &all() {
+    for name in &fixtures_with_a_picture() {
         let alone = |request: Request| {
             let mut engine = engine_of(name, &cpu(), 256, 1);
             engine.complete(request).unwrap()
@@ -241,7 +233,7 @@ fn answers_are_the_same_beside_others_and_after_what_is_cached() {
 
 #[test]
 fn placeholders_that_do_not_fit_are_refused() {
-    for name in &all() {
+    for name in &fixtures_with_a_picture() {
         let mut engine = engine_of(name, &cpu(), 256, 1);
         let picture = from_pixels(name, &engine.model().clone());
         let token = engine.model().vision().unwrap().token;

@@ -1,6 +1,9 @@
 //! Images on the command line and over HTTP: the same picture gives the same answer, whichever way it comes.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
+#[path = "../../engine/tests/common/pictures.rs"]
+mod pictures;
+
 use std::path::Path;
 
 use base64::Engine as _;
@@ -10,15 +13,7 @@ use serde_json::{Value, json};
 use crate::common::{error, fixture, ids, ingle, json as printed_json};
 use crate::serve::Server;
 use crate::serve_audio::send;
-
-/// The fixtures that have a picture.
-fn families() -> Vec<String> {
-    let folders = std::fs::read_dir(fixture("models")).unwrap().map(|entry| entry.unwrap());
-    let seeing = folders.filter(|folder| folder.path().join("image.png").exists());
-    let names: Vec<String> = seeing.map(|folder| folder.file_name().into_string().unwrap()).collect();
-    assert!(names.len() >= 8, "{names:?}");
-    names
-}
+use pictures::fixtures_with_a_picture;
 
 fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
@@ -50,7 +45,7 @@ fn agrees(name: &str, model: &str, more: &[&str]) {
 
 #[test]
 fn a_gguf_file_sees_with_its_tower_beside_it_or_named() {
-    for name in &families() {
+    for name in &fixtures_with_a_picture() {
         let dir = tempfile::tempdir().unwrap();
         let (source, output) = (text(&fixture("models").join(name)), text(&dir.path().join("model.gguf")));
         let said = ingle(&["convert", &source, "-o", &output, "--to", "gguf"]);
@@ -103,7 +98,7 @@ fn a_model_in_the_hubs_cache_sees() {
 
 #[test]
 fn logits_of_tokens_and_a_picture_are_those_of_transformers() {
-    for name in &families() {
+    for name in &fixtures_with_a_picture() {
         let folder = fixture("models").join(name);
         let expected: Value =
             serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();

@@ -5,6 +5,8 @@
 //! written or a token at a wrong place changes the answer, and [`next_token`] says what the answer should have been.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod pictures;
+
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,0 +1,13 @@
+//! Which fixtures have a picture; the command line's tests read this file too.
+
+use std::path::Path;
+
+/// Their names.
+pub fn fixtures_with_a_picture() -> Vec<String> {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+    let folders = std::fs::read_dir(models).unwrap().map(|entry| entry.unwrap());
+    let seeing = folders.filter(|folder| folder.path().join("image.png").exists());
+    let names: Vec<String> = seeing.map(|folder| folder.file_name().into_string().unwrap()).collect();
+    assert!(names.len() >= 8, "{names:?}");
+    names
+}
