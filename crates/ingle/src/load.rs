@@ -158,13 +158,15 @@ fn device_that(
     Ok(choice.device)
 }
 
+/// The CPU with the threads and the instruction set of the flags.
+pub fn cpu(args: &DeviceArgs) -> anyhow::Result<device_cpu::CpuDevice> {
+    Ok(device_cpu::CpuDevice::new(device_cpu::Options { threads: args.threads, isa: args.isa })?)
+}
+
 /// The device of a name.
 pub fn named_device(name: DeviceName, args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
     Ok(match name {
-        DeviceName::Auto | DeviceName::Cpu => {
-            let options = device_cpu::Options { threads: args.threads, isa: args.isa };
-            Arc::new(device_cpu::CpuDevice::new(options)?)
-        }
+        DeviceName::Auto | DeviceName::Cpu => Arc::new(cpu(args)?),
         DeviceName::Reference => Arc::new(match args.threads {
             Some(n_threads) => device_reference::Reference::new(n_threads),
             None => device_reference::Reference::default(),

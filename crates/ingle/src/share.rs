@@ -28,8 +28,7 @@ pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow
         routers.filter_map(|node| node.layer).any(|layer| layers.contains(&(layer as usize)))
     };
     let cpu = || -> anyhow::Result<Arc<dyn Device>> {
-        let options = device_cpu::Options { threads: args.device.threads, isa: args.device.isa };
-        Ok(Arc::new(device_cpu::CpuDevice::new(options)?.staying_awake(GPU_TURN)))
+        Ok(Arc::new(load::cpu(&args.device)?.staying_awake(GPU_TURN)))
     };
     let frugal = || -> anyhow::Result<Arc<dyn Device>> {
         Ok(if device.name() == "cuda" { cuda::frugal(first_gpu(&args.device))? } else { device.clone() })
