@@ -2,7 +2,8 @@
 //!
 //! The calling thread is worker 0. A job is one closure, run by every worker; inside it they meet at the [`Barrier`].
 //! Between jobs a worker spins on a generation counter for about 50 microseconds, the length of a sampling step, so
-//! that the next step of a running sequence finds it awake; then it parks. ([`Pool::stay_awake`] says another time.) Starting a job allocates nothing.
+//! that the next step of a running sequence finds it awake; then it parks. ([`Pool::stay_awake`] sets another time.)
+//! Starting a job allocates nothing.
 //!
 //! Waiting gives the processor away: at once where there are more workers than processors, otherwise after some 3
 //! microseconds, since another process, or the awaited worker itself, may need this one. After some 200 microseconds it
@@ -21,7 +22,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long an idle worker stays awake, unless somebody says otherwise.
+/// How long an idle worker stays awake, unless [`Pool::stay_awake`] sets another time.
 const IDLE_SPIN: Duration = Duration::from_micros(50);
 /// Polls before a waiting worker gives the processor away (some 3 microseconds).
 const POLLS: u32 = 200;

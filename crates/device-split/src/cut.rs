@@ -328,7 +328,7 @@ impl Part {
         self.begin.extend(ops.into_iter().map(|op| Node { op, layer: None }));
     }
 
-    /// A plan ends with choosing from what it gives: here from a column of the first value that it keeps. No step asks for it.
+    /// Every plan ends by choosing a token. This one would choose from a column of the first value that it keeps, but no step asks for it.
     fn end(&mut self, flat: &Plan) {
         let Some(first) = self.kept.first().copied() else { return };
         let Value { rows, cols: group, .. } = *flat.value(first);

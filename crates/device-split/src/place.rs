@@ -30,7 +30,7 @@ impl Placement {
         if plan.nodes[at..].iter().any(is_early) {
             return Err(format!("work of the first {first_layers} layers after that of later ones"));
         }
-        // What stands before the first layer is where that is.
+        // Nodes before the first layer are on the device of that layer.
         let at = if plan.nodes[..at].iter().any(is_early) { at } else { 0 };
         let mut place =
             Placement { order: (0..n).collect(), devices: (0..n).map(|i| usize::from(i >= at)).collect() };
