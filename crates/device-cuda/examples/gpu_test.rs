@@ -89,7 +89,11 @@ fn main() -> ExitCode {
     println!("{}; {}", device.describe(), device.kernels().origin());
     // Side by side, where they must be compiled; few of them are of the persistent kernel.
     let architecture = device.context().facts().architecture();
-    let is_needed = |file: &&str| wanted != ["persistent"] || file.starts_with("persistent/");
+    let is_needed = |file: &&str| match wanted.as_slice() {
+        [name] if name == "persistent" => file.starts_with("persistent/"),
+        [name] if name == "mixed" => false,
+        _ => true,
+    };
     let files = kernels::files(&architecture).filter(is_needed);
     if let Err(error) = device.kernels().prepare(&files.map(str::to_owned).collect()) {
         eprintln!("no tests were run: {error}");
@@ -124,10 +128,17 @@ fn main() -> ExitCode {
         }
     }
     let usual = Profile::new(device.context().facts());
-    if is_wanted("persistent") && usual.products == Products::Wgmma {
+    // Of decoders in one launch those whose types differ are the quickest to run.
+    let decoders = match (is_wanted("persistent"), is_wanted("mixed")) {
+        _ if usual.products != Products::Wgmma => Vec::new(),
+        (true, _) => selftest::decoders(),
+        (false, true) => selftest::mixed_decoders(),
+        (false, false) => Vec::new(),
+    };
+    if !decoders.is_empty() {
         let general = Profile { fixed_tables: false, ..usual.clone() };
         let general = CudaDevice::new(0).map(|device| device.with_profile(general));
-        for (decoder, seed) in selftest::decoders().into_iter().zip(1..) {
+        for (decoder, seed) in decoders.into_iter().zip(1..) {
             for (device, of) in
                 [(Ok(&device), "a kernel of its own"), (general.as_ref(), "the general kernel")]
             {
@@ -139,6 +150,8 @@ fn main() -> ExitCode {
                 report(&format!("decoder {seed}, one row in one launch of {of}"), started, result);
             }
         }
+    }
+    if is_wanted("persistent") && usual.products == Products::Wgmma {
         let started = Instant::now();
         let result = selftest::check_chains(&device).map(|n| format!("{n} steps"));
         report("chains of steps in one launch each", started, result);
