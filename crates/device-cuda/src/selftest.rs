@@ -3,9 +3,7 @@
 
 mod decoders;
 
-pub use decoders::{
-    Decoder, Experts, Mix, check_chains, check_decoder, check_long, decoders, mixed_decoders,
-};
+pub use decoders::{Decoder, Experts, Mix, check_chains, check_decoder, check_long, decoders};
 
 use crate::CudaDevice;
 use device::{Device, Numerics, OpKind};

@@ -269,7 +269,7 @@ impl Decoder {
 }
 
 /// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those of Q8_0 and FP8; then some with rows that 128 blocks
-/// share equally, and [`mixed_decoders`].
+/// share equally, and some that mix types.
 pub fn decoders() -> Vec<Decoder> {
     let of = |kv_type: KvType| decoders_over_f16().into_iter().map(move |of| Decoder { kv_type, ..of });
     // The kernel does not read keys that are stored without their bias.
@@ -285,7 +285,7 @@ pub fn decoders() -> Vec<Decoder> {
 }
 
 /// Layers of two kinds: v and down of other types than the rest, as in files of Q4_K_M, Q4_K_S, Q5_K_M and Q4_0; k too; a mixture.
-pub fn mixed_decoders() -> Vec<Decoder> {
+fn mixed_decoders() -> Vec<Decoder> {
     use BlockType::*;
     let k_m = Decoder {
         residual: 768,
