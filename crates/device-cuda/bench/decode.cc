@@ -21,8 +21,8 @@ struct Matrix { // of the file
     }
     u64 row_bytes() const { return (u64)k / type->block * type->bytes; }
 };
-static int codec_of(const std::string &t) { return t == "q4_0" ? 0 : t == "q8_0" ? 2 : t == "q6_k" ? 3 : 1; }
-static int unit_of(int codec) { return codec == 0 ? 576 : codec == 1 ? 640 : codec == 2 ? 1088 : 896; }
+static int codec_of(const std::string &t) { return t == "q4_0" ? 0 : t == "q8_0" ? 2 : t == "q6_k" ? 3 : t[1] == '5' ? 4 : 1; }
+static int unit_of(int codec) { return codec == 0 ? 576 : codec == 1 ? 640 : codec == 2 ? 1088 : codec == 3 ? 896 : 768; }
 static const FileType &type_of(const std::string &n) {
     for (const FileType &t : TYPES) if (n == t.name) return t;
     exit(1);
@@ -36,12 +36,15 @@ struct Shape {
     int window;
     float softcap;
     int activation, page_len;
+    // Of every second layer, the first one too: types of v and down, and of k, as files of Q4_K_M mix them. Null: as in the others.
+    const char *more = nullptr, *more_k = nullptr;
+    int n_parts() const { return 1 + (more != nullptr) + (more_k != nullptr); }
 };
 
 struct Layer {
     Matrix q, k, v, o, gate, up, down;
     std::vector<float> norm, norm2, q_norm, k_norm, bias, post1, post2;
-    Memory d_norm, d_norm2, d_q_norm, d_k_norm, d_bias, d_post1, d_post2, p_qkv, p_o, p_gate, p_down;
+    Memory d_norm, d_norm2, d_q_norm, d_k_norm, d_bias, d_post1, d_post2, p_qkv[3], p_o, p_gate, p_down;
 };
 
 struct Model {
@@ -73,24 +76,32 @@ struct Model {
 
     void make(const Shape &shape, int positions, bool same_layers) {
         s = shape, H = s.n_q / s.n_kv, max_position = positions;
-        const int n_made = same_layers ? 1 : s.n_layers, qd = s.n_q * s.d;
+        const int n_made = !same_layers ? s.n_layers : s.more ? 2 : 1, qd = s.n_q * s.d;
         layers = std::vector<Layer>(n_made);
-        const u32 qkv_groups = (s.n_q + 2 * s.n_kv) * s.d / 8, hidden_groups = s.hidden / 8, gate_groups = (s.ffn + 7) / 8 * 2, head_groups = (s.n_vocab + 7) / 8;
+        const u32 q_groups = s.n_q * s.d / 8, kv_groups = s.n_kv * s.d / 8, qkv_groups = q_groups + 2 * kv_groups, hidden_groups = s.hidden / 8, gate_groups = (s.ffn + 7) / 8 * 2, head_groups = (s.n_vocab + 7) / 8;
+        // Groups of the parts of q, k and v.
+        std::vector<u32> parts = {qkv_groups};
+        if (s.more) parts = {qkv_groups - kv_groups, kv_groups};
+        if (s.more_k) parts = {q_groups, kv_groups, kv_groups};
         for (Layer &l : layers) {
-            l.q.make(type_of(s.qkv), qd, s.hidden), l.k.make(type_of(s.qkv), s.n_kv * s.d, s.hidden), l.v.make(type_of(s.qkv), s.n_kv * s.d, s.hidden);
+            const bool more = (&l - &layers[0]) % 2 == 0;
+            const char *k_type = more && s.more_k ? s.more_k : s.qkv, *v_type = more && s.more ? s.more : s.qkv;
+            l.q.make(type_of(s.qkv), qd, s.hidden), l.k.make(type_of(k_type), s.n_kv * s.d, s.hidden), l.v.make(type_of(v_type), s.n_kv * s.d, s.hidden);
             l.o.make(type_of(s.out), s.hidden, qd), l.gate.make(type_of(s.gate), s.ffn, s.hidden), l.up.make(type_of(s.gate), s.ffn, s.hidden);
-            l.down.make(type_of(s.down), s.hidden, s.ffn);
+            l.down.make(type_of(more && s.more ? s.more : s.down), s.hidden, s.ffn);
             norm_weights(l.norm, l.d_norm, s.hidden), norm_weights(l.norm2, l.d_norm2, s.hidden);
             norm_weights(l.q_norm, l.d_q_norm, s.d), norm_weights(l.k_norm, l.d_k_norm, s.d);
             norm_weights(l.post1, l.d_post1, s.hidden), norm_weights(l.post2, l.d_post2, s.hidden);
             norm_weights(l.bias, l.d_bias, qkv_groups * 8);
-            l.p_qkv.make(packed_bytes(l.q, qkv_groups)), l.p_o.make(packed_bytes(l.o, hidden_groups));
+            l.p_o.make(packed_bytes(l.o, hidden_groups));
             l.p_gate.make(packed_bytes(l.gate, gate_groups)), l.p_down.make(packed_bytes(l.down, hidden_groups));
-            for (int g = 0; g < s.n_kv; g++) {
-                const int at = g * (H + 2) * s.d;
-                repack(l.p_qkv, l.q, nullptr, at, g * H * s.d, H * s.d, qkv_groups, quads(s.hidden));
-                repack(l.p_qkv, l.k, nullptr, at + H * s.d, g * s.d, s.d, qkv_groups, quads(s.hidden));
-                repack(l.p_qkv, l.v, nullptr, at + (H + 1) * s.d, g * s.d, s.d, qkv_groups, quads(s.hidden));
+            const Matrix *matrices[3] = {&l.q, &l.k, &l.v};
+            u32 at = 0, part = 0; // groups
+            for (const Matrix *m : matrices) {
+                if (at == parts[part]) at = 0, part++;
+                if (at == 0) l.p_qkv[part].make(packed_bytes(*m, parts[part]));
+                repack(l.p_qkv[part], *m, nullptr, at * 8, 0, m->n, parts[part], quads(s.hidden));
+                at += m->n / 8;
             }
             repack(l.p_o, l.o, nullptr, 0, 0, s.hidden, hidden_groups, quads(qd));
             repack(l.p_gate, l.gate, &l.up, 0, 0, s.ffn, gate_groups, quads(s.hidden));
@@ -118,7 +129,7 @@ struct Model {
         pool.make(n_pages * page_bytes, 0);
         std::vector<PersistentPhase> list;
         for (int i = 0; i < s.n_layers; i++) {
-            Layer &l = layers[same_layers ? 0 : i], &next = layers[same_layers ? 0 : std::min(i + 1, s.n_layers - 1)];
+            Layer &l = layers[i % n_made], &next = layers[std::min(i + 1, s.n_layers - 1) % n_made];
             auto weights = [&](const Memory &m) -> uchar * { // a copy of its own for each layer
                 weight_bytes += m.n;
                 if (!same_layers) return (uchar *)m.p;
@@ -128,11 +139,19 @@ struct Model {
                 return (uchar *)p;
             };
             PersistentPhase p = {};
-            p.weights = weights(l.p_qkv), p.kind = PERSISTENT_QKV, p.input = EXCHANGE_INPUT, p.rotation = 1, p.codec = codec_of(s.qkv), p.groups = qkv_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8;
-            if (s.bias) p.bias = (float *)l.d_bias.p;
+            p.kind = PERSISTENT_QKV, p.input = EXCHANGE_INPUT, p.rotation = 1, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8;
             if (s.qk_norm) p.q_norm = (float *)l.d_q_norm.p, p.k_norm = (float *)l.d_k_norm.p;
             p.pages = (uchar *)pool.p + i * layer_bytes, p.page_bytes = page_bytes, p.window = i & 1 ? s.window : 0;
-            list.push_back(p);
+            const int n_parts = s.n_parts();
+            for (int part = 0; part < n_parts; part++) {
+                const Matrix &of = part == 0 ? l.q : part + 1 == n_parts ? l.v : l.k;
+                p.weights = weights(l.p_qkv[part]), p.codec = codec_of(of.type->name), p.groups = parts[part];
+                p.qkv_part = (part > 0 ? PERSISTENT_CONTINUES : 0) | (part + 1 < n_parts ? PERSISTENT_CONTINUED : 0) | (part == 1 ? PERSISTENT_REVERSED : 0) |
+                             (n_parts == 3 && part != 1 ? PERSISTENT_OF_THREE : 0);
+                if (s.bias) p.bias = (float *)l.d_bias.p + p.first_row;
+                list.push_back(p);
+                p.first_row += parts[part] * 8;
+            }
             p = {};
             p.weights = weights(l.p_o), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_ATTENDED, p.codec = codec_of(s.out), p.groups = hidden_groups, p.k_quads = quads(qd), p.chunks = qd / 8, p.norm = (float *)l.d_norm2.p;
             if (s.post_norm) p.post_norm = (float *)l.d_post1.p;
@@ -141,7 +160,7 @@ struct Model {
             p.weights = weights(l.p_gate), p.kind = PERSISTENT_GATE, p.input = EXCHANGE_MIDDLE, p.codec = codec_of(s.gate), p.groups = gate_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8, p.activation = s.activation, p.gate_refill = 1;
             list.push_back(p);
             p = {};
-            p.weights = weights(l.p_down), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_GATED, p.codec = codec_of(s.down), p.groups = hidden_groups, p.k_quads = quads(s.ffn), p.chunks = (s.ffn + 7) / 8;
+            p.weights = weights(l.p_down), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_GATED, p.codec = codec_of(l.down.type->name), p.groups = hidden_groups, p.k_quads = quads(s.ffn), p.chunks = (s.ffn + 7) / 8;
             p.norm = (float *)(i + 1 < s.n_layers ? next.d_norm.p : d_final.p);
             if (s.post_norm) p.post_norm = (float *)l.d_post2.p;
             list.push_back(p);
@@ -162,7 +181,7 @@ struct Model {
     // Token by token, a launch each. `chained`: each begins with the embedding of what the one before chose; else all have the same.
     float run(int first_position, int n, int first_token, bool traced, bool chained) {
         PersistentArguments a = {};
-        a.n_rows = 1, a.n_phases = 4 * s.n_layers + 1, a.phases = (PersistentPhase *)phases.p, a.x = (float *)inputs.p;
+        a.n_rows = 1, a.n_phases = (3 + s.n_parts()) * s.n_layers + 1, a.phases = (PersistentPhase *)phases.p, a.x = (float *)inputs.p;
         a.first_norm = (float *)layers[0].d_norm.p, a.frequencies1 = (float *)d_frequencies.p, a.page_table = (uint *)table.p;
         a.chosen = a.host_chosen = (uint *)tokens.p, a.logits = (float *)logits.p, a.exchange = (uchar *)exchange.p, a.rotation_scale1 = 1;
         a.hidden = s.hidden, a.n_kv_heads = s.n_kv, a.n_vocab = s.n_vocab, a.n_splits = std::min(16, gpu.n_sm / s.n_kv), a.page_len = s.page_len;
@@ -245,7 +264,7 @@ struct Plain {
             for (int r = 0; r < w.n; r++) {
                 std::vector<double> row = decode_row(*w.type, w.rows, r, w.k);
                 const std::string t = w.type->name;
-                if (mirrored == 2 && (t == "q4_k" || t == "q6_k")) {
+                if (mirrored == 2 && (t == "q4_k" || t == "q5_k" || t == "q6_k")) {
                     const u8 *b = &w.rows[r * w.row_bytes()];
                     auto half = [](float x) { return (double)host_float(host_half(x)); };
                     for (int c = 0; c < w.k; c++) {
@@ -257,7 +276,8 @@ struct Plain {
                         } else {
                             const u8 *sc = p + 4;
                             const int j = i / 32, a = j < 4 ? sc[j] & 63 : (sc[j + 4] & 15) | sc[j - 4] >> 6 << 4, mn = j < 4 ? sc[j + 4] & 63 : sc[j + 4] >> 4 | sc[j] >> 6 << 4;
-                            const int q = (j & 1) ? p[16 + j / 2 * 32 + i % 32] >> 4 : p[16 + j / 2 * 32 + i % 32] & 15;
+                            const u8 byte = p[(t == "q5_k" ? 48 : 16) + j / 2 * 32 + i % 32];
+                            const int q = ((j & 1) ? byte >> 4 : byte & 15) | (t == "q5_k" ? (p[16 + i % 32] >> j & 1) << 4 : 0);
                             row[c] = half(get_half(p) * a) * q - half(get_half(p + 2) * mn);
                         }
                     }
@@ -295,7 +315,7 @@ struct Plain {
             std::vector<double> q = product(L.q, in), k = product(L.k, in), v = product(L.v, in);
             auto heads = [&](std::vector<double> &h, int n, const std::vector<float> &w, int which) {
                 for (int i = 0; i < n; i++) {
-                    const int g = which == 0 ? i / H : i, row = (g * (H + 2) + (which == 0 ? i % H : which == 1 ? H : H + 1)) * s.d;
+                    const int row = ((which == 0 ? 0 : which == 1 ? s.n_q : s.n_q + s.n_kv) + i) * s.d;
                     double *p = &h[i * s.d];
                     if (s.bias) for (int c = 0; c < s.d; c++) p[c] += L.bias[row + c];
                     if (which == 2) continue;
@@ -398,7 +418,7 @@ static void check(const Shape &s, int first_position, int n) {
             if (t == n - 1)
                 for (int i = 0; i < s.n_vocab; i++) le += (logits[i] - want[i]) * (logits[i] - want[i]), lr += want[i] * want[i];
         }
-        const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 1 && !k_types ? 2e-2 : mirrored == 2 ? 2e-2 : 4e-2;
+        const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 1 && !k_types ? 2e-2 : mirrored == 2 ? 2.5e-2 : 4e-2;
         const bool ok = err < limit && lerr < limit && near_best == n;
         if (!ok) failures++;
         printf("  %-26s from %4d, %2d tokens, %s: residual %.1e, logits %.1e, best the same %d, within 3 %% %d of %d %s\n", s.name, first_position, n,
@@ -422,7 +442,7 @@ static void time_model(const Shape &s) {
         std::sort(v.begin(), v.end());
         return v[times / 2];
     };
-    for (int stop : {1, 2, 3, 4, 5, 4 * s.n_layers, 0}) {
+    for (int stop : {1, 2, 3, 4, 5, (3 + s.n_parts()) * s.n_layers, 0}) {
         m.set = {9216, 0, 1}, m.stop = stop;
         printf("    one token from 128, first %d phases (0: all): %.1f us with the launch\n", stop, median(128, 1, 7));
     }
@@ -449,6 +469,12 @@ static void checks() {
     check({"K types only", 768, 8, 4, 64, 1536, 4, 999, q4k, q6, q4k, q6, q6, true, false, false, false, 0, 0, 0, 32}, 30, 8);
     check({"q4 cap, window, pairs", 768, 8, 4, 64, 1536, 4, 999, q4, q4, q4, q4, q8, true, false, false, true, 40, 30, 1, 32}, 700, 8);
     check({"wide", 2304, 8, 2, 128, 5120, 2, 1500, q4, q4, q4, q6, q8, true, false, false, false, 0, 0, 0, 64}, 1000, 4);
+    const char *q5k = "q5_k";
+    check({"Q4_K_M", 768, 8, 4, 64, 1536, 4, 999, q4k, q4k, q4k, q4k, q6, true, true, false, false, 0, 0, 0, 32, q6}, 30, 8);
+    check({"Q4_K_M, heads of 128", 1024, 16, 4, 128, 2048, 3, 999, q4k, q4k, q4k, q4k, q6, false, true, true, true, 40, 0, 0, 64, q6}, 500, 6);
+    check({"q, k and v differ", 768, 8, 4, 64, 1536, 4, 999, q4k, q4k, q4k, q5k, q6, true, true, false, false, 40, 0, 1, 32, q6, q5k}, 200, 8);
+    check({"Q4_0, Q5_0, Q8_0", 544, 6, 2, 64, 1120, 3, 999, q4, q4, "q5_0", "q5_1", q8, false, true, false, false, 0, 0, 0, 16, q8, "q5_0"}, 0, 6);
+    check({"Q4_0, v of Q8_0", 320, 4, 2, 64, 448, 4, 1003, q4, q4, q4, q4, q8, false, true, false, false, 0, 0, 0, 16, q8}, 0, 6);
     printf(failures ? "%d FAILED\n" : "all checks passed\n", failures);
 }
 
@@ -464,12 +490,19 @@ int main(int argc, char **argv) {
     const std::string what = argc > 2 ? argv[2] : "";
     if (what.empty() || what == "check") checks();
     if (what == "check") return failures;
+    auto mixed = [&] { // every second layer with more bits, as about half of those of a file of Q4_K_M
+        time_model({"1B Q4_K_M", 2048, 32, 8, 64, 8192, 16, 128256, q4k, q4k, q4k, q4k, q6, false, false, false, false, 0, 0, 0, 64, q6});
+        time_model({"3B Q4_K_M", 3072, 24, 8, 128, 8192, 28, 128256, q4k, q4k, q4k, q4k, q6, false, false, false, false, 0, 0, 0, 64, q6});
+    };
+    if (what == "mixed") mixed();
+    if (what == "mixed") return failures;
     time_model({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
     if (what == "one") return failures;
     time_model({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
     if (what == "times") return failures;
     time_model({"1B Q8_0", 2048, 32, 8, 64, 8192, 16, 128256, q8, q8, q8, q8, q8, false, false, false, false, 0, 0, 0, 64});
     time_model({"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+    mixed();
     time_model({"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});
     return failures;
 }

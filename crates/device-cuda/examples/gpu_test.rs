@@ -1,5 +1,5 @@
 //! The tests that need a GPU, as one program for a machine without a Rust toolchain (`cargo xtask
-//! gpu-test` bundles it). Arguments choose by name: `gpu_test Linear promises`.
+//! gpu-test` bundles it). Arguments choose by name: `gpu_test Linear promises "decoder 45"`.
 
 use device::{
     Choose, Device, KvType, Limits, Link, OpKind, OutputRef, OwnedStep, Penalties, Sampling, Slice, Ticket,
@@ -89,7 +89,10 @@ fn main() -> ExitCode {
     println!("{}; {}", device.describe(), device.kernels().origin());
     // Side by side, where they must be compiled; few of them are of the persistent kernel.
     let architecture = device.context().facts().architecture();
-    let is_needed = |file: &&str| wanted != ["persistent"] || file.starts_with("persistent/");
+    let of_one_launch = ["persistent", "mixed", "chains", "long"];
+    let is_of_one_launch = |name: &String| of_one_launch.contains(&&name[..]) || name.starts_with("decoder ");
+    let only = !wanted.is_empty() && wanted.iter().all(is_of_one_launch);
+    let is_needed = |file: &&str| !only || file.starts_with("persistent/");
     let files = kernels::files(&architecture).filter(is_needed);
     if let Err(error) = device.kernels().prepare(&files.map(str::to_owned).collect()) {
         eprintln!("no tests were run: {error}");
@@ -124,10 +127,15 @@ fn main() -> ExitCode {
         }
     }
     let usual = Profile::new(device.context().facts());
-    if is_wanted("persistent") && usual.products == Products::Wgmma {
+    if usual.products == Products::Wgmma {
         let general = Profile { fixed_tables: false, ..usual.clone() };
         let general = CudaDevice::new(0).map(|device| device.with_profile(general));
         for (decoder, seed) in selftest::decoders().into_iter().zip(1..) {
+            let name = format!("decoder {seed}");
+            let mixed = decoder.mix.is_some() && is_wanted("mixed");
+            if !mixed && !is_wanted("persistent") && !is_wanted(&name) {
+                continue;
+            }
             for (device, of) in
                 [(Ok(&device), "a kernel of its own"), (general.as_ref(), "the general kernel")]
             {
@@ -136,18 +144,22 @@ fn main() -> ExitCode {
                     .map_err(ToString::to_string)
                     .and_then(|device| selftest::check_decoder(device, decoder, seed))
                     .map(|n| format!("{n} steps"));
-                report(&format!("decoder {seed}, one row in one launch of {of}"), started, result);
+                report(&format!("{name}, one row in one launch of {of}"), started, result);
             }
         }
-        let started = Instant::now();
-        let result = selftest::check_chains(&device).map(|n| format!("{n} steps"));
-        report("chains of steps in one launch each", started, result);
-        let started = Instant::now();
-        let plain = Profile { persistent_positions: 0, ..usual.clone() };
-        let result = CudaDevice::new(0)
-            .map_err(|e| e.to_string())
-            .and_then(|plain_device| selftest::check_long(&device, &plain_device.with_profile(plain)));
-        report("long sequences in one launch each", started, result.map(|n| format!("{n} steps")));
+        if is_wanted("persistent") || is_wanted("chains") {
+            let started = Instant::now();
+            let result = selftest::check_chains(&device).map(|n| format!("{n} steps"));
+            report("chains of steps in one launch each", started, result);
+        }
+        if is_wanted("persistent") || is_wanted("long") {
+            let started = Instant::now();
+            let plain = Profile { persistent_positions: 0, ..usual.clone() };
+            let result = CudaDevice::new(0)
+                .map_err(|e| e.to_string())
+                .and_then(|plain_device| selftest::check_long(&device, &plain_device.with_profile(plain)));
+            report("long sequences in one launch each", started, result.map(|n| format!("{n} steps")));
+        }
     }
     for (name, profile) in [
         ("planes", Profile { products: Products::Planes, ..usual.clone() }),

@@ -3,20 +3,20 @@
 
 mod fixed;
 mod pattern;
+mod products;
 mod weights;
 
 use crate::arguments::{PersistentArguments, PersistentPhase};
 use crate::driver::Address;
-use crate::products::has_activation;
 use crate::profile::Profile;
-use ::weights::BlockType;
 use device::key_bias::KeyBias;
 use device::{KvType, Limits, Numerics, Plan, RopeStyle, RouterScores, WeightId};
 use device_lower::units::LoweredUnit;
 use std::ops::Range;
 
 pub use fixed::fixed_file;
-pub use pattern::{Decoder, Layer, Mixture, decoder};
+pub use pattern::{Decoder, Mixture, decoder};
+use products::{BUNDLE, CODEC_Q4M, Packing, Product, even_blocks, products, qkv_parts};
 pub use weights::{PersistentPlan, PersistentWeights};
 
 /// Columns of a head and query heads of a KV head of the kernels that there are.
@@ -48,6 +48,13 @@ const MAX_SLOTS: usize = 40;
 const MAX_ROWS: usize = 64;
 const MAX_USED: usize = 32;
 const CHOICE: usize = 272;
+const CONTINUES: u32 = 1;
+const CONTINUED: u32 = 2;
+const REVERSED: u32 = 4;
+const OF_THREE: u32 = 8;
+
+/// Rows of a pass of a block.
+const PASS_ROWS: usize = 64;
 
 /// Bytes of the input of down.
 const GATED_BYTES: usize = (EXCHANGE_ATTENDED - EXCHANGE_GATED) as usize;
@@ -78,46 +85,6 @@ const FEWEST_SLOTS: usize = 6;
 /// Bits of a row in the word that blocks exchange to choose the best.
 const MOST_VOCAB: usize = 1 << 18;
 
-const CODEC_Q4M: u32 = 1;
-
-/// How a product's weights are packed (`PERSISTENT_CODEC_*`): the codec and the bytes of a unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Codec {
-    number: u32,
-    unit: usize,
-}
-
-impl Codec {
-    /// Of a type; `None`: the kernel has none.
-    pub fn of(block: BlockType) -> Option<Codec> {
-        use BlockType::*;
-        let (number, unit) = match block {
-            Q4_0 => (0, 576),
-            Q4_1 | Q4_K => (CODEC_Q4M, 640),
-            Q8_0 => (2, 1088),
-            Q6_K => (3, 896),
-            _ => return None,
-        };
-        Some(Codec { number, unit })
-    }
-
-    /// Bytes of a step: 8 rows by 1,024 columns.
-    fn step(self) -> usize {
-        8 * self.unit
-    }
-}
-
-/// Groups of rows of a bundle of gate and up of an expert.
-const BUNDLE: usize = 4;
-
-/// Bytes of 1,024 columns of a router.
-const ROUTER_STEP: usize = 4096;
-
-/// Groups of 1,024 columns.
-fn quads(n_cols: usize) -> usize {
-    n_cols.div_ceil(1024)
-}
-
 /// A plan that the kernel can run.
 #[derive(Clone, Debug)]
 pub struct Persistent {
@@ -130,52 +97,10 @@ pub struct Persistent {
     /// Of the kernel's name: how keys and values are stored.
     kv_name: &'static str,
     n_blocks: usize,
+    /// Which of a layer's q, k and v each of its phases for them multiplies.
+    qkv_parts: Vec<Range<usize>>,
     /// By phase.
     products: Vec<Product>,
-}
-
-/// A product of a phase.
-#[derive(Clone, Copy, Debug)]
-struct Product {
-    codec: Codec,
-    /// What blocks share: groups of rows; a router's experts; bundles of the experts that a token uses.
-    groups: usize,
-    k_quads: usize,
-    packing: Packing,
-}
-
-/// How a product's weights are packed (`persistent/arguments.h`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Packing {
-    /// Groups by block.
-    Rows,
-    /// Rows of floats.
-    Router,
-    /// Of each of `n` experts, of which a token uses `n_used`, `bundles` of gate and up.
-    Bundles { n: usize, n_used: usize, bundles: usize },
-    /// Of each of `n` experts, of which a token uses `n_used`, groups of `units`.
-    Down { n: usize, n_used: usize, units: usize },
-}
-
-impl Product {
-    /// Bytes of one expert, or of all where there are none.
-    fn part_bytes(&self) -> usize {
-        match self.packing {
-            Packing::Rows => self.groups * self.k_quads * self.codec.step(),
-            Packing::Router => self.groups * self.k_quads * ROUTER_STEP,
-            Packing::Bundles { bundles, .. } => bundles * BUNDLE * self.k_quads * self.codec.step(),
-            Packing::Down { units, .. } => self.groups * units * self.codec.unit,
-        }
-    }
-
-    /// Bytes as packed, and those that a token reads.
-    fn bytes(&self) -> (usize, usize) {
-        let of = self.part_bytes();
-        match self.packing {
-            Packing::Rows | Packing::Router => (of, of),
-            Packing::Bundles { n, n_used, .. } | Packing::Down { n, n_used, .. } => (n * of, n_used * of),
-        }
-    }
 }
 
 impl Persistent {
@@ -218,7 +143,8 @@ impl Persistent {
             return Err("fused Ops across its ends".to_owned());
         }
         let hidden = plan.value(decoder.first).cols;
-        let products = products(plan, &decoder)?;
+        let qkv_parts = qkv_parts(plan, &decoder);
+        let products = products(plan, &decoder, &qkv_parts)?;
         let n_blocks = even_blocks(plan, &decoder, profile.n_processors.min(MAX_BLOCKS));
         let chooses = decoder.logits == plan.output;
         let mine = Persistent {
@@ -227,6 +153,7 @@ impl Persistent {
             chooses,
             kv_name,
             n_blocks,
+            qkv_parts,
             products,
         };
         mine.check(plan, hidden, limits, profile)?;
@@ -243,6 +170,10 @@ impl Persistent {
         let most_rows = (hidden / 8).div_ceil(self.n_blocks) * 8;
         let qkv_rows = (heads.n_heads + 2 * heads.n_kv_heads) * head_dim;
         let layers = &self.decoder.layers;
+        let of_qkv = self.qkv_parts.len();
+        // Of parts; all of q, k and v in one phase may be any number.
+        let parts = self.products.iter().take(if of_qkv > 1 { of_qkv } else { 0 });
+        let part_rows = parts.map(|part| part.groups.div_ceil(self.n_blocks) * 8).max().unwrap_or(0);
         let networks = layers.iter().map(|layer| match layer.router {
             Some(router) => router.mixture.ffn,
             None => plan.weight(layer.gate).n_rows(),
@@ -253,6 +184,7 @@ impl Persistent {
             ("columns of the residual, a multiple of 8", hidden % 8, 0),
             ("columns of the network, a multiple of 8", ffn % 8, 0),
             ("rows of the residual of a block", most_rows, MAX_ROWS),
+            ("rows of a part of q, k and v of a block", part_rows, PASS_ROWS),
             ("bytes of q, k and v", qkv_rows * 4, EXCHANGE_PARTIALS - EXCHANGE_QKV),
             ("bytes of attention", heads.n_heads * head_dim * 2, EXCHANGE_QKV - EXCHANGE_ATTENDED as usize),
             ("bytes of the network", ffn * 2, GATED_BYTES),
@@ -376,20 +308,30 @@ impl Persistent {
         for (index, layer) in layers.iter().enumerate() {
             let next_norm = layers.get(index + 1).map_or(self.decoder.norm, |next| next.norm);
             let (pages, page_bytes, table) = (places.pages)(layer.kv);
-            phases.push(PersistentPhase {
-                bias: places.biases[index],
-                q_norm: optional(layer.q_norm)?,
-                k_norm: optional(layer.k_norm)?,
-                pages,
-                page_bytes,
-                table,
-                window: layer.window.unwrap_or(0) as u32,
-                rotation: layer.rotation as u32,
-                kind: QKV,
-                input: EXCHANGE_INPUT,
-                chunks: chunks(layer.qkv[0].0),
-                ..PersistentPhase::default()
-            });
+            let mut first_row = 0;
+            for (part, matrices) in self.qkv_parts.iter().enumerate() {
+                phases.push(PersistentPhase {
+                    bias: match places.biases[index] {
+                        0 => 0,
+                        bias => bias + 4 * u64::from(first_row),
+                    },
+                    q_norm: optional(layer.q_norm)?,
+                    k_norm: optional(layer.k_norm)?,
+                    pages,
+                    page_bytes,
+                    table,
+                    window: layer.window.unwrap_or(0) as u32,
+                    rotation: layer.rotation as u32,
+                    qkv_part: part_flags(part, self.qkv_parts.len()),
+                    first_row,
+                    kind: QKV,
+                    input: EXCHANGE_INPUT,
+                    chunks: chunks(layer.qkv[0].0),
+                    ..PersistentPhase::default()
+                });
+                let matrices = &layer.qkv[matrices.clone()];
+                first_row += matrices.iter().map(|(id, _)| plan.weight(*id).n_rows() as u32).sum::<u32>();
+            }
             phases.push(PersistentPhase {
                 norm: vector(layer.ffn_norm)?,
                 post_norm: optional(layer.post_attention)?,
@@ -479,23 +421,15 @@ impl Persistent {
     }
 }
 
-/// Blocks of a launch, one a multiprocessor: the most that share the rows of every product of a layer equally, if no more than a tenth of `n`
-/// stays out, else `n`. More would not be faster: a phase ends when the block with most rows does (NOTES.md).
-fn even_blocks(plan: &Plan, decoder: &Decoder, n: usize) -> usize {
-    let groups = |id: WeightId| plan.weight(id).n_rows().div_ceil(8);
-    let of_layer = |layer: &Layer| {
-        let qkv = layer.qkv.iter().map(|(id, _)| groups(*id)).sum();
-        // Of gate and up a block has whole pairs of groups.
-        let network = layer.router.map_or([groups(layer.gate), groups(layer.down)], |router| {
-            let Mixture { n, n_used, ffn, .. } = router.mixture;
-            [n_used * ffn.div_ceil(16), groups(layer.down) / n.max(1)]
-        });
-        [qkv, groups(layer.output), network[0], network[1]]
-    };
-    let is_even = |n: &usize| {
-        decoder.layers.iter().all(|layer| of_layer(layer).iter().all(|groups| groups.is_multiple_of(*n)))
-    };
-    (n - n / 10..=n).rev().filter(|n| *n > 0).find(is_even).unwrap_or(n)
+/// `PersistentPhase::qkv_part` of one of `n` parts.
+fn part_flags(part: usize, n: usize) -> u32 {
+    let flags = [
+        (part > 0, CONTINUES),
+        (part + 1 < n, CONTINUED),
+        (part == 1, REVERSED),
+        (n == 3 && part != 1, OF_THREE),
+    ];
+    flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum()
 }
 
 /// By plan, what the kernel runs of it, or why it does not; and the weights of those that it runs. Packed weights of other kinds, `others`
@@ -531,55 +465,12 @@ pub fn persistent_of<'a>(
 pub struct PhasePlaces<'a> {
     /// By phase: packed weights.
     pub weights: &'a [Address],
-    /// By layer: biases of q, k and v in the order of packed rows, or 0.
+    /// By layer: biases of q, k and v, one after the other, or 0.
     pub biases: &'a [Address],
     /// A vector.
     pub vector: &'a dyn Fn(WeightId) -> device::Result<Address>,
     /// A layer's part of the first page of its group, bytes of a page, first entry in the page table.
     pub pages: &'a dyn Fn(device::KvLayerId) -> (Address, u32, u32),
-}
-
-/// The products of all phases, in order.
-fn products(plan: &Plan, decoder: &Decoder) -> Result<Vec<Product>, String> {
-    let of = |ids: &[WeightId], groups: usize| -> Result<Product, String> {
-        let weight = plan.weight(ids[0]);
-        let Some(codec) = Codec::of(weight.block) else {
-            return Err(format!("{} in {}", weight.name, weight.block));
-        };
-        if let Some(other) = ids.iter().map(|id| plan.weight(*id)).find(|other| other.block != weight.block) {
-            return Err(format!(
-                "{} in {} beside {} in {}",
-                other.name, other.block, weight.name, weight.block
-            ));
-        }
-        Ok(Product { codec, groups, k_quads: quads(weight.n_cols()), packing: Packing::Rows })
-    };
-    let rows = |id: WeightId| plan.weight(id).n_rows();
-    let mut products = Vec::new();
-    for layer in &decoder.layers {
-        if !has_activation(layer.activation) {
-            return Err(format!("the activation {:?}", layer.activation));
-        }
-        let qkv = layer.qkv.map(|(weight, _)| weight);
-        products.push(of(&qkv, qkv.iter().map(|id| rows(*id)).sum::<usize>() / 8)?);
-        products.push(of(&[layer.output], rows(layer.output).div_ceil(8))?);
-        if let Some(router) = layer.router {
-            let Mixture { n, n_used, ffn, .. } = router.mixture;
-            let (bundles, units) = (ffn.div_ceil(16), ffn.div_ceil(128));
-            let gate = of(&[layer.gate, layer.up], n_used * bundles)?;
-            let down = of(&[layer.down], rows(layer.down) / n.max(1) / 8)?;
-            let (codec, k_quads) = (gate.codec, gate.k_quads);
-            products.push(Product { codec, groups: n, k_quads, packing: Packing::Router });
-            products.push(Product { packing: Packing::Bundles { n, n_used, bundles }, ..gate });
-            let k_quads = (n_used * units).div_ceil(8);
-            products.push(Product { k_quads, packing: Packing::Down { n, n_used, units }, ..down });
-            continue;
-        }
-        products.push(of(&[layer.gate, layer.up], 2 * rows(layer.gate).div_ceil(8))?);
-        products.push(of(&[layer.down], rows(layer.down).div_ceil(8))?);
-    }
-    products.push(of(&[decoder.head], rows(decoder.head).div_ceil(8))?);
-    Ok(products)
 }
 
 #[cfg(test)]

@@ -107,7 +107,7 @@ impl Profile {
             persistent_positions: if products == Products::Wgmma { PERSISTENT_POSITIONS } else { 0 },
             mixture_positions: MIXTURE_POSITIONS,
             fixed_tables: true,
-            most_persistent: 5 << 30,
+            most_persistent: 8 << 30,
             most_copies: facts.memory / 2,
             shared_bytes: facts.shared_bytes,
             flash_bytes: if facts.capability >= (8, 0) { facts.shared_bytes } else { 0 },

@@ -3,7 +3,7 @@
 
 mod decoders;
 
-pub use decoders::{Decoder, Experts, check_chains, check_decoder, check_long, decoders};
+pub use decoders::{Decoder, Experts, Mix, check_chains, check_decoder, check_long, decoders};
 
 use crate::CudaDevice;
 use device::{Device, Numerics, OpKind};

@@ -2,7 +2,7 @@
 //! Loops of known length, one codec and one size a phase: less code, and a fifth to a twentieth less time a token
 //! (`kernels/persistent/NOTES.md`). The compiler must be there (`kernels.rs`); the general kernel computes the same, to the bit.
 
-use super::{EXPERTS, GATE, HEAD, POLL_DELAY_FIXED, Persistent, QKV, ROUTE};
+use super::{CONTINUES, GATE, HEAD, PASS_ROWS, POLL_DELAY_FIXED, Persistent, QKV};
 use crate::arguments::{PersistentArguments, PersistentPhase};
 use crate::kernels::{Kernels, source};
 use std::fmt::Write;
@@ -41,7 +41,7 @@ fn of_arguments(arguments: &PersistentArguments) -> Option<Vec<Constant>> {
 /// What an entry of the table says that is the same in all of `phases`.
 fn of_phases(phases: &[&PersistentPhase], n_blocks: u32) -> Vec<Constant> {
     let of = |p: &PersistentPhase| {
-        let numbers = constants!("uint" of p; window rotation kind codec input groups k_quads chunks activation gate_refill);
+        let numbers = constants!("uint" of p; window rotation qkv_part first_row kind codec input groups k_quads chunks activation gate_refill);
         // Addresses are never constants, but that there is none may be.
         let optional =
             [("post_norm", p.post_norm), ("bias", p.bias), ("q_norm", p.q_norm), ("k_norm", p.k_norm)];
@@ -49,13 +49,17 @@ fn of_phases(phases: &[&PersistentPhase], n_blocks: u32) -> Vec<Constant> {
             ("const float *", name, if address == 0 { "nullptr".to_owned() } else { String::new() })
         });
         let together = if p.kind == GATE { 2 } else { 1 };
-        let own = p.groups / n_blocks;
-        let divides = (p.groups / together).is_multiple_of(n_blocks);
-        let own_groups = ("uint", "own_groups", if divides { own.to_string() } else { String::new() });
-        // For the compiler alone: 0 where a block's groups are not known.
-        let known = ("uint", "GROUPS", if divides { own } else { 0 }.to_string());
-        let quads = ("uint", "QUADS", p.k_quads.to_string());
-        let all = numbers.into_iter().chain(optional).chain([own_groups, known, quads]);
+        let (fewest, most) =
+            (p.groups / together / n_blocks * together, (p.groups / together).div_ceil(n_blocks) * together);
+        let own_groups =
+            ("uint", "own_groups", if fewest == most { most.to_string() } else { String::new() });
+        // For the compiler alone: how many groups a block has in a pass of fewer than a whole one; 0 where there are several passes of which
+        // it is not known.
+        let known = fewest == most || most <= (PASS_ROWS / 8) as u32;
+        let (fewest, most) = if known { (fewest, most) } else { (0, 0) };
+        let of_blocks = [("FEWEST", fewest), ("MOST", most), ("QUADS", p.k_quads)];
+        let of_blocks = of_blocks.map(|(name, n)| ("uint", name, n.to_string()));
+        let all = numbers.into_iter().chain(optional).chain([own_groups]).chain(of_blocks);
         all.collect::<Vec<Constant>>()
     };
     let mut all = phases.iter().map(|phase| of(phase));
@@ -68,6 +72,9 @@ fn of_phases(phases: &[&PersistentPhase], n_blocks: u32) -> Vec<Constant> {
         }
     }
     common.retain(|(.., value)| !value.is_empty());
+    // For the compiler alone: bits of the codecs that there are.
+    let codecs = phases.iter().fold(0u32, |codecs, phase| codecs | 1 << phase.codec);
+    common.push(("uint", "CODECS", codecs.to_string()));
     common
 }
 
@@ -95,7 +102,7 @@ pub fn fixed_file(
     text.and_then(|text| kernels.generate("persistent/fixed", text)).unwrap_or(file)
 }
 
-/// The source of a kernel for a table alone, given the text of the general kernel's file; `None` where layers are not of one kind, or a
+/// The source of a kernel for a table alone, given the text of the general kernel's file; `None` where layers are not of one kind (their types may differ), or a
 /// factor is not finite.
 pub(super) fn fixed_source(
     general: &str,
@@ -104,24 +111,20 @@ pub(super) fn fixed_source(
     n_blocks: usize,
 ) -> Option<String> {
     let (head, layers) = phases.split_last().filter(|(head, _)| head.kind == HEAD)?;
-    let of_layer = layers.iter().skip(1).position(|phase| phase.kind == QKV).map_or(layers.len(), |n| n + 1);
-    let is_mixture = layers.iter().any(|phase| matches!(phase.kind, ROUTE | EXPERTS));
+    let begins = |phase: &PersistentPhase| phase.kind == QKV && phase.qkv_part & CONTINUES == 0;
+    let of_layer = layers.iter().skip(1).position(begins).map_or(layers.len(), |n| n + 1);
     let is_one_kind = (0..of_layer).all(|at| {
         let mut of_place = layers.iter().skip(at).step_by(of_layer);
         let first = of_place.next();
         let same = |phase: &PersistentPhase| {
             first.is_some_and(|first| {
-                (first.kind, first.codec, first.groups, first.k_quads)
-                    == (phase.kind, phase.codec, phase.groups, phase.k_quads)
+                (first.kind, first.qkv_part, first.groups, first.k_quads)
+                    == (phase.kind, phase.qkv_part, phase.groups, phase.k_quads)
             })
         };
         of_place.all(same)
     });
-    if of_layer == 0
-        || !layers.len().is_multiple_of(of_layer)
-        || !is_one_kind
-        || is_mixture != (of_layer == 5)
-    {
+    if of_layer == 0 || !layers.len().is_multiple_of(of_layer) || !is_one_kind {
         return None;
     }
     let mut out = String::from("#include \"persistent/arguments.h\"\n");

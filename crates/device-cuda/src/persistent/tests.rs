@@ -1,6 +1,8 @@
+use super::products::Codec;
 use super::*;
 use crate::kernels::source;
-use crate::selftest::{Decoder, Experts};
+use crate::selftest::{Decoder, Experts, Mix, decoders};
+use ::weights::BlockType;
 use device::{KvLayout, ValueId};
 use device_lower::fusion::fuse;
 use device_lower::passes::lower;
@@ -115,6 +117,43 @@ fn phases_follow_the_layers() {
     assert_eq!(phases.iter().map(|p| p.weights).collect::<Vec<_>>(), weights);
 }
 
+#[test]
+fn q_k_and_v_of_different_types_are_phases_in_a_row() {
+    use BlockType::{Q4_0, Q4_1, Q6_K, Q8_0};
+    let of = |mix: Mix| -> Vec<[u32; 6]> {
+        let (_, _, phases) = table_of(Decoder { mix: Some(mix), bias: true, ..SMALL });
+        let qkv = phases.iter().filter(|phase| phase.kind == QKV);
+        let numbers = qkv.map(|p| [p.qkv_part, p.first_row, p.groups, p.codec, p.input, p.bias as u32]);
+        numbers.collect()
+    };
+    // 6, 2 and 2 heads of 64 columns; every second layer has v of another type.
+    let v = of(Mix { k: Q4_0, v: Q8_0, down: Q6_K });
+    let first = [CONTINUED, 0, 64, 0, EXCHANGE_INPUT, 1];
+    let last = |codec: u32| [CONTINUES | REVERSED, 512, 16, codec, EXCHANGE_INPUT, 1 + 4 * 512];
+    assert_eq!(v, [first, last(2), first, last(0), first, last(2)]);
+    let k = of(Mix { k: Q4_1, v: Q4_1, down: Q4_0 });
+    assert_eq!(k[..2], [[CONTINUED, 0, 48, 0, 0, 1], [CONTINUES | REVERSED, 384, 32, 1, 0, 1 + 4 * 384]]);
+    let all = of(Mix { k: Q4_1, v: Q8_0, down: Q4_0 });
+    let flags: Vec<u32> = all.iter().take(3).map(|part| part[0]).collect();
+    assert_eq!(flags, [CONTINUED | OF_THREE, CONTINUES | CONTINUED | REVERSED, CONTINUES | OF_THREE]);
+    assert_eq!(all.iter().map(|part| part[1]).take(3).collect::<Vec<_>>(), [0, 384, 512]);
+    // A block has one pass of a part.
+    let wide = Decoder { residual: 512, head_dim: 128, n_heads: 80, n_kv_heads: 10, ..SMALL };
+    let mix = Some(Mix { k: Q4_0, v: Q8_0, down: Q4_0 });
+    assert!(refusal(Decoder { mix, n_layers: 1, ..wide }).contains("rows of a part of q, k and v"));
+    assert_eq!(found(&plan_of(Decoder { n_layers: 1, ..wide })).map(|_| ()), Ok(()));
+}
+
+/// What each block has of both parts is what it would have of one.
+#[test]
+fn two_parts_are_shared_as_equally_as_one() {
+    for (first, second, n) in [(320, 64, 128), (512, 128, 128), (640, 128, 128), (24, 16, 10)] {
+        let own = |groups: u32, share: u32| (share + 1) * groups / n - share * groups / n;
+        let mut both = (0..n).map(|b| own(first, b) + own(second, n - 1 - b));
+        assert!(both.all(|of| of * n == first + second), "{first} {second} {n}");
+    }
+}
+
 /// The arguments and the table of a decoder whose addresses are arbitrary.
 fn table_of(shape: Decoder) -> (Persistent, PersistentArguments, Vec<PersistentPhase>) {
     let plan = plan_of(shape);
@@ -152,9 +191,29 @@ fn a_kernel_of_its_own_has_what_never_changes_as_constants() {
     assert!(
         ["window", "rotation", "q_norm", "own_groups"].iter().all(|name| !qkv.contains(&format!("{name} =")))
     );
-    assert!(qkv.contains("GROUPS = 0;") && of("PersistentPhase2").contains("gate_refill = 1;"));
+    assert!(qkv.contains("FEWEST = 0;") && qkv.contains("MOST = 1;"));
+    assert!(of("PersistentPhase2").contains("gate_refill = 1;"));
     assert!(of("PersistentHead").contains("kind = 3;") && text.contains("PERSISTENT_DECODE(64, 3)"));
     assert!(text.contains("ONE(PersistentPhase3)") && !text.contains("PersistentPhase4"));
+}
+
+#[test]
+fn layers_whose_types_differ_share_a_kernel_that_has_all_their_codecs() {
+    let mixed: Vec<Decoder> = decoders().into_iter().filter(|decoder| decoder.mix.is_some()).collect();
+    assert_eq!(mixed.len(), 6);
+    for decoder in &mixed {
+        let text = fixed_text(*decoder).unwrap();
+        assert!(text.contains("qkv_part = 5;") || text.contains("qkv_part = 7;"), "{decoder:?}");
+    }
+    let text = fixed_text(mixed[0]).unwrap();
+    let of =
+        |name: &str| text.split_once(&format!("struct {name} : ")).unwrap().1.split_once("};").unwrap().0;
+    // q and k in q4m; v and down in q4m and q6; the head in q6.
+    assert!(of("PersistentPhase0").contains("codec = 1;") && of("PersistentPhase0").contains("CODECS = 2;"));
+    for name in ["PersistentPhase1", "PersistentPhase4"] {
+        assert!(!of(name).contains(" codec = ") && of(name).contains("CODECS = 10;"), "{name}");
+    }
+    assert!(of("PersistentHead").contains("codec = 3;"));
 }
 
 /// C++ has no literals for these; the general kernel reads them as arguments.
@@ -225,14 +284,26 @@ fn names_and_sizes_are_those_of_the_header() {
         ("PERSISTENT_MAX_USED", MAX_USED),
         ("PERSISTENT_MAX_WIDE", (EXCHANGE_SCORES - EXCHANGE_WIDE) / 4),
         ("PERSISTENT_CHOICE", CHOICE),
+        ("PERSISTENT_CONTINUES", CONTINUES as usize),
+        ("PERSISTENT_CONTINUED", CONTINUED as usize),
+        ("PERSISTENT_REVERSED", REVERSED as usize),
+        ("PERSISTENT_OF_THREE", OF_THREE as usize),
     ] {
         assert_eq!(define(name), value, "{name}");
     }
-    for (block, name) in
-        [(BlockType::Q4_0, "Q4"), (BlockType::Q4_K, "Q4M"), (BlockType::Q8_0, "Q8"), (BlockType::Q6_K, "Q6")]
-    {
+    for (block, name) in [
+        (BlockType::Q4_0, "Q4"),
+        (BlockType::Q4_K, "Q4M"),
+        (BlockType::Q8_0, "Q8"),
+        (BlockType::Q6_K, "Q6"),
+        (BlockType::Q5_0, "Q5M"),
+        (BlockType::Q5_1, "Q5M"),
+        (BlockType::Q5_K, "Q5M"),
+    ] {
         assert_eq!(Codec::of(block).unwrap().number as usize, define(&format!("PERSISTENT_CODEC_{name}")));
     }
+    let block = source("persistent/block.cuh").unwrap();
+    assert!(block.contains(&format!("#define PERSISTENT_PASS {} // groups", PASS_ROWS / 8)));
     let shared = "#define PERSISTENT_SHARED(d, h) (4752 + 20 * (d) + 36 * (h) * (d) + 64 * (h))";
     assert!(text.contains(shared), "ring() computes the same");
     // Every shape has a file that the kernel list has.

@@ -1,8 +1,9 @@
 //! The third copy of a decoder's matrices, in the order in which the persistent kernel reads them, and what else it keeps on the GPU:
-//! biases in the order of packed rows, and the exchange. Rows come as the file has them; the GPU packs them
+//! biases, and the exchange. Rows come as the file has them; the GPU packs them
 //! (`kernels/persistent/persistent_repack.cu`).
 
-use super::{BUNDLE, EXCHANGE_BYTES, Layer, Packing, Persistent, Product};
+use super::pattern::{Layer, Matrix};
+use super::{BUNDLE, EXCHANGE_BYTES, Packing, Persistent, Product};
 use crate::arguments::PersistentRepackArguments;
 use crate::driver::{Address, Buffer, Context, Event, Function, Pinned, Start};
 use crate::kernels::Kernels;
@@ -37,13 +38,12 @@ struct Rows {
     up: Option<Weight>,
     /// Of a stack: which matrix.
     part: Option<usize>,
-    first: usize,
     n: usize,
     /// Where they begin among the packed rows; a multiple of 8.
     to: usize,
 }
 
-/// Of a layer's q, k and v in the order of packed rows, and where it lies.
+/// Of a layer's q, k and v, one after the other, and where it lies.
 struct Bias {
     values: Vec<f32>,
     offset: usize,
@@ -78,8 +78,10 @@ impl PersistentPlan {
                 let layers = &persistent.decoder.layers;
                 let mut products = persistent.products.iter();
                 let mut next = || products.next().copied().unwrap_or(persistent.products[0]);
-                for (index, layer) in layers.iter().enumerate() {
-                    phases.push(all.add_heads(plan, persistent, next(), layer));
+                for layer in layers {
+                    for part in &persistent.qkv_parts {
+                        phases.push(all.add_in_order(plan, next(), &layer.qkv[part.clone()]));
+                    }
                     phases.push(all.add(plan, next(), layer.output, None));
                     if let Some(router) = layer.router {
                         phases.push(all.add_router(plan.weight(router.matrix), next()));
@@ -89,7 +91,7 @@ impl PersistentPlan {
                         phases.push(all.add(plan, next(), layer.gate, Some(layer.up)));
                         phases.push(all.add(plan, next(), layer.down, None));
                     }
-                    biases.push(bias(plan, persistent, index).map(|values| {
+                    biases.push(bias(plan, layer).map(|values| {
                         let offset = all.take(4 * values.len());
                         Bias { values, offset }
                     }));
@@ -137,7 +139,7 @@ impl PersistentPlan {
         let (weight, up) = (plan.weight(id), up.map(|id| plan.weight(id)));
         let keys: Vec<&Weight> = [weight].into_iter().chain(up).collect();
         let (n, weight) = (weight.n_rows(), weight.clone());
-        let rows = Rows { weight, up: up.cloned(), part: None, first: 0, n, to: 0 };
+        let rows = Rows { weight, up: up.cloned(), part: None, n, to: 0 };
         self.add_pack(product, &keys, up.is_some(), vec![rows])
     }
 
@@ -161,7 +163,7 @@ impl PersistentPlan {
         };
         for part in (0..weight.parts.len()).filter(|_| is_new) {
             let n = weight.n_rows() / weight.parts.len();
-            let rows = Rows { weight: weight.clone(), up: up.cloned(), part: Some(part), first: 0, n, to: 0 };
+            let rows = Rows { weight: weight.clone(), up: up.cloned(), part: Some(part), n, to: 0 };
             let offset = first + part * product.part_bytes();
             let (k_quads, rows) = (product.k_quads, vec![rows]);
             self.packs.push(Pack { groups, k_quads, owners, units, gate: up.is_some(), offset, rows });
@@ -169,15 +171,17 @@ impl PersistentPlan {
         first
     }
 
-    /// For each KV head: its query heads, its keys, its values.
-    fn add_heads(&mut self, plan: &Plan, persistent: &Persistent, product: Product, layer: &Layer) -> usize {
-        let heads = persistent.decoder.heads;
-        let ids = layer.qkv.map(|(id, _)| plan.weight(id));
-        let rows = head_rows(heads.n_heads / heads.n_kv_heads, heads.n_kv_heads, heads.head_dim);
-        let rows = rows.map(|(which, first, n, to)| (ids[which].clone(), first, n, to));
-        let rows = rows.map(|(weight, first, n, to)| Rows { weight, up: None, part: None, first, n, to });
-        let rows = rows.collect();
-        self.add_pack(product, &ids, false, rows)
+    /// Matrices one after the other.
+    fn add_in_order(&mut self, plan: &Plan, product: Product, matrices: &[Matrix]) -> usize {
+        let weights: Vec<&Weight> = matrices.iter().map(|(id, _)| plan.weight(*id)).collect();
+        let mut to = 0;
+        let rows = |weight: &&Weight| {
+            let n = weight.n_rows();
+            to += n;
+            Rows { weight: (*weight).clone(), up: None, part: None, n, to: to - n }
+        };
+        let rows = weights.iter().map(rows).collect();
+        self.add_pack(product, &weights, false, rows)
     }
 
     /// Take the memory and fill it; `None`: there is nothing to do.
@@ -228,7 +232,7 @@ impl PersistentPlan {
                     let mut put = |weight: &Weight| {
                         let bytes = weight.row_bytes();
                         let data = rows.part.map_or(&weight.data, |part| &weight.parts[part].data);
-                        staging.put(context, &data[(rows.first + start) * bytes..][..n * bytes])
+                        staging.put(context, &data[start * bytes..][..n * bytes])
                     };
                     let from = put(&rows.weight)?;
                     let up_rows = rows.up.as_ref().map_or(Ok(0), put)?;
@@ -259,23 +263,6 @@ impl PersistentPlan {
     }
 }
 
-/// Rows of q, k and v (0, 1, 2) in the order in which they are packed: which matrix, its first row, how many, and where to.
-fn head_rows(
-    of_group: usize,
-    n_kv: usize,
-    head_dim: usize,
-) -> impl Iterator<Item = (usize, usize, usize, usize)> {
-    (0..n_kv).flat_map(move |head| {
-        let to = head * (of_group + 2) * head_dim;
-        let n_q = of_group * head_dim;
-        [
-            (0, head * n_q, n_q, to),
-            (1, head * head_dim, head_dim, to + n_q),
-            (2, head * head_dim, head_dim, to + n_q + head_dim),
-        ]
-    })
-}
-
 /// A router's rows as floats in the order of `persistent/arguments.h`, columns padded by zeros.
 fn router(weight: &Weight, k_quads: usize) -> Vec<f32> {
     let n_cols = weight.n_cols();
@@ -289,22 +276,21 @@ fn router(weight: &Weight, k_quads: usize) -> Vec<f32> {
     packed
 }
 
-/// Of a layer's q, k and v, in the order of packed rows; `None`: there is none.
-fn bias(plan: &Plan, persistent: &Persistent, layer: usize) -> Option<Vec<f32>> {
-    let (qkv, heads) = (persistent.decoder.layers[layer].qkv, persistent.decoder.heads);
-    if qkv.iter().all(|(_, bias)| bias.is_none()) {
+/// Of a layer's q, k and v, one after the other; `None`: there is none.
+fn bias(plan: &Plan, layer: &Layer) -> Option<Vec<f32>> {
+    if layer.qkv.iter().all(|(_, bias)| bias.is_none()) {
         return None;
     }
-    let mut packed = vec![0.0; (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim];
-    for (which, first, n, to) in head_rows(heads.n_heads / heads.n_kv_heads, heads.n_kv_heads, heads.head_dim)
-    {
-        let Some(id) = qkv[which].1 else { continue };
-        let bytes = &plan.weight(id).data[4 * first..4 * (first + n)];
-        for (value, word) in packed[to..to + n].iter_mut().zip(bytes.as_chunks::<4>().0) {
-            *value = f32::from_le_bytes(*word);
+    let mut values = Vec::new();
+    for (matrix, bias) in layer.qkv {
+        let end = values.len() + plan.weight(matrix).n_rows();
+        if let Some(id) = bias {
+            let words = plan.weight(id).data.as_chunks::<4>().0;
+            values.extend(words.iter().map(|word| f32::from_le_bytes(*word)));
         }
+        values.resize(end, 0.0);
     }
-    Some(packed)
+    Some(values)
 }
 
 /// Rows on their way.

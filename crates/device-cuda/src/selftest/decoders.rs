@@ -55,8 +55,15 @@ impl Experts {
         first_dense: false,
     };
 
-    /// What the chosen experts make of `x`.
-    fn add_to(self, b: &mut PlanBuilder, x: ValueId, hidden: usize, activation: Activation) -> ValueId {
+    /// What the chosen experts make of `x`; the type of their last matrix.
+    fn add_to(
+        self,
+        b: &mut PlanBuilder,
+        x: ValueId,
+        hidden: usize,
+        activation: Activation,
+        down: BlockType,
+    ) -> ValueId {
         let Experts { n, n_used, ffn, block, .. } = self;
         let router = match self.bias {
             true => b.linear_with_bias(x, n, 4.0),
@@ -72,9 +79,19 @@ impl Experts {
         let gate = b.expert_linear((x, false), ids, (n, ffn), block);
         let up = b.expert_linear((x, false), ids, (n, ffn), block);
         let y = b.gate(gate, up, activation);
-        let y = b.expert_linear((y, true), ids, (n, hidden), block);
+        let y = b.expert_linear((y, true), ids, (n, hidden), down);
         b.expert_sum(y, weights)
     }
+}
+
+/// Types of some matrices of every second layer, from the first on, as files that mix types have them.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // Said by the names.
+pub struct Mix {
+    pub k: BlockType,
+    pub v: BlockType,
+    /// Of experts too.
+    pub down: BlockType,
 }
 
 /// What a decoder has. `residual`: its columns.
@@ -89,6 +106,7 @@ pub struct Decoder {
     pub n_vocab: usize,
     pub n_layers: usize,
     pub block: BlockType,
+    pub mix: Option<Mix>,
     pub head: BlockType,
     pub bias: bool,
     pub head_norms: bool,
@@ -117,6 +135,7 @@ impl Decoder {
         n_vocab: 301,
         n_layers: 3,
         block: BlockType::Q4_0,
+        mix: None,
         head: BlockType::Q8_0,
         bias: false,
         head_norms: false,
@@ -149,13 +168,16 @@ impl Decoder {
             let is_last = index + 1 == self.n_layers;
             let is_second = self.windows && index % 2 == 1;
             let window = is_second.then_some(40);
+            let pure = Mix { k: block, v: block, down: block };
+            let mix = self.mix.filter(|_| index % 2 == 0);
+            let Mix { k: k_block, v: v_block, down } = mix.unwrap_or(pure);
             let kv = KvLayer { n_kv_heads, head_dim, window, encoder_states: None, values_are_keys: false };
             let layer = b.kv_layer(kv);
             let residual = b.select_rows_of_last(x, is_last);
             let normed = b.rms_norm(x, hidden);
             let mut q = b.linear(normed, n_heads * head_dim, block, self.bias);
-            let mut k = b.linear(normed, n_kv_heads * head_dim, block, self.bias);
-            let v = b.linear(normed, n_kv_heads * head_dim, block, self.bias);
+            let mut k = b.linear(normed, n_kv_heads * head_dim, k_block, self.bias);
+            let v = b.linear(normed, n_kv_heads * head_dim, v_block, self.bias);
             if self.head_norms {
                 q = b.rms_norm(q, head_dim);
                 k = b.rms_norm(k, head_dim);
@@ -177,13 +199,14 @@ impl Decoder {
             let normed = b.rms_norm(x, hidden);
             let mut y = match self.experts {
                 Some(experts) if index > 0 || !experts.first_dense => {
-                    experts.add_to(&mut b, normed, hidden, self.activation)
+                    let down = mix.map_or(experts.block, |mix| mix.down);
+                    experts.add_to(&mut b, normed, hidden, self.activation, down)
                 }
                 _ => {
                     let gate = b.linear(normed, self.ffn, block, false);
                     let up = b.linear(normed, self.ffn, block, false);
                     let y = b.gate(gate, up, self.activation);
-                    b.linear(y, hidden, block, false)
+                    b.linear(y, hidden, down, false)
                 }
             };
             if self.post_norms {
@@ -245,8 +268,8 @@ impl Decoder {
     }
 }
 
-/// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those of Q8_0 and FP8; the last ones have rows that 128 blocks
-/// share equally.
+/// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those of Q8_0 and FP8; then some with rows that 128 blocks
+/// share equally, and some that mix types.
 pub fn decoders() -> Vec<Decoder> {
     let of = |kv_type: KvType| decoders_over_f16().into_iter().map(move |of| Decoder { kv_type, ..of });
     // The kernel does not read keys that are stored without their bias.
@@ -258,7 +281,49 @@ pub fn decoders() -> Vec<Decoder> {
         Decoder { residual: 2048, n_heads: 32, ffn: 5120, ..wide },
         Decoder { residual: 3072, head_dim: 128, n_heads: 24, ffn: 1024, head: BlockType::Q4_0, ..wide },
     ];
-    of(KvType::F16).chain(over_bytes).chain(large).collect()
+    of(KvType::F16).chain(over_bytes).chain(large).chain(mixed_decoders()).collect()
+}
+
+/// Layers of two kinds: v and down of other types than the rest, as in files of Q4_K_M, Q4_K_S, Q5_K_M and Q4_0; k too; a mixture.
+fn mixed_decoders() -> Vec<Decoder> {
+    use BlockType::*;
+    let k_m = Decoder {
+        residual: 768,
+        n_heads: 8,
+        ffn: 1536,
+        block: Q4_K,
+        mix: Some(Mix { k: Q4_K, v: Q6_K, down: Q6_K }),
+        head: Q6_K,
+        ..Decoder::SMALL
+    };
+    let experts = Experts { n: 6, n_used: 3, ffn: 256, block: Q4_K, bias: true, ..Experts::SMALL };
+    vec![
+        Decoder { bias: true, ..k_m },
+        // Rows that 128 blocks share equally, those of v unequally by themselves.
+        Decoder {
+            residual: 1024,
+            head_dim: 128,
+            n_heads: 16,
+            n_kv_heads: 4,
+            ffn: 2048,
+            head_norms: true,
+            n_vocab: 2051,
+            ..k_m
+        },
+        Decoder { mix: Some(Mix { k: Q5_K, v: Q6_K, down: Q5_K }), windows: true, head_norms: true, ..k_m },
+        Decoder {
+            residual: 544,
+            n_heads: 6,
+            ffn: 1120,
+            block: Q5_0,
+            mix: Some(Mix { k: Q5_1, v: Q5_1, down: Q8_0 }),
+            head: Q5_1,
+            bias: true,
+            ..Decoder::SMALL
+        },
+        Decoder { mix: Some(Mix { k: Q4_0, v: Q8_0, down: Q4_1 }), n_layers: 4, ..Decoder::SMALL },
+        Decoder { experts: Some(experts), ..k_m },
+    ]
 }
 
 fn decoders_over_f16() -> Vec<Decoder> {

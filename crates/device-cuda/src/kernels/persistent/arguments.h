@@ -9,6 +9,7 @@
 //       Bytes of a unit: 32 x 16 of nibbles (word k, byte i: column 8 k + i low, 8 k + 4 + i high), then by codec
 //         q4   32 x 2: d                                  weight = d * (q - 8)
 //         q4m  32 x 4: d, m                               weight = d * q + m
+//         q5m  32 x 4: upper bits (bits 2 k + i of byte b: column 8 k + 4 i + b), then 32 x 4: d, m    weight = d * q + m
 //         q6   32 x 8: upper bits (word h, chunk 2 h + i: bits 4 i + 2 j + 8 b of byte b: column 8 (2 h + i) + 4 j + b),
 //              then 32 x 4: d of both halves of the block  weight = d * (q - 32)
 //         q8   32 x 32 signed bytes in two planes of 32 x 16 (columns 0..15, 16..31), then 32 x 2: d
@@ -17,7 +18,8 @@
 //   experts, down: for each expert, groups of 8 rows, of each a unit for every 128 columns, in order. Of all units of a row, those of the
 //       chosen experts one after the other, warp w multiplies every eighth from w on.
 //   router: rows of floats, 1,024 * k_quads columns, a step of 4,096 bytes a quad: for warp w columns (w * k_quads + quad) * 128 .. + 127.
-//   rows of a QKV phase: for each KV head, the rows of its query heads, then those of its keys, then those of its values.
+//   rows of q, k and v: one matrix after the other, in one QKV phase where all have one type. Else they are up to three phases in a row, each
+//       of one matrix or of two that follow each other. All multiply the input that the first one waits for, and attention follows the last.
 //   chunk: 8 values handed over in 16 bytes: int8 with a 12-bit scale (upper bits of the f32), a float, 4 bits of epoch a word.
 #pragma once
 #include "gemm/types.h"
@@ -27,9 +29,10 @@
 #define PERSISTENT_CODEC_Q4M 1
 #define PERSISTENT_CODEC_Q8 2
 #define PERSISTENT_CODEC_Q6 3
+#define PERSISTENT_CODEC_Q5M 4
 
 // What becomes of a product's sums.
-#define PERSISTENT_QKV 0    // f32 words to the attention of the same layer, which follows; the input is a norm's
+#define PERSISTENT_QKV 0    // q, k and v or a part of them: f32 words to the attention of the same layer; the input is a norm's
 #define PERSISTENT_ADD 1    // added to the residual, whose norm is the next phase's input
 #define PERSISTENT_GATE 2   // groups alternate between gate and up; activation(gate) * up is the next phase's input
 #define PERSISTENT_HEAD 3   // logits; the best is the token
@@ -37,12 +40,19 @@
 #define PERSISTENT_EXPERTS 5 // gate and up of the chosen; activation(gate) * up * the expert's weight is the next phase's input; groups are bundles
 #define PERSISTENT_ADD_EXPERTS 6 // down of the chosen: as PERSISTENT_ADD, K is theirs one after the other
 
+// Flags of a QKV phase that has a part of q, k and v.
+#define PERSISTENT_CONTINUES 1 // it is not the first: its input is there
+#define PERSISTENT_CONTINUED 2 // it is not the last: attention does not follow yet
+#define PERSISTENT_REVERSED 4  // the first block has the last groups: so blocks with fewer rows of the part before have more of this one
+#define PERSISTENT_OF_THREE 8  // the first and the last of three: their sums have one place, which the last waits for
+// Of such a part a block has one pass at most.
+
 // Parts of an exchange, in bytes.
 #define EXCHANGE_INPUT 0          // chunks: input of QKV and head
 #define EXCHANGE_MIDDLE 65536     // chunks: input of gate/up
 #define EXCHANGE_GATED 131072     // chunks: input of down
 #define EXCHANGE_ATTENDED 262144  // chunks: input of O
-#define EXCHANGE_QKV 327680       // words
+#define EXCHANGE_QKV 327680       // words: (rows of q, k and v)
 #define EXCHANGE_PARTIALS 458752  // words: (n_kv_heads, splits, H * D + 2 * H)
 #define EXCHANGE_SQUARES 1507328  // words: (2, 256)
 #define EXCHANGE_BEST 1511424     // 64-bit words
@@ -68,7 +78,7 @@ struct PersistentPhase {
     const uchar *weights;
     const float *norm;      // ADD: weights of the norm that the next phase's input needs (hidden)
     const float *post_norm; // ADD: 0, or weights of a norm of the sums, before they are added (hidden)
-    const float *bias;      // QKV: 0, or (rows); ROUTE: 0, or (n_experts), of the product
+    const float *bias;      // QKV: 0, or (rows of this phase); ROUTE: 0, or (n_experts), of the product
     const float *q_norm;    // QKV: 0, or (head_dim): norms of the heads; ROUTE: 0, or (n_experts), added where experts are chosen
     const float *k_norm;    // ROUTE: 0, or (n_experts): factors of the experts' weights
     uchar *pages;           // QKV: of the layer's KV group, from the layer's part of the first page on
@@ -76,6 +86,8 @@ struct PersistentPhase {
     uint table;             // QKV: first entry of the group in the page table
     uint window;            // QKV: 0 for none
     uint rotation;          // QKV: 0 for none, or which frequencies, 1 or 2
+    uint qkv_part;          // QKV: PERSISTENT_CONTINUES ..., 0 for all of q, k and v
+    uint first_row;         // QKV: of its rows among those of q, k and v
     uint kind;
     uint codec;
     uint input;             // part of the exchange that it reads

@@ -250,7 +250,8 @@ template <int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWo
                 const int word = at + 4 * lane, head = word / D, column = word % D;
                 // With an odd number of heads of 64 columns the last warp has half the words: the rest are written by nobody.
                 const bool inside = WORDS % 128 == 0 || word < WORDS;
-                const u8 *from = part(EXCHANGE_QKV) + ((u64)kv_head * WORDS + word) * 4;
+                const u32 row = head < H ? kv_head * H + head : head == H ? a.n_kv_heads * H + kv_head : a.n_kv_heads * (H + 1) + kv_head;
+                const u8 *from = part(EXCHANGE_QKV) + (row * D + column) * 4;
                 float2 turns[4];
                 float norm[4];
                 const bool is_q = head < H;
@@ -359,7 +360,7 @@ template <int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWo
         turn();
         this->each_phase([&](const auto &p) {
             const bool is_qkv = p.kind == PERSISTENT_QKV, is_head = p.kind == PERSISTENT_HEAD;
-            if (is_qkv) epoch++;
+            if (is_qkv && !(p.qkv_part & PERSISTENT_CONTINUES)) epoch++;
             if constexpr (MIXTURE) {
                 if (p.kind == PERSISTENT_ROUTE) {
                     this->route(p, tag_of(epoch));
@@ -377,7 +378,7 @@ template <int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWo
             }
             if (is_head && threadIdx.x == 0) *(volatile u32 *)&s.credit += p.pieces; // all of it may come as slots are free
             product(p, part(p.input), tag_of(is_qkv || is_head ? epoch_input : epoch));
-            if (is_qkv && attends()) attention(p, tag_of(epoch));
+            if (is_qkv && !(p.qkv_part & PERSISTENT_CONTINUED) && attends()) attention(p, tag_of(epoch));
             if (p.input == EXCHANGE_GATED) epoch_input++;
             if (p.gate_refill && threadIdx.x == 0) *(volatile u32 *)&s.credit += p.credit;
         });

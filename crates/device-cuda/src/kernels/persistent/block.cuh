@@ -61,7 +61,8 @@ template <int D, int H> struct PersistentBlock {
         phases = table;
         for (u32 i = threadIdx.x; i < a.n_phases; i += blockDim.x) {
             PersistentPhase p = a.phases[i];
-            p.own_first = first_group(p, block), p.own_groups = first_group(p, block + 1) - p.own_first;
+            const u32 share = p.qkv_part & PERSISTENT_REVERSED ? n_blocks - 1 - block : block;
+            p.own_first = first_group(p, share), p.own_groups = first_group(p, share + 1) - p.own_first;
             const u32 each = a.slot_bytes / (8 * unit_bytes(p.codec));
             p.pieces = (p.own_groups * p.k_quads + each - 1) / each;
             table[i] = p;
@@ -83,7 +84,7 @@ template <int D, int H> struct PersistentBlock {
     INLINE PersistentPhase phase(u32 i) const {
         PersistentPhase p = phases[i];
         p.kind = uniform(p.kind), p.codec = uniform(p.codec), p.own_groups = uniform(p.own_groups), p.own_first = uniform(p.own_first);
-        p.k_quads = uniform(p.k_quads), p.chunks = uniform(p.chunks), p.input = uniform(p.input);
+        p.k_quads = uniform(p.k_quads), p.chunks = uniform(p.chunks), p.input = uniform(p.input), p.qkv_part = uniform(p.qkv_part);
         return p;
     }
     // The same with what P has as constants.
@@ -114,7 +115,7 @@ template <int D, int H> struct PersistentBlock {
         if (++slot == a.n_slots) slot = 0, parity ^= 1;
     }
     INLINE u32 first_group(u32 groups, u32 b) const { return b * groups / n_blocks; }
-    // Of a phase; gate and up stay together.
+    // Of a phase, of the b-th share of its groups; gate and up stay together.
     INLINE u32 first_group(const PersistentPhase &p, u32 b) const {
         return p.kind == PERSISTENT_GATE ? 2 * first_group(p.groups / 2, b) : first_group(p.groups, b);
     }

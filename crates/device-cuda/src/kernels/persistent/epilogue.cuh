@@ -200,7 +200,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
     }
 
     INLINE void finish() {
-        float expert_scale = 0;
+        float expert_scale = 0, qkv_scale = 0;
         u32 epoch_input = 0, epoch = 0;
         const u32 x0 = first_group(a.hidden / 8, block), nx = (first_group(a.hidden / 8, block + 1) - x0) * 8;
         // Of a vector like the residual, the four rows of this lane: norms, loaded before they are needed.
@@ -249,16 +249,17 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
                 return;
             }
             const u32 n_passes = n_groups == 0 ? 1 : (n_groups + PERSISTENT_PASS - 1) / PERSISTENT_PASS;
-            if (p.kind == PERSISTENT_QKV) epoch++;
+            const bool continues = p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_CONTINUES;
+            if (p.kind == PERSISTENT_QKV && !continues) epoch++;
             const u32 tag = tag_of(epoch);
             float best = -__int_as_float(0x7f800000);
             u32 best_row = 0;
-            float scale = 0;
-            for (int pass = (int)rehearsal() - 1; pass < (int)n_passes; pass++) {
+            float scale = continues ? qkv_scale : 0.0f;
+            for (int pass = continues ? 0 : (int)rehearsal() - 1; pass < (int)n_passes; pass++) {
                 const bool real = pass >= 0;
                 const u32 of = real ? pass : 0;
                 const u32 first_row = (g0 + of * PERSISTENT_PASS) * 8, n = min((u32)PERSISTENT_PASS, n_groups - of * PERSISTENT_PASS) * 8;
-                if (pass == 0) scale = input_scale(p.k_quads);
+                if (pass == 0 && !continues) scale = input_scale(p.k_quads);
                 if (real) barrier(2 + pass_parity, 288);
                 if (p.kind == PERSISTENT_GATE) {
                     // Pairs of groups, two lanes each.
@@ -286,7 +287,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
                     for (u32 r = lane; r < n; r += 32) {
                         float v = partial_sum(r) * scale;
                         if (p.bias) v += p.bias[first_row + r];
-                        if (real) store_relaxed_1(part(EXCHANGE_QKV) + (u64)(first_row + r) * 4, tag_word(v, tag));
+                        if (real) store_relaxed_1(part(EXCHANGE_QKV) + (u64)(p.first_row + first_row + r) * 4, tag_word(v, tag));
                     }
                 } else {
                     for (u32 r = lane; r < n; r += 32) {
@@ -299,7 +300,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
                 }
                 __syncwarp();
                 if (!real) continue;
-                if (pass + 2 < n_passes) barrier_arrive(8 + pass_parity, 288);
+                if (pass + 2 < n_passes || (!continues && p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_OF_THREE)) barrier_arrive(8 + pass_parity, 288);
                 pass_parity ^= 1;
             }
             if (p.kind == PERSISTENT_HEAD) {
@@ -309,6 +310,10 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
                 return;
             }
             if (p.kind == PERSISTENT_QKV) {
+                if (p.qkv_part & PERSISTENT_CONTINUED) {
+                    qkv_scale = scale;
+                    return;
+                }
                 if (attends()) barrier_arrive(6, 288);
                 merge(tag);
             }

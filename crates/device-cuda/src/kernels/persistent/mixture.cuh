@@ -95,10 +95,7 @@ template <int D, int H> struct PersistentExperts : PersistentProducts<D, H> {
     }
     // Gate and up of the chosen, whose input is here since the scores.
     template <class P> INLINE void gate(const P &p) {
-        if (p.codec == PERSISTENT_CODEC_Q4) multiply_bundles<PERSISTENT_CODEC_Q4>(p);
-        else if (p.codec == PERSISTENT_CODEC_Q4M) multiply_bundles<PERSISTENT_CODEC_Q4M>(p);
-        else if (p.codec == PERSISTENT_CODEC_Q8) multiply_bundles<PERSISTENT_CODEC_Q8>(p);
-        else multiply_bundles<PERSISTENT_CODEC_Q6>(p);
+        with_codec(p, [&](auto codec) { multiply_bundles<decltype(codec)::value>(p); });
     }
     template <int CODEC, class P> INLINE void multiply_down(const P &p) {
         const u32 units = (a.expert_ffn + 127) / 128, each = a.slot_bytes / (units * Unit<CODEC>::BYTES);
@@ -131,9 +128,6 @@ template <int D, int H> struct PersistentExperts : PersistentProducts<D, H> {
     template <class P> INLINE void down(const P &p, u32 tag) {
         wait_published();
         this->template poll_input<true>(part(p.input), 0, p.k_quads, tag);
-        if (p.codec == PERSISTENT_CODEC_Q4) multiply_down<PERSISTENT_CODEC_Q4>(p);
-        else if (p.codec == PERSISTENT_CODEC_Q4M) multiply_down<PERSISTENT_CODEC_Q4M>(p);
-        else if (p.codec == PERSISTENT_CODEC_Q8) multiply_down<PERSISTENT_CODEC_Q8>(p);
-        else multiply_down<PERSISTENT_CODEC_Q6>(p);
+        with_codec(p, [&](auto codec) { multiply_down<decltype(codec)::value>(p); });
     }
 };

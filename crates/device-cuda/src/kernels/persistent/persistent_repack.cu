@@ -3,9 +3,9 @@
 // Host contract
 //   parameter  PersistentRepackArguments; threads 256 (8 warps, as the kernel's); grid (k_quads, groups): ceil(n_rows / 8), twice that
 //              with up_rows; with units ceil(units / 8) instead of k_quads
-// Types: q4_0 (codec q4), q4_1 and q4_k (q4m), q8_0 (q8), q6_k (q6).
+// Types: q4_0 (codec q4), q4_1 and q4_k (q4m), q5_0, q5_1 and q5_k (q5m), q8_0 (q8), q6_k (q6).
 #include "gemm/repack.h"
-#include "persistent/arguments.h"
+#include "persistent/units.cuh"
 
 // Index of the step of a group and a quad in the packed phase.
 INLINE u32 place(const PersistentRepackArguments &p, u32 group, u32 quad) {
@@ -17,7 +17,6 @@ INLINE u32 place(const PersistentRepackArguments &p, u32 group, u32 quad) {
 }
 
 template <int CODEC, class T> INLINE void persistent_repack(const PersistentRepackArguments &p) {
-    constexpr int BYTES = CODEC == PERSISTENT_CODEC_Q4 ? 576 : CODEC == PERSISTENT_CODEC_Q4M ? 640 : CODEC == PERSISTENT_CODEC_Q8 ? 1088 : 896;
     RepackArguments none = {};
     none.n_cols = p.n_cols;
     const u32 quad = blockIdx.x, group = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -26,7 +25,7 @@ template <int CODEC, class T> INLINE void persistent_repack(const PersistentRepa
     if (p.units && index >= p.units) return;
     const u32 row = (p.up_rows ? group / 2 : group) * 8 + (lane & 7), k0 = (index * 4 + (lane >> 3)) * 32;
     const u64 to = p.units ? (u64)(p.first_group + group) * p.units + index : (u64)place(p, p.first_group + group, quad) * 8 + warp;
-    u8 *unit = p.packed + to * BYTES;
+    u8 *unit = p.packed + to * unit_bytes(CODEC);
     const bool inside = row < p.n_rows && k0 < p.n_cols;
     const u8 *from = (up ? p.up_rows : p.rows) + (u64)row * p.row_bytes;
     auto q = [&](u32 i) { return inside ? T::q(none, from, row, k0 + i) : 0u; };
@@ -47,6 +46,7 @@ template <int CODEC, class T> INLINE void persistent_repack(const PersistentRepa
         for (int i = 0; i < 4; i++) {
             const u32 a = q(8 * k + i), b = q(8 * k + 4 + i);
             w[k] |= ((a & 15) | (b & 15) << 4) << (8 * i);
+            if (CODEC == PERSISTENT_CODEC_Q5M) upper[0] |= ((a >> 4) | (b >> 4) << 1) << (2 * k + 8 * i);
             if (CODEC == PERSISTENT_CODEC_Q6) upper[k >> 1] |= ((a >> 4) | (b >> 4) << 2) << (4 * (k & 1) + 8 * i);
         }
     }
@@ -54,17 +54,28 @@ template <int CODEC, class T> INLINE void persistent_repack(const PersistentRepa
     const float d = inside ? T::d(none, from, row, k0) : 0.0f;
     if (CODEC == PERSISTENT_CODEC_Q4) ((u16 *)(unit + 512))[lane] = to_half(d);
     if (CODEC == PERSISTENT_CODEC_Q4M) ((u32 *)(unit + 512))[lane] = pack_half2(d, inside ? T::m(none, from, row, k0) : 0.0f);
+    if (CODEC == PERSISTENT_CODEC_Q5M) {
+        ((u32 *)(unit + 512))[lane] = upper[0];
+        ((u32 *)(unit + 640))[lane] = pack_half2(d, inside ? T::m(none, from, row, k0) : 0.0f);
+    }
     if (CODEC == PERSISTENT_CODEC_Q6) {
         ((uint2 *)(unit + 512))[lane] = make_uint2(upper[0], upper[1]);
         ((u32 *)(unit + 768))[lane] = pack_half2(d, inside ? T::d(none, from, row, k0 + 16) : 0.0f);
     }
 }
-#define PERSISTENT_REPACK(type, CODEC)                                                                                           \
+// Its values are d * (q - 16).
+struct Type_q5_0_min : Type_q5_0 {
+    static INLINE float m(const RepackArguments &p, const u8 *row, u64 r, u32 k) { return -16.0f * d(p, row, r, k); }
+};
+#define PERSISTENT_REPACK(type, CODEC, T)                                                                                           \
     extern "C" __global__ void __launch_bounds__(256) persistent_repack_##type(const __grid_constant__ PersistentRepackArguments a) { \
-        persistent_repack<CODEC, Type_##type>(a);                                                                                \
+        persistent_repack<CODEC, T>(a);                                                                                          \
     }
-PERSISTENT_REPACK(q4_0, PERSISTENT_CODEC_Q4)
-PERSISTENT_REPACK(q4_1, PERSISTENT_CODEC_Q4M)
-PERSISTENT_REPACK(q4_k, PERSISTENT_CODEC_Q4M)
-PERSISTENT_REPACK(q8_0, PERSISTENT_CODEC_Q8)
-PERSISTENT_REPACK(q6_k, PERSISTENT_CODEC_Q6)
+PERSISTENT_REPACK(q4_0, PERSISTENT_CODEC_Q4, Type_q4_0)
+PERSISTENT_REPACK(q4_1, PERSISTENT_CODEC_Q4M, Type_q4_1)
+PERSISTENT_REPACK(q4_k, PERSISTENT_CODEC_Q4M, Type_q4_k)
+PERSISTENT_REPACK(q8_0, PERSISTENT_CODEC_Q8, Type_q8_0)
+PERSISTENT_REPACK(q6_k, PERSISTENT_CODEC_Q6, Type_q6_k)
+PERSISTENT_REPACK(q5_0, PERSISTENT_CODEC_Q5M, Type_q5_0_min)
+PERSISTENT_REPACK(q5_1, PERSISTENT_CODEC_Q5M, Type_q5_1)
+PERSISTENT_REPACK(q5_k, PERSISTENT_CODEC_Q5M, Type_q5_k)

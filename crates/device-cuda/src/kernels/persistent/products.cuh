@@ -179,7 +179,8 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             const u32 n = min((u32)PERSISTENT_PASS, n_groups - g0);
             if constexpr (PERSISTENT_IS_FIXED) {
                 if (n == PERSISTENT_PASS) multiply_some<CODEC, PERSISTENT_PASS>(p, n, steps_a_slot, within, left);
-                else multiply_some<CODEC, P::GROUPS % PERSISTENT_PASS>(p, n, steps_a_slot, within, left);
+                else if (P::FEWEST == P::MOST || n == P::MOST) multiply_some<CODEC, P::MOST % PERSISTENT_PASS>(p, n, steps_a_slot, within, left);
+                else if constexpr (P::FEWEST > 0) multiply_some<CODEC, P::FEWEST>(p, n, steps_a_slot, within, left);
             } else {
                 multiply_pass<CODEC>(n, p.k_quads, steps_a_slot, within, left);
             }
@@ -249,12 +250,13 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         return true;
     }
     template <class P> INLINE void product(const P &p, const u8 *from, u32 tag) {
-        if (product_in_registers(p, from, tag)) return;
-        wait_published();
-        receive(p, from, tag);
-        if (p.codec == PERSISTENT_CODEC_Q4) multiply<PERSISTENT_CODEC_Q4>(p, p.own_groups);
-        else if (p.codec == PERSISTENT_CODEC_Q4M) multiply<PERSISTENT_CODEC_Q4M>(p, p.own_groups);
-        else if (p.codec == PERSISTENT_CODEC_Q8) multiply<PERSISTENT_CODEC_Q8>(p, p.own_groups);
-        else multiply<PERSISTENT_CODEC_Q6>(p, p.own_groups);
+        if (!(p.qkv_part & PERSISTENT_CONTINUES)) {
+            if (product_in_registers(p, from, tag)) return;
+            wait_published();
+            receive(p, from, tag);
+        } else if (p.qkv_part & PERSISTENT_OF_THREE) {
+            barrier(8 + pass_parity, 288); // the epilogue has read the first part's sums
+        }
+        with_codec(p, [&](auto codec) { multiply<decltype(codec)::value>(p, p.own_groups); });
     }
 };

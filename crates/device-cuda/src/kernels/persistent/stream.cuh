@@ -128,7 +128,7 @@ template <int D, int H, bool MIXTURE> struct PersistentStream : PersistentBlock<
         this->each_phase([&](const auto &p) {
             i++;
             const u32 unit = unit_bytes(p.codec), step = 8 * unit;
-            if (p.kind == PERSISTENT_QKV) epoch++;
+            if (p.kind == PERSISTENT_QKV && !(p.qkv_part & PERSISTENT_CONTINUES)) epoch++;
             if constexpr (MIXTURE) {
                 if (p.kind == PERSISTENT_ROUTE) {
                     for (u32 e = 0; e < p.own_groups; e++)

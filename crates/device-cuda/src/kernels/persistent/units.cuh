@@ -1,4 +1,4 @@
-// A unit of weights by the codec, and its product with four blocks of the input in shared memory.
+// A unit of weights by the codec, and its product with four blocks of the input in shared memory; which codecs a phase may have.
 #pragma once
 #include "gemm/ptx.h"
 #include "persistent/arguments.h"
@@ -14,8 +14,12 @@ struct InputBlock {
     float unused[2];
 };
 
+INLINE constexpr u32 unit_bytes(u32 codec) {
+    return codec == PERSISTENT_CODEC_Q4 ? 576 : codec == PERSISTENT_CODEC_Q4M ? 640 : codec == PERSISTENT_CODEC_Q8 ? 1088 : codec == PERSISTENT_CODEC_Q6 ? 896 : 768;
+}
+
 template <int CODEC> struct Unit {
-    static constexpr int BYTES = CODEC == PERSISTENT_CODEC_Q4 ? 576 : CODEC == PERSISTENT_CODEC_Q4M ? 640 : CODEC == PERSISTENT_CODEC_Q8 ? 1088 : 896;
+    static constexpr int BYTES = unit_bytes(CODEC);
     // Of codec q4: a lane's part in registers.
     struct Held {
         uint4 q;
@@ -49,6 +53,7 @@ template <int CODEC> struct Unit {
             const u32 w[4] = {q.x, q.y, q.z, q.w};
             uint2 upper = make_uint2(0, 0);
             if constexpr (CODEC == PERSISTENT_CODEC_Q6) upper = ((const uint2 *)(unit + 512))[lane];
+            if constexpr (CODEC == PERSISTENT_CODEC_Q5M) upper.x = ((const u32 *)(unit + 512))[lane];
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 u32 a = w[k] & 0x0F0F0F0Fu, b = (w[k] >> 4) & 0x0F0F0F0Fu;
@@ -56,17 +61,41 @@ template <int CODEC> struct Unit {
                     const u32 h = (k < 2 ? upper.x : upper.y) >> (4 * (k & 1));
                     a |= (h << 4) & 0x30303030u, b |= (h << 2) & 0x30303030u;
                 }
+                if constexpr (CODEC == PERSISTENT_CODEC_Q5M) {
+                    a |= (upper.x >> (2 * k) << 4) & 0x10101010u, b |= (upper.x >> (2 * k) << 3) & 0x10101010u;
+                }
                 const int t = __dp4a((int)b, (int)c[k].y, __dp4a((int)a, (int)c[k].x, (int)MAGIC_INT));
                 const float f = __int_as_float(t) - MAGIC_FLOAT;
                 if (CODEC == PERSISTENT_CODEC_Q6 && k >= 2) s1 = fmaf(f, __uint_as_float(c[k].z), s1);
                 else s = fmaf(f, __uint_as_float(c[k].z), s);
             }
             if constexpr (CODEC == PERSISTENT_CODEC_Q4) return (s - 8.0f * (half_sum.x + half_sum.y)) * from_half(((const u16 *)(unit + 512))[lane]);
-            const u32 scales = ((const u32 *)(unit + (CODEC == PERSISTENT_CODEC_Q6 ? 768 : 512)))[lane];
-            if constexpr (CODEC == PERSISTENT_CODEC_Q4M) return fmaf(s, low_half(scales), (half_sum.x + half_sum.y) * high_half(scales));
+            const u32 scales = ((const u32 *)(unit + (CODEC == PERSISTENT_CODEC_Q6 ? 768 : CODEC == PERSISTENT_CODEC_Q5M ? 640 : 512)))[lane];
+            if constexpr (CODEC == PERSISTENT_CODEC_Q4M || CODEC == PERSISTENT_CODEC_Q5M) return fmaf(s, low_half(scales), (half_sum.x + half_sum.y) * high_half(scales));
             return fmaf(s - 32.0f * half_sum.x, low_half(scales), (s1 - 32.0f * half_sum.y) * high_half(scales));
         }
     }
 };
-INLINE u32 unit_bytes(u32 codec) { return codec == PERSISTENT_CODEC_Q4 ? 576 : codec == PERSISTENT_CODEC_Q4M ? 640 : codec == PERSISTENT_CODEC_Q8 ? 1088 : 896; }
 
+// Calls f with the codec of a phase as a type, Codec<...>. Of P, whose codecs a kernel for one model alone knows, others have no code.
+template <int CODEC> struct Codec {
+    static constexpr int value = CODEC;
+};
+template <class P, int CODEC> INLINE constexpr bool may_have() {
+#ifdef PERSISTENT_FIXED
+    return P::CODECS >> CODEC & 1;
+#else
+    return true;
+#endif
+}
+template <class P, class F> INLINE void with_codec(const P &p, F f) {
+#define PERSISTENT_TRY(CODEC)                        \
+    if constexpr (may_have<P, CODEC>())              \
+        if (p.codec == CODEC) return f(Codec<CODEC>());
+    PERSISTENT_TRY(PERSISTENT_CODEC_Q4)
+    PERSISTENT_TRY(PERSISTENT_CODEC_Q4M)
+    PERSISTENT_TRY(PERSISTENT_CODEC_Q8)
+    PERSISTENT_TRY(PERSISTENT_CODEC_Q6)
+    PERSISTENT_TRY(PERSISTENT_CODEC_Q5M)
+#undef PERSISTENT_TRY
+}

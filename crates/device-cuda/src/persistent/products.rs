@@ -1,0 +1,177 @@
+//! The products of a decoder in the order of the kernel's phases: how each is packed, and how many blocks share them.
+
+use super::Decoder;
+use super::pattern::{Layer, Mixture};
+use crate::products::has_activation;
+use ::weights::BlockType;
+use device::{Plan, WeightId};
+use std::ops::Range;
+
+/// The codec of which slots hold two steps.
+pub(super) const CODEC_Q4M: u32 = 1;
+
+/// How a product's weights are packed (`PERSISTENT_CODEC_*`): the codec and the bytes of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Codec {
+    pub(super) number: u32,
+    pub(super) unit: usize,
+}
+
+impl Codec {
+    /// Of a type; `None`: the kernel has none.
+    pub fn of(block: BlockType) -> Option<Codec> {
+        use BlockType::*;
+        let (number, unit) = match block {
+            Q4_0 => (0, 576),
+            Q4_1 | Q4_K => (CODEC_Q4M, 640),
+            Q8_0 => (2, 1088),
+            Q6_K => (3, 896),
+            Q5_0 | Q5_1 | Q5_K => (4, 768),
+            _ => return None,
+        };
+        Some(Codec { number, unit })
+    }
+
+    /// Bytes of a step: 8 rows by 1,024 columns.
+    fn step(self) -> usize {
+        8 * self.unit
+    }
+}
+
+/// Groups of rows of a bundle of gate and up of an expert.
+pub(super) const BUNDLE: usize = 4;
+
+/// Bytes of 1,024 columns of a router.
+const ROUTER_STEP: usize = 4096;
+
+/// Groups of 1,024 columns.
+fn quads(n_cols: usize) -> usize {
+    n_cols.div_ceil(1024)
+}
+
+/// A product of a phase.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Product {
+    pub codec: Codec,
+    /// What blocks share: groups of rows; a router's experts; bundles of the experts that a token uses.
+    pub groups: usize,
+    /// Of 1,024 columns.
+    pub k_quads: usize,
+    pub packing: Packing,
+}
+
+/// How a product's weights are packed (`persistent/arguments.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    /// Groups by block.
+    Rows,
+    /// Rows of floats.
+    Router,
+    /// Of each of `n` experts, of which a token uses `n_used`, `bundles` of gate and up.
+    Bundles { n: usize, n_used: usize, bundles: usize },
+    /// Of each of `n` experts, of which a token uses `n_used`, groups of `units`.
+    Down { n: usize, n_used: usize, units: usize },
+}
+
+impl Product {
+    /// Bytes of one expert, or of all where there are none.
+    pub fn part_bytes(&self) -> usize {
+        match self.packing {
+            Packing::Rows => self.groups * self.k_quads * self.codec.step(),
+            Packing::Router => self.groups * self.k_quads * ROUTER_STEP,
+            Packing::Bundles { bundles, .. } => bundles * BUNDLE * self.k_quads * self.codec.step(),
+            Packing::Down { units, .. } => self.groups * units * self.codec.unit,
+        }
+    }
+
+    /// Bytes as packed, and those that a token reads.
+    pub fn bytes(&self) -> (usize, usize) {
+        let of = self.part_bytes();
+        match self.packing {
+            Packing::Rows | Packing::Router => (of, of),
+            Packing::Bundles { n, n_used, .. } | Packing::Down { n, n_used, .. } => (n * of, n_used * of),
+        }
+    }
+}
+
+/// Which of q, k and v (0, 1, 2) are multiplied together, the same in all layers: all of them, or in parts of which each layer has one type.
+pub(super) fn qkv_parts(plan: &Plan, decoder: &Decoder) -> Vec<Range<usize>> {
+    let block = |layer: &Layer, which: usize| plan.weight(layer.qkv[which].0).block;
+    let differ = |which: usize| decoder.layers.iter().any(|of| block(of, which) != block(of, which + 1));
+    let mut starts = vec![0];
+    starts.extend((0..2).filter(|which| differ(*which)).map(|which| which + 1));
+    let ends = starts.iter().skip(1).chain([&3]);
+    starts.iter().zip(ends).map(|(start, end)| *start..*end).collect()
+}
+
+/// The products of all phases, in order.
+///
+/// # Errors
+/// What the kernel does not take, in words.
+pub(super) fn products(
+    plan: &Plan,
+    decoder: &Decoder,
+    qkv_parts: &[Range<usize>],
+) -> Result<Vec<Product>, String> {
+    let of = |ids: &[WeightId], groups: usize| -> Result<Product, String> {
+        let weight = plan.weight(ids[0]);
+        let Some(codec) = Codec::of(weight.block) else {
+            return Err(format!("{} in {}", weight.name, weight.block));
+        };
+        if let Some(other) = ids.iter().map(|id| plan.weight(*id)).find(|other| other.block != weight.block) {
+            return Err(format!(
+                "{} in {} beside {} in {}",
+                other.name, other.block, weight.name, weight.block
+            ));
+        }
+        Ok(Product { codec, groups, k_quads: quads(weight.n_cols()), packing: Packing::Rows })
+    };
+    let rows = |id: WeightId| plan.weight(id).n_rows();
+    let mut products = Vec::new();
+    for layer in &decoder.layers {
+        if !has_activation(layer.activation) {
+            return Err(format!("the activation {:?}", layer.activation));
+        }
+        let qkv = layer.qkv.map(|(weight, _)| weight);
+        for part in qkv_parts {
+            let ids = &qkv[part.clone()];
+            products.push(of(ids, ids.iter().map(|id| rows(*id)).sum::<usize>() / 8)?);
+        }
+        products.push(of(&[layer.output], rows(layer.output).div_ceil(8))?);
+        if let Some(router) = layer.router {
+            let Mixture { n, n_used, ffn, .. } = router.mixture;
+            let (bundles, units) = (ffn.div_ceil(16), ffn.div_ceil(128));
+            let gate = of(&[layer.gate, layer.up], n_used * bundles)?;
+            let down = of(&[layer.down], rows(layer.down) / n.max(1) / 8)?;
+            let (codec, k_quads) = (gate.codec, gate.k_quads);
+            products.push(Product { codec, groups: n, k_quads, packing: Packing::Router });
+            products.push(Product { packing: Packing::Bundles { n, n_used, bundles }, ..gate });
+            let k_quads = (n_used * units).div_ceil(8);
+            products.push(Product { k_quads, packing: Packing::Down { n, n_used, units }, ..down });
+            continue;
+        }
+        products.push(of(&[layer.gate, layer.up], 2 * rows(layer.gate).div_ceil(8))?);
+        products.push(of(&[layer.down], rows(layer.down).div_ceil(8))?);
+    }
+    products.push(of(&[decoder.head], rows(decoder.head).div_ceil(8))?);
+    Ok(products)
+}
+
+/// Blocks of a launch, one a multiprocessor: the most that share the rows of every product of a layer equally, if no more than a tenth of `n`
+/// stays out, else `n`. More would not be faster: a phase ends when the block with most rows does (NOTES.md).
+pub(super) fn even_blocks(plan: &Plan, decoder: &Decoder, n: usize) -> usize {
+    let groups = |id: WeightId| plan.weight(id).n_rows().div_ceil(8);
+    let of_layer = |layer: &Layer| {
+        let qkv = layer.qkv.iter().map(|(id, _)| groups(*id)).sum();
+        // Of gate and up a block has whole pairs of groups.
+        let network = layer.router.map_or([groups(layer.gate), groups(layer.down)], |router| {
+            let Mixture { n, n_used, ffn, .. } = router.mixture;
+            [n_used * ffn.div_ceil(16), groups(layer.down) / n.max(1)]
+        });
+        [qkv, groups(layer.output), network[0], network[1]]
+    };
+    let is_even = |n: &usize| {
+        decoder.layers.iter().all(|layer| of_layer(layer).iter().all(|groups| groups.is_multiple_of(*n)))
+    };
+    (n - n / 10..=n).rev().filter(|n| *n > 0).find(is_even).unwrap_or(n)
+}
