@@ -30,6 +30,16 @@ const FULL_CASES: &str = "4096";
 /// The architecture for which registers and spills of CUDA's kernels are recorded.
 const RECORDED: &str = "sm_90a";
 
+/// The tests of the CPU device with the checks for overflows that its profile leaves out.
+const CHECKED: &[&str] = &[
+    "--config",
+    "profile.dev.package.ingle-device-cpu.overflow-checks=true",
+    "test",
+    "--package",
+    "ingle-device-cpu",
+    "--tests",
+];
+
 /// The tests to run while working; `arguments` go to the test binaries.
 pub fn quick(arguments: &[String]) -> Result<(), String> {
     let packages: Vec<&str> = QUICK.iter().flat_map(|package| ["--package", package]).collect();
@@ -57,6 +67,7 @@ pub fn full() -> Result<(), String> {
     jobs.insert(0, doc_tests(&[]));
     let environment = [compilation(), &[("PROPTEST_CASES", FULL_CASES)]].concat();
     lanes::run(jobs, &logs(), &environment, Cores::All)?;
+    run(cargo(CHECKED).envs(compilation().iter().copied()))?;
     crate::cuda::kernels(&["--check", RECORDED].map(str::to_owned))?;
     // These scripts are written for x86-64 Linux, where `setup` has made sure of clang.
     if cfg!(all(target_os = "linux", target_arch = "x86_64")) {

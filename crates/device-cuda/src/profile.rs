@@ -52,7 +52,7 @@ pub struct Profile {
     pub most_packed: u64,
     /// Warps that keep the chip busy: a product of one row is spread over at least so many, if it has as many columns.
     pub n_warps: usize,
-    /// Blocks of attention that keep the chip busy.
+    /// Blocks of attention that keep the chip busy, those of rows of few positions included, which end at once.
     pub n_blocks: usize,
     /// Positions from which a sequence is long: its positions are split over blocks.
     pub long: usize,
@@ -99,7 +99,7 @@ impl Profile {
             only_tile: None,
             most_packed: facts.memory / 3,
             n_warps: 8 * facts.n_processors,
-            n_blocks: 2 * facts.n_processors,
+            n_blocks: 8 * facts.n_processors,
             long: 256,
             split_len: 128,
             most_splits: 32,

@@ -46,11 +46,11 @@ fn logits(path: &str, answer: &Answer, n_top: usize, more: &[&str]) -> Vec<Vec<(
     top(&found["top"])
 }
 
-/// f32 arithmetic on the reference interpreter agrees to 0.01 at every one of the top five.
-fn exact_on_the_reference(model: &RealModel) {
+/// f32 arithmetic on the reference interpreter agrees to 0.01 at every one of the top five. Every `every`th answer is compared.
+fn exact_on_the_reference(model: &RealModel, every: usize) {
     let path = model.path();
-    for answer in model.answers() {
-        let found = logits(&path, &answer, 20, &["--device", "reference"]);
+    for answer in model.answers().iter().step_by(every) {
+        let found = logits(&path, answer, 20, &["--device", "reference"]);
         for (position, (found, exact)) in found.iter().zip(&answer.top).enumerate() {
             for (id, logit, logprob) in exact {
                 let place = format!("{:?} position {position} token {id}", answer.prompt);
@@ -65,12 +65,14 @@ fn exact_on_the_reference(model: &RealModel) {
 
 #[test]
 fn exact_on_the_reference_smollm2() {
-    exact_on_the_reference(&SMOLLM2);
+    exact_on_the_reference(&SMOLLM2, 1);
 }
 
 #[test]
 fn exact_on_the_reference_gemma3() {
-    exact_on_the_reference(&GEMMA3);
+    // All of them in runs of more cases.
+    let every = if device_testing::cases(1) > 1 { 1 } else { 2 };
+    exact_on_the_reference(&GEMMA3, every);
 }
 
 /// A position of SmolLM2 whose margin of 1.25 the 8 bits of activations alone bring down to anything between 0 and 0.9, with keys

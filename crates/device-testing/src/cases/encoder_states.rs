@@ -149,7 +149,7 @@ pub fn encoder_states() -> Vec<Case> {
         (1, 8, 80, 50, 3),
         (2, 3, 12, 100, 2),
         (1, 1, 256, 17, 1),
-        (8, 1, 64, 150, 2),
+        (3, 1, 64, 150, 2),
     ] {
         let shape = Shape { n_kv_heads, ratio, head_dim, n_states, per_token };
         let plans = vec![shape.writer(), shape.reader(false), shape.reader(true)];

@@ -13,7 +13,7 @@ use crate::sequence::Sequence;
 pub(crate) struct Flight {
     /// `None`: it was waited for already.
     pub(crate) ticket: Option<Ticket>,
-    pub(super) begun: Instant,
+    pub(super) submitted: Instant,
     /// Whether every sequence is answering and no other step was in flight, so that its time says what such a step costs.
     pub(super) all_answer: bool,
     /// Rows and what they look at.
@@ -73,7 +73,7 @@ impl Flight {
     pub(super) fn new(max_spans: usize) -> Flight {
         Flight {
             ticket: None,
-            begun: Instant::now(),
+            submitted: Instant::now(),
             all_answer: false,
             load: Load::default(),
             n_prompt_rows: 0,

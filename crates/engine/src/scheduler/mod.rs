@@ -67,6 +67,8 @@ pub(crate) struct Scheduler {
     queue: Queue,
     /// Steps in flight, the oldest first.
     in_flight: VecDeque<Flight>,
+    /// When the last step was done.
+    last_done: Option<Instant>,
     /// For steps to come; one at least, besides those in flight. The last is the step that is being filled.
     spare: Vec<Flight>,
     /// Slots in the order in which a step looks at them; a buffer.
@@ -128,6 +130,7 @@ impl Scheduler {
             slots: (0..limits.max_spans).map(|_| None).collect(),
             queue: Queue::new(options.max_waiting.unwrap_or(usize::MAX)),
             in_flight: VecDeque::with_capacity(depth),
+            last_done: None,
             spare: (0..=depth).map(|_| Flight::new(limits.max_spans)).collect(),
             order: Vec::with_capacity(limits.max_spans),
             speculator,
@@ -313,7 +316,7 @@ impl Scheduler {
     /// The step that was filled was submitted; `ticket` is `None` if it is done already.
     pub(crate) fn note_submitted(&mut self, now: Instant, ticket: Option<Ticket>) {
         let Some(mut flight) = self.spare.pop() else { return };
-        (flight.begun, flight.ticket) = (now, ticket);
+        (flight.submitted, flight.ticket) = (now, ticket);
         for span in &flight.spans {
             let Some(sequence) = &mut self.slots[span.slot] else { continue };
             sequence.started.get_or_insert(now);

@@ -23,7 +23,10 @@ impl Scheduler {
         on_event: &mut dyn FnMut(Event<'_>),
     ) {
         let Some(flight) = self.in_flight.pop_front() else { return };
-        let seconds = now.saturating_duration_since(flight.begun).as_secs_f64();
+        // A step that was submitted ahead begins when the one before it is done.
+        let begun = self.last_done.map_or(flight.submitted, |done| done.max(flight.submitted));
+        self.last_done = Some(now);
+        let seconds = now.saturating_duration_since(begun).as_secs_f64();
         let is_after_background = self.background.note_step(now);
         if let Some(speculator) = self.speculator.as_mut().filter(|_| flight.all_answer) {
             speculator.observe(flight.load.n_rows, seconds);

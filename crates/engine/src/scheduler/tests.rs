@@ -40,6 +40,11 @@ const BACKGROUND_ROWS: usize = 16;
 
 impl Simulation {
     fn new(n_ctx: usize, chunk: usize, n_slots: usize, options: &LoadOptions) -> Simulation {
+        Simulation::ahead(1, n_ctx, chunk, n_slots, options)
+    }
+
+    /// Of a device that takes so many steps at once, and computes one after the other.
+    fn ahead(depth: usize, n_ctx: usize, chunk: usize, n_slots: usize, options: &LoadOptions) -> Simulation {
         let layer = KvLayer {
             n_kv_heads: 1,
             head_dim: 32,
@@ -47,7 +52,7 @@ impl Simulation {
             encoder_states: None,
             values_are_keys: false,
         };
-        Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, n_ctx, chunk, n_slots, 0, options)
+        Simulation::of(&null::plan(N_VOCAB, &[layer]), depth, n_ctx, chunk, n_slots, 0, options)
     }
 
     /// A device that computes up to so many rows of a chunk in the background.
@@ -211,13 +216,14 @@ fn a_latency_that_is_named_is_kept_at_the_price_of_the_prompt() {
 }
 
 /// The time between two tokens of eight streams when a prompt of 16k tokens comes, on a device that reads weights for 10 ms or
-/// multiplies 2,500 rows a second: twice a step of the streams alone, but for the first steps from which costs are learnt.
+/// multiplies 2,500 rows a second: twice a step of the streams alone, but for the first steps from which costs are learnt; however
+/// many steps are in flight.
 #[test]
 fn a_long_intruder_leaves_eight_streams_twice_a_step_of_theirs() {
     let cost = |rows: usize, attended: u64| 0.01_f64.max(0.0004 * rows as f64) + 2e-8 * attended as f64;
-    let run = |latency_steps: Option<f64>| {
+    let run = |latency_steps: Option<f64>, depth: usize| {
         let options = LoadOptions { token_latency: None, latency_steps, ..LoadOptions::default() };
-        let mut s = Simulation::new(20_000, 512, 9, &options);
+        let mut s = Simulation::ahead(depth, 20_000, 512, 9, &options);
         (0..8).for_each(|i| _ = s.add(request(i, 300, 4000)));
         while s.scheduler.slots.iter().flatten().any(|s| s.in_prompt) || s.scheduler.n_waiting() > 0 {
             s.step(&cost);
@@ -233,11 +239,13 @@ fn a_long_intruder_leaves_eight_streams_twice_a_step_of_theirs() {
         let p99 = beside[(beside.len() - 1) * 99 / 100];
         (p99 / (alone.iter().sum::<f64>() / alone.len() as f64), beside.len())
     };
-    let (without, _) = run(None);
+    let (without, _) = run(None, 1);
     assert!(without > 5.0, "without a limit, the streams wait {without} steps");
-    let (ratio, n_steps) = run(Some(2.0));
-    assert!(ratio < 2.2, "p99 is {ratio} steps");
-    assert!(n_steps < 1500, "the prompt took {n_steps} steps");
+    for depth in [1, 4] {
+        let (ratio, n_steps) = run(Some(2.0), depth);
+        assert!(ratio < 2.2, "{depth} steps in flight: p99 is {ratio} steps");
+        assert!(n_steps < 1500, "{depth} steps in flight: the prompt took {n_steps} steps");
+    }
 }
 
 /// Clients that ask again as soon as they are answered: most of them are being answered, and few wait for their prompt.
