@@ -51,7 +51,8 @@ fn blocks() {
 /// Norms after attention and network, which what reads the residual stream next makes; of values; of whole rows.
 #[test]
 fn norms_behind() {
-    check(1, has_norms_behind);
+    // All of them in runs of more cases.
+    check(if device_testing::cases(1) > 1 { 1 } else { 2 }, has_norms_behind);
 }
 
 fn has_norms_behind(case: &Case) -> bool {
