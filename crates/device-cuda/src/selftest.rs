@@ -2,8 +2,10 @@
 //! are tested with, against the reference interpreter.
 
 mod decoders;
+mod one_launch;
 
-pub use decoders::{Decoder, Experts, Mix, check_chains, check_decoder, check_long, decoders};
+pub use decoders::{Decoder, Experts, Mix, decoders};
+pub use one_launch::{check_chains, check_decoder, check_long};
 
 use crate::CudaDevice;
 use device::{Device, Numerics, OpKind};

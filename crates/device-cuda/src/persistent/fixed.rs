@@ -102,8 +102,8 @@ pub fn fixed_file(
     text.and_then(|text| kernels.generate("persistent/fixed", text)).unwrap_or(file)
 }
 
-/// The source of a kernel for a table alone, given the text of the general kernel's file; `None` where layers are not of one kind (their types may differ), or a
-/// factor is not finite.
+/// The source of a kernel for a table alone, given the text of the general kernel's file; `None` where layers are not of one kind (their types
+/// may differ), or a factor is not finite.
 pub(super) fn fixed_source(
     general: &str,
     arguments: &PersistentArguments,

@@ -137,7 +137,7 @@ pub struct SamplerArgs {
 }
 
 impl SamplerArgs {
-    /// What the flags ask for, all else as by default.
+    /// The parameters that these flags give; all others have their defaults.
     pub fn params(&self) -> SamplingParams {
         let dry = Dry {
             multiplier: self.dry_multiplier,
