@@ -60,6 +60,17 @@
 #define EXCHANGE_SCORES 1531904   // words: (n_experts)
 #define PERSISTENT_EXCHANGE 1532928
 
+// The same of a kernel for several rows. A phase names its input by the constant above; chunks of the rows lie together: (chunks, 8).
+#define EXCHANGE_ROWS_INPUT 0         // 131,072 each: 8 rows of 8,192 columns
+#define EXCHANGE_ROWS_MIDDLE 131072
+#define EXCHANGE_ROWS_ATTENDED 262144
+#define EXCHANGE_ROWS_GATED 393216    // 8 rows of 32,768 columns
+#define EXCHANGE_ROWS_QKV 917504      // words: (8, rows of q, k and v)
+#define EXCHANGE_ROWS_PARTIALS 1441792 // words: (blocks, H * D + 2 * H)
+#define EXCHANGE_ROWS_SQUARES 2490368 // words: (2, 8, 256)
+#define EXCHANGE_ROWS_BEST 2506752    // 64-bit words: (8, 256)
+#define PERSISTENT_ROWS_EXCHANGE 2523136
+
 // Most blocks of a launch, most slots of the ring, most rows of the residual that a block has.
 #define PERSISTENT_MAX_BLOCKS 160
 #define PERSISTENT_MAX_SLOTS 40
@@ -72,6 +83,12 @@
 #define PERSISTENT_CHOICE 272
 // Bytes of dynamic shared memory beside the ring, the input and the phases, for heads of d columns and h query heads of a KV head.
 #define PERSISTENT_SHARED(d, h) (4752 + 20 * (d) + 36 * (h) * (d) + 64 * (h))
+// The same of a kernel for several rows.
+#define PERSISTENT_SHARED_ROWS(d, h) (PERSISTENT_SHARED(d, h) + 33024)
+// Rows of a kernel for several rows; rows of the residual that a block has there, at most; bytes of the input of 1,024 columns.
+#define PERSISTENT_MOST_ROWS 8
+#define PERSISTENT_MOST_OWN 32
+#define PERSISTENT_ROWS_INPUT 16640
 
 // One product. Each block of threads keeps a copy in shared memory.
 struct PersistentPhase {
@@ -103,28 +120,28 @@ struct PersistentPhase {
 };
 
 struct PersistentArguments {
-    uint n_rows;            // 1
+    uint n_rows;            // 1; of a kernel for several rows up to 8, each of a sequence of its own
     uint n_phases;
     const PersistentPhase *phases;
-    const float *x;         // (hidden): the residual before the first layer
+    const float *x;         // (n_rows, hidden): the residual before the first layer
     const float *first_norm; // (hidden), of the first phase's input
     const float *frequencies1; // (head_dim / 2) radians a position, or 0
     const float *frequencies2;
-    const uint *position;   // of the row
-    const uint *page_table; // of the row's sequence, one group after the other
-    const Choice *choice;   // 0: no token is chosen
+    const uint *position;   // (n_rows)
+    const uint *page_table; // of the first row's sequence, one group after the other
+    const Choice *choice;   // 0: no token is chosen; else (n_rows)
     uint *chosen;           // tokens that outputs chose
     uint *host_chosen;
-    float *logits;          // (n_vocab)
-    float *trace;           // 0, or (hidden): the residual after the last layer
-    uchar *exchange;        // 2 * PERSISTENT_EXCHANGE bytes and a word, the turn: zeros before the first launch
+    float *logits;          // (n_rows, n_vocab)
+    float *trace;           // 0, or (n_rows, hidden): the residual after the last layer
+    uchar *exchange;        // twice the bytes of an exchange and a word, the turn: zeros before the first launch
     float rotation_scale1;  // on cosine and sine
     float rotation_scale2;
     uint interleaved;       // rotation: pairs (2 i, 2 i + 1)
     uint hidden;
     uint n_kv_heads;
     uint n_vocab;
-    uint n_splits;          // blocks of one KV head, 1 to 16; n_kv_heads * n_splits <= n_blocks
+    uint n_splits;          // blocks of one KV head, 1 to 16; n_kv_heads * n_splits <= n_blocks. Of several rows the kernel has as many as fit
     uint page_len;          // a power of two
     uint slot_bytes;        // of a piece of the ring; a multiple of 128, at least a step
     uint n_slots;
@@ -135,7 +152,8 @@ struct PersistentArguments {
     uint refill_gates;      // 1: gate_refill counts
     uint in_flight;         // pieces that are on their way at once where refills do not wait for gates; less than n_slots
     uint stop_phase;        // phases that run; n_phases: all
-    uint most_quads;        // the largest k_quads of a phase
+    uint most_quads;        // the largest k_quads of a phase; of several rows of one whose input is read more than once (as wide as the residual)
+    uint table_stride;      // entries of page_table from a row to the next
     uint n_experts;         // 0: no mixture
     uint n_used;            // experts that are chosen
     uint expert_ffn;        // rows of an expert's gate
