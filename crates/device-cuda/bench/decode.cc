@@ -8,7 +8,7 @@ struct uint4 { unsigned x, y, z, w; };
 
 static std::string folder;
 static Module repacks;
-static const size_t EXCHANGE = 2 * PERSISTENT_EXCHANGE + 256;
+static const size_t EXCHANGE = 2 * PERSISTENT_ROWS_EXCHANGE + 256; // the larger one
 
 struct Matrix { // of the file
     const FileType *type;
@@ -57,7 +57,7 @@ struct Model {
     Module kernel;
     std::vector<uint> pages;
     u64 page_bytes, layer_bytes;
-    int max_position;
+    int max_position, n_rows = 1; // rows of a step, each of a sequence of its own
     double weight_bytes = 0;
 
     static void norm_weights(std::vector<float> &v, Memory &m, int n) {
@@ -74,8 +74,8 @@ struct Model {
     static int quads(int k) { return (k + 1023) / 1024; }
     size_t packed_bytes(const Matrix &m, u32 groups) { return (size_t)groups * quads(m.k) * 8 * unit_of(codec_of(m.type->name)); }
 
-    void make(const Shape &shape, int positions, bool same_layers) {
-        s = shape, H = s.n_q / s.n_kv, max_position = positions;
+    void make(const Shape &shape, int positions, bool same_layers, int rows = 1) {
+        n_rows = rows, s = shape, H = s.n_q / s.n_kv, max_position = positions;
         const int n_made = !same_layers ? s.n_layers : s.more ? 2 : 1, qd = s.n_q * s.d;
         layers = std::vector<Layer>(n_made);
         const u32 q_groups = s.n_q * s.d / 8, kv_groups = s.n_kv * s.d / 8, qkv_groups = q_groups + 2 * kv_groups, hidden_groups = s.hidden / 8, gate_groups = (s.ffn + 7) / 8 * 2, head_groups = (s.n_vocab + 7) / 8;
@@ -119,9 +119,9 @@ struct Model {
             }
         for (int i = 0; i < s.d / 2; i++) frequencies.push_back(pow(1e6, -2.0 * i / s.d));
         d_frequencies.put(frequencies);
-        if (!kernel.load(folder + "/decode_" + std::to_string(s.d) + "_" + std::to_string(H) + ".cubin")) exit(1);
+        if (!kernel.load(folder + "/decode_" + (rows > 1 ? "rows_" : "") + std::to_string(s.d) + "_" + std::to_string(H) + ".cubin")) exit(1);
         layer_bytes = 2ull * s.n_kv * s.page_len * s.d * 2, page_bytes = layer_bytes * s.n_layers;
-        const int n_pages = (positions + s.page_len - 1) / s.page_len;
+        const int n_pages = (positions + s.page_len - 1) / s.page_len * rows;
         pages.resize(n_pages);
         for (int i = 0; i < n_pages; i++) pages[i] = i;
         for (int i = n_pages; i-- > 1;) std::swap(pages[i], pages[rnd() % (i + 1)]);
@@ -170,38 +170,45 @@ struct Model {
         weight_bytes += p_head.n;
         list.push_back(p);
         phases.put(list);
-        tokens.make(4 * 4096), places.make(4 * 4096), choices.make(4096 * sizeof(Choice)), inputs.make(4ull * 256 * s.hidden), logits.make(4ull * s.n_vocab), trace.make(4ull * 256 * s.hidden), exchange.make(EXCHANGE);
+        tokens.make(4 * 4096), places.make(4 * 4096), choices.make(4096 * sizeof(Choice)), inputs.make(4ull * 256 * s.hidden), logits.make(4ull * rows * s.n_vocab), trace.make(4ull * 256 * s.hidden), exchange.make(EXCHANGE);
     }
-    int most_quads() const { return std::max({quads(s.hidden), quads(s.n_q * s.d), quads(s.ffn)}); }
+    int most_quads() const { return n_rows > 1 ? quads(s.hidden) : std::max({quads(s.hidden), quads(s.n_q * s.d), quads(s.ffn)}); }
+    int pages_of_row() const { return pages.size() / n_rows; }
 
     struct Settings {
         int slot_bytes = 18432, poll = 300, gates = 1, in_flight = 4;
     } set;
     int stop = 0; // phases that are run; 0: all
-    // Token by token, a launch each. `chained`: each begins with the embedding of what the one before chose; else all have the same.
-    float run(int first_position, int n, int first_token, bool traced, bool chained) {
+    // Token by token, a launch each, row r from position first[r] on. `chained`: each begins with the embeddings of what the one before chose;
+    // else all have the same. Tokens are (1 + n, n_rows), the first ones given.
+    float run(const std::vector<int> &first, int n, const std::vector<uint> &first_tokens, bool traced, bool chained) {
         PersistentArguments a = {};
-        a.n_rows = 1, a.n_phases = (3 + s.n_parts()) * s.n_layers + 1, a.phases = (PersistentPhase *)phases.p, a.x = (float *)inputs.p;
-        a.first_norm = (float *)layers[0].d_norm.p, a.frequencies1 = (float *)d_frequencies.p, a.page_table = (uint *)table.p;
+        a.n_rows = n_rows, a.n_phases = (3 + s.n_parts()) * s.n_layers + 1, a.phases = (PersistentPhase *)phases.p, a.x = (float *)inputs.p;
+        a.first_norm = (float *)layers[0].d_norm.p, a.frequencies1 = (float *)d_frequencies.p, a.page_table = (uint *)table.p, a.table_stride = pages_of_row();
         a.chosen = a.host_chosen = (uint *)tokens.p, a.logits = (float *)logits.p, a.exchange = (uchar *)exchange.p, a.rotation_scale1 = 1;
         a.hidden = s.hidden, a.n_kv_heads = s.n_kv, a.n_vocab = s.n_vocab, a.n_splits = std::min(16, gpu.n_sm / s.n_kv), a.page_len = s.page_len;
         a.slot_bytes = set.slot_bytes, a.eps = 1e-6f, a.attention_scale = 1.4426950408889634f / sqrtf(s.d), a.softcap = s.softcap, a.interleaved = s.interleaved;
         a.poll_delay = set.poll, a.refill_gates = set.gates, a.in_flight = set.in_flight, a.most_quads = most_quads(), a.stop_phase = stop ? stop : a.n_phases;
-        const int tail = PERSISTENT_SHARED(s.d, H) + 80 * 32 * most_quads() + sizeof(PersistentPhase) * a.n_phases;
+        const int own = n_rows > 1 ? PERSISTENT_SHARED_ROWS(s.d, H) + PERSISTENT_ROWS_INPUT * most_quads() : PERSISTENT_SHARED(s.d, H) + 80 * 32 * most_quads();
+        const int tail = own + sizeof(PersistentPhase) * a.n_phases;
         a.n_slots = std::min(PERSISTENT_MAX_SLOTS, (232448 - tail) / set.slot_bytes);
         const int shared = a.n_slots * set.slot_bytes + tail;
-        CUfunction f = kernel.function("persistent_decode_" + std::to_string(s.d) + "_" + std::to_string(H), shared);
-        std::vector<uint> at(n);
-        std::vector<Choice> how(n);
-        for (int t = 0; t < n; t++) at[t] = first_position + t, how[t] = Choice(), how[t].how = CHOOSE_BEST, how[t].chosen = t + 1;
+        CUfunction f = kernel.function(std::string("persistent_decode_") + (n_rows > 1 ? "rows_" : "") + std::to_string(s.d) + "_" + std::to_string(H), shared);
+        std::vector<uint> at(n * n_rows);
+        std::vector<Choice> how(n * n_rows);
+        for (int i = 0; i < n * n_rows; i++) at[i] = first[i % n_rows] + i / n_rows, how[i] = Choice(), how[i].how = CHOOSE_BEST, how[i].chosen = n_rows + i;
         places.put(at), choices.put(how);
         CHECK(cuMemsetD8Async(exchange.p, 0, EXCHANGE, gpu.stream));
-        CHECK(cuMemsetD32Async(tokens.p, first_token, 1, gpu.stream));
+        CHECK(cuMemcpyHtoDAsync(tokens.p, first_tokens.data(), 4 * n_rows, gpu.stream));
         CUevent e0, e1;
         cuEventCreate(&e0, 0), cuEventCreate(&e1, 0);
-        auto input = [&](u32 id) {
-            std::vector<double> row = decode_row(*head.type, head.rows, id, s.hidden);
-            inputs.put(std::vector<float>(row.begin(), row.end()));
+        auto input = [&](const uint *ids) {
+            std::vector<float> all;
+            for (int r = 0; r < n_rows; r++) {
+                const std::vector<double> row = decode_row(*head.type, head.rows, ids[r], s.hidden);
+                all.insert(all.end(), row.begin(), row.end());
+            }
+            inputs.put(all);
         };
         auto wait = [&] { // a kernel that waits forever is left to the time limit of the caller, with a word about where
             cuEventRecord(e1, gpu.stream);
@@ -209,24 +216,24 @@ struct Model {
                 struct timespec t = {0, 1000000};
                 nanosleep(&t, nullptr);
                 if (i == 4000) {
-                    printf("  %s hangs (position %d, %d tokens)\n", s.name, first_position, n);
+                    printf("  %s hangs (%d rows, position %d, %d tokens)\n", s.name, n_rows, first[0], n);
                     fflush(stdout);
                     _Exit(3);
                 }
             }
             CHECK(cuEventSynchronize(e1));
         };
-        input(first_token);
+        input(first_tokens.data());
         a.x = (float *)inputs.p;
         cuEventRecord(e0, gpu.stream);
         for (int t = 0; t < n; t++) {
             if (chained && t > 0) {
                 wait();
-                input(tokens.get<uint>(t + 1)[t]);
+                input(&tokens.get<uint>((t + 1) * n_rows)[t * n_rows]);
                 a.x = (float *)inputs.p;
             }
-            a.position = (uint *)places.p + t, a.choice = (Choice *)choices.p + t;
-            a.trace = traced ? (float *)trace.p + (size_t)t * s.hidden : nullptr;
+            a.position = (uint *)places.p + t * n_rows, a.choice = (Choice *)choices.p + t * n_rows;
+            a.trace = traced ? (float *)trace.p + (size_t)t * n_rows * s.hidden : nullptr;
             void *args[] = {&a};
             CHECK(cuLaunchCooperativeKernel(f, gpu.n_sm, 1, 1, 320, 1, 1, shared, gpu.stream, args));
         }
@@ -375,61 +382,76 @@ struct Plain {
 };
 
 static int failures = 0;
-static void check(const Shape &s, int first_position, int n) {
+static void check(const Shape &s, int first_position, int n, int n_rows = 1) {
     Model m;
-    m.make(s, first_position + n + 40, false);
-    // Random history.
-    std::vector<std::vector<float>> keys(s.n_layers), values(s.n_layers);
+    m.make(s, first_position + n + 40, false, n_rows);
+    // Rows at different positions, with random histories.
+    std::vector<int> first;
+    std::vector<uint> first_tokens;
+    for (int r = 0; r < n_rows; r++) first.push_back(r == 0 ? first_position : rnd() % (first_position + 1)), first_tokens.push_back(1 + r);
+    struct History {
+        std::vector<std::vector<float>> keys, values;
+    };
+    std::vector<History> histories(n_rows);
     std::vector<uint16_t> pool(m.pool.n / 2);
-    for (int l = 0; l < s.n_layers; l++) {
-        keys[l].resize((size_t)m.max_position * s.n_kv * s.d), values[l] = keys[l];
-        for (int p = 0; p < first_position; p++)
-            for (int h = 0; h < s.n_kv; h++)
-                for (int c = 0; c < s.d; c++) {
-                    const uint16_t k = host_half(normal()), v = host_half(normal());
-                    keys[l][((size_t)p * s.n_kv + h) * s.d + c] = host_float(k), values[l][((size_t)p * s.n_kv + h) * s.d + c] = host_float(v);
-                    const u64 at = m.pages[p / s.page_len] * m.page_bytes + l * m.layer_bytes + (((u64)h * s.page_len + p % s.page_len) * s.d + c) * 2;
-                    pool[at / 2] = k, pool[(at + m.layer_bytes / 2) / 2] = v;
-                }
-    }
+    for (int r = 0; r < n_rows; r++)
+        for (int l = 0; l < s.n_layers; l++) {
+            auto &keys = histories[r].keys, &values = histories[r].values;
+            keys.emplace_back((size_t)m.max_position * s.n_kv * s.d), values.push_back(keys[l]);
+            for (int p = 0; p < first[r]; p++)
+                for (int h = 0; h < s.n_kv; h++)
+                    for (int c = 0; c < s.d; c++) {
+                        const uint16_t k = host_half(normal()), v = host_half(normal());
+                        keys[l][((size_t)p * s.n_kv + h) * s.d + c] = host_float(k), values[l][((size_t)p * s.n_kv + h) * s.d + c] = host_float(v);
+                        const u64 page = m.pages[r * m.pages_of_row() + p / s.page_len];
+                        const u64 at = page * m.page_bytes + l * m.layer_bytes + (((u64)h * s.page_len + p % s.page_len) * s.d + c) * 2;
+                        pool[at / 2] = k, pool[(at + m.layer_bytes / 2) / 2] = v;
+                    }
+        }
     m.pool.put(pool);
     m.trace.poison(), m.logits.poison();
-    m.run(first_position, n, 1, true, true);
-    std::vector<uint> tokens = m.tokens.get<uint>(n + 1);
-    std::vector<float> x = m.trace.get<float>((size_t)n * s.hidden), logits = m.logits.get<float>(s.n_vocab);
+    m.run(first, n, first_tokens, true, true);
+    const std::vector<uint> tokens = m.tokens.get<uint>((n + 1) * n_rows);
+    const std::vector<float> x = m.trace.get<float>((size_t)n * n_rows * s.hidden), logits = m.logits.get<float>(n_rows * s.n_vocab);
     for (int mirrored = 2; mirrored >= 0; mirrored--) {
         // Scales of K types are rounded by the repack: where that moves a value over a rounding step of int8, the whole step shows, so
         // that "mirrored" is no nearer than "float" (an evaluation on the host alone shows the same 1.7e-2). Then 2 is the tight check.
         const bool k_types = std::string(s.gate) == "q4_k" || std::string(s.gate) == "q6_k";
         if (mirrored == 2 && !k_types) continue;
         Plain plain(m, mirrored);
-        plain.keys = keys, plain.values = values;
         double e2 = 0, r2 = 0, le = 0, lr = 0;
         int same = 0, near_best = 0;
-        for (int t = 0; t < n; t++) {
-            std::vector<double> want = plain.token(tokens[t], first_position + t);
-            for (int i = 0; i < s.hidden; i++) {
-                const double d = x[(size_t)t * s.hidden + i] - plain.last_x[i];
-                e2 += d * d, r2 += plain.last_x[i] * plain.last_x[i];
+        for (int r = 0; r < n_rows; r++) {
+            plain.keys = histories[r].keys, plain.values = histories[r].values;
+            for (int t = 0; t < n; t++) {
+                const std::vector<double> want = plain.token(tokens[t * n_rows + r], first[r] + t);
+                for (int i = 0; i < s.hidden; i++) {
+                    const double d = x[((size_t)t * n_rows + r) * s.hidden + i] - plain.last_x[i];
+                    e2 += d * d, r2 += plain.last_x[i] * plain.last_x[i];
+                }
+                const int top = std::max_element(want.begin(), want.end()) - want.begin();
+                const u32 chosen = tokens[(t + 1) * n_rows + r];
+                same += top == (int)chosen;
+                near_best += chosen < (u32)s.n_vocab && want[top] - want[chosen] < 0.03 * fabs(want[top]);
+                if (t == n - 1)
+                    for (int i = 0; i < s.n_vocab; i++) {
+                        const double d = logits[(size_t)r * s.n_vocab + i] - want[i];
+                        le += d * d, lr += want[i] * want[i];
+                    }
             }
-            const int top = std::max_element(want.begin(), want.end()) - want.begin();
-            same += top == (int)tokens[t + 1];
-            near_best += tokens[t + 1] < (u32)s.n_vocab && want[top] - want[tokens[t + 1]] < 0.03 * fabs(want[top]);
-            if (t == n - 1)
-                for (int i = 0; i < s.n_vocab; i++) le += (logits[i] - want[i]) * (logits[i] - want[i]), lr += want[i] * want[i];
         }
         // Scales of K types in halves move activations over a rounding step: 1.5e-2 to 2.2e-2 (kernels/persistent/NOTES.md).
         const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 1 && !k_types ? 2e-2 : mirrored == 2 ? 2.5e-2 : 4e-2;
-        const bool ok = err < limit && lerr < limit && near_best == n;
+        const bool ok = err < limit && lerr < limit && near_best == n * n_rows;
         if (!ok) failures++;
-        printf("  %-26s from %4d, %2d tokens, %s: residual %.1e, logits %.1e, best the same %d, within 3 %% %d of %d %s\n", s.name, first_position, n,
-               mirrored == 2 ? "mirrored all " : mirrored ? "mirrored int8" : "float        ", err, lerr, same, near_best, n, ok ? "ok" : "FAILED");
+        printf("  %-26s %d rows from %4d, %2d tokens, %s: residual %.1e, logits %.1e, best the same %d, within 3 %% %d of %d %s\n", s.name, n_rows, first_position,
+               n, mirrored == 2 ? "mirrored all " : mirrored ? "mirrored int8" : "float        ", err, lerr, same, near_best, n * n_rows, ok ? "ok" : "FAILED");
         fflush(stdout);
     }
     // The same again, bit for bit.
     m.pool.put(pool);
-    m.run(first_position, n, 1, true, true);
-    std::vector<float> again = m.trace.get<float>((size_t)n * s.hidden);
+    m.run(first, n, first_tokens, true, true);
+    const std::vector<float> again = m.trace.get<float>(x.size());
     if (memcmp(again.data(), x.data(), x.size() * 4)) failures++, printf("  %s: a second run differs\n", s.name);
 }
 
@@ -439,7 +461,7 @@ static void time_model(const Shape &s) {
     printf("  %s: %.1f MB a token, at 4.3 TB/s %.1f us\n", s.name, m.weight_bytes / 1e6, m.weight_bytes / 4.3e6);
     auto median = [&](int position, int n, int times) {
         std::vector<float> v;
-        for (int i = 0; i < times; i++) v.push_back(m.run(position, n, 1, false, false));
+        for (int i = 0; i < times; i++) v.push_back(m.run({position}, n, {1}, false, false));
         std::sort(v.begin(), v.end());
         return v[times / 2];
     };
@@ -458,6 +480,40 @@ static void time_model(const Shape &s) {
         printf("    position %4d: %.1f us/token, %.0f tok/s, %.0f GB/s\n", position, us, 1e6 / us, m.weight_bytes / us / 1e3);
     }
     fflush(stdout);
+}
+
+static void time_rows(const Shape &s) {
+    Model m;
+    m.make(s, 2100, true, PERSISTENT_MOST_ROWS);
+    for (int rows : {2, 4, 8}) {
+        m.n_rows = rows;
+        for (int slot : {9216, 18432}) for (int flight : {2, 4, 8}) {
+            m.set = {slot, 200, 0, std::min(flight, 65536 / slot)};
+            printf("    %s, %d rows: slot %5d, in flight %d:", s.name, rows, slot, m.set.in_flight);
+            for (int position : {128, 2000}) {
+                std::vector<float> v;
+                for (int i = 0; i < 3; i++) v.push_back(m.run(std::vector<int>(rows, position), 64, std::vector<uint>(rows, 1), false, false));
+                std::sort(v.begin(), v.end());
+                printf("  position %d: %.1f us, %.0f tok/s", position, v[1], rows * 1e6 / v[1]);
+            }
+            printf("\n");
+            fflush(stdout);
+        }
+    }
+}
+
+static void checks_rows() {
+    const char *q4 = "q4_0", *q8 = "q8_0", *q4k = "q4_k", *q6 = "q6_k", *q41 = "q4_1", *q5k = "q5_k";
+    check({"plain q4", 320, 4, 2, 64, 448, 2, 1003, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 16}, 0, 4, 2);
+    check({"plain q4", 320, 4, 2, 64, 448, 2, 1003, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 16}, 50, 4, 8);
+    check({"qk norm, bias, 128", 512, 6, 3, 128, 1280, 3, 2051, q8, q4, q41, q8, q4, true, true, false, false, 0, 0, 0, 64}, 45, 4, 5);
+    check({"post norm, window, cap", 768, 8, 2, 64, 1536, 4, 999, q4k, q6, q4k, q6, q6, true, false, true, true, 40, 30, 1, 32}, 700, 2, 3);
+    check({"K types only", 768, 8, 4, 64, 1536, 4, 999, q4k, q6, q4k, q6, q6, true, false, false, false, 0, 0, 0, 32}, 30, 2, 8);
+    check({"wide", 2304, 8, 2, 128, 5120, 2, 1500, q4, q4, q4, q6, q8, true, false, false, false, 0, 0, 0, 64}, 1000, 2, 4);
+    check({"Q4_K_M", 768, 8, 4, 64, 1536, 4, 999, q4k, q4k, q4k, q4k, q6, true, true, false, false, 0, 0, 0, 32, q6}, 30, 2, 7);
+    check({"q, k and v differ", 768, 8, 4, 64, 1536, 4, 999, q4k, q4k, q4k, q5k, q6, true, true, false, false, 40, 0, 1, 32, q6, q5k}, 200, 2, 6);
+    check({"Q4_0, Q5_0, Q8_0", 544, 6, 2, 64, 1120, 3, 999, q4, q4, "q5_0", "q5_1", q8, false, true, false, false, 0, 0, 0, 16, q8, "q5_0"}, 0, 4, 8);
+    printf(failures ? "%d FAILED\n" : "all checks of several rows passed\n", failures);
 }
 
 static void checks() {
@@ -491,6 +547,14 @@ int main(int argc, char **argv) {
     const std::string what = argc > 2 ? argv[2] : "";
     if (what.empty() || what == "check") checks();
     if (what == "check") return failures;
+    if (what.empty() || what == "rows") checks_rows();
+    if (what == "rows") {
+        time_rows({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
+        time_rows({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+        time_rows({"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+        time_rows({"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});
+        return failures;
+    }
     auto mixed = [&] { // every second layer with more bits, as about half of those of a file of Q4_K_M
         time_model({"1B Q4_K_M", 2048, 32, 8, 64, 8192, 16, 128256, q4k, q4k, q4k, q4k, q6, false, false, false, false, 0, 0, 0, 64, q6});
         time_model({"3B Q4_K_M", 3072, 24, 8, 128, 8192, 28, 128256, q4k, q4k, q4k, q4k, q6, false, false, false, false, 0, 0, 0, 64, q6});

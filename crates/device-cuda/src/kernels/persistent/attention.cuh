@@ -8,18 +8,18 @@
 #pragma once
 #include "e4m3.cuh"
 #include "vector_bytes.h"
-#include "persistent/mixture.cuh"
+#include "persistent/block.cuh"
 
 enum PersistentPages { PAGES_F16, PAGES_Q8_0, PAGES_FP8 };
 
-template <int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWorker : PersistentExperts<D, H> {
-    typedef PersistentExperts<D, H> Products;
-    INLINE explicit PersistentWorker(const PersistentBlock<D, H> &block) : Products(block) {}
+template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWorker : Products {
+    INLINE explicit PersistentWorker(const typename Products::Block &block) : Products(block) {}
     using Products::a;
     using Products::attends;
     using Products::block;
     using Products::kv_head;
     using Products::lane;
+    using Products::n_splits;
     using Products::part;
     using Products::position;
     using Products::product;
@@ -95,7 +95,7 @@ template <int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWo
         return p.pages + (u64)page * p.page_bytes + (head * a.page_len + (position & (a.page_len - 1))) * VECTOR;
     }
     template <class P> INLINE u32 page_of(const P &p, u32 position) const {
-        return a.page_table[p.table + (position >> (31 - __clz(a.page_len)))];
+        return a.page_table[(Products::SEVERAL ? this->row * a.table_stride : 0) + p.table + (position >> (31 - __clz(a.page_len)))];
     }
     // What the step itself writes is not read here: old positions, from `first` on.
     template <class P> INLINE void load_keys(Keys &k, const P &p, u32 page, u32 tile, u32 first) const {
@@ -145,7 +145,7 @@ template <int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWo
     template <class P>
     INLINE void attend_tiles(const P &p, Keys &k, Values &v, u32 tile, u32 first, float (&most)[2], float (&total)[2],
                              float (&out)[D / 16][4]) const {
-        const u32 g = lane >> 2, t = lane & 3, step = 8 * a.n_splits, last = position / TILE;
+        const u32 g = lane >> 2, t = lane & 3, step = 8 * n_splits(), last = position / TILE;
         // Columns of heads that there are not: what they give is not used.
         const u8 *queries = (const u8 *)s.queries + (g < H ? g : 0) * QUERY + 16 * t;
         float score[4]; // of positions g and g + 8, heads 2 t and 2 t + 1
@@ -228,8 +228,8 @@ template <int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWo
     template <class P> INLINE void attention(const P &p, u32 tag) {
         const u32 first = p.window && position + 1 > p.window ? position + 1 - p.window : 0, last = position / TILE;
         // Tiles of this split are those congruent to it; of them the warp has every eighth, from the first that is seen.
-        const u32 skipped = first / TILE > split ? (first / TILE - split + a.n_splits - 1) / a.n_splits : 0;
-        const u32 tile = split + a.n_splits * (skipped + ((warp - skipped) & 7));
+        const u32 skipped = first / TILE > split ? (first / TILE - split + n_splits() - 1) / n_splits() : 0;
+        const u32 tile = split + n_splits() * (skipped + ((warp - skipped) & 7));
         const bool busy = tile <= last;
         Keys k;
         Values v;
@@ -241,7 +241,7 @@ template <int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWo
         }
         barrier(6, 288);
         pause_cycles(a.poll_delay);
-        const bool owner = last % a.n_splits == split;
+        const bool owner = last % n_splits() == split;
         constexpr int WORDS = (H + 2) * D;
 #pragma unroll
         for (int word_0 = 0; word_0 < WORDS; word_0 += 1024) {
@@ -251,7 +251,7 @@ template <int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWo
                 // With an odd number of heads of 64 columns the last warp has half the words: the rest are written by nobody.
                 const bool inside = WORDS % 128 == 0 || word < WORDS;
                 const u32 row = head < H ? kv_head * H + head : head == H ? a.n_kv_heads * H + kv_head : a.n_kv_heads * (H + 1) + kv_head;
-                const u8 *from = part(EXCHANGE_QKV) + (row * D + column) * 4;
+                const u8 *from = part(EXCHANGE_QKV) + ((Products::SEVERAL ? this->row * this->qkv_rows() : 0) + row * D + column) * 4;
                 float2 turns[4];
                 float norm[4];
                 const bool is_q = head < H;

@@ -17,9 +17,8 @@ typedef PersistentArguments PersistentTable;
 #define PERSISTENT_SLOT PersistentTable::slot_bytes
 #endif
 
-// The part of shared memory after the ring: PERSISTENT_SHARED bytes, then the input, then the phases.
-template <int D, int H> struct PersistentShared {
-    float partial[2][8][PERSISTENT_PASS * 8]; // sums of a pass, by parity
+// The part of shared memory after the ring, of any number of rows.
+template <int D, int H> struct PersistentCommon {
     float2 turns[3][D / 2];                   // cosines and sines of the row's position: of no rotation, and by both frequencies
     float queries[H * D];
     float new_key[D], new_value[D];
@@ -29,19 +28,37 @@ template <int D, int H> struct PersistentShared {
     u32 credit;              // pieces whose phases are over
     u32 gates;               // whether refills wait for gates
     u32 padding[2];
-    InputBlock input[1];     // 8 warps x the most k_quads x 4; then the phases
+};
+// PERSISTENT_SHARED bytes, then the input, then the phases.
+template <int D, int H, int ROWS> struct PersistentShared : PersistentCommon<D, H> {
+    float partial[2][8][PERSISTENT_PASS * 8]; // sums of a pass, by parity
+    InputBlock input[1];                      // 8 warps x the most k_quads x 4
+    static constexpr u32 BEFORE_INPUT = PERSISTENT_SHARED(D, H), INPUT = 32 * sizeof(InputBlock), EXCHANGE = PERSISTENT_EXCHANGE;
+};
+// Of a group of 8 rows of weights by 8 rows of the step, words from one to the next: no conflicts of banks where four are read at once.
+#define PERSISTENT_SUMS 72
+// The same of a kernel for several rows: PERSISTENT_SHARED_ROWS bytes, then the input.
+template <int D, int H> struct PersistentShared<D, H, PERSISTENT_MOST_ROWS> : PersistentCommon<D, H> {
+    float partial[2][8][PERSISTENT_PASS * PERSISTENT_SUMS]; // (groups, rows of weights, rows of the step)
+    float squares[8][PERSISTENT_MOST_ROWS];                 // of the input, by warp
+    uint4 input[1];                                         // 8 warps x the most k_quads x 128 lanes' halves; then a factor for each warp, quad and row
+    static constexpr u32 BEFORE_INPUT = PERSISTENT_SHARED_ROWS(D, H), INPUT = PERSISTENT_ROWS_INPUT, EXCHANGE = PERSISTENT_ROWS_EXCHANGE;
 };
 
-template <int D, int H> struct PersistentBlock {
-    typedef PersistentShared<D, H> Shared;
-    static_assert(sizeof(Shared) - sizeof(InputBlock) == PERSISTENT_SHARED(D, H), "what the host asks for");
+// ROWS: 1, or PERSISTENT_MOST_ROWS.
+template <int D, int H, int ROWS = 1> struct PersistentBlock {
+    typedef PersistentShared<D, H, ROWS> Shared;
+    static_assert(sizeof(Shared) - sizeof(Shared::input) == Shared::BEFORE_INPUT, "what the host asks for");
+    static constexpr bool SEVERAL = ROWS > 1;
     static constexpr u32 PARTIAL_BYTES = (H * D + 2 * H + 3) / 4 * 16;
     const PersistentTable &a;
     u8 *ring;
     Shared &s;
     const PersistentPhase *phases; // in shared memory
     u8 *exchange;
-    u32 full, empty, slot = 0, parity = 0, block, n_blocks, pass_parity = 0, kv_head, split, turn, position;
+    u32 full, empty, slot = 0, parity = 0, block, n_blocks, pass_parity = 0, turn, position;
+    // What the block attends to: of a row of the step a KV head and one of its splits.
+    u32 row = 0, kv_head, split, splits_of_row = 0;
     float inverse_hidden;
     int warp, lane;
 
@@ -49,15 +66,22 @@ template <int D, int H> struct PersistentBlock {
         : a(a), ring(shared), s(*(Shared *)(shared + a.n_slots * a.slot_bytes)), block(blockIdx.x), n_blocks(gridDim.x), warp(threadIdx.x >> 5),
           lane(threadIdx.x & 31) {
         full = shared_address(s.full), empty = shared_address(s.empty);
-        kv_head = block / a.n_splits, split = block % a.n_splits;
-        turn = load_relaxed_1(turn_word()) & 1, exchange = a.exchange + turn * PERSISTENT_EXCHANGE;
-        position = *a.position, inverse_hidden = 1.0f / (float)a.hidden;
+        if constexpr (SEVERAL) {
+            splits_of_row = min(16u, n_blocks / (a.n_kv_heads * a.n_rows));
+            row = block / (splits_of_row * a.n_kv_heads), kv_head = block / splits_of_row % a.n_kv_heads, split = block % splits_of_row;
+            position = row < a.n_rows ? a.position[row] : 0;
+        } else {
+            kv_head = block / a.n_splits, split = block % a.n_splits;
+            position = *a.position;
+        }
+        turn = load_relaxed_1(turn_word()) & 1, exchange = a.exchange + turn * Shared::EXCHANGE;
+        inverse_hidden = 1.0f / (float)a.hidden;
     }
     // Which exchange the launch uses; it clears the other for the next one.
-    INLINE u32 *turn_word() const { return (u32 *)(a.exchange + 2 * PERSISTENT_EXCHANGE); }
+    INLINE u32 *turn_word() const { return (u32 *)(a.exchange + 2 * Shared::EXCHANGE); }
     // The table into shared memory, with what it means for this block. All threads call it, and wait afterwards.
     INLINE void prepare() {
-        PersistentPhase *table = (PersistentPhase *)(s.input + 32 * a.most_quads);
+        PersistentPhase *table = (PersistentPhase *)((u8 *)s.input + Shared::INPUT * a.most_quads);
         phases = table;
         for (u32 i = threadIdx.x; i < a.n_phases; i += blockDim.x) {
             PersistentPhase p = a.phases[i];
@@ -119,7 +143,23 @@ template <int D, int H> struct PersistentBlock {
     INLINE u32 first_group(const PersistentPhase &p, u32 b) const {
         return p.kind == PERSISTENT_GATE ? 2 * first_group(p.groups / 2, b) : first_group(p.groups, b);
     }
-    INLINE u8 *part(u32 at) const { return exchange + at; }
+    // A part of the exchange, by its place in that of one row.
+    INLINE u8 *part(u32 at) const {
+        if constexpr (!SEVERAL) return exchange + at;
+        return exchange + (at == EXCHANGE_INPUT      ? EXCHANGE_ROWS_INPUT
+                           : at == EXCHANGE_MIDDLE   ? EXCHANGE_ROWS_MIDDLE
+                           : at == EXCHANGE_ATTENDED ? EXCHANGE_ROWS_ATTENDED
+                           : at == EXCHANGE_GATED    ? EXCHANGE_ROWS_GATED
+                           : at == EXCHANGE_QKV      ? EXCHANGE_ROWS_QKV
+                           : at == EXCHANGE_PARTIALS ? EXCHANGE_ROWS_PARTIALS
+                           : at == EXCHANGE_SQUARES  ? EXCHANGE_ROWS_SQUARES
+                                                     : EXCHANGE_ROWS_BEST);
+    }
+    // Of the chunks in a part, one of a row.
+    INLINE u8 *chunk(u32 at, u32 index, u32 row) const { return part(at) + (SEVERAL ? index * PERSISTENT_MOST_ROWS + row : index) * 16; }
+    // Blocks of a KV head of a row.
+    INLINE u32 n_splits() const { return SEVERAL ? splits_of_row : a.n_splits; }
+    INLINE u32 qkv_rows() const { return a.n_kv_heads * (H + 2) * D; }
     // Warp 8 says that the block's own words are out; warps 0..7 poll only then, so that polls do not delay stores.
     INLINE void published() { barrier_arrive(5, 288); }
     INLINE void wait_published() {
@@ -129,5 +169,7 @@ template <int D, int H> struct PersistentBlock {
     // Warps 0..7 say that the input of a phase with a norm is in shared memory; warp 8 adds its squares up while they multiply.
     INLINE void input_is_here() { barrier_arrive(7, 288); }
     INLINE void wait_input() { barrier(7, 288); }
-    INLINE bool attends() const { return block < a.n_kv_heads * a.n_splits && split <= position / PERSISTENT_TILE; }
+    // Whether the block has a KV head of a row, and positions of it to attend to.
+    INLINE bool has_head() const { return SEVERAL ? row < a.n_rows : block < a.n_kv_heads * a.n_splits; }
+    INLINE bool attends() const { return has_head() && split <= position / PERSISTENT_TILE; }
 };

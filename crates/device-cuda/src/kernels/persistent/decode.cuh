@@ -23,30 +23,13 @@
 #pragma once
 #include "persistent/attention.cuh"
 #include "persistent/epilogue.cuh"
+#include "persistent/run.cuh"
 #include "persistent/stream.cuh"
 
 template <int D, int H, PersistentPages PAGES, bool MIXTURE> INLINE void persistent_decode(const PersistentTable &a) {
-    extern __shared__ __align__(128) u8 persistent_memory[];
-    PersistentBlock<D, H> k(a, persistent_memory);
-    if (threadIdx.x == 0) {
-        for (u32 i = 0; i < a.n_slots; i++) mbarrier_init(k.full + 8 * i, 1), mbarrier_init(k.empty + 8 * i, 8);
-        k.s.credit = 0;
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    }
-    k.prepare();
-    __syncthreads();
-    if (k.warp < 8) {
-        PersistentWorker<D, H, PAGES, MIXTURE> worker(k);
-        worker.run();
-    } else if (k.warp == 8) {
-        PersistentEpilogue<D, H, MIXTURE> epilogue(k);
-        epilogue.finish();
-    } else {
-        PersistentStream<D, H, MIXTURE> stream(k);
-        stream.stream();
-        stream.clear();
-    }
+    typedef PersistentBlock<D, H> Block;
+    persistent_run<Block, PersistentWorker<PersistentExperts<D, H>, D, H, PAGES, MIXTURE>, PersistentEpilogue<D, H, MIXTURE>,
+                   PersistentStream<Block, MIXTURE>>(a);
 }
 
 #define PERSISTENT_KERNEL(NAME, D, H, PAGES, MIXTURE)                                                               \

@@ -1,25 +1,23 @@
 // Warp 8: adds the partial sums of the other warps, runs the epilogue of each phase, and publishes what the next phases read.
 #pragma once
 #include "gemm/epilogue.h"
+#include "persistent/join.cuh"
 #include "persistent/mixture.cuh"
 
-template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBlock<D, H> {
-    typedef PersistentBlock<D, H> Block;
+template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentJoin<D, H, 1> {
+    typedef PersistentJoin<D, H, 1> Block;
     INLINE explicit PersistentEpilogue(const PersistentBlock<D, H> &block) : Block(block) {}
     using Block::a;
     using Block::attends;
     using Block::block;
     using Block::first_group;
-    using Block::kv_head;
     using Block::lane;
     using Block::n_blocks;
     using Block::part;
     using Block::pass_parity;
-    using Block::position;
     using Block::published;
     using Block::s;
-    using Block::split;
-    static constexpr u32 PARTIAL_BYTES = Block::PARTIAL_BYTES;
+    using Block::rehearsal;
 
     INLINE float partial_sum(int row) const {
         float v = 0;
@@ -37,10 +35,6 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
         }
         return v;
     }
-    // 0: what follows the wait for other warps is done once before, for nothing, so that its instructions are in the caches when it
-    // matters: a layer is more code than the nearest cache holds, and this warp has time. From n_rows, which is 1, so that the compiler
-    // does not see how often: it would make two copies of the code.
-    INLINE u32 rehearsal() const { return a.n_rows ^ 1; }
     // The norm of a phase's input, while the other warps multiply.
     INLINE float input_scale(u32 k_quads) {
         this->wait_input();
@@ -62,78 +56,6 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
         }
         const uint4 chunk = make_chunk_of_2(v, squares, tag);
         if (real && (lane & 1) == 0 && 4 * lane < n) store_relaxed_4(part(to) + (u64)(g0 + lane / 2) * 16, chunk);
-    }
-    // Joins the partial attentions of the block's KV head; the block has every n_splits-th chunk of 8 values of its heads. Four lanes
-    // have two chunks of one partial, so that eight partials are in flight, and eight more in other registers; and two more chunks.
-    INLINE void merge(u32 tag) {
-        if (block >= a.n_kv_heads * a.n_splits) return;
-        constexpr u32 STRIDE = PARTIAL_BYTES, CHUNKS = H * D / 8;
-        const u32 n_partials = min(a.n_splits, position / PERSISTENT_TILE + 1);
-        const u8 *from = part(EXCHANGE_PARTIALS) + (u64)kv_head * a.n_splits * STRIDE;
-        const u32 half = lane & 1, index = lane >> 2;
-        for (u32 c0 = split + ((lane >> 1) & 1) * a.n_splits, first = split; first < CHUNKS; c0 += 4 * a.n_splits, first += 4 * a.n_splits) {
-            uint4 v[2][2] = {};
-            uint2 ml[2][2] = {};
-            bool there[2][2];
-#pragma unroll
-            for (int r = 0; r < 2; r++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) there[r][i] = c0 + 2 * r * a.n_splits < CHUNKS && index + 8 * i < n_partials;
-            for (u32 turn = rehearsal(); turn < 2; turn++) {
-                const bool real = turn == 1;
-                bool all = true;
-                if (real) do {
-                    all = true;
-#pragma unroll
-                    for (int r = 0; r < 2; r++)
-#pragma unroll
-                        for (int i = 0; i < 2; i++) {
-                            if (!there[r][i]) continue;
-                            const u32 c = c0 + 2 * r * a.n_splits;
-                            const u8 *partial = from + (index + 8 * i) * STRIDE;
-                            v[r][i] = load_relaxed_4(partial + c * 32 + half * 16);
-                            ml[r][i] = load_relaxed_2(partial + (H * D + 2 * (c * 8 / D)) * 4);
-                        }
-#pragma unroll
-                    for (int r = 0; r < 2; r++)
-#pragma unroll
-                        for (int i = 0; i < 2; i++)
-                            if (there[r][i])
-                                all = all && ((((v[r][i].x ^ tag) | (v[r][i].y ^ tag) | (v[r][i].z ^ tag) | (v[r][i].w ^ tag) | (ml[r][i].x ^ tag) | (ml[r][i].y ^ tag)) & 15) == 0);
-                } while (!__all_sync(~0u, all));
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    if (first + 2 * r * a.n_splits >= CHUNKS) break;
-                    float high = -1e30f;
-#pragma unroll
-                    for (int i = 0; i < 2; i++)
-                        if (there[r][i]) high = fmaxf(high, untag_word(ml[r][i].x));
-#pragma unroll
-                    for (int m = 4; m < 32; m *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, m));
-                    float total = 0, f[4] = {0, 0, 0, 0};
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        if (!there[r][i]) continue;
-                        const float factor = exp2_fast(untag_word(ml[r][i].x) - high);
-                        total += factor * untag_word(ml[r][i].y);
-                        f[0] += factor * untag_word(v[r][i].x), f[1] += factor * untag_word(v[r][i].y);
-                        f[2] += factor * untag_word(v[r][i].z), f[3] += factor * untag_word(v[r][i].w);
-                    }
-#pragma unroll
-                    for (int m = 4; m < 32; m *= 2) {
-                        total += __shfl_xor_sync(~0u, total, m);
-#pragma unroll
-                        for (int e = 0; e < 4; e++) f[e] += __shfl_xor_sync(~0u, f[e], m);
-                    }
-                    const float inverse = reciprocal_fast(total);
-#pragma unroll
-                    for (int e = 0; e < 4; e++) f[e] *= inverse;
-                    const uint4 chunk = make_chunk_of_2(f, 0.0f, tag);
-                    const u32 c = c0 + 2 * r * a.n_splits;
-                    if (real && half == 0 && index == 0 && c < CHUNKS) store_relaxed_4(part(EXCHANGE_ATTENDED) + ((u64)kv_head * CHUNKS + c) * 16, chunk);
-                }
-            }
-        }
     }
     // Root of the mean square of a vector of which this block has the rows in `x`: the squares of all blocks are exchanged.
     INLINE float exchange_squares(float mine, u32 which, u32 tag) {
@@ -306,7 +228,9 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
             if (p.kind == PERSISTENT_HEAD) {
                 if (a.trace && 4 * lane < nx)
                     for (int e = 0; e < 4; e++) a.trace[x0 * 8 + 4 * lane + e] = residual[e];
-                choose(best, best_row);
+                const u64 key = Block::template largest<1>(Block::order_of(best, best_row));
+                if (lane == 0) this->give_best(key, 0);
+                if (block == 0) this->choose(0);
                 return;
             }
             if (p.kind == PERSISTENT_QKV) {
@@ -315,52 +239,9 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBloc
                     return;
                 }
                 if (attends()) barrier_arrive(6, 288);
-                merge(tag);
+                this->merge(tag);
             }
             published();
         });
-    }
-    // The best of all blocks: 32 bits of ordered logit, 18 of row, 14 that say that it is there; of equals the lowest row. NaN and
-    // -infinity are never chosen. The last thing of a launch: then all blocks have read the turn.
-    INLINE void choose(float best, u32 row) {
-        u32 ordered = __float_as_uint(best);
-        ordered = (ordered & 0x80000000u) ? ~ordered : ordered | 0x80000000u;
-        u64 key = (u64)ordered << 18 | (262143 - row);
-#pragma unroll
-        for (int m = 1; m < 32; m *= 2) {
-            const u64 other = __shfl_xor_sync(~0u, key, m);
-            if (other > key) key = other;
-        }
-        const u64 tag = 1;
-        if (lane == 0) store_relaxed_64(part(EXCHANGE_BEST) + block * 8, key << 14 | tag);
-        u64 v[5];
-        bool all;
-        do {
-            all = true;
-#pragma unroll
-            for (int i = 0; i < 5; i++) {
-                v[i] = 0;
-                if (i * 32 + lane < n_blocks) {
-                    v[i] = load_relaxed_64(part(EXCHANGE_BEST) + (i * 32 + lane) * 8);
-                    all = all && (v[i] & 16383) == tag;
-                }
-            }
-        } while (!__all_sync(~0u, all));
-#pragma unroll
-        for (int i = 1; i < 5; i++)
-            if (v[i] > v[0]) v[0] = v[i];
-#pragma unroll
-        for (int m = 1; m < 32; m *= 2) {
-            const u64 other = __shfl_xor_sync(~0u, v[0], m);
-            if (other > v[0]) v[0] = other;
-        }
-        const u64 winner = v[0] >> 14;
-        if (block != 0 || lane != 0) return;
-        *this->turn_word() = this->turn ^ 1;
-        if (!a.choice || a.choice->how != CHOOSE_BEST) return;
-        // 0x007fffff is -infinity in this order.
-        const u32 token = (u32)(winner >> 18) > 0x007fffffu ? 262143 - (u32)(winner & 262143) : NO_TOKEN;
-        a.chosen[a.choice->chosen] = token;
-        a.host_chosen[a.choice->chosen] = token;
     }
 };

@@ -73,6 +73,22 @@ INLINE uint4 make_chunk_of_2(const float (&v)[4], float extra, u32 tag) {
     return make_uint4((p & 0xFFFFFF) | t, (p >> 24) | ((high & 0xFFFF) << 8) | t, (high >> 16) | (scale << 16) | t,
                       (__float_as_uint(extra) >> 4) | t);
 }
+// The chunk of eight values of one lane.
+INLINE uint4 make_chunk(const float (&v)[8], float extra, u32 tag) {
+    float largest = fabsf(v[0]);
+#pragma unroll
+    for (int e = 1; e < 8; e++) largest = fmaxf(largest, fabsf(v[e]));
+    const u32 scale = chunk_scale(largest), t = tag << 28;
+    const float inverse = reciprocal_fast(__uint_as_float(scale << 19));
+    u32 low = 0, high = 0;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        low |= (u32)(__float2int_rn(v[e] * inverse) & 255) << (8 * e);
+        high |= (u32)(__float2int_rn(v[4 + e] * inverse) & 255) << (8 * e);
+    }
+    return make_uint4((low & 0xFFFFFF) | t, (low >> 24) | ((high & 0xFFFF) << 8) | t, (high >> 16) | (scale << 16) | t,
+                      (__float_as_uint(extra) >> 4) | t);
+}
 INLINE bool chunk_is(uint4 v, u32 tag) {
     const u32 t = tag << 28;
     return ((((v.x ^ t) | (v.y ^ t)) | ((v.z ^ t) | (v.w ^ t))) >> 28) == 0;

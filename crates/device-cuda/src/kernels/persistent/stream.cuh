@@ -2,9 +2,8 @@
 #pragma once
 #include "persistent/mixture.cuh"
 
-template <int D, int H, bool MIXTURE> struct PersistentStream : PersistentBlock<D, H> {
-    typedef PersistentBlock<D, H> Block;
-    INLINE explicit PersistentStream(const PersistentBlock<D, H> &block) : Block(block) {}
+template <class Block, bool MIXTURE> struct PersistentStream : Block {
+    INLINE explicit PersistentStream(const Block &block) : Block(block) {}
     using Block::a;
     using Block::block;
     using Block::empty;
@@ -158,7 +157,8 @@ template <int D, int H, bool MIXTURE> struct PersistentStream : PersistentBlock<
     }
     // Zeros for the exchange of the next launch, this block's part of it.
     INLINE void clear() {
-        uint4 *other = (uint4 *)(a.exchange + (this->turn ^ 1) * PERSISTENT_EXCHANGE);
-        for (u32 i = block * 32 + lane; i < PERSISTENT_EXCHANGE / 16; i += n_blocks * 32) other[i] = make_uint4(0, 0, 0, 0);
+        constexpr u32 BYTES = Block::Shared::EXCHANGE;
+        uint4 *other = (uint4 *)(a.exchange + (this->turn ^ 1) * BYTES);
+        for (u32 i = block * 32 + lane; i < BYTES / 16; i += n_blocks * 32) other[i] = make_uint4(0, 0, 0, 0);
     }
 };

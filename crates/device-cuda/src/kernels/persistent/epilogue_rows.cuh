@@ -1,0 +1,204 @@
+// Warp 8 of a kernel for up to 8 rows: as epilogue.cuh for one. Lane l has row l % 8 of the step, and of each four groups of weights' rows
+// the l / 8-th: the 8 values of a chunk.
+#pragma once
+#include "gemm/epilogue.h"
+#include "persistent/join.cuh"
+
+template <int D, int H> struct PersistentRowsEpilogue : PersistentJoin<D, H, PERSISTENT_MOST_ROWS> {
+    typedef PersistentJoin<D, H, PERSISTENT_MOST_ROWS> Block;
+    INLINE explicit PersistentRowsEpilogue(const typename Block::Block &block) : Block(block) {}
+    using Block::a;
+    using Block::attends;
+    using Block::block;
+    using Block::first_group;
+    using Block::lane;
+    using Block::n_blocks;
+    using Block::part;
+    using Block::pass_parity;
+    using Block::published;
+    using Block::rehearsal;
+    using Block::s;
+
+    INLINE u32 of_step() const { return lane & 7; }
+    // The sums of a group of the pass.
+    INLINE void sums(float (&v)[8], u32 group) const {
+        const float *from = s.partial[pass_parity][0] + group * PERSISTENT_SUMS + of_step();
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[e] = 0;
+#pragma unroll
+        for (int w = 0; w < 8; w++)
+#pragma unroll
+            for (int e = 0; e < 8; e++) v[e] += from[w * PERSISTENT_PASS * PERSISTENT_SUMS + 8 * e];
+    }
+    // The norm of this lane's row of a phase's input, while the other warps multiply.
+    INLINE float input_scale() {
+        this->wait_input();
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < 8; w++) sum += s.squares[w][of_step()];
+        return rsqrtf(sum * this->inverse_hidden + a.eps);
+    }
+    // A chunk of residual * norm, with the squares of the residual.
+    INLINE void publish_residual(const float (&x)[8], const float (&norm)[8], u32 index, u32 to, u32 tag, bool real) const {
+        float v[8], squares = 0;
+#pragma unroll
+        for (int e = 0; e < 8; e++) squares += x[e] * x[e], v[e] = x[e] * norm[e];
+        const uint4 chunk = make_chunk(v, squares, tag);
+        if (real) store_relaxed_4(this->chunk(to, index, of_step()), chunk);
+    }
+    // Root of the mean square of this lane's row of a vector, of which the lanes of the row have `mine`: the squares of all blocks are exchanged.
+    INLINE float exchange_squares(float mine, u32 which, u32 tag) const {
+        mine += __shfl_xor_sync(~0u, mine, 8);
+        mine += __shfl_xor_sync(~0u, mine, 16);
+        const u32 first = lane >> 3;
+        u8 *at = part(EXCHANGE_SQUARES) + (which * PERSISTENT_MOST_ROWS + of_step()) * 1024;
+        const bool there = of_step() < a.n_rows;
+        if (there && first == 0) store_relaxed_1(at + block * 4, tag_word(mine, tag));
+        constexpr int N = PERSISTENT_MAX_BLOCKS / 16; // four words of every sixteen
+        uint4 v[N];
+        bool all;
+        do {
+            all = true;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const u32 index = 16 * i + 4 * first;
+                v[i] = make_uint4(tag, tag, tag, tag);
+                if (there && index < n_blocks) {
+                    v[i] = load_relaxed_4(at + index * 4);
+                    if (index + 1 >= n_blocks) v[i].y = tag;
+                    if (index + 2 >= n_blocks) v[i].z = tag;
+                    if (index + 3 >= n_blocks) v[i].w = tag;
+                    all = all && (((v[i].x ^ tag) | (v[i].y ^ tag) | (v[i].z ^ tag) | (v[i].w ^ tag)) & 15) == 0;
+                }
+            }
+        } while (!__all_sync(~0u, all));
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) sum += untag_word(v[i].x) + untag_word(v[i].y) + untag_word(v[i].z) + untag_word(v[i].w);
+        sum += __shfl_xor_sync(~0u, sum, 8);
+        sum += __shfl_xor_sync(~0u, sum, 16);
+        return rsqrtf(sum * this->inverse_hidden + a.eps);
+    }
+
+    INLINE void finish() {
+        u32 epoch_input = 0, epoch = 0;
+        float qkv_scale = 0;
+        const u32 own = lane >> 3, x0 = first_group(a.hidden / 8, block) + own;
+        const bool has_own = x0 < first_group(a.hidden / 8, block + 1), is_row = of_step() < a.n_rows, has_residual = has_own && is_row;
+        // Of a vector like the residual, this lane's columns: norms, loaded before they are needed.
+        auto columns = [&](const float *w, float (&out)[8]) {
+#pragma unroll
+            for (int e = 0; e < 8; e++) out[e] = w && has_own ? w[x0 * 8 + e] : 0.0f;
+        };
+        float residual[8], norm[8], post[8];
+#pragma unroll
+        for (int e = 0; e < 8; e++) residual[e] = has_residual ? a.x[(u64)of_step() * a.hidden + x0 * 8 + e] : 0.0f;
+        columns(a.first_norm, norm);
+        publish_residual(residual, norm, x0, EXCHANGE_INPUT, tag_of(epoch_input), has_residual);
+        published();
+        this->each_phase([&](const auto &p) {
+            const u32 n_groups = p.own_groups;
+            if (p.kind == PERSISTENT_ADD) { // of one pass: PERSISTENT_MOST_OWN
+                const bool down = p.input == EXCHANGE_GATED;
+                columns(p.norm, norm), columns(p.post_norm, post);
+                const u32 tag = tag_of(epoch);
+                if (down) epoch_input++;
+                const u32 to = down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, to_tag = down ? tag_of(epoch_input) : tag;
+                for (u32 turn = rehearsal(); turn < 2; turn++) {
+                    const bool real = turn == 1;
+                    if (real) barrier(2 + pass_parity, 288);
+                    float v[8] = {};
+                    if (has_own) sums(v, own);
+                    if (real && p.post_norm) {
+                        float squares = 0;
+#pragma unroll
+                        for (int e = 0; e < 8; e++) squares += v[e] * v[e];
+                        const float scale = exchange_squares(squares, down, tag);
+#pragma unroll
+                        for (int e = 0; e < 8; e++) v[e] *= scale * post[e];
+                    }
+#pragma unroll
+                    for (int e = 0; e < 8; e++) v[e] += residual[e];
+                    publish_residual(v, norm, x0, to, to_tag, real && has_residual);
+                    if (real) {
+#pragma unroll
+                        for (int e = 0; e < 8; e++) residual[e] = v[e];
+                    }
+                }
+                pass_parity ^= 1;
+                published();
+                return;
+            }
+            const u32 n_passes = n_groups == 0 ? 1 : (n_groups + PERSISTENT_PASS - 1) / PERSISTENT_PASS;
+            const bool continues = p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_CONTINUES;
+            if (p.kind == PERSISTENT_QKV && !continues) epoch++;
+            const u32 tag = tag_of(epoch);
+            float best = -__int_as_float(0x7f800000);
+            u32 best_row = 0;
+            float scale = continues ? qkv_scale : 0.0f;
+            for (int pass = continues ? 0 : (int)rehearsal() - 1; pass < (int)n_passes; pass++) {
+                const bool real = pass >= 0;
+                const u32 of = real ? pass : 0, g0 = p.own_first + of * PERSISTENT_PASS, n = min((u32)PERSISTENT_PASS, n_groups - of * PERSISTENT_PASS);
+                if (pass == 0 && !continues) scale = input_scale();
+                if (real) barrier(2 + pass_parity, 288);
+                if (p.kind == PERSISTENT_GATE) {
+                    if (2 * own < n) {
+                        float g[8], v[8];
+                        sums(g, 2 * own), sums(v, 2 * own + 1);
+                        if (p.activation == ACTIVATION_SILU) {
+#pragma unroll
+                            for (int e = 0; e < 8; e++) v[e] *= scale * activate(ACTIVATION_SILU, g[e] * scale);
+                        } else {
+#pragma unroll
+                            for (int e = 0; e < 8; e++) v[e] *= scale * activate(p.activation, g[e] * scale);
+                        }
+                        const uint4 chunk = make_chunk(v, 0.0f, tag);
+                        if (real && is_row) store_relaxed_4(this->chunk(EXCHANGE_GATED, g0 / 2 + own, of_step()), chunk);
+                    }
+                } else {
+                    for (u32 group = own; group < n; group += 4) {
+                        float v[8];
+                        sums(v, group);
+                        const u32 row = (g0 + group) * 8;
+                        if (p.kind == PERSISTENT_QKV) {
+                            u32 w[8];
+#pragma unroll
+                            for (int e = 0; e < 8; e++) w[e] = tag_word(fmaf(v[e], scale, p.bias ? p.bias[row + e] : 0.0f), tag);
+                            u8 *to = part(EXCHANGE_QKV) + (u64)(of_step() * this->qkv_rows() + p.first_row + row) * 4;
+                            if (real && is_row) store_relaxed_4(to, make_uint4(w[0], w[1], w[2], w[3])), store_relaxed_4(to + 16, make_uint4(w[4], w[5], w[6], w[7]));
+                        } else if (real && is_row) {
+#pragma unroll
+                            for (int e = 0; e < 8; e++) {
+                                if (row + e >= a.n_vocab) break;
+                                const float logit = v[e] * scale;
+                                a.logits[(u64)of_step() * a.n_vocab + row + e] = logit;
+                                if (logit > best) best = logit, best_row = row + e;
+                            }
+                        }
+                    }
+                }
+                __syncwarp();
+                if (!real) continue;
+                if (pass + 2 < n_passes || (!continues && p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_OF_THREE)) barrier_arrive(8 + pass_parity, 288);
+                pass_parity ^= 1;
+            }
+            if (p.kind == PERSISTENT_HEAD) {
+                if (a.trace && has_residual)
+                    for (int e = 0; e < 8; e++) a.trace[(u64)of_step() * a.hidden + x0 * 8 + e] = residual[e];
+                const u64 key = Block::template largest<8>(Block::order_of(best, best_row));
+                if (lane < a.n_rows) this->give_best(key, lane);
+                if (block < a.n_rows) this->choose(block);
+                return;
+            }
+            if (p.kind == PERSISTENT_QKV) {
+                if (p.qkv_part & PERSISTENT_CONTINUED) {
+                    qkv_scale = scale;
+                    return;
+                }
+                if (attends()) barrier_arrive(6, 288);
+                this->merge(tag);
+            }
+            published();
+        });
+    }
+};
