@@ -4,19 +4,24 @@
 // In a block of 32 columns lane l has columns 8 t to 8 t + 7 (t = l % 4) of the weights' rows l / 4 of two groups, and of the step's row
 // l / 4: a word of nibbles, and a chunk. Which columns of a product's 16 these are is the same on both sides, so any order will do.
 //
-// A chunk's 8-bit integers become halves times a power of two of 1,024 columns and a row, which is multiplied by afterwards. Weights become halves,
-// scales included (2^-11 of a weight). Sums are f32.
+// A chunk's 8-bit integers become halves times a power of two of 1,024 columns and a row, which is multiplied by afterwards. Of weights the halves are
+// 1,024 more than the integers, as one operation makes them of bits, so that a product begins with what that is too much, which is the same
+// for all rows of weights: some products more of the input by constants. Then come scales, in f32. Sums are f32. A sum of 16 such products is
+// exact to some units of the input's integers, less than what rounding to these loses.
 #pragma once
+#include "gemm/codec.h"
 #include "persistent/block.cuh"
 
 // Of a unit what a lane multiplies: in each of its four blocks 8 columns of one row.
 template <int CODEC> struct RowsUnit {
     static constexpr bool MINS = CODEC == PERSISTENT_CODEC_Q4M || CODEC == PERSISTENT_CODEC_Q5M;
+    static constexpr bool NIBBLES = MINS || CODEC == PERSISTENT_CODEC_Q4; // the halves of columns 4 to 7 are 1,024 and 16 times the integer
+    static constexpr bool INNER = CODEC == PERSISTENT_CODEC_Q6;           // 16 columns have a scale: halves are multiplied by it
     static constexpr bool UPPER = CODEC == PERSISTENT_CODEC_Q6 || CODEC == PERSISTENT_CODEC_Q5M;
-    static constexpr u32 OFFSET = MINS ? 0 : CODEC == PERSISTENT_CODEC_Q4 ? 8 : CODEC == PERSISTENT_CODEC_Q6 ? 32 : 128;
+    static constexpr int OFFSET = MINS ? 0 : CODEC == PERSISTENT_CODEC_Q4 ? 8 : CODEC == PERSISTENT_CODEC_Q6 ? 32 : 128;
     u32 words[4][CODEC == PERSISTENT_CODEC_Q8 ? 2 : 1];
     u32 upper[UPPER ? 4 : 1];
-    u32 scales[4]; // d twice, or d and m
+    u32 scales[4]; // d, or d and m
 
     INLINE void load(const u8 *unit, int lane) {
         const u32 g = lane >> 2, t = lane & 3;
@@ -32,27 +37,61 @@ template <int CODEC> struct RowsUnit {
             if constexpr (CODEC == PERSISTENT_CODEC_Q6) upper[b] = *(const u32 *)(unit + 512 + 8 * at + 4 * (t >> 1)) >> (4 * (t & 1));
             if constexpr (CODEC == PERSISTENT_CODEC_Q5M) upper[b] = *(const u32 *)(unit + 512 + 4 * at) >> (2 * t);
             if constexpr (MINS) scales[b] = *(const u32 *)(unit + (UPPER ? 640 : 512) + 4 * at);
-            else if constexpr (CODEC == PERSISTENT_CODEC_Q6) scales[b] = *(const u16 *)(unit + 768 + 4 * at + 2 * (t >> 1)) * 0x10001u;
-            else scales[b] = *(const u16 *)(unit + (CODEC == PERSISTENT_CODEC_Q8 ? 1024 : 512) + 2 * at) * 0x10001u;
+            else if constexpr (INNER) scales[b] = *(const u16 *)(unit + 768 + 4 * at + 2 * (t >> 1));
+            else scales[b] = *(const u16 *)(unit + (CODEC == PERSISTENT_CODEC_Q8 ? 1024 : 512) + 2 * at);
         }
     }
     // Block b as halves: columns (0, 2), (1, 3), (4, 6), (5, 7) of the eight.
     INLINE void halves(int b, u32 (&to)[4]) const {
-        u32 low, high; // columns 0 to 3, 4 to 7
-        if constexpr (CODEC == PERSISTENT_CODEC_Q8) {
-            low = words[b][0] ^ 0x80808080u, high = words[b][1] ^ 0x80808080u;
+        const u32 w = words[b][0];
+        if constexpr (NIBBLES) {
+            to[0] = and_or(w, 0x000f000fu, HALF2_1024), to[1] = and_or(w >> 8, 0x000f000fu, HALF2_1024);
+            to[2] = and_or(w, 0x00f000f0u, HALF2_1024), to[3] = and_or(w >> 8, 0x00f000f0u, HALF2_1024);
+            if constexpr (CODEC == PERSISTENT_CODEC_Q5M) {
+                const u32 u = upper[b];
+                to[0] = and_or(u << 4, 0x00100010u, to[0]), to[1] = and_or(u >> 4, 0x00100010u, to[1]);
+                to[2] = and_or(u << 7, 0x01000100u, to[2]), to[3] = and_or(u >> 1, 0x01000100u, to[3]);
+            }
         } else {
-            low = words[b][0] & 0x0F0F0F0Fu, high = (words[b][0] >> 4) & 0x0F0F0F0Fu;
-            if constexpr (CODEC == PERSISTENT_CODEC_Q6) low |= (upper[b] << 4) & 0x30303030u, high |= (upper[b] << 2) & 0x30303030u;
-            if constexpr (CODEC == PERSISTENT_CODEC_Q5M) low |= (upper[b] << 4) & 0x10101010u, high |= (upper[b] << 3) & 0x10101010u;
+            u32 low, high; // bytes of columns 0 to 3, 4 to 7
+            if constexpr (INNER) {
+                low = (w & 0x0F0F0F0Fu) | ((upper[b] << 4) & 0x30303030u), high = ((w >> 4) & 0x0F0F0F0Fu) | ((upper[b] << 2) & 0x30303030u);
+            } else {
+                low = w ^ 0x80808080u, high = words[b][1] ^ 0x80808080u;
+            }
+            to[0] = __byte_perm(low, 0x64646464u, 0x4240), to[1] = __byte_perm(low, 0x64646464u, 0x4341);
+            to[2] = __byte_perm(high, 0x64646464u, 0x4240), to[3] = __byte_perm(high, 0x64646464u, 0x4341);
         }
-        const u32 q[4] = {__byte_perm(low, 0x64646464u, 0x4240), __byte_perm(low, 0x64646464u, 0x4341), __byte_perm(high, 0x64646464u, 0x4240),
-                          __byte_perm(high, 0x64646464u, 0x4341)};
+        if constexpr (INNER) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const u32 x = half2_sub(q[i], 0x64006400u + OFFSET * 0x10001u); // q is 1,024 more than the integer
-            if constexpr (MINS) to[i] = half2_fma(x, __byte_perm(scales[b], 0, 0x1010), __byte_perm(scales[b], 0, 0x3232));
-            else to[i] = half2_mul(x, scales[b]);
+            for (int i = 0; i < 4; i++) to[i] = half2_mul(minus_1024<OFFSET>(to[i]), scales[b] * 0x10001u);
+        }
+    }
+};
+
+// The input of 1,024 columns of all warps, as the second operand of products.
+template <int CODEC> struct RowsInput {
+    typedef RowsUnit<CODEC> Unit;
+    uint4 halves[4];    // as of a unit
+    float2 begin[4];    // of rows 2 t and 2 t + 1 what a product begins with
+    float2 sums[4];     // MINS: the sums of their columns
+    float2 factors;     // of both rows
+
+    static INLINE void add(float2 &to, const uint4 &x, u32 by_low, u32 by_high) {
+        const u32 rows[2][4] = {{by_low, by_low, by_low, by_low}, {by_high, by_high, by_high, by_high}};
+        float c[4] = {};
+        mma_16x8x16(c, rows[0], x.x, x.y);
+        mma_16x8x16(c, rows[1], x.z, x.w);
+        to = make_float2(c[0], c[1]);
+    }
+    INLINE void prepare() {
+        if constexpr (Unit::INNER) return;
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+            if (Unit::NIBBLES) halves[b].z = half2_mul(halves[b].z, 0x2c002c00u), halves[b].w = half2_mul(halves[b].w, 0x2c002c00u); // by 16
+            // Halves of -1024 - OFFSET and, of 16 times the integers, -1024 - 16 * OFFSET.
+            add(begin[b], halves[b], 0xe400e400u + Unit::OFFSET * 0x10001u, 0xe400e400u + (Unit::NIBBLES ? 16 : 1) * Unit::OFFSET * 0x10001u);
+            if (Unit::MINS) add(sums[b], halves[b], 0x3c003c00u, 0x4c004c00u); // 1 and 16
         }
     }
 };
@@ -115,14 +154,9 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
                 if (is_there(x, b) && !chunk_is(x.chunk[b], tag)) load(x, b);
         }
     }
-    // As the second operand of a product, and the factors of rows 2 t and 2 t + 1.
-    struct Input {
-        uint4 halves[4];
-        float2 factors;
-    };
     INLINE uint4 *kept(u32 index) const { return s.input + index * 128 + lane; }
     INLINE float *factors(u32 index) const { return (float *)(s.input + a.most_quads * 8 * 128) + index * 8; }
-    INLINE void convert(Input &in, const Asked &x, float &squares) const {
+    template <int CODEC> INLINE void convert(RowsInput<CODEC> &in, const Asked &x, float &squares) const {
         u32 most = 0; // exponent
 #pragma unroll
         for (int b = 0; b < 4; b++) most = max(most, x.chunk[b].z >> 20 & 255);
@@ -154,7 +188,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         float squares = 0;
         if (FIRST) ask(asked, p, from, 0);
         for (u32 quad = 0; quad < p.k_quads; quad++) {
-            Input in;
+            RowsInput<CODEC> in;
             const u32 index = warp * p.k_quads + quad;
             if (FIRST) {
                 wait(asked, tag);
@@ -171,6 +205,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
                 for (int b = 0; b < 4; b++) in.halves[b] = kept(index)[32 * b];
                 in.factors = *(const float2 *)(factors(index) + 2 * (lane & 3));
             }
+            in.prepare();
 #pragma unroll
             for (int i = 0; i < PERSISTENT_PASS / 2; i++) {
                 if (2 * i >= n) break;
@@ -178,17 +213,29 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
                 take(first, place);
                 second = first;
                 if (2 * i + 1 < n) take(second, place);
-                float c[2][4] = {};
+                float of_quad[4] = {};
 #pragma unroll
                 for (int b = 0; b < 4; b++) {
                     u32 low[4], high[4];
                     first.halves(b, low), second.halves(b, high);
                     const u32 rows[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
-                    mma_16x8x16(c[0], rows[0], in.halves[b].x, in.halves[b].y);
-                    mma_16x8x16(c[1], rows[1], in.halves[b].z, in.halves[b].w);
+                    if constexpr (RowsUnit<CODEC>::INNER) {
+                        mma_16x8x16(of_quad, rows[0], in.halves[b].x, in.halves[b].y);
+                        mma_16x8x16(of_quad, rows[1], in.halves[b].z, in.halves[b].w);
+                    } else {
+                        float c[4] = {in.begin[b].x, in.begin[b].y, in.begin[b].x, in.begin[b].y};
+                        mma_16x8x16(c, rows[0], in.halves[b].x, in.halves[b].y);
+                        mma_16x8x16(c, rows[1], in.halves[b].z, in.halves[b].w);
+#pragma unroll
+                        for (int j = 0; j < 4; j++) {
+                            const u32 scales = (j < 2 ? first : second).scales[b];
+                            of_quad[j] = fmaf(c[j], low_half(scales), of_quad[j]);
+                            if (RowsUnit<CODEC>::MINS) of_quad[j] = fmaf(j & 1 ? in.sums[b].y : in.sums[b].x, high_half(scales), of_quad[j]);
+                        }
+                    }
                 }
 #pragma unroll
-                for (int j = 0; j < 4; j++) sum[i][j] = fmaf(c[0][j] + c[1][j], j & 1 ? in.factors.y : in.factors.x, sum[i][j]);
+                for (int j = 0; j < 4; j++) sum[i][j] = fmaf(of_quad[j], j & 1 ? in.factors.y : in.factors.x, sum[i][j]);
             }
         }
         if (FIRST && p.kind != PERSISTENT_ADD) {
