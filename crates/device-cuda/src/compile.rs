@@ -14,7 +14,7 @@ use crate::driver::{Address, NAME};
 use crate::group::Rank;
 use crate::layout::{Scratch, StepLayout};
 use crate::packs::Packs;
-use crate::persistent::{Persistent, PhasePlaces, THREADS};
+use crate::persistent::{Persistent, PhasePlaces, Rows, THREADS};
 use crate::products::AtLaunch;
 use crate::profile::Profile;
 use crate::weights::Weights;
@@ -197,24 +197,26 @@ impl Compiler<'_> {
         Ok(draft.commands)
     }
 
-    /// The table for steps of one row in one launch of the persistent kernel, which is in a file, with what comes before and after it.
+    /// The table for steps of a class in one launch of a persistent kernel, which is in a file, with what comes before and after it. Every
+    /// row is an output.
     ///
     /// # Errors
     /// Something has no kernel.
     pub fn persistent_table(
         &self,
         persistent: &Persistent,
+        class: RowClass,
         file: &str,
-        shared_bytes: u32,
         addresses: &PersistentAddresses,
         kernels: &mut KernelList,
     ) -> Result<Commands> {
         let decoder = &persistent.decoder;
         let [before, after] = persistent.outside.clone();
-        let mut draft = self.draft(RowClass::One, RowClass::One, kernels);
+        let rows = Rows::of(class);
+        let mut draft = self.draft(class, class, kernels);
         draft.units(&self.units[before])?;
         draft.node = decoder.nodes.start;
-        let (base, shared) = persistent.arguments(self.plan, self.limits, shared_bytes);
+        let (base, shared) = self.persistent_arguments(persistent, rows);
         let frequencies = |index: usize| self.vector_or_null(decoder.rotations.get(index).map(|(id, _)| *id));
         let first_norm = decoder.layers.first().map(|layer| layer.norm);
         let arguments = PersistentArguments {
@@ -232,7 +234,7 @@ impl Compiler<'_> {
             exchange: addresses.exchange,
             ..base
         };
-        let (_, name) = persistent.kernel();
+        let (_, name) = persistent.kernel(rows);
         let grid = [Extent::Fixed(persistent.n_blocks() as u32), ONE, ONE];
         let writes = [decoder.logits];
         let call = Call::new(file, RowCount::Tokens, grid, THREADS, &writes);
@@ -245,7 +247,12 @@ impl Compiler<'_> {
         Ok(draft.commands)
     }
 
-    /// The phases of a persistent kernel's table.
+    /// Of a launch of a persistent kernel: its arguments but for addresses, and the bytes of its shared memory.
+    pub fn persistent_arguments(&self, persistent: &Persistent, rows: Rows) -> (PersistentArguments, u32) {
+        persistent.arguments(self.plan, self.limits, &self.step, self.profile.shared_bytes, rows)
+    }
+
+    /// The phases of the persistent kernels' table.
     ///
     /// # Errors
     /// A vector was not loaded.
@@ -325,7 +332,7 @@ impl Compiler<'_> {
             page_bytes: kv.page_bytes(group, limits.kv_type, limits.page_len) as u64,
             layer_offset: layer_offset as u64,
             tables: self.step_place(self.step.page_tables + group * self.step.pages_per_table * 4),
-            table_stride: (self.step.n_groups * self.step.pages_per_table) as u32,
+            table_stride: self.step.table_stride(),
             page_len: limits.page_len as u32,
             n_kv_heads: of.n_kv_heads as u32,
             head_dim: of.head_dim as u32,
@@ -355,7 +362,7 @@ fn failed<T>(reason: String) -> Result<T> {
     Err(Error::Failed { device: NAME, reason })
 }
 
-/// Where the persistent kernel of a plan finds its own.
+/// Where a persistent kernel of a plan finds its own.
 pub struct PersistentAddresses {
     /// The table.
     pub phases: Address,

@@ -21,6 +21,12 @@ use device_lower::sampling::Chooser;
 use device_lower::units::LoweredUnit;
 use std::sync::Arc;
 
+/// How a memory plan's note begins that says why no step of a plan runs in one launch.
+pub(crate) const NOT_WHOLE: &str = "no tokens in one launch: ";
+
+/// The same where only steps of one row do.
+pub(crate) const ONE_ROW_WHOLE: &str = "no tokens of several sequences in one launch: ";
+
 /// By plan: its units, and where its values lie.
 type Parts = Vec<(Vec<LoweredUnit>, Arena)>;
 
@@ -188,9 +194,13 @@ impl Device for CudaDevice {
                 memory.items.push(Item { what, bytes, residence: Residence::Committed });
             }
         }
-        let reasons = persistent.into_iter().filter_map(|found| found.err());
-        for reason in reasons.filter(|_| self.profile.persistent_positions > 0) {
-            let note = format!("no tokens in one launch: {reason}");
+        let may_have_several = self.profile.persistent_rows > 1 && limits.max_spans > 1;
+        for found in persistent.iter().filter(|_| self.profile.persistent_positions > 0) {
+            let note = match found.as_ref().map(|found| &found.several) {
+                Err(reason) => format!("{NOT_WHOLE}{reason}"),
+                Ok(Err(reason)) if may_have_several => format!("{ONE_ROW_WHOLE}{reason}"),
+                Ok(_) => continue,
+            };
             if !memory.notes.contains(&note) {
                 memory.notes.push(note);
             }

@@ -107,6 +107,11 @@ impl StepLayout {
         }
     }
 
+    /// Entries from a span's page tables to the next one's.
+    pub fn table_stride(&self) -> u32 {
+        (self.n_groups * self.pages_per_table) as u32
+    }
+
     /// Bytes of pinned memory.
     pub fn total(&self) -> usize {
         self.in_flight * self.region

@@ -1,13 +1,16 @@
 //! Whole tokens in one launch (`kernels/persistent`): which plans the kernel can run, the table of phases that a plan becomes, and
-//! the launch. `pattern` finds the decoder in a plan, `weights` packs its matrices a third time.
+//! the launch. `pattern` finds the decoder in a plan, `weights` packs its matrices a third time, `rows` says which plans have the kernel of
+//! several rows too.
 
 mod fixed;
 mod pattern;
 mod products;
+mod rows;
 mod weights;
 
 use crate::arguments::{PersistentArguments, PersistentPhase};
 use crate::driver::Address;
+use crate::layout::StepLayout;
 use crate::profile::Profile;
 use device::key_bias::KeyBias;
 use device::{KvType, Limits, Numerics, Plan, RopeStyle, RouterScores, WeightId};
@@ -17,6 +20,8 @@ use std::ops::Range;
 pub use fixed::fixed_file;
 pub use pattern::{Decoder, Mixture, decoder};
 use products::{BUNDLE, CODEC_Q4M, Packing, Product, even_blocks, products, qkv_parts};
+pub use rows::Rows;
+use rows::{ROWS_INPUT, SHARED_MORE};
 pub use weights::{PersistentPlan, PersistentWeights};
 
 /// Columns of a head and query heads of a KV head of the kernels that there are.
@@ -65,6 +70,9 @@ const MOST_DENSE: usize = 12;
 /// Bytes of both exchanges and the turn.
 const EXCHANGE_BYTES: usize = 2 * EXCHANGE + 256;
 
+/// Bytes of shared memory of an input of 1,024 columns.
+const INPUT: usize = 2560;
+
 /// Blocks of a KV head, at most.
 const MOST_SPLITS: usize = 16;
 
@@ -94,6 +102,8 @@ pub struct Persistent {
     pub outside: [Range<usize>; 2],
     /// Whether nothing happens to logits before a token is chosen from them: the kernel then chooses the best.
     pub chooses: bool,
+    /// Rows of a step that the kernel of several rows takes, at most; or why there is none, in words.
+    pub several: Result<usize, String>,
     /// Of the kernel's name: how keys and values are stored.
     kv_name: &'static str,
     n_blocks: usize,
@@ -147,16 +157,18 @@ impl Persistent {
         let products = products(plan, &decoder, &qkv_parts)?;
         let n_blocks = even_blocks(plan, &decoder, profile.n_processors.min(MAX_BLOCKS));
         let chooses = decoder.logits == plan.output;
-        let mine = Persistent {
+        let mut mine = Persistent {
             decoder,
             outside: [0..before, after..units.len()],
             chooses,
+            several: Err(String::new()),
             kv_name,
             n_blocks,
             qkv_parts,
             products,
         };
         mine.check(plan, hidden, limits, profile)?;
+        mine.several = mine.most_rows(plan, limits, profile);
         Ok(mine)
     }
 
@@ -167,23 +179,16 @@ impl Persistent {
         if !SHAPES.contains(&(head_dim, of_group)) {
             return Err(format!("{of_group} query heads a KV head of {head_dim} columns"));
         }
-        let most_rows = (hidden / 8).div_ceil(self.n_blocks) * 8;
-        let qkv_rows = (heads.n_heads + 2 * heads.n_kv_heads) * head_dim;
-        let layers = &self.decoder.layers;
+        let (own_rows, qkv_rows, ffn) = (self.own_rows(hidden), self.qkv_rows(), self.ffn(plan));
         let of_qkv = self.qkv_parts.len();
         // Of parts; all of q, k and v in one phase may be any number.
         let parts = self.products.iter().take(if of_qkv > 1 { of_qkv } else { 0 });
         let part_rows = parts.map(|part| part.groups.div_ceil(self.n_blocks) * 8).max().unwrap_or(0);
-        let networks = layers.iter().map(|layer| match layer.router {
-            Some(router) => router.mixture.ffn,
-            None => plan.weight(layer.gate).n_rows(),
-        });
-        let ffn = networks.max().unwrap_or(0);
-        let partials = heads.n_kv_heads * self.n_splits() * (of_group * head_dim + 2 * of_group + 4) * 4;
+        let partials = heads.n_kv_heads * self.n_splits() * self.partial_bytes();
         let sizes = [
             ("columns of the residual, a multiple of 8", hidden % 8, 0),
             ("columns of the network, a multiple of 8", ffn % 8, 0),
-            ("rows of the residual of a block", most_rows, MAX_ROWS),
+            ("rows of the residual of a block", own_rows, MAX_ROWS),
             ("rows of a part of q, k and v of a block", part_rows, PASS_ROWS),
             ("bytes of q, k and v", qkv_rows * 4, EXCHANGE_PARTIALS - EXCHANGE_QKV),
             ("bytes of attention", heads.n_heads * head_dim * 2, EXCHANGE_QKV - EXCHANGE_ATTENDED as usize),
@@ -209,27 +214,52 @@ impl Persistent {
                 ("layers without experts in a row", self.longest_dense(), MOST_DENSE),
             ]
         });
-        let sizes = sizes.into_iter().chain(of_mixture.into_iter().flatten());
-        if let Some((what, found, most)) = sizes.into_iter().find(|(_, found, most)| found > most) {
-            return Err(format!("{what}: {found}, expected at most {most}"));
-        }
+        fit(sizes.into_iter().chain(of_mixture.into_iter().flatten()))?;
         let n_groups = plan.kv.groups.len();
         let page_bytes = |group| plan.kv.page_bytes(group, limits.kv_type, limits.page_len);
         if (0..n_groups).any(|group| page_bytes(group) > u32::MAX as usize) {
             return Err("pages of more than 4 GiB".to_owned());
         }
-        match self.ring(profile.shared_bytes).0 {
-            n if n >= FEWEST_SLOTS => Ok(()),
-            n => Err(format!("{n} slots of shared memory, expected at least {FEWEST_SLOTS}")),
-        }
+        self.has_slots(Rows::One, profile.shared_bytes)
     }
 
-    /// Its file and its name.
-    pub fn kernel(&self) -> (String, String) {
+    /// Rows of the residual of a block, at most.
+    fn own_rows(&self, hidden: usize) -> usize {
+        (hidden / 8).div_ceil(self.n_blocks) * 8
+    }
+
+    /// Rows of q, k and v.
+    fn qkv_rows(&self) -> usize {
+        let heads = self.decoder.heads;
+        (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim
+    }
+
+    /// Columns of the widest network, of an expert's where a layer has some.
+    fn ffn(&self, plan: &Plan) -> usize {
+        let networks = self.decoder.layers.iter().map(|layer| match layer.router {
+            Some(router) => router.mixture.ffn,
+            None => plan.weight(layer.gate).n_rows(),
+        });
+        networks.max().unwrap_or(0)
+    }
+
+    /// Bytes of what a block makes of a KV head's positions.
+    fn partial_bytes(&self) -> usize {
+        let heads = self.decoder.heads;
+        let of_group = heads.n_heads / heads.n_kv_heads.max(1);
+        (of_group * heads.head_dim + 2 * of_group + 4) * 4
+    }
+
+    /// A kernel's file and its name.
+    pub fn kernel(&self, rows: Rows) -> (String, String) {
         let heads = self.decoder.heads;
         let shape = format!("{}_{}", heads.head_dim, heads.n_heads / heads.n_kv_heads);
-        let experts = if self.mixture().is_some() { "experts_" } else { "" };
-        let shape = format!("{experts}{}{shape}", self.kv_name);
+        let kind = match rows {
+            Rows::Several => "rows_",
+            Rows::One if self.mixture().is_some() => "experts_",
+            Rows::One => "",
+        };
+        let shape = format!("{kind}{}{shape}", self.kv_name);
         (format!("persistent/decode_{shape}.cu"), format!("persistent_decode_{shape}"))
     }
 
@@ -249,11 +279,12 @@ impl Persistent {
         after.fold((0, 0), longest).0
     }
 
-    /// Positions of a sequence up to which its steps run in one launch.
-    pub fn positions(&self, profile: &Profile) -> usize {
-        match self.mixture() {
-            Some(_) => profile.persistent_positions.min(profile.mixture_positions),
-            None => profile.persistent_positions,
+    /// Positions of a sequence up to which its steps run in one launch of a kernel.
+    pub fn positions(&self, rows: Rows, profile: &Profile) -> usize {
+        match (rows, self.mixture()) {
+            (Rows::Several, _) => profile.rows_positions,
+            (Rows::One, Some(_)) => profile.persistent_positions.min(profile.mixture_positions),
+            (Rows::One, None) => profile.persistent_positions,
         }
     }
 
@@ -267,19 +298,26 @@ impl Persistent {
         MOST_SPLITS.min(self.n_blocks / self.decoder.heads.n_kv_heads.max(1)).max(1)
     }
 
-    fn most_quads(&self) -> usize {
-        self.products.iter().map(|product| product.k_quads).max().unwrap_or(1)
+    /// Of 1,024 columns: the widest input that shared memory has room for. Of several rows inputs wider than the residual, which the first
+    /// product reads, are streamed.
+    fn most_quads(&self, rows: Rows) -> usize {
+        let n = if rows == Rows::Several { 1 } else { self.products.len() };
+        self.products.iter().take(n).map(|product| product.k_quads).max().unwrap_or(1)
     }
 
     /// Slots of the ring, and bytes of shared memory.
-    fn ring(&self, shared_bytes: u32) -> (usize, u32) {
+    fn ring(&self, rows: Rows, shared_bytes: u32) -> (usize, u32) {
         let heads = self.decoder.heads;
         let (d, h) = (heads.head_dim, heads.n_heads / heads.n_kv_heads);
-        // PERSISTENT_SHARED, the input, the phases.
-        let own = 4752 + 20 * d + 36 * h * d + 64 * h;
+        // PERSISTENT_SHARED or PERSISTENT_SHARED_ROWS, the input, the phases.
+        let (more, input) = match rows {
+            Rows::One => (0, INPUT),
+            Rows::Several => (SHARED_MORE, ROWS_INPUT),
+        };
+        let own = 4752 + 20 * d + 36 * h * d + 64 * h + more;
         let choice = if self.mixture().is_some() { CHOICE } else { 0 };
-        let rest =
-            own + 2560 * self.most_quads() + size_of::<PersistentPhase>() * self.products.len() + choice;
+        let phases = size_of::<PersistentPhase>() * self.products.len();
+        let rest = own + input * self.most_quads(rows) + phases + choice;
         let n_slots = ((shared_bytes as usize).saturating_sub(rest) / self.slot()).min(MAX_SLOTS);
         (n_slots, (n_slots * self.slot() + rest) as u32)
     }
@@ -383,9 +421,21 @@ impl Persistent {
     }
 
     /// A launch's arguments but for addresses, and the bytes of its shared memory.
-    pub fn arguments(&self, plan: &Plan, limits: &Limits, shared_bytes: u32) -> (PersistentArguments, u32) {
+    pub fn arguments(
+        &self,
+        plan: &Plan,
+        limits: &Limits,
+        step: &StepLayout,
+        shared_bytes: u32,
+        rows: Rows,
+    ) -> (PersistentArguments, u32) {
         let heads = self.decoder.heads;
-        let (n_slots, shared) = self.ring(shared_bytes);
+        let (n_slots, shared) = self.ring(rows, shared_bytes);
+        // 0 where a kernel does not read it: texts with these numbers as constants do not depend on it.
+        let (n_splits, table_stride) = match rows {
+            Rows::One => (self.n_splits() as u32, 0),
+            Rows::Several => (0, step.table_stride()),
+        };
         let scale = |index: usize| self.decoder.rotations.get(index).map_or(1.0, |(_, scale)| *scale);
         let mixture = self.mixture();
         let arguments = PersistentArguments {
@@ -396,7 +446,7 @@ impl Persistent {
             hidden: plan.value(self.decoder.first).cols as u32,
             n_kv_heads: heads.n_kv_heads as u32,
             n_vocab: plan.weight(self.decoder.head).n_rows() as u32,
-            n_splits: self.n_splits() as u32,
+            n_splits,
             page_len: limits.page_len as u32,
             slot_bytes: self.slot() as u32,
             n_slots: n_slots as u32,
@@ -408,7 +458,8 @@ impl Persistent {
             refill_gates: u32::from(mixture.is_none()),
             in_flight: (IN_FLIGHT.div_ceil(self.slot())).min(n_slots.saturating_sub(1)) as u32,
             stop_phase: self.products.len() as u32,
-            most_quads: self.most_quads() as u32,
+            most_quads: self.most_quads(rows) as u32,
+            table_stride,
             n_experts: mixture.map_or(0, |mixture| mixture.n as u32),
             n_used: mixture.map_or(0, |mixture| mixture.n_used as u32),
             expert_ffn: mixture.map_or(0, |mixture| mixture.ffn as u32),
@@ -418,6 +469,14 @@ impl Persistent {
             ..PersistentArguments::default()
         };
         (arguments, shared)
+    }
+}
+
+/// That nothing is larger than its room: what, how much is found, how much fits.
+fn fit(sizes: impl IntoIterator<Item = (&'static str, usize, usize)>) -> Result<(), String> {
+    match sizes.into_iter().find(|(_, found, most)| found > most) {
+        Some((what, found, most)) => Err(format!("{what}: {found}, expected at most {most}")),
+        None => Ok(()),
     }
 }
 

@@ -19,6 +19,12 @@ const PERSISTENT_POSITIONS: usize = 16_384;
 /// The same of mixtures. At 8,192 it was not faster than what launches of each unit are expected to take.
 const MIXTURE_POSITIONS: usize = 4096;
 
+/// The same of steps of several rows.
+const ROWS_POSITIONS: usize = 16_384;
+
+/// Rows of a step that runs in one launch, at most.
+const PERSISTENT_ROWS: usize = 8;
+
 const RULES: &[Rule] = &[
     NORM_GATE_UP,
     NORM_LINEAR,
@@ -66,7 +72,11 @@ pub struct Profile {
     pub persistent_positions: usize,
     /// The same of a plan with mixtures of experts.
     pub mixture_positions: usize,
-    /// Whether the kernel of such steps is compiled for a model's table where NVRTC is there (`persistent/fixed.rs`).
+    /// The same of a step of several rows, each of a sequence of its own.
+    pub rows_positions: usize,
+    /// Rows of such a step, at most; 0 and 1: never.
+    pub persistent_rows: usize,
+    /// Whether the kernels of such steps are compiled for a model's table where NVRTC is there (`persistent/fixed.rs`).
     pub fixed_tables: bool,
     /// Bytes of packed weights that a token reads up to which that was measured to be faster than a launch for each unit.
     pub most_persistent: u64,
@@ -106,6 +116,8 @@ impl Profile {
             most_split_rows: 32,
             persistent_positions: if products == Products::Wgmma { PERSISTENT_POSITIONS } else { 0 },
             mixture_positions: MIXTURE_POSITIONS,
+            rows_positions: ROWS_POSITIONS,
+            persistent_rows: PERSISTENT_ROWS,
             fixed_tables: true,
             most_persistent: 8 << 30,
             most_copies: facts.memory / 2,

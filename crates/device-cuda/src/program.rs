@@ -9,15 +9,16 @@ mod inputs;
 mod launch;
 mod lookup;
 mod results;
+mod whole;
 
 use crate::CudaDevice;
-use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses, Places};
+use crate::compile::{Commands, Compiler, KernelList, Places};
 use crate::driver::{Address, Buffer, Context, Event, Function, Module, NAME, Pinned, Pool};
 use crate::group::Rank;
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::packs::{PackPlan, Packs};
-use crate::persistent::{PersistentWeights, fixed_file, persistent_of};
+use crate::persistent::{PersistentWeights, persistent_of};
 use crate::profile::Profile;
 use crate::weights::{WeightPlan, Weights};
 use device::{
@@ -34,6 +35,7 @@ use launch::Graphs;
 use lookup::{head_lists, known_keys};
 use std::ops::Range;
 use std::sync::Arc;
+use whole::Whole;
 
 /// The sizes of a program.
 pub struct Sizes {
@@ -59,15 +61,13 @@ struct Compiled {
     kept: Vec<ValueId>,
     /// Whether its tables choose tokens.
     chooses: bool,
-    /// Of steps that the persistent kernel takes.
-    persistent: Option<Commands>,
-    /// Positions of a sequence up to which it takes them.
-    persistent_positions: usize,
+    /// Of steps in one launch.
+    whole: Whole,
 }
 
 impl Compiled {
     fn table(&self, sizes: &StepSizes) -> &Commands {
-        if let Some(commands) = self.persistent.as_ref().filter(|_| sizes.whole) {
+        if let Some(commands) = self.whole.table(sizes.n_rows).filter(|_| sizes.whole) {
             return commands;
         }
         let tokens = RowClass::of(sizes.n_rows) as usize;
@@ -129,7 +129,7 @@ pub struct CudaProgram {
     weights: Weights,
     packs: Packs,
     _persistent: Option<PersistentWeights>,
-    /// The phases of the plans that the persistent kernel runs.
+    /// The phases of the plans that the persistent kernels run.
     _phases: Vec<Buffer>,
     /// Multiprocessors.
     n_processors: usize,
@@ -246,26 +246,16 @@ impl CudaProgram {
                     outputs.map(|outputs| compiler.table(tokens, outputs, &mut list)).collect()
                 })
                 .collect::<Result<Vec<Vec<_>>>>()?;
-            let found = persistent.as_ref().ok();
-            let persistent_positions = found.map_or(0, |found| found.positions(profile));
-            let persistent = match (persistent, &third) {
+            let whole = match (persistent, &third) {
                 (Ok(persistent), Some(third)) => {
                     let table = compiler.phases(persistent, &third.phases(index), &third.biases(index))?;
-                    let shared = profile.shared_bytes;
-                    let (arguments, _) = persistent.arguments(part.plan, limits, shared);
-                    let file = match profile.fixed_tables {
-                        true => fixed_file(persistent, &arguments, &table, kernels),
-                        false => persistent.kernel().0,
-                    };
-                    let table: &[u8] = bytemuck::cast_slice(&table);
-                    let buffer = take("phases", table.len())?;
-                    context.upload(buffer.start(), table)?;
-                    let addresses =
-                        PersistentAddresses { phases: buffer.start(), exchange: third.exchange() };
+                    let buffer = take("phases", size_of_val(&table[..]))?;
+                    context.upload(buffer.start(), bytemuck::cast_slice(&table))?;
+                    let placed = (&table[..], buffer.start());
                     phases.push(buffer);
-                    Some(compiler.persistent_table(persistent, &file, shared, &addresses, &mut list)?)
+                    Whole::new(&compiler, persistent, placed, third, kernels, &mut list)?
                 }
-                _ => None,
+                _ => Whole::default(),
             };
             compiled.push(Compiled {
                 tables,
@@ -273,8 +263,7 @@ impl CudaProgram {
                 output: part.plan.output,
                 kept: part.plan.kept.clone(),
                 chooses: part.chooses(),
-                persistent,
-                persistent_positions,
+                whole,
             });
         }
         let first = ("step_load.cu".to_owned(), "step_load".to_owned(), 0);
@@ -536,7 +525,7 @@ impl Program for CudaProgram {
         Ok(())
     }
 
-    /// Of one row, those of the table of single launches, then those of the persistent kernel's table.
+    /// Those of the table of single launches, then those of the table of steps in one launch, where there are such steps of so many rows.
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         // Of the last step, if it was such a one; else as a sequence has them that goes on.
         let done = &self.ahead.done;
@@ -546,7 +535,7 @@ impl Program for CudaProgram {
         let most = RowClass::of(self.limits.max_rows) as usize;
         let plan = self.plans.get(plan).filter(|_| RowClass::of(n_rows) as usize <= most);
         let Some(plan) = plan else { return Vec::new() };
-        let whole = plan.persistent.as_ref().filter(|_| n_rows == 1).map(|commands| commands.table.infos());
+        let whole = plan.whole.table(n_rows).map(|commands| commands.table.infos());
         plan.table(&sizes).table.infos().iter().chain(whole.unwrap_or_default()).cloned().collect()
     }
 

@@ -2,7 +2,7 @@
 //! Loops of known length, one codec and one size a phase: less code, and a fifth to a twentieth less time a token
 //! (`kernels/persistent/NOTES.md`). The compiler must be there (`kernels.rs`); the general kernel computes the same, to the bit.
 
-use super::{CONTINUES, GATE, HEAD, PASS_ROWS, POLL_DELAY_FIXED, Persistent, QKV};
+use super::{CONTINUES, GATE, HEAD, PASS_ROWS, POLL_DELAY_FIXED, Persistent, QKV, Rows};
 use crate::arguments::{PersistentArguments, PersistentPhase};
 use crate::kernels::{Kernels, source};
 use std::fmt::Write;
@@ -21,7 +21,7 @@ macro_rules! constants {
 fn of_arguments(arguments: &PersistentArguments) -> Option<Vec<Constant>> {
     let a = PersistentArguments { poll_delay: POLL_DELAY_FIXED, ..*arguments };
     let numbers = constants!("uint" of a; n_phases interleaved hidden n_kv_heads n_vocab n_splits page_len slot_bytes n_slots
-        poll_delay refill_gates in_flight most_quads n_experts n_used expert_ffn expert_sigmoid expert_normalise);
+        poll_delay refill_gates in_flight most_quads table_stride n_experts n_used expert_ffn expert_sigmoid expert_normalise);
     let factors = [
         ("rotation_scale1", a.rotation_scale1),
         ("rotation_scale2", a.rotation_scale2),
@@ -88,14 +88,15 @@ fn declare(out: &mut String, name: &str, base: &str, constants: &[Constant]) {
     out.push_str("};\n");
 }
 
-/// The file of the kernel for a table alone, compiled and loaded; or of the general one, where that cannot be.
+/// The file of a kernel for a table alone, compiled and loaded; or of the general one, where that cannot be.
 pub fn fixed_file(
     persistent: &Persistent,
+    rows: Rows,
     arguments: &PersistentArguments,
     phases: &[PersistentPhase],
     kernels: &Kernels,
 ) -> String {
-    let (file, _) = persistent.kernel();
+    let (file, _) = persistent.kernel(rows);
     let text = source(&file)
         .filter(|_| kernels.can_compile())
         .and_then(|general| fixed_source(general, arguments, phases, persistent.n_blocks()));

@@ -8,6 +8,8 @@ use device_lower::fusion::fuse;
 use device_lower::passes::lower;
 use device_testing::limits;
 
+mod rows;
+
 const SMALL: Decoder =
     Decoder { n_heads: 6, ffn: 640, n_vocab: 300, head_norms: true, windows: true, ..Decoder::SMALL };
 
@@ -154,6 +156,13 @@ fn two_parts_are_shared_as_equally_as_one() {
     }
 }
 
+/// The arguments of a kernel's launch, and the bytes of its shared memory.
+fn arguments_of(plan: &Plan, mine: &Persistent, rows: Rows) -> (PersistentArguments, u32) {
+    let limits = f16(&plan.kv);
+    let step = StepLayout::new(std::slice::from_ref(plan), &limits, 4);
+    mine.arguments(plan, &limits, &step, Profile::hopper().shared_bytes, rows)
+}
+
 /// The arguments and the table of a decoder whose addresses are arbitrary.
 fn table_of(shape: Decoder) -> (Persistent, PersistentArguments, Vec<PersistentPhase>) {
     let plan = plan_of(shape);
@@ -163,14 +172,14 @@ fn table_of(shape: Decoder) -> (Persistent, PersistentArguments, Vec<PersistentP
     let places =
         PhasePlaces { weights: &weights, biases: &biases, vector: &|_| Ok(16), pages: &|_| (64, 77, 3) };
     let phases = mine.phases(&plan, &places).unwrap();
-    let (arguments, _) = mine.arguments(&plan, &f16(&plan.kv), Profile::hopper().shared_bytes);
+    let (arguments, _) = arguments_of(&plan, &mine, Rows::One);
     (mine, arguments, phases)
 }
 
 /// The text that a test compiles with NVRTC by hand, or `None`.
 fn fixed_text(shape: Decoder) -> Option<String> {
     let (mine, arguments, phases) = table_of(shape);
-    let general = source(&mine.kernel().0).unwrap();
+    let general = source(&mine.kernel(Rows::One).0).unwrap();
     fixed::fixed_source(general, &arguments, &phases, mine.n_blocks())
 }
 
@@ -220,7 +229,7 @@ fn layers_whose_types_differ_share_a_kernel_that_has_all_their_codecs() {
 #[test]
 fn factors_that_are_not_finite_are_left_to_the_general_kernel() {
     let (mine, arguments, phases) = table_of(SMALL);
-    let general = source(&mine.kernel().0).unwrap();
+    let general = source(&mine.kernel(Rows::One).0).unwrap();
     let text = |softcap: f32| {
         fixed::fixed_source(general, &PersistentArguments { softcap, ..arguments }, &phases, mine.n_blocks())
     };
@@ -252,13 +261,16 @@ fn rows_are_shared_equally_where_few_multiprocessors_stay_out() {
     assert_eq!(fixed_text(of(true)), None);
 }
 
+/// A number of the header.
+fn define(name: &str) -> usize {
+    let text = source("persistent/arguments.h").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("#define {name} "))).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
 #[test]
 fn names_and_sizes_are_those_of_the_header() {
     let text = source("persistent/arguments.h").unwrap();
-    let define = |name: &str| -> usize {
-        let line = text.lines().find_map(|line| line.strip_prefix(&format!("#define {name} "))).unwrap();
-        line.split_whitespace().next().unwrap().parse().unwrap()
-    };
     for (name, value) in [
         ("PERSISTENT_QKV", QKV as usize),
         ("PERSISTENT_ADD", ADD as usize),
@@ -308,7 +320,9 @@ fn names_and_sizes_are_those_of_the_header() {
     assert!(text.contains(shared), "ring() computes the same");
     // Every shape has a file that the kernel list has.
     for (d, h) in SHAPES {
-        for kind in ["", "q8_0_", "experts_", "experts_q8_0_"] {
+        let kinds = ["", "experts_", "rows_"];
+        for kind in kinds.iter().flat_map(|kind| ["", "q8_0_", "fp8_"].map(|pages| format!("{kind}{pages}")))
+        {
             assert!(source(&format!("persistent/decode_{kind}{d}_{h}.cu")).is_some(), "{kind} {d} {h}");
         }
     }
@@ -326,10 +340,10 @@ fn mixtures_are_found_and_their_phases_share_what_a_token_uses() {
     let router = mine.decoder.layers[1].router.unwrap();
     assert_eq!((router.mixture.n, router.mixture.n_used, router.mixture.ffn), (16, 3, 64));
     assert!(router.product_bias.is_some() && router.choice_bias.is_none() && router.scales.is_none());
-    assert_eq!(mine.kernel().1, "persistent_decode_experts_64_3");
+    assert_eq!(mine.kernel(Rows::One).1, "persistent_decode_experts_64_3");
     let profile = Profile::hopper();
-    assert_eq!(mine.positions(&profile), profile.mixture_positions);
-    assert_eq!(found(&plan_of(SMALL)).unwrap().positions(&profile), profile.persistent_positions);
+    assert_eq!(mine.positions(Rows::One, &profile), profile.mixture_positions);
+    assert_eq!(found(&plan_of(SMALL)).unwrap().positions(Rows::One, &profile), profile.persistent_positions);
     let weights: Vec<u64> = (0..16).map(|i| 1000 + i).collect();
     let vector = |id: WeightId| 5000 + u64::from(id.0);
     let pages = |layer: device::KvLayerId| (u64::from(layer.0) * 100, 77, 3);

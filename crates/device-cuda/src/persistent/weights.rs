@@ -1,9 +1,9 @@
 //! The third copy of a decoder's matrices, in the order in which the persistent kernel reads them, and what else it keeps on the GPU:
-//! biases, and the exchange. Rows come as the file has them; the GPU packs them
+//! biases, and the exchanges. Rows come as the file has them; the GPU packs them
 //! (`kernels/persistent/persistent_repack.cu`).
 
 use super::pattern::{Layer, Matrix};
-use super::{BUNDLE, EXCHANGE_BYTES, Packing, Persistent, Product};
+use super::{BUNDLE, Packing, Persistent, Product, Rows};
 use crate::arguments::PersistentRepackArguments;
 use crate::driver::{Address, Buffer, Context, Event, Function, Pinned, Start};
 use crate::kernels::Kernels;
@@ -29,11 +29,11 @@ struct Pack {
     units: usize,
     gate: bool,
     offset: usize,
-    rows: Vec<Rows>,
+    rows: Vec<PackRows>,
 }
 
 /// Rows of a matrix (or of a gate and its up) that follow each other in the packed weights.
-struct Rows {
+struct PackRows {
     weight: Weight,
     up: Option<Weight>,
     /// Of a stack: which matrix.
@@ -63,6 +63,8 @@ pub struct PersistentPlan {
     biases: Vec<Vec<Option<Bias>>>,
     n_blocks: usize,
     total: usize,
+    /// Whether some plan has the kernel of several rows.
+    has_several: bool,
 }
 
 impl PersistentPlan {
@@ -75,6 +77,7 @@ impl PersistentPlan {
             let (mut phases, mut biases) = (Vec::new(), Vec::new());
             if let Ok(persistent) = persistent {
                 all.n_blocks = persistent.n_blocks;
+                all.has_several |= persistent.several.is_ok();
                 let layers = &persistent.decoder.layers;
                 let mut products = persistent.products.iter();
                 let mut next = || products.next().copied().unwrap_or(persistent.products[0]);
@@ -112,7 +115,14 @@ impl PersistentPlan {
 
     /// Bytes of all; 0: there is nothing.
     pub fn total(&self) -> usize {
-        if self.total == 0 { 0 } else { self.total + EXCHANGE_BYTES }
+        let exchanges: usize = self.kernels().map(Rows::exchange_bytes).sum();
+        self.total + exchanges
+    }
+
+    /// The kernels that some plan has.
+    fn kernels(&self) -> impl Iterator<Item = Rows> {
+        let (one, several) = (self.total > 0, self.has_several);
+        [(one, Rows::One), (several, Rows::Several)].into_iter().filter_map(|(has, rows)| has.then_some(rows))
     }
 
     /// Where a product's weights lie, and whether they were not there yet.
@@ -126,7 +136,7 @@ impl PersistentPlan {
         (offset, true)
     }
 
-    fn add_pack(&mut self, product: Product, keys: &[&Weight], gate: bool, rows: Vec<Rows>) -> usize {
+    fn add_pack(&mut self, product: Product, keys: &[&Weight], gate: bool, rows: Vec<PackRows>) -> usize {
         let (offset, is_new) = self.place(keys, product);
         if is_new {
             let Product { groups, k_quads, .. } = product;
@@ -139,7 +149,7 @@ impl PersistentPlan {
         let (weight, up) = (plan.weight(id), up.map(|id| plan.weight(id)));
         let keys: Vec<&Weight> = [weight].into_iter().chain(up).collect();
         let (n, weight) = (weight.n_rows(), weight.clone());
-        let rows = Rows { weight, up: up.cloned(), part: None, n, to: 0 };
+        let rows = PackRows { weight, up: up.cloned(), part: None, n, to: 0 };
         self.add_pack(product, &keys, up.is_some(), vec![rows])
     }
 
@@ -163,7 +173,7 @@ impl PersistentPlan {
         };
         for part in (0..weight.parts.len()).filter(|_| is_new) {
             let n = weight.n_rows() / weight.parts.len();
-            let rows = Rows { weight: weight.clone(), up: up.cloned(), part: Some(part), n, to: 0 };
+            let rows = PackRows { weight: weight.clone(), up: up.cloned(), part: Some(part), n, to: 0 };
             let offset = first + part * product.part_bytes();
             let (k_quads, rows) = (product.k_quads, vec![rows]);
             self.packs.push(Pack { groups, k_quads, owners, units, gate: up.is_some(), offset, rows });
@@ -178,7 +188,7 @@ impl PersistentPlan {
         let rows = |weight: &&Weight| {
             let n = weight.n_rows();
             to += n;
-            Rows { weight: (*weight).clone(), up: None, part: None, n, to: to - n }
+            PackRows { weight: (*weight).clone(), up: None, part: None, n, to: to - n }
         };
         let rows = weights.iter().map(rows).collect();
         self.add_pack(product, &weights, false, rows)
@@ -193,7 +203,10 @@ impl PersistentPlan {
             return Ok(None);
         }
         let buffer = Buffer::new(context, "weights for tokens in one launch", self.total)?;
-        let exchange = Buffer::new(context, "exchange of tokens in one launch", EXCHANGE_BYTES)?;
+        // Zeros, as the kernels need them.
+        let exchange =
+            |rows: Rows| Buffer::new(context, "exchange of tokens in one launch", rows.exchange_bytes());
+        let exchanges = self.kernels().map(|rows| Ok((rows, exchange(rows)?))).collect::<Result<_>>()?;
         for Bias { values, offset } in self.biases.iter().flatten().flatten() {
             context.upload(buffer.start() + *offset as u64, bytemuck::cast_slice(values))?;
         }
@@ -259,7 +272,7 @@ impl PersistentPlan {
             }
         }
         context.finish()?;
-        Ok(Some(PersistentWeights { buffer, exchange, plan: self }))
+        Ok(Some(PersistentWeights { buffer, exchanges, plan: self }))
     }
 }
 
@@ -326,7 +339,8 @@ impl Staging {
 /// What is there.
 pub struct PersistentWeights {
     buffer: Buffer,
-    exchange: Buffer,
+    /// By kernel.
+    exchanges: Vec<(Rows, Buffer)>,
     plan: PersistentPlan,
 }
 
@@ -343,9 +357,9 @@ impl PersistentWeights {
         self.plan.biases[plan].iter().map(place).collect()
     }
 
-    /// Both exchanges and the turn.
-    pub fn exchange(&self) -> Address {
-        self.exchange.start()
+    /// Both exchanges and the turn of a kernel; 0: no plan has it.
+    pub fn exchange(&self, rows: Rows) -> Address {
+        self.exchanges.iter().find(|(of, _)| *of == rows).map_or(0, |(_, buffer)| buffer.start())
     }
 }
 

@@ -83,7 +83,7 @@ impl CudaProgram {
             penalties: chosen().any(changes),
             masks: chosen().any(|want| want.mask.is_some()),
             long: step.spans.iter().any(|span| span.end() > self.long),
-            whole: choose && self.runs_whole(step),
+            whole: choose && self.plans[step.plan].whole.takes(step),
             // No grid of this device depends on it, and graphs are kept by these sizes.
             n_spans: 0,
         };
@@ -94,15 +94,6 @@ impl CudaProgram {
         self.wants_logits[(begun.ticket % self.step.n_kept() as u64) as usize] =
             step.wants.iter().any(|want| want.logits);
         Ok(begun)
-    }
-
-    /// Whether a step is one row that the persistent kernel takes.
-    fn runs_whole(&self, step: &Step) -> bool {
-        let plan = &self.plans[step.plan];
-        let is_short = |span: &device::Span| span.end() <= plan.persistent_positions;
-        plan.persistent.is_some()
-            && (step.tokens.len(), step.outputs.len(), step.spans.len()) == (1, 1, 1)
-            && step.spans.iter().all(is_short)
     }
 
     /// Whether somebody wants logits of a step, or may: a plan that chooses no tokens is run for its values.

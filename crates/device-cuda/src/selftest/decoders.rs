@@ -225,12 +225,13 @@ impl Decoder {
         }
     }
 
-    /// A prompt, single tokens, another sequence beside it, single tokens again.
+    /// A prompt, single tokens, another sequence beside it, single tokens again; without experts then rows of up to 8 sequences: at the start, on both
+    /// sides of a page's end, beyond the window.
     pub(super) fn case(self, seed: u64) -> Case {
         let plan = self.plan(seed);
         let limits = self.limits(&plan);
         let mut sequences = Sequences::new(seed, &plan.kv, &limits, 64);
-        let spans: [&[(usize, usize)]; 10] = [
+        let mut spans: Vec<&[(usize, usize)]> = vec![
             &[(0, 1)],
             &[(0, 1)],
             &[(0, 13)],
@@ -242,6 +243,19 @@ impl Decoder {
             &[(1, 1)],
             &[(0, 1)],
         ];
+        if self.experts.is_none() {
+            spans.extend([
+                &[(2, 15), (3, 45)][..],
+                &[(3, 1), (0, 1)],
+                &[(2, 1), (4, 1), (1, 1)],
+                &[(5, 1), (2, 1), (0, 1), (4, 1), (3, 1)],
+                &[(7, 1), (0, 1), (6, 1), (1, 1), (5, 1), (2, 1), (3, 1), (4, 1)],
+                &[(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1)],
+                &[(6, 1)],
+                &[(6, 1), (3, 1)],
+                &[(4, 2), (2, 1)],
+            ]);
+        }
         // The prompt gives nothing: what comes after its selection has no rows.
         let prompt = |step: OwnedStep| step.with_outputs(vec![], BEST_AND_LOGITS);
         let steps = spans.into_iter().map(|spans| sequences.step(spans)).enumerate();

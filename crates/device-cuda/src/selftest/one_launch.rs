@@ -1,23 +1,51 @@
-//! Decoders whose steps of one row take one launch: against the interpreter, against a launch for each unit at long contexts, and chains of
-//! steps in flight.
+//! Decoders whose steps take one launch, of one row or of several sequences: against the interpreter, against a launch for each unit at long
+//! contexts, and chains of steps in flight.
 
 use super::{Decoder, decoders, tolerance};
 use crate::CudaDevice;
+use crate::device_impl::{NOT_WHOLE, ONE_ROW_WHOLE};
 use device::{
-    Device, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan, Sampling, Slice, Ticket, Want,
+    Choose, Device, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan, Program, Sampling, Slice,
+    Ticket, Want,
 };
 use device_lower::fusion::fuse;
-use device_testing::{
-    BEST_AND_LOGITS, Sequences, check_cases, chosen_tokens, committed, limits, one_sequence,
-};
+use device_testing::{BEST_AND_LOGITS, Sequences, check_cases, chosen_tokens, committed, limits};
 
-/// Steps of one row at positions beyond those that the interpreter reaches in a test: in one launch, and on `plain`, which launches every
-/// unit. Gives the number of steps.
+/// A program whose steps run in one launch, and one of the same plan that launches every unit.
+struct Pair {
+    whole: Box<dyn Program>,
+    units: Box<dyn Program>,
+}
+
+impl Pair {
+    /// Run a step on both, and compare its logits.
+    fn agree(&mut self, step: &OwnedStep) -> Result<(), String> {
+        const ROUNDED: f32 = 0.05; // activations in 8 bits, scales of another order
+        for program in [&mut self.whole, &mut self.units] {
+            program.run(&step.borrow()).map_err(|e| e.to_string())?;
+        }
+        let (expected, found) = (self.units.logits(), self.whole.logits());
+        let size = expected.iter().map(|x| x * x).sum::<f32>() / expected.len().max(1) as f32;
+        let bound = ROUNDED * size.sqrt().max(1.0);
+        // Written so that NaN fails.
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= bound;
+        match expected.iter().zip(found).position(|pair| !near(pair)) {
+            None => Ok(()),
+            Some(at) => {
+                let (a, b) = (expected[at], found[at]);
+                let positions: Vec<u32> = step.spans.iter().map(|span| span.first_position).collect();
+                Err(format!("positions {positions:?}, logit {at}: {b}, expected {a}"))
+            }
+        }
+    }
+}
+
+/// Steps of one row, and of one row of each of several sequences, at positions beyond those that the interpreter reaches in a test: in one launch,
+/// and on `plain`, which launches every unit. Gives the number of steps.
 ///
 /// # Errors
 /// Where they differ, or an error of the device.
 pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, String> {
-    const ROUNDED: f32 = 0.05; // activations in 8 bits, scales of another order
     let error = |e: device::Error| e.to_string();
     let mut n_steps = 0;
     for (decoder, kv_type) in [
@@ -28,95 +56,192 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
     ] {
         let plan = Decoder { kv_type, ..decoder }.plan(11);
         let n_ctx = device.profile().persistent_positions;
-        let of_group = n_ctx / 64 + 2;
-        let n_pages = vec![of_group; plan.kv.groups.len()];
+        let n_rows_ctx = device.profile().rows_positions.min(n_ctx);
+        // Where sequences stand side by side: six steps before the limit, in between, at the end of a page and before it, at the start.
+        let side_by_side =
+            [n_rows_ctx.saturating_sub(6), n_rows_ctx / 2, n_rows_ctx / 4 + 1, 1000, 300, 64, 63, 0];
+        let of_group = (n_ctx.max(side_by_side.iter().sum()) + 64 * 16) / 64;
         let limits = Limits {
             kv_type,
             n_ctx,
             page_len: 64,
-            n_pages,
+            n_pages: vec![of_group; plan.kv.groups.len()],
             max_rows: 1024,
-            max_outputs: 1,
+            max_outputs: 8,
             ..limits(&plan.kv)
         };
-        is_whole(device, &plan, &limits)?;
+        is_whole(device, decoder, &plan, &limits)?;
         let compile = |device: &CudaDevice| {
             let plan = fuse(&plan, device.fusion());
             device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(error)
         };
-        let (mut whole, mut units) = (compile(device)?, compile(plain)?);
+        let mut pair = Pair { whole: compile(device)?, units: compile(plain)? };
+        let mut agree = |step: &OwnedStep| {
+            n_steps += 1;
+            pair.agree(step).map_err(|reason| format!("{decoder:?}, {kv_type:?}, {reason}"))
+        };
+        // The last row is the output.
+        let prompt = |sequences: &mut Sequences, slot: usize, n_rows: usize| {
+            sequences.step(&[(slot, n_rows)]).with_outputs(vec![n_rows as u32 - 1], BEST_AND_LOGITS)
+        };
         let mut sequences = Sequences::new(5, &plan.kv, &limits, 64);
         let mut position = 0;
         while position < n_ctx {
             let chunk = (n_ctx - position).saturating_sub(2).min(1000);
-            for n_rows in [chunk, 1, 1] {
-                let step = if n_rows > 0 { sequences.step(&[(0, n_rows)]) } else { continue };
-                let last = n_rows as u32 - 1;
-                let step = step.with_outputs(vec![last], BEST_AND_LOGITS);
+            for n_rows in [chunk, 1, 1].into_iter().filter(|n_rows| *n_rows > 0) {
+                agree(&prompt(&mut sequences, 0, n_rows))?;
                 position += n_rows;
-                for program in [&mut whole, &mut units] {
-                    program.run(&step.borrow()).map_err(error)?;
-                }
-                let (expected, found) = (units.logits(), whole.logits());
-                let size = expected.iter().map(|x| x * x).sum::<f32>() / expected.len().max(1) as f32;
-                let bound = ROUNDED * size.sqrt().max(1.0);
-                // Written so that NaN fails.
-                let near = |(a, b): (&f32, &f32)| (a - b).abs() <= bound;
-                let far = expected.iter().zip(found).position(|pair| !near(pair));
-                if let Some(at) = far {
-                    let (a, b) = (expected[at], found[at]);
-                    return Err(format!(
-                        "{decoder:?}, {kv_type:?}, position {position}, token {at}: {b}, expected {a}"
-                    ));
-                }
-                n_steps += 1;
             }
         }
+        let mut sequences = Sequences::new(6, &plan.kv, &limits, 64);
+        for (slot, n_tokens) in side_by_side.into_iter().enumerate() {
+            for first in (0..n_tokens).step_by(1000) {
+                agree(&prompt(&mut sequences, slot, (n_tokens - first).min(1000)))?;
+            }
+        }
+        for slots in [&[0, 1, 2, 3, 4, 5, 6, 7][..], &[7, 0, 5], &[6, 5, 4, 3, 2, 1, 0, 7], &[0, 1], &[4, 0]]
+        {
+            let spans: Vec<(usize, usize)> = slots.iter().map(|slot| (*slot, 1)).collect();
+            agree(&sequences.step(&spans))?;
+        }
+        let all: Vec<(usize, usize)> = (0..8).map(|slot| (slot, 1)).collect();
+        runs_whole(pair.whole.as_mut(), &sequences.step(&all))?;
     }
     Ok(n_steps)
 }
 
-/// Whether a plan's steps of one row run in one launch.
-fn is_whole(device: &CudaDevice, plan: &Plan, limits: &Limits) -> Result<(), String> {
+/// Whether a plan's steps run in one launch: those of one row, and unless it has experts those of several sequences.
+fn is_whole(device: &CudaDevice, decoder: Decoder, plan: &Plan, limits: &Limits) -> Result<(), String> {
     let plan = fuse(plan, device.fusion());
     let memory = device.memory_plan(std::slice::from_ref(&plan), limits).map_err(|e| e.to_string())?;
-    match memory.notes.first() {
-        None => Ok(()),
-        Some(note) => Err(note.clone()),
-    }
+    let is_reason = |note: &&String| {
+        note.starts_with(NOT_WHOLE) || decoder.experts.is_none() && note.starts_with(ONE_ROW_WHOLE)
+    };
+    memory.notes.iter().find(is_reason).map_or(Ok(()), |note| Err(note.clone()))
 }
 
-/// Whether steps of one row run in the kernel that is meant: one compiled for the plan's table, where the profile says so and the compiler is
+/// Rows of the steps of a decoder that run in one launch.
+fn rows_of(decoder: Decoder) -> &'static [usize] {
+    if decoder.experts.is_none() { &[1, 2, 3, 5, 8] } else { &[1] }
+}
+
+/// How the persistent kernels of so many rows are named.
+fn name_of(n_rows: usize) -> &'static str {
+    if n_rows == 1 { "persistent_decode_" } else { "persistent_decode_rows_" }
+}
+
+/// Whether such steps run in the kernel that is meant: one compiled for the plan's table, where the profile says so and the compiler is
 /// there, unless layers differ.
-fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn device::Program) -> Result<(), String> {
-    let commands = program.commands(0, 1);
-    let kernels: Vec<&str> = commands.iter().map(|command| command.kernel.as_str()).collect();
+fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn Program) -> Result<(), String> {
     let is_mixed = decoder.experts.is_some_and(|experts| experts.first_dense);
     let expected = device.profile().fixed_tables && device.kernels().can_compile() && !is_mixed;
     let of = if expected { "persistent/fixed_" } else { "persistent/decode_" };
-    match kernels.iter().any(|kernel| kernel.starts_with(of)) {
+    for n_rows in rows_of(decoder) {
+        let commands = program.commands(0, *n_rows);
+        let kernels: Vec<&str> = commands.iter().map(|command| command.kernel.as_str()).collect();
+        let is_meant = |kernel: &&str| kernel.starts_with(of) && kernel.contains(name_of(*n_rows));
+        if !kernels.iter().any(is_meant) {
+            return Err(format!("{n_rows} rows: expected a kernel {of}*, found {kernels:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// Run a step that must run in one launch, and look whether it did.
+fn runs_whole(program: &mut dyn Program, step: &OwnedStep) -> Result<(), String> {
+    let mut timings = Vec::new();
+    program.run_timed(&step.borrow(), &mut timings).map_err(|e| e.to_string())?;
+    let n_rows = step.tokens.len();
+    let commands = program.commands(step.plan, n_rows);
+    let ran = timings.iter().filter(|timing| timing.duration > 0.0);
+    let mut kernels = ran.filter_map(|timing| commands.get(timing.command));
+    match kernels.any(|command| command.kernel.contains(name_of(n_rows))) {
         true => Ok(()),
-        false => Err(format!("expected a kernel {of}*, found {kernels:?}")),
+        false => Err(format!("the persistent kernel did not run with {n_rows} rows")),
     }
 }
 
 /// A decoder against the interpreter. Gives the number of steps.
 ///
 /// # Errors
-/// Where they differ; or that the persistent kernel does not take it.
+/// Where they differ; or that the persistent kernels do not take it.
 pub fn check_decoder(device: &CudaDevice, decoder: Decoder, seed: u64) -> Result<usize, String> {
     let case = decoder.case(seed);
-    is_whole(device, &case.plans[0], &case.limits)?;
+    is_whole(device, decoder, &case.plans[0], &case.limits)?;
     let n_steps = case.steps.len();
     let plan = fuse(&case.plans[0], device.fusion());
-    let program = device.compile(std::slice::from_ref(&plan), &case.limits).map_err(|e| e.to_string())?;
+    let program = device.compile(std::slice::from_ref(&plan), &case.limits).and_then(committed);
+    let mut program = program.map_err(|e| e.to_string())?;
     is_of_its_own(device, decoder, program.as_ref())?;
+    let mut sequences = Sequences::new(seed, &plan.kv, &case.limits, 64);
+    for n_rows in rows_of(decoder) {
+        let spans: Vec<(usize, usize)> = (0..*n_rows).map(|slot| (slot, 1)).collect();
+        runs_whole(program.as_mut(), &sequences.step(&spans))?;
+    }
     drop(program);
     check_cases(device as &dyn Device, [case], tolerance).map(|_| n_steps)
 }
 
+/// How the tokens of the sequences of a chain are chosen, of one alone and of several side by side.
+fn wants_of_chains() -> Vec<Vec<Want>> {
+    let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.1, random: 0.5 };
+    let penalties = Some(Penalties { repeat: 1.1, presence: 0.1, frequency: 0.1 });
+    let recent = Slice { start: 0, len: 20 };
+    let sampled = Want { choose: Choose::Sample(sampling), ..Want::default() };
+    let all = [Want::BEST, sampled, Want { penalties, recent, ..Want::BEST }];
+    let alike = all.iter().flat_map(|want| [vec![*want], vec![*want; 3]]);
+    alike.chain([all.to_vec()]).collect()
+}
+
+/// Tokens of a prompt of each sequence of a chain.
+const PROMPTS: [usize; 3] = [20, 7, 33];
+
+/// A chain of steps, a row of each sequence, every step linked to the one before, `ahead` of them in flight. Gives the tokens that they chose, one
+/// step after the other.
+fn chain(
+    program: &mut dyn Program,
+    sequences: &mut Sequences,
+    wants: &[Want],
+    n_steps: u64,
+    ahead: u64,
+) -> device::Result<Vec<u32>> {
+    let with = |step: OwnedStep, outputs: Vec<u32>| OwnedStep {
+        recent: (0..20).collect(),
+        outputs,
+        wants: wants.to_vec(),
+        ..step
+    };
+    let n = wants.len();
+    let prompts: Vec<(usize, usize)> = PROMPTS.into_iter().take(n).enumerate().collect();
+    let mut end = 0;
+    let last_rows = prompts.iter().map(|(_, n_rows)| {
+        end += *n_rows as u32;
+        end - 1
+    });
+    let last_rows = last_rows.collect();
+    let first = program.submit(&with(sequences.step(&prompts), last_rows).borrow())?;
+    let rows: Vec<(usize, usize)> = (0..n).map(|slot| (slot, 1)).collect();
+    let mut tokens = Vec::new();
+    for index in 1..n_steps {
+        if index >= ahead {
+            program.wait(Ticket(first.0 + index - ahead))?;
+            tokens.extend(chosen_tokens(program));
+        }
+        let ticket = Ticket(first.0 + index - 1);
+        let link = |row: u32| Link { row, from: OutputRef { ticket, output: row } };
+        let mut next = with(sequences.step(&rows), (0..n as u32).collect());
+        next.links = (0..n as u32).map(link).collect();
+        program.submit(&next.borrow())?;
+    }
+    for index in n_steps - ahead..n_steps {
+        program.wait(Ticket(first.0 + index))?;
+        tokens.extend(chosen_tokens(program));
+    }
+    Ok(tokens)
+}
+
 /// Chains of steps in flight, each linked to the one before, choose what the same steps choose one at a time; greedy, sampled and with
-/// penalties. Gives the number of steps.
+/// penalties, of one sequence and of three. Gives the number of steps.
 ///
 /// # Errors
 /// Where they differ, or an error of the device.
@@ -127,57 +252,25 @@ pub fn check_chains(device: &CudaDevice) -> Result<usize, String> {
     for decoder in [Decoder::SMALL, decoders()[2], decoders()[8]] {
         let plan = decoder.plan(9);
         let limits = decoder.limits(&plan);
-        is_whole(device, &plan, &limits)?;
+        is_whole(device, decoder, &plan, &limits)?;
         let plan = fuse(&plan, device.fusion());
         let mut program =
             device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(error)?;
-        let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.1, random: 0.5 };
-        let penalties = Some(Penalties { repeat: 1.1, presence: 0.1, frequency: 0.1 });
-        let recent = Slice { start: 0, len: 20 };
-        let sampled = Want { choose: device::Choose::Sample(sampling), ..Want::default() };
-        for want in [Want::BEST, sampled, Want { penalties, recent, ..Want::BEST }] {
+        for wants in wants_of_chains().into_iter().filter(|wants| rows_of(decoder).contains(&wants.len())) {
+            let n = wants.len();
+            let rows: Vec<(usize, usize)> = (0..n).map(|slot| (slot, 1)).collect();
             let mut found: Vec<Vec<u32>> = Vec::new();
             for ahead in [1, program.max_in_flight() as u64] {
-                let mut tokens = Vec::new();
-                let step = |tokens: &[u32], position: u32| -> OwnedStep {
-                    let step = one_sequence(&plan, &limits, tokens, position);
-                    let last = tokens.len() as u32 - 1;
-                    OwnedStep { recent: (0..20).collect(), ..step }.with_outputs(vec![last], want)
-                };
-                let prompt: Vec<u32> = (0..20).collect();
-                let first = program.submit(&step(&prompt, 0).borrow()).map_err(error)?;
-                for index in 1..STEPS {
-                    if index >= ahead {
-                        program.wait(Ticket(first.0 + index - ahead)).map_err(error)?;
-                        tokens.extend(chosen_tokens(program.as_ref()));
-                    }
-                    let mut next = step(&[0], 19 + index as u32);
-                    next.links = vec![Link {
-                        row: 0,
-                        from: OutputRef { ticket: Ticket(first.0 + index - 1), output: 0 },
-                    }];
-                    program.submit(&next.borrow()).map_err(error)?;
-                    n_steps += 1;
-                }
-                for index in STEPS - ahead..STEPS {
-                    program.wait(Ticket(first.0 + index)).map_err(error)?;
-                    tokens.extend(chosen_tokens(program.as_ref()));
-                }
-                let mut timings = Vec::new();
-                program.run_timed(&step(&[1], 19 + STEPS as u32).borrow(), &mut timings).map_err(error)?;
-                let commands = program.commands(0, 1);
-                let ran =
-                    |timing: &device::Timing| commands[timing.command].kernel.starts_with("persistent/");
-                if !timings.iter().any(|timing| ran(timing) && timing.duration > 0.0) {
-                    return Err("the persistent kernel did not run".to_owned());
-                }
-                found.push(tokens);
+                let mut sequences = Sequences::new(9, &plan.kv, &limits, 64);
+                found.push(chain(program.as_mut(), &mut sequences, &wants, STEPS, ahead).map_err(error)?);
+                n_steps += STEPS as usize;
+                runs_whole(program.as_mut(), &sequences.step(&rows))?;
             }
-            if found[0] != found[1] || found[0].len() as u64 != STEPS {
-                return Err(format!("{want:?}: {:?} one at a time, {:?} in flight", found[0], found[1]));
+            if found[0] != found[1] || found[0].len() != STEPS as usize * n {
+                return Err(format!("{wants:?}: {:?} one at a time, {:?} in flight", found[0], found[1]));
             }
             if found[0].contains(&u32::MAX) {
-                return Err(format!("{want:?}: no token in {:?}", found[0]));
+                return Err(format!("{wants:?}: no token in {:?}", found[0]));
             }
         }
     }

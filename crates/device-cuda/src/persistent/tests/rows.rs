@@ -1,0 +1,144 @@
+//! The kernel of several rows: which decoders it runs, and what it is given.
+
+use super::super::rows::*;
+use super::*;
+
+/// Why a decoder has no kernel of several rows. It has that of one.
+fn one_row_alone(shape: Decoder, profile: &Profile, limits: impl FnOnce(Limits) -> Limits) -> String {
+    let plan = plan_of(shape);
+    let limits = limits(f16(&plan.kv));
+    let found = Persistent::new(&plan, &lower(&plan, profile.passes), &limits, profile);
+    found.unwrap().several.unwrap_err()
+}
+
+fn refused(shape: Decoder) -> String {
+    one_row_alone(shape, &Profile::hopper(), |limits| limits)
+}
+
+#[test]
+fn sizes_are_those_of_the_header() {
+    for (name, value) in [
+        ("EXCHANGE_ROWS_INPUT", EXCHANGE_ROWS_INPUT),
+        ("EXCHANGE_ROWS_MIDDLE", EXCHANGE_ROWS_MIDDLE),
+        ("EXCHANGE_ROWS_ATTENDED", EXCHANGE_ROWS_ATTENDED),
+        ("EXCHANGE_ROWS_GATED", EXCHANGE_ROWS_GATED),
+        ("EXCHANGE_ROWS_QKV", EXCHANGE_ROWS_QKV),
+        ("EXCHANGE_ROWS_PARTIALS", EXCHANGE_ROWS_PARTIALS),
+        ("EXCHANGE_ROWS_SQUARES", EXCHANGE_ROWS_SQUARES),
+        ("PERSISTENT_ROWS_EXCHANGE", EXCHANGE_ROWS),
+        ("PERSISTENT_MOST_ROWS", MOST_ROWS),
+        ("PERSISTENT_MOST_OWN", MOST_OWN),
+        ("PERSISTENT_ROWS_INPUT", ROWS_INPUT),
+    ] {
+        assert_eq!(define(name), value, "{name}");
+    }
+    let shared = format!("#define PERSISTENT_SHARED_ROWS(d, h) (PERSISTENT_SHARED(d, h) + {SHARED_MORE})");
+    assert!(source("persistent/arguments.h").unwrap().contains(&shared), "ring() computes the same");
+    // Inputs of 8,192 and 32,768 columns.
+    assert_eq!((EXCHANGE_ROWS_MIDDLE / 16, (EXCHANGE_ROWS_QKV - EXCHANGE_ROWS_GATED) / 16), (8192, 32_768));
+}
+
+#[test]
+fn dense_decoders_have_it_and_its_limits_have_reasons() {
+    let dense = decoders().into_iter().filter(|decoder| decoder.experts.is_none());
+    for decoder in dense.filter(|decoder| decoder.kv_type == KvType::F16) {
+        assert_eq!(found(&plan_of(decoder)).unwrap().several, Ok(8), "{decoder:?}");
+    }
+    assert!(refused(mixture()).contains("mixture"));
+    let wide = Decoder { n_kv_heads: 8, n_heads: 16, n_layers: 1, ..SMALL };
+    assert!(refused(Decoder { residual: 132 * 40, ..wide }).contains("rows of the residual of a block: 40"));
+    assert!(refused(Decoder { ffn: 32_776, ..wide }).contains("columns of the network: 32776"));
+    let heads = Decoder { head_dim: 128, n_heads: 72, n_kv_heads: 36, ..wide };
+    assert!(refused(heads).contains("columns of attention: 9216"));
+    // Each row needs a block for every KV head.
+    let most = |n_kv_heads: usize| {
+        let shape = Decoder { n_kv_heads, n_heads: 2 * n_kv_heads, n_layers: 1, ..SMALL };
+        found(&plan_of(shape)).unwrap()
+    };
+    for n_kv_heads in [16, 20, 32, 60] {
+        let found = most(n_kv_heads);
+        assert_eq!(found.several, Ok(8.min(found.n_blocks() / n_kv_heads)), "{n_kv_heads}");
+    }
+    assert!(most(64).several.is_ok_and(|most| most == 2));
+    let usual = Profile::hopper();
+    let none = |profile: Profile| one_row_alone(SMALL, &profile, |limits| limits).contains("profile");
+    assert!(none(Profile { persistent_rows: 1, ..usual.clone() }));
+    assert!(none(Profile { rows_positions: 0, ..usual.clone() }));
+    let small = Profile { shared_bytes: 110_000, ..usual.clone() };
+    assert!(one_row_alone(SMALL, &small, |limits| limits).contains("slots of shared memory"));
+    // A program whose steps have one sequence.
+    for change in [
+        |limits| Limits { max_rows: 1, ..limits },
+        |limits| Limits { max_outputs: 1, ..limits },
+        |limits| Limits { max_spans: 1, ..limits },
+    ] {
+        assert!(one_row_alone(SMALL, &usual, change).contains("no step has several"));
+    }
+    let plan = plan_of(SMALL);
+    let units = lower(&plan, usual.passes);
+    let of = |limits: &Limits, profile: &Profile| {
+        Persistent::new(&plan, &units, limits, profile).unwrap().several.unwrap()
+    };
+    let limits = f16(&plan.kv);
+    assert_eq!(of(&Limits { max_spans: 3, ..limits.clone() }, &usual), 3);
+    assert_eq!(of(&limits, &Profile { persistent_rows: 4, ..usual }), 4);
+}
+
+#[test]
+fn it_has_arguments_and_shared_memory_of_its_own() {
+    // Two quads of the residual, three of the network, two groups of pages.
+    let shape = Decoder { residual: 1056, ffn: 2112, windows: true, ..SMALL };
+    let plan = plan_of(shape);
+    let mine = found(&plan).unwrap();
+    let (one, shared_of_one) = arguments_of(&plan, &mine, Rows::One);
+    let (several, shared) = arguments_of(&plan, &mine, Rows::Several);
+    assert_eq!((one.most_quads, one.table_stride), (3, 0));
+    // 512 positions in pages of 16.
+    assert_eq!((several.most_quads, several.table_stride, several.n_splits), (2, 2 * 32, 0));
+    assert_eq!((several.n_phases, several.slot_bytes), (one.n_phases, one.slot_bytes));
+    let usual = Profile::hopper().shared_bytes;
+    // PERSISTENT_SHARED_ROWS(64, 3), the input, the phases.
+    let rest = 4752 + 20 * 64 + 36 * 3 * 64 + 64 * 3 + 33_024 + 2 * 16_640;
+    let rest = rest + size_of::<PersistentPhase>() as u32 * several.n_phases;
+    assert_eq!(shared, several.n_slots * several.slot_bytes + rest);
+    assert!(shared <= usual && shared + several.slot_bytes > usual && shared_of_one <= usual);
+    assert!(several.n_slots < one.n_slots && several.in_flight < several.n_slots);
+}
+
+#[test]
+fn its_kernel_has_a_name_and_constants_of_its_own() {
+    let (mine, one, phases) = table_of(SMALL);
+    assert_eq!(mine.kernel(Rows::Several).1, "persistent_decode_rows_64_3");
+    let plan = plan_of(SMALL);
+    let q8_0 = Limits { kv_type: KvType::Q8_0, ..f16(&plan.kv) };
+    let profile = Profile::hopper();
+    let over_q8_0 = Persistent::new(&plan, &lower(&plan, profile.passes), &q8_0, &profile).unwrap();
+    let (file, name) = over_q8_0.kernel(Rows::Several);
+    let names = ["persistent/decode_rows_q8_0_64_3.cu", "persistent_decode_rows_q8_0_64_3"];
+    assert_eq!([&file[..], &name], names);
+    let (several, _) = arguments_of(&plan, &mine, Rows::Several);
+    let text = |rows: Rows, arguments: &PersistentArguments| {
+        let general = source(&mine.kernel(rows).0).unwrap();
+        fixed::fixed_source(general, arguments, &phases, mine.n_blocks()).unwrap()
+    };
+    let (of_one, of_several) = (text(Rows::One, &one), text(Rows::Several, &several));
+    assert!(of_several.contains("PERSISTENT_DECODE_ROWS(64, 3)") && !of_several.contains(" n_rows"));
+    assert!(of_several.contains(&format!("uint table_stride = {};", several.table_stride)));
+    assert!(of_several.contains(&format!("uint n_slots = {};", several.n_slots)));
+    // The text of the kernel of one row does not depend on the context's length.
+    assert!(of_one.contains("uint table_stride = 0;"));
+}
+
+#[test]
+fn the_second_exchange_is_there_only_where_a_plan_has_the_kernel() {
+    let plan = plan_of(SMALL);
+    let profile = Profile::hopper();
+    let units = lower(&plan, profile.passes);
+    let total = |persistent_rows: usize| {
+        let profile = Profile { persistent_rows, ..profile.clone() };
+        persistent_of(std::iter::once((&plan, &units[..])), &f16(&plan.kv), &profile, 0).1.total()
+    };
+    assert_eq!(total(8) - total(1), 2 * EXCHANGE_ROWS + 256);
+    assert_eq!(Rows::Several.exchange_bytes(), 2 * EXCHANGE_ROWS + 256);
+    assert_eq!(Rows::One.exchange_bytes(), EXCHANGE_BYTES);
+}

@@ -1,0 +1,149 @@
+//! Steps in one launch of a persistent kernel: which they are, and their tables.
+
+use crate::arguments::PersistentPhase;
+use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses};
+use crate::driver::Address;
+use crate::kernels::Kernels;
+use crate::persistent::{Persistent, PersistentWeights, Rows, fixed_file};
+use device::{Result, Span, Step};
+use device_lower::table::RowClass;
+
+/// Of a plan. By default it has no such steps.
+#[derive(Default)]
+pub(super) struct Whole {
+    /// By class of rows.
+    tables: Vec<Commands>,
+    /// Rows of a step, at most, each of a sequence of its own.
+    most_rows: usize,
+    /// Positions of a sequence, at most: in a step of one row, of several.
+    positions: [usize; 2],
+}
+
+impl Whole {
+    /// Of what the kernels run of a plan. `phases`: their table, and where it lies on the GPU.
+    ///
+    /// # Errors
+    /// Something has no kernel.
+    pub(super) fn new(
+        compiler: &Compiler<'_>,
+        persistent: &Persistent,
+        phases: (&[PersistentPhase], Address),
+        weights: &PersistentWeights,
+        kernels: &Kernels,
+        list: &mut KernelList,
+    ) -> Result<Whole> {
+        let most_rows = *persistent.several.as_ref().unwrap_or(&1);
+        let kinds = [Rows::One, Rows::Several];
+        let mut tables = Vec::new();
+        for rows in kinds.into_iter().take(most_rows) {
+            let file = match compiler.profile.fixed_tables {
+                true => {
+                    let (arguments, _) = compiler.persistent_arguments(persistent, rows);
+                    fixed_file(persistent, rows, &arguments, phases.0, kernels)
+                }
+                false => persistent.kernel(rows).0,
+            };
+            let addresses = PersistentAddresses { phases: phases.1, exchange: weights.exchange(rows) };
+            let classes = RowClass::ALL.into_iter().filter(|class| *class <= RowClass::of(most_rows));
+            for class in classes.filter(|class| Rows::of(*class) == rows) {
+                tables.push(compiler.persistent_table(persistent, class, &file, &addresses, list)?);
+            }
+        }
+        let positions = kinds.map(|rows| persistent.positions(rows, compiler.profile));
+        Ok(Whole { tables, most_rows, positions })
+    }
+
+    /// The table of steps of so many rows; `None`: none of them runs in one launch.
+    pub(super) fn table(&self, n_rows: usize) -> Option<&Commands> {
+        let has_rows = (1..=self.most_rows).contains(&n_rows);
+        self.tables.get(RowClass::of(n_rows) as usize).filter(|_| has_rows)
+    }
+
+    /// Whether a step runs in one launch: every row is an output, and of a sequence of its own that is short enough.
+    pub(super) fn takes(&self, step: &Step) -> bool {
+        let n_rows = step.tokens.len();
+        let positions = self.positions[usize::from(n_rows > 1)];
+        let is_row =
+            |(row, span): (u32, &Span)| (span.first_row, span.n_rows) == (row, 1) && span.end() <= positions;
+        (1..=self.most_rows).contains(&n_rows)
+            && step.spans.len() == n_rows
+            && (0..).zip(step.spans).all(is_row)
+            && step.outputs.iter().copied().eq(0..n_rows as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::{CommandInfo, KvLayer, KvLayout, OwnedStep};
+    use device_lower::table::{Extent, NewCommand, When};
+    use device_testing::{BEST_AND_LOGITS, Sequences, limits};
+
+    #[test]
+    fn steps_of_a_row_of_each_of_a_few_short_sequences_are_taken() {
+        let layer = KvLayer {
+            n_kv_heads: 1,
+            head_dim: 64,
+            window: None,
+            encoder_states: None,
+            values_are_keys: false,
+        };
+        let kv = KvLayout::new(vec![layer]);
+        let mut sequences = Sequences::new(1, &kv, &limits(&kv), 10);
+        sequences.step(&[(0, 30), (1, 20), (2, 5)]);
+        let whole = Whole { most_rows: 4, positions: [31, 30], ..Whole::default() };
+        let takes = |whole: &Whole, step: &OwnedStep| whole.takes(&step.borrow());
+        let pair = sequences.step(&[(1, 1), (2, 1)]);
+        assert!(takes(&whole, &pair));
+        // Of one row alone sequences may be longer.
+        let (one, long) = (sequences.step(&[(0, 1)]), sequences.step(&[(1, 1), (0, 1)]));
+        assert!(takes(&whole, &one) && !takes(&whole, &long));
+        assert!(!takes(&Whole { positions: [30, 31], ..whole }, &one));
+        let whole = Whole { most_rows: 4, positions: [100, 100], ..Whole::default() };
+        assert!(takes(&whole, &long));
+        assert!(takes(&whole, &sequences.step(&[(3, 1), (4, 1), (5, 1), (6, 1)])));
+        assert!(!takes(&whole, &sequences.step(&[(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)])));
+        // Several rows of a sequence, rows that are no outputs, another order of outputs, none at all.
+        assert!(!takes(&whole, &sequences.step(&[(0, 2)])));
+        assert!(!takes(&whole, &sequences.step(&[(0, 2), (1, 1)])));
+        let with = |outputs: Vec<u32>| pair.clone().with_outputs(outputs, BEST_AND_LOGITS);
+        assert!(takes(&whole, &with(vec![0, 1])));
+        for outputs in [vec![], vec![0], vec![1], vec![1, 0]] {
+            assert!(!takes(&whole, &with(outputs.clone())), "{outputs:?}");
+        }
+        assert!(!takes(&whole, &OwnedStep::default()));
+        // What the profile, the plan or its limits do not have.
+        assert!(!takes(&Whole { most_rows: 1, ..whole }, &pair));
+        assert!(!takes(&Whole::default(), &one));
+    }
+
+    #[test]
+    fn tables_go_by_the_class_of_rows() {
+        let of_kernel = |n: u32| {
+            let mut commands = Commands::default();
+            commands.table.push(
+                NewCommand {
+                    kernel: n,
+                    operands: &[],
+                    parameters: &[],
+                    reads: &[],
+                    writes: &[],
+                    values: &[],
+                    grid: [Extent::Fixed(1); 3],
+                    threads: 1,
+                    threadgroup_bytes: 0,
+                    when: When::Always,
+                },
+                CommandInfo { kernel: String::new(), node: 0, layer: None, weight_bytes: 0 },
+            );
+            commands
+        };
+        let whole = Whole { tables: (0..4).map(of_kernel).collect(), most_rows: 6, positions: [0; 2] };
+        let of = |n_rows: usize| whole.table(n_rows).map(|table| table.table.commands()[0].kernel);
+        assert_eq!(
+            [0, 1, 2, 3, 4, 5, 6, 7].map(of),
+            [None, Some(0), Some(1), Some(2), Some(2), Some(3), Some(3), None]
+        );
+        assert!((0..10).all(|n_rows| Whole::default().table(n_rows).is_none()));
+    }
+}
