@@ -431,7 +431,7 @@ impl Persistent {
     ) -> (PersistentArguments, u32) {
         let heads = self.decoder.heads;
         let (n_slots, shared) = self.ring(rows, shared_bytes);
-        // 0 where a kernel does not read it: texts with these numbers as constants do not depend on it.
+        // 0 where a kernel does not read it.
         let (n_splits, table_stride) = match rows {
             Rows::One => (self.n_splits() as u32, 0),
             Rows::Several => (0, step.table_stride()),

@@ -16,12 +16,12 @@ macro_rules! constants {
     };
 }
 
-/// What a launch says that is no address and never changes. Not `n_rows`, which hides from the compiler how often code runs, and not where a
-/// launch stops. `None`: a factor is infinite or NaN, for which C++ has no literal.
+/// What a launch says that is no address and never changes. Not `n_rows`, which hides from the compiler how often code runs, not where a
+/// launch stops, and not `table_stride`, which goes by the length of the context. `None`: a factor is infinite or NaN, for which C++ has no literal.
 fn of_arguments(arguments: &PersistentArguments) -> Option<Vec<Constant>> {
     let a = PersistentArguments { poll_delay: POLL_DELAY_FIXED, ..*arguments };
     let numbers = constants!("uint" of a; n_phases interleaved hidden n_kv_heads n_vocab n_splits page_len slot_bytes n_slots
-        poll_delay refill_gates in_flight most_quads table_stride n_experts n_used expert_ffn expert_sigmoid expert_normalise);
+        poll_delay refill_gates in_flight most_quads n_experts n_used expert_ffn expert_sigmoid expert_normalise);
     let factors = [
         ("rotation_scale1", a.rotation_scale1),
         ("rotation_scale2", a.rotation_scale2),

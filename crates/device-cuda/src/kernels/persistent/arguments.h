@@ -160,6 +160,7 @@ struct PersistentArguments {
     uint expert_sigmoid;    // scores: 1 a sigmoid of each, 0 a softmax over all
     uint expert_normalise;  // 1: weights are divided by their sum
     float expert_factor;    // on all weights
+    uint reserved;
 };
 
 // From a file's rows to packed rows: persistent_repack_<type>.

@@ -123,10 +123,9 @@ fn its_kernel_has_a_name_and_constants_of_its_own() {
     };
     let (of_one, of_several) = (text(Rows::One, &one), text(Rows::Several, &several));
     assert!(of_several.contains("PERSISTENT_DECODE_ROWS(64, 3)") && !of_several.contains(" n_rows"));
-    assert!(of_several.contains(&format!("uint table_stride = {};", several.table_stride)));
     assert!(of_several.contains(&format!("uint n_slots = {};", several.n_slots)));
-    // The text of the kernel of one row does not depend on the context's length.
-    assert!(of_one.contains("uint table_stride = 0;"));
+    // No text depends on the context's length.
+    assert!([&of_one, &of_several].iter().all(|text| !text.contains("table_stride =")));
 }
 
 #[test]
