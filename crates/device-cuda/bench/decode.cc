@@ -172,7 +172,7 @@ struct Model {
         phases.put(list);
         tokens.make(4 * 4096), places.make(4 * 4096), choices.make(4096 * sizeof(Choice)), inputs.make(4ull * 256 * s.hidden), logits.make(4ull * rows * s.n_vocab), trace.make(4ull * 256 * s.hidden), exchange.make(EXCHANGE);
     }
-    int most_quads() const { return n_rows > 1 ? quads(s.hidden) : std::max({quads(s.hidden), quads(s.n_q * s.d), quads(s.ffn)}); }
+    int most_quads() const { return n_rows > 1 ? std::max(PERSISTENT_FEWEST_QUADS, quads(s.hidden)) : std::max({quads(s.hidden), quads(s.n_q * s.d), quads(s.ffn)}); }
     int pages_of_row() const { return pages.size() / n_rows; }
 
     struct Settings {
@@ -487,18 +487,30 @@ static void time_rows(const Shape &s) {
     m.make(s, 2100, true, PERSISTENT_MOST_ROWS);
     for (int rows : {2, 4, 8}) {
         m.n_rows = rows;
-        for (int slot : {9216, 18432}) for (int flight : {2, 4, 8}) {
-            m.set = {slot, 200, 0, std::min(flight, 65536 / slot)};
-            printf("    %s, %d rows: slot %5d, in flight %d:", s.name, rows, slot, m.set.in_flight);
-            for (int position : {128, 2000}) {
-                std::vector<float> v;
-                for (int i = 0; i < 3; i++) v.push_back(m.run(std::vector<int>(rows, position), 64, std::vector<uint>(rows, 1), false, false));
-                std::sort(v.begin(), v.end());
-                printf("  position %d: %.1f us, %.0f tok/s", position, v[1], rows * 1e6 / v[1]);
-            }
-            printf("\n");
-            fflush(stdout);
+        m.set = {std::string(s.gate) == "q4_k" ? 10240 : 9216, 200, 1, 4};
+        auto us = [&](int position, int n) {
+            std::vector<float> v;
+            for (int i = 0; i < 5; i++) v.push_back(m.run(std::vector<int>(rows, position), n, std::vector<uint>(rows, 1), false, false));
+            std::sort(v.begin(), v.end());
+            return v[2];
+        };
+        printf("    %s, %d rows:", s.name, rows);
+        for (int position : {128, 2000}) {
+            const float t = us(position, 64);
+            printf("  position %d: %.1f us, %.0f tok/s", position, t, rows * 1e6 / t);
         }
+        // Of the sixth layer, each phase: what a launch takes longer that ends with it.
+        printf("; q k v, o, gate, down:");
+        float before = 0;
+        for (int i = 0; i <= 4; i++) {
+            m.stop = (3 + s.n_parts()) * 5 + i;
+            const float t = us(128, 1);
+            if (i > 0) printf(" %.1f", t - before);
+            before = t;
+        }
+        m.stop = 0;
+        printf("\n");
+        fflush(stdout);
     }
 }
 
@@ -548,11 +560,13 @@ int main(int argc, char **argv) {
     if (what.empty() || what == "check") checks();
     if (what == "check") return failures;
     if (what.empty() || what == "rows") checks_rows();
-    if (what == "rows") {
-        time_rows({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
-        time_rows({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
-        time_rows({"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
-        time_rows({"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});
+    if (what == "rows" || what == "rows_times") {
+        const std::string only = getenv("SHAPE") ? getenv("SHAPE") : "";
+        const auto wanted = [&](const char *name) { return only.empty() || only == name; };
+        if (wanted("0.6B")) time_rows({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
+        if (wanted("1B")) time_rows({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+        if (wanted("3B")) time_rows({"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+        if (wanted("8B")) time_rows({"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});
         return failures;
     }
     auto mixed = [&] { // every second layer with more bits, as about half of those of a file of Q4_K_M

@@ -301,8 +301,11 @@ impl Persistent {
     /// Of 1,024 columns: the widest input that shared memory has room for. Of several rows inputs wider than the residual, which the first
     /// product reads, are streamed.
     fn most_quads(&self, rows: Rows) -> usize {
-        let n = if rows == Rows::Several { 1 } else { self.products.len() };
-        self.products.iter().take(n).map(|product| product.k_quads).max().unwrap_or(1)
+        let (n, fewest) = match rows {
+            Rows::One => (self.products.len(), 1),
+            Rows::Several => (1, rows::FEWEST_QUADS),
+        };
+        self.products.iter().take(n).map(|product| product.k_quads).fold(fewest, usize::max)
     }
 
     /// Slots of the ring, and bytes of shared memory.

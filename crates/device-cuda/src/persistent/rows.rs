@@ -18,6 +18,7 @@ pub(super) const EXCHANGE_ROWS: usize = 2_523_136;
 pub(super) const MOST_ROWS: usize = 8;
 pub(super) const MOST_OWN: usize = 32;
 pub(super) const ROWS_INPUT: usize = 16_640;
+pub(super) const FEWEST_QUADS: usize = 4;
 
 /// Bytes of shared memory beside the ring, the input and the phases, more than the kernel of one row has.
 pub(super) const SHARED_MORE: usize = 33_024;

@@ -89,6 +89,8 @@
 #define PERSISTENT_MOST_ROWS 8
 #define PERSISTENT_MOST_OWN 32
 #define PERSISTENT_ROWS_INPUT 16640
+// Least most_quads of it: input of other phases comes by so many times 1,024 columns.
+#define PERSISTENT_FEWEST_QUADS 4
 
 // One product. Each block of threads keeps a copy in shared memory.
 struct PersistentPhase {
@@ -152,7 +154,7 @@ struct PersistentArguments {
     uint refill_gates;      // 1: gate_refill counts
     uint in_flight;         // pieces that are on their way at once where refills do not wait for gates; less than n_slots
     uint stop_phase;        // phases that run; n_phases: all
-    uint most_quads;        // the largest k_quads of a phase; of several rows of one whose input is read more than once (as wide as the residual)
+    uint most_quads;        // the largest k_quads of a phase; of several rows of one whose input is as wide as the residual
     uint table_stride;      // entries of page_table from a row to the next
     uint n_experts;         // 0: no mixture
     uint n_used;            // experts that are chosen

@@ -11,13 +11,17 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentJoin
     using Block::attends;
     using Block::block;
     using Block::first_group;
+    using Block::kv_head;
     using Block::lane;
     using Block::n_blocks;
     using Block::part;
     using Block::pass_parity;
     using Block::published;
+    using Block::position;
     using Block::s;
+    using Block::split;
     using Block::rehearsal;
+    static constexpr u32 PARTIAL_BYTES = Block::PARTIAL_BYTES;
 
     INLINE float partial_sum(int row) const {
         float v = 0;
@@ -56,6 +60,78 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentJoin
         }
         const uint4 chunk = make_chunk_of_2(v, squares, tag);
         if (real && (lane & 1) == 0 && 4 * lane < n) store_relaxed_4(part(to) + (u64)(g0 + lane / 2) * 16, chunk);
+    }
+    // Joins the partial attentions of the block's KV head; the block has every n_splits-th chunk of 8 values of its heads. Four lanes
+    // have two chunks of one partial, so that eight partials are in flight, and eight more in other registers; and two more chunks.
+    INLINE void merge(u32 tag) {
+        if (!this->has_head()) return;
+        constexpr u32 STRIDE = PARTIAL_BYTES, CHUNKS = H * D / 8;
+        const u32 n_partials = min(a.n_splits, position / PERSISTENT_TILE + 1);
+        const u8 *from = part(EXCHANGE_PARTIALS) + (u64)(block - split) * STRIDE;
+        const u32 half = lane & 1, index = lane >> 2;
+        for (u32 c0 = split + ((lane >> 1) & 1) * a.n_splits, first = split; first < CHUNKS; c0 += 4 * a.n_splits, first += 4 * a.n_splits) {
+            uint4 v[2][2] = {};
+            uint2 ml[2][2] = {};
+            bool there[2][2];
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) there[r][i] = c0 + 2 * r * a.n_splits < CHUNKS && index + 8 * i < n_partials;
+            for (u32 turn = rehearsal(); turn < 2; turn++) {
+                const bool real = turn == 1;
+                bool all = true;
+                if (real) do {
+                    all = true;
+#pragma unroll
+                    for (int r = 0; r < 2; r++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            if (!there[r][i]) continue;
+                            const u32 c = c0 + 2 * r * a.n_splits;
+                            const u8 *partial = from + (index + 8 * i) * STRIDE;
+                            v[r][i] = load_relaxed_4(partial + c * 32 + half * 16);
+                            ml[r][i] = load_relaxed_2(partial + (H * D + 2 * (c * 8 / D)) * 4);
+                        }
+#pragma unroll
+                    for (int r = 0; r < 2; r++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++)
+                            if (there[r][i])
+                                all = all && ((((v[r][i].x ^ tag) | (v[r][i].y ^ tag) | (v[r][i].z ^ tag) | (v[r][i].w ^ tag) | (ml[r][i].x ^ tag) | (ml[r][i].y ^ tag)) & 15) == 0);
+                } while (!__all_sync(~0u, all));
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    if (first + 2 * r * a.n_splits >= CHUNKS) break;
+                    float high = -1e30f;
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        if (there[r][i]) high = fmaxf(high, untag_word(ml[r][i].x));
+#pragma unroll
+                    for (int m = 4; m < 32; m *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, m));
+                    float total = 0, f[4] = {0, 0, 0, 0};
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        if (!there[r][i]) continue;
+                        const float factor = exp2_fast(untag_word(ml[r][i].x) - high);
+                        total += factor * untag_word(ml[r][i].y);
+                        f[0] += factor * untag_word(v[r][i].x), f[1] += factor * untag_word(v[r][i].y);
+                        f[2] += factor * untag_word(v[r][i].z), f[3] += factor * untag_word(v[r][i].w);
+                    }
+#pragma unroll
+                    for (int m = 4; m < 32; m *= 2) {
+                        total += __shfl_xor_sync(~0u, total, m);
+#pragma unroll
+                        for (int e = 0; e < 4; e++) f[e] += __shfl_xor_sync(~0u, f[e], m);
+                    }
+                    const float inverse = reciprocal_fast(total);
+#pragma unroll
+                    for (int e = 0; e < 4; e++) f[e] *= inverse;
+                    const uint4 chunk = make_chunk_of_2(f, 0.0f, tag);
+                    const u32 c = c0 + 2 * r * a.n_splits;
+                    if (real && half == 0 && index == 0 && c < CHUNKS) store_relaxed_4(this->chunk(EXCHANGE_ATTENDED, kv_head * CHUNKS + c, this->row), chunk);
+                }
+            }
+        }
     }
     // Root of the mean square of a vector of which this block has the rows in `x`: the squares of all blocks are exchanged.
     INLINE float exchange_squares(float mine, u32 which, u32 tag) {
@@ -239,7 +315,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentJoin
                     return;
                 }
                 if (attends()) barrier_arrive(6, 288);
-                this->merge(tag);
+                merge(tag);
             }
             published();
         });

@@ -11,6 +11,7 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentJoin<D, H, PER
     using Block::attends;
     using Block::block;
     using Block::first_group;
+    using Block::kv_head;
     using Block::lane;
     using Block::n_blocks;
     using Block::part;
@@ -78,6 +79,58 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentJoin<D, H, PER
         sum += __shfl_xor_sync(~0u, sum, 8);
         sum += __shfl_xor_sync(~0u, sum, 16);
         return rsqrtf(sum * this->inverse_hidden + a.eps);
+    }
+
+    // Joins the partial attentions of the block's KV head, of which it has every n_splits-th chunk: two lanes a chunk, eight partials of
+    // it at a time.
+    INLINE void merge(u32 tag) {
+        if (!this->has_head()) return;
+        constexpr u32 STRIDE = Block::PARTIAL_BYTES, CHUNKS = H * D / 8, N = 8;
+        const u32 n_splits = this->n_splits(), n_partials = min(n_splits, this->position / PERSISTENT_TILE + 1), half = lane & 1;
+        const u8 *from = part(EXCHANGE_PARTIALS) + (u64)(block - this->split) * STRIDE;
+        for (u32 first = this->split; first < CHUNKS; first += 16 * n_splits) {
+            const u32 c = first + (lane >> 1) * n_splits;
+            float high = -1e30f, total = 0, f[4] = {0, 0, 0, 0};
+            for (u32 i0 = 0; i0 < n_partials; i0 += N) {
+                uint4 v[N];
+                uint2 ml[N];
+                bool all;
+                do {
+                    all = true;
+#pragma unroll
+                    for (int i = 0; i < N; i++) {
+                        if (i0 + i >= n_partials || c >= CHUNKS) continue;
+                        const u8 *partial = from + (i0 + i) * STRIDE;
+                        v[i] = load_relaxed_4(partial + c * 32 + half * 16);
+                        ml[i] = load_relaxed_2(partial + (H * D + 2 * (c * 8 / D)) * 4);
+                    }
+#pragma unroll
+                    for (int i = 0; i < N; i++) {
+                        if (i0 + i >= n_partials || c >= CHUNKS) continue;
+                        all = all && (((v[i].x ^ tag) | (v[i].y ^ tag) | (v[i].z ^ tag) | (v[i].w ^ tag) | (ml[i].x ^ tag) | (ml[i].y ^ tag)) & 15) == 0;
+                    }
+                } while (!__all_sync(~0u, all));
+                const float before = high;
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    if (i0 + i < n_partials && c < CHUNKS) high = fmaxf(high, untag_word(ml[i].x));
+                const float factor = exp2_fast(before - high);
+                total *= factor, f[0] *= factor, f[1] *= factor, f[2] *= factor, f[3] *= factor;
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+                    if (i0 + i >= n_partials || c >= CHUNKS) continue;
+                    const float by = exp2_fast(untag_word(ml[i].x) - high);
+                    total += by * untag_word(ml[i].y);
+                    f[0] += by * untag_word(v[i].x), f[1] += by * untag_word(v[i].y);
+                    f[2] += by * untag_word(v[i].z), f[3] += by * untag_word(v[i].w);
+                }
+            }
+            const float inverse = reciprocal_fast(total);
+#pragma unroll
+            for (int e = 0; e < 4; e++) f[e] *= inverse;
+            const uint4 chunk = make_chunk_of_2(f, 0.0f, tag);
+            if (half == 0 && c < CHUNKS) store_relaxed_4(this->chunk(EXCHANGE_ATTENDED, kv_head * CHUNKS + c, this->row), chunk);
+        }
     }
 
     INLINE void finish() {
@@ -196,7 +249,7 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentJoin<D, H, PER
                     return;
                 }
                 if (attends()) barrier_arrive(6, 288);
-                this->merge(tag);
+                merge(tag);
             }
             published();
         });

@@ -96,6 +96,8 @@ template <int CODEC> struct RowsInput {
     }
 };
 
+#define PERSISTENT_BATCH PERSISTENT_FEWEST_QUADS
+
 template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PERSISTENT_MOST_ROWS> {
     typedef PersistentBlock<D, H, PERSISTENT_MOST_ROWS> Block;
     INLINE explicit PersistentRowsProducts(const Block &block) : Block(block) {}
@@ -127,143 +129,150 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         }
     }
 
-    // This lane's four chunks of 1,024 columns of all warps, as they come.
-    struct Asked {
-        uint4 chunk[4];
-        u32 first, chunks;
-        const u8 *from;
+    // This lane's chunks of some times 1,024 columns of all warps, as they come.
+    template <u32 N> struct Asked {
+        uint4 chunk[N][4];
     };
-    INLINE bool is_there(const Asked &x, int b) const { return x.first + 4 * b < x.chunks && (lane >> 2) < a.n_rows; }
-    INLINE void load(Asked &x, int b) const { x.chunk[b] = load_relaxed_4(x.from + (u64)(x.first + 4 * b) * (16 * PERSISTENT_MOST_ROWS)); }
-    template <class P> INLINE void ask(Asked &x, const P &p, const u8 *from, u32 quad) const {
-        x.first = (warp * p.k_quads + quad) * 16 + (lane & 3), x.chunks = p.chunks, x.from = from + (lane >> 2) * 16;
+    // Chunks of N quads from `quad` on, where there are so many; others are zeros.
+    template <u32 N, class P> INLINE void receive(Asked<N> &x, const P &p, const u8 *from, u32 quad, u32 tag) const {
+        // Of this lane's row, from its first one of these on: every fourth one is its own.
+        const u32 first = (warp * p.k_quads + quad) * 16 + (lane & 3);
+        const int left = (lane >> 2) < a.n_rows ? min((int)p.chunks - (int)first, (int)(16 * (p.k_quads - quad))) : 0;
+        from += (first * PERSISTENT_MOST_ROWS + (lane >> 2)) * 16;
+        bool all;
+        do {
 #pragma unroll
-        for (int b = 0; b < 4; b++) {
-            x.chunk[b] = make_uint4(0, 0, 0, 0);
-            if (is_there(x, b)) load(x, b);
-        }
-    }
-    INLINE void wait(Asked &x, u32 tag) const {
-        while (true) {
-            bool all = true;
+            for (int j = 0; j < N; j++)
 #pragma unroll
-            for (int b = 0; b < 4; b++) all = all && (!is_there(x, b) || chunk_is(x.chunk[b], tag));
-            if (__all_sync(~0u, all)) return;
+                for (int b = 0; b < 4; b++) {
+                    x.chunk[j][b] = make_uint4(0, 0, 0, 0);
+                    if (16 * j + 4 * b < left) x.chunk[j][b] = load_relaxed_4(from + (16 * j + 4 * b) * (16 * PERSISTENT_MOST_ROWS));
+                }
+            all = true;
 #pragma unroll
-            for (int b = 0; b < 4; b++)
-                if (is_there(x, b) && !chunk_is(x.chunk[b], tag)) load(x, b);
-        }
+            for (int j = 0; j < N; j++)
+#pragma unroll
+                for (int b = 0; b < 4; b++) all = all && (16 * j + 4 * b >= left || chunk_is(x.chunk[j][b], tag));
+        } while (!__all_sync(~0u, all));
     }
     INLINE uint4 *kept(u32 index) const { return s.input + index * 128 + lane; }
     INLINE float *factors(u32 index) const { return (float *)(s.input + a.most_quads * 8 * 128) + index * 8; }
-    template <int CODEC> INLINE void convert(RowsInput<CODEC> &in, const Asked &x, float &squares) const {
+    // To shared memory.
+    INLINE void convert(const uint4 (&chunk)[4], u32 index, float &squares) {
         u32 most = 0; // exponent
 #pragma unroll
-        for (int b = 0; b < 4; b++) most = max(most, x.chunk[b].z >> 20 & 255);
+        for (int b = 0; b < 4; b++) most = max(most, chunk[b].z >> 20 & 255);
         most = max(most, __shfl_xor_sync(~0u, most, 1));
         most = max(most, __shfl_xor_sync(~0u, most, 2));
 #pragma unroll
         for (int b = 0; b < 4; b++) {
-            const uint4 w = x.chunk[b];
+            const uint4 w = chunk[b];
             const u32 low = __byte_perm(w.x, w.y, 0x4210) ^ 0x80808080u, high = __byte_perm(w.y, w.z, 0x5421) ^ 0x80808080u;
             // The scale's 4 bits of mantissa, and its exponent against the largest: a chunk that is 2^-15 of another counts nothing beside it.
             const int exponent = (int)(w.z >> 20 & 255) - (int)most + 15;
             const u32 scale = (exponent > 0 ? exponent << 10 | (w.z >> 16 & 15) << 6 : 0) * 0x10001u;
-            const u32 q[4] = {__byte_perm(low, 0x64646464u, 0x4240), __byte_perm(low, 0x64646464u, 0x4341), __byte_perm(high, 0x64646464u, 0x4240),
-                              __byte_perm(high, 0x64646464u, 0x4341)};
-            in.halves[b] = make_uint4(half2_mul(half2_sub(q[0], 0x64806480u), scale), half2_mul(half2_sub(q[1], 0x64806480u), scale),
-                                      half2_mul(half2_sub(q[2], 0x64806480u), scale), half2_mul(half2_sub(q[3], 0x64806480u), scale));
+            kept(index)[32 * b] = make_uint4(half2_mul(minus_1024<128>(__byte_perm(low, 0x64646464u, 0x4240)), scale),
+                                             half2_mul(minus_1024<128>(__byte_perm(low, 0x64646464u, 0x4341)), scale),
+                                             half2_mul(minus_1024<128>(__byte_perm(high, 0x64646464u, 0x4240)), scale),
+                                             half2_mul(minus_1024<128>(__byte_perm(high, 0x64646464u, 0x4341)), scale));
             squares += __uint_as_float(w.w << 4);
         }
-        const float factor = __uint_as_float(most << 23);
-        in.factors = make_float2(__shfl_sync(~0u, factor, 8 * (lane & 3)), __shfl_sync(~0u, factor, 8 * (lane & 3) + 4));
+        if ((lane & 3) == 0) factors(index)[lane >> 2] = __uint_as_float(most << 23);
     }
-
-    // One pass of n groups. With FIRST its input is received on the way, and kept in shared memory where it is needed again.
-    template <int CODEC, bool FIRST, class P> INLINE void multiply_pass(const P &p, u32 n, bool keep, const u8 *from, u32 tag, Place &place) {
-        float sum[PERSISTENT_PASS / 2][4];
+    // Columns of a pass's groups, summed up: rows g of two groups by rows 2 t and 2 t + 1 of the step.
+    struct Sums {
+        float of[PERSISTENT_PASS / 2][4];
+    };
+    // The next `n` groups of the ring by an input in shared memory.
+    template <int CODEC> INLINE void multiply_quad(Sums &sum, u32 n, u32 index, Place &place) {
+        RowsInput<CODEC> in;
 #pragma unroll
-        for (int i = 0; i < PERSISTENT_PASS / 2; i++) sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0;
-        Asked asked;
-        float squares = 0;
-        if (FIRST) ask(asked, p, from, 0);
-        for (u32 quad = 0; quad < p.k_quads; quad++) {
-            RowsInput<CODEC> in;
-            const u32 index = warp * p.k_quads + quad;
-            if (FIRST) {
-                wait(asked, tag);
-                convert(in, asked, squares);
-                if (quad + 1 < p.k_quads) ask(asked, p, from, quad + 1);
-                if (keep) {
+        for (int b = 0; b < 4; b++) in.halves[b] = kept(index)[32 * b];
+        in.factors = *(const float2 *)(factors(index) + 2 * (lane & 3));
+        in.prepare();
 #pragma unroll
-                    for (int b = 0; b < 4; b++) kept(index)[32 * b] = in.halves[b];
-                    if (lane < 4) *(float2 *)(factors(index) + 2 * lane) = in.factors;
-                    __syncwarp();
-                }
-            } else {
+        for (int i = 0; i < PERSISTENT_PASS / 2; i++) {
+            if (2 * i >= n) break;
+            RowsUnit<CODEC> first, second;
+            take(first, place);
+            second = first;
+            if (2 * i + 1 < n) take(second, place);
+            float of_quad[4] = {};
 #pragma unroll
-                for (int b = 0; b < 4; b++) in.halves[b] = kept(index)[32 * b];
-                in.factors = *(const float2 *)(factors(index) + 2 * (lane & 3));
-            }
-            in.prepare();
+            for (int b = 0; b < 4; b++) {
+                u32 low[4], high[4];
+                first.halves(b, low), second.halves(b, high);
+                const u32 rows[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
+                if constexpr (RowsUnit<CODEC>::INNER) {
+                    mma_16x8x16(of_quad, rows[0], in.halves[b].x, in.halves[b].y);
+                    mma_16x8x16(of_quad, rows[1], in.halves[b].z, in.halves[b].w);
+                } else {
+                    float c[4] = {in.begin[b].x, in.begin[b].y, in.begin[b].x, in.begin[b].y};
+                    mma_16x8x16(c, rows[0], in.halves[b].x, in.halves[b].y);
+                    mma_16x8x16(c, rows[1], in.halves[b].z, in.halves[b].w);
 #pragma unroll
-            for (int i = 0; i < PERSISTENT_PASS / 2; i++) {
-                if (2 * i >= n) break;
-                RowsUnit<CODEC> first, second;
-                take(first, place);
-                second = first;
-                if (2 * i + 1 < n) take(second, place);
-                float of_quad[4] = {};
-#pragma unroll
-                for (int b = 0; b < 4; b++) {
-                    u32 low[4], high[4];
-                    first.halves(b, low), second.halves(b, high);
-                    const u32 rows[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
-                    if constexpr (RowsUnit<CODEC>::INNER) {
-                        mma_16x8x16(of_quad, rows[0], in.halves[b].x, in.halves[b].y);
-                        mma_16x8x16(of_quad, rows[1], in.halves[b].z, in.halves[b].w);
-                    } else {
-                        float c[4] = {in.begin[b].x, in.begin[b].y, in.begin[b].x, in.begin[b].y};
-                        mma_16x8x16(c, rows[0], in.halves[b].x, in.halves[b].y);
-                        mma_16x8x16(c, rows[1], in.halves[b].z, in.halves[b].w);
-#pragma unroll
-                        for (int j = 0; j < 4; j++) {
-                            const u32 scales = (j < 2 ? first : second).scales[b];
-                            of_quad[j] = fmaf(c[j], low_half(scales), of_quad[j]);
-                            if (RowsUnit<CODEC>::MINS) of_quad[j] = fmaf(j & 1 ? in.sums[b].y : in.sums[b].x, high_half(scales), of_quad[j]);
-                        }
+                    for (int j = 0; j < 4; j++) {
+                        const u32 scales = (j < 2 ? first : second).scales[b];
+                        of_quad[j] = fmaf(c[j], low_half(scales), of_quad[j]);
+                        if (RowsUnit<CODEC>::MINS) of_quad[j] = fmaf(j & 1 ? in.sums[b].y : in.sums[b].x, high_half(scales), of_quad[j]);
                     }
                 }
-#pragma unroll
-                for (int j = 0; j < 4; j++) sum[i][j] = fmaf(of_quad[j], j & 1 ? in.factors.y : in.factors.x, sum[i][j]);
             }
+#pragma unroll
+            for (int j = 0; j < 4; j++) sum.of[i][j] = fmaf(of_quad[j], j & 1 ? in.factors.y : in.factors.x, sum.of[i][j]);
         }
-        if (FIRST && p.kind != PERSISTENT_ADD) {
+    }
+    // The sums of a pass to the epilogue.
+    INLINE void give(Sums &sum, u32 n) {
+        float *out = s.partial[pass_parity][warp] + 2 * lane;
+#pragma unroll
+        for (int i = 0; i < PERSISTENT_PASS / 2; i++) {
+            if (2 * i < n) *(float2 *)(out + 2 * i * PERSISTENT_SUMS) = make_float2(sum.of[i][0], sum.of[i][1]);
+            if (2 * i + 1 < n) *(float2 *)(out + (2 * i + 1) * PERSISTENT_SUMS) = make_float2(sum.of[i][2], sum.of[i][3]);
+        }
+        barrier_arrive(2 + pass_parity, 288);
+        pass_parity ^= 1;
+    }
+    // The first pass of a phase, with its input: PERSISTENT_BATCH times 1,024 columns at a time. What is multiplied again later stays in shared
+    // memory, other input makes room for the next.
+    template <int CODEC, class P> INLINE void receive_and_multiply(const P &p, u32 n, const u8 *from, u32 tag, Place &place) {
+        const bool keep = p.own_groups > PERSISTENT_PASS || p.qkv_part & PERSISTENT_CONTINUED;
+        Sums sum = {};
+        float squares = 0;
+        for (u32 q0 = 0; q0 < p.k_quads; q0 += PERSISTENT_BATCH) {
+            const u32 index = keep ? warp * p.k_quads + q0 : warp * PERSISTENT_BATCH, end = min((u32)PERSISTENT_BATCH, p.k_quads - q0);
+            {
+                Asked<PERSISTENT_BATCH> asked;
+                receive(asked, p, from, q0, tag);
+#pragma unroll
+                for (u32 j = 0; j < PERSISTENT_BATCH; j++)
+                    if (j < end) convert(asked.chunk[j], index + j, squares);
+            }
+            __syncwarp();
+            for (u32 j = 0; j < end; j++) multiply_quad<CODEC>(sum, n, index + j, place);
+            __syncwarp(); // it has been read
+        }
+        if (p.kind != PERSISTENT_ADD) {
             squares += __shfl_xor_sync(~0u, squares, 1);
             squares += __shfl_xor_sync(~0u, squares, 2);
             if ((lane & 3) == 0) s.squares[warp][lane >> 2] = squares;
             __syncwarp();
             this->input_is_here();
         }
-        // To the epilogue.
-        float *out = s.partial[pass_parity][warp] + 2 * lane;
-#pragma unroll
-        for (int i = 0; i < PERSISTENT_PASS / 2; i++) {
-            if (2 * i < n) *(float2 *)(out + 2 * i * PERSISTENT_SUMS) = make_float2(sum[i][0], sum[i][1]);
-            if (2 * i + 1 < n) *(float2 *)(out + (2 * i + 1) * PERSISTENT_SUMS) = make_float2(sum[i][2], sum[i][3]);
-        }
-        barrier_arrive(2 + pass_parity, 288);
-        pass_parity ^= 1;
+        give(sum, n);
     }
     template <int CODEC, class P> INLINE void multiply(const P &p, const u8 *from, u32 tag) {
         const u32 n_groups = p.own_groups;
-        const bool keep = n_groups > PERSISTENT_PASS || p.qkv_part & PERSISTENT_CONTINUED;
+        const bool is_here = p.qkv_part & PERSISTENT_CONTINUES;
         Place place = {a.slot_bytes / (8 * unit_bytes(CODEC)), 0, n_groups * p.k_quads};
-        if (!(p.qkv_part & PERSISTENT_CONTINUES)) multiply_pass<CODEC, true>(p, min((u32)PERSISTENT_PASS, n_groups), keep, from, tag, place);
-        else multiply_pass<CODEC, false>(p, n_groups, false, from, tag, place);
-        for (u32 g0 = PERSISTENT_PASS, pass = 1; g0 < n_groups; g0 += PERSISTENT_PASS, pass++) {
+        // A block without rows makes one empty pass, so that its warps stay in step.
+        if (!is_here) receive_and_multiply<CODEC>(p, min((u32)PERSISTENT_PASS, n_groups), from, tag, place);
+        for (u32 g0 = is_here ? 0 : PERSISTENT_PASS, pass = g0 / PERSISTENT_PASS; g0 < n_groups || pass == 0; g0 += PERSISTENT_PASS, pass++) {
             if (pass >= 2) barrier(8 + pass_parity, 288); // the epilogue has read what this overwrites
-            multiply_pass<CODEC, false>(p, min((u32)PERSISTENT_PASS, n_groups - g0), false, from, tag, place);
+            const u32 n = min((u32)PERSISTENT_PASS, n_groups - g0);
+            Sums sum = {};
+            for (u32 quad = 0; quad < p.k_quads; quad++) multiply_quad<CODEC>(sum, n, warp * p.k_quads + quad, place);
+            give(sum, n);
         }
     }
     template <class P> INLINE void product(const P &p, const u8 *from, u32 tag) {
