@@ -15,6 +15,7 @@ enum PersistentPages { PAGES_F16, PAGES_Q8_0, PAGES_FP8 };
 template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWorker : Products {
     INLINE explicit PersistentWorker(const typename Products::Block &block) : Products(block) {}
     using Products::a;
+    using Products::alone;
     using Products::attends;
     using Products::block;
     using Products::kv_head;
@@ -145,7 +146,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
     template <class P>
     INLINE void attend_tiles(const P &p, Keys &k, Values &v, u32 tile, u32 first, float (&most)[2], float (&total)[2],
                              float (&out)[D / 16][4]) const {
-        const u32 g = lane >> 2, t = lane & 3, step = 8 * n_splits(), last = position / TILE;
+        const u32 g = lane >> 2, t = lane & 3, step = alone ? 8 : 8 * n_splits(), last = position / TILE;
         // Columns of heads that there are not: what they give is not used.
         const u8 *queries = (const u8 *)s.queries + (g < H ? g : 0) * QUERY + 16 * t;
         float score[4]; // of positions g and g + 8, heads 2 t and 2 t + 1
@@ -228,8 +229,8 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
     template <class P> INLINE void attention(const P &p, u32 tag) {
         const u32 first = p.window && position + 1 > p.window ? position + 1 - p.window : 0, last = position / TILE;
         // Tiles of this split are those congruent to it; of them the warp has every eighth, from the first that is seen.
-        const u32 skipped = first / TILE > split ? (first / TILE - split + n_splits() - 1) / n_splits() : 0;
-        const u32 tile = split + n_splits() * (skipped + ((warp - skipped) & 7));
+        const u32 skipped = first / TILE > split ? this->share(first / TILE - split) : 0;
+        const u32 tile = split + (alone ? 1 : n_splits()) * (skipped + ((warp - skipped) & 7));
         const bool busy = tile <= last;
         Keys k;
         Values v;
@@ -241,7 +242,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         }
         barrier(6, 288);
         pause_cycles(a.poll_delay);
-        const bool owner = last % n_splits() == split;
+        const bool owner = alone || last % n_splits() == split;
         constexpr int WORDS = (H + 2) * D;
 #pragma unroll
         for (int word_0 = 0; word_0 < WORDS; word_0 += 1024) {
@@ -347,12 +348,26 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
                 const float factor = exp2_fast(s.most[h][w] - high);
                 sum += factor * s.total[h][w], value += factor * s.outputs[w][i];
             }
+            if (alone) { // there is nothing to join: H * D is a multiple of 32
+                give_attended(value * reciprocal_fast(sum), i, tag);
+                continue;
+            }
             store_relaxed_1(to + 4 * i, tag_word(value, tag));
             if (i % D == 0) {
                 store_relaxed_1(to + 4 * (H * D + 2 * h), tag_word(high, tag));
                 store_relaxed_1(to + 4 * (H * D + 2 * h + 1), tag_word(sum, tag));
             }
         }
+    }
+
+    // A column of the KV head's attention; eight lanes have a chunk. All lanes of a warp call it.
+    INLINE void give_attended(float x, u32 column, u32 tag) const {
+        const u32 scale = chunk_scale(max_of_8(fabsf(x))), at = lane & 7;
+        const u32 q = (u32)(__float2int_rn(x * reciprocal_fast(__uint_as_float(scale << 19))) & 255) << (8 * (at & 3));
+        u32 low = at < 4 ? q : 0, high = at < 4 ? 0 : q;
+#pragma unroll
+        for (int m = 1; m < 8; m *= 2) low |= __shfl_xor_sync(~0u, low, m), high |= __shfl_xor_sync(~0u, high, m);
+        if (at == 0) store_relaxed_4(this->chunk(EXCHANGE_ATTENDED, (kv_head * (H * D) + column) / 8, this->row), chunk_of(low, high, scale, 0.0f, tag));
     }
 
     INLINE void run() {

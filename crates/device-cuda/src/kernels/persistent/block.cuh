@@ -50,6 +50,8 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     typedef PersistentShared<D, H, ROWS> Shared;
     static_assert(sizeof(Shared) - sizeof(Shared::input) == Shared::BEFORE_INPUT, "what the host asks for");
     static constexpr bool SEVERAL = ROWS > 1;
+    // Positions up to which one block attends to a KV head of a row, so that nothing has to be joined: a tile or two for each warp (NOTES.md).
+    static constexpr u32 ALONE = D == 64 ? 256 : 128;
     static constexpr u32 PARTIAL_BYTES = (H * D + 2 * H + 3) / 4 * 16;
     const PersistentTable &a;
     u8 *ring;
@@ -59,6 +61,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     u32 full, empty, slot = 0, parity = 0, block, n_blocks, pass_parity = 0, turn, position;
     // What the block attends to: of a row of the step a KV head and one of its splits.
     u32 row = 0, kv_head, split, splits_of_row = 0;
+    bool alone; // the first split has all positions
     float inverse_hidden;
     int warp, lane;
 
@@ -74,6 +77,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
             kv_head = block / a.n_splits, split = block % a.n_splits;
             position = *a.position;
         }
+        alone = position < ALONE;
         turn = load_relaxed_1(turn_word()) & 1, exchange = a.exchange + turn * Shared::EXCHANGE;
         inverse_hidden = 1.0f / (float)a.hidden;
     }
@@ -159,17 +163,20 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     INLINE u8 *chunk(u32 at, u32 index, u32 row) const { return part(at) + (SEVERAL ? index * PERSISTENT_MOST_ROWS + row : index) * 16; }
     // Blocks of a KV head of a row.
     INLINE u32 n_splits() const { return SEVERAL ? splits_of_row : a.n_splits; }
+    // As many of x as this block has, which has every n_splits-th; all where it is alone.
+    INLINE u32 share(u32 x) const { return alone ? x : (x + n_splits() - 1) / n_splits(); }
     INLINE u32 qkv_rows() const { return a.n_kv_heads * (H + 2) * D; }
     // Warp 8 says that the block's own words are out; warps 0..7 poll only then, so that polls do not delay stores.
     INLINE void published() { barrier_arrive(5, 288); }
-    INLINE void wait_published() {
+    INLINE void wait_published(u32 input) {
         barrier(5, 288);
-        pause_cycles(a.poll_delay);
+        // Where one block attends alone, others were as fast.
+        if (!(input == EXCHANGE_ATTENDED && alone && attends())) pause_cycles(a.poll_delay);
     }
     // Warps 0..7 say that the input of a phase with a norm is in shared memory; warp 8 adds its squares up while they multiply.
     INLINE void input_is_here() { barrier_arrive(7, 288); }
     INLINE void wait_input() { barrier(7, 288); }
     // Whether the block has a KV head of a row, and positions of it to attend to.
     INLINE bool has_head() const { return SEVERAL ? row < a.n_rows : block < a.n_kv_heads * a.n_splits; }
-    INLINE bool attends() const { return has_head() && split <= position / PERSISTENT_TILE; }
+    INLINE bool attends() const { return has_head() && (alone ? split == 0 : split <= position / PERSISTENT_TILE); }
 };

@@ -64,7 +64,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentJoin
     // Joins the partial attentions of the block's KV head; the block has every n_splits-th chunk of 8 values of its heads. Four lanes
     // have two chunks of one partial, so that eight partials are in flight, and eight more in other registers; and two more chunks.
     INLINE void merge(u32 tag) {
-        if (!this->has_head()) return;
+        if (!this->has_head() || this->alone) return;
         constexpr u32 STRIDE = PARTIAL_BYTES, CHUNKS = H * D / 8;
         const u32 n_partials = min(a.n_splits, position / PERSISTENT_TILE + 1);
         const u8 *from = part(EXCHANGE_PARTIALS) + (u64)(block - split) * STRIDE;

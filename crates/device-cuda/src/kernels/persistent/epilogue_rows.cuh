@@ -84,7 +84,7 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentJoin<D, H, PER
     // Joins the partial attentions of the block's KV head, of which it has every n_splits-th chunk: two lanes a chunk, eight partials of
     // it at a time.
     INLINE void merge(u32 tag) {
-        if (!this->has_head()) return;
+        if (!this->has_head() || this->alone) return;
         constexpr u32 STRIDE = Block::PARTIAL_BYTES, CHUNKS = H * D / 8, N = 8;
         const u32 n_splits = this->n_splits(), n_partials = min(n_splits, this->position / PERSISTENT_TILE + 1), half = lane & 1;
         const u8 *from = part(EXCHANGE_PARTIALS) + (u64)(block - this->split) * STRIDE;

@@ -61,24 +61,27 @@ INLINE float sum_of_32(float v) {
     for (int m = 1; m < 32; m *= 2) v += __shfl_xor_sync(~0u, v, m);
     return v;
 }
+INLINE uint4 chunk_of(u32 low, u32 high, u32 scale, float extra, u32 tag) {
+    const u32 t = tag << 28;
+    return make_uint4((low & 0xFFFFFF) | t, (low >> 24) | ((high & 0xFFFF) << 8) | t, (high >> 16) | (scale << 16) | t,
+                      (__float_as_uint(extra) >> 4) | t);
+}
 // The chunk of two neighbouring lanes with four values each; whole in even lanes. All lanes call it.
 INLINE uint4 make_chunk_of_2(const float (&v)[4], float extra, u32 tag) {
     const float largest = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
-    const u32 scale = chunk_scale(fmaxf(largest, __shfl_xor_sync(~0u, largest, 1))), t = tag << 28;
+    const u32 scale = chunk_scale(fmaxf(largest, __shfl_xor_sync(~0u, largest, 1)));
     const float inverse = reciprocal_fast(__uint_as_float(scale << 19));
     u32 p = 0;
 #pragma unroll
     for (int e = 0; e < 4; e++) p |= (u32)(__float2int_rn(v[e] * inverse) & 255) << (8 * e);
-    const u32 high = __shfl_xor_sync(~0u, p, 1);
-    return make_uint4((p & 0xFFFFFF) | t, (p >> 24) | ((high & 0xFFFF) << 8) | t, (high >> 16) | (scale << 16) | t,
-                      (__float_as_uint(extra) >> 4) | t);
+    return chunk_of(p, __shfl_xor_sync(~0u, p, 1), scale, extra, tag);
 }
 // The chunk of eight values of one lane.
 INLINE uint4 make_chunk(const float (&v)[8], float extra, u32 tag) {
     float largest = fabsf(v[0]);
 #pragma unroll
     for (int e = 1; e < 8; e++) largest = fmaxf(largest, fabsf(v[e]));
-    const u32 scale = chunk_scale(largest), t = tag << 28;
+    const u32 scale = chunk_scale(largest);
     const float inverse = reciprocal_fast(__uint_as_float(scale << 19));
     u32 low = 0, high = 0;
 #pragma unroll
@@ -86,8 +89,7 @@ INLINE uint4 make_chunk(const float (&v)[8], float extra, u32 tag) {
         low |= (u32)(__float2int_rn(v[e] * inverse) & 255) << (8 * e);
         high |= (u32)(__float2int_rn(v[4 + e] * inverse) & 255) << (8 * e);
     }
-    return make_uint4((low & 0xFFFFFF) | t, (low >> 24) | ((high & 0xFFFF) << 8) | t, (high >> 16) | (scale << 16) | t,
-                      (__float_as_uint(extra) >> 4) | t);
+    return chunk_of(low, high, scale, extra, tag);
 }
 INLINE bool chunk_is(uint4 v, u32 tag) {
     const u32 t = tag << 28;

@@ -45,7 +45,7 @@ template <int D, int H> struct PersistentExperts : PersistentProducts<D, H> {
 
     // Scores of the block's experts; then the input of gate and up into shared memory.
     template <class P> INLINE void route(const P &p, u32 tag) {
-        wait_published();
+        wait_published(p.input);
         uint4 x[MOST_WIDE_QUADS];
         bool all;
         do {
@@ -126,7 +126,7 @@ template <int D, int H> struct PersistentExperts : PersistentProducts<D, H> {
         pass_parity ^= 1;
     }
     template <class P> INLINE void down(const P &p, u32 tag) {
-        wait_published();
+        wait_published(p.input);
         this->template poll_input<true>(part(p.input), 0, p.k_quads, tag);
         with_codec(p, [&](auto codec) { multiply_down<decltype(codec)::value>(p); });
     }

@@ -237,7 +237,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         if (p.codec != PERSISTENT_CODEC_Q4 || n_groups * k_quads > PRELOADED || !(1u << n_groups & 0x15e)) return false;
         Held held[PRELOADED];
         preload(held, n_groups * k_quads);
-        wait_published();
+        wait_published(p.input);
         receive(p, from, tag);
         switch (n_groups) {
         case 1: multiply_preloaded<1>(held, k_quads); break;
@@ -252,7 +252,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     template <class P> INLINE void product(const P &p, const u8 *from, u32 tag) {
         if (!(p.qkv_part & PERSISTENT_CONTINUES)) {
             if (product_in_registers(p, from, tag)) return;
-            wait_published();
+            wait_published(p.input);
             receive(p, from, tag);
         } else if (p.qkv_part & PERSISTENT_OF_THREE) {
             barrier(8 + pass_parity, 288); // the epilogue has read the first part's sums

@@ -276,7 +276,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         }
     }
     template <class P> INLINE void product(const P &p, const u8 *from, u32 tag) {
-        if (!(p.qkv_part & PERSISTENT_CONTINUES)) this->wait_published();
+        if (!(p.qkv_part & PERSISTENT_CONTINUES)) this->wait_published(p.input);
         else if (p.qkv_part & PERSISTENT_OF_THREE) barrier(8 + pass_parity, 288); // the epilogue has read the first part's sums
         with_codec(p, [&](auto codec) { multiply<decltype(codec)::value>(p, from, tag); });
     }
