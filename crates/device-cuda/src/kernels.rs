@@ -139,13 +139,23 @@ pub struct Kernels {
     architecture: String,
     nvrtc: OnceLock<std::result::Result<Nvrtc, String>>,
     modules: Mutex<HashMap<String, Arc<Module>>>,
+    generated: Mutex<HashMap<String, Generated>>,
+}
+
+/// A source that was written for one model.
+#[derive(Clone)]
+struct Generated {
+    text: String,
+    hash: String,
+    /// The file of the kernel for all models.
+    general: String,
 }
 
 impl Kernels {
     /// None loaded so far.
     pub fn new(context: Arc<Context>) -> Kernels {
         let architecture = context.facts().architecture();
-        Kernels { context, architecture, nvrtc: OnceLock::new(), modules: Mutex::default() }
+        Kernels { context, architecture, nvrtc: OnceLock::new(), modules: Mutex::default(), generated: Mutex::default() }
     }
 
     /// Where kernels come from, for people.
@@ -219,22 +229,21 @@ impl Kernels {
         self.nvrtc().is_ok()
     }
 
-    /// Compile a text that was written for one model, or take it from the cache, and load it. Returns the name of a file for [`Self::function`], which
-    /// begins with `name`; `None` if the compiler of this machine refuses it: there is a kernel for all models.
-    pub fn generate(&self, name: &str, text: String) -> Option<String> {
-        let hash = hash_of(name, &text).ok()?;
+    /// The file of a text that was written for one model, for [`Self::prepare`] and [`Self::function`]; its name begins with `name`. Where the compiler
+    /// refuses the text, the file has the code of `general`, which must have kernels of the same names.
+    pub fn generate(&self, name: &str, text: String, general: &str) -> String {
+        let Ok(hash) = hash_of(name, &text) else { return general.to_owned() };
         let file = format!("{name}_{hash}.cu");
-        if self.modules.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&file) {
-            return Some(file);
-        }
-        self.context.enter().ok()?;
-        let code = self.compiled(&file, &text, &hash).ok()?;
-        let module = Module::new(&self.context, &code).ok()?;
-        self.modules.lock().unwrap_or_else(PoisonError::into_inner).insert(file.clone(), Arc::new(module));
-        Some(file)
+        let generated = Generated { text, hash, general: general.to_owned() };
+        self.generated.lock().unwrap_or_else(PoisonError::into_inner).insert(file.clone(), generated);
+        file
     }
 
     fn code(&self, file: &str) -> std::result::Result<Vec<u8>, String> {
+        let generated = self.generated.lock().unwrap_or_else(PoisonError::into_inner).get(file).cloned();
+        if let Some(Generated { text, hash, general }) = generated {
+            return self.compiled(file, &text, &hash).or_else(|_| self.code(&general));
+        }
         let hash = hash(file)?;
         let of_file = entries(COMPILED)
             .filter(|(code, its, h, _)| *its == file && *h == hash && runs_on(code, &self.architecture));

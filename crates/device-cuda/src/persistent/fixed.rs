@@ -88,7 +88,7 @@ fn declare(out: &mut String, name: &str, base: &str, constants: &[Constant]) {
     out.push_str("};\n");
 }
 
-/// The file of a kernel for a table alone, compiled and loaded; or of the general one, where that cannot be.
+/// The file of a kernel for a table alone; or of the general one, where that cannot be.
 pub fn fixed_file(
     persistent: &Persistent,
     rows: Rows,
@@ -100,7 +100,10 @@ pub fn fixed_file(
     let text = source(&file)
         .filter(|_| kernels.can_compile())
         .and_then(|general| fixed_source(general, arguments, phases, persistent.n_blocks()));
-    text.and_then(|text| kernels.generate("persistent/fixed", text)).unwrap_or(file)
+    match text {
+        Some(text) => kernels.generate("persistent/fixed", text, &file),
+        None => file,
+    }
 }
 
 /// The source of a kernel for a table alone, given the text of the general kernel's file; `None` where layers are not of one kind (their types
