@@ -482,6 +482,16 @@ static void time_model(const Shape &s) {
     fflush(stdout);
 }
 
+// For sanitizers.
+static void few_checks() {
+    const char *q4 = "q4_0", *q8 = "q8_0", *q4k = "q4_k", *q6 = "q6_k";
+    const Shape plain = {"plain q4", 320, 4, 2, 64, 448, 2, 1003, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 16};
+    check(plain, 0, 3), check(plain, 290, 2), check(plain, 0, 3, 8), check(plain, 290, 2, 3);
+    const Shape mixed = {"Q4_K_M", 768, 8, 4, 64, 1536, 2, 999, q4k, q4k, q4k, q4k, q6, true, true, true, false, 0, 0, 0, 32, q6};
+    check(mixed, 30, 2), check(mixed, 300, 2, 5);
+    printf(failures ? "%d FAILED\n" : "few checks passed\n", failures);
+}
+
 static void time_rows(const Shape &s) {
     Model m;
     m.make(s, 2100, true, PERSISTENT_MOST_ROWS);
@@ -559,6 +569,10 @@ int main(int argc, char **argv) {
     const std::string what = argc > 2 ? argv[2] : "";
     if (what.empty() || what == "check") checks();
     if (what == "check") return failures;
+    if (what == "few") {
+        few_checks();
+        return failures;
+    }
     if (what.empty() || what == "rows") checks_rows();
     if (what == "rows" || what == "rows_times") {
         const std::string only = getenv("SHAPE") ? getenv("SHAPE") : "";

@@ -89,7 +89,7 @@ fn main() -> ExitCode {
     println!("{}; {}", device.describe(), device.kernels().origin());
     // Side by side, where they must be compiled; few of them are of the persistent kernel.
     let architecture = device.context().facts().architecture();
-    let of_one_launch = ["persistent", "mixed", "chains", "long"];
+    let of_one_launch = ["persistent", "general", "mixed", "chains", "long"];
     let is_of_one_launch = |name: &String| of_one_launch.contains(&&name[..]) || name.starts_with("decoder ");
     let only = !wanted.is_empty() && wanted.iter().all(is_of_one_launch);
     let is_needed = |file: &&str| !only || file.starts_with("persistent/");
@@ -133,18 +133,20 @@ fn main() -> ExitCode {
         for (decoder, seed) in selftest::decoders().into_iter().zip(1..) {
             let name = format!("decoder {seed}");
             let mixed = decoder.mix.is_some() && is_wanted("mixed");
-            if !mixed && !is_wanted("persistent") && !is_wanted(&name) {
-                continue;
-            }
-            for (device, of) in
-                [(Ok(&device), "a kernel of its own"), (general.as_ref(), "the general kernel")]
-            {
+            let all = mixed || is_wanted("persistent") || is_wanted(&name);
+            for (device, of, is_wanted) in [
+                (Ok(&device), "a kernel of its own", all),
+                (general.as_ref(), "the general kernel", all || is_wanted("general")),
+            ] {
+                if !is_wanted {
+                    continue;
+                }
                 let started = Instant::now();
                 let result = device
                     .map_err(ToString::to_string)
                     .and_then(|device| selftest::check_decoder(device, decoder, seed))
                     .map(|n| format!("{n} steps"));
-                report(&format!("{name}, one row in one launch of {of}"), started, result);
+                report(&format!("{name}, steps in one launch of {of}"), started, result);
             }
         }
         if is_wanted("persistent") || is_wanted("chains") {

@@ -155,7 +155,13 @@ impl Kernels {
     /// None loaded so far.
     pub fn new(context: Arc<Context>) -> Kernels {
         let architecture = context.facts().architecture();
-        Kernels { context, architecture, nvrtc: OnceLock::new(), modules: Mutex::default(), generated: Mutex::default() }
+        Kernels {
+            context,
+            architecture,
+            nvrtc: OnceLock::new(),
+            modules: Mutex::default(),
+            generated: Mutex::default(),
+        }
     }
 
     /// Where kernels come from, for people.
