@@ -383,6 +383,7 @@ struct Plain {
 
 static int failures = 0;
 static void check(const Shape &s, int first_position, int n, int n_rows = 1) {
+    if (getenv("ONLY") && std::string(s.name) != getenv("ONLY")) return;
     Model m;
     m.make(s, first_position + n + 40, false, n_rows);
     // Rows at different positions, with random histories.

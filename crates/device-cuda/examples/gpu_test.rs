@@ -90,7 +90,9 @@ fn main() -> ExitCode {
     // Side by side, where they must be compiled; few of them are of the persistent kernel.
     let architecture = device.context().facts().architecture();
     let of_one_launch = ["persistent", "general", "mixed", "chains", "long"];
-    let is_of_one_launch = |name: &String| of_one_launch.contains(&&name[..]) || name.starts_with("decoder ");
+    let is_of_one_launch = |name: &String| {
+        of_one_launch.contains(&&name[..]) || ["decoder ", "general "].iter().any(|of| name.starts_with(of))
+    };
     let only = !wanted.is_empty() && wanted.iter().all(is_of_one_launch);
     let is_needed = |file: &&str| !only || file.starts_with("persistent/");
     let files = kernels::files(&architecture).filter(is_needed);
@@ -136,7 +138,11 @@ fn main() -> ExitCode {
             let all = mixed || is_wanted("persistent") || is_wanted(&name);
             for (device, of, is_wanted) in [
                 (Ok(&device), "a kernel of its own", all),
-                (general.as_ref(), "the general kernel", all || is_wanted("general")),
+                (
+                    general.as_ref(),
+                    "the general kernel",
+                    all || is_wanted("general") || is_wanted(&format!("general {seed}")),
+                ),
             ] {
                 if !is_wanted {
                     continue;
