@@ -441,8 +441,9 @@ static void check(const Shape &s, int first_position, int n, int n_rows = 1) {
                     }
             }
         }
-        // Scales of K types in halves move activations over a rounding step: 1.5e-2 to 2.2e-2 (kernels/persistent/NOTES.md).
-        const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 1 && !k_types ? 2e-2 : mirrored == 2 ? 2.5e-2 : 4e-2;
+        // Scales of K types in halves move activations over a rounding step: 1.5e-2 to 2.0e-2; so do weights of positions in halves, mostly by less
+        // than 1.3e-2, once by 2.0e-2 (norms after both, kernels/persistent/NOTES.md).
+        const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 2 || (mirrored == 1 && !k_types) ? 2.5e-2 : 4e-2;
         const bool ok = err < limit && lerr < limit && near_best == n * n_rows;
         if (!ok) failures++;
         printf("  %-26s %d rows from %4d, %2d tokens, %s: residual %.1e, logits %.1e, best the same %d, within 3 %% %d of %d %s\n", s.name, n_rows, first_position,

@@ -15,18 +15,19 @@ use device_testing::{BEST_AND_LOGITS, Sequences, check_cases, chosen_tokens, com
 struct Pair {
     whole: Box<dyn Program>,
     units: Box<dyn Program>,
+    /// What logits may differ by, of their root mean square: activations are in 8 bits, with scales of another order.
+    rounded: f32,
 }
 
 impl Pair {
     /// Run a step on both, and compare its logits.
     fn agree(&mut self, step: &OwnedStep) -> Result<(), String> {
-        const ROUNDED: f32 = 0.05; // activations in 8 bits, scales of another order
         for program in [&mut self.whole, &mut self.units] {
             program.run(&step.borrow()).map_err(|e| e.to_string())?;
         }
         let (expected, found) = (self.units.logits(), self.whole.logits());
         let size = expected.iter().map(|x| x * x).sum::<f32>() / expected.len().max(1) as f32;
-        let bound = ROUNDED * size.sqrt().max(1.0);
+        let bound = self.rounded * size.sqrt().max(1.0);
         // Written so that NaN fails.
         let near = |(a, b): (&f32, &f32)| (a - b).abs() <= bound;
         match expected.iter().zip(found).position(|pair| !near(pair)) {
@@ -75,7 +76,9 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
             let plan = fuse(&plan, device.fusion());
             device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(error)
         };
-        let mut pair = Pair { whole: compile(device)?, units: compile(plain)? };
+        // A number of FP8 has 3 bits of mantissa: where there are few positions, one that rounds otherwise shows.
+        let rounded = if kv_type == KvType::Fp8 { 0.1 } else { 0.05 };
+        let mut pair = Pair { whole: compile(device)?, units: compile(plain)?, rounded };
         let mut agree = |step: &OwnedStep| {
             n_steps += 1;
             pair.agree(step).map_err(|reason| format!("{decoder:?}, {kv_type:?}, {reason}"))
