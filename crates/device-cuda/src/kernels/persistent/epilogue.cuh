@@ -1,11 +1,11 @@
 // Warp 8: adds the partial sums of the other warps, runs the epilogue of each phase, and publishes what the next phases read.
 #pragma once
 #include "gemm/epilogue.h"
-#include "persistent/join.cuh"
+#include "persistent/best.cuh"
 #include "persistent/mixture.cuh"
 
-template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentJoin<D, H, 1> {
-    typedef PersistentJoin<D, H, 1> Block;
+template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest<D, H, 1> {
+    typedef PersistentBest<D, H, 1> Block;
     INLINE explicit PersistentEpilogue(const PersistentBlock<D, H> &block) : Block(block) {}
     using Block::a;
     using Block::attends;

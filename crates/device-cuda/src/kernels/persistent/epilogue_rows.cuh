@@ -2,10 +2,10 @@
 // the l / 8-th: the 8 values of a chunk.
 #pragma once
 #include "gemm/epilogue.h"
-#include "persistent/join.cuh"
+#include "persistent/best.cuh"
 
-template <int D, int H> struct PersistentRowsEpilogue : PersistentJoin<D, H, PERSISTENT_MOST_ROWS> {
-    typedef PersistentJoin<D, H, PERSISTENT_MOST_ROWS> Block;
+template <int D, int H> struct PersistentRowsEpilogue : PersistentBest<D, H, PERSISTENT_MOST_ROWS> {
+    typedef PersistentBest<D, H, PERSISTENT_MOST_ROWS> Block;
     INLINE explicit PersistentRowsEpilogue(const typename Block::Block &block) : Block(block) {}
     using Block::a;
     using Block::attends;

@@ -129,7 +129,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         }
     }
 
-    // This lane's chunks of some times 1,024 columns of all warps, as they come.
+    // This lane's chunks of N quads, as they come.
     template <u32 N> struct Asked {
         uint4 chunk[N][4];
     };
@@ -157,7 +157,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
     }
     INLINE uint4 *kept(u32 index) const { return s.input + index * 128 + lane; }
     INLINE float *factors(u32 index) const { return (float *)(s.input + a.most_quads * 8 * 128) + index * 8; }
-    // To shared memory.
+    // The chunks of a quad as halves in shared memory, where this lane alone reads them; and the factors of all rows.
     INLINE void convert(const uint4 (&chunk)[4], u32 index, float &squares) {
         u32 most = 0; // exponent
 #pragma unroll

@@ -1,10 +1,10 @@
-// Warp 8, for any number of rows: the best tokens of all blocks.
+// Warp 8, for any number of rows: the best token of all blocks.
 #pragma once
 #include "persistent/block.cuh"
 
-template <int D, int H, int ROWS> struct PersistentJoin : PersistentBlock<D, H, ROWS> {
+template <int D, int H, int ROWS> struct PersistentBest : PersistentBlock<D, H, ROWS> {
     typedef PersistentBlock<D, H, ROWS> Block;
-    INLINE explicit PersistentJoin(const Block &block) : Block(block) {}
+    INLINE explicit PersistentBest(const Block &block) : Block(block) {}
     using Block::a;
     using Block::block;
     using Block::lane;
