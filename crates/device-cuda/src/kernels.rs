@@ -140,6 +140,7 @@ pub struct Kernels {
     nvrtc: OnceLock<std::result::Result<Nvrtc, String>>,
     modules: Mutex<HashMap<String, Arc<Module>>>,
     generated: Mutex<HashMap<String, Generated>>,
+    refused: Mutex<Vec<String>>,
 }
 
 /// A source that was written for one model.
@@ -161,6 +162,7 @@ impl Kernels {
             nvrtc: OnceLock::new(),
             modules: Mutex::default(),
             generated: Mutex::default(),
+            refused: Mutex::default(),
         }
     }
 
@@ -245,10 +247,18 @@ impl Kernels {
         file
     }
 
+    /// Files of [`Self::generate`] that the compiler refused, and why.
+    pub fn refused(&self) -> Vec<String> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn code(&self, file: &str) -> std::result::Result<Vec<u8>, String> {
         let generated = self.generated.lock().unwrap_or_else(PoisonError::into_inner).get(file).cloned();
         if let Some(Generated { text, hash, general }) = generated {
-            return self.compiled(file, &text, &hash).or_else(|_| self.code(&general));
+            return self.compiled(file, &text, &hash).or_else(|reason| {
+                self.refused.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{file}: {reason}"));
+                self.code(&general)
+            });
         }
         let hash = hash(file)?;
         let of_file = entries(COMPILED)

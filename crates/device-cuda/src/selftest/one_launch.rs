@@ -139,6 +139,10 @@ fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn Program) -
     let is_mixed = decoder.experts.is_some_and(|experts| experts.first_dense);
     let expected = device.profile().fixed_tables && device.kernels().can_compile() && !is_mixed;
     let of = if expected { "persistent/fixed_" } else { "persistent/decode_" };
+    // Such a file would have the general kernel's code.
+    if let Some(refused) = device.kernels().refused().first() {
+        return Err(format!("refused by the compiler: {refused}"));
+    }
     for n_rows in rows_of(decoder) {
         let commands = program.commands(0, *n_rows);
         let kernels: Vec<&str> = commands.iter().map(|command| command.kernel.as_str()).collect();

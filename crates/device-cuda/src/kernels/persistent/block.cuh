@@ -170,7 +170,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     INLINE void published() { barrier_arrive(5, 288); }
     INLINE void wait_published(u32 input) {
         barrier(5, 288);
-        // Where one block attends alone, others were as fast.
+        // A block that attends alone ends with those of the other heads: what it waits for is there, or nearly.
         if (!(input == EXCHANGE_ATTENDED && alone && attends())) pause_cycles(a.poll_delay);
     }
     // Warps 0..7 say that the input of a phase with a norm is in shared memory; warp 8 adds its squares up while they multiply.

@@ -16,11 +16,11 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
     using Block::n_blocks;
     using Block::part;
     using Block::pass_parity;
-    using Block::published;
     using Block::position;
+    using Block::published;
+    using Block::rehearsal;
     using Block::s;
     using Block::split;
-    using Block::rehearsal;
     static constexpr u32 PARTIAL_BYTES = Block::PARTIAL_BYTES;
 
     INLINE float partial_sum(int row) const {

@@ -96,8 +96,6 @@ template <int CODEC> struct RowsInput {
     }
 };
 
-#define PERSISTENT_BATCH PERSISTENT_FEWEST_QUADS
-
 template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PERSISTENT_MOST_ROWS> {
     typedef PersistentBlock<D, H, PERSISTENT_MOST_ROWS> Block;
     INLINE explicit PersistentRowsProducts(const Block &block) : Block(block) {}
@@ -129,12 +127,8 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         }
     }
 
-    // This lane's chunks of N quads, as they come.
-    template <u32 N> struct Asked {
-        uint4 chunk[N][4];
-    };
-    // Chunks of N quads from `quad` on, where there are so many; others are zeros.
-    template <u32 N, class P> INLINE void receive(Asked<N> &x, const P &p, const u8 *from, u32 quad, u32 tag) const {
+    // This lane's chunks of some quads from `quad` on, where there are so many; others are zeros.
+    template <class P> INLINE void receive(uint4 (&chunks)[PERSISTENT_FEWEST_QUADS][4], const P &p, const u8 *from, u32 quad, u32 tag) const {
         // Of this lane's row, from its first one of these on: every fourth one is its own.
         const u32 first = (warp * p.k_quads + quad) * 16 + (lane & 3);
         const int left = (lane >> 2) < a.n_rows ? min((int)p.chunks - (int)first, (int)(16 * (p.k_quads - quad))) : 0;
@@ -142,17 +136,17 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         bool all;
         do {
 #pragma unroll
-            for (int j = 0; j < N; j++)
+            for (int j = 0; j < PERSISTENT_FEWEST_QUADS; j++)
 #pragma unroll
                 for (int b = 0; b < 4; b++) {
-                    x.chunk[j][b] = make_uint4(0, 0, 0, 0);
-                    if (16 * j + 4 * b < left) x.chunk[j][b] = load_relaxed_4(from + (16 * j + 4 * b) * (16 * PERSISTENT_MOST_ROWS));
+                    chunks[j][b] = make_uint4(0, 0, 0, 0);
+                    if (16 * j + 4 * b < left) chunks[j][b] = load_relaxed_4(from + (16 * j + 4 * b) * (16 * PERSISTENT_MOST_ROWS));
                 }
             all = true;
 #pragma unroll
-            for (int j = 0; j < N; j++)
+            for (int j = 0; j < PERSISTENT_FEWEST_QUADS; j++)
 #pragma unroll
-                for (int b = 0; b < 4; b++) all = all && (16 * j + 4 * b >= left || chunk_is(x.chunk[j][b], tag));
+                for (int b = 0; b < 4; b++) all = all && (16 * j + 4 * b >= left || chunk_is(chunks[j][b], tag));
         } while (!__all_sync(~0u, all));
     }
     INLINE uint4 *kept(u32 index) const { return s.input + index * 128 + lane; }
@@ -233,20 +227,20 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         barrier_arrive(2 + pass_parity, 288);
         pass_parity ^= 1;
     }
-    // The first pass of a phase, with its input: PERSISTENT_BATCH times 1,024 columns at a time. What is multiplied again later stays in shared
+    // The first pass of a phase, with its input: PERSISTENT_FEWEST_QUADS times 1,024 columns at a time. What is multiplied again later stays in shared
     // memory, other input makes room for the next.
     template <int CODEC, class P> INLINE void receive_and_multiply(const P &p, u32 n, const u8 *from, u32 tag, Place &place) {
         const bool keep = p.own_groups > PERSISTENT_PASS || p.qkv_part & PERSISTENT_CONTINUED;
         Sums sum = {};
         float squares = 0;
-        for (u32 q0 = 0; q0 < p.k_quads; q0 += PERSISTENT_BATCH) {
-            const u32 index = keep ? warp * p.k_quads + q0 : warp * PERSISTENT_BATCH, end = min((u32)PERSISTENT_BATCH, p.k_quads - q0);
+        for (u32 q0 = 0; q0 < p.k_quads; q0 += PERSISTENT_FEWEST_QUADS) {
+            const u32 index = keep ? warp * p.k_quads + q0 : warp * PERSISTENT_FEWEST_QUADS, end = min((u32)PERSISTENT_FEWEST_QUADS, p.k_quads - q0);
             {
-                Asked<PERSISTENT_BATCH> asked;
-                receive(asked, p, from, q0, tag);
+                uint4 chunks[PERSISTENT_FEWEST_QUADS][4];
+                receive(chunks, p, from, q0, tag);
 #pragma unroll
-                for (u32 j = 0; j < PERSISTENT_BATCH; j++)
-                    if (j < end) convert(asked.chunk[j], index + j, squares);
+                for (u32 j = 0; j < PERSISTENT_FEWEST_QUADS; j++)
+                    if (j < end) convert(chunks[j], index + j, squares);
             }
             __syncwarp();
             for (u32 j = 0; j < end; j++) multiply_quad<CODEC>(sum, n, index + j, place);
