@@ -98,6 +98,9 @@ mod tests {
         // Of one row alone sequences may be longer.
         let (one, long) = (sequences.step(&[(0, 1)]), sequences.step(&[(1, 1), (0, 1)]));
         assert!(takes(&whole, &one) && !takes(&whole, &long));
+        // Their own limit decides.
+        let with_limits = |positions| Whole { most_rows: 4, positions, ..Whole::default() };
+        assert!(!takes(&with_limits([32, 31]), &long) && takes(&with_limits([0, 32]), &long));
         assert!(!takes(&Whole { positions: [30, 31], ..whole }, &one));
         let whole = Whole { most_rows: 4, positions: [100, 100], ..Whole::default() };
         assert!(takes(&whole, &long));
