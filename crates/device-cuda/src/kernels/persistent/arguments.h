@@ -13,6 +13,8 @@
 //         q6   32 x 8: upper bits (word h, chunk 2 h + i: bits 4 i + 2 j + 8 b of byte b: column 8 (2 h + i) + 4 j + b),
 //              then 32 x 4: d of both halves of the block  weight = d * (q - 32)
 //         q8   32 x 32 signed bytes in two planes of 32 x 16 (columns 0..15, 16..31), then 32 x 2: d
+//         f16  halves alone, as a lane of the kernel of several rows multiplies them: for each of the 4 blocks for each of the 8 rows
+//              4 x 16 bytes, columns 0 to 7, 8 to 15 ... in the order 0 2 1 3 4 6 5 7. The kernel of one row has no code for it
 //   experts, gate and up: for each expert, bundles of 16 rows of both (gate, up, gate, up in groups of 8; zeros after the last row), of each
 //       bundle for each quad its 4 groups, a step each.
 //   experts, down: for each expert, groups of 8 rows, of each a unit for every 128 columns, in order. Of all units of a row, those of the
@@ -30,6 +32,7 @@
 #define PERSISTENT_CODEC_Q8 2
 #define PERSISTENT_CODEC_Q6 3
 #define PERSISTENT_CODEC_Q5M 4
+#define PERSISTENT_CODEC_F16 5
 
 // What becomes of a product's sums.
 #define PERSISTENT_QKV 0    // q, k and v or a part of them: f32 words to the attention of the same layer; the input is a norm's

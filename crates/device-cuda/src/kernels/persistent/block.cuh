@@ -91,7 +91,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
             PersistentPhase p = a.phases[i];
             const u32 share = p.qkv_part & PERSISTENT_REVERSED ? n_blocks - 1 - block : block;
             p.own_first = first_group(p, share), p.own_groups = first_group(p, share + 1) - p.own_first;
-            const u32 each = a.slot_bytes / (8 * unit_bytes(p.codec));
+            const u32 each = a.slot_bytes / (8 * unit_bytes<SEVERAL>(p.codec));
             p.pieces = (p.own_groups * p.k_quads + each - 1) / each;
             table[i] = p;
         }

@@ -2,7 +2,7 @@
 // launch, a row each. D: head_dim, H: query heads of a KV head. The same table and packed weights as of one row (decode.cuh).
 //
 // Host contract, where it differs from that of one row
-//   rows       2 to PERSISTENT_MOST_ROWS, and no more than n_blocks / n_kv_heads
+//   rows       1 to PERSISTENT_MOST_ROWS, and no more than n_blocks / n_kv_heads
 //   dynamic shared memory  n_slots * slot_bytes + PERSISTENT_SHARED_ROWS(D, H) + PERSISTENT_ROWS_INPUT * most_quads
 //              + sizeof(PersistentPhase) * n_phases
 //   exchange   2 * PERSISTENT_ROWS_EXCHANGE bytes and the turn

@@ -3,7 +3,7 @@
 // Host contract
 //   parameter  PersistentRepackArguments; threads 256 (8 warps, as the kernel's); grid (k_quads, groups): ceil(n_rows / 8), twice that
 //              with up_rows; with units ceil(units / 8) instead of k_quads
-// Types: q4_0 (codec q4), q4_1 and q4_k (q4m), q5_0, q5_1 and q5_k (q5m), q8_0 (q8), q6_k (q6).
+// Types: q4_0 (codec q4), q4_1 and q4_k (q4m), q5_0, q5_1 and q5_k (q5m), q8_0 (q8), q6_k (q6), f16 and bf16 (f16).
 #include "gemm/repack.h"
 #include "persistent/units.cuh"
 
@@ -25,10 +25,16 @@ template <int CODEC, class T> INLINE void persistent_repack(const PersistentRepa
     if (p.units && index >= p.units) return;
     const u32 row = (p.up_rows ? group / 2 : group) * 8 + (lane & 7), k0 = (index * 4 + (lane >> 3)) * 32;
     const u64 to = p.units ? (u64)(p.first_group + group) * p.units + index : (u64)place(p, p.first_group + group, quad) * 8 + warp;
-    u8 *unit = p.packed + to * unit_bytes(CODEC);
+    u8 *unit = p.packed + to * unit_bytes<true>(CODEC);
     const bool inside = row < p.n_rows && k0 < p.n_cols;
     const u8 *from = (up ? p.up_rows : p.rows) + (u64)row * p.row_bytes;
     auto q = [&](u32 i) { return inside ? T::q(none, from, row, k0 + i) : 0u; };
+    if (CODEC == PERSISTENT_CODEC_F16) { // rows may end within a block of 32 columns
+        auto half = [&](u32 k) { return row < p.n_rows && k < p.n_cols ? T::q(none, from, row, k) : 0u; };
+        auto pair = [&](u32 k) { return half(k) | half(k + 2) << 16; };
+        for (u32 k = k0, t = 0; t < 4; k += 8, t++) ((uint4 *)unit)[4 * lane + t] = make_uint4(pair(k), pair(k + 1), pair(k + 4), pair(k + 5));
+        return;
+    }
     if (CODEC == PERSISTENT_CODEC_Q8) {
         u32 w[8];
         for (int k = 0; k < 8; k++) {
@@ -79,3 +85,5 @@ PERSISTENT_REPACK(q6_k, PERSISTENT_CODEC_Q6, Type_q6_k)
 PERSISTENT_REPACK(q5_0, PERSISTENT_CODEC_Q5M, Type_q5_0_min)
 PERSISTENT_REPACK(q5_1, PERSISTENT_CODEC_Q5M, Type_q5_1)
 PERSISTENT_REPACK(q5_k, PERSISTENT_CODEC_Q5M, Type_q5_k)
+PERSISTENT_REPACK(f16, PERSISTENT_CODEC_F16, Type_f16)
+PERSISTENT_REPACK(bf16, PERSISTENT_CODEC_F16, Type_bf16)

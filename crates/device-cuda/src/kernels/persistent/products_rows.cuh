@@ -7,7 +7,7 @@
 // A chunk's 8-bit integers become halves times a power of two of 1,024 columns and a row, which is multiplied by afterwards. Of weights the halves are
 // 1,024 more than the integers, as one operation makes them of bits, so that a product begins with what that is too much, which is the same
 // for all rows of weights: some products more of the input by constants. Then come scales, in f32. Sums are f32. A sum of 16 such products is
-// exact to some units of the input's integers, less than what rounding to these loses.
+// exact to some units of the input's integers, less than what rounding to these loses. Weights that are halves are multiplied as they are.
 #pragma once
 #include "gemm/codec.h"
 #include "persistent/block.cuh"
@@ -17,9 +17,11 @@ template <int CODEC> struct RowsUnit {
     static constexpr bool MINS = CODEC == PERSISTENT_CODEC_Q4M || CODEC == PERSISTENT_CODEC_Q5M;
     static constexpr bool NIBBLES = MINS || CODEC == PERSISTENT_CODEC_Q4; // the halves of columns 4 to 7 are 1,024 and 16 times the integer
     static constexpr bool INNER = CODEC == PERSISTENT_CODEC_Q6;           // 16 columns have a scale: halves are multiplied by it
+    static constexpr bool HALVES = CODEC == PERSISTENT_CODEC_F16;
+    static constexpr bool VALUES = INNER || HALVES; // halves are the weights: nothing is done to sums
     static constexpr bool UPPER = CODEC == PERSISTENT_CODEC_Q6 || CODEC == PERSISTENT_CODEC_Q5M;
     static constexpr int OFFSET = MINS ? 0 : CODEC == PERSISTENT_CODEC_Q4 ? 8 : CODEC == PERSISTENT_CODEC_Q6 ? 32 : 128;
-    u32 words[4][CODEC == PERSISTENT_CODEC_Q8 ? 2 : 1];
+    u32 words[4][HALVES ? 4 : CODEC == PERSISTENT_CODEC_Q8 ? 2 : 1];
     u32 upper[UPPER ? 4 : 1];
     u32 scales[4]; // d, or d and m
 
@@ -27,6 +29,11 @@ template <int CODEC> struct RowsUnit {
         const u32 g = lane >> 2, t = lane & 3;
 #pragma unroll
         for (int b = 0; b < 4; b++) {
+            if constexpr (HALVES) {
+                const uint4 w = ((const uint4 *)unit)[32 * b + lane];
+                words[b][0] = w.x, words[b][1] = w.y, words[b][2] = w.z, words[b][3] = w.w;
+                continue;
+            }
             const u32 at = 8 * b + g;
             if constexpr (CODEC == PERSISTENT_CODEC_Q8) {
                 const uint2 w = *(const uint2 *)(unit + 512 * (t >> 1) + 16 * at + 8 * (t & 1));
@@ -44,7 +51,9 @@ template <int CODEC> struct RowsUnit {
     // Block b as halves: columns (0, 2), (1, 3), (4, 6), (5, 7) of the eight.
     INLINE void halves(int b, u32 (&to)[4]) const {
         const u32 w = words[b][0];
-        if constexpr (NIBBLES) {
+        if constexpr (HALVES) {
+            to[0] = w, to[1] = words[b][1], to[2] = words[b][2], to[3] = words[b][3];
+        } else if constexpr (NIBBLES) {
             to[0] = and_or(w, 0x000f000fu, HALF2_1024), to[1] = and_or(w >> 8, 0x000f000fu, HALF2_1024);
             to[2] = and_or(w, 0x00f000f0u, HALF2_1024), to[3] = and_or(w >> 8, 0x00f000f0u, HALF2_1024);
             if constexpr (CODEC == PERSISTENT_CODEC_Q5M) {
@@ -85,7 +94,7 @@ template <int CODEC> struct RowsInput {
         to = make_float2(c[0], c[1]);
     }
     INLINE void prepare() {
-        if constexpr (Unit::INNER) return;
+        if constexpr (Unit::VALUES) return;
 #pragma unroll
         for (int b = 0; b < 4; b++) {
             if (Unit::NIBBLES) halves[b].z = half2_mul(halves[b].z, 0x2c002c00u), halves[b].w = half2_mul(halves[b].w, 0x2c002c00u); // by 16
@@ -117,7 +126,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
     };
     template <int CODEC> INLINE void take(RowsUnit<CODEC> &unit, Place &place) {
         if (place.within == 0) mbarrier_wait(full + 8 * slot, parity);
-        unit.load(ring + slot * a.slot_bytes + (place.within * 8 + warp) * unit_bytes(CODEC), lane);
+        unit.load(ring + slot * a.slot_bytes + (place.within * 8 + warp) * unit_bytes<true>(CODEC), lane);
         place.within++, place.left--;
         if (place.within == place.steps_a_slot || place.left == 0) {
             place.within = 0;
@@ -197,7 +206,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
                 u32 low[4], high[4];
                 first.halves(b, low), second.halves(b, high);
                 const u32 rows[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
-                if constexpr (RowsUnit<CODEC>::INNER) {
+                if constexpr (RowsUnit<CODEC>::VALUES) {
                     mma_16x8x16(of_quad, rows[0], in.halves[b].x, in.halves[b].y);
                     mma_16x8x16(of_quad, rows[1], in.halves[b].z, in.halves[b].w);
                 } else {
@@ -258,7 +267,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
     template <int CODEC, class P> INLINE void multiply(const P &p, const u8 *from, u32 tag) {
         const u32 n_groups = p.own_groups;
         const bool is_here = p.qkv_part & PERSISTENT_CONTINUES;
-        Place place = {a.slot_bytes / (8 * unit_bytes(CODEC)), 0, n_groups * p.k_quads};
+        Place place = {a.slot_bytes / (8 * unit_bytes<true>(CODEC)), 0, n_groups * p.k_quads};
         // A block without rows makes one empty pass, so that its warps stay in step.
         if (!is_here) receive_and_multiply<CODEC>(p, min((u32)PERSISTENT_PASS, n_groups), from, tag, place);
         for (u32 g0 = is_here ? 0 : PERSISTENT_PASS, pass = g0 / PERSISTENT_PASS; g0 < n_groups || pass == 0; g0 += PERSISTENT_PASS, pass++) {
@@ -272,6 +281,9 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
     template <class P> INLINE void product(const P &p, const u8 *from, u32 tag) {
         if (!(p.qkv_part & PERSISTENT_CONTINUES)) this->wait_published(p.input);
         else if (p.qkv_part & PERSISTENT_OF_THREE) barrier(8 + pass_parity, 288); // the epilogue has read the first part's sums
-        with_codec(p, [&](auto codec) { multiply<decltype(codec)::value>(p, from, tag); });
+        auto with = [&](auto codec) { multiply<decltype(codec)::value>(p, from, tag); };
+        if constexpr (may_have<P, PERSISTENT_CODEC_F16>())
+            if (p.codec == PERSISTENT_CODEC_F16) return with(Codec<PERSISTENT_CODEC_F16>());
+        with_codec(p, with);
     }
 };

@@ -126,7 +126,7 @@ template <class Block, bool MIXTURE> struct PersistentStream : Block {
         };
         this->each_phase([&](const auto &p) {
             i++;
-            const u32 unit = unit_bytes(p.codec), step = 8 * unit;
+            const u32 unit = unit_bytes<Block::SEVERAL>(p.codec), step = 8 * unit;
             if (p.kind == PERSISTENT_QKV && !(p.qkv_part & PERSISTENT_CONTINUES)) epoch++;
             if constexpr (MIXTURE) {
                 if (p.kind == PERSISTENT_ROUTE) {

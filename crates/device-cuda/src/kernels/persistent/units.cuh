@@ -14,12 +14,14 @@ struct InputBlock {
     float unused[2];
 };
 
-INLINE constexpr u32 unit_bytes(u32 codec) {
+// SEVERAL: of a kernel of several rows, which alone knows halves.
+template <bool SEVERAL> INLINE constexpr u32 unit_bytes(u32 codec) {
+    if (SEVERAL && codec == PERSISTENT_CODEC_F16) return 2048;
     return codec == PERSISTENT_CODEC_Q4 ? 576 : codec == PERSISTENT_CODEC_Q4M ? 640 : codec == PERSISTENT_CODEC_Q8 ? 1088 : codec == PERSISTENT_CODEC_Q6 ? 896 : 768;
 }
 
 template <int CODEC> struct Unit {
-    static constexpr int BYTES = unit_bytes(CODEC);
+    static constexpr int BYTES = unit_bytes<false>(CODEC);
     // Of codec q4: a lane's part in registers.
     struct Held {
         uint4 q;
@@ -78,6 +80,7 @@ template <int CODEC> struct Unit {
 };
 
 // Calls f with the codec of a phase as a type, Codec<...>. Of P, whose codecs a kernel for one model alone knows, others have no code.
+// Halves are left to a kernel of several rows.
 template <int CODEC> struct Codec {
     static constexpr int value = CODEC;
 };
