@@ -21,8 +21,9 @@ struct Matrix { // of the file
     }
     u64 row_bytes() const { return (u64)k / type->block * type->bytes; }
 };
-static int codec_of(const std::string &t) { return t == "q4_0" ? 0 : t == "q8_0" ? 2 : t == "q6_k" ? 3 : t[1] == '5' ? 4 : 1; }
-static int unit_of(int codec) { return codec == 0 ? 576 : codec == 1 ? 640 : codec == 2 ? 1088 : codec == 3 ? 896 : 768; }
+static bool is_half(const std::string &t) { return t == "f16" || t == "bf16"; }
+static int codec_of(const std::string &t) { return is_half(t) ? PERSISTENT_CODEC_F16 : t == "q4_0" ? 0 : t == "q8_0" ? 2 : t == "q6_k" ? 3 : t[1] == '5' ? 4 : 1; }
+static int unit_of(int codec) { return codec == 0 ? 576 : codec == 1 ? 640 : codec == 2 ? 1088 : codec == 3 ? 896 : codec == 4 ? 768 : 2048; }
 static const FileType &type_of(const std::string &n) {
     for (const FileType &t : TYPES) if (n == t.name) return t;
     exit(1);
@@ -39,6 +40,13 @@ struct Shape {
     // Of every second layer, the first one too: types of v and down, and of k, as files of Q4_K_M mix them. Null: as in the others.
     const char *more = nullptr, *more_k = nullptr;
     int n_parts() const { return 1 + (more != nullptr) + (more_k != nullptr); }
+    bool has_halves() const {
+        for (const char *t : {qkv, out, gate, down, head, more, more_k})
+            if (t && is_half(t)) return true;
+        return false;
+    }
+    // Slots as the device has them.
+    int slot() const { return !has_halves() ? std::string(gate) == "q4_k" ? 10240 : 9216 : is_half(gate) ? 16384 : 18432; }
 };
 
 struct Layer {
@@ -58,6 +66,7 @@ struct Model {
     std::vector<uint> pages;
     u64 page_bytes, layer_bytes;
     int max_position, n_rows = 1; // rows of a step, each of a sequence of its own
+    bool several;                 // the kernel of several rows, which alone has halves
     double weight_bytes = 0;
 
     static void norm_weights(std::vector<float> &v, Memory &m, int n) {
@@ -75,7 +84,7 @@ struct Model {
     size_t packed_bytes(const Matrix &m, u32 groups) { return (size_t)groups * quads(m.k) * 8 * unit_of(codec_of(m.type->name)); }
 
     void make(const Shape &shape, int positions, bool same_layers, int rows = 1) {
-        n_rows = rows, s = shape, H = s.n_q / s.n_kv, max_position = positions;
+        n_rows = rows, several = rows > 1 || shape.has_halves(), s = shape, H = s.n_q / s.n_kv, max_position = positions;
         const int n_made = !same_layers ? s.n_layers : s.more ? 2 : 1, qd = s.n_q * s.d;
         layers = std::vector<Layer>(n_made);
         const u32 q_groups = s.n_q * s.d / 8, kv_groups = s.n_kv * s.d / 8, qkv_groups = q_groups + 2 * kv_groups, hidden_groups = s.hidden / 8, gate_groups = (s.ffn + 7) / 8 * 2, head_groups = (s.n_vocab + 7) / 8;
@@ -119,7 +128,7 @@ struct Model {
             }
         for (int i = 0; i < s.d / 2; i++) frequencies.push_back(pow(1e6, -2.0 * i / s.d));
         d_frequencies.put(frequencies);
-        if (!kernel.load(folder + "/decode_" + (rows > 1 ? "rows_" : "") + std::to_string(s.d) + "_" + std::to_string(H) + ".cubin")) exit(1);
+        if (!kernel.load(folder + "/decode_" + (several ? "rows_" : "") + std::to_string(s.d) + "_" + std::to_string(H) + ".cubin")) exit(1);
         layer_bytes = 2ull * s.n_kv * s.page_len * s.d * 2, page_bytes = layer_bytes * s.n_layers;
         const int n_pages = (positions + s.page_len - 1) / s.page_len * rows;
         pages.resize(n_pages);
@@ -172,7 +181,7 @@ struct Model {
         phases.put(list);
         tokens.make(4 * 4096), places.make(4 * 4096), choices.make(4096 * sizeof(Choice)), inputs.make(4ull * 256 * s.hidden), logits.make(4ull * rows * s.n_vocab), trace.make(4ull * 256 * s.hidden), exchange.make(EXCHANGE);
     }
-    int most_quads() const { return n_rows > 1 ? std::max(PERSISTENT_FEWEST_QUADS, quads(s.hidden)) : std::max({quads(s.hidden), quads(s.n_q * s.d), quads(s.ffn)}); }
+    int most_quads() const { return several ? std::max(PERSISTENT_FEWEST_QUADS, quads(s.hidden)) : std::max({quads(s.hidden), quads(s.n_q * s.d), quads(s.ffn)}); }
     int pages_of_row() const { return pages.size() / n_rows; }
 
     struct Settings {
@@ -189,11 +198,11 @@ struct Model {
         a.hidden = s.hidden, a.n_kv_heads = s.n_kv, a.n_vocab = s.n_vocab, a.n_splits = std::min(16, gpu.n_sm / s.n_kv), a.page_len = s.page_len;
         a.slot_bytes = set.slot_bytes, a.eps = 1e-6f, a.attention_scale = 1.4426950408889634f / sqrtf(s.d), a.softcap = s.softcap, a.interleaved = s.interleaved;
         a.poll_delay = set.poll, a.refill_gates = set.gates, a.in_flight = set.in_flight, a.most_quads = most_quads(), a.stop_phase = stop ? stop : a.n_phases;
-        const int own = n_rows > 1 ? PERSISTENT_SHARED_ROWS(s.d, H) + PERSISTENT_ROWS_INPUT * most_quads() : PERSISTENT_SHARED(s.d, H) + 80 * 32 * most_quads();
+        const int own = several ? PERSISTENT_SHARED_ROWS(s.d, H) + PERSISTENT_ROWS_INPUT * most_quads() : PERSISTENT_SHARED(s.d, H) + 80 * 32 * most_quads();
         const int tail = own + sizeof(PersistentPhase) * a.n_phases;
         a.n_slots = std::min(PERSISTENT_MAX_SLOTS, (232448 - tail) / set.slot_bytes);
         const int shared = a.n_slots * set.slot_bytes + tail;
-        CUfunction f = kernel.function(std::string("persistent_decode_") + (n_rows > 1 ? "rows_" : "") + std::to_string(s.d) + "_" + std::to_string(H), shared);
+        CUfunction f = kernel.function(std::string("persistent_decode_") + (several ? "rows_" : "") + std::to_string(s.d) + "_" + std::to_string(H), shared);
         std::vector<uint> at(n * n_rows);
         std::vector<Choice> how(n * n_rows);
         for (int i = 0; i < n * n_rows; i++) at[i] = first[i % n_rows] + i / n_rows, how[i] = Choice(), how[i].how = CHOOSE_BEST, how[i].chosen = n_rows + i;
@@ -386,6 +395,7 @@ static void check(const Shape &s, int first_position, int n, int n_rows = 1) {
     if (getenv("ONLY") && std::string(s.name) != getenv("ONLY")) return;
     Model m;
     m.make(s, first_position + n + 40, false, n_rows);
+    if (s.has_halves()) m.set.slot_bytes = s.slot(), m.set.in_flight = 2;
     // Rows at different positions, with random histories.
     std::vector<int> first;
     std::vector<uint> first_tokens;
@@ -497,16 +507,17 @@ static void few_checks() {
 static void time_rows(const Shape &s) {
     Model m;
     m.make(s, 2100, true, PERSISTENT_MOST_ROWS);
-    for (int rows : {2, 4, 8}) {
+    for (int rows : {1, 2, 4, 8}) for (int in_flight : {2, 3, 4}) {
+        if (s.has_halves() ? in_flight == 4 : rows == 1 || in_flight < 4) continue;
         m.n_rows = rows;
-        m.set = {std::string(s.gate) == "q4_k" ? 10240 : 9216, 200, 1, 4};
+        m.set = {s.slot(), 200, 1, in_flight};
         auto us = [&](int position, int n) {
             std::vector<float> v;
             for (int i = 0; i < 5; i++) v.push_back(m.run(std::vector<int>(rows, position), n, std::vector<uint>(rows, 1), false, false));
             std::sort(v.begin(), v.end());
             return v[2];
         };
-        printf("    %s, %d rows:", s.name, rows);
+        printf("    %s, %d rows, %d on their way:", s.name, rows, in_flight);
         for (int position : {128, 2000}) {
             const float t = us(position, 64);
             printf("  position %d: %.1f us, %.0f tok/s", position, t, rows * 1e6 / t);
@@ -537,6 +548,11 @@ static void checks_rows() {
     check({"Q4_K_M", 768, 8, 4, 64, 1536, 4, 999, q4k, q4k, q4k, q4k, q6, true, true, false, false, 0, 0, 0, 32, q6}, 30, 2, 7);
     check({"q, k and v differ", 768, 8, 4, 64, 1536, 4, 999, q4k, q4k, q4k, q5k, q6, true, true, false, false, 40, 0, 1, 32, q6, q5k}, 200, 2, 6);
     check({"Q4_0, Q5_0, Q8_0", 544, 6, 2, 64, 1120, 3, 999, q4, q4, "q5_0", "q5_1", q8, false, true, false, false, 0, 0, 0, 16, q8, "q5_0"}, 0, 4, 8);
+    // Rows of halves may end within a block of 32 columns.
+    const char *f16 = "f16", *bf16 = "bf16";
+    check({"BF16", 328, 4, 2, 64, 440, 2, 1003, bf16, bf16, bf16, bf16, bf16, false, false, false, false, 0, 0, 0, 16}, 0, 6, 1);
+    check({"F16, heads of 128", 1056, 6, 3, 128, 1280, 2, 2051, f16, f16, bf16, f16, f16, true, true, false, false, 0, 0, 0, 64}, 45, 4, 5);
+    check({"Q8_0, Q4_0, F16, BF16", 768, 8, 4, 64, 1536, 4, 999, q8, q4, q8, q4, f16, true, true, true, true, 40, 30, 1, 32, bf16, f16}, 200, 2, 8);
     printf(failures ? "%d FAILED\n" : "all checks of several rows passed\n", failures);
 }
 
@@ -581,6 +597,7 @@ int main(int argc, char **argv) {
         const auto wanted = [&](const char *name) { return only.empty() || only == name; };
         if (wanted("0.6B")) time_rows({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
         if (wanted("1B")) time_rows({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+        if (wanted("1B BF16")) time_rows({"1B BF16", 2048, 32, 8, 64, 8192, 16, 128256, "bf16", "bf16", "bf16", "bf16", "bf16", false, false, false, false, 0, 0, 0, 64});
         if (wanted("3B")) time_rows({"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
         if (wanted("8B")) time_rows({"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});
         return failures;
