@@ -212,7 +212,7 @@ impl Compiler<'_> {
     ) -> Result<Commands> {
         let decoder = &persistent.decoder;
         let [before, after] = persistent.outside.clone();
-        let rows = Rows::of(class);
+        let rows = persistent.rows_of(class);
         let mut draft = self.draft(class, class, kernels);
         draft.units(&self.units[before])?;
         draft.node = decoder.nodes.start;

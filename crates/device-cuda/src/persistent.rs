@@ -19,7 +19,7 @@ use std::ops::Range;
 
 pub use fixed::fixed_file;
 pub use pattern::{Decoder, Mixture, decoder};
-use products::{BUNDLE, CODEC_Q4M, Packing, Product, even_blocks, products, qkv_parts};
+use products::{BUNDLE, CODEC_Q4M, Codec, Packing, Product, even_blocks, products, qkv_parts};
 pub use rows::Rows;
 use rows::{ROWS_INPUT, SHARED_MORE};
 pub use weights::{PersistentPlan, PersistentWeights};
@@ -80,6 +80,10 @@ const MOST_SPLITS: usize = 16;
 const SLOT: usize = 9216;
 const SLOT_Q4M: usize = 10_240;
 
+/// The same of one that holds a step of `f16`, and of one that holds two of `q8` too.
+const SLOT_F16: usize = 16_384;
+const SLOT_MIXED: usize = 18_432;
+
 /// Bytes of weights that are on their way to a block at once, about (NOTES.md).
 const IN_FLIGHT: usize = 32_768;
 
@@ -89,6 +93,7 @@ const POLL_DELAY_FIXED: u32 = 200;
 
 /// Slots without which the ring is too short to be worth it.
 const FEWEST_SLOTS: usize = 6;
+const FEWEST_SLOTS_F16: usize = 4;
 
 /// Bits of a row in the word that blocks exchange to choose the best.
 const MOST_VOCAB: usize = 1 << 18;
@@ -102,7 +107,8 @@ pub struct Persistent {
     pub outside: [Range<usize>; 2],
     /// Whether nothing happens to logits before a token is chosen from them: the kernel then chooses the best.
     pub chooses: bool,
-    /// Rows of a step that the kernel of several rows takes, at most; or why there is none, in words.
+    /// Rows of a step that the kernel of several rows takes, at most (1: it is the only kernel, and no step has more); or why there is none,
+    /// in words.
     pub several: Result<usize, String>,
     /// Of the kernel's name: how keys and values are stored.
     kv_name: &'static str,
@@ -168,7 +174,10 @@ impl Persistent {
             products,
         };
         mine.check(plan, hidden, limits, profile)?;
-        mine.several = mine.most_rows(plan, limits, profile);
+        mine.several = match mine.most_rows(plan, limits, profile) {
+            Err(reason) if mine.has_halves() => return Err(reason),
+            several => several,
+        };
         Ok(mine)
     }
 
@@ -220,7 +229,8 @@ impl Persistent {
         if (0..n_groups).any(|group| page_bytes(group) > u32::MAX as usize) {
             return Err("pages of more than 4 GiB".to_owned());
         }
-        self.has_slots(Rows::One, profile.shared_bytes)
+        // Of halves `most_rows` looks at the kernel that there is.
+        if self.has_halves() { Ok(()) } else { self.has_slots(Rows::One, profile.shared_bytes) }
     }
 
     /// Rows of the residual of a block, at most.
@@ -325,10 +335,20 @@ impl Persistent {
         (n_slots, (n_slots * self.slot() + rest) as u32)
     }
 
-    /// Bytes of a slot: as whole steps of most products fill it.
+    /// Bytes of a slot: as whole steps of most products fill it, and at least the largest.
     fn slot(&self) -> usize {
-        let q4m = self.products.iter().filter(|product| product.codec.number == CODEC_Q4M).count();
-        if 2 * q4m > self.products.len() { SLOT_Q4M } else { SLOT }
+        let are_most = |is: fn(Codec) -> bool| {
+            2 * self.products.iter().filter(|product| is(product.codec)).count() > self.products.len()
+        };
+        if are_most(Codec::is_halves) {
+            SLOT_F16
+        } else if self.has_halves() {
+            SLOT_MIXED
+        } else if are_most(|codec| codec.number == CODEC_Q4M) {
+            SLOT_Q4M
+        } else {
+            SLOT
+        }
     }
 
     /// Bytes of weights that a token reads, as packed.

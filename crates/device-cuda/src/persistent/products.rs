@@ -10,6 +10,9 @@ use std::ops::Range;
 /// The codec of which slots hold two steps.
 pub(super) const CODEC_Q4M: u32 = 1;
 
+/// Halves, which only the kernel of several rows multiplies.
+const CODEC_F16: u32 = 5;
+
 /// How a product's weights are packed (`PERSISTENT_CODEC_*`): the codec and the bytes of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Codec {
@@ -27,14 +30,20 @@ impl Codec {
             Q8_0 => (2, 1088),
             Q6_K => (3, 896),
             Q5_0 | Q5_1 | Q5_K => (4, 768),
+            F16 | BF16 => (CODEC_F16, 2048),
             _ => return None,
         };
         Some(Codec { number, unit })
     }
 
     /// Bytes of a step: 8 rows by 1,024 columns.
-    fn step(self) -> usize {
+    pub(super) fn step(self) -> usize {
         8 * self.unit
+    }
+
+    /// Whether only the kernel of several rows has it.
+    pub(super) fn is_halves(self) -> bool {
+        self.number == CODEC_F16
     }
 }
 
@@ -115,7 +124,9 @@ pub(super) fn products(
 ) -> Result<Vec<Product>, String> {
     let of = |ids: &[WeightId], groups: usize| -> Result<Product, String> {
         let weight = plan.weight(ids[0]);
-        let Some(codec) = Codec::of(weight.block) else {
+        // Mixtures have the kernel of one row alone.
+        let is_dense = decoder.layers.iter().all(|layer| layer.router.is_none());
+        let Some(codec) = Codec::of(weight.block).filter(|codec| is_dense || !codec.is_halves()) else {
             return Err(format!("{} in {}", weight.name, weight.block));
         };
         if let Some(other) = ids.iter().map(|id| plan.weight(*id)).find(|other| other.block != weight.block) {

@@ -1,7 +1,7 @@
 //! The kernel of several rows (`kernels/persistent/decode_rows.cuh`): which decoders it runs, and how many rows of them. It reads the
-//! packed weights and the table of the kernel of one row.
+//! packed weights and the table of the kernel of one row. Where matrices are halves it is the only one, and runs steps of one row too.
 
-use super::{EXCHANGE_BYTES, FEWEST_SLOTS, Persistent, fit};
+use super::{EXCHANGE_BYTES, FEWEST_SLOTS, FEWEST_SLOTS_F16, Persistent, fit};
 use crate::profile::Profile;
 use device::{Limits, Plan};
 use device_lower::table::RowClass;
@@ -36,14 +36,6 @@ pub enum Rows {
 }
 
 impl Rows {
-    /// The kernel of steps of a class.
-    pub fn of(class: RowClass) -> Rows {
-        match class {
-            RowClass::One => Rows::One,
-            _ => Rows::Several,
-        }
-    }
-
     /// Bytes of both its exchanges and the turn.
     pub fn exchange_bytes(self) -> usize {
         match self {
@@ -54,12 +46,35 @@ impl Rows {
 }
 
 impl Persistent {
+    /// The kernels that it has.
+    pub fn kernels(&self) -> impl Iterator<Item = Rows> {
+        let has_one = !self.has_halves();
+        [(has_one, Rows::One), (self.several.is_ok(), Rows::Several)]
+            .into_iter()
+            .filter_map(|(has, rows)| has.then_some(rows))
+    }
+
+    /// The kernel of steps of a class.
+    pub fn rows_of(&self, class: RowClass) -> Rows {
+        match class {
+            RowClass::One if !self.has_halves() => Rows::One,
+            _ => Rows::Several,
+        }
+    }
+
+    /// Whether some matrix is one that only the kernel of several rows multiplies.
+    pub(super) fn has_halves(&self) -> bool {
+        self.products.iter().any(|product| product.codec.is_halves())
+    }
+
     /// Rows of a step of the kernel of several rows, at most.
     ///
     /// # Errors
     /// Why it cannot run the plan, in words.
     pub(super) fn most_rows(&self, plan: &Plan, limits: &Limits, profile: &Profile) -> Result<usize, String> {
-        if profile.persistent_rows < 2 || profile.rows_positions == 0 {
+        let fewest = if self.has_halves() { 1 } else { 2 };
+        let of_profile = profile.persistent_rows.max(1);
+        if of_profile < fewest || profile.rows_positions == 0 {
             return Err("the profile of this GPU does not have them".to_owned());
         }
         if self.mixture().is_some() {
@@ -83,21 +98,22 @@ impl Persistent {
         ])?;
         self.has_slots(Rows::Several, profile.shared_bytes)?;
         // Each row has a block for each KV head.
-        let most = MOST_ROWS.min(self.n_blocks / heads.n_kv_heads.max(1)).min(profile.persistent_rows);
-        if most < 2 {
+        let most = MOST_ROWS.min(self.n_blocks / heads.n_kv_heads.max(1)).min(of_profile);
+        if most < fewest {
             return Err(format!("{} KV heads for {} blocks", heads.n_kv_heads, self.n_blocks));
         }
         match most.min(limits.max_rows).min(limits.max_outputs).min(limits.max_spans) {
-            0 | 1 => Err("no step has several sequences".to_owned()),
+            most if most < fewest => Err("no step has several sequences".to_owned()),
             most => Ok(most),
         }
     }
 
     /// That the ring is long enough.
     pub(super) fn has_slots(&self, rows: Rows, shared_bytes: u32) -> Result<(), String> {
+        let fewest = if self.has_halves() { FEWEST_SLOTS_F16 } else { FEWEST_SLOTS };
         match self.ring(rows, shared_bytes).0 {
-            n if n >= FEWEST_SLOTS => Ok(()),
-            n => Err(format!("{n} slots of shared memory, expected at least {FEWEST_SLOTS}")),
+            n if n >= fewest => Ok(()),
+            n => Err(format!("{n} slots of shared memory, expected at least {fewest}")),
         }
     }
 }

@@ -1,11 +1,12 @@
 use super::products::Codec;
 use super::*;
 use crate::kernels::source;
-use crate::selftest::{Decoder, Experts, Mix, decoders};
+use crate::selftest::{Decoder, Experts, Mix, decoders, half_decoders};
 use ::weights::BlockType;
 use device::{KvLayout, ValueId};
 use device_lower::fusion::fuse;
 use device_lower::passes::lower;
+use device_lower::table::RowClass;
 use device_testing::limits;
 
 mod rows;
@@ -56,7 +57,7 @@ fn what_the_kernel_cannot_run_is_refused_with_a_reason() {
     assert!(
         refusal(Decoder { head_dim: 32, n_heads: 10, ..SMALL }).contains("5 query heads a KV head of 32")
     );
-    assert!(refusal(Decoder { block: BlockType::F16, ..SMALL }).contains("in F16"));
+    assert!(refusal(Decoder { block: BlockType::F32, ..SMALL }).contains("in F32"));
     let plan = plan_of(SMALL);
     let (profile, limits) = (Profile::hopper(), f16(&plan.kv));
     let units = lower(&plan, profile.passes);
@@ -172,14 +173,14 @@ fn table_of(shape: Decoder) -> (Persistent, PersistentArguments, Vec<PersistentP
     let places =
         PhasePlaces { weights: &weights, biases: &biases, vector: &|_| Ok(16), pages: &|_| (64, 77, 3) };
     let phases = mine.phases(&plan, &places).unwrap();
-    let (arguments, _) = arguments_of(&plan, &mine, Rows::One);
+    let (arguments, _) = arguments_of(&plan, &mine, mine.rows_of(RowClass::One));
     (mine, arguments, phases)
 }
 
 /// The text that a test compiles with NVRTC by hand, or `None`.
 fn fixed_text(shape: Decoder) -> Option<String> {
     let (mine, arguments, phases) = table_of(shape);
-    let general = source(&mine.kernel(Rows::One).0).unwrap();
+    let general = source(&mine.kernel(mine.rows_of(RowClass::One)).0).unwrap();
     fixed::fixed_source(general, &arguments, &phases, mine.n_blocks())
 }
 
@@ -209,7 +210,7 @@ fn a_kernel_of_its_own_has_what_never_changes_as_constants() {
 #[test]
 fn layers_whose_types_differ_share_a_kernel_that_has_all_their_codecs() {
     let mixed: Vec<Decoder> = decoders().into_iter().filter(|decoder| decoder.mix.is_some()).collect();
-    assert_eq!(mixed.len(), 6);
+    assert_eq!(mixed.len(), 8);
     for decoder in &mixed {
         let text = fixed_text(*decoder).unwrap();
         assert!(text.contains("qkv_part = 5;") || text.contains("qkv_part = 7;"), "{decoder:?}");
@@ -311,6 +312,8 @@ fn names_and_sizes_are_those_of_the_header() {
         (BlockType::Q5_0, "Q5M"),
         (BlockType::Q5_1, "Q5M"),
         (BlockType::Q5_K, "Q5M"),
+        (BlockType::F16, "F16"),
+        (BlockType::BF16, "F16"),
     ] {
         assert_eq!(Codec::of(block).unwrap().number as usize, define(&format!("PERSISTENT_CODEC_{name}")));
     }
@@ -370,6 +373,9 @@ fn mixtures_that_the_kernel_cannot_run_are_refused_with_a_reason() {
     let with = |experts: Experts| refusal(Decoder { experts: Some(experts), ..SMALL });
     assert!(with(Experts { groups: true, sigmoid: true, n: 16, ..Experts::SMALL }).contains("groups"));
     assert!(with(Experts { n: 300, ..Experts::SMALL }).contains("scores"));
+    assert!(with(Experts { block: BlockType::BF16, ..Experts::SMALL }).contains("in BF16"));
+    let experts = Some(Experts::SMALL);
+    assert!(refusal(Decoder { experts, head: BlockType::F16, ..SMALL }).contains("in F16"));
     // Only what a token reads counts against the limit.
     let plan = plan_of(mixture());
     let profile = Profile::hopper();

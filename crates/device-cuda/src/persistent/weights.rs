@@ -63,8 +63,8 @@ pub struct PersistentPlan {
     biases: Vec<Vec<Option<Bias>>>,
     n_blocks: usize,
     total: usize,
-    /// Whether some plan has the kernel of several rows.
-    has_several: bool,
+    /// The kernels that some plan has.
+    kernels: Vec<Rows>,
 }
 
 impl PersistentPlan {
@@ -77,7 +77,11 @@ impl PersistentPlan {
             let (mut phases, mut biases) = (Vec::new(), Vec::new());
             if let Ok(persistent) = persistent {
                 all.n_blocks = persistent.n_blocks;
-                all.has_several |= persistent.several.is_ok();
+                for rows in persistent.kernels() {
+                    if !all.kernels.contains(&rows) {
+                        all.kernels.push(rows);
+                    }
+                }
                 let layers = &persistent.decoder.layers;
                 let mut products = persistent.products.iter();
                 let mut next = || products.next().copied().unwrap_or(persistent.products[0]);
@@ -115,14 +119,8 @@ impl PersistentPlan {
 
     /// Bytes of all; 0: there is nothing.
     pub fn total(&self) -> usize {
-        let exchanges: usize = self.kernels().map(Rows::exchange_bytes).sum();
+        let exchanges: usize = self.kernels.iter().map(|rows| rows.exchange_bytes()).sum();
         self.total + exchanges
-    }
-
-    /// The kernels that some plan has.
-    fn kernels(&self) -> impl Iterator<Item = Rows> {
-        let (one, several) = (self.total > 0, self.has_several);
-        [(one, Rows::One), (several, Rows::Several)].into_iter().filter_map(|(has, rows)| has.then_some(rows))
     }
 
     /// Where a product's weights lie, and whether they were not there yet.
@@ -206,7 +204,8 @@ impl PersistentPlan {
         // Zeros, as the kernels need them.
         let exchange =
             |rows: Rows| Buffer::new(context, "exchange of tokens in one launch", rows.exchange_bytes());
-        let exchanges = self.kernels().map(|rows| Ok((rows, exchange(rows)?))).collect::<Result<_>>()?;
+        let exchanges = self.kernels.iter().map(|rows| Ok((*rows, exchange(*rows)?)));
+        let exchanges = exchanges.collect::<Result<_>>()?;
         for Bias { values, offset } in self.biases.iter().flatten().flatten() {
             context.upload(buffer.start() + *offset as u64, bytemuck::cast_slice(values))?;
         }

@@ -4,7 +4,7 @@ use crate::arguments::PersistentPhase;
 use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses};
 use crate::driver::Address;
 use crate::kernels::Kernels;
-use crate::persistent::{Persistent, PersistentWeights, Rows, fixed_file};
+use crate::persistent::{Persistent, PersistentWeights, fixed_file};
 use device::{Result, Span, Step};
 use device_lower::table::RowClass;
 
@@ -33,9 +33,8 @@ impl Whole {
         list: &mut KernelList,
     ) -> Result<Whole> {
         let most_rows = *persistent.several.as_ref().unwrap_or(&1);
-        let kinds = [Rows::One, Rows::Several];
         let mut tables = Vec::new();
-        for rows in kinds.into_iter().take(most_rows) {
+        for rows in persistent.kernels() {
             let file = match compiler.profile.fixed_tables {
                 true => {
                     let (arguments, _) = compiler.persistent_arguments(persistent, rows);
@@ -45,11 +44,12 @@ impl Whole {
             };
             let addresses = PersistentAddresses { phases: phases.1, exchange: weights.exchange(rows) };
             let classes = RowClass::ALL.into_iter().filter(|class| *class <= RowClass::of(most_rows));
-            for class in classes.filter(|class| Rows::of(*class) == rows) {
+            for class in classes.filter(|class| persistent.rows_of(*class) == rows) {
                 tables.push(compiler.persistent_table(persistent, class, &file, &addresses, list)?);
             }
         }
-        let positions = kinds.map(|rows| persistent.positions(rows, compiler.profile));
+        let positions = [RowClass::One, RowClass::Two]
+            .map(|class| persistent.positions(persistent.rows_of(class), compiler.profile));
         Ok(Whole { tables, most_rows, positions })
     }
 

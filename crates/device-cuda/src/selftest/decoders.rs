@@ -1,4 +1,4 @@
-//! Small decoders of odd shapes, mixtures of experts among them, which the persistent kernel takes with one row.
+//! Small decoders of odd shapes, mixtures of experts among them, which the persistent kernels take with one row.
 
 use device::{
     Activation, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, RopeStyle, RouterGroups, ValueId,
@@ -153,6 +153,12 @@ impl Decoder {
         self.build(PlanBuilder::blank(self.n_vocab))
     }
 
+    /// Whether some matrix is in F16 or BF16: the kernel of several rows then runs steps of one row too.
+    pub fn has_halves(self) -> bool {
+        let mixed = self.mix.into_iter().flat_map(|mix| [mix.k, mix.v, mix.down]);
+        mixed.chain([self.block, self.head]).any(BlockType::is_float)
+    }
+
     fn build(self, mut b: PlanBuilder) -> Plan {
         let Decoder { residual: hidden, head_dim, n_heads, n_kv_heads, block, .. } = self;
         let mut x = b.embed_from(hidden, BlockType::Q8_0, 2.0);
@@ -261,7 +267,8 @@ impl Decoder {
         let steps = spans.into_iter().map(|spans| sequences.step(spans)).enumerate();
         let steps = steps.map(|(index, step)| if index == 2 { prompt(step) } else { step }).collect();
         let name = format!("decoder {seed} {self:?}");
-        let block = self.block;
+        // In one launch activations are rounded to 8 bits, whatever the types are.
+        let block = if self.has_halves() { BlockType::Q8_0 } else { self.block };
         Case {
             name,
             kind: OpKind::Fused,
@@ -275,7 +282,7 @@ impl Decoder {
 }
 
 /// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those of Q8_0 and FP8; then some with rows that 128 blocks
-/// share equally, and some that mix types.
+/// share equally, some that mix types, and some in F16 and BF16.
 pub fn decoders() -> Vec<Decoder> {
     let of = |kv_type: KvType| decoders_over_f16().into_iter().map(move |of| Decoder { kv_type, ..of });
     // The kernel does not read keys that are stored without their bias.
@@ -287,7 +294,41 @@ pub fn decoders() -> Vec<Decoder> {
         Decoder { residual: 2048, n_heads: 32, ffn: 5120, ..wide },
         Decoder { residual: 3072, head_dim: 128, n_heads: 24, ffn: 1024, head: BlockType::Q4_0, ..wide },
     ];
-    of(KvType::F16).chain(over_bytes).chain(large).chain(mixed_decoders()).collect()
+    of(KvType::F16).chain(over_bytes).chain(large).chain(mixed_decoders()).chain(half_decoders()).collect()
+}
+
+/// Matrices in F16 and BF16, all of them or beside quantised ones: in the head, and in parts of q, k and v.
+pub fn half_decoders() -> Vec<Decoder> {
+    use BlockType::*;
+    let small = Decoder::SMALL;
+    let wide = Decoder { n_kv_heads: 8, n_layers: 1, ..small };
+    let of_parts = Decoder { residual: 768, n_heads: 8, ffn: 1536, n_layers: 4, bias: true, ..small };
+    vec![
+        Decoder { block: BF16, head: BF16, bias: true, windows: true, ..small },
+        // Rows that 128 blocks share equally.
+        Decoder {
+            residual: 1024,
+            head_dim: 128,
+            n_heads: 16,
+            ffn: 3072,
+            block: F16,
+            head: F16,
+            head_norms: true,
+            n_vocab: 2051,
+            kv_type: KvType::Q8_0,
+            ..wide
+        },
+        Decoder { head: F16, post_norms: true, softcap: Some(30.0), kv_type: KvType::Fp8, ..small },
+        Decoder {
+            block: BF16,
+            mix: Some(Mix { k: BF16, v: Q8_0, down: Q4_K }),
+            head_norms: true,
+            ..of_parts
+        },
+        Decoder { block: Q8_0, mix: Some(Mix { k: F16, v: BF16, down: F16 }), windows: true, ..of_parts },
+        // More groups of rows a block than registers hold.
+        Decoder { residual: 2048, n_heads: 32, ffn: 5120, block: BF16, head: F16, ..wide },
+    ]
 }
 
 /// Layers of two kinds: v and down of other types than the rest, as in files of Q4_K_M, Q4_K_S, Q5_K_M and Q4_0; k too; a mixture.

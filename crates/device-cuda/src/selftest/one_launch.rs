@@ -1,7 +1,7 @@
 //! Decoders whose steps take one launch, of one row or of several sequences: against the interpreter, against a launch for each unit at long
 //! contexts, and chains of steps in flight.
 
-use super::{Decoder, decoders, tolerance};
+use super::{Decoder, decoders, half_decoders, tolerance};
 use crate::CudaDevice;
 use crate::device_impl::{NOT_WHOLE, ONE_ROW_WHOLE};
 use device::{
@@ -54,6 +54,7 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
         (Decoder { n_layers: 2, windows: true, ..decoders()[6] }, KvType::Q8_0),
         (Decoder { n_layers: 2, ..decoders()[6] }, KvType::F16),
         (Decoder { n_layers: 2, windows: true, ..decoders()[6] }, KvType::Fp8),
+        (half_decoders()[0], KvType::F16),
     ] {
         let plan = Decoder { kv_type, ..decoder }.plan(11);
         let n_ctx = device.profile().persistent_positions;
@@ -108,7 +109,7 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
             agree(&sequences.step(&spans))?;
         }
         let all: Vec<(usize, usize)> = (0..8).map(|slot| (slot, 1)).collect();
-        runs_whole(pair.whole.as_mut(), &sequences.step(&all))?;
+        runs_whole(decoder, pair.whole.as_mut(), &sequences.step(&all))?;
     }
     Ok(n_steps)
 }
@@ -128,9 +129,9 @@ fn rows_of(decoder: Decoder) -> &'static [usize] {
     if decoder.experts.is_none() { &[1, 2, 3, 5, 8] } else { &[1] }
 }
 
-/// How the persistent kernels of so many rows are named.
-fn name_of(n_rows: usize) -> &'static str {
-    if n_rows == 1 { "persistent_decode_" } else { "persistent_decode_rows_" }
+/// How the persistent kernel of a decoder's steps of so many rows is named.
+fn name_of(decoder: Decoder, n_rows: usize) -> &'static str {
+    if n_rows == 1 && !decoder.has_halves() { "persistent_decode_" } else { "persistent_decode_rows_" }
 }
 
 /// Whether such steps run in the kernel that is meant: one compiled for the plan's table, where the profile says so and the compiler is
@@ -146,7 +147,7 @@ fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn Program) -
     for n_rows in rows_of(decoder) {
         let commands = program.commands(0, *n_rows);
         let kernels: Vec<&str> = commands.iter().map(|command| command.kernel.as_str()).collect();
-        let is_meant = |kernel: &&str| kernel.starts_with(of) && kernel.contains(name_of(*n_rows));
+        let is_meant = |kernel: &&str| kernel.starts_with(of) && kernel.contains(name_of(decoder, *n_rows));
         if !kernels.iter().any(is_meant) {
             return Err(format!("{n_rows} rows: expected a kernel {of}*, found {kernels:?}"));
         }
@@ -155,14 +156,14 @@ fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn Program) -
 }
 
 /// Run a step that must run in one launch, and look whether it did.
-fn runs_whole(program: &mut dyn Program, step: &OwnedStep) -> Result<(), String> {
+fn runs_whole(decoder: Decoder, program: &mut dyn Program, step: &OwnedStep) -> Result<(), String> {
     let mut timings = Vec::new();
     program.run_timed(&step.borrow(), &mut timings).map_err(|e| e.to_string())?;
     let n_rows = step.tokens.len();
     let commands = program.commands(step.plan, n_rows);
     let ran = timings.iter().filter(|timing| timing.duration > 0.0);
     let mut kernels = ran.filter_map(|timing| commands.get(timing.command));
-    match kernels.any(|command| command.kernel.contains(name_of(n_rows))) {
+    match kernels.any(|command| command.kernel.contains(name_of(decoder, n_rows))) {
         true => Ok(()),
         false => Err(format!("the persistent kernel did not run with {n_rows} rows")),
     }
@@ -183,7 +184,7 @@ pub fn check_decoder(device: &CudaDevice, decoder: Decoder, seed: u64) -> Result
     let mut sequences = Sequences::new(seed, &plan.kv, &case.limits, 64);
     for n_rows in rows_of(decoder) {
         let spans: Vec<(usize, usize)> = (0..*n_rows).map(|slot| (slot, 1)).collect();
-        runs_whole(program.as_mut(), &sequences.step(&spans))?;
+        runs_whole(decoder, program.as_mut(), &sequences.step(&spans))?;
     }
     drop(program);
     check_cases(device as &dyn Device, [case], tolerance).map(|_| n_steps)
@@ -256,7 +257,7 @@ pub fn check_chains(device: &CudaDevice) -> Result<usize, String> {
     const STEPS: u64 = 60;
     let error = |e: device::Error| e.to_string();
     let mut n_steps = 0;
-    for decoder in [Decoder::SMALL, decoders()[2], decoders()[8]] {
+    for decoder in [Decoder::SMALL, decoders()[2], decoders()[8], half_decoders()[0]] {
         let plan = decoder.plan(9);
         let limits = decoder.limits(&plan);
         is_whole(device, decoder, &plan, &limits)?;
@@ -271,7 +272,7 @@ pub fn check_chains(device: &CudaDevice) -> Result<usize, String> {
                 let mut sequences = Sequences::new(9, &plan.kv, &limits, 64);
                 found.push(chain(program.as_mut(), &mut sequences, &wants, STEPS, ahead).map_err(error)?);
                 n_steps += STEPS as usize;
-                runs_whole(program.as_mut(), &sequences.step(&rows))?;
+                runs_whole(decoder, program.as_mut(), &sequences.step(&rows))?;
             }
             if found[0] != found[1] || found[0].len() != STEPS as usize * n {
                 return Err(format!("{wants:?}: {:?} one at a time, {:?} in flight", found[0], found[1]));

@@ -130,15 +130,75 @@ fn its_kernel_has_a_name_and_constants_of_its_own() {
 }
 
 #[test]
-fn the_second_exchange_is_there_only_where_a_plan_has_the_kernel() {
-    let plan = plan_of(SMALL);
-    let profile = Profile::hopper();
-    let units = lower(&plan, profile.passes);
-    let total = |persistent_rows: usize| {
-        let profile = Profile { persistent_rows, ..profile.clone() };
-        persistent_of(std::iter::once((&plan, &units[..])), &f16(&plan.kv), &profile, 0).1.total()
+fn halves_have_this_kernel_alone() {
+    let classes = [RowClass::One, RowClass::Two, RowClass::Four, RowClass::Eight];
+    let of = |mine: &Persistent| (mine.kernels().collect::<Vec<_>>(), classes.map(|of| mine.rows_of(of)));
+    let (both, one) = ([Rows::One, Rows::Several], Rows::Several);
+    let quantised = found(&plan_of(SMALL)).unwrap();
+    assert_eq!(of(&quantised), (both.to_vec(), [Rows::One, one, one, one]));
+    for decoder in half_decoders() {
+        let mine = found(&plan_of(decoder)).unwrap();
+        assert_eq!(of(&mine), (vec![one], [one; 4]), "{decoder:?}");
+        assert!(decoder.has_halves());
+    }
+    // A program of one sequence, and a profile without steps of several, still have it.
+    let shape = Decoder { head: BlockType::F16, ..SMALL };
+    let plan = plan_of(shape);
+    let usual = Profile::hopper();
+    let units = lower(&plan, usual.passes);
+    let several = |limits: Limits, profile: &Profile| {
+        Persistent::new(&plan, &units, &limits, profile).map(|mine| mine.several)
     };
-    assert_eq!(total(8) - total(1), 2 * EXCHANGE_ROWS + 256);
+    let limits = f16(&plan.kv);
+    assert_eq!(several(limits.clone(), &usual), Ok(Ok(8)));
+    assert_eq!(several(Limits { max_rows: 1, ..limits.clone() }, &usual), Ok(Ok(1)));
+    assert_eq!(several(limits.clone(), &Profile { persistent_rows: 0, ..usual.clone() }), Ok(Ok(1)));
+    // What this kernel does not take has none.
+    let none = Profile { rows_positions: 0, ..usual.clone() };
+    assert!(several(limits, &none).unwrap_err().contains("profile"));
+    assert!(refusal(Decoder { ffn: 32_776, ..shape }).contains("columns of the network: 32776"));
+}
+
+#[test]
+fn slots_hold_a_step_of_halves() {
+    use BlockType::{BF16, F16, Q8_0};
+    let slots = |shape: Decoder| {
+        let plan = plan_of(shape);
+        let (arguments, shared) = arguments_of(&plan, &found(&plan).unwrap(), Rows::Several);
+        assert!(arguments.in_flight < arguments.n_slots && shared <= Profile::hopper().shared_bytes);
+        [arguments.slot_bytes, arguments.n_slots, arguments.in_flight]
+    };
+    let all = Decoder { block: BF16, head: BF16, ..SMALL };
+    assert_eq!(slots(all)[0], 8 * 2048);
+    // Two steps of `q8` beside.
+    let mixed = Decoder { block: Q8_0, head: F16, ..SMALL };
+    assert_eq!((slots(mixed)[0], Codec::of(Q8_0).unwrap().step()), (18_432, 8704));
+    // As wide and deep as models are.
+    let of = |head_dim: usize, n_heads: usize, n_layers: usize| {
+        let shape = Decoder { residual: 2048, head_dim, n_heads, n_kv_heads: 8, ffn: 1024, n_layers, ..all };
+        [slots(shape)[1], slots(Decoder { block: Q8_0, ..shape })[1]]
+    };
+    assert_eq!([of(64, 32, 16), of(128, 16, 28), of(128, 24, 28)], [[6, 5], [6, 5], [5, 5]]);
+    // A token reads twice as many bytes as of halves that are quantised to 8 bits, but for scales.
+    let read = |shape: Decoder| found(&plan_of(shape)).unwrap().weight_bytes();
+    assert_eq!(read(all) * 1088, read(Decoder { block: Q8_0, head: Q8_0, ..SMALL }) * 2048);
+}
+
+#[test]
+fn an_exchange_is_there_only_where_a_plan_has_the_kernel() {
+    // Bytes beside the weights.
+    let bytes = |shape: Decoder, persistent_rows: usize| {
+        let plan = plan_of(shape);
+        let profile = Profile { persistent_rows, ..Profile::hopper() };
+        let units = lower(&plan, profile.passes);
+        let parts = std::iter::once((&plan, &units[..]));
+        let (found, all) = persistent_of(parts, &f16(&plan.kv), &profile, 0);
+        let weights = found[0].as_ref().unwrap().products.iter().map(|product| product.bytes().0);
+        all.total() - weights.map(|bytes| bytes.next_multiple_of(256)).sum::<usize>()
+    };
+    assert_eq!(bytes(SMALL, 1), EXCHANGE_BYTES);
+    assert_eq!(bytes(SMALL, 8), EXCHANGE_BYTES + 2 * EXCHANGE_ROWS + 256);
+    assert_eq!(bytes(Decoder { head: BlockType::F16, ..SMALL }, 8), 2 * EXCHANGE_ROWS + 256);
     assert_eq!(Rows::Several.exchange_bytes(), 2 * EXCHANGE_ROWS + 256);
     assert_eq!(Rows::One.exchange_bytes(), EXCHANGE_BYTES);
 }
