@@ -254,12 +254,13 @@ struct Model {
 };
 
 // ---- plain evaluation
-static void round_chunks(std::vector<double> &x, bool mirrored) {
-    if (!mirrored) return;
+// most: of integers, 127 of one row, 511 of several; 0: nothing is rounded.
+static void round_chunks(std::vector<double> &x, int most) {
+    if (!most) return;
     for (size_t i = 0; i + 8 <= x.size(); i += 8) {
         float largest = 1e-20f;
         for (int j = 0; j < 8; j++) largest = std::max(largest, (float)fabs(x[i + j]));
-        largest *= 1.0f / 127.0f;
+        largest *= 1.0f / most;
         u32 b;
         memcpy(&b, &largest, 4);
         b = (b + 0x7FFFF) >> 19 << 19;
@@ -274,6 +275,7 @@ struct Plain {
     std::map<const Matrix *, std::vector<float>> decoded;
     std::vector<std::vector<float>> keys, values; // (layer) position, kv head, d
     explicit Plain(Model &m_, int mirrored_) : m(m_), mirrored(mirrored_) {}
+    int most() const { return !mirrored ? 0 : m.several ? 511 : 127; }
     std::vector<double> product(const Matrix &w, const std::vector<double> &x) {
         std::vector<float> &f = decoded[&w];
         if (f.empty())
@@ -316,7 +318,7 @@ struct Plain {
     std::vector<double> normed_product_input(const std::vector<double> &x, const std::vector<float> &w) {
         std::vector<double> y(x.size());
         for (size_t i = 0; i < x.size(); i++) y[i] = x[i] * w[i];
-        round_chunks(y, mirrored);
+        round_chunks(y, most());
         const double s = scale_of(x);
         for (double &v : y) v *= s;
         return y;
@@ -369,7 +371,7 @@ struct Plain {
                 for (int p = first; p <= position; p++)
                     for (int c = 0; c < s.d; c++) att[h * s.d + c] += w[p] / sum * values[l][((size_t)p * s.n_kv + h / H) * s.d + c];
             }
-            round_chunks(att, mirrored);
+            round_chunks(att, most());
             auto add = [&](std::vector<double> y, const std::vector<float> &post) {
                 const double sc = scale_of(y);
                 for (int i = 0; i < s.hidden; i++) x[i] += s.post_norm ? y[i] * sc * post[i] : y[i];
@@ -381,7 +383,7 @@ struct Plain {
                 const double z = g[i];
                 g[i] = u[i] * (s.activation == 0 ? z / (1 + exp(-z)) : 0.5 * z * (1 + tanh(0.7978845608028654 * (z + 0.044715 * z * z * z))));
             }
-            round_chunks(g, mirrored);
+            round_chunks(g, most());
             add(product(L.down, g), L.post2);
         }
         last_x = x;
@@ -537,6 +539,23 @@ static void time_rows(const Shape &s) {
     }
 }
 
+static void time_long(const Shape &s) {
+    Model m;
+    m.make(s, 8300, true);
+    for (int in_flight : {4, 6, 8}) {
+        m.set = {s.slot(), 200, 1, in_flight};
+        printf("    %s, %d on their way:", s.name, in_flight);
+        for (int position : {64, 128, 512, 2048, 8192}) {
+            std::vector<float> v;
+            for (int i = 0; i < 5; i++) v.push_back(m.run({position}, 64, {1}, false, false));
+            std::sort(v.begin(), v.end());
+            printf("  position %d: %.1f us", position, v[2]);
+        }
+        printf("\n");
+        fflush(stdout);
+    }
+}
+
 static void checks_rows() {
     const char *q4 = "q4_0", *q8 = "q8_0", *q4k = "q4_k", *q6 = "q6_k", *q41 = "q4_1", *q5k = "q5_k";
     check({"plain q4", 320, 4, 2, 64, 448, 2, 1003, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 16}, 0, 4, 2);
@@ -591,10 +610,17 @@ int main(int argc, char **argv) {
         few_checks();
         return failures;
     }
+    const std::string only = getenv("SHAPE") ? getenv("SHAPE") : "";
+    const auto wanted = [&](const char *name) { return only.empty() || only == name; };
+    if (what == "long") {
+        if (wanted("0.6B")) time_long({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
+        if (wanted("1B")) time_long({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+        if (wanted("3B")) time_long({"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+        if (wanted("8B")) time_long({"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});
+        return failures;
+    }
     if (what.empty() || what == "rows") checks_rows();
     if (what == "rows" || what == "rows_times") {
-        const std::string only = getenv("SHAPE") ? getenv("SHAPE") : "";
-        const auto wanted = [&](const char *name) { return only.empty() || only == name; };
         if (wanted("0.6B")) time_rows({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
         if (wanted("1B")) time_rows({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
         if (wanted("1B BF16")) time_rows({"1B BF16", 2048, 32, 8, 64, 8192, 16, 128256, "bf16", "bf16", "bf16", "bf16", "bf16", false, false, false, false, 0, 0, 0, 64});

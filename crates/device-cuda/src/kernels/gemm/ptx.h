@@ -140,7 +140,6 @@ INLINE void bulk_copy(u32 to, const void *from, u32 bytes, u32 mbarrier, u64 pol
                  "l"(from), "r"(bytes), "r"(mbarrier), "l"(policy)
                  : "memory");
 }
-
 // ---- mma.sync m16n8k16, f16 operands, f32 sums (sm_80)
 INLINE void mma_16x8x16(float *d, const u32 *a, u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -362,12 +362,21 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
 
     // A column of the KV head's attention; eight lanes have a chunk. All lanes of a warp call it.
     INLINE void give_attended(float x, u32 column, u32 tag) const {
-        const u32 scale = chunk_scale(max_of_8(fabsf(x))), at = lane & 7;
-        const u32 q = (u32)(__float2int_rn(x * reciprocal_fast(__uint_as_float(scale << 19))) & 255) << (8 * (at & 3));
-        u32 low = at < 4 ? q : 0, high = at < 4 ? 0 : q;
+        const u32 at = lane & 7;
+        u8 *to = this->chunk(EXCHANGE_ATTENDED, (kv_head * (H * D) + column) / 8, this->row);
+        const float largest = max_of_8(fabsf(x));
+        if constexpr (Products::SEVERAL) {
+            const u32 scale = fine_scale(largest), word = 2 * (at >> 2) + (at & 1);
+            const float inverse = reciprocal_fast(__uint_as_float(scale << 19)), other = __shfl_xor_sync(~0u, x, 2);
+            if ((at & 2) == 0) store_relaxed_1(to + 4 * word, fine_pair(x, other, inverse) | fine_scale_bits(scale, word) | tag << 28);
+        } else {
+            const u32 scale = chunk_scale(largest);
+            const u32 q = (u32)(__float2int_rn(x * reciprocal_fast(__uint_as_float(scale << 19))) & 255) << (8 * (at & 3));
+            u32 low = at < 4 ? q : 0, high = at < 4 ? 0 : q;
 #pragma unroll
-        for (int m = 1; m < 8; m *= 2) low |= __shfl_xor_sync(~0u, low, m), high |= __shfl_xor_sync(~0u, high, m);
-        if (at == 0) store_relaxed_4(this->chunk(EXCHANGE_ATTENDED, (kv_head * (H * D) + column) / 8, this->row), chunk_of(low, high, scale, 0.0f, tag));
+            for (int m = 1; m < 8; m *= 2) low |= __shfl_xor_sync(~0u, low, m), high |= __shfl_xor_sync(~0u, high, m);
+            if (at == 0) store_relaxed_4(to, chunk_of(low, high, scale, 0.0f, tag));
+        }
     }
 
     INLINE void run() {

@@ -44,7 +44,7 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentBest<D, H, PER
         float v[8], squares = 0;
 #pragma unroll
         for (int e = 0; e < 8; e++) squares += x[e] * x[e], v[e] = x[e] * norm[e];
-        const uint4 chunk = make_chunk(v, squares, tag);
+        const uint4 chunk = make_fine_chunk(v, squares, tag);
         if (real) store_relaxed_4(this->chunk(to, index, of_step()), chunk);
     }
     // Root of the mean square of this lane's row of a vector, of which the lanes of the row have `mine`: the squares of all blocks are exchanged.
@@ -128,8 +128,8 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentBest<D, H, PER
             const float inverse = reciprocal_fast(total);
 #pragma unroll
             for (int e = 0; e < 4; e++) f[e] *= inverse;
-            const uint4 chunk = make_chunk_of_2(f, 0.0f, tag);
-            if (half == 0 && c < CHUNKS) store_relaxed_4(this->chunk(EXCHANGE_ATTENDED, kv_head * CHUNKS + c, this->row), chunk);
+            const uint2 words = make_half_of_fine_chunk(f, tag);
+            if (c < CHUNKS) store_relaxed_2(this->chunk(EXCHANGE_ATTENDED, kv_head * CHUNKS + c, this->row) + 8 * half, words);
         }
     }
 
@@ -205,7 +205,7 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentBest<D, H, PER
 #pragma unroll
                             for (int e = 0; e < 8; e++) v[e] *= scale * activate(p.activation, g[e] * scale);
                         }
-                        const uint4 chunk = make_chunk(v, 0.0f, tag);
+                        const uint4 chunk = make_fine_chunk(v, 0.0f, tag);
                         if (real && is_row) store_relaxed_4(this->chunk(EXCHANGE_GATED, g0 / 2 + own, of_step()), chunk);
                     }
                 } else {

@@ -25,6 +25,9 @@ INLINE u64 load_relaxed_64(const void *p) {
     return v;
 }
 INLINE void store_relaxed_1(void *p, u32 v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+INLINE void store_relaxed_2(void *p, uint2 v) {
+    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
 INLINE void store_relaxed_64(void *p, u64 v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 INLINE void store_relaxed_4(void *p, uint4 v) {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
@@ -44,8 +47,10 @@ INLINE void pause_cycles(u32 n) {
 INLINE u32 tag_of(u32 epoch) { return 1 + epoch % 15; }
 INLINE u32 tag_word(float v, u32 tag) { return (__float_as_uint(v) & ~15u) | tag; }
 INLINE float untag_word(u32 v) { return __uint_as_float(v & ~15u); }
-// 12 bits of scale: 8 of exponent, 4 of mantissa, rounded up so that no value exceeds 127.
-INLINE u32 chunk_scale(float largest) { return (__float_as_uint(fmaxf(largest, 1e-20f) * (1.0f / 127.0f)) + 0x7FFFF) >> 19; }
+// 12 bits of scale: 8 of exponent, 4 of mantissa, rounded up so that no value exceeds MOST.
+template <int MOST = 127> INLINE u32 chunk_scale(float largest) {
+    return (__float_as_uint(fmaxf(largest, 1e-20f) * (1.0f / MOST)) + 0x7FFFF) >> 19;
+}
 INLINE float max_of_8(float v) {
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 2));
@@ -76,20 +81,36 @@ INLINE uint4 make_chunk_of_2(const float (&v)[4], float extra, u32 tag) {
     for (int e = 0; e < 4; e++) p |= (u32)(__float2int_rn(v[e] * inverse) & 255) << (8 * e);
     return chunk_of(p, __shfl_xor_sync(~0u, p, 1), scale, extra, tag);
 }
+// Chunks of a kernel for several rows have integers of 10 bits, 512 added. A word has two of them, columns (0, 2), (1, 3), (4, 6) and (5, 7), each
+// in the low bits of a half, where products want them; between them 6 bits of scale in each of the first two words, and in the last two
+// 8 bits of the squares, as the upper half of an f32 that is not negative.
+INLINE u32 fine_pair(float a, float b, float inverse) {
+    constexpr float PLUS_512 = 12582912.0f + 512.0f; // an integer is the low bits of 2^23 * 1.5 and that integer
+    return __byte_perm(__float_as_uint(fmaf(a, inverse, PLUS_512)), __float_as_uint(fmaf(b, inverse, PLUS_512)), 0x5410) & 0x03FF03FFu;
+}
+INLINE u32 fine_scale(float largest) { return chunk_scale<511>(largest); }
+INLINE u32 fine_scale_bits(u32 scale, int word) { return word == 0 ? (scale & 63) << 10 : word == 1 ? scale >> 6 << 10 : 0; }
 // The chunk of eight values of one lane.
-INLINE uint4 make_chunk(const float (&v)[8], float extra, u32 tag) {
+INLINE uint4 make_fine_chunk(const float (&v)[8], float squares, u32 tag) {
     float largest = fabsf(v[0]);
 #pragma unroll
     for (int e = 1; e < 8; e++) largest = fmaxf(largest, fabsf(v[e]));
-    const u32 scale = chunk_scale(largest);
+    const u32 scale = fine_scale(largest), t = tag << 28, q = (__float_as_uint(squares) + 0x4000) >> 15;
     const float inverse = reciprocal_fast(__uint_as_float(scale << 19));
-    u32 low = 0, high = 0;
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        low |= (u32)(__float2int_rn(v[e] * inverse) & 255) << (8 * e);
-        high |= (u32)(__float2int_rn(v[4 + e] * inverse) & 255) << (8 * e);
-    }
-    return chunk_of(low, high, scale, extra, tag);
+    return make_uint4(fine_pair(v[0], v[2], inverse) | fine_scale_bits(scale, 0) | t, fine_pair(v[1], v[3], inverse) | fine_scale_bits(scale, 1) | t,
+                      fine_pair(v[4], v[6], inverse) | (q & 63) << 10 | (q >> 6 & 3) << 26 | t,
+                      fine_pair(v[5], v[7], inverse) | (q >> 8 & 63) << 10 | q >> 14 << 26 | t);
+}
+// Of two neighbouring lanes with four values each, without squares: each has half of the chunk. All lanes call it.
+INLINE uint2 make_half_of_fine_chunk(const float (&v)[4], u32 tag) {
+    const float largest = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+    const u32 scale = fine_scale(fmaxf(largest, __shfl_xor_sync(~0u, largest, 1))), t = tag << 28, word = 2 * (threadIdx.x & 1);
+    const float inverse = reciprocal_fast(__uint_as_float(scale << 19));
+    return make_uint2(fine_pair(v[0], v[2], inverse) | fine_scale_bits(scale, word) | t, fine_pair(v[1], v[3], inverse) | fine_scale_bits(scale, word + 1) | t);
+}
+INLINE u32 scale_of_fine(uint4 w) { return (w.x >> 10 & 63) | (w.y >> 4 & 0xFC0); }
+INLINE float squares_of_fine(uint4 w) {
+    return __uint_as_float((w.z >> 10 & 63 | w.z >> 20 & 0xC0 | w.w >> 2 & 0x3F00 | w.w >> 12 & 0xC000) << 15);
 }
 INLINE bool chunk_is(uint4 v, u32 tag) {
     const u32 t = tag << 28;

@@ -4,7 +4,7 @@
 // In a block of 32 columns lane l has columns 8 t to 8 t + 7 (t = l % 4) of the weights' rows l / 4 of two groups, and of the step's row
 // l / 4: a word of nibbles, and a chunk. Which columns of a product's 16 these are is the same on both sides, so any order will do.
 //
-// A chunk's 8-bit integers become halves times a power of two of 1,024 columns and a row, which is multiplied by afterwards. Of weights the halves are
+// A chunk's 10-bit integers become halves times a power of two of 1,024 columns and a row, which is multiplied by afterwards. Of weights the halves are
 // 1,024 more than the integers, as one operation makes them of bits, so that a product begins with what that is too much, which is the same
 // for all rows of weights: some products more of the input by constants. Then come scales, in f32. Sums are f32. A sum of 16 such products is
 // exact to some units of the input's integers, less than what rounding to these loses. Weights that are halves are multiplied as they are.
@@ -162,23 +162,21 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
     INLINE float *factors(u32 index) const { return (float *)(s.input + a.most_quads * 8 * 128) + index * 8; }
     // The chunks of a quad as halves in shared memory, where this lane alone reads them; and the factors of all rows.
     INLINE void convert(const uint4 (&chunk)[4], u32 index, float &squares) {
-        u32 most = 0; // exponent
+        u32 scales[4], most = 0; // exponent
 #pragma unroll
-        for (int b = 0; b < 4; b++) most = max(most, chunk[b].z >> 20 & 255);
+        for (int b = 0; b < 4; b++) scales[b] = scale_of_fine(chunk[b]), most = max(most, scales[b] >> 4);
         most = max(most, __shfl_xor_sync(~0u, most, 1));
         most = max(most, __shfl_xor_sync(~0u, most, 2));
 #pragma unroll
         for (int b = 0; b < 4; b++) {
             const uint4 w = chunk[b];
-            const u32 low = __byte_perm(w.x, w.y, 0x4210) ^ 0x80808080u, high = __byte_perm(w.y, w.z, 0x5421) ^ 0x80808080u;
             // The scale's 4 bits of mantissa, and its exponent against the largest: a chunk that is 2^-15 of another counts nothing beside it.
-            const int exponent = (int)(w.z >> 20 & 255) - (int)most + 15;
-            const u32 scale = (exponent > 0 ? exponent << 10 | (w.z >> 16 & 15) << 6 : 0) * 0x10001u;
-            kept(index)[32 * b] = make_uint4(half2_mul(minus_1024<128>(__byte_perm(low, 0x64646464u, 0x4240)), scale),
-                                             half2_mul(minus_1024<128>(__byte_perm(low, 0x64646464u, 0x4341)), scale),
-                                             half2_mul(minus_1024<128>(__byte_perm(high, 0x64646464u, 0x4240)), scale),
-                                             half2_mul(minus_1024<128>(__byte_perm(high, 0x64646464u, 0x4341)), scale));
-            squares += __uint_as_float(w.w << 4);
+            const int exponent = (int)(scales[b] >> 4) - (int)most + 15;
+            const u32 scale = (exponent > 0 ? exponent << 10 | (scales[b] & 15) << 6 : 0) * 0x10001u;
+            const u32 offset = half2_mul(scale, 0xe600e600u); // -1024 - 512
+            auto value = [&](u32 pair) { return half2_fma(and_or(pair, 0x03FF03FFu, HALF2_1024), scale, offset); };
+            kept(index)[32 * b] = make_uint4(value(w.x), value(w.y), value(w.z), value(w.w));
+            squares += squares_of_fine(w);
         }
         if ((lane & 3) == 0) factors(index)[lane >> 2] = __uint_as_float(most << 23);
     }
