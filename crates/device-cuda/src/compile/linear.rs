@@ -216,9 +216,7 @@ impl Draft<'_> {
         let kind = p.matrices[0].0.kind;
         // A matrix in F32 is a small one whose precision matters.
         let exact = kind == Kind::Block(BlockType::F32) || self.c.is_deterministic();
-        // Floats stay exact for a few rows more: they are read whole either way.
-        let packed_rows = if kind.is_float() { RowClass::Many } else { self.c.profile.packed_rows };
-        if class >= packed_rows
+        if class >= self.c.profile.packed_rows
             && !exact
             && let Some((pack, weights)) = self.c.packs.find(self.c.plan, p.ids, p.tail == TAIL_GATE)
         {
