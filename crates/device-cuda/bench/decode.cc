@@ -509,7 +509,7 @@ static void few_checks() {
 static void time_rows(const Shape &s) {
     Model m;
     m.make(s, 2100, true, PERSISTENT_MOST_ROWS);
-    for (int rows : {1, 2, 4, 8}) for (int in_flight : {2, 3, 4}) {
+    for (int rows : {1, 2, 4, 8}) for (int in_flight : {4}) {
         if (s.has_halves() ? in_flight == 4 : rows == 1 || in_flight < 4) continue;
         m.n_rows = rows;
         m.set = {s.slot(), 200, 1, in_flight};
@@ -542,7 +542,7 @@ static void time_rows(const Shape &s) {
 static void time_long(const Shape &s) {
     Model m;
     m.make(s, 8300, true);
-    for (int in_flight : {4, 6, 8}) {
+    for (int in_flight : {4}) {
         m.set = {s.slot(), 200, 1, in_flight};
         printf("    %s, %d on their way:", s.name, in_flight);
         for (int position : {64, 128, 512, 2048, 8192}) {
@@ -550,6 +550,24 @@ static void time_long(const Shape &s) {
             for (int i = 0; i < 5; i++) v.push_back(m.run({position}, 64, {1}, false, false));
             std::sort(v.begin(), v.end());
             printf("  position %d: %.1f us", position, v[2]);
+        }
+        // Of four layers from the sixth on, each phase: what a launch takes longer that ends with it.
+        for (int position : {128, 8192}) {
+            printf("; at %d q k v, o, gate, down:", position);
+            float sums[4] = {};
+            for (int layer = 5; layer < 9; layer++) {
+                float before = 0;
+                for (int i = 0; i <= 4; i++) {
+                    m.stop = (3 + s.n_parts()) * layer + i;
+                    std::vector<float> v;
+                    for (int j = 0; j < 3; j++) v.push_back(m.run({position}, 1, {1}, false, false));
+                    std::sort(v.begin(), v.end());
+                    if (i > 0) sums[i - 1] += v[1] - before;
+                    before = v[1];
+                }
+            }
+            for (float sum : sums) printf(" %.1f", sum / 4);
+            m.stop = 0;
         }
         printf("\n");
         fflush(stdout);

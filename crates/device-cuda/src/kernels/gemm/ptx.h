@@ -118,6 +118,7 @@ INLINE void mbarrier_expect(u32 b, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
 }
 INLINE void mbarrier_arrive(u32 b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory"); }
+INLINE void mbarrier_arrive(u32 b, u32 times) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(times) : "memory"); }
 INLINE void mbarrier_wait(u32 b, u32 parity) {
     asm volatile("{.reg .pred p;\n"
                  "WAIT_%=:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n @p bra DONE_%=;\n bra WAIT_%=;\n"

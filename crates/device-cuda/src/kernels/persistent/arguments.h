@@ -74,9 +74,10 @@
 #define EXCHANGE_ROWS_BEST 2506752    // 64-bit words: (8, 256)
 #define PERSISTENT_ROWS_EXCHANGE 2523136
 
-// Most blocks of a launch, most slots of the ring, most rows of the residual that a block has.
+// Most blocks of a launch, most slots of the ring and their least size, most rows of the residual that a block has.
 #define PERSISTENT_MAX_BLOCKS 160
 #define PERSISTENT_MAX_SLOTS 40
+#define PERSISTENT_LEAST_SLOT 9216 // bytes
 #define PERSISTENT_MAX_ROWS 64
 // Of a mixture: most experts, most that are chosen, most columns of the residual.
 #define PERSISTENT_MAX_EXPERTS 256
@@ -148,7 +149,7 @@ struct PersistentArguments {
     uint n_vocab;
     uint n_splits;          // blocks of one KV head, 1 to 16; n_kv_heads * n_splits <= n_blocks. Of several rows the kernel has as many as fit
     uint page_len;          // a power of two
-    uint slot_bytes;        // of a piece of the ring; a multiple of 128, at least a step
+    uint slot_bytes;        // of a piece of the ring; a multiple of 128, at least a step and PERSISTENT_LEAST_SLOT
     uint n_slots;
     float eps;
     float attention_scale;  // times log2(e)

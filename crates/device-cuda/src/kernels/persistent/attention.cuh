@@ -7,10 +7,7 @@
 // Tiles go round the blocks of the KV head first, then round their warps. Order of accumulation: a warp's tiles in ascending order, then warps, then splits.
 #pragma once
 #include "e4m3.cuh"
-#include "vector_bytes.h"
 #include "persistent/block.cuh"
-
-enum PersistentPages { PAGES_F16, PAGES_Q8_0, PAGES_FP8 };
 
 template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> struct PersistentWorker : Products {
     INLINE explicit PersistentWorker(const typename Products::Block &block) : Products(block) {}
@@ -29,8 +26,8 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
     using Products::warp;
     static constexpr u32 PARTIAL_BYTES = Products::PARTIAL_BYTES;
     static constexpr bool BYTES = PAGES != PAGES_F16, FP8 = PAGES == PAGES_FP8;
-    static constexpr u32 VECTOR = FP8 ? vector_bytes_fp8(D) : BYTES ? vector_bytes_q8_0(D) : vector_bytes_f16(D);
-    static constexpr int TILE = PERSISTENT_TILE;
+    static constexpr u32 VECTOR = persistent_vector<PAGES, D>();
+    static constexpr int TILE = PERSISTENT_TILE, A_SLOT = tiles_a_slot(VECTOR);
     static constexpr int QUERY = 2 * D + 64; // bytes from one query head, in halves, to the next: no conflicts of banks
 
     // Cosines and sines of the position, as rotate.cuh computes them.
@@ -86,160 +83,142 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
     };
     // Of a tile. Keys: of positions g and g + 8 (g = lane / 4) columns 32 c + 8 t to + 7 (t = lane % 4). Values: of positions 2 t, 2 t + 1,
     // 2 t + 8, 2 t + 9 columns 64 c + 8 g to + 7.
-    struct Keys {
-        Eight of[2][D / 32];
+    struct Tile {
+        Eight keys[2][D / 32];
+        Eight values[4][D / 64];
     };
-    struct Values {
-        Eight of[4][D / 64];
-    };
-    template <class P> INLINE const u8 *head_of(const P &p, u32 page, u32 position, u32 head) const {
-        return p.pages + (u64)page * p.page_bytes + (head * a.page_len + (position & (a.page_len - 1))) * VECTOR;
-    }
-    template <class P> INLINE u32 page_of(const P &p, u32 position) const {
-        return a.page_table[(Products::SEVERAL ? this->row * a.table_stride : 0) + p.table + (position >> (31 - __clz(a.page_len)))];
-    }
-    // What the step itself writes is not read here: old positions, from `first` on.
-    template <class P> INLINE void load_keys(Keys &k, const P &p, u32 page, u32 tile, u32 first) const {
-        const u8 *from = head_of(p, page, tile * TILE, kv_head);
+    static INLINE u32 row_of_key(int lane, int r) { return (lane >> 2) + 8 * r; }
+    static INLINE u32 row_of_value(int lane, int r) { return 2 * (lane & 3) + (r & 1) + 8 * (r >> 1); }
+    // Old positions, from `first` on: what the step itself writes is not read here.
+    INLINE void load(Tile &x, const u8 *keys, const u8 *values, u32 position_0, u32 first) const {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const u32 row = (lane >> 2) + 8 * r, at = tile * TILE + row;
+            const u32 row = row_of_key(lane, r), at = position_0 + row;
 #pragma unroll
             for (int c = 0; c < D / 32; c++) {
-                if (at < position && at >= first) k.of[r][c].load(from + row * VECTOR, 32 * c + 8 * (lane & 3));
-                else k.of[r][c].clear();
+                if (at < position && at >= first) x.keys[r][c].load(keys + row * VECTOR, 32 * c + 8 * (lane & 3));
+                else x.keys[r][c].clear();
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const u32 row = row_of_value(lane, r), at = position_0 + row;
+#pragma unroll
+            for (int c = 0; c < D / 64; c++) {
+                if (at < position && at >= first) x.values[r][c].load(values + row * VECTOR, 64 * c + 8 * (lane >> 2));
+                else x.values[r][c].clear();
             }
         }
     }
-    // Columns of `chunk` alone.
-    template <class P> INLINE void load_values(Values &v, int chunk, const P &p, u32 page, u32 tile, u32 first) const {
-        const u8 *from = head_of(p, page, tile * TILE, a.n_kv_heads + kv_head);
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const u32 row = 2 * (lane & 3) + (r & 1) + 8 * (r >> 1), at = tile * TILE + row;
-            if (at < position && at >= first) v.of[r][chunk].load(from + row * VECTOR, 64 * chunk + 8 * (lane >> 2));
-            else v.of[r][chunk].clear();
+    INLINE u32 position_of(u32 k) const { return (split + k * this->stride()) * TILE; }
+    // The k-th tile of the block, which is this warp's.
+    template <class P> INLINE void take(Tile &x, const P &p, const PersistentTiles &tiles, u32 k, u32 first) const {
+        const u32 position_0 = position_of(k);
+        if (!this->streams(A_SLOT)) {
+            const u32 page = this->page_of(p, position_0);
+            load(x, this->template vector_of<VECTOR>(p, page, position_0, kv_head), this->template vector_of<VECTOR>(p, page, position_0, a.n_kv_heads + kv_head),
+                 position_0, first);
+            return;
         }
+        // What was in the slot before may be another warp's tile.
+        mbarrier_wait(this->empty + 8 * this->slot, this->parity ^ 1);
+        mbarrier_wait(this->full + 8 * this->slot, this->parity);
+        const u32 at = (k - tiles.begin) % A_SLOT;
+        const u8 *from = this->ring + this->slot * a.slot_bytes + at * (2 * TILE * VECTOR);
+        load(x, from, from + TILE * VECTOR, position_0, first);
+        __syncwarp();
+        // The warps of the slot's tiles say for all eight that it is free.
+        if (lane == 0) mbarrier_arrive(this->empty + 8 * this->slot, k + 1 == tiles.end ? 8 - at * (8 / A_SLOT) : 8 / A_SLOT);
     }
     // The step's own position, from shared memory.
-    INLINE void add_own_key(Keys &k, u32 tile) const {
-        const u32 own = position - tile * TILE;
+    INLINE void add_own(Tile &x, u32 position_0) const {
+        const u32 own = position - position_0;
         if (own >= TILE) return;
 #pragma unroll
         for (int r = 0; r < 2; r++)
 #pragma unroll
             for (int c = 0; c < D / 32; c++)
-                if ((lane >> 2) + 8 * r == own) k.of[r][c].load((const u8 *)s.new_key, 32 * c + 8 * (lane & 3));
-    }
-    INLINE void add_own_value(Values &v, u32 tile) const {
-        const u32 own = position - tile * TILE;
-        if (own >= TILE) return;
+                if (row_of_key(lane, r) == own) x.keys[r][c].load((const u8 *)s.new_key, 32 * c + 8 * (lane & 3));
 #pragma unroll
         for (int r = 0; r < 4; r++)
 #pragma unroll
             for (int c = 0; c < D / 64; c++)
-                if (2 * (lane & 3) + (r & 1) + 8 * (r >> 1) == own) v.of[r][c].load((const u8 *)s.new_value, 64 * c + 8 * (lane >> 2));
+                if (row_of_value(lane, r) == own) x.values[r][c].load((const u8 *)s.new_value, 64 * c + 8 * (lane >> 2));
     }
-    // The warp's tiles, from the one that is loaded. Of the next ones, values past 64 columns come when their scores are there, so that
-    // registers suffice; bytes on their way suffice too. Of two query heads, 2 t and 2 t + 1, a lane has the largest score, its own part of the sum of
-    // weights, and of each 16 columns a part of the sum of values.
-    template <class P>
-    INLINE void attend_tiles(const P &p, Keys &k, Values &v, u32 tile, u32 first, float (&most)[2], float (&total)[2],
-                             float (&out)[D / 16][4]) const {
-        const u32 g = lane >> 2, t = lane & 3, step = alone ? 8 : 8 * n_splits(), last = position / TILE;
+    // Of two query heads, 2 t and 2 t + 1, a lane has the largest score, its own part of the sum of weights, and of each 16 columns a part of the
+    // sum of values.
+    INLINE void attend(Tile &x, u32 position_0, u32 first, float (&most)[2], float (&total)[2], float (&out)[D / 16][4]) const {
+        const u32 g = lane >> 2, t = lane & 3;
         // Columns of heads that there are not: what they give is not used.
         const u8 *queries = (const u8 *)s.queries + (g < H ? g : 0) * QUERY + 16 * t;
-        float score[4]; // of positions g and g + 8, heads 2 t and 2 t + 1
-        auto multiply = [&](u32 tile) {
-            add_own_key(k, tile);
-            float other[4] = {0, 0, 0, 0};
+        add_own(x, position_0);
+        float score[4], other[4]; // of positions g and g + 8, heads 2 t and 2 t + 1
 #pragma unroll
-            for (int i = 0; i < 4; i++) score[i] = 0;
+        for (int i = 0; i < 4; i++) score[i] = other[i] = 0;
 #pragma unroll
-            for (int c = 0; c < D / 32; c++) {
-                u32 low[4], high[4];
-                k.of[0][c].halves(low), k.of[1][c].halves(high);
-                const uint4 q = *(const uint4 *)(queries + 64 * c);
-                const u32 rows[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
-                mma_16x8x16(score, rows[0], q.x, q.y);
-                mma_16x8x16(other, rows[1], q.z, q.w);
-            }
+        for (int c = 0; c < D / 32; c++) {
+            u32 low[4], high[4];
+            x.keys[0][c].halves(low), x.keys[1][c].halves(high);
+            const uint4 q = *(const uint4 *)(queries + 64 * c);
+            const u32 rows[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
+            mma_16x8x16(score, rows[0], q.x, q.y);
+            mma_16x8x16(other, rows[1], q.z, q.w);
+        }
 #pragma unroll
-            for (int i = 0; i < 4; i++) score[i] += other[i];
-        };
-        multiply(tile);
-        while (true) {
-            const u32 next = tile + step;
-            const bool more = next <= last;
-            const u32 page = more ? page_of(p, next * TILE) : 0;
-            if (D == 64 && more) load_keys(k, p, page, next, first);
-            u32 weights[2];
+        for (int i = 0; i < 4; i++) score[i] += other[i];
+        u32 weights[2];
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const u32 at = tile * TILE + g + 8 * r;
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float x = score[2 * r + h] * a.attention_scale;
-                    if (a.softcap > 0) {
-                        const float y = x * (0.6931471805599453f / a.softcap);
-                        x = 1.4426950408889634f * a.softcap * (1.0f - 2.0f * reciprocal_fast(exp2_fast(2.8853900817779268f * y) + 1.0f));
-                    }
-                    score[2 * r + h] = at <= position && at >= first ? x : -1e30f;
-                }
-            }
+        for (int r = 0; r < 2; r++) {
+            const u32 at = position_0 + g + 8 * r;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                float high = fmaxf(score[h], score[2 + h]);
-#pragma unroll
-                for (int m = 4; m < 32; m *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, m));
-                high = fmaxf(high, most[h]);
-                const float factor = exp2_fast(most[h] - high);
-                most[h] = high;
-                // -1e30 is 0 as well, but of a tile in which nothing is seen.
-                score[h] = score[h] > -1e30f ? exp2_fast(score[h] - high) : 0.0f;
-                score[2 + h] = score[2 + h] > -1e30f ? exp2_fast(score[2 + h] - high) : 0.0f;
-                total[h] = total[h] * factor + score[h] + score[2 + h];
-#pragma unroll
-                for (int i = 0; i < D / 16; i++) out[i][h] *= factor, out[i][2 + h] *= factor;
-            }
-#pragma unroll
-            for (int r = 0; r < 2; r++) weights[r] = transposed(pack_half2(score[2 * r], score[2 * r + 1]));
-            add_own_value(v, tile);
-#pragma unroll
-            for (int c = 0; c < D / 64; c++) {
-                if (c == 1 && more) load_keys(k, p, page, next, first);
-                u32 x[4][4];
-#pragma unroll
-                for (int r = 0; r < 4; r++) v.of[r][c].halves(x[r]);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const u32 columns[4] = {__byte_perm(x[0][i], x[1][i], 0x5410), __byte_perm(x[0][i], x[1][i], 0x7632),
-                                            __byte_perm(x[2][i], x[3][i], 0x5410), __byte_perm(x[2][i], x[3][i], 0x7632)};
-                    mma_16x8x16(out[4 * c + i], columns, weights[0], weights[1]);
+                float y = score[2 * r + h] * a.attention_scale;
+                if (a.softcap > 0) {
+                    const float z = y * (0.6931471805599453f / a.softcap);
+                    y = 1.4426950408889634f * a.softcap * (1.0f - 2.0f * reciprocal_fast(exp2_fast(2.8853900817779268f * z) + 1.0f));
                 }
+                score[2 * r + h] = at <= position && at >= first ? y : -1e30f;
             }
-            if (!more) return;
-            load_values(v, 0, p, page, next, first);
-            multiply(next);
+        }
 #pragma unroll
-            for (int c = 1; c < D / 64; c++) load_values(v, c, p, page, next, first);
-            tile = next;
+        for (int h = 0; h < 2; h++) {
+            float high = fmaxf(score[h], score[2 + h]);
+#pragma unroll
+            for (int m = 4; m < 32; m *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, m));
+            high = fmaxf(high, most[h]);
+            const float factor = exp2_fast(most[h] - high);
+            most[h] = high;
+            // -1e30 is 0 as well, but of a tile in which nothing is seen.
+            score[h] = score[h] > -1e30f ? exp2_fast(score[h] - high) : 0.0f;
+            score[2 + h] = score[2 + h] > -1e30f ? exp2_fast(score[2 + h] - high) : 0.0f;
+            total[h] = total[h] * factor + score[h] + score[2 + h];
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) out[i][h] *= factor, out[i][2 + h] *= factor;
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) weights[r] = transposed(pack_half2(score[2 * r], score[2 * r + 1]));
+#pragma unroll
+        for (int c = 0; c < D / 64; c++) {
+            u32 v[4][4];
+#pragma unroll
+            for (int r = 0; r < 4; r++) x.values[r][c].halves(v[r]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const u32 columns[4] = {__byte_perm(v[0][i], v[1][i], 0x5410), __byte_perm(v[0][i], v[1][i], 0x7632),
+                                        __byte_perm(v[2][i], v[3][i], 0x5410), __byte_perm(v[2][i], v[3][i], 0x7632)};
+                mma_16x8x16(out[4 * c + i], columns, weights[0], weights[1]);
+            }
         }
     }
     template <class P> INLINE void attention(const P &p, u32 tag) {
-        const u32 first = p.window && position + 1 > p.window ? position + 1 - p.window : 0, last = position / TILE;
-        // Tiles of this split are those congruent to it; of them the warp has every eighth, from the first that is seen.
-        const u32 skipped = first / TILE > split ? this->share(first / TILE - split) : 0;
-        const u32 tile = split + (alone ? 1 : n_splits()) * (skipped + ((warp - skipped) & 7));
-        const bool busy = tile <= last;
-        Keys k;
-        Values v;
-        if (busy) {
-            const u32 page = page_of(p, tile * TILE);
-            load_keys(k, p, page, tile, first);
-#pragma unroll
-            for (int c = 0; c < D / 64; c++) load_values(v, c, p, page, tile, first);
-        }
+        const u32 first = this->first_seen(p), last = position / TILE;
+        const PersistentTiles tiles = this->tiles(p);
+        // Every eighth is this warp's, by its number among all: the order of accumulation does not depend on which is the first that is seen.
+        u32 k = tiles.begin + ((warp - tiles.begin) & 7);
+        const bool busy = k < tiles.end;
+        Tile x;
+        if (this->streams(A_SLOT)) this->skip_slots(busy ? (k - tiles.begin) / A_SLOT : tiles.slots(A_SLOT));
+        if (busy) take(x, p, tiles, k, first);
         barrier(6, 288);
         pause_cycles(a.poll_delay);
         const bool owner = alone || last % n_splits() == split;
@@ -295,7 +274,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
                     *(uint2 *)((u8 *)s.queries + head * QUERY + 2 * column) = halves;
                 } else if (inside && owner) {
                     if (head > H) o[0] = f[0], o[1] = f[1], o[2] = f[2], o[3] = f[3];
-                    u8 *vector = (u8 *)head_of(p, page_of(p, position), position, head == H ? kv_head : a.n_kv_heads + kv_head);
+                    u8 *vector = this->template vector_of<VECTOR>(p, this->page_of(p, position), position, head == H ? kv_head : a.n_kv_heads + kv_head);
                     u8 *own = (u8 *)(head == H ? s.new_key : s.new_value); // as it is stored
                     if constexpr (FP8) {
                         const float scale = fp8_scale(largest), inverse = 1.0f / scale;
@@ -324,7 +303,16 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         float most[2] = {-1e30f, -1e30f}, total[2] = {0, 0}, out[D / 16][4];
 #pragma unroll
         for (int i = 0; i < D / 16; i++) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0;
-        if (busy) attend_tiles(p, k, v, tile, first, most, total, out);
+        if (busy) {
+            while (true) {
+                attend(x, position_of(k), first, most, total, out);
+                if (k + 8 >= tiles.end) break;
+                k += 8;
+                if (this->streams(A_SLOT)) this->skip_slots(8 / A_SLOT);
+                take(x, p, tiles, k, first);
+            }
+            if (this->streams(A_SLOT)) this->skip_slots(tiles.slots(A_SLOT) - (k - tiles.begin) / A_SLOT);
+        }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int head = 2 * (lane & 3) + h;

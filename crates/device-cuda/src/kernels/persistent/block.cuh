@@ -2,6 +2,7 @@
 #pragma once
 #include "persistent/exchange.cuh"
 #include "persistent/units.cuh"
+#include "vector_bytes.h"
 
 #define PERSISTENT_PASS 8 // groups
 #define PERSISTENT_TILE 16 // positions that a warp attends to at a time
@@ -45,6 +46,22 @@ template <int D, int H> struct PersistentShared<D, H, PERSISTENT_MOST_ROWS> : Pe
     static constexpr u32 BEFORE_INPUT = PERSISTENT_SHARED_ROWS(D, H), INPUT = PERSISTENT_ROWS_INPUT, EXCHANGE = PERSISTENT_ROWS_EXCHANGE;
 };
 
+enum PersistentPages { PAGES_F16, PAGES_Q8_0, PAGES_FP8 };
+template <PersistentPages PAGES, int D> INLINE constexpr u32 persistent_vector() {
+    return PAGES == PAGES_FP8 ? vector_bytes_fp8(D) : PAGES == PAGES_Q8_0 ? vector_bytes_q8_0(D) : vector_bytes_f16(D);
+}
+// Tiles of such vectors of keys and values that a slot of the ring holds: a power of two.
+INLINE constexpr u32 tiles_a_slot(u32 vector) {
+    const u32 fit = PERSISTENT_LEAST_SLOT / (2 * PERSISTENT_TILE * vector);
+    return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+
+// Tiles that a block attends to in a layer: of those that are the block's, from the begin-th to before the end-th.
+struct PersistentTiles {
+    u32 begin, end;
+    INLINE u32 slots(u32 each) const { return (end - begin + each - 1) / each; }
+};
+
 // ROWS: 1, or PERSISTENT_MOST_ROWS.
 template <int D, int H, int ROWS = 1> struct PersistentBlock {
     typedef PersistentShared<D, H, ROWS> Shared;
@@ -83,8 +100,9 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     }
     // Which exchange the launch uses; it clears the other for the next one.
     INLINE u32 *turn_word() const { return (u32 *)(a.exchange + 2 * Shared::EXCHANGE); }
-    // The table into shared memory, with what it means for this block. All threads call it, and wait afterwards.
-    INLINE void prepare() {
+    // The table into shared memory, with what it means for this block. All threads call it, and wait afterwards. Of keys and values a slot of the ring holds
+    // so many tiles.
+    INLINE void prepare(u32 tiles_a_slot) {
         PersistentPhase *table = (PersistentPhase *)((u8 *)s.input + Shared::INPUT * a.most_quads);
         phases = table;
         for (u32 i = threadIdx.x; i < a.n_phases; i += blockDim.x) {
@@ -92,7 +110,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
             const u32 share = p.qkv_part & PERSISTENT_REVERSED ? n_blocks - 1 - block : block;
             p.own_first = first_group(p, share), p.own_groups = first_group(p, share + 1) - p.own_first;
             const u32 each = a.slot_bytes / (8 * unit_bytes<SEVERAL>(p.codec));
-            p.pieces = (p.own_groups * p.k_quads + each - 1) / each;
+            p.pieces = (p.own_groups * p.k_quads + each - 1) / each + (streams(tiles_a_slot) ? tiles(p).slots(tiles_a_slot) : 0);
             table[i] = p;
         }
         if (threadIdx.x == 0) s.gates = a.refill_gates;
@@ -142,6 +160,15 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     INLINE void next_slot() {
         if (++slot == a.n_slots) slot = 0, parity ^= 1;
     }
+    // One of the warps 0..7 is done with the slot; when all are, it is loaded again.
+    INLINE void free_slot() {
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(empty + 8 * slot);
+        next_slot();
+    }
+    INLINE void skip_slots(u32 n) {
+        for (slot += n; slot >= a.n_slots; slot -= a.n_slots) parity ^= 1;
+    }
     INLINE u32 first_group(u32 groups, u32 b) const { return b * groups / n_blocks; }
     // Of a phase, of the b-th share of its groups; gate and up stay together.
     INLINE u32 first_group(const PersistentPhase &p, u32 b) const {
@@ -179,4 +206,24 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     // Whether the block has a KV head of a row, and positions of it to attend to.
     INLINE bool has_head() const { return SEVERAL ? row < a.n_rows : block < a.n_kv_heads * a.n_splits; }
     INLINE bool attends() const { return has_head() && (alone ? split == 0 : split <= position / PERSISTENT_TILE); }
+    // The block has every stride-th tile of its KV head from split on.
+    INLINE u32 stride() const { return alone ? 1 : n_splits(); }
+    // Whether tiles come through the ring. A warp, which has every eighth of them, must not be more than a turn of the ring ahead of others; and a block that
+    // attends alone has few, which its warps read from their pages while they wait for queries.
+    INLINE bool streams(u32 tiles_a_slot) const { return !alone && a.n_slots * tiles_a_slot >= 8; }
+    // The first position that a phase's layer sees.
+    template <class P> INLINE u32 first_seen(const P &p) const { return p.window && position + 1 > p.window ? position + 1 - p.window : 0; }
+    // None before phases that attention does not follow.
+    template <class P> INLINE PersistentTiles tiles(const P &p) const {
+        if (p.kind != PERSISTENT_QKV || p.qkv_part & PERSISTENT_CONTINUED || !attends()) return {0, 0};
+        const u32 first = first_seen(p) / PERSISTENT_TILE, end = share(position / PERSISTENT_TILE + 1 - split);
+        return {first > split ? min(share(first - split), end) : 0, end};
+    }
+    // Pages: keys of all heads, then values, each (positions, bytes of a vector).
+    template <class P> INLINE u32 page_of(const P &p, u32 position) const {
+        return a.page_table[(SEVERAL ? row * a.table_stride : 0) + p.table + (position >> (31 - __clz(a.page_len)))];
+    }
+    template <u32 VECTOR, class P> INLINE u8 *vector_of(const P &p, u32 page, u32 position, u32 head) const {
+        return p.pages + (u64)page * p.page_bytes + (head * a.page_len + (position & (a.page_len - 1))) * VECTOR;
+    }
 };

@@ -29,7 +29,7 @@
 template <int D, int H, PersistentPages PAGES, bool MIXTURE> INLINE void persistent_decode(const PersistentTable &a) {
     typedef PersistentBlock<D, H> Block;
     persistent_run<Block, PersistentWorker<PersistentExperts<D, H>, D, H, PAGES, MIXTURE>, PersistentEpilogue<D, H, MIXTURE>,
-                   PersistentStream<Block, MIXTURE>>(a);
+                   PersistentStream<Block, persistent_vector<PAGES, D>(), MIXTURE>>(a);
 }
 
 #define PERSISTENT_KERNEL(NAME, D, H, PAGES, MIXTURE)                                                               \

@@ -20,7 +20,7 @@
 template <int D, int H, PersistentPages PAGES> INLINE void persistent_decode_rows(const PersistentTable &a) {
     typedef PersistentBlock<D, H, PERSISTENT_MOST_ROWS> Block;
     persistent_run<Block, PersistentWorker<PersistentRowsProducts<D, H>, D, H, PAGES, false>, PersistentRowsEpilogue<D, H>,
-                   PersistentStream<Block, false>>(a);
+                   PersistentStream<Block, persistent_vector<PAGES, D>(), false>>(a);
 }
 
 #define PERSISTENT_ROWS_KERNEL(NAME, D, H, PAGES)                                                          \

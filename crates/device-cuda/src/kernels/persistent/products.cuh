@@ -8,10 +8,9 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     typedef PersistentBlock<D, H> Block;
     INLINE explicit PersistentProducts(const Block &block) : Block(block) {}
     using Block::a;
-    using Block::empty;
+    using Block::free_slot;
     using Block::full;
     using Block::lane;
-    using Block::next_slot;
     using Block::parity;
     using Block::pass_parity;
     using Block::ring;
@@ -20,11 +19,6 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     using Block::wait_published;
     using Block::warp;
 
-    INLINE void free_slot() {
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(empty + 8 * slot);
-        next_slot();
-    }
     // This warp's slice of the input, from chunks with the tag, into shared memory.
     // With EXPERTS, of units of 128 columns, an expert's after the other's, every eighth is this warp's.
     template <bool EXPERTS = false> INLINE void poll_input(const u8 *from, u32 chunks, u32 k_quads, u32 tag) {

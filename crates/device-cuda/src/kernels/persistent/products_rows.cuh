@@ -109,10 +109,8 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
     typedef PersistentBlock<D, H, PERSISTENT_MOST_ROWS> Block;
     INLINE explicit PersistentRowsProducts(const Block &block) : Block(block) {}
     using Block::a;
-    using Block::empty;
     using Block::full;
     using Block::lane;
-    using Block::next_slot;
     using Block::parity;
     using Block::pass_parity;
     using Block::ring;
@@ -130,9 +128,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         place.within++, place.left--;
         if (place.within == place.steps_a_slot || place.left == 0) {
             place.within = 0;
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(empty + 8 * slot);
-            next_slot();
+            this->free_slot();
         }
     }
 

@@ -11,7 +11,7 @@ template <class Block, class Worker, class Epilogue, class Stream> INLINE void p
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
-    k.prepare();
+    k.prepare(Stream::TILES_A_SLOT);
     __syncthreads();
     if (k.warp < 8) {
         Worker worker(k);

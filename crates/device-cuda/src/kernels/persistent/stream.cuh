@@ -1,8 +1,9 @@
-// Warp 9: the stream of weights into the ring, and the choice of the experts whose weights come next.
+// Warp 9: the stream of weights, and of keys and values of earlier positions, into the ring; and the choice of the experts whose weights come next.
 #pragma once
 #include "persistent/mixture.cuh"
 
-template <class Block, bool MIXTURE> struct PersistentStream : Block {
+// VECTOR: bytes of a vector of keys or values.
+template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block {
     INLINE explicit PersistentStream(const Block &block) : Block(block) {}
     using Block::a;
     using Block::block;
@@ -16,6 +17,9 @@ template <class Block, bool MIXTURE> struct PersistentStream : Block {
     using Block::ring;
     using Block::s;
     using Block::slot;
+
+    static constexpr u32 TILE_BYTES = PERSISTENT_TILE * VECTOR, TILES_A_SLOT = tiles_a_slot(VECTOR);
+    static_assert(TILE_BYTES % 16 == 0, "what a copy takes");
 
     // Bits of a number in the order of numbers, above 0; both zeros are one, and NaN is the smallest.
     static INLINE u32 order_of(float x) {
@@ -100,21 +104,26 @@ template <class Block, bool MIXTURE> struct PersistentStream : Block {
         choice_is_here();
     }
 
-    // The block's weights into the ring, in the order of use: those of experts when they are chosen. All lanes go along; one copies.
+    // Into the ring what the block needs, in the order of use: weights, those of experts when they are chosen, and after those of q, k and v the tiles that it
+    // attends to, of each its keys, then its values. All lanes go along; one copies.
     INLINE void stream() {
         const u64 policy = evict_first_policy();
         u32 n = 0, epoch = 0, i = 0;
+        // Until the n-th piece of all may be on its way to a slot; of the pieces that lanes wait for together no more than in_flight.
+        auto wait = [&](u32 n, u32 slot, u32 parity) {
+            if (n >= a.n_slots) mbarrier_wait(empty + 8 * slot, parity ^ 1);
+            if (!MIXTURE && s.gates) {
+                while (n >= a.n_slots && (int)(*(volatile u32 *)&s.credit + a.n_slots - n) <= 0) {}
+            } else if (n >= a.in_flight) { // what other blocks hand over would queue behind more
+                const bool same_turn = slot >= a.in_flight;
+                mbarrier_wait(full + 8 * (same_turn ? slot - a.in_flight : slot + a.n_slots - a.in_flight), same_turn ? parity : parity ^ 1);
+            }
+        };
         auto send = [&](const u8 *from, u32 left, u32 each) {
             while (left > 0) {
                 const u32 bytes = min(left, each);
                 if (lane == 0) {
-                    if (n >= a.n_slots) mbarrier_wait(empty + 8 * slot, parity ^ 1);
-                    if (!MIXTURE && s.gates) {
-                        while (n >= a.n_slots && (int)(*(volatile u32 *)&s.credit + a.n_slots - n) <= 0) {}
-                    } else if (n >= a.in_flight) { // what other blocks hand over would queue behind more
-                        const bool same_turn = slot >= a.in_flight;
-                        mbarrier_wait(full + 8 * (same_turn ? slot - a.in_flight : slot + a.n_slots - a.in_flight), same_turn ? parity : parity ^ 1);
-                    }
+                    wait(n, slot, parity);
                     mbarrier_expect(full + 8 * slot, bytes);
                     bulk_copy(shared_address(ring + slot * a.slot_bytes), from, bytes, full + 8 * slot, policy);
                 }
@@ -123,6 +132,42 @@ template <class Block, bool MIXTURE> struct PersistentStream : Block {
                 from += bytes, left -= bytes;
             }
             __syncwarp();
+        };
+        // What the step itself writes is not read: the last tile's positions from the step's own on are whatever was there. Lanes have a slot each, since the
+        // steps from a tile's number to its address take one lane as long as memory takes for the tile.
+        auto send_tiles = [&](const auto &p) {
+            if (!this->streams(TILES_A_SLOT)) return;
+            const PersistentTiles tiles = this->tiles(p);
+            const u32 to_values = a.n_kv_heads * a.page_len * VECTOR;
+            const u8 *from[TILES_A_SLOT]; // keys of 32 tiles, as many slots as lanes have
+            for (u32 k = tiles.begin, known = 0; k < tiles.end;) {
+                if (known == 0) {
+                    known = 32;
+#pragma unroll
+                    for (u32 j = 0; j < TILES_A_SLOT; j++) {
+                        const u32 tile = min(k + lane * TILES_A_SLOT + j, tiles.end - 1), position = (this->split + tile * this->stride()) * PERSISTENT_TILE;
+                        from[j] = this->template vector_of<VECTOR>(p, this->page_of(p, position), position, this->kv_head);
+                    }
+                }
+                const u32 slots = min(min(a.in_flight, known), (tiles.end - k + TILES_A_SLOT - 1) / TILES_A_SLOT), lane_0 = 32 - known;
+                if (lane - lane_0 < slots) {
+                    const u32 mine = lane - lane_0, at = slot + mine, some = min(TILES_A_SLOT, tiles.end - k - mine * TILES_A_SLOT);
+                    const bool turned = at >= a.n_slots;
+                    const u32 to = turned ? at - a.n_slots : at, barrier = full + 8 * to;
+                    wait(n + mine, to, turned ? parity ^ 1 : parity);
+                    mbarrier_expect(barrier, some * 2 * TILE_BYTES);
+                    const u32 place = shared_address(ring + to * a.slot_bytes);
+#pragma unroll
+                    for (u32 j = 0; j < TILES_A_SLOT; j++) {
+                        if (j >= some) break;
+                        bulk_copy(place + 2 * j * TILE_BYTES, from[j], TILE_BYTES, barrier);
+                        bulk_copy(place + (2 * j + 1) * TILE_BYTES, from[j] + to_values, TILE_BYTES, barrier);
+                    }
+                }
+                __syncwarp();
+                n += slots, known -= slots, k += slots * TILES_A_SLOT;
+                this->skip_slots(slots);
+            }
         };
         this->each_phase([&](const auto &p) {
             i++;
@@ -153,6 +198,7 @@ template <class Block, bool MIXTURE> struct PersistentStream : Block {
                 }
             }
             send(p.weights + (u64)p.own_first * p.k_quads * step, p.own_groups * p.k_quads * step, a.slot_bytes / step * step);
+            send_tiles(p);
         });
     }
     // Zeros for the exchange of the next launch, this block's part of it.
