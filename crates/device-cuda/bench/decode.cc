@@ -1,5 +1,6 @@
-// Checks and times the persistent decode kernel. Usage: decode CUBIN_FOLDER
-// Check: random small models, every token against a plain evaluation on the host, with the kernel's rounding of activations to int8
+// Checks and times the persistent decode kernels. Usage: decode CUBIN_FOLDER [check | few | rows | rows_times | long | one | times | mixed]
+// `rows` checks and times several rows, `rows_times` only times them, `long` times contexts up to 8,192 positions; SHAPE names the one model that these time, such as 0.6B.
+// Check: random small models, every token against a plain evaluation on the host, with the kernel's rounding of activations to integers
 // ("mirrored") and without it; the kernel's own tokens are fed. Times: shapes of known sizes, weights of one layer copied to all.
 #include "blocks.h"
 struct uint4 { unsigned x, y, z, w; };
@@ -459,7 +460,7 @@ static void check(const Shape &s, int first_position, int n, int n_rows = 1) {
         const bool ok = err < limit && lerr < limit && near_best == n * n_rows;
         if (!ok) failures++;
         printf("  %-26s %d rows from %4d, %2d tokens, %s: residual %.1e, logits %.1e, best the same %d, within 3 %% %d of %d %s\n", s.name, n_rows, first_position,
-               n, mirrored == 2 ? "mirrored all " : mirrored ? "mirrored int8" : "float        ", err, lerr, same, near_best, n * n_rows, ok ? "ok" : "FAILED");
+               n, mirrored == 2 ? "mirrored all " : mirrored ? "mirrored     " : "float        ", err, lerr, same, near_best, n * n_rows, ok ? "ok" : "FAILED");
         fflush(stdout);
     }
     // The same again, bit for bit.

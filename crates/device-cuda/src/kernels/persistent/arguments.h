@@ -22,7 +22,8 @@
 //   router: rows of floats, 1,024 * k_quads columns, a step of 4,096 bytes a quad: for warp w columns (w * k_quads + quad) * 128 .. + 127.
 //   rows of q, k and v: one matrix after the other, in one QKV phase where all have one type. Else they are up to three phases in a row, each
 //       of one matrix or of two that follow each other. All multiply the input that the first one waits for, and attention follows the last.
-//   chunk: 8 values handed over in 16 bytes: int8 with a 12-bit scale (upper bits of the f32), a float, 4 bits of epoch a word.
+//   chunk: 8 values handed over in 16 bytes: int8 with a 12-bit scale (upper bits of the f32), a float, 4 bits of epoch a word;
+//       of several rows integers of 10 bits (exchange.cuh).
 #pragma once
 #include "gemm/types.h"
 #include "step.h"

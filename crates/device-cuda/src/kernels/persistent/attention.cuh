@@ -4,7 +4,7 @@
 // A warp takes 16 positions at a time, by tensor cores: of scores the positions are the rows and the query heads the columns, and of the
 // sum of values a head's columns are the rows. So 2 to 8 query heads cost the same, and what a lane loads, 16 bytes of F16, is a
 // fragment as it comes: which columns of a head a lane has is the same for keys and queries, so any order will do.
-// Tiles go round the blocks of the KV head first, then round their warps. Order of accumulation: a warp's tiles in ascending order, then warps, then splits.
+// Tiles go round the blocks of the KV head first, then round their warps. They come through the ring, but where a block attends alone. Order of accumulation: a warp's tiles in ascending order, then warps, then splits.
 #pragma once
 #include "e4m3.cuh"
 #include "persistent/block.cuh"

@@ -11,8 +11,8 @@
 //              that stops early (stop_phase) does not change turns: clear all before the next one.
 //
 // How it works. Warps 0..7 multiply (products.cuh), each its own slice of K, and attend (attention.cuh); warp 8 adds the eight partial
-// sums, runs the epilogue and publishes (epilogue.cuh); warp 9 streams the weights (stream.cuh) through a ring of bulk copies, in the
-// order of use, over phases and layers. Values go from block to block as words that carry their epoch (exchange.cuh). Readers poll in
+// sums, runs the epilogue and publishes (epilogue.cuh); warp 9 streams weights, keys and values (stream.cuh) through a ring of
+// bulk copies, in the order of use, over phases and layers. Values go from block to block as words that carry their epoch (exchange.cuh). Readers poll in
 // warp-uniform loops, and only after their own block has published. Vectors are quantised by the writer, 8 values a chunk. A phase
 // with more than 8 groups of rows runs in passes of 8.
 //

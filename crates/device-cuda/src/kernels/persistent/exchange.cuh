@@ -95,7 +95,8 @@ INLINE uint4 make_fine_chunk(const float (&v)[8], float squares, u32 tag) {
     float largest = fabsf(v[0]);
 #pragma unroll
     for (int e = 1; e < 8; e++) largest = fmaxf(largest, fabsf(v[e]));
-    const u32 scale = fine_scale(largest), t = tag << 28, q = (__float_as_uint(squares) + 0x4000) >> 15;
+    const u32 scale = fine_scale(largest), t = tag << 28;
+    const u32 q = min((__float_as_uint(squares) & 0x7FFFFFFF) + 0x4000, 0x7FFFFFFFu) >> 15; // NaN stays NaN
     const float inverse = reciprocal_fast(__uint_as_float(scale << 19));
     return make_uint4(fine_pair(v[0], v[2], inverse) | fine_scale_bits(scale, 0) | t, fine_pair(v[1], v[3], inverse) | fine_scale_bits(scale, 1) | t,
                       fine_pair(v[4], v[6], inverse) | (q & 63) << 10 | (q >> 6 & 3) << 26 | t,
