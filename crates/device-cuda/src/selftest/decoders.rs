@@ -272,15 +272,7 @@ impl Decoder {
             true => (BlockType::F16, (0.045 + self.rounding()) / 4.0),
             false => (self.block, self.rounding()),
         };
-        Case {
-            name,
-            kind: OpKind::Fused,
-            block,
-            plans: vec![plan],
-            limits,
-            steps,
-            tolerance,
-        }
+        Case { name, kind: OpKind::Fused, block, plans: vec![plan], limits, steps, tolerance }
     }
 }
 
