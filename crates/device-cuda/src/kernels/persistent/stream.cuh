@@ -105,7 +105,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
     }
 
     // Into the ring what the block needs, in the order of use: weights, those of experts when they are chosen, and after those of q, k and v the tiles that it
-    // attends to, of each its keys, then its values. All lanes go along; one copies.
+    // attends to, of each its keys, then its values. All lanes go along; of weights one copies.
     INLINE void stream() {
         const u64 policy = evict_first_policy();
         u32 n = 0, epoch = 0, i = 0;
@@ -133,13 +133,13 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
             }
             __syncwarp();
         };
-        // What the step itself writes is not read: the last tile's positions from the step's own on are whatever was there. Lanes have a slot each, since the
-        // steps from a tile's number to its address take one lane as long as memory takes for the tile.
+        // Of the last tile's positions from the step's own on nothing is used. Lanes have a slot each: one lane takes longer from a tile's number to its copies
+        // than memory takes for the tile (NOTES.md).
         auto send_tiles = [&](const auto &p) {
             if (!this->streams(TILES_A_SLOT)) return;
             const PersistentTiles tiles = this->tiles(p);
             const u32 to_values = a.n_kv_heads * a.page_len * VECTOR;
-            const u8 *from[TILES_A_SLOT]; // keys of 32 tiles, as many slots as lanes have
+            const u8 *from[TILES_A_SLOT]; // keys of the tiles of 32 slots, one a lane
             for (u32 k = tiles.begin, known = 0; k < tiles.end;) {
                 if (known == 0) {
                     known = 32;
