@@ -510,7 +510,7 @@ static void few_checks() {
 static void time_rows(const Shape &s) {
     Model m;
     m.make(s, 2100, true, PERSISTENT_MOST_ROWS);
-    for (int rows : {1, 2, 4, 8}) for (int in_flight : {4}) {
+    for (int rows : {1, 2, 4, 8}) for (int in_flight : {2, 3, 4}) {
         if (s.has_halves() ? in_flight == 4 : rows == 1 || in_flight < 4) continue;
         m.n_rows = rows;
         m.set = {s.slot(), 200, 1, in_flight};
@@ -543,36 +543,34 @@ static void time_rows(const Shape &s) {
 static void time_long(const Shape &s) {
     Model m;
     m.make(s, 8300, true);
-    for (int in_flight : {4}) {
-        m.set = {s.slot(), 200, 1, in_flight};
-        printf("    %s, %d on their way:", s.name, in_flight);
-        for (int position : {64, 128, 512, 2048, 8192}) {
-            std::vector<float> v;
-            for (int i = 0; i < 5; i++) v.push_back(m.run({position}, 64, {1}, false, false));
-            std::sort(v.begin(), v.end());
-            printf("  position %d: %.1f us", position, v[2]);
-        }
-        // Of four layers from the sixth on, each phase: what a launch takes longer that ends with it.
-        for (int position : {128, 8192}) {
-            printf("; at %d q k v, o, gate, down:", position);
-            float sums[4] = {};
-            for (int layer = 5; layer < 9; layer++) {
-                float before = 0;
-                for (int i = 0; i <= 4; i++) {
-                    m.stop = (3 + s.n_parts()) * layer + i;
-                    std::vector<float> v;
-                    for (int j = 0; j < 3; j++) v.push_back(m.run({position}, 1, {1}, false, false));
-                    std::sort(v.begin(), v.end());
-                    if (i > 0) sums[i - 1] += v[1] - before;
-                    before = v[1];
-                }
-            }
-            for (float sum : sums) printf(" %.1f", sum / 4);
-            m.stop = 0;
-        }
-        printf("\n");
-        fflush(stdout);
+    m.set = {s.slot(), 200, 1, 4};
+    printf("    %s:", s.name);
+    for (int position : {64, 128, 512, 2048, 8192}) {
+        std::vector<float> v;
+        for (int i = 0; i < 5; i++) v.push_back(m.run({position}, 64, {1}, false, false));
+        std::sort(v.begin(), v.end());
+        printf("  position %d: %.1f us", position, v[2]);
     }
+    // Of four layers from the sixth on, each phase: what a launch takes longer that ends with it.
+    for (int position : {128, 8192}) {
+        printf("; at %d q k v, o, gate, down:", position);
+        float sums[4] = {};
+        for (int layer = 5; layer < 9; layer++) {
+            float before = 0;
+            for (int i = 0; i <= 4; i++) {
+                m.stop = (3 + s.n_parts()) * layer + i;
+                std::vector<float> v;
+                for (int j = 0; j < 3; j++) v.push_back(m.run({position}, 1, {1}, false, false));
+                std::sort(v.begin(), v.end());
+                if (i > 0) sums[i - 1] += v[1] - before;
+                before = v[1];
+            }
+        }
+        for (float sum : sums) printf(" %.1f", sum / 4);
+        m.stop = 0;
+    }
+    printf("\n");
+    fflush(stdout);
 }
 
 static void checks_rows() {
@@ -622,6 +620,10 @@ int main(int argc, char **argv) {
     folder = argv[1];
     if (!repacks.load(folder + "/persistent_repack.cubin")) return 1;
     const char *q4 = "q4_0", *q8 = "q8_0", *q4k = "q4_k", *q6 = "q6_k";
+    const Shape of_06b = {"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64};
+    const Shape of_1b = {"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64};
+    const Shape of_3b = {"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64};
+    const Shape of_8b = {"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64};
     const std::string what = argc > 2 ? argv[2] : "";
     if (what.empty() || what == "check") checks();
     if (what == "check") return failures;
@@ -632,19 +634,19 @@ int main(int argc, char **argv) {
     const std::string only = getenv("SHAPE") ? getenv("SHAPE") : "";
     const auto wanted = [&](const char *name) { return only.empty() || only == name; };
     if (what == "long") {
-        if (wanted("0.6B")) time_long({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
-        if (wanted("1B")) time_long({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
-        if (wanted("3B")) time_long({"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
-        if (wanted("8B")) time_long({"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});
+        if (wanted("0.6B")) time_long(of_06b);
+        if (wanted("1B")) time_long(of_1b);
+        if (wanted("3B")) time_long(of_3b);
+        if (wanted("8B")) time_long(of_8b);
         return failures;
     }
     if (what.empty() || what == "rows") checks_rows();
     if (what == "rows" || what == "rows_times") {
-        if (wanted("0.6B")) time_rows({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
-        if (wanted("1B")) time_rows({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+        if (wanted("0.6B")) time_rows(of_06b);
+        if (wanted("1B")) time_rows(of_1b);
         if (wanted("1B BF16")) time_rows({"1B BF16", 2048, 32, 8, 64, 8192, 16, 128256, "bf16", "bf16", "bf16", "bf16", "bf16", false, false, false, false, 0, 0, 0, 64});
-        if (wanted("3B")) time_rows({"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
-        if (wanted("8B")) time_rows({"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});
+        if (wanted("3B")) time_rows(of_3b);
+        if (wanted("8B")) time_rows(of_8b);
         return failures;
     }
     auto mixed = [&] { // every second layer with more bits, as about half of those of a file of Q4_K_M
@@ -655,13 +657,13 @@ int main(int argc, char **argv) {
         mixed();
         return failures;
     }
-    time_model({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
+    time_model(of_06b);
     if (what == "one") return failures;
-    time_model({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+    time_model(of_1b);
     if (what == "times") return failures;
     time_model({"1B Q8_0", 2048, 32, 8, 64, 8192, 16, 128256, q8, q8, q8, q8, q8, false, false, false, false, 0, 0, 0, 64});
-    time_model({"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+    time_model(of_3b);
     mixed();
-    time_model({"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});
+    time_model(of_8b);
     return failures;
 }

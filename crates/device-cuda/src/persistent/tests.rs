@@ -292,6 +292,7 @@ fn names_and_sizes_are_those_of_the_header() {
         ("PERSISTENT_EXCHANGE", EXCHANGE),
         ("PERSISTENT_MAX_BLOCKS", MAX_BLOCKS),
         ("PERSISTENT_MAX_SLOTS", MAX_SLOTS),
+        ("PERSISTENT_LEAST_SLOT", SLOT),
         ("PERSISTENT_MAX_ROWS", MAX_ROWS),
         ("PERSISTENT_MAX_EXPERTS", (EXCHANGE - EXCHANGE_SCORES) / 4),
         ("PERSISTENT_MAX_USED", MAX_USED),

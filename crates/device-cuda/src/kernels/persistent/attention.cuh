@@ -87,13 +87,13 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         Eight keys[2][D / 32];
         Eight values[4][D / 64];
     };
-    static INLINE u32 row_of_key(int lane, int r) { return (lane >> 2) + 8 * r; }
-    static INLINE u32 row_of_value(int lane, int r) { return 2 * (lane & 3) + (r & 1) + 8 * (r >> 1); }
+    INLINE u32 row_of_key(int r) const { return (lane >> 2) + 8 * r; }
+    INLINE u32 row_of_value(int r) const { return 2 * (lane & 3) + (r & 1) + 8 * (r >> 1); }
     // Old positions, from `first` on: what the step itself writes is not read here.
     INLINE void load(Tile &x, const u8 *keys, const u8 *values, u32 position_0, u32 first) const {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const u32 row = row_of_key(lane, r), at = position_0 + row;
+            const u32 row = row_of_key(r), at = position_0 + row;
 #pragma unroll
             for (int c = 0; c < D / 32; c++) {
                 if (at < position && at >= first) x.keys[r][c].load(keys + row * VECTOR, 32 * c + 8 * (lane & 3));
@@ -102,7 +102,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         }
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            const u32 row = row_of_value(lane, r), at = position_0 + row;
+            const u32 row = row_of_value(r), at = position_0 + row;
 #pragma unroll
             for (int c = 0; c < D / 64; c++) {
                 if (at < position && at >= first) x.values[r][c].load(values + row * VECTOR, 64 * c + 8 * (lane >> 2));
@@ -138,12 +138,12 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         for (int r = 0; r < 2; r++)
 #pragma unroll
             for (int c = 0; c < D / 32; c++)
-                if (row_of_key(lane, r) == own) x.keys[r][c].load((const u8 *)s.new_key, 32 * c + 8 * (lane & 3));
+                if (row_of_key(r) == own) x.keys[r][c].load((const u8 *)s.new_key, 32 * c + 8 * (lane & 3));
 #pragma unroll
         for (int r = 0; r < 4; r++)
 #pragma unroll
             for (int c = 0; c < D / 64; c++)
-                if (row_of_value(lane, r) == own) x.values[r][c].load((const u8 *)s.new_value, 64 * c + 8 * (lane >> 2));
+                if (row_of_value(r) == own) x.values[r][c].load((const u8 *)s.new_value, 64 * c + 8 * (lane >> 2));
     }
     // Of two query heads, 2 t and 2 t + 1, a lane has the largest score, its own part of the sum of weights, and of each 16 columns a part of the
     // sum of values.
