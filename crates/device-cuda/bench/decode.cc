@@ -9,7 +9,7 @@ struct uint4 { unsigned x, y, z, w; };
 
 static std::string folder;
 static Module repacks;
-static const size_t EXCHANGE = 2 * PERSISTENT_ROWS_EXCHANGE + 256; // the larger one
+static const size_t EXCHANGE = PERSISTENT_TURNS_AT + PERSISTENT_MAX_BLOCKS * PERSISTENT_TURNS; // the larger one
 
 struct Matrix { // of the file
     const FileType *type;
@@ -62,7 +62,7 @@ struct Model {
     std::vector<Layer> layers;
     Matrix head;
     std::vector<float> final_norm, rotations, frequencies;
-    Memory d_final, d_frequencies, p_head, pool, table, phases, inputs, places, choices, tokens, logits, trace, exchange;
+    Memory d_final, d_frequencies, p_head, pool, table, phases, inputs, places, row_spans, spans, choices, tokens, logits, trace, exchange;
     Module kernel;
     std::vector<uint> pages;
     u64 page_bytes, layer_bytes;
@@ -208,6 +208,11 @@ struct Model {
         std::vector<Choice> how(n * n_rows);
         for (int i = 0; i < n * n_rows; i++) at[i] = first[i % n_rows] + i / n_rows, how[i] = Choice(), how[i].how = CHOOSE_BEST, how[i].chosen = n_rows + i;
         places.put(at), choices.put(how);
+        std::vector<uint> numbers(n_rows); // each row is of a sequence of its own
+        std::vector<Span> sequences(n_rows, Span());
+        for (int r = 0; r < n_rows; r++) numbers[r] = r, sequences[r].first_row = r, sequences[r].n_rows = 1;
+        row_spans.put(numbers), spans.put(sequences);
+        a.row_spans = (uint *)row_spans.p, a.spans = (Span *)spans.p;
         CHECK(cuMemsetD8Async(exchange.p, 0, EXCHANGE, gpu.stream));
         CHECK(cuMemcpyHtoDAsync(tokens.p, first_tokens.data(), 4 * n_rows, gpu.stream));
         CUevent e0, e1;

@@ -87,14 +87,16 @@ fn main() -> ExitCode {
         }
     };
     println!("{}; {}", device.describe(), device.kernels().origin());
-    // Side by side, where they must be compiled; few of them are of the persistent kernel.
+    // Side by side, where they must be compiled: all; those of the persistent kernel, for most of its tests; for a few decoders none, which
+    // compile what they need.
     let architecture = device.context().facts().architecture();
-    let of_one_launch = ["persistent", "general", "mixed", "chains", "long"];
-    let is_of_one_launch = |name: &String| {
-        of_one_launch.contains(&&name[..]) || ["decoder ", "general "].iter().any(|of| name.starts_with(of))
+    let all_are = |is: &dyn Fn(&str) -> bool| !wanted.is_empty() && wanted.iter().all(|name| is(name));
+    let is_few = |name: &str| {
+        ["chains", "long"].contains(&name) || ["decoder ", "general "].iter().any(|of| name.starts_with(of))
     };
-    let only = !wanted.is_empty() && wanted.iter().all(is_of_one_launch);
-    let is_needed = |file: &&str| !only || file.starts_with("persistent/");
+    let is_of_one_launch = |name: &str| is_few(name) || ["persistent", "general", "mixed"].contains(&name);
+    let (few, only) = (all_are(&is_few), all_are(&is_of_one_launch));
+    let is_needed = |file: &&str| !few && (!only || file.starts_with("persistent/"));
     let files = kernels::files(&architecture).filter(is_needed);
     if let Err(error) = device.kernels().prepare(&files.map(str::to_owned).collect()) {
         eprintln!("no tests were run: {error}");

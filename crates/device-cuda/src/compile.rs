@@ -227,6 +227,8 @@ impl Compiler<'_> {
             frequencies2: frequencies(1)?,
             position: self.step_place(self.step.positions),
             page_table: self.step_place(self.step.page_tables),
+            row_spans: self.step_place(self.step.row_spans),
+            spans: self.step_place(self.step.spans),
             choice: if persistent.chooses { self.step_place(self.step.choices) } else { 0 },
             chosen: self.places.chosen,
             host_chosen: self.places.host_chosen,

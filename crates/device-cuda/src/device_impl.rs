@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub(crate) const NOT_WHOLE: &str = "no tokens in one launch: ";
 
 /// The same where only steps of one row do.
-pub(crate) const ONE_ROW_WHOLE: &str = "no tokens of several sequences in one launch: ";
+pub(crate) const ONE_ROW_WHOLE: &str = "no steps of several rows in one launch: ";
 
 /// By plan: its units, and where its values lie.
 type Parts = Vec<(Vec<LoweredUnit>, Arena)>;
@@ -194,7 +194,7 @@ impl Device for CudaDevice {
                 memory.items.push(Item { what, bytes, residence: Residence::Committed });
             }
         }
-        let may_have_several = self.profile.persistent_rows > 1 && limits.max_spans > 1;
+        let may_have_several = self.profile.persistent_rows > 1 && limits.max_outputs > 1;
         for found in persistent.iter().filter(|_| self.profile.persistent_positions > 0) {
             let note = match found.as_ref().map(|found| &found.several) {
                 Err(reason) => format!("{NOT_WHOLE}{reason}"),

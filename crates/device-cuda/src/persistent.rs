@@ -327,7 +327,7 @@ impl Persistent {
             Rows::One => (0, INPUT),
             Rows::Several => (SHARED_MORE, ROWS_INPUT),
         };
-        let own = 4752 + 20 * d + 36 * h * d + 64 * h + more;
+        let own = 4752 + 12 * d + 36 * h * d + 64 * h + more;
         let choice = if self.mixture().is_some() { CHOICE } else { 0 };
         let phases = size_of::<PersistentPhase>() * self.products.len();
         let rest = own + input * self.most_quads(rows) + phases + choice;

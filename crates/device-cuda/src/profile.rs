@@ -72,7 +72,7 @@ pub struct Profile {
     pub persistent_positions: usize,
     /// The same of a plan with mixtures of experts.
     pub mixture_positions: usize,
-    /// The same of a step of several rows, each of a sequence of its own.
+    /// The same of a step of several rows.
     pub rows_positions: usize,
     /// Rows of such a step, at most; 0 and 1: never.
     pub persistent_rows: usize,

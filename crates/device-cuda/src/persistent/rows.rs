@@ -1,7 +1,7 @@
 //! The kernel of several rows (`kernels/persistent/decode_rows.cuh`): which decoders it runs, and how many rows of them. It reads the
 //! packed weights and the table of the kernel of one row. Where matrices are halves it is the only one, and runs steps of one row too.
 
-use super::{EXCHANGE_BYTES, FEWEST_SLOTS, FEWEST_SLOTS_F16, Persistent, fit};
+use super::{EXCHANGE_BYTES, FEWEST_SLOTS, FEWEST_SLOTS_F16, MAX_BLOCKS, Persistent, fit};
 use crate::profile::Profile;
 use device::{Limits, Plan};
 use device_lower::table::RowClass;
@@ -15,6 +15,8 @@ pub(super) const EXCHANGE_ROWS_QKV: usize = 917_504;
 pub(super) const EXCHANGE_ROWS_PARTIALS: usize = 1_441_792;
 pub(super) const EXCHANGE_ROWS_SQUARES: usize = 2_490_368;
 pub(super) const EXCHANGE_ROWS: usize = 2_523_136;
+pub(super) const TURNS_AT: usize = 2 * EXCHANGE_ROWS + 256;
+pub(super) const TURNS: usize = 10_752;
 pub(super) const MOST_ROWS: usize = 8;
 pub(super) const MOST_OWN: usize = 32;
 pub(super) const ROWS_INPUT: usize = 16_640;
@@ -31,16 +33,16 @@ const COLUMN: usize = 2 * MOST_ROWS;
 pub enum Rows {
     /// That of one row.
     One,
-    /// That of several rows, each of a sequence of its own.
+    /// That of several rows.
     Several,
 }
 
 impl Rows {
-    /// Bytes of both its exchanges and the turn.
+    /// Bytes of both its exchanges, the turn and, of several rows, cosines and sines of rows before a block's.
     pub fn exchange_bytes(self) -> usize {
         match self {
             Rows::One => EXCHANGE_BYTES,
-            Rows::Several => 2 * EXCHANGE_ROWS + 256,
+            Rows::Several => TURNS_AT + MAX_BLOCKS * TURNS,
         }
     }
 }
@@ -102,8 +104,8 @@ impl Persistent {
         if most < fewest {
             return Err(format!("{} KV heads for {} blocks", heads.n_kv_heads, self.n_blocks));
         }
-        match most.min(limits.max_rows).min(limits.max_outputs).min(limits.max_spans) {
-            most if most < fewest => Err("no step has several sequences".to_owned()),
+        match most.min(limits.max_rows).min(limits.max_outputs) {
+            most if most < fewest => Err("no step has several outputs".to_owned()),
             most => Ok(most),
         }
     }

@@ -260,6 +260,13 @@ impl Decoder {
                 &[(6, 1)],
                 &[(6, 1), (3, 1)],
                 &[(4, 2), (2, 1)],
+                // Rows of one sequence, over the ends of pages and of tiles of 16 positions.
+                &[(5, 8)],
+                &[(7, 3), (5, 5)],
+                &[(5, 2), (7, 5), (2, 1)],
+                &[(5, 6), (3, 2)],
+                &[(3, 7)],
+                &[(5, 1)],
             ]);
         }
         // The prompt gives nothing: what comes after its selection has no rows.

@@ -1,4 +1,4 @@
-//! Decoders whose steps take one launch, of one row or of several sequences: against the interpreter, against a launch for each unit at long
+//! Decoders whose steps take one launch, of one row or of several: against the interpreter, against a launch for each unit at long
 //! contexts, and chains of steps in flight.
 
 use super::{Decoder, decoders, half_decoders, tolerance};
@@ -41,7 +41,7 @@ impl Pair {
     }
 }
 
-/// Steps of one row, and of one row of each of several sequences, at positions beyond those that the interpreter reaches in a test: in one launch,
+/// Steps of one row, of one row of each of several sequences, and of several rows of one, at positions beyond those that the interpreter reaches in a test: in one launch,
 /// and on `plain`, which launches every unit. Gives the number of steps.
 ///
 /// # Errors
@@ -108,13 +108,24 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
             let spans: Vec<(usize, usize)> = slots.iter().map(|slot| (*slot, 1)).collect();
             agree(&sequences.step(&spans))?;
         }
+        // Several rows of a sequence, whose limit leaves no room for more at the first one.
+        for spans in [
+            &[(1, 8)][..],
+            &[(2, 3), (5, 4)],
+            &[(6, 1), (3, 5), (7, 2)],
+            &[(1, 7), (4, 1)],
+            &[(2, 2), (5, 6)],
+        ] {
+            agree(&sequences.step(spans))?;
+        }
+        runs_whole(decoder, pair.whole.as_mut(), &sequences.step(&[(3, 5), (1, 3)]))?;
         let all: Vec<(usize, usize)> = (0..8).map(|slot| (slot, 1)).collect();
         runs_whole(decoder, pair.whole.as_mut(), &sequences.step(&all))?;
     }
     Ok(n_steps)
 }
 
-/// Whether a plan's steps run in one launch: those of one row, and unless it has experts those of several sequences.
+/// Whether a plan's steps run in one launch: those of one row, and unless it has experts those of several.
 fn is_whole(device: &CudaDevice, decoder: Decoder, plan: &Plan, limits: &Limits) -> Result<(), String> {
     let plan = fuse(plan, device.fusion());
     let memory = device.memory_plan(std::slice::from_ref(&plan), limits).map_err(|e| e.to_string())?;

@@ -74,6 +74,9 @@
 #define EXCHANGE_ROWS_SQUARES 2490368 // words: (2, 8, 256)
 #define EXCHANGE_ROWS_BEST 2506752    // 64-bit words: (8, 256)
 #define PERSISTENT_ROWS_EXCHANGE 2523136
+// After both and the turn, from there on, of each block: cosines and sines of up to 7 rows of its sequence before its own, as of its own in shared memory.
+#define PERSISTENT_TURNS_AT 5046528
+#define PERSISTENT_TURNS 10752
 
 // Most blocks of a launch, most slots of the ring and their least size, most rows of the residual that a block has.
 #define PERSISTENT_MAX_BLOCKS 160
@@ -87,7 +90,7 @@
 // Bytes of dynamic shared memory after the phases, of a mixture.
 #define PERSISTENT_CHOICE 272
 // Bytes of dynamic shared memory beside the ring, the input and the phases, for heads of d columns and h query heads of a KV head.
-#define PERSISTENT_SHARED(d, h) (4752 + 20 * (d) + 36 * (h) * (d) + 64 * (h))
+#define PERSISTENT_SHARED(d, h) (4752 + 12 * (d) + 36 * (h) * (d) + 64 * (h))
 // The same of a kernel for several rows.
 #define PERSISTENT_SHARED_ROWS(d, h) (PERSISTENT_SHARED(d, h) + 33024)
 // Rows of a kernel for several rows; rows of the residual that a block has there, at most; bytes of the input of 1,024 columns.
@@ -127,7 +130,7 @@ struct PersistentPhase {
 };
 
 struct PersistentArguments {
-    uint n_rows;            // 1; of a kernel for several rows up to 8, each of a sequence of its own
+    uint n_rows;            // 1; of a kernel for several rows up to 8
     uint n_phases;
     const PersistentPhase *phases;
     const float *x;         // (n_rows, hidden): the residual before the first layer
@@ -135,13 +138,15 @@ struct PersistentArguments {
     const float *frequencies1; // (head_dim / 2) radians a position, or 0
     const float *frequencies2;
     const uint *position;   // (n_rows)
-    const uint *page_table; // of the first row's sequence, one group after the other
+    const uint *page_table; // of the first sequence, one group after the other
+    const uint *row_spans;  // of several rows: (n_rows), the sequence of each
+    const Span *spans;      // of several rows: of each sequence, whose rows follow one another
     const Choice *choice;   // 0: no token is chosen; else (n_rows)
     uint *chosen;           // tokens that outputs chose
     uint *host_chosen;
     float *logits;          // (n_rows, n_vocab)
     float *trace;           // 0, or (n_rows, hidden): the residual after the last layer
-    uchar *exchange;        // twice the bytes of an exchange and a word, the turn: zeros before the first launch
+    uchar *exchange;        // twice the bytes of an exchange and a word, the turn: zeros before the first launch; then turns of several rows
     float rotation_scale1;  // on cosine and sine
     float rotation_scale2;
     uint interleaved;       // rotation: pairs (2 i, 2 i + 1)
@@ -160,7 +165,7 @@ struct PersistentArguments {
     uint in_flight;         // pieces that are on their way at once where refills do not wait for gates; less than n_slots
     uint stop_phase;        // phases that run; n_phases: all
     uint most_quads;        // the largest k_quads of a phase; of several rows of one whose input is as wide as the residual
-    uint table_stride;      // entries of page_table from a row to the next
+    uint table_stride;      // entries of page_table from a sequence to the next
     uint n_experts;         // 0: no mixture
     uint n_used;            // experts that are chosen
     uint expert_ffn;        // rows of an expert's gate

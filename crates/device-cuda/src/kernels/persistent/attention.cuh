@@ -30,18 +30,18 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
     static constexpr int TILE = PERSISTENT_TILE, A_SLOT = tiles_a_slot(VECTOR);
     static constexpr int QUERY = 2 * D + 64; // bytes from one query head, in halves, to the next: no conflicts of banks
 
-    // Cosines and sines of the position, as rotate.cuh computes them.
+    // Cosines and sines of the position, and of those before it in the step, as rotate.cuh computes them.
     INLINE void turn() {
-        for (u32 i = threadIdx.x; i < 3 * (D / 2); i += 256) {
-            const u32 which = i / (D / 2), pair = i % (D / 2);
+        for (u32 j = threadIdx.x; j < (this->n_before + 1) * (3 * D / 2); j += 256) {
+            const u32 back = Products::SEVERAL ? j / (3 * D / 2) : 0, i = j - back * (3 * D / 2), which = i / (D / 2), pair = i % (D / 2);
             const float *frequencies = which == 0 ? nullptr : which == 1 ? a.frequencies1 : a.frequencies2;
             float sine = 0.0f, cosine = 1.0f;
             if (frequencies) {
                 const float scale = which == 1 ? a.rotation_scale1 : a.rotation_scale2;
-                sincosf((float)position * frequencies[pair], &sine, &cosine);
+                sincosf((float)(position - back) * frequencies[pair], &sine, &cosine);
                 sine *= scale, cosine *= scale;
             }
-            s.turns[which][pair] = make_float2(cosine, sine);
+            this->turns_of(back)[i] = make_float2(cosine, sine);
         }
         barrier(1, 256);
     }
@@ -96,7 +96,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
             const u32 row = row_of_key(r), at = position_0 + row;
 #pragma unroll
             for (int c = 0; c < D / 32; c++) {
-                if (at < position && at >= first) x.keys[r][c].load(keys + row * VECTOR, 32 * c + 8 * (lane & 3));
+                if (at < this->first_own() && at >= first) x.keys[r][c].load(keys + row * VECTOR, 32 * c + 8 * (lane & 3));
                 else x.keys[r][c].clear();
             }
         }
@@ -105,7 +105,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
             const u32 row = row_of_value(r), at = position_0 + row;
 #pragma unroll
             for (int c = 0; c < D / 64; c++) {
-                if (at < position && at >= first) x.values[r][c].load(values + row * VECTOR, 64 * c + 8 * (lane >> 2));
+                if (at < this->first_own() && at >= first) x.values[r][c].load(values + row * VECTOR, 64 * c + 8 * (lane >> 2));
                 else x.values[r][c].clear();
             }
         }
@@ -130,20 +130,21 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         // The warps of the slot's tiles say for all eight that it is free.
         if (lane == 0) mbarrier_arrive(this->empty + 8 * this->slot, k + 1 == tiles.end ? 8 - at * (8 / A_SLOT) : 8 / A_SLOT);
     }
-    // The step's own position, from shared memory.
+    // The step's own positions, from shared memory.
     INLINE void add_own(Tile &x, u32 position_0) const {
-        const u32 own = position - position_0;
-        if (own >= TILE) return;
+        if (position_0 + TILE <= this->first_own()) return;
 #pragma unroll
         for (int r = 0; r < 2; r++)
 #pragma unroll
             for (int c = 0; c < D / 32; c++)
-                if (row_of_key(r) == own) x.keys[r][c].load((const u8 *)s.new_key, 32 * c + 8 * (lane & 3));
+                if (const u32 own = position_0 + row_of_key(r) - this->first_own(); own <= this->n_before)
+                    x.keys[r][c].load(this->own_vector(0, own), 32 * c + 8 * (lane & 3));
 #pragma unroll
         for (int r = 0; r < 4; r++)
 #pragma unroll
             for (int c = 0; c < D / 64; c++)
-                if (row_of_value(r) == own) x.values[r][c].load((const u8 *)s.new_value, 64 * c + 8 * (lane >> 2));
+                if (const u32 own = position_0 + row_of_value(r) - this->first_own(); own <= this->n_before)
+                    x.values[r][c].load(this->own_vector(1, own), 64 * c + 8 * (lane >> 2));
     }
     // Of two query heads, 2 t and 2 t + 1, a lane has the largest score, its own part of the sum of weights, and of each 16 columns a part of the
     // sum of values.
@@ -210,6 +211,92 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
             }
         }
     }
+    // Whether the block attends to a tile.
+    INLINE bool has_tile(u32 tile) const { return alone || tile % n_splits() == split; }
+    // 128 words from `at` on of what the block attends with, to where its warps find it: queries, key and value of its row, then keys and values of the rows before
+    // it; with `first_back` those from so many rows before on alone.
+    template <class P> INLINE void receive(const P &p, u32 tag, u32 at, u32 words, u32 first_back) const {
+        const u32 word = at + 4 * lane, column = word % D, n = word / D;
+        const bool is_q = n < H;
+        const u32 head = is_q ? n : H + (n - H) % 2, back = is_q ? 0 : first_back + (n - H) / 2;
+        // With an odd number of heads of 64 columns the last warp has half the words: the rest are written by nobody.
+        const bool inside = (H + 2) * D % 128 == 0 || word < words;
+        const u32 row = head < H ? kv_head * H + head : head == H ? a.n_kv_heads * H + kv_head : a.n_kv_heads * (H + 1) + kv_head;
+        const u8 *from = part(EXCHANGE_QKV) + ((Products::SEVERAL ? (this->row - min(back, this->n_before)) * this->qkv_rows() : 0) + row * D + column) * 4;
+        float2 turns[4];
+        float norm[4];
+        const float *weights = is_q ? p.q_norm : p.k_norm;
+        const float2 *all_turns = this->turns_of(back) + p.rotation * (D / 2);
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const int pair = a.interleaved ? (column + c) / 2 : (column + c) & (D / 2 - 1);
+            turns[c] = all_turns[pair];
+            norm[c] = weights && head <= H ? weights[column + c] : 1.0f;
+        }
+        uint4 v;
+        do v = load_relaxed_4(from);
+        while (__any_sync(~0u, inside && ((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 15));
+        float f[4] = {untag_word(v.x), untag_word(v.y), untag_word(v.z), untag_word(v.w)};
+        float squares = f[0] * f[0] + f[1] * f[1] + f[2] * f[2] + f[3] * f[3];
+#pragma unroll
+        for (int m = 1; m < D / 4; m *= 2) squares += __shfl_xor_sync(~0u, squares, m);
+        if (weights && head <= H) {
+            const float scale = rsqrtf(squares * (1.0f / D) + a.eps);
+#pragma unroll
+            for (int c = 0; c < 4; c++) f[c] *= scale * norm[c];
+        }
+        float o[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const float far = __shfl_xor_sync(~0u, f[c], D / 8);
+            const float other = a.interleaved ? f[c ^ 1] : far;
+            const bool low = a.interleaved ? (c & 1) == 0 : column < D / 2;
+            o[c] = low ? f[c] * turns[c].x - other * turns[c].y : f[c] * turns[c].x + other * turns[c].y;
+        }
+        float largest = 0.0f; // of 32 columns
+        if constexpr (BYTES) largest = max_of_8(fmaxf(fmaxf(fabsf(head > H ? f[0] : o[0]), fabsf(head > H ? f[1] : o[1])),
+                                                      fmaxf(fabsf(head > H ? f[2] : o[2]), fabsf(head > H ? f[3] : o[3]))));
+        if constexpr (FP8) { // of all
+#pragma unroll
+            for (int m = 8; m < D / 4; m *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, m));
+        }
+        if (is_q) {
+            const uint2 halves = make_uint2(pack_half2_clamped(o[0], o[1]), pack_half2_clamped(o[2], o[3]));
+            *(uint2 *)((u8 *)s.queries + head * QUERY + 2 * column) = halves;
+        } else if (inside) {
+            if (head > H) o[0] = f[0], o[1] = f[1], o[2] = f[2], o[3] = f[3];
+            u8 *own = this->own_vector(head - H, this->n_before - back);
+            u32 stored[2]; // four columns as they are stored
+            [[maybe_unused]] u32 scale = 0;
+            if constexpr (FP8) {
+                const float by = fp8_scale(largest), inverse = 1.0f / by;
+                stored[0] = 0, scale = __float_as_uint(by);
+#pragma unroll
+                for (int c = 0; c < 4; c++) stored[0] |= e4m3_of(o[c] * inverse) << (8 * c);
+            } else if constexpr (BYTES) {
+                const u16 d = to_half(fminf(largest * (1.0f / 127.0f), 65504.0f));
+                const float by = from_half(d), inverse = by > 0.0f ? 1.0f / by : 0.0f;
+                stored[0] = 0, scale = d;
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    stored[0] |= (u32)(__float2int_rn(fminf(fmaxf(o[c] * inverse, -127.0f), 127.0f)) & 255) << (8 * c);
+            } else {
+                stored[0] = pack_half2_clamped(o[0], o[1]), stored[1] = pack_half2_clamped(o[2], o[3]);
+            }
+            auto put = [&](u8 *to) {
+                if constexpr (BYTES) {
+                    *(u32 *)(to + column) = stored[0];
+                    if (FP8 && column == 0) *(u32 *)(to + D) = scale;
+                    if (!FP8 && (lane & 7) == 0) ((u16 *)(to + D))[column / 32] = (u16)scale;
+                } else {
+                    *(uint2 *)(to + 2 * column) = make_uint2(stored[0], stored[1]);
+                }
+            };
+            put(own);
+            // Of rows before, their own blocks do it.
+            if (back == 0) put(this->template vector_of<VECTOR>(p, this->page_of(p, position), position, head == H ? kv_head : a.n_kv_heads + kv_head));
+        }
+    }
     template <class P> INLINE void attention(const P &p, u32 tag) {
         const u32 first = this->first_seen(p), last = position / TILE;
         const PersistentTiles tiles = this->tiles(p);
@@ -221,83 +308,20 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         if (busy) take(x, p, tiles, k, first);
         barrier(6, 288);
         pause_cycles(a.poll_delay);
-        const bool owner = alone || last % n_splits() == split;
-        constexpr int WORDS = (H + 2) * D;
+        // Of the step's own rows of the sequence those whose tiles the block has, by how many rows they come before the block's: a step's few rows are in its last
+        // two tiles.
+        const u32 n_last = min(position % TILE, this->n_before) + 1;
+        const u32 first_back = has_tile(last) ? 0 : n_last, end_back = n_last <= this->n_before && has_tile(last - 1) ? this->n_before + 1 : n_last;
+        if constexpr (Products::SEVERAL) {
+            const u32 words = (H + 2 * (end_back - first_back)) * D;
+#pragma unroll 1
+            for (u32 at = 128 * warp; at < words; at += 1024) receive(p, tag, at, words, first_back);
+        } else {
+            constexpr u32 WORDS = (H + 2) * D;
+            const u32 words = first_back == 0 ? WORDS : H * D;
 #pragma unroll
-        for (int word_0 = 0; word_0 < WORDS; word_0 += 1024) {
-            const int at = word_0 + 128 * warp;
-            if (at < WORDS && (at < H * D || owner)) {
-                const int word = at + 4 * lane, head = word / D, column = word % D;
-                // With an odd number of heads of 64 columns the last warp has half the words: the rest are written by nobody.
-                const bool inside = WORDS % 128 == 0 || word < WORDS;
-                const u32 row = head < H ? kv_head * H + head : head == H ? a.n_kv_heads * H + kv_head : a.n_kv_heads * (H + 1) + kv_head;
-                const u8 *from = part(EXCHANGE_QKV) + ((Products::SEVERAL ? this->row * this->qkv_rows() : 0) + row * D + column) * 4;
-                float2 turns[4];
-                float norm[4];
-                const bool is_q = head < H;
-                const float *weights = is_q ? p.q_norm : p.k_norm;
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const int pair = a.interleaved ? (column + c) / 2 : (column + c) & (D / 2 - 1);
-                    turns[c] = s.turns[p.rotation][pair];
-                    norm[c] = weights && head <= H ? weights[column + c] : 1.0f;
-                }
-                uint4 v;
-                do v = load_relaxed_4(from);
-                while (__any_sync(~0u, inside && ((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 15));
-                float f[4] = {untag_word(v.x), untag_word(v.y), untag_word(v.z), untag_word(v.w)};
-                float squares = f[0] * f[0] + f[1] * f[1] + f[2] * f[2] + f[3] * f[3];
-#pragma unroll
-                for (int m = 1; m < D / 4; m *= 2) squares += __shfl_xor_sync(~0u, squares, m);
-                if (weights && head <= H) {
-                    const float scale = rsqrtf(squares * (1.0f / D) + a.eps);
-#pragma unroll
-                    for (int c = 0; c < 4; c++) f[c] *= scale * norm[c];
-                }
-                float o[4];
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const float far = __shfl_xor_sync(~0u, f[c], D / 8);
-                    const float other = a.interleaved ? f[c ^ 1] : far;
-                    const bool low = a.interleaved ? (c & 1) == 0 : column < D / 2;
-                    o[c] = low ? f[c] * turns[c].x - other * turns[c].y : f[c] * turns[c].x + other * turns[c].y;
-                }
-                float largest = 0.0f; // of 32 columns
-                if constexpr (BYTES) largest = max_of_8(fmaxf(fmaxf(fabsf(head > H ? f[0] : o[0]), fabsf(head > H ? f[1] : o[1])),
-                                                              fmaxf(fabsf(head > H ? f[2] : o[2]), fabsf(head > H ? f[3] : o[3]))));
-                if constexpr (FP8) { // of all
-#pragma unroll
-                    for (int m = 8; m < D / 4; m *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, m));
-                }
-                if (is_q) {
-                    const uint2 halves = make_uint2(pack_half2_clamped(o[0], o[1]), pack_half2_clamped(o[2], o[3]));
-                    *(uint2 *)((u8 *)s.queries + head * QUERY + 2 * column) = halves;
-                } else if (inside && owner) {
-                    if (head > H) o[0] = f[0], o[1] = f[1], o[2] = f[2], o[3] = f[3];
-                    u8 *vector = this->template vector_of<VECTOR>(p, this->page_of(p, position), position, head == H ? kv_head : a.n_kv_heads + kv_head);
-                    u8 *own = (u8 *)(head == H ? s.new_key : s.new_value); // as it is stored
-                    if constexpr (FP8) {
-                        const float scale = fp8_scale(largest), inverse = 1.0f / scale;
-                        u32 word = 0;
-#pragma unroll
-                        for (int c = 0; c < 4; c++) word |= e4m3_of(o[c] * inverse) << (8 * c);
-                        *(u32 *)(vector + column) = *(u32 *)(own + column) = word;
-                        if (column == 0) *(float *)(vector + D) = *(float *)(own + D) = scale;
-                    } else if constexpr (BYTES) {
-                        const u16 d = to_half(fminf(largest * (1.0f / 127.0f), 65504.0f));
-                        const float scale = from_half(d), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-                        u32 word = 0;
-#pragma unroll
-                        for (int c = 0; c < 4; c++)
-                            word |= (u32)(__float2int_rn(fminf(fmaxf(o[c] * inverse, -127.0f), 127.0f)) & 255) << (8 * c);
-                        *(u32 *)(vector + column) = *(u32 *)(own + column) = word;
-                        if ((lane & 7) == 0) ((u16 *)(vector + D))[column / 32] = ((u16 *)(own + D))[column / 32] = d;
-                    } else {
-                        const uint2 halves = make_uint2(pack_half2_clamped(o[0], o[1]), pack_half2_clamped(o[2], o[3]));
-                        *(uint2 *)(vector + column * 2) = *(uint2 *)(own + column * 2) = halves;
-                    }
-                }
-            }
+            for (u32 word_0 = 0; word_0 < WORDS; word_0 += 1024)
+                if (word_0 + 128 * warp < words) receive(p, tag, word_0 + 128 * warp, words, 0);
         }
         barrier(1, 256);
         float most[2] = {-1e30f, -1e30f}, total[2] = {0, 0}, out[D / 16][4];

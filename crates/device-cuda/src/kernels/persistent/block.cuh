@@ -22,7 +22,6 @@ typedef PersistentArguments PersistentTable;
 template <int D, int H> struct PersistentCommon {
     float2 turns[3][D / 2];                   // cosines and sines of the row's position: of no rotation, and by both frequencies
     float queries[H * D];
-    float new_key[D], new_value[D];
     float outputs[8][H * D]; // of each warp
     float most[H][8], total[H][8];
     u64 full[PERSISTENT_MAX_SLOTS], empty[PERSISTENT_MAX_SLOTS];
@@ -32,7 +31,7 @@ template <int D, int H> struct PersistentCommon {
 };
 // PERSISTENT_SHARED bytes, then the input, then the phases.
 template <int D, int H, int ROWS> struct PersistentShared : PersistentCommon<D, H> {
-    float partial[2][8][PERSISTENT_PASS * 8]; // sums of a pass, by parity
+    float partial[2][8][PERSISTENT_PASS * 8]; // sums of a pass, by parity; while the block attends, keys and values that the step itself adds
     InputBlock input[1];                      // 8 warps x the most k_quads x 4
     static constexpr u32 BEFORE_INPUT = PERSISTENT_SHARED(D, H), INPUT = 32 * sizeof(InputBlock), EXCHANGE = PERSISTENT_EXCHANGE;
 };
@@ -40,7 +39,7 @@ template <int D, int H, int ROWS> struct PersistentShared : PersistentCommon<D, 
 #define PERSISTENT_SUMS 72
 // The same of a kernel for several rows: PERSISTENT_SHARED_ROWS bytes, then the input.
 template <int D, int H> struct PersistentShared<D, H, PERSISTENT_MOST_ROWS> : PersistentCommon<D, H> {
-    float partial[2][8][PERSISTENT_PASS * PERSISTENT_SUMS]; // (groups, rows of weights, rows of the step)
+    float partial[2][8][PERSISTENT_PASS * PERSISTENT_SUMS]; // (groups, rows of weights, rows of the step); else as of one row
     float squares[8][PERSISTENT_MOST_ROWS];                 // of the input, by warp
     uint4 input[1];                                         // 8 warps x the most k_quads x 128 lanes' halves; then a factor for each warp, quad and row
     static constexpr u32 BEFORE_INPUT = PERSISTENT_SHARED_ROWS(D, H), INPUT = PERSISTENT_ROWS_INPUT, EXCHANGE = PERSISTENT_ROWS_EXCHANGE;
@@ -66,6 +65,7 @@ struct PersistentTiles {
 template <int D, int H, int ROWS = 1> struct PersistentBlock {
     typedef PersistentShared<D, H, ROWS> Shared;
     static_assert(sizeof(Shared) - sizeof(Shared::input) == Shared::BEFORE_INPUT, "what the host asks for");
+    static_assert(sizeof(Shared::partial) >= 2 * ROWS * 4 * D, "own_vector");
     static constexpr bool SEVERAL = ROWS > 1;
     // Positions up to which one block attends to a KV head of a row, so that nothing has to be joined: a tile or two for each warp (NOTES.md).
     static constexpr u32 ALONE = D == 64 ? 256 : 128;
@@ -78,6 +78,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     u32 full, empty, slot = 0, parity = 0, block, n_blocks, pass_parity = 0, turn, position;
     // What the block attends to: of a row of the step a KV head and one of its splits.
     u32 row = 0, kv_head, split, splits_of_row = 0;
+    u32 sequence = 0, n_before = 0; // the row's, and how many rows of it come before the row in the step
     bool alone; // the first split has all positions
     float inverse_hidden;
     int warp, lane;
@@ -89,7 +90,8 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
         if constexpr (SEVERAL) {
             splits_of_row = min(16u, n_blocks / (a.n_kv_heads * a.n_rows));
             row = block / (splits_of_row * a.n_kv_heads), kv_head = block / splits_of_row % a.n_kv_heads, split = block % splits_of_row;
-            position = row < a.n_rows ? a.position[row] : 0;
+            position = 0;
+            if (row < a.n_rows) position = a.position[row], sequence = a.row_spans[row], n_before = row - a.spans[sequence].first_row;
         } else {
             kv_head = block / a.n_splits, split = block % a.n_splits;
             position = *a.position;
@@ -211,6 +213,15 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     // Whether tiles come through the ring. A warp, which has every eighth of them, must not be more than a turn of the ring ahead of others; and a block that
     // attends alone has few, which its warps read from their pages while they wait for queries.
     INLINE bool streams(u32 tiles_a_slot) const { return !alone && a.n_slots * tiles_a_slot >= 8; }
+    // From here on keys and values are the step's own.
+    INLINE u32 first_own() const { return position - n_before; }
+    // Of the step's own rows of the sequence the key (0) or value (1) of one that the block attends to, as a page has it.
+    INLINE u8 *own_vector(u32 which, u32 own) const { return (u8 *)s.partial + (2 * own + which) * (4 * D); }
+    // Cosines and sines of a row of the sequence, `back` rows before the block's.
+    INLINE float2 *turns_of(u32 back) const {
+        if (!SEVERAL || back == 0) return s.turns[0];
+        return (float2 *)(a.exchange + PERSISTENT_TURNS_AT + block * PERSISTENT_TURNS) + (back - 1) * (3 * D / 2);
+    }
     // The first position that a phase's layer sees.
     template <class P> INLINE u32 first_seen(const P &p) const { return p.window && position + 1 > p.window ? position + 1 - p.window : 0; }
     // None before phases that attention does not follow.
@@ -221,7 +232,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     }
     // Pages: keys of all heads, then values, each (positions, bytes of a vector).
     template <class P> INLINE u32 page_of(const P &p, u32 position) const {
-        return a.page_table[(SEVERAL ? row * a.table_stride : 0) + p.table + (position >> (31 - __clz(a.page_len)))];
+        return a.page_table[(SEVERAL ? sequence * a.table_stride : 0) + p.table + (position >> (31 - __clz(a.page_len)))];
     }
     template <u32 VECTOR, class P> INLINE u8 *vector_of(const P &p, u32 page, u32 position, u32 head) const {
         return p.pages + (u64)page * p.page_bytes + (head * a.page_len + (position & (a.page_len - 1))) * VECTOR;

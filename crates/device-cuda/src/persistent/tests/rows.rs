@@ -26,6 +26,8 @@ fn sizes_are_those_of_the_header() {
         ("EXCHANGE_ROWS_PARTIALS", EXCHANGE_ROWS_PARTIALS),
         ("EXCHANGE_ROWS_SQUARES", EXCHANGE_ROWS_SQUARES),
         ("PERSISTENT_ROWS_EXCHANGE", EXCHANGE_ROWS),
+        ("PERSISTENT_TURNS_AT", TURNS_AT),
+        ("PERSISTENT_TURNS", TURNS),
         ("PERSISTENT_MOST_ROWS", MOST_ROWS),
         ("PERSISTENT_MOST_OWN", MOST_OWN),
         ("PERSISTENT_ROWS_INPUT", ROWS_INPUT),
@@ -67,12 +69,8 @@ fn dense_decoders_have_it_and_its_limits_have_reasons() {
     assert!(none(Profile { rows_positions: 0, ..usual.clone() }));
     let small = Profile { shared_bytes: 140_000, ..usual.clone() };
     assert!(one_row_alone(SMALL, &small, |limits| limits).contains("slots of shared memory"));
-    // A program whose steps have one sequence.
-    for change in [
-        |limits| Limits { max_rows: 1, ..limits },
-        |limits| Limits { max_outputs: 1, ..limits },
-        |limits| Limits { max_spans: 1, ..limits },
-    ] {
+    // A program whose steps have one output.
+    for change in [|limits| Limits { max_rows: 1, ..limits }, |limits| Limits { max_outputs: 1, ..limits }] {
         assert!(one_row_alone(SMALL, &usual, change).contains("no step has several"));
     }
     let plan = plan_of(SMALL);
@@ -81,7 +79,9 @@ fn dense_decoders_have_it_and_its_limits_have_reasons() {
         Persistent::new(&plan, &units, limits, profile).unwrap().several.unwrap()
     };
     let limits = f16(&plan.kv);
-    assert_eq!(of(&Limits { max_spans: 3, ..limits.clone() }, &usual), 3);
+    assert_eq!(of(&Limits { max_outputs: 3, ..limits.clone() }, &usual), 3);
+    // The rows may be of one sequence.
+    assert_eq!(of(&Limits { max_spans: 1, ..limits.clone() }, &usual), 8);
     assert_eq!(of(&limits, &Profile { persistent_rows: 4, ..usual }), 4);
 }
 
@@ -99,7 +99,7 @@ fn it_has_arguments_and_shared_memory_of_its_own() {
     assert_eq!((several.n_phases, several.slot_bytes), (one.n_phases, one.slot_bytes));
     let usual = Profile::hopper().shared_bytes;
     // PERSISTENT_SHARED_ROWS(64, 3), the input, the phases.
-    let rest = 4752 + 20 * 64 + 36 * 3 * 64 + 64 * 3 + 33_024 + 4 * 16_640;
+    let rest = 4752 + 12 * 64 + 36 * 3 * 64 + 64 * 3 + 33_024 + 4 * 16_640;
     let rest = rest + size_of::<PersistentPhase>() as u32 * several.n_phases;
     assert_eq!(shared, several.n_slots * several.slot_bytes + rest);
     assert!(shared <= usual && shared + several.slot_bytes > usual && shared_of_one <= usual);
@@ -197,8 +197,10 @@ fn an_exchange_is_there_only_where_a_plan_has_the_kernel() {
         all.total() - weights.map(|bytes| bytes.next_multiple_of(256)).sum::<usize>()
     };
     assert_eq!(bytes(SMALL, 1), EXCHANGE_BYTES);
-    assert_eq!(bytes(SMALL, 8), EXCHANGE_BYTES + 2 * EXCHANGE_ROWS + 256);
-    assert_eq!(bytes(Decoder { head: BlockType::F16, ..SMALL }, 8), 2 * EXCHANGE_ROWS + 256);
-    assert_eq!(Rows::Several.exchange_bytes(), 2 * EXCHANGE_ROWS + 256);
+    let of_several = Rows::Several.exchange_bytes();
+    assert_eq!(bytes(SMALL, 8), EXCHANGE_BYTES + of_several);
+    assert_eq!(bytes(Decoder { head: BlockType::F16, ..SMALL }, 8), of_several);
+    // Both exchanges, the turn, and of each block three rotations of seven rows of 128 columns.
+    assert_eq!(of_several, 2 * EXCHANGE_ROWS + 256 + MAX_BLOCKS * 7 * 3 * 64 * 8);
     assert_eq!(Rows::One.exchange_bytes(), EXCHANGE_BYTES);
 }
