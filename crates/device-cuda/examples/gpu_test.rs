@@ -87,16 +87,12 @@ fn main() -> ExitCode {
         }
     };
     println!("{}; {}", device.describe(), device.kernels().origin());
-    // Side by side, where they must be compiled: all; those of the persistent kernel, for most of its tests; for a few decoders none, which
-    // compile what they need.
+    // Side by side, where they must be compiled: all of them, or those of the persistent kernel. Tests chosen one by one compile what they
+    // need themselves.
     let architecture = device.context().facts().architecture();
-    let all_are = |is: &dyn Fn(&str) -> bool| !wanted.is_empty() && wanted.iter().all(|name| is(name));
-    let is_few = |name: &str| {
-        ["chains", "long"].contains(&name) || ["decoder ", "general "].iter().any(|of| name.starts_with(of))
-    };
-    let is_of_one_launch = |name: &str| is_few(name) || ["persistent", "general", "mixed"].contains(&name);
-    let (few, only) = (all_are(&is_few), all_are(&is_of_one_launch));
-    let is_needed = |file: &&str| !few && (!only || file.starts_with("persistent/"));
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
+    let persistent = ["persistent", "general", "mixed"].into_iter().any(is_wanted);
+    let is_needed = |file: &&str| wanted.is_empty() || persistent && file.starts_with("persistent/");
     let files = kernels::files(&architecture).filter(is_needed);
     if let Err(error) = device.kernels().prepare(&files.map(str::to_owned).collect()) {
         eprintln!("no tests were run: {error}");
@@ -116,7 +112,6 @@ fn main() -> ExitCode {
             }
         }
     };
-    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
     for kind in selftest::kinds() {
         let name = format!("{kind:?}");
         if is_wanted(&name) {
