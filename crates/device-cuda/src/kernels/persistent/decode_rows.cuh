@@ -1,14 +1,14 @@
-// persistent_decode_rows_<D>_<H>; persistent_decode_rows_q8_0_<D>_<H> over pages of Q8_0, _fp8_ of FP8: tokens of up to 8 sequences of a dense decoder in one
-// launch, a row each. D: head_dim, H: query heads of a KV head. The same table and packed weights as of one row (decode.cuh).
+// persistent_decode_rows_<D>_<H>; persistent_decode_rows_q8_0_<D>_<H> over pages of Q8_0, _fp8_ of FP8: a step of up to 8 rows of a dense decoder in one
+// launch, of as many sequences or fewer. D: head_dim, H: query heads of a KV head. The same table and packed weights as of one row (decode.cuh).
 //
 // Host contract, where it differs from that of one row
 //   rows       1 to PERSISTENT_MOST_ROWS, and no more than n_blocks / n_kv_heads
 //   dynamic shared memory  n_slots * slot_bytes + PERSISTENT_SHARED_ROWS(D, H) + PERSISTENT_ROWS_INPUT * most_quads
 //              + sizeof(PersistentPhase) * n_phases
-//   exchange   2 * PERSISTENT_ROWS_EXCHANGE bytes and the turn
+//   exchange   2 * PERSISTENT_ROWS_EXCHANGE bytes and the turn; from PERSISTENT_TURNS_AT on PERSISTENT_TURNS bytes a block
 //
 // How it works. As for one row, but that products are those of tensor cores (products_rows.cuh), and that blocks share the rows' KV heads:
-// each has one head of one row, and one of its splits.
+// each has one head of one row, and one of its splits. Keys and values of rows before it in the step it receives as its own, from the exchange.
 // Order of accumulation: fixed, whatever other rows there are; but a row's positions are split by how many rows there are.
 #pragma once
 #include "persistent/attention.cuh"
