@@ -119,6 +119,8 @@ int main(int, char **argv) {
     run({128, 32, 8, 64, 0, 0, false, {{2048, 0}}}, true);
     run({128, 32, 8, 64, 0, 0, false, {{512, 7680}}}, true);
     run({256, 8, 4, 64, 0, 0, false, {{2048, 0}}}, true);
+    run({80, 16, 8, 64, 0, 0, false, {{2048, 0}}}, true);
+    run({96, 16, 8, 64, 0, 0, false, {{2048, 0}}}, true);
     printf(failures ? "%d FAILED\n" : "all checks passed\n", failures);
     return failures != 0;
 }

@@ -1,7 +1,7 @@
 //! Products with the matrices of each row's experts.
 
 use super::linear::{
-    MOST_SHARED, Product, STAGED, STAGED_FLOATS, Spread, TAIL_ADD, TAIL_GATE, TAIL_STORE, WARPS,
+    MOST_SHARED, Product, STAGED, STAGED_FLOATS, Spread, TAIL_ADD, TAIL_GATE, TAIL_STORE, WARPS, rows_input,
 };
 use super::primitives::activation;
 use super::{Call, Draft, ONE, blocks, failed};
@@ -141,8 +141,9 @@ impl Draft<'_> {
         let pairs_a_row = if c.cols(p.x) == n_cols { k as u32 } else { 1 };
         let input = InputArguments { pairs, pairs_a_row, k_tiles, row_groups, ..self.input(p)? };
         let grid = Extent::Tiles { rows, k: k as u32, pairs: 1, n_experts: 7 * experts.n as u32 };
-        let call = Call::new("gemm/input.cu", rows, [grid, ONE, ONE], 256, &[]);
-        self.push(Call { name: "rows_input", ..call }, &input);
+        let (name, threads) = rows_input(input.n_cols);
+        let call = Call::new("gemm/input.cu", rows, [grid, ONE, ONE], threads, &[]);
+        self.push(Call { name, ..call }, &input);
         // What a projection left there is gone.
         self.is_tiled = false;
         let arguments = GemmArguments {

@@ -118,6 +118,16 @@ pub(super) struct Product<'a> {
     pub(super) weight_bytes: u64,
 }
 
+/// The kernel that brings rows of so many columns to where products on tensor cores read them, and its threads (gemm/input.cu).
+pub(super) fn rows_input(n_cols: u32) -> (&'static str, u32) {
+    match n_cols {
+        0..=1024 => ("rows_input_1024", 128),
+        ..=2048 => ("rows_input_2048", 256),
+        ..=4096 => ("rows_input_4096", 256),
+        _ => ("rows_input", 256),
+    }
+}
+
 impl Draft<'_> {
     /// A matrix with its bias and, where its product is stored, the place of that.
     pub(super) fn matrix(&self, of: &MatrixOf, store: bool) -> Result<(Stored, MatrixArguments)> {
@@ -337,8 +347,9 @@ impl Draft<'_> {
         let (k_tiles, row_groups) = (pack.k_tiles as u32, max_rows(c.limits, rows).div_ceil(8) as u32);
         if !self.is_tiled {
             let input = InputArguments { k_tiles, row_groups, ..self.input(p)? };
-            let call = Call::new("gemm/input.cu", rows, [each(rows), ONE, ONE], 256, &[]);
-            self.push(Call { name: "rows_input", ..call }, &input);
+            let (name, threads) = rows_input(input.n_cols);
+            let call = Call::new("gemm/input.cu", rows, [each(rows), ONE, ONE], threads, &[]);
+            self.push(Call { name, ..call }, &input);
             self.is_tiled = true;
         }
         let of = |index: usize| p.matrices.get(index).map(|(_, m)| *m).unwrap_or_default();

@@ -13,14 +13,20 @@ template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArgum
     __shared__ float heads[4][32 * MOST];
     // Keys that something is known of; or vectors whose scale is that of their largest number.
     __shared__ float turned[4][Kv::ONE_SCALE ? 32 * MOST : Kv::BYTES ? MOST_BIASED_COLUMNS : 1];
+    __shared__ float2 rotations[16 * MOST]; // of the row's position
     announce();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y;
     const uint index = blockIdx.x * 4 + warp, n_kv = a.pages.n_kv_heads, dim = a.pages.head_dim;
+    const uint position = a.positions[row];
+    if (blockIdx.x * 4 < a.n_q_heads + n_kv) {
+        for (uint pair = threadIdx.x; pair < a.n_dims / 2; pair += 128)
+            rotations[pair] = turn_of(position, a.frequencies[pair], a.scale);
+    }
+    __syncthreads();
     if (index >= a.n_q_heads + 2 * n_kv) return;
     const bool is_q = index < a.n_q_heads, is_k = !is_q && index < a.n_q_heads + n_kv;
     if (!is_q && !is_k && a.pages.values_are_keys) return;
     const uint head = is_q ? index : (index - a.n_q_heads) % n_kv;
-    const uint position = a.positions[row];
     uchar *vector = nullptr;
     if (!is_q) {
         const uint *table = a.pages.tables + ulong(a.row_spans[row]) * a.pages.table_stride;
@@ -34,9 +40,16 @@ template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArgum
     const float *weight = is_q ? a.q_weight : is_k ? a.k_weight : nullptr;
     float *mine = heads[warp];
     float sum = 0.0f;
-    for (uint i = lane; i < dim; i += 32) {
-        mine[i] = x[i];
-        sum = __fmaf_rn(mine[i], mine[i], sum);
+    // Four columns on their way at once: a store to shared memory may be of what is loaded next, as far as the compiler knows.
+    for (uint first = lane; first < dim; first += 128) {
+        float columns[4];
+#pragma unroll
+        for (uint c = 0; c < 4; c++) columns[c] = first + 32 * c < dim ? x[first + 32 * c] : 0.0f;
+#pragma unroll
+        for (uint c = 0; c < 4; c++) {
+            if (first + 32 * c < dim) mine[first + 32 * c] = columns[c];
+            sum = __fmaf_rn(columns[c], columns[c], sum);
+        }
     }
     if (norm) {
         const float eps = is_q ? a.q_eps : is_k ? a.k_eps : a.v_eps;
@@ -50,11 +63,12 @@ template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArgum
     const bool turns = a.n_dims > 0 && (is_q || (is_k && a.k_turns != 0));
     const uint n_dims = turns ? a.n_dims : 0;
     const auto at = [&](uint i) { return mine[i]; };
+    const auto turn = [&](uint pair) { return rotations[pair]; };
     const uint *known = Kv::BYTES && is_k ? a.pages.known : nullptr;
     float *out = is_q ? a.q_out : is_k ? a.k_out : nullptr;
     if (out != nullptr) out += (ulong(row) * n_heads + head) * dim;
     for (uint i = lane; i < dim; i += 32) {
-        const float value = rotated(at, i, n_dims, a.interleaved != 0, a.scale, a.frequencies, position);
+        const float value = rotated(at, i, n_dims, a.interleaved != 0, turn);
         if (out != nullptr) out[i] = value;
         if constexpr (!Kv::ONE_SCALE) {
             if (vector != nullptr && known == nullptr) Kv::store(vector, dim, i, value);

@@ -17,7 +17,8 @@ KERNEL(128) rope(const __grid_constant__ RopeArguments a) {
     __syncwarp();
     const uint position = a.positions[row];
     const auto column = [&](uint i) { return mine[i]; };
+    const auto turn = [&](uint pair) { return turn_of(position, a.frequencies[pair], a.scale); };
     for (uint i = lane; i < a.head_dim; i += 32) {
-        a.out[at + i] = rotated(column, i, a.n_dims, a.interleaved != 0, a.scale, a.frequencies, position);
+        a.out[at + i] = rotated(column, i, a.n_dims, a.interleaved != 0, turn);
     }
 }

@@ -2,19 +2,22 @@
 #pragma once
 #include "common.cuh"
 
-// Column `i` of a head that `at` reads, after the rotation. `frequencies` has n_dims / 2 radians a position.
-template <class At>
-__device__ __forceinline__ float rotated(const At &at, uint i, uint n_dims, bool interleaved, float scale,
-                                         const float *frequencies, uint position) {
+// Cosine and sine of a pair of columns, times `scale`; `frequency` is in radians a position. The angle is rounded to f32 once; its sine and
+// cosine are those of the whole angle.
+__device__ __forceinline__ float2 turn_of(uint position, float frequency, float scale) {
+    float sine, cosine;
+    sincosf(float(position) * frequency, &sine, &cosine);
+    return make_float2(cosine * scale, sine * scale);
+}
+
+// Column `i` of a head that `at` reads, after the rotation. `turn` gives the cosine and the sine of each of n_dims / 2 pairs.
+template <class At, class Turn>
+__device__ __forceinline__ float rotated(const At &at, uint i, uint n_dims, bool interleaved, const Turn &turn) {
     if (i >= n_dims) return at(i);
     const uint half = n_dims / 2;
-    const uint pair = interleaved ? i / 2 : i % half;
     const bool second = interleaved ? (i & 1) != 0 : i >= half;
+    const uint pair = interleaved ? i / 2 : second ? i - half : i;
     const uint other = interleaved ? i ^ 1 : (second ? i - half : i + half);
-    float sine, cosine;
-    // The angle is rounded to f32 once; its sine and cosine are those of the whole angle.
-    sincosf(float(position) * frequencies[pair], &sine, &cosine);
-    sine *= scale;
-    cosine *= scale;
-    return second ? at(i) * cosine + at(other) * sine : at(i) * cosine - at(other) * sine;
+    const float2 by = turn(pair);
+    return second ? at(i) * by.x + at(other) * by.y : at(i) * by.x - at(other) * by.y;
 }

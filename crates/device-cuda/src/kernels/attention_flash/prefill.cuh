@@ -1,4 +1,5 @@
-// attention_flash<D, KIND>: attention of many rows over F16, Q8_0 or FP8 pages by tiles, tensor cores (mma.m16n8k16, sm_80 and later).
+// attention_flash<D, KIND>: attention of many rows over F16, Q8_0 or FP8 pages by tiles, on tensor cores: wgmma on sm_90a for heads of 128 columns, else
+// mma.m16n8k16 (sm_80 and later).
 //
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
@@ -10,7 +11,7 @@
 //   dynamic shared memory  the constant attention_flash_shared_<D>
 //   layout     q, out (n_rows, n_heads * D) f32; K and V as pages.cuh has them. A vector starts at a multiple of 16 bytes
 //
-// A block has 64 rows of one span and one query head, a warp 16 of the rows; up to three blocks share a multiprocessor. Keys and values come TILE positions at a time by
+// A block has 64 rows of one span and one query head, a warp 16 of the rows; two or three blocks share a multiprocessor. Keys and values come TILE positions at a time by
 // cp.async, double buffered: of K for the next tile while this tile's values are used, and so on. Scores, sums and the softmax are
 // f32; q, k, v and the weights are f16 (q clamped to 65504). Tiles with the most positions start first.
 //
@@ -20,6 +21,12 @@
 #pragma once
 #include "e4m3.cuh"
 #include "gemm/ptx.h"
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#include "gemm/wgmma.h"
+#define FLASH_WGMMA true
+#else
+#define FLASH_WGMMA false
+#endif
 #include "step.h"
 #include "linear/arguments.h"
 #include "arguments.h"
@@ -35,6 +42,13 @@ template <int D> struct FlashShape {
     // Queries that go to registers lie where the second tile of values comes later.
     static constexpr int Q_AT = Q_IN_REGISTERS && Q <= KV ? 3 * KV : 4 * KV;
     static constexpr int SHARED = Q_AT == 3 * KV ? 4 * KV : 4 * KV + Q;
+    // Products by wgmma: the block's 64 rows are those of one instruction. Heads of 64 columns have not been right on a GPU so far (NOTES.md).
+    static constexpr bool WGMMA = FLASH_WGMMA && D == 128;
+    // Where a tile has 8 columns, the c-th, of a position. For wgmma 64 columns of all positions lie together, 128 bytes each, whose 16 are swizzled.
+    static INLINE u32 at(u32 position, u32 c) {
+        if constexpr (WGMMA) return c / 8 * (TILE * 128) + position * 128 + ((c ^ position) & 7) * 16;
+        return position * STRIDE + c * 16;
+    }
 };
 
 // A signed byte of a word, as f32.
@@ -48,7 +62,7 @@ enum FlashPages { FLASH_F16, FLASH_Q8_0, FLASH_FP8 };
 template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArguments &a) {
     typedef FlashShape<D> Shape;
     constexpr int TILE = Shape::TILE, STRIDE = Shape::STRIDE, CHUNKS = D / 8;
-    extern __shared__ __align__(128) u8 flash_shared[];
+    extern __shared__ __align__(1024) u8 flash_shared[];
     const u32 base = shared_address(flash_shared);
     const u32 q_at = base + Shape::Q_AT;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -120,7 +134,7 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
                 u32 halves[4];
 #pragma unroll
                 for (int h = 0; h < 4; h++) halves[h] = half2_mul(halves_of_e4m3(words[h / 2], h & 1), scale);
-                *(uint4 *)(flash_shared + (to - base) + r * STRIDE + c * 16) = make_uint4(halves[0], halves[1], halves[2], halves[3]);
+                *(uint4 *)(flash_shared + (to - base) + Shape::at(r, c)) = make_uint4(halves[0], halves[1], halves[2], halves[3]);
             } else if constexpr (KIND == FLASH_Q8_0) {
                 u32 words[2] = {0, 0};
                 float scale = 0.0f;
@@ -134,9 +148,9 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
                     const u32 word = words[h / 2];
                     halves[h] = pack_half2_clamped(scale * flash_byte(word, 2 * (h & 1)), scale * flash_byte(word, 2 * (h & 1) + 1));
                 }
-                *(uint4 *)(flash_shared + (to - base) + r * STRIDE + c * 16) = make_uint4(halves[0], halves[1], halves[2], halves[3]);
+                *(uint4 *)(flash_shared + (to - base) + Shape::at(r, c)) = make_uint4(halves[0], halves[1], halves[2], halves[3]);
             } else {
-                copy_16(to + r * STRIDE + c * 16, inside ? from + c * 16 : a.pages.pool, inside);
+                copy_16(to + Shape::at(r, c), inside ? from + c * 16 : a.pages.pool, inside);
             }
         }
     };
@@ -167,9 +181,9 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
         for (int s = 0; s < D / 16; s++) load_matrices(q[s], q_row + s * 32);
     }
 
-    float out[D / 8][4];
+    float out[D / 2]; // of each 8 columns two of both rows
 #pragma unroll
-    for (int i = 0; i < D / 8; i++) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0;
+    for (int i = 0; i < D / 2; i++) out[i] = 0;
     float most[2] = {-1e30f, -1e30f}, total[2] = {0, 0};
     const float LOG2E = 1.4426950408889634f;
     const u32 position_0 = span_position + row_0 + warp * 16 + g; // of the lane's rows g, g + 8
@@ -182,30 +196,41 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
     for (u32 index = 0; index < n_tiles; index++) {
         const u32 next_pages = index + 1 < n_tiles ? look_up(index + 1) : 0;
         copy_wait<1>();
+        if constexpr (Shape::WGMMA) wgmma_written();
         __syncthreads(); // the keys of this tile are there, the other buffer is free
         if (index + 1 < n_tiles) load(index + 1, next_pages, false);
         copy_commit();
         const u32 position = (tile_0 + index) * TILE;
-        const bool needed = !idle && position < warp_end && position + TILE > warp_first;
-        float score[TILE / 8][4];
+        // The warps of an instruction go together.
+        const bool needed = Shape::WGMMA || (!idle && position < warp_end && position + TILE > warp_first);
+        float score[TILE / 2];
         u32 weight[TILE / 16][4];
         if (needed) {
             const u32 keys = base + (index & 1) * 2 * Shape::KV;
+            if constexpr (Shape::WGMMA) {
+                wgmma_fence();
 #pragma unroll
-            for (int n = 0; n < TILE / 8; n++) score[n][0] = score[n][1] = score[n][2] = score[n][3] = 0;
-            // Matrices: positions 0..7 by columns 0..7 and 8..15, positions 8..15 likewise.
-            const u32 key = keys + ((lane & 7) + (lane >> 4) * 8) * STRIDE + ((lane >> 3) & 1) * 16;
+                for (int s = 0; s < D / 16; s++) Wgmma<TILE>::template multiply<0>(score, q[s], wgmma_operand(keys + s / 4 * (TILE * 128)) + 2 * (s % 4), s > 0);
+                wgmma_commit();
+                wgmma_wait<0>();
+                wgmma_settle(score);
+            } else {
 #pragma unroll
-            for (int s = 0; s < D / 16; s++) {
-                u32 fresh[4];
-                if constexpr (!Shape::Q_IN_REGISTERS) load_matrices(fresh, q_row + s * 32);
-                const u32 *qs = Shape::Q_IN_REGISTERS ? q[Shape::Q_IN_REGISTERS ? s : 0] : fresh;
+                for (int n = 0; n < TILE / 8; n++) score[4 * n] = score[4 * n + 1] = score[4 * n + 2] = score[4 * n + 3] = 0;
+                // Matrices: positions 0..7 by columns 0..7 and 8..15, positions 8..15 likewise.
+                const u32 key = keys + ((lane & 7) + (lane >> 4) * 8) * STRIDE + ((lane >> 3) & 1) * 16;
 #pragma unroll
-                for (int n = 0; n < TILE / 8; n += 2) {
-                    u32 k[4];
-                    load_matrices(k, key + n * 8 * STRIDE + s * 32);
-                    mma_16x8x16(score[n], qs, k[0], k[1]);
-                    mma_16x8x16(score[n + 1], qs, k[2], k[3]);
+                for (int s = 0; s < D / 16; s++) {
+                    u32 fresh[4];
+                    if constexpr (!Shape::Q_IN_REGISTERS) load_matrices(fresh, q_row + s * 32);
+                    const u32 *qs = Shape::Q_IN_REGISTERS ? q[Shape::Q_IN_REGISTERS ? s : 0] : fresh;
+#pragma unroll
+                    for (int n = 0; n < TILE / 8; n += 2) {
+                        u32 k[4];
+                        load_matrices(k, key + n * 8 * STRIDE + s * 32);
+                        mma_16x8x16(score + 4 * n, qs, k[0], k[1]);
+                        mma_16x8x16(score + 4 * n + 4, qs, k[2], k[3]);
+                    }
                 }
             }
             const bool inner = a.n_states ? position + TILE <= end
@@ -219,7 +244,7 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
                 for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        score[n][e] = 1.0f - 2.0f * reciprocal_fast(exp2_fast(inner_factor * score[n][e]) + 1.0f);
+                        score[4 * n + e] = 1.0f - 2.0f * reciprocal_fast(exp2_fast(inner_factor * score[4 * n + e]) + 1.0f);
             }
             if (!inner) {
 #pragma unroll
@@ -228,14 +253,14 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
                     for (int e = 0; e < 4; e++) {
                         const u32 p = position + n * 8 + 2 * t + (e & 1), own = position_0 + 8 * (e >> 1);
                         const bool seen = p < (a.n_states || a.both_ways ? end : own + 1) && (a.n_states || !a.window || p + a.window > own);
-                        if (!seen) score[n][e] = -__int_as_float(0x7f800000);
+                        if (!seen) score[4 * n + e] = -__int_as_float(0x7f800000);
                     }
             }
             float high[2] = {-__int_as_float(0x7f800000), -__int_as_float(0x7f800000)};
 #pragma unroll
             for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) high[e >> 1] = fmaxf(high[e >> 1], score[n][e]);
+                for (int e = 0; e < 4; e++) high[e >> 1] = fmaxf(high[e >> 1], score[4 * n + e]);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 high[h] = fmaxf(high[h], __shfl_xor_sync(~0u, high[h], 1));
@@ -245,25 +270,34 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
                 most[h] = high[h];
                 total[h] *= factor;
 #pragma unroll
-                for (int i = 0; i < D / 8; i++) out[i][2 * h] *= factor, out[i][2 * h + 1] *= factor;
+                for (int i = 0; i < D / 8; i++) out[4 * i + 2 * h] *= factor, out[4 * i + 2 * h + 1] *= factor;
             }
 #pragma unroll
             for (int n = 0; n < TILE / 8; n++) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    score[n][e] = exp2_fast(fmaf(score[n][e], factor_log2, -most[e >> 1]));
-                    total[e >> 1] += score[n][e];
+                    score[4 * n + e] = exp2_fast(fmaf(score[4 * n + e], factor_log2, -most[e >> 1]));
+                    total[e >> 1] += score[4 * n + e];
                 }
-                weight[n / 2][(n & 1) * 2] = pack_half2(score[n][0], score[n][1]);
-                weight[n / 2][(n & 1) * 2 + 1] = pack_half2(score[n][2], score[n][3]);
+                weight[n / 2][(n & 1) * 2] = pack_half2(score[4 * n], score[4 * n + 1]);
+                weight[n / 2][(n & 1) * 2 + 1] = pack_half2(score[4 * n + 2], score[4 * n + 3]);
             }
         }
         copy_wait<1>();
+        if constexpr (Shape::WGMMA) wgmma_written();
         __syncthreads(); // the values of this tile are there
         if (index + 1 < n_tiles) load(index + 1, next_pages, true);
         copy_commit();
-        if (needed) {
-            const u32 values = base + ((index & 1) * 2 + 1) * Shape::KV;
+        const u32 values = base + ((index & 1) * 2 + 1) * Shape::KV;
+        if constexpr (Shape::WGMMA) {
+            wgmma_fence();
+#pragma unroll
+            for (int s = 0; s < TILE / 16; s++) Wgmma<D>::template multiply<1>(out, weight[s], wgmma_transposed(values + s * 2048, TILE * 128), 1);
+            wgmma_commit();
+            // Not on into the next turn of the loop: the compiler (12.9) gave registers away there that an operand was still read from.
+            wgmma_wait<0>();
+            wgmma_settle(out);
+        } else if (needed) {
             // Matrices: positions 0..7, 8..15 by columns 0..7, then columns 8..15; transposed while they are loaded.
             const u32 value = values + (lane & 15) * STRIDE + (lane >> 4) * 16;
 #pragma unroll
@@ -272,8 +306,8 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
                 for (int i = 0; i < D / 8; i += 2) {
                     u32 v[4];
                     load_matrices_transposed(v, value + s * 16 * STRIDE + i * 16);
-                    mma_16x8x16(out[i], weight[s], v[0], v[1]);
-                    mma_16x8x16(out[i + 1], weight[s], v[2], v[3]);
+                    mma_16x8x16(out + 4 * i, weight[s], v[0], v[1]);
+                    mma_16x8x16(out + 4 * i + 4, weight[s], v[2], v[3]);
                 }
         }
     }
@@ -293,7 +327,7 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
         const float inverse = factor / total[h];
         float *o = a.out + ((u64)(span_first + row_0 + row) * a.n_heads + head) * D + 2 * t;
 #pragma unroll
-        for (int i = 0; i < D / 8; i++) *(float2 *)(o + 8 * i) = make_float2(out[i][2 * h] * inverse, out[i][2 * h + 1] * inverse);
+        for (int i = 0; i < D / 8; i++) *(float2 *)(o + 8 * i) = make_float2(out[4 * i + 2 * h] * inverse, out[4 * i + 2 * h + 1] * inverse);
     }
 }
 

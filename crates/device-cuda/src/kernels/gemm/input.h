@@ -7,8 +7,8 @@
 //
 // Host contract
 //   parameter  InputArguments; x 16-byte aligned
-//   threads    256; grid (n_rows): one row a block
-// Bytes: each input once from memory (columns past 8,192 once more from L1); 2 a value written, in lines of 128 bytes.
+//   threads    THREADS; grid (n_rows): one row a block
+// Bytes: each input once from memory (columns past 8 THREADS KEPT once more from L1); 2 a value written, in lines of 128 bytes.
 // Order of accumulation of the squares: thread t sums its columns ascending, then a tree over threads.
 #pragma once
 #include "gemm/epilogue.h"
@@ -25,25 +25,23 @@ INLINE void load_8(const float *x, u32 c, u32 n_cols, float (&v)[8]) {
     for (int i = 0; i < 8; i++) v[i] = c + i < n_cols ? x[c + i] : 0.0f;
 }
 
-// Groups of 8 columns that a thread keeps: 8,192 columns of a row. Longer rows are read twice.
-#define INPUT_KEPT 4
-
-INLINE void write_input(const InputArguments &a) {
-    __shared__ float squares[8], largest[8];
+// KEPT: groups of 8 columns that a thread keeps in registers. Longer rows are read twice.
+template <int THREADS, int KEPT> INLINE void write_input(const InputArguments &a) {
+    __shared__ float squares[THREADS / 32], largest[THREADS / 32];
     const u32 row = blockIdx.x, n_chunks = a.k_tiles * 8, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     // What no kernel writes may be on its way before the rows are there.
     dependency_launch();
     const bool weighted = a.has_norm && a.weight;
-    float kept[INPUT_KEPT][8], weights[INPUT_KEPT][8];
+    float kept[KEPT][8], weights[KEPT][8];
 #pragma unroll
-    for (int i = 0; i < INPUT_KEPT; i++) {
-        const u32 c = (i * 256 + threadIdx.x) * 8;
+    for (int i = 0; i < KEPT; i++) {
+        const u32 c = (i * THREADS + threadIdx.x) * 8;
         if (weighted && c < a.n_cols) load_8(a.weight, c, a.n_cols, weights[i]);
     }
     dependency_wait();
     const u32 pair = a.pairs ? a.pairs[row] : row;
     if (pair == NO_ROW) { // of an expert's last 8 rows, or of none
-        for (u32 chunk = threadIdx.x; chunk < n_chunks; chunk += 256)
+        for (u32 chunk = threadIdx.x; chunk < n_chunks; chunk += THREADS)
             *(uint4 *)(a.out + tiled_chunk(chunk, row, a.row_groups)) = make_uint4(0, 0, 0, 0);
         if (a.scales && threadIdx.x == 0) a.scales[row] = 0.0f;
         return;
@@ -66,16 +64,16 @@ INLINE void write_input(const InputArguments &a) {
         take(v, w);
     };
 #pragma unroll
-    for (int i = 0; i < INPUT_KEPT; i++) {
-        const u32 c = (i * 256 + threadIdx.x) * 8;
+    for (int i = 0; i < KEPT; i++) {
+        const u32 c = (i * THREADS + threadIdx.x) * 8;
         if (c < a.n_cols) load_8(x, c, a.n_cols, kept[i]);
         else
             for (int e = 0; e < 8; e++) kept[i][e] = weights[i][e] = 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < INPUT_KEPT; i++) take(kept[i], weights[i]);
+    for (int i = 0; i < KEPT; i++) take(kept[i], weights[i]);
     if (a.has_norm || a.scales) {
-        for (u32 chunk = INPUT_KEPT * 256 + threadIdx.x; chunk * 8 < a.n_cols; chunk += 256) {
+        for (u32 chunk = KEPT * THREADS + threadIdx.x; chunk * 8 < a.n_cols; chunk += THREADS) {
             float v[8];
             load(chunk, v);
         }
@@ -88,7 +86,7 @@ INLINE void write_input(const InputArguments &a) {
         __syncthreads();
         sum = 0.0f, most = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum += squares[i], most = fmaxf(most, largest[i]);
+        for (int i = 0; i < THREADS / 32; i++) sum += squares[i], most = fmaxf(most, largest[i]);
         if (a.has_norm) by = rsqrtf(sum / (float)a.n_cols + a.eps);
         if (a.scales) {
             // 2^exponent <= most; NaN and infinity stay what they are in the halves.
@@ -104,9 +102,9 @@ INLINE void write_input(const InputArguments &a) {
                        pack_half2(v[6] * by, v[7] * by));
     };
 #pragma unroll
-    for (int i = 0; i < INPUT_KEPT; i++)
-        if (i * 256 + threadIdx.x < n_chunks) store(i * 256 + threadIdx.x, kept[i]);
-    for (u32 chunk = INPUT_KEPT * 256 + threadIdx.x; chunk < n_chunks; chunk += 256) {
+    for (int i = 0; i < KEPT; i++)
+        if (i * THREADS + threadIdx.x < n_chunks) store(i * THREADS + threadIdx.x, kept[i]);
+    for (u32 chunk = KEPT * THREADS + threadIdx.x; chunk < n_chunks; chunk += THREADS) {
         float v[8];
         load(chunk, v);
         store(chunk, v);
