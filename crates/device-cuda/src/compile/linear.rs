@@ -122,8 +122,8 @@ pub(super) struct Product<'a> {
 pub(super) fn rows_input(n_cols: u32) -> (&'static str, u32) {
     match n_cols {
         0..=1024 => ("rows_input_1024", 128),
-        ..=2048 => ("rows_input_2048", 256),
-        ..=4096 => ("rows_input_4096", 256),
+        1025..=2048 => ("rows_input_2048", 256),
+        2049..=4096 => ("rows_input_4096", 256),
         _ => ("rows_input", 256),
     }
 }
