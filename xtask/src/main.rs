@@ -23,7 +23,8 @@ usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
   test    everything that `cargo test --workspace` runs, after installing what is missing (clang
           with its sanitizers, pip), or saying what to install
   full    `test`, the tests marked #[ignore] because they take long, more cases of every property
-          test, registers of CUDA's kernels, Arm's kernels under qemu, lints and the binary for Macs
+          test, registers of CUDA's kernels and some of these kernels executed on the CPU, Arm's
+          kernels under qemu, and the binary for Macs
   cuda-kernels
           compiles the CUDA device's kernels into the archive that the next build puts into the binary
           (with --check only compares registers and spills with what is recorded); needs pip, no GPU

@@ -27,8 +27,8 @@ const QUICK: &[&str] = &[
 /// (`device_testing::cases`).
 const FULL_CASES: &str = "4096";
 
-/// The architecture for which registers and spills of CUDA's kernels are recorded.
-const RECORDED: &str = "sm_90a";
+/// The architectures for which registers and spills of CUDA's kernels are recorded: Hopper, which has kernels of its own, and one that has not.
+const RECORDED: [&str; 2] = ["sm_80", "sm_90a"];
 
 /// The tests of the CPU device with the checks for overflows that its profile leaves out.
 const CHECKED: &[&str] = &[
@@ -68,9 +68,11 @@ pub fn full() -> Result<(), String> {
     let environment = [compilation(), &[("PROPTEST_CASES", FULL_CASES)]].concat();
     lanes::run(jobs, &logs(), &environment, Cores::All)?;
     run(cargo(CHECKED).envs(compilation().iter().copied()))?;
-    crate::cuda::kernels(&["--check", RECORDED].map(str::to_owned))?;
+    let [older, hopper] = RECORDED;
+    crate::cuda::kernels(&["--check", older, hopper].map(str::to_owned))?;
     // These scripts are written for x86-64 Linux, where `setup` has made sure of clang.
     if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        run(&mut Command::new("crates/device-cuda/bench/emulate/run.sh"))?;
         run(&mut Command::new("scripts/neon-under-qemu"))?;
         run(Command::new("rustup").args(["target", "add", "aarch64-apple-darwin"]))?;
         run(&mut Command::new(".ci/link-darwin"))?;

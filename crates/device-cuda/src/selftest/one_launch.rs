@@ -41,8 +41,8 @@ impl Pair {
     }
 }
 
-/// Steps of one row, of one row of each of several sequences, and of several rows of one, at positions beyond those that the interpreter reaches in a test: in one launch,
-/// and on `plain`, which launches every unit. Gives the number of steps.
+/// Steps of one row, of one row of each of several sequences, and of several rows of one, at positions beyond those that the interpreter
+/// reaches in a test: in one launch, and on `plain`, which launches every unit. Gives the number of steps.
 ///
 /// # Errors
 /// Where they differ, or an error of the device.

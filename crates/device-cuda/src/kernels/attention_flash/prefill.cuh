@@ -20,9 +20,8 @@
 // Measured: NOTES.md.
 #pragma once
 #include "e4m3.cuh"
-#include "gemm/ptx.h"
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #include "gemm/wgmma.h"
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define FLASH_WGMMA true
 #else
 #define FLASH_WGMMA false
@@ -44,7 +43,8 @@ template <int D> struct FlashShape {
     static constexpr int SHARED = Q_AT == 3 * KV ? 4 * KV : 4 * KV + Q;
     // Products by wgmma: the block's 64 rows are those of one instruction. Heads of 64 columns have not been right on a GPU so far (NOTES.md).
     static constexpr bool WGMMA = FLASH_WGMMA && D == 128;
-    // Where a tile has 8 columns, the c-th, of a position. For wgmma 64 columns of all positions lie together, 128 bytes each, whose 16 are swizzled.
+    // Where a tile has 8 columns, the c-th, of a position. For wgmma 64 columns of all positions lie together, 128 bytes a position, whose
+    // eight pieces of 16 bytes are swizzled.
     static INLINE u32 at(u32 position, u32 c) {
         if constexpr (WGMMA) return c / 8 * (TILE * 128) + position * 128 + ((c ^ position) & 7) * 16;
         return position * STRIDE + c * 16;
