@@ -27,7 +27,7 @@ const QUICK: &[&str] = &[
 /// (`device_testing::cases`).
 const FULL_CASES: &str = "4096";
 
-/// The architectures for which registers and spills of CUDA's kernels are recorded: Hopper, which has kernels of its own, and one that has not.
+/// The architectures for which registers and spills of CUDA's kernels are recorded: one without kernels of its own, and Hopper.
 const RECORDED: [&str; 2] = ["sm_80", "sm_90a"];
 
 /// The tests of the CPU device with the checks for overflows that its profile leaves out.

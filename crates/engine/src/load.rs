@@ -24,7 +24,8 @@ pub const DEFAULT_TOKEN_LATENCY: Duration = Duration::from_millis(200);
 /// States of recurrent layers for each sequence: what it has, what its steps in flight write, and snapshots of prompts.
 const STATES_OF_SEQUENCE: usize = 8;
 
-/// Guesses of a sequence in a step if nothing else is asked for: with the token before them they fill what devices have kernels for, eight rows.
+/// The most guesses of a sequence in a step, unless another number is asked for. With the token before them they are eight rows, for which
+/// devices have kernels; a ninth row would take slower ones.
 pub const DEFAULT_DRAFT: usize = 7;
 
 /// Where the tokenizer comes from.

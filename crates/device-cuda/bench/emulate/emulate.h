@@ -159,7 +159,7 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     return result;
 }
 
-// ---- cp.async: a copy happens when it is asked for, or as late as a thread waits for it
+// ---- cp.async: a copy is done when it is issued, or only when its thread waits for it
 
 struct Copy16 {
     unsigned to;

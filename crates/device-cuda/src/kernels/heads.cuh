@@ -40,7 +40,7 @@ template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArgum
     const float *weight = is_q ? a.q_weight : is_k ? a.k_weight : nullptr;
     float *mine = heads[warp];
     float sum = 0.0f;
-    // Four columns on their way at once: a store to shared memory may be of what is loaded next, as far as the compiler knows.
+    // Four columns are loaded before any is stored: the compiler does not move a load above a store, which might write what is loaded.
     for (uint first = lane; first < dim; first += 128) {
         float columns[4];
 #pragma unroll

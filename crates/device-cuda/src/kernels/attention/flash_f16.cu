@@ -3,9 +3,9 @@
 #if __CUDA_ARCH__ >= 800
 #include "attention_flash/prefill.cuh"
 
-FLASH(flash_f16, FLASH_F16, 64, 36864, 3)
-FLASH(flash_f16, FLASH_F16, 80, 45056, 3)
-FLASH(flash_f16, FLASH_F16, 96, 53248, 3)
-FLASH(flash_f16, FLASH_F16, 128, 69632, FLASH_WGMMA ? 2 : 3)
-FLASH(flash_f16, FLASH_F16, 256, 101376, 2)
+FLASH(flash_f16, FLASH_F16, 64, 36864)
+FLASH(flash_f16, FLASH_F16, 80, 45056)
+FLASH(flash_f16, FLASH_F16, 96, 53248)
+FLASH(flash_f16, FLASH_F16, 128, 69632)
+FLASH(flash_f16, FLASH_F16, 256, 101376)
 #endif

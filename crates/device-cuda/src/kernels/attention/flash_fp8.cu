@@ -3,7 +3,7 @@
 #if __CUDA_ARCH__ >= 800
 #include "attention_flash/prefill.cuh"
 
-FLASH(flash_fp8, FLASH_FP8, 64, 36864, 3)
-FLASH(flash_fp8, FLASH_FP8, 128, 69632, FLASH_WGMMA ? 2 : 3)
-FLASH(flash_fp8, FLASH_FP8, 256, 101376, 2)
+FLASH(flash_fp8, FLASH_FP8, 64, 36864)
+FLASH(flash_fp8, FLASH_FP8, 128, 69632)
+FLASH(flash_fp8, FLASH_FP8, 256, 101376)
 #endif

@@ -3,7 +3,7 @@
 #if __CUDA_ARCH__ >= 800
 #include "attention_flash/prefill.cuh"
 
-FLASH(flash_q8_0, FLASH_Q8_0, 64, 36864, 3)
-FLASH(flash_q8_0, FLASH_Q8_0, 128, 69632, FLASH_WGMMA ? 2 : 3)
-FLASH(flash_q8_0, FLASH_Q8_0, 256, 101376, 2)
+FLASH(flash_q8_0, FLASH_Q8_0, 64, 36864)
+FLASH(flash_q8_0, FLASH_Q8_0, 128, 69632)
+FLASH(flash_q8_0, FLASH_Q8_0, 256, 101376)
 #endif

@@ -43,6 +43,8 @@ template <int D> struct FlashShape {
     static constexpr int SHARED = Q_AT == 3 * KV ? 4 * KV : 4 * KV + Q;
     // Products by wgmma: the block's 64 rows are those of one instruction. Heads of 64 columns have not been right on a GPU so far (NOTES.md).
     static constexpr bool WGMMA = FLASH_WGMMA && D == 128;
+    // That share a multiprocessor: with three there are too few registers for wgmma, and for more than 128 columns.
+    static constexpr int BLOCKS = WGMMA || D > 128 ? 2 : 3;
     // Where a tile has 8 columns, the c-th, of a position. For wgmma 64 columns of all positions lie together, 128 bytes a position, whose
     // eight pieces of 16 bytes are swizzled.
     static INLINE u32 at(u32 position, u32 c) {
@@ -210,7 +212,7 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
             if constexpr (Shape::WGMMA) {
                 wgmma_fence();
 #pragma unroll
-                for (int s = 0; s < D / 16; s++) Wgmma<TILE>::template multiply<0>(score, q[s], wgmma_operand(keys + s / 4 * (TILE * 128)) + 2 * (s % 4), s > 0);
+                for (int s = 0; s < D / 16; s++) Wgmma<TILE>::multiply(score, q[s], wgmma_operand(keys + s / 4 * (TILE * 128)) + 2 * (s % 4), s > 0);
                 wgmma_commit();
                 wgmma_wait<0>();
                 wgmma_settle(score);
@@ -332,9 +334,9 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
 }
 
 // The kernel NAME_D. The host knows the bytes of shared memory that each needs (compile/attention.rs).
-#define FLASH(NAME, PAGES, D, SHARED_BYTES, BLOCKS)                                                                       \
+#define FLASH(NAME, PAGES, D, SHARED_BYTES)                                                                       \
     static_assert(FlashShape<D>::SHARED == SHARED_BYTES, "shared memory");                                                \
-    extern "C" __global__ void __launch_bounds__(128, BLOCKS) NAME##_##D(const __grid_constant__ AttentionArguments a) { \
+    extern "C" __global__ void __launch_bounds__(128, FlashShape<D>::BLOCKS) NAME##_##D(const __grid_constant__ AttentionArguments a) { \
         begin();                                                                                                          \
         attention_flash<D, PAGES>(a);                                                                                     \
     }

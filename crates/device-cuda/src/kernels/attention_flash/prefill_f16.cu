@@ -4,7 +4,7 @@
 
 #define ATTENTION_FLASH(D)                                                                                       \
     extern "C" __constant__ int attention_flash_shared_##D = FlashShape<D>::SHARED;                              \
-    extern "C" __global__ void __launch_bounds__(128, D == 128 && FLASH_WGMMA ? 2 : D <= 128 ? 3 : 2) attention_flash_f16_##D(const __grid_constant__ AttentionArguments a) { \
+    extern "C" __global__ void __launch_bounds__(128, FlashShape<D>::BLOCKS) attention_flash_f16_##D(const __grid_constant__ AttentionArguments a) { \
         attention_flash<D, FLASH_F16>(a);                                                                                   \
     }
 

@@ -74,7 +74,8 @@
 #define EXCHANGE_ROWS_SQUARES 2490368 // words: (2, 8, 256)
 #define EXCHANGE_ROWS_BEST 2506752    // 64-bit words: (8, 256)
 #define PERSISTENT_ROWS_EXCHANGE 2523136
-// After both and the turn, from there on, of each block: cosines and sines of up to 7 rows of its sequence before its own, as of its own in shared memory.
+// Behind both exchanges and the turn each block has room for cosines and sines of the up to 7 rows of its sequence that come before its own
+// row in the step. Those of its own row are in shared memory.
 #define PERSISTENT_TURNS_AT 5046528
 #define PERSISTENT_TURNS 10752
 

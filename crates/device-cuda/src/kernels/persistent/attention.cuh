@@ -213,8 +213,8 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
     }
     // Whether the block attends to a tile.
     INLINE bool has_tile(u32 tile) const { return alone || tile % n_splits() == split; }
-    // 128 words from `at` on of what the block attends with, to where its warps find it: queries, key and value of its row, then keys and values of the rows before
-    // it; with `first_back` those from so many rows before on alone.
+    // A warp's 128 words of what the block attends with, from the `at`-th of `words` on, into shared memory. First come the queries of its row, then key and
+    // value of each of the step's own rows that it needs, backwards, from `first_back` rows before its own.
     template <class P> INLINE void receive(const P &p, u32 tag, u32 at, u32 words, u32 first_back) const {
         const u32 word = at + 4 * lane, column = word % D, n = word / D;
         const bool is_q = n < H;
@@ -308,8 +308,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         if (busy) take(x, p, tiles, k, first);
         barrier(6, 288);
         pause_cycles(a.poll_delay);
-        // Of the step's own rows of the sequence those whose tiles the block has, by how many rows they come before the block's: a step's few rows are in its last
-        // two tiles.
+        // Which of the step's own rows the block needs, by how many rows they come before its own: those in tiles that it has. So few rows are in the last two tiles.
         const u32 n_last = min(position % TILE, this->n_before) + 1;
         const u32 first_back = has_tile(last) ? 0 : n_last, end_back = n_last <= this->n_before && has_tile(last - 1) ? this->n_before + 1 : n_last;
         if constexpr (Products::SEVERAL) {

@@ -65,7 +65,7 @@ struct PersistentTiles {
 template <int D, int H, int ROWS = 1> struct PersistentBlock {
     typedef PersistentShared<D, H, ROWS> Shared;
     static_assert(sizeof(Shared) - sizeof(Shared::input) == Shared::BEFORE_INPUT, "what the host asks for");
-    static_assert(sizeof(Shared::partial) >= 2 * ROWS * 4 * D, "own_vector");
+    static_assert(sizeof(Shared::partial) >= 2 * ROWS * 4 * D, "room for own_vector");
     static constexpr bool SEVERAL = ROWS > 1;
     // Positions up to which one block attends to a KV head of a row, so that nothing has to be joined: a tile or two for each warp (NOTES.md).
     static constexpr u32 ALONE = D == 64 ? 256 : 128;
