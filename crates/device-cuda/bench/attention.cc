@@ -1,4 +1,4 @@
-// Checks and times attention_flash against double precision. Usage: attention CUBIN_FOLDER
+// Checks attention by tiles (attention_flash) against double precision, and times it. Usage: attention CUBIN_FOLDER
 #include "driver.h"
 struct uint4 { unsigned x, y, z, w; };
 #include "gemm/types.h"
@@ -6,7 +6,7 @@ struct uint4 { unsigned x, y, z, w; };
 #include "linear/arguments.h"
 #include "arguments.h"
 
-static Module module_;
+static Module flash, wgmma;
 static int failures = 0;
 
 struct Case {
@@ -52,10 +52,12 @@ static void run(const Case &c, bool timed) {
     a.q = (float *)dq.p, a.sinks = c.sinks ? (float *)dsink.p : nullptr, a.positions = (uint *)dpos.p, a.row_spans = (uint *)drs.p, a.spans = (Span *)ds.p;
     a.out = (float *)out.p, a.pages.pool = (uchar *)dpool.p, a.pages.page_bytes = page_bytes, a.pages.layer_offset = layer;
     a.pages.tables = (uint *)dt.p, a.pages.table_stride = per_table, a.pages.page_len = c.page_len, a.pages.n_kv_heads = c.n_kv, a.pages.head_dim = c.d;
-    const std::string d = std::to_string(c.d);
-    const int shared = module_.constant("attention_flash_shared_" + d);
-    CUfunction f = module_.function("attention_flash_f16_" + d, shared);
-    auto go = [&](int) { launch(f, c.n_heads, (n + 63) / 64 + n_spans - 1, 1, 128, shared, a); };
+    // As compile/attention.rs chooses.
+    const bool grouped = c.d % 64 == 0;
+    const int shared = grouped ? 1024 * c.d - (c.d == 256 ? 65536 : 0) : c.d == 80 ? 45056 : 53248, queries = grouped ? 128 : 64;
+    CUfunction f = (grouped ? wgmma : flash).function((grouped ? "wgmma_f16_" : "flash_f16_") + std::to_string(c.d), shared);
+    const int blocks = grouped ? c.n_kv : c.n_heads;
+    auto go = [&](int) { launch(f, blocks, (n * (c.n_heads / blocks) + queries - 1) / queries + n_spans - 1, 1, grouped ? 256 : 128, shared, a); };
     out.poison();
     go(0);
     std::vector<float> got = out.get<float>(q.size());
@@ -103,7 +105,7 @@ int main(int, char **argv) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     g_seed ^= (uint64_t)now.tv_nsec << 20 ^ now.tv_sec;
-    if (!module_.load(std::string(argv[1]) + "/prefill_f16.cubin")) return 1;
+    if (!flash.load(std::string(argv[1]) + "/flash_f16.cubin") || !wgmma.load(std::string(argv[1]) + "/wgmma_f16.cubin")) return 1;
     run({64, 4, 2, 16, 0, 0, false, {{37, 0}, {1, 200}, {130, 65}}}, false);
     run({80, 3, 1, 32, 0, 0, false, {{129, 3}, {64, 0}}}, false);
     run({96, 4, 4, 64, 50, 0, true, {{257, 10}}}, false);
@@ -118,6 +120,10 @@ int main(int, char **argv) {
     run({64, 32, 8, 64, 0, 0, false, {{2048, 0}}}, true);
     run({128, 32, 8, 64, 0, 0, false, {{2048, 0}}}, true);
     run({128, 32, 8, 64, 0, 0, false, {{512, 7680}}}, true);
+    run({128, 24, 8, 64, 0, 0, false, {{2048, 0}}}, true);
+    run({128, 16, 8, 64, 0, 0, false, {{512, 0}}}, true);
+    run({128, 16, 8, 64, 0, 0, false, {{8192, 0}}}, true);
+    run({64, 32, 8, 64, 0, 0, false, {{512, 0}}}, true);
     run({256, 8, 4, 64, 0, 0, false, {{2048, 0}}}, true);
     run({80, 16, 8, 64, 0, 0, false, {{2048, 0}}}, true);
     run({96, 16, 8, 64, 0, 0, false, {{2048, 0}}}, true);

@@ -21,7 +21,7 @@ for what in "$@"; do
   [ -z "$PREBUILT" ] || { case $what in stress) echo host gemm;; *) echo host $what;; esac; continue; }
   case $what in
     gemm|stress) ls $K/gemm/*.cu | grep -E "${ONLY:-.}"; echo host gemm;;
-    attention) ls $K/attention_flash/*.cu; echo host attention;;
+    attention) for f in flash wgmma; do echo own attention/${f}_f16.cu; done; echo host attention;;
     decode) ls $K/persistent/*.cu; echo host decode;;
     row) for f in linear/q4_0 linear/q8_0 qk_rope_kv attention/pages_f16 attention/row_f16 argmax; do echo own $f.cu; done; echo host row;;
     chain) for f in wgmma_q4 mma_q4 input; do echo own gemm/$f.cu; done; echo host chain;;

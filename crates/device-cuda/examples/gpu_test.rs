@@ -77,8 +77,22 @@ fn allocations(device: &CudaDevice) -> Result<String, String> {
     Ok(format!("none in {n_steps} steps"))
 }
 
+/// Names that choose tests.
+fn names() -> Vec<String> {
+    let several = "promises persistent general mixed chains long planes mma tiles allocations splits";
+    let decoders = 1..=selftest::decoders().len();
+    let one = decoders.flat_map(|n| [format!("decoder {n}"), format!("general {n}")]);
+    let kinds = selftest::kinds().into_iter().map(|kind| format!("{kind:?}"));
+    kinds.chain(several.split(' ').map(str::to_owned)).chain(one).collect()
+}
+
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let names = names();
+    if let Some(unknown) = wanted.iter().find(|name| !names.contains(name)) {
+        eprintln!("no test is called '{unknown}', expected some of: {}", names.join(", "));
+        return ExitCode::FAILURE;
+    }
     let device = match CudaDevice::new(0) {
         Ok(device) => device,
         Err(error) => {
@@ -180,7 +194,7 @@ fn main() -> ExitCode {
                 continue;
             }
         };
-        for kind in [OpKind::Linear, OpKind::Fused] {
+        for kind in [OpKind::Linear, OpKind::Fused, OpKind::Attention] {
             let (name, started) = (format!("{kind:?}, products by {name}"), Instant::now());
             report(&name, started, selftest::check_kind(&device, kind).map(|n| format!("{n} cases")));
         }

@@ -165,6 +165,10 @@ impl Device for CudaDevice {
         self.profile.rules
     }
 
+    fn prompt_chunk(&self) -> usize {
+        self.profile.prompt_chunk
+    }
+
     fn kv_types(&self) -> &[KvType] {
         profile::KV_TYPES
     }

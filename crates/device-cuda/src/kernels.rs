@@ -24,17 +24,12 @@ pub fn source(path: &str) -> Option<&'static str> {
     SOURCES.binary_search_by(|(name, _)| (*name).cmp(path)).ok().map(|index| SOURCES[index].1)
 }
 
-/// Folders of kernels that only the programs in `bench` launch.
-const UNUSED: [&str; 1] = ["attention_flash/"];
-
 /// Every file with kernels that tables name on GPUs of an architecture.
 pub fn files(architecture: &str) -> impl Iterator<Item = &'static str> {
     let (hopper, turing) = (architecture == "sm_90a", architecture == "sm_75");
     let used = move |name: &&str| {
-        name.ends_with(".cu")
-            && !UNUSED.iter().any(|folder| name.starts_with(folder))
-            && (hopper || !(name.starts_with("gemm/wgmma_") || name.starts_with("persistent/")))
-            && (!turing || !name.starts_with("gemm/"))
+        let is_hoppers = name.starts_with("persistent/") || name.contains("/wgmma_");
+        name.ends_with(".cu") && (hopper || !is_hoppers) && (!turing || !name.starts_with("gemm/"))
     };
     SOURCES.iter().map(|(name, _)| *name).filter(used)
 }

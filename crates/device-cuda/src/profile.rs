@@ -86,6 +86,8 @@ pub struct Profile {
     pub shared_bytes: u32,
     /// Bytes of shared memory of attention by tiles, at most; 0: there is none.
     pub flash_bytes: u32,
+    /// Rows of a prompt that are computed together where nothing else limits them.
+    pub prompt_chunk: usize,
     /// Steps that may be in flight.
     pub in_flight: usize,
     /// Graphs that are kept.
@@ -123,6 +125,8 @@ impl Profile {
             most_copies: facts.memory / 2,
             shared_bytes: facts.shared_bytes,
             flash_bytes: if facts.capability >= (8, 0) { facts.shared_bytes } else { 0 },
+            // Tiles of fewer rows do not keep all multiprocessors busy.
+            prompt_chunk: if products == Products::Wgmma { 2048 } else { 512 },
             in_flight: 4,
             n_graphs: 64,
         }

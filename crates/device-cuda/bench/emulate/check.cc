@@ -9,6 +9,9 @@
 #define activate activate_product
 #include "gemm/input.cu"
 #include "attention_flash/prefill.cuh"
+#ifdef HOPPER
+#include "attention_flash/warpgroups.cuh"
+#endif
 
 typedef std::vector<float> Floats;
 static uint below(uint n) { return rand() % n; }
@@ -77,7 +80,7 @@ struct Pages {
 // ---- attention of many rows
 
 template <int D, FlashPages KIND> static void check_attention() {
-    const uint n_heads = 2, n_kv = 1 + below(2), page_len = 16 << below(3), n_spans = 1 + below(3);
+    const uint n_kv = 1 + below(2), n_heads = n_kv * (1 + below(3)), page_len = 16 << below(3), n_spans = 1 + below(3);
     std::vector<Span> spans(n_spans);
     std::vector<uint> row_spans;
     uint longest = 0;
@@ -96,7 +99,13 @@ template <int D, FlashPages KIND> static void check_attention() {
     Floats out(q.size(), NAN);
     a.q = q.data(), a.sinks = below(3) ? nullptr : sinks.data(), a.row_spans = row_spans.data(), a.spans = spans.data(), a.out = out.data();
     a.pages = pages.arguments;
-    run_grid(n_heads, (n + 63) / 64 + n_spans - 1, 128, [&] { attention_flash<D, KIND>(a); });
+#ifdef HOPPER
+    if constexpr (D % 64 == 0) {
+        typedef FlashGroups<D> Shape;
+        run_grid(n_kv, (n * n_heads / n_kv + Shape::QUERIES - 1) / Shape::QUERIES + n_spans - 1, Shape::THREADS, [&] { attention_warpgroups<D, KIND>(a); });
+    } else
+#endif
+        run_grid(n_heads, (n + 63) / 64 + n_spans - 1, 128, [&] { attention_flash<D, KIND>(a); });
     std::vector<double> expected;
     for (uint r = 0; r < n; r++)
         for (uint h = 0; h < n_heads; h++) {
@@ -216,7 +225,7 @@ int main(int argc, char **argv) {
         copies_are_late = late;
         check_attention<64, FLASH_F16>(), check_attention<64, FLASH_Q8_0>(), check_attention<64, FLASH_FP8>();
         check_attention<128, FLASH_F16>(), check_attention<128, FLASH_Q8_0>(), check_attention<128, FLASH_FP8>();
-        check_attention<80, FLASH_F16>(), check_attention<96, FLASH_F16>(), check_attention<256, FLASH_F16>();
+        check_attention<80, FLASH_F16>(), check_attention<96, FLASH_F16>(), check_attention<256, FLASH_F16>(), check_attention<256, FLASH_Q8_0>();
     }
     printf(failures ? "seed %u: %d FAILED\n" : "seed %u: all checks passed\n", seed, failures);
     return failures != 0;

@@ -219,24 +219,30 @@ inline void multiply_16x8(float *d, const unsigned *a, unsigned b0, unsigned b1)
     }
     __syncwarp();
 }
-// wgmma with the descriptor of its second operand, swizzled by 128 bytes. Done at once: what is still read when others write is not seen.
-inline void multiply_64xn(float *d, int n, const unsigned *a, uint64_t operand, bool accumulate, bool transposed) {
-    const unsigned warp = current / 32, lane = current % 32;
-    std::copy(a, a + 4, operands[warp][lane]);
-    __syncwarp();
-    const unsigned start = (operand & 0x3fff) << 4, leading = (operand >> 16 & 0x3fff) << 4, stride = (operand >> 32 & 0x3fff) << 4;
-    if (operand >> 62 != 1) printf("operand %llx: expected a swizzle of 128 bytes\n", (unsigned long long)operand), exit(1);
-    const auto second_operand = [&](int column, int k) {
-        unsigned at = transposed ? start + column / 64 * leading + k / 8 * stride + k % 8 * 128 + column % 64 * 2 : start + column / 8 * stride + column % 8 * 128 + k * 2;
+// wgmma with the descriptor of its second operand, or of both, swizzled by 128 bytes. Done at once: what is still read when others write is not seen.
+struct SharedOperand {
+    unsigned start, leading, stride;
+    SharedOperand(uint64_t operand) : start((operand & 0x3fff) << 4), leading((operand >> 16 & 0x3fff) << 4), stride((operand >> 32 & 0x3fff) << 4) {
+        if (operand >> 62 != 1) printf("operand %llx: expected a swizzle of 128 bytes\n", (unsigned long long)operand), exit(1);
+    }
+    // The row of N or M and the column of K; the other way round in memory where it is transposed.
+    float at(int row, int k, bool transposed) const {
+        unsigned at = transposed ? start + row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2 : start + row / 8 * stride + row % 8 * 128 + k * 2;
         at ^= (at >> 7 & 7) << 4;
         uint16_t bits;
         memcpy(&bits, emulated_shared + at, 2);
         return half_value(bits);
-    };
+    }
+};
+inline void multiply_64xn(float *d, int n, const unsigned *a, uint64_t b, bool accumulate, bool transposed, uint64_t shared_a = 1ull << 62) {
+    const unsigned warp = current / 32, lane = current % 32;
+    if (a) std::copy(a, a + 4, operands[warp][lane]);
+    __syncwarp();
+    const SharedOperand first(shared_a), second(b);
     for (int i = 0; i < n / 2; i++) {
         const int row = lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
         if (!accumulate) d[i] = 0;
-        for (int k = 0; k < 16; k++) d[i] += first_operand(warp, row, k) * second_operand(column, k);
+        for (int k = 0; k < 16; k++) d[i] += (a ? first_operand(warp, row, k) : first.at(warp % 4 * 16 + row, k, false)) * second.at(column, k, transposed);
     }
     __syncwarp();
 }

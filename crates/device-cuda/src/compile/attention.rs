@@ -3,6 +3,7 @@
 use super::primitives::interleaved;
 use super::{Call, Draft, ONE, blocks, each, failed};
 use crate::arguments::{AttentionArguments, HeadsArguments, PagesArguments, RowArguments, ScoresArguments};
+use crate::products::Products;
 use device::{KvLayerId, KvType, Op, Result, RowCount, ValueId};
 use device_lower::lower::{AttentionOf, HeadChain, RopeOf};
 use device_lower::table::{Extent, RowClass, When};
@@ -11,12 +12,32 @@ use device_lower::units::{Heads, Queries};
 /// Columns of a head, at most (heads.cuh, attention/decode.cuh).
 const MOST_COLUMNS: usize = 640;
 
-/// Columns of a head and bytes of shared memory of the kernels that take rows by tiles (attention/flash_f16.cu, and those of a multiple
-/// of 64 columns flash_q8_0.cu and flash_fp8.cu).
-const FLASH: [(usize, u32); 5] = [(64, 36864), (80, 45056), (96, 53248), (128, 69632), (256, 101376)];
+/// Kernels that take rows by tiles, for keys and values of each type.
+struct Tiled {
+    /// Of files and kernels, before the type and the columns.
+    name: &'static str,
+    n_threads: u32,
+    /// Queries of a tile.
+    n_queries: u32,
+    /// Columns of a head and bytes of shared memory.
+    heads: &'static [(usize, u32)],
+}
 
-/// Rows of such a tile.
-const FLASH_ROWS: u32 = 64;
+/// One query head a block, by `mma` (attention_flash/prefill.cuh). Over Q8_0 and FP8 pages heads have a multiple of 64 columns.
+const FLASH: Tiled = Tiled {
+    name: "flash",
+    n_threads: 128,
+    n_queries: 64,
+    heads: &[(64, 36864), (80, 45056), (96, 53248), (128, 69632), (256, 101_376)],
+};
+
+/// All query heads of a KV head together, by `wgmma` (attention_flash/warpgroups.cuh).
+const GROUPS: Tiled = Tiled {
+    name: "wgmma",
+    n_threads: 256,
+    n_queries: 128,
+    heads: &[(64, 65536), (128, 131_072), (256, 196_608)],
+};
 
 /// A kernel of attention.
 struct Kernel {
@@ -355,22 +376,30 @@ impl Draft<'_> {
         if of.chunked || arguments.pages.known != 0 {
             return false;
         }
-        let found =
-            FLASH.iter().find(|(columns, bytes)| *columns == head_dim && *bytes <= c.profile.flash_bytes);
         let kv_name = match c.limits.kv_type {
             KvType::F16 => "f16",
             KvType::Q8_0 if head_dim.is_multiple_of(64) => "q8_0",
             KvType::Fp8 if head_dim.is_multiple_of(64) => "fp8",
             KvType::Q8_0 | KvType::Fp8 | KvType::F32 | KvType::I16 | KvType::I8 => return false,
         };
-        let Some((columns, shared)) = found else { return false };
-        // A span's tiles are its own: no more than one for each span and one for each 64 rows.
+        let may = |tiled: &'static Tiled| {
+            let head = tiled.heads.iter().find(|(columns, _)| *columns == head_dim)?;
+            (head.1 <= c.profile.flash_bytes).then_some((tiled, head.1))
+        };
+        let groups = Some(&GROUPS).filter(|_| c.profile.products == Products::Wgmma).and_then(may);
+        let Some((tiled, shared)) = groups.or_else(|| may(&FLASH)) else { return false };
+        let (n_blocks, heads_a_block) = match groups {
+            Some(_) => (arguments.pages.n_kv_heads, of.n_heads as u32 / arguments.pages.n_kv_heads),
+            None => (of.n_heads as u32, 1),
+        };
+        // A span's tiles are its own: no more than one for each span and one for each tile's number of queries.
         let n_experts = c.limits.max_spans as u32;
-        let tiles = Extent::Tiles { rows, k: 1, pairs: FLASH_ROWS, n_experts };
-        let (grid, writes) = ([Extent::Fixed(of.n_heads as u32), tiles, ONE], [of.out]);
-        let (file, name) = (format!("attention/flash_{kv_name}.cu"), format!("flash_{kv_name}_{columns}"));
-        let call = Call::new(&file, rows, grid, 128, &writes);
-        self.push(Call { name: &name, shared: *shared, ..call }, &arguments);
+        let tiles = Extent::Tiles { rows, k: heads_a_block, pairs: tiled.n_queries, n_experts };
+        let (grid, writes) = ([Extent::Fixed(n_blocks), tiles, ONE], [of.out]);
+        let file = format!("attention/{}_{kv_name}.cu", tiled.name);
+        let name = format!("{}_{kv_name}_{head_dim}", tiled.name);
+        let call = Call::new(&file, rows, grid, tiled.n_threads, &writes);
+        self.push(Call { name: &name, shared, ..call }, &arguments);
         true
     }
 }

@@ -1,4 +1,4 @@
-// wgmma.m64nNk16 with f16 operands and f32 sums: the first operand in registers, the second in shared memory (sm_90a).
+// wgmma.m64nNk16 with f16 operands and f32 sums: the first operand in registers or in shared memory, the second in shared memory (sm_90a).
 //
 // The sums of a thread, warp w of the warpgroup, lane l, g = l / 4, t = l % 4: d[4 j + e] is row 16 w + g + 8 (e / 2),
 // column 8 j + 2 t + e % 2. The first operand is that of mma.m16n8k16 in each warp.
@@ -32,6 +32,12 @@ template <int N> struct Wgmma;
                          "{%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1, %" #T ";}"                                  \
                          : SUMS                                                                                                   \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TRANSPOSED));                 \
+        }                                                                                                                         \
+        static INLINE void multiply_shared(float (&d)[N / 2], u64 a, u64 b, int accumulate) {                                     \
+            asm volatile("{.reg .pred p; setp.ne.b32 p, %" #A2 ", 0;\n"                                                           \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" LIST "}, %" #A0 ", %" #A1 ", p, 1, 1, 0, 0;}" \
+                         : SUMS                                                                                                   \
+                         : "l"(a), "l"(b), "r"(accumulate));                                                                      \
         }                                                                                                                         \
     };
 WGMMA(16, "%0, %1, %2, %3, %4, %5, %6, %7", SUMS_8(d, 0), 8, 9, 10, 11, 12, 13, 14)
