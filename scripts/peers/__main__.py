@@ -4,6 +4,7 @@
     python3 scripts/peers --suite [--only TEXT]    every file of suite.py, also speech and embeddings;
                                                    writes docs/peers.md and docs/peers.svg
     python3 scripts/peers --suite apple            on a Mac: llama.cpp, mlx-lm and uzu (apple.py)
+    python3 scripts/peers --suite cuda             on an NVIDIA GPU: llama.cpp (cuda.py)
 
 MODEL is a GGUF file, or a name that `ingle pull` knows.
 
@@ -18,17 +19,21 @@ import sys
 from pathlib import Path
 
 import apple
+import cuda
 import extras
+import gpus
 import report
 from engines import Ingle, LlamaCpp, ROOT
 from pairs import text_pairs
 from suite import SUITE
 
+ON_GPUS = {"apple": apple, "cuda": cuda}
+
 
 def arguments():
     p = argparse.ArgumentParser(prog="peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("models", nargs="*", metavar="MODEL")
-    p.add_argument("--suite", nargs="?", const="cpu", choices=["cpu", "apple"], help="every file of suite.py, into docs/; apple: on a Mac's GPU")
+    p.add_argument("--suite", nargs="?", const="cpu", choices=["cpu", *ON_GPUS], help="every file of suite.py, into docs/; apple, cuda: on a GPU")
     p.add_argument("--only", metavar="TEXT", help="only files of the suite with TEXT in their name; prints, and leaves docs/ unchanged")
     p.add_argument("-p", type=int, default=512, help="prompt tokens [%(default)s]")
     p.add_argument("-n", type=int, default=128, help="generated tokens [%(default)s]")
@@ -38,9 +43,9 @@ def arguments():
     p.add_argument("--ingle", type=Path, help="this binary instead of a fresh build")
     p.add_argument("--python", type=Path, help="a Python that has the peers installed, instead of target/peers")
     p.add_argument("--models-dir", type=Path, default=ROOT / "target" / "peers" / "models", help="where generated files go")
-    p.add_argument("--device", default="metal", help="Ingle's device in the suite apple [%(default)s]")
+    p.add_argument("--device", help="Ingle's device in the suites for GPUs [metal, cuda]")
     for engine, program in (("llama-bench", "llama-bench"), ("mlx", "mlx_lm.benchmark"), ("uzu", "uzu")):
-        p.add_argument(f"--{engine}", default=program, metavar="PROGRAM", help="in the suite apple [%(default)s]")
+        p.add_argument(f"--{engine}", default=program, metavar="PROGRAM", help="in the suites for GPUs [%(default)s]")
     a = p.parse_args()
     if bool(a.models) == bool(a.suite):
         p.error("give models, or --suite")
@@ -50,9 +55,9 @@ def arguments():
 def main():
     a = arguments()
     ingle = Ingle(a.ingle, a.t)
-    if a.suite == "apple":
-        rows = apple.measure(ingle, a)
-        return print(json.dumps(apple.as_json(rows)) if a.json else apple.markdown(rows))
+    if a.suite in ON_GPUS:
+        rows = ON_GPUS[a.suite].measure(ingle, a)
+        return print(json.dumps(gpus.as_json(rows)) if a.json else gpus.markdown(rows))
     llama = LlamaCpp(a.python, a.t)
     entries = [e for e in SUITE if not a.only or a.only.lower() in e.title.lower()] if a.suite else []
     results = []

@@ -1,4 +1,4 @@
-"""The suite for Macs with stubs in the place of the engines: python3 -m unittest discover -s scripts/peers"""
+"""The suites for GPUs with stubs in the place of the engines: python3 -m unittest discover -s scripts/peers"""
 import json
 import os
 import stat
@@ -27,6 +27,11 @@ STUBS = {
     "ingle": BENCH,
     "llama-bench": BENCH,
     "mlx": 'print(f"Trial 1:  prompt_tps={200 + n}.5, generation_tps={n}.25, peak_memory=1.0")\n',
+    # Makes a file, or cannot.
+    "python": """
+if args[1] == "qwen3-8b": sys.exit("no gguf")
+pathlib.Path(args[3]).write_text("")
+""",
     "uzu": """
 task = json.load(open(args[2]))
 assert args[0] == "bench" and task["number_of_runs"] == 1
@@ -35,8 +40,8 @@ json.dump([{"prompt_tokens_per_second": 300.0 + n, "generate_tokens_per_second":
 }
 
 
-class Apple(unittest.TestCase):
-    def run_suite(self, *arguments, missing=()):
+class Suites(unittest.TestCase):
+    def run_suite(self, *arguments, suite="apple", missing=(), code=0):
         with tempfile.TemporaryDirectory() as folder:
             folder = Path(folder)
             log, models = folder / "log", folder / "models"
@@ -48,11 +53,14 @@ class Apple(unittest.TestCase):
                 path = folder / name
                 path.write_text(COMMON.format(python=sys.executable, log=str(log), name=name) + text)
                 path.chmod(path.stat().st_mode | stat.S_IXUSR)
-            command = [sys.executable, str(HERE), "--suite", "apple", "--models-dir", str(models), "--ingle", str(folder / "ingle")]
+            command = [sys.executable, str(HERE), "--suite", suite, "--models-dir", str(models), "--ingle", str(folder / "ingle"),
+                       "--python", str(folder / "python")]
             for name in ("llama-bench", "mlx", "uzu"):
                 command += [f"--{name}", "no-such-program" if name in missing else str(folder / name)]
             done = subprocess.run([*command, *arguments], capture_output=True, text=True, env={**os.environ})
-            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.returncode, code, done.stderr)
+            # Nothing that was made is left.
+            self.assertEqual(len(list(models.iterdir())), 4)
             return done.stdout, done.stderr, log.read_text().split()
 
     def test_engines_alternate_and_the_first_round_is_discarded(self):
@@ -74,6 +82,18 @@ class Apple(unittest.TestCase):
         _, errors, log = self.run_suite("--only", "qwen3-4b q4_0", "--pairs", "1")
         self.assertIn("no qwen3-4b-q4_0.gguf", errors)
         self.assertEqual(log, [])
+
+    def test_cuda_compares_with_llama_cpp(self):
+        out, errors, log = self.run_suite("--only", "qwen3-0.6b bf16", "--pairs", "1", suite="cuda")
+        self.assertEqual((errors, set(log)), ("", {"ingle", "llama-bench"}))
+        self.assertIn("| qwen3-0.6b BF16 | pp2048 | llama.cpp |", out)
+
+    def test_cuda_makes_what_is_missing(self):
+        _, errors, log = self.run_suite("--only", "llama-3.2-1b q8_0", "--pairs", "1", suite="cuda")
+        self.assertEqual((errors, set(log)), ("making llama-3.2-1b-q8_0.gguf ...\n", {"python", "ingle", "llama-bench"}))
+        _, errors, log = self.run_suite("--only", "qwen3-8b q4_k", suite="cuda", code=1)
+        self.assertIn("qwen3-8b-q4_k.gguf could not be made:\nno gguf", errors)
+        self.assertEqual(log, ["python"])
 
 
 if __name__ == "__main__":
