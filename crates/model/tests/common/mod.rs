@@ -95,6 +95,13 @@ pub fn all() -> impl Iterator<Item = &'static str> {
 /// f32 arithmetic in another order than the reference's, over logits of magnitude 10.
 pub const TOLERANCE: f32 = 1e-3;
 
+/// The same of a device that rounds what it multiplies to halves.
+pub const HALVES: f32 = 0.1;
+
+/// Models that such a rounding moves further, by choices of experts that are nearly equal or by norms of small numbers, and how far at
+/// most: the interpreter's own logits differ by up to 1.9 (`deepseek_v3`) when the weights of norms change by 2^-12 of their size.
+const MOVED: ([&str; 3], f32) = (["deepseek_v3", "gemma4_e2b", "qwen3_5_moe"], 2.5);
+
 pub fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
 }
@@ -265,14 +272,23 @@ pub fn difference(mut runner: Runner, name: &str, lengths: &[usize]) -> f32 {
     expected.positions.iter().zip(&expected.logits).map(of).fold(0.0, f32::max)
 }
 
-/// As [`check_with`], on a device that multiplies experts in MXFP4 by activations in 8 bits: the fixture that has them is held to a
-/// bound of its own, and the same model in BF16 says whether the rest is right.
+/// As [`check_with`], on a device.
 pub fn check_device(runner: Runner, name: &str, chunk: usize) -> f32 {
-    if name != "gpt_oss_mxfp4" {
-        return check_with(runner, name, &[chunk]);
-    }
+    check_within(runner, name, chunk, TOLERANCE)
+}
+
+/// As [`check_with`], on a device whose logits may differ by `bound`; beyond [`TOLERANCE`] its greedy answer may differ too. Experts in
+/// MXFP4 are multiplied by activations in 8 bits: the fixture that has them is held to a bound of its own, and the same model in BF16
+/// says whether the rest is right.
+pub fn check_within(runner: Runner, name: &str, chunk: usize, bound: f32) -> f32 {
+    let bound = match name {
+        "gpt_oss_mxfp4" => 1.0,
+        _ if bound > TOLERANCE && MOVED.0.contains(&name) => MOVED.1,
+        _ if bound > TOLERANCE => bound,
+        _ => return check_with(runner, name, &[chunk]),
+    };
     let worst = difference(runner, name, &[chunk]);
-    assert!(worst < 1.0, "{name}, chunks of {chunk}: {worst}");
+    assert!(worst < bound, "{name}, chunks of {chunk}: logits differ by {worst}");
     worst
 }
 
