@@ -382,12 +382,12 @@ impl Draft<'_> {
             KvType::Fp8 if head_dim.is_multiple_of(64) => "fp8",
             KvType::Q8_0 | KvType::Fp8 | KvType::F32 | KvType::I16 | KvType::I8 => return false,
         };
-        let may = |tiled: &'static Tiled| {
+        let fits = |tiled: &'static Tiled| {
             let head = tiled.heads.iter().find(|(columns, _)| *columns == head_dim)?;
             (head.1 <= c.profile.flash_bytes).then_some((tiled, head.1))
         };
-        let groups = Some(&GROUPS).filter(|_| c.profile.products == Products::Wgmma).and_then(may);
-        let Some((tiled, shared)) = groups.or_else(|| may(&FLASH)) else { return false };
+        let groups = Some(&GROUPS).filter(|_| c.profile.products == Products::Wgmma).and_then(fits);
+        let Some((tiled, shared)) = groups.or_else(|| fits(&FLASH)) else { return false };
         let (n_blocks, heads_a_block) = match groups {
             Some(_) => (arguments.pages.n_kv_heads, of.n_heads as u32 / arguments.pages.n_kv_heads),
             None => (of.n_heads as u32, 1),
