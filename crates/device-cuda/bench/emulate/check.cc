@@ -101,7 +101,7 @@ template <int D, FlashPages KIND> static void check_attention() {
     a.pages = pages.arguments;
 #ifdef HOPPER
     if constexpr (D % 64 == 0) {
-        typedef FlashGroups<D> Shape;
+        typedef FlashWarpgroups<D> Shape;
         run_grid(n_kv, (n * n_heads / n_kv + Shape::QUERIES - 1) / Shape::QUERIES + n_spans - 1, Shape::THREADS, [&] { attention_warpgroups<D, KIND>(a); });
     } else
 #endif

@@ -24,7 +24,7 @@ struct Tiled {
 }
 
 /// One query head a block, by `mma` (attention_flash/prefill.cuh). Over Q8_0 and FP8 pages heads have a multiple of 64 columns.
-const FLASH: Tiled = Tiled {
+const MMA: Tiled = Tiled {
     name: "flash",
     n_threads: 128,
     n_queries: 64,
@@ -32,7 +32,7 @@ const FLASH: Tiled = Tiled {
 };
 
 /// All query heads of a KV head together, by `wgmma` (attention_flash/warpgroups.cuh).
-const GROUPS: Tiled = Tiled {
+const WGMMA: Tiled = Tiled {
     name: "wgmma",
     n_threads: 256,
     n_queries: 128,
@@ -386,9 +386,9 @@ impl Draft<'_> {
             let head = tiled.heads.iter().find(|(columns, _)| *columns == head_dim)?;
             (head.1 <= c.profile.flash_bytes).then_some((tiled, head.1))
         };
-        let groups = Some(&GROUPS).filter(|_| c.profile.products == Products::Wgmma).and_then(fits);
-        let Some((tiled, shared)) = groups.or_else(|| fits(&FLASH)) else { return false };
-        let (n_blocks, heads_a_block) = match groups {
+        let wgmma = Some(&WGMMA).filter(|_| c.profile.products == Products::Wgmma).and_then(fits);
+        let Some((tiled, shared)) = wgmma.or_else(|| fits(&MMA)) else { return false };
+        let (n_blocks, heads_a_block) = match wgmma {
             Some(_) => (arguments.pages.n_kv_heads, of.n_heads as u32 / arguments.pages.n_kv_heads),
             None => (of.n_heads as u32, 1),
         };

@@ -2,6 +2,6 @@
 #include "common.cuh"
 #include "attention_flash/warpgroups.cuh"
 
-FLASH_GROUPS(wgmma_f16, FLASH_F16, 64, 65536)
-FLASH_GROUPS(wgmma_f16, FLASH_F16, 128, 131072)
-FLASH_GROUPS(wgmma_f16, FLASH_F16, 256, 196608)
+FLASH_WARPGROUPS(wgmma_f16, FLASH_F16, 64, 65536)
+FLASH_WARPGROUPS(wgmma_f16, FLASH_F16, 128, 131072)
+FLASH_WARPGROUPS(wgmma_f16, FLASH_F16, 256, 196608)

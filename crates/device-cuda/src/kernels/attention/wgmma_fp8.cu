@@ -2,6 +2,6 @@
 #include "common.cuh"
 #include "attention_flash/warpgroups.cuh"
 
-FLASH_GROUPS(wgmma_fp8, FLASH_FP8, 64, 65536)
-FLASH_GROUPS(wgmma_fp8, FLASH_FP8, 128, 131072)
-FLASH_GROUPS(wgmma_fp8, FLASH_FP8, 256, 196608)
+FLASH_WARPGROUPS(wgmma_fp8, FLASH_FP8, 64, 65536)
+FLASH_WARPGROUPS(wgmma_fp8, FLASH_FP8, 128, 131072)
+FLASH_WARPGROUPS(wgmma_fp8, FLASH_FP8, 256, 196608)

@@ -2,6 +2,6 @@
 #include "common.cuh"
 #include "attention_flash/warpgroups.cuh"
 
-FLASH_GROUPS(wgmma_q8_0, FLASH_Q8_0, 64, 65536)
-FLASH_GROUPS(wgmma_q8_0, FLASH_Q8_0, 128, 131072)
-FLASH_GROUPS(wgmma_q8_0, FLASH_Q8_0, 256, 196608)
+FLASH_WARPGROUPS(wgmma_q8_0, FLASH_Q8_0, 64, 65536)
+FLASH_WARPGROUPS(wgmma_q8_0, FLASH_Q8_0, 128, 131072)
+FLASH_WARPGROUPS(wgmma_q8_0, FLASH_Q8_0, 256, 196608)

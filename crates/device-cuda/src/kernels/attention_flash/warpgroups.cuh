@@ -6,7 +6,7 @@
 //   parameter  AttentionArguments (arguments.h), as prefill.cuh
 //   threads    256
 //   grid       (n_kv_heads, ceil(n_rows * group / 128) + number of spans - 1), group = n_heads / n_kv_heads: blocks without a tile end at once
-//   dynamic shared memory  FlashGroups<D>::SHARED
+//   dynamic shared memory  FlashWarpgroups<D>::SHARED
 //   layout     as prefill.cuh
 //
 // A block has 128 queries of one KV head and span, those of all its query heads: so few rows see nearly the same positions. A warpgroup has 64 of the queries, a warp 16. Keys
@@ -21,7 +21,7 @@
 #include "attention_flash/tiles.cuh"
 #include "gemm/wgmma.h"
 
-template <int D> struct FlashGroups {
+template <int D> struct FlashWarpgroups {
     static constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS, QUERIES = 64 * WARPGROUPS;
     static constexpr int TILE = 64, STAGES = D > 128 ? 2 : 3;
     static constexpr int KV = TILE * D * 2; // bytes
@@ -33,7 +33,7 @@ template <int D> struct FlashGroups {
 };
 
 template <int D, FlashPages KIND> INLINE void attention_warpgroups(const AttentionArguments &a) {
-    typedef FlashGroups<D> Shape;
+    typedef FlashWarpgroups<D> Shape;
     constexpr int TILE = Shape::TILE, STAGES = Shape::STAGES, KV = Shape::KV;
     extern __shared__ __align__(1024) u8 flash_shared[];
     u8 *const queries = flash_shared + 2 * STAGES * KV;
@@ -151,9 +151,9 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
 }
 
 // The kernel NAME_D. The host knows the bytes of shared memory that each needs (compile/attention.rs).
-#define FLASH_GROUPS(NAME, PAGES, D, SHARED_BYTES)                                                                                                           \
-    static_assert(FlashGroups<D>::SHARED == SHARED_BYTES, "shared memory");                                                                                  \
-    extern "C" __global__ void __launch_bounds__(FlashGroups<D>::THREADS, FlashGroups<D>::BLOCKS) NAME##_##D(const __grid_constant__ AttentionArguments a) { \
-        begin();                                                                                                                                             \
-        attention_warpgroups<D, PAGES>(a);                                                                                                                   \
+#define FLASH_WARPGROUPS(NAME, PAGES, D, SHARED_BYTES)                                                                                                               \
+    static_assert(FlashWarpgroups<D>::SHARED == SHARED_BYTES, "shared memory");                                                                                      \
+    extern "C" __global__ void __launch_bounds__(FlashWarpgroups<D>::THREADS, FlashWarpgroups<D>::BLOCKS) NAME##_##D(const __grid_constant__ AttentionArguments a) { \
+        begin();                                                                                                                                                     \
+        attention_warpgroups<D, PAGES>(a);                                                                                                                           \
     }
