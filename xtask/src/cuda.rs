@@ -50,9 +50,11 @@ pub fn gpu_test() -> Result<(), String> {
     copy(Path::new(test), &folder.join("model_tests"))?;
     let root = std::env::current_dir().map_err(|e| e.to_string())?;
     let script = format!(
-        "#!/bin/sh\n# Runs the tests that need an NVIDIA GPU.\ncd \"$(dirname \"$0\")\" || exit 1\nset -e\n./gpu_test\n\
+        "#!/bin/sh\n# Runs the tests that need an NVIDIA GPU, the second part also where the first fails.\n\
+         cd \"$(dirname \"$0\")\" || exit 1\n./gpu_test\nof_kernels=$?\n\
          # The tests look for the fixtures where they were built.\nmkdir -p '{0}/crates/model'\n\
-         [ -e '{0}/fixtures' ] || ln -s \"$PWD/fixtures\" '{0}/fixtures'\n./model_tests --ignored on_cuda\n",
+         [ -e '{0}/fixtures' ] || ln -s \"$PWD/fixtures\" '{0}/fixtures'\n\
+         ./model_tests --ignored --nocapture --test-threads 1 on_cuda && exit $of_kernels\n",
         root.display()
     );
     fs::write(folder.join("run.sh"), script).map_err(|e| e.to_string())?;
