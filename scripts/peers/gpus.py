@@ -1,6 +1,6 @@
 """What the suites for GPUs share (apple.py, cuda.py): engines that alternate over files, and tables of what they reach.
 
-Each run is a process of its own; the first round warms the machine and is discarded. The result of a test is the median of the
+Each run is a separate process. The first round only warms the machine up and is discarded. The result of a test is the median of the
 other rounds, with their standard deviation. An engine that is not installed, or a model that it does not have, is left out and
 said so.
 """

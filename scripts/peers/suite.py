@@ -5,6 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+def make(path, python, model, quant, *options):
+    """A file of random weights, whole or not at all, by a Python that has gguf and numpy."""
+    print(f"making {path.name} ...", file=sys.stderr)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    script = Path(__file__).with_name("make_gguf.py")
+    command = [str(python), str(script), model, quant, str(part), *options]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        part.unlink(missing_ok=True)
+        sys.exit(f"{path.name} could not be made:\n{done.stderr[-2000:]}")
+    part.rename(path)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A file, and the target: how many times as fast as llama.cpp Ingle should be."""
@@ -20,15 +34,9 @@ class Entry:
         """The path of the file; generated ones are made in `folder` by a Python that has gguf and numpy."""
         if self.name:
             return ingle.pull(self.name)
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{'-'.join(self.shape[:2])}.gguf"
         if not path.exists():
-            print(f"making {path.name} ...", file=sys.stderr)
-            model, quant, *options = self.shape
-            made = path.with_suffix(".part")
-            script = Path(__file__).with_name("make_gguf.py")
-            subprocess.run([str(python), str(script), model, quant, str(made), *options], check=True, stdout=subprocess.DEVNULL)
-            made.rename(path)
+            make(path, python, *self.shape)
         return str(path)
 
     def release(self, path):

@@ -1,5 +1,6 @@
 // Checks attention by tiles (attention_flash) against double precision, and times it. Usage: attention CUBIN_FOLDER
 #include "driver.h"
+#include <map>
 struct uint4 { unsigned x, y, z, w; };
 #include "gemm/types.h"
 #include "step.h"
@@ -54,7 +55,8 @@ static void run(const Case &c, bool timed) {
     a.pages.tables = (uint *)dt.p, a.pages.table_stride = per_table, a.pages.page_len = c.page_len, a.pages.n_kv_heads = c.n_kv, a.pages.head_dim = c.d;
     // As compile/attention.rs chooses.
     const bool grouped = c.d % 64 == 0;
-    const int shared = grouped ? 1024 * c.d - (c.d == 256 ? 65536 : 0) : c.d == 80 ? 45056 : 53248, queries = grouped ? 128 : 64;
+    const std::map<int, int> bytes = {{64, 65536}, {80, 45056}, {96, 53248}, {128, 131072}, {256, 196608}};
+    const int shared = bytes.at(c.d), queries = grouped ? 128 : 64;
     CUfunction f = (grouped ? wgmma : flash).function((grouped ? "wgmma_f16_" : "flash_f16_") + std::to_string(c.d), shared);
     const int blocks = grouped ? c.n_kv : c.n_heads;
     auto go = [&](int) { launch(f, blocks, (n * (c.n_heads / blocks) + queries - 1) / queries + n_spans - 1, 1, grouped ? 256 : 128, shared, a); };

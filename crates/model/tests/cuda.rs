@@ -7,39 +7,29 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::speech::{NAME, agrees_with_fixture, worst};
-use crate::common::{HALVES, Runner, TOLERANCE, all, check_within, json, open};
+use crate::common::{HALVES, Runner, TOLERANCE, all, failures, json, open};
 use device::Numerics;
 use device_cuda::CudaDevice;
 use model::ModelSpec;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
 fn all_fixtures_agree_on_cuda() {
     let device = CudaDevice::new(0).unwrap();
-    let failed: Vec<String> = all().flat_map(|name| failures(&device, name)).collect();
-    assert!(failed.is_empty(), "{failed:#?}");
-}
-
-/// Everything runs before the test fails: time on a machine with a GPU is short.
-fn failures(device: &CudaDevice, name: &str) -> Vec<String> {
-    let checkpoint = open(name);
-    let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
-    let mut failed = Vec::new();
-    for (chunk, numerics, bound) in [
+    let cases = [
         (40, Numerics::Deterministic, TOLERANCE),
         (7, Numerics::Deterministic, TOLERANCE),
         (32, Numerics::Fast, HALVES),
         (7, Numerics::Fast, HALVES),
         (1, Numerics::Fast, TOLERANCE),
-    ] {
-        let check = || check_within(Runner::on(device, &plan, numerics), name, chunk, bound);
-        match catch_unwind(AssertUnwindSafe(check)) {
-            Ok(worst) => println!("{name}: {numerics:?}, chunks of {chunk}: {worst:.1e}"),
-            Err(_) => failed.push(format!("{name}: {numerics:?}, chunks of {chunk}")),
-        }
+    ];
+    let mut failed = Vec::new();
+    for name in all() {
+        let checkpoint = open(name);
+        let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
+        failed.extend(failures(&device, &plan, name, &cases));
     }
-    failed
+    assert!(failed.is_empty(), "{failed:#?}");
 }
 
 #[test]

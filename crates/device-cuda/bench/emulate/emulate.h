@@ -234,15 +234,26 @@ struct SharedOperand {
         return half_value(bits);
     }
 };
-inline void multiply_64xn(float *d, int n, const unsigned *a, uint64_t b, bool accumulate, bool transposed, uint64_t shared_a = 1ull << 62) {
-    const unsigned warp = current / 32, lane = current % 32;
-    if (a) std::copy(a, a + 4, operands[warp][lane]);
-    __syncwarp();
-    const SharedOperand first(shared_a), second(b);
+// first(row, column of K) is an element of the warp's 16 rows of the first operand.
+template <class First> void multiply_64xn(float *d, int n, First first, uint64_t b, bool accumulate, bool transposed) {
+    const unsigned lane = current % 32;
+    const SharedOperand second(b);
     for (int i = 0; i < n / 2; i++) {
         const int row = lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
         if (!accumulate) d[i] = 0;
-        for (int k = 0; k < 16; k++) d[i] += (a ? first_operand(warp, row, k) : first.at(warp % 4 * 16 + row, k, false)) * second.at(column, k, transposed);
+        for (int k = 0; k < 16; k++) d[i] += first(row, k) * second.at(column, k, transposed);
     }
     __syncwarp();
+}
+inline void multiply_64xn_registers(float *d, int n, const unsigned *a, uint64_t b, bool accumulate, bool transposed) {
+    const unsigned warp = current / 32;
+    std::copy(a, a + 4, operands[warp][current % 32]);
+    __syncwarp();
+    multiply_64xn(d, n, [&](int row, int k) { return first_operand(warp, row, k); }, b, accumulate, transposed);
+}
+inline void multiply_64xn_shared(float *d, int n, uint64_t a, uint64_t b, bool accumulate) {
+    const SharedOperand first(a);
+    const int row_0 = current / 32 % 4 * 16;
+    __syncwarp();
+    multiply_64xn(d, n, [&](int row, int k) { return first.at(row_0 + row, k, false); }, b, accumulate, false);
 }

@@ -34,9 +34,9 @@ WGMMA = """#pragma once
 #include "gemm/ptx.h"
 template <int N> struct Wgmma {
     template <int TRANSPOSED = 0> static void multiply(float (&d)[N / 2], const u32 (&a)[4], u64 b, int accumulate) {
-        multiply_64xn(d, N, a, b, accumulate, TRANSPOSED);
+        multiply_64xn_registers(d, N, a, b, accumulate, TRANSPOSED);
     }
-    static void multiply_shared(float (&d)[N / 2], u64 a, u64 b, int accumulate) { multiply_64xn(d, N, nullptr, b, accumulate, false, a); }
+    static void multiply_shared(float (&d)[N / 2], u64 a, u64 b, int accumulate) { multiply_64xn_shared(d, N, a, b, accumulate); }
 };
 INLINE void wgmma_fence() {}
 INLINE void wgmma_commit() {}

@@ -10,9 +10,9 @@
 //   layout     as prefill.cuh
 //
 // A block has 128 queries of one KV head and span, those of all its query heads: so few rows see nearly the same positions. A warpgroup has 64 of the queries, a warp 16. Keys
-// and values come TILE positions at a time by cp.async, two tiles ahead (one where D is 256), keys a tile before values. In a turn of the loop the next tile's keys are multiplied with
-// this tile's values; weights of the next are computed meanwhile. Both operands of the products of keys lie in shared memory: NVRTC 12.9 gave registers away that queries were kept in
-// across turns. Tiles with the most positions start first.
+// and values come TILE positions at a time by cp.async, two tiles ahead (one where D is 256), keys a tile before values. An iteration of the loop starts the products of the next
+// tile's keys and of this tile's values together, and computes the next tile's weights as soon as the first are there. Queries are read from shared memory, not kept in registers: NVRTC 12.9
+// overwrote such registers within the loop. Tiles with the most positions start first.
 //
 // Order of accumulation: positions ascending, TILE at a time.
 // Bytes: K and V of what a tile sees once for each 128 queries, from L2.
@@ -81,7 +81,7 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
     FlashSoftmax softmax;
 #pragma unroll
     for (int i = 0; i < D / 2; i++) out[i] = 0;
-    const auto arrived = [&] { // a group of copies, for all; what the turn before used is free
+    const auto arrived = [&] { // a group of copies, for all; what the iteration before used is free
         copy_wait<STAGES - 2>();
         wgmma_written();
         __syncthreads();
