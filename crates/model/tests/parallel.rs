@@ -2,7 +2,7 @@
 //! exchange numbers in memory; and, where there are NVIDIA GPUs, two and four of them (`cargo xtask gpu-test` bundles these).
 #![allow(clippy::unwrap_used)]
 
-use crate::common::{Case, HALVES, Runner, TOLERANCE, all, failures, open};
+use crate::common::{Case, Runner, TOLERANCE, all, failures, open};
 use device::{Device, Error, Numerics};
 use device_parallel::ParallelDevice;
 use device_reference::Reference;
@@ -50,6 +50,7 @@ fn fixtures_agree_on_four_ranks() {
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
 fn all_fixtures_agree_on_ranks_on_cuda() {
+    use crate::common::HALVES;
     use device_cuda::{CudaDevice, Reach};
     let n_gpus = (0..4).take_while(|index| CudaDevice::new(*index).is_ok()).count();
     if n_gpus < 2 {

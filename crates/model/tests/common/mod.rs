@@ -96,7 +96,8 @@ pub fn all() -> impl Iterator<Item = &'static str> {
 /// f32 arithmetic in another order than the reference's, over logits of magnitude 10.
 pub const TOLERANCE: f32 = 1e-3;
 
-/// The same of a device that rounds what it multiplies to halves.
+/// The same of a device that rounds what it multiplies to halves, as CUDA's does, which is only on Linux.
+#[cfg(target_os = "linux")]
 pub const HALVES: f32 = 0.1;
 
 /// Models whose logits such a rounding changes more, with a bound for each: another expert is chosen where two scores are nearly equal,
