@@ -1,5 +1,5 @@
-//! The test commands: `cargo xtask quick`, `cargo xtask test`, `cargo xtask full`, `cargo xtask clients` and
-//! `cargo xtask gpu-test`; and `cargo xtask cuda-kernels`.
+//! The test commands: `cargo xtask quick`, `cargo xtask test`, `cargo xtask full`, `cargo xtask clients`,
+//! `cargo xtask emulated-gpu` and `cargo xtask gpu-test`; and `cargo xtask cuda-kernels`.
 //!
 //! It has no dependencies, so that it compiles in a second or two and can say what this machine
 //! lacks before anything else is built.
@@ -17,17 +17,20 @@ usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
        cargo xtask clients [ARGUMENTS OF scripts/clients]
        cargo xtask full|gpu-test|setup
        cargo xtask cuda-kernels [--check] [sm_90a...]
+       cargo xtask emulated-gpu [NAMES OF TESTS OF crates/device-cuda/examples/gpu_test.rs]
 
   quick   the tests of the crates without devices: the contract, the reference interpreter, files,
           text, audio, the hub. Under 2 minutes on two cores, compiling our crates included
   test    everything that `cargo test --workspace` runs, after installing what is missing (clang
           with its sanitizers, pip), or saying what to install
   full    `test`, the tests marked #[ignore] because they take long, more cases of every property
-          test, registers of CUDA's kernels and some of these kernels executed on the CPU, Arm's
-          kernels under qemu, and the binary for Macs
+          test, registers of CUDA's kernels, `emulated-gpu`, Arm's kernels under qemu, and the binary
+          for Macs
   cuda-kernels
           compiles the CUDA device's kernels into the archive that the next build puts into the binary
           (with --check only compares registers and spills with what is recorded); needs pip, no GPU
+  emulated-gpu
+          tests that need an NVIDIA GPU, on one that is emulated on the CPU; needs Python and a C++ compiler
   gpu-test
           bundles the tests that need an NVIDIA GPU for a machine without a Rust toolchain
   clients programs that are not ours against a real server: official clients, evaluations, routers,
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Some("full") => setup::prepare().and_then(|()| suites::full()),
         Some("clients") => setup::prepare().and_then(|()| suites::clients(&rest)),
         Some("cuda-kernels") => cuda::kernels(&rest),
+        Some("emulated-gpu") => setup::prepare().and_then(|()| suites::emulated_gpu(&rest)),
         Some("gpu-test") => cuda::gpu_test(),
         Some("setup") => setup::prepare(),
         Some("help" | "-h" | "--help") => {

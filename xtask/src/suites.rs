@@ -30,6 +30,17 @@ const FULL_CASES: &str = "4096";
 /// The architectures for which registers and spills of CUDA's kernels are recorded: one without kernels of its own, and Hopper.
 const RECORDED: [&str; 2] = ["sm_80", "sm_90a"];
 
+/// What of `examples/gpu_test.rs` runs on an emulated GPU: by compute capability times ten, the names of a process.
+const EMULATED: [(&str, &str); 7] = [
+    ("90", "Attention"),
+    ("90", "Linear, CrossAttention"),
+    ("90", "ExpertLinear, SelfAttention, chains"),
+    ("90", "Embed, RmsNorm, Rope, Route, LayerNorm, Pool, ExpertSum, Columns, Argmax"),
+    ("90", "general 1"),
+    ("90", "general 30, general 54"),
+    ("80", "Linear, SelfAttention"),
+];
+
 /// The tests of the CPU device with the checks for overflows that its profile leaves out.
 const CHECKED: &[&str] = &[
     "--config",
@@ -58,9 +69,7 @@ pub fn test(arguments: &[String]) -> Result<(), String> {
 pub fn full() -> Result<(), String> {
     let mut arguments = vec!["--include-ignored".to_owned()];
     if !Path::new("/dev/nvidia0").exists() {
-        println!(
-            "SKIPPED: the tests named `on_cuda`, for want of an NVIDIA GPU (`cargo xtask gpu-test` bundles them)"
-        );
+        println!("The tests named `on_cuda` need an NVIDIA GPU: they run on an emulated one, at the end");
         arguments.extend(["--skip", "on_cuda"].map(str::to_owned));
     }
     let mut jobs = build(&["--workspace", "--tests"], &arguments)?;
@@ -70,14 +79,57 @@ pub fn full() -> Result<(), String> {
     run(cargo(CHECKED).envs(compilation().iter().copied()))?;
     let [older, hopper] = RECORDED;
     crate::cuda::kernels(&["--check", older, hopper].map(str::to_owned))?;
+    if cfg!(target_os = "linux") {
+        run(&mut Command::new("crates/device-cuda/emulator/check.sh"))?;
+        emulated_gpu(&[])?;
+    }
     // These scripts are written for x86-64 Linux, where `setup` has made sure of clang.
     if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        run(&mut Command::new("crates/device-cuda/bench/emulate/run.sh"))?;
         run(&mut Command::new("scripts/neon-under-qemu"))?;
         run(Command::new("rustup").args(["target", "add", "aarch64-apple-darwin"]))?;
         run(&mut Command::new(".ci/link-darwin"))?;
     }
     Ok(())
+}
+
+/// The tests that need an NVIDIA GPU, on an emulated one; `names`: of `examples/gpu_test.rs`, those to run. By default these are what ends in some
+/// minutes, and the models' tests; and what other GPUs than Hopper's compute in another way.
+pub fn emulated_gpu(names: &[String]) -> Result<(), String> {
+    // Where tests have it that `cargo test` runs.
+    let folder = target().join("tmp/emulated-gpu");
+    run(Command::new("crates/device-cuda/emulator/build.sh").arg(&folder))?;
+    run(&mut cargo(&["build", "--package", "ingle-device-cuda", "--example", "gpu_test"]))?;
+    let on_gpu = ["--ignored", "on_cuda"].map(str::to_owned);
+    let tests: &[&str] = &["--package", "ingle", "--package", "ingle-model", "--test", "main"];
+    let mut jobs = if names.is_empty() { build(tests, &on_gpu)? } else { Vec::new() };
+    let mut job = |architecture: &str, names: Vec<String>| {
+        let program = target().join("debug/examples/gpu_test");
+        let program = program.to_string_lossy().into_owned();
+        let name = format!("gpu_test on sm_{architecture}: {}", names.join(" "));
+        let mut arguments = vec![format!("INGLE_EMULATED_ARCHITECTURE={architecture}"), program];
+        arguments.extend(names);
+        jobs.push(Job { name, program: "env".into(), arguments, folder: root(), is_of_package: false });
+    };
+    for (architecture, those) in EMULATED.into_iter().filter(|_| names.is_empty()) {
+        job(architecture, those.split(", ").map(str::to_owned).collect());
+    }
+    if !names.is_empty() {
+        job("90", names.to_vec());
+    }
+    // Compiled kernels go to that folder, and models stay where they are.
+    let (folder, models) = (folder.to_string_lossy(), models());
+    let emulated =
+        [("LD_LIBRARY_PATH", &*folder), ("XDG_CACHE_HOME", &*folder), ("INGLE_CACHE", models.as_str())];
+    lanes::run(jobs, &logs(), &[compilation(), &emulated].concat(), Cores::All)
+}
+
+/// Where `ingle` keeps models that it has fetched.
+fn models() -> String {
+    let of = |name: &str, below: &str| env::var_os(name).map(|folder| PathBuf::from(folder).join(below));
+    let found = of("INGLE_CACHE", "")
+        .or_else(|| of("XDG_CACHE_HOME", "ingle"))
+        .or_else(|| of("HOME", ".cache/ingle"));
+    found.unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Programs that are not ours against the release build, each group in a virtual environment of its

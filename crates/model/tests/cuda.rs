@@ -1,5 +1,5 @@
 //! Every family's plan on the CUDA device gives what transformers gives: decoders with experts and without, an encoder, and
-//! speech. They need an NVIDIA GPU: `cargo xtask gpu-test` bundles them.
+//! speech. They need an NVIDIA GPU: `cargo xtask gpu-test` bundles them; `cargo xtask full` runs them on an emulated one.
 //!
 //! Deterministic programs multiply the fixtures' BF16 weights in f32, so the interpreter's bound holds for them; so do fast
 //! ones of one row. Fast ones of several rows round what they multiply to halves. Keys and values are f32 here.
@@ -11,10 +11,9 @@ use crate::common::{HALVES, Runner, TOLERANCE, all, failures, json, open};
 use device::Numerics;
 use device_cuda::CudaDevice;
 use model::ModelSpec;
+use std::path::Path;
 
-#[test]
-#[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
-fn all_fixtures_agree_on_cuda() {
+fn agree(names: impl Iterator<Item = &'static str>) {
     let device = CudaDevice::new(0).unwrap();
     let cases = [
         (40, Numerics::Deterministic, TOLERANCE),
@@ -24,12 +23,34 @@ fn all_fixtures_agree_on_cuda() {
         (1, Numerics::Fast, TOLERANCE),
     ];
     let mut failed = Vec::new();
-    for name in all() {
+    for name in names {
         let checkpoint = open(name);
         let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
         failed.extend(failures(&device, &plan, name, &cases));
     }
     assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
+fn all_fixtures_agree_on_cuda() {
+    agree(all());
+}
+
+/// One of each kind.
+#[test]
+#[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
+fn a_few_fixtures_agree_on_cuda() {
+    agree(["gemma3", "qwen3_moe", "lfm2"].into_iter());
+}
+
+/// Without a GPU: its kernels, and the code around them, on a CPU.
+#[test]
+fn a_few_agree_on_an_emulated_gpu() {
+    let tests = ["a_few_fixtures_agree_on_cuda", "an_encoder_agrees_on_cuda", "speech_agrees_on_cuda"];
+    let tests = tests.map(|name| format!("cuda::{name}"));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-gpu");
+    device_testing::check_on_emulated_gpu(&folder, 12, &tests.each_ref().map(String::as_str)).unwrap();
 }
 
 #[test]

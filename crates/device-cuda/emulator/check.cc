@@ -1,8 +1,8 @@
-// Compares kernels of prompts, executed by emulate.h, with a plain evaluation. Usage: check [SEED]
+// Compares kernels of prompts, executed by the engine, with a plain evaluation. Usage: check [SEED]
 #ifdef HOPPER
 #define __CUDA_ARCH_FEAT_SM90_ALL 1
 #endif
-#include "emulate.h"
+#include "device.h"
 
 #include "qk_rope_kv.cu"
 // Both have one.
@@ -12,6 +12,14 @@
 #ifdef HOPPER
 #include "attention_flash/warpgroups.cuh"
 #endif
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+static void run_grid(unsigned x, unsigned y, unsigned n_threads, const std::function<void()> &kernel) {
+    const EmulatedLaunch launch = {"check", {x, y, 1}, n_threads, 232448, false, [](const void *of) { (*(const std::function<void()> *)of)(); }, &kernel};
+    emulated_run(&launch);
+}
 
 typedef std::vector<float> Floats;
 static uint below(uint n) { return rand() % n; }
@@ -219,10 +227,9 @@ static void check_rows() {
 
 int main(int argc, char **argv) {
     const uint seed = argc > 1 ? atoi(argv[1]) : 1;
-    srand(seed);
+    srand(seed), emulated_seed(seed);
     for (int i = 0; i < 60; i++) check_heads(), check_rows();
-    for (bool late : {false, true}) {
-        copies_are_late = late;
+    for (int i = 0; i < 2; i++) {
         check_attention<64, FLASH_F16>(), check_attention<64, FLASH_Q8_0>(), check_attention<64, FLASH_FP8>();
         check_attention<128, FLASH_F16>(), check_attention<128, FLASH_Q8_0>(), check_attention<128, FLASH_FP8>();
         check_attention<80, FLASH_F16>(), check_attention<96, FLASH_F16>(), check_attention<256, FLASH_F16>(), check_attention<256, FLASH_Q8_0>();

@@ -1,0 +1,32 @@
+//! Some of what `examples/gpu_test.rs` checks on a GPU, on an emulated one: host code and kernels as they are, on a CPU (`emulator/`).
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+use device::OpKind;
+use ingle_device_cuda::{CudaDevice, Profile, selftest};
+use std::path::Path;
+
+#[test]
+#[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
+fn some_ops_agree_on_cuda() {
+    let device = CudaDevice::new(0).unwrap();
+    for kind in [OpKind::Rope, OpKind::Argmax, OpKind::SelfAttention] {
+        selftest::check_kind(&device, kind).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
+fn steps_of_a_mixture_take_one_launch_on_cuda() {
+    let device = CudaDevice::new(0).unwrap();
+    let general = Profile { fixed_tables: false, ..Profile::new(device.context().facts()) };
+    let decoder = selftest::decoders().into_iter().find(|decoder| decoder.experts.is_some()).unwrap();
+    selftest::check_decoder(&device.with_profile(general), decoder, 1).unwrap();
+}
+
+#[test]
+fn some_agree_on_an_emulated_gpu() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-gpu");
+    let tests = ["some_ops_agree_on_cuda", "steps_of_a_mixture_take_one_launch_on_cuda"];
+    device_testing::check_on_emulated_gpu(&folder, 12, &tests).unwrap();
+}
