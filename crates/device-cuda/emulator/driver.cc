@@ -7,6 +7,10 @@
 //   INGLE_EMULATED_MEMORY        MiB, 4096
 //   INGLE_EMULATED_SEED          of the order of warps and of what arrives late
 //   INGLE_EMULATED_SECONDS       after which a launch is taken for hung, 300
+//   INGLE_EMULATED_DRIVER        version, 13000
+//   INGLE_EMULATED_LOST_AFTER    launches after which the GPU is lost
+//   INGLE_EMULATED_HANGS_AFTER   launches after which one does not end, as the driver sees it
+//   INGLE_EMULATED_TRACE         each launch is written to stderr
 #include "engine.h"
 #include <chrono>
 #include <csignal>
@@ -27,7 +31,7 @@
 
 namespace {
 
-enum Result { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, NOT_FOUND = 500, NOT_READY = 600 };
+enum Result { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, NOT_FOUND = 500, NOT_READY = 600, UNAVAILABLE = 46 };
 enum Attribute { PROCESSORS = 16, MAJOR = 75, MINOR = 76, SHARED_OPTIN = 97, VIRTUAL_MEMORY = 102 };
 const uint32_t COOPERATIVE = 2;      // of a launch's attributes
 const unsigned SHARED_BYTES = 232448; // of a block, at most
@@ -72,19 +76,29 @@ std::deque<Work> queue;
 std::vector<Work> *recording;
 std::map<uint64_t, size_t> memory, pinned; // by address: bytes
 size_t used;
+Result state = SUCCESS; // NOT_READY: a kernel does not end; else the GPU is lost
+unsigned n_launches;
 
 #define LOCK std::lock_guard<std::recursive_mutex> lock(all)
 
-void run_all() {
-    while (!queue.empty()) {
+// Up to what makes `done` true.
+Result run_until(const bool &done) {
+    while (!done && !queue.empty() && state == SUCCESS) {
         const Work work = std::move(queue.front());
         queue.pop_front();
         work();
     }
+    return state;
 }
-void submit(Work work) {
+Result run_all() {
+    const bool never = false;
+    return run_until(never);
+}
+Result submit(Work work) {
+    if (state != SUCCESS && state != NOT_READY) return state;
     if (recording) recording->push_back(std::move(work));
     else queue.push_back(std::move(work));
+    return SUCCESS;
 }
 bool is_pinned(const void *p) {
     const auto after = pinned.upper_bound((uint64_t)p);
@@ -122,6 +136,12 @@ void on_fault(int, siginfo_t *info, void *) {
 void launch(const Function *f, const LaunchConfig &config, bool together, const std::vector<uint64_t> &arguments) {
     const EmulatedLaunch what = {f->name.c_str(), config.grid, config.block.x, config.shared_bytes, together, f->kernel, arguments.data()};
     static const bool says = getenv("INGLE_EMULATED_TRACE");
+    static const unsigned never = ~0u, lost_after = setting("INGLE_EMULATED_LOST_AFTER", never), hangs_after = setting("INGLE_EMULATED_HANGS_AFTER", never);
+    if (n_launches == lost_after || n_launches == hangs_after) {
+        state = n_launches == lost_after ? UNAVAILABLE : NOT_READY;
+        return;
+    }
+    n_launches++;
     const auto begin = Clock::now();
     emulated_run(&what);
     if (says)
@@ -145,11 +165,12 @@ Result cuInit(unsigned) {
     sigaction(SIGSEGV, &action, nullptr), sigaction(SIGBUS, &action, nullptr);
     return SUCCESS;
 }
-Result cuDriverGetVersion(int *version) { return *version = 13000, SUCCESS; }
+Result cuDriverGetVersion(int *version) { return *version = (int)setting("INGLE_EMULATED_DRIVER", 13000), SUCCESS; }
 Result cuGetErrorName(Result code, const char **name) {
     static const std::map<int, const char *> names = {{INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},   {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
                                                       {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"}, {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE"},
-                                                      {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},           {NOT_READY, "CUDA_ERROR_NOT_READY"}};
+                                                      {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},           {NOT_READY, "CUDA_ERROR_NOT_READY"},
+                                                      {UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE"}};
     const auto found = names.find(code);
     *name = found == names.end() ? nullptr : found->second;
     return *name ? SUCCESS : INVALID_VALUE;
@@ -248,21 +269,21 @@ Result cuMemUnmap(uint64_t address, size_t bytes) {
 
 Result cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *) {
     LOCK;
-    if (is_pinned(from)) return submit([=] { memcpy((void *)to, from, bytes); }), SUCCESS;
+    if (is_pinned(from)) return submit([=] { memcpy((void *)to, from, bytes); });
     const auto copy = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
-    return submit([=] { memcpy((void *)to, copy->data(), bytes); }), SUCCESS;
+    return submit([=] { memcpy((void *)to, copy->data(), bytes); });
 }
 Result cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *) {
     LOCK;
-    return submit([=] { memcpy(to, (const void *)from, bytes); }), SUCCESS;
+    return submit([=] { memcpy(to, (const void *)from, bytes); });
 }
 Result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *) {
     LOCK;
-    return submit([=] { memmove((void *)to, (const void *)from, bytes); }), SUCCESS;
+    return submit([=] { memmove((void *)to, (const void *)from, bytes); });
 }
 Result cuMemsetD8Async(uint64_t to, unsigned char byte, size_t bytes, void *) {
     LOCK;
-    return submit([=] { memset((void *)to, byte, bytes); }), SUCCESS;
+    return submit([=] { memset((void *)to, byte, bytes); });
 }
 
 // ---- kernels
@@ -312,7 +333,7 @@ Result cuLaunchKernelEx(const LaunchConfig *config, const Function *f, void **pa
     const uint64_t *first = (const uint64_t *)parameters[0];
     const std::vector<uint64_t> arguments(first, first + ARGUMENTS / 8);
     const LaunchConfig copy = *config;
-    return submit([=] { launch(f, copy, together, arguments); }), SUCCESS;
+    return submit([=] { launch(f, copy, together, arguments); });
 }
 
 // ---- streams, graphs, events
@@ -324,7 +345,7 @@ Result cuStreamDestroy_v2(void *) {
 }
 Result cuStreamQuery(void *) {
     LOCK;
-    return run_all(), SUCCESS;
+    return run_all();
 }
 Result cuStreamBeginCapture_v2(void *, int) {
     LOCK;
@@ -342,7 +363,8 @@ Result cuGraphExecDestroy(std::vector<Work> *exec) {
 }
 Result cuGraphLaunch(const std::vector<Work> *exec, void *) {
     LOCK;
-    for (const Work &work : *exec) submit(work);
+    for (const Work &work : *exec)
+        if (const Result result = submit(work)) return result;
     return SUCCESS;
 }
 Result cuEventCreate(Event **event, unsigned) { return *event = new Event, SUCCESS; }
@@ -353,16 +375,12 @@ Result cuEventDestroy_v2(Event *event) {
 Result cuEventRecord(Event *event, void *) {
     LOCK;
     event->done = false;
-    return submit([=] { event->done = true, event->at = Clock::now(); }), SUCCESS;
+    return submit([=] { event->done = true, event->at = Clock::now(); });
 }
 Result cuEventQuery(Event *event) {
     LOCK;
-    while (!event->done && !queue.empty()) {
-        const Work work = std::move(queue.front());
-        queue.pop_front();
-        work();
-    }
-    return event->done ? SUCCESS : NOT_READY;
+    const Result result = run_until(event->done);
+    return event->done ? SUCCESS : result == SUCCESS ? NOT_READY : result;
 }
 Result cuEventElapsedTime(float *milliseconds, const Event *from, const Event *to) {
     return *milliseconds = std::chrono::duration<float>(to->at - from->at).count() * 1e3f, SUCCESS;

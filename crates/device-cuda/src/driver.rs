@@ -8,8 +8,7 @@ use device::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ops::Range;
 use std::ptr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use facts::Facts;
@@ -116,8 +115,8 @@ pub struct Context {
     context: sys::CUcontext,
     stream: sys::CUstream,
     facts: Facts,
-    /// A kernel did not end, or the GPU is lost: nothing may wait for it any more.
-    is_lost: AtomicBool,
+    /// Why the GPU was given up, if it was: nothing may wait for it any more.
+    lost: OnceLock<String>,
 }
 
 // SAFETY: the driver's handles may be used by any thread; each makes the context its own before (`enter`).
@@ -157,7 +156,7 @@ impl Context {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         // SAFETY: writes a handle; a context is current.
         check(unsafe { sys::cuStreamCreate(&mut stream, flags) }, "a stream")?;
-        Ok(Arc::new(Context { device, context, stream, facts, is_lost: AtomicBool::new(false) }))
+        Ok(Arc::new(Context { device, context, stream, facts, lost: OnceLock::new() }))
     }
 
     /// What the GPU reports.
@@ -170,8 +169,8 @@ impl Context {
     /// # Errors
     /// The GPU is lost.
     pub fn enter(&self) -> Result<()> {
-        if self.is_lost.load(Ordering::Relaxed) {
-            return failed("a kernel did not end or the GPU was lost; start the process again".to_owned());
+        if let Some(reason) = self.lost.get() {
+            return failed(reason.clone());
         }
         // SAFETY: the context lives as long as this.
         check(unsafe { sys::cuCtxSetCurrent(self.context) }, "the GPU's context")
@@ -321,12 +320,7 @@ impl Context {
         // SAFETY: as `upload`; the bytes are not touched until the copy is done.
         let code =
             unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream) };
-        let result = check(code, "copying from the GPU").and_then(|()| self.finish());
-        if result.is_err() && self.is_lost.load(Ordering::Relaxed) {
-            // A copy may still write there.
-            return failed("the GPU did not finish".to_owned());
-        }
-        result
+        check(code, "copying from the GPU").and_then(|()| self.finish())
     }
 
     /// Copy within the GPU's memory, in the order of the stream.
@@ -365,10 +359,7 @@ impl Context {
             match query() {
                 sys::CUresult::CUDA_ERROR_NOT_READY => {}
                 sys::CUresult::CUDA_SUCCESS => return Ok(()),
-                code => {
-                    self.is_lost.store(true, Ordering::Relaxed);
-                    return failed(format!("a step failed: {}", describe(code)));
-                }
+                code => return self.give_up(format!("the GPU failed: {}", describe(code))),
             }
             n = n.saturating_add(1);
             if n < 20_000 {
@@ -376,9 +367,8 @@ impl Context {
                 continue;
             }
             if started.elapsed() > PATIENCE {
-                self.is_lost.store(true, Ordering::Relaxed);
                 let seconds = PATIENCE.as_secs();
-                return failed(format!(
+                return self.give_up(format!(
                     "a kernel has run for {seconds} s and does not end; the GPU is given up, start the process again and report this"
                 ));
             }
@@ -388,6 +378,10 @@ impl Context {
                 20
             }));
         }
+    }
+
+    fn give_up(&self, reason: String) -> Result<()> {
+        failed(self.lost.get_or_init(|| reason).clone())
     }
 
     /// A point of the stream that can be waited for.
@@ -439,7 +433,7 @@ pub fn connect(contexts: &[Arc<Context>]) -> Result<bool> {
 impl Drop for Context {
     fn drop(&mut self) {
         // What hangs would hang this too; the process' end frees it.
-        if self.is_lost.load(Ordering::Relaxed) {
+        if self.lost.get().is_some() {
             return;
         }
         // SAFETY: the handles are this context's; whatever used them holds an Arc of it, and so is gone.

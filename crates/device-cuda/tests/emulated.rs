@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use device::OpKind;
+use device_testing::EmulatedGpu;
 use ingle_device_cuda::{CudaDevice, Profile, selftest};
-use std::path::Path;
 
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
@@ -26,7 +26,6 @@ fn steps_of_a_mixture_take_one_launch_on_cuda() {
 
 #[test]
 fn some_agree_on_an_emulated_gpu() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-gpu");
     let tests = ["some_ops_agree_on_cuda", "steps_of_a_mixture_take_one_launch_on_cuda"];
-    device_testing::check_on_emulated_gpu(&folder, 12, &tests).unwrap();
+    EmulatedGpu::build(env!("CARGO_TARGET_TMPDIR")).and_then(|gpu| gpu.test(12, &tests)).unwrap();
 }

@@ -1,31 +1,54 @@
-//! Tests that need an NVIDIA GPU, on an emulated one (`crates/device-cuda/emulator`).
+//! An NVIDIA GPU that is emulated on the CPU (`crates/device-cuda/emulator`), for tests.
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Run tests of the calling binary that are marked `#[ignore]`, by their full names, on an emulated NVIDIA GPU with so many multiprocessors,
-/// in a process of their own. `folder` keeps the emulator's libraries and compiled kernels.
-///
-/// # Errors
-/// The emulator could not be built, for which it needs Python and a C++ compiler, or a test failed: with what was printed.
-pub fn check_on_emulated_gpu(folder: &Path, n_processors: usize, tests: &[&str]) -> Result<(), String> {
-    let run = |command: &mut Command| {
-        let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        match output.status.success() {
-            true => Ok(text(&output.stdout)),
-            false => Err(format!("{command:?}:\n{}{}", text(&output.stdout), text(&output.stderr))),
-        }
-    };
-    let build = concat!(env!("CARGO_MANIFEST_DIR"), "/../device-cuda/emulator/build.sh");
-    run(Command::new(build).arg(folder))?;
-    let binary = std::env::current_exe().map_err(|error| error.to_string())?;
-    let printed = run(Command::new(binary)
-        .args(["--ignored", "--exact", "--test-threads", "1"])
-        .args(tests)
-        .env("LD_LIBRARY_PATH", folder)
-        .env("XDG_CACHE_HOME", folder)
-        .env("INGLE_EMULATED_PROCESSORS", n_processors.to_string()))?;
-    let expected = format!(" {} passed", tests.len());
-    if printed.contains(&expected) { Ok(()) } else { Err(format!("expected{expected}:\n{printed}")) }
+/// The libraries that a process finds instead of NVIDIA's.
+#[derive(Debug)]
+pub struct EmulatedGpu {
+    folder: PathBuf,
+}
+
+impl EmulatedGpu {
+    /// Compile them into a folder below that of cargo for tests' files, where they are kept, and kernels with them.
+    ///
+    /// # Errors
+    /// They could not be built, for which Python and a C++ compiler are needed: with what was printed.
+    pub fn build(of_tests: &str) -> Result<EmulatedGpu, String> {
+        let gpu = EmulatedGpu { folder: Path::new(of_tests).join("emulated-gpu") };
+        let build = concat!(env!("CARGO_MANIFEST_DIR"), "/../device-cuda/emulator/build.sh");
+        printed(Command::new(build).arg(&gpu.folder)).map(|_| gpu)
+    }
+
+    /// A program that sees the GPU. `emulator/driver.cc` lists variables that say what kind of one.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env("LD_LIBRARY_PATH", &self.folder).env("XDG_CACHE_HOME", &self.folder);
+        command
+    }
+
+    /// Run tests of the calling binary that are marked `#[ignore]`, by their full names, in a process that sees the GPU, with so many
+    /// multiprocessors.
+    ///
+    /// # Errors
+    /// One of them failed: with what was printed.
+    pub fn test(&self, n_processors: usize, tests: &[&str]) -> Result<(), String> {
+        let binary = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut command = self.command(binary);
+        command.args(["--ignored", "--exact", "--test-threads", "1"]).args(tests);
+        let printed = printed(command.env("INGLE_EMULATED_PROCESSORS", n_processors.to_string()))?;
+        let expected = format!(" {} passed", tests.len());
+        if printed.contains(&expected) { Ok(()) } else { Err(format!("expected{expected}:\n{printed}")) }
+    }
+}
+
+/// What a command printed, if it succeeded.
+fn printed(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match output.status.success() {
+        true => Ok(text(&output.stdout)),
+        false => Err(format!("{command:?}:\n{}{}", text(&output.stdout), text(&output.stderr))),
+    }
 }

@@ -39,7 +39,7 @@ pub use builder::{AttentionOptions, PlanBuilder, RecurrentShape};
 pub use cases::{Case, Norms, check_op_cases, layers_with_norms};
 pub use commits::{check_commits, check_shortage};
 pub use compare::{check_cases, check_device, compare, compare_chunks, run};
-pub use emulated::check_on_emulated_gpu;
+pub use emulated::EmulatedGpu;
 pub use plans::{mini_transformer, truncate};
 pub use random::{Rng, cases, quantized};
 pub use replaced::check_replaced_plans;

@@ -5,6 +5,7 @@ mod commands;
 mod common;
 mod convert;
 mod convert_gguf;
+mod cuda;
 mod embed;
 mod images;
 mod kv_budget;

@@ -10,8 +10,8 @@ use crate::common::speech::{NAME, agrees_with_fixture, worst};
 use crate::common::{HALVES, Runner, TOLERANCE, all, failures, json, open};
 use device::Numerics;
 use device_cuda::CudaDevice;
+use device_testing::EmulatedGpu;
 use model::ModelSpec;
-use std::path::Path;
 
 fn agree(names: impl Iterator<Item = &'static str>) {
     let device = CudaDevice::new(0).unwrap();
@@ -49,8 +49,8 @@ fn a_few_fixtures_agree_on_cuda() {
 fn a_few_agree_on_an_emulated_gpu() {
     let tests = ["a_few_fixtures_agree_on_cuda", "an_encoder_agrees_on_cuda", "speech_agrees_on_cuda"];
     let tests = tests.map(|name| format!("cuda::{name}"));
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-gpu");
-    device_testing::check_on_emulated_gpu(&folder, 12, &tests.each_ref().map(String::as_str)).unwrap();
+    let gpu = EmulatedGpu::build(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    gpu.test(12, &tests.each_ref().map(String::as_str)).unwrap();
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! The CUDA device from the command line, on an emulated GPU: answers, and what a user is told when something is wrong with the GPU.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
+
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use device_testing::EmulatedGpu;
+
+use crate::common::{fixture, ids, json};
+
+const SETTING: &str = "INGLE_EMULATED_";
+
+/// Eight tokens of a small model, with settings of the emulator (their names without [`SETTING`]) and more arguments.
+fn complete(settings: &[(&str, &str)], more: &[&str]) -> Output {
+    let gpu = EmulatedGpu::build(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut command = gpu.command(env!("CARGO_BIN_EXE_ingle"));
+    let folder = fixture("models/qwen3");
+    command.args(["complete", folder.to_str().unwrap(), "--tokens", "36,144,5", "--greedy", "-n", "8"]);
+    command.args(["--ctx", "128", "--json", "--device", "cuda"]).args(more);
+    command.envs(settings.iter().map(|(name, value)| (format!("{SETTING}{name}"), value)));
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+/// The tokens, and what it says on stderr.
+#[track_caller]
+fn answer(out: &Output) -> (Vec<u32>, String) {
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "{said}");
+    let found: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    (ids(&found["tokens"]), said)
+}
+
+/// What it says on stderr, and that it fails as commands do, without a panic.
+#[track_caller]
+fn refused(settings: &[(&str, &str)], more: &[&str]) -> String {
+    let out = complete(settings, more);
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{}{text}", String::from_utf8_lossy(&out.stdout));
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+#[test]
+fn it_answers_as_the_interpreter() {
+    let folder = fixture("models/qwen3");
+    let arguments = ["complete", folder.to_str().unwrap(), "--tokens", "36,144,5", "--greedy", "-n", "8"];
+    let expected = ids(&json(&[&arguments[..], &["--json", "--device", "reference"]].concat())["tokens"]);
+    for architecture in ["90", "75"] {
+        assert_eq!(answer(&complete(&[("ARCHITECTURE", architecture)], &[])).0, expected, "{architecture}");
+    }
+    // What has no room on the GPU the CPU has.
+    let (found, said) = answer(&complete(&[("MEMORY", "1")], &[]));
+    assert_eq!(found, expected);
+    assert!(said.contains("the CPU has layers 0 to 3") && said.contains("1.0 MiB are free there"), "{said}");
+}
+
+#[test]
+fn what_the_gpu_lacks_is_said() {
+    let text = refused(&[("DRIVER", "11080")], &[]);
+    assert!(text.contains("CUDA 11.8, expected 12.0 or newer"), "{text}");
+    let text = refused(&[("ARCHITECTURE", "70")], &[]);
+    assert!(text.contains("compute capability 7.0, expected 7.5 or newer"), "{text}");
+    let text = refused(&[("MEMORY", "30")], &["--gpu-layers", "4"]);
+    assert!(text.contains("no setting makes it fit: free"), "{text}");
+}
+
+/// Lost while the model is loaded, while its first step runs, and later.
+#[test]
+fn a_lost_gpu_is_an_error() {
+    for n in ["0", "5", "40", "100"] {
+        let text = refused(&[("LOST_AFTER", n)], &[]);
+        assert!(text.contains("the GPU is lost or unavailable"), "after {n} launches: {text}");
+    }
+}
+
+/// A kernel that does not end is given up, and so does not keep the process.
+#[test]
+#[ignore = "takes two minutes: the watchdog's patience"]
+fn a_kernel_that_hangs_is_given_up() {
+    let begun = Instant::now();
+    let text = refused(&[("HANGS_AFTER", "60")], &[]);
+    assert!(text.contains("a kernel has run for 120 s and does not end"), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(180));
+}
