@@ -4,7 +4,6 @@
 //
 //   INGLE_EMULATED_ARCHITECTURE  90, which is the default, or another compute capability times ten
 //   INGLE_EMULATED_PROCESSORS    multiprocessors, 36
-//   INGLE_EMULATED_SHARED        bytes of shared memory that a block may have, if they are less than the architecture has: rings are shorter then
 //   INGLE_EMULATED_MEMORY        MiB, 4096
 //   INGLE_EMULATED_SEED          of the order of warps and of what arrives late
 //   INGLE_EMULATED_SECONDS       after which a launch is taken for hung, 300
@@ -13,7 +12,6 @@
 //   INGLE_EMULATED_HANGS_AFTER   launches after which one does not end, as the driver sees it
 //   INGLE_EMULATED_TRACE         each launch is written to stderr
 #include "engine.h"
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -192,7 +190,7 @@ Result cuDeviceGetAttribute(int *value, int which, int) {
     case PROCESSORS: *value = setting("INGLE_EMULATED_PROCESSORS", 36); break;
     case MAJOR: *value = architecture / 10; break;
     case MINOR: *value = architecture % 10; break;
-    case SHARED_OPTIN: *value = std::min(setting("INGLE_EMULATED_SHARED", SHARED_BYTES), architecture == 75 ? 64u << 10 : architecture >= 90 ? SHARED_BYTES : 99u << 10); break;
+    case SHARED_OPTIN: *value = architecture == 75 ? 64 << 10 : architecture >= 90 ? SHARED_BYTES : 99 << 10; break;
     case VIRTUAL_MEMORY: *value = 1; break;
     default: fprintf(stderr, "the emulated GPU has no attribute %d\n", which); return INVALID_VALUE;
     }
