@@ -1,5 +1,5 @@
 // Runs blocks of a CUDA kernel on a CPU: every thread is a fiber, and barriers, exchanges within a warp and polls switch between them. Warps
-// take turns in a random order. Bulk copies and words for other blocks arrive at random times, so that what does not wait for them is seen.
+// take turns in a random order. Words for other blocks arrive at random times; so do bulk copies, or in every second launch only when a thread waits for them: what does not wait is seen.
 // What is not seen: races between plain stores and loads of threads that need not wait for each other, as threads run one at a time;
 // speed; and what a compiler for GPUs makes of the source.
 #include "engine.h"
@@ -121,13 +121,19 @@ struct Block {
     NamedBarrier named[16];
     std::unordered_map<unsigned char *, MBarrier> mbarriers;
 };
-// What happens some time later: a bulk copy, or a store of one word.
-struct Later {
+// What happens some time later.
+struct BulkCopy {
     void *to;
     const void *from;
-    uint64_t value;
     unsigned bytes, block;
     unsigned char *barrier;
+    void run() const;
+};
+struct WordStore {
+    void *to;
+    uint64_t value;
+    unsigned bytes;
+    void run() const { memcpy(to, &value, bytes); }
 };
 
 const EmulatedLaunch *launch;
@@ -135,10 +141,11 @@ std::vector<Thread> threads;
 std::vector<Warp> warps;
 std::vector<Block> blocks;
 std::vector<unsigned> alive_warps;
-std::vector<Later> later;
+std::vector<BulkCopy> copies;
+std::vector<WordStore> stores;
 Stack outside;
 unsigned current, clock_now;
-bool copies_are_late;
+bool copies_are_late; // of a launch: copies end when a thread waits for them, and not before
 uint64_t random_state = 0x9E3779B97F4A7C15ull, turns;
 std::chrono::steady_clock::time_point started;
 
@@ -158,14 +165,14 @@ Block &block() { return blocks[block_number()]; }
     abort();
 }
 
-void complete_bytes(unsigned in_block, unsigned char *barrier, long long bytes);
-void run_later(size_t i) {
-    const Later it = later[i];
-    later[i] = later.back();
-    later.pop_back();
-    if (it.from) memcpy(it.to, it.from, it.bytes);
-    else memcpy(it.to, &it.value, it.bytes);
-    if (it.barrier) complete_bytes(it.block, it.barrier, it.bytes);
+template <class T> void run_one(std::vector<T> &of, size_t i) {
+    const T it = of[i];
+    of[i] = of.back();
+    of.pop_back();
+    it.run();
+}
+template <class T> void run_some(std::vector<T> &of) {
+    for (size_t n = (of.size() + 3) / 4; n > 0; n--) run_one(of, random_below(of.size()));
 }
 
 void enter(unsigned to) {
@@ -183,8 +190,10 @@ unsigned next_lane(unsigned w, unsigned lane) {
     give_up("a warp without threads");
 }
 void leave_warp() {
-    if (!later.empty() && random_below(4) == 0)
-        for (size_t n = 1 + later.size() / 4; n > 0 && !later.empty(); n--) run_later(random_below(later.size()));
+    if (random_below(4) == 0) {
+        run_some(stores);
+        if (!copies_are_late) run_some(copies);
+    }
     if (++turns % (1 << 20) == 0) {
         static const char *limit = getenv("INGLE_EMULATED_SECONDS");
         if (std::chrono::steady_clock::now() - started > std::chrono::seconds(limit ? atoi(limit) : 300)) give_up("does not end");
@@ -248,7 +257,8 @@ void run_blocks(const std::vector<Index> &indices) {
     current = 0, threadIdx = {0, 0, 0}, blockIdx = blocks[0].index, emulated_shared = blocks[0].shared;
     copies_are_late = random_below(2);
     Stack::change(outside, threads[0].stack);
-    while (!later.empty()) run_later(random_below(later.size()));
+    while (!copies.empty()) run_some(copies);
+    emulated_fence();
 }
 
 // ---- mbarriers
@@ -261,8 +271,9 @@ MBarrier &mbarrier(Block &of, unsigned char *at) {
 void turn(MBarrier &b) {
     if (b.pending == 0 && b.bytes == 0) b.pending = b.count, b.phase ^= 1;
 }
-void complete_bytes(unsigned in_block, unsigned char *at, long long bytes) {
-    MBarrier &b = mbarrier(blocks[in_block], at);
+void BulkCopy::run() const {
+    memcpy(to, from, bytes);
+    MBarrier &b = mbarrier(blocks[block], barrier);
     b.bytes -= bytes;
     turn(b);
 }
@@ -375,16 +386,20 @@ void emulated_mbarrier_expect(unsigned char *at, unsigned bytes) {
 }
 void emulated_mbarrier_wait(unsigned char *at, unsigned parity) {
     MBarrier &b = mbarrier(block(), at);
-    wait_until([&] { return b.phase != parity; });
+    wait_until([&] {
+        if (b.phase == parity && copies_are_late && random_below(8) == 0)
+            for (size_t i = copies.size(); i-- > 0;)
+                if (i < copies.size() && copies[i].barrier == at) run_one(copies, i);
+        return b.phase != parity;
+    });
 }
 void emulated_bulk_copy(unsigned char *to, const void *from, unsigned bytes, unsigned char *barrier) {
     if (((uintptr_t)to | (uintptr_t)from | bytes) % 16) give_up("a bulk copy that is not of whole 16 bytes");
-    later.push_back({to, from, 0, bytes, block_number(), barrier});
+    copies.push_back({to, from, bytes, block_number(), barrier});
 }
-void emulated_store(void *to, uint64_t value, unsigned bytes) { later.push_back({to, nullptr, value, bytes, 0, nullptr}); }
+void emulated_store(void *to, uint64_t value, unsigned bytes) { stores.push_back({to, value, bytes}); }
 void emulated_fence() {
-    for (size_t i = later.size(); i-- > 0;)
-        if (i < later.size() && !later[i].from) run_later(i);
+    while (!stores.empty()) run_some(stores);
 }
 
 void emulated_copy_16(unsigned char *to, const void *from, bool inside) {
