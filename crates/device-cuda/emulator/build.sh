@@ -7,6 +7,10 @@ mkdir -p "$1"
 to=$(cd "$1" && pwd)
 cd "$(dirname "$0")"
 compiler=${CXX:-$(command -v c++ || compgen -c clang++- | sort -V | tail -1)}
+if [ -z "$compiler" ]; then
+  echo "no C++ compiler was found: install g++ or clang" >&2
+  exit 1
+fi
 # With instructions for halves; and sums must not depend on what the compiler fuses.
 flags="-std=c++17 -fPIC -shared -ffp-contract=off"
 if [ "$(uname -m)" = x86_64 ]; then flags+=" -march=x86-64-v3"; fi

@@ -52,7 +52,7 @@ def call(inside):
     text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', template))
     operation = re.search(r"\b[a-z][a-z0-9]*\.[\w.:]+", text)
     if not operation:
-        return "" # it only keeps a compiler from moving things
+        return ""  # it only keeps a compiler from moving things
     name = re.sub(r"[^a-z0-9]", "_", operation[0].lower().rstrip(";."))
     name += "".join("_" + more.lower() for more in re.findall(r"%%(\w+)|(0x[0-9A-Fa-f]+);", text) for more in more if more)
     operands = []
