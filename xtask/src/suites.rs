@@ -30,7 +30,8 @@ const FULL_CASES: &str = "4096";
 /// The architectures for which registers and spills of CUDA's kernels are recorded: one without kernels of its own, and Hopper.
 const RECORDED: [&str; 2] = ["sm_80", "sm_90a"];
 
-/// What of `examples/gpu_test.rs` runs on an emulated GPU: by compute capability times ten, the names of a process.
+/// What of `examples/gpu_test.rs` runs on an emulated GPU in `full`, since it takes minutes and not hours: for each process the compute capability
+/// times ten, and names of tests.
 const EMULATED: [(&str, &str); 6] = [
     ("90", "Linear, CrossAttention"),
     ("80", "Linear, SelfAttention"),
@@ -91,8 +92,8 @@ pub fn full() -> Result<(), String> {
     Ok(())
 }
 
-/// The tests that need an NVIDIA GPU, on an emulated one; `names`: of `examples/gpu_test.rs`, those to run. By default these are what ends in some
-/// minutes, and the models' tests; and what other GPUs than Hopper's compute in another way.
+/// The tests that need an NVIDIA GPU, on an emulated one: those of `examples/gpu_test.rs` with these names or, without names, [`EMULATED`] and the
+/// tests of models.
 pub fn emulated_gpu(names: &[String]) -> Result<(), String> {
     // Where tests have it that `cargo test` runs.
     let folder = target().join("tmp/emulated-gpu");
@@ -101,20 +102,15 @@ pub fn emulated_gpu(names: &[String]) -> Result<(), String> {
     let on_gpu = ["--ignored", "on_cuda"].map(str::to_owned);
     let tests: &[&str] = &["--package", "ingle", "--package", "ingle-model", "--test", "main"];
     let mut jobs = if names.is_empty() { build(tests, &on_gpu)? } else { Vec::new() };
-    let mut job = |architecture: &str, names: Vec<String>| {
-        let program = target().join("debug/examples/gpu_test");
-        let program = program.to_string_lossy().into_owned();
-        let name = format!("gpu_test on sm_{architecture}: {}", names.join(" "));
-        let mut arguments = vec![format!("INGLE_EMULATED_ARCHITECTURE={architecture}"), program];
-        arguments.extend(names);
-        jobs.push(Job { name, program: "env".into(), arguments, folder: root(), is_of_package: false });
-    };
-    for (architecture, those) in EMULATED.into_iter().filter(|_| names.is_empty()) {
-        job(architecture, those.split(", ").map(str::to_owned).collect());
-    }
-    if !names.is_empty() {
-        job("90", names.to_vec());
-    }
+    let named = names.join(", ");
+    let processes = if names.is_empty() { EMULATED.to_vec() } else { vec![("90", named.as_str())] };
+    let program = target().join("debug/examples/gpu_test").to_string_lossy().into_owned();
+    jobs.extend(processes.into_iter().map(|(architecture, tests)| {
+        let mut arguments = vec![format!("INGLE_EMULATED_ARCHITECTURE={architecture}"), program.clone()];
+        arguments.extend(tests.split(", ").map(str::to_owned));
+        let name = format!("gpu_test on sm_{architecture}: {tests}");
+        Job { name, program: "env".into(), arguments, folder: root(), is_of_package: false }
+    }));
     // Compiled kernels go to that folder, and models stay where they are.
     let (folder, models) = (folder.to_string_lossy(), models());
     let emulated =

@@ -1,16 +1,14 @@
 #!/bin/bash
-# Executes kernels of prompts on the CPU, as they are for Hopper and for other chips, and compares them with a plain evaluation. Needs a
-# C++ compiler with _Float16: CXX, c++, or the newest clang++ there is. Usage: run.sh [SEEDS]
+# Executes kernels of prompts on the CPU, as they are for Hopper and for other chips, and compares them with a plain evaluation. Needs
+# python3 and the compiler that compiler.sh looks for. Usage: check.sh [SEEDS]
 set -e
 cd "$(dirname "$0")"
 to=$(mktemp -d)
 trap 'rm -rf "$to"' EXIT
 cp -r ../src/kernels "$to/kernels"
 python3 prepare.py "$to/kernels"
-# Sums must not depend on what the compiler fuses.
-flags="-std=c++17 -O2 -w -ffp-contract=off -I . -I $to/kernels"
-if [ "$(uname -m)" = x86_64 ]; then flags+=" -march=x86-64-v3"; fi
-compiler=${CXX:-$(command -v c++ || compgen -c clang++- | sort -V | tail -1)}
+. ./compiler.sh
+flags+=" -O2 -w -I . -I $to/kernels"
 $compiler $flags -DHOPPER -o "$to/hopper" check.cc engine.cc
 $compiler $flags -o "$to/others" check.cc engine.cc
 for seed in ${*:-1 2 3}; do

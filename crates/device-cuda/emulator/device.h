@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 
 #define __device__
 #define __global__
@@ -66,7 +65,6 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     return result;
 }
 inline uint16_t half_bits(float x) { return same_bits<uint16_t>((_Float16)x); }
-inline float half_value(uint16_t bits) { return (float)same_bits<_Float16>(bits); }
 inline unsigned two_halves(float low, float high) { return half_bits(low) | (unsigned)half_bits(high) << 16; }
 inline float first_half(unsigned x) { return half_value(x & 65535); }
 inline float second_half(unsigned x) { return half_value(x >> 16); }

@@ -123,6 +123,8 @@ void give_back(void *start, size_t bytes) {
     munmap((char *)start + room - mapped, mapped + PAGE);
 }
 size_t total() { return (size_t)setting("INGLE_EMULATED_MEMORY", 4096) << 20; }
+unsigned architecture() { return setting("INGLE_EMULATED_ARCHITECTURE", 90); }
+unsigned n_processors() { return setting("INGLE_EMULATED_PROCESSORS", 36); }
 
 void on_fault(int, siginfo_t *info, void *) {
     char text[300];
@@ -181,16 +183,14 @@ Result cuGetErrorName(Result code, const char **name) {
 Result cuDeviceGetCount(int *n) { return *n = 1, SUCCESS; }
 Result cuDeviceGet(int *device, int index) { return *device = index, index == 0 ? SUCCESS : INVALID_DEVICE; }
 Result cuDeviceGetName(char *name, int length, int) {
-    const unsigned architecture = setting("INGLE_EMULATED_ARCHITECTURE", 90);
-    return snprintf(name, length, "emulated GPU of compute capability %u.%u", architecture / 10, architecture % 10), SUCCESS;
+    return snprintf(name, length, "emulated GPU of compute capability %u.%u", architecture() / 10, architecture() % 10), SUCCESS;
 }
 Result cuDeviceGetAttribute(int *value, int which, int) {
-    const unsigned architecture = setting("INGLE_EMULATED_ARCHITECTURE", 90);
     switch (which) {
-    case PROCESSORS: *value = setting("INGLE_EMULATED_PROCESSORS", 36); break;
-    case MAJOR: *value = architecture / 10; break;
-    case MINOR: *value = architecture % 10; break;
-    case SHARED_OPTIN: *value = architecture == 75 ? 64 << 10 : architecture >= 90 ? SHARED_BYTES : 99 << 10; break;
+    case PROCESSORS: *value = n_processors(); break;
+    case MAJOR: *value = architecture() / 10; break;
+    case MINOR: *value = architecture() % 10; break;
+    case SHARED_OPTIN: *value = architecture() == 75 ? 64 << 10 : architecture() >= 90 ? SHARED_BYTES : 99 << 10; break;
     case VIRTUAL_MEMORY: *value = 1; break;
     default: fprintf(stderr, "the emulated GPU has no attribute %d\n", which); return INVALID_VALUE;
     }
@@ -328,7 +328,7 @@ Result cuLaunchKernelEx(const LaunchConfig *config, const Function *f, void **pa
         return INVALID_VALUE;
     bool together = false;
     for (unsigned i = 0; i < config->n_attributes; i++) together |= config->attributes[i].id == COOPERATIVE && config->attributes[i].number;
-    if (together && grid.x * grid.y * grid.z > setting("INGLE_EMULATED_PROCESSORS", 36)) return INVALID_VALUE;
+    if (together && grid.x * grid.y * grid.z > n_processors()) return INVALID_VALUE;
     // The device's own buffer has as many bytes, whatever the kernel takes.
     const uint64_t *first = (const uint64_t *)parameters[0];
     const std::vector<uint64_t> arguments(first, first + ARGUMENTS / 8);

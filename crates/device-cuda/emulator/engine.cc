@@ -1,5 +1,6 @@
 // Runs blocks of a CUDA kernel on a CPU: every thread is a fiber, and barriers, exchanges within a warp and polls switch between them. Warps
-// take turns in a random order. Words for other blocks arrive at random times; so do bulk copies, or in every second launch only when a thread waits for them: what does not wait is seen.
+// take turns in a random order. Words for other blocks arrive at random times; so do bulk copies, or in every second launch only when a
+// thread waits for them: what does not wait is seen.
 // What is not seen: races between plain stores and loads of threads that need not wait for each other, as threads run one at a time;
 // speed; and what a compiler for GPUs makes of the source.
 #include "engine.h"
@@ -7,7 +8,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unordered_map>
@@ -280,11 +280,6 @@ void BulkCopy::run() const {
 
 // ---- halves
 
-float half_value(uint16_t bits) {
-    _Float16 h;
-    memcpy(&h, &bits, 2);
-    return (float)h;
-}
 float product(const float *a, const float *b) {
     typedef float Eight __attribute__((vector_size(32)));
     Eight x[2], y[2];

@@ -2,10 +2,17 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 struct Index {
     unsigned x, y, z;
 };
+
+inline float half_value(uint16_t bits) {
+    _Float16 half;
+    memcpy(&half, &bits, sizeof half);
+    return (float)half;
+}
 
 extern "C" {
 // Of the thread that runs; x of a thread, all three of a block.

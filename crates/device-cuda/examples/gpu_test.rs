@@ -167,10 +167,8 @@ fn main() -> ExitCode {
             }
         }
         // The weights of such decoders are less than a ring. Shorter ones go round several times in a step: of several rows, of a mixture.
-        for (seed, shared_bytes) in [(1, 170_000), (25, 100_000)] {
-            if !(is_wanted("persistent") || is_wanted("rings")) {
-                continue;
-            }
+        let rings = is_wanted("persistent") || is_wanted("rings");
+        for (seed, shared_bytes) in [(1, 170_000), (25, 100_000)].into_iter().filter(|_| rings) {
             let started = Instant::now();
             let short = Profile { fixed_tables: false, shared_bytes, ..usual.clone() };
             let decoder = selftest::decoders()[seed - 1];

@@ -79,8 +79,8 @@ fn exact_on_the_reference_gemma3() {
 /// and values in f32; so a rounding anywhere decides. Keys and values in 16 bits move logits by 0.003, where weights are F32.
 const TOSS_UP: (&str, usize) = ("Привет, как дела? Сегодня мы", 17);
 
-/// Of a device that multiplies in other ways than exactly. On the CPU device activations are quantised to 8 bits, as llama.cpp does: no further off than it, within 10 %, and no other best
-/// token where the exact margin exceeds 0.5, but at [`TOSS_UP`]. Every `every`th answer is compared.
+/// A device whose products are not exact is no further off than llama.cpp, within 10 %, and has no other best token where the exact margin exceeds
+/// 0.5, but at [`TOSS_UP`]. (The CPU device quantises activations to 8 bits, as llama.cpp does.) Every `every`th answer is compared.
 fn close(model: &RealModel, more: &[&str], every: usize) {
     let path = model.path();
     let (mut sum, mut n, mut other_best) = (0.0, 0, 0);

@@ -281,7 +281,7 @@ pub fn check_device(runner: Runner, name: &str, chunk: usize) -> f32 {
 }
 
 /// As [`check_with`], on a device whose logits may differ by `bound`; beyond [`TOLERANCE`] its greedy answer may differ too. Experts in
-/// MXFP4 are multiplied by activations in 8 bits: the fixture that has them is held to a bound of its own, and the same model in BF16
+/// MXFP4 are multiplied by activations in 8 bits, so the fixture that has them gets a wider bound, and the same model in BF16
 /// says whether the rest is right.
 pub fn check_within(runner: Runner, name: &str, chunk: usize, bound: f32) -> f32 {
     let sensitive = SENSITIVE.iter().find(|(sensitive, _)| *sensitive == name);
