@@ -9,7 +9,7 @@ mod primitives;
 
 pub(crate) use primitives::activation;
 
-use crate::arguments::{PagesArguments, PersistentArguments};
+use crate::arguments::{Choice, PagesArguments, PersistentArguments};
 use crate::driver::{Address, NAME};
 use crate::group::Rank;
 use crate::layout::{Scratch, StepLayout};
@@ -135,6 +135,7 @@ pub(crate) struct Draft<'a> {
 }
 
 /// One launch.
+#[derive(Clone, Copy)]
 struct Call<'a> {
     file: &'a str,
     name: &'a str,
@@ -176,6 +177,22 @@ impl<'a> Call<'a> {
 }
 
 pub(crate) const ONE: Extent = Extent::Fixed(1);
+
+/// Of a launch of the persistent kernel of one row: the arguments for one of a step's rows, but for its sequence's page table, which is known at
+/// launch.
+fn of_row(arguments: &PersistentArguments, row: usize) -> PersistentArguments {
+    let row = row as u64;
+    PersistentArguments {
+        x: arguments.x + 4 * row * u64::from(arguments.hidden),
+        position: arguments.position + 4 * row,
+        choice: match arguments.choice {
+            0 => 0,
+            choice => choice + row * size_of::<Choice>() as u64,
+        },
+        logits: arguments.logits + 4 * row * u64::from(arguments.n_vocab),
+        ..*arguments
+    }
+}
 
 /// A threadgroup for each row.
 pub(crate) fn each(rows: RowCount) -> Extent {
@@ -241,7 +258,15 @@ impl Compiler<'_> {
         let writes = [decoder.logits];
         let call = Call::new(file, RowCount::Tokens, grid, THREADS, &writes);
         let weight_bytes = persistent.weight_bytes();
-        draft.push(Call { name: &name, shared, weight_bytes, together: true, ..call }, &arguments);
+        let call = Call { name: &name, shared, weight_bytes, together: true, ..call };
+        if rows == Rows::Several {
+            draft.push(call, &arguments);
+        } else {
+            let most = class.most().map_or(persistent.in_turn, |most| most.min(persistent.in_turn));
+            for row in 0..most {
+                draft.push(Call { at_launch: AtLaunch::Row(row), ..call }, &of_row(&arguments, row));
+            }
+        }
         if persistent.chooses {
             draft.best = When::BestOfChanged;
         }
@@ -428,7 +453,7 @@ impl Draft<'_> {
                 // Which of its kernels is chosen by the rows of each step.
                 AtLaunch::Cut(product) => format!("gemm/packed {}", product.codec.name),
                 AtLaunch::Grouped(product, _) => format!("gemm/grouped {}", product.codec.name),
-                AtLaunch::Nothing | AtLaunch::Width(_) => {
+                AtLaunch::Nothing | AtLaunch::Width(_) | AtLaunch::Row(_) => {
                     format!("{} {}", call.file.trim_end_matches(".cu"), call.name)
                 }
             },

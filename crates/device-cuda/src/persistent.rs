@@ -20,7 +20,7 @@ use std::ops::Range;
 pub use fixed::fixed_file;
 pub use pattern::{Decoder, Mixture, decoder};
 use products::{BUNDLE, CODEC_Q4M, Codec, Packing, Product, even_blocks, products, qkv_parts};
-pub use rows::Rows;
+pub use rows::{MOST_IN_TURN, Rows};
 use rows::{ROWS_INPUT, SHARED_MORE};
 pub use weights::{PersistentPlan, PersistentWeights};
 
@@ -110,6 +110,8 @@ pub struct Persistent {
     /// Rows of a step that the kernel of several rows takes, at most (1: it is the only kernel, and no step has more); or why there is none,
     /// in words.
     pub several: Result<usize, String>,
+    /// Where there is none: rows of a step that the kernel of one row takes, one after the other, at most.
+    pub in_turn: usize,
     /// Of the kernel's name: how keys and values are stored.
     kv_name: &'static str,
     n_blocks: usize,
@@ -168,6 +170,7 @@ impl Persistent {
             outside: [0..before, after..units.len()],
             chooses,
             several: Err(String::new()),
+            in_turn: 1,
             kv_name,
             n_blocks,
             qkv_parts,
@@ -178,6 +181,7 @@ impl Persistent {
             Err(reason) if mine.has_halves() => return Err(reason),
             several => several,
         };
+        mine.in_turn = mine.most_in_turn(limits, profile);
         Ok(mine)
     }
 

@@ -342,6 +342,8 @@ pub enum AtLaunch {
     Grouped(Product, Experts),
     /// The rows of these tiles.
     Width(Experts),
+    /// The row of the step that a persistent kernel of one row computes, if there are so many.
+    Row(usize),
 }
 
 /// Matrices that are packed together.

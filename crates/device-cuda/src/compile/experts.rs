@@ -200,7 +200,7 @@ impl Draft<'_> {
             writes: &writes,
             weight_bytes: self.bytes_of(&of_stacks) / n_experts * k as u64,
         };
-        if self.class(rows) == RowClass::Many
+        if self.class(rows) >= c.profile.packed_rows
             && let Some((pack, weights)) = c.packs.find(c.plan, stacks, !store)
         {
             return self.grouped(&p, rows, ids, pack, weights);

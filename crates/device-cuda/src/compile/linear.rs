@@ -29,6 +29,8 @@ pub(super) const ONE_WARPS: usize = 16;
 
 /// Rows of a matrix in F32 that is small, at most; rows and columns of a tile of its product (linear/small.cuh).
 const MOST_SMALL: u32 = 4096;
+/// Of 2 to 32 rows: each has blocks of its own.
+const MOST_ROUTER: u32 = 512;
 const SMALL_ROWS: u32 = 32;
 const SMALL_COLUMNS: usize = 16;
 
@@ -275,6 +277,9 @@ impl Draft<'_> {
         }
         let (name, grid, threads) = match class {
             RowClass::One => ("small_row", [Extent::Fixed(n_out), ONE, ONE], 256),
+            RowClass::Two | RowClass::Four | RowClass::Eight | RowClass::Tile if n_out <= MOST_ROUTER => {
+                ("small_row", [Extent::Fixed(n_out), each(rows), ONE], 256)
+            }
             RowClass::Many => {
                 let y = Extent::PerRow { rows, multiple: 1, divisor: SMALL_ROWS };
                 ("small_rows", [blocks(n_out as usize, SMALL_COLUMNS), y, ONE], 128)

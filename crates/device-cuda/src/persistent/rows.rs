@@ -28,6 +28,10 @@ pub(super) const SHARED_MORE: usize = 33_024;
 /// Bytes of a column of all rows, as they are handed over.
 const COLUMN: usize = 2 * MOST_ROWS;
 
+/// Rows of a step of a mixture that the kernel of one row computes one after the other, at most: more take less time by a launch for each
+/// unit (NOTES.md).
+pub const MOST_IN_TURN: usize = 3;
+
 /// Which of the two kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
@@ -60,8 +64,15 @@ impl Persistent {
     pub fn rows_of(&self, class: RowClass) -> Rows {
         match class {
             RowClass::One if !self.has_halves() => Rows::One,
+            _ if self.several.is_err() => Rows::One,
             _ => Rows::Several,
         }
+    }
+
+    /// Rows of a step that the kernel of one row computes one after the other, at most, where it is the only one.
+    pub(super) fn most_in_turn(&self, limits: &Limits, profile: &Profile) -> usize {
+        let most = if self.mixture().is_some() { MOST_IN_TURN } else { 1 };
+        most.min(profile.persistent_rows).min(limits.max_rows).min(limits.max_outputs).max(1)
     }
 
     /// Whether some matrix is one that only the kernel of several rows multiplies.
@@ -80,7 +91,7 @@ impl Persistent {
             return Err("the profile of this GPU does not have them".to_owned());
         }
         if self.mixture().is_some() {
-            return Err("a mixture of experts".to_owned());
+            return Err("a mixture of experts, of which 2 and 3 rows take a launch each".to_owned());
         }
         let heads = self.decoder.heads;
         let hidden = plan.value(self.decoder.first).cols;

@@ -3,6 +3,7 @@
 use super::CudaProgram;
 use crate::arguments::{Bias, Choice, Copy, Span};
 use crate::driver::NAME;
+use crate::persistent::MOST_IN_TURN;
 use device::{Choose, Error, GroupUse, Needs, Penalties, Result, STATE_NONE, Slice, Step, Want};
 use device_lower::ahead::{LINKED, NO_TOKEN, SamplingWords, has_kernels, n_penalised};
 use device_lower::table::StepSizes;
@@ -25,10 +26,21 @@ pub(super) struct Begun {
     pub sizes: StepSizes,
     /// What of its region the GPU needs, in words.
     pub copies: [Copy; N_COPIES],
+    /// Of its first rows: which of its sequences they belong to.
+    pub sequences: [u32; MOST_IN_TURN],
     /// Whether tokens are chosen at all, and by kernels where they can.
     chooses: bool,
     /// Whether its region has room for the tokens that have penalties or biases.
     lists_fit: bool,
+}
+
+/// Which sequences a step's first rows belong to, by their place in the step.
+fn sequences_of_rows(step: &Step) -> [u32; MOST_IN_TURN] {
+    std::array::from_fn(|row| {
+        let has_row =
+            |span: &device::Span| (span.first_row..span.first_row + span.n_rows).contains(&(row as u32));
+        step.spans.iter().position(has_row).unwrap_or(0) as u32
+    })
 }
 
 impl Begun {
@@ -69,6 +81,7 @@ impl CudaProgram {
             plan: step.plan,
             sizes: StepSizes::default(),
             copies: [Copy::default(); N_COPIES],
+            sequences: sequences_of_rows(step),
             chooses: choose && self.plans[step.plan].chooses,
             lists_fit: step.recent.len() <= self.step.n_recent
                 && step.pending.len() <= self.step.n_pending

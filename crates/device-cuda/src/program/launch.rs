@@ -2,7 +2,7 @@
 
 use super::CudaProgram;
 use super::inputs::{Begun, N_COPIES};
-use crate::arguments::{ExpertTilesArguments, GemmArguments, StepLoadArguments};
+use crate::arguments::{ExpertTilesArguments, GemmArguments, PersistentArguments, StepLoadArguments};
 use crate::compile::Commands;
 use crate::driver::{Event, Graph, MAX_ARGUMENT_BYTES, NAME, Start};
 use crate::products::{AtLaunch, Product, Tile};
@@ -68,7 +68,7 @@ impl CudaProgram {
             [n_blocks, N_COPIES as u32, 1],
             256,
             0,
-            Start::After,
+            Start::Early,
             bytemuck::bytes_of(&arguments),
         )
     }
@@ -77,7 +77,11 @@ impl CudaProgram {
     /// which experts to use from memory that nothing wrote.
     fn rows_of_command(&self, begun: &Begun, index: usize) -> usize {
         let commands = self.plans[begun.plan].table(&begun.sizes);
-        commands.rows[index].count(begun.sizes.n_rows, begun.sizes.n_outputs)
+        let n_rows = commands.rows[index].count(begun.sizes.n_rows, begun.sizes.n_outputs);
+        match commands.at_launch[index] {
+            AtLaunch::Row(row) => usize::from(row < n_rows),
+            _ => n_rows,
+        }
     }
 
     /// Launch one command.
@@ -111,6 +115,12 @@ impl CudaProgram {
                 place[N_SPLITS..][..4].copy_from_slice(&(cut.n_splits as u32).to_le_bytes());
                 packed(product, cut.tile, cut.n_blocks, place)
             }
+            AtLaunch::Row(row) => {
+                let mut arguments: PersistentArguments = bytemuck::pod_read_unaligned(place);
+                let of_sequence = begun.sequences[*row] * self.step.table_stride();
+                arguments.page_table += 4 * u64::from(of_sequence);
+                usual(bytemuck::bytes_of(&arguments))
+            }
             // Any number of blocks computes every tile there is.
             AtLaunch::Grouped(product, experts) => {
                 let index = experts.tile(n_rows as usize);
@@ -136,8 +146,8 @@ impl CudaProgram {
         let Commands { table, together, .. } = self.plans[begun.plan].table(&begun.sizes);
         let runs = table.runs(&begun.sizes).skip_while(|run| run.index < range.start);
         // The first one after the step's numbers are there: all others may read these, and what earlier steps wrote, before they
-        // wait for the one before them.
-        let mut start = Start::After;
+        // wait for the one before them. Kernels before that of one launch read none so early.
+        let mut start = if begun.sizes.whole && range.start == 0 { Start::Early } else { Start::After };
         let runs = runs.take_while(|run| run.index < range.end);
         for run in runs.filter(|run| self.rows_of_command(begun, run.index) > 0) {
             self.launch_command(begun, run.index, run.threadgroups, start)?;
@@ -231,9 +241,13 @@ impl CudaProgram {
         result
     }
 
-    /// The commands up to those that need masks.
+    /// The commands up to those that need masks. The few of a step of one launch are launched one by one: a graph begins only when all before it
+    /// is done, its first kernel begins while what is before it ends.
     fn launch_graph(&mut self, begun: &Begun) -> Result<()> {
         let end = self.masks_at(begun);
+        if begun.sizes.whole {
+            return self.launch_commands(begun, 0..end);
+        }
         self.graphs.clock += 1;
         let clock = self.graphs.clock;
         let found = self.graphs.entries.iter_mut().find(|e| e.plan == begun.plan && e.sizes == begun.sizes);

@@ -1,4 +1,4 @@
-//! Steps in one launch of a persistent kernel: which they are, and their tables.
+//! Steps in one launch of a persistent kernel, or in one for each of their rows: which they are, and their tables.
 
 use crate::arguments::PersistentPhase;
 use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses};
@@ -32,7 +32,7 @@ impl Whole {
         kernels: &Kernels,
         list: &mut KernelList,
     ) -> Result<Whole> {
-        let most_rows = *persistent.several.as_ref().unwrap_or(&1);
+        let most_rows = *persistent.several.as_ref().unwrap_or(&persistent.in_turn);
         let mut tables = Vec::new();
         for rows in persistent.kernels() {
             let file = match compiler.profile.fixed_tables {
@@ -59,7 +59,7 @@ impl Whole {
         self.tables.get(RowClass::of(n_rows) as usize).filter(|_| has_rows)
     }
 
-    /// Whether a step runs in one launch: it has few rows, each of them an output, and its sequences are short enough.
+    /// Whether a step runs so: it has few rows, each of them an output, and its sequences are short enough.
     pub(super) fn takes(&self, step: &Step) -> bool {
         let n_rows = step.tokens.len();
         let positions = self.positions[usize::from(n_rows > 1)];

@@ -1,4 +1,4 @@
-//! Small decoders of odd shapes, mixtures of experts among them, which the persistent kernels take with one row.
+//! Small decoders of odd shapes, mixtures of experts among them, which the persistent kernels take.
 
 use device::{
     Activation, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, RopeStyle, RouterGroups, ValueId,
@@ -267,6 +267,17 @@ impl Decoder {
                 &[(5, 6), (3, 2)],
                 &[(3, 7)],
                 &[(5, 1)],
+            ]);
+        } else {
+            spans.extend([
+                &[(2, 15), (3, 45)][..],
+                &[(3, 1), (0, 1)],
+                &[(2, 1), (4, 1), (1, 1)],
+                &[(7, 1), (0, 1), (6, 1), (1, 1), (5, 1)],
+                &[(4, 2)],
+                &[(5, 1), (3, 2)],
+                &[(3, 3)],
+                &[(0, 1)],
             ]);
         }
         // The prompt gives nothing: what comes after its selection has no rows.

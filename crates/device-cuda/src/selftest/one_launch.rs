@@ -135,14 +135,18 @@ fn is_whole(device: &CudaDevice, decoder: Decoder, plan: &Plan, limits: &Limits)
     memory.notes.iter().find(is_reason).map_or(Ok(()), |note| Err(note.clone()))
 }
 
-/// Rows of the steps of a decoder that run in one launch.
+/// Rows of the steps of a decoder that persistent kernels run.
 fn rows_of(decoder: Decoder) -> &'static [usize] {
-    if decoder.experts.is_none() { &[1, 2, 3, 5, 8] } else { &[1] }
+    if decoder.experts.is_none() { &[1, 2, 3, 5, 8] } else { &[1, 2, 3] }
 }
 
 /// How the persistent kernel of a decoder's steps of so many rows is named.
 fn name_of(decoder: Decoder, n_rows: usize) -> &'static str {
-    if n_rows == 1 && !decoder.has_halves() { "persistent_decode_" } else { "persistent_decode_rows_" }
+    match decoder.experts {
+        Some(_) => "persistent_decode_experts_",
+        None if n_rows == 1 && !decoder.has_halves() => "persistent_decode_",
+        None => "persistent_decode_rows_",
+    }
 }
 
 /// Whether such steps run in the kernel that is meant: one compiled for the plan's table, where the profile says so and the compiler is
@@ -166,17 +170,21 @@ fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn Program) -
     Ok(())
 }
 
-/// Run a step that must run in one launch, and look whether it did.
+/// Run a step that must run in one launch, of a mixture in one for each row, and look whether it did.
 fn runs_whole(decoder: Decoder, program: &mut dyn Program, step: &OwnedStep) -> Result<(), String> {
     let mut timings = Vec::new();
     program.run_timed(&step.borrow(), &mut timings).map_err(|e| e.to_string())?;
     let n_rows = step.tokens.len();
     let commands = program.commands(step.plan, n_rows);
     let ran = timings.iter().filter(|timing| timing.duration > 0.0);
-    let mut kernels = ran.filter_map(|timing| commands.get(timing.command));
-    match kernels.any(|command| command.kernel.contains(name_of(decoder, n_rows))) {
+    let kernels = ran.filter_map(|timing| commands.get(timing.command));
+    let n = kernels.filter(|command| command.kernel.contains(name_of(decoder, n_rows))).count();
+    let expected = if decoder.experts.is_some() { n_rows } else { 1 };
+    match n == expected {
         true => Ok(()),
-        false => Err(format!("the persistent kernel did not run with {n_rows} rows")),
+        false => {
+            Err(format!("{n} launches of the persistent kernel with {n_rows} rows, expected {expected}"))
+        }
     }
 }
 

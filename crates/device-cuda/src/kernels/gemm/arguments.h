@@ -60,7 +60,7 @@ struct InputArguments {
     const float *weight;  // of the norm: (n_cols) or 0
     uchar *out;  // tiled
     float *scales;  // 0, or (n_rows): each row is divided by a power of two, which goes there
-    const uint *pairs;  // 0, or for each row of `out` `pairs_a_row` times the row of x, and less than that more; NO_ROW for none
+    const uint *pairs;  // 0, or for each row of `out` `pairs_a_row` times the row of x, and less than that more; or NO_ROW, PAST_ROWS
     uint k_tiles;
     uint row_groups;
     uint has_norm;
@@ -68,7 +68,8 @@ struct InputArguments {
     uint pairs_a_row;
     uint reserved;
 };
-#define NO_ROW 0xffffffffu
+#define NO_ROW 0xffffffffu     // zeros
+#define PAST_ROWS 0xfffffffeu  // nothing reads this row
 
 // From the experts that rows chose to rows in the order of the experts (expert_tiles.h).
 struct ExpertTilesArguments {

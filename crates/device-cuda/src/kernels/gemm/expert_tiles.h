@@ -3,7 +3,7 @@
 //   pair p = row * k + j chooses expert ids[p]. The pairs of expert e, ascending, get packed rows from first(e) on, where
 //   first(e) is the sum of the pairs of lower experts, each rounded up to 8.
 //   pairs[first(e) + i] = its i-th pair, which says what rows_input gathers and where the result goes; NO_ROW up to the next multiple
-//   of 8, and after the last expert
+//   of 8, PAST_ROWS after the last expert
 //   tiles               = (expert, first packed row, rows), `width` rows at most each, experts ascending
 //
 // Host contract
@@ -43,19 +43,25 @@ INLINE void write_expert_tiles(const ExpertTilesArguments &a) {
         first[e] = before;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        u32 at = 0, n_tiles = 0;
-        for (u32 e = 0; e < n; e++) {
-            const u32 count = first[e];
+    if (warp == 0) { // a lane has neighbouring experts
+        const u32 each = (n + 31) / 32, e0 = min(n, lane * each), e1 = min(n, e0 + each);
+        u32 at = 0, tile = 0;
+        for (u32 e = e0; e < e1; e++) at += (first[e] + 7) / 8 * 8, tile += (first[e] + a.width - 1) / a.width;
+        const u32 rows = at, tiles = tile; // of the lane's
+#pragma unroll
+        for (int m = 1; m < 32; m *= 2) {
+            const u32 rows_before = __shfl_up_sync(~0u, at, m), tiles_before = __shfl_up_sync(~0u, tile, m);
+            if (lane >= m) at += rows_before, tile += tiles_before;
+        }
+        if (lane == 31) *a.n_tiles = tile, end_of_all = at;
+        at -= rows, tile -= tiles;
+        for (u32 e = e0; e < e1; e++) {
+            const u32 count = first[e], next = at + (count + 7) / 8 * 8;
             first[e] = at;
-            for (u32 done = 0; done < count; done += a.width)
-                a.tiles[n_tiles++] = make_uint4(e, at + done, min(a.width, count - done), 0);
-            const u32 next = at + (count + 7) / 8 * 8;
+            for (u32 done = 0; done < count; done += a.width) a.tiles[tile++] = make_uint4(e, at + done, min(a.width, count - done), 0);
             for (u32 i = at + count; i < next; i++) a.pairs[i] = NO_ROW;
             at = next;
         }
-        *a.n_tiles = n_tiles;
-        end_of_all = at;
     }
     __syncthreads();
     for (u32 p0 = begin; p0 < end; p0 += 32) {
@@ -66,5 +72,5 @@ INLINE void write_expert_tiles(const ExpertTilesArguments &a) {
         if (expert < n && before == 0) mine[expert] += __popc(same);
         __syncwarp();
     }
-    for (u32 i = end_of_all + threadIdx.x; i < n_pairs + 7 * n; i += blockDim.x) a.pairs[i] = NO_ROW;
+    for (u32 i = end_of_all + threadIdx.x; i < n_pairs + 7 * n; i += blockDim.x) a.pairs[i] = PAST_ROWS;
 }

@@ -40,7 +40,8 @@ template <int THREADS, int KEPT> INLINE void write_input(const InputArguments &a
     }
     dependency_wait();
     const u32 pair = a.pairs ? a.pairs[row] : row;
-    if (pair == NO_ROW) { // of an expert's last 8 rows, or of none
+    if (pair == PAST_ROWS) return;
+    if (pair == NO_ROW) { // of an expert's last 8 rows
         for (u32 chunk = threadIdx.x; chunk < n_chunks; chunk += THREADS)
             *(uint4 *)(a.out + tiled_chunk(chunk, row, a.row_groups)) = make_uint4(0, 0, 0, 0);
         if (a.scales && threadIdx.x == 0) a.scales[row] = 0.0f;

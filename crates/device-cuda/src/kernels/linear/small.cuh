@@ -5,7 +5,7 @@
 //
 // Host contract
 //   parameter  LinearArguments with one matrix and TAIL_STORE
-//   small_row  of one row; threads 256, grid (n_out): a block a column. Thread t sums columns 4 t, 4 t + 1024, ..., then a tree.
+//   small_row  of few rows; threads 256, grid (n_out, rows): a block a result. Thread t sums columns 4 t, 4 t + 1024, ..., then a tree.
 //   small_rows threads 128, grid (n_out / 16, rows / 32): tiles. Columns of x ascending, one sum for each result.
 #pragma once
 #include "linear/product.cuh"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void write_small_row(const LinearArguments &a) {
     __shared__ float reduction[33];
     announce();
     const uint column = blockIdx.x, padded = (a.n_in + 31) / 32 * 32;
-    const float *w = (const float *)(a.m0.weight.codes + ulong(column) * a.m0.weight.code_stride);
+    const float *w = (const float *)(a.m0.weight.codes + ulong(column) * a.m0.weight.code_stride), *x_row = a.x + ulong(blockIdx.y) * a.n_in;
     float sum = 0.0f, square = 0.0f;
     // Weights are on their way before x is there.
     Vec4 next = {0.0f, 0.0f, 0.0f, 0.0f}, norm = next;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void write_small_row(const LinearArguments &a) {
     if (c < padded) next = *(const Vec4 *)(w + c), norm = small_norm(a, c);
     await();
     for (; c < padded; c += 1024) {
-        const Vec4 x = small_four(a.x, c, a.n_in);
+        const Vec4 x = small_four(x_row, c, a.n_in);
         square = __fmaf_rn(x.x, x.x, __fmaf_rn(x.y, x.y, __fmaf_rn(x.z, x.z, __fmaf_rn(x.w, x.w, square))));
         sum = __fmaf_rn(x.x * norm.x, next.x, sum), sum = __fmaf_rn(x.y * norm.y, next.y, sum);
         sum = __fmaf_rn(x.z * norm.z, next.z, sum), sum = __fmaf_rn(x.w * norm.w, next.w, sum);
@@ -44,7 +44,7 @@ __device__ __forceinline__ void write_small_row(const LinearArguments &a) {
         square = block_sum(square, reduction);
         sum *= rsqrtf(__fadd_rn(__fdiv_rn(square, float(a.n_in)), a.eps));
     }
-    if (threadIdx.x == 0) a.m0.out[column] = sum + (a.m0.bias != nullptr ? a.m0.bias[column] : 0.0f);
+    if (threadIdx.x == 0) a.m0.out[ulong(blockIdx.y) * a.m0.n_out + column] = sum + (a.m0.bias != nullptr ? a.m0.bias[column] : 0.0f);
 }
 
 #define SMALL_ROWS 32

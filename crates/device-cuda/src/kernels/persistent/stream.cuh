@@ -19,6 +19,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
     using Block::slot;
 
     static constexpr u32 TILE_BYTES = PERSISTENT_TILE * VECTOR, TILES_A_SLOT = tiles_a_slot(VECTOR);
+    static constexpr u32 TOGETHER = 2; // slots of tiles that lanes fill at the same time, where more may be on their way
     static_assert(TILE_BYTES % 16 == 0, "what a copy takes");
 
     // Bits of a number in the order of numbers, above 0; both zeros are one, and NaN is the smallest.
@@ -149,7 +150,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
                         from[j] = this->template vector_of<VECTOR>(p, this->page_of(p, position), position, this->kv_head);
                     }
                 }
-                const u32 slots = min(min(a.in_flight, known), (tiles.end - k + TILES_A_SLOT - 1) / TILES_A_SLOT), lane_0 = 32 - known;
+                const u32 slots = min(min(min(TOGETHER, a.in_flight), known), (tiles.end - k + TILES_A_SLOT - 1) / TILES_A_SLOT), lane_0 = 32 - known;
                 if (lane - lane_0 < slots) {
                     const u32 mine = lane - lane_0, at = slot + mine, some = min(TILES_A_SLOT, tiles.end - k - mine * TILES_A_SLOT);
                     const bool turned = at >= a.n_slots;

@@ -86,6 +86,27 @@ fn dense_decoders_have_it_and_its_limits_have_reasons() {
 }
 
 #[test]
+fn a_few_rows_of_a_mixture_go_one_after_the_other() {
+    let usual = Profile::hopper();
+    let in_turn = |shape: Decoder, profile: &Profile, change: fn(Limits) -> Limits| {
+        let plan = plan_of(shape);
+        let limits = change(f16(&plan.kv));
+        Persistent::new(&plan, &lower(&plan, profile.passes), &limits, profile).unwrap()
+    };
+    let found = in_turn(mixture(), &usual, |limits| limits);
+    assert_eq!(found.in_turn, 3);
+    let few = RowClass::ALL.into_iter().filter(|class| *class <= RowClass::Four);
+    assert!(few.into_iter().all(|class| found.rows_of(class) == Rows::One));
+    assert_eq!(in_turn(mixture(), &usual, |limits| Limits { max_outputs: 2, ..limits }).in_turn, 2);
+    assert_eq!(in_turn(mixture(), &usual, |limits| Limits { max_rows: 1, ..limits }).in_turn, 1);
+    assert_eq!(
+        in_turn(mixture(), &Profile { persistent_rows: 1, ..usual.clone() }, |limits| limits).in_turn,
+        1
+    );
+    assert_eq!(in_turn(SMALL, &Profile { persistent_rows: 1, ..usual }, |limits| limits).in_turn, 1);
+}
+
+#[test]
 fn it_has_arguments_and_shared_memory_of_its_own() {
     // Two quads of the residual, three of the network, two groups of pages.
     let shape = Decoder { residual: 1056, ffn: 2112, windows: true, ..SMALL };
