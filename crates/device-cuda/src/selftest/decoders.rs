@@ -231,8 +231,8 @@ impl Decoder {
         }
     }
 
-    /// A prompt, single tokens, another sequence beside it, single tokens again; without experts then rows of up to 8 sequences: at the start, on both
-    /// sides of a page's end, beyond the window.
+    /// A prompt, single tokens, another sequence beside it, single tokens again; then rows of up to 8 sequences, of a mixture of up to 4: at the start, and
+    /// without experts on both sides of a page's end and beyond the window.
     pub(super) fn case(self, seed: u64) -> Case {
         let plan = self.plan(seed);
         let limits = self.limits(&plan);
@@ -269,14 +269,14 @@ impl Decoder {
                 &[(5, 1)],
             ]);
         } else {
+            // Few rows: the more there are, the likelier is one whose experts hang on roundings.
             spans.extend([
-                &[(2, 15), (3, 45)][..],
+                &[(2, 3), (3, 6)][..],
                 &[(3, 1), (0, 1)],
                 &[(2, 1), (4, 1), (1, 1)],
-                &[(7, 1), (0, 1), (6, 1), (1, 1), (5, 1)],
+                &[(0, 1), (6, 1), (1, 1), (5, 1)],
                 &[(4, 2)],
                 &[(5, 1), (3, 2)],
-                &[(3, 3)],
                 &[(0, 1)],
             ]);
         }
