@@ -29,7 +29,7 @@ pub(super) const SHARED_MORE: usize = 33_024;
 const COLUMN: usize = 2 * MOST_ROWS;
 
 /// Rows of a step of a mixture that the kernel of one row computes one after the other, at most: more take less time by a launch for each
-/// unit (NOTES.md).
+/// unit (docs/cuda.md).
 pub const MOST_IN_TURN: usize = 3;
 
 /// Which of the two kernels.
