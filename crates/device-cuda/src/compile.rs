@@ -262,7 +262,7 @@ impl Compiler<'_> {
         if rows == Rows::Several {
             draft.push(call, &arguments);
         } else {
-            let most = class.most().map_or(persistent.in_turn, |most| most.min(persistent.in_turn));
+            let most = class.most().unwrap_or(usize::MAX).min(persistent.in_turn);
             for row in 0..most {
                 draft.push(Call { at_launch: AtLaunch::Row(row), ..call }, &of_row(&arguments, row));
             }

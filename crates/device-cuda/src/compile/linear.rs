@@ -29,10 +29,11 @@ pub(super) const ONE_WARPS: usize = 16;
 
 /// Rows of a matrix in F32 that is small, at most; rows and columns of a tile of its product (linear/small.cuh).
 const MOST_SMALL: u32 = 4096;
-/// Of 2 to 32 rows: each has blocks of its own.
-const MOST_ROUTER: u32 = 512;
 const SMALL_ROWS: u32 = 32;
 const SMALL_COLUMNS: usize = 16;
+
+/// Rows of such a matrix, as of a router's, up to which 2 to 32 rows of the input are multiplied as one is: with a block for each result.
+const MOST_ROUTER: u32 = 512;
 
 /// Bytes of shared memory of GEMV: rows in 8 bits with their scales, or in f32.
 pub(super) const STAGED: u32 = 1024 * 40;
@@ -276,15 +277,14 @@ impl Draft<'_> {
             return false;
         }
         let (name, grid, threads) = match class {
-            RowClass::One => ("small_row", [Extent::Fixed(n_out), ONE, ONE], 256),
-            RowClass::Two | RowClass::Four | RowClass::Eight | RowClass::Tile if n_out <= MOST_ROUTER => {
-                ("small_row", [Extent::Fixed(n_out), each(rows), ONE], 256)
-            }
             RowClass::Many => {
                 let y = Extent::PerRow { rows, multiple: 1, divisor: SMALL_ROWS };
                 ("small_rows", [blocks(n_out as usize, SMALL_COLUMNS), y, ONE], 128)
             }
-            RowClass::Two | RowClass::Four | RowClass::Eight | RowClass::Tile => return false,
+            few if few == RowClass::One || n_out <= MOST_ROUTER => {
+                ("small_row", [Extent::Fixed(n_out), each(rows), ONE], 256)
+            }
+            _ => return false,
         };
         let call = Call::new("linear/f32.cu", rows, grid, threads, p.writes);
         self.push(Call { name, weight_bytes: p.weight_bytes, ..call }, arguments);

@@ -62,11 +62,8 @@ impl Persistent {
 
     /// The kernel of steps of a class.
     pub fn rows_of(&self, class: RowClass) -> Rows {
-        match class {
-            RowClass::One if !self.has_halves() => Rows::One,
-            _ if self.several.is_err() => Rows::One,
-            _ => Rows::Several,
-        }
+        let needs_several = class > RowClass::One || self.has_halves();
+        if needs_several && self.several.is_ok() { Rows::Several } else { Rows::One }
     }
 
     /// Rows of a step that the kernel of one row computes one after the other, at most, where it is the only one.
