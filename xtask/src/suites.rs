@@ -36,7 +36,7 @@ const EMULATED: [(&str, &str); 6] = [
     ("90", "Linear, CrossAttention"),
     ("80", "Linear, SelfAttention"),
     ("90", "Attention"),
-    ("90", "rings, general 30"),
+    ("90", "rings, general 30, chain 5, chain 6"),
     ("90", "Embed, RmsNorm, Rope, Route, LayerNorm, Pool, ExpertSum, Columns, Argmax"),
     ("90", "ExpertLinear, SelfAttention"),
 ];

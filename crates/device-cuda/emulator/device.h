@@ -74,6 +74,7 @@ inline float second_half(unsigned x) { return half_value(x >> 16); }
 inline void __syncthreads() { emulated_sync_block(); }
 inline void __syncwarp(unsigned = ~0u) { emulated_sync_warp(); }
 inline void __threadfence() { emulated_fence(); }
+inline void __threadfence_block() { emulated_fence(); }
 inline unsigned lane_number() { return threadIdx.x % 32; }
 template <class T> inline T exchange(T mine, unsigned from) {
     uint64_t bits = 0;
@@ -149,6 +150,7 @@ inline void ptx_griddepcontrol_wait() {}
 inline void ptx_prefetch_global_l2(const void *) {}
 inline void ptx_fence_mbarrier_init_release_cluster() {}
 inline void ptx_fence_proxy_async_shared__cta() {}
+inline void ptx_fence_proxy_async_global() {}
 inline void ptx_setmaxnreg_dec_sync_aligned_u32() {}
 inline void ptx_setmaxnreg_inc_sync_aligned_u32() {}
 inline void ptx_createpolicy_fractional_l2__evict_first_b64(ptx_b64 &policy) { policy = 0; }

@@ -82,8 +82,9 @@ fn names() -> Vec<String> {
     let several = "promises persistent general mixed rings chains long planes mma tiles allocations splits";
     let decoders = 1..=selftest::decoders().len();
     let one = decoders.flat_map(|n| [format!("decoder {n}"), format!("general {n}")]);
+    let chains = (1..=selftest::chains().len()).map(|n| format!("chain {n}"));
     let kinds = selftest::kinds().into_iter().map(|kind| format!("{kind:?}"));
-    kinds.chain(several.split(' ').map(str::to_owned)).chain(one).collect()
+    kinds.chain(several.split(' ').map(str::to_owned)).chain(one).chain(chains).collect()
 }
 
 fn main() -> ExitCode {
@@ -178,10 +179,15 @@ fn main() -> ExitCode {
             let name = format!("decoder {seed}, steps in one launch with a short ring");
             report(&name, started, result.map(|n| format!("{n} steps")));
         }
-        if is_wanted("persistent") || is_wanted("chains") {
+        for (index, (decoder, before)) in selftest::chains().into_iter().enumerate() {
+            let name = format!("chain {}", index + 1);
+            let all = is_wanted("persistent") || is_wanted("chains");
+            if !all && !is_wanted(&name) {
+                continue;
+            }
             let started = Instant::now();
-            let result = selftest::check_chains(&device).map(|n| format!("{n} steps"));
-            report("chains of steps in one launch each", started, result);
+            let result = selftest::check_chain(&device, decoder, before, !all).map(|n| format!("{n} steps"));
+            report(&format!("{name}, steps in flight"), started, result);
         }
         if is_wanted("persistent") || is_wanted("long") {
             let started = Instant::now();

@@ -9,7 +9,7 @@ mod primitives;
 
 pub(crate) use primitives::activation;
 
-use crate::arguments::{Choice, PagesArguments, PersistentArguments};
+use crate::arguments::{Choice, EmbedArguments, PagesArguments, PersistentArguments};
 use crate::driver::{Address, NAME};
 use crate::group::Rank;
 use crate::layout::{Scratch, StepLayout};
@@ -17,10 +17,11 @@ use crate::packs::Packs;
 use crate::persistent::{Persistent, PhasePlaces, Rows, THREADS};
 use crate::products::AtLaunch;
 use crate::profile::Profile;
+use crate::stored::Kind;
 use crate::weights::Weights;
 use bytemuck::Pod;
 use device::{
-    CommandInfo, Error, KvLayerId, KvType, Limits, Numerics, Plan, Result, RowCount, ValueId, WeightId,
+    CommandInfo, Error, KvLayerId, KvType, Limits, Numerics, Op, Plan, Result, RowCount, ValueId, WeightId,
 };
 use device_lower::arena::{Arena, NO_PLACE};
 use device_lower::lifetimes::value_bytes;
@@ -251,6 +252,8 @@ impl Compiler<'_> {
             host_chosen: self.places.host_chosen,
             logits: self.value(decoder.logits)?,
             exchange: addresses.exchange,
+            step_bytes: self.step.region as u32,
+            embedding: self.embedding(persistent).map(|(_, embedding)| embedding).unwrap_or_default(),
             ..base
         };
         let (_, name) = persistent.kernel(rows);
@@ -277,6 +280,38 @@ impl Compiler<'_> {
     /// Of a launch of a persistent kernel: its arguments but for addresses, and the bytes of its shared memory.
     pub fn persistent_arguments(&self, persistent: &Persistent, rows: Rows) -> (PersistentArguments, u32) {
         persistent.arguments(self.plan, self.limits, &self.step, self.profile.shared_bytes, rows)
+    }
+
+    /// What the steps of a launch begin with that computes several: what reads rows of the embedding, and its arguments. `None`: no launch does, or the
+    /// residual does not begin with an embedding alone.
+    pub fn embedding(&self, persistent: &Persistent) -> Option<(String, EmbedArguments)> {
+        let [before, _] = persistent.outside.clone();
+        let [LoweredUnit { unit: Unit::Primitive(Op::Embed { table, scale, out }), .. }] =
+            self.units.get(before)?
+        else {
+            return None;
+        };
+        let begins =
+            *out == persistent.decoder.first && persistent.chained_steps(self.plan, self.profile) > 1;
+        let (kind, arguments) = self.embed_arguments(*table, *scale, *out).ok().filter(|_| begins)?;
+        Some((kind.rows(), arguments))
+    }
+
+    /// The type of a table, and the arguments of a look-up in it, but for which rows.
+    fn embed_arguments(&self, table: WeightId, scale: f32, out: ValueId) -> Result<(Kind, EmbedArguments)> {
+        let weight = self.plan.weight(table);
+        let Some((stored, matrix)) = self.weights.matrix(weight) else {
+            return failed(format!("{} was not loaded", weight.name));
+        };
+        let arguments = EmbedArguments {
+            cols: self.cols(out) as u32,
+            scale,
+            n_table: weight.n_rows() as u32,
+            out: self.value(out)?,
+            table: matrix,
+            ..EmbedArguments::default()
+        };
+        Ok((stored.kind, arguments))
     }
 
     /// The phases of the persistent kernels' table.

@@ -181,6 +181,9 @@ impl Device for CudaDevice {
         let weights = WeightPlan::new(plans)?;
         let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, |_| false);
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
+        let step_bytes = sizes.step.total()
+            + sizes.step.buffer_bytes(self.profile.chained_steps)
+            + 2 * sizes.step.chosen_bytes();
         for (what, bytes) in [
             ("weights on the GPU", weights.total()),
             ("weights again, for tensor cores", packs.total()),
@@ -188,7 +191,7 @@ impl Device for CudaDevice {
             ("activations", sizes.arena - sizes.logits.min(sizes.arena)),
             ("logits", sizes.logits),
             ("results, in pinned memory", sizes.logits + sizes.kept),
-            ("steps", sizes.step.total() + sizes.step.region + 2 * sizes.step.chosen_bytes()),
+            ("steps", step_bytes),
             ("masks of tokens, in pinned memory", sizes.step.mask_bytes()),
             ("scratch", sizes.scratch.total()),
             ("choice of tokens by the host", Chooser::bytes(n_logits) as usize),

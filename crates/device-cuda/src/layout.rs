@@ -112,6 +112,11 @@ impl StepLayout {
         (self.n_groups * self.pages_per_table) as u32
     }
 
+    /// Bytes of the step buffer: a region for each step of a launch that computes several, so many at most.
+    pub fn buffer_bytes(&self, chained_steps: usize) -> usize {
+        chained_steps.clamp(1, self.in_flight) * self.region
+    }
+
     /// Bytes of pinned memory.
     pub fn total(&self) -> usize {
         self.in_flight * self.region

@@ -17,7 +17,7 @@ use device::{KvType, Limits, Numerics, Plan, RopeStyle, RouterScores, WeightId};
 use device_lower::units::LoweredUnit;
 use std::ops::Range;
 
-pub use fixed::fixed_file;
+pub use fixed::{FIXED, fixed_file};
 pub use pattern::{Decoder, Mixture, decoder};
 use products::{BUNDLE, CODEC_Q4M, Codec, Packing, Product, even_blocks, products, qkv_parts};
 pub use rows::{MOST_IN_TURN, Rows};
@@ -57,6 +57,9 @@ const CONTINUES: u32 = 1;
 const CONTINUED: u32 = 2;
 const REVERSED: u32 = 4;
 const OF_THREE: u32 = 8;
+
+/// Positions that a warp attends to at a time.
+const TILE: usize = 16;
 
 /// Rows of a pass of a block.
 const PASS_ROWS: usize = 64;
@@ -291,6 +294,32 @@ impl Persistent {
             (longest.max(now), now)
         };
         after.fold((0, 0), longest).0
+    }
+
+    /// Steps that a launch of the kernel of one row computes, at most. More than one where every block waits for the token that a step chose, since it has
+    /// rows of the residual of the next; not with experts, where it was slower (NOTES.md).
+    pub fn chained_steps(&self, plan: &Plan, profile: &Profile) -> usize {
+        let all_blocks_have_rows = plan.value(self.decoder.first).cols / 8 >= self.n_blocks;
+        if !self.chooses || !all_blocks_have_rows || self.mixture().is_some() {
+            return 1;
+        }
+        let fit = profile.chained_bytes / self.weight_bytes().max(1);
+        profile.chained_steps.min(fit as usize).max(1)
+    }
+
+    /// Whether a step at this position of a sequence attends to the same tiles as one at the next.
+    pub fn has_same_tiles(windows: &[usize], position: usize) -> bool {
+        let first_seen = |position: usize, window: &usize| (position + 1).saturating_sub(*window) / TILE;
+        position / TILE == (position + 1) / TILE
+            && windows.iter().all(|window| first_seen(position, window) == first_seen(position + 1, window))
+    }
+
+    /// The windows of its layers.
+    pub fn windows(&self) -> Vec<usize> {
+        let mut windows: Vec<usize> = self.decoder.layers.iter().filter_map(|layer| layer.window).collect();
+        windows.sort_unstable();
+        windows.dedup();
+        windows
     }
 
     /// Positions of a sequence up to which its steps run in one launch of a kernel.

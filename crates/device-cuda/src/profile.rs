@@ -25,6 +25,12 @@ const ROWS_POSITIONS: usize = 16_384;
 /// Rows of a step that runs in one launch, at most.
 const PERSISTENT_ROWS: usize = 8;
 
+/// Steps that one launch computes, at most.
+const CHAINED_STEPS: usize = 4;
+
+/// Bytes of weights that such a launch reads, about: a millisecond and a half. Of larger models the time between launches is a small part.
+const CHAINED_BYTES: u64 = 4 << 30;
+
 const RULES: &[Rule] = &[
     NORM_GATE_UP,
     NORM_LINEAR,
@@ -78,6 +84,10 @@ pub struct Profile {
     pub persistent_rows: usize,
     /// Whether the kernels of such steps are compiled for a model's table where NVRTC is there (`persistent/fixed.rs`).
     pub fixed_tables: bool,
+    /// Steps of one row, each of which goes on with the token that the one before chose, that such a kernel computes in one launch, at most.
+    pub chained_steps: usize,
+    /// Bytes of weights that such a launch reads, at most, if it has more than one step.
+    pub chained_bytes: u64,
     /// Bytes of packed weights that a token reads up to which that was measured to be faster than a launch for each unit.
     pub most_persistent: u64,
     /// Bytes of packed weights of all kinds up to which those of the persistent kernel are among them.
@@ -90,6 +100,8 @@ pub struct Profile {
     pub prompt_chunk: usize,
     /// Steps that may be in flight.
     pub in_flight: usize,
+    /// Steps that are worth having in flight, but for chained ones.
+    pub steps_ahead: usize,
     /// Graphs that are kept.
     pub n_graphs: usize,
 }
@@ -121,13 +133,17 @@ impl Profile {
             rows_positions: ROWS_POSITIONS,
             persistent_rows: PERSISTENT_ROWS,
             fixed_tables: true,
+            chained_steps: CHAINED_STEPS,
+            chained_bytes: CHAINED_BYTES,
             most_persistent: 8 << 30,
             most_copies: facts.memory / 2,
             shared_bytes: facts.shared_bytes,
             flash_bytes: if facts.capability >= (8, 0) { facts.shared_bytes } else { 0 },
             // Tiles of fewer rows do not keep all multiprocessors busy.
             prompt_chunk: if products == Products::Wgmma { 2048 } else { 512 },
-            in_flight: 4,
+            // While a launch runs, the next one is waiting.
+            in_flight: 2 * CHAINED_STEPS,
+            steps_ahead: 4,
             n_graphs: 64,
         }
     }

@@ -5,6 +5,7 @@
 //! addresses and a table of the same sizes is the same graph. The tokens that outputs choose go to a
 //! buffer of their own, where embeddings and penalties of later steps find them, and to pinned memory.
 
+mod chain;
 mod inputs;
 mod launch;
 mod lookup;
@@ -90,6 +91,8 @@ pub struct CudaProgram {
     /// Positions from which a sequence is long.
     long: usize,
     ahead: Ahead<Event>,
+    /// The last steps in flight, where these are not launched yet: one launch will compute them.
+    held: Vec<Begun>,
     /// Events that no step uses.
     events: Vec<Event>,
     /// Chooses what has no kernel.
@@ -166,7 +169,7 @@ impl CudaProgram {
         let Sizes { step, scratch, .. } = *sizes;
         let take = |what: &str, bytes: usize| Buffer::new(&context, what, bytes);
         let arena = take("activations", sizes.arena)?;
-        let step_buffer = take("steps", step.region)?;
+        let step_buffer = take("steps", step.buffer_bytes(profile.chained_steps))?;
         let scratch_buffer = take("scratch", scratch.total())?;
         let chosen = take("chosen tokens", step.chosen_bytes())?;
         let states = match before {
@@ -275,6 +278,8 @@ impl CudaProgram {
             functions.push(function);
             modules.push(module);
         }
+        let refused = kernels.refused();
+        compiled.iter_mut().for_each(|plan: &mut Compiled| plan.whole.refuse(&refused));
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
         let committed = CommittedPages::new(limits, |group| {
             let of_context = limits.n_ctx.div_ceil(limits.page_len).div_ceil(GRANULES);
@@ -301,6 +306,7 @@ impl CudaProgram {
             step,
             long: profile.long,
             ahead: Ahead::new(step.n_kept(), limits.max_outputs),
+            held: Vec::with_capacity(step.in_flight),
             events,
             chooser: Chooser::new(n_logits),
             committed,
@@ -364,6 +370,13 @@ impl Program for CudaProgram {
         self.step.in_flight
     }
 
+    /// Those of two launches, where one launch computes several steps.
+    fn steps_ahead(&self, n_sequences: usize) -> usize {
+        let chained = self.plans.iter().map(|plan| plan.whole.chained_steps()).max().unwrap_or(1);
+        let of_launches = if n_sequences == 1 { 2 * chained } else { 0 };
+        of_launches.max(self.profile.steps_ahead).min(self.step.in_flight)
+    }
+
     fn chooses_in_flight(&self, want: &Want) -> bool {
         // Logits are gone with the next step.
         ahead::has_kernels(want) && !want.logits
@@ -373,8 +386,10 @@ impl Program for CudaProgram {
     fn submit(&mut self, step: &Step) -> Result<Ticket> {
         let begun = self.begin(step, true)?;
         let Begun { ticket, sizes, plan, .. } = begun;
+        let is_held = self.hold(&begun)?;
         let work = match sizes.n_rows {
             0 => None,
+            _ if is_held => None,
             _ => Some(self.launch_whole(step, &begun)?),
         };
         self.ahead.next += 1;
@@ -387,6 +402,14 @@ impl Program for CudaProgram {
                 self.ahead.next = ticket;
                 return Err(error);
             }
+        }
+        if self.held.len() >= self.plans[plan].whole.chained_steps()
+            && let Err(error) = self.launch_held()
+        {
+            // As if it had not been submitted.
+            self.ahead.in_flight.pop_back();
+            (self.ahead.next, self.ahead.failed_below) = (ticket, ticket);
+            return Err(error);
         }
         Ok(Ticket(ticket))
     }
@@ -485,6 +508,7 @@ impl Program for CudaProgram {
 
     fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
         self.committed.check_range(group, &pages, true).or_else(|reason| self.failed(reason))?;
+        self.launch_held()?;
         self.context.enter()?;
         // Steps that were submitted before may still read the pages.
         self.context.finish()?;
@@ -494,6 +518,7 @@ impl Program for CudaProgram {
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         let ((from, bytes), (to, _)) = (self.page(group, from)?, self.page(group, to)?);
+        self.launch_held()?;
         self.context.enter()?;
         if from == to { Ok(()) } else { self.context.copy(to, from, bytes) }
     }
@@ -506,6 +531,7 @@ impl Program for CudaProgram {
 
     fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
         let start = self.page_of(group, page, bytes.len())?;
+        self.launch_held()?;
         self.context.enter()?;
         self.context.upload(start, bytes)?;
         self.context.finish()

@@ -5,7 +5,7 @@ mod decoders;
 mod one_launch;
 
 pub use decoders::{Decoder, Experts, Mix, decoders, half_decoders};
-pub use one_launch::{check_chains, check_decoder, check_long};
+pub use one_launch::{chains, check_chain, check_decoder, check_long};
 
 use crate::CudaDevice;
 use device::{Device, Numerics, OpKind};

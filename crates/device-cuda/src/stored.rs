@@ -75,6 +75,16 @@ impl Kind {
         }
     }
 
+    /// What reads its rows (`linear/rows.cuh`): `RowsOfBlocks<Q4_0>`
+    pub fn rows(self) -> String {
+        let (of, name) = match self {
+            Kind::Block(block) if block.is_float() => ("Floats", block.name().to_uppercase()),
+            Kind::Block(block) => ("Blocks", block.name().to_uppercase()),
+            Kind::Affine(bits) => ("Blocks", format!("AFFINE{bits}")),
+        };
+        format!("RowsOf{of}<{name}>")
+    }
+
     /// Whether activations stay f32 with few rows.
     pub fn is_float(self) -> bool {
         matches!(self, Kind::Block(block) if block.is_float())

@@ -116,6 +116,10 @@ impl Program for ParallelProgram {
         self.first.max_in_flight()
     }
 
+    fn steps_ahead(&self, n_sequences: usize) -> usize {
+        self.first.steps_ahead(n_sequences)
+    }
+
     fn chooses_in_flight(&self, want: &Want) -> bool {
         self.first.chooses_in_flight(want)
     }

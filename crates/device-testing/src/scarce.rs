@@ -146,6 +146,10 @@ impl Program for ScarceProgram {
         self.inner.max_in_flight()
     }
 
+    fn steps_ahead(&self, n_sequences: usize) -> usize {
+        self.inner.steps_ahead(n_sequences)
+    }
+
     fn chooses_in_flight(&self, want: &Want) -> bool {
         self.inner.chooses_in_flight(want)
     }

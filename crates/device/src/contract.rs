@@ -220,6 +220,12 @@ pub trait Program: Send {
         1
     }
 
+    /// Steps of a row of each of so many sequences that are worth having in flight, at least 1 and at most [`Self::max_in_flight`]. What is in flight
+    /// when a sequence ends is computed for nothing.
+    fn steps_ahead(&self, _n_sequences: usize) -> usize {
+        self.max_in_flight()
+    }
+
     /// Whether rows of steps submitted later may take their tokens from an output of which this is wanted while it is still
     /// in flight ([`crate::Link`]).
     fn chooses_in_flight(&self, _want: &Want) -> bool {

@@ -111,22 +111,10 @@ impl Draft<'_> {
         chosen: Address,
         out: ValueId,
     ) -> Result<()> {
-        let weight = self.c.plan.weight(table);
         let (rows, cols) = (self.c.rows(out), self.c.cols(out));
-        let Some((stored, matrix)) = self.c.weights.matrix(weight) else {
-            return failed(format!("{} was not loaded", weight.name));
-        };
-        let arguments = EmbedArguments {
-            n_rows: 0,
-            cols: cols as u32,
-            scale,
-            n_table: weight.n_rows() as u32,
-            tokens,
-            chosen,
-            out: self.c.value(out)?,
-            table: matrix,
-        };
-        let (file, writes) = (stored.kind.file(), [out]);
+        let (kind, arguments) = self.c.embed_arguments(table, scale, out)?;
+        let file = kind.file();
+        let (arguments, writes) = (EmbedArguments { tokens, chosen, ..arguments }, [out]);
         let call = Call::new(&file, rows, [blocks(cols.div_ceil(32), 128), each(rows), ONE], 128, &writes);
         self.push(Call { name: "embed_rows", ..call }, &arguments);
         Ok(())

@@ -10,9 +10,14 @@ struct Copy {
 };
 
 // step_load: words of the host's region to the same places of the GPU's.
+// Several steps of one launch have a region each, of the host's one after the other in a ring, and the same places in it.
 struct StepLoadArguments {
-    const uint *from;
+    const uint *from; // the first region
     uint *to;
+    uint region_words;
+    uint first_region; // of the first step
+    uint n_regions;
+    uint reserved;
     Copy copies0;
     Copy copies1;
     Copy copies2;

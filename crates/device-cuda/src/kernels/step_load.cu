@@ -1,4 +1,4 @@
-// A step's words from the host's pinned memory to the GPU's, some ranges of it: the first work of every step. Grid: (any, 8 ranges).
+// A step's words from the host's pinned memory to the GPU's, some ranges of it: the first work of every step. Grid: (any, 8 ranges, steps).
 // Each range has its own blocks, because a word takes a microsecond and more over the bus. A thread's first word comes while the step before ends: the
 // host wrote it before it submitted this step.
 #include "kernels.cuh"
@@ -7,11 +7,13 @@ KERNEL(256) step_load(const __grid_constant__ StepLoadArguments a) {
     announce();
     const Copy *copies = &a.copies0;
     const Copy c = copies[blockIdx.y];
+    const uint *from = a.from + (a.first_region + blockIdx.z) % a.n_regions * a.region_words;
+    uint *to = a.to + blockIdx.z * a.region_words;
     const uint first = blockIdx.x * 256 + threadIdx.x;
-    const uint word = first < c.n_words ? __ldcv(a.from + c.first_word + first) : 0;
+    const uint word = first < c.n_words ? __ldcv(from + c.first_word + first) : 0;
     await();
-    if (first < c.n_words) a.to[c.first_word + first] = word;
+    if (first < c.n_words) to[c.first_word + first] = word;
     for (uint i = first + gridDim.x * 256; i < c.n_words; i += gridDim.x * 256) {
-        a.to[c.first_word + i] = __ldcv(a.from + c.first_word + i);
+        to[c.first_word + i] = __ldcv(from + c.first_word + i);
     }
 }

@@ -88,20 +88,25 @@ fn declare(out: &mut String, name: &str, base: &str, constants: &[Constant]) {
     out.push_str("};\n");
 }
 
-/// The file of a kernel for a table alone; or of the general one, where that cannot be.
+/// How the names of such kernels' files begin.
+pub const FIXED: &str = "persistent/fixed";
+
+/// The file of a kernel for a table alone; or of the general one, where that cannot be. Given what reads rows of the embedding (`linear/rows.cuh`),
+/// a launch of the kernel can compute several steps.
 pub fn fixed_file(
     persistent: &Persistent,
     rows: Rows,
     arguments: &PersistentArguments,
     phases: &[PersistentPhase],
+    embedding: Option<&str>,
     kernels: &Kernels,
 ) -> String {
     let (file, _) = persistent.kernel(rows);
     let text = source(&file)
         .filter(|_| kernels.can_compile())
-        .and_then(|general| fixed_source(general, arguments, phases, persistent.n_blocks()));
+        .and_then(|general| fixed_source(general, arguments, phases, persistent.n_blocks(), embedding));
     match text {
-        Some(text) => kernels.generate("persistent/fixed", text, &file),
+        Some(text) => kernels.generate(FIXED, text, &file),
         None => file,
     }
 }
@@ -113,6 +118,7 @@ pub(super) fn fixed_source(
     arguments: &PersistentArguments,
     phases: &[PersistentPhase],
     n_blocks: usize,
+    embedding: Option<&str>,
 ) -> Option<String> {
     let (head, layers) = phases.split_last().filter(|(head, _)| head.kind == HEAD)?;
     let begins = |phase: &PersistentPhase| phase.kind == QKV && phase.qkv_part & CONTINUES == 0;
@@ -132,6 +138,9 @@ pub(super) fn fixed_source(
         return None;
     }
     let mut out = String::from("#include \"persistent/arguments.h\"\n");
+    if let Some(rows) = embedding {
+        out += &format!("#include \"linear/rows.cuh\"\n#define PERSISTENT_EMBEDDING {rows}\n");
+    }
     declare(&mut out, "PersistentTable", "PersistentArguments", &of_arguments(arguments)?);
     let mut list = String::from("#define PERSISTENT_FIXED(ONE)");
     for at in 0..of_layer {

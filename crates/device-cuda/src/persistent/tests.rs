@@ -181,7 +181,7 @@ fn table_of(shape: Decoder) -> (Persistent, PersistentArguments, Vec<PersistentP
 fn fixed_text(shape: Decoder) -> Option<String> {
     let (mine, arguments, phases) = table_of(shape);
     let general = source(&mine.kernel(mine.rows_of(RowClass::One)).0).unwrap();
-    fixed::fixed_source(general, &arguments, &phases, mine.n_blocks())
+    fixed::fixed_source(general, &arguments, &phases, mine.n_blocks(), Some("RowsOfBlocks<Q8_0>"))
 }
 
 #[test]
@@ -232,7 +232,13 @@ fn factors_that_are_not_finite_are_left_to_the_general_kernel() {
     let (mine, arguments, phases) = table_of(SMALL);
     let general = source(&mine.kernel(Rows::One).0).unwrap();
     let text = |softcap: f32| {
-        fixed::fixed_source(general, &PersistentArguments { softcap, ..arguments }, &phases, mine.n_blocks())
+        fixed::fixed_source(
+            general,
+            &PersistentArguments { softcap, ..arguments },
+            &phases,
+            mine.n_blocks(),
+            None,
+        )
     };
     assert!(text(1e-7).unwrap().contains("float softcap = 1e-7f;"));
     assert!([f32::INFINITY, f32::NEG_INFINITY, f32::NAN].into_iter().all(|factor| text(factor).is_none()));
@@ -290,6 +296,7 @@ fn names_and_sizes_are_those_of_the_header() {
         ("EXCHANGE_WIDE", EXCHANGE_WIDE),
         ("EXCHANGE_SCORES", EXCHANGE_SCORES),
         ("PERSISTENT_EXCHANGE", EXCHANGE),
+        ("PERSISTENT_TILE", TILE),
         ("PERSISTENT_MAX_BLOCKS", MAX_BLOCKS),
         ("PERSISTENT_MAX_SLOTS", MAX_SLOTS),
         ("PERSISTENT_LEAST_SLOT", SLOT),
@@ -443,4 +450,40 @@ fn every_plan_is_found_or_refused() {
     for plan in device_testing::check_op_cases().iter().flat_map(|case| &case.plans) {
         let _ = found(plan);
     }
+}
+
+#[test]
+fn a_launch_computes_several_steps_where_all_blocks_have_rows() {
+    let profile = Profile::hopper();
+    let steps_of = |shape: Decoder, profile: &Profile| {
+        let plan = plan_of(shape);
+        found(&plan).unwrap().chained_steps(&fuse(&plan, profile.rules), profile)
+    };
+    let wide = Decoder { residual: 8 * 132, ..SMALL };
+    assert_eq!(steps_of(wide, &profile), profile.chained_steps);
+    assert_eq!(steps_of(Decoder { residual: 8 * 100, ..SMALL }, &profile), 1);
+    // What happens to logits before a token is chosen, the kernel does not know; with experts it was slower.
+    assert_eq!(steps_of(Decoder { cap: Some(30.0), ..wide }, &profile), 1);
+    assert_eq!(steps_of(Decoder { experts: Some(Experts::SMALL), ..wide }, &profile), 1);
+    // Of large models a step takes long enough.
+    let bytes = found(&plan_of(wide)).unwrap().weight_bytes();
+    let with = |chained_bytes| steps_of(wide, &Profile { chained_bytes, ..profile.clone() });
+    assert_eq!([with(3 * bytes), with(2 * bytes - 1), with(0)], [3, 1, 1]);
+}
+
+#[test]
+fn steps_of_a_launch_attend_to_the_same_tiles() {
+    let all = |windows: &[usize]| (0..80).filter(|at| !Persistent::has_same_tiles(windows, *at)).collect();
+    let without: Vec<usize> = all(&[]);
+    assert_eq!(without, [15, 31, 47, 63, 79]);
+    // A window of 40 begins with another tile when its first position does.
+    let with: Vec<usize> = all(&[40]);
+    assert_eq!(with, [15, 31, 47, 54, 63, 70, 79]);
+}
+
+#[test]
+fn a_kernel_of_several_steps_knows_the_type_of_the_embedding() {
+    let text = fixed_text(SMALL).unwrap();
+    assert!(text.contains("#define PERSISTENT_EMBEDDING RowsOfBlocks<Q8_0>"));
+    assert!(text.contains("#include \"linear/rows.cuh\""));
 }

@@ -1,6 +1,7 @@
 //! The way of a step into its pinned region, with how its tokens are chosen.
 
 use super::CudaProgram;
+use super::chain::Chained;
 use crate::arguments::{Bias, Choice, Copy, Span};
 use crate::driver::NAME;
 use crate::persistent::MOST_IN_TURN;
@@ -26,6 +27,10 @@ pub(super) struct Begun {
     pub sizes: StepSizes,
     /// What of its region the GPU needs, in words.
     pub copies: [Copy; N_COPIES],
+    /// As a step that may share a launch with others: where it stands. `None`: it may not.
+    pub chained: Option<Chained>,
+    /// Steps that follow in the same launch.
+    pub more_steps: u32,
     /// Of its first rows: which of its sequences they belong to.
     pub sequences: [u32; MOST_IN_TURN],
     /// Whether tokens are chosen at all, and by kernels where they can.
@@ -81,6 +86,8 @@ impl CudaProgram {
             plan: step.plan,
             sizes: StepSizes::default(),
             copies: [Copy::default(); N_COPIES],
+            chained: None,
+            more_steps: 0,
             sequences: sequences_of_rows(step),
             chooses: choose && self.plans[step.plan].chooses,
             lists_fit: step.recent.len() <= self.step.n_recent
@@ -103,6 +110,7 @@ impl CudaProgram {
         self.write_rows(step);
         self.write_choices(step, &begun);
         begun.copies = self.copies(step, &begun);
+        begun.chained = self.chained(step, &begun);
         self.ahead.outputs_of_mut(begun.ticket).begin(step.wants.len(), n_logits);
         self.wants_logits[(begun.ticket % self.step.n_kept() as u64) as usize] =
             step.wants.iter().any(|want| want.logits);

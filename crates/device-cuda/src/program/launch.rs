@@ -45,13 +45,17 @@ impl Graphs {
 }
 
 impl CudaProgram {
-    /// Copy the step's numbers to the GPU, after all steps before.
-    fn load_step(&self, begun: &Begun) -> Result<()> {
+    /// Copy the numbers of a launch's steps to the GPU, after all steps before.
+    pub(super) fn load_step(&self, begun: &Begun) -> Result<()> {
         let [copies0, copies1, copies2, copies3, copies4, copies5, copies6, copies7] = begun.copies;
         let n_words = begun.copies.iter().map(|copy| copy.n_words).max().unwrap_or(0);
         let arguments = StepLoadArguments {
-            from: self.steps_address + self.region(begun.ticket) as u64,
+            from: self.steps_address,
             to: self.step_buffer.start(),
+            region_words: (self.step.region / 4) as u32,
+            first_region: (begun.ticket % self.step.in_flight as u64) as u32,
+            n_regions: self.step.in_flight as u32,
+            reserved: 0,
             copies0,
             copies1,
             copies2,
@@ -65,7 +69,7 @@ impl CudaProgram {
         let n_blocks = n_words.div_ceil(256).clamp(1, 64);
         self.context.launch(
             self.step_load,
-            [n_blocks, N_COPIES as u32, 1],
+            [n_blocks, N_COPIES as u32, 1 + begun.more_steps],
             256,
             0,
             Start::Early,
@@ -117,6 +121,7 @@ impl CudaProgram {
             }
             AtLaunch::Row(row) => {
                 let mut arguments: PersistentArguments = bytemuck::pod_read_unaligned(place);
+                arguments.more_steps = begun.more_steps;
                 let of_sequence = begun.sequences[*row] * self.step.table_stride();
                 arguments.page_table += 4 * u64::from(of_sequence);
                 usual(bytemuck::bytes_of(&arguments))
@@ -166,18 +171,25 @@ impl CudaProgram {
     /// parts, and asked about between them. While the GPU runs one of them, the next is launched. What follows the masks is launched when
     /// these are there.
     pub(super) fn launch_whole(&mut self, step: &Step, begun: &Begun) -> Result<Event> {
+        self.with_event(|program| match step.stop.is_some() && begun.sizes.n_rows > LONG_STEP {
+            true => program.launch_parts(step, begun),
+            false => program
+                .load_step(begun)
+                .and_then(|()| program.launch_graph(begun))
+                .and_then(|()| program.launch_masked(step, begun)),
+        })
+    }
+
+    /// What is launched, and an event after it.
+    pub(super) fn with_event(
+        &mut self,
+        launch: impl FnOnce(&mut CudaProgram) -> Result<()>,
+    ) -> Result<Event> {
         let event = match self.events.pop() {
             Some(event) => event,
             None => self.context.event(false)?,
         };
-        let result = match step.stop.is_some() && begun.sizes.n_rows > LONG_STEP {
-            true => self.launch_parts(step, begun),
-            false => self
-                .load_step(begun)
-                .and_then(|()| self.launch_graph(begun))
-                .and_then(|()| self.launch_masked(step, begun)),
-        };
-        match result.and_then(|()| event.record()) {
+        match launch(self).and_then(|()| event.record()) {
             Ok(()) => Ok(event),
             Err(error) => {
                 self.events.push(event);
@@ -243,7 +255,7 @@ impl CudaProgram {
 
     /// The commands up to those that need masks. The few of a step of one launch are launched one by one: a graph begins only when all before it
     /// is done, its first kernel begins while what is before it ends.
-    fn launch_graph(&mut self, begun: &Begun) -> Result<()> {
+    pub(super) fn launch_graph(&mut self, begun: &Begun) -> Result<()> {
         let end = self.masks_at(begun);
         if begun.sizes.whole {
             return self.launch_commands(begun, 0..end);

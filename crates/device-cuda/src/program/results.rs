@@ -125,6 +125,10 @@ impl CudaProgram {
 
     pub(super) fn wait_for(&mut self, ticket: u64) -> Result<()> {
         self.context.enter()?;
+        // Before the GPU has nothing to do.
+        if !self.ahead.in_flight.iter().any(|step| step.ticket > ticket && step.work.is_some()) {
+            self.launch_held()?;
+        }
         let step = self.ahead.take(ticket).or_else(|reason| self.failed(reason))?;
         if let Some(event) = step.work {
             let result = event.wait();

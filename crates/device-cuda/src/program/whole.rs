@@ -4,7 +4,7 @@ use crate::arguments::PersistentPhase;
 use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses};
 use crate::driver::Address;
 use crate::kernels::Kernels;
-use crate::persistent::{Persistent, PersistentWeights, fixed_file};
+use crate::persistent::{FIXED, Persistent, PersistentWeights, Rows, fixed_file};
 use device::{Result, Step};
 use device_lower::table::RowClass;
 
@@ -17,6 +17,10 @@ pub(super) struct Whole {
     most_rows: usize,
     /// Positions of a sequence, at most: in a step of one row, of several.
     positions: [usize; 2],
+    /// The file of the kernel of one row, if a launch of it can compute several steps, and how many.
+    chaining: Option<(String, usize)>,
+    /// The windows of the plan's layers.
+    windows: Vec<usize>,
 }
 
 impl Whole {
@@ -33,15 +37,24 @@ impl Whole {
         list: &mut KernelList,
     ) -> Result<Whole> {
         let most_rows = *persistent.several.as_ref().unwrap_or(&persistent.in_turn);
+        let mut chaining = None;
         let mut tables = Vec::new();
         for rows in persistent.kernels() {
+            let reader = match rows {
+                Rows::One => compiler.embedding(persistent).map(|(reader, _)| reader),
+                Rows::Several => None,
+            };
             let file = match compiler.profile.fixed_tables {
                 true => {
                     let (arguments, _) = compiler.persistent_arguments(persistent, rows);
-                    fixed_file(persistent, rows, &arguments, phases.0, kernels)
+                    fixed_file(persistent, rows, &arguments, phases.0, reader.as_deref(), kernels)
                 }
                 false => persistent.kernel(rows).0,
             };
+            if reader.is_some() && file.starts_with(FIXED) {
+                let n = persistent.chained_steps(compiler.plan, compiler.profile);
+                chaining = Some((file.clone(), n));
+            }
             let addresses = PersistentAddresses { phases: phases.1, exchange: weights.exchange(rows) };
             let classes = RowClass::ALL.into_iter().filter(|class| *class <= RowClass::of(most_rows));
             for class in classes.filter(|class| persistent.rows_of(*class) == rows) {
@@ -50,7 +63,22 @@ impl Whole {
         }
         let positions = [RowClass::One, RowClass::Two]
             .map(|class| persistent.positions(persistent.rows_of(class), compiler.profile));
-        Ok(Whole { tables, most_rows, positions })
+        Ok(Whole { tables, most_rows, positions, chaining, windows: persistent.windows() })
+    }
+
+    /// Learn which files the compiler refused: these have the code of the general kernels.
+    pub(super) fn refuse(&mut self, refused: &[String]) {
+        self.chaining.take_if(|(file, _)| refused.iter().any(|refused| refused.starts_with(file.as_str())));
+    }
+
+    /// Steps of one row that a launch computes, at most.
+    pub(super) fn chained_steps(&self) -> usize {
+        self.chaining.as_ref().map_or(1, |(_, n)| *n)
+    }
+
+    /// Whether a step at this position of a sequence may share a launch with that at the next.
+    pub(super) fn chains_at(&self, position: u32) -> bool {
+        Persistent::has_same_tiles(&self.windows, position as usize)
     }
 
     /// The table of steps of so many rows; `None`: none of them runs in one launch.
@@ -140,7 +168,7 @@ mod tests {
             );
             commands
         };
-        let whole = Whole { tables: (0..4).map(of_kernel).collect(), most_rows: 6, positions: [0; 2] };
+        let whole = Whole { tables: (0..4).map(of_kernel).collect(), most_rows: 6, ..Whole::default() };
         let of = |n_rows: usize| whole.table(n_rows).map(|table| table.table.commands()[0].kernel);
         assert_eq!(
             [0, 1, 2, 3, 4, 5, 6, 7].map(of),

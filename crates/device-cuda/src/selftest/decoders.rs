@@ -100,6 +100,8 @@ pub struct Decoder {
     pub block: BlockType,
     pub mix: Option<Mix>,
     pub head: BlockType,
+    /// Of the table of embeddings.
+    pub embedding: BlockType,
     pub bias: bool,
     pub head_norms: bool,
     pub post_norms: bool,
@@ -129,6 +131,7 @@ impl Decoder {
         block: BlockType::Q4_0,
         mix: None,
         head: BlockType::Q8_0,
+        embedding: BlockType::Q8_0,
         bias: false,
         head_norms: false,
         post_norms: false,
@@ -161,7 +164,7 @@ impl Decoder {
 
     fn build(self, mut b: PlanBuilder) -> Plan {
         let Decoder { residual: hidden, head_dim, n_heads, n_kv_heads, block, .. } = self;
-        let mut x = b.embed_from(hidden, BlockType::Q8_0, 2.0);
+        let mut x = b.embed_from(hidden, self.embedding, 2.0);
         for index in 0..self.n_layers {
             let is_last = index + 1 == self.n_layers;
             let is_second = self.windows && index % 2 == 1;

@@ -4,6 +4,7 @@
 use super::{Decoder, decoders, half_decoders, tolerance};
 use crate::CudaDevice;
 use crate::device_impl::{NOT_WHOLE, ONE_ROW_WHOLE};
+use ::weights::BlockType;
 use device::{
     Choose, Device, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan, Program, Sampling, Slice,
     Ticket, Want,
@@ -220,6 +221,31 @@ fn wants_of_chains() -> Vec<Vec<Want>> {
     alike.chain([all.to_vec()]).collect()
 }
 
+/// Decoders of which chains of steps are compared, and after how many tokens of the first sequence.
+pub fn chains() -> Vec<(Decoder, usize)> {
+    // Each block of a large GPU has rows of their residual, so that a launch can compute several steps.
+    let wide = Decoder { residual: 1088, n_layers: 2, ..Decoder::SMALL };
+    vec![
+        (Decoder::SMALL, 0),
+        (decoders()[2], 0),
+        (decoders()[8], 0),
+        (half_decoders()[0], 0),
+        // From 256 positions on, of heads of 128 columns from 128 on, several blocks attend to a KV head.
+        (Decoder { windows: true, embedding: BlockType::Q5_1, ..wide }, 215),
+        (Decoder { head_dim: 128, kv_type: KvType::Q8_0, embedding: BlockType::BF16, ..wide }, 90),
+        (
+            Decoder {
+                n_heads: 8,
+                head_norms: true,
+                embedding: BlockType::Q4_0,
+                kv_type: KvType::Fp8,
+                ..wide
+            },
+            3,
+        ),
+    ]
+}
+
 /// Tokens of a prompt of each sequence of a chain.
 const PROMPTS: [usize; 3] = [20, 7, 33];
 
@@ -268,37 +294,46 @@ fn chain(
 }
 
 /// Chains of steps in flight, each linked to the one before, choose what the same steps choose one at a time; greedy, sampled and with
-/// penalties, of one sequence and of three. Gives the number of steps.
+/// penalties, of one sequence and of three; or only greedy and of one, where a launch may compute several steps. Before them come `before` tokens of the
+/// first sequence. Gives the number of steps.
 ///
 /// # Errors
 /// Where they differ, or an error of the device.
-pub fn check_chains(device: &CudaDevice) -> Result<usize, String> {
+pub fn check_chain(
+    device: &CudaDevice,
+    decoder: Decoder,
+    before: usize,
+    only_greedy: bool,
+) -> Result<usize, String> {
     const STEPS: u64 = 60;
     let error = |e: device::Error| e.to_string();
     let mut n_steps = 0;
-    for decoder in [Decoder::SMALL, decoders()[2], decoders()[8], half_decoders()[0]] {
-        let plan = decoder.plan(9);
-        let limits = decoder.limits(&plan);
-        is_whole(device, decoder, &plan, &limits)?;
-        let plan = fuse(&plan, device.fusion());
-        let mut program =
-            device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(error)?;
-        for wants in wants_of_chains().into_iter().filter(|wants| rows_of(decoder).contains(&wants.len())) {
-            let n = wants.len();
-            let rows: Vec<(usize, usize)> = (0..n).map(|slot| (slot, 1)).collect();
-            let mut found: Vec<Vec<u32>> = Vec::new();
-            for ahead in [1, program.max_in_flight() as u64] {
-                let mut sequences = Sequences::new(9, &plan.kv, &limits, 64);
-                found.push(chain(program.as_mut(), &mut sequences, &wants, STEPS, ahead).map_err(error)?);
-                n_steps += STEPS as usize;
-                runs_whole(decoder, program.as_mut(), &sequences.step(&rows))?;
+    let plan = decoder.plan(9);
+    let limits = decoder.limits(&plan);
+    is_whole(device, decoder, &plan, &limits)?;
+    let plan = fuse(&plan, device.fusion());
+    let mut program =
+        device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(error)?;
+    let all = wants_of_chains().into_iter().take(if only_greedy { 1 } else { usize::MAX });
+    for wants in all.filter(|wants| rows_of(decoder).contains(&wants.len())) {
+        let n = wants.len();
+        let rows: Vec<(usize, usize)> = (0..n).map(|slot| (slot, 1)).collect();
+        let mut found: Vec<Vec<u32>> = Vec::new();
+        for ahead in [1, program.max_in_flight() as u64] {
+            let mut sequences = Sequences::new(9, &plan.kv, &limits, 64);
+            for first in (0..before).step_by(limits.max_rows) {
+                let step = sequences.step(&[(0, (before - first).min(limits.max_rows))]);
+                program.run(&step.with_outputs(vec![], BEST_AND_LOGITS).borrow()).map_err(error)?;
             }
-            if found[0] != found[1] || found[0].len() != STEPS as usize * n {
-                return Err(format!("{wants:?}: {:?} one at a time, {:?} in flight", found[0], found[1]));
-            }
-            if found[0].contains(&u32::MAX) {
-                return Err(format!("{wants:?}: no token in {:?}", found[0]));
-            }
+            found.push(chain(program.as_mut(), &mut sequences, &wants, STEPS, ahead).map_err(error)?);
+            n_steps += STEPS as usize;
+            runs_whole(decoder, program.as_mut(), &sequences.step(&rows))?;
+        }
+        if found[0] != found[1] || found[0].len() != STEPS as usize * n {
+            return Err(format!("{wants:?}: {:?} one at a time, {:?} in flight", found[0], found[1]));
+        }
+        if found[0].contains(&u32::MAX) {
+            return Err(format!("{wants:?}: no token in {:?}", found[0]));
         }
     }
     Ok(n_steps)

@@ -253,7 +253,7 @@ impl Scheduler {
         }
         self.admit();
         self.is_starved = false;
-        if self.in_flight.len() >= program.max_in_flight()
+        if self.in_flight.len() >= program.steps_ahead(self.n_running())
             || is_ahead && !(may_run_ahead && self.can_run_ahead(program))
         {
             return Ok(false);

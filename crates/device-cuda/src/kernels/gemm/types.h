@@ -3,6 +3,7 @@
 #if !defined(__CUDACC_RTC__)
 #include <sys/types.h>
 #else
+typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef unsigned long long ulong;
 #endif

@@ -1,16 +1,11 @@
 // out[i] = scale * table[token[i]]: a thread decodes a group of 32 columns. Grid: (groups / 128, rows).
 #pragma once
-#include "linear/float.cuh"
-#include "step.h"
+#include "linear/rows.cuh"
 
 __device__ __forceinline__ uint token_of(const EmbedArguments &a, uint row) {
     uint token = a.tokens[row];
-    if (a.chosen != nullptr && (token & LINKED) != 0) {
-        token = a.chosen[token & ~LINKED];
-        // A link to an output that chose nothing: the step runs, and the host discards it.
-        if (token == NO_TOKEN) token = 0;
-    }
-    return min(token, a.n_table - 1);
+    if (a.chosen != nullptr && (token & LINKED) != 0) token = a.chosen[token & ~LINKED];
+    return embedded(a, token);
 }
 
 template <class T> __device__ __forceinline__ void embed(const EmbedArguments &a) {

@@ -7,6 +7,7 @@
 #include "linear/gemv.cuh"
 #include "linear/gemv_one.cuh"
 #include "linear/gemm.cuh"
+#include "linear/float.cuh"
 #include "linear/embed.cuh"
 
 #define ONE_KERNEL(T, NR, L)                                                                                      \

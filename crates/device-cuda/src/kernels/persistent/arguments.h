@@ -27,6 +27,8 @@
 #pragma once
 #include "gemm/types.h"
 #include "step.h"
+#include "linear/arguments.h"
+#include "arguments.h"
 
 #define PERSISTENT_CODEC_Q4 0
 #define PERSISTENT_CODEC_Q4M 1
@@ -79,6 +81,8 @@
 #define PERSISTENT_TURNS_AT 5046528
 #define PERSISTENT_TURNS 10752
 
+// Positions that a warp attends to at a time.
+#define PERSISTENT_TILE 16
 // Most blocks of a launch, most slots of the ring and their least size, most rows of the residual that a block has.
 #define PERSISTENT_MAX_BLOCKS 160
 #define PERSISTENT_MAX_SLOTS 40
@@ -173,7 +177,10 @@ struct PersistentArguments {
     uint expert_sigmoid;    // scores: 1 a sigmoid of each, 0 a softmax over all
     uint expert_normalise;  // 1: weights are divided by their sum
     float expert_factor;    // on all weights
+    uint more_steps;        // that follow in the launch; 0 unless the kernel was compiled with PERSISTENT_EMBEDDING. Each is of one position more, and begins with the token that the one before chose
+    uint step_bytes;        // from what the host says of a step (position, page_table, choice) to the next step's
     uint reserved;
+    EmbedArguments embedding; // of the steps that follow
 };
 
 // From a file's rows to packed rows: persistent_repack_<type>.

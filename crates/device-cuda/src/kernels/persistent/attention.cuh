@@ -390,8 +390,19 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         }
     }
 
+    // A thread says that keys and values of the step are in their pages: those of the block's other threads came before a barrier that it has passed.
+    INLINE void written() const {
+        __threadfence_block();
+        *(volatile u32 *)&s.written = this->step_of_launch + 1;
+    }
     INLINE void run() {
         u32 epoch_input = 0, epoch = 0;
+        do {
+            run_step(epoch_input, epoch);
+            epoch_input++;
+        } while (this->next_step());
+    }
+    INLINE void run_step(u32 &epoch_input, u32 &epoch) {
         turn();
         this->each_phase([&](const auto &p) {
             const bool is_qkv = p.kind == PERSISTENT_QKV, is_head = p.kind == PERSISTENT_HEAD;
@@ -411,7 +422,10 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
                     return;
                 }
             }
-            if (is_head && threadIdx.x == 0) *(volatile u32 *)&s.credit += p.pieces; // all of it may come as slots are free
+            if (is_head && threadIdx.x == 0) {
+                *(volatile u32 *)&s.credit += p.pieces; // all of it may come as slots are free
+                if (Products::CHAINS) written();
+            }
             product(p, part(p.input), tag_of(is_qkv || is_head ? epoch_input : epoch));
             if (is_qkv && !(p.qkv_part & PERSISTENT_CONTINUED) && attends()) attention(p, tag_of(epoch));
             if (p.input == EXCHANGE_GATED) epoch_input++;

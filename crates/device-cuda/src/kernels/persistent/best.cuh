@@ -30,10 +30,11 @@ template <int D, int H, int ROWS> struct PersistentBest : PersistentBlock<D, H, 
         }
         return key;
     }
-    // The block's best of a row of the step, with 14 bits that say that it is there.
-    INLINE void give_best(u64 key, u32 of) const { store_relaxed_64(part(EXCHANGE_BEST) + (of * 256 + block) * 8, key << 14 | 1); }
-    // The best of all blocks. NaN and -infinity are never chosen. The last thing of a launch: then all blocks have read the turn.
-    INLINE void choose(u32 of) {
+    // The block's best of a row of the step, with 14 bits that say of which step of the launch it is.
+    INLINE void give_best(u64 key, u32 of) const { store_relaxed_64(part(EXCHANGE_BEST) + (of * 256 + block) * 8, key << 14 | (this->step_of_launch + 1)); }
+    // The best token of all blocks, which the of-th block gives to the host and to later steps. NaN and -infinity are never chosen. In the last step of a
+    // launch it is the last thing: then all blocks have read the turn.
+    INLINE u32 choose(u32 of) {
         u64 v[5];
         bool all;
         do {
@@ -43,7 +44,7 @@ template <int D, int H, int ROWS> struct PersistentBest : PersistentBlock<D, H, 
                 v[i] = 0;
                 if (i * 32 + lane < n_blocks) {
                     v[i] = load_relaxed_64(part(EXCHANGE_BEST) + (of * 256 + i * 32 + lane) * 8);
-                    all = all && (v[i] & 16383) == 1;
+                    all = all && (v[i] & 16383) == this->step_of_launch + 1;
                 }
             }
         } while (!__all_sync(~0u, all));
@@ -51,12 +52,12 @@ template <int D, int H, int ROWS> struct PersistentBest : PersistentBlock<D, H, 
         for (int i = 1; i < 5; i++)
             if (v[i] > v[0]) v[0] = v[i];
         const u64 winner = largest<1>(v[0]) >> 14;
-        if (lane != 0) return;
-        if (block == 0) *this->turn_word() = this->turn ^ 1;
-        if (!a.choice || a.choice[of].how != CHOOSE_BEST) return;
         // 0x007fffff is -infinity in this order.
         const u32 token = (u32)(winner >> 18) > 0x007fffffu ? 262143 - (u32)(winner & 262143) : NO_TOKEN;
-        a.chosen[a.choice[of].chosen] = token;
-        a.host_chosen[a.choice[of].chosen] = token;
+        if (lane != 0 || block != of) return token;
+        if (block == 0 && this->is_last()) *this->turn_word() = this->turn ^ 1;
+        const Choice *choice = this->of_this_step(a.choice);
+        if (a.choice && choice[of].how == CHOOSE_BEST) a.chosen[choice[of].chosen] = a.host_chosen[choice[of].chosen] = token;
+        return token;
     }
 };

@@ -5,10 +5,11 @@
 #include "vector_bytes.h"
 
 #define PERSISTENT_PASS 8 // groups
-#define PERSISTENT_TILE 16 // positions that a warp attends to at a time
 
 // A kernel for one model alone (`persistent/fixed.rs` writes its source) declares these before: what never changes as constants that
 // hide the fields of the same names, and the phases of a layer. Other kernels read all numbers.
+//
+// Such a kernel may have the type of the embedding, PERSISTENT_EMBEDDING: then a launch can compute several steps of one row, one after the other.
 #ifndef PERSISTENT_FIXED
 typedef PersistentArguments PersistentTable;
 #define PERSISTENT_IS_FIXED false
@@ -27,7 +28,8 @@ template <int D, int H> struct PersistentCommon {
     u64 full[PERSISTENT_MAX_SLOTS], empty[PERSISTENT_MAX_SLOTS];
     u32 credit;              // pieces whose phases are over
     u32 gates;               // whether refills wait for gates
-    u32 padding[2];
+    u32 written;             // steps of the launch whose keys and values are in their pages
+    u32 padding;
 };
 // PERSISTENT_SHARED bytes, then the input, then the phases.
 template <int D, int H, int ROWS> struct PersistentShared : PersistentCommon<D, H> {
@@ -69,13 +71,14 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     static constexpr bool SEVERAL = ROWS > 1;
     // Positions up to which one block attends to a KV head of a row, so that nothing has to be joined: a tile or two for each warp (NOTES.md).
     static constexpr u32 ALONE = D == 64 ? 256 : 128;
+    static_assert(ALONE % PERSISTENT_TILE == 0, "so steps of one launch agree");
     static constexpr u32 PARTIAL_BYTES = (H * D + 2 * H + 3) / 4 * 16;
     const PersistentTable &a;
     u8 *ring;
     Shared &s;
     const PersistentPhase *phases; // in shared memory
     u8 *exchange;
-    u32 full, empty, slot = 0, parity = 0, block, n_blocks, pass_parity = 0, turn, position;
+    u32 full, empty, slot = 0, parity = 0, block, n_blocks, pass_parity = 0, turn, position, step_of_launch = 0;
     // What the block attends to: of a row of the step a KV head and one of its splits.
     u32 row = 0, kv_head, split, splits_of_row = 0;
     u32 sequence = 0, n_before = 0; // the row's, and how many rows of it come before the row in the step
@@ -99,6 +102,25 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
         alone = position < ALONE;
         turn = load_relaxed_1(turn_word()) & 1, exchange = a.exchange + turn * Shared::EXCHANGE;
         inverse_hidden = 1.0f / (float)a.hidden;
+    }
+#ifdef PERSISTENT_EMBEDDING
+    static constexpr bool CHAINS = !SEVERAL;
+#else
+    static constexpr bool CHAINS = false;
+#endif
+    INLINE bool is_last() const { return !CHAINS || step_of_launch == a.more_steps; }
+    // Go on with the next step of the launch; false: there is none. All warps call it. Epochs go on, and so do the ring and the order of the barriers; the
+    // tiles that a block attends to are as many as before.
+    INLINE bool next_step() {
+        if (is_last()) return false;
+        step_of_launch++, position++;
+        // So that the compiler does not keep in registers, for all of a launch, what it computes of these at the ends of a step (NOTES.md).
+        asm volatile("" : "+r"(lane), "+r"(warp), "+r"(block), "+r"(n_blocks), "+l"(exchange), "+l"(ring), "+r"(full), "+r"(empty), "+r"(split), "+r"(kv_head));
+        return true;
+    }
+    // What the host says of this step, given where it says it of the launch's first.
+    template <class T> INLINE const T *of_this_step(const T *of_first) const {
+        return CHAINS ? (const T *)((const u8 *)of_first + step_of_launch * a.step_bytes) : of_first;
     }
     // Which exchange the launch uses; it clears the other for the next one.
     INLINE u32 *turn_word() const { return (u32 *)(a.exchange + 2 * Shared::EXCHANGE); }
@@ -232,7 +254,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     }
     // Pages: keys of all heads, then values, each (positions, bytes of a vector).
     template <class P> INLINE u32 page_of(const P &p, u32 position) const {
-        return a.page_table[(SEVERAL ? sequence * a.table_stride : 0) + p.table + (position >> (31 - __clz(a.page_len)))];
+        return of_this_step(a.page_table)[(SEVERAL ? sequence * a.table_stride : 0) + p.table + (position >> (31 - __clz(a.page_len)))];
     }
     template <u32 VECTOR, class P> INLINE u8 *vector_of(const P &p, u32 page, u32 position, u32 head) const {
         return p.pages + (u64)page * p.page_bytes + (head * a.page_len + (position & (a.page_len - 1))) * VECTOR;

@@ -207,117 +207,127 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
             for (int e = 0; e < 4; e++) out[e] = w && 4 * lane < nx ? w[x0 * 8 + 4 * lane + e] : 0.0f;
         };
         float residual[4], norm[4], post[4];
-        own(a.x, residual), own(a.first_norm, norm);
-        publish_residual(residual, norm, x0, nx, EXCHANGE_INPUT, tag_of(epoch_input), true);
-        published();
-        this->each_phase([&](const auto &p) {
-            const u32 g0 = p.own_first, n_groups = p.own_groups;
-            if constexpr (MIXTURE) {
-                if (p.kind == PERSISTENT_ROUTE) {
-                    expert_scale = route(p, tag_of(epoch));
-                    return;
+        own(a.x, residual);
+        while (true) {
+            own(a.first_norm, norm);
+            publish_residual(residual, norm, x0, nx, EXCHANGE_INPUT, tag_of(epoch_input), true);
+            published();
+            this->each_phase([&](const auto &p) {
+                const u32 g0 = p.own_first, n_groups = p.own_groups;
+                if constexpr (MIXTURE) {
+                    if (p.kind == PERSISTENT_ROUTE) {
+                        expert_scale = route(p, tag_of(epoch));
+                        return;
+                    }
+                    if (p.kind == PERSISTENT_EXPERTS) {
+                        experts(p, expert_scale, tag_of(epoch));
+                        published();
+                        return;
+                    }
                 }
-                if (p.kind == PERSISTENT_EXPERTS) {
-                    experts(p, expert_scale, tag_of(epoch));
+                if (p.kind == PERSISTENT_ADD || (MIXTURE && p.kind == PERSISTENT_ADD_EXPERTS)) { // of one pass: PERSISTENT_MAX_ROWS
+                    const bool down = p.input == EXCHANGE_GATED;
+                    own(p.norm, norm), own(p.post_norm, post);
+                    const u32 tag = tag_of(epoch);
+                    if (down) epoch_input++;
+                    const u32 to = down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, to_tag = down ? tag_of(epoch_input) : tag;
+                    for (u32 turn = rehearsal(); turn < 2; turn++) {
+                        const bool real = turn == 1;
+                        if (real) barrier(2 + pass_parity, 288);
+                        float4 v = make_float4(0, 0, 0, 0);
+                        if (4 * lane < nx) v = partial_sums(4 * lane);
+                        if (real && p.post_norm) {
+                            const float scale = exchange_squares(sum_of_32(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w), down, tag);
+                            v.x *= scale * post[0], v.y *= scale * post[1], v.z *= scale * post[2], v.w *= scale * post[3];
+                        }
+                        const float x[4] = {residual[0] + v.x, residual[1] + v.y, residual[2] + v.z, residual[3] + v.w};
+                        publish_residual(x, norm, x0, nx, to, to_tag, real);
+                        if (real) residual[0] = x[0], residual[1] = x[1], residual[2] = x[2], residual[3] = x[3];
+                    }
+                    pass_parity ^= 1;
                     published();
                     return;
                 }
-            }
-            if (p.kind == PERSISTENT_ADD || (MIXTURE && p.kind == PERSISTENT_ADD_EXPERTS)) { // of one pass: PERSISTENT_MAX_ROWS
-                const bool down = p.input == EXCHANGE_GATED;
-                own(p.norm, norm), own(p.post_norm, post);
+                const u32 n_passes = n_groups == 0 ? 1 : (n_groups + PERSISTENT_PASS - 1) / PERSISTENT_PASS;
+                const bool continues = p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_CONTINUES;
+                if (p.kind == PERSISTENT_QKV && !continues) epoch++;
                 const u32 tag = tag_of(epoch);
-                if (down) epoch_input++;
-                const u32 to = down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, to_tag = down ? tag_of(epoch_input) : tag;
-                for (u32 turn = rehearsal(); turn < 2; turn++) {
-                    const bool real = turn == 1;
+                float best = -__int_as_float(0x7f800000);
+                u32 best_row = 0;
+                float scale = continues ? qkv_scale : 0.0f;
+                for (int pass = continues ? 0 : (int)rehearsal() - 1; pass < (int)n_passes; pass++) {
+                    const bool real = pass >= 0;
+                    const u32 of = real ? pass : 0;
+                    const u32 first_row = (g0 + of * PERSISTENT_PASS) * 8, n = min((u32)PERSISTENT_PASS, n_groups - of * PERSISTENT_PASS) * 8;
+                    if (pass == 0 && !continues) scale = input_scale(p.k_quads);
                     if (real) barrier(2 + pass_parity, 288);
-                    float4 v = make_float4(0, 0, 0, 0);
-                    if (4 * lane < nx) v = partial_sums(4 * lane);
-                    if (real && p.post_norm) {
-                        const float scale = exchange_squares(sum_of_32(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w), down, tag);
-                        v.x *= scale * post[0], v.y *= scale * post[1], v.z *= scale * post[2], v.w *= scale * post[3];
-                    }
-                    const float x[4] = {residual[0] + v.x, residual[1] + v.y, residual[2] + v.z, residual[3] + v.w};
-                    publish_residual(x, norm, x0, nx, to, to_tag, real);
-                    if (real) residual[0] = x[0], residual[1] = x[1], residual[2] = x[2], residual[3] = x[3];
-                }
-                pass_parity ^= 1;
-                published();
-                return;
-            }
-            const u32 n_passes = n_groups == 0 ? 1 : (n_groups + PERSISTENT_PASS - 1) / PERSISTENT_PASS;
-            const bool continues = p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_CONTINUES;
-            if (p.kind == PERSISTENT_QKV && !continues) epoch++;
-            const u32 tag = tag_of(epoch);
-            float best = -__int_as_float(0x7f800000);
-            u32 best_row = 0;
-            float scale = continues ? qkv_scale : 0.0f;
-            for (int pass = continues ? 0 : (int)rehearsal() - 1; pass < (int)n_passes; pass++) {
-                const bool real = pass >= 0;
-                const u32 of = real ? pass : 0;
-                const u32 first_row = (g0 + of * PERSISTENT_PASS) * 8, n = min((u32)PERSISTENT_PASS, n_groups - of * PERSISTENT_PASS) * 8;
-                if (pass == 0 && !continues) scale = input_scale(p.k_quads);
-                if (real) barrier(2 + pass_parity, 288);
-                if (p.kind == PERSISTENT_GATE) {
-                    // Pairs of groups, two lanes each.
-                    const u32 row = (lane >> 1) * 16 + (lane & 1) * 4;
-                    const bool there = row < n;
-                    float v[4] = {0, 0, 0, 0};
-                    if (there) {
-                        const float4 gate = partial_sums(row), up = partial_sums(row + 8);
-                        const float g[4] = {gate.x * scale, gate.y * scale, gate.z * scale, gate.w * scale};
-                        v[0] = up.x * scale, v[1] = up.y * scale, v[2] = up.z * scale, v[3] = up.w * scale;
-                        if (p.activation == ACTIVATION_SILU) {
+                    if (p.kind == PERSISTENT_GATE) {
+                        // Pairs of groups, two lanes each.
+                        const u32 row = (lane >> 1) * 16 + (lane & 1) * 4;
+                        const bool there = row < n;
+                        float v[4] = {0, 0, 0, 0};
+                        if (there) {
+                            const float4 gate = partial_sums(row), up = partial_sums(row + 8);
+                            const float g[4] = {gate.x * scale, gate.y * scale, gate.z * scale, gate.w * scale};
+                            v[0] = up.x * scale, v[1] = up.y * scale, v[2] = up.z * scale, v[3] = up.w * scale;
+                            if (p.activation == ACTIVATION_SILU) {
 #pragma unroll
-                            for (int e = 0; e < 4; e++) v[e] *= activate(ACTIVATION_SILU, g[e]);
-                        } else if (p.activation == ACTIVATION_GELU_TANH) {
+                                for (int e = 0; e < 4; e++) v[e] *= activate(ACTIVATION_SILU, g[e]);
+                            } else if (p.activation == ACTIVATION_GELU_TANH) {
 #pragma unroll
-                            for (int e = 0; e < 4; e++) v[e] *= activate(ACTIVATION_GELU_TANH, g[e]);
-                        } else {
+                                for (int e = 0; e < 4; e++) v[e] *= activate(ACTIVATION_GELU_TANH, g[e]);
+                            } else {
 #pragma unroll
-                            for (int e = 0; e < 4; e++) v[e] *= activate(p.activation, g[e]);
+                                for (int e = 0; e < 4; e++) v[e] *= activate(p.activation, g[e]);
+                            }
+                        }
+                        const uint4 chunk = make_chunk_of_2(v, 0.0f, tag);
+                        if (real && there && (lane & 1) == 0) store_relaxed_4(part(EXCHANGE_GATED) + (u64)((first_row + row) / 16) * 16, chunk);
+                    } else if (p.kind == PERSISTENT_QKV) {
+                        for (u32 r = lane; r < n; r += 32) {
+                            float v = partial_sum(r) * scale;
+                            if (p.bias) v += p.bias[first_row + r];
+                            if (real) store_relaxed_1(part(EXCHANGE_QKV) + (u64)(p.first_row + first_row + r) * 4, tag_word(v, tag));
+                        }
+                    } else {
+                        for (u32 r = lane; r < n; r += 32) {
+                            const u32 row = first_row + r;
+                            if (!real || row >= a.n_vocab) continue;
+                            const float v = partial_sum(r) * scale;
+                            a.logits[row] = v;
+                            if (v > best) best = v, best_row = row;
                         }
                     }
-                    const uint4 chunk = make_chunk_of_2(v, 0.0f, tag);
-                    if (real && there && (lane & 1) == 0) store_relaxed_4(part(EXCHANGE_GATED) + (u64)((first_row + row) / 16) * 16, chunk);
-                } else if (p.kind == PERSISTENT_QKV) {
-                    for (u32 r = lane; r < n; r += 32) {
-                        float v = partial_sum(r) * scale;
-                        if (p.bias) v += p.bias[first_row + r];
-                        if (real) store_relaxed_1(part(EXCHANGE_QKV) + (u64)(p.first_row + first_row + r) * 4, tag_word(v, tag));
-                    }
-                } else {
-                    for (u32 r = lane; r < n; r += 32) {
-                        const u32 row = first_row + r;
-                        if (!real || row >= a.n_vocab) continue;
-                        const float v = partial_sum(r) * scale;
-                        a.logits[row] = v;
-                        if (v > best) best = v, best_row = row;
-                    }
+                    __syncwarp();
+                    if (!real) continue;
+                    if (pass + 2 < n_passes || (!continues && p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_OF_THREE)) barrier_arrive(8 + pass_parity, 288);
+                    pass_parity ^= 1;
                 }
-                __syncwarp();
-                if (!real) continue;
-                if (pass + 2 < n_passes || (!continues && p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_OF_THREE)) barrier_arrive(8 + pass_parity, 288);
-                pass_parity ^= 1;
-            }
-            if (p.kind == PERSISTENT_HEAD) {
-                if (a.trace && 4 * lane < nx)
-                    for (int e = 0; e < 4; e++) a.trace[x0 * 8 + 4 * lane + e] = residual[e];
-                const u64 key = Block::template largest<1>(Block::order_of(best, best_row));
-                if (lane == 0) this->give_best(key, 0);
-                if (block == 0) this->choose(0);
-                return;
-            }
-            if (p.kind == PERSISTENT_QKV) {
-                if (p.qkv_part & PERSISTENT_CONTINUED) {
-                    qkv_scale = scale;
+                if (p.kind == PERSISTENT_HEAD) {
+                    if (a.trace && 4 * lane < nx)
+                        for (int e = 0; e < 4; e++) a.trace[x0 * 8 + 4 * lane + e] = residual[e];
+                    const u64 key = Block::template largest<1>(Block::order_of(best, best_row));
+                    if (lane == 0) this->give_best(key, 0);
                     return;
                 }
-                if (attends()) barrier_arrive(6, 288);
-                merge(tag);
-            }
-            published();
-        });
+                if (p.kind == PERSISTENT_QKV) {
+                    if (p.qkv_part & PERSISTENT_CONTINUED) {
+                        qkv_scale = scale;
+                        return;
+                    }
+                    if (attends()) barrier_arrive(6, 288);
+                    merge(tag);
+                }
+                published();
+            });
+            if (a.stop_phase < a.n_phases || (block != 0 && this->is_last())) return;
+            const u32 token = this->choose(0);
+            if (!this->next_step()) return;
+            // Every block waits for the token, since it has rows of the residual: none writes its next best before all have read this one.
+            epoch_input++;
+#ifdef PERSISTENT_EMBEDDING
+            if (4 * lane < nx) PERSISTENT_EMBEDDING::four(a.embedding.table, embedded(a.embedding, token), x0 * 8 + 4 * lane, a.embedding.scale, residual);
+#endif
+        }
     }
 };

@@ -7,7 +7,7 @@ template <class Block, class Worker, class Epilogue, class Stream> INLINE void p
     Block k(a, persistent_memory);
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < a.n_slots; i++) mbarrier_init(k.full + 8 * i, 1), mbarrier_init(k.empty + 8 * i, 8);
-        k.s.credit = 0;
+        k.s.credit = k.s.written = 0;
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }

@@ -109,7 +109,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
     // attends to, of each its keys, then its values. All lanes go along; of weights one copies.
     INLINE void stream() {
         const u64 policy = evict_first_policy();
-        u32 n = 0, epoch = 0, i = 0;
+        u32 n = 0, epoch = 0;
         // Until the n-th piece of all may be on its way to a slot; of the pieces that lanes wait for together no more than in_flight.
         auto wait = [&](u32 n, u32 slot, u32 parity) {
             if (n >= a.n_slots) mbarrier_wait(empty + 8 * slot, parity ^ 1);
@@ -138,6 +138,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
         // than memory takes for the tile (NOTES.md).
         auto send_tiles = [&](const auto &p) {
             if (!this->streams(TILES_A_SLOT)) return;
+            if (Block::CHAINS) wait_written();
             const PersistentTiles tiles = this->tiles(p);
             const u32 to_values = a.n_kv_heads * a.page_len * VECTOR;
             const u8 *from[TILES_A_SLOT]; // keys of the tiles of 32 slots, one a lane
@@ -170,37 +171,46 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
                 this->skip_slots(slots);
             }
         };
-        this->each_phase([&](const auto &p) {
-            i++;
-            const u32 unit = unit_bytes<Block::SEVERAL>(p.codec), step = 8 * unit;
-            if (p.kind == PERSISTENT_QKV && !(p.qkv_part & PERSISTENT_CONTINUES)) epoch++;
-            if constexpr (MIXTURE) {
-                if (p.kind == PERSISTENT_ROUTE) {
-                    for (u32 e = 0; e < p.own_groups; e++)
-                        send(p.weights + (u64)(p.own_first + e) * p.k_quads * ROUTER_STEP, p.k_quads * ROUTER_STEP, a.slot_bytes / ROUTER_STEP * ROUTER_STEP);
-                    if (i >= a.stop_phase) return;
-                    if (a.n_experts <= 128) choose<1>(p, tag_of(epoch));
-                    else choose<2>(p, tag_of(epoch));
-                    return;
-                }
-                if (p.kind == PERSISTENT_EXPERTS) {
-                    const u32 of_expert = p.groups / a.n_used, bytes = BUNDLE * p.k_quads * step;
-                    for (u32 b = p.own_first; b < p.own_first + p.own_groups; b++) {
-                        const u32 j = b / of_expert;
-                        send(p.weights + ((u64)choice_of(*this).id[j] * of_expert + (b - j * of_expert)) * bytes, bytes, a.slot_bytes / step * step);
+        do {
+            u32 i = 0;
+            this->each_phase([&](const auto &p) {
+                i++;
+                const u32 unit = unit_bytes<Block::SEVERAL>(p.codec), step = 8 * unit;
+                if (p.kind == PERSISTENT_QKV && !(p.qkv_part & PERSISTENT_CONTINUES)) epoch++;
+                if constexpr (MIXTURE) {
+                    if (p.kind == PERSISTENT_ROUTE) {
+                        for (u32 e = 0; e < p.own_groups; e++)
+                            send(p.weights + (u64)(p.own_first + e) * p.k_quads * ROUTER_STEP, p.k_quads * ROUTER_STEP, a.slot_bytes / ROUTER_STEP * ROUTER_STEP);
+                        if (i >= a.stop_phase) return;
+                        if (a.n_experts <= 128) choose<1>(p, tag_of(epoch));
+                        else choose<2>(p, tag_of(epoch));
+                        return;
                     }
-                    return;
+                    if (p.kind == PERSISTENT_EXPERTS) {
+                        const u32 of_expert = p.groups / a.n_used, bytes = BUNDLE * p.k_quads * step;
+                        for (u32 b = p.own_first; b < p.own_first + p.own_groups; b++) {
+                            const u32 j = b / of_expert;
+                            send(p.weights + ((u64)choice_of(*this).id[j] * of_expert + (b - j * of_expert)) * bytes, bytes, a.slot_bytes / step * step);
+                        }
+                        return;
+                    }
+                    if (p.kind == PERSISTENT_ADD_EXPERTS) {
+                        const u32 bytes = (a.expert_ffn + 127) / 128 * unit; // of a group
+                        for (u32 j = 0; j < a.n_used; j++)
+                            send(p.weights + ((u64)choice_of(*this).id[j] * p.groups + p.own_first) * bytes, p.own_groups * bytes, a.slot_bytes / bytes * bytes);
+                        return;
+                    }
                 }
-                if (p.kind == PERSISTENT_ADD_EXPERTS) {
-                    const u32 bytes = (a.expert_ffn + 127) / 128 * unit; // of a group
-                    for (u32 j = 0; j < a.n_used; j++)
-                        send(p.weights + ((u64)choice_of(*this).id[j] * p.groups + p.own_first) * bytes, p.own_groups * bytes, a.slot_bytes / bytes * bytes);
-                    return;
-                }
-            }
-            send(p.weights + (u64)p.own_first * p.k_quads * step, p.own_groups * p.k_quads * step, a.slot_bytes / step * step);
-            send_tiles(p);
-        });
+                send(p.weights + (u64)p.own_first * p.k_quads * step, p.own_groups * p.k_quads * step, a.slot_bytes / step * step);
+                send_tiles(p);
+            });
+        } while (this->next_step());
+    }
+    // Keys and values of the launch's steps before are in their pages, where copies find them.
+    INLINE void wait_written() const {
+        while (*(volatile u32 *)&s.written < this->step_of_launch) {}
+        __threadfence_block();
+        asm volatile("fence.proxy.async.global;" ::: "memory");
     }
     // Zeros for the exchange of the next launch, this block's part of it.
     INLINE void clear() {

@@ -141,7 +141,7 @@ fn its_kernel_has_a_name_and_constants_of_its_own() {
     let (several, _) = arguments_of(&plan, &mine, Rows::Several);
     let text = |rows: Rows, arguments: &PersistentArguments| {
         let general = source(&mine.kernel(rows).0).unwrap();
-        fixed::fixed_source(general, arguments, &phases, mine.n_blocks()).unwrap()
+        fixed::fixed_source(general, arguments, &phases, mine.n_blocks(), None).unwrap()
     };
     let (of_one, of_several) = (text(Rows::One, &one), text(Rows::Several, &several));
     assert!(of_several.contains("PERSISTENT_DECODE_ROWS(64, 3)") && !of_several.contains(" n_rows"));
