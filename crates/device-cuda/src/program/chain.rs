@@ -42,7 +42,8 @@ impl CudaProgram {
         Some(Chained { position: span.first_position, from })
     }
 
-    /// Hold a step back that others may follow in its launch, or that follows such a one. False: it must be launched, and all before it are.
+    /// Hold a step back if one launch may compute it together with steps before or after it. False: it must be launched now, and all steps before it
+    /// have been.
     ///
     /// # Errors
     /// Steps before it were not launched.
@@ -105,7 +106,7 @@ mod tests {
         let at = |position, from| Chained { position, from };
         let (before, ticket) = (at(7, None), 3);
         assert!(at(8, Some(3)).follows(&before, ticket));
-        // Its token is known, or another step's; it does not stand behind it.
+        // The token is known already or was chosen by another step, or the position is not the next one.
         for other in [at(8, None), at(8, Some(2)), at(7, Some(3)), at(9, Some(3))] {
             assert!(!other.follows(&before, ticket), "{other:?}");
         }

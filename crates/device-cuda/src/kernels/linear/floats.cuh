@@ -1,6 +1,6 @@
 // Eight neighbouring columns of a row in f32, f16 or bf16.
 #pragma once
-#include "common.cuh"
+#include "linear/codes.cuh"
 
 struct F32 {
     static constexpr int SIZE = 4;
@@ -17,7 +17,7 @@ struct F32 {
     }
 };
 
-struct F16 {
+struct Floats16 {
     static constexpr int SIZE = 2;
     struct Raw {
         Word4 a;
@@ -25,6 +25,9 @@ struct F16 {
     static __device__ __forceinline__ void load(Raw &raw, const uchar *row, uint column) {
         raw.a = *(const Word4 *)(row + 2 * column);
     }
+};
+
+struct F16 : Floats16 {
     static __device__ __forceinline__ void values(const Raw &raw, float (&w)[8]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -34,14 +37,7 @@ struct F16 {
     }
 };
 
-struct BF16 {
-    static constexpr int SIZE = 2;
-    struct Raw {
-        Word4 a;
-    };
-    static __device__ __forceinline__ void load(Raw &raw, const uchar *row, uint column) {
-        raw.a = *(const Word4 *)(row + 2 * column);
-    }
+struct BF16 : Floats16 {
     static __device__ __forceinline__ void values(const Raw &raw, float (&w)[8]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
