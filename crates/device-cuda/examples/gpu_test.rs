@@ -191,7 +191,7 @@ fn main() -> ExitCode {
         }
         if is_wanted("persistent") || is_wanted("long") {
             let started = Instant::now();
-            let plain = Profile { persistent_positions: 0, ..usual.clone() };
+            let plain = Profile { persistent: false, ..usual.clone() };
             let result = CudaDevice::new(0)
                 .map_err(|e| e.to_string())
                 .and_then(|plain_device| selftest::check_long(&device, &plain_device.with_profile(plain)));

@@ -47,7 +47,8 @@ impl CudaDevice {
     pub fn new(index: usize) -> Result<CudaDevice> {
         let context = Context::new(index)?;
         let profile = Profile::new(context.facts());
-        Ok(CudaDevice { kernels: Arc::new(Kernels::new(context.clone())), context, profile, rank: None })
+        let kernels = Arc::new(Kernels::new(context.clone()));
+        Ok(CudaDevice::sharing(context, kernels, profile, None))
     }
 
     /// Of a GPU whose kernels are there.
@@ -57,7 +58,8 @@ impl CudaDevice {
         profile: Profile,
         rank: Option<Arc<Rank>>,
     ) -> CudaDevice {
-        CudaDevice { context, kernels, profile, rank }
+        let other_shapes = profile.other_shapes && kernels.can_compile();
+        CudaDevice { context, kernels, profile: Profile { other_shapes, ..profile }, rank }
     }
 
     /// Its place in a group.
@@ -67,7 +69,7 @@ impl CudaDevice {
 
     /// With other choices, to test.
     pub fn with_profile(self, profile: Profile) -> CudaDevice {
-        CudaDevice { profile, ..self }
+        CudaDevice::sharing(self.context, self.kernels, profile, self.rank)
     }
 
     /// The choices for this chip.
@@ -202,7 +204,7 @@ impl Device for CudaDevice {
             }
         }
         let may_have_several = self.profile.persistent_rows > 1 && limits.max_outputs > 1;
-        for found in persistent.iter().filter(|_| self.profile.persistent_positions > 0) {
+        for found in persistent.iter().filter(|_| self.profile.persistent) {
             let note = match found.as_ref().map(|found| &found.several) {
                 Err(reason) => format!("{NOT_WHOLE}{reason}"),
                 Ok(Err(reason)) if may_have_several => format!("{ONE_ROW_WHOLE}{reason}"),

@@ -115,7 +115,7 @@ impl CudaDevice {
             let is_alone = indices.iter().filter(|other| **other == indices[index]).count() == 1;
             let rank = Rank { index, n, is_alone, epochs, addresses: table, _inboxes: inboxes.clone() };
             // One launch for a whole step has no place for what others must add to it.
-            let profile = Profile { persistent_positions: 0, ..Profile::new(context.facts()) };
+            let profile = Profile { persistent: false, ..Profile::new(context.facts()) };
             let kernels = Arc::new(Kernels::new(context.clone()));
             Ok(CudaDevice::sharing(context.clone(), kernels, profile, Some(Arc::new(rank))))
         };

@@ -143,8 +143,8 @@ pub struct Kernels {
 struct Generated {
     text: String,
     hash: String,
-    /// The file of the kernel for all models.
-    general: String,
+    /// The file of the kernel for all models, if it is another one.
+    general: Option<String>,
 }
 
 impl Kernels {
@@ -233,11 +233,12 @@ impl Kernels {
     }
 
     /// The file of a text that was written for one model, for [`Self::prepare`] and [`Self::function`]; its name begins with `name`. Where the compiler
-    /// refuses the text, the file has the code of `general`, which must have kernels of the same names.
-    pub fn generate(&self, name: &str, text: String, general: &str) -> String {
-        let Ok(hash) = hash_of(name, &text) else { return general.to_owned() };
+    /// refuses the text, the file has the code of `general`, if it is given, which must have kernels of the same names.
+    pub fn generate(&self, name: &str, text: String, general: Option<String>) -> String {
+        // Its headers are those of the binary: `code` says so where one is missing.
+        let hash = hash_of(name, &text).unwrap_or_default();
         let file = format!("{name}_{hash}.cu");
-        let generated = Generated { text, hash, general: general.to_owned() };
+        let generated = Generated { text, hash, general };
         self.generated.lock().unwrap_or_else(PoisonError::into_inner).insert(file.clone(), generated);
         file
     }
@@ -251,6 +252,7 @@ impl Kernels {
         let generated = self.generated.lock().unwrap_or_else(PoisonError::into_inner).get(file).cloned();
         if let Some(Generated { text, hash, general }) = generated {
             return self.compiled(file, &text, &hash).or_else(|reason| {
+                let Some(general) = general else { return Err(reason) };
                 self.refused.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{file}: {reason}"));
                 self.code(&general)
             });

@@ -10,6 +10,7 @@ mod weights;
 
 use crate::arguments::{PersistentArguments, PersistentPhase};
 use crate::driver::Address;
+use crate::kernels::{Kernels, source};
 use crate::layout::StepLayout;
 use crate::profile::Profile;
 use device::key_bias::KeyBias;
@@ -24,8 +25,10 @@ pub use rows::{MOST_IN_TURN, Rows};
 use rows::{ROWS_INPUT, SHARED_MORE};
 pub use weights::{PersistentPlan, PersistentWeights};
 
-/// Columns of a head and query heads of a KV head of the kernels that there are.
-const SHAPES: [(usize, usize); 7] = [(64, 2), (64, 3), (64, 4), (128, 2), (128, 3), (128, 4), (128, 8)];
+/// Columns of a head of the kernels that there can be, and query heads of a KV head, at most. Those of which no file under `kernels/persistent` is are
+/// written by [`Persistent::source`].
+const HEAD_DIMS: [usize; 3] = [64, 128, 256];
+const MOST_OF_GROUP: usize = 8;
 
 /// Threads of a block.
 pub const THREADS: u32 = 320;
@@ -44,12 +47,15 @@ const EXCHANGE_GATED: u32 = 131_072;
 const EXCHANGE_ATTENDED: u32 = 262_144;
 const EXCHANGE_QKV: usize = 327_680;
 const EXCHANGE_PARTIALS: usize = 458_752;
-const EXCHANGE_SQUARES: usize = 1_507_328;
-const EXCHANGE_WIDE: usize = 1_515_520;
-const EXCHANGE_SCORES: usize = 1_531_904;
-const EXCHANGE: usize = 1_532_928;
+const EXCHANGE_BEST: usize = 1_507_328;
+const EXCHANGE_WIDE: usize = 1_511_424;
+const EXCHANGE_SCORES: usize = 1_527_808;
+const EXCHANGE_SQUARES: usize = 1_528_832;
+const EXCHANGE: usize = 1_545_216;
 const MAX_BLOCKS: usize = 160;
 const MAX_SLOTS: usize = 40;
+const MAX_SPLITS: usize = 32;
+const MAX_VOCAB: usize = 524_288;
 const MAX_ROWS: usize = 64;
 const MAX_USED: usize = 32;
 const CHOICE: usize = 272;
@@ -76,14 +82,11 @@ const EXCHANGE_BYTES: usize = 2 * EXCHANGE + 256;
 /// Bytes of shared memory of an input of 1,024 columns.
 const INPUT: usize = 2560;
 
-/// Blocks of a KV head, at most.
-const MOST_SPLITS: usize = 16;
-
 /// Bytes of a slot of the ring, or of one that holds two steps of `q4m` (NOTES.md has others).
 const SLOT: usize = 9216;
 const SLOT_Q4M: usize = 10_240;
 
-/// The same of one that holds a step of `f16`, and of one that holds two of `q8` too.
+/// The same of one that holds a step of `f16`, or a tile of heads of 256 columns in F16, and of one that holds two of `q8` too.
 const SLOT_F16: usize = 16_384;
 const SLOT_MIXED: usize = 18_432;
 
@@ -96,10 +99,7 @@ const POLL_DELAY_FIXED: u32 = 200;
 
 /// Slots without which the ring is too short to be worth it.
 const FEWEST_SLOTS: usize = 6;
-const FEWEST_SLOTS_F16: usize = 4;
-
-/// Bits of a row in the word that blocks exchange to choose the best.
-const MOST_VOCAB: usize = 1 << 18;
+const FEWEST_LARGE_SLOTS: usize = 4;
 
 /// A plan that the kernel can run.
 #[derive(Clone, Debug)]
@@ -135,7 +135,7 @@ impl Persistent {
         limits: &Limits,
         profile: &Profile,
     ) -> Result<Persistent, String> {
-        if profile.persistent_positions == 0 {
+        if !profile.persistent {
             return Err("the profile of this GPU does not have them".to_owned());
         }
         if limits.numerics == Numerics::Deterministic {
@@ -192,8 +192,14 @@ impl Persistent {
     fn check(&self, plan: &Plan, hidden: usize, limits: &Limits, profile: &Profile) -> Result<(), String> {
         let heads = self.decoder.heads;
         let (of_group, head_dim) = (heads.n_heads / heads.n_kv_heads.max(1), heads.head_dim);
-        if !SHAPES.contains(&(head_dim, of_group)) {
+        if !HEAD_DIMS.contains(&head_dim) || of_group > MOST_OF_GROUP {
             return Err(format!("{of_group} query heads a KV head of {head_dim} columns"));
+        }
+        let (file, _) = self.kernel(Rows::One);
+        if !profile.other_shapes && source(&file).is_none() {
+            return Err(format!(
+                "{of_group} query heads a KV head of {head_dim} columns, whose kernels NVRTC compiles, which is not there"
+            ));
         }
         let (own_rows, qkv_rows, ffn) = (self.own_rows(hidden), self.qkv_rows(), self.ffn(plan));
         let of_qkv = self.qkv_parts.len();
@@ -209,9 +215,9 @@ impl Persistent {
             ("bytes of q, k and v", qkv_rows * 4, EXCHANGE_PARTIALS - EXCHANGE_QKV),
             ("bytes of attention", heads.n_heads * head_dim * 2, EXCHANGE_QKV - EXCHANGE_ATTENDED as usize),
             ("bytes of the network", ffn * 2, GATED_BYTES),
-            ("bytes of partial attentions", partials, EXCHANGE_SQUARES - EXCHANGE_PARTIALS),
+            ("bytes of partial attentions", partials, EXCHANGE_BEST - EXCHANGE_PARTIALS),
             ("KV heads", heads.n_kv_heads, self.n_blocks),
-            ("tokens", plan.weight(self.decoder.head).n_rows(), MOST_VOCAB),
+            ("tokens", plan.weight(self.decoder.head).n_rows(), MAX_VOCAB),
         ];
         let of_mixture = self.mixture().map(|Mixture { n, n_used, ffn, .. }| {
             let units = ffn.div_ceil(128);
@@ -222,7 +228,7 @@ impl Persistent {
             let unit = self.products.iter().map(unit).max().unwrap_or(0);
             [
                 ("experts of a block", n.div_ceil(self.n_blocks), 8),
-                ("bytes of scores", n * 4, EXCHANGE - EXCHANGE_SCORES),
+                ("bytes of scores", n * 4, EXCHANGE_SQUARES - EXCHANGE_SCORES),
                 ("experts of a token", n_used, MAX_USED),
                 ("bytes of a router's input", hidden * 4, EXCHANGE_SCORES - EXCHANGE_WIDE),
                 ("bytes of the experts' networks", n_used * units * 256, GATED_BYTES),
@@ -280,6 +286,40 @@ impl Persistent {
         (format!("persistent/decode_{shape}.cu"), format!("persistent_decode_{shape}"))
     }
 
+    /// The text of a kernel's file, of which there may be none.
+    fn source(&self, rows: Rows) -> String {
+        let (file, name) = self.kernel(rows);
+        if let Some(text) = source(&file) {
+            return text.to_owned();
+        }
+        let heads = self.decoder.heads;
+        let (d, h) = (heads.head_dim, heads.n_heads / heads.n_kv_heads);
+        let pages = format!("PAGES_{}", if self.kv_name.is_empty() { "F16" } else { self.kv_name });
+        let pages = pages.trim_end_matches('_').to_uppercase();
+        match rows {
+            Rows::One => {
+                let mixture = self.mixture().is_some();
+                format!(
+                    "#include \"persistent/decode.cuh\"\nPERSISTENT_KERNEL({name}, {d}, {h}, {pages}, {mixture})\n"
+                )
+            }
+            Rows::Several => {
+                format!(
+                    "#include \"persistent/decode_rows.cuh\"\nPERSISTENT_ROWS_KERNEL({name}, {d}, {h}, {pages})\n"
+                )
+            }
+        }
+    }
+
+    /// The file of a kernel for all models, which is generated where there is none.
+    pub fn general_file(&self, rows: Rows, kernels: &Kernels) -> String {
+        let (file, _) = self.kernel(rows);
+        match source(&file) {
+            Some(_) => file,
+            None => kernels.generate(file.trim_end_matches(".cu"), self.source(rows), None),
+        }
+    }
+
     /// What its routers share, if it has some.
     fn mixture(&self) -> Option<Mixture> {
         self.decoder.layers.iter().find_map(|layer| layer.router).map(|router| router.mixture)
@@ -322,15 +362,6 @@ impl Persistent {
         windows
     }
 
-    /// Positions of a sequence up to which its steps run in one launch of a kernel.
-    pub fn positions(&self, rows: Rows, profile: &Profile) -> usize {
-        match (rows, self.mixture()) {
-            (Rows::Several, _) => profile.rows_positions,
-            (Rows::One, Some(_)) => profile.persistent_positions.min(profile.mixture_positions),
-            (Rows::One, None) => profile.persistent_positions,
-        }
-    }
-
     /// Blocks: one a multiprocessor, of most or all.
     pub fn n_blocks(&self) -> usize {
         self.n_blocks
@@ -338,7 +369,7 @@ impl Persistent {
 
     /// Blocks of a KV head.
     fn n_splits(&self) -> usize {
-        MOST_SPLITS.min(self.n_blocks / self.decoder.heads.n_kv_heads.max(1)).max(1)
+        MAX_SPLITS.min(self.n_blocks / self.decoder.heads.n_kv_heads.max(1)).max(1)
     }
 
     /// Of 1,024 columns: the widest input that shared memory has room for. Of several rows inputs wider than the residual, which the first
@@ -368,8 +399,14 @@ impl Persistent {
         (n_slots, (n_slots * self.slot() + rest) as u32)
     }
 
-    /// Bytes of a slot: as whole steps of most products fill it, and at least the largest.
+    /// Bytes of a slot: room for a tile of keys and values, and as [`Self::slot_of_steps`] has it.
     fn slot(&self) -> usize {
+        let has_large_tiles = self.kv_name.is_empty() && self.decoder.heads.head_dim > 128;
+        self.slot_of_steps().max(if has_large_tiles { SLOT_F16 } else { 0 })
+    }
+
+    /// Bytes of a slot as whole steps of most products fill it, and at least the largest.
+    fn slot_of_steps(&self) -> usize {
         let are_most = |is: fn(Codec) -> bool| {
             2 * self.products.iter().filter(|product| is(product.codec)).count() > self.products.len()
         };
@@ -512,7 +549,7 @@ impl Persistent {
             poll_delay: POLL_DELAY,
             // A layer with experts has no end that is known before they are chosen.
             refill_gates: u32::from(mixture.is_none()),
-            in_flight: (IN_FLIGHT.div_ceil(self.slot())).min(n_slots.saturating_sub(1)) as u32,
+            in_flight: IN_FLIGHT.div_ceil(self.slot_of_steps()).min(n_slots.saturating_sub(1)) as u32,
             stop_phase: self.products.len() as u32,
             most_quads: self.most_quads(rows) as u32,
             table_stride,

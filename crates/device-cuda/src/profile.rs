@@ -13,14 +13,9 @@ use device_lower::table::RowClass;
 /// KV types, the default first.
 pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::Q8_0, KvType::Fp8, KvType::F32];
 
-/// Positions of a sequence up to which the persistent kernel was measured to be faster (kernels/persistent/NOTES.md).
-const PERSISTENT_POSITIONS: usize = 16_384;
-
-/// The same of mixtures. At 8,192 it was not faster than what launches of each unit are expected to take.
-const MIXTURE_POSITIONS: usize = 4096;
-
-/// The same of steps of several rows.
-const ROWS_POSITIONS: usize = 16_384;
+/// By how many positions the longest sequence of a step of several rows in one launch may be longer than their mean. Each row has as many of the kernel's
+/// blocks as any other, where a launch for each unit shares them by positions.
+const MOST_UNEVEN: usize = 16_384;
 
 /// Rows of a step that runs in one launch, at most.
 const PERSISTENT_ROWS: usize = 8;
@@ -74,16 +69,16 @@ pub struct Profile {
     pub most_splits: usize,
     /// Rows of a step whose positions are split, at most.
     pub most_split_rows: usize,
-    /// Positions of a sequence up to which a step of one row runs in one launch, where the plan allows it (`persistent.rs`); 0: never.
-    pub persistent_positions: usize,
-    /// The same of a plan with mixtures of experts.
-    pub mixture_positions: usize,
-    /// The same of a step of several rows.
-    pub rows_positions: usize,
-    /// Rows of such a step, at most; 0 and 1: never.
+    /// Whether a step of one row runs in one launch, where the plan allows it (`persistent.rs`).
+    pub persistent: bool,
+    /// Rows of a step of several that does, at most; 0 and 1: never.
     pub persistent_rows: usize,
+    /// By how many positions the longest sequence of such a step may be longer than their mean.
+    pub most_uneven: usize,
     /// Whether the kernels of such steps are compiled for a model's table where NVRTC is there (`persistent/fixed.rs`).
     pub fixed_tables: bool,
+    /// Whether there are such steps where the kernels of the shape of heads are no files: NVRTC, which is there, compiles them.
+    pub other_shapes: bool,
     /// Steps of one row, each of which goes on with the token that the one before chose, that such a kernel computes in one launch, at most.
     pub chained_steps: usize,
     /// Bytes of weights that such a launch reads, at most, if it has more than one step.
@@ -128,11 +123,11 @@ impl Profile {
             split_len: 128,
             most_splits: 32,
             most_split_rows: 32,
-            persistent_positions: if products == Products::Wgmma { PERSISTENT_POSITIONS } else { 0 },
-            mixture_positions: MIXTURE_POSITIONS,
-            rows_positions: ROWS_POSITIONS,
+            persistent: products == Products::Wgmma,
             persistent_rows: PERSISTENT_ROWS,
+            most_uneven: MOST_UNEVEN,
             fixed_tables: true,
+            other_shapes: true,
             chained_steps: CHAINED_STEPS,
             chained_bytes: CHAINED_BYTES,
             most_persistent: 8 << 30,

@@ -231,8 +231,7 @@ pub mod cuda {
     #[cfg(any(target_os = "linux", target_os = "windows"))]
     pub fn frugal(index: usize) -> anyhow::Result<Arc<device_cuda::CudaDevice>> {
         let device = device_cuda::CudaDevice::new(index)?;
-        let profile =
-            device_cuda::Profile { most_packed: 0, persistent_positions: 0, ..device.profile().clone() };
+        let profile = device_cuda::Profile { most_packed: 0, persistent: false, ..device.profile().clone() };
         Ok(Arc::new(device.with_profile(profile)))
     }
 

@@ -4,7 +4,7 @@
 
 use super::{CONTINUES, GATE, HEAD, PASS_ROWS, POLL_DELAY_FIXED, Persistent, QKV, Rows};
 use crate::arguments::{PersistentArguments, PersistentPhase};
-use crate::kernels::{Kernels, source};
+use crate::kernels::Kernels;
 use std::fmt::Write;
 
 /// A constant of a struct: its type, its name, its value.
@@ -101,12 +101,13 @@ pub fn fixed_file(
     embedding: Option<&str>,
     kernels: &Kernels,
 ) -> String {
-    let (file, _) = persistent.kernel(rows);
-    let text = source(&file)
-        .filter(|_| kernels.can_compile())
-        .and_then(|general| fixed_source(general, arguments, phases, persistent.n_blocks(), embedding));
-    match text {
-        Some(text) => kernels.generate(FIXED, text, &file),
+    let file = persistent.general_file(rows, kernels);
+    if !kernels.can_compile() {
+        return file;
+    }
+    let general = persistent.source(rows);
+    match fixed_source(&general, arguments, phases, persistent.n_blocks(), embedding) {
+        Some(text) => kernels.generate(FIXED, text, Some(file)),
         None => file,
     }
 }

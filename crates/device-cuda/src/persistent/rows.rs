@@ -1,7 +1,7 @@
 //! The kernel of several rows (`kernels/persistent/decode_rows.cuh`): which decoders it runs, and how many rows of them. It reads the
 //! packed weights and the table of the kernel of one row. Where matrices are halves it is the only one, and runs steps of one row too.
 
-use super::{EXCHANGE_BYTES, FEWEST_SLOTS, FEWEST_SLOTS_F16, MAX_BLOCKS, Persistent, fit};
+use super::{EXCHANGE_BYTES, FEWEST_LARGE_SLOTS, FEWEST_SLOTS, MAX_BLOCKS, Persistent, SLOT_F16, fit};
 use crate::profile::Profile;
 use device::{Limits, Plan};
 use device_lower::table::RowClass;
@@ -16,7 +16,7 @@ pub(super) const EXCHANGE_ROWS_PARTIALS: usize = 1_441_792;
 pub(super) const EXCHANGE_ROWS_SQUARES: usize = 2_490_368;
 pub(super) const EXCHANGE_ROWS: usize = 2_523_136;
 pub(super) const TURNS_AT: usize = 2 * EXCHANGE_ROWS + 256;
-pub(super) const TURNS: usize = 10_752;
+pub(super) const TURNS: usize = 21_504;
 pub(super) const MOST_ROWS: usize = 8;
 pub(super) const MOST_OWN: usize = 32;
 pub(super) const ROWS_INPUT: usize = 16_640;
@@ -84,7 +84,7 @@ impl Persistent {
     pub(super) fn most_rows(&self, plan: &Plan, limits: &Limits, profile: &Profile) -> Result<usize, String> {
         let fewest = if self.has_halves() { 1 } else { 2 };
         let of_profile = profile.persistent_rows.max(1);
-        if of_profile < fewest || profile.rows_positions == 0 {
+        if of_profile < fewest {
             return Err("the profile of this GPU does not have them".to_owned());
         }
         if self.mixture().is_some() {
@@ -120,7 +120,7 @@ impl Persistent {
 
     /// That the ring is long enough.
     pub(super) fn has_slots(&self, rows: Rows, shared_bytes: u32) -> Result<(), String> {
-        let fewest = if self.has_halves() { FEWEST_SLOTS_F16 } else { FEWEST_SLOTS };
+        let fewest = if self.slot() >= SLOT_F16 { FEWEST_LARGE_SLOTS } else { FEWEST_SLOTS };
         match self.ring(rows, shared_bytes).0 {
             n if n >= fewest => Ok(()),
             n => Err(format!("{n} slots of shared memory, expected at least {fewest}")),

@@ -67,7 +67,7 @@ fn what_the_kernel_cannot_run_is_refused_with_a_reason() {
     assert!(of(&deterministic, &profile).unwrap_err().contains("--deterministic"));
     let f32 = Limits { kv_type: KvType::F32, ..limits.clone() };
     assert!(of(&f32, &profile).unwrap_err().contains("F32"));
-    assert!(of(&limits, &Profile { persistent_positions: 0, ..profile.clone() }).is_err());
+    assert!(of(&limits, &Profile { persistent: false, ..profile.clone() }).is_err());
     // A third copy that does not fit is left out.
     let parts = || std::iter::once((&plan, &units[..]));
     let (_, all) = persistent_of(parts(), &limits, &profile, 0);
@@ -180,8 +180,8 @@ fn table_of(shape: Decoder) -> (Persistent, PersistentArguments, Vec<PersistentP
 /// The text that a test compiles with NVRTC by hand, or `None`.
 fn fixed_text(shape: Decoder) -> Option<String> {
     let (mine, arguments, phases) = table_of(shape);
-    let general = source(&mine.kernel(mine.rows_of(RowClass::One)).0).unwrap();
-    fixed::fixed_source(general, &arguments, &phases, mine.n_blocks(), Some("RowsOfBlocks<Q8_0>"))
+    let general = mine.source(mine.rows_of(RowClass::One));
+    fixed::fixed_source(&general, &arguments, &phases, mine.n_blocks(), Some("RowsOfBlocks<Q8_0>"))
 }
 
 #[test]
@@ -292,16 +292,19 @@ fn names_and_sizes_are_those_of_the_header() {
         ("EXCHANGE_ATTENDED", EXCHANGE_ATTENDED as usize),
         ("EXCHANGE_QKV", EXCHANGE_QKV),
         ("EXCHANGE_PARTIALS", EXCHANGE_PARTIALS),
+        ("EXCHANGE_BEST", EXCHANGE_BEST),
         ("EXCHANGE_SQUARES", EXCHANGE_SQUARES),
         ("EXCHANGE_WIDE", EXCHANGE_WIDE),
         ("EXCHANGE_SCORES", EXCHANGE_SCORES),
         ("PERSISTENT_EXCHANGE", EXCHANGE),
         ("PERSISTENT_TILE", TILE),
         ("PERSISTENT_MAX_BLOCKS", MAX_BLOCKS),
+        ("PERSISTENT_MAX_SPLITS", MAX_SPLITS),
+        ("PERSISTENT_MAX_VOCAB", MAX_VOCAB),
         ("PERSISTENT_MAX_SLOTS", MAX_SLOTS),
         ("PERSISTENT_LEAST_SLOT", SLOT),
         ("PERSISTENT_MAX_ROWS", MAX_ROWS),
-        ("PERSISTENT_MAX_EXPERTS", (EXCHANGE - EXCHANGE_SCORES) / 4),
+        ("PERSISTENT_MAX_EXPERTS", (EXCHANGE_SQUARES - EXCHANGE_SCORES) / 4),
         ("PERSISTENT_MAX_USED", MAX_USED),
         ("PERSISTENT_MAX_WIDE", (EXCHANGE_SCORES - EXCHANGE_WIDE) / 4),
         ("PERSISTENT_CHOICE", CHOICE),
@@ -329,14 +332,49 @@ fn names_and_sizes_are_those_of_the_header() {
     assert!(block.contains(&format!("#define PERSISTENT_PASS {} // groups", PASS_ROWS / 8)));
     let shared = "#define PERSISTENT_SHARED(d, h) (4752 + 12 * (d) + 36 * (h) * (d) + 64 * (h))";
     assert!(text.contains(shared), "ring() computes the same");
-    // Every shape has a file that the kernel list has.
-    for (d, h) in SHAPES {
-        let kinds = ["", "experts_", "rows_"];
-        for kind in kinds.iter().flat_map(|kind| ["", "q8_0_", "fp8_"].map(|pages| format!("{kind}{pages}")))
-        {
-            assert!(source(&format!("persistent/decode_{kind}{d}_{h}.cu")).is_some(), "{kind} {d} {h}");
+    // Of a shape of heads that has files, all kernels have some.
+    let files = crate::kernels::files("sm_90a").filter_map(|file| file.strip_prefix("persistent/decode_"));
+    let shapes: Vec<&str> = files.filter(|name| name.starts_with(|c: char| c.is_ascii_digit())).collect();
+    assert_eq!(shapes.len(), 7);
+    for shape in shapes {
+        for kind in ["", "experts_", "rows_"] {
+            for pages in ["", "q8_0_", "fp8_"] {
+                assert!(
+                    source(&format!("persistent/decode_{kind}{pages}{shape}")).is_some(),
+                    "{kind}{pages}{shape}"
+                );
+            }
         }
     }
+}
+
+/// Heads of which no file is: their kernels' sources are written.
+#[test]
+fn other_shapes_of_heads_have_kernels_where_there_is_a_compiler() {
+    let shape = Decoder { head_dim: 256, n_heads: 2, n_kv_heads: 1, ..SMALL };
+    let plan = plan_of(Decoder { kv_type: KvType::Q8_0, ..shape });
+    let units = lower(&plan, Profile::hopper().passes);
+    let limits = Limits { kv_type: KvType::Q8_0, ..limits(&plan.kv) };
+    let mine = |profile: &Profile| Persistent::new(&plan, &units, &limits, profile);
+    let found = mine(&Profile::hopper()).unwrap();
+    assert!(source(&found.kernel(Rows::One).0).is_none());
+    assert_eq!(
+        found.source(Rows::One),
+        "#include \"persistent/decode.cuh\"\nPERSISTENT_KERNEL(persistent_decode_q8_0_256_2, 256, 2, PAGES_Q8_0, false)\n"
+    );
+    assert!(
+        found
+            .source(Rows::Several)
+            .contains("PERSISTENT_ROWS_KERNEL(persistent_decode_rows_q8_0_256_2, 256, 2, PAGES_Q8_0)")
+    );
+    let reason = mine(&Profile { other_shapes: false, ..Profile::hopper() }).unwrap_err();
+    assert!(
+        reason.contains("2 query heads a KV head of 256 columns, whose kernels NVRTC compiles"),
+        "{reason}"
+    );
+    // A slot of the ring holds a tile of keys and values.
+    let over_f16 = super::tests::found(&plan_of(shape)).unwrap();
+    assert_eq!((found.slot(), over_f16.slot()), (SLOT, 2 * TILE * 2 * 256));
 }
 
 /// A mixture with 16 experts of which 3 are used, of 64 rows: 4 bundles each, a unit of down.
@@ -352,9 +390,6 @@ fn mixtures_are_found_and_their_phases_share_what_a_token_uses() {
     assert_eq!((router.mixture.n, router.mixture.n_used, router.mixture.ffn), (16, 3, 64));
     assert!(router.product_bias.is_some() && router.choice_bias.is_none() && router.scales.is_none());
     assert_eq!(mine.kernel(Rows::One).1, "persistent_decode_experts_64_3");
-    let profile = Profile::hopper();
-    assert_eq!(mine.positions(Rows::One, &profile), profile.mixture_positions);
-    assert_eq!(found(&plan_of(SMALL)).unwrap().positions(Rows::One, &profile), profile.persistent_positions);
     let weights: Vec<u64> = (0..16).map(|i| 1000 + i).collect();
     let vector = |id: WeightId| 5000 + u64::from(id.0);
     let pages = |layer: device::KvLayerId| (u64::from(layer.0) * 100, 77, 3);

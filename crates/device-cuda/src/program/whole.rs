@@ -15,8 +15,8 @@ pub(super) struct Whole {
     tables: Vec<Commands>,
     /// Rows of a step, at most.
     most_rows: usize,
-    /// Positions of a sequence, at most: in a step of one row, of several.
-    positions: [usize; 2],
+    /// By how many positions the longest sequence may be longer than the mean of a step's rows.
+    most_uneven: usize,
     /// The file of the kernel of one row, if a launch of it can compute several steps, and how many.
     chaining: Option<(String, usize)>,
     /// The windows of the plan's layers.
@@ -49,7 +49,7 @@ impl Whole {
                     let (arguments, _) = compiler.persistent_arguments(persistent, rows);
                     fixed_file(persistent, rows, &arguments, phases.0, reader.as_deref(), kernels)
                 }
-                false => persistent.kernel(rows).0,
+                false => persistent.general_file(rows, kernels),
             };
             if reader.is_some() && file.starts_with(FIXED) {
                 let n = persistent.chained_steps(compiler.plan, compiler.profile);
@@ -61,9 +61,9 @@ impl Whole {
                 tables.push(compiler.persistent_table(persistent, class, &file, &addresses, list)?);
             }
         }
-        let positions = [RowClass::One, RowClass::Two]
-            .map(|class| persistent.positions(persistent.rows_of(class), compiler.profile));
-        Ok(Whole { tables, most_rows, positions, chaining, windows: persistent.windows() })
+        // Rows that take a launch each do not share its blocks.
+        let most_uneven = if persistent.several.is_ok() { compiler.profile.most_uneven } else { usize::MAX };
+        Ok(Whole { tables, most_rows, most_uneven, chaining, windows: persistent.windows() })
     }
 
     /// Learn which files the compiler refused: these have the code of the general kernels.
@@ -87,12 +87,13 @@ impl Whole {
         self.tables.get(RowClass::of(n_rows) as usize).filter(|_| has_rows)
     }
 
-    /// Whether a step runs so: it has few rows, each of them an output, and its sequences are short enough.
+    /// Whether a step runs so: it has few rows, each of them an output, and no sequence is much longer than the others.
     pub(super) fn takes(&self, step: &Step) -> bool {
         let n_rows = step.tokens.len();
-        let positions = self.positions[usize::from(n_rows > 1)];
+        let longest = step.spans.iter().map(device::Span::end).max().unwrap_or(0);
+        let all: usize = step.spans.iter().map(|span| span.n_rows as usize * span.end()).sum();
         (1..=self.most_rows).contains(&n_rows)
-            && step.spans.iter().all(|span| span.end() <= positions)
+            && (longest * n_rows).saturating_sub(all) <= self.most_uneven.saturating_mul(n_rows)
             && step.outputs.iter().copied().eq(0..n_rows as u32)
     }
 }
@@ -105,7 +106,7 @@ mod tests {
     use device_testing::{BEST_AND_LOGITS, Sequences, limits};
 
     #[test]
-    fn steps_of_a_few_rows_of_short_sequences_are_taken() {
+    fn steps_of_a_few_rows_of_sequences_alike_are_taken() {
         let layer = KvLayer {
             n_kv_heads: 1,
             head_dim: 64,
@@ -116,19 +117,21 @@ mod tests {
         let kv = KvLayout::new(vec![layer]);
         let mut sequences = Sequences::new(1, &kv, &limits(&kv), 10);
         sequences.step(&[(0, 30), (1, 20), (2, 5)]);
-        let whole = Whole { most_rows: 4, positions: [31, 30], ..Whole::default() };
         let takes = |whole: &Whole, step: &OwnedStep| whole.takes(&step.borrow());
+        let with = |most_uneven| Whole { most_rows: 4, most_uneven, ..Whole::default() };
+        let (one, pair) = (sequences.step(&[(0, 1)]), sequences.step(&[(0, 1), (2, 1)]));
+        let ends: Vec<usize> = pair.spans.iter().map(device::Span::end).collect();
+        assert_eq!(ends, [32, 6]);
+        assert!(takes(&with(13), &pair) && !takes(&with(12), &pair));
+        // One row has nobody beside it, and rows of one sequence are alike.
+        assert!(takes(&with(0), &one) && takes(&with(0), &sequences.step(&[(1, 3)])));
+        // Two rows of the longer one.
+        let three = sequences.step(&[(0, 2), (2, 1)]);
+        assert_eq!(three.spans.iter().map(device::Span::end).collect::<Vec<_>>(), [34, 7]);
+        assert!(takes(&with(9), &three) && !takes(&with(8), &three));
+        assert!(takes(&with(usize::MAX), &three));
+        let whole = with(100);
         let pair = sequences.step(&[(1, 1), (2, 1)]);
-        assert!(takes(&whole, &pair));
-        // Of one row alone sequences may be longer.
-        let (one, long) = (sequences.step(&[(0, 1)]), sequences.step(&[(1, 1), (0, 1)]));
-        assert!(takes(&whole, &one) && !takes(&whole, &long));
-        // Their own limit decides.
-        let with_limits = |positions| Whole { most_rows: 4, positions, ..Whole::default() };
-        assert!(!takes(&with_limits([32, 31]), &long) && takes(&with_limits([0, 32]), &long));
-        assert!(!takes(&Whole { positions: [30, 31], ..whole }, &one));
-        let whole = Whole { most_rows: 4, positions: [100, 100], ..Whole::default() };
-        assert!(takes(&whole, &long));
         assert!(takes(&whole, &sequences.step(&[(3, 1), (4, 1), (5, 1), (6, 1)])));
         assert!(!takes(&whole, &sequences.step(&[(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)])));
         // Several rows of a sequence.

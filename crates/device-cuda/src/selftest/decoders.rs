@@ -290,7 +290,7 @@ impl Decoder {
 }
 
 /// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those of Q8_0 and FP8; then some with rows that 128 blocks
-/// share equally, some that mix types, and some in F16 and BF16.
+/// share equally, some that mix types, some in F16 and BF16, and some whose heads have kernels that are written for them.
 pub fn decoders() -> Vec<Decoder> {
     let of = |kv_type: KvType| decoders_over_f16().into_iter().map(move |of| Decoder { kv_type, ..of });
     // The kernel does not read keys that are stored without their bias.
@@ -302,7 +302,55 @@ pub fn decoders() -> Vec<Decoder> {
         Decoder { residual: 2048, n_heads: 32, ffn: 5120, ..wide },
         Decoder { residual: 3072, head_dim: 128, n_heads: 24, ffn: 1024, head: BlockType::Q4_0, ..wide },
     ];
-    of(KvType::F16).chain(over_bytes).chain(large).chain(mixed_decoders()).chain(half_decoders()).collect()
+    of(KvType::F16)
+        .chain(over_bytes)
+        .chain(large)
+        .chain(mixed_decoders())
+        .chain(half_decoders())
+        .chain(other_shapes())
+        .collect()
+}
+
+/// Heads of which no file of kernels is: of 256 columns, a query head for each KV head, and five to eight of them.
+fn other_shapes() -> Vec<Decoder> {
+    use BlockType::*;
+    let small = Decoder::SMALL;
+    let large_heads = Decoder { head_dim: 256, head_norms: true, windows: true, ..small };
+    let experts = Experts { n: 4, n_used: 1, bias: true, ..Experts::SMALL };
+    vec![
+        // As Gemma 3 has them.
+        Decoder {
+            residual: 1152,
+            n_heads: 4,
+            n_kv_heads: 1,
+            ffn: 1536,
+            n_layers: 4,
+            post_norms: true,
+            activation: Activation::GeluTanh,
+            ..large_heads
+        },
+        Decoder {
+            residual: 768,
+            ffn: 512,
+            n_kv_heads: 2,
+            block: Q4_K,
+            head: Q6_K,
+            softcap: Some(30.0),
+            cap: Some(20.0),
+            ..large_heads
+        },
+        Decoder { n_heads: 2, style: RopeStyle::Interleaved, kv_type: KvType::Q8_0, ..large_heads },
+        Decoder { n_heads: 2, n_kv_heads: 1, kv_type: KvType::Fp8, ..large_heads },
+        Decoder { n_heads: 4, n_kv_heads: 4, style: RopeStyle::Interleaved, head: F16, ..large_heads },
+        Decoder { n_heads: 3, n_kv_heads: 3, ..small },
+        Decoder { head_dim: 128, n_heads: 4, n_kv_heads: 4, block: Q8_0, windows: true, ..small },
+        // As Qwen 2.5 has them.
+        Decoder { residual: 896, n_heads: 14, bias: true, ..small },
+        Decoder { residual: 1536, head_dim: 128, n_heads: 12, bias: true, n_layers: 2, ..small },
+        Decoder { head_dim: 128, n_heads: 5, n_kv_heads: 1, head_norms: true, ..small },
+        Decoder { residual: 512, n_heads: 8, n_kv_heads: 1, ffn: 768, block: Q6_K, ..small },
+        Decoder { head_dim: 256, n_heads: 4, experts: Some(experts), ..small },
+    ]
 }
 
 /// Matrices in F16 and BF16, all of them or beside quantised ones: in the head, and in parts of q, k and v.

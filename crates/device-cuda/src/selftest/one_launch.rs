@@ -42,6 +42,9 @@ impl Pair {
     }
 }
 
+/// Positions of the longest sequence of [`check_long`], if the device has enough memory for them.
+const LONG: usize = 20_000;
+
 /// Steps of one row, of one row of each of several sequences, and of several rows of one, at positions beyond those that the interpreter
 /// reaches in a test: in one launch, and on `plain`, which launches every unit. Gives the number of steps.
 ///
@@ -58,11 +61,9 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
         (half_decoders()[0], KvType::F16),
     ] {
         let plan = Decoder { kv_type, ..decoder }.plan(11);
-        let n_ctx = device.profile().persistent_positions;
-        let n_rows_ctx = device.profile().rows_positions.min(n_ctx);
-        // Where sequences stand side by side: six steps before the limit, in between, at the end of a page and before it, at the start.
-        let side_by_side =
-            [n_rows_ctx.saturating_sub(6), n_rows_ctx / 2, n_rows_ctx / 4 + 1, 1000, 300, 64, 63, 0];
+        let n_ctx = LONG;
+        // Where sequences stand side by side: near the end, in between, at the end of a page and before it, at the start.
+        let side_by_side = [n_ctx - 6, n_ctx / 2, n_ctx / 4 + 1, 1000, 300, 64, 63, 0];
         let of_group = (n_ctx.max(side_by_side.iter().sum()) + 64 * 16) / 64;
         let limits = Limits {
             kv_type,
@@ -109,7 +110,7 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
             let spans: Vec<(usize, usize)> = slots.iter().map(|slot| (*slot, 1)).collect();
             agree(&sequences.step(&spans))?;
         }
-        // Several rows of a sequence, whose limit leaves no room for more at the first one.
+        // Several rows of a sequence.
         for spans in [
             &[(1, 8)][..],
             &[(2, 3), (5, 4)],

@@ -60,11 +60,13 @@
 #define EXCHANGE_ATTENDED 262144  // chunks: input of O
 #define EXCHANGE_QKV 327680       // words: (rows of q, k and v)
 #define EXCHANGE_PARTIALS 458752  // words: (n_kv_heads, splits, H * D + 2 * H)
-#define EXCHANGE_SQUARES 1507328  // words: (2, 256)
-#define EXCHANGE_BEST 1511424     // 64-bit words
-#define EXCHANGE_WIDE 1515520     // words: input of a router, (hidden)
-#define EXCHANGE_SCORES 1531904   // words: (n_experts)
-#define PERSISTENT_EXCHANGE 1532928
+#define EXCHANGE_BEST 1507328     // 64-bit words
+#define EXCHANGE_WIDE 1511424     // words: input of a router, (hidden)
+#define EXCHANGE_SCORES 1527808   // words: (n_experts)
+#define EXCHANGE_SQUARES 1528832  // words: (2, PERSISTENT_COPIES, 256)
+#define PERSISTENT_EXCHANGE 1545216
+// Squares are there so many times, each for as many of the blocks: all would ask the same few lines of L2 for them again and again (NOTES.md).
+#define PERSISTENT_COPIES 8
 
 // The same of a kernel for several rows. A phase names its input by the constant above; chunks of the rows lie together: (chunks, 8).
 #define EXCHANGE_ROWS_INPUT 0         // 131,072 each: 8 rows of 8,192 columns
@@ -79,8 +81,10 @@
 // Behind both exchanges and the turn each block has room for cosines and sines of the up to 7 rows of its sequence that come before its own
 // row in the step. Those of its own row are in shared memory.
 #define PERSISTENT_TURNS_AT 5046528
-#define PERSISTENT_TURNS 10752
+#define PERSISTENT_TURNS 21504 // heads of 256 columns
 
+// Blocks of a KV head of a row, at most.
+#define PERSISTENT_MAX_SPLITS 32
 // Positions that a warp attends to at a time.
 #define PERSISTENT_TILE 16
 // Most blocks of a launch, most slots of the ring and their least size, most rows of the residual that a block has.
@@ -88,6 +92,8 @@
 #define PERSISTENT_MAX_SLOTS 40
 #define PERSISTENT_LEAST_SLOT 9216 // bytes
 #define PERSISTENT_MAX_ROWS 64
+// Most tokens: a power of two.
+#define PERSISTENT_MAX_VOCAB 524288
 // Of a mixture: most experts, most that are chosen, most columns of the residual.
 #define PERSISTENT_MAX_EXPERTS 256
 #define PERSISTENT_MAX_USED 32
@@ -158,7 +164,7 @@ struct PersistentArguments {
     uint hidden;
     uint n_kv_heads;
     uint n_vocab;
-    uint n_splits;          // blocks of one KV head, 1 to 16; n_kv_heads * n_splits <= n_blocks. Of several rows the kernel has as many as fit
+    uint n_splits;          // blocks of one KV head, 1 to PERSISTENT_MAX_SPLITS; n_kv_heads * n_splits <= n_blocks. Of several rows the kernel has as many as fit
     uint page_len;          // a power of two
     uint slot_bytes;        // of a piece of the ring; a multiple of 128, at least a step and PERSISTENT_LEAST_SLOT
     uint n_slots;

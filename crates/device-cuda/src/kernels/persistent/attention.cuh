@@ -17,7 +17,6 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
     using Products::block;
     using Products::kv_head;
     using Products::lane;
-    using Products::n_splits;
     using Products::part;
     using Products::position;
     using Products::product;
@@ -28,6 +27,9 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
     static constexpr bool BYTES = PAGES != PAGES_F16, FP8 = PAGES == PAGES_FP8;
     static constexpr u32 VECTOR = persistent_vector<PAGES, D>();
     static constexpr int TILE = PERSISTENT_TILE, A_SLOT = tiles_a_slot(VECTOR);
+    // Whether registers have room for a tile: then it is in them before the queries are there. Else they have so many columns at a time.
+    static constexpr bool WHOLE_TILE = BYTES || D <= 128;
+    static constexpr int COLUMNS = WHOLE_TILE ? D : 128;
     static constexpr int QUERY = 2 * D + 64; // bytes from one query head, in halves, to the next: no conflicts of banks
 
     // Cosines and sines of the position, and of those before it in the step, as rotate.cuh computes them.
@@ -81,89 +83,110 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
             }
         }
     };
-    // Of a tile. Keys: of positions g and g + 8 (g = lane / 4) columns 32 c + 8 t to + 7 (t = lane % 4). Values: of positions 2 t, 2 t + 1,
+    // Of a tile, or of COLUMNS of it. Keys: of positions g and g + 8 (g = lane / 4) columns 32 c + 8 t to + 7 (t = lane % 4). Values: of positions 2 t, 2 t + 1,
     // 2 t + 8, 2 t + 9 columns 64 c + 8 g to + 7.
     struct Tile {
-        Eight keys[2][D / 32];
-        Eight values[4][D / 64];
+        Eight keys[2][COLUMNS / 32];
+        Eight values[4][COLUMNS / 64];
     };
     INLINE u32 row_of_key(int r) const { return (lane >> 2) + 8 * r; }
     INLINE u32 row_of_value(int r) const { return 2 * (lane & 3) + (r & 1) + 8 * (r >> 1); }
-    // Old positions, from `first` on: what the step itself writes is not read here.
-    INLINE void load(Tile &x, const u8 *keys, const u8 *values, u32 position_0, u32 first) const {
+    // Where a tile's keys and values lie.
+    struct Place {
+        const u8 *keys, *values;
+    };
+    // Old positions, from `first` on, columns from `column` on: what the step itself writes is not read here.
+    INLINE void load_keys(Tile &x, const Place &from, u32 position_0, u32 first, u32 column = 0) const {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const u32 row = row_of_key(r), at = position_0 + row;
 #pragma unroll
-            for (int c = 0; c < D / 32; c++) {
-                if (at < this->first_own() && at >= first) x.keys[r][c].load(keys + row * VECTOR, 32 * c + 8 * (lane & 3));
+            for (int c = 0; c < COLUMNS / 32; c++) {
+                if (at < this->first_own() && at >= first) x.keys[r][c].load(from.keys + row * VECTOR, column + 32 * c + 8 * (lane & 3));
                 else x.keys[r][c].clear();
             }
         }
+    }
+    INLINE void load_values(Tile &x, const Place &from, u32 position_0, u32 first, u32 column = 0) const {
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             const u32 row = row_of_value(r), at = position_0 + row;
 #pragma unroll
-            for (int c = 0; c < D / 64; c++) {
-                if (at < this->first_own() && at >= first) x.values[r][c].load(values + row * VECTOR, 64 * c + 8 * (lane >> 2));
+            for (int c = 0; c < COLUMNS / 64; c++) {
+                if (at < this->first_own() && at >= first) x.values[r][c].load(from.values + row * VECTOR, column + 64 * c + 8 * (lane >> 2));
                 else x.values[r][c].clear();
             }
         }
     }
     INLINE u32 position_of(u32 k) const { return (split + k * this->stride()) * TILE; }
-    // The k-th tile of the block, which is this warp's.
-    template <class P> INLINE void take(Tile &x, const P &p, const PersistentTiles &tiles, u32 k, u32 first) const {
+    // The k-th tile of the block, which is this warp's: where it is, and the tile itself if registers have room for it.
+    template <class P> INLINE Place take(Tile &x, const P &p, const PersistentTiles &tiles, u32 k, u32 first) const {
         const u32 position_0 = position_of(k);
-        if (!this->streams(A_SLOT)) {
+        Place from;
+        if (this->streams(A_SLOT)) {
+            // What was in the slot before may be another warp's tile.
+            mbarrier_wait(this->empty + 8 * this->slot, this->parity ^ 1);
+            mbarrier_wait(this->full + 8 * this->slot, this->parity);
+            from.keys = this->ring + this->slot * a.slot_bytes + (k - tiles.begin) % A_SLOT * (2 * TILE * VECTOR);
+            from.values = from.keys + TILE * VECTOR;
+        } else {
             const u32 page = this->page_of(p, position_0);
-            load(x, this->template vector_of<VECTOR>(p, page, position_0, kv_head), this->template vector_of<VECTOR>(p, page, position_0, a.n_kv_heads + kv_head),
-                 position_0, first);
-            return;
+            from.keys = this->template vector_of<VECTOR>(p, page, position_0, kv_head);
+            from.values = this->template vector_of<VECTOR>(p, page, position_0, a.n_kv_heads + kv_head);
         }
-        // What was in the slot before may be another warp's tile.
-        mbarrier_wait(this->empty + 8 * this->slot, this->parity ^ 1);
-        mbarrier_wait(this->full + 8 * this->slot, this->parity);
+        if (WHOLE_TILE) load_keys(x, from, position_0, first), load_values(x, from, position_0, first), release(tiles, k);
+        return from;
+    }
+    // The tile is in registers. The warps of a slot's tiles say for all eight that it is free.
+    INLINE void release(const PersistentTiles &tiles, u32 k) const {
+        if (!this->streams(A_SLOT)) return;
         const u32 at = (k - tiles.begin) % A_SLOT;
-        const u8 *from = this->ring + this->slot * a.slot_bytes + at * (2 * TILE * VECTOR);
-        load(x, from, from + TILE * VECTOR, position_0, first);
         __syncwarp();
-        // The warps of the slot's tiles say for all eight that it is free.
         if (lane == 0) mbarrier_arrive(this->empty + 8 * this->slot, k + 1 == tiles.end ? 8 - at * (8 / A_SLOT) : 8 / A_SLOT);
     }
     // The step's own positions, from shared memory.
-    INLINE void add_own(Tile &x, u32 position_0) const {
-        if (position_0 + TILE <= this->first_own()) return;
+    INLINE bool has_own(u32 position_0) const { return position_0 + TILE > this->first_own(); }
+    INLINE void add_own_keys(Tile &x, u32 position_0, u32 column) const {
+        if (!has_own(position_0)) return;
 #pragma unroll
         for (int r = 0; r < 2; r++)
 #pragma unroll
-            for (int c = 0; c < D / 32; c++)
+            for (int c = 0; c < COLUMNS / 32; c++)
                 if (const u32 own = position_0 + row_of_key(r) - this->first_own(); own <= this->n_before)
-                    x.keys[r][c].load(this->own_vector(0, own), 32 * c + 8 * (lane & 3));
+                    x.keys[r][c].load(this->own_vector(0, own), column + 32 * c + 8 * (lane & 3));
+    }
+    INLINE void add_own_values(Tile &x, u32 position_0, u32 column) const {
+        if (!has_own(position_0)) return;
 #pragma unroll
         for (int r = 0; r < 4; r++)
 #pragma unroll
-            for (int c = 0; c < D / 64; c++)
+            for (int c = 0; c < COLUMNS / 64; c++)
                 if (const u32 own = position_0 + row_of_value(r) - this->first_own(); own <= this->n_before)
-                    x.values[r][c].load(this->own_vector(1, own), 64 * c + 8 * (lane >> 2));
+                    x.values[r][c].load(this->own_vector(1, own), column + 64 * c + 8 * (lane >> 2));
     }
     // Of two query heads, 2 t and 2 t + 1, a lane has the largest score, its own part of the sum of weights, and of each 16 columns a part of the
     // sum of values.
-    INLINE void attend(Tile &x, u32 position_0, u32 first, float (&most)[2], float (&total)[2], float (&out)[D / 16][4]) const {
+    INLINE void attend(Tile &x, const Place &from, const PersistentTiles &tiles, u32 k, u32 first, float (&most)[2], float (&total)[2], float (&out)[D / 16][4]) const {
+        const u32 position_0 = position_of(k);
         const u32 g = lane >> 2, t = lane & 3;
         // Columns of heads that there are not: what they give is not used.
         const u8 *queries = (const u8 *)s.queries + (g < H ? g : 0) * QUERY + 16 * t;
-        add_own(x, position_0);
         float score[4], other[4]; // of positions g and g + 8, heads 2 t and 2 t + 1
 #pragma unroll
         for (int i = 0; i < 4; i++) score[i] = other[i] = 0;
 #pragma unroll
-        for (int c = 0; c < D / 32; c++) {
-            u32 low[4], high[4];
-            x.keys[0][c].halves(low), x.keys[1][c].halves(high);
-            const uint4 q = *(const uint4 *)(queries + 64 * c);
-            const u32 rows[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
-            mma_16x8x16(score, rows[0], q.x, q.y);
-            mma_16x8x16(other, rows[1], q.z, q.w);
+        for (int column = 0; column < D; column += COLUMNS) {
+            if (!WHOLE_TILE) load_keys(x, from, position_0, first, column);
+            add_own_keys(x, position_0, column);
+#pragma unroll
+            for (int c = 0; c < COLUMNS / 32; c++) {
+                u32 low[4], high[4];
+                x.keys[0][c].halves(low), x.keys[1][c].halves(high);
+                const uint4 q = *(const uint4 *)(queries + 2 * column + 64 * c);
+                const u32 rows[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
+                mma_16x8x16(score, rows[0], q.x, q.y);
+                mma_16x8x16(other, rows[1], q.z, q.w);
+            }
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) score[i] += other[i];
@@ -199,21 +222,62 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
 #pragma unroll
         for (int r = 0; r < 2; r++) weights[r] = transposed(pack_half2(score[2 * r], score[2 * r + 1]));
 #pragma unroll
-        for (int c = 0; c < D / 64; c++) {
-            u32 v[4][4];
+        for (int column = 0; column < D; column += COLUMNS) {
+            if (!WHOLE_TILE) load_values(x, from, position_0, first, column);
+            if (!WHOLE_TILE && column + COLUMNS == D) release(tiles, k);
+            add_own_values(x, position_0, column);
 #pragma unroll
-            for (int r = 0; r < 4; r++) x.values[r][c].halves(v[r]);
+            for (int c = 0; c < COLUMNS / 64; c++) {
+                u32 v[4][4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const u32 columns[4] = {__byte_perm(v[0][i], v[1][i], 0x5410), __byte_perm(v[0][i], v[1][i], 0x7632),
-                                        __byte_perm(v[2][i], v[3][i], 0x5410), __byte_perm(v[2][i], v[3][i], 0x7632)};
-                mma_16x8x16(out[4 * c + i], columns, weights[0], weights[1]);
+                for (int r = 0; r < 4; r++) x.values[r][c].halves(v[r]);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const u32 columns[4] = {__byte_perm(v[0][i], v[1][i], 0x5410), __byte_perm(v[0][i], v[1][i], 0x7632),
+                                            __byte_perm(v[2][i], v[3][i], 0x5410), __byte_perm(v[2][i], v[3][i], 0x7632)};
+                    mma_16x8x16(out[(column + 64 * c) / 16 + i], columns, weights[0], weights[1]);
+                }
             }
         }
     }
     // Whether the block attends to a tile.
-    INLINE bool has_tile(u32 tile) const { return alone || tile % n_splits() == split; }
-    // A warp's 128 words of what the block attends with, from the `at`-th of `words` on, into shared memory. First come the queries of its row, then key and
+    INLINE bool has_tile(u32 tile) const { return alone || (this->many() ? tile % this->n_splits() : tile % min(this->FEW, this->n_splits())) == split; }
+    // Four neighbouring columns of a key or value as a vector has them, and their scale.
+    struct Four {
+        u32 words[2], scale;
+        INLINE void put(u8 *to, u32 column, u32 lane) const {
+            if constexpr (BYTES) {
+                *(u32 *)(to + column) = words[0];
+                if (FP8 && column == 0) *(u32 *)(to + D) = scale;
+                if (!FP8 && (lane & 7) == 0) ((u16 *)(to + D))[column / 32] = (u16)scale;
+            } else {
+                *(uint2 *)(to + 2 * column) = make_uint2(words[0], words[1]);
+            }
+        }
+    };
+    // largest: what the scale is made of.
+    static INLINE Four stored_of(const float (&x)[4], float largest) {
+        Four y = {{0, 0}, 0};
+        if constexpr (FP8) {
+            const float by = fp8_scale(largest), inverse = 1.0f / by;
+            y.scale = __float_as_uint(by);
+#pragma unroll
+            for (int c = 0; c < 4; c++) y.words[0] |= e4m3_of(x[c] * inverse) << (8 * c);
+        } else if constexpr (BYTES) {
+            const u16 d = to_half(fminf(largest * (1.0f / 127.0f), 65504.0f));
+            const float by = from_half(d), inverse = by > 0.0f ? 1.0f / by : 0.0f;
+            y.scale = d;
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                y.words[0] |= (u32)(__float2int_rn(fminf(fmaxf(x[c] * inverse, -127.0f), 127.0f)) & 255) << (8 * c);
+        } else {
+            y.words[0] = pack_half2_clamped(x[0], x[1]), y.words[1] = pack_half2_clamped(x[2], x[3]);
+        }
+        return y;
+    }
+    // Words of what the block attends with that a warp takes at a time, a head's at least; a lane has four of each 128.
+    static constexpr u32 WARP_WORDS = D > 128 ? D : 128, PARTS = WARP_WORDS / 128;
+    // A warp's words of what the block attends with, from the `at`-th of `words` on, into shared memory. First come the queries of its row, then key and
     // value of each of the step's own rows that it needs, backwards, from `first_back` rows before its own.
     template <class P> INLINE void receive(const P &p, u32 tag, u32 at, u32 words, u32 first_back) const {
         const u32 word = at + 4 * lane, column = word % D, n = word / D;
@@ -223,78 +287,79 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         const bool inside = (H + 2) * D % 128 == 0 || word < words;
         const u32 row = head < H ? kv_head * H + head : head == H ? a.n_kv_heads * H + kv_head : a.n_kv_heads * (H + 1) + kv_head;
         const u8 *from = part(EXCHANGE_QKV) + ((Products::SEVERAL ? (this->row - min(back, this->n_before)) * this->qkv_rows() : 0) + row * D + column) * 4;
-        float2 turns[4];
-        float norm[4];
+        float2 turns[PARTS][4];
+        float norm[PARTS][4];
         const float *weights = is_q ? p.q_norm : p.k_norm;
         const float2 *all_turns = this->turns_of(back) + p.rotation * (D / 2);
 #pragma unroll
-        for (int c = 0; c < 4; c++) {
-            const int pair = a.interleaved ? (column + c) / 2 : (column + c) & (D / 2 - 1);
-            turns[c] = all_turns[pair];
-            norm[c] = weights && head <= H ? weights[column + c] : 1.0f;
-        }
-        uint4 v;
-        do v = load_relaxed_4(from);
-        while (__any_sync(~0u, inside && ((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 15));
-        float f[4] = {untag_word(v.x), untag_word(v.y), untag_word(v.z), untag_word(v.w)};
-        float squares = f[0] * f[0] + f[1] * f[1] + f[2] * f[2] + f[3] * f[3];
+        for (int i = 0; i < PARTS; i++)
 #pragma unroll
-        for (int m = 1; m < D / 4; m *= 2) squares += __shfl_xor_sync(~0u, squares, m);
+            for (int c = 0; c < 4; c++) {
+                const u32 at = column + 128 * i + c;
+                turns[i][c] = all_turns[a.interleaved ? at / 2 : at & (D / 2 - 1)];
+                norm[i][c] = weights && head <= H ? weights[at] : 1.0f;
+            }
+        uint4 v[PARTS];
+        bool there;
+        do {
+            there = true;
+#pragma unroll
+            for (int i = 0; i < PARTS; i++) {
+                v[i] = load_relaxed_4(from + 512 * i);
+                there = there && (((v[i].x ^ tag) | (v[i].y ^ tag) | (v[i].z ^ tag) | (v[i].w ^ tag)) & 15) == 0;
+            }
+        } while (__any_sync(~0u, inside && !there));
+        float f[PARTS][4], squares = 0.0f;
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            f[i][0] = untag_word(v[i].x), f[i][1] = untag_word(v[i].y), f[i][2] = untag_word(v[i].z), f[i][3] = untag_word(v[i].w);
+            squares += f[i][0] * f[i][0] + f[i][1] * f[i][1] + f[i][2] * f[i][2] + f[i][3] * f[i][3];
+        }
+#pragma unroll
+        for (int m = 1; m < D / 4 && m < 32; m *= 2) squares += __shfl_xor_sync(~0u, squares, m);
         if (weights && head <= H) {
             const float scale = rsqrtf(squares * (1.0f / D) + a.eps);
 #pragma unroll
-            for (int c = 0; c < 4; c++) f[c] *= scale * norm[c];
+            for (int i = 0; i < PARTS; i++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) f[i][c] *= scale * norm[i][c];
         }
-        float o[4];
+        float o[PARTS][4];
 #pragma unroll
-        for (int c = 0; c < 4; c++) {
-            const float far = __shfl_xor_sync(~0u, f[c], D / 8);
-            const float other = a.interleaved ? f[c ^ 1] : far;
-            const bool low = a.interleaved ? (c & 1) == 0 : column < D / 2;
-            o[c] = low ? f[c] * turns[c].x - other * turns[c].y : f[c] * turns[c].x + other * turns[c].y;
-        }
-        float largest = 0.0f; // of 32 columns
-        if constexpr (BYTES) largest = max_of_8(fmaxf(fmaxf(fabsf(head > H ? f[0] : o[0]), fabsf(head > H ? f[1] : o[1])),
-                                                      fmaxf(fabsf(head > H ? f[2] : o[2]), fabsf(head > H ? f[3] : o[3]))));
-        if constexpr (FP8) { // of all
+        for (int i = 0; i < PARTS; i++)
 #pragma unroll
-            for (int m = 8; m < D / 4; m *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, m));
-        }
-        if (is_q) {
-            const uint2 halves = make_uint2(pack_half2_clamped(o[0], o[1]), pack_half2_clamped(o[2], o[3]));
-            *(uint2 *)((u8 *)s.queries + head * QUERY + 2 * column) = halves;
-        } else if (inside) {
-            if (head > H) o[0] = f[0], o[1] = f[1], o[2] = f[2], o[3] = f[3];
-            u8 *own = this->own_vector(head - H, this->n_before - back);
-            u32 stored[2]; // four columns as they are stored
-            [[maybe_unused]] u32 scale = 0;
-            if constexpr (FP8) {
-                const float by = fp8_scale(largest), inverse = 1.0f / by;
-                stored[0] = 0, scale = __float_as_uint(by);
-#pragma unroll
-                for (int c = 0; c < 4; c++) stored[0] |= e4m3_of(o[c] * inverse) << (8 * c);
-            } else if constexpr (BYTES) {
-                const u16 d = to_half(fminf(largest * (1.0f / 127.0f), 65504.0f));
-                const float by = from_half(d), inverse = by > 0.0f ? 1.0f / by : 0.0f;
-                stored[0] = 0, scale = d;
-#pragma unroll
-                for (int c = 0; c < 4; c++)
-                    stored[0] |= (u32)(__float2int_rn(fminf(fmaxf(o[c] * inverse, -127.0f), 127.0f)) & 255) << (8 * c);
-            } else {
-                stored[0] = pack_half2_clamped(o[0], o[1]), stored[1] = pack_half2_clamped(o[2], o[3]);
+            for (int c = 0; c < 4; c++) {
+                // The column half a head away: another lane's, or this lane's of the other part.
+                const float far = PARTS == 1 ? __shfl_xor_sync(~0u, f[i][c], D / 8 % 32) : f[PARTS - 1 - i][c];
+                const float other = a.interleaved ? f[i][c ^ 1] : far;
+                const bool low = a.interleaved ? (c & 1) == 0 : column + 128 * i < D / 2;
+                o[i][c] = low ? f[i][c] * turns[i][c].x - other * turns[i][c].y : f[i][c] * turns[i][c].x + other * turns[i][c].y;
+                if (head > H) o[i][c] = f[i][c]; // values do not turn
             }
-            auto put = [&](u8 *to) {
-                if constexpr (BYTES) {
-                    *(u32 *)(to + column) = stored[0];
-                    if (FP8 && column == 0) *(u32 *)(to + D) = scale;
-                    if (!FP8 && (lane & 7) == 0) ((u16 *)(to + D))[column / 32] = (u16)scale;
-                } else {
-                    *(uint2 *)(to + 2 * column) = make_uint2(stored[0], stored[1]);
-                }
-            };
-            put(own);
-            // Of rows before, their own blocks do it.
-            if (back == 0) put(this->template vector_of<VECTOR>(p, this->page_of(p, position), position, head == H ? kv_head : a.n_kv_heads + kv_head));
+        float largest[PARTS]; // of 32 columns; of FP8 of all
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            largest[i] = 0.0f;
+            if constexpr (BYTES) largest[i] = max_of_8(fmaxf(fmaxf(fabsf(o[i][0]), fabsf(o[i][1])), fmaxf(fabsf(o[i][2]), fabsf(o[i][3]))));
+        }
+        if constexpr (FP8) {
+#pragma unroll
+            for (int i = 1; i < PARTS; i++) largest[0] = fmaxf(largest[0], largest[i]);
+#pragma unroll
+            for (int m = 8; m < D / 4 && m < 32; m *= 2) largest[0] = fmaxf(largest[0], __shfl_xor_sync(~0u, largest[0], m));
+        }
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            const u32 at = column + 128 * i;
+            if (is_q) {
+                const uint2 halves = make_uint2(pack_half2_clamped(o[i][0], o[i][1]), pack_half2_clamped(o[i][2], o[i][3]));
+                *(uint2 *)((u8 *)s.queries + head * QUERY + 2 * at) = halves;
+            } else if (inside) {
+                const Four stored = stored_of(o[i], largest[FP8 ? 0 : i]);
+                stored.put(this->own_vector(head - H, this->n_before - back), at, lane);
+                // Of rows before, their own blocks do it.
+                if (back == 0) stored.put(this->template vector_of<VECTOR>(p, this->page_of(p, position), position, head == H ? kv_head : a.n_kv_heads + kv_head), at, lane);
+            }
         }
     }
     template <class P> INLINE void attention(const P &p, u32 tag) {
@@ -304,8 +369,9 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         u32 k = tiles.begin + ((warp - tiles.begin) & 7);
         const bool busy = k < tiles.end;
         Tile x;
+        Place from = {nullptr, nullptr};
         if (this->streams(A_SLOT)) this->skip_slots(busy ? (k - tiles.begin) / A_SLOT : tiles.slots(A_SLOT));
-        if (busy) take(x, p, tiles, k, first);
+        if (busy) from = take(x, p, tiles, k, first);
         barrier(6, 288);
         pause_cycles(a.poll_delay);
         // Which of the step's own rows the block needs, by how many rows they come before its own: those in tiles that it has. So few rows are in the last two tiles.
@@ -314,13 +380,13 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         if constexpr (Products::SEVERAL) {
             const u32 words = (H + 2 * (end_back - first_back)) * D;
 #pragma unroll 1
-            for (u32 at = 128 * warp; at < words; at += 1024) receive(p, tag, at, words, first_back);
+            for (u32 at = WARP_WORDS * warp; at < words; at += 8 * WARP_WORDS) receive(p, tag, at, words, first_back);
         } else {
             constexpr u32 WORDS = (H + 2) * D;
             const u32 words = first_back == 0 ? WORDS : H * D;
 #pragma unroll
-            for (u32 word_0 = 0; word_0 < WORDS; word_0 += 1024)
-                if (word_0 + 128 * warp < words) receive(p, tag, word_0 + 128 * warp, words, 0);
+            for (u32 word_0 = 0; word_0 < WORDS; word_0 += 8 * WARP_WORDS)
+                if (word_0 + WARP_WORDS * warp < words) receive(p, tag, word_0 + WARP_WORDS * warp, words, 0);
         }
         barrier(1, 256);
         float most[2] = {-1e30f, -1e30f}, total[2] = {0, 0}, out[D / 16][4];
@@ -328,11 +394,11 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         for (int i = 0; i < D / 16; i++) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0;
         if (busy) {
             while (true) {
-                attend(x, position_of(k), first, most, total, out);
+                attend(x, from, tiles, k, first, most, total, out);
                 if (k + 8 >= tiles.end) break;
                 k += 8;
                 if (this->streams(A_SLOT)) this->skip_slots(8 / A_SLOT);
-                take(x, p, tiles, k, first);
+                from = take(x, p, tiles, k, first);
             }
             if (this->streams(A_SLOT)) this->skip_slots(tiles.slots(A_SLOT) - (k - tiles.begin) / A_SLOT);
         }

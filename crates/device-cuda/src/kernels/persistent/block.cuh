@@ -51,7 +51,8 @@ enum PersistentPages { PAGES_F16, PAGES_Q8_0, PAGES_FP8 };
 template <PersistentPages PAGES, int D> INLINE constexpr u32 persistent_vector() {
     return PAGES == PAGES_FP8 ? vector_bytes_fp8(D) : PAGES == PAGES_Q8_0 ? vector_bytes_q8_0(D) : vector_bytes_f16(D);
 }
-// Tiles of such vectors of keys and values that a slot of the ring holds: a power of two.
+// Tiles of such vectors of keys and values that a slot of the ring holds: a power of two. Where one is larger than the least slot the host sees to it that
+// slots are large enough.
 INLINE constexpr u32 tiles_a_slot(u32 vector) {
     const u32 fit = PERSISTENT_LEAST_SLOT / (2 * PERSISTENT_TILE * vector);
     return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
@@ -70,8 +71,11 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     static_assert(sizeof(Shared::partial) >= 2 * ROWS * 4 * D, "room for own_vector");
     static constexpr bool SEVERAL = ROWS > 1;
     // Positions up to which one block attends to a KV head of a row, so that nothing has to be joined: a tile or two for each warp (NOTES.md).
-    static constexpr u32 ALONE = D == 64 ? 256 : 128;
-    static_assert(ALONE % PERSISTENT_TILE == 0, "so steps of one launch agree");
+    // None with heads of 256 columns, whose tiles are too much for registers and so come through the ring.
+    static constexpr u32 ALONE = D == 64 ? 256 : D == 128 ? 128 : 0;
+    // Splits that share up to MANY positions: more would wait longer for each other than they save (NOTES.md).
+    static constexpr u32 FEW = 16, MANY = 4096;
+    static_assert(ALONE % PERSISTENT_TILE == 0 && MANY % PERSISTENT_TILE == 0, "so steps of one launch agree");
     static constexpr u32 PARTIAL_BYTES = (H * D + 2 * H + 3) / 4 * 16;
     const PersistentTable &a;
     u8 *ring;
@@ -91,7 +95,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
           lane(threadIdx.x & 31) {
         full = shared_address(s.full), empty = shared_address(s.empty);
         if constexpr (SEVERAL) {
-            splits_of_row = min(16u, n_blocks / (a.n_kv_heads * a.n_rows));
+            splits_of_row = min((u32)PERSISTENT_MAX_SPLITS, n_blocks / (a.n_kv_heads * a.n_rows));
             row = block / (splits_of_row * a.n_kv_heads), kv_head = block / splits_of_row % a.n_kv_heads, split = block % splits_of_row;
             position = 0;
             if (row < a.n_rows) position = a.position[row], sequence = a.row_spans[row], n_before = row - a.spans[sequence].first_row;
@@ -133,7 +137,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
             PersistentPhase p = a.phases[i];
             const u32 share = p.qkv_part & PERSISTENT_REVERSED ? n_blocks - 1 - block : block;
             p.own_first = first_group(p, share), p.own_groups = first_group(p, share + 1) - p.own_first;
-            const u32 each = a.slot_bytes / (8 * unit_bytes<SEVERAL>(p.codec));
+            const u32 each = whole_steps<SEVERAL>(a.slot_bytes, p.codec);
             p.pieces = (p.own_groups * p.k_quads + each - 1) / each + (streams(tiles_a_slot) ? tiles(p).slots(tiles_a_slot) : 0);
             table[i] = p;
         }
@@ -212,10 +216,12 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     }
     // Of the chunks in a part, one of a row.
     INLINE u8 *chunk(u32 at, u32 index, u32 row) const { return part(at) + (SEVERAL ? index * PERSISTENT_MOST_ROWS + row : index) * 16; }
-    // Blocks of a KV head of a row.
+    // Blocks of a KV head of a row; whether all of them share its positions, and how many do.
     INLINE u32 n_splits() const { return SEVERAL ? splits_of_row : a.n_splits; }
-    // As many of x as this block has, which has every n_splits-th; all where it is alone.
-    INLINE u32 share(u32 x) const { return alone ? x : (x + n_splits() - 1) / n_splits(); }
+    INLINE bool many() const { return n_splits() > FEW && position >= MANY; }
+    INLINE u32 n_sharing() const { return many() ? n_splits() : min(FEW, n_splits()); }
+    // As many of x as this block has, which has every n-th of so many; all where it is alone.
+    INLINE u32 share(u32 x) const { return alone ? x : many() ? (x + n_splits() - 1) / n_splits() : (x + min(FEW, n_splits()) - 1) / min(FEW, n_splits()); }
     INLINE u32 qkv_rows() const { return a.n_kv_heads * (H + 2) * D; }
     // Warp 8 says that the block's own words are out; warps 0..7 poll only then, so that polls do not delay stores.
     INLINE void published() { barrier_arrive(5, 288); }
@@ -229,9 +235,11 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     INLINE void wait_input() { barrier(7, 288); }
     // Whether the block has a KV head of a row, and positions of it to attend to.
     INLINE bool has_head() const { return SEVERAL ? row < a.n_rows : block < a.n_kv_heads * a.n_splits; }
-    INLINE bool attends() const { return has_head() && (alone ? split == 0 : split <= position / PERSISTENT_TILE); }
+    INLINE bool attends() const { return has_head() && (alone ? split == 0 : split <= position / PERSISTENT_TILE && (n_splits() <= FEW || split < n_sharing())); }
+    // Blocks of a KV head that attend.
+    INLINE u32 n_partials() const { return min(n_sharing(), position / PERSISTENT_TILE + 1); }
     // The block has every stride-th tile of its KV head from split on.
-    INLINE u32 stride() const { return alone ? 1 : n_splits(); }
+    INLINE u32 stride() const { return alone ? 1 : n_sharing(); }
     // Whether tiles come through the ring. A warp, which has every eighth of them, must not be more than a turn of the ring ahead of others; and a block that
     // attends alone has few, which its warps read from their pages while they wait for queries.
     INLINE bool streams(u32 tiles_a_slot) const { return !alone && a.n_slots * tiles_a_slot >= 8; }

@@ -62,21 +62,24 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
         if (real && (lane & 1) == 0 && 4 * lane < n) store_relaxed_4(part(to) + (u64)(g0 + lane / 2) * 16, chunk);
     }
     // Joins the partial attentions of the block's KV head; the block has every n_splits-th chunk of 8 values of its heads. Four lanes
-    // have two chunks of one partial, so that eight partials are in flight, and eight more in other registers; and two more chunks.
+    // have two chunks of one partial, so that eight partials are in flight, and eight more in other registers; and two more chunks. With more than 16
+    // partials two lanes have one chunk, and sixteen partials are in flight.
     INLINE void merge(u32 tag) {
         if (!this->has_head() || this->alone) return;
         constexpr u32 STRIDE = PARTIAL_BYTES, CHUNKS = H * D / 8;
-        const u32 n_partials = min(a.n_splits, position / PERSISTENT_TILE + 1);
+        const u32 n_partials = this->n_partials();
         const u8 *from = part(EXCHANGE_PARTIALS) + (u64)(block - split) * STRIDE;
-        const u32 half = lane & 1, index = lane >> 2;
-        for (u32 c0 = split + ((lane >> 1) & 1) * a.n_splits, first = split; first < CHUNKS; c0 += 4 * a.n_splits, first += 4 * a.n_splits) {
+        const bool many = this->many();
+        const u32 half = lane & 1, index = many ? lane >> 1 : lane >> 2, together = many ? 16 : 8;
+        const u32 next = (many ? 1 : 2) * a.n_splits; // from a lane's first chunk to its second
+        for (u32 c0 = split + (many ? 0 : (lane >> 1) & 1) * a.n_splits, first = split; first < CHUNKS; c0 += 2 * next, first += 2 * next) {
             uint4 v[2][2] = {};
             uint2 ml[2][2] = {};
             bool there[2][2];
 #pragma unroll
             for (int r = 0; r < 2; r++)
 #pragma unroll
-                for (int i = 0; i < 2; i++) there[r][i] = c0 + 2 * r * a.n_splits < CHUNKS && index + 8 * i < n_partials;
+                for (int i = 0; i < 2; i++) there[r][i] = c0 + r * next < CHUNKS && index + together * i < n_partials;
             for (u32 turn = rehearsal(); turn < 2; turn++) {
                 const bool real = turn == 1;
                 bool all = true;
@@ -87,8 +90,8 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
 #pragma unroll
                         for (int i = 0; i < 2; i++) {
                             if (!there[r][i]) continue;
-                            const u32 c = c0 + 2 * r * a.n_splits;
-                            const u8 *partial = from + (index + 8 * i) * STRIDE;
+                            const u32 c = c0 + r * next;
+                            const u8 *partial = from + (index + together * i) * STRIDE;
                             v[r][i] = load_relaxed_4(partial + c * 32 + half * 16);
                             ml[r][i] = load_relaxed_2(partial + (H * D + 2 * (c * 8 / D)) * 4);
                         }
@@ -101,13 +104,14 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
                 } while (!__all_sync(~0u, all));
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    if (first + 2 * r * a.n_splits >= CHUNKS) break;
+                    if (first + r * next >= CHUNKS) break;
                     float high = -1e30f;
 #pragma unroll
                     for (int i = 0; i < 2; i++)
                         if (there[r][i]) high = fmaxf(high, untag_word(ml[r][i].x));
 #pragma unroll
                     for (int m = 4; m < 32; m *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, m));
+                    if (many) high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
                     float total = 0, f[4] = {0, 0, 0, 0};
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
@@ -118,7 +122,8 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
                         f[2] += factor * untag_word(v[r][i].z), f[3] += factor * untag_word(v[r][i].w);
                     }
 #pragma unroll
-                    for (int m = 4; m < 32; m *= 2) {
+                    for (int m = 2; m < 32; m *= 2) {
+                        if (m == 2 && !many) continue;
                         total += __shfl_xor_sync(~0u, total, m);
 #pragma unroll
                         for (int e = 0; e < 4; e++) f[e] += __shfl_xor_sync(~0u, f[e], m);
@@ -127,16 +132,17 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
 #pragma unroll
                     for (int e = 0; e < 4; e++) f[e] *= inverse;
                     const uint4 chunk = make_chunk_of_2(f, 0.0f, tag);
-                    const u32 c = c0 + 2 * r * a.n_splits;
+                    const u32 c = c0 + r * next;
                     if (real && half == 0 && index == 0 && c < CHUNKS) store_relaxed_4(this->chunk(EXCHANGE_ATTENDED, kv_head * CHUNKS + c, this->row), chunk);
                 }
             }
         }
     }
     // Root of the mean square of a vector of which this block has the rows in `x`: the squares of all blocks are exchanged.
-    INLINE float exchange_squares(float mine, u32 which, u32 tag) {
-        u8 *at = part(EXCHANGE_SQUARES) + which * 1024;
-        if (lane == 0) store_relaxed_1(at + block * 4, tag_word(mine, tag));
+    INLINE float exchange_squares(float mine, u32 which, u32 tag, bool real) {
+        u8 *at = part(EXCHANGE_SQUARES) + which * (PERSISTENT_COPIES * 1024);
+        if (real && lane < PERSISTENT_COPIES) store_relaxed_1(at + lane * 1024 + block * 4, tag_word(mine, tag));
+        at += block % PERSISTENT_COPIES * 1024;
         float v[5];
         bool all;
         do {
@@ -150,7 +156,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
                     v[i] = untag_word(w);
                 }
             }
-        } while (!__all_sync(~0u, all));
+        } while (real && !__all_sync(~0u, all));
         return rsqrtf(sum_of_32(v[0] + v[1] + v[2] + v[3] + v[4]) * this->inverse_hidden + a.eps);
     }
 
@@ -236,8 +242,8 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
                         if (real) barrier(2 + pass_parity, 288);
                         float4 v = make_float4(0, 0, 0, 0);
                         if (4 * lane < nx) v = partial_sums(4 * lane);
-                        if (real && p.post_norm) {
-                            const float scale = exchange_squares(sum_of_32(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w), down, tag);
+                        if (p.post_norm) {
+                            const float scale = exchange_squares(sum_of_32(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w), down, tag, real);
                             v.x *= scale * post[0], v.y *= scale * post[1], v.z *= scale * post[2], v.w *= scale * post[3];
                         }
                         const float x[4] = {residual[0] + v.x, residual[1] + v.y, residual[2] + v.z, residual[3] + v.w};

@@ -86,7 +86,7 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentBest<D, H, PER
     INLINE void merge(u32 tag) {
         if (!this->has_head() || this->alone) return;
         constexpr u32 STRIDE = Block::PARTIAL_BYTES, CHUNKS = H * D / 8, N = 8;
-        const u32 n_splits = this->n_splits(), n_partials = min(n_splits, this->position / PERSISTENT_TILE + 1), half = lane & 1;
+        const u32 n_splits = this->n_splits(), n_partials = this->n_partials(), half = lane & 1;
         const u8 *from = part(EXCHANGE_PARTIALS) + (u64)(block - this->split) * STRIDE;
         for (u32 first = this->split; first < CHUNKS; first += 16 * n_splits) {
             const u32 c = first + (lane >> 1) * n_splits;

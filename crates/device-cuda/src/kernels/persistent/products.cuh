@@ -142,8 +142,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     // A pass of n groups; N: the same where the compiler knows it, else 0.
     template <int CODEC, u32 N, class P> INLINE void multiply_some(const P &p, u32 n, u32 steps_a_slot, u32 &within, u32 &left) {
         if constexpr (PERSISTENT_IS_FIXED && N > 0) {
-            constexpr u32 STEPS = PERSISTENT_SLOT / (8 * Unit<CODEC>::BYTES), SPAN = span_of(N, STEPS, P::QUADS);
-            static_assert(PERSISTENT_PASS % STEPS == 0, "a pass begins a slot");
+            constexpr u32 STEPS = whole_steps<false>(PERSISTENT_SLOT, CODEC), SPAN = span_of(N, STEPS, P::QUADS);
             if constexpr (SPAN > 0) {
                 multiply_fixed<CODEC, N, P::QUADS, STEPS, SPAN>();
                 left -= N * P::QUADS;
@@ -165,7 +164,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         }
     }
     template <int CODEC, class P> INLINE void multiply(const P &p, u32 n_groups) {
-        const u32 steps_a_slot = a.slot_bytes / (8 * Unit<CODEC>::BYTES);
+        const u32 steps_a_slot = whole_steps<false>(a.slot_bytes, CODEC);
         u32 within = 0, left = n_groups * p.k_quads;
         // A block without rows makes one empty pass, so that its warps stay in step.
         for (u32 g0 = 0, pass = 0; g0 < n_groups || pass == 0; g0 += PERSISTENT_PASS, pass++) {
@@ -185,7 +184,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     // Weights of a phase of few units go to registers before the input is there.
     typedef typename Unit<PERSISTENT_CODEC_Q4>::Held Held;
     INLINE void preload(Held (&held)[PRELOADED], u32 n_units) {
-        const u32 steps_a_slot = a.slot_bytes / (8 * Unit<PERSISTENT_CODEC_Q4>::BYTES);
+        const u32 steps_a_slot = whole_steps<false>(a.slot_bytes, PERSISTENT_CODEC_Q4);
         u32 within = 0;
 #pragma unroll
         for (int j = 0; j < PRELOADED; j++) {

@@ -261,7 +261,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
     template <int CODEC, class P> INLINE void multiply(const P &p, const u8 *from, u32 tag) {
         const u32 n_groups = p.own_groups;
         const bool is_here = p.qkv_part & PERSISTENT_CONTINUES;
-        Place place = {a.slot_bytes / (8 * unit_bytes<true>(CODEC)), 0, n_groups * p.k_quads};
+        Place place = {whole_steps<true>(a.slot_bytes, CODEC), 0, n_groups * p.k_quads};
         // A block without rows makes one empty pass, so that its warps stay in step.
         if (!is_here) receive_and_multiply<CODEC>(p, min((u32)PERSISTENT_PASS, n_groups), from, tag, place);
         for (u32 g0 = is_here ? 0 : PERSISTENT_PASS, pass = g0 / PERSISTENT_PASS; g0 < n_groups || pass == 0; g0 += PERSISTENT_PASS, pass++) {

@@ -190,7 +190,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
                         const u32 of_expert = p.groups / a.n_used, bytes = BUNDLE * p.k_quads * step;
                         for (u32 b = p.own_first; b < p.own_first + p.own_groups; b++) {
                             const u32 j = b / of_expert;
-                            send(p.weights + ((u64)choice_of(*this).id[j] * of_expert + (b - j * of_expert)) * bytes, bytes, a.slot_bytes / step * step);
+                            send(p.weights + ((u64)choice_of(*this).id[j] * of_expert + (b - j * of_expert)) * bytes, bytes, whole_steps<Block::SEVERAL>(a.slot_bytes, p.codec) * step);
                         }
                         return;
                     }
@@ -201,7 +201,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
                         return;
                     }
                 }
-                send(p.weights + (u64)p.own_first * p.k_quads * step, p.own_groups * p.k_quads * step, a.slot_bytes / step * step);
+                send(p.weights + (u64)p.own_first * p.k_quads * step, p.own_groups * p.k_quads * step, whole_steps<Block::SEVERAL>(a.slot_bytes, p.codec) * step);
                 send_tiles(p);
             });
         } while (this->next_step());

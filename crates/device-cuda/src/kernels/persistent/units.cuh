@@ -20,6 +20,12 @@ template <bool SEVERAL> INLINE constexpr u32 unit_bytes(u32 codec) {
     return codec == PERSISTENT_CODEC_Q4 ? 576 : codec == PERSISTENT_CODEC_Q4M ? 640 : codec == PERSISTENT_CODEC_Q8 ? 1088 : codec == PERSISTENT_CODEC_Q6 ? 896 : 768;
 }
 
+// Steps of a product (8 rows of weights by 1,024 columns) that a slot of the ring holds. Of one row a power of two: so a pass of 8 groups begins a slot.
+template <bool SEVERAL> INLINE constexpr u32 whole_steps(u32 slot_bytes, u32 codec) {
+    const u32 fit = slot_bytes / (8 * unit_bytes<SEVERAL>(codec));
+    return SEVERAL ? fit : fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+
 template <int CODEC> struct Unit {
     static constexpr int BYTES = unit_bytes<false>(CODEC);
     // Of codec q4: a lane's part in registers.

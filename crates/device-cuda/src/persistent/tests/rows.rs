@@ -66,7 +66,6 @@ fn dense_decoders_have_it_and_its_limits_have_reasons() {
     let usual = Profile::hopper();
     let none = |profile: Profile| one_row_alone(SMALL, &profile, |limits| limits).contains("profile");
     assert!(none(Profile { persistent_rows: 1, ..usual.clone() }));
-    assert!(none(Profile { rows_positions: 0, ..usual.clone() }));
     let small = Profile { shared_bytes: 140_000, ..usual.clone() };
     assert!(one_row_alone(SMALL, &small, |limits| limits).contains("slots of shared memory"));
     // A program whose steps have one output.
@@ -175,8 +174,6 @@ fn halves_have_this_kernel_alone() {
     assert_eq!(several(Limits { max_rows: 1, ..limits.clone() }, &usual), Ok(Ok(1)));
     assert_eq!(several(limits.clone(), &Profile { persistent_rows: 0, ..usual.clone() }), Ok(Ok(1)));
     // What this kernel does not take has none.
-    let none = Profile { rows_positions: 0, ..usual.clone() };
-    assert!(several(limits, &none).unwrap_err().contains("profile"));
     assert!(refusal(Decoder { ffn: 32_776, ..shape }).contains("columns of the network: 32776"));
 }
 
@@ -221,7 +218,7 @@ fn an_exchange_is_there_only_where_a_plan_has_the_kernel() {
     let of_several = Rows::Several.exchange_bytes();
     assert_eq!(bytes(SMALL, 8), EXCHANGE_BYTES + of_several);
     assert_eq!(bytes(Decoder { head: BlockType::F16, ..SMALL }, 8), of_several);
-    // Both exchanges, the turn, and of each block three rotations of seven rows of 128 columns.
-    assert_eq!(of_several, 2 * EXCHANGE_ROWS + 256 + MAX_BLOCKS * 7 * 3 * 64 * 8);
+    // Both exchanges, the turn, and of each block three rotations of seven rows of 256 columns.
+    assert_eq!(of_several, 2 * EXCHANGE_ROWS + 256 + MAX_BLOCKS * 7 * 3 * 128 * 8);
     assert_eq!(Rows::One.exchange_bytes(), EXCHANGE_BYTES);
 }
