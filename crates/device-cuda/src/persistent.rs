@@ -599,8 +599,10 @@ pub fn persistent_of<'a>(
     let packed = PersistentPlan::new(plans().zip(&found));
     let read = found.iter().flatten().map(Persistent::weight_bytes).max().unwrap_or(0);
     let third = packed.total() as u64;
-    let too_much = if read > profile.most_persistent {
-        let most = profile.most_persistent / 1_000_000;
+    let has_halves = found.iter().flatten().any(Persistent::has_halves);
+    let most = if has_halves { profile.most_halves } else { profile.most_persistent };
+    let too_much = if read > most {
+        let most = most / 1_000_000;
         Some(format!("{} MB of weights a token, expected at most {most}", read / 1_000_000))
     } else if third > 0 && third + others as u64 > profile.most_copies {
         Some(format!("{} MB for a third copy of the weights, too much of the memory", third / 1_000_000))

@@ -85,6 +85,8 @@ pub struct Profile {
     pub chained_bytes: u64,
     /// Bytes of packed weights that a token reads up to which that was measured to be faster than a launch for each unit.
     pub most_persistent: u64,
+    /// The same where matrices are in F16 or BF16.
+    pub most_halves: u64,
     /// Bytes of packed weights of all kinds up to which those of the persistent kernel are among them.
     pub most_copies: u64,
     /// Bytes of shared memory that a block may ask for.
@@ -130,7 +132,8 @@ impl Profile {
             other_shapes: true,
             chained_steps: CHAINED_STEPS,
             chained_bytes: CHAINED_BYTES,
-            most_persistent: 8 << 30,
+            most_persistent: 16 << 30,
+            most_halves: 8 << 30,
             most_copies: facts.memory / 2,
             shared_bytes: facts.shared_bytes,
             flash_bytes: if facts.capability >= (8, 0) { facts.shared_bytes } else { 0 },

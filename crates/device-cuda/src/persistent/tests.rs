@@ -432,6 +432,15 @@ fn mixtures_that_the_kernel_cannot_run_are_refused_with_a_reason() {
     let (taken, packed) = of(read);
     assert!(taken && packed > 2 * read);
     assert_eq!(of(read - 1), (false, 0));
+    // Where there are halves another limit counts.
+    let plan = plan_of(Decoder { head: BlockType::F16, ..SMALL });
+    let units = lower(&plan, profile.passes);
+    let read = found(&plan).unwrap().weight_bytes();
+    for most_halves in [read, read - 1] {
+        let profile = Profile { most_halves, most_persistent: 2 * read, ..profile.clone() };
+        let (found, _) = persistent_of(std::iter::once((&plan, &units[..])), &limits, &profile, 0);
+        assert_eq!(found[0].is_ok(), most_halves == read);
+    }
 }
 
 /// Where the kernel reads a step of weights (arguments.h), against where the repack puts it (`place`, persistent_repack.cu).

@@ -318,7 +318,7 @@ fn other_shapes() -> Vec<Decoder> {
     let large_heads = Decoder { head_dim: 256, head_norms: true, windows: true, ..small };
     let experts = Experts { n: 4, n_used: 1, bias: true, ..Experts::SMALL };
     vec![
-        // As Gemma 3 has them.
+        // With post-norms and windows.
         Decoder {
             residual: 1152,
             n_heads: 4,
@@ -344,7 +344,7 @@ fn other_shapes() -> Vec<Decoder> {
         Decoder { n_heads: 4, n_kv_heads: 4, style: RopeStyle::Interleaved, head: F16, ..large_heads },
         Decoder { n_heads: 3, n_kv_heads: 3, ..small },
         Decoder { head_dim: 128, n_heads: 4, n_kv_heads: 4, block: Q8_0, windows: true, ..small },
-        // As Qwen 2.5 has them.
+        // Six and seven query heads a KV head.
         Decoder { residual: 896, n_heads: 14, bias: true, ..small },
         Decoder { residual: 1536, head_dim: 128, n_heads: 12, bias: true, n_layers: 2, ..small },
         Decoder { head_dim: 128, n_heads: 5, n_kv_heads: 1, head_norms: true, ..small },
