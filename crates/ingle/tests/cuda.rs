@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use device_testing::EmulatedGpu;
 
-use crate::common::{fixture, ids, json};
+use crate::common::{fixture, ids, json as answer_of};
+use crate::serve::Server;
+use serde_json::json;
 
 const SETTING: &str = "INGLE_EMULATED_";
 
@@ -45,7 +47,8 @@ fn refused(settings: &[(&str, &str)], more: &[&str]) -> String {
 fn it_answers_as_the_interpreter() {
     let folder = fixture("models/qwen3");
     let arguments = ["complete", folder.to_str().unwrap(), "--tokens", "36,144,5", "--greedy", "-n", "8"];
-    let expected = ids(&json(&[&arguments[..], &["--json", "--device", "reference"]].concat())["tokens"]);
+    let expected =
+        ids(&answer_of(&[&arguments[..], &["--json", "--device", "reference"]].concat())["tokens"]);
     for architecture in ["90", "75"] {
         assert_eq!(answer(&complete(&[("ARCHITECTURE", architecture)], &[])).0, expected, "{architecture}");
     }
@@ -72,6 +75,40 @@ fn a_lost_gpu_is_an_error() {
         let text = refused(&[("LOST_AFTER", n)], &[]);
         assert!(text.contains("the GPU is lost or unavailable"), "after {n} launches: {text}");
     }
+}
+
+/// A server says so to every request, and then to whoever asks for its health.
+#[test]
+fn a_server_whose_gpu_is_lost_is_not_healthy() {
+    let gpu = EmulatedGpu::build(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut ingle = gpu.command(env!("CARGO_BIN_EXE_ingle"));
+    ingle.env(format!("{SETTING}LOST_AFTER"), "300");
+    // A model of text, with a vocabulary; in its own folder it is a reranker.
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(fixture("models/qwen3_reranker").join(name), folder.path().join(name)).unwrap();
+    }
+    let more = ["--device", "cuda", "--ctx", "128", "--no-warmup"];
+    let server = Server::run(ingle, folder.path().to_str().unwrap(), &more);
+    let request = json!({ "prompt": "a", "max_tokens": 100, "temperature": 0 });
+    let mut n_failed = 0;
+    for _ in 0..20 {
+        assert_eq!(server.get("/health").0, 200, "after {n_failed} failed steps");
+        let (status, answer) = server.post("/v1/completions", &request);
+        if status != 200 {
+            assert!(
+                status == 500 && answer.to_string().contains("the GPU is lost or unavailable"),
+                "{answer}"
+            );
+            n_failed += 1;
+        }
+        if n_failed == 3 {
+            break;
+        }
+    }
+    let (status, said) = server.get("/health");
+    assert_eq!(status, 503, "{said}");
+    assert!(said.contains("the last 3 steps") && server.metric("ingle_steps_failing") == 3.0, "{said}");
 }
 
 /// A kernel that does not end is given up, and so does not keep the process.

@@ -29,12 +29,13 @@ impl Server {
 
     /// One of another model.
     fn of(model: &str, more: &[&str]) -> Server {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ingle"))
-            .args(["serve", model, "--port", "0", "-t", "1"])
-            .args(more)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Self::run(Command::new(env!("CARGO_BIN_EXE_ingle")), model, more)
+    }
+
+    /// One by a command of `ingle`.
+    pub(crate) fn run(mut ingle: Command, model: &str, more: &[&str]) -> Server {
+        ingle.args(["serve", model, "--port", "0", "-t", "1"]).args(more);
+        let mut child = ingle.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
         let url = first.strip_prefix("listening at ").unwrap().to_owned();

@@ -22,6 +22,8 @@ pub struct Stats {
     pub kv_bytes_used: Gauge,
     /// Most bytes that they may hold.
     pub kv_bytes_budget: Gauge,
+    /// Steps that failed one after the other; 0 when one succeeds.
+    pub failing: Gauge,
     /// Tokens of prompts that were computed.
     pub tokens_computed: Gauge,
     /// Tokens of prompts that were found computed.

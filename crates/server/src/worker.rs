@@ -208,11 +208,14 @@ impl Thread {
 
     fn step(&mut self, engine: &mut Engine) {
         let Thread { readers, last_token, stats, .. } = self;
-        let stepped = engine.step(&mut |event| route(readers, last_token, stats, event));
-        if let Err(error) = stepped {
-            // It costs the requests of that step; the others go on.
-            tracing::error!("a step failed: {error}");
-            engine.end_failed(&error.to_string(), &mut |event| route(readers, last_token, stats, event));
+        match engine.step(&mut |event| route(readers, last_token, stats, event)) {
+            Ok(_) => stats.failing.set(0),
+            Err(error) => {
+                // It costs the requests of that step; the others go on.
+                tracing::error!("a step failed: {error}");
+                stats.failing.add(1);
+                engine.end_failed(&error.to_string(), &mut |event| route(readers, last_token, stats, event));
+            }
         }
     }
 

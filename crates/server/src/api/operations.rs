@@ -33,11 +33,17 @@ pub fn router() -> axum::Router<App> {
         .route("/tokenizer_info", get(tokenizer_info))
 }
 
+/// Steps of a model that fail one after the other before a router should send requests elsewhere: its device is broken or lost.
+const FAILING: u64 = 3;
+
 async fn health(State(app): State<App>) -> Response {
-    if app.is_ready() {
-        return Json(json!({ "status": "ok" })).into_response();
-    }
-    let error = json!({ "code": 503, "message": "Loading model", "type": "unavailable_error" });
+    let failing = stats(&app).into_iter().find(|(_, stats)| stats.failing.get() >= FAILING);
+    let message = match failing {
+        Some((id, stats)) => format!("the last {} steps of {id} failed", stats.failing.get()),
+        None if app.is_ready() => return Json(json!({ "status": "ok" })).into_response(),
+        None => "Loading model".to_owned(),
+    };
+    let error = json!({ "code": 503, "message": message, "type": "unavailable_error" });
     (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "error": error }))).into_response()
 }
 
@@ -58,12 +64,13 @@ fn stats(app: &App) -> Vec<(String, Arc<Stats>)> {
 fn exposition(models: &[(String, Arc<Stats>)]) -> String {
     type Number = fn(&Stats) -> &Gauge;
     type Times = fn(&Stats) -> &Histogram;
-    let numbers: [(&str, &str, &str, Number); 8] = [
+    let numbers: [(&str, &str, &str, Number); 9] = [
         ("ingle_requests_running", "gauge", "Sequences in slots; requests that are computed.", |s| {
             &s.running
         }),
         ("ingle_requests_waiting", "gauge", "Sequences or requests that wait.", |s| &s.waiting),
         ("ingle_requests_parked", "gauge", "Sequences that wait for memory to go on.", |s| &s.parked),
+        ("ingle_steps_failing", "gauge", "Steps that failed one after the other.", |s| &s.failing),
         ("ingle_kv_bytes_used", "gauge", "Bytes of keys and values that are held.", |s| &s.kv_bytes_used),
         ("ingle_kv_bytes_budget", "gauge", "Most bytes of keys and values.", |s| &s.kv_bytes_budget),
         ("ingle_tokens_computed_total", "counter", "Prompt tokens computed.", |s| &s.tokens_computed),
