@@ -32,11 +32,12 @@ const RECORDED: [&str; 2] = ["sm_80", "sm_90a"];
 
 /// What of `examples/gpu_test.rs` runs on an emulated GPU in `full`, since it takes minutes and not hours: for each process the compute capability
 /// times ten, and names of tests.
-const EMULATED: [(&str, &str); 6] = [
+const EMULATED: [(&str, &str); 7] = [
     ("90", "Linear, CrossAttention"),
     ("80", "Linear, SelfAttention"),
     ("90", "Attention"),
     ("90", "rings, general 30, chain 5, chain 6"),
+    ("90", "general 63"),
     ("90", "Embed, RmsNorm, Rope, Route, LayerNorm, Pool, ExpertSum, Columns, Argmax"),
     ("90", "ExpertLinear, SelfAttention"),
 ];
