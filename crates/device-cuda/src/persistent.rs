@@ -1,16 +1,17 @@
 //! Whole tokens in one launch (`kernels/persistent`): which plans the kernel can run, the table of phases that a plan becomes, and
 //! the launch. `pattern` finds the decoder in a plan, `weights` packs its matrices a third time, `rows` says which plans have the kernel of
-//! several rows too.
+//! several rows too, `sources` where a kernel's text is.
 
 mod fixed;
 mod pattern;
 mod products;
 mod rows;
+mod sources;
 mod weights;
 
 use crate::arguments::{PersistentArguments, PersistentPhase};
 use crate::driver::Address;
-use crate::kernels::{Kernels, source};
+use crate::kernels::source;
 use crate::layout::StepLayout;
 use crate::profile::Profile;
 use device::key_bias::KeyBias;
@@ -26,7 +27,7 @@ use rows::{ROWS_INPUT, SHARED_MORE};
 pub use weights::{PersistentPlan, PersistentWeights};
 
 /// Columns of a head of the kernels that there can be, and query heads of a KV head, at most. Those of which no file under `kernels/persistent` is are
-/// written by [`Persistent::source`].
+/// written by `sources`.
 const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 const MOST_OF_GROUP: usize = 8;
 
@@ -271,53 +272,6 @@ impl Persistent {
         let heads = self.decoder.heads;
         let of_group = heads.n_heads / heads.n_kv_heads.max(1);
         (of_group * heads.head_dim + 2 * of_group + 4) * 4
-    }
-
-    /// A kernel's file and its name.
-    pub fn kernel(&self, rows: Rows) -> (String, String) {
-        let heads = self.decoder.heads;
-        let shape = format!("{}_{}", heads.head_dim, heads.n_heads / heads.n_kv_heads);
-        let kind = match rows {
-            Rows::Several => "rows_",
-            Rows::One if self.mixture().is_some() => "experts_",
-            Rows::One => "",
-        };
-        let shape = format!("{kind}{}{shape}", self.kv_name);
-        (format!("persistent/decode_{shape}.cu"), format!("persistent_decode_{shape}"))
-    }
-
-    /// The text of a kernel's file, of which there may be none.
-    fn source(&self, rows: Rows) -> String {
-        let (file, name) = self.kernel(rows);
-        if let Some(text) = source(&file) {
-            return text.to_owned();
-        }
-        let heads = self.decoder.heads;
-        let (d, h) = (heads.head_dim, heads.n_heads / heads.n_kv_heads);
-        let pages = format!("PAGES_{}", if self.kv_name.is_empty() { "F16" } else { self.kv_name });
-        let pages = pages.trim_end_matches('_').to_uppercase();
-        match rows {
-            Rows::One => {
-                let mixture = self.mixture().is_some();
-                format!(
-                    "#include \"persistent/decode.cuh\"\nPERSISTENT_KERNEL({name}, {d}, {h}, {pages}, {mixture})\n"
-                )
-            }
-            Rows::Several => {
-                format!(
-                    "#include \"persistent/decode_rows.cuh\"\nPERSISTENT_ROWS_KERNEL({name}, {d}, {h}, {pages})\n"
-                )
-            }
-        }
-    }
-
-    /// The file of a kernel for all models, which is generated where there is none.
-    pub fn general_file(&self, rows: Rows, kernels: &Kernels) -> String {
-        let (file, _) = self.kernel(rows);
-        match source(&file) {
-            Some(_) => file,
-            None => kernels.generate(file.trim_end_matches(".cu"), self.source(rows), None),
-        }
     }
 
     /// What its routers share, if it has some.
