@@ -58,7 +58,8 @@ impl CudaDevice {
         profile: Profile,
         rank: Option<Arc<Rank>>,
     ) -> CudaDevice {
-        let other_shapes = profile.other_shapes && kernels.can_compile();
+        // The compiler's library is loaded only where it may be needed.
+        let other_shapes = profile.persistent && profile.other_shapes && kernels.can_compile();
         CudaDevice { context, kernels, profile: Profile { other_shapes, ..profile }, rank }
     }
 

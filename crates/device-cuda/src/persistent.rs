@@ -26,8 +26,8 @@ pub use rows::{MOST_IN_TURN, Rows};
 use rows::{ROWS_INPUT, SHARED_MORE};
 pub use weights::{PersistentPlan, PersistentWeights};
 
-/// Columns of a head of the kernels that there can be, and query heads of a KV head, at most. Those of which no file under `kernels/persistent` is are
-/// written by `sources`.
+/// Columns of a head, and query heads of a KV head at most, of the kernels that there can be. Where no file under `kernels/persistent` is of such heads,
+/// `sources` writes the text.
 const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 const MOST_OF_GROUP: usize = 8;
 
@@ -192,7 +192,7 @@ impl Persistent {
     /// Sizes that the kernel has room for.
     fn check(&self, plan: &Plan, hidden: usize, limits: &Limits, profile: &Profile) -> Result<(), String> {
         let heads = self.decoder.heads;
-        let (of_group, head_dim) = (heads.n_heads / heads.n_kv_heads.max(1), heads.head_dim);
+        let (of_group, head_dim) = (heads.of_group(), heads.head_dim);
         if !HEAD_DIMS.contains(&head_dim) || of_group > MOST_OF_GROUP {
             return Err(format!("{of_group} query heads a KV head of {head_dim} columns"));
         }
@@ -270,7 +270,7 @@ impl Persistent {
     /// Bytes of what a block makes of a KV head's positions.
     fn partial_bytes(&self) -> usize {
         let heads = self.decoder.heads;
-        let of_group = heads.n_heads / heads.n_kv_heads.max(1);
+        let of_group = heads.of_group();
         (of_group * heads.head_dim + 2 * of_group + 4) * 4
     }
 
@@ -339,7 +339,7 @@ impl Persistent {
     /// Slots of the ring, and bytes of shared memory.
     fn ring(&self, rows: Rows, shared_bytes: u32) -> (usize, u32) {
         let heads = self.decoder.heads;
-        let (d, h) = (heads.head_dim, heads.n_heads / heads.n_kv_heads);
+        let (d, h) = (heads.head_dim, heads.of_group());
         // PERSISTENT_SHARED or PERSISTENT_SHARED_ROWS, the input, the phases.
         let (more, input) = match rows {
             Rows::One => (0, INPUT),

@@ -77,7 +77,7 @@ fn a_lost_gpu_is_an_error() {
     }
 }
 
-/// A server says so to every request, and then to whoever asks for its health.
+/// Every request gets the error, and after three of them `/health` answers 503.
 #[test]
 fn a_server_whose_gpu_is_lost_is_not_healthy() {
     let gpu = EmulatedGpu::build(env!("CARGO_TARGET_TMPDIR")).unwrap();

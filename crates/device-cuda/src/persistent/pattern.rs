@@ -44,6 +44,13 @@ pub struct HeadShape {
     pub style: RopeStyle,
 }
 
+impl HeadShape {
+    /// Query heads of a KV head.
+    pub fn of_group(&self) -> usize {
+        self.n_heads / self.n_kv_heads.max(1)
+    }
+}
+
 /// A matrix and its bias.
 pub type Matrix = (WeightId, Option<WeightId>);
 

@@ -7,7 +7,7 @@ impl Persistent {
     /// A kernel's file and its name.
     pub fn kernel(&self, rows: Rows) -> (String, String) {
         let heads = self.decoder.heads;
-        let shape = format!("{}_{}", heads.head_dim, heads.n_heads / heads.n_kv_heads);
+        let shape = format!("{}_{}", heads.head_dim, heads.of_group());
         let kind = match rows {
             Rows::Several => "rows_",
             Rows::One if self.mixture().is_some() => "experts_",
@@ -24,9 +24,12 @@ impl Persistent {
             return text.to_owned();
         }
         let heads = self.decoder.heads;
-        let (d, h) = (heads.head_dim, heads.n_heads / heads.n_kv_heads);
-        let pages = format!("PAGES_{}", if self.kv_name.is_empty() { "F16" } else { self.kv_name });
-        let pages = pages.trim_end_matches('_').to_uppercase();
+        let (d, h) = (heads.head_dim, heads.of_group());
+        let pages = match self.kv_name {
+            "" => "PAGES_F16",
+            "q8_0_" => "PAGES_Q8_0",
+            _ => "PAGES_FP8",
+        };
         match rows {
             Rows::One => {
                 let mixture = self.mixture().is_some();

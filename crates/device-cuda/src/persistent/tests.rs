@@ -356,14 +356,14 @@ fn other_shapes_of_heads_have_kernels_where_there_is_a_compiler() {
     let units = lower(&plan, Profile::hopper().passes);
     let limits = Limits { kv_type: KvType::Q8_0, ..limits(&plan.kv) };
     let mine = |profile: &Profile| Persistent::new(&plan, &units, &limits, profile);
-    let found = mine(&Profile::hopper()).unwrap();
-    assert!(source(&found.kernel(Rows::One).0).is_none());
+    let over_q8_0 = mine(&Profile::hopper()).unwrap();
+    assert!(source(&over_q8_0.kernel(Rows::One).0).is_none());
     assert_eq!(
-        found.source(Rows::One),
+        over_q8_0.source(Rows::One),
         "#include \"persistent/decode.cuh\"\nPERSISTENT_KERNEL(persistent_decode_q8_0_256_2, 256, 2, PAGES_Q8_0, false)\n"
     );
     assert!(
-        found
+        over_q8_0
             .source(Rows::Several)
             .contains("PERSISTENT_ROWS_KERNEL(persistent_decode_rows_q8_0_256_2, 256, 2, PAGES_Q8_0)")
     );
@@ -373,8 +373,8 @@ fn other_shapes_of_heads_have_kernels_where_there_is_a_compiler() {
         "{reason}"
     );
     // A slot of the ring holds a tile of keys and values.
-    let over_f16 = super::tests::found(&plan_of(shape)).unwrap();
-    assert_eq!((found.slot(), over_f16.slot()), (SLOT, 2 * TILE * 2 * 256));
+    let over_f16 = found(&plan_of(shape)).unwrap();
+    assert_eq!((over_q8_0.slot(), over_f16.slot()), (SLOT, 2 * TILE * 2 * 256));
 }
 
 /// A mixture with 16 experts of which 3 are used, of 64 rows: 4 bundles each, a unit of down.

@@ -241,7 +241,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         }
     }
     // Whether the block attends to a tile.
-    INLINE bool has_tile(u32 tile) const { return alone || (this->many() ? tile % this->n_splits() : tile % min(this->FEW, this->n_splits())) == split; }
+    INLINE bool has_tile(u32 tile) const { return alone || (this->many() ? tile % this->n_splits() : tile % this->few()) == split; }
     // Four neighbouring columns of a key or value as a vector has them, and their scale.
     struct Four {
         u32 words[2], scale;

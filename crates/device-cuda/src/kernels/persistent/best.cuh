@@ -15,11 +15,14 @@ template <int D, int H, int ROWS> struct PersistentBest : PersistentBlock<D, H, 
     // matters: a layer is more code than the nearest cache holds, and this warp has time. From n_rows, which is less than 16, so that the
     // compiler does not see how often: it would make two copies of the code.
     INLINE u32 rehearsal() const { return a.n_rows >> 4; }
-    // A logit and its token in order: 32 bits of ordered logit, 19 of row, of equals the lowest row first.
+    // Of the words that blocks exchange: bits of the row, and of the step of the launch below them. The rest are the logit's.
+    static constexpr int ROW_BITS = 19, STEP_BITS = 13;
+    static_assert(1 << ROW_BITS == PERSISTENT_MAX_VOCAB && ROW_BITS + STEP_BITS == 32, "a word of 64 bits");
+    // A logit and its token in order, of equals the lowest row first.
     static INLINE u64 order_of(float logit, u32 row) {
         u32 ordered = __float_as_uint(logit);
         ordered = (ordered & 0x80000000u) ? ~ordered : ordered | 0x80000000u;
-        return (u64)ordered << 19 | (PERSISTENT_MAX_VOCAB - 1 - row);
+        return (u64)ordered << ROW_BITS | (PERSISTENT_MAX_VOCAB - 1 - row);
     }
     // The largest in lanes that differ in bits from FIRST on.
     template <int FIRST> static INLINE u64 largest(u64 key) {
@@ -30,8 +33,8 @@ template <int D, int H, int ROWS> struct PersistentBest : PersistentBlock<D, H, 
         }
         return key;
     }
-    // The block's best of a row of the step, with 13 bits that say of which step of the launch it is.
-    INLINE void give_best(u64 key, u32 of) const { store_relaxed_64(part(EXCHANGE_BEST) + (of * 256 + block) * 8, key << 13 | (this->step_of_launch + 1)); }
+    // The block's best of a row of the step, with the step of the launch that it is of.
+    INLINE void give_best(u64 key, u32 of) const { store_relaxed_64(part(EXCHANGE_BEST) + (of * 256 + block) * 8, key << STEP_BITS | (this->step_of_launch + 1)); }
     // The best token of all blocks, which the of-th block gives to the host and to later steps. NaN and -infinity are never chosen. In the last step of a
     // launch it is the last thing: then all blocks have read the turn.
     INLINE u32 choose(u32 of) {
@@ -44,16 +47,16 @@ template <int D, int H, int ROWS> struct PersistentBest : PersistentBlock<D, H, 
                 v[i] = 0;
                 if (i * 32 + lane < n_blocks) {
                     v[i] = load_relaxed_64(part(EXCHANGE_BEST) + (of * 256 + i * 32 + lane) * 8);
-                    all = all && (v[i] & 8191) == this->step_of_launch + 1;
+                    all = all && (v[i] & ((1 << STEP_BITS) - 1)) == this->step_of_launch + 1;
                 }
             }
         } while (!__all_sync(~0u, all));
 #pragma unroll
         for (int i = 1; i < 5; i++)
             if (v[i] > v[0]) v[0] = v[i];
-        const u64 winner = largest<1>(v[0]) >> 13;
+        const u64 winner = largest<1>(v[0]) >> STEP_BITS;
         // 0x007fffff is -infinity in this order.
-        const u32 token = (u32)(winner >> 19) > 0x007fffffu ? PERSISTENT_MAX_VOCAB - 1 - (u32)(winner & (PERSISTENT_MAX_VOCAB - 1)) : NO_TOKEN;
+        const u32 token = (u32)(winner >> ROW_BITS) > 0x007fffffu ? PERSISTENT_MAX_VOCAB - 1 - (u32)(winner & (PERSISTENT_MAX_VOCAB - 1)) : NO_TOKEN;
         if (lane != 0 || block != of) return token;
         if (block == 0 && this->is_last()) *this->turn_word() = this->turn ^ 1;
         const Choice *choice = this->of_this_step(a.choice);

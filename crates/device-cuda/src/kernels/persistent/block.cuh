@@ -216,12 +216,13 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     }
     // Of the chunks in a part, one of a row.
     INLINE u8 *chunk(u32 at, u32 index, u32 row) const { return part(at) + (SEVERAL ? index * PERSISTENT_MOST_ROWS + row : index) * 16; }
-    // Blocks of a KV head of a row; whether all of them share its positions, and how many do.
+    // Blocks of a KV head of a row; whether all of them share its positions or only `few` do.
     INLINE u32 n_splits() const { return SEVERAL ? splits_of_row : a.n_splits; }
     INLINE bool many() const { return n_splits() > FEW && position >= MANY; }
-    INLINE u32 n_sharing() const { return many() ? n_splits() : min(FEW, n_splits()); }
-    // As many of x as this block has, which has every n-th of so many; all where it is alone.
-    INLINE u32 share(u32 x) const { return alone ? x : many() ? (x + n_splits() - 1) / n_splits() : (x + min(FEW, n_splits()) - 1) / min(FEW, n_splits()); }
+    INLINE u32 few() const { return min(FEW, n_splits()); }
+    INLINE u32 n_sharing() const { return many() ? n_splits() : few(); }
+    // As many of x as this block has, which has every n_sharing-th; all where it is alone. A division for each case, by a number that the compiler may know.
+    INLINE u32 share(u32 x) const { return alone ? x : many() ? (x + n_splits() - 1) / n_splits() : (x + few() - 1) / few(); }
     INLINE u32 qkv_rows() const { return a.n_kv_heads * (H + 2) * D; }
     // Warp 8 says that the block's own words are out; warps 0..7 poll only then, so that polls do not delay stores.
     INLINE void published() { barrier_arrive(5, 288); }
