@@ -11,7 +11,6 @@ mod weights;
 
 use crate::arguments::{PersistentArguments, PersistentPhase};
 use crate::driver::Address;
-use crate::kernels::source;
 use crate::layout::StepLayout;
 use crate::profile::Profile;
 use device::key_bias::KeyBias;
@@ -21,7 +20,7 @@ use std::ops::Range;
 
 pub use fixed::{FIXED, fixed_file};
 pub use pattern::{Decoder, Mixture, decoder};
-use products::{BUNDLE, CODEC_Q4M, Codec, Packing, Product, even_blocks, products, qkv_parts};
+use products::{BUNDLE, Codec, Packing, Product, even_blocks, products, qkv_parts};
 pub use rows::{MOST_IN_TURN, Rows};
 use rows::{ROWS_INPUT, SHARED_MORE};
 pub use weights::{PersistentPlan, PersistentWeights};
@@ -83,9 +82,9 @@ const EXCHANGE_BYTES: usize = 2 * EXCHANGE + 256;
 /// Bytes of shared memory of an input of 1,024 columns.
 const INPUT: usize = 2560;
 
-/// Bytes of a slot of the ring, or of one that holds two steps of `q4m` (NOTES.md has others).
+/// Bytes of a slot of the ring, or of one that holds two steps of units of 640 bytes, as those of `q4m` (NOTES.md has others).
 const SLOT: usize = 9216;
-const SLOT_Q4M: usize = 10_240;
+const SLOT_640: usize = 10_240;
 
 /// The same of one that holds a step of `f16`, or a tile of heads of 256 columns in F16, and of one that holds two of `q8` too.
 const SLOT_F16: usize = 16_384;
@@ -196,11 +195,8 @@ impl Persistent {
         if !HEAD_DIMS.contains(&head_dim) || of_group > MOST_OF_GROUP {
             return Err(format!("{of_group} query heads a KV head of {head_dim} columns"));
         }
-        let (file, _) = self.kernel(Rows::One);
-        if !profile.other_shapes && source(&file).is_none() {
-            return Err(format!(
-                "{of_group} query heads a KV head of {head_dim} columns, whose kernels NVRTC compiles, which is not there"
-            ));
+        if !profile.other_shapes && !self.has_files() {
+            return Err("its kernels are compiled by NVRTC, which is not there".to_owned());
         }
         let (own_rows, qkv_rows, ffn) = (self.own_rows(hidden), self.qkv_rows(), self.ffn(plan));
         let of_qkv = self.qkv_parts.len();
@@ -222,18 +218,13 @@ impl Persistent {
         ];
         let of_mixture = self.mixture().map(|Mixture { n, n_used, ffn, .. }| {
             let units = ffn.div_ceil(128);
-            let unit = |product: &Product| match product.packing {
-                Packing::Down { .. } => product.codec.unit,
-                _ => 0,
-            };
-            let unit = self.products.iter().map(unit).max().unwrap_or(0);
             [
                 ("experts of a block", n.div_ceil(self.n_blocks), 8),
                 ("bytes of scores", n * 4, EXCHANGE_SQUARES - EXCHANGE_SCORES),
                 ("experts of a token", n_used, MAX_USED),
                 ("bytes of a router's input", hidden * 4, EXCHANGE_SCORES - EXCHANGE_WIDE),
                 ("bytes of the experts' networks", n_used * units * 256, GATED_BYTES),
-                ("bytes of 8 rows of an expert", units * unit, SLOT),
+                ("bytes of 8 rows of an expert", self.expert_group(), SLOT_MIXED),
                 ("layers without experts in a row", self.longest_dense(), MOST_DENSE),
             ]
         });
@@ -353,10 +344,20 @@ impl Persistent {
         (n_slots, (n_slots * self.slot() + rest) as u32)
     }
 
-    /// Bytes of a slot: room for a tile of keys and values, and as [`Self::slot_of_steps`] has it.
+    /// Bytes of a slot: room for a tile of keys and values and for 8 rows of an expert, and as [`Self::slot_of_steps`] has it.
     fn slot(&self) -> usize {
         let has_large_tiles = self.kv_name.is_empty() && self.decoder.heads.head_dim > 128;
-        self.slot_of_steps().max(if has_large_tiles { SLOT_F16 } else { 0 })
+        let of_tiles = if has_large_tiles { SLOT_F16 } else { 0 };
+        self.slot_of_steps().max(of_tiles).max(self.expert_group().next_multiple_of(128))
+    }
+
+    /// Bytes of 8 rows of an expert's last matrix; 0: there are no experts.
+    fn expert_group(&self) -> usize {
+        let bytes = |product: &Product| match product.packing {
+            Packing::Down { units, .. } => units * product.codec.unit,
+            _ => 0,
+        };
+        self.products.iter().map(bytes).max().unwrap_or(0)
     }
 
     /// Bytes of a slot as whole steps of most products fill it, and at least the largest.
@@ -368,8 +369,8 @@ impl Persistent {
             SLOT_F16
         } else if self.has_halves() {
             SLOT_MIXED
-        } else if are_most(|codec| codec.number == CODEC_Q4M) {
-            SLOT_Q4M
+        } else if are_most(|codec| codec.unit == SLOT_640 / 16) {
+            SLOT_640
         } else {
             SLOT
         }
@@ -396,6 +397,7 @@ impl Persistent {
             let mut first_row = 0;
             for (part, matrices) in self.qkv_parts.iter().enumerate() {
                 phases.push(PersistentPhase {
+                    norm: optional(layer.sinks)?,
                     bias: match places.biases[index] {
                         0 => 0,
                         bias => bias + 4 * u64::from(first_row),
@@ -420,6 +422,7 @@ impl Persistent {
             phases.push(PersistentPhase {
                 norm: vector(layer.ffn_norm)?,
                 post_norm: optional(layer.post_attention)?,
+                bias: optional(layer.output_bias)?,
                 kind: ADD,
                 input: EXCHANGE_ATTENDED,
                 chunks: chunks(layer.output),
@@ -436,7 +439,10 @@ impl Persistent {
                     ..PersistentPhase::default()
                 });
             }
+            let [gate_bias, up_bias] = layer.expert_biases.map_or([None; 2], |biases| biases.map(Some));
             phases.push(PersistentPhase {
+                bias: optional(gate_bias)?,
+                q_norm: optional(up_bias)?,
                 kind: if layer.router.is_some() { EXPERTS } else { GATE },
                 input: EXCHANGE_MIDDLE,
                 chunks: chunks(layer.gate),
@@ -447,6 +453,7 @@ impl Persistent {
             phases.push(PersistentPhase {
                 norm: vector(next_norm)?,
                 post_norm: optional(layer.post_ffn)?,
+                bias: optional(layer.down_bias)?,
                 kind: if layer.router.is_some() { ADD_EXPERTS } else { ADD },
                 input: EXCHANGE_GATED,
                 chunks: chunks(layer.down),
@@ -485,6 +492,7 @@ impl Persistent {
         };
         let scale = |index: usize| self.decoder.rotations.get(index).map_or(1.0, |(_, scale)| *scale);
         let mixture = self.mixture();
+        let clamp = mixture.and_then(|mixture| mixture.clamp);
         let arguments = PersistentArguments {
             n_phases: self.products.len() as u32,
             rotation_scale1: scale(0),
@@ -513,6 +521,8 @@ impl Persistent {
             expert_sigmoid: u32::from(mixture.is_some_and(|mixture| mixture.scores == RouterScores::Sigmoid)),
             expert_normalise: u32::from(mixture.is_some_and(|mixture| mixture.normalise)),
             expert_factor: mixture.map_or(1.0, |mixture| mixture.factor),
+            expert_limit: clamp.map_or(0.0, |(_, limit)| limit),
+            expert_alpha: clamp.map_or(0.0, |(alpha, _)| alpha),
             ..PersistentArguments::default()
         };
         (arguments, shared)

@@ -29,6 +29,8 @@ fn of_arguments(arguments: &PersistentArguments) -> Option<Vec<Constant>> {
         ("attention_scale", a.attention_scale),
         ("softcap", a.softcap),
         ("expert_factor", a.expert_factor),
+        ("expert_limit", a.expert_limit),
+        ("expert_alpha", a.expert_alpha),
     ];
     if factors.iter().any(|(_, factor)| !factor.is_finite()) {
         return None;
@@ -43,8 +45,13 @@ fn of_phases(phases: &[&PersistentPhase], n_blocks: u32) -> Vec<Constant> {
     let of = |p: &PersistentPhase| {
         let numbers = constants!("uint" of p; window rotation qkv_part first_row kind codec input groups k_quads chunks activation gate_refill);
         // Addresses are never constants, but that there is none may be.
-        let optional =
-            [("post_norm", p.post_norm), ("bias", p.bias), ("q_norm", p.q_norm), ("k_norm", p.k_norm)];
+        let optional = [
+            ("norm", p.norm),
+            ("post_norm", p.post_norm),
+            ("bias", p.bias),
+            ("q_norm", p.q_norm),
+            ("k_norm", p.k_norm),
+        ];
         let optional = optional.map(|(name, address)| {
             ("const float *", name, if address == 0 { "nullptr".to_owned() } else { String::new() })
         });

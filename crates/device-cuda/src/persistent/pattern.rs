@@ -71,8 +71,12 @@ pub struct Layer {
     pub kv: KvLayerId,
     /// Positions that are seen.
     pub window: Option<usize>,
+    /// `(n_heads)`: scores without a value.
+    pub sinks: Option<WeightId>,
     /// `(hidden, n_heads * head_dim)`
     pub output: WeightId,
+    /// `(hidden)`
+    pub output_bias: Option<WeightId>,
     /// After the attention, before it is added.
     pub post_attention: Option<WeightId>,
     /// Before gate and up.
@@ -83,8 +87,12 @@ pub struct Layer {
     pub up: WeightId,
     /// On the gate.
     pub activation: Activation,
+    /// `(n_experts * ffn)`, of gate and of up.
+    pub expert_biases: Option<[WeightId; 2]>,
     /// `(hidden, ffn)`; of experts a stack.
     pub down: WeightId,
+    /// `(hidden)`; of experts `(n_experts * hidden)`.
+    pub down_bias: Option<WeightId>,
     /// After the network, before it is added.
     pub post_ffn: Option<WeightId>,
     /// `None`: a dense layer.
@@ -121,6 +129,8 @@ pub struct Mixture {
     pub normalise: bool,
     /// On every weight.
     pub factor: f32,
+    /// `alpha` and `limit` of a clamped gate, which has no other activation.
+    pub clamp: Option<(f32, f32)>,
 }
 
 /// A layer's network.
@@ -129,7 +139,9 @@ struct Network {
     gate: WeightId,
     up: WeightId,
     activation: Activation,
+    expert_biases: Option<[WeightId; 2]>,
     down: WeightId,
+    down_bias: Option<WeightId>,
     post: Option<WeightId>,
     router: Option<Router>,
 }
@@ -243,7 +255,7 @@ impl<'a> Ops<'a> {
         sum: ValueId,
         what: &str,
         of: impl Fn(&Op) -> bool + Copy,
-    ) -> Result<(ValueId, Option<WeightId>, ValueId, WeightId), String> {
+    ) -> Result<(ValueId, Option<WeightId>, ValueId, Matrix), String> {
         let Op::Add { a, b, .. } = self.take(sum)? else {
             return Err(format!("no {what} added to a residual"));
         };
@@ -259,8 +271,8 @@ impl<'a> Ops<'a> {
             }
             _ => (None, branch),
         };
-        let (x, weight) = self.plain_linear(product)?;
-        Ok((self.whole(residual), post, x, weight))
+        let (x, matrix) = self.linear(product)?;
+        Ok((self.whole(residual), post, x, matrix))
     }
 
     /// A chain of a product, perhaps a norm of heads, perhaps a rotation: the product's input, its matrix, the norm, the rotation.
@@ -308,13 +320,16 @@ impl<'a> Ops<'a> {
     /// The network whose sum with the residual is `end`, and that residual.
     fn dense(&mut self, end: ValueId) -> Result<(ValueId, Network), String> {
         let is_gate = |op: &Op| matches!(op, Op::Gate { .. });
-        let (middle, post, gated, down) = self.branch(end, "gated network", is_gate)?;
+        let (middle, post, gated, (down, down_bias)) = self.branch(end, "gated network", is_gate)?;
         let Op::Gate { gate, up, kind: activation, .. } = self.take(gated)? else {
             return Err("no gate".to_owned());
         };
         let ((of_gate, gate), (of_up, up)) = (self.plain_linear(*gate)?, self.plain_linear(*up)?);
         let norm = self.input(of_gate, of_up, middle)?;
-        Ok((middle, Network { norm, gate, up, activation: *activation, down, post, router: None }))
+        let activation = *activation;
+        let network =
+            Network { norm, gate, up, activation, expert_biases: None, down, down_bias, post, router: None };
+        Ok((middle, network))
     }
 
     /// The norm of the residual that gate and up read.
@@ -360,12 +375,20 @@ impl<'a> Ops<'a> {
         let Op::ExpertSum { x, weights, .. } = self.take(sum)? else {
             return Err("no sum of experts".to_owned());
         };
-        let (gated, ids, down) = self.expert_linear(*x)?;
-        let Op::Gate { gate, up, kind, .. } = self.take(gated)? else {
-            return Err("experts without a gate".to_owned());
+        let (gated, ids, (down, down_bias)) = self.expert_linear(*x)?;
+        let (gate, up, activation, clamp) = match self.take(gated)? {
+            Op::Gate { gate, up, kind, .. } => (gate, up, *kind, None),
+            Op::GateClamped { gate, up, alpha, limit, .. } if *limit > 0.0 => {
+                (gate, up, Activation::Silu, Some((*alpha, *limit)))
+            }
+            _ => return Err("experts without a gate".to_owned()),
         };
-        let ((of_gate, gate_ids, gate), (of_up, up_ids, up)) =
+        let ((of_gate, gate_ids, (gate, gate_bias)), (of_up, up_ids, (up, up_bias))) =
             (self.expert_linear(*gate)?, self.expert_linear(*up)?);
+        if gate_bias.is_some() != up_bias.is_some() {
+            return Err("a bias of gate or up alone".to_owned());
+        }
+        let expert_biases = gate_bias.zip(up_bias).map(|(gate, up)| [gate, up]);
         if [gate_ids, up_ids].iter().any(|other| self.whole(*other) != self.whole(ids)) {
             return Err("gate, up and down of different experts".to_owned());
         }
@@ -391,19 +414,33 @@ impl<'a> Ops<'a> {
             scores: *scores,
             normalise: *normalise,
             factor: *factor,
+            clamp,
         };
         if *self.mixture.get_or_insert(mixture) != mixture {
             return Err("layers with different mixtures".to_owned());
         }
         let router = Router { matrix, product_bias, choice_bias: *bias, scales: *scales, mixture };
-        Ok((middle, Network { norm, gate, up, activation: *kind, down, post, router: Some(router) }))
+        let router = Some(router);
+        Ok((middle, Network { norm, gate, up, activation, expert_biases, down, down_bias, post, router }))
     }
 
-    /// A product with experts: its input, which experts, the stack.
-    fn expert_linear(&mut self, id: ValueId) -> Result<(ValueId, ValueId, WeightId), String> {
-        match self.take(id)? {
-            Op::ExpertLinear { x, ids, weight, .. } => Ok((*x, *ids, *weight)),
-            op => Err(format!("{} where a product with experts is expected", op.kind())),
+    /// A product with experts: its input, which experts, the stack and its biases.
+    fn expert_linear(&mut self, id: ValueId) -> Result<(ValueId, ValueId, Matrix), String> {
+        let (product, bias) = match self.peek(id) {
+            Some(Op::ExpertBias { x, ids, bias, .. }) => {
+                self.take(id)?;
+                (*x, Some((*ids, *bias)))
+            }
+            _ => (id, None),
+        };
+        let Op::ExpertLinear { x, ids, weight, .. } = self.take(product)? else {
+            return Err("no product with experts where one is expected".to_owned());
+        };
+        match bias {
+            Some((other, _)) if self.whole(other) != self.whole(*ids) => {
+                Err("biases of other experts than the product's".to_owned())
+            }
+            bias => Ok((*x, *ids, (*weight, bias.map(|(_, bias)| bias)))),
         }
     }
 
@@ -414,14 +451,15 @@ impl<'a> Ops<'a> {
             None => self.dense(end)?,
         };
         let is_attention = |op: &Op| matches!(op, Op::Attention { .. });
-        let (start, post_attention, attended, output) = self.branch(middle, "attention", is_attention)?;
+        let (start, post_attention, attended, (output, output_bias)) =
+            self.branch(middle, "attention", is_attention)?;
         let Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways, sinks, .. } =
             self.take(attended)?
         else {
             return Err("no attention".to_owned());
         };
-        if (*chunked && window.is_some()) || *both_ways || sinks.is_some() {
-            return Err("attention with sinks, in chunks or both ways".to_owned());
+        if (*chunked && window.is_some()) || *both_ways {
+            return Err("attention in chunks or both ways".to_owned());
         }
         let kv = *self.plan.kv.layer(*layer);
         if kv.encoder_states.is_some() || kv.values_are_keys {
@@ -453,13 +491,17 @@ impl<'a> Ops<'a> {
             rotation,
             kv: *layer,
             window: *window,
+            sinks: *sinks,
             output,
+            output_bias,
             post_attention,
             ffn_norm: network.norm,
             gate: network.gate,
             up: network.up,
             activation: network.activation,
+            expert_biases: network.expert_biases,
             down: network.down,
+            down_bias: network.down_bias,
             post_ffn: network.post,
             router: network.router,
         };

@@ -7,11 +7,11 @@ use ::weights::BlockType;
 use device::{Plan, WeightId};
 use std::ops::Range;
 
-/// The codec of which slots hold two steps.
-pub(super) const CODEC_Q4M: u32 = 1;
-
 /// Halves, which only the kernel of several rows multiplies.
 const CODEC_F16: u32 = 5;
+
+/// From this one on codecs are not in the kernels that are files.
+const FIRST_RARE: u32 = 6;
 
 /// How a product's weights are packed (`PERSISTENT_CODEC_*`): the codec and the bytes of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,11 +26,15 @@ impl Codec {
         use BlockType::*;
         let (number, unit) = match block {
             Q4_0 => (0, 576),
-            Q4_1 | Q4_K => (CODEC_Q4M, 640),
+            Q4_1 | Q4_K => (1, 640),
             Q8_0 => (2, 1088),
             Q6_K => (3, 896),
             Q5_0 | Q5_1 | Q5_K => (4, 768),
             F16 | BF16 => (CODEC_F16, 2048),
+            Q2_K => (FIRST_RARE, 512),
+            Q3_K => (7, 640),
+            IQ4_NL | IQ4_XS => (8, 576),
+            MXFP4 => (9, 576),
             _ => return None,
         };
         Some(Codec { number, unit })
@@ -44,6 +48,11 @@ impl Codec {
     /// Whether only the kernel of several rows has it.
     pub(super) fn is_halves(self) -> bool {
         self.number == CODEC_F16
+    }
+
+    /// Whether kernels that are files lack it.
+    pub(super) fn is_rare(self) -> bool {
+        self.number >= FIRST_RARE
     }
 }
 

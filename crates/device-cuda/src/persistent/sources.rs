@@ -1,5 +1,6 @@
 //! The files of the kernels and, for shapes of heads that have none, the texts that NVRTC compiles instead.
 
+use super::pattern::Layer;
 use super::{Persistent, Rows};
 use crate::kernels::{Kernels, source};
 
@@ -17,11 +18,29 @@ impl Persistent {
         (format!("persistent/decode_{shape}.cu"), format!("persistent_decode_{shape}"))
     }
 
+    /// Whether the decoder needs what kernels that are files lack (`PERSISTENT_RARE`).
+    fn has_rare(&self) -> bool {
+        let is_rare = |layer: &Layer| {
+            let of_products =
+                [layer.sinks, layer.output_bias, layer.down_bias, layer.expert_biases.map(|of| of[0])];
+            of_products.iter().any(Option::is_some)
+        };
+        self.products.iter().any(|product| product.codec.is_rare())
+            || self.mixture().is_some_and(|mixture| mixture.clamp.is_some())
+            || self.decoder.layers.iter().any(is_rare)
+    }
+
+    /// Whether the kernels for all models of its kind are files.
+    pub(super) fn has_files(&self) -> bool {
+        !self.has_rare() && source(&self.kernel(Rows::One).0).is_some()
+    }
+
     /// The text of a kernel's file, of which there may be none.
     pub(super) fn source(&self, rows: Rows) -> String {
         let (file, name) = self.kernel(rows);
+        let rare = if self.has_rare() { "#define PERSISTENT_RARE\n" } else { "" };
         if let Some(text) = source(&file) {
-            return text.to_owned();
+            return format!("{rare}{text}");
         }
         let heads = self.decoder.heads;
         let (d, h) = (heads.head_dim, heads.of_group());
@@ -34,12 +53,12 @@ impl Persistent {
             Rows::One => {
                 let mixture = self.mixture().is_some();
                 format!(
-                    "#include \"persistent/decode.cuh\"\nPERSISTENT_KERNEL({name}, {d}, {h}, {pages}, {mixture})\n"
+                    "{rare}#include \"persistent/decode.cuh\"\nPERSISTENT_KERNEL({name}, {d}, {h}, {pages}, {mixture})\n"
                 )
             }
             Rows::Several => {
                 format!(
-                    "#include \"persistent/decode_rows.cuh\"\nPERSISTENT_ROWS_KERNEL({name}, {d}, {h}, {pages})\n"
+                    "{rare}#include \"persistent/decode_rows.cuh\"\nPERSISTENT_ROWS_KERNEL({name}, {d}, {h}, {pages})\n"
                 )
             }
         }
@@ -48,9 +67,9 @@ impl Persistent {
     /// The file of a kernel for all models, which is generated where there is none.
     pub fn general_file(&self, rows: Rows, kernels: &Kernels) -> String {
         let (file, _) = self.kernel(rows);
-        match source(&file) {
-            Some(_) => file,
-            None => kernels.generate(file.trim_end_matches(".cu"), self.source(rows), None),
+        match self.has_files() {
+            true => file,
+            false => kernels.generate(file.trim_end_matches(".cu"), self.source(rows), None),
         }
     }
 }

@@ -53,7 +53,6 @@ fn decoders_are_found_whatever_is_fused_and_the_embedding_stays_outside() {
 
 #[test]
 fn what_the_kernel_cannot_run_is_refused_with_a_reason() {
-    assert!(refusal(Decoder { sinks: true, ..SMALL }).contains("sinks"));
     assert!(
         refusal(Decoder { head_dim: 32, n_heads: 10, ..SMALL }).contains("5 query heads a KV head of 32")
     );
@@ -210,7 +209,7 @@ fn a_kernel_of_its_own_has_what_never_changes_as_constants() {
 #[test]
 fn layers_whose_types_differ_share_a_kernel_that_has_all_their_codecs() {
     let mixed: Vec<Decoder> = decoders().into_iter().filter(|decoder| decoder.mix.is_some()).collect();
-    assert_eq!(mixed.len(), 8);
+    assert_eq!(mixed.len(), 10);
     for decoder in &mixed {
         let text = fixed_text(*decoder).unwrap();
         assert!(text.contains("qkv_part = 5;") || text.contains("qkv_part = 7;"), "{decoder:?}");
@@ -325,6 +324,11 @@ fn names_and_sizes_are_those_of_the_header() {
         (BlockType::Q5_K, "Q5M"),
         (BlockType::F16, "F16"),
         (BlockType::BF16, "F16"),
+        (BlockType::Q2_K, "Q2M"),
+        (BlockType::Q3_K, "Q3"),
+        (BlockType::IQ4_NL, "NL"),
+        (BlockType::IQ4_XS, "NL"),
+        (BlockType::MXFP4, "FP4"),
     ] {
         assert_eq!(Codec::of(block).unwrap().number as usize, define(&format!("PERSISTENT_CODEC_{name}")));
     }
@@ -368,10 +372,7 @@ fn other_shapes_of_heads_have_kernels_where_there_is_a_compiler() {
             .contains("PERSISTENT_ROWS_KERNEL(persistent_decode_rows_q8_0_256_2, 256, 2, PAGES_Q8_0)")
     );
     let reason = mine(&Profile { other_shapes: false, ..Profile::hopper() }).unwrap_err();
-    assert!(
-        reason.contains("2 query heads a KV head of 256 columns, whose kernels NVRTC compiles"),
-        "{reason}"
-    );
+    assert!(reason.contains("its kernels are compiled by NVRTC"), "{reason}");
     // A slot of the ring holds a tile of keys and values.
     let over_f16 = found(&plan_of(shape)).unwrap();
     assert_eq!((over_q8_0.slot(), over_f16.slot()), (SLOT, 2 * TILE * 2 * 256));

@@ -28,6 +28,8 @@ pub struct Experts {
     pub groups: bool,
     /// The first layer is dense.
     pub first_dense: bool,
+    /// Biases of all three matrices, and a clamped gate.
+    pub biases: bool,
 }
 
 impl Experts {
@@ -45,6 +47,7 @@ impl Experts {
         sigmoid: false,
         groups: false,
         first_dense: false,
+        biases: false,
     };
 
     /// What the chosen experts make of `x`; the type of their last matrix.
@@ -68,10 +71,17 @@ impl Experts {
             }
             _ => b.route(router, n_used, self.normalise, self.factor, self.scales),
         };
-        let gate = b.expert_linear((x, false), ids, (n, ffn), block);
-        let up = b.expert_linear((x, false), ids, (n, ffn), block);
-        let y = b.gate(gate, up, activation);
-        let y = b.expert_linear((y, true), ids, (n, hidden), down);
+        let product = |b: &mut PlanBuilder, (x, each): (ValueId, bool), rows: usize, block: BlockType| {
+            let y = b.expert_linear((x, each), ids, (n, rows), block);
+            if self.biases { b.expert_bias(y, ids, n) } else { y }
+        };
+        let gate = product(b, (x, false), ffn, block);
+        let up = product(b, (x, false), ffn, block);
+        let y = match self.biases {
+            true => b.gate_clamped(gate, up, 1.702, 1.5),
+            false => b.gate(gate, up, activation),
+        };
+        let y = product(b, (y, true), hidden, down);
         b.expert_sum(y, weights)
     }
 }
@@ -103,6 +113,8 @@ pub struct Decoder {
     /// Of the table of embeddings.
     pub embedding: BlockType,
     pub bias: bool,
+    /// Of products that are added to the residual, but for experts.
+    pub added_bias: bool,
     pub head_norms: bool,
     pub post_norms: bool,
     /// Every second layer has a window of 40 positions, and no rotation.
@@ -133,6 +145,7 @@ impl Decoder {
         head: BlockType::Q8_0,
         embedding: BlockType::Q8_0,
         bias: false,
+        added_bias: false,
         head_norms: false,
         post_norms: false,
         windows: false,
@@ -192,7 +205,7 @@ impl Decoder {
                 AttentionOptions { window, sinks: self.sinks, softcap: self.softcap, ..Default::default() };
             let y = b.attention(q, layer, n_heads, options);
             let y = b.select_rows_of_last(y, is_last);
-            let mut y = b.linear(y, hidden, block, false);
+            let mut y = b.linear(y, hidden, block, self.added_bias);
             if self.post_norms {
                 y = b.rms_norm(y, hidden);
             }
@@ -207,7 +220,7 @@ impl Decoder {
                     let gate = b.linear(normed, self.ffn, block, false);
                     let up = b.linear(normed, self.ffn, block, false);
                     let y = b.gate(gate, up, self.activation);
-                    b.linear(y, hidden, down, false)
+                    b.linear(y, hidden, down, self.added_bias)
                 }
             };
             if self.post_norms {
@@ -308,7 +321,59 @@ pub fn decoders() -> Vec<Decoder> {
         .chain(mixed_decoders())
         .chain(half_decoders())
         .chain(other_shapes())
+        .chain(rare_decoders())
         .collect()
+}
+
+/// What kernels that are files lack: codecs, sinks, biases of what is added and of experts, clamped gates.
+fn rare_decoders() -> Vec<Decoder> {
+    use BlockType::*;
+    let small = Decoder::SMALL;
+    let of_256 = Decoder { residual: 768, n_heads: 8, ffn: 1536, ..small };
+    let experts = Experts { n: 6, n_used: 2, ffn: 256, bias: true, ..Experts::SMALL };
+    let with_biases = Decoder { bias: true, added_bias: true, sinks: true, windows: true, ..small };
+    vec![
+        Decoder { block: Q2_K, head: Q6_K, windows: true, ..of_256 },
+        Decoder {
+            block: Q3_K,
+            head: Q3_K,
+            mix: Some(Mix { k: Q3_K, v: Q5_K, down: Q4_K }),
+            bias: true,
+            ..of_256
+        },
+        Decoder { residual: 1024, head_dim: 128, block: IQ4_NL, head: IQ4_NL, head_norms: true, ..of_256 },
+        Decoder { block: IQ4_XS, head: Q8_0, post_norms: true, kv_type: KvType::Q8_0, ..of_256 },
+        Decoder { residual: 544, n_heads: 6, ffn: 1120, block: MXFP4, head: MXFP4, ..small },
+        Decoder { block: Q2_K, mix: Some(Mix { k: Q2_K, v: Q3_K, down: Q3_K }), head: F16, ..of_256 },
+        Decoder { n_heads: 6, kv_type: KvType::Fp8, bias: false, ..with_biases },
+        Decoder { head_dim: 128, n_heads: 4, n_kv_heads: 2, post_norms: true, head: BF16, ..with_biases },
+        Decoder { head_dim: 256, n_heads: 2, n_kv_heads: 1, ..with_biases },
+        // A network whose rows are no whole units, and more than a slot of the ring has room for otherwise.
+        Decoder {
+            residual: 576,
+            n_heads: 16,
+            block: Q8_0,
+            experts: Some(Experts { ffn: 2080, block: MXFP4, biases: true, ..experts }),
+            ..with_biases
+        },
+        Decoder {
+            residual: 768,
+            experts: Some(Experts {
+                n: 4,
+                n_used: 1,
+                block: Q3_K,
+                biases: true,
+                normalise: false,
+                ..experts
+            }),
+            ..small
+        },
+        Decoder {
+            residual: 768,
+            experts: Some(Experts { n: 5, n_used: 3, block: Q2_K, first_dense: true, ..experts }),
+            ..small
+        },
+    ]
 }
 
 /// Heads of which no file of kernels is: of 256 columns, a query head for each KV head, and five to eight of them.

@@ -13,6 +13,10 @@
 //         q6   32 x 8: upper bits (word h, chunk 2 h + i: bits 4 i + 2 j + 8 b of byte b: column 8 (2 h + i) + 4 j + b),
 //              then 32 x 4: d of both halves of the block  weight = d * (q - 32)
 //         q8   32 x 32 signed bytes in two planes of 32 x 16 (columns 0..15, 16..31), then 32 x 2: d
+//         q2m  no nibbles: 32 x 8 as the upper bits of q6, then 32 x 8: d, m of both halves of the block    weight = d * q + m
+//         q3   32 x 4: d of both halves of the block  weight = d * (q - 4)
+//         nl   nibbles in the order of their columns, word k from column 8 k on; then 32 x 2: d    weight = d * the q-th value of IQ4_NL
+//         fp4  the same, but d is the upper half of an f32    weight = d * twice the q-th value of E2M1
 //         f16  halves alone, as a lane of the kernel of several rows multiplies them: for each of the 4 blocks for each of the 8 rows
 //              4 x 16 bytes, columns 0 to 7, 8 to 15 ... in the order 0 2 1 3 4 6 5 7. The kernel of one row has no code for it
 //   experts, gate and up: for each expert, bundles of 16 rows of both (gate, up, gate, up in groups of 8; zeros after the last row), of each
@@ -36,6 +40,10 @@
 #define PERSISTENT_CODEC_Q6 3
 #define PERSISTENT_CODEC_Q5M 4
 #define PERSISTENT_CODEC_F16 5
+#define PERSISTENT_CODEC_Q2M 6
+#define PERSISTENT_CODEC_Q3 7
+#define PERSISTENT_CODEC_NL 8
+#define PERSISTENT_CODEC_FP4 9
 
 // What becomes of a product's sums.
 #define PERSISTENT_QKV 0    // q, k and v or a part of them: f32 words to the attention of the same layer; the input is a norm's
@@ -114,10 +122,10 @@
 // One product. Each block of threads keeps a copy in shared memory.
 struct PersistentPhase {
     const uchar *weights;
-    const float *norm;      // ADD: weights of the norm that the next phase's input needs (hidden)
+    const float *norm;      // ADD: weights of the norm that the next phase's input needs (hidden); QKV: 0, or (n_heads), sinks of attention
     const float *post_norm; // ADD: 0, or weights of a norm of the sums, before they are added (hidden)
-    const float *bias;      // QKV: 0, or (rows of this phase); ROUTE: 0, or (n_experts), of the product
-    const float *q_norm;    // QKV: 0, or (head_dim): norms of the heads; ROUTE: 0, or (n_experts), added where experts are chosen
+    const float *bias;      // of the product: 0, or QKV: (rows of this phase); ROUTE: (n_experts); ADD: (hidden); EXPERTS: (n_experts, expert_ffn), of gate; ADD_EXPERTS: (n_experts, hidden)
+    const float *q_norm;    // QKV: 0, or (head_dim): norms of the heads; ROUTE: 0, or (n_experts), added where experts are chosen; EXPERTS: 0, or as the bias, of up
     const float *k_norm;    // ROUTE: 0, or (n_experts): factors of the experts' weights
     uchar *pages;           // QKV: of the layer's KV group, from the layer's part of the first page on
     uint page_bytes;        // QKV: of a page of the group
@@ -183,6 +191,8 @@ struct PersistentArguments {
     uint expert_sigmoid;    // scores: 1 a sigmoid of each, 0 a softmax over all
     uint expert_normalise;  // 1: weights are divided by their sum
     float expert_factor;    // on all weights
+    float expert_limit;     // 0, or gates of experts are clamped: g * sigmoid(expert_alpha * g) * (u + 1), g of at most the limit, u within it
+    float expert_alpha;
     uint more_steps;        // that follow in the launch; 0 unless the kernel was compiled with PERSISTENT_EMBEDDING. Each is of one position more, and begins with the token that the one before chose
     uint step_bytes;        // from what the host says of a step (position, page_table, choice) to the next step's
     uint reserved;

@@ -420,6 +420,13 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
             float high = -1e30f, sum = 0, value = 0;
 #pragma unroll
             for (int w = 0; w < 8; w++) high = fmaxf(high, s.most[h][w]);
+            if constexpr (PERSISTENT_HAS_RARE) {
+                // The first split, which always attends, adds the sink: a score without a value.
+                if (p.norm && split == 0) {
+                    const float sink = p.norm[kv_head * H + h] * 1.4426950408889634f;
+                    high = fmaxf(high, sink), sum = exp2_fast(sink - high);
+                }
+            }
 #pragma unroll
             for (int w = 0; w < 8; w++) {
                 const float factor = exp2_fast(s.most[h][w] - high);

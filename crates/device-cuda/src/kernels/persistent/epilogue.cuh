@@ -178,21 +178,37 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
             const bool real = pass >= 0;
             const u32 bundle = p.own_first + (real ? pass : 0), expert = bundle / of_expert, row = (bundle - expert * of_expert) * 16 + (lane >> 1) * 8;
             if (pass == 0) wait_choice();
-            if (real) barrier(2 + pass_parity, 288);
             const bool there = lane < BUNDLE && p.own_groups > 0 && row < a.expert_ffn;
-            float v[4] = {0, 0, 0, 0};
+            float g[4] = {0, 0, 0, 0}, v[4] = {0, 0, 0, 0}; // biases, which are on their way while others multiply
+            if constexpr (PERSISTENT_HAS_RARE) {
+                if (p.bias && there && real) {
+                    const u64 at = (u64)choice_of(*this).id[expert] * a.expert_ffn + row + (lane & 1) * 4;
+#pragma unroll
+                    for (int e = 0; e < 4; e++) g[e] = p.bias[at + e], v[e] = p.q_norm[at + e];
+                }
+            }
+            if (real) barrier(2 + pass_parity, 288);
             if (there) {
                 const int at = (lane >> 1) * 16 + (lane & 1) * 4;
                 const float4 gate = partial_sums(at), up = partial_sums(at + 8);
-                const float g[4] = {gate.x * scale, gate.y * scale, gate.z * scale, gate.w * scale}, by = scale * choice_of(*this).weight[expert];
-                v[0] = up.x * by, v[1] = up.y * by, v[2] = up.z * by, v[3] = up.w * by;
-                if (p.activation == ACTIVATION_SILU) {
+                const float weight = choice_of(*this).weight[expert];
+                g[0] += gate.x * scale, g[1] += gate.y * scale, g[2] += gate.z * scale, g[3] += gate.w * scale;
+                v[0] += up.x * scale, v[1] += up.y * scale, v[2] += up.z * scale, v[3] += up.w * scale;
+                if (PERSISTENT_HAS_RARE && a.expert_limit > 0) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        g[e] = fminf(g[e], a.expert_limit), v[e] = fmaxf(fminf(v[e], a.expert_limit), -a.expert_limit) + 1.0f;
+                        v[e] *= g[e] * reciprocal_fast(1.0f + exp2_fast(-1.4426950408889634f * a.expert_alpha * g[e]));
+                    }
+                } else if (p.activation == ACTIVATION_SILU) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) v[e] *= activate(ACTIVATION_SILU, g[e]);
                 } else {
 #pragma unroll
                     for (int e = 0; e < 4; e++) v[e] *= activate(p.activation, g[e]);
                 }
+#pragma unroll
+                for (int e = 0; e < 4; e++) v[e] *= weight;
             }
             const uint4 chunk = make_chunk_of_2(v, 0.0f, tag);
             if (real && there && (lane & 1) == 0) store_relaxed_4(part(EXCHANGE_GATED) + (u64)(expert * chunks + row / 8) * 16, chunk);
@@ -237,11 +253,25 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
                     const u32 tag = tag_of(epoch);
                     if (down) epoch_input++;
                     const u32 to = down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, to_tag = down ? tag_of(epoch_input) : tag;
+                    float bias[4] = {0, 0, 0, 0};
+                    if constexpr (PERSISTENT_HAS_RARE) {
+                        if (p.bias && p.kind == PERSISTENT_ADD) own(p.bias, bias);
+                        if constexpr (MIXTURE) {
+                            for (u32 j = 0; p.bias && p.kind == PERSISTENT_ADD_EXPERTS && j < a.n_used; j++) {
+                                float of_expert[4];
+                                own(p.bias + (u64)choice_of(*this).id[j] * a.hidden, of_expert);
+                                const float weight = choice_of(*this).weight[j];
+#pragma unroll
+                                for (int e = 0; e < 4; e++) bias[e] += weight * of_expert[e];
+                            }
+                        }
+                    }
                     for (u32 turn = rehearsal(); turn < 2; turn++) {
                         const bool real = turn == 1;
                         if (real) barrier(2 + pass_parity, 288);
                         float4 v = make_float4(0, 0, 0, 0);
                         if (4 * lane < nx) v = partial_sums(4 * lane);
+                        if constexpr (PERSISTENT_HAS_RARE) v.x += bias[0], v.y += bias[1], v.z += bias[2], v.w += bias[3];
                         if (p.post_norm) {
                             const float scale = exchange_squares(sum_of_32(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w), down, tag, real);
                             v.x *= scale * post[0], v.y *= scale * post[1], v.z *= scale * post[2], v.w *= scale * post[3];

@@ -154,6 +154,8 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentBest<D, H, PER
             if (p.kind == PERSISTENT_ADD) { // of one pass: PERSISTENT_MOST_OWN
                 const bool down = p.input == EXCHANGE_GATED;
                 columns(p.norm, norm), columns(p.post_norm, post);
+                float bias[8];
+                if constexpr (PERSISTENT_HAS_RARE) columns(p.bias, bias);
                 const u32 tag = tag_of(epoch);
                 if (down) epoch_input++;
                 const u32 to = down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, to_tag = down ? tag_of(epoch_input) : tag;
@@ -162,6 +164,10 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentBest<D, H, PER
                     if (real) barrier(2 + pass_parity, 288);
                     float v[8] = {};
                     if (has_own) sums(v, own);
+                    if constexpr (PERSISTENT_HAS_RARE) {
+#pragma unroll
+                        for (int e = 0; e < 8; e++) v[e] += bias[e];
+                    }
                     if (real && p.post_norm) {
                         float squares = 0;
 #pragma unroll

@@ -3,7 +3,8 @@
 // Host contract
 //   parameter  PersistentRepackArguments; threads 256 (8 warps, as the kernel's); grid (k_quads, groups): ceil(n_rows / 8), twice that
 //              with up_rows; with units ceil(units / 8) instead of k_quads
-// Types: q4_0 (codec q4), q4_1 and q4_k (q4m), q5_0, q5_1 and q5_k (q5m), q8_0 (q8), q6_k (q6), f16 and bf16 (f16).
+// Types: q4_0 (codec q4), q4_1 and q4_k (q4m), q5_0, q5_1 and q5_k (q5m), q8_0 (q8), q6_k (q6), q2_k (q2m), q3_k (q3), iq4_nl and iq4_xs (nl), mxfp4 (fp4),
+// f16 and bf16 (f16).
 #include "gemm/repack.h"
 #include "persistent/units.cuh"
 
@@ -51,22 +52,31 @@ template <int CODEC, class T> INLINE void persistent_repack(const PersistentRepa
         w[k] = 0;
         for (int i = 0; i < 4; i++) {
             const u32 a = q(8 * k + i), b = q(8 * k + 4 + i);
-            w[k] |= ((a & 15) | (b & 15) << 4) << (8 * i);
+            w[k] |= Unit<CODEC>::TABLE ? a << (4 * i) | b << (16 + 4 * i) : ((a & 15) | (b & 15) << 4) << (8 * i);
+            if (CODEC == PERSISTENT_CODEC_Q2M) upper[k >> 1] |= (a | b << 2) << (4 * (k & 1) + 8 * i);
             if (CODEC == PERSISTENT_CODEC_Q5M) upper[0] |= ((a >> 4) | (b >> 4) << 1) << (2 * k + 8 * i);
             if (CODEC == PERSISTENT_CODEC_Q6) upper[k >> 1] |= ((a >> 4) | (b >> 4) << 2) << (4 * (k & 1) + 8 * i);
         }
     }
-    ((uint4 *)unit)[lane] = make_uint4(w[0], w[1], w[2], w[3]);
+    if (CODEC == PERSISTENT_CODEC_Q2M) ((uint2 *)unit)[lane] = make_uint2(upper[0], upper[1]);
+    else ((uint4 *)unit)[lane] = make_uint4(w[0], w[1], w[2], w[3]);
     const float d = inside ? T::d(none, from, row, k0) : 0.0f;
-    if (CODEC == PERSISTENT_CODEC_Q4) ((u16 *)(unit + 512))[lane] = to_half(d);
+    if (CODEC == PERSISTENT_CODEC_Q4 || CODEC == PERSISTENT_CODEC_NL) ((u16 *)(unit + 512))[lane] = to_half(d);
+    if (CODEC == PERSISTENT_CODEC_FP4) ((u16 *)(unit + 512))[lane] = (u16)(__float_as_uint(d) >> 16); // a power of two
     if (CODEC == PERSISTENT_CODEC_Q4M) ((u32 *)(unit + 512))[lane] = pack_half2(d, inside ? T::m(none, from, row, k0) : 0.0f);
     if (CODEC == PERSISTENT_CODEC_Q5M) {
         ((u32 *)(unit + 512))[lane] = upper[0];
         ((u32 *)(unit + 640))[lane] = pack_half2(d, inside ? T::m(none, from, row, k0) : 0.0f);
     }
+    const float other_d = inside ? T::d(none, from, row, k0 + 16) : 0.0f; // of the block's second half
     if (CODEC == PERSISTENT_CODEC_Q6) {
         ((uint2 *)(unit + 512))[lane] = make_uint2(upper[0], upper[1]);
-        ((u32 *)(unit + 768))[lane] = pack_half2(d, inside ? T::d(none, from, row, k0 + 16) : 0.0f);
+        ((u32 *)(unit + 768))[lane] = pack_half2(d, other_d);
+    }
+    if (CODEC == PERSISTENT_CODEC_Q3) ((u32 *)(unit + 512))[lane] = pack_half2(d, other_d);
+    if (CODEC == PERSISTENT_CODEC_Q2M) {
+        auto m = [&](u32 k) { return inside ? T::m(none, from, row, k) : 0.0f; };
+        ((uint2 *)(unit + 256))[lane] = make_uint2(pack_half2(d, m(k0)), pack_half2(other_d, m(k0 + 16)));
     }
 }
 // Its values are d * (q - 16).
@@ -85,5 +95,10 @@ PERSISTENT_REPACK(q6_k, PERSISTENT_CODEC_Q6, Type_q6_k)
 PERSISTENT_REPACK(q5_0, PERSISTENT_CODEC_Q5M, Type_q5_0_min)
 PERSISTENT_REPACK(q5_1, PERSISTENT_CODEC_Q5M, Type_q5_1)
 PERSISTENT_REPACK(q5_k, PERSISTENT_CODEC_Q5M, Type_q5_k)
+PERSISTENT_REPACK(q2_k, PERSISTENT_CODEC_Q2M, Type_q2_k)
+PERSISTENT_REPACK(q3_k, PERSISTENT_CODEC_Q3, Type_q3_k)
+PERSISTENT_REPACK(iq4_nl, PERSISTENT_CODEC_NL, Type_iq4_nl)
+PERSISTENT_REPACK(iq4_xs, PERSISTENT_CODEC_NL, Type_iq4_xs)
+PERSISTENT_REPACK(mxfp4, PERSISTENT_CODEC_FP4, Type_mxfp4)
 PERSISTENT_REPACK(f16, PERSISTENT_CODEC_F16, Type_f16)
 PERSISTENT_REPACK(bf16, PERSISTENT_CODEC_F16, Type_bf16)

@@ -9,18 +9,18 @@
 // for all rows of weights: some products more of the input by constants. Then come scales, in f32. Sums are f32. A sum of 16 such products is
 // exact to some units of the input's integers, less than what rounding to these loses. Weights that are halves are multiplied as they are.
 #pragma once
-#include "gemm/codec.h"
 #include "persistent/block.cuh"
 
 // Of a unit what a lane multiplies: in each of its four blocks 8 columns of one row.
 template <int CODEC> struct RowsUnit {
     static constexpr bool MINS = CODEC == PERSISTENT_CODEC_Q4M || CODEC == PERSISTENT_CODEC_Q5M;
     static constexpr bool NIBBLES = MINS || CODEC == PERSISTENT_CODEC_Q4; // the halves of columns 4 to 7 are 1,024 and 16 times the integer
-    static constexpr bool INNER = CODEC == PERSISTENT_CODEC_Q6;           // 16 columns have a scale: halves are multiplied by it
+    static constexpr bool INNER = Unit<CODEC>::BY_HALVES;               // halves are multiplied by their scale
+    static constexpr bool TABLE = Unit<CODEC>::TABLE;
     static constexpr bool HALVES = CODEC == PERSISTENT_CODEC_F16;
     static constexpr bool VALUES = INNER || HALVES; // halves are the weights: nothing is done to sums
     static constexpr bool UPPER = CODEC == PERSISTENT_CODEC_Q6 || CODEC == PERSISTENT_CODEC_Q5M;
-    static constexpr int OFFSET = MINS ? 0 : CODEC == PERSISTENT_CODEC_Q4 ? 8 : CODEC == PERSISTENT_CODEC_Q6 ? 32 : 128;
+    static constexpr int OFFSET = MINS || CODEC == PERSISTENT_CODEC_Q2M ? 0 : CODEC == PERSISTENT_CODEC_Q3 ? 4 : CODEC == PERSISTENT_CODEC_Q4 ? 8 : CODEC == PERSISTENT_CODEC_Q6 ? 32 : 128;
     u32 words[4][HALVES ? 4 : CODEC == PERSISTENT_CODEC_Q8 ? 2 : 1];
     u32 upper[UPPER ? 4 : 1];
     u32 scales[4]; // d, or d and m
@@ -38,13 +38,16 @@ template <int CODEC> struct RowsUnit {
             if constexpr (CODEC == PERSISTENT_CODEC_Q8) {
                 const uint2 w = *(const uint2 *)(unit + 512 * (t >> 1) + 16 * at + 8 * (t & 1));
                 words[b][0] = w.x, words[b][1] = w.y;
+            } else if constexpr (CODEC == PERSISTENT_CODEC_Q2M) {
+                words[b][0] = *(const u32 *)(unit + 8 * at + 4 * (t >> 1)) >> (4 * (t & 1));
             } else {
                 words[b][0] = *(const u32 *)(unit + 16 * at + 4 * t);
             }
             if constexpr (CODEC == PERSISTENT_CODEC_Q6) upper[b] = *(const u32 *)(unit + 512 + 8 * at + 4 * (t >> 1)) >> (4 * (t & 1));
             if constexpr (CODEC == PERSISTENT_CODEC_Q5M) upper[b] = *(const u32 *)(unit + 512 + 4 * at) >> (2 * t);
             if constexpr (MINS) scales[b] = *(const u32 *)(unit + (UPPER ? 640 : 512) + 4 * at);
-            else if constexpr (INNER) scales[b] = *(const u16 *)(unit + 768 + 4 * at + 2 * (t >> 1));
+            else if constexpr (CODEC == PERSISTENT_CODEC_Q2M) scales[b] = *(const u32 *)(unit + 256 + 8 * at + 4 * (t >> 1));
+            else if constexpr (INNER) scales[b] = *(const u16 *)(unit + (UPPER ? 768 : 512) + 4 * at + 2 * (t >> 1));
             else scales[b] = *(const u16 *)(unit + (CODEC == PERSISTENT_CODEC_Q8 ? 1024 : 512) + 2 * at);
         }
     }
@@ -63,7 +66,14 @@ template <int CODEC> struct RowsUnit {
             }
         } else {
             u32 low, high; // bytes of columns 0 to 3, 4 to 7
-            if constexpr (INNER) {
+            if constexpr (CODEC == PERSISTENT_CODEC_Q2M) {
+                low = w & 0x03030303u, high = (w >> 2) & 0x03030303u;
+            } else if constexpr (CODEC == PERSISTENT_CODEC_Q3) {
+                low = w & 0x0F0F0F0Fu, high = (w >> 4) & 0x0F0F0F0Fu;
+            } else if constexpr (TABLE) {
+                typedef typename PersistentTable4<CODEC>::Biased Values;
+                low = Values::look_up(w & 0xffffu), high = Values::look_up(w >> 16);
+            } else if constexpr (INNER) {
                 low = (w & 0x0F0F0F0Fu) | ((upper[b] << 4) & 0x30303030u), high = ((w >> 4) & 0x0F0F0F0Fu) | ((upper[b] << 2) & 0x30303030u);
             } else {
                 low = w ^ 0x80808080u, high = words[b][1] ^ 0x80808080u;
@@ -71,11 +81,17 @@ template <int CODEC> struct RowsUnit {
             to[0] = __byte_perm(low, 0x64646464u, 0x4240), to[1] = __byte_perm(low, 0x64646464u, 0x4341);
             to[2] = __byte_perm(high, 0x64646464u, 0x4240), to[3] = __byte_perm(high, 0x64646464u, 0x4341);
         }
-        if constexpr (INNER) {
+        if constexpr (CODEC == PERSISTENT_CODEC_Q2M) {
+            const u32 d = __byte_perm(scales[b], 0, 0x1010), m = __byte_perm(scales[b], 0, 0x3232);
+#pragma unroll
+            for (int i = 0; i < 4; i++) to[i] = half2_fma(minus_1024<OFFSET>(to[i]), d, m);
+        } else if constexpr (INNER) {
 #pragma unroll
             for (int i = 0; i < 4; i++) to[i] = half2_mul(minus_1024<OFFSET>(to[i]), scales[b] * 0x10001u);
         }
     }
+    // The factor of block b's sums.
+    INLINE float scale(int b) const { return CODEC == PERSISTENT_CODEC_FP4 ? __uint_as_float(scales[b] << 16) : low_half(scales[b]); }
 };
 
 // The input of 1,024 columns of all warps, as the second operand of products.
@@ -209,9 +225,9 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
                     mma_16x8x16(c, rows[1], in.halves[b].z, in.halves[b].w);
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        const u32 scales = (j < 2 ? first : second).scales[b];
-                        of_quad[j] = fmaf(c[j], low_half(scales), of_quad[j]);
-                        if (RowsUnit<CODEC>::MINS) of_quad[j] = fmaf(j & 1 ? in.sums[b].y : in.sums[b].x, high_half(scales), of_quad[j]);
+                        const RowsUnit<CODEC> &unit = j < 2 ? first : second;
+                        of_quad[j] = fmaf(c[j], unit.scale(b), of_quad[j]);
+                        if (RowsUnit<CODEC>::MINS) of_quad[j] = fmaf(j & 1 ? in.sums[b].y : in.sums[b].x, high_half(unit.scales[b]), of_quad[j]);
                     }
                 }
             }

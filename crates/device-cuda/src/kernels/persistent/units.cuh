@@ -1,7 +1,15 @@
 // A unit of weights by the codec, and its product with four blocks of the input in shared memory; which codecs a phase may have.
 #pragma once
-#include "gemm/ptx.h"
+#include "gemm/codec.h"
 #include "persistent/arguments.h"
+
+// What few decoders need is not in the kernels that are files, so that these stay small: codecs from q2m on, sinks of attention, biases of products that are
+// added to the residual and of experts, clamped gates. Kernels for one model alone have what it needs, and those of texts with PERSISTENT_RARE everything.
+#if defined(PERSISTENT_FIXED) || defined(PERSISTENT_RARE)
+#define PERSISTENT_HAS_RARE true
+#else
+#define PERSISTENT_HAS_RARE false
+#endif
 
 // An integer t is added to the bits of 2^23 * 1.5: the float is that + t.
 #define MAGIC_INT 0x4B400000
@@ -17,7 +25,9 @@ struct InputBlock {
 // SEVERAL: of a kernel of several rows, which alone knows halves.
 template <bool SEVERAL> INLINE constexpr u32 unit_bytes(u32 codec) {
     if (SEVERAL && codec == PERSISTENT_CODEC_F16) return 2048;
-    return codec == PERSISTENT_CODEC_Q4 ? 576 : codec == PERSISTENT_CODEC_Q4M ? 640 : codec == PERSISTENT_CODEC_Q8 ? 1088 : codec == PERSISTENT_CODEC_Q6 ? 896 : 768;
+    if (codec == PERSISTENT_CODEC_Q4 || codec == PERSISTENT_CODEC_NL || codec == PERSISTENT_CODEC_FP4) return 576;
+    if (codec == PERSISTENT_CODEC_Q4M || codec == PERSISTENT_CODEC_Q3) return 640;
+    return codec == PERSISTENT_CODEC_Q2M ? 512 : codec == PERSISTENT_CODEC_Q8 ? 1088 : codec == PERSISTENT_CODEC_Q6 ? 896 : 768;
 }
 
 // Steps of a product (8 rows of weights by 1,024 columns) that a slot of the ring holds. Of one row a power of two: so a pass of 8 groups begins a slot.
@@ -26,8 +36,22 @@ template <bool SEVERAL> INLINE constexpr u32 whole_steps(u32 slot_bytes, u32 cod
     return SEVERAL ? fit : fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
 }
 
+// What nibbles index: 128 more than the values of a table, and those themselves, as bytes.
+template <int CODEC> struct PersistentTable4 {
+    typedef Codec_nl Biased;
+};
+template <> struct PersistentTable4<PERSISTENT_CODEC_FP4> {
+    typedef Codec_fp4 Biased;
+};
+template <class T> struct WithoutBias;
+template <u32 T0, u32 T1, u32 T2, u32 T3, int GROUPS> struct WithoutBias<Table4<T0, T1, T2, T3, GROUPS>> {
+    typedef Table4<T0 ^ 0x80808080u, T1 ^ 0x80808080u, T2 ^ 0x80808080u, T3 ^ 0x80808080u, GROUPS> Values;
+};
+
 template <int CODEC> struct Unit {
     static constexpr int BYTES = unit_bytes<false>(CODEC);
+    static constexpr bool TABLE = CODEC == PERSISTENT_CODEC_NL || CODEC == PERSISTENT_CODEC_FP4;
+    static constexpr bool BY_HALVES = CODEC == PERSISTENT_CODEC_Q6 || CODEC == PERSISTENT_CODEC_Q3 || CODEC == PERSISTENT_CODEC_Q2M; // 16 columns have a scale
     // Of codec q4: a lane's part in registers.
     struct Held {
         uint4 q;
@@ -57,10 +81,12 @@ template <int CODEC> struct Unit {
             }
             return s * from_half(((const u16 *)(unit + 1024))[lane]);
         } else {
-            const uint4 q = ((const uint4 *)unit)[lane];
+            uint4 q = make_uint4(0, 0, 0, 0);
+            if constexpr (CODEC != PERSISTENT_CODEC_Q2M) q = ((const uint4 *)unit)[lane];
             const u32 w[4] = {q.x, q.y, q.z, q.w};
             uint2 upper = make_uint2(0, 0);
             if constexpr (CODEC == PERSISTENT_CODEC_Q6) upper = ((const uint2 *)(unit + 512))[lane];
+            if constexpr (CODEC == PERSISTENT_CODEC_Q2M) upper = ((const uint2 *)unit)[lane];
             if constexpr (CODEC == PERSISTENT_CODEC_Q5M) upper.x = ((const u32 *)(unit + 512))[lane];
 #pragma unroll
             for (int k = 0; k < 4; k++) {
@@ -72,15 +98,31 @@ template <int CODEC> struct Unit {
                 if constexpr (CODEC == PERSISTENT_CODEC_Q5M) {
                     a |= (upper.x >> (2 * k) << 4) & 0x10101010u, b |= (upper.x >> (2 * k) << 3) & 0x10101010u;
                 }
+                if constexpr (CODEC == PERSISTENT_CODEC_Q2M) {
+                    const u32 h = (k < 2 ? upper.x : upper.y) >> (4 * (k & 1));
+                    a = h & 0x03030303u, b = (h >> 2) & 0x03030303u;
+                }
+                if constexpr (TABLE) {
+                    typedef typename WithoutBias<typename PersistentTable4<CODEC>::Biased>::Values Values;
+                    a = Values::look_up(w[k] & 0xffffu), b = Values::look_up(w[k] >> 16);
+                }
                 const int t = __dp4a((int)b, (int)c[k].y, __dp4a((int)a, (int)c[k].x, (int)MAGIC_INT));
                 const float f = __int_as_float(t) - MAGIC_FLOAT;
-                if (CODEC == PERSISTENT_CODEC_Q6 && k >= 2) s1 = fmaf(f, __uint_as_float(c[k].z), s1);
+                if (BY_HALVES && k >= 2) s1 = fmaf(f, __uint_as_float(c[k].z), s1);
                 else s = fmaf(f, __uint_as_float(c[k].z), s);
             }
             if constexpr (CODEC == PERSISTENT_CODEC_Q4) return (s - 8.0f * (half_sum.x + half_sum.y)) * from_half(((const u16 *)(unit + 512))[lane]);
+            if constexpr (CODEC == PERSISTENT_CODEC_NL) return s * from_half(((const u16 *)(unit + 512))[lane]);
+            if constexpr (CODEC == PERSISTENT_CODEC_FP4) return s * __uint_as_float((u32)((const u16 *)(unit + 512))[lane] << 16);
+            if constexpr (CODEC == PERSISTENT_CODEC_Q2M) {
+                const uint2 scales = ((const uint2 *)(unit + 256))[lane];
+                const float first = fmaf(s, low_half(scales.x), half_sum.x * high_half(scales.x));
+                return first + fmaf(s1, low_half(scales.y), half_sum.y * high_half(scales.y));
+            }
             const u32 scales = ((const u32 *)(unit + (CODEC == PERSISTENT_CODEC_Q6 ? 768 : CODEC == PERSISTENT_CODEC_Q5M ? 640 : 512)))[lane];
             if constexpr (CODEC == PERSISTENT_CODEC_Q4M || CODEC == PERSISTENT_CODEC_Q5M) return fmaf(s, low_half(scales), (half_sum.x + half_sum.y) * high_half(scales));
-            return fmaf(s - 32.0f * half_sum.x, low_half(scales), (s1 - 32.0f * half_sum.y) * high_half(scales));
+            constexpr float OFFSET = CODEC == PERSISTENT_CODEC_Q6 ? 32.0f : 4.0f;
+            return fmaf(s - OFFSET * half_sum.x, low_half(scales), (s1 - OFFSET * half_sum.y) * high_half(scales));
         }
     }
 };
@@ -94,7 +136,7 @@ template <class P, int CODEC> INLINE constexpr bool may_have() {
 #ifdef PERSISTENT_FIXED
     return P::CODECS >> CODEC & 1;
 #else
-    return true;
+    return CODEC < PERSISTENT_CODEC_Q2M || PERSISTENT_HAS_RARE;
 #endif
 }
 template <class P, class F> INLINE void with_codec(const P &p, F f) {
@@ -106,5 +148,9 @@ template <class P, class F> INLINE void with_codec(const P &p, F f) {
     PERSISTENT_TRY(PERSISTENT_CODEC_Q8)
     PERSISTENT_TRY(PERSISTENT_CODEC_Q6)
     PERSISTENT_TRY(PERSISTENT_CODEC_Q5M)
+    PERSISTENT_TRY(PERSISTENT_CODEC_Q2M)
+    PERSISTENT_TRY(PERSISTENT_CODEC_Q3)
+    PERSISTENT_TRY(PERSISTENT_CODEC_NL)
+    PERSISTENT_TRY(PERSISTENT_CODEC_FP4)
 #undef PERSISTENT_TRY
 }
