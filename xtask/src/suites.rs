@@ -37,7 +37,7 @@ const EMULATED: [(&str, &str); 7] = [
     ("80", "Linear, SelfAttention"),
     ("90", "Attention"),
     ("90", "rings, general 30, chain 5, chain 6"),
-    ("90", "general 63"),
+    ("90", "general 63, general 81"),
     ("90", "Embed, RmsNorm, Rope, Route, LayerNorm, Pool, ExpertSum, Columns, Argmax"),
     ("90", "ExpertLinear, SelfAttention"),
 ];

@@ -22,7 +22,7 @@ pub use fixed::{FIXED, fixed_file};
 pub use pattern::{Decoder, Mixture, decoder};
 use products::{BUNDLE, Codec, Packing, Product, even_blocks, products, qkv_parts};
 pub use rows::{MOST_IN_TURN, Rows};
-use rows::{ROWS_INPUT, SHARED_MORE};
+use rows::{ROWS_CHOICE, ROWS_INPUT, SHARED_MORE};
 pub use weights::{PersistentPlan, PersistentWeights};
 
 /// Columns of a head, and query heads of a KV head at most, of the kernels that there can be. Where no file under `kernels/persistent` is of such heads,
@@ -195,7 +195,7 @@ impl Persistent {
         if !HEAD_DIMS.contains(&head_dim) || of_group > MOST_OF_GROUP {
             return Err(format!("{of_group} query heads a KV head of {head_dim} columns"));
         }
-        if !profile.other_shapes && !self.has_files() {
+        if !profile.other_shapes && !self.has_file(Rows::One) {
             return Err("its kernels are compiled by NVRTC, which is not there".to_owned());
         }
         let (own_rows, qkv_rows, ffn) = (self.own_rows(hidden), self.qkv_rows(), self.ffn(plan));
@@ -332,12 +332,12 @@ impl Persistent {
         let heads = self.decoder.heads;
         let (d, h) = (heads.head_dim, heads.of_group());
         // PERSISTENT_SHARED or PERSISTENT_SHARED_ROWS, the input, the phases.
-        let (more, input) = match rows {
-            Rows::One => (0, INPUT),
-            Rows::Several => (SHARED_MORE, ROWS_INPUT),
+        let (more, input, choice) = match rows {
+            Rows::One => (0, INPUT, CHOICE),
+            Rows::Several => (SHARED_MORE, ROWS_INPUT, ROWS_CHOICE),
         };
+        let choice = if self.mixture().is_some() { choice } else { 0 };
         let own = 4752 + 12 * d + 36 * h * d + 64 * h + more;
-        let choice = if self.mixture().is_some() { CHOICE } else { 0 };
         let phases = size_of::<PersistentPhase>() * self.products.len();
         let rest = own + input * self.most_quads(rows) + phases + choice;
         let n_slots = ((shared_bytes as usize).saturating_sub(rest) / self.slot()).min(MAX_SLOTS);

@@ -9,16 +9,17 @@ impl Persistent {
     pub fn kernel(&self, rows: Rows) -> (String, String) {
         let heads = self.decoder.heads;
         let shape = format!("{}_{}", heads.head_dim, heads.of_group());
-        let kind = match rows {
-            Rows::Several => "rows_",
-            Rows::One if self.mixture().is_some() => "experts_",
-            Rows::One => "",
+        let kind = match (rows, self.mixture()) {
+            (Rows::One, None) => "",
+            (Rows::One, Some(_)) => "experts_",
+            (Rows::Several, None) => "rows_",
+            (Rows::Several, Some(_)) => "rows_experts_",
         };
         let shape = format!("{kind}{}{shape}", self.kv_name);
         (format!("persistent/decode_{shape}.cu"), format!("persistent_decode_{shape}"))
     }
 
-    /// Whether the decoder needs what kernels that are files lack (`PERSISTENT_RARE`).
+    /// Whether the decoder needs what kernels that are files lack (`PERSISTENT_HAS_RARE`).
     fn has_rare(&self) -> bool {
         let is_rare = |layer: &Layer| {
             let of_products =
@@ -30,17 +31,16 @@ impl Persistent {
             || self.decoder.layers.iter().any(is_rare)
     }
 
-    /// Whether the kernels for all models of its kind are files.
-    pub(super) fn has_files(&self) -> bool {
-        !self.has_rare() && source(&self.kernel(Rows::One).0).is_some()
+    /// Whether a kernel for all models of its kind is a file.
+    pub(super) fn has_file(&self, rows: Rows) -> bool {
+        !self.has_rare() && source(&self.kernel(rows).0).is_some()
     }
 
-    /// The text of a kernel's file, of which there may be none.
+    /// The text of a kernel's file or, where there is none, one with what this model needs.
     pub(super) fn source(&self, rows: Rows) -> String {
         let (file, name) = self.kernel(rows);
-        let rare = if self.has_rare() { "#define PERSISTENT_RARE\n" } else { "" };
-        if let Some(text) = source(&file) {
-            return format!("{rare}{text}");
+        if let Some(text) = source(&file).filter(|_| self.has_file(rows)) {
+            return text.to_owned();
         }
         let heads = self.decoder.heads;
         let (d, h) = (heads.head_dim, heads.of_group());
@@ -49,25 +49,22 @@ impl Persistent {
             "q8_0_" => "PAGES_Q8_0",
             _ => "PAGES_FP8",
         };
-        match rows {
-            Rows::One => {
-                let mixture = self.mixture().is_some();
-                format!(
-                    "{rare}#include \"persistent/decode.cuh\"\nPERSISTENT_KERNEL({name}, {d}, {h}, {pages}, {mixture})\n"
-                )
-            }
-            Rows::Several => {
-                format!(
-                    "{rare}#include \"persistent/decode_rows.cuh\"\nPERSISTENT_ROWS_KERNEL({name}, {d}, {h}, {pages})\n"
-                )
-            }
-        }
+        let (header, macro_name) = match rows {
+            Rows::One => ("decode", "PERSISTENT_KERNEL"),
+            Rows::Several => ("decode_rows", "PERSISTENT_ROWS_KERNEL"),
+        };
+        let codecs = self.products.iter().fold(0u32, |codecs, product| codecs | 1 << product.codec.number);
+        let mixture = self.mixture().is_some();
+        format!(
+            "#define PERSISTENT_CODECS {codecs}\n#include \"persistent/{header}.cuh\"\n\
+             {macro_name}({name}, {d}, {h}, {pages}, {mixture})\n"
+        )
     }
 
     /// The file of a kernel for all models, which is generated where there is none.
     pub fn general_file(&self, rows: Rows, kernels: &Kernels) -> String {
         let (file, _) = self.kernel(rows);
-        match self.has_files() {
+        match self.has_file(rows) {
             true => file,
             false => kernels.generate(file.trim_end_matches(".cu"), self.source(rows), None),
         }

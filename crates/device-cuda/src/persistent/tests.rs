@@ -364,12 +364,12 @@ fn other_shapes_of_heads_have_kernels_where_there_is_a_compiler() {
     assert!(source(&over_q8_0.kernel(Rows::One).0).is_none());
     assert_eq!(
         over_q8_0.source(Rows::One),
-        "#include \"persistent/decode.cuh\"\nPERSISTENT_KERNEL(persistent_decode_q8_0_256_2, 256, 2, PAGES_Q8_0, false)\n"
+        "#define PERSISTENT_CODECS 5\n#include \"persistent/decode.cuh\"\nPERSISTENT_KERNEL(persistent_decode_q8_0_256_2, 256, 2, PAGES_Q8_0, false)\n"
     );
     assert!(
         over_q8_0
             .source(Rows::Several)
-            .contains("PERSISTENT_ROWS_KERNEL(persistent_decode_rows_q8_0_256_2, 256, 2, PAGES_Q8_0)")
+            .contains("PERSISTENT_ROWS_KERNEL(persistent_decode_rows_q8_0_256_2, 256, 2, PAGES_Q8_0, false)")
     );
     let reason = mine(&Profile { other_shapes: false, ..Profile::hopper() }).unwrap_err();
     assert!(reason.contains("its kernels are compiled by NVRTC"), "{reason}");

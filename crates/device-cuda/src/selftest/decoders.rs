@@ -287,6 +287,7 @@ impl Decoder {
         } else {
             // Few rows: the more there are, the likelier is one whose experts hang on roundings.
             spans.extend([&[(1, 1), (0, 1)][..], &[(2, 1), (4, 1), (1, 1)], &[(3, 4)], &[(4, 2)], &[(0, 1)]]);
+            spans.extend([&[(5, 1), (2, 1), (0, 1), (6, 1), (3, 1)][..], &[(7, 8)]]);
         }
         // The prompt gives nothing: what comes after its selection has no rows.
         let prompt = |step: OwnedStep| step.with_outputs(vec![], BEST_AND_LOGITS);

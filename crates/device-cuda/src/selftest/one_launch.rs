@@ -127,24 +127,30 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
     Ok(n_steps)
 }
 
-/// Whether a plan's steps run in one launch: those of one row, and unless it has experts those of several.
+/// Whether there is a kernel of several rows of a decoder: it takes mixtures of which a token uses at most 8 experts.
+fn has_several(decoder: Decoder) -> bool {
+    decoder.experts.is_none_or(|experts| experts.n_used <= 8)
+}
+
+/// Whether a plan's steps run in one launch: those of one row, and where there is a kernel for them those of several.
 fn is_whole(device: &CudaDevice, decoder: Decoder, plan: &Plan, limits: &Limits) -> Result<(), String> {
     let plan = fuse(plan, device.fusion());
     let memory = device.memory_plan(std::slice::from_ref(&plan), limits).map_err(|e| e.to_string())?;
     let is_reason = |note: &&String| {
-        note.starts_with(NOT_WHOLE) || decoder.experts.is_none() && note.starts_with(ONE_ROW_WHOLE)
+        note.starts_with(NOT_WHOLE) || has_several(decoder) && note.starts_with(ONE_ROW_WHOLE)
     };
     memory.notes.iter().find(is_reason).map_or(Ok(()), |note| Err(note.clone()))
 }
 
 /// Rows of the steps of a decoder that persistent kernels run.
 fn rows_of(decoder: Decoder) -> &'static [usize] {
-    if decoder.experts.is_none() { &[1, 2, 3, 5, 8] } else { &[1, 2, 3] }
+    if has_several(decoder) { &[1, 2, 3, 5, 8] } else { &[1, 2, 3] }
 }
 
 /// How the persistent kernel of a decoder's steps of so many rows is named.
 fn name_of(decoder: Decoder, n_rows: usize) -> &'static str {
     match decoder.experts {
+        Some(_) if n_rows > 1 && has_several(decoder) => "persistent_decode_rows_experts_",
         Some(_) => "persistent_decode_experts_",
         None if n_rows == 1 && !decoder.has_halves() => "persistent_decode_",
         None => "persistent_decode_rows_",
@@ -172,7 +178,7 @@ fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn Program) -
     Ok(())
 }
 
-/// Run a step that must run in one launch, of a mixture in one for each row, and look whether it did.
+/// Run a step that must run in one launch, or where there is no kernel of several rows in one for each row, and look whether it did.
 fn runs_whole(decoder: Decoder, program: &mut dyn Program, step: &OwnedStep) -> Result<(), String> {
     let mut timings = Vec::new();
     program.run_timed(&step.borrow(), &mut timings).map_err(|e| e.to_string())?;
@@ -181,7 +187,7 @@ fn runs_whole(decoder: Decoder, program: &mut dyn Program, step: &OwnedStep) -> 
     let ran = timings.iter().filter(|timing| timing.duration > 0.0);
     let kernels = ran.filter_map(|timing| commands.get(timing.command));
     let n = kernels.filter(|command| command.kernel.contains(name_of(decoder, n_rows))).count();
-    let expected = if decoder.experts.is_some() { n_rows } else { 1 };
+    let expected = if has_several(decoder) { 1 } else { n_rows };
     match n == expected {
         true => Ok(()),
         false => {

@@ -85,10 +85,12 @@
 #define EXCHANGE_ROWS_PARTIALS 1441792 // words: (blocks, H * D + 2 * H)
 #define EXCHANGE_ROWS_SQUARES 2490368 // words: (2, 8, 256)
 #define EXCHANGE_ROWS_BEST 2506752    // 64-bit words: (8, 256)
-#define PERSISTENT_ROWS_EXCHANGE 2523136
+#define EXCHANGE_ROWS_WIDE 2523136    // words: (8, hidden)
+#define EXCHANGE_ROWS_SCORES 2654208  // words: (8, PERSISTENT_MAX_EXPERTS)
+#define PERSISTENT_ROWS_EXCHANGE 2662400
 // Behind both exchanges and the turn each block has room for cosines and sines of the up to 7 rows of its sequence that come before its own
 // row in the step. Those of its own row are in shared memory.
-#define PERSISTENT_TURNS_AT 5046528
+#define PERSISTENT_TURNS_AT 5325056
 #define PERSISTENT_TURNS 21504 // heads of 256 columns
 
 // Blocks of a KV head of a row, at most.
@@ -108,6 +110,9 @@
 #define PERSISTENT_MAX_WIDE 4096
 // Bytes of dynamic shared memory after the phases, of a mixture.
 #define PERSISTENT_CHOICE 272
+// Of a kernel for several rows: most experts that are chosen for a row, and those bytes.
+#define PERSISTENT_ROWS_USED 8
+#define PERSISTENT_ROWS_CHOICE 1584
 // Bytes of dynamic shared memory beside the ring, the input and the phases, for heads of d columns and h query heads of a KV head.
 #define PERSISTENT_SHARED(d, h) (4752 + 12 * (d) + 36 * (h) * (d) + 64 * (h))
 // The same of a kernel for several rows.

@@ -212,6 +212,8 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
                            : at == EXCHANGE_QKV      ? EXCHANGE_ROWS_QKV
                            : at == EXCHANGE_PARTIALS ? EXCHANGE_ROWS_PARTIALS
                            : at == EXCHANGE_SQUARES  ? EXCHANGE_ROWS_SQUARES
+                           : at == EXCHANGE_WIDE     ? EXCHANGE_ROWS_WIDE
+                           : at == EXCHANGE_SCORES   ? EXCHANGE_ROWS_SCORES
                                                      : EXCHANGE_ROWS_BEST);
     }
     // Of the chunks in a part, one of a row.

@@ -196,10 +196,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
                 v[0] += up.x * scale, v[1] += up.y * scale, v[2] += up.z * scale, v[3] += up.w * scale;
                 if (PERSISTENT_HAS_RARE && a.expert_limit > 0) {
 #pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        g[e] = fminf(g[e], a.expert_limit), v[e] = fmaxf(fminf(v[e], a.expert_limit), -a.expert_limit) + 1.0f;
-                        v[e] *= g[e] * reciprocal_fast(1.0f + exp2_fast(-1.4426950408889634f * a.expert_alpha * g[e]));
-                    }
+                    for (int e = 0; e < 4; e++) v[e] = clamped_gate(a, g[e], v[e]);
                 } else if (p.activation == ACTIVATION_SILU) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) v[e] *= activate(ACTIVATION_SILU, g[e]);

@@ -3,8 +3,9 @@
 #pragma once
 #include "gemm/epilogue.h"
 #include "persistent/best.cuh"
+#include "persistent/mixture_rows.cuh"
 
-template <int D, int H> struct PersistentRowsEpilogue : PersistentBest<D, H, PERSISTENT_MOST_ROWS> {
+template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : PersistentBest<D, H, PERSISTENT_MOST_ROWS> {
     typedef PersistentBest<D, H, PERSISTENT_MOST_ROWS> Block;
     INLINE explicit PersistentRowsEpilogue(const typename Block::Block &block) : Block(block) {}
     using Block::a;
@@ -44,6 +45,13 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentBest<D, H, PER
         float v[8], squares = 0;
 #pragma unroll
         for (int e = 0; e < 8; e++) squares += x[e] * x[e], v[e] = x[e] * norm[e];
+        if constexpr (MIXTURE) { // for a router
+            u8 *wide = part(EXCHANGE_WIDE) + ((u64)of_step() * a.hidden + index * 8) * 4;
+            if (real && to == EXCHANGE_MIDDLE) {
+                store_relaxed_4(wide, make_uint4(tag_word(v[0], tag), tag_word(v[1], tag), tag_word(v[2], tag), tag_word(v[3], tag)));
+                store_relaxed_4(wide + 16, make_uint4(tag_word(v[4], tag), tag_word(v[5], tag), tag_word(v[6], tag), tag_word(v[7], tag)));
+            }
+        }
         const uint4 chunk = make_fine_chunk(v, squares, tag);
         if (real) store_relaxed_4(this->chunk(to, index, of_step()), chunk);
     }
@@ -133,9 +141,69 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentBest<D, H, PER
         }
     }
 
+    // Scores of the block's experts to all blocks, and the scales of the rows' norms; then warps 0..7 choose.
+    template <class P> INLINE float route(const P &p, u32 tag) {
+        barrier(2 + pass_parity, 288);
+        for (u32 expert = lane >> 3; expert < p.own_groups; expert += 4) {
+            float score = 0;
+#pragma unroll
+            for (int w = 0; w < 8; w++) score += s.partial[pass_parity][w][expert * PERSISTENT_MOST_ROWS + of_step()];
+            u8 *to = part(EXCHANGE_SCORES) + (of_step() * PERSISTENT_MAX_EXPERTS + p.own_first + expert) * 4;
+            if (of_step() < a.n_rows) store_relaxed_1(to, tag_word(score, tag));
+        }
+        pass_parity ^= 1;
+        const float scale = input_scale();
+        if (lane < PERSISTENT_MOST_ROWS) choice_of(*this).scale[lane] = scale;
+        __syncwarp();
+        row_scales_are_here();
+        wait_row_choice();
+        return scale;
+    }
+    // Of a bundle of 16 rows a pass: what its expert makes of the rows that have chosen it, by how much it counts for each. A lane has 8 rows of the
+    // bundle; half of the lanes have none.
+    template <class P> INLINE void experts(const P &p, float scale, u32 tag) {
+        const PersistentRowsChoice &choice = choice_of(*this);
+        const u32 of_expert = p.groups / a.n_used, chunks = (a.expert_ffn + 127) / 128 * 16, pair = lane >> 3;
+        const u32 first = first_group(choice.n * of_expert, block), n_passes = first_group(choice.n * of_expert, block + 1) - first;
+        for (int pass = 0; pass < (int)max(n_passes, 1u); pass++) {
+            const u32 bundle = first + pass, expert = n_passes > 0 ? bundle / of_expert : 0, row = (bundle - expert * of_expert) * 16 + pair * 8;
+            const u32 place = n_passes > 0 && of_step() < a.n_rows ? choice.place[expert][of_step()] : NOT_CHOSEN;
+            const bool there = place != NOT_CHOSEN && pair < BUNDLE / 2 && row < a.expert_ffn;
+            float of_gate[8] = {}, of_up[8] = {}; // biases, which are on their way while others multiply
+            if constexpr (PERSISTENT_HAS_RARE) {
+                if (p.bias && there) {
+                    const u64 at = (u64)choice.experts[expert] * a.expert_ffn + row;
+#pragma unroll
+                    for (int e = 0; e < 8; e++) of_gate[e] = p.bias[at + e], of_up[e] = p.q_norm[at + e];
+                }
+            }
+            barrier(2 + pass_parity, 288);
+            if (there) {
+                float g[8], v[8];
+                sums(g, 2 * pair), sums(v, 2 * pair + 1);
+                const float weight = choice.weight[of_step()][place];
+#pragma unroll
+                for (int e = 0; e < 8; e++) g[e] = fmaf(g[e], scale, of_gate[e]), v[e] = fmaf(v[e], scale, of_up[e]);
+                if (PERSISTENT_HAS_RARE && a.expert_limit > 0) {
+#pragma unroll
+                    for (int e = 0; e < 8; e++) v[e] = clamped_gate(a, g[e], v[e]);
+                } else {
+#pragma unroll
+                    for (int e = 0; e < 8; e++) v[e] *= activate(p.activation, g[e]);
+                }
+#pragma unroll
+                for (int e = 0; e < 8; e++) v[e] *= weight;
+                store_relaxed_4(this->chunk(EXCHANGE_GATED, place * chunks + row / 8, of_step()), make_fine_chunk(v, 0.0f, tag));
+            }
+            __syncwarp();
+            if (pass + 2 < n_passes) barrier_arrive(8 + pass_parity, 288);
+            pass_parity ^= 1;
+        }
+    }
+
     INLINE void finish() {
         u32 epoch_input = 0, epoch = 0;
-        float qkv_scale = 0;
+        float qkv_scale = 0, expert_scale = 0;
         const u32 own = lane >> 3, x0 = first_group(a.hidden / 8, block) + own;
         const bool has_own = x0 < first_group(a.hidden / 8, block + 1), is_row = of_step() < a.n_rows, has_residual = has_own && is_row;
         // Of a vector like the residual, this lane's columns: norms, loaded before they are needed.
@@ -151,11 +219,33 @@ template <int D, int H> struct PersistentRowsEpilogue : PersistentBest<D, H, PER
         published();
         this->each_phase([&](const auto &p) {
             const u32 n_groups = p.own_groups;
-            if (p.kind == PERSISTENT_ADD) { // of one pass: PERSISTENT_MOST_OWN
+            if constexpr (MIXTURE) {
+                if (p.kind == PERSISTENT_ROUTE) {
+                    expert_scale = route(p, tag_of(epoch));
+                    return;
+                }
+                if (p.kind == PERSISTENT_EXPERTS) {
+                    experts(p, expert_scale, tag_of(epoch));
+                    published();
+                    return;
+                }
+            }
+            if (p.kind == PERSISTENT_ADD || (MIXTURE && p.kind == PERSISTENT_ADD_EXPERTS)) { // of one pass: PERSISTENT_MOST_OWN
                 const bool down = p.input == EXCHANGE_GATED;
                 columns(p.norm, norm), columns(p.post_norm, post);
-                float bias[8];
-                if constexpr (PERSISTENT_HAS_RARE) columns(p.bias, bias);
+                float bias[8] = {};
+                if constexpr (PERSISTENT_HAS_RARE) {
+                    if (p.bias && p.kind == PERSISTENT_ADD) columns(p.bias, bias);
+                    if constexpr (MIXTURE) {
+                        for (u32 j = 0; p.bias && p.kind == PERSISTENT_ADD_EXPERTS && is_row && j < a.n_used; j++) {
+                            float of_expert[8];
+                            columns(p.bias + (u64)choice_of(*this).id[of_step()][j] * a.hidden, of_expert);
+                            const float weight = choice_of(*this).weight[of_step()][j];
+#pragma unroll
+                            for (int e = 0; e < 8; e++) bias[e] += weight * of_expert[e];
+                        }
+                    }
+                }
                 const u32 tag = tag_of(epoch);
                 if (down) epoch_input++;
                 const u32 to = down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, to_tag = down ? tag_of(epoch_input) : tag;

@@ -23,6 +23,93 @@ INLINE void wait_scale() { barrier(10, 64); }
 INLINE void choice_is_here() { barrier_arrive(11, 64); }
 INLINE void wait_choice() { barrier(11, 64); }
 
+// Bits of a number in the order of numbers, above 0; both zeros are one, and NaN is the smallest.
+INLINE u32 order_of_score(float x) {
+    const u32 bits = __float_as_uint((x == x ? x : -__int_as_float(0x7f800000)) + 0.0f);
+    return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
+}
+// The best of the scores of T times 128 experts as route.cu has them, and how much each counts. Lane l has experts 4 l .. 4 l + 3 of each 128. scale: that of the norm before
+// them, asked for when everything else is on its way.
+template <int T, class A, class P, class Scale> INLINE void choose_experts(const A &a, const P &p, const u8 *scores, u32 tag, int lane, Scale scale_of, u32 *ids, float *weights) {
+    constexpr int M = 4 * T;
+    const u32 n = a.n_experts;
+    auto index = [&](int i) { return 128u * (i / 4) + 4 * lane + i % 4; };
+    float x[M], weigh[M], add[M], factor[M];
+#pragma unroll
+    for (int i = 0; i < M; i++) {
+        const bool inside = index(i) < n;
+        weigh[i] = p.bias && inside ? p.bias[index(i)] : 0.0f;
+        add[i] = p.q_norm && inside ? p.q_norm[index(i)] : 0.0f;
+        factor[i] = p.k_norm && inside ? p.k_norm[index(i)] : 1.0f;
+    }
+    const float scale = scale_of();
+    u32 v[M];
+    bool all;
+    do {
+        all = true;
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            const uint4 w = load_relaxed_4(scores + (128 * t + 4 * lane) * 4);
+            v[4 * t] = w.x, v[4 * t + 1] = w.y, v[4 * t + 2] = w.z, v[4 * t + 3] = w.w;
+        }
+#pragma unroll
+        for (int i = 0; i < M; i++) all = all && (index(i) >= n || ((v[i] ^ tag) & 15) == 0);
+    } while (!__all_sync(~0u, all));
+    const float infinity = __int_as_float(0x7f800000);
+    float high = -infinity, sum = 0;
+#pragma unroll
+    for (int i = 0; i < M; i++) {
+        x[i] = index(i) < n ? untag_word(v[i]) * scale + weigh[i] : -infinity;
+        high = fmaxf(high, x[i]);
+    }
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, m));
+    float score[M];
+    u32 key[M];
+    if (a.expert_sigmoid) {
+#pragma unroll
+        for (int i = 0; i < M; i++) score[i] = 1.0f / (1.0f + expf(-x[i]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < M; i++) score[i] = expf(x[i] - high), sum += index(i) < n ? score[i] : 0.0f;
+        const float by = 1.0f / sum_of_32(sum);
+#pragma unroll
+        for (int i = 0; i < M; i++) score[i] *= by;
+    }
+#pragma unroll
+    for (int i = 0; i < M; i++) key[i] = index(i) < n ? order_of_score(p.q_norm ? score[i] + add[i] : x[i]) : 0;
+    u32 mine = 0;
+    float own = 0, own_factor = 1, chosen = 0;
+    for (u32 j = 0; j < a.n_used; j++) {
+        u32 best = key[0];
+#pragma unroll
+        for (int i = 1; i < M; i++) best = max(best, key[i]);
+        const u32 most = __reduce_max_sync(~0u, best);
+        u32 at = ~0u;
+#pragma unroll
+        for (int i = M - 1; i >= 0; i--)
+            if (key[i] == most) at = index(i);
+        const u32 id = __reduce_min_sync(~0u, at);
+        float its = 0, its_factor = 1;
+#pragma unroll
+        for (int i = 0; i < M; i++)
+            if (index(i) == id) key[i] = 0, its = score[i], its_factor = factor[i];
+        its = __shfl_sync(~0u, its, id / 4 & 31), its_factor = __shfl_sync(~0u, its_factor, id / 4 & 31);
+        if (lane == j) mine = id, own = its, own_factor = its_factor;
+        chosen += its;
+    }
+    if (lane < a.n_used) {
+        const float by = a.expert_normalise ? a.expert_factor / fmaxf(chosen, 1.17549435e-38f) : a.expert_factor;
+        ids[lane] = mine, weights[lane] = own * by * own_factor;
+    }
+}
+
+// A clamped gate, as op.rs has it.
+template <class A> INLINE float clamped_gate(const A &a, float gate, float up) {
+    const float g = fminf(gate, a.expert_limit), u = fmaxf(fminf(up, a.expert_limit), -a.expert_limit);
+    return g * reciprocal_fast(1.0f + exp2_fast(-1.4426950408889634f * a.expert_alpha * g)) * (u + 1.0f);
+}
+
 #define ROUTER_STEP 4096
 #define BUNDLE 4 // groups
 #define MOST_WIDE_QUADS (PERSISTENT_MAX_WIDE / 1024)

@@ -196,13 +196,39 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
     struct Sums {
         float of[PERSISTENT_PASS / 2][4];
     };
-    // The next `n` groups of the ring by an input in shared memory.
-    template <int CODEC> INLINE void multiply_quad(Sums &sum, u32 n, u32 index, Place &place) {
-        RowsInput<CODEC> in;
+    template <int CODEC> INLINE void take_input(RowsInput<CODEC> &in, u32 index) const {
 #pragma unroll
         for (int b = 0; b < 4; b++) in.halves[b] = kept(index)[32 * b];
         in.factors = *(const float2 *)(factors(index) + 2 * (lane & 3));
         in.prepare();
+    }
+    // Units of two groups of weights, without the input's factors.
+    template <int CODEC> INLINE void multiply_pair(float (&sum)[4], const RowsInput<CODEC> &in, const RowsUnit<CODEC> &first, const RowsUnit<CODEC> &second) const {
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+            u32 low[4], high[4];
+            first.halves(b, low), second.halves(b, high);
+            const u32 rows[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
+            if constexpr (RowsUnit<CODEC>::VALUES) {
+                mma_16x8x16(sum, rows[0], in.halves[b].x, in.halves[b].y);
+                mma_16x8x16(sum, rows[1], in.halves[b].z, in.halves[b].w);
+            } else {
+                float c[4] = {in.begin[b].x, in.begin[b].y, in.begin[b].x, in.begin[b].y};
+                mma_16x8x16(c, rows[0], in.halves[b].x, in.halves[b].y);
+                mma_16x8x16(c, rows[1], in.halves[b].z, in.halves[b].w);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const RowsUnit<CODEC> &unit = j < 2 ? first : second;
+                    sum[j] = fmaf(c[j], unit.scale(b), sum[j]);
+                    if (RowsUnit<CODEC>::MINS) sum[j] = fmaf(j & 1 ? in.sums[b].y : in.sums[b].x, high_half(unit.scales[b]), sum[j]);
+                }
+            }
+        }
+    }
+    // The next `n` groups of the ring by an input in shared memory.
+    template <int CODEC> INLINE void multiply_quad(Sums &sum, u32 n, u32 index, Place &place) {
+        RowsInput<CODEC> in;
+        take_input(in, index);
 #pragma unroll
         for (int i = 0; i < PERSISTENT_PASS / 2; i++) {
             if (2 * i >= n) break;
@@ -211,26 +237,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
             second = first;
             if (2 * i + 1 < n) take(second, place);
             float of_quad[4] = {};
-#pragma unroll
-            for (int b = 0; b < 4; b++) {
-                u32 low[4], high[4];
-                first.halves(b, low), second.halves(b, high);
-                const u32 rows[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
-                if constexpr (RowsUnit<CODEC>::VALUES) {
-                    mma_16x8x16(of_quad, rows[0], in.halves[b].x, in.halves[b].y);
-                    mma_16x8x16(of_quad, rows[1], in.halves[b].z, in.halves[b].w);
-                } else {
-                    float c[4] = {in.begin[b].x, in.begin[b].y, in.begin[b].x, in.begin[b].y};
-                    mma_16x8x16(c, rows[0], in.halves[b].x, in.halves[b].y);
-                    mma_16x8x16(c, rows[1], in.halves[b].z, in.halves[b].w);
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        const RowsUnit<CODEC> &unit = j < 2 ? first : second;
-                        of_quad[j] = fmaf(c[j], unit.scale(b), of_quad[j]);
-                        if (RowsUnit<CODEC>::MINS) of_quad[j] = fmaf(j & 1 ? in.sums[b].y : in.sums[b].x, high_half(unit.scales[b]), of_quad[j]);
-                    }
-                }
-            }
+            multiply_pair(of_quad, in, first, second);
 #pragma unroll
             for (int j = 0; j < 4; j++) sum.of[i][j] = fmaf(of_quad[j], j & 1 ? in.factors.y : in.factors.x, sum.of[i][j]);
         }
@@ -246,6 +253,23 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         barrier_arrive(2 + pass_parity, 288);
         pass_parity ^= 1;
     }
+    // Input of `n` times 1,024 columns, from the quad q0 on, into shared memory from `index` on.
+    template <class P> INLINE void receive_some(const P &p, const u8 *from, u32 q0, u32 n, u32 index, u32 tag, float &squares) {
+        uint4 chunks[PERSISTENT_FEWEST_QUADS][4];
+        receive(chunks, p, from, q0, tag);
+#pragma unroll
+        for (u32 j = 0; j < PERSISTENT_FEWEST_QUADS; j++)
+            if (j < n) convert(chunks[j], index + j, squares);
+        __syncwarp();
+    }
+    // All of the input is here: a lane has the squares of some chunks of a row.
+    INLINE void give_squares(float squares) {
+        squares += __shfl_xor_sync(~0u, squares, 1);
+        squares += __shfl_xor_sync(~0u, squares, 2);
+        if ((lane & 3) == 0) s.squares[warp][lane >> 2] = squares;
+        __syncwarp();
+        this->input_is_here();
+    }
     // The first pass of a phase, with its input: PERSISTENT_FEWEST_QUADS times 1,024 columns at a time. What is multiplied again later stays in shared
     // memory, other input makes room for the next.
     template <int CODEC, class P> INLINE void receive_and_multiply(const P &p, u32 n, const u8 *from, u32 tag, Place &place) {
@@ -254,24 +278,11 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         float squares = 0;
         for (u32 q0 = 0; q0 < p.k_quads; q0 += PERSISTENT_FEWEST_QUADS) {
             const u32 index = keep ? warp * p.k_quads + q0 : warp * PERSISTENT_FEWEST_QUADS, end = min((u32)PERSISTENT_FEWEST_QUADS, p.k_quads - q0);
-            {
-                uint4 chunks[PERSISTENT_FEWEST_QUADS][4];
-                receive(chunks, p, from, q0, tag);
-#pragma unroll
-                for (u32 j = 0; j < PERSISTENT_FEWEST_QUADS; j++)
-                    if (j < end) convert(chunks[j], index + j, squares);
-            }
-            __syncwarp();
+            receive_some(p, from, q0, end, index, tag, squares);
             for (u32 j = 0; j < end; j++) multiply_quad<CODEC>(sum, n, index + j, place);
             __syncwarp(); // it has been read
         }
-        if (p.kind != PERSISTENT_ADD) {
-            squares += __shfl_xor_sync(~0u, squares, 1);
-            squares += __shfl_xor_sync(~0u, squares, 2);
-            if ((lane & 3) == 0) s.squares[warp][lane >> 2] = squares;
-            __syncwarp();
-            this->input_is_here();
-        }
+        if (p.kind != PERSISTENT_ADD) give_squares(squares);
         give(sum, n);
     }
     template <int CODEC, class P> INLINE void multiply(const P &p, const u8 *from, u32 tag) {

@@ -1,6 +1,6 @@
 // Warp 9: the stream of weights, and of keys and values of earlier positions, into the ring; and the choice of the experts whose weights come next.
 #pragma once
-#include "persistent/mixture.cuh"
+#include "persistent/mixture_rows.cuh"
 
 // VECTOR: bytes of a vector of keys or values.
 template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block {
@@ -22,87 +22,21 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
     static constexpr u32 TOGETHER = 2; // slots of tiles that lanes fill at the same time, where more may be on their way
     static_assert(TILE_BYTES % 16 == 0, "what a copy takes");
 
-    // Bits of a number in the order of numbers, above 0; both zeros are one, and NaN is the smallest.
-    static INLINE u32 order_of(float x) {
-        const u32 bits = __float_as_uint((x == x ? x : -__int_as_float(0x7f800000)) + 0.0f);
-        return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
-    }
-    // The best of the scores as route.cu has them; lane l has experts 4 l .. 4 l + 3 of each 128.
-    template <int T, class P> INLINE void choose(const P &p, u32 tag) {
-        constexpr int M = 4 * T;
-        const u32 n = a.n_experts;
-        auto index = [&](int i) { return 128u * (i / 4) + 4 * lane + i % 4; };
-        float x[M], weigh[M], add[M], factor[M];
-#pragma unroll
-        for (int i = 0; i < M; i++) {
-            const bool inside = index(i) < n;
-            weigh[i] = p.bias && inside ? p.bias[index(i)] : 0.0f;
-            add[i] = p.q_norm && inside ? p.q_norm[index(i)] : 0.0f;
-            factor[i] = p.k_norm && inside ? p.k_norm[index(i)] : 1.0f;
-        }
+    template <class P> INLINE void choose(const P &p, u32 tag) {
         PersistentChoice &choice = choice_of(*this);
-        wait_scale();
-        u32 v[M];
-        bool all;
-        do {
-            all = true;
-#pragma unroll
-            for (int t = 0; t < T; t++) {
-                const uint4 w = load_relaxed_4(part(EXCHANGE_SCORES) + (128 * t + 4 * lane) * 4);
-                v[4 * t] = w.x, v[4 * t + 1] = w.y, v[4 * t + 2] = w.z, v[4 * t + 3] = w.w;
-            }
-#pragma unroll
-            for (int i = 0; i < M; i++) all = all && (index(i) >= n || ((v[i] ^ tag) & 15) == 0);
-        } while (!__all_sync(~0u, all));
-        const float infinity = __int_as_float(0x7f800000), scale = choice.scale;
-        float high = -infinity, sum = 0;
-#pragma unroll
-        for (int i = 0; i < M; i++) {
-            x[i] = index(i) < n ? untag_word(v[i]) * scale + weigh[i] : -infinity;
-            high = fmaxf(high, x[i]);
-        }
-#pragma unroll
-        for (int m = 1; m < 32; m *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, m));
-        float score[M];
-        u32 key[M];
-        if (a.expert_sigmoid) {
-#pragma unroll
-            for (int i = 0; i < M; i++) score[i] = 1.0f / (1.0f + expf(-x[i]));
-        } else {
-#pragma unroll
-            for (int i = 0; i < M; i++) score[i] = expf(x[i] - high), sum += index(i) < n ? score[i] : 0.0f;
-            const float by = 1.0f / sum_of_32(sum);
-#pragma unroll
-            for (int i = 0; i < M; i++) score[i] *= by;
-        }
-#pragma unroll
-        for (int i = 0; i < M; i++) key[i] = index(i) < n ? order_of(p.q_norm ? score[i] + add[i] : x[i]) : 0;
-        u32 mine = 0;
-        float own = 0, own_factor = 1, chosen = 0;
-        for (u32 j = 0; j < a.n_used; j++) {
-            u32 best = key[0];
-#pragma unroll
-            for (int i = 1; i < M; i++) best = max(best, key[i]);
-            const u32 most = __reduce_max_sync(~0u, best);
-            u32 at = ~0u;
-#pragma unroll
-            for (int i = M - 1; i >= 0; i--)
-                if (key[i] == most) at = index(i);
-            const u32 id = __reduce_min_sync(~0u, at);
-            float its = 0, its_factor = 1;
-#pragma unroll
-            for (int i = 0; i < M; i++)
-                if (index(i) == id) key[i] = 0, its = score[i], its_factor = factor[i];
-            its = __shfl_sync(~0u, its, id / 4 & 31), its_factor = __shfl_sync(~0u, its_factor, id / 4 & 31);
-            if (lane == j) mine = id, own = its, own_factor = its_factor;
-            chosen += its;
-        }
-        if (lane < a.n_used) {
-            const float by = a.expert_normalise ? a.expert_factor / fmaxf(chosen, 1.17549435e-38f) : a.expert_factor;
-            choice.id[lane] = mine, choice.weight[lane] = own * by * own_factor;
-        }
+        auto scale = [&] {
+            wait_scale();
+            return choice.scale;
+        };
+        if (a.n_experts <= 128) choose_experts<1>(a, p, part(EXCHANGE_SCORES), tag, lane, scale, choice.id, choice.weight);
+        else choose_experts<2>(a, p, part(EXCHANGE_SCORES), tag, lane, scale, choice.id, choice.weight);
         __syncwarp();
         choice_is_here();
+    }
+    // The j-th expert that is multiplied.
+    INLINE u32 chosen(u32 j) const {
+        if constexpr (Block::SEVERAL) return choice_of(*this).experts[j];
+        else return choice_of(*this).id[j];
     }
 
     // Into the ring what the block needs, in the order of use: weights, those of experts when they are chosen, and after those of q, k and v the tiles that it
@@ -181,23 +115,28 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
                     if (p.kind == PERSISTENT_ROUTE) {
                         for (u32 e = 0; e < p.own_groups; e++)
                             send(p.weights + (u64)(p.own_first + e) * p.k_quads * ROUTER_STEP, p.k_quads * ROUTER_STEP, a.slot_bytes / ROUTER_STEP * ROUTER_STEP);
-                        if (i >= a.stop_phase) return;
-                        if (a.n_experts <= 128) choose<1>(p, tag_of(epoch));
-                        else choose<2>(p, tag_of(epoch));
+                        if constexpr (Block::SEVERAL) wait_row_choice();
+                        else if (i < a.stop_phase) choose(p, tag_of(epoch));
                         return;
                     }
                     if (p.kind == PERSISTENT_EXPERTS) {
                         const u32 of_expert = p.groups / a.n_used, bytes = BUNDLE * p.k_quads * step;
-                        for (u32 b = p.own_first; b < p.own_first + p.own_groups; b++) {
+                        u32 first = p.own_first, end = p.own_first + p.own_groups;
+                        if constexpr (Block::SEVERAL) {
+                            const u32 bundles = choice_of(*this).n * of_expert;
+                            first = this->first_group(bundles, block), end = this->first_group(bundles, block + 1);
+                        }
+                        for (u32 b = first; b < end; b++) {
                             const u32 j = b / of_expert;
-                            send(p.weights + ((u64)choice_of(*this).id[j] * of_expert + (b - j * of_expert)) * bytes, bytes, whole_steps<Block::SEVERAL>(a.slot_bytes, p.codec) * step);
+                            send(p.weights + ((u64)chosen(j) * of_expert + (b - j * of_expert)) * bytes, bytes, whole_steps<Block::SEVERAL>(a.slot_bytes, p.codec) * step);
                         }
                         return;
                     }
                     if (p.kind == PERSISTENT_ADD_EXPERTS) {
                         const u32 bytes = (a.expert_ffn + 127) / 128 * unit; // of a group
-                        for (u32 j = 0; j < a.n_used; j++)
-                            send(p.weights + ((u64)choice_of(*this).id[j] * p.groups + p.own_first) * bytes, p.own_groups * bytes, a.slot_bytes / bytes * bytes);
+                        u32 n = a.n_used, each = a.slot_bytes / bytes;
+                        if constexpr (Block::SEVERAL) n = choice_of(*this).n, each = down_groups_a_slot(a.slot_bytes, bytes);
+                        for (u32 j = 0; j < n; j++) send(p.weights + ((u64)chosen(j) * p.groups + p.own_first) * bytes, p.own_groups * bytes, each * bytes);
                         return;
                     }
                 }

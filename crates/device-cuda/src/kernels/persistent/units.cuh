@@ -4,8 +4,9 @@
 #include "persistent/arguments.h"
 
 // What few decoders need is not in the kernels that are files, so that these stay small: codecs from q2m on, sinks of attention, biases of products that are
-// added to the residual and of experts, clamped gates. Kernels for one model alone have what it needs, and those of texts with PERSISTENT_RARE everything.
-#if defined(PERSISTENT_FIXED) || defined(PERSISTENT_RARE)
+// added to the residual and of experts, clamped gates. Kernels that are compiled when a model is loaded have it; and of codecs those of the model, which
+// PERSISTENT_CODECS has the bits of where the table's numbers are no constants.
+#if defined(PERSISTENT_FIXED) || defined(PERSISTENT_CODECS)
 #define PERSISTENT_HAS_RARE true
 #else
 #define PERSISTENT_HAS_RARE false
@@ -135,8 +136,10 @@ template <int CODEC> struct Codec {
 template <class P, int CODEC> INLINE constexpr bool may_have() {
 #ifdef PERSISTENT_FIXED
     return P::CODECS >> CODEC & 1;
+#elif defined(PERSISTENT_CODECS)
+    return PERSISTENT_CODECS >> CODEC & 1;
 #else
-    return CODEC < PERSISTENT_CODEC_Q2M || PERSISTENT_HAS_RARE;
+    return CODEC < PERSISTENT_CODEC_Q2M;
 #endif
 }
 template <class P, class F> INLINE void with_codec(const P &p, F f) {

@@ -32,6 +32,8 @@ fn sizes_are_those_of_the_header() {
         ("PERSISTENT_MOST_OWN", MOST_OWN),
         ("PERSISTENT_ROWS_INPUT", ROWS_INPUT),
         ("PERSISTENT_FEWEST_QUADS", FEWEST_QUADS),
+        ("PERSISTENT_ROWS_USED", ROWS_USED),
+        ("PERSISTENT_ROWS_CHOICE", ROWS_CHOICE),
     ] {
         assert_eq!(define(name), value, "{name}");
     }
@@ -47,7 +49,12 @@ fn dense_decoders_have_it_and_its_limits_have_reasons() {
     for decoder in dense.filter(|decoder| decoder.kv_type == KvType::F16) {
         assert_eq!(found(&plan_of(decoder)).unwrap().several, Ok(8), "{decoder:?}");
     }
-    assert!(refused(mixture()).contains("mixture"));
+    assert_eq!(found(&plan_of(mixture())).unwrap().several, Ok(8));
+    let many = Experts { n: 16, n_used: 9, ..Experts::SMALL };
+    assert!(refused(Decoder { experts: Some(many), ..SMALL }).contains("experts of a token: 9"));
+    let without_compiler = Profile { other_shapes: false, ..Profile::hopper() };
+    let files = Decoder { head_dim: 128, n_heads: 4, ..mixture() };
+    assert!(one_row_alone(files, &without_compiler, |limits| limits).contains("whose kernel NVRTC compiles"));
     let wide = Decoder { n_kv_heads: 8, n_heads: 16, n_layers: 1, ..SMALL };
     assert!(refused(Decoder { residual: 132 * 40, ..wide }).contains("rows of the residual of a block: 40"));
     assert!(refused(Decoder { ffn: 32_776, ..wide }).contains("columns of the network: 32776"));
@@ -85,7 +92,11 @@ fn dense_decoders_have_it_and_its_limits_have_reasons() {
 }
 
 #[test]
-fn a_few_rows_of_a_mixture_go_one_after_the_other() {
+fn a_few_rows_of_a_mixture_that_the_kernel_does_not_take_go_one_after_the_other() {
+    let mixture = || {
+        let many = Experts { n: 16, n_used: 9, bias: true, ..Experts::SMALL };
+        Decoder { experts: Some(many), ..SMALL }
+    };
     let usual = Profile::hopper();
     let in_turn = |shape: Decoder, profile: &Profile, change: fn(Limits) -> Limits| {
         let plan = plan_of(shape);
@@ -103,6 +114,18 @@ fn a_few_rows_of_a_mixture_go_one_after_the_other() {
         1
     );
     assert_eq!(in_turn(SMALL, &Profile { persistent_rows: 1, ..usual }, |limits| limits).in_turn, 1);
+}
+
+#[test]
+fn two_rows_of_a_mixture_with_large_experts_take_a_launch_each() {
+    let large = Experts { n: 4, n_used: 4, ffn: 2080, block: BlockType::MXFP4, ..Experts::SMALL };
+    let large = found(&plan_of(Decoder { residual: 2880, experts: Some(large), ..SMALL })).unwrap();
+    let small = found(&plan_of(mixture())).unwrap();
+    let of =
+        |found: &Persistent| [RowClass::One, RowClass::Two, RowClass::Four].map(|class| found.rows_of(class));
+    assert_eq!(of(&large), [Rows::One, Rows::One, Rows::Several]);
+    assert_eq!(of(&small), [Rows::One, Rows::Several, Rows::Several]);
+    assert_eq!(large.several, Ok(8));
 }
 
 #[test]
