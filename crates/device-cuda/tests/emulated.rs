@@ -27,5 +27,5 @@ fn steps_of_a_mixture_take_one_launch_on_cuda() {
 #[test]
 fn some_agree_on_an_emulated_gpu() {
     let tests = ["some_ops_agree_on_cuda", "steps_of_a_mixture_take_one_launch_on_cuda"];
-    EmulatedGpu::build(env!("CARGO_TARGET_TMPDIR")).and_then(|gpu| gpu.test(12, &tests)).unwrap();
+    EmulatedGpu::build(env!("CARGO_TARGET_TMPDIR")).and_then(|gpu| gpu.test(16, &tests)).unwrap();
 }
