@@ -196,7 +196,11 @@ impl Persistent {
             return Err(format!("{of_group} query heads a KV head of {head_dim} columns"));
         }
         if !profile.other_shapes && !self.has_file(Rows::One) {
-            return Err("its kernels are compiled by NVRTC, which is not there".to_owned());
+            let what = match self.has_rare() {
+                true => "a type, sinks, biases or a clamped gate".to_owned(),
+                false => format!("{of_group} query heads a KV head of {head_dim} columns"),
+            };
+            return Err(format!("{what}, whose kernels NVRTC compiles, which is not there"));
         }
         let (own_rows, qkv_rows, ffn) = (self.own_rows(hidden), self.qkv_rows(), self.ffn(plan));
         let of_qkv = self.qkv_parts.len();

@@ -36,8 +36,8 @@ const COLUMN: usize = 2 * MOST_ROWS;
 /// Columns of a network, or of those of all experts of a row.
 const MOST_GATED: usize = (EXCHANGE_ROWS_QKV - EXCHANGE_ROWS_GATED) / COLUMN;
 
-/// Rows of a step of a mixture without a kernel of several rows that the kernel of one row computes one after the other, at most: more take less time by a launch for each
-/// unit (docs/cuda.md).
+/// Rows of a step that the kernel of one row computes one after the other, at most, of a mixture that has no kernel of several rows: more take
+/// less time by a launch for each unit (docs/cuda.md).
 pub const MOST_IN_TURN: usize = 3;
 
 /// Bytes of gate and up of the experts of a token in a layer from which two rows take a launch each: products of several rows take more

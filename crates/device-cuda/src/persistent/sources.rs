@@ -1,4 +1,4 @@
-//! The files of the kernels and, for shapes of heads that have none, the texts that NVRTC compiles instead.
+//! The files of the kernels, and the texts that NVRTC compiles where no file has what a decoder needs.
 
 use super::pattern::Layer;
 use super::{Persistent, Rows};
@@ -20,7 +20,7 @@ impl Persistent {
     }
 
     /// Whether the decoder needs what kernels that are files lack (`PERSISTENT_HAS_RARE`).
-    fn has_rare(&self) -> bool {
+    pub(super) fn has_rare(&self) -> bool {
         let is_rare = |layer: &Layer| {
             let of_products =
                 [layer.sinks, layer.output_bias, layer.down_bias, layer.expert_biases.map(|of| of[0])];

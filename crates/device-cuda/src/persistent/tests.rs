@@ -372,7 +372,15 @@ fn other_shapes_of_heads_have_kernels_where_there_is_a_compiler() {
             .contains("PERSISTENT_ROWS_KERNEL(persistent_decode_rows_q8_0_256_2, 256, 2, PAGES_Q8_0, false)")
     );
     let reason = mine(&Profile { other_shapes: false, ..Profile::hopper() }).unwrap_err();
-    assert!(reason.contains("its kernels are compiled by NVRTC"), "{reason}");
+    assert!(
+        reason.contains("2 query heads a KV head of 256 columns, whose kernels NVRTC compiles"),
+        "{reason}"
+    );
+    let plan = plan_of(Decoder { sinks: true, ..SMALL });
+    let units = lower(&plan, Profile::hopper().passes);
+    let profile = Profile { other_shapes: false, ..Profile::hopper() };
+    let reason = Persistent::new(&plan, &units, &f16(&plan.kv), &profile).unwrap_err();
+    assert!(reason.contains("sinks, biases or a clamped gate, whose kernels NVRTC compiles"), "{reason}");
     // A slot of the ring holds a tile of keys and values.
     let over_f16 = found(&plan_of(shape)).unwrap();
     assert_eq!((over_q8_0.slot(), over_f16.slot()), (SLOT, 2 * TILE * 2 * 256));

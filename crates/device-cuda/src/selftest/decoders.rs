@@ -1,4 +1,6 @@
 //! Small decoders of odd shapes, mixtures of experts among them, which the persistent kernels take.
+//!
+//! Past 600 lines: most are lists of decoders, each with a shape, a type or an option that the others do not have.
 
 use device::{
     Activation, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, RopeStyle, RouterGroups, ValueId,

@@ -254,13 +254,8 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
                     if constexpr (PERSISTENT_HAS_RARE) {
                         if (p.bias && p.kind == PERSISTENT_ADD) own(p.bias, bias);
                         if constexpr (MIXTURE) {
-                            for (u32 j = 0; p.bias && p.kind == PERSISTENT_ADD_EXPERTS && j < a.n_used; j++) {
-                                float of_expert[4];
-                                own(p.bias + (u64)choice_of(*this).id[j] * a.hidden, of_expert);
-                                const float weight = choice_of(*this).weight[j];
-#pragma unroll
-                                for (int e = 0; e < 4; e++) bias[e] += weight * of_expert[e];
-                            }
+                            const PersistentChoice &choice = choice_of(*this);
+                            if (p.bias && p.kind == PERSISTENT_ADD_EXPERTS) add_expert_biases(bias, a, p.bias, choice.id, choice.weight, own);
                         }
                     }
                     for (u32 turn = rehearsal(); turn < 2; turn++) {

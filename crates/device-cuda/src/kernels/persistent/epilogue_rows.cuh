@@ -237,13 +237,8 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
                 if constexpr (PERSISTENT_HAS_RARE) {
                     if (p.bias && p.kind == PERSISTENT_ADD) columns(p.bias, bias);
                     if constexpr (MIXTURE) {
-                        for (u32 j = 0; p.bias && p.kind == PERSISTENT_ADD_EXPERTS && is_row && j < a.n_used; j++) {
-                            float of_expert[8];
-                            columns(p.bias + (u64)choice_of(*this).id[of_step()][j] * a.hidden, of_expert);
-                            const float weight = choice_of(*this).weight[of_step()][j];
-#pragma unroll
-                            for (int e = 0; e < 8; e++) bias[e] += weight * of_expert[e];
-                        }
+                        const PersistentRowsChoice &choice = choice_of(*this);
+                        if (p.bias && p.kind == PERSISTENT_ADD_EXPERTS && is_row) add_expert_biases(bias, a, p.bias, choice.id[of_step()], choice.weight[of_step()], columns);
                     }
                 }
                 const u32 tag = tag_of(epoch);

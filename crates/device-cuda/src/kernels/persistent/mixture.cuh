@@ -28,8 +28,8 @@ INLINE u32 order_of_score(float x) {
     const u32 bits = __float_as_uint((x == x ? x : -__int_as_float(0x7f800000)) + 0.0f);
     return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
 }
-// The best of the scores of T times 128 experts as route.cu has them, and how much each counts. Lane l has experts 4 l .. 4 l + 3 of each 128. scale: that of the norm before
-// them, asked for when everything else is on its way.
+// The best of the scores of T times 128 experts, as route.cu chooses them, and how much each counts. Lane l has experts 4 l .. 4 l + 3 of each 128. scale_of gives
+// the scale of the norm before them; it may wait, so biases and factors are loaded first.
 template <int T, class A, class P, class Scale> INLINE void choose_experts(const A &a, const P &p, const u8 *scores, u32 tag, int lane, Scale scale_of, u32 *ids, float *weights) {
     constexpr int M = 4 * T;
     const u32 n = a.n_experts;
@@ -104,6 +104,17 @@ template <int T, class A, class P, class Scale> INLINE void choose_experts(const
     }
 }
 
+// The biases of a row's experts, (n_experts, hidden), by how much each expert counts, added to `sum`. columns: loads this lane's of one expert.
+template <int N, class A, class Columns>
+INLINE void add_expert_biases(float (&sum)[N], const A &a, const float *biases, const u32 *ids, const float *weights, Columns columns) {
+    for (u32 j = 0; j < a.n_used; j++) {
+        float of_expert[N];
+        columns(biases + (u64)ids[j] * a.hidden, of_expert);
+        const float weight = weights[j];
+#pragma unroll
+        for (int e = 0; e < N; e++) sum[e] += weight * of_expert[e];
+    }
+}
 // A clamped gate, as op.rs has it.
 template <class A> INLINE float clamped_gate(const A &a, float gate, float up) {
     const float g = fminf(gate, a.expert_limit), u = fmaxf(fminf(up, a.expert_limit), -a.expert_limit);

@@ -207,7 +207,7 @@ template <int D, int H> struct PersistentRowsExperts : PersistentRowsProducts<D,
     }
     template <int CODEC, class P> INLINE void multiply_down(const P &p, const u8 *from, u32 tag) {
         const u32 units = (a.expert_ffn + 127) / 128, stride = units * unit_bytes<true>(CODEC), each = down_groups_a_slot(a.slot_bytes, stride);
-        const u32 n = choice_of(*this).n, together = max(UNITS / units, 1u);
+        const u32 n = choice_of(*this).n, together = UNITS / units; // experts: the host sees to it that one's units are no more
         Sums sum = {};
         for (u32 expert = 0; expert < n && p.own_groups > 0;) {
             const u32 end = min(expert + together, n), first = expert * units + ((warp - expert * units) & 7);
