@@ -75,14 +75,15 @@ struct Model {
         for (float &x : v) x = 0.8f + 0.4f * uniform();
         m.put(v);
     }
-    void repack(Memory &to, const Matrix &m, const Matrix *up, int first_row, int rows0, int n_rows, u32 groups, int kq) {
+    void repack(Memory &to, const Matrix &m, const Matrix *up, int first_row, int rows0, int n_rows, u32 groups) {
         PersistentRepackArguments r = {};
         r.n_rows = n_rows, r.n_cols = m.k, r.rows = (u8 *)m.device.p + rows0 * m.row_bytes(), r.up_rows = up ? (u8 *)up->device.p : nullptr;
-        r.packed = (u8 *)to.p, r.row_bytes = m.row_bytes(), r.first_group = first_row / 8, r.k_quads = kq, r.groups = groups, r.n_blocks = gpu.n_sm, r.gate = up != nullptr;
-        launch(repacks.function(std::string("persistent_repack_") + m.type->name), kq, (n_rows + 7) / 8 * (up ? 2 : 1), 1, 256, 0, r);
+        r.packed = (u8 *)to.p, r.row_bytes = m.row_bytes(), r.first_group = first_row / 8, r.k_quads = quads(m.k), r.warps = warps(m.k), r.groups = groups, r.n_blocks = gpu.n_sm, r.gate = up != nullptr;
+        launch(repacks.function(std::string("persistent_repack_") + m.type->name), r.k_quads, (n_rows + 7) / 8 * (up ? 2 : 1), 1, 256, 0, r);
     }
     static int quads(int k) { return (k + 1023) / 1024; }
-    size_t packed_bytes(const Matrix &m, u32 groups) { return (size_t)groups * quads(m.k) * 8 * unit_of(codec_of(m.type->name)); }
+    static int warps(int k) { return ((k + 127) / 128 + quads(k) - 1) / quads(k); }
+    size_t packed_bytes(const Matrix &m, u32 groups) { return (size_t)groups * quads(m.k) * ((warps(m.k) * unit_of(codec_of(m.type->name)) + 127) / 128 * 128); }
 
     void make(const Shape &shape, int positions, bool same_layers, int rows = 1) {
         n_rows = rows, several = rows > 1 || shape.has_halves(), s = shape, H = s.n_q / s.n_kv, max_position = positions;
@@ -110,16 +111,16 @@ struct Model {
             for (const Matrix *m : matrices) {
                 if (at == parts[part]) at = 0, part++;
                 if (at == 0) l.p_qkv[part].make(packed_bytes(*m, parts[part]));
-                repack(l.p_qkv[part], *m, nullptr, at * 8, 0, m->n, parts[part], quads(s.hidden));
+                repack(l.p_qkv[part], *m, nullptr, at * 8, 0, m->n, parts[part]);
                 at += m->n / 8;
             }
-            repack(l.p_o, l.o, nullptr, 0, 0, s.hidden, hidden_groups, quads(qd));
-            repack(l.p_gate, l.gate, &l.up, 0, 0, s.ffn, gate_groups, quads(s.hidden));
-            repack(l.p_down, l.down, nullptr, 0, 0, s.hidden, hidden_groups, quads(s.ffn));
+            repack(l.p_o, l.o, nullptr, 0, 0, s.hidden, hidden_groups);
+            repack(l.p_gate, l.gate, &l.up, 0, 0, s.ffn, gate_groups);
+            repack(l.p_down, l.down, nullptr, 0, 0, s.hidden, hidden_groups);
         }
         head.make(type_of(s.head), s.n_vocab, s.hidden);
         p_head.make(packed_bytes(head, head_groups));
-        repack(p_head, head, nullptr, 0, 0, s.n_vocab, head_groups, quads(s.hidden));
+        repack(p_head, head, nullptr, 0, 0, s.n_vocab, head_groups);
         norm_weights(final_norm, d_final, s.hidden);
         rotations.resize((size_t)positions * s.d);
         for (int p = 0; p < positions; p++)
@@ -149,7 +150,7 @@ struct Model {
                 return (uchar *)p;
             };
             PersistentPhase p = {};
-            p.kind = PERSISTENT_QKV, p.input = EXCHANGE_INPUT, p.rotation = 1, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8;
+            p.kind = PERSISTENT_QKV, p.input = EXCHANGE_INPUT, p.rotation = 1, p.k_quads = quads(s.hidden), p.warps = warps(s.hidden), p.chunks = s.hidden / 8;
             if (s.qk_norm) p.q_norm = (float *)l.d_q_norm.p, p.k_norm = (float *)l.d_k_norm.p;
             p.pages = (uchar *)pool.p + i * layer_bytes, p.page_bytes = page_bytes, p.window = i & 1 ? s.window : 0;
             const int n_parts = s.n_parts();
@@ -163,20 +164,20 @@ struct Model {
                 p.first_row += parts[part] * 8;
             }
             p = {};
-            p.weights = weights(l.p_o), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_ATTENDED, p.codec = codec_of(s.out), p.groups = hidden_groups, p.k_quads = quads(qd), p.chunks = qd / 8, p.norm = (float *)l.d_norm2.p;
+            p.weights = weights(l.p_o), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_ATTENDED, p.codec = codec_of(s.out), p.groups = hidden_groups, p.k_quads = quads(qd), p.warps = warps(qd), p.chunks = qd / 8, p.norm = (float *)l.d_norm2.p;
             if (s.post_norm) p.post_norm = (float *)l.d_post1.p;
             list.push_back(p);
             p = {};
-            p.weights = weights(l.p_gate), p.kind = PERSISTENT_GATE, p.input = EXCHANGE_MIDDLE, p.codec = codec_of(s.gate), p.groups = gate_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8, p.activation = s.activation, p.gate_refill = 1;
+            p.weights = weights(l.p_gate), p.kind = PERSISTENT_GATE, p.input = EXCHANGE_MIDDLE, p.codec = codec_of(s.gate), p.groups = gate_groups, p.k_quads = quads(s.hidden), p.warps = warps(s.hidden), p.chunks = s.hidden / 8, p.activation = s.activation, p.gate_refill = 1;
             list.push_back(p);
             p = {};
-            p.weights = weights(l.p_down), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_GATED, p.codec = codec_of(l.down.type->name), p.groups = hidden_groups, p.k_quads = quads(s.ffn), p.chunks = (s.ffn + 7) / 8;
+            p.weights = weights(l.p_down), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_GATED, p.codec = codec_of(l.down.type->name), p.groups = hidden_groups, p.k_quads = quads(s.ffn), p.warps = warps(s.ffn), p.chunks = (s.ffn + 7) / 8;
             p.norm = (float *)(i + 1 < s.n_layers ? next.d_norm.p : d_final.p);
             if (s.post_norm) p.post_norm = (float *)l.d_post2.p;
             list.push_back(p);
         }
         PersistentPhase p = {};
-        p.weights = (uchar *)p_head.p, p.kind = PERSISTENT_HEAD, p.input = EXCHANGE_INPUT, p.codec = codec_of(s.head), p.groups = head_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8;
+        p.weights = (uchar *)p_head.p, p.kind = PERSISTENT_HEAD, p.input = EXCHANGE_INPUT, p.codec = codec_of(s.head), p.groups = head_groups, p.k_quads = quads(s.hidden), p.warps = warps(s.hidden), p.chunks = s.hidden / 8;
         weight_bytes += p_head.n;
         list.push_back(p);
         phases.put(list);

@@ -473,7 +473,8 @@ impl Persistent {
         for ((phase, product), weights) in phases.iter_mut().zip(&self.products).zip(weights) {
             phase.weights = *weights;
             phase.codec = product.codec.number;
-            (phase.groups, phase.k_quads) = (product.groups as u32, product.k_quads as u32);
+            phase.groups = product.groups as u32;
+            (phase.k_quads, phase.warps) = (product.k_quads as u32, product.warps as u32);
         }
         Ok(phases)
     }

@@ -43,7 +43,7 @@ fn of_arguments(arguments: &PersistentArguments) -> Option<Vec<Constant>> {
 /// What an entry of the table says that is the same in all of `phases`.
 fn of_phases(phases: &[&PersistentPhase], n_blocks: u32) -> Vec<Constant> {
     let of = |p: &PersistentPhase| {
-        let numbers = constants!("uint" of p; window rotation qkv_part first_row kind codec input groups k_quads chunks activation gate_refill);
+        let numbers = constants!("uint" of p; window rotation qkv_part first_row kind codec input groups k_quads warps chunks activation gate_refill);
         // Addresses are never constants, but that there is none may be.
         let optional = [
             ("norm", p.norm),
@@ -64,7 +64,7 @@ fn of_phases(phases: &[&PersistentPhase], n_blocks: u32) -> Vec<Constant> {
         // it is not known.
         let known = fewest == most || most <= (PASS_ROWS / 8) as u32;
         let (fewest, most) = if known { (fewest, most) } else { (0, 0) };
-        let of_blocks = [("FEWEST", fewest), ("MOST", most), ("QUADS", p.k_quads)];
+        let of_blocks = [("FEWEST", fewest), ("MOST", most), ("QUADS", p.k_quads), ("WARPS", p.warps)];
         let of_blocks = of_blocks.map(|(name, n)| ("uint", name, n.to_string()));
         let all = numbers.into_iter().chain(optional).chain([own_groups]).chain(of_blocks);
         all.collect::<Vec<Constant>>()
@@ -136,8 +136,8 @@ pub(super) fn fixed_source(
         let first = of_place.next();
         let same = |phase: &PersistentPhase| {
             first.is_some_and(|first| {
-                (first.kind, first.qkv_part, first.groups, first.k_quads)
-                    == (phase.kind, phase.qkv_part, phase.groups, phase.k_quads)
+                (first.kind, first.qkv_part, first.groups, first.k_quads, first.warps)
+                    == (phase.kind, phase.qkv_part, phase.groups, phase.k_quads, phase.warps)
             })
         };
         of_place.all(same)

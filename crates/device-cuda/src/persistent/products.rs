@@ -40,11 +40,6 @@ impl Codec {
         Some(Codec { number, unit })
     }
 
-    /// Bytes of a step: 8 rows by 1,024 columns.
-    pub(super) fn step(self) -> usize {
-        8 * self.unit
-    }
-
     /// Whether only the kernel of several rows has it.
     pub(super) fn is_halves(self) -> bool {
         self.number == CODEC_F16
@@ -62,9 +57,17 @@ pub(super) const BUNDLE: usize = 4;
 /// Bytes of 1,024 columns of a router.
 const ROUTER_STEP: usize = 4096;
 
-/// Groups of 1,024 columns.
-fn quads(n_cols: usize) -> usize {
-    n_cols.div_ceil(1024)
+/// Columns of a unit.
+const UNIT_COLUMNS: usize = 128;
+
+/// Warps that multiply, and the units of a step of all of them.
+const WARPS: usize = 8;
+
+/// Of a row of so many columns: the units of a warp, as few as there can be, and the warps that have some, as few as then can be.
+pub(super) fn units(n_cols: usize) -> (usize, usize) {
+    let units = n_cols.div_ceil(UNIT_COLUMNS);
+    let of_warp = units.div_ceil(WARPS).max(1);
+    (of_warp, units.div_ceil(of_warp))
 }
 
 /// A product of a phase.
@@ -73,8 +76,10 @@ pub(super) struct Product {
     pub codec: Codec,
     /// What blocks share: groups of rows; a router's experts; bundles of the experts that a token uses.
     pub groups: usize,
-    /// Of 1,024 columns.
+    /// Units of a group that a warp multiplies.
     pub k_quads: usize,
+    /// Units of a step: warps that have columns.
+    pub warps: usize,
     pub packing: Packing,
 }
 
@@ -95,11 +100,16 @@ impl Product {
     /// Bytes of one expert, or of all where there are none.
     pub fn part_bytes(&self) -> usize {
         match self.packing {
-            Packing::Rows => self.groups * self.k_quads * self.codec.step(),
+            Packing::Rows => self.groups * self.k_quads * self.step(),
             Packing::Router => self.groups * self.k_quads * ROUTER_STEP,
-            Packing::Bundles { bundles, .. } => bundles * BUNDLE * self.k_quads * self.codec.step(),
+            Packing::Bundles { bundles, .. } => bundles * BUNDLE * self.k_quads * self.step(),
             Packing::Down { units, .. } => self.groups * units * self.codec.unit,
         }
+    }
+
+    /// Bytes of a step: 8 rows by a unit for each warp that has columns, in whole lines of L2.
+    fn step(&self) -> usize {
+        (self.warps * self.codec.unit).next_multiple_of(128)
     }
 
     /// Bytes as packed, and those that a token reads.
@@ -144,7 +154,8 @@ pub(super) fn products(
                 other.name, other.block, weight.name, weight.block
             ));
         }
-        Ok(Product { codec, groups, k_quads: quads(weight.n_cols()), packing: Packing::Rows })
+        let (k_quads, warps) = units(weight.n_cols());
+        Ok(Product { codec, groups, k_quads, warps, packing: Packing::Rows })
     };
     let rows = |id: WeightId| plan.weight(id).n_rows();
     let mut products = Vec::new();
@@ -160,14 +171,19 @@ pub(super) fn products(
         products.push(of(&[layer.output], rows(layer.output).div_ceil(8))?);
         if let Some(router) = layer.router {
             let Mixture { n, n_used, ffn, .. } = router.mixture;
-            let (bundles, units) = (ffn.div_ceil(16), ffn.div_ceil(128));
+            let (bundles, units) = (ffn.div_ceil(16), ffn.div_ceil(UNIT_COLUMNS));
             let gate = of(&[layer.gate, layer.up], n_used * bundles)?;
             let down = of(&[layer.down], rows(layer.down) / n.max(1) / 8)?;
-            let (codec, k_quads) = (gate.codec, gate.k_quads);
-            products.push(Product { codec, groups: n, k_quads, packing: Packing::Router });
-            products.push(Product { packing: Packing::Bundles { n, n_used, bundles }, ..gate });
-            let k_quads = (n_used * units).div_ceil(8);
-            products.push(Product { k_quads, packing: Packing::Down { n, n_used, units }, ..down });
+            let of_all = Product { warps: WARPS, ..gate };
+            products.push(Product { groups: n, packing: Packing::Router, ..of_all });
+            products.push(Product { packing: Packing::Bundles { n, n_used, bundles }, ..of_all });
+            let k_quads = (n_used * units).div_ceil(WARPS);
+            products.push(Product {
+                k_quads,
+                warps: WARPS,
+                packing: Packing::Down { n, n_used, units },
+                ..down
+            });
             continue;
         }
         products.push(of(&[layer.gate, layer.up], 2 * rows(layer.gate).div_ceil(8))?);

@@ -487,6 +487,21 @@ fn each_block_reads_its_own_steps_in_order() {
     }
 }
 
+/// A step has units for the warps that have columns: no more than there must be.
+#[test]
+fn columns_are_padded_to_units_and_not_to_all_warps() {
+    let expected =
+        [(128, (1, 1)), (576, (1, 5)), (1024, (1, 8)), (1025, (2, 5)), (1152, (2, 5)), (2304, (3, 6))];
+    for (n_cols, of_warp_and_warps) in expected {
+        assert_eq!(super::products::units(n_cols), of_warp_and_warps, "{n_cols} columns");
+    }
+    for n_cols in (32..20_000).step_by(32) {
+        let (of_warp, warps) = super::products::units(n_cols);
+        let padded = 128 * of_warp * warps;
+        assert!(warps <= 8 && n_cols <= padded && padded < n_cols + 128 * (of_warp + 1), "{n_cols} columns");
+    }
+}
+
 /// What `gpu_test` runs is what the kernel takes. The type of keys and values is nothing to [`found`], and one of them is enough.
 #[test]
 fn every_decoder_of_the_self_test_is_taken() {

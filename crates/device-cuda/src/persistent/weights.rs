@@ -23,6 +23,7 @@ const ALIGN: usize = 256;
 struct Pack {
     groups: usize,
     k_quads: usize,
+    warps: usize,
     /// Groups come by what belongs to each of so many; 0: as the kernel's blocks share them.
     owners: usize,
     /// Units of a group, of an expert's down; else 0.
@@ -137,8 +138,8 @@ impl PersistentPlan {
     fn add_pack(&mut self, product: Product, keys: &[&Weight], gate: bool, rows: Vec<PackRows>) -> usize {
         let (offset, is_new) = self.place(keys, product);
         if is_new {
-            let Product { groups, k_quads, .. } = product;
-            self.packs.push(Pack { groups, k_quads, owners: 0, units: 0, gate, offset, rows });
+            let Product { groups, k_quads, warps, .. } = product;
+            self.packs.push(Pack { groups, k_quads, warps, owners: 0, units: 0, gate, offset, rows });
         }
         offset
     }
@@ -173,8 +174,9 @@ impl PersistentPlan {
             let n = weight.n_rows() / weight.parts.len();
             let rows = PackRows { weight: weight.clone(), up: up.cloned(), part: Some(part), n, to: 0 };
             let offset = first + part * product.part_bytes();
-            let (k_quads, rows) = (product.k_quads, vec![rows]);
-            self.packs.push(Pack { groups, k_quads, owners, units, gate: up.is_some(), offset, rows });
+            let Product { k_quads, warps, .. } = product;
+            let rows = vec![rows];
+            self.packs.push(Pack { groups, k_quads, warps, owners, units, gate: up.is_some(), offset, rows });
         }
         first
     }
@@ -258,10 +260,12 @@ impl PersistentPlan {
                         row_bytes: rows.weight.row_bytes() as u64,
                         first_group: ((rows.to + start) / 8 * together) as u32,
                         k_quads: pack.k_quads as u32,
+                        warps: pack.warps as u32,
                         groups: pack.groups as u32,
                         n_blocks: if pack.owners > 0 { pack.owners } else { self.n_blocks } as u32,
                         gate: u32::from(pack.gate),
                         units: pack.units as u32,
+                        ..PersistentRepackArguments::default()
                     };
                     let columns = if pack.units > 0 { pack.units.div_ceil(8) } else { pack.k_quads };
                     let grid = [columns as u32, (n.div_ceil(8) * together) as u32, 1];

@@ -3,8 +3,8 @@
 // Layouts
 //
 //   packed rows: a product's rows in groups of 8; group i of G belongs to block b if b * G / n_blocks <= i < (b + 1) * G / n_blocks.
-//       K is padded to 1,024 * k_quads. A unit is 8 rows by 4 blocks of 32 columns: lane l has row l % 8, block l / 8. A step is 8
-//       units, one for each warp w: blocks (w * k_quads + quad) * 4 .. + 3. A block of threads reads, for each pass of up to 8 of
+//       K is padded to 128 * k_quads * warps. A unit is 8 rows by 4 blocks of 32 columns: lane l has row l % 8, block l / 8. A step is a unit
+//       for each warp w that has columns, blocks (w * k_quads + quad) * 4 .. + 3, padded to 128 bytes. A block of threads reads, for each pass of up to 8 of
 //       its groups, for each quad, for each group, a step. All of it lies in this order, groups * k_quads steps for each thread block.
 //       Bytes of a unit: 32 x 16 of nibbles (word k, byte i: column 8 k + i low, 8 k + 4 + i high), then by codec
 //         q4   32 x 2: d                                  weight = d * (q - 8)
@@ -143,7 +143,8 @@ struct PersistentPhase {
     uint codec;
     uint input;             // part of the exchange that it reads
     uint groups;            // of 8 rows
-    uint k_quads;           // of 1,024 columns
+    uint k_quads;           // of 1,024 columns: units of a group that a warp multiplies
+    uint warps;             // that have columns, of 8: units of a step
     uint chunks;            // of 8 columns that the input has
     uint activation;        // GATE, EXPERTS
     uint gate_refill;       // 1: when this phase has read its weights, those of a layer more may be loaded
@@ -151,6 +152,7 @@ struct PersistentPhase {
     uint own_groups;
     uint pieces;            // of the block's weights
     uint credit;            // pieces of the phases from after the gate before to this gate
+    uint reserved;
 };
 
 struct PersistentArguments {
@@ -214,8 +216,10 @@ struct PersistentRepackArguments {
     ulong row_bytes;
     uint first_group;       // packed group of the first row
     uint k_quads;
+    uint warps;
     uint groups;            // of the whole phase
     uint n_blocks;          // that the kernel will run with
     uint gate;              // 1: of a PERSISTENT_GATE phase, whose pairs of groups stay together
     uint units;             // 0, or units of a group, which follow each other, no more than there are columns for (down of an expert)
+    uint reserved;
 };

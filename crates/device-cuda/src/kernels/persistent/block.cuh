@@ -137,7 +137,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
             PersistentPhase p = a.phases[i];
             const u32 share = p.qkv_part & PERSISTENT_REVERSED ? n_blocks - 1 - block : block;
             p.own_first = first_group(p, share), p.own_groups = first_group(p, share + 1) - p.own_first;
-            const u32 each = whole_steps<SEVERAL>(a.slot_bytes, p.codec);
+            const u32 each = whole_steps<SEVERAL>(a.slot_bytes, p.codec, p.warps);
             p.pieces = (p.own_groups * p.k_quads + each - 1) / each + (streams(tiles_a_slot) ? tiles(p).slots(tiles_a_slot) : 0);
             table[i] = p;
         }
@@ -158,7 +158,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     INLINE PersistentPhase phase(u32 i) const {
         PersistentPhase p = phases[i];
         p.kind = uniform(p.kind), p.codec = uniform(p.codec), p.own_groups = uniform(p.own_groups), p.own_first = uniform(p.own_first);
-        p.k_quads = uniform(p.k_quads), p.chunks = uniform(p.chunks), p.input = uniform(p.input), p.qkv_part = uniform(p.qkv_part);
+        p.k_quads = uniform(p.k_quads), p.warps = uniform(p.warps), p.chunks = uniform(p.chunks), p.input = uniform(p.input), p.qkv_part = uniform(p.qkv_part);
         return p;
     }
     // The same with what P has as constants.

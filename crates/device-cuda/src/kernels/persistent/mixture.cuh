@@ -182,7 +182,7 @@ template <int D, int H> struct PersistentExperts : PersistentProducts<D, H> {
         this->input_is_here();
     }
     template <int CODEC, class P> INLINE void multiply_bundles(const P &p) {
-        const u32 steps_a_slot = whole_steps<false>(a.slot_bytes, CODEC);
+        const u32 steps_a_slot = whole_steps<false>(a.slot_bytes, CODEC, p.warps);
         for (u32 i = 0; i < p.own_groups || i == 0; i++) {
             if (i >= 2) barrier(8 + pass_parity, 288); // the epilogue has read what this overwrites
             u32 within = 0, left = BUNDLE * p.k_quads;

@@ -145,7 +145,7 @@ template <int D, int H> struct PersistentRowsExperts : PersistentRowsProducts<D,
         for (u32 i = 0; i < n || i == 0; i++) {
             if (i >= 2) barrier(8 + pass_parity, 288); // the epilogue has read what this overwrites
             Sums sum = {};
-            Place place = {whole_steps<true>(a.slot_bytes, CODEC), 0, BUNDLE * p.k_quads};
+            Place place = {whole_steps<true>(a.slot_bytes, CODEC, p.warps), p.warps, 0, BUNDLE * p.k_quads};
             for (u32 quad = 0; i < n && quad < p.k_quads; quad++) this->template multiply_quad<CODEC>(sum, BUNDLE, warp * p.k_quads + quad, place);
             this->give(sum, BUNDLE);
         }

@@ -23,10 +23,16 @@ template <int CODEC, class T> INLINE void persistent_repack(const PersistentRepa
     const u32 quad = blockIdx.x, group = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const bool up = p.up_rows && (group & 1);
     const u32 index = p.units ? quad * 8 + warp : warp * p.k_quads + quad;
-    if (p.units && index >= p.units) return;
+    if (p.units ? index >= p.units : warp >= p.warps) return;
     const u32 row = (p.up_rows ? group / 2 : group) * 8 + (lane & 7), k0 = (index * 4 + (lane >> 3)) * 32;
-    const u64 to = p.units ? (u64)(p.first_group + group) * p.units + index : (u64)place(p, p.first_group + group, quad) * 8 + warp;
-    u8 *unit = p.packed + to * unit_bytes<true>(CODEC);
+    constexpr u32 BYTES = unit_bytes<true>(CODEC);
+    u8 *unit = p.packed + (u64)(p.first_group + group) * p.units * BYTES + index * BYTES;
+    if (!p.units) {
+        const u32 used = p.warps * BYTES, all = step_bytes<true>(CODEC, p.warps);
+        u8 *step = p.packed + (u64)place(p, p.first_group + group, quad) * all;
+        unit = step + warp * BYTES;
+        if (warp == 0 && used + lane * 16 < all) ((uint4 *)(step + used))[lane] = make_uint4(0, 0, 0, 0);
+    }
     const bool inside = row < p.n_rows && k0 < p.n_cols;
     const u8 *from = (up ? p.up_rows : p.rows) + (u64)row * p.row_bytes;
     auto q = [&](u32 i) { return inside ? T::q(none, from, row, k0 + i) : 0u; };

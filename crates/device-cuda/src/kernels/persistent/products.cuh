@@ -78,11 +78,26 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         if (p.kind != PERSISTENT_ADD) this->input_is_here();
     }
 
+    // A step is behind this warp, of a slot that holds `steps_a_slot`.
+    INLINE void pass_step(u32 steps_a_slot, u32 &within, u32 &left) {
+        within++, left--;
+        if (within == steps_a_slot || left == 0) {
+            within = 0;
+            free_slot();
+        }
+    }
     // One pass: `n` groups. Weights are read from the ring as they come.
-    template <int CODEC> INLINE void multiply_pass(u32 n, u32 k_quads, u32 steps_a_slot, u32 &within, u32 &left) {
+    template <int CODEC> INLINE void multiply_pass(u32 n, u32 k_quads, u32 warps, u32 steps_a_slot, u32 &within, u32 &left) {
         float sum[PERSISTENT_PASS];
 #pragma unroll
         for (int i = 0; i < PERSISTENT_PASS; i++) sum[i] = 0;
+        if (warp >= warps) { // others have all columns
+            for (u32 step = n * k_quads; step > 0; step--) {
+                if (within == 0) mbarrier_wait(full + 8 * slot, parity);
+                pass_step(steps_a_slot, within, left);
+            }
+            k_quads = 0;
+        }
         const InputBlock *blocks = s.input + warp * 4 * k_quads + (lane >> 3);
         const u8 *at = nullptr;
         for (u32 quad = 0; quad < k_quads; quad++) {
@@ -95,13 +110,9 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             for (int i = 0; i < PERSISTENT_PASS; i++) {
                 if (i < n) {
                     if (within == 0) mbarrier_wait(full + 8 * slot, parity);
-                    at = ring + slot * a.slot_bytes + (within * 8 + warp) * Unit<CODEC>::BYTES;
+                    at = ring + slot * a.slot_bytes + within * step_bytes<false>(CODEC, warps) + warp * Unit<CODEC>::BYTES;
                     sum[i] += Unit<CODEC>::dot(at, lane, c, half_sum);
-                    within++, left--;
-                    if (within == steps_a_slot || left == 0) {
-                        within = 0;
-                        free_slot();
-                    }
+                    pass_step(steps_a_slot, within, left);
                 }
             }
         }
@@ -112,12 +123,20 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         return n % steps == 0 ? 1 : 2 * n % steps == 0 && quads % 2 == 0 ? 2 : n * quads <= 32 ? quads : 0;
     }
     // A pass of N groups by QUADS quads where the compiler knows both, and so where in a slot a unit lies. The first begins a slot.
-    template <int CODEC, u32 N, u32 QUADS, u32 STEPS, u32 SPAN> INLINE void multiply_fixed() {
+    template <int CODEC, u32 N, u32 QUADS, u32 WARPS, u32 STEPS, u32 SPAN> INLINE void multiply_fixed() {
         float sum[PERSISTENT_PASS];
 #pragma unroll
         for (int i = 0; i < PERSISTENT_PASS; i++) sum[i] = 0;
         const InputBlock *blocks = s.input + warp * 4 * QUADS + (lane >> 3);
-        for (u32 quad = 0; quad < QUADS; quad += SPAN) {
+        u32 quad = 0;
+        if (WARPS < 8 && warp >= WARPS) { // others have all columns
+            for (u32 i = QUADS / SPAN * ((N * SPAN + STEPS - 1) / STEPS); i > 0; i--) {
+                mbarrier_wait(full + 8 * slot, parity);
+                free_slot();
+            }
+            quad = QUADS;
+        }
+        for (; quad < QUADS; quad += SPAN) {
             uint4 c[4];
             float2 half_sum = {};
             const u8 *at = nullptr;
@@ -133,7 +152,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
                     mbarrier_wait(full + 8 * slot, parity);
                     at = ring + slot * a.slot_bytes + warp * Unit<CODEC>::BYTES;
                 }
-                sum[j % N] += Unit<CODEC>::dot(at + j % STEPS * 8 * Unit<CODEC>::BYTES, lane, c, half_sum);
+                sum[j % N] += Unit<CODEC>::dot(at + j % STEPS * step_bytes<false>(CODEC, WARPS), lane, c, half_sum);
                 if (j % STEPS == STEPS - 1 || j + 1 == N * SPAN) free_slot();
             }
         }
@@ -142,14 +161,14 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     // A pass of n groups; N: the same where the compiler knows it, else 0.
     template <int CODEC, u32 N, class P> INLINE void multiply_some(const P &p, u32 n, u32 steps_a_slot, u32 &within, u32 &left) {
         if constexpr (PERSISTENT_IS_FIXED && N > 0) {
-            constexpr u32 STEPS = whole_steps<false>(PERSISTENT_SLOT, CODEC), SPAN = span_of(N, STEPS, P::QUADS);
+            constexpr u32 STEPS = whole_steps<false>(PERSISTENT_SLOT, CODEC, P::WARPS), SPAN = span_of(N, STEPS, P::QUADS);
             if constexpr (SPAN > 0) {
-                multiply_fixed<CODEC, N, P::QUADS, STEPS, SPAN>();
+                multiply_fixed<CODEC, N, P::QUADS, P::WARPS, STEPS, SPAN>();
                 left -= N * P::QUADS;
                 return;
             }
         }
-        multiply_pass<CODEC>(n, p.k_quads, steps_a_slot, within, left);
+        multiply_pass<CODEC>(n, p.k_quads, p.warps, steps_a_slot, within, left);
     }
     // This warp's sums of `n` groups to the epilogue.
     INLINE void give(float (&sum)[PERSISTENT_PASS], u32 n) {
@@ -164,7 +183,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         }
     }
     template <int CODEC, class P> INLINE void multiply(const P &p, u32 n_groups) {
-        const u32 steps_a_slot = whole_steps<false>(a.slot_bytes, CODEC);
+        const u32 steps_a_slot = whole_steps<false>(a.slot_bytes, CODEC, p.warps);
         u32 within = 0, left = n_groups * p.k_quads;
         // A block without rows makes one empty pass, so that its warps stay in step.
         for (u32 g0 = 0, pass = 0; g0 < n_groups || pass == 0; g0 += PERSISTENT_PASS, pass++) {
@@ -175,7 +194,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
                 else if (P::FEWEST == P::MOST || n == P::MOST) multiply_some<CODEC, P::MOST % PERSISTENT_PASS>(p, n, steps_a_slot, within, left);
                 else if constexpr (P::FEWEST > 0) multiply_some<CODEC, P::FEWEST>(p, n, steps_a_slot, within, left);
             } else {
-                multiply_pass<CODEC>(n, p.k_quads, steps_a_slot, within, left);
+                multiply_pass<CODEC>(n, p.k_quads, p.warps, steps_a_slot, within, left);
             }
             barrier_arrive(2 + pass_parity, 288);
             pass_parity ^= 1;
@@ -183,14 +202,15 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     }
     // Weights of a phase of few units go to registers before the input is there.
     typedef typename Unit<PERSISTENT_CODEC_Q4>::Held Held;
-    INLINE void preload(Held (&held)[PRELOADED], u32 n_units) {
-        const u32 steps_a_slot = whole_steps<false>(a.slot_bytes, PERSISTENT_CODEC_Q4);
+    INLINE void preload(Held (&held)[PRELOADED], u32 n_units, u32 warps) {
+        const u32 steps_a_slot = whole_steps<false>(a.slot_bytes, PERSISTENT_CODEC_Q4, warps);
+        const u32 unit = min(warp, warps - 1); // the input of a warp without columns is zeros
         u32 within = 0;
 #pragma unroll
         for (int j = 0; j < PRELOADED; j++) {
             if (j >= n_units) break;
             if (within == 0) mbarrier_wait(full + 8 * slot, parity);
-            held[j].load(ring + slot * a.slot_bytes + (within * 8 + warp) * Unit<PERSISTENT_CODEC_Q4>::BYTES, lane);
+            held[j].load(ring + slot * a.slot_bytes + within * step_bytes<false>(PERSISTENT_CODEC_Q4, warps) + unit * Unit<PERSISTENT_CODEC_Q4>::BYTES, lane);
             if (++within == steps_a_slot || j + 1 == n_units) {
                 within = 0;
                 free_slot();
@@ -229,7 +249,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         const u32 n_groups = p.own_groups, k_quads = p.k_quads;
         if (p.codec != PERSISTENT_CODEC_Q4 || n_groups * k_quads > PRELOADED || !(1u << n_groups & 0x15e)) return false;
         Held held[PRELOADED];
-        preload(held, n_groups * k_quads);
+        preload(held, n_groups * k_quads, p.warps);
         wait_published(p.input);
         receive(p, from, tag);
         switch (n_groups) {

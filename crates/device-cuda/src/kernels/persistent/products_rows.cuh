@@ -136,11 +136,12 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
 
     // Where a pass is in the ring.
     struct Place {
-        u32 steps_a_slot, within, left;
+        u32 steps_a_slot, warps, within, left;
     };
+    // The next unit; a warp without columns, whose input is zeros, takes any.
     template <int CODEC> INLINE void take(RowsUnit<CODEC> &unit, Place &place) {
         if (place.within == 0) mbarrier_wait(full + 8 * slot, parity);
-        unit.load(ring + slot * a.slot_bytes + (place.within * 8 + warp) * unit_bytes<true>(CODEC), lane);
+        unit.load(ring + slot * a.slot_bytes + place.within * step_bytes<true>(CODEC, place.warps) + min(warp, place.warps - 1) * unit_bytes<true>(CODEC), lane);
         place.within++, place.left--;
         if (place.within == place.steps_a_slot || place.left == 0) {
             place.within = 0;
@@ -288,7 +289,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
     template <int CODEC, class P> INLINE void multiply(const P &p, const u8 *from, u32 tag) {
         const u32 n_groups = p.own_groups;
         const bool is_here = p.qkv_part & PERSISTENT_CONTINUES;
-        Place place = {whole_steps<true>(a.slot_bytes, CODEC), 0, n_groups * p.k_quads};
+        Place place = {whole_steps<true>(a.slot_bytes, CODEC, p.warps), p.warps, 0, n_groups * p.k_quads};
         // A block without rows makes one empty pass, so that its warps stay in step.
         if (!is_here) receive_and_multiply<CODEC>(p, min((u32)PERSISTENT_PASS, n_groups), from, tag, place);
         for (u32 g0 = is_here ? 0 : PERSISTENT_PASS, pass = g0 / PERSISTENT_PASS; g0 < n_groups || pass == 0; g0 += PERSISTENT_PASS, pass++) {

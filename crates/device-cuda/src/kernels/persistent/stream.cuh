@@ -109,7 +109,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
             u32 i = 0;
             this->each_phase([&](const auto &p) {
                 i++;
-                const u32 unit = unit_bytes<Block::SEVERAL>(p.codec), step = 8 * unit;
+                const u32 unit = unit_bytes<Block::SEVERAL>(p.codec), step = step_bytes<Block::SEVERAL>(p.codec, p.warps);
                 if (p.kind == PERSISTENT_QKV && !(p.qkv_part & PERSISTENT_CONTINUES)) epoch++;
                 if constexpr (MIXTURE) {
                     if (p.kind == PERSISTENT_ROUTE) {
@@ -128,7 +128,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
                         }
                         for (u32 b = first; b < end; b++) {
                             const u32 j = b / of_expert;
-                            send(p.weights + ((u64)chosen(j) * of_expert + (b - j * of_expert)) * bytes, bytes, whole_steps<Block::SEVERAL>(a.slot_bytes, p.codec) * step);
+                            send(p.weights + ((u64)chosen(j) * of_expert + (b - j * of_expert)) * bytes, bytes, whole_steps<Block::SEVERAL>(a.slot_bytes, p.codec, p.warps) * step);
                         }
                         return;
                     }
@@ -140,7 +140,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
                         return;
                     }
                 }
-                send(p.weights + (u64)p.own_first * p.k_quads * step, p.own_groups * p.k_quads * step, whole_steps<Block::SEVERAL>(a.slot_bytes, p.codec) * step);
+                send(p.weights + (u64)p.own_first * p.k_quads * step, p.own_groups * p.k_quads * step, whole_steps<Block::SEVERAL>(a.slot_bytes, p.codec, p.warps) * step);
                 send_tiles(p);
             });
         } while (this->next_step());

@@ -31,9 +31,12 @@ template <bool SEVERAL> INLINE constexpr u32 unit_bytes(u32 codec) {
     return codec == PERSISTENT_CODEC_Q2M ? 512 : codec == PERSISTENT_CODEC_Q8 ? 1088 : codec == PERSISTENT_CODEC_Q6 ? 896 : 768;
 }
 
-// Steps of a product (8 rows of weights by 1,024 columns) that a slot of the ring holds. Of one row a power of two: so a pass of 8 groups begins a slot.
-template <bool SEVERAL> INLINE constexpr u32 whole_steps(u32 slot_bytes, u32 codec) {
-    const u32 fit = slot_bytes / (8 * unit_bytes<SEVERAL>(codec));
+// Bytes of a step: 8 rows of weights by a unit for each warp that has columns, and what makes these whole lines of L2.
+template <bool SEVERAL> INLINE constexpr u32 step_bytes(u32 codec, u32 warps) { return (warps * unit_bytes<SEVERAL>(codec) + 127) / 128 * 128; }
+
+// Steps that a slot of the ring holds. Of one row a power of two: so a pass of 8 groups begins a slot.
+template <bool SEVERAL> INLINE constexpr u32 whole_steps(u32 slot_bytes, u32 codec, u32 warps) {
+    const u32 fit = slot_bytes / step_bytes<SEVERAL>(codec, warps);
     return SEVERAL ? fit : fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
 }
 
