@@ -221,8 +221,11 @@ fn slots_hold_a_step_of_halves() {
     };
     assert_eq!([of(64, 32, 16), of(128, 16, 28), of(128, 24, 28)], [[6, 5], [6, 5], [5, 5]]);
     // A token reads twice as many bytes as of halves that are quantised to 8 bits, but for scales.
-    let read = |shape: Decoder| found(&plan_of(shape)).unwrap().weight_bytes();
-    assert_eq!(read(all) * 1088, read(Decoder { block: Q8_0, head: Q8_0, ..SMALL }) * 2048);
+    let read = |block| {
+        let columns = Decoder { residual: 1024, n_heads: 16, n_kv_heads: 8, ffn: 1024, ..SMALL };
+        found(&plan_of(Decoder { block, head: block, ..columns })).unwrap().weight_bytes()
+    };
+    assert_eq!(read(BF16) * 1088, read(Q8_0) * 2048);
 }
 
 #[test]
