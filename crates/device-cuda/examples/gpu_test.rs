@@ -167,16 +167,18 @@ fn main() -> ExitCode {
                 report(&format!("{name}, steps in one launch of {of}"), started, result);
             }
         }
-        // The weights of such decoders are less than a ring. Shorter ones go round several times in a step: of several rows, of a mixture.
+        // The weights of such decoders are less than a ring. Shorter ones go round several times in a step: of several rows; of a mixture,
+        // of one row and of several.
         let rings = is_wanted("persistent") || is_wanted("rings");
-        for (seed, shared_bytes) in [(1, 170_000), (25, 100_000)].into_iter().filter(|_| rings) {
+        let short = [(1, 8, 170_000), (25, 1, 100_000), (25, 8, 185_000)];
+        for (seed, persistent_rows, shared_bytes) in short.into_iter().filter(|_| rings) {
             let started = Instant::now();
-            let short = Profile { fixed_tables: false, shared_bytes, ..usual.clone() };
+            let short = Profile { fixed_tables: false, persistent_rows, shared_bytes, ..usual.clone() };
             let decoder = selftest::decoders()[seed - 1];
             let result = CudaDevice::new(0).map_err(|e| e.to_string()).and_then(|device| {
                 selftest::check_decoder(&device.with_profile(short), decoder, seed as u64)
             });
-            let name = format!("decoder {seed}, steps in one launch with a short ring");
+            let name = format!("decoder {seed}, steps of up to {persistent_rows} rows with a short ring");
             report(&name, started, result.map(|n| format!("{n} steps")));
         }
         for (index, (decoder, before)) in selftest::chains().into_iter().enumerate() {

@@ -4,6 +4,7 @@
 use super::{Decoder, decoders, half_decoders, tolerance};
 use crate::CudaDevice;
 use crate::device_impl::{NOT_WHOLE, ONE_ROW_WHOLE};
+use crate::persistent::MOST_IN_TURN;
 use ::weights::BlockType;
 use device::{
     Choose, Device, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan, Program, Sampling, Slice,
@@ -120,16 +121,17 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
         ] {
             agree(&sequences.step(spans))?;
         }
-        runs_whole(decoder, pair.whole.as_mut(), &sequences.step(&[(3, 5), (1, 3)]))?;
+        runs_whole(device, decoder, pair.whole.as_mut(), &sequences.step(&[(3, 5), (1, 3)]))?;
         let all: Vec<(usize, usize)> = (0..8).map(|slot| (slot, 1)).collect();
-        runs_whole(decoder, pair.whole.as_mut(), &sequences.step(&all))?;
+        runs_whole(device, decoder, pair.whole.as_mut(), &sequences.step(&all))?;
     }
     Ok(n_steps)
 }
 
-/// Whether there is a kernel of several rows of a decoder: it takes mixtures of which a token uses at most 8 experts.
-fn has_several(decoder: Decoder) -> bool {
-    decoder.experts.is_none_or(|experts| experts.n_used <= 8)
+/// Whether there is a kernel of several rows of a decoder: it takes mixtures of which a token uses at most 8 experts, unless the profile has
+/// no such kernels.
+fn has_several(device: &CudaDevice, decoder: Decoder) -> bool {
+    device.profile().persistent_rows > 1 && decoder.experts.is_none_or(|experts| experts.n_used <= 8)
 }
 
 /// Whether a plan's steps run in one launch: those of one row, and where there is a kernel for them those of several.
@@ -137,20 +139,26 @@ fn is_whole(device: &CudaDevice, decoder: Decoder, plan: &Plan, limits: &Limits)
     let plan = fuse(plan, device.fusion());
     let memory = device.memory_plan(std::slice::from_ref(&plan), limits).map_err(|e| e.to_string())?;
     let is_reason = |note: &&String| {
-        note.starts_with(NOT_WHOLE) || has_several(decoder) && note.starts_with(ONE_ROW_WHOLE)
+        note.starts_with(NOT_WHOLE) || has_several(device, decoder) && note.starts_with(ONE_ROW_WHOLE)
     };
     memory.notes.iter().find(is_reason).map_or(Ok(()), |note| Err(note.clone()))
 }
 
-/// Rows of the steps of a decoder that persistent kernels run.
-fn rows_of(decoder: Decoder) -> &'static [usize] {
-    if has_several(decoder) { &[1, 2, 3, 5, 8] } else { &[1, 2, 3] }
+/// Rows of the steps of a decoder that persistent kernels run. In the kernel of several rows each row has a block for each KV head.
+fn rows_of(device: &CudaDevice, decoder: Decoder) -> impl Iterator<Item = usize> {
+    let profile = device.profile();
+    let most = match has_several(device, decoder) {
+        true => profile.n_processors / decoder.n_kv_heads,
+        false => MOST_IN_TURN,
+    };
+    let most = most.min(profile.persistent_rows.max(1));
+    [1, 2, 3, 5, 8].into_iter().filter(move |n_rows| *n_rows <= most)
 }
 
 /// How the persistent kernel of a decoder's steps of so many rows is named.
-fn name_of(decoder: Decoder, n_rows: usize) -> &'static str {
+fn name_of(device: &CudaDevice, decoder: Decoder, n_rows: usize) -> &'static str {
     match decoder.experts {
-        Some(_) if n_rows > 1 && has_several(decoder) => "persistent_decode_rows_experts_",
+        Some(_) if n_rows > 1 && has_several(device, decoder) => "persistent_decode_rows_experts_",
         Some(_) => "persistent_decode_experts_",
         None if n_rows == 1 && !decoder.has_halves() => "persistent_decode_",
         None => "persistent_decode_rows_",
@@ -167,10 +175,11 @@ fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn Program) -
     if let Some(refused) = device.kernels().refused().first() {
         return Err(format!("refused by the compiler: {refused}"));
     }
-    for n_rows in rows_of(decoder) {
-        let commands = program.commands(0, *n_rows);
+    for n_rows in rows_of(device, decoder) {
+        let commands = program.commands(0, n_rows);
         let kernels: Vec<&str> = commands.iter().map(|command| command.kernel.as_str()).collect();
-        let is_meant = |kernel: &&str| kernel.starts_with(of) && kernel.contains(name_of(decoder, *n_rows));
+        let name = name_of(device, decoder, n_rows);
+        let is_meant = |kernel: &&str| kernel.starts_with(of) && kernel.contains(name);
         if !kernels.iter().any(is_meant) {
             return Err(format!("{n_rows} rows: expected a kernel {of}*, found {kernels:?}"));
         }
@@ -179,15 +188,21 @@ fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn Program) -
 }
 
 /// Run a step that must run in one launch, or where there is no kernel of several rows in one for each row, and look whether it did.
-fn runs_whole(decoder: Decoder, program: &mut dyn Program, step: &OwnedStep) -> Result<(), String> {
+fn runs_whole(
+    device: &CudaDevice,
+    decoder: Decoder,
+    program: &mut dyn Program,
+    step: &OwnedStep,
+) -> Result<(), String> {
     let mut timings = Vec::new();
     program.run_timed(&step.borrow(), &mut timings).map_err(|e| e.to_string())?;
     let n_rows = step.tokens.len();
     let commands = program.commands(step.plan, n_rows);
     let ran = timings.iter().filter(|timing| timing.duration > 0.0);
     let kernels = ran.filter_map(|timing| commands.get(timing.command));
-    let n = kernels.filter(|command| command.kernel.contains(name_of(decoder, n_rows))).count();
-    let expected = if has_several(decoder) { 1 } else { n_rows };
+    let name = name_of(device, decoder, n_rows);
+    let n = kernels.filter(|command| command.kernel.contains(name)).count();
+    let expected = if has_several(device, decoder) { 1 } else { n_rows };
     match n == expected {
         true => Ok(()),
         false => {
@@ -209,9 +224,9 @@ pub fn check_decoder(device: &CudaDevice, decoder: Decoder, seed: u64) -> Result
     let mut program = program.map_err(|e| e.to_string())?;
     is_of_its_own(device, decoder, program.as_ref())?;
     let mut sequences = Sequences::new(seed, &plan.kv, &case.limits, 64);
-    for n_rows in rows_of(decoder) {
-        let spans: Vec<(usize, usize)> = (0..*n_rows).map(|slot| (slot, 1)).collect();
-        runs_whole(decoder, program.as_mut(), &sequences.step(&spans))?;
+    for n_rows in rows_of(device, decoder) {
+        let spans: Vec<(usize, usize)> = (0..n_rows).map(|slot| (slot, 1)).collect();
+        runs_whole(device, decoder, program.as_mut(), &sequences.step(&spans))?;
     }
     drop(program);
     check_cases(device as &dyn Device, [case], tolerance).map(|_| n_steps)
@@ -322,7 +337,7 @@ pub fn check_chain(
     let mut program =
         device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(error)?;
     let all = wants_of_chains().into_iter().take(if only_greedy { 1 } else { usize::MAX });
-    for wants in all.filter(|wants| rows_of(decoder).contains(&wants.len())) {
+    for wants in all.filter(|wants| rows_of(device, decoder).any(|n_rows| n_rows == wants.len())) {
         let n = wants.len();
         let rows: Vec<(usize, usize)> = (0..n).map(|slot| (slot, 1)).collect();
         let mut found: Vec<Vec<u32>> = Vec::new();
@@ -334,7 +349,7 @@ pub fn check_chain(
             }
             found.push(chain(program.as_mut(), &mut sequences, &wants, STEPS, ahead).map_err(error)?);
             n_steps += STEPS as usize;
-            runs_whole(decoder, program.as_mut(), &sequences.step(&rows))?;
+            runs_whole(device, decoder, program.as_mut(), &sequences.step(&rows))?;
         }
         if found[0] != found[1] || found[0].len() != STEPS as usize * n {
             return Err(format!("{wants:?}: {:?} one at a time, {:?} in flight", found[0], found[1]));
