@@ -44,20 +44,33 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
     };
     let content = request.grammar.as_ref();
     let tokenizer = &facts.tokenizer;
-    let calls = |content: Option<&Grammar>| {
-        let parallel = request.may_call_again();
-        format.grammar(tools, choice, parallel, content, &prompt, tokenizer).map_err(wrong)
-    };
+    let parallel = request.may_call_again();
     let whole = |matcher: Matcher| Box::new(matcher) as Box<dyn Constraint>;
-    // Calls need not come: where a schema cannot be followed, the model has to know by itself.
-    let free_calls = || calls(None).and_then(|grammar| facts.matcher(&grammar)).ok();
+    let compile = |grammar: &Grammar| {
+        let compiled = facts.matcher(grammar);
+        compiled.map_err(|error| text::Error::Grammar { what: error.message })
+    };
+    // Calls that must come. A tool whose schema cannot be enforced takes any object.
+    let forced_calls = |content: Option<&Grammar>| {
+        let calls =
+            |tools: &[Value]| compile(&format.grammar(tools, choice, parallel, content, &prompt, tokenizer)?);
+        calls(tools).or_else(|_| calls(&format.loosened(tools, tokenizer, compile))).map_err(wrong)
+    };
+    // Calls that may come.
+    let free_calls = || {
+        let guard = format.guard(tools, parallel, &prompt, tokenizer, compile).map_err(wrong)?;
+        Ok::<_, ApiError>(Box::new(guard) as Box<dyn Constraint>)
+    };
     let constraint: Option<Box<dyn Constraint>> = match (&request.options.triggers, content) {
         // An answer that must be a call has no text for the grammar to wait in.
         (Some(triggers), Some(content)) if !is_forced => {
             let lazy = Lazy::new(triggers.clone(), tokenizer.clone(), facts.matcher(content)?);
             Some(Box::new(match tools.is_empty() {
                 true => lazy,
-                false => lazy.beside_calls(free_calls(), format.without_reasoning().asides(&prompt, true)),
+                false => {
+                    let asides = format.without_reasoning().asides(&prompt, true);
+                    lazy.beside_calls(Some(free_calls()?), asides)
+                }
             }))
         }
         (_, content) => match (tools.is_empty(), content) {
@@ -67,8 +80,8 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
                 let grammar = format.after_reasoning(content.clone(), &prompt, tokenizer).map_err(wrong)?;
                 Some(whole(facts.matcher(&grammar)?))
             }
-            (false, None) if !is_forced => free_calls().map(whole),
-            (false, content) => Some(whole(facts.matcher(&calls(content)?)?)),
+            (false, None) if !is_forced => Some(free_calls()?),
+            (false, content) => Some(whole(forced_calls(content)?)),
         },
     };
     let constraint = match (request.thinking_budget, format.reasoning_marks()) {

@@ -14,7 +14,7 @@ pub(crate) struct Lazy {
     matcher: Matcher,
     has_begun: bool,
     /// What holds the text while it waits: the calls in it are valid.
-    free: Option<Matcher>,
+    free: Option<Box<dyn Constraint>>,
     /// Where triggers do not count: in calls.
     asides: Option<AsideFinder>,
     /// What came in one token with the trigger is not as the grammar asks: nothing may follow.
@@ -41,7 +41,7 @@ impl Lazy {
     }
 
     /// The same where tools may be called, which is held by `free` and stands in `asides`.
-    pub(crate) fn beside_calls(self, free: Option<Matcher>, asides: Vec<Aside>) -> Lazy {
+    pub(crate) fn beside_calls(self, free: Option<Box<dyn Constraint>>, asides: Vec<Aside>) -> Lazy {
         Lazy { free, asides: Some(AsideFinder::new(asides)), ..self }
     }
 
@@ -52,7 +52,7 @@ impl Lazy {
             return Constraint::accept(&mut self.matcher, token);
         }
         if let Some(free) = &mut self.free {
-            Constraint::accept(free, token)?;
+            free.accept(token)?;
         }
         self.bytes.extend_from_slice(self.tokenizer.token_bytes(token));
         let whole = match std::str::from_utf8(&self.bytes) {
@@ -99,7 +99,7 @@ impl Constraint for Lazy {
         match self.has_begun {
             true if self.is_stuck => Ok(true),
             true => Constraint::mask(&mut self.matcher, words),
-            false => self.free.as_mut().map_or(Ok(false), |free| Constraint::mask(free, words)),
+            false => self.free.as_mut().map_or(Ok(false), |free| free.mask(words)),
         }
     }
 
@@ -126,7 +126,7 @@ impl Constraint for Lazy {
     fn is_over(&self) -> bool {
         match self.has_begun {
             true => Constraint::is_over(&self.matcher),
-            false => self.free.as_ref().is_some_and(Constraint::is_over),
+            false => self.free.as_ref().is_some_and(|free| free.is_over()),
         }
     }
 
@@ -180,7 +180,8 @@ mod tests {
         let call = Aside { open: "(".into(), close: ")".into(), has_begun: false, anywhere: true };
         let triggers = Arc::new(Triggers::new(&[Trigger::Word("=[".into())]).unwrap());
         let lazy = Lazy::new(triggers, tokenizer.clone(), matcher.clone());
-        let mut lazy = lazy.beside_calls(Some(matcher_of("(\\([=\\[]*\\)|[a-z=\\[{])*")), vec![call]);
+        let mut lazy =
+            lazy.beside_calls(Some(Box::new(matcher_of("(\\([=\\[]*\\)|[a-z=\\[{])*"))), vec![call]);
         for text in ["a", "(", "=", "["] {
             assert!(lazy.mask(&mut words).unwrap());
             lazy.accept(id(text)).unwrap();

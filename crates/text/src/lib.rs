@@ -43,7 +43,7 @@ mod unigram;
 mod vocabulary;
 mod word_piece;
 
-pub use answer::{AnswerFormat, AnswerParser, AnswerPart, CallChoice, ToolPrompt};
+pub use answer::{AnswerFormat, AnswerParser, AnswerPart, CallChoice, CallGuard, ToolPrompt};
 pub use chat_template::{Chat, ChatTemplate};
 pub use detokenizer::{Detokenizer, ShowSpecial};
 pub use error::{Error, Result};

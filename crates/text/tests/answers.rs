@@ -1,9 +1,11 @@
 //! Calls of tools, through real templates and through grammars.
 #![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
 
+use std::sync::Arc;
+
 use ingle_text::{
-    AnswerFormat, AnswerPart, CallChoice, Chat, ChatTemplate, Grammar, GrammarCompiler, Specials, Tokenizer,
-    ToolPrompt,
+    AnswerFormat, AnswerPart, CallChoice, CallGuard, Chat, ChatTemplate, Grammar, GrammarCompiler, Specials,
+    Tokenizer, ToolPrompt,
 };
 use serde_json::{Value, json};
 use weights::Array;
@@ -52,6 +54,27 @@ fn accepts(tokenizer: &Tokenizer, grammar: &Grammar, text: &str) -> Result<(), u
     let mut words = vec![0; tokenizer.n_tokens().div_ceil(32)];
     matcher.mask(&mut words).unwrap();
     if matcher.is_over() || words[256 / 32] & 1 == 1 { Ok(()) } else { Err(tokens.len()) }
+}
+
+/// The guard of answers to these tools.
+fn guard(format: &AnswerFormat, tools: &[Value], parallel: bool, tokenizer: &Arc<Tokenizer>) -> CallGuard {
+    let compiler = GrammarCompiler::new(tokenizer, tokenizer.n_tokens()).unwrap();
+    format.guard(tools, parallel, "", tokenizer, |grammar| compiler.compile(grammar)).unwrap()
+}
+
+/// Whether a guard takes all of a text, and then its end; or how many tokens it takes.
+fn admits(guard: &mut CallGuard, tokenizer: &Tokenizer, text: &str) -> Result<(), usize> {
+    let tokens = tokenizer.encode(text, Specials::Parse).unwrap();
+    for (n, token) in tokens.iter().chain([&256]).enumerate() {
+        let mut words = vec![0; tokenizer.n_tokens().div_ceil(32)];
+        if guard.mask(&mut words).unwrap() && words[*token as usize / 32] >> (token % 32) & 1 == 0 {
+            return Err(n);
+        }
+        if *token != 256 {
+            guard.accept(*token).unwrap();
+        }
+    }
+    Ok(())
 }
 
 fn tools() -> Vec<Value> {
@@ -187,19 +210,25 @@ fn grammars_take_the_calls_of_their_format_and_no_others() {
         }
         let noop = grammar(CallChoice::Function("noop"), false);
         assert!(accepts(&tokenizer, &noop, one).is_err(), "{name}: another function");
-        let auto = grammar(CallChoice::Auto, true);
+        let tokenizer = Arc::new(tokenizer);
+        let auto = |text: &str| admits(&mut guard(&format, &tools(), true, &tokenizer), &tokenizer, text);
         for text in ["Hello, world. 1 < 2", one] {
-            assert_eq!(accepts(&tokenizer, &auto, text), Ok(()), "{name}, auto: {text}");
+            assert_eq!(auto(text), Ok(()), "{name}, auto: {text}");
         }
-        if name != "harmony" {
-            assert!(accepts(&tokenizer, &auto, wrong).is_err(), "{name}, auto: a wrong call");
-        }
+        // Names of functions are not held where nothing but the name follows the mark.
+        let is_held = name != "kimi";
+        assert_eq!(auto(wrong).is_err(), is_held, "{name}, auto: a wrong call");
         if !matches!(name, "llama3" | "harmony") {
             let text = format!("I look.\n{one}");
-            assert_eq!(accepts(&tokenizer, &auto, &text), Ok(()), "{name}, auto: {text}");
+            assert_eq!(auto(&text), Ok(()), "{name}, auto: {text}");
             // After a call too, what begins as one is one.
             let text = format!("{text}\nAnd {wrong}");
-            assert!(accepts(&tokenizer, &auto, &text).is_err(), "{name}, auto: {text}");
+            assert_eq!(auto(&text).is_err(), is_held, "{name}, auto: {text}");
+        }
+        if !two.is_empty() {
+            assert_eq!(auto(two), Ok(()), "{name}, auto: two calls");
+            let mut guard = guard(&format, &tools(), false, &tokenizer);
+            assert!(admits(&mut guard, &tokenizer, two).is_err(), "{name}, auto: two of one");
         }
         assert!(format.grammar(&tools(), CallChoice::Function("x"), true, None, "", &tokenizer).is_err());
     }
@@ -307,4 +336,60 @@ fn calls_go_through_real_templates_and_back() {
             "{name}"
         );
     }
+}
+
+#[test]
+fn a_tool_without_parameters_takes_no_arguments() {
+    let (format, tokenizer) = (AnswerFormat::detect("<tool_call>"), tokenizer(&[]));
+    let tools = [json!({ "type": "function", "function": { "name": "ping" } })];
+    let forced = format.grammar(&tools, CallChoice::Required, true, None, "", &tokenizer).unwrap();
+    let call = |arguments: &str| {
+        format!("<tool_call>\n{{\"name\": \"ping\", \"arguments\": {arguments}}}\n</tool_call>")
+    };
+    assert_eq!(accepts(&tokenizer, &forced, &call("{}")), Ok(()));
+    assert!(accepts(&tokenizer, &forced, &call("{\"NAME\": 1}")).is_err());
+    let tokenizer = Arc::new(tokenizer);
+    let auto = |text: &str| admits(&mut guard(&format, &tools, true, &tokenizer), &tokenizer, text);
+    assert_eq!(auto(&call("{}")), Ok(()));
+    assert_eq!(auto("<tool_call>{\"name\": \"ping\"}</tool_call>"), Ok(()));
+    assert!(auto(&call("{\"NAME\": 1}")).is_err());
+}
+
+#[test]
+fn a_schema_that_cannot_be_enforced_frees_its_own_tool_alone() {
+    let (format, tokenizer) = (AnswerFormat::detect("<tool_call>"), Arc::new(tokenizer(&[])));
+    let hard =
+        json!({ "type": "object", "properties": { "x": { "x-unknown": 1, "not": { "minLength": 3 } } } });
+    let mut tools = tools();
+    tools.push(json!({ "type": "function", "function": { "name": "hard", "parameters": hard } }));
+    let auto = |text: &str| admits(&mut guard(&format, &tools, true, &tokenizer), &tokenizer, text);
+    assert_eq!(auto("<tool_call>{\"name\": \"hard\", \"arguments\": {\"x\": [1]}}</tool_call>"), Ok(()));
+    assert!(
+        auto("<tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": 1}}</tool_call>").is_err()
+    );
+}
+
+#[test]
+fn guesses_are_taken_back_within_and_before_calls() {
+    let (format, tokenizer) = (AnswerFormat::detect("<tool_call>"), Arc::new(tokenizer(&[])));
+    let mut guard = guard(&format, &tools(), true, &tokenizer);
+    let encode = |text: &str| tokenizer.encode(text, Specials::Parse).unwrap();
+    let accept = |guard: &mut CallGuard, text: &str| {
+        encode(text).into_iter().for_each(|token| guard.accept(token).unwrap());
+    };
+    accept(&mut guard, "Hi <tool");
+    // Guesses end where a call begins to be held.
+    let guess = "_call>{\"name\": \"noop\"";
+    assert_eq!(guard.n_valid(&encode(guess)), "_call>{\"name\"".len());
+    accept(&mut guard, "_call>{");
+    guard.roll_back("call>{".len()).unwrap();
+    accept(&mut guard, "call>{\"name\": \"get_weather\", \"arguments\": ");
+    assert_eq!(guard.n_valid(&encode("{\"town")), 2);
+    accept(&mut guard, "{\"");
+    guard.roll_back(1).unwrap();
+    accept(&mut guard, "\"city\": \"P\"}}");
+    // The call is over: what follows is free.
+    assert_eq!(guard.n_valid(&encode("\n</tool_call> x")), 15);
+    let mut words = vec![0; tokenizer.n_tokens().div_ceil(32)];
+    assert!(!guard.mask(&mut words).unwrap());
 }

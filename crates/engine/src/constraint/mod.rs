@@ -74,6 +74,32 @@ impl Constraint for text::Matcher {
     }
 }
 
+impl Constraint for text::CallGuard {
+    fn mask(&mut self, words: &mut [u32]) -> ConstraintResult<bool> {
+        Ok(text::CallGuard::mask(self, words)?)
+    }
+
+    fn accept(&mut self, token: u32) -> ConstraintResult<()> {
+        Ok(text::CallGuard::accept(self, token)?)
+    }
+
+    fn roll_back(&mut self, n_tokens: usize) -> ConstraintResult<()> {
+        Ok(text::CallGuard::roll_back(self, n_tokens)?)
+    }
+
+    fn n_valid(&mut self, tokens: &[u32]) -> usize {
+        text::CallGuard::n_valid(self, tokens)
+    }
+
+    fn is_over(&self) -> bool {
+        text::CallGuard::is_over(self)
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
 impl Clone for Box<dyn Constraint> {
     fn clone(&self) -> Self {
         self.fork()

@@ -1,58 +1,39 @@
-//! Calls in the text after a mark that opens them, as far as the text has come. Everything is read again when more has come:
-//! calls are short, and what was found before is found again.
+//! Calls while they are written: what the readers of all formats share.
+
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::formats::{Syntax, Tags};
-use super::json::{self, Scan, skip_white};
-use super::values::{Dialect, Member};
+use super::AnswerPart;
+use super::kinds::Kinds;
 
-/// The longest name of a function that is looked for.
-const MAX_NAME: usize = 256;
+/// The longest name of a function that is looked for, in bytes.
+pub(super) const MAX_NAME: usize = 256;
 
-/// A call as far as it has come.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) name: String,
-    /// JSON text; what comes later goes on where this ends.
-    pub(super) arguments: String,
-    pub(super) is_whole: bool,
-}
+/// The longest text that is held back because it may become a call, in bytes.
+pub(super) const MAX_RAW: usize = 64 << 10;
 
-/// What was read.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Reading {
-    pub(super) calls: Vec<Found>,
-    pub(super) end: End,
-}
-
-/// Where calls end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// More may come.
-    Open,
-    /// What comes from this byte on is something else.
-    Closed(usize),
-    /// What comes from this byte on is not a call, and was to be one.
-    Wrong(usize),
-}
-
-/// The tools of a request.
+/// The tools of a request. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tools(Vec<(String, Value)>);
+pub(super) struct Tools(Arc<Vec<(String, Value)>>);
 
 impl Tools {
-    /// Of `{"type":"function","function":{"name","parameters"}}`, or of the inner objects.
+    /// From objects like `{"type":"function","function":{"name","parameters"}}`, or from the inner
+    /// objects. A tool without parameters takes none.
     pub(super) fn new(tools: &[Value]) -> Tools {
         let tool = |tool: &Value| {
             let function = tool.get("function").unwrap_or(tool);
-            let parameters = function.get("parameters").filter(|p| !p.is_null());
-            Some((
-                function["name"].as_str()?.to_owned(),
-                parameters.cloned().unwrap_or_else(|| Value::Object(Map::new())),
-            ))
+            let parameters = match function.get("parameters") {
+                Some(Value::Object(keys)) if !keys.is_empty() => Value::Object(keys.clone()),
+                _ => Value::Object(Map::from_iter([
+                    ("type".to_owned(), Value::from("object")),
+                    ("properties".to_owned(), Value::Object(Map::new())),
+                    ("additionalProperties".to_owned(), Value::from(false)),
+                ])),
+            };
+            Some((function["name"].as_str()?.to_owned(), parameters))
         };
-        Tools(tools.iter().filter_map(tool).collect())
+        Tools(Arc::new(tools.iter().filter_map(tool).collect()))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -64,373 +45,182 @@ impl Tools {
         self.0.iter().map(|(name, schema)| (name.as_str(), schema))
     }
 
-    fn has(&self, name: &str) -> bool {
+    pub(super) fn has(&self, name: &str) -> bool {
         self.0.iter().any(|(known, _)| known == name)
     }
 
-    /// A parameter's value from its text: texts are as they are, everything else is JSON.
-    fn typed(&self, function: &str, key: &str, text: &str) -> Value {
-        let schema = self.0.iter().find(|(name, _)| name == function).map(|(_, schema)| schema);
-        let kind = schema.and_then(|schema| schema["properties"][key]["type"].as_str());
-        if kind == Some("string") {
-            return Value::from(text);
+    fn schema(&self, function: &str) -> Option<&Value> {
+        self.0.iter().find(|(name, _)| name == function).map(|(_, schema)| schema)
+    }
+
+    /// The types that a parameter may have; any for a parameter that is not known.
+    pub(super) fn kinds(&self, function: &str, key: &str) -> Kinds {
+        let Some(schema) = self.schema(function) else { return Kinds::ANY };
+        schema["properties"].get(key).map_or(Kinds::ANY, |parameter| Kinds::of(parameter, schema))
+    }
+
+    /// The name of a function's parameter by its place in the schema.
+    pub(super) fn parameter(&self, function: &str, n: usize) -> Option<&str> {
+        self.schema(function)?["properties"].as_object()?.keys().nth(n).map(String::as_str)
+    }
+}
+
+/// What a reader makes of a further character.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It belongs to the calls.
+    More,
+    /// It is the last one of the calls.
+    Done,
+    /// It is no part of a call, and neither is the text since the last [`Calls::commit`].
+    Stop,
+}
+
+/// The calls of an answer, as far as they have come.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Calls {
+    /// Calls that have begun.
+    n: usize,
+    /// Calls that are whole.
+    n_whole: usize,
+    /// Bytes of arguments of the last one.
+    n_arguments: usize,
+    /// Text that has been read and is no part of a call yet.
+    raw: String,
+    /// A call has begun since the last mark that opens calls.
+    has_begun: bool,
+    /// See [`Self::take_held`].
+    held: Option<String>,
+    /// Whether the answer is within a call that a grammar may hold to its schema.
+    is_held: bool,
+}
+
+impl Calls {
+    /// Calls that have begun.
+    pub(super) fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Calls that are whole.
+    pub(super) fn n_whole(&self) -> usize {
+        self.n_whole
+    }
+
+    /// A mark that may open calls has come, as the last part of `raw`.
+    pub(super) fn open(&mut self, raw: String) {
+        self.raw = raw;
+        self.has_begun = false;
+    }
+
+    /// A character was read.
+    pub(super) fn read(&mut self, c: char) {
+        self.raw.push(c);
+    }
+
+    /// What has been read is certain to be part of a call.
+    pub(super) fn commit(&mut self) {
+        self.raw.clear();
+    }
+
+    /// Whether so much has been read without becoming a call that it counts as text.
+    pub(super) fn is_too_long(&self) -> bool {
+        self.raw.len() > MAX_RAW
+    }
+
+    /// The text that turned out to be no call.
+    pub(super) fn take_raw(&mut self) -> String {
+        std::mem::take(&mut self.raw)
+    }
+
+    /// Whether a call has begun since the last mark that opens calls.
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// A call of this function begins.
+    pub(super) fn begin(&mut self, name: &str, parts: &mut Vec<AnswerPart>) {
+        parts.push(AnswerPart::CallBegin { index: self.n, name: name.to_owned() });
+        self.n += 1;
+        self.n_arguments = 0;
+        self.has_begun = true;
+        self.commit();
+    }
+
+    /// More of the last call's arguments, as JSON text.
+    pub(super) fn arguments(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
+        if text.is_empty() {
+            return;
         }
-        serde_json::from_str(text.trim()).unwrap_or_else(|_| Value::from(text))
-    }
-}
-
-/// Read the calls of `body`. Where no mark opened it (`is_bare`), only tools that there are can be called.
-pub(super) fn read(syntax: &Syntax, body: &str, tools: &Tools, is_bare: bool) -> Reading {
-    match syntax {
-        Syntax::Json { close, .. } => {
-            read_json(body, close, |name| !name.is_empty() && (!is_bare || tools.has(name)))
+        self.n_arguments += text.len();
+        let last = self.n.saturating_sub(1);
+        match parts.last_mut() {
+            Some(AnswerPart::CallArguments { index, text: before }) if *index == last => {
+                before.push_str(text);
+            }
+            _ => parts.push(AnswerPart::CallArguments { index: last, text: text.to_owned() }),
         }
-        Syntax::Named { prefix, separator, close, .. } => read_named(body, prefix, separator, close),
-        Syntax::Tagged(tags) => read_tagged(body, tags, tools),
-        Syntax::Pythonic { close, .. } => read_pythonic(body, close, tools, is_bare),
-        Syntax::Braces { quote, close, .. } => read_braces(body, quote, close),
-        // Its channels are read elsewhere.
-        Syntax::Harmony => Reading { calls: Vec::new(), end: End::Wrong(0) },
+    }
+
+    /// The last call is whole.
+    pub(super) fn end(&mut self, parts: &mut Vec<AnswerPart>) {
+        if self.n_arguments == 0 {
+            self.arguments("{}", parts);
+        }
+        parts.push(AnswerPart::CallEnd { index: self.n.saturating_sub(1) });
+        self.n_whole += 1;
+        self.release();
+        self.commit();
+    }
+
+    /// From here on a grammar may hold the call to its schema. `text` is the call so far, spelled as
+    /// the grammar of calls spells it.
+    pub(super) fn hold(&mut self, text: String) {
+        self.held = Some(text);
+        self.is_held = true;
+    }
+
+    /// What comes next is free again.
+    pub(super) fn release(&mut self) {
+        self.held = None;
+        self.is_held = false;
+    }
+
+    /// Whether the answer is within what [`Self::hold`] began.
+    pub(super) fn is_held(&self) -> bool {
+        self.is_held
+    }
+
+    /// The text that was given to [`Self::hold`], once.
+    pub(super) fn take_held(&mut self) -> Option<String> {
+        self.held.take()
     }
 }
 
-/// Whether `text` has come as far as some of `mark`, but not all.
-fn is_part_of(text: &str, mark: &str) -> bool {
-    text.len() < mark.len() && mark.starts_with(text)
+/// Recognises one of some marks that may come next, character by character.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Marks {
+    text: String,
 }
 
-/// Where calls that stand one after the other, perhaps in a list, have come to.
-struct Series<'a> {
-    body: &'a str,
-    /// Ends them; empty: the list's end does, or that of the answer.
-    close: &'a str,
-    /// What may stand between two.
-    separators: &'a [u8],
-    at: usize,
-    in_list: bool,
-}
-
-impl<'a> Series<'a> {
-    fn new(body: &'a str, close: &'a str, separators: &'a [u8]) -> Series<'a> {
-        let at = skip_white(body, 0);
-        let in_list = body[at..].starts_with('[');
-        Series { body, close, separators, at: at + usize::from(in_list), in_list }
-    }
-
-    /// Go to where the next call is to begin; `is_first`: there was none.
+impl Marks {
+    /// Adds a character: the mark that is whole now, `None` if one still may become so.
     ///
     /// # Errors
-    /// None begins: how the calls end.
-    fn next(&mut self, is_first: bool) -> Result<usize, End> {
-        let closed = |at: usize| Err(if is_first { End::Wrong(0) } else { End::Closed(at) });
-        loop {
-            self.at = skip_white(self.body, self.at);
-            let rest = &self.body[self.at..];
-            if rest.is_empty() || is_part_of(rest, self.close) {
-                return Err(End::Open);
-            }
-            if !self.close.is_empty() && rest.starts_with(self.close) {
-                return closed(self.at + self.close.len());
-            }
-            match rest.as_bytes()[0] {
-                b']' if self.in_list => {
-                    self.in_list = false;
-                    self.at += 1;
-                    if self.close.is_empty() {
-                        return closed(self.at);
-                    }
-                }
-                byte if !is_first && self.separators.contains(&byte) => self.at += 1,
-                _ => return Ok(self.at),
-            }
+    /// None of the marks goes on with it.
+    pub(super) fn step(&mut self, c: char, marks: &[&'static str]) -> Result<Option<&'static str>, ()> {
+        self.text.push(c);
+        if let Some(mark) = marks.iter().find(|mark| **mark == self.text) {
+            self.text.clear();
+            return Ok(Some(mark));
+        }
+        match marks.iter().any(|mark| mark.starts_with(self.text.as_str())) {
+            true => Ok(None),
+            false => Err(()),
         }
     }
-}
 
-fn read_json(body: &str, close: &str, is_fine: impl Fn(&str) -> bool) -> Reading {
-    let mut calls = Vec::new();
-    let mut series = Series::new(body, close, b",;");
-    let end = loop {
-        let at = match series.next(calls.is_empty()) {
-            Ok(at) => at,
-            Err(end) => break end,
-        };
-        let object = json::object(body, at);
-        let (call, is_named) = json_call(body, &object);
-        if is_named && !is_fine(&call.name) {
-            break End::Wrong(at);
-        }
-        match (object.scan, is_named) {
-            (Scan::Open, false) => break End::Open,
-            (Scan::Wrong(_) | Scan::Ends(_), false) => break End::Wrong(at),
-            (scan, true) => {
-                calls.push(call);
-                match scan {
-                    Scan::Open => break End::Open,
-                    Scan::Wrong(wrong) => break End::Wrong(wrong),
-                    Scan::Ends(end) => series.at = end,
-                }
-            }
-        }
-    };
-    Reading { calls, end }
-}
-
-/// The call that an object is, and whether its name is known.
-fn json_call(body: &str, object: &json::Object) -> (Found, bool) {
-    let mut call = Found {
-        name: String::new(),
-        arguments: String::new(),
-        is_whole: matches!(object.scan, Scan::Ends(_)),
-    };
-    let mut is_named = false;
-    let n = object.members.len();
-    for (i, (key, range)) in object.members.iter().enumerate() {
-        let is_whole = i + 1 < n || object.last_is_whole;
-        let text = &body[range.clone()];
-        match key.as_str() {
-            "name" | "tool_name" if is_whole => {
-                if let Ok(name) = serde_json::from_str::<String>(text) {
-                    (call.name, is_named) = (name, true);
-                }
-            }
-            "arguments" | "parameters" => match text.as_bytes().first() {
-                Some(b'{') => text.clone_into(&mut call.arguments),
-                // JSON in a text.
-                Some(b'"') if is_whole => {
-                    call.arguments = serde_json::from_str(text).unwrap_or_default();
-                }
-                _ => {}
-            },
-            _ => {}
-        }
-    }
-    if call.is_whole && call.arguments.trim().is_empty() {
-        call.arguments = "{}".into();
-    }
-    (call, is_named)
-}
-
-fn read_named(body: &str, prefix: &str, separator: &str, close: &str) -> Reading {
-    let none = |end: End| Reading { calls: Vec::new(), end };
-    let Some(header) = body.find(separator) else {
-        return none(if body.len() > MAX_NAME { End::Wrong(0) } else { End::Open });
-    };
-    if header > MAX_NAME {
-        return none(End::Wrong(0));
-    }
-    let name = body[..header].trim();
-    let name = name.strip_prefix(prefix).unwrap_or(name);
-    // `[CALL_ID]…` and `:0` number calls, which are numbered here.
-    let name = name.split("[CALL_ID]").next().unwrap_or(name);
-    let name = match name.rsplit_once(':') {
-        Some((name, number)) if number.bytes().all(|b| b.is_ascii_digit()) => name,
-        _ => name,
-    };
-    if name.is_empty() {
-        return none(End::Wrong(0));
-    }
-    let at = skip_white(body, header + separator.len());
-    let (end, is_whole) = match json::object(body, at).scan {
-        Scan::Wrong(wrong) if wrong == at => return none(End::Wrong(0)),
-        Scan::Wrong(wrong) => {
-            let call =
-                Found { name: name.to_owned(), arguments: body[at..wrong].to_owned(), is_whole: false };
-            return Reading { calls: vec![call], end: End::Wrong(wrong) };
-        }
-        Scan::Open if at == body.len() => return none(End::Open),
-        Scan::Open => (body.len(), false),
-        Scan::Ends(end) => (end, true),
-    };
-    let call = Found { name: name.to_owned(), arguments: body[at..end].to_owned(), is_whole };
-    let rest = &body[end..];
-    let closed = match is_whole {
-        false => End::Open,
-        true if rest.starts_with(close) => End::Closed(end + close.len()),
-        true if is_part_of(rest, close) => End::Open,
-        true => End::Closed(end),
-    };
-    Reading { calls: vec![call], end: closed }
-}
-
-/// Arguments that come one after the other.
-struct Members {
-    text: String,
-    n: usize,
-}
-
-impl Members {
-    fn new() -> Members {
-        Members { text: "{".into(), n: 0 }
-    }
-
-    fn push(&mut self, key: &str, value: &Value) {
-        let separator = if self.n == 0 { "" } else { ", " };
-        self.text.push_str(&format!("{separator}{}: {value}", Value::from(key)));
-        self.n += 1;
-    }
-
-    fn call(self, name: &str, is_whole: bool) -> Found {
-        let close = if is_whole { "}" } else { "" };
-        Found { name: name.to_owned(), arguments: self.text + close, is_whole }
-    }
-}
-
-fn read_tagged(body: &str, tags: &Tags, tools: &Tools) -> Reading {
-    let mut calls = Vec::new();
-    let mut at = 0;
-    let end = loop {
-        at = skip_white(body, at);
-        let rest = &body[at..];
-        if rest.starts_with(tags.close) {
-            break if calls.is_empty() { End::Wrong(0) } else { End::Closed(at + tags.close.len()) };
-        }
-        if rest.is_empty() || is_part_of(rest, tags.close) || is_part_of(rest, tags.name_before) {
-            break End::Open;
-        }
-        let Some(header) = rest.strip_prefix(tags.name_before) else { break End::Wrong(at) };
-        let ends_name = |c: char| c == '<' || tags.name_after.starts_with(c);
-        let Some(len) = header.find(ends_name) else {
-            break if header.len() > MAX_NAME { End::Wrong(at) } else { End::Open };
-        };
-        let name = header[..len].trim();
-        if name.is_empty() || len > MAX_NAME {
-            break End::Wrong(at);
-        }
-        let after = &header[len..];
-        if is_part_of(after, tags.name_after) {
-            break End::Open;
-        }
-        at += tags.name_before.len() + len;
-        if after.starts_with(tags.name_after) {
-            at += tags.name_after.len();
-        }
-        let (call, end) = read_parameters(body, at, name, tags, tools);
-        calls.push(call);
-        match end {
-            End::Closed(next) => at = next,
-            end => break end,
-        }
-    };
-    Reading { calls, end }
-}
-
-/// The parameters of a call from `at` on; closed before what closes all calls.
-fn read_parameters(body: &str, mut at: usize, name: &str, tags: &Tags, tools: &Tools) -> (Found, End) {
-    let mut members = Members::new();
-    loop {
-        at = skip_white(body, at);
-        let rest = &body[at..];
-        let ends = if tags.end.is_empty() { tags.close } else { tags.end };
-        if rest.starts_with(ends) {
-            return (members.call(name, true), End::Closed(at + tags.end.len()));
-        }
-        if is_part_of(rest, ends) || is_part_of(rest, tags.key_before) {
-            return (members.call(name, false), End::Open);
-        }
-        let Some(inside) = rest.strip_prefix(tags.key_before) else {
-            return (members.call(name, false), End::Wrong(at));
-        };
-        // Between the marks after a key there may be white space.
-        let mut marks = tags.key_after.split('\n');
-        let Some(first) = marks.next() else { return (members.call(name, false), End::Wrong(at)) };
-        let Some(key_len) = inside.find(first) else { return (members.call(name, false), End::Open) };
-        let key = inside[..key_len].trim();
-        let mut value = &inside[key_len + first.len()..];
-        for mark in marks {
-            value = value.trim_start();
-            let Some(after) = value.strip_prefix(mark) else {
-                let end = if is_part_of(value, mark) { End::Open } else { End::Wrong(at) };
-                return (members.call(name, false), end);
-            };
-            value = after;
-        }
-        let Some(value_len) = value.find(tags.value_after) else {
-            return (members.call(name, false), End::Open);
-        };
-        let text = &value[..value_len];
-        let text = text.strip_prefix('\n').unwrap_or(text);
-        let text = text.strip_suffix('\n').unwrap_or(text);
-        members.push(key, &tools.typed(name, key, text));
-        at = body.len() - value.len() + value_len + tags.value_after.len();
-    }
-}
-
-fn read_pythonic(body: &str, close: &str, tools: &Tools, is_bare: bool) -> Reading {
-    let mut calls = Vec::new();
-    let mut series = Series::new(body, close, b",");
-    let end = loop {
-        let at = match series.next(calls.is_empty()) {
-            Ok(at) => at,
-            Err(end) => break end,
-        };
-        let rest = &body[at..];
-        let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
-        let len = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
-        if len == rest.len() && len <= MAX_NAME {
-            break End::Open;
-        }
-        let name = &rest[..len];
-        if len == 0 || len > MAX_NAME || !rest[len..].starts_with('(') || (is_bare && !tools.has(name)) {
-            break End::Wrong(at);
-        }
-        let (call, end) = members(body, at + len + 1, name, Dialect::Python, (b'=', b')'));
-        calls.push(call);
-        match end {
-            End::Closed(next) => series.at = next,
-            end => break end,
-        }
-    };
-    Reading { calls, end }
-}
-
-fn read_braces(body: &str, quote: &'static str, close: &str) -> Reading {
-    let none = |end: End| Reading { calls: Vec::new(), end };
-    let Some(len) = body.find('{') else {
-        return none(if body.len() > MAX_NAME { End::Wrong(0) } else { End::Open });
-    };
-    let name = body[..len].trim();
-    if name.is_empty() || len > MAX_NAME {
-        return none(End::Wrong(0));
-    }
-    let (call, end) = members(body, len + 1, name, Dialect::Quoted(quote), (b':', b'}'));
-    let end = match end {
-        End::Closed(at) => {
-            let at = skip_white(body, at);
-            match &body[at..] {
-                rest if rest.starts_with(close) => End::Closed(at + close.len()),
-                rest if is_part_of(rest, close) => End::Open,
-                _ => End::Closed(at),
-            }
-        }
-        other => other,
-    };
-    Reading { calls: vec![call], end }
-}
-
-/// Members from `at` on, each a key, a separator and a value, up to the byte that closes them.
-fn members(
-    body: &str,
-    mut at: usize,
-    name: &str,
-    dialect: Dialect,
-    (separator, close): (u8, u8),
-) -> (Found, End) {
-    let mut members = Members::new();
-    loop {
-        at = skip_white(body, at);
-        match body.as_bytes().get(at) {
-            None => return (members.call(name, false), End::Open),
-            Some(byte) if *byte == close => return (members.call(name, true), End::Closed(at + 1)),
-            Some(b',') if members.n > 0 => at += 1,
-            Some(_) => match dialect.member(body, at, separator, 0) {
-                Member::Is(key, value, end) => {
-                    members.push(&key, &value);
-                    at = end;
-                }
-                Member::Open => return (members.call(name, false), End::Open),
-                Member::Wrong => return (members.call(name, false), End::Wrong(at)),
-            },
-        }
+    /// Whether no mark has begun.
+    pub(super) fn is_empty(&self) -> bool {
+        self.text.is_empty()
     }
 }

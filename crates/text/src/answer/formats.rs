@@ -1,51 +1,78 @@
-//! The formats in which models call tools and think, as data.
+//! The formats in which models call tools and think, as data. The parser of answers and the grammars
+//! that hold calls to their schemas are both made from it.
 
 /// How calls are written, and what in a template's text tells.
 #[derive(Debug)]
 pub(super) struct CallFormat {
     /// For people.
     pub(super) name: &'static str,
-    /// All of these stand in the template.
+    /// A template of this format contains all of these.
     pub(super) evidence: &'static [&'static str],
-    /// How calls are written.
+    /// Marks that open a call, or a list of calls; the last one is used where a call is forced. An
+    /// empty mark: a call without one may be the whole answer.
+    pub(super) open: &'static [&'static str],
+    /// The mark that closes what `open` opens; empty: there is none. Answers may leave it out.
+    pub(super) close: &'static str,
+    /// What is between the two.
     pub(super) syntax: Syntax,
-    /// Marks around calls and answers that say nothing.
+    /// Marks around sections of calls and around content. They are no part of either.
     pub(super) silent: &'static [&'static str],
 }
 
-/// How calls are written.
+/// How a call is written.
 #[derive(Debug)]
 pub(super) enum Syntax {
-    /// `OPEN {"name": …, "arguments": {…}} CLOSE`: one object or more, alone or in a `list`. With an empty OPEN, calls may also be
-    /// the whole answer.
-    Json { open: &'static [&'static str], close: &'static str, arguments: &'static str, list: bool },
-    /// `OPEN name SEPARATOR {…} CLOSE`
-    Named { open: &'static str, prefix: &'static str, separator: &'static str, close: &'static str },
+    /// `{"name": …, "arguments": {…}}`, one or more.
+    Json {
+        /// The key of the name that templates write; others are understood too.
+        name: &'static str,
+        /// The key of the arguments that templates write.
+        arguments: &'static str,
+        /// Templates write a list.
+        list: bool,
+    },
+    /// `PREFIX name SEPARATOR {…} AFTER`
+    Named {
+        /// May come before the name.
+        prefix: &'static str,
+        /// Comes after the name, perhaps with white space around it.
+        separator: &'static str,
+        /// May come between the arguments and the mark that closes the call.
+        after: &'static str,
+    },
     /// Names and parameters between marks.
     Tagged(Tags),
-    /// `OPEN [name(key=value), …] CLOSE` in Python's literals.
-    Pythonic { open: &'static str, close: &'static str, list: bool },
-    /// `OPEN name{key:value} CLOSE`, texts between quotes of their own.
-    Braces { open: &'static str, quote: &'static str, close: &'static str },
+    /// `[name(key=value), …]` in Python's literals.
+    Pythonic {
+        /// Templates write a list; otherwise calls are on lines of their own.
+        list: bool,
+    },
+    /// `name{key:value}`, strings between quotes of their own.
+    Braces {
+        /// The quote.
+        quote: &'static str,
+    },
     /// The channels of gpt-oss.
     Harmony,
 }
 
-/// The marks of [`Syntax::Tagged`]: `OPEN (NAME_BEFORE name NAME_AFTER (KEY_BEFORE key KEY_AFTER value VALUE_AFTER)* END) CLOSE`.
+/// The marks of [`Syntax::Tagged`]: `NAME_BEFORE name NAME_AFTER (KEY_BEFORE key KEY_AFTER value
+/// VALUE_AFTER)* END`, with white space anywhere between two of them.
 #[derive(Debug)]
 pub(super) struct Tags {
-    pub(super) open: &'static str,
+    /// Empty: the name comes first. Otherwise it opens a call even where [`CallFormat::open`] is
+    /// left out.
     pub(super) name_before: &'static str,
     pub(super) name_after: &'static str,
     pub(super) key_before: &'static str,
-    pub(super) key_after: &'static str,
+    /// Marks between a key and its value.
+    pub(super) key_after: &'static [&'static str],
     pub(super) value_after: &'static str,
-    /// Ends a call; empty: `close` does.
+    /// Ends a call; empty: [`CallFormat::close`] does.
     pub(super) end: &'static str,
-    pub(super) close: &'static str,
 }
 
-/// Marks around what a model thinks before it answers.
+/// Marks around the reasoning that comes before an answer.
 #[derive(Debug)]
 pub(super) struct Reasoning {
     pub(super) open: &'static str,
@@ -66,12 +93,9 @@ pub(super) const REASONINGS: [Reasoning; 6] = [
 pub(super) static GENERIC: CallFormat = CallFormat {
     name: "generic",
     evidence: &[],
-    syntax: Syntax::Json {
-        open: &["<tool_call>"],
-        close: "</tool_call>",
-        arguments: "arguments",
-        list: false,
-    },
+    open: &["<tool_call>"],
+    close: "</tool_call>",
+    syntax: Syntax::Json { name: "name", arguments: "arguments", list: false },
     silent: &[],
 };
 
@@ -80,207 +104,199 @@ pub(super) static FORMATS: [CallFormat; 21] = [
     CallFormat {
         name: "harmony",
         evidence: &["<|channel|>", "<|message|>"],
+        open: &["<|channel|>"],
+        close: "",
         syntax: Syntax::Harmony,
         silent: &[],
     },
     CallFormat {
         name: "kimi",
         evidence: &["<|tool_call_argument_begin|>"],
-        syntax: Syntax::Named {
-            open: "<|tool_call_begin|>",
-            prefix: "functions.",
-            separator: "<|tool_call_argument_begin|>",
-            close: "<|tool_call_end|>",
-        },
+        open: &["<|tool_call_begin|>"],
+        close: "<|tool_call_end|>",
+        syntax: Syntax::Named { prefix: "functions.", separator: "<|tool_call_argument_begin|>", after: "" },
         silent: &["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"],
     },
     CallFormat {
         name: "deepseek-v3",
         evidence: &["<｜tool▁call▁begin｜>", "```json"],
+        open: &["<｜tool▁call▁begin｜>"],
+        close: "<｜tool▁call▁end｜>",
         syntax: Syntax::Named {
-            open: "<｜tool▁call▁begin｜>",
-            prefix: "function<｜tool▁sep｜>",
-            separator: "\n```json\n",
-            close: "\n```<｜tool▁call▁end｜>",
+            prefix: "function<｜tool▁sep｜>", separator: "\n```json\n", after: "\n```"
         },
         silent: &["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
     },
     CallFormat {
         name: "deepseek-v3.1",
         evidence: &["<｜tool▁call▁begin｜>"],
-        syntax: Syntax::Named {
-            open: "<｜tool▁call▁begin｜>",
-            prefix: "",
-            separator: "<｜tool▁sep｜>",
-            close: "<｜tool▁call▁end｜>",
-        },
+        open: &["<｜tool▁call▁begin｜>"],
+        close: "<｜tool▁call▁end｜>",
+        syntax: Syntax::Named { prefix: "", separator: "<｜tool▁sep｜>", after: "" },
         silent: &["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
     },
     CallFormat {
         name: "glm",
         evidence: &["<arg_key>", "<tool_call>"],
+        open: &["<tool_call>"],
+        close: "</tool_call>",
         syntax: Syntax::Tagged(Tags {
-            open: "<tool_call>",
             name_before: "",
             name_after: "\n",
             key_before: "<arg_key>",
-            key_after: "</arg_key>\n<arg_value>",
+            key_after: &["</arg_key>", "<arg_value>"],
             value_after: "</arg_value>",
             end: "",
-            close: "</tool_call>",
         }),
         silent: &[],
     },
     CallFormat {
         name: "seed",
         evidence: &["<seed:tool_call>"],
+        open: &["<seed:tool_call>"],
+        close: "</seed:tool_call>",
         syntax: Syntax::Tagged(Tags {
-            open: "<seed:tool_call>",
             name_before: "<function=",
             name_after: ">",
             key_before: "<parameter=",
-            key_after: ">",
+            key_after: &[">"],
             value_after: "</parameter>",
             end: "</function>",
-            close: "</seed:tool_call>",
         }),
         silent: &[],
     },
     CallFormat {
         name: "qwen-coder",
         evidence: &["<function=", "<parameter=", "<tool_call>"],
+        open: &["<tool_call>"],
+        close: "</tool_call>",
         syntax: Syntax::Tagged(Tags {
-            open: "<tool_call>",
             name_before: "<function=",
             name_after: ">",
             key_before: "<parameter=",
-            key_after: ">",
+            key_after: &[">"],
             value_after: "</parameter>",
             end: "</function>",
-            close: "</tool_call>",
         }),
         silent: &[],
     },
     CallFormat {
         name: "minimax",
         evidence: &["<minimax:tool_call>"],
+        open: &["<minimax:tool_call>"],
+        close: "</minimax:tool_call>",
         syntax: Syntax::Tagged(Tags {
-            open: "<minimax:tool_call>",
             name_before: "<invoke name=\"",
             name_after: "\">",
             key_before: "<parameter name=\"",
-            key_after: "\">",
+            key_after: &["\">"],
             value_after: "</parameter>",
             end: "</invoke>",
-            close: "</minimax:tool_call>",
         }),
         silent: &[],
     },
     CallFormat {
         name: "function-gemma",
         evidence: &["<start_function_call>"],
-        syntax: Syntax::Braces {
-            open: "<start_function_call>call:",
-            quote: "<escape>",
-            close: "<end_function_call>",
-        },
+        open: &["<start_function_call>call:"],
+        close: "<end_function_call>",
+        syntax: Syntax::Braces { quote: "<escape>" },
         silent: &[],
     },
     CallFormat {
         name: "gemma4",
         evidence: &["<|tool_call>", "<tool_call|>"],
-        syntax: Syntax::Braces { open: "<|tool_call>call:", quote: "<|\"|>", close: "<tool_call|>" },
+        open: &["<|tool_call>call:"],
+        close: "<tool_call|>",
+        syntax: Syntax::Braces { quote: "<|\"|>" },
         silent: &[],
     },
     CallFormat {
         name: "lfm2",
         evidence: &["<|tool_call_start|>"],
-        syntax: Syntax::Pythonic { open: "<|tool_call_start|>", close: "<|tool_call_end|>", list: true },
+        open: &["<|tool_call_start|>"],
+        close: "<|tool_call_end|>",
+        syntax: Syntax::Pythonic { list: true },
         silent: &[],
     },
     CallFormat {
         name: "phi4",
         evidence: &["<|tool_call|>", "<|/tool_call|>"],
-        syntax: Syntax::Json {
-            open: &["<|tool_call|>"],
-            close: "<|/tool_call|>",
-            arguments: "arguments",
-            list: true,
-        },
+        open: &["<|tool_call|>"],
+        close: "<|/tool_call|>",
+        syntax: Syntax::Json { name: "name", arguments: "arguments", list: true },
         silent: &[],
     },
     CallFormat {
         name: "granite3",
         evidence: &["<|tool_call|>"],
-        syntax: Syntax::Json { open: &["<|tool_call|>"], close: "", arguments: "arguments", list: true },
+        open: &["<|tool_call|>"],
+        close: "",
+        syntax: Syntax::Json { name: "name", arguments: "arguments", list: true },
         silent: &[],
     },
     CallFormat {
         name: "command",
         evidence: &["<|START_ACTION|>"],
-        syntax: Syntax::Json {
-            open: &["<|START_ACTION|>"],
-            close: "<|END_ACTION|>",
-            arguments: "parameters",
-            list: true,
-        },
+        open: &["<|START_ACTION|>"],
+        close: "<|END_ACTION|>",
+        syntax: Syntax::Json { name: "tool_name", arguments: "parameters", list: true },
         silent: &["<|START_RESPONSE|>", "<|END_RESPONSE|>"],
     },
     CallFormat {
         name: "nemotron",
         evidence: &["<TOOLCALL>"],
-        syntax: Syntax::Json {
-            open: &["<TOOLCALL>"],
-            close: "</TOOLCALL>",
-            arguments: "arguments",
-            list: true,
-        },
+        open: &["<TOOLCALL>"],
+        close: "</TOOLCALL>",
+        syntax: Syntax::Json { name: "name", arguments: "arguments", list: true },
         silent: &[],
     },
     CallFormat {
         name: "olmo3",
         evidence: &["<function_calls>"],
-        syntax: Syntax::Pythonic { open: "<function_calls>", close: "</function_calls>", list: false },
+        open: &["<function_calls>"],
+        close: "</function_calls>",
+        syntax: Syntax::Pythonic { list: false },
         silent: &[],
     },
     CallFormat {
         name: "mistral",
         evidence: &["[TOOL_CALLS]", "[ARGS]"],
-        syntax: Syntax::Named { open: "[TOOL_CALLS]", prefix: "", separator: "[ARGS]", close: "" },
+        open: &["[TOOL_CALLS]"],
+        close: "",
+        syntax: Syntax::Named { prefix: "", separator: "[ARGS]", after: "" },
         silent: &[],
     },
     CallFormat {
         name: "mistral-v3",
         evidence: &["[TOOL_CALLS]"],
-        syntax: Syntax::Json { open: &["[TOOL_CALLS]"], close: "", arguments: "arguments", list: true },
+        open: &["[TOOL_CALLS]"],
+        close: "",
+        syntax: Syntax::Json { name: "name", arguments: "arguments", list: true },
         silent: &[],
     },
     CallFormat {
         name: "hermes",
         evidence: &["<tool_call>"],
-        syntax: Syntax::Json {
-            open: &["<tool_call>"],
-            close: "</tool_call>",
-            arguments: "arguments",
-            list: false,
-        },
+        open: &["<tool_call>"],
+        close: "</tool_call>",
+        syntax: Syntax::Json { name: "name", arguments: "arguments", list: false },
         silent: &[],
     },
     CallFormat {
         name: "llama3",
         evidence: &["tools", "\"parameters\":"],
-        syntax: Syntax::Json {
-            open: &["<|python_tag|>", ""],
-            close: "",
-            arguments: "parameters",
-            list: false,
-        },
+        open: &["<|python_tag|>", ""],
+        close: "",
+        syntax: Syntax::Json { name: "name", arguments: "parameters", list: false },
         silent: &[],
     },
     CallFormat {
         name: "llama4",
         evidence: &["tools", "<|header_start|>"],
-        syntax: Syntax::Pythonic { open: "", close: "", list: true },
+        open: &[""],
+        close: "",
+        syntax: Syntax::Pythonic { list: true },
         silent: &["<|python_start|>", "<|python_end|>"],
     },
 ];

@@ -1,153 +1,94 @@
-//! JSON that is still being written: as far as it has come.
+//! JSON that is still being written, character by character.
 
-use std::ops::Range;
-
-/// What a scan finds.
+/// What a further character means to a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
-    /// It ends before this byte.
-    Ends(usize),
-    /// The text ends before it does.
-    Open,
-    /// What was expected does not stand at this byte.
-    Wrong(usize),
+    /// It belongs to the value, which goes on.
+    More,
+    /// It is the last of the value.
+    Last,
+    /// The value ended before it.
+    Before,
+    /// No value goes on with it.
+    Wrong,
 }
 
-/// The first byte from `at` on that is not white space.
-pub(super) fn skip_white(text: &str, at: usize) -> usize {
-    let rest = &text[at..];
-    at + (rest.len() - rest.trim_start().len())
+/// Where a value is. What is between its brackets is not looked at closely.
+#[derive(Clone, Debug, Default)]
+pub(super) struct JsonScan {
+    /// Brackets that are open.
+    open: Vec<u8>,
+    in_string: bool,
+    is_escaped: bool,
+    has_begun: bool,
 }
 
-/// The text in quotes that begins at `at`.
-fn string(text: &str, at: usize) -> Scan {
-    let bytes = text.as_bytes();
-    if bytes.get(at) != Some(&b'"') {
-        return if at >= text.len() { Scan::Open } else { Scan::Wrong(at) };
-    }
-    let mut i = at + 1;
-    while let Some(byte) = bytes.get(i) {
-        match byte {
-            b'"' => return Scan::Ends(i + 1),
-            b'\\' => i += 2,
-            _ => i += 1,
-        }
-    }
-    Scan::Open
-}
-
-/// The value that begins at `at`. What is between brackets is not looked at closely.
-pub(super) fn value(text: &str, at: usize) -> Scan {
-    let bytes = text.as_bytes();
-    match bytes.get(at) {
-        None => Scan::Open,
-        Some(b'"') => string(text, at),
-        Some(b'{' | b'[') => {
-            let mut open = Vec::new();
-            let mut i = at;
-            while let Some(byte) = bytes.get(i) {
-                match byte {
-                    b'{' | b'[' => open.push(*byte),
-                    b'}' | b']' => {
-                        let matching = if *byte == b'}' { b'{' } else { b'[' };
-                        if open.pop() != Some(matching) {
-                            return Scan::Wrong(i);
-                        }
-                        if open.is_empty() {
-                            return Scan::Ends(i + 1);
-                        }
-                    }
-                    b'"' => match string(text, i) {
-                        Scan::Ends(end) => {
-                            i = end;
-                            continue;
-                        }
-                        other => return other,
-                    },
-                    _ => {}
+impl JsonScan {
+    pub(super) fn step(&mut self, c: char) -> Scan {
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        if self.in_string {
+            match c {
+                _ if self.is_escaped => self.is_escaped = false,
+                '\\' => self.is_escaped = true,
+                '"' => {
+                    self.in_string = false;
+                    return if self.open.is_empty() { Scan::Last } else { Scan::More };
                 }
-                i += 1;
+                _ => {}
             }
-            Scan::Open
+            return Scan::More;
         }
-        Some(b'-' | b'0'..=b'9' | b't' | b'f' | b'n') => {
-            let is_part = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'+' | b'.');
-            let len = bytes[at..].iter().take_while(|b| is_part(b)).count();
-            if at + len == bytes.len() { Scan::Open } else { Scan::Ends(at + len) }
+        let is_inside = !self.open.is_empty();
+        match c {
+            '"' if is_first || is_inside => self.in_string = true,
+            '{' | '[' if is_first || is_inside => self.open.push(c as u8),
+            '}' | ']' if is_inside => {
+                let matching = if c == '}' { b'{' } else { b'[' };
+                if self.open.pop() != Some(matching) {
+                    return Scan::Wrong;
+                }
+                if self.open.is_empty() {
+                    return Scan::Last;
+                }
+            }
+            _ if is_inside => {}
+            '-' | '0'..='9' | 't' | 'f' | 'n' => {}
+            '+' | '.' | 'a'..='z' | 'A'..='Z' if !is_first => {}
+            _ if is_first => return Scan::Wrong,
+            _ => return Scan::Before,
         }
-        Some(_) => Scan::Wrong(at),
+        Scan::More
     }
 }
 
-/// An object's members as far as they have come.
-#[derive(Debug)]
-pub(super) struct Object {
-    /// Keys and the bytes of their values; the last value may go on if the object is open.
-    pub(super) members: Vec<(String, Range<usize>)>,
-    /// Whether the last member's value is whole.
-    pub(super) last_is_whole: bool,
-    /// Where the object ends.
-    pub(super) scan: Scan,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The object that begins at `at`.
-pub(super) fn object(text: &str, at: usize) -> Object {
-    let mut found = Object { members: Vec::new(), last_is_whole: true, scan: Scan::Open };
-    let bytes = text.as_bytes();
-    if bytes.get(at) != Some(&b'{') {
-        found.scan = if at == text.len() { Scan::Open } else { Scan::Wrong(at) };
-        return found;
-    }
-    let mut i = skip_white(text, at + 1);
-    if bytes.get(i) == Some(&b'}') {
-        found.scan = Scan::Ends(i + 1);
-        return found;
-    }
-    loop {
-        let key = match string(text, i) {
-            Scan::Ends(end) => serde_json::from_str::<String>(&text[i..end]).map(|key| (key, end)),
-            Scan::Open => return found,
-            Scan::Wrong(at) => {
-                found.scan = Scan::Wrong(at);
-                return found;
-            }
-        };
-        let Ok((key, end)) = key else {
-            found.scan = Scan::Wrong(i);
-            return found;
-        };
-        i = skip_white(text, end);
-        match bytes.get(i) {
-            None => return found,
-            Some(b':') => i = skip_white(text, i + 1),
-            Some(_) => {
-                found.scan = Scan::Wrong(i);
-                return found;
+    fn scan(text: &str) -> (usize, Scan) {
+        let mut scan = JsonScan::default();
+        for (at, c) in text.char_indices() {
+            let step = scan.step(c);
+            if step != Scan::More {
+                return (at, step);
             }
         }
-        let scan = value(text, i);
-        let end = match scan {
-            Scan::Ends(end) | Scan::Wrong(end) => end,
-            Scan::Open => text.len(),
-        };
-        found.members.push((key, i..end));
-        found.last_is_whole = matches!(scan, Scan::Ends(_));
-        if !found.last_is_whole {
-            found.scan = scan;
-            return found;
-        }
-        i = skip_white(text, end);
-        match bytes.get(i) {
-            None => return found,
-            Some(b',') => i = skip_white(text, i + 1),
-            Some(b'}') => {
-                found.scan = Scan::Ends(i + 1);
-                return found;
-            }
-            Some(_) => {
-                found.scan = Scan::Wrong(i);
-                return found;
-            }
+        (text.len(), Scan::More)
+    }
+
+    #[test]
+    fn values_end_where_they_end() {
+        for (text, end) in [
+            ("{\"a\": \"}\\\"\"} x", (11, Scan::Last)),
+            ("[1, [2]]", (7, Scan::Last)),
+            ("\"a\\\\\"b", (4, Scan::Last)),
+            ("-1.5e+3,", (7, Scan::Before)),
+            ("true}", (4, Scan::Before)),
+            ("{]", (1, Scan::Wrong)),
+            ("x", (0, Scan::Wrong)),
+            ("{\"a\": 1", (7, Scan::More)),
+        ] {
+            assert_eq!(scan(text), end, "{text}");
         }
     }
 }

@@ -4,19 +4,24 @@
 mod calls;
 mod formats;
 mod grammar;
+mod guard;
+mod harmony;
 mod json;
+mod kinds;
 mod parser;
 mod prompt;
+mod readers;
 #[cfg(test)]
 mod tests;
 mod values;
 
 pub use grammar::CallChoice;
+pub use guard::CallGuard;
 pub use parser::{AnswerParser, AnswerPart};
 pub use prompt::ToolPrompt;
 
 use calls::Tools;
-use formats::{CallFormat, FORMATS, GENERIC, REASONINGS, Reasoning, Syntax, Tags};
+use formats::{CallFormat, FORMATS, GENERIC, REASONINGS, Reasoning, Syntax};
 use serde_json::Value;
 
 use crate::{Aside, Result, Specials, Tokenizer};
@@ -31,17 +36,16 @@ pub struct AnswerFormat {
 impl CallFormat {
     /// The marks that open calls; an empty one where a call may stand without.
     fn opens(&self) -> impl Iterator<Item = &'static str> {
-        let (one, more): (&'static str, &'static [&'static str]) = match &self.syntax {
-            Syntax::Json { open, .. } => {
-                (open.first().copied().unwrap_or_default(), open.get(1..).unwrap_or_default())
-            }
-            Syntax::Named { open, .. } | Syntax::Pythonic { open, .. } | Syntax::Braces { open, .. } => {
-                (open, &[])
-            }
-            Syntax::Tagged(tags) => (tags.open, &[]),
-            Syntax::Harmony => ("<|channel|>", &[]),
+        // A mark before the name is enough where the one before it was left out.
+        let named = match &self.syntax {
+            Syntax::Tagged(tags) => Some(tags.name_before).filter(|mark| !mark.is_empty()),
+            Syntax::Json { .. }
+            | Syntax::Named { .. }
+            | Syntax::Pythonic { .. }
+            | Syntax::Braces { .. }
+            | Syntax::Harmony => None,
         };
-        std::iter::once(one).chain(more.iter().copied())
+        self.open.iter().copied().chain(named)
     }
 
     fn is_json(&self) -> bool {
@@ -80,26 +84,16 @@ impl AnswerFormat {
     pub fn marks(&self) -> Vec<&'static str> {
         let mut marks: Vec<&'static str> = self.calls.silent.to_vec();
         marks.extend(self.calls.opens().filter(|open| !open.is_empty()));
+        marks.push(self.calls.close);
         match &self.calls.syntax {
-            Syntax::Json { close, .. } | Syntax::Pythonic { close, .. } => marks.push(close),
-            Syntax::Named { prefix, separator, close, .. } => {
-                marks.extend([*prefix, separator, close, "[CALL_ID]"]);
-            }
+            Syntax::Json { .. } | Syntax::Pythonic { .. } => {}
+            Syntax::Named { prefix, separator, .. } => marks.extend([*prefix, separator, "[CALL_ID]"]),
             Syntax::Tagged(tags) => {
-                marks.extend([tags.name_before, tags.key_before, tags.value_after, tags.end, tags.close]);
-                marks.extend(tags.key_after.split('\n'));
+                marks.extend([tags.key_before, tags.value_after, tags.end]);
+                marks.extend(tags.key_after);
             }
-            Syntax::Braces { quote, close, .. } => marks.extend([*quote, close]),
-            Syntax::Harmony => {
-                marks.extend([
-                    "<|start|>",
-                    "<|message|>",
-                    "<|end|>",
-                    "<|call|>",
-                    "<|return|>",
-                    "<|constrain|>",
-                ]);
-            }
+            Syntax::Braces { quote } => marks.push(quote),
+            Syntax::Harmony => marks.extend(harmony::MARKS),
         }
         if let Some(reasoning) = self.reasoning {
             marks.extend([reasoning.open, reasoning.close]);
@@ -150,11 +144,11 @@ impl AnswerFormat {
             match &self.calls.syntax {
                 // A call's recipient stands in its header, which nothing else has.
                 Syntax::Harmony => asides.push(aside(" to=functions.", "<|call|>", true)),
-                Syntax::Json { close, .. }
-                | Syntax::Named { close, .. }
-                | Syntax::Pythonic { close, .. }
-                | Syntax::Braces { close, .. }
-                | Syntax::Tagged(Tags { close, .. }) => {
+                Syntax::Json { .. }
+                | Syntax::Named { .. }
+                | Syntax::Pythonic { .. }
+                | Syntax::Braces { .. }
+                | Syntax::Tagged(_) => {
                     for open in self.calls.opens() {
                         match open {
                             // A call may be the whole answer.
@@ -162,7 +156,7 @@ impl AnswerFormat {
                                 asides.push(aside("[", "", false));
                                 asides.extend(self.calls.is_json().then(|| aside("{", "", false)));
                             }
-                            open => asides.push(aside(open, close, true)),
+                            open => asides.push(aside(open, self.calls.close, true)),
                         }
                     }
                 }
@@ -188,6 +182,7 @@ impl AnswerFormat {
 
     /// Reads an answer to `prompt`, a rendered chat. Without `tools`, each as a request has them, what looks like a call is text.
     pub fn parser(&self, prompt: &str, tools: &[Value]) -> AnswerParser {
-        AnswerParser::new(self.calls, self.reasoning, Tools::new(tools), self.begins_thinking(prompt))
+        let is_thinking = self.begins_thinking(prompt);
+        AnswerParser::new(self.calls, self.reasoning, Tools::new(tools), is_thinking, prompt)
     }
 }

@@ -1,7 +1,10 @@
 //! Reads an answer while it is written.
 
-use super::calls::{self, End, Found, Tools};
+use super::calls::{Calls, Step, Tools};
 use super::formats::{CallFormat, Reasoning, Syntax};
+use super::harmony::{self, Channel};
+use super::json::{JsonScan, Scan};
+use super::readers::CallReader;
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +34,8 @@ pub enum AnswerPart {
     },
 }
 
-/// Splits one answer into its parts. What may be the beginning of a mark is held back until it is certain.
+/// Splits one answer into its parts. What may be the beginning of a mark is held back until it is
+/// certain. What is read of an answer does not depend on the pieces in which it comes.
 #[derive(Clone, Debug)]
 pub struct AnswerParser {
     format: &'static CallFormat,
@@ -41,34 +45,23 @@ pub struct AnswerParser {
     state: State,
     /// Text that has not been read for good.
     pending: String,
-    /// Bytes of `pending` when calls were looked for last.
-    n_looked: usize,
-    /// Calls of bodies that have ended.
-    n_before: usize,
-    /// Bytes of arguments of each call of this body that were given, and whether its end was.
-    given: Vec<(usize, bool)>,
+    calls: Calls,
     has_content: bool,
     /// White space that comes next says nothing.
     trims: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 enum State {
     Reasoning,
     Content,
-    /// After this mark.
-    Calls(&'static str),
+    /// After a mark that opens calls, or within a call that needs none; the bytes of the text before
+    /// the reader's.
+    Calls(Box<CallReader>, usize),
     /// Harmony: what comes before `<|message|>`.
     Header,
-    /// Harmony: a message of a channel.
-    Message(Channel),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Channel {
-    Reasoning,
-    Content,
-    Call,
+    /// Harmony: a message of a channel; where a call's arguments are.
+    Message(Channel, JsonScan),
 }
 
 /// What a mark does where content may stand.
@@ -79,22 +72,19 @@ enum Mark {
     Silent,
 }
 
-/// A call that has grown by less than one part in so many is not read again.
-const LOOK_AGAIN: usize = 64;
-
-const MESSAGE: &str = "<|message|>";
-/// What ends a message of harmony.
-const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>"];
-
 impl AnswerParser {
     pub(super) fn new(
         format: &'static CallFormat,
         reasoning: Option<&'static Reasoning>,
         tools: Tools,
         is_thinking: bool,
+        prompt: &str,
     ) -> AnswerParser {
         let state = match format.syntax {
-            Syntax::Harmony => State::Header,
+            Syntax::Harmony => match harmony::channel_of_prompt(prompt) {
+                Some(channel) => State::Message(channel, JsonScan::default()),
+                None => State::Header,
+            },
             _ if is_thinking => State::Reasoning,
             _ => State::Content,
         };
@@ -102,24 +92,38 @@ impl AnswerParser {
             format,
             reasoning,
             tools,
-            trims: state == State::Reasoning,
+            trims: matches!(state, State::Reasoning),
             state,
             pending: String::new(),
-            n_looked: 0,
-            n_before: 0,
-            given: Vec::new(),
+            calls: Calls::default(),
             has_content: false,
         }
     }
 
     /// Whether the model is thinking.
     pub fn is_reasoning(&self) -> bool {
-        matches!(self.state, State::Reasoning | State::Message(Channel::Reasoning))
+        matches!(self.state, State::Reasoning | State::Message(Channel::Reasoning, _))
     }
 
     /// Calls so far.
     pub fn n_calls(&self) -> usize {
-        self.n_before + self.given.len()
+        self.calls.n()
+    }
+
+    /// Calls so far that are whole.
+    pub(super) fn n_whole_calls(&self) -> usize {
+        self.calls.n_whole()
+    }
+
+    /// Whether the answer is within a call that a grammar may hold to its schema.
+    pub(super) fn is_held(&self) -> bool {
+        self.calls.is_held()
+    }
+
+    /// The call whose inside has begun since this was asked last, as far as it has come, spelled as
+    /// the grammar of calls spells it.
+    pub(super) fn take_held(&mut self) -> Option<String> {
+        self.calls.take_held()
     }
 
     /// Read more text; appends to `parts`.
@@ -130,29 +134,32 @@ impl AnswerParser {
 
     /// The answer has ended: what was held back is what it can only be now.
     pub fn finish(&mut self, parts: &mut Vec<AnswerPart>) {
-        self.n_looked = 0;
         while self.step(parts) {}
         let rest = std::mem::take(&mut self.pending);
-        match self.state {
+        match &self.state {
             // A further call that the end cut: its beginning is no text for people.
             State::Content if self.n_calls() > 0 && self.is_cut_mark(rest.trim()) => {}
             State::Content if self.n_calls() > 0 => self.content(rest.trim_end(), parts),
             State::Content => self.content(&rest, parts),
+            State::Header if harmony::is_header(&rest) => {}
             State::Header => self.content(&rest, parts),
             State::Reasoning => self.thought(&rest, parts),
-            State::Message(Channel::Reasoning) => self.thought(&rest, parts),
-            State::Message(Channel::Content) => self.content(&rest, parts),
-            State::Message(Channel::Call) => {
-                self.arguments(&rest, parts);
-                self.end_call(parts);
+            State::Message(channel, _) => {
+                let channel = *channel;
+                self.message(channel, &rest, parts);
+                if channel == Channel::Call {
+                    self.calls.end(parts);
+                }
             }
-            State::Calls(open) => {
+            State::Calls(..) => {
                 // Text that was to be the first call and did not get as far as a name.
+                let raw = self.calls.take_raw();
                 if self.n_calls() == 0 {
-                    self.content(&format!("{open}{rest}"), parts);
+                    self.content(&raw, parts);
                 }
             }
         }
+        self.calls.release();
     }
 
     /// Whether a text is how a call's mark begins; one character may be anything.
@@ -168,9 +175,9 @@ impl AnswerParser {
         match self.state {
             State::Content => self.step_content(parts),
             State::Reasoning => self.step_reasoning(parts),
-            State::Calls(open) => self.step_calls(open, parts),
+            State::Calls(..) => self.step_calls(parts),
             State::Header => self.step_header(parts),
-            State::Message(channel) => self.step_message(channel, parts),
+            State::Message(channel, _) => self.step_message(channel, parts),
         }
     }
 
@@ -191,12 +198,18 @@ impl AnswerParser {
     fn step_content(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         let may_be_bare = !self.tools.is_empty() && !self.has_content && self.n_calls() == 0;
         if may_be_bare && self.format.opens().any(str::is_empty) {
-            let begins = match self.pending.trim_start().chars().next() {
+            let text = self.pending.trim_start();
+            let begins = match text.chars().next() {
                 None => return false,
                 Some(first) => first == '[' || (first == '{' && self.format.is_json()),
             };
-            if begins {
-                self.state = State::Calls("");
+            let mut marks = self.marks().into_iter();
+            // Some marks begin with the same bracket.
+            if begins && marks.any(|(mark, _)| mark.len() > text.len() && mark.starts_with(text)) {
+                return false;
+            }
+            if begins && !self.marks().iter().any(|(mark, _)| text.starts_with(mark)) {
+                self.open_calls("", String::new());
                 return true;
             }
         }
@@ -217,8 +230,10 @@ impl AnswerParser {
                     }
                 }
                 Mark::Call => {
-                    self.content(before.trim_end(), parts);
-                    self.state = State::Calls(text);
+                    // The white space before it is text if it opens no call.
+                    let (before, white) = before.split_at(before.trim_end().len());
+                    self.content(before, parts);
+                    self.open_calls(text, format!("{white}{text}"));
                 }
                 Mark::Silent => {
                     self.content(before.trim_end(), parts);
@@ -238,6 +253,18 @@ impl AnswerParser {
             self.state = State::Content;
             return true;
         };
+        if self.trims {
+            // Some models open what the prompt has opened already.
+            let white = self.pending.len() - self.pending.trim_start().len();
+            let begun = &self.pending[white..];
+            if begun.starts_with(reasoning.open) {
+                self.pending.drain(..white + reasoning.open.len());
+                return true;
+            }
+            if reasoning.open.starts_with(begun) {
+                return false;
+            }
+        }
         if let Some(at) = self.pending.find(reasoning.close) {
             let text: String = self.pending.drain(..at).collect();
             self.pending.drain(..reasoning.close.len());
@@ -251,100 +278,87 @@ impl AnswerParser {
         false
     }
 
-    fn step_calls(&mut self, open: &'static str, parts: &mut Vec<AnswerPart>) -> bool {
-        // Calls are read from their beginning. So long ones are read again only when they have grown by a part of their length:
-        // all readings together then look at no more than about `LOOK_AGAIN` times the text.
-        if self.pending.len() - self.n_looked <= self.n_looked / LOOK_AGAIN {
-            return false;
+    /// Calls may follow; `before` is the text that opens them.
+    fn open_calls(&mut self, open: &str, before: String) {
+        let n_before = before.len();
+        self.calls.open(before);
+        if let Some(reader) = CallReader::new(self.format, open) {
+            self.state = State::Calls(Box::new(reader), n_before);
         }
-        self.n_looked = self.pending.len();
-        let reading = calls::read(&self.format.syntax, &self.pending, &self.tools, open.is_empty());
-        for (i, call) in reading.calls.iter().enumerate() {
-            self.give(i, call, parts);
-        }
-        match reading.end {
-            End::Open => false,
-            End::Closed(at) => {
-                self.n_looked = 0;
-                self.pending.drain(..at);
-                self.end_body();
-                true
-            }
-            End::Wrong(at) => {
-                self.n_looked = 0;
-                if self.given.is_empty() {
-                    // It is text after all, and not looked at again.
-                    self.content(open, parts);
-                    self.has_content = true;
-                } else {
-                    self.pending.drain(..at);
+    }
+
+    fn step_calls(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
+        let State::Calls(reader, n_before) = &mut self.state else { return false };
+        let pending = std::mem::take(&mut self.pending);
+        for (at, c) in pending.char_indices() {
+            self.calls.read(c);
+            let step = reader.step(c, &self.tools, &mut self.calls, parts);
+            let rest = &pending[at + c.len_utf8()..];
+            match step {
+                Step::More => continue,
+                Step::Done => {
+                    self.calls.commit();
+                    self.trims = true;
+                    rest.clone_into(&mut self.pending);
                 }
-                self.end_body();
-                true
+                Step::Stop => {
+                    self.calls.release();
+                    let mut raw = self.calls.take_raw();
+                    if self.calls.has_begun() {
+                        self.trims = true;
+                    } else {
+                        // The mark is text after all. What follows it may be anything.
+                        let open: String = raw.drain(..*n_before).collect();
+                        self.content(&open, parts);
+                        self.has_content = true;
+                    }
+                    self.pending = raw + rest;
+                }
             }
+            self.state = State::Content;
+            return true;
         }
-    }
-
-    fn end_body(&mut self) {
-        self.n_before += self.given.len();
-        self.trims = !self.given.is_empty();
-        self.given.clear();
-        self.state = State::Content;
-    }
-
-    /// What is new of a call of this body.
-    fn give(&mut self, i: usize, call: &Found, parts: &mut Vec<AnswerPart>) {
-        let index = self.n_before + i;
-        if i == self.given.len() {
-            parts.push(AnswerPart::CallBegin { index, name: call.name.clone() });
-            self.given.push((0, false));
-        }
-        let Some((n_given, is_ended)) = self.given.get_mut(i) else { return };
-        if let Some(text) = call.arguments.get(*n_given..).filter(|text| !text.is_empty()) {
-            parts.push(AnswerPart::CallArguments { index, text: text.to_owned() });
-            *n_given = call.arguments.len();
-        }
-        if call.is_whole && !*is_ended {
-            parts.push(AnswerPart::CallEnd { index });
-            *is_ended = true;
-        }
+        false
     }
 
     fn step_header(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
-        let Some(at) = self.pending.find(MESSAGE) else { return false };
+        let end = self.pending.find(harmony::MESSAGE);
+        // A mark that is still coming may end the header.
+        let n_mark = held_back(&self.pending, [harmony::MESSAGE].into_iter(), false);
+        let header = &self.pending[..end.unwrap_or(self.pending.len() - n_mark)];
+        if !harmony::may_be_header(header) {
+            self.state = State::Message(Channel::Content, JsonScan::default());
+            return true;
+        }
+        let Some(at) = end else { return false };
         let header: String = self.pending.drain(..at).collect();
-        self.pending.drain(..MESSAGE.len());
-        let recipient = header.split("to=").nth(1).map(|rest| {
-            let name: &str = rest.split([' ', '<', '\n']).next().unwrap_or_default();
-            name.strip_prefix("functions.").unwrap_or(name).to_owned()
-        });
-        let channel = match recipient {
-            Some(name) if !self.tools.is_empty() && !name.is_empty() => {
-                parts.push(AnswerPart::CallBegin { index: self.n_calls(), name });
-                self.given.push((0, false));
+        self.pending.drain(..harmony::MESSAGE.len());
+        let channel = match harmony::recipient(&header) {
+            Some(name) if !self.tools.is_empty() => {
+                self.calls.open(String::new());
+                self.calls.begin(name, parts);
+                self.calls.hold(harmony::call_header(name));
                 Channel::Call
             }
-            _ if header.contains("analysis") => Channel::Reasoning,
-            _ => Channel::Content,
+            Some(_) | None => harmony::channel(&header),
         };
-        self.state = State::Message(channel);
+        self.state = State::Message(channel, JsonScan::default());
         true
     }
 
     fn step_message(&mut self, channel: Channel, parts: &mut Vec<AnswerPart>) -> bool {
-        let ends = ENDS.iter().filter_map(|end| Some((self.pending.find(end)?, end.len())));
+        let ends = harmony::ENDS.iter().filter_map(|end| Some((self.pending.find(end)?, end.len())));
         if let Some((at, len)) = ends.min() {
             let text: String = self.pending.drain(..at).collect();
             self.pending.drain(..len);
             self.message(channel, &text, parts);
             if channel == Channel::Call {
-                self.end_call(parts);
-                self.end_body();
+                self.calls.end(parts);
             }
             self.state = State::Header;
             return true;
         }
-        let held = held_back(&self.pending, ENDS.into_iter(), false);
+        let held = held_back(&self.pending, harmony::ENDS.into_iter(), false);
         let text: String = self.pending.drain(..self.pending.len() - held).collect();
         self.message(channel, &text, parts);
         false
@@ -354,24 +368,17 @@ impl AnswerParser {
         match channel {
             Channel::Reasoning => self.thought(text, parts),
             Channel::Content => self.content(text, parts),
-            Channel::Call => self.arguments(text, parts),
+            // A call's arguments are all of a message.
+            Channel::Call => {
+                self.calls.arguments(text, parts);
+                if let State::Message(_, scan) = &mut self.state
+                    && self.calls.is_held()
+                    && text.chars().any(|c| !c.is_whitespace() && scan.step(c) == Scan::Last)
+                {
+                    self.calls.release();
+                }
+            }
         }
-    }
-
-    /// Harmony's arguments are all of a message.
-    fn arguments(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
-        let index = self.n_calls().saturating_sub(1);
-        if let Some((n_given, _)) = self.given.last_mut().filter(|_| !text.is_empty()) {
-            *n_given += text.len();
-            parts.push(AnswerPart::CallArguments { index, text: text.to_owned() });
-        }
-    }
-
-    fn end_call(&mut self, parts: &mut Vec<AnswerPart>) {
-        if self.given.last().is_some_and(|(n_given, _)| *n_given == 0) {
-            self.arguments("{}", parts);
-        }
-        parts.push(AnswerPart::CallEnd { index: self.n_calls().saturating_sub(1) });
     }
 
     fn content(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {

@@ -17,7 +17,7 @@ pub(super) enum Parsed {
 }
 
 /// How values are written.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// Python's literals.
     Python,
@@ -26,6 +26,11 @@ pub(super) enum Dialect {
 }
 
 impl Dialect {
+    /// The value that begins at `at`.
+    pub(super) fn value(self, text: &str, at: usize) -> Parsed {
+        self.nested(text, at, 0)
+    }
+
     /// The value that begins at `at`, within `depth` others.
     fn nested(self, text: &str, at: usize, depth: usize) -> Parsed {
         if depth > MAX_DEPTH {
@@ -71,7 +76,7 @@ impl Dialect {
         let mut items = Vec::new();
         let mut i = at + 1;
         loop {
-            i = super::json::skip_white(text, i);
+            i = skip_white(text, i);
             match text.as_bytes().get(i) {
                 None => return Parsed::Open,
                 Some(byte) if *byte == close => return Parsed::Value(Value::Array(items), i + 1),
@@ -91,7 +96,7 @@ impl Dialect {
         let mut members = Map::new();
         let mut i = at + 1;
         loop {
-            i = super::json::skip_white(text, i);
+            i = skip_white(text, i);
             match text.as_bytes().get(i) {
                 None => return Parsed::Open,
                 Some(b'}') => return Parsed::Value(Value::Object(members), i + 1),
@@ -124,17 +129,91 @@ impl Dialect {
                 (rest[..len].to_owned(), at + len)
             }
         };
-        let i = super::json::skip_white(text, end);
+        let i = skip_white(text, end);
         match text.as_bytes().get(i) {
             None => return Member::Open,
             Some(byte) if *byte == separator => {}
             Some(_) => return Member::Wrong,
         }
-        match self.nested(text, super::json::skip_white(text, i + 1), depth + 1) {
+        match self.nested(text, skip_white(text, i + 1), depth + 1) {
             Parsed::Value(value, end) => Member::Is(key, value, end),
             Parsed::Open => Member::Open,
             Parsed::Wrong => Member::Wrong,
         }
+    }
+}
+
+/// The first byte from `at` on that is not white space.
+fn skip_white(text: &str, at: usize) -> usize {
+    let rest = &text[at..];
+    at + (rest.len() - rest.trim_start().len())
+}
+
+/// Where a value is that is still being written: only what decides where it ends.
+#[derive(Clone, Debug)]
+pub(super) struct ValueScan {
+    dialect: Dialect,
+    /// Brackets that are open.
+    depth: usize,
+    /// The quote that the string ends with; `None`: outside strings.
+    quote: Option<char>,
+    is_escaped: bool,
+    /// Characters of [`Dialect::Quoted`]'s mark that have come.
+    n_mark: usize,
+}
+
+impl ValueScan {
+    pub(super) fn new(dialect: Dialect) -> ValueScan {
+        ValueScan { dialect, depth: 0, quote: None, is_escaped: false, n_mark: 0 }
+    }
+
+    /// Whether the value ends before this character: a comma or a closing bracket that is not its
+    /// own.
+    pub(super) fn ends_before(&mut self, c: char) -> bool {
+        match self.dialect {
+            Dialect::Quoted(mark) => {
+                let expects = |n: usize| mark[n..].chars().next();
+                self.n_mark = match (expects(self.n_mark) == Some(c), expects(0) == Some(c)) {
+                    (true, _) => self.n_mark + c.len_utf8(),
+                    (false, true) => c.len_utf8(),
+                    (false, false) => 0,
+                };
+                if self.n_mark == mark.len() {
+                    self.n_mark = 0;
+                    self.quote = match self.quote {
+                        Some(_) => None,
+                        None => Some(c),
+                    };
+                    return false;
+                }
+                if self.quote.is_some() || self.n_mark > 0 {
+                    return false;
+                }
+            }
+            Dialect::Python => {
+                if let Some(quote) = self.quote {
+                    match c {
+                        _ if self.is_escaped => self.is_escaped = false,
+                        '\\' => self.is_escaped = true,
+                        c if c == quote => self.quote = None,
+                        _ => {}
+                    }
+                    return false;
+                }
+                if matches!(c, '"' | '\'') {
+                    self.quote = Some(c);
+                    return false;
+                }
+            }
+        }
+        match c {
+            '{' | '[' | '(' => self.depth += 1,
+            '}' | ']' | ')' if self.depth == 0 => return true,
+            '}' | ']' | ')' => self.depth -= 1,
+            ',' => return self.depth == 0,
+            _ => {}
+        }
+        false
     }
 }
 

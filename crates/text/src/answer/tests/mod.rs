@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod written;
+
 fn tools() -> Vec<Value> {
     let weather = json!({
         "type": "object",

@@ -1,0 +1,198 @@
+//! What a call is, in every syntax.
+
+use serde_json::{Value, json};
+
+use super::lark::{Lark, Member, WHITE, literal};
+use super::schema::{Notation, PlainObject};
+use crate::answer::formats::{CallFormat, Syntax, Tags};
+use crate::answer::harmony;
+
+/// Why a call is described.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// The answer must call: as templates write calls.
+    Forced,
+    /// The model has begun a call: all that the parser understands.
+    Held,
+}
+
+/// A call of one of `tools`, from after the mark that opens it to the end of what the schema holds.
+pub(super) fn call(
+    format: &CallFormat,
+    tools: &[(&str, &Value)],
+    purpose: Use,
+    lark: &mut Lark<'_>,
+) -> String {
+    let calls: Vec<String> = match &format.syntax {
+        Syntax::Json { name, arguments, .. } => return json_call((name, arguments), tools, purpose, lark),
+        Syntax::Named { prefix, separator, .. } => tools
+            .iter()
+            .map(|(name, schema)| {
+                let header = lark.marks(&format!("{prefix}{name}"));
+                // Kimi numbers its calls.
+                let number = if format.name == "kimi" { "/(:[0-9]{1,3})?/" } else { "" };
+                let (separator, arguments) = (lark.marks(separator), lark.json(schema));
+                format!("{header} {number} {separator} ws {arguments}")
+            })
+            .collect(),
+        Syntax::Tagged(tags) => {
+            tools.iter().map(|(name, schema)| tagged_call(name, schema, tags, format.close, lark)).collect()
+        }
+        Syntax::Pythonic { .. } => {
+            tools.iter().map(|(name, schema)| arguments_call(name, schema, Notation::Python, lark)).collect()
+        }
+        Syntax::Braces { quote } => tools
+            .iter()
+            .map(|(name, schema)| arguments_call(name, schema, Notation::Quoted(quote), lark))
+            .collect(),
+        Syntax::Harmony => tools
+            .iter()
+            .map(|(name, schema)| {
+                let (header, arguments) = (lark.marks(&harmony::call_header(name)), lark.json(schema));
+                format!("{header} ws {arguments}")
+            })
+            .collect(),
+    };
+    lark.rule(&calls.join(" | "))
+}
+
+/// Calls from the mark that opens the first to the one that closes the last; more than one if
+/// `parallel`.
+pub(super) fn forced_calls(
+    format: &CallFormat,
+    tools: &[(&str, &Value)],
+    parallel: bool,
+    lark: &mut Lark<'_>,
+) -> String {
+    let one = call(format, tools, Use::Forced, lark);
+    let open = match format.syntax {
+        Syntax::Harmony => "",
+        _ => format.open.last().copied().unwrap_or_default(),
+    };
+    let (open, close) = (lark.marks(open), lark.marks(format.close));
+    let again = |one: &str, separator: &str| match parallel {
+        true => format!("{one} ({separator} {one})*"),
+        false => one.to_owned(),
+    };
+    match &format.syntax {
+        Syntax::Json { list: true, .. } | Syntax::Pythonic { list: true } => {
+            let items = again(&one, "ws \",\" ws");
+            format!("{open} {WHITE} \"[\" {WHITE} {items} {WHITE} \"]\" {WHITE} {close}")
+        }
+        // Without marks nothing separates a further call from text.
+        Syntax::Json { .. } if close.is_empty() => format!("{open} {one}"),
+        Syntax::Pythonic { .. } => format!("{open} {WHITE} {} {WHITE} {close}", again(&one, "\"\\n\"")),
+        Syntax::Named { after, .. } => {
+            let one = lark.rule(&format!("{open} {one} {} {close}", lark.marks(after)));
+            again(&one, WHITE)
+        }
+        // GLM's calls end with what closes them.
+        Syntax::Tagged(tags) if tags.end.is_empty() => {
+            let one = lark.rule(&format!("{open} {WHITE} {one}"));
+            again(&one, WHITE)
+        }
+        Syntax::Json { .. } | Syntax::Tagged(_) | Syntax::Braces { .. } => {
+            let one = lark.rule(&format!("{open} {WHITE} {one} {WHITE} {close}"));
+            again(&one, WHITE)
+        }
+        Syntax::Harmony => one,
+    }
+}
+
+fn json_call(
+    (name_key, arguments_key): (&str, &str),
+    tools: &[(&str, &Value)],
+    purpose: Use,
+    lark: &mut Lark<'_>,
+) -> String {
+    let key = |key: &str| literal(&Value::from(key).to_string());
+    let string = lark.json(&json!({ "type": "string", "maxLength": 256 }));
+    let other = lark.rule(&format!(
+        "{} ws \":\" ws {} | {} ws \":\" ws {string}",
+        key("type"),
+        key("function"),
+        r#"/"(id|tool_call_id|call_id)"/"#
+    ));
+    let arguments_keys = match purpose {
+        Use::Forced => key(arguments_key),
+        Use::Held => format!("({} | {} | {})", key("arguments"), key("parameters"), key("args")),
+    };
+    let calls: Vec<String> = tools
+        .iter()
+        .map(|(name, schema)| {
+            let mut value = lark.json(schema);
+            let may_be_empty = PlainObject::of(schema).is_some_and(|object| object.may_be_empty());
+            if purpose == Use::Held {
+                // Some models write the arguments as a string of JSON, which is not held to its schema.
+                let text = lark.terminal(r#"/"[ ]?\{([^"\\\x00-\x1f]|\\(?s:.))*"/"#);
+                value = format!("({value} | {text}{})", if may_be_empty { " | \"null\"" } else { "" });
+            }
+            let arguments =
+                format!("(ws \",\" ws {other})? ws \",\" ws {arguments_keys} ws \":\" ws {value}");
+            let arguments = match may_be_empty && purpose == Use::Held {
+                true => format!("({arguments})?"),
+                false => arguments,
+            };
+            format!("{} {arguments}", key(name))
+        })
+        .collect();
+    let called = lark.rule(&calls.join(" | "));
+    let body = format!(
+        "\"{{\" ws ({other} ws \",\" ws)? {} ws \":\" ws {called} (ws \",\" ws {other})? ws \"}}\"",
+        key(name_key)
+    );
+    lark.rule(&body)
+}
+
+fn tagged_call(name: &str, schema: &Value, tags: &Tags, close: &str, lark: &mut Lark<'_>) -> String {
+    let header = lark.marks(&format!("{}{name}{}", tags.name_before, tags.name_after.trim()));
+    let end = lark.marks(if tags.end.is_empty() { close } else { tags.end });
+    let parameter = |key: &str, lark: &mut Lark<'_>| {
+        let mut header = lark.marks(tags.key_before);
+        header.push_str(&format!(" {key}"));
+        for (n, mark) in tags.key_after.iter().enumerate() {
+            let white = if n == 0 { "" } else { WHITE };
+            header.push_str(&format!(" {white} {}", lark.marks(mark)));
+        }
+        header
+    };
+    let mut members = Vec::new();
+    let object = PlainObject::of(schema);
+    for (key, part, is_required) in object.iter().flat_map(PlainObject::properties) {
+        let header = parameter(&literal(key), lark);
+        let value = lark.plain_text(part, schema, tags.value_after);
+        members.push(Member { rule: lark.rule(&format!("{header} {value}")), is_required });
+    }
+    let is_open = object.as_ref().is_none_or(PlainObject::is_open);
+    let extra = is_open.then(|| {
+        let key = lark.terminal("/[^<>\"\\n]{1,128}/");
+        let header = parameter(&key, lark);
+        let value = lark.until(tags.value_after);
+        lark.rule(&format!("{header} {value}"))
+    });
+    let members = lark.members(members, extra.as_deref(), WHITE, &format!("{WHITE} {end}"));
+    format!("{header} {WHITE} {members}")
+}
+
+fn arguments_call(name: &str, schema: &Value, notation: Notation, lark: &mut Lark<'_>) -> String {
+    let (open, close, separator) = match notation {
+        Notation::Python => ("(", ")", "ws \"=\" ws"),
+        Notation::Quoted(_) => ("{", "}", "ws \":\" ws"),
+    };
+    let mut members = Vec::new();
+    let object = PlainObject::of(schema);
+    for (key, part, is_required) in object.iter().flat_map(PlainObject::properties) {
+        let value = lark.value(notation, part, schema);
+        members
+            .push(Member { rule: lark.rule(&format!("{} {separator} {value}", literal(key))), is_required });
+    }
+    let is_open = object.as_ref().is_none_or(PlainObject::is_open);
+    let extra = is_open.then(|| {
+        let key = lark.terminal("/[A-Za-z_][A-Za-z0-9_]{0,63}/");
+        let value = lark.value(notation, &Value::Bool(true), schema);
+        lark.rule(&format!("{key} {separator} {value}"))
+    });
+    let close = format!("ws {}", literal(close));
+    let members = lark.members(members, extra.as_deref(), "ws \",\" ws", &close);
+    format!("{} ws {members}", literal(&format!("{name}{open}")))
+}

@@ -1,0 +1,238 @@
+//! A grammar in llguidance's dialect of Lark that is being written.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use crate::Tokenizer;
+
+/// White space that may come between two marks.
+pub(super) const WHITE: &str = "/[ \\t\\r\\n]{0,32}/";
+
+/// Any text without special tokens, as long as what follows allows.
+pub(super) const ANYTHING: &str = "/(?s:.*)/";
+
+/// The most members whose presence a rule counts: llguidance's parameters have 64 bits.
+const MAX_COUNTED: usize = 60;
+
+/// Rules so far.
+pub(super) struct Lark<'a> {
+    rules: String,
+    n: usize,
+    tokenizer: &'a Tokenizer,
+    /// Rules that were written already, by their bodies.
+    known: HashMap<String, String>,
+}
+
+/// Something that comes once, in any order with others of its kind.
+pub(super) struct Member {
+    /// What it is.
+    pub(super) rule: String,
+    pub(super) is_required: bool,
+}
+
+impl<'a> Lark<'a> {
+    pub(super) fn new(tokenizer: &'a Tokenizer) -> Lark<'a> {
+        // White space between two parts of JSON: a blank, or a line end with the indentation after it.
+        let rules = "ws: WS?\nWS: /[ ]|\\r?\\n[ \\t]{0,40}/\n".to_owned();
+        Lark { rules, n: 0, tokenizer, known: HashMap::new() }
+    }
+
+    /// The whole grammar.
+    pub(super) fn finish(self, start: &str) -> String {
+        format!("start: {start}\n{}", self.rules)
+    }
+
+    fn name(&mut self, prefix: &str) -> String {
+        self.n += 1;
+        format!("{prefix}{}", self.n)
+    }
+
+    /// A rule of its own; its name.
+    pub(super) fn rule(&mut self, body: &str) -> String {
+        if let Some(name) = self.known.get(body) {
+            return name.clone();
+        }
+        let name = self.name("r");
+        let _ = writeln!(self.rules, "{name}: {body}");
+        self.known.insert(body.to_owned(), name.clone());
+        name
+    }
+
+    /// A rule that its body may use; its name.
+    pub(super) fn recursive_rule(
+        &mut self,
+        key: &str,
+        body: impl FnOnce(&mut Self, &str) -> String,
+    ) -> String {
+        if let Some(name) = self.known.get(key) {
+            return name.clone();
+        }
+        let name = self.name("r");
+        self.known.insert(key.to_owned(), name.clone());
+        let body = body(self, &name);
+        let _ = writeln!(self.rules, "{name}: {body}");
+        name
+    }
+
+    pub(super) fn terminal(&mut self, body: &str) -> String {
+        if let Some(name) = self.known.get(body) {
+            return name.clone();
+        }
+        let name = self.name("T");
+        let _ = writeln!(self.rules, "{name}: {body}");
+        self.known.insert(body.to_owned(), name.clone());
+        name
+    }
+
+    /// Each of `members` at most once and those that are required, in any order, with `separator`
+    /// between two of them and `close` after the last; `extra` members may be among them.
+    pub(super) fn members(
+        &mut self,
+        mut members: Vec<Member>,
+        extra: Option<&str>,
+        separator: &str,
+        close: &str,
+    ) -> String {
+        members.sort_by_key(|member| !member.is_required);
+        let n_required = members.iter().filter(|member| member.is_required).count();
+        let (first, rest, more) = (self.name("first"), self.name("rest"), self.name("more"));
+        let mut firsts: Vec<String> = Vec::new();
+        let mut mores: Vec<String> = Vec::new();
+        if n_required == 0 {
+            firsts.push(close.to_owned());
+        }
+        let is_counted = members.len() <= MAX_COUNTED;
+        for (n, Member { rule, .. }) in members.iter().enumerate() {
+            if is_counted {
+                firsts.push(format!("{rule} {rest}::{:#x}", 1u64 << n));
+                mores.push(format!("{rule} {rest}::set_bit({n}) %if bit_clear({n})"));
+            } else {
+                firsts.push(format!("{rule} {rest}"));
+                mores.push(format!("{rule} {rest}"));
+            }
+        }
+        if let Some(extra) = extra {
+            firsts.push(format!("{extra} {rest}{}", if is_counted { "::0x0" } else { "" }));
+            mores.push(format!("{extra} {rest}{}", if is_counted { "::_" } else { "" }));
+        }
+        let alternatives = |alternatives: &[String]| alternatives.join("\n    | ");
+        let _ = writeln!(self.rules, "{first}: {}", alternatives(&firsts));
+        if mores.is_empty() {
+            return first;
+        }
+        let rests = match is_counted {
+            true => {
+                let is_complete = match n_required {
+                    0 => String::new(),
+                    n => format!(" %if is_ones([0:{n}])"),
+                };
+                let has_more = match extra {
+                    Some(_) => String::new(),
+                    None => format!(" %if bit_count_lt(_, {})", members.len()),
+                };
+                [format!("{close}{is_complete}"), format!("{separator} {more}::_{has_more}")]
+            }
+            false => [close.to_owned(), format!("{separator} {more}")],
+        };
+        let parameter = if is_counted { "::_" } else { "" };
+        let _ = writeln!(self.rules, "{rest}{parameter}: {}", alternatives(&rests));
+        let _ = writeln!(self.rules, "{more}{parameter}: {}", alternatives(&mores));
+        first
+    }
+
+    fn is_special(&self, mark: &str) -> bool {
+        self.tokenizer.token_id(mark).is_some_and(|id| self.tokenizer.is_special(id))
+    }
+
+    /// Whether a mark begins with a token that is no text.
+    fn begins_special(&self, mark: &str) -> bool {
+        self.marks(mark).starts_with("<[")
+    }
+
+    /// A text with special tokens in it, which are tokens and no text.
+    pub(super) fn marks(&self, text: &str) -> String {
+        let mut parts = Vec::new();
+        let (mut plain, mut at) = (String::new(), 0);
+        while let Some(c) = text[at..].chars().next() {
+            let close = match c {
+                '<' => Some('>'),
+                '[' => Some(']'),
+                _ => None,
+            };
+            let end = close.and_then(|close| Some(at + text[at..].find(close)? + 1));
+            match end.filter(|end| self.is_special(&text[at..*end])) {
+                Some(end) => {
+                    if !plain.is_empty() {
+                        parts.push(literal(&std::mem::take(&mut plain)));
+                    }
+                    let id = self.tokenizer.token_id(&text[at..end]).unwrap_or_default();
+                    parts.push(format!("<[{id}]>"));
+                    at = end;
+                }
+                None => {
+                    plain.push(c);
+                    at += c.len_utf8();
+                }
+            }
+        }
+        if !plain.is_empty() {
+            parts.push(literal(&plain));
+        }
+        parts.join(" ")
+    }
+
+    /// Any text up to and with a mark.
+    pub(super) fn until(&mut self, mark: &str) -> String {
+        match self.begins_special(mark) {
+            true => {
+                let text = self.terminal(ANYTHING);
+                format!("{text} {}", self.marks(mark))
+            }
+            false => {
+                let name = self.name("r");
+                let _ = writeln!(self.rules, "{name}[suffix={}]: {ANYTHING}", literal(mark));
+                name
+            }
+        }
+    }
+}
+
+/// A text in quotes.
+pub(super) fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A text as a part of a regular expression between slashes.
+pub(super) fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '\n' => out.push_str("\\n"),
+            c if ".*+?()[]{}|^$/\\&~#@-".contains(c) => {
+                out.push('\\');
+                out.push(c);
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// A regular expression between slashes.
+pub(super) fn between_slashes(regex: &str) -> String {
+    let (mut out, mut is_escaped) = (String::from("/"), false);
+    for c in regex.chars() {
+        if c == '/' && !is_escaped {
+            out.push('\\');
+        }
+        is_escaped = c == '\\' && !is_escaped;
+        match c {
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+    }
+    out.push('/');
+    out
+}

@@ -1,0 +1,175 @@
+//! What holds calls to their schemas, in llguidance's dialect of Lark.
+
+mod calls;
+mod lark;
+mod schema;
+
+use serde_json::{Value, json};
+
+use self::calls::Use;
+use self::lark::{ANYTHING, Lark, WHITE, between_slashes, literal};
+use super::AnswerFormat;
+use super::calls::Tools;
+use super::formats::Syntax;
+use crate::{Error, Grammar, Result, Tokenizer};
+
+/// Whether tools are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallChoice<'a> {
+    /// The model decides; if it begins a call, the call is valid.
+    Auto,
+    /// At least one.
+    Required,
+    /// This one.
+    Function(&'a str),
+}
+
+impl AnswerFormat {
+    /// What holds an answer to `prompt` to calls of `tools`, each as a request has them; more than
+    /// one call if `parallel`. With [`CallChoice::Auto`] the answer may also be `content`. An answer
+    /// that may be any text is held by [`super::CallGuard`] instead.
+    ///
+    /// # Errors
+    /// No such function; or a schema asks to be followed only in part.
+    pub fn grammar(
+        &self,
+        tools: &[Value],
+        choice: CallChoice<'_>,
+        parallel: bool,
+        content: Option<&Grammar>,
+        prompt: &str,
+        tokenizer: &Tokenizer,
+    ) -> Result<Grammar> {
+        let known = Tools::new(tools);
+        let called: Vec<(&str, &Value)> = match choice {
+            CallChoice::Function(wanted) => known.iter().filter(|(name, _)| *name == wanted).collect(),
+            CallChoice::Auto | CallChoice::Required => known.iter().collect(),
+        };
+        if called.is_empty() {
+            let what = match choice {
+                CallChoice::Function(name) => format!("the function {name:?} is not among the tools"),
+                CallChoice::Auto | CallChoice::Required => "there are no tools to call".into(),
+            };
+            return Err(Error::Grammar { what });
+        }
+        check_schemas(&called)?;
+        let mut lark = Lark::new(tokenizer);
+        let calls = calls::forced_calls(self.calls, &called, parallel, &mut lark);
+        let before = self.before_answer(prompt, &mut lark);
+        let start = match (choice, content) {
+            (CallChoice::Auto, Some(content)) => {
+                let content = content_rule(content, &mut lark)?;
+                let content = format!("{} {content}", self.content_header(&lark));
+                format!("{before} ({content} | {calls})")
+            }
+            (CallChoice::Auto | CallChoice::Required | CallChoice::Function(_), _) => {
+                format!("{before} {calls}")
+            }
+        };
+        let after = self.silent(&lark);
+        Ok(Grammar::Lark(lark.finish(&format!("{start} {after}"))))
+    }
+
+    /// What holds a call of one of `tools` that a model has begun, and any text after it. The call
+    /// begins as [`super::AnswerParser`] says.
+    ///
+    /// # Errors
+    /// A schema asks to be followed only in part.
+    pub(super) fn held_grammar(&self, tools: &Tools, tokenizer: &Tokenizer) -> Result<Grammar> {
+        let called: Vec<(&str, &Value)> = tools.iter().collect();
+        check_schemas(&called)?;
+        let mut lark = Lark::new(tokenizer);
+        let call = calls::call(self.calls, &called, Use::Held, &mut lark);
+        let rest = lark.terminal(ANYTHING);
+        Ok(Grammar::Lark(lark.finish(&format!("{call} {rest}"))))
+    }
+
+    /// `content` after reasoning, where the model thinks; the grammar itself where it does not.
+    ///
+    /// # Errors
+    /// The schema asks to be followed only in part.
+    pub fn after_reasoning(&self, content: Grammar, prompt: &str, tokenizer: &Tokenizer) -> Result<Grammar> {
+        // One that is whole already cannot stand within another.
+        if !self.reasons() || matches!(content, Grammar::Lark(_) | Grammar::Gbnf(_)) {
+            return Ok(content);
+        }
+        let mut lark = Lark::new(tokenizer);
+        let before = self.before_answer(prompt, &mut lark);
+        let content = content_rule(&content, &mut lark)?;
+        let start = format!("{before} {} {content} {}", self.content_header(&lark), self.silent(&lark));
+        Ok(Grammar::Lark(lark.finish(&start)))
+    }
+
+    /// What may come before an answer's content or its calls: reasoning, and marks of sections.
+    fn before_answer(&self, prompt: &str, lark: &mut Lark<'_>) -> String {
+        if matches!(self.calls.syntax, Syntax::Harmony) {
+            // Reasoning, and remarks before calls.
+            let begin = format!(
+                "({} | {})",
+                lark.marks("<|channel|>analysis<|message|>"),
+                lark.marks("<|channel|>commentary<|message|>")
+            );
+            let text = lark.until("<|end|>");
+            let again = lark.marks("<|start|>assistant");
+            return format!("({begin} {text} {again})*");
+        }
+        let thought = match self.reasoning {
+            None => String::new(),
+            Some(reasoning) => {
+                let rest = lark.until(reasoning.close);
+                match self.begins_thinking(prompt) {
+                    true => rest,
+                    false => format!("({WHITE} {} {rest})?", lark.marks(reasoning.open)),
+                }
+            }
+        };
+        format!("{thought} {WHITE} {}", self.silent(lark))
+    }
+
+    /// A mark that is no part of content or calls, or none.
+    fn silent(&self, lark: &Lark<'_>) -> String {
+        let marks: Vec<String> = self.calls.silent.iter().map(|mark| lark.marks(mark)).collect();
+        if marks.is_empty() { String::new() } else { format!("({})? {WHITE}", marks.join(" | ")) }
+    }
+
+    /// What comes directly before content.
+    fn content_header(&self, lark: &Lark<'_>) -> String {
+        match self.calls.syntax {
+            Syntax::Harmony => lark.marks("<|channel|>final<|message|>"),
+            Syntax::Json { .. }
+            | Syntax::Named { .. }
+            | Syntax::Tagged(_)
+            | Syntax::Pythonic { .. }
+            | Syntax::Braces { .. } => String::new(),
+        }
+    }
+}
+
+fn check_schemas(tools: &[(&str, &Value)]) -> Result<()> {
+    tools.iter().try_for_each(|(_, schema)| crate::grammar::check_schema(schema))
+}
+
+/// A rule of what the content must be.
+fn content_rule(content: &Grammar, lark: &mut Lark<'_>) -> Result<String> {
+    let body = match content {
+        Grammar::JsonSchema(schema) => {
+            crate::grammar::check_schema(schema)?;
+            format!("%json {}", crate::grammar::with_white_space(schema.clone()))
+        }
+        Grammar::AnyJson => {
+            format!("%json {}", crate::grammar::with_white_space(json!({ "type": "object" })))
+        }
+        Grammar::Regex(regex) => between_slashes(regex),
+        Grammar::Choice(texts) => {
+            let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
+            texts.join(" | ")
+        }
+        Grammar::Lark(_) | Grammar::Gbnf(_) => {
+            let what =
+                "a grammar in Lark or GBNF cannot be combined with calls of tools; expected one or the other"
+                    .into();
+            return Err(Error::Grammar { what });
+        }
+    };
+    Ok(lark.rule(&body))
+}

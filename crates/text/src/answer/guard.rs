@@ -1,0 +1,224 @@
+//! Holds the calls in an answer to their schemas, and nothing else of it.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::calls::Tools;
+use super::{AnswerFormat, AnswerParser, AnswerPart};
+use crate::{Detokenizer, Grammar, Matcher, Result, ShowSpecial, Specials, Tokenizer};
+
+/// Follows an answer with the parser that reads it. Where the parser finds that a call of a known
+/// tool has begun, a grammar holds the rest of that call to the tool's schema. Everything else is
+/// free: what the parser understands is never masked.
+#[derive(Clone)]
+pub struct CallGuard {
+    tokenizer: Arc<Tokenizer>,
+    /// At the beginning of a call; `None`: no schema of the tools can be enforced.
+    call: Option<Matcher>,
+    /// More than one call may come.
+    parallel: bool,
+    place: Place,
+    /// The state before guesses, and the tokens that were accepted since.
+    before: Option<(Box<Place>, Vec<u32>)>,
+}
+
+/// Where the answer is.
+#[derive(Clone)]
+struct Place {
+    parser: AnswerParser,
+    detokenizer: Detokenizer,
+    /// Holds the call that the answer is within.
+    matcher: Option<Matcher>,
+    parts: Vec<AnswerPart>,
+}
+
+impl AnswerFormat {
+    /// What holds the calls in an answer to `prompt` to the schemas of `tools`, each as a request has
+    /// them; with at most one call unless `parallel`. `compile` makes matchers. A tool whose schema
+    /// cannot be compiled is called freely.
+    ///
+    /// # Errors
+    /// A mark of the format cannot be tokenised.
+    pub fn guard(
+        &self,
+        tools: &[Value],
+        parallel: bool,
+        prompt: &str,
+        tokenizer: &Arc<Tokenizer>,
+        compile: impl Fn(&Grammar) -> Result<Matcher>,
+    ) -> Result<CallGuard> {
+        let call = |tools: &[Value]| compile(&self.held_grammar(&Tools::new(tools), tokenizer)?);
+        let matcher = call(tools).or_else(|_| call(&self.loosened(tools, tokenizer, &compile)));
+        let shown = ShowSpecial::Only(self.shown_tokens(tokenizer)?.into());
+        Ok(CallGuard {
+            tokenizer: tokenizer.clone(),
+            call: matcher.ok(),
+            parallel,
+            place: Place {
+                parser: self.parser(prompt, tools),
+                detokenizer: Detokenizer::new(tokenizer, shown),
+                matcher: None,
+                parts: Vec::new(),
+            },
+            before: None,
+        })
+    }
+
+    /// The same tools; those whose schemas cannot be compiled take any object.
+    pub fn loosened(
+        &self,
+        tools: &[Value],
+        tokenizer: &Tokenizer,
+        compile: impl Fn(&Grammar) -> Result<Matcher>,
+    ) -> Vec<Value> {
+        let loosen = |tool: &Value| {
+            let one = Tools::new(std::slice::from_ref(tool));
+            let mut tool = tool.clone();
+            if self.held_grammar(&one, tokenizer).and_then(|grammar| compile(&grammar)).is_err() {
+                let any = serde_json::json!({ "type": "object" });
+                match tool.get_mut("function") {
+                    Some(function) => function["parameters"] = any,
+                    None => tool["parameters"] = any,
+                }
+            }
+            tool
+        };
+        tools.iter().map(loosen).collect()
+    }
+}
+
+impl CallGuard {
+    /// Whether calls are held to their schemas.
+    pub fn has_grammar(&self) -> bool {
+        self.call.is_some()
+    }
+
+    /// As [`Matcher::mask`]. False: every token may come, and `words` are as they were.
+    ///
+    /// # Errors
+    /// The grammar takes more work than allowed.
+    pub fn mask(&mut self, words: &mut [u32]) -> Result<bool> {
+        if self.is_over() {
+            for end in self.tokenizer.ends() {
+                if let Some(word) = words.get_mut(*end as usize / 32) {
+                    *word |= 1 << (end % 32);
+                }
+            }
+            return Ok(true);
+        }
+        match &mut self.place.matcher {
+            Some(matcher) => matcher.mask(words).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// A token was chosen that [`Self::mask`] allowed.
+    ///
+    /// # Errors
+    /// It may not follow.
+    pub fn accept(&mut self, token: u32) -> Result<()> {
+        if let Some((_, tokens)) = &mut self.before {
+            tokens.push(token);
+        }
+        if let Some(matcher) = &mut self.place.matcher {
+            matcher.accept(token)?;
+        }
+        self.follow(token);
+        Ok(())
+    }
+
+    /// Reads a token: a call may begin or end with it.
+    fn follow(&mut self, token: u32) {
+        let place = &mut self.place;
+        let text = place.detokenizer.push(&self.tokenizer, token);
+        let mut begun: Option<String> = None;
+        for c in text.chars() {
+            place.parser.push(c.encode_utf8(&mut [0; 4]), &mut place.parts);
+            if let Some(begun) = &mut begun {
+                begun.push(c);
+            }
+            if let Some(call) = place.parser.take_held() {
+                begun = Some(call);
+            }
+            if !place.parser.is_held() {
+                begun = None;
+                place.matcher = None;
+            }
+        }
+        place.parts.clear();
+        if let (Some(text), Some(call)) = (begun, &self.call) {
+            place.matcher = matcher_within(call, &text, &self.tokenizer);
+        }
+    }
+
+    /// Go back to before the last `n_tokens`, which were asked of [`Self::n_valid`] before.
+    ///
+    /// # Errors
+    /// There were fewer.
+    pub fn roll_back(&mut self, n_tokens: usize) -> Result<()> {
+        if n_tokens == 0 {
+            return Ok(());
+        }
+        if let Some(matcher) = &mut self.place.matcher {
+            matcher.roll_back(n_tokens)?;
+        }
+        let matcher = self.place.matcher.take();
+        let Some((place, mut tokens)) = self.before.take() else {
+            let what = format!("it cannot go back by {n_tokens} tokens, expected guesses only");
+            return Err(crate::Error::Grammar { what });
+        };
+        tokens.truncate(tokens.len().saturating_sub(n_tokens));
+        self.place = *place;
+        for token in tokens {
+            self.follow(token);
+        }
+        self.place.matcher = matcher;
+        Ok(())
+    }
+
+    /// How many of these tokens may follow, one after the other. Those up to where a call begins or
+    /// ends count, so that what was guessed can be taken back.
+    pub fn n_valid(&mut self, tokens: &[u32]) -> usize {
+        if self.is_over() {
+            return 0;
+        }
+        let n = match &mut self.place.matcher {
+            Some(matcher) => matcher.n_valid(tokens),
+            None => tokens.len(),
+        };
+        let before = Place { matcher: None, ..self.place.clone() };
+        let mut ahead = CallGuard {
+            tokenizer: self.tokenizer.clone(),
+            call: None,
+            parallel: self.parallel,
+            place: before.clone(),
+            before: None,
+        };
+        let (is_held, n_calls) = (ahead.place.parser.is_held(), ahead.place.parser.n_calls());
+        let mut stays = |token: &u32| {
+            ahead.follow(*token);
+            let parser = &ahead.place.parser;
+            parser.is_held() == is_held && (is_held || parser.n_calls() == n_calls)
+        };
+        let n = tokens.iter().take(n).take_while(|token| stays(token)).count();
+        self.before = Some((Box::new(before), Vec::new()));
+        n
+    }
+
+    /// Whether nothing but the end may follow.
+    pub fn is_over(&self) -> bool {
+        !self.parallel && self.place.parser.n_whole_calls() > 0
+    }
+}
+
+/// A matcher of calls after this text; `None`: the text is none that the grammar takes.
+fn matcher_within(call: &Matcher, text: &str, tokenizer: &Tokenizer) -> Option<Matcher> {
+    let mut matcher = call.clone();
+    let tokens = tokenizer.encode(text, Specials::Parse).ok()?;
+    if matcher.n_valid(&tokens) < tokens.len() {
+        return None;
+    }
+    tokens.into_iter().try_for_each(|token| matcher.accept(token)).ok()?;
+    Some(matcher)
+}

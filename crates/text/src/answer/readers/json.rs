@@ -1,0 +1,394 @@
+//! `{"name": …, "arguments": {…}}`, one or more, alone or in a list.
+
+use serde_json::Value;
+
+use super::super::AnswerPart;
+use super::super::calls::{Calls, MAX_NAME, Marks, Step, Tools};
+use super::super::json::{JsonScan, Scan};
+use super::super::values::{Dialect, Parsed, ValueScan};
+
+/// The keys of a call's name and of its arguments. Models mix up those of their families.
+const NAMES: [&str; 3] = ["name", "tool_name", "function"];
+const ARGUMENTS: [&str; 3] = ["arguments", "parameters", "args"];
+
+/// Keys with which a call that no mark opened may begin.
+const BARE_KEYS: [&str; 7] = ["name", "tool_name", "function", "type", "id", "arguments", "parameters"];
+
+#[derive(Clone, Debug)]
+pub(in crate::answer) struct JsonReader {
+    /// How the grammar spells the key of the name.
+    name_key: &'static str,
+    close: &'static str,
+    /// No mark opened the calls: only tools of the request are called.
+    is_bare: bool,
+    in_list: bool,
+    has_fence: bool,
+    place: Place,
+    closing: Marks,
+    call: Call,
+}
+
+/// What is known of the call that is being read.
+#[derive(Clone, Debug, Default)]
+struct Call {
+    name: Option<String>,
+    /// Arguments that came before the name.
+    early: String,
+    has_arguments: bool,
+    /// The call stands in an object that is the value of `function`.
+    is_nested: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    /// Before the first object.
+    Start,
+    /// After one or more objects.
+    Between,
+    /// Before a key, or before the bracket that closes the object.
+    Key,
+    /// Within a key.
+    InKey(JsonScan, String),
+    /// After a key.
+    Colon(String),
+    /// Before a value, or within one.
+    Value(Member, JsonScan, String),
+    /// After a value.
+    AfterValue,
+    /// After the object that stands in another.
+    AfterNested,
+    /// Within a dictionary in Python's spelling.
+    Python(ValueScan, String),
+}
+
+/// What a value is to the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Member {
+    Name,
+    Arguments,
+    Other,
+}
+
+impl JsonReader {
+    pub(super) fn new(name_key: &'static str, close: &'static str, is_bare: bool) -> JsonReader {
+        JsonReader {
+            name_key,
+            close,
+            is_bare,
+            in_list: false,
+            has_fence: false,
+            place: Place::Start,
+            closing: Marks::default(),
+            call: Call::default(),
+        }
+    }
+
+    /// A reader before the first object, perhaps within a list.
+    pub(super) fn within(close: &'static str, in_list: bool) -> JsonReader {
+        JsonReader { in_list, ..JsonReader::new("name", close, false) }
+    }
+
+    pub(super) fn step(
+        &mut self,
+        c: char,
+        tools: &Tools,
+        calls: &mut Calls,
+        parts: &mut Vec<AnswerPart>,
+    ) -> Step {
+        if !self.closing.is_empty() {
+            return self.close(c, calls, parts);
+        }
+        if calls.is_too_long() {
+            return Step::Stop;
+        }
+        match std::mem::replace(&mut self.place, Place::Between) {
+            Place::Start => self.start(c),
+            Place::Between => self.between(c, calls, parts),
+            Place::Key => match c {
+                c if c.is_whitespace() => self.stay(Place::Key),
+                '"' => {
+                    let mut scan = JsonScan::default();
+                    scan.step(c);
+                    self.stay(Place::InKey(scan, c.into()))
+                }
+                '\'' if self.call.name.is_none() && !self.is_bare => {
+                    let mut scan = ValueScan::new(Dialect::Python);
+                    scan.ends_before(c);
+                    self.stay(Place::Python(scan, format!("{{{c}")))
+                }
+                '}' => self.end_object(calls, parts),
+                c => self.wrong(c, calls, parts),
+            },
+            Place::InKey(mut scan, mut text) => {
+                text.push(c);
+                match scan.step(c) {
+                    Scan::More => self.stay(Place::InKey(scan, text)),
+                    Scan::Last => match serde_json::from_str::<String>(&text) {
+                        Ok(key) if self.is_bare && !BARE_KEYS.contains(&key.as_str()) => Step::Stop,
+                        Ok(key) => self.stay(Place::Colon(key)),
+                        Err(_) => Step::Stop,
+                    },
+                    Scan::Before | Scan::Wrong => Step::Stop,
+                }
+            }
+            Place::Colon(key) => match c {
+                c if c.is_whitespace() => self.stay(Place::Colon(key)),
+                ':' => self.colon(&key, calls),
+                c => self.wrong(c, calls, parts),
+            },
+            Place::Value(member, scan, text) => self.value(c, (member, scan, text), tools, calls, parts),
+            Place::AfterValue => match c {
+                c if c.is_whitespace() => self.stay(Place::AfterValue),
+                ',' => self.stay(Place::Key),
+                '}' => self.end_object(calls, parts),
+                c => self.wrong(c, calls, parts),
+            },
+            Place::AfterNested => match c {
+                c if c.is_whitespace() => self.stay(Place::AfterNested),
+                ',' => self.stay(Place::Key),
+                '}' => self.end_call(calls, parts),
+                c => self.wrong(c, calls, parts),
+            },
+            Place::Python(mut scan, mut text) => {
+                // The scan takes the first bracket as read, so that the last one closes what is not open.
+                let is_end = scan.ends_before(c);
+                text.push(c);
+                match is_end && c == '}' {
+                    true => self.python(&text, tools, calls, parts),
+                    false => self.stay(Place::Python(scan, text)),
+                }
+            }
+        }
+    }
+
+    fn stay(&mut self, place: Place) -> Step {
+        self.place = place;
+        Step::More
+    }
+
+    /// Before the first object.
+    fn start(&mut self, c: char) -> Step {
+        match c {
+            c if c.is_whitespace() => self.stay(Place::Start),
+            '[' if !self.in_list => {
+                self.in_list = true;
+                self.stay(Place::Start)
+            }
+            '{' => self.begin_object(),
+            '`' if !self.is_bare => {
+                self.has_fence = true;
+                self.stay(Place::Start)
+            }
+            // The language of a fence.
+            'j' | 's' | 'o' | 'n' if self.has_fence && !self.in_list => self.stay(Place::Start),
+            _ => Step::Stop,
+        }
+    }
+
+    fn begin_object(&mut self) -> Step {
+        self.call = Call::default();
+        self.stay(Place::Key)
+    }
+
+    /// After an object.
+    fn between(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
+        match c {
+            c if c.is_whitespace() => self.stay(Place::Between),
+            ',' | ';' => self.stay(Place::Between),
+            '{' => self.begin_object(),
+            ']' if self.in_list => {
+                self.in_list = false;
+                calls.commit();
+                match self.close.is_empty() {
+                    true => Step::Done,
+                    false => self.stay(Place::Between),
+                }
+            }
+            // One bracket too many is common before a mark that closes, and so are the ends of fences.
+            '}' | ']' | '`' if !self.close.is_empty() => self.stay(Place::Between),
+            '`' if self.has_fence => self.stay(Place::Between),
+            c => self.close(c, calls, parts),
+        }
+    }
+
+    /// Within the mark that closes the calls, or nowhere.
+    fn close(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
+        if self.close.is_empty() {
+            return Step::Stop;
+        }
+        match self.closing.step(c, &[self.close]) {
+            Ok(None) => Step::More,
+            Ok(Some(_)) => {
+                if self.call.name.is_some() {
+                    calls.end(parts);
+                }
+                Step::Done
+            }
+            Err(()) => Step::Stop,
+        }
+    }
+
+    /// A character that no call goes on with, unless it begins the mark that closes calls: a model
+    /// may forget a bracket before it.
+    fn wrong(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
+        match self.call.name.is_some() {
+            true => self.close(c, calls, parts),
+            false => Step::Stop,
+        }
+    }
+
+    fn colon(&mut self, key: &str, calls: &mut Calls) -> Step {
+        let is_one_of = |keys: &[&str]| keys.contains(&key);
+        let member = match () {
+            () if is_one_of(&NAMES) && self.call.name.is_none() => Member::Name,
+            () if is_one_of(&ARGUMENTS) && !self.call.has_arguments => Member::Arguments,
+            () => Member::Other,
+        };
+        // `function` may be an object instead of a name.
+        if member == Member::Name && key != "function" && !self.is_bare && !self.call.has_arguments {
+            calls.hold(format!("{{\"{}\":", self.name_key));
+        }
+        self.stay(Place::Value(member, JsonScan::default(), String::new()))
+    }
+
+    fn value(
+        &mut self,
+        c: char,
+        (member, mut scan, mut text): (Member, JsonScan, String),
+        tools: &Tools,
+        calls: &mut Calls,
+        parts: &mut Vec<AnswerPart>,
+    ) -> Step {
+        if text.is_empty() {
+            if c.is_whitespace() {
+                return self.stay(Place::Value(member, scan, text));
+            }
+            if member == Member::Name && c == '{' && !self.call.is_nested {
+                self.call.is_nested = true;
+                return self.stay(Place::Key);
+            }
+            if member == Member::Name && c != '"' {
+                return Step::Stop;
+            }
+        }
+        let step = scan.step(c);
+        match step {
+            Scan::More | Scan::Last => {}
+            // A number, or a word, which is no name and no arguments.
+            Scan::Before => {
+                self.place = Place::AfterValue;
+                self.arguments_so_far(member, &text, None, calls, parts);
+                return self.step(c, tools, calls, parts);
+            }
+            Scan::Wrong => return Step::Stop,
+        }
+        // Arguments that are an object are given as they come.
+        let is_streamed = member == Member::Arguments
+            && self.call.name.is_some()
+            && if text.is_empty() { c == '{' } else { text.starts_with('{') };
+        if is_streamed {
+            calls.arguments(c.encode_utf8(&mut [0; 4]), parts);
+        }
+        if !is_streamed || text.is_empty() {
+            text.push(c);
+        }
+        if self.call.name.is_some() {
+            calls.commit();
+        }
+        if member == Member::Name && text.len() > MAX_NAME {
+            return Step::Stop;
+        }
+        if step == Scan::More {
+            return self.stay(Place::Value(member, scan, text));
+        }
+        self.place = Place::AfterValue;
+        match member {
+            Member::Name => match serde_json::from_str::<String>(&text) {
+                Ok(name) => self.name(name, tools, calls, parts),
+                Err(_) => Step::Stop,
+            },
+            Member::Arguments => {
+                self.arguments_so_far(member, &text, Some(is_streamed), calls, parts);
+                Step::More
+            }
+            Member::Other => Step::More,
+        }
+    }
+
+    /// A value has ended.
+    fn arguments_so_far(
+        &mut self,
+        member: Member,
+        text: &str,
+        is_streamed: Option<bool>,
+        calls: &mut Calls,
+        parts: &mut Vec<AnswerPart>,
+    ) {
+        if member != Member::Arguments {
+            return;
+        }
+        self.call.has_arguments = true;
+        let given = match text.as_bytes().first() {
+            // JSON in a string.
+            Some(b'"') => serde_json::from_str::<String>(text).unwrap_or_default(),
+            Some(b'{') if is_streamed == Some(true) => return,
+            Some(b'{') => text.to_owned(),
+            _ => return,
+        };
+        match self.call.name.is_some() {
+            true => calls.arguments(given.trim(), parts),
+            false => given.trim().clone_into(&mut self.call.early),
+        }
+    }
+
+    fn name(&mut self, name: String, tools: &Tools, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
+        if name.is_empty() || (self.is_bare && !tools.has(&name)) {
+            return Step::Stop;
+        }
+        calls.begin(&name, parts);
+        let early = std::mem::take(&mut self.call.early);
+        calls.arguments(&early, parts);
+        if self.is_bare && !self.call.has_arguments {
+            calls.hold(format!("{{\"{}\": {}", self.name_key, Value::from(name.as_str())));
+        }
+        self.call.name = Some(name);
+        Step::More
+    }
+
+    /// The bracket that closes an object.
+    fn end_object(&mut self, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
+        match std::mem::take(&mut self.call.is_nested) {
+            true => self.stay(Place::AfterNested),
+            false => self.end_call(calls, parts),
+        }
+    }
+
+    fn end_call(&mut self, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
+        if self.call.name.take().is_none() {
+            return Step::Stop;
+        }
+        calls.end(parts);
+        self.stay(Place::Between)
+    }
+
+    /// A dictionary in Python's spelling.
+    fn python(&mut self, text: &str, tools: &Tools, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
+        let Parsed::Value(Value::Object(mut members), _) = Dialect::Python.value(text, 0) else {
+            return Step::Stop;
+        };
+        if let Some(Value::Object(inner)) = members.get("function") {
+            members = inner.clone();
+        }
+        let name = NAMES.iter().find_map(|key| members.get(*key)?.as_str());
+        let Some(name) = name.filter(|name| !name.is_empty()) else { return Step::Stop };
+        if self.is_bare && !tools.has(name) {
+            return Step::Stop;
+        }
+        calls.begin(name, parts);
+        if let Some(arguments @ Value::Object(_)) = ARGUMENTS.iter().find_map(|key| members.get(*key)) {
+            calls.arguments(&arguments.to_string(), parts);
+        }
+        calls.end(parts);
+        self.stay(Place::Between)
+    }
+}

@@ -1,0 +1,71 @@
+//! Readers of calls, one for each syntax. They take an answer character by character, and are small
+//! at every place, so that they can be copied for guesses.
+
+mod arguments;
+mod json;
+mod named;
+mod tagged;
+
+use super::AnswerPart;
+use super::calls::{Calls, Step, Tools};
+use super::formats::{CallFormat, Syntax};
+use arguments::ArgumentsReader;
+use json::JsonReader;
+use named::NamedReader;
+use tagged::TaggedReader;
+
+/// Reads the calls after one mark that opens them.
+#[derive(Clone, Debug)]
+pub(super) enum CallReader {
+    Json(JsonReader),
+    Named(NamedReader),
+    Tagged(TaggedReader),
+    Arguments(ArgumentsReader),
+}
+
+impl CallReader {
+    /// For what follows `open`. `None`: the format's calls stand between no such marks.
+    pub(super) fn new(format: &'static CallFormat, open: &str) -> Option<CallReader> {
+        let is_bare = open.is_empty();
+        Some(match &format.syntax {
+            Syntax::Json { name, .. } => CallReader::Json(JsonReader::new(name, format.close, is_bare)),
+            Syntax::Named { prefix, separator, after } => {
+                CallReader::Named(NamedReader::new(prefix, separator, after, format.close))
+            }
+            Syntax::Tagged(tags) => {
+                let is_named = !tags.name_before.is_empty() && open == tags.name_before;
+                CallReader::Tagged(TaggedReader::new(tags, format.close, is_named))
+            }
+            Syntax::Pythonic { .. } => {
+                CallReader::Arguments(ArgumentsReader::pythonic(format.close, is_bare))
+            }
+            Syntax::Braces { quote } => CallReader::Arguments(ArgumentsReader::braces(quote, format.close)),
+            Syntax::Harmony => return None,
+        })
+    }
+
+    /// Reads one more character.
+    pub(super) fn step(
+        &mut self,
+        c: char,
+        tools: &Tools,
+        calls: &mut Calls,
+        parts: &mut Vec<AnswerPart>,
+    ) -> Step {
+        // Some models write the calls of another format of their family after the mark.
+        let json = match self {
+            CallReader::Named(reader) => reader.json_instead(c),
+            CallReader::Arguments(reader) => reader.json_instead(c),
+            CallReader::Json(_) | CallReader::Tagged(_) => None,
+        };
+        if let Some(reader) = json {
+            *self = CallReader::Json(reader);
+        }
+        match self {
+            CallReader::Json(reader) => reader.step(c, tools, calls, parts),
+            CallReader::Named(reader) => reader.step(c, calls, parts),
+            CallReader::Tagged(reader) => reader.step(c, tools, calls, parts),
+            CallReader::Arguments(reader) => reader.step(c, tools, calls, parts),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! `name SEPARATOR {…}`, between marks.
+
+use super::super::AnswerPart;
+use super::super::calls::{Calls, MAX_NAME, Marks, Step};
+use super::super::json::{JsonScan, Scan};
+use super::json::JsonReader;
+
+/// Mistral writes an identifier between the name and the arguments.
+const CALL_ID: &str = "[CALL_ID]";
+
+#[derive(Clone, Debug)]
+pub(in crate::answer) struct NamedReader {
+    prefix: &'static str,
+    separator: &'static str,
+    after: &'static str,
+    close: &'static str,
+    place: Place,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    /// What comes before the arguments.
+    Header(String),
+    /// After the separator; the name.
+    Before(String),
+    Arguments(JsonScan),
+    /// Before the mark that closes the call, which may be left out.
+    Close(Marks),
+}
+
+impl NamedReader {
+    pub(super) fn new(
+        prefix: &'static str,
+        separator: &'static str,
+        after: &'static str,
+        close: &'static str,
+    ) -> NamedReader {
+        NamedReader { prefix, separator, after, close, place: Place::Header(String::new()) }
+    }
+
+    /// A reader for what begins with this character, if that is no name.
+    pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
+        match &self.place {
+            Place::Header(header) if header.trim().is_empty() && matches!(c, '[' | '{') => {
+                Some(JsonReader::within(self.close, false))
+            }
+            Place::Header(_) | Place::Before(_) | Place::Arguments(_) | Place::Close(_) => None,
+        }
+    }
+
+    pub(super) fn step(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
+        match &mut self.place {
+            Place::Header(header) => {
+                header.push(c);
+                let header = header.clone();
+                self.header(&header, calls, parts)
+            }
+            Place::Before(name) => {
+                let name = name.clone();
+                self.before(c, &name, calls, parts)
+            }
+            Place::Arguments(scan) => {
+                let step = scan.step(c);
+                match step {
+                    Scan::More | Scan::Last => {
+                        calls.arguments(c.encode_utf8(&mut [0; 4]), parts);
+                        calls.commit();
+                    }
+                    // The rest is content. What was given stays.
+                    Scan::Before | Scan::Wrong => return Step::Stop,
+                }
+                if step == Scan::More {
+                    return Step::More;
+                }
+                calls.end(parts);
+                if self.close.is_empty() {
+                    return Step::Done;
+                }
+                self.place = Place::Close(Marks::default());
+                Step::More
+            }
+            Place::Close(marks) => {
+                let is_between = c.is_whitespace() || self.after.contains(c);
+                if marks.is_empty() && is_between {
+                    return Step::More;
+                }
+                match marks.step(c, &[self.close]) {
+                    Ok(None) => Step::More,
+                    Ok(Some(_)) => Step::Done,
+                    Err(()) => Step::Stop,
+                }
+            }
+        }
+    }
+
+    fn header(&mut self, header: &str, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
+        if header.len() > MAX_NAME + self.prefix.len() + self.separator.len() + CALL_ID.len() {
+            return Step::Stop;
+        }
+        let separator = self.separator.trim();
+        let before_arguments = header.strip_suffix('{');
+        let end = header.strip_suffix(separator).filter(|_| !separator.is_empty()).or(before_arguments);
+        let Some(header) = end else {
+            return if self.may_be_header(header) { Step::More } else { Step::Stop };
+        };
+        let Some(name) = self.name(header) else { return Step::Stop };
+        calls.hold(format!("{}{name}{}", self.prefix, self.separator));
+        self.place = Place::Before(name.clone());
+        match before_arguments {
+            Some(_) => self.before('{', &name, calls, parts),
+            None => Step::More,
+        }
+    }
+
+    /// Whether a header may begin so: no text follows its name.
+    fn may_be_header(&self, header: &str) -> bool {
+        let header = header.trim_start();
+        let header = header.strip_prefix(self.prefix).unwrap_or(header);
+        let Some(at) = header.find(char::is_whitespace) else { return true };
+        let after = header[at..].trim_start();
+        let marks = [self.separator.trim(), CALL_ID, "```"];
+        marks.iter().any(|mark| mark.starts_with(after) || (!mark.is_empty() && after.starts_with(mark)))
+    }
+
+    /// The name that a header has.
+    fn name(&self, header: &str) -> Option<String> {
+        let header = header.trim();
+        let header = header.strip_prefix(self.prefix.trim()).unwrap_or(header);
+        let header = header.split(CALL_ID).next().unwrap_or(header);
+        let header = header.trim_end_matches("```json").trim_end_matches("```").trim();
+        let name = header.strip_prefix("functions.").unwrap_or(header);
+        // `:0` numbers calls, which are numbered here.
+        let name = match name.rsplit_once(':') {
+            Some((name, number)) if number.bytes().all(|b| b.is_ascii_digit()) => name,
+            _ => name,
+        };
+        let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
+        (!name.is_empty() && name.len() <= MAX_NAME && name.chars().all(is_part)).then(|| name.to_owned())
+    }
+
+    /// After the separator.
+    fn before(&mut self, c: char, name: &str, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
+        match c {
+            c if c.is_whitespace() => Step::More,
+            '{' => {
+                calls.begin(name, parts);
+                let mut scan = JsonScan::default();
+                scan.step(c);
+                calls.arguments("{", parts);
+                self.place = Place::Arguments(scan);
+                Step::More
+            }
+            _ => Step::Stop,
+        }
+    }
+}
