@@ -26,7 +26,7 @@ impl Template {
     /// It is not a valid template.
     pub(crate) fn new(source: &str, tokenizer: &Tokenizer) -> Result<Template, engine::Error> {
         let template = Arc::new(ChatTemplate::new(source)?);
-        let format = AnswerFormat::detect(source);
+        let format = AnswerFormat::detect(source).with_vocabulary(tokenizer);
         let shown = format.shown_tokens(tokenizer)?;
         Ok(Template { prompt: ToolPrompt::of(&template, &format), template, format, shown: shown.into() })
     }

@@ -393,3 +393,19 @@ fn guesses_are_taken_back_within_and_before_calls() {
     let mut words = vec![0; tokenizer.n_tokens().div_ceil(32)];
     assert!(!guard.mask(&mut words).unwrap());
 }
+
+#[test]
+fn a_vocabulary_with_marks_of_reasoning_is_enough_for_it() {
+    let format = AnswerFormat::detect("<tool_call>");
+    let read = |format: &AnswerFormat| {
+        let mut parser = format.parser("", &tools());
+        let mut parts = Vec::new();
+        parser.push("<think>Hm</think>Yes", &mut parts);
+        parts
+    };
+    assert_eq!(read(&format), [AnswerPart::Content("<think>Hm</think>Yes".into())]);
+    let told = format.with_vocabulary(&tokenizer(&["<think>", "</think>"]));
+    let parts = [AnswerPart::Reasoning("Hm".into()), AnswerPart::Content("Yes".into())];
+    assert_eq!((read(&told).as_slice(), told.reasons()), (parts.as_slice(), false));
+    assert_eq!(read(&format.with_vocabulary(&tokenizer(&["<think>"]))).len(), 1);
+}

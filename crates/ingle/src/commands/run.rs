@@ -184,11 +184,12 @@ impl Run {
                 let source =
                     std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
                 let conversation = Conversation::with_template(model, Arc::new(ChatTemplate::new(&source)?))?;
-                (conversation, AnswerFormat::detect(&source))
+                (conversation, AnswerFormat::detect(&source).with_vocabulary(model.need_tokenizer()?))
             }
             None if own => {
-                let source = model.need_tokenizer()?.chat_template().unwrap_or_default();
-                (Conversation::new(model)?, AnswerFormat::detect(source))
+                let tokenizer = model.need_tokenizer()?;
+                let source = tokenizer.chat_template().unwrap_or_default();
+                (Conversation::new(model)?, AnswerFormat::detect(source).with_vocabulary(tokenizer))
             }
             None => {
                 anyhow::ensure!(

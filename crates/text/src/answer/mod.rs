@@ -31,6 +31,8 @@ use crate::{Aside, Result, Specials, Tokenizer};
 pub struct AnswerFormat {
     calls: &'static CallFormat,
     reasoning: Option<&'static Reasoning>,
+    /// Whether the template knows of reasoning, and not the vocabulary alone.
+    is_reasoning_told: bool,
 }
 
 impl CallFormat {
@@ -62,7 +64,23 @@ impl AnswerFormat {
             Syntax::Harmony => None,
             _ => REASONINGS.iter().find(|reasoning| template.contains(reasoning.open)),
         };
-        AnswerFormat { calls, reasoning }
+        AnswerFormat { calls, reasoning, is_reasoning_told: reasoning.is_some() }
+    }
+
+    /// The same where reasoning may come that the template does not speak of: the vocabulary has
+    /// tokens for the marks around it.
+    pub fn with_vocabulary(self, tokenizer: &Tokenizer) -> AnswerFormat {
+        let is_token = |mark: &str| tokenizer.token_id(mark).is_some();
+        let mut reasonings = REASONINGS.iter();
+        let found = reasonings.find(|reasoning| is_token(reasoning.open) && is_token(reasoning.close));
+        match self.calls.syntax {
+            Syntax::Harmony => self,
+            Syntax::Json { .. }
+            | Syntax::Named { .. }
+            | Syntax::Tagged(_)
+            | Syntax::Pythonic { .. }
+            | Syntax::Braces { .. } => AnswerFormat { reasoning: self.reasoning.or(found), ..self },
+        }
     }
 
     /// For people: `hermes`, `llama3`, …
@@ -77,7 +95,7 @@ impl AnswerFormat {
 
     /// Whether the model thinks before it answers, or can.
     pub fn reasons(&self) -> bool {
-        self.reasoning.is_some() || matches!(self.calls.syntax, Syntax::Harmony)
+        self.is_reasoning_told || matches!(self.calls.syntax, Syntax::Harmony)
     }
 
     /// Texts that the parser must see. Special tokens in them must not be hidden.
@@ -167,7 +185,7 @@ impl AnswerFormat {
 
     /// The same without reasoning, which then is content as it is written.
     pub fn without_reasoning(self) -> AnswerFormat {
-        AnswerFormat { reasoning: None, ..self }
+        AnswerFormat { reasoning: None, is_reasoning_told: false, ..self }
     }
 
     /// Whether the template wants names of calls that are nine letters and digits.

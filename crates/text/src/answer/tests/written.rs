@@ -442,7 +442,8 @@ fn check(format: &'static CallFormat, seed: u64) {
     let mut dice = Dice(seed | 1);
     let is_harmony = matches!(format.syntax, Syntax::Harmony);
     let reasoning = if is_harmony { None } else { Some(&REASONINGS[dice.roll(REASONINGS.len())]) };
-    let answer = AnswerFormat { calls: format, reasoning: reasoning.filter(|_| dice.roll(4) > 0) };
+    let reasoning = reasoning.filter(|_| dice.roll(4) > 0);
+    let answer = AnswerFormat { calls: format, reasoning, is_reasoning_told: reasoning.is_some() };
     let Written { text, read } = write(format, answer.reasoning, &mut dice);
     let tools = tools();
 
