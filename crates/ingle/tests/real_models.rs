@@ -147,7 +147,7 @@ fn keys_and_values_at_a_position_where_any_rounding_decides() {
     ok(&["convert", path.trim(), "--to", "f16", "--requantize", "--force", "-o", file]);
     let last = |more: &[&str]| {
         let args = ["logits", file, "--tokens", TOKENS, "--top", "2000", "--json", "--ctx", "256"];
-        top(&json(&[&args, more].concat())["top"]).pop().unwrap()
+        top(&json(&[&args[..], more].concat())["top"]).pop().unwrap()
     };
     let exact = last(&["--device", "reference", "--kv-type", "f32"]);
     for isa in device_cpu::Isa::available() {
