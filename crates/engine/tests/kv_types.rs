@@ -61,10 +61,9 @@ fn integers_hold_keys_with_large_biases() {
     }
 }
 
-/// Queries, attention weights and sums of the CPU add little to what storing keys and values in 16 bits loses: the interpreter, which
-/// multiplies the stored numbers in f32, is about as far off, with biases and without. How roundings add up differs from model to
-/// model, so the mean of five counts: 1.09
-/// is measured for I16.
+/// Queries, attention weights and sums of the CPU add little to what storing keys and values in 16 bits loses: the interpreter,
+/// which multiplies the stored numbers in f32, is about as far off, with biases and without. How roundings add up differs from
+/// model to model, so the mean of five counts: 1.09 is measured for I16.
 #[test]
 fn sixteen_bits_are_as_close_as_in_the_interpreter() {
     let reference: Arc<dyn Device> = Arc::new(Reference::new(2));
