@@ -132,6 +132,39 @@ fn close_on_the_cpu_token_by_token_and_with_quantised_kv() {
     close(&GEMMA3, &["--prefill", "per-token", "--kv-type", "f32"], 2);
 }
 
+/// A model with large biases of keys, at whose last position here roundings of the first layers decide how large a number of the fifth
+/// becomes, on which the last two depend. Where weights are quantised, the 8 bits of activations leave logits off by 0.1 to 3 there, with
+/// any KV type, f32 included (docs/codecs.md). So the weights are F16, whose activations are f32: then what is left is what keys and
+/// values lose. Measured with AVX2: 0.000 (f32), 0.013 (i16), 0.253 (f16) and 0.346 (i8). The bounds are two to three times that.
+#[test]
+#[ignore = "fetches 480 MB and writes 1 GB"]
+fn keys_and_values_at_a_position_where_any_rounding_decides() {
+    const TOKENS: &str = "33177,436,1784,2468,3575,37274,29,872,198";
+    let catalog = fixture("real_models/qwen2.5-coder.toml");
+    let path = ok(&["pull", "qwen2.5-coder:0.5b-test", "--catalog", catalog.to_str().unwrap()]);
+    let converted = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("qwen2.5-coder-f16.base");
+    let file = converted.to_str().unwrap();
+    ok(&["convert", path.trim(), "--to", "f16", "--requantize", "--force", "-o", file]);
+    let last = |more: &[&str]| {
+        let args = ["logits", file, "--tokens", TOKENS, "--top", "2000", "--json", "--ctx", "256"];
+        top(&json(&[&args[..], more].concat())["top"]).pop().unwrap()
+    };
+    let exact = last(&["--device", "reference", "--kv-type", "f32"]);
+    for isa in device_cpu::Isa::available() {
+        for (kv_type, bound) in [("f32", 0.005), ("i16", 0.04), ("f16", 0.6), ("i8", 0.9)] {
+            let found = last(&["--device", "cpu", "--isa", &isa.to_string(), "--kv-type", kv_type]);
+            let squares = exact[..5].iter().map(|(id, logit, _)| {
+                let own = found.iter().find(|f| f.0 == *id).unwrap_or_else(|| panic!("{kv_type}: no {id}"));
+                (own.1 - logit).powi(2)
+            });
+            let rms = (squares.sum::<f64>() / 5.0).sqrt();
+            println!("{isa} {kv_type}: {rms:.3}");
+            assert!(rms < bound, "{isa} {kv_type}: {rms}");
+        }
+    }
+    std::fs::remove_file(converted).unwrap();
+}
+
 /// Greedy output follows the exact continuation up to the first margin under 0.5. Every `every`th answer is compared.
 fn greedy_follows(model: &RealModel, more: &[&str], every: usize) {
     let path = model.path();
