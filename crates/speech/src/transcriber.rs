@@ -14,7 +14,7 @@ use crate::options::{Task, TranscribeOptions};
 use crate::rules::Rules;
 use crate::runner::{Runner, SpeechTimings};
 use crate::search::{Bounds, Hypothesis, beam_search, sample};
-use crate::source::Features;
+use crate::source::{Features, Silence, is_flat};
 use crate::transcript::{Segment, Word, round_time};
 use crate::window::{FRAMES_PER_SECOND, Piece, Window};
 use crate::word_times::{self, TimeSpan};
@@ -577,27 +577,4 @@ fn limits(
         kv_type,
         numerics: options.numerics,
     })
-}
-
-/// Whether no number differs from another: sound without a sound in it, or so far below the loudest that the model could not
-/// tell. What it writes then is made up.
-fn is_flat(features: &[f32]) -> bool {
-    features.first().is_some_and(|first| features.iter().all(|value| value == first))
-}
-
-/// A second of nearly nothing.
-struct Silence {
-    n_features: usize,
-}
-
-impl Features for Silence {
-    fn n_features(&self) -> usize {
-        self.n_features
-    }
-
-    fn read(&mut self, frame: usize, out: &mut [f32]) -> Result<usize> {
-        out.fill(0.0);
-        out.iter_mut().take(1).for_each(|value| *value = 1.0);
-        Ok(100_usize.saturating_sub(frame))
-    }
 }
