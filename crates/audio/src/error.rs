@@ -24,7 +24,10 @@ pub enum Error {
         source: std::io::Error,
     },
     /// No known container was found.
-    #[error("{name}: not a readable audio file ({reason}); expected WAV, MP3, FLAC or OGG Vorbis")]
+    #[error(
+        "{name}: not a readable audio file ({reason}); expected WAV, AIFF, MP3, M4A, FLAC or OGG Vorbis; convert others \
+         first, for example with `ffmpeg -i IN OUT.flac`"
+    )]
     NotAudio {
         /// The file.
         name: String,

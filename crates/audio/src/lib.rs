@@ -18,13 +18,13 @@
 //! ```
 //!
 //! Everything streams: an hour of audio passes through a few hundred kilobytes of buffers, and the
-//! caller keeps what it needs. WAV, MP3, FLAC and OGG Vorbis are read (with the feature `m4a` also
-//! AAC and ALAC in MP4), at any sampling rate and channel count. Opus is not: the decoder library
-//! has none.
+//! caller keeps what it needs. WAV, AIFF, MP3, FLAC, OGG Vorbis, and AAC and ALAC in MP4 are read, at
+//! any sampling rate and channel count. Opus is not: the decoder library has none.
 //!
 //! Absent on purpose: models, devices, playback, encoding.
 #![deny(missing_docs)]
 
+mod container;
 mod decode;
 mod error;
 mod mel;

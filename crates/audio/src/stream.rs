@@ -7,10 +7,10 @@ use std::sync::Mutex;
 
 use symphonia::core::io::MediaSource;
 
-use crate::SAMPLE_RATE;
 use crate::decode::{Damage, Decoder, SourceInfo};
 use crate::error::{Error, Result};
 use crate::resample::Resampler;
+use crate::{SAMPLE_RATE, container};
 
 /// Samples in each block of an [`AudioStream`] but the last: a second.
 pub const BLOCK_SAMPLES: usize = SAMPLE_RATE as usize;
@@ -80,15 +80,19 @@ impl AudioStream {
 
     /// Reads a source that cannot seek, such as standard input. `name` appears in messages.
     ///
-    /// An MP4 file whose index is at its end cannot be read this way.
+    /// Of an MP4 file that is longer than 512 MiB and has its index at its end, nothing can be read this way.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn from_reader(reader: impl Read + Send + 'static, name: impl Into<String>) -> Result<Self> {
-        Self::from_source(Box::new(Unseekable(Mutex::new(reader))), name.into())
+        Self::from_source(Box::new(Unseekable::new(reader)), name.into())
     }
 
     fn from_source(source: Box<dyn MediaSource>, name: String) -> Result<Self> {
+        let source = match container::prepared(source) {
+            Ok(source) => source,
+            Err(source) => return Err(Error::Read { name, seconds: 0.0, source }),
+        };
         let decoder = Decoder::open(source, name)?;
         Ok(Self { decoder, resampler: None, ended: false, mono: Vec::new(), ready: Vec::new() })
     }
@@ -179,7 +183,13 @@ pub fn decode_reader(reader: impl Read + Send + 'static, name: impl Into<String>
 }
 
 /// A reader that cannot seek. The decoders require a `Sync` source; this lock is never contended.
-struct Unseekable<R>(Mutex<R>);
+pub(crate) struct Unseekable<R>(Mutex<R>);
+
+impl<R> Unseekable<R> {
+    pub(crate) fn new(reader: R) -> Unseekable<R> {
+        Unseekable(Mutex::new(reader))
+    }
+}
 
 impl<R: Read> Read for Unseekable<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {

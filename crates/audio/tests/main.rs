@@ -5,3 +5,4 @@ mod common;
 mod decode;
 mod hostile;
 mod mel;
+mod wav_lengths;

@@ -15,7 +15,7 @@ use crate::kv::{KvCache, pool_sizes};
 use device::Want;
 
 use crate::scheduler::{OutputRows, StepBuffers};
-use crate::{Error, LoadOptions, Model, Result, Turns};
+use crate::{Error, LoadOptions, Model, Result, Turns, WeightFiles};
 
 /// Most texts of a step.
 const MAX_SPANS: usize = 128;
@@ -41,6 +41,7 @@ pub struct Embedder {
     kv: KvCache,
     buffers: StepBuffers,
     turns: Option<Arc<Turns>>,
+    weight_files: WeightFiles,
     /// What the governor knows of it: its memory is fixed.
     _account: Option<Arc<Account>>,
 }
@@ -97,7 +98,10 @@ impl Embedder {
         }
         let account = governor.map(|governor| governor.account(device.as_ref(), bytes));
         let program = device.compile(std::slice::from_ref(&plan), &limits)?;
+        let weight_files = model.weight_files().clone();
+        weight_files.check_whole()?;
         Ok(Embedder {
+            weight_files,
             _account: account,
             kv: KvCache::new(&plan.kv, &limits),
             buffers: StepBuffers::new(&limits, 0, 1),
@@ -108,6 +112,11 @@ impl Embedder {
             limits,
             model,
         })
+    }
+
+    /// The files that it reads while it runs.
+    pub fn weight_files(&self) -> &WeightFiles {
+        &self.weight_files
     }
 
     /// How states become vectors; `max_tokens` is where texts are cut here.
@@ -280,7 +289,8 @@ impl Embedder {
         }
         let _turn = self.turns.as_ref().map(|turns| turns.take());
         let ran = self.program.run(&self.buffers.step(&self.kv, device::Masks::default(), None));
-        Ok(self.kv.note_submitted(ran)?)
+        self.kv.note_submitted(ran)?;
+        self.weight_files.check_whole()
     }
 }
 

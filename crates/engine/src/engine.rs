@@ -1,7 +1,7 @@
 //! The engine: a model on a device, and a scheduler of the sequences that it runs.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use device::{CommandInfo, Device, Limits, OutputKind, Plan, Program, Timing};
 
@@ -18,7 +18,7 @@ use crate::speculate::OwnLayer;
 use crate::vision::{Images, Vision};
 use crate::{
     Error, Event, LoadOptions, Model, Overflow, Picture, Proposer, Request, Result, SamplingParams,
-    SequenceId, ShowSpecial, Turns, load,
+    SequenceId, ShowSpecial, Turns, WeightFiles, load,
 };
 
 /// The times of one step, for profiles.
@@ -56,7 +56,14 @@ pub struct Engine {
     pub(crate) turns: Option<Arc<Turns>>,
     /// Why images are refused though the model sees.
     blind: Option<String>,
+    /// What is read where it lies.
+    weight_files: WeightFiles,
+    /// When the system was asked last whether they are as they were.
+    looked: Instant,
 }
+
+/// How often the system is asked whether files changed that are read while steps run.
+const LOOK: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// Fuse, plan the memory, compare it with what is free now, compile.
@@ -78,6 +85,8 @@ impl Engine {
         let fixed = memory.committed + memory.mapped;
         let account = options.governor.as_ref().map(|governor| governor.account(device.as_ref(), fixed));
         let program = device.compile(&plans, &limits)?;
+        let weight_files = model.weight_files().clone();
+        weight_files.check_whole()?;
         let adapters = model.adapters().clone();
         let is_adapted = !adapters.as_slice().is_empty();
         // One of them predicts one token more, where that was asked for.
@@ -124,9 +133,16 @@ impl Engine {
             recorded: None,
             prefixes: None,
             turns: options.turns.clone(),
+            weight_files,
+            looked: Instant::now(),
             limits,
             model,
         })
+    }
+
+    /// The files that it reads while it runs.
+    pub fn weight_files(&self) -> &WeightFiles {
+        &self.weight_files
     }
 
     /// The model.
@@ -401,7 +417,8 @@ impl Engine {
     ///
     /// # Errors
     /// The device failed, or panicked. No token of the steps in flight was chosen; another call computes the same rows again,
-    /// unless [`Self::end_failed`] ends their sequences.
+    /// unless [`Self::end_failed`] ends their sequences. Or [`weights::Error::Changed`]: the model's file is not what it was, and
+    /// every sequence ends with the next call.
     pub fn step(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         let may_run_ahead = self.recorded.is_none();
         let turns = self.turns.clone();
@@ -425,6 +442,7 @@ impl Engine {
                 return Err(error);
             }
             done = Instant::now();
+            self.check_weights(done)?;
             self.scheduler.postprocess(done, self.program.as_mut(), on_event);
         }
         self.advance_background(done, on_event)?;
@@ -449,8 +467,30 @@ impl Engine {
         let Some(until) = scheduler.background_until(now, program.as_mut()) else { return Ok(()) };
         let progress = guarded(|| program.advance_background(until))
             .inspect_err(|_| scheduler.forget_failed_background(program.as_mut()))?;
-        scheduler.note_background(progress, Instant::now(), on_event);
+        self.check_weights(now)?;
+        self.scheduler.note_background(progress, Instant::now(), on_event);
         Ok(())
+    }
+
+    /// That a step was computed with the weights that were loaded.
+    fn check_weights(&mut self, now: Instant) -> Result<()> {
+        let is_due = now.saturating_duration_since(self.looked) >= LOOK;
+        let checked = match is_due {
+            true => self.weight_files.check_unchanged(),
+            false => self.weight_files.check_whole(),
+        };
+        if is_due {
+            self.looked = now;
+        }
+        let Err(error) = checked else { return Ok(()) };
+        self.scheduler.forget_failed(self.program.as_mut());
+        self.scheduler.kv.clear_prefixes();
+        for sequence in self.scheduler.sequences_mut() {
+            // What it computed may be wrong, too.
+            sequence.reuse = false;
+            sequence.failed.get_or_insert_with(|| error.to_string());
+        }
+        Err(error)
     }
 
     /// After [`Self::step`] gave an error: end the sequences with rows in the steps that failed, and no others, with
@@ -487,7 +527,8 @@ impl Engine {
         self.scheduler.forget_in_flight(self.program.as_mut());
         let Scheduler { kv, buffers, .. } = &mut self.scheduler;
         let ran = self.program.run(&buffers.step(kv, device::Masks::default(), None));
-        Ok(kv.note_submitted(ran)?)
+        kv.note_submitted(ran)?;
+        self.weight_files.check_whole()
     }
 
     /// The id that the next sequence gets.

@@ -43,6 +43,7 @@ mod sequence;
 mod speculate;
 mod turns;
 mod vision;
+mod weight_files;
 
 pub mod sampling;
 
@@ -71,3 +72,4 @@ pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, Sequenc
 pub use speculate::{Computed, DraftModel, MAX_DRAFT, NgramLookup, Proposer, Speculate, Target};
 pub use text::{Aside, ShowSpecial};
 pub use turns::{Turn, Turns};
+pub use weight_files::WeightFiles;

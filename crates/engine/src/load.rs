@@ -13,7 +13,7 @@ use crate::adapters::Adapters;
 use crate::governor::Governor;
 use crate::kv::pool_sizes;
 use crate::speculate::{MAX_DRAFT, Speculate, most_rows};
-use crate::{Error, Result, Turns};
+use crate::{Error, Result, Turns, WeightFiles};
 
 /// Longest context that can be asked for: page tables beyond it are a typing mistake, not a wish.
 pub const MAX_N_CTX: usize = 1 << 24;
@@ -120,6 +120,7 @@ pub struct Model {
     /// Its metadata are kept only where there are other plans than the one above: for another context length, embeddings or speech.
     checkpoint: Checkpoint,
     has_other_plans: bool,
+    weight_files: WeightFiles,
     tokenizer: LazyTokenizer,
     format: String,
     file_bytes: u64,
@@ -233,9 +234,11 @@ impl Model {
                 naming: named.naming,
                 metadata: if has_other_plans { named.metadata.clone() } else { Metadata::default() },
                 tensors: named.tensors.clone(),
+                left_out: named.left_out.clone(),
                 format: named.format.clone(),
                 file_bytes: named.file_bytes,
             },
+            weight_files: WeightFiles::of(named),
             has_other_plans,
             spec,
             plan,
@@ -416,6 +419,11 @@ impl Model {
     /// Context length in tokens where none is asked for and memory does not matter.
     pub(crate) fn default_context(&self) -> usize {
         self.spec.default_context().clamp(2, MAX_N_CTX)
+    }
+
+    /// The mapped files that hold its weights.
+    pub fn weight_files(&self) -> &WeightFiles {
+        &self.weight_files
     }
 
     /// A short description of the file: `GGUF v3`.

@@ -24,3 +24,4 @@ mod speculate_recurrent;
 mod text;
 mod turns;
 mod vision;
+mod weight_files;

@@ -5,6 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 use weights::{BlockType, Bytes, Error, Map, Result};
 
+/// Doubles, little-endian, as F32: a copy, for no kernel reads doubles.
+pub(crate) fn singles(doubles: &[u8]) -> Bytes {
+    let singles: Vec<u8> =
+        doubles.as_chunks().0.iter().flat_map(|&d| (f64::from_le_bytes(d) as f32).to_le_bytes()).collect();
+    Bytes::from_slice(&singles)
+}
+
 /// A place in the file. `at` arguments name what is being read, and are only formatted for an error.
 pub(crate) struct Cursor<'a> {
     map: &'a Arc<Map>,

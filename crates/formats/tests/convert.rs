@@ -63,7 +63,8 @@ fn quantised(name: &str, shape: &[usize], block: BlockType) -> Tensor {
 }
 
 fn checkpoint(naming: Naming, tensors: Vec<Tensor>) -> Checkpoint {
-    Checkpoint { naming, metadata: Metadata::default(), tensors, format: "made".into(), file_bytes: 0 }
+    let (metadata, left_out) = Default::default();
+    Checkpoint { naming, metadata, tensors, left_out, format: "made".into(), file_bytes: 0 }
 }
 
 /// The type that the plan gives to each tensor, in the order of writing.

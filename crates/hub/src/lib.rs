@@ -74,10 +74,9 @@ pub fn fetch(
     progress: &mut dyn Progress,
 ) -> Result<PathBuf> {
     match reference {
-        ModelRef::Path(path) if path.exists() => Ok(path.clone()),
-        ModelRef::Path(path) => Err(Error::NoSuchPath { path: path.clone(), hint: hint_for(path) }),
-        ModelRef::Hub(place) => hf::Hub::new(place, cache, options, progress)?.fetch(None),
+        ModelRef::Path(path) => local(path),
         ModelRef::Store(place) => options.stores.path(place),
+        ModelRef::Hub(place) => hf::Hub::new(place, cache, options, progress)?.fetch(None),
         ModelRef::Catalog(name) => {
             let builtin;
             let catalog = match &options.catalog {
@@ -93,6 +92,27 @@ pub fn fetch(
                 Err(error) => of_ollama(name, options, progress)?.ok_or(error),
             }
         }
+    }
+}
+
+/// Where a model lies that no fetch brings: a path of this machine, or another program's model. `None`: the reference means
+/// one that belongs in the cache, which [`fetch`] needs.
+///
+/// # Errors
+/// There is no such path, or the other program has no such model.
+pub fn find_outside(reference: &ModelRef, options: &Options) -> Option<Result<PathBuf>> {
+    match reference {
+        ModelRef::Path(path) => Some(local(path)),
+        ModelRef::Store(place) => Some(options.stores.path(place)),
+        ModelRef::Hub(_) | ModelRef::Catalog(_) => None,
+    }
+}
+
+/// A path, if something is there.
+fn local(path: &Path) -> Result<PathBuf> {
+    match path.exists() {
+        true => Ok(path.to_owned()),
+        false => Err(Error::NoSuchPath { path: path.to_owned(), hint: hint_for(path) }),
     }
 }
 

@@ -144,6 +144,17 @@ impl FetchArgs {
         hub::Cache::resolve(self.cache.clone(), self.hf_cache.clone())
     }
 
+    /// Make sure that a model is on this machine; where it lies. A path needs no cache, so that none has to be found for it.
+    pub fn place(
+        &self,
+        reference: &hub::ModelRef,
+        options: &hub::Options,
+        progress: &mut dyn hub::Progress,
+    ) -> hub::Result<PathBuf> {
+        hub::find_outside(reference, options)
+            .unwrap_or_else(|| hub::fetch(reference, &self.cache()?, options, progress))
+    }
+
     /// The catalog: the built-in one, or the file that a flag names.
     pub fn catalog(&self) -> hub::Result<Option<hub::Catalog>> {
         self.catalog.as_deref().map(hub::Catalog::load).transpose()

@@ -33,14 +33,14 @@ const CHECK_TIME: Duration = Duration::from_secs(2);
 const MIN_CASES: usize = 12;
 
 /// The first candidate that can be made, `runs` the model, and passes the self-check if it needs one. Results of self-checks are
-/// kept in `cache`.
+/// kept in `cache`, if there is one.
 ///
 /// # Errors
 /// None of them, with the reasons of all.
 pub fn choose(
     candidates: &[Candidate<'_>],
     runs: &dyn Fn(&dyn Device) -> anyhow::Result<()>,
-    cache: &Path,
+    cache: Option<&Path>,
 ) -> anyhow::Result<Choice> {
     let mut reasons = Vec::new();
     for (index, candidate) in candidates.iter().enumerate() {
@@ -76,21 +76,36 @@ pub fn choose(
 }
 
 /// Check a device's arithmetic, or take the result of an earlier check of the same binary on the same device.
-fn checked(device: &dyn Device, tolerance: &dyn Fn(&Case) -> f32, cache: &Path) -> anyhow::Result<()> {
-    let report = report_path(device, cache);
-    match std::fs::read_to_string(&report).ok().as_deref() {
+fn checked(
+    device: &dyn Device,
+    tolerance: &dyn Fn(&Case) -> f32,
+    cache: Option<&Path>,
+) -> anyhow::Result<()> {
+    let report = cache.map(|cache| report_path(device, cache));
+    let kept = report.as_deref().and_then(|report| std::fs::read_to_string(report).ok());
+    let found = match kept.as_deref() {
         Some(PASSED) => return Ok(()),
-        Some(_) => {}
+        Some(differences) => differences.to_owned(),
         None => {
             let result = self_check(device, tolerance);
-            std::fs::create_dir_all(cache)?;
-            std::fs::write(&report, result.as_ref().map_or_else(String::as_str, |()| PASSED))?;
-            if result.is_ok() {
-                return Ok(());
+            if let (Some(cache), Some(report)) = (cache, &report) {
+                // Where nothing can be kept, the next start checks again.
+                let _ = std::fs::create_dir_all(cache).and_then(|()| {
+                    std::fs::write(report, result.as_ref().map_or_else(String::as_str, |()| PASSED))
+                });
+            }
+            match result {
+                Ok(()) => return Ok(()),
+                Err(differences) => differences,
             }
         }
+    };
+    match report.filter(|report| report.exists()) {
+        Some(report) => {
+            anyhow::bail!("its results differ from the reference's; report: {}", report.display())
+        }
+        None => anyhow::bail!("its results differ from the reference's: {found}"),
     }
-    anyhow::bail!("its results differ from the reference's; report: {}", report.display())
 }
 
 const PASSED: &str = "passed\n";
@@ -174,8 +189,11 @@ mod tests {
         };
         let anything = |_: &dyn Device| Ok(());
 
-        let choice =
-            choose(&[here("gpu", &absent, true), here("cpu", &reference, false)], &anything, cache.path());
+        let choice = choose(
+            &[here("gpu", &absent, true), here("cpu", &reference, false)],
+            &anything,
+            Some(cache.path()),
+        );
         let choice = choice.unwrap();
         assert_eq!(choice.device.name(), "reference");
         assert!(choice.reason.contains("(not gpu: there is none here)"), "{}", choice.reason);
@@ -183,28 +201,31 @@ mod tests {
         // The null device computes nothing: its results are wrong, and the report says how.
         let wrong_first = [here("gpu", &wrong, true), here("cpu", &reference, false)];
         for _ in 0..2 {
-            let choice = choose(&wrong_first, &anything, cache.path()).unwrap();
+            let choice = choose(&wrong_first, &anything, Some(cache.path())).unwrap();
             assert_eq!(choice.device.name(), "reference");
             let report =
                 choice.reason.split("report: ").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
             assert!(std::fs::read_to_string(report).unwrap().contains("not fused"), "{report}");
         }
         // Unchecked, it would be taken; and a device that is right passes its check, which is remembered.
-        let choice = choose(&[here("cpu", &wrong, false)], &anything, cache.path()).unwrap();
+        let choice = choose(&[here("cpu", &wrong, false)], &anything, None).unwrap();
         assert_eq!(choice.device.name(), "null");
         for _ in 0..2 {
-            let choice = choose(&[here("gpu", &reference, true)], &anything, cache.path()).unwrap();
+            let choice = choose(&[here("gpu", &reference, true)], &anything, Some(cache.path())).unwrap();
             assert_eq!(choice.device.name(), "reference");
         }
         let refuses = |device: &dyn Device| {
             anyhow::ensure!(device.name() != "null", "no kernel for this model");
             Ok(())
         };
-        let choice =
-            choose(&[here("gpu", &wrong, true), here("cpu", &reference, false)], &refuses, cache.path());
+        let choice = choose(
+            &[here("gpu", &wrong, true), here("cpu", &reference, false)],
+            &refuses,
+            Some(cache.path()),
+        );
         let reason = choice.unwrap().reason;
         assert!(reason.contains("(not gpu: no kernel for this model)"), "{reason}");
-        let error = choose(&[here("gpu", &absent, true)], &anything, cache.path()).err().unwrap();
+        let error = choose(&[here("gpu", &absent, true)], &anything, Some(cache.path())).err().unwrap();
         assert!(error.to_string().contains("gpu: there is none here"), "{error}");
     }
 }

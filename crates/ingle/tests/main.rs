@@ -18,6 +18,7 @@ mod serve;
 mod serve_audio;
 mod serve_client;
 mod serve_compatibility;
+mod serve_files;
 mod serve_gate;
 mod serve_llama;
 mod serve_lora;

@@ -9,7 +9,7 @@ mod values;
 use std::collections::{BTreeSet, HashMap};
 
 use device::Weight;
-use weights::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor};
+use weights::{BlockType, Bytes, Checkpoint, LeftOut, Naming, Planes, Tensor};
 
 use crate::descriptor::ArchDescriptor;
 use crate::error::{Error, Result};
@@ -27,6 +27,8 @@ pub(crate) struct Tensors<'a> {
     /// The layer whose names begin with [`NEXT_PREFIX`].
     next: Option<usize>,
     by_name: HashMap<&'a str, &'a Tensor>,
+    /// What the file has and no weights are.
+    left_out: &'a [LeftOut],
     used: BTreeSet<&'a str>,
     /// Another name of the embedding, the head's.
     alias: Option<&'a str>,
@@ -59,6 +61,7 @@ impl<'a> Tensors<'a> {
             model_prefix: MODEL_PREFIXES[0],
             next: None,
             by_name,
+            left_out: &checkpoint.left_out,
             used: BTreeSet::new(),
             alias: None,
             has_whole_norms: checkpoint.tensors.iter().any(is_turned_convolution),
@@ -336,6 +339,13 @@ impl<'a> Tensors<'a> {
 
     fn missing_as(&self, role: TensorRole, layer: Option<usize>, suffix: &str, shape: Vec<usize>) -> Error {
         let names: Vec<String> = self.names(role, layer, suffix).into_iter().map(|(name, _)| name).collect();
+        if let Some(found) = self.left_out.iter().find(|found| names.contains(&found.name)) {
+            return Error::BadTensor {
+                name: found.name.clone(),
+                found: found.what.clone(),
+                expected: format!("weights of shape {shape:?} ({})", role.what()),
+            };
+        }
         match self.missing_name(names.join(" or "), role, layer, &shape) {
             Error::MissingTensor { name, naming, role, shape } if suffix == "bias" => {
                 Error::MissingTensor { name, naming, role: format!("{role} bias"), shape }

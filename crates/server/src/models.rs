@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use engine::WeightFiles;
 use tokio::sync::oneshot;
 
 pub use self::loader::{Kind, LoadError, Loaded, Loader, PullProgress, ServedAdapter};
@@ -34,6 +35,18 @@ pub(crate) enum Model {
 }
 
 impl Model {
+    /// That its files are what was loaded.
+    ///
+    /// # Errors
+    /// Which is not, and how it differs.
+    fn check_files(&self) -> engine::Result<()> {
+        match self {
+            Model::Text(model) => model.facts.model.weight_files().check_unchanged(),
+            Model::Embedder(model) => model.weight_files.check_unchanged(),
+            Model::Speech(model) => model.weight_files.check_unchanged(),
+        }
+    }
+
     fn kind(&self) -> Kind {
         match self {
             Model::Text(model) if model.facts.template.is_some() => Kind::Chat,
@@ -51,6 +64,7 @@ pub(crate) struct EmbedderModel {
     pub(crate) n_dims: usize,
     pub(crate) max_tokens: usize,
     pub(crate) stats: Arc<Stats>,
+    weight_files: WeightFiles,
 }
 
 /// A model of the server.
@@ -278,6 +292,12 @@ impl Models {
         let begun = Instant::now();
         let entry = self.find(name).await?;
         let mut loaded = entry.loaded.lock().await;
+        // Whoever uses it is told by its thread, which ends with its last user.
+        if let Some(Err(error)) = loaded.as_ref().map(Model::check_files) {
+            tracing::warn!("{} is loaded anew: {error}", entry.id);
+            *loaded = None;
+            entry.shown.lock().unwrap_or_else(PoisonError::into_inner).model = None;
+        }
         let model = match &*loaded {
             Some(model) => model.clone(),
             None => {
@@ -440,7 +460,8 @@ async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Resul
                 let (jobs, inbox) = queue(max_waiting, &stats);
                 let worker = EmbedderWorker { jobs };
                 let (n_dims, max_tokens) = (embedder.n_dims(), embedder.spec().max_tokens);
-                let model = EmbedderModel { worker, n_dims, max_tokens, stats: stats.clone() };
+                let weight_files = embedder.weight_files().clone();
+                let model = EmbedderModel { worker, n_dims, max_tokens, stats: stats.clone(), weight_files };
                 if tell.send(Ok(Model::Embedder(model))).is_ok() {
                     embedder::run(*embedder, &inbox, &stats);
                 }

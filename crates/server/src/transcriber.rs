@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use audio::AudioStream;
-use engine::CancelFlag;
+use engine::{CancelFlag, WeightFiles};
 use speech::{AudioFeatures, Segment, Task, TranscribeOptions, Transcriber};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -123,6 +123,7 @@ pub(crate) struct SpeechModel {
     /// Whether it translates.
     is_multilingual: bool,
     pub(crate) stats: Arc<Stats>,
+    pub(crate) weight_files: WeightFiles,
     jobs: Sender<Job>,
 }
 
@@ -140,7 +141,9 @@ impl SpeechModel {
         if !is_multilingual {
             languages.push("en".into());
         }
-        (SpeechModel { id, languages: languages.into(), is_multilingual, stats, jobs }, inbox)
+        let weight_files = transcriber.weight_files().clone();
+        let languages = languages.into();
+        (SpeechModel { id, languages, is_multilingual, stats, weight_files, jobs }, inbox)
     }
 
     /// Whether it can do this; said before the request waits for its turn.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device::{Limits, Plan, Program, Span, Step, Want};
-use engine::{CancelFlag, KvCache, Turns};
+use engine::{CancelFlag, KvCache, Turns, WeightFiles};
 use model::SpeechPlans;
 
 use crate::alignment::Scores;
@@ -55,6 +55,8 @@ pub(crate) struct Runner {
     pub(crate) timings: SpeechTimings,
     /// Shared with the engines that compute on the same processors.
     pub(crate) turns: Option<Arc<Turns>>,
+    /// What is read where it lies.
+    pub(crate) weight_files: WeightFiles,
 }
 
 /// One sequence in a step.
@@ -92,6 +94,7 @@ impl Runner {
             logits: Vec::new(),
             timings: SpeechTimings::default(),
             turns: None,
+            weight_files: WeightFiles::default(),
         }
     }
 
@@ -117,6 +120,7 @@ impl Runner {
         let _turn = self.turns.as_ref().map(|turns| turns.take());
         let ran = self.program.run(&step);
         self.kv.note_submitted(ran)?;
+        self.weight_files.check_whole()?;
         self.logits.clear();
         self.logits.extend_from_slice(self.program.logits());
         Ok(())
@@ -138,6 +142,7 @@ impl Runner {
         let _turn = self.turns.as_ref().map(|turns| turns.take());
         let ran = self.program.run(&step);
         self.kv.note_submitted(ran)?;
+        self.weight_files.check_whole()?;
         self.timings.encode += begun.elapsed();
         self.timings.n_windows += 1;
         Ok(())

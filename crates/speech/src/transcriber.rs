@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use device::{Device, KvType, Limits, Numerics, Plan};
 use engine::sampling::Rng;
-use engine::{CancelFlag, Model, Turns};
+use engine::{CancelFlag, Model, Turns, WeightFiles};
 use model::{PlainMatrices, SpeechPlans, SpeechSpec, WeightType};
 use text::{Specials, Tokenizer};
 
@@ -14,7 +14,7 @@ use crate::options::{Task, TranscribeOptions};
 use crate::rules::Rules;
 use crate::runner::{Runner, SpeechTimings};
 use crate::search::{Bounds, Hypothesis, beam_search, sample};
-use crate::source::Features;
+use crate::source::{Features, Silence, is_flat};
 use crate::transcript::{Segment, Word, round_time};
 use crate::window::{FRAMES_PER_SECOND, Piece, Window};
 use crate::word_times::{self, TimeSpan};
@@ -147,8 +147,15 @@ impl Transcriber {
         let decoder = &plans[SpeechPlans::DECODER];
         let mut runner = Runner::new(program, decoder, &limits, speech.n_audio_ctx, kept_heads, ALIGN_ROWS);
         runner.turns = options.turns.clone();
+        runner.weight_files = model.weight_files().clone();
+        runner.weight_files.check_whole()?;
         let stride = speech.n_frames / speech.n_audio_ctx;
         Ok(Transcriber { tokenizer, plans, runner, stride, n_beams: options.n_beams, speech })
+    }
+
+    /// The files that it reads while it runs.
+    pub fn weight_files(&self) -> &WeightFiles {
+        &self.runner.weight_files
     }
 
     /// Numbers of a frame of features: mel bins.
@@ -171,7 +178,7 @@ impl Transcriber {
         &self.plans
     }
 
-    /// Hear a window of silence, so that what a device does at first use is done.
+    /// Hear a window with hardly a sound, so that what a device does at first use is done.
     ///
     /// # Errors
     /// The device failed.
@@ -215,6 +222,10 @@ impl Transcriber {
             if n_frames == 0 {
                 break;
             }
+            if is_flat(&features[..n_frames * self.speech.n_mels]) {
+                (heard, seek) = (seek + n_frames, seek + n_frames);
+                continue;
+            }
             let window = Window {
                 seek,
                 n_frames,
@@ -232,6 +243,10 @@ impl Transcriber {
                 }
                 Err(error) => return Err(error),
             }
+        }
+        if progress.language.is_empty() {
+            // Nothing was heard.
+            progress.language = self.languages().next().unwrap_or("en").to_owned();
         }
         Ok(Summary {
             language: progress.language,
@@ -316,7 +331,7 @@ impl Transcriber {
             progress.language = code;
             progress.language_probability = Some(probability);
         }
-        let decision = self.decide(options, rules, cancel, progress)?;
+        let decision = self.decide(&window, options, rules, cancel, progress)?;
         let mean = decision.hypothesis.mean_log_prob();
         let is_silent = options.no_speech_threshold.is_some_and(|most| decision.no_speech_prob > most)
             && options.log_prob_threshold.is_none_or(|least| mean <= least);
@@ -365,6 +380,7 @@ impl Transcriber {
     /// Search at the first temperature, and at the next ones while the result is not good enough.
     fn decide(
         &mut self,
+        window: &Window,
         options: &TranscribeOptions,
         rules: &Rules,
         cancel: &CancelFlag,
@@ -389,11 +405,13 @@ impl Transcriber {
         let n_vocab = self.runner.n_vocab();
         let bounds = Bounds {
             n_vocab,
-            max_tokens: (n_ctx / 2).min(n_ctx.saturating_sub(last)).max(1),
+            max_tokens: (n_ctx / 2).min(n_ctx.saturating_sub(last)).min(window.max_tokens()).max(1),
             length_penalty: options.length_penalty,
         };
+        let n_tries = if window.is_worth_retrying() { options.temperatures.len() } else { 1 };
+        let temperatures = options.temperatures.get(..n_tries).unwrap_or_default();
         let mut best: Option<Decision> = None;
-        for &temperature in &options.temperatures {
+        for &temperature in temperatures {
             let logits = self.runner.prompt(&prompt, &outputs)?;
             let first = logits.get(..n_vocab).unwrap_or_default();
             let no_speech_prob = first.get(no_speech).map_or(0.0, |l| (l - math::log_sum_exp(first)).exp());
@@ -428,7 +446,7 @@ impl Transcriber {
             }
         }
         // The text so far is judged by the last temperature, whichever result was taken.
-        let last = options.temperatures.last().copied().unwrap_or(0.0);
+        let last = temperatures.last().copied().unwrap_or(0.0);
         let best = best.map(|best| Decision { temperature: last, ..best });
         best.ok_or(Error::NoCandidate { n_vocab })
     }
@@ -559,20 +577,4 @@ fn limits(
         kv_type,
         numerics: options.numerics,
     })
-}
-
-/// A second of nothing.
-struct Silence {
-    n_features: usize,
-}
-
-impl Features for Silence {
-    fn n_features(&self) -> usize {
-        self.n_features
-    }
-
-    fn read(&mut self, frame: usize, out: &mut [f32]) -> Result<usize> {
-        out.fill(0.0);
-        Ok(100_usize.saturating_sub(frame))
-    }
 }

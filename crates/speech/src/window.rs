@@ -36,6 +36,10 @@ pub(crate) struct Window {
     pub(crate) first_mark: u32,
 }
 
+/// Tokens that even the shortest sound may come to, and how many more each second may.
+const LEAST_TOKENS: usize = 24;
+const TOKENS_PER_SECOND: usize = 20;
+
 /// Frames are 10 ms apart.
 pub(crate) const FRAMES_PER_SECOND: f64 = 100.0;
 
@@ -43,6 +47,17 @@ impl Window {
     /// When it begins, in seconds.
     pub(crate) fn start(&self) -> f64 {
         self.seek as f64 / FRAMES_PER_SECOND
+    }
+
+    /// Most tokens that somebody says in its sound, marks of time included. Who speaks fast says five words a second, of two
+    /// tokens or three in most languages; what is longer is no speech, and need not be written to its end.
+    pub(crate) fn max_tokens(&self) -> usize {
+        LEAST_TOKENS + self.n_frames * TOKENS_PER_SECOND / FRAMES_PER_SECOND as usize
+    }
+
+    /// Whether its sound is long enough that another try may find more in it: half a second.
+    pub(crate) fn is_worth_retrying(&self) -> bool {
+        self.n_frames as f64 >= FRAMES_PER_SECOND / 2.0
     }
 
     /// Frames from the window's start to a mark of time; `None` for other tokens.
@@ -126,6 +141,13 @@ mod tests {
             assert_eq!(found.pieces, [piece(30.0, end, 0..tokens.len())], "{tokens:?}");
             assert_eq!((found.advance, found.ends_in_silence), (2000, false));
         }
+    }
+
+    #[test]
+    fn short_sounds_are_short_texts() {
+        let of = |n_frames| Window { n_frames, ..WINDOW };
+        assert_eq!([1, 5, 100, 3000].map(|n| of(n).max_tokens()), [24, 25, 44, 624]);
+        assert_eq!([1, 49, 50].map(|n| of(n).is_worth_retrying()), [false, false, true]);
     }
 
     #[test]

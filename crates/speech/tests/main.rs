@@ -372,3 +372,62 @@ fn a_transcriber_goes_to_another_thread() {
     fn is_send<T: Send>() {}
     is_send::<Transcriber>();
 }
+
+/// Nothing but this number in each frame.
+struct Flat(usize, f32);
+
+impl Features for Flat {
+    fn n_features(&self) -> usize {
+        N_MELS
+    }
+
+    fn read(&mut self, start: usize, out: &mut [f32]) -> Result<usize> {
+        out.fill(self.1);
+        Ok(self.0.saturating_sub(start).min(out.len() / N_MELS))
+    }
+}
+
+/// Nothing is good enough, so that every temperature is tried.
+fn strict() -> TranscribeOptions {
+    TranscribeOptions { log_prob_threshold: Some(100.0), temperatures: vec![0.0, 0.5, 1.0], ..options() }
+}
+
+#[test]
+fn a_short_sound_takes_a_short_time_and_one_try() {
+    let [_, cpu] = devices();
+    let mut transcriber = transcriber(&cpu);
+    let steps = |transcriber: &mut Transcriber, n_frames| {
+        let (summary, _) = run(transcriber, n_frames, &strict());
+        assert_eq!(summary.timings.n_windows, 1);
+        summary.timings.n_steps
+    };
+    // 50 ms: at most 25 tokens, once.
+    let short = steps(&mut transcriber, 5);
+    assert!((1..=25).contains(&short), "{short}");
+    // Three tries at half a second, of at most 34.
+    let longer = steps(&mut transcriber, 50);
+    assert!((2 * short..=3 * 34).contains(&longer), "{longer}");
+}
+
+#[test]
+fn where_there_is_no_sound_nothing_is_made_up() {
+    let [_, cpu] = devices();
+    let mut transcriber = transcriber(&cpu);
+    let mut hear = |features: &mut dyn Features, language: Option<&str>| {
+        let options = TranscribeOptions { language: language.map(str::to_owned), ..strict() };
+        let mut n = 0;
+        let mut count = |_| {
+            n += 1;
+            Ok(())
+        };
+        let summary = transcriber.transcribe(features, &options, &CancelFlag::default(), &mut count).unwrap();
+        (n, summary)
+    };
+    for (level, language) in [(-1.5, None), (0.0, Some("de"))] {
+        let (n, summary) = hear(&mut Flat(250, level), language);
+        assert_eq!((n, summary.timings.n_windows, summary.seconds), (0, 0, 2.5));
+        assert_eq!(summary.language, language.unwrap_or("en"));
+    }
+    // A single number that differs is a sound.
+    assert_eq!(hear(&mut Sound(30), None).1.timings.n_windows, 1);
+}

@@ -17,7 +17,9 @@ pub(crate) struct BytePairs {
     pre_tokenizer: PreTokenizer,
     /// Rank and result of each merge, by `left << 32 | right`.
     merges: HashMap<u64, (u32, u32), foldhash::fast::RandomState>,
-    /// The token of each single byte, or [`NO_TOKEN`].
+    /// Symbols that merges make and that are no tokens, by their text: ids from the number of tokens on.
+    symbols: HashMap<String, u32, foldhash::fast::RandomState>,
+    /// The token of each single byte, or such a symbol, or [`NO_TOKEN`].
     bytes: [u32; 256],
     preset: &'static Preset,
     /// Whether text is split at its spaces, which are left out, first.
@@ -27,12 +29,13 @@ pub(crate) struct BytePairs {
 }
 
 impl BytePairs {
-    /// From the vocabulary and its merges, each `left right`.
+    /// From the vocabulary and its merges, each `left right`. A merge may name what is not a token: then it makes a symbol that
+    /// other merges may use, and whose bytes are tokens of their own where it is left. What is no pair says nothing.
     ///
     /// # Errors
-    /// A merge is not a pair, or one of its parts or its result is not a token.
+    /// The merges are not a list of strings.
     pub(crate) fn new(vocabulary: &Vocabulary, merges: &Array, preset: &'static Preset) -> Result<BytePairs> {
-        if !matches!(merges, Array::Str { .. }) || merges.len() >= NO_TOKEN as usize {
+        if !matches!(merges, Array::Str { .. }) || merges.len() >= (NO_TOKEN / 4) as usize {
             return Err(Error::Malformed {
                 key: MERGES.into(),
                 found: format!("{} items of another kind", merges.len()),
@@ -40,33 +43,27 @@ impl BytePairs {
             });
         }
         let mut table = HashMap::with_capacity_and_hasher(merges.len(), Default::default());
+        let mut symbols = Symbols::of(vocabulary);
         let mut joint = String::new();
         // Of the merge before.
         let mut made = 0;
         for index in 0..merges.len() {
-            let bytes = merges.str_bytes(index).unwrap_or_default();
-            let malformed = || Error::Malformed {
-                key: format!("{MERGES}[{index}]"),
-                found: format!("{:?}", String::from_utf8_lossy(bytes)),
-                expected: "two tokens with a space between".into(),
+            let Ok(merge) = std::str::from_utf8(merges.str_bytes(index).unwrap_or_default()) else {
+                continue;
             };
-            let merge = std::str::from_utf8(bytes).map_err(|_| malformed())?;
             // The left part may itself begin with a space where the alphabet is characters.
-            let space = bytes.iter().skip(1).position(|byte| *byte == b' ').ok_or_else(malformed)? + 1;
-            let (left, right) =
-                (merge.get(..space).unwrap_or_default(), merge.get(space + 1..).unwrap_or_default());
+            let space = merge.bytes().skip(1).position(|byte| byte == b' ').map(|at| at + 1);
+            let Some((left, right)) = space.and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)))
+            else {
+                continue;
+            };
             joint.clear();
             joint.push_str(left);
             joint.push_str(right);
-            let unknown =
-                |text: &str| Error::UnknownMerge { index, merge: merge.into(), missing: text.into() };
-            let token = |text: &str| vocabulary.id(text).ok_or_else(|| unknown(text));
-            let (left, right) = (token(left)?, token(right)?);
+            let (left, right) = (symbols.id(left), symbols.id(right));
             // Tokens mostly stand in the order in which they were learned: what a merge makes follows what the one before made.
-            made = match vocabulary.text_bytes(made + 1) == joint.as_bytes() {
-                true => made + 1,
-                false => token(&joint)?,
-            };
+            let is_next = vocabulary.n_repeated() == 0 && vocabulary.text_bytes(made + 1) == joint.as_bytes();
+            made = if is_next { made + 1 } else { symbols.id(&joint) };
             // The same pair twice: the earlier has the better rank.
             table.entry(key(left, right)).or_insert((index as u32, made));
         }
@@ -74,7 +71,7 @@ impl BytePairs {
         for (byte, id) in bytes.iter_mut().enumerate() {
             let token = match preset.alphabet {
                 Alphabet::Bytes => {
-                    byte_level::CHARS.get(byte).and_then(|c| vocabulary.id(c.encode_utf8(&mut [0; 4])))
+                    byte_level::CHARS.get(byte).and_then(|c| symbols.known(c.encode_utf8(&mut [0; 4])))
                 }
                 Alphabet::SpaceMark | Alphabet::Characters => vocabulary.id(&format!("<0x{byte:02X}>")),
             };
@@ -83,6 +80,7 @@ impl BytePairs {
         Ok(BytePairs {
             pre_tokenizer: PreTokenizer::new(preset),
             merges: table,
+            symbols: symbols.unknown,
             bytes,
             preset,
             by_words: false,
@@ -137,8 +135,10 @@ impl BytePairs {
             merger.clear();
             if characters {
                 for (at, c) in word.char_indices() {
-                    let id = normal(vocabulary, c.encode_utf8(&mut [0; 4])).unwrap_or(NO_TOKEN);
-                    merger.push(at, c.len_utf8(), id);
+                    let mut own = [0; 4];
+                    let text = &*c.encode_utf8(&mut own);
+                    let id = normal(vocabulary, text).or_else(|| self.symbols.get(text).copied());
+                    merger.push(at, c.len_utf8(), id.unwrap_or(NO_TOKEN));
                 }
             } else {
                 for (at, &byte) in word.as_bytes().iter().enumerate() {
@@ -146,12 +146,13 @@ impl BytePairs {
                 }
             }
             for symbol in merger.merge(|left, right| self.merged(left, right)) {
-                if symbol.id != NO_TOKEN {
+                let is_token = |id: u32| (id as usize) < vocabulary.len();
+                if is_token(symbol.id) {
                     out.push(symbol.id);
-                } else if characters {
+                } else {
                     let bytes = word.as_bytes().iter().skip(symbol.start as usize).take(symbol.len as usize);
                     let ids = bytes.filter_map(|&byte| self.bytes.get(usize::from(byte)).copied());
-                    out.extend(ids.filter(|&id| id != NO_TOKEN));
+                    out.extend(ids.filter(|&id| is_token(id)));
                 }
             }
         });
@@ -179,11 +180,32 @@ impl BytePairs {
     }
 }
 
+/// What merges name: tokens, and symbols that are none.
+struct Symbols<'a> {
+    vocabulary: &'a Vocabulary,
+    unknown: HashMap<String, u32, foldhash::fast::RandomState>,
+}
+
+impl<'a> Symbols<'a> {
+    fn of(vocabulary: &'a Vocabulary) -> Symbols<'a> {
+        Symbols { vocabulary, unknown: HashMap::default() }
+    }
+
+    fn known(&self, text: &str) -> Option<u32> {
+        let token = normal(self.vocabulary, text).or_else(|| self.vocabulary.id(text));
+        token.or_else(|| self.unknown.get(text).copied())
+    }
+
+    /// The token of this text, or a symbol for it.
+    fn id(&mut self, text: &str) -> u32 {
+        let next = (self.vocabulary.len() + self.unknown.len()) as u32;
+        self.known(text).unwrap_or_else(|| *self.unknown.entry(text.into()).or_insert(next))
+    }
+}
+
 /// The token of this text unless it is one that text must never become by accident.
 fn normal(vocabulary: &Vocabulary, text: &str) -> Option<u32> {
-    vocabulary
-        .id(text)
-        .filter(|&id| !matches!(vocabulary.kind(id), Kind::Control | Kind::Unknown | Kind::Byte))
+    vocabulary.id_of(text, |kind| !matches!(kind, Kind::Control | Kind::Unknown | Kind::Byte))
 }
 
 fn key(left: u32, right: u32) -> u64 {

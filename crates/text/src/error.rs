@@ -41,16 +41,6 @@ pub enum Error {
         /// What should have been.
         expected: String,
     },
-    /// Two tokens of the vocabulary have the same text, so that the text has no one id.
-    #[error("tokens {first} and {second} are both {text:?}; each token must be there once")]
-    DuplicateToken {
-        /// The text of both.
-        text: String,
-        /// The lower id.
-        first: u32,
-        /// The higher id.
-        second: u32,
-    },
     /// A merge of a BPE vocabulary names a token that the vocabulary does not have.
     #[error("merge {index} ({merge:?}) names {missing:?}, which is not a token of the vocabulary")]
     UnknownMerge {

@@ -27,8 +27,11 @@ impl Tokenizer {
     /// From the metadata of a GGUF file.
     ///
     /// # Errors
-    /// The file has no vocabulary, or one of an unknown kind; a list is missing or has the wrong length or kind; a token
-    /// is there twice or is not UTF-8; a merge names an unknown token; a declared id is out of range.
+    /// The file has no vocabulary, or one of an unknown kind; a list is missing or of the wrong kind; or a score is NaN.
+    ///
+    /// What other programs put up with is no error: equal tokens, of which the first is used; lists of kinds and scores that
+    /// are shorter or longer than that of the tokens; merges of unknown tokens; declared ids that no token has, which count
+    /// as not declared.
     pub fn from_gguf(meta: &Metadata) -> Result<Tokenizer> {
         let model = string(meta, MODEL)?.unwrap_or_default();
         let pre = || Ok::<_, Error>(string(meta, PRE)?.unwrap_or("default"));
@@ -83,8 +86,9 @@ fn byte_pairs(meta: &Metadata, pre: &str, by_words: bool) -> Result<Tokenizer> {
 fn scores(meta: &Metadata, why: &'static str) -> Result<Vec<f32>> {
     match array(meta, SCORES, why)? {
         Array::Float(scores) => Ok(scores.clone()),
-        Array::Int(_) | Array::Bool(_) | Array::Str { .. } => {
-            Err(malformed(SCORES, "a list of another kind", "a list of floats"))
+        Array::Int(scores) => Ok(scores.iter().map(|&score| score as f32).collect()),
+        Array::Bool(_) | Array::Str { .. } => {
+            Err(malformed(SCORES, "a list of another kind", "a list of numbers"))
         }
     }
 }
@@ -128,7 +132,7 @@ fn rwkv(meta: &Metadata) -> Result<Tokenizer> {
 fn plamo2(meta: &Metadata) -> Result<Tokenizer> {
     let vocabulary = vocabulary(meta, Spelling::Plain)?;
     let encoder =
-        Plamo2::new(&vocabulary, &scores(meta, "the best sum of them decides how text is spelled")?)?;
+        Plamo2::new(&vocabulary, scores(meta, "the best sum of them decides how text is spelled")?)?;
     let defaults = [existing(&vocabulary, 1), existing(&vocabulary, 2)];
     let declared = declared(meta, &vocabulary, false, false, defaults)?;
     Ok(Tokenizer::new(vocabulary, Encoder::Plamo2(encoder), declared))
@@ -139,7 +143,7 @@ fn sentence_piece(meta: &Metadata) -> Result<Tokenizer> {
     let scores = scores(meta, "they say which tokens are merged first")?;
     let unknown = id(meta, UNKNOWN, &vocabulary)?.or(existing(&vocabulary, 0));
     let space_prefix = boolean(meta, "tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-    let encoder = Encoder::SentencePiece(SentencePiece::new(&vocabulary, &scores, unknown, space_prefix)?);
+    let encoder = Encoder::SentencePiece(SentencePiece::new(&vocabulary, scores, unknown, space_prefix)?);
     // Files of the first days say nothing; then the ids are Llama's.
     let defaults = [existing(&vocabulary, 1), existing(&vocabulary, 2)];
     let mut declared = declared(meta, &vocabulary, true, false, defaults)?;
@@ -174,21 +178,12 @@ fn word_piece(meta: &Metadata) -> Result<Tokenizer> {
 /// The tokens with their kinds.
 fn vocabulary(meta: &Metadata, spelling: Spelling) -> Result<Vocabulary> {
     let tokens = array(meta, TOKENS, "it is the vocabulary")?;
-    let kinds = match meta.get(TYPES) {
-        None => vec![Kind::Normal; tokens.len()],
-        Some(Value::Array(Array::Int(types))) => {
-            if types.len() != tokens.len() {
-                let expected = format!("one for each of the {} tokens", tokens.len());
-                return Err(malformed(TYPES, &format!("{} types", types.len()), &expected));
-            }
-            let kind = |(i, &n)| {
-                Kind::from_gguf(n)
-                    .ok_or_else(|| malformed(&format!("{TYPES}[{i}]"), &n.to_string(), "0 to 6"))
-            };
-            types.iter().enumerate().map(kind).collect::<Result<_>>()?
-        }
+    let mut kinds: Vec<Kind> = match meta.get(TYPES) {
+        None => Vec::new(),
+        Some(Value::Array(Array::Int(types))) => types.iter().map(|&n| Kind::from_gguf(n)).collect(),
         Some(_) => return Err(malformed(TYPES, "a value of another kind", "a list of integers")),
     };
+    kinds.resize(tokens.len(), Kind::Normal);
     Vocabulary::new(TOKENS, tokens.clone(), kinds, spelling)
 }
 
@@ -202,9 +197,10 @@ fn declared(
 ) -> Result<Declared> {
     let bos = id(meta, "tokenizer.ggml.bos_token_id", vocabulary)?.or(bos);
     let eos = id(meta, "tokenizer.ggml.eos_token_id", vocabulary)?.or(eos);
+    // The first id of a list is the one; all of them end an answer.
     let mut ends = Vec::new();
-    for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
-        ends.extend(id(meta, key, vocabulary)?);
+    for key in ["eos_token_id", "eos_token_ids", "eot_token_id", "eom_token_id"] {
+        ends.extend(ids(meta, &format!("tokenizer.ggml.{key}"), vocabulary)?);
     }
     // Files of the first days name them without `fim`.
     let gap = |name: &str| id(meta, &format!("tokenizer.ggml.fim_{name}_token_id"), vocabulary);
@@ -310,16 +306,18 @@ fn array<'a>(meta: &'a Metadata, key: &str, why: &'static str) -> Result<&'a Arr
     }
 }
 
-/// A declared token id, which must be a token's.
+/// A declared token id, of a list the first. `None`: none is declared, or no token has it.
 fn id(meta: &Metadata, key: &str, vocabulary: &Vocabulary) -> Result<Option<u32>> {
+    Ok(ids(meta, key, vocabulary)?.first().copied())
+}
+
+/// All token ids that a key declares and a token has: one, or a list.
+fn ids(meta: &Metadata, key: &str, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
+    let token = |n: i128| u32::try_from(n).ok().and_then(|id| existing(vocabulary, id));
     match meta.get(key) {
-        None => Ok(None),
-        Some(Value::Int(n)) => match u32::try_from(*n).ok().and_then(|id| existing(vocabulary, id)) {
-            Some(id) => Ok(Some(id)),
-            None => {
-                Err(Error::TokenOutOfRange { key: key.into(), id: n.to_string(), n_tokens: vocabulary.len() })
-            }
-        },
+        None => Ok(Vec::new()),
+        Some(Value::Int(n)) => Ok(token(*n).into_iter().collect()),
+        Some(Value::Array(Array::Int(list))) => Ok(list.iter().filter_map(|&n| token(n.into())).collect()),
         Some(other) => Err(malformed(key, &describe(other), "a token id")),
     }
 }

@@ -176,13 +176,15 @@ impl Parts {
             .and_then(Value::as_object_mut)
             .ok_or_else(|| Error::Missing { key: "model".into(), why: "it holds the vocabulary" })?;
         model.remove("dropout");
+        name_model(model);
         check_model(model)?;
-        check_added_tokens(root.get("added_tokens"))?;
+        let pieces = repeated_pieces(model);
+        check_added_tokens(root.get_mut("added_tokens"))?;
         let (spelling, byte_tokens, leading_space) = spelling(&decoder, root.get("pre_tokenizer"));
 
         let parsing: tokenizers::Tokenizer =
             guarded(|| serde_json::from_value(json).map_err(|e| Error::HuggingFace(e.to_string())))?;
-        let vocabulary = vocabulary(&parsing, spelling, byte_tokens)?;
+        let vocabulary = vocabulary(&parsing, &pieces, spelling, byte_tokens)?;
         let (mut prefix, mut suffix) = (Vec::new(), Vec::new());
         around(&post_processor, &mut prefix, &mut suffix)?;
         for &id in prefix.iter().chain(&suffix) {
@@ -190,9 +192,8 @@ impl Parts {
         }
 
         let named = |key: &str| token_text(config.get(key)).and_then(|text| vocabulary.id(text));
-        let mut ends = ids(config.get("eos_token_id"), "eos_token_id", &vocabulary)?;
-        let bos = named("bos_token")
-            .or(ids(config.get("bos_token_id"), "bos_token_id", &vocabulary)?.first().copied());
+        let mut ends = ids(config.get("eos_token_id"), &vocabulary);
+        let bos = named("bos_token").or(ids(config.get("bos_token_id"), &vocabulary).first().copied());
         let eos = named("eos_token").or(ends.first().copied());
         ends.retain(|&id| Some(id) != eos);
         if let (Some(add), Some(bos)) = (config.get("add_bos_token").and_then(Value::as_bool), bos) {
@@ -259,23 +260,15 @@ fn check_model(model: &serde_json::Map<String, Value>) -> Result<()> {
     }
     if kind == "Unigram" {
         let pieces = model.get("vocab").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-        let mut seen = HashMap::<_, _, foldhash::fast::RandomState>::with_capacity_and_hasher(
-            pieces.len(),
-            Default::default(),
-        );
-        for (id, piece) in pieces.iter().enumerate() {
-            let text = piece.get(0).and_then(Value::as_str).unwrap_or_default();
-            if let Some(first) = seen.insert(text, id as u32) {
-                return Err(Error::DuplicateToken { text: text.into(), first, second: id as u32 });
-            }
+        if pieces.iter().any(|piece| piece.get(0).and_then(Value::as_str) == Some("")) {
+            return Err(malformed("model.vocab", &"an empty token", "tokens of at least one character"));
         }
-        let unknown = model.get("unk_id").and_then(Value::as_u64);
-        return match unknown.filter(|&id| id < pieces.len() as u64) {
-            Some(_) if !seen.contains_key("") => Ok(()),
-            Some(_) => Err(malformed("model.vocab", &"an empty token", "tokens of at least one character")),
-            None => Err(Error::TokenOutOfRange {
+        let unknown = model.get("unk_id").filter(|id| !id.is_null());
+        return match unknown.filter(|id| id.as_u64().is_none_or(|id| id >= pieces.len() as u64)) {
+            None => Ok(()),
+            Some(id) => Err(Error::TokenOutOfRange {
                 key: "model.unk_id".into(),
-                id: format!("{:?}", model.get("unk_id")),
+                id: id.to_string(),
                 n_tokens: pieces.len(),
             }),
         };
@@ -287,21 +280,9 @@ fn check_model(model: &serde_json::Map<String, Value>) -> Result<()> {
     if let Some(n) = model.get("max_input_chars_per_word").and_then(Value::as_u64).filter(|&n| n > MAX_WORD) {
         return Err(malformed("model.max_input_chars_per_word", &n, "at most 1000"));
     }
-    let unknown = model.get("unk_token").and_then(Value::as_str);
-    if let Some(text) = unknown.filter(|&text| kind != "BPE" && !vocab.contains_key(text)) {
-        return Err(malformed("model.unk_token", &format!("{text:?}"), "a token of the vocabulary"));
-    }
-    let mut owners = HashMap::<u64, &str, foldhash::fast::RandomState>::default();
     for (text, id) in vocab {
-        let found = || format!("{id} for {text:?}");
-        let id = id.as_u64().filter(|&id| id <= u64::from(MAX_TOKEN));
-        let id = id.ok_or_else(|| malformed("model.vocab", &found(), "an id up to 4194304"))?;
-        if let Some(other) = owners.insert(id, text) {
-            return Err(malformed(
-                "model.vocab",
-                &format!("id {id} for {other:?} and {text:?}"),
-                "one token for an id",
-            ));
+        if id.as_u64().is_none_or(|id| id > u64::from(MAX_TOKEN)) {
+            return Err(malformed("model.vocab", &format!("{id} for {text:?}"), "an id up to 4194304"));
         }
     }
     let prefix = model.get("continuing_subword_prefix").and_then(Value::as_str).unwrap_or_default();
@@ -339,37 +320,67 @@ fn check_model(model: &serde_json::Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-fn check_added_tokens(added: Option<&Value>) -> Result<()> {
-    for (i, token) in added.and_then(Value::as_array).into_iter().flatten().enumerate() {
-        if token.get("content").and_then(Value::as_str).is_none_or(str::is_empty) {
-            return Err(malformed(
-                &format!("added_tokens[{i}].content"),
-                token,
-                "text of at least one character",
-            ));
-        }
-    }
-    Ok(())
+/// Say what kind a model is where the file does not, as those of the first days do not.
+fn name_model(model: &mut serde_json::Map<String, Value>) {
+    let kind = match model.get("vocab") {
+        Some(Value::Array(_)) => "Unigram",
+        Some(_) if model.contains_key("merges") => "BPE",
+        Some(_) if model.contains_key("continuing_subword_prefix") => "WordPiece",
+        Some(_) => "WordLevel",
+        None => return,
+    };
+    model.entry("type").or_insert_with(|| kind.into());
 }
 
-/// The tokens as the library numbers them, with free places where it has none.
+/// The pieces of a Unigram model that are there more than once, by their ids. The library knows the last of each by its text.
+fn repeated_pieces(model: &serde_json::Map<String, Value>) -> Vec<(usize, String)> {
+    let pieces = model.get("vocab").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let mut last = HashMap::<&str, usize, foldhash::fast::RandomState>::default();
+    let mut repeated = Vec::new();
+    for (id, piece) in pieces.iter().enumerate() {
+        let text = piece.get(0).and_then(Value::as_str).unwrap_or_default();
+        if let Some(before) = last.insert(text, id) {
+            repeated.push((before, text.to_owned()));
+        }
+    }
+    repeated
+}
+
+/// Leave out added tokens without text, which the library does not number, and check that the others have one.
+fn check_added_tokens(added: Option<&mut Value>) -> Result<()> {
+    let Some(added) = added.and_then(Value::as_array_mut) else { return Ok(()) };
+    added.retain(|token| token.get("content").and_then(Value::as_str) != Some(""));
+    match added.iter().position(|token| token.get("content").is_none_or(|content| !content.is_string())) {
+        None => Ok(()),
+        Some(i) => Err(malformed(&format!("added_tokens[{i}].content"), &added[i], "text")),
+    }
+}
+
+/// The tokens as the library numbers them, with free places where it has none. Of texts with one id it is the added
+/// token's, else the first in the alphabet's order.
 fn vocabulary(
     tokenizer: &tokenizers::Tokenizer,
+    repeated: &[(usize, String)],
     spelling: Spelling,
     byte_tokens: bool,
 ) -> Result<Vocabulary> {
     let by_text = tokenizer.get_vocab(true);
+    let added = tokenizer.get_added_tokens_decoder();
     let highest = by_text.values().copied().max().unwrap_or(0);
     if highest > MAX_TOKEN {
         return Err(malformed("model.vocab", &format!("id {highest}"), "ids up to 4194304"));
     }
     let mut texts = vec![""; highest as usize + 1];
     for (text, &id) in &by_text {
-        if let Some(place) = texts.get_mut(id as usize) {
-            if !place.is_empty() {
-                let both = format!("id {id} for {place:?} and {text:?}");
-                return Err(malformed("added_tokens", &both, "one token for an id"));
-            }
+        let is_added = |text: &str| added.get(&id).is_some_and(|token| token.content == text);
+        if let Some(place) = texts.get_mut(id as usize)
+            && (place.is_empty() || is_added(text) || (!is_added(place) && text.as_str() < *place))
+        {
+            *place = text;
+        }
+    }
+    for (id, text) in repeated {
+        if let Some(place) = texts.get_mut(*id).filter(|place| place.is_empty()) {
             *place = text;
         }
     }
@@ -381,7 +392,7 @@ fn vocabulary(
             _ => Kind::Normal,
         })
         .collect();
-    for (id, token) in tokenizer.get_added_tokens_decoder() {
+    for (&id, token) in &added {
         if let Some(kind) = kinds.get_mut(id as usize) {
             *kind = if token.special { Kind::Control } else { Kind::UserDefined };
         }
@@ -480,19 +491,15 @@ pub(crate) fn token_text(value: Option<&Value>) -> Option<&str> {
     value.and_then(|v| v.as_str().or_else(|| v.get("content").and_then(Value::as_str)))
 }
 
-/// One id or a list of them.
-fn ids(value: Option<&Value>, key: &str, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
+/// One id or a list of them, those that no token has left out.
+fn ids(value: Option<&Value>, vocabulary: &Vocabulary) -> Vec<u32> {
     let list = match value {
         Some(Value::Array(list)) => list.as_slice(),
         Some(id @ Value::Number(_)) => std::slice::from_ref(id),
         _ => &[],
     };
-    list.iter()
-        .map(|id| {
-            let id = id.as_u64().ok_or_else(|| malformed(key, id, "a token id"))?;
-            check_id(key, id, vocabulary)
-        })
-        .collect()
+    let id = |id: &Value| u32::try_from(id.as_u64()?).ok().filter(|&id| (id as usize) < vocabulary.len());
+    list.iter().filter_map(id).collect()
 }
 
 fn check_id(key: &str, id: u64, vocabulary: &Vocabulary) -> Result<u32> {

@@ -3,7 +3,7 @@
 //! whose first token is longest is taken.
 
 use crate::prefixes::{By, Prefixes};
-use crate::unigram::check_scores;
+use crate::unigram::score_each;
 use crate::vocabulary::{Kind, Vocabulary};
 use crate::{Error, Result};
 
@@ -35,9 +35,9 @@ impl Plamo2 {
     /// From the scores of all tokens.
     ///
     /// # Errors
-    /// There are not as many scores as tokens, one is NaN, a token is too long, or a byte has no token.
-    pub(crate) fn new(vocabulary: &Vocabulary, scores: &[f32]) -> Result<Plamo2> {
-        check_scores(vocabulary, scores)?;
+    /// A score is NaN, a token is too long, or a byte has no token.
+    pub(crate) fn new(vocabulary: &Vocabulary, scores: Vec<f32>) -> Result<Plamo2> {
+        let scores = score_each(vocabulary, scores)?;
         let mut bytes = [0; 256];
         for (byte, id) in bytes.iter_mut().enumerate() {
             let text = format!("<0x{byte:02X}>");

@@ -23,7 +23,8 @@ pub(crate) struct Prefixes {
 }
 
 impl Prefixes {
-    /// Of all tokens whose kind takes part and that are not empty. Of tokens that spell the same, the highest id counts.
+    /// Of all tokens whose kind takes part and that are not empty. Of equal tokens the first counts,
+    /// of tokens that are written in several ways and spell the same, the highest id.
     ///
     /// # Errors
     /// A token is longer than 4,096 bytes.
@@ -34,9 +35,13 @@ impl Prefixes {
         takes_part: fn(Kind) -> bool,
     ) -> Result<Prefixes> {
         let spelled = |id: u32| spelled(vocabulary, by, id);
+        let is_first = |id: u32| {
+            let text = vocabulary.text(id);
+            vocabulary.n_repeated() == 0 || text.is_empty() || vocabulary.id_of(text, takes_part) == Some(id)
+        };
         let mut ids: Vec<u32> = vocabulary
             .kinds()
-            .filter(|&(id, kind)| takes_part(kind) && !spelled(id).is_empty())
+            .filter(|&(id, kind)| takes_part(kind) && !spelled(id).is_empty() && is_first(id))
             .map(|(id, _)| id)
             .collect();
         if let Some(&id) = ids.iter().find(|&&id| spelled(id).len() > MAX_TOKEN) {
@@ -104,6 +109,17 @@ mod tests {
         assert_eq!(of("éa"), [(6, 2)]);
         assert_eq!(of(""), []);
         assert_eq!(of("x"), []);
+    }
+
+    #[test]
+    fn of_equal_tokens_that_take_part_the_first_is_found() {
+        let mut kinds = vec![Kind::Normal; 5];
+        kinds[0] = Kind::Control;
+        let vocabulary = vocabulary(&["ab", "a", "ab", "a", "ab"], kinds);
+        let prefixes = Prefixes::new("tokens", &vocabulary, By::Bytes, |kind| kind != Kind::Control).unwrap();
+        let mut out = Vec::new();
+        prefixes.of(&vocabulary, b"abc", &mut |id, len| out.push((id, len)));
+        assert_eq!(out, [(1, 1), (2, 2)]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use crate::Result;
 use crate::merge::{Merged, Merger, NO_TOKEN};
-use crate::unigram::check_scores;
+use crate::unigram::score_each;
 use crate::vocabulary::{Kind, SPACE_MARK, Vocabulary};
 
 /// The encoding side of a scored vocabulary.
@@ -21,14 +21,14 @@ impl SentencePiece {
     /// From the scores of all tokens.
     ///
     /// # Errors
-    /// There are not as many scores as tokens, or one is NaN.
+    /// A score is NaN.
     pub(crate) fn new(
         vocabulary: &Vocabulary,
-        scores: &[f32],
+        scores: Vec<f32>,
         unknown: Option<u32>,
         space_prefix: bool,
     ) -> Result<SentencePiece> {
-        check_scores(vocabulary, scores)?;
+        let scores = score_each(vocabulary, scores)?;
         let mut bytes = [unknown.unwrap_or(NO_TOKEN); 256];
         for (byte, id) in bytes.iter_mut().enumerate() {
             if let Some(token) = vocabulary.id(&format!("<0x{byte:02X}>")) {
@@ -85,9 +85,7 @@ impl SentencePiece {
 
 /// The token of this text, if text may become it: never a control token or a byte token, as in SentencePiece.
 fn piece(vocabulary: &Vocabulary, text: &str) -> Option<u32> {
-    vocabulary
-        .id(text)
-        .filter(|&id| !matches!(vocabulary.kind(id), Kind::Control | Kind::Unknown | Kind::Byte))
+    vocabulary.id_of(text, |kind| !matches!(kind, Kind::Control | Kind::Unknown | Kind::Byte))
 }
 
 /// Map a score to an integer that is lower the better the score. The bits of a float, taken as an integer, order

@@ -64,10 +64,9 @@ impl SpecialIndex {
         while let Some(&byte) = text.as_bytes().get(at) {
             let found = self.lengths.get(usize::from(byte)).into_iter().flatten().find_map(|&len| {
                 let end = at + len as usize;
-                let id = vocabulary.id(text.get(at..end)?)?;
-                let kind = vocabulary.kind(id);
-                let wanted = is_marked(kind) && (specials == Specials::Parse || kind == Kind::UserDefined);
-                wanted.then_some((id, end))
+                let wanted =
+                    |kind| is_marked(kind) && (specials == Specials::Parse || kind == Kind::UserDefined);
+                Some((vocabulary.id_of(text.get(at..end)?, wanted)?, end))
             });
             let Some((id, mut end)) = found else {
                 at += 1;

@@ -87,13 +87,12 @@ pub struct Tokenizer {
 impl Tokenizer {
     pub(crate) fn new(mut vocabulary: Vocabulary, encoder: Encoder, mut declared: Declared) -> Tokenizer {
         let mut ends: Vec<u32> = declared.eos.into_iter().chain(declared.ends.drain(..)).collect();
-        ends.extend(END_TOKENS.iter().filter_map(|text| vocabulary.id(text)));
-        let controls = END_CONTROLS.iter().filter_map(|text| vocabulary.id(text));
+        ends.extend(END_TOKENS.iter().flat_map(|text| vocabulary.ids(text)));
+        let controls = END_CONTROLS.iter().flat_map(|text| vocabulary.ids(text));
         ends.extend(controls.filter(|&id| vocabulary.kind(id) == Kind::Control));
         // Where <|return|> and <|call|> end an answer, <|end|> only ends one message of it.
         if ["<|return|>", "<|call|>"].iter().all(|text| vocabulary.id(text).is_some()) {
-            let end = vocabulary.id("<|end|>");
-            ends.retain(|&id| Some(id) != end || declared.eos == Some(id));
+            ends.retain(|&id| vocabulary.text(id) != "<|end|>" || declared.eos == Some(id));
         }
         ends.sort_unstable();
         ends.dedup();
@@ -243,6 +242,11 @@ impl Tokenizer {
     /// Number of tokens. The model's output may have more rows (padding), which have no text.
     pub fn n_tokens(&self) -> usize {
         self.vocabulary.len()
+    }
+
+    /// Number of tokens whose text an earlier one has. No text becomes them, and they decode as the others do.
+    pub fn n_repeated(&self) -> usize {
+        self.vocabulary.n_repeated()
     }
 
     /// Bytes of the longest token.

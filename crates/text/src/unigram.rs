@@ -46,14 +46,14 @@ impl Unigram {
     /// From the scores of all tokens.
     ///
     /// # Errors
-    /// There are not as many scores as tokens, one is NaN, or a token is too long.
+    /// A score is NaN, or a token is too long.
     pub(crate) fn new(
         vocabulary: &Vocabulary,
-        mut scores: Vec<f32>,
+        scores: Vec<f32>,
         unknown: u32,
         normalization: Normalization,
     ) -> Result<Unigram> {
-        check_scores(vocabulary, &scores)?;
+        let mut scores = score_each(vocabulary, scores)?;
         let prefixes = Prefixes::new(TOKENS, vocabulary, By::Text, |kind| match kind {
             Kind::Normal | Kind::UserDefined | Kind::Unused => true,
             Kind::Unknown | Kind::Control | Kind::Byte => false,
@@ -150,15 +150,11 @@ impl Normalization {
     }
 }
 
-/// That there is a score for each token, and none is NaN.
-pub(crate) fn check_scores(vocabulary: &Vocabulary, scores: &[f32]) -> Result<()> {
-    if scores.len() != vocabulary.len() {
-        return Err(Error::Malformed {
-            key: SCORES.into(),
-            found: format!("{} scores", scores.len()),
-            expected: format!("one for each of the {} tokens", vocabulary.len()),
-        });
-    }
+/// One score for each token. Those of tokens beyond the end of a list that is too short are the lowest of it.
+///
+/// # Errors
+/// One is NaN.
+pub(crate) fn score_each(vocabulary: &Vocabulary, mut scores: Vec<f32>) -> Result<Vec<f32>> {
     if let Some(at) = scores.iter().position(|score| score.is_nan()) {
         return Err(Error::Malformed {
             key: format!("{SCORES}[{at}]"),
@@ -166,5 +162,7 @@ pub(crate) fn check_scores(vocabulary: &Vocabulary, scores: &[f32]) -> Result<()
             expected: "a number".into(),
         });
     }
-    Ok(())
+    let lowest = scores.iter().copied().reduce(f32::min).unwrap_or(0.0);
+    scores.resize(vocabulary.len(), lowest);
+    Ok(scores)
 }

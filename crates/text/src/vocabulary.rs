@@ -1,7 +1,7 @@
 //! The tokens: their text as the file writes it, the bytes they stand for, their kinds, and text → id.
 
-use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
+use hashbrown::{HashMap, HashTable};
 use std::hash::BuildHasher;
 use weights::{Array, Bytes};
 
@@ -29,17 +29,16 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// From the numbers that GGUF uses; 0 is "undefined" and taken as normal.
-    pub(crate) fn from_gguf(n: i64) -> Option<Kind> {
-        Some(match n {
-            0 | 1 => Kind::Normal,
+    /// From the numbers that GGUF uses. 0 is "undefined"; it and numbers without a meaning are taken as normal.
+    pub(crate) fn from_gguf(n: i64) -> Kind {
+        match n {
             2 => Kind::Unknown,
             3 => Kind::Control,
             4 => Kind::UserDefined,
             5 => Kind::Unused,
             6 => Kind::Byte,
-            _ => return None,
-        })
+            _ => Kind::Normal,
+        }
     }
 
     /// The number that GGUF uses.
@@ -78,18 +77,25 @@ pub(crate) enum Spelling {
 }
 
 /// All tokens of a vocabulary. Texts stay where they lie in the file.
+///
+/// Published vocabularies hold some texts twice. The first token of a text is what text becomes; every one of them decodes
+/// to it.
 pub(crate) struct Vocabulary {
     /// What `texts` points into.
     text_bytes: Bytes,
-    /// Offset and length of each token's text, checked to lie within and to be UTF-8.
+    /// Offset and length of each token's text, checked to lie within.
     texts: Vec<(u32, u32)>, // (n_tokens)
     /// The bytes of all tokens, one after the other.
     spelled: Vec<u8>,
     /// Where each token's bytes end in `spelled`.
     ends: Vec<u32>, // (n_tokens)
     kinds: Vec<Kind>, // (n_tokens)
-    /// Ids by the hash of their text. Seeded at random: a file cannot choose texts that collide.
+    /// Ids by the hash of their text, of equal texts the first. Seeded at random: a file cannot choose texts that collide.
     index: HashTable<u32>,
+    /// By the first token of a text that is there again: the first of each other kind, ascending.
+    others: HashMap<u32, Vec<u32>, foldhash::fast::RandomState>,
+    /// Tokens whose text an earlier one has.
+    n_repeated: usize,
     hasher: foldhash::fast::RandomState,
     /// Bytes of the longest token.
     longest: usize,
@@ -99,7 +105,7 @@ impl Vocabulary {
     /// From the tokens of a file and their kinds (as many).
     ///
     /// # Errors
-    /// `tokens` is not a list of strings, is empty, holds text that is not UTF-8 or the same text twice.
+    /// `tokens` is not a list of strings, is empty, or has strings outside the file.
     pub(crate) fn new(key: &str, tokens: Array, kinds: Vec<Kind>, spelling: Spelling) -> Result<Vocabulary> {
         let Array::Str { bytes: text_bytes, spans: texts } = tokens else {
             return Err(Error::Malformed {
@@ -121,6 +127,8 @@ impl Vocabulary {
             ),
             ends: Vec::with_capacity(texts.len()),
             index: HashTable::with_capacity(texts.len()),
+            others: HashMap::default(),
+            n_repeated: 0,
             hasher: foldhash::fast::RandomState::default(),
             text_bytes,
             texts,
@@ -133,7 +141,18 @@ impl Vocabulary {
 
     /// Check every text, spell it out, and index it.
     fn fill(&mut self, key: &str, spelling: Spelling) -> Result<()> {
-        let Vocabulary { text_bytes, texts, spelled, ends, kinds, index, hasher, longest } = self;
+        let Vocabulary {
+            text_bytes,
+            texts,
+            spelled,
+            ends,
+            kinds,
+            index,
+            others,
+            n_repeated,
+            hasher,
+            longest,
+        } = self;
         let all: &[u8] = text_bytes;
         let text = |id: u32| -> &[u8] {
             let (at, len) = texts.get(id as usize).copied().unwrap_or_default();
@@ -146,20 +165,19 @@ impl Vocabulary {
                 found: format!("a string at {at} of {len} bytes in {}", all.len()),
                 expected: "a string within the file".into(),
             })?;
-            let token = std::str::from_utf8(bytes).map_err(|_| Error::Malformed {
-                key: format!("{key}[{id}]"),
-                found: format!("{:?}", String::from_utf8_lossy(bytes)),
-                expected: "UTF-8".into(),
-            })?;
             let start = spelled.len();
-            spell(token, kind, spelling, spelled);
+            match std::str::from_utf8(bytes) {
+                Ok(token) => spell(token, kind, spelling, spelled),
+                // Some files write a part of a character as it is. No text becomes it, and it stands for these bytes.
+                Err(_) => spelled.extend_from_slice(bytes),
+            }
             *longest = (*longest).max(spelled.len() - start);
             ends.push(u32::try_from(spelled.len()).map_err(|_| Error::TooLong {
                 what: "the vocabulary",
                 len: spelled.len(),
                 limit: u32::MAX as usize,
             })?);
-            if token.is_empty() {
+            if bytes.is_empty() {
                 continue; // An unused id: nothing can be looked up by it.
             }
             match index.entry(
@@ -167,9 +185,14 @@ impl Vocabulary {
                 |&other| text(other) == bytes,
                 |&id| hasher.hash_one(text(id)),
             ) {
-                Entry::Occupied(other) => {
-                    let first = *other.get();
-                    return Err(Error::DuplicateToken { text: token.into(), first, second: id });
+                Entry::Occupied(first) => {
+                    *n_repeated += 1;
+                    let first = *first.get();
+                    let others = others.entry(first).or_default();
+                    let is_known = |&other: &u32| kinds.get(other as usize) == Some(&kind);
+                    if !std::iter::once(&first).chain(&*others).any(is_known) {
+                        others.push(id);
+                    }
                 }
                 Entry::Vacant(place) => {
                     place.insert(id);
@@ -225,10 +248,32 @@ impl Vocabulary {
         self.spelled.get(start as usize..end as usize).unwrap_or_default()
     }
 
-    /// The token of exactly this text.
+    /// The first token of exactly this text.
     pub(crate) fn id(&self, text: &str) -> Option<u32> {
         let hash = self.hasher.hash_one(text.as_bytes());
         self.index.find(hash, |&id| self.text_bytes(id) == text.as_bytes()).copied()
+    }
+
+    /// The first token of exactly this text whose kind is wanted.
+    pub(crate) fn id_of(&self, text: &str, wanted: impl Fn(Kind) -> bool) -> Option<u32> {
+        let first = self.id(text)?;
+        if wanted(self.kind(first)) {
+            return Some(first);
+        }
+        self.others.get(&first)?.iter().copied().find(|&id| wanted(self.kind(id)))
+    }
+
+    /// All tokens of exactly this text, ascending.
+    pub(crate) fn ids<'a>(&'a self, text: &'a str) -> impl Iterator<Item = u32> + 'a {
+        let first = self.id(text);
+        let is_repeated = first.is_some_and(|first| self.n_repeated > 0 && (first as usize) < self.len());
+        let behind = first.filter(|_| is_repeated).map_or(0..0, |first| first + 1..self.len() as u32);
+        first.into_iter().chain(behind.filter(move |&id| self.text_bytes(id) == text.as_bytes()))
+    }
+
+    /// Tokens whose text an earlier one has.
+    pub(crate) fn n_repeated(&self) -> usize {
+        self.n_repeated
     }
 }
 
@@ -316,15 +361,35 @@ mod tests {
     }
 
     #[test]
+    fn of_equal_tokens_the_first_is_found_and_each_has_its_text() {
+        use Kind::*;
+        let v = vocabulary(
+            &["a", "▁b", "a", "▁b", "a", "c", "a"],
+            &[Normal, Control, Control, Normal, Control, Normal, Unused],
+            Spelling::SpaceMark,
+        )
+        .unwrap();
+        assert_eq!((v.id("a"), v.id("▁b"), v.id("c"), v.n_repeated()), (Some(0), Some(1), Some(5), 4));
+        assert_eq!(v.id_of("a", |kind| kind == Control), Some(2));
+        assert_eq!(v.id_of("▁b", |kind| kind != Control), Some(3));
+        assert_eq!(v.id_of("c", |kind| kind == Control), None);
+        assert_eq!(v.ids("a").collect::<Vec<_>>(), [0, 2, 4, 6]);
+        assert_eq!(v.ids("x").count(), 0);
+        let bytes: Vec<&[u8]> = (0..7).map(|id| v.bytes(id)).collect();
+        assert_eq!(bytes, [&b"a"[..], "▁b".as_bytes(), b"a", b" b", b"a", b"c", b"a"]);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_kept() {
+        let tokens = Array::Str { bytes: Bytes::from_slice(b"a\xF0\x9F"), spans: vec![(0, 1), (1, 2)] };
+        let v = Vocabulary::new("tokens", tokens, vec![Kind::Normal; 2], Spelling::ByteLevel).unwrap();
+        assert_eq!((v.bytes(1), v.text(1), v.longest()), (&b"\xF0\x9F"[..], "", 2));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
-        let twice = vocabulary(&["a", "b", "a"], &[Kind::Normal; 3], Spelling::Plain).err().unwrap();
-        assert_eq!(twice.to_string(), "tokens 0 and 2 are both \"a\"; each token must be there once");
         assert!(vocabulary(&[], &[], Spelling::Plain).is_err());
         assert!(vocabulary(&["a"], &[], Spelling::Plain).is_err());
-        let spans = vec![(0, 1), (1, 1)];
-        let invalid = Array::Str { bytes: Bytes::from_slice(b"a\xFF"), spans };
-        let error = Vocabulary::new("tokens", invalid, vec![Kind::Normal; 2], Spelling::Plain).err().unwrap();
-        assert!(error.to_string().starts_with("tokens[1]: found"), "{error}");
         let outside = Array::Str { bytes: Bytes::from_slice(b"a"), spans: vec![(0, u32::MAX)] };
         assert!(Vocabulary::new("tokens", outside, vec![Kind::Normal], Spelling::Plain).is_err());
         let numbers = Vocabulary::new("tokens", Array::Int(vec![1]), vec![Kind::Normal], Spelling::Plain);

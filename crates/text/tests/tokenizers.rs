@@ -292,33 +292,14 @@ fn what_is_wrong_with_a_vocabulary_is_said() {
     check(error(byte_level(), "pre", Some(text("klingon"))), &["tokenizer.ggml.pre", "klingon", "qwen2"]);
     check(error(byte_level(), "tokens", None), &["tokenizer.ggml.tokens is missing"]);
     check(error(byte_level(), "tokens", ints(&[1; 15])), &["tokenizer.ggml.tokens", "list of strings"]);
-    check(error(byte_level(), "tokens", list(&["a"])), &["token_type", "15 types", "1 tokens"]);
-    check(error(byte_level(), "token_type", ints(&[9; 15])), &["token_type[0]", "9", "0 to 6"]);
     check(error(byte_level(), "token_type", Some(text("x"))), &["token_type", "list of integers"]);
     check(error(byte_level(), "merges", None), &["merges is missing"]);
     check(error(byte_level(), "merges", ints(&[1])), &["merges", "list of strings"]);
-    check(error(byte_level(), "merges", list(&["h e", "h z"])), &["merge 1", "h z", "\"z\"", "not a token"]);
-    check(error(byte_level(), "merges", list(&["h o"])), &["merge 0", "\"ho\"", "not a token"]);
-    check(error(byte_level(), "merges", list(&["ho"])), &["merges[0]", "ho", "two tokens"]);
-    check(error(byte_level(), "merges", list(&[""])), &["merges[0]", "two tokens"]);
-    check(error(byte_level(), "bos_token_id", Some(Value::Int(15))), &["bos_token_id is 15", "15 tokens"]);
-    check(error(byte_level(), "eos_token_id", Some(Value::Int(-1))), &["eos_token_id is -1"]);
     check(error(byte_level(), "eot_token_id", Some(text("x"))), &["eot_token_id", "token id"]);
     check(error(byte_level(), "add_bos_token", Some(Value::Int(1))), &["add_bos_token", "true or false"]);
-    let mut twice = BYTE_TOKENS;
-    twice[14] = "he";
-    check(error(byte_level(), "tokens", list(&twice)), &["tokens 10 and 14 are both \"he\""]);
-    let mut invalid: Vec<&[u8]> = BYTE_TOKENS.iter().map(|t| t.as_bytes()).collect();
-    invalid[3] = b"\xFF";
-    check(error(byte_level(), "tokens", Some(strings(&invalid))), &["tokens[3]", "UTF-8"]);
     check(error(sentence_piece(), "scores", None), &["scores is missing"]);
-    check(error(sentence_piece(), "scores", floats(&[0.0; 15])), &["15 scores", "16 tokens"]);
     check(error(sentence_piece(), "scores", floats(&[f32::NAN; 16])), &["scores[0]", "NaN"]);
-    check(error(sentence_piece(), "scores", ints(&[0; 16])), &["scores", "floats"]);
-    check(
-        error(word_piece(), "unknown_token_id", Some(Value::Int(1 << 40))),
-        &["unknown_token_id is 1099511627776"],
-    );
+    check(error(sentence_piece(), "scores", list(&["0"])), &["scores", "numbers"]);
 }
 
 #[test]

@@ -4,8 +4,9 @@
 use std::fmt;
 use std::fs::File;
 use std::ops::{Deref, Range};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use crate::{Access, Error, Result};
 
@@ -15,9 +16,20 @@ pub struct Map {
 }
 
 enum Backing {
-    Mapped(memmap2::Mmap),
+    Mapped(Mapped),
     /// In units of 64 bytes, so that a read file is aligned as a mapped one is.
     Owned(Box<[Line]>, usize),
+}
+
+/// A mapped file, and what is needed to see that it is still the file that was mapped.
+struct Mapped {
+    /// Dropped before the map, as it must be.
+    watch: Option<platform::MapWatch>,
+    bytes: memmap2::Mmap,
+    path: PathBuf,
+    file: File,
+    /// When it was last written to, as the system said when it was mapped.
+    modified: Option<SystemTime>,
 }
 
 #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
@@ -33,11 +45,18 @@ impl Map {
         use std::io::Read;
         let io = |source| Error::Io { file: path.to_owned(), source };
         let mut file = File::open(path).map_err(io)?;
-        let len = file.metadata().map_err(io)?.len() as usize;
+        let found = file.metadata().map_err(io)?;
+        let len = found.len() as usize;
         let backing = match access {
-            // SAFETY: the map is read-only. Another process that truncates the file makes reads fault (SIGBUS);
-            // `Access::Read` is the documented way out of that.
-            Access::Map if len > 0 => Backing::Mapped(unsafe { memmap2::Mmap::map(&file) }.map_err(io)?),
+            Access::Map if len > 0 => {
+                // SAFETY: the map is read-only. Where another process truncates the file, reads give zeros, of which the watch
+                // knows; `Access::Read` is the documented way out of that.
+                let bytes = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+                // SAFETY: one read-only mapping, which is dropped after the watch.
+                let watch = unsafe { platform::MapWatch::new(bytes.as_ptr(), bytes.len()) };
+                let (path, modified) = (path.to_owned(), found.modified().ok());
+                Backing::Mapped(Mapped { watch, bytes, path, file, modified })
+            }
             _ => {
                 let mut lines = vec![Line([0; 64]); len.div_ceil(64)].into_boxed_slice();
                 file.read_exact(&mut bytemuck::cast_slice_mut(&mut lines)[..len]).map_err(io)?;
@@ -70,10 +89,42 @@ impl Map {
         matches!(self.backing, Backing::Mapped(_))
     }
 
+    /// That nothing of the file was found missing when it was read. Asks nobody, so that it may be asked after each step.
+    ///
+    /// # Errors
+    /// [`Error::Changed`]: zeros were read where bytes were.
+    pub fn check_whole(&self) -> Result<()> {
+        match &self.backing {
+            Backing::Mapped(map) if map.watch.as_ref().is_some_and(platform::MapWatch::is_damaged) => {
+                Err(map.changed("a part of it cannot be read any more"))
+            }
+            Backing::Mapped(_) | Backing::Owned(..) => Ok(()),
+        }
+    }
+
+    /// That the file is as it was when it was mapped, as far as its length and its time say. Asks the system.
+    ///
+    /// # Errors
+    /// [`Error::Changed`], as for [`Self::check_whole`] too.
+    pub fn check_unchanged(&self) -> Result<()> {
+        let Backing::Mapped(map) = &self.backing else { return Ok(()) };
+        let Ok(found) = map.file.metadata() else { return self.check_whole() };
+        if found.len() != map.bytes.len() as u64 {
+            let (found, expected) = (found.len(), map.bytes.len());
+            return Err(
+                map.changed(&format!("it has {found} bytes, expected {expected} as when it was loaded"))
+            );
+        }
+        if found.modified().ok() != map.modified {
+            return Err(map.changed("it was written to after it was loaded"));
+        }
+        self.check_whole()
+    }
+
     /// See [`Bytes::release`]; the range lies within the map.
     fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
-        if let Backing::Mapped(map) = &self.backing {
+        if let Backing::Mapped(Mapped { bytes: map, .. }) = &self.backing {
             // SAFETY: the map is shared and never written, so that its pages are the file's. A refusal changes nothing.
             let _ = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
@@ -86,7 +137,7 @@ impl Map {
     /// See [`Bytes::prefer_large_pages`]; the range lies within the map.
     fn prefer_large_pages(&self, range: Range<usize>) {
         #[cfg(target_os = "linux")]
-        if let Backing::Mapped(map) = &self.backing {
+        if let Backing::Mapped(Mapped { bytes: map, .. }) = &self.backing {
             // A refusal changes nothing.
             let _ = map.advise_range(memmap2::Advice::HugePage, range.start, range.len());
         }
@@ -95,12 +146,27 @@ impl Map {
     }
 }
 
+impl Mapped {
+    fn changed(&self, what: &str) -> Error {
+        Error::Changed { file: self.path.clone(), what: what.to_owned() }
+    }
+}
+
+impl fmt::Debug for Map {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.backing {
+            Backing::Mapped(map) => write!(f, "Map({})", map.path.display()),
+            Backing::Owned(_, len) => write!(f, "Map({len} bytes of memory)"),
+        }
+    }
+}
+
 impl Deref for Map {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         match &self.backing {
-            Backing::Mapped(map) => map,
+            Backing::Mapped(map) => &map.bytes,
             Backing::Owned(lines, len) => &bytemuck::cast_slice(lines)[..*len],
         }
     }
@@ -206,6 +272,41 @@ impl fmt::Debug for Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_changed_is_named_and_what_is_gone_is_zeros() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        std::fs::write(&path, vec![7; 100_000]).unwrap();
+        let open = |access| Map::open(&path, access).unwrap();
+        let (mapped, copied) = (open(Access::Map), open(Access::Read));
+        mapped.check_unchanged().unwrap();
+        // Another file of its name is none of its business.
+        let (aside, back) =
+            (folder.path().join("aside"), |from: &Path| std::fs::rename(from, &path).unwrap());
+        std::fs::rename(&path, &aside).unwrap();
+        std::fs::write(&path, b"other").unwrap();
+        mapped.check_unchanged().unwrap();
+        back(&aside);
+
+        let written = std::fs::File::options().write(true).open(&path).unwrap();
+        written.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        let error = mapped.check_unchanged().unwrap_err().to_string();
+        assert!(error.contains("model.gguf") && error.contains("written to"), "{error}");
+        mapped.check_whole().unwrap();
+
+        written.set_len(10).unwrap();
+        let error = mapped.check_unchanged().unwrap_err().to_string();
+        assert!(error.contains("10 bytes, expected 100000"), "{error}");
+        if cfg!(unix) {
+            mapped.check_whole().unwrap();
+            assert_eq!((mapped[0], mapped[50_000]), (7, 0));
+            let error = mapped.check_whole().unwrap_err().to_string();
+            assert!(error.contains("model.gguf") && error.contains("cannot be read"), "{error}");
+        }
+        copied.check_unchanged().unwrap();
+        assert_eq!(copied[50_000], 7);
+    }
 
     #[test]
     fn what_was_released_comes_back_from_the_file() {

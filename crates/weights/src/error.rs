@@ -18,6 +18,14 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
+    /// The file is not what it was when it was mapped.
+    #[error("{}: the file changed while it was in use: {what}; it has to be loaded anew", file.display())]
+    Changed {
+        /// The file.
+        file: PathBuf,
+        /// What differs.
+        what: String,
+    },
     /// The bytes are not what the format demands.
     #[error("{}: {at}: found {found}, expected {expected}", file.display())]
     Malformed {

@@ -42,8 +42,8 @@ pub enum Naming {
 /// A tensor as it lies in its file: row-major, the last dimension contiguous, quantised in blocks along it.
 ///
 /// The readers promise: no dimension is 0, the number of values and of bytes fits a `usize`, the last dimension is
-/// whole blocks, and a scalar has the empty shape. The data's alignment is not promised: at least 8 in a GGUF file,
-/// but a safetensors header may shift everything by a byte.
+/// whole blocks, and a scalar has the empty shape. The data's alignment is not promised: a safetensors header may shift
+/// everything by a byte.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     /// Name in the file.
@@ -103,10 +103,33 @@ pub struct Checkpoint {
     pub metadata: Metadata,
     /// In file order.
     pub tensors: Vec<Tensor>,
+    /// What no weights are, in file order: a model that does not ask for them runs without.
+    pub left_out: Vec<LeftOut>,
     /// A short description such as `GGUF v3`, for people.
     pub format: String,
     /// Bytes of all its files.
     pub file_bytes: u64,
+}
+
+/// A tensor of a file that holds no weights: it has no values, or integers, such as the numbers of positions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its name in the file.
+    pub name: String,
+    /// What it holds, for people: `values of type I64`.
+    pub what: String,
+}
+
+impl LeftOut {
+    /// A tensor of values of a type that no weights have.
+    pub fn of_type(name: String, value_type: &str) -> LeftOut {
+        LeftOut { name, what: format!("values of type {value_type}") }
+    }
+
+    /// A tensor of no values.
+    pub fn empty(name: String, shape: &[usize]) -> LeftOut {
+        LeftOut { name, what: format!("no values (shape {shape:?})") }
+    }
 }
 
 impl Checkpoint {
@@ -119,7 +142,8 @@ impl Checkpoint {
 /// How a file's bytes are brought in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Map the file: nothing is read until it is used. A file truncated while mapped raises SIGBUS.
+    /// Map the file: nothing is read until it is used. Of a file that is truncated while mapped, zeros are read
+    /// ([`Map::check_whole`]).
     #[default]
     Map,
     /// Read it whole into memory, for files that may change under us (network shares).

@@ -104,6 +104,7 @@ pub fn parse(map: Arc<Map>, path: &Path) -> Result<Base> {
             naming,
             metadata,
             tensors,
+            left_out: Vec::new(),
             format: format!(".base v{version}{}", if quantised { ", quantised" } else { "" }),
             file_bytes: map.len() as u64,
         },

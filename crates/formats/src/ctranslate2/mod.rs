@@ -66,6 +66,7 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
         naming: Naming::CTranslate2,
         metadata,
         tensors: model.tensors,
+        left_out: Vec::new(),
         format: format!("CTranslate2 v{BINARY_VERSION}"),
         file_bytes,
     })

@@ -7,19 +7,22 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, ValueType, tensor_type_name};
-use crate::cursor::Cursor;
+use crate::cursor::{Cursor, singles};
 use weights::{
-    Array, BlockType, Bytes, Checkpoint, Error, Map, Metadata, Naming, Planes, Result, Tensor, Value,
+    Array, BlockType, Bytes, Checkpoint, Error, LeftOut, Map, Metadata, Naming, Planes, Result, Tensor, Value,
 };
 
 /// The longest key that the format allows, in bytes.
 const MAX_KEY_BYTES: usize = 65535;
+/// The deepest nesting of arrays that is skipped.
+const MAX_NESTING: usize = 8;
 
 /// One file of what may be a split set.
 pub(super) struct Part {
     pub version: u32,
     pub metadata: Metadata,
     pub tensors: Vec<Tensor>,
+    pub left_out: Vec<LeftOut>,
     pub n_bytes: usize,
 }
 
@@ -28,14 +31,15 @@ pub(super) struct Part {
 /// `path` only names the file in errors.
 ///
 /// # Errors
-/// Anything in the bytes that breaks the format, or a tensor type that is neither among [`BlockType::ALL`] nor
-/// among [`BlockType::GGUF_EXTRA`].
+/// Anything in the bytes that breaks the format, or a tensor type that is neither a plain number's nor among
+/// [`BlockType::ALL`] and [`BlockType::GGUF_EXTRA`].
 pub fn parse(map: Arc<Map>, path: &Path) -> Result<Checkpoint> {
     let part = parse_part(map, path)?;
     Ok(Checkpoint {
         naming: Naming::Gguf,
         metadata: part.metadata,
         tensors: part.tensors,
+        left_out: part.left_out,
         format: format!("GGUF v{}", part.version),
         file_bytes: part.n_bytes as u64,
     })
@@ -73,8 +77,8 @@ pub(super) fn parse_part(map: Arc<Map>, path: &Path) -> Result<Part> {
         }
         infos.push(info);
     }
-    let tensors = place_tensors(&map, cursor.at, infos, alignment, path)?;
-    Ok(Part { version, metadata, tensors, n_bytes: map.len() })
+    let (tensors, left_out) = place_tensors(&map, cursor.at, infos, alignment, path)?;
+    Ok(Part { version, metadata, tensors, left_out, n_bytes: map.len() })
 }
 
 fn read_version(cursor: &mut Cursor) -> Result<u32> {
@@ -103,7 +107,7 @@ fn read_version(cursor: &mut Cursor) -> Result<u32> {
 }
 
 fn read_key(cursor: &mut Cursor, i: usize) -> Result<String> {
-    let key = cursor.string(format_args!("key {i}"))?;
+    let key = cursor.string_bytes(format_args!("key {i}"))?;
     if key.len() > MAX_KEY_BYTES {
         return Err(cursor.error(
             format_args!("key {i}"),
@@ -111,7 +115,7 @@ fn read_key(cursor: &mut Cursor, i: usize) -> Result<String> {
             format_args!("at most {MAX_KEY_BYTES}"),
         ));
     }
-    Ok(key.to_owned())
+    Ok(String::from_utf8_lossy(key).into_owned())
 }
 
 fn read_value_type(cursor: &mut Cursor, at: fmt::Arguments) -> Result<ValueType> {
@@ -135,32 +139,46 @@ fn read_value(cursor: &mut Cursor, key: &str) -> Result<Value> {
         ValueType::F64 => Value::Float(f64::from_le_bytes(cursor.array(at)?)),
         ValueType::Bool => {
             let [byte] = cursor.array(at)?;
-            Value::Bool(read_bool(byte).ok_or_else(|| bad_bool(cursor, at, byte))?)
+            Value::Bool(byte != 0)
         }
-        ValueType::Str => Value::Str(cursor.string(at)?.to_owned()),
-        ValueType::Array => Value::Array(read_array(cursor, key)?),
+        // Names of people and the like, which some tools write in other encodings.
+        ValueType::Str => Value::Str(String::from_utf8_lossy(cursor.string_bytes(at)?).into_owned()),
+        ValueType::Array => {
+            let item = read_value_type(cursor, at)?;
+            if item == ValueType::Array {
+                skip_nested(cursor, at, 1)?;
+                return Ok(Value::Null);
+            }
+            Value::Array(read_array(cursor, key, item)?)
+        }
     })
 }
 
-fn read_bool(byte: u8) -> Option<bool> {
-    (byte <= 1).then_some(byte == 1)
-}
-
-fn bad_bool(cursor: &Cursor, at: fmt::Arguments, byte: u8) -> Error {
-    cursor.error(at, format_args!("the truth value {byte}"), "0 or 1")
-}
-
-fn read_array(cursor: &mut Cursor, key: &str) -> Result<Array> {
-    let at = format_args!("array {key:?}");
-    let item = read_value_type(cursor, at)?;
-    if item == ValueType::Array {
-        return Err(Error::unsupported(
-            cursor.file,
-            at,
-            "an array of arrays",
-            "arrays of scalars or strings",
-        ));
+/// Pass over arrays in an array, which no key of a model has.
+fn skip_nested(cursor: &mut Cursor, at: fmt::Arguments, depth: usize) -> Result<()> {
+    if depth > MAX_NESTING {
+        return Err(cursor.error(at, format_args!("arrays {depth} deep"), format_args!("{MAX_NESTING}")));
     }
+    for _ in 0..cursor.count(at, ValueType::Array.min_bytes())? {
+        match read_value_type(cursor, at)? {
+            ValueType::Array => skip_nested(cursor, at, depth + 1)?,
+            ValueType::Str => {
+                for _ in 0..cursor.count(at, ValueType::Str.min_bytes())? {
+                    cursor.string_bytes(at)?;
+                }
+            }
+            plain => {
+                let n = cursor.count(at, plain.min_bytes())?;
+                // Within the file's length, by the count's check.
+                cursor.take(n * plain.min_bytes(), at)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read_array(cursor: &mut Cursor, key: &str, item: ValueType) -> Result<Array> {
+    let at = format_args!("array {key:?}");
     let n = cursor.count(at, item.min_bytes())?;
     if item == ValueType::Str {
         return read_string_array(cursor, key, n);
@@ -182,12 +200,8 @@ fn read_array(cursor: &mut Cursor, key: &str) -> Result<Array> {
         }
         ValueType::F32 => Array::Float(items(bytes, f32::from_le_bytes)),
         ValueType::F64 => Array::Float(items(bytes, |b| f64::from_le_bytes(b) as f32)),
-        ValueType::Bool => {
-            let values: std::result::Result<Vec<bool>, u8> =
-                bytes.iter().map(|&b| read_bool(b).ok_or(b)).collect();
-            Array::Bool(values.map_err(|byte| bad_bool(cursor, at, byte))?)
-        }
-        ValueType::Str | ValueType::Array => unreachable!("returned above"),
+        ValueType::Bool => Array::Bool(bytes.iter().map(|&b| b != 0).collect()),
+        ValueType::Str | ValueType::Array => unreachable!("returned above, and by the caller"),
     })
 }
 
@@ -217,9 +231,9 @@ fn read_alignment(metadata: &Metadata, path: &Path) -> Result<usize> {
     const KEY: &str = "general.alignment";
     match metadata.get(KEY) {
         None => Ok(DEFAULT_ALIGNMENT as usize),
-        Some(Value::Int(n)) if *n >= 8 && *n <= 1 << 31 && n.count_ones() == 1 => Ok(*n as usize),
+        Some(Value::Int(n)) if *n >= 1 && *n <= 1 << 31 && n.count_ones() == 1 => Ok(*n as usize),
         Some(other) => {
-            let expected = "a power of two, 8 or more";
+            let expected = "a power of two";
             let found = match other {
                 Value::Int(n) => n.to_string(),
                 _ => "a value of another type".to_owned(),
@@ -229,11 +243,34 @@ fn read_alignment(metadata: &Metadata, path: &Path) -> Result<usize> {
     }
 }
 
+/// How the values of a tensor are stored.
+enum Stored {
+    /// As weights are.
+    Block(BlockType),
+    /// As doubles, which become F32.
+    F64,
+    /// As integers of this type and so many bytes, which are no weights.
+    Integers(&'static str, usize),
+}
+
+impl Stored {
+    fn from_gguf_id(id: u32) -> Option<Stored> {
+        Some(match id {
+            24 => Stored::Integers("I8", 1),
+            25 => Stored::Integers("I16", 2),
+            26 => Stored::Integers("I32", 4),
+            27 => Stored::Integers("I64", 8),
+            28 => Stored::F64,
+            _ => Stored::Block(BlockType::from_gguf_id(id)?),
+        })
+    }
+}
+
 /// A tensor's description: all of it checked but where its bytes lie.
 struct TensorInfo {
     name: String,
     shape: Vec<usize>,
-    block: BlockType,
+    stored: Stored,
     /// From the start of the tensor data.
     offset: usize,
     n_bytes: usize,
@@ -253,18 +290,25 @@ fn read_tensor_info(cursor: &mut Cursor, i: usize, alignment: usize) -> Result<T
     for d in 0..n_dims {
         let at = format_args!("tensor {name:?}, dimension {d}");
         let dim = cursor.u64(at)?;
-        let usable = usize::try_from(dim).ok().filter(|&dim| dim > 0);
-        shape.push(usable.ok_or_else(|| cursor.error(at, dim, "1 or more, and addressable"))?);
+        shape.push(usize::try_from(dim).map_err(|_| cursor.error(at, dim, "an addressable number"))?);
     }
     shape.reverse();
 
     let at = format_args!("tensor {name:?}");
     let id = cursor.u32(at)?;
-    let block = BlockType::from_gguf_id(id).ok_or_else(|| match tensor_type_name(id) {
+    let stored = Stored::from_gguf_id(id).ok_or_else(|| match tensor_type_name(id) {
         Some(known) => Error::unsupported(cursor.file, at, format_args!("type {known}"), supported_types()),
         None => cursor.error(at, format_args!("type id {id}"), "the id of a tensor type"),
     })?;
-    let n_bytes = cursor.tensor_bytes(&shape, block, at)?;
+    let n_bytes = match stored {
+        _ if shape.contains(&0) => 0,
+        Stored::Block(block) => cursor.tensor_bytes(&shape, block, at)?,
+        // Bytes of so many values: a type without blocks stands for them.
+        Stored::F64 => cursor.tensor_bytes(&[&shape[..], &[2]].concat(), BlockType::F32, at)?,
+        Stored::Integers(_, size) => {
+            cursor.tensor_bytes(&[&shape[..], &[size]].concat(), BlockType::F32, at)? / 4
+        }
+    };
 
     let offset = cursor.u64(at)?;
     let usable = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(alignment));
@@ -275,7 +319,7 @@ fn read_tensor_info(cursor: &mut Cursor, i: usize, alignment: usize) -> Result<T
             format_args!("a multiple of the alignment {alignment}"),
         )
     })?;
-    Ok(TensorInfo { name, shape, block, offset, n_bytes })
+    Ok(TensorInfo { name, shape, stored, offset, n_bytes })
 }
 
 fn supported_types() -> String {
@@ -283,19 +327,20 @@ fn supported_types() -> String {
     types.map(BlockType::name).collect::<Vec<_>>().join(", ")
 }
 
-/// Turn descriptions into views of the map. `header_end` is where the last description ended.
+/// Turn descriptions into views of the map, and what holds no weights into notes. `header_end` is where the last description
+/// ended.
 fn place_tensors(
     map: &Arc<Map>,
     header_end: usize,
     infos: Vec<TensorInfo>,
     alignment: usize,
     path: &Path,
-) -> Result<Vec<Tensor>> {
+) -> Result<(Vec<Tensor>, Vec<LeftOut>)> {
     // No addition overflows here: the header lies within a file in memory, and alignment is at most 2^31.
     let data_start = header_end.next_multiple_of(alignment);
 
     let mut by_offset: Vec<&TensorInfo> = infos.iter().collect();
-    by_offset.sort_by_key(|info| info.offset);
+    by_offset.sort_by_key(|info| (info.offset, info.n_bytes));
     for (a, b) in by_offset.iter().zip(by_offset.iter().skip(1)) {
         if a.offset.checked_add(a.n_bytes).is_none_or(|end| end > b.offset) {
             return Err(Error::malformed(
@@ -307,28 +352,32 @@ fn place_tensors(
         }
     }
 
-    infos
-        .into_iter()
-        .map(|info| {
-            let range =
-                data_start.checked_add(info.offset).and_then(|a| Some(a..a.checked_add(info.n_bytes)?));
-            let data = range.and_then(|range| Bytes::new(map.clone(), range)).ok_or_else(|| {
-                Error::malformed(
-                    path,
-                    format_args!("tensor {:?}", info.name),
-                    format_args!("{} bytes at offset {} of the tensor data", info.n_bytes, info.offset),
-                    format_args!("them within its {} bytes", map.len().saturating_sub(data_start)),
-                )
-            })?;
-            Ok(Tensor {
-                name: info.name,
-                shape: info.shape,
-                block: info.block,
-                data,
-                planes: Planes::default(),
-            })
-        })
-        .collect()
+    let (mut tensors, mut left_out) = (Vec::with_capacity(infos.len()), Vec::new());
+    for info in infos {
+        if info.n_bytes == 0 {
+            left_out.push(LeftOut::empty(info.name, &info.shape));
+            continue;
+        }
+        let range = data_start.checked_add(info.offset).and_then(|a| Some(a..a.checked_add(info.n_bytes)?));
+        let data = range.and_then(|range| Bytes::new(map.clone(), range)).ok_or_else(|| {
+            Error::malformed(
+                path,
+                format_args!("tensor {:?}", info.name),
+                format_args!("{} bytes at offset {} of the tensor data", info.n_bytes, info.offset),
+                format_args!("them within its {} bytes", map.len().saturating_sub(data_start)),
+            )
+        })?;
+        let (block, data) = match info.stored {
+            Stored::Block(block) => (block, data),
+            Stored::F64 => (BlockType::F32, singles(&data)),
+            Stored::Integers(value_type, _) => {
+                left_out.push(LeftOut::of_type(info.name, value_type));
+                continue;
+            }
+        };
+        tensors.push(Tensor { name: info.name, shape: info.shape, block, data, planes: Planes::default() });
+    }
+    Ok((tensors, left_out))
 }
 
 impl<'a> Cursor<'a> {

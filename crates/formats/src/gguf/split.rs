@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use super::reader::{Part, parse_part};
-use weights::{Access, Checkpoint, Error, Map, Naming, Result};
+use weights::{Access, Checkpoint, Error, LeftOut, Map, Naming, Result};
 
 /// Open a GGUF file, or any file of a split set, of which all must lie in the same folder.
 ///
@@ -84,13 +84,17 @@ fn join(parts: Vec<(PathBuf, Part)>) -> Result<Checkpoint> {
         naming: Naming::Gguf,
         metadata: first.metadata,
         tensors: first.tensors,
+        left_out: first.left_out,
         format: match n_files {
             1 => format!("GGUF v{}", first.version),
             n => format!("GGUF v{} in {n} files", first.version),
         },
         file_bytes: first.n_bytes as u64,
     };
+    // What is left out counts as a tensor, and its name too.
+    let name = |t: &LeftOut| t.name.clone();
     let mut names: HashSet<String> = checkpoint.tensors.iter().map(|t| t.name.clone()).collect();
+    names.extend(checkpoint.left_out.iter().map(name));
     for (path, part) in parts {
         for tensor in part.tensors {
             if !names.insert(tensor.name.clone()) {
@@ -103,14 +107,17 @@ fn join(parts: Vec<(PathBuf, Part)>) -> Result<Checkpoint> {
             }
             checkpoint.tensors.push(tensor);
         }
+        names.extend(part.left_out.iter().map(name));
+        checkpoint.left_out.extend(part.left_out);
         checkpoint.file_bytes += part.n_bytes as u64;
     }
+    let n_found = checkpoint.tensors.len() + checkpoint.left_out.len();
     match n_expected {
-        Some(n) if n_files > 1 && n != checkpoint.tensors.len() => Err(Error::malformed(
+        Some(n) if n_files > 1 && n != n_found => Err(Error::malformed(
             &first_path,
             "key \"split.tensors.count\"",
             n,
-            format_args!("{}, as the set's files hold", checkpoint.tensors.len()),
+            format_args!("{n_found}, as the set's files hold"),
         )),
         _ => Ok(checkpoint),
     }

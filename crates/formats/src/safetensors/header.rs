@@ -14,7 +14,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
-use weights::{BlockType, Bytes, Error, Map, Planes, Result, Tensor};
+use weights::{BlockType, Bytes, Error, LeftOut, Map, Planes, Result, Tensor};
+
+use crate::cursor::singles;
 
 /// The longest header that the format allows, in bytes.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -34,6 +36,8 @@ pub(super) enum Item {
     Float(Tensor),
     /// A tensor of U32, which may be the integers of a quantised matrix.
     Packed(Packed),
+    /// No weights.
+    LeftOut(LeftOut),
 }
 
 /// A tensor of U32.
@@ -45,45 +49,49 @@ pub(super) struct Packed {
 }
 
 impl Entry {
-    /// The entry, if it may hold weights: floats, U32 and blocks in bytes do, other integers and tensors of no values do not.
-    pub fn into_item(self, map: &Arc<Map>, path: &Path) -> Result<Option<Item>> {
-        let block = match self.dtype.as_str() {
-            "F32" => Some(BlockType::F32),
-            "F16" => Some(BlockType::F16),
-            "BF16" => Some(BlockType::BF16),
-            "U32" => None,
-            // Blocks of 4 bits and their scales; others that are bytes are no weights.
-            "U8" if self.name.ends_with("_blocks") || self.name.ends_with("_scales") => {
-                Some(BlockType::I8_ROWS)
-            }
-            "BOOL" | "U8" | "I8" | "U16" | "I16" | "I32" | "U64" | "I64" => return Ok(None),
-            other => {
-                return Err(Error::unsupported(
-                    path,
-                    format_args!("tensor {:?}", self.name),
-                    format_args!("dtype {other}"),
-                    "F32, F16, BF16",
-                ));
-            }
-        };
-        if self.range.is_empty() {
-            return Ok(None);
+    /// What the entry is: floats, U32 and blocks in bytes may be weights, other integers and tensors of no values are not.
+    ///
+    /// # Errors
+    /// It holds floats of a type that is not supported.
+    pub fn into_item(self, map: &Arc<Map>, path: &Path) -> Result<Item> {
+        let Entry { name, dtype, shape, range } = self;
+        if range.is_empty() {
+            return Ok(Item::LeftOut(LeftOut::empty(name, &shape)));
         }
-        let data = Bytes::new(map.clone(), self.range.clone()).ok_or_else(|| {
+        let data = Bytes::new(map.clone(), range.clone()).ok_or_else(|| {
             Error::malformed(
                 path,
-                format_args!("tensor {:?}", self.name),
-                format_args!("bytes {:?}", self.range),
+                format_args!("tensor {name:?}"),
+                format_args!("bytes {range:?}"),
                 "them within the file",
             )
         })?;
-        let Entry { name, shape, .. } = self;
-        Ok(Some(match block {
-            Some(block) => Item::Float(Tensor { name, shape, block, data, planes: Planes::default() }),
-            None => Item::Packed(Packed { name, shape, data }),
-        }))
+        let (block, data) = match dtype.as_str() {
+            "F32" => (BlockType::F32, data),
+            "F16" => (BlockType::F16, data),
+            "BF16" => (BlockType::BF16, data),
+            "F64" => (BlockType::F32, singles(&data)),
+            "U32" => return Ok(Item::Packed(Packed { name, shape, data })),
+            // Blocks of 4 bits and their scales; others that are bytes are no weights.
+            "U8" if name.ends_with("_blocks") || name.ends_with("_scales") => (BlockType::I8_ROWS, data),
+            "BOOL" | "U8" | "I8" | "U16" | "I16" | "I32" | "U64" | "I64" | "C64" => {
+                return Ok(Item::LeftOut(LeftOut::of_type(name, &dtype)));
+            }
+            other => {
+                return Err(Error::unsupported(
+                    path,
+                    format_args!("tensor {name:?}"),
+                    format_args!("dtype {other}"),
+                    SUPPORTED,
+                ));
+            }
+        };
+        Ok(Item::Float(Tensor { name, shape, block, data, planes: Planes::default() }))
     }
 }
+
+/// The dtypes of weights.
+const SUPPORTED: &str = "F32, F16, BF16, F64";
 
 /// Bits of a value, for the dtypes that the format knows.
 fn dtype_bits(dtype: &str) -> Option<usize> {
@@ -129,12 +137,7 @@ pub(super) fn parse(map: &[u8], path: &Path) -> Result<Vec<Entry>> {
             ));
         }
         let Some(bits) = dtype_bits(&info.dtype) else {
-            return Err(Error::unsupported(
-                path,
-                at,
-                format_args!("dtype {:?}", info.dtype),
-                "F32, F16, BF16",
-            ));
+            return Err(Error::unsupported(path, at, format_args!("dtype {:?}", info.dtype), SUPPORTED));
         };
         let n_bits = info.shape.iter().try_fold(bits, |n, &dim| n.checked_mul(dim));
         if n_bits != (end - start).checked_mul(8) || n_bits.is_none() {

@@ -19,7 +19,7 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::header::Item;
-use weights::{Affine, BlockType, Error, Planes, Result, ScaleType, Tensor};
+use weights::{Affine, BlockType, Error, LeftOut, Planes, Result, ScaleType, Tensor};
 
 /// How a module is quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,10 +93,14 @@ impl Scheme {
 }
 
 /// Join the parts of quantised matrices; all else stays as it is. `dir` names the folder in errors.
-pub(super) fn assemble(items: Vec<Item>, quantization: &Quantization, dir: &Path) -> Result<Vec<Tensor>> {
+pub(super) fn assemble(
+    items: Vec<Item>,
+    quantization: &Quantization,
+    dir: &Path,
+) -> Result<(Vec<Tensor>, Vec<LeftOut>)> {
     // Slots keep the file's order; a part that was joined leaves an empty one.
     let mut slots: Vec<Option<Tensor>> = Vec::with_capacity(items.len());
-    let mut packed = Vec::new();
+    let (mut packed, mut left_out) = (Vec::new(), Vec::new());
     let mut by_name = HashMap::new();
     for item in items {
         match item {
@@ -108,11 +112,15 @@ pub(super) fn assemble(items: Vec<Item>, quantization: &Quantization, dir: &Path
                 packed.push((slots.len(), part));
                 slots.push(None);
             }
+            Item::LeftOut(tensor) => left_out.push(tensor),
         }
     }
     for (slot, part) in packed {
         // Other tensors of U32 hold no weights.
-        let Some(module) = part.name.strip_suffix(".weight") else { continue };
+        let Some(module) = part.name.strip_suffix(".weight") else {
+            left_out.push(LeftOut::of_type(part.name, "U32"));
+            continue;
+        };
         let at = format!("tensor {:?}", part.name);
         let Some(scheme) = quantization.scheme(module) else {
             return Err(Error::malformed(
@@ -184,7 +192,7 @@ pub(super) fn assemble(items: Vec<Item>, quantization: &Quantization, dir: &Path
             planes: Planes { scales: Some(scales.data), biases: Some(biases.data) },
         });
     }
-    Ok(slots.into_iter().flatten().collect())
+    Ok((slots.into_iter().flatten().collect(), left_out))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ mod sentence;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
-use weights::{Access, Checkpoint, Error, Map, Metadata, Naming, Result, Tensor};
+use weights::{Access, Checkpoint, Error, LeftOut, Map, Metadata, Naming, Result, Tensor};
 
 use header::Item;
 use mlx::Quantization;
@@ -68,14 +68,15 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
         weights.add(&dir.join(&folder).join("model.safetensors"), access, &format!("{folder}."))?;
     }
     let format = if quantization.is_some() { "MLX safetensors" } else { "safetensors" };
-    let tensors = match quantization {
+    let (tensors, left_out) = match quantization {
         Some(quantization) => mlx::assemble(weights.items, &quantization, dir)?,
-        None => weights.items.into_iter().filter_map(float).collect(),
+        None => divided(weights.items),
     };
     Ok(Checkpoint {
         naming: Naming::HuggingFace,
         metadata,
         tensors,
+        left_out,
         format: match weights.n_files {
             1 => format.to_owned(),
             n => format!("{format} in {n} files"),
@@ -109,35 +110,45 @@ pub fn open_adapter(dir: &Path, access: Access) -> Result<Checkpoint> {
     flatten(&read_json(&config_path)?, "", &config_path, &mut metadata)?;
     let mut weights = Weights::default();
     weights.add(&dir.join("adapter_model.safetensors"), access, "")?;
+    let (tensors, left_out) = divided(weights.items);
     Ok(Checkpoint {
         naming: Naming::HuggingFace,
         metadata,
-        tensors: weights.items.into_iter().filter_map(float).collect(),
+        tensors,
+        left_out,
         format: "PEFT safetensors".to_owned(),
         file_bytes: weights.n_bytes,
     })
 }
 
-/// Parse the bytes of one safetensors file and append its float tensors, in the order of their data. Tensors of
-/// integers or truth values (position ids) and tensors of no values hold no weights, and are checked but left out.
+/// Parse the bytes of one safetensors file and append its float tensors, in the order of their data. Doubles become F32.
+/// Tensors of integers or truth values (position ids) and tensors of no values hold no weights, and are checked but left
+/// out.
 ///
 /// `path` only names the file in errors.
 ///
 /// # Errors
-/// Anything in the bytes that breaks the format, and floats other than F32, F16 and BF16.
+/// Anything in the bytes that breaks the format, and floats of other types.
 pub fn parse_file(map: Arc<Map>, path: &Path, tensors: &mut Vec<Tensor>) -> Result<()> {
     for entry in header::parse(&map, path)? {
-        tensors.extend(entry.into_item(&map, path)?.and_then(float));
+        if let Item::Float(tensor) = entry.into_item(&map, path)? {
+            tensors.push(tensor);
+        }
     }
     Ok(())
 }
 
-/// The tensor, unless it is one of integers.
-fn float(item: Item) -> Option<Tensor> {
-    match item {
-        Item::Float(tensor) => Some(tensor),
-        Item::Packed(_) => None,
+/// The float tensors, and what holds no weights: integers and tensors of no values.
+fn divided(items: Vec<Item>) -> (Vec<Tensor>, Vec<LeftOut>) {
+    let (mut tensors, mut left_out) = (Vec::with_capacity(items.len()), Vec::new());
+    for item in items {
+        match item {
+            Item::Float(tensor) => tensors.push(tensor),
+            Item::Packed(packed) => left_out.push(LeftOut::of_type(packed.name, "U32")),
+            Item::LeftOut(tensor) => left_out.push(tensor),
+        }
     }
+    (tensors, left_out)
 }
 
 /// What the files read so far hold.
@@ -164,7 +175,7 @@ impl Weights {
                     "every name once",
                 ));
             }
-            self.items.extend(entry.into_item(&map, path)?);
+            self.items.push(entry.into_item(&map, path)?);
         }
         self.n_files += 1;
         self.n_bytes += map.len() as u64;

@@ -56,6 +56,7 @@ pub fn parse(map: Arc<Map>, path: &Path) -> Result<Checkpoint> {
         naming: Naming::WhisperCpp,
         metadata,
         tensors,
+        left_out: Vec::new(),
         format: "whisper.cpp ggml".to_owned(),
         file_bytes: map.len() as u64,
     })

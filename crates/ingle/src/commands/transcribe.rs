@@ -21,7 +21,7 @@ use crate::load;
 /// Turn speech into text
 #[derive(Args)]
 #[command(after_help = "\
-Reads WAV, MP3, FLAC and OGG Vorbis at any rate and number of channels. Segments are printed as soon as they are decided,
+Reads WAV, AIFF, MP3, M4A, FLAC and OGG Vorbis at any rate and number of channels. Segments are printed as soon as they are decided,
 JSON at the end. With --output-dir each file's transcript goes to a file of its name there. What is wrong with a file is
 noted on stderr, and what it has is transcribed.
 

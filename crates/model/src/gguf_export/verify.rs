@@ -29,6 +29,7 @@ pub(super) fn same_model(
         naming: Naming::Gguf,
         metadata: metadata.clone(),
         tensors,
+        left_out: Vec::new(),
         format: String::new(),
         file_bytes: 0,
     };

@@ -99,8 +99,9 @@ pub fn checkpoint_of(
         let prefix = if naming == Naming::Gguf { format!("{selector}.") } else { String::new() };
         metadata.insert(format!("{prefix}{name}"), value);
     }
+    let (tensors, left_out) = Default::default();
     let mut checkpoint =
-        Checkpoint { naming, metadata, tensors: Vec::new(), format: "tiny".to_owned(), file_bytes: 0 };
+        Checkpoint { naming, metadata, tensors, left_out, format: "tiny".to_owned(), file_bytes: 0 };
     mixers(family, naming, n_layers, &mut checkpoint.tensors);
     for _ in 0..MAX_ROUNDS {
         match ModelSpec::from_checkpoint(&checkpoint) {

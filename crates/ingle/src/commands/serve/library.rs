@@ -12,7 +12,7 @@ impl Serve {
     pub(super) fn look_into(&self, name: &str) -> anyhow::Result<Model> {
         let reference = hub::ModelRef::parse(&self.config_of(name).source)?;
         let options = hub::Options { offline: true, ..self.fetch.options()? };
-        let path = hub::fetch(&reference, &self.fetch.cache()?, &options, &mut hub::Silent)?;
+        let path = self.fetch.place(&reference, &options, &mut hub::Silent)?;
         // Checksums are compared when it is loaded; here only the head is read.
         let verify = VerifyArgs { check: false, ..self.verify.clone() };
         let checkpoint = load::open_checkpoint(&path, load::access(&self.load.device), &verify)?;

@@ -205,11 +205,11 @@ impl Reading {
         let (file, file_name) = file.ok_or_else(|| {
             ApiError::invalid(
                 "file",
-                "the form has no `file`, expected an audio file: WAV, MP3, FLAC or OGG Vorbis",
+                "the form has no `file`, expected an audio file: WAV, AIFF, MP3, M4A, FLAC or OGG Vorbis",
             )
         })?;
         if file.is_empty() {
-            let message = format!("{file_name}: the file is empty, expected WAV, MP3, FLAC or OGG Vorbis");
+            let message = format!("{file_name}: the file is empty, expected WAV, AIFF, MP3, M4A, FLAC or OGG Vorbis");
             return Err(ApiError::invalid("file", message));
         }
         (form.request.file, form.request.file_name) = (file, file_name);
