@@ -89,7 +89,10 @@ pub fn fetch(
             };
             match catalog.find(name) {
                 Ok(Entry::Pinned(model)) => fetch_named(model, cache, options, progress),
-                Ok(Entry::Public(model)) => fetch_public(&model, cache, options, progress),
+                Ok(Entry::Public(model)) => {
+                    note_former(catalog, &model.name, cache, progress);
+                    fetch_public(&model, cache, options, progress)
+                }
                 Err(error) => of_ollama(name, options, progress)?.ok_or(error),
             }
         }
@@ -124,6 +127,14 @@ fn fetch_public(
     }
     note_terms(&model.name, &model.licence, model.terms.as_deref(), progress);
     hf::Hub::new(&model.place, cache, options, progress)?.fetch(None)
+}
+
+/// Tells of a model in the cache that had this name before.
+fn note_former(catalog: &Catalog, name: &str, cache: &Cache, progress: &mut dyn Progress) {
+    let before = catalog.models().iter().filter(|model| model.former.iter().any(|former| former == name));
+    for model in before.filter(|model| wheel::cached(model, cache).is_some()) {
+        progress.note(&format!("note: the model in the cache that was called {name} is now {}", model.name));
+    }
 }
 
 /// Tells of a licence with terms of its own.

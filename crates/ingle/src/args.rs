@@ -1,5 +1,7 @@
 //! Flags that several commands share. What was typed is turned once into what it means, here.
 
+mod names;
+mod numbers;
 mod sampling;
 
 use std::path::PathBuf;
@@ -9,6 +11,8 @@ use clap::{Args, ValueEnum};
 use device_cpu::Isa;
 use engine::MemoryCap;
 
+pub use names::{FileOrText, Lora, ModelName};
+pub use numbers::{Limit, RandomSeed, limit, limit_number, seed, top_k};
 pub use sampling::{OverflowName, SamplingArgs};
 
 /// Which model, and how it is loaded.
@@ -16,7 +20,7 @@ pub use sampling::{OverflowName, SamplingArgs};
 pub struct ModelArgs {
     /// A catalog name (`ingle search`), a path to a GGUF or .base file or a folder, hf:org/repo[/file|:QUANT][@revision], or a model
     /// of another program (`ingle list --all`)
-    pub model: String,
+    pub model: ModelName,
 
     #[command(flatten)]
     pub fetch: FetchArgs,
@@ -33,7 +37,7 @@ pub struct ModelArgs {
 #[command(next_help_heading = "Adapters")]
 pub struct LoraArgs {
     /// An adapter (LoRA): PEFT's folder or a GGUF file, its name, and a factor on what it changes; repeat for more
-    #[arg(long, value_name = "NAME=PATH[:SCALE]", value_parser = parse_lora)]
+    #[arg(long, value_name = "NAME=PATH[:SCALE]", value_parser = names::LoraParser)]
     pub lora: Vec<Lora>,
 }
 
@@ -49,32 +53,13 @@ pub struct AdapterArgs {
     pub adapter: Option<String>,
 }
 
-/// What `--lora` says.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Lora {
-    pub name: String,
-    pub path: PathBuf,
-    pub factor: f32,
-}
-
-fn parse_lora(text: &str) -> Result<Lora, String> {
-    let expected = "expected NAME=PATH or NAME=PATH:SCALE";
-    let (name, rest) = text.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or(expected)?;
-    let scaled = rest.rsplit_once(':').and_then(|(path, factor)| Some((path, factor.parse::<f32>().ok()?)));
-    let (path, factor) = scaled.unwrap_or((rest, 1.0));
-    if path.is_empty() || !factor.is_finite() {
-        return Err(expected.to_owned());
-    }
-    Ok(Lora { name: name.to_owned(), path: path.into(), factor })
-}
-
 /// What has to hold before a file is used.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Verifying (.base files)")]
 pub struct VerifyArgs {
     /// Refuse the file unless it is signed by this key: the file of a public key, or its 64 hexadecimal digits
     #[arg(long, value_name = "FILE|HEX")]
-    pub verify_key: Option<String>,
+    pub verify_key: Option<FileOrText>,
 
     /// Compare the checksum of every tensor first, which reads the whole file
     #[arg(long)]
@@ -187,9 +172,9 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "INDEX,...", value_delimiter = ',')]
     pub gpus: Vec<usize>,
 
-    /// Worker threads [default: the processors that this process may use]
-    #[arg(short, long, value_name = "N")]
-    pub threads: Option<usize>,
+    /// Worker threads [default, or -1: the processors that this process may use]
+    #[arg(short, long, value_name = "N", default_value = "-1", hide_default_value = true, value_parser = limit)]
+    pub threads: Limit,
 
     /// Use this instruction set instead of the best that the processor reports
     #[arg(long, value_parser = isa_parser())]
@@ -218,8 +203,9 @@ pub struct LoadArgs {
 
     /// How many of the model's last layers, with the head, the device has; the CPU has the others [default: all; on cuda as many as fit
     /// in the GPU's memory]
-    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", conflicts_with = "gpus")]
-    pub gpu_layers: Option<usize>,
+    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", conflicts_with = "gpus", default_value = "-1",
+        hide_default_value = true, value_parser = limit)]
+    pub gpu_layers: Limit,
 
     /// Of how many of the model's first layers the CPU has the experts, where the device has everything else of the layer; a number
     /// larger than the model has layers: of all [default: 0; on cuda as few as let the rest fit in the GPU's memory]
@@ -271,7 +257,7 @@ pub struct SpeculateArgs {
 
     /// A smaller model of the same vocabulary that guesses: a name or a path, as for the model
     #[arg(long, visible_alias = "model-draft", value_name = "MODEL")]
-    pub draft_model: Option<String>,
+    pub draft_model: Option<ModelName>,
 
     /// Guess by the model's own layer that predicts one token more (multi-token prediction), where the file has it: DeepSeek V3,
     /// GLM-4.5, GLM-4.7-Flash

@@ -1,11 +1,11 @@
 //! `--grammar` and its kin: what an answer must be.
 
-use std::path::Path;
-
 use anyhow::{Context, bail};
 use clap::Args;
 use engine::{Constraint, Model};
 use text::{Grammar, GrammarCompiler};
+
+use crate::args::FileOrText;
 
 /// What the answer must be; one of these at most.
 #[derive(Args, Clone, Debug)]
@@ -14,11 +14,11 @@ use text::{Grammar, GrammarCompiler};
 pub struct GrammarArgs {
     /// A text of this grammar in GBNF, the format of llama.cpp: a file, or the grammar itself
     #[arg(long, value_name = "FILE|TEXT")]
-    grammar: Option<String>,
+    grammar: Option<FileOrText>,
 
     /// JSON of this schema: a file, or the schema itself
     #[arg(long, value_name = "FILE|TEXT")]
-    json_schema: Option<String>,
+    json_schema: Option<FileOrText>,
 
     /// A text that this regular expression matches as a whole
     #[arg(long, value_name = "REGEX")]
@@ -26,7 +26,7 @@ pub struct GrammarArgs {
 
     /// A text of this grammar in llguidance's dialect of Lark: a file, or the grammar itself
     #[arg(long, value_name = "FILE|TEXT")]
-    lark: Option<String>,
+    lark: Option<FileOrText>,
 }
 
 impl GrammarArgs {
@@ -51,9 +51,8 @@ impl GrammarArgs {
         if let Some(given) = &self.json_schema {
             let text = file_or_text("--json-schema", given, "a JSON Schema", "")?;
             let schema = serde_json::from_str(&text).with_context(|| {
-                format!(
-                    "--json-schema: found {given:?}, expected a file with a JSON Schema, or the schema itself"
-                )
+                let found = given.path();
+                format!("--json-schema: found {found:?}, expected a file with a JSON Schema, or the schema itself")
             })?;
             return Ok(Some(Grammar::JsonSchema(schema)));
         }
@@ -65,12 +64,13 @@ impl GrammarArgs {
 }
 
 /// The content of a file of this name if there is one; else the text, which has `part` if it is what was expected.
-fn file_or_text(flag: &str, given: &str, expected: &str, part: &str) -> anyhow::Result<String> {
-    if Path::new(given).is_file() {
-        return std::fs::read_to_string(given).with_context(|| format!("{flag}: reading {given}"));
+fn file_or_text(flag: &str, given: &FileOrText, expected: &str, part: &str) -> anyhow::Result<String> {
+    if let Some(content) = given.read() {
+        return content.with_context(|| format!("{flag}: reading {}", given.path().display()));
     }
-    if !given.contains(part) {
-        bail!("{flag}: found {given:?}, which is neither a file nor {expected}");
+    let text = given.text().with_context(|| flag.to_owned())?;
+    if !text.contains(part) {
+        bail!("{flag}: found {text:?}, which is neither a file nor {expected}");
     }
-    Ok(given.to_owned())
+    Ok(text.to_owned())
 }

@@ -13,7 +13,8 @@ use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Config, Editor, Helper};
 use serde_json::Value;
 
-use crate::args::SamplingArgs;
+use crate::args::{self, SamplingArgs};
+use crate::tell::{self, tell};
 
 const HELP: &str = "\
 /help                 this list
@@ -72,13 +73,13 @@ pub fn run(session: &mut dyn Partner, name: &str, history: &Path) -> anyhow::Res
     editor.set_helper(Some(Lines));
     // The first time there is no history.
     let _ = editor.load_history(history);
-    eprintln!("{name} on {}; /help lists what can be done", session.describe());
+    tell!("{name} on {}; /help lists what can be done", session.describe());
     loop {
         session.rest()?;
         let line = match editor.readline(">>> ") {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => {
-                eprintln!("Ctrl-D or /quit leaves");
+                tell!("Ctrl-D or /quit leaves");
                 continue;
             }
             Err(ReadlineError::Eof) => break,
@@ -91,14 +92,14 @@ pub fn run(session: &mut dyn Partner, name: &str, history: &Path) -> anyhow::Res
         // What goes wrong with one message leaves the conversation as it was.
         let outcome = match message.strip_prefix('/') {
             Some("quit" | "exit" | "bye") => break,
-            Some(command) => obey(session, command).map(|text| eprintln!("{text}")),
-            None => session.answer(&message, &mut io::stdout()).map(|figures| eprintln!("{figures}")),
+            Some(command) => obey(session, command).map(|text| tell!("{text}")),
+            None => session.answer(&message, &mut io::stdout()).map(|figures| tell::aside(&figures)),
         };
         if let Err(error) = outcome {
             if crate::output::is_broken_pipe(&error) {
                 return Err(error);
             }
-            eprintln!("error: {error:#}");
+            tell!("error: {}", crate::output::message(&error));
         }
     }
     if let Some(folder) = history.parent() {
@@ -152,13 +153,15 @@ fn set(session: &mut dyn Partner, name: &str, value: &str) -> anyhow::Result<()>
             changed.temperature = parse(value)?;
             changed.greedy = false;
         }
-        "top-k" => changed.top_k = parse(value)?,
+        "top-k" => changed.top_k = args::top_k(value).map_err(anyhow::Error::msg)?,
         "top-p" => changed.top_p = parse(value)?,
         "min-p" => changed.min_p = parse(value)?,
         "repeat-penalty" => changed.repeat_penalty = parse(value)?,
         "presence-penalty" => changed.presence_penalty = parse(value)?,
         "frequency-penalty" => changed.frequency_penalty = parse(value)?,
-        "penalty-window" => changed.penalty_window = parse(value)?,
+        "penalty-window" => {
+            changed.penalty_window = args::limit_number(value).map_err(anyhow::Error::msg)?;
+        }
         "typical-p" => changed.more.typical_p = parse(value)?,
         "top-n-sigma" => changed.more.top_n_sigma = parse(value)?,
         "xtc-probability" => changed.more.xtc_probability = parse(value)?,
@@ -166,8 +169,10 @@ fn set(session: &mut dyn Partner, name: &str, value: &str) -> anyhow::Result<()>
         "dynatemp-range" => changed.more.dynatemp_range = parse(value)?,
         "mirostat" => changed.more.mirostat = parse(value)?,
         "dry-multiplier" => changed.more.dry_multiplier = parse(value)?,
-        "seed" => changed.seed = if value == "random" { None } else { Some(parse(value)?) },
-        "max-tokens" => changed.max_tokens = if value == "none" { None } else { Some(parse(value)?) },
+        "seed" if value == "random" => changed.seed = None,
+        "seed" => changed.seed = args::seed(value).map_err(anyhow::Error::msg)?,
+        "max-tokens" if value == "none" => changed.max_tokens = None,
+        "max-tokens" => changed.max_tokens = args::limit(value).map_err(anyhow::Error::msg)?,
         _ => anyhow::bail!("found {name:?}, expected a setting that /help lists"),
     }
     session.set_sampling(changed)

@@ -9,6 +9,30 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|e| e.downcast_ref::<io::Error>()).any(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// What an error says, each of its causes once: many say what their own cause is, or name the file that what is around them has named.
+pub fn message(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        if said.contains(&text) {
+            continue;
+        }
+        let ends = text.match_indices(": ").map(|(end, _)| end);
+        let repeated = ends.filter(|&end| is_last_said(&said, &text[..end])).last();
+        let new = repeated.map_or(text.as_str(), |end| &text[end + 2..]);
+        if !said.is_empty() {
+            said.push_str(": ");
+        }
+        said.push_str(new);
+    }
+    said
+}
+
+/// Whether `said` ends with these words.
+fn is_last_said(said: &str, words: &str) -> bool {
+    said.strip_suffix(words).is_some_and(|before| !before.ends_with(|c: char| c.is_alphanumeric()))
+}
+
 /// One line of JSON on stdout.
 pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
@@ -153,6 +177,23 @@ fn csv_cell(cell: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn causes_are_named_once() {
+        let chain = |causes: &[&str]| {
+            let (last, around) = causes.split_last().unwrap();
+            message(&around.iter().rev().fold(anyhow::anyhow!("{last}"), |error, text| error.context(text.to_string())))
+        };
+        assert_eq!(
+            chain(&["x.wav", "x.wav: cannot be opened: No such file (os error 2)", "No such file (os error 2)"]),
+            "x.wav: cannot be opened: No such file (os error 2)"
+        );
+        assert_eq!(chain(&["reading x.wav", "x.wav: denied"]), "reading x.wav: denied");
+        assert_eq!(chain(&["a: b: c", "b: c", "c"]), "a: b: c");
+        assert_eq!(chain(&["loading a", "a: b", "a: b: c"]), "loading a: b: c");
+        assert_eq!(chain(&["one", "two", "three"]), "one: two: three");
+        assert_eq!(chain(&["banana", "a: b"]), "banana: a: b");
+    }
 
     #[test]
     fn numbers_read_well() {

@@ -2,6 +2,8 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::tell::tell;
+
 /// Draws what [`hub::fetch`] tells. Silent, notes excepted, when stderr is no terminal.
 #[derive(Default)]
 pub struct Bar {
@@ -36,8 +38,8 @@ impl hub::Progress for Bar {
 
     fn note(&mut self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{text}")),
-            None => eprintln!("{text}"),
+            Some(bar) => bar.suspend(|| tell!("{text}")),
+            None => tell!("{text}"),
         }
     }
 }

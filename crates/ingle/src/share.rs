@@ -69,7 +69,7 @@ pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow
     }
     let (cpu, other, free) = (cpu()?, frugal()?, device.memory().free.saturating_sub(GPU_RESERVE));
     if engine::plan_memory(model, other.as_ref(), &options).is_ok_and(|report| report.fits) {
-        eprintln!("the weights are on {} once: their copies that make it faster do not fit", device.name());
+        tracing::info!("the weights are on {} once: their copies that make it faster do not fit", device.name());
         return Ok(other);
     }
     let prefix = format!("{}: ", device.name());
@@ -83,7 +83,7 @@ pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow
         planned.map(on_gpu).is_ok_and(|bytes| bytes <= free)
     };
     let share = smallest(n_layers, has_experts(0..n_layers), &fits);
-    eprintln!(
+    tracing::info!(
         "the CPU has {}, {} everything else: the model takes {}, and {} are free there (--gpu-layers and --cpu-moe-layers override)",
         share.describe(),
         device.name(),

@@ -3,6 +3,8 @@
 use clap::{Args, ValueEnum};
 use engine::{Dry, Mirostat, SamplerName, SamplingParams};
 
+use super::numbers::{self, Limit, RandomSeed};
+
 /// How tokens are chosen. The order is fixed unless `--samplers` or one of [`SamplerArgs`] is given.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Sampling (in this order: penalties, temperature, top-k, top-p, min-p, pick)")]
@@ -15,8 +17,8 @@ pub struct SamplingArgs {
     #[arg(long, visible_alias = "temp", default_value_t = 0.8, value_name = "T")]
     pub temperature: f32,
 
-    /// Keep the K best tokens; 0 keeps all
-    #[arg(long, default_value_t = 40, value_name = "K")]
+    /// Keep the K best tokens; 0 or -1 keeps all
+    #[arg(long, default_value_t = 40, value_name = "K", value_parser = numbers::top_k)]
     pub top_k: usize,
 
     /// Keep the best tokens whose probabilities sum to P; 1 keeps all
@@ -39,16 +41,16 @@ pub struct SamplingArgs {
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     pub frequency_penalty: f32,
 
-    /// How many tokens back the penalties look; 0 is the whole context
-    #[arg(long, default_value_t = 64, value_name = "TOKENS")]
+    /// How many tokens back the penalties look; 0 or -1 is the whole context
+    #[arg(long, default_value_t = 64, value_name = "TOKENS", value_parser = numbers::limit_number)]
     pub penalty_window: usize,
 
     #[command(flatten)]
     pub more: SamplerArgs,
 
-    /// Seed of the random numbers [default: random, printed with -v]
-    #[arg(long)]
-    pub seed: Option<u64>,
+    /// Seed of the random numbers; -1 is a random one [default: random]
+    #[arg(long, default_value = "-1", hide_default_value = true, value_parser = numbers::seed)]
+    pub seed: RandomSeed,
 
     /// Add a bias to a token's logit; repeat for more (-inf forbids the token)
     #[arg(long, value_name = "TOKEN=BIAS", value_parser = parse_bias)]
@@ -58,9 +60,9 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
 
-    /// Most tokens to generate [default: until the model ends or the context is full]
-    #[arg(short = 'n', long, value_name = "N")]
-    pub max_tokens: Option<usize>,
+    /// Most tokens to generate; -1 is no limit [default: until the model ends or the context is full]
+    #[arg(short = 'n', long, value_name = "N", default_value = "-1", hide_default_value = true, value_parser = numbers::limit)]
+    pub max_tokens: Limit,
 
     /// When the context is full: stop with a clear word, or slide (keep the first tokens, drop the oldest)
     #[arg(long, value_enum, default_value_t = OverflowName::Stop)]
@@ -127,8 +129,8 @@ pub struct SamplerArgs {
     #[arg(long, default_value_t = 2, value_name = "TOKENS")]
     pub dry_allowed_length: usize,
 
-    /// How many tokens back it looks; 0 is the whole context
-    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    /// How many tokens back DRY looks; 0 or -1 is the whole context
+    #[arg(long, default_value_t = 0, value_name = "TOKENS", value_parser = numbers::limit_number)]
     pub dry_window: usize,
 
     /// No repetition reaches over this text; repeat for more [default: end of line, colon, quote, asterisk]

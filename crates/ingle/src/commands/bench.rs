@@ -191,7 +191,7 @@ impl Bench {
         let tokens = load::arbitrary_tokens(n_prompt, engine.model().n_vocab());
         load::validate(&mut engine, &self.prefill, &tokens)?;
         let prefill = load::prefill(&self.prefill);
-        let rows = batches::measure(&mut engine, &batches, prefill, self.repetitions, &self.model.model)?;
+        let rows = batches::measure(&mut engine, &batches, prefill, self.repetitions, &self.model.model.to_string())?;
         if self.json {
             return output::print_json(&rows);
         }
@@ -230,7 +230,7 @@ impl Bench {
             }
         }
         let of_test = |(test, seconds): (&Test, &Vec<f64>)| {
-            row(&self.model.model, &engine, device.as_ref(), *test, seconds, peaks)
+            row(&self.model.model.to_string(), &engine, device.as_ref(), *test, seconds, peaks)
         };
         let rows: Vec<_> = tests.iter().zip(&seconds).map(of_test).collect();
         if self.json {

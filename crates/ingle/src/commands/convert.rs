@@ -12,11 +12,12 @@ use serde_json::json;
 use weights::Source;
 use weights::{Access, Checkpoint, Naming};
 
-use crate::args::{FetchArgs, VerifyArgs};
+use crate::args::{FetchArgs, VerifyArgs, ModelName};
 use crate::load;
 use crate::mmproj;
 use crate::output::{self, Style, Table};
 use crate::progress::Bar;
+use crate::tell::tell;
 
 /// Convert a model to a .base or GGUF file, in other types if asked for
 #[derive(Args)]
@@ -43,7 +44,7 @@ Examples:
   ingle convert folder/ -o model.base --to q4 --profile fine.txt       with a line such as: *.down_proj.weight = q6")]
 pub struct Convert {
     /// A catalog name, a path to a GGUF or .base file or a folder, or hf:org/repo[/file][@revision]
-    model: String,
+    model: ModelName,
 
     /// The file to write
     #[arg(short, long, value_name = "FILE")]
@@ -108,7 +109,7 @@ impl Convert {
         }
         let plan = Plan::new(&*source, &options)?;
         for line in &plan.unmatched {
-            eprintln!("note: the profile's {line} matches no tensor");
+            tell!("note: the profile's {line} matches no tensor");
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let mut bar = Bar::default();
@@ -123,7 +124,7 @@ impl Convert {
             let options = Options { target: Target::parse("gguf")?, profile: None, ..options };
             let plan = Plan::new(&tower, &options)?;
             convert::run(&tower, &plan, &name, &[], &tower_file, &options, &mut |_| {})?;
-            eprintln!("note: the tower of images is in {}", tower_file.display());
+            tell!("note: the tower of images is in {}", tower_file.display());
         }
         self.report(source_bytes, &plan, &done?, start.elapsed().as_secs_f64())
     }
@@ -136,7 +137,7 @@ impl Convert {
                 .map(|(name, (tensors, bytes))| (name.clone(), json!({ "tensors": tensors, "bytes": bytes })))
                 .collect();
             return output::print_json(&json!({
-                "file": self.output, "bytes": report.file_bytes, "source_bytes": source_bytes, "types": types,
+                "file": self.output.to_string_lossy(), "bytes": report.file_bytes, "source_bytes": source_bytes, "types": types,
                 "copied": report.n_copied, "moved": report.n_repacked, "encoded": report.n_encoded,
                 "unmatched": plan.unmatched, "seconds": seconds,
             }));
@@ -165,7 +166,7 @@ fn remove_on_interrupt(output: &Path) -> anyhow::Result<()> {
     ctrlc::set_handler(move || {
         _ = std::fs::remove_file(&partial);
         // Below the bar.
-        eprintln!();
+        tell!("");
         // 128 + SIGINT, as shells expect.
         std::process::exit(130);
     })?;
@@ -174,7 +175,7 @@ fn remove_on_interrupt(output: &Path) -> anyhow::Result<()> {
 
 /// A GGUF file has GGUF's names, whatever the source has; a tower of images is a second file. Notes tell what is left out.
 fn with_gguf_names(
-    model: &str,
+    model: &ModelName,
     path: &Path,
     checkpoint: Checkpoint,
 ) -> anyhow::Result<(Box<dyn Source>, Option<GgufExport>)> {
@@ -205,13 +206,13 @@ fn with_gguf_names(
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
         notes.push(format!("left out, since the model does not use them: {first}{more}"));
     }
-    notes.iter().for_each(|note| eprintln!("note: {note}"));
+    notes.iter().for_each(|note| tell!("note: {note}"));
     Ok((Box::new(export), tower))
 }
 
 /// What a model is called: by its repository, its name in the catalog, its folder, or its file without the ending.
-fn name_of(model: &str, path: &Path) -> anyhow::Result<String> {
-    let name = match ModelRef::parse(model)? {
+fn name_of(model: &ModelName, path: &Path) -> anyhow::Result<String> {
+    let name = match model.reference()? {
         ModelRef::Hub(place) => place.repo.rsplit('/').next().map(str::to_owned),
         ModelRef::Catalog(name) => Some(name),
         ModelRef::Store(place) => {

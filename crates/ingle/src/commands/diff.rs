@@ -104,7 +104,10 @@ impl Diff {
                 .max_by(|a, b| a.rms.total_cmp(&b.rms))
                 .context("no value is in memory on both")?;
             if !self.json {
-                println!("{n} values agree; the largest difference is {:.2e}, of {}", worst.rms, worst.value);
+                output::print_line(&format!(
+                    "{n} values agree; the largest difference is {:.2e}, of {}",
+                    worst.rms, worst.value
+                ))?;
             }
             return Ok(());
         };

@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::json;
 use weights::{Array, Checkpoint, Value};
 
-use crate::args::{DeviceArgs, FetchArgs, VerifyArgs};
+use crate::args::{DeviceArgs, FetchArgs, VerifyArgs, ModelName};
 use crate::load;
 use crate::output::{self, Style, Table};
 
@@ -19,7 +19,7 @@ Examples:
   ingle inspect folder/ --json")]
 pub struct Inspect {
     /// A catalog name, a path to a GGUF or .base file or a folder, or hf:org/repo[/file][@revision]
-    model: String,
+    model: ModelName,
 
     #[command(flatten)]
     fetch: FetchArgs,

@@ -9,7 +9,7 @@ use engine::Engine;
 use text::Specials;
 
 use crate::args::{ModelArgs, PrefillArgs};
-use crate::{load, output};
+use crate::{input, load, output};
 
 /// Measure the perplexity of a model on a text file
 #[derive(Args)]
@@ -41,7 +41,7 @@ pub struct Perplexity {
 impl Perplexity {
     pub fn run(self) -> anyhow::Result<()> {
         let text = if self.file.as_os_str() == "-" {
-            std::io::read_to_string(std::io::stdin()).context("reading stdin")?
+            input::all()?
         } else {
             std::fs::read_to_string(&self.file).with_context(|| format!("reading {}", self.file.display()))?
         };

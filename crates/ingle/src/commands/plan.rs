@@ -9,6 +9,7 @@ use engine::{Governor, LoadOptions, MemoryReport, Speculate};
 
 use self::like::{Engine, Machine, Needs};
 use crate::args::{ModelArgs, SpeculateArgs, SpeculateName, parse_bytes};
+use crate::tell::tell;
 use crate::{load, output};
 
 /// Itemise the memory that a model would take, without taking any
@@ -62,6 +63,9 @@ impl Plan {
             return self.compare(&model, &report);
         }
         self.print(&report)?;
+        if let Some(chosen) = load::default_kv_type(&self.model.load, device.as_ref(), &model) {
+            tell!("{chosen}");
+        }
         if let Some(name) = &self.speculate.draft_model {
             let draft = load::open(&ModelArgs { model: name.clone(), ..self.model.clone() })?;
             let options = LoadOptions { n_ctx: Some(report.n_ctx), speculate: Speculate::Off, ..options };

@@ -22,7 +22,7 @@ use crate::args::{
 use crate::client::Client;
 use crate::grammar::GrammarArgs;
 use crate::interactive::{self, Partner};
-use crate::{load, output};
+use crate::{input, load, output, tell};
 
 /// Chat with a model: one answer to PROMPT, or an interactive conversation
 #[derive(Args)]
@@ -32,7 +32,8 @@ Examples:
   ingle run smollm2:135m                                  (interactive; /help lists what can be done)
   ingle run model.gguf --system \"Answer briefly.\" --temperature 0.2 \"What is Rust?\"
   ingle run smolvlm-folder/ --image cat.png \"What is this?\"
-  cat letter.txt | ingle run smollm2:135m --greedy        (a prompt from a pipe)
+  ingle run smollm2:135m < question.txt                   (a prompt from a pipe)
+  cat letter.txt | ingle run smollm2:135m \"Summarise this letter.\"
   ingle run smollm2:135m --server http://box.lan:8080 \"Hello\"  (a model that a server has)")]
 pub struct Run {
     #[command(flatten)]
@@ -50,7 +51,7 @@ pub struct Run {
     #[command(flatten)]
     prompt_cache: PromptCacheArgs,
 
-    /// What to say; without it the conversation is interactive, or the prompt comes from a pipe
+    /// What to say; text that is piped in is added to it. Without either the conversation is interactive
     prompt: Option<String>,
 
     /// Ask this server for the model instead of running it here: `ingle serve`, or another with OpenAI's API
@@ -94,18 +95,9 @@ pub struct Run {
 
 impl Run {
     pub fn run(self) -> anyhow::Result<()> {
-        let prompt = match &self.prompt {
-            Some(prompt) => Some(prompt.clone()),
-            None if !io::stdin().is_terminal() => {
-                Some(io::read_to_string(io::stdin()).context("reading stdin")?)
-            }
-            None => None,
-        };
-        anyhow::ensure!(
-            !self.json || prompt.is_some(),
-            "--json needs a PROMPT: a conversation is for people"
-        );
-        let history = self.model.fetch.cache()?.root().join("history");
+        let prompt = self.prompt()?;
+        generate::check(&self.sampling)?;
+        let history = || anyhow::Ok(self.model.fetch.cache()?.root().join("history"));
         if let Some(url) = &self.server {
             return self.remote(url)?.converse(prompt, self.json, &history);
         }
@@ -149,11 +141,25 @@ impl Run {
             Some(prompt) if self.json => session.answer_json(&prompt)?,
             Some(prompt) => {
                 let finished = session.answer(&prompt, &mut io::stdout())?;
-                eprintln!("{}", generate::figures(&finished.timings));
+                tell::aside(&generate::closing(&finished.timings));
             }
-            None => interactive::run(&mut session, &self.model.model, &history)?,
+            None => interactive::run(&mut session, &self.model.model.to_string(), &history()?)?,
         }
         self.prompt_cache.save(cache.as_mut(), &mut session.engine, &session.last_prompt)
+    }
+
+    /// What is said first; `None`: somebody sits there to say it.
+    fn prompt(&self) -> anyhow::Result<Option<String>> {
+        let prompt = input::message(self.prompt.as_deref())?;
+        if prompt.is_some() {
+            return Ok(prompt);
+        }
+        anyhow::ensure!(!self.json, "--json needs a PROMPT: a conversation is for people");
+        if io::stdin().is_terminal() {
+            return Ok(None);
+        }
+        anyhow::ensure!(!self.image.is_empty(), "nothing to answer: stdin is empty; give a PROMPT");
+        Ok(Some(String::new()))
     }
 
     fn remote(&self, url: &str) -> anyhow::Result<Remote> {
@@ -167,7 +173,7 @@ impl Run {
         );
         Ok(Remote {
             client: Client::new(url, self.api_key.clone(), self.ca_cert.as_deref())?,
-            model: self.model.model.clone(),
+            model: self.model.model.to_string(),
             system: self.system.clone(),
             variables: self.template_var.iter().map(|given| variable(given)).collect::<Result<_, _>>()?,
             sampling: self.sampling.clone(),
@@ -196,7 +202,7 @@ impl Run {
                     "{} has no chat template, so there is no place for a system message or a template variable; give one with --chat-template",
                     self.model.model
                 );
-                eprintln!("{} has no chat template (a base model): it continues your text", self.model.model);
+                tell!("note: {} is a base model: it continues your text and answers no questions", self.model.model);
                 return Ok(Dialogue::Plain { model: model.clone(), text: String::new() });
             }
         };
@@ -385,7 +391,7 @@ impl Session {
         let (finished, _) = streamed?;
         writeln!(out)?;
         if let Some(remark) = generate::remark(&finished) {
-            eprintln!("{remark}");
+            tell!("{remark}");
         }
         Ok(finished)
     }
@@ -450,7 +456,7 @@ impl Partner for Session {
     }
 
     fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<String> {
-        Session::answer(self, message, out).map(|finished| generate::figures(&finished.timings))
+        Session::answer(self, message, out).map(|finished| generate::closing(&finished.timings))
     }
 
     fn clear(&mut self) {

@@ -15,8 +15,9 @@ use speech::{
 };
 
 use super::generate::Interrupt;
-use crate::args::{DeviceArgs, FetchArgs, KvTypeName};
+use crate::args::{DeviceArgs, FetchArgs, KvTypeName, ModelName};
 use crate::load;
+use crate::tell::tell;
 
 /// Turn speech into text
 #[derive(Args)]
@@ -34,7 +35,7 @@ Examples:
   ffmpeg -i film.mkv -f wav - | ingle transcribe whisper:base -")]
 pub struct Transcribe {
     /// A catalog name (`ingle list --all`), a path to a file or folder, or hf:org/repo[/file][@revision]
-    model: String,
+    model: ModelName,
 
     /// Audio files; - reads stdin
     #[arg(required = true, value_name = "FILE")]
@@ -312,7 +313,7 @@ impl Transcribe {
         let summary = transcriber.transcribe(&mut features, options, cancel, &mut on_segment)?;
         writer.finish(&summary.language)?;
         if let Some(damage) = features.damage() {
-            eprintln!("note: {}: {damage}", file.display());
+            tell!("note: {}: {damage}", file.display());
         }
         Ok(summary)
     }

@@ -1,7 +1,7 @@
 //! `ingle run --server`: the same conversation with a model that runs elsewhere.
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
@@ -12,7 +12,7 @@ use super::spoken::{Spoken, Voice};
 use crate::args::SamplingArgs;
 use crate::client::Client;
 use crate::interactive::{self, Partner};
-use crate::output;
+use crate::{output, tell};
 
 /// A conversation with a model of a server.
 pub struct Remote {
@@ -42,14 +42,17 @@ impl Heard {
     /// The closing line.
     pub fn figures(&self) -> String {
         let count = |pointer: &str| self.usage.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+        let n_tokens = count("/completion_tokens");
+        let writing = self.seconds - self.first_token_seconds;
+        let rate = if writing > 0.0 { n_tokens.saturating_sub(1) as f64 / writing } else { 0.0 };
+        if !tell::is_verbose() {
+            return generate::brief(n_tokens as usize, rate);
+        }
         let mut text = format!("prompt {} tokens", count("/prompt_tokens"));
         match count("/prompt_tokens_details/cached_tokens") {
             0 => {}
             n => text += &format!(" ({n} reused)"),
         }
-        let n_tokens = count("/completion_tokens");
-        let writing = self.seconds - self.first_token_seconds;
-        let rate = if writing > 0.0 { n_tokens.saturating_sub(1) as f64 / writing } else { 0.0 };
         let first = output::seconds(self.first_token_seconds);
         text + &format!("; answer {n_tokens} tokens, {rate:.1} tok/s; first token after {first}")
     }
@@ -60,7 +63,12 @@ impl Remote {
     ///
     /// # Errors
     /// Of [`Self::answer`], or of the terminal.
-    pub fn converse(mut self, prompt: Option<String>, json: bool, history: &Path) -> anyhow::Result<()> {
+    pub fn converse(
+        mut self,
+        prompt: Option<String>,
+        json: bool,
+        history: &dyn Fn() -> anyhow::Result<PathBuf>,
+    ) -> anyhow::Result<()> {
         let name = self.model.clone();
         match prompt {
             Some(prompt) if json => {
@@ -74,10 +82,10 @@ impl Remote {
             Some(prompt) => {
                 let heard = self.answer(&prompt, &mut io::stdout(), Voice::of_stdout())?;
                 output::print_line("")?;
-                eprintln!("{}", heard.figures());
+                tell::aside(&heard.figures());
                 Ok(())
             }
-            None => interactive::run(&mut self, &name, history),
+            None => interactive::run(&mut self, &name, &history()?),
         }
     }
 
