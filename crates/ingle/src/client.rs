@@ -19,11 +19,11 @@ pub struct ServerArgs {
     #[arg(long, default_value = "http://127.0.0.1:8080", value_name = "URL")]
     server: String,
 
-    /// The key that it asks for [default: INGLE_API_KEY]
+    /// The server's API key [default: INGLE_API_KEY]
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
 
-    /// Trust the certificates in this PEM file, and no public authority
+    /// Trust only the certificates in this PEM file
     #[arg(long, value_name = "FILE")]
     ca_cert: Option<PathBuf>,
 }

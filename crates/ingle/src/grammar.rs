@@ -10,21 +10,21 @@ use crate::args::FileOrText;
 /// What the answer must be; one of these at most.
 #[derive(Args, Clone, Debug)]
 #[group(multiple = false)]
-#[command(next_help_heading = "What the answer must be")]
+#[command(next_help_heading = "Constrained answers (one of these)")]
 pub struct GrammarArgs {
-    /// A text of this grammar in GBNF, the format of llama.cpp: a file, or the grammar itself
+    /// The answer follows this grammar in GBNF, llama.cpp's format: a file, or the grammar itself
     #[arg(long, value_name = "FILE|TEXT")]
     grammar: Option<FileOrText>,
 
-    /// JSON of this schema: a file, or the schema itself
+    /// The answer is JSON that follows this schema: a file, or the schema itself
     #[arg(long, value_name = "FILE|TEXT")]
     json_schema: Option<FileOrText>,
 
-    /// A text that this regular expression matches as a whole
+    /// The answer as a whole matches this regular expression
     #[arg(long, value_name = "REGEX")]
     regex: Option<String>,
 
-    /// A text of this grammar in llguidance's dialect of Lark: a file, or the grammar itself
+    /// The answer follows this grammar in llguidance's dialect of Lark: a file, or the grammar itself
     #[arg(long, value_name = "FILE|TEXT")]
     lark: Option<FileOrText>,
 }

@@ -16,21 +16,35 @@ use serde_json::Value;
 use crate::args::{self, SamplingArgs};
 use crate::tell::{self, tell};
 
-const HELP: &str = "\
-/help                 this list
-/clear                forget the conversation (the system message stays)
-/system [TEXT]        set the system message, or remove it
-/set                  show the settings
-/set NAME VALUE       change one: temperature, top-k, top-p, min-p, repeat-penalty, presence-penalty,
-                      frequency-penalty, penalty-window, seed, max-tokens
-/image FILE           show an image (PNG, JPEG or WebP) with the next message, to a model that sees
-/save FILE            write the conversation as JSON
-/quit                 leave (so does Ctrl-D)
+/// What can be typed, and what it does.
+const HELP: [(&str, &str); 12] = [
+    ("/help", "this list"),
+    ("/retry", "another answer to the last message"),
+    ("/undo", "take back the last message and its answer"),
+    ("/clear", "forget the conversation (the system message stays)"),
+    ("/system [TEXT]", "set the system message, or remove it"),
+    ("/set", "show the settings"),
+    (
+        "/set NAME VALUE",
+        "change one: temperature, top-k, top-p, min-p, repeat-penalty, presence-penalty, frequency-penalty, penalty-window, seed, \
+         max-tokens",
+    ),
+    ("/image FILE", "show an image (PNG, JPEG or WebP) with the next message, to a model that takes images"),
+    ("/save FILE", "write the conversation as JSON"),
+    ("/load FILE", "go on with a conversation that was saved"),
+    ("/show", "the model, its device, and how much of the context is used"),
+    ("/quit", "leave (so does Ctrl-D)"),
+];
 
-Ctrl-C stops an answer. A pasted text keeps its lines; to type several lines, begin and end with \"\"\",
-or end a line with a backslash.";
+const KEYS: &str = "Ctrl-C stops an answer. A pasted text keeps its lines; to type several lines, begin and end with \"\"\", or end a \
+    line with a backslash.";
 
-const COMMANDS: [&str; 7] = ["/help", "/clear", "/system ", "/set ", "/image ", "/save ", "/quit"];
+/// Columns before what a command does.
+const INDENT: usize = 18;
+
+const COMMANDS: [&str; 11] = [
+    "/help", "/retry", "/undo", "/clear", "/system ", "/set ", "/image ", "/save ", "/load ", "/show", "/quit",
+];
 
 /// Whom the chat is with: a model that runs here, or on a server.
 pub trait Partner {
@@ -64,6 +78,25 @@ pub trait Partner {
 
     /// The conversation, for a file.
     fn saved(&self) -> Value;
+
+    /// Go on with the conversation of such a file instead.
+    fn loaded(&mut self, saved: &Value) -> anyhow::Result<()>;
+
+    /// Take back the last message and its answer; the message.
+    fn undo(&mut self) -> anyhow::Result<String>;
+
+    /// What there is to know of the model and the conversation, in lines.
+    fn show(&self) -> String;
+}
+
+/// The messages of a conversation that was saved.
+pub fn messages(saved: &Value) -> anyhow::Result<Vec<Value>> {
+    let expected = "expected {\"messages\": […]} with a role and a text each, as /save writes it";
+    // Clients of OpenAI's API keep the list alone.
+    let messages = saved["messages"].as_array().or(saved.as_array()).context(expected)?;
+    let is_message = |message: &Value| message["role"].is_string() && message["content"].is_string();
+    anyhow::ensure!(messages.iter().all(is_message), "{expected} (images are not saved)");
+    Ok(messages.clone())
 }
 
 /// Read, answer, repeat, until /quit or the end of the input.
@@ -73,7 +106,7 @@ pub fn run(session: &mut dyn Partner, name: &str, history: &Path) -> anyhow::Res
     editor.set_helper(Some(Lines));
     // The first time there is no history.
     let _ = editor.load_history(history);
-    tell!("{name} on {}; /help lists what can be done", session.describe());
+    tell!("{name} on {}; /help lists the commands", session.describe());
     loop {
         session.rest()?;
         let line = match editor.readline(">>> ") {
@@ -92,6 +125,14 @@ pub fn run(session: &mut dyn Partner, name: &str, history: &Path) -> anyhow::Res
         // What goes wrong with one message leaves the conversation as it was.
         let outcome = match message.strip_prefix('/') {
             Some("quit" | "exit" | "bye") => break,
+            Some("retry") => session
+                .undo()
+                .and_then(|message| session.answer(&message, &mut io::stdout()))
+                .map(|figures| tell::aside(&figures)),
+            Some("help" | "?") => {
+                help();
+                Ok(())
+            }
             Some(command) => obey(session, command).map(|text| tell!("{text}")),
             None => session.answer(&message, &mut io::stdout()).map(|figures| tell::aside(&figures)),
         };
@@ -113,7 +154,6 @@ fn obey(session: &mut dyn Partner, command: &str) -> anyhow::Result<String> {
     let (verb, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
     let rest = rest.trim();
     match verb {
-        "help" | "?" => Ok(HELP.into()),
         "clear" => {
             session.clear();
             Ok("forgotten".into())
@@ -139,8 +179,28 @@ fn obey(session: &mut dyn Partner, command: &str) -> anyhow::Result<String> {
                 .with_context(|| format!("writing {rest}"))?;
             Ok(format!("written to {rest}"))
         }
+        "load" => {
+            anyhow::ensure!(!rest.is_empty(), "expected /load FILE");
+            let text = std::fs::read_to_string(rest).with_context(|| format!("reading {rest}"))?;
+            let saved = serde_json::from_str(&text).with_context(|| format!("{rest}: expected JSON"))?;
+            session.loaded(&saved).with_context(|| rest.to_owned())?;
+            Ok(format!("goes on with {rest}"))
+        }
+        "undo" => {
+            session.undo()?;
+            Ok("taken back".into())
+        }
+        "show" => Ok(session.show()),
         _ => anyhow::bail!("found /{verb}, expected one of {}", COMMANDS.map(str::trim).join(" ")),
     }
+}
+
+/// What can be typed.
+fn help() {
+    for (command, does) in HELP {
+        tell::hanging(&format!("{command:<INDENT$}{does}"), INDENT);
+    }
+    tell!("\n{KEYS}");
 }
 
 fn set(session: &mut dyn Partner, name: &str, value: &str) -> anyhow::Result<()> {

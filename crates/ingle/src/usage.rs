@@ -11,14 +11,33 @@ pub fn parse() -> Cli {
     clap::FromArgMatches::from_arg_matches(&matches).unwrap_or_else(|error: clap::Error| error.exit())
 }
 
+/// The flags of each command that people look for, in this order, before all others; those stand under their headings.
+const FIRST: [(&str, &[&str]); 3] = [
+    ("run", &["system", "image", "max_tokens", "temperature", "seed", "json_schema", "ctx", "device", "server", "json"]),
+    (
+        "complete",
+        &["prompt", "file", "tokens", "max_tokens", "temperature", "seed", "json_schema", "ctx", "device", "json"],
+    ),
+    ("serve", &["host", "port", "api_key", "ctx", "device", "slots", "keep_alive", "config", "allow_pull"]),
+];
+
 /// The commands. A number is a value, also a negative one: what it means is said by whoever reads it.
 pub fn command() -> clap::Command {
     let numbers = |arg: clap::Arg| match arg.get_action().takes_values() {
         true => arg.allow_negative_numbers(true),
         false => arg,
     };
-    Cli::command().mut_subcommands(|command| command.mut_args(numbers))
+    Cli::command().mut_subcommands(|command| {
+        let first = FIRST.iter().find(|(name, _)| *name == command.get_name()).map_or(&[][..], |(_, ids)| ids);
+        command.mut_args(numbers).mut_args(|arg| match first.iter().position(|id| arg.get_id() == *id) {
+            Some(place) => arg.help_heading(NO_HEADING).display_order(place),
+            None => arg,
+        })
+    })
 }
+
+/// Under `Options`, where arguments without a heading stand.
+const NO_HEADING: Option<&str> = None;
 
 fn improved(mut error: clap::Error) -> clap::Error {
     let context = |error: &clap::Error, kind| match error.get(kind) {
@@ -36,7 +55,12 @@ fn improved(mut error: clap::Error) -> clap::Error {
         ErrorKind::InvalidValue if context(&error, ContextKind::InvalidArg).starts_with("--device") => {
             let typed = context(&error, ContextKind::InvalidValue).to_lowercase();
             if ["gpu", "nvidia", "rocm", "hip", "vulkan", "mps", "apple"].contains(&typed.as_str()) {
-                error.insert(ContextKind::SuggestedValue, ContextValue::None);
+                let mut plain = clap::Error::new(ErrorKind::InvalidValue).with_cmd(&command());
+                // All but the guess at a value.
+                for (kind, value) in error.context().filter(|(kind, _)| *kind != ContextKind::SuggestedValue) {
+                    plain.insert(kind, value.clone());
+                }
+                error = plain;
                 tip(&mut error, "'cuda' is an NVIDIA GPU, 'metal' that of a Mac; 'auto' takes one that is here");
             }
         }

@@ -36,15 +36,6 @@ Examples:
   ingle bench model.gguf --parallel 1,2,4,8 -p 128 -n 128
   ingle bench model.gguf --parallel 8 -p 128 -n 32 --arriving 2048")]
 pub struct Bench {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
-    #[command(flatten)]
-    speculate: SpeculateArgs,
-
     /// Prompt lengths, each a test of its own; 0 for none
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_name = "N,…")]
     n_prompt: Vec<usize>,
@@ -88,6 +79,15 @@ pub struct Bench {
     /// Print a Markdown table
     #[arg(long, group = "format")]
     md: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
+
+    #[command(flatten)]
+    speculate: SpeculateArgs,
 }
 
 /// One test. Names up to `samples_ts` are llama-bench's; the others are ours.

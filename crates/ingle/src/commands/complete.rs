@@ -27,23 +27,8 @@ Examples:
   echo -n \"Once upon a time\" | ingle complete gemma3:270m-base --json
   ingle complete folder/ --tokens 1,2,3 --greedy -n 8 --json")]
 pub struct Complete {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    adapters: AdapterArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
-    #[command(flatten)]
-    speculate: SpeculateArgs,
-
-    #[command(flatten)]
-    prompt_cache: PromptCacheArgs,
-
     /// - reads the text from stdin, as is done where no other is given
-    #[arg(value_name = "-", value_parser = ["-"], group = "input")]
+    #[arg(index = 2, value_name = "-", value_parser = ["-"], group = "input")]
     stdin: Option<String>,
 
     /// The text to continue; what is piped in is added to it
@@ -58,12 +43,6 @@ pub struct Complete {
     #[arg(long, value_name = "IDS", value_delimiter = ',', group = "input")]
     tokens: Option<Vec<u32>>,
 
-    #[command(flatten)]
-    sampling: SamplingArgs,
-
-    #[command(flatten)]
-    grammar: GrammarArgs,
-
     /// Go on when the model says that it has ended
     #[arg(long)]
     ignore_end: bool,
@@ -71,6 +50,27 @@ pub struct Complete {
     /// Print {"text":…,"tokens":[…],"stop":…,"timings":{…}} at the end instead of streaming
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+
+    #[command(flatten)]
+    grammar: GrammarArgs,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    prompt_cache: PromptCacheArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
+
+    #[command(flatten)]
+    speculate: SpeculateArgs,
+
+    #[command(flatten)]
+    adapters: AdapterArgs,
 }
 
 impl Complete {

@@ -22,18 +22,18 @@ use crate::tell::tell;
 /// Convert a model to a .base or GGUF file, in other types if asked for
 #[derive(Args)]
 #[command(after_help = "\
-Types for .base files: keep, f32, f16, bf16; q2 to q6 and q8 for groups of integers with a scale and an offset, to which may
-be added -g32, -g64 or -g128 (values that share a scale), -bf16, -f16 or -e8m0 (what scales are stored as) and -sym (no
-offsets). Without these, groups are 32 for q2 and q3, 64 for q4 to q6, 128 for q8, and scales bf16.
-For GGUF files: gguf keeps the types; gguf:q4_k, gguf:q8_0 and so on. Names, numbers and tokenizer of a Hugging Face or MLX
-model become those that GGUF has; what GGUF has no place for is an error, or a note where readers do without it. The tower of a
-model that sees images becomes a second file, mmproj-FILE.
+Types for .base files: keep, f32, f16, bf16; q2 to q6 and q8 are groups of integers with a scale and an offset. They may end in
+-g32, -g64 or -g128 (the size of a group), -bf16, -f16 or -e8m0 (the type of the scales), and -sym (no offsets). By default a group
+has 32 values for q2 and q3, 64 for q4 to q6 and 128 for q8, and scales are bf16.
+Types for GGUF files: gguf keeps the types of the source; gguf:q4_k, gguf:q8_0 and so on change them. The names, numbers and
+tokenizer of a Hugging Face or MLX model are translated to GGUF's. What GGUF has no place for is an error, or a note if readers do
+without it. The image encoder of a model becomes a second file, mmproj-FILE.
 
-Quantised are matrices. Norms, biases, routers and position embeddings stay as they are; the embedding and the head become one
-step finer than the rest, for their errors go straight into what the model says. RowCount that are not whole groups get smaller
-ones. A profile decides for single tensors: a file of lines PATTERN = TYPE, of which the first that matches counts.
+Only matrices are quantised. Norms, biases, routers and position embeddings keep their types. The embedding and the output matrix get
+one step more precision than the rest, because their errors reach the answer directly. Rows whose length is not a multiple of the
+group get smaller groups. A profile sets the type of single tensors: a file of lines PATTERN = TYPE, the first match counts.
 
-Tensors that are quantised already are only moved where that loses nothing; --requantize encodes them again.
+Tensors that are quantised already are copied, or moved to another format where that loses nothing; --requantize encodes them again.
 
 Examples:
   ingle convert folder/ -o model.base --to q4
@@ -50,7 +50,7 @@ pub struct Convert {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// What matrices become
+    /// The type of the matrices
     #[arg(long, value_name = "TYPE", default_value = "keep")]
     to: String,
 
@@ -58,7 +58,7 @@ pub struct Convert {
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
 
-    /// Encode tensors that are quantised already: they lose a second time
+    /// Encode tensors again that are quantised already, which loses precision a second time
     #[arg(long)]
     requantize: bool,
 
@@ -66,15 +66,15 @@ pub struct Convert {
     #[arg(long)]
     force: bool,
 
+    /// Print what was done as JSON
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     fetch: FetchArgs,
 
     #[command(flatten)]
     verify: VerifyArgs,
-
-    /// Print what was done as JSON
-    #[arg(long)]
-    json: bool,
 }
 
 impl Convert {
@@ -124,7 +124,7 @@ impl Convert {
             let options = Options { target: Target::parse("gguf")?, profile: None, ..options };
             let plan = Plan::new(&tower, &options)?;
             convert::run(&tower, &plan, &name, &[], &tower_file, &options, &mut |_| {})?;
-            tell!("note: the tower of images is in {}", tower_file.display());
+            tell!("note: the image encoder is in {}", tower_file.display());
         }
         self.report(source_bytes, &plan, &done?, start.elapsed().as_secs_f64())
     }

@@ -26,13 +26,8 @@ Examples:
   ingle embed folder/ --tokens 101,2023,102 --hidden --json
   sort -u queries.txt | ingle embed folder/ --json > vectors.json")]
 pub struct Embed {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
     /// Texts
+    #[arg(index = 2)]
     text: Vec<String>,
 
     /// A file of texts, a line each, an empty line too; - reads stdin; repeat for more
@@ -50,6 +45,12 @@ pub struct Embed {
     /// Print {"embeddings":[[…],…]} instead of a line of numbers for each text
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
 }
 
 impl Embed {

@@ -113,8 +113,9 @@ pub fn closing(t: &Timings) -> String {
 
 /// `153 tokens, 49.3 tok/s`
 pub fn brief(n_tokens: usize, rate: f64) -> String {
+    let tokens = crate::output::plural(n_tokens, "token");
     // One token has no rate.
-    if rate > 0.0 { format!("{n_tokens} tokens, {rate:.1} tok/s") } else { format!("{n_tokens} tokens") }
+    if rate > 0.0 { format!("{tokens}, {rate:.1} tok/s") } else { tokens }
 }
 
 /// `prompt 31 tokens, 412.0 tok/s; answer 48 tokens, 83.1 tok/s; first token after 78.1 ms`

@@ -21,15 +21,6 @@ pub struct Inspect {
     /// A catalog name, a path to a GGUF or .base file or a folder, or hf:org/repo[/file][@revision]
     model: ModelName,
 
-    #[command(flatten)]
-    fetch: FetchArgs,
-
-    #[command(flatten)]
-    verify: VerifyArgs,
-
-    #[command(flatten)]
-    device: DeviceArgs,
-
     /// List every tensor
     #[arg(long)]
     tensors: bool,
@@ -46,6 +37,15 @@ pub struct Inspect {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    fetch: FetchArgs,
+
+    #[command(flatten)]
+    verify: VerifyArgs,
+
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 impl Inspect {

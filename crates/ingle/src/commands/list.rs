@@ -18,12 +18,12 @@ pub struct List {
     #[arg(long)]
     all: bool,
 
-    #[command(flatten)]
-    fetch: FetchArgs,
-
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    fetch: FetchArgs,
 }
 
 impl List {

@@ -22,15 +22,6 @@ Examples:
   ingle logits folder/ --tokens 1,2,3 --json
   ingle logits folder/ --tokens 5,151,151,9 --image cat.png --json  (a placeholder for each row of the image)")]
 pub struct Logits {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    adapters: AdapterArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
     /// The text; what is piped in is added to it
     #[arg(short, long, conflicts_with = "tokens")]
     prompt: Option<String>,
@@ -50,6 +41,15 @@ pub struct Logits {
     /// Print {"tokens":[…],"top":[[[id,logit,logprob],…],…]}
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    adapters: AdapterArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
 }
 
 impl Logits {

@@ -20,13 +20,8 @@ Examples:
   ingle perplexity smollm2:135m text.txt
   ingle perplexity model.gguf text.txt --window 512 --json")]
 pub struct Perplexity {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
     /// The text; - reads stdin
+    #[arg(index = 2)]
     file: PathBuf,
 
     /// Tokens of a window [default: the context length]
@@ -36,6 +31,12 @@ pub struct Perplexity {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
 }
 
 impl Perplexity {
@@ -63,8 +64,12 @@ impl Perplexity {
             return output::print_json(&result);
         }
         output::print_line(&format!(
-            "perplexity {:.4} (mean negative log-likelihood {:.5}, {} tokens, {} windows of {})",
-            result.perplexity, result.nll, result.n_tokens, result.n_windows, result.window
+            "perplexity {:.4} (mean negative log-likelihood {:.5}, {} tokens in {} of {})",
+            result.perplexity,
+            result.nll,
+            result.n_tokens,
+            output::plural(result.n_windows, "window"),
+            result.window
         ))
     }
 }

@@ -21,12 +21,6 @@ Examples:
   ingle plan model.gguf --like vllm --like llama.cpp
   ingle plan model.gguf --like mistralrs --machine 16GiB --others 6GiB")]
 pub struct Plan {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    speculate: SpeculateArgs,
-
     /// Compare with what another engine would do, by its own formula; may be given several times
     #[arg(long, value_enum, value_name = "ENGINE")]
     like: Vec<Engine>,
@@ -42,6 +36,12 @@ pub struct Plan {
     /// Print JSON, a line for each model or engine
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    speculate: SpeculateArgs,
 }
 
 fn bytes(text: &str) -> Result<u64, String> {

@@ -13,12 +13,12 @@ Examples:
   ingle ps
   ingle ps --server http://box.lan:8080 --api-key SECRET")]
 pub struct Ps {
-    #[command(flatten)]
-    server: ServerArgs,
-
     /// Print what the server says, in JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    server: ServerArgs,
 }
 
 impl Ps {

@@ -17,12 +17,12 @@ pub struct Pull {
     /// A catalog name, or hf:org/repo[/file][@revision]
     model: ModelName,
 
-    #[command(flatten)]
-    fetch: FetchArgs,
-
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    fetch: FetchArgs,
 }
 
 impl Pull {

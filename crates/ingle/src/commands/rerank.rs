@@ -23,15 +23,12 @@ Examples:
   ingle rerank Qwen3-Reranker-0.6B-Q8_0.gguf \"what is a panda?\" \"Paris is a city.\"
   ingle rerank folder/ --tokens 0,581,2,2,9,2 --json")]
 pub struct Rerank {
-    #[command(flatten)]
-    model: ModelArgs,
-
     /// The query
-    #[arg(required_unless_present = "tokens", conflicts_with = "tokens")]
+    #[arg(index = 2, required_unless_present = "tokens", conflicts_with = "tokens")]
     query: Option<String>,
 
     /// The documents; what is piped in is more of them, one a line
-    #[arg(conflicts_with = "tokens")]
+    #[arg(index = 3, conflicts_with = "tokens")]
     documents: Vec<String>,
 
     /// Token ids of a pair, with their marks, instead of texts; repeat for more
@@ -41,6 +38,9 @@ pub struct Rerank {
     /// Print {"scores":[…]} in the documents' order instead of a table, the best first
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
 impl Rerank {

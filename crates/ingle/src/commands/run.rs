@@ -1,10 +1,11 @@
 //! `ingle run`: chat through the model's own template, once or interactively.
 
+mod partner;
 mod remote;
 mod spoken;
 
 use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -21,7 +22,7 @@ use crate::args::{
 };
 use crate::client::Client;
 use crate::grammar::GrammarArgs;
-use crate::interactive::{self, Partner};
+use crate::interactive;
 use crate::{input, load, output, tell};
 
 /// Chat with a model: one answer to PROMPT, or an interactive conversation
@@ -29,40 +30,26 @@ use crate::{input, load, output, tell};
 #[command(after_help = "\
 Examples:
   ingle run smollm2:135m \"Why is the sky blue?\"
-  ingle run smollm2:135m                                  (interactive; /help lists what can be done)
+  ingle run smollm2:135m                                  (interactive; try /help)
   ingle run model.gguf --system \"Answer briefly.\" --temperature 0.2 \"What is Rust?\"
   ingle run smolvlm-folder/ --image cat.png \"What is this?\"
   ingle run smollm2:135m < question.txt                   (a prompt from a pipe)
   cat letter.txt | ingle run smollm2:135m \"Summarise this letter.\"
   ingle run smollm2:135m --server http://box.lan:8080 \"Hello\"  (a model that a server has)")]
 pub struct Run {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    adapters: AdapterArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
-    #[command(flatten)]
-    speculate: SpeculateArgs,
-
-    #[command(flatten)]
-    prompt_cache: PromptCacheArgs,
-
     /// What to say; text that is piped in is added to it. Without either the conversation is interactive
+    #[arg(index = 2)]
     prompt: Option<String>,
 
-    /// Ask this server for the model instead of running it here: `ingle serve`, or another with OpenAI's API
+    /// Use the model on this server instead of running it here: one of `ingle serve`, or any with OpenAI's API
     #[arg(long, value_name = "URL")]
     server: Option<String>,
 
-    /// The key that the server asks for [default: INGLE_API_KEY]
+    /// The server's API key [default: INGLE_API_KEY]
     #[arg(long, value_name = "KEY", requires = "server")]
     api_key: Option<String>,
 
-    /// Trust the certificates in this PEM file for the server, and no public authority
+    /// Trust only the certificates in this PEM file for the server
     #[arg(long, value_name = "FILE", requires = "server")]
     ca_cert: Option<PathBuf>,
 
@@ -74,9 +61,17 @@ pub struct Run {
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
 
-    /// A variable for the template, the value in JSON (enable_thinking=false); repeat for more
+    /// Set a variable of the chat template, in JSON (enable_thinking=false); repeat for more
     #[arg(long, value_name = "NAME=JSON")]
     template_var: Vec<String>,
+
+    /// An image to talk about (PNG, JPEG or WebP), for a model that takes images; repeat for more
+    #[arg(long, value_name = "FILE", conflicts_with = "server")]
+    image: Vec<PathBuf>,
+
+    /// Print {"text":…,"stop":…,"timings":{…}} at the end instead of streaming (with PROMPT or a pipe)
+    #[arg(long)]
+    json: bool,
 
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -84,13 +79,20 @@ pub struct Run {
     #[command(flatten)]
     grammar: GrammarArgs,
 
-    /// An image to talk about (PNG, JPEG or WebP), for a model that sees; repeat for more
-    #[arg(long, value_name = "FILE", conflicts_with = "server")]
-    image: Vec<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
 
-    /// Print {"text":…,"stop":…,"timings":{…}} at the end instead of streaming (with PROMPT or a pipe)
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    prompt_cache: PromptCacheArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
+
+    #[command(flatten)]
+    speculate: SpeculateArgs,
+
+    #[command(flatten)]
+    adapters: AdapterArgs,
 }
 
 impl Run {
@@ -134,6 +136,8 @@ impl Run {
             images: Vec::new(),
             waiting: Vec::new(),
             n_last: 0,
+            turns: Vec::new(),
+            n_used: 0,
         };
         session.waiting = load::images(&model, &self.image)?;
         session.engine.set_scored_adapter(session.adapter.as_deref())?;
@@ -315,6 +319,14 @@ impl Dialogue {
         }
     }
 
+    /// A base model's text; empty for a chat.
+    fn text(&self) -> &str {
+        match self {
+            Dialogue::Chat { .. } => "",
+            Dialogue::Plain { text, .. } => text,
+        }
+    }
+
     /// Take back what was said and got no answer.
     fn unsay(&mut self, message: &str, n_images: usize) {
         match self {
@@ -354,6 +366,14 @@ fn image_prompt(
     Ok(model.need_tokenizer()?.encode(&text, Specials::Parse)?)
 }
 
+/// A message that got an answer.
+struct Turn {
+    message: String,
+    n_images: usize,
+    /// Bytes of a base model's text before it.
+    text_before: usize,
+}
+
 /// An engine, a dialogue, and the settings of the next answer.
 struct Session {
     dialogue: Dialogue,
@@ -373,6 +393,10 @@ struct Session {
     waiting: Vec<Arc<Picture>>,
     /// Of the conversation's, those of the last message.
     n_last: usize,
+    /// What was said and answered here, in order, to be taken back.
+    turns: Vec<Turn>,
+    /// Tokens of the conversation, its last answer included.
+    n_used: usize,
     /// What answers are computed with.
     adapter: Option<Arc<str>>,
 }
@@ -380,6 +404,7 @@ struct Session {
 impl Session {
     /// Say something; the answer streams to `out` and becomes part of the dialogue.
     fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<Finished> {
+        let text_before = self.dialogue.text().len();
         let request = self.request(message)?;
         let mut spoken = self.dialogue.spoken(out, Voice::of_stdout())?;
         let streamed = generate::stream(&mut self.engine, request, &self.interrupt, &mut spoken);
@@ -389,6 +414,8 @@ impl Session {
             Err(_) => self.unsay(message),
         }
         let (finished, _) = streamed?;
+        self.turns.push(Turn { message: message.to_owned(), n_images: self.n_last, text_before });
+        self.n_used = finished.timings.prompt_tokens + finished.timings.generated_tokens;
         writeln!(out)?;
         if let Some(remark) = generate::remark(&finished) {
             tell!("{remark}");
@@ -443,59 +470,5 @@ impl Session {
     fn unsay(&mut self, message: &str) {
         self.waiting = self.images.split_off(self.images.len().saturating_sub(self.n_last));
         self.dialogue.unsay(message, self.n_last);
-    }
-}
-
-impl Partner for Session {
-    fn describe(&self) -> String {
-        self.engine.device().describe()
-    }
-
-    fn rest(&mut self) -> anyhow::Result<()> {
-        Ok(self.engine.give_back_memory().map(drop)?)
-    }
-
-    fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<String> {
-        Session::answer(self, message, out).map(|finished| generate::closing(&finished.timings))
-    }
-
-    fn clear(&mut self) {
-        self.images.clear();
-        self.waiting.clear();
-        match &mut self.dialogue {
-            Dialogue::Chat { conversation, .. } => conversation.clear(),
-            Dialogue::Plain { text, .. } => text.clear(),
-        }
-    }
-
-    fn add_image(&mut self, path: &Path) -> anyhow::Result<()> {
-        let model = self.engine.model().clone();
-        self.waiting.extend(load::images(&model, &[path.to_owned()])?);
-        Ok(())
-    }
-
-    fn set_system(&mut self, text: Option<&str>) -> anyhow::Result<()> {
-        match &mut self.dialogue {
-            Dialogue::Chat { conversation, .. } => conversation.set_system(text),
-            Dialogue::Plain { .. } => anyhow::bail!("a base model has no place for a system message"),
-        }
-        Ok(())
-    }
-
-    fn sampling(&self) -> &SamplingArgs {
-        &self.sampling
-    }
-
-    fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()> {
-        generate::sampling(&sampling).check(self.engine.model().n_vocab())?;
-        self.sampling = sampling;
-        Ok(())
-    }
-
-    fn saved(&self) -> Value {
-        match &self.dialogue {
-            Dialogue::Chat { conversation, .. } => json!({ "messages": conversation.messages() }),
-            Dialogue::Plain { text, .. } => json!({ "text": text }),
-        }
     }
 }

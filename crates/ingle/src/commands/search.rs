@@ -24,12 +24,12 @@ pub struct Search {
     #[arg(long)]
     hub: bool,
 
-    #[command(flatten)]
-    fetch: FetchArgs,
-
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    fetch: FetchArgs,
 }
 
 impl Search {

@@ -40,7 +40,7 @@ const MAX_PREFIX_BYTES: u64 = 4 << 30;
 #[command(after_help = "\
 The first model answers requests that name none, and is loaded before /health says ok; others are loaded when a request first
 names them. A model's id is the name it was started with. Without any MODEL every model in the cache is served (`ingle list`).
-Every API key is a tenant of its own: no two share cached prompts.
+Clients with different API keys never share cached prompts.
 
 Examples:
   ingle serve
@@ -67,45 +67,38 @@ pub struct Serve {
     #[arg(skip)]
     governor: Option<Arc<Governor>>,
 
-    #[command(flatten)]
-    gate: GateArgs,
-
     /// Let clients pull and delete models through Ollama's API, and serve every model in the cache by its name
     #[arg(long)]
     allow_pull: bool,
 
-    /// Answer requests that name a model which is not here with the first one, for clients whose model cannot be changed
-    #[arg(long, conflicts_with = "allow_pull", requires = "models")]
+    /// Let the first model answer requests that name an unknown one, for clients whose model cannot be changed
+    #[arg(long, conflicts_with = "allow_pull")]
     any_name: bool,
 
-    /// Sequences that a model computes at once; more wait
+    /// How many sequences a model computes at once; more wait
     #[arg(long, default_value_t = 16, value_name = "N")]
     slots: usize,
 
-    /// Requests of a model that wait; more are refused with 429
+    /// How many requests of a model may wait; more are refused with 429
     #[arg(long, default_value_t = 256, value_name = "N")]
     max_waiting: usize,
 
-    /// Seconds that a request may have to wait for its first token, as far as can be told; others are refused with 429
+    /// Refuse a request with 429 if it would probably wait longer than this for its first token
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     max_wait: u64,
 
-    /// Most tokens of an answer, whatever its request asks for [default: what the context holds]
+    /// The most tokens of an answer, whatever its request says [default: what the context holds]
     #[arg(long, value_name = "N")]
     max_tokens: Option<NonZero<usize>>,
 
-    /// Most milliseconds between two tokens of an answer while the prompts of others are computed [default: twice a step of the
-    /// answers alone]
+    /// Aim for at most this time between two tokens of an answer while other prompts are computed [default: twice the time of a
+    /// step without prompts]
     #[arg(long, value_name = "MS")]
     latency_target: Option<u64>,
 
-    /// Keep cached prompts in this folder, so that they outlive the server; at most 4 GiB for each model
+    /// Keep cached prompts in this folder across restarts, at most 4 GiB for each model
     #[arg(long, value_name = "DIR")]
     prefix_cache: Option<PathBuf>,
-
-    /// An adapter (LoRA) of the first model, which requests then name instead of it: PEFT's folder or a GGUF file; repeat for more
-    #[command(flatten)]
-    lora: LoraArgs,
 
     /// Let clients load adapters from this folder, at /v1/load_lora_adapter
     #[arg(long, value_name = "DIR")]
@@ -119,29 +112,36 @@ pub struct Serve {
     #[arg(skip)]
     turns: Arc<Turns>,
 
-    /// How long a model stays loaded when nobody uses it: seconds, or as 30m or 2h; negative keeps it
+    /// How long an unused model stays loaded: seconds, 30m, 2h; a negative time keeps it
     #[arg(long, default_value = "-1", value_name = "TIME", allow_hyphen_values = true, value_parser = parse_keep_alive)]
     keep_alive: KeepAlive,
 
-    /// Do not compute steps of every size before a model answers; its first requests take longer
+    /// Skip the warm-up after a model is loaded; its first requests take longer
     #[arg(long)]
     no_warmup: bool,
 
-    /// Least milliseconds between two pieces of an answer: text that comes faster is sent together
+    /// The least time between two pieces of a streamed answer; text that comes faster is sent together
     #[arg(long, default_value_t = 10, value_name = "MS")]
     stream_interval: u64,
 
-    /// Guess tokens by the models' own layers that predict one token more (multi-token prediction), which their files must have:
-    /// DeepSeek V3, GLM-4.5, GLM-4.7-Flash. Guesses are verified together where that pays, as measured
+    /// Guess tokens with the models' own layers for multi-token prediction, which their files must have (DeepSeek V3, GLM-4.5,
+    /// GLM-4.7-Flash, Qwen3-Next, Qwen3.5)
     #[arg(long)]
     mtp: bool,
 
-    #[command(flatten)]
-    sampling: DefaultSamplingArgs,
-
-    /// On SIGTERM or Ctrl-C, let running answers go on for so many seconds
+    /// How many seconds running answers may go on after SIGTERM or Ctrl-C
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     drain: u64,
+
+    #[command(flatten)]
+    gate: GateArgs,
+
+    /// An adapter (LoRA) of the first model, which requests then name instead of it: PEFT's folder or a GGUF file; repeat for more
+    #[command(flatten)]
+    lora: LoraArgs,
+
+    #[command(flatten)]
+    sampling: DefaultSamplingArgs,
 
     #[command(flatten)]
     fetch: FetchArgs,

@@ -37,15 +37,15 @@ pub struct Tokenize {
     #[arg(long)]
     no_specials: bool,
 
+    /// Print {"tokens":[…]}; with --chat also "text", what the template rendered
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     fetch: FetchArgs,
 
     #[command(flatten)]
     verify: VerifyArgs,
-
-    /// Print {"tokens":[…]}; with --chat also "text", what the template rendered
-    #[arg(long)]
-    json: bool,
 }
 
 impl Tokenize {

@@ -166,6 +166,8 @@ impl Loaded {
                 }
                 Ok(())
             }
+            // A window is seconds of a processor's work, which the first request may as well do.
+            Loaded::Speech(_) if most < Duration::from_secs(1) => Ok(()),
             Loaded::Embedder(embedder) => Ok(embedder.embed_tokens(&[&[0]]).map(drop)?),
             Loaded::Speech(transcriber) => Ok(transcriber.warm_up()?),
         }

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Instant;
 
+use anyhow::Context;
 use serde_json::{Map, Value, json};
 use text::Grammar;
 
@@ -11,7 +12,7 @@ use super::generate::{self, Interrupt};
 use super::spoken::{Spoken, Voice};
 use crate::args::SamplingArgs;
 use crate::client::Client;
-use crate::interactive::{self, Partner};
+use crate::interactive::{self, Partner, messages};
 use crate::{output, tell};
 
 /// A conversation with a model of a server.
@@ -248,5 +249,24 @@ impl Partner for Remote {
     fn saved(&self) -> Value {
         let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
         json!({ "messages": system.chain(self.messages.iter().cloned()).collect::<Vec<_>>() })
+    }
+
+    fn loaded(&mut self, saved: &Value) -> anyhow::Result<()> {
+        self.messages = messages(saved)?;
+        if self.messages.first().is_some_and(|message| message["role"] == "system") {
+            self.system = self.messages.remove(0)["content"].as_str().map(str::to_owned);
+        }
+        Ok(())
+    }
+
+    fn undo(&mut self) -> anyhow::Result<String> {
+        let last = self.messages.iter().rposition(|message| message["role"] == "user");
+        let last = last.context("there is no answer to take back")?;
+        let said = self.messages.drain(last..).next().unwrap_or_default();
+        Ok(said["content"].as_str().unwrap_or_default().to_owned())
+    }
+
+    fn show(&self) -> String {
+        format!("model     {}\nserver    {}", self.model, self.client.url())
     }
 }

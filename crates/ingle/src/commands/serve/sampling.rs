@@ -7,7 +7,7 @@ use crate::args::{self, RandomSeed};
 
 /// Flags of `ingle serve`. Without one, the request's API says what holds.
 #[derive(Args, Clone, Copy)]
-#[command(next_help_heading = "Sampling of requests that do not say")]
+#[command(next_help_heading = "Default sampling, for requests that do not say")]
 pub struct DefaultSamplingArgs {
     /// Divide the logits by this; 0 is greedy
     #[arg(long, visible_alias = "temp", value_name = "T")]
