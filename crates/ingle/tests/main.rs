@@ -26,6 +26,8 @@ mod serve_more;
 mod serve_ollama;
 mod serve_responses;
 mod serve_tools;
+mod terminal;
 mod test_files;
+mod typed;
 mod tokenize;
 mod transcribe;

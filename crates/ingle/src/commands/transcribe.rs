@@ -200,6 +200,10 @@ fn beams(text: &str) -> Result<usize, String> {
 impl Transcribe {
     pub fn run(self) -> anyhow::Result<()> {
         let outputs = self.outputs()?;
+        // Before a model is fetched and loaded.
+        for file in self.files.iter().filter(|file| !is_stdin(file)) {
+            File::open(file).with_context(|| format!("{}: cannot be opened", file.display()))?;
+        }
         let device = load::device(&self.device)?;
         let path = load::fetch(&self.model, &self.fetch)?;
         let model = Model::from_opened(
