@@ -50,7 +50,9 @@ fn not_a_model(path: &Path, begins: [u8; 4]) -> Error {
     let is_safetensors = path.extension().is_some_and(|extension| extension == "safetensors");
     let expected = match is_safetensors {
         true => "the folder with this file and config.json",
-        false => "a GGUF or .base file, a ggml file of whisper.cpp, or a folder with config.json and safetensors",
+        false => {
+            "a GGUF or .base file, a ggml file of whisper.cpp, or a folder with config.json and safetensors"
+        }
     };
     Error::malformed(path, "not a model file", found, expected)
 }

@@ -414,7 +414,10 @@ fn progress_is_heard_of_within_a_tensor() {
         let mut progress = |n: u64| (told, largest) = (told + n, largest.max(n));
         convert::run(&model, &plan, "source", &[], &dir.path().join(to), &options, &mut progress).unwrap();
         assert_eq!(told, plan.n_bytes(&model), "{to}");
-        assert!(largest <= told.div_ceil(2).max(4 << 20) && largest < told, "{to}: {largest} of {told} at once");
+        assert!(
+            largest <= told.div_ceil(2).max(4 << 20) && largest < told,
+            "{to}: {largest} of {told} at once"
+        );
     }
 }
 

@@ -38,9 +38,10 @@ pub fn list(cache: &Cache) -> Result<Vec<Installed>> {
     let mut installed = Vec::new();
     let catalog = Catalog::builtin()?;
     for (folder, path) in folders_in(&cache.wheels())? {
-        let model = catalog.models().iter().find(|model| {
-            std::iter::once(&model.name).chain(&model.former).any(|name| slug(name) == folder)
-        });
+        let model = catalog
+            .models()
+            .iter()
+            .find(|model| std::iter::once(&model.name).chain(&model.former).any(|name| slug(name) == folder));
         let file = fs::read_dir(&path)
             .map_err(|e| Error::io(&path, "reading the folder", e))?
             .flatten()

@@ -89,10 +89,7 @@ pub fn fetch(
             };
             match catalog.find(name) {
                 Ok(Entry::Pinned(model)) => fetch_named(model, cache, options, progress),
-                Ok(Entry::Public(model)) => {
-                    note_former(catalog, &model.name, cache, progress);
-                    fetch_public(&model, cache, options, progress)
-                }
+                Ok(Entry::Public(model)) => fetch_public(&model, catalog, cache, options, progress),
                 Err(error) => of_ollama(name, options, progress)?.ok_or(error),
             }
         }
@@ -104,7 +101,7 @@ fn of_ollama(name: &str, options: &Options, progress: &mut dyn Progress) -> Resu
     let place = StoreRef { program: Program::Ollama, name: name.trim().to_lowercase() };
     let path = options.stores.find(&place)?;
     if let Some(path) = &path {
-        progress.note(&format!("{name}: using Ollama's file {}", path.display()));
+        progress.detail(&format!("{name}: using Ollama's file {}", path.display()));
     }
     Ok(path)
 }
@@ -112,6 +109,7 @@ fn of_ollama(name: &str, options: &Options, progress: &mut dyn Progress) -> Resu
 /// A public model: from the cache, otherwise from Ollama's store, otherwise from the hub.
 fn fetch_public(
     model: &PublicModel,
+    catalog: &Catalog,
     cache: &Cache,
     options: &Options,
     progress: &mut dyn Progress,
@@ -122,6 +120,7 @@ fn fetch_public(
     if let Some(path) = of_ollama(&model.name, options, progress)? {
         return Ok(path);
     }
+    note_former(catalog, &model.name, cache, progress);
     if options.offline {
         return Err(Error::Offline { what: model.name.clone() });
     }

@@ -240,9 +240,7 @@ pub struct LoadArgs {
 
 /// How an answer is sped up by guessing it.
 #[derive(Args, Clone, Debug)]
-#[command(
-    next_help_heading = "Speculation (guesses change the speed, not how a token is chosen)"
-)]
+#[command(next_help_heading = "Speculation (guesses change the speed, not how a token is chosen)")]
 pub struct SpeculateArgs {
     /// When to verify guessed tokens: auto where measurements say that it pays; ngram whenever the text repeats itself; draft
     /// whenever the draft model or --mtp has a guess [default: auto; off in bench and, unless a draft model or --mtp is given, for

@@ -52,7 +52,9 @@ impl GrammarArgs {
             let text = file_or_text("--json-schema", given, "a JSON Schema", "")?;
             let schema = serde_json::from_str(&text).with_context(|| {
                 let found = given.path();
-                format!("--json-schema: found {found:?}, expected a file with a JSON Schema, or the schema itself")
+                format!(
+                    "--json-schema: found {found:?}, expected a file with a JSON Schema, or the schema itself"
+                )
             })?;
             return Ok(Some(Grammar::JsonSchema(schema)));
         }

@@ -53,7 +53,8 @@ pub fn message(given: Option<&str>) -> anyhow::Result<Option<String>> {
         Some("-") => return Ok(Some(all()?)),
         _ => piped()?,
     };
-    let piped = piped.map(|text| text.trim_end_matches(['\n', '\r']).to_owned()).filter(|text| !text.is_empty());
+    let piped =
+        piped.map(|text| text.trim_end_matches(['\n', '\r']).to_owned()).filter(|text| !text.is_empty());
     Ok(match (given, piped) {
         (Some(given), Some(piped)) => Some(format!("{given}\n\n{piped}")),
         (Some(given), None) => Some(given.to_owned()),

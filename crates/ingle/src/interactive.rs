@@ -43,7 +43,8 @@ const KEYS: &str = "Ctrl-C stops an answer. A pasted text keeps its lines; to ty
 const INDENT: usize = 18;
 
 const COMMANDS: [&str; 11] = [
-    "/help", "/retry", "/undo", "/clear", "/system ", "/set ", "/image ", "/save ", "/load ", "/show", "/quit",
+    "/help", "/retry", "/undo", "/clear", "/system ", "/set ", "/image ", "/save ", "/load ", "/show",
+    "/quit",
 ];
 
 /// Whom the chat is with: a model that runs here, or on a server.

@@ -14,7 +14,8 @@ use weights::{Access, Checkpoint};
 
 use crate::args::{
     AdapterArgs, DeviceArgs, DeviceName, FetchArgs, FileOrText, KvBudget, KvTypeName, LoadArgs, Lora,
-    LoraArgs, ModelArgs, ModelName, PrefillArgs, PrefillName, SpeculateArgs, SpeculateName, VerifyArgs, WeightsName,
+    LoraArgs, ModelArgs, ModelName, PrefillArgs, PrefillName, SpeculateArgs, SpeculateName, VerifyArgs,
+    WeightsName,
 };
 use crate::choose;
 use crate::mmproj;
@@ -174,7 +175,9 @@ fn has_nvidia_gpu() -> bool {
         std::fs::read_to_string(folder.join(file)).is_ok_and(|text| text.starts_with(begins))
     };
     // The vendor's number, and the class of display controllers.
-    devices.map(|device| device.path()).any(|path| is(&path, "vendor", "0x10de") && is(&path, "class", "0x03"))
+    devices
+        .map(|device| device.path())
+        .any(|path| is(&path, "vendor", "0x10de") && is(&path, "class", "0x03"))
 }
 
 /// The CPU with the threads and the instruction set of the flags.
@@ -430,7 +433,10 @@ pub fn validate(engine: &mut Engine, args: &PrefillArgs, tokens: &[u32]) -> anyh
         let check = engine.validate_prefill(tokens)?;
         tell!(
             "prefill check passed: {} positions, RMS difference {:.6}, bound {:.6}, largest {:.6}",
-            check.n_positions, check.rms, check.bound, check.max
+            check.n_positions,
+            check.rms,
+            check.bound,
+            check.max
         );
     }
     Ok(())

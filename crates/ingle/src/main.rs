@@ -32,7 +32,7 @@ use tell::tell;
 #[command(name = "ingle", version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
     /// Say more on stderr; twice for everything
-    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    #[arg(short, long, action = clap::ArgAction::Count, global = true, display_order = 900)]
     verbose: u8,
 
     #[command(subcommand)]

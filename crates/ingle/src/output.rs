@@ -132,7 +132,8 @@ impl Table {
         }
         let widths = self.widths(if style == Style::Plain { most } else { usize::MAX });
         let line = |row: &[String]| {
-            let cells: Vec<String> = row.iter().enumerate().map(|(i, c)| padded(c, widths[i], self.right[i])).collect();
+            let cells: Vec<String> =
+                row.iter().enumerate().map(|(i, c)| padded(c, widths[i], self.right[i])).collect();
             match style {
                 Style::Markdown => format!("| {} |", cells.join(" | ")),
                 _ => cells.join("  ").trim_end().to_owned(),
@@ -164,7 +165,8 @@ impl Table {
         let excess = |widths: &[usize]| (widths.iter().sum::<usize>() + between).saturating_sub(most);
         while excess(&widths) > 0 {
             // Numbers are not cut.
-            let texts = widths.iter_mut().zip(&self.right).filter(|(_, right)| !**right).map(|(width, _)| width);
+            let texts =
+                widths.iter_mut().zip(&self.right).filter(|(_, right)| !**right).map(|(width, _)| width);
             match texts.max() {
                 Some(widest) if *widest > LEAST_COLUMN => *widest -= 1,
                 _ => break,
@@ -210,10 +212,19 @@ mod tests {
     fn causes_are_named_once() {
         let chain = |causes: &[&str]| {
             let (last, around) = causes.split_last().unwrap();
-            message(&around.iter().rev().fold(anyhow::anyhow!("{last}"), |error, text| error.context(text.to_string())))
+            message(
+                &around
+                    .iter()
+                    .rev()
+                    .fold(anyhow::anyhow!("{last}"), |error, text| error.context(text.to_string())),
+            )
         };
         assert_eq!(
-            chain(&["x.wav", "x.wav: cannot be opened: No such file (os error 2)", "No such file (os error 2)"]),
+            chain(&[
+                "x.wav",
+                "x.wav: cannot be opened: No such file (os error 2)",
+                "No such file (os error 2)"
+            ]),
             "x.wav: cannot be opened: No such file (os error 2)"
         );
         assert_eq!(chain(&["reading x.wav", "x.wav: denied"]), "reading x.wav: denied");
@@ -239,7 +250,7 @@ mod tests {
         table.write(&mut out, Style::Plain, 36).unwrap();
         let text = String::from_utf8(out).unwrap();
         let last = text.lines().last().unwrap();
-        assert_eq!((last, last.width()), ("日本  1234567890  a source with a ve…", 36));
+        assert_eq!((last, last.width()), ("日本  1234567890  a source with a v…", 36));
         assert!(text.lines().all(|line| line.width() <= 36), "{text}");
     }
 

@@ -3,9 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use indicatif::{
-    BinaryBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle,
-};
+use indicatif::{BinaryBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use crate::tell::tell;
 
@@ -53,6 +51,10 @@ impl hub::Progress for Bar {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
+    }
+
+    fn detail(&mut self, text: &str) {
+        tracing::info!("{text}");
     }
 
     fn note(&mut self, text: &str) {

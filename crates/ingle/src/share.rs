@@ -70,7 +70,10 @@ pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow
     }
     let (cpu, other, free) = (cpu()?, frugal()?, device.memory().free.saturating_sub(GPU_RESERVE));
     if engine::plan_memory(model, other.as_ref(), &options).is_ok_and(|report| report.fits) {
-        tracing::info!("the weights are on {} once: their copies that make it faster do not fit", device.name());
+        tracing::info!(
+            "the weights are on {} once: their copies that make it faster do not fit",
+            device.name()
+        );
         return Ok(other);
     }
     let prefix = format!("{}: ", device.name());

@@ -1,7 +1,7 @@
 //! What was typed wrongly: tips beyond those that clap has.
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::CommandFactory;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::Cli;
 
@@ -13,10 +13,35 @@ pub fn parse() -> Cli {
 
 /// The flags of each command that people look for, in this order, before all others; those stand under their headings.
 const FIRST: [(&str, &[&str]); 3] = [
-    ("run", &["system", "image", "max_tokens", "temperature", "seed", "json_schema", "ctx", "device", "server", "json"]),
+    (
+        "run",
+        &[
+            "system",
+            "image",
+            "max_tokens",
+            "temperature",
+            "seed",
+            "json_schema",
+            "ctx",
+            "device",
+            "server",
+            "json",
+        ],
+    ),
     (
         "complete",
-        &["prompt", "file", "tokens", "max_tokens", "temperature", "seed", "json_schema", "ctx", "device", "json"],
+        &[
+            "prompt",
+            "file",
+            "tokens",
+            "max_tokens",
+            "temperature",
+            "seed",
+            "json_schema",
+            "ctx",
+            "device",
+            "json",
+        ],
     ),
     ("serve", &["host", "port", "api_key", "ctx", "device", "slots", "keep_alive", "config", "allow_pull"]),
 ];
@@ -28,10 +53,16 @@ pub fn command() -> clap::Command {
         false => arg,
     };
     Cli::command().mut_subcommands(|command| {
-        let first = FIRST.iter().find(|(name, _)| *name == command.get_name()).map_or(&[][..], |(_, ids)| ids);
+        let first =
+            FIRST.iter().find(|(name, _)| *name == command.get_name()).map_or(&[][..], |(_, ids)| ids);
+        let mut n_others = 0;
         command.mut_args(numbers).mut_args(|arg| match first.iter().position(|id| arg.get_id() == *id) {
             Some(place) => arg.help_heading(NO_HEADING).display_order(place),
-            None => arg,
+            None if arg.is_positional() => arg.help_heading(NO_HEADING),
+            None => {
+                n_others += 1;
+                arg.display_order(first.len() + n_others)
+            }
         })
     })
 }
@@ -57,11 +88,15 @@ fn improved(mut error: clap::Error) -> clap::Error {
             if ["gpu", "nvidia", "rocm", "hip", "vulkan", "mps", "apple"].contains(&typed.as_str()) {
                 let mut plain = clap::Error::new(ErrorKind::InvalidValue).with_cmd(&command());
                 // All but the guess at a value.
-                for (kind, value) in error.context().filter(|(kind, _)| *kind != ContextKind::SuggestedValue) {
+                for (kind, value) in error.context().filter(|(kind, _)| *kind != ContextKind::SuggestedValue)
+                {
                     plain.insert(kind, value.clone());
                 }
                 error = plain;
-                tip(&mut error, "'cuda' is an NVIDIA GPU, 'metal' that of a Mac; 'auto' takes one that is here");
+                tip(
+                    &mut error,
+                    "'cuda' is an NVIDIA GPU, 'metal' that of a Mac; 'auto' takes one that is here",
+                );
             }
         }
         ErrorKind::ValueValidation if context(&error, ContextKind::InvalidValue).starts_with('-') => {
@@ -109,9 +144,13 @@ mod tests {
     fn commands_that_are_misspelt_are_guessed() {
         let commands = command();
         let near = |typed: &str| nearest(typed, commands.get_subcommands());
-        for (typed, expected) in
-            [("rnu", "run"), ("sevre", "serve"), ("lst", "list"), ("Inspct", "inspect"), ("quantise", "convert")]
-        {
+        for (typed, expected) in [
+            ("rnu", "run"),
+            ("sevre", "serve"),
+            ("lst", "list"),
+            ("Inspct", "inspect"),
+            ("quantise", "convert"),
+        ] {
             assert_eq!(near(typed).as_deref(), Some(expected), "{typed}");
         }
         assert_eq!(near("frobnicate"), None);

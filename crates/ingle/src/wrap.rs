@@ -89,7 +89,8 @@ impl Line {
     /// Indented code follows an empty line; an item of a list within another one may look the same.
     fn is_indented(&self) -> bool {
         let text = self.head.trim_start();
-        let is_item = text.starts_with(['-', '*', '+', '•']) || text.starts_with(|c: char| c.is_ascii_digit());
+        let is_item =
+            text.starts_with(['-', '*', '+', '•']) || text.starts_with(|c: char| c.is_ascii_digit());
         let is_deep = self.head.starts_with("    ") || self.head.starts_with('\t');
         is_deep && !is_item && (self.after_blank || self.after_indented)
     }
@@ -233,7 +234,9 @@ impl<'a> Wrapper<'a> {
     }
 
     fn blanks_width(&self) -> usize {
-        self.blanks.chars().fold(0, |sum, c| if c == '\t' { sum + 8 - (self.column + sum) % 8 } else { sum + 1 })
+        self.blanks
+            .chars()
+            .fold(0, |sum, c| if c == '\t' { sum + 8 - (self.column + sum) % 8 } else { sum + 1 })
     }
 }
 

@@ -28,6 +28,6 @@ mod serve_responses;
 mod serve_tools;
 mod terminal;
 mod test_files;
-mod typed;
 mod tokenize;
 mod transcribe;
+mod typed;

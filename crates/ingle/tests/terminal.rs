@@ -12,7 +12,8 @@ use crate::common::{GEMMA3, SMOLLM2, ingle, ok};
 
 /// Runs a program on a terminal of some columns; types each line when the prompt of the chat has come.
 const TERMINAL: &str = r#"
-import fcntl, os, pty, struct, sys, termios
+import fcntl, os, pty, signal, struct, sys, termios
+signal.alarm(150)
 columns, typed, program = int(sys.argv[1]), sys.argv[2].split("\n") if sys.argv[2] else [], sys.argv[3:]
 pid, fd = pty.fork()
 if pid == 0:
@@ -27,7 +28,8 @@ while True:
     if not piece:
         break
     seen += piece
-    if n_typed < len(typed) and seen.count(b">>> ") > seen.count(b"\0") and seen.rstrip().endswith(b">>>"):
+    # The line editor begins to read: it asks for pasted text in brackets.
+    if n_typed < len(typed) and seen.count(b"\x1b[?2004h") > n_typed:
         os.write(fd, typed[n_typed].encode() + b"\r")
         n_typed += 1
 sys.stdout.buffer.write(seen)
@@ -72,7 +74,9 @@ fn an_answer_is_broken_between_words_on_a_terminal_and_nowhere_else() {
 fn stderr_has_one_line_of_figures_and_with_v_more_without_colours() {
     let path = SMOLLM2.path();
     let said = |args: &[&str]| String::from_utf8(ingle(args).stderr).unwrap();
-    for args in [&["run", &path, "Hi", "-n", "2", "--ctx", "256"][..], &["complete", &path, "-p", "Hi", "-n", "2"]] {
+    for args in
+        [&["run", &path, "Hi", "-n", "2", "--ctx", "256"][..], &["complete", &path, "-p", "Hi", "-n", "2"]]
+    {
         let quiet = said(args);
         assert_eq!(quiet.lines().count(), 1, "{quiet}");
         assert!(quiet.starts_with("2 tokens"), "{quiet}");
@@ -91,7 +95,12 @@ fn a_base_model_says_in_a_line_that_it_continues_text() {
     let out = ingle(&["run", &GEMMA3.path(), "Once upon a time", "-n", "2", "--ctx", "64"]);
     let said = String::from_utf8(out.stderr).unwrap();
     assert!(out.status.success() && said.lines().count() == 2, "{said}");
-    assert!(said.lines().next().unwrap().ends_with("is a base model: it continues your text and answers no questions"));
+    assert!(
+        said.lines()
+            .next()
+            .unwrap()
+            .ends_with("is a base model: it continues your text and answers no questions")
+    );
 }
 
 #[test]
@@ -102,9 +111,13 @@ fn the_chat_takes_back_asks_again_saves_and_loads() {
     let path = SMOLLM2.path();
     let cache = folder.path().join("cache");
     let args = ["run", &path, "--greedy", "-n", "3", "--ctx", "512", "--cache", cache.to_str().unwrap()];
-    let typed = format!("Say one\nSay two\n/undo\n/retry\n/save {file}\n/clear\n/undo\n/load {file}\n/show\n/help\n/quit");
+    let typed = format!(
+        "Say one\nSay two\n/undo\n/retry\n/save {file}\n/clear\n/undo\n/load {file}\n/show\n/help\n/quit"
+    );
     let shown = on_terminal(60, &typed, &args, &[("NO_COLOR", "1")]);
-    for part in ["taken back", "written to", "forgotten", "error: there is no answer to take back", "goes on with"] {
+    for part in
+        ["taken back", "written to", "forgotten", "error: there is no answer to take back", "goes on with"]
+    {
         assert!(shown.contains(part), "{part} is missing in {shown}");
     }
     assert!(shown.contains("tokens used") && shown.contains("/load FILE        go on with"), "{shown}");
@@ -140,8 +153,11 @@ fn serve(more: &[&str]) -> (Child, BufReader<std::process::ChildStderr>, String)
 }
 
 fn ask(url: &str, body: &serde_json::Value) -> u16 {
-    let agent: ureq::Agent =
-        ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(60))).build().into();
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(Duration::from_secs(60)))
+        .build()
+        .into();
     let response = agent.post(format!("{url}/api/chat")).send(body.to_string()).unwrap();
     response.status().as_u16()
 }
@@ -186,7 +202,10 @@ fn a_server_serves_and_ends_when_nobody_reads_its_stderr() {
 fn an_answer_comes_when_stderr_is_full_or_closed() {
     let path = SMOLLM2.path();
     for to in ["2>/dev/full", "2>&-"] {
-        let script = format!("exec '{}' run '{path}' Hi -n 2 --ctx 64 -v {to} </dev/null", env!("CARGO_BIN_EXE_ingle"));
+        let script = format!(
+            "exec '{}' run '{path}' Hi -n 2 --ctx 64 -v {to} </dev/null",
+            env!("CARGO_BIN_EXE_ingle")
+        );
         let out = Command::new("sh").args(["-c", &script]).output().unwrap();
         assert!(out.status.success() && !out.stdout.is_empty(), "{to}: {}", out.status);
     }

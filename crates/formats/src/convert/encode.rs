@@ -56,11 +56,7 @@ const CHUNKS_A_THREAD: usize = 4;
 ///
 /// # Errors
 /// A value that is not finite, or that the type cannot hold; scales that are not there.
-pub(super) fn encode(
-    tensor: &Tensor,
-    block: BlockType,
-    progress: &mut dyn FnMut(u64),
-) -> Result<Parts> {
+pub(super) fn encode(tensor: &Tensor, block: BlockType, progress: &mut dyn FnMut(u64)) -> Result<Parts> {
     let (n_rows, n_cols) = (tensor.n_rows(), tensor.n_cols());
     if !tensor.planes.fit(tensor.block, n_rows, n_cols) {
         let of_row = tensor.block.row_scale_bytes(n_cols) + tensor.block.row_bias_bytes(n_cols);

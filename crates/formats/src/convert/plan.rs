@@ -102,7 +102,8 @@ impl Plan {
     /// Bytes of the values and what stands beside them.
     pub fn n_bytes(&self, source: &dyn Source) -> u64 {
         let declared = source.declarations();
-        let bytes = |planned: &Planned| declared.get(planned.tensor).map_or(0, |tensor| planned.n_bytes(tensor));
+        let bytes =
+            |planned: &Planned| declared.get(planned.tensor).map_or(0, |tensor| planned.n_bytes(tensor));
         self.tensors.iter().map(bytes).sum()
     }
 }

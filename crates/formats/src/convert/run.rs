@@ -239,6 +239,8 @@ fn converted(tensor: &Tensor, planned: &Planned, progress: &Progress<'_>) -> Res
             Some(parts) => Ok(Some(parts)),
             None => Err(Error::Lossy { tensor: tensor.name.clone(), from: tensor.block, to: planned.block }),
         },
-        Action::Encode => encode::encode(tensor, planned.block, &mut |n_bytes| progress.advance(n_bytes)).map(Some),
+        Action::Encode => {
+            encode::encode(tensor, planned.block, &mut |n_bytes| progress.advance(n_bytes)).map(Some)
+        }
     }
 }

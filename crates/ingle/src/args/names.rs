@@ -146,9 +146,8 @@ mod tests {
     #[test]
     fn adapters_have_a_name_a_path_and_a_factor() {
         let parse = |text: &str| parse_lora(OsStr::new(text));
-        let lora = |name: &str, path: &str, factor| {
-            Some(Lora { name: name.to_owned(), path: path.into(), factor })
-        };
+        let lora =
+            |name: &str, path: &str, factor| Some(Lora { name: name.to_owned(), path: path.into(), factor });
         assert_eq!(parse("a=b/c"), lora("a", "b/c", 1.0));
         assert_eq!(parse("a=b=c:0.5"), lora("a", "b=c", 0.5));
         assert_eq!(parse("a=C:x"), lora("a", "C:x", 1.0));

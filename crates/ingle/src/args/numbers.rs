@@ -41,7 +41,9 @@ pub fn seed(text: &str) -> Result<RandomSeed, String> {
 
 fn number(text: &str, expected: &str) -> Result<i128, String> {
     text.parse::<i128>().map_err(|error| match error.kind() {
-        IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => format!("{text} is too large, expected {expected}"),
+        IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => {
+            format!("{text} is too large, expected {expected}")
+        }
         _ => format!("expected {expected}"),
     })
 }

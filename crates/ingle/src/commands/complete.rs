@@ -27,10 +27,6 @@ Examples:
   echo -n \"Once upon a time\" | ingle complete gemma3:270m-base --json
   ingle complete folder/ --tokens 1,2,3 --greedy -n 8 --json")]
 pub struct Complete {
-    /// - reads the text from stdin, as is done where no other is given
-    #[arg(index = 2, value_name = "-", value_parser = ["-"], group = "input")]
-    stdin: Option<String>,
-
     /// The text to continue; what is piped in is added to it
     #[arg(short, long, group = "input")]
     prompt: Option<String>,
@@ -71,6 +67,10 @@ pub struct Complete {
 
     #[command(flatten)]
     adapters: AdapterArgs,
+
+    /// - reads the text from stdin, as is done where no other is given
+    #[arg(index = 2, value_name = "-", value_parser = ["-"], group = "input")]
+    stdin: Option<String>,
 }
 
 impl Complete {
@@ -124,9 +124,10 @@ impl Complete {
         if self.tokens.is_some() {
             return Ok(String::new());
         }
-        let file = self.file.as_ref().map(|file| {
-            std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
-        });
+        let file = self
+            .file
+            .as_ref()
+            .map(|file| std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display())));
         let given = file.transpose()?.or_else(|| self.prompt.clone()).or_else(|| self.stdin.clone());
         input::text(given.as_deref())?
             .context("nothing to continue: give --prompt, --file, --tokens, or a text on stdin")

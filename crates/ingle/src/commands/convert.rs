@@ -12,7 +12,7 @@ use serde_json::json;
 use weights::Source;
 use weights::{Access, Checkpoint, Naming};
 
-use crate::args::{FetchArgs, VerifyArgs, ModelName};
+use crate::args::{FetchArgs, ModelName, VerifyArgs};
 use crate::load;
 use crate::mmproj;
 use crate::output::{self, Style, Table};

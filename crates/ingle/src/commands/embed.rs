@@ -26,10 +26,6 @@ Examples:
   ingle embed folder/ --tokens 101,2023,102 --hidden --json
   sort -u queries.txt | ingle embed folder/ --json > vectors.json")]
 pub struct Embed {
-    /// Texts
-    #[arg(index = 2)]
-    text: Vec<String>,
-
     /// A file of texts, a line each, an empty line too; - reads stdin; repeat for more
     #[arg(short, long, value_name = "FILE")]
     file: Vec<PathBuf>,
@@ -51,6 +47,10 @@ pub struct Embed {
 
     #[command(flatten)]
     prefill: PrefillArgs,
+
+    /// Texts
+    #[arg(index = 2)]
+    text: Vec<String>,
 }
 
 impl Embed {

@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::json;
 use weights::{Array, Checkpoint, Value};
 
-use crate::args::{DeviceArgs, FetchArgs, VerifyArgs, ModelName};
+use crate::args::{DeviceArgs, FetchArgs, ModelName, VerifyArgs};
 use crate::load;
 use crate::output::{self, Style, Table};
 

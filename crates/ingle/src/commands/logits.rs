@@ -56,7 +56,10 @@ impl Logits {
     pub fn run(self) -> anyhow::Result<()> {
         let prompt = match &self.tokens {
             Some(_) => None,
-            None => Some(input::text(self.prompt.as_deref())?.context("found no text, expected --prompt, --tokens or a text on stdin")?),
+            None => Some(
+                input::text(self.prompt.as_deref())?
+                    .context("found no text, expected --prompt, --tokens or a text on stdin")?,
+            ),
         };
         let model = Arc::new(load::open_adapted(&self.model, &self.adapters.lora)?);
         let device = load::device_for(&self.model.load, &model)?;

@@ -105,9 +105,7 @@ impl Command {
             Command::CudaSelftest(c) => c.run(),
             Command::MetalSelftest(c) => c.run(),
             Command::Completions(c) => c.run(),
-            Command::Version => {
-                crate::output::print_line(concat!("ingle ", env!("CARGO_PKG_VERSION")))
-            }
+            Command::Version => crate::output::print_line(concat!("ingle ", env!("CARGO_PKG_VERSION"))),
         }
     }
 }

@@ -20,10 +20,6 @@ Examples:
   ingle perplexity smollm2:135m text.txt
   ingle perplexity model.gguf text.txt --window 512 --json")]
 pub struct Perplexity {
-    /// The text; - reads stdin
-    #[arg(index = 2)]
-    file: PathBuf,
-
     /// Tokens of a window [default: the context length]
     #[arg(long, value_name = "TOKENS")]
     window: Option<usize>,
@@ -37,6 +33,10 @@ pub struct Perplexity {
 
     #[command(flatten)]
     prefill: PrefillArgs,
+
+    /// The text; - reads stdin
+    #[arg(index = 2)]
+    file: PathBuf,
 }
 
 impl Perplexity {

@@ -28,12 +28,15 @@ impl Ps {
             return output::print_json(&found);
         }
         if found["models"].as_array().is_some_and(Vec::is_empty) {
-            return output::print_line("the server has no model loaded; it loads one when a request names it");
+            return output::print_line(
+                "the server has no model loaded; it loads one when a request names it",
+            );
         }
         let mut table = Table::new(&["name", "size>", "context>", "until"]);
         for model in found["models"].as_array().into_iter().flatten() {
             let text = |key: &str| model[key].as_str().unwrap_or_default().to_owned();
-            let context = model["context_length"].as_u64().filter(|n| *n > 0).map_or(String::new(), |n| n.to_string());
+            let context =
+                model["context_length"].as_u64().filter(|n| *n > 0).map_or(String::new(), |n| n.to_string());
             let size = model["size"].as_u64().map_or(String::new(), output::bytes);
             let until = match &model["expires_at"] {
                 // What stays has a time in centuries.

@@ -29,7 +29,9 @@ impl Pull {
     pub fn run(self) -> anyhow::Result<()> {
         let path = load::fetch(&self.model, &self.fetch)?;
         if self.json {
-            return output::print_json(&json!({ "model": self.model.to_string(), "path": path.to_string_lossy() }));
+            return output::print_json(
+                &json!({ "model": self.model.to_string(), "path": path.to_string_lossy() }),
+            );
         }
         output::print_line(&path.display().to_string())
     }

@@ -23,14 +23,6 @@ Examples:
   ingle rerank Qwen3-Reranker-0.6B-Q8_0.gguf \"what is a panda?\" \"Paris is a city.\"
   ingle rerank folder/ --tokens 0,581,2,2,9,2 --json")]
 pub struct Rerank {
-    /// The query
-    #[arg(index = 2, required_unless_present = "tokens", conflicts_with = "tokens")]
-    query: Option<String>,
-
-    /// The documents; what is piped in is more of them, one a line
-    #[arg(index = 3, conflicts_with = "tokens")]
-    documents: Vec<String>,
-
     /// Token ids of a pair, with their marks, instead of texts; repeat for more
     #[arg(long, value_name = "IDS")]
     tokens: Vec<String>,
@@ -41,6 +33,14 @@ pub struct Rerank {
 
     #[command(flatten)]
     model: ModelArgs,
+
+    /// The query
+    #[arg(index = 2, required_unless_present = "tokens", conflicts_with = "tokens")]
+    query: Option<String>,
+
+    /// The documents; what is piped in is more of them, one a line
+    #[arg(index = 3, conflicts_with = "tokens")]
+    documents: Vec<String>,
 }
 
 impl Rerank {
@@ -48,7 +48,10 @@ impl Rerank {
         let mut documents = self.documents.clone();
         if self.query.is_some() {
             documents.extend(input::piped()?.iter().flat_map(|text| text.lines()).map(str::to_owned));
-            anyhow::ensure!(!documents.is_empty(), "found no document, expected one as an argument or on stdin");
+            anyhow::ensure!(
+                !documents.is_empty(),
+                "found no document, expected one as an argument or on stdin"
+            );
         }
         let model = Arc::new(load::open(&self.model)?);
         let device = load::device_for(&self.model.load, &model)?;

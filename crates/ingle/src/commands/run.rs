@@ -37,10 +37,6 @@ Examples:
   cat letter.txt | ingle run smollm2:135m \"Summarise this letter.\"
   ingle run smollm2:135m --server http://box.lan:8080 \"Hello\"  (a model that a server has)")]
 pub struct Run {
-    /// What to say; text that is piped in is added to it. Without either the conversation is interactive
-    #[arg(index = 2)]
-    prompt: Option<String>,
-
     /// Use the model on this server instead of running it here: one of `ingle serve`, or any with OpenAI's API
     #[arg(long, value_name = "URL")]
     server: Option<String>,
@@ -93,6 +89,10 @@ pub struct Run {
 
     #[command(flatten)]
     adapters: AdapterArgs,
+
+    /// What to say; text that is piped in is added to it. Without either the conversation is interactive
+    #[arg(index = 2)]
+    prompt: Option<String>,
 }
 
 impl Run {
@@ -206,7 +206,10 @@ impl Run {
                     "{} has no chat template, so there is no place for a system message or a template variable; give one with --chat-template",
                     self.model.model
                 );
-                tell!("note: {} is a base model: it continues your text and answers no questions", self.model.model);
+                tell!(
+                    "note: {} is a base model: it continues your text and answers no questions",
+                    self.model.model
+                );
                 return Ok(Dialogue::Plain { model: model.clone(), text: String::new() });
             }
         };

@@ -170,7 +170,9 @@ impl Serve {
             bail!("the model {} is named twice", twice[0]);
         }
         if self.configs.is_empty() && !self.allow_pull && self.in_cache().is_empty() {
-            bail!("there is no model to serve: name one, as in `ingle serve smollm2:135m`, or fetch one with `ingle pull NAME`");
+            bail!(
+                "there is no model to serve: name one, as in `ingle serve smollm2:135m`, or fetch one with `ingle pull NAME`"
+            );
         }
         self.name_adapters()?;
         self.sampling.choice().check()?;
@@ -299,7 +301,9 @@ impl Loader for Serve {
         let mut loaded = self.make(name);
         if let (Ok((loaded, on_cpu)), false) = (&mut loaded, self.no_warmup) {
             let most = if *on_cpu { WARM_UP_CPU } else { WARM_UP };
-            loaded.warm_up(most).map_err(|error| LoadError { message: error.message, does_not_fit: false })?;
+            loaded
+                .warm_up(most)
+                .map_err(|error| LoadError { message: error.message, does_not_fit: false })?;
         }
         loaded.map(|(loaded, _)| loaded).map_err(|error| {
             let refused = |error: &device::Error| matches!(error, device::Error::OutOfMemory { .. });
@@ -313,7 +317,8 @@ impl Loader for Serve {
     }
 
     fn open(&self, name: &str) -> Result<Model, LoadError> {
-        self.look_into(name).map_err(|error| LoadError { message: output::message(&error), does_not_fit: false })
+        self.look_into(name)
+            .map_err(|error| LoadError { message: output::message(&error), does_not_fit: false })
     }
 
     fn installed(&self) -> Vec<String> {

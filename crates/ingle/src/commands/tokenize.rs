@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use text::{Chat, ChatTemplate, Specials, Tokenizer};
 
-use crate::args::{FetchArgs, VerifyArgs, ModelName};
+use crate::args::{FetchArgs, ModelName, VerifyArgs};
 use crate::{input, load, output};
 
 /// Show the tokens of a text as the model would see it

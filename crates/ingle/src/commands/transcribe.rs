@@ -16,8 +16,8 @@ use speech::{
 
 use super::generate::Interrupt;
 use crate::args::{DeviceArgs, FetchArgs, KvTypeName, ModelName};
-use crate::{load, output};
 use crate::tell::tell;
+use crate::{load, output};
 
 /// Turn speech into text
 #[derive(Args)]

@@ -252,7 +252,9 @@ pub fn measure(
 ) -> anyhow::Result<Vec<Row>> {
     let mut sums = vec![Seconds::default(); batches.len()];
     for batch in batches {
-        warm::until_steady(&mut || batch.measure(engine, how).map(|seconds| seconds.prefill + seconds.decode))?;
+        warm::until_steady(&mut || {
+            batch.measure(engine, how).map(|seconds| seconds.prefill + seconds.decode)
+        })?;
     }
     for _ in 0..n_repetitions {
         for (batch, sum) in batches.iter().zip(&mut sums) {

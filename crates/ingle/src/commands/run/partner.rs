@@ -72,7 +72,8 @@ impl Partner for Session {
             (Dialogue::Chat { conversation, .. }, saved) => conversation.set_messages(messages(saved)?),
             (Dialogue::Plain { text, .. }, saved) => {
                 let found = saved["text"].as_str();
-                *text = found.context("expected {\"text\": …}, as /save writes it for a base model")?.to_owned();
+                *text =
+                    found.context("expected {\"text\": …}, as /save writes it for a base model")?.to_owned();
             }
         }
         self.images.clear();

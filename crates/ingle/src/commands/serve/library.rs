@@ -23,7 +23,7 @@ impl Serve {
 
     /// Whether all models in the cache are served: clients may pull them, or no other was named.
     fn serves_cache(&self) -> bool {
-        self.allow_pull || self.configs.is_empty()
+        self.allow_pull || (self.models.is_empty() && self.config.is_none())
     }
 
     /// The models that may be served beside those of the command line.
