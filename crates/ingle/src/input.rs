@@ -49,13 +49,12 @@ pub fn all() -> anyhow::Result<String> {
 /// # Errors
 /// As [`piped`].
 pub fn message(given: Option<&str>) -> anyhow::Result<Option<String>> {
-    let piped = match given {
-        Some("-") => return Ok(Some(all()?)),
-        _ => piped()?,
+    let (given, piped) = match given {
+        Some("-") => (None, Some(all()?)),
+        given => (given, piped()?),
     };
-    let piped =
-        piped.map(|text| text.trim_end_matches(['\n', '\r']).to_owned()).filter(|text| !text.is_empty());
-    Ok(match (given, piped) {
+    let piped = piped.map(|text| text.trim_end_matches(['\n', '\r']).to_owned());
+    Ok(match (given, piped.filter(|text| !text.is_empty())) {
         (Some(given), Some(piped)) => Some(format!("{given}\n\n{piped}")),
         (Some(given), None) => Some(given.to_owned()),
         (None, piped) => piped,

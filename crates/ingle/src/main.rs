@@ -1,7 +1,7 @@
 //! The command line of Ingle: one file a command, under `commands/`.
 //!
 //! Errors go to stderr with exit status 1; usage errors with 2; a reader that hangs up early is no error.
-#![deny(clippy::print_stderr)]
+#![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod args;
 mod choose;
