@@ -14,9 +14,9 @@ const TICK: Duration = Duration::from_millis(120);
 fn pace(state: &ProgressState, out: &mut dyn Write) {
     // Into memory.
     _ = match state.pos() {
-        0 => write!(out, "waiting {}", HumanDuration(state.elapsed())),
+        0 => write!(out, "waiting {:#}", HumanDuration(state.elapsed())),
         _ if state.len().is_none() => write!(out, "{}/s", BinaryBytes(state.per_sec() as u64)),
-        _ => write!(out, "{}/s, {} left", BinaryBytes(state.per_sec() as u64), HumanDuration(state.eta())),
+        _ => write!(out, "{}/s, {:#} left", BinaryBytes(state.per_sec() as u64), HumanDuration(state.eta())),
     };
 }
 
@@ -30,7 +30,7 @@ impl hub::Progress for Bar {
     fn start(&mut self, name: &str, total_bytes: Option<u64>) {
         let bar = ProgressBar::with_draw_target(total_bytes, ProgressDrawTarget::stderr());
         let template = match total_bytes {
-            Some(_) => "{spinner} {wide_msg}  {bar:30}  {bytes} of {total_bytes}  {pace}",
+            Some(_) => "{spinner} {wide_msg}  {bar:20}  {bytes} of {total_bytes}  {pace}",
             None => "{spinner} {wide_msg}  {bytes}  {pace}",
         };
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
