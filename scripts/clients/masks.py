@@ -226,7 +226,7 @@ def _():
 
 @check("llguidance", "masks of random walks, 262,144 tokens")
 def _():
-    return compare("gemma3:270m")
+    return compare("gemma3:270m-base")
 
 
 @check("llguidance", "a schema that cannot be followed is a 400")

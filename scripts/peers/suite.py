@@ -52,7 +52,7 @@ def shape(model, quant, layers, prefill, decode):
 
 SUITE = [
     Entry("SmolLM2-135M Q4_1", 4.5, 2.0, name="smollm2:135m"),
-    Entry("Gemma-3-270M Q4_K_M", 2.5, 1.3, name="gemma3:270m"),
+    Entry("Gemma-3-270M Q4_K_M", 2.5, 1.3, name="gemma3:270m-base"),
     shape("qwen3-0.6b", "q4_0", 8, 2.0, 1.15),
     shape("qwen3-0.6b", "q4_k", 8, 2.2, 1.2),
     shape("qwen3-0.6b", "q8_0", 8, 2.2, 1.1),

@@ -72,7 +72,7 @@ pub enum Error {
         file: PathBuf,
     },
     /// Images were given to a model that sees none.
-    #[error("{}: this model sees no images; expected a checkpoint with a tower of images that is known", file.display())]
+    #[error("{}: this model sees no images; expected one with an image encoder that Ingle knows", file.display())]
     NoVision {
         /// The model's file or folder.
         file: PathBuf,

@@ -72,7 +72,7 @@ impl Engine {
                 self.scheduler.forget_costs();
                 // Two long prompts, so that what they cost can be told from what is noise.
                 let sampled = SamplingParams { seed: Some(0), ..SamplingParams::default() };
-                Ok(self.warm(sampled, 2, until)?.map(|left| format!("of sampled answers: {left}")))
+                Ok(self.warm(sampled, 2, until)?.map(|left| format!("{left}, sampled")))
             }
         });
         self.scheduler.totals = before;
@@ -102,7 +102,7 @@ impl Engine {
             let expected = last.1 * n_prompt as f64 / last.0 as f64;
             let ends = Duration::try_from_secs_f64(expected).ok().and_then(|time| begun.checked_add(time));
             if ends.is_none_or(|ends| ends > until) {
-                left = Some(format!("prompts of {n_prompt} tokens and more, beside {index} answers"));
+                left = Some(format!("prompts of {n_prompt} tokens and more beside {index} answers"));
                 break;
             }
             let request = Request {

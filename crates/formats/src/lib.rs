@@ -35,8 +35,26 @@ pub fn open(path: &Path, access: Access) -> Result<Checkpoint> {
     match first_bytes(path)? {
         base::MAGIC => base::open(path, access),
         whisper_cpp::MAGIC => whisper_cpp::open(path, access),
-        _ => gguf::open(path, access),
+        gguf::MAGIC => gguf::open(path, access),
+        other => Err(not_a_model(path, other)),
     }
+}
+
+/// The error of a file that begins as no format does.
+fn not_a_model(path: &Path, begins: [u8; 4]) -> Error {
+    let is_empty = std::fs::metadata(path).is_ok_and(|file| file.len() == 0);
+    let found = match is_empty {
+        true => "an empty file".to_owned(),
+        false => format!("\"{}\" at its beginning", begins.escape_ascii()),
+    };
+    let is_safetensors = path.extension().is_some_and(|extension| extension == "safetensors");
+    let expected = match is_safetensors {
+        true => "the folder with this file and config.json",
+        false => {
+            "a GGUF or .base file, a ggml file of whisper.cpp, or a folder with config.json and safetensors"
+        }
+    };
+    Error::malformed(path, "not a model file", found, expected)
 }
 
 /// Open an adapter: PEFT's folder with adapter_config.json and adapter_model.safetensors, either of the two files, or a GGUF file.

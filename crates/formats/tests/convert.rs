@@ -401,6 +401,27 @@ fn an_output_is_replaced_only_when_asked_and_only_when_the_new_one_is_whole() {
     assert!(matches!(run(&names, &dir.path().join("x.gguf"), &options("gguf")), Err(Error::Naming(_))));
 }
 
+/// One tensor may be most of a model: progress is heard of while it is made or copied, not only at its end.
+#[test]
+fn progress_is_heard_of_within_a_tensor() {
+    let dir = tempfile::tempdir().unwrap();
+    // Large enough for several pieces on any number of threads that a test machine has.
+    let n_rows = 64 * (1 + 8 * rayon::current_num_threads());
+    let model = checkpoint(Naming::HuggingFace, vec![tensor("layers.0.w.weight", &[n_rows, 1024])]);
+    for to in ["keep", "q4"] {
+        let options = options(to);
+        let plan = Plan::new(&model, &options).unwrap();
+        let (mut told, mut largest) = (0, 0);
+        let mut progress = |n: u64| (told, largest) = (told + n, largest.max(n));
+        convert::run(&model, &plan, "source", &[], &dir.path().join(to), &options, &mut progress).unwrap();
+        assert_eq!(told, plan.n_bytes(&model), "{to}");
+        assert!(
+            largest <= told.div_ceil(2).max(4 << 20) && largest < told,
+            "{to}: {largest} of {told} at once"
+        );
+    }
+}
+
 /// Rows are encoded in parallel, in chunks: the bytes are those of one call for all of them.
 #[test]
 fn chunks_change_nothing() {

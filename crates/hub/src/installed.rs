@@ -38,7 +38,10 @@ pub fn list(cache: &Cache) -> Result<Vec<Installed>> {
     let mut installed = Vec::new();
     let catalog = Catalog::builtin()?;
     for (folder, path) in folders_in(&cache.wheels())? {
-        let model = catalog.models().iter().find(|model| slug(&model.name) == folder);
+        let model = catalog
+            .models()
+            .iter()
+            .find(|model| std::iter::once(&model.name).chain(&model.former).any(|name| slug(name) == folder));
         let file = fs::read_dir(&path)
             .map_err(|e| Error::io(&path, "reading the folder", e))?
             .flatten()
@@ -99,7 +102,7 @@ pub fn remove(reference: &ModelRef, cache: &Cache) -> Result<u64> {
         }
         ModelRef::Catalog(name) => match Catalog::builtin()?.find(name) {
             Ok(Entry::Pinned(model)) => {
-                let mut freed = remove_wheels(&model.name, cache)?;
+                let mut freed = remove_wheels(&model.name, &cache.folder_of(model), cache)?;
                 for place in model.sources.iter().filter_map(|source| source.hub_ref()) {
                     freed = add(freed, remove_hub(&place, cache)?);
                 }
@@ -107,7 +110,7 @@ pub fn remove(reference: &ModelRef, cache: &Cache) -> Result<u64> {
             }
             Ok(Entry::Public(model)) => remove_hub(&model.place, cache)?,
             // A model of another catalog, from wheels.
-            Err(_) => remove_wheels(name, cache)?,
+            Err(_) => remove_wheels(name, &cache.wheel_folder(name), cache)?,
         },
     };
     match freed {
@@ -127,16 +130,15 @@ fn add(a: Option<u64>, b: Option<u64>) -> Option<u64> {
 }
 
 /// `None` when there was nothing to remove.
-fn remove_wheels(name: &str, cache: &Cache) -> Result<Option<u64>> {
+fn remove_wheels(name: &str, folder: &Path, cache: &Cache) -> Result<Option<u64>> {
     let slug = slug(name);
-    let folder = cache.wheel_folder(name);
     if !crate::names::is_component(&slug) || !folder.is_dir() {
         return Ok(None);
     }
     // Wait for a fetch in progress to finish.
     let _lock = Lock::acquire(&cache.wheel_lock(name), || {})?;
-    let bytes = disk_use(&folder);
-    fs::remove_dir_all(&folder).map_err(|e| Error::io(&folder, "removing", e))?;
+    let bytes = disk_use(folder);
+    fs::remove_dir_all(folder).map_err(|e| Error::io(folder, "removing", e))?;
     Ok(Some(bytes))
 }
 

@@ -88,7 +88,7 @@ pub fn fetch(
             };
             match catalog.find(name) {
                 Ok(Entry::Pinned(model)) => fetch_named(model, cache, options, progress),
-                Ok(Entry::Public(model)) => fetch_public(&model, cache, options, progress),
+                Ok(Entry::Public(model)) => fetch_public(&model, catalog, cache, options, progress),
                 Err(error) => of_ollama(name, options, progress)?.ok_or(error),
             }
         }
@@ -121,7 +121,7 @@ fn of_ollama(name: &str, options: &Options, progress: &mut dyn Progress) -> Resu
     let place = StoreRef { program: Program::Ollama, name: name.trim().to_lowercase() };
     let path = options.stores.find(&place)?;
     if let Some(path) = &path {
-        progress.note(&format!("{name}: using Ollama's file {}", path.display()));
+        progress.detail(&format!("{name}: using Ollama's file {}", path.display()));
     }
     Ok(path)
 }
@@ -129,6 +129,7 @@ fn of_ollama(name: &str, options: &Options, progress: &mut dyn Progress) -> Resu
 /// A public model: from the cache, otherwise from Ollama's store, otherwise from the hub.
 fn fetch_public(
     model: &PublicModel,
+    catalog: &Catalog,
     cache: &Cache,
     options: &Options,
     progress: &mut dyn Progress,
@@ -139,11 +140,20 @@ fn fetch_public(
     if let Some(path) = of_ollama(&model.name, options, progress)? {
         return Ok(path);
     }
+    note_former(catalog, &model.name, cache, progress);
     if options.offline {
         return Err(Error::Offline { what: model.name.clone() });
     }
     note_terms(&model.name, &model.licence, model.terms.as_deref(), progress);
     hf::Hub::new(&model.place, cache, options, progress)?.fetch(None)
+}
+
+/// Tells of a model in the cache that had this name before.
+fn note_former(catalog: &Catalog, name: &str, cache: &Cache, progress: &mut dyn Progress) {
+    let before = catalog.models().iter().filter(|model| model.former.iter().any(|former| former == name));
+    for model in before.filter(|model| wheel::cached(model, cache).is_some()) {
+        progress.note(&format!("note: the model in the cache that was called {name} is now {}", model.name));
+    }
 }
 
 /// Tells of a licence with terms of its own.

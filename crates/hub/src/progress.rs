@@ -15,6 +15,8 @@ pub trait Progress {
     /// A line for the user: a licence's terms, a wait for another process, the use of a cached
     /// copy.
     fn note(&mut self, text: &str);
+    /// A line for a user who wants to know everything: where a file was found.
+    fn detail(&mut self, _text: &str) {}
 }
 
 /// A [`Progress`] that ignores everything.

@@ -43,6 +43,14 @@ impl HubRef {
 }
 
 impl ModelRef {
+    /// Parses what was typed: as [`Self::parse`] does; what is not UTF-8 can only be a path.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn parse_os(typed: &std::ffi::OsStr) -> Result<Self> {
+        typed.to_str().map_or_else(|| Ok(Self::Path(PathBuf::from(typed))), Self::parse)
+    }
+
     /// Parses a reference: `hf:` means the hub, `ollama:` and `lmstudio:` those programs' models; what exists, or looks like a path (contains a
     /// separator, starts with `.` or `~`, or ends like a model file), is a path; anything else is a
     /// name. Whether a name is in the catalog, and whether a path exists, is checked when it is

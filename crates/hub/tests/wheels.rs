@@ -292,3 +292,36 @@ fn companions_make_the_model_a_folder() {
         assert!(Catalog::parse(&catalog(companion, &sha256(&config))).is_err(), "{companion}");
     }
 }
+
+/// A model that got another name is found where a cache has it under the name that it had.
+#[test]
+fn a_model_in_the_cache_outlives_its_former_name() {
+    let (_folder, cache) = cache();
+    let folder = cache.root().join("wheels").join("gemma3-270m");
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("gemma-3-270m-q4_k_m.gguf");
+    // A hole: only its length is looked at.
+    fs::File::create(&path).unwrap().set_len(253_113_024).unwrap();
+    let options = Options { offline: true, ..Options::default() };
+    let base = ModelRef::parse("gemma3:270m-base").unwrap();
+    assert_eq!(fetch(&base, &cache, &options, &mut Silent).unwrap(), path);
+    let names: Vec<_> = list(&cache).unwrap().into_iter().map(|model| model.name).collect();
+    assert_eq!(names, ["gemma3:270m-base"]);
+    // The name means the model that answers, which is not here; what is here is named.
+    #[derive(Default)]
+    struct Notes(Vec<String>);
+    impl ingle_hub::Progress for Notes {
+        fn start(&mut self, _: &str, _: Option<u64>) {}
+        fn advance(&mut self, _: u64) {}
+        fn finish(&mut self) {}
+        fn note(&mut self, text: &str) {
+            self.0.push(text.to_owned());
+        }
+    }
+    let mut notes = Notes::default();
+    let error = fetch(&ModelRef::parse("gemma3:270m").unwrap(), &cache, &options, &mut notes).unwrap_err();
+    assert!(matches!(error, Error::Offline { .. }), "{error}");
+    assert!(notes.0[0].ends_with("is now gemma3:270m-base"), "{:?}", notes.0);
+    assert_eq!(remove(&base, &cache).unwrap(), 253_113_024);
+    assert!(!folder.exists());
+}

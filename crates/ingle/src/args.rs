@@ -1,5 +1,7 @@
 //! Flags that several commands share. What was typed is turned once into what it means, here.
 
+mod names;
+mod numbers;
 mod sampling;
 
 use std::path::PathBuf;
@@ -9,6 +11,8 @@ use clap::{Args, ValueEnum};
 use device_cpu::Isa;
 use engine::MemoryCap;
 
+pub use names::{FileOrText, Lora, ModelName};
+pub use numbers::{Limit, RandomSeed, limit, limit_number, seed, top_k};
 pub use sampling::{OverflowName, SamplingArgs};
 
 /// Which model, and how it is loaded.
@@ -16,24 +20,24 @@ pub use sampling::{OverflowName, SamplingArgs};
 pub struct ModelArgs {
     /// A catalog name (`ingle search`), a path to a GGUF or .base file or a folder, hf:org/repo[/file|:QUANT][@revision], or a model
     /// of another program (`ingle list --all`)
-    pub model: String,
+    pub model: ModelName,
+
+    #[command(flatten)]
+    pub load: LoadArgs,
 
     #[command(flatten)]
     pub fetch: FetchArgs,
 
     #[command(flatten)]
     pub verify: VerifyArgs,
-
-    #[command(flatten)]
-    pub load: LoadArgs,
 }
 
 /// Adapters beside the model.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Adapters")]
 pub struct LoraArgs {
-    /// An adapter (LoRA): PEFT's folder or a GGUF file, its name, and a factor on what it changes; repeat for more
-    #[arg(long, value_name = "NAME=PATH[:SCALE]", value_parser = parse_lora)]
+    /// An adapter (LoRA) under a name: a folder of PEFT or a GGUF file, and how strongly it applies [default scale: 1]; repeat for more
+    #[arg(long, value_name = "NAME=PATH[:SCALE]", value_parser = names::LoraParser)]
     pub lora: Vec<Lora>,
 }
 
@@ -44,39 +48,20 @@ pub struct AdapterArgs {
     #[command(flatten)]
     pub lora: LoraArgs,
 
-    /// Which adapter to compute with, where --lora loads several
+    /// The adapter to use, where --lora loads several
     #[arg(long, value_name = "NAME", requires = "lora")]
     pub adapter: Option<String>,
-}
-
-/// What `--lora` says.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Lora {
-    pub name: String,
-    pub path: PathBuf,
-    pub factor: f32,
-}
-
-fn parse_lora(text: &str) -> Result<Lora, String> {
-    let expected = "expected NAME=PATH or NAME=PATH:SCALE";
-    let (name, rest) = text.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or(expected)?;
-    let scaled = rest.rsplit_once(':').and_then(|(path, factor)| Some((path, factor.parse::<f32>().ok()?)));
-    let (path, factor) = scaled.unwrap_or((rest, 1.0));
-    if path.is_empty() || !factor.is_finite() {
-        return Err(expected.to_owned());
-    }
-    Ok(Lora { name: name.to_owned(), path: path.into(), factor })
 }
 
 /// What has to hold before a file is used.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Verifying (.base files)")]
 pub struct VerifyArgs {
-    /// Refuse the file unless it is signed by this key: the file of a public key, or its 64 hexadecimal digits
+    /// Refuse the file unless this key signed it: the file of a public key, or its 64 hexadecimal digits
     #[arg(long, value_name = "FILE|HEX")]
-    pub verify_key: Option<String>,
+    pub verify_key: Option<FileOrText>,
 
-    /// Compare the checksum of every tensor first, which reads the whole file
+    /// Verify the checksum of every tensor first, which reads the whole file
     #[arg(long)]
     pub check: bool,
 }
@@ -101,7 +86,7 @@ pub struct FetchArgs {
     #[arg(long, value_name = "DIR")]
     pub lmstudio_models: Option<PathBuf>,
 
-    /// Do not fetch the mmproj file of a GGUF model of the hub, by which it sees images
+    /// Do not fetch the mmproj file (the image encoder) that belongs to a GGUF model of the hub
     #[arg(long)]
     pub no_mmproj: bool,
 
@@ -117,7 +102,7 @@ pub struct FetchArgs {
     #[arg(long, value_name = "TOKEN")]
     pub token: Option<String>,
 
-    /// The proxy to reach the hub by; "none" for no proxy [default: HTTPS_PROXY and its kin]
+    /// The proxy for requests to the hub, or "none" [default: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY]
     #[arg(long, value_name = "URL")]
     pub proxy: Option<String>,
 
@@ -129,7 +114,7 @@ pub struct FetchArgs {
     #[arg(long, value_name = "FILE")]
     pub python: Option<PathBuf>,
 
-    /// An argument more for pip download; repeat for more
+    /// A further argument for `pip download`; repeat for more
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub pip_arg: Vec<String>,
 
@@ -187,109 +172,103 @@ impl FetchArgs {
 
 /// The device, and how the file is brought in.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Running")]
+#[command(next_help_heading = "Device and memory")]
 pub struct DeviceArgs {
     /// Where to run
     #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
     pub device: DeviceName,
 
-    /// Which GPUs compute the model, by their indices as nvidia-smi lists them: several share every layer, and their number must divide
-    /// its heads [default: 0]. (With --device reference: as many interpreters, for tests)
+    /// The GPUs to use, by their indices in nvidia-smi. Several share every layer; their number must divide the model's heads
+    /// [default: 0]. (With --device reference: as many interpreters, for tests)
     #[arg(long, value_name = "INDEX,...", value_delimiter = ',')]
     pub gpus: Vec<usize>,
 
-    /// Worker threads [default: the processors that this process may use]
-    #[arg(short, long, value_name = "N")]
-    pub threads: Option<usize>,
+    /// Worker threads [default, or -1: the processors that this process may use]
+    #[arg(short, long, value_name = "N", default_value = "-1", hide_default_value = true, value_parser = limit)]
+    pub threads: Limit,
 
     /// Use this instruction set instead of the best that the processor reports
     #[arg(long, value_parser = isa_parser())]
     pub isa: Option<Isa>,
 
-    /// How the file is brought in: mapped, so that the system may drop and read again what of it is used where it lies; or copied,
-    /// for files that may change while in use
+    /// How the file is loaded: mapped, so that the system reads and drops pages as needed, or copied into memory, for files that may
+    /// change while they are in use
     #[arg(long, value_enum, default_value_t = WeightsName::Mapped)]
     pub weights: WeightsName,
 
-    /// How a Mac's GPU keeps its work in order: `fenced` or `serial` where `concurrent` hangs
+    /// How work is ordered on a Mac's GPU: try `fenced` or `serial` if `concurrent` hangs
     #[arg(long, value_enum, default_value_t = MetalEncoder::Concurrent)]
     pub metal_encoder: MetalEncoder,
 }
 
 /// The device and the sizes.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Running")]
+#[command(next_help_heading = "Device and memory")]
 pub struct LoadArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
 
-    /// The file with the tower of images of a GGUF model [default: the mmproj file beside it whose name says so]
+    /// The mmproj file (the image encoder) of a GGUF model [default: the file beside it whose name begins with mmproj]
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
 
-    /// How many of the model's last layers, with the head, the device has; the CPU has the others [default: all; on cuda as many as fit
-    /// in the GPU's memory]
-    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", conflicts_with = "gpus")]
-    pub gpu_layers: Option<usize>,
+    /// Compute this many of the model's last layers on the device, and the others on the CPU; -1 is the default [default: all, or as
+    /// many as fit in the GPU's memory]
+    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", conflicts_with = "gpus", default_value = "-1",
+        hide_default_value = true, value_parser = limit)]
+    pub gpu_layers: Limit,
 
-    /// Of how many of the model's first layers the CPU has the experts, where the device has everything else of the layer; a number
-    /// larger than the model has layers: of all [default: 0; on cuda as few as let the rest fit in the GPU's memory]
+    /// Compute the experts of this many first layers on the CPU, and all else on the device; a large number means all layers
+    /// [default: 0, or as few as let the rest fit in the GPU's memory]
     #[arg(long, visible_alias = "n-cpu-moe", value_name = "N", conflicts_with = "gpus")]
     pub cpu_moe_layers: Option<usize>,
 
-    /// Context length in tokens [default: what the model was trained for, or the longest that fits
-    /// in memory]
+    /// Context length in tokens [default: the model's own, or the longest that fits in memory]
     #[arg(short, long, value_name = "TOKENS")]
     pub ctx: Option<usize>,
 
-    /// How keys and values are stored [default: the device's: i16 on cpu, f16 on cuda and metal, f32 on
-    /// reference]
+    /// The type of cached keys and values [default: i16 on cpu, f16 on cuda and metal, f32 on reference]
     #[arg(long, value_enum)]
     pub kv_type: Option<KvTypeName>,
 
-    /// Most memory that this process takes, weights and all models together: bytes, as 8GiB; a part of the memory, as 50%; or max,
-    /// what the machine has free, now and while it runs
+    /// The most memory that this process may take, all models together: bytes (8GiB), a share of the machine's memory (50%), or max:
+    /// whatever is free, also while it runs
     #[arg(long, value_name = "BYTES|PERCENT|max", default_value = "max", value_parser = parse_memory)]
     pub memory: MemoryCap,
 
-    /// Most bytes of keys and values, of all sequences and cached prompts together: a number, with K, M, G or T of 1024 to
-    /// the power of 1 to 4; auto: what memory allows
+    /// The most memory for keys and values of all sequences and cached prompts: bytes (512M, 4G), or auto: what memory allows
     #[arg(long, value_name = "BYTES|auto", default_value = "auto", value_parser = parse_budget)]
     pub kv_budget: KvBudget,
 
-    /// Most prompt tokens computed together; by default as many as suit the device: 512, unless the profile of its chip says
-    /// otherwise
+    /// The most prompt tokens that are computed in one step [default: what suits the device, mostly 512]
     #[arg(long, value_name = "TOKENS")]
     pub chunk: Option<usize>,
 
-    /// Fix the accumulation order of every row, so that batching and chunking cannot change an answer
+    /// Fix the order of all sums, so that neither batching nor chunking changes an answer
     #[arg(long)]
     pub deterministic: bool,
 }
 
 /// How an answer is sped up by guessing it.
 #[derive(Args, Clone, Debug)]
-#[command(
-    next_help_heading = "Speculation (guesses change how fast an answer comes, not how a token is chosen)"
-)]
+#[command(next_help_heading = "Speculation (guesses change the speed, not how a token is chosen)")]
 pub struct SpeculateArgs {
-    /// When guessed tokens are verified together: auto where it pays, as measured; ngram whenever the text repeats
-    /// itself; draft whenever the draft model, or --mtp, has a guess [default: auto, but off in bench, and off for answers
-    /// that --greedy or --seed make repeatable, for auto depends on time and more rows round differently without
-    /// --deterministic; auto with a draft model or --mtp]
+    /// When to verify guessed tokens: auto where measurements say that it pays; ngram whenever the text repeats itself; draft
+    /// whenever the draft model or --mtp has a guess [default: auto; off in bench and, unless a draft model or --mtp is given, for
+    /// answers that --greedy or --seed make repeatable]
     #[arg(long, value_enum, value_name = "WHEN")]
     pub speculate: Option<SpeculateName>,
 
-    /// A smaller model of the same vocabulary that guesses: a name or a path, as for the model
+    /// A smaller model with the same vocabulary that guesses tokens: a name or a path, as for MODEL
     #[arg(long, visible_alias = "model-draft", value_name = "MODEL")]
-    pub draft_model: Option<String>,
+    pub draft_model: Option<ModelName>,
 
-    /// Guess by the model's own layer that predicts one token more (multi-token prediction), where the file has it: DeepSeek V3,
-    /// GLM-4.5, GLM-4.7-Flash
+    /// Guess with the model's own layer for multi-token prediction, if the file has one (DeepSeek V3, GLM-4.5, GLM-4.7-Flash,
+    /// Qwen3-Next, Qwen3.5)
     #[arg(long, conflicts_with = "draft_model")]
     pub mtp: bool,
 
-    /// Most guesses in a step
+    /// The most guesses in a step
     #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_DRAFT)]
     pub draft_max: usize,
 }
@@ -328,14 +307,13 @@ impl SpeculateArgs {
 
 /// Where the computed prompt is kept between runs.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Running")]
+#[command(next_help_heading = "Computing the prompt")]
 pub struct PromptCacheArgs {
-    /// Keep the keys and values of the prompt in this file, and begin with what it holds of this one; it belongs to one
-    /// model and its settings
+    /// Keep the computed prompt in this file, and reuse what it holds of this prompt; a file belongs to one model and its settings
     #[arg(long, value_name = "FILE")]
     pub prompt_cache: Option<PathBuf>,
 
-    /// Read the prompt cache and never write it
+    /// Read the prompt cache, but never write it
     #[arg(long, requires = "prompt_cache")]
     pub prompt_cache_ro: bool,
 }
@@ -366,13 +344,13 @@ impl PromptCacheArgs {
 
 /// How a prompt is computed, for commands that compute one.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Running")]
+#[command(next_help_heading = "Computing the prompt")]
 pub struct PrefillArgs {
-    /// How the prompt is computed; per-token is for checking
+    /// How the prompt is computed; per-token is slow, for checks
     #[arg(long, value_enum, default_value_t = PrefillName::Batched)]
     pub prefill: PrefillName,
 
-    /// Compute the prompt both ways and fail if they differ by more than the arithmetic allows
+    /// Compute the prompt in both ways, and fail if the results differ by more than the arithmetic allows
     #[arg(long)]
     pub validate_prefill: bool,
 }
@@ -387,17 +365,17 @@ pub enum WeightsName {
 /// `--device`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceName {
-    /// The first of cuda, metal and cpu that is here, runs the model and calculates right
+    /// The first of cuda, metal and cpu that is present, runs the model and passes a check of its arithmetic
     Auto,
-    /// The processor, with its SIMD kernels
+    /// The processor
     Cpu,
-    /// The reference interpreter: f32, straight, slow
+    /// The reference interpreter: plain f32, slow
     Reference,
     /// NVIDIA's GPUs: the first, or those that --gpus names
     Cuda,
     /// The GPU of a Mac with Apple Silicon
     Metal,
-    /// The same shaders, executed on Linux by an emulator: for tests, very slow; needs clang
+    /// The Metal shaders in an emulator on Linux: for tests, very slow, needs clang
     MetalEmulated,
 }
 
@@ -440,7 +418,7 @@ pub enum KvTypeName {
     I8,
     #[value(name = "q8_0")]
     Q8_0,
-    /// E4M3 with a scale a vector
+    /// E4M3 with a scale for each vector
     Fp8,
 }
 
@@ -481,7 +459,7 @@ pub fn parse_memory(text: &str) -> Result<MemoryCap, String> {
         None => parse_bytes(text).map(MemoryCap::Bytes),
     };
     cap.ok_or_else(|| {
-        "expected max, a part of the memory such as 50%, or bytes such as 8GiB or 512M".to_owned()
+        "expected max, a share of the memory such as 50%, or bytes such as 8GiB or 512M".to_owned()
     })
 }
 

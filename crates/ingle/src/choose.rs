@@ -24,6 +24,8 @@ pub struct Choice {
     pub device: Arc<dyn Device>,
     /// For people: what it is, and why not those before it.
     pub reason: String,
+    /// Those before it, by their names, and why each was not chosen.
+    pub passed_over: Vec<String>,
 }
 
 /// How long a self-check may take, once it has compared the fewest cases.
@@ -60,13 +62,13 @@ pub fn choose(
                 for other in &reasons {
                     reason.push_str(&format!(" (not {other})"));
                 }
-                return Ok(Choice { device, reason });
+                return Ok(Choice { device, reason, passed_over: reasons });
             }
             Err(error) => {
                 // Whose failure it is, is said before it.
                 let why = match error.downcast_ref::<device::Error>() {
                     Some(device::Error::Failed { reason, .. }) => reason.clone(),
-                    _ => format!("{error:#}"),
+                    _ => crate::output::message(&error),
                 };
                 reasons.push(format!("{}: {why}", candidate.name));
             }

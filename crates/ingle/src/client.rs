@@ -19,11 +19,11 @@ pub struct ServerArgs {
     #[arg(long, default_value = "http://127.0.0.1:8080", value_name = "URL")]
     server: String,
 
-    /// The key that it asks for [default: INGLE_API_KEY]
+    /// The server's API key [default: INGLE_API_KEY]
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
 
-    /// Trust the certificates in this PEM file, and no public authority
+    /// Trust only the certificates in this PEM file
     #[arg(long, value_name = "FILE")]
     ca_cert: Option<PathBuf>,
 }
@@ -49,13 +49,14 @@ impl Client {
     /// The file cannot be read, or has no certificate.
     pub fn new(url: &str, key: Option<String>, ca_cert: Option<&Path>) -> anyhow::Result<Client> {
         let url = url.trim_end_matches('/');
+        let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
         let mut config = ureq::Agent::config_builder().http_status_as_error(false);
         if let Some(file) = ca_cert {
             config = config.tls_config(TlsConfig::builder().root_certs(trusted(file)?).build());
         }
         Ok(Client {
             agent: config.build().into(),
-            url: url.strip_suffix("/v1").unwrap_or(url).to_owned(),
+            url: url.strip_suffix("/v1").unwrap_or(&url).to_owned(),
             key: key.or_else(|| std::env::var("INGLE_API_KEY").ok()).filter(|key| !key.is_empty()),
         })
     }
@@ -91,7 +92,7 @@ impl Client {
         cancel: &CancelFlag,
         on_event: &mut dyn FnMut(Value) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let mut response = self.send(path, body).with_context(|| self.asking())?;
+        let mut response = self.send(path, body).map_err(|error| self.unreachable(error)).with_context(|| self.asking())?;
         if !response.status().is_success() {
             return self.read(Ok(response)).map(drop);
         }
@@ -127,7 +128,7 @@ impl Client {
     }
 
     fn read(&self, response: Result<Response, ureq::Error>) -> anyhow::Result<Value> {
-        let mut response = response.with_context(|| self.asking())?;
+        let mut response = response.map_err(|error| self.unreachable(error))?;
         let status = response.status();
         let text = response.body_mut().read_to_string().with_context(|| self.asking())?;
         let body: Option<Value> = serde_json::from_str(&text).ok();
@@ -138,6 +139,20 @@ impl Client {
                 "{}: found status {status} and no JSON; is it a server such as `ingle serve`?",
                 self.url
             ),
+        }
+    }
+
+    /// Why there is no answer at all.
+    fn unreachable(&self, error: ureq::Error) -> anyhow::Error {
+        match &error {
+            ureq::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused => anyhow::anyhow!(
+                "no server runs at {}; start one with `ingle serve MODEL`, or name another with --server URL",
+                self.url
+            ),
+            ureq::Error::HostNotFound => {
+                anyhow::anyhow!("{}: no machine has this name; expected --server http://HOST:PORT", self.url)
+            }
+            _ => anyhow::Error::new(error).context(self.asking()),
         }
     }
 

@@ -1,32 +1,32 @@
 //! `--grammar` and its kin: what an answer must be.
 
-use std::path::Path;
-
 use anyhow::{Context, bail};
 use clap::Args;
 use engine::{Constraint, Model};
 use text::{Grammar, GrammarCompiler};
 
+use crate::args::FileOrText;
+
 /// What the answer must be; one of these at most.
 #[derive(Args, Clone, Debug)]
 #[group(multiple = false)]
-#[command(next_help_heading = "What the answer must be")]
+#[command(next_help_heading = "Constrained answers (one of these)")]
 pub struct GrammarArgs {
-    /// A text of this grammar in GBNF, the format of llama.cpp: a file, or the grammar itself
+    /// The answer follows this grammar in GBNF, llama.cpp's format: a file, or the grammar itself
     #[arg(long, value_name = "FILE|TEXT")]
-    grammar: Option<String>,
+    grammar: Option<FileOrText>,
 
-    /// JSON of this schema: a file, or the schema itself
+    /// The answer is JSON that follows this schema: a file, or the schema itself
     #[arg(long, value_name = "FILE|TEXT")]
-    json_schema: Option<String>,
+    json_schema: Option<FileOrText>,
 
-    /// A text that this regular expression matches as a whole
+    /// The answer as a whole matches this regular expression
     #[arg(long, value_name = "REGEX")]
     regex: Option<String>,
 
-    /// A text of this grammar in llguidance's dialect of Lark: a file, or the grammar itself
+    /// The answer follows this grammar in llguidance's dialect of Lark: a file, or the grammar itself
     #[arg(long, value_name = "FILE|TEXT")]
-    lark: Option<String>,
+    lark: Option<FileOrText>,
 }
 
 impl GrammarArgs {
@@ -51,8 +51,9 @@ impl GrammarArgs {
         if let Some(given) = &self.json_schema {
             let text = file_or_text("--json-schema", given, "a JSON Schema", "")?;
             let schema = serde_json::from_str(&text).with_context(|| {
+                let found = given.path();
                 format!(
-                    "--json-schema: found {given:?}, expected a file with a JSON Schema, or the schema itself"
+                    "--json-schema: found {found:?}, expected a file with a JSON Schema, or the schema itself"
                 )
             })?;
             return Ok(Some(Grammar::JsonSchema(schema)));
@@ -65,12 +66,13 @@ impl GrammarArgs {
 }
 
 /// The content of a file of this name if there is one; else the text, which has `part` if it is what was expected.
-fn file_or_text(flag: &str, given: &str, expected: &str, part: &str) -> anyhow::Result<String> {
-    if Path::new(given).is_file() {
-        return std::fs::read_to_string(given).with_context(|| format!("{flag}: reading {given}"));
+fn file_or_text(flag: &str, given: &FileOrText, expected: &str, part: &str) -> anyhow::Result<String> {
+    if let Some(content) = given.read() {
+        return content.with_context(|| format!("{flag}: reading {}", given.path().display()));
     }
-    if !given.contains(part) {
-        bail!("{flag}: found {given:?}, which is neither a file nor {expected}");
+    let text = given.text().with_context(|| flag.to_owned())?;
+    if !text.contains(part) {
+        bail!("{flag}: found {text:?}, which is neither a file nor {expected}");
     }
-    Ok(given.to_owned())
+    Ok(text.to_owned())
 }

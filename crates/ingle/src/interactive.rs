@@ -13,23 +13,39 @@ use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Config, Editor, Helper};
 use serde_json::Value;
 
-use crate::args::SamplingArgs;
+use crate::args::{self, SamplingArgs};
+use crate::tell::{self, tell};
 
-const HELP: &str = "\
-/help                 this list
-/clear                forget the conversation (the system message stays)
-/system [TEXT]        set the system message, or remove it
-/set                  show the settings
-/set NAME VALUE       change one: temperature, top-k, top-p, min-p, repeat-penalty, presence-penalty,
-                      frequency-penalty, penalty-window, seed, max-tokens
-/image FILE           show an image (PNG, JPEG or WebP) with the next message, to a model that sees
-/save FILE            write the conversation as JSON
-/quit                 leave (so does Ctrl-D)
+/// What can be typed, and what it does.
+const HELP: [(&str, &str); 12] = [
+    ("/help", "this list"),
+    ("/retry", "another answer to the last message"),
+    ("/undo", "take back the last message and its answer"),
+    ("/clear", "forget the conversation (the system message stays)"),
+    ("/system [TEXT]", "set the system message, or remove it"),
+    ("/set", "show the settings"),
+    (
+        "/set NAME VALUE",
+        "change one: temperature, top-k, top-p, min-p, repeat-penalty, presence-penalty, frequency-penalty, penalty-window, seed, \
+         max-tokens",
+    ),
+    ("/image FILE", "show an image (PNG, JPEG or WebP) with the next message, to a model that takes images"),
+    ("/save FILE", "write the conversation as JSON"),
+    ("/load FILE", "go on with a conversation that was saved"),
+    ("/show", "the model, its device, and how much of the context is used"),
+    ("/quit", "leave (so does Ctrl-D)"),
+];
 
-Ctrl-C stops an answer. A pasted text keeps its lines; to type several lines, begin and end with \"\"\",
-or end a line with a backslash.";
+const KEYS: &str = "Ctrl-C stops an answer. A pasted text keeps its lines; to type several lines, begin and end with \"\"\", or end a \
+    line with a backslash.";
 
-const COMMANDS: [&str; 7] = ["/help", "/clear", "/system ", "/set ", "/image ", "/save ", "/quit"];
+/// Columns before what a command does.
+const INDENT: usize = 18;
+
+const COMMANDS: [&str; 11] = [
+    "/help", "/retry", "/undo", "/clear", "/system ", "/set ", "/image ", "/save ", "/load ", "/show",
+    "/quit",
+];
 
 /// Whom the chat is with: a model that runs here, or on a server.
 pub trait Partner {
@@ -63,6 +79,25 @@ pub trait Partner {
 
     /// The conversation, for a file.
     fn saved(&self) -> Value;
+
+    /// Go on with the conversation of such a file instead.
+    fn loaded(&mut self, saved: &Value) -> anyhow::Result<()>;
+
+    /// Take back the last message and its answer; the message.
+    fn undo(&mut self) -> anyhow::Result<String>;
+
+    /// What there is to know of the model and the conversation, in lines.
+    fn show(&self) -> String;
+}
+
+/// The messages of a conversation that was saved.
+pub fn messages(saved: &Value) -> anyhow::Result<Vec<Value>> {
+    let expected = "expected {\"messages\": […]} with a role and a text each, as /save writes it";
+    // Clients of OpenAI's API keep the list alone.
+    let messages = saved["messages"].as_array().or(saved.as_array()).context(expected)?;
+    let is_message = |message: &Value| message["role"].is_string() && message["content"].is_string();
+    anyhow::ensure!(messages.iter().all(is_message), "{expected} (images are not saved)");
+    Ok(messages.clone())
 }
 
 /// Read, answer, repeat, until /quit or the end of the input.
@@ -72,13 +107,13 @@ pub fn run(session: &mut dyn Partner, name: &str, history: &Path) -> anyhow::Res
     editor.set_helper(Some(Lines));
     // The first time there is no history.
     let _ = editor.load_history(history);
-    eprintln!("{name} on {}; /help lists what can be done", session.describe());
+    tell!("{name} on {}; /help lists the commands", session.describe());
     loop {
         session.rest()?;
         let line = match editor.readline(">>> ") {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => {
-                eprintln!("Ctrl-D or /quit leaves");
+                tell!("Ctrl-D or /quit leaves");
                 continue;
             }
             Err(ReadlineError::Eof) => break,
@@ -91,14 +126,22 @@ pub fn run(session: &mut dyn Partner, name: &str, history: &Path) -> anyhow::Res
         // What goes wrong with one message leaves the conversation as it was.
         let outcome = match message.strip_prefix('/') {
             Some("quit" | "exit" | "bye") => break,
-            Some(command) => obey(session, command).map(|text| eprintln!("{text}")),
-            None => session.answer(&message, &mut io::stdout()).map(|figures| eprintln!("{figures}")),
+            Some("retry") => session
+                .undo()
+                .and_then(|message| session.answer(&message, &mut io::stdout()))
+                .map(|figures| tell::aside(&figures)),
+            Some("help" | "?") => {
+                help();
+                Ok(())
+            }
+            Some(command) => obey(session, command).map(|text| tell!("{text}")),
+            None => session.answer(&message, &mut io::stdout()).map(|figures| tell::aside(&figures)),
         };
         if let Err(error) = outcome {
             if crate::output::is_broken_pipe(&error) {
                 return Err(error);
             }
-            eprintln!("error: {error:#}");
+            tell!("error: {}", crate::output::message(&error));
         }
     }
     if let Some(folder) = history.parent() {
@@ -112,7 +155,6 @@ fn obey(session: &mut dyn Partner, command: &str) -> anyhow::Result<String> {
     let (verb, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
     let rest = rest.trim();
     match verb {
-        "help" | "?" => Ok(HELP.into()),
         "clear" => {
             session.clear();
             Ok("forgotten".into())
@@ -138,8 +180,28 @@ fn obey(session: &mut dyn Partner, command: &str) -> anyhow::Result<String> {
                 .with_context(|| format!("writing {rest}"))?;
             Ok(format!("written to {rest}"))
         }
+        "load" => {
+            anyhow::ensure!(!rest.is_empty(), "expected /load FILE");
+            let text = std::fs::read_to_string(rest).with_context(|| format!("reading {rest}"))?;
+            let saved = serde_json::from_str(&text).with_context(|| format!("{rest}: expected JSON"))?;
+            session.loaded(&saved).with_context(|| rest.to_owned())?;
+            Ok(format!("goes on with {rest}"))
+        }
+        "undo" => {
+            session.undo()?;
+            Ok("taken back".into())
+        }
+        "show" => Ok(session.show()),
         _ => anyhow::bail!("found /{verb}, expected one of {}", COMMANDS.map(str::trim).join(" ")),
     }
+}
+
+/// What can be typed.
+fn help() {
+    for (command, does) in HELP {
+        tell::hanging(&format!("{command:<INDENT$}{does}"), INDENT);
+    }
+    tell!("\n{KEYS}");
 }
 
 fn set(session: &mut dyn Partner, name: &str, value: &str) -> anyhow::Result<()> {
@@ -152,13 +214,15 @@ fn set(session: &mut dyn Partner, name: &str, value: &str) -> anyhow::Result<()>
             changed.temperature = parse(value)?;
             changed.greedy = false;
         }
-        "top-k" => changed.top_k = parse(value)?,
+        "top-k" => changed.top_k = args::top_k(value).map_err(anyhow::Error::msg)?,
         "top-p" => changed.top_p = parse(value)?,
         "min-p" => changed.min_p = parse(value)?,
         "repeat-penalty" => changed.repeat_penalty = parse(value)?,
         "presence-penalty" => changed.presence_penalty = parse(value)?,
         "frequency-penalty" => changed.frequency_penalty = parse(value)?,
-        "penalty-window" => changed.penalty_window = parse(value)?,
+        "penalty-window" => {
+            changed.penalty_window = args::limit_number(value).map_err(anyhow::Error::msg)?;
+        }
         "typical-p" => changed.more.typical_p = parse(value)?,
         "top-n-sigma" => changed.more.top_n_sigma = parse(value)?,
         "xtc-probability" => changed.more.xtc_probability = parse(value)?,
@@ -166,8 +230,10 @@ fn set(session: &mut dyn Partner, name: &str, value: &str) -> anyhow::Result<()>
         "dynatemp-range" => changed.more.dynatemp_range = parse(value)?,
         "mirostat" => changed.more.mirostat = parse(value)?,
         "dry-multiplier" => changed.more.dry_multiplier = parse(value)?,
-        "seed" => changed.seed = if value == "random" { None } else { Some(parse(value)?) },
-        "max-tokens" => changed.max_tokens = if value == "none" { None } else { Some(parse(value)?) },
+        "seed" if value == "random" => changed.seed = None,
+        "seed" => changed.seed = args::seed(value).map_err(anyhow::Error::msg)?,
+        "max-tokens" if value == "none" => changed.max_tokens = None,
+        "max-tokens" => changed.max_tokens = args::limit(value).map_err(anyhow::Error::msg)?,
         _ => anyhow::bail!("found {name:?}, expected a setting that /help lists"),
     }
     session.set_sampling(changed)

@@ -13,17 +13,19 @@ use formats::base::PublicKey;
 use weights::{Access, Checkpoint};
 
 use crate::args::{
-    AdapterArgs, DeviceArgs, DeviceName, FetchArgs, KvBudget, KvTypeName, LoadArgs, Lora, LoraArgs,
-    ModelArgs, PrefillArgs, PrefillName, SpeculateArgs, SpeculateName, VerifyArgs, WeightsName,
+    AdapterArgs, DeviceArgs, DeviceName, FetchArgs, FileOrText, KvBudget, KvTypeName, LoadArgs, Lora,
+    LoraArgs, ModelArgs, ModelName, PrefillArgs, PrefillName, SpeculateArgs, SpeculateName, VerifyArgs,
+    WeightsName,
 };
 use crate::choose;
 use crate::mmproj;
 use crate::progress::Bar;
 use crate::share;
+use crate::tell::tell;
 
 /// Make sure that a model is on this machine; where it lies.
-pub fn fetch(model: &str, args: &FetchArgs) -> anyhow::Result<PathBuf> {
-    let reference = hub::ModelRef::parse(model)?;
+pub fn fetch(model: &ModelName, args: &FetchArgs) -> anyhow::Result<PathBuf> {
+    let reference = model.reference()?;
     Ok(args.place(&reference, &args.options()?, &mut Bar::default())?)
 }
 
@@ -65,15 +67,16 @@ pub fn chosen_adapter(args: &AdapterArgs) -> anyhow::Result<Option<Arc<str>>> {
 
 /// Open a file or folder, verified as the flags ask.
 pub fn open_checkpoint(path: &Path, access: Access, args: &VerifyArgs) -> anyhow::Result<Checkpoint> {
-    let key = args.verify_key.as_deref().map(public_key).transpose()?;
+    let key = args.verify_key.as_ref().map(public_key).transpose()?;
     Ok(formats::open_verified(path, access, &Verify { key, checksums: args.check })?)
 }
 
 /// A public key: a file of 32 bytes, or 64 hexadecimal digits.
-pub fn public_key(text: &str) -> anyhow::Result<PublicKey> {
+pub fn public_key(given: &FileOrText) -> anyhow::Result<PublicKey> {
+    let text = given.text().unwrap_or_default();
     let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
     let Some(digits) = digits.filter(|digits| digits.len() == 64) else {
-        return Ok(PublicKey::read(Path::new(text))?);
+        return Ok(PublicKey::read(given.path())?);
     };
     let bytes: [u8; 32] = std::array::from_fn(|i| digits[2 * i] << 4 | digits[2 * i + 1]);
     PublicKey::from_bytes(&bytes).with_context(|| format!("{text} is no ed25519 public key"))
@@ -101,16 +104,17 @@ pub fn device_for(args: &LoadArgs, model: &Model) -> anyhow::Result<Arc<dyn Devi
             Ok(_) | Err(_) => Ok(()),
         })?;
     let device = share::shared(args, model, device)?;
-    if args.kv_type.is_none()
-        && let Some(chosen) = default_kv_type(device.as_ref(), model)
-    {
-        eprintln!("{chosen}");
+    if let Some(chosen) = default_kv_type(args, device.as_ref(), model) {
+        tracing::info!("{chosen}");
     }
     Ok(device)
 }
 
-/// For people: how a device stores keys and values if no flag says so; `None`: the model has none.
-fn default_kv_type(device: &dyn Device, model: &Model) -> Option<String> {
+/// For people: how a device stores keys and values if no flag says so; `None`: a flag does, or the model has none.
+pub fn default_kv_type(args: &LoadArgs, device: &dyn Device, model: &Model) -> Option<String> {
+    if args.kv_type.is_some() {
+        return None;
+    }
     let (kv_type, n_layers) = (*device.kv_types().first()?, model.plan().kv.layers.len());
     if n_layers == 0 {
         return None;
@@ -154,8 +158,26 @@ fn device_that(
     candidates.push(choose::Candidate { name: "cpu", make: &cpu, check: None });
     let cache = hub::Cache::resolve(None, None).map(|cache| cache.root().join("self-checks")).ok();
     let choice = choose::choose(&candidates, runs, cache.as_deref())?;
-    eprintln!("{}", choice.reason);
+    tracing::info!("{}", choice.reason);
+    if choice.device.name() != "cuda" && has_nvidia_gpu() {
+        choice.passed_over.iter().for_each(|why| tell!("note: a GPU is not used: {why}"));
+    }
     Ok(choice.device)
+}
+
+/// Whether the system sees a GPU of NVIDIA's, with a driver or without: where there is none, nobody needs to read that it is not used.
+fn has_nvidia_gpu() -> bool {
+    if Path::new("/dev/nvidia0").exists() {
+        return true;
+    }
+    let devices = std::fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
+    let is = |folder: &Path, file: &str, begins: &str| {
+        std::fs::read_to_string(folder.join(file)).is_ok_and(|text| text.starts_with(begins))
+    };
+    // The vendor's number, and the class of display controllers.
+    devices
+        .map(|device| device.path())
+        .any(|path| is(&path, "vendor", "0x10de") && is(&path, "class", "0x03"))
 }
 
 /// The CPU with the threads and the instruction set of the flags.
@@ -337,7 +359,7 @@ pub fn engine(
     let mut engine = Engine::new(model, device, &options)?;
     if let Some(wanted) = engine.memory().n_ctx_reduced_from {
         let n_ctx = engine.limits().n_ctx;
-        eprintln!(
+        tracing::info!(
             "context: {n_ctx} tokens instead of the {wanted} that the model was trained for, which do not fit in memory"
         );
     }
@@ -409,9 +431,12 @@ pub const SCORED_ROWS: usize = 64;
 pub fn validate(engine: &mut Engine, args: &PrefillArgs, tokens: &[u32]) -> anyhow::Result<()> {
     if args.validate_prefill {
         let check = engine.validate_prefill(tokens)?;
-        eprintln!(
+        tell!(
             "prefill check passed: {} positions, RMS difference {:.6}, bound {:.6}, largest {:.6}",
-            check.n_positions, check.rms, check.bound, check.max
+            check.n_positions,
+            check.rms,
+            check.bound,
+            check.max
         );
     }
     Ok(())

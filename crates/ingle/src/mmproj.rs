@@ -6,6 +6,8 @@ use std::path::Path;
 use anyhow::Context;
 use weights::{Access, Checkpoint, Naming};
 
+use crate::tell::tell;
+
 /// What is put before the name of a model's tower where one is written.
 pub const PREFIX: &str = "mmproj-";
 
@@ -27,7 +29,7 @@ pub fn attach(
         (Err(error), Some(_)) => Err(error).with_context(|| format!("--mmproj {}", tower.display())),
         // Nobody asked for it: the text model runs without.
         (Err(error), None) => {
-            eprintln!("note: without images: {}: {error}", tower.display());
+            tell!("note: without images: {}: {error}", tower.display());
             Ok(checkpoint)
         }
     }

@@ -3,10 +3,37 @@
 use std::io::{self, Write};
 
 use serde::Serialize;
+use unicode_width::UnicodeWidthStr;
+
+use crate::wrap;
 
 /// Whether the error is a reader of stdout that hung up (`ingle … | head`).
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|e| e.downcast_ref::<io::Error>()).any(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// What an error says, each of its causes once: many say what their own cause is, or name the file that what is around them has named.
+pub fn message(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        if said.contains(&text) {
+            continue;
+        }
+        let ends = text.match_indices(": ").map(|(end, _)| end);
+        let repeated = ends.filter(|&end| is_last_said(&said, &text[..end])).last();
+        let new = repeated.map_or(text.as_str(), |end| &text[end + 2..]);
+        if !said.is_empty() {
+            said.push_str(": ");
+        }
+        said.push_str(new);
+    }
+    said
+}
+
+/// Whether `said` ends with these words.
+fn is_last_said(said: &str, words: &str) -> bool {
+    said.strip_suffix(words).is_some_and(|before| !before.ends_with(|c: char| c.is_alphanumeric()))
 }
 
 /// One line of JSON on stdout.
@@ -32,6 +59,11 @@ pub fn bytes(n: u64) -> String {
         unit += 1;
     }
     if unit == 0 { format!("{n} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// `1 window`, `2 windows`: a number and what is counted.
+pub fn plural(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// A count in thousands, millions or billions: `134.52 M`.
@@ -89,8 +121,8 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// Write it.
-    pub fn write(&self, out: &mut dyn Write, style: Style) -> io::Result<()> {
+    /// Write it; aligned columns are cut so that a line has at most `most` columns.
+    pub fn write(&self, out: &mut dyn Write, style: Style, most: usize) -> io::Result<()> {
         if style == Style::Csv {
             for row in std::iter::once(&self.header).chain(&self.rows) {
                 let cells: Vec<_> = row.iter().map(|c| csv_cell(c)).collect();
@@ -98,22 +130,10 @@ impl Table {
             }
             return Ok(());
         }
-        let width = |i: usize| {
-            std::iter::once(&self.header).chain(&self.rows).map(|r| r[i].chars().count()).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..self.header.len()).map(width).collect();
+        let widths = self.widths(if style == Style::Plain { most } else { usize::MAX });
         let line = |row: &[String]| {
-            let cells: Vec<String> = row
-                .iter()
-                .enumerate()
-                .map(|(i, c)| {
-                    if self.right[i] {
-                        format!("{c:>w$}", w = widths[i])
-                    } else {
-                        format!("{c:<w$}", w = widths[i])
-                    }
-                })
-                .collect();
+            let cells: Vec<String> =
+                row.iter().enumerate().map(|(i, c)| padded(c, widths[i], self.right[i])).collect();
             match style {
                 Style::Markdown => format!("| {} |", cells.join(" | ")),
                 _ => cells.join("  ").trim_end().to_owned(),
@@ -136,10 +156,44 @@ impl Table {
         Ok(())
     }
 
-    /// Print it on stdout.
-    pub fn print(&self, style: Style) -> anyhow::Result<()> {
-        Ok(self.write(&mut io::stdout().lock(), style)?)
+    /// Columns that each column has: what its cells need, but less for the widest ones where a line would have more than `most`.
+    fn widths(&self, most: usize) -> Vec<usize> {
+        let rows = || std::iter::once(&self.header).chain(&self.rows);
+        let mut widths: Vec<usize> =
+            (0..self.header.len()).map(|i| rows().map(|row| row[i].width()).max().unwrap_or(0)).collect();
+        let between = 2 * widths.len().saturating_sub(1);
+        let excess = |widths: &[usize]| (widths.iter().sum::<usize>() + between).saturating_sub(most);
+        while excess(&widths) > 0 {
+            // Numbers are not cut.
+            let texts =
+                widths.iter_mut().zip(&self.right).filter(|(_, right)| !**right).map(|(width, _)| width);
+            match texts.max() {
+                Some(widest) if *widest > LEAST_COLUMN => *widest -= 1,
+                _ => break,
+            }
+        }
+        widths
     }
+
+    /// Print it on stdout, within the terminal's width.
+    pub fn print(&self, style: Style) -> anyhow::Result<()> {
+        let most = wrap::stdout_width().unwrap_or(usize::MAX);
+        Ok(self.write(&mut io::stdout().lock(), style, most)?)
+    }
+}
+
+/// A column of text is cut no narrower than this.
+const LEAST_COLUMN: usize = 10;
+
+/// A cell in a column of this width, cut if it is wider.
+fn padded(cell: &str, width: usize, right: bool) -> String {
+    let mut shown = cell.to_owned();
+    if cell.width() > width {
+        while shown.width() + 1 > width && shown.pop().is_some() {}
+        shown.push('…');
+    }
+    let blanks = " ".repeat(width.saturating_sub(shown.width()));
+    if right { blanks + &shown } else { shown + &blanks }
 }
 
 fn csv_cell(cell: &str) -> String {
@@ -155,6 +209,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn causes_are_named_once() {
+        let chain = |causes: &[&str]| {
+            let (last, around) = causes.split_last().unwrap();
+            message(
+                &around
+                    .iter()
+                    .rev()
+                    .fold(anyhow::anyhow!("{last}"), |error, text| error.context(text.to_string())),
+            )
+        };
+        assert_eq!(
+            chain(&[
+                "x.wav",
+                "x.wav: cannot be opened: No such file (os error 2)",
+                "No such file (os error 2)"
+            ]),
+            "x.wav: cannot be opened: No such file (os error 2)"
+        );
+        assert_eq!(chain(&["reading x.wav", "x.wav: denied"]), "reading x.wav: denied");
+        assert_eq!(chain(&["a: b: c", "b: c", "c"]), "a: b: c");
+        assert_eq!(chain(&["loading a", "a: b", "a: b: c"]), "loading a: b: c");
+        assert_eq!(chain(&["one", "two", "three"]), "one: two: three");
+        assert_eq!(chain(&["banana", "a: b"]), "banana: a: b");
+    }
+
+    #[test]
     fn numbers_read_well() {
         assert_eq!(bytes(98_362_432), "93.8 MiB");
         assert_eq!(bytes(12), "12 B");
@@ -163,14 +243,26 @@ mod tests {
     }
 
     #[test]
+    fn tables_fit_the_terminal() {
+        let mut table = Table::new(&["name", "size>", "source"]);
+        table.row(vec!["日本".into(), "1234567890".into(), "a source with a very long name".into()]);
+        let mut out = Vec::new();
+        table.write(&mut out, Style::Plain, 36).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let last = text.lines().last().unwrap();
+        assert_eq!((last, last.width()), ("日本  1234567890  a source with a v…", 36));
+        assert!(text.lines().all(|line| line.width() <= 36), "{text}");
+    }
+
+    #[test]
     fn tables_align_and_quote() {
         let mut table = Table::new(&["name", "n>"]);
         table.row(vec!["a, b".into(), "10".into()]);
         table.row(vec!["c".into(), "9".into()]);
         let mut out = Vec::new();
-        table.write(&mut out, Style::Csv).unwrap();
-        table.write(&mut out, Style::Markdown).unwrap();
-        table.write(&mut out, Style::Plain).unwrap();
+        table.write(&mut out, Style::Csv, 10).unwrap();
+        table.write(&mut out, Style::Markdown, 10).unwrap();
+        table.write(&mut out, Style::Plain, usize::MAX).unwrap();
         let want = "name,n\n\"a, b\",10\nc,9\n\
                     | name |  n |\n| ---- | -: |\n| a, b | 10 |\n| c    |  9 |\n\
                     name   n\n----  --\na, b  10\nc      9\n";

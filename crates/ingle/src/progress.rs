@@ -1,6 +1,24 @@
 //! Progress of a download on stderr: a bar on a terminal, plain lines for notes, nothing else.
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::fmt::Write;
+use std::time::Duration;
+
+use indicatif::{BinaryBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+
+use crate::tell::tell;
+
+/// How often a bar is drawn at least.
+const TICK: Duration = Duration::from_millis(120);
+
+/// How fast it goes and for how long still; before the first byte, how long it has been.
+fn pace(state: &ProgressState, out: &mut dyn Write) {
+    // Into memory.
+    _ = match state.pos() {
+        0 => write!(out, "waiting {:#}", HumanDuration(state.elapsed())),
+        _ if state.len().is_none() => write!(out, "{}/s", BinaryBytes(state.per_sec() as u64)),
+        _ => write!(out, "{}/s, {:#} left", BinaryBytes(state.per_sec() as u64), HumanDuration(state.eta())),
+    };
+}
 
 /// Draws what [`hub::fetch`] tells. Silent, notes excepted, when stderr is no terminal.
 #[derive(Default)]
@@ -12,13 +30,14 @@ impl hub::Progress for Bar {
     fn start(&mut self, name: &str, total_bytes: Option<u64>) {
         let bar = ProgressBar::with_draw_target(total_bytes, ProgressDrawTarget::stderr());
         let template = match total_bytes {
-            Some(_) => "{msg}  {bar:30}  {bytes} of {total_bytes}  {bytes_per_sec}  {eta}",
-            None => "{msg}  {bytes}  {bytes_per_sec}",
+            Some(_) => "{spinner} {wide_msg}  {bar:20}  {bytes} of {total_bytes}  {pace}",
+            None => "{spinner} {wide_msg}  {bytes}  {pace}",
         };
-        bar.set_style(
-            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
-        );
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style.with_key("pace", pace));
         bar.set_message(name.to_owned());
+        // It turns while nothing arrives, too: pip takes seconds before its first byte.
+        bar.enable_steady_tick(TICK);
         self.bar = Some(bar);
     }
 
@@ -34,10 +53,14 @@ impl hub::Progress for Bar {
         }
     }
 
+    fn detail(&mut self, text: &str) {
+        tracing::info!("{text}");
+    }
+
     fn note(&mut self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{text}")),
-            None => eprintln!("{text}"),
+            Some(bar) => bar.suspend(|| tell!("{text}")),
+            None => tell!("{text}"),
         }
     }
 }

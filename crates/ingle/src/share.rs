@@ -11,6 +11,7 @@ use engine::Model;
 use crate::args::{DeviceName, LoadArgs};
 use crate::load::{self, cuda, first_gpu, named_device};
 use crate::output;
+use crate::tell::tell;
 
 /// Of a GPU's memory, what a model that is shared with the CPU leaves free: for the driver and for keys and values of more sequences.
 const GPU_RESERVE: u64 = 1 << 30;
@@ -69,7 +70,10 @@ pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow
     }
     let (cpu, other, free) = (cpu()?, frugal()?, device.memory().free.saturating_sub(GPU_RESERVE));
     if engine::plan_memory(model, other.as_ref(), &options).is_ok_and(|report| report.fits) {
-        eprintln!("the weights are on {} once: their copies that make it faster do not fit", device.name());
+        tracing::info!(
+            "the weights are on {} once: their copies that make it faster do not fit",
+            device.name()
+        );
         return Ok(other);
     }
     let prefix = format!("{}: ", device.name());
@@ -83,8 +87,8 @@ pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow
         planned.map(on_gpu).is_ok_and(|bytes| bytes <= free)
     };
     let share = smallest(n_layers, has_experts(0..n_layers), &fits);
-    eprintln!(
-        "the CPU has {}, {} everything else: the model takes {}, and {} are free there (--gpu-layers and --cpu-moe-layers override)",
+    tell!(
+        "note: the CPU has {}, {} everything else: the model takes {}, and {} are free there (--gpu-layers and --cpu-moe-layers override)",
         share.describe(),
         device.name(),
         output::bytes(whole.total),

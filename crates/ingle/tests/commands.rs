@@ -468,7 +468,7 @@ fn list_and_rm_keep_to_the_cache_that_they_are_given() {
     let cache = folder.path().to_str().unwrap();
     let own = ["--cache", cache, "--hf-cache", cache];
     assert!(ok(&[&["list"][..], &own].concat()).contains("no models yet"));
-    assert!(ok(&[&["search", "gemma"][..], &own].concat()).contains("gemma3:270m"));
+    assert!(ok(&[&["search", "gemma"][..], &own].concat()).contains("gemma3:270m-base"));
     let found = ok(&[&["search", "qwen", "0.6b"][..], &own].concat());
     assert!(found.contains("hf:unsloth/Qwen3-0.6B-GGUF:Q4_K_M (unverified)"), "{found}");
     let message = error(&[&["rm", "smollm2:135m"][..], &own].concat());

@@ -27,6 +27,8 @@ mod serve_more;
 mod serve_ollama;
 mod serve_responses;
 mod serve_tools;
+mod terminal;
 mod test_files;
 mod tokenize;
 mod transcribe;
+mod typed;

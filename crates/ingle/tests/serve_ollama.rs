@@ -366,7 +366,7 @@ fn what_is_pulled_is_served_until_it_is_deleted() {
     // Files that were not fetched are nobody's to delete or to read.
     assert_eq!(delete(&SMOLLM2.path()).0, 403);
     assert_eq!(ask("/etc/passwd").0, 404);
-    let (status, offline) = server.post("/api/pull", &json!({ "model": "gemma3:270m" }));
+    let (status, offline) = server.post("/api/pull", &json!({ "model": "gemma3:270m-base" }));
     assert!(status == 503 && offline["error"].as_str().unwrap().contains("offline"), "{offline}");
     assert_eq!(server.post("/api/pull", &json!({ "model": "llama9" })).0, 404);
     assert_eq!(server.post("/api/pull", &json!({ "model": "./x.gguf" })).0, 404);

@@ -41,7 +41,7 @@ pub enum Error {
     },
     /// Images were given to a model that reads text only.
     #[error(
-        "{family}: this model sees no images; expected a checkpoint with a tower of images that is known"
+        "{family}: this model sees no images; expected one with an image encoder that Ingle knows"
     )]
     NoVision {
         /// The family's title.

@@ -48,11 +48,15 @@ pub(super) fn repack(tensor: &Tensor, block: BlockType) -> Option<Parts> {
     moved.is_some().then_some(parts)
 }
 
-/// Decode, and encode as `block`, rows in parallel. The result does not depend on how many threads there are.
+/// Chunks that each thread encodes between two calls of `progress`: milliseconds each.
+const CHUNKS_A_THREAD: usize = 4;
+
+/// Decode, and encode as `block`, rows in parallel. The result does not depend on how many threads there are. `progress` hears of
+/// bytes that were made.
 ///
 /// # Errors
 /// A value that is not finite, or that the type cannot hold; scales that are not there.
-pub(super) fn encode(tensor: &Tensor, block: BlockType) -> Result<Parts> {
+pub(super) fn encode(tensor: &Tensor, block: BlockType, progress: &mut dyn FnMut(u64)) -> Result<Parts> {
     let (n_rows, n_cols) = (tensor.n_rows(), tensor.n_cols());
     if !tensor.planes.fit(tensor.block, n_rows, n_cols) {
         let of_row = tensor.block.row_scale_bytes(n_cols) + tensor.block.row_bias_bytes(n_cols);
@@ -76,13 +80,21 @@ pub(super) fn encode(tensor: &Tensor, block: BlockType) -> Result<Parts> {
             [split(&mut data, n * row[0]), split(&mut scales, n * row[1]), split(&mut biases, n * row[2])];
         chunks.push((first..first + n, out));
     }
-    chunks.into_par_iter().try_for_each_init(Vec::new, |values: &mut Vec<f32>, (rows, out)| {
-        values.resize(rows.len() * n_cols, 0.0);
-        // The readers promise that a tensor has all its rows.
-        let Some((data, planes)) = tensor.rows(rows) else { return Ok(()) };
-        codec::dequantize_rows(tensor.block, n_cols, &data, planes.as_slices(), values);
-        write(block, values, out).map_err(|value| Error::Range { tensor: tensor.name.clone(), value, block })
-    })?;
+    for group in chunks.chunks_mut(CHUNKS_A_THREAD * rayon::current_num_threads()) {
+        let n_rows: usize = group.iter().map(|(rows, _)| rows.len()).sum();
+        group.par_iter_mut().try_for_each_init(Vec::new, |values: &mut Vec<f32>, (rows, out)| {
+            values.resize(rows.len() * n_cols, 0.0);
+            // The readers promise that a tensor has all its rows.
+            let Some((data, planes)) = tensor.rows(rows.clone()) else { return Ok(()) };
+            codec::dequantize_rows(tensor.block, n_cols, &data, planes.as_slices(), values);
+            write(block, values, out).map_err(|value| Error::Range {
+                tensor: tensor.name.clone(),
+                value,
+                block,
+            })
+        })?;
+        progress((n_rows * row.iter().sum::<usize>()) as u64);
+    }
     Ok(parts)
 }
 
@@ -96,7 +108,7 @@ fn split<'a>(rest: &mut &'a mut [u8], n: usize) -> &'a mut [u8] {
 fn write(
     block: BlockType,
     values: &[f32],
-    [data, scales, biases]: [&mut [u8]; 3],
+    [data, scales, biases]: &mut [&mut [u8]; 3],
 ) -> std::result::Result<(), f32> {
     // F32 takes what there is: it is a copy, not a rounding.
     let largest = match block {

@@ -8,6 +8,7 @@
 //! | `plan` | what each tensor becomes, and whether that loses anything |
 //! | `encode` | one tensor's bytes in its new type |
 //! | `run` | the file: in order, streamed |
+//! | `progress` | how far it has come, in bytes |
 //! | `output` | the output file, which gets its name when it is complete |
 //! | `file_type` | `general.file_type` of a GGUF file |
 //!
@@ -20,6 +21,7 @@ mod file_type;
 mod output;
 mod plan;
 mod profile;
+mod progress;
 mod run;
 mod types;
 

@@ -102,15 +102,18 @@ impl Plan {
     /// Bytes of the values and what stands beside them.
     pub fn n_bytes(&self, source: &dyn Source) -> u64 {
         let declared = source.declarations();
-        let bytes = |planned: &Planned| {
-            declared.get(planned.tensor).map_or(0, |t| {
-                let (block, n_cols) = (planned.block, t.n_cols());
-                let row =
-                    block.row_bytes(n_cols) + block.row_scale_bytes(n_cols) + block.row_bias_bytes(n_cols);
-                (t.n_rows() * row) as u64
-            })
-        };
+        let bytes =
+            |planned: &Planned| declared.get(planned.tensor).map_or(0, |tensor| planned.n_bytes(tensor));
         self.tensors.iter().map(bytes).sum()
+    }
+}
+
+impl Planned {
+    /// Bytes of this tensor in its new type.
+    pub(super) fn n_bytes(&self, tensor: &Declaration<'_>) -> u64 {
+        let (block, n_cols) = (self.block, tensor.n_cols());
+        let row = block.row_bytes(n_cols) + block.row_scale_bytes(n_cols) + block.row_bias_bytes(n_cols);
+        (tensor.n_rows() * row) as u64
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use super::encode::{self, Parts};
 use super::file_type::{FILE_TYPE, file_type};
 use super::output::{Output, base_error, gguf_error};
+use super::progress::{Counted, Progress};
 use super::{Action, Error, Format, Options, Plan, Planned, Result, architecture};
 use crate::{base, gguf};
 use weights::{Checkpoint, Metadata, Naming, PlaneSlices, Tensor, Value};
@@ -73,7 +74,8 @@ pub fn files_of(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<(String, Str
 }
 
 /// Write `output` as `plan` says. `name` is that of the source's file or folder, for the header; `files` are kept in a
-/// `.base` file ([`files_of`]); `progress` hears the bytes of each tensor that is written.
+/// `.base` file ([`files_of`]); `progress` hears of bytes as they are made, many times within a
+/// large tensor.
 ///
 /// # Errors
 /// The output is there already, cannot be written, a tensor cannot be made, or a value does not fit its new type. What was
@@ -88,6 +90,7 @@ pub fn run(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Report> {
     let mut out = Output::create(output, options.force, plan.n_bytes(source))?;
+    let progress = &Progress::new(progress);
     let report = match options.target.format {
         Format::Base => write_base(source, plan, name, files, &mut out, options, progress)?,
         Format::Gguf => write_gguf(source, plan, &mut out, options, progress)?,
@@ -108,7 +111,7 @@ fn write_base(
     files: &[(String, String)],
     out: &mut Output,
     options: &Options,
-    progress: &mut dyn FnMut(u64),
+    progress: &Progress<'_>,
 ) -> Result<Report> {
     let Output { path, needed, file, .. } = out;
     let wrong = |error| base_error(path, *needed, error);
@@ -135,7 +138,7 @@ fn write_base(
         let tensor = declared(&declarations, planned)?;
         writer.tensor(tensor.name, tensor.shape, planned.block).map_err(wrong)?;
     }
-    let mut body = writer.begin(file).map_err(wrong)?;
+    let mut body = writer.begin(Counted { file, progress }).map_err(wrong)?;
     let report =
         stream(source, plan, progress, |data, planes| body.tensor_data(data, planes).map_err(wrong))?;
     body.finish().map_err(wrong)?;
@@ -147,7 +150,7 @@ fn write_gguf(
     plan: &Plan,
     out: &mut Output,
     options: &Options,
-    progress: &mut dyn FnMut(u64),
+    progress: &Progress<'_>,
 ) -> Result<Report> {
     if source.naming() != Naming::Gguf {
         return Err(Error::Naming(source.naming()));
@@ -173,7 +176,7 @@ fn write_gguf(
         let tensor = declared(&declarations, planned)?;
         writer.tensor(tensor.name, tensor.shape, planned.block).map_err(wrong)?;
     }
-    let mut body = writer.begin(file).map_err(wrong)?;
+    let mut body = writer.begin(Counted { file, progress }).map_err(wrong)?;
     let report = stream(source, plan, progress, |data, _| body.tensor_data(data).map_err(wrong))?;
     body.finish().map_err(wrong)?;
     Ok(report)
@@ -196,13 +199,17 @@ fn own_keys(metadata: &Metadata) -> Metadata {
 fn stream(
     source: &dyn Source,
     plan: &Plan,
-    progress: &mut dyn FnMut(u64),
+    progress: &Progress<'_>,
     mut write: impl FnMut(&[u8], PlaneSlices) -> Result<()>,
 ) -> Result<Report> {
     let mut report = Report::default();
+    let declarations = source.declarations();
     for planned in &plan.tensors {
+        progress.begin(planned.n_bytes(&declared(&declarations, planned)?));
         let tensor = source.tensor(planned.tensor)?;
-        let n_bytes = match converted(&tensor, planned)? {
+        let parts = converted(&tensor, planned, progress)?;
+        progress.count_written();
+        let n_bytes = match parts {
             None => {
                 write(&tensor.data, tensor.planes.as_slices())?;
                 tensor.n_bytes() as u64
@@ -219,19 +226,21 @@ fn stream(
         }
         let of_type = report.types.entry(planned.block.to_string()).or_default();
         *of_type = (of_type.0 + 1, of_type.1 + n_bytes);
-        progress(n_bytes);
+        progress.end();
     }
     Ok(report)
 }
 
 /// The new bytes; `None` where the old ones are right.
-fn converted(tensor: &Tensor, planned: &Planned) -> Result<Option<Parts>> {
+fn converted(tensor: &Tensor, planned: &Planned, progress: &Progress<'_>) -> Result<Option<Parts>> {
     match planned.action {
         Action::Copy => Ok(None),
         Action::Repack => match encode::repack(tensor, planned.block) {
             Some(parts) => Ok(Some(parts)),
             None => Err(Error::Lossy { tensor: tensor.name.clone(), from: tensor.block, to: planned.block }),
         },
-        Action::Encode => encode::encode(tensor, planned.block).map(Some),
+        Action::Encode => {
+            encode::encode(tensor, planned.block, &mut |n_bytes| progress.advance(n_bytes)).map(Some)
+        }
     }
 }

@@ -148,7 +148,7 @@ impl<'a> Hub<'a> {
         if let Some(tower) = &plan.tower {
             if !join(&snapshot, tower).is_file() {
                 let note = format!(
-                    "{} sees images by {tower}, which is fetched, too; --no-mmproj leaves it out",
+                    "{tower} is fetched too: with it {} takes images (--no-mmproj leaves it out)",
                     self.asked
                 );
                 self.progress.note(&note);

@@ -3,6 +3,8 @@
 use clap::{Args, ValueEnum};
 use engine::{Dry, Mirostat, SamplerName, SamplingParams};
 
+use super::numbers::{self, Limit, RandomSeed};
+
 /// How tokens are chosen. The order is fixed unless `--samplers` or one of [`SamplerArgs`] is given.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Sampling (in this order: penalties, temperature, top-k, top-p, min-p, pick)")]
@@ -15,8 +17,8 @@ pub struct SamplingArgs {
     #[arg(long, visible_alias = "temp", default_value_t = 0.8, value_name = "T")]
     pub temperature: f32,
 
-    /// Keep the K best tokens; 0 keeps all
-    #[arg(long, default_value_t = 40, value_name = "K")]
+    /// Keep the K best tokens; 0 or -1 keeps all
+    #[arg(long, default_value_t = 40, value_name = "K", value_parser = numbers::top_k)]
     pub top_k: usize,
 
     /// Keep the best tokens whose probabilities sum to P; 1 keeps all
@@ -39,16 +41,13 @@ pub struct SamplingArgs {
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     pub frequency_penalty: f32,
 
-    /// How many tokens back the penalties look; 0 is the whole context
-    #[arg(long, default_value_t = 64, value_name = "TOKENS")]
+    /// How many tokens back the penalties look; 0 or -1 is the whole context
+    #[arg(long, default_value_t = 64, value_name = "TOKENS", value_parser = numbers::limit_number)]
     pub penalty_window: usize,
 
-    #[command(flatten)]
-    pub more: SamplerArgs,
-
-    /// Seed of the random numbers [default: random, printed with -v]
-    #[arg(long)]
-    pub seed: Option<u64>,
+    /// Seed of the random numbers; -1 is a random one [default: random]
+    #[arg(long, default_value = "-1", hide_default_value = true, value_parser = numbers::seed)]
+    pub seed: RandomSeed,
 
     /// Add a bias to a token's logit; repeat for more (-inf forbids the token)
     #[arg(long, value_name = "TOKEN=BIAS", value_parser = parse_bias)]
@@ -58,28 +57,31 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
 
-    /// Most tokens to generate [default: until the model ends or the context is full]
-    #[arg(short = 'n', long, value_name = "N")]
-    pub max_tokens: Option<usize>,
+    /// Most tokens to generate; -1 is no limit [default: until the model ends or the context is full]
+    #[arg(short = 'n', long, value_name = "N", default_value = "-1", hide_default_value = true, value_parser = numbers::limit)]
+    pub max_tokens: Limit,
 
-    /// When the context is full: stop with a clear word, or slide (keep the first tokens, drop the oldest)
+    /// When the context is full: stop, or slide on (keep the first tokens and drop the oldest after them)
     #[arg(long, value_enum, default_value_t = OverflowName::Stop)]
     pub overflow: OverflowName,
 
-    /// How many of the first tokens a slide keeps
+    /// How many of the first tokens are kept when the context slides
     #[arg(long, default_value_t = 64, value_name = "TOKENS")]
     pub keep: usize,
+
+    #[command(flatten)]
+    pub more: SamplerArgs,
 }
 
 /// Samplers that llama.cpp has besides, under its names. Where one but DRY is on, llama.cpp's order holds.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Samplers of llama.cpp, in its order where one is on")]
+#[command(next_help_heading = "More samplers, as in llama.cpp and in its order")]
 pub struct SamplerArgs {
     /// Run these samplers in this order: penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature
     #[arg(long, value_name = "NAME", value_delimiter = ';', value_parser = parse_sampler)]
     pub samplers: Vec<SamplerName>,
 
-    /// Keep the tokens nearest to the expected surprise whose probabilities sum to P; 1 keeps all
+    /// Typical sampling: keep the tokens of the most usual surprise whose probabilities sum to P; 1 keeps all
     #[arg(long, visible_alias = "typical", default_value_t = 1.0, value_name = "P")]
     pub typical_p: f32,
 
@@ -87,51 +89,51 @@ pub struct SamplerArgs {
     #[arg(long, default_value_t = 0.0, value_name = "N")]
     pub top_n_sigma: f32,
 
-    /// How often all top choices but the least likely are dropped
+    /// XTC: the probability that all top choices but the least likely are dropped
     #[arg(long, default_value_t = 0.0, value_name = "P")]
     pub xtc_probability: f32,
 
-    /// From which probability on a token is a top choice
+    /// XTC: tokens at least this likely are top choices
     #[arg(long, default_value_t = 0.1, value_name = "P")]
     pub xtc_threshold: f32,
 
-    /// Move the temperature by up to this, down where the distribution is sharp and up where it is flat
+    /// Dynamic temperature: lower it by up to T where the distribution is sharp, raise it where it is flat
     #[arg(long, default_value_t = 0.0, value_name = "T")]
     pub dynatemp_range: f32,
 
-    /// The exponent of the entropy that moves it
+    /// Dynamic temperature: the exponent of the normalised entropy
     #[arg(long, visible_alias = "dynatemp-exp", default_value_t = 1.0, value_name = "X")]
     pub dynatemp_exponent: f32,
 
-    /// Hold the surprise of tokens near a target, with this version of Mirostat; 0 is off
+    /// Mirostat: keep the surprise of tokens near a target, by its version 1 or 2; 0 is off
     #[arg(long, default_value_t = 0, value_name = "1|2")]
     pub mirostat: u32,
 
-    /// Its target, in bits
+    /// Mirostat: the target, in bits
     #[arg(long, visible_alias = "mirostat-ent", default_value_t = 5.0, value_name = "BITS")]
     pub mirostat_tau: f32,
 
-    /// How fast it learns
+    /// Mirostat: the learning rate
     #[arg(long, visible_alias = "mirostat-lr", default_value_t = 0.1, value_name = "X")]
     pub mirostat_eta: f32,
 
-    /// Penalise what would repeat the text: by this, times the base for each token that the repetition is longer than allowed
+    /// DRY: penalise tokens that continue a repetition, by X times the base to the power of its excess length; 0 is off
     #[arg(long, default_value_t = 0.0, value_name = "X")]
     pub dry_multiplier: f32,
 
-    /// The base
+    /// DRY: the base
     #[arg(long, default_value_t = 1.75, value_name = "X")]
     pub dry_base: f32,
 
-    /// The longest repetition that is not penalised
+    /// DRY: the longest repetition that is not penalised
     #[arg(long, default_value_t = 2, value_name = "TOKENS")]
     pub dry_allowed_length: usize,
 
-    /// How many tokens back it looks; 0 is the whole context
-    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    /// DRY: how many tokens back to look; 0 or -1 is the whole context
+    #[arg(long, default_value_t = 0, value_name = "TOKENS", value_parser = numbers::limit_number)]
     pub dry_window: usize,
 
-    /// No repetition reaches over this text; repeat for more [default: end of line, colon, quote, asterisk]
+    /// DRY: a text that ends repetitions; repeat for more [default: line end, colon, quote, asterisk]
     #[arg(long, value_name = "TEXT")]
     pub dry_sequence_breaker: Vec<String>,
 }

@@ -10,8 +10,11 @@ use serde::Serialize;
 use weights::BlockType;
 
 mod batches;
+mod memory;
+mod warm;
 
 use self::batches::Batch;
+use self::memory::{Taken, Watch};
 use crate::args::{ModelArgs, PrefillArgs, SpeculateArgs, SpeculateName};
 use crate::load;
 use crate::output::{self, Style, Table};
@@ -29,6 +32,10 @@ are tokens of each sequence, T_PP and T_TG seconds, and S_PP, S_TG and S tokens 
 another prompt comes when they begin to generate: its seconds alone, theirs and its together, and its cost beside them as a share of
 its seconds alone.
 
+Before a test is timed it runs untimed, until two runs in a row take about as long. At the end stands the memory of each device:
+planned, as `ingle plan` says it with keys and values of one sequence; the pools of keys and values of all sequences and cached
+prompts as they grew; the plan with these pools; and what was taken: resident in the process, or no longer free on a GPU.
+
 Examples:
   ingle bench smollm2:135m
   ingle bench model.gguf -p 128,512 -n 128 -r 5 -t 2 --md
@@ -36,15 +43,6 @@ Examples:
   ingle bench model.gguf --parallel 1,2,4,8 -p 128 -n 128
   ingle bench model.gguf --parallel 8 -p 128 -n 32 --arriving 2048")]
 pub struct Bench {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
-    #[command(flatten)]
-    speculate: SpeculateArgs,
-
     /// Prompt lengths, each a test of its own; 0 for none
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_name = "N,…")]
     n_prompt: Vec<usize>,
@@ -88,6 +86,15 @@ pub struct Bench {
     /// Print a Markdown table
     #[arg(long, group = "format")]
     md: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
+
+    #[command(flatten)]
+    speculate: SpeculateArgs,
 }
 
 /// One test. Names up to `samples_ts` are llama-bench's; the others are ours.
@@ -127,6 +134,8 @@ struct Row {
     share_of_peak: Option<f64>,
     /// Most bytes that the process has had resident, up to the end of all tests.
     peak_resident_bytes: Option<u64>,
+    /// Of all tests together.
+    memory: Vec<Taken>,
 }
 
 #[derive(Clone, Copy)]
@@ -180,6 +189,7 @@ impl Bench {
         );
         let model = Arc::new(load::guessing(load::open(&self.model)?, &self.speculate)?);
         let device = load::device_for(&self.model.load, &model)?;
+        let watch = Watch::begin(device.as_ref());
         let mut options = load::options(&self.model.load);
         let page_len = options.page_len.unwrap_or(device.page_len());
         let needed = batches.iter().map(|batch| batch.n_positions(page_len)).max().unwrap_or(0);
@@ -191,12 +201,15 @@ impl Bench {
         let tokens = load::arbitrary_tokens(n_prompt, engine.model().n_vocab());
         load::validate(&mut engine, &self.prefill, &tokens)?;
         let prefill = load::prefill(&self.prefill);
-        let rows = batches::measure(&mut engine, &batches, prefill, self.repetitions, &self.model.model)?;
+        let name = self.model.model.to_string();
+        let mut rows = batches::measure(&mut engine, &batches, prefill, self.repetitions, &name)?;
+        let taken = watch.end(&engine);
+        rows.iter_mut().for_each(|row| row.memory.clone_from(&taken));
         if self.json {
             return output::print_json(&rows);
         }
         batches::print(&rows, self.style())?;
-        print_memory(&engine, self.style())
+        memory::print(&taken, self.style())
     }
 
     /// One sequence at a time.
@@ -210,6 +223,7 @@ impl Bench {
         anyhow::ensure!(!tests.is_empty(), "nothing to measure: give -p or -n a number above 0");
         let model = Arc::new(load::guessing(load::open(&self.model)?, &self.speculate)?);
         let device = load::device_for(&self.model.load, &model)?;
+        let watch = Watch::begin(device.as_ref());
         let mut options = load::options(&self.model.load);
         let needed = tests.iter().map(Test::n_positions).max().unwrap_or(0);
         options.n_ctx = Some(options.n_ctx.unwrap_or(needed).max(needed));
@@ -219,18 +233,20 @@ impl Bench {
         let n_prompt = tests.iter().map(|t| t.n_depth + t.n_prompt.max(1)).max().unwrap_or(1);
         load::validate(&mut engine, &self.prefill, &load::arbitrary_tokens(n_prompt, model.n_vocab()))?;
         let peaks = (!self.no_peaks).then(|| device.peaks());
-        // In turn, for machines have slow and fast seconds. The first repetition does not count.
+        for test in &tests {
+            warm::until_steady(&mut || self.measure(&mut engine, *test))?;
+        }
+        // In turn, for machines have slow and fast seconds.
         let mut seconds = vec![Vec::new(); tests.len()];
-        for repetition in 0..=self.repetitions {
+        for _ in 0..self.repetitions {
             for (test, seconds) in tests.iter().zip(&mut seconds) {
-                let taken = self.measure(&mut engine, *test)?;
-                if repetition > 0 {
-                    seconds.push(taken);
-                }
+                seconds.push(self.measure(&mut engine, *test)?);
             }
         }
+        let memory = watch.end(&engine);
         let of_test = |(test, seconds): (&Test, &Vec<f64>)| {
-            row(&self.model.model, &engine, device.as_ref(), *test, seconds, peaks)
+            let row = row(&self.model.model.to_string(), &engine, device.as_ref(), *test, seconds, peaks);
+            Row { memory: memory.clone(), ..row }
         };
         let rows: Vec<_> = tests.iter().zip(&seconds).map(of_test).collect();
         if self.json {
@@ -247,7 +263,7 @@ impl Bench {
                 peaks.f32_ops_per_second / 1e9
             ))?;
         }
-        print_memory(&engine, self.style())
+        memory::print(&memory, self.style())
     }
 
     /// Seconds of one repetition.
@@ -283,13 +299,6 @@ impl Bench {
         };
         Ok(engine.generate(request, |_| {})?.timings)
     }
-}
-
-/// The most memory that was taken so far, beside what was planned; not into CSV, which is for programs.
-fn print_memory(engine: &Engine, style: Style) -> anyhow::Result<()> {
-    let Some(peak) = platform::peak_resident_memory().filter(|_| style != Style::Csv) else { return Ok(()) };
-    let planned = output::bytes(engine.memory().total);
-    output::print_line(&format!("\npeak memory {} resident, {planned} planned", output::bytes(peak)))
 }
 
 fn row(
@@ -347,6 +356,7 @@ fn row(
         peak_ops_per_second: peak_ops.map(|(_, peak)| peak),
         share_of_peak: share,
         peak_resident_bytes: platform::peak_resident_memory(),
+        memory: Vec::new(),
     }
 }
 

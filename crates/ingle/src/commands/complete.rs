@@ -15,7 +15,8 @@ use crate::args::{
     AdapterArgs, ModelArgs, PrefillArgs, PromptCacheArgs, SamplingArgs, SpeculateArgs, SpeculateName,
 };
 use crate::grammar::GrammarArgs;
-use crate::{load, output};
+use crate::wrap::{self, Wrapper};
+use crate::{input, load, output, tell};
 
 /// Continue a text, without a chat template
 #[derive(Args)]
@@ -23,45 +24,20 @@ use crate::{load, output};
 Examples:
   ingle complete smollm2:135m --prompt \"The capital of France is\" --greedy -n 16
   ingle complete model.gguf --file story.txt --temperature 1 --seed 7
-  echo -n \"Once upon a time\" | ingle complete gemma3:270m - --json
+  echo -n \"Once upon a time\" | ingle complete gemma3:270m-base --json
   ingle complete folder/ --tokens 1,2,3 --greedy -n 8 --json")]
 pub struct Complete {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    adapters: AdapterArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
-    #[command(flatten)]
-    speculate: SpeculateArgs,
-
-    #[command(flatten)]
-    prompt_cache: PromptCacheArgs,
-
-    /// - reads the prompt from stdin
-    #[arg(value_name = "-", value_parser = ["-"])]
-    stdin: Option<String>,
-
-    /// The text to continue
+    /// The text to continue; what is piped in is added to it
     #[arg(short, long, group = "input")]
     prompt: Option<String>,
 
-    /// Read the text to continue from a file
+    /// Read the text to continue from a file; what is piped in is added to it
     #[arg(short, long, value_name = "FILE", group = "input")]
     file: Option<PathBuf>,
 
     /// Token ids to continue
     #[arg(long, value_name = "IDS", value_delimiter = ',', group = "input")]
     tokens: Option<Vec<u32>>,
-
-    #[command(flatten)]
-    sampling: SamplingArgs,
-
-    #[command(flatten)]
-    grammar: GrammarArgs,
 
     /// Go on when the model says that it has ended
     #[arg(long)]
@@ -70,17 +46,37 @@ pub struct Complete {
     /// Print {"text":…,"tokens":[…],"stop":…,"timings":{…}} at the end instead of streaming
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+
+    #[command(flatten)]
+    grammar: GrammarArgs,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    prompt_cache: PromptCacheArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
+
+    #[command(flatten)]
+    speculate: SpeculateArgs,
+
+    #[command(flatten)]
+    adapters: AdapterArgs,
+
+    /// - reads the text from stdin, as is done where no other is given
+    #[arg(index = 2, value_name = "-", value_parser = ["-"], group = "input")]
+    stdin: Option<String>,
 }
 
 impl Complete {
     pub fn run(self) -> anyhow::Result<()> {
-        let prompt = match (self.text()?, &self.tokens) {
-            (Some(prompt), _) => prompt,
-            (None, Some(_)) => String::new(),
-            (None, None) => {
-                anyhow::bail!("nothing to continue: give --prompt, --file, --tokens, or - for stdin")
-            }
-        };
+        let prompt = self.text()?;
+        generate::check(&self.sampling)?;
         let model = load::open_adapted(&self.model, &self.adapters.lora)?;
         let model = Arc::new(load::guessing(model, &self.speculate)?);
         let constraint = self.grammar.constraint(&model)?;
@@ -123,20 +119,18 @@ impl Complete {
         self.prompt_cache.save(cache.as_mut(), &mut engine, &tokens)
     }
 
-    fn text(&self) -> anyhow::Result<Option<String>> {
-        if self.stdin.is_some() {
-            anyhow::ensure!(
-                self.prompt.is_none() && self.file.is_none() && self.tokens.is_none(),
-                "- goes without --prompt, --file and --tokens"
-            );
-            return Ok(Some(io::read_to_string(io::stdin()).context("reading stdin")?));
+    /// The text to continue; empty where there are tokens.
+    fn text(&self) -> anyhow::Result<String> {
+        if self.tokens.is_some() {
+            return Ok(String::new());
         }
-        match &self.file {
-            Some(file) => Ok(Some(
-                std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?,
-            )),
-            None => Ok(self.prompt.clone()),
-        }
+        let file = self
+            .file
+            .as_ref()
+            .map(|file| std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display())));
+        let given = file.transpose()?.or_else(|| self.prompt.clone()).or_else(|| self.stdin.clone());
+        input::text(given.as_deref())?
+            .context("nothing to continue: give --prompt, --file, --tokens, or a text on stdin")
     }
 }
 
@@ -151,12 +145,14 @@ fn complete_json(engine: &mut Engine, request: engine::Request) -> anyhow::Resul
 
 fn complete_text(engine: &mut Engine, request: engine::Request, interrupt: &Interrupt) -> anyhow::Result<()> {
     let mut out = io::stdout();
-    let finished = generate::stream(engine, request, interrupt, &mut out)?;
+    let mut wrapped = Wrapper::new(&mut out, Box::new(wrap::stdout_width), 0);
+    let finished = generate::stream(engine, request, interrupt, &mut wrapped)?;
+    wrapped.finish()?;
     writeln!(out)?;
     if let Some(remark) = generate::remark(&finished) {
-        eprintln!("{remark}");
+        tell!("{remark}");
     }
-    eprintln!("{}", generate::figures(&finished.timings));
+    tell::aside(&generate::closing(&finished.timings));
     Ok(())
 }
 
@@ -165,6 +161,6 @@ fn complete_ids(engine: &mut Engine, request: engine::Request) -> anyhow::Result
     let done = engine.complete(request)?;
     let ids: Vec<String> = done.tokens.iter().map(u32::to_string).collect();
     output::print_line(&ids.join(","))?;
-    eprintln!("{}", generate::figures(&done.finished.timings));
+    tell::aside(&generate::closing(&done.finished.timings));
     Ok(())
 }

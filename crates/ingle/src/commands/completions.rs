@@ -1,6 +1,6 @@
 //! `ingle completions`: scripts that complete commands and flags in a shell.
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 
 /// Print a completion script for a shell
 #[derive(Args)]
@@ -16,7 +16,7 @@ pub struct Completions {
 impl Completions {
     pub fn run(self) -> anyhow::Result<()> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut crate::Cli::command(), "ingle", &mut script);
+        clap_complete::generate(self.shell, &mut crate::usage::command(), "ingle", &mut script);
         std::io::Write::write_all(&mut std::io::stdout(), &script)?;
         Ok(())
     }

@@ -12,27 +12,28 @@ use serde_json::json;
 use weights::Source;
 use weights::{Access, Checkpoint, Naming};
 
-use crate::args::{FetchArgs, VerifyArgs};
+use crate::args::{FetchArgs, ModelName, VerifyArgs};
 use crate::load;
 use crate::mmproj;
 use crate::output::{self, Style, Table};
 use crate::progress::Bar;
+use crate::tell::tell;
 
 /// Convert a model to a .base or GGUF file, in other types if asked for
 #[derive(Args)]
 #[command(after_help = "\
-Types for .base files: keep, f32, f16, bf16; q2 to q6 and q8 for groups of integers with a scale and an offset, to which may
-be added -g32, -g64 or -g128 (values that share a scale), -bf16, -f16 or -e8m0 (what scales are stored as) and -sym (no
-offsets). Without these, groups are 32 for q2 and q3, 64 for q4 to q6, 128 for q8, and scales bf16.
-For GGUF files: gguf keeps the types; gguf:q4_k, gguf:q8_0 and so on. Names, numbers and tokenizer of a Hugging Face or MLX
-model become those that GGUF has; what GGUF has no place for is an error, or a note where readers do without it. The tower of a
-model that sees images becomes a second file, mmproj-FILE.
+Types for .base files: keep, f32, f16, bf16; q2 to q6 and q8 are groups of integers with a scale and an offset. They may end in
+-g32, -g64 or -g128 (the size of a group), -bf16, -f16 or -e8m0 (the type of the scales), and -sym (no offsets). By default a group
+has 32 values for q2 and q3, 64 for q4 to q6 and 128 for q8, and scales are bf16.
+Types for GGUF files: gguf keeps the types of the source; gguf:q4_k, gguf:q8_0 and so on change them. The names, numbers and
+tokenizer of a Hugging Face or MLX model are translated to GGUF's. What GGUF has no place for is an error, or a note if readers do
+without it. The image encoder of a model becomes a second file, mmproj-FILE.
 
-Quantised are matrices. Norms, biases, routers and position embeddings stay as they are; the embedding and the head become one
-step finer than the rest, for their errors go straight into what the model says. RowCount that are not whole groups get smaller
-ones. A profile decides for single tensors: a file of lines PATTERN = TYPE, of which the first that matches counts.
+Only matrices are quantised. Norms, biases, routers and position embeddings keep their types. The embedding and the output matrix get
+one step more precision than the rest, because their errors reach the answer directly. Rows whose length is not a multiple of the
+group get smaller groups. A profile sets the type of single tensors: a file of lines PATTERN = TYPE, the first match counts.
 
-Tensors that are quantised already are only moved where that loses nothing; --requantize encodes them again.
+Tensors that are quantised already are copied, or moved to another format where that loses nothing; --requantize encodes them again.
 
 Examples:
   ingle convert folder/ -o model.base --to q4
@@ -43,13 +44,13 @@ Examples:
   ingle convert folder/ -o model.base --to q4 --profile fine.txt       with a line such as: *.down_proj.weight = q6")]
 pub struct Convert {
     /// A catalog name, a path to a GGUF or .base file or a folder, or hf:org/repo[/file][@revision]
-    model: String,
+    model: ModelName,
 
     /// The file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// What matrices become
+    /// The type of the matrices
     #[arg(long, value_name = "TYPE", default_value = "keep")]
     to: String,
 
@@ -57,7 +58,7 @@ pub struct Convert {
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
 
-    /// Encode tensors that are quantised already: they lose a second time
+    /// Encode tensors again that are quantised already, which loses precision a second time
     #[arg(long)]
     requantize: bool,
 
@@ -65,15 +66,15 @@ pub struct Convert {
     #[arg(long)]
     force: bool,
 
+    /// Print what was done as JSON
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     fetch: FetchArgs,
 
     #[command(flatten)]
     verify: VerifyArgs,
-
-    /// Print what was done as JSON
-    #[arg(long)]
-    json: bool,
 }
 
 impl Convert {
@@ -108,7 +109,7 @@ impl Convert {
         }
         let plan = Plan::new(&*source, &options)?;
         for line in &plan.unmatched {
-            eprintln!("note: the profile's {line} matches no tensor");
+            tell!("note: the profile's {line} matches no tensor");
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let mut bar = Bar::default();
@@ -123,7 +124,7 @@ impl Convert {
             let options = Options { target: Target::parse("gguf")?, profile: None, ..options };
             let plan = Plan::new(&tower, &options)?;
             convert::run(&tower, &plan, &name, &[], &tower_file, &options, &mut |_| {})?;
-            eprintln!("note: the tower of images is in {}", tower_file.display());
+            tell!("note: the image encoder is in {}", tower_file.display());
         }
         self.report(source_bytes, &plan, &done?, start.elapsed().as_secs_f64())
     }
@@ -136,7 +137,7 @@ impl Convert {
                 .map(|(name, (tensors, bytes))| (name.clone(), json!({ "tensors": tensors, "bytes": bytes })))
                 .collect();
             return output::print_json(&json!({
-                "file": self.output, "bytes": report.file_bytes, "source_bytes": source_bytes, "types": types,
+                "file": self.output.to_string_lossy(), "bytes": report.file_bytes, "source_bytes": source_bytes, "types": types,
                 "copied": report.n_copied, "moved": report.n_repacked, "encoded": report.n_encoded,
                 "unmatched": plan.unmatched, "seconds": seconds,
             }));
@@ -165,7 +166,7 @@ fn remove_on_interrupt(output: &Path) -> anyhow::Result<()> {
     ctrlc::set_handler(move || {
         _ = std::fs::remove_file(&partial);
         // Below the bar.
-        eprintln!();
+        tell!("");
         // 128 + SIGINT, as shells expect.
         std::process::exit(130);
     })?;
@@ -174,7 +175,7 @@ fn remove_on_interrupt(output: &Path) -> anyhow::Result<()> {
 
 /// A GGUF file has GGUF's names, whatever the source has; a tower of images is a second file. Notes tell what is left out.
 fn with_gguf_names(
-    model: &str,
+    model: &ModelName,
     path: &Path,
     checkpoint: Checkpoint,
 ) -> anyhow::Result<(Box<dyn Source>, Option<GgufExport>)> {
@@ -205,13 +206,13 @@ fn with_gguf_names(
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
         notes.push(format!("left out, since the model does not use them: {first}{more}"));
     }
-    notes.iter().for_each(|note| eprintln!("note: {note}"));
+    notes.iter().for_each(|note| tell!("note: {note}"));
     Ok((Box::new(export), tower))
 }
 
 /// What a model is called: by its repository, its name in the catalog, its folder, or its file without the ending.
-fn name_of(model: &str, path: &Path) -> anyhow::Result<String> {
-    let name = match ModelRef::parse(model)? {
+fn name_of(model: &ModelName, path: &Path) -> anyhow::Result<String> {
+    let name = match model.reference()? {
         ModelRef::Hub(place) => place.repo.rsplit('/').next().map(str::to_owned),
         ModelRef::Catalog(name) => Some(name),
         ModelRef::Store(place) => {

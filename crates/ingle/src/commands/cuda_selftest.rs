@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::load;
+use crate::{load, output};
 
 /// Compare every CUDA kernel with the reference interpreter, and print a report
 #[derive(Args)]
@@ -21,7 +21,7 @@ impl CudaSelftest {
         let facts = device.context().facts();
         let memory = device.memory();
         let Peaks { read_bytes_per_second, .. } = device.peaks();
-        println!(
+        output::print_line(&format!(
             "ingle {} cuda-selftest\n{}\ndriver for CUDA {}.{}, {}\n{} MiB of memory, {} MiB free, copied at {:.0} GB/s\n",
             env!("CARGO_PKG_VERSION"),
             device.describe(),
@@ -31,20 +31,20 @@ impl CudaSelftest {
             memory.total >> 20,
             memory.free >> 20,
             read_bytes_per_second / 1e9,
-        );
+        ))?;
         let mut n_failed = 0;
         let mut report = |name: String, result: Result<String, String>| match result {
-            Ok(what) => println!("ok      {name}: {what}"),
+            Ok(what) => output::print_line(&format!("ok      {name}: {what}")),
             Err(reason) => {
                 n_failed += 1;
-                println!("FAILED  {name}: {reason}");
+                output::print_line(&format!("FAILED  {name}: {reason}"))
             }
         };
         for kind in selftest::kinds() {
-            report(format!("{kind:?}"), selftest::check_kind(&device, kind).map(|n| format!("{n} cases")));
+            report(format!("{kind:?}"), selftest::check_kind(&device, kind).map(|n| format!("{n} cases")))?;
         }
         for (name, check) in selftest::PROMISES {
-            report(name.to_owned(), check(&device).map(|()| "kept".to_owned()));
+            report(name.to_owned(), check(&device).map(|()| "kept".to_owned()))?;
         }
         anyhow::ensure!(n_failed == 0, "{n_failed} parts of the self-test failed");
         Ok(())

@@ -22,9 +22,6 @@ Examples:
   ingle diff smollm2:135m --between cpu,reference
   ingle diff model.gguf --between metal-emulated,reference --bound 0.01 --tokens 1,2,3 --all")]
 pub struct Diff {
-    #[command(flatten)]
-    model: ModelArgs,
-
     /// The devices: two names as --device takes them
     #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1..=2, required = true)]
     between: Vec<DeviceName>,
@@ -48,6 +45,9 @@ pub struct Diff {
     /// Print an array of {"node","op","layer","value","rms","at","found"}
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
 impl Diff {
@@ -104,7 +104,10 @@ impl Diff {
                 .max_by(|a, b| a.rms.total_cmp(&b.rms))
                 .context("no value is in memory on both")?;
             if !self.json {
-                println!("{n} values agree; the largest difference is {:.2e}, of {}", worst.rms, worst.value);
+                output::print_line(&format!(
+                    "{n} values agree; the largest difference is {:.2e}, of {}",
+                    worst.rms, worst.value
+                ))?;
             }
             return Ok(());
         };

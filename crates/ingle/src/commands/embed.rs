@@ -10,12 +10,13 @@ use engine::{Embedder, Prefill};
 use serde_json::json;
 
 use crate::args::{ModelArgs, PrefillArgs};
-use crate::{load, output};
+use crate::tell::tell;
+use crate::{input, load, output};
 
 /// Turn texts into embedding vectors
 #[derive(Args)]
 #[command(after_help = "\
-Without texts and files, stdin is read, a text a line. A text longer than the model takes is cut, with a note on stderr.
+What is piped in is read too, a text a line. A text longer than the model takes is cut, with a note on stderr.
 Pooling, normalisation and the longest text are what the model's own files say; --ctx changes the last. --chunk is the number
 of tokens, of several texts, that are computed together.
 
@@ -25,15 +26,6 @@ Examples:
   ingle embed folder/ --tokens 101,2023,102 --hidden --json
   sort -u queries.txt | ingle embed folder/ --json > vectors.json")]
 pub struct Embed {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
-    /// Texts
-    text: Vec<String>,
-
     /// A file of texts, a line each, an empty line too; - reads stdin; repeat for more
     #[arg(short, long, value_name = "FILE")]
     file: Vec<PathBuf>,
@@ -49,6 +41,16 @@ pub struct Embed {
     /// Print {"embeddings":[[…],…]} instead of a line of numbers for each text
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
+
+    /// Texts
+    #[arg(index = 2)]
+    text: Vec<String>,
 }
 
 impl Embed {
@@ -68,7 +70,7 @@ impl Embed {
         let mut embedder = Embedder::new(model, &device, &load::options(args))?;
         let found = embedder.embed(&texts)?;
         for index in &found.truncated {
-            eprintln!(
+            tell!(
                 "note: text {} is longer than {} tokens and was cut",
                 index + 1,
                 embedder.spec().max_tokens
@@ -104,17 +106,18 @@ impl Embed {
         Ok(())
     }
 
-    /// The arguments, then the lines of the files; of stdin if there are neither.
+    /// The arguments, then the lines of the files, then those of stdin.
     fn texts(&self) -> anyhow::Result<Vec<String>> {
         let mut texts = self.text.clone();
         for file in &self.file {
             texts.extend(lines(file)?);
         }
-        if self.text.is_empty() && self.file.is_empty() {
-            if std::io::stdin().is_terminal() {
-                eprintln!("reading texts from the keyboard, a line each; Ctrl-D ends");
-            }
+        let is_alone = self.text.is_empty() && self.file.is_empty();
+        if is_alone && std::io::stdin().is_terminal() {
+            tell!("reading texts from the keyboard, a line each; Ctrl-D ends");
             texts = lines(Path::new("-"))?;
+        } else if !self.file.iter().any(|file| file.as_os_str() == "-") {
+            texts.extend(input::piped()?.iter().flat_map(|text| text.lines()).map(str::to_owned));
         }
         if texts.is_empty() {
             bail!("found no text, expected at least one as an argument, in a file or on stdin");
@@ -125,7 +128,7 @@ impl Embed {
 
 fn lines(file: &Path) -> anyhow::Result<Vec<String>> {
     let text = if file.as_os_str() == "-" {
-        std::io::read_to_string(std::io::stdin()).context("reading stdin")?
+        input::all()?
     } else {
         std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?
     };

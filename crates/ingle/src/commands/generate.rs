@@ -47,6 +47,14 @@ pub fn sampling(args: &SamplingArgs) -> SamplingParams {
     }
 }
 
+/// Refuse parameters outside their limits before anything is loaded. What depends on the vocabulary is checked with the model.
+///
+/// # Errors
+/// Names the first, its value and the limits.
+pub fn check(args: &SamplingArgs) -> anyhow::Result<()> {
+    Ok(SamplingParams { logit_bias: Vec::new(), ..sampling(args) }.check(1)?)
+}
+
 /// A request to continue `tokens` as the flags ask; `speculate` says whether they may be guessed.
 pub fn request(
     tokens: Vec<u32>,
@@ -98,8 +106,20 @@ pub fn stream(
     }
 }
 
+/// The line under an answer: what it was and how fast; with `-v` all that was measured.
+pub fn closing(t: &Timings) -> String {
+    if crate::tell::is_verbose() { figures(t) } else { brief(t.generated_tokens, t.decode_rate()) }
+}
+
+/// `153 tokens, 49.3 tok/s`
+pub fn brief(n_tokens: usize, rate: f64) -> String {
+    let tokens = crate::output::plural(n_tokens, "token");
+    // One token has no rate.
+    if rate > 0.0 { format!("{tokens}, {rate:.1} tok/s") } else { tokens }
+}
+
 /// `prompt 31 tokens, 412.0 tok/s; answer 48 tokens, 83.1 tok/s; first token after 78.1 ms`
-pub fn figures(t: &Timings) -> String {
+fn figures(t: &Timings) -> String {
     let mut text = format!("prompt {} tokens", t.prompt_tokens);
     if t.reused_tokens > 0 {
         text += &format!(" ({} reused)", t.reused_tokens);
@@ -122,7 +142,7 @@ pub fn remark(finished: &Finished) -> Option<String> {
     use engine::FinishReason::*;
     match &finished.reason {
         ContextFull => Some(
-            "the context is full: the answer stops here (raise --ctx, or let it slide with --overflow slide)"
+            "the context is full, so the answer stops here (raise --ctx, or let it slide with --overflow slide)"
                 .into(),
         ),
         Cancelled => Some("stopped".into()),

@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::json;
 use weights::{Array, Checkpoint, Value};
 
-use crate::args::{DeviceArgs, FetchArgs, VerifyArgs};
+use crate::args::{DeviceArgs, FetchArgs, ModelName, VerifyArgs};
 use crate::load;
 use crate::output::{self, Style, Table};
 
@@ -19,16 +19,7 @@ Examples:
   ingle inspect folder/ --json")]
 pub struct Inspect {
     /// A catalog name, a path to a GGUF or .base file or a folder, or hf:org/repo[/file][@revision]
-    model: String,
-
-    #[command(flatten)]
-    fetch: FetchArgs,
-
-    #[command(flatten)]
-    verify: VerifyArgs,
-
-    #[command(flatten)]
-    device: DeviceArgs,
+    model: ModelName,
 
     /// List every tensor
     #[arg(long)]
@@ -46,6 +37,15 @@ pub struct Inspect {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    fetch: FetchArgs,
+
+    #[command(flatten)]
+    verify: VerifyArgs,
+
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 impl Inspect {

@@ -45,7 +45,7 @@ impl Keygen {
         let digits = hexadecimal(&key.public().to_bytes());
         if self.json {
             return output::print_json(
-                &json!({ "secret": self.output, "public": public_file, "public_key": digits }),
+                &json!({ "secret": self.output.to_string_lossy(), "public": public_file.to_string_lossy(), "public_key": digits }),
             );
         }
         output::print_line(&format!(

@@ -18,12 +18,12 @@ pub struct List {
     #[arg(long)]
     all: bool,
 
-    #[command(flatten)]
-    fetch: FetchArgs,
-
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    fetch: FetchArgs,
 }
 
 impl List {
@@ -34,7 +34,7 @@ impl List {
         }
         if self.json {
             let rows: Vec<_> = installed.iter().map(|m| json!({
-                "name": m.name, "bytes": m.bytes, "path": m.path, "source": m.source,
+                "name": m.name, "bytes": m.bytes, "path": m.path.to_string_lossy(), "source": m.source,
                 "modified": m.modified.duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs()),
             })).collect();
             return output::print_json(&rows);

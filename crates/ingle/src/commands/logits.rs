@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use anyhow::Context;
 use clap::Args;
 use engine::Engine;
 use serde_json::json;
@@ -10,7 +11,7 @@ use text::Specials;
 
 use crate::args::{AdapterArgs, ModelArgs, PrefillArgs};
 use crate::output::{Style, Table};
-use crate::{load, output};
+use crate::{input, load, output};
 
 /// Print the best tokens at each position of a prompt, with logits and log-probabilities
 #[derive(Args)]
@@ -21,17 +22,8 @@ Examples:
   ingle logits folder/ --tokens 1,2,3 --json
   ingle logits folder/ --tokens 5,151,151,9 --image cat.png --json  (a placeholder for each row of the image)")]
 pub struct Logits {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    adapters: AdapterArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
-    /// The text
-    #[arg(short, long, required_unless_present = "tokens", conflicts_with = "tokens")]
+    /// The text; what is piped in is added to it
+    #[arg(short, long, conflicts_with = "tokens")]
     prompt: Option<String>,
 
     /// Token ids instead of a text
@@ -49,14 +41,30 @@ pub struct Logits {
     /// Print {"tokens":[…],"top":[[[id,logit,logprob],…],…]}
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    adapters: AdapterArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
 }
 
 impl Logits {
     pub fn run(self) -> anyhow::Result<()> {
+        let prompt = match &self.tokens {
+            Some(_) => None,
+            None => Some(
+                input::text(self.prompt.as_deref())?
+                    .context("found no text, expected --prompt, --tokens or a text on stdin")?,
+            ),
+        };
         let model = Arc::new(load::open_adapted(&self.model, &self.adapters.lora)?);
         let device = load::device_for(&self.model.load, &model)?;
         let images = load::images(&model, &self.image)?;
-        let tokens = match (&self.prompt, self.tokens) {
+        let tokens = match (&prompt, self.tokens) {
             (Some(text), _) if !images.is_empty() => {
                 let text = model.expand_images(text, &images)?;
                 model.need_tokenizer()?.encode_with_bos(&text, Specials::Parse)?

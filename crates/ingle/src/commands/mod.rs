@@ -35,6 +35,7 @@ use clap::Subcommand;
 /// What to do.
 #[derive(Subcommand)]
 pub enum Command {
+    #[command(visible_alias = "chat")]
     Run(run::Run),
     Complete(complete::Complete),
     Serve(serve::Serve),
@@ -42,6 +43,7 @@ pub enum Command {
     Stop(stop::Stop),
     Bench(bench::Bench),
     BenchServe(bench_serve::BenchServe),
+    #[command(visible_alias = "show")]
     Inspect(inspect::Inspect),
     Plan(plan::Plan),
     Tokenize(tokenize::Tokenize),
@@ -50,11 +52,14 @@ pub enum Command {
     Diff(diff::Diff),
     Profile(profile::Profile),
     Pull(pull::Pull),
+    #[command(visible_alias = "ls")]
     List(list::List),
     Search(search::Search),
+    #[command(alias = "remove")]
     Rm(rm::Rm),
     Embed(embed::Embed),
     Rerank(rerank::Rerank),
+    #[command(visible_aliases = ["create", "quantize"], alias = "quantise")]
     Convert(convert::Convert),
     Keygen(keygen::Keygen),
     Sign(sign::Sign),
@@ -63,6 +68,9 @@ pub enum Command {
     CudaSelftest(cuda_selftest::CudaSelftest),
     MetalSelftest(metal_selftest::MetalSelftest),
     Completions(completions::Completions),
+    /// Print the version
+    #[command(hide = true)]
+    Version,
 }
 
 impl Command {
@@ -97,6 +105,7 @@ impl Command {
             Command::CudaSelftest(c) => c.run(),
             Command::MetalSelftest(c) => c.run(),
             Command::Completions(c) => c.run(),
+            Command::Version => crate::output::print_line(concat!("ingle ", env!("CARGO_PKG_VERSION"))),
         }
     }
 }

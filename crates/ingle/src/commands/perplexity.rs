@@ -9,7 +9,7 @@ use engine::Engine;
 use text::Specials;
 
 use crate::args::{ModelArgs, PrefillArgs};
-use crate::{load, output};
+use crate::{input, load, output};
 
 /// Measure the perplexity of a model on a text file
 #[derive(Args)]
@@ -20,15 +20,6 @@ Examples:
   ingle perplexity smollm2:135m text.txt
   ingle perplexity model.gguf text.txt --window 512 --json")]
 pub struct Perplexity {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
-    /// The text; - reads stdin
-    file: PathBuf,
-
     /// Tokens of a window [default: the context length]
     #[arg(long, value_name = "TOKENS")]
     window: Option<usize>,
@@ -36,12 +27,22 @@ pub struct Perplexity {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
+
+    /// The text; - reads stdin
+    #[arg(index = 2)]
+    file: PathBuf,
 }
 
 impl Perplexity {
     pub fn run(self) -> anyhow::Result<()> {
         let text = if self.file.as_os_str() == "-" {
-            std::io::read_to_string(std::io::stdin()).context("reading stdin")?
+            input::all()?
         } else {
             std::fs::read_to_string(&self.file).with_context(|| format!("reading {}", self.file.display()))?
         };
@@ -63,8 +64,12 @@ impl Perplexity {
             return output::print_json(&result);
         }
         output::print_line(&format!(
-            "perplexity {:.4} (mean negative log-likelihood {:.5}, {} tokens, {} windows of {})",
-            result.perplexity, result.nll, result.n_tokens, result.n_windows, result.window
+            "perplexity {:.4} (mean negative log-likelihood {:.5}, {} tokens in {} of {})",
+            result.perplexity,
+            result.nll,
+            result.n_tokens,
+            output::plural(result.n_windows, "window"),
+            result.window
         ))
     }
 }

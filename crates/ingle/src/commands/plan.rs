@@ -9,6 +9,7 @@ use engine::{Governor, LoadOptions, MemoryReport, Speculate};
 
 use self::like::{Engine, Machine, Needs};
 use crate::args::{ModelArgs, SpeculateArgs, SpeculateName, parse_bytes};
+use crate::tell::tell;
 use crate::{load, output};
 
 /// Itemise the memory that a model would take, without taking any
@@ -20,12 +21,6 @@ Examples:
   ingle plan model.gguf --like vllm --like llama.cpp
   ingle plan model.gguf --like mistralrs --machine 16GiB --others 6GiB")]
 pub struct Plan {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    speculate: SpeculateArgs,
-
     /// Compare with what another engine would do, by its own formula; may be given several times
     #[arg(long, value_enum, value_name = "ENGINE")]
     like: Vec<Engine>,
@@ -41,6 +36,12 @@ pub struct Plan {
     /// Print JSON, a line for each model or engine
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    speculate: SpeculateArgs,
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
@@ -62,6 +63,9 @@ impl Plan {
             return self.compare(&model, &report);
         }
         self.print(&report)?;
+        if let Some(chosen) = load::default_kv_type(&self.model.load, device.as_ref(), &model) {
+            tell!("{chosen}");
+        }
         if let Some(name) = &self.speculate.draft_model {
             let draft = load::open(&ModelArgs { model: name.clone(), ..self.model.clone() })?;
             let options = LoadOptions { n_ctx: Some(report.n_ctx), speculate: Speculate::Off, ..options };

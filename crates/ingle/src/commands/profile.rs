@@ -23,12 +23,6 @@ Examples:
   ingle profile model.gguf --parallel 8 -p 128 -n 32
   ingle profile model.gguf --trace trace.json      (open it in chrome://tracing or ui.perfetto.dev)")]
 pub struct Profile {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
     /// Prompt tokens
     #[arg(short = 'p', long, default_value_t = 128, value_name = "N")]
     n_prompt: usize,
@@ -52,6 +46,12 @@ pub struct Profile {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -13,12 +13,12 @@ Examples:
   ingle ps
   ingle ps --server http://box.lan:8080 --api-key SECRET")]
 pub struct Ps {
-    #[command(flatten)]
-    server: ServerArgs,
-
     /// Print what the server says, in JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    server: ServerArgs,
 }
 
 impl Ps {
@@ -27,10 +27,16 @@ impl Ps {
         if self.json {
             return output::print_json(&found);
         }
+        if found["models"].as_array().is_some_and(Vec::is_empty) {
+            return output::print_line(
+                "the server has no model loaded; it loads one when a request names it",
+            );
+        }
         let mut table = Table::new(&["name", "size>", "context>", "until"]);
         for model in found["models"].as_array().into_iter().flatten() {
             let text = |key: &str| model[key].as_str().unwrap_or_default().to_owned();
-            let context = model["context_length"].as_u64().map_or(String::new(), |n| n.to_string());
+            let context =
+                model["context_length"].as_u64().filter(|n| *n > 0).map_or(String::new(), |n| n.to_string());
             let size = model["size"].as_u64().map_or(String::new(), output::bytes);
             let until = match &model["expires_at"] {
                 // What stays has a time in centuries.

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::args::ModelArgs;
 use crate::output::{Style, Table};
-use crate::{load, output};
+use crate::{input, load, output};
 
 /// Judge how well documents fit a query, with a model made for it
 #[derive(Args)]
@@ -23,17 +23,6 @@ Examples:
   ingle rerank Qwen3-Reranker-0.6B-Q8_0.gguf \"what is a panda?\" \"Paris is a city.\"
   ingle rerank folder/ --tokens 0,581,2,2,9,2 --json")]
 pub struct Rerank {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    /// The query
-    #[arg(required_unless_present = "tokens", conflicts_with = "tokens")]
-    query: Option<String>,
-
-    /// The documents
-    #[arg(required_unless_present = "tokens", conflicts_with = "tokens")]
-    documents: Vec<String>,
-
     /// Token ids of a pair, with their marks, instead of texts; repeat for more
     #[arg(long, value_name = "IDS")]
     tokens: Vec<String>,
@@ -41,17 +30,36 @@ pub struct Rerank {
     /// Print {"scores":[…]} in the documents' order instead of a table, the best first
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// The query
+    #[arg(index = 2, required_unless_present = "tokens", conflicts_with = "tokens")]
+    query: Option<String>,
+
+    /// The documents; what is piped in is more of them, one a line
+    #[arg(index = 3, conflicts_with = "tokens")]
+    documents: Vec<String>,
 }
 
 impl Rerank {
     pub fn run(self) -> anyhow::Result<()> {
+        let mut documents = self.documents.clone();
+        if self.query.is_some() {
+            documents.extend(input::piped()?.iter().flat_map(|text| text.lines()).map(str::to_owned));
+            anyhow::ensure!(
+                !documents.is_empty(),
+                "found no document, expected one as an argument or on stdin"
+            );
+        }
         let model = Arc::new(load::open(&self.model)?);
         let device = load::device_for(&self.model.load, &model)?;
         let mut embedder = Embedder::new(model, &device, &load::options(&self.model.load))?;
         let pairs = match &self.query {
             Some(query) => {
                 let pair = |document: &String| embedder.tokenize_pair(query, document);
-                self.documents.iter().map(pair).collect::<Result<Vec<_>, _>>()?
+                documents.iter().map(pair).collect::<Result<Vec<_>, _>>()?
             }
             None => self.tokens.iter().map(|ids| parse(ids)).collect::<anyhow::Result<Vec<_>>>()?,
         };
@@ -63,7 +71,7 @@ impl Rerank {
         order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
         let mut table = Table::new(&["score>", "document"]);
         for index in order {
-            let shown = self.documents.get(index).cloned().unwrap_or_else(|| format!("pair {}", index + 1));
+            let shown = documents.get(index).cloned().unwrap_or_else(|| format!("pair {}", index + 1));
             table.row(vec![format!("{:.4}", scores[index]), shown]);
         }
         table.print(Style::Plain)

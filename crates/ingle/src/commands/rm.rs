@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::args::FetchArgs;
+use crate::args::{FetchArgs, ModelName};
 use crate::output;
 
 /// Remove models from the cache
@@ -14,7 +14,7 @@ Examples:
 pub struct Rm {
     /// Names as `ingle list` prints them
     #[arg(required = true)]
-    models: Vec<String>,
+    models: Vec<ModelName>,
 
     #[command(flatten)]
     fetch: FetchArgs,
@@ -24,7 +24,7 @@ impl Rm {
     pub fn run(self) -> anyhow::Result<()> {
         let cache = self.fetch.cache()?;
         for model in &self.models {
-            let freed = hub::remove(&hub::ModelRef::parse(model)?, &cache)?;
+            let freed = hub::remove(&model.reference()?, &cache)?;
             output::print_line(&format!("removed {model}: {} freed", output::bytes(freed)))?;
         }
         Ok(())

@@ -1,10 +1,11 @@
 //! `ingle run`: chat through the model's own template, once or interactively.
 
+mod partner;
 mod remote;
 mod spoken;
 
 use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -21,47 +22,30 @@ use crate::args::{
 };
 use crate::client::Client;
 use crate::grammar::GrammarArgs;
-use crate::interactive::{self, Partner};
-use crate::{load, output};
+use crate::interactive;
+use crate::{input, load, output, tell};
 
 /// Chat with a model: one answer to PROMPT, or an interactive conversation
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   ingle run smollm2:135m \"Why is the sky blue?\"
-  ingle run smollm2:135m                                  (interactive; /help lists what can be done)
+  ingle run smollm2:135m                                  (interactive; try /help)
   ingle run model.gguf --system \"Answer briefly.\" --temperature 0.2 \"What is Rust?\"
   ingle run smolvlm-folder/ --image cat.png \"What is this?\"
-  cat letter.txt | ingle run smollm2:135m --greedy        (a prompt from a pipe)
+  ingle run smollm2:135m < question.txt                   (a prompt from a pipe)
+  cat letter.txt | ingle run smollm2:135m \"Summarise this letter.\"
   ingle run smollm2:135m --server http://box.lan:8080 \"Hello\"  (a model that a server has)")]
 pub struct Run {
-    #[command(flatten)]
-    model: ModelArgs,
-
-    #[command(flatten)]
-    adapters: AdapterArgs,
-
-    #[command(flatten)]
-    prefill: PrefillArgs,
-
-    #[command(flatten)]
-    speculate: SpeculateArgs,
-
-    #[command(flatten)]
-    prompt_cache: PromptCacheArgs,
-
-    /// What to say; without it the conversation is interactive, or the prompt comes from a pipe
-    prompt: Option<String>,
-
-    /// Ask this server for the model instead of running it here: `ingle serve`, or another with OpenAI's API
+    /// Use the model on this server instead of running it here: one of `ingle serve`, or any with OpenAI's API
     #[arg(long, value_name = "URL")]
     server: Option<String>,
 
-    /// The key that the server asks for [default: INGLE_API_KEY]
+    /// The server's API key [default: INGLE_API_KEY]
     #[arg(long, value_name = "KEY", requires = "server")]
     api_key: Option<String>,
 
-    /// Trust the certificates in this PEM file for the server, and no public authority
+    /// Trust only the certificates in this PEM file for the server
     #[arg(long, value_name = "FILE", requires = "server")]
     ca_cert: Option<PathBuf>,
 
@@ -73,9 +57,17 @@ pub struct Run {
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
 
-    /// A variable for the template, the value in JSON (enable_thinking=false); repeat for more
+    /// Set a variable of the chat template, in JSON (enable_thinking=false); repeat for more
     #[arg(long, value_name = "NAME=JSON")]
     template_var: Vec<String>,
+
+    /// An image to talk about (PNG, JPEG or WebP), for a model that takes images; repeat for more
+    #[arg(long, value_name = "FILE", conflicts_with = "server")]
+    image: Vec<PathBuf>,
+
+    /// Print {"text":…,"stop":…,"timings":{…}} at the end instead of streaming (with PROMPT or a pipe)
+    #[arg(long)]
+    json: bool,
 
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -83,29 +75,31 @@ pub struct Run {
     #[command(flatten)]
     grammar: GrammarArgs,
 
-    /// An image to talk about (PNG, JPEG or WebP), for a model that sees; repeat for more
-    #[arg(long, value_name = "FILE", conflicts_with = "server")]
-    image: Vec<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
 
-    /// Print {"text":…,"stop":…,"timings":{…}} at the end instead of streaming (with PROMPT or a pipe)
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    prompt_cache: PromptCacheArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
+
+    #[command(flatten)]
+    speculate: SpeculateArgs,
+
+    #[command(flatten)]
+    adapters: AdapterArgs,
+
+    /// What to say; text that is piped in is added to it. Without either the conversation is interactive
+    #[arg(index = 2)]
+    prompt: Option<String>,
 }
 
 impl Run {
     pub fn run(self) -> anyhow::Result<()> {
-        let prompt = match &self.prompt {
-            Some(prompt) => Some(prompt.clone()),
-            None if !io::stdin().is_terminal() => {
-                Some(io::read_to_string(io::stdin()).context("reading stdin")?)
-            }
-            None => None,
-        };
-        anyhow::ensure!(
-            !self.json || prompt.is_some(),
-            "--json needs a PROMPT: a conversation is for people"
-        );
-        let history = self.model.fetch.cache()?.root().join("history");
+        let prompt = self.prompt()?;
+        generate::check(&self.sampling)?;
+        let history = || anyhow::Ok(self.model.fetch.cache()?.root().join("history"));
         if let Some(url) = &self.server {
             return self.remote(url)?.converse(prompt, self.json, &history);
         }
@@ -142,6 +136,8 @@ impl Run {
             images: Vec::new(),
             waiting: Vec::new(),
             n_last: 0,
+            turns: Vec::new(),
+            n_used: 0,
         };
         session.waiting = load::images(&model, &self.image)?;
         session.engine.set_scored_adapter(session.adapter.as_deref())?;
@@ -149,11 +145,25 @@ impl Run {
             Some(prompt) if self.json => session.answer_json(&prompt)?,
             Some(prompt) => {
                 let finished = session.answer(&prompt, &mut io::stdout())?;
-                eprintln!("{}", generate::figures(&finished.timings));
+                tell::aside(&generate::closing(&finished.timings));
             }
-            None => interactive::run(&mut session, &self.model.model, &history)?,
+            None => interactive::run(&mut session, &self.model.model.to_string(), &history()?)?,
         }
         self.prompt_cache.save(cache.as_mut(), &mut session.engine, &session.last_prompt)
+    }
+
+    /// What is said first; `None`: somebody sits there to say it.
+    fn prompt(&self) -> anyhow::Result<Option<String>> {
+        let prompt = input::message(self.prompt.as_deref())?;
+        if prompt.is_some() {
+            return Ok(prompt);
+        }
+        anyhow::ensure!(!self.json, "--json needs a PROMPT: a conversation is for people");
+        if io::stdin().is_terminal() {
+            return Ok(None);
+        }
+        anyhow::ensure!(!self.image.is_empty(), "nothing to answer: stdin is empty; give a PROMPT");
+        Ok(Some(String::new()))
     }
 
     fn remote(&self, url: &str) -> anyhow::Result<Remote> {
@@ -167,7 +177,7 @@ impl Run {
         );
         Ok(Remote {
             client: Client::new(url, self.api_key.clone(), self.ca_cert.as_deref())?,
-            model: self.model.model.clone(),
+            model: self.model.model.to_string(),
             system: self.system.clone(),
             variables: self.template_var.iter().map(|given| variable(given)).collect::<Result<_, _>>()?,
             sampling: self.sampling.clone(),
@@ -197,7 +207,10 @@ impl Run {
                     "{} has no chat template, so there is no place for a system message or a template variable; give one with --chat-template",
                     self.model.model
                 );
-                eprintln!("{} has no chat template (a base model): it continues your text", self.model.model);
+                tell!(
+                    "note: {} is a base model: it continues your text and answers no questions",
+                    self.model.model
+                );
                 return Ok(Dialogue::Plain { model: model.clone(), text: String::new() });
             }
         };
@@ -310,6 +323,14 @@ impl Dialogue {
         }
     }
 
+    /// A base model's text; empty for a chat.
+    fn text(&self) -> &str {
+        match self {
+            Dialogue::Chat { .. } => "",
+            Dialogue::Plain { text, .. } => text,
+        }
+    }
+
     /// Take back what was said and got no answer.
     fn unsay(&mut self, message: &str, n_images: usize) {
         match self {
@@ -349,6 +370,14 @@ fn image_prompt(
     Ok(model.need_tokenizer()?.encode(&text, Specials::Parse)?)
 }
 
+/// A message that got an answer.
+struct Turn {
+    message: String,
+    n_images: usize,
+    /// Bytes of a base model's text before it.
+    text_before: usize,
+}
+
 /// An engine, a dialogue, and the settings of the next answer.
 struct Session {
     dialogue: Dialogue,
@@ -368,6 +397,10 @@ struct Session {
     waiting: Vec<Arc<Picture>>,
     /// Of the conversation's, those of the last message.
     n_last: usize,
+    /// What was said and answered here, in order, to be taken back.
+    turns: Vec<Turn>,
+    /// Tokens of the conversation, its last answer included.
+    n_used: usize,
     /// What answers are computed with.
     adapter: Option<Arc<str>>,
 }
@@ -375,6 +408,7 @@ struct Session {
 impl Session {
     /// Say something; the answer streams to `out` and becomes part of the dialogue.
     fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<Finished> {
+        let text_before = self.dialogue.text().len();
         let request = self.request(message)?;
         let mut spoken = self.dialogue.spoken(out, Voice::of_stdout())?;
         let streamed = generate::stream(&mut self.engine, request, &self.interrupt, &mut spoken);
@@ -384,9 +418,11 @@ impl Session {
             Err(_) => self.unsay(message),
         }
         let (finished, _) = streamed?;
+        self.turns.push(Turn { message: message.to_owned(), n_images: self.n_last, text_before });
+        self.n_used = finished.timings.prompt_tokens + finished.timings.generated_tokens;
         writeln!(out)?;
         if let Some(remark) = generate::remark(&finished) {
-            eprintln!("{remark}");
+            tell!("{remark}");
         }
         Ok(finished)
     }
@@ -438,59 +474,5 @@ impl Session {
     fn unsay(&mut self, message: &str) {
         self.waiting = self.images.split_off(self.images.len().saturating_sub(self.n_last));
         self.dialogue.unsay(message, self.n_last);
-    }
-}
-
-impl Partner for Session {
-    fn describe(&self) -> String {
-        self.engine.device().describe()
-    }
-
-    fn rest(&mut self) -> anyhow::Result<()> {
-        Ok(self.engine.give_back_memory().map(drop)?)
-    }
-
-    fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<String> {
-        Session::answer(self, message, out).map(|finished| generate::figures(&finished.timings))
-    }
-
-    fn clear(&mut self) {
-        self.images.clear();
-        self.waiting.clear();
-        match &mut self.dialogue {
-            Dialogue::Chat { conversation, .. } => conversation.clear(),
-            Dialogue::Plain { text, .. } => text.clear(),
-        }
-    }
-
-    fn add_image(&mut self, path: &Path) -> anyhow::Result<()> {
-        let model = self.engine.model().clone();
-        self.waiting.extend(load::images(&model, &[path.to_owned()])?);
-        Ok(())
-    }
-
-    fn set_system(&mut self, text: Option<&str>) -> anyhow::Result<()> {
-        match &mut self.dialogue {
-            Dialogue::Chat { conversation, .. } => conversation.set_system(text),
-            Dialogue::Plain { .. } => anyhow::bail!("a base model has no place for a system message"),
-        }
-        Ok(())
-    }
-
-    fn sampling(&self) -> &SamplingArgs {
-        &self.sampling
-    }
-
-    fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()> {
-        generate::sampling(&sampling).check(self.engine.model().n_vocab())?;
-        self.sampling = sampling;
-        Ok(())
-    }
-
-    fn saved(&self) -> Value {
-        match &self.dialogue {
-            Dialogue::Chat { conversation, .. } => json!({ "messages": conversation.messages() }),
-            Dialogue::Plain { text, .. } => json!({ "text": text }),
-        }
     }
 }

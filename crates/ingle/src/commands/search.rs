@@ -5,6 +5,7 @@ use serde_json::json;
 
 use crate::args::FetchArgs;
 use crate::output::{self, Style, Table};
+use crate::tell::tell;
 
 /// Search the catalog for models that can be fetched by name
 #[derive(Args)]
@@ -23,12 +24,12 @@ pub struct Search {
     #[arg(long)]
     hub: bool,
 
-    #[command(flatten)]
-    fetch: FetchArgs,
-
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    fetch: FetchArgs,
 }
 
 impl Search {
@@ -73,7 +74,7 @@ impl Search {
         }
         table.print(Style::Plain)?;
         if found.iter().any(|m| !m.verified) {
-            eprintln!("unverified: never fetched by the project; the hub's hashes are still compared");
+            tell!("unverified: never fetched by the project; the hub's hashes are still compared");
         }
         Ok(())
     }

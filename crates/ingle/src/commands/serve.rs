@@ -20,11 +20,17 @@ use speech::{Transcriber, TranscriberOptions};
 use self::config::ModelConfig;
 use self::gate::GateArgs;
 use self::sampling::DefaultSamplingArgs;
-use crate::args::{FetchArgs, LoadArgs, Lora, LoraArgs, ModelArgs, VerifyArgs};
-use crate::load;
+use crate::args::{FetchArgs, LoadArgs, Lora, LoraArgs, ModelArgs, ModelName, VerifyArgs};
+use crate::{load, output, tell};
 
 /// While prompts are computed, answers wait for so many times a step of theirs.
 const LATENCY_STEPS: f64 = 2.0;
+
+/// Longest time that steps are computed only to warm up a model. A GPU compiles kernels and records tables at their first use.
+const WARM_UP: Duration = Duration::from_secs(10);
+
+/// The same on a CPU, which only touches memory for the first time; what is not warmed up then is a little slower once.
+const WARM_UP_CPU: Duration = Duration::from_millis(400);
 
 /// Most bytes of a model's prefixes on the disk.
 const MAX_PREFIX_BYTES: u64 = 4 << 30;
@@ -32,20 +38,22 @@ const MAX_PREFIX_BYTES: u64 = 4 << 30;
 /// Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama, speech included, with continuous batching
 #[derive(Args)]
 #[command(after_help = "\
-The first model answers requests that name none, and is loaded before /health says ok; others are loaded when they are first
-asked for. A model's id is the name it was started with. Every API key is a tenant of its own: no two share cached prompts.
+The first model answers requests that name none, and is loaded before /health says ok; others are loaded when a request first
+names them. A model's id is the name it was started with. Without any MODEL every model in the cache is served (`ingle list`).
+Clients with different API keys never share cached prompts.
 
 Examples:
+  ingle serve
   ingle serve smollm2:135m
   ingle serve smollm2:135m whisper:base
-  ingle serve model.gguf gemma3:270m --port 9000 --keep-alive 1h
+  ingle serve model.gguf qwen3:4b --port 9000 --keep-alive 1h
   ingle serve model.gguf --host 0.0.0.0 --api-key SECRET
   ingle serve --config models.toml
   curl localhost:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'")]
 pub struct Serve {
     /// Catalog names (`ingle list --all`), paths to GGUF or .base files or folders, or hf:org/repo[/file][@revision]
-    #[arg(required_unless_present_any = ["config", "allow_pull"], value_name = "MODEL")]
-    models: Vec<String>,
+    #[arg(value_name = "MODEL")]
+    models: Vec<ModelName>,
 
     /// Further models, from a TOML file: [[models]] with a source and, as needed, name, ctx, kv_type, slots and latency_target
     #[arg(long, value_name = "FILE")]
@@ -59,45 +67,38 @@ pub struct Serve {
     #[arg(skip)]
     governor: Option<Arc<Governor>>,
 
-    #[command(flatten)]
-    gate: GateArgs,
-
     /// Let clients pull and delete models through Ollama's API, and serve every model in the cache by its name
     #[arg(long)]
     allow_pull: bool,
 
-    /// Answer requests that name a model which is not here with the first one, for clients whose model cannot be changed
+    /// Let the first model answer requests that name an unknown one, for clients whose model cannot be changed
     #[arg(long, conflicts_with = "allow_pull")]
     any_name: bool,
 
-    /// Sequences that a model computes at once; more wait
+    /// How many sequences a model computes at once; more wait
     #[arg(long, default_value_t = 16, value_name = "N")]
     slots: usize,
 
-    /// Requests of a model that wait; more are refused with 429
+    /// How many requests of a model may wait; more are refused with 429
     #[arg(long, default_value_t = 256, value_name = "N")]
     max_waiting: usize,
 
-    /// Seconds that a request may have to wait for its first token, as far as can be told; others are refused with 429
+    /// Refuse a request with 429 if it would probably wait longer than this for its first token
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     max_wait: u64,
 
-    /// Most tokens of an answer, whatever its request asks for [default: what the context holds]
+    /// The most tokens of an answer, whatever its request says [default: what the context holds]
     #[arg(long, value_name = "N")]
     max_tokens: Option<NonZero<usize>>,
 
-    /// Most milliseconds between two tokens of an answer while the prompts of others are computed [default: twice a step of the
-    /// answers alone]
+    /// Aim for at most this time between two tokens of an answer while other prompts are computed [default: twice the time of a
+    /// step without prompts]
     #[arg(long, value_name = "MS")]
     latency_target: Option<u64>,
 
-    /// Keep cached prompts in this folder, so that they outlive the server; at most 4 GiB for each model
+    /// Keep cached prompts in this folder across restarts, at most 4 GiB for each model
     #[arg(long, value_name = "DIR")]
     prefix_cache: Option<PathBuf>,
-
-    /// An adapter (LoRA) of the first model, which requests then name instead of it: PEFT's folder or a GGUF file; repeat for more
-    #[command(flatten)]
-    lora: LoraArgs,
 
     /// Let clients load adapters from this folder, at /v1/load_lora_adapter
     #[arg(long, value_name = "DIR")]
@@ -111,29 +112,36 @@ pub struct Serve {
     #[arg(skip)]
     turns: Arc<Turns>,
 
-    /// How long a model stays loaded when nobody uses it: seconds, or as 30m or 2h; negative keeps it
+    /// How long an unused model stays loaded: seconds, 30m, 2h; a negative time keeps it
     #[arg(long, default_value = "-1", value_name = "TIME", allow_hyphen_values = true, value_parser = parse_keep_alive)]
     keep_alive: KeepAlive,
 
-    /// Do not compute steps of every size before a model answers; its first requests take longer
+    /// Skip the warm-up after a model is loaded; its first requests take longer
     #[arg(long)]
     no_warmup: bool,
 
-    /// Least milliseconds between two pieces of an answer: text that comes faster is sent together
+    /// The least time between two pieces of a streamed answer; text that comes faster is sent together
     #[arg(long, default_value_t = 10, value_name = "MS")]
     stream_interval: u64,
 
-    /// Guess tokens by the models' own layers that predict one token more (multi-token prediction), which their files must have:
-    /// DeepSeek V3, GLM-4.5, GLM-4.7-Flash. Guesses are verified together where that pays, as measured
+    /// Guess tokens with the models' own layers for multi-token prediction, which their files must have (DeepSeek V3, GLM-4.5,
+    /// GLM-4.7-Flash, Qwen3-Next, Qwen3.5)
     #[arg(long)]
     mtp: bool,
 
-    #[command(flatten)]
-    sampling: DefaultSamplingArgs,
-
-    /// On SIGTERM or Ctrl-C, let running answers go on for so many seconds
+    /// How many seconds running answers may go on after SIGTERM or Ctrl-C
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     drain: u64,
+
+    #[command(flatten)]
+    gate: GateArgs,
+
+    /// An adapter (LoRA) of the first model, which requests then name instead of it: PEFT's folder or a GGUF file; repeat for more
+    #[command(flatten)]
+    lora: LoraArgs,
+
+    #[command(flatten)]
+    sampling: DefaultSamplingArgs,
 
     #[command(flatten)]
     fetch: FetchArgs,
@@ -152,7 +160,7 @@ fn parse_keep_alive(text: &str) -> Result<KeepAlive, String> {
 impl Serve {
     pub fn run(mut self) -> anyhow::Result<()> {
         self.governor = Some(Governor::start(self.load.memory)?);
-        self.configs = self.models.iter().map(|source| ModelConfig::named(source)).collect();
+        self.configs = self.models.iter().map(ModelConfig::named).collect();
         if let Some(file) = &self.config {
             self.configs.extend(config::read(file)?);
         }
@@ -161,8 +169,15 @@ impl Serve {
         if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             bail!("the model {} is named twice", twice[0]);
         }
+        if self.configs.is_empty() && !self.allow_pull && self.in_cache().is_empty() {
+            bail!(
+                "there is no model to serve: name one, as in `ingle serve smollm2:135m`, or fetch one with `ingle pull NAME`"
+            );
+        }
         self.name_adapters()?;
         self.sampling.choice().check()?;
+        // A log that nobody reads must not stop the server.
+        tell::apart().context("starting the thread that writes to stderr")?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(http_threads())
             .thread_name("http")
@@ -191,12 +206,12 @@ impl Serve {
         };
         let drain = Duration::from_secs(self.drain);
         let app = App::new(options, Arc::new(self));
-        eprintln!("listening at {scheme}://{address}");
+        tell!("listening at {scheme}://{address}");
         let preparing = app.clone();
         let prepared = async move {
             let begun = std::time::Instant::now();
             preparing.prepare().await?;
-            eprintln!("ready after {:.1} s", begun.elapsed().as_secs_f64());
+            tell!("ready after {:.1} s", begun.elapsed().as_secs_f64());
             // Only a failure ends the server.
             std::future::pending::<anyhow::Result<()>>().await
         };
@@ -209,13 +224,14 @@ impl Serve {
     /// What was said of a model; a pulled one has only its name.
     fn config_of(&self, name: &str) -> ModelConfig {
         let found = self.configs.iter().find(|config| config.name() == name);
-        found.cloned().unwrap_or_else(|| ModelConfig::named(name))
+        found.cloned().unwrap_or_else(|| ModelConfig::named(&ModelName::from(name)))
     }
 
-    fn make(&self, name: &str) -> anyhow::Result<Loaded> {
+    /// A model of this name, and whether it runs on the CPU.
+    fn make(&self, name: &str) -> anyhow::Result<(Loaded, bool)> {
         let config = self.config_of(name);
         let model = ModelArgs {
-            model: config.source.clone(),
+            model: config.source(),
             fetch: self.fetch.clone(),
             verify: self.verify.clone(),
             load: config.load_args(&self.load),
@@ -241,23 +257,26 @@ impl Serve {
         );
         if opened.spec().encoder.is_some() {
             let device = load::device(&model.load.device)?;
+            let on_cpu = device.name() == "cpu";
             let options = TranscriberOptions {
                 kv_type: options.kv_type,
                 numerics: options.numerics,
                 check_memory: options.check_memory,
-                turns: (device.name() == "cpu").then(|| self.turns.clone()),
+                turns: on_cpu.then(|| self.turns.clone()),
                 ..TranscriberOptions::default()
             };
-            return Ok(Loaded::Speech(Box::new(Transcriber::new(&opened, &device, &options)?)));
+            let transcriber = Transcriber::new(&opened, &device, &options)?;
+            return Ok((Loaded::Speech(Box::new(transcriber)), on_cpu));
         }
         let device = load::device_for(&model.load, &opened)?;
-        let turns = (device.name() == "cpu").then(|| self.turns.clone());
+        let on_cpu = device.name() == "cpu";
+        let turns = on_cpu.then(|| self.turns.clone());
         let options = LoadOptions { turns, ..options };
         if let Ok(embedding) = opened.embedding() {
             // `--ctx` of the server is for models that write: an embedder takes no more than it was made for.
             let most = |n: usize| if config.ctx.is_some() { n } else { n.min(embedding.max_tokens) };
             let options = LoadOptions { n_ctx: options.n_ctx.map(most), ..options };
-            return Ok(Loaded::Embedder(Box::new(Embedder::new(opened, &device, &options)?)));
+            return Ok((Loaded::Embedder(Box::new(Embedder::new(opened, &device, &options)?)), on_cpu));
         }
         let mut engine = Engine::new(opened, &device, &options)?;
         if let Some(folder) = &self.prefix_cache {
@@ -270,32 +289,36 @@ impl Serve {
                     );
                     notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
                 }
-                Err(error) => eprintln!("warning: {name}: {error}"),
+                Err(error) => tell!("warning: {name}: {error}"),
             }
         }
-        Ok(Loaded::Text(Box::new(engine)))
+        Ok((Loaded::Text(Box::new(engine)), on_cpu))
     }
 }
 
 impl Loader for Serve {
     fn load(&self, name: &str) -> Result<Loaded, LoadError> {
         let mut loaded = self.make(name);
-        if let (Ok(loaded), false) = (&mut loaded, self.no_warmup) {
-            loaded.warm_up().map_err(|error| LoadError { message: error.message, does_not_fit: false })?;
+        if let (Ok((loaded, on_cpu)), false) = (&mut loaded, self.no_warmup) {
+            let most = if *on_cpu { WARM_UP_CPU } else { WARM_UP };
+            loaded
+                .warm_up(most)
+                .map_err(|error| LoadError { message: error.message, does_not_fit: false })?;
         }
-        loaded.map_err(|error| {
+        loaded.map(|(loaded, _)| loaded).map_err(|error| {
             let refused = |error: &device::Error| matches!(error, device::Error::OutOfMemory { .. });
             let does_not_fit = match (error.downcast_ref(), error.downcast_ref()) {
                 (Some(engine::Error::DoesNotFit(_)), _) => true,
                 (_, Some(speech::Error::Device(error))) => refused(error),
                 _ => false,
             };
-            LoadError { message: format!("{error:#}"), does_not_fit }
+            LoadError { message: output::message(&error), does_not_fit }
         })
     }
 
     fn open(&self, name: &str) -> Result<Model, LoadError> {
-        self.look_into(name).map_err(|error| LoadError { message: format!("{error:#}"), does_not_fit: false })
+        self.look_into(name)
+            .map_err(|error| LoadError { message: output::message(&error), does_not_fit: false })
     }
 
     fn installed(&self) -> Vec<String> {
@@ -312,7 +335,7 @@ impl Loader for Serve {
 
     fn open_adapter(&self, name: &str) -> Result<Adapter, LoadError> {
         self.open_served(name)
-            .map_err(|error| LoadError { message: format!("{error:#}"), does_not_fit: false })
+            .map_err(|error| LoadError { message: output::message(&error), does_not_fit: false })
     }
 
     fn remove_adapter(&self, name: &str) {
@@ -382,5 +405,5 @@ async fn shutdown() {
         () = interrupt => {}
         () = terminate => {}
     }
-    eprintln!("shutting down");
+    tell!("shutting down");
 }

@@ -65,7 +65,9 @@ impl Sign {
         }
         signed?;
         if self.json {
-            return output::print_json(&json!({ "file": output, "key_id": key_id, "public_key": public }));
+            return output::print_json(
+                &json!({ "file": output.to_string_lossy(), "key_id": key_id, "public_key": public }),
+            );
         }
         output::print_line(&format!(
             "{} is signed by {key_id}; its public key is\n{public}",

@@ -6,8 +6,8 @@ use clap::Args;
 use serde_json::json;
 use text::{Chat, ChatTemplate, Specials, Tokenizer};
 
-use crate::args::{FetchArgs, VerifyArgs};
-use crate::{load, output};
+use crate::args::{FetchArgs, ModelName, VerifyArgs};
+use crate::{input, load, output};
 
 /// Show the tokens of a text as the model would see it
 #[derive(Args)]
@@ -15,15 +15,15 @@ use crate::{load, output};
 Examples:
   ingle tokenize smollm2:135m \"Hello, world\"
   ingle tokenize smollm2:135m --chat \"Hello, world\"      (as a message, in the model's chat template)
-  ingle tokenize gemma3:270m --no-bos --no-specials \"<bos> is text here\" --json
+  ingle tokenize gemma3:270m-base --no-bos --no-specials \"<bos> is text here\" --json
   ingle tokenize ggml-vocab-gpt-2.gguf \"no weights are needed\"
   echo -n \"from a pipe\" | ingle tokenize model.gguf -")]
 pub struct Tokenize {
     /// A catalog name, a path, or hf:org/repo[/file][@revision]
-    model: String,
+    model: ModelName,
 
-    /// The text; - reads stdin
-    text: String,
+    /// The text; what is piped in is added to it, and - is stdin alone
+    text: Option<String>,
 
     /// Take the text as a user's message and render the model's chat template, up to where the answer begins
     #[arg(long, conflicts_with_all = ["no_bos", "no_specials"])]
@@ -37,15 +37,15 @@ pub struct Tokenize {
     #[arg(long)]
     no_specials: bool,
 
+    /// Print {"tokens":[…]}; with --chat also "text", what the template rendered
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     fetch: FetchArgs,
 
     #[command(flatten)]
     verify: VerifyArgs,
-
-    /// Print {"tokens":[…]}; with --chat also "text", what the template rendered
-    #[arg(long)]
-    json: bool,
 }
 
 impl Tokenize {
@@ -57,10 +57,8 @@ impl Tokenize {
             .with_context(|| {
                 format!("{}: there is no vocabulary in the file or beside it", path.display())
             })?;
-        let text = match self.text.as_str() {
-            "-" => std::io::read_to_string(std::io::stdin()).context("reading stdin")?,
-            _ => self.text,
-        };
+        let text = input::text(self.text.as_deref())?
+            .context("found no text, expected one as an argument or on stdin")?;
         if self.chat {
             let source = tokenizer.chat_template().with_context(|| {
                 format!("{}: the model has no chat template; leave out --chat", path.display())

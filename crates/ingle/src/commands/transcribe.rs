@@ -15,8 +15,9 @@ use speech::{
 };
 
 use super::generate::Interrupt;
-use crate::args::{DeviceArgs, FetchArgs, KvTypeName};
-use crate::load;
+use crate::args::{DeviceArgs, FetchArgs, KvTypeName, ModelName};
+use crate::tell::tell;
+use crate::{load, output};
 
 /// Turn speech into text
 #[derive(Args)]
@@ -28,13 +29,13 @@ noted on stderr, and what it has is transcribed.
 Examples:
   ingle transcribe whisper:base talk.mp3
   ingle transcribe whisper:base talk.mp3 --format srt > talk.srt
-  ingle transcribe whisper:base interview.flac --language de --word-timestamps --format json
+  ingle transcribe whisper:base interview.flac --language de --word-timestamps --json
   ingle transcribe whisper:base rede.ogg --task translate
   ingle transcribe whisper:tiny meetings/*.wav --format vtt --output-dir subtitles
   ffmpeg -i film.mkv -f wav - | ingle transcribe whisper:base -")]
 pub struct Transcribe {
     /// A catalog name (`ingle list --all`), a path to a file or folder, or hf:org/repo[/file][@revision]
-    model: String,
+    model: ModelName,
 
     /// Audio files; - reads stdin
     #[arg(required = true, value_name = "FILE")]
@@ -60,16 +61,15 @@ pub struct Transcribe {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 struct RunningArgs {
-    /// How keys and values are stored [default: the device's: f16 on cpu, f32 on reference]
+    /// The type of cached keys and values [default: the device's: f16 on cpu, f32 on reference]
     #[arg(long, value_enum)]
     kv_type: Option<KvTypeName>,
 
-    /// How matrices of plain numbers are held: as the file has them, or in 8 bits, made at each start: less to read and
-    /// faster to multiply, and words of doubt may differ
+    /// The type of unquantised matrices in memory: as stored, or 8 bits, which is faster and changes a word now and then
     #[arg(long, value_enum, default_value_t = WeightTypeName::AsStored)]
     weight_type: WeightTypeName,
 
-    /// Fix the accumulation order of every row
+    /// Fix the order of all sums
     #[arg(long)]
     deterministic: bool,
 }
@@ -86,9 +86,13 @@ enum WeightTypeName {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Output")]
 struct OutputArgs {
-    /// How the transcript is written
+    /// The format of the transcript
     #[arg(short, long, value_enum, default_value_t = FormatName::Text)]
     format: FormatName,
+
+    /// The same as --format json
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
 
     /// Write FILE's transcript to DIR/FILE.txt (.srt, …) instead of stdout
     #[arg(short, long, value_name = "DIR")]
@@ -98,9 +102,15 @@ struct OutputArgs {
     #[arg(long, overrides_with = "no_word_timestamps")]
     word_timestamps: bool,
 
-    /// Do not (the default)
+    /// Do not find the time of each word (the default)
     #[arg(long, overrides_with = "word_timestamps")]
     no_word_timestamps: bool,
+}
+
+impl OutputArgs {
+    fn format(&self) -> FormatName {
+        if self.json { FormatName::Json } else { self.format }
+    }
 }
 
 /// How words are found.
@@ -131,7 +141,7 @@ struct DecodingArgs {
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     length_penalty: f32,
 
-    /// Temperatures, tried in this order until a window's text is good enough
+    /// The temperatures to try, in this order, until the text of a window is good enough
     #[arg(long, value_name = "T,…", value_delimiter = ',', default_values_t = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])]
     temperature: Vec<f32>,
 
@@ -147,7 +157,7 @@ struct DecodingArgs {
     #[arg(long, value_name = "P", default_value_t = 0.6)]
     no_speech_threshold: f32,
 
-    /// Text that the model takes as said before: names, spelling, style
+    /// A text that seems to come before the speech, for names, spelling and style
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
 
@@ -155,7 +165,7 @@ struct DecodingArgs {
     #[arg(long)]
     no_context: bool,
 
-    /// Let the model set no marks of time: a window becomes one segment
+    /// Without timestamps from the model: each window is one segment
     #[arg(long)]
     no_timestamps: bool,
 
@@ -190,6 +200,10 @@ fn beams(text: &str) -> Result<usize, String> {
 impl Transcribe {
     pub fn run(self) -> anyhow::Result<()> {
         let outputs = self.outputs()?;
+        // Before a model is fetched and loaded.
+        for file in self.files.iter().filter(|file| !is_stdin(file)) {
+            File::open(file).with_context(|| format!("{}: cannot be opened", file.display()))?;
+        }
         let device = load::device(&self.device)?;
         let path = load::fetch(&self.model, &self.fetch)?;
         let model = Model::from_opened(
@@ -231,7 +245,7 @@ impl Transcribe {
     /// Where each file's transcript goes; `None`: stdout. No two to one place.
     fn outputs(&self) -> anyhow::Result<Vec<Option<PathBuf>>> {
         let Some(folder) = &self.output.output_dir else {
-            if self.files.len() > 1 && self.output.format != FormatName::Text {
+            if self.files.len() > 1 && self.output.format() != FormatName::Text {
                 bail!(
                     "several transcripts in one stream of subtitles or JSON cannot be told apart; give --output-dir"
                 );
@@ -239,7 +253,7 @@ impl Transcribe {
             return Ok(vec![None; self.files.len()]);
         };
         std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
-        let extension = self.output.format.format().extension();
+        let extension = self.output.format().format().extension();
         let mut outputs: Vec<Option<PathBuf>> = Vec::with_capacity(self.files.len());
         for file in &self.files {
             let stem = if is_stdin(file) { Some("stdin".as_ref()) } else { file.file_stem() };
@@ -302,7 +316,7 @@ impl Transcribe {
             }
             None => Box::new(io::stdout()),
         };
-        let mut writer = TranscriptWriter::new(out, self.output.format.format())?;
+        let mut writer = TranscriptWriter::new(out, self.output.format().format())?;
         let begun = Instant::now();
         let mut on_segment = |segment: Segment| {
             writer.push(&segment)?;
@@ -312,7 +326,7 @@ impl Transcribe {
         let summary = transcriber.transcribe(&mut features, options, cancel, &mut on_segment)?;
         writer.finish(&summary.language)?;
         if let Some(damage) = features.damage() {
-            eprintln!("note: {}: {damage}", file.display());
+            tell!("note: {}: {damage}", file.display());
         }
         Ok(summary)
     }
@@ -347,13 +361,13 @@ fn figures(summary: &Summary, elapsed: Duration) -> String {
     let probability =
         summary.language_probability.map_or(String::new(), |p| format!(" ({:.0} %)", 100.0 * p));
     format!(
-        "{:.1} s of audio in {:.2} s, {:.1} times real time; language {}{probability}; {} windows: features {:.3} s, \
+        "{:.1} s of audio in {:.2} s, {:.1} times real time; language {}{probability}; {}: features {:.3} s, \
          encoding {:.3} s, prompts {:.3} s, {} steps {:.3} s, search {:.3} s, word times {:.3} s",
         summary.seconds,
         elapsed.as_secs_f64(),
         summary.seconds / elapsed.as_secs_f64().max(1e-6),
         summary.language,
-        times.n_windows,
+        output::plural(times.n_windows, "window"),
         times.features.as_secs_f64(),
         times.encode.as_secs_f64(),
         times.prompt.as_secs_f64(),

@@ -7,6 +7,7 @@ use formats::base;
 use serde_json::json;
 use weights::Access;
 
+use crate::args::FileOrText;
 use crate::{load, output};
 
 /// Compare the checksums of a .base file, and its signature
@@ -24,7 +25,7 @@ pub struct Verify {
 
     /// The public key that must have signed it: its file, or its 64 hexadecimal digits
     #[arg(long, value_name = "FILE|HEX")]
-    key: Option<String>,
+    key: Option<FileOrText>,
 
     /// Print JSON
     #[arg(long)]
@@ -33,7 +34,7 @@ pub struct Verify {
 
 impl Verify {
     pub fn run(self) -> anyhow::Result<()> {
-        let key = self.key.as_deref().map(load::public_key).transpose()?;
+        let key = self.key.as_ref().map(load::public_key).transpose()?;
         let file = base::read(&self.file, Access::Map)?;
         if let Some(key) = &key {
             file.verify_signature(key)?;
@@ -48,7 +49,7 @@ impl Verify {
         };
         if self.json {
             return output::print_json(&json!({
-                "file": self.file, "tensors": n_tensors, "checksums": n_checked, "signature": signature,
+                "file": self.file.to_string_lossy(), "tensors": n_tensors, "checksums": n_checked, "signature": signature,
                 "signed_by": signed_by,
             }));
         }

@@ -25,7 +25,7 @@ pub const SMOLLM2: RealModel = RealModel {
     exact_perplexity: 21.733_969,
 };
 pub const GEMMA3: RealModel = RealModel {
-    name: "gemma3:270m",
+    name: "gemma3:270m-base",
     answers: "gemma-3-270m-Q4_K_M.jsonl",
     llama_cpp_rms: 0.359,
     exact_perplexity: 20.195_777,

@@ -171,7 +171,7 @@ pub fn with_mmproj(mut text: Checkpoint, mmproj: &Checkpoint) -> Result<Checkpoi
     reader.numbers(&mut text.metadata)?;
     text.tensors.extend(reader.tensors()?);
     text.file_bytes += mmproj.file_bytes;
-    text.format = format!("{} with a tower of images", text.format);
+    text.format = format!("{} with an image encoder", text.format);
     Ok(text)
 }
 

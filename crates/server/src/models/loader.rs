@@ -7,9 +7,6 @@ use speech::Transcriber;
 
 use crate::error::{ApiError, ErrorKind, Result};
 
-/// Longest time that steps are computed only to warm up a model.
-const WARM_UP: Duration = Duration::from_secs(10);
-
 /// Loads models; what devices and file formats there are is its business.
 pub trait Loader: Send + Sync + 'static {
     /// Load the model that the server was started with under this name. Called on a thread of the model's own.
@@ -153,22 +150,24 @@ pub enum Loaded {
 }
 
 impl Loaded {
-    /// Compute steps of every size once, so that what a device does at first use is done before a client waits for it; for some
-    /// seconds at most.
+    /// Compute steps of every size once, so that what a device does at first use is done before a client waits for it; for `most` at
+    /// most.
     ///
     /// # Errors
     /// The device failed.
-    pub fn warm_up(&mut self) -> Result<()> {
+    pub fn warm_up(&mut self, most: Duration) -> Result<()> {
         match self {
             Loaded::Text(engine) => {
-                if let Some(left) = engine.warm_up(WARM_UP)? {
-                    let seconds = WARM_UP.as_secs();
-                    tracing::warn!(
-                        "warming up ended after {seconds} s without {left}; first requests may take longer"
+                if let Some(left) = engine.warm_up(most)? {
+                    tracing::info!(
+                        "the warm-up ended after {:.1} s; {left} were left out, and the first of them may take longer",
+                        most.as_secs_f64()
                     );
                 }
                 Ok(())
             }
+            // A window is seconds of a processor's work, which the first request may as well do.
+            Loaded::Speech(_) if most < Duration::from_secs(1) => Ok(()),
             Loaded::Embedder(embedder) => Ok(embedder.embed_tokens(&[&[0]]).map(drop)?),
             Loaded::Speech(transcriber) => Ok(transcriber.warm_up()?),
         }

@@ -6,6 +6,8 @@ use std::time::Instant;
 use engine::{Engine, Event, FinishReason, Prefill, Request, SamplingParams, SequenceId};
 use serde::Serialize;
 
+use super::memory::Taken;
+use super::warm;
 use crate::output::{Style, Table};
 
 /// One test: what is computed, and by how many sequences.
@@ -81,6 +83,8 @@ pub struct Row {
     type_kv: &'static str,
     /// Most bytes that the process has had resident, up to the end of all tests.
     peak_resident_bytes: Option<u64>,
+    /// Of all tests together.
+    pub memory: Vec<Taken>,
 }
 
 impl Batch {
@@ -235,7 +239,7 @@ impl Observed {
     }
 }
 
-/// Run all tests, repeated in turn, for machines have slow and fast seconds. The first repetition does not count.
+/// Run all tests, first until they are steady and then repeated in turn, for machines have slow and fast seconds.
 ///
 /// # Errors
 /// A step failed.
@@ -247,15 +251,18 @@ pub fn measure(
     name: &str,
 ) -> anyhow::Result<Vec<Row>> {
     let mut sums = vec![Seconds::default(); batches.len()];
-    for repetition in 0..=n_repetitions {
+    for batch in batches {
+        warm::until_steady(&mut || {
+            batch.measure(engine, how).map(|seconds| seconds.prefill + seconds.decode)
+        })?;
+    }
+    for _ in 0..n_repetitions {
         for (batch, sum) in batches.iter().zip(&mut sums) {
             let seconds = batch.measure(engine, how)?;
-            if repetition > 0 {
-                sum.prefill += seconds.prefill;
-                sum.decode += seconds.decode;
-                sum.arriving += seconds.arriving;
-                sum.together += seconds.together;
-            }
+            sum.prefill += seconds.prefill;
+            sum.decode += seconds.decode;
+            sum.arriving += seconds.arriving;
+            sum.together += seconds.together;
         }
     }
     let n = f64::from(n_repetitions);
@@ -312,6 +319,7 @@ impl Row {
             model_filename: name.to_owned(),
             type_kv: engine.memory().kv_type,
             peak_resident_bytes: None,
+            memory: Vec::new(),
         }
     }
 }

@@ -144,7 +144,7 @@ impl Target {
             Ok(Ok(outcome)) => outcome,
             // Cut off after it began.
             Ok(Err(_)) if !answer.chunks.is_empty() => Outcome::Killed,
-            Ok(Err(error)) => Outcome::Failed(format!("{error:#}")),
+            Ok(Err(error)) => Outcome::Failed(crate::output::message(&error)),
             Err(_) => {
                 let seconds = self.timeout.as_secs();
                 Outcome::Failed(format!("no whole answer within {seconds} s (--timeout)"))

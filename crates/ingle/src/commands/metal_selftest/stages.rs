@@ -250,7 +250,7 @@ mod here {
                         let make = |variant: Variant| {
                             gpu(self.options, Some(variant)).map_err(|error| device::Error::Failed {
                                 device: "metal",
-                                reason: format!("{error:#}"),
+                                reason: output::message(&error),
                             })
                         };
                         let tried = selftest::bisect(case, self.device.profile(), &make);

@@ -1,9 +1,10 @@
 //! `ingle run --server`: the same conversation with a model that runs elsewhere.
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Instant;
 
+use anyhow::Context;
 use serde_json::{Map, Value, json};
 use text::Grammar;
 
@@ -11,8 +12,8 @@ use super::generate::{self, Interrupt};
 use super::spoken::{Spoken, Voice};
 use crate::args::SamplingArgs;
 use crate::client::Client;
-use crate::interactive::{self, Partner};
-use crate::output;
+use crate::interactive::{self, Partner, messages};
+use crate::{output, tell};
 
 /// A conversation with a model of a server.
 pub struct Remote {
@@ -42,14 +43,17 @@ impl Heard {
     /// The closing line.
     pub fn figures(&self) -> String {
         let count = |pointer: &str| self.usage.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+        let n_tokens = count("/completion_tokens");
+        let writing = self.seconds - self.first_token_seconds;
+        let rate = if writing > 0.0 { n_tokens.saturating_sub(1) as f64 / writing } else { 0.0 };
+        if !tell::is_verbose() {
+            return generate::brief(n_tokens as usize, rate);
+        }
         let mut text = format!("prompt {} tokens", count("/prompt_tokens"));
         match count("/prompt_tokens_details/cached_tokens") {
             0 => {}
             n => text += &format!(" ({n} reused)"),
         }
-        let n_tokens = count("/completion_tokens");
-        let writing = self.seconds - self.first_token_seconds;
-        let rate = if writing > 0.0 { n_tokens.saturating_sub(1) as f64 / writing } else { 0.0 };
         let first = output::seconds(self.first_token_seconds);
         text + &format!("; answer {n_tokens} tokens, {rate:.1} tok/s; first token after {first}")
     }
@@ -60,7 +64,12 @@ impl Remote {
     ///
     /// # Errors
     /// Of [`Self::answer`], or of the terminal.
-    pub fn converse(mut self, prompt: Option<String>, json: bool, history: &Path) -> anyhow::Result<()> {
+    pub fn converse(
+        mut self,
+        prompt: Option<String>,
+        json: bool,
+        history: &dyn Fn() -> anyhow::Result<PathBuf>,
+    ) -> anyhow::Result<()> {
         let name = self.model.clone();
         match prompt {
             Some(prompt) if json => {
@@ -74,10 +83,10 @@ impl Remote {
             Some(prompt) => {
                 let heard = self.answer(&prompt, &mut io::stdout(), Voice::of_stdout())?;
                 output::print_line("")?;
-                eprintln!("{}", heard.figures());
+                tell::aside(&heard.figures());
                 Ok(())
             }
-            None => interactive::run(&mut self, &name, history),
+            None => interactive::run(&mut self, &name, &history()?),
         }
     }
 
@@ -240,5 +249,24 @@ impl Partner for Remote {
     fn saved(&self) -> Value {
         let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
         json!({ "messages": system.chain(self.messages.iter().cloned()).collect::<Vec<_>>() })
+    }
+
+    fn loaded(&mut self, saved: &Value) -> anyhow::Result<()> {
+        self.messages = messages(saved)?;
+        if self.messages.first().is_some_and(|message| message["role"] == "system") {
+            self.system = self.messages.remove(0)["content"].as_str().map(str::to_owned);
+        }
+        Ok(())
+    }
+
+    fn undo(&mut self) -> anyhow::Result<String> {
+        let last = self.messages.iter().rposition(|message| message["role"] == "user");
+        let last = last.context("there is no answer to take back")?;
+        let said = self.messages.drain(last..).next().unwrap_or_default();
+        Ok(said["content"].as_str().unwrap_or_default().to_owned())
+    }
+
+    fn show(&self) -> String {
+        format!("model     {}\nserver    {}", self.model, self.client.url())
     }
 }

@@ -4,11 +4,16 @@ use std::io::{self, IsTerminal, Write};
 
 use text::{AnswerParser, AnswerPart};
 
+use crate::tell;
+use crate::wrap::{self, Wrapper};
+
 /// How reasoning is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voice {
-    /// Dimmed, before the answer.
+    /// Dimmed, before the answer, on a terminal.
     Dimmed,
+    /// Before the answer, on a terminal that shows no colours.
+    Plain,
     /// At stderr: what is read from stdout is the answer alone.
     Apart,
     /// Not at all.
@@ -18,13 +23,25 @@ pub enum Voice {
 impl Voice {
     /// For answers that go to stdout.
     pub fn of_stdout() -> Voice {
-        if io::stdout().is_terminal() { Voice::Dimmed } else { Voice::Apart }
+        match io::stdout().is_terminal() {
+            true if tell::colours() => Voice::Dimmed,
+            true => Voice::Plain,
+            false => Voice::Apart,
+        }
+    }
+
+    /// Columns of the terminal that the answer goes to, if it does.
+    fn width(self) -> Option<usize> {
+        match self {
+            Voice::Dimmed | Voice::Plain => wrap::stdout_width(),
+            Voice::Apart | Voice::Silent => None,
+        }
     }
 }
 
 /// Passes an answer's text on, and keeps both parts of it.
 pub struct Spoken<'a> {
-    out: &'a mut dyn Write,
+    out: Wrapper<'a>,
     voice: Voice,
     /// `None`: everything is the answer.
     parser: Option<AnswerParser>,
@@ -36,6 +53,7 @@ pub struct Spoken<'a> {
 impl<'a> Spoken<'a> {
     pub fn new(out: &'a mut dyn Write, voice: Voice, parser: Option<AnswerParser>) -> Spoken<'a> {
         let (parts, reasoning, answer) = Default::default();
+        let out = Wrapper::new(out, Box::new(move || voice.width()), 0);
         Spoken { out, voice, parser, parts, reasoning, answer }
     }
 
@@ -48,7 +66,11 @@ impl<'a> Spoken<'a> {
         match self.voice {
             // Each piece by itself, so that whatever ends the answer leaves the terminal as it was.
             Voice::Dimmed => write!(self.out, "\x1b[2m{text}\x1b[22m"),
-            Voice::Apart => io::stderr().write_all(text.as_bytes()),
+            Voice::Plain => self.out.write_all(text.as_bytes()),
+            Voice::Apart => {
+                tell::piece(text);
+                Ok(())
+            }
             Voice::Silent => Ok(()),
         }
     }
@@ -60,8 +82,8 @@ impl<'a> Spoken<'a> {
     pub fn say(&mut self, text: &str) -> io::Result<()> {
         if self.answer.is_empty() && !self.reasoning.is_empty() {
             match self.voice {
-                Voice::Dimmed => self.out.write_all(b"\n\n")?,
-                Voice::Apart => io::stderr().write_all(b"\n")?,
+                Voice::Dimmed | Voice::Plain => self.out.write_all(b"\n\n")?,
+                Voice::Apart => tell::piece("\n"),
                 Voice::Silent => {}
             }
         }
@@ -92,7 +114,7 @@ impl<'a> Spoken<'a> {
             parser.finish(&mut self.parts);
         }
         self.tell()?;
-        self.out.flush()?;
+        self.out.finish()?;
         Ok((self.reasoning, self.answer))
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 
-use crate::args::{KvTypeName, LoadArgs};
+use crate::args::{KvTypeName, LoadArgs, ModelName};
 
 /// One `[[models]]` of the file. What it does not say is as the command line has it.
 #[derive(Clone, Debug, Deserialize)]
@@ -14,7 +14,10 @@ pub struct ModelConfig {
     /// What clients call it [default: its source].
     name: Option<String>,
     /// A catalog name, a path, or hf:org/repo[/file][@revision]; a relative path begins at the file's folder.
-    pub source: String,
+    source: String,
+    /// The source as the command line or the file's folder spells it, where that need not be UTF-8.
+    #[serde(skip)]
+    typed: Option<ModelName>,
     pub ctx: Option<usize>,
     kv_type: Option<KvTypeName>,
     /// Sequences at once.
@@ -31,13 +34,18 @@ struct File {
 
 impl ModelConfig {
     /// A model that the command line names.
-    pub fn named(source: &str) -> ModelConfig {
-        let source = source.to_owned();
-        ModelConfig { name: None, source, ctx: None, kv_type: None, slots: None, latency_target: None }
+    pub fn named(source: &ModelName) -> ModelConfig {
+        let (source, typed) = (source.to_string(), Some(source.clone()));
+        ModelConfig { name: None, source, typed, ctx: None, kv_type: None, slots: None, latency_target: None }
     }
 
     pub fn name(&self) -> &str {
         self.name.as_deref().unwrap_or(&self.source)
+    }
+
+    /// Where it comes from.
+    pub fn source(&self) -> ModelName {
+        self.typed.clone().unwrap_or_else(|| ModelName::from(self.source.as_str()))
     }
 
     /// How it is loaded.
@@ -59,7 +67,7 @@ pub fn read(file: &Path) -> anyhow::Result<Vec<ModelConfig>> {
         // A catalog name is no path.
         if path.exists() {
             let named = model.name().to_owned();
-            (model.name, model.source) = (Some(named), path.to_string_lossy().into_owned());
+            (model.name, model.typed) = (Some(named), Some(ModelName::from(path.as_path())));
         }
     }
     Ok(models)

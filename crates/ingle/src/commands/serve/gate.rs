@@ -9,36 +9,37 @@ use clap::Args;
 use server::{Access, Gate, Origins, Tls};
 
 #[derive(Args)]
+#[command(next_help_heading = "Access")]
 pub struct GateArgs {
-    /// Address to listen at; another than this machine's own needs --api-key or --insecure
+    /// The address to listen at; one that other machines can reach needs --api-key or --insecure
     #[arg(long, default_value = "127.0.0.1", value_name = "IP")]
     host: IpAddr,
 
-    /// Port to listen at; 0 takes a free one, printed on stderr
+    /// The port to listen at; 0 takes a free one, which stderr names
     #[arg(long, default_value_t = 8080, value_name = "PORT")]
     port: u16,
 
-    /// Answer only requests with this key; repeat for more, each a tenant of its own
+    /// Answer only requests with this key; repeat for more
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
 
-    /// The same from a file, which other users of the machine cannot see: a key in each line, # begins a comment
+    /// Read keys from a file, out of sight of other users of the machine: one a line, # begins a comment
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
-    /// Requests that each key may send in a minute; more are refused with 429
+    /// How many requests a key may send in a minute; more are refused with 429
     #[arg(long, value_name = "N")]
     rate_limit: Option<NonZeroU32>,
 
-    /// Listen at any address without a key
+    /// Listen without a key, also at an address that other machines can reach
     #[arg(long)]
     insecure: bool,
 
-    /// Let pages of this site ask, as https://chat.example.org, or * for all; repeat for more
+    /// Answer requests from web pages of this origin (https://chat.example.org, or * for all); repeat for more
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
 
-    /// Another name that clients know this server by, if it listens at this machine's own address without a key
+    /// Accept this host name too, when listening at a loopback address without a key; repeat for more
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
 

@@ -10,7 +10,7 @@ use crate::{load, mmproj};
 impl Serve {
     /// Open a model that is on this machine, to read what it is.
     pub(super) fn look_into(&self, name: &str) -> anyhow::Result<Model> {
-        let reference = hub::ModelRef::parse(&self.config_of(name).source)?;
+        let reference = self.config_of(name).source().reference()?;
         let options = hub::Options { offline: true, ..self.fetch.options()? };
         let path = self.fetch.place(&reference, &options, &mut hub::Silent)?;
         // Checksums are compared when it is loaded; here only the head is read.
@@ -21,9 +21,14 @@ impl Serve {
         Ok(Model::from_opened(&path, checkpoint, &TokenizerSource::Own)?)
     }
 
+    /// Whether all models in the cache are served: clients may pull them, or no other was named.
+    fn serves_cache(&self) -> bool {
+        self.allow_pull || (self.models.is_empty() && self.config.is_none())
+    }
+
     /// The models that may be served beside those of the command line.
     pub(super) fn in_cache(&self) -> Vec<String> {
-        if !self.allow_pull {
+        if !self.serves_cache() {
             return Vec::new();
         }
         let listed = self.fetch.cache().and_then(|cache| hub::list(&cache));
@@ -36,7 +41,7 @@ impl Serve {
 
     /// The name in the cache of what a client calls `name`; never a path, for clients may not read what they like.
     pub(super) fn name_in_cache(&self, name: &str) -> Option<String> {
-        if !self.allow_pull {
+        if !self.serves_cache() {
             return None;
         }
         let reference = self.reference(name).ok()?;

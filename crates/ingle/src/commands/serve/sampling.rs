@@ -3,16 +3,18 @@
 use clap::Args;
 use server::SamplingChoice;
 
+use crate::args::{self, RandomSeed};
+
 /// Flags of `ingle serve`. Without one, the request's API says what holds.
 #[derive(Args, Clone, Copy)]
-#[command(next_help_heading = "Sampling of requests that do not say")]
+#[command(next_help_heading = "Default sampling, for requests that do not say")]
 pub struct DefaultSamplingArgs {
     /// Divide the logits by this; 0 is greedy
     #[arg(long, visible_alias = "temp", value_name = "T")]
     temperature: Option<f32>,
 
-    /// Keep the K best tokens; 0 keeps all
-    #[arg(long, value_name = "K")]
+    /// Keep the K best tokens; 0 or -1 keeps all
+    #[arg(long, value_name = "K", value_parser = args::top_k)]
     top_k: Option<usize>,
 
     /// Keep the best tokens whose probabilities sum to P; 1 keeps all
@@ -35,13 +37,13 @@ pub struct DefaultSamplingArgs {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
 
-    /// How many tokens back the penalties look; 0 is the whole text
-    #[arg(long, visible_alias = "repeat-last-n", value_name = "TOKENS")]
+    /// How many tokens back the penalties look; 0 or -1 is the whole text
+    #[arg(long, visible_alias = "repeat-last-n", value_name = "TOKENS", value_parser = args::limit_number)]
     penalty_window: Option<usize>,
 
-    /// Seed of the random numbers
-    #[arg(long)]
-    seed: Option<u64>,
+    /// Seed of the random numbers; -1 is a random one
+    #[arg(long, value_parser = args::seed)]
+    seed: Option<RandomSeed>,
 }
 
 impl DefaultSamplingArgs {
@@ -55,7 +57,7 @@ impl DefaultSamplingArgs {
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             penalty_window: self.penalty_window,
-            seed: self.seed.map(Some),
+            seed: self.seed,
         }
     }
 }

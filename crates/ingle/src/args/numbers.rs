@@ -1,0 +1,65 @@
+//! Numbers that may be negative, as users of llama.cpp and Ollama write "none", "all" and "random".
+
+use std::num::IntErrorKind;
+
+/// At most so many; `None`: no limit. Clap sees a value here where it would see an option in the type that this stands for.
+pub type Limit = Option<usize>;
+
+/// `None`: a random one.
+pub type RandomSeed = Option<u64>;
+
+/// A limit; a negative one is none.
+pub fn limit(text: &str) -> Result<Limit, String> {
+    Ok(match number(text, "a number of at least 0, or -1 for no limit")? {
+        n if n < 0 => None,
+        n => Some(usize::try_from(n).unwrap_or(usize::MAX)),
+    })
+}
+
+/// A limit whose 0 means none, as a negative one does.
+pub fn limit_number(text: &str) -> Result<usize, String> {
+    let n = number(text, "a number of at least 0, or -1 for all")?;
+    Ok(if n < 0 { 0 } else { usize::try_from(n).unwrap_or(usize::MAX) })
+}
+
+/// As [`limit_number`].
+pub fn top_k(text: &str) -> Result<usize, String> {
+    limit_number(text)
+}
+
+/// A seed; -1 is a random one. Other negative ones are the seeds that their 64 bits are, as on the server.
+pub fn seed(text: &str) -> Result<RandomSeed, String> {
+    let expected = "a seed of 64 bits, or -1 for a random one";
+    match number(text, expected)? {
+        -1 => Ok(None),
+        n => {
+            let seed = u64::try_from(n).ok().or(i64::try_from(n).ok().map(|n| n as u64));
+            seed.map(Some).ok_or_else(|| format!("{text} is too large, expected {expected}"))
+        }
+    }
+}
+
+fn number(text: &str, expected: &str) -> Result<i128, String> {
+    text.parse::<i128>().map_err(|error| match error.kind() {
+        IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => {
+            format!("{text} is too large, expected {expected}")
+        }
+        _ => format!("expected {expected}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn negative_numbers_mean_what_they_do_elsewhere() {
+        assert_eq!((limit("-1"), limit("0"), limit("7")), (Ok(None), Ok(Some(0)), Ok(Some(7))));
+        assert_eq!((limit_number("-1"), limit_number("64")), (Ok(0), Ok(64)));
+        assert_eq!((seed("-1"), seed("18446744073709551615")), (Ok(None), Ok(Some(u64::MAX))));
+        assert_eq!(seed("-2"), Ok(Some(u64::MAX - 1)));
+        for (wrong, part) in [(limit("x").unwrap_err(), "-1"), (seed("1.5").unwrap_err(), "seed")] {
+            assert!(wrong.contains(part), "{wrong}");
+        }
+    }
+}

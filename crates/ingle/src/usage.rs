@@ -1,0 +1,158 @@
+//! What was typed wrongly: tips beyond those that clap has.
+
+use clap::CommandFactory;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::Cli;
+
+/// The command line; usage errors and help end the program.
+pub fn parse() -> Cli {
+    let matches = command().try_get_matches().unwrap_or_else(|error| improved(error).exit());
+    clap::FromArgMatches::from_arg_matches(&matches).unwrap_or_else(|error: clap::Error| error.exit())
+}
+
+/// The flags of each command that people look for, in this order, before all others; those stand under their headings.
+const FIRST: [(&str, &[&str]); 3] = [
+    (
+        "run",
+        &[
+            "system",
+            "image",
+            "max_tokens",
+            "temperature",
+            "seed",
+            "json_schema",
+            "ctx",
+            "device",
+            "server",
+            "json",
+        ],
+    ),
+    (
+        "complete",
+        &[
+            "prompt",
+            "file",
+            "tokens",
+            "max_tokens",
+            "temperature",
+            "seed",
+            "json_schema",
+            "ctx",
+            "device",
+            "json",
+        ],
+    ),
+    ("serve", &["host", "port", "api_key", "ctx", "device", "slots", "keep_alive", "config", "allow_pull"]),
+];
+
+/// The commands. A number is a value, also a negative one: what it means is said by whoever reads it.
+pub fn command() -> clap::Command {
+    let numbers = |arg: clap::Arg| match arg.get_action().takes_values() {
+        true => arg.allow_negative_numbers(true),
+        false => arg,
+    };
+    Cli::command().mut_subcommands(|command| {
+        let first =
+            FIRST.iter().find(|(name, _)| *name == command.get_name()).map_or(&[][..], |(_, ids)| ids);
+        let mut n_others = 0;
+        command.mut_args(numbers).mut_args(|arg| match first.iter().position(|id| arg.get_id() == *id) {
+            Some(place) => arg.help_heading(NO_HEADING).display_order(place),
+            None if arg.is_positional() => arg.help_heading(NO_HEADING),
+            None => {
+                n_others += 1;
+                arg.display_order(first.len() + n_others)
+            }
+        })
+    })
+}
+
+/// Under `Options`, where arguments without a heading stand.
+const NO_HEADING: Option<&str> = None;
+
+fn improved(mut error: clap::Error) -> clap::Error {
+    let context = |error: &clap::Error, kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        _ => String::new(),
+    };
+    match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let typed = context(&error, ContextKind::InvalidSubcommand);
+            // Clap's guesses miss swapped letters.
+            if let Some(near) = nearest(&typed, command().get_subcommands()) {
+                error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(vec![near]));
+            }
+        }
+        ErrorKind::InvalidValue if context(&error, ContextKind::InvalidArg).starts_with("--device") => {
+            let typed = context(&error, ContextKind::InvalidValue).to_lowercase();
+            if ["gpu", "nvidia", "rocm", "hip", "vulkan", "mps", "apple"].contains(&typed.as_str()) {
+                let mut plain = clap::Error::new(ErrorKind::InvalidValue).with_cmd(&command());
+                // All but the guess at a value.
+                for (kind, value) in error.context().filter(|(kind, _)| *kind != ContextKind::SuggestedValue)
+                {
+                    plain.insert(kind, value.clone());
+                }
+                error = plain;
+                tip(
+                    &mut error,
+                    "'cuda' is an NVIDIA GPU, 'metal' that of a Mac; 'auto' takes one that is here",
+                );
+            }
+        }
+        ErrorKind::ValueValidation if context(&error, ContextKind::InvalidValue).starts_with('-') => {
+            if error.get(ContextKind::Suggested).is_none() && !says_what_is_expected(&error) {
+                tip(&mut error, "expected a number of at least 0");
+            }
+        }
+        _ => {}
+    }
+    error
+}
+
+fn says_what_is_expected(error: &clap::Error) -> bool {
+    std::error::Error::source(error).is_some_and(|source| source.to_string().contains("expected"))
+}
+
+fn tip(error: &mut clap::Error, text: &str) {
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![text.to_owned().into()]));
+}
+
+/// The command whose name, or an alias of which, has the fewest letters that differ from what was typed.
+fn nearest<'a>(typed: &str, commands: impl Iterator<Item = &'a clap::Command>) -> Option<String> {
+    let named = commands.flat_map(|command| {
+        let aliases = command.get_all_aliases().map(move |alias| (alias, command.get_name()));
+        std::iter::once((command.get_name(), command.get_name())).chain(aliases)
+    });
+    let typed = typed.to_lowercase();
+    // Half of a short name, a third of a long one.
+    let most = (typed.chars().count() / 3).clamp(1, 3);
+    let distances = named.map(|(name, command)| (strsim::damerau_levenshtein(&typed, name), command));
+    let nearest = distances.filter(|(distance, _)| *distance <= most).min_by_key(|(distance, _)| *distance);
+    nearest.map(|(_, command)| command.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn commands_that_are_misspelt_are_guessed() {
+        let commands = command();
+        let near = |typed: &str| nearest(typed, commands.get_subcommands());
+        for (typed, expected) in [
+            ("rnu", "run"),
+            ("sevre", "serve"),
+            ("lst", "list"),
+            ("Inspct", "inspect"),
+            ("quantise", "convert"),
+        ] {
+            assert_eq!(near(typed).as_deref(), Some(expected), "{typed}");
+        }
+        assert_eq!(near("frobnicate"), None);
+    }
+}
