@@ -39,8 +39,6 @@ pub enum ErrorKind {
     RateLimited,
     /// The queue is full, or would be for too long.
     Overloaded,
-    /// Known, and not built.
-    NotImplemented,
     /// Loading, or shutting down.
     Unavailable,
     /// The answer took longer than the request allowed.
@@ -62,7 +60,6 @@ impl ErrorKind {
             ErrorKind::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             ErrorKind::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ErrorKind::RateLimited | ErrorKind::Overloaded => StatusCode::TOO_MANY_REQUESTS,
-            ErrorKind::NotImplemented => StatusCode::NOT_IMPLEMENTED,
             ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Timeout => StatusCode::REQUEST_TIMEOUT,
             ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -82,7 +79,6 @@ impl ErrorKind {
             ErrorKind::Forbidden => "permission_error",
             ErrorKind::NotFound => "not_found_error",
             ErrorKind::RateLimited | ErrorKind::Overloaded => "rate_limit_error",
-            ErrorKind::NotImplemented => "not_implemented_error",
             ErrorKind::Unavailable => "service_unavailable_error",
             ErrorKind::Timeout => "timeout_error",
             ErrorKind::Internal => "server_error",
@@ -119,10 +115,19 @@ impl ApiError {
         ApiError { param: Some(param.into()), ..ApiError::new(ErrorKind::Invalid, message) }
     }
 
-    /// A key that is known and cannot be honoured: it is refused by name, never dropped.
-    pub fn not_built(param: &str) -> ApiError {
-        let message = format!("`{param}` is not supported yet");
-        ApiError { param: Some(param.to_owned()), ..ApiError::new(ErrorKind::NotImplemented, message) }
+    /// A key that is known and cannot be honoured: it is refused by name, never dropped. It is a 400, since clients send again what
+    /// gets a 5xx.
+    pub fn unsupported(param: impl Into<String>) -> ApiError {
+        let param = param.into();
+        let message = format!("`{param}` is not supported");
+        ApiError { code: Some("unsupported_parameter"), ..ApiError::invalid(param, message) }
+    }
+
+    /// A value of a key that is known and cannot be honoured; `expected` says what can.
+    pub fn unsupported_value(param: impl Into<String>, found: &str, expected: &str) -> ApiError {
+        let param = param.into();
+        let message = format!("`{param}` is {found}, which is not supported; expected {expected}");
+        ApiError { code: Some("unsupported_value"), ..ApiError::invalid(param, message) }
     }
 
     /// The model's vocabulary has no token with which an answer could follow its grammar.

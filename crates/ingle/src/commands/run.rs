@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use engine::{Constraint, Conversation, Engine, Finished, Model, Picture, ShowSpecial};
+use engine::{Constraint, Conversation, Engine, Finished, Model, Picture, SamplingChoice, ShowSpecial};
 use serde_json::{Value, json};
 use text::{AnswerFormat, ChatTemplate, Specials};
 
@@ -420,7 +420,7 @@ impl Session {
             checked?;
         }
         self.last_prompt.clone_from(&tokens);
-        let sampling = generate::sampling(&self.sampling);
+        let sampling = generate::sampling(&self.sampling, self.engine.model().sampling());
         let may_guess = self.speculate.allows(&sampling, self.deterministic);
         let request = generate::request(tokens, sampling, &self.sampling, &self.prefill, may_guess);
         let (constraint, show_special) = (self.constraint.clone(), self.dialogue.shown());
@@ -480,8 +480,12 @@ impl Partner for Session {
         &self.sampling
     }
 
+    fn default_sampling(&self) -> SamplingChoice {
+        self.engine.model().sampling()
+    }
+
     fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()> {
-        generate::sampling(&sampling).check(self.engine.model().n_vocab())?;
+        generate::sampling(&sampling, self.engine.model().sampling()).check(self.engine.model().n_vocab())?;
         self.sampling = sampling;
         Ok(())
     }

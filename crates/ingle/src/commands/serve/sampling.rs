@@ -3,7 +3,7 @@
 use clap::Args;
 use server::SamplingChoice;
 
-/// Flags of `ingle serve`. Without one, the request's API says what holds.
+/// Flags of `ingle serve`. Without one, the model's file recommends what holds, or the numbers of `ingle run` do.
 #[derive(Args, Clone, Copy)]
 #[command(next_help_heading = "Sampling of requests that do not say")]
 pub struct DefaultSamplingArgs {
