@@ -28,7 +28,7 @@ impl Server {
     }
 
     /// One of another model.
-    fn of(model: &str, more: &[&str]) -> Server {
+    pub(crate) fn of(model: &str, more: &[&str]) -> Server {
         Self::run(Command::new(env!("CARGO_BIN_EXE_ingle")), model, more)
     }
 

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Agents as their vendors publish them, against models that write a script.
+
+    python agents.py target/release/ingle --programs target/clients/agents [--rows FILE] [--only CLIENT]
+
+Claude Code and Codex are installed from npm, and set nothing but an address, a model and a key. Each has to read a file, edit it, run
+a command on it, and end. What the model writes is known (scripted.py); that the agent asks, understands and goes on is what is tested.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import harness
+import scripted
+from harness import check, expect
+
+KEY = "sk-of-the-tests"
+# Agents' prompts are of some 20,000 tokens, and of more with so small a vocabulary.
+CONTEXT = 131072
+PACKAGES = {"claude": "@anthropic-ai/claude-code", "codex": "@openai/codex"}
+BEFORE, AFTER = "The sky is grey.", "The sky is blue."
+
+
+def install(folder):
+    """The programs of npm, in a folder of their own."""
+    if not shutil.which("npm"):
+        raise SystemExit("npm is not installed")
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [package for package in PACKAGES.values() if not (folder / "node_modules" / package).is_dir()]
+    if missing:
+        subprocess.run(["npm", "install", "--prefix", folder, "--no-fund", "--no-audit", *missing], check=True, stdout=subprocess.DEVNULL)
+    for name, package in PACKAGES.items():
+        harness.VERSIONS[name] = json.loads((folder / "node_modules" / package / "package.json").read_text())["version"]
+
+
+class Work:
+    """A folder with a file to work on, and a home of its own for the agent."""
+
+    def __init__(self, name):
+        self.root = pathlib.Path(tempfile.mkdtemp(prefix=f"ingle-{name}-"))
+        self.folder, self.home = self.root / "work", self.root / "home"
+        self.folder.mkdir()
+        self.home.mkdir()
+        (self.folder / "notes.txt").write_text(BEFORE + "\n")
+
+    def path(self, name):
+        return str(self.folder / name)
+
+    def run(self, command, **environment):
+        kept = {key: os.environ[key] for key in ["PATH", "LANG", "TERM"] if key in os.environ}
+        done = subprocess.run(
+            command, cwd=self.folder, env={**kept, "HOME": str(self.home), **environment}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=580,
+        )
+        expect(done.returncode == 0, (done.returncode, done.stdout[-3000:], done.stderr[-3000:]))
+        return done.stdout
+
+    def check(self):
+        """That the file was edited, and the command run on what was edited."""
+        expect((self.folder / "notes.txt").read_text() == AFTER + "\n", (self.folder / "notes.txt").read_text())
+        expect((self.folder / "loud.txt").read_text() == AFTER.upper() + "\n", "no loud.txt")
+
+
+def serve(binary, work, model, answers):
+    """A server of a model that writes these answers in turn."""
+    file, config = work.root / "model.gguf", work.root / "models.toml"
+    scripted.write(file, answers, CONTEXT)
+    config.write_text(f'[[models]]\nname = "{model}"\nsource = "{file}"\nctx = {CONTEXT}\n')
+    return harness.Server(binary, options=["--config", config, "--no-warmup"], key=KEY)
+
+
+def cached(server):
+    """Prompt tokens that were found computed."""
+    lines = server.get("/metrics")[1].splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("ingle_tokens_cached_total"))
+
+
+COMMAND = "tr a-z A-Z < notes.txt > loud.txt"
+
+
+@check("claude", "Claude Code reads a file, edits it, runs a command and ends")
+def _(options):
+    work = Work("claude")
+    notes = work.path("notes.txt")
+    server = serve(options.binary, work, "scripted", [
+        "I will look at the file.\n" + scripted.call("Read", file_path=notes),
+        scripted.call("Edit", file_path=notes, old_string=BEFORE, new_string=AFTER),
+        "Now its letters.\n" + scripted.call("Bash", command=COMMAND, description="Write it in capitals"),
+        "The file has been edited.",
+    ])
+    try:
+        command = [options.programs / "node_modules" / ".bin" / "claude", "-p", "--allowedTools", "Read Edit Bash", "--"]
+        environment = {"ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": KEY, "ANTHROPIC_MODEL": "scripted"}
+        said = work.run([*command, "Edit the notes."], **environment)
+        work.check()
+        expect(said.strip() == "The file has been edited.", said)
+        # Another conversation begins with another accounting header, and finds its tools computed.
+        before = cached(server)
+        (work.folder / "notes.txt").write_text(BEFORE + "\n")
+        work.run([*command, "Please do edit my notes once more."], **environment)
+        work.check()
+        found = cached(server) - before
+    finally:
+        server.stop()
+    expect(found > 40_000, found)
+    return f"{found:.0f} prompt tokens of a second conversation were cached"
+
+
+def codex(options, model, answers):
+    """Has Codex work with a model that writes these answers; its events."""
+    work = Work("codex")
+    server = serve(options.binary, work, model, answers(work))
+    try:
+        provider = {"name": "Ingle", "base_url": server.url + "/v1", "env_key": "INGLE_KEY", "wire_api": "responses"}
+        settings = [f"model_providers.ingle.{key}={json.dumps(value)}" for key, value in provider.items()]
+        settings += ['model_provider="ingle"', f"model={json.dumps(model)}"]
+        command = [options.programs / "node_modules" / ".bin" / "codex", "exec", "--json", "--skip-git-repo-check"]
+        command += ["--dangerously-bypass-approvals-and-sandbox", *(word for setting in settings for word in ["-c", setting])]
+        said = work.run([*command, "Edit the notes."], INGLE_KEY=KEY)
+    finally:
+        server.stop()
+    work.check()
+    events = [json.loads(line) for line in said.splitlines()]
+    last = [event["item"] for event in events if event["type"] == "item.completed"][-1]
+    expect((last["type"], last["text"]) == ("agent_message", "The notes are edited."), last)
+    return said
+
+
+PATCH = f"*** Begin Patch\n*** Update File: notes.txt\n@@\n-{BEFORE}\n+{AFTER}\n*** End Patch"
+
+
+@check("codex", "Codex reads a file, calls a tool of a namespace, edits, runs a command and ends")
+def _(options):
+    said = codex(options, "scripted", lambda work: [
+        "I will look at the file.\n" + scripted.call("exec_command", cmd="cat notes.txt"),
+        scripted.call("multi_agent_v1__close_agent", target="nobody"),
+        scripted.call("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}\nEOF\n"),
+        scripted.call("exec_command", cmd=COMMAND),
+        "The notes are edited.",
+    ])
+    expect("unsupported call" not in said, said)
+
+
+@check("codex", "Codex with a model of which it knows that it edits by a custom tool")
+def _(options):
+    said = codex(options, "gpt-5.1-codex", lambda work: [
+        scripted.call("shell_command", command="cat notes.txt"),
+        scripted.call("apply_patch", input=PATCH),
+        scripted.call("shell_command", command=COMMAND),
+        "The notes are edited.",
+    ])
+    expect("unsupported call" not in said, said)
+
+
+if __name__ == "__main__":
+    where = (["--programs"], {"type": pathlib.Path, "required": True, "help": "what npm installs goes here"})
+    options = harness.arguments(__doc__, where)
+    options.programs = options.programs.resolve()
+    install(options.programs)
+    sys.exit(harness.run(options, options))
