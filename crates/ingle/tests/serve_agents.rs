@@ -84,13 +84,22 @@ fn refusals_are_the_client_s_and_name_the_key_alone() {
         (CHAT, json!({ "messages": user, "bad_words": ["a"] }), "bad_words", Some("unsupported_parameter")),
         (CHAT, json!({ "messages": user, "modalities": ["audio"] }), "modalities", Some("unsupported_value")),
         (CHAT, json!({ "messages": image }), "messages[0].content", None),
-        ("/v1/responses", json!({ "input": "a", "background": true }), "background", Some("unsupported_parameter")),
+        (
+            "/v1/responses",
+            json!({ "input": "a", "background": true }),
+            "background",
+            Some("unsupported_parameter"),
+        ),
         ("/v1/responses", json!({ "input": "a", "include": ["x"] }), "include[0]", Some("unsupported_value")),
         ("/completion", json!({ "prompt": "a", "n_cmpl": 2 }), "n_cmpl", Some("unsupported_parameter")),
     ] {
         let (status, answer) = server.post(path, &body);
         let error = &answer["error"];
-        assert_eq!((status, error["param"].as_str(), error["code"].as_str()), (400, Some(param), code), "{answer}");
+        assert_eq!(
+            (status, error["param"].as_str(), error["code"].as_str()),
+            (400, Some(param), code),
+            "{answer}"
+        );
         assert_eq!(error["type"], "invalid_request_error");
         assert!(!answer.to_string().contains(".gguf"), "{answer}");
     }

@@ -117,7 +117,9 @@ fn every_key_is_honoured_or_refused_by_name_and_the_page_says_which() {
             let text = response.body_mut().read_to_string().unwrap();
             match response.status().as_u16() {
                 200 => works.push(format!("`{key}`")),
-                400 if text.contains(&format!("\"{key}\",\"code\":\"unsupported_")) => refused.push(format!("`{key}`")),
+                400 if text.contains(&format!("\"{key}\",\"code\":\"unsupported_")) => {
+                    refused.push(format!("`{key}`"))
+                }
                 status => panic!("{path} with {key}: {status} {text}"),
             }
         }

@@ -39,7 +39,12 @@ fn every_api_takes_what_the_file_recommends_unless_the_request_says() {
     for (path, body, in_options, place) in [
         (CHAT, json!({ "messages": messages, "max_tokens": 9 }), false, "/choices/0/message/content"),
         ("/v1/completions", json!({ "prompt": text, "max_tokens": 9 }), false, "/choices/0/text"),
-        ("/v1/responses", json!({ "input": text, "max_output_tokens": 9 }), false, "/output/0/content/0/text"),
+        (
+            "/v1/responses",
+            json!({ "input": text, "max_output_tokens": 9 }),
+            false,
+            "/output/0/content/0/text",
+        ),
         ("/v1/messages", json!({ "messages": messages, "max_tokens": 9 }), false, "/content/0/text"),
         ("/completion", json!({ "prompt": text, "n_predict": 9 }), false, "/content"),
         ("/api/chat", json!({ "messages": messages, "stream": false }), true, "/message/content"),
@@ -60,7 +65,8 @@ fn every_api_takes_what_the_file_recommends_unless_the_request_says() {
         let best = ask(json!({ "seed": 1 }));
         assert_eq!(best, ask(json!({ "seed": 2 })), "{path}");
         assert_eq!(best, ask(json!({ "temperature": 0, "seed": 3 })), "{path}");
-        let hot = [1, 2, 3].map(|seed| ask(json!({ "temperature": 3, "top_k": 0, "min_p": 0, "seed": seed })));
+        let hot =
+            [1, 2, 3].map(|seed| ask(json!({ "temperature": 3, "top_k": 0, "min_p": 0, "seed": seed })));
         assert!(hot.iter().any(|one| *one != best), "{path}: {hot:?}");
     }
     let props: Value = serde_json::from_str(&server.get("/props").1).unwrap();
@@ -69,9 +75,15 @@ fn every_api_takes_what_the_file_recommends_unless_the_request_says() {
     assert_eq!(found, [0.0, 5.0, 0.95, 0.05]);
     // Unversioned paths, and such as end in a slash.
     assert_eq!(server.get("/v1/models/").0, 200);
-    assert_eq!(server.post("/v1/chat/completions/", &json!({ "messages": messages, "max_tokens": 1 })).0, 200);
+    assert_eq!(
+        server.post("/v1/chat/completions/", &json!({ "messages": messages, "max_tokens": 1 })).0,
+        200
+    );
     for path in ["/embeddings", "/embedding", "/embeddings/"] {
         let (status, answer) = server.post(path, &json!({ "input": "a" }));
-        assert!(status == 400 && answer["error"]["message"].as_str().unwrap().contains("no embeddings"), "{answer}");
+        assert!(
+            status == 400 && answer["error"]["message"].as_str().unwrap().contains("no embeddings"),
+            "{answer}"
+        );
     }
 }

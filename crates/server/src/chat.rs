@@ -80,7 +80,9 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
         }
         // Anthropic's clients cannot ask for reasoning without a budget.
         (Some(budget), None) if format.reasons() => {
-            tracing::warn!("`thinking_budget` of {budget} is ignored: this model's reasoning cannot be limited");
+            tracing::warn!(
+                "`thinking_budget` of {budget} is ignored: this model's reasoning cannot be limited"
+            );
             constraint
         }
         (_, _) => constraint,

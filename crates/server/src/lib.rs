@@ -40,7 +40,6 @@ mod truncate;
 mod worker;
 
 pub use access::Access;
-pub use engine::SamplingChoice;
 pub use answer::{
     Answer, AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall, Usage,
 };
@@ -48,6 +47,7 @@ pub use api::sampling::keep_alive;
 pub use app::{App, EmbedRequest, Embedded, ModelActivity, Options, Ready, RequestActivity, TextProps};
 pub use details::ModelDetails;
 pub use effort::Effort;
+pub use engine::SamplingChoice;
 pub use error::{ApiError, ErrorKind, Result, reshape};
 pub use models::{
     Kind, LoadError, Loaded, LoadedStatus, Loader, ModelStatus, PullProgress, ServedAdapter, TextStatus,

@@ -163,7 +163,8 @@ mod tests {
     use super::*;
     use text::AnswerFormat;
 
-    const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
+    const CHATML: &str =
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
     /// As Gemma's and Mistral's: users and assistants in turn, and no system.
     const IN_TURN: &str = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) or m.role == 'system' %}\
         {{ raise_exception('in turn') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
@@ -199,10 +200,7 @@ mod tests {
         let first = [("system", "a\n\nb")];
         assert_eq!(adapted(FIRST, &AGENT), pairs(&[&first[..], &rest[..]].concat()));
         let late = format!("a\n\nb\n\n{late}");
-        assert_eq!(
-            adapted(IN_TURN, &AGENT),
-            pairs(&[("user", &late), ("assistant", "e"), ("user", "f")])
-        );
+        assert_eq!(adapted(IN_TURN, &AGENT), pairs(&[("user", &late), ("assistant", "e"), ("user", "f")]));
         let twice = [("user", "a"), ("user", "b")];
         assert_eq!(adapted(IN_TURN, &twice), pairs(&[("user", "a\n\nb")]));
         assert_eq!(adapted(IN_TURN, &[("system", "a")]), pairs(&[("user", "a")]));

@@ -73,7 +73,12 @@ impl SamplingChoice {
     }
 
     /// Set in `sampling`, which has what is chosen here, all that is not: as the operator says, or else as is best for the model.
-    pub fn complete(self, operator: SamplingChoice, mut model: SamplingChoice, sampling: &mut SamplingParams) {
+    pub fn complete(
+        self,
+        operator: SamplingChoice,
+        mut model: SamplingChoice,
+        sampling: &mut SamplingParams,
+    ) {
         let said = self.or(operator);
         // The model's window belongs to the model's penalty.
         if said.repeat_penalty.or(said.presence_penalty).or(said.frequency_penalty).is_some() {
@@ -125,7 +130,8 @@ mod tests {
         let request =
             SamplingChoice { temperature: Some(0.0), seed: Some(None), ..SamplingChoice::default() };
         let mut sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-        let model = SamplingChoice::for_model(&SamplingAdvice { top_p: Some(0.9), ..SamplingAdvice::default() });
+        let model =
+            SamplingChoice::for_model(&SamplingAdvice { top_p: Some(0.9), ..SamplingAdvice::default() });
         request.complete(operator, model, &mut sampling);
         assert_eq!((sampling.temperature, sampling.top_k, sampling.seed), (0.0, 7, None));
         assert_eq!((sampling.top_p, sampling.min_p), (0.9, 0.05));

@@ -10,8 +10,8 @@ mod order;
 mod params;
 mod rng;
 
-pub(crate) use dry::{DryBuffers, DryPenalty};
 pub use choice::SamplingChoice;
+pub(crate) use dry::{DryBuffers, DryPenalty};
 pub use order::SamplerName;
 pub use params::{Dry, Mirostat, ParamError, SamplingParams};
 pub use rng::Rng;

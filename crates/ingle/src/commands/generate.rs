@@ -3,7 +3,9 @@
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use engine::{CancelFlag, Engine, Event, Finished, Overflow, Request, SamplingChoice, SamplingParams, Timings};
+use engine::{
+    CancelFlag, Engine, Event, Finished, Overflow, Request, SamplingChoice, SamplingParams, Timings,
+};
 
 use crate::args::{OverflowName, PrefillArgs, SamplingArgs};
 

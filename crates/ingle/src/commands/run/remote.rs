@@ -236,8 +236,10 @@ impl Partner for Remote {
 
     fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()> {
         // What depends on the vocabulary, the server checks.
-        let without_biases =
-            engine::SamplingParams { logit_bias: Vec::new(), ..generate::sampling(&sampling, SamplingChoice::default()) };
+        let without_biases = engine::SamplingParams {
+            logit_bias: Vec::new(),
+            ..generate::sampling(&sampling, SamplingChoice::default())
+        };
         without_biases.check(1)?;
         self.sampling = sampling;
         Ok(())

@@ -68,7 +68,8 @@ impl Arguments {
         let read: String = self.held.drain(..self.n_read).collect();
         self.n_read = 0;
         let member = &read[..read.len() - 1];
-        let Some(member) = (if self.has_begun { Some(member) } else { member.trim_start().strip_prefix('{') })
+        let Some(member) =
+            (if self.has_begun { Some(member) } else { member.trim_start().strip_prefix('{') })
         else {
             return false;
         };
@@ -104,7 +105,8 @@ mod tests {
     /// What goes out of a text that comes in pieces of so many bytes.
     fn written(text: &str, n: usize) -> String {
         let mut arguments = Arguments::default();
-        let pieces = text.as_bytes().chunks(n).map(|piece| arguments.push(std::str::from_utf8(piece).unwrap()));
+        let pieces =
+            text.as_bytes().chunks(n).map(|piece| arguments.push(std::str::from_utf8(piece).unwrap()));
         let out: String = pieces.collect();
         out + arguments.finish()
     }

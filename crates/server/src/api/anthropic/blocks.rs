@@ -234,7 +234,8 @@ mod tests {
         assert_eq!(found.unwrap()[0]["content"], "before after");
         let pdf = json!({ "type": "document", "source": { "type": "base64", "media_type": "application/pdf", "data": "" } });
         let image = json!({ "type": "image", "source": { "type": "base64", "data": "QUJD" } });
-        let result = |content: Value| json!({ "type": "tool_result", "tool_use_id": "1", "content": content });
+        let result =
+            |content: Value| json!({ "type": "tool_result", "tool_use_id": "1", "content": content });
         let found = read(json!({ "role": "user", "content": [
             result(json!([pdf, { "type": "tool_reference", "tool_name": "f" }])), result(json!([image])),
         ]}))

@@ -46,7 +46,10 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
     let hosted = [
         ("container", body.container.is_some_and(|container| !container.is_null())),
         ("context_management", body.context_management.as_ref().is_some_and(asks_for_edits)),
-        ("mcp_servers", body.mcp_servers.is_some_and(|list| list.as_array().is_none_or(|list| !list.is_empty()))),
+        (
+            "mcp_servers",
+            body.mcp_servers.is_some_and(|list| list.as_array().is_none_or(|list| !list.is_empty())),
+        ),
     ];
     for (name, _) in hosted.into_iter().filter(|(_, is_asked)| *is_asked) {
         tracing::warn!("`{name}` is ignored: it is not offered here");
@@ -128,7 +131,9 @@ fn tool(index: usize, tool: &Value) -> Result<Option<Value>> {
         Value::String(kind) => {
             let found = client_tool(kind, tool);
             if found.is_none() {
-                tracing::warn!("`{at}` is left out: a tool of type {kind:?} would run on a server of Anthropic's");
+                tracing::warn!(
+                    "`{at}` is left out: a tool of type {kind:?} would run on a server of Anthropic's"
+                );
             }
             return Ok(found);
         }
@@ -149,7 +154,8 @@ fn tool(index: usize, tool: &Value) -> Result<Option<Value>> {
 
 /// Tools of Anthropic's that the client runs. Its models know their parameters, so that no request has them.
 fn client_tool(kind: &str, tool: &Value) -> Option<Value> {
-    let (name, description, properties, required) = match kind.rsplit_once('_').map_or(kind, |(name, _)| name) {
+    let (name, description, properties, required) = match kind.rsplit_once('_').map_or(kind, |(name, _)| name)
+    {
         "bash" => (
             "bash",
             "Runs a command in a shell that stays open, and gives what it prints.",
@@ -272,7 +278,8 @@ mod tests {
 
     #[test]
     fn what_claude_code_sends_is_taken() {
-        let text = |text: &str| json!({ "type": "text", "text": text, "cache_control": { "type": "ephemeral" } });
+        let text =
+            |text: &str| json!({ "type": "text", "text": text, "cache_control": { "type": "ephemeral" } });
         let request = read(json!({
             "model": "m", "max_tokens": 32000, "stream": true, "speed": "fast", "service_tier": "auto",
             "system": [text("x-anthropic-billing-header: cc_version=2.1.197.123;"), text("s")],

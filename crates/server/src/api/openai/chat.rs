@@ -145,7 +145,10 @@ fn request(body: Body) -> Result<(ChatRequest, Tools)> {
     let is_open = !wants_prompt && body.messages.last().is_some_and(|last| last["role"] == "assistant");
     let continue_last = body.continue_final_message.unwrap_or(is_open);
     // What `tools` and `tool_choice` were called before.
-    refuse("functions", body.functions.is_some_and(|list| list.as_array().is_none_or(|list| !list.is_empty())))?;
+    refuse(
+        "functions",
+        body.functions.is_some_and(|list| list.as_array().is_none_or(|list| !list.is_empty())),
+    )?;
     refuse("function_call", body.function_call.is_some_and(|call| call.is_object()))?;
     let ignored = [
         ("web_search_options", body.web_search_options.is_some()),
@@ -293,7 +296,8 @@ fn part(at: &str, part: &Value) -> Result<Value> {
 fn tool_choice(choice: Option<&Value>, tools: &mut Tools) -> Result<ToolChoice> {
     // Mistral's word.
     let word = |word: &Value| if word == "any" { Ok(ToolChoice::Required) } else { tool_choice_word(word) };
-    let name = |one: &Value| one["function"]["name"].as_str().or(one["custom"]["name"].as_str()).map(str::to_owned);
+    let name =
+        |one: &Value| one["function"]["name"].as_str().or(one["custom"]["name"].as_str()).map(str::to_owned);
     match choice {
         None | Some(Value::Null) => Ok(ToolChoice::Auto),
         Some(choice) if choice["type"] == "allowed_tools" => {

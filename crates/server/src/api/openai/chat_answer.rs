@@ -81,7 +81,8 @@ impl Frame {
     /// A delta of a choice; `None`: it says nothing.
     fn delta(&mut self, choice: usize, delta: Delta, tokens: &mut Vec<TokenLogprob>) -> Option<Value> {
         let of_custom = |index: usize, text: String| {
-            (!text.is_empty()).then(|| json!({ "tool_calls": [{ "index": index, "custom": { "input": text } }] }))
+            (!text.is_empty())
+                .then(|| json!({ "tool_calls": [{ "index": index, "custom": { "input": text } }] }))
         };
         match delta {
             Delta::CallBegin { index, id, name } => {
@@ -101,7 +102,9 @@ impl Frame {
             }
             Delta::CallArguments { index, text } => match self.freeform.get_mut(&(choice, index)) {
                 Some(freeform) => of_custom(index, freeform.push(&text)),
-                None => Some(json!({ "tool_calls": [{ "index": index, "function": { "arguments": text } }] })),
+                None => {
+                    Some(json!({ "tool_calls": [{ "index": index, "function": { "arguments": text } }] }))
+                }
             },
             Delta::CallEnd { index } => {
                 let mut freeform = self.freeform.remove(&(choice, index))?;

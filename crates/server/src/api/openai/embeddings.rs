@@ -35,7 +35,10 @@ enum Encoding {
 /// Texts of one request.
 const MAX_INPUTS: usize = 2048;
 
-pub(in crate::api) async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body>) -> Result<Json<Value>> {
+pub(in crate::api) async fn create(
+    State(app): State<App>,
+    JsonBody(body): JsonBody<Body>,
+) -> Result<Json<Value>> {
     let inputs = inputs("input", body.input)?;
     let request = EmbedRequest {
         model: body.model,

@@ -75,7 +75,11 @@ impl Tools {
                     tools.insert(named, |_| function);
                 }
                 Some("function") => {
-                    return Err(wrong(&format!("{at}.function.name"), &tool["function"]["name"], "a function's name"));
+                    return Err(wrong(
+                        &format!("{at}.function.name"),
+                        &tool["function"]["name"],
+                        "a function's name",
+                    ));
                 }
                 Some("custom") => tools.add_custom(&format!("{at}.custom"), &tool["custom"], None)?,
                 Some(kind) => left_out.push(format!("{at} ({kind})")),
@@ -97,20 +101,29 @@ impl Tools {
                     let keys = keys.into_iter().filter(|key| !tool[key].is_null());
                     let rest: Map<String, Value> =
                         keys.map(|key| (key.to_owned(), tool[key].clone())).collect();
-                    self.insert(Tool { namespace: namespace.map(str::to_owned), name, ..Tool::default() }, |name| {
-                        let mut function = json!({ "name": name });
-                        function.as_object_mut().into_iter().for_each(|function| function.extend(rest.clone()));
-                        function
-                    });
+                    self.insert(
+                        Tool { namespace: namespace.map(str::to_owned), name, ..Tool::default() },
+                        |name| {
+                            let mut function = json!({ "name": name });
+                            function
+                                .as_object_mut()
+                                .into_iter()
+                                .for_each(|function| function.extend(rest.clone()));
+                            function
+                        },
+                    );
                 }
                 Some("custom") => self.add_custom(&at, tool, namespace)?,
                 Some("namespace") if namespace.is_none() => {
                     let (namespace, first) = (name(&at, tool)?, self.list.len());
                     let inner = tool["tools"].as_array();
-                    let inner = inner.ok_or_else(|| wrong(&format!("{at}.tools"), &tool["tools"], "a list of tools"))?;
+                    let inner = inner
+                        .ok_or_else(|| wrong(&format!("{at}.tools"), &tool["tools"], "a list of tools"))?;
                     self.add(&format!("{at}.tools"), inner, Some(&namespace))?;
                     // What its tools are for is said once.
-                    if let (Some(first), Some(about)) = (self.list.get_mut(first), tool["description"].as_str()) {
+                    if let (Some(first), Some(about)) =
+                        (self.list.get_mut(first), tool["description"].as_str())
+                    {
                         let own = text(&first["function"]["description"]);
                         first["function"]["description"] = format!("{about}\n\n{own}").trim_end().into();
                     }
@@ -119,9 +132,10 @@ impl Tools {
                 Some("tool_search") if tool["execution"] == "client" => {
                     let named = Tool { kind: Kind::Search, namespace: None, name: "tool_search".to_owned() };
                     let (about, parameters) = (tool["description"].clone(), tool["parameters"].clone());
-                    self.insert(named, |name| {
-                        json!({ "name": name, "description": about, "parameters": parameters })
-                    });
+                    self.insert(
+                        named,
+                        |name| json!({ "name": name, "description": about, "parameters": parameters }),
+                    );
                 }
                 Some(kind) => left_out.push(format!("{at} ({kind})")),
                 None => return Err(wrong(&format!("{at}.type"), &tool["type"], "a tool's type")),
@@ -143,7 +157,9 @@ impl Tools {
             if syntax == "regex" {
                 input["pattern"] = format!("^(?:{definition})$").into();
             }
-            about.push_str(&format!("\n\n`{INPUT}` is a text that follows this grammar ({syntax}):\n{definition}"));
+            about.push_str(&format!(
+                "\n\n`{INPUT}` is a text that follows this grammar ({syntax}):\n{definition}"
+            ));
         } else {
             about.push_str(&format!("\n\n`{INPUT}` is plain text."));
         }
@@ -158,7 +174,10 @@ impl Tools {
 
     /// Add a tool under a name that no other has; one that is there already is replaced.
     fn insert(&mut self, tool: Tool, function: impl FnOnce(&str) -> Value) {
-        let place = self.by_name.iter().position(|(_, known)| (&known.namespace, &known.name) == (&tool.namespace, &tool.name));
+        let place = self
+            .by_name
+            .iter()
+            .position(|(_, known)| (&known.namespace, &known.name) == (&tool.namespace, &tool.name));
         let name = match place.and_then(|place| self.by_name.keys().nth(place)) {
             Some(name) => name.clone(),
             None => {
@@ -184,7 +203,9 @@ impl Tools {
     /// Leave those that `stays` says.
     pub(super) fn retain(&mut self, stays: impl Fn(&Tool) -> bool) {
         self.by_name.retain(|_, tool| stays(tool));
-        self.list.retain(|tool| tool["function"]["name"].as_str().is_some_and(|name| self.by_name.contains_key(name)));
+        self.list.retain(|tool| {
+            tool["function"]["name"].as_str().is_some_and(|name| self.by_name.contains_key(name))
+        });
     }
 
     /// What a call of this name is to the client. A name that the model made up is a function's.
@@ -377,18 +398,24 @@ mod tests {
         assert_eq!(tools.called("none"), Tool { name: "none".into(), ..Tool::default() });
         assert_eq!(tools.name_of(Some("functions"), "f"), "f_2");
         assert_eq!(tools.name_of(Some("before"), "f"), "before__f");
-        let error = Tools::of_responses(&[json!({ "type": "namespace", "name": "n", "tools": [{ "type": "function" }] })]);
+        let error = Tools::of_responses(&[
+            json!({ "type": "namespace", "name": "n", "tools": [{ "type": "function" }] }),
+        ]);
         assert_eq!(error.unwrap_err().param.as_deref(), Some("tools[0].tools[0].name"));
     }
 
     #[test]
     fn custom_tools_have_one_text() {
         let format = json!({ "type": "grammar", "syntax": "regex", "definition": "[a-z]+" });
-        let tools = Tools::of_responses(&[json!({ "type": "custom", "name": "c", "format": format })]).unwrap();
+        let tools =
+            Tools::of_responses(&[json!({ "type": "custom", "name": "c", "format": format })]).unwrap();
         let parameters = tools.list()[0]["function"]["parameters"].clone();
         assert_eq!(parameters["properties"]["input"]["pattern"], "^(?:[a-z]+)$");
-        let format = json!({ "type": "grammar", "grammar": { "syntax": "lark", "definition": "start: \"a\"" } });
-        let tools = Tools::of_chat(&[json!({ "type": "custom", "custom": { "name": "c", "format": format } })]).unwrap();
+        let format =
+            json!({ "type": "grammar", "grammar": { "syntax": "lark", "definition": "start: \"a\"" } });
+        let tools =
+            Tools::of_chat(&[json!({ "type": "custom", "custom": { "name": "c", "format": format } })])
+                .unwrap();
         let about = text(&tools.list()[0]["function"]["description"]);
         assert!(about.contains("(lark):\nstart: \"a\""), "{about}");
         assert_eq!(tools.called("c").kind, Kind::Custom);

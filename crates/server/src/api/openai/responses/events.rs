@@ -57,7 +57,9 @@ impl Kind {
     fn part_names(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Kind::Summary => ("summary", "summary_index", "reasoning_summary_part"),
-            Kind::Reasoning | Kind::Message | Kind::Call | Kind::Custom | Kind::Search => ("content", "content_index", "content_part"),
+            Kind::Reasoning | Kind::Message | Kind::Call | Kind::Custom | Kind::Search => {
+                ("content", "content_index", "content_part")
+            }
         }
     }
 }
@@ -426,8 +428,11 @@ mod tests {
         ]);
         let mut events = Events::new(Map::new(), false, false, tools.unwrap());
         let mut all = Vec::new();
-        let calls =
-            [("agents__close", "{}"), ("patch", "{\"input\": \"a\\nb\"}"), ("tool_search", "{\"query\":\"q\"}")];
+        let calls = [
+            ("agents__close", "{}"),
+            ("patch", "{\"input\": \"a\\nb\"}"),
+            ("tool_search", "{\"query\":\"q\"}"),
+        ];
         for (index, (name, arguments)) in calls.into_iter().enumerate() {
             all.extend(events.push(Delta::CallBegin { index, id: format!("c{index}"), name: name.into() }));
             for piece in arguments.split_inclusive('\\') {
@@ -439,7 +444,10 @@ mod tests {
         let found = |index: usize, key: &str| response["output"][index][key].clone();
         assert_eq!((found(0, "namespace"), found(0, "name")), (json!("agents"), json!("close")));
         assert_eq!((found(1, "type"), found(1, "input")), (json!("custom_tool_call"), json!("a\nb")));
-        assert_eq!((found(2, "type"), found(2, "arguments")), (json!("tool_search_call"), json!({ "query": "q" })));
+        assert_eq!(
+            (found(2, "type"), found(2, "arguments")),
+            (json!("tool_search_call"), json!({ "query": "q" }))
+        );
         let of_custom = all.iter().filter(|event| {
             event["type"].as_str().is_some_and(|name| name.starts_with("response.custom_tool_call_input"))
         });

@@ -144,7 +144,9 @@ pub(super) fn messages(items: &[Item], n_before: usize, tools: &Tools) -> Result
                 reasoning = None;
                 let content = match &item["output"] {
                     Value::Null => item["tools"].to_string().into(),
-                    other @ (Value::Object(_) | Value::Bool(_) | Value::Number(_)) => other.to_string().into(),
+                    other @ (Value::Object(_) | Value::Bool(_) | Value::Number(_)) => {
+                        other.to_string().into()
+                    }
                     output => content(&format!("{path}.output"), output, true)?,
                 };
                 messages.push(json!({ "role": "tool", "tool_call_id": item["call_id"], "content": content }));
@@ -152,10 +154,13 @@ pub(super) fn messages(items: &[Item], n_before: usize, tools: &Tools) -> Result
             Some("function_call_output" | "custom_tool_call_output") => {
                 return Err(wrong(&format!("{path}.call_id"), &item["call_id"], "a call's id"));
             }
-            Some("function_call" | "custom_tool_call") => push_call(call(&path, item, tools)?, &mut reasoning, &mut messages),
+            Some("function_call" | "custom_tool_call") => {
+                push_call(call(&path, item, tools)?, &mut reasoning, &mut messages)
+            }
             // Of a tool whose calls have a shape of their own.
             Some(kind) if kind.ends_with("_call") && item["call_id"].is_string() => {
-                let arguments = ["arguments", "action", "operation"].into_iter().find(|key| item[key].is_object());
+                let arguments =
+                    ["arguments", "action", "operation"].into_iter().find(|key| item[key].is_object());
                 let arguments = arguments.map_or_else(|| json!({}), |key| item[key].clone());
                 let name = tools.name_of(None, kind.trim_end_matches("_call"));
                 let function = json!({ "name": name, "arguments": arguments.to_string() });
@@ -169,7 +174,9 @@ pub(super) fn messages(items: &[Item], n_before: usize, tools: &Tools) -> Result
                     found.into_iter().flatten().filter_map(|part| part["text"].as_str().map(str::to_owned));
                 reasoning = Some(texts.collect::<String>()).filter(|text| !text.is_empty());
             }
-            Some(kind) => tracing::debug!("`{path}` is left out: an item of type {kind:?} means nothing here"),
+            Some(kind) => {
+                tracing::debug!("`{path}` is left out: an item of type {kind:?} means nothing here")
+            }
             None => return Err(wrong(&format!("{path}.type"), &item["type"], "an item's type")),
         }
     }
@@ -222,9 +229,11 @@ fn content(path: &str, content: &Value, of_tool: bool) -> Result<Value> {
             }
             Ok(image)
         }
-        (Some(kind @ ("input_file" | "input_audio")), _) => {
-            Err(ApiError::unsupported_value(format!("{path}[{index}].type"), kind, "input_text or input_image"))
-        }
+        (Some(kind @ ("input_file" | "input_audio")), _) => Err(ApiError::unsupported_value(
+            format!("{path}[{index}].type"),
+            kind,
+            "input_text or input_image",
+        )),
         _ => Err(wrong(
             &format!("{path}[{index}]"),
             part,
@@ -298,7 +307,9 @@ mod tests {
         let file = part(json!({ "type": "input_file", "file_id": "f" }));
         assert!(error(file).contains("`input[0].content[0].type` is input_file"));
         assert!(error(json!([{ "type": "item_reference", "id": "gone" }])).contains("`gone`"));
-        assert!(error(json!([{ "type": "function_call_output", "output": "" }])).contains("`input[0].call_id`"));
+        assert!(
+            error(json!([{ "type": "function_call_output", "output": "" }])).contains("`input[0].call_id`")
+        );
     }
 
     #[test]
@@ -367,6 +378,9 @@ mod tests {
     fn an_index_counts_the_request_s_own_items() {
         let input = json!([{ "role": "user", "content": "a" }, { "role": "nobody", "content": "a" }]);
         let items = of_input(Some(&input), &|_| None).unwrap();
-        assert_eq!(messages(&items, 1, &Tools::default()).unwrap_err().param.as_deref(), Some("input[0].role"));
+        assert_eq!(
+            messages(&items, 1, &Tools::default()).unwrap_err().param.as_deref(),
+            Some("input[0].role")
+        );
     }
 }

@@ -130,9 +130,12 @@ impl Body {
     fn tools(&self, conversation: &[Item]) -> Result<(Tools, ToolChoice)> {
         let mut tools = Tools::of_responses(self.tools.as_deref().unwrap_or_default())?;
         for item in conversation.iter().filter(|item| item["type"] == "tool_search_output") {
-            tools.add_found("tool_search_output.tools", item["tools"].as_array().map_or(&[], Vec::as_slice))?;
+            tools
+                .add_found("tool_search_output.tools", item["tools"].as_array().map_or(&[], Vec::as_slice))?;
         }
-        let names = |one: &Value| (one["namespace"].as_str().map(str::to_owned), one["name"].as_str().map(str::to_owned));
+        let names = |one: &Value| {
+            (one["namespace"].as_str().map(str::to_owned), one["name"].as_str().map(str::to_owned))
+        };
         let choice = match &self.tool_choice {
             None | Some(Value::Null) => ToolChoice::Auto,
             Some(choice @ Value::Object(_)) => match (choice["type"].as_str(), names(choice)) {
@@ -144,7 +147,8 @@ impl Body {
                     let is_it = |one: &Value, tool: &Tool| match (one["type"].as_str(), names(one)) {
                         (Some("namespace"), (_, name)) => tool.namespace == name,
                         (_, (namespace, name)) => {
-                            name.as_deref() == Some(&tool.name) && (namespace.is_none() || namespace == tool.namespace)
+                            name.as_deref() == Some(&tool.name)
+                                && (namespace.is_none() || namespace == tool.namespace)
                         }
                     };
                     tools.retain(|tool| allowed.iter().any(|one| is_it(one, tool)));
@@ -305,7 +309,8 @@ mod tests {
 
     #[test]
     fn what_codex_sends_is_taken() {
-        let function = |name: &str| json!({ "type": "function", "name": name, "parameters": { "type": "object" } });
+        let function =
+            |name: &str| json!({ "type": "function", "name": name, "parameters": { "type": "object" } });
         let text = |text: &str| json!([{ "type": "input_text", "text": text }]);
         let body = json!({
             "stream": true, "store": false, "tool_choice": "auto", "parallel_tool_calls": true, "max_tool_calls": 3,
@@ -338,16 +343,24 @@ mod tests {
             ],
         });
         let found = request(body).unwrap();
-        let names: Vec<&str> = found.tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
+        let names: Vec<&str> =
+            found.tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["exec_command", "agents__close", "apply_patch", "tool_search", "found"]);
         let call = |index: usize| &found.messages[index]["tool_calls"][0]["function"];
-        let roles: Vec<&str> = found.messages.iter().map(|message| message["role"].as_str().unwrap()).collect();
+        let roles: Vec<&str> =
+            found.messages.iter().map(|message| message["role"].as_str().unwrap()).collect();
         let pair = ["assistant", "tool"];
         assert_eq!(roles, [&["system", "system", "user"][..], &pair, &pair, &pair, &pair].concat());
-        assert_eq!((&call(3)["name"], &found.messages[4]["content"]), (&json!("local_shell"), &json!("a.txt")));
+        assert_eq!(
+            (&call(3)["name"], &found.messages[4]["content"]),
+            (&json!("local_shell"), &json!("a.txt"))
+        );
         assert_eq!(call(5)["name"], "agents__close");
         assert_eq!(call(7)["arguments"], json!({ "input": "*** Begin" }).to_string());
-        assert_eq!((&call(9)["name"], &found.messages[8]["content"]), (&json!("tool_search"), &json!("Done")));
+        assert_eq!(
+            (&call(9)["name"], &found.messages[8]["content"]),
+            (&json!("tool_search"), &json!("Done"))
+        );
     }
 
     #[test]
