@@ -148,10 +148,22 @@ def _(options):
 
 @check("codex", "Codex with a model of which it knows that it edits by a custom tool")
 def _(options):
-    said = codex(options, "gpt-5.1-codex", lambda work: [
-        scripted.call("shell_command", command="cat notes.txt"),
+    said = codex(options, "gpt-5.5", lambda work: [
+        scripted.call("exec_command", cmd="cat notes.txt"),
         scripted.call("apply_patch", input=PATCH),
-        scripted.call("shell_command", command=COMMAND),
+        scripted.call("exec_command", cmd=COMMAND),
+        "The notes are edited.",
+    ])
+    expect("unsupported call" not in said, said)
+
+
+@check("codex", "Codex with a model of which it knows that it writes programs, whose tools come within the conversation")
+def _(options):
+    run = lambda what: scripted.call("exec", input=f"const done = await {what};\ntext(done);\n")
+    said = codex(options, "gpt-6-sol", lambda work: [
+        run(f"tools.exec_command({json.dumps({'cmd': 'cat notes.txt'})})"),
+        run(f"tools.apply_patch({json.dumps(PATCH)})"),
+        run(f"tools.exec_command({json.dumps({'cmd': COMMAND})})"),
         "The notes are edited.",
     ])
     expect("unsupported call" not in said, said)

@@ -52,7 +52,7 @@ impl Tools {
         Ok(tools)
     }
 
-    /// Tools that a search has found.
+    /// Tools that an item of the conversation brings: what a search has found, or what came later.
     ///
     /// # Errors
     /// As [`Self::of_responses`].

@@ -135,6 +135,8 @@ pub(super) fn messages(items: &[Item], n_before: usize, tools: &Tools) -> Result
                 }
                 messages.push(message);
             }
+            // Its tools are among the request's.
+            Some("additional_tools") => {}
             Some("agent_message") => {
                 let parts = item["content"].as_array().into_iter().flatten();
                 let text: String = parts.filter_map(|part| part["text"].as_str()).collect();

@@ -126,12 +126,17 @@ impl Body {
         }
     }
 
-    /// The tools, those included that the client's searches have found, and whether they are called.
+    /// The tools, those included that items of the conversation bring, and whether they are called.
     fn tools(&self, conversation: &[Item]) -> Result<(Tools, ToolChoice)> {
         let mut tools = Tools::of_responses(self.tools.as_deref().unwrap_or_default())?;
-        for item in conversation.iter().filter(|item| item["type"] == "tool_search_output") {
-            tools
-                .add_found("tool_search_output.tools", item["tools"].as_array().map_or(&[], Vec::as_slice))?;
+        let brings_tools = |item: &&Item| {
+            item["type"]
+                .as_str()
+                .is_some_and(|kind| ["additional_tools", "tool_search_output"].contains(&kind))
+        };
+        for item in conversation.iter().filter(brings_tools) {
+            let at = format!("{}.tools", item["type"].as_str().unwrap_or_default());
+            tools.add_found(&at, item["tools"].as_array().map_or(&[], Vec::as_slice))?;
         }
         let names = |one: &Value| {
             (one["namespace"].as_str().map(str::to_owned), one["name"].as_str().map(str::to_owned))
@@ -286,6 +291,7 @@ pub(super) fn echo(body: &Body, given: &Value) -> Map<String, Value> {
 mod tests {
     use super::*;
     use crate::api::body::part;
+    use crate::effort::Effort;
 
     fn request(body: Value) -> Result<ChatRequest> {
         let (body, sampling): (Body, SamplingKeys) = (part(&body, "")?, part(&body, "")?);
@@ -325,6 +331,9 @@ mod tests {
                 { "type": "tool_search", "execution": "client", "description": "d", "parameters": { "type": "object" } },
             ],
             "input": [
+                { "type": "additional_tools", "role": "developer", "tools": [
+                    { "type": "namespace", "name": "functions", "tools": [{ "type": "custom", "name": "exec" }] },
+                ]},
                 { "type": "message", "role": "developer", "content": text("a") },
                 { "type": "message", "role": "developer", "content": text("b") },
                 { "type": "message", "role": "user", "content": text("c") },
@@ -345,7 +354,7 @@ mod tests {
         let found = request(body).unwrap();
         let names: Vec<&str> =
             found.tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
-        assert_eq!(names, ["exec_command", "agents__close", "apply_patch", "tool_search", "found"]);
+        assert_eq!(names, ["exec_command", "agents__close", "apply_patch", "tool_search", "exec", "found"]);
         let call = |index: usize| &found.messages[index]["tool_calls"][0]["function"];
         let roles: Vec<&str> =
             found.messages.iter().map(|message| message["role"].as_str().unwrap()).collect();
@@ -401,10 +410,10 @@ mod tests {
             "metadata": { "k": "v" }, "text": { "verbosity": "medium" }, "max_tool_calls": null,
         }))
         .unwrap();
-        assert_eq!((found.thinking, found.options.priority), (Some(false), -1));
+        assert_eq!((found.effort, found.options.priority), (Some(Effort::Minimal), -1));
         let found =
             request(json!({ "input": "a", "service_tier": "auto", "reasoning": { "effort": "low" } }));
         let found = found.unwrap();
-        assert_eq!((found.thinking, found.options.priority), (None, 0));
+        assert_eq!((found.effort, found.options.priority), (Some(Effort::Low), 0));
     }
 }
