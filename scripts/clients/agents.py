@@ -17,7 +17,7 @@ import tempfile
 
 import harness
 import scripted
-from harness import check, expect
+from harness import NotRun, check, expect
 
 KEY = "sk-of-the-tests"
 # Agents' prompts are of some 20,000 tokens, and of more with so small a vocabulary.
@@ -27,22 +27,31 @@ BEFORE, AFTER = "The sky is grey.", "The sky is blue."
 
 
 def install(folder):
-    """The programs of npm, in a folder of their own."""
-    if not shutil.which("npm"):
-        raise SystemExit("npm is not installed")
+    """The programs of npm, in a folder of their own. A check of one that is not there says so."""
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [package for package in PACKAGES.values() if not (folder / "node_modules" / package).is_dir()]
-    if missing:
-        subprocess.run(["npm", "install", "--prefix", folder, "--no-fund", "--no-audit", *missing], check=True, stdout=subprocess.DEVNULL)
+    place = lambda package: folder / "node_modules" / package / "package.json"
+    missing = [package for package in PACKAGES.values() if not place(package).is_file()]
+    if missing and shutil.which("npm"):
+        npm = ["npm", "install", "--prefix", folder, "--no-fund", "--no-audit", *missing]
+        subprocess.run(npm, check=False, stdout=subprocess.DEVNULL)
     for name, package in PACKAGES.items():
-        harness.VERSIONS[name] = json.loads((folder / "node_modules" / package / "package.json").read_text())["version"]
+        if place(package).is_file():
+            harness.VERSIONS[name] = json.loads(place(package).read_text())["version"]
+
+
+def program(options, name):
+    path = options.programs / "node_modules" / ".bin" / name
+    if not path.exists():
+        raise NotRun(f"npm cannot install {PACKAGES[name]} here")
+    return path
 
 
 class Work:
     """A folder with a file to work on, and a home of its own for the agent."""
 
     def __init__(self, name):
-        self.root = pathlib.Path(tempfile.mkdtemp(prefix=f"ingle-{name}-"))
+        self.held = tempfile.TemporaryDirectory(prefix=f"ingle-{name}-", ignore_cleanup_errors=True)
+        self.root = pathlib.Path(self.held.name)
         self.folder, self.home = self.root / "work", self.root / "home"
         self.folder.mkdir()
         self.home.mkdir()
@@ -85,7 +94,7 @@ COMMAND = "tr a-z A-Z < notes.txt > loud.txt"
 
 @check("claude", "Claude Code reads a file, edits it, runs a command and ends")
 def _(options):
-    work = Work("claude")
+    agent, work = program(options, "claude"), Work("claude")
     notes = work.path("notes.txt")
     server = serve(options.binary, work, "scripted", [
         "I will look at the file.\n" + scripted.call("Read", file_path=notes),
@@ -94,7 +103,7 @@ def _(options):
         "The file has been edited.",
     ])
     try:
-        command = [options.programs / "node_modules" / ".bin" / "claude", "-p", "--allowedTools", "Read Edit Bash", "--"]
+        command = [agent, "-p", "--allowedTools", "Read Edit Bash", "--"]
         environment = {"ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": KEY, "ANTHROPIC_MODEL": "scripted"}
         said = work.run([*command, "Edit the notes."], **environment)
         work.check()
@@ -113,13 +122,13 @@ def _(options):
 
 def codex(options, model, answers):
     """Has Codex work with a model that writes these answers; its events."""
-    work = Work("codex")
+    agent, work = program(options, "codex"), Work("codex")
     server = serve(options.binary, work, model, answers(work))
     try:
         provider = {"name": "Ingle", "base_url": server.url + "/v1", "env_key": "INGLE_KEY", "wire_api": "responses"}
         settings = [f"model_providers.ingle.{key}={json.dumps(value)}" for key, value in provider.items()]
         settings += ['model_provider="ingle"', f"model={json.dumps(model)}"]
-        command = [options.programs / "node_modules" / ".bin" / "codex", "exec", "--json", "--skip-git-repo-check"]
+        command = [agent, "exec", "--json", "--skip-git-repo-check"]
         command += ["--dangerously-bypass-approvals-and-sandbox", *(word for setting in settings for word in ["-c", setting])]
         said = work.run([*command, "Edit the notes."], INGLE_KEY=KEY)
     finally:

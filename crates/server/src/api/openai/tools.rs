@@ -174,19 +174,16 @@ impl Tools {
 
     /// Add a tool under a name that no other has; one that is there already is replaced.
     fn insert(&mut self, tool: Tool, function: impl FnOnce(&str) -> Value) {
-        let place = self
-            .by_name
-            .iter()
-            .position(|(_, known)| (&known.namespace, &known.name) == (&tool.namespace, &tool.name));
-        let name = match place.and_then(|place| self.by_name.keys().nth(place)) {
-            Some(name) => name.clone(),
-            None => {
-                let plain = flat(tool.namespace.as_deref(), &tool.name);
-                let others = (2..).map(|n| format!("{plain}_{n}"));
-                let mut names = std::iter::once(plain.clone()).chain(others);
-                names.find(|name| !self.by_name.contains_key(name)).unwrap_or(plain)
+        let is_it = |known: &Tool| known.namespace == tool.namespace && known.name == tool.name;
+        let known = self.by_name.iter().find(|(_, known)| is_it(known)).map(|(name, _)| name.clone());
+        let name = known.unwrap_or_else(|| {
+            let plain = flat(tool.namespace.as_deref(), &tool.name);
+            let mut others = (2..).map(|n| format!("{plain}_{n}"));
+            match self.by_name.contains_key(&plain) {
+                true => others.find(|name| !self.by_name.contains_key(name)).unwrap_or_default(),
+                false => plain,
             }
-        };
+        });
         let function = json!({ "type": "function", "function": function(&name) });
         match self.list.iter_mut().find(|known| known["function"]["name"] == name.as_str()) {
             Some(known) => *known = function,
