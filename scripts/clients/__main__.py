@@ -22,6 +22,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 GROUPS = [
     ("official", "official.py", ["--only", "openai,openai (node),anthropic,ollama"]),
     ("built_on", "official.py", ["--only", "litellm,instructor"]),
+    ("agents", "agents.py", []),
     ("openapi", "openapi.py", []),
     ("evaluate_inspect", "evaluate_inspect.py", []),
     ("evaluate_lm", "evaluate_lm.py", []),
@@ -91,6 +92,8 @@ def main():
             continue
         if name == "official" and shutil.which("node"):
             more = [*more, "--node", "node"]
+        if name == "agents":
+            more = ["--programs", folder / "agents" / "npm"]
         if name == "masks":
             more = ["--example", options.masks]
         done = subprocess.run([python, HERE / script, options.binary, "--rows", rows, *more])

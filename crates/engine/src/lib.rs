@@ -66,7 +66,7 @@ pub use memory::{Alternative, MemoryItem, MemoryReport, PlannedBudget, kv_type_n
 pub use model::{Adapter, Picture, VisionSpec};
 pub use prefill_check::{FAST_BOUND, PrefillCheck};
 pub use prompt_cache::{PromptCache, Restored};
-pub use sampling::{Dry, Mirostat, SamplerName, SamplingParams};
+pub use sampling::{Dry, Mirostat, SamplerName, SamplingChoice, SamplingParams};
 pub use score::{Perplexity, PositionScore, TokenScore};
 pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};
 pub use speculate::{Computed, DraftModel, MAX_DRAFT, NgramLookup, Proposer, Speculate, Target};

@@ -12,6 +12,7 @@ use weights::{Checkpoint, Metadata, Naming};
 use crate::adapters::Adapters;
 use crate::governor::Governor;
 use crate::kv::pool_sizes;
+use crate::sampling::SamplingChoice;
 use crate::speculate::{MAX_DRAFT, Speculate, most_rows};
 use crate::{Error, Result, Turns, WeightFiles};
 
@@ -282,6 +283,11 @@ impl Model {
     /// Descriptor and numbers.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// How tokens are chosen where nobody says.
+    pub fn sampling(&self) -> SamplingChoice {
+        SamplingChoice::for_model(&self.spec.sampling)
     }
 
     /// The forward pass for contexts up to the trained length, not fused.

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Context;
+use engine::SamplingChoice;
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
@@ -73,6 +74,9 @@ pub trait Partner {
 
     /// How the next answer is sampled.
     fn sampling(&self) -> &SamplingArgs;
+
+    /// What holds where that says nothing; nothing where only a server knows.
+    fn default_sampling(&self) -> SamplingChoice;
 
     /// Change that, if the values are within their limits.
     fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()>;
@@ -163,11 +167,11 @@ fn obey(session: &mut dyn Partner, command: &str) -> anyhow::Result<String> {
             session.set_system((!rest.is_empty()).then_some(rest))?;
             Ok(if rest.is_empty() { "no system message" } else { "system message set" }.into())
         }
-        "set" if rest.is_empty() => Ok(settings(session.sampling())),
+        "set" if rest.is_empty() => Ok(settings(session.sampling(), session.default_sampling())),
         "set" => {
             let (name, value) = rest.split_once(char::is_whitespace).context("expected /set NAME VALUE")?;
             set(session, name, value.trim())?;
-            Ok(settings(session.sampling()))
+            Ok(settings(session.sampling(), session.default_sampling()))
         }
         "image" => {
             anyhow::ensure!(!rest.is_empty(), "expected /image FILE");
@@ -211,17 +215,17 @@ fn set(session: &mut dyn Partner, name: &str, value: &str) -> anyhow::Result<()>
     let mut changed = session.sampling().clone();
     match name.replace('_', "-").as_str() {
         "temperature" | "temp" => {
-            changed.temperature = parse(value)?;
+            changed.temperature = Some(parse(value)?);
             changed.greedy = false;
         }
-        "top-k" => changed.top_k = args::top_k(value).map_err(anyhow::Error::msg)?,
-        "top-p" => changed.top_p = parse(value)?,
-        "min-p" => changed.min_p = parse(value)?,
-        "repeat-penalty" => changed.repeat_penalty = parse(value)?,
+        "top-k" => changed.top_k = Some(args::top_k(value).map_err(anyhow::Error::msg)?),
+        "top-p" => changed.top_p = Some(parse(value)?),
+        "min-p" => changed.min_p = Some(parse(value)?),
+        "repeat-penalty" => changed.repeat_penalty = Some(parse(value)?),
         "presence-penalty" => changed.presence_penalty = parse(value)?,
         "frequency-penalty" => changed.frequency_penalty = parse(value)?,
         "penalty-window" => {
-            changed.penalty_window = args::limit_number(value).map_err(anyhow::Error::msg)?;
+            changed.penalty_window = Some(args::limit_number(value).map_err(anyhow::Error::msg)?);
         }
         "typical-p" => changed.more.typical_p = parse(value)?,
         "top-n-sigma" => changed.more.top_n_sigma = parse(value)?,
@@ -239,19 +243,24 @@ fn set(session: &mut dyn Partner, name: &str, value: &str) -> anyhow::Result<()>
     session.set_sampling(changed)
 }
 
-fn settings(s: &SamplingArgs) -> String {
+fn settings(s: &SamplingArgs, default: SamplingChoice) -> String {
+    fn shown<T: ToString>(said: Option<T>, default: Option<T>, usual: &str) -> String {
+        said.or(default).map_or_else(|| usual.into(), |value| value.to_string())
+    }
     let option = |value: Option<String>, none: &str| value.unwrap_or_else(|| none.into());
+    let (said, unknown) = (s.choice(), "as the server has it");
+    let penalty = if default.temperature.is_some() { ["1", "64"] } else { [unknown, unknown] };
     format!(
         "temperature {}, top-k {}, top-p {}, min-p {}, repeat-penalty {}, presence-penalty {}, frequency-penalty {}, \
          penalty-window {}, seed {}, max-tokens {}",
-        if s.greedy { 0.0 } else { s.temperature },
-        s.top_k,
-        s.top_p,
-        s.min_p,
-        s.repeat_penalty,
+        shown(said.temperature, default.temperature, unknown),
+        shown(said.top_k, default.top_k, unknown),
+        shown(said.top_p, default.top_p, unknown),
+        shown(said.min_p, default.min_p, unknown),
+        shown(said.repeat_penalty, default.repeat_penalty, penalty[0]),
         s.presence_penalty,
         s.frequency_penalty,
-        s.penalty_window,
+        shown(said.penalty_window, default.penalty_window, penalty[1]),
         option(s.seed.map(|n| n.to_string()), "random"),
         option(s.max_tokens.map(|n| n.to_string()), "none")
     )

@@ -19,8 +19,7 @@ fn completions_as_llama_server_has_them() {
     };
     let whole = ask(json!({ "n_probs": 2, "return_tokens": true }));
     // As they were drawn: of those that top-k left, after the temperature.
-    let drawn =
-        json!({ "n_probs": 5, "post_sampling_probs": true, "temperature": 1.5, "top_k": 3, "seed": 1 });
+    let drawn = json!({ "n_probs": 5, "post_sampling_probs": true, "temperature": 1.5, "top_k": 3, "top_p": 1, "min_p": 0, "seed": 1 });
     for token in ask(drawn)["completion_probabilities"].as_array().unwrap() {
         let top = token["top_probs"].as_array().unwrap();
         let sum: f64 = top.iter().map(|one| one["prob"].as_f64().unwrap()).sum();
@@ -81,7 +80,7 @@ fn completions_as_llama_server_has_them() {
         ("/completion", json!({}), 400, "`prompt` is missing"),
         ("/completion", json!({ "prompt": [1, -1] }), 400, "`prompt` has -1"),
         ("/completion", json!({ "prompt": "a", "temperature": "hot" }), 400, "`temperature`"),
-        ("/completion", json!({ "prompt": "a", "n_keep": 5 }), 501, "n_keep"),
+        ("/completion", json!({ "prompt": "a", "n_keep": 5 }), 400, "n_keep"),
         ("/infill", json!({ "input_prefix": "a", "input_suffix": "b" }), 400, "fills none"),
         ("/v1/completions", json!({ "prompt": "a", "suffix": "b" }), 400, "fills none"),
         ("/v1/completions", json!({ "prompt": [1], "suffix": "b" }), 400, "that is text"),
@@ -189,7 +188,7 @@ fn the_operator_says_how_tokens_are_chosen_where_a_request_does_not() {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         server.ok("/completion", &body)
     };
-    assert_eq!(params(&ask(json!({}))), [json!(0.25), json!(7), json!(42), json!(1.5), json!(1.0)]);
+    assert_eq!(params(&ask(json!({}))), [json!(0.25), json!(7), json!(42), json!(1.5), json!(0.95_f32)]);
     let own = json!({ "temperature": 0.5, "seed": 1, "top_p": 0.5, "repeat_last_n": 0 });
     assert_eq!(params(&ask(own)), [json!(0.5), json!(7), json!(1), json!(1.0), json!(0.5)]);
     let props: Value = serde_json::from_str(&server.get("/props").1).unwrap();
@@ -204,7 +203,7 @@ fn the_operator_says_how_tokens_are_chosen_where_a_request_does_not() {
         let body = json!({ "messages": message, "stream": false, "options": options });
         server.ok("/api/chat", &body)["message"]["content"].as_str().unwrap().to_owned()
     };
-    // The operator goes before Ollama's own values, and the request before the operator.
+    // The operator goes before the model's own values, and the request before the operator.
     assert_eq!(ollama(json!({ "num_predict": 12 })), ollama(json!({ "num_predict": 12, "top_k": 7 })));
     let wrong = error(&["serve", &SMOLLM2.path(), "--min-p", "1.5"]);
     assert!(wrong.contains("min_p"), "{wrong}");

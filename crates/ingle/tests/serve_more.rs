@@ -106,7 +106,7 @@ fn calls_need_tools_and_events_are_sent_once() {
         .ok("/v1/responses", &json!({ "input": "a", "max_output_tokens": 1, "metadata": { "k": "v" } }));
     assert_eq!(kept["metadata"]["k"], "v");
     let id = kept["id"].as_str().unwrap();
-    assert_eq!(server.get(&format!("/v1/responses/{id}?stream=true")).0, 501);
+    assert_eq!(server.get(&format!("/v1/responses/{id}?stream=true")).0, 400);
     assert_eq!(server.get(&format!("/v1/responses/{id}?stream=false")).0, 200);
     // A reference is to what was said, and is listed as that.
     let message = kept["output"][0]["id"].as_str().unwrap();

@@ -132,8 +132,8 @@ fn functions_schemas_and_long_conversations() {
     let cut = server.ok(RESPONSES, &body(json!(long), json!({ "truncation": "auto" })));
     assert!(cut["usage"]["input_tokens"].as_u64() < Some(256), "{cut}");
     for (more, status, words) in [
-        (json!({ "tools": [{ "type": "web_search" }] }), 501, "web_search"),
-        (json!({ "background": true }), 501, "background"),
+        (json!({ "tool_choice": { "type": "web_search" } }), 400, "web_search"),
+        (json!({ "background": true }), 400, "background"),
         (json!({ "previous_response_id": "resp_none" }), 404, "resp_none"),
         (json!({ "max_output_tokens": "many" }), 400, "`max_output_tokens`"),
     ] {

@@ -109,7 +109,7 @@ fn tools_are_called_whole_streamed_and_in_a_batch() {
     assert_eq!(server.ok(CHAT, &body)["choices"][0]["message"]["content"], " Paris.");
     for (more, param) in [
         (json!({ "tool_choice": { "type": "function", "function": { "name": "unknown" } } }), "tool_choice"),
-        (json!({ "reasoning_effort": "some" }), "reasoning_effort"),
+        (json!({ "tool_choice": "perhaps" }), "tool_choice"),
     ] {
         let (status, answer) = server.post(CHAT, &ask(more));
         assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");

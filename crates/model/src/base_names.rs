@@ -10,6 +10,7 @@ use weights::{Array, Checkpoint, Metadata, Naming, Tensor, Value};
 
 use crate::error::{Error, Result};
 use crate::keys::show;
+use crate::sampling::SamplingAdvice;
 
 /// The key that says which architecture it is.
 const ARCH: &str = "base.arch";
@@ -117,6 +118,7 @@ fn architecture(checkpoint: &Checkpoint) -> Result<&'static str> {
 fn metadata(config: &Metadata, architecture: &str) -> Result<Metadata> {
     let mut metadata = Metadata::default();
     metadata.insert("general.architecture".to_owned(), Value::Str(architecture.to_owned()));
+    SamplingAdvice::of_generation_config(config).write(&mut metadata);
     for (from, to) in KEYS {
         if let Some(value) = config.get(from) {
             metadata.insert(format!("{architecture}.{to}"), value.clone());

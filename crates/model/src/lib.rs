@@ -29,6 +29,7 @@ pub mod names;
 mod recurrent;
 mod requantize;
 mod rope;
+mod sampling;
 mod spec;
 mod speech;
 mod tensors;
@@ -49,6 +50,7 @@ pub use names::{Key, TensorRole};
 pub use recurrent::{Multipliers, RecurrentSpec};
 pub use requantize::{PlainMatrices, WeightType};
 pub use rope::{RopeScaling, RopeSpec};
+pub use sampling::SamplingAdvice;
 pub use spec::{ExpertSpec, LatentSpec, LayerSpec, ModelSpec, TemperatureSpec};
 pub use speech::{SpeechPlans, SpeechSpec, SpeechTokens};
 pub use vision::{

@@ -19,6 +19,7 @@ use crate::keys::Keys;
 use crate::names::{IGNORED, Key, TensorRole};
 use crate::recurrent::Multipliers;
 use crate::rope::{RopeScaling, RopeSpec};
+use crate::sampling::SamplingAdvice;
 use crate::speech::SpeechPlans;
 use crate::tensors::Tensors;
 use crate::vision::{BothWays, GivenRows, VisionPlans, VisionSpec};
@@ -84,6 +85,8 @@ pub struct ModelSpec {
     pub encoder: Option<Box<ModelSpec>>,
     /// The tower that encodes images, if it sees.
     pub vision: Option<VisionSpec>,
+    /// How its makers recommend that tokens be chosen.
+    pub sampling: SamplingAdvice,
     /// Values of all tensors in use; a tied head counts once. 0 of an encoder: they are counted with its decoder's.
     pub n_parameters: u64,
     /// Tensors of the file that nothing reads, in file order.
@@ -100,6 +103,7 @@ impl ModelSpec {
         let keys = Keys::new(&checkpoint.metadata, checkpoint.naming, family, &architecture);
         let mut tensors = Tensors::new(checkpoint, family);
         let mut spec = read(&keys, family, &mut tensors)?;
+        spec.sampling = SamplingAdvice::of(checkpoint);
         check_step_limit(checkpoint)?;
 
         // Building the plan is what checks the tensors, by name, shape and type: a look into a file does not read it.
@@ -445,6 +449,7 @@ pub(crate) fn read(
         multipliers: Multipliers::read(keys)?,
         encoder: None,
         vision: None,
+        sampling: SamplingAdvice::default(),
         n_parameters: 0,
         unused_tensors: Vec::new(),
     })

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use engine::{CancelFlag, Constraint, Governor, MemoryStatus, Request};
+use engine::{CancelFlag, Constraint, Governor, MemoryStatus, Request, SamplingChoice};
 use text::{Gap, ShowSpecial, Specials};
 
 use crate::answer::Answer;
 use crate::chat::{Prepared, prepare_chat, render};
-use crate::defaults::SamplingChoice;
 use crate::details::ModelDetails;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::lazy::Lazy;
@@ -143,9 +142,19 @@ impl App {
         app
     }
 
-    /// Fill in the operator's values of sampling where the request has none. [`Self::chat`] and [`Self::complete`] do it too.
-    pub fn fill_in(&self, options: &mut GenerateOptions) {
-        self.0.sampling.fill(&options.given, &mut options.sampling);
+    /// Fill in how tokens are chosen where the request does not say: as the operator says, or else as the model's makers recommend.
+    /// [`Self::chat`] and [`Self::complete`] do it too.
+    ///
+    /// # Errors
+    /// No such model, or it writes no text.
+    pub async fn fill_in(&self, model: &str, options: &mut GenerateOptions) -> Result<()> {
+        let lease = self.0.models.get(model, None).await?;
+        self.fill_in_for(lease.text()?, options);
+        Ok(())
+    }
+
+    fn fill_in_for(&self, model: &TextModel, options: &mut GenerateOptions) {
+        options.given.complete(self.0.sampling, model.facts.model.sampling(), &mut options.sampling);
     }
 
     /// What is held of each memory, and what may be; empty without a governor.
@@ -456,8 +465,8 @@ impl App {
 
     async fn start(&self, caller: &Caller, lease: Lease, prepared: Prepared) -> Result<Answer> {
         let Prepared { mut tokens, images, constraint, reading, stop_outside, mut options } = prepared;
-        self.fill_in(&mut options);
         let model = lease.text()?.clone();
+        self.fill_in_for(&model, &mut options);
         let TextModel { facts, worker, .. } = &model;
         self.refuse_if_draining()?;
         if !options.context.is_empty() {

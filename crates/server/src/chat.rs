@@ -6,6 +6,7 @@ use engine::{Aside, Constraint, Conversation, Picture};
 use serde_json::{Value, json};
 use text::{AnswerFormat, CallChoice, Grammar, Matcher, ShowSpecial, Specials};
 
+use crate::effort::Effort;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::images;
 use crate::lazy::Lazy;
@@ -90,9 +91,12 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
             let limit = ThinkingLimit::new(tokenizer, marks, has_begun, budget, constraint)?;
             Some(Box::new(limit) as Box<dyn Constraint>)
         }
-        (Some(_), None) if format.reasons() => {
-            let message = "`thinking_budget`: this model's reasoning cannot be limited yet".to_owned();
-            return Err(ApiError { message, ..ApiError::not_built("thinking_budget") });
+        // Anthropic's clients cannot ask for reasoning without a budget.
+        (Some(budget), None) if format.reasons() => {
+            tracing::warn!(
+                "`thinking_budget` of {budget} is ignored: this model's reasoning cannot be limited"
+            );
+            constraint
         }
         (_, _) => constraint,
     };
@@ -155,13 +159,18 @@ fn write(model: &TextModel, request: &ChatRequest, messages: &[Value]) -> Result
     let template = model.template()?;
     let mut conversation = Conversation::with_template(&model.facts.model, template.template.clone())?;
     let (messages, tools) = template.prompt.adapt(messages, request.called_tools());
+    let messages = template.roles.adapt(messages);
     let last = messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default().to_owned();
     conversation.set_messages(messages);
     conversation.set_tools(tools);
+    if let Some(effort) = request.effort {
+        let source = model.facts.tokenizer.chat_template().unwrap_or_default();
+        conversation.set_variable("reasoning_effort", json!(effort.word_for(source)));
+    }
     for (name, value) in &request.template_variables {
         conversation.set_variable(name, value.clone());
     }
-    if let Some(thinking) = request.thinking {
+    if let Some(thinking) = request.thinking.or(request.effort.and_then(Effort::thinks)) {
         // The names that templates give it.
         for name in ["enable_thinking", "thinking"] {
             conversation.set_variable(name, json!(thinking));

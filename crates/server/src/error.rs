@@ -39,8 +39,6 @@ pub enum ErrorKind {
     RateLimited,
     /// The queue is full, or would be for too long.
     Overloaded,
-    /// Known, and not built.
-    NotImplemented,
     /// Loading, or shutting down.
     Unavailable,
     /// The answer took longer than the request allowed.
@@ -62,7 +60,6 @@ impl ErrorKind {
             ErrorKind::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             ErrorKind::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ErrorKind::RateLimited | ErrorKind::Overloaded => StatusCode::TOO_MANY_REQUESTS,
-            ErrorKind::NotImplemented => StatusCode::NOT_IMPLEMENTED,
             ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Timeout => StatusCode::REQUEST_TIMEOUT,
             ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -82,7 +79,6 @@ impl ErrorKind {
             ErrorKind::Forbidden => "permission_error",
             ErrorKind::NotFound => "not_found_error",
             ErrorKind::RateLimited | ErrorKind::Overloaded => "rate_limit_error",
-            ErrorKind::NotImplemented => "not_implemented_error",
             ErrorKind::Unavailable => "service_unavailable_error",
             ErrorKind::Timeout => "timeout_error",
             ErrorKind::Internal => "server_error",
@@ -119,10 +115,19 @@ impl ApiError {
         ApiError { param: Some(param.into()), ..ApiError::new(ErrorKind::Invalid, message) }
     }
 
-    /// A key that is known and cannot be honoured: it is refused by name, never dropped.
-    pub fn not_built(param: &str) -> ApiError {
-        let message = format!("`{param}` is not supported yet");
-        ApiError { param: Some(param.to_owned()), ..ApiError::new(ErrorKind::NotImplemented, message) }
+    /// A key that is known and cannot be honoured: it is refused by name, never dropped. It is a 400, since clients send again what
+    /// gets a 5xx.
+    pub fn unsupported(param: impl Into<String>) -> ApiError {
+        let param = param.into();
+        let message = format!("`{param}` is not supported");
+        ApiError { code: Some("unsupported_parameter"), ..ApiError::invalid(param, message) }
+    }
+
+    /// A value of a key that is known and cannot be honoured; `expected` says what can.
+    pub fn unsupported_value(param: impl Into<String>, found: &str, expected: &str) -> ApiError {
+        let param = param.into();
+        let message = format!("`{param}` is {found}, which is not supported; expected {expected}");
+        ApiError { code: Some("unsupported_value"), ..ApiError::invalid(param, message) }
     }
 
     /// The model's vocabulary has no token with which an answer could follow its grammar.
@@ -190,19 +195,43 @@ impl ApiError {
     }
 }
 
+/// Words for clients, in which each file of this machine is named without its folders.
+pub(crate) fn without_folders(words: &str) -> String {
+    let ends = |c: char| c.is_whitespace() || "\"'`,;()<>".contains(c);
+    let mut out = String::with_capacity(words.len());
+    let (mut rest, mut begins) = (words, true);
+    while let Some(c) = rest.chars().next() {
+        let path = &rest[..rest.find(ends).unwrap_or(rest.len())];
+        if begins && path.len() > 1 && (c == '/' || path.starts_with("~/")) {
+            let name = path.trim_end_matches([':', '.']).trim_end_matches('/').rsplit('/').next();
+            out.push_str(name.unwrap_or_default());
+            out.push_str(&path[path.trim_end_matches([':', '.']).len()..]);
+            rest = &rest[path.len()..];
+            begins = false;
+        } else {
+            out.push(c);
+            rest = &rest[c.len_utf8()..];
+            begins = ends(c);
+        }
+    }
+    out
+}
+
 impl From<engine::Error> for ApiError {
     fn from(error: engine::Error) -> ApiError {
         use engine::Error as E;
+        // Where files are is the operator's business.
+        let words = without_folders(&error.to_string());
         match &error {
             E::PromptTooLong { n_tokens, n_ctx } | E::TooManyTokens { n_tokens, n_ctx } => {
                 ApiError::context_length(*n_tokens, *n_ctx)
             }
             E::QueueFull { .. } => ApiError {
                 retry_after: Some(Duration::from_secs(1)),
-                ..ApiError::new(ErrorKind::Overloaded, error.to_string())
+                ..ApiError::new(ErrorKind::Overloaded, words)
             },
-            E::Sampling(wrong) => ApiError::invalid(wrong.name, error.to_string()),
-            E::Option { name, .. } => ApiError::invalid(*name, error.to_string()),
+            E::Sampling(wrong) => ApiError::invalid(wrong.name, words),
+            E::Option { name, .. } => ApiError::invalid(*name, words),
             E::EmptyPrompt
             | E::TokenOutOfRange { .. }
             | E::NoTokenizer { .. }
@@ -212,10 +241,11 @@ impl From<engine::Error> for ApiError {
             | E::NoRanks { .. }
             | E::OnlySpeech { .. }
             | E::NotForSpeech { .. }
-            | E::Text(_) => ApiError::new(ErrorKind::Invalid, error.to_string()),
-            E::DoesNotFit(_) => ApiError::new(ErrorKind::Unavailable, error.to_string()),
+            | E::NoVision { .. }
+            | E::Text(_) => ApiError::new(ErrorKind::Invalid, words),
+            E::DoesNotFit(_) => ApiError::new(ErrorKind::Unavailable, words),
             // The rest is not the client's doing; the enum may grow.
-            _ => ApiError::internal(error.to_string()),
+            _ => ApiError::internal(words),
         }
     }
 }
@@ -241,4 +271,23 @@ pub fn reshape(response: Response<Body>, shape: impl FnOnce(&ApiError) -> Value)
     let (mut parts, _) = response.into_parts();
     parts.headers.remove(header::CONTENT_LENGTH);
     Response::from_parts(parts, Body::from(shape(&error).to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_not_told_where_files_are() {
+        for (words, told) in [
+            ("/root/.cache/ingle/a.gguf: this model sees no images", "a.gguf: this model sees no images"),
+            ("reading `/srv/m/`, or ~/x/y.bin.", "reading `m`, or y.bin."),
+            ("3 tokens/s and a/b", "3 tokens/s and a/b"),
+            ("a / b", "a / b"),
+        ] {
+            assert_eq!(without_folders(words), told);
+        }
+        let error = ApiError::from(engine::Error::NoEmbeddings { file: "/home/a/b.gguf".into() });
+        assert!(error.message.starts_with("b.gguf: "), "{}", error.message);
+    }
 }

@@ -48,7 +48,7 @@ pub(crate) fn content(parts: Vec<Value>) -> Value {
 /// Take the images out of messages, so that their parts are what templates know, and make them ready for the model.
 ///
 /// # Errors
-/// The model sees no images, there are too many, or one is broken.
+/// The model sees no images, and a part has no `or_note`; there are too many, or one is broken.
 pub(crate) fn take(messages: &mut [Value], model: &Model) -> Result<Vec<Arc<Picture>>> {
     let mut pictures = Vec::new();
     for (index, message) in messages.iter_mut().enumerate() {
@@ -59,13 +59,25 @@ pub(crate) fn take(messages: &mut [Value], model: &Model) -> Result<Vec<Arc<Pict
             if pictures.len() == MAX_IMAGES {
                 return Err(wrong(format!("more than {MAX_IMAGES} images, expected at most so many")));
             }
-            let spec = model.need_vision().map_err(|error| wrong(error.to_string()))?;
+            let spec = match model.need_vision() {
+                Ok(spec) => spec,
+                Err(_) if part["or_note"] == true => {
+                    *part = json!({ "type": "text", "text": "[an image, which this model cannot see]" });
+                    continue;
+                }
+                // The engine's own words name the file, which is the operator's business.
+                Err(_) => return Err(wrong("this model sees no images, expected text alone".into())),
+            };
             let data = part["data"].as_str().unwrap_or_default();
             let file =
                 STANDARD.decode(data).map_err(|error| wrong(format!("image: {error}, expected base64")))?;
             let picture = vision::picture(spec, &file).map_err(|error| wrong(error.to_string()))?;
             pictures.push(Arc::new(picture));
             *part = json!({ "type": "image" });
+        }
+        // A note alone is one text again.
+        if parts.iter().all(|part| part["type"] == "text") {
+            message["content"] = content(std::mem::take(parts));
         }
     }
     Ok(pictures)

@@ -15,8 +15,8 @@ mod answer;
 pub mod api;
 mod app;
 mod chat;
-mod defaults;
 mod details;
+mod effort;
 mod embedder;
 mod error;
 mod images;
@@ -28,6 +28,7 @@ pub mod page;
 mod queue;
 mod reading;
 mod request;
+mod roles;
 mod serve;
 mod stats;
 mod stream;
@@ -44,8 +45,9 @@ pub use answer::{
 };
 pub use api::sampling::keep_alive;
 pub use app::{App, EmbedRequest, Embedded, ModelActivity, Options, Ready, RequestActivity, TextProps};
-pub use defaults::SamplingChoice;
 pub use details::ModelDetails;
+pub use effort::Effort;
+pub use engine::SamplingChoice;
 pub use error::{ApiError, ErrorKind, Result, reshape};
 pub use models::{
     Kind, LoadError, Loaded, LoadedStatus, Loader, ModelStatus, PullProgress, ServedAdapter, TextStatus,

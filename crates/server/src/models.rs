@@ -19,7 +19,7 @@ pub(crate) use self::text::{Facts, TextModel};
 use crate::app::blocking;
 use crate::details::ModelDetails;
 use crate::embedder::{self, EmbedderWorker};
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ApiError, ErrorKind, Result, without_folders};
 use crate::queue::queue;
 use crate::request::KeepAlive;
 use crate::stats::Stats;
@@ -439,7 +439,9 @@ async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Resul
         let loaded = match loaded {
             Ok(loaded) => loaded.map_err(|error| {
                 let kind = if error.does_not_fit { ErrorKind::Unavailable } else { ErrorKind::Internal };
-                ApiError::new(kind, format!("the model `{id}` could not be loaded: {}", error.message))
+                tracing::error!("the model `{id}` could not be loaded: {}", error.message);
+                let words = without_folders(&error.message);
+                ApiError::new(kind, format!("the model `{id}` could not be loaded: {words}"))
             }),
             Err(_) => {
                 Err(ApiError::internal(format!("loading the model `{id}` panicked; see the server's log")))

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use text::{AnswerFormat, AnswerParser, AnswerPart, ChatTemplate, Tokenizer, ToolPrompt};
 
 use crate::answer::{Delta, TokenInfo};
+use crate::roles::Roles;
 
 /// A chat template, and how answers to what it writes are to be read.
 #[derive(Debug)]
@@ -15,6 +16,7 @@ pub(crate) struct Template {
     pub(crate) template: Arc<ChatTemplate>,
     pub(crate) format: AnswerFormat,
     pub(crate) prompt: ToolPrompt,
+    pub(crate) roles: Roles,
     /// Special tokens that the parser must see, ascending.
     pub(crate) shown: Arc<[u32]>,
 }
@@ -28,7 +30,8 @@ impl Template {
         let template = Arc::new(ChatTemplate::new(source)?);
         let format = AnswerFormat::detect(source).with_vocabulary(tokenizer);
         let shown = format.shown_tokens(tokenizer)?;
-        Ok(Template { prompt: ToolPrompt::of(&template, &format), template, format, shown: shown.into() })
+        let prompt = ToolPrompt::of(&template, &format);
+        Ok(Template { roles: Roles::of(&template, &prompt), prompt, template, format, shown: shown.into() })
     }
 }
 

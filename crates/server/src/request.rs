@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::SamplingParams;
+use engine::{SamplingChoice, SamplingParams};
 use serde_json::{Map, Value};
 use text::{Grammar, Triggers};
 
-use crate::defaults::SamplingChoice;
+use crate::effort::Effort;
 use crate::error::{ApiError, Result};
 
 /// Who asks: set by the layer that checks keys, an extension of every request.
@@ -37,7 +37,9 @@ pub struct ChatRequest {
     pub grammar: Option<Grammar>,
     /// Further variables of the template, such as `enable_thinking`.
     pub template_variables: Map<String, Value>,
-    /// Whether the model thinks before it answers; `None`: as its template does by default.
+    /// How much the model thinks; `None`: as its template does by default.
+    pub effort: Option<Effort>,
+    /// Whether the model thinks before it answers, whatever the effort; `None`: as its template does by default.
     pub thinking: Option<bool>,
     /// Most tokens of reasoning; then it is closed.
     pub thinking_budget: Option<usize>,

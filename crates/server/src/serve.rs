@@ -12,6 +12,7 @@ use axum_server::accept::NoDelayAcceptor;
 use axum_server::tls_rustls::RustlsAcceptor;
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
+use tower_http::normalize_path::NormalizePath;
 
 use crate::access::{self, Access};
 use crate::app::App;
@@ -80,11 +81,13 @@ pub fn router(app: App, access: Access, origins: Origins) -> Router {
         .layer(from_fn(api::anthropic::errors))
         .layer(from_fn(api::ollama::errors))
         .with_state(app);
-    match cors {
+    let router = match cors {
         // Outermost: a preflight comes without a key.
         Some(cors) => router.layer(cors),
         None => router,
-    }
+    };
+    // Around all of it, for a router's layers come after its paths were looked up.
+    Router::new().fallback_service(NormalizePath::trim_trailing_slash(router))
 }
 
 /// Answer until `shutdown`; then finish what has begun, for `drain` at most.

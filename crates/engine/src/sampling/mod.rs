@@ -4,11 +4,13 @@
 //! A token of the answer takes one random number, whether steps run ahead, guess, or neither; so a seed gives the same answer.
 //! A temperature of 0 or `top_k = 1` takes the best token without random numbers.
 
+mod choice;
 mod dry;
 mod order;
 mod params;
 mod rng;
 
+pub use choice::SamplingChoice;
 pub(crate) use dry::{DryBuffers, DryPenalty};
 pub use order::SamplerName;
 pub use params::{Dry, Mirostat, ParamError, SamplingParams};

@@ -1,7 +1,7 @@
 //! How tokens are chosen, and where an answer ends.
 
 use clap::{Args, ValueEnum};
-use engine::{Dry, Mirostat, SamplerName, SamplingParams};
+use engine::{Dry, Mirostat, SamplerName, SamplingChoice, SamplingParams};
 
 use super::numbers::{self, Limit, RandomSeed};
 
@@ -13,25 +13,26 @@ pub struct SamplingArgs {
     #[arg(long)]
     pub greedy: bool,
 
-    /// Divide the logits by this; 0 is greedy
-    #[arg(long, visible_alias = "temp", default_value_t = 0.8, value_name = "T")]
-    pub temperature: f32,
+    /// Divide the logits by this; 0 is greedy [default: as the model's file recommends, or else 0.8]
+    #[arg(long, visible_alias = "temp", value_name = "T")]
+    pub temperature: Option<f32>,
 
-    /// Keep the K best tokens; 0 or -1 keeps all
-    #[arg(long, default_value_t = 40, value_name = "K", value_parser = numbers::top_k)]
-    pub top_k: usize,
+    /// Keep the K best tokens; 0 or -1 keeps all [default: as the model's file recommends, or else 40]
+    #[arg(long, value_name = "K", value_parser = numbers::top_k)]
+    pub top_k: Option<usize>,
 
-    /// Keep the best tokens whose probabilities sum to P; 1 keeps all
-    #[arg(long, default_value_t = 0.95, value_name = "P")]
-    pub top_p: f32,
+    /// Keep the best tokens whose probabilities sum to P; 1 keeps all [default: as the file recommends, or else 0.95]
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
 
-    /// Drop tokens less likely than P times the best; 0 keeps all
-    #[arg(long, default_value_t = 0.05, value_name = "P")]
-    pub min_p: f32,
+    /// Drop tokens less likely than P times the best; 0 keeps all [default: as the file recommends, or else 0.05]
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f32>,
 
-    /// Divide positive logits of recent tokens by this, multiply negative ones; 1 is off
-    #[arg(long, default_value_t = 1.0, value_name = "X")]
-    pub repeat_penalty: f32,
+    /// Divide positive logits of recent tokens by this, multiply negative ones; 1 is off [default: as the file
+    /// recommends, or else 1]
+    #[arg(long, value_name = "X")]
+    pub repeat_penalty: Option<f32>,
 
     /// Subtract this from the logits of recent tokens
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
@@ -41,9 +42,10 @@ pub struct SamplingArgs {
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     pub frequency_penalty: f32,
 
-    /// How many tokens back the penalties look; 0 or -1 is the whole context
-    #[arg(long, default_value_t = 64, value_name = "TOKENS", value_parser = numbers::limit_number)]
-    pub penalty_window: usize,
+    /// How many tokens back the penalties look; 0 or -1 is the whole context [default: as the file recommends, or
+    /// else 64]
+    #[arg(long, value_name = "TOKENS", value_parser = numbers::limit_number)]
+    pub penalty_window: Option<usize>,
 
     /// Seed of the random numbers; -1 is a random one [default: random]
     #[arg(long, default_value = "-1", hide_default_value = true, value_parser = numbers::seed)]
@@ -136,6 +138,21 @@ pub struct SamplerArgs {
     /// DRY: a text that ends repetitions; repeat for more [default: line end, colon, quote, asterisk]
     #[arg(long, value_name = "TEXT")]
     pub dry_sequence_breaker: Vec<String>,
+}
+
+impl SamplingArgs {
+    /// What the flags say of the values that a checkpoint may recommend.
+    pub fn choice(&self) -> SamplingChoice {
+        SamplingChoice {
+            temperature: if self.greedy { Some(0.0) } else { self.temperature },
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            penalty_window: self.penalty_window,
+            ..SamplingChoice::default()
+        }
+    }
 }
 
 impl SamplerArgs {

@@ -90,7 +90,7 @@ impl Complete {
         };
         let options = load::options(&self.model.load);
         let (model_args, speculate) = (&self.model, &self.speculate);
-        let sampling = generate::sampling(&self.sampling);
+        let sampling = generate::sampling(&self.sampling, model.sampling());
         let may_guess = speculate.allows(&sampling, self.model.load.deterministic);
         let default = if may_guess { SpeculateName::Auto } else { SpeculateName::Off };
         let engine = || load::engine(model.clone(), &device, model_args, options, speculate, default);

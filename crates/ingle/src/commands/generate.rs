@@ -3,7 +3,9 @@
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use engine::{CancelFlag, Engine, Event, Finished, Overflow, Request, SamplingParams, Timings};
+use engine::{
+    CancelFlag, Engine, Event, Finished, Overflow, Request, SamplingChoice, SamplingParams, Timings,
+};
 
 use crate::args::{OverflowName, PrefillArgs, SamplingArgs};
 
@@ -30,21 +32,18 @@ impl Interrupt {
     }
 }
 
-/// The sampling parameters that the flags ask for.
-pub fn sampling(args: &SamplingArgs) -> SamplingParams {
-    SamplingParams {
-        temperature: if args.greedy { 0.0 } else { args.temperature },
-        top_k: args.top_k,
-        top_p: args.top_p,
-        min_p: args.min_p,
-        repeat_penalty: args.repeat_penalty,
+/// The sampling parameters that the flags ask for, with what is best for `model` where they say nothing.
+pub fn sampling(args: &SamplingArgs, model: SamplingChoice) -> SamplingParams {
+    let mut sampling = SamplingParams {
         presence_penalty: args.presence_penalty,
         frequency_penalty: args.frequency_penalty,
-        penalty_window: args.penalty_window,
         logit_bias: args.logit_bias.clone(),
         seed: args.seed,
         ..args.more.params()
-    }
+    };
+    // Each value of the flags goes first.
+    SamplingChoice::default().complete(args.choice(), model, &mut sampling);
+    sampling
 }
 
 /// Refuse parameters outside their limits before anything is loaded. What depends on the vocabulary is checked with the model.

@@ -116,6 +116,7 @@ pub fn to_gguf(
     recipes.extend(recipe::of_answers(checkpoint, spec)?);
     metadata::vocabulary(tokenizer, &recipes, &mut metadata);
     metadata.insert("general.quantization_version".to_owned(), Value::Int(QUANTIZATION_VERSION));
+    spec.sampling.write(&mut metadata);
     verify::same_model(&written, target, architecture, &metadata, &recipes)?;
     let (unused_tensors, format) = (spec.unused_tensors.clone(), checkpoint.format.clone());
     Ok(GgufExport { metadata, unused_tensors, notes, recipes, format })

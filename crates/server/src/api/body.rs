@@ -113,8 +113,9 @@ fn wrong_key<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
 fn wrong(error: &serde_path_to_error::Error<serde_json::Error>, prefix: &str) -> ApiError {
     // Clients know nothing of the names of our structs.
     let message = error.inner().to_string().replace("expected struct Body", "expected an object");
-    let missing =
-        message.strip_prefix("missing field `").and_then(|rest| Some(rest.split_once('`')?.0.to_owned()));
+    // Of these the path leads to the object, not to the key.
+    let named = |begin: &str| Some(message.strip_prefix(begin)?.split_once('`')?.0.to_owned());
+    let missing = named("missing field `").or_else(|| named("duplicate field `"));
     let message = format!("the body is not as expected: {message}");
     match error.path().to_string().as_str() {
         // The second where the text is not JSON.
@@ -159,6 +160,10 @@ mod tests {
         assert_eq!(parse::<Body>(b"{").unwrap_err().kind, ErrorKind::Invalid);
         assert_eq!(parse::<Body>(b"{}").unwrap_err().param.as_deref(), Some("list"));
         let error = parse::<Body>(br#"{"list":[],"number":"x"}"#).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("number"), "{}", error.message);
+        let error = parse::<Body>(br#"{"number":1,"list":[1],"list":[2]}"#).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("list"), "{}", error.message);
+        let error = parse::<Body>(br#"{"number":1,"list":[1],"number":2}"#).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("number"), "{}", error.message);
         let error = parse::<Body>(b"7").unwrap_err();
         assert!(error.message.ends_with("expected an object at line 1 column 1"), "{}", error.message);

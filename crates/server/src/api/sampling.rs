@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use engine::{Dry, Mirostat, SamplerName, SamplingParams};
+use engine::{Dry, Mirostat, SamplerName, SamplingChoice, SamplingParams};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use text::{Grammar, Trigger, Triggers};
 
-use crate::defaults::SamplingChoice;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::{GenerateOptions, KeepAlive};
 
@@ -105,7 +104,7 @@ impl Unbuilt {
             ("use_beam_search", self.use_beam_search == Some(true)),
         ];
         match found.into_iter().find(|(_, is_asked)| *is_asked) {
-            Some((name, _)) => Err(ApiError::not_built(name)),
+            Some((name, _)) => Err(ApiError::unsupported(name)),
             None => Ok(()),
         }
     }
@@ -379,7 +378,7 @@ fn structured_outputs(outputs: &Value) -> Result<Option<Grammar>> {
             ("json" | "regex" | "grammar" | "choice" | "json_object", _) => {
                 return wrong(&format!(".{key}"), value, "what the key says");
             }
-            (other, _) => return Err(ApiError::not_built(&format!("structured_outputs.{other}"))),
+            (other, _) => return Err(ApiError::unsupported(format!("structured_outputs.{other}"))),
         });
     }
     if grammars.len() > 1 {

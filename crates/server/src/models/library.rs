@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::{Entry, Model, Models, PullProgress, TextModel, unload};
 use crate::app::blocking;
 use crate::details::ModelDetails;
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ApiError, ErrorKind, Result, without_folders};
 
 impl Models {
     pub(super) fn entries(&self) -> Vec<Arc<Entry>> {
@@ -82,7 +82,8 @@ impl Models {
             let opened = match loaded {
                 Some(model) => model,
                 None => Arc::new(loader.open(&entry.id).map_err(|error| {
-                    let message = format!("the model `{}` cannot be read: {}", entry.id, error.message);
+                    let words = without_folders(&error.message);
+                    let message = format!("the model `{}` cannot be read: {words}", entry.id);
                     ApiError::new(ErrorKind::NotFound, message)
                 })?),
             };

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
+use engine::SamplingChoice;
 use serde_json::{Value, json};
 
 use super::{Dialogue, Session};
@@ -54,8 +55,12 @@ impl Partner for Session {
         &self.sampling
     }
 
+    fn default_sampling(&self) -> SamplingChoice {
+        self.engine.model().sampling()
+    }
+
     fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()> {
-        generate::sampling(&sampling).check(self.engine.model().n_vocab())?;
+        generate::sampling(&sampling, self.engine.model().sampling()).check(self.engine.model().n_vocab())?;
         self.sampling = sampling;
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context;
+use engine::SamplingChoice;
 use serde_json::{Map, Value, json};
 use text::Grammar;
 
@@ -163,17 +164,18 @@ impl Remote {
 
 /// Flags as the server's keys.
 fn sampling_keys(args: &SamplingArgs) -> Map<String, Value> {
-    let sampling = generate::sampling(args);
+    let (sampling, choice) = (generate::sampling(args, SamplingChoice::default()), args.choice());
     let bias: Map<String, Value> =
         sampling.logit_bias.iter().map(|(token, bias)| (token.to_string(), json!(bias))).collect();
-    let window = match sampling.penalty_window {
+    let window = choice.penalty_window.map(|n| match n {
         // The whole context.
         0 => -1,
         n => n as i64,
-    };
+    });
+    // What is null, the server knows best.
     let mut keys = json!({
-        "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
-        "min_p": sampling.min_p, "repeat_penalty": sampling.repeat_penalty, "repeat_last_n": window,
+        "temperature": choice.temperature, "top_k": choice.top_k, "top_p": choice.top_p,
+        "min_p": choice.min_p, "repeat_penalty": choice.repeat_penalty, "repeat_last_n": window,
         "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
         "typical_p": sampling.typical_p, "top_n_sigma": sampling.top_n_sigma,
         "xtc_probability": sampling.xtc_probability, "xtc_threshold": sampling.xtc_threshold,
@@ -237,10 +239,16 @@ impl Partner for Remote {
         &self.sampling
     }
 
+    fn default_sampling(&self) -> SamplingChoice {
+        SamplingChoice::default()
+    }
+
     fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()> {
         // What depends on the vocabulary, the server checks.
-        let without_biases =
-            engine::SamplingParams { logit_bias: Vec::new(), ..generate::sampling(&sampling) };
+        let without_biases = engine::SamplingParams {
+            logit_bias: Vec::new(),
+            ..generate::sampling(&sampling, SamplingChoice::default())
+        };
         without_biases.check(1)?;
         self.sampling = sampling;
         Ok(())

@@ -5,7 +5,7 @@ use server::SamplingChoice;
 
 use crate::args::{self, RandomSeed};
 
-/// Flags of `ingle serve`. Without one, the request's API says what holds.
+/// Flags of `ingle serve`. Without one, the model's file recommends what holds, or the numbers of `ingle run` do.
 #[derive(Args, Clone, Copy)]
 #[command(next_help_heading = "Default sampling, for requests that do not say")]
 pub struct DefaultSamplingArgs {

@@ -26,7 +26,7 @@ fn error_type(kind: ErrorKind) -> &'static str {
         ErrorKind::RateLimited => "rate_limit_error",
         ErrorKind::Overloaded | ErrorKind::Unavailable => "overloaded_error",
         ErrorKind::Timeout => "timeout_error",
-        ErrorKind::NotImplemented | ErrorKind::Internal => "api_error",
+        ErrorKind::Internal => "api_error",
     }
 }
 

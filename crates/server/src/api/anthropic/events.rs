@@ -1,10 +1,13 @@
 //! Deltas of an answer as Anthropic's stream events: content blocks that open and close in order.
 
+use std::time::{Duration, Instant};
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::arguments::Arguments;
 use crate::answer::{Delta, Finish, StopReason, Usage};
 use crate::error::{ApiError, ErrorKind, Result};
 
@@ -18,6 +21,13 @@ enum Block {
     Tool,
 }
 
+/// Longest time between two events while the model writes.
+const PING: Duration = Duration::from_secs(5);
+
+fn ping() -> Event {
+    ("ping", json!({ "type": "ping" }))
+}
+
 /// Makes the events of one answer.
 pub struct Events {
     id: String,
@@ -28,13 +38,25 @@ pub struct Events {
     index: usize,
     /// Of the open thinking block's text.
     hash: Sha256,
+    /// Of the open call.
+    arguments: Arguments,
+    /// When the last event was made.
+    said: Instant,
 }
 
 impl Events {
     /// Events of message `id`; `n_prompt`: tokens of the prompt.
     pub fn new(id: impl Into<String>, model: impl Into<String>, n_prompt: usize) -> Events {
-        let (id, model, hash) = (id.into(), model.into(), Sha256::new());
-        Events { id, model, n_prompt, open: None, index: 0, hash }
+        Events {
+            id: id.into(),
+            model: model.into(),
+            n_prompt,
+            open: None,
+            index: 0,
+            hash: Sha256::new(),
+            arguments: Arguments::default(),
+            said: Instant::now(),
+        }
     }
 
     /// The first events; `n_cached`: tokens of the prompt that were found computed.
@@ -45,10 +67,7 @@ impl Events {
             "stop_reason": null, "stop_sequence": null,
             "usage": usage_json(usage),
         });
-        vec![
-            ("message_start", json!({ "type": "message_start", "message": message })),
-            ("ping", json!({ "type": "ping" })),
-        ]
+        vec![("message_start", json!({ "type": "message_start", "message": message })), ping()]
     }
 
     /// The events of one delta.
@@ -78,10 +97,18 @@ impl Events {
                 );
             }
             Delta::CallArguments { text, .. } => {
-                out.push(self.delta(json!({ "type": "input_json_delta", "partial_json": text })));
+                let members = self.arguments.push(&text);
+                self.push_members(&members, &mut out);
+                // Clients end a stream that says nothing for long.
+                if out.is_empty() && self.said.elapsed() >= PING {
+                    out.push(ping());
+                }
             }
             Delta::CallEnd { .. } => self.close(&mut out),
             Delta::Reasoning(_) | Delta::Content { .. } | Delta::Prompt(_) | Delta::Progress(_) => {}
+        }
+        if !out.is_empty() {
+            self.said = Instant::now();
         }
         out
     }
@@ -107,6 +134,12 @@ impl Events {
         out
     }
 
+    fn push_members(&self, members: &str, out: &mut Vec<Event>) {
+        if !members.is_empty() {
+            out.push(self.delta(json!({ "type": "input_json_delta", "partial_json": members })));
+        }
+    }
+
     fn delta(&self, delta: Value) -> Event {
         ("content_block_delta", json!({ "type": "content_block_delta", "index": self.index, "delta": delta }))
     }
@@ -125,6 +158,10 @@ impl Events {
 
     fn close(&mut self, out: &mut Vec<Event>) {
         let Some(block) = self.open.take() else { return };
+        if block == Block::Tool {
+            let end = std::mem::take(&mut self.arguments).finish();
+            self.push_members(end, out);
+        }
         if block == Block::Thinking {
             let signature = STANDARD.encode(self.hash.finalize_reset());
             out.push(self.delta(json!({ "type": "signature_delta", "signature": signature })));

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde_json::{Value, json};
 
+use super::arguments::object;
 use super::events::{Event, Events, signature, stop_reason, usage_json};
 use super::request::{Body, request};
 use crate::answer::{Answer, AnswerEvent, Collected, EventKind};
@@ -61,8 +62,7 @@ fn message(id: &str, model: &str, collected: Collected) -> Result<Value> {
         content.push(json!({ "type": "text", "text": collected.content }));
     }
     for call in &collected.calls {
-        // A call that the end of the answer cut has no arguments that are whole.
-        let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+        let input = object(&call.arguments);
         content.push(json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input }));
     }
     Ok(json!({

@@ -1,5 +1,7 @@
 //! Anthropic's Messages API.
 
+mod arguments;
+mod blocks;
 mod error;
 mod events;
 mod messages;

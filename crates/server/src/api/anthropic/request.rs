@@ -1,13 +1,13 @@
 //! A body of the Messages API as the inner chat request.
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use text::Grammar;
 
+use super::blocks::{message, system};
 use crate::api::body::text_or_null;
 use crate::api::sampling::SamplingKeys;
 use crate::error::{ApiError, Result};
-use crate::images;
 use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
 
 #[derive(Deserialize)]
@@ -24,10 +24,10 @@ pub(super) struct Body {
     thinking: Option<Value>,
     output_config: Option<Value>,
     output_format: Option<Value>,
-    // Known, and not built: refused unless they ask for nothing.
+    // What only a server of Anthropic's could do. An answer without it is still one, so these are left out.
     container: Option<Value>,
     context_management: Option<Value>,
-    mcp_servers: Option<Vec<Value>>,
+    mcp_servers: Option<Value>,
     #[serde(flatten)]
     sampling: SamplingKeys,
 }
@@ -43,14 +43,16 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
         }
     }
     body.sampling.apply(&mut options)?;
-    let edits = |keys: &Value| keys["edits"].as_array().is_some_and(|edits| !edits.is_empty());
-    let unbuilt = [
-        ("container", body.container.is_some()),
-        ("context_management", body.context_management.as_ref().is_some_and(edits)),
-        ("mcp_servers", body.mcp_servers.is_some_and(|servers| !servers.is_empty())),
+    let hosted = [
+        ("container", body.container.is_some_and(|container| !container.is_null())),
+        ("context_management", body.context_management.as_ref().is_some_and(asks_for_edits)),
+        (
+            "mcp_servers",
+            body.mcp_servers.is_some_and(|list| list.as_array().is_none_or(|list| !list.is_empty())),
+        ),
     ];
-    if let Some((name, _)) = unbuilt.into_iter().find(|(_, is_asked)| *is_asked) {
-        return Err(ApiError::not_built(name));
+    for (name, _) in hosted.into_iter().filter(|(_, is_asked)| *is_asked) {
+        tracing::warn!("`{name}` is ignored: it is not offered here");
     }
     let config = body.output_config.unwrap_or_default();
     if !(config.is_object() || config.is_null()) {
@@ -62,20 +64,17 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
         (None, Value::Null) => None,
         (None, format) => output_format("output_config.format", format)?,
     };
-    let mut template_variables = Map::new();
-    match config["effort"].as_str() {
-        None if config["effort"].is_null() => {}
-        Some(effort @ ("low" | "medium" | "high" | "max")) => {
-            template_variables.insert("reasoning_effort".into(), effort.into());
-        }
-        _ => return wrong("output_config.effort", &config["effort"], "low, medium, high or max"),
-    }
+    let effort = match &config["effort"] {
+        Value::Null => None,
+        Value::String(word) => crate::api::named_effort("output_config.effort", word),
+        other => return wrong("output_config.effort", other, "an effort such as low, medium, high or max"),
+    };
     if body.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
     }
     let mut messages = Vec::new();
-    if let Some(system) = body.system.filter(|system| !system.is_null()) {
-        messages.push(json!({ "role": "system", "content": text("system", &system)? }));
+    if let Some(found) = body.system.filter(|system| !system.is_null()) {
+        messages.push(json!({ "role": "system", "content": system("system", &found)? }));
     }
     for (index, found) in body.messages.iter().enumerate() {
         message(&format!("messages[{index}]"), found, &mut messages)?;
@@ -85,21 +84,22 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
     // A last message of the assistant is the beginning of the answer.
     let continue_last = messages.last().is_some_and(|last| last["role"] == "assistant");
     let tools = body.tools.unwrap_or_default();
+    let tools = tools.iter().enumerate().map(|(index, found)| tool(index, found));
+    let tools: Vec<Option<Value>> = tools.collect::<Result<_>>()?;
     let grammar = body.sampling.grammar(format)?;
     Ok(ChatRequest {
         model: body.model,
         messages,
-        tools: tools.iter().enumerate().map(|(index, found)| tool(index, found)).collect::<Result<_>>()?,
+        tools: tools.into_iter().flatten().collect(),
         tool_choice,
         parallel_tool_calls,
         grammar,
-        template_variables,
+        effort,
         thinking,
         thinking_budget,
         continue_last,
-        without_generation_prompt: false,
-        raw_reasoning: false,
         options,
+        ..ChatRequest::default()
     })
 }
 
@@ -111,109 +111,33 @@ fn output_format(at: &str, format: &Value) -> Result<Option<Grammar>> {
     }
 }
 
-fn wrong<T>(param: &str, found: &Value, expected: &str) -> Result<T> {
+pub(super) fn wrong<T>(param: &str, found: &Value, expected: &str) -> Result<T> {
     Err(ApiError::invalid(param, format!("`{param}` is {found}, expected {expected}")))
 }
 
-/// A text, or blocks of text.
-fn text(at: &str, content: &Value) -> Result<String> {
-    match content {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(blocks) => {
-            let read =
-                |(index, block): (usize, &Value)| match (block["type"].as_str(), block["text"].as_str()) {
-                    (Some("text"), Some(text)) => Ok(text.to_owned()),
-                    _ => wrong(
-                        &format!("{at}[{index}].type"),
-                        &block["type"],
-                        "text: this model takes nothing else",
-                    ),
-                };
-            blocks.iter().enumerate().map(read).collect()
-        }
-        other => wrong(at, other, "a text or a list of blocks"),
-    }
+/// Whether an edit of the conversation is asked for that would change it. Local answers can do without: what they need not think
+/// of again is found computed.
+fn asks_for_edits(keys: &Value) -> bool {
+    let changes = |edit: &Value| edit["type"] != "clear_thinking_20251015" || edit["keep"] != "all";
+    keys["edits"].as_array().is_some_and(|edits| edits.iter().any(changes))
 }
 
-/// One message becomes one, and one more for each result of a tool.
-fn message(at: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
-    let role = match message["role"].as_str() {
-        Some(role @ ("user" | "assistant")) => role,
-        _ => return wrong(&format!("{at}.role"), &message["role"], "user or assistant"),
-    };
-    let at = format!("{at}.content");
-    let Value::Array(blocks) = &message["content"] else {
-        out.push(json!({ "role": role, "content": text(&at, &message["content"])? }));
-        return Ok(());
-    };
-    let (mut content, mut reasoning, mut calls) = (Vec::new(), String::new(), Vec::new());
-    for (index, block) in blocks.iter().enumerate() {
-        let at = format!("{at}[{index}]");
-        let string = |key: &str| match block[key].as_str() {
-            Some(text) => Ok(text),
-            None => wrong(&format!("{at}.{key}"), &block[key], "a text"),
-        };
-        match (role, block["type"].as_str()) {
-            (_, Some("text")) => content.push(json!({ "type": "text", "text": string("text")? })),
-            ("user", Some("image")) => {
-                match (block["source"]["type"].as_str(), block["source"]["data"].as_str()) {
-                    (Some("base64"), Some(data)) => content.push(images::part(data)),
-                    (Some("url"), _) => content
-                        .push(images::part_of_url(&format!("{at}.source.url"), &block["source"]["url"])?),
-                    _ => {
-                        return wrong(
-                            &format!("{at}.source.type"),
-                            &block["source"]["type"],
-                            "base64, with data",
-                        );
-                    }
-                }
-            }
-            ("assistant", Some("thinking")) => reasoning.push_str(string("thinking")?),
-            // Only its maker can read it.
-            ("assistant", Some("redacted_thinking")) => {}
-            ("assistant", Some("tool_use")) => calls.push(json!({
-                "id": string("id")?, "type": "function",
-                "function": { "name": string("name")?, "arguments": block["input"] },
-            })),
-            ("user", Some("tool_result")) => {
-                let id = string("tool_use_id")?;
-                let result = match &block["content"] {
-                    Value::Null => String::new(),
-                    found => text(&format!("{at}.content"), found)?,
-                };
-                let failed = block["is_error"].as_bool().unwrap_or(false);
-                let result = if failed { format!("Error: {result}") } else { result };
-                out.push(json!({ "role": "tool", "tool_call_id": id, "content": result }));
-            }
-            _ => {
-                return wrong(
-                    &format!("{at}.type"),
-                    &block["type"],
-                    "a block that this role may have and this model takes",
+/// A tool as templates know it; `None`: one that only a server of Anthropic's could run.
+fn tool(index: usize, tool: &Value) -> Result<Option<Value>> {
+    let at = format!("tools[{index}]");
+    match &tool["type"] {
+        Value::Null => {}
+        Value::String(kind) if kind == "custom" => {}
+        Value::String(kind) => {
+            let found = client_tool(kind, tool);
+            if found.is_none() {
+                tracing::warn!(
+                    "`{at}` is left out: a tool of type {kind:?} would run on a server of Anthropic's"
                 );
             }
+            return Ok(found);
         }
-    }
-    // A message of results alone says nothing else.
-    let only_results = role == "user" && content.is_empty() && !blocks.is_empty();
-    if !only_results {
-        let mut message = json!({ "role": role, "content": images::content(content) });
-        if !reasoning.is_empty() {
-            message["reasoning_content"] = reasoning.into();
-        }
-        if !calls.is_empty() {
-            message["tool_calls"] = calls.into();
-        }
-        out.push(message);
-    }
-    Ok(())
-}
-
-fn tool(index: usize, tool: &Value) -> Result<Value> {
-    let at = format!("tools[{index}]");
-    if !matches!(tool["type"].as_str(), None | Some("custom")) {
-        return wrong(&format!("{at}.type"), &tool["type"], "custom: tools run where the client is");
+        other => return wrong(&format!("{at}.type"), other, "a text"),
     }
     let Some(name) = tool["name"].as_str() else {
         return wrong(&format!("{at}.name"), &tool["name"], "a text");
@@ -225,7 +149,39 @@ fn tool(index: usize, tool: &Value) -> Result<Value> {
     if !tool["description"].is_null() {
         function["description"] = tool["description"].clone();
     }
-    Ok(json!({ "type": "function", "function": function }))
+    Ok(Some(json!({ "type": "function", "function": function })))
+}
+
+/// Tools of Anthropic's that the client runs. Its models know their parameters, so that no request has them.
+fn client_tool(kind: &str, tool: &Value) -> Option<Value> {
+    let (name, description, properties, required) = match kind.rsplit_once('_').map_or(kind, |(name, _)| name)
+    {
+        "bash" => (
+            "bash",
+            "Runs a command in a shell that stays open, and gives what it prints.",
+            json!({ "command": { "type": "string" }, "restart": { "type": "boolean" } }),
+            json!([]),
+        ),
+        "text_editor" => (
+            "str_replace_based_edit_tool",
+            "Views and edits files. `view` needs a path, `create` file_text, `str_replace` old_str and new_str, `insert` \
+             insert_line and insert_text.",
+            json!({
+                "command": { "enum": ["view", "create", "str_replace", "insert"] }, "path": { "type": "string" },
+                "file_text": { "type": "string" }, "old_str": { "type": "string" }, "new_str": { "type": "string" },
+                "insert_line": { "type": "integer" }, "insert_text": { "type": "string" },
+                "view_range": { "type": "array", "items": { "type": "integer" } },
+            }),
+            json!(["command", "path"]),
+        ),
+        _ => return None,
+    };
+    let name = tool["name"].as_str().unwrap_or(name);
+    let parameters = json!({
+        "type": "object", "properties": properties, "required": required, "additionalProperties": false,
+    });
+    let function = json!({ "name": name, "description": description, "parameters": parameters });
+    Some(json!({ "type": "function", "function": function }))
 }
 
 /// Whether tools are called, and more than one at once.
@@ -248,6 +204,10 @@ fn thinking(thinking: Option<&Value>) -> Result<(Option<bool>, Option<usize>)> {
         (Some("disabled"), _) => Ok((Some(false), None)),
         // The model decides, as its template has it.
         (Some("adaptive"), _) => Ok((None, None)),
+        (Some(kind), _) if kind != "enabled" => {
+            tracing::warn!("`thinking.type` {kind:?} is taken for adaptive");
+            Ok((None, None))
+        }
         (Some("enabled"), Some(budget)) if budget > 0 => Ok((Some(true), usize::try_from(budget).ok())),
         _ => wrong("thinking", thinking, "type disabled, adaptive, or enabled with budget_tokens above 0"),
     }
@@ -256,6 +216,7 @@ fn thinking(thinking: Option<&Value>) -> Result<(Option<bool>, Option<usize>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::effort::Effort;
 
     fn read(body: Value) -> Result<ChatRequest> {
         request(serde_json::from_value(body).unwrap())
@@ -307,11 +268,48 @@ mod tests {
         ] {
             assert_eq!(read(body).unwrap().grammar, Some(Grammar::JsonSchema(schema.clone())));
         }
-        let request = read(json!({ "messages": user, "output_config": { "effort": "low" } })).unwrap();
-        assert_eq!(
-            (request.template_variables["reasoning_effort"].as_str(), request.grammar),
-            (Some("low"), None)
-        );
+        let effort = |word: &str| {
+            let request = read(json!({ "messages": user, "output_config": { "effort": word } })).unwrap();
+            request.effort
+        };
+        assert_eq!((effort("low"), effort("xhigh")), (Some(Effort::Low), Some(Effort::XHigh)));
+        assert_eq!((effort("ultracode"), effort("much")), (Some(Effort::Max), None));
+    }
+
+    #[test]
+    fn what_claude_code_sends_is_taken() {
+        let text =
+            |text: &str| json!({ "type": "text", "text": text, "cache_control": { "type": "ephemeral" } });
+        let request = read(json!({
+            "model": "m", "max_tokens": 32000, "stream": true, "speed": "fast", "service_tier": "auto",
+            "system": [text("x-anthropic-billing-header: cc_version=2.1.197.123;"), text("s")],
+            "messages": [
+                { "role": "user", "content": [text("a")] }, { "role": "system", "content": "b" },
+            ],
+            "metadata": { "user_id": "u" }, "thinking": { "type": "adaptive" },
+            "context_management": { "edits": [{ "type": "clear_thinking_20251015", "keep": "all" }] },
+            "output_config": { "effort": "high" }, "mcp_servers": [], "container": null,
+            "tools": [
+                { "name": "f", "input_schema": { "type": "object" }, "cache_control": { "type": "ephemeral" } },
+                { "type": "web_search_20250305", "name": "web_search", "max_uses": 8 },
+                { "type": "bash_20250124", "name": "bash" },
+            ],
+        }))
+        .unwrap();
+        assert_eq!(request.messages[0], json!({ "role": "system", "content": "s" }));
+        assert_eq!(request.messages[2], json!({ "role": "system", "content": "b" }));
+        let names: Vec<&str> =
+            request.tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["f", "bash"]);
+        let user = json!([{ "role": "user", "content": "a" }]);
+        for hosted in [
+            json!({ "messages": user, "mcp_servers": [{ "type": "url" }] }),
+            json!({ "messages": user, "container": "c" }),
+            json!({ "messages": user, "context_management": { "edits": [{ "type": "x" }] } }),
+            json!({ "messages": user, "thinking": { "type": "auto" } }),
+        ] {
+            assert!(read(hosted).is_ok());
+        }
     }
 
     #[test]
@@ -320,22 +318,17 @@ mod tests {
         let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
         for (body, param) in [
             (json!({ "messages": [] }), "messages"),
-            (json!({ "messages": [{ "role": "system", "content": "a" }] }), "messages[0].role"),
+            (json!({ "messages": [{ "role": "robot", "content": "a" }] }), "messages[0].role"),
             (json!({ "messages": image }), "messages[0].content[0].source.type"),
             (json!({ "messages": user, "max_tokens": 0 }), "max_tokens"),
             (json!({ "messages": user, "tools": [{ "name": "f" }] }), "tools[0].input_schema"),
             (json!({ "messages": user, "tool_choice": { "type": "tool" } }), "tool_choice"),
             (json!({ "messages": user, "thinking": { "type": "enabled" } }), "thinking"),
-            (json!({ "messages": user, "mcp_servers": [{ "type": "url" }] }), "mcp_servers"),
-            (
-                json!({ "messages": user, "context_management": { "edits": [{ "type": "x" }] } }),
-                "context_management",
-            ),
             (json!({ "messages": user, "output_format": {} }), "output_format"),
             (json!({ "messages": user, "output_config": { "format": 7 } }), "output_config.format"),
             (json!({ "messages": user, "output_config": "high" }), "output_config"),
             (json!({ "messages": user, "output_config": [] }), "output_config"),
-            (json!({ "messages": user, "output_config": { "effort": "much" } }), "output_config.effort"),
+            (json!({ "messages": user, "output_config": { "effort": 7 } }), "output_config.effort"),
         ] {
             assert_eq!(read(body).unwrap_err().param.as_deref(), Some(param));
         }

@@ -139,7 +139,7 @@ impl Keys {
             ),
         ];
         match found.into_iter().find(|(_, is_asked)| *is_asked) {
-            Some((name, _)) => Err(ApiError::not_built(name)),
+            Some((name, _)) => Err(ApiError::unsupported(name)),
             None => Ok(()),
         }
     }
@@ -211,7 +211,7 @@ pub(super) async fn create(
     for prompt in prompts {
         let mut request = keys.request(read(&app, &keys.model, prompt.clone()).await?)?;
         // Its settings are told.
-        app.fill_in(&mut request.options);
+        app.fill_in(&keys.model, &mut request.options).await?;
         let shape = keys.shape(prompt, &request);
         answers.push((app.complete(&caller, request).await?, shape));
     }
@@ -256,7 +256,7 @@ async fn read(app: &App, model: &str, given: Value) -> Result<Prompt> {
             Some(Value::String(text)) if !object.contains_key("multimodal_data") => {
                 Ok(Prompt::Text { text, parse_special: true })
             }
-            Some(Value::String(_)) => Err(ApiError::not_built("multimodal_data")),
+            Some(Value::String(_)) => Err(ApiError::unsupported("multimodal_data")),
             _ => Err(wrong(&Value::Object(object))),
         },
         Value::Array(parts) => {

@@ -50,7 +50,7 @@ pub(super) async fn create(
         ..keys.request(Prompt::Text { text, parse_special: false })?
     };
     // Its settings are told.
-    app.fill_in(&mut request.options);
+    app.fill_in(&keys.model, &mut request.options).await?;
     let shape = keys.shape(prompt, &request);
     let begun = app.complete(&caller, request).await?;
     match keys.wants_stream() {

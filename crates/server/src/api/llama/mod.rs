@@ -2,6 +2,7 @@
 
 mod answer;
 mod completion;
+mod embedding;
 mod infill;
 mod props;
 
@@ -15,6 +16,8 @@ pub fn router() -> Router<App> {
     Router::new()
         .route("/completion", post(completion::create))
         .route("/completions", post(completion::create))
+        .route("/embedding", post(embedding::create))
+        .route("/embeddings", post(embedding::create_either))
         .route("/infill", post(infill::create))
         .route("/props", get(props::props))
 }

@@ -21,7 +21,7 @@ pub(super) async fn props(State(app): State<App>, Query(which): Query<Which>) ->
     let props = app.text_props(&which.model).await?;
     let mut options = GenerateOptions::default();
     options.sampling.penalty_window = PENALTY_WINDOW;
-    app.fill_in(&mut options);
+    app.fill_in(&which.model, &mut options).await?;
     let sampling = options.sampling;
     Ok(Json(json!({
         "default_generation_settings": {

@@ -45,7 +45,7 @@ pub(super) async fn create(
         tool_choice: ToolChoice::Auto,
         parallel_tool_calls: true,
         grammar: read.grammar,
-        template_variables: read.variables,
+        effort: read.effort,
         thinking: read.thinking,
         options: read.options,
         ..ChatRequest::default()

@@ -39,7 +39,7 @@ pub(super) async fn create(
     let (raw, context) = (body.raw.unwrap_or(false), body.context.unwrap_or_default());
     let images = images("images", &body.images.unwrap_or_default())?;
     if given(&body.template).is_some() {
-        return Err(ApiError::not_built("template"));
+        return Err(ApiError::unsupported("template"));
     }
     if raw && (system.is_some() || !context.is_empty()) {
         let message =
@@ -87,7 +87,7 @@ pub(super) async fn create(
             model,
             messages,
             grammar: read.grammar,
-            template_variables: read.variables,
+            effort: read.effort,
             thinking: read.thinking,
             options,
             ..ChatRequest::default()

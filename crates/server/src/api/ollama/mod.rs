@@ -90,7 +90,7 @@ async fn not_offered(uri: Uri) -> ApiError {
          is to serve",
         uri.path()
     );
-    ApiError::new(ErrorKind::NotImplemented, message)
+    ApiError { code: Some("unsupported_parameter"), ..ApiError::new(ErrorKind::Invalid, message) }
 }
 
 /// A body that names a model; older clients call the key `name`.

@@ -7,7 +7,7 @@ use text::Grammar;
 use super::texts;
 use crate::api::body::part;
 use crate::api::sampling::{SamplingKeys, keep_alive};
-use crate::defaults::SamplingChoice;
+use crate::effort::Effort;
 use crate::error::{ApiError, Result};
 use crate::request::{GenerateOptions, KeepAlive};
 
@@ -38,16 +38,8 @@ struct OptionKeys {
     penalize_newline: Option<bool>,
 }
 
-/// What Ollama takes where a key is not given.
-fn defaults() -> [(&'static str, Value); 5] {
-    [
-        ("temperature", json!(0.8)),
-        ("top_k", json!(40)),
-        ("top_p", json!(0.9)),
-        ("repeat_penalty", json!(1.1)),
-        ("repeat_last_n", json!(64)),
-    ]
-}
+/// How many tokens back penalties look where a request does not say.
+const PENALTY_WINDOW: usize = 64;
 
 /// Common keys, read.
 #[derive(Debug, Default)]
@@ -55,8 +47,7 @@ pub(super) struct Read {
     pub(super) options: GenerateOptions,
     pub(super) grammar: Option<Grammar>,
     pub(super) thinking: Option<bool>,
-    /// Variables of the template.
-    pub(super) variables: Map<String, Value>,
+    pub(super) effort: Option<Effort>,
     /// `num_ctx`
     pub(super) n_ctx: Option<usize>,
 }
@@ -68,13 +59,13 @@ impl Common {
 
     pub(super) fn read(&self) -> Result<Read> {
         if self.shift == Some(true) {
-            return Err(ApiError::not_built("shift"));
+            return Err(ApiError::unsupported("shift"));
         }
         let with_logprobs = self.logprobs.unwrap_or(false);
         if self.top_logprobs.is_some_and(|n| n > 0) && !with_logprobs {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
         }
-        let (keys, sampling, given) = self.option_keys()?;
+        let (keys, sampling) = self.option_keys()?;
         let mut options = GenerateOptions {
             // -1 and -2: until the model ends or the context is full.
             max_tokens: keys.num_predict.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0),
@@ -83,37 +74,30 @@ impl Common {
             ..GenerateOptions::default()
         };
         sampling.apply(&mut options)?;
-        options.given = given;
+        if options.given.penalty_window.is_none() {
+            options.sampling.penalty_window = PENALTY_WINDOW;
+        }
         options.keep_alive = self.keep_alive()?;
         for (name, is_asked) in [
             ("options.tfs_z", keys.tfs_z.is_some_and(|z| z != 1.0)),
             ("options.penalize_newline", keys.penalize_newline == Some(false)),
         ] {
             if is_asked {
-                return Err(ApiError::not_built(name));
+                return Err(ApiError::unsupported(name));
             }
         }
         let grammar = sampling.grammar(self.format()?)?;
         let (thinking, effort) = self.think()?;
-        let mut variables = Map::new();
-        if let Some(effort) = effort {
-            variables.insert("reasoning_effort".to_owned(), effort.into());
-        }
         let n_ctx = keys.num_ctx.and_then(|n| usize::try_from(n).ok());
-        Ok(Read { options, grammar, thinking, variables, n_ctx })
+        Ok(Read { options, grammar, thinking, effort, n_ctx })
     }
 
-    /// The keys of `options` with Ollama's own values for those that are not there, and what was there.
-    fn option_keys(&self) -> Result<(OptionKeys, SamplingKeys, SamplingChoice)> {
+    fn option_keys(&self) -> Result<(OptionKeys, SamplingKeys)> {
         let mut given = self.options.clone().unwrap_or_default();
         given.retain(|_, value| !value.is_null());
         given.values_mut().for_each(whole);
-        let said: SamplingKeys = part(&Value::Object(given.clone()), "options.")?;
-        for (name, value) in defaults() {
-            given.entry(name).or_insert(value);
-        }
         let given = Value::Object(given);
-        Ok((part(&given, "options.")?, part(&given, "options.")?, said.given()))
+        Ok((part(&given, "options.")?, part(&given, "options.")?))
     }
 
     fn format(&self) -> Result<Option<Grammar>> {
@@ -130,7 +114,7 @@ impl Common {
     }
 
     /// Whether to think, and how much.
-    fn think(&self) -> Result<(Option<bool>, Option<&str>)> {
+    fn think(&self) -> Result<(Option<bool>, Option<Effort>)> {
         match &self.think {
             None | Some(Value::Null) => Ok((None, None)),
             Some(Value::Bool(thinks)) => Ok((Some(*thinks), None)),
@@ -138,8 +122,10 @@ impl Common {
                 "" => Ok((None, None)),
                 "true" => Ok((Some(true), None)),
                 "false" => Ok((Some(false), None)),
-                effort @ ("low" | "medium" | "high") => Ok((Some(true), Some(effort))),
-                other => Err(wrong_think(&json!(other))),
+                other => match Effort::named(other) {
+                    Some(effort) => Ok((Some(effort.thinks().unwrap_or(true)), Some(effort))),
+                    None => Err(wrong_think(&json!(other))),
+                },
             },
             Some(other) => Err(wrong_think(other)),
         }
@@ -175,6 +161,8 @@ pub(super) fn note_context(wanted: Option<usize>, n_ctx: Option<usize>, model: &
 mod tests {
     use std::time::Duration;
 
+    use engine::SamplingChoice;
+
     use super::*;
 
     fn read(body: Value) -> Result<Read> {
@@ -182,10 +170,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_is_as_ollama_has_it() {
-        let sampling = read(json!({ "options": { "top_p": null, "num_gpu": 99 } })).unwrap().options.sampling;
-        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.8, 40, 0.9));
-        assert_eq!((sampling.repeat_penalty, sampling.penalty_window), (1.1, 64));
+    fn what_is_not_given_is_left_to_the_model() {
+        let options = read(json!({ "options": { "top_p": null, "num_gpu": 99 } })).unwrap().options;
+        assert_eq!(options.given, SamplingChoice::default());
+        assert_eq!(options.sampling.penalty_window, 64);
     }
 
     #[test]
@@ -198,14 +186,14 @@ mod tests {
             },
         }))
         .unwrap();
-        let Read { options, grammar, thinking, variables, n_ctx } = found;
+        let Read { options, grammar, thinking, effort, n_ctx } = found;
         assert_eq!((options.max_tokens, n_ctx, options.logprobs), (Some(7), Some(4096), Some(2)));
         assert_eq!((options.sampling.temperature, options.sampling.top_k), (0.0, 3));
         assert_eq!((options.sampling.penalty_window, options.stop), (0, vec!["x".to_owned()]));
         assert_eq!(options.keep_alive, Some(KeepAlive::For(Duration::from_secs(300))));
         assert_eq!(options.sampling.mirostat.map(|mirostat| mirostat.version), Some(2));
         assert!(matches!(grammar, Some(Grammar::AnyJson)));
-        assert_eq!((thinking, &variables["reasoning_effort"]), (Some(true), &json!("high")));
+        assert_eq!((thinking, effort), (Some(true), Some(Effort::High)));
         for n in [-1, -2, 0] {
             assert_eq!(read(json!({ "options": { "num_predict": n } })).unwrap().options.max_tokens, None);
         }

@@ -11,9 +11,10 @@ use crate::api::body::{JsonBody, text_or_null};
 use crate::api::sampling::keep_alive;
 use crate::app::{App, EmbedRequest};
 use crate::error::{ApiError, Result};
+use crate::request::Prompt;
 
 #[derive(Deserialize)]
-pub(super) struct Body {
+pub(in crate::api) struct Body {
     #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     input: Prompts,
@@ -34,12 +35,11 @@ enum Encoding {
 /// Texts of one request.
 const MAX_INPUTS: usize = 2048;
 
-pub(super) async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body>) -> Result<Json<Value>> {
-    let inputs = body.input.list();
-    if !(1..=MAX_INPUTS).contains(&inputs.len()) {
-        let message = format!("`input` has {} entries, expected 1 to {MAX_INPUTS}", inputs.len());
-        return Err(ApiError::invalid("input", message));
-    }
+pub(in crate::api) async fn create(
+    State(app): State<App>,
+    JsonBody(body): JsonBody<Body>,
+) -> Result<Json<Value>> {
+    let inputs = inputs("input", body.input)?;
     let request = EmbedRequest {
         model: body.model,
         inputs,
@@ -66,6 +66,18 @@ pub(super) async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body
         "object": "list", "data": data, "model": found.model,
         "usage": { "prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens },
     })))
+}
+
+/// The texts of a request, which it calls `name`.
+pub(in crate::api) fn inputs(name: &str, given: Prompts) -> Result<Vec<Prompt>> {
+    let inputs = given.list();
+    match (1..=MAX_INPUTS).contains(&inputs.len()) {
+        true => Ok(inputs),
+        false => {
+            let message = format!("`{name}` has {} entries, expected 1 to {MAX_INPUTS}", inputs.len());
+            Err(ApiError::invalid(name, message))
+        }
+    }
 }
 
 /// The first columns, of length 1 again: what models trained for it (Matryoshka) give in fewer dimensions.

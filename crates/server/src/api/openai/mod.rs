@@ -2,12 +2,14 @@
 
 mod audio;
 mod chat;
+mod chat_answer;
 mod completions;
 pub(in crate::api) mod embeddings;
 mod files;
 mod lora;
 mod page;
 mod responses;
+mod tools;
 
 use axum::Json;
 use std::sync::Arc;
@@ -120,7 +122,7 @@ const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
 /// A text, tokens, or several of either.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a text, a list of tokens, or a list of texts or of such lists")]
-enum Prompts {
+pub(in crate::api) enum Prompts {
     Text(String),
     Tokens(Vec<u32>),
     Texts(Vec<String>),
@@ -196,18 +198,9 @@ fn check_top_logprobs(name: &str, n: Option<usize>) -> Result<usize> {
 }
 
 /// `service_tier`: `flex` lets others go first; nothing puts a request before others.
-fn check_service_tier(tier: Option<&str>, options: &mut GenerateOptions) -> Result<()> {
-    match tier {
-        None | Some("auto" | "default") => Ok(()),
-        Some("flex") => {
-            options.priority = options.priority.min(-1);
-            Ok(())
-        }
-        Some(other @ ("priority" | "scale")) => Err(ApiError::not_built(&format!("service_tier {other}"))),
-        Some(other) => {
-            let message = format!("`service_tier` is {other:?}, expected auto, default or flex");
-            Err(ApiError::invalid("service_tier", message))
-        }
+fn check_service_tier(tier: Option<&str>, options: &mut GenerateOptions) {
+    if tier == Some("flex") {
+        options.priority = options.priority.min(-1);
     }
 }
 

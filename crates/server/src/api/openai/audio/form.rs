@@ -158,9 +158,8 @@ impl Reading {
                     "verbose_json" => Format::VerboseJson,
                     "vtt" => Format::Vtt,
                     "diarized_json" => {
-                        let message = "`response_format` diarized_json is not supported yet: speakers are not told apart";
-                        let error = ApiError::new(ErrorKind::NotImplemented, message);
-                        return Err(ApiError { param: Some("response_format".into()), ..error });
+                        let expected = "json, text, srt, verbose_json or vtt: speakers are not told apart";
+                        return Err(ApiError::unsupported_value("response_format", &text, expected));
                     }
                     _ => return Err(wrong("json, text, srt, verbose_json or vtt")),
                 }
@@ -182,11 +181,11 @@ impl Reading {
                 }
             }
             // Beams have no probability of each token alone.
-            "include" if text == "logprobs" => return Err(ApiError::not_built("include")),
+            "include" if text == "logprobs" => return Err(ApiError::unsupported("include")),
             "include" => return Err(wrong("logprobs")),
             // Windows are cut where the model marks times, whatever is asked; no other strategy is known.
             "chunking_strategy" if matches!(text.as_str(), "auto" | "") && !name.contains('[') => {}
-            "chunking_strategy" => return Err(ApiError::not_built("chunking_strategy")),
+            "chunking_strategy" => return Err(ApiError::unsupported("chunking_strategy")),
             "seed" => {
                 let number = text.trim().parse::<i64>();
                 request.options.seed = number.map_err(|_| wrong("an integer"))? as u64;
@@ -195,7 +194,7 @@ impl Reading {
                 let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
                 request.keep_alive = Some(keep_alive(&value)?);
             }
-            other => return Err(ApiError::not_built(other)),
+            other => return Err(ApiError::unsupported(other)),
         }
         Ok(())
     }
@@ -297,13 +296,13 @@ mod tests {
             ("temperature", "2", ErrorKind::Invalid),
             ("temperature", "NaN", ErrorKind::Invalid),
             ("response_format", "xml", ErrorKind::Invalid),
-            ("response_format", "diarized_json", ErrorKind::NotImplemented),
+            ("response_format", "diarized_json", ErrorKind::Invalid),
             ("timestamp_granularities", "word", ErrorKind::Invalid),
             ("timestamp_granularities[]", "letter", ErrorKind::Invalid),
-            ("include[]", "logprobs", ErrorKind::NotImplemented),
-            ("chunking_strategy", "{\"type\":\"server_vad\"}", ErrorKind::NotImplemented),
-            ("chunking_strategy[type]", "server_vad", ErrorKind::NotImplemented),
-            ("known_speaker_names[]", "Ann", ErrorKind::NotImplemented),
+            ("include[]", "logprobs", ErrorKind::Invalid),
+            ("chunking_strategy", "{\"type\":\"server_vad\"}", ErrorKind::Invalid),
+            ("chunking_strategy[type]", "server_vad", ErrorKind::Invalid),
+            ("known_speaker_names[]", "Ann", ErrorKind::Invalid),
             ("stream", "perhaps", ErrorKind::Invalid),
             ("keep_alive", "soon", ErrorKind::Invalid),
             ("file", "", ErrorKind::Invalid),

@@ -4,6 +4,7 @@ use engine::Progress;
 use serde_json::{Map, Value, json};
 
 use super::super::TokenLogprob;
+use super::super::tools::{self, Freeform, Tool, Tools};
 use super::store::new_id;
 use crate::answer::{Delta, Finish, StopReason, TokenInfo, Usage};
 use crate::api::timing::progress_json;
@@ -16,6 +17,8 @@ pub(super) struct Events {
     with_logprobs: bool,
     /// Reasoning is given as its own summary.
     as_summary: bool,
+    /// What the calls are to the client.
+    tools: Tools,
     /// Number of the next event.
     sequence: usize,
     /// Items that are whole.
@@ -30,6 +33,10 @@ enum Kind {
     Summary,
     Message,
     Call,
+    /// A call of a custom tool.
+    Custom,
+    /// A call of the client's search for tools.
+    Search,
 }
 
 impl Kind {
@@ -40,6 +47,9 @@ impl Kind {
             Kind::Summary => "reasoning_summary_text",
             Kind::Message => "output_text",
             Kind::Call => "function_call_arguments",
+            Kind::Custom => "custom_tool_call_input",
+            // It comes whole.
+            Kind::Search => "",
         }
     }
 
@@ -47,7 +57,9 @@ impl Kind {
     fn part_names(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Kind::Summary => ("summary", "summary_index", "reasoning_summary_part"),
-            Kind::Reasoning | Kind::Message | Kind::Call => ("content", "content_index", "content_part"),
+            Kind::Reasoning | Kind::Message | Kind::Call | Kind::Custom | Kind::Search => {
+                ("content", "content_index", "content_part")
+            }
         }
     }
 }
@@ -56,14 +68,21 @@ impl Kind {
 struct Open {
     kind: Kind,
     item: Value,
-    /// Its text, or a call's arguments.
+    /// Its text, or a call's arguments or input.
     text: String,
+    /// Of a call of a custom tool.
+    freeform: Freeform,
     logprobs: Vec<Value>,
 }
 
 impl Events {
-    pub(super) fn new(base: Map<String, Value>, with_logprobs: bool, as_summary: bool) -> Events {
-        Events { base, with_logprobs, as_summary, sequence: 0, output: Vec::new(), open: None }
+    pub(super) fn new(
+        base: Map<String, Value>,
+        with_logprobs: bool,
+        as_summary: bool,
+        tools: Tools,
+    ) -> Events {
+        Events { base, with_logprobs, as_summary, tools, sequence: 0, output: Vec::new(), open: None }
     }
 
     /// The first events.
@@ -98,11 +117,8 @@ impl Events {
             Delta::CallBegin { id, name, .. } => {
                 // Two calls in a row are two items.
                 self.close("completed", &mut out);
-                let item = json!({
-                    "id": "", "type": "function_call", "call_id": id, "name": name, "arguments": "",
-                    "status": "in_progress",
-                });
-                self.enter(Kind::Call, item, &mut out);
+                let (kind, item) = call(&id, self.tools.called(&name));
+                self.enter(kind, item, &mut out);
             }
             Delta::CallArguments { text, .. } => {
                 self.write(text, None, &mut out);
@@ -179,6 +195,8 @@ impl Events {
             Kind::Reasoning | Kind::Summary => "rs",
             Kind::Message => "msg",
             Kind::Call => "fc",
+            Kind::Custom => "ctc",
+            Kind::Search => "tsc",
         });
         item["id"] = json!(id);
         let index = self.output.len();
@@ -188,15 +206,28 @@ impl Events {
             let data = json!({ "item_id": id, "output_index": index, place: 0, "part": part });
             out.push(self.event(&format!("response.{name}.added"), data));
         }
-        self.open = Some(Open { kind, item, text: String::new(), logprobs: Vec::new() });
+        let (text, freeform) = (String::new(), Freeform::default());
+        self.open = Some(Open { kind, item, text, freeform, logprobs: Vec::new() });
     }
 
-    fn write(&mut self, text: String, tokens: Option<Vec<TokenInfo>>, out: &mut Vec<Value>) {
+    fn write(&mut self, mut text: String, tokens: Option<Vec<TokenInfo>>, out: &mut Vec<Value>) {
+        let Some(open) = &mut self.open else { return };
+        if open.kind == Kind::Custom {
+            text = open.freeform.push(&text);
+        }
+        self.write_read(text, tokens, out);
+    }
+
+    /// Text as the client sees it.
+    fn write_read(&mut self, text: String, tokens: Option<Vec<TokenInfo>>, out: &mut Vec<Value>) {
         let Some(open) = &mut self.open else { return };
         open.text.push_str(&text);
+        if open.kind == Kind::Search || (open.kind == Kind::Custom && text.is_empty()) {
+            return;
+        }
         let index = self.output.len();
         let mut data = json!({ "item_id": open.item["id"], "output_index": index, "delta": text });
-        if open.kind != Kind::Call {
+        if !matches!(open.kind, Kind::Call | Kind::Custom) {
             data[open.kind.part_names().1] = json!(0);
         }
         let name = format!("response.{}.delta", open.kind.text_event());
@@ -211,11 +242,24 @@ impl Events {
     }
 
     fn close(&mut self, status: &str, out: &mut Vec<Value>) {
-        let Some(Open { kind, mut item, text, logprobs }) = self.open.take() else { return };
+        if let Some(rest) = self.open.as_mut().filter(|open| open.kind == Kind::Custom) {
+            let rest = rest.freeform.finish();
+            self.write_read(rest, None, out);
+        }
+        let Some(Open { kind, mut item, text, logprobs, .. }) = self.open.take() else { return };
         let (id, index) = (item["id"].clone(), self.output.len());
         let place = || json!({ "item_id": id, "output_index": index });
         let done = format!("response.{}.done", kind.text_event());
         match part(kind, &text, &logprobs) {
+            None if kind == Kind::Search => {
+                item["arguments"] = serde_json::from_str(&text).unwrap_or_else(|_| json!({}));
+            }
+            None if kind == Kind::Custom => {
+                let mut data = place();
+                data["input"] = json!(text);
+                out.push(self.event(&done, data));
+                item["input"] = json!(text);
+            }
             None => {
                 let mut data = place();
                 data["arguments"] = json!(text);
@@ -263,8 +307,33 @@ fn part(kind: Kind, text: &str, logprobs: &[Value]) -> Option<Value> {
         Kind::Message => {
             Some(json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs }))
         }
-        Kind::Call => None,
+        Kind::Call | Kind::Custom | Kind::Search => None,
     }
+}
+
+/// The item of a call.
+fn call(id: &str, tool: Tool) -> (Kind, Value) {
+    let mut item = json!({ "id": "", "call_id": id, "status": "in_progress" });
+    let kind = match tool.kind {
+        tools::Kind::Function => {
+            (item["type"], item["arguments"]) = (json!("function_call"), json!(""));
+            Kind::Call
+        }
+        tools::Kind::Custom => {
+            (item["type"], item["input"]) = (json!("custom_tool_call"), json!(""));
+            Kind::Custom
+        }
+        tools::Kind::Search => {
+            (item["type"], item["arguments"]) = (json!("tool_search_call"), json!({}));
+            item["execution"] = json!("client");
+            return (Kind::Search, item);
+        }
+    };
+    item["name"] = json!(tool.name);
+    if let Some(namespace) = tool.namespace {
+        item["namespace"] = json!(namespace);
+    }
+    (kind, item)
 }
 
 fn usage_json(usage: Usage) -> Value {
@@ -287,7 +356,7 @@ mod tests {
 
     #[test]
     fn items_open_and_close_in_order_and_make_the_response() {
-        let mut events = Events::new(Map::new(), false, false);
+        let mut events = Events::new(Map::new(), false, false, Tools::default());
         let mut all = events.start();
         for delta in [
             Delta::Reasoning("a".into()),
@@ -350,8 +419,46 @@ mod tests {
     }
 
     #[test]
+    fn calls_have_the_names_and_shapes_of_the_client() {
+        let function = json!({ "type": "function", "name": "close", "parameters": {} });
+        let tools = Tools::of_responses(&[
+            json!({ "type": "namespace", "name": "agents", "tools": [function] }),
+            json!({ "type": "custom", "name": "patch" }),
+            json!({ "type": "tool_search", "execution": "client", "parameters": {} }),
+        ]);
+        let mut events = Events::new(Map::new(), false, false, tools.unwrap());
+        let mut all = Vec::new();
+        let calls = [
+            ("agents__close", "{}"),
+            ("patch", "{\"input\": \"a\\nb\"}"),
+            ("tool_search", "{\"query\":\"q\"}"),
+        ];
+        for (index, (name, arguments)) in calls.into_iter().enumerate() {
+            all.extend(events.push(Delta::CallBegin { index, id: format!("c{index}"), name: name.into() }));
+            for piece in arguments.split_inclusive('\\') {
+                all.extend(events.push(Delta::CallArguments { index, text: piece.into() }));
+            }
+            all.extend(events.push(Delta::CallEnd { index }));
+        }
+        let (_, response) = events.finish(&finish(StopReason::ToolCalls));
+        let found = |index: usize, key: &str| response["output"][index][key].clone();
+        assert_eq!((found(0, "namespace"), found(0, "name")), (json!("agents"), json!("close")));
+        assert_eq!((found(1, "type"), found(1, "input")), (json!("custom_tool_call"), json!("a\nb")));
+        assert_eq!(
+            (found(2, "type"), found(2, "arguments")),
+            (json!("tool_search_call"), json!({ "query": "q" }))
+        );
+        let of_custom = all.iter().filter(|event| {
+            event["type"].as_str().is_some_and(|name| name.starts_with("response.custom_tool_call_input"))
+        });
+        let texts: Vec<&str> =
+            of_custom.map(|event| event["delta"].as_str().or(event["input"].as_str()).unwrap()).collect();
+        assert_eq!(texts, ["a", "\nb", "a\nb"]);
+    }
+
+    #[test]
     fn reasoning_may_be_its_own_summary() {
-        let mut events = Events::new(Map::new(), false, true);
+        let mut events = Events::new(Map::new(), false, true, Tools::default());
         let mut all = events.push(Delta::Reasoning("a".into()));
         let (last, response) = events.finish(&finish(StopReason::End));
         all.extend(last);
@@ -372,12 +479,12 @@ mod tests {
 
     #[test]
     fn an_answer_that_was_cut_is_incomplete_and_one_without_words_is_a_message() {
-        let mut events = Events::new(Map::new(), false, false);
+        let mut events = Events::new(Map::new(), false, false, Tools::default());
         let (all, response) = events.finish(&finish(StopReason::MaxTokens));
         assert_eq!(response["incomplete_details"]["reason"], "max_output_tokens");
         assert_eq!(response["output"][0]["status"], "incomplete");
         assert_eq!(all.last().unwrap()["type"], "response.incomplete");
-        let mut events = Events::new(Map::new(), false, false);
+        let mut events = Events::new(Map::new(), false, false, Tools::default());
         let (all, response) = events.finish(&finish(StopReason::Failed("broken".into())));
         assert_eq!((&response["error"]["message"], &response["output"]), (&json!("broken"), &json!([])));
         assert_eq!(all.last().unwrap()["type"], "response.failed");

@@ -7,6 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use super::super::files::File;
+use super::super::tools::{Tools, arguments_of};
 use super::store::{Item, new_id};
 use crate::error::{ApiError, Result};
 use crate::images;
@@ -31,8 +32,11 @@ pub(super) fn of_input(input: Option<&Value>, known: &dyn Fn(&str) -> Option<Ite
         let prefix = match object.get("type").and_then(Value::as_str) {
             Some("function_call") => "fc",
             Some("function_call_output") => "fco",
+            Some("custom_tool_call") => "ctc",
+            Some("custom_tool_call_output") => "ctco",
             Some("reasoning") => "rs",
-            _ => "msg",
+            Some("message") => "msg",
+            _ => "item",
         };
         if object.get("id").is_none_or(Value::is_null) {
             object.insert("id".into(), json!(new_id(prefix)));
@@ -103,8 +107,9 @@ fn item_path(index: usize, n_before: usize) -> String {
     }
 }
 
-/// The messages of a conversation, as [`crate::ChatRequest`] has them; the first `n_before` items are of earlier requests.
-pub(super) fn messages(items: &[Item], n_before: usize) -> Result<Vec<Value>> {
+/// The messages of a conversation, as [`crate::ChatRequest`] has them; the first `n_before` items are of earlier requests. Items that
+/// no model here could have written, such as those of OpenAI's own tools, are left out.
+pub(super) fn messages(items: &[Item], n_before: usize, tools: &Tools) -> Result<Vec<Value>> {
     let mut messages: Vec<Value> = Vec::new();
     // Reasoning belongs to the answer that follows it, which is of the same turn.
     let mut reasoning: Option<String> = None;
@@ -123,46 +128,46 @@ pub(super) fn messages(items: &[Item], n_before: usize) -> Result<Vec<Value>> {
                         ));
                     }
                 };
-                let content = content(&format!("{path}.content"), &item["content"])?;
+                let content = content(&format!("{path}.content"), &item["content"], false)?;
                 let mut message = json!({ "role": role, "content": content });
                 if let Some(reasoning) = reasoning.take().filter(|_| role == "assistant") {
                     message["reasoning_content"] = json!(reasoning);
                 }
                 messages.push(message);
             }
-            Some("function_call") => {
-                let key = |key: &str| {
-                    item[key].as_str().ok_or_else(|| wrong(&format!("{path}.{key}"), &item[key], "a text"))
-                };
-                let function = json!({ "name": key("name")?, "arguments": key("arguments")? });
-                let call = json!({ "id": key("call_id")?, "type": "function", "function": function });
-                // Calls of one answer are one message, with the text before them.
-                let open = messages.last_mut().filter(|last| last["role"] == "assistant");
-                let mut message = match open {
-                    Some(message) => message.take(),
-                    None => json!({ "role": "assistant", "content": "" }),
-                };
-                match message["tool_calls"].as_array_mut() {
-                    Some(calls) => calls.push(call),
-                    None => message["tool_calls"] = json!([call]),
-                }
-                if let Some(reasoning) = reasoning.take() {
-                    let before = message["reasoning_content"].as_str().map(|before| format!("{before}\n"));
-                    message["reasoning_content"] = json!(before.unwrap_or_default() + &reasoning);
-                }
-                match messages.last_mut().filter(|last| last.is_null()) {
-                    Some(last) => *last = message,
-                    None => messages.push(message),
-                }
+            // Its tools are among the request's.
+            Some("additional_tools") => {}
+            Some("agent_message") => {
+                let parts = item["content"].as_array().into_iter().flatten();
+                let text: String = parts.filter_map(|part| part["text"].as_str()).collect();
+                messages.push(json!({ "role": "user", "content": text }));
             }
-            Some("function_call_output") => {
-                let id = &item["call_id"];
-                if !id.is_string() {
-                    return Err(wrong(&format!("{path}.call_id"), id, "a call's id"));
-                }
+            Some(kind) if kind.ends_with("_output") && item["call_id"].is_string() => {
                 reasoning = None;
-                let content = content(&format!("{path}.output"), &item["output"])?;
-                messages.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
+                let content = match &item["output"] {
+                    Value::Null => item["tools"].to_string().into(),
+                    other @ (Value::Object(_) | Value::Bool(_) | Value::Number(_)) => {
+                        other.to_string().into()
+                    }
+                    output => content(&format!("{path}.output"), output, true)?,
+                };
+                messages.push(json!({ "role": "tool", "tool_call_id": item["call_id"], "content": content }));
+            }
+            Some("function_call_output" | "custom_tool_call_output") => {
+                return Err(wrong(&format!("{path}.call_id"), &item["call_id"], "a call's id"));
+            }
+            Some("function_call" | "custom_tool_call") => {
+                push_call(call(&path, item, tools)?, &mut reasoning, &mut messages)
+            }
+            // Of a tool whose calls have a shape of their own.
+            Some(kind) if kind.ends_with("_call") && item["call_id"].is_string() => {
+                let arguments =
+                    ["arguments", "action", "operation"].into_iter().find(|key| item[key].is_object());
+                let arguments = arguments.map_or_else(|| json!({}), |key| item[key].clone());
+                let name = tools.name_of(None, kind.trim_end_matches("_call"));
+                let function = json!({ "name": name, "arguments": arguments.to_string() });
+                let call = json!({ "id": item["call_id"], "type": "function", "function": function });
+                push_call(call, &mut reasoning, &mut messages);
             }
             Some("reasoning") => {
                 let parts = |key: &str| item[key].as_array().cloned().unwrap_or_default();
@@ -171,26 +176,66 @@ pub(super) fn messages(items: &[Item], n_before: usize) -> Result<Vec<Value>> {
                     found.into_iter().flatten().filter_map(|part| part["text"].as_str().map(str::to_owned));
                 reasoning = Some(texts.collect::<String>()).filter(|text| !text.is_empty());
             }
-            Some(other) => return Err(ApiError::not_built(&format!("{path}.type {other}"))),
+            Some(kind) => {
+                tracing::debug!("`{path}` is left out: an item of type {kind:?} means nothing here")
+            }
             None => return Err(wrong(&format!("{path}.type"), &item["type"], "an item's type")),
         }
     }
     Ok(messages)
 }
 
-/// A content: a text, or parts of text and images.
-fn content(path: &str, content: &Value) -> Result<Value> {
+/// A call as templates know it, of a function or of a custom tool.
+fn call(path: &str, item: &Value, tools: &Tools) -> Result<Value> {
+    let key =
+        |key: &str| item[key].as_str().ok_or_else(|| wrong(&format!("{path}.{key}"), &item[key], "a text"));
+    let arguments = match item["type"] == "custom_tool_call" {
+        true => arguments_of(key("input")?),
+        false => key("arguments")?.to_owned(),
+    };
+    let name = tools.name_of(item["namespace"].as_str(), key("name")?);
+    let function = json!({ "name": name, "arguments": arguments });
+    Ok(json!({ "id": key("call_id")?, "type": "function", "function": function }))
+}
+
+/// Add a call. Calls of one answer are one message, with the text before them.
+fn push_call(call: Value, reasoning: &mut Option<String>, messages: &mut Vec<Value>) {
+    let mut message = match messages.pop_if(|last| last["role"] == "assistant") {
+        Some(message) => message,
+        None => json!({ "role": "assistant", "content": "" }),
+    };
+    match message["tool_calls"].as_array_mut() {
+        Some(calls) => calls.push(call),
+        None => message["tool_calls"] = json!([call]),
+    }
+    if let Some(reasoning) = reasoning.take() {
+        let before = message["reasoning_content"].as_str().map(|before| format!("{before}\n"));
+        message["reasoning_content"] = json!(before.unwrap_or_default() + &reasoning);
+    }
+    messages.push(message);
+}
+
+/// A content: a text, or parts of text and images. Of what a tool gave, a note stands for an image that the model cannot see.
+fn content(path: &str, content: &Value, of_tool: bool) -> Result<Value> {
     let text = |text: &str| json!({ "type": "text", "text": text });
     let part = |(index, part): (usize, &Value)| match (part["type"].as_str(), part["text"].as_str()) {
         (Some("input_text" | "output_text" | "text"), Some(found)) => Ok(text(found)),
         (Some("refusal"), _) => Ok(text(part["refusal"].as_str().unwrap_or_default())),
+        // Only its maker can read it.
+        (Some("encrypted_content"), _) => Ok(text("")),
         // How closely a model looks at an image is its own choice here, so `detail` changes nothing.
         (Some("input_image"), _) => {
-            images::part_of_url(&format!("{path}[{index}].image_url"), &part["image_url"])
+            let mut image = images::part_of_url(&format!("{path}[{index}].image_url"), &part["image_url"])?;
+            if of_tool {
+                image["or_note"] = true.into();
+            }
+            Ok(image)
         }
-        (Some(kind @ ("input_file" | "input_audio")), _) => {
-            Err(ApiError::not_built(&format!("{path}[{index}].type {kind}")))
-        }
+        (Some(kind @ ("input_file" | "input_audio")), _) => Err(ApiError::unsupported_value(
+            format!("{path}[{index}].type"),
+            kind,
+            "input_text or input_image",
+        )),
         _ => Err(wrong(
             &format!("{path}[{index}]"),
             part,
@@ -232,7 +277,7 @@ mod tests {
         };
         let items = of_input(Some(&input), &known).unwrap();
         assert!(items.iter().all(|item| item["id"].is_string()));
-        let found = messages(&items, 0).unwrap();
+        let found = messages(&items, 0, &Tools::default()).unwrap();
         let call = |id: &str, name: &str| json!({ "id": id, "type": "function", "function": { "name": name, "arguments": "{}" } });
         assert_eq!(
             json!(found),
@@ -250,7 +295,7 @@ mod tests {
     fn what_is_wrong_is_named_by_its_path() {
         let error = |input: Value| {
             let items = of_input(Some(&input), &|_| None);
-            items.and_then(|items| messages(&items, 0)).unwrap_err().to_string()
+            items.and_then(|items| messages(&items, 0, &Tools::default())).unwrap_err().to_string()
         };
         assert!(error(json!(7)).contains("`input` is 7"));
         assert!(error(json!([{ "role": "nobody", "content": "a" }])).contains("`input[0].role`"));
@@ -262,9 +307,11 @@ mod tests {
             "{found}"
         );
         let file = part(json!({ "type": "input_file", "file_id": "f" }));
-        assert!(error(file).contains("input[0].content[0].type input_file"));
+        assert!(error(file).contains("`input[0].content[0].type` is input_file"));
         assert!(error(json!([{ "type": "item_reference", "id": "gone" }])).contains("`gone`"));
-        assert!(error(json!([{ "type": "web_search_call" }])).contains("web_search_call"));
+        assert!(
+            error(json!([{ "type": "function_call_output", "output": "" }])).contains("`input[0].call_id`")
+        );
     }
 
     #[test]
@@ -279,9 +326,9 @@ mod tests {
             "f" => Ok(Arc::new(File::of_bytes(b"ABC"))),
             _ => Err(ApiError::new(crate::ErrorKind::NotFound, "none")),
         };
-        let found = messages(&with_files(items.clone(), 0, &file).unwrap(), 0).unwrap();
+        let found = messages(&with_files(items.clone(), 0, &file).unwrap(), 0, &Tools::default()).unwrap();
         let image = json!({ "type": "image", "data": "QUJD" });
-        assert_eq!((&found[0]["content"][1], &found[1]["content"][0]), (&image, &image));
+        assert_eq!((&found[0]["content"][1], &found[1]["content"][0]["data"]), (&image, &image["data"]));
         assert_eq!(items[0]["content"][1]["file_id"], "f", "what is kept names the file");
         let error = with_files(items, 1, &|_| file("gone")).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("previous_response_id.items[0].content[1].file_id"));
@@ -297,10 +344,10 @@ mod tests {
             { "type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}" },
             { "type": "function_call_output", "call_id": "c1", "output": [image] },
         ]);
-        let found = messages(&of_input(Some(&input), &|_| None).unwrap(), 0).unwrap();
+        let found = messages(&of_input(Some(&input), &|_| None).unwrap(), 0, &Tools::default()).unwrap();
         let image = json!({ "type": "image", "data": "QUJD" });
         assert_eq!(found[0]["content"], json!([{ "type": "text", "text": "Look:" }, image]));
-        assert_eq!(found[2]["content"], json!([image]));
+        assert_eq!(found[2]["content"], json!([{ "type": "image", "data": "QUJD", "or_note": true }]));
     }
 
     #[test]
@@ -314,7 +361,7 @@ mod tests {
             { "type": "function_call_output", "call_id": "c1", "output": "sunny" },
             { "role": "assistant", "content": "Sunny." },
         ]);
-        let found = messages(&of_input(Some(&input), &|_| None).unwrap(), 0).unwrap();
+        let found = messages(&of_input(Some(&input), &|_| None).unwrap(), 0, &Tools::default()).unwrap();
         let thoughts: Vec<&Value> = found.iter().map(|message| &message["reasoning_content"]).collect();
         assert_eq!(json!(thoughts), json!([null, "Look.", null, null]));
         assert_eq!(found[1]["tool_calls"].as_array().unwrap().len(), 1);
@@ -333,6 +380,9 @@ mod tests {
     fn an_index_counts_the_request_s_own_items() {
         let input = json!([{ "role": "user", "content": "a" }, { "role": "nobody", "content": "a" }]);
         let items = of_input(Some(&input), &|_| None).unwrap();
-        assert_eq!(messages(&items, 1).unwrap_err().param.as_deref(), Some("input[0].role"));
+        assert_eq!(
+            messages(&items, 1, &Tools::default()).unwrap_err().param.as_deref(),
+            Some("input[0].role")
+        );
     }
 }

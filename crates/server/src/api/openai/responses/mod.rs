@@ -22,6 +22,7 @@ pub(super) use self::store::new_id;
 use self::store::{Item, Store, Turn};
 use super::files::Files;
 use super::page::Page;
+use super::tools::Tools;
 use crate::answer::{Answer, AnswerEvent, Delta, EventKind};
 use crate::api::body::{JsonBody, part};
 use crate::api::timing::TimingKeys;
@@ -52,6 +53,7 @@ struct Asked {
     /// Items of its own.
     input: Vec<Item>,
     request: ChatRequest,
+    tools: Tools,
 }
 
 impl Asked {
@@ -75,8 +77,8 @@ impl Asked {
         conversation.extend(input.iter().cloned());
         // What is kept names files, and does not hold them.
         let conversation = items::with_files(conversation, n_before, &|id| files.get(tenant, id))?;
-        let request = request::chat_request(&body, &sampling, &conversation, n_before)?;
-        Ok(Asked { body, before, input, request })
+        let (request, tools) = request::chat_request(&body, &sampling, &conversation, n_before)?;
+        Ok(Asked { body, before, input, request, tools })
     }
 }
 
@@ -109,7 +111,7 @@ async fn create(
     JsonBody(given): JsonBody<Map<String, Value>>,
 ) -> Result<Response> {
     let given = Value::Object(given);
-    let Asked { body, before, input, request } = Asked::read(&given, caller.tenant, &store, &files)?;
+    let Asked { body, before, input, request, tools } = Asked::read(&given, caller.tenant, &store, &files)?;
     let mut base = request::echo(&body, &given);
     let answer = match body.truncates() {
         false => app.chat(&caller, request).await,
@@ -121,7 +123,7 @@ async fn create(
     let answer = answer.map_err(named_input)?;
     base.insert("model".into(), json!(answer.model));
     base.insert("created_at".into(), json!(seconds_now()));
-    let events = Events::new(base, body.wants_logprobs(), body.wants_summary());
+    let events = Events::new(base, body.wants_logprobs(), body.wants_summary(), tools);
     let keep = body.store.unwrap_or(true).then_some((store, caller, before, input));
     let keep = move |response: &Value| {
         let Some((store, caller, before, input)) = keep else { return };
@@ -213,10 +215,10 @@ async fn retrieve(
 ) -> Result<Json<Value>> {
     // A response is kept when it is whole, so its events have been sent.
     if keys.stream == Some(true) {
-        return Err(ApiError::not_built("stream"));
+        return Err(ApiError::unsupported("stream"));
     }
     if keys.starting_after.is_some() {
-        return Err(ApiError::not_built("starting_after"));
+        return Err(ApiError::unsupported("starting_after"));
     }
     Ok(Json(store.get(caller.tenant, &id)?.response()))
 }

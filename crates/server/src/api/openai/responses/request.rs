@@ -3,13 +3,15 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::super::chat::{check_verbosity, reasoning_effort, response_format};
+use super::super::chat::{response_format, warn_of_ignored};
+use super::super::tools::{Tool, Tools};
 use super::super::{
     check_max_tokens, check_service_tier, check_top_logprobs, tool_choice_word, wrong_tool_choice,
 };
 use super::items;
 use super::store::{Item, new_id};
 use crate::api::body::text_or_null;
+use crate::api::named_effort;
 use crate::api::sampling::SamplingKeys;
 use crate::api::timing::TimingKeys;
 use crate::error::{ApiError, Result};
@@ -38,8 +40,8 @@ pub(super) struct Body {
     service_tier: Option<String>,
     #[serde(flatten)]
     pub(super) timing: TimingKeys,
+    context_management: Option<Value>,
     // Known, and not built: refused unless they ask for nothing.
-    max_tool_calls: Option<Value>,
     background: Option<bool>,
     conversation: Option<Value>,
     prompt: Option<Value>,
@@ -59,6 +61,17 @@ struct ReasoningKeys {
 }
 
 const LOGPROBS: &str = "message.output_text.logprobs";
+
+/// What else may be included: reasoning is in the response in the clear, and the rest is of tools that are not offered here.
+const INCLUDED: [&str; 7] = [
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+];
 
 impl Body {
     pub(super) fn wants_logprobs(&self) -> bool {
@@ -81,33 +94,28 @@ impl Body {
             ("background", self.background == Some(true)),
             ("conversation", asks(&self.conversation)),
             ("prompt", asks(&self.prompt)),
-            // It limits calls of tools that run here, and there are none.
-            ("max_tool_calls", asks(&self.max_tool_calls)),
         ];
         if let Some((name, _)) = unbuilt.into_iter().find(|(_, is_asked)| *is_asked) {
-            return Err(ApiError::not_built(name));
+            return Err(ApiError::unsupported(name));
         }
         if let Some(metadata) = self.metadata.as_ref().filter(|metadata| !metadata.is_null()) {
             check_metadata(metadata)?;
         }
         let verbosity = self.text.as_ref().and_then(|text| text.verbosity.as_deref());
-        check_verbosity("text.verbosity", verbosity)?;
-        match self.reasoning.as_ref().and_then(|reasoning| reasoning.summary.as_deref()) {
-            None | Some("auto" | "detailed") => {}
-            Some("concise") => return Err(ApiError::not_built("reasoning.summary concise")),
-            Some(other) => {
-                let message = format!("`reasoning.summary` is {other:?}, expected auto, concise or detailed");
-                return Err(ApiError::invalid("reasoning.summary", message));
-            }
-        }
+        warn_of_ignored(&[
+            ("text.verbosity", verbosity.is_some_and(|verbosity| verbosity != "medium")),
+            ("context_management", asks(&self.context_management)),
+        ]);
         if self.top_logprobs.is_some_and(|n| n > 0) && !self.wants_logprobs() {
             let message = format!("`top_logprobs` needs `include` to have {LOGPROBS}");
             return Err(ApiError::invalid("top_logprobs", message));
         }
-        // Reasoning is in the response in the clear, so nobody needs it encrypted.
-        let known = [LOGPROBS, "reasoning.encrypted_content"];
-        if let Some(other) = self.include.iter().flatten().find(|name| !known.contains(&name.as_str())) {
-            return Err(ApiError::not_built(&format!("include {other}")));
+        let is_known = |name: &str| name == LOGPROBS || INCLUDED.contains(&name);
+        if let Some((index, other)) =
+            self.include.iter().flatten().enumerate().find(|(_, name)| !is_known(name))
+        {
+            let expected = format!("{LOGPROBS} or {}", INCLUDED.join(", "));
+            return Err(ApiError::unsupported_value(format!("include[{index}]"), other, &expected));
         }
         match self.truncation.as_deref() {
             None | Some("disabled" | "auto") => Ok(()),
@@ -118,35 +126,42 @@ impl Body {
         }
     }
 
-    /// The tools as templates know them, and whether they are called.
-    fn tools(&self) -> Result<(Vec<Value>, ToolChoice)> {
-        let tool = |(index, tool): (usize, &Value)| match (tool["type"].as_str(), &tool["name"]) {
-            (Some("function"), Value::String(_)) => {
-                let keys = ["name", "description", "parameters", "strict"];
-                let given = keys.into_iter().filter(|key| !tool[key].is_null());
-                let function: Map<String, Value> =
-                    given.map(|key| (key.to_owned(), tool[key].clone())).collect();
-                Ok(json!({ "type": "function", "function": function }))
-            }
-            (Some("function"), found) => {
-                let path = format!("tools[{index}].name");
-                Err(ApiError::invalid(
-                    path.clone(),
-                    format!("`{path}` is {found}, expected a function's name"),
-                ))
-            }
-            (kind, _) => Err(ApiError::not_built(&format!("tools[{index}].type {}", kind.unwrap_or("null")))),
+    /// The tools, those included that items of the conversation bring, and whether they are called.
+    fn tools(&self, conversation: &[Item]) -> Result<(Tools, ToolChoice)> {
+        let mut tools = Tools::of_responses(self.tools.as_deref().unwrap_or_default())?;
+        let brings_tools = |item: &&Item| {
+            item["type"]
+                .as_str()
+                .is_some_and(|kind| ["additional_tools", "tool_search_output"].contains(&kind))
         };
-        let mut tools: Vec<Value> =
-            self.tools.iter().flatten().enumerate().map(tool).collect::<Result<_>>()?;
+        for item in conversation.iter().filter(brings_tools) {
+            let at = format!("{}.tools", item["type"].as_str().unwrap_or_default());
+            tools.add_found(&at, item["tools"].as_array().map_or(&[], Vec::as_slice))?;
+        }
+        let names = |one: &Value| {
+            (one["namespace"].as_str().map(str::to_owned), one["name"].as_str().map(str::to_owned))
+        };
         let choice = match &self.tool_choice {
             None | Some(Value::Null) => ToolChoice::Auto,
-            Some(choice @ Value::Object(_)) => match (choice["type"].as_str(), choice["name"].as_str()) {
-                (Some("function"), Some(name)) => ToolChoice::Function(name.to_owned()),
+            Some(choice @ Value::Object(_)) => match (choice["type"].as_str(), names(choice)) {
+                (Some("function" | "custom"), (namespace, Some(name))) => {
+                    ToolChoice::Function(tools.name_of(namespace.as_deref(), &name))
+                }
                 (Some("allowed_tools"), _) => {
                     let allowed = choice["tools"].as_array().ok_or_else(|| wrong_tool_choice(choice))?;
-                    tools.retain(|tool| allowed.iter().any(|one| one["name"] == tool["function"]["name"]));
+                    let is_it = |one: &Value, tool: &Tool| match (one["type"].as_str(), names(one)) {
+                        (Some("namespace"), (_, name)) => tool.namespace == name,
+                        (_, (namespace, name)) => {
+                            name.as_deref() == Some(&tool.name)
+                                && (namespace.is_none() || namespace == tool.namespace)
+                        }
+                    };
+                    tools.retain(|tool| allowed.iter().any(|one| is_it(one, tool)));
                     tool_choice_word(&choice["mode"])?
+                }
+                (Some(kind), _) if kind != "function" && kind != "custom" => {
+                    let expected = "none, auto, required, a function, a custom tool, or allowed_tools";
+                    return Err(ApiError::unsupported_value("tool_choice", kind, expected));
                 }
                 _ => return Err(wrong_tool_choice(choice)),
             },
@@ -165,7 +180,7 @@ impl Body {
     }
 }
 
-/// What is asked of the model; the first `n_before` items of the conversation are of earlier requests.
+/// What is asked of the model, and what its tools are to the client; the first `n_before` items of the conversation are of earlier requests.
 ///
 /// # Errors
 /// A key is wrong, or cannot be honoured.
@@ -174,7 +189,7 @@ pub(super) fn chat_request(
     sampling: &SamplingKeys,
     conversation: &[Item],
     n_before: usize,
-) -> Result<ChatRequest> {
+) -> Result<(ChatRequest, Tools)> {
     body.check()?;
     let n_best = check_top_logprobs("top_logprobs", body.top_logprobs)?;
     let mut options = GenerateOptions {
@@ -184,33 +199,29 @@ pub(super) fn chat_request(
         ..GenerateOptions::default()
     };
     sampling.apply(&mut options)?;
-    check_service_tier(body.service_tier.as_deref(), &mut options)?;
+    check_service_tier(body.service_tier.as_deref(), &mut options);
     let grammar = sampling.grammar(response_format("text.format", body.format())?)?;
-    let (tools, tool_choice) = body.tools()?;
-    let mut template_variables = body.chat_template_kwargs.clone().unwrap_or_default();
+    let (tools, tool_choice) = body.tools(conversation)?;
     let effort = body.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
-    let thinking = match effort {
-        Some(effort) => reasoning_effort("reasoning.effort", effort, &mut template_variables)?,
-        None => None,
-    };
     // They hold for this response alone, not for those that go on from it.
     let instructions = body.instructions.iter().map(|text| json!({ "role": "system", "content": text }));
-    let messages: Vec<Value> = instructions.chain(items::messages(conversation, n_before)?).collect();
+    let messages: Vec<Value> = instructions.chain(items::messages(conversation, n_before, &tools)?).collect();
     if messages.is_empty() {
         return Err(ApiError::invalid("input", "`input` is missing, expected a text or a list of items"));
     }
-    Ok(ChatRequest {
+    let request = ChatRequest {
         model: body.model.clone(),
         messages,
-        tools,
+        tools: tools.list(),
         tool_choice,
         parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
         grammar,
-        template_variables,
-        thinking,
+        template_variables: body.chat_template_kwargs.clone().unwrap_or_default(),
+        effort: effort.and_then(|effort| named_effort("reasoning.effort", effort)),
         options,
         ..ChatRequest::default()
-    })
+    };
+    Ok((request, tools))
 }
 
 /// Pairs of texts: at most 16, keys of at most 64 characters, values of at most 512.
@@ -280,11 +291,12 @@ pub(super) fn echo(body: &Body, given: &Value) -> Map<String, Value> {
 mod tests {
     use super::*;
     use crate::api::body::part;
+    use crate::effort::Effort;
 
     fn request(body: Value) -> Result<ChatRequest> {
         let (body, sampling): (Body, SamplingKeys) = (part(&body, "")?, part(&body, "")?);
         let input = items::of_input(body.input.as_ref(), &|_| None)?;
-        chat_request(&body, &sampling, &input, 0)
+        chat_request(&body, &sampling, &input, 0).map(|(request, _)| request)
     }
 
     #[test]
@@ -302,24 +314,79 @@ mod tests {
     }
 
     #[test]
+    fn what_codex_sends_is_taken() {
+        let function =
+            |name: &str| json!({ "type": "function", "name": name, "parameters": { "type": "object" } });
+        let text = |text: &str| json!([{ "type": "input_text", "text": text }]);
+        let body = json!({
+            "stream": true, "store": false, "tool_choice": "auto", "parallel_tool_calls": true, "max_tool_calls": 3,
+            "reasoning": { "summary": "concise", "effort": "xhigh" }, "include": ["reasoning.encrypted_content"],
+            "prompt_cache_key": "k", "client_metadata": { "x": "y" }, "service_tier": "priority",
+            "text": { "verbosity": "low" }, "safety_identifier": "s", "stream_options": { "include_obfuscation": false },
+            "tools": [
+                function("exec_command"),
+                { "type": "namespace", "name": "agents", "tools": [function("close")] },
+                { "type": "custom", "name": "apply_patch", "format": { "type": "grammar", "syntax": "lark", "definition": "x" } },
+                { "type": "web_search", "external_web_access": false },
+                { "type": "tool_search", "execution": "client", "description": "d", "parameters": { "type": "object" } },
+            ],
+            "input": [
+                { "type": "additional_tools", "role": "developer", "tools": [
+                    { "type": "namespace", "name": "functions", "tools": [{ "type": "custom", "name": "exec" }] },
+                ]},
+                { "type": "message", "role": "developer", "content": text("a") },
+                { "type": "message", "role": "developer", "content": text("b") },
+                { "type": "message", "role": "user", "content": text("c") },
+                { "type": "reasoning", "summary": [], "content": null, "encrypted_content": "x" },
+                { "type": "web_search_call", "status": "completed", "action": { "type": "search", "query": "q" } },
+                { "type": "local_shell_call", "call_id": "1", "action": { "type": "exec", "command": ["ls"] } },
+                { "type": "local_shell_call_output", "call_id": "1", "output": "a.txt" },
+                { "type": "function_call", "call_id": "2", "namespace": "agents", "name": "close", "arguments": "{}" },
+                { "type": "function_call_output", "call_id": "2", "output": "closed" },
+                { "type": "custom_tool_call", "call_id": "3", "name": "apply_patch", "input": "*** Begin" },
+                { "type": "custom_tool_call_output", "call_id": "3", "output": [{ "type": "input_text", "text": "Done" }] },
+                { "type": "tool_search_call", "call_id": "4", "execution": "client", "arguments": { "query": "q" } },
+                { "type": "tool_search_output", "call_id": "4", "execution": "client", "tools": [function("found")] },
+                { "type": "compaction", "encrypted_content": "x" },
+                { "type": "something_new", "text": "x" },
+            ],
+        });
+        let found = request(body).unwrap();
+        let names: Vec<&str> =
+            found.tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["exec_command", "agents__close", "apply_patch", "tool_search", "exec", "found"]);
+        let call = |index: usize| &found.messages[index]["tool_calls"][0]["function"];
+        let roles: Vec<&str> =
+            found.messages.iter().map(|message| message["role"].as_str().unwrap()).collect();
+        let pair = ["assistant", "tool"];
+        assert_eq!(roles, [&["system", "system", "user"][..], &pair, &pair, &pair, &pair].concat());
+        assert_eq!(
+            (&call(3)["name"], &found.messages[4]["content"]),
+            (&json!("local_shell"), &json!("a.txt"))
+        );
+        assert_eq!(call(5)["name"], "agents__close");
+        assert_eq!(call(7)["arguments"], json!({ "input": "*** Begin" }).to_string());
+        assert_eq!(
+            (&call(9)["name"], &found.messages[8]["content"]),
+            (&json!("tool_search"), &json!("Done"))
+        );
+    }
+
+    #[test]
     fn what_cannot_be_honoured_is_refused_by_name() {
         for (more, name) in [
             (json!({ "background": true }), "background"),
             (json!({ "conversation": "conv_1" }), "conversation"),
-            (json!({ "tools": [{ "type": "web_search" }] }), "web_search"),
-            (json!({ "include": ["file_search_call.results"] }), "file_search_call.results"),
+            (json!({ "tools": [{ "name": "f" }] }), "tools[0].type"),
+            (json!({ "tool_choice": { "type": "web_search" } }), "tool_choice"),
+            (json!({ "include": ["thoughts"] }), "include[0]"),
             (json!({ "truncation": "some" }), "truncation"),
             (json!({ "tool_choice": "maybe" }), "tool_choice"),
-            (json!({ "reasoning": { "effort": "much" } }), "reasoning.effort"),
+            (json!({ "reasoning": { "effort": 7 } }), "reasoning.effort"),
             (json!({ "text": { "format": { "type": "xml" } } }), "`text.format`"),
             (json!({ "text": { "format": { "type": "json_schema" } } }), "`text.format.schema`"),
             (json!({ "text": { "format": { "type": "json_object", "schema": 3 } } }), "`text.format.schema`"),
             (json!({ "max_output_tokens": -7 }), "max_output_tokens"),
-            (json!({ "text": { "verbosity": "low" } }), "text.verbosity"),
-            (json!({ "reasoning": { "summary": "concise" } }), "reasoning.summary"),
-            (json!({ "reasoning": { "summary": "long" } }), "reasoning.summary"),
-            (json!({ "max_tool_calls": 3 }), "max_tool_calls"),
-            (json!({ "service_tier": "priority" }), "service_tier"),
             (json!({ "service_tier": 7 }), "service_tier"),
             (json!({ "metadata": { "a": 7 } }), "metadata.a"),
             (json!({ "metadata": [] }), "metadata"),
@@ -343,10 +410,10 @@ mod tests {
             "metadata": { "k": "v" }, "text": { "verbosity": "medium" }, "max_tool_calls": null,
         }))
         .unwrap();
-        assert_eq!((found.thinking, found.options.priority), (Some(false), -1));
+        assert_eq!((found.effort, found.options.priority), (Some(Effort::Minimal), -1));
         let found =
             request(json!({ "input": "a", "service_tier": "auto", "reasoning": { "effort": "low" } }));
         let found = found.unwrap();
-        assert_eq!((found.thinking, found.options.priority), (None, 0));
+        assert_eq!((found.effort, found.options.priority), (Some(Effort::Low), 0));
     }
 }
