@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use engine::TextEncoder;
 use tokio::sync::oneshot;
 
 pub use self::loader::{Kind, LoadError, Loaded, Loader, PullProgress, ServedAdapter};
@@ -48,6 +49,8 @@ impl Model {
 #[derive(Clone)]
 pub(crate) struct EmbedderModel {
     pub(crate) worker: EmbedderWorker,
+    /// Makes tokens of texts.
+    pub(crate) encoder: TextEncoder,
     pub(crate) n_dims: usize,
     pub(crate) max_tokens: usize,
     pub(crate) stats: Arc<Stats>,
@@ -72,6 +75,12 @@ impl Entry {
     fn new(id: String) -> Arc<Entry> {
         let (loaded, shown, ended, details, kind) = Default::default();
         Arc::new(Entry { id, loaded, shown, ended, details, kind })
+    }
+
+    /// Whether the thread of the model that was loaded last has ended, whoever still has its handle.
+    fn has_ended(&self) -> bool {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.as_ref().is_some_and(|ended| ended.try_recv() == Err(mpsc::TryRecvError::Disconnected))
     }
 }
 
@@ -278,6 +287,10 @@ impl Models {
         let begun = Instant::now();
         let entry = self.find(name).await?;
         let mut loaded = entry.loaded.lock().await;
+        // A thread that panicked has ended although it has handles.
+        if loaded.is_some() && entry.has_ended() {
+            *loaded = None;
+        }
         let model = match &*loaded {
             Some(model) => model.clone(),
             None => {
@@ -440,7 +453,8 @@ async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Resul
                 let (jobs, inbox) = queue(max_waiting, &stats);
                 let worker = EmbedderWorker { jobs };
                 let (n_dims, max_tokens) = (embedder.n_dims(), embedder.spec().max_tokens);
-                let model = EmbedderModel { worker, n_dims, max_tokens, stats: stats.clone() };
+                let encoder = embedder.encoder();
+                let model = EmbedderModel { worker, encoder, n_dims, max_tokens, stats: stats.clone() };
                 if tell.send(Ok(Model::Embedder(model))).is_ok() {
                     embedder::run(*embedder, &inbox, &stats);
                 }

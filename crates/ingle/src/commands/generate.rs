@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use engine::{CancelFlag, Engine, Event, Finished, Overflow, Request, SamplingParams, Timings};
 
+use text::Stops;
+
 use crate::args::{OverflowName, PrefillArgs, SamplingArgs};
 
 /// Ctrl-C: ends the answer that is being generated; with none, the program.
@@ -41,32 +43,35 @@ pub fn sampling(args: &SamplingArgs) -> SamplingParams {
         presence_penalty: args.presence_penalty,
         frequency_penalty: args.frequency_penalty,
         penalty_window: args.penalty_window,
-        logit_bias: args.logit_bias.clone(),
+        logit_bias: args.logit_bias.clone().into(),
         seed: args.seed,
         ..args.more.params()
     }
 }
 
 /// A request to continue `tokens` as the flags ask; `speculate` says whether they may be guessed.
+///
+/// # Errors
+/// Its stop strings are too large.
 pub fn request(
     tokens: Vec<u32>,
     sampling: SamplingParams,
     args: &SamplingArgs,
     prefill: &PrefillArgs,
     speculate: bool,
-) -> Request {
-    Request {
+) -> anyhow::Result<Request> {
+    Ok(Request {
         sampling,
         speculate,
         max_tokens: args.max_tokens,
-        stop: args.stop.clone(),
+        stop: Stops::new(&args.stop)?,
         overflow: match args.overflow {
             OverflowName::Stop => Overflow::Stop,
             OverflowName::Slide => Overflow::Slide { keep: args.keep },
         },
         prefill: crate::load::prefill(prefill),
         ..Request::new(tokens)
-    }
+    })
 }
 
 /// Run a request; every piece of text goes to `out` as soon as it is certain.
@@ -136,7 +141,7 @@ pub fn stop_word(reason: &engine::FinishReason) -> &'static str {
     use engine::FinishReason::*;
     match reason {
         EndToken(_) | ConstraintMet => "end",
-        ConstraintUnmet => "failed",
+        ConstraintUnmet | ConstraintFailed(_) => "failed",
         StopToken(_) | StopString(_) => "stop",
         MaxTokens => "max_tokens",
         ContextFull => "context_full",
