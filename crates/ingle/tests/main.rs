@@ -19,6 +19,7 @@ mod serve_audio;
 mod serve_client;
 mod serve_compatibility;
 mod serve_gate;
+mod serve_limits;
 mod serve_llama;
 mod serve_lora;
 mod serve_memory;

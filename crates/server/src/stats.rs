@@ -81,7 +81,8 @@ impl Pulse {
         self.stuck_after(Self::STUCK)
     }
 
-    pub(crate) fn stuck_after(&self, most: Duration) -> Option<Duration> {
+    /// The same, with another time instead of a minute.
+    pub fn stuck_after(&self, most: Duration) -> Option<Duration> {
         let since = self.since.load(Ordering::Relaxed).checked_sub(1)?;
         let busy = Duration::from_millis(self.now().saturating_sub(since));
         let longest = Duration::from_millis(self.longest.load(Ordering::Relaxed));

@@ -299,7 +299,11 @@ impl SamplingKeys {
             (kind, _) => Err(wrong(format!("`grammar_triggers[{index}].type` is {kind}, expected 0 to 3"))),
         };
         let triggers = self.grammar_triggers.iter().flatten().enumerate().map(trigger);
-        triggers.collect::<Result<Vec<_>>>().map(|triggers| Some(triggers.into()))
+        let triggers = triggers.collect::<Result<Vec<_>>>()?;
+        match triggers.is_empty() {
+            true => Err(wrong("`grammar_triggers` is empty, expected at least one trigger".into())),
+            false => Ok(Some(triggers.into())),
+        }
     }
 
     /// The biases by token; of a token that is named twice the sum counts.

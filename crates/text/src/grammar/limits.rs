@@ -275,6 +275,33 @@ mod tests {
         assert_eq!(refused(&json!({ "anyOf": any })), None);
     }
 
+    /// The worst that is admitted is compiled, or refused, without much memory or time.
+    #[test]
+    fn what_is_admitted_takes_bounded_memory() {
+        let words: Vec<Vec<u8>> = (b' '..=b'~').map(|byte| vec![byte]).collect();
+        let trie = llguidance::toktrie::TokTrie::from(
+            &llguidance::toktrie::TokRxInfo::new(words.len() as u32, 0),
+            &words,
+        );
+        let env: std::sync::Arc<llguidance::toktrie::ApproximateTokEnv> =
+            std::sync::Arc::new(llguidance::toktrie::ApproximateTokEnv::new(trie));
+        let env: llguidance::toktrie::TokEnv = env;
+        let mut factory = llguidance::ParserFactory::new_simple(&env).unwrap();
+        factory.quiet();
+        let begun = std::time::Instant::now();
+        for (n, of) in [(3, "^.*x.{0,70}$"), (2, "^.*x.{0,600}$"), (17, "^.*x$"), (11, "^.*[a-z].*$")] {
+            let parts: Vec<Value> = (0..n)
+                .map(|i| json!({ "pattern": of.replace('x', &char::from(b'a' + i).to_string()) }))
+                .collect();
+            let schema = json!({ "type": "string", "allOf": parts });
+            assert_eq!(refused(&schema), None, "{n} {of}");
+            let top = llguidance::api::TopLevelGrammar::from_json_schema(schema);
+            // Either is fine.
+            drop(factory.create_parser(top));
+        }
+        assert!(begun.elapsed() < std::time::Duration::from_secs(120), "{:?}", begun.elapsed());
+    }
+
     #[test]
     fn references_that_double_are_given_up() {
         let mut defs = serde_json::Map::new();
