@@ -59,7 +59,8 @@ impl Facts {
     pub(crate) fn triggers(&self, triggers: &[Trigger]) -> Result<Arc<Triggers>> {
         self.triggers.get(&triggers.to_vec(), || {
             let compiled = Triggers::new(triggers);
-            compiled.map(Arc::new).map_err(|error| ApiError::invalid("grammar_triggers", error.to_string()))
+            let wrong = |error: text::Error| format!("`grammar_triggers`: {error}");
+            compiled.map(Arc::new).map_err(|error| ApiError::invalid("grammar_triggers", wrong(error)))
         })
     }
 

@@ -120,7 +120,6 @@ impl GrammarCompiler {
             return Err(wrong(format!("it has {size} bytes, expected at most {MAX_GRAMMAR}")));
         }
         match grammar {
-            Grammar::JsonSchema(schema) => limits::check_schema(schema)?,
             Grammar::Regex(text) if text.len() > MAX_REGEX => {
                 let n = text.len();
                 return Err(wrong(format!("the expression has {n} bytes, expected at most {MAX_REGEX}")));
@@ -131,7 +130,8 @@ impl GrammarCompiler {
                     "it has {n} texts to choose from, expected at most {MAX_CHOICES}"
                 )));
             }
-            Grammar::AnyJson
+            Grammar::JsonSchema(_)
+            | Grammar::AnyJson
             | Grammar::Regex(_)
             | Grammar::Choice(_)
             | Grammar::Lark(_)
@@ -181,8 +181,9 @@ impl GrammarCompiler {
     }
 }
 
-/// Refuse a schema that asks to be followed only in part.
+/// Refuse a schema that asks to be followed only in part, or that would take too much memory.
 pub(crate) fn check_schema(schema: &Value) -> Result<()> {
+    limits::check_schema(schema)?;
     let Some(option) = permissive_option(schema) else { return Ok(()) };
     let what = format!(
         "x-guidance of the schema sets {option:?}, which would let through what the schema forbids; expected it to be \
