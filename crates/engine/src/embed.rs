@@ -154,54 +154,20 @@ impl Embedder {
     /// # Errors
     /// There is no tokenizer, or the text cannot be tokenised.
     pub fn tokenize(&self, text: &str) -> Result<(Vec<u32>, bool)> {
-        let tokenizer = self.model.need_tokenizer()?;
-        let mut text = format!("{}{text}", self.spec.prompt);
-        if self.spec.lower_case {
-            text = text.to_lowercase();
-        }
-        let mut ids = tokenizer.encode_with_bos(&text, Specials::Parse)?;
-        let most = self.limits.n_ctx;
-        if ids.len() <= most {
-            return Ok((ids, false));
-        }
-        // The marks around the text stay; what is cut is the text's end.
-        let marks = tokenizer.encode_with_bos("", Specials::Parse)?;
-        let n_text = ids.len().saturating_sub(marks.len());
-        let plain = tokenizer.encode(&text, Specials::Parse)?;
-        let is_before = |n: &usize| ids.get(*n..*n + n_text) == Some(&plain[..]);
-        let n_before = (0..=marks.len()).find(is_before).unwrap_or(0);
-        let n_behind = (marks.len() - n_before).min(most);
-        let behind = ids.split_off(ids.len() - n_behind);
-        ids.truncate(most - n_behind);
-        ids.extend(behind);
-        Ok((ids, true))
+        self.encoder().tokenize(text)
     }
 
-    /// The tokens of a pair of texts that the model judges: both with their marks, the second's end cut where the pair is too long.
+    /// The tokens of a pair of texts that the model judges.
     ///
     /// # Errors
-    /// The model judges no pairs, there is no tokenizer, or a text cannot be tokenised.
+    /// As [`TextEncoder::tokenize_pair`].
     pub fn tokenize_pair(&self, query: &str, document: &str) -> Result<Vec<u32>> {
-        self.need_ranks()?;
-        let tokenizer = self.model.need_tokenizer()?;
-        if let Some(answers) = &self.spec.answers {
-            let (prompt, after) = answers.about(query, document);
-            let mut ids = tokenizer.encode(&prompt, Specials::Parse)?;
-            let after = tokenizer.encode(after, Specials::Parse)?;
-            if ids.len() > self.limits.n_ctx {
-                ids.truncate(self.limits.n_ctx.saturating_sub(after.len()));
-                ids.extend(after);
-            }
-            return Ok(ids);
-        }
-        let mut ids = tokenizer.encode_with_bos(query, Specials::Parse)?;
-        let closing = tokenizer.encode_with_bos("", Specials::Parse)?.last().copied();
-        // The query's own closing mark is the first.
-        ids.extend(closing.into_iter().flat_map(|id| std::iter::repeat_n(id, self.spec.separators - 1)));
-        ids.extend(tokenizer.encode(document, Specials::Parse)?);
-        ids.truncate(self.limits.n_ctx.saturating_sub(1));
-        ids.extend(closing);
-        Ok(ids)
+        self.encoder().tokenize_pair(query, document)
+    }
+
+    /// What makes tokens of texts, for other threads.
+    pub fn encoder(&self) -> TextEncoder {
+        TextEncoder { model: self.model.clone(), spec: self.spec.clone(), n_ctx: self.limits.n_ctx }
     }
 
     /// How well the two texts of each sequence of tokens fit each other: the model's number as it is.
@@ -209,20 +175,13 @@ impl Embedder {
     /// # Errors
     /// The model judges no pairs; or as [`Self::embed_tokens`].
     pub fn rank_tokens<T: AsRef<[u32]>>(&mut self, pairs: &[T]) -> Result<Vec<f32>> {
-        self.need_ranks()?;
+        need_ranks(&self.model, &self.spec)?;
         Ok(self
             .embed_tokens(pairs)?
             .vectors
             .into_iter()
             .filter_map(|vector| vector.first().copied())
             .collect())
-    }
-
-    fn need_ranks(&self) -> Result<()> {
-        if self.spec.ranks {
-            return Ok(());
-        }
-        Err(Error::NoRanks { file: self.model.path().to_owned() })
     }
 
     /// The vectors of token sequences, which have their marks.
@@ -291,6 +250,93 @@ impl Embedder {
         let ran = self.program.run(&self.buffers.step(&self.kv, device::Masks::default(), None));
         self.kv.note_submitted(ran)?;
         self.weight_files.check_whole()
+    }
+}
+
+/// Makes the tokens of texts that an [`Embedder`] takes. Cheap to clone.
+#[derive(Clone)]
+pub struct TextEncoder {
+    model: Arc<Model>,
+    spec: EmbeddingSpec,
+    n_ctx: usize,
+}
+
+impl TextEncoder {
+    /// Most tokens of a text.
+    pub fn most_tokens(&self) -> usize {
+        self.n_ctx
+    }
+
+    /// The most bytes of a text that may fit in so many tokens; of a longer one the end would be cut.
+    ///
+    /// # Errors
+    /// There is no tokenizer.
+    pub fn most_bytes(&self) -> Result<usize> {
+        Ok(self.model.need_tokenizer()?.most_bytes(self.n_ctx))
+    }
+
+    /// The tokens of a text as [`Embedder::embed`] runs them, and whether it was cut.
+    ///
+    /// # Errors
+    /// There is no tokenizer, or the text cannot be tokenised.
+    pub fn tokenize(&self, text: &str) -> Result<(Vec<u32>, bool)> {
+        let tokenizer = self.model.need_tokenizer()?;
+        let mut text = format!("{}{text}", self.spec.prompt);
+        if self.spec.lower_case {
+            text = text.to_lowercase();
+        }
+        let mut ids = tokenizer.encode_with_bos(&text, Specials::Parse)?;
+        let most = self.n_ctx;
+        if ids.len() <= most {
+            return Ok((ids, false));
+        }
+        // The marks around the text stay; what is cut is the text's end.
+        let marks = tokenizer.encode_with_bos("", Specials::Parse)?;
+        let n_text = ids.len().saturating_sub(marks.len());
+        let plain = tokenizer.encode(&text, Specials::Parse)?;
+        let is_before = |n: &usize| ids.get(*n..*n + n_text) == Some(&plain[..]);
+        let n_before = (0..=marks.len()).find(is_before).unwrap_or(0);
+        let n_behind = (marks.len() - n_before).min(most);
+        let behind = ids.split_off(ids.len() - n_behind);
+        ids.truncate(most - n_behind);
+        ids.extend(behind);
+        Ok((ids, true))
+    }
+
+    /// The tokens of a pair of texts that the model judges: both with their marks, the second's end cut where the pair is too long.
+    ///
+    /// # Errors
+    /// The model judges no pairs, there is no tokenizer, or a text cannot be tokenised.
+    pub fn tokenize_pair(&self, query: &str, document: &str) -> Result<Vec<u32>> {
+        need_ranks(&self.model, &self.spec)?;
+        let tokenizer = self.model.need_tokenizer()?;
+        if let Some(answers) = &self.spec.answers {
+            let (prompt, after) = answers.about(query, document);
+            let mut ids = tokenizer.encode(&prompt, Specials::Parse)?;
+            let after = tokenizer.encode(after, Specials::Parse)?;
+            if ids.len() > self.n_ctx {
+                ids.truncate(self.n_ctx.saturating_sub(after.len()));
+                ids.extend(after);
+            }
+            return Ok(ids);
+        }
+        let mut ids = tokenizer.encode_with_bos(query, Specials::Parse)?;
+        let closing = tokenizer.encode_with_bos("", Specials::Parse)?.last().copied();
+        // The query's own closing mark is the first.
+        ids.extend(closing.into_iter().flat_map(|id| std::iter::repeat_n(id, self.spec.separators - 1)));
+        ids.extend(tokenizer.encode(document, Specials::Parse)?);
+        ids.truncate(self.n_ctx.saturating_sub(1));
+        ids.extend(closing);
+        Ok(ids)
+    }
+}
+
+/// # Errors
+/// The model judges no pairs.
+fn need_ranks(model: &Model, spec: &EmbeddingSpec) -> Result<()> {
+    match spec.ranks {
+        true => Ok(()),
+        false => Err(Error::NoRanks { file: model.path().to_owned() }),
     }
 }
 

@@ -289,7 +289,11 @@ impl Engine {
                 expected: format!("at most {}", device::MAX_BEST),
             });
         }
-        request.stop_tokens.sort_unstable();
+        if !request.stop_tokens.is_sorted() {
+            let mut sorted = request.stop_tokens.to_vec();
+            sorted.sort_unstable();
+            request.stop_tokens = sorted.into();
+        }
         if let Some(token) = request.stop_tokens.last().filter(|token| **token as usize >= n_vocab) {
             return Err(Error::Option {
                 name: "stop_tokens",

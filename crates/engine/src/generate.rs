@@ -58,7 +58,10 @@ impl Engine {
             }
         }
         match finished {
-            Some(Finished { reason: FinishReason::Failed(reason), .. }) => Err(Error::SequenceFailed(reason)),
+            Some(Finished {
+                reason: FinishReason::Failed(reason) | FinishReason::ConstraintFailed(reason),
+                ..
+            }) => Err(Error::SequenceFailed(reason)),
             Some(finished) => Ok(finished),
             None => Err(Error::Integrity { what: format!("sequence {} ended without saying so", id.0) }),
         }

@@ -53,7 +53,7 @@ pub use constraint::{Constraint, ConstraintResult};
 /// Most tokens that are reported with each token.
 pub use device::MAX_BEST as MAX_BEST_LOGPROBS;
 pub use diff::{ValueDiff, diff};
-pub use embed::{Embedder, Embeddings};
+pub use embed::{Embedder, Embeddings, TextEncoder};
 pub use engine::{Engine, StepTimings};
 pub use error::{Error, Result};
 pub use event::{Event, Progress};
@@ -66,7 +66,9 @@ pub use memory::{Alternative, MemoryItem, MemoryReport, PlannedBudget, kv_type_n
 pub use model::{Adapter, Picture, VisionSpec};
 pub use prefill_check::{FAST_BOUND, PrefillCheck};
 pub use prompt_cache::{PromptCache, Restored};
-pub use sampling::{Dry, Mirostat, SamplerName, SamplingChoice, SamplingParams};
+pub use sampling::{
+    Dry, DryBreakers, MAX_DRY_BREAKER, MAX_DRY_BREAKERS, Mirostat, SamplerName, SamplingChoice, SamplingParams,
+};
 pub use score::{Perplexity, PositionScore, TokenScore};
 pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};
 pub use speculate::{Computed, DraftModel, MAX_DRAFT, NgramLookup, Proposer, Speculate, Target};

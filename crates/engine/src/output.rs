@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use text::{Aside, Detokenizer, ShowSpecial, StopStrings, Tokenizer};
+use text::{Aside, Detokenizer, ShowSpecial, StopStrings, Stops, Tokenizer};
 
 /// The text side of a sequence.
 #[derive(Clone)]
@@ -10,7 +10,8 @@ pub(crate) struct TextStream {
     /// None: only token ids are wanted; texts are empty and no token ends the answer.
     decoder: Option<(Arc<Tokenizer>, Detokenizer)>,
     stops: StopStrings,
-    stop_strings: Vec<String>,
+    /// The strings that `stops` looks for.
+    stop_strings: Stops,
     /// What was held back at the end.
     tail: String,
 }
@@ -18,7 +19,7 @@ pub(crate) struct TextStream {
 impl TextStream {
     pub(crate) fn new(
         tokenizer: Option<Arc<Tokenizer>>,
-        stop_strings: Vec<String>,
+        stops: Stops,
         asides: Vec<Aside>,
         show_special: ShowSpecial,
     ) -> TextStream {
@@ -26,15 +27,15 @@ impl TextStream {
             let detokenizer = Detokenizer::new(&tokenizer, show_special);
             (tokenizer, detokenizer)
         });
-        let stops = StopStrings::new(&stop_strings).outside(asides);
-        TextStream { decoder, stops, stop_strings, tail: String::new() }
+        let finder = StopStrings::new(stops.clone()).outside(asides);
+        TextStream { decoder, stops: finder, stop_strings: stops, tail: String::new() }
     }
 
     /// The text that is certain after one more token, and the stop string that ends it.
     pub(crate) fn push(&mut self, id: u32) -> (&str, Option<&str>) {
         let Some((tokenizer, detokenizer)) = &mut self.decoder else { return ("", None) };
         let released = self.stops.push(detokenizer.push(tokenizer, id));
-        (released.text, released.stop.and_then(|i| self.stop_strings.get(i)).map(String::as_str))
+        (released.text, released.stop.and_then(|index| self.stop_strings.get(index)))
     }
 
     /// The end: text that was held back in case more came; none if a stop string ended it.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use device::OutputRef;
 use model::Picture;
 
-use text::{Aside, ShowSpecial};
+use text::{Aside, ShowSpecial, Stops};
 
 use crate::constraint::Constraint;
 use crate::output::TextStream;
@@ -80,11 +80,11 @@ pub struct Request {
     /// Most tokens to generate; `None`: until the model ends or the context is full. 0 computes the prompt only.
     pub max_tokens: Option<usize>,
     /// The answer ends before any of these texts.
-    pub stop: Vec<String>,
+    pub stop: Stops,
     /// Parts of the answer in which they are not looked for.
     pub stop_outside: Vec<Aside>,
     /// Tokens that end the answer, as those do with which the model ends its turn; `ignore_end` does not concern them.
-    pub stop_tokens: Vec<u32>,
+    pub stop_tokens: Arc<[u32]>,
     /// Before the answer has so many tokens, no token that ends it is chosen. A stop string or a constraint that is over still
     /// ends it.
     pub min_tokens: usize,
@@ -133,9 +133,9 @@ impl Request {
             images: Vec::new(),
             sampling: SamplingParams::default(),
             max_tokens: None,
-            stop: Vec::new(),
+            stop: Stops::default(),
             stop_outside: Vec::new(),
-            stop_tokens: Vec::new(),
+            stop_tokens: Arc::default(),
             min_tokens: 0,
             ignore_end: false,
             show_special: ShowSpecial::Nothing,
@@ -178,6 +178,8 @@ pub enum FinishReason {
     Cancelled,
     /// The request's deadline is over.
     DeadlineExceeded,
+    /// Its constraint could not go on: the text takes more work than it allows, for one. Who asked for it is told why, in words.
+    ConstraintFailed(String),
     /// It could not go on; the reason in words. Other sequences are not concerned.
     Failed(String),
 }
@@ -194,6 +196,7 @@ impl fmt::Display for FinishReason {
             FinishReason::ContextFull => f.write_str("context full"),
             FinishReason::Cancelled => f.write_str("cancelled"),
             FinishReason::DeadlineExceeded => f.write_str("deadline exceeded"),
+            FinishReason::ConstraintFailed(reason) => write!(f, "the constraint cannot go on: {reason}"),
             FinishReason::Failed(reason) => write!(f, "failed: {reason}"),
         }
     }
@@ -272,8 +275,8 @@ pub(crate) struct Sequence {
     pub(crate) told: Option<usize>,
     /// Absent while its masks are computed.
     pub(crate) constraint: Option<Box<dyn Constraint>>,
-    /// Why it cannot go on.
-    pub(crate) failed: Option<String>,
+    /// How it ends, as its constraint cannot go on.
+    pub(crate) failed: Option<FinishReason>,
     pub(crate) overflow: Overflow,
     pub(crate) prefill: Prefill,
     pub(crate) reuse: bool,
@@ -327,7 +330,7 @@ impl Sequence {
             text,
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
             ends,
-            stop_tokens: request.stop_tokens.into(),
+            stop_tokens: request.stop_tokens,
             min_tokens: request.min_tokens,
             prompt_logprobs: request.prompt_logprobs,
             n_scored: 0,

@@ -122,7 +122,7 @@ fn sampled_answers_are_those_of_single_steps() {
         penalties.clone(),
         SamplingParams { penalty_window: 0, ..penalties.clone() },
         SamplingParams { temperature: 0.0, ..penalties.clone() },
-        SamplingParams { logit_bias: vec![(3, 5.0)], ..stages.clone() },
+        SamplingParams { logit_bias: [(3, 5.0)].into(), ..stages.clone() },
         SamplingParams { logprobs: true, ..stages },
     ] {
         let request = || Request { sampling: sampling.clone(), ..greedy(&prompt(), 16) };

@@ -252,7 +252,7 @@ fn what_cannot_be_run_is_refused_with_its_value_and_limit() {
     assert!(matches!(engine.add(greedy(&[], 1)).unwrap_err(), Error::EmptyPrompt));
     let error = engine.add(greedy(&[1, n_vocab], 1)).unwrap_err();
     assert!(matches!(error, Error::TokenOutOfRange { position: 1, .. }), "{error}");
-    let stop = Request { stop: vec!["x".into()], ..greedy(&[1], 1) };
+    let stop = Request { stop: text::Stops::new(&["x"]).unwrap(), ..greedy(&[1], 1) };
     assert!(matches!(engine.add(stop).unwrap_err(), Error::NoTokenizer { .. }));
     let forbid_all = SamplingParams {
         logit_bias: (0..n_vocab).map(|t| (t, f32::NEG_INFINITY)).collect(),

@@ -259,7 +259,7 @@ fn stop_strings_and_end_tokens_inside_a_run() {
         let chars: Vec<char> = text.chars().collect();
         let from = first as usize % 20;
         let stop: String = chars[from..from + 1 + first as usize % 5].iter().collect();
-        reasons.push(both(Request { stop: vec![stop], ignore_end: true, ..request }));
+        reasons.push(both(Request { stop: text::Stops::new(&[stop]).unwrap(), ignore_end: true, ..request }));
     }
     let count = |of: fn(&FinishReason) -> bool| reasons.iter().filter(|r| of(r)).count();
     assert!(count(|r| matches!(r, FinishReason::EndToken(_))) > 5, "{reasons:?}");
@@ -317,7 +317,7 @@ fn samplings() -> [SamplingParams; 5] {
             repeat_penalty: 1.2,
             presence_penalty: 0.3,
             penalty_window: 9,
-            logit_bias: vec![(3, 1.0), (4, f32::NEG_INFINITY)],
+            logit_bias: [(3, 1.0), (4, f32::NEG_INFINITY)].into(),
             ..seeded
         },
     ]

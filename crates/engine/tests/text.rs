@@ -7,7 +7,7 @@ use crate::common::*;
 use device::Device;
 use ingle_engine::*;
 use serde_json::json;
-use text::Specials;
+use text::{Specials, Stops};
 
 fn engine_with_text() -> Engine {
     let device: Arc<dyn Device> = Arc::new(History::default());
@@ -60,7 +60,7 @@ fn a_stop_string_cuts_the_text_before_it_wherever_tokens_end() {
     for (from, len) in [(3, 1), (10, 4), (17, 9), (30, 2)] {
         let stop: String = chars[from..from + len].iter().collect();
         let got = engine
-            .complete(Request { stop: vec!["nowhere".into(), stop.clone()], ..greedy(&prompt, 60) })
+            .complete(Request { stop: Stops::new(&["nowhere", &stop]).unwrap(), ..greedy(&prompt, 60) })
             .unwrap();
         assert_eq!(got.text, whole.split(&stop).next().unwrap());
         assert_eq!(got.finished.reason, FinishReason::StopString(stop));
@@ -68,7 +68,7 @@ fn a_stop_string_cuts_the_text_before_it_wherever_tokens_end() {
     // What could have become a stop string and did not is shown in the end.
     let tail: String = chars[chars.len() - 3..].iter().collect();
     let mut held = String::new();
-    let request = Request { stop: vec![format!("{tail}…")], ..greedy(&prompt, 60) };
+    let request = Request { stop: Stops::new(&[format!("{tail}…")]).unwrap(), ..greedy(&prompt, 60) };
     engine
         .generate(request, |event| {
             if let Event::Done { text, .. } = event {

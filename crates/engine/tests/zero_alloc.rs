@@ -74,10 +74,10 @@ fn check_engine(mut engine: Engine, sampling: SamplingParams, n_sequences: usize
     let is_constrained = |seed: u32| seed % 2 == 1 && sampling.logit_bias.len() < 10;
     let request = |seed: u32| Request {
         constraint: is_constrained(seed).then(|| Box::new(ThreeOfFour) as Box<dyn Constraint>),
-        stop_tokens: vec![159],
+        stop_tokens: [159].into(),
         min_tokens: 1000,
         sampling: SamplingParams { seed: Some(seed.into()), ..sampling.clone() },
-        stop: vec!["never, never".into(), " word95!word96".into()],
+        stop: text::Stops::new(&["never, never", " word95!word96"]).unwrap(),
         ignore_end: true,
         max_tokens: Some(340),
         ..Request::new((0..50).map(|i| (i * 7 + seed) % 150).collect())
@@ -143,7 +143,7 @@ fn every_stage() -> SamplingParams {
         repeat_penalty: 1.1,
         presence_penalty: 0.1,
         frequency_penalty: 0.1,
-        logit_bias: vec![(3, 1.0), (4, f32::NEG_INFINITY)],
+        logit_bias: [(3, 1.0), (4, f32::NEG_INFINITY)].into(),
         logprobs: true,
         ..SamplingParams::default()
     }

@@ -21,6 +21,7 @@ mod serve_client;
 mod serve_compatibility;
 mod serve_files;
 mod serve_gate;
+mod serve_limits;
 mod serve_llama;
 mod serve_lora;
 mod serve_memory;

@@ -109,6 +109,24 @@ impl Server {
         line.unwrap_or_else(|| panic!("no {name} in {text}")).rsplit(' ').next().unwrap().parse().unwrap()
     }
 
+    /// Most bytes that it has had resident; `None` where the system does not say.
+    pub(crate) fn peak_memory(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+    }
+
+    #[cfg(unix)]
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether the process has not ended.
+    #[cfg(unix)]
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
     #[cfg(unix)]
     pub(crate) fn terminate(mut self) -> ExitStatus {
         let id = self.child.id().to_string();

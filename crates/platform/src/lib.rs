@@ -1,11 +1,12 @@
 //! The machine's memory: what is there, asked of the system now; what it says while a program runs; and address space that is
-//! committed in parts; and mapped files that shrink.
+//! committed in parts; mapped files that shrink; and how many files a process may have open.
 //!
 //! The sources of macOS and Windows are checked by the compiler for their targets. They never ran.
 #![allow(unsafe_code)]
 #![deny(missing_docs)]
 
 mod address_space;
+mod files;
 mod map_watch;
 mod source;
 #[cfg_attr(target_os = "linux", path = "linux.rs")]
@@ -15,6 +16,7 @@ mod source;
 mod system;
 
 pub use address_space::AddressSpace;
+pub use files::raise_open_files;
 pub use map_watch::MapWatch;
 pub use source::{Bound, MemorySource, Pressure, Reading, Script, system_source};
 

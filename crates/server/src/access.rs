@@ -1,11 +1,12 @@
 //! Who may ask, and how often: API keys, their rates, and the name of each request.
 
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use axum::extract::{Request, State};
+use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -15,6 +16,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::error::{ApiError, ErrorKind};
+use crate::preparing::on_behalf_of;
 use crate::request::Caller;
 
 /// The keys of a server. Without any, everybody is tenant 0.
@@ -136,8 +138,9 @@ pub(crate) async fn check(State(access): State<Access>, mut request: Request, ne
     };
     let mut response = match tenant {
         Ok(tenant) => {
+            let who = if access.has_keys { tenant } else { address(&request) };
             request.extensions_mut().insert(Caller { request_id: request_id.clone(), tenant });
-            next.run(request).await
+            on_behalf_of(who, next.run(request)).await
         }
         Err(error) => error.into_response(),
     };
@@ -150,6 +153,16 @@ pub(crate) async fn check(State(access): State<Access>, mut request: Request, ne
         begun.elapsed().as_secs_f64() * 1e3
     );
     response
+}
+
+/// A number for the address that a request comes from.
+fn address(request: &Request) -> u64 {
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
+    peer.map_or(0, |ConnectInfo(peer)| match peer.ip().to_canonical() {
+        IpAddr::V4(ip) => u64::from(ip.to_bits()),
+        // A network of 64 bits is one household.
+        IpAddr::V6(ip) => (ip.to_bits() >> 64) as u64,
+    })
 }
 
 #[cfg(test)]

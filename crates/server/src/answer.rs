@@ -110,8 +110,8 @@ pub enum StopReason {
     Cancelled,
     /// The request's time is over.
     Timeout,
-    /// The vocabulary has no token that goes on as the grammar asks.
-    Unspellable,
+    /// It cannot go on as its grammar asks, in words: no token is fit, or the grammar takes more work than is allowed.
+    Ungrammatical(String),
     /// It could not go on, in words.
     Failed(String),
 }

@@ -4,18 +4,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use engine::{CancelFlag, Constraint, Governor, MemoryStatus, Request, SamplingChoice};
-use text::{Gap, ShowSpecial, Specials};
+use engine::{Constraint, Governor, MemoryStatus, SamplingChoice};
+use text::{Gap, Grammar, Specials, Trigger};
+use tokio::sync::watch;
 
 use crate::answer::Answer;
 use crate::chat::{Prepared, prepare_chat, render};
 use crate::details::ModelDetails;
+use crate::embedder;
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::handlers::Handlers;
 use crate::lazy::Lazy;
-use crate::models::{Lease, Loader, ModelStatus, Models, PullProgress, ServedAdapter, TextModel};
+use crate::models::{
+    EmbedderModel, Facts, Lease, Loader, ModelStatus, Models, PullProgress, ServedAdapter, TextModel,
+};
+use crate::preparing::Preparing;
 use crate::request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt};
 use crate::stream::Channel;
-use crate::transcriber::{TranscribeRequest, Transcription};
+use crate::transcriber::{TranscribeRequest, Transcription, open_recording};
+use crate::truncate::shorten;
 
 /// The state of every handler. Cheap to clone.
 #[derive(Clone)]
@@ -32,7 +39,14 @@ struct Inner {
     sampling: SamplingChoice,
     is_ready: AtomicBool,
     is_draining: AtomicBool,
+    /// Becomes true when running answers are to end.
+    cut: watch::Sender<bool>,
+    preparing: Preparing,
+    handlers: Handlers,
 }
+
+/// Why answers end that a server has no time to finish.
+pub(crate) const CUT: &str = "the server is shutting down";
 
 /// What a model is busy with.
 #[derive(Clone, Debug)]
@@ -133,6 +147,9 @@ impl App {
             sampling: options.sampling,
             is_ready: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
+            cut: watch::Sender::new(false),
+            preparing: Preparing::new(),
+            handlers: Handlers::new(),
         }));
         if let Some(governor) = &app.0.governor {
             let weak = Arc::downgrade(&app.0);
@@ -153,7 +170,7 @@ impl App {
         Ok(())
     }
 
-    fn fill_in_for(&self, model: &TextModel, options: &mut GenerateOptions) {
+    pub(crate) fn fill_in_for(&self, model: &TextModel, options: &mut GenerateOptions) {
         options.given.complete(self.0.sampling, model.facts.model.sampling(), &mut options.sampling);
     }
 
@@ -306,16 +323,7 @@ impl App {
     ) -> Result<Vec<(u32, Vec<u8>)>> {
         let lease = self.0.models.get(model, None).await?;
         let facts = lease.text()?.facts.clone();
-        blocking(move || {
-            let specials = if parse_special { Specials::Parse } else { Specials::Literal };
-            let tokens = match with_start {
-                true => facts.tokenizer.encode_with_bos(&text, specials),
-                false => facts.tokenizer.encode(&text, specials),
-            };
-            let tokens = tokens.map_err(engine::Error::from)?;
-            Ok(tokens.into_iter().map(|id| (id, facts.tokenizer.token_bytes(id).to_vec())).collect())
-        })
-        .await
+        self.0.preparing.run(move |_| tokenize(&facts, &text, with_start, parse_special)).await
     }
 
     /// The bytes of each token.
@@ -324,16 +332,8 @@ impl App {
     /// No such model, or a token that it does not have.
     pub async fn text_of(&self, model: &str, tokens: &[u32]) -> Result<Vec<(u32, Vec<u8>)>> {
         let lease = self.0.models.get(model, None).await?;
-        let tokenizer = &lease.text()?.facts.tokenizer;
-        let bytes = |&id: &u32| match (id as usize) < tokenizer.n_tokens() {
-            true => Ok((id, tokenizer.token_bytes(id).to_vec())),
-            false => {
-                let expected = tokenizer.n_tokens();
-                let message = format!("token {id} is not in the vocabulary, expected ids below {expected}");
-                Err(ApiError::new(ErrorKind::Invalid, message))
-            }
-        };
-        tokens.iter().map(bytes).collect()
+        let (facts, tokens) = (lease.text()?.facts.clone(), tokens.to_vec());
+        self.0.preparing.run(move |_| tokens.iter().map(|id| bytes_of(&facts, *id)).collect()).await
     }
 
     /// What clients want to know of a model that writes text.
@@ -361,11 +361,12 @@ impl App {
     ///
     /// # Errors
     /// No such model; the messages or options are wrong; the prompt is too long; or the queue is.
-    pub async fn chat(&self, caller: &Caller, request: ChatRequest) -> Result<Answer> {
+    pub async fn chat(&self, caller: &Caller, request: impl Into<Arc<ChatRequest>>) -> Result<Answer> {
+        let request = request.into();
         request.check_choice()?;
         let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
         let model = lease.text()?.clone();
-        let prepared = blocking(move || prepare_chat(&model, request)).await?;
+        let prepared = self.0.preparing.run(move |work| prepare_chat(&model, &request, work)).await?;
         self.start(caller, lease, prepared).await
     }
 
@@ -376,7 +377,21 @@ impl App {
     pub async fn chat_prompt(&self, request: ChatRequest) -> Result<(String, Vec<u32>)> {
         let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
         let model = lease.text()?.clone();
-        blocking(move || render(&model, &request).map(|prompt| (prompt.text, prompt.tokens))).await
+        let render = move |work: &_| {
+            render(&model, &request, &request.messages, work).map(|prompt| (prompt.text, prompt.tokens))
+        };
+        self.0.preparing.run(render).await
+    }
+
+    /// How many of a chat's oldest messages have to go so that the others fit; `None`: more than may. The prompt is rendered a few
+    /// times.
+    ///
+    /// # Errors
+    /// As [`Self::chat`].
+    pub(crate) async fn shortened(&self, request: Arc<ChatRequest>) -> Result<Option<(usize, ChatRequest)>> {
+        let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
+        let model = lease.text()?.clone();
+        self.0.preparing.run(move |work| shorten(&model, &request, work)).await
     }
 
     /// Go on with a text.
@@ -390,7 +405,7 @@ impl App {
             (Prompt::Text { text: before, .. }, Some(after)) => {
                 let model = lease.text()?.clone();
                 let gap = Gap { before, after, files };
-                let (tokens, ends) = blocking(move || model.around_gap(&gap)).await?;
+                let (tokens, ends) = self.0.preparing.run(move |_| model.around_gap(&gap)).await?;
                 options.stop_tokens.extend(ends);
                 tokens
             }
@@ -410,15 +425,13 @@ impl App {
             }
         };
         let facts = lease.text()?.facts.clone();
-        let matcher = match grammar {
-            Some(grammar) => Some(blocking(move || facts.matcher(&grammar)).await?),
+        let triggers = options.triggers.clone();
+        let constraint = match grammar {
+            Some(grammar) => {
+                Some(self.0.preparing.run(move |_| constraint(&facts, &grammar, triggers.as_deref())).await?)
+            }
             None => None,
         };
-        let tokenizer = lease.text()?.facts.tokenizer.clone();
-        let constraint = matcher.map(|matcher| match options.triggers.clone() {
-            Some(triggers) => Box::new(Lazy::new(triggers, tokenizer, matcher)) as Box<dyn Constraint>,
-            None => Box::new(matcher),
-        });
         let prepared = Prepared {
             tokens,
             images: Vec::new(),
@@ -438,7 +451,11 @@ impl App {
         self.refuse_if_draining()?;
         let EmbedRequest { model, inputs, truncate, keep_alive } = request;
         let lease = self.0.models.get(&model, keep_alive).await?;
-        let found = lease.embedder()?.worker.embed(inputs, truncate).await?;
+        let EmbedderModel { worker, encoder, .. } = lease.embedder()?;
+        let encoder = encoder.clone();
+        let tokens =
+            self.0.preparing.run(move |work| embedder::encode(&encoder, &inputs, truncate, work)).await?;
+        let found = worker.embed(tokens).await?;
         Ok(Embedded { model: lease.id().to_owned(), vectors: found.vectors, n_tokens: found.n_tokens })
     }
 
@@ -451,88 +468,43 @@ impl App {
         let TranscribeRequest { model, file, file_name, options, keep_alive } = request;
         let lease = self.0.models.get(&model, keep_alive).await?;
         lease.speech()?.check(&options)?;
-        let stream =
-            blocking(move || audio::AudioStream::from_bytes(file, file_name).map_err(ApiError::from)).await?;
-        Transcription::start(lease, stream, options)
+        let stream = self.0.preparing.run(move |_| open_recording(file, file_name)).await?;
+        Transcription::start(lease, stream, options, self.0.cut.subscribe())
     }
 
-    fn refuse_if_draining(&self) -> Result<()> {
+    /// Where work is done that grows with a request.
+    pub(crate) fn preparing(&self) -> &Preparing {
+        &self.0.preparing
+    }
+
+    /// Threads for handlers of large requests.
+    pub(crate) fn handlers(&self) -> &Handlers {
+        &self.0.handlers
+    }
+
+    /// Most requests that wait, and how long.
+    pub(crate) fn most_waiting(&self) -> (usize, Duration) {
+        (self.0.max_waiting, self.0.max_wait)
+    }
+
+    /// Most tokens of an answer, and the least time between two pieces of it.
+    pub(crate) fn pace(&self) -> (Option<usize>, Duration) {
+        (self.0.max_tokens, self.0.stream_interval)
+    }
+
+    /// End what still runs, each answer with an error. To be called when there is no more time.
+    pub fn cut(&self) {
+        self.0.cut.send_replace(true);
+        for TextModel { worker, .. } in self.0.models.texts() {
+            worker.active().iter().for_each(|channel| channel.fail(CUT));
+        }
+    }
+
+    pub(crate) fn refuse_if_draining(&self) -> Result<()> {
         match self.0.is_draining.load(Ordering::Relaxed) {
             true => Err(ApiError::new(ErrorKind::Unavailable, "the server is shutting down")),
             false => Ok(()),
         }
-    }
-
-    async fn start(&self, caller: &Caller, lease: Lease, prepared: Prepared) -> Result<Answer> {
-        let Prepared { mut tokens, images, constraint, reading, stop_outside, mut options } = prepared;
-        let model = lease.text()?.clone();
-        self.fill_in_for(&model, &mut options);
-        let TextModel { facts, worker, .. } = &model;
-        self.refuse_if_draining()?;
-        if !options.context.is_empty() {
-            // A text begins once. Where messages begin with the same token, it stays.
-            let bos = facts.tokenizer.bos();
-            let n_bos = tokens.iter().filter(|token| Some(**token) == bos).count();
-            let begins = n_bos == 1 && tokens.first().copied() == bos;
-            tokens.splice(..usize::from(begins), options.context.iter().copied());
-        }
-        if tokens.is_empty() {
-            return Err(ApiError::new(
-                ErrorKind::Invalid,
-                "the prompt is empty, expected at least one token",
-            ));
-        }
-        if tokens.len() >= facts.n_ctx {
-            return Err(ApiError::context_length(tokens.len(), facts.n_ctx));
-        }
-        // At once, without waiting for the engine.
-        let n_free = facts.n_slots.saturating_sub(worker.stats.running.get() as usize);
-        if worker.n_waiting() + options.n > self.0.max_waiting + n_free {
-            return Err(ApiError {
-                retry_after: Some(Duration::from_millis(worker.stats.predicted_wait_ms.get())),
-                ..ApiError::overloaded(worker.n_waiting(), self.0.max_waiting)
-            });
-        }
-        let n_prompt = tokens.len();
-        let context = tokens.clone();
-        let request = |choice: usize| {
-            let mut sampling = options.sampling.clone();
-            sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(choice as u64));
-            sampling.logprobs = options.logprobs.is_some();
-            sampling.n_best_logprobs = options.logprobs.unwrap_or(0);
-            sampling.drawn_logprobs = options.drawn_logprobs;
-            Request {
-                images: images.clone(),
-                sampling,
-                max_tokens: [options.max_tokens, self.0.max_tokens].into_iter().flatten().min(),
-                min_tokens: options.min_tokens,
-                stop: options.stop.clone(),
-                stop_outside: stop_outside.clone(),
-                stop_tokens: options.stop_tokens.clone(),
-                prompt_logprobs: options.prompt_logprobs,
-                progress: options.progress,
-                constraint: constraint.clone(),
-                show_special: reading.as_ref().map_or_else(ShowSpecial::default, |(_, shown)| shown.clone()),
-                ignore_end: options.ignore_end,
-                reuse: options.cache_prompt,
-                salt: caller.tenant,
-                adapter: lease.adapter.clone(),
-                tenant: caller.tenant,
-                priority: options.priority,
-                deadline: options.timeout.and_then(|time| Instant::now().checked_add(time)),
-                ..Request::new(tokens.clone())
-            }
-        };
-        let requests: Vec<Request> = (0..options.n).map(request).collect();
-        let cancel: Vec<CancelFlag> = requests.iter().map(|request| request.cancel.clone()).collect();
-        let channel = Channel::new(&caller.request_id, n_prompt, cancel);
-        let reader = reading.map(|(reader, _)| reader);
-        let with_tokens = options.with_tokens || options.logprobs.is_some();
-        let interval = self.0.stream_interval;
-        let answer =
-            Answer::new(lease, facts.clone(), channel.clone(), context, reader, with_tokens, interval);
-        worker.generate(requests, channel, self.0.max_wait).await?;
-        Ok(answer)
     }
 }
 
@@ -566,7 +538,40 @@ impl Ready {
     }
 }
 
-/// Run what takes longer than a task of tokio should.
+/// What holds an answer to a grammar, from its beginning or from a trigger on.
+fn constraint(facts: &Facts, grammar: &Grammar, triggers: Option<&[Trigger]>) -> Result<Box<dyn Constraint>> {
+    let matcher = facts.matcher(grammar)?;
+    Ok(match triggers {
+        Some(triggers) => Box::new(Lazy::new(facts.triggers(triggers)?, facts.tokenizer.clone(), matcher)),
+        None => Box::new(matcher),
+    })
+}
+
+/// The tokens of a text, and their bytes.
+fn tokenize(facts: &Facts, text: &str, with_start: bool, parse_special: bool) -> Result<Vec<(u32, Vec<u8>)>> {
+    facts.check_text("prompt", text.len())?;
+    let specials = if parse_special { Specials::Parse } else { Specials::Literal };
+    let tokens = match with_start {
+        true => facts.tokenizer.encode_with_bos(text, specials),
+        false => facts.tokenizer.encode(text, specials),
+    };
+    let tokens = tokens.map_err(engine::Error::from)?;
+    Ok(tokens.into_iter().map(|id| (id, facts.tokenizer.token_bytes(id).to_vec())).collect())
+}
+
+/// A token and its bytes.
+fn bytes_of(facts: &Facts, id: u32) -> Result<(u32, Vec<u8>)> {
+    let expected = facts.tokenizer.n_tokens();
+    match (id as usize) < expected {
+        true => Ok((id, facts.tokenizer.token_bytes(id).to_vec())),
+        false => {
+            let message = format!("token {id} is not in the vocabulary, expected ids below {expected}");
+            Err(ApiError::new(ErrorKind::Invalid, message))
+        }
+    }
+}
+
+/// Run what waits for files or for the network: it does not grow with a request.
 pub(crate) async fn blocking<T: Send + 'static>(
     run: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

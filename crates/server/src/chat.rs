@@ -11,6 +11,7 @@ use crate::error::{ApiError, ErrorKind, Result};
 use crate::images;
 use crate::lazy::Lazy;
 use crate::models::TextModel;
+use crate::preparing::Work;
 use crate::reading::{Reader, Template};
 use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
 use crate::thinking::ThinkingLimit;
@@ -27,10 +28,11 @@ pub(crate) struct Prepared {
 }
 
 /// The prompt of a chat, what holds its answer, and what reads it.
-pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Prepared> {
+pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, work: &Work) -> Result<Prepared> {
     let facts = &model.facts;
     let template = model.template()?;
-    let Rendered { text: prompt, tokens, images } = render(model, &request)?;
+    let Rendered { text: prompt, tokens, images } = render(model, request, &request.messages, work)?;
+    work.goes_on()?;
     let format = match request.raw_reasoning {
         true => template.format.without_reasoning(),
         false => template.format,
@@ -65,7 +67,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
     let constraint: Option<Box<dyn Constraint>> = match (&request.options.triggers, content) {
         // An answer that must be a call has no text for the grammar to wait in.
         (Some(triggers), Some(content)) if !is_forced => {
-            let lazy = Lazy::new(triggers.clone(), tokenizer.clone(), facts.matcher(content)?);
+            let lazy = Lazy::new(facts.triggers(triggers)?, tokenizer.clone(), facts.matcher(content)?);
             Some(Box::new(match tools.is_empty() {
                 true => lazy,
                 false => {
@@ -100,7 +102,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
         }
         (_, _) => constraint,
     };
-    Ok(read_with(template, &format, &prompt, (tokens, images), constraint, &request))
+    Ok(read_with(template, &format, &prompt, (tokens, images), constraint, request))
 }
 
 /// A prompt whose answer is held to `constraint`, and what reads that answer.
@@ -133,12 +135,24 @@ pub(crate) struct Rendered {
     pub(crate) images: Vec<Arc<Picture>>,
 }
 
-/// Messages to prompt.
-pub(crate) fn render(model: &TextModel, request: &ChatRequest) -> Result<Rendered> {
-    let mut messages = request.messages.clone();
-    let images = images::take(&mut messages, &model.facts.model)?;
-    let encode =
-        |text: &str| model.facts.tokenizer.encode(text, Specials::Parse).map_err(engine::Error::from);
+/// Messages of a request, or some of them, to a prompt.
+///
+/// # Errors
+/// They are too long, the template or the model refuses them, or nobody waits any more.
+pub(crate) fn render(
+    model: &TextModel,
+    request: &ChatRequest,
+    messages: &[Value],
+    work: &Work,
+) -> Result<Rendered> {
+    check_size(model, messages)?;
+    let mut messages = messages.to_vec();
+    let images = images::take(&mut messages, &model.facts.model, work)?;
+    let encode = |text: &str| {
+        work.goes_on()?;
+        model.facts.check_text("messages", text.len())?;
+        Ok::<_, ApiError>(model.facts.tokenizer.encode(text, Specials::Parse).map_err(engine::Error::from)?)
+    };
     if images.is_empty() {
         let text = write(model, request, &messages)?;
         return Ok(Rendered { tokens: encode(&text)?, text, images });
@@ -152,6 +166,36 @@ pub(crate) fn render(model: &TextModel, request: &ChatRequest) -> Result<Rendere
     let (expanded, text) =
         expand(&messages).or_else(|_| expand(&images::as_texts(&messages, &model.facts.model)))?;
     Ok(Rendered { tokens: encode(&expanded)?, text, images })
+}
+
+/// Refuse messages that cannot fit in the context, before a template sees them. A template may drop some of their text: reasoning of
+/// earlier answers, for one.
+fn check_size(model: &TextModel, messages: &[Value]) -> Result<()> {
+    let n_ctx = model.facts.n_ctx;
+    if messages.len() > n_ctx {
+        let found = messages.len();
+        let message = format!(
+            "`messages` has {found} entries, expected at most {n_ctx}, as many as the context has tokens"
+        );
+        let error = ApiError { message, ..ApiError::context_length(found, n_ctx) };
+        return Err(error);
+    }
+    let (n_bytes, most) = (messages.iter().map(bytes_of).sum(), model.facts.max_text.saturating_mul(2));
+    match n_bytes > most {
+        true => Err(ApiError::text_too_long("messages", n_bytes, n_ctx, most)),
+        false => Ok(()),
+    }
+}
+
+/// Bytes of the texts in a message, its images apart.
+fn bytes_of(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(bytes_of).sum(),
+        Value::Object(values) if values.get("type").is_some_and(|kind| kind == "image") => 0,
+        Value::Object(values) => values.values().map(bytes_of).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
 }
 
 /// The text of messages.

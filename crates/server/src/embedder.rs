@@ -1,11 +1,12 @@
 //! A model that turns texts into vectors, on a thread of its own.
 //!
-//! Requests that wait together are computed together, whole requests at a time, in order of arrival.
+//! Requests that wait together are computed together, whole requests at a time, in order of arrival. Texts have become tokens before.
 
-use engine::{Embedder, Embeddings};
+use engine::{Embedder, Embeddings, TextEncoder};
 use tokio::sync::oneshot;
 
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::preparing::Work;
 use crate::queue::{Receiver, Running, Sender, died};
 use crate::request::Prompt;
 use crate::stats::Stats;
@@ -15,9 +16,8 @@ const MAX_TOKENS: usize = 16 << 10;
 
 /// Texts to embed.
 pub(crate) struct Job {
-    pub(crate) inputs: Vec<Prompt>,
-    /// Whether a text longer than the model takes is cut; if not, it is an error.
-    pub(crate) truncate: bool,
+    /// The tokens of each.
+    pub(crate) inputs: Vec<Vec<u32>>,
     pub(crate) done: oneshot::Sender<Result<Embeddings>>,
 }
 
@@ -31,10 +31,10 @@ impl EmbedderWorker {
     /// Vectors of texts, in their order.
     ///
     /// # Errors
-    /// A text is too long, as many requests wait as may, or the device failed.
-    pub(crate) async fn embed(&self, inputs: Vec<Prompt>, truncate: bool) -> Result<Embeddings> {
+    /// As many requests wait as may, or the device failed.
+    pub(crate) async fn embed(&self, inputs: Vec<Vec<u32>>) -> Result<Embeddings> {
         let (done, is_done) = oneshot::channel();
-        let _place = self.jobs.send(Job { inputs, truncate, done })?;
+        let _place = self.jobs.send(Job { inputs, done })?;
         is_done.await.map_err(|_| died())?
     }
 }
@@ -48,16 +48,8 @@ pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<Job>, stats: &Stats) {
         let mut n_tokens = 0;
         let mut job = Some(first);
         while let Some((taken, running)) = job {
-            match tokens(&embedder, &taken) {
-                Ok(tokens) => {
-                    n_tokens += tokens.iter().map(Vec::len).sum::<usize>();
-                    batch.push((tokens, taken.done, running));
-                }
-                Err(error) => {
-                    drop(running);
-                    drop(taken.done.send(Err(error)));
-                }
-            }
+            n_tokens += taken.inputs.iter().map(Vec::len).sum::<usize>();
+            batch.push((taken.inputs, taken.done, running));
             job = if n_tokens < MAX_TOKENS { jobs.try_recv() } else { None };
         }
         stats.tokens_computed.add(n_tokens as u64);
@@ -66,10 +58,21 @@ pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<Job>, stats: &Stats) {
     }
 }
 
-/// The tokens of a job's inputs.
-fn tokens(embedder: &Embedder, job: &Job) -> Result<Vec<Vec<u32>>> {
-    let most = embedder.spec().max_tokens;
+/// The tokens of a request's inputs. Of a text that the model does not take whole, the end is cut if `truncate`; if not, it is an
+/// error.
+///
+/// # Errors
+/// A text is too long or cannot be tokenised, or nobody waits any more.
+pub(crate) fn encode(
+    encoder: &TextEncoder,
+    inputs: &[Prompt],
+    truncate: bool,
+    work: &Work,
+) -> Result<Vec<Vec<u32>>> {
+    let most = encoder.most_tokens();
+    let most_bytes = encoder.most_bytes()?;
     let one = |(index, input): (usize, &Prompt)| {
+        work.goes_on()?;
         let too_long = |found: String| {
             let message = format!("input {index} has {found}, expected at most {most}, what the model takes");
             Err(ApiError {
@@ -79,21 +82,33 @@ fn tokens(embedder: &Embedder, job: &Job) -> Result<Vec<Vec<u32>>> {
             })
         };
         match input {
+            Prompt::Text { text, .. } if text.len() > most_bytes && !truncate => {
+                too_long(format!("{} bytes, which are more than {most} tokens", text.len()))
+            }
             Prompt::Text { text, .. } => {
-                let (tokens, is_cut) = embedder.tokenize(text)?;
-                match is_cut && !job.truncate {
+                let begin = beginning(text, most_bytes);
+                let (tokens, is_cut) = encoder.tokenize(begin)?;
+                match is_cut && !truncate {
                     true => too_long(format!("more than {most} tokens")),
                     false => Ok(tokens),
                 }
             }
-            Prompt::Pair { query, document } => Ok(embedder.tokenize_pair(query, document)?),
-            Prompt::Tokens(tokens) if tokens.len() > most && !job.truncate => {
+            Prompt::Pair { query, document } => {
+                let (query, document) = (beginning(query, most_bytes), beginning(document, most_bytes));
+                Ok(encoder.tokenize_pair(query, document)?)
+            }
+            Prompt::Tokens(tokens) if tokens.len() > most && !truncate => {
                 too_long(format!("{} tokens", tokens.len()))
             }
             Prompt::Tokens(tokens) => Ok(tokens[..tokens.len().min(most)].to_vec()),
         }
     };
-    job.inputs.iter().enumerate().map(one).collect()
+    inputs.iter().enumerate().map(one).collect()
+}
+
+/// A text without what lies after so many bytes: all of its tokens that count are before.
+fn beginning(text: &str, most: usize) -> &str {
+    &text[..text.floor_char_boundary(most)]
 }
 
 /// The tokens of a job's inputs, who waits for their vectors, and the mark that they are computed.

@@ -137,6 +137,27 @@ impl ApiError {
         ApiError::new(ErrorKind::Invalid, message)
     }
 
+    /// An answer cannot go on as its grammar asks, for this reason.
+    pub(crate) fn ungrammatical(words: &str) -> ApiError {
+        ApiError::new(ErrorKind::Invalid, words)
+    }
+
+    /// A text that has more bytes than all the tokens of a context.
+    pub(crate) fn text_too_long(param: &str, n_bytes: usize, n_ctx: usize, most: usize) -> ApiError {
+        let message = format!(
+            "`{param}` has {n_bytes} bytes of text, expected at most {most}: no {n_ctx} tokens, which is what this model's context \
+             holds, have more; shorten it, or start the server with a larger --ctx"
+        );
+        // As many tokens at least.
+        let n_tokens = n_ctx.saturating_mul(n_bytes).div_ceil(most.max(1));
+        ApiError {
+            param: Some(param.to_owned()),
+            code: Some("context_length_exceeded"),
+            too_long: Some((n_tokens, n_ctx)),
+            ..ApiError::new(ErrorKind::ContextLength, message)
+        }
+    }
+
     /// A failure of ours.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(ErrorKind::Internal, message)

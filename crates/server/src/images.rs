@@ -11,9 +11,8 @@ use engine::{Model, Picture};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, Result};
-
-/// Most images of a request.
-const MAX_IMAGES: usize = 64;
+use crate::limits::MAX_IMAGES;
+use crate::preparing::Work;
 
 /// The part of an image that is given in base64.
 pub(crate) fn part(data: &str) -> Value {
@@ -49,7 +48,7 @@ pub(crate) fn content(parts: Vec<Value>) -> Value {
 ///
 /// # Errors
 /// The model sees no images, and a part has no `or_note`; there are too many, or one is broken.
-pub(crate) fn take(messages: &mut [Value], model: &Model) -> Result<Vec<Arc<Picture>>> {
+pub(crate) fn take(messages: &mut [Value], model: &Model, work: &Work) -> Result<Vec<Arc<Picture>>> {
     let mut pictures = Vec::new();
     for (index, message) in messages.iter_mut().enumerate() {
         let Some(Value::Array(parts)) = message.get_mut("content") else { continue };
@@ -59,6 +58,7 @@ pub(crate) fn take(messages: &mut [Value], model: &Model) -> Result<Vec<Arc<Pict
             if pictures.len() == MAX_IMAGES {
                 return Err(wrong(format!("more than {MAX_IMAGES} images, expected at most so many")));
             }
+            work.goes_on()?;
             let spec = match model.need_vision() {
                 Ok(spec) => spec,
                 Err(_) if part["or_note"] == true => {

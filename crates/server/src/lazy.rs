@@ -1,6 +1,7 @@
 //! A grammar that waits: any text, or calls of tools, may come until a trigger does, from which on the grammar holds.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use engine::{Constraint, ConstraintResult};
 use text::{Aside, AsideFinder, Matcher, Specials, Tokenizer, Triggers};
@@ -23,7 +24,13 @@ pub(crate) struct Lazy {
     text: String,
     /// Bytes of a character that is not whole.
     bytes: Vec<u8>,
+    /// How long triggers were looked for.
+    spent: Duration,
 }
+
+/// Longest time of looking for triggers in one answer. Those that clients send take a few milliseconds; an expression that is made to
+/// be slow would delay all answers of the model.
+const MOST_TIME: Duration = Duration::from_secs(2);
 
 impl Lazy {
     pub(crate) fn new(triggers: Arc<Triggers>, tokenizer: Arc<Tokenizer>, matcher: Matcher) -> Lazy {
@@ -37,6 +44,7 @@ impl Lazy {
             is_stuck: false,
             text: String::new(),
             bytes: Vec::new(),
+            spent: Duration::ZERO,
         }
     }
 
@@ -71,7 +79,15 @@ impl Lazy {
                 self.text.clear();
             } else {
                 self.text.push_str(piece);
-                if let Some(at) = self.triggers.find(&self.text, n) {
+                let begun = Instant::now();
+                let found = self.triggers.find(&self.text, n);
+                self.spent += begun.elapsed();
+                if self.spent > MOST_TIME {
+                    return Err(
+                        "looking for `grammar_triggers` takes too long, expected simpler patterns".into()
+                    );
+                }
+                if let Some(at) = found {
                     self.text.push_str(after);
                     return self.begin(at);
                 }

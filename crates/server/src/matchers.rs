@@ -1,4 +1,4 @@
-//! Matchers that were compiled lately: clients send the same schema with every request.
+//! What was made of a request's lists and grammars lately: clients send the same with every request.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -10,34 +10,34 @@ use crate::error::Result;
 /// Most grammars that are kept.
 const MAX_KEPT: usize = 64;
 
-/// By their grammars, the one that was used last first.
-pub(crate) struct Matchers<T = Matcher>(Mutex<VecDeque<(Grammar, T)>>);
+/// By what they were made of, the one that was used last first.
+pub(crate) struct Matchers<K = Grammar, T = Matcher>(Mutex<VecDeque<(K, T)>>);
 
-impl<T> Default for Matchers<T> {
-    fn default() -> Matchers<T> {
+impl<K, T> Default for Matchers<K, T> {
+    fn default() -> Matchers<K, T> {
         Matchers(Mutex::default())
     }
 }
 
-impl<T: Clone> Matchers<T> {
-    /// The matcher of a grammar, at the beginning; made if it is not here. Nobody waits while one is made.
+impl<K: Clone + PartialEq, T: Clone> Matchers<K, T> {
+    /// What was made of this; made now if it is not here. Nobody waits while one is made.
     ///
     /// # Errors
     /// Of `make`.
-    pub(crate) fn get(&self, grammar: &Grammar, make: impl FnOnce() -> Result<T>) -> Result<T> {
-        if let Some(found) = self.find(grammar) {
+    pub(crate) fn get(&self, key: &K, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        if let Some(found) = self.find(key) {
             return Ok(found);
         }
         let made = make()?;
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push_front((grammar.clone(), made.clone()));
+        kept.push_front((key.clone(), made.clone()));
         kept.truncate(MAX_KEPT);
         Ok(made)
     }
 
-    fn find(&self, grammar: &Grammar) -> Option<T> {
+    fn find(&self, key: &K) -> Option<T> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = kept.iter().position(|(other, _)| other == grammar)?;
+        let at = kept.iter().position(|(other, _)| other == key)?;
         let found = kept.remove(at)?;
         let matcher = found.1.clone();
         kept.push_front(found);
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn a_grammar_is_compiled_once_while_it_is_in_use() {
-        let matchers = Matchers::<usize>::default();
+        let matchers = Matchers::<Grammar, usize>::default();
         let mut n_made = 0;
         let mut get = |regex: String| {
             let made = matchers.get(&Grammar::Regex(regex), || {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use engine::WeightFiles;
+use engine::{TextEncoder, WeightFiles};
 use tokio::sync::oneshot;
 
 pub use self::loader::{Kind, LoadError, Loaded, Loader, PullProgress, ServedAdapter};
@@ -61,6 +61,8 @@ impl Model {
 #[derive(Clone)]
 pub(crate) struct EmbedderModel {
     pub(crate) worker: EmbedderWorker,
+    /// Makes tokens of texts.
+    pub(crate) encoder: TextEncoder,
     pub(crate) n_dims: usize,
     pub(crate) max_tokens: usize,
     pub(crate) stats: Arc<Stats>,
@@ -86,6 +88,12 @@ impl Entry {
     fn new(id: String) -> Arc<Entry> {
         let (loaded, shown, ended, details, kind) = Default::default();
         Arc::new(Entry { id, loaded, shown, ended, details, kind })
+    }
+
+    /// Whether the thread of the model that was loaded last has ended, whoever still has its handle.
+    fn has_ended(&self) -> bool {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.as_ref().is_some_and(|ended| ended.try_recv() == Err(mpsc::TryRecvError::Disconnected))
     }
 }
 
@@ -298,6 +306,10 @@ impl Models {
             *loaded = None;
             entry.shown.lock().unwrap_or_else(PoisonError::into_inner).model = None;
         }
+        // A thread that panicked has ended although it has handles.
+        if loaded.is_some() && entry.has_ended() {
+            *loaded = None;
+        }
         let model = match &*loaded {
             Some(model) => model.clone(),
             None => {
@@ -463,7 +475,9 @@ async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Resul
                 let worker = EmbedderWorker { jobs };
                 let (n_dims, max_tokens) = (embedder.n_dims(), embedder.spec().max_tokens);
                 let weight_files = embedder.weight_files().clone();
-                let model = EmbedderModel { worker, n_dims, max_tokens, stats: stats.clone(), weight_files };
+                let encoder = embedder.encoder();
+                let model =
+                    EmbedderModel { worker, encoder, n_dims, max_tokens, stats: stats.clone(), weight_files };
                 if tell.send(Ok(Model::Embedder(model))).is_ok() {
                     embedder::run(*embedder, &inbox, &stats);
                 }

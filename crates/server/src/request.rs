@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use engine::{SamplingChoice, SamplingParams};
 use serde_json::{Map, Value};
-use text::{Grammar, Triggers};
+use text::{Grammar, Trigger};
 
 use crate::effort::Effort;
 use crate::error::{ApiError, Result};
@@ -132,8 +132,8 @@ pub enum Prompt {
     Tokens(Vec<u32>),
     /// A pair that a model judges, with the marks that it was trained to see.
     Pair {
-        /// What is looked for.
-        query: String,
+        /// What is looked for; of all pairs of a request the same.
+        query: Arc<str>,
         /// What may fit it.
         document: String,
     },
@@ -165,7 +165,7 @@ pub struct GenerateOptions {
     /// Go on when the model says that it has ended.
     pub ignore_end: bool,
     /// What the grammar waits for; `None`: it holds from the beginning.
-    pub triggers: Option<Arc<Triggers>>,
+    pub triggers: Option<Arc<[Trigger]>>,
     /// Answers to one prompt.
     pub n: usize,
     /// Log-probability of each token, and of so many best; `None`: none.

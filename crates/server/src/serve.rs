@@ -3,12 +3,13 @@
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum_server::accept::NoDelayAcceptor;
 use axum_server::tls_rustls::RustlsAcceptor;
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
@@ -16,13 +17,13 @@ use tower_http::normalize_path::NormalizePath;
 
 use crate::access::{self, Access};
 use crate::app::App;
+use crate::connections::{self, ConnectionLimits, Connections};
 use crate::error::{ApiError, ErrorKind};
+use crate::limits::MAX_BODY;
 use crate::origins::{self, Origins};
+use crate::timed_body::{self, Bodies};
 use crate::tls::Tls;
-use crate::{api, page, timed_body};
-
-/// Largest body, in bytes.
-pub(crate) const MAX_BODY: usize = 32 << 20;
+use crate::{api, handlers, page};
 
 /// Most bytes that are read of a connection before headers have ended; more are answered with 431. What headers may have at most is
 /// checked where they are whole, since a full buffer may hold a part of the body too.
@@ -33,10 +34,13 @@ const MAX_HEADERS: usize = 100;
 
 /// From the first byte of a connection, or the end of a response, to the end of the next request's headers. So it also ends
 /// connections that are kept alive and idle.
-const HEADER_TIME: Duration = Duration::from_secs(60);
+const HEADER_TIME: Duration = Duration::from_secs(15);
 
 /// For writing cached prefixes at the end.
 const SAVE_TIME: Duration = Duration::from_secs(10);
+
+/// For telling clients that their answers have been cut.
+const CUT_TIME: Duration = Duration::from_secs(1);
 
 /// For a TLS handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
@@ -50,6 +54,8 @@ pub struct Gate {
     pub origins: Origins,
     /// `None`: HTTP in the clear.
     pub tls: Option<Tls>,
+    /// How many connections there may be.
+    pub connections: ConnectionLimits,
 }
 
 /// Everything that the server answers.
@@ -75,7 +81,8 @@ pub fn router(app: App, access: Access, origins: Origins) -> Router {
             ApiError::new(ErrorKind::MethodNotAllowed, "this path answers other methods")
         })
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(from_fn(timed_body::layer))
+        .layer(from_fn_with_state(app.clone(), handlers::layer))
+        .layer(from_fn_with_state(Bodies::default(), timed_body::layer))
         .layer(from_fn_with_state(origins, origins::check))
         .layer(from_fn_with_state(access, access::check))
         .layer(from_fn(api::anthropic::errors))
@@ -90,7 +97,7 @@ pub fn router(app: App, access: Access, origins: Origins) -> Router {
     Router::new().fallback_service(NormalizePath::trim_trailing_slash(router))
 }
 
-/// Answer until `shutdown`; then finish what has begun, for `drain` at most.
+/// Answer until `shutdown`; then finish what has begun, until `at_once` and for `drain` at most. What is cut then ends with an error.
 ///
 /// # Errors
 /// The socket failed.
@@ -99,26 +106,39 @@ pub async fn serve(
     app: App,
     gate: Gate,
     shutdown: impl Future<Output = ()> + Send + 'static,
+    at_once: impl Future<Output = ()> + Send + 'static,
     drain: Duration,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let handle = Handle::new();
     let expirer = tokio::spawn(expire(app.clone()));
     let ending = app.clone();
-    let stopper = tokio::spawn(stop(app.clone(), handle.clone(), shutdown, drain));
-    let Gate { access, origins, tls } = gate;
-    let router = router(app, access, origins).into_make_service();
-    let server = axum_server::from_tcp(listener)?.acceptor(NoDelayAcceptor::new());
+    let is_hurried = Arc::new(AtomicBool::new(false));
+    let hurry = is_hurried.clone();
+    let at_once = async move {
+        at_once.await;
+        hurry.store(true, Ordering::Relaxed);
+    };
+    let stopper = tokio::spawn(stop(app.clone(), handle.clone(), shutdown, at_once, drain));
+    let Gate { access, origins, tls, connections } = gate;
+    let connections = Connections::new(connections);
+    let router = router(app, access, origins)
+        .layer(from_fn_with_state(connections.clone(), connections::layer))
+        .into_make_service_with_connect_info::<SocketAddr>();
+    let server = axum_server::from_tcp(listener)?.acceptor(connections.clone());
     let served = match tls {
         None => limit(server, handle).serve(router).await,
         Some(tls) => {
             let acceptor = RustlsAcceptor::new(tls.config).handshake_timeout(HANDSHAKE_TIME);
-            let server = server.acceptor(acceptor.acceptor(NoDelayAcceptor::new()));
+            let server = server.acceptor(acceptor.acceptor(connections));
             limit(server, handle).serve(router).await
         }
     };
     expirer.abort();
     stopper.abort();
+    if is_hurried.load(Ordering::Relaxed) {
+        return served;
+    }
     if tokio::time::timeout(SAVE_TIME, ending.save_prefixes()).await.is_err() {
         tracing::warn!("cached prefixes could not be kept within {} s", SAVE_TIME.as_secs());
     }
@@ -140,13 +160,29 @@ fn limit<A>(server: Server<SocketAddr, A>, handle: Handle<SocketAddr>) -> Server
     server
 }
 
-/// After `shutdown`, let requests that have begun end.
-async fn stop(app: App, handle: Handle<SocketAddr>, shutdown: impl Future<Output = ()>, drain: Duration) {
+/// After `shutdown`, let requests that have begun end, for `drain` or until `at_once`.
+async fn stop(
+    app: App,
+    handle: Handle<SocketAddr>,
+    shutdown: impl Future<Output = ()>,
+    at_once: impl Future<Output = ()>,
+    drain: Duration,
+) {
     shutdown.await;
     app.drain();
-    handle.graceful_shutdown(Some(drain));
-    tokio::time::sleep(drain).await;
-    tracing::warn!("requests were still running after {} s; they end now", drain.as_secs());
+    handle.graceful_shutdown(None);
+    tokio::select! {
+        () = tokio::time::sleep(drain) => {
+            tracing::warn!("requests were still running after {} s; they end now", drain.as_secs());
+        }
+        () = at_once => {}
+    }
+    app.cut();
+    let begun = Instant::now();
+    while handle.connection_count() > 0 && begun.elapsed() < CUT_TIME {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    handle.shutdown();
 }
 
 /// Unload what nobody has used for long enough.

@@ -1,7 +1,7 @@
 //! What a model's thread tells of itself: plain numbers that anybody may read at any time, without waiting for the engine.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Upper bounds of the histograms' buckets in seconds.
 pub(crate) const SECONDS: [f64; 16] =
@@ -24,6 +24,8 @@ pub struct Stats {
     pub kv_bytes_budget: Gauge,
     /// Steps that failed one after the other; 0 when one succeeds.
     pub failing: Gauge,
+    /// Whether the thread comes to an end with what it does.
+    pub pulse: Pulse,
     /// Tokens of prompts that were computed.
     pub tokens_computed: Gauge,
     /// Tokens of prompts that were found computed.
@@ -36,6 +38,71 @@ pub struct Stats {
     pub token: Histogram,
     /// Seconds of a whole request.
     pub request: Histogram,
+}
+
+impl Stats {
+    /// Nothing runs, waits, or fails any more.
+    pub(crate) fn clear(&self) {
+        for gauge in [&self.running, &self.waiting, &self.parked, &self.predicted_wait_ms, &self.failing] {
+            gauge.set(0);
+        }
+    }
+}
+
+/// What a thread does at once: a step, or taking a request. Each is bounded: a step has at most as many rows as the program was
+/// compiled for, and what grows with a request was done before.
+#[derive(Debug)]
+pub struct Pulse {
+    start: Instant,
+    /// Milliseconds from `start` to when it began what it does now, and 1; 0: nothing.
+    since: AtomicU64,
+    /// Milliseconds of what took longest so far.
+    longest: AtomicU64,
+}
+
+impl Default for Pulse {
+    fn default() -> Pulse {
+        Pulse { start: Instant::now(), since: AtomicU64::new(0), longest: AtomicU64::new(0) }
+    }
+}
+
+impl Pulse {
+    /// What takes so long has failed, unless something before took nearly as long: a slow machine is no broken one.
+    const STUCK: Duration = Duration::from_secs(60);
+
+    /// The thread begins something, which ends when the result is dropped.
+    pub(crate) fn begin(&self) -> Beat<'_> {
+        self.since.store(self.now() + 1, Ordering::Relaxed);
+        Beat(self)
+    }
+
+    /// For how long the thread has been busy with one thing, if that is longer than it should be.
+    pub fn stuck(&self) -> Option<Duration> {
+        self.stuck_after(Self::STUCK)
+    }
+
+    /// The same, with another time instead of a minute.
+    pub fn stuck_after(&self, most: Duration) -> Option<Duration> {
+        let since = self.since.load(Ordering::Relaxed).checked_sub(1)?;
+        let busy = Duration::from_millis(self.now().saturating_sub(since));
+        let longest = Duration::from_millis(self.longest.load(Ordering::Relaxed));
+        (busy > most.max(longest.saturating_mul(4))).then_some(busy)
+    }
+
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
+    }
+}
+
+/// The thread is busy.
+pub(crate) struct Beat<'a>(&'a Pulse);
+
+impl Drop for Beat<'_> {
+    fn drop(&mut self) {
+        let since = self.0.since.swap(0, Ordering::Relaxed);
+        let took = (self.0.now() + 1).saturating_sub(since);
+        self.0.longest.fetch_max(took, Ordering::Relaxed);
+    }
 }
 
 /// A number that is set now and then.
@@ -100,5 +167,26 @@ impl Histogram {
     /// How many.
     pub fn count(&self) -> u64 {
         self.buckets().map(|(_, count)| count).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_stuck_that_takes_far_longer_than_before() {
+        let pulse = Pulse::default();
+        let most = Duration::from_millis(20);
+        assert_eq!(pulse.stuck_after(most), None);
+        let beat = pulse.begin();
+        std::thread::sleep(Duration::from_millis(40));
+        assert!(pulse.stuck_after(most).is_some_and(|busy| busy >= most) && pulse.stuck().is_none());
+        drop(beat);
+        assert_eq!(pulse.stuck_after(most), None);
+        // As long as that it may take again, and somewhat longer.
+        let _beat = pulse.begin();
+        std::thread::sleep(Duration::from_millis(40));
+        assert_eq!(pulse.stuck_after(most), None);
     }
 }

@@ -66,11 +66,19 @@ impl Piece {
     }
 }
 
+/// What all choices have said.
+#[derive(Debug)]
+struct Pieces {
+    /// `(n_choices)` since the reader looked last.
+    new: Vec<Piece>,
+    /// `(n_choices)` whether it has ended: nothing follows.
+    is_over: Vec<bool>,
+}
+
 /// Shared by the two sides.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    /// `(n_choices)`
-    pieces: Mutex<Vec<Piece>>,
+    pieces: Mutex<Pieces>,
     wake: Notify,
     /// A choice has ended: a reader that paces itself is not to wait.
     ended: Notify,
@@ -95,7 +103,10 @@ impl Channel {
     /// For as many choices as there are flags.
     pub(crate) fn new(request_id: &str, n_prompt: usize, cancel: Vec<CancelFlag>) -> Arc<Channel> {
         Arc::new(Channel {
-            pieces: Mutex::new(cancel.iter().map(|_| Piece::default()).collect()),
+            pieces: Mutex::new(Pieces {
+                new: cancel.iter().map(|_| Piece::default()).collect(),
+                is_over: vec![false; cancel.len()],
+            }),
             wake: Notify::new(),
             ended: Notify::new(),
             cancel,
@@ -109,18 +120,34 @@ impl Channel {
         })
     }
 
-    /// The engine's side: add to a choice, and wake the reader.
+    /// The engine's side: add to a choice, unless it has ended, and wake the reader.
     pub(crate) fn write(&self, choice: usize, add: impl FnOnce(&mut Piece)) {
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_ended = pieces.get_mut(choice).is_some_and(|piece| {
-            add(piece);
-            piece.ended.is_some()
-        });
+        let Pieces { new, is_over } = &mut *pieces;
+        let (Some(piece), Some(is_over)) = (new.get_mut(choice), is_over.get_mut(choice)) else { return };
+        if *is_over {
+            return;
+        }
+        add(piece);
+        *is_over = piece.ended.is_some();
+        let has_ended = *is_over;
         drop(pieces);
         if has_ended {
             self.ended.notify_one();
         }
         self.wake.notify_one();
+    }
+
+    /// End what has not ended: it cannot go on, for this reason.
+    pub(crate) fn fail(&self, reason: &str) {
+        for choice in 0..self.n_choices() {
+            let reason = FinishReason::Failed(reason.to_owned());
+            self.write(choice, |piece| {
+                piece.ended = Some(Ended { reason, timings: piece.timings, seed: 0 });
+            });
+        }
+        // Nobody is to go on computing it.
+        self.cancel();
     }
 
     pub(crate) fn n_choices(&self) -> usize {
@@ -158,7 +185,7 @@ impl Channel {
         loop {
             {
                 let pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-                if pieces.iter().any(|piece| !piece.is_empty()) {
+                if pieces.new.iter().any(|piece| !piece.is_empty()) {
                     return;
                 }
             }
@@ -170,7 +197,7 @@ impl Channel {
     pub(crate) fn take(&self, first: usize, piece: &mut Piece) -> Option<usize> {
         piece.clear();
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut of_choices = pieces.iter_mut().enumerate().skip(first);
+        let mut of_choices = pieces.new.iter_mut().enumerate().skip(first);
         let (choice, found) = of_choices.find(|(_, piece)| !piece.is_empty())?;
         std::mem::swap(found, piece);
         Some(choice)
@@ -179,7 +206,7 @@ impl Channel {
     /// Put back what was taken and not used, before what has come since.
     pub(crate) fn give_back(&self, choice: usize, piece: &mut Piece) {
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(since) = pieces.get_mut(choice) {
+        if let Some(since) = pieces.new.get_mut(choice) {
             std::mem::swap(since, piece);
             since.text.push_str(&piece.text);
             since.tokens.append(&mut piece.tokens);
@@ -243,6 +270,24 @@ mod tests {
         channel.write(0, |piece| piece.ended = Some(ended));
         channel.pause(begun + std::time::Duration::from_secs(60)).await;
         assert!(begun.elapsed() < std::time::Duration::from_secs(50));
+    }
+
+    #[test]
+    fn what_has_ended_stays_as_it_ended() {
+        let channel = Channel::new("r", 1, vec![CancelFlag::default(), CancelFlag::default()]);
+        let ended = Ended { reason: FinishReason::MaxTokens, timings: Timings::default(), seed: 0 };
+        channel.write(0, |piece| piece.ended = Some(ended));
+        let mut piece = Piece::default();
+        assert_eq!(channel.take(0, &mut piece), Some(0));
+        channel.fail("the end");
+        channel.write(1, |piece| piece.text.push('x'));
+        assert_eq!(channel.take(0, &mut piece), Some(1));
+        let reason = piece.ended.as_ref().map(|ended| &ended.reason);
+        assert!(
+            matches!(reason, Some(FinishReason::Failed(words)) if words == "the end")
+                && piece.text.is_empty()
+        );
+        assert_eq!(channel.take(0, &mut piece), None);
     }
 
     #[tokio::test]

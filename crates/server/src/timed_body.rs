@@ -1,10 +1,14 @@
 //! What is asked of a request before it is read: the length of its headers; of its body the length, the coding, and that it has come
-//! by a certain time, so that nobody holds a connection open by sending a byte now and then.
+//! by a certain time, so that nobody holds a connection open by sending a byte now and then. The bodies of all requests together have
+//! a bound, too.
 
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -12,7 +16,8 @@ use futures_util::StreamExt;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::{ApiError, ErrorKind, Result};
-use crate::serve::MAX_BODY;
+use crate::limits::MAX_BODY;
+use crate::preparing::who;
 
 /// From the end of a request's headers to the end of its body.
 const TIME: Duration = Duration::from_secs(120);
@@ -20,12 +25,66 @@ const TIME: Duration = Duration::from_secs(120);
 /// Most bytes of a request's first line and headers.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
+/// Most bytes of bodies that are held at once, of all requests.
+const MAX_HELD: usize = 1 << 30;
+
+/// The same of one key's requests, or of one address's where no keys are asked for.
+const MAX_HELD_EACH: usize = MAX_HELD / 4;
+
+/// The bytes of bodies that have come, by whose they are, until their requests are answered.
+#[derive(Clone, Default)]
+pub(crate) struct Bodies(Arc<Mutex<HashMap<u64, usize>>>);
+
+/// The body of one request.
+struct Held {
+    bodies: Bodies,
+    who: u64,
+    bytes: AtomicUsize,
+    is_refused: AtomicBool,
+}
+
+impl Held {
+    /// Whether there is room for so many bytes more.
+    fn grow(&self, n: usize) -> bool {
+        let mut all = self.bodies.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (total, own) = (all.values().sum::<usize>() + n, all.entry(self.who).or_default());
+        if total > MAX_HELD || *own + n > MAX_HELD_EACH {
+            self.is_refused.store(true, Ordering::Relaxed);
+            return false;
+        }
+        *own += n;
+        self.bytes.fetch_add(n, Ordering::Relaxed);
+        true
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut all = self.bodies.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = all.get_mut(&self.who) {
+            *own = own.saturating_sub(self.bytes.load(Ordering::Relaxed));
+        }
+        all.retain(|_, bytes| *bytes > 0);
+    }
+}
+
 /// The layer that sets the limits.
-pub(crate) async fn layer(request: Request, next: Next) -> Response {
+pub(crate) async fn layer(State(bodies): State<Bodies>, request: Request, next: Next) -> Response {
     let checked = check_length(request.method(), request.uri(), request.headers());
-    match checked.and_then(|()| check(request.headers())) {
-        Ok(()) => next.run(request.map(|body| limit(body, TIME))).await,
-        Err(error) => error.into_response(),
+    if let Err(error) = checked.and_then(|()| check(request.headers())) {
+        return error.into_response();
+    }
+    let (bytes, is_refused) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let held = Arc::new(Held { bodies, who: who(), bytes, is_refused });
+    let response = next.run(request.map(|body| limit(body, TIME, held.clone()))).await;
+    match held.is_refused.load(Ordering::Relaxed) {
+        false => response,
+        true => {
+            let message =
+                "the bodies of requests take all the memory that is meant for them; try again later";
+            let retry_after = Some(Duration::from_secs(1));
+            ApiError { retry_after, ..ApiError::new(ErrorKind::Overloaded, message) }.into_response()
+        }
     }
 }
 
@@ -64,22 +123,29 @@ fn check(headers: &HeaderMap) -> Result<()> {
     }
 }
 
-/// The body fails with [`std::io::ErrorKind::TimedOut`] if it has not ended after `time`.
-fn limit(body: Body, time: Duration) -> Body {
+/// The body fails with [`std::io::ErrorKind::TimedOut`] if it has not ended after `time`, and with another error if there is no room
+/// for it.
+fn limit(body: Body, time: Duration, held: Arc<Held>) -> Body {
     // Most requests of operators have none: they need no timer.
     if body.is_end_stream() {
         return body;
     }
     let end = Instant::now() + time;
-    Body::from_stream(futures_util::stream::unfold(Some(body.into_data_stream()), move |chunks| async move {
-        let mut chunks = chunks?;
-        match timeout_at(end, chunks.next()).await {
-            Ok(Some(Ok(chunk))) => Some((Ok(chunk), Some(chunks))),
-            Ok(Some(Err(error))) => Some((Err(axum::BoxError::from(error)), None)),
-            Ok(None) => None,
-            Err(_) => {
-                let message = format!("the body had not ended after {} s", time.as_secs_f64());
-                Some((Err(std::io::Error::new(std::io::ErrorKind::TimedOut, message).into()), None))
+    Body::from_stream(futures_util::stream::unfold(Some(body.into_data_stream()), move |chunks| {
+        let held = held.clone();
+        async move {
+            let mut chunks = chunks?;
+            match timeout_at(end, chunks.next()).await {
+                Ok(Some(Ok(chunk))) if !held.grow(chunk.len()) => {
+                    Some((Err(std::io::Error::from(std::io::ErrorKind::QuotaExceeded).into()), None))
+                }
+                Ok(Some(Ok(chunk))) => Some((Ok(chunk), Some(chunks))),
+                Ok(Some(Err(error))) => Some((Err(axum::BoxError::from(error)), None)),
+                Ok(None) => None,
+                Err(_) => {
+                    let message = format!("the body had not ended after {} s", time.as_secs_f64());
+                    Some((Err(std::io::Error::new(std::io::ErrorKind::TimedOut, message).into()), None))
+                }
             }
         }
     }))
@@ -102,15 +168,38 @@ mod tests {
         assert_eq!(kind(header::CONTENT_ENCODING, "gzip"), Err(ErrorKind::UnsupportedMediaType));
     }
 
+    fn held(bodies: &Bodies, who: u64) -> Arc<Held> {
+        let (bytes, is_refused) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Held { bodies: bodies.clone(), who, bytes, is_refused })
+    }
+
+    #[test]
+    fn bodies_have_a_bound_together_and_by_key() {
+        let bodies = Bodies::default();
+        let one = held(&bodies, 1);
+        assert!(one.grow(MAX_HELD_EACH) && !one.grow(1) && one.is_refused.load(Ordering::Relaxed));
+        let others: Vec<_> = (2..5).map(|who| held(&bodies, who)).collect();
+        assert!(others.iter().all(|other| other.grow(MAX_HELD_EACH)));
+        let last = held(&bodies, 5);
+        assert!(!last.grow(1));
+        drop(one);
+        assert!(last.grow(1));
+        drop((others, last));
+        assert!(bodies.0.lock().unwrap().is_empty());
+    }
+
     #[tokio::test]
     async fn a_body_that_does_not_end_fails_and_others_pass() {
         let pieces = [Ok::<_, std::io::Error>("ab"), Ok("c")];
         let whole = Body::from_stream(futures_util::stream::iter(pieces));
-        let bytes = axum::body::to_bytes(limit(whole, TIME), 10).await.unwrap();
+        let bytes = axum::body::to_bytes(limit(whole, TIME, held(&Bodies::default(), 0)), 10).await.unwrap();
         assert_eq!(&bytes[..], b"abc");
         let endless =
             Body::from_stream(futures_util::stream::pending::<std::result::Result<&str, std::io::Error>>());
-        let error = axum::body::to_bytes(limit(endless, Duration::from_millis(10)), 10).await.unwrap_err();
+        let error =
+            axum::body::to_bytes(limit(endless, Duration::from_millis(10), held(&Bodies::default(), 0)), 10)
+                .await
+                .unwrap_err();
         assert!(error.to_string().contains("had not ended"), "{error}");
     }
 }

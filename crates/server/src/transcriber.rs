@@ -3,13 +3,17 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use audio::AudioStream;
 use engine::{CancelFlag, WeightFiles};
-use speech::{AudioFeatures, Segment, Task, TranscribeOptions, Transcriber};
+use speech::{AudioFeatures, Features, Segment, Task, TranscribeOptions, Transcriber};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
 
+use crate::app::CUT;
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::limits::MAX_SECONDS_OF_SPEECH;
 use crate::models::Lease;
 use crate::queue::{Place, Receiver, Sender, died, queue};
 use crate::request::KeepAlive;
@@ -63,6 +67,8 @@ pub struct Transcription {
     pub model: String,
     events: UnboundedReceiver<Result<TranscriptEvent>>,
     cancel: CancelFlag,
+    /// Becomes true when the server has no more time.
+    cut: watch::Receiver<bool>,
     _place: Place,
     /// The model is not unloaded before the transcript has ended.
     _lease: Lease,
@@ -77,12 +83,13 @@ impl Transcription {
         lease: Lease,
         stream: AudioStream,
         options: TranscribeOptions,
+        cut: watch::Receiver<bool>,
     ) -> Result<Transcription> {
         let (sender, events) = unbounded_channel();
         let cancel = CancelFlag::default();
         let job = Job { stream, options, cancel: cancel.clone(), events: sender };
         let place = lease.speech()?.jobs.send(job)?;
-        Ok(Transcription { model: lease.id().to_owned(), events, cancel, _place: place, _lease: lease })
+        Ok(Transcription { model: lease.id().to_owned(), events, cancel, cut, _place: place, _lease: lease })
     }
 
     /// What comes next. Nothing follows [`TranscriptEvent::Done`] or an error.
@@ -90,7 +97,10 @@ impl Transcription {
     /// # Errors
     /// The recording or the device failed.
     pub async fn next(&mut self) -> Result<TranscriptEvent> {
-        self.events.recv().await.unwrap_or_else(|| Err(died()))
+        tokio::select! {
+            event = self.events.recv() => event.unwrap_or_else(|| Err(died())),
+            Ok(_) = self.cut.wait_for(|is_cut| *is_cut) => Err(ApiError::new(ErrorKind::Unavailable, CUT)),
+        }
     }
 
     /// Everything.
@@ -206,17 +216,74 @@ pub(crate) fn run(mut transcriber: Transcriber, jobs: &Receiver<Job>, stats: &St
 
 fn transcribe(transcriber: &mut Transcriber, job: Job, stats: &Stats) -> Result<Heard> {
     let Job { stream, options, cancel, events } = job;
-    let mut features = AudioFeatures::new(stream, transcriber.n_features())?;
+    let features = AudioFeatures::new(stream, transcriber.n_features())?;
+    let mut features = Bounded { features, begun: Instant::now(), exceeded: None };
     let mut on_segment = |segment: Segment| {
         stats.tokens_generated.add(segment.tokens.len() as u64);
         // Nobody reads any more: the flag says so too.
         events.send(Ok(TranscriptEvent::Segment(segment))).map_err(|_| speech::Error::Cancelled)
     };
-    let summary = transcriber.transcribe(&mut features, &options, &cancel, &mut on_segment)?;
+    let summary = transcriber.transcribe(&mut features, &options, &cancel, &mut on_segment);
+    if let Some(error) = features.exceeded {
+        return Err(error);
+    }
+    let (summary, features) = (summary?, features.features);
     if let Some(damage) = features.damage() {
         tracing::warn!("a recording is damaged: {damage}");
     }
     Ok(Heard { language: summary.language, seconds: features.seconds() })
+}
+
+/// A file to be transcribed.
+///
+/// # Errors
+/// It is no recording, or its header says that it is too long.
+pub(crate) fn open_recording(file: Vec<u8>, name: String) -> Result<AudioStream> {
+    let stream = AudioStream::from_bytes(file, name)?;
+    match stream.info().seconds {
+        Some(seconds) if seconds > MAX_SECONDS_OF_SPEECH as f64 => Err(too_long(seconds)),
+        Some(_) | None => Ok(stream),
+    }
+}
+
+fn too_long(seconds: f64) -> ApiError {
+    let message = format!(
+        "`file` has {seconds:.0} s of sound, expected at most {MAX_SECONDS_OF_SPEECH}; long recordings can be sent in parts"
+    );
+    ApiError::invalid("file", message)
+}
+
+/// Longest time of one transcription: others wait for it.
+const MOST_TIME: Duration = Duration::from_secs(3600);
+
+/// The sound of a recording, as far as one request may ask for it: its header need not say how long it is.
+struct Bounded {
+    features: AudioFeatures,
+    begun: Instant,
+    exceeded: Option<ApiError>,
+}
+
+impl Features for Bounded {
+    fn n_features(&self) -> usize {
+        self.features.n_features()
+    }
+
+    fn read(&mut self, start: usize, out: &mut [f32]) -> speech::Result<usize> {
+        let n = self.features.read(start, out)?;
+        let seconds = self.features.seconds();
+        self.exceeded = if seconds > MAX_SECONDS_OF_SPEECH as f64 {
+            Some(too_long(seconds))
+        } else if self.begun.elapsed() > MOST_TIME {
+            let message = format!(
+                "transcribing took longer than {} s, expected less; send the recording in parts",
+                MOST_TIME.as_secs()
+            );
+            Some(ApiError::invalid("file", message))
+        } else {
+            return Ok(n);
+        };
+        Err(speech::Error::Cancelled)
+    }
 }
 
 impl From<audio::Error> for ApiError {

@@ -1,47 +1,64 @@
 //! Conversations that are longer than the context.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use crate::answer::Answer;
 use crate::app::App;
+use crate::chat::render;
 use crate::error::{ErrorKind, Result};
+use crate::models::TextModel;
+use crate::preparing::Work;
 use crate::request::{Caller, ChatRequest};
 
 /// Answer, without the oldest messages if all of them are too long.
 ///
 /// # Errors
 /// As [`App::chat`]; the last message alone is too long.
-pub(crate) async fn answer_truncated(
-    app: &App,
-    caller: &Caller,
-    request: ChatRequest,
-    n_ctx: usize,
-) -> Result<Answer> {
+pub(crate) async fn answer_truncated(app: &App, caller: &Caller, request: ChatRequest) -> Result<Answer> {
+    let request = Arc::new(request);
     let error = match app.chat(caller, request.clone()).await {
         Err(error) if error.kind == ErrorKind::ContextLength => error,
         answered => return answered,
     };
+    let Some((n_left_out, shorter)) = app.shortened(request).await? else { return Err(error) };
+    tracing::info!(
+        "{}: {n_left_out} old messages left out, which do not fit in the context",
+        caller.request_id
+    );
+    app.chat(caller, shorter).await
+}
+
+/// The request without the fewest of its oldest messages with which the rest fits, and how many these are; `None`: the last message
+/// alone is too long.
+///
+/// # Errors
+/// Nobody waits any more.
+pub(crate) fn shorten(
+    model: &TextModel,
+    request: &ChatRequest,
+    work: &Work,
+) -> Result<Option<(usize, ChatRequest)>> {
     // So many may go that the last one stays.
     let n_old =
         request.messages.iter().filter(|message| message["role"] != "system").count().saturating_sub(1);
-    let shorter =
-        |n: usize| ChatRequest { messages: without_oldest(&request.messages, n), ..request.clone() };
-    // The fewest with which the rest fits.
     let (mut too_few, mut enough) = (0, n_old + 1);
     while too_few + 1 < enough {
+        work.goes_on()?;
         let n = too_few.midpoint(enough);
         // A template may refuse what is left of a conversation; then a shorter one has to do.
-        let fits = match app.chat_prompt(shorter(n)).await {
-            Ok((_, tokens)) => tokens.len() < n_ctx,
+        let fits = match render(model, request, &without_oldest(&request.messages, n), work) {
+            Ok(rendered) => rendered.tokens.len() < model.facts.n_ctx,
             Err(_) => false,
         };
         if fits { enough = n } else { too_few = n }
     }
     if enough > n_old {
-        return Err(error);
+        return Ok(None);
     }
-    tracing::info!("{}: {enough} old messages left out, which do not fit in the context", caller.request_id);
-    app.chat(caller, shorter(enough)).await
+    let messages = without_oldest(&request.messages, enough);
+    Ok(Some((enough, ChatRequest { messages, ..request.clone() })))
 }
 
 /// The system's messages, and all others but the `n` oldest. What is left begins with a question if there is one: a result of a

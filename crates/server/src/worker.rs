@@ -4,6 +4,7 @@
 //! done it sleeps; after [`IDLE`] it gives back the memory that nobody holds.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -135,9 +136,29 @@ pub(crate) struct Thread {
 }
 
 impl Thread {
-    /// Do jobs until nobody can send any more.
+    /// Do jobs until nobody can send any more. A panic ends the thread's work: every request is told, and the model is to be loaded
+    /// anew.
     pub(crate) fn run(mut self, mut engine: Engine) {
-        self.publish(&engine);
+        if catch_unwind(AssertUnwindSafe(|| self.work(&mut engine))).is_ok() {
+            return;
+        }
+        tracing::error!(
+            "the model's thread panicked; its requests fail, and the model is loaded anew for the next"
+        );
+        for (channel, _) in self.readers.values() {
+            channel.fail("the model's thread panicked; see the server's log");
+        }
+        self.stats.clear();
+        // Whoever waits to be taken is told by this.
+        drop(self);
+        // Nobody knows in which state it is.
+        if catch_unwind(AssertUnwindSafe(|| drop(engine))).is_err() {
+            tracing::error!("the model's engine panicked when its memory was freed");
+        }
+    }
+
+    fn work(&mut self, engine: &mut Engine) {
+        self.publish(engine);
         loop {
             let (mut gave_back, idle_since) = (false, Instant::now());
             while engine.is_idle() {
@@ -146,16 +167,16 @@ impl Thread {
                     _ => self.inbox.recv_timeout(LOOK),
                 };
                 match job {
-                    Ok(job) => self.take(job, &mut engine),
+                    Ok(job) => self.take(job, engine),
                     Err(RecvTimeoutError::Disconnected) => {
-                        save(&mut engine, &mut || true);
+                        save(engine, &mut || true);
                         return;
                     }
                     Err(RecvTimeoutError::Timeout) => {
                         let mut followed = engine.follow_memory();
                         if !gave_back && idle_since.elapsed() >= IDLE {
                             // Whoever comes now waits for one file at most.
-                            save(&mut engine, &mut || self.n_sent.load(Ordering::Relaxed) == 0);
+                            save(engine, &mut || self.n_sent.load(Ordering::Relaxed) == 0);
                             followed = followed.and_then(|()| engine.give_back_memory().map(drop));
                             gave_back = true;
                         }
@@ -164,17 +185,19 @@ impl Thread {
                         }
                     }
                 }
-                self.publish(&engine);
+                self.publish(engine);
             }
             while let Ok(job) = self.inbox.try_recv() {
-                self.take(job, &mut engine);
+                self.take(job, engine);
             }
-            self.step(&mut engine);
-            self.publish(&engine);
+            self.step(engine);
+            self.publish(engine);
         }
     }
 
     fn take(&mut self, job: Job, engine: &mut Engine) {
+        let stats = self.stats.clone();
+        let _beat = stats.pulse.begin();
         let job = match job {
             Job::Generate(job) => job,
             Job::With(job) => return job(engine),
@@ -208,6 +231,7 @@ impl Thread {
 
     fn step(&mut self, engine: &mut Engine) {
         let Thread { readers, last_token, stats, .. } = self;
+        let _beat = stats.pulse.begin();
         match engine.step(&mut |event| route(readers, last_token, stats, event)) {
             Ok(_) => stats.failing.set(0),
             Err(error) => {

@@ -49,8 +49,11 @@ pub use detokenizer::{Detokenizer, ShowSpecial};
 pub use error::{Error, Result};
 pub use fill_in_middle::{FillInMiddle, Gap};
 pub use gguf_export::{GgufTokenizer, gguf_from_base, gguf_from_folder};
-pub use grammar::{Grammar, GrammarCompiler, Matcher, Trigger, Triggers};
+pub use grammar::{
+    Grammar, GrammarCompiler, MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX, MAX_SCHEMA_DEPTH, MAX_TRIGGER,
+    MAX_TRIGGERS, Matcher, Trigger, Triggers, check_lark,
+};
 pub use ranked::TokenSpelling;
 pub use specials::Specials;
-pub use stop::{Aside, AsideFinder, Released, StopStrings};
+pub use stop::{Aside, AsideFinder, Released, StopStrings, Stops};
 pub use tokenizer::Tokenizer;

@@ -1,4 +1,14 @@
 //! Stop strings in a stream: text that could be the beginning of one is held back until it is known not to be.
+//!
+//! All of them are looked for at once (Aho and Corasick 1975), so a byte costs the same for one string and for many.
+
+use std::sync::Arc;
+
+use aho_corasick::automaton::{Automaton, StateID};
+use aho_corasick::nfa::contiguous::NFA;
+use aho_corasick::{Anchored, MatchKind};
+
+use crate::{Error, Result};
 
 /// What may be shown after a piece of text was added.
 #[derive(Debug, PartialEq, Eq)]
@@ -146,13 +156,108 @@ impl AsideFinder {
     }
 }
 
+/// Stop strings, ready to be looked for in any number of texts. Cheap to clone; [`Default`] has none.
+#[derive(Clone, Debug, Default)]
+pub struct Stops(Option<Arc<Searched>>);
+
+#[derive(Debug)]
+struct Searched {
+    texts: Vec<String>,
+    nfa: NFA,
+    start: StateID,
+    /// By pattern of `nfa`: which of `texts` it is. Empty texts are no patterns.
+    patterns: Vec<usize>,
+    /// The states by id, and how many bytes of a stop string each has seen.
+    depths: Vec<(StateID, usize)>,
+    /// Bytes of the longest.
+    longest: usize,
+}
+
+impl Stops {
+    /// Of these strings; empty ones are never found.
+    ///
+    /// # Errors
+    /// They are too large: more than 2 GiB together.
+    pub fn new<S: AsRef<str>>(texts: &[S]) -> Result<Stops> {
+        let texts: Vec<String> = texts.iter().map(|text| text.as_ref().to_owned()).collect();
+        let filled = texts.iter().enumerate().filter(|(_, text)| !text.is_empty());
+        let (patterns, found): (Vec<usize>, Vec<&String>) = filled.unzip();
+        if found.is_empty() {
+            return Ok(Stops(None));
+        }
+        let too_long = || {
+            let len = texts.iter().map(String::len).sum();
+            Error::TooLong { what: "the stop strings", len, limit: i32::MAX as usize }
+        };
+        let nfa = NFA::builder().match_kind(MatchKind::Standard).prefilter(false).build(&found);
+        let nfa = nfa.map_err(|_| too_long())?;
+        let start = nfa.start_state(Anchored::No).map_err(|_| too_long())?;
+        let mut depths = vec![(start, 0)];
+        for text in &found {
+            let mut state = start;
+            for (index, byte) in text.bytes().enumerate() {
+                state = nfa.next_state(Anchored::No, state, byte);
+                depths.push((state, index + 1));
+            }
+        }
+        depths.sort_unstable();
+        depths.dedup();
+        let longest = found.iter().map(|text| text.len()).max().unwrap_or(0);
+        Ok(Stops(Some(Arc::new(Searched { nfa, start, patterns, depths, longest, texts }))))
+    }
+
+    /// Whether there is nothing to look for.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Tell the index of each string that stands somewhere in `bytes`, once or more.
+    pub fn within(&self, bytes: &[u8], found: &mut dyn FnMut(usize)) {
+        let Some(searched) = &self.0 else { return };
+        let mut state = searched.start;
+        for byte in bytes {
+            state = searched.nfa.next_state(Anchored::No, state, *byte);
+            if searched.nfa.is_match(state) {
+                let matches = 0..searched.nfa.match_len(state);
+                let pattern = |n| searched.patterns.get(searched.nfa.match_pattern(state, n).as_usize());
+                matches.filter_map(pattern).for_each(|index| found(*index));
+            }
+        }
+    }
+
+    /// The string of an index into the list given.
+    pub fn get(&self, index: usize) -> Option<&str> {
+        self.0.as_ref()?.texts.get(index).map(String::as_str)
+    }
+}
+
+impl Searched {
+    /// Bytes at the end of the text in `state` that are the beginning of a stop string; the most of them.
+    fn depth(&self, state: StateID) -> usize {
+        let found = self.depths.binary_search_by_key(&state, |(state, _)| *state);
+        found.ok().and_then(|index| self.depths.get(index)).map_or(0, |(_, depth)| *depth)
+    }
+
+    /// The longest stop string that is complete in `state`: which of the texts, and its bytes.
+    fn complete(&self, state: StateID) -> Option<(usize, usize)> {
+        if !self.nfa.is_match(state) {
+            return None;
+        }
+        // A state has the matches that are suffixes of its own after that, the longest first.
+        let index = self.patterns.get(self.nfa.match_pattern(state, 0).as_usize()).copied()?;
+        Some((index, self.texts.get(index)?.len()))
+    }
+}
+
 /// Looks for stop strings in text that comes in pieces. The one that is complete first ends the text; of those that are
 /// complete at the same place, the longest. How the text was split into pieces makes no difference.
 ///
 /// Allocates when it is made, and when a piece is longer than any before (1 KiB is held ready).
 #[derive(Clone)]
 pub struct StopStrings {
-    stops: Vec<String>,
+    stops: Stops,
+    /// After the text so far; of no meaning without stop strings.
+    state: Option<StateID>,
     /// Text shown by the last call, then text held back.
     buffer: String,
     /// How much of `buffer` the last call has shown.
@@ -161,43 +266,42 @@ pub struct StopStrings {
 }
 
 impl StopStrings {
-    /// For these strings; empty ones are never found.
-    pub fn new<S: AsRef<str>>(stops: &[S]) -> StopStrings {
-        let stops: Vec<String> = stops.iter().map(|s| s.as_ref().to_owned()).collect();
-        let longest = stops.iter().map(String::len).max().unwrap_or(0);
-        StopStrings { stops, buffer: String::with_capacity(longest + 1024), shown: 0, aside: None }
+    /// For these strings.
+    pub fn new(stops: Stops) -> StopStrings {
+        let (state, longest) =
+            stops.0.as_ref().map_or((None, 0), |searched| (Some(searched.start), searched.longest));
+        StopStrings { stops, state, buffer: String::with_capacity(longest + 1024), shown: 0, aside: None }
     }
 
     /// The same, looking only outside of what is aside.
     #[must_use]
     pub fn outside(self, asides: Vec<Aside>) -> StopStrings {
         // Without stop strings nothing is looked for.
-        let is_needed = !asides.is_empty() && self.stops.iter().any(|stop| !stop.is_empty());
+        let is_needed = !asides.is_empty() && !self.stops.is_empty();
         StopStrings { aside: is_needed.then(|| AsideFinder::new(asides)), ..self }
     }
 
     /// Add a piece and get what may be shown. After a stop was found, begin anew with [`StopStrings::reset`].
     pub fn push(&mut self, piece: &str) -> Released<'_> {
         self.buffer.drain(..self.shown);
-        let held = self.buffer.len();
+        let mut at = self.buffer.len();
         self.buffer.push_str(piece);
-        // What was held back is outside; `from` is where the text begins in which a stop string may stand whole.
-        let (mut from, mut at) = (0, held);
         while at < self.buffer.len() {
             let rest = self.buffer.get(at..).unwrap_or_default();
             let (n, is_aside) = self.aside.as_mut().map_or((rest.len(), false), |aside| aside.next(rest));
             let end = at + n;
-            if !is_aside && let Some((stop, start)) = self.find(at, from, end) {
+            if !is_aside && let Some((stop, start)) = self.find(at, end) {
                 self.shown = start;
                 return Released { text: self.buffer.get(..start).unwrap_or_default(), stop: Some(stop) };
             }
             at = end;
             if is_aside || self.aside.as_ref().is_some_and(AsideFinder::is_within) {
-                from = at;
+                // No stop string reaches over the border of what is aside.
+                self.begin();
             }
         }
         // What is aside is shown at once.
-        self.shown = self.buffer.len() - self.hold(from);
+        self.shown = self.buffer.len() - self.n_held();
         Released { text: self.buffer.get(..self.shown).unwrap_or_default(), stop: None }
     }
 
@@ -212,33 +316,31 @@ impl StopStrings {
     pub fn reset(&mut self) {
         self.buffer.clear();
         self.shown = 0;
+        self.begin();
         if let Some(aside) = &mut self.aside {
             aside.reset();
         }
     }
 
-    /// The stop string that is complete first at a byte after `held` and up to `last`, and where it begins: at `from` or after.
-    fn find(&self, held: usize, from: usize, last: usize) -> Option<(usize, usize)> {
-        let bytes = self.buffer.as_bytes();
-        (held + 1..=last).find_map(|end| {
-            let complete = |(_, stop): &(usize, &String)| {
-                !stop.is_empty() && bytes.get(from..end).is_some_and(|text| text.ends_with(stop.as_bytes()))
-            };
-            let (stop, text) =
-                self.stops.iter().enumerate().filter(complete).max_by_key(|(_, stop)| stop.len())?;
-            Some((stop, end - text.len()))
+    fn begin(&mut self) {
+        self.state = self.stops.0.as_ref().map(|searched| searched.start);
+    }
+
+    /// The stop string that is complete first at a byte from `begin` on and before `end`, and where it begins.
+    fn find(&mut self, begin: usize, end: usize) -> Option<(usize, usize)> {
+        let (searched, state) = (self.stops.0.as_ref()?, self.state.as_mut()?);
+        let bytes = self.buffer.as_bytes().get(begin..end).unwrap_or_default();
+        bytes.iter().enumerate().find_map(|(index, byte)| {
+            *state = searched.nfa.next_state(Anchored::No, *state, *byte);
+            let (stop, len) = searched.complete(*state)?;
+            Some((stop, (begin + index + 1).saturating_sub(len)))
         })
     }
 
-    /// Bytes at the end of the buffer, from `from` on, that are the beginning of a stop string; the most of them.
-    fn hold(&self, from: usize) -> usize {
-        let bytes = self.buffer.as_bytes().get(from..).unwrap_or_default();
-        let of_stop = |stop: &String| {
-            let stop = stop.as_bytes();
-            let most = stop.len().saturating_sub(1).min(bytes.len());
-            (1..=most).rev().find(|&n| stop.get(..n).is_some_and(|beginning| bytes.ends_with(beginning)))
-        };
-        self.stops.iter().filter_map(of_stop).max().unwrap_or(0)
+    /// Bytes at the end of the buffer that are the beginning of a stop string; the most of them.
+    fn n_held(&self) -> usize {
+        let held = self.stops.0.as_ref().zip(self.state).map_or(0, |(searched, state)| searched.depth(state));
+        held.min(self.buffer.len())
     }
 }
 
@@ -248,7 +350,7 @@ mod tests {
 
     /// Push a text in pieces of `n` characters; give what was shown and which stop was found.
     fn run(stops: &[&str], text: &str, n: usize) -> (String, Option<usize>) {
-        let mut matcher = StopStrings::new(stops);
+        let mut matcher = StopStrings::new(Stops::new(stops).unwrap());
         let mut shown = String::new();
         let chars: Vec<char> = text.chars().collect();
         for piece in chars.chunks(n) {
@@ -282,9 +384,59 @@ mod tests {
         }
     }
 
+    /// As the definition says: at each byte every string, and at the end of a piece every beginning of each.
+    fn slowly(stops: &[String], text: &str) -> (String, Option<usize>) {
+        for end in 1..=text.len() {
+            let found = stops
+                .iter()
+                .enumerate()
+                .filter(|(_, stop)| !stop.is_empty() && text.as_bytes()[..end].ends_with(stop.as_bytes()));
+            if let Some((index, stop)) = found.max_by_key(|(_, stop)| stop.len()) {
+                return (text[..end - stop.len()].to_owned(), Some(index));
+            }
+        }
+        (text.to_owned(), None)
+    }
+
+    #[test]
+    fn many_strings_are_found_as_the_definition_says() {
+        let mut seed = 7_u64;
+        let mut below = |n: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % n
+        };
+        for _ in 0..2000 {
+            let mut word = |most: u64| -> String {
+                let n = below(most);
+                (0..n).map(|_| ['a', 'b', 'é'][below(3) as usize]).collect()
+            };
+            let mut stops: Vec<String> = (0..5).map(|_| word(6)).collect();
+            let text = word(30);
+            stops.sort();
+            stops.dedup();
+            let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+            let owned: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
+            for n in 1..4 {
+                assert_eq!(run(&stops, &text, n), slowly(&owned, &text), "{stops:?} {text:?} {n}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_byte_costs_the_same_for_many_strings() {
+        let stops: Vec<String> = (0..50_000).map(|n| format!("{n:05}")).collect();
+        let mut matcher = StopStrings::new(Stops::new(&stops).unwrap());
+        let begun = std::time::Instant::now();
+        for n in 0..100_000 {
+            assert_eq!(matcher.push(if n % 2 == 0 { "12a" } else { "4 " }).stop, None);
+        }
+        // Each string at each byte would take an hour.
+        assert!(begun.elapsed() < std::time::Duration::from_secs(30), "{:?}", begun.elapsed());
+    }
+
     #[test]
     fn text_that_is_no_beginning_is_shown_at_once() {
-        let mut matcher = StopStrings::new(&["</s>"]);
+        let mut matcher = StopStrings::new(Stops::new(&["</s>"]).unwrap());
         assert_eq!(matcher.push("Hello <"), Released { text: "Hello ", stop: None });
         assert_eq!(matcher.push("b>"), Released { text: "<b>", stop: None });
         assert_eq!(matcher.push("x</s>y"), Released { text: "x", stop: Some(0) });
@@ -321,7 +473,7 @@ mod tests {
         ];
         for (asides, text, expected, stops) in cases {
             for n in 1..=text.chars().count() {
-                let mut matcher = StopStrings::new(&["END"]).outside(asides.clone());
+                let mut matcher = StopStrings::new(Stops::new(&["END"]).unwrap()).outside(asides.clone());
                 let (mut shown, mut stopped) = (String::new(), false);
                 let chars: Vec<char> = text.chars().collect();
                 for piece in chars.chunks(n) {

@@ -254,6 +254,19 @@ impl Tokenizer {
         self.vocabulary.longest()
     }
 
+    /// The most bytes of text that `n_tokens` tokens stand for. Where texts are normalised before they are split, a byte of a token may
+    /// have been several; white space that is dropped altogether does not count.
+    pub fn most_bytes(&self, n_tokens: usize) -> usize {
+        let (least, factor) = match &self.encoder {
+            Encoder::BytePairs(_) | Encoder::SentencePiece(_) | Encoder::Rwkv(_) | Encoder::Plamo2(_) => {
+                (1, 1)
+            }
+            // Compatibility forms of three bytes become one; a word that is not known is one token, however long.
+            Encoder::WordPiece(_) | Encoder::Unigram(_) | Encoder::HuggingFace(_) => (32, 4),
+        };
+        n_tokens.saturating_mul(self.longest_token().max(least)).saturating_mul(factor)
+    }
+
     /// The chat template that comes with the vocabulary.
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_template_named("").or_else(|| self.chat_template_named("default"))

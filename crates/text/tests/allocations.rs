@@ -1,7 +1,7 @@
 //! Streaming allocates nothing: the loop that generates must not, whatever tokens come.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
-use ingle_text::{Detokenizer, ShowSpecial, StopStrings, Tokenizer};
+use ingle_text::{Detokenizer, ShowSpecial, StopStrings, Stops, Tokenizer};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use weights::{Array, Bytes, Metadata, Value};
@@ -49,7 +49,7 @@ fn streaming_allocates_nothing() {
     meta.insert("tokenizer.ggml.token_type".into(), Value::Array(Array::Int(types)));
     let tokenizer = Tokenizer::from_gguf(&meta).unwrap();
     let mut stream = Detokenizer::new(&tokenizer, ShowSpecial::Nothing);
-    let mut stops = StopStrings::new(&["stop here", "never"]);
+    let mut stops = StopStrings::new(Stops::new(&["stop here", "never"]).unwrap());
 
     let before = COUNT.with(Cell::get);
     let mut n_bytes = 0;

@@ -1,6 +1,6 @@
 //! Each kind of vocabulary, small enough to be followed by hand, and what is wrong with a broken one.
 #![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
-use ingle_text::{Detokenizer, Error, ShowSpecial, Specials, StopStrings, Tokenizer};
+use ingle_text::{Detokenizer, Error, ShowSpecial, Specials, StopStrings, Stops, Tokenizer};
 use proptest::prelude::*;
 use weights::{Array, Bytes, Metadata, Value};
 
@@ -409,7 +409,7 @@ proptest! {
 fn a_stop_string_is_found_across_tokens() {
     let t = all_bytes();
     let mut stream = Detokenizer::new(&t, ShowSpecial::Nothing);
-    let mut stops = StopStrings::new(&["😀b"]);
+    let mut stops = StopStrings::new(Stops::new(&["😀b"]).unwrap());
     let mut shown = String::new();
     for id in [u32::from(b'x'), 256, 257] {
         let released = stops.push(stream.push(&t, id));

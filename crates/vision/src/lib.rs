@@ -18,8 +18,10 @@ pub const MAX_BYTES: usize = 64 << 20;
 
 /// Most pixels of a side, and of a picture.
 pub const MAX_SIDE: u32 = 1 << 15;
-/// Most pixels of a picture.
-pub const MAX_PIXELS: u64 = 1 << 26;
+/// Most pixels of a picture: those of larger cameras are of no use to a tower, which sees a million at most.
+pub const MAX_PIXELS: u64 = 1 << 25;
+/// Most bytes of a picture when it is decoded, as its header says: 4 bytes a pixel, and 8 where its colours have 16 bits.
+pub const MAX_DECODED: u64 = 1 << 27;
 
 /// Most patches of a picture, all tiles together.
 pub const MAX_PATCHES: usize = 1 << 16;
@@ -52,6 +54,12 @@ pub enum Error {
         width: u32,
         /// From top to bottom.
         height: u32,
+    },
+    /// It would take too much memory.
+    #[error("image: {n} bytes when it is decoded, expected at most {MAX_DECODED}; make the picture smaller")]
+    TooLarge {
+        /// Its bytes.
+        n: u64,
     },
     /// It is broken.
     #[error("image: {0}")]
@@ -99,13 +107,16 @@ pub fn decode(file: &[u8]) -> Result<Colours> {
     let mut reader = ImageReader::with_format(Cursor::new(file), format);
     let mut limits = Limits::default();
     (limits.max_image_width, limits.max_image_height) = (Some(MAX_SIDE), Some(MAX_SIDE));
-    limits.max_alloc = Some(8 * MAX_PIXELS);
+    limits.max_alloc = Some(2 * MAX_DECODED);
     reader.limits(limits);
     let mut decoder = reader.into_decoder()?;
     let (width, height) = decoder.dimensions();
     let n_pixels = u64::from(width) * u64::from(height);
     if n_pixels == 0 || width.max(height) > MAX_SIDE || n_pixels > MAX_PIXELS {
         return Err(Error::BadSize { width, height });
+    }
+    if decoder.total_bytes() > MAX_DECODED {
+        return Err(Error::TooLarge { n: decoder.total_bytes() });
     }
     let orientation = decoder.orientation()?;
     let mut image = DynamicImage::from_decoder(decoder)?;

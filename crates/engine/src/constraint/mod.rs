@@ -10,7 +10,7 @@ use std::fmt;
 
 pub(crate) use worker::{MaskJob, MaskWorker, panic_message};
 
-/// What a constraint gives; its error ends the sequence, and only that, with [`crate::FinishReason::Failed`].
+/// What a constraint gives; its error ends the sequence, and only that, with [`crate::FinishReason::ConstraintFailed`].
 pub type ConstraintResult<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Says which tokens may follow. It has the state after the tokens of the answer so far.

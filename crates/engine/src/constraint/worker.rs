@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use device::{MaskSource, Slice};
 
 use super::{Constraint, ConstraintResult};
+use crate::FinishReason;
 
 /// The masks of one sequence's outputs in a step.
 pub(crate) struct MaskJob {
@@ -18,8 +19,8 @@ pub(crate) struct MaskJob {
     pub(crate) draft: Vec<u32>,
     /// Its first mask among those of the step; the others follow.
     pub(crate) first: usize,
-    /// Why it cannot go on.
-    pub(crate) error: Option<String>,
+    /// How its sequence ends if it cannot go on.
+    pub(crate) error: Option<FinishReason>,
 }
 
 /// A job, and room for its masks. Whoever holds its lock computes them.
@@ -175,10 +176,16 @@ impl Part {
         let Part { job: Some(job), is_done: false, words } = self else { return };
         let n_words = (1 + job.draft.len()) * words_per_mask;
         let error = match words.get_mut(..n_words) {
-            None => Some(format!("no room for the masks of {} guesses", job.draft.len())),
+            None => {
+                let reason = format!("no room for the masks of {} guesses", job.draft.len());
+                Some(FinishReason::Failed(reason))
+            }
             Some(words) => match catch_unwind(AssertUnwindSafe(|| job.compute(words, words_per_mask))) {
-                Ok(masked) => masked.err().map(|error| error.to_string()),
-                Err(panic) => Some(format!("the constraint panicked: {}", panic_message(panic.as_ref()))),
+                Ok(masked) => masked.err().map(|error| FinishReason::ConstraintFailed(error.to_string())),
+                Err(panic) => {
+                    let reason = format!("the constraint panicked: {}", panic_message(panic.as_ref()));
+                    Some(FinishReason::Failed(reason))
+                }
             },
         };
         if let Some(error) = error {
@@ -323,7 +330,7 @@ mod tests {
             let (masks, jobs) = masks_of(&worker, &[(2, &[2]), (2, &[])]);
             assert_eq!(masks, [0, 0, 4].map(|bits| vec![bits, 0]));
             assert!(
-                jobs[0].error.as_ref().is_some_and(|error| error.ends_with("as asked")),
+                jobs[0].error.as_ref().is_some_and(|error| error.to_string().ends_with("as asked")),
                 "{:?}",
                 jobs[0].error
             );

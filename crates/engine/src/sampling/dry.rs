@@ -2,20 +2,77 @@
 //! earlier loses `multiplier * base^(length - allowed_length)`, `length` that of the repeated end before it. A repetition does not
 //! reach over a breaker, and a breaker itself loses nothing.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 
-use text::{Specials, Tokenizer};
+use text::{Specials, Stops, Tokenizer};
 
 use super::params::Dry;
 
 /// A penalty of more than this is no different from this, and stays a number.
 const MOST: f32 = 1e30;
 
+/// Most breakers, each of so many bytes at most.
+pub const MAX_DRY_BREAKERS: usize = 64;
+/// Most bytes of a breaker.
+pub const MAX_DRY_BREAKER: usize = 64;
+
+/// Texts that no repetition reaches over. One that is part of a token's text is found in such tokens alone. Clones share what is
+/// found out of them for a vocabulary.
+#[derive(Clone)]
+pub struct DryBreakers(Arc<Prepared>);
+
+struct Prepared {
+    texts: Vec<String>,
+    found: OnceLock<Breakers>,
+}
+
+impl DryBreakers {
+    /// The texts.
+    pub fn texts(&self) -> &[String] {
+        &self.0.texts
+    }
+
+    /// Look for them in a vocabulary, unless that has been done. It reads all of the vocabulary: servers do it before they ask the
+    /// engine, which does it otherwise. Clones serve one vocabulary, the first.
+    pub fn prepare(&self, tokenizer: &Tokenizer) {
+        self.found(Some(tokenizer));
+    }
+
+    fn found(&self, tokenizer: Option<&Tokenizer>) -> &Breakers {
+        let find = || tokenizer.map(|tokenizer| Breakers::new(&self.0.texts, tokenizer));
+        self.0.found.get_or_init(|| find().unwrap_or_default())
+    }
+}
+
+impl From<Vec<String>> for DryBreakers {
+    fn from(texts: Vec<String>) -> DryBreakers {
+        DryBreakers(Arc::new(Prepared { texts, found: OnceLock::new() }))
+    }
+}
+
+impl Default for DryBreakers {
+    fn default() -> DryBreakers {
+        DryBreakers::from(["\n", ":", "\"", "*"].map(str::to_owned).to_vec())
+    }
+}
+
+impl PartialEq for DryBreakers {
+    fn eq(&self, other: &DryBreakers) -> bool {
+        self.texts() == other.texts()
+    }
+}
+
+impl fmt::Debug for DryBreakers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.texts().fmt(f)
+    }
+}
+
 /// DRY with its breakers as tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct DryPenalty {
     dry: Dry,
-    breakers: Arc<Breakers>,
 }
 
 #[derive(Debug, Default)]
@@ -24,22 +81,28 @@ struct Breakers {
     tokens: Vec<u64>,
     /// Breakers that are in no token's text, as tokens.
     sequences: Vec<Vec<u32>>,
+    /// One bit for each token of the vocabulary: a sequence ends with it.
+    last: Vec<u64>,
 }
 
 impl Breakers {
     fn new(texts: &[String], tokenizer: &Tokenizer) -> Breakers {
-        let mut breakers =
-            Breakers { tokens: vec![0; tokenizer.n_tokens().div_ceil(64)], sequences: Vec::new() };
-        for text in texts.iter().filter(|text| !text.is_empty()) {
-            let mut is_in_a_token = false;
-            for id in 0..tokenizer.n_tokens() {
-                let bytes = tokenizer.token_bytes(id as u32);
-                if bytes.windows(text.len()).any(|part| part == text.as_bytes()) {
-                    breakers.tokens[id / 64] |= 1 << (id % 64);
-                    is_in_a_token = true;
-                }
-            }
-            if !is_in_a_token && let Ok(sequence) = tokenizer.encode(text, Specials::Literal) {
+        let bits = vec![0; tokenizer.n_tokens().div_ceil(64)];
+        let mut breakers = Breakers { last: bits.clone(), tokens: bits, sequences: Vec::new() };
+        // Too large for any automaton is too large for any token.
+        let Ok(stops) = Stops::new(texts) else { return breakers };
+        let mut is_in_a_token = vec![false; texts.len()];
+        for id in 0..tokenizer.n_tokens() {
+            stops.within(tokenizer.token_bytes(id as u32), &mut |index| {
+                is_in_a_token[index] = true;
+                breakers.tokens[id / 64] |= 1 << (id % 64);
+            });
+        }
+        for (text, _) in texts.iter().zip(is_in_a_token).filter(|(text, is_in)| !text.is_empty() && !is_in) {
+            if let Ok(sequence) = tokenizer.encode(text, Specials::Literal)
+                && let Some(last) = sequence.last()
+            {
+                breakers.last[*last as usize / 64] |= 1 << (last % 64);
                 breakers.sequences.push(sequence);
             }
         }
@@ -47,7 +110,7 @@ impl Breakers {
     }
 
     fn is_one(&self, token: u32) -> bool {
-        self.tokens.get(token as usize / 64).is_some_and(|word| word >> (token % 64) & 1 == 1)
+        has_bit(&self.tokens, token)
     }
 
     /// How many of the last tokens come after the last breaker.
@@ -56,10 +119,16 @@ impl Breakers {
             let spells = |sequence: &Vec<u32>| {
                 (0..sequence.len()).all(|k| tokens.get(i + k) == Some(sequence[sequence.len() - 1 - k]))
             };
-            tokens.get(i).is_some_and(|token| self.is_one(token)) || self.sequences.iter().any(spells)
+            tokens.get(i).is_some_and(|token| {
+                self.is_one(token) || (has_bit(&self.last, token) && self.sequences.iter().any(spells))
+            })
         };
         (0..tokens.len()).find(|&i| ends_here(i)).unwrap_or(tokens.len())
     }
+}
+
+fn has_bit(words: &[u64], token: u32) -> bool {
+    words.get(token as usize / 64).is_some_and(|word| word >> (token % 64) & 1 == 1)
 }
 
 /// Known tokens and then guesses, from the last one back.
@@ -102,8 +171,8 @@ impl DryBuffers {
 
 impl DryPenalty {
     pub(crate) fn new(dry: &Dry, tokenizer: Option<&Tokenizer>) -> DryPenalty {
-        let breakers = tokenizer.map(|tokenizer| Breakers::new(&dry.breakers, tokenizer));
-        DryPenalty { dry: dry.clone(), breakers: Arc::new(breakers.unwrap_or_default()) }
+        dry.breakers.found(tokenizer);
+        DryPenalty { dry: dry.clone() }
     }
 
     /// Tokens back that are looked at; 0: all.
@@ -125,7 +194,8 @@ impl DryPenalty {
         let text = Reversed { tokens: &tokens[last(tokens.len(), window - draft.len())..], draft };
         let n = text.len();
         let allowed = self.dry.allowed_length;
-        let longest = self.breakers.n_after(&text);
+        let breakers = self.dry.breakers.found(None);
+        let longest = breakers.n_after(&text);
         if n < 2 || longest < allowed {
             return;
         }
@@ -136,7 +206,7 @@ impl DryPenalty {
             // What came after the repeated part would come again.
             if length >= allowed.max(1)
                 && let Some(next) = text.get(i - 1)
-                && !self.breakers.is_one(next)
+                && !breakers.is_one(next)
             {
                 buffers.found.push((next, length as u32));
             }
@@ -175,7 +245,9 @@ mod tests {
     use super::*;
 
     fn losses(dry: &Dry, breakers: Breakers, tokens: &[u32], draft: &[u32]) -> Vec<(u32, f32)> {
-        let penalty = DryPenalty { dry: dry.clone(), breakers: Arc::new(breakers) };
+        let shared = DryBreakers::from(Vec::new());
+        assert!(shared.0.found.set(breakers).is_ok());
+        let penalty = DryPenalty { dry: Dry { breakers: shared, ..dry.clone() } };
         let (mut buffers, mut biases) = (DryBuffers::default(), vec![]);
         penalty.apply(tokens, draft, &mut buffers, &mut biases);
         biases
@@ -212,7 +284,7 @@ mod tests {
         assert_eq!(losses(&dry, breaks(2), &text, &[]), []);
         // What follows is a breaker.
         assert_eq!(losses(&dry, breaks(4), &text, &[]), []);
-        let spelled = Breakers { sequences: vec![vec![1, 2]], ..Breakers::default() };
+        let spelled = Breakers { sequences: vec![vec![1, 2]], last: vec![1 << 2], ..Breakers::default() };
         assert_eq!(losses(&dry, spelled, &text, &[]), []);
     }
 

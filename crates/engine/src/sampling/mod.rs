@@ -11,6 +11,7 @@ mod params;
 mod rng;
 
 pub use choice::SamplingChoice;
+pub use dry::{DryBreakers, MAX_DRY_BREAKER, MAX_DRY_BREAKERS};
 pub(crate) use dry::{DryBuffers, DryPenalty};
 pub use order::SamplerName;
 pub use params::{Dry, Mirostat, ParamError, SamplingParams};

@@ -1,6 +1,19 @@
 //! What a person asks of the sampler, and what is allowed.
 
+use std::sync::Arc;
+
+use super::dry::{DryBreakers, MAX_DRY_BREAKER, MAX_DRY_BREAKERS};
 use super::order::SamplerName;
+
+/// The largest number, either way, that a parameter may be which is added to logits, or divides them, or counts them. Sums and
+/// products of such numbers with logits stay far from where 32 bits have no number.
+const MOST: f32 = 1e6;
+
+/// Most names of an order of samplers.
+const MAX_SAMPLERS: usize = 32;
+
+/// The largest bias of a token; the least forbids it.
+const MOST_BIAS: f32 = 1e9;
 
 /// Penalties on what would repeat the text: see llama.cpp's `--dry-…`.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,19 +26,13 @@ pub struct Dry {
     pub allowed_length: usize,
     /// How many tokens back it looks, prompt included; 0 is the whole sequence.
     pub window: usize,
-    /// Texts that no repetition reaches over. One that is part of a token's text is found in such tokens alone.
-    pub breakers: Vec<String>,
+    /// Texts that no repetition reaches over, at most [`MAX_DRY_BREAKERS`] of [`MAX_DRY_BREAKER`] bytes each.
+    pub breakers: DryBreakers,
 }
 
 impl Default for Dry {
     fn default() -> Dry {
-        Dry {
-            multiplier: 0.8,
-            base: 1.75,
-            allowed_length: 2,
-            window: 0,
-            breakers: ["\n", ":", "\"", "*"].map(str::to_owned).to_vec(),
-        }
+        Dry { multiplier: 0.8, base: 1.75, allowed_length: 2, window: 0, breakers: DryBreakers::default() }
     }
 }
 
@@ -61,7 +68,7 @@ pub struct SamplingParams {
     /// How many tokens back the penalties look, prompt included; 0 is the whole sequence.
     pub penalty_window: usize,
     /// `(token, bias)` added to logits; minus infinity forbids a token.
-    pub logit_bias: Vec<(u32, f32)>,
+    pub logit_bias: Arc<[(u32, f32)]>,
     /// Keep the tokens whose surprise is nearest to the entropy, the fewest whose probabilities reach this sum; 1 keeps all.
     pub typical_p: f32,
     /// Keep tokens whose logit is less than so many standard deviations below the best; 0 keeps all.
@@ -103,7 +110,7 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             penalty_window: 64,
-            logit_bias: Vec::new(),
+            logit_bias: Arc::default(),
             typical_p: 1.0,
             top_n_sigma: 0.0,
             xtc_probability: 0.0,
@@ -144,25 +151,33 @@ impl SamplingParams {
     /// # Errors
     /// Names the first parameter outside its limits, its value and the limits.
     pub fn check(&self, n_vocab: usize) -> Result<(), ParamError> {
-        within("temperature", self.temperature, 0.0, f32::MAX)?;
+        within("temperature", self.temperature, 0.0, MOST)?;
         within("top_p", self.top_p, 0.0, 1.0)?;
         within("min_p", self.min_p, 0.0, 1.0)?;
-        within("presence_penalty", self.presence_penalty, f32::MIN, f32::MAX)?;
-        within("frequency_penalty", self.frequency_penalty, f32::MIN, f32::MAX)?;
+        within("presence_penalty", self.presence_penalty, -MOST, MOST)?;
+        within("frequency_penalty", self.frequency_penalty, -MOST, MOST)?;
         within("typical_p", self.typical_p, 0.0, 1.0)?;
-        within("top_n_sigma", self.top_n_sigma, 0.0, f32::MAX)?;
+        within("top_n_sigma", self.top_n_sigma, 0.0, MOST)?;
         within("xtc_probability", self.xtc_probability, 0.0, 1.0)?;
         within("xtc_threshold", self.xtc_threshold, 0.0, 1.0)?;
-        within("dynatemp_range", self.dynatemp_range, 0.0, f32::MAX)?;
-        within("dynatemp_exponent", self.dynatemp_exponent, f32::MIN_POSITIVE, f32::MAX)?;
+        within("dynatemp_range", self.dynatemp_range, 0.0, MOST)?;
+        within("dynatemp_exponent", self.dynatemp_exponent, 1.0 / MOST, MOST)?;
         if let Some(Mirostat { version, tau, eta }) = self.mirostat {
             within("mirostat", version as f32, 1.0, 2.0)?;
-            within("mirostat_tau", tau, 0.0, f32::MAX)?;
-            within("mirostat_eta", eta, 0.0, f32::MAX)?;
+            within("mirostat_tau", tau, 0.0, MOST)?;
+            within("mirostat_eta", eta, 0.0, MOST)?;
         }
         if let Some(dry) = &self.dry {
-            within("dry_multiplier", dry.multiplier, 0.0, f32::MAX)?;
-            within("dry_base", dry.base, 1.0, f32::MAX)?;
+            within("dry_multiplier", dry.multiplier, 0.0, MOST)?;
+            within("dry_base", dry.base, 1.0, MOST)?;
+            check_breakers(dry.breakers.texts())?;
+        }
+        if let Some(n) = self.order.as_ref().map(Vec::len).filter(|n| *n > MAX_SAMPLERS) {
+            return Err(ParamError {
+                name: "samplers",
+                value: format!("{n} names"),
+                expected: format!("at most {MAX_SAMPLERS}"),
+            });
         }
         if let Some(order) = &self.order
             && let n_first = order.iter().take_while(|name| name.is_penalty()).count()
@@ -174,13 +189,7 @@ impl SamplingParams {
                 expected: "penalties and dry before all others".into(),
             });
         }
-        if !(self.repeat_penalty.is_finite() && self.repeat_penalty > 0.0) {
-            return Err(ParamError {
-                name: "repeat_penalty",
-                value: self.repeat_penalty.to_string(),
-                expected: "a finite number above 0 (1 is off)".into(),
-            });
-        }
+        within("repeat_penalty", self.repeat_penalty, 1.0 / MOST, MOST)?;
         if self.n_best_logprobs > device::MAX_BEST {
             return Err(ParamError {
                 name: "n_best_logprobs",
@@ -188,7 +197,7 @@ impl SamplingParams {
                 expected: format!("at most {}", device::MAX_BEST),
             });
         }
-        for &(token, bias) in &self.logit_bias {
+        for &(token, bias) in self.logit_bias.iter() {
             if token as usize >= n_vocab {
                 return Err(ParamError {
                     name: "logit_bias",
@@ -196,11 +205,11 @@ impl SamplingParams {
                     expected: format!("token ids below {n_vocab}"),
                 });
             }
-            if bias.is_nan() || bias == f32::INFINITY {
+            if bias.is_nan() || bias > MOST_BIAS {
                 return Err(ParamError {
                     name: "logit_bias",
                     value: format!("{bias} for token {token}"),
-                    expected: "a number, or -inf to forbid the token".into(),
+                    expected: format!("a number of at most {MOST_BIAS}, or -inf to forbid the token"),
                 });
             }
         }
@@ -208,14 +217,23 @@ impl SamplingParams {
     }
 }
 
+fn check_breakers(breakers: &[String]) -> Result<(), ParamError> {
+    let longest = breakers.iter().map(String::len).max().unwrap_or(0);
+    let wrong =
+        |value: String, expected: String| Err(ParamError { name: "dry_sequence_breakers", value, expected });
+    match (breakers.len(), longest) {
+        (0..=MAX_DRY_BREAKERS, 0..=MAX_DRY_BREAKER) => Ok(()),
+        (0..=MAX_DRY_BREAKERS, n) => {
+            wrong(format!("a text of {n} bytes"), format!("at most {MAX_DRY_BREAKER} bytes in each"))
+        }
+        (n, _) => wrong(format!("{n} texts"), format!("at most {MAX_DRY_BREAKERS}")),
+    }
+}
+
 fn within(name: &'static str, value: f32, low: f32, high: f32) -> Result<(), ParamError> {
     if value >= low && value <= high {
         return Ok(());
     }
-    let expected = match (low, high) {
-        (f32::MIN, f32::MAX) => "a finite number".into(),
-        (low, f32::MAX) => format!("a finite number, at least {low}"),
-        (low, high) => format!("a number from {low} to {high}"),
-    };
+    let expected = format!("a number from {low} to {high}");
     Err(ParamError { name, value: value.to_string(), expected })
 }

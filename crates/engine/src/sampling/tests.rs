@@ -40,7 +40,7 @@ fn sample_many(params: &SamplingParams, logits: &[f32], tokens: &[u32], n: usize
 /// What the stages mean, written the slow way in f64: probabilities of all tokens.
 fn expected(params: &SamplingParams, logits: &[f32], tokens: &[u32]) -> Vec<f64> {
     let mut l: Vec<f64> = logits.iter().map(|&l| f64::from(l)).collect();
-    for &(id, bias) in &params.logit_bias {
+    for &(id, bias) in params.logit_bias.iter() {
         l[id as usize] += f64::from(bias);
     }
     let window =
@@ -127,7 +127,7 @@ fn every_stage_alone_and_all_together() {
         &[4, 1, 3],
     );
     check(
-        &SamplingParams { logit_bias: vec![(3, f32::NEG_INFINITY), (5, 6.0)], ..seeded.clone() },
+        &SamplingParams { logit_bias: [(3, f32::NEG_INFINITY), (5, 6.0)].into(), ..seeded.clone() },
         &LOGITS,
         &[],
     );
@@ -140,7 +140,7 @@ fn every_stage_alone_and_all_together() {
         presence_penalty: 0.2,
         frequency_penalty: 0.1,
         penalty_window: 0,
-        logit_bias: vec![(7, 1.0)],
+        logit_bias: [(7, 1.0)].into(),
         ..seeded
     };
     check(&all, &LOGITS, &[0, 3, 0, 8]);
@@ -153,7 +153,7 @@ fn greedy_takes_the_lowest_of_equals_and_needs_no_random_numbers() {
     let counts = sample_many(&SamplingParams { top_k: 1, ..Default::default() }, &LOGITS, &[], 10);
     assert_eq!(counts[3], 10);
     assert_eq!(Sampler::new(&SamplingParams::greedy(), 9, None).unwrap().want(0), Want::BEST);
-    let biased = SamplingParams { logit_bias: vec![(0, 9.0)], ..SamplingParams::greedy() };
+    let biased = SamplingParams { logit_bias: [(0, 9.0)].into(), ..SamplingParams::greedy() };
     assert_eq!(sample_many(&biased, &LOGITS, &[], 10)[0], 10);
 }
 
@@ -196,7 +196,7 @@ fn logprobs_are_the_models_own() {
     let params = SamplingParams {
         temperature: 0.3,
         repeat_penalty: 1.5,
-        logit_bias: vec![(4, 1.0), (4, 1.0)],
+        logit_bias: [(4, 1.0), (4, 1.0)].into(),
         logprobs: true,
         ..Default::default()
     };
@@ -216,7 +216,7 @@ fn values_outside_their_limits_are_named() {
     let d = SamplingParams::default;
     assert_eq!(
         bad(SamplingParams { temperature: -1.0, ..d() }).to_string(),
-        "temperature is -1, expected a finite number, at least 0"
+        "temperature is -1, expected a number from 0 to 1000000"
     );
     assert_eq!(
         bad(SamplingParams { top_p: 1.5, ..d() }).to_string(),
@@ -225,8 +225,58 @@ fn values_outside_their_limits_are_named() {
     assert_eq!(bad(SamplingParams { min_p: f32::NAN, ..d() }).name, "min_p");
     assert_eq!(bad(SamplingParams { repeat_penalty: 0.0, ..d() }).name, "repeat_penalty");
     assert_eq!(bad(SamplingParams { presence_penalty: f32::INFINITY, ..d() }).name, "presence_penalty");
-    assert_eq!(bad(SamplingParams { logit_bias: vec![(9, 0.0)], ..d() }).expected, "token ids below 9");
-    assert_eq!(bad(SamplingParams { logit_bias: vec![(1, f32::INFINITY)], ..d() }).name, "logit_bias");
+    assert_eq!(bad(SamplingParams { logit_bias: [(9, 0.0)].into(), ..d() }).expected, "token ids below 9");
+    assert_eq!(bad(SamplingParams { logit_bias: [(1, f32::INFINITY)].into(), ..d() }).name, "logit_bias");
+}
+
+/// Extreme values are refused, or a token comes of them: none makes every logit NaN.
+#[test]
+fn no_parameter_leaves_a_model_without_a_token() {
+    type Set = fn(&mut SamplingParams, f32);
+    let all: [(&str, Set); 16] = [
+        ("temperature", |p, x| p.temperature = x),
+        ("top_p", |p, x| p.top_p = x),
+        ("min_p", |p, x| p.min_p = x),
+        ("repeat_penalty", |p, x| p.repeat_penalty = x),
+        ("presence_penalty", |p, x| p.presence_penalty = x),
+        ("frequency_penalty", |p, x| p.frequency_penalty = x),
+        ("typical_p", |p, x| p.typical_p = x),
+        ("top_n_sigma", |p, x| p.top_n_sigma = x),
+        ("xtc_probability", |p, x| p.xtc_probability = x),
+        ("xtc_threshold", |p, x| (p.xtc_probability, p.xtc_threshold) = (1.0, x)),
+        ("dynatemp_range", |p, x| p.dynatemp_range = x),
+        ("dynatemp_exponent", |p, x| (p.dynatemp_range, p.dynatemp_exponent) = (1.0, x)),
+        ("mirostat_tau", |p, x| p.mirostat = Some(Mirostat { version: 2, tau: x, eta: 0.1 })),
+        ("mirostat_eta", |p, x| p.mirostat = Some(Mirostat { version: 1, tau: 5.0, eta: x })),
+        ("dry_base", |p, x| p.dry = Some(Dry { base: x, ..Dry::default() })),
+        ("logit_bias", |p, x| p.logit_bias = (0..9).chain(0..9).map(|id| (id, x)).collect()),
+    ];
+    let values = [1e-45, 1e-38, 1e-7, 1e-6, 0.0, 0.5, 1.0, 1e6, 1e9, 3e38, f32::MAX, f32::INFINITY, f32::NAN];
+    let mut n_refused = 0;
+    for (name, set) in all {
+        for value in values.iter().flat_map(|value| [*value, -value]) {
+            let mut params = SamplingParams { seed: Some(1), penalty_window: 0, ..SamplingParams::default() };
+            set(&mut params, value);
+            // Together with others at their limits.
+            for others in [false, true] {
+                if others {
+                    (params.temperature, params.frequency_penalty) = (params.temperature.min(1e-30), -1e6);
+                }
+                let Ok(mut sampler) = Sampler::new(&params, LOGITS.len(), None) else {
+                    n_refused += 1;
+                    continue;
+                };
+                let mut chooser = Chooser::new(LOGITS.len());
+                let mut tokens = vec![4; 100];
+                for _ in 0..20 {
+                    let chosen = sample(&mut sampler, &LOGITS, &tokens, &mut chooser);
+                    tokens.push(chosen.token.unwrap_or_else(|| panic!("{name} {value}: no token")));
+                    sampler.took_one(chosen.surprise);
+                }
+            }
+        }
+    }
+    assert!(n_refused > 100, "{n_refused}");
 }
 
 #[test]
@@ -323,7 +373,7 @@ fn mirostat_reaches_its_target() {
 /// Loops, which a model without it would never leave, are left.
 #[test]
 fn dry_leaves_a_loop() {
-    let dry = Some(Dry { multiplier: 5.0, breakers: vec![], ..Dry::default() });
+    let dry = Some(Dry { multiplier: 5.0, breakers: vec![].into(), ..Dry::default() });
     let params = SamplingParams { temperature: 0.0, dry, ..Default::default() };
     let mut sampler = Sampler::new(&params, LOGITS.len(), None).unwrap();
     let mut chooser = Chooser::new(LOGITS.len());

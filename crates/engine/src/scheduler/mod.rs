@@ -277,7 +277,7 @@ impl Scheduler {
     /// End what was cancelled, what is past its deadline, and what cannot go on.
     pub(crate) fn end_unwanted(&mut self, now: Instant, on_event: &mut dyn FnMut(Event<'_>)) {
         let why = |sequence: &Sequence| match sequence.deadline {
-            _ if sequence.failed.is_some() => sequence.failed.clone().map(FinishReason::Failed),
+            _ if sequence.failed.is_some() => sequence.failed.clone(),
             _ if sequence.cancel.is_cancelled() => Some(FinishReason::Cancelled),
             Some(deadline) if deadline <= now => Some(FinishReason::DeadlineExceeded),
             _ => None,

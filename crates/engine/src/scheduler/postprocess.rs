@@ -226,8 +226,8 @@ impl Scheduler {
         if sequence.max_tokens == 0 {
             return self.finish(slot, FinishReason::MaxTokens, on_event);
         }
-        if let Some(error) = sequence.failed.take() {
-            return self.finish(slot, FinishReason::Failed(error), on_event);
+        if let Some(reason) = sequence.failed.take() {
+            return self.finish(slot, reason, on_event);
         }
         let chosen = program.chosen().get(output).copied();
         match chosen.and_then(|chosen| Some((chosen.token?, chosen.logprob, chosen.surprise))) {
@@ -269,7 +269,7 @@ impl Scheduler {
             is_over = accepted.is_ok() && constraint.is_over();
         }
         if let Err(error) = accepted {
-            return self.finish(slot, FinishReason::Failed(error.to_string()), on_event);
+            return self.finish(slot, FinishReason::ConstraintFailed(error.to_string()), on_event);
         }
         sequence.tokens.push(id);
         let timings = sequence.timings();

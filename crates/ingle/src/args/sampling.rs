@@ -165,7 +165,7 @@ impl SamplerArgs {
             window: self.dry_window,
             breakers: match self.dry_sequence_breaker.as_slice() {
                 [] => Dry::default().breakers,
-                texts => texts.to_vec(),
+                texts => texts.to_vec().into(),
             },
         };
         let (version, tau, eta) = (self.mirostat, self.mirostat_tau, self.mirostat_eta);

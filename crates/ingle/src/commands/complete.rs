@@ -105,7 +105,7 @@ impl Complete {
         let mut cache = self.prompt_cache.open(&mut engine)?;
         let interrupt = Interrupt::install()?;
         let mut request =
-            generate::request(tokens.clone(), sampling, &self.sampling, &self.prefill, may_guess);
+            generate::request(tokens.clone(), sampling, &self.sampling, &self.prefill, may_guess)?;
         request.ignore_end = self.ignore_end;
         request.adapter = adapter;
         request.constraint = constraint;

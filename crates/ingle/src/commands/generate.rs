@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use engine::{
     CancelFlag, Engine, Event, Finished, Overflow, Request, SamplingChoice, SamplingParams, Timings,
 };
+use text::Stops;
 
 use crate::args::{OverflowName, PrefillArgs, SamplingArgs};
 
@@ -37,7 +38,7 @@ pub fn sampling(args: &SamplingArgs, model: SamplingChoice) -> SamplingParams {
     let mut sampling = SamplingParams {
         presence_penalty: args.presence_penalty,
         frequency_penalty: args.frequency_penalty,
-        logit_bias: args.logit_bias.clone(),
+        logit_bias: args.logit_bias.clone().into(),
         seed: args.seed,
         ..args.more.params()
     };
@@ -51,29 +52,33 @@ pub fn sampling(args: &SamplingArgs, model: SamplingChoice) -> SamplingParams {
 /// # Errors
 /// Names the first, its value and the limits.
 pub fn check(args: &SamplingArgs) -> anyhow::Result<()> {
-    Ok(SamplingParams { logit_bias: Vec::new(), ..sampling(args) }.check(1)?)
+    let sampling = sampling(args, SamplingChoice::default());
+    Ok(SamplingParams { logit_bias: Arc::default(), ..sampling }.check(1)?)
 }
 
 /// A request to continue `tokens` as the flags ask; `speculate` says whether they may be guessed.
+///
+/// # Errors
+/// Its stop strings are too large.
 pub fn request(
     tokens: Vec<u32>,
     sampling: SamplingParams,
     args: &SamplingArgs,
     prefill: &PrefillArgs,
     speculate: bool,
-) -> Request {
-    Request {
+) -> anyhow::Result<Request> {
+    Ok(Request {
         sampling,
         speculate,
         max_tokens: args.max_tokens,
-        stop: args.stop.clone(),
+        stop: Stops::new(&args.stop)?,
         overflow: match args.overflow {
             OverflowName::Stop => Overflow::Stop,
             OverflowName::Slide => Overflow::Slide { keep: args.keep },
         },
         prefill: crate::load::prefill(prefill),
         ..Request::new(tokens)
-    }
+    })
 }
 
 /// Run a request; every piece of text goes to `out` as soon as it is certain.
@@ -155,7 +160,7 @@ pub fn stop_word(reason: &engine::FinishReason) -> &'static str {
     use engine::FinishReason::*;
     match reason {
         EndToken(_) | ConstraintMet => "end",
-        ConstraintUnmet => "failed",
+        ConstraintUnmet | ConstraintFailed(_) => "failed",
         StopToken(_) | StopString(_) => "stop",
         MaxTokens => "max_tokens",
         ContextFull => "context_full",

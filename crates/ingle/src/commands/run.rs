@@ -459,7 +459,7 @@ impl Session {
         self.last_prompt.clone_from(&tokens);
         let sampling = generate::sampling(&self.sampling, self.engine.model().sampling());
         let may_guess = self.speculate.allows(&sampling, self.deterministic);
-        let request = generate::request(tokens, sampling, &self.sampling, &self.prefill, may_guess);
+        let request = generate::request(tokens, sampling, &self.sampling, &self.prefill, may_guess)?;
         let (constraint, show_special) = (self.constraint.clone(), self.dialogue.shown());
         Ok(engine::Request {
             constraint,

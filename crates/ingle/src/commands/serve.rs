@@ -184,7 +184,10 @@ impl Serve {
             .enable_all()
             .build()
             .context("starting the HTTP threads")?;
-        runtime.block_on(self.serve())
+        let served = runtime.block_on(self.serve());
+        // Whatever still loads or waits is of no use any more.
+        runtime.shutdown_background();
+        served
     }
 
     async fn serve(self) -> anyhow::Result<()> {
@@ -216,7 +219,7 @@ impl Serve {
             std::future::pending::<anyhow::Result<()>>().await
         };
         tokio::select! {
-            served = server::serve(listener, app, gate, shutdown(), drain) => Ok(served?),
+            served = server::serve(listener, app, gate, shutdown(), interrupted_again(), drain) => Ok(served?),
             failed = prepared => failed,
         }
     }
@@ -381,14 +384,22 @@ async fn reload_certificates(tls: Tls) {
 #[cfg(not(unix))]
 async fn reload_certificates(_: Tls) {}
 
+/// Ends at Ctrl-C.
+async fn interrupt() {
+    if let Err(error) = tokio::signal::ctrl_c().await {
+        tracing::warn!("Ctrl-C cannot be heard: {error}");
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Ends at the next Ctrl-C after it was first awaited: somebody does not want to wait for answers that still run.
+async fn interrupted_again() {
+    interrupt().await;
+    eprintln!("ending at once");
+}
+
 /// Ends at SIGTERM or Ctrl-C.
 async fn shutdown() {
-    let interrupt = async {
-        if let Err(error) = tokio::signal::ctrl_c().await {
-            tracing::warn!("Ctrl-C cannot be heard: {error}");
-            std::future::pending::<()>().await;
-        }
-    };
     #[cfg(unix)]
     let terminate = async {
         match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
@@ -402,8 +413,8 @@ async fn shutdown() {
     #[cfg(not(unix))]
     let terminate = std::future::pending::<()>();
     tokio::select! {
-        () = interrupt => {}
+        () = interrupt() => {}
         () = terminate => {}
     }
-    tell!("shutting down");
+    tell!("shutting down; Ctrl-C ends answers that still run at once");
 }

@@ -209,7 +209,8 @@ impl Facts {
 fn stop_reason(reason: FinishReason) -> StopReason {
     match reason {
         FinishReason::EndToken(_) | FinishReason::ConstraintMet => StopReason::End,
-        FinishReason::ConstraintUnmet => StopReason::Unspellable,
+        FinishReason::ConstraintUnmet => StopReason::Ungrammatical(ApiError::unspellable().message),
+        FinishReason::ConstraintFailed(words) => StopReason::Ungrammatical(words),
         FinishReason::StopToken(token) => StopReason::StopToken(token),
         FinishReason::StopString(stop) => StopReason::StopString(stop),
         FinishReason::MaxTokens => StopReason::MaxTokens,

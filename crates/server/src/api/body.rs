@@ -1,18 +1,25 @@
 //! JSON bodies: what is wrong is named by its path, unknown keys are ignored.
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRef, FromRequest, Request};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::app::App;
 use crate::error::{ApiError, ErrorKind};
-use crate::serve::MAX_BODY;
+use crate::handlers::SMALL;
+use crate::limits::{self, MAX_BODY};
 
 /// A body that is JSON of `T`, whatever its content type says.
 pub struct JsonBody<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+impl<T, S> FromRequest<S> for JsonBody<T>
+where
+    T: DeserializeOwned + Send + 'static,
+    S: Send + Sync,
+    App: FromRef<S>,
+{
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
@@ -25,7 +32,13 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
                 }
                 _ => ApiError::new(ErrorKind::Invalid, rejection.body_text()),
             })?;
-        parse(&bytes).map(JsonBody)
+        let is_small = bytes.len() <= SMALL;
+        let read = move || limits::check(&bytes).and_then(|()| parse(&bytes));
+        let found = match is_small {
+            true => read(),
+            false => App::from_ref(state).preparing().run(move |_| read()).await,
+        };
+        found.map(JsonBody)
     }
 }
 
@@ -45,8 +58,9 @@ pub fn part<'de, T: Deserialize<'de>>(object: &'de Value, prefix: &str) -> Resul
     serde_path_to_error::deserialize(object).map_err(|error| wrong(&error, prefix))
 }
 
-/// A body of at most so many bytes is read again to find which of its keys is wrong.
-const MAX_SEARCHED: usize = 64 << 10;
+/// A body of at most so many bytes and keys is read again, once for each key, to find which of them is wrong.
+const MAX_SEARCHED: usize = 16 << 10;
+const MAX_KEYS_SEARCHED: usize = 64;
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
@@ -102,6 +116,9 @@ fn wrong_key<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
         return None;
     }
     let body: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
+    if body.len() > MAX_KEYS_SEARCHED {
+        return None;
+    }
     let is_wrong = |key: &&String| {
         let mut others = body.clone();
         others.remove(*key);
@@ -149,6 +166,17 @@ mod tests {
         let error = parse::<Body>(br#"{"list":[1.0,2.5]}"#).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("list[1]"), "{}", error.message);
         assert!(parse::<Body>(br#"{"list":[1.0]} x"#).is_err());
+    }
+
+    #[test]
+    fn a_wrong_key_among_many_is_not_looked_for() {
+        let keys: Vec<String> = (0..6500).map(|n| format!("\"k{n}\":1")).collect();
+        let body = format!("{{\"list\":[],{},\"number\":\"x\"}}", keys.join(","));
+        let begun = std::time::Instant::now();
+        let error = parse::<Body>(body.as_bytes()).unwrap_err();
+        assert!(error.param.is_none() && error.message.contains("invalid type"), "{}", error.message);
+        // Each key by itself took minutes.
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
     }
 
     #[test]

@@ -37,9 +37,13 @@ pub fn router() -> axum::Router<App> {
 const FAILING: u64 = 3;
 
 async fn health(State(app): State<App>) -> Response {
-    let failing = stats(&app).into_iter().find(|(_, stats)| stats.failing.get() >= FAILING);
-    let message = match failing {
-        Some((id, stats)) => format!("the last {} steps of {id} failed", stats.failing.get()),
+    let failing = |(id, stats): (String, Arc<Stats>)| match (stats.failing.get(), stats.pulse.stuck()) {
+        (n @ FAILING.., _) => Some(format!("the last {n} steps of {id} failed")),
+        (_, Some(time)) => Some(format!("{id} has been in one step for {} s", time.as_secs())),
+        (_, None) => None,
+    };
+    let message = match stats(&app).into_iter().find_map(failing) {
+        Some(message) => message,
         None if app.is_ready() => return Json(json!({ "status": "ok" })).into_response(),
         None => "Loading model".to_owned(),
     };

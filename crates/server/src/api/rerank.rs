@@ -52,10 +52,9 @@ async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body>) -> Resul
         let message = format!("`documents` has {n} entries, expected 1 to {MAX_DOCUMENTS}");
         return Err(ApiError::invalid("documents", message));
     }
-    let pair = |document: &Document| Prompt::Pair {
-        query: body.query.clone(),
-        document: document.text().to_owned(),
-    };
+    let query: std::sync::Arc<str> = body.query.into();
+    let pair =
+        |document: &Document| Prompt::Pair { query: query.clone(), document: document.text().to_owned() };
     let request = EmbedRequest {
         model: body.model,
         inputs: body.documents.iter().map(pair).collect(),

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use engine::{Dry, Mirostat, SamplerName, SamplingChoice, SamplingParams};
+use engine::{Dry, DryBreakers, Mirostat, SamplerName, SamplingChoice, SamplingParams};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use text::{Grammar, Trigger, Triggers};
+use text::{Grammar, Trigger};
 
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::{GenerateOptions, KeepAlive};
@@ -156,7 +156,7 @@ impl MoreSamplers {
                     .dry_allowed_length
                     .map_or(default.allowed_length, |n| usize::try_from(n).unwrap_or(0)),
                 window: self.dry_penalty_last_n.map_or(0, |n| usize::try_from(n).unwrap_or(0)),
-                breakers: self.dry_sequence_breakers.clone().unwrap_or(default.breakers),
+                breakers: self.dry_sequence_breakers.clone().map_or(default.breakers, DryBreakers::from),
             });
         }
         sampling.order = self.samplers.as_ref().map(order).transpose()?.flatten();
@@ -262,7 +262,7 @@ impl SamplingKeys {
             self.json_schema.clone().filter(|schema| !schema.is_null()).map(Grammar::JsonSchema),
             self.guided_regex.clone().map(Grammar::Regex),
             self.guided_choice.clone().map(Grammar::Choice),
-            self.guided_grammar.clone().map(Grammar::of_text),
+            self.guided_grammar.clone().map(|text| of_text("guided_grammar", text)).transpose()?,
             // Clients of llama.cpp send an empty one for none.
             self.grammar.clone().filter(|text| !text.is_empty()).map(Grammar::Gbnf),
         ];
@@ -278,7 +278,7 @@ impl SamplingKeys {
     }
 
     /// What a lazy grammar waits for.
-    fn triggers(&self) -> Result<Option<Arc<Triggers>>> {
+    fn triggers(&self) -> Result<Option<Arc<[Trigger]>>> {
         if self.grammar_lazy != Some(true) {
             return Ok(None);
         }
@@ -298,11 +298,15 @@ impl SamplingKeys {
             (kind, _) => Err(wrong(format!("`grammar_triggers[{index}].type` is {kind}, expected 0 to 3"))),
         };
         let triggers = self.grammar_triggers.iter().flatten().enumerate().map(trigger);
-        let triggers = Triggers::new(&triggers.collect::<Result<Vec<_>>>()?);
-        triggers.map(|triggers| Some(Arc::new(triggers))).map_err(|error| wrong(error.to_string()))
+        let triggers = triggers.collect::<Result<Vec<_>>>()?;
+        match triggers.is_empty() {
+            true => Err(wrong("`grammar_triggers` is empty, expected at least one trigger".into())),
+            false => Ok(Some(triggers.into())),
+        }
     }
 
-    fn logit_bias(&self) -> Result<Vec<(u32, f32)>> {
+    /// The biases by token; of a token that is named twice the sum counts.
+    fn logit_bias(&self) -> Result<Arc<[(u32, f32)]>> {
         let wrong = |found: &Value| {
             let expected =
                 "an object of tokens' ids and numbers, or a list of pairs of an id, and a number or false";
@@ -320,7 +324,7 @@ impl SamplingKeys {
             id.zip(bias).ok_or_else(|| wrong(&json!([token, bias])))
         };
         match &self.logit_bias {
-            None | Some(Value::Null) => Ok(Vec::new()),
+            None | Some(Value::Null) => Ok(Arc::default()),
             Some(Value::Object(biases)) => {
                 biases.iter().map(|(token, bias)| entry(&json!(token), bias)).collect()
             }
@@ -346,6 +350,17 @@ pub(super) fn structural_tag(tag: &Value) -> Result<Grammar> {
     grammar.map_err(|error| ApiError::invalid("structural_tag", error.to_string()))
 }
 
+/// A grammar in either dialect.
+///
+/// # Errors
+/// Compiling it would take too much memory.
+fn of_text(key: &str, text: String) -> Result<Grammar> {
+    if !text.contains("::=") {
+        text::check_lark(&text).map_err(|error| ApiError::invalid(key, format!("`{key}`: {error}")))?;
+    }
+    Ok(Grammar::of_text(text))
+}
+
 /// The grammar of vLLM's `structured_outputs`.
 fn structured_outputs(outputs: &Value) -> Result<Option<Grammar>> {
     let wrong = |key: &str, found: &Value, expected: &str| {
@@ -368,7 +383,7 @@ fn structured_outputs(outputs: &Value) -> Result<Option<Grammar>> {
                 Err(_) => return wrong(".json", value, "a JSON Schema"),
             },
             ("regex", Value::String(regex)) => Grammar::Regex(regex.clone()),
-            ("grammar", Value::String(text)) => Grammar::of_text(text.clone()),
+            ("grammar", Value::String(text)) => of_text("structured_outputs.grammar", text.clone())?,
             ("choice", Value::Array(list)) if list.iter().all(Value::is_string) => {
                 Grammar::Choice(list.iter().filter_map(Value::as_str).map(str::to_owned).collect())
             }
@@ -389,7 +404,7 @@ fn structured_outputs(outputs: &Value) -> Result<Option<Grammar>> {
 
 /// The limits that hold for every model; what depends on the vocabulary, the engine checks.
 fn check(sampling: &SamplingParams) -> Result<()> {
-    let without_biases = SamplingParams { logit_bias: Vec::new(), ..sampling.clone() };
+    let without_biases = SamplingParams { logit_bias: Arc::default(), ..sampling.clone() };
     without_biases.check(1).map_err(|wrong| ApiError::invalid(wrong.name, wrong.to_string()))
 }
 
@@ -467,11 +482,11 @@ mod tests {
         .unwrap();
         assert_eq!((options.sampling.temperature, options.sampling.top_k), (0.5, 0));
         assert_eq!((options.sampling.repeat_penalty, options.sampling.seed), (1.25, None));
-        assert_eq!(options.sampling.logit_bias, [(7, -100.0)]);
+        assert_eq!(*options.sampling.logit_bias, [(7, -100.0)]);
         assert!(options.ignore_end);
         let pairs =
             json!({ "logit_bias": [[7, 1.5], ["8", false]], "bad_words": [], "skip_special_tokens": true });
-        assert_eq!(apply(pairs).unwrap().sampling.logit_bias, [(7, 1.5), (8, FORBIDDEN)]);
+        assert_eq!(*apply(pairs).unwrap().sampling.logit_bias, [(7, 1.5), (8, FORBIDDEN)]);
     }
 
     #[test]
@@ -489,7 +504,7 @@ mod tests {
             "dry_sequence_breakers": ["x"], "samplers": "ekt"
         }));
         assert_eq!(found.mirostat, Some(Mirostat { version: 2, tau: 3.0, eta: 0.1 }));
-        let dry = Dry { multiplier: 1.5, window: 0, breakers: vec!["x".into()], ..Dry::default() };
+        let dry = Dry { multiplier: 1.5, window: 0, breakers: vec!["x".into()].into(), ..Dry::default() };
         assert_eq!(found.dry, Some(dry));
         let order = vec![SamplerName::Penalties, SamplerName::TopK, SamplerName::Temperature];
         assert_eq!(found.order, Some(order.clone()));
@@ -532,7 +547,7 @@ mod tests {
             "grammar_triggers": [{"type": 1, "value": "<a>"}, {"type": 0, "value": "", "token": 7}],
         });
         let triggers = apply(keys).unwrap().triggers.unwrap();
-        assert!(triggers.has_token(7) && triggers.find("x<a>", 4) == Some(1));
+        assert_eq!(*triggers, [Trigger::Word("<a>".into()), Trigger::Token(7)]);
         let grammar = |keys: Value| serde_json::from_value::<SamplingKeys>(keys).unwrap().grammar(None);
         let wrong = |keys: Value| grammar(keys).unwrap_err().param.unwrap();
         assert_eq!(wrong(json!({ "structural_tag": {} })), "structural_tag");

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use engine::Engine;
-use text::{Gap, Grammar, GrammarCompiler, Matcher, Tokenizer};
+use engine::{DryBreakers, Engine};
+use text::{Gap, Grammar, GrammarCompiler, Matcher, Tokenizer, Trigger, Triggers};
 
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::matchers::Matchers;
@@ -26,6 +26,8 @@ pub(crate) struct Facts {
     pub(super) template: Option<Template>,
     /// Tokens of a sequence.
     pub(crate) n_ctx: usize,
+    /// Most bytes of a text that may fit in so many tokens.
+    pub(crate) max_text: usize,
     /// Sequences at once.
     pub(crate) n_slots: usize,
     /// The device's name.
@@ -33,9 +35,44 @@ pub(crate) struct Facts {
     /// Made for the first request that has a grammar.
     compiler: OnceLock<std::result::Result<GrammarCompiler, String>>,
     matchers: Matchers,
+    triggers: Matchers<Vec<Trigger>, Arc<Triggers>>,
+    /// Of DRY, by their list.
+    breakers: Matchers<Vec<String>, DryBreakers>,
 }
 
 impl Facts {
+    /// Refuse a text that cannot fit in the context, before anything is made of it. `key` is where it came from.
+    ///
+    /// # Errors
+    /// It has more bytes than all tokens of a context.
+    pub(crate) fn check_text(&self, key: &str, n_bytes: usize) -> Result<()> {
+        match n_bytes > self.max_text {
+            true => Err(ApiError::text_too_long(key, n_bytes, self.n_ctx, self.max_text)),
+            false => Ok(()),
+        }
+    }
+
+    /// What a grammar waits for, compiled.
+    ///
+    /// # Errors
+    /// A trigger is not valid, or takes too much memory.
+    pub(crate) fn triggers(&self, triggers: &[Trigger]) -> Result<Arc<Triggers>> {
+        self.triggers.get(&triggers.to_vec(), || {
+            let compiled = Triggers::new(triggers);
+            let wrong = |error: text::Error| format!("`grammar_triggers`: {error}");
+            compiled.map(Arc::new).map_err(|error| ApiError::invalid("grammar_triggers", wrong(error)))
+        })
+    }
+
+    /// DRY's breakers made ready for this vocabulary, once for all requests that have the same.
+    pub(crate) fn breakers(&self, breakers: &DryBreakers) -> DryBreakers {
+        let made = self.breakers.get(&breakers.texts().to_vec(), || {
+            breakers.prepare(&self.tokenizer);
+            Ok(breakers.clone())
+        });
+        made.unwrap_or_else(|_| breakers.clone())
+    }
+
     /// What holds an answer to a grammar.
     ///
     /// # Errors
@@ -63,15 +100,19 @@ impl Facts {
         tokenizer.prepare();
         let template =
             tokenizer.chat_template().map(|source| Template::new(source, &tokenizer)).transpose()?;
+        let max_text = tokenizer.most_bytes(engine.limits().n_ctx);
         Ok(Facts {
             model: engine.model().clone(),
             tokenizer,
             template,
+            max_text,
             n_ctx: engine.limits().n_ctx,
             n_slots: engine.limits().max_spans,
             device: engine.device().name(),
             compiler: OnceLock::new(),
             matchers: Matchers::default(),
+            triggers: Matchers::default(),
+            breakers: Matchers::default(),
         })
     }
 }
@@ -101,6 +142,9 @@ impl TextModel {
             let message = format!("the model `{}` has no tokens around a gap, so it fills none", self.id);
             ApiError::invalid("suffix", message)
         })?;
+        let n_bytes = gap.before.len() + gap.after.len();
+        let n_bytes = n_bytes + gap.files.iter().map(|(name, text)| name.len() + text.len()).sum::<usize>();
+        self.facts.check_text("suffix", n_bytes)?;
         let prompt = tokenizer.encode_gap(tokens, gap).map_err(engine::Error::from)?;
         Ok((prompt, tokens.ends.clone()))
     }

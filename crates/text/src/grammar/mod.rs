@@ -3,6 +3,7 @@
 //! `llguidance` does the parsing. Here are what can be asked, the vocabulary as it wants it, and limits for what strangers send.
 
 mod gbnf;
+mod limits;
 mod structural_tag;
 mod translate;
 mod triggers;
@@ -16,10 +17,8 @@ use serde_json::{Value, json};
 
 use crate::{Error, Result, Tokenizer};
 
-pub use triggers::{Trigger, Triggers};
-
-/// The largest grammar that is looked at, in bytes.
-const MAX_GRAMMAR: usize = 1 << 20;
+pub use limits::{MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX, MAX_SCHEMA_DEPTH, check_lark};
+pub use triggers::{MAX_TRIGGER, MAX_TRIGGERS, Trigger, Triggers};
 
 /// The stack on which a grammar is compiled: `llguidance` follows rules by recursion. Only what is used of it takes memory.
 const STACK: usize = 256 << 20;
@@ -120,6 +119,24 @@ impl GrammarCompiler {
         if size > MAX_GRAMMAR {
             return Err(wrong(format!("it has {size} bytes, expected at most {MAX_GRAMMAR}")));
         }
+        match grammar {
+            Grammar::Regex(text) if text.len() > MAX_REGEX => {
+                let n = text.len();
+                return Err(wrong(format!("the expression has {n} bytes, expected at most {MAX_REGEX}")));
+            }
+            Grammar::Choice(texts) if texts.len() > MAX_CHOICES => {
+                let n = texts.len();
+                return Err(wrong(format!(
+                    "it has {n} texts to choose from, expected at most {MAX_CHOICES}"
+                )));
+            }
+            Grammar::JsonSchema(_)
+            | Grammar::AnyJson
+            | Grammar::Regex(_)
+            | Grammar::Choice(_)
+            | Grammar::Lark(_)
+            | Grammar::Gbnf(_) => {}
+        }
         let top = match grammar {
             Grammar::JsonSchema(schema) => {
                 check_schema(schema)?;
@@ -164,8 +181,9 @@ impl GrammarCompiler {
     }
 }
 
-/// Refuse a schema that asks to be followed only in part.
+/// Refuse a schema that asks to be followed only in part, or that would take too much memory.
 pub(crate) fn check_schema(schema: &Value) -> Result<()> {
+    limits::check_schema(schema)?;
     let Some(option) = permissive_option(schema) else { return Ok(()) };
     let what = format!(
         "x-guidance of the schema sets {option:?}, which would let through what the schema forbids; expected it to be \

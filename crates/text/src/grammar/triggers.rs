@@ -1,11 +1,24 @@
 //! Where a grammar that waits begins: at a text, at what a regular expression finds, or at a token.
 
-use regex_automata::meta::Regex;
+use regex_automata::meta::{Config, Regex};
 
 use crate::{Error, Result};
 
 /// The longest text that regular expressions look at, in bytes: its end.
-const MAX_TEXT: usize = 64 << 10;
+const MAX_TEXT: usize = 16 << 10;
+
+/// The most triggers of a grammar.
+pub const MAX_TRIGGERS: usize = 32;
+
+/// The longest trigger, in bytes.
+pub const MAX_TRIGGER: usize = 1 << 10;
+
+/// The most bytes that the regular expression of a trigger may take when it is compiled. `\w{50}` takes more, as `\w` is all letters
+/// of Unicode; `<tool_call>[\s\S]*` takes a hundredth.
+const MAX_COMPILED: usize = 256 << 10;
+
+/// The most bytes for the states of a regular expression that are kept while it searches.
+const SEARCH_CACHE: usize = 512 << 10;
 
 /// One trigger, with the meaning that it has in llama.cpp.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,14 +45,30 @@ impl Triggers {
     /// Of these.
     ///
     /// # Errors
-    /// There is none, one is empty, or a regular expression is not valid.
+    /// There is none or more than [`MAX_TRIGGERS`], one is empty or longer than [`MAX_TRIGGER`] bytes, or a regular expression is
+    /// not valid or too large.
     pub fn new(triggers: &[Trigger]) -> Result<Triggers> {
         let wrong = |what: String| Error::Grammar { what };
         if triggers.is_empty() {
             return Err(wrong("it waits for a trigger, expected at least one".into()));
         }
+        if triggers.len() > MAX_TRIGGERS {
+            let n = triggers.len();
+            return Err(wrong(format!("it waits for {n} triggers, expected at most {MAX_TRIGGERS}")));
+        }
+        let config = Config::new()
+            .nfa_size_limit(Some(MAX_COMPILED))
+            .onepass_size_limit(Some(MAX_COMPILED))
+            .dfa_size_limit(Some(MAX_COMPILED))
+            .hybrid_cache_capacity(SEARCH_CACHE);
         let mut found = Triggers::default();
         for trigger in triggers {
+            if let Trigger::Word(text) | Trigger::Pattern(text) | Trigger::WholePattern(text) = trigger
+                && text.len() > MAX_TRIGGER
+            {
+                let n = text.len();
+                return Err(wrong(format!("a trigger has {n} bytes, expected at most {MAX_TRIGGER}")));
+            }
             match trigger {
                 Trigger::Token(token) => found.tokens.push(*token),
                 Trigger::Word(text) if text.is_empty() => {
@@ -51,10 +80,13 @@ impl Triggers {
                         Trigger::WholePattern(_) => format!("^(?:{pattern})$"),
                         Trigger::Token(_) | Trigger::Word(_) | Trigger::Pattern(_) => pattern.clone(),
                     };
-                    let regex = Regex::new(&pattern);
-                    found
-                        .patterns
-                        .push(regex.map_err(|error| wrong(format!("the trigger {pattern:?}: {error}")))?);
+                    let regex = Regex::builder().configure(config.clone()).build(&pattern);
+                    found.patterns.push(regex.map_err(|error| match error.size_limit() {
+                        Some(limit) => wrong(format!(
+                            "the trigger {pattern:?} takes more than {limit} bytes when it is compiled, expected a smaller one"
+                        )),
+                        None => wrong(format!("the trigger {pattern:?}: {error}")),
+                    })?);
                 }
             }
         }
@@ -108,5 +140,22 @@ mod tests {
         assert_eq!(Triggers::new(&[word("abc")]).unwrap().find("xxabc", 1), Some(2));
         assert!(Triggers::new(&[Trigger::Token(7)]).unwrap().has_token(7));
         assert!(Triggers::new(&[]).is_err() && Triggers::new(&[Trigger::Pattern("(".into())]).is_err());
+    }
+
+    #[test]
+    fn what_would_take_too_much_is_refused() {
+        let refused = |triggers: &[Trigger]| Triggers::new(triggers).unwrap_err().to_string();
+        let word = Trigger::Word("a".into());
+        assert!(Triggers::new(&vec![word.clone(); MAX_TRIGGERS]).is_ok());
+        assert!(refused(&vec![word; MAX_TRIGGERS + 1]).contains("33 triggers, expected at most 32"));
+        assert!(refused(&[Trigger::Pattern("a".repeat(MAX_TRIGGER + 1))]).contains("1025 bytes"));
+        for pattern in [r"\w{50}", "((a{100}){100}){100}"] {
+            let error = refused(&[Trigger::Pattern(pattern.into())]);
+            assert!(error.contains("bytes when it is compiled"), "{error}");
+        }
+        // As clients of llama.cpp write them.
+        for pattern in ["[\\s\\S]*?(<tool_call>[\\s\\S]*)", r"\s+", "(?:^|\n)```(?:json|xml)?\\s*\\{"] {
+            assert!(Triggers::new(&[Trigger::WholePattern(pattern.into())]).is_ok(), "{pattern}");
+        }
     }
 }

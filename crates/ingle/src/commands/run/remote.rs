@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
@@ -192,7 +193,7 @@ fn sampling_keys(args: &SamplingArgs) -> Map<String, Value> {
         keys["dry_base"] = json!(dry.base);
         keys["dry_allowed_length"] = json!(dry.allowed_length);
         keys["dry_penalty_last_n"] = json!(if dry.window == 0 { -1 } else { dry.window as i64 });
-        keys["dry_sequence_breakers"] = json!(dry.breakers);
+        keys["dry_sequence_breakers"] = json!(dry.breakers.texts());
     }
     if let Some(order) = &sampling.order {
         keys["samplers"] = json!(order.iter().map(|sampler| sampler.name()).collect::<Vec<_>>());
@@ -246,7 +247,7 @@ impl Partner for Remote {
     fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()> {
         // What depends on the vocabulary, the server checks.
         let without_biases = engine::SamplingParams {
-            logit_bias: Vec::new(),
+            logit_bias: Arc::default(),
             ..generate::sampling(&sampling, SamplingChoice::default())
         };
         without_biases.check(1)?;

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use server::{Access, Gate, Origins, Tls};
+use server::{Access, ConnectionLimits, Gate, Origins, Tls};
+
+/// Files that are open beside connections: models, caches, the system's own.
+const FILES_OF_MODELS: usize = 40;
 
 #[derive(Args)]
 #[command(next_help_heading = "Access")]
@@ -30,6 +33,15 @@ pub struct GateArgs {
     /// How many requests a key may send in a minute; more are refused with 429
     #[arg(long, value_name = "N")]
     rate_limit: Option<NonZeroU32>,
+
+    /// Connections at once; whoever opens more ends one that waits for a request, or is refused. Fewer where the system allows fewer
+    /// open files
+    #[arg(long, default_value_t = ConnectionLimits::default().all, value_name = "N")]
+    max_connections: usize,
+
+    /// The same of one address
+    #[arg(long, default_value_t = ConnectionLimits::default().by_address, value_name = "N")]
+    max_connections_per_address: usize,
 
     /// Listen without a key, also at an address that other machines can reach
     #[arg(long)]
@@ -74,7 +86,20 @@ impl GateArgs {
         let tls = tls.map(|(cert, key)| Tls::open(cert, key)).transpose()?;
         let listener = TcpListener::bind((self.host, self.port))
             .with_context(|| format!("listening at {}:{}", self.host, self.port))?;
-        Ok((listener, Gate { access: Access::new(&keys, self.rate_limit), origins, tls }))
+        let (access, connections) = (Access::new(&keys, self.rate_limit), self.connections());
+        Ok((listener, Gate { access, origins, tls, connections }))
+    }
+
+    /// As many connections as were asked for, and as there are files for beside those of models.
+    fn connections(&self) -> ConnectionLimits {
+        let files =
+            platform::raise_open_files().map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
+        let most = files.saturating_sub(FILES_OF_MODELS).max(1);
+        let all = self.max_connections.clamp(1, most);
+        if all < self.max_connections {
+            tracing::info!("{files} open files are allowed, so {all} connections are");
+        }
+        ConnectionLimits { all, by_address: self.max_connections_per_address.clamp(1, all) }
     }
 
     fn keys(&self) -> anyhow::Result<Vec<String>> {

@@ -202,7 +202,7 @@ pub fn stop_reason(reason: &StopReason) -> Result<(&'static str, Option<&str>)> 
         StopReason::Timeout => {
             return Err(ApiError::new(ErrorKind::Timeout, "the answer took longer than the request allowed"));
         }
-        StopReason::Unspellable => return Err(ApiError::unspellable()),
+        StopReason::Ungrammatical(words) => return Err(ApiError::ungrammatical(words)),
         StopReason::Failed(words) => return Err(ApiError::internal(words.as_str())),
     })
 }

@@ -123,7 +123,7 @@ fn last(index: usize, model: &str, n_prompt: usize, finish: &Finish, shape: &Sha
         StopReason::StopString(word) => ("word", word.as_str()),
         StopReason::MaxTokens | StopReason::ContextFull => ("limit", ""),
         StopReason::Timeout => return Err(ApiError::new(ErrorKind::Timeout, "the request's time is over")),
-        StopReason::Unspellable => return Err(ApiError::unspellable()),
+        StopReason::Ungrammatical(words) => return Err(ApiError::ungrammatical(words)),
         StopReason::Failed(message) => return Err(ApiError::internal(message.clone())),
     };
     Ok(json!({

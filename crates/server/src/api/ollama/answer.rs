@@ -120,7 +120,7 @@ fn done_reason(reason: &StopReason) -> Result<&'static str> {
         StopReason::Timeout => {
             return Err(ApiError::new(ErrorKind::Timeout, "the answer took longer than the request allowed"));
         }
-        StopReason::Unspellable => return Err(ApiError::unspellable()),
+        StopReason::Ungrammatical(words) => return Err(ApiError::ungrammatical(words)),
         StopReason::Failed(words) => return Err(ApiError::internal(words.as_str())),
     })
 }

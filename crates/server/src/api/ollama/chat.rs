@@ -51,7 +51,7 @@ pub(super) async fn create(
         ..ChatRequest::default()
     };
     let answer = match common.truncate.unwrap_or(true) {
-        true => answer_truncated(&app, &caller, request, ready.n_ctx().unwrap_or(0)).await?,
+        true => answer_truncated(&app, &caller, request).await?,
         false => app.chat(&caller, request).await?,
     };
     answer::response(answer, Frame::new(&ready, Shape::Chat, begun), common.stream.unwrap_or(true)).await

@@ -60,9 +60,11 @@ pub(super) async fn create(
     let echoes = body.echo.unwrap_or(false);
     let mut echoed = Vec::new();
     let mut answers = Vec::new();
-    let requests = requests(body)?;
-    let n_asked = requests.first().map_or(1, |request| request.options.n);
-    for request in requests {
+    let (shared, prompts) = requests(body)?;
+    let n_asked = shared.options.n;
+    for prompt in prompts {
+        // One after the other: they share a grammar and lists that may be large.
+        let request = CompletionRequest { prompt, ..shared.clone() };
         echoed.push(match &request.prompt {
             _ if !echoes => Echo::default(),
             Prompt::Tokens(tokens) => Echo::of(&app.text_of(&request.model, tokens).await?),
@@ -90,7 +92,8 @@ pub(super) async fn create(
     whole(answers, echoed, n, &frame).await
 }
 
-fn requests(body: Body) -> Result<Vec<CompletionRequest>> {
+/// What the requests have in common, and the prompt of each.
+fn requests(body: Body) -> Result<(CompletionRequest, Vec<Prompt>)> {
     let n = check_n(body.n)?;
     let best_of = body.best_of.unwrap_or(n);
     if !(n..=MAX_N).contains(&best_of) {
@@ -121,15 +124,8 @@ fn requests(body: Body) -> Result<Vec<CompletionRequest>> {
         let message = format!("`prompt` has {} entries, expected 1 to {MAX_PROMPTS}", prompts.len());
         return Err(ApiError::invalid("prompt", message));
     }
-    let request = |prompt| CompletionRequest {
-        model: body.model.clone(),
-        prompt,
-        suffix: suffix.clone(),
-        files: Vec::new(),
-        grammar: grammar.clone(),
-        options: options.clone(),
-    };
-    Ok(prompts.into_iter().map(request).collect())
+    let shared = CompletionRequest { model: body.model, suffix, grammar, options, ..Default::default() };
+    Ok((shared, prompts))
 }
 
 /// A prompt that its answer begins with.
@@ -383,7 +379,7 @@ mod tests {
     fn prompts_of_every_kind() {
         let n = |prompt: Value| {
             let body = serde_json::from_value(json!({ "prompt": prompt })).unwrap();
-            requests(body).map(|requests| requests.len()).map_err(|error| error.param)
+            requests(body).map(|(_, prompts)| prompts.len()).map_err(|error| error.param)
         };
         assert_eq!(n(json!("a")), Ok(1));
         assert_eq!(n(json!(["a", "b"])), Ok(2));
@@ -417,7 +413,7 @@ mod tests {
         assert_eq!((names(1).as_str(), names(2).as_str(), names(3).as_str()), ("b", "bc", "abc"));
         let requests = |body: Value| requests(serde_json::from_value(body).unwrap());
         let found = requests(json!({ "prompt": "a", "n": 2, "best_of": 3 })).unwrap();
-        assert_eq!((found[0].options.n, found[0].options.logprobs), (3, Some(0)));
+        assert_eq!((found.0.options.n, found.0.options.logprobs), (3, Some(0)));
         for body in [
             json!({ "prompt": "a", "n": 2, "best_of": 1 }),
             json!({ "prompt": "a", "best_of": 2, "stream": true }),

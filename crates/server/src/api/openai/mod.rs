@@ -234,7 +234,7 @@ fn finish_reason(finish: &Finish) -> Result<&'static str> {
         StopReason::MaxTokens | StopReason::ContextFull => Ok("length"),
         StopReason::ToolCalls => Ok("tool_calls"),
         StopReason::Timeout => Err(ApiError::new(crate::ErrorKind::Timeout, "the request's time is over")),
-        StopReason::Unspellable => Err(ApiError::unspellable()),
+        StopReason::Ungrammatical(words) => Err(ApiError::ungrammatical(words)),
         StopReason::Failed(message) => Err(ApiError::internal(message.clone())),
     }
 }

@@ -389,7 +389,7 @@ fn what_is_thought_is_aside_and_so_are_calls() {
     assert!(AnswerFormat::detect("").asides("", false).is_empty());
     // A stop string counts before and after a call, and not in it.
     let texts = |format: &str, answer: &str| {
-        let stops = crate::StopStrings::new(&["END"]);
+        let stops = crate::StopStrings::new(crate::Stops::new(&["END"]).unwrap());
         let mut stops = stops.outside(named(format).asides("", true));
         let released = stops.push(answer);
         (released.text.to_owned(), released.stop.is_some())

@@ -8,7 +8,7 @@ use speech::{Task, TranscribeOptions, language_code};
 
 use crate::api::sampling::keep_alive;
 use crate::error::{ApiError, ErrorKind, Result};
-use crate::serve::MAX_BODY;
+use crate::limits::MAX_BODY;
 use crate::transcriber::TranscribeRequest;
 
 /// Bytes of a field that is no file.

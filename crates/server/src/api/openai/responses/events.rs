@@ -8,7 +8,6 @@ use super::super::tools::{self, Freeform, Tool, Tools};
 use super::store::new_id;
 use crate::answer::{Delta, Finish, StopReason, TokenInfo, Usage};
 use crate::api::timing::progress_json;
-use crate::error::ApiError;
 
 /// Makes the events of one response. Each is its data; its name is its `type`.
 pub(super) struct Events {
@@ -146,11 +145,9 @@ impl Events {
                 Value::Null,
                 json!({ "code": "server_error", "message": "the request's time is over" }),
             ),
-            StopReason::Unspellable => (
-                "failed",
-                Value::Null,
-                json!({ "code": "invalid_prompt", "message": ApiError::unspellable().message }),
-            ),
+            StopReason::Ungrammatical(words) => {
+                ("failed", Value::Null, json!({ "code": "invalid_prompt", "message": words }))
+            }
             StopReason::Failed(message) => {
                 ("failed", Value::Null, json!({ "code": "server_error", "message": message }))
             }

@@ -115,10 +115,7 @@ async fn create(
     let mut base = request::echo(&body, &given);
     let answer = match body.truncates() {
         false => app.chat(&caller, request).await,
-        true => {
-            let n_ctx = app.text_props(&request.model).await?.n_ctx;
-            answer_truncated(&app, &caller, request, n_ctx).await
-        }
+        true => answer_truncated(&app, &caller, request).await,
     };
     let answer = answer.map_err(named_input)?;
     base.insert("model".into(), json!(answer.model));

@@ -1,0 +1,49 @@
+//! How many files and sockets this process may have open.
+
+/// Raise the limit of open files as far as the system lets a process raise it, and say what it is now. `None`: the system does not say,
+/// or has no such limit.
+pub fn raise_open_files() -> Option<u64> {
+    raise()
+}
+
+#[cfg(unix)]
+fn raise() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid rlimit, which the call fills.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return None;
+    }
+    // macOS refuses more than OPEN_MAX, whatever the hard limit says.
+    let most = if cfg!(target_os = "macos") { limit.rlim_max.min(10_240) } else { limit.rlim_max };
+    if limit.rlim_cur < most {
+        let raised = libc::rlimit { rlim_cur: most, ..limit };
+        // SAFETY: `raised` is a valid rlimit, which the call reads.
+        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0 {
+            limit = raised;
+        }
+    }
+    // rlim_t has 32 bits on some systems.
+    #[allow(clippy::useless_conversion)]
+    Some(limit.rlim_cur.into())
+}
+
+#[cfg(not(unix))]
+fn raise() -> Option<u64> {
+    None
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_as_high_as_it_may_be() {
+        let raised = raise_open_files().unwrap();
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+        assert_eq!(raised, limit.rlim_cur as u64);
+        assert!(raised >= 64, "{raised}");
+        assert!(cfg!(target_os = "macos") || limit.rlim_cur == limit.rlim_max, "{raised}");
+    }
+}

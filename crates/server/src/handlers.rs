@@ -1,0 +1,101 @@
+//! Threads for the handlers of large requests, so that those of HTTP stay free for everybody else: reading, translating and answering
+//! such a request takes time that grows with it.
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use tokio::runtime::Runtime;
+use tokio::task::AbortHandle;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::preparing::{on_behalf_of, who};
+
+/// A body of more bytes is handled here.
+pub(crate) const SMALL: usize = 64 << 10;
+
+/// Threads that handlers run on. Without any, they run where they are called.
+pub(crate) struct Handlers(Option<Runtime>);
+
+impl Handlers {
+    pub(crate) fn new() -> Handlers {
+        let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get).max(2);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("requests")
+            .enable_all()
+            .build();
+        if let Err(error) = &runtime {
+            tracing::warn!("no threads for large requests, which are handled by those of HTTP: {error}");
+        }
+        Handlers(runtime.ok())
+    }
+}
+
+impl Drop for Handlers {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            // It may be dropped by a thread of another runtime, which must not wait.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Ends a handler whose client has gone.
+struct Abort(AbortHandle);
+
+impl Drop for Abort {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Answers of these paths grow with the entries of a request, which may be small ones.
+const LONG_ANSWERS: [&str; 9] = [
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/api/embed",
+    "/tokenize",
+    "/detokenize",
+    "/v1/completions",
+    "/completion",
+    // They may go on from a conversation that is kept.
+    "/v1/responses",
+    "/responses",
+];
+
+/// Whether the body is large, or may be: nobody knows before it has come.
+fn is_large(headers: &HeaderMap) -> bool {
+    let length =
+        headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    match length {
+        Some(length) => length > SMALL,
+        None => headers.contains_key(header::TRANSFER_ENCODING),
+    }
+}
+
+/// The layer that moves handlers of large requests.
+pub(crate) async fn layer(State(app): State<App>, request: Request, next: Next) -> Response {
+    let is_post = request.method() == Method::POST;
+    let moves = is_large(request.headers()) || (is_post && LONG_ANSWERS.contains(&request.uri().path()));
+    let Some(runtime) = app.handlers().0.as_ref().filter(|_| moves) else { return next.run(request).await };
+    let task = runtime.spawn(on_behalf_of(who(), next.run(request)));
+    let _abort = Abort(task.abort_handle());
+    match task.await {
+        Ok(response) => response,
+        Err(error) => ApiError::internal(format!("answering the request failed: {error}")).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_large_is() {
+        let of = |name, value: &str| is_large(&HeaderMap::from_iter([(name, value.parse().unwrap())]));
+        assert!(!of(header::CONTENT_LENGTH, "65536") && of(header::CONTENT_LENGTH, "65537"));
+        assert!(of(header::TRANSFER_ENCODING, "chunked") && !of(header::ACCEPT, "x"));
+    }
+}

@@ -1,0 +1,149 @@
+//! From a prepared request to an answer that has begun.
+
+use std::time::{Duration, Instant};
+
+use engine::{CancelFlag, Request, SamplingParams};
+use text::{ShowSpecial, Stops};
+
+use crate::answer::Answer;
+use crate::app::App;
+use crate::chat::Prepared;
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::models::{Facts, Lease, TextModel};
+use crate::request::{Caller, GenerateOptions};
+use crate::stream::Channel;
+
+impl App {
+    /// Queue a request for the engine.
+    ///
+    /// # Errors
+    /// The prompt is empty or too long, an option is wrong, or the queue is too long.
+    pub(crate) async fn start(&self, caller: &Caller, lease: Lease, prepared: Prepared) -> Result<Answer> {
+        let Prepared { mut tokens, images, constraint, reading, stop_outside, mut options } = prepared;
+        let model = lease.text()?.clone();
+        self.fill_in_for(&model, &mut options);
+        let TextModel { facts, worker, .. } = &model;
+        self.refuse_if_draining()?;
+        if !options.context.is_empty() {
+            // A text begins once. Where messages begin with the same token, it stays.
+            let bos = facts.tokenizer.bos();
+            let n_bos = tokens.iter().filter(|token| Some(**token) == bos).count();
+            let begins = n_bos == 1 && tokens.first().copied() == bos;
+            tokens.splice(..usize::from(begins), options.context.iter().copied());
+        }
+        if tokens.is_empty() {
+            return Err(ApiError::new(
+                ErrorKind::Invalid,
+                "the prompt is empty, expected at least one token",
+            ));
+        }
+        if tokens.len() >= facts.n_ctx {
+            return Err(ApiError::context_length(tokens.len(), facts.n_ctx));
+        }
+        // At once, without waiting for the engine.
+        let (max_waiting, max_wait) = self.most_waiting();
+        let n_free = facts.n_slots.saturating_sub(worker.stats.running.get() as usize);
+        if worker.n_waiting() + options.n > max_waiting + n_free {
+            return Err(ApiError {
+                retry_after: Some(Duration::from_millis(worker.stats.predicted_wait_ms.get())),
+                ..ApiError::overloaded(worker.n_waiting(), max_waiting)
+            });
+        }
+        let n_prompt = tokens.len();
+        let context = tokens.clone();
+        let with_tokens = options.with_tokens || options.logprobs.is_some();
+        let (reader, shown) = reading.map_or((None, ShowSpecial::default()), |(r, shown)| (Some(r), shown));
+        let (max_tokens, interval) = self.pace();
+        let (of_request, adapter, tenant) = (facts.clone(), lease.adapter.clone(), caller.tenant);
+        let max_tokens = [options.max_tokens, max_tokens].into_iter().flatten().min();
+        let make = move |_: &_| {
+            let one = Request {
+                images,
+                max_tokens,
+                stop_outside,
+                constraint,
+                show_special: shown,
+                adapter,
+                tenant,
+                salt: tenant,
+                ..request(&of_request, &options, tokens)?
+            };
+            Ok(choices(one, options.n))
+        };
+        let requests = self.preparing().run(make).await?;
+        let cancel: Vec<CancelFlag> = requests.iter().map(|request| request.cancel.clone()).collect();
+        let channel = Channel::new(&caller.request_id, n_prompt, cancel);
+        let answer =
+            Answer::new(lease, facts.clone(), channel.clone(), context, reader, with_tokens, interval);
+        worker.generate(requests, channel, max_wait).await?;
+        Ok(answer)
+    }
+}
+
+/// What the engine is asked for one answer. Its lists are ready to be used, and shared by all answers.
+fn request(facts: &Facts, options: &GenerateOptions, tokens: Vec<u32>) -> Result<Request> {
+    let mut sampling = SamplingParams {
+        logprobs: options.logprobs.is_some(),
+        n_best_logprobs: options.logprobs.unwrap_or(0),
+        drawn_logprobs: options.drawn_logprobs,
+        ..options.sampling.clone()
+    };
+    sampling
+        .check(facts.model.n_vocab())
+        .map_err(|wrong| ApiError::invalid(wrong.name, wrong.to_string()))?;
+    if let Some(dry) = &mut sampling.dry {
+        dry.breakers = facts.breakers(&dry.breakers);
+    }
+    let mut stop_tokens = options.stop_tokens.clone();
+    stop_tokens.sort_unstable();
+    stop_tokens.dedup();
+    Ok(Request {
+        sampling,
+        min_tokens: options.min_tokens,
+        stop: Stops::new(&options.stop).map_err(engine::Error::from)?,
+        stop_tokens: stop_tokens.into(),
+        prompt_logprobs: options.prompt_logprobs,
+        progress: options.progress,
+        ignore_end: options.ignore_end,
+        reuse: options.cache_prompt,
+        priority: options.priority,
+        deadline: options.timeout.and_then(|time| Instant::now().checked_add(time)),
+        ..Request::new(tokens)
+    })
+}
+
+/// As many of a request: each with a random number and a flag of its own.
+fn choices(one: Request, n: usize) -> Vec<Request> {
+    let seed = one.sampling.seed;
+    let choice = |index: usize| {
+        let sampling =
+            SamplingParams { seed: seed.map(|seed| seed.wrapping_add(index as u64)), ..one.sampling.clone() };
+        Request { sampling, cancel: CancelFlag::default(), ..one.clone() }
+    };
+    (0..n).map(choice).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_share_lists_and_nothing_else() {
+        let one = Request {
+            stop: Stops::new(&["a"]).unwrap(),
+            sampling: SamplingParams {
+                seed: Some(u64::MAX),
+                logit_bias: [(1, 2.0)].into(),
+                ..SamplingParams::default()
+            },
+            ..Request::new(vec![1])
+        };
+        let of_one = one.sampling.logit_bias.clone();
+        let made = choices(one, 3);
+        let seeds: Vec<_> = made.iter().map(|request| request.sampling.seed).collect();
+        assert_eq!(seeds, [Some(u64::MAX), Some(0), Some(1)]);
+        assert!(made.iter().all(|request| std::sync::Arc::ptr_eq(&request.sampling.logit_bias, &of_one)));
+        made[1].cancel.cancel();
+        assert!(!made[0].cancel.is_cancelled() && !made[2].cancel.is_cancelled());
+    }
+}
