@@ -395,7 +395,7 @@ async fn interrupt() {
 /// Ends at the next Ctrl-C after it was first awaited: somebody does not want to wait for answers that still run.
 async fn interrupted_again() {
     interrupt().await;
-    eprintln!("ending at once");
+    tell!("ending at once");
 }
 
 /// Ends at SIGTERM or Ctrl-C.
