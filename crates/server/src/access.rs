@@ -16,6 +16,7 @@ use subtle::ConstantTimeEq;
 
 use crate::error::{ApiError, ErrorKind};
 use crate::request::Caller;
+use crate::warnings;
 
 /// The keys of a server. Without any, everybody is tenant 0.
 #[derive(Clone)]
@@ -137,7 +138,7 @@ pub(crate) async fn check(State(access): State<Access>, mut request: Request, ne
     let mut response = match tenant {
         Ok(tenant) => {
             request.extensions_mut().insert(Caller { request_id: request_id.clone(), tenant });
-            next.run(request).await
+            warnings::answer(next.run(request)).await
         }
         Err(error) => error.into_response(),
     };

@@ -17,6 +17,7 @@ use crate::models::{Lease, Loader, ModelStatus, Models, PullProgress, ServedAdap
 use crate::request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt};
 use crate::stream::Channel;
 use crate::transcriber::{TranscribeRequest, Transcription};
+use crate::warnings::Warnings;
 
 /// The state of every handler. Cheap to clone.
 #[derive(Clone)]
@@ -561,6 +562,7 @@ impl Ready {
 pub(crate) async fn blocking<T: Send + 'static>(
     run: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let joined = tokio::task::spawn_blocking(run).await;
+    let warnings = Warnings::current();
+    let joined = tokio::task::spawn_blocking(move || warnings.within(run)).await;
     joined.map_err(|error| ApiError::internal(format!("a task failed: {error}")))?
 }

@@ -36,6 +36,7 @@ mod timed_body;
 mod tls;
 mod transcriber;
 mod truncate;
+mod warnings;
 mod worker;
 
 pub use access::Access;

@@ -49,7 +49,9 @@ pub use detokenizer::{Detokenizer, ShowSpecial};
 pub use error::{Error, Result};
 pub use fill_in_middle::{FillInMiddle, Gap};
 pub use gguf_export::{GgufTokenizer, gguf_from_base, gguf_from_folder};
-pub use grammar::{Grammar, GrammarCompiler, Matcher, Trigger, Triggers};
+pub use grammar::{
+    Grammar, GrammarCompiler, Matcher, Prepared, SchemaOptions, Trigger, Triggers, prepare_schema, prepare_tool,
+};
 pub use ranked::TokenSpelling;
 pub use specials::Specials;
 pub use stop::{Aside, AsideFinder, Released, StopStrings};

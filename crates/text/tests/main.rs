@@ -7,5 +7,6 @@ mod chat_templates;
 mod gbnf;
 mod grammar;
 mod hugging_face;
+mod schemas;
 mod searched;
 mod tokenizers;
