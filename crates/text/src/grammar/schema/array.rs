@@ -55,7 +55,7 @@ impl Compiler {
             }
         }
         // A tuple has no more items than it lists, as an object has no more properties.
-        items.is_closed = n_prefix > 0 && items.rest.is_empty() && !self.is_open && min <= n_prefix;
+        items.is_closed = n_prefix > 0 && items.rest.is_empty() && !self.options.open_objects && min <= n_prefix;
         if items.is_closed {
             max = Some(max.map_or(n_prefix, |max: usize| max.min(n_prefix)));
         }

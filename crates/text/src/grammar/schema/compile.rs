@@ -3,10 +3,11 @@
 //! A rule is made for a set of nodes that must hold together: those of `allOf`, of `$ref`, of every schema that speaks about a
 //! property. Sets are made once, so that recursion ends; choices are multiplied out.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use serde_json::Value;
 
+use super::SchemaOptions;
 use super::check;
 use super::decimal::Decimal;
 use super::node::{Id, Node, Types};
@@ -42,13 +43,13 @@ pub(super) struct Compiled {
 ///
 /// # Errors
 /// No value is allowed, or the grammar is too large.
-pub(super) fn compile(nodes: Nodes, style: &Style, is_open: bool) -> Result<Compiled, String> {
+pub(super) fn compile(nodes: Nodes, style: &Style, options: SchemaOptions) -> Result<Compiled, String> {
     let mut rules = Rules::default();
     let style = style.parts(&mut rules);
     let mut compiler = Compiler {
         nodes: nodes.nodes,
         unenforced: nodes.unenforced,
-        is_open,
+        options,
         style,
         rules,
         memo: HashMap::new(),
@@ -73,7 +74,7 @@ pub(super) fn compile(nodes: Nodes, style: &Style, is_open: bool) -> Result<Comp
 pub(super) struct Compiler {
     pub(super) nodes: Vec<Node>,
     unenforced: BTreeSet<(&'static str, String)>,
-    pub(super) is_open: bool,
+    pub(super) options: SchemaOptions,
     pub(super) style: super::style::Parts,
     pub(super) rules: Rules,
     memo: HashMap<Vec<Held>, usize>,
@@ -173,7 +174,8 @@ impl Compiler {
                     }
                 }
             }
-            if next.len() > MAX_COMBINATIONS {
+            // One choice may have as many options as it likes.
+            if combinations.len() > 1 && next.len() > MAX_COMBINATIONS {
                 self.report("anyOf", &place);
                 continue;
             }
@@ -187,9 +189,9 @@ impl Compiler {
     fn named_values(&self, set: &[Held]) -> Option<Vec<Value>> {
         let first = set.iter().find_map(|held| self.node(*held).allowed.as_ref())?;
         let mut values: Vec<Value> = Vec::new();
+        let mut seen = HashSet::new();
         for value in first {
-            let is_new = !values.iter().any(|other| check::is_same(other, value));
-            if is_new && set.iter().all(|held| check::admits(&self.nodes, held.id, value)) {
+            if seen.insert(value.to_string()) && set.iter().all(|held| check::admits(&self.nodes, held.id, value)) {
                 values.push(value.clone());
             }
         }

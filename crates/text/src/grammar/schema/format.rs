@@ -3,10 +3,6 @@
 use super::pattern;
 use super::rx::Rx;
 
-/// Names of the formats that are enforced.
-pub(super) const FORMATS: [&str; 10] =
-    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
-
 /// The texts of a format; `None` where it is not enforced.
 pub(super) fn texts(name: &str) -> Option<Rx> {
     // RFC 3339, with as many days as the month has; February has 29 in any year.

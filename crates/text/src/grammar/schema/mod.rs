@@ -12,7 +12,6 @@ mod check;
 mod compile;
 mod decimal;
 mod format;
-mod keys;
 mod negate;
 mod node;
 mod number;
@@ -34,6 +33,9 @@ pub struct SchemaOptions {
     /// Objects that list `properties` and do not mention `additionalProperties` may have others, and arrays that list
     /// `prefixItems` more items, by the letter of JSON Schema. A schema's own `x-guidance` says it for itself by `open_objects`.
     pub open_objects: bool,
+    /// Properties may come in any order, as in the calls of tools that a model writes by itself. Without it they come in the
+    /// order of the schema, which is what clients of structured answers count on.
+    pub any_order: bool,
 }
 
 /// A schema as a grammar in llguidance's dialect of Lark.
@@ -64,9 +66,9 @@ impl Prepared {
 pub fn prepare_schema(schema: &Value, options: &SchemaOptions) -> Result<Prepared> {
     let wrong = |what: String| Error::Grammar { what: format!("the schema: {what}") };
     let style = style::Style::of(schema).map_err(wrong)?;
-    let is_open = style.is_open.unwrap_or(options.open_objects);
-    let nodes = parse::nodes(schema, is_open).map_err(wrong)?;
-    let compiled = compile::compile(nodes, &style, is_open).map_err(wrong)?;
+    let options = SchemaOptions { open_objects: style.is_open.unwrap_or(options.open_objects), ..*options };
+    let nodes = parse::nodes(schema, options.open_objects).map_err(wrong)?;
+    let compiled = compile::compile(nodes, &style, options).map_err(wrong)?;
     let unenforced = compiled.unenforced.iter().map(|(key, place)| format!("{key} at {place}")).collect();
     Ok(Prepared { lark: compiled.lark, unenforced })
 }

@@ -14,6 +14,8 @@ const MAX_NAMES: usize = 500;
 const MAX_OVERLAPS: usize = 3;
 /// States: listed properties times those that are counted.
 const MAX_STATES: usize = 3_000;
+/// The most properties that come in any order: each has a bit of a rule's parameter.
+const MAX_UNORDERED: usize = 62;
 /// First letters of names, by which properties that are counted differ.
 const N_LETTERS: usize = 27;
 
@@ -72,9 +74,44 @@ impl Compiler {
             let place = set.first().map(|held| self.node(*held).place.clone()).unwrap_or_default();
             self.report("minProperties", &place);
         }
+        if self.options.any_order && max.is_none() && min <= n_required && (2..=MAX_UNORDERED).contains(&listed.len()) {
+            let first = self.unordered(listed, &others);
+            return Ok(Part::seq([Part::text("{"), self.style.gap(), first]));
+        }
         let mut members = Members { listed, others, min, max, cap, states: HashMap::new() };
         let first = self.members(&mut members);
         Ok(Part::seq([Part::text("{"), self.style.gap(), first]))
+    }
+
+    /// Members in any order, and the closing brace.
+    fn unordered(&mut self, mut listed: Vec<Listed>, others: &[Other]) -> Part {
+        // Bits of those that are required come first, so that one look tells whether all are there.
+        listed.sort_by_key(|member| !member.is_required);
+        let n_required = listed.iter().filter(|member| member.is_required).count();
+        let (one, then) = (self.rules.open(), self.rules.open());
+        self.rules.with_parameter(one);
+        self.rules.with_parameter(then);
+        let mut options = Vec::new();
+        for (n, member) in listed.into_iter().enumerate() {
+            let name = Part::text(serde_json::Value::from(member.name).to_string());
+            let next = Part::With(then, "set_bit({})", n);
+            let part = Part::seq([name, self.style.colon(), member.value, next]);
+            options.push(Part::When(Box::new(part), format!("bit_clear({n})")));
+        }
+        for other in others {
+            let next = Part::With(then, "_", 0);
+            options.push(Part::seq([other.key.clone(), self.style.colon(), other.value.clone(), next]));
+        }
+        self.rules.close(one, Part::alt(options));
+        let end = self.style.close(false, "}");
+        let end = match n_required {
+            0 => end,
+            n => Part::When(Box::new(end), format!("is_ones([0:{n}])")),
+        };
+        let again = Part::seq([self.style.comma(), Part::With(one, "_", 0)]);
+        self.rules.close(then, Part::alt([end, again]));
+        let empty = if n_required == 0 { self.style.close(true, "}") } else { Part::Never };
+        Part::alt([empty, Part::With(one, "0x0", 0)])
     }
 
     /// The nodes of `propertyNames`.
@@ -88,7 +125,7 @@ impl Compiler {
             let node = self.node(*held);
             node.additional.is_some() || node.unevaluated.is_some()
         };
-        !self.is_open && set.iter().any(|held| self.node(*held).lists) && !set.iter().any(speaks)
+        !self.options.open_objects && set.iter().any(|held| self.node(*held).lists) && !set.iter().any(speaks)
     }
 
     fn listed(&mut self, set: &[Held], names: &[Id]) -> Vec<Listed> {

@@ -13,6 +13,12 @@ use super::{format, pattern};
 
 /// The most nodes of one schema, those of negations included.
 const MAX_NODES: usize = 50_000;
+/// The most properties of one object, and values of one `enum`.
+const MAX_LISTED: usize = 5_000;
+/// The most names of properties that are matched with patterns, for one object.
+const MAX_MATCHED: usize = 20_000;
+/// Branches of a `oneOf` that are compared with each other.
+const MAX_BRANCHES: usize = 150;
 /// Branches of a `oneOf` that one of them is held apart from.
 const MAX_OVERLAPS: usize = 4;
 
@@ -107,12 +113,25 @@ impl<'a> Reader<'a, '_> {
 
     fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>, String> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_object().map(Some).ok_or_else(|| self.wrong(key, "an object"))
+        let object = value.as_object().ok_or_else(|| self.wrong(key, "an object"))?;
+        self.limited(key, object.len())?;
+        Ok(Some(object))
     }
 
     fn list(&self, key: &str) -> Result<Option<&'a Vec<Value>>, String> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_array().map(Some).ok_or_else(|| self.wrong(key, "a list"))
+        let list = value.as_array().ok_or_else(|| self.wrong(key, "a list"))?;
+        self.limited(key, list.len())?;
+        Ok(Some(list))
+    }
+
+    fn limited(&self, key: &str, n: usize) -> Result<(), String> {
+        match n {
+            n if n > MAX_LISTED => {
+                Err(format!("{key} at {} has {n} entries, expected at most {MAX_LISTED}", self.place))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn decimal(&self, key: &str) -> Result<Option<Decimal>, String> {
@@ -122,6 +141,7 @@ impl<'a> Reader<'a, '_> {
     }
 
     fn names(&self, key: &str, value: &Value) -> Result<Vec<String>, String> {
+        self.limited(key, value.as_array().map_or(0, Vec::len))?;
         let names = value.as_array().map(|names| names.iter().map(|name| name.as_str().map(str::to_owned)).collect());
         names.flatten().ok_or_else(|| self.wrong(key, "a list of names"))
     }
@@ -164,6 +184,11 @@ impl<'a> Parser<'a> {
 
     /// A branch of a `oneOf` without what another branch takes too.
     fn apart(&mut self, branch: Id, branches: &[Id]) -> Id {
+        if branches.len() > MAX_BRANCHES {
+            let place = self.nodes[branch].place.clone();
+            self.report("oneOf", &place);
+            return branch;
+        }
         let others = branches.iter().copied().filter(|other| *other != branch);
         let overlaps: Vec<Id> = others.filter(|other| !self.is_apart(branch, *other)).collect();
         let n_same = branches.iter().filter(|other| **other == branch).count();
@@ -262,7 +287,12 @@ impl<'a> Parser<'a> {
         node.max_length = reader.count("maxLength")?.map(length);
         if let Some(value) = reader.get("pattern") {
             let text = value.as_str().ok_or_else(|| reader.wrong("pattern", "a regular expression"))?;
-            match self.pattern("pattern", text, reader.place)? {
+            // Decimals of pydantic lack the end of some branches, so that by the letter any text would do.
+            let text = match text.starts_with("^(?!^[-+.]*$)") {
+                true => format!("^(?:{text})$"),
+                false => text.to_owned(),
+            };
+            match self.pattern("pattern", &text, reader.place)? {
                 Some(rx) => node.texts.push(rx),
                 None => node.is_partial = true,
             }
@@ -343,6 +373,13 @@ impl<'a> Parser<'a> {
                     None => node.is_partial = true,
                 }
             }
+        }
+        let n_matched = node.properties.len().saturating_mul(node.patterns.len());
+        if n_matched > MAX_MATCHED {
+            return Err(format!(
+                "properties times patternProperties at {} are {n_matched}, expected at most {MAX_MATCHED}",
+                reader.place
+            ));
         }
         if let Some(schema) = reader.get("additionalProperties") {
             node.additional = Some(self.child(reader, schema, "additionalProperties"));

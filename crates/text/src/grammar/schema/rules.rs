@@ -193,6 +193,7 @@ fn pruned(part: Part, ends: &[bool]) -> Part {
         Part::Rule(_) | Part::With(..) => part,
         Part::Seq(parts) => Part::seq(parts.into_iter().map(|part| pruned(part, ends))),
         Part::Alt(options) => Part::alt(options.into_iter().map(|option| pruned(option, ends))),
+        // A required property that can have no value leaves no way to the end.
         Part::When(part, condition) => match pruned(*part, ends) {
             Part::Never => Part::Never,
             part => Part::When(Box::new(part), condition),

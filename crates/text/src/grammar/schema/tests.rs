@@ -1,32 +1,4 @@
-use super::format::FORMATS;
-use super::keys::{KEYS, Treatment};
 use super::{format, pattern};
-
-/// The table of keys in the documentation is that of the code.
-#[test]
-fn the_documentation_has_every_key() {
-    let page = include_str!("../../../../../docs/server.md");
-    let row = |title: &str| {
-        let line = page.lines().find(|line| line.starts_with(&format!("| **{title}**"))).unwrap_or_default();
-        let mut names: Vec<&str> = line.split('`').skip(1).step_by(2).collect();
-        names.sort_unstable();
-        names
-    };
-    for (title, treatment) in [
-        ("enforced", Treatment::Enforced),
-        ("enforced in part", Treatment::InPart),
-        ("ignored", Treatment::Ignored),
-        ("refused", Treatment::Refused),
-    ] {
-        let keys = KEYS.iter().filter(|(_, other)| *other == treatment);
-        let mut keys: Vec<&str> = keys.map(|(key, _)| *key).collect();
-        keys.sort_unstable();
-        assert_eq!(row(title), keys, "{title}");
-    }
-    let mut formats = FORMATS.to_vec();
-    formats.sort_unstable();
-    assert_eq!(row("formats enforced"), formats);
-}
 
 #[test]
 fn formats_take_their_texts_and_no_others() {
@@ -52,7 +24,6 @@ fn formats_take_their_texts_and_no_others() {
             assert_eq!(rx.matches(text), Some(false), "{name} {text:?}");
         }
     }
-    assert!(FORMATS.iter().all(|name| format::texts(name).is_some()));
     assert!(format::texts("password").is_none());
 }
 
