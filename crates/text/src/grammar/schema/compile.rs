@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::SchemaOptions;
 use super::check;
 use super::decimal::Decimal;
+use super::effort::{Effort, Failure};
 use super::node::{Id, Node, Types};
 use super::number::{Numbers, numbers};
 use super::parse::Nodes;
@@ -21,8 +22,6 @@ use super::style::Style;
 const MAX_COMBINATIONS: usize = 256;
 /// The most expressions that one string must match together.
 const MAX_TEXTS: usize = 24;
-/// The most rules that are made, before those that are used once go into the others.
-const MAX_MADE: usize = 60_000;
 /// Choices within each other among names of properties.
 const MAX_NAME_DEPTH: usize = 16;
 
@@ -43,13 +42,14 @@ pub(super) struct Compiled {
 ///
 /// # Errors
 /// No value is allowed, or the grammar is too large.
-pub(super) fn compile(nodes: Nodes, style: &Style, options: SchemaOptions) -> Result<Compiled, String> {
+pub(super) fn compile(nodes: Nodes, style: &Style, options: SchemaOptions, effort: Effort) -> Result<Compiled, Failure> {
     let mut rules = Rules::default();
     let style = style.parts(&mut rules);
     let mut compiler = Compiler {
         nodes: nodes.nodes,
         unenforced: nodes.unenforced,
         options,
+        n_combinations_left: effort.n_combinations,
         style,
         rules,
         memo: HashMap::new(),
@@ -61,20 +61,22 @@ pub(super) fn compile(nodes: Nodes, style: &Style, options: SchemaOptions) -> Re
     while let Some((rule, set)) = compiler.pending.pop_front() {
         let body = compiler.body(&set)?;
         compiler.rules.close(rule, body);
-        if compiler.rules.len() > MAX_MADE {
-            return Err(format!("its grammar has over {MAX_MADE} rules"));
+        if compiler.rules.len() > effort.n_made {
+            return Err(Failure::Large(format!("its grammar has over {} rules", effort.n_made)));
         }
     }
     if !compiler.rules.prune() {
-        return Err("no value is allowed by all of it".into());
+        return Err(Failure::Wrong("no value is allowed by all of it".into()));
     }
-    Ok(Compiled { lark: compiler.rules.lark()?, unenforced: compiler.unenforced })
+    let lark = compiler.rules.lark(effort.n_rules).map_err(Failure::Large)?;
+    Ok(Compiled { lark, unenforced: compiler.unenforced })
 }
 
 pub(super) struct Compiler {
     pub(super) nodes: Vec<Node>,
     unenforced: BTreeSet<(&'static str, String)>,
     pub(super) options: SchemaOptions,
+    n_combinations_left: usize,
     pub(super) style: super::style::Parts,
     pub(super) rules: Rules,
     memo: HashMap<Vec<Held>, usize>,
@@ -145,7 +147,7 @@ impl Compiler {
         *node != blank
     }
 
-    fn body(&mut self, set: &[Held]) -> Result<Part, String> {
+    fn body(&mut self, set: &[Held]) -> Result<Part, Failure> {
         if let Some(values) = self.named_values(set) {
             let values = values.iter().map(|value| self.constant(value));
             return Ok(Part::alt(values.collect::<Vec<_>>()));
@@ -159,7 +161,7 @@ impl Compiler {
             })
             .collect();
         if groups.is_empty() {
-            return self.plain(set);
+            return Ok(self.plain(set)?);
         }
         let chosen: Vec<Held> = set.iter().map(|held| Held { is_chosen: true, ..*held }).collect();
         let mut combinations = vec![chosen];
@@ -167,6 +169,10 @@ impl Compiler {
             let mut next: Vec<Vec<Held>> = Vec::new();
             for combination in &combinations {
                 for option in &group {
+                    self.n_combinations_left = self
+                        .n_combinations_left
+                        .checked_sub(1)
+                        .ok_or_else(|| Failure::Large("its choices have too many combinations".into()))?;
                     let with = combination.iter().copied().chain([Held { id: *option, is_chosen: false }]);
                     let set = self.set(with);
                     if !next.contains(&set) && !self.clashes(&set) {

@@ -28,7 +28,8 @@ pub(super) fn texts(name: &str) -> Option<Rx> {
         }
         "email" => {
             let atom = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+";
-            format!("{atom}(?:\\.{atom})*@{hostname}")
+            let address = pattern::whole(&format!("{atom}(?:\\.{atom})*@{hostname}"));
+            return Some(Rx::and([address, pattern::whole("[^@]{1,64}@[^@]{1,253}")]));
         }
         "hostname" => return Some(Rx::and([pattern::whole(&hostname), Rx::of_length(1, Some(253))])),
         "ipv4" => ipv4,

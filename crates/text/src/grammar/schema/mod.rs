@@ -11,6 +11,7 @@ mod array;
 mod check;
 mod compile;
 mod decimal;
+mod effort;
 mod format;
 mod negate;
 mod node;
@@ -25,7 +26,9 @@ mod style;
 
 use serde_json::{Value, json};
 
-use crate::{Error, Result};
+use effort::{Effort, Failure};
+
+use crate::Error;
 
 /// How schemas are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,12 +66,21 @@ impl Prepared {
 ///
 /// # Errors
 /// The schema is not valid, allows no value, is too large, or asks to be followed only in part.
-pub fn prepare_schema(schema: &Value, options: &SchemaOptions) -> Result<Prepared> {
+pub fn prepare_schema(schema: &Value, options: &SchemaOptions) -> crate::Result<Prepared> {
     let wrong = |what: String| Error::Grammar { what: format!("the schema: {what}") };
     let style = style::Style::of(schema).map_err(wrong)?;
     let options = SchemaOptions { open_objects: style.is_open.unwrap_or(options.open_objects), ..*options };
-    let nodes = parse::nodes(schema, options.open_objects).map_err(wrong)?;
-    let compiled = compile::compile(nodes, &style, options).map_err(wrong)?;
+    let with = |effort: Effort| -> Result<compile::Compiled, Failure> {
+        let nodes = parse::nodes(schema, options.open_objects, effort)?;
+        compile::compile(nodes, &style, options, effort)
+    };
+    let compiled = match with(Effort::FULL) {
+        Err(Failure::Large(_)) => with(Effort::LESS),
+        compiled => compiled,
+    };
+    let compiled = compiled.map_err(|failure| match failure {
+        Failure::Large(what) | Failure::Wrong(what) => wrong(what),
+    })?;
     let unenforced = compiled.unenforced.iter().map(|(key, place)| format!("{key} at {place}")).collect();
     Ok(Prepared { lark: compiled.lark, unenforced })
 }
@@ -78,7 +90,7 @@ pub fn prepare_schema(schema: &Value, options: &SchemaOptions) -> Result<Prepare
 ///
 /// # Errors
 /// None but those of a fault of ours.
-pub fn prepare_tool(schema: &Value, options: &SchemaOptions) -> Result<Prepared> {
+pub fn prepare_tool(schema: &Value, options: &SchemaOptions) -> crate::Result<Prepared> {
     // A tool without parameters has none, rather than any.
     let none = json!({ "type": "object", "properties": {} });
     let is_empty = schema.is_null() || schema.as_object().is_some_and(serde_json::Map::is_empty);

@@ -26,6 +26,10 @@ impl Parser<'_> {
         if !node.forbidden.is_empty() {
             options.push(Node { allowed: Some(node.forbidden), ..plain.clone() });
         }
+        for name in node.required {
+            let never = self.add(of(Types::NONE));
+            options.push(Node { properties: vec![(name, never)], ..of(Types::OBJECT) });
+        }
         for bound in node.bounds {
             let other =
                 Bound { is_least: !bound.is_least, is_exclusive: !bound.is_exclusive, ..bound };
@@ -56,16 +60,12 @@ impl Parser<'_> {
             options.push(Node { items, ..of(Types::ARRAY) });
         }
         for (name, id) in &node.properties {
-            if self.allows_all(*id) {
+            if options.len() >= self.effort.n_ways || self.allows_all(*id) {
                 continue;
             }
             let other = self.negation(*id, key);
             let properties = vec![(name.clone(), other)];
             options.push(Node { properties, required: vec![name.clone()], ..of(Types::OBJECT) });
-        }
-        for name in node.required {
-            let never = self.add(of(Types::NONE));
-            options.push(Node { properties: vec![(name, never)], ..of(Types::OBJECT) });
         }
         if node.min_properties > 0 {
             options.push(Node { max_properties: Some(node.min_properties - 1), ..of(Types::OBJECT) });
@@ -90,6 +90,8 @@ impl Parser<'_> {
             || node.additional.is_some()
             || node.unevaluated.is_some()
             || !node.names.is_empty();
+        // Those that come first are what real values differ in: types, constants, properties that are not there.
+        options.truncate(self.effort.n_ways);
         match options.len() {
             0 if is_partial => {
                 self.report(key, &place);

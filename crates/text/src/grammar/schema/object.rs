@@ -135,11 +135,12 @@ impl Compiler {
             Some((_, required)) => *required |= is_required,
             None => keys.push((name.to_owned(), is_required)),
         };
-        for held in set {
-            let node = self.node(*held);
-            // A condition speaks about properties without listing them.
-            if node.lists || !is_closed {
-                node.properties.iter().for_each(|(name, _)| add(name, false));
+        // A condition speaks about properties without listing them.
+        for lists in [true, false] {
+            for node in set.iter().map(|held| self.node(*held)).filter(|node| node.lists == lists) {
+                if lists || !is_closed {
+                    node.properties.iter().for_each(|(name, _)| add(name, false));
+                }
             }
         }
         for held in set {

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use serde_json::{Map, Value};
 
 use super::decimal::Decimal;
+use super::effort::Effort;
 use super::node::{Bound, Contains, Id, Node, Types};
 use super::pattern::PatternError;
 use super::reference::{Document, Target};
@@ -19,8 +20,6 @@ const MAX_LISTED: usize = 5_000;
 const MAX_MATCHED: usize = 20_000;
 /// Branches of a `oneOf` that are compared with each other.
 const MAX_BRANCHES: usize = 150;
-/// Branches of a `oneOf` that one of them is held apart from.
-const MAX_OVERLAPS: usize = 4;
 
 /// Nodes of a schema; the first is its root.
 pub(super) struct Nodes {
@@ -33,10 +32,11 @@ pub(super) struct Nodes {
 ///
 /// # Errors
 /// A key has a value that it cannot have, a reference leads nowhere, or the schema is too large.
-pub(super) fn nodes(schema: &Value, is_open: bool) -> Result<Nodes, String> {
+pub(super) fn nodes(schema: &Value, is_open: bool, effort: Effort) -> Result<Nodes, String> {
     let mut parser = Parser {
         document: Document::new(schema),
         is_open,
+        effort,
         nodes: Vec::new(),
         unenforced: BTreeSet::new(),
         seen: HashMap::new(),
@@ -68,6 +68,7 @@ pub(super) fn nodes(schema: &Value, is_open: bool) -> Result<Nodes, String> {
 pub(super) struct Parser<'a> {
     document: Document<'a>,
     pub(super) is_open: bool,
+    pub(super) effort: Effort,
     pub(super) nodes: Vec<Node>,
     unenforced: BTreeSet<(&'static str, String)>,
     /// By the address of a schema in the document and its base.
@@ -199,7 +200,7 @@ impl<'a> Parser<'a> {
         if overlaps.is_empty() {
             return branch;
         }
-        if overlaps.len() > MAX_OVERLAPS {
+        if overlaps.len() > self.effort.n_overlaps {
             self.report("oneOf", &place);
             return branch;
         }

@@ -5,8 +5,6 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-/// The most rules that are written. `llguidance` follows them by recursion.
-pub(super) const MAX_RULES: usize = 4_500;
 /// Rules inside each other and parentheses, after which a rule of its own is written.
 const MAX_INLINE: usize = 12;
 
@@ -147,8 +145,8 @@ impl Rules {
     /// The grammar; its first rule is the start.
     ///
     /// # Errors
-    /// It has too many rules.
-    pub(super) fn lark(&self) -> Result<String, String> {
+    /// It has more than `max` rules.
+    pub(super) fn lark(&self, max: usize) -> Result<String, String> {
         let mut n_uses = vec![0_usize; self.bodies.len()];
         self.bodies.iter().for_each(|body| count_uses(body, &mut n_uses));
         n_uses[0] = usize::MAX;
@@ -158,8 +156,8 @@ impl Rules {
         let mut n_rules = 0;
         while let Some(rule) = writer.queue.pop_front() {
             n_rules += 1;
-            if n_rules > MAX_RULES {
-                return Err(format!("its grammar has over {MAX_RULES} rules"));
+            if n_rules > max {
+                return Err(format!("its grammar has over {max} rules"));
             }
             let name = if rule == 0 { "start".into() } else { format!("r{rule}") };
             let parameter = if self.parametric[rule] { "::_" } else { "" };
