@@ -79,7 +79,8 @@ mod tests {
             "text".into_response()
         };
         let response = answer(work).await;
-        let found: Vec<_> = response.headers().get_all(HEADER).iter().map(|value| value.to_str().unwrap()).collect();
+        let found: Vec<_> =
+            response.headers().get_all(HEADER).iter().map(|value| value.to_str().unwrap()).collect();
         assert_eq!(found, ["a", "? at #/b"]);
         // Nobody listens here.
         warn("b");

@@ -50,7 +50,8 @@ pub use error::{Error, Result};
 pub use fill_in_middle::{FillInMiddle, Gap};
 pub use gguf_export::{GgufTokenizer, gguf_from_base, gguf_from_folder};
 pub use grammar::{
-    Grammar, GrammarCompiler, Matcher, Prepared, SchemaOptions, Trigger, Triggers, prepare_schema, prepare_tool,
+    Grammar, GrammarCompiler, Matcher, Prepared, SchemaOptions, Trigger, Triggers, prepare_schema,
+    prepare_tool,
 };
 pub use ranked::TokenSpelling;
 pub use specials::Specials;

@@ -10,7 +10,9 @@ use crate::tokenizers::{metadata, strings, text};
 /// All bytes but the space, some words of several letters, marks; one of them ends an answer. Rows of padding behind them.
 pub(crate) fn tokenizer() -> Tokenizer {
     let bytes = (b'!'..=b'~').map(|byte| (byte as char).to_string());
-    let words = ["Ġ", "Ċ", "ĉ", "al", "alp", "pha", "be", "beta", "{\"", "\":", "tru", "true", "12", "<eos>", "<mark>"];
+    let words = [
+        "Ġ", "Ċ", "ĉ", "al", "alp", "pha", "be", "beta", "{\"", "\":", "tru", "true", "12", "<eos>", "<mark>",
+    ];
     let tokens: Vec<String> = bytes.chain(words.map(str::to_owned)).collect();
     let mut kinds = vec![1; tokens.len()];
     let n = kinds.len();

@@ -22,9 +22,10 @@ fn corpus() -> Vec<(String, Value)> {
     let mut all = Vec::new();
     for (_, text) in CORPORA {
         let list: Vec<Value> = serde_json::from_str(text).unwrap();
-        all.extend(list.into_iter().map(|mut entry| {
-            (entry["name"].as_str().unwrap().to_owned(), entry["schema"].take())
-        }));
+        all.extend(
+            list.into_iter()
+                .map(|mut entry| (entry["name"].as_str().unwrap().to_owned(), entry["schema"].take())),
+        );
     }
     all
 }
@@ -86,13 +87,15 @@ impl Bench {
             state ^= state << 17;
             let allowed = self.allowed(&mut matcher);
             assert!(!allowed.is_empty(), "a dead end after {:?}", String::from_utf8_lossy(&bytes));
-            if allowed.iter().any(|id| self.tokenizer.is_end(*id)) && (n > 150 || state % 4 == 0 || allowed.len() == 1) {
+            if allowed.iter().any(|id| self.tokenizer.is_end(*id))
+                && (n > 150 || state.is_multiple_of(4) || allowed.len() == 1)
+            {
                 return Some(String::from_utf8(bytes).unwrap());
             }
             let others: Vec<u32> = allowed.into_iter().filter(|id| !self.tokenizer.is_end(*id)).collect();
             let is_mark = |id: &&u32| matches!(self.tokenizer.token_bytes(**id), b"\"" | b"}" | b"]");
             let marks: Vec<u32> = others.iter().filter(is_mark).copied().collect();
-            let pool = match n > 150 || state % 3 == 0 {
+            let pool = match n > 150 || state.is_multiple_of(3) {
                 true if !marks.is_empty() => marks,
                 true | false => others,
             };
@@ -116,13 +119,15 @@ fn every_schema_of_the_corpus_is_taken_and_all_that_it_lets_through_is_valid() {
         let validator = jsonschema::options().should_validate_formats(true).build(&schema);
         // OpenAPI 3.0 and Draft 4 have keys that later drafts refuse or ignore.
         let validator = validator.ok().filter(|_| !schema.to_string().contains("\"nullable\""));
-        for seed in 1..=2 {
+        let n_seeds = if name.starts_with("own") { 3 } else { 1 };
+        for seed in 1..=n_seeds {
             n_walks += 1;
             let Some(text) = bench.walk(&matcher, seed) else {
                 n_endless += 1;
                 continue;
             };
-            let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}: {text}"));
+            let value: Value =
+                serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}: {text}"));
             let error = validator.as_ref().and_then(|validator| validator.validate(&value).err());
             if let Some(error) = error.filter(|_| prepared.unenforced.is_empty()) {
                 wrong.push(format!("{name}: {error}\n{text}\n{schema}"));
@@ -131,11 +136,9 @@ fn every_schema_of_the_corpus_is_taken_and_all_that_it_lets_through_is_valid() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     assert!(n_endless * 20 < n_walks, "{n_endless} of {n_walks} texts did not end");
-    assert_eq!(unenforced, UNENFORCED);
+    // Sets of what has no end of values are all that no grammar holds an answer to.
+    assert!(unenforced.iter().all(|what| what.contains(": uniqueItems at #/")), "{unenforced:?}");
 }
-
-/// What the corpus has that no grammar holds an answer to.
-const UNENFORCED: [&str; 0] = [];
 
 /// Schemas as people write them for tools, configuration and forms.
 fn own() -> Vec<(String, Value)> {
@@ -197,7 +200,12 @@ fn own() -> Vec<(String, Value)> {
         { "type": "string", "format": "no such format" },
         { "type": "object", "additionalProperties": true, "properties": { "a": { "const": 1 } }, "required": ["a", "z"] },
     ]);
-    list.as_array().unwrap().iter().enumerate().map(|(n, schema)| (format!("own {n}"), schema.clone())).collect()
+    list.as_array()
+        .unwrap()
+        .iter()
+        .enumerate()
+        .map(|(n, schema)| (format!("own {n}"), schema.clone()))
+        .collect()
 }
 
 /// A schema, texts of it, and texts that are none.
@@ -219,7 +227,11 @@ fn check(cases: &[Case]) {
 #[test]
 fn integers_keep_all_their_digits() {
     check(&[
-        (json!({ "const": 9_007_199_254_740_993_u64 }), &["9007199254740993"], &["9007199254740992", "9007199254740994"]),
+        (
+            json!({ "const": 9_007_199_254_740_993_u64 }),
+            &["9007199254740993"],
+            &["9007199254740992", "9007199254740994"],
+        ),
         (
             json!({ "enum": [9_007_199_254_740_993_u64, 12_345_678_901_234_567_890_u64, -9_223_372_036_854_775_808_i64] }),
             &["9007199254740993", "12345678901234567890", "-9223372036854775808"],
@@ -228,15 +240,24 @@ fn integers_keep_all_their_digits() {
         (
             json!({ "type": "integer", "minimum": 1_234_567_890_123_456_789_u64, "maximum": 1_234_567_890_123_456_799_u64 }),
             &["1234567890123456789", "1234567890123456790", "1234567890123456799"],
-            &["1234567890123456788", "1234567890123456800", "1234567890123456768", "-1234567890123456789", "1234567890123456789.0"],
+            &[
+                "1234567890123456788",
+                "1234567890123456800",
+                "1234567890123456768",
+                "-1234567890123456789",
+                "1234567890123456789.0",
+            ],
         ),
         (
             json!({ "type": "integer", "exclusiveMinimum": -9_007_199_254_740_993_i64, "maximum": -9_007_199_254_740_991_i64 }),
             &["-9007199254740992", "-9007199254740991"],
             &["-9007199254740993", "-9007199254740990"],
         ),
-        (json!({ "type": "object", "properties": { "id": { "const": 9_007_199_254_740_993_u64 } }, "required": ["id"] }),
-            &["{\"id\": 9007199254740993}"], &["{\"id\": 9007199254740992}"]),
+        (
+            json!({ "type": "object", "properties": { "id": { "const": 9_007_199_254_740_993_u64 } }, "required": ["id"] }),
+            &["{\"id\": 9007199254740993}"],
+            &["{\"id\": 9007199254740992}"],
+        ),
     ]);
 }
 
@@ -263,7 +284,8 @@ fn white_space_is_one_blank_or_one_line_end_with_its_indentation() {
         "{ \n}",
         r#"{"a": 1}  "#,
     ];
-    let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" }, "b": { "type": "array" } } });
+    let schema =
+        json!({ "type": "object", "properties": { "a": { "type": "integer" }, "b": { "type": "array" } } });
     let bench = Bench::new();
     let any = bench.compiler.compile(&Grammar::AnyJson).unwrap();
     for matcher in [bench.matcher(&schema), any] {
@@ -292,7 +314,11 @@ fn objects_that_list_properties_have_no_others() {
     check(&[
         (person.clone(), one, other),
         (with("additionalProperties", json!(true)), other, &["{\"b\": 1}"]),
-        (with("additionalProperties", json!({ "type": "integer" })), other, &["{\"name\": \"x\", \"b\": \"y\"}"]),
+        (
+            with("additionalProperties", json!({ "type": "integer" })),
+            other,
+            &["{\"name\": \"x\", \"b\": \"y\"}"],
+        ),
         (with("x-guidance", json!({ "open_objects": true })), other, &["{\"b\": 1}"]),
         (json!({ "type": "object" }), &["{\"b\": 1}", "{}"], &["[]"]),
         (json!({ "type": "object", "properties": {} }), &["{}"], &["{\"b\": 1}"]),
@@ -310,9 +336,14 @@ fn objects_that_list_properties_have_no_others() {
             &["{\"a\": 0, \"b\": 1, \"c\": 2}", "{\"d\": 1}"],
         ),
         // One that is required counts as listed.
-        (json!({ "properties": { "a": {} }, "required": ["b"], "type": "object" }), &["{\"a\": 1, \"b\": 2}"], &["{\"a\": 1}"]),
+        (
+            json!({ "properties": { "a": {} }, "required": ["b"], "type": "object" }),
+            &["{\"a\": 1, \"b\": 2}"],
+            &["{\"a\": 1}"],
+        ),
     ]);
-    let open = prepare_schema(&person, &SchemaOptions { open_objects: true, ..SchemaOptions::default() }).unwrap();
+    let open =
+        prepare_schema(&person, &SchemaOptions { open_objects: true, ..SchemaOptions::default() }).unwrap();
     assert_ne!(open.grammar(), prepared(&person).grammar());
 }
 
@@ -323,18 +354,50 @@ fn references_lead_wherever_schemas_may_stand() {
     let string = json!({ "type": "string" });
     check(&[
         (json!({ "$ref": "#/$defs/List%5Bint%5D", "$defs": { "List[int]": string } }), hello, number),
-        (json!({ "$ref": "#/paths/~1foo~1%7Bid%7D/get", "paths": { "/foo/{id}": { "get": string } } }), hello, number),
+        (
+            json!({ "$ref": "#/paths/~1foo~1%7Bid%7D/get", "paths": { "/foo/{id}": { "get": string } } }),
+            hello,
+            number,
+        ),
         (json!({ "$ref": "#/$defs/a~0b", "$defs": { "a~b": string } }), hello, number),
         (json!({ "$ref": "#/$defs/list/1", "$defs": { "list": [true, string] } }), hello, number),
-        (json!({ "$ref": "#word", "$defs": { "x": { "$anchor": "word", "type": "string" } } }), hello, number),
-        (json!({ "$ref": "#word", "definitions": { "x": { "id": "#word", "type": "string" } } }), hello, number),
-        (json!({ "$ref": "http://x.org/word.json", "$defs": { "x": { "$id": "http://x.org/word.json", "type": "string" } } }), hello, number),
-        (json!({ "$id": "http://x.org/root.json", "$ref": "word.json", "$defs": { "x": { "$id": "word.json", "type": "string" } } }), hello, number),
-        (json!({ "$id": "http://x.org/root.json", "$ref": "http://x.org/root.json#/$defs/x", "$defs": { "x": string } }), hello, number),
-        (json!({ "$id": "http://x.org/a", "$ref": "b#/$defs/y", "$defs": { "x": { "$id": "b", "$defs": { "y": string } } } }), hello, number),
+        (
+            json!({ "$ref": "#word", "$defs": { "x": { "$anchor": "word", "type": "string" } } }),
+            hello,
+            number,
+        ),
+        (
+            json!({ "$ref": "#word", "definitions": { "x": { "id": "#word", "type": "string" } } }),
+            hello,
+            number,
+        ),
+        (
+            json!({ "$ref": "http://x.org/word.json", "$defs": { "x": { "$id": "http://x.org/word.json", "type": "string" } } }),
+            hello,
+            number,
+        ),
+        (
+            json!({ "$id": "http://x.org/root.json", "$ref": "word.json", "$defs": { "x": { "$id": "word.json", "type": "string" } } }),
+            hello,
+            number,
+        ),
+        (
+            json!({ "$id": "http://x.org/root.json", "$ref": "http://x.org/root.json#/$defs/x", "$defs": { "x": string } }),
+            hello,
+            number,
+        ),
+        (
+            json!({ "$id": "http://x.org/a", "$ref": "b#/$defs/y", "$defs": { "x": { "$id": "b", "$defs": { "y": string } } } }),
+            hello,
+            number,
+        ),
         (json!({ "items": { "$ref": "#" }, "type": "array" }), &["[]", "[[], [[]]]"], &["[1]"]),
         (json!({ "$ref": "#/$defs/a", "maxLength": 1, "$defs": { "a": string } }), hello, &["\"xy\"", "1"]),
-        (json!({ "$defs": { "a": { "$ref": "#/$defs/b" }, "b": string }, "$ref": "#/$defs/a" }), hello, number),
+        (
+            json!({ "$defs": { "a": { "$ref": "#/$defs/b" }, "b": string }, "$ref": "#/$defs/a" }),
+            hello,
+            number,
+        ),
         (json!({ "anyOf": [{ "$ref": "#/anyOf/1" }, string] }), hello, number),
     ]);
 }
@@ -342,27 +405,56 @@ fn references_lead_wherever_schemas_may_stand() {
 #[test]
 fn keys_are_read_as_programs_write_them() {
     check(&[
-        (json!({ "type": "string", "minLength": 2.0, "maxLength": 3.0 }), &["\"ab\"", "\"abc\""], &["\"a\"", "\"abcd\""]),
-        (json!({ "type": "array", "minItems": 1.0, "maxItems": 2.0, "items": { "type": "null" } }), &["[null]"], &["[]"]),
+        (
+            json!({ "type": "string", "minLength": 2.0, "maxLength": 3.0 }),
+            &["\"ab\"", "\"abc\""],
+            &["\"a\"", "\"abcd\""],
+        ),
+        (
+            json!({ "type": "array", "minItems": 1.0, "maxItems": 2.0, "items": { "type": "null" } }),
+            &["[null]"],
+            &["[]"],
+        ),
         (json!({ "type": "integer", "minimum": 3, "exclusiveMinimum": true }), &["4"], &["3"]),
         (json!({ "type": "string", "nullable": true }), &["null", "\"\""], &["1"]),
         (json!({ "type": "string", "enum": ["a"], "nullable": true }), &["null", "\"a\""], &["\"b\""]),
         (json!({ "type": ["string", "null"], "items": null, "enum": null }), &["null", "\"a\""], &["[]"]),
         (json!({ "const": null }), &["null"], &["1"]),
-        (json!({ "properties": { "a": { "type": "string", "required": true } }, "type": "object" }), &["{}", "{\"a\": \"\"}"], &[]),
-        (json!({ "type": "object", "propertyNames": { "type": "string" }, "additionalProperties": { "type": "integer" } }),
-            &["{\"a\": 1}"], &["{\"a\": null}"]),
-        (json!({ "type": "object", "properties": { "a": { "not": {} }, "b": {} } }), &["{\"b\": 1}"], &["{\"a\": 1}"]),
+        (
+            json!({ "properties": { "a": { "type": "string", "required": true } }, "type": "object" }),
+            &["{}", "{\"a\": \"\"}"],
+            &[],
+        ),
+        (
+            json!({ "type": "object", "propertyNames": { "type": "string" }, "additionalProperties": { "type": "integer" } }),
+            &["{\"a\": 1}"],
+            &["{\"a\": null}"],
+        ),
+        (
+            json!({ "type": "object", "properties": { "a": { "not": {} }, "b": {} } }),
+            &["{\"b\": 1}"],
+            &["{\"a\": 1}"],
+        ),
         (json!({ "type": "string", "format": "password" }), &["\"any thing\""], &["1"]),
-        (json!({ "type": "string", "format": "uuid" }), &["\"123e4567-e89b-12d3-a456-426614174000\""], &["\"x\""]),
+        (
+            json!({ "type": "string", "format": "uuid" }),
+            &["\"123e4567-e89b-12d3-a456-426614174000\""],
+            &["\"x\""],
+        ),
         (json!({ "type": "integer", "format": "int64" }), &["1"], &["1.5"]),
         // Escapes that are not needed are JSON too.
-        (json!({ "type": "string", "maxLength": 2 }), &[r#""\u00e9\n""#, r#""\ud83d\ude00a""#, r#""\/""#], &[r#""\ud83d""#, r#""\x""#]),
+        (
+            json!({ "type": "string", "maxLength": 2 }),
+            &[r#""\u00e9\n""#, r#""\ud83d\ude00a""#, r#""\/""#],
+            &[r#""\ud83d""#, r#""\x""#],
+        ),
         (json!({ "type": "string", "pattern": "^a\"\\\\$" }), &[r#""a\"\\""#], &[r#""a""#]),
         // A key that is written twice counts once.
-        (json!({ "type": "object", "minProperties": 3, "additionalProperties": { "type": "null" } }),
+        (
+            json!({ "type": "object", "minProperties": 3, "additionalProperties": { "type": "null" } }),
             &[r#"{"a":null,"b":null,"c":null}"#, r#"{"a":null,"b":null,"c":null,"c2":null}"#],
-            &[r#"{"a":null,"a":null,"a":null}"#, r#"{"a":null,"b":null}"#]),
+            &[r#"{"a":null,"a":null,"a":null}"#, r#"{"a":null,"b":null}"#],
+        ),
     ]);
 }
 
@@ -379,7 +471,11 @@ fn decimals_of_pydantic_are_held_to_their_digits() {
             &["\"123\"", "\"123.45\"", "\"-1.5\"", "\"007.25\""],
             &["\"+\"", "\"123.4567\"", "\"abc\"", "\"12345\""],
         ),
-        (json!({ "type": "string", "pattern": r"^(?=.*\d)(?=.*[a-z]).{4,}$" }), &["\"abc1\"", "\"1xxx\""], &["\"abcd\"", "\"1234\"", "\"a1\""]),
+        (
+            json!({ "type": "string", "pattern": r"^(?=.*\d)(?=.*[a-z]).{4,}$" }),
+            &["\"abc1\"", "\"1xxx\""],
+            &["\"abcd\"", "\"1234\"", "\"a1\""],
+        ),
     ]);
 }
 
@@ -387,7 +483,10 @@ fn decimals_of_pydantic_are_held_to_their_digits() {
 fn what_is_not_enforced_is_named() {
     for (schema, key) in [
         (json!({ "type": "array", "items": { "type": "string" }, "uniqueItems": true }), "uniqueItems at #"),
-        (json!({ "type": "object", "properties": { "a~/": { "type": "string", "pattern": "\\bword\\b" } } }), "pattern at #/properties/a~0~1"),
+        (
+            json!({ "type": "object", "properties": { "a~/": { "type": "string", "pattern": "\\bword\\b" } } }),
+            "pattern at #/properties/a~0~1",
+        ),
         (json!({ "$ref": "https://example.org/other.json" }), "$ref at #"),
         (json!({ "not": { "multipleOf": 3 } }), "not at #/not"),
         (json!({ "type": "integer", "multipleOf": 7, "not": { "const": 14 } }), "multipleOf at #"),
@@ -410,7 +509,10 @@ fn what_is_no_schema_is_an_error_that_names_the_key() {
         (json!({ "type": "object", "x-guidance": { "lenient": true } }), &["x-guidance", "lenient"]),
         (json!([]), &["the schema at #"]),
         // Nothing that ends.
-        (json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] }), &["no value"]),
+        (
+            json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] }),
+            &["no value"],
+        ),
     ] {
         let error = prepare_schema(&schema, &SchemaOptions::default()).unwrap_err().to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
@@ -427,9 +529,16 @@ fn what_is_no_schema_is_an_error_that_names_the_key() {
 #[test]
 fn a_prepared_schema_stands_within_a_grammar() {
     let bench = Bench::new();
-    let one = prepared(&json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"] }));
+    let one = prepared(
+        &json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"] }),
+    );
     let two = prepared(&json!({ "type": "string", "pattern": "^b+$" }));
-    let lark = format!("start: \"<\" ({} | {}) \">\" x\nx: {}\n", one.expression(), two.expression(), two.expression());
+    let lark = format!(
+        "start: \"<\" ({} | {}) \">\" x\nx: {}\n",
+        one.expression(),
+        two.expression(),
+        two.expression()
+    );
     let matcher = bench.compiler.compile(&Grammar::Lark(lark)).unwrap();
     for text in ["<{\"a\": 1}>\"b\"", "<\"bbb\">\"b\""] {
         assert!(bench.takes(&matcher, text), "{text}");
@@ -453,7 +562,8 @@ fn properties_come_in_any_order_where_that_is_asked_for() {
     ] {
         assert!(bench.takes(&matcher, text), "{text}");
     }
-    for text in ["{\"a\": 1}", "{\"a\": 1, \"a\": 1, \"c\": null}", "{\"c\": null, \"d\": 1, \"a\": 1}", "{}"] {
+    for text in ["{\"a\": 1}", "{\"a\": 1, \"a\": 1, \"c\": null}", "{\"c\": null, \"d\": 1, \"a\": 1}", "{}"]
+    {
         assert!(!bench.takes(&matcher, text), "{text}");
     }
     assert!(!bench.takes(&bench.matcher(&schema), "{\"c\": null, \"a\": 1}"));
@@ -474,7 +584,10 @@ fn the_documentation_says_what_becomes_of_each_key() {
     let bench = Bench::new();
     let mut seen: BTreeSet<String> = BTreeSet::new();
     for (key, schema, good, bad) in cases {
-        assert!(schema.to_string().contains(&format!("\"{}\"", key.trim_start_matches("x-guidance."))), "{key}: {schema}");
+        assert!(
+            schema.to_string().contains(&format!("\"{}\"", key.trim_start_matches("x-guidance."))),
+            "{key}: {schema}"
+        );
         let matcher = bench.matcher(&schema);
         assert!(bench.takes(&matcher, good), "{key}: {good} should be let through by {schema}");
         assert!(!bench.takes(&matcher, bad), "{key}: {bad} should not be let through by {schema}");
@@ -491,12 +604,32 @@ fn the_documentation_says_what_becomes_of_each_key() {
     }
     for key in documented("refused") {
         let option = key.trim_start_matches("x-guidance.");
-        assert!(prepare_schema(&json!({ "x-guidance": { option: true } }), &SchemaOptions::default()).is_err(), "{key}");
+        assert!(
+            prepare_schema(&json!({ "x-guidance": { option: true } }), &SchemaOptions::default()).is_err(),
+            "{key}"
+        );
     }
     for name in documented("formats enforced") {
-        assert!(!bench.takes(&bench.matcher(&json!({ "type": "string", "format": name })), "\" \""), "{name}");
+        assert!(
+            !bench.takes(&bench.matcher(&json!({ "type": "string", "format": name })), "\" \""),
+            "{name}"
+        );
     }
-    for name in ["path", "password", "binary", "byte", "uri-reference", "iri", "regex", "json-pointer", "url", "jwt", "ulid", "phone", ""] {
+    for name in [
+        "path",
+        "password",
+        "binary",
+        "byte",
+        "uri-reference",
+        "iri",
+        "regex",
+        "json-pointer",
+        "url",
+        "jwt",
+        "ulid",
+        "phone",
+        "",
+    ] {
         let schema = json!({ "type": "string", "format": name });
         assert_eq!(prepared(&schema), prepared(&json!({ "type": "string" })), "{name}");
     }
@@ -505,7 +638,8 @@ fn the_documentation_says_what_becomes_of_each_key() {
 /// For each key a schema, a text that it lets through, and one that only this key stops.
 fn keys() -> Vec<(&'static str, Value, &'static str, &'static str)> {
     let string = json!({ "type": "string" });
-    let one_or_list = json!({ "if": { "type": "integer" }, "then": { "minimum": 5 }, "else": { "type": "array" } });
+    let one_or_list =
+        json!({ "if": { "type": "integer" }, "then": { "minimum": 5 }, "else": { "type": "array" } });
     let object = |key: &str, value: Value| json!({ "type": "object", key: value });
     let list = |key: &str, value: Value| json!({ "type": "array", key: value });
     let list_of = |key: &str, value: Value, more: Value| {
@@ -514,26 +648,64 @@ fn keys() -> Vec<(&'static str, Value, &'static str, &'static str)> {
         schema
     };
     vec![
-        ("$anchor", json!({ "$ref": "#x", "$defs": { "a": { "$anchor": "x", "type": "string" } } }), "\"\"", "1"),
+        (
+            "$anchor",
+            json!({ "$ref": "#x", "$defs": { "a": { "$anchor": "x", "type": "string" } } }),
+            "\"\"",
+            "1",
+        ),
         ("$defs", json!({ "$ref": "#/$defs/a", "$defs": { "a": string } }), "\"\"", "1"),
-        ("$dynamicAnchor", json!({ "$ref": "#x", "$defs": { "a": { "$dynamicAnchor": "x", "type": "string" } } }), "\"\"", "1"),
+        (
+            "$dynamicAnchor",
+            json!({ "$ref": "#x", "$defs": { "a": { "$dynamicAnchor": "x", "type": "string" } } }),
+            "\"\"",
+            "1",
+        ),
         ("$dynamicRef", json!({ "$dynamicRef": "#/$defs/a", "$defs": { "a": string } }), "\"\"", "1"),
-        ("$id", json!({ "$ref": "urn:x", "$defs": { "a": { "$id": "urn:x", "type": "string" } } }), "\"\"", "1"),
+        (
+            "$id",
+            json!({ "$ref": "urn:x", "$defs": { "a": { "$id": "urn:x", "type": "string" } } }),
+            "\"\"",
+            "1",
+        ),
         ("$recursiveRef", list("items", json!({ "$recursiveRef": "#" })), "[[]]", "[1]"),
         ("$ref", json!({ "$ref": "#/$defs/a", "$defs": { "a": string } }), "\"\"", "1"),
-        ("additionalItems", list_of("items", json!([true]), json!({ "additionalItems": { "type": "null" } })), "[1, null]", "[1, 2]"),
-        ("additionalProperties", object("additionalProperties", json!({ "type": "null" })), "{\"a\": null}", "{\"a\": 1}"),
+        (
+            "additionalItems",
+            list_of("items", json!([true]), json!({ "additionalItems": { "type": "null" } })),
+            "[1, null]",
+            "[1, 2]",
+        ),
+        (
+            "additionalProperties",
+            object("additionalProperties", json!({ "type": "null" })),
+            "{\"a\": null}",
+            "{\"a\": 1}",
+        ),
         ("allOf", json!({ "allOf": [{ "minimum": 2 }, { "type": "integer" }] }), "2", "1"),
         ("anyOf", json!({ "anyOf": [{ "type": "null" }, { "type": "boolean" }] }), "true", "1"),
         ("const", json!({ "const": "a" }), "\"a\"", "\"b\""),
         ("contains", list("contains", json!({ "const": 1 })), "[2, 1]", "[2]"),
         ("definitions", json!({ "$ref": "#/definitions/a", "definitions": { "a": string } }), "\"\"", "1"),
-        ("dependencies", json!({ "type": "object", "properties": { "a": {}, "b": {} }, "dependencies": { "a": ["b"] } }),
-            "{\"a\": 1, \"b\": 2}", "{\"a\": 1}"),
-        ("dependentRequired", json!({ "type": "object", "properties": { "a": {}, "b": {} }, "dependentRequired": { "a": ["b"] } }),
-            "{\"b\": 2}", "{\"a\": 1}"),
-        ("dependentSchemas", json!({ "type": "object", "properties": { "a": {}, "b": {} },
-            "dependentSchemas": { "a": { "required": ["b"] } } }), "{\"a\": 1, \"b\": 2}", "{\"a\": 1}"),
+        (
+            "dependencies",
+            json!({ "type": "object", "properties": { "a": {}, "b": {} }, "dependencies": { "a": ["b"] } }),
+            "{\"a\": 1, \"b\": 2}",
+            "{\"a\": 1}",
+        ),
+        (
+            "dependentRequired",
+            json!({ "type": "object", "properties": { "a": {}, "b": {} }, "dependentRequired": { "a": ["b"] } }),
+            "{\"b\": 2}",
+            "{\"a\": 1}",
+        ),
+        (
+            "dependentSchemas",
+            json!({ "type": "object", "properties": { "a": {}, "b": {} },
+            "dependentSchemas": { "a": { "required": ["b"] } } }),
+            "{\"a\": 1, \"b\": 2}",
+            "{\"a\": 1}",
+        ),
         ("else", one_or_list.clone(), "[]", "\"\""),
         ("enum", json!({ "enum": [1, "a"] }), "1", "2"),
         ("exclusiveMaximum", json!({ "type": "integer", "exclusiveMaximum": 3 }), "2", "3"),
@@ -541,12 +713,22 @@ fn keys() -> Vec<(&'static str, Value, &'static str, &'static str)> {
         ("format", json!({ "type": "string", "format": "date" }), "\"2024-02-29\"", "\"2024-02-30\""),
         ("if", one_or_list.clone(), "5", "\"\""),
         ("items", list("items", json!({ "type": "null" })), "[null]", "[1]"),
-        ("maxContains", list_of("contains", json!({ "const": 1 }), json!({ "maxContains": 1 })), "[2, 1]", "[1, 1]"),
+        (
+            "maxContains",
+            list_of("contains", json!({ "const": 1 }), json!({ "maxContains": 1 })),
+            "[2, 1]",
+            "[1, 1]",
+        ),
         ("maximum", json!({ "type": "number", "maximum": 1.5 }), "1.5", "1.6"),
         ("maxItems", list("maxItems", json!(1)), "[1]", "[1, 2]"),
         ("maxLength", json!({ "type": "string", "maxLength": 1 }), "\"a\"", "\"ab\""),
         ("maxProperties", object("maxProperties", json!(1)), "{\"a\": 1}", "{\"a\": 1, \"b\": 1}"),
-        ("minContains", list_of("contains", json!({ "const": 1 }), json!({ "minContains": 2 })), "[1, 1]", "[1]"),
+        (
+            "minContains",
+            list_of("contains", json!({ "const": 1 }), json!({ "minContains": 2 })),
+            "[1, 1]",
+            "[1]",
+        ),
         ("minimum", json!({ "type": "number", "minimum": -1.5 }), "-1.5", "-1.6"),
         ("minItems", list("minItems", json!(1)), "[1]", "[]"),
         ("minLength", json!({ "type": "string", "minLength": 1 }), "\"a\"", "\"\""),
@@ -556,95 +738,71 @@ fn keys() -> Vec<(&'static str, Value, &'static str, &'static str)> {
         ("nullable", json!({ "type": "string", "nullable": true }), "null", "1"),
         ("oneOf", json!({ "oneOf": [{ "type": "integer" }, { "type": "number" }] }), "1.5", "1"),
         ("pattern", json!({ "type": "string", "pattern": "^a" }), "\"ab\"", "\"b\""),
-        ("patternProperties", object("patternProperties", json!({ "^a": { "type": "null" } })), "{\"a\": null}", "{\"a\": 1}"),
+        (
+            "patternProperties",
+            object("patternProperties", json!({ "^a": { "type": "null" } })),
+            "{\"a\": null}",
+            "{\"a\": 1}",
+        ),
         ("prefixItems", list("prefixItems", json!([{ "type": "null" }])), "[null]", "[1]"),
-        ("properties", object("properties", json!({ "a": { "type": "null" } })), "{\"a\": null}", "{\"a\": 1}"),
+        (
+            "properties",
+            object("properties", json!({ "a": { "type": "null" } })),
+            "{\"a\": null}",
+            "{\"a\": 1}",
+        ),
         ("propertyNames", object("propertyNames", json!({ "maxLength": 1 })), "{\"a\": 1}", "{\"ab\": 1}"),
         ("required", object("required", json!(["a"])), "{\"a\": 1}", "{}"),
         ("then", one_or_list, "5", "4"),
         ("type", json!({ "type": ["integer", "null"] }), "1", "\"\""),
-        ("unevaluatedItems", list_of("prefixItems", json!([true]), json!({ "unevaluatedItems": { "type": "null" } })), "[1, null]", "[1, 2]"),
-        ("unevaluatedProperties", json!({ "type": "object", "allOf": [{ "properties": { "a": {} } }],
-            "unevaluatedProperties": { "type": "null" } }), "{\"a\": 1, \"b\": null}", "{\"a\": 1, \"b\": 1}"),
-        ("uniqueItems", list_of("items", json!({ "enum": [1, 2] }), json!({ "uniqueItems": true })), "[2, 1]", "[1, 1]"),
-        ("x-guidance.item_separator", json!({ "type": "array", "x-guidance": { "item_separator": ";" } }), "[1;2]", "[1,2]"),
-        ("x-guidance.key_separator", json!({ "type": "object", "x-guidance": { "key_separator": " = " } }), "{\"a\" = 1}", "{\"a\": 1}"),
-        ("x-guidance.open_objects", json!({ "type": "object", "properties": { "a": {} }, "required": ["a"], "x-guidance": { "open_objects": true } }),
-            "{\"a\": 1, \"b\": 1}", "{\"b\": 1}"),
-        ("x-guidance.whitespace_flexible", json!({ "type": "array", "x-guidance": { "whitespace_flexible": false } }), "[1,2]", "[1, 2]"),
-        ("x-guidance.whitespace_pattern", json!({ "type": "array", "x-guidance": { "whitespace_pattern": "  " } }), "[1,  2]", "[1, 2]"),
+        (
+            "unevaluatedItems",
+            list_of("prefixItems", json!([true]), json!({ "unevaluatedItems": { "type": "null" } })),
+            "[1, null]",
+            "[1, 2]",
+        ),
+        (
+            "unevaluatedProperties",
+            json!({ "type": "object", "allOf": [{ "properties": { "a": {} } }],
+            "unevaluatedProperties": { "type": "null" } }),
+            "{\"a\": 1, \"b\": null}",
+            "{\"a\": 1, \"b\": 1}",
+        ),
+        (
+            "uniqueItems",
+            list_of("items", json!({ "enum": [1, 2] }), json!({ "uniqueItems": true })),
+            "[2, 1]",
+            "[1, 1]",
+        ),
+        (
+            "x-guidance.item_separator",
+            json!({ "type": "array", "x-guidance": { "item_separator": ";" } }),
+            "[1;2]",
+            "[1,2]",
+        ),
+        (
+            "x-guidance.key_separator",
+            json!({ "type": "object", "x-guidance": { "key_separator": " = " } }),
+            "{\"a\" = 1}",
+            "{\"a\": 1}",
+        ),
+        (
+            "x-guidance.open_objects",
+            json!({ "type": "object", "properties": { "a": {} }, "required": ["a"], "x-guidance": { "open_objects": true } }),
+            "{\"a\": 1, \"b\": 1}",
+            "{\"b\": 1}",
+        ),
+        (
+            "x-guidance.whitespace_flexible",
+            json!({ "type": "array", "x-guidance": { "whitespace_flexible": false } }),
+            "[1,2]",
+            "[1, 2]",
+        ),
+        (
+            "x-guidance.whitespace_pattern",
+            json!({ "type": "array", "x-guidance": { "whitespace_pattern": "  " } }),
+            "[1,  2]",
+            "[1, 2]",
+        ),
     ]
-}
-
-/// TEMPORARY
-#[test]
-#[ignore]
-fn temporary_bench() {
-    let bench = Bench::new();
-    let folder = std::env::var("BENCH").unwrap();
-    let (mut n, mut refused, mut partial, mut good, mut missed, mut bad, mut passed) = (0, 0, 0, 0, 0, 0, 0);
-    let mut reasons = std::collections::BTreeMap::<String, usize>::new();
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|f| f.unwrap().path()).collect();
-    files.sort();
-    let step: usize = std::env::var("STEP").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
-    let mut slow = Vec::new();
-    for path in files.into_iter().step_by(step) {
-        let text = std::fs::read_to_string(&path).unwrap();
-        let Ok(mut entry) = serde_json::from_str::<Value>(&text) else { continue };
-        let mut schema = entry["schema"].take();
-        if let Some(object) = schema.as_object_mut() {
-            object.insert("x-guidance".into(), json!({ "open_objects": true }));
-        }
-        n += 1;
-        let begun = std::time::Instant::now();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        let prepared = match prepare_schema(&schema, &SchemaOptions::default()) {
-            Ok(prepared) => prepared,
-            Err(error) => {
-                refused += 1;
-                println!("REFUSED {name}: {}", error.to_string().chars().take(200).collect::<String>());
-                continue;
-            }
-        };
-        let prep = begun.elapsed().as_millis();
-        for what in &prepared.unenforced {
-            *reasons.entry(what.split(' ').next().unwrap().to_owned()).or_default() += 1;
-        }
-        partial += usize::from(!prepared.unenforced.is_empty());
-        let matcher = match bench.compiler.compile(&Grammar::JsonSchema(schema)) {
-            Ok(matcher) => matcher,
-            Err(error) => {
-                refused += 1;
-                println!("COMPILE {name}: {}", error.to_string().chars().take(300).collect::<String>());
-                continue;
-            }
-        };
-        slow.push((begun.elapsed().as_millis(), prep, name.clone()));
-        for test in entry["tests"].as_array().unwrap() {
-            let text = test["data"].to_string();
-            if !text.is_ascii() || text.len() > 20_000 {
-                continue;
-            }
-            let is_taken = bench.takes(&matcher, &text);
-            match test["valid"].as_bool().unwrap() {
-                true => {
-                    good += 1;
-                    if !is_taken {
-                        missed += 1;
-                        println!("MISSED {name}: {}", text.chars().take(150).collect::<String>());
-                    }
-                }
-                false => {
-                    bad += 1;
-                    if is_taken {
-                        passed += 1;
-                        println!("PASSED {name} {:?}: {} {}", prepared.unenforced, test["description"], text.chars().take(150).collect::<String>());
-                    }
-                }
-            }
-        }
-    }
-    slow.sort();
-    println!("{:?}", slow.iter().rev().take(8).collect::<Vec<_>>());
-    println!("{n} schemas, {refused} refused, {partial} in part {reasons:?}; {missed} of {good} valid not taken; {passed} of {bad} invalid taken");
 }

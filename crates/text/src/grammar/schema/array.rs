@@ -55,7 +55,8 @@ impl Compiler {
             }
         }
         // A tuple has no more items than it lists, as an object has no more properties.
-        items.is_closed = n_prefix > 0 && items.rest.is_empty() && !self.options.open_objects && min <= n_prefix;
+        items.is_closed =
+            n_prefix > 0 && items.rest.is_empty() && !self.options.open_objects && min <= n_prefix;
         if items.is_closed {
             max = Some(max.map_or(n_prefix, |max: usize| max.min(n_prefix)));
         }
@@ -74,7 +75,9 @@ impl Compiler {
                 }
             }
         }
-        if let Some(contains) = items.contains.clone().filter(|contains| contains.min > 0 || contains.max.is_some()) {
+        if let Some(contains) =
+            items.contains.clone().filter(|contains| contains.min > 0 || contains.max.is_some())
+        {
             if let Some(part) = self.containing(&items, &contains) {
                 return Ok(part);
             }
@@ -172,7 +175,9 @@ impl Compiler {
                 candidates.extend([Value::Null, Value::Bool(true), Value::Bool(false)]);
             }
             // Numbers between two bounds, and choices among names.
-            None => candidates.extend(self.few_of_choices(&seen).or_else(|| self.few_integers(&seen, types))?),
+            None => {
+                candidates.extend(self.few_of_choices(&seen).or_else(|| self.few_integers(&seen, types))?)
+            }
         }
         let mut values: Vec<Value> = Vec::new();
         for value in candidates {
@@ -196,7 +201,9 @@ impl Compiler {
     fn few_integers(&self, ids: &[Id], types: Types) -> Option<Vec<Value>> {
         let bounds = || ids.iter().flat_map(|id| &self.nodes[*id].bounds);
         let at = |bound: &super::node::Bound| i64::try_from(bound.at.scaled(bound.at.fraction.len())?).ok();
-        let whole = |is_least| bounds().filter(move |bound| bound.is_least == is_least && bound.at.is_integer()).filter_map(at);
+        let whole = |is_least| {
+            bounds().filter(move |bound| bound.is_least == is_least && bound.at.is_integer()).filter_map(at)
+        };
         let (least, most) = (whole(true).max()?, whole(false).min()?);
         let is_few = types == Types::INTEGER && most.checked_sub(least)? < MAX_UNIQUE as i64;
         is_few.then(|| (least..=most).map(Value::from).collect())

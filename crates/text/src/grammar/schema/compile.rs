@@ -42,7 +42,12 @@ pub(super) struct Compiled {
 ///
 /// # Errors
 /// No value is allowed, or the grammar is too large.
-pub(super) fn compile(nodes: Nodes, style: &Style, options: SchemaOptions, effort: Effort) -> Result<Compiled, Failure> {
+pub(super) fn compile(
+    nodes: Nodes,
+    style: &Style,
+    options: SchemaOptions,
+    effort: Effort,
+) -> Result<Compiled, Failure> {
     let mut rules = Rules::default();
     let style = style.parts(&mut rules);
     let mut compiler = Compiler {
@@ -52,6 +57,7 @@ pub(super) fn compile(nodes: Nodes, style: &Style, options: SchemaOptions, effor
         n_combinations_left: effort.n_combinations,
         style,
         rules,
+        terminals: HashMap::new(),
         memo: HashMap::new(),
         pending: VecDeque::new(),
     };
@@ -79,6 +85,7 @@ pub(super) struct Compiler {
     n_combinations_left: usize,
     pub(super) style: super::style::Parts,
     pub(super) rules: Rules,
+    terminals: HashMap<String, Part>,
     memo: HashMap<Vec<Held>, usize>,
     pending: VecDeque<(usize, Vec<Held>)>,
 }
@@ -197,7 +204,9 @@ impl Compiler {
         let mut values: Vec<Value> = Vec::new();
         let mut seen = HashSet::new();
         for value in first {
-            if seen.insert(value.to_string()) && set.iter().all(|held| check::admits(&self.nodes, held.id, value)) {
+            if seen.insert(value.to_string())
+                && set.iter().all(|held| check::admits(&self.nodes, held.id, value))
+            {
                 values.push(value.clone());
             }
         }
@@ -263,7 +272,8 @@ impl Compiler {
 
     fn number(&mut self, set: &[Held], types: Types, forbidden: &[Value]) -> Part {
         let bounds: Vec<_> = set.iter().flat_map(|held| self.node(*held).bounds.clone()).collect();
-        let multiples: Vec<Decimal> = set.iter().flat_map(|held| self.node(*held).multiples.clone()).collect();
+        let multiples: Vec<Decimal> =
+            set.iter().flat_map(|held| self.node(*held).multiples.clone()).collect();
         let forbidden: Vec<Decimal> =
             forbidden.iter().filter_map(Value::as_number).filter_map(Decimal::of).collect();
         let has_none = bounds.iter().any(|least| {
@@ -289,10 +299,7 @@ impl Compiler {
     }
 
     fn digits(&mut self, rx: &Rx) -> Part {
-        match rx.is_never() {
-            Some(true) => Part::Never,
-            Some(false) | None => self.rules.token(rx.terminal(super::rx::Spelling::Plain)),
-        }
+        self.terminal(rx, rx.terminal(super::rx::Spelling::Plain))
     }
 
     fn string(&mut self, set: &[Held], forbidden: &[Value]) -> Result<Part, String> {
@@ -329,10 +336,20 @@ impl Compiler {
 
     /// A JSON string of these texts.
     pub(super) fn quoted(&mut self, rx: &Rx) -> Part {
-        match rx.is_never() {
-            Some(true) => Part::Never,
-            Some(false) | None => self.rules.token(rx.quoted()),
+        self.terminal(rx, rx.quoted())
+    }
+
+    /// A terminal; what one spelling holds is found out once.
+    fn terminal(&mut self, rx: &Rx, spelling: String) -> Part {
+        if let Some(part) = self.terminals.get(&spelling) {
+            return part.clone();
         }
+        let part = match rx.is_never() {
+            Some(true) => Part::Never,
+            Some(false) | None => self.rules.token(spelling.clone()),
+        };
+        self.terminals.insert(spelling, part.clone());
+        part
     }
 
     /// The strings that all of these nodes allow; `None` where that cannot be said.
@@ -369,7 +386,9 @@ impl Compiler {
     /// A value as it is.
     pub(super) fn constant(&mut self, value: &Value) -> Part {
         match value {
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Part::text(value.to_string()),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+                Part::text(value.to_string())
+            }
             Value::Array(items) if items.is_empty() => self.style.empty("[", "]"),
             Value::Object(object) if object.is_empty() => self.style.empty("{", "}"),
             Value::Array(items) => {
@@ -398,7 +417,8 @@ impl Compiler {
 
 /// An intersection in which the complements come last: there must be something to take them from.
 pub(super) fn all_of(texts: Vec<Rx>) -> Rx {
-    let (complements, mut parts): (Vec<Rx>, Vec<Rx>) = texts.into_iter().partition(|rx| matches!(rx, Rx::Not(_)));
+    let (complements, mut parts): (Vec<Rx>, Vec<Rx>) =
+        texts.into_iter().partition(|rx| matches!(rx, Rx::Not(_)));
     parts.extend(complements);
     match parts.len() {
         1 => parts.remove(0),

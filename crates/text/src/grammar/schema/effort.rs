@@ -18,10 +18,10 @@ pub(super) struct Effort {
 impl Effort {
     /// What is tried first.
     pub(super) const FULL: Effort =
-        Effort { n_overlaps: 4, n_ways: 12, n_combinations: 10_000, n_made: 12_000, n_rules: 2_500 };
+        Effort { n_overlaps: 4, n_ways: 12, n_combinations: 2_000, n_made: 6_000, n_rules: 2_000 };
     /// For a schema whose grammar would be too large otherwise. `llguidance` follows rules by recursion, which bounds them.
     pub(super) const LESS: Effort =
-        Effort { n_overlaps: 0, n_ways: 4, n_combinations: 100_000, n_made: 60_000, n_rules: 4_500 };
+        Effort { n_overlaps: 0, n_ways: 4, n_combinations: 20_000, n_made: 40_000, n_rules: 4_500 };
 }
 
 /// Why a schema has no grammar.

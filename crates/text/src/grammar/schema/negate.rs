@@ -31,8 +31,7 @@ impl Parser<'_> {
             options.push(Node { properties: vec![(name, never)], ..of(Types::OBJECT) });
         }
         for bound in node.bounds {
-            let other =
-                Bound { is_least: !bound.is_least, is_exclusive: !bound.is_exclusive, ..bound };
+            let other = Bound { is_least: !bound.is_least, is_exclusive: !bound.is_exclusive, ..bound };
             options.push(Node { bounds: vec![other], ..of(Types::NUMBER) });
         }
         if node.min_length > 0 {
@@ -55,7 +54,9 @@ impl Parser<'_> {
             let contains = Some(Contains { item: other, other: item, min: 1, max: None });
             options.push(Node { contains, ..of(Types::ARRAY) });
         }
-        if let Some(contains) = node.contains.as_ref().filter(|contains| contains.min == 1 && contains.max.is_none()) {
+        if let Some(contains) =
+            node.contains.as_ref().filter(|contains| contains.min == 1 && contains.max.is_none())
+        {
             let items = Some(self.negation(contains.item, key));
             options.push(Node { items, ..of(Types::ARRAY) });
         }
@@ -142,10 +143,16 @@ impl Parser<'_> {
             let groups: Vec<Vec<Id>> = parts.iter().flat_map(|id| self.nodes[*id].any.clone()).collect();
             groups
         };
-        if any_of(&made_parts).iter().any(|group| group.iter().all(|option| self.excludes(*option, other, left))) {
+        if any_of(&made_parts)
+            .iter()
+            .any(|group| group.iter().all(|option| self.excludes(*option, other, left)))
+        {
             return true;
         }
-        if any_of(&other_parts).iter().any(|group| group.iter().all(|option| self.excludes(made, *option, left))) {
+        if any_of(&other_parts)
+            .iter()
+            .any(|group| group.iter().all(|option| self.excludes(made, *option, left)))
+        {
             return true;
         }
         let (one, two) = (self.values(&made_parts), self.values(&other_parts));
@@ -171,7 +178,8 @@ impl Parser<'_> {
         let lists = |parts: &[Id], name: &str| {
             parts.iter().any(|id| {
                 let node = &self.nodes[*id];
-                node.properties.iter().any(|(key, _)| key == name) || node.required.iter().any(|key| key == name)
+                node.properties.iter().any(|(key, _)| key == name)
+                    || node.required.iter().any(|key| key == name)
             })
         };
         let made_required = required(&made_parts);
@@ -179,7 +187,9 @@ impl Parser<'_> {
             if is_closed && !lists(&made_parts, name) && of(&made_parts, name).is_empty() {
                 return true;
             }
-            if made_required.contains(name) && self.any_excludes(&of(&made_parts, name), &of(&other_parts, name), left) {
+            if made_required.contains(name)
+                && self.any_excludes(&of(&made_parts, name), &of(&other_parts, name), left)
+            {
                 return true;
             }
         }

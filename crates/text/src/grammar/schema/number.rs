@@ -21,10 +21,16 @@ pub(super) enum Numbers {
 }
 
 /// Numbers of these types, within these bounds, that are multiples of all of these and none of those that are forbidden.
-pub(super) fn numbers(types: Types, bounds: &[Bound], multiples: &[Decimal], forbidden: &[Decimal]) -> Numbers {
+pub(super) fn numbers(
+    types: Types,
+    bounds: &[Bound],
+    multiples: &[Decimal],
+    forbidden: &[Decimal],
+) -> Numbers {
     let mut parts = vec![match (types.has(Types::INTEGER), types.has(Types::FRACTION)) {
         (true, false) => pattern::whole("0|-?[1-9][0-9]*"),
-        (false, _) => pattern::whole("-?(0|[1-9][0-9]*)\\.[0-9]*[1-9]"),
+        // So many digits that none is lost where the number is read as 64 bits, which would make it an integer.
+        (false, _) => pattern::whole("-?(0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]"),
         (true, true) if bounds.is_empty() && multiples.is_empty() && forbidden.is_empty() => {
             pattern::whole("-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]{1,2})?")
         }
@@ -52,12 +58,8 @@ pub(super) fn numbers(types: Types, bounds: &[Bound], multiples: &[Decimal], for
 /// A schema for llguidance, where none of its numbers loses a digit as a floating point number.
 fn leaf(types: Types, bounds: &[Bound], step: &Decimal) -> Option<Value> {
     let exact = |value: &Decimal| {
-        let text = format!(
-            "{}{}.{}0",
-            if value.is_negative { "-" } else { "" },
-            value.whole(),
-            value.fraction
-        );
+        let text =
+            format!("{}{}.{}0", if value.is_negative { "-" } else { "" }, value.whole(), value.fraction);
         (value.whole.len() + value.fraction.len() <= 15).then(|| text.parse::<f64>().ok()).flatten()
     };
     // It counts a step in 32 bits.
@@ -141,12 +143,7 @@ fn whole_above(digits: &str) -> String {
     let n = digits.len();
     let mut options = vec![format!("[1-9][0-9]{{{n},}}")];
     for (at, digit) in digits.bytes().enumerate().filter(|(_, digit)| *digit < b'9') {
-        options.push(format!(
-            "{}[{}-9][0-9]{{{}}}",
-            &digits[..at],
-            char::from(digit + 1),
-            n - at - 1
-        ));
+        options.push(format!("{}[{}-9][0-9]{{{}}}", &digits[..at], char::from(digit + 1), n - at - 1));
     }
     options.join("|")
 }

@@ -74,7 +74,11 @@ impl Compiler {
             let place = set.first().map(|held| self.node(*held).place.clone()).unwrap_or_default();
             self.report("minProperties", &place);
         }
-        if self.options.any_order && max.is_none() && min <= n_required && (2..=MAX_UNORDERED).contains(&listed.len()) {
+        if self.options.any_order
+            && max.is_none()
+            && min <= n_required
+            && (2..=MAX_UNORDERED).contains(&listed.len())
+        {
             let first = self.unordered(listed, &others);
             return Ok(Part::seq([Part::text("{"), self.style.gap(), first]));
         }
@@ -224,7 +228,9 @@ impl Compiler {
             let node = self.node(*held);
             let matching = chosen.iter().filter(|at| patterns[**at].0 == n);
             let matching: Vec<Id> = matching
-                .flat_map(|at| node.patterns.iter().filter(|(rx, _)| *rx == patterns[*at].1).map(|(_, id)| *id))
+                .flat_map(|at| {
+                    node.patterns.iter().filter(|(rx, _)| *rx == patterns[*at].1).map(|(_, id)| *id)
+                })
                 .collect();
             match matching.is_empty() {
                 true => ids.extend(node.additional),
@@ -309,7 +315,12 @@ impl Compiler {
                 let counted = self.counted(members, n_missing, tail);
                 options.push(Part::seq([first, counted]));
             } else {
-                options.push(Part::seq([first, other.clone(), more(1, n_missing.saturating_sub(1)), style_end]));
+                options.push(Part::seq([
+                    first,
+                    other.clone(),
+                    more(1, n_missing.saturating_sub(1)),
+                    style_end,
+                ]));
             }
         }
         Part::alt(options)
@@ -361,8 +372,9 @@ fn choices(n_patterns: usize) -> Vec<Vec<usize>> {
 fn first_letter(n: usize) -> Rx {
     let letters = CharSet::of([(0x41, 0x5a), (0x61, 0x7a)]);
     match u32::try_from(n).ok().filter(|n| *n < 26) {
-        Some(n) => Rx::cat([Rx::Set(CharSet::of([(0x41 + n, 0x41 + n), (0x61 + n, 0x61 + n)])), Rx::anything()]),
+        Some(n) => {
+            Rx::cat([Rx::Set(CharSet::of([(0x41 + n, 0x41 + n), (0x61 + n, 0x61 + n)])), Rx::anything()])
+        }
         None => Rx::cat([Rx::Set(letters.negated()), Rx::anything()]),
     }
 }
-

@@ -105,7 +105,8 @@ impl<'a> Reader<'a, '_> {
     fn count(&self, key: &str) -> Result<Option<usize>, String> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let number = value.as_u64().or_else(|| {
-            let number = value.as_f64().filter(|n| n.fract() == 0.0 && (0.0..=u64::MAX as f64).contains(n))?;
+            let number =
+                value.as_f64().filter(|n| n.fract() == 0.0 && (0.0..=u64::MAX as f64).contains(n))?;
             Some(number as u64)
         });
         let number = number.ok_or_else(|| self.wrong(key, "a whole number of at least 0"))?;
@@ -143,7 +144,8 @@ impl<'a> Reader<'a, '_> {
 
     fn names(&self, key: &str, value: &Value) -> Result<Vec<String>, String> {
         self.limited(key, value.as_array().map_or(0, Vec::len))?;
-        let names = value.as_array().map(|names| names.iter().map(|name| name.as_str().map(str::to_owned)).collect());
+        let names =
+            value.as_array().map(|names| names.iter().map(|name| name.as_str().map(str::to_owned)).collect());
         names.flatten().ok_or_else(|| self.wrong(key, "a list of names"))
     }
 }
@@ -327,7 +329,8 @@ impl<'a> Parser<'a> {
             (None, _) => (None, Some("items")),
         };
         if let Some((key, items)) = prefix {
-            let ids = items.iter().enumerate().map(|(n, item)| self.child(reader, item, &format!("{key}/{n}")));
+            let ids =
+                items.iter().enumerate().map(|(n, item)| self.child(reader, item, &format!("{key}/{n}")));
             node.prefix = ids.collect();
         }
         if let Some((key, schema)) = rest.and_then(|key| Some((key, reader.get(key)?))) {
@@ -421,8 +424,11 @@ impl<'a> Parser<'a> {
         for key in ["allOf", "anyOf", "oneOf"] {
             // An empty list is not valid, and says nothing.
             let Some(schemas) = reader.list(key)?.filter(|schemas| !schemas.is_empty()) else { continue };
-            let ids: Vec<Id> =
-                schemas.iter().enumerate().map(|(n, s)| self.child(reader, s, &format!("{key}/{n}"))).collect();
+            let ids: Vec<Id> = schemas
+                .iter()
+                .enumerate()
+                .map(|(n, s)| self.child(reader, s, &format!("{key}/{n}")))
+                .collect();
             match key {
                 "allOf" => node.all.extend(ids),
                 "anyOf" => node.any.push(ids),
@@ -455,12 +461,15 @@ impl<'a> Parser<'a> {
         for key in ["dependentRequired", "dependentSchemas", "dependencies"] {
             for (name, value) in reader.object(key)?.into_iter().flatten() {
                 let never = self.add(Node::of_types(Types::NONE, reader.place));
-                let absent = self.add(Node { properties: vec![(name.clone(), never)], ..Node::at(reader.place) });
+                let absent =
+                    self.add(Node { properties: vec![(name.clone(), never)], ..Node::at(reader.place) });
                 let mut present = Node { required: vec![name.clone()], ..Node::at(reader.place) };
                 match value {
                     Value::Array(_) => present.required.extend(reader.names(key, value)?),
                     Value::String(other) if key == "dependencies" => present.required.push(other.clone()),
-                    schema => present.all.push(self.child(reader, schema, &format!("{key}/{}", escaped(name)))),
+                    schema => {
+                        present.all.push(self.child(reader, schema, &format!("{key}/{}", escaped(name))))
+                    }
                 }
                 let present = self.add(present);
                 node.any.push(vec![absent, present]);

@@ -369,7 +369,9 @@ impl Parser {
             let high = self.member()?;
             match (single(&low), single(&high)) {
                 (Some(low), Some(high)) if low <= high => ranges.push((low, high)),
-                (Some(_), Some(_)) => return malformed("a range of characters whose end is before its start"),
+                (Some(_), Some(_)) => {
+                    return malformed("a range of characters whose end is before its start");
+                }
                 // `[\w-.]`: the hyphen is itself.
                 _ => ranges.extend(low.ranges().chain(high.ranges()).chain([(0x2d, 0x2d)])),
             }
@@ -443,7 +445,8 @@ impl Parser {
             'u' => CharSet::one(self.code(4)?),
             'p' | 'P' => self.property(c == 'P')?,
             'c' => {
-                let letter = self.peek().filter(char::is_ascii_alphabetic).ok_or("a \\c without its letter")?;
+                let letter =
+                    self.peek().filter(char::is_ascii_alphabetic).ok_or("a \\c without its letter")?;
                 self.at += 1;
                 CharSet::one(char::from(letter as u8 & 0x1f))
             }
@@ -456,19 +459,23 @@ impl Parser {
         let digits: String = self.chars.iter().skip(self.at).take(n_digits).collect();
         let code = u32::from_str_radix(&digits, 16).ok().filter(|_| digits.chars().count() == n_digits);
         self.at += n_digits;
-        code.and_then(char::from_u32).ok_or_else(|| PatternError::Malformed(format!("the code {digits:?} of a character")))
+        code.and_then(char::from_u32)
+            .ok_or_else(|| PatternError::Malformed(format!("the code {digits:?} of a character")))
     }
 
     /// After `\p`: a class of Unicode.
     fn property(&mut self, is_negative: bool) -> Result<CharSet, PatternError> {
         let length = match self.peek() {
-            Some('{') => self.chars[self.at..].iter().position(|c| *c == '}').ok_or("a \\p{ without its end")? + 1,
+            Some('{') => {
+                self.chars[self.at..].iter().position(|c| *c == '}').ok_or("a \\p{ without its end")? + 1
+            }
             Some(_) => 1,
             None => return malformed("a \\p without its name"),
         };
         let name: String = self.chars[self.at..self.at + length].iter().collect();
         self.at += length;
-        let hir = regex_syntax::parse(&format!("\\p{name}")).map_err(|_| PatternError::Unsupported(format!("the class \\p{name}")))?;
+        let hir = regex_syntax::parse(&format!("\\p{name}"))
+            .map_err(|_| PatternError::Unsupported(format!("the class \\p{name}")))?;
         let regex_syntax::hir::HirKind::Class(regex_syntax::hir::Class::Unicode(class)) = hir.kind() else {
             return unsupported(format!("the class \\p{name}"));
         };

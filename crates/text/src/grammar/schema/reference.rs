@@ -50,7 +50,9 @@ impl<'a> Document<'a> {
         match value {
             // Values are no schemas, whatever they look like.
             Value::Object(object) => {
-                let schemas = object.iter().filter(|(key, _)| !["enum", "const", "default", "examples"].contains(&key.as_str()));
+                let schemas = object
+                    .iter()
+                    .filter(|(key, _)| !["enum", "const", "default", "examples"].contains(&key.as_str()));
                 schemas.for_each(|(_, value)| self.index(value, &base));
             }
             Value::Array(items) => items.iter().for_each(|item| self.index(item, &base)),
@@ -71,11 +73,12 @@ impl<'a> Document<'a> {
         let (address, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let fragment = percent_decoded(fragment);
         let wanted = if address.is_empty() { base.to_owned() } else { joined(base, address) };
-        let resource = match self.ids.iter().find(|(id, _)| *id == wanted || (!address.is_empty() && id == address)) {
-            Some((_, resource)) => Some(*resource),
-            None if address.is_empty() => Some(self.root),
-            None => None,
-        };
+        let resource =
+            match self.ids.iter().find(|(id, _)| *id == wanted || (!address.is_empty() && id == address)) {
+                Some((_, resource)) => Some(*resource),
+                None if address.is_empty() => Some(self.root),
+                None => None,
+            };
         let Some(resource) = resource else { return Target::Elsewhere };
         if fragment.is_empty() || fragment == "/" && self.root.get("").is_none() {
             return Target::Here(resource, wanted);

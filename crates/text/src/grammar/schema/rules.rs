@@ -150,7 +150,12 @@ impl Rules {
         let mut n_uses = vec![0_usize; self.bodies.len()];
         self.bodies.iter().for_each(|body| count_uses(body, &mut n_uses));
         n_uses[0] = usize::MAX;
-        let mut writer = Writer { rules: self, n_uses, queue: VecDeque::from([0]), is_written: vec![false; self.bodies.len()] };
+        let mut writer = Writer {
+            rules: self,
+            n_uses,
+            queue: VecDeque::from([0]),
+            is_written: vec![false; self.bodies.len()],
+        };
         writer.is_written[0] = true;
         let mut out = String::new();
         let mut n_rules = 0;
@@ -265,7 +270,8 @@ impl Writer<'_> {
 
     fn is_inline(&self, rule: usize, depth: usize) -> bool {
         let body = &self.rules.bodies[rule];
-        let is_small = matches!(body, Part::Text(_) | Part::Token(_) | Part::Raw(_) | Part::Empty | Part::Never);
+        let is_small =
+            matches!(body, Part::Text(_) | Part::Token(_) | Part::Raw(_) | Part::Empty | Part::Never);
         is_small || (self.n_uses[rule] == 1 && depth < MAX_INLINE && !self.rules.parametric[rule])
     }
 

@@ -244,10 +244,78 @@ impl Rx {
 
     /// Whether a text is in it; `None` where that takes too much work to find out.
     pub(super) fn matches(&self, text: &str) -> Option<bool> {
-        const FUEL: u64 = 200_000;
-        let mut builder = RegexBuilder::new();
-        let expression = builder.mk(&self.ast()).ok()?;
-        Some(builder.to_regex_limited(expression, FUEL).ok()?.is_match(text))
+        const MAX_LENGTH: usize = 4_000;
+        let text: Vec<char> = text.chars().take(MAX_LENGTH + 1).collect();
+        if text.len() > MAX_LENGTH {
+            return None;
+        }
+        let mut starts = vec![false; text.len() + 1];
+        starts[0] = true;
+        Some(self.ends(&text, &starts)[text.len()])
+    }
+
+    /// The places where it may end that begins at any of these.
+    fn ends(&self, text: &[char], starts: &[bool]) -> Vec<bool> {
+        let none = || vec![false; starts.len()];
+        let each = |of: &dyn Fn(&[bool], usize) -> Vec<bool>| {
+            let mut all = none();
+            for at in (0..starts.len()).filter(|at| starts[*at]) {
+                let mut one = none();
+                one[at] = true;
+                all.iter_mut().zip(of(&one, at)).for_each(|(all, end)| *all |= end);
+            }
+            all
+        };
+        match self {
+            Rx::Never => none(),
+            Rx::Empty => starts.to_vec(),
+            Rx::Set(set) => {
+                let mut ends = none();
+                for (at, c) in text.iter().enumerate().filter(|(at, _)| starts[*at]) {
+                    ends[at + 1] = set.contains(*c);
+                }
+                ends
+            }
+            Rx::Cat(parts) => parts.iter().fold(starts.to_vec(), |at, part| part.ends(text, &at)),
+            Rx::Alt(options) => {
+                let mut all = none();
+                for option in options {
+                    all.iter_mut().zip(option.ends(text, starts)).for_each(|(all, end)| *all |= end);
+                }
+                all
+            }
+            Rx::And(parts) => each(&|one, _| {
+                let mut all = vec![true; one.len()];
+                for part in parts {
+                    all.iter_mut().zip(part.ends(text, one)).for_each(|(all, end)| *all &= end);
+                }
+                all
+            }),
+            Rx::Not(inner) => each(&|one, at| {
+                let ends = inner.ends(text, one).into_iter().enumerate();
+                ends.map(|(end, is_end)| end >= at && !is_end).collect()
+            }),
+            Rx::Repeat(inner, min, max) => {
+                let mut at = starts.to_vec();
+                for _ in 0..*min {
+                    let next = inner.ends(text, &at);
+                    if next == at {
+                        break;
+                    }
+                    at = next;
+                }
+                let (mut all, mut new) = (at.clone(), at);
+                for _ in 0..max.map_or(u32::MAX, |max| max.saturating_sub(*min)) {
+                    let next = inner.ends(text, &new);
+                    new = next.iter().zip(&all).map(|(next, old)| *next && !old).collect();
+                    if !new.contains(&true) {
+                        break;
+                    }
+                    all.iter_mut().zip(&new).for_each(|(all, end)| *all |= end);
+                }
+                all
+            }
+        }
     }
 
     /// One regular expression; only for what [`Self::is_simple`].

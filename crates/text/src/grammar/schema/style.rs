@@ -26,8 +26,11 @@ impl Style {
     /// An unknown option, a wrong value, or an option that would let through what the schema forbids.
     pub(super) fn of(schema: &Value) -> Result<Style, String> {
         let mut style = Style::default();
-        let Some(options) = schema.get("x-guidance").filter(|options| !options.is_null()) else { return Ok(style) };
-        let options = options.as_object().ok_or_else(|| format!("x-guidance is {options}, expected an object"))?;
+        let Some(options) = schema.get("x-guidance").filter(|options| !options.is_null()) else {
+            return Ok(style);
+        };
+        let options =
+            options.as_object().ok_or_else(|| format!("x-guidance is {options}, expected an object"))?;
         for (key, value) in options.iter().filter(|(_, value)| !value.is_null()) {
             let wrong = |expected: &str| format!("x-guidance: {key} is {value}, expected {expected}");
             let boolean = || value.as_bool().ok_or_else(|| wrong("true or false"));

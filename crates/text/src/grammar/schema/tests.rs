@@ -10,11 +10,17 @@ fn formats_take_their_texts_and_no_others() {
         ("email", &["a.b+c@example.org", "x@y"], &["@y", "x@", "a..b@c", "a b@c"]),
         ("hostname", &["a", "a-b.example.org"], &["-a", "a-", "a..b", ""]),
         ("ipv4", &["0.0.0.0", "255.255.255.255"], &["256.0.0.1", "1.2.3", "01.2.3.4"]),
-        ("ipv6", &["::", "::1", "1::", "2001:db8::1", "1:2:3:4:5:6:7:8", "::ffff:1.2.3.4", "1:2:3:4:5:6:7::"],
-            &["1::2::3", "1:2:3:4:5:6:7", "1:2:3:4:5:6:7:8:9", ":::", "1.2.3.4", "1:2:3:4:5:6:7:8::"]),
+        (
+            "ipv6",
+            &["::", "::1", "1::", "2001:db8::1", "1:2:3:4:5:6:7:8", "::ffff:1.2.3.4", "1:2:3:4:5:6:7::"],
+            &["1::2::3", "1:2:3:4:5:6:7", "1:2:3:4:5:6:7:8:9", ":::", "1.2.3.4", "1:2:3:4:5:6:7:8::"],
+        ),
         ("uuid", &["123e4567-e89b-12d3-a456-426614174000"], &["123e4567e89b12d3a456426614174000", "x"]),
-        ("uri", &["http://a.org/b?c=d#e", "mailto:x@y.z", "urn:isbn:1", "file:///etc/x", "http://[::1]:80/"],
-            &["a b", "/path", "http://a b", "//x"]),
+        (
+            "uri",
+            &["http://a.org/b?c=d#e", "mailto:x@y.z", "urn:isbn:1", "file:///etc/x", "http://[::1]:80/"],
+            &["a b", "/path", "http://a b", "//x"],
+        ),
     ] {
         let rx = format::texts(name).unwrap();
         for text in good {
@@ -50,8 +56,11 @@ fn patterns_match_as_in_ecmascript() {
         ("^(?!foo)\\w+$", &["bar", "fo"], &["foobar", "foo"]),
         ("^(?=.*\\d)(?=.*[a-z]).{3,}$", &["a1x"], &["abc", "123"]),
         ("^(?:(?!x).)*$", &[], &[]),
-        ("^P(?:(\\d+W)|(?!.*W)(?=\\d|T\\d)(\\d+Y)?(\\d+M)?(\\d+D)?(T(?=\\d)(\\d+H)?(\\d+M)?(\\d+([.,]\\d+)?S)?)?)$",
-            &["P1W", "P1Y", "PT1H", "P1DT1M2.5S"], &["P", "PT", "P1W1D", "P1DT"]),
+        (
+            "^P(?:(\\d+W)|(?!.*W)(?=\\d|T\\d)(\\d+Y)?(\\d+M)?(\\d+D)?(T(?=\\d)(\\d+H)?(\\d+M)?(\\d+([.,]\\d+)?S)?)?)$",
+            &["P1W", "P1Y", "PT1H", "P1DT1M2.5S"],
+            &["P", "PT", "P1W1D", "P1DT"],
+        ),
         ("x(?!y)", &["xz", "x", "xyx"], &["xy", "y"]),
     ] {
         let Ok(rx) = pattern::search(text) else {
@@ -69,6 +78,9 @@ fn patterns_match_as_in_ecmascript() {
         assert!(matches!(pattern::search(wrong), Err(pattern::PatternError::Malformed(_))), "{wrong}");
     }
     for unsupported in ["\\bx", "(?<=a)b", "(a)\\1", "a++", "(?m)a", "(^a)+b", "\\p{Nonsense}"] {
-        assert!(matches!(pattern::search(unsupported), Err(pattern::PatternError::Unsupported(_))), "{unsupported}");
+        assert!(
+            matches!(pattern::search(unsupported), Err(pattern::PatternError::Unsupported(_))),
+            "{unsupported}"
+        );
     }
 }
