@@ -109,22 +109,15 @@ GOOD = {
     "true": True,
 }
 
-# Name: schema. Nothing can follow it, or it asks for what is not supported: an error, never ignored.
+# Name: schema. It is none, or nothing can follow it: an error, never ignored.
 BAD = {
     "unknown type": {"type": "hiccup"},
     "type that is no text": {"type": 123},
     "false": False,
     "broken reference": {"$ref": "#/$defs/nothing"},
-    "reference to another host": {"$ref": "https://example.org/schema.json"},
     "broken pattern": {"type": "string", "pattern": "(["},
-    "look-around": {"type": "string", "pattern": "^(?=a)b"},
     "empty range": {"type": "integer", "minimum": 5, "maximum": 4},
     "empty length": {"type": "string", "minLength": 5, "maxLength": 4},
     "empty enum": {"enum": []},
-    "not": {"not": {"type": "string"}},
-    "if and then": {"if": {"required": ["a"]}, "then": {"required": ["b"]}},
-    "unique items": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
-    "contains": {"type": "array", "contains": {"const": 1}},
-    "dependent keys": {"type": "object", "dependentRequired": {"a": ["b"]}},
     "a number for a schema": {"type": "object", "properties": {"a": 5}},
 }

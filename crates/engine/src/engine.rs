@@ -492,7 +492,7 @@ impl Engine {
         for sequence in self.scheduler.sequences_mut() {
             // What it computed may be wrong, too.
             sequence.reuse = false;
-            sequence.failed.get_or_insert_with(|| FinishReason::Failed(error.to_string()));
+            sequence.failed.get_or_insert_with(|| crate::FinishReason::Failed(error.to_string()));
         }
         Err(error)
     }

@@ -18,6 +18,7 @@ use subtle::ConstantTimeEq;
 use crate::error::{ApiError, ErrorKind};
 use crate::preparing::on_behalf_of;
 use crate::request::Caller;
+use crate::warnings;
 
 /// The keys of a server. Without any, everybody is tenant 0.
 #[derive(Clone)]
@@ -140,7 +141,7 @@ pub(crate) async fn check(State(access): State<Access>, mut request: Request, ne
         Ok(tenant) => {
             let who = if access.has_keys { tenant } else { address(&request) };
             request.extensions_mut().insert(Caller { request_id: request_id.clone(), tenant });
-            on_behalf_of(who, next.run(request)).await
+            on_behalf_of(who, warnings::answer(next.run(request))).await
         }
         Err(error) => error.into_response(),
     };

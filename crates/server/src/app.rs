@@ -23,6 +23,7 @@ use crate::request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, Ke
 use crate::stream::Channel;
 use crate::transcriber::{TranscribeRequest, Transcription, open_recording};
 use crate::truncate::shorten;
+use crate::warnings::Warnings;
 
 /// The state of every handler. Cheap to clone.
 #[derive(Clone)]
@@ -575,6 +576,7 @@ fn bytes_of(facts: &Facts, id: u32) -> Result<(u32, Vec<u8>)> {
 pub(crate) async fn blocking<T: Send + 'static>(
     run: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let joined = tokio::task::spawn_blocking(run).await;
+    let warnings = Warnings::current();
+    let joined = tokio::task::spawn_blocking(move || warnings.within(run)).await;
     joined.map_err(|error| ApiError::internal(format!("a task failed: {error}")))?
 }

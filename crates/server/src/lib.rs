@@ -42,6 +42,7 @@ mod timed_body;
 mod tls;
 mod transcriber;
 mod truncate;
+mod warnings;
 mod worker;
 
 pub use access::Access;

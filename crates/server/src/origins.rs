@@ -62,7 +62,7 @@ impl Origins {
             true => AllowOrigin::any(),
             false => AllowOrigin::list(self.allowed.iter().cloned()),
         };
-        let exposed = ["x-request-id", "retry-after"].map(HeaderName::from_static);
+        let exposed = ["x-request-id", "retry-after", "x-ingle-warning"].map(HeaderName::from_static);
         // Keys are given in headers, never in cookies, so no header that a script adds does harm.
         let layer = CorsLayer::new().allow_origin(origins).allow_headers(AllowHeaders::mirror_request());
         let methods = [Method::GET, Method::POST, Method::DELETE];

@@ -4,14 +4,14 @@
 //!
 //! prints how many tokens the model has and which end an answer, and then answers each line of standard input, a JSON object,
 //! with one. `{"schema": …}`, `{"regex": …}`, `{"gbnf": …}` and `{"lark": …}` begin a grammar and are answered with the first
-//! mask, or with `error`; `{"token": 7}` goes on and is answered with the next. `mask` is in hexadecimal, a byte for eight tokens,
+//! mask (and a schema with the `lark` that it became), or with `error`; `{"token": 7}` goes on and is answered with the next. `mask` is in hexadecimal, a byte for eight tokens,
 //! the lowest bit first; `ns` is how long it took, `compile_ns` how long the grammar took.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use ingle_text::{Grammar, GrammarCompiler, Matcher, Tokenizer};
+use ingle_text::{Grammar, GrammarCompiler, Matcher, SchemaOptions, Tokenizer, prepare_schema};
 use serde_json::{Value, json};
 use weights::Access;
 
@@ -45,7 +45,7 @@ fn answer(
 ) -> Result<Value, Failure> {
     let text = |key: &str| line[key].as_str().map(str::to_owned);
     let mut begun = Instant::now();
-    let mut compile_ns = None;
+    let (mut compile_ns, mut lark) = (None, None);
     if let Some(token) = line["token"].as_u64() {
         state.as_mut().ok_or("no grammar has begun")?.accept(u32::try_from(token)?)?;
     } else {
@@ -59,6 +59,9 @@ fn answer(
         };
         *state = Some(compiler.compile(&grammar)?);
         compile_ns = Some(begun.elapsed().as_nanos() as u64);
+        if let Some(schema) = line.get("schema") {
+            lark = Some(prepare_schema(schema, &SchemaOptions::default())?.grammar().to_owned());
+        }
         begun = Instant::now();
     }
     let matcher = state.as_mut().ok_or("no grammar has begun")?;
@@ -67,5 +70,9 @@ fn answer(
     let ns = begun.elapsed().as_nanos() as u64;
     let bytes = words.iter().flat_map(|word| word.to_le_bytes());
     let mask: String = bytes.map(|byte| format!("{byte:02x}")).collect();
-    Ok(json!({ "mask": mask, "ns": ns, "compile_ns": compile_ns, "is_over": matcher.is_over() }))
+    let mut answer = json!({ "mask": mask, "ns": ns, "compile_ns": compile_ns, "is_over": matcher.is_over() });
+    if let Some(lark) = lark {
+        answer["lark"] = lark.into();
+    }
+    Ok(answer)
 }

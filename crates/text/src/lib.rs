@@ -51,7 +51,7 @@ pub use fill_in_middle::{FillInMiddle, Gap};
 pub use gguf_export::{GgufTokenizer, gguf_from_base, gguf_from_folder};
 pub use grammar::{
     Grammar, GrammarCompiler, MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX, MAX_SCHEMA_DEPTH, MAX_TRIGGER,
-    MAX_TRIGGERS, Matcher, Trigger, Triggers, check_lark,
+    MAX_TRIGGERS, Matcher, Prepared, SchemaOptions, Trigger, Triggers, check_lark, prepare_schema, prepare_tool,
 };
 pub use ranked::TokenSpelling;
 pub use specials::Specials;

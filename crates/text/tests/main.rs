@@ -8,5 +8,6 @@ mod gbnf;
 mod grammar;
 mod hugging_face;
 mod odd_vocabularies;
+mod schemas;
 mod searched;
 mod tokenizers;

@@ -8,6 +8,7 @@ use text::{Gap, Grammar, GrammarCompiler, Matcher, Tokenizer, Trigger, Triggers}
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::matchers::Matchers;
 use crate::reading::Template;
+use crate::warnings;
 use crate::worker::Worker;
 
 /// A model that writes text, and the handle of its thread.
@@ -78,7 +79,11 @@ impl Facts {
     /// # Errors
     /// The grammar is not valid or not supported, or the vocabulary cannot spell how its texts begin.
     pub(crate) fn matcher(&self, grammar: &Grammar) -> Result<Matcher> {
-        self.matchers.get(grammar, || self.compile(grammar))
+        let matcher = self.matchers.get(grammar, || self.compile(grammar))?;
+        for what in matcher.unenforced() {
+            warnings::warn(&format!("not enforced: {what}"));
+        }
+        Ok(matcher)
     }
 
     fn compile(&self, grammar: &Grammar) -> Result<Matcher> {

@@ -4,6 +4,7 @@
 
 mod gbnf;
 mod limits;
+mod schema;
 mod structural_tag;
 mod translate;
 mod triggers;
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 use crate::{Error, Result, Tokenizer};
 
 pub use limits::{MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX, MAX_SCHEMA_DEPTH, check_lark};
+pub use schema::{Prepared, SchemaOptions, prepare_schema, prepare_tool};
 pub use triggers::{MAX_TRIGGER, MAX_TRIGGERS, Trigger, Triggers};
 
 /// The stack on which a grammar is compiled: `llguidance` follows rules by recursion. Only what is used of it takes memory.
@@ -27,7 +29,7 @@ const STACK: usize = 256 << 20;
 const MAX_LARK_RULES: usize = 5_000;
 
 /// White space between two parts of JSON: a model may not go on with it for ever.
-const WHITE_SPACE: &str = "[ \\n\\t]{0,16}";
+const WHITE_SPACE: &str = " |\\r?\\n[ \\t]{0,64}";
 
 /// Options in a schema's `x-guidance` that would let through what the schema forbids.
 const PERMISSIVE_OPTIONS: [&str; 2] = ["lenient", "coerce_one_of"];
@@ -137,14 +139,15 @@ impl GrammarCompiler {
             | Grammar::Lark(_)
             | Grammar::Gbnf(_) => {}
         }
+        let mut unenforced = Vec::new();
+        let mut of_schema = |schema: &Value| -> Result<TopLevelGrammar> {
+            let prepared = prepare_schema(schema, &SchemaOptions::default())?;
+            unenforced = prepared.unenforced.clone();
+            Ok(TopLevelGrammar::from_lark(prepared.grammar().to_owned()))
+        };
         let top = match grammar {
-            Grammar::JsonSchema(schema) => {
-                check_schema(schema)?;
-                TopLevelGrammar::from_json_schema(with_white_space(schema.clone()))
-            }
-            Grammar::AnyJson => {
-                TopLevelGrammar::from_json_schema(with_white_space(json!({ "type": "object" })))
-            }
+            Grammar::JsonSchema(schema) => of_schema(schema)?,
+            Grammar::AnyJson => of_schema(&json!({ "type": "object" }))?,
             Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
             Grammar::Choice(texts) if texts.is_empty() => {
                 return Err(wrong("there is nothing to choose from, expected at least one text".into()));
@@ -176,7 +179,7 @@ impl GrammarCompiler {
         let parser = Parser::new(Ok(parser));
         match parser.get_error() {
             Some(error) => Err(wrong(error)),
-            None => Ok(Matcher { parser }),
+            None => Ok(Matcher { parser, unenforced: unenforced.into() }),
         }
     }
 }
@@ -218,9 +221,15 @@ pub(crate) fn with_white_space(mut schema: Value) -> Value {
 /// Where a text is in its grammar.
 pub struct Matcher {
     parser: Parser,
+    unenforced: Arc<[String]>,
 }
 
 impl Matcher {
+    /// Keys of a schema that the matcher does not hold a text to, with where they stand.
+    pub fn unenforced(&self) -> &[String] {
+        &self.unenforced
+    }
+
     /// Set the bits of the tokens that may come next, in `words` `(n_vocab.div_ceil(32))` that are 0: bit `t % 32` of word
     /// `t / 32`; those of end tokens too, where the text may end. None is set where the vocabulary has no token that goes on.
     ///
@@ -270,7 +279,7 @@ impl Matcher {
 
 impl Clone for Matcher {
     fn clone(&self) -> Matcher {
-        Matcher { parser: self.parser.deep_clone() }
+        Matcher { parser: self.parser.deep_clone(), unenforced: self.unenforced.clone() }
     }
 }
 

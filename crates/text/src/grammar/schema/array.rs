@@ -1,0 +1,259 @@
+//! Arrays: items by place, how many, which must be among them, and which may come once.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::check;
+use super::compile::{Compiler, Held};
+use super::node::{Contains, Id, Types};
+use super::rules::Part;
+
+/// States: items times those that are counted for `contains`.
+const MAX_STATES: usize = 2_000;
+/// The most values of which each may come once.
+const MAX_UNIQUE: usize = 64;
+
+/// What all nodes of a set say about arrays.
+struct Items {
+    prefix: Vec<Vec<Id>>,
+    rest: Vec<Id>,
+    /// No items after the prefix.
+    is_closed: bool,
+    min: usize,
+    max: Option<usize>,
+    contains: Option<Contains>,
+}
+
+impl Compiler {
+    pub(super) fn array(&mut self, set: &[Held]) -> Result<Part, String> {
+        let (mut min, mut max) = (0, None);
+        let n_prefix = set.iter().map(|held| self.node(*held).prefix.len()).max().unwrap_or(0);
+        let mut items = Items {
+            prefix: vec![Vec::new(); n_prefix],
+            rest: Vec::new(),
+            is_closed: false,
+            min: 0,
+            max: None,
+            contains: None,
+        };
+        let mut is_unique = false;
+        for held in set {
+            let node = self.node(*held).clone();
+            min = min.max(node.min_items);
+            max = [max, node.max_items].into_iter().flatten().min();
+            for (n, ids) in items.prefix.iter_mut().enumerate() {
+                ids.extend(node.prefix.get(n).copied().or(node.items));
+            }
+            items.rest.extend(node.items);
+            is_unique |= node.is_unique;
+            if let Some(contains) = node.contains {
+                match items.contains {
+                    None => items.contains = Some(contains),
+                    Some(_) => self.report("contains", &node.place),
+                }
+            }
+        }
+        // A tuple has no more items than it lists, as an object has no more properties.
+        items.is_closed =
+            n_prefix > 0 && items.rest.is_empty() && !self.options.open_objects && min <= n_prefix;
+        if items.is_closed {
+            max = Some(max.map_or(n_prefix, |max: usize| max.min(n_prefix)));
+        }
+        if max.is_some_and(|max| max < min) {
+            return Ok(Part::Never);
+        }
+        (items.min, items.max) = (min, max);
+        if is_unique {
+            match self.unique(&items) {
+                Some(part) => return Ok(part),
+                None if max.is_some_and(|max| max <= 1) => {}
+                None => {
+                    let place = set.iter().find(|held| self.node(**held).is_unique);
+                    let place = place.map(|held| self.node(*held).place.clone()).unwrap_or_default();
+                    self.report("uniqueItems", &place);
+                }
+            }
+        }
+        if let Some(contains) =
+            items.contains.clone().filter(|contains| contains.min > 0 || contains.max.is_some())
+        {
+            if let Some(part) = self.containing(&items, &contains) {
+                return Ok(part);
+            }
+            let place = set.iter().find(|held| self.node(**held).contains.is_some());
+            let place = place.map(|held| self.node(*held).place.clone()).unwrap_or_default();
+            self.report("contains", &place);
+        }
+        let first = self.items(&items);
+        Ok(Part::seq([Part::text("["), self.style.gap(), first]))
+    }
+
+    /// All items, and the closing bracket.
+    fn items(&mut self, items: &Items) -> Part {
+        let n_prefix = items.prefix.len().min(items.max.unwrap_or(usize::MAX));
+        let mut rest = self.rest(items, n_prefix);
+        for at in (0..n_prefix).rev() {
+            let item = self.value(items.prefix[at].clone());
+            let comma = if at > 0 { self.style.comma() } else { Part::Empty };
+            let rule = self.rules.open();
+            self.rules.close(rule, rest);
+            let end = if at >= items.min { self.style.close(at == 0, "]") } else { Part::Never };
+            rest = Part::alt([end, Part::seq([comma, item, Part::Rule(rule)])]);
+        }
+        rest
+    }
+
+    /// Items after so many, and the closing bracket.
+    fn rest(&mut self, items: &Items, at: usize) -> Part {
+        let end = if at >= items.min { self.style.close(at == 0, "]") } else { Part::Never };
+        if items.max.is_some_and(|max| at >= max) {
+            return end;
+        }
+        let comma = if at > 0 { self.style.comma() } else { Part::Empty };
+        let item = self.value(items.rest.clone());
+        let again = Part::seq([self.style.comma(), item.clone()]);
+        let min = items.min.saturating_sub(at + 1);
+        let max = items.max.map(|max| max.saturating_sub(at + 1));
+        let more = Part::repeat(again, min, max);
+        Part::alt([end, Part::seq([comma, item, more, self.style.close(false, "]")])])
+    }
+
+    /// Items of a few values, each at most once; `None` where there are too many values.
+    fn unique(&mut self, items: &Items) -> Option<Part> {
+        if !items.prefix.is_empty() || items.contains.is_some() {
+            return None;
+        }
+        let values = self.few_values(&items.rest)?;
+        let max = items.max.unwrap_or(values.len()).min(values.len());
+        if items.min > max {
+            return Some(Part::Never);
+        }
+        let (one, then) = (self.rules.open(), self.rules.open());
+        self.rules.with_parameter(one);
+        self.rules.with_parameter(then);
+        let mut options = Vec::new();
+        for (n, value) in values.iter().enumerate() {
+            let item = Part::seq([self.constant(value), Part::With(then, "set_bit({})", n)]);
+            options.push(Part::When(Box::new(item), format!("bit_clear({n})")));
+        }
+        self.rules.close(one, Part::alt(options));
+        let again = Part::seq([self.style.comma(), Part::With(one, "_", 0)]);
+        let end = self.style.close(false, "]");
+        self.rules.close(
+            then,
+            Part::alt([
+                Part::When(Box::new(again), format!("bit_count_lt(_, {max})")),
+                Part::When(Box::new(end), format!("bit_count_ge(_, {})", items.min)),
+            ]),
+        );
+        let empty = if items.min == 0 { self.style.close(true, "]") } else { Part::Never };
+        let some = if max > 0 { Part::With(one, "0x0", 0) } else { Part::Never };
+        Some(Part::seq([Part::text("["), self.style.gap(), Part::alt([empty, some])]))
+    }
+
+    /// All values that these nodes allow, where they are few.
+    fn few_values(&self, ids: &[Id]) -> Option<Vec<Value>> {
+        let mut candidates: Vec<Value> = Vec::new();
+        let mut types = Types::ALL;
+        let mut open = ids.to_vec();
+        let mut seen = Vec::new();
+        let mut named: Option<Vec<Value>> = None;
+        while let Some(id) = open.pop() {
+            if seen.contains(&id) {
+                continue;
+            }
+            seen.push(id);
+            let node = &self.nodes[id];
+            types = types.and(node.types);
+            named = named.or_else(|| node.allowed.clone());
+            open.extend(node.all.iter().copied());
+        }
+        match named {
+            Some(values) => candidates.extend(values),
+            None if types.and(Types::NULL.or(Types::BOOLEAN)) == types => {
+                candidates.extend([Value::Null, Value::Bool(true), Value::Bool(false)]);
+            }
+            // Numbers between two bounds, and choices among names.
+            None => {
+                candidates.extend(self.few_of_choices(&seen).or_else(|| self.few_integers(&seen, types))?)
+            }
+        }
+        let mut values: Vec<Value> = Vec::new();
+        for value in candidates {
+            let is_new = !values.iter().any(|other| check::is_same(other, &value));
+            if is_new && ids.iter().all(|id| check::admits(&self.nodes, *id, &value)) {
+                values.push(value);
+            }
+        }
+        (values.len() <= MAX_UNIQUE).then_some(values)
+    }
+
+    fn few_of_choices(&self, ids: &[Id]) -> Option<Vec<Value>> {
+        let group = ids.iter().find_map(|id| self.nodes[*id].any.first())?;
+        let mut values = Vec::new();
+        for option in group {
+            values.extend(self.nodes[*option].allowed.clone()?);
+        }
+        Some(values)
+    }
+
+    fn few_integers(&self, ids: &[Id], types: Types) -> Option<Vec<Value>> {
+        let bounds = || ids.iter().flat_map(|id| &self.nodes[*id].bounds);
+        let at = |bound: &super::node::Bound| i64::try_from(bound.at.scaled(bound.at.fraction.len())?).ok();
+        let whole = |is_least| {
+            bounds().filter(move |bound| bound.is_least == is_least && bound.at.is_integer()).filter_map(at)
+        };
+        let (least, most) = (whole(true).max()?, whole(false).min()?);
+        let is_few = types == Types::INTEGER && most.checked_sub(least)? < MAX_UNIQUE as i64;
+        is_few.then(|| (least..=most).map(Value::from).collect())
+    }
+
+    /// Items of which some match; `None` where there are too many states.
+    fn containing(&mut self, items: &Items, contains: &Contains) -> Option<Part> {
+        let cap = items.max.unwrap_or_else(|| items.min.max(items.prefix.len() + 1));
+        let found_cap = contains.max.unwrap_or(contains.min);
+        if cap.saturating_add(1).saturating_mul(found_cap + 1) > MAX_STATES {
+            return None;
+        }
+        let mut states: HashMap<(usize, usize), usize> = HashMap::new();
+        let first = self.rules.open();
+        states.insert((0, 0), first);
+        let mut open = vec![(0, 0)];
+        while let Some((at, n_found)) = open.pop() {
+            let rule = states[&(at, n_found)];
+            let mut options = Vec::new();
+            if n_found >= contains.min && at >= items.min {
+                options.push(self.style.close(at == 0, "]"));
+            }
+            if items.max.is_none_or(|max| at < max) {
+                let comma = if at > 0 { self.style.comma() } else { Part::Empty };
+                let ids = items.prefix.get(at).unwrap_or(&items.rest).clone();
+                let next_at = (at + 1).min(cap);
+                let mut step = |compiler: &mut Compiler, more: Option<Id>, next: (usize, usize)| {
+                    let item = compiler.value(ids.iter().copied().chain(more));
+                    let next = *states.entry(next).or_insert_with(|| {
+                        open.push(next);
+                        compiler.rules.open()
+                    });
+                    options.push(Part::seq([comma.clone(), item, Part::Rule(next)]));
+                };
+                match contains.max {
+                    Some(max) => {
+                        if n_found < max {
+                            step(self, Some(contains.item), (next_at, n_found + 1));
+                        }
+                        step(self, Some(contains.other), (next_at, n_found));
+                    }
+                    None if n_found < contains.min => {
+                        step(self, Some(contains.item), (next_at, n_found + 1));
+                        step(self, None, (next_at, n_found));
+                    }
+                    None => step(self, None, (next_at, n_found)),
+                }
+            }
+            self.rules.close(rule, Part::alt(options));
+        }
+        Some(Part::seq([Part::text("["), self.style.gap(), Part::Rule(first)]))
+    }
+}

@@ -1,0 +1,238 @@
+//! Numbers within bounds, as regular languages of their digits.
+
+use serde_json::{Value, json};
+
+use super::decimal::Decimal;
+use super::node::{Bound, Types};
+use super::pattern;
+use super::rx::Rx;
+
+/// Endings of a multiple that are listed.
+const MAX_ENDINGS: usize = 1_000;
+
+/// How numbers are held to a schema.
+pub(super) enum Numbers {
+    /// By their digits.
+    Digits(Rx),
+    /// By llguidance's own counting of remainders, which goes through floating point numbers.
+    Counted(Value),
+    /// Only in part: the rest of `multipleOf` is not enforced.
+    NotMultiples(Rx),
+}
+
+/// Numbers of these types, within these bounds, that are multiples of all of these and none of those that are forbidden.
+pub(super) fn numbers(
+    types: Types,
+    bounds: &[Bound],
+    multiples: &[Decimal],
+    forbidden: &[Decimal],
+) -> Numbers {
+    let mut parts = vec![match (types.has(Types::INTEGER), types.has(Types::FRACTION)) {
+        (true, false) => pattern::whole("0|-?[1-9][0-9]*"),
+        // So many digits that none is lost where the number is read as 64 bits, which would make it an integer.
+        (false, _) => pattern::whole("-?(0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]"),
+        (true, true) if bounds.is_empty() && multiples.is_empty() && forbidden.is_empty() => {
+            pattern::whole("-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]{1,2})?")
+        }
+        (true, true) => pattern::whole("-?(0|[1-9][0-9]*)(\\.[0-9]+)?"),
+    }];
+    parts.extend(bounds.iter().map(|bound| pattern::whole(&bounded(bound))));
+    parts.extend(forbidden.iter().map(|value| pattern::whole(&same(value)).not()));
+    let mut counted = Vec::new();
+    for step in multiples {
+        match multiples_of(step) {
+            Some(regex) => parts.push(pattern::whole(&regex)),
+            None => counted.push(step),
+        }
+    }
+    match counted[..] {
+        [] => Numbers::Digits(Rx::and(parts)),
+        [step] if multiples.len() == 1 && forbidden.is_empty() => match leaf(types, bounds, step) {
+            Some(schema) => Numbers::Counted(schema),
+            None => Numbers::NotMultiples(Rx::and(parts)),
+        },
+        _ => Numbers::NotMultiples(Rx::and(parts)),
+    }
+}
+
+/// A schema for llguidance, where none of its numbers loses a digit as a floating point number.
+fn leaf(types: Types, bounds: &[Bound], step: &Decimal) -> Option<Value> {
+    let exact = |value: &Decimal| {
+        let text =
+            format!("{}{}.{}0", if value.is_negative { "-" } else { "" }, value.whole(), value.fraction);
+        (value.whole.len() + value.fraction.len() <= 15).then(|| text.parse::<f64>().ok()).flatten()
+    };
+    // It counts a step in 32 bits.
+    step.scaled(step.fraction.len()).filter(|coefficient| (1..1 << 31).contains(coefficient))?;
+    if !types.has(Types::INTEGER) {
+        return None;
+    }
+    let kind = if types.has(Types::FRACTION) { "number" } else { "integer" };
+    let mut schema = json!({
+        "type": kind, "multipleOf": exact(step)?, "x-guidance": { "whitespace_flexible": false },
+    });
+    for bound in bounds {
+        let key = match (bound.is_least, bound.is_exclusive) {
+            (true, false) => "minimum",
+            (true, true) => "exclusiveMinimum",
+            (false, false) => "maximum",
+            (false, true) => "exclusiveMaximum",
+        };
+        let at = exact(&bound.at)?;
+        let other = schema[key].as_f64();
+        let at = match bound.is_least {
+            true => other.map_or(at, |other| at.max(other)),
+            false => other.map_or(at, |other| at.min(other)),
+        };
+        schema[key] = json!(at);
+    }
+    Some(schema)
+}
+
+/// The number itself, however it is written without an exponent.
+fn same(value: &Decimal) -> String {
+    let sign = match (value.is_zero(), value.is_negative) {
+        (true, _) => "-?",
+        (false, true) => "-",
+        (false, false) => "",
+    };
+    format!("{sign}{}{}", value.whole(), fraction_is(&value.fraction))
+}
+
+fn bounded(bound: &Bound) -> String {
+    let at = &bound.at;
+    let is_inclusive = !bound.is_exclusive;
+    let any = "(0|[1-9][0-9]*)(\\.[0-9]+)?";
+    match (bound.is_least, at.is_negative || (at.is_zero() && is_inclusive)) {
+        (true, false) => above(at, is_inclusive),
+        // A negative number is at least -2 if its size is at most 2.
+        (true, true) => format!("{any}|-({})", below(at, is_inclusive)),
+        (false, false) if at.is_zero() => format!("-({})", above(at, is_inclusive)),
+        (false, true) if at.is_negative => format!("-({})", above(at, is_inclusive)),
+        (false, _) => format!("-({any})|{}", below(at, is_inclusive)),
+    }
+}
+
+/// Digits without a sign of numbers above this size.
+fn above(at: &Decimal, is_inclusive: bool) -> String {
+    let mut options = vec![format!("({})(\\.[0-9]+)?", whole_above(at.whole()))];
+    options.push(format!("{}\\.({})", at.whole(), fraction_above(&at.fraction)));
+    if is_inclusive {
+        options.push(format!("{}{}", at.whole(), fraction_is(&at.fraction)));
+    }
+    options.join("|")
+}
+
+/// Digits without a sign of numbers below this size.
+fn below(at: &Decimal, is_inclusive: bool) -> String {
+    let mut options = Vec::new();
+    if let Some(whole) = whole_below(at.whole()) {
+        options.push(format!("({whole})(\\.[0-9]+)?"));
+    }
+    if !at.fraction.is_empty() {
+        options.push(format!("{}(\\.({}))?", at.whole(), fraction_below(&at.fraction)));
+    }
+    if is_inclusive {
+        options.push(format!("{}{}", at.whole(), fraction_is(&at.fraction)));
+    }
+    // Nothing is below 0: a class without a character.
+    if options.is_empty() { "[]".into() } else { options.join("|") }
+}
+
+fn whole_above(digits: &str) -> String {
+    let n = digits.len();
+    let mut options = vec![format!("[1-9][0-9]{{{n},}}")];
+    for (at, digit) in digits.bytes().enumerate().filter(|(_, digit)| *digit < b'9') {
+        options.push(format!("{}[{}-9][0-9]{{{}}}", &digits[..at], char::from(digit + 1), n - at - 1));
+    }
+    options.join("|")
+}
+
+fn whole_below(digits: &str) -> Option<String> {
+    let n = digits.len();
+    let mut options = Vec::new();
+    if n > 1 {
+        options.push(format!("0|[1-9][0-9]{{0,{}}}", n - 2));
+    }
+    for (at, digit) in digits.bytes().enumerate() {
+        let low = if at == 0 && n > 1 { b'1' } else { b'0' };
+        if digit > low {
+            let (low, high) = (char::from(low), char::from(digit - 1));
+            options.push(format!("{}[{low}-{high}][0-9]{{{}}}", &digits[..at], n - at - 1));
+        }
+    }
+    (!options.is_empty()).then(|| options.join("|"))
+}
+
+/// With the point: no digits but these and zeros.
+fn fraction_is(digits: &str) -> String {
+    if digits.is_empty() { "(\\.0+)?".into() } else { format!("\\.{digits}0*") }
+}
+
+/// Without the point.
+fn fraction_above(digits: &str) -> String {
+    let mut options = vec![format!("{digits}[0-9]*[1-9][0-9]*")];
+    for (at, digit) in digits.bytes().enumerate().filter(|(_, digit)| *digit < b'9') {
+        options.push(format!("{}[{}-9][0-9]*", &digits[..at], char::from(digit + 1)));
+    }
+    options.join("|")
+}
+
+/// Without the point; `digits` are not empty.
+fn fraction_below(digits: &str) -> String {
+    let mut options = vec!["0+".to_owned()];
+    for (at, digit) in digits.bytes().enumerate() {
+        if digit > b'0' {
+            options.push(format!("{}[0-{}][0-9]*", &digits[..at], char::from(digit - 1)));
+        }
+        if at > 0 {
+            options.push(format!("{}0*", &digits[..at]));
+        }
+    }
+    options.join("|")
+}
+
+/// The multiples of a step whose last digits tell them.
+fn multiples_of(step: &Decimal) -> Option<String> {
+    let n_places = step.fraction.len();
+    let coefficient = usize::try_from(step.scaled(n_places)?.unsigned_abs()).ok()?;
+    if coefficient == 0 {
+        return Some("-?0(\\.0+)?".into());
+    }
+    // So many last digits repeat with the coefficient.
+    let n_digits = (0..4).find(|n| 10_usize.pow(*n) % coefficient == 0)? as usize;
+    let modulus = 10_usize.pow(n_digits as u32);
+    if modulus / coefficient > MAX_ENDINGS {
+        return None;
+    }
+    let multiples = (0..modulus).step_by(coefficient);
+    if n_places == 0 {
+        let long = multiples.clone().map(|ending| match n_digits {
+            0 => String::new(),
+            n => format!("{ending:0n$}"),
+        });
+        let long: Vec<String> = long.collect();
+        let short: Vec<String> = multiples.map(|value| value.to_string()).collect();
+        return Some(format!("-?([0-9]*({})|{})(\\.0+)?", long.join("|"), short.join("|")));
+    }
+    if n_digits > n_places {
+        return None;
+    }
+    // Digits before the last `n_digits` of the fraction are free.
+    let free = n_places - n_digits;
+    let endings: Vec<String> = multiples
+        .map(|ending| match n_digits {
+            0 => String::new(),
+            n => format!("{ending:0n$}"),
+        })
+        .collect();
+    let mut options = vec![format!("[0-9]{{{free}}}({})0*", endings.join("|"))];
+    // Fewer digits: zeros are left out at the end.
+    for ending in endings.iter().map(|ending| ending.trim_end_matches('0')) {
+        options.push(format!("[0-9]{{{free}}}{ending}"));
+    }
+    if free > 0 {
+        options.push(format!("[0-9]{{1,{free}}}"));
+    }
+    Some(format!("-?[0-9]+(\\.({}))?", options.join("|")))
+}

@@ -1,0 +1,808 @@
+//! Schemas as programs write them: all are taken, what their grammars let through is valid by another implementation, and what
+//! people write by them is let through.
+#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+
+use std::collections::BTreeSet;
+
+use ingle_text::{
+    Grammar, GrammarCompiler, Matcher, Prepared, SchemaOptions, Tokenizer, prepare_schema, prepare_tool,
+};
+use serde_json::{Value, json};
+
+use crate::grammar::{compiler, tokenizer};
+
+/// Schemas that pydantic, zod, zod-to-json-schema, Instructor and servers of the Model Context Protocol emit, without prose.
+const CORPORA: [(&str, &str); 3] = [
+    ("pydantic", include_str!("schemas/pydantic.json")),
+    ("zod", include_str!("schemas/zod.json")),
+    ("mcp", include_str!("schemas/mcp.json")),
+];
+
+fn corpus() -> Vec<(String, Value)> {
+    let mut all = Vec::new();
+    for (_, text) in CORPORA {
+        let list: Vec<Value> = serde_json::from_str(text).unwrap();
+        all.extend(
+            list.into_iter()
+                .map(|mut entry| (entry["name"].as_str().unwrap().to_owned(), entry["schema"].take())),
+        );
+    }
+    all
+}
+
+fn prepared(schema: &Value) -> Prepared {
+    prepare_schema(schema, &SchemaOptions::default()).unwrap_or_else(|error| panic!("{error}: {schema}"))
+}
+
+/// Schemas and texts against one small vocabulary.
+struct Bench {
+    tokenizer: Tokenizer,
+    compiler: GrammarCompiler,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let tokenizer = tokenizer();
+        let compiler = compiler(&tokenizer);
+        Bench { tokenizer, compiler }
+    }
+
+    fn matcher(&self, schema: &Value) -> Matcher {
+        let grammar = Grammar::JsonSchema(schema.clone());
+        self.compiler.compile(&grammar).unwrap_or_else(|error| panic!("{error}: {schema}"))
+    }
+
+    fn allowed(&self, matcher: &mut Matcher) -> Vec<u32> {
+        let n_vocab = self.tokenizer.n_tokens();
+        let mut words = vec![0; n_vocab.div_ceil(32) + 1];
+        matcher.mask(&mut words).unwrap();
+        (0..n_vocab as u32).filter(|t| words[*t as usize / 32] >> (t % 32) & 1 == 1).collect()
+    }
+
+    fn token(&self, c: char) -> u32 {
+        let text = match c {
+            ' ' => "Ġ".to_owned(),
+            '\n' => "Ċ".to_owned(),
+            '\t' => "ĉ".to_owned(),
+            c => c.to_string(),
+        };
+        self.tokenizer.token_id(&text).unwrap_or_else(|| panic!("{c:?}"))
+    }
+
+    /// Whether the text is all that may be written.
+    fn takes(&self, matcher: &Matcher, text: &str) -> bool {
+        let mut matcher = matcher.clone();
+        let is_accepted = text.chars().all(|c| matcher.accept(self.token(c)).is_ok());
+        is_accepted && self.allowed(&mut matcher).iter().any(|id| self.tokenizer.is_end(*id))
+    }
+
+    /// A text that the grammar lets through, chosen by numbers; `None` where it does not come to an end.
+    fn walk(&self, matcher: &Matcher, seed: u64) -> Option<String> {
+        let mut matcher = matcher.clone();
+        let mut bytes = Vec::new();
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        for n in 0..1_500 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let allowed = self.allowed(&mut matcher);
+            assert!(!allowed.is_empty(), "a dead end after {:?}", String::from_utf8_lossy(&bytes));
+            if allowed.iter().any(|id| self.tokenizer.is_end(*id))
+                && (n > 150 || state.is_multiple_of(4) || allowed.len() == 1)
+            {
+                return Some(String::from_utf8(bytes).unwrap());
+            }
+            let others: Vec<u32> = allowed.into_iter().filter(|id| !self.tokenizer.is_end(*id)).collect();
+            let is_mark = |id: &&u32| matches!(self.tokenizer.token_bytes(**id), b"\"" | b"}" | b"]");
+            let marks: Vec<u32> = others.iter().filter(is_mark).copied().collect();
+            let pool = match n > 150 || state.is_multiple_of(3) {
+                true if !marks.is_empty() => marks,
+                true | false => others,
+            };
+            let token = pool[(state >> 20) as usize % pool.len()];
+            bytes.extend(self.tokenizer.token_bytes(token));
+            matcher.accept(token).unwrap();
+        }
+        None
+    }
+}
+
+#[test]
+fn every_schema_of_the_corpus_is_taken_and_all_that_it_lets_through_is_valid() {
+    let bench = Bench::new();
+    let (mut n_walks, mut n_endless) = (0, 0);
+    let (mut unenforced, mut wrong) = (Vec::new(), Vec::new());
+    for (name, schema) in corpus().into_iter().chain(own()) {
+        let prepared = prepared(&schema);
+        unenforced.extend(prepared.unenforced.iter().map(|what| format!("{name}: {what}")));
+        let matcher = bench.matcher(&schema);
+        let validator = jsonschema::options().should_validate_formats(true).build(&schema);
+        // OpenAPI 3.0 and Draft 4 have keys that later drafts refuse or ignore.
+        let validator = validator.ok().filter(|_| !schema.to_string().contains("\"nullable\""));
+        let n_seeds = if name.starts_with("own") { 3 } else { 1 };
+        for seed in 1..=n_seeds {
+            n_walks += 1;
+            let Some(text) = bench.walk(&matcher, seed) else {
+                n_endless += 1;
+                continue;
+            };
+            let value: Value =
+                serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}: {text}"));
+            let error = validator.as_ref().and_then(|validator| validator.validate(&value).err());
+            if let Some(error) = error.filter(|_| prepared.unenforced.is_empty()) {
+                wrong.push(format!("{name}: {error}\n{text}\n{schema}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    assert!(n_endless * 20 < n_walks, "{n_endless} of {n_walks} texts did not end");
+    // Sets of what has no end of values are all that no grammar holds an answer to.
+    assert!(unenforced.iter().all(|what| what.contains(": uniqueItems at #/")), "{unenforced:?}");
+}
+
+/// Schemas as people write them for tools, configuration and forms.
+fn own() -> Vec<(String, Value)> {
+    let list = json!([
+        { "type": "object", "properties": { "a": { "type": "string" }, "b": { "type": "integer" } }, "minProperties": 1 },
+        { "type": "object", "properties": { "a": {}, "b": {}, "c": {} }, "minProperties": 2, "maxProperties": 2 },
+        { "type": "object", "minProperties": 3, "additionalProperties": { "type": "null" } },
+        { "type": "object", "minProperties": 2, "maxProperties": 4, "patternProperties": { "^[a-z]+$": { "type": "integer" } },
+          "additionalProperties": false },
+        { "type": "object", "patternProperties": { "^a": { "type": "integer" }, "z$": { "minimum": 5 } } },
+        { "type": "object", "propertyNames": { "pattern": "^[a-c]{1,2}$" }, "additionalProperties": { "type": "boolean" } },
+        { "type": "object", "propertyNames": { "enum": ["x", "y"] } },
+        { "type": "object", "properties": { "kind": { "enum": ["a", "b"] } }, "required": ["kind"],
+          "if": { "properties": { "kind": { "const": "a" } } },
+          "then": { "properties": { "one": { "type": "integer" } }, "required": ["one"] },
+          "else": { "properties": { "two": { "type": "string" } }, "required": ["two"] } },
+        { "type": "object", "properties": { "card": { "type": "integer" }, "address": { "type": "string" } },
+          "dependentRequired": { "card": ["address"] } },
+        { "type": "object", "properties": { "card": { "type": "integer" } },
+          "dependentSchemas": { "card": { "properties": { "code": { "type": "string" } }, "required": ["code"] } } },
+        { "allOf": [{ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"] },
+                    { "type": "object", "properties": { "b": { "type": "string" } } }] },
+        { "$ref": "#/$defs/base", "properties": { "more": { "type": "boolean" } },
+          "$defs": { "base": { "type": "object", "properties": { "id": { "type": "integer" } }, "required": ["id"] } } },
+        { "oneOf": [{ "type": "integer" }, { "type": "number" }] },
+        { "oneOf": [{ "required": ["a"] }, { "required": ["b"] }], "type": "object",
+          "properties": { "a": { "type": "integer" }, "b": { "type": "integer" } } },
+        { "anyOf": [{ "required": ["a"] }, { "required": ["b"] }], "type": "object",
+          "properties": { "a": { "type": "integer" }, "b": { "type": "integer" } } },
+        { "oneOf": [{ "multipleOf": 5, "type": "integer" }, { "minimum": 10, "type": "integer" }] },
+        { "not": { "type": ["object", "array", "string"] } },
+        { "type": "string", "not": { "enum": ["a", "b", ""] } },
+        { "type": "string", "not": { "pattern": "^a" }, "maxLength": 4 },
+        { "type": "object", "properties": { "a": { "not": {} }, "b": { "type": "integer" } } },
+        { "type": "integer", "minimum": -5, "exclusiveMaximum": 1e1, "not": { "const": 3 } },
+        { "type": "number", "minimum": 0.25, "maximum": 1.5 },
+        { "type": "number", "exclusiveMinimum": -1, "exclusiveMaximum": 0 },
+        { "type": "number", "multipleOf": 0.05, "maximum": 100 },
+        { "type": "integer", "multipleOf": 7 },
+        { "anyOf": [{ "type": "integer", "multipleOf": 60 }, { "type": "string", "maxLength": 3 }, { "type": "array" }] },
+        { "type": "array", "items": { "enum": ["a", "b", "c"] }, "uniqueItems": true, "minItems": 2 },
+        { "type": "array", "items": { "type": "boolean" }, "uniqueItems": true },
+        { "type": "array", "items": { "type": "integer", "minimum": 1, "maximum": 5 }, "uniqueItems": true, "minItems": 3 },
+        { "type": "array", "contains": { "const": "x" }, "items": { "type": "string", "maxLength": 2 }, "maxItems": 4 },
+        { "type": "array", "contains": { "type": "integer" }, "minContains": 2, "maxContains": 3 },
+        { "type": "array", "items": [{ "type": "string" }, { "type": "integer" }], "additionalItems": false },
+        { "type": "array", "prefixItems": [{ "type": "string" }], "items": { "type": "null" }, "minItems": 2, "maxItems": 3 },
+        { "definitions": { "node": { "type": "object", "properties": { "next": { "anyOf": [{ "$ref": "#/definitions/node" },
+          { "type": "null" }] } }, "required": ["next"] } }, "$ref": "#/definitions/node" },
+        { "$ref": "#/$defs/a", "$defs": { "a": { "type": "object", "properties": { "c": { "$ref": "#/$defs/a" } }, "allOf":
+          [{ "$ref": "#/$defs/b" }] }, "b": { "type": "object", "properties": { "c": { "$ref": "#/$defs/b" }, "n": { "type": "integer" } } } } },
+        { "enum": [null, true, 1, 2.5, "x", ["a", 1], { "k": "v" }] },
+        { "const": { "a": [1, { "b": null }] } },
+        { "type": ["string", "null"], "enum": ["a", null, 3] },
+        { "type": "object", "properties": { "a": { "type": "object", "properties": {} } }, "unevaluatedProperties": false },
+        { "type": "object", "allOf": [{ "properties": { "a": { "type": "null" } } }], "unevaluatedProperties": false },
+        true,
+        {},
+        { "type": "string", "format": "no such format" },
+        { "type": "object", "additionalProperties": true, "properties": { "a": { "const": 1 } }, "required": ["a", "z"] },
+    ]);
+    list.as_array()
+        .unwrap()
+        .iter()
+        .enumerate()
+        .map(|(n, schema)| (format!("own {n}"), schema.clone()))
+        .collect()
+}
+
+/// A schema, texts of it, and texts that are none.
+type Case = (Value, &'static [&'static str], &'static [&'static str]);
+
+fn check(cases: &[Case]) {
+    let bench = Bench::new();
+    for (schema, good, bad) in cases {
+        let matcher = bench.matcher(schema);
+        for text in *good {
+            assert!(bench.takes(&matcher, text), "{text} should be let through by {schema}");
+        }
+        for text in *bad {
+            assert!(!bench.takes(&matcher, text), "{text} should not be let through by {schema}");
+        }
+    }
+}
+
+#[test]
+fn integers_keep_all_their_digits() {
+    check(&[
+        (
+            json!({ "const": 9_007_199_254_740_993_u64 }),
+            &["9007199254740993"],
+            &["9007199254740992", "9007199254740994"],
+        ),
+        (
+            json!({ "enum": [9_007_199_254_740_993_u64, 12_345_678_901_234_567_890_u64, -9_223_372_036_854_775_808_i64] }),
+            &["9007199254740993", "12345678901234567890", "-9223372036854775808"],
+            &["12345678901234567000", "12345678901234567891"],
+        ),
+        (
+            json!({ "type": "integer", "minimum": 1_234_567_890_123_456_789_u64, "maximum": 1_234_567_890_123_456_799_u64 }),
+            &["1234567890123456789", "1234567890123456790", "1234567890123456799"],
+            &[
+                "1234567890123456788",
+                "1234567890123456800",
+                "1234567890123456768",
+                "-1234567890123456789",
+                "1234567890123456789.0",
+            ],
+        ),
+        (
+            json!({ "type": "integer", "exclusiveMinimum": -9_007_199_254_740_993_i64, "maximum": -9_007_199_254_740_991_i64 }),
+            &["-9007199254740992", "-9007199254740991"],
+            &["-9007199254740993", "-9007199254740990"],
+        ),
+        (
+            json!({ "type": "object", "properties": { "id": { "const": 9_007_199_254_740_993_u64 } }, "required": ["id"] }),
+            &["{\"id\": 9007199254740993}"],
+            &["{\"id\": 9007199254740992}"],
+        ),
+    ]);
+}
+
+#[test]
+fn white_space_is_one_blank_or_one_line_end_with_its_indentation() {
+    let good = [
+        r#"{"a": 1, "b": [1, 2]}"#,
+        "{\n  \"a\": 1\n}",
+        r#"{"a":1}"#,
+        r#"{ "a": 1 }"#,
+        "{\n\t\"a\": 1,\n\t\"b\": [\n\t\t1,\n\t\t2\n\t]\n}",
+        "{\n    \"b\": [\n        1\n    ]\n}",
+        r#"{"a" : 1}"#,
+        "{}",
+        "{\n}",
+        r#"{"b": [ ]}"#,
+    ];
+    let bad = [
+        r#"{"a":  1}"#,
+        "{\n\n\"a\": 1}",
+        "{\"a\"\n: 1}",
+        "{\"a\": 1\n, \"b\": []}",
+        "{  }",
+        "{ \n}",
+        r#"{"a": 1}  "#,
+    ];
+    let schema =
+        json!({ "type": "object", "properties": { "a": { "type": "integer" }, "b": { "type": "array" } } });
+    let bench = Bench::new();
+    let any = bench.compiler.compile(&Grammar::AnyJson).unwrap();
+    for matcher in [bench.matcher(&schema), any] {
+        for text in good {
+            assert!(bench.takes(&matcher, text), "{text:?}");
+        }
+        for text in bad {
+            assert!(!bench.takes(&matcher, text), "{text:?}");
+        }
+    }
+    let compact = bench.matcher(&json!({ "type": "object", "x-guidance": { "whitespace_flexible": false } }));
+    assert!(bench.takes(&compact, r#"{"a":[1,2]}"#) && !bench.takes(&compact, r#"{"a": 1}"#));
+}
+
+#[test]
+fn objects_that_list_properties_have_no_others() {
+    let person = json!({ "type": "object", "properties": { "name": { "type": "string" }, "age": { "type": "integer" } },
+        "required": ["name"] });
+    let with = |key: &str, value: Value| {
+        let mut schema = person.clone();
+        schema[key] = value;
+        schema
+    };
+    let one: &[&str] = &["{\"name\": \"x\"}", "{\"name\": \"x\", \"age\": 1}"];
+    let other: &[&str] = &["{\"name\": \"x\", \"b\": 1}"];
+    check(&[
+        (person.clone(), one, other),
+        (with("additionalProperties", json!(true)), other, &["{\"b\": 1}"]),
+        (
+            with("additionalProperties", json!({ "type": "integer" })),
+            other,
+            &["{\"name\": \"x\", \"b\": \"y\"}"],
+        ),
+        (with("x-guidance", json!({ "open_objects": true })), other, &["{\"b\": 1}"]),
+        (json!({ "type": "object" }), &["{\"b\": 1}", "{}"], &["[]"]),
+        (json!({ "type": "object", "properties": {} }), &["{}"], &["{\"b\": 1}"]),
+        // Together they list both.
+        (
+            json!({ "allOf": [{ "properties": { "a": { "type": "integer" } } }, { "properties": { "b": { "type": "null" } } }],
+                "type": "object" }),
+            &["{\"a\": 1, \"b\": null}", "{\"b\": null}"],
+            &["{\"a\": 1, \"c\": null}", "{\"b\": 1}"],
+        ),
+        (
+            json!({ "type": "object", "properties": { "a": {} }, "anyOf": [{ "properties": { "b": { "const": 1 } } },
+                { "properties": { "c": { "const": 2 } }, "required": ["c"] }] }),
+            &["{\"a\": 0, \"b\": 1}", "{\"a\": 0, \"c\": 2}"],
+            &["{\"a\": 0, \"b\": 1, \"c\": 2}", "{\"d\": 1}"],
+        ),
+        // One that is required counts as listed.
+        (
+            json!({ "properties": { "a": {} }, "required": ["b"], "type": "object" }),
+            &["{\"a\": 1, \"b\": 2}"],
+            &["{\"a\": 1}"],
+        ),
+    ]);
+    let open =
+        prepare_schema(&person, &SchemaOptions { open_objects: true, ..SchemaOptions::default() }).unwrap();
+    assert_ne!(open.grammar(), prepared(&person).grammar());
+}
+
+#[test]
+fn references_lead_wherever_schemas_may_stand() {
+    let hello: &[&str] = &["\"x\""];
+    let number: &[&str] = &["1"];
+    let string = json!({ "type": "string" });
+    check(&[
+        (json!({ "$ref": "#/$defs/List%5Bint%5D", "$defs": { "List[int]": string } }), hello, number),
+        (
+            json!({ "$ref": "#/paths/~1foo~1%7Bid%7D/get", "paths": { "/foo/{id}": { "get": string } } }),
+            hello,
+            number,
+        ),
+        (json!({ "$ref": "#/$defs/a~0b", "$defs": { "a~b": string } }), hello, number),
+        (json!({ "$ref": "#/$defs/list/1", "$defs": { "list": [true, string] } }), hello, number),
+        (
+            json!({ "$ref": "#word", "$defs": { "x": { "$anchor": "word", "type": "string" } } }),
+            hello,
+            number,
+        ),
+        (
+            json!({ "$ref": "#word", "definitions": { "x": { "id": "#word", "type": "string" } } }),
+            hello,
+            number,
+        ),
+        (
+            json!({ "$ref": "http://x.org/word.json", "$defs": { "x": { "$id": "http://x.org/word.json", "type": "string" } } }),
+            hello,
+            number,
+        ),
+        (
+            json!({ "$id": "http://x.org/root.json", "$ref": "word.json", "$defs": { "x": { "$id": "word.json", "type": "string" } } }),
+            hello,
+            number,
+        ),
+        (
+            json!({ "$id": "http://x.org/root.json", "$ref": "http://x.org/root.json#/$defs/x", "$defs": { "x": string } }),
+            hello,
+            number,
+        ),
+        (
+            json!({ "$id": "http://x.org/a", "$ref": "b#/$defs/y", "$defs": { "x": { "$id": "b", "$defs": { "y": string } } } }),
+            hello,
+            number,
+        ),
+        (json!({ "items": { "$ref": "#" }, "type": "array" }), &["[]", "[[], [[]]]"], &["[1]"]),
+        (json!({ "$ref": "#/$defs/a", "maxLength": 1, "$defs": { "a": string } }), hello, &["\"xy\"", "1"]),
+        (
+            json!({ "$defs": { "a": { "$ref": "#/$defs/b" }, "b": string }, "$ref": "#/$defs/a" }),
+            hello,
+            number,
+        ),
+        (json!({ "anyOf": [{ "$ref": "#/anyOf/1" }, string] }), hello, number),
+    ]);
+}
+
+#[test]
+fn keys_are_read_as_programs_write_them() {
+    check(&[
+        (
+            json!({ "type": "string", "minLength": 2.0, "maxLength": 3.0 }),
+            &["\"ab\"", "\"abc\""],
+            &["\"a\"", "\"abcd\""],
+        ),
+        (
+            json!({ "type": "array", "minItems": 1.0, "maxItems": 2.0, "items": { "type": "null" } }),
+            &["[null]"],
+            &["[]"],
+        ),
+        (json!({ "type": "integer", "minimum": 3, "exclusiveMinimum": true }), &["4"], &["3"]),
+        (json!({ "type": "string", "nullable": true }), &["null", "\"\""], &["1"]),
+        (json!({ "type": "string", "enum": ["a"], "nullable": true }), &["null", "\"a\""], &["\"b\""]),
+        (json!({ "type": ["string", "null"], "items": null, "enum": null }), &["null", "\"a\""], &["[]"]),
+        (json!({ "const": null }), &["null"], &["1"]),
+        (
+            json!({ "properties": { "a": { "type": "string", "required": true } }, "type": "object" }),
+            &["{}", "{\"a\": \"\"}"],
+            &[],
+        ),
+        (
+            json!({ "type": "object", "propertyNames": { "type": "string" }, "additionalProperties": { "type": "integer" } }),
+            &["{\"a\": 1}"],
+            &["{\"a\": null}"],
+        ),
+        (
+            json!({ "type": "object", "properties": { "a": { "not": {} }, "b": {} } }),
+            &["{\"b\": 1}"],
+            &["{\"a\": 1}"],
+        ),
+        (json!({ "type": "string", "format": "password" }), &["\"any thing\""], &["1"]),
+        (
+            json!({ "type": "string", "format": "uuid" }),
+            &["\"123e4567-e89b-12d3-a456-426614174000\""],
+            &["\"x\""],
+        ),
+        (json!({ "type": "integer", "format": "int64" }), &["1"], &["1.5"]),
+        // Escapes that are not needed are JSON too.
+        (
+            json!({ "type": "string", "maxLength": 2 }),
+            &[r#""\u00e9\n""#, r#""\ud83d\ude00a""#, r#""\/""#],
+            &[r#""\ud83d""#, r#""\x""#],
+        ),
+        (json!({ "type": "string", "pattern": "^a\"\\\\$" }), &[r#""a\"\\""#], &[r#""a""#]),
+        // A key that is written twice counts once.
+        (
+            json!({ "type": "object", "minProperties": 3, "additionalProperties": { "type": "null" } }),
+            &[r#"{"a":null,"b":null,"c":null}"#, r#"{"a":null,"b":null,"c":null,"c2":null}"#],
+            &[r#"{"a":null,"a":null,"a":null}"#, r#"{"a":null,"b":null}"#],
+        ),
+    ]);
+}
+
+#[test]
+fn decimals_of_pydantic_are_held_to_their_digits() {
+    check(&[
+        (
+            json!({ "type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$" }),
+            &["\"1\"", "\"-0.50\"", "\"+.5\"", "\"12.\""],
+            &["\"\"", "\".\"", "\"-\"", "\"1.2.3\"", "\"x\""],
+        ),
+        (
+            json!({ "type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,3}|(?=[\d.]{1,6}0*$)\d{0,3}\.\d{0,2}0*$)" }),
+            &["\"123\"", "\"123.45\"", "\"-1.5\"", "\"007.25\""],
+            &["\"+\"", "\"123.4567\"", "\"abc\"", "\"12345\""],
+        ),
+        (
+            json!({ "type": "string", "pattern": r"^(?=.*\d)(?=.*[a-z]).{4,}$" }),
+            &["\"abc1\"", "\"1xxx\""],
+            &["\"abcd\"", "\"1234\"", "\"a1\""],
+        ),
+    ]);
+}
+
+#[test]
+fn what_is_not_enforced_is_named() {
+    for (schema, key) in [
+        (json!({ "type": "array", "items": { "type": "string" }, "uniqueItems": true }), "uniqueItems at #"),
+        (
+            json!({ "type": "object", "properties": { "a~/": { "type": "string", "pattern": "\\bword\\b" } } }),
+            "pattern at #/properties/a~0~1",
+        ),
+        (json!({ "$ref": "https://example.org/other.json" }), "$ref at #"),
+        (json!({ "not": { "multipleOf": 3 } }), "not at #/not"),
+        (json!({ "type": "integer", "multipleOf": 7, "not": { "const": 14 } }), "multipleOf at #"),
+    ] {
+        assert_eq!(prepared(&schema).unenforced, [key], "{schema}");
+    }
+    let closed = json!({ "type": "array", "items": { "enum": [1, 2, 3] }, "uniqueItems": true });
+    assert!(prepared(&closed).unenforced.is_empty());
+}
+
+#[test]
+fn what_is_no_schema_is_an_error_that_names_the_key() {
+    for (schema, words) in [
+        (json!({ "type": "nonsense" }), &["type at #", "\"nonsense\"", "array"][..]),
+        (json!({ "properties": { "a": { "minLength": -1 } } }), &["minLength at #/properties/a", "-1"]),
+        (json!({ "type": "string", "pattern": "(" }), &["pattern at #", "\"(\""]),
+        (json!({ "$ref": "#/nowhere" }), &["$ref at #", "#/nowhere"]),
+        (json!({ "allOf": [{ "type": "string" }, { "type": "integer" }] }), &["no value"]),
+        (json!({ "enum": [] }), &["no value"]),
+        (json!({ "type": "object", "x-guidance": { "lenient": true } }), &["x-guidance", "lenient"]),
+        (json!([]), &["the schema at #"]),
+        // Nothing that ends.
+        (
+            json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] }),
+            &["no value"],
+        ),
+    ] {
+        let error = prepare_schema(&schema, &SchemaOptions::default()).unwrap_err().to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        // A tool with it keeps the others out of trouble.
+        let tool = prepare_tool(&schema, &SchemaOptions::default()).unwrap();
+        assert_eq!(tool.unenforced.len(), 1, "{tool:?}");
+    }
+    // A tool without parameters has none.
+    let none = prepare_tool(&json!({}), &SchemaOptions::default()).unwrap();
+    assert_eq!(none, prepared(&json!({ "type": "object", "properties": {} })));
+}
+
+/// As part of another grammar it takes the same.
+#[test]
+fn a_prepared_schema_stands_within_a_grammar() {
+    let bench = Bench::new();
+    let one = prepared(
+        &json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"] }),
+    );
+    let two = prepared(&json!({ "type": "string", "pattern": "^b+$" }));
+    let lark = format!(
+        "start: \"<\" ({} | {}) \">\" x\nx: {}\n",
+        one.expression(),
+        two.expression(),
+        two.expression()
+    );
+    let matcher = bench.compiler.compile(&Grammar::Lark(lark)).unwrap();
+    for text in ["<{\"a\": 1}>\"b\"", "<\"bbb\">\"b\""] {
+        assert!(bench.takes(&matcher, text), "{text}");
+    }
+    assert!(!bench.takes(&matcher, "<{}>\"b\"") && !bench.takes(&matcher, "<1>\"b\""));
+}
+
+#[test]
+fn properties_come_in_any_order_where_that_is_asked_for() {
+    let bench = Bench::new();
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" }, "b": { "type": "object", "properties":
+        { "x": {}, "y": {} } }, "c": { "type": "null" } }, "required": ["a", "c"] });
+    let options = SchemaOptions { any_order: true, ..SchemaOptions::default() };
+    let prepared = prepare_schema(&schema, &options).unwrap();
+    let lark = format!("start: {}\n", prepared.expression());
+    let matcher = bench.compiler.compile(&Grammar::Lark(lark)).unwrap();
+    for text in [
+        "{\"a\": 1, \"c\": null}",
+        "{\"c\": null, \"b\": {\"y\": 1, \"x\": 2}, \"a\": 1}",
+        "{\"b\": {}, \"c\": null, \"a\": 1}",
+    ] {
+        assert!(bench.takes(&matcher, text), "{text}");
+    }
+    for text in ["{\"a\": 1}", "{\"a\": 1, \"a\": 1, \"c\": null}", "{\"c\": null, \"d\": 1, \"a\": 1}", "{}"]
+    {
+        assert!(!bench.takes(&matcher, text), "{text}");
+    }
+    assert!(!bench.takes(&bench.matcher(&schema), "{\"c\": null, \"a\": 1}"));
+}
+
+/// Names in a row of the table in the documentation.
+fn documented(title: &str) -> BTreeSet<String> {
+    let page = include_str!("../../../docs/server.md");
+    let line = page.lines().find(|line| line.starts_with(&format!("| **{title}**"))).unwrap();
+    line.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// The table of keys in the documentation is what happens: with an enforced key, a text is let through and another is not; with
+/// one that is ignored, all JSON is.
+#[test]
+fn the_documentation_says_what_becomes_of_each_key() {
+    let cases = keys();
+    let bench = Bench::new();
+    let mut seen: BTreeSet<String> = BTreeSet::new();
+    for (key, schema, good, bad) in cases {
+        assert!(
+            schema.to_string().contains(&format!("\"{}\"", key.trim_start_matches("x-guidance."))),
+            "{key}: {schema}"
+        );
+        let matcher = bench.matcher(&schema);
+        assert!(bench.takes(&matcher, good), "{key}: {good} should be let through by {schema}");
+        assert!(!bench.takes(&matcher, bad), "{key}: {bad} should not be let through by {schema}");
+        assert!(prepared(&schema).unenforced.is_empty(), "{key}");
+        seen.insert(key.to_owned());
+    }
+    let enforced = documented("enforced").union(&documented("enforced in part")).cloned().collect();
+    assert_eq!(seen, enforced);
+    let any = prepared(&json!({}));
+    for key in documented("ignored") {
+        for value in [json!("x"), json!(true), json!({ "a": { "type": "null" } })] {
+            assert_eq!(prepared(&json!({ &key: value })), any, "{key}");
+        }
+    }
+    for key in documented("refused") {
+        let option = key.trim_start_matches("x-guidance.");
+        assert!(
+            prepare_schema(&json!({ "x-guidance": { option: true } }), &SchemaOptions::default()).is_err(),
+            "{key}"
+        );
+    }
+    for name in documented("formats enforced") {
+        assert!(
+            !bench.takes(&bench.matcher(&json!({ "type": "string", "format": name })), "\" \""),
+            "{name}"
+        );
+    }
+    for name in [
+        "path",
+        "password",
+        "binary",
+        "byte",
+        "uri-reference",
+        "iri",
+        "regex",
+        "json-pointer",
+        "url",
+        "jwt",
+        "ulid",
+        "phone",
+        "",
+    ] {
+        let schema = json!({ "type": "string", "format": name });
+        assert_eq!(prepared(&schema), prepared(&json!({ "type": "string" })), "{name}");
+    }
+}
+
+/// For each key a schema, a text that it lets through, and one that only this key stops.
+fn keys() -> Vec<(&'static str, Value, &'static str, &'static str)> {
+    let string = json!({ "type": "string" });
+    let one_or_list =
+        json!({ "if": { "type": "integer" }, "then": { "minimum": 5 }, "else": { "type": "array" } });
+    let object = |key: &str, value: Value| json!({ "type": "object", key: value });
+    let list = |key: &str, value: Value| json!({ "type": "array", key: value });
+    let list_of = |key: &str, value: Value, more: Value| {
+        let mut schema = json!({ "type": "array", key: value });
+        schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        schema
+    };
+    vec![
+        (
+            "$anchor",
+            json!({ "$ref": "#x", "$defs": { "a": { "$anchor": "x", "type": "string" } } }),
+            "\"\"",
+            "1",
+        ),
+        ("$defs", json!({ "$ref": "#/$defs/a", "$defs": { "a": string } }), "\"\"", "1"),
+        (
+            "$dynamicAnchor",
+            json!({ "$ref": "#x", "$defs": { "a": { "$dynamicAnchor": "x", "type": "string" } } }),
+            "\"\"",
+            "1",
+        ),
+        ("$dynamicRef", json!({ "$dynamicRef": "#/$defs/a", "$defs": { "a": string } }), "\"\"", "1"),
+        (
+            "$id",
+            json!({ "$ref": "urn:x", "$defs": { "a": { "$id": "urn:x", "type": "string" } } }),
+            "\"\"",
+            "1",
+        ),
+        ("$recursiveRef", list("items", json!({ "$recursiveRef": "#" })), "[[]]", "[1]"),
+        ("$ref", json!({ "$ref": "#/$defs/a", "$defs": { "a": string } }), "\"\"", "1"),
+        (
+            "additionalItems",
+            list_of("items", json!([true]), json!({ "additionalItems": { "type": "null" } })),
+            "[1, null]",
+            "[1, 2]",
+        ),
+        (
+            "additionalProperties",
+            object("additionalProperties", json!({ "type": "null" })),
+            "{\"a\": null}",
+            "{\"a\": 1}",
+        ),
+        ("allOf", json!({ "allOf": [{ "minimum": 2 }, { "type": "integer" }] }), "2", "1"),
+        ("anyOf", json!({ "anyOf": [{ "type": "null" }, { "type": "boolean" }] }), "true", "1"),
+        ("const", json!({ "const": "a" }), "\"a\"", "\"b\""),
+        ("contains", list("contains", json!({ "const": 1 })), "[2, 1]", "[2]"),
+        ("definitions", json!({ "$ref": "#/definitions/a", "definitions": { "a": string } }), "\"\"", "1"),
+        (
+            "dependencies",
+            json!({ "type": "object", "properties": { "a": {}, "b": {} }, "dependencies": { "a": ["b"] } }),
+            "{\"a\": 1, \"b\": 2}",
+            "{\"a\": 1}",
+        ),
+        (
+            "dependentRequired",
+            json!({ "type": "object", "properties": { "a": {}, "b": {} }, "dependentRequired": { "a": ["b"] } }),
+            "{\"b\": 2}",
+            "{\"a\": 1}",
+        ),
+        (
+            "dependentSchemas",
+            json!({ "type": "object", "properties": { "a": {}, "b": {} },
+            "dependentSchemas": { "a": { "required": ["b"] } } }),
+            "{\"a\": 1, \"b\": 2}",
+            "{\"a\": 1}",
+        ),
+        ("else", one_or_list.clone(), "[]", "\"\""),
+        ("enum", json!({ "enum": [1, "a"] }), "1", "2"),
+        ("exclusiveMaximum", json!({ "type": "integer", "exclusiveMaximum": 3 }), "2", "3"),
+        ("exclusiveMinimum", json!({ "type": "integer", "exclusiveMinimum": 3 }), "4", "3"),
+        ("format", json!({ "type": "string", "format": "date" }), "\"2024-02-29\"", "\"2024-02-30\""),
+        ("if", one_or_list.clone(), "5", "\"\""),
+        ("items", list("items", json!({ "type": "null" })), "[null]", "[1]"),
+        (
+            "maxContains",
+            list_of("contains", json!({ "const": 1 }), json!({ "maxContains": 1 })),
+            "[2, 1]",
+            "[1, 1]",
+        ),
+        ("maximum", json!({ "type": "number", "maximum": 1.5 }), "1.5", "1.6"),
+        ("maxItems", list("maxItems", json!(1)), "[1]", "[1, 2]"),
+        ("maxLength", json!({ "type": "string", "maxLength": 1 }), "\"a\"", "\"ab\""),
+        ("maxProperties", object("maxProperties", json!(1)), "{\"a\": 1}", "{\"a\": 1, \"b\": 1}"),
+        (
+            "minContains",
+            list_of("contains", json!({ "const": 1 }), json!({ "minContains": 2 })),
+            "[1, 1]",
+            "[1]",
+        ),
+        ("minimum", json!({ "type": "number", "minimum": -1.5 }), "-1.5", "-1.6"),
+        ("minItems", list("minItems", json!(1)), "[1]", "[]"),
+        ("minLength", json!({ "type": "string", "minLength": 1 }), "\"a\"", "\"\""),
+        ("minProperties", object("minProperties", json!(1)), "{\"a\": 1}", "{}"),
+        ("multipleOf", json!({ "type": "integer", "multipleOf": 6 }), "12", "13"),
+        ("not", json!({ "type": "string", "not": { "const": "a" } }), "\"b\"", "\"a\""),
+        ("nullable", json!({ "type": "string", "nullable": true }), "null", "1"),
+        ("oneOf", json!({ "oneOf": [{ "type": "integer" }, { "type": "number" }] }), "1.5", "1"),
+        ("pattern", json!({ "type": "string", "pattern": "^a" }), "\"ab\"", "\"b\""),
+        (
+            "patternProperties",
+            object("patternProperties", json!({ "^a": { "type": "null" } })),
+            "{\"a\": null}",
+            "{\"a\": 1}",
+        ),
+        ("prefixItems", list("prefixItems", json!([{ "type": "null" }])), "[null]", "[1]"),
+        (
+            "properties",
+            object("properties", json!({ "a": { "type": "null" } })),
+            "{\"a\": null}",
+            "{\"a\": 1}",
+        ),
+        ("propertyNames", object("propertyNames", json!({ "maxLength": 1 })), "{\"a\": 1}", "{\"ab\": 1}"),
+        ("required", object("required", json!(["a"])), "{\"a\": 1}", "{}"),
+        ("then", one_or_list, "5", "4"),
+        ("type", json!({ "type": ["integer", "null"] }), "1", "\"\""),
+        (
+            "unevaluatedItems",
+            list_of("prefixItems", json!([true]), json!({ "unevaluatedItems": { "type": "null" } })),
+            "[1, null]",
+            "[1, 2]",
+        ),
+        (
+            "unevaluatedProperties",
+            json!({ "type": "object", "allOf": [{ "properties": { "a": {} } }],
+            "unevaluatedProperties": { "type": "null" } }),
+            "{\"a\": 1, \"b\": null}",
+            "{\"a\": 1, \"b\": 1}",
+        ),
+        (
+            "uniqueItems",
+            list_of("items", json!({ "enum": [1, 2] }), json!({ "uniqueItems": true })),
+            "[2, 1]",
+            "[1, 1]",
+        ),
+        (
+            "x-guidance.item_separator",
+            json!({ "type": "array", "x-guidance": { "item_separator": ";" } }),
+            "[1;2]",
+            "[1,2]",
+        ),
+        (
+            "x-guidance.key_separator",
+            json!({ "type": "object", "x-guidance": { "key_separator": " = " } }),
+            "{\"a\" = 1}",
+            "{\"a\": 1}",
+        ),
+        (
+            "x-guidance.open_objects",
+            json!({ "type": "object", "properties": { "a": {} }, "required": ["a"], "x-guidance": { "open_objects": true } }),
+            "{\"a\": 1, \"b\": 1}",
+            "{\"b\": 1}",
+        ),
+        (
+            "x-guidance.whitespace_flexible",
+            json!({ "type": "array", "x-guidance": { "whitespace_flexible": false } }),
+            "[1,2]",
+            "[1, 2]",
+        ),
+        (
+            "x-guidance.whitespace_pattern",
+            json!({ "type": "array", "x-guidance": { "whitespace_pattern": "  " } }),
+            "[1,  2]",
+            "[1, 2]",
+        ),
+    ]
+}
