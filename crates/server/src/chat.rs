@@ -15,6 +15,7 @@ use crate::preparing::Work;
 use crate::reading::{Reader, Template};
 use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
 use crate::thinking::ThinkingLimit;
+use crate::warnings;
 
 /// What the engine is asked, and how its answer is read.
 pub(crate) struct Prepared {
@@ -62,6 +63,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, work: &Work
     // Calls that may come.
     let free_calls = || {
         let guard = format.guard(tools, parallel, &prompt, tokenizer, compile).map_err(wrong)?;
+        warnings::unenforced(guard.unenforced());
         Ok::<_, ApiError>(Box::new(guard) as Box<dyn Constraint>)
     };
     let constraint: Option<Box<dyn Constraint>> = match (&request.options.triggers, content) {
@@ -81,7 +83,8 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, work: &Work
             (true, Some(content)) => {
                 let wrong = |error: text::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
                 let grammar = format.after_reasoning(content.clone(), &prompt, tokenizer).map_err(wrong)?;
-                Some(whole(facts.matcher(&grammar)?))
+                warnings::unenforced(&grammar.unenforced);
+                Some(whole(facts.matcher(&grammar.grammar)?))
             }
             (false, None) if !is_forced => Some(free_calls()?),
             (false, content) => Some(whole(forced_calls(content)?)),

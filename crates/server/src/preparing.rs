@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::warnings::Warnings;
 
 /// Longest time in the queue.
 const WAIT: Duration = Duration::from_secs(60);
@@ -126,9 +127,10 @@ impl Preparing {
         let unwanted = Arc::new(AtomicBool::new(false));
         let of_work = Work { unwanted: unwanted.clone(), end: Instant::now() + TIME };
         let _unwanted = Unwanted(unwanted);
+        let warnings = Warnings::current();
         let task = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            work(&of_work)
+            warnings.within(|| work(&of_work))
         });
         let done = timeout(TIME, task).await.map_err(|_| too_long())?;
         done.map_err(|error| ApiError::internal(format!("preparing the request failed: {error}")))?

@@ -43,6 +43,11 @@ pub(crate) fn warn(what: &str) {
     }
 }
 
+/// Say which keys of its schemas a grammar does not hold the answer to.
+pub(crate) fn unenforced(keys: &[String]) {
+    keys.iter().for_each(|key| warn(&format!("not enforced: {key}")));
+}
+
 /// The answer to a request, with its warnings.
 pub(crate) async fn answer(make: impl Future<Output = Response>) -> Response {
     let warnings = Warnings::default();

@@ -43,7 +43,7 @@ mod unigram;
 mod vocabulary;
 mod word_piece;
 
-pub use answer::{AnswerFormat, AnswerParser, AnswerPart, CallChoice, CallGuard, ToolPrompt};
+pub use answer::{AnswerFormat, AnswerGrammar, AnswerParser, AnswerPart, CallChoice, CallGuard, ToolPrompt};
 pub use chat_template::{Chat, ChatTemplate};
 pub use detokenizer::{Detokenizer, ShowSpecial};
 pub use error::{Error, Result};
@@ -51,7 +51,8 @@ pub use fill_in_middle::{FillInMiddle, Gap};
 pub use gguf_export::{GgufTokenizer, gguf_from_base, gguf_from_folder};
 pub use grammar::{
     Grammar, GrammarCompiler, MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX, MAX_SCHEMA_DEPTH, MAX_TRIGGER,
-    MAX_TRIGGERS, Matcher, Prepared, SchemaOptions, Trigger, Triggers, check_lark, prepare_schema, prepare_tool,
+    MAX_TRIGGERS, Matcher, Prepared, SchemaOptions, Trigger, Triggers, check_lark, prepare_schema,
+    prepare_tool,
 };
 pub use ranked::TokenSpelling;
 pub use specials::Specials;

@@ -196,8 +196,9 @@ fn grammars_take_the_calls_of_their_format_and_no_others() {
     for (name, evidence, marks, one, two, wrong) in CASES {
         let (format, tokenizer) = (AnswerFormat::detect(evidence), tokenizer(marks));
         assert_eq!(format.name(), name);
-        let grammar =
-            |choice, parallel| format.grammar(&tools(), choice, parallel, None, "", &tokenizer).unwrap();
+        let grammar = |choice, parallel| {
+            format.grammar(&tools(), choice, parallel, None, "", &tokenizer).unwrap().grammar
+        };
         let many = grammar(CallChoice::Required, true);
         assert_eq!(accepts(&tokenizer, &many, one), Ok(()), "{name}: one call");
         assert!(accepts(&tokenizer, &many, wrong).is_err(), "{name}: a wrong call");
@@ -238,14 +239,14 @@ fn grammars_take_the_calls_of_their_format_and_no_others() {
 fn content_follows_reasoning() {
     let (format, tokenizer) = (AnswerFormat::detect("<think> <tool_call>"), tokenizer(&[]));
     let schema = Grammar::JsonSchema(json!({ "type": "integer" }));
-    let begun = format.after_reasoning(schema.clone(), "…<think>\n", &tokenizer).unwrap();
+    let begun = format.after_reasoning(schema.clone(), "…<think>\n", &tokenizer).unwrap().grammar;
     assert_eq!(accepts(&tokenizer, &begun, "Hm. 1 < 2.</think>\n\n12"), Ok(()));
     assert!(accepts(&tokenizer, &begun, "Hm.</think>\n\nx").is_err());
-    let not_begun = format.after_reasoning(schema.clone(), "…", &tokenizer).unwrap();
+    let not_begun = format.after_reasoning(schema.clone(), "…", &tokenizer).unwrap().grammar;
     assert_eq!(accepts(&tokenizer, &not_begun, "<think>Hm.</think>12"), Ok(()));
     assert_eq!(accepts(&tokenizer, &not_begun, "12"), Ok(()));
     let required =
-        format.grammar(&tools(), CallChoice::Required, true, None, "…<think>\n", &tokenizer).unwrap();
+        format.grammar(&tools(), CallChoice::Required, true, None, "…<think>\n", &tokenizer).unwrap().grammar;
     assert_eq!(
         accepts(
             &tokenizer,
@@ -254,7 +255,8 @@ fn content_follows_reasoning() {
         ),
         Ok(())
     );
-    let either = format.grammar(&tools(), CallChoice::Auto, true, Some(&schema), "…", &tokenizer).unwrap();
+    let either =
+        format.grammar(&tools(), CallChoice::Auto, true, Some(&schema), "…", &tokenizer).unwrap().grammar;
     for text in
         ["12", "<think>Hm.</think>12", "<tool_call>\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_call>"]
     {
@@ -262,7 +264,7 @@ fn content_follows_reasoning() {
     }
     assert!(accepts(&tokenizer, &either, "Hello").is_err());
     let plain = AnswerFormat::detect("");
-    assert_eq!(plain.after_reasoning(schema.clone(), "", &tokenizer).unwrap(), schema);
+    assert_eq!(plain.after_reasoning(schema.clone(), "", &tokenizer).unwrap().grammar, schema);
 }
 
 /// A call that is rendered by a real template is read from the template's own text.
@@ -342,7 +344,7 @@ fn calls_go_through_real_templates_and_back() {
 fn a_tool_without_parameters_takes_no_arguments() {
     let (format, tokenizer) = (AnswerFormat::detect("<tool_call>"), tokenizer(&[]));
     let tools = [json!({ "type": "function", "function": { "name": "ping" } })];
-    let forced = format.grammar(&tools, CallChoice::Required, true, None, "", &tokenizer).unwrap();
+    let forced = format.grammar(&tools, CallChoice::Required, true, None, "", &tokenizer).unwrap().grammar;
     let call = |arguments: &str| {
         format!("<tool_call>\n{{\"name\": \"ping\", \"arguments\": {arguments}}}\n</tool_call>")
     };

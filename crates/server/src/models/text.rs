@@ -80,9 +80,7 @@ impl Facts {
     /// The grammar is not valid or not supported, or the vocabulary cannot spell how its texts begin.
     pub(crate) fn matcher(&self, grammar: &Grammar) -> Result<Matcher> {
         let matcher = self.matchers.get(grammar, || self.compile(grammar))?;
-        for what in matcher.unenforced() {
-            warnings::warn(&format!("not enforced: {what}"));
-        }
+        warnings::unenforced(matcher.unenforced());
         Ok(matcher)
     }
 

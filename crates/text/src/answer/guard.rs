@@ -16,6 +16,8 @@ pub struct CallGuard {
     tokenizer: Arc<Tokenizer>,
     /// At the beginning of a call; `None`: no schema of the tools can be enforced.
     call: Option<Matcher>,
+    /// Keys of the tools' schemas that calls are not held to.
+    unenforced: Arc<[String]>,
     /// More than one call may come.
     parallel: bool,
     place: Place,
@@ -48,12 +50,20 @@ impl AnswerFormat {
         tokenizer: &Arc<Tokenizer>,
         compile: impl Fn(&Grammar) -> Result<Matcher>,
     ) -> Result<CallGuard> {
-        let call = |tools: &[Value]| compile(&self.held_grammar(&Tools::new(tools), tokenizer)?);
-        let matcher = call(tools).or_else(|_| call(&self.loosened(tools, tokenizer, &compile)));
+        let call = |tools: &[Value]| {
+            let held = self.held_grammar(&Tools::new(tools), tokenizer)?;
+            Ok::<_, crate::Error>((compile(&held.grammar)?, held.unenforced))
+        };
+        let held = call(tools).or_else(|_| call(&self.loosened(tools, tokenizer, &compile)));
+        let (matcher, unenforced) = match held {
+            Ok((matcher, unenforced)) => (Some(matcher), unenforced),
+            Err(error) => (None, vec![error.to_string()]),
+        };
         let shown = ShowSpecial::Only(self.shown_tokens(tokenizer)?.into());
         Ok(CallGuard {
             tokenizer: tokenizer.clone(),
-            call: matcher.ok(),
+            call: matcher,
+            unenforced: unenforced.into(),
             parallel,
             place: Place {
                 parser: self.parser(prompt, tools),
@@ -75,7 +85,7 @@ impl AnswerFormat {
         let loosen = |tool: &Value| {
             let one = Tools::new(std::slice::from_ref(tool));
             let mut tool = tool.clone();
-            if self.held_grammar(&one, tokenizer).and_then(|grammar| compile(&grammar)).is_err() {
+            if self.held_grammar(&one, tokenizer).and_then(|held| compile(&held.grammar)).is_err() {
                 let any = serde_json::json!({ "type": "object" });
                 match tool.get_mut("function") {
                     Some(function) => function["parameters"] = any,
@@ -92,6 +102,11 @@ impl CallGuard {
     /// Whether calls are held to their schemas.
     pub fn has_grammar(&self) -> bool {
         self.call.is_some()
+    }
+
+    /// Keys of the tools' schemas that calls are not held to, with where they stand.
+    pub fn unenforced(&self) -> &[String] {
+        &self.unenforced
     }
 
     /// As [`Matcher::mask`]. False: every token may come, and `words` are as they were.
@@ -191,6 +206,7 @@ impl CallGuard {
         let mut ahead = CallGuard {
             tokenizer: self.tokenizer.clone(),
             call: None,
+            unenforced: self.unenforced.clone(),
             parallel: self.parallel,
             place: before.clone(),
             before: None,

@@ -15,7 +15,7 @@ mod readers;
 mod tests;
 mod values;
 
-pub use grammar::CallChoice;
+pub use grammar::{AnswerGrammar, CallChoice};
 pub use guard::CallGuard;
 pub use parser::{AnswerParser, AnswerPart};
 pub use prompt::ToolPrompt;

@@ -1,9 +1,10 @@
 //! What a call is, in every syntax.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::lark::{Lark, Member, WHITE, literal};
 use super::schema::{Notation, PlainObject};
+use crate::Result;
 use crate::answer::formats::{CallFormat, Syntax, Tags};
 use crate::answer::harmony;
 
@@ -22,8 +23,8 @@ pub(super) fn call(
     tools: &[(&str, &Value)],
     purpose: Use,
     lark: &mut Lark<'_>,
-) -> String {
-    let calls: Vec<String> = match &format.syntax {
+) -> Result<String> {
+    let calls: Result<Vec<String>> = match &format.syntax {
         Syntax::Json { name, arguments, .. } => return json_call((name, arguments), tools, purpose, lark),
         Syntax::Named { prefix, separator, .. } => tools
             .iter()
@@ -31,29 +32,30 @@ pub(super) fn call(
                 let header = lark.marks(&format!("{prefix}{name}"));
                 // Kimi numbers its calls.
                 let number = if format.name == "kimi" { "/(:[0-9]{1,3})?/" } else { "" };
-                let (separator, arguments) = (lark.marks(separator), lark.json(schema));
-                format!("{header} {number} {separator} ws {arguments}")
+                let (separator, arguments) = (lark.marks(separator), lark.arguments(schema)?);
+                Ok(format!("{header} {number} {separator} ws {arguments}"))
             })
             .collect(),
         Syntax::Tagged(tags) => {
             tools.iter().map(|(name, schema)| tagged_call(name, schema, tags, format.close, lark)).collect()
         }
-        Syntax::Pythonic { .. } => {
-            tools.iter().map(|(name, schema)| arguments_call(name, schema, Notation::Python, lark)).collect()
-        }
+        Syntax::Pythonic { .. } => tools
+            .iter()
+            .map(|(name, schema)| Ok(arguments_call(name, schema, Notation::Python, lark)))
+            .collect(),
         Syntax::Braces { quote } => tools
             .iter()
-            .map(|(name, schema)| arguments_call(name, schema, Notation::Quoted(quote), lark))
+            .map(|(name, schema)| Ok(arguments_call(name, schema, Notation::Quoted(quote), lark)))
             .collect(),
         Syntax::Harmony => tools
             .iter()
             .map(|(name, schema)| {
-                let (header, arguments) = (lark.marks(&harmony::call_header(name)), lark.json(schema));
-                format!("{header} ws {arguments}")
+                let (header, arguments) = (lark.marks(&harmony::call_header(name)), lark.arguments(schema)?);
+                Ok(format!("{header} ws {arguments}"))
             })
             .collect(),
     };
-    lark.rule(&calls.join(" | "))
+    Ok(lark.rule(&calls?.join(" | ")))
 }
 
 /// Calls from the mark that opens the first to the one that closes the last; more than one if
@@ -63,8 +65,8 @@ pub(super) fn forced_calls(
     tools: &[(&str, &Value)],
     parallel: bool,
     lark: &mut Lark<'_>,
-) -> String {
-    let one = call(format, tools, Use::Forced, lark);
+) -> Result<String> {
+    let one = call(format, tools, Use::Forced, lark)?;
     let open = match format.syntax {
         Syntax::Harmony => "",
         _ => format.open.last().copied().unwrap_or_default(),
@@ -74,7 +76,7 @@ pub(super) fn forced_calls(
         true => format!("{one} ({separator} {one})*"),
         false => one.to_owned(),
     };
-    match &format.syntax {
+    Ok(match &format.syntax {
         Syntax::Json { list: true, .. } | Syntax::Pythonic { list: true } => {
             let items = again(&one, "ws \",\" ws");
             format!("{open} {WHITE} \"[\" {WHITE} {items} {WHITE} \"]\" {WHITE} {close}")
@@ -96,7 +98,7 @@ pub(super) fn forced_calls(
             again(&one, WHITE)
         }
         Syntax::Harmony => one,
-    }
+    })
 }
 
 fn json_call(
@@ -104,9 +106,9 @@ fn json_call(
     tools: &[(&str, &Value)],
     purpose: Use,
     lark: &mut Lark<'_>,
-) -> String {
+) -> Result<String> {
     let key = |key: &str| literal(&Value::from(key).to_string());
-    let string = lark.json(&json!({ "type": "string", "maxLength": 256 }));
+    let string = lark.terminal(r#"/"[^"\\\x00-\x1f]{0,256}"/"#);
     let other = lark.rule(&format!(
         "{} ws \":\" ws {} | {} ws \":\" ws {string}",
         key("type"),
@@ -117,10 +119,10 @@ fn json_call(
         Use::Forced => key(arguments_key),
         Use::Held => format!("({} | {} | {})", key("arguments"), key("parameters"), key("args")),
     };
-    let calls: Vec<String> = tools
+    let calls: Result<Vec<String>> = tools
         .iter()
         .map(|(name, schema)| {
-            let mut value = lark.json(schema);
+            let mut value = lark.arguments(schema)?;
             let may_be_empty = PlainObject::of(schema).is_some_and(|object| object.may_be_empty());
             if purpose == Use::Held {
                 // Some models write the arguments as a string of JSON, which is not held to its schema.
@@ -133,18 +135,18 @@ fn json_call(
                 true => format!("({arguments})?"),
                 false => arguments,
             };
-            format!("{} {arguments}", key(name))
+            Ok(format!("{} {arguments}", key(name)))
         })
         .collect();
-    let called = lark.rule(&calls.join(" | "));
+    let called = lark.rule(&calls?.join(" | "));
     let body = format!(
         "\"{{\" ws ({other} ws \",\" ws)? {} ws \":\" ws {called} (ws \",\" ws {other})? ws \"}}\"",
         key(name_key)
     );
-    lark.rule(&body)
+    Ok(lark.rule(&body))
 }
 
-fn tagged_call(name: &str, schema: &Value, tags: &Tags, close: &str, lark: &mut Lark<'_>) -> String {
+fn tagged_call(name: &str, schema: &Value, tags: &Tags, close: &str, lark: &mut Lark<'_>) -> Result<String> {
     let header = lark.marks(&format!("{}{name}{}", tags.name_before, tags.name_after.trim()));
     let end = lark.marks(if tags.end.is_empty() { close } else { tags.end });
     let parameter = |key: &str, lark: &mut Lark<'_>| {
@@ -160,7 +162,7 @@ fn tagged_call(name: &str, schema: &Value, tags: &Tags, close: &str, lark: &mut 
     let object = PlainObject::of(schema);
     for (key, part, is_required) in object.iter().flat_map(PlainObject::properties) {
         let header = parameter(&literal(key), lark);
-        let value = lark.plain_text(part, schema, tags.value_after);
+        let value = lark.plain_text(part, schema, tags.value_after)?;
         members.push(Member { rule: lark.rule(&format!("{header} {value}")), is_required });
     }
     let is_open = object.as_ref().is_none_or(PlainObject::is_open);
@@ -171,7 +173,7 @@ fn tagged_call(name: &str, schema: &Value, tags: &Tags, close: &str, lark: &mut 
         lark.rule(&format!("{header} {value}"))
     });
     let members = lark.members(members, extra.as_deref(), WHITE, &format!("{WHITE} {end}"));
-    format!("{header} {WHITE} {members}")
+    Ok(format!("{header} {WHITE} {members}"))
 }
 
 fn arguments_call(name: &str, schema: &Value, notation: Notation, lark: &mut Lark<'_>) -> String {

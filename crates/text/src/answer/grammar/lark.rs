@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use crate::Tokenizer;
+use crate::{Grammar, Prepared, Tokenizer};
 
 /// White space that may come between two marks.
 pub(super) const WHITE: &str = "/[ \\t\\r\\n]{0,32}/";
@@ -23,6 +23,17 @@ pub(super) struct Lark<'a> {
     tokenizer: &'a Tokenizer,
     /// Rules that were written already, by their bodies.
     known: HashMap<String, String>,
+    /// Keys of schemas that the grammar does not hold an answer to.
+    unenforced: Vec<String>,
+}
+
+/// A grammar, and what it does not hold an answer to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AnswerGrammar {
+    /// In Lark, or as it was given.
+    pub grammar: Grammar,
+    /// Keys of schemas, with where they stand: `uniqueItems at #/properties/tags`.
+    pub unenforced: Vec<String>,
 }
 
 /// Something that comes once, in any order with others of its kind.
@@ -36,12 +47,21 @@ impl<'a> Lark<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Lark<'a> {
         // White space between two parts of JSON: a blank, or a line end with the indentation after it.
         let rules = "ws: WS?\nWS: /[ ]|\\r?\\n[ \\t]{0,40}/\n".to_owned();
-        Lark { rules, n: 0, tokenizer, known: HashMap::new() }
+        Lark { rules, n: 0, tokenizer, known: HashMap::new(), unenforced: Vec::new() }
     }
 
     /// The whole grammar.
-    pub(super) fn finish(self, start: &str) -> String {
-        format!("start: {start}\n{}", self.rules)
+    pub(super) fn finish(self, start: &str) -> AnswerGrammar {
+        let grammar = Grammar::Lark(format!("start: {start}\n{}", self.rules));
+        AnswerGrammar { grammar, unenforced: self.unenforced }
+    }
+
+    /// A rule of what a schema allows.
+    pub(super) fn prepared(&mut self, prepared: Prepared) -> String {
+        let rule = self.rule(&prepared.expression());
+        self.unenforced.extend(prepared.unenforced);
+        self.unenforced.dedup();
+        rule
     }
 
     fn name(&mut self, prefix: &str) -> String {
@@ -202,22 +222,6 @@ impl<'a> Lark<'a> {
 /// A text in quotes.
 pub(super) fn literal(text: &str) -> String {
     Value::from(text).to_string()
-}
-
-/// A text as a part of a regular expression between slashes.
-pub(super) fn escaped(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        match c {
-            '\n' => out.push_str("\\n"),
-            c if ".*+?()[]{}|^$/\\&~#@-".contains(c) => {
-                out.push('\\');
-                out.push(c);
-            }
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 /// A regular expression between slashes.

@@ -7,11 +7,12 @@ mod schema;
 use serde_json::{Value, json};
 
 use self::calls::Use;
+pub use self::lark::AnswerGrammar;
 use self::lark::{ANYTHING, Lark, WHITE, between_slashes, literal};
 use super::AnswerFormat;
 use super::calls::Tools;
 use super::formats::Syntax;
-use crate::{Error, Grammar, Result, Tokenizer};
+use crate::{Error, Grammar, Result, SchemaOptions, Tokenizer, prepare_schema};
 
 /// Whether tools are called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +31,7 @@ impl AnswerFormat {
     /// that may be any text is held by [`super::CallGuard`] instead.
     ///
     /// # Errors
-    /// No such function; or a schema asks to be followed only in part.
+    /// No such function; or the schema of `content` cannot be followed.
     pub fn grammar(
         &self,
         tools: &[Value],
@@ -39,7 +40,7 @@ impl AnswerFormat {
         content: Option<&Grammar>,
         prompt: &str,
         tokenizer: &Tokenizer,
-    ) -> Result<Grammar> {
+    ) -> Result<AnswerGrammar> {
         let known = Tools::new(tools);
         let called: Vec<(&str, &Value)> = match choice {
             CallChoice::Function(wanted) => known.iter().filter(|(name, _)| *name == wanted).collect(),
@@ -52,9 +53,8 @@ impl AnswerFormat {
             };
             return Err(Error::Grammar { what });
         }
-        check_schemas(&called)?;
         let mut lark = Lark::new(tokenizer);
-        let calls = calls::forced_calls(self.calls, &called, parallel, &mut lark);
+        let calls = calls::forced_calls(self.calls, &called, parallel, &mut lark)?;
         let before = self.before_answer(prompt, &mut lark);
         let start = match (choice, content) {
             (CallChoice::Auto, Some(content)) => {
@@ -67,37 +67,41 @@ impl AnswerFormat {
             }
         };
         let after = self.silent(&lark);
-        Ok(Grammar::Lark(lark.finish(&format!("{start} {after}"))))
+        Ok(lark.finish(&format!("{start} {after}")))
     }
 
     /// What holds a call of one of `tools` that a model has begun, and any text after it. The call
     /// begins as [`super::AnswerParser`] says.
     ///
     /// # Errors
-    /// A schema asks to be followed only in part.
-    pub(super) fn held_grammar(&self, tools: &Tools, tokenizer: &Tokenizer) -> Result<Grammar> {
+    /// None but those of a fault of ours.
+    pub(super) fn held_grammar(&self, tools: &Tools, tokenizer: &Tokenizer) -> Result<AnswerGrammar> {
         let called: Vec<(&str, &Value)> = tools.iter().collect();
-        check_schemas(&called)?;
         let mut lark = Lark::new(tokenizer);
-        let call = calls::call(self.calls, &called, Use::Held, &mut lark);
+        let call = calls::call(self.calls, &called, Use::Held, &mut lark)?;
         let rest = lark.terminal(ANYTHING);
-        Ok(Grammar::Lark(lark.finish(&format!("{call} {rest}"))))
+        Ok(lark.finish(&format!("{call} {rest}")))
     }
 
     /// `content` after reasoning, where the model thinks; the grammar itself where it does not.
     ///
     /// # Errors
-    /// The schema asks to be followed only in part.
-    pub fn after_reasoning(&self, content: Grammar, prompt: &str, tokenizer: &Tokenizer) -> Result<Grammar> {
+    /// The schema cannot be followed.
+    pub fn after_reasoning(
+        &self,
+        content: Grammar,
+        prompt: &str,
+        tokenizer: &Tokenizer,
+    ) -> Result<AnswerGrammar> {
         // One that is whole already cannot stand within another.
         if !self.reasons() || matches!(content, Grammar::Lark(_) | Grammar::Gbnf(_)) {
-            return Ok(content);
+            return Ok(AnswerGrammar { grammar: content, unenforced: Vec::new() });
         }
         let mut lark = Lark::new(tokenizer);
         let before = self.before_answer(prompt, &mut lark);
         let content = content_rule(&content, &mut lark)?;
         let start = format!("{before} {} {content} {}", self.content_header(&lark), self.silent(&lark));
-        Ok(Grammar::Lark(lark.finish(&start)))
+        Ok(lark.finish(&start))
     }
 
     /// What may come before an answer's content or its calls: reasoning, and marks of sections.
@@ -145,19 +149,16 @@ impl AnswerFormat {
     }
 }
 
-fn check_schemas(tools: &[(&str, &Value)]) -> Result<()> {
-    tools.iter().try_for_each(|(_, schema)| crate::grammar::check_schema(schema))
-}
-
 /// A rule of what the content must be.
 fn content_rule(content: &Grammar, lark: &mut Lark<'_>) -> Result<String> {
     let body = match content {
         Grammar::JsonSchema(schema) => {
-            crate::grammar::check_schema(schema)?;
-            format!("%json {}", crate::grammar::with_white_space(schema.clone()))
+            let prepared = prepare_schema(schema, &SchemaOptions::default())?;
+            return Ok(lark.prepared(prepared));
         }
         Grammar::AnyJson => {
-            format!("%json {}", crate::grammar::with_white_space(json!({ "type": "object" })))
+            let prepared = prepare_schema(&json!({ "type": "object" }), &SchemaOptions::default())?;
+            return Ok(lark.prepared(prepared));
         }
         Grammar::Regex(regex) => between_slashes(regex),
         Grammar::Choice(texts) => {

@@ -1,12 +1,16 @@
-//! Values of a schema: in JSON with keys in any order, and in the notations of other languages.
+//! Values of a schema in JSON, as plain text, and in the notations of other languages.
 
 use serde_json::{Map, Value};
 
-use super::lark::{Lark, Member, WHITE, escaped, literal};
+use super::lark::{Lark, Member, WHITE, literal};
 use crate::answer::kinds::Kinds;
+use crate::{Result, SchemaOptions, prepare_schema, prepare_tool};
 
-/// Objects within objects whose keys may come in any order. Deeper ones have theirs in the order of
-/// the schema.
+/// Calls have their keys in any order.
+const ANY_ORDER: SchemaOptions = SchemaOptions { open_objects: false, any_order: true };
+
+/// Values within values that are held to their schemas in notations other than JSON. Deeper ones may
+/// be any.
 const MAX_DEPTH: usize = 6;
 
 /// Keys of a schema that say nothing about which values it allows.
@@ -90,29 +94,6 @@ impl<'a> PlainObject<'a> {
     }
 }
 
-/// Whether all references of a schema are to its definitions, which can be given to its parts.
-fn refers_to_definitions(schema: &Value) -> bool {
-    match schema {
-        Value::Object(keys) => keys.iter().all(|(key, value)| match (key.as_str(), value) {
-            ("$ref", Value::String(target)) => {
-                target.starts_with("#/$defs/") || target.starts_with("#/definitions/")
-            }
-            ("$id" | "$anchor" | "$dynamicRef" | "$recursiveRef", _) => false,
-            (_, value) => refers_to_definitions(value),
-        }),
-        Value::Array(values) => values.iter().all(refers_to_definitions),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
-    }
-}
-
-fn has_reference(schema: &Value) -> bool {
-    match schema {
-        Value::Object(keys) => keys.iter().any(|(key, value)| key == "$ref" || has_reference(value)),
-        Value::Array(values) => values.iter().any(has_reference),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
-    }
-}
-
 /// The schema that a reference names, if that is all that `schema` says.
 fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     let target = schema.get("$ref").and_then(Value::as_str).and_then(|target| target.strip_prefix('#'));
@@ -126,62 +107,30 @@ fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
 }
 
 impl Lark<'_> {
-    /// JSON of a schema. Objects that only list their properties have them in any order.
-    pub(super) fn json(&mut self, schema: &Value) -> String {
-        match refers_to_definitions(schema) {
-            true => self.json_part(schema, schema, 0),
-            false => json_as_listed(schema),
-        }
+    /// JSON of a tool's arguments, with keys in any order. Any object where the schema cannot be followed.
+    pub(super) fn arguments(&mut self, schema: &Value) -> Result<String> {
+        Ok(self.prepared(prepare_tool(schema, &ANY_ORDER)?))
     }
 
-    fn json_part(&mut self, schema: &Value, root: &Value, depth: usize) -> String {
-        let schema = resolved(schema, root);
-        if depth < MAX_DEPTH {
-            if let Some(object) = PlainObject::of(schema) {
-                return self.json_object(&object, root, depth);
-            }
-            if let Some(items) = plain_items(schema)
-                && PlainObject::of(resolved(items, root)).is_some()
-            {
-                let item = self.json_part(items, root, depth + 1);
-                return self.rule(&format!("\"[\" ws (\"]\" | {item} (ws \",\" ws {item})* ws \"]\")"));
-            }
-        }
-        let json = match (schema, has_reference(schema)) {
-            (Value::Object(keys), true) => {
-                let mut keys = keys.clone();
-                for definitions in ["$defs", "definitions"] {
-                    if let Some(found) = root.get(definitions) {
-                        keys.insert(definitions.to_owned(), found.clone());
-                    }
+    /// JSON of a part of a tool's schema. Any value where it cannot be followed.
+    fn json_part(&mut self, schema: &Value, root: &Value) -> Result<String> {
+        let mut part = resolved(schema, root).clone();
+        if let Value::Object(keys) = &mut part {
+            for definitions in ["$defs", "definitions"] {
+                if let Some(found) = root.get(definitions) {
+                    keys.insert(definitions.to_owned(), found.clone());
                 }
-                json_as_listed(&Value::Object(keys))
             }
-            _ => json_as_listed(schema),
-        };
-        self.rule(&json)
-    }
-
-    fn json_object(&mut self, object: &PlainObject<'_>, root: &Value, depth: usize) -> String {
-        let mut members = Vec::new();
-        for (key, schema, is_required) in object.properties() {
-            let value = self.json_part(schema, root, depth + 1);
-            let key = literal(&Value::from(key).to_string());
-            members.push(Member { rule: self.rule(&format!("{key} ws \":\" ws {value}")), is_required });
         }
-        let extra = object.additional.map(|schema| {
-            let known: Vec<String> =
-                object.properties.keys().map(|key| escaped(&Value::from(key.as_str()).to_string())).collect();
-            let mut key = r#"/"([^"\\\x00-\x1f]|\\["\\\/bfnrt])*"/"#.to_owned();
-            if !known.is_empty() {
-                key.push_str(&format!(" & ~/({})/", known.join("|")));
+        let prepared = match prepare_schema(&part, &ANY_ORDER) {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                let mut any = prepare_schema(&Value::Bool(true), &ANY_ORDER)?;
+                any.unenforced.push(error.to_string());
+                any
             }
-            let key = self.terminal(&key);
-            let value = self.json_part(schema, root, depth + 1);
-            self.rule(&format!("{key} ws \":\" ws {value}"))
-        });
-        let members = self.members(members, extra.as_deref(), "ws \",\" ws", "ws \"}\"");
-        self.rule(&format!("\"{{\" ws {members}"))
+        };
+        Ok(self.prepared(prepared))
     }
 
     /// A value of a schema in this notation.
@@ -312,18 +261,18 @@ impl Lark<'_> {
     }
 
     /// A parameter's value as plain text, up to and with the mark after it.
-    pub(super) fn plain_text(&mut self, schema: &Value, root: &Value, mark: &str) -> String {
+    pub(super) fn plain_text(&mut self, schema: &Value, root: &Value, mark: &str) -> Result<String> {
         let kinds = Kinds::of(schema, root);
         if kinds.is_string_alone()
             && let Some(Value::Array(texts)) = resolved(schema, root).get("enum")
         {
             let texts: Vec<String> = texts.iter().filter_map(Value::as_str).map(literal).collect();
-            return format!("\"\\n\"? ({}) \"\\n\"? {}", texts.join(" | "), self.marks(mark));
+            return Ok(format!("\"\\n\"? ({}) \"\\n\"? {}", texts.join(" | "), self.marks(mark)));
         }
         if kinds.has(Kinds::STRING) {
-            return self.until(mark);
+            return Ok(self.until(mark));
         }
-        let mut alternatives = vec![self.json_part(schema, root, 0)];
+        let mut alternatives = vec![self.json_part(schema, root)?];
         // Templates that print values with `string` teach Python's words.
         if kinds.has(Kinds::BOOLEAN) {
             alternatives.push(r#""True" | "False""#.to_owned());
@@ -331,7 +280,7 @@ impl Lark<'_> {
         if kinds.has(Kinds::NULL) {
             alternatives.push(r#""None""#.to_owned());
         }
-        format!("{WHITE} ({}) {WHITE} {}", alternatives.join(" | "), self.marks(mark))
+        Ok(format!("{WHITE} ({}) {WHITE} {}", alternatives.join(" | "), self.marks(mark)))
     }
 }
 
@@ -344,9 +293,4 @@ fn plain_items(schema: &Value) -> Option<&Value> {
 
 fn list(item: &str) -> String {
     format!("\"[\" ws (\"]\" | {item} (ws \",\" ws {item})* ws \"]\")")
-}
-
-/// JSON of a schema, with keys in the schema's order.
-fn json_as_listed(schema: &Value) -> String {
-    format!("%json {}", crate::grammar::with_white_space(schema.clone()))
 }

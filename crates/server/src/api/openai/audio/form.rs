@@ -208,7 +208,8 @@ impl Reading {
             )
         })?;
         if file.is_empty() {
-            let message = format!("{file_name}: the file is empty, expected WAV, AIFF, MP3, M4A, FLAC or OGG Vorbis");
+            let message =
+                format!("{file_name}: the file is empty, expected WAV, AIFF, MP3, M4A, FLAC or OGG Vorbis");
             return Err(ApiError::invalid("file", message));
         }
         (form.request.file, form.request.file_name) = (file, file_name);
