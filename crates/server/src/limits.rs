@@ -167,7 +167,7 @@ impl At<'_> {
             0..=MAX_VALUES => Ok(8),
             _ => {
                 self.look.path.clear();
-                Err(self.look.refuse(format_args!("more than {MAX_VALUES} values"), format_args!("so many")))
+                Err(self.look.refuse(format_args!("more than {MAX_VALUES} values"), format_args!("{MAX_VALUES}")))
             }
         }
     }
@@ -191,11 +191,11 @@ impl At<'_> {
         if n_entries > limit.entries {
             let what = if self.look.path.is_empty() { "keys" } else { "entries" };
             let found = format_args!("more than {} {what}", limit.entries);
-            return Err(self.look.refuse(found, format_args!("so many")));
+            return Err(self.look.refuse(found, format_args!("{}", limit.entries)));
         }
         if bytes > limit.all {
             let found = format_args!("more than {} bytes in all", limit.all);
-            return Err(self.look.refuse(found, format_args!("so many")));
+            return Err(self.look.refuse(found, format_args!("{}", limit.all)));
         }
         Ok(())
     }
@@ -262,7 +262,7 @@ impl<'de> Visitor<'de> for At<'_> {
         if self.look.n_objects > MAX_OBJECTS {
             self.look.path.clear();
             let found = format_args!("more than {MAX_OBJECTS} objects");
-            return Err(self.look.refuse(found, format_args!("so many")));
+            return Err(self.look.refuse(found, format_args!("{MAX_OBJECTS}")));
         }
         let len = self.look.path.len();
         // Texts of objects in a list are entries of it as well: `{"type": 1, "value": "text"}`.
@@ -405,7 +405,7 @@ mod tests {
         let keys: serde_json::Map<String, Value> = (0..300).map(|n| (format!("k{n}"), json!(0))).collect();
         assert_eq!(
             refused(&keys.into()).unwrap().1,
-            "the body has more than 256 keys, expected at most so many"
+            "the body has more than 256 keys, expected at most 256"
         );
         let objects = json!({ "input": vec![json!({}); MAX_OBJECTS + 1] });
         assert!(refused(&objects).unwrap().1.contains("objects"));
