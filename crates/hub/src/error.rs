@@ -308,7 +308,9 @@ pub enum Error {
     },
 
     /// A model whose files another program put into the shared cache, or an earlier version of this one, which kept no record.
-    #[error("{name}: {file} was not fetched by Ingle as far as its record says; `ingle rm {name}` removes it all the same")]
+    #[error(
+        "{name}: {file} was not fetched by Ingle as far as its record says; `ingle rm {name}` removes it all the same"
+    )]
     NotFetched {
         /// The model.
         name: String,

@@ -25,6 +25,7 @@ mod serve_memory;
 mod serve_more;
 mod serve_ollama;
 mod serve_responses;
+mod serve_tenants;
 mod serve_tools;
 mod test_files;
 mod tokenize;

@@ -42,8 +42,8 @@ pub struct ModelActivity {
     pub id: String,
     /// Sequences at once.
     pub n_slots: usize,
-    /// Those that run and those that wait, in order of arrival.
-    pub requests: Vec<RequestActivity>,
+    /// Those that run and those that wait, in order of arrival; `None`: another tenant's, of which nothing is told.
+    pub requests: Vec<Option<RequestActivity>>,
 }
 
 /// A request on its way.
@@ -223,13 +223,16 @@ impl App {
         self.0.models.created
     }
 
-    /// What runs now on each loaded model.
-    pub fn activity(&self) -> Vec<ModelActivity> {
-        let request = |channel: Arc<Channel>| RequestActivity {
-            id: channel.activity.request_id.clone(),
-            n_prompt: channel.activity.n_prompt,
-            n_decoded: channel.activity.n_decoded.load(Ordering::Relaxed),
-            age: channel.activity.since.elapsed(),
+    /// What runs now on each loaded model, as far as it is `caller`'s to know.
+    pub fn activity(&self, caller: &Caller) -> Vec<ModelActivity> {
+        let request = |channel: Arc<Channel>| {
+            let activity = &channel.activity;
+            (activity.tenant == caller.tenant).then(|| RequestActivity {
+                id: activity.request_id.clone(),
+                n_prompt: activity.n_prompt,
+                n_decoded: activity.n_decoded.load(Ordering::Relaxed),
+                age: activity.since.elapsed(),
+            })
         };
         let model = |model: TextModel| ModelActivity {
             n_slots: model.facts.n_slots,
@@ -400,9 +403,9 @@ impl App {
                 tokens.into_iter().map(|(id, _)| id).collect()
             }
         };
-        let facts = lease.text()?.facts.clone();
+        let model = lease.text()?.clone();
         let matcher = match grammar {
-            Some(grammar) => Some(blocking(move || facts.matcher(&grammar)).await?),
+            Some(grammar) => Some(blocking(move || model.matcher(&grammar)).await?),
             None => None,
         };
         let tokenizer = lease.text()?.facts.tokenizer.clone();
@@ -516,7 +519,7 @@ impl App {
         };
         let requests: Vec<Request> = (0..options.n).map(request).collect();
         let cancel: Vec<CancelFlag> = requests.iter().map(|request| request.cancel.clone()).collect();
-        let channel = Channel::new(&caller.request_id, n_prompt, cancel);
+        let channel = Channel::new(caller, n_prompt, cancel);
         let reader = reading.map(|(reader, _)| reader);
         let with_tokens = options.with_tokens || options.logprobs.is_some();
         let interval = self.0.stream_interval;

@@ -50,11 +50,11 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
     };
     let whole = |matcher: Matcher| Box::new(matcher) as Box<dyn Constraint>;
     // Calls need not come: where a schema cannot be followed, the model has to know by itself.
-    let free_calls = || calls(None).and_then(|grammar| facts.matcher(&grammar)).ok();
+    let free_calls = || calls(None).and_then(|grammar| model.matcher(&grammar)).ok();
     let constraint: Option<Box<dyn Constraint>> = match (&request.options.triggers, content) {
         // An answer that must be a call has no text for the grammar to wait in.
         (Some(triggers), Some(content)) if !is_forced => {
-            let lazy = Lazy::new(triggers.clone(), tokenizer.clone(), facts.matcher(content)?);
+            let lazy = Lazy::new(triggers.clone(), tokenizer.clone(), model.matcher(content)?);
             Some(Box::new(match tools.is_empty() {
                 true => lazy,
                 false => lazy.beside_calls(free_calls(), format.without_reasoning().asides(&prompt, true)),
@@ -65,10 +65,10 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
             (true, Some(content)) => {
                 let wrong = |error: text::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
                 let grammar = format.after_reasoning(content.clone(), &prompt, tokenizer).map_err(wrong)?;
-                Some(whole(facts.matcher(&grammar)?))
+                Some(whole(model.matcher(&grammar)?))
             }
             (false, None) if !is_forced => free_calls().map(whole),
-            (false, content) => Some(whole(facts.matcher(&calls(content)?)?)),
+            (false, content) => Some(whole(model.matcher(&calls(content)?)?)),
         },
     };
     let constraint = match (request.thinking_budget, format.reasoning_marks()) {
@@ -129,7 +129,10 @@ pub(crate) fn render(model: &TextModel, request: &ChatRequest) -> Result<Rendere
     let expand = |messages: &[Value]| {
         let text = write(model, request, messages)?;
         let expanded = model.facts.model.expand_images(&text, &images);
-        Ok::<_, ApiError>((expanded.map_err(|error| ApiError::invalid("messages", error.to_string()))?, text))
+        Ok::<_, ApiError>((
+            expanded.map_err(|error| ApiError::invalid("messages", ApiError::from(error).message))?,
+            text,
+        ))
     };
     // Some templates know texts only.
     let (expanded, text) =

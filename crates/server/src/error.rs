@@ -11,6 +11,8 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
+use crate::paths::without_folders;
+
 /// `Result` with [`ApiError`].
 pub type Result<T> = std::result::Result<T, ApiError>;
 
@@ -193,29 +195,33 @@ impl ApiError {
 impl From<engine::Error> for ApiError {
     fn from(error: engine::Error) -> ApiError {
         use engine::Error as E;
+        let message = error.to_string();
+        // Files are told by their names.
+        let named = || without_folders(&message, []);
         match &error {
             E::PromptTooLong { n_tokens, n_ctx } | E::TooManyTokens { n_tokens, n_ctx } => {
                 ApiError::context_length(*n_tokens, *n_ctx)
             }
             E::QueueFull { .. } => ApiError {
                 retry_after: Some(Duration::from_secs(1)),
-                ..ApiError::new(ErrorKind::Overloaded, error.to_string())
+                ..ApiError::new(ErrorKind::Overloaded, message)
             },
-            E::Sampling(wrong) => ApiError::invalid(wrong.name, error.to_string()),
-            E::Option { name, .. } => ApiError::invalid(*name, error.to_string()),
-            E::EmptyPrompt
-            | E::TokenOutOfRange { .. }
-            | E::NoTokenizer { .. }
+            E::Sampling(wrong) => ApiError::invalid(wrong.name, message),
+            E::Option { name, .. } => ApiError::invalid(*name, message),
+            E::EmptyPrompt | E::TokenOutOfRange { .. } | E::Text(_) => {
+                ApiError::new(ErrorKind::Invalid, message)
+            }
+            E::NoTokenizer { .. }
             | E::NoChatTemplate { .. }
             | E::NoHead { .. }
             | E::NoEmbeddings { .. }
             | E::NoRanks { .. }
             | E::OnlySpeech { .. }
-            | E::NotForSpeech { .. }
-            | E::Text(_) => ApiError::new(ErrorKind::Invalid, error.to_string()),
-            E::DoesNotFit(_) => ApiError::new(ErrorKind::Unavailable, error.to_string()),
+            | E::NoVision { .. }
+            | E::NotForSpeech { .. } => ApiError::new(ErrorKind::Invalid, named()),
+            E::DoesNotFit(_) => ApiError::new(ErrorKind::Unavailable, named()),
             // The rest is not the client's doing; the enum may grow.
-            _ => ApiError::internal(error.to_string()),
+            _ => ApiError::internal(named()),
         }
     }
 }

@@ -59,7 +59,7 @@ pub(crate) fn take(messages: &mut [Value], model: &Model) -> Result<Vec<Arc<Pict
             if pictures.len() == MAX_IMAGES {
                 return Err(wrong(format!("more than {MAX_IMAGES} images, expected at most so many")));
             }
-            let spec = model.need_vision().map_err(|error| wrong(error.to_string()))?;
+            let spec = model.need_vision().map_err(|error| wrong(ApiError::from(error).message))?;
             let data = part["data"].as_str().unwrap_or_default();
             let file =
                 STANDARD.decode(data).map_err(|error| wrong(format!("image: {error}, expected base64")))?;

@@ -10,6 +10,8 @@ use std::time::Instant;
 use engine::{CancelFlag, FinishReason, Progress, Timings};
 use tokio::sync::Notify;
 
+use crate::request::Caller;
+
 /// A token as the engine gave it.
 #[derive(Clone, Debug)]
 pub(crate) struct ChosenToken {
@@ -84,6 +86,8 @@ pub(crate) struct Channel {
 #[derive(Debug)]
 pub(crate) struct Activity {
     pub(crate) request_id: String,
+    /// Whose request it is.
+    pub(crate) tenant: u64,
     pub(crate) n_prompt: usize,
     pub(crate) n_decoded: AtomicUsize,
     /// Of the prompt; known from the first token on.
@@ -93,14 +97,15 @@ pub(crate) struct Activity {
 
 impl Channel {
     /// For as many choices as there are flags.
-    pub(crate) fn new(request_id: &str, n_prompt: usize, cancel: Vec<CancelFlag>) -> Arc<Channel> {
+    pub(crate) fn new(caller: &Caller, n_prompt: usize, cancel: Vec<CancelFlag>) -> Arc<Channel> {
         Arc::new(Channel {
             pieces: Mutex::new(cancel.iter().map(|_| Piece::default()).collect()),
             wake: Notify::new(),
             ended: Notify::new(),
             cancel,
             activity: Activity {
-                request_id: request_id.to_owned(),
+                request_id: caller.request_id.clone(),
+                tenant: caller.tenant,
                 n_prompt,
                 n_decoded: AtomicUsize::new(0),
                 n_cached: AtomicUsize::new(0),
@@ -199,9 +204,13 @@ impl Channel {
 mod tests {
     use super::*;
 
+    fn caller() -> Caller {
+        Caller { request_id: "r".into(), tenant: 0 }
+    }
+
     #[tokio::test]
     async fn what_was_not_read_comes_as_one_piece() {
-        let channel = Channel::new("r", 1, vec![CancelFlag::default(), CancelFlag::default()]);
+        let channel = Channel::new(&caller(), 1, vec![CancelFlag::default(), CancelFlag::default()]);
         for text in ["a", "b", "c"] {
             channel.write(1, |piece| piece.text.push_str(text));
         }
@@ -234,7 +243,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pause_ends_with_the_answer() {
-        let channel = Channel::new("r", 1, vec![CancelFlag::default()]);
+        let channel = Channel::new(&caller(), 1, vec![CancelFlag::default()]);
         let begun = Instant::now();
         channel.write(0, |piece| piece.text.push('a'));
         channel.pause(begun + std::time::Duration::from_millis(30)).await;
@@ -247,7 +256,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_reader_that_waits_is_woken() {
-        let channel = Channel::new("r", 1, vec![CancelFlag::default()]);
+        let channel = Channel::new(&caller(), 1, vec![CancelFlag::default()]);
         let writer = channel.clone();
         let thread = std::thread::spawn(move || {
             std::thread::sleep(std::time::Duration::from_millis(20));

@@ -11,6 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::models::Lease;
+use crate::paths::without_folders;
 use crate::queue::{Place, Receiver, Sender, died, queue};
 use crate::request::KeepAlive;
 use crate::stats::Stats;
@@ -229,7 +230,7 @@ impl From<audio::Error> for ApiError {
             | E::Damaged { .. }
             | E::Read { .. }
             | E::Resample { .. } => ApiError::invalid("file", error.to_string()),
-            E::Open { .. } | E::MelBins { .. } => ApiError::internal(error.to_string()),
+            E::Open { .. } | E::MelBins { .. } => ApiError::internal(without_folders(&error.to_string(), [])),
         }
     }
 }
@@ -243,10 +244,10 @@ impl From<speech::Error> for ApiError {
             E::Text(error) => ApiError::invalid("prompt", error.to_string()),
             E::Option { name, .. } => ApiError::invalid(name, error.to_string()),
             E::Device(_) | E::Output(_) | E::Cancelled | E::NoCandidate { .. } => {
-                ApiError::internal(error.to_string())
+                ApiError::internal(without_folders(&error.to_string(), []))
             }
             // The enum may grow.
-            _ => ApiError::internal(error.to_string()),
+            _ => ApiError::internal(without_folders(&error.to_string(), [])),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use super::{Entry, Model, Models, PullProgress, TextModel, unload};
+use crate::access::tenant;
 use crate::app::blocking;
 use crate::details::ModelDetails;
 use crate::error::{ApiError, ErrorKind, Result};
@@ -51,8 +52,12 @@ impl Models {
     }
 
     /// Unload a model, at once or when the last request that uses it has ended; its id.
+    ///
+    /// # Errors
+    /// There is none of this name, or another key wants it to stay.
     pub(crate) async fn unload(&self, name: &str) -> Result<String> {
         let entry = self.find(name).await?;
+        give_up(&entry)?;
         // A load that is on its way ends first.
         drop(entry.loaded.lock().await);
         if !unload(&entry, |_| true) {
@@ -110,6 +115,9 @@ impl Models {
         }
         // Whether clients may delete at all is said before whether there is such a model.
         let entry = self.find(name).await.ok();
+        if let Some(entry) = &entry {
+            give_up(entry)?;
+        }
         let (loader, id) = (self.loader.clone(), entry.as_ref().map_or(name, |entry| &entry.id).to_owned());
         blocking(move || loader.delete(&id)).await?;
         // The answers that are being written keep their model until they end.
@@ -117,6 +125,21 @@ impl Models {
         entries.retain(|other| entry.as_ref().is_none_or(|entry| !Arc::ptr_eq(other, entry)));
         Ok(())
     }
+}
+
+/// The caller wants a model no longer.
+///
+/// # Errors
+/// Another key does.
+fn give_up(entry: &Entry) -> Result<()> {
+    let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_wanted = shown.claims.give_up(tenant(), Instant::now());
+    shown.expires = shown.claims.until();
+    if is_wanted {
+        let message = format!("the model `{}` stays as it is: another key of this server uses it", entry.id);
+        return Err(ApiError::new(ErrorKind::Forbidden, message));
+    }
+    Ok(())
 }
 
 /// Ollama's clients say `name:latest` for a name without a tag.

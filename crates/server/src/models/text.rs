@@ -16,6 +16,8 @@ pub(crate) struct TextModel {
     pub(crate) id: String,
     pub(crate) facts: Arc<Facts>,
     pub(crate) worker: Worker,
+    /// Whose request it answers.
+    pub(super) tenant: u64,
 }
 
 /// What a thread tells of its engine when it has loaded.
@@ -36,14 +38,6 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// What holds an answer to a grammar.
-    ///
-    /// # Errors
-    /// The grammar is not valid or not supported, or the vocabulary cannot spell how its texts begin.
-    pub(crate) fn matcher(&self, grammar: &Grammar) -> Result<Matcher> {
-        self.matchers.get(grammar, || self.compile(grammar))
-    }
-
     fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
         let make =
             || GrammarCompiler::new(&self.tokenizer, self.model.n_vocab()).map_err(|error| error.to_string());
@@ -91,6 +85,14 @@ impl TextModel {
 }
 
 impl TextModel {
+    /// What holds an answer to a grammar.
+    ///
+    /// # Errors
+    /// The grammar is not valid or not supported, or the vocabulary cannot spell how its texts begin.
+    pub(crate) fn matcher(&self, grammar: &Grammar) -> Result<Matcher> {
+        self.facts.matchers.get(self.tenant, grammar, || self.facts.compile(grammar))
+    }
+
     /// The prompt that has the model fill a gap, and the tokens that end what fills it.
     ///
     /// # Errors
