@@ -23,6 +23,7 @@ GROUPS = [
     ("official", "official.py", ["--only", "openai,openai (node),anthropic,ollama"]),
     ("built_on", "official.py", ["--only", "litellm,instructor"]),
     ("openapi", "openapi.py", []),
+    ("page", "page.py", []),
     ("evaluate_inspect", "evaluate_inspect.py", []),
     ("evaluate_lm", "evaluate_lm.py", []),
     ("llama_server", "llama_server.py", []),

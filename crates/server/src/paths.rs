@@ -56,7 +56,7 @@ mod tests {
             ("/root/.cache/m.gguf: no tensor", "m.gguf: no tensor"),
             ("/home/a b/m.gguf: no tensor", "m.gguf: no tensor"),
             ("loading: opening `/root/m.gguf`: denied", "loading: opening `m.gguf`: denied"),
-            ("reading /srv/my models/x/a.json (not there)", "reading a.json (not there)"),
+            ("reading /srv/my models/x/a.json (not there)", "reading x/a.json (not there)"),
             ("/srv/my models/a.json and \"/b/c\", too", "a.json and \"c\", too"),
             ("file=/a/b/c/", "file=c"),
             ("see https://example.org/a/b", "see https://example.org/a/b"),
