@@ -165,3 +165,24 @@ fn tls_with_a_certificate_and_its_key() {
     let message = error(&["serve", "x.gguf", "--tls-cert", key, "--tls-key", key]);
     assert!(message.contains("holds no certificate"), "{message}");
 }
+
+#[test]
+fn errors_name_files_without_their_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, broken) = (folder.path().join("models.toml"), folder.path().join("broken model.gguf"));
+    std::fs::write(&broken, "GGUF and nothing more").unwrap();
+    std::fs::write(&config, format!("[[models]]\nname = \"broken\"\nsource = {broken:?}\n")).unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let (status, said) = server.post("/v1/completions", &json!({ "model": "broken", "prompt": "a" }));
+    let said = said["error"]["message"].as_str().unwrap().to_owned();
+    assert!(status == 500 && said.contains("broken model.gguf"), "{status} {said}");
+    assert!(!said.contains(folder.path().to_str().unwrap()), "{said}");
+    // The first model's id is its path, which its operator gave it.
+    let image = json!({ "type": "image_url", "image_url": { "url": "data:image/png;base64,aaaa" } });
+    let body = json!({ "messages": [{ "role": "user", "content": [image] }] });
+    let (status, said) = server.post("/v1/chat/completions", &body);
+    let said = said["error"]["message"].as_str().unwrap().to_owned();
+    let place = SMOLLM2.path();
+    let folder = std::path::Path::new(&place).parent().unwrap().to_str().unwrap().to_owned();
+    assert!(status == 400 && said.contains("sees no images") && !said.contains(&folder), "{status} {said}");
+}

@@ -32,13 +32,14 @@ pub fn without_folders<'a>(text: &str, known: impl IntoIterator<Item = &'a Path>
     out + rest
 }
 
-/// Where an absolute path begins: a slash at the beginning of a word, which a further name follows. An address has `://` before it.
+/// Where an absolute path begins: a slash at the beginning of a word, which a further name follows. So neither `https://a/b`, nor
+/// `</think>`, nor `hf:org/repo[/file]` has one.
 fn find_path(text: &str, is_begin: bool) -> Option<usize> {
     text.match_indices('/').map(|(at, _)| at).find(|&at| {
         let before = text[..at].chars().next_back();
         let begins = match before {
             None => is_begin,
-            Some(c) => c.is_whitespace() || "\"'`([{=<".contains(c),
+            Some(c) => c.is_whitespace() || "\"'`(=".contains(c),
         };
         let next = text[at + 1..].chars().next();
         begins && next.is_some_and(|c| c != '/' && !c.is_whitespace())
@@ -61,6 +62,7 @@ mod tests {
             ("file=/a/b/c/", "file=c"),
             ("see https://example.org/a/b", "see https://example.org/a/b"),
             ("3 / 4 of a/b, 1/2", "3 / 4 of a/b, 1/2"),
+            ("hf:org/repo[/file][@revision], </think>", "hf:org/repo[/file][@revision], </think>"),
             ("/a", "a"),
             ("nothing", "nothing"),
             ("", ""),

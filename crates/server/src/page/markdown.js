@@ -141,3 +141,17 @@ async function copyText(text, button) {
   const was = button.textContent; button.textContent = "Copied"; note("Copied"); setTimeout(() => { button.textContent = was; }, 1200);
 }
 
+// What is copied of a formula is its TeX, as the model wrote it.
+document.addEventListener("copy", e => {
+  const range = getSelection().rangeCount ? getSelection().getRangeAt(0) : null, copied = range?.cloneContents(), formulas = [...(copied?.querySelectorAll("math") ?? [])];
+  if (!formulas.length) return;
+  for (const math of formulas) {
+    const tex = math.querySelector("annotation")?.textContent;
+    if (tex !== undefined) math.replaceWith(math.getAttribute("display") === "block" ? `\\[${tex}\\]` : `\\(${tex}\\)`);
+  }
+  const host = el("div", { className: "only" }, copied);
+  document.body.append(host);
+  e.clipboardData.setData("text/plain", host.innerText);
+  host.remove();
+  e.preventDefault();
+});
