@@ -80,7 +80,7 @@ fn adapters_are_models_that_come_and_go() {
     assert_eq!(said["text"].as_str().unwrap(), loud.1);
     let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
     let listed = models["data"].as_array().unwrap().iter().find(|m| m["id"] == "loud").unwrap();
-    assert_eq!(listed["parent"], base);
+    assert_eq!((&listed["parent"], &listed["root"]), (&json!(base), &json!("first")));
 
     let load = |name: &str, path: &str| {
         call(&server, "/v1/load_lora_adapter", &json!({ "lora_name": name, "lora_path": path }))

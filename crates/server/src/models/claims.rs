@@ -30,7 +30,7 @@ impl Claims {
         // What the server loaded for itself, before anybody asked, is everybody's.
         self.0.retain(|claim| claim.tenant == tenant || claim.tenant != 0 || claim.n_users > 0);
         if let Some(claim) = self.0.iter_mut().find(|claim| claim.tenant == tenant) {
-            claim.n_users -= 1;
+            claim.n_users = claim.n_users.saturating_sub(1);
             claim.until = until;
         }
     }

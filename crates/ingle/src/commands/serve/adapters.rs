@@ -43,9 +43,17 @@ impl Serve {
         let served = |(model, lora): &(String, Lora)| ServedAdapter {
             name: lora.name.clone(),
             model: model.clone(),
-            path: lora.path.display().to_string(),
+            path: self.shown(&lora.path),
         };
         self.with_adapters(|adapters| adapters.iter().map(served).collect())
+    }
+
+    /// What clients are told of an adapter's place: the path from the folder of `--lora-dir` on, or its last name.
+    fn shown(&self, path: &Path) -> String {
+        let folder = self.lora_dir.as_ref().and_then(|folder| folder.canonicalize().ok());
+        let relative = folder.as_ref().and_then(|folder| path.strip_prefix(folder).ok());
+        let name = || path.file_name().map(Path::new);
+        relative.or_else(name).unwrap_or(path).display().to_string()
     }
 
     /// Open the files of one.
@@ -60,7 +68,7 @@ impl Serve {
     pub(super) fn add_for_client(&self, adapter: ServedAdapter) -> server::Result<()> {
         let ServedAdapter { name, model, path } = adapter;
         // One that was there before, and comes back.
-        let known = self.lora.lora.iter().find(|lora| lora.name == name && Path::new(&path) == lora.path);
+        let known = self.lora.lora.iter().find(|lora| lora.name == name && path == self.shown(&lora.path));
         let lora = match (known, &self.lora_dir) {
             (Some(known), _) => known.clone(),
             (None, Some(folder)) => Lora { name, path: within(folder, &path)?, factor: 1.0 },
