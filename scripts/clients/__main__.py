@@ -24,6 +24,7 @@ GROUPS = [
     ("built_on", "official.py", ["--only", "litellm,instructor"]),
     ("agents", "agents.py", []),
     ("openapi", "openapi.py", []),
+    ("page", "page.py", []),
     ("evaluate_inspect", "evaluate_inspect.py", []),
     ("evaluate_lm", "evaluate_lm.py", []),
     ("llama_server", "llama_server.py", []),

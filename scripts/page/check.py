@@ -21,12 +21,13 @@ from selenium.webdriver.common.keys import Keys
 # What the browser's microphone hears.
 SPEECH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../fixtures/audio/jfk.wav")
 
-MARKDOWN = """# Title\n\nSome **bold**, *italics*, `code`, $x^2$ and [a link](https://example.org).\n
+MARKDOWN = """# Title\n\nSome **bold**, *italics*, `code`, $x^2$, \\(\\alpha\\) and [a link](https://example.org/a_(b)); not $5 or $10.\n
+\\[\n\\frac{a}{b} = \\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}\n\\]\n
 - one\n  - nested\n- two\n\n1. first\n2. second\n
 | name | size |\n|:--|--:|\n| a | 1 |\n
 > quoted\n
 ```rust\nfn main() { let n = 42; println!("hi"); } // end\n```\n
-<img src=x onerror="window.broken=1"> [bad](javascript:window.broken=1)"""
+<img src=x onerror="window.broken=1"> [bad](javascript:window.broken(1))"""
 
 
 def main(base, folder):
@@ -94,12 +95,20 @@ def main(base, folder):
         press("Retry")
         check("retry begins an answer", wait("busy !== null", 10))
         check("retry keeps two messages", wait(idle) and driver.execute_script("return chat.messages.length") == 2)
+        step = lambda: driver.find_element(By.CSS_SELECTOR, ".versions span").text
+        check("the old answer is kept", step() == "2 of 2", step())
+        driver.find_element(By.CSS_SELECTOR, ".versions button").click()
+        check("and comes back", step() == "1 of 2" and driver.execute_script("return chat.messages[1].content") == last["content"])
+        wide = driver.execute_script("return document.querySelector('#list .open').clientWidth / document.getElementById('list').clientWidth")
+        check("titles have the width of the list", wide > 0.9, str(wide))
 
         driver.execute_script("settings.max_tokens = 1000;")
         box().send_keys("Tell a very long story.", Keys.ENTER)
         wait("busy && chat.messages.at(-1).content.length > 5")
         box().send_keys(Keys.ESCAPE)
         check("Escape stops", wait("!busy", 5) and driver.execute_script("return chat.messages.at(-1).stopped === true"))
+        info = driver.execute_script("return chat.messages.at(-1).info")
+        check("a stopped answer has its figures", "tokens/s" in info and "in prompt" in info and info.endswith("stopped"), info)
 
         driver.execute_script("settings.max_tokens = 20;")
         box().send_keys(Keys.ARROW_UP)
@@ -120,10 +129,13 @@ def main(base, folder):
         driver.execute_script(
             "chat.messages.push({role:'user',content:'Show me markdown'},{role:'assistant',content:arguments[0],reasoning:'Think.',info:'51.2 tokens/s',"
             "calls:[{name:'weather',arguments:'{\"city\":\"Ulm\"}'}]}); draw();", MARKDOWN)
-        parts = {"h1": 1, "strong": 1, "em": 1, "ul ul": 1, "ol": 1, "td.r": 1, "blockquote": 1, ".code .kw": 2, ".code .str": 2, "details:not([hidden])": 1}
+        parts = {"h1": 1, "strong": 1, "em": 1, "ul ul": 1, "ol": 1, "td.r": 1, "blockquote": 1, ".code .kw": 2, ".code .str": 2, "details:not([hidden])": 1,
+                 "math": 3, "mfrac": 1, "mtable": 1, "a[href='https://example.org/a_(b)']": 1}
         for part, n in parts.items():
             found = len(driver.find_elements(By.CSS_SELECTOR, ".assistant " + part))
             check("markdown: " + part, found >= n, f"found {found}, expected {n}")
+        shown = driver.execute_script("return document.querySelector('.assistant .body').textContent")
+        check("what is no formula stays text", "not $5 or $10." in shown and "bad)" not in shown, shown)
         unsafe = driver.execute_script("return window.broken || document.querySelector('.assistant img, .assistant a[href^=javascript]')")
         check("markup of a model is text", not unsafe)
         # The same text in pieces gives the same nodes, and keeps those that did not change.
@@ -161,11 +173,28 @@ def main(base, folder):
         shot("phone_light")
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
+        # Before the connection is cut, which the console tells of.
         log = [e["message"] for e in driver.get_log("browser") if e["level"] == "SEVERE"]
+        network = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        driver.execute_cdp_cmd("Network.enable", {})
+        driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": True, **network})
+        box().send_keys("Are you there?", Keys.ENTER)
+        check("a server that is gone is told of in words", wait("!busy && chat.messages.at(-1).error === UNREACHABLE", 10))
+        check("beside the model too", wait("document.getElementById('state').textContent === UNREACHABLE", 5))
+        shot("gone")
+        driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": False, **network})
+        check("and its return", wait("document.getElementById('state').textContent === 'The server answers again.'", 10))
+        driver.get_log("browser")
         driver.get(base + "/status")
-        check("status shows a model", wait("document.querySelectorAll('section .card').length >= 8", 10))
+        check("status shows a model", wait("document.querySelectorAll('#models section .card').length >= 8", 10))
         time.sleep(3)
         shot("status")
+        heads = driver.execute_script("return [...document.querySelectorAll('h2')].filter(h => h.offsetParent).map(h => h.textContent)")
+        check("every block has a title", all(heads) and heads[0] == "Server", str(heads))
+        version = driver.execute_script("return document.querySelector('#memory b').textContent")
+        check("the version is told", version.startswith("Ingle "), version)
+        about = driver.execute_script("return document.querySelector('#models h2 span').textContent")
+        check("device and context are told", "context" in about and len(about.split(" · ")) >= 4, about)
         log += [e["message"] for e in driver.get_log("browser") if e["level"] == "SEVERE"]
         check("the console has no errors", not log, "; ".join(log))
     finally:

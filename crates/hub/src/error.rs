@@ -307,6 +307,17 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// A model whose files another program put into the shared cache, or an earlier version of this one, which kept no record.
+    #[error(
+        "{name}: {file} was not fetched by Ingle as far as its record says; `ingle rm {name}` removes it all the same"
+    )]
+    NotFetched {
+        /// The model.
+        name: String,
+        /// The first of its files that is not in the record.
+        file: String,
+    },
+
     /// The disk, or this user's quota, is full.
     #[error("{path}: the disk is full while {doing}; free some space, or choose another folder with --cache or --hf-cache", path = path.display())]
     DiskFull {

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::cache::Cache;
 use crate::catalog::{Catalog, Entry, slug};
 use crate::error::{Error, Result};
+use crate::fetched::Fetched;
 use crate::hf::{self, RepoStore, Want};
 use crate::lock::Lock;
 use crate::reference::{HubRef, ModelRef};
@@ -94,9 +95,28 @@ pub fn find(reference: &ModelRef, cache: &Cache) -> Result<Option<Installed>> {
 /// [`Error::NotInstalled`] when it is not in the cache, [`Error::NotOurs`] for a path,
 /// [`Error::Io`] and its kin.
 pub fn remove(reference: &ModelRef, cache: &Cache) -> Result<u64> {
+    remove_of(reference, cache, Whose::Anyones)
+}
+
+/// As [`remove`], but only of what Ingle fetched: the hub's cache is shared with other programs.
+///
+/// # Errors
+/// As [`remove`], and [`Error::NotFetched`] when a file of the model is not in Ingle's record; then nothing of it is removed.
+pub fn remove_fetched(reference: &ModelRef, cache: &Cache) -> Result<u64> {
+    remove_of(reference, cache, Whose::Ingles)
+}
+
+/// Whose files of the hub's cache are removed. Ingle's own folder holds nothing of others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    Anyones,
+    Ingles,
+}
+
+fn remove_of(reference: &ModelRef, cache: &Cache, whose: Whose) -> Result<u64> {
     let freed = match reference {
         ModelRef::Path(path) => return Err(Error::NotOurs { path: path.clone() }),
-        ModelRef::Hub(place) => remove_hub(place, cache)?,
+        ModelRef::Hub(place) => remove_hub(place, cache, whose)?,
         ModelRef::Store(place) => {
             return Err(Error::NotOurStore { name: place.name.clone(), program: place.program });
         }
@@ -104,11 +124,15 @@ pub fn remove(reference: &ModelRef, cache: &Cache) -> Result<u64> {
             Ok(Entry::Pinned(model)) => {
                 let mut freed = remove_wheels(&model.name, &cache.folder_of(model), cache)?;
                 for place in model.sources.iter().filter_map(|source| source.hub_ref()) {
-                    freed = add(freed, remove_hub(&place, cache)?);
+                    match remove_hub(&place, cache, whose) {
+                        // What was removed is what Ingle fetched.
+                        Err(Error::NotFetched { .. }) if freed.is_some() => {}
+                        of_hub => freed = add(freed, of_hub?),
+                    }
                 }
                 freed
             }
-            Ok(Entry::Public(model)) => remove_hub(&model.place, cache)?,
+            Ok(Entry::Public(model)) => remove_hub(&model.place, cache, whose)?,
             // A model of another catalog, from wheels.
             Err(_) => remove_wheels(name, &cache.wheel_folder(name), cache)?,
         },
@@ -143,17 +167,44 @@ fn remove_wheels(name: &str, folder: &Path, cache: &Cache) -> Result<Option<u64>
 }
 
 /// `None` when there was nothing to remove.
-fn remove_hub(place: &HubRef, cache: &Cache) -> Result<Option<u64>> {
+fn remove_hub(place: &HubRef, cache: &Cache, whose: Whose) -> Result<Option<u64>> {
+    let fetched = Fetched::of(cache, &place.repo);
     let store = RepoStore::new(cache.hub(), &place.repo);
     if !store.folder().is_dir() {
         return Ok(None);
     }
     let before = disk_use(store.folder());
-    if place.file.is_none() && place.quant.is_none() && place.revision.is_none() {
+    let is_whole = place.file.is_none() && place.quant.is_none() && place.revision.is_none();
+    if is_whole && whose == Whose::Anyones {
         remove_folder(store.folder())?;
         remove_folder(store.locks())?;
+        fetched.forget_removed(&store)?;
         return Ok(Some(before));
     }
+    let removed = to_remove(place, &store)?;
+    if removed.is_empty() {
+        return Ok(None);
+    }
+    if whose == Whose::Ingles
+        && let Some((_, file)) =
+            removed.iter().find(|(commit, file)| fetched.blob_of(&store, commit, file).is_none())
+    {
+        return Err(Error::NotFetched { name: place.to_string(), file: file.clone() });
+    }
+    let mut blobs = BTreeSet::new();
+    for (commit, file) in &removed {
+        let path = hf::join(&store.snapshot(commit), file);
+        let recorded = || fetched.blob_of(&store, commit, file).map(str::to_owned);
+        blobs.extend(blob_of(&path).or_else(recorded));
+        fs::remove_file(&path).map_err(|e| Error::io(&path, "removing", e))?;
+    }
+    remove_unused(&store, &blobs, whose)?;
+    fetched.forget_removed(&store)?;
+    Ok(Some(before.saturating_sub(disk_use(store.folder()))))
+}
+
+/// The files of a model in all snapshots that the reference means: commits and files.
+fn to_remove(place: &HubRef, store: &RepoStore) -> Result<Vec<(String, String)>> {
     let commits: Vec<String> = match &place.revision {
         Some(revision) => store.commit_of(revision).into_iter().collect(),
         None => folders_in(&store.snapshots())?.into_iter().map(|(commit, _)| commit).collect(),
@@ -167,9 +218,9 @@ fn remove_hub(place: &HubRef, cache: &Cache) -> Result<Option<u64>> {
         (None, Some(quant)) => crate::names::has_quant(file, quant) && !towers::is_tower(file),
         (None, None) => true,
     };
-    let (mut blobs, mut removed) = (BTreeSet::new(), false);
-    for commit in &commits {
-        let files = store.files(commit);
+    let mut removed = Vec::new();
+    for commit in commits {
+        let files = store.files(&commit);
         let (gone, left): (Vec<String>, Vec<String>) = files.iter().cloned().partition(is_named);
         // A tower goes with the last model that has it.
         let used: Vec<_> =
@@ -177,22 +228,14 @@ fn remove_hub(place: &HubRef, cache: &Cache) -> Result<Option<u64>> {
         let freed =
             hf::models_of(&gone).into_iter().filter_map(|model| towers::tower_of(&model, &files).cloned());
         let freed: BTreeSet<String> = freed.filter(|tower| !used.contains(tower)).collect();
-        for file in gone.iter().chain(freed.iter().filter(|tower| left.contains(tower))) {
-            let path = hf::join(&store.snapshot(commit), file);
-            blobs.extend(blob_of(&path));
-            fs::remove_file(&path).map_err(|e| Error::io(&path, "removing", e))?;
-            removed = true;
-        }
+        let towers = freed.into_iter().filter(|tower| left.contains(tower));
+        removed.extend(gone.iter().cloned().chain(towers).map(|file| (commit.clone(), file)));
     }
-    if !removed {
-        return Ok(None);
-    }
-    remove_unused(&store, &blobs)?;
-    Ok(Some(before.saturating_sub(disk_use(store.folder()))))
+    Ok(removed)
 }
 
 /// Removes those of `blobs` that no snapshot links to any more, and folders that became empty.
-fn remove_unused(store: &RepoStore, blobs: &BTreeSet<String>) -> Result<()> {
+fn remove_unused(store: &RepoStore, blobs: &BTreeSet<String>, whose: Whose) -> Result<()> {
     let mut used = BTreeSet::new();
     let mut kept = BTreeSet::new();
     for (commit, snapshot) in folders_in(&store.snapshots())? {
@@ -204,7 +247,7 @@ fn remove_unused(store: &RepoStore, blobs: &BTreeSet<String>) -> Result<()> {
             kept.insert(commit);
         }
     }
-    if kept.is_empty() {
+    if kept.is_empty() && whose == Whose::Anyones {
         remove_folder(store.folder())?;
         return remove_folder(store.locks());
     }
@@ -222,6 +265,11 @@ fn remove_unused(store: &RepoStore, blobs: &BTreeSet<String>) -> Result<()> {
             let path = hf::join(&store.refs(), &revision);
             fs::remove_file(&path).map_err(|e| Error::io(&path, "removing", e))?;
         }
+    }
+    // Another program may be fetching into it.
+    if kept.is_empty() && hf::files_in(store.folder()).is_empty() {
+        remove_folder(store.folder())?;
+        remove_folder(store.locks())?;
     }
     Ok(())
 }

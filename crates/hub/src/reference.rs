@@ -60,6 +60,18 @@ impl ModelRef {
     /// [`Error::BadReference`] for an empty reference, or one with a prefix whose rest is not of the
     /// form that follows it.
     pub fn parse(text: &str) -> Result<Self> {
+        match Self::parse_name(text)? {
+            Self::Catalog(_) if Path::new(text).exists() => Ok(Self::Path(PathBuf::from(text))),
+            reference => Ok(reference),
+        }
+    }
+
+    /// As [`ModelRef::parse`], without a look at the disk, so that what comes out says nothing of it: a bare word is a name of the
+    /// catalog, whatever files there are. For names that clients send.
+    ///
+    /// # Errors
+    /// As [`ModelRef::parse`].
+    pub fn parse_name(text: &str) -> Result<Self> {
         if text.trim().is_empty() {
             let reason =
                 "it is empty; expected a path, hf:org/repo[/file][@revision] or a name of the catalog".into();
@@ -80,7 +92,7 @@ impl ModelRef {
                 return Ok(Self::Store(StoreRef { program, name }));
             }
         }
-        if looks_like_path(text) || Path::new(text).exists() {
+        if looks_like_path(text) {
             return Ok(Self::Path(PathBuf::from(text)));
         }
         Ok(Self::Catalog(text.trim().to_string()))
@@ -189,6 +201,9 @@ mod tests {
         for path in ["model.gguf", "./model", "~/models", "org/repo", "C:\\models\\m", "src", "M.GGUF"] {
             assert_eq!(ModelRef::parse(path).unwrap(), ModelRef::Path(path.into()), "{path}");
         }
+        // `src` is a folder here.
+        assert_eq!(ModelRef::parse_name("src").unwrap(), ModelRef::Catalog("src".into()));
+        assert_eq!(ModelRef::parse_name("./src").unwrap(), ModelRef::Path("./src".into()));
         assert_eq!(ModelRef::parse("hf:o/r").unwrap(), hub("o/r", None, None));
         assert_eq!(ModelRef::parse("hf:o/r@v1.0").unwrap(), hub("o/r", None, Some("v1.0")));
         assert_eq!(

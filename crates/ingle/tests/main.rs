@@ -29,6 +29,7 @@ mod serve_more;
 mod serve_ollama;
 mod serve_responses;
 mod serve_sampling;
+mod serve_tenants;
 mod serve_tools;
 mod terminal;
 mod test_files;

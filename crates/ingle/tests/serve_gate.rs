@@ -7,7 +7,7 @@ use std::net::TcpStream;
 
 use serde_json::{Value, json};
 
-use crate::common::{error, fixture};
+use crate::common::{SMOLLM2, error, fixture};
 use crate::serve::Server;
 
 /// Status, headers and body of a request with these headers.
@@ -66,7 +66,7 @@ fn a_server_without_keys_answers_this_machine_alone() {
 fn keys_come_from_a_file_and_have_their_rates_and_named_sites_may_ask() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys");
-    std::fs::write(&keys, "# Two tenants\nfirst # of the house\n\nsecond\n").unwrap();
+    std::fs::write(&keys, "# Three tenants\nfirst # of the house\n\nsecond\nsk-c#d\n").unwrap();
     let keys = keys.to_str().unwrap();
     let site = "https://chat.example.org";
     let server = Server::start(&["--api-key-file", keys, "--rate-limit", "2", "--allow-origin", site]);
@@ -94,8 +94,64 @@ fn keys_come_from_a_file_and_have_their_rates_and_named_sites_may_ask() {
     let (status, wait, body) = tokenize("first");
     assert_eq!((status, &body["error"]["code"]), (429, &json!("rate_limit_exceeded")), "{body}");
     assert!((1..=30).contains(&wait.unwrap().parse::<u32>().unwrap()));
-    assert_eq!(tokenize("second").0, 200);
+    assert_eq!((tokenize("second").0, tokenize("sk-c#d").0), (200, 200));
+    assert_eq!(tokenize("sk-c").0, 401, "a key ends where its line does");
     assert_eq!(server.get("/health").0, 200);
+}
+
+/// Status of a request of these lines.
+fn raw(server: &Server, lines: &[u8]) -> u16 {
+    let mut stream = TcpStream::connect(server.url.split_once("://").unwrap().1).unwrap();
+    stream.write_all(&[lines, b"connection: close\r\n\r\n"].concat()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_request_names_one_host() {
+    let server = Server::start(&[]);
+    for (lines, status) in [
+        (&b"GET /props HTTP/1.1\r\nhost: localhost\r\n"[..], 200),
+        (b"GET /props HTTP/1.1\r\nhost: [::1]:80\r\n", 200),
+        (b"GET /props HTTP/1.0\r\n", 200),
+        (b"GET /props HTTP/1.1\r\nhost: evil.org\r\n", 403),
+        (b"GET /props HTTP/1.1\r\n", 400),
+        (b"GET / HTTP/1.1\r\n", 400),
+        (b"GET /props HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n", 400),
+        (b"GET /props HTTP/1.1\r\nhost: evil.org\r\nHost: localhost\r\n", 400),
+        (b"GET /props HTTP/1.1\r\nhost: ev\xffil.org\r\n", 400),
+        (b"GET /props HTTP/1.1\r\nhost: [localhost]x\r\n", 400),
+        (b"GET /props HTTP/1.1\r\nhost: \r\n", 400),
+        (b"GET http://evil.org/props HTTP/1.1\r\nhost: localhost\r\n", 400),
+    ] {
+        assert_eq!(raw(&server, lines), status, "{}", String::from_utf8_lossy(lines));
+    }
+}
+
+#[test]
+fn pages_of_other_sites_have_no_model_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("models.toml");
+    std::fs::write(&config, format!("[[models]]\nname = \"second\"\nsource = {:?}\n", SMOLLM2.path()))
+        .unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let is_loaded = || ask(&server, "GET", "/api/ps", &[]).2.contains("\"second\"");
+    for path in ["/tokenizer_info?model=second", "/props?model=second"] {
+        for from in [
+            ("origin", "https://evil.org"),
+            ("origin", "null"),
+            // As an image, a frame or a link has it.
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-site", "same-site"),
+        ] {
+            assert_eq!(ask(&server, "GET", path, &[from]).0, 403, "{path} {from:?}");
+        }
+    }
+    assert!(!is_loaded());
+    assert_eq!(ask(&server, "GET", "/", &[("sec-fetch-site", "cross-site")]).0, 200);
+    assert_eq!(ask(&server, "GET", "/props?model=second", &[("sec-fetch-site", "none")]).0, 200);
+    assert!(is_loaded());
 }
 
 #[test]
@@ -108,4 +164,25 @@ fn tls_with_a_certificate_and_its_key() {
     assert_eq!(answer["count"], 2);
     let message = error(&["serve", "x.gguf", "--tls-cert", key, "--tls-key", key]);
     assert!(message.contains("holds no certificate"), "{message}");
+}
+
+#[test]
+fn errors_name_files_without_their_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, broken) = (folder.path().join("models.toml"), folder.path().join("broken model.gguf"));
+    std::fs::write(&broken, "GGUF and nothing more").unwrap();
+    std::fs::write(&config, format!("[[models]]\nname = \"broken\"\nsource = {broken:?}\n")).unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let (status, said) = server.post("/v1/completions", &json!({ "model": "broken", "prompt": "a" }));
+    let said = said["error"]["message"].as_str().unwrap().to_owned();
+    assert!(status == 500 && said.contains("broken model.gguf"), "{status} {said}");
+    assert!(!said.contains(folder.path().to_str().unwrap()), "{said}");
+    // The first model's id is its path, which its operator gave it.
+    let image = json!({ "type": "image_url", "image_url": { "url": "data:image/png;base64,aaaa" } });
+    let body = json!({ "messages": [{ "role": "user", "content": [image] }] });
+    let (status, said) = server.post("/v1/chat/completions", &body);
+    let said = said["error"]["message"].as_str().unwrap().to_owned();
+    let place = SMOLLM2.path();
+    let folder = std::path::Path::new(&place).parent().unwrap().to_str().unwrap().to_owned();
+    assert!(status == 400 && said.contains("sees no images") && !said.contains(&folder), "{status} {said}");
 }

@@ -80,7 +80,7 @@ fn adapters_are_models_that_come_and_go() {
     assert_eq!(said["text"].as_str().unwrap(), loud.1);
     let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
     let listed = models["data"].as_array().unwrap().iter().find(|m| m["id"] == "loud").unwrap();
-    assert_eq!(listed["parent"], base);
+    assert_eq!((&listed["parent"], &listed["root"]), (&json!(base), &json!("first")));
 
     let load = |name: &str, path: &str| {
         call(&server, "/v1/load_lora_adapter", &json!({ "lora_name": name, "lora_path": path }))
@@ -124,13 +124,53 @@ fn adapters_are_models_that_come_and_go() {
     assert_eq!(load("other", "second").0, 200);
     // Taken, elsewhere, nowhere, and without a name.
     assert_eq!(load("other", "second").0, 400);
-    assert_eq!(load("third", "/etc").0, 403);
-    assert_eq!(load("third", "../").0, 403);
-    assert_eq!(load("third", "missing").0, 404);
+    let elsewhere = ["/etc", "../", "missing", "/nothing/there", "../../../etc/passwd"];
+    for path in elsewhere {
+        let (status, said) = load("third", path);
+        let expected = format!("there is no adapter {path:?} in the folder of --lora-dir");
+        let said: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!((status, said["error"]["message"].as_str()), (404, Some(expected.as_str())));
+    }
+    // What is there and is no adapter is told by its name alone.
+    std::fs::create_dir(at("empty")).unwrap();
+    std::fs::write(at("empty").join("adapter_config.json"), "{").unwrap();
+    let (status, said) = load("third", "empty");
+    assert!(
+        status == 400 && said.contains("adapter_config.json") && !said.contains(&directory),
+        "{status} {said}"
+    );
     assert_eq!(load("", "second").0, 400);
     assert_eq!(answer("third").0, 404);
     assert_eq!(unload("other"), (200, "Success: LoRA adapter 'other' removed successfully.".to_owned()));
     assert_eq!((answer("other").0, unload("other").0, answer("loud").0), (404, 404, 200));
+}
+
+/// What a key loads is its own to replace and to unload; others compute with it.
+#[test]
+fn an_adapter_is_of_the_key_that_loaded_it() {
+    let folder = tempfile::tempdir().unwrap();
+    write_adapter(&folder.path().join("first"), 1);
+    let lora = format!("fixed={}", folder.path().join("first").display());
+    let directory = folder.path().display().to_string();
+    let server =
+        Server::start(&["--lora", &lora, "--lora-dir", &directory, "--api-key", "a", "--api-key", "b"]);
+    let call = |key: &str, path: &str, body: &Value| {
+        let mut response = server.open(path, Some(key), body);
+        (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+    };
+    let load = |key: &str, name: &str, inplace: bool| {
+        let body = json!({ "lora_name": name, "lora_path": "first", "load_inplace": inplace });
+        call(key, "/v1/load_lora_adapter", &body).0
+    };
+    let unload = |key: &str, name: &str| call(key, "/v1/unload_lora_adapter", &json!({ "lora_name": name }));
+    assert_eq!(load("a", "mine", false), 200);
+    assert_eq!((load("b", "mine", true), unload("b", "mine").0), (403, 403));
+    let (status, said) = unload("b", "fixed");
+    assert!(status == 403 && said.contains("was not loaded with this key"), "{status} {said}");
+    let body = json!({ "model": "mine", "prompt": TEXT, "max_tokens": 1 });
+    assert_eq!(call("b", COMPLETIONS, &body).0, 200);
+    assert_eq!((load("a", "mine", true), unload("a", "mine").0), (200, 200));
+    assert_eq!(load("b", "mine", false), 200, "the name is free again");
 }
 
 /// Clients may not load what they like unless the server was started so.

@@ -328,14 +328,19 @@ fn what_is_pulled_is_served_until_it_is_deleted() {
     let folder = cache.path().join("wheels").join("smollm2-135m");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::copy(&file, folder.join(file.file_name().unwrap())).unwrap();
-    let empty = tempfile::tempdir().unwrap();
-    let folders = ["--cache", cache.path().to_str().unwrap(), "--hf-cache", empty.path().to_str().unwrap()];
+    // And a hub's cache with a model that another program fetched.
+    let hub = tempfile::tempdir().unwrap();
+    let foreign = hub.path().join("models--foo--bar/snapshots").join("a".repeat(40)).join("m.gguf");
+    std::fs::create_dir_all(foreign.parent().unwrap()).unwrap();
+    std::fs::copy(&file, &foreign).unwrap();
+    let foreign_name = format!("hf:foo/bar/m.gguf@{}", "a".repeat(40));
+    let folders = ["--cache", cache.path().to_str().unwrap(), "--hf-cache", hub.path().to_str().unwrap()];
     let server = Server::start(&[&folders[..], &["--allow-pull", "--offline"]].concat());
     let names = || -> Vec<String> {
         let models = get(&server, "/api/tags")["models"].as_array().unwrap().clone();
         models.iter().map(|model| model["name"].as_str().unwrap().to_owned()).collect()
     };
-    assert_eq!(names(), [SMOLLM2.path(), SMOLLM2.name.to_owned()]);
+    assert_eq!(names(), [SMOLLM2.path(), foreign_name.clone(), SMOLLM2.name.to_owned()]);
     let ask = |name: &str| {
         let options = json!({ "num_predict": 1 });
         server.post(
@@ -359,11 +364,19 @@ fn what_is_pulled_is_served_until_it_is_deleted() {
     };
     assert_eq!(delete(SMOLLM2.name), (200, String::new()));
     assert!(!folder.exists());
-    assert_eq!(names(), [SMOLLM2.path()]);
+    assert_eq!(names(), [SMOLLM2.path(), foreign_name.clone()]);
     let (status, gone) = ask(SMOLLM2.name);
     assert!(status == 404 && gone["error"].as_str().unwrap().contains("not found"), "{gone}");
     assert_eq!(delete(SMOLLM2.name).0, 404);
     // Files that were not fetched are nobody's to delete or to read.
+    for name in ["hf:foo/bar", "hf:foo/bar/m.gguf", &foreign_name] {
+        let (status, said) = delete(name);
+        assert!(status == 403 && said.contains("was not fetched by Ingle"), "{status} {said}");
+    }
+    assert!(foreign.is_file());
+    assert_eq!(delete("ollama:x").0, 403);
+    // Whether a name is that of a file beside the server is not told.
+    assert_eq!((delete("Cargo.toml").0, delete("Cargo.tom").0), (404, 404));
     assert_eq!(delete(&SMOLLM2.path()).0, 403);
     assert_eq!(ask("/etc/passwd").0, 404);
     let (status, offline) = server.post("/api/pull", &json!({ "model": "gemma3:270m-base" }));

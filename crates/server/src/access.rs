@@ -31,6 +31,16 @@ pub struct Access {
     start: u32,
 }
 
+tokio::task_local! {
+    static TENANT: u64;
+}
+
+/// The tenant whose request this task answers, for what every request may touch on its way: models and what is kept of them. 0
+/// without keys, and outside of requests.
+pub(crate) fn tenant() -> u64 {
+    TENANT.try_with(|tenant| *tenant).unwrap_or(0)
+}
+
 /// Who has a certain key.
 struct Tenant {
     id: u64,
@@ -60,14 +70,16 @@ impl Tenant {
 
 impl Access {
     /// Each key is a tenant: it shares neither prefixes nor more than its part of the machine with others. `rate` is how many
-    /// requests a minute a tenant may send; that many may come at once.
-    pub fn new(keys: &[String], rate: Option<NonZeroU32>) -> Access {
+    /// requests a minute a tenant may send; that many may come at once. A tenant's number, which names what is kept of it, is made of
+    /// its key and `secret`: without the secret, nobody can tell whether a number is of a certain key.
+    pub fn new(keys: &[String], secret: &[u8; 32], rate: Option<NonZeroU32>) -> Access {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let limiter = || rate.map(|rate| RateLimiter::direct(Quota::per_minute(rate)));
         let tenant = |key: &String| {
             let key_hash = hash(key.as_bytes());
+            let keyed = hash(&[&secret[..], &key_hash[..]].concat());
             let mut id = [0; 8];
-            id.copy_from_slice(&key_hash[..8]);
+            id.copy_from_slice(&keyed[..8]);
             // 0 is everybody without keys.
             Tenant { id: u64::from_le_bytes(id).max(1), key_hash, rate: limiter() }
         };
@@ -141,7 +153,8 @@ pub(crate) async fn check(State(access): State<Access>, mut request: Request, ne
         Ok(tenant) => {
             let who = if access.has_keys { tenant } else { address(&request) };
             request.extensions_mut().insert(Caller { request_id: request_id.clone(), tenant });
-            on_behalf_of(who, warnings::answer(next.run(request))).await
+            let answer = warnings::answer(next.run(request));
+            TENANT.scope(tenant, on_behalf_of(who, answer)).await
         }
         Err(error) => error.into_response(),
     };
@@ -171,7 +184,8 @@ mod tests {
     use super::*;
 
     fn tenant(keys: &[&str], name: &'static str, value: &str) -> Option<u64> {
-        let access = Access::new(&keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>(), None);
+        let keys: Vec<_> = keys.iter().map(|key| (*key).to_owned()).collect();
+        let access = Access::new(&keys, &[7; 32], None);
         let headers = HeaderMap::from_iter([(
             header::HeaderName::from_static(name),
             HeaderValue::from_str(value).unwrap(),
@@ -190,11 +204,14 @@ mod tests {
         assert!(a.is_some() && b.is_some() && a != b && a != Some(0));
         // It does not depend on the other keys.
         assert_eq!(tenant(&["a"], "x-api-key", "a"), a);
+        // It does on the secret.
+        let other = Access::new(&["a".to_owned()], &[8; 32], None);
+        assert_ne!(other.tenants.first().map(|tenant| tenant.id), a);
     }
 
     #[test]
     fn a_tenant_that_has_used_up_its_rate_leaves_the_others_theirs() {
-        let access = Access::new(&["a".to_owned(), "b".to_owned()], NonZeroU32::new(2));
+        let access = Access::new(&["a".to_owned(), "b".to_owned()], &[0; 32], NonZeroU32::new(2));
         let [a, b] = &*access.tenants else { panic!("two tenants") };
         assert!(a.count().is_ok() && a.count().is_ok());
         let error = a.count().unwrap_err();
@@ -206,7 +223,7 @@ mod tests {
 
     #[test]
     fn request_ids_are_taken_over_if_they_are_fit_for_a_log() {
-        let access = Access::new(&[], None);
+        let access = Access::new(&[], &[0; 32], None);
         let id = |value: &'static str| {
             access.request_id(&HeaderMap::from_iter([(
                 header::HeaderName::from_static("x-request-id"),

@@ -56,8 +56,8 @@ pub struct ModelActivity {
     pub id: String,
     /// Sequences at once.
     pub n_slots: usize,
-    /// Those that run and those that wait, in order of arrival.
-    pub requests: Vec<RequestActivity>,
+    /// Those that run and those that wait, in order of arrival; `None`: another tenant's, of which nothing is told.
+    pub requests: Vec<Option<RequestActivity>>,
 }
 
 /// A request on its way.
@@ -250,13 +250,16 @@ impl App {
         self.0.models.created
     }
 
-    /// What runs now on each loaded model.
-    pub fn activity(&self) -> Vec<ModelActivity> {
-        let request = |channel: Arc<Channel>| RequestActivity {
-            id: channel.activity.request_id.clone(),
-            n_prompt: channel.activity.n_prompt,
-            n_decoded: channel.activity.n_decoded.load(Ordering::Relaxed),
-            age: channel.activity.since.elapsed(),
+    /// What runs now on each loaded model, as far as it is `caller`'s to know.
+    pub fn activity(&self, caller: &Caller) -> Vec<ModelActivity> {
+        let request = |channel: Arc<Channel>| {
+            let activity = &channel.activity;
+            (activity.tenant == caller.tenant).then(|| RequestActivity {
+                id: activity.request_id.clone(),
+                n_prompt: activity.n_prompt,
+                n_decoded: activity.n_decoded.load(Ordering::Relaxed),
+                age: activity.since.elapsed(),
+            })
         };
         let model = |model: TextModel| ModelActivity {
             n_slots: model.facts.n_slots,
@@ -425,11 +428,11 @@ impl App {
                 tokens.into_iter().map(|(id, _)| id).collect()
             }
         };
-        let facts = lease.text()?.facts.clone();
+        let model = lease.text()?.clone();
         let triggers = options.triggers.clone();
         let constraint = match grammar {
             Some(grammar) => {
-                Some(self.0.preparing.run(move |_| constraint(&facts, &grammar, triggers.as_deref())).await?)
+                Some(self.0.preparing.run(move |_| constraint(&model, &grammar, triggers.as_deref())).await?)
             }
             None => None,
         };
@@ -540,8 +543,12 @@ impl Ready {
 }
 
 /// What holds an answer to a grammar, from its beginning or from a trigger on.
-fn constraint(facts: &Facts, grammar: &Grammar, triggers: Option<&[Trigger]>) -> Result<Box<dyn Constraint>> {
-    let matcher = facts.matcher(grammar)?;
+fn constraint(
+    model: &TextModel,
+    grammar: &Grammar,
+    triggers: Option<&[Trigger]>,
+) -> Result<Box<dyn Constraint>> {
+    let (facts, matcher) = (&model.facts, model.matcher(grammar)?);
     Ok(match triggers {
         Some(triggers) => Box::new(Lazy::new(facts.triggers(triggers)?, facts.tokenizer.clone(), matcher)),
         None => Box::new(matcher),

@@ -51,7 +51,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, work: &Work
     let parallel = request.may_call_again();
     let whole = |matcher: Matcher| Box::new(matcher) as Box<dyn Constraint>;
     let compile = |grammar: &Grammar| {
-        let compiled = facts.matcher(grammar);
+        let compiled = model.matcher(grammar);
         compiled.map_err(|error| text::Error::Grammar { what: error.message })
     };
     // Calls that must come. A tool whose schema cannot be enforced takes any object.
@@ -69,7 +69,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, work: &Work
     let constraint: Option<Box<dyn Constraint>> = match (&request.options.triggers, content) {
         // An answer that must be a call has no text for the grammar to wait in.
         (Some(triggers), Some(content)) if !is_forced => {
-            let lazy = Lazy::new(facts.triggers(triggers)?, tokenizer.clone(), facts.matcher(content)?);
+            let lazy = Lazy::new(facts.triggers(triggers)?, tokenizer.clone(), model.matcher(content)?);
             Some(Box::new(match tools.is_empty() {
                 true => lazy,
                 false => {
@@ -84,7 +84,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, work: &Work
                 let wrong = |error: text::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
                 let grammar = format.after_reasoning(content.clone(), &prompt, tokenizer).map_err(wrong)?;
                 warnings::unenforced(&grammar.unenforced);
-                Some(whole(facts.matcher(&grammar.grammar)?))
+                Some(whole(model.matcher(&grammar.grammar)?))
             }
             (false, None) if !is_forced => Some(free_calls()?),
             (false, content) => Some(whole(forced_calls(content)?)),
@@ -163,7 +163,10 @@ pub(crate) fn render(
     let expand = |messages: &[Value]| {
         let text = write(model, request, messages)?;
         let expanded = model.facts.model.expand_images(&text, &images);
-        Ok::<_, ApiError>((expanded.map_err(|error| ApiError::invalid("messages", error.to_string()))?, text))
+        Ok::<_, ApiError>((
+            expanded.map_err(|error| ApiError::invalid("messages", ApiError::from(error).message))?,
+            text,
+        ))
     };
     // Some templates know texts only.
     let (expanded, text) =

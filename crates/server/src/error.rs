@@ -11,6 +11,8 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
+use crate::paths::without_folders;
+
 /// `Result` with [`ApiError`].
 pub type Result<T> = std::result::Result<T, ApiError>;
 
@@ -216,33 +218,11 @@ impl ApiError {
     }
 }
 
-/// Words for clients, in which each file of this machine is named without its folders.
-pub(crate) fn without_folders(words: &str) -> String {
-    let ends = |c: char| c.is_whitespace() || "\"'`,;()<>".contains(c);
-    let mut out = String::with_capacity(words.len());
-    let (mut rest, mut begins) = (words, true);
-    while let Some(c) = rest.chars().next() {
-        let path = &rest[..rest.find(ends).unwrap_or(rest.len())];
-        if begins && path.len() > 1 && (c == '/' || path.starts_with("~/")) {
-            let name = path.trim_end_matches([':', '.']).trim_end_matches('/').rsplit('/').next();
-            out.push_str(name.unwrap_or_default());
-            out.push_str(&path[path.trim_end_matches([':', '.']).len()..]);
-            rest = &rest[path.len()..];
-            begins = false;
-        } else {
-            out.push(c);
-            rest = &rest[c.len_utf8()..];
-            begins = ends(c);
-        }
-    }
-    out
-}
-
 impl From<engine::Error> for ApiError {
     fn from(error: engine::Error) -> ApiError {
         use engine::Error as E;
         // Where files are is the operator's business.
-        let words = without_folders(&error.to_string());
+        let words = without_folders(&error.to_string(), []);
         match &error {
             E::PromptTooLong { n_tokens, n_ctx } | E::TooManyTokens { n_tokens, n_ctx } => {
                 ApiError::context_length(*n_tokens, *n_ctx)
@@ -300,14 +280,6 @@ mod tests {
 
     #[test]
     fn clients_are_not_told_where_files_are() {
-        for (words, told) in [
-            ("/root/.cache/ingle/a.gguf: this model sees no images", "a.gguf: this model sees no images"),
-            ("reading `/srv/m/`, or ~/x/y.bin.", "reading `m`, or y.bin."),
-            ("3 tokens/s and a/b", "3 tokens/s and a/b"),
-            ("a / b", "a / b"),
-        ] {
-            assert_eq!(without_folders(words), told);
-        }
         let error = ApiError::from(engine::Error::NoEmbeddings { file: "/home/a/b.gguf".into() });
         assert!(error.message.starts_with("b.gguf: "), "{}", error.message);
     }

@@ -28,6 +28,7 @@ mod matchers;
 mod models;
 mod origins;
 pub mod page;
+mod paths;
 mod preparing;
 mod queue;
 mod reading;
@@ -60,6 +61,7 @@ pub use models::{
     Kind, LoadError, Loaded, LoadedStatus, Loader, ModelStatus, PullProgress, ServedAdapter, TextStatus,
 };
 pub use origins::Origins;
+pub use paths::without_folders;
 pub use request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt, ToolChoice};
 pub use serve::{Gate, router, serve};
 pub use stats::{Gauge, Histogram, Pulse, Stats};

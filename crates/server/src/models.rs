@@ -1,10 +1,12 @@
 //! The models of a server: their names, which of them are loaded, and for how long they stay.
 
 mod adapters;
+mod claims;
 mod library;
 mod loader;
 mod text;
 
+use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, mpsc};
 use std::thread;
@@ -13,13 +15,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use engine::{TextEncoder, WeightFiles};
 use tokio::sync::oneshot;
 
+use self::claims::Claims;
 pub use self::loader::{Kind, LoadError, Loaded, Loader, PullProgress, ServedAdapter};
 pub(crate) use self::text::{Facts, TextModel};
 
+use crate::access::tenant;
 use crate::app::blocking;
 use crate::details::ModelDetails;
 use crate::embedder::{self, EmbedderWorker};
-use crate::error::{ApiError, ErrorKind, Result, without_folders};
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::paths::without_folders;
 use crate::queue::queue;
 use crate::request::KeepAlive;
 use crate::stats::Stats;
@@ -53,6 +58,14 @@ impl Model {
             Model::Text(_) => Kind::Text,
             Model::Embedder(_) => Kind::Embedder,
             Model::Speech(_) => Kind::Speech,
+        }
+    }
+
+    /// The same for a request of this tenant.
+    fn of_tenant(self, tenant: u64) -> Model {
+        match self {
+            Model::Text(model) => Model::Text(TextModel { tenant, ..model }),
+            Model::Embedder(_) | Model::Speech(_) => self,
         }
     }
 }
@@ -109,6 +122,8 @@ struct Shown {
     /// When it may be unloaded; `None`: never.
     expires: Option<Instant>,
     n_users: usize,
+    /// Who wants it, and until when.
+    claims: Claims,
     /// It is to be unloaded as soon as nobody uses it.
     is_unwanted: bool,
 }
@@ -185,6 +200,8 @@ pub(crate) struct Models {
     /// Those of the command line in their order, then those that came later.
     entries: RwLock<Vec<Arc<Entry>>>,
     keep_alive: KeepAlive,
+    /// Whose key loaded an adapter, by its name; others do not replace or unload it.
+    adapter_owners: Mutex<HashMap<String, u64>>,
     /// Most requests that wait for a model which takes whole requests.
     max_waiting: usize,
     /// Unix time, for lists.
@@ -196,6 +213,7 @@ pub(crate) struct Lease {
     entry: Arc<Entry>,
     pub(crate) model: Model,
     keep_alive: KeepAlive,
+    tenant: u64,
     /// What it is computed with; `None`: the model alone.
     pub(crate) adapter: Option<Arc<str>>,
     /// How long its user waited for it to be loaded.
@@ -269,11 +287,12 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let mut shown = self.entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
         shown.n_users -= 1;
-        shown.expires = match self.keep_alive {
-            _ if shown.is_unwanted => Some(Instant::now()),
+        let until = match self.keep_alive {
             KeepAlive::Always => None,
             KeepAlive::For(time) => Instant::now().checked_add(time),
         };
+        shown.claims.end(self.tenant, until);
+        shown.expires = if shown.is_unwanted { Some(Instant::now()) } else { shown.claims.until() };
     }
 }
 
@@ -286,7 +305,8 @@ impl Models {
     ) -> Models {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let entries = RwLock::new(names.into_iter().map(Entry::new).collect());
-        let models = Models { loader, entries, keep_alive, max_waiting, created };
+        let adapter_owners = Mutex::default();
+        let models = Models { loader, entries, keep_alive, adapter_owners, max_waiting, created };
         models.add(models.loader.installed());
         models
     }
@@ -319,16 +339,25 @@ impl Models {
                 model
             }
         };
+        let tenant = tenant();
         {
             let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
             shown.model = Some(model.clone());
             shown.n_users += 1;
+            shown.claims.begin(tenant);
             shown.is_unwanted = false;
         }
         drop(loaded);
         let keep_alive = keep_alive.unwrap_or(self.keep_alive);
         let adapter = self.adapter(name).map(|adapter| adapter.name.into());
-        Ok(Lease { entry, model, keep_alive, adapter, load_time: begun.elapsed() })
+        Ok(Lease {
+            entry,
+            model: model.of_tenant(tenant),
+            keep_alive,
+            tenant,
+            adapter,
+            load_time: begun.elapsed(),
+        })
     }
 
     async fn load(&self, entry: &Arc<Entry>) -> Result<Model> {
@@ -452,7 +481,7 @@ async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Resul
             Ok(loaded) => loaded.map_err(|error| {
                 let kind = if error.does_not_fit { ErrorKind::Unavailable } else { ErrorKind::Internal };
                 tracing::error!("the model `{id}` could not be loaded: {}", error.message);
-                let words = without_folders(&error.message);
+                let words = without_folders(&error.message, []);
                 ApiError::new(kind, format!("the model `{id}` could not be loaded: {words}"))
             }),
             Err(_) => {
@@ -464,7 +493,7 @@ async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Resul
             Ok(Loaded::Text(engine)) => {
                 let (worker, thread) = Worker::new();
                 let model = Facts::of(&engine)
-                    .map(|facts| Model::Text(TextModel { id, facts: Arc::new(facts), worker }));
+                    .map(|facts| Model::Text(TextModel { id, facts: Arc::new(facts), worker, tenant: 0 }));
                 if tell.send(model).is_ok() {
                     thread.run(*engine);
                 }
@@ -508,6 +537,7 @@ fn unload(entry: &Entry, may: impl FnOnce(&Shown) -> bool) -> bool {
     if unloads {
         tracing::info!("unloaded {}", entry.id);
         (*loaded, shown.model, shown.expires) = (None, None, None);
+        shown.claims = Claims::default();
     }
     unloads
 }

@@ -4,14 +4,16 @@
 //! Without keys, a server on this machine is protected by nothing but its address. A page on the web can still send requests
 //! there from the reader's browser: as a form would, which needs no leave of the server's, or under a name of its own that it
 //! points at this machine (DNS rebinding). So a request whose `Origin` is another site is refused, and so is one for a `Host`
-//! that the server is not known by.
+//! that the server is not known by. An image or a frame of another site sends no `Origin`; what browsers say of it is in
+//! `Sec-Fetch-Site` (<https://www.w3.org/TR/fetch-metadata/>). Such requests get the pages and nothing else: even a GET may load a model.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -70,12 +72,12 @@ impl Origins {
     }
 
     /// # Errors
-    /// The request is for another host, or comes from a page of one.
-    fn check(&self, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
+    /// The request does not say in one way which host it is for, is for another one, or comes from a page of one.
+    fn check(&self, asked: &Asked<'_>) -> Result<(), ApiError> {
         let refuse = |message| Err(ApiError::new(ErrorKind::Forbidden, message));
-        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-        if let (Some(known), Some(host)) = (&self.hosts, host) {
-            let name = name_of(host).to_ascii_lowercase();
+        let host = asked.host()?;
+        if let (Some(known), Some(host)) = (&self.hosts, &host) {
+            let name = host.host().trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
             let is_this_machine = name == "localhost"
                 || name.ends_with(".localhost")
                 || name.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
@@ -85,13 +87,24 @@ impl Origins {
                 ));
             }
         }
-        let Some(origin) = headers.get(header::ORIGIN).filter(|_| *method != Method::GET) else {
+        if self.allows_all() {
             return Ok(());
+        }
+        let is_page = crate::page::PUBLIC.contains(&asked.uri.path());
+        let is_public = is_page && matches!(*asked.method, Method::GET | Method::HEAD);
+        let Some(origin) = asked.headers.get(header::ORIGIN) else {
+            // Browsers alone send this header, and no script can change it.
+            let site = asked.headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+            return match site {
+                None | Some(b"none" | b"same-origin") => Ok(()),
+                Some(_) if is_public => Ok(()),
+                Some(_) => refuse("pages of other sites may not ask this server".to_owned()),
+            };
         };
         let origin = origin.to_str().unwrap_or_default().to_ascii_lowercase();
         let own = origin.split_once("://").map(|(_, own)| own);
-        let is_own = own.zip(host).is_some_and(|(own, host)| own.eq_ignore_ascii_case(host));
-        match is_own || self.allows_all() || self.allowed.iter().any(|allowed| *allowed == origin) {
+        let is_own = own.zip(host).is_some_and(|(own, host)| own.eq_ignore_ascii_case(host.as_str()));
+        match is_own || is_public || self.allowed.iter().any(|allowed| *allowed == origin) {
             true => Ok(()),
             false => refuse(format!(
                 "pages of `{origin}` may not ask this server; start it with --allow-origin {origin} if they should"
@@ -100,17 +113,63 @@ impl Origins {
     }
 }
 
-/// The name in `name:port` or `[address]:port`.
-fn name_of(host: &str) -> &str {
-    match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or(rest),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+/// What of a request says whom it is for and where it comes from.
+struct Asked<'a> {
+    method: &'a Method,
+    uri: &'a Uri,
+    version: Version,
+    headers: &'a HeaderMap,
+}
+
+impl Asked<'_> {
+    /// The host that the request is for; `None` where HTTP/1.0 leaves it out.
+    ///
+    /// # Errors
+    /// There is none or more than one, or it is no `NAME[:PORT]` (RFC 9112, section 3.2).
+    fn host(&self) -> Result<Option<Authority>, ApiError> {
+        let wrong = |found: String| {
+            let message = format!("{found}, expected one header `Host: NAME[:PORT]`");
+            Err(ApiError::new(ErrorKind::Invalid, message))
+        };
+        let mut given = self.headers.get_all(header::HOST).iter();
+        let host = match (given.next(), given.next()) {
+            (Some(host), None) => host.to_str().ok().and_then(authority),
+            (None, _) if self.version < Version::HTTP_11 => return Ok(self.uri.authority().cloned()),
+            (None, _) => return wrong("the request names no host".to_owned()),
+            (Some(_), Some(_)) => return wrong("the request names two hosts".to_owned()),
+        };
+        match (host, self.uri.authority()) {
+            (None, _) => wrong("the host of the request is not valid".to_owned()),
+            // An absolute address in the first line goes before the header; what does not agree is not meant well.
+            (Some(host), Some(target)) if !target.as_str().eq_ignore_ascii_case(host.as_str()) => {
+                wrong(format!("the request's address is of `{target}` and its host is `{host}`"))
+            }
+            (Some(host), _) => Ok(Some(host)),
+        }
     }
+}
+
+/// A name or an address, and a port if there is one; nothing else.
+fn authority(text: &str) -> Option<Authority> {
+    let parsed: Authority = text.parse().ok()?;
+    let (host, port) = (parsed.host(), parsed.port_u16());
+    let is_name = |name: &str| {
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~%".contains(&byte))
+    };
+    let is_fine = match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']').is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok()),
+        None => is_name(host),
+    };
+    // What is left over would be a user's name, or a port that is none.
+    let whole = port.map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
+    let is_whole = text == whole || text.strip_suffix(':') == Some(host);
+    (is_fine && is_whole).then_some(parsed)
 }
 
 /// The layer that refuses what comes from other sites.
 pub(crate) async fn check(State(origins): State<Origins>, request: Request, next: Next) -> Response {
-    match origins.check(request.method(), request.headers()) {
+    let (method, uri, headers) = (request.method(), request.uri(), request.headers());
+    match origins.check(&Asked { method, uri, version: request.version(), headers }) {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     }
@@ -120,42 +179,117 @@ pub(crate) async fn check(State(origins): State<Origins>, request: Request, next
 mod tests {
     use super::*;
 
-    fn is_allowed(origins: &Origins, headers: &[(HeaderName, &'static str)]) -> bool {
-        let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
-        origins.check(&Method::POST, &headers.collect()).is_ok()
+    /// The status that a request is refused with; 200 if it is not.
+    fn asked(origins: &Origins, method: Method, path: &str, headers: &[(&'static str, &[u8])]) -> u16 {
+        let pair = |&(name, value): &(&'static str, &[u8])| {
+            (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap())
+        };
+        let mut map = HeaderMap::new();
+        for (name, value) in headers.iter().map(pair) {
+            map.append(name, value);
+        }
+        let uri = path.parse().unwrap();
+        let asked = Asked { method: &method, uri: &uri, version: Version::HTTP_11, headers: &map };
+        origins.check(&asked).map_or_else(|error| error.kind.status().as_u16(), |()| 200)
     }
 
     fn named(origins: &[&str]) -> Origins {
         Origins::new(&origins.iter().map(|origin| (*origin).to_owned()).collect::<Vec<_>>()).unwrap()
     }
 
+    const HOST: (&str, &[u8]) = ("host", b"localhost:8080");
+
     #[test]
     fn pages_of_other_sites_may_not_ask_unless_they_were_named() {
-        let from = |allowed: &[&str], origin| {
-            is_allowed(&named(allowed), &[(header::HOST, "localhost:8080"), (header::ORIGIN, origin)])
+        for method in [Method::POST, Method::GET, Method::DELETE, Method::HEAD] {
+            let from = |allowed: &[&str], origin: &str| {
+                let headers = [HOST, ("origin", origin.as_bytes())];
+                asked(&named(allowed), method.clone(), "/props", &headers)
+            };
+            assert_eq!(from(&[], "http://localhost:8080"), 200);
+            assert_eq!(from(&[], "http://localhost:3000"), 403);
+            assert_eq!(from(&[], "https://a.org"), 403);
+            assert_eq!(from(&[], "null"), 403);
+            assert_eq!(from(&["https://A.org"], "https://a.org"), 200);
+            assert_eq!(from(&["https://a.org"], "https://a.org.evil.org"), 403);
+            assert_eq!(from(&["*"], "null"), 200);
+            // Programs send no origin.
+            assert_eq!(asked(&named(&[]), method.clone(), "/props", &[HOST]), 200);
+        }
+    }
+
+    #[test]
+    fn images_and_frames_of_other_sites_get_the_pages_alone() {
+        let get = |allowed: &[&str], path: &str, site: &'static [u8]| {
+            asked(&named(allowed), Method::GET, path, &[HOST, ("sec-fetch-site", site)])
         };
-        assert!(from(&[], "http://localhost:8080"));
-        assert!(!from(&[], "http://localhost:3000"));
-        assert!(!from(&[], "https://a.org"));
-        assert!(!from(&[], "null"));
-        assert!(from(&["https://A.org"], "https://a.org"));
-        assert!(!from(&["https://a.org"], "https://a.org.evil.org"));
-        assert!(from(&["*"], "null"));
-        // Programs send no origin.
-        assert!(is_allowed(&named(&[]), &[(header::HOST, "localhost:8080")]));
+        for site in [&b"cross-site"[..], b"same-site", b"anything"] {
+            assert_eq!(get(&[], "/tokenizer_info?model=m", site), 403);
+            assert_eq!(get(&[], "/v1/models", site), 403);
+            assert_eq!(get(&[], "/", site), 200, "a link leads to the page");
+            assert_eq!(get(&["*"], "/props", site), 200);
+        }
+        // Typed in, and the page's own.
+        assert_eq!((get(&[], "/props", b"none"), get(&[], "/props", b"same-origin")), (200, 200));
     }
 
     #[test]
     fn a_name_that_points_at_this_machine_is_not_enough() {
         let origins = named(&[]).only_hosts(&["Box.lan".to_owned()]);
-        for host in
-            ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "a.localhost", "box.lan:8080", "BOX.LAN"]
-        {
-            assert!(is_allowed(&origins, &[(header::HOST, host)]), "{host}");
+        let of = |origins: &Origins, host: &'static str| {
+            asked(origins, Method::POST, "/props", &[("host", host.as_bytes())])
+        };
+        for host in [
+            "localhost:8080",
+            "127.0.0.1:8080",
+            "[::1]:8080",
+            "[::1]",
+            "a.localhost",
+            "box.lan:8080",
+            "BOX.LAN",
+        ] {
+            assert_eq!(of(&origins, host), 200, "{host}");
         }
-        for host in ["evil.org:8080", "localhost.evil.org", "192.168.1.5:8080"] {
-            assert!(!is_allowed(&origins, &[(header::HOST, host)]), "{host}");
-            assert!(is_allowed(&named(&[]), &[(header::HOST, host)]), "{host}");
+        for host in ["evil.org:8080", "localhost.evil.org", "192.168.1.5:8080", "[::2]"] {
+            assert_eq!(of(&origins, host), 403, "{host}");
+            assert_eq!(of(&named(&[]), host), 200, "{host}");
+        }
+    }
+
+    #[test]
+    fn a_request_says_in_one_way_which_host_it_is_for() {
+        // Whether or not the server is known by certain names.
+        for origins in [named(&[]), named(&[]).only_hosts(&[])] {
+            let of = |path: &str, hosts: &[&'static [u8]]| {
+                let headers: Vec<_> = hosts.iter().map(|host| ("host", *host)).collect();
+                asked(&origins, Method::GET, path, &headers)
+            };
+            assert_eq!(of("/props", &[]), 400);
+            assert_eq!(of("/props", &[b"localhost", b"localhost"]), 400);
+            assert_eq!(of("/props", &[b"localhost", b"evil.org"]), 400);
+            for host in [
+                &b"ev\xffil.org"[..],
+                b"\xffil",
+                b"",
+                b":80",
+                b"[localhost]x",
+                b"[localhost]",
+                b"[::1]x",
+                b"[::1",
+                b"::1",
+                b"localhost:x",
+                b"localhost:99999",
+                b"localhost:80:80",
+                b"user@localhost",
+                b"local host",
+                b"localhost, evil.org",
+                b"localhost/x",
+                b"http://localhost",
+            ] {
+                assert_eq!(of("/props", &[host]), 400, "{}", String::from_utf8_lossy(host));
+            }
+            assert_eq!(of("http://localhost:8080/props", &[b"LOCALHOST:8080"]), 200);
+            assert_eq!(of("http://evil.org/props", &[b"localhost"]), 400);
         }
     }
 

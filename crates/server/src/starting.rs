@@ -72,7 +72,7 @@ impl App {
         };
         let requests = self.preparing().run(make).await?;
         let cancel: Vec<CancelFlag> = requests.iter().map(|request| request.cancel.clone()).collect();
-        let channel = Channel::new(&caller.request_id, n_prompt, cancel);
+        let channel = Channel::new(caller, n_prompt, cancel);
         let answer =
             Answer::new(lease, facts.clone(), channel.clone(), context, reader, with_tokens, interval);
         worker.generate(requests, channel, max_wait).await?;

@@ -10,6 +10,8 @@ use std::time::Instant;
 use engine::{CancelFlag, FinishReason, Progress, Timings};
 use tokio::sync::Notify;
 
+use crate::request::Caller;
+
 /// A token as the engine gave it.
 #[derive(Clone, Debug)]
 pub(crate) struct ChosenToken {
@@ -92,6 +94,8 @@ pub(crate) struct Channel {
 #[derive(Debug)]
 pub(crate) struct Activity {
     pub(crate) request_id: String,
+    /// Whose request it is.
+    pub(crate) tenant: u64,
     pub(crate) n_prompt: usize,
     pub(crate) n_decoded: AtomicUsize,
     /// Of the prompt; known from the first token on.
@@ -101,7 +105,7 @@ pub(crate) struct Activity {
 
 impl Channel {
     /// For as many choices as there are flags.
-    pub(crate) fn new(request_id: &str, n_prompt: usize, cancel: Vec<CancelFlag>) -> Arc<Channel> {
+    pub(crate) fn new(caller: &Caller, n_prompt: usize, cancel: Vec<CancelFlag>) -> Arc<Channel> {
         Arc::new(Channel {
             pieces: Mutex::new(Pieces {
                 new: cancel.iter().map(|_| Piece::default()).collect(),
@@ -111,7 +115,8 @@ impl Channel {
             ended: Notify::new(),
             cancel,
             activity: Activity {
-                request_id: request_id.to_owned(),
+                request_id: caller.request_id.clone(),
+                tenant: caller.tenant,
                 n_prompt,
                 n_decoded: AtomicUsize::new(0),
                 n_cached: AtomicUsize::new(0),
@@ -226,9 +231,13 @@ impl Channel {
 mod tests {
     use super::*;
 
+    fn caller() -> Caller {
+        Caller { request_id: "r".into(), tenant: 0 }
+    }
+
     #[tokio::test]
     async fn what_was_not_read_comes_as_one_piece() {
-        let channel = Channel::new("r", 1, vec![CancelFlag::default(), CancelFlag::default()]);
+        let channel = Channel::new(&caller(), 1, vec![CancelFlag::default(), CancelFlag::default()]);
         for text in ["a", "b", "c"] {
             channel.write(1, |piece| piece.text.push_str(text));
         }
@@ -261,7 +270,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pause_ends_with_the_answer() {
-        let channel = Channel::new("r", 1, vec![CancelFlag::default()]);
+        let channel = Channel::new(&caller(), 1, vec![CancelFlag::default()]);
         let begun = Instant::now();
         channel.write(0, |piece| piece.text.push('a'));
         channel.pause(begun + std::time::Duration::from_millis(30)).await;
@@ -274,7 +283,7 @@ mod tests {
 
     #[test]
     fn what_has_ended_stays_as_it_ended() {
-        let channel = Channel::new("r", 1, vec![CancelFlag::default(), CancelFlag::default()]);
+        let channel = Channel::new(&caller(), 1, vec![CancelFlag::default(), CancelFlag::default()]);
         let ended = Ended { reason: FinishReason::MaxTokens, timings: Timings::default(), seed: 0 };
         channel.write(0, |piece| piece.ended = Some(ended));
         let mut piece = Piece::default();
@@ -292,7 +301,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_reader_that_waits_is_woken() {
-        let channel = Channel::new("r", 1, vec![CancelFlag::default()]);
+        let channel = Channel::new(&caller(), 1, vec![CancelFlag::default()]);
         let writer = channel.clone();
         let thread = std::thread::spawn(move || {
             std::thread::sleep(std::time::Duration::from_millis(20));

@@ -15,6 +15,7 @@ use crate::app::CUT;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::limits::MAX_SECONDS_OF_SPEECH;
 use crate::models::Lease;
+use crate::paths::without_folders;
 use crate::queue::{Place, Receiver, Sender, died, queue};
 use crate::request::KeepAlive;
 use crate::stats::Stats;
@@ -299,7 +300,7 @@ impl From<audio::Error> for ApiError {
             | E::Damaged { .. }
             | E::Read { .. }
             | E::Resample { .. } => ApiError::invalid("file", error.to_string()),
-            E::Open { .. } | E::MelBins { .. } => ApiError::internal(error.to_string()),
+            E::Open { .. } | E::MelBins { .. } => ApiError::internal(without_folders(&error.to_string(), [])),
         }
     }
 }
@@ -313,10 +314,10 @@ impl From<speech::Error> for ApiError {
             E::Text(error) => ApiError::invalid("prompt", error.to_string()),
             E::Option { name, .. } => ApiError::invalid(name, error.to_string()),
             E::Device(_) | E::Output(_) | E::Cancelled | E::NoCandidate { .. } => {
-                ApiError::internal(error.to_string())
+                ApiError::internal(without_folders(&error.to_string(), []))
             }
             // The enum may grow.
-            _ => ApiError::internal(error.to_string()),
+            _ => ApiError::internal(without_folders(&error.to_string(), [])),
         }
     }
 }

@@ -228,9 +228,12 @@ impl Reader<'_> {
 pub(super) fn write(engine: &Engine, file: &Path, tokens: &[u32], pages: &[u32]) -> Result<()> {
     let name = file.file_name().ok_or_else(|| wrong(file, "it has no name"))?.to_string_lossy();
     let part = file.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    // It holds what people wrote.
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let written = options
         .open(&part)
         .map_err(|error| wrong(file, format!("{} cannot be written: {error}", part.display())))
         .and_then(|to| {

@@ -86,7 +86,7 @@ struct Partial {
 
 impl Hub<'_> {
     /// Fetches the file's bytes into `blobs/` unless they are there and right. `name` is for
-    /// messages, `file` the path in the repository, `sha256` a hash that the caller knows.
+    /// messages, `file` the path in the repository, `sha256` a hash that the caller knows. Returns whether they were fetched.
     pub(crate) fn download(
         &mut self,
         store: &RepoStore,
@@ -94,7 +94,7 @@ impl Hub<'_> {
         file: &str,
         info: &FileInfo,
         sha256: Option<&str>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if let (Some(expected), Some(found)) = (sha256, info.sha256())
             && expected != found
         {
@@ -109,7 +109,7 @@ impl Hub<'_> {
         })?;
         if let Ok(meta) = fs::metadata(&blob) {
             if info.size.is_none_or(|size| size == meta.len()) {
-                return self.check_known(&blob, file, info, sha256);
+                return self.check_known(&blob, file, info, sha256).map(|()| false);
             }
             fs::remove_file(&blob).map_err(|e| Error::io(&blob, "removing a file of the wrong length", e))?;
         }
@@ -135,7 +135,7 @@ impl Hub<'_> {
             Ok(()) => {
                 replace(&path, &blob)?;
                 self.progress.finish();
-                Ok(())
+                Ok(true)
             }
             Err(error) => {
                 // A partial download is resumed; wrong bytes, or none, are of no use.

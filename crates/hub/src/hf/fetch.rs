@@ -7,6 +7,7 @@ use ureq::http::Method;
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
+use crate::fetched::Fetched;
 use crate::hf::choose::{Want, choose, choose_file, choose_named, shards_of};
 use crate::hf::download::FileInfo;
 use crate::hf::listing::Listing;
@@ -207,8 +208,16 @@ impl<'a> Hub<'a> {
             None => self.describe(commit, file, self.retries)?,
         };
         let url = self.resolve_url(commit, file);
-        self.download(store, &url, file, &info, sha256)?;
-        store.link(&info.etag, commit, file)
+        let is_fetched = self.download(store, &url, file, &info, sha256)?;
+        let path = store.link(&info.etag, commit, file)?;
+        let mut fetched = Fetched::of(self.cache, &self.asked.repo);
+        if is_fetched || fetched.has_blob(store, &info.etag) {
+            // The model is there and works; clients of a server cannot delete it.
+            if let Err(error) = fetched.add(store, &info.etag, commit, file) {
+                self.progress.note(&error.to_string());
+            }
+        }
+        Ok(path)
     }
 
     /// Requests the description of a file of a revision.

@@ -29,8 +29,13 @@ pub(crate) struct RepoStore {
 impl RepoStore {
     /// The repository `repo` (`org/name`, checked) in the hub cache at `hub`.
     pub(crate) fn new(hub: &Path, repo: &str) -> Self {
-        let name = format!("models--{}", repo.replace('/', "--"));
+        let name = Self::folder_name(repo);
         Self { folder: hub.join(&name), locks: hub.join(".locks").join(name) }
+    }
+
+    /// The name of a repository's folder in the hub cache.
+    pub(crate) fn folder_name(repo: &str) -> String {
+        format!("models--{}", repo.replace('/', "--"))
     }
 
     /// The repository that a folder of the hub cache belongs to.

@@ -8,6 +8,7 @@ mod sampling;
 
 use std::num::NonZero;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -108,6 +109,10 @@ pub struct Serve {
     #[arg(skip)]
     adapters: Mutex<Vec<(String, Lora)>>,
 
+    /// The first model has been loaded, and the server is ready.
+    #[arg(skip)]
+    is_prepared: AtomicBool,
+
     /// Models that compute on the same processors take turns.
     #[arg(skip)]
     turns: Arc<Turns>,
@@ -191,7 +196,7 @@ impl Serve {
     }
 
     async fn serve(self) -> anyhow::Result<()> {
-        let (listener, gate) = self.gate.open()?;
+        let (listener, gate) = self.gate.open(self.prefix_cache.as_deref())?;
         let scheme = if gate.tls.is_some() { "https" } else { "http" };
         let address = listener.local_addr()?;
         if let Some(tls) = gate.tls.clone() {
@@ -208,12 +213,14 @@ impl Serve {
             sampling: self.sampling.choice(),
         };
         let drain = Duration::from_secs(self.drain);
-        let app = App::new(options, Arc::new(self));
+        let serve = Arc::new(self);
+        let app = App::new(options, serve.clone());
         tell!("listening at {scheme}://{address}");
         let preparing = app.clone();
         let prepared = async move {
             let begun = std::time::Instant::now();
             preparing.prepare().await?;
+            serve.is_prepared.store(true, Ordering::Relaxed);
             tell!("ready after {:.1} s", begun.elapsed().as_secs_f64());
             // Only a failure ends the server.
             std::future::pending::<anyhow::Result<()>>().await
@@ -299,6 +306,13 @@ impl Serve {
     }
 }
 
+impl Serve {
+    /// As clients are told it.
+    fn load_error(&self, error: &anyhow::Error) -> LoadError {
+        LoadError { message: self.told_to_clients(&output::message(error)), does_not_fit: false }
+    }
+}
+
 impl Loader for Serve {
     fn load(&self, name: &str) -> Result<Loaded, LoadError> {
         let mut loaded = self.make(name);
@@ -315,13 +329,19 @@ impl Loader for Serve {
                 (_, Some(speech::Error::Device(error))) => refused(error),
                 _ => false,
             };
-            LoadError { message: output::message(&error), does_not_fit }
+            // Before the server is ready, the first model's error is the operator's.
+            let is_first = self.configs.first().is_some_and(|config| config.name() == name);
+            let whole = output::message(&error);
+            let message = match is_first && !self.is_prepared.load(Ordering::Relaxed) {
+                true => whole,
+                false => self.told_to_clients(&whole),
+            };
+            LoadError { message, does_not_fit }
         })
     }
 
     fn open(&self, name: &str) -> Result<Model, LoadError> {
-        self.look_into(name)
-            .map_err(|error| LoadError { message: output::message(&error), does_not_fit: false })
+        self.look_into(name).map_err(|error| self.load_error(&error))
     }
 
     fn installed(&self) -> Vec<String> {
@@ -337,8 +357,7 @@ impl Loader for Serve {
     }
 
     fn open_adapter(&self, name: &str) -> Result<Adapter, LoadError> {
-        self.open_served(name)
-            .map_err(|error| LoadError { message: output::message(&error), does_not_fit: false })
+        self.open_served(name).map_err(|error| self.load_error(&error))
     }
 
     fn remove_adapter(&self, name: &str) {

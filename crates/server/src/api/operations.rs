@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::{Extension, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -18,6 +18,7 @@ use super::body::{JsonBody, text_or_null};
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::models::ModelStatus;
+use crate::request::Caller;
 use crate::stats::{Gauge, Histogram, Stats};
 
 /// All paths of these.
@@ -157,12 +158,14 @@ fn of_memory(memories: &[MemoryStatus]) -> String {
     out
 }
 
-async fn slots(State(app): State<App>) -> Json<Value> {
+/// A slot of another key is busy, and nothing more is said of it.
+async fn slots(State(app): State<App>, Extension(caller): Extension<Caller>) -> Json<Value> {
     let mut slots = Vec::new();
-    for model in app.activity() {
+    for model in app.activity(&caller) {
         for id in 0..model.n_slots.max(model.requests.len()) {
             slots.push(match model.requests.get(id) {
-                Some(request) => json!({
+                Some(None) => json!({ "id": id, "model": model.id, "is_processing": true }),
+                Some(Some(request)) => json!({
                     "id": id, "model": model.id, "is_processing": true, "request_id": request.id,
                     "n_prompt_tokens": request.n_prompt, "n_decoded": request.n_decoded,
                     "seconds": request.age.as_secs_f64(),

@@ -3,11 +3,12 @@
 //! A loaded model gets and loses adapters between two steps ([`engine::Engine::set_adapters`]), by plans that are made while it computes:
 //! its running answers go on, and what was cached stays.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use engine::{AdapterPlanner, PlannedAdapters};
 
 use super::{Entry, Model, Models, ServedAdapter};
+use crate::access::tenant;
 use crate::app::blocking;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::worker::Worker;
@@ -39,6 +40,9 @@ impl Models {
             );
             return Err(ApiError::invalid("lora_name", message));
         }
+        if known.is_some() {
+            self.check_owner(&name)?;
+        }
         self.loader.remove_adapter(&name);
         let added = self.loader.add_adapter(adapter);
         let changed = match added {
@@ -48,6 +52,8 @@ impl Models {
         if changed.is_err() {
             self.loader.remove_adapter(&name);
             known.map(|known| self.loader.add_adapter(known)).transpose()?;
+        } else {
+            self.adapter_owners.lock().unwrap_or_else(PoisonError::into_inner).insert(name, tenant());
         }
         changed.map_err(|error| match error.kind {
             // The files, or that they do not fit the model.
@@ -62,9 +68,24 @@ impl Models {
             let message = format!("there is no adapter `{name}`");
             return Err(ApiError::new(ErrorKind::NotFound, message));
         };
+        self.check_owner(name)?;
         let entry = self.find(&adapter.model).await?;
         self.loader.remove_adapter(name);
+        self.adapter_owners.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
         self.take_adapter(&entry, name).await
+    }
+
+    /// # Errors
+    /// An adapter is another key's, or of the command line: the caller may use it, and no more.
+    fn check_owner(&self, name: &str) -> Result<()> {
+        let owners = self.adapter_owners.lock().unwrap_or_else(PoisonError::into_inner);
+        // Without keys, everybody may.
+        if tenant() == 0 || owners.get(name) == Some(&tenant()) {
+            return Ok(());
+        }
+        let message =
+            format!("the adapter `{name}` was not loaded with this key, which cannot replace or unload it");
+        Err(ApiError::new(ErrorKind::Forbidden, message))
     }
 
     /// Give a model an adapter that the loader knows: between two steps if it is loaded, and as a part of it otherwise.

@@ -4,9 +4,11 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use super::{Entry, Model, Models, PullProgress, TextModel, unload};
+use crate::access::tenant;
 use crate::app::blocking;
 use crate::details::ModelDetails;
-use crate::error::{ApiError, ErrorKind, Result, without_folders};
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::paths::without_folders;
 
 impl Models {
     pub(super) fn entries(&self) -> Vec<Arc<Entry>> {
@@ -51,8 +53,12 @@ impl Models {
     }
 
     /// Unload a model, at once or when the last request that uses it has ended; its id.
+    ///
+    /// # Errors
+    /// There is none of this name, or another key wants it to stay.
     pub(crate) async fn unload(&self, name: &str) -> Result<String> {
         let entry = self.find(name).await?;
+        give_up(&entry)?;
         // A load that is on its way ends first.
         drop(entry.loaded.lock().await);
         if !unload(&entry, |_| true) {
@@ -82,7 +88,7 @@ impl Models {
             let opened = match loaded {
                 Some(model) => model,
                 None => Arc::new(loader.open(&entry.id).map_err(|error| {
-                    let words = without_folders(&error.message);
+                    let words = without_folders(&error.message, []);
                     let message = format!("the model `{}` cannot be read: {words}", entry.id);
                     ApiError::new(ErrorKind::NotFound, message)
                 })?),
@@ -111,6 +117,9 @@ impl Models {
         }
         // Whether clients may delete at all is said before whether there is such a model.
         let entry = self.find(name).await.ok();
+        if let Some(entry) = &entry {
+            give_up(entry)?;
+        }
         let (loader, id) = (self.loader.clone(), entry.as_ref().map_or(name, |entry| &entry.id).to_owned());
         blocking(move || loader.delete(&id)).await?;
         // The answers that are being written keep their model until they end.
@@ -118,6 +127,21 @@ impl Models {
         entries.retain(|other| entry.as_ref().is_none_or(|entry| !Arc::ptr_eq(other, entry)));
         Ok(())
     }
+}
+
+/// The caller wants a model no longer.
+///
+/// # Errors
+/// Another key does.
+fn give_up(entry: &Entry) -> Result<()> {
+    let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_wanted = shown.claims.give_up(tenant(), Instant::now());
+    shown.expires = shown.claims.until();
+    if is_wanted {
+        let message = format!("the model `{}` stays as it is: another key of this server uses it", entry.id);
+        return Err(ApiError::new(ErrorKind::Forbidden, message));
+    }
+    Ok(())
 }
 
 /// Ollama's clients say `name:latest` for a name without a tag.

@@ -17,7 +17,12 @@ pub(crate) struct TextModel {
     pub(crate) id: String,
     pub(crate) facts: Arc<Facts>,
     pub(crate) worker: Worker,
+    /// Whose request it answers.
+    pub(super) tenant: u64,
 }
+
+/// What is made so quickly that its time tells nobody what others ask is kept for all tenants.
+const EVERYBODY: u64 = 0;
 
 /// What a thread tells of its engine when it has loaded.
 pub(crate) struct Facts {
@@ -58,7 +63,7 @@ impl Facts {
     /// # Errors
     /// A trigger is not valid, or takes too much memory.
     pub(crate) fn triggers(&self, triggers: &[Trigger]) -> Result<Arc<Triggers>> {
-        self.triggers.get(&triggers.to_vec(), || {
+        self.triggers.get(EVERYBODY, &triggers.to_vec(), || {
             let compiled = Triggers::new(triggers);
             let wrong = |error: text::Error| format!("`grammar_triggers`: {error}");
             compiled.map(Arc::new).map_err(|error| ApiError::invalid("grammar_triggers", wrong(error)))
@@ -67,21 +72,11 @@ impl Facts {
 
     /// DRY's breakers made ready for this vocabulary, once for all requests that have the same.
     pub(crate) fn breakers(&self, breakers: &DryBreakers) -> DryBreakers {
-        let made = self.breakers.get(&breakers.texts().to_vec(), || {
+        let made = self.breakers.get(EVERYBODY, &breakers.texts().to_vec(), || {
             breakers.prepare(&self.tokenizer);
             Ok(breakers.clone())
         });
         made.unwrap_or_else(|_| breakers.clone())
-    }
-
-    /// What holds an answer to a grammar.
-    ///
-    /// # Errors
-    /// The grammar is not valid or not supported, or the vocabulary cannot spell how its texts begin.
-    pub(crate) fn matcher(&self, grammar: &Grammar) -> Result<Matcher> {
-        let matcher = self.matchers.get(grammar, || self.compile(grammar))?;
-        warnings::unenforced(matcher.unenforced());
-        Ok(matcher)
     }
 
     fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
@@ -135,6 +130,17 @@ impl TextModel {
 }
 
 impl TextModel {
+    /// What holds an answer to a grammar.
+    ///
+    /// # Errors
+    /// The grammar is not valid or not supported, or the vocabulary cannot spell how its texts begin.
+    pub(crate) fn matcher(&self, grammar: &Grammar) -> Result<Matcher> {
+        let matcher =
+            self.facts.matchers.get(self.tenant, grammar, || self.facts.compile(grammar))?;
+        warnings::unenforced(matcher.unenforced());
+        Ok(matcher)
+    }
+
     /// The prompt that has the model fill a gap, and the tokens that end what fills it.
     ///
     /// # Errors

@@ -1,10 +1,12 @@
 //! The server's own pages: `/` is a chat, `/status` shows what the server is doing.
 //!
-//! Each page is one file in the binary, with its style and its script inside, and asks nothing of other hosts. The content
-//! security policy names the hash of each inline block, so markup that a model writes can run nothing.
+//! A page is written as a file of HTML that names its styles and scripts, and is served as one: they are put where they are named. It
+//! asks nothing of other hosts. The content security policy names the hash of each inline block, so markup that a model writes can run
+//! nothing.
 
 use std::sync::LazyLock;
 
+use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -14,6 +16,19 @@ use sha2::{Digest, Sha256};
 
 static CHAT: LazyLock<Page> = LazyLock::new(|| Page::new(include_str!("chat.html")));
 static STATUS: LazyLock<Page> = LazyLock::new(|| Page::new(include_str!("status.html")));
+
+/// What the pages name: styles and scripts. Scripts of a page share one scope, in the order in which it names them.
+const FILES: [(&str, &str); 9] = [
+    ("common.css", include_str!("common.css")),
+    ("chat.css", include_str!("chat.css")),
+    ("status.css", include_str!("status.css")),
+    ("common.js", include_str!("common.js")),
+    ("math.js", include_str!("math.js")),
+    ("markdown.js", include_str!("markdown.js")),
+    ("store.js", include_str!("store.js")),
+    ("chat.js", include_str!("chat.js")),
+    ("status.js", include_str!("status.js")),
+];
 
 /// Paths that need no API key: the pages hold nothing secret, and ask for the key themselves.
 pub(crate) const PUBLIC: [&str; 2] = ["/", "/status"];
@@ -27,21 +42,22 @@ pub fn router<S: Clone + Send + Sync + 'static>() -> axum::Router<S> {
 
 /// A page and the headers that depend on its text.
 struct Page {
-    html: &'static str,
+    html: Bytes,
     etag: String,
     policy: String,
 }
 
 impl Page {
-    fn new(html: &'static str) -> Page {
-        let etag = format!("\"{}\"", URL_SAFE_NO_PAD.encode(&Sha256::digest(html)[..12]));
+    fn new(named: &str) -> Page {
+        let html = with_files(named);
+        let etag = format!("\"{}\"", URL_SAFE_NO_PAD.encode(&Sha256::digest(&html)[..12]));
         let policy = format!(
             "default-src 'none'; script-src {}; style-src {}; img-src 'self' data: blob:; media-src 'self' data: blob:; \
              connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-            hashes(html, "script"),
-            hashes(html, "style"),
+            hashes(&html, "script"),
+            hashes(&html, "style"),
         );
-        Page { html, etag, policy }
+        Page { html: html.into(), etag, policy }
     }
 
     fn respond(&self, headers: &HeaderMap) -> Response {
@@ -53,7 +69,7 @@ impl Page {
             .any(|tag| matches!(tag.trim().trim_start_matches("W/"), tag if tag == "*" || tag == self.etag));
         let mut response = match known {
             true => StatusCode::NOT_MODIFIED.into_response(),
-            false => self.html.into_response(),
+            false => self.html.clone().into_response(),
         };
         let fixed = [
             (header::CONTENT_TYPE, "text/html; charset=utf-8"),
@@ -72,6 +88,17 @@ impl Page {
         }
         response
     }
+}
+
+/// A page with the styles and scripts that it names in it.
+fn with_files(named: &str) -> String {
+    FILES.iter().fold(named.to_owned(), |html, (name, text)| {
+        html.replace(
+            &format!("<link rel=\"stylesheet\" href=\"{name}\">"),
+            &format!("<style>\n{text}</style>"),
+        )
+        .replace(&format!("<script src=\"{name}\"></script>"), &format!("<script>\n{text}</script>"))
+    })
 }
 
 /// The sources of a policy that allow the page's own inline blocks of this element, and nothing else.
@@ -100,10 +127,13 @@ mod tests {
 
     #[test]
     fn pages_have_no_inline_handlers_and_ask_no_other_host() {
-        for page in [&*CHAT, &*STATUS] {
-            assert_eq!(page.policy.matches("'sha256-").count(), 2, "one script and one style");
-            for forbidden in [" onclick=", " onload=", " style=", " src=\"http", "innerHTML", "eval("] {
-                assert!(!page.html.contains(forbidden), "{forbidden} would break the policy or be unsafe");
+        for (page, n_blocks) in [(&*CHAT, 7), (&*STATUS, 4)] {
+            assert_eq!(page.policy.matches("'sha256-").count(), n_blocks, "each style and each script");
+            let html = std::str::from_utf8(&page.html).unwrap();
+            for forbidden in
+                [" onclick=", " onload=", " style=", " src=\"", "stylesheet", "innerHTML", "eval("]
+            {
+                assert!(!html.contains(forbidden), "{forbidden} would break the policy or be unsafe");
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The adapters of a server's models: those of the command line, and those that clients load from the folder of `--lora-dir`.
 
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::sync::PoisonError;
 
 use anyhow::{Context, bail};
@@ -43,9 +43,17 @@ impl Serve {
         let served = |(model, lora): &(String, Lora)| ServedAdapter {
             name: lora.name.clone(),
             model: model.clone(),
-            path: lora.path.display().to_string(),
+            path: self.shown(&lora.path),
         };
         self.with_adapters(|adapters| adapters.iter().map(served).collect())
+    }
+
+    /// What clients are told of an adapter's place: the path from the folder of `--lora-dir` on, or its last name.
+    fn shown(&self, path: &Path) -> String {
+        let folder = self.lora_dir.as_ref().and_then(|folder| folder.canonicalize().ok());
+        let relative = folder.as_ref().and_then(|folder| path.strip_prefix(folder).ok());
+        let name = || path.file_name().map(Path::new);
+        relative.or_else(name).unwrap_or(path).display().to_string()
     }
 
     /// Open the files of one.
@@ -60,7 +68,7 @@ impl Serve {
     pub(super) fn add_for_client(&self, adapter: ServedAdapter) -> server::Result<()> {
         let ServedAdapter { name, model, path } = adapter;
         // One that was there before, and comes back.
-        let known = self.lora.lora.iter().find(|lora| lora.name == name && Path::new(&path) == lora.path);
+        let known = self.lora.lora.iter().find(|lora| lora.name == name && path == self.shown(&lora.path));
         let lora = match (known, &self.lora_dir) {
             (Some(known), _) => known.clone(),
             (None, Some(folder)) => Lora { name, path: within(folder, &path)?, factor: 1.0 },
@@ -74,22 +82,71 @@ impl Serve {
     }
 }
 
-/// A path within a folder, from there on or from the root.
-fn within(folder: &Path, path: &str) -> server::Result<std::path::PathBuf> {
-    let missing = |error: std::io::Error| {
-        ApiError::new(ErrorKind::NotFound, format!("the adapter {path} cannot be opened: {error}"))
+/// A path within a folder, from there on or from the root. What is elsewhere stays unknown: it is as if it were not there, and nobody
+/// looks whether it is.
+fn within(folder: &Path, path: &str) -> server::Result<PathBuf> {
+    let missing = || {
+        let message = format!("there is no adapter {path:?} in the folder of --lora-dir");
+        ApiError::new(ErrorKind::NotFound, message)
     };
-    let folder = folder.canonicalize().map_err(missing)?;
-    let found = folder.join(path).canonicalize();
-    match found {
-        Ok(found) if found.starts_with(&folder) => Ok(found),
-        // What is elsewhere stays unknown.
-        Ok(_) => {
-            Err(ApiError::new(ErrorKind::Forbidden, format!("{path} is not in the folder of --lora-dir")))
+    let real = folder.canonicalize().map_err(|error| {
+        tracing::warn!("--lora-dir {}: {error}", folder.display());
+        missing()
+    })?;
+    let asked = Path::new(path);
+    let relative = [folder, &real].into_iter().find_map(|folder| asked.strip_prefix(folder).ok());
+    let relative = relative.unwrap_or(asked);
+    let is_inside =
+        relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    let found = is_inside.then(|| real.join(relative).canonicalize().ok()).flatten();
+    // A link may lead elsewhere.
+    found.filter(|found| found.starts_with(&real)).ok_or_else(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_outside_is_as_if_it_were_not_there() {
+        let outer = tempfile::tempdir().unwrap();
+        let folder = outer.path().join("lora");
+        std::fs::create_dir_all(folder.join("a/b")).unwrap();
+        std::fs::write(outer.path().join("keys"), "x").unwrap();
+        std::fs::create_dir(outer.path().join("lora2")).unwrap();
+        let real = folder.canonicalize().unwrap();
+        for path in ["a", "a/b", "./a", folder.join("a").to_str().unwrap()] {
+            assert!(within(&folder, path).unwrap().starts_with(&real), "{path}");
         }
-        Err(error) if Path::new(path).is_relative() => Err(missing(error)),
-        Err(_) => {
-            Err(ApiError::new(ErrorKind::Forbidden, format!("{path} is not in the folder of --lora-dir")))
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(outer.path().join("keys"), folder.join("link")).unwrap();
+            std::os::unix::fs::symlink("circle", folder.join("circle")).unwrap();
+        }
+        let long = "x".repeat(5_000);
+        let (there, not_there) = (outer.path().join("keys"), outer.path().join("nothing"));
+        for path in [
+            "../keys",
+            "../nothing",
+            "a/../../keys",
+            "a/../a",
+            "../lora2",
+            "../lora/a",
+            there.to_str().unwrap(),
+            not_there.to_str().unwrap(),
+            "/etc/passwd",
+            "/root/.ssh/id_rsa",
+            "link",
+            "link/x",
+            "circle",
+            "missing",
+            "a/missing",
+            "a\0b",
+            &long,
+        ] {
+            let error = within(&folder, path).unwrap_err();
+            let message = format!("there is no adapter {path:?} in the folder of --lora-dir");
+            assert_eq!((error.kind, error.message), (ErrorKind::NotFound, message));
         }
     }
 }

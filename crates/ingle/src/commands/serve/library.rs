@@ -1,5 +1,7 @@
 //! What the server asks of the cache: which models are there, and, with `--allow-pull`, fetching and removing them for clients.
 
+use std::path::{Path, PathBuf};
+
 use engine::{Model, TokenizerSource};
 use server::{ApiError, ErrorKind, PullProgress};
 
@@ -60,14 +62,14 @@ impl Serve {
             .fetch
             .cache()
             .and_then(|cache| hub::fetch(&reference, &cache, &self.fetch.options()?, &mut told));
-        fetched.map(drop).map_err(api_error)
+        fetched.map(drop).map_err(|error| self.api_error(error))
     }
 
     pub(super) fn delete_for_client(&self, name: &str) -> server::Result<()> {
         self.check_allowed("delete")?;
-        let reference = hub::ModelRef::parse(name).map_err(api_error)?;
-        let freed =
-            self.fetch.cache().and_then(|cache| hub::remove(&reference, &cache)).map_err(api_error)?;
+        let reference = hub::ModelRef::parse_name(name).map_err(|error| self.api_error(error))?;
+        let freed = self.fetch.cache().and_then(|cache| hub::remove_fetched(&reference, &cache));
+        let freed = freed.map_err(|error| self.api_error(error))?;
         tracing::info!("deleted {name} for a client: {freed} bytes freed");
         Ok(())
     }
@@ -90,8 +92,10 @@ impl Serve {
             Some(place) => format!("hf:{place}"),
             None => bare.to_owned(),
         };
-        match hub::ModelRef::parse(&text).map_err(api_error)? {
-            hub::ModelRef::Path(_) => {
+        let told = |error| self.api_error(error);
+        match hub::ModelRef::parse_name(&text).map_err(told)? {
+            // What other programs have is the operator's to name.
+            hub::ModelRef::Path(_) | hub::ModelRef::Store(_) => {
                 let message = format!(
                     "the model `{name}` is not known here, expected a name of the catalog or hf:org/repo[/file][@revision]"
                 );
@@ -99,18 +103,50 @@ impl Serve {
             }
             // By its first name, which is the cache's.
             hub::ModelRef::Catalog(name) => {
-                let catalog = match self.fetch.catalog().map_err(api_error)? {
+                let catalog = match self.fetch.catalog().map_err(told)? {
                     Some(catalog) => catalog,
-                    None => hub::Catalog::builtin().map_err(api_error)?,
+                    None => hub::Catalog::builtin().map_err(told)?,
                 };
-                Ok(match catalog.find(&name).map_err(api_error)? {
+                Ok(match catalog.find(&name).map_err(told)? {
                     hub::Entry::Pinned(model) => hub::ModelRef::Catalog(model.name.clone()),
                     // The cache lists what it has of the hub by repository.
                     hub::Entry::Public(model) => hub::ModelRef::Hub(model.place),
                 })
             }
-            reference @ (hub::ModelRef::Hub(_) | hub::ModelRef::Store(_)) => Ok(reference),
+            reference @ hub::ModelRef::Hub(_) => Ok(reference),
         }
+    }
+
+    fn api_error(&self, error: hub::Error) -> ApiError {
+        use hub::Error as E;
+        let kind = match &error {
+            E::BadReference { .. } | E::Ambiguous { .. } | E::NothingToLoad { .. } => ErrorKind::Invalid,
+            E::NoSuchPath { .. } | E::UnknownModel { .. } | E::NotFound { .. } | E::NotInstalled { .. } => {
+                ErrorKind::NotFound
+            }
+            E::NotOurs { .. }
+            | E::NotOurStore { .. }
+            | E::NotFetched { .. }
+            | E::Unauthorized { .. }
+            | E::Gated { .. } => ErrorKind::Forbidden,
+            // The network, the disk, or a source that is not as it should be; the enum may grow.
+            _ => ErrorKind::Unavailable,
+        };
+        ApiError::new(kind, self.told_to_clients(&error.to_string()))
+    }
+
+    /// A message as clients get it: files by their names, and nothing of where they are, which only the log says.
+    pub(super) fn told_to_clients(&self, whole: &str) -> String {
+        let real = self.lora_dir.as_ref().and_then(|folder| folder.canonicalize().ok());
+        let cache = self.fetch.cache().ok();
+        let of_cache = cache.iter().flat_map(|cache| [cache.hub(), cache.root()]);
+        let sources = self.configs.iter().filter_map(|config| Path::new(&config.source).parent());
+        let given = [&self.lora_dir, &self.prefix_cache, &real].into_iter().flatten().map(PathBuf::as_path);
+        let told = server::without_folders(whole, of_cache.chain(sources).chain(given));
+        if told != whole {
+            tracing::warn!("{whole}");
+        }
+        told
     }
 }
 
@@ -143,20 +179,6 @@ impl hub::Progress for Told<'_> {
     }
 }
 
-fn api_error(error: hub::Error) -> ApiError {
-    use hub::Error as E;
-    let kind = match &error {
-        E::BadReference { .. } | E::Ambiguous { .. } | E::NothingToLoad { .. } => ErrorKind::Invalid,
-        E::NoSuchPath { .. } | E::UnknownModel { .. } | E::NotFound { .. } | E::NotInstalled { .. } => {
-            ErrorKind::NotFound
-        }
-        E::NotOurs { .. } | E::Unauthorized { .. } | E::Gated { .. } => ErrorKind::Forbidden,
-        // The network, the disk, or a source that is not as it should be; the enum may grow.
-        _ => ErrorKind::Unavailable,
-    };
-    ApiError::new(kind, error.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -187,6 +209,9 @@ mod tests {
             ("/etc/passwd", ErrorKind::NotFound),
             ("./m.gguf", ErrorKind::NotFound),
             ("llama9", ErrorKind::NotFound),
+            // A file in the folder that the tests run in, and another program's model.
+            ("Cargo.toml", ErrorKind::NotFound),
+            ("ollama:llama3", ErrorKind::NotFound),
             ("hf:org", ErrorKind::Invalid),
             ("hf.co/org/repo:", ErrorKind::Invalid),
             ("", ErrorKind::Invalid),

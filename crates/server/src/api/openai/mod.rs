@@ -102,6 +102,7 @@ fn model_json(status: &ModelStatus, created: u64) -> Value {
             model["max_model_len"] = json!(text.n_ctx);
             model["meta"] = json!({
                 "n_ctx": text.n_ctx, "n_ctx_train": text.n_ctx_train, "n_vocab": text.n_vocab, "size": text.file_bytes,
+                "device": text.device,
             });
         }
         Some(LoadedStatus::Embedder { n_dims, max_tokens, .. }) => {
