@@ -92,7 +92,8 @@ pub(crate) fn base(data: &[u8]) {
 }
 
 fn same(a: &Checkpoint, b: &Checkpoint) {
-    use formats::base::{FILES_PREFIX, HEADER_PREFIX, TOKENIZER_KEY};
+    use formats::base::HEADER_PREFIX;
+    use weights::keys::{FILES_PREFIX, TOKENIZER_KEY};
 
     assert_eq!(a.naming, b.naming);
     assert_eq!(a.tensors.len(), b.tensors.len());

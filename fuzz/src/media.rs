@@ -10,8 +10,8 @@ use crate::files::fixture;
 
 /// Blocks of a second.
 const MAX_BLOCKS: usize = 60;
-/// Bytes of pixels: larger pictures are right too, but a fuzzer learns nothing from them.
-const MAX_SIDE: u32 = 2048;
+/// Pixels of a side: larger pictures are right too, but a fuzzer learns nothing from them.
+const MAX_SIDE: usize = 2048;
 
 /// A recording of any bytes, in any container and codec that is decoded: finite samples or an error.
 ///
@@ -50,11 +50,11 @@ pub(crate) fn image(data: &[u8]) {
     let spec = SPEC.get_or_init(|| {
         let checkpoint = formats::open(&fixture("models/qwen2_5_vl"), Access::Read).expect("the fixture");
         let spec = ModelSpec::from_checkpoint(&checkpoint).expect("the fixture's numbers");
-        spec.vision.as_deref().expect("a tower").clone()
+        spec.vision.expect("a tower")
     });
     let Ok(colours) = vision::decode(data) else { return };
     assert_eq!(colours.bytes.len(), colours.height * colours.width * 3);
-    if colours.height.max(colours.width) <= MAX_SIDE as usize
+    if colours.height.max(colours.width) <= MAX_SIDE
         && let Ok(picture) = vision::prepare(spec, colours)
     {
         spec.check(&picture).expect("a picture that was made for this tower");

@@ -44,12 +44,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut engine = new_engine();
     let prompt: Vec<u32> = (0..20).map(|i| (i * 37 + 11) % 150).collect();
     let mut cache = PromptCache::open(&mut engine, &file).expect("no file yet");
-    let request = Request {
-        prompt: prompt.clone(),
-        max_tokens: 1,
-        sampling: SamplingParams::greedy(),
-        ..Request::default()
-    };
+    let request =
+        Request { max_tokens: Some(1), sampling: SamplingParams::greedy(), ..Request::new(prompt.clone()) };
     engine.complete(request).expect("an answer");
     cache.save(&mut engine, &prompt).expect("a prompt cache");
     vec![std::fs::read(file).expect("a prompt cache"), b"INGLE".to_vec()]

@@ -17,7 +17,7 @@ pub(crate) fn tokenizer(data: &[u8]) {
     let text = String::from_utf8_lossy(text);
     let Ok(tokens) = tokenizer.encode_with_bos(&text, text::Specials::Parse) else { return };
     let whole = tokenizer.decode(&tokens, false);
-    let mut stream = text::Detokenizer::new(&tokenizer, text::ShowSpecial::None);
+    let mut stream = text::Detokenizer::new(&tokenizer, text::ShowSpecial::Nothing);
     let mut pieces = String::new();
     for token in tokens {
         pieces.push_str(stream.push(&tokenizer, token));
@@ -27,8 +27,8 @@ pub(crate) fn tokenizer(data: &[u8]) {
     assert!(pieces == whole || pieces.strip_prefix(' ') == Some(&whole), "{pieces:?} {whole:?}");
 }
 
-/// A chat template of any text, rendered with a small conversation. A first line `!N` repeats the rest of the input's
-/// lines N times, and a loop around it makes what is doubled double: libFuzzer does not find such structure alone.
+/// A chat template of any text, rendered with a small conversation. After a first line `!loop` the rest is the body of a
+/// loop, so that what is doubled doubles: libFuzzer does not find such structure alone.
 pub(crate) fn template(data: &[u8]) {
     let Ok(source) = std::str::from_utf8(data) else { return };
     let looped;
