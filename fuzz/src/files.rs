@@ -102,9 +102,8 @@ fn same(a: &Checkpoint, b: &Checkpoint) {
         assert_eq!(a.planes.as_slices().scales, b.planes.as_slices().scales);
         assert_eq!(a.planes.as_slices().biases, b.planes.as_slices().biases);
     }
-    let given = |key: &str| {
-        key.starts_with(HEADER_PREFIX) || key.starts_with(FILES_PREFIX) || key == TOKENIZER_KEY
-    };
+    let given =
+        |key: &str| key.starts_with(HEADER_PREFIX) || key.starts_with(FILES_PREFIX) || key == TOKENIZER_KEY;
     for (key, value) in a.metadata.iter().filter(|(key, _)| !given(key)) {
         assert_eq!(shown(value), b.metadata.get(key).map(shown).unwrap_or_default(), "{key:?}");
     }
@@ -186,7 +185,8 @@ pub(crate) fn lora(data: &[u8]) {
 /// A tower of any bytes beside a text model that is right.
 pub(crate) fn mmproj(data: &[u8]) {
     static TEXT: OnceLock<Checkpoint> = OnceLock::new();
-    let text = TEXT.get_or_init(|| formats::open(&fixture("models/gemma4_vl"), Access::Read).expect("the fixture"));
+    let text =
+        TEXT.get_or_init(|| formats::open(&fixture("models/gemma4_vl"), Access::Read).expect("the fixture"));
     let Ok(tower) = formats::gguf::parse(Map::from_slice(data), Path::new("fuzz.gguf")) else { return };
     let Ok(whole) = model::with_mmproj(text.clone(), &tower) else { return };
     if let Ok(spec) = ModelSpec::from_checkpoint(&whole) {

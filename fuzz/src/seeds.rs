@@ -95,7 +95,10 @@ pub(crate) fn safetensors() -> Vec<Vec<u8>> {
     let tensor = |kind: &str, end: usize| json!({ "dtype": kind, "shape": [2], "data_offsets": [0, end] });
     vec![
         file(json!({ "a": tensor("F32", 8), "__metadata__": { "format": "pt" } }), 8),
-        file(json!({ "a": tensor("BF16", 4), "b": { "dtype": "F16", "shape": [0], "data_offsets": [4, 4] } }), 4),
+        file(
+            json!({ "a": tensor("BF16", 4), "b": { "dtype": "F16", "shape": [0], "data_offsets": [4, 4] } }),
+            4,
+        ),
         file(json!({ "a": tensor("I64", 16) }), 16),
     ]
 }
@@ -116,7 +119,8 @@ pub(crate) fn base() -> Vec<Vec<u8>> {
 pub(crate) fn mlx() -> Vec<Vec<u8>> {
     vec![
         joined("formats/mlx/config.json", "formats/mlx/model-00001-of-00002.safetensors"),
-        [br#"{"model_type":"llama","quantization":{"bits":4,"group_size":64}}"#, &[0][..], &safetensors()[0]].concat(),
+        [br#"{"model_type":"llama","quantization":{"bits":4,"group_size":64}}"#, &[0][..], &safetensors()[0]]
+            .concat(),
     ]
 }
 
@@ -207,7 +211,9 @@ pub(crate) fn template() -> Vec<Vec<u8>> {
         // What repeats a hundred thousand times takes seconds in a build that checks.
         .filter(|source| !String::from_utf8_lossy(source).contains("00)"))
         .collect();
-    for body in ["{% set ns.x = ns.x ~ ns.x %}", "{% set ns.y = ns.y + ns.y %}", "{% set ns.y = [ns.y, ns.y] %}"] {
+    for body in
+        ["{% set ns.x = ns.x ~ ns.x %}", "{% set ns.y = ns.y + ns.y %}", "{% set ns.y = [ns.y, ns.y] %}"]
+    {
         seeds.push([b"!loop\n", body.as_bytes()].concat());
     }
     let json = read(&["chat_templates/chat_templates.json"]).concat();
@@ -258,13 +264,18 @@ pub(crate) fn answer() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn audio() -> Vec<Vec<u8>> {
-    let names = ["audio/tones.flac", "audio/tones.m4a", "audio/tones.mp3", "audio/tones.ogg", "audio/tones.opus"];
+    let names =
+        ["audio/tones.flac", "audio/tones.m4a", "audio/tones.mp3", "audio/tones.ogg", "audio/tones.opus"];
     // The first frames hold everything that a decoder can be confused by.
     let cut = |mut file: Vec<u8>| {
         file.truncate(16 << 10);
         file
     };
-    read(&names).into_iter().map(cut).chain(wav().into_iter().map(|data| [b"RIFF\xff\xff\xff\xffWAVE", &data[..]].concat())).collect()
+    read(&names)
+        .into_iter()
+        .map(cut)
+        .chain(wav().into_iter().map(|data| [b"RIFF\xff\xff\xff\xffWAVE", &data[..]].concat()))
+        .collect()
 }
 
 /// What comes after `WAVE`.

@@ -75,7 +75,8 @@ pub(crate) fn grammar(data: &[u8]) {
         b'l' => Grammar::Lark(text.to_owned()),
         b'c' => Grammar::Choice(text.split('\n').map(str::to_owned).collect()),
         b't' => {
-            let triggers: Vec<Trigger> = text.split('\n').map(|line| Trigger::Pattern(line.to_owned())).collect();
+            let triggers: Vec<Trigger> =
+                text.split('\n').map(|line| Trigger::Pattern(line.to_owned())).collect();
             if let Ok(triggers) = Triggers::new(&triggers) {
                 let found = triggers.find("a text with {\"name\": 1} in it", 4);
                 assert!(found.is_none_or(|at| at <= 30));
@@ -203,7 +204,9 @@ fn merged(parts: Vec<AnswerPart>) -> Vec<AnswerPart> {
             (Some(Content(before)), Content(text)) | (Some(Reasoning(before)), Reasoning(text)) => {
                 before.push_str(&text);
             }
-            (Some(CallArguments { index: a, text: before }), CallArguments { index, text }) if *a == index => {
+            (Some(CallArguments { index: a, text: before }), CallArguments { index, text })
+                if *a == index =>
+            {
                 before.push_str(&text);
             }
             (_, part) => out.push(part),

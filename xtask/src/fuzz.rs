@@ -28,7 +28,8 @@ pub fn as_rustc() -> Option<ExitCode> {
     let mut rustc = Command::new(arguments.next()?);
     let arguments: Vec<_> = arguments.collect();
     // Programs that run while the others are compiled have no fuzzer that would count.
-    let is_tool = arguments.iter().any(|argument| argument == "build_script_build" || argument == "proc-macro");
+    let is_tool =
+        arguments.iter().any(|argument| argument == "build_script_build" || argument == "proc-macro");
     let compiles = arguments.iter().any(|argument| argument == "--crate-name");
     rustc.args(&arguments);
     if compiles && !is_tool {
@@ -79,7 +80,10 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
         println!("== {name}");
         let mut command = Command::new(&fuzzer);
         command.arg(&corpus).arg(format!("-max_total_time={}", (minutes * 60.0) as u64));
-        command.arg(format!("-artifact_prefix={}/", found.display())).args(LIMITS).arg("-print_final_stats=1");
+        command
+            .arg(format!("-artifact_prefix={}/", found.display()))
+            .args(LIMITS)
+            .arg("-print_final_stats=1");
         let dictionary = Path::new("fuzz/dict").join(format!("{name}.dict"));
         if dictionary.is_file() {
             command.arg(format!("-dict={}", dictionary.display()));

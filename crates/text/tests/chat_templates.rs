@@ -177,7 +177,8 @@ fn no_operation_of_a_template_is_unbounded() {
     let test = "chat_templates::no_operation_of_a_template_is_unbounded";
     let run = |name: &str| {
         let out = std::process::Command::new(&me).args(["--exact", test]).env(NAME, name).output().unwrap();
-        let text = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        let text =
+            [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
         let said = text.lines().find(|line| line.contains("BOMB")).unwrap_or_default().to_owned();
         (!out.status.success()).then(|| format!("{name}: {} {said}", out.status))
     };
