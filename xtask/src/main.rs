@@ -1,10 +1,11 @@
-//! The test commands: `cargo xtask quick`, `cargo xtask test`, `cargo xtask full`, `cargo xtask clients`,
+//! The test commands: `cargo xtask quick`, `cargo xtask test`, `cargo xtask full`, `cargo xtask clients`, `cargo xtask fuzz`,
 //! `cargo xtask emulated-gpu` and `cargo xtask gpu-test`; and `cargo xtask cuda-kernels`.
 //!
 //! It has no dependencies, so that it compiles in a second or two and can say what this machine
 //! lacks before anything else is built.
 
 mod cuda;
+mod fuzz;
 mod lanes;
 mod setup;
 mod suites;
@@ -16,6 +17,7 @@ const HELP: &str = "\
 usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
        cargo xtask clients [ARGUMENTS OF scripts/clients]
        cargo xtask full|gpu-test|setup
+       cargo xtask fuzz [TARGET]... [--minutes N]
        cargo xtask cuda-kernels [--check] [sm_90a...]
        cargo xtask emulated-gpu [NAMES OF TESTS OF crates/device-cuda/examples/gpu_test.rs]
 
@@ -36,10 +38,15 @@ usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
   clients programs that are not ours against a real server: official clients, evaluations, routers,
           llama.cpp's server tests, a load generator; installs them into target/clients and writes
           docs/clients.md; --only official,routers runs some
+  fuzz    libFuzzer over each target of fuzz/, or those named, for N minutes each (1); what it finds is in
+          target/fuzz/found
   setup   only the checks and installations of `test`
 ";
 
 fn main() -> ExitCode {
+    if let Some(code) = fuzz::as_rustc() {
+        return code;
+    }
     let mut arguments = env::args().skip(1);
     let command = arguments.next();
     let rest: Vec<String> = arguments.collect();
@@ -51,6 +58,7 @@ fn main() -> ExitCode {
         }
         Some("full") => setup::prepare().and_then(|()| suites::full()),
         Some("clients") => setup::prepare().and_then(|()| suites::clients(&rest)),
+        Some("fuzz") => fuzz::run(&rest),
         Some("cuda-kernels") => cuda::kernels(&rest),
         Some("emulated-gpu") => setup::prepare().and_then(|()| suites::emulated_gpu(&rest)),
         Some("gpu-test") => cuda::gpu_test(),

@@ -32,7 +32,6 @@ mod plamo2;
 mod pre_tokenizer;
 mod prefixes;
 mod presets;
-mod python;
 mod ranked;
 mod rwkv;
 mod sentence_piece;

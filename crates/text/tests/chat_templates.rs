@@ -122,6 +122,164 @@ fn hostile_templates_are_errors() {
     assert!(render(deep, &[], None).is_err());
 }
 
+/// Sources that cost a process its memory, its stack or minutes unless something stops them. The fuzz target `template`
+/// starts from them too.
+fn bombs() -> Vec<(String, String)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/template/bombs.txt");
+    let text = std::fs::read_to_string(path).unwrap();
+    text.split("\n=== ")
+        .skip(1)
+        .map(|bomb| {
+            let (name, source) = bomb.split_once('\n').unwrap();
+            (name.to_owned(), repeated(source.trim_end()))
+        })
+        .collect()
+}
+
+/// `«3×ab»` as ababab.
+fn repeated(source: &str) -> String {
+    let mut out = String::new();
+    for piece in source.split('»') {
+        let (plain, times) = piece.split_once('«').unwrap_or((piece, "0×"));
+        let (n, text) = times.split_once('×').unwrap();
+        out.push_str(plain);
+        out.push_str(&text.repeat(n.parse().unwrap()));
+    }
+    out
+}
+
+/// The most memory that this process has had, in bytes, where the system says so.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+/// Each in a process of its own, so that the peak of memory is its own and a crash is seen.
+#[test]
+fn no_operation_of_a_template_is_unbounded() {
+    const NAME: &str = "INGLE_TEST_BOMB";
+    if let Ok(wanted) = std::env::var(NAME) {
+        let before = peak_memory().unwrap_or(0);
+        let (_, source) = bombs().into_iter().find(|(name, _)| *name == wanted).unwrap();
+        let messages = [serde_json::json!({"role": "user", "content": "Hi"})];
+        let started = std::time::Instant::now();
+        let got = render(&source, &messages, None);
+        let (took, got) = (started.elapsed(), got.map(|text| text.len()));
+        // Most are stopped; some do less than they seem to.
+        assert!(if wanted.ends_with("(ends)") { got.is_ok() } else { got.is_err() }, "BOMB {got:?}");
+        assert!(took < Duration::from_secs(60), "BOMB took {took:?}");
+        let peak = peak_memory().unwrap_or(0).saturating_sub(before);
+        assert!(peak < 256 << 20, "BOMB took {} MiB", peak >> 20);
+        return;
+    }
+    let me = std::env::current_exe().unwrap();
+    let test = "chat_templates::no_operation_of_a_template_is_unbounded";
+    let run = |name: &str| {
+        let out = std::process::Command::new(&me).args(["--exact", test]).env(NAME, name).output().unwrap();
+        let text =
+            [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        let said = text.lines().find(|line| line.contains("BOMB")).unwrap_or_default().to_owned();
+        (!out.status.success()).then(|| format!("{name}: {} {said}", out.status))
+    };
+    let names: Vec<String> = bombs().into_iter().map(|(name, _)| name).collect();
+    assert!(names.len() > 100);
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let wrong: Vec<String> = std::thread::scope(|scope| {
+        let work = || {
+            let mut wrong = Vec::new();
+            while let Some(name) = names.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+                wrong.extend(run(name));
+            }
+            wrong
+        };
+        let threads: Vec<_> = (0..3).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_limit_says_what_it_is() {
+    for (source, expected) in [
+        ("{{ 'x' * 100000000 }}", "more than 6710"),
+        ("{{ '{:>100000000000}'.format('a') }}", "a width or precision of 100000000000; the limit is 4096"),
+        ("{% set ns = namespace(x=1) %}{{ [ns] }}", "a namespace cannot be put into"),
+        ("{{ loop.cycle() }}", "undefined"),
+        ("{% for x in [1] %}{{ loop.cycle() }}{% endfor %}", "no items for cycling given"),
+        ("{% include 'x' %}", "a model has only one"),
+    ] {
+        let got = render(source, &[], None).unwrap_err().to_string();
+        assert!(got.contains(expected), "{source}: {got}");
+    }
+    let long = format!("{{{{ {}1 }}}}", "1 - ".repeat(600));
+    let got = render(&long, &[], None).unwrap_err().to_string();
+    assert!(got.contains("line 1: more than 500 operators within each other"), "{got}");
+}
+
+/// A template that makes its text longer with every message does so in squares of the length; long conversations may.
+#[test]
+fn a_long_conversation_renders() {
+    let messages = vec![serde_json::json!({"role": "user", "content": "x".repeat(400)}); 1000];
+    let source = "{% set ns = namespace(out='') %}{% for m in messages %}\
+        {% set ns.out = ns.out ~ m.role ~ m['content'] | trim %}{% endfor %}{{ ns.out }}";
+    assert_eq!(render(source, &messages, None).unwrap().len(), 404_000);
+}
+
+#[test]
+fn operators_do_what_pythons_do() {
+    for (source, expected) in [
+        (
+            "{{ [1, 2, 3][-2:] }}{{ [1, 2, 3][5:] }}{{ (1, 2, 3)[::-1] }}{{ 'abc'[5:] }}{{ 'abc'[-9:2] }}",
+            "[2, 3][](3, 2, 1)ab",
+        ),
+        ("{{ 'abcdef'[4:0:-2] }}{{ [1, 2, 3][10::-1] }}{{ 'abc'[:-5] }}", "ec[3, 2, 1]"),
+        (
+            "{{ (1,) + (2,) }}{{ [1] + [2] }}{{ true + 1 }}{{ 1 + 0.5 }}{{ 2 * 'ab' }}{{ 'a' * -1 }}",
+            "(1, 2)[1, 2]21.5abab",
+        ),
+        (
+            "{{ 1 < 2 < 3 }}{{ 3 > 2 > 2 }}{{ 1 in [1] }}{{ 2 not in (1,) }}{{ 'a' in {'a': 1} }}",
+            "TrueFalseTrueTrueTrue",
+        ),
+        (
+            "{{ [1, [2, (3,)]] == [1, [2, (3,)]] }}{{ {'a': [1]} == {'a': [1]} }}{{ [1] < [2] }}",
+            "TrueTrueTrue",
+        ),
+        (
+            "{% for g, xs in [{'a': 1}, {'a': 2}, {'a': 1}] | groupby('a') %}{{ g }}{{ xs | length }}{% endfor %}",
+            "1221",
+        ),
+        ("{% for g in [{'a': 1}] | groupby('a') %}{{ g.grouper }}{{ g.list }}{% endfor %}", "1[{'a': 1}]"),
+        (
+            "{{ 'a-b-c'.split('-')[-1] }}{{ 'aXbXc'.replace('X', '', 1) }}{{ [3, 4] | sum }}{{ 'ab' | last }}",
+            "cabXc7b",
+        ),
+        (
+            "{% for x in [1, 2, 3] %}{{ loop.cycle('a', 'b') }}{{ loop.changed(x > 1) }}{{ loop.length }}{% endfor %}",
+            "aTrue3bTrue3aFalse3",
+        ),
+        (
+            "{% for x in [[1, [2]]] recursive %}{% if x is iterable %}{{ loop(x) }}{% else %}{{ x }}{% endif %}{% endfor %}",
+            "12",
+        ),
+        (
+            "{% macro m(xs) %}{{ xs | join('+') }}{% endmacro %}{{ m(*[[1, 2]]) }}{{ m(**{'xs': [3]}) }}",
+            "1+23",
+        ),
+        (
+            "{{ '%s is %d' | format('a', 2) }}{{ '{0}-{b}'.format(1, b=2) }}{{ '2024{}'.format(5) }}",
+            "a is 21-220245",
+        ),
+        (
+            "{{ [{'a': {'b': 1}}] | map(attribute='a.b') | list }}{{ [{'a': {'b': 1}}] | join(',', attribute='a.b') }}",
+            "[1]1",
+        ),
+    ] {
+        assert_eq!(render(source, &[], None).unwrap(), expected, "{source}");
+    }
+}
+
 #[test]
 fn a_template_is_compiled_once_and_shared_between_threads() {
     let template = ChatTemplate::new("{% for m in messages %}{{ m.content }}{{ n }};{% endfor %}").unwrap();

@@ -4,28 +4,47 @@
 //! Of what Jinja2 can do, this is known to be missing: the `%` operator on text, a sign `+` before a number, `varargs`
 //! and `kwargs` in macros. A loop over `none`, at which Jinja2 fails, is a loop over nothing.
 
-use std::io;
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, ErrorKind, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use self_cell::self_cell;
 use serde_json::{Map, Value as Json, json};
 
-use crate::{Error, Result, python};
+use crate::{Error, Result};
+use budget::{Charged, Limits, Text};
+use values::{Dict, from_json, weight};
+
+mod budget;
+mod guards;
+mod operators;
+mod python;
+mod rewrite;
+mod values;
 
 /// The most bytes of a template's source: those in use have up to 20 KB.
 const MAX_SOURCE: usize = 1 << 20;
 /// The most bytes of a rendered conversation.
 const MAX_OUTPUT: usize = 64 << 20;
+/// Bytes of texts and lists that a rendering may make.
+const MAX_CREATED: u64 = 64 << 20;
+/// What a long conversation may add to that, for templates that make their text longer with every message.
+const MAX_CREATED_MORE: u64 = 448 << 20;
+/// Bytes that may be read for each that may be made.
+const READS: u64 = 2;
+/// How long a rendering may take. The longest conversations take some tens of milliseconds.
+const MAX_TIME: Duration = Duration::from_secs(10);
 /// Instructions that a template may take, and as many more for each message and tool. Those in use take about a
 /// hundred for a message.
 const FUEL: u64 = 1_000_000;
 const FUEL_PER_MESSAGE: u64 = 20_000;
 /// Macros within macros. Each takes kilobytes of the stack.
 const MAX_RECURSION: usize = 100;
+/// Stack for parsing and compiling, which recurse with the source; `rewrite::check_source` says how deep.
+const COMPILE_STACK: usize = 32 << 20;
 const NAME: &str = "chat";
 
 /// A conversation and what else a template may ask for.
@@ -49,48 +68,74 @@ pub struct Chat<'a> {
     pub now: Option<SystemTime>,
 }
 
+/// What the compiler made of a source.
+#[derive(Debug)]
+struct Code<'source> {
+    instructions: Instructions<'source>,
+    blocks: BTreeMap<&'source str, Instructions<'source>>,
+}
+
+self_cell!(
+    struct Compiled {
+        owner: String,
+
+        #[covariant]
+        dependent: Code,
+    }
+
+    impl {Debug}
+);
+
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    compiled: Compiled,
 }
 
 impl ChatTemplate {
     /// Compile a source.
     ///
     /// # Errors
-    /// It is not a valid template, or longer than 1 MiB.
+    /// It is not a valid template, or longer than 1 MiB, or its expressions are too long.
     pub fn new(source: &str) -> Result<ChatTemplate> {
         if source.len() > MAX_SOURCE {
             return Err(Error::TooLong { what: "the chat template", len: source.len(), limit: MAX_SOURCE });
         }
-        let mut environment = Environment::new();
-        environment.set_syntax(
-            SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?,
-        );
-        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        let compiled = Compiled::try_new(prepare(source), |source| {
+            std::thread::scope(|scope| {
+                std::thread::Builder::new()
+                    .name("template".into())
+                    .stack_size(COMPILE_STACK)
+                    .spawn_scoped(scope, || compile(source))
+                    .map_err(|e| Error::Template(format!("no thread to compile it on: {e}")))?
+                    .join()
+                    .unwrap_or_else(|_| Err(Error::Template("its compiler failed".into())))
+            })
+        })?;
+        let mut environment = Environment::empty();
         environment.set_recursion_limit(MAX_RECURSION);
-        environment.set_unknown_method_callback(unknown_method_callback);
-        environment.set_formatter(|out, _, value| python::str(value, out));
+        environment.set_formatter(|out, _, value| python::str(value, &mut Charged(out)));
+        operators::add_to(&mut environment);
+        guards::add_to(&mut environment);
         python::add_to(&mut environment);
         environment.add_function(
             "raise_exception",
             |message: &Value| -> std::result::Result<Value, minijinja::Error> {
-                let mut text = String::new();
+                let mut text = Text::default();
                 python::str(message, &mut text)?;
                 Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception")
-                    .with_source(Refused(text)))
+                    .with_source(Refused(text.finish()?)))
             },
         );
-        environment.add_template_owned(NAME, prepare(source)).map_err(failed)?;
-        Ok(ChatTemplate { environment })
+        Ok(ChatTemplate { environment, compiled })
     }
 
     /// Render a conversation.
     ///
     /// # Errors
     /// The template refuses the conversation ([`Error::TemplateRefused`]), or fails: it does what Jinja2 does not allow
-    /// either, takes too many steps, or writes more than 64 MiB.
+    /// either, takes too many steps or too long, makes more values than a template needs, or writes more than 64 MiB.
     pub fn render(&self, chat: &Chat) -> Result<String> {
         let mut context = Map::new();
         context.insert("messages".into(), chat.messages.iter().map(with_reasoning).collect());
@@ -105,15 +150,21 @@ impl ChatTemplate {
         for (name, value) in chat.extra.into_iter().flatten() {
             context.insert(name.clone(), value.clone());
         }
+        let pairs = context.iter().map(|(key, value)| Ok((Value::from(key.as_str()), from_json(value)?)));
+        let context = pairs.collect::<std::result::Result<_, _>>().and_then(Dict::value).map_err(failed)?;
         let n_tools = chat.tools.and_then(Json::as_array).map_or(0, Vec::len);
-        let fuel = FUEL + FUEL_PER_MESSAGE * (chat.messages.len() + n_tools) as u64;
+        let n_messages = (chat.messages.len() + n_tools) as u64;
 
         // Clones share the compiled template; what belongs to this conversation is set on the clone.
         let mut environment = self.environment.clone();
-        environment.set_fuel(Some(fuel));
+        environment.set_fuel(Some(FUEL + FUEL_PER_MESSAGE * n_messages));
         let now = OnceLock::new();
         let given = chat.now;
         environment.add_function("strftime_now", move |format: &str| {
+            if format.len() > guards::MAX_TIME_FORMAT {
+                let limit = guards::MAX_TIME_FORMAT;
+                return Err(python::invalid(format!("strftime_now: a format of more than {limit} bytes")));
+            }
             let now = now.get_or_init(|| match given {
                 Some(time) => jiff::Timestamp::try_from(time)
                     .map(|time| time.to_zoned(jiff::tz::TimeZone::system()))
@@ -123,11 +174,35 @@ impl ChatTemplate {
             jiff::fmt::strtime::format(format, now)
                 .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e.to_string()))
         });
-        let template = environment.get_template(NAME).map_err(failed)?;
-        let mut out = Bounded(Vec::new());
-        template.render_captured_to(Value::from(Serde(&context)), &mut out).map_err(failed)?;
-        String::from_utf8(out.0).map_err(|e| Error::Template(e.to_string()))
+        let created = weight(&context).saturating_mul(16 + n_messages).min(MAX_CREATED_MORE) + MAX_CREATED;
+        let limits = Limits { created, work: READS * created, time: MAX_TIME };
+        let mut out = String::new();
+        let (result, exceeded) = budget::within(limits, || {
+            let code = self.compiled.borrow_dependent();
+            let mut output = make_string_output(&mut out);
+            eval(&environment, &code.instructions, context, &code.blocks, &mut output, AutoEscape::None)
+                .map(|_| ())
+        });
+        if let Some(exceeded) = exceeded {
+            return Err(Error::Template(exceeded.to_string()));
+        }
+        result.map_err(failed)?;
+        if out.len() > MAX_OUTPUT {
+            return Err(Error::TooLong { what: "the conversation", len: out.len(), limit: MAX_OUTPUT });
+        }
+        Ok(out)
     }
+}
+
+/// The instructions of a source.
+fn compile(source: &str) -> Result<Code<'_>> {
+    let syntax = || SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed);
+    rewrite::check_source(source, syntax()?)?;
+    let tree = rewrite::stmt(&parse(source, NAME, syntax()?).map_err(failed)?);
+    let mut generator = CodeGenerator::new(NAME, source);
+    generator.compile_stmt(&tree);
+    let (instructions, blocks) = generator.finish();
+    Ok(Code { instructions, blocks })
 }
 
 /// A message as transformers hands it to a template: whatever name its reasoning came under, it is
@@ -183,23 +258,4 @@ fn failed(error: minijinja::Error) -> Error {
         cause = e.source();
     }
     Error::Template(error.to_string())
-}
-
-/// Takes so much output and no more.
-struct Bounded(Vec<u8>);
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_OUTPUT {
-            return Err(io::Error::other(format!(
-                "the conversation would have more than {MAX_OUTPUT} bytes"
-            )));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

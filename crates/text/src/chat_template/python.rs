@@ -3,16 +3,19 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, Tuple, ValueKind};
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
+
+use super::budget::{self, Text};
+use super::values::{is_tuple, text_len};
 
 mod json;
 
 /// Lists and objects within each other deeper than this are refused.
-const MAX_DEPTH: usize = 200;
+pub(super) const MAX_DEPTH: usize = 200;
 
 /// Append `str(value)`: text as it is, anything else as [`repr`].
-pub(crate) fn str(value: &Value, out: &mut impl Write) -> Result<(), Error> {
+pub(super) fn str(value: &Value, out: &mut impl Write) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => Ok(out.write_str(text)?),
         None if value.is_undefined() => Ok(()),
@@ -21,7 +24,7 @@ pub(crate) fn str(value: &Value, out: &mut impl Write) -> Result<(), Error> {
 }
 
 /// Append `repr(value)`.
-fn repr(value: &Value, out: &mut impl Write, depth: usize) -> Result<(), Error> {
+pub(super) fn repr(value: &Value, out: &mut impl Write, depth: usize) -> Result<(), Error> {
     check_depth(depth)?;
     match value.kind() {
         ValueKind::Undefined => out.write_str("Undefined")?,
@@ -40,7 +43,7 @@ fn repr(value: &Value, out: &mut impl Write, depth: usize) -> Result<(), Error> 
             out.write_char('}')?;
         }
         ValueKind::Seq => {
-            let tuple = value.downcast_object_ref::<Tuple>().is_some();
+            let tuple = is_tuple(value);
             out.write_char(if tuple { '(' } else { '[' })?;
             for (i, item) in value.try_iter()?.enumerate() {
                 out.write_str(if i > 0 { ", " } else { "" })?;
@@ -129,18 +132,22 @@ fn check_depth(depth: usize) -> Result<(), Error> {
 }
 
 /// Give templates Python's filters and tests where they differ from the engine's own.
-pub(crate) fn add_to(environment: &mut Environment<'static>) {
+pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter("tojson", json::to_json);
     environment.add_filter("string", |value: &Value| {
-        let mut out = String::new();
-        str(value, &mut out).map(|()| out)
+        let mut out = Text::default();
+        str(value, &mut out)?;
+        out.finish()
     });
     environment.add_filter("indent", indent);
     for name in ["length", "count"] {
-        environment.add_filter(name, |value: &Value| match value.len() {
-            Some(len) => Ok(len),
-            None if value.is_undefined() => Ok(0),
-            None => Err(invalid(format!("{} has no length", value.kind()))),
+        environment.add_filter(name, |value: &Value| {
+            budget::work(text_len(value))?;
+            match value.len() {
+                Some(len) => Ok(len),
+                None if value.is_undefined() => Ok(0),
+                None => Err(invalid(format!("{} has no length", value.kind()))),
+            }
         });
     }
     for name in ["e", "escape"] {
@@ -171,19 +178,21 @@ fn indent(
         None => " ".repeat(4),
         Some(width) => indentation(width)?,
     };
-    let mut source = String::new();
+    let mut source = Text::default();
     str(text, &mut source)?;
-    let mut out = String::with_capacity(source.len());
+    let source = source.finish()?;
+    let mut out = Text::default();
+    budget::create(16 * source.len() as u64 / 8)?;
     for (i, line) in lines(&source).into_iter().enumerate() {
         if i > 0 {
-            out.push('\n');
+            out.write_char('\n')?;
         }
         if if i > 0 { blank || !line.is_empty() } else { first } {
-            out.push_str(&spaces);
+            out.write_str(&spaces)?;
         }
-        out.push_str(line);
+        out.write_str(line)?;
     }
-    Ok(out)
+    out.finish()
 }
 
 /// A width in spaces, or the text itself.
@@ -227,23 +236,23 @@ fn escape(value: &Value) -> Result<Value, Error> {
     if value.is_safe() {
         return Ok(value.clone());
     }
-    let mut text = String::new();
+    let mut text = Text::default();
     str(value, &mut text)?;
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    let mut out = Text::default();
+    for c in text.finish()?.chars() {
         match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '\'' => out.push_str("&#39;"),
-            '"' => out.push_str("&#34;"),
-            c => out.push(c),
+            '&' => out.write_str("&amp;")?,
+            '<' => out.write_str("&lt;")?,
+            '>' => out.write_str("&gt;")?,
+            '\'' => out.write_str("&#39;")?,
+            '"' => out.write_str("&#34;")?,
+            c => out.write_char(c)?,
         }
     }
-    Ok(Value::from_safe_string(out))
+    out.finish().map(Value::from_safe_string)
 }
 
-fn invalid(message: String) -> Error {
+pub(super) fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, message)
 }
 

@@ -5,6 +5,8 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, Value};
 
+use super::super::budget::{self, Text};
+use super::super::values::weight;
 use super::{check_depth, float};
 
 /// Python's `json.dumps` as transformers offers it to templates.
@@ -34,9 +36,9 @@ pub(super) fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Resul
             _ => return Err(super::invalid("tojson: separators must be two texts".into())),
         }
     };
-    let mut out = String::new();
+    let mut out = Text::default();
     Dumps { ensure_ascii, indent, separators, sort_keys }.write(value, &mut out)?;
-    Ok(out)
+    out.finish()
 }
 
 /// The arguments of `json.dumps` that templates use.
@@ -52,15 +54,15 @@ struct Dumps {
 
 impl Dumps {
     /// Append `json.dumps(value)`.
-    fn write(&self, value: &Value, out: &mut String) -> Result<(), Error> {
+    fn write(&self, value: &Value, out: &mut Text) -> Result<(), Error> {
         self.write_at(value, out, 0)
     }
 
-    fn write_at(&self, value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
+    fn write_at(&self, value: &Value, out: &mut Text, depth: usize) -> Result<(), Error> {
         check_depth(depth)?;
         match value.kind() {
-            ValueKind::None => out.push_str("null"),
-            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::None => out.write_str("null")?,
+            ValueKind::Bool => out.write_str(if value.is_true() { "true" } else { "false" })?,
             ValueKind::Number if value.is_integer() => write!(out, "{value}")?,
             ValueKind::Number => self.float(value, out)?,
             ValueKind::String => self.text(value.as_str().unwrap_or_default(), out)?,
@@ -74,6 +76,8 @@ impl Dumps {
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sort_keys {
+                    let all = keys.iter().fold(0, |sum: u64, key| sum.saturating_add(weight(key)));
+                    budget::work(all.saturating_mul(u64::from(usize::BITS - keys.len().leading_zeros())))?;
                     keys.sort();
                 }
                 self.list('{', '}', keys.len(), out, depth, |i, out| {
@@ -81,12 +85,12 @@ impl Dumps {
                     match key.as_str() {
                         Some(text) => self.text(text, out)?,
                         None => {
-                            out.push('"');
+                            out.write_char('"')?;
                             self.write_at(key, out, depth + 1)?;
-                            out.push('"');
+                            out.write_char('"')?;
                         }
                     }
-                    out.push_str(&self.separators.1);
+                    out.write_str(&self.separators.1)?;
                     self.write_at(&value.get_item(key)?, out, depth + 1)
                 })?;
             }
@@ -102,49 +106,50 @@ impl Dumps {
         open: char,
         close: char,
         n_items: usize,
-        out: &mut String,
+        out: &mut Text,
         depth: usize,
-        mut item: impl FnMut(usize, &mut String) -> Result<(), Error>,
+        mut item: impl FnMut(usize, &mut Text) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        out.push(open);
-        let line = |out: &mut String, depth: usize| {
+        out.write_char(open)?;
+        let line = |out: &mut Text, depth: usize| {
             if let Some(indent) = self.indent.as_ref().filter(|_| n_items > 0) {
-                out.push('\n');
-                (0..depth).for_each(|_| out.push_str(indent));
+                out.write_char('\n')?;
+                (0..depth).try_for_each(|_| out.write_str(indent))?;
             }
+            Ok::<(), std::fmt::Error>(())
         };
         for i in 0..n_items {
-            out.push_str(if i > 0 { &self.separators.0 } else { "" });
-            line(out, depth + 1);
+            out.write_str(if i > 0 { &self.separators.0 } else { "" })?;
+            line(out, depth + 1)?;
             item(i, out)?;
         }
-        line(out, depth);
-        out.push(close);
+        line(out, depth)?;
+        out.write_char(close)?;
         Ok(())
     }
 
-    fn float(&self, value: &Value, out: &mut String) -> Result<(), Error> {
+    fn float(&self, value: &Value, out: &mut Text) -> Result<(), Error> {
         let x = f64::try_from(value.clone())?;
         match x {
-            _ if x.is_nan() => out.push_str("NaN"),
-            f64::INFINITY => out.push_str("Infinity"),
-            f64::NEG_INFINITY => out.push_str("-Infinity"),
+            _ if x.is_nan() => out.write_str("NaN")?,
+            f64::INFINITY => out.write_str("Infinity")?,
+            f64::NEG_INFINITY => out.write_str("-Infinity")?,
             _ => float(x, out)?,
         }
         Ok(())
     }
 
-    fn text(&self, text: &str, out: &mut String) -> std::fmt::Result {
-        out.push('"');
+    fn text(&self, text: &str, out: &mut Text) -> std::fmt::Result {
+        out.write_char('"')?;
         for c in text.chars() {
             match c {
-                '"' => out.push_str("\\\""),
-                '\\' => out.push_str("\\\\"),
-                '\n' => out.push_str("\\n"),
-                '\r' => out.push_str("\\r"),
-                '\t' => out.push_str("\\t"),
-                '\u{8}' => out.push_str("\\b"),
-                '\u{C}' => out.push_str("\\f"),
+                '"' => out.write_str("\\\"")?,
+                '\\' => out.write_str("\\\\")?,
+                '\n' => out.write_str("\\n")?,
+                '\r' => out.write_str("\\r")?,
+                '\t' => out.write_str("\\t")?,
+                '\u{8}' => out.write_str("\\b")?,
+                '\u{C}' => out.write_str("\\f")?,
                 c if c < ' ' => write!(out, "\\u{:04x}", c as u32)?,
                 // Python's escapes start behind DEL where only ASCII is wanted.
                 c if self.ensure_ascii && !c.is_ascii() => {
@@ -152,10 +157,9 @@ impl Dumps {
                         write!(out, "\\u{unit:04x}")?;
                     }
                 }
-                c => out.push(c),
+                c => out.write_char(c)?,
             }
         }
-        out.push('"');
-        Ok(())
+        out.write_char('"')
     }
 }
