@@ -432,6 +432,11 @@ impl Transcriber {
                 options.compression_ratio_threshold.is_some_and(|most| compression_ratio > most);
             let is_unsure = options.log_prob_threshold.is_some_and(|least| mean < least);
             let is_silent = options.no_speech_threshold.is_some_and(|most| no_speech_prob > most);
+            let goes_on = decision.hypothesis.tokens.len() >= bounds.max_tokens;
+            if !window.is_worth_retrying() && (is_repetitive || goes_on) {
+                // More than can be said in so short a time: nothing was said.
+                return Ok(Decision { hypothesis: Hypothesis::default(), ..decision });
+            }
             if !(is_repetitive || is_unsure) || (is_silent && is_unsure) {
                 return Ok(decision);
             }

@@ -37,8 +37,8 @@ pub(crate) struct Window {
 }
 
 /// Tokens that even the shortest sound may come to, and how many more each second may.
-const LEAST_TOKENS: usize = 24;
-const TOKENS_PER_SECOND: usize = 20;
+const LEAST_TOKENS: usize = 8;
+const TOKENS_PER_SECOND: usize = 32;
 
 /// Frames are 10 ms apart.
 pub(crate) const FRAMES_PER_SECOND: f64 = 100.0;
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn short_sounds_are_short_texts() {
         let of = |n_frames| Window { n_frames, ..WINDOW };
-        assert_eq!([1, 5, 100, 3000].map(|n| of(n).max_tokens()), [24, 25, 44, 624]);
+        assert_eq!([1, 5, 100, 3000].map(|n| of(n).max_tokens()), [8, 9, 40, 968]);
         assert_eq!([1, 49, 50].map(|n| of(n).is_worth_retrying()), [false, false, true]);
     }
 

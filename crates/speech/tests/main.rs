@@ -401,12 +401,13 @@ fn a_short_sound_takes_a_short_time_and_one_try() {
         assert_eq!(summary.timings.n_windows, 1);
         summary.timings.n_steps
     };
-    // 50 ms: at most 25 tokens, once.
+    // 50 ms: at most 9 tokens, once; what goes on for longer was not said.
     let short = steps(&mut transcriber, 5);
-    assert!((1..=25).contains(&short), "{short}");
-    // Three tries at half a second, of at most 34.
+    assert!((1..=9).contains(&short), "{short}");
+    assert!(short < 9 || run(&mut transcriber, 5, &strict()).1.is_empty());
+    // Three tries at half a second, of at most 24.
     let longer = steps(&mut transcriber, 50);
-    assert!((2 * short..=3 * 34).contains(&longer), "{longer}");
+    assert!((2 * short..=3 * 24).contains(&longer), "{longer}");
 }
 
 #[test]
