@@ -38,7 +38,7 @@ GROUPS = [
 HEAD = """# Clients
 
 What `cargo xtask clients` found when it ran last: programs that are not ours against `ingle serve` with SmolLM2, MiniLM
-and Whisper.
+and Whisper, and agents against models that write a script.
 
 | client | version | what it does | outcome |
 |---|---|---|---|

@@ -121,7 +121,7 @@ def _(options):
 
 
 def codex(options, model, answers):
-    """Has Codex work with a model that writes these answers; its events."""
+    """Has Codex work with a model that writes these answers; what it kept of the conversation, results of tools included."""
     agent, work = program(options, "codex"), Work("codex")
     server = serve(options.binary, work, model, answers(work))
     try:
@@ -137,7 +137,9 @@ def codex(options, model, answers):
     events = [json.loads(line) for line in said.splitlines()]
     last = [event["item"] for event in events if event["type"] == "item.completed"][-1]
     expect((last["type"], last["text"]) == ("agent_message", "The notes are edited."), last)
-    return said
+    kept = [path.read_text() for path in (work.home / ".codex" / "sessions").rglob("*.jsonl")]
+    expect(len(kept) == 1, len(kept))
+    return kept[0]
 
 
 PATCH = f"*** Begin Patch\n*** Update File: notes.txt\n@@\n-{BEFORE}\n+{AFTER}\n*** End Patch"
@@ -145,37 +147,37 @@ PATCH = f"*** Begin Patch\n*** Update File: notes.txt\n@@\n-{BEFORE}\n+{AFTER}\n
 
 @check("codex", "Codex reads a file, calls a tool of a namespace, edits, runs a command and ends")
 def _(options):
-    said = codex(options, "scripted", lambda work: [
+    kept = codex(options, "scripted", lambda work: [
         "I will look at the file.\n" + scripted.call("exec_command", cmd="cat notes.txt"),
         scripted.call("multi_agent_v1__close_agent", target="nobody"),
         scripted.call("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}\nEOF\n"),
         scripted.call("exec_command", cmd=COMMAND),
         "The notes are edited.",
     ])
-    expect("unsupported call" not in said, said)
+    expect("unsupported call" not in kept and '"namespace":"multi_agent_v1"' in kept, kept)
 
 
 @check("codex", "Codex with a model of which it knows that it edits by a custom tool")
 def _(options):
-    said = codex(options, "gpt-5.5", lambda work: [
+    kept = codex(options, "gpt-5.5", lambda work: [
         scripted.call("exec_command", cmd="cat notes.txt"),
         scripted.call("apply_patch", input=PATCH),
         scripted.call("exec_command", cmd=COMMAND),
         "The notes are edited.",
     ])
-    expect("unsupported call" not in said, said)
+    expect("unsupported call" not in kept, kept)
 
 
 @check("codex", "Codex with a model of which it knows that it writes programs, whose tools come within the conversation")
 def _(options):
     run = lambda what: scripted.call("exec", input=f"const done = await {what};\ntext(done);\n")
-    said = codex(options, "gpt-6-sol", lambda work: [
+    kept = codex(options, "gpt-6-sol", lambda work: [
         run(f"tools.exec_command({json.dumps({'cmd': 'cat notes.txt'})})"),
         run(f"tools.apply_patch({json.dumps(PATCH)})"),
         run(f"tools.exec_command({json.dumps({'cmd': COMMAND})})"),
         "The notes are edited.",
     ])
-    expect("unsupported call" not in said, said)
+    expect("unsupported call" not in kept, kept)
 
 
 if __name__ == "__main__":
