@@ -92,7 +92,8 @@ impl Client {
         cancel: &CancelFlag,
         on_event: &mut dyn FnMut(Value) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let mut response = self.send(path, body).map_err(|error| self.unreachable(error)).with_context(|| self.asking())?;
+        let mut response =
+            self.send(path, body).map_err(|error| self.unreachable(error)).with_context(|| self.asking())?;
         if !response.status().is_success() {
             return self.read(Ok(response)).map(drop);
         }

@@ -237,7 +237,7 @@ fn the_flags_that_matter_are_first_in_help() {
         assert!(options.contains(flag), "{flag} is missing in {options}");
     }
     assert!(!options.contains("--pip-arg") && !options.contains("--mirostat"), "{options}");
-    assert!(help.find("<MODEL>\n") < help.find("[PROMPT]\n"), "{help}");
+    assert!(help.find("\n  <MODEL>\n") < help.find("\n  [PROMPT]\n"), "{help}");
     assert!(ok(&["complete", "--help"]).contains("gemma3:270m-base"));
 }
 
