@@ -70,7 +70,8 @@ fn answer(
     let ns = begun.elapsed().as_nanos() as u64;
     let bytes = words.iter().flat_map(|word| word.to_le_bytes());
     let mask: String = bytes.map(|byte| format!("{byte:02x}")).collect();
-    let mut answer = json!({ "mask": mask, "ns": ns, "compile_ns": compile_ns, "is_over": matcher.is_over() });
+    let mut answer =
+        json!({ "mask": mask, "ns": ns, "compile_ns": compile_ns, "is_over": matcher.is_over() });
     if let Some(lark) = lark {
         answer["lark"] = lark.into();
     }
