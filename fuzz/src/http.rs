@@ -46,7 +46,8 @@ fn served() -> &'static Served {
             sampling: SamplingChoice::default(),
         };
         let app = App::new(options, Arc::new(Nothing));
-        let router = server::router(app, Access::new(&[], None), Origins::new(&[]).expect("no origins"));
+        let router =
+            server::router(app, Access::new(&[], &[0; 32], None), Origins::new(&[]).expect("no origins"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let api: Value =
             serde_json::from_str(include_str!("../../crates/server/src/api/openapi.json")).expect("JSON");

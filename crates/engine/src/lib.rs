@@ -67,7 +67,8 @@ pub use model::{Adapter, Picture, VisionSpec};
 pub use prefill_check::{FAST_BOUND, PrefillCheck};
 pub use prompt_cache::{PromptCache, Restored};
 pub use sampling::{
-    Dry, DryBreakers, MAX_DRY_BREAKER, MAX_DRY_BREAKERS, Mirostat, SamplerName, SamplingChoice, SamplingParams,
+    Dry, DryBreakers, MAX_DRY_BREAKER, MAX_DRY_BREAKERS, Mirostat, SamplerName, SamplingChoice,
+    SamplingParams,
 };
 pub use score::{Perplexity, PositionScore, TokenScore};
 pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};

@@ -7,9 +7,7 @@ use formats::base;
 use formats::convert::{self, Action, Error, Options, Plan, Profile, Report, Target};
 use formats::gguf::{self, MetaValue};
 use weights::codec::{affine, dequantize_rows};
-use weights::{
-    Access, Affine, BlockType, Bytes, Checkpoint, Metadata, Naming, PlaneSlices, Planes, ScaleType, Tensor,
-};
+use weights::{Access, Affine, BlockType, Bytes, Checkpoint, Naming, PlaneSlices, Planes, ScaleType, Tensor};
 
 fn options(to: &str) -> Options {
     Options { target: Target::parse(to).unwrap(), profile: None, requantize: false, force: false }

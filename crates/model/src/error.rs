@@ -40,9 +40,7 @@ pub enum Error {
         expected: String,
     },
     /// Images were given to a model that reads text only.
-    #[error(
-        "{family}: this model sees no images; expected one with an image encoder that Ingle knows"
-    )]
+    #[error("{family}: this model sees no images; expected one with an image encoder that Ingle knows")]
     NoVision {
         /// The family's title.
         family: &'static str,

@@ -106,8 +106,14 @@ mod tests {
         for (key, value) in keys {
             metadata.insert((*key).to_owned(), value.clone());
         }
-        let checkpoint =
-            Checkpoint { naming, metadata, tensors: Vec::new(), format: String::new(), file_bytes: 0 };
+        let checkpoint = Checkpoint {
+            naming,
+            metadata,
+            tensors: Vec::new(),
+            left_out: Vec::new(),
+            format: String::new(),
+            file_bytes: 0,
+        };
         SamplingAdvice::of(&checkpoint)
     }
 

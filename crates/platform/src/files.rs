@@ -42,7 +42,7 @@ mod tests {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: as above.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
-        assert_eq!(raised, limit.rlim_cur as u64);
+        assert_eq!(raised, limit.rlim_cur);
         assert!(raised >= 64, "{raised}");
         assert!(cfg!(target_os = "macos") || limit.rlim_cur == limit.rlim_max, "{raised}");
     }

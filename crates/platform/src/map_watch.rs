@@ -225,6 +225,7 @@ mod unix {
 }
 
 #[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
 mod tests {
     use super::*;
     use std::fs::File;

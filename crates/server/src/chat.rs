@@ -56,8 +56,12 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, work: &Work
     };
     // Calls that must come. A tool whose schema cannot be enforced takes any object.
     let forced_calls = |content: Option<&Grammar>| {
-        let calls =
-            |tools: &[Value]| compile(&format.grammar(tools, choice, parallel, content, &prompt, tokenizer)?);
+        let calls = |tools: &[Value]| {
+            let calls = format.grammar(tools, choice, parallel, content, &prompt, tokenizer)?;
+            let matcher = compile(&calls.grammar)?;
+            warnings::unenforced(&calls.unenforced);
+            Ok(matcher)
+        };
         calls(tools).or_else(|_| calls(&format.loosened(tools, tokenizer, compile))).map_err(wrong)
     };
     // Calls that may come.

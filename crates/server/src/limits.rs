@@ -167,7 +167,9 @@ impl At<'_> {
             0..=MAX_VALUES => Ok(8),
             _ => {
                 self.look.path.clear();
-                Err(self.look.refuse(format_args!("more than {MAX_VALUES} values"), format_args!("{MAX_VALUES}")))
+                Err(self
+                    .look
+                    .refuse(format_args!("more than {MAX_VALUES} values"), format_args!("{MAX_VALUES}")))
             }
         }
     }
@@ -403,10 +405,7 @@ mod tests {
             assert!(message.contains(words), "{message}");
         }
         let keys: serde_json::Map<String, Value> = (0..300).map(|n| (format!("k{n}"), json!(0))).collect();
-        assert_eq!(
-            refused(&keys.into()).unwrap().1,
-            "the body has more than 256 keys, expected at most 256"
-        );
+        assert_eq!(refused(&keys.into()).unwrap().1, "the body has more than 256 keys, expected at most 256");
         let objects = json!({ "input": vec![json!({}); MAX_OBJECTS + 1] });
         assert!(refused(&objects).unwrap().1.contains("objects"));
         let values = json!({ "prompt": vec![vec![0; 1024]; 1024] });

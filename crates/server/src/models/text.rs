@@ -135,8 +135,7 @@ impl TextModel {
     /// # Errors
     /// The grammar is not valid or not supported, or the vocabulary cannot spell how its texts begin.
     pub(crate) fn matcher(&self, grammar: &Grammar) -> Result<Matcher> {
-        let matcher =
-            self.facts.matchers.get(self.tenant, grammar, || self.facts.compile(grammar))?;
+        let matcher = self.facts.matchers.get(self.tenant, grammar, || self.facts.compile(grammar))?;
         warnings::unenforced(matcher.unenforced());
         Ok(matcher)
     }

@@ -54,7 +54,7 @@ pub(super) fn may_be_header(text: &str) -> bool {
     const BEGINNINGS: [&str; 6] = ["<|", "assistant", "to=", "analysis", "commentary", "final"];
     let text = text.trim_start();
     let begins = |beginning: &&str| beginning.starts_with(text) || text.starts_with(*beginning);
-    text.len() <= MAX_HEADER && BEGINNINGS.iter().any(|beginning| begins(&beginning))
+    text.len() <= MAX_HEADER && BEGINNINGS.iter().any(begins)
 }
 
 /// Whether an answer that ended here was within a header, which is no text for people.

@@ -231,6 +231,8 @@ fn expr<'a>(node: &Expr<'a>) -> Expr<'a> {
             filter("@slice", s.span(), expr(&s.expr), args)
         }
         Expr::UnaryOp(s) => {
+            // The kind cannot be copied.
+            #[allow(clippy::needless_match)]
             let op = match s.op {
                 ast::UnaryOpKind::Not => ast::UnaryOpKind::Not,
                 ast::UnaryOpKind::Neg => ast::UnaryOpKind::Neg,

@@ -137,12 +137,15 @@ impl Serve {
 
     /// A message as clients get it: files by their names, and nothing of where they are, which only the log says.
     pub(super) fn told_to_clients(&self, whole: &str) -> String {
+        let sources = self.configs.iter().map(|config| PathBuf::from(config.source().to_string()));
+        let of_sources: Vec<PathBuf> =
+            sources.filter_map(|source| source.parent().map(Path::to_owned)).collect();
         let real = self.lora_dir.as_ref().and_then(|folder| folder.canonicalize().ok());
         let cache = self.fetch.cache().ok();
         let of_cache = cache.iter().flat_map(|cache| [cache.hub(), cache.root()]);
-        let sources = self.configs.iter().filter_map(|config| Path::new(&config.source).parent());
         let given = [&self.lora_dir, &self.prefix_cache, &real].into_iter().flatten().map(PathBuf::as_path);
-        let told = server::without_folders(whole, of_cache.chain(sources).chain(given));
+        let of_sources = of_sources.iter().map(PathBuf::as_path);
+        let told = server::without_folders(whole, of_cache.chain(of_sources).chain(given));
         if told != whole {
             tracing::warn!("{whole}");
         }

@@ -318,10 +318,7 @@ const CONTENTS: [&str; 4] =
 fn write(format: &'static CallFormat, reasoning: Option<&'static Reasoning>, dice: &mut Dice) -> Written {
     let is_harmony = matches!(format.syntax, Syntax::Harmony);
     let open = dice.pick(format.open);
-    let n_calls = match dice.roll(4) {
-        0 => 0,
-        n => n,
-    };
+    let n_calls = dice.roll(4);
     let calls: Vec<_> = (0..n_calls).map(|_| call(dice)).collect();
     let mut text = String::new();
     let thought = match (dice.coin(), reasoning) {
