@@ -99,10 +99,12 @@ fn improved(mut error: clap::Error) -> clap::Error {
                 );
             }
         }
-        ErrorKind::ValueValidation if context(&error, ContextKind::InvalidValue).starts_with('-') => {
-            if error.get(ContextKind::Suggested).is_none() && !says_what_is_expected(&error) {
-                tip(&mut error, "expected a number of at least 0");
-            }
+        ErrorKind::ValueValidation
+            if context(&error, ContextKind::InvalidValue).starts_with('-')
+                && error.get(ContextKind::Suggested).is_none()
+                && !says_what_is_expected(&error) =>
+        {
+            tip(&mut error, "expected a number of at least 0");
         }
         _ => {}
     }
