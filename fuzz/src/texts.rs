@@ -16,7 +16,7 @@ pub(crate) fn tokenizer(data: &[u8]) {
     let Ok(tokenizer) = Tokenizer::from_json(json, None) else { return };
     let text = String::from_utf8_lossy(text);
     let Ok(tokens) = tokenizer.encode_with_bos(&text, text::Specials::Parse) else { return };
-    let whole = tokenizer.decode(&tokens, false);
+    let whole = tokenizer.decode(&tokens, true);
     let mut stream = text::Detokenizer::new(&tokenizer, text::ShowSpecial::Nothing);
     let mut pieces = String::new();
     for token in tokens {

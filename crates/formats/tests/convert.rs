@@ -404,7 +404,7 @@ fn an_output_is_replaced_only_when_asked_and_only_when_the_new_one_is_whole() {
 fn progress_is_heard_of_within_a_tensor() {
     let dir = tempfile::tempdir().unwrap();
     // Large enough for several pieces on any number of threads that a test machine has.
-    let n_rows = 64 * (1 + 8 * rayon::current_num_threads());
+    let n_rows = 64 * (24 + 8 * rayon::current_num_threads());
     let model = checkpoint(Naming::HuggingFace, vec![tensor("layers.0.w.weight", &[n_rows, 1024])]);
     for to in ["keep", "q4"] {
         let options = options(to);

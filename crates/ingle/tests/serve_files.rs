@@ -41,6 +41,7 @@ fn a_file_that_is_cut_while_it_is_served_ends_the_answers_of_its_model_only() {
     // In the middle of an answer.
     let mut endless = ask(&cut_name, 4000);
     endless["stream"] = json!(true);
+    endless["ignore_eos"] = json!(true);
     let mut stream = BufReader::new(server.open(CHAT, None, &endless).into_body().into_reader());
     let mut line = String::new();
     while !line.contains("content\":\"") {

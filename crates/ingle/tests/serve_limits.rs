@@ -44,7 +44,8 @@ fn resolved<'a>(api: &'a Value, schema: &'a Value) -> &'a Value {
 fn keys_of(api: &Value, schema: &Value) -> Map<String, Value> {
     let schema = resolved(api, schema);
     let mut keys = schema["properties"].as_object().cloned().unwrap_or_default();
-    for part in schema["allOf"].as_array().into_iter().flatten() {
+    let parts = ["allOf", "anyOf"].iter().filter_map(|name| schema[*name].as_array()).flatten();
+    for part in parts {
         keys.extend(keys_of(api, part));
     }
     keys
@@ -185,8 +186,8 @@ fn requests_that_once_stopped_a_server_are_refused_by_their_keys() {
         ("logit_bias", json!({ "logit_bias": biases, "n": 128 })),
         ("stop", json!({ "stop": strings(150_000), "n": 128 })),
         ("stop", json!({ "stop": "x".repeat(2000) })),
-        ("allOf", json!({ "json_schema": patterns(300, |i| format!("^.*x.{{{i}}}$")) })),
-        ("allOf", json!({ "json_schema": patterns(24, |i| format!("^.*x.{{0,{i}}}$")) })),
+        ("patterns", json!({ "json_schema": patterns(300, |i| format!("^.*x.{{{i}}}$")) })),
+        ("patterns", json!({ "json_schema": patterns(24, |i| format!("^.*x.{{0,{i}}}$")) })),
         ("&", json!({ "guided_grammar": format!("start: A\nA: {}", vec!["/.*x.{0,20}/"; 24].join(" & ")) })),
         ("guided_regex", json!({ "guided_regex": "a".repeat(70_000) })),
         ("stop_token_ids", json!({ "stop_token_ids": vec![1; 2000] })),
@@ -416,7 +417,10 @@ fn a_panic_on_the_models_thread_ends_its_answers_and_the_model_is_loaded_anew() 
         let again = loop {
             match app.complete(&caller, story(20)).await {
                 Ok(answer) => break answer.collect().await.unwrap(),
-                Err(error) => assert_eq!(error.kind, server::ErrorKind::Internal),
+                Err(error) => assert!(
+                    matches!(error.kind, server::ErrorKind::Internal | server::ErrorKind::Overloaded),
+                    "{error:?}"
+                ),
             }
             assert!(begun.elapsed() < MOST_WAIT);
         };

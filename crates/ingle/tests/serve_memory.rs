@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use device::Device;
 use device_cpu::{CpuDevice, Options as CpuOptions};
-use engine::{Engine, Governor, LoadOptions, MemoryCap, Model, SamplingParams, TokenizerSource};
+use engine::{
+    Engine, Governor, LoadOptions, MemoryCap, Model, SamplingChoice, SamplingParams, TokenizerSource,
+};
 use platform::{Reading, Script};
 use server::{App, Caller, CompletionRequest, GenerateOptions, KeepAlive, LoadError, Loaded, Loader, Prompt};
 
@@ -62,6 +64,7 @@ fn story(n: usize) -> CompletionRequest {
         grammar: None,
         options: GenerateOptions {
             sampling: SamplingParams::greedy(),
+            given: SamplingChoice { temperature: Some(0.0), ..SamplingChoice::default() },
             max_tokens: Some(60),
             ignore_end: true,
             ..GenerateOptions::default()

@@ -92,6 +92,7 @@ impl Compiler {
         // Bits of those that are required come first, so that one look tells whether all are there.
         listed.sort_by_key(|member| !member.is_required);
         let n_required = listed.iter().filter(|member| member.is_required).count();
+        let (n_listed, is_open) = (listed.len(), !others.is_empty());
         let (one, then) = (self.rules.open(), self.rules.open());
         self.rules.with_parameter(one);
         self.rules.with_parameter(then);
@@ -113,6 +114,11 @@ impl Compiler {
             n => Part::When(Box::new(end), format!("is_ones([0:{n}])")),
         };
         let again = Part::seq([self.style.comma(), Part::With(one, "_", 0)]);
+        // After all listed members no comma may come, for nothing could follow it.
+        let again = match is_open {
+            true => again,
+            false => Part::When(Box::new(again), format!("bit_count_lt(_, {n_listed})")),
+        };
         self.rules.close(then, Part::alt([end, again]));
         let empty = if n_required == 0 { self.style.close(true, "}") } else { Part::Never };
         Part::alt([empty, Part::With(one, "0x0", 0)])
