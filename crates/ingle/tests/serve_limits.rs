@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use device::Device;
 use device_cpu::{CpuDevice, Options as CpuOptions};
-use engine::{Engine, LoadOptions, Model, Proposer, SamplingParams, Speculate, Target, TokenizerSource};
+use engine::{
+    Engine, LoadOptions, Model, Proposer, SamplingChoice, SamplingParams, Speculate, Target, TokenizerSource,
+};
 use serde_json::{Map, Value, json};
 use server::{
     App, Caller, CompletionRequest, EventKind, GenerateOptions, KeepAlive, LoadError, Loaded, Loader, Prompt,
@@ -347,6 +349,7 @@ fn story(max_tokens: usize) -> CompletionRequest {
         prompt: Prompt::Text { text: "Once upon a time".to_owned(), parse_special: false },
         options: GenerateOptions {
             sampling: SamplingParams::greedy(),
+            given: SamplingChoice { temperature: Some(0.0), ..SamplingChoice::default() },
             max_tokens: Some(max_tokens),
             ignore_end: true,
             ..GenerateOptions::default()

@@ -21,7 +21,7 @@ use super::style::Style;
 /// The most combinations of choices (`anyOf`, `oneOf`, `if`) in one place.
 const MAX_COMBINATIONS: usize = 256;
 /// The most expressions that one string must match together.
-const MAX_TEXTS: usize = 24;
+const MAX_TEXTS: usize = 8;
 /// Choices within each other among names of properties.
 const MAX_NAME_DEPTH: usize = 16;
 
