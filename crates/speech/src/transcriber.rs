@@ -432,7 +432,9 @@ impl Transcriber {
                 options.compression_ratio_threshold.is_some_and(|most| compression_ratio > most);
             let is_unsure = options.log_prob_threshold.is_some_and(|least| mean < least);
             let is_silent = options.no_speech_threshold.is_some_and(|most| no_speech_prob > most);
-            let goes_on = decision.hypothesis.tokens.len() >= bounds.max_tokens;
+            // Without a threshold the first result is taken, whatever it is.
+            let is_judged = options.compression_ratio_threshold.is_some();
+            let goes_on = is_judged && decision.hypothesis.tokens.len() >= bounds.max_tokens;
             if !window.is_worth_retrying() && (is_repetitive || goes_on) {
                 // More than can be said in so short a time: nothing was said.
                 return Ok(Decision { hypothesis: Hypothesis::default(), ..decision });
