@@ -410,3 +410,42 @@ fn a_vocabulary_with_marks_of_reasoning_is_enough_for_it() {
     assert_eq!((read(&told).as_slice(), told.reasons()), (parts.as_slice(), false));
     assert_eq!(read(&format.with_vocabulary(&tokenizer(&["<think>"]))).len(), 1);
 }
+
+/// Whatever a model chooses of what a grammar allows, there is a way on.
+#[test]
+fn no_choice_leads_where_nothing_follows() {
+    let mut state = 1_u64;
+    let mut roll = |n: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % n as u64) as usize
+    };
+    let city = json!({ "type": "object", "properties": {
+        "city": { "enum": ["P", "Q"] }, "unit": { "enum": ["C", "F"] }, "day": { "type": "integer" },
+    }, "required": ["city", "unit"] });
+    let tools = [json!({ "type": "function", "function": { "name": "f", "parameters": city } })];
+    for (name, evidence, marks, ..) in CASES {
+        let (format, tokenizer) = (AnswerFormat::detect(evidence), Arc::new(tokenizer(marks)));
+        let compiler = GrammarCompiler::new(&tokenizer, tokenizer.n_tokens()).unwrap();
+        let forced = format.grammar(&tools, CallChoice::Required, true, None, "", &tokenizer).unwrap();
+        let forced = compiler.compile(&forced.grammar).unwrap();
+        for _ in 0..20 {
+            let (mut matcher, mut written) = (forced.clone(), Vec::new());
+            for _ in 0..200 {
+                let mut words = vec![0_u32; tokenizer.n_tokens().div_ceil(32)];
+                matcher.mask(&mut words).unwrap();
+                let allowed: Vec<u32> = (0..tokenizer.n_tokens() as u32)
+                    .filter(|id| words[*id as usize / 32] >> (id % 32) & 1 == 1)
+                    .collect();
+                assert!(!allowed.is_empty(), "{name}: {:?}", tokenizer.decode(&written, false));
+                let token = allowed[roll(allowed.len())];
+                if token == 256 || matcher.is_over() {
+                    break;
+                }
+                matcher.accept(token).unwrap();
+                written.push(token);
+            }
+        }
+    }
+}

@@ -25,8 +25,6 @@ pub(super) struct Lark<'a> {
     known: HashMap<String, String>,
     /// Keys of schemas that the grammar does not hold an answer to.
     unenforced: Vec<String>,
-    /// Whether JSON has its keys in any order, as models write it by themselves.
-    pub(super) any_order: bool,
 }
 
 /// A grammar, and what it does not hold an answer to.
@@ -49,7 +47,7 @@ impl<'a> Lark<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Lark<'a> {
         // White space between two parts of JSON: a blank, or a line end with the indentation after it.
         let rules = "ws: WS?\nWS: /[ ]|\\r?\\n[ \\t]{0,40}/\n".to_owned();
-        Lark { rules, n: 0, tokenizer, known: HashMap::new(), unenforced: Vec::new(), any_order: true }
+        Lark { rules, n: 0, tokenizer, known: HashMap::new(), unenforced: Vec::new() }
     }
 
     /// The whole grammar.

@@ -54,7 +54,6 @@ impl AnswerFormat {
             return Err(Error::Grammar { what });
         }
         let mut lark = Lark::new(tokenizer);
-        lark.any_order = false;
         let calls = calls::forced_calls(self.calls, &called, parallel, &mut lark)?;
         let before = self.before_answer(prompt, &mut lark);
         let start = match (choice, content) {

@@ -109,8 +109,7 @@ fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
 impl Lark<'_> {
     /// JSON of a tool's arguments, with keys in any order. Any object where the schema cannot be followed.
     pub(super) fn arguments(&mut self, schema: &Value) -> Result<String> {
-        let options = if self.any_order { ANY_ORDER } else { SchemaOptions::default() };
-        Ok(self.prepared(prepare_tool(schema, &options)?))
+        Ok(self.prepared(prepare_tool(schema, &ANY_ORDER)?))
     }
 
     /// JSON of a part of a tool's schema. Any value where it cannot be followed.
