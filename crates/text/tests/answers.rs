@@ -421,10 +421,14 @@ fn no_choice_leads_where_nothing_follows() {
         state ^= state << 17;
         (state % n as u64) as usize
     };
-    let city = json!({ "type": "object", "properties": {
-        "city": { "enum": ["P", "Q"] }, "unit": { "enum": ["C", "F"] }, "day": { "type": "integer" },
-    }, "required": ["city", "unit"] });
-    let tools = [json!({ "type": "function", "function": { "name": "f", "parameters": city } })];
+    let tool = |name: &str, more: Value| {
+        let mut schema = json!({ "type": "object", "required": ["city", "unit"], "properties": {
+            "city": { "enum": ["P", "Q"] }, "unit": { "enum": ["C", "F"] }, "day": { "enum": [1, 2] }, "never": false,
+        }});
+        schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({ "type": "function", "function": { "name": name, "parameters": schema } })
+    };
+    let tools = [tool("f", json!({})), tool("g", json!({ "additionalProperties": false }))];
     for (name, evidence, marks, ..) in CASES {
         let (format, tokenizer) = (AnswerFormat::detect(evidence), Arc::new(tokenizer(marks)));
         let compiler = GrammarCompiler::new(&tokenizer, tokenizer.n_tokens()).unwrap();
@@ -440,7 +444,7 @@ fn no_choice_leads_where_nothing_follows() {
                     .collect();
                 assert!(!allowed.is_empty(), "{name}: {:?}", tokenizer.decode(&written, false));
                 let token = allowed[roll(allowed.len())];
-                if token == 256 || matcher.is_over() {
+                if tokenizer.is_end(token) || matcher.is_over() {
                     break;
                 }
                 matcher.accept(token).unwrap();

@@ -92,36 +92,38 @@ impl Compiler {
         // Bits of those that are required come first, so that one look tells whether all are there.
         listed.sort_by_key(|member| !member.is_required);
         let n_required = listed.iter().filter(|member| member.is_required).count();
-        let (n_listed, is_open) = (listed.len(), !others.is_empty());
-        let (one, then) = (self.rules.open(), self.rules.open());
-        self.rules.with_parameter(one);
+        let (first, then) = (self.rules.open(), self.rules.open());
+        self.rules.with_parameter(first);
         self.rules.with_parameter(then);
-        let mut options = Vec::new();
-        for (n, member) in listed.into_iter().enumerate() {
-            let name = Part::text(serde_json::Value::from(member.name).to_string());
-            let next = Part::With(then, "set_bit({})", n);
-            let part = Part::seq([name, self.style.colon(), member.value, next]);
-            options.push(Part::When(Box::new(part), format!("bit_clear({n})")));
-        }
-        for other in others {
-            let next = Part::With(then, "_", 0);
-            options.push(Part::seq([other.key.clone(), self.style.colon(), other.value.clone(), next]));
-        }
-        self.rules.close(one, Part::alt(options));
         let end = self.style.close(false, "}");
         let end = match n_required {
             0 => end,
             n => Part::When(Box::new(end), format!("is_ones([0:{n}])")),
         };
-        let again = Part::seq([self.style.comma(), Part::With(one, "_", 0)]);
-        // After all listed members no comma may come, for nothing could follow it.
-        let again = match is_open {
-            true => again,
-            false => Part::When(Box::new(again), format!("bit_count_lt(_, {n_listed})")),
-        };
-        self.rules.close(then, Part::alt([end, again]));
+        // A comma and the member after it are one choice: none may come that nothing can follow, whichever members
+        // turn out to have no value.
+        let (mut firsts, mut thens) = (Vec::new(), vec![end]);
+        for (n, member) in listed.into_iter().enumerate() {
+            let name = Part::text(serde_json::Value::from(member.name).to_string());
+            let rule = self.rules.open();
+            self.rules.close(rule, Part::seq([name, self.style.colon(), member.value]));
+            let next = Part::seq([Part::Rule(rule), Part::With(then, "set_bit({})", n)]);
+            let again = Part::seq([self.style.comma(), next.clone()]);
+            firsts.push(next);
+            thens.push(Part::When(Box::new(again), format!("bit_clear({n})")));
+        }
+        for other in others {
+            let rule = self.rules.open();
+            let body = [other.key.clone(), self.style.colon(), other.value.clone()];
+            self.rules.close(rule, Part::seq(body));
+            let next = Part::seq([Part::Rule(rule), Part::With(then, "_", 0)]);
+            thens.push(Part::seq([self.style.comma(), next.clone()]));
+            firsts.push(next);
+        }
+        self.rules.close(first, Part::alt(firsts));
+        self.rules.close(then, Part::alt(thens));
         let empty = if n_required == 0 { self.style.close(true, "}") } else { Part::Never };
-        Part::alt([empty, Part::With(one, "0x0", 0)])
+        Part::alt([empty, Part::With(first, "0x0", 0)])
     }
 
     /// The nodes of `propertyNames`.
