@@ -28,9 +28,6 @@ const STACK: usize = 256 << 20;
 /// The most lines with a colon in a Lark grammar, as each rule is. With so many rules in a chain, [`STACK`] is enough.
 const MAX_LARK_RULES: usize = 5_000;
 
-/// White space between two parts of JSON: a model may not go on with it for ever.
-const WHITE_SPACE: &str = " |\\r?\\n[ \\t]{0,64}";
-
 /// Options in a schema's `x-guidance` that would let through what the schema forbids.
 const PERMISSIVE_OPTIONS: [&str; 2] = ["lenient", "coerce_one_of"];
 
@@ -184,17 +181,6 @@ impl GrammarCompiler {
     }
 }
 
-/// Refuse a schema that asks to be followed only in part, or that would take too much memory.
-pub(crate) fn check_schema(schema: &Value) -> Result<()> {
-    limits::check_schema(schema)?;
-    let Some(option) = permissive_option(schema) else { return Ok(()) };
-    let what = format!(
-        "x-guidance of the schema sets {option:?}, which would let through what the schema forbids; expected it to be \
-         false or absent"
-    );
-    Err(Error::Grammar { what })
-}
-
 /// The option by which a schema asks to be followed only in part. `llguidance` reads `x-guidance` at the root alone.
 fn permissive_option(schema: &Value) -> Option<&'static str> {
     let options = schema.get("x-guidance")?;
@@ -208,14 +194,6 @@ fn permissive_option_in_lark(text: &str) -> Option<&'static str> {
         serde_json::Deserializer::from_str(&text[at + mark.len()..]).into_iter::<Value>().next()?.ok()
     };
     text.match_indices("%json").filter_map(schema).find_map(|schema| permissive_option(&schema))
-}
-
-/// A schema that says how much white space may be between its parts, unless it says so itself.
-pub(crate) fn with_white_space(mut schema: Value) -> Value {
-    if let Some(object) = schema.as_object_mut() {
-        object.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": WHITE_SPACE }));
-    }
-    schema
 }
 
 /// Where a text is in its grammar.

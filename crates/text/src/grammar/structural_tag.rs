@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::{Grammar, check_schema, with_white_space};
+use super::{Grammar, SchemaOptions, prepare_schema};
 use crate::{Error, Result};
 
 impl Grammar {
@@ -43,14 +43,18 @@ impl Grammar {
                     "`structures[{index}].schema` is {schema}, expected a JSON Schema"
                 )));
             }
-            check_schema(schema)?;
+            let prepared = prepare_schema(schema, &SchemaOptions::default())?;
+            if let Some(key) = prepared.unenforced.first() {
+                // The text around the schema has no place for a warning.
+                return Err(wrong(format!("`structures[{index}].schema` cannot be enforced: {key}")));
+            }
             let quoted = |text: &str| match text {
                 "" => String::new(),
                 text => Value::from(text).to_string(),
             };
-            let schema = with_white_space(schema.clone());
+            let schema = prepared.expression();
             // Writing to a String cannot fail.
-            let _ = writeln!(rules, "s{index}: {} %json {schema} {}", quoted(rest), quoted(end));
+            let _ = writeln!(rules, "s{index}: {} {schema} {}", quoted(rest), quoted(end));
             names.push(format!("s{index}"));
         }
         let escaped: String = trigger
