@@ -53,7 +53,7 @@ pub(crate) fn prepared(mut source: Box<dyn MediaSource>) -> io::Result<Box<dyn M
     Ok(Box::new(Cursor::new(held)))
 }
 
-/// A WAV file from behind its first twelve bytes on.
+/// A WAV file after its first twelve bytes.
 fn wave(mut source: Box<dyn MediaSource>) -> io::Result<Box<dyn MediaSource>> {
     let mut header = b"RIFF\xFF\xFF\xFF\xFFWAVE".to_vec();
     let (mut at, mut is_odd) = (12, false);
@@ -96,7 +96,7 @@ fn wave(mut source: Box<dyn MediaSource>) -> io::Result<Box<dyn MediaSource>> {
 /// The head of a chunk.
 struct Chunk {
     id: [u8; 4],
-    /// Bytes of what follows.
+    /// Length of the chunk that follows, in bytes.
     length: u32,
 }
 

@@ -151,7 +151,7 @@ fn every_sample_type_without_a_length() {
     }
 }
 
-/// A description of one channel at 16 kHz with this tag and these bits, and what stands behind its sixteen bytes.
+/// A description of one channel at 16 kHz with this tag and these bits, and these bytes after its first sixteen.
 fn described(tag: u16, bits: u16, n_bytes: u16, behind: &[u8], data: &[u8]) -> Vec<u8> {
     let mut body = [tag.to_le_bytes(), 1u16.to_le_bytes(), 16_000u16.to_le_bytes(), [0, 0]].concat();
     body.extend_from_slice(&(16_000 * u32::from(n_bytes)).to_le_bytes());
@@ -172,7 +172,7 @@ fn descriptions_of_samples_vary_from_writer_to_writer() {
     for (what, bytes) in [
         ("no extension", described(1, 16, 2, &[], &half)),
         ("an empty extension", described(1, 16, 2, &[0, 0], &half)),
-        ("bytes that nobody asked for", described(1, 16, 2, &[4, 0, 1, 2, 3, 4], &half)),
+        ("bytes after the format", described(1, 16, 2, &[4, 0, 1, 2, 3, 4], &half)),
         ("an odd number of them", described(1, 16, 2, &[1, 0, 9], &half)),
         ("12 bits of 16", described(1, 12, 2, &[], &half)),
         ("20 bits of 24", described(1, 20, 3, &[], &[0, 0, 0x40])),

@@ -178,7 +178,7 @@ pub enum FinishReason {
     Cancelled,
     /// The request's deadline is over.
     DeadlineExceeded,
-    /// Its constraint could not go on: the text takes more work than it allows, for one. Who asked for it is told why, in words.
+    /// Its constraint failed, for example because the text takes more work than allowed; the reason, for the client.
     ConstraintFailed(String),
     /// It could not go on; the reason in words. Other sequences are not concerned.
     Failed(String),

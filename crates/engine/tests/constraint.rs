@@ -178,7 +178,7 @@ fn a_constraint_that_fails_ends_its_sequence_only() {
             let (tokens, reason) = &got[&bad.unwrap()];
             assert_eq!(tokens.len(), 4);
             match reason {
-                // What a constraint says is for who asked for it; its panic is a defect.
+                // The client is told what a constraint says; a panic in it is a defect.
                 Some(FinishReason::ConstraintFailed(reason)) if fault == Fault::Error => {
                     assert!(reason.contains(words), "{reason}");
                 }

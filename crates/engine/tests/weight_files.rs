@@ -12,7 +12,7 @@ use device_cpu::{CpuDevice, Options};
 use ingle_engine::{Engine, Error, Event, FinishReason, LoadOptions, Model, SequenceId, TokenizerSource};
 use weights::Access;
 
-/// The fixture `llama` in a folder of its own.
+/// A copy of the fixture `llama`, in a temporary folder.
 fn copy(folder: &Path, name: &str) -> PathBuf {
     let to = folder.join(name);
     std::fs::create_dir(&to).unwrap();

@@ -77,7 +77,7 @@ impl Cache {
         self.wheels().join(catalog::slug(name))
     }
 
-    /// The folder of a model of the catalog: that of a former name, if it is there and that of its own is not.
+    /// The folder of a model of the catalog, or the folder of its former name where only that exists.
     pub(crate) fn folder_of(&self, model: &CatalogModel) -> PathBuf {
         let own = self.wheel_folder(&model.name);
         let mut former = model.former.iter().map(|name| self.wheel_folder(name));

@@ -24,7 +24,7 @@ pub struct SamplingChoice {
     pub frequency_penalty: Option<f32>,
     /// See [`SamplingParams::penalty_window`].
     pub penalty_window: Option<usize>,
-    /// See [`SamplingParams::seed`]; `Some(None)`: a random one was asked for.
+    /// See [`SamplingParams::seed`]; `Some(None)`: the request wants a random one.
     pub seed: Option<Option<u64>>,
 }
 

@@ -6,7 +6,7 @@ use super::dry::{DryBreakers, MAX_DRY_BREAKER, MAX_DRY_BREAKERS};
 use super::order::SamplerName;
 
 /// The largest number, either way, that a parameter may be which is added to logits, or divides them, or counts them. Sums and
-/// products of such numbers with logits stay far from where 32 bits have no number.
+/// products of such numbers with logits do not overflow an f32.
 const MOST: f32 = 1e6;
 
 /// Most names of an order of samplers.

@@ -12,7 +12,7 @@ const OF_THE_PROGRAM: [&str; 3] =
 
 /// What is known before a model is loaded.
 pub struct Watch {
-    /// Bytes that were free on a device with memory of its own.
+    /// Free bytes of a device that does not share the host's memory.
     free_before: Option<u64>,
 }
 
