@@ -91,11 +91,13 @@ pub(crate) fn grammar(data: &[u8]) {
         if matcher.is_over() || matcher.mask(&mut words).is_err() {
             break;
         }
-        // The first token that may follow: what the mask allows must be accepted.
+        // The first token that may follow.
         let first = (0..257u32).find(|id| words[*id as usize / 32] >> (id % 32) & 1 == 1);
-        match first {
-            Some(token) => matcher.accept(token).expect("a token that the mask allows"),
-            None => break,
+        let Some(token) = first else { break };
+        if let Err(error) = matcher.accept(token) {
+            // A token that the mask allows is accepted, unless the parser then has more items than it may.
+            assert!(error.to_string().contains("; max is "), "{error}");
+            break;
         }
     }
 }

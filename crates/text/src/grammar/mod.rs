@@ -231,7 +231,7 @@ impl Matcher {
     /// A token was chosen that [`Self::mask`] allowed.
     ///
     /// # Errors
-    /// It may not follow.
+    /// It may not follow, or the grammar takes more work than allowed.
     pub fn accept(&mut self, token: u32) -> Result<()> {
         self.parser.consume_token(token).map_err(failed)
     }
