@@ -231,6 +231,7 @@ pub(crate) fn grammar() -> Vec<Vec<u8>> {
         r#"s{"anyOf":[{"type":"integer","minimum":0},{"allOf":[{"type":"string"},{"format":"date"}]}],"not":{}}"#,
         r"r[a-z]{2,5}(x|y)*\d",
         "groot ::= \"a\" (b | [0-9]+) \"c\"?\nb ::= \"x\" b*",
+        "groot ::= b\nb ::= .************** \"\" .********************* b**",
         "lstart: \"a\" b | /[0-9]+/\nb: \"x\"",
         "cyes\nno\nnot sure",
         "t\\{\"name\": (\\d)",
