@@ -50,6 +50,9 @@ fn grammars_take_their_texts_and_no_others() {
             &["abbc", "ac"],
         ),
         ("root ::= \"x\"{2,3} | \"(\" root \")\"", &["xx", "xxx", "(xx)"], &["xxxx", "x", "(x)"]),
+        // Repetitions of repetitions are one.
+        ("root ::= b\nb ::= \"x\" (((\"q\"+)*)?)+ b**", &["x", "xqq", "xqxq"], &["", "xp", "qx"]),
+        ("root ::= \"a\"?? \"b\"++ \"c\"?+ \"d\"+?", &["b", "abb", "bccdd"], &["aab", "a", "ac"]),
         ("root ::= a a\na ::= \"\" | \"q\" a", &["", "q", "qqq"], &["p"]),
         ("root ::= \"a\" |\n \"b\"\n | [^a-y\\n]", &["a", "b", "z", "A"], &["c", "ab"]),
         ("root ::= . [\\x41-\\u0043] [a-]", &["!A-", "zCa"], &["zDa", "zAb"]),

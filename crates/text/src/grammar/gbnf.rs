@@ -263,15 +263,29 @@ impl Parser {
                 Some('{') => {
                     self.at += 1;
                     let (min, max) = self.bounds(depth)?;
-                    node = self.push(Node::Repeat(node, min, max))?;
+                    node = self.repeat(node, min, max)?;
                     continue;
                 }
                 _ => return Ok(node),
             };
             self.at += 1;
-            node = self.push(Node::Repeat(node, min, max))?;
+            node = self.repeat(node, min, max)?;
         }
         self.wrong("fewer operators behind one element")
+    }
+
+    /// A repetition. One of a repetition is a single one where each is `?`, `*` or `+`: the parser would find each text in as
+    /// many ways as its parts can be shared out, which takes seconds for `x*********`.
+    fn repeat(&mut self, node: NodeId, min: u32, max: Option<u32>) -> Result<NodeId, String> {
+        let is_operator = |min, max| min <= 1 && max.is_none_or(|max| max == 1);
+        match self.nodes.get(node) {
+            Some(&Node::Repeat(part, part_min, part_max))
+                if is_operator(min, max) && is_operator(part_min, part_max) =>
+            {
+                self.push(Node::Repeat(part, min * part_min, max.and(part_max)))
+            }
+            _ => self.push(Node::Repeat(node, min, max)),
+        }
     }
 
     fn bounds(&mut self, depth: usize) -> Result<(u32, Option<u32>), String> {
