@@ -441,7 +441,7 @@ impl App {
             images: Vec::new(),
             constraint,
             reading: None,
-            stop_outside: Vec::new(),
+            stop_outside: None,
             options,
         };
         self.start(caller, lease, prepared).await

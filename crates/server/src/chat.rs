@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::{Aside, Constraint, Conversation, Picture};
+use engine::{Asides, Constraint, Conversation, Picture};
 use serde_json::{Value, json};
 use text::{AnswerFormat, CallChoice, Grammar, Matcher, ShowSpecial, Specials};
 
@@ -24,7 +24,7 @@ pub(crate) struct Prepared {
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     pub(crate) reading: Option<(Reader, ShowSpecial)>,
     /// Where stop strings do not count.
-    pub(crate) stop_outside: Vec<Aside>,
+    pub(crate) stop_outside: Option<Asides>,
     pub(crate) options: GenerateOptions,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, work: &Work
             Some(Box::new(match tools.is_empty() {
                 true => lazy,
                 false => {
-                    let asides = format.without_reasoning().asides(&prompt, true);
+                    let asides = format.without_reasoning().asides(&prompt, tools);
                     lazy.beside_calls(Some(free_calls()?), asides)
                 }
             }))
@@ -128,7 +128,7 @@ fn read_with(
         images,
         constraint,
         reading: Some((reader, shown)),
-        stop_outside: format.asides(prompt, !request.called_tools().is_empty()),
+        stop_outside: Some(format.asides(prompt, request.called_tools())),
         options: request.options.clone(),
     }
 }

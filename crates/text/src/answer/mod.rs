@@ -1,6 +1,7 @@
 //! What an answer is made of: reasoning, content and calls of tools. Models write them between marks, each family its own; which
 //! these are is known from the text of the chat template.
 
+mod asides;
 mod calls;
 mod formats;
 mod grammar;
@@ -15,6 +16,7 @@ mod readers;
 mod tests;
 mod values;
 
+pub use asides::Asides;
 pub use grammar::{AnswerGrammar, CallChoice};
 pub use guard::CallGuard;
 pub use parser::{AnswerParser, AnswerPart};
@@ -24,7 +26,7 @@ use calls::Tools;
 use formats::{CallFormat, FORMATS, GENERIC, REASONINGS, Reasoning, Syntax};
 use serde_json::Value;
 
-use crate::{Aside, Result, Specials, Tokenizer};
+use crate::{Result, Specials, Tokenizer};
 
 /// How a model calls tools and thinks.
 #[derive(Clone, Copy, Debug)]
@@ -141,46 +143,10 @@ impl AnswerFormat {
         self.reasoning.map(|reasoning| (reasoning.open, reasoning.close))
     }
 
-    /// Where in an answer to this prompt stop strings do not count: in what is only thought, and in calls if there are tools.
-    pub fn asides(&self, prompt: &str, with_tools: bool) -> Vec<Aside> {
-        let aside = |open: &str, close: &str, anywhere: bool| Aside {
-            open: open.into(),
-            close: close.into(),
-            has_begun: false,
-            anywhere,
-        };
-        let mut asides = Vec::new();
-        match (&self.calls.syntax, self.reasoning) {
-            (Syntax::Harmony, _) => asides.push(aside("<|channel|>analysis", "<|end|>", true)),
-            (_, Some(reasoning)) => asides.push(Aside {
-                has_begun: self.begins_thinking(prompt),
-                ..aside(reasoning.open, reasoning.close, false)
-            }),
-            (_, None) => {}
-        }
-        if with_tools {
-            match &self.calls.syntax {
-                // A call's recipient stands in its header, which nothing else has.
-                Syntax::Harmony => asides.push(aside(" to=functions.", "<|call|>", true)),
-                Syntax::Json { .. }
-                | Syntax::Named { .. }
-                | Syntax::Pythonic { .. }
-                | Syntax::Braces { .. }
-                | Syntax::Tagged(_) => {
-                    for open in self.calls.opens() {
-                        match open {
-                            // A call may be the whole answer.
-                            "" => {
-                                asides.push(aside("[", "", false));
-                                asides.extend(self.calls.is_json().then(|| aside("{", "", false)));
-                            }
-                            open => asides.push(aside(open, self.calls.close, true)),
-                        }
-                    }
-                }
-            }
-        }
-        asides
+    /// Where in an answer to this prompt stop strings do not count: in what is only thought, and in
+    /// calls of `tools`.
+    pub fn asides(&self, prompt: &str, tools: &[Value]) -> Asides {
+        Asides::new(self.parser(prompt, tools))
     }
 
     /// The same without reasoning, which then is content as it is written.

@@ -105,6 +105,19 @@ impl AnswerParser {
         matches!(self.state, State::Reasoning | State::Message(Channel::Reasoning, _))
     }
 
+    /// Whether the answer is within reasoning, within what may be a call, or before a message.
+    pub(super) fn is_aside(&self) -> bool {
+        match self.state {
+            State::Content | State::Message(Channel::Content, _) => false,
+            State::Reasoning | State::Calls(..) | State::Header | State::Message(..) => true,
+        }
+    }
+
+    /// Whether text is held back because it may begin a mark.
+    pub(super) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Calls so far.
     pub fn n_calls(&self) -> usize {
         self.calls.n()

@@ -377,29 +377,3 @@ fn a_long_call_is_not_read_from_its_beginning_at_every_piece() {
     assert!(parts.len() < n_pieces / 30, "{} parts of {n_pieces} pieces", parts.len());
     assert_eq!(collect(&parts).2, [("get_weather".to_owned(), format!("{{\"city\": \"{text}\"}}"))]);
 }
-
-#[test]
-fn what_is_thought_is_aside_and_so_are_calls() {
-    let prompt = "<|im_start|>assistant\n<think>\n";
-    let asides = named("hermes").asides(prompt, false);
-    let found: Vec<_> = asides.iter().map(|a| (a.open.as_str(), a.close.as_str(), a.has_begun)).collect();
-    assert_eq!(found, [("<think>", "</think>", true)]);
-    assert_eq!(named("hermes").asides(prompt, true).len(), 2);
-    assert!(named("harmony").asides("", false)[0].anywhere);
-    assert!(AnswerFormat::detect("").asides("", false).is_empty());
-    // A stop string counts before and after a call, and not in it.
-    let texts = |format: &str, answer: &str| {
-        let stops = crate::StopStrings::new(crate::Stops::new(&["END"]).unwrap());
-        let mut stops = stops.outside(named(format).asides("", true));
-        let released = stops.push(answer);
-        (released.text.to_owned(), released.stop.is_some())
-    };
-    let call = "<tool_call>{\"name\": \"END\", \"arguments\": {}}</tool_call>";
-    assert_eq!(texts("hermes", &format!("{call} END")), (format!("{call} "), true));
-    assert_eq!(texts("hermes", &format!("a END{call}")), ("a ".into(), true));
-    let bare = "{\"name\": \"END\", \"parameters\": {}}";
-    assert_eq!(texts("llama3", bare), (bare.into(), false));
-    let harmony = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\":\"END\"}";
-    assert_eq!(texts("harmony", harmony), (harmony.into(), false));
-    assert!(texts("harmony", "<|channel|>final<|message|>a END").1);
-}
