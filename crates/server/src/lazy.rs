@@ -196,7 +196,8 @@ mod tests {
         let tools = [serde_json::json!({ "type": "function", "function": { "name": "f" } })];
         let asides = text::AnswerFormat::detect("<tool_call>").asides("", &tools);
         let (begun, rest) = ("a<tool_call>{\"name\":\"f\",\"arguments\":{\"=[", "\":1}}</tool_call>");
-        let regex = format!("{}[a-z=\\[{{]*", format!("{begun}{rest}").replace('[', "\\[").replace('{', "\\{"));
+        let regex =
+            format!("{}[a-z=\\[{{]*", format!("{begun}{rest}").replace('[', "\\[").replace('{', "\\{"));
         let triggers = Arc::new(Triggers::new(&[Trigger::Word("=[".into())]).unwrap());
         let lazy = Lazy::new(triggers, tokenizer.clone(), matcher.clone());
         let mut lazy = lazy.beside_calls(Some(Box::new(matcher_of(&regex))), asides);

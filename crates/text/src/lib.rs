@@ -43,7 +43,8 @@ mod vocabulary;
 mod word_piece;
 
 pub use answer::{
-    AnswerFormat, AnswerGrammar, AnswerParser, AnswerPart, Asides, CallChoice, CallGuard, ToolPrompt,
+    AnswerFormat, AnswerGrammar, AnswerParser, AnswerPart, Asides, CallChoice, CallGuard, HeldCalls,
+    ToolPrompt,
 };
 pub use chat_template::{Chat, ChatTemplate};
 pub use detokenizer::{Detokenizer, ShowSpecial};

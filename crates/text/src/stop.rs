@@ -319,7 +319,8 @@ mod tests {
         );
         let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"END\": 1}}</tool_call>";
         let bare = "{\"name\": \"f\", \"parameters\": {\"END\": 1}}";
-        let channels = "<|channel|>analysis<|message|>END<|end|><|start|>assistant<|channel|>final<|message|>a ";
+        let channels =
+            "<|channel|>analysis<|message|>END<|end|><|start|>assistant<|channel|>final<|message|>a ";
         let in_message = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\":\"END\"}";
         // The format, the prompt, the answer, what is shown, and whether it stops.
         let cases: Vec<(AnswerFormat, &str, String, String, bool)> = vec![
@@ -333,12 +334,24 @@ mod tests {
             // A stop before an aside ends the text, however the text comes.
             (hermes, "", format!("x END{call}"), "x ".into(), true),
             (hermes, "", format!("{call}EN{call}D END"), format!("{call}EN{call}D "), true),
-            (hermes, "", format!("<think>END</think> {call} END"), format!("<think>END</think> {call} "), true),
+            (
+                hermes,
+                "",
+                format!("<think>END</think> {call} END"),
+                format!("<think>END</think> {call} "),
+                true,
+            ),
             // A mark in prose opens no call.
             (hermes, "", "The <tool_call> mark. END".into(), "The <tool_call> mark. ".into(), true),
             (hermes, "", "`<tool_call>`END".into(), "`<tool_call>`".into(), true),
             (hermes, "", "<tool_call>END".into(), "<tool_call>".into(), true),
-            (mistral, "", "y [TOOL_CALLS]f[ARGS]{\"a\": \"END\"} END".into(), "y [TOOL_CALLS]f[ARGS]{\"a\": \"END\"} ".into(), true),
+            (
+                mistral,
+                "",
+                "y [TOOL_CALLS]f[ARGS]{\"a\": \"END\"} END".into(),
+                "y [TOOL_CALLS]f[ARGS]{\"a\": \"END\"} ".into(),
+                true,
+            ),
             (mistral, "", "The [TOOL_CALLS] mark. END".into(), "The [TOOL_CALLS] mark. ".into(), true),
             (llama3, "", format!(" {bare}"), format!(" {bare}"), false),
             (llama3, "", "x {END".into(), "x {".into(), true),

@@ -18,7 +18,7 @@ mod values;
 
 pub use asides::Asides;
 pub use grammar::{AnswerGrammar, CallChoice};
-pub use guard::CallGuard;
+pub use guard::{CallGuard, HeldCalls};
 pub use parser::{AnswerParser, AnswerPart};
 pub use prompt::ToolPrompt;
 
@@ -38,8 +38,9 @@ pub struct AnswerFormat {
 }
 
 impl CallFormat {
-    /// The marks that open calls; an empty one where a call may stand without.
-    fn opens(&self) -> impl Iterator<Item = &'static str> {
+    /// The marks that open calls, with the format of what they open; an empty one where a call may
+    /// stand without.
+    fn opens(&'static self) -> impl Iterator<Item = (&'static str, &'static CallFormat)> {
         // A mark before the name is enough where the one before it was left out.
         let named = match &self.syntax {
             Syntax::Tagged(tags) => Some(tags.name_before).filter(|mark| !mark.is_empty()),
@@ -49,11 +50,28 @@ impl CallFormat {
             | Syntax::Braces { .. }
             | Syntax::Harmony => None,
         };
-        self.open.iter().copied().chain(named)
+        let own = self.open.iter().copied().chain(named).map(move |mark| (mark, self));
+        let others = self.also.into_iter();
+        own.chain(others.flat_map(|also| also.open.iter().map(move |mark| (*mark, also))))
     }
 
-    fn is_json(&self) -> bool {
-        matches!(self.syntax, Syntax::Json { .. })
+    /// The marks around calls and within them.
+    fn marks(&'static self) -> Vec<&'static str> {
+        let mut marks: Vec<&'static str> = self.silent.to_vec();
+        marks.extend(self.opens().map(|(open, _)| open));
+        marks.push(self.close);
+        match &self.syntax {
+            Syntax::Json { .. } | Syntax::Pythonic { .. } => {}
+            Syntax::Named { prefix, separator, .. } => marks.extend([*prefix, separator, "[CALL_ID]"]),
+            Syntax::Tagged(tags) => {
+                marks.extend([tags.skipped, tags.key_before, tags.value_after, tags.end]);
+                marks.extend(tags.key_after.iter().copied().flatten());
+            }
+            Syntax::Braces { quote } => marks.push(quote),
+            Syntax::Harmony => marks.extend(harmony::MARKS),
+        }
+        marks.extend(self.also.into_iter().flat_map(CallFormat::marks));
+        marks
     }
 }
 
@@ -102,19 +120,7 @@ impl AnswerFormat {
 
     /// Texts that the parser must see. Special tokens in them must not be hidden.
     pub fn marks(&self) -> Vec<&'static str> {
-        let mut marks: Vec<&'static str> = self.calls.silent.to_vec();
-        marks.extend(self.calls.opens().filter(|open| !open.is_empty()));
-        marks.push(self.calls.close);
-        match &self.calls.syntax {
-            Syntax::Json { .. } | Syntax::Pythonic { .. } => {}
-            Syntax::Named { prefix, separator, .. } => marks.extend([*prefix, separator, "[CALL_ID]"]),
-            Syntax::Tagged(tags) => {
-                marks.extend([tags.key_before, tags.value_after, tags.end]);
-                marks.extend(tags.key_after);
-            }
-            Syntax::Braces { quote } => marks.push(quote),
-            Syntax::Harmony => marks.extend(harmony::MARKS),
-        }
+        let mut marks = self.calls.marks();
         if let Some(reasoning) = self.reasoning {
             marks.extend([reasoning.open, reasoning.close]);
         }
