@@ -1,5 +1,5 @@
 //! What calls of tools are held to, kept between requests: clients send the same tools with every one, and to prepare and compile a
-//! hundred schemas takes a second.
+//! hundred schemas takes longer than all else of a short request.
 
 use std::sync::Arc;
 
