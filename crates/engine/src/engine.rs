@@ -328,7 +328,7 @@ impl Engine {
         let text = TextStream::new(
             tokenizer,
             std::mem::take(&mut request.stop),
-            std::mem::take(&mut request.stop_outside),
+            request.stop_outside.take(),
             std::mem::take(&mut request.show_special),
         );
         request.tokens = tokens;

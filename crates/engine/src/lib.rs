@@ -73,6 +73,6 @@ pub use sampling::{
 pub use score::{Perplexity, PositionScore, TokenScore};
 pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};
 pub use speculate::{Computed, DraftModel, MAX_DRAFT, NgramLookup, Proposer, Speculate, Target};
-pub use text::{Aside, ShowSpecial};
+pub use text::{Asides, ShowSpecial};
 pub use turns::{Turn, Turns};
 pub use weight_files::WeightFiles;

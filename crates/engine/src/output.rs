@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use text::{Aside, Detokenizer, ShowSpecial, StopStrings, Stops, Tokenizer};
+use text::{Asides, Detokenizer, ShowSpecial, StopStrings, Stops, Tokenizer};
 
 /// The text side of a sequence.
 #[derive(Clone)]
@@ -20,7 +20,7 @@ impl TextStream {
     pub(crate) fn new(
         tokenizer: Option<Arc<Tokenizer>>,
         stops: Stops,
-        asides: Vec<Aside>,
+        asides: Option<Asides>,
         show_special: ShowSpecial,
     ) -> TextStream {
         let decoder = tokenizer.map(|tokenizer| {

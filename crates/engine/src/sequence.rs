@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use device::OutputRef;
 use model::Picture;
 
-use text::{Aside, ShowSpecial, Stops};
+use text::{Asides, ShowSpecial, Stops};
 
 use crate::constraint::Constraint;
 use crate::output::TextStream;
@@ -82,7 +82,7 @@ pub struct Request {
     /// The answer ends before any of these texts.
     pub stop: Stops,
     /// Parts of the answer in which they are not looked for.
-    pub stop_outside: Vec<Aside>,
+    pub stop_outside: Option<Asides>,
     /// Tokens that end the answer, as those do with which the model ends its turn; `ignore_end` does not concern them.
     pub stop_tokens: Arc<[u32]>,
     /// Before the answer has so many tokens, no token that ends it is chosen. A stop string or a constraint that is over still
@@ -134,7 +134,7 @@ impl Request {
             sampling: SamplingParams::default(),
             max_tokens: None,
             stop: Stops::default(),
-            stop_outside: Vec::new(),
+            stop_outside: None,
             stop_tokens: Arc::default(),
             min_tokens: 0,
             ignore_end: false,

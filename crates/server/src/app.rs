@@ -436,14 +436,8 @@ impl App {
             }
             None => None,
         };
-        let prepared = Prepared {
-            tokens,
-            images: Vec::new(),
-            constraint,
-            reading: None,
-            stop_outside: Vec::new(),
-            options,
-        };
+        let prepared =
+            Prepared { tokens, images: Vec::new(), constraint, reading: None, stop_outside: None, options };
         self.start(caller, lease, prepared).await
     }
 

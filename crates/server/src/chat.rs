@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use engine::{Aside, Constraint, Conversation, Picture};
+use engine::{Asides, Constraint, Conversation, Picture};
 use serde_json::{Value, json};
-use text::{AnswerFormat, CallChoice, Grammar, Matcher, ShowSpecial, Specials};
+use text::{AnswerFormat, ShowSpecial, Specials};
 
 use crate::effort::Effort;
 use crate::error::{ApiError, ErrorKind, Result};
@@ -15,6 +15,7 @@ use crate::preparing::Work;
 use crate::reading::{Reader, Template};
 use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
 use crate::thinking::ThinkingLimit;
+use crate::tool_calls::ToolCalls;
 use crate::warnings;
 
 /// What the engine is asked, and how its answer is read.
@@ -24,7 +25,7 @@ pub(crate) struct Prepared {
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     pub(crate) reading: Option<(Reader, ShowSpecial)>,
     /// Where stop strings do not count.
-    pub(crate) stop_outside: Vec<Aside>,
+    pub(crate) stop_outside: Option<Asides>,
     pub(crate) options: GenerateOptions,
 }
 
@@ -39,37 +40,10 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, work: &Work
         false => template.format,
     };
     let tools = request.called_tools();
-    let wrong = |error: text::Error| ApiError::invalid("tools", error.to_string());
     let is_forced = matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Function(_));
-    let choice = match &request.tool_choice {
-        ToolChoice::Auto | ToolChoice::None => CallChoice::Auto,
-        ToolChoice::Required => CallChoice::Required,
-        ToolChoice::Function(name) => CallChoice::Function(name),
-    };
     let content = request.grammar.as_ref();
     let tokenizer = &facts.tokenizer;
-    let parallel = request.may_call_again();
-    let whole = |matcher: Matcher| Box::new(matcher) as Box<dyn Constraint>;
-    let compile = |grammar: &Grammar| {
-        let compiled = model.matcher(grammar);
-        compiled.map_err(|error| text::Error::Grammar { what: error.message })
-    };
-    // Calls that must come. A tool whose schema cannot be enforced takes any object.
-    let forced_calls = |content: Option<&Grammar>| {
-        let calls = |tools: &[Value]| {
-            let calls = format.grammar(tools, choice, parallel, content, &prompt, tokenizer)?;
-            let matcher = compile(&calls.grammar)?;
-            warnings::unenforced(&calls.unenforced);
-            Ok(matcher)
-        };
-        calls(tools).or_else(|_| calls(&format.loosened(tools, tokenizer, compile))).map_err(wrong)
-    };
-    // Calls that may come.
-    let free_calls = || {
-        let guard = format.guard(tools, parallel, &prompt, tokenizer, compile).map_err(wrong)?;
-        warnings::unenforced(guard.unenforced());
-        Ok::<_, ApiError>(Box::new(guard) as Box<dyn Constraint>)
-    };
+    let calls = ToolCalls { model, request, format, prompt: &prompt };
     let constraint: Option<Box<dyn Constraint>> = match (&request.options.triggers, content) {
         // An answer that must be a call has no text for the grammar to wait in.
         (Some(triggers), Some(content)) if !is_forced => {
@@ -77,8 +51,8 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, work: &Work
             Some(Box::new(match tools.is_empty() {
                 true => lazy,
                 false => {
-                    let asides = format.without_reasoning().asides(&prompt, true);
-                    lazy.beside_calls(Some(free_calls()?), asides)
+                    let asides = format.without_reasoning().asides(&prompt, tools);
+                    lazy.beside_calls(Some(calls.free()?), asides)
                 }
             }))
         }
@@ -88,10 +62,10 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, work: &Work
                 let wrong = |error: text::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
                 let grammar = format.after_reasoning(content.clone(), &prompt, tokenizer).map_err(wrong)?;
                 warnings::unenforced(&grammar.unenforced);
-                Some(whole(model.matcher(&grammar.grammar)?))
+                Some(Box::new(model.matcher(&grammar.grammar)?))
             }
-            (false, None) if !is_forced => Some(free_calls()?),
-            (false, content) => Some(whole(forced_calls(content)?)),
+            (false, None) if !is_forced => Some(calls.free()?),
+            (false, content) => Some(calls.forced(content)?),
         },
     };
     let constraint = match (request.thinking_budget, format.reasoning_marks()) {
@@ -128,7 +102,7 @@ fn read_with(
         images,
         constraint,
         reading: Some((reader, shown)),
-        stop_outside: format.asides(prompt, !request.called_tools().is_empty()),
+        stop_outside: Some(format.asides(prompt, request.called_tools())),
         options: request.options.clone(),
     }
 }

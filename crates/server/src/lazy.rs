@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Constraint, ConstraintResult};
-use text::{Aside, AsideFinder, Matcher, Specials, Tokenizer, Triggers};
+use text::{Asides, Matcher, Specials, Tokenizer, Triggers};
 
 /// See the module.
 #[derive(Clone)]
@@ -17,7 +17,7 @@ pub(crate) struct Lazy {
     /// What holds the text while it waits: the calls in it are valid.
     free: Option<Box<dyn Constraint>>,
     /// Where triggers do not count: in calls.
-    asides: Option<AsideFinder>,
+    asides: Option<Asides>,
     /// What came in one token with the trigger is not as the grammar asks: nothing may follow.
     is_stuck: bool,
     /// The text since the last call, while it waits.
@@ -49,12 +49,12 @@ impl Lazy {
     }
 
     /// The same where tools may be called, which is held by `free` and stands in `asides`.
-    pub(crate) fn beside_calls(self, free: Option<Box<dyn Constraint>>, asides: Vec<Aside>) -> Lazy {
-        Lazy { free, asides: Some(AsideFinder::new(asides)), ..self }
+    pub(crate) fn beside_calls(self, free: Option<Box<dyn Constraint>>, asides: Asides) -> Lazy {
+        Lazy { free, asides: Some(asides), ..self }
     }
 
     fn wait(&mut self, token: u32) -> ConstraintResult<()> {
-        let in_call = self.asides.as_ref().is_some_and(AsideFinder::is_within);
+        let in_call = self.asides.as_ref().is_some_and(Asides::is_within);
         if !in_call && self.triggers.has_token(token) {
             self.has_begun = true;
             return Constraint::accept(&mut self.matcher, token);
@@ -193,17 +193,24 @@ mod tests {
             let compiler = GrammarCompiler::new(&tokenizer, 96).unwrap();
             compiler.compile(&Grammar::Regex(regex.into())).unwrap()
         };
-        let call = Aside { open: "(".into(), close: ")".into(), has_begun: false, anywhere: true };
+        let tools = [serde_json::json!({ "type": "function", "function": { "name": "f" } })];
+        let asides = text::AnswerFormat::detect("<tool_call>").asides("", &tools);
+        let (begun, rest) = ("a<tool_call>{\"name\":\"f\",\"arguments\":{\"=[", "\":1}}</tool_call>");
+        let regex =
+            format!("{}[a-z=\\[{{]*", format!("{begun}{rest}").replace('[', "\\[").replace('{', "\\{"));
         let triggers = Arc::new(Triggers::new(&[Trigger::Word("=[".into())]).unwrap());
         let lazy = Lazy::new(triggers, tokenizer.clone(), matcher.clone());
-        let mut lazy =
-            lazy.beside_calls(Some(Box::new(matcher_of("(\\([=\\[]*\\)|[a-z=\\[{])*"))), vec![call]);
-        for text in ["a", "(", "=", "["] {
-            assert!(lazy.mask(&mut words).unwrap());
-            lazy.accept(id(text)).unwrap();
-        }
+        let mut lazy = lazy.beside_calls(Some(Box::new(matcher_of(&regex))), asides);
+        let accept = |lazy: &mut Lazy, text: &str| {
+            for c in text.chars() {
+                assert!(lazy.mask(&mut [0; 3]).unwrap());
+                lazy.accept(id(c.encode_utf8(&mut [0; 4]))).unwrap();
+            }
+        };
+        accept(&mut lazy, begun);
         assert!(lazy.fork().accept(id("7")).is_err(), "a call is held");
-        for text in [")", "b", "=", "[{"] {
+        accept(&mut lazy, rest);
+        for text in ["b", "=", "[{"] {
             lazy.accept(id(text)).unwrap();
         }
         assert_eq!(lazy.n_valid(&[id("7"), id("a")]), 1, "the trigger after the call counts");

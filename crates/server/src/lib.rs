@@ -41,6 +41,7 @@ mod stream;
 mod thinking;
 mod timed_body;
 mod tls;
+mod tool_calls;
 mod transcriber;
 mod truncate;
 mod warnings;

@@ -42,7 +42,10 @@ mod unigram;
 mod vocabulary;
 mod word_piece;
 
-pub use answer::{AnswerFormat, AnswerGrammar, AnswerParser, AnswerPart, CallChoice, CallGuard, ToolPrompt};
+pub use answer::{
+    AnswerFormat, AnswerGrammar, AnswerParser, AnswerPart, Asides, CallChoice, CallGuard, HeldCalls,
+    ToolPrompt,
+};
 pub use chat_template::{Chat, ChatTemplate};
 pub use detokenizer::{Detokenizer, ShowSpecial};
 pub use error::{Error, Result};
@@ -55,5 +58,5 @@ pub use grammar::{
 };
 pub use ranked::TokenSpelling;
 pub use specials::Specials;
-pub use stop::{Aside, AsideFinder, Released, StopStrings, Stops};
+pub use stop::{Released, StopStrings, Stops};
 pub use tokenizer::Tokenizer;

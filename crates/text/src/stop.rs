@@ -8,7 +8,7 @@ use aho_corasick::automaton::{Automaton, StateID};
 use aho_corasick::nfa::contiguous::NFA;
 use aho_corasick::{Anchored, MatchKind};
 
-use crate::{Error, Result};
+use crate::{Asides, Error, Result};
 
 /// What may be shown after a piece of text was added.
 #[derive(Debug, PartialEq, Eq)]
@@ -17,143 +17,6 @@ pub struct Released<'a> {
     pub text: &'a str,
     /// Which stop string ended the text, as an index into the list given. What follows it is dropped.
     pub stop: Option<usize>,
-}
-
-/// Text within an answer in which stop strings are not looked for: reasoning, or a call of a tool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Aside {
-    /// What begins it.
-    pub open: String,
-    /// What ends it; empty: nothing does.
-    pub close: String,
-    /// The answer begins within it.
-    pub has_begun: bool,
-    /// It may begin anywhere; if not, only where nothing but white space and other asides stand before it.
-    pub anywhere: bool,
-}
-
-/// Where a text is with respect to its [`Aside`]s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// Outside, and nothing but white space has come there.
-    Start,
-    /// Outside, after some text.
-    Text,
-    /// In the aside of this index.
-    Within(usize),
-}
-
-/// Finds what is aside, in text that comes in pieces.
-#[derive(Clone, Debug)]
-pub struct AsideFinder {
-    asides: Vec<Aside>,
-    place: Place,
-    /// The end of the text so far, in which a mark may have begun.
-    tail: String,
-    /// Bytes of the longest mark.
-    longest: usize,
-}
-
-impl AsideFinder {
-    /// For an answer with these asides.
-    pub fn new(asides: Vec<Aside>) -> AsideFinder {
-        let marks = asides.iter().flat_map(|aside| [aside.open.len(), aside.close.len()]);
-        let longest = marks.max().unwrap_or(0);
-        let mut finder =
-            AsideFinder { asides, place: Place::Start, tail: String::with_capacity(longest + 1024), longest };
-        finder.reset();
-        finder
-    }
-
-    fn reset(&mut self) {
-        self.tail.clear();
-        self.place = self.asides.iter().position(|aside| aside.has_begun).map_or(Place::Start, Place::Within);
-    }
-
-    /// Whether the text so far ends within an aside.
-    pub fn is_within(&self) -> bool {
-        matches!(self.place, Place::Within(_))
-    }
-
-    /// Take the beginning of `text`, up to where an aside begins or ends: how many bytes these are, and whether they are aside.
-    /// The mark that begins an aside is not; the one that ends it is.
-    pub fn next(&mut self, text: &str) -> (usize, bool) {
-        let n_before = self.tail.len();
-        self.tail.push_str(text);
-        match self.place {
-            Place::Within(index) => {
-                let close = self.asides.get(index).map_or("", |aside| aside.close.as_str());
-                let found = if close.is_empty() { None } else { self.tail.find(close) };
-                match found.map(|at| (at + close.len()).saturating_sub(n_before)) {
-                    Some(n) => {
-                        let at_start = self.asides.get(index).is_some_and(|aside| !aside.anywhere);
-                        self.place = if at_start { Place::Start } else { Place::Text };
-                        self.tail.clear();
-                        (n, true)
-                    }
-                    None => {
-                        self.keep_end();
-                        (text.len(), true)
-                    }
-                }
-            }
-            Place::Start => {
-                let white = self.tail.len() - self.tail.trim_start().len();
-                let found = &self.tail[white..];
-                let mut may_begin = found.is_empty();
-                let mut begun = None;
-                for (index, aside) in self.asides.iter().enumerate() {
-                    if found.starts_with(aside.open.as_str()) {
-                        begun = Some((index, (white + aside.open.len()).saturating_sub(n_before)));
-                        break;
-                    }
-                    may_begin |= aside.open.starts_with(found);
-                }
-                match begun {
-                    Some((index, n)) => {
-                        self.enter(index);
-                        (n, false)
-                    }
-                    None if may_begin => (text.len(), false),
-                    None => {
-                        self.place = Place::Text;
-                        self.next_in_text(n_before, text.len())
-                    }
-                }
-            }
-            Place::Text => self.next_in_text(n_before, text.len()),
-        }
-    }
-
-    /// The same after some text; the last `n` bytes of the tail are new.
-    fn next_in_text(&mut self, n_before: usize, n: usize) -> (usize, bool) {
-        let marks = self.asides.iter().enumerate().filter(|(_, aside)| aside.anywhere);
-        let found = marks.filter_map(|(index, aside)| {
-            Some((self.tail.find(aside.open.as_str())?, std::cmp::Reverse(aside.open.len()), index))
-        });
-        match found.min() {
-            Some((at, std::cmp::Reverse(len), index)) => {
-                self.enter(index);
-                ((at + len).saturating_sub(n_before), false)
-            }
-            None => {
-                self.keep_end();
-                (n, false)
-            }
-        }
-    }
-
-    fn enter(&mut self, index: usize) {
-        self.place = Place::Within(index);
-        self.tail.clear();
-    }
-
-    /// Keep the end of the tail in which a mark may have begun.
-    fn keep_end(&mut self) {
-        let at = self.tail.len().saturating_sub(self.longest.saturating_sub(1));
-        let at = (at..=self.tail.len()).find(|at| self.tail.is_char_boundary(*at)).unwrap_or(at);
-        self.tail.drain(..at);
-    }
 }
 
 /// Stop strings, ready to be looked for in any number of texts. Cheap to clone; [`Default`] has none.
@@ -252,7 +115,7 @@ impl Searched {
 /// Looks for stop strings in text that comes in pieces. The one that is complete first ends the text; of those that are
 /// complete at the same place, the longest. How the text was split into pieces makes no difference.
 ///
-/// Allocates when it is made, and when a piece is longer than any before (1 KiB is held ready).
+/// Allocates when it is made, when a piece is longer than any before (1 KiB is held ready), and where asides are looked for.
 #[derive(Clone)]
 pub struct StopStrings {
     stops: Stops,
@@ -262,7 +125,7 @@ pub struct StopStrings {
     buffer: String,
     /// How much of `buffer` the last call has shown.
     shown: usize,
-    aside: Option<AsideFinder>,
+    asides: Option<Asides>,
 }
 
 impl StopStrings {
@@ -270,15 +133,14 @@ impl StopStrings {
     pub fn new(stops: Stops) -> StopStrings {
         let (state, longest) =
             stops.0.as_ref().map_or((None, 0), |searched| (Some(searched.start), searched.longest));
-        StopStrings { stops, state, buffer: String::with_capacity(longest + 1024), shown: 0, aside: None }
+        StopStrings { stops, state, buffer: String::with_capacity(longest + 1024), shown: 0, asides: None }
     }
 
     /// The same, looking only outside of what is aside.
     #[must_use]
-    pub fn outside(self, asides: Vec<Aside>) -> StopStrings {
+    pub fn outside(self, asides: Option<Asides>) -> StopStrings {
         // Without stop strings nothing is looked for.
-        let is_needed = !asides.is_empty() && !self.stops.is_empty();
-        StopStrings { aside: is_needed.then(|| AsideFinder::new(asides)), ..self }
+        StopStrings { asides: asides.filter(|_| !self.stops.is_empty()), ..self }
     }
 
     /// Add a piece and get what may be shown. After a stop was found, begin anew with [`StopStrings::reset`].
@@ -288,14 +150,14 @@ impl StopStrings {
         self.buffer.push_str(piece);
         while at < self.buffer.len() {
             let rest = self.buffer.get(at..).unwrap_or_default();
-            let (n, is_aside) = self.aside.as_mut().map_or((rest.len(), false), |aside| aside.next(rest));
+            let (n, is_aside) = self.asides.as_mut().map_or((rest.len(), false), |asides| asides.next(rest));
             let end = at + n;
             if !is_aside && let Some((stop, start)) = self.find(at, end) {
                 self.shown = start;
                 return Released { text: self.buffer.get(..start).unwrap_or_default(), stop: Some(stop) };
             }
             at = end;
-            if is_aside || self.aside.as_ref().is_some_and(AsideFinder::is_within) {
+            if is_aside || self.asides.as_ref().is_some_and(Asides::is_within) {
                 // No stop string reaches over the border of what is aside.
                 self.begin();
             }
@@ -317,8 +179,8 @@ impl StopStrings {
         self.buffer.clear();
         self.shown = 0;
         self.begin();
-        if let Some(aside) = &mut self.aside {
-            aside.reset();
+        if let Some(asides) = &mut self.asides {
+            asides.reset();
         }
     }
 
@@ -447,33 +309,60 @@ mod tests {
 
     #[test]
     fn what_is_aside_does_not_stop_however_it_is_cut() {
-        let think =
-            |has_begun| Aside { open: "<a>".into(), close: "</a>".into(), has_begun, anywhere: false };
-        let parts = Aside { anywhere: true, ..think(false) };
-        let call = Aside { open: "<c>".into(), close: "</c>".into(), has_begun: false, anywhere: true };
-        let rest = Aside { open: "[C]".into(), close: String::new(), ..call.clone() };
-        let bare = Aside { open: "{".into(), anywhere: false, ..rest.clone() };
-        let cases = [
-            (vec![think(true)], "x END y</a> z END", "x END y</a> z ", true),
-            (vec![think(false)], " <a>x END</a>zéEND", " <a>x END</a>zé", true),
-            (vec![think(false)], "x END", "x ", true),
-            (vec![think(false)], "x <a>END", "x <a>", true),
-            (vec![think(true)], "x END y", "x END y", false),
-            (vec![think(false)], "<a>EN</a>D", "<a>EN</a>D", false),
-            (vec![parts.clone()], "x<a>END</a>y<a>END</a>EEND", "x<a>END</a>y<a>END</a>E", true),
-            (vec![parts], "ENx END", "ENx ", true),
+        use crate::AnswerFormat;
+        let tools = [serde_json::json!({ "type": "function", "function": { "name": "f" } })];
+        let (hermes, llama3, mistral, harmony) = (
+            AnswerFormat::detect("<think> <tool_call>"),
+            AnswerFormat::detect("tools \"parameters\":"),
+            AnswerFormat::detect("[TOOL_CALLS] [ARGS]"),
+            AnswerFormat::detect("<|channel|> <|message|>"),
+        );
+        let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"END\": 1}}</tool_call>";
+        let bare = "{\"name\": \"f\", \"parameters\": {\"END\": 1}}";
+        let channels =
+            "<|channel|>analysis<|message|>END<|end|><|start|>assistant<|channel|>final<|message|>a ";
+        let in_message = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\":\"END\"}";
+        // The format, the prompt, the answer, what is shown, and whether it stops.
+        let cases: Vec<(AnswerFormat, &str, String, String, bool)> = vec![
+            (hermes, "<think>", "x END y</think> z END".into(), "x END y</think> z ".into(), true),
+            (hermes, "", " <think>x END</think>zéEND".into(), " <think>x END</think>zé".into(), true),
+            (hermes, "", "x END".into(), "x ".into(), true),
+            (hermes, "", "x <think>END".into(), "x <think>".into(), true),
+            (hermes, "<think>", "x END y".into(), "x END y".into(), false),
+            (hermes, "", "<think>EN</think>D".into(), "<think>EN</think>D".into(), false),
+            (hermes, "", "ENx END ".into(), "ENx ".into(), true),
             // A stop before an aside ends the text, however the text comes.
-            (vec![call.clone()], "x END<c>END</c>", "x ", true),
-            (vec![call.clone()], "<c>END</c>EN<c>D</c>END", "<c>END</c>EN<c>D</c>", true),
-            (vec![think(false), call.clone()], "<a>END</a> <c>END</c> END", "<a>END</a> <c>END</c> ", true),
-            (vec![think(false), call], "y <c>END</c><a>END", "y <c>END</c><a>", true),
-            (vec![rest], "y [C]END [C] END", "y [C]END [C] END", false),
-            (vec![bare.clone()], " {END", " {END", false),
-            (vec![bare], "x {END", "x {", true),
+            (hermes, "", format!("x END{call}"), "x ".into(), true),
+            (hermes, "", format!("{call}EN{call}D END"), format!("{call}EN{call}D "), true),
+            (
+                hermes,
+                "",
+                format!("<think>END</think> {call} END"),
+                format!("<think>END</think> {call} "),
+                true,
+            ),
+            // A mark in prose opens no call.
+            (hermes, "", "The <tool_call> mark. END".into(), "The <tool_call> mark. ".into(), true),
+            (hermes, "", "`<tool_call>`END".into(), "`<tool_call>`".into(), true),
+            (hermes, "", "<tool_call>END".into(), "<tool_call>".into(), true),
+            (
+                mistral,
+                "",
+                "y [TOOL_CALLS]f[ARGS]{\"a\": \"END\"} END".into(),
+                "y [TOOL_CALLS]f[ARGS]{\"a\": \"END\"} ".into(),
+                true,
+            ),
+            (mistral, "", "The [TOOL_CALLS] mark. END".into(), "The [TOOL_CALLS] mark. ".into(), true),
+            (llama3, "", format!(" {bare}"), format!(" {bare}"), false),
+            (llama3, "", "x {END".into(), "x {".into(), true),
+            (llama3, "", "{\"answer\": \"END\"}".into(), "{\"answer\": \"".into(), true),
+            (harmony, "", in_message.into(), in_message.into(), false),
+            (harmony, "", format!("{channels}END"), channels.into(), true),
         ];
-        for (asides, text, expected, stops) in cases {
+        for (format, prompt, text, expected, stops) in cases {
             for n in 1..=text.chars().count() {
-                let mut matcher = StopStrings::new(Stops::new(&["END"]).unwrap()).outside(asides.clone());
+                let asides = format.asides(prompt, &tools);
+                let mut matcher = StopStrings::new(Stops::new(&["END"]).unwrap()).outside(Some(asides));
                 let (mut shown, mut stopped) = (String::new(), false);
                 let chars: Vec<char> = text.chars().collect();
                 for piece in chars.chunks(n) {
@@ -487,7 +376,11 @@ mod tests {
                 if !stopped {
                     shown += matcher.finish();
                 }
-                assert_eq!((shown.as_str(), stopped), (expected, stops), "{text:?} in pieces of {n}");
+                assert_eq!(
+                    (shown.as_str(), stopped),
+                    (expected.as_str(), stops),
+                    "{text:?} in pieces of {n}"
+                );
             }
         }
     }

@@ -59,7 +59,8 @@ fn accepts(tokenizer: &Tokenizer, grammar: &Grammar, text: &str) -> Result<(), u
 /// The guard of answers to these tools.
 fn guard(format: &AnswerFormat, tools: &[Value], parallel: bool, tokenizer: &Arc<Tokenizer>) -> CallGuard {
     let compiler = GrammarCompiler::new(tokenizer, tokenizer.n_tokens()).unwrap();
-    format.guard(tools, parallel, "", tokenizer, |grammar| compiler.compile(grammar)).unwrap()
+    let held = format.held_calls(tools, tokenizer, |grammar| compiler.compile(grammar));
+    format.guard(held, tools, parallel, "", tokenizer).unwrap()
 }
 
 /// Whether a guard takes all of a text, and then its end; or how many tokens it takes.
@@ -216,15 +217,13 @@ fn grammars_take_the_calls_of_their_format_and_no_others() {
         for text in ["Hello, world. 1 < 2", one] {
             assert_eq!(auto(text), Ok(()), "{name}, auto: {text}");
         }
-        // Names of functions are not held where nothing but the name follows the mark.
-        let is_held = name != "kimi";
-        assert_eq!(auto(wrong).is_err(), is_held, "{name}, auto: a wrong call");
+        assert!(auto(wrong).is_err(), "{name}, auto: a wrong call");
         if !matches!(name, "llama3" | "harmony") {
             let text = format!("I look.\n{one}");
             assert_eq!(auto(&text), Ok(()), "{name}, auto: {text}");
             // After a call too, what begins as one is one.
             let text = format!("{text}\nAnd {wrong}");
-            assert_eq!(auto(&text).is_err(), is_held, "{name}, auto: {text}");
+            assert!(auto(&text).is_err(), "{name}, auto: {text}");
         }
         if !two.is_empty() {
             assert_eq!(auto(two), Ok(()), "{name}, auto: two calls");
@@ -452,4 +451,60 @@ fn no_choice_leads_where_nothing_follows() {
             }
         }
     }
+}
+
+#[test]
+fn only_known_functions_are_called_after_a_mark_that_names_follow() {
+    for (evidence, marks, known, unknown) in [
+        (
+            "[TOOL_CALLS] [ARGS]",
+            &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"][..],
+            "[TOOL_CALLS]noop[CALL_ID]abcdefghi[ARGS]{}",
+            "[TOOL_CALLS]nope",
+        ),
+        (
+            "<|tool_call_argument_begin|>",
+            &["<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"],
+            "<|tool_call_begin|>noop:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+            "<|tool_call_begin|>functions.nope",
+        ),
+        (
+            "<|tools_prefix|>",
+            &["<|tools_prefix|>", "<|tools_suffix|>"],
+            "<|tools_prefix|>[{\"noop\": {}}]<|tools_suffix|>",
+            "<|tools_prefix|>[{\"nope\"",
+        ),
+    ] {
+        let (format, tokenizer) = (AnswerFormat::detect(evidence), Arc::new(tokenizer(marks)));
+        let auto = |text: &str| admits(&mut guard(&format, &tools(), true, &tokenizer), &tokenizer, text);
+        assert_eq!(auto(known), Ok(()), "{known}");
+        assert!(auto(unknown).is_err(), "{unknown}");
+        // A mark in prose is followed by text.
+        let prose = format!("The mark {} is one.", marks[0]);
+        assert_eq!(auto(&prose), Ok(()), "{prose}");
+    }
+}
+
+#[test]
+fn a_call_of_gpt_oss_that_must_come_has_its_recipient_on_either_side() {
+    let marks = ["<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"];
+    let (format, tokenizer) = (AnswerFormat::detect("<|channel|> <|message|>"), tokenizer(&marks));
+    let forced = format.grammar(&tools(), CallChoice::Required, true, None, "", &tokenizer).unwrap().grammar;
+    for header in [
+        "<|channel|>commentary to=functions.noop <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.noop<|message|>",
+        " to=functions.noop<|channel|>commentary <|constrain|>json<|message|>",
+        " to=functions.noop<|channel|>analysis json<|message|>",
+    ] {
+        assert_eq!(accepts(&tokenizer, &forced, &format!("{header}{{}}")), Ok(()), "{header}");
+    }
+    assert!(accepts(&tokenizer, &forced, "<|channel|>final<|message|>Hi").is_err());
+    // Where a call may come, one that has begun names a known function.
+    let tokenizer = Arc::new(tokenizer);
+    let auto = |text: &str| admits(&mut guard(&format, &tools(), true, &tokenizer), &tokenizer, text);
+    for header in ["<|channel|>commentary to=functions.", " to=functions."] {
+        assert!(auto(&format!("{header}nope")).is_err(), "{header}");
+    }
+    assert_eq!(auto("<|start|>assistant<|channel|>commentary to=functions.noop<|message|>{}"), Ok(()));
+    assert_eq!(auto("<|channel|>final<|message|>It is to=functions.nope"), Ok(()));
 }

@@ -3,11 +3,12 @@
 use std::sync::{Arc, OnceLock};
 
 use engine::{DryBreakers, Engine};
-use text::{Gap, Grammar, GrammarCompiler, Matcher, Tokenizer, Trigger, Triggers};
+use text::{Gap, Grammar, GrammarCompiler, HeldCalls, Matcher, Tokenizer, Trigger, Triggers};
 
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::matchers::Matchers;
 use crate::reading::Template;
+use crate::tool_calls::CallsKey;
 use crate::warnings;
 use crate::worker::Worker;
 
@@ -41,6 +42,7 @@ pub(crate) struct Facts {
     /// Made for the first request that has a grammar.
     compiler: OnceLock<std::result::Result<GrammarCompiler, String>>,
     matchers: Matchers,
+    calls: Matchers<CallsKey, HeldCalls>,
     triggers: Matchers<Vec<Trigger>, Arc<Triggers>>,
     /// Of DRY, by their list.
     breakers: Matchers<Vec<String>, DryBreakers>,
@@ -109,6 +111,7 @@ impl Facts {
             device: engine.device().name(),
             compiler: OnceLock::new(),
             matchers: Matchers::default(),
+            calls: Matchers::default(),
             triggers: Matchers::default(),
             breakers: Matchers::default(),
         })
@@ -138,6 +141,26 @@ impl TextModel {
         let matcher = self.facts.matchers.get(self.tenant, grammar, || self.facts.compile(grammar))?;
         warnings::unenforced(matcher.unenforced());
         Ok(matcher)
+    }
+
+    /// What calls of tools are held to; made now if it was not of late.
+    ///
+    /// # Errors
+    /// Of `make`.
+    pub(crate) fn held_calls(
+        &self,
+        key: &CallsKey,
+        make: impl FnOnce() -> Result<HeldCalls>,
+    ) -> Result<HeldCalls> {
+        self.facts.calls.get(self.tenant, key, make)
+    }
+
+    /// A grammar of calls, compiled. It is not kept, see [`Self::held_calls`].
+    ///
+    /// # Errors
+    /// As of [`Self::matcher`].
+    pub(crate) fn compile_tools(&self, grammar: &Grammar) -> text::Result<Matcher> {
+        self.facts.compile(grammar).map_err(|error| text::Error::Grammar { what: error.message })
     }
 
     /// The prompt that has the model fill a gap, and the tokens that end what fills it.

@@ -59,6 +59,11 @@ impl Tools {
         schema["properties"].get(key).map_or(Kinds::ANY, |parameter| Kinds::of(parameter, schema))
     }
 
+    /// Whether a function has a parameter of this name.
+    pub(super) fn has_parameter(&self, function: &str, key: &str) -> bool {
+        self.schema(function).is_some_and(|schema| schema["properties"].get(key).is_some())
+    }
+
     /// The name of a function's parameter by its place in the schema.
     pub(super) fn parameter(&self, function: &str, n: usize) -> Option<&str> {
         self.schema(function)?["properties"].as_object()?.keys().nth(n).map(String::as_str)
@@ -93,6 +98,8 @@ pub(super) struct Calls {
     held: Option<String>,
     /// Whether the answer is within a call that a grammar may hold to its schema.
     is_held: bool,
+    /// The grammar of calls has no words for those after the last mark.
+    is_foreign: bool,
 }
 
 impl Calls {
@@ -106,10 +113,12 @@ impl Calls {
         self.n_whole
     }
 
-    /// A mark that may open calls has come, as the last part of `raw`.
-    pub(super) fn open(&mut self, raw: String) {
+    /// A mark that may open calls has come, as the last part of `raw`. `is_foreign`: they are of
+    /// another format than the grammar's, which then holds none of them.
+    pub(super) fn open(&mut self, raw: String, is_foreign: bool) {
         self.raw = raw;
         self.has_begun = false;
+        self.is_foreign = is_foreign;
     }
 
     /// A character was read.
@@ -175,6 +184,9 @@ impl Calls {
     /// From here on a grammar may hold the call to its schema. `text` is the call so far, spelled as
     /// the grammar of calls spells it.
     pub(super) fn hold(&mut self, text: String) {
+        if self.is_foreign {
+            return;
+        }
         self.held = Some(text);
         self.is_held = true;
     }

@@ -17,6 +17,8 @@ pub(super) struct CallFormat {
     pub(super) syntax: Syntax,
     /// Marks around sections of calls and around content. They are no part of either.
     pub(super) silent: &'static [&'static str],
+    /// Another format that models of the family write too, where its marks come.
+    pub(super) also: Option<&'static CallFormat>,
 }
 
 /// How a call is written.
@@ -24,7 +26,8 @@ pub(super) struct CallFormat {
 pub(super) enum Syntax {
     /// `{"name": …, "arguments": {…}}`, one or more.
     Json {
-        /// The key of the name that templates write; others are understood too.
+        /// The key of the name that templates write; others are understood too. Empty: the name is
+        /// the key of the arguments, `{"NAME": {…}}`.
         name: &'static str,
         /// The key of the arguments that templates write.
         arguments: &'static str,
@@ -60,13 +63,15 @@ pub(super) enum Syntax {
 /// VALUE_AFTER)* END`, with white space anywhere between two of them.
 #[derive(Debug)]
 pub(super) struct Tags {
+    /// May stand between the mark that opens calls and `name_before`.
+    pub(super) skipped: &'static str,
     /// Empty: the name comes first. Otherwise it opens a call even where [`CallFormat::open`] is
     /// left out.
     pub(super) name_before: &'static str,
     pub(super) name_after: &'static str,
     pub(super) key_before: &'static str,
-    /// Marks between a key and its value.
-    pub(super) key_after: &'static [&'static str],
+    /// Marks between a key and its value, each in all its spellings.
+    pub(super) key_after: &'static [&'static [&'static str]],
     pub(super) value_after: &'static str,
     /// Ends a call; empty: [`CallFormat::close`] does.
     pub(super) end: &'static str,
@@ -97,10 +102,22 @@ pub(super) static GENERIC: CallFormat = CallFormat {
     close: "</tool_call>",
     syntax: Syntax::Json { name: "name", arguments: "arguments", list: false },
     silent: &[],
+    also: None,
+};
+
+/// Llama 3.1's calls of functions that users define, and those of Functionary.
+const FUNCTION_TAG: CallFormat = CallFormat {
+    name: "function-tag",
+    evidence: &["<function=", "</function>"],
+    open: &["<function="],
+    close: "</function>",
+    syntax: Syntax::Named { prefix: "", separator: ">", after: "" },
+    silent: &[],
+    also: None,
 };
 
 /// The first whose evidence stands in a template is taken.
-pub(super) static FORMATS: [CallFormat; 21] = [
+pub(super) static FORMATS: [CallFormat; 36] = [
     CallFormat {
         name: "harmony",
         evidence: &["<|channel|>", "<|message|>"],
@@ -108,6 +125,58 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "",
         syntax: Syntax::Harmony,
         silent: &[],
+        also: None,
+    },
+    CallFormat {
+        name: "deepseek-v3.2",
+        evidence: &["<｜DSML｜function_calls>"],
+        open: &["<｜DSML｜function_calls>"],
+        close: "</｜DSML｜function_calls>",
+        syntax: Syntax::Tagged(Tags {
+            skipped: "",
+            name_before: "<｜DSML｜invoke name=\"",
+            name_after: "\">",
+            key_before: "<｜DSML｜parameter name=\"",
+            key_after: &[&["\" string=\"true\">", "\" string=\"false\">", "\">"]],
+            value_after: "</｜DSML｜parameter>",
+            end: "</｜DSML｜invoke>",
+        }),
+        silent: &[],
+        also: None,
+    },
+    CallFormat {
+        name: "deepseek-v4",
+        evidence: &["<｜DSML｜tool_calls>"],
+        open: &["<｜DSML｜tool_calls>"],
+        close: "</｜DSML｜tool_calls>",
+        syntax: Syntax::Tagged(Tags {
+            skipped: "",
+            name_before: "<｜DSML｜invoke name=\"",
+            name_after: "\">",
+            key_before: "<｜DSML｜parameter name=\"",
+            key_after: &[&["\" string=\"true\">", "\" string=\"false\">", "\">"]],
+            value_after: "</｜DSML｜parameter>",
+            end: "</｜DSML｜invoke>",
+        }),
+        silent: &[],
+        also: None,
+    },
+    CallFormat {
+        name: "step3",
+        evidence: &["<steptml:invoke"],
+        open: &["<｜tool_call_begin｜>"],
+        close: "<｜tool_call_end｜>",
+        syntax: Syntax::Tagged(Tags {
+            skipped: "function<｜tool_sep｜>",
+            name_before: "<steptml:invoke name=\"",
+            name_after: "\">",
+            key_before: "<steptml:parameter name=\"",
+            key_after: &[&["\">"]],
+            value_after: "</steptml:parameter>",
+            end: "</steptml:invoke>",
+        }),
+        silent: &["<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_sep｜>"],
+        also: None,
     },
     CallFormat {
         name: "kimi",
@@ -116,6 +185,7 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "<|tool_call_end|>",
         syntax: Syntax::Named { prefix: "functions.", separator: "<|tool_call_argument_begin|>", after: "" },
         silent: &["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"],
+        also: None,
     },
     CallFormat {
         name: "deepseek-v3",
@@ -126,6 +196,7 @@ pub(super) static FORMATS: [CallFormat; 21] = [
             prefix: "function<｜tool▁sep｜>", separator: "\n```json\n", after: "\n```"
         },
         silent: &["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
+        also: None,
     },
     CallFormat {
         name: "deepseek-v3.1",
@@ -134,6 +205,24 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "<｜tool▁call▁end｜>",
         syntax: Syntax::Named { prefix: "", separator: "<｜tool▁sep｜>", after: "" },
         silent: &["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
+        also: None,
+    },
+    CallFormat {
+        name: "hunyuan-v3",
+        evidence: &["<tool_sep>", "<arg_key>"],
+        open: &["<tool_call>"],
+        close: "</tool_call>",
+        syntax: Syntax::Tagged(Tags {
+            skipped: "",
+            name_before: "",
+            name_after: "<tool_sep>",
+            key_before: "<arg_key>",
+            key_after: &[&["</arg_key>"], &["<arg_value>"]],
+            value_after: "</arg_value>",
+            end: "",
+        }),
+        silent: &["<tool_calls>", "</tool_calls>"],
+        also: None,
     },
     CallFormat {
         name: "glm",
@@ -141,14 +230,16 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         open: &["<tool_call>"],
         close: "</tool_call>",
         syntax: Syntax::Tagged(Tags {
+            skipped: "",
             name_before: "",
             name_after: "\n",
             key_before: "<arg_key>",
-            key_after: &["</arg_key>", "<arg_value>"],
+            key_after: &[&["</arg_key>"], &["<arg_value>"]],
             value_after: "</arg_value>",
             end: "",
         }),
         silent: &[],
+        also: None,
     },
     CallFormat {
         name: "seed",
@@ -156,14 +247,16 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         open: &["<seed:tool_call>"],
         close: "</seed:tool_call>",
         syntax: Syntax::Tagged(Tags {
+            skipped: "",
             name_before: "<function=",
             name_after: ">",
             key_before: "<parameter=",
-            key_after: &[">"],
+            key_after: &[&[">"]],
             value_after: "</parameter>",
             end: "</function>",
         }),
         silent: &[],
+        also: None,
     },
     CallFormat {
         name: "qwen-coder",
@@ -171,14 +264,16 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         open: &["<tool_call>"],
         close: "</tool_call>",
         syntax: Syntax::Tagged(Tags {
+            skipped: "",
             name_before: "<function=",
             name_after: ">",
             key_before: "<parameter=",
-            key_after: &[">"],
+            key_after: &[&[">"]],
             value_after: "</parameter>",
             end: "</function>",
         }),
         silent: &[],
+        also: None,
     },
     CallFormat {
         name: "minimax",
@@ -186,14 +281,50 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         open: &["<minimax:tool_call>"],
         close: "</minimax:tool_call>",
         syntax: Syntax::Tagged(Tags {
+            skipped: "",
             name_before: "<invoke name=\"",
             name_after: "\">",
             key_before: "<parameter name=\"",
-            key_after: &["\">"],
+            key_after: &[&["\">"]],
             value_after: "</parameter>",
             end: "</invoke>",
         }),
         silent: &[],
+        also: None,
+    },
+    CallFormat {
+        name: "dots",
+        evidence: &["<dots_function_call>"],
+        open: &["<dots_function_call>"],
+        close: "</dots_function_call>",
+        syntax: Syntax::Tagged(Tags {
+            skipped: "",
+            name_before: "<invoke name=\"",
+            name_after: "\">",
+            key_before: "<parameter name=\"",
+            key_after: &[&["\">"]],
+            value_after: "</parameter>",
+            end: "</invoke>",
+        }),
+        silent: &[],
+        also: None,
+    },
+    CallFormat {
+        name: "minicpm5",
+        evidence: &["<function name="],
+        open: &[],
+        close: "",
+        syntax: Syntax::Tagged(Tags {
+            skipped: "",
+            name_before: "<function name=\"",
+            name_after: "\">",
+            key_before: "<param name=\"",
+            key_after: &[&["\">"]],
+            value_after: "</param>",
+            end: "</function>",
+        }),
+        silent: &[],
+        also: None,
     },
     CallFormat {
         name: "function-gemma",
@@ -202,6 +333,7 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "<end_function_call>",
         syntax: Syntax::Braces { quote: "<escape>" },
         silent: &[],
+        also: None,
     },
     CallFormat {
         name: "gemma4",
@@ -210,6 +342,7 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "<tool_call|>",
         syntax: Syntax::Braces { quote: "<|\"|>" },
         silent: &[],
+        also: None,
     },
     CallFormat {
         name: "lfm2",
@@ -218,6 +351,7 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "<|tool_call_end|>",
         syntax: Syntax::Pythonic { list: true },
         silent: &[],
+        also: None,
     },
     CallFormat {
         name: "phi4",
@@ -226,14 +360,16 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "<|/tool_call|>",
         syntax: Syntax::Json { name: "name", arguments: "arguments", list: true },
         silent: &[],
+        also: None,
     },
     CallFormat {
         name: "granite3",
         evidence: &["<|tool_call|>"],
-        open: &["<|tool_call|>"],
+        open: &["<tool_call>", "<|tool_call|>"],
         close: "",
         syntax: Syntax::Json { name: "name", arguments: "arguments", list: true },
         silent: &[],
+        also: None,
     },
     CallFormat {
         name: "command",
@@ -242,6 +378,7 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "<|END_ACTION|>",
         syntax: Syntax::Json { name: "tool_name", arguments: "parameters", list: true },
         silent: &["<|START_RESPONSE|>", "<|END_RESPONSE|>"],
+        also: None,
     },
     CallFormat {
         name: "nemotron",
@@ -250,6 +387,7 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "</TOOLCALL>",
         syntax: Syntax::Json { name: "name", arguments: "arguments", list: true },
         silent: &[],
+        also: None,
     },
     CallFormat {
         name: "olmo3",
@@ -258,6 +396,61 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "</function_calls>",
         syntax: Syntax::Pythonic { list: false },
         silent: &[],
+        also: None,
+    },
+    CallFormat {
+        name: "apertus",
+        evidence: &["<|tools_prefix|>"],
+        open: &["<|tools_prefix|>"],
+        close: "<|tools_suffix|>",
+        syntax: Syntax::Json { name: "", arguments: "", list: true },
+        silent: &[],
+        also: None,
+    },
+    CallFormat {
+        name: "internlm2",
+        evidence: &["<|action_start|>", "<|plugin|>"],
+        open: &["<|action_start|><|plugin|>"],
+        close: "<|action_end|>",
+        syntax: Syntax::Json { name: "name", arguments: "parameters", list: false },
+        silent: &[],
+        also: None,
+    },
+    CallFormat {
+        name: "longcat",
+        evidence: &["<longcat_tool_call>"],
+        open: &["<longcat_tool_call>"],
+        close: "</longcat_tool_call>",
+        syntax: Syntax::Json { name: "name", arguments: "arguments", list: false },
+        silent: &[],
+        also: None,
+    },
+    CallFormat {
+        name: "functools",
+        evidence: &["functools["],
+        open: &["functools"],
+        close: "",
+        syntax: Syntax::Json { name: "name", arguments: "arguments", list: true },
+        silent: &[],
+        also: None,
+    },
+    CallFormat {
+        name: "granite-20b",
+        evidence: &["<function_call>"],
+        open: &["<function_call>"],
+        close: "",
+        syntax: Syntax::Json { name: "name", arguments: "arguments", list: false },
+        silent: &[],
+        also: None,
+    },
+    CallFormat {
+        name: "gigachat",
+        evidence: &["<|role_sep|>"],
+        open: &["function call<|role_sep|>"],
+        close: "",
+        syntax: Syntax::Json { name: "name", arguments: "arguments", list: false },
+        silent: &["<|message_sep|>"],
+        also: None,
     },
     CallFormat {
         name: "mistral",
@@ -266,6 +459,7 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "",
         syntax: Syntax::Named { prefix: "", separator: "[ARGS]", after: "" },
         silent: &[],
+        also: None,
     },
     CallFormat {
         name: "mistral-v3",
@@ -274,6 +468,16 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "",
         syntax: Syntax::Json { name: "name", arguments: "arguments", list: true },
         silent: &[],
+        also: None,
+    },
+    CallFormat {
+        name: "tool-calls",
+        evidence: &["<tool_calls>"],
+        open: &["<tool_calls>"],
+        close: "</tool_calls>",
+        syntax: Syntax::Json { name: "name", arguments: "arguments", list: true },
+        silent: &[],
+        also: None,
     },
     CallFormat {
         name: "hermes",
@@ -282,6 +486,17 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "</tool_call>",
         syntax: Syntax::Json { name: "name", arguments: "arguments", list: false },
         silent: &[],
+        also: None,
+    },
+    CallFormat { name: "functionary", ..FUNCTION_TAG },
+    CallFormat {
+        name: "xlam",
+        evidence: &["tools", "\"tool_call_name\""],
+        open: &[""],
+        close: "",
+        syntax: Syntax::Json { name: "name", arguments: "arguments", list: true },
+        silent: &[],
+        also: None,
     },
     CallFormat {
         name: "llama3",
@@ -290,6 +505,7 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "",
         syntax: Syntax::Json { name: "name", arguments: "parameters", list: false },
         silent: &[],
+        also: Some(&FUNCTION_TAG),
     },
     CallFormat {
         name: "llama4",
@@ -298,5 +514,6 @@ pub(super) static FORMATS: [CallFormat; 21] = [
         close: "",
         syntax: Syntax::Pythonic { list: true },
         silent: &["<|python_start|>", "<|python_end|>"],
+        also: None,
     },
 ];

@@ -16,8 +16,6 @@ pub struct CallGuard {
     tokenizer: Arc<Tokenizer>,
     /// At the beginning of a call; `None`: no schema of the tools can be enforced.
     call: Option<Matcher>,
-    /// Keys of the tools' schemas that calls are not held to.
-    unenforced: Arc<[String]>,
     /// More than one call may come.
     parallel: bool,
     place: Place,
@@ -35,35 +33,65 @@ struct Place {
     parts: Vec<AnswerPart>,
 }
 
+/// What holds calls of some tools to their schemas, compiled. Cheap to clone.
+#[derive(Clone)]
+pub struct HeldCalls {
+    matcher: Option<Matcher>,
+    unenforced: Arc<[String]>,
+}
+
+impl HeldCalls {
+    /// Of a matcher, and the keys of the tools' schemas that it does not hold calls to.
+    pub fn new(matcher: Matcher, unenforced: Vec<String>) -> HeldCalls {
+        HeldCalls { matcher: Some(matcher), unenforced: unenforced.into() }
+    }
+
+    /// At the beginning; `None`: no schema can be enforced.
+    pub fn matcher(&self) -> Option<&Matcher> {
+        self.matcher.as_ref()
+    }
+
+    /// Keys of the tools' schemas that calls are not held to, with where they stand.
+    pub fn unenforced(&self) -> &[String] {
+        &self.unenforced
+    }
+}
+
 impl AnswerFormat {
-    /// What holds the calls in an answer to `prompt` to the schemas of `tools`, each as a request has
-    /// them; with at most one call unless `parallel`. `compile` makes matchers. A tool whose schema
-    /// cannot be compiled is called freely.
+    /// What holds calls that a model begins to the schemas of `tools`, each as a request has them.
+    /// `compile` makes matchers. A tool whose schema cannot be compiled is called freely. The work
+    /// grows with the schemas: the result may be kept for further requests with the same tools.
+    pub fn held_calls(
+        &self,
+        tools: &[Value],
+        tokenizer: &Tokenizer,
+        compile: impl Fn(&Grammar) -> Result<Matcher>,
+    ) -> HeldCalls {
+        let call = |tools: &[Value]| {
+            let held = self.held_grammar(&Tools::new(tools), tokenizer)?;
+            Ok::<_, crate::Error>(HeldCalls::new(compile(&held.grammar)?, held.unenforced))
+        };
+        let held = call(tools).or_else(|_| call(&self.loosened(tools, tokenizer, &compile)));
+        held.unwrap_or_else(|error| HeldCalls { matcher: None, unenforced: [error.to_string()].into() })
+    }
+
+    /// What holds the calls in an answer to `prompt` to the schemas of `tools`, of which `held` was
+    /// made; with at most one call unless `parallel`.
     ///
     /// # Errors
     /// A mark of the format cannot be tokenised.
     pub fn guard(
         &self,
+        held: HeldCalls,
         tools: &[Value],
         parallel: bool,
         prompt: &str,
         tokenizer: &Arc<Tokenizer>,
-        compile: impl Fn(&Grammar) -> Result<Matcher>,
     ) -> Result<CallGuard> {
-        let call = |tools: &[Value]| {
-            let held = self.held_grammar(&Tools::new(tools), tokenizer)?;
-            Ok::<_, crate::Error>((compile(&held.grammar)?, held.unenforced))
-        };
-        let held = call(tools).or_else(|_| call(&self.loosened(tools, tokenizer, &compile)));
-        let (matcher, unenforced) = match held {
-            Ok((matcher, unenforced)) => (Some(matcher), unenforced),
-            Err(error) => (None, vec![error.to_string()]),
-        };
         let shown = ShowSpecial::Only(self.shown_tokens(tokenizer)?.into());
         Ok(CallGuard {
             tokenizer: tokenizer.clone(),
-            call: matcher,
-            unenforced: unenforced.into(),
+            call: held.matcher,
             parallel,
             place: Place {
                 parser: self.parser(prompt, tools),
@@ -102,11 +130,6 @@ impl CallGuard {
     /// Whether calls are held to their schemas.
     pub fn has_grammar(&self) -> bool {
         self.call.is_some()
-    }
-
-    /// Keys of the tools' schemas that calls are not held to, with where they stand.
-    pub fn unenforced(&self) -> &[String] {
-        &self.unenforced
     }
 
     /// As [`Matcher::mask`]. False: every token may come, and `words` are as they were.
@@ -206,7 +229,6 @@ impl CallGuard {
         let mut ahead = CallGuard {
             tokenizer: self.tokenizer.clone(),
             call: None,
-            unenforced: self.unenforced.clone(),
             parallel: self.parallel,
             place: before.clone(),
             before: None,

@@ -4,6 +4,9 @@
 /// Ends a header.
 pub(super) const MESSAGE: &str = "<|message|>";
 
+/// Comes before the name of a function in the header of a call.
+pub(super) const RECIPIENT: &str = " to=functions.";
+
 /// What ends a message. A model may leave out the first three.
 pub(super) const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
 
@@ -25,7 +28,7 @@ pub(super) enum Channel {
 
 /// How templates write the header of a call.
 pub(super) fn call_header(name: &str) -> String {
-    format!("<|channel|>commentary to=functions.{name} <|constrain|>json{MESSAGE}")
+    format!("<|channel|>commentary{RECIPIENT}{name} <|constrain|>json{MESSAGE}")
 }
 
 /// The function that a header names. It stands before or after the channel.

@@ -1,6 +1,7 @@
 //! What an answer is made of: reasoning, content and calls of tools. Models write them between marks, each family its own; which
 //! these are is known from the text of the chat template.
 
+mod asides;
 mod calls;
 mod formats;
 mod grammar;
@@ -15,8 +16,9 @@ mod readers;
 mod tests;
 mod values;
 
+pub use asides::Asides;
 pub use grammar::{AnswerGrammar, CallChoice};
-pub use guard::CallGuard;
+pub use guard::{CallGuard, HeldCalls};
 pub use parser::{AnswerParser, AnswerPart};
 pub use prompt::ToolPrompt;
 
@@ -24,7 +26,7 @@ use calls::Tools;
 use formats::{CallFormat, FORMATS, GENERIC, REASONINGS, Reasoning, Syntax};
 use serde_json::Value;
 
-use crate::{Aside, Result, Specials, Tokenizer};
+use crate::{Result, Specials, Tokenizer};
 
 /// How a model calls tools and thinks.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +38,9 @@ pub struct AnswerFormat {
 }
 
 impl CallFormat {
-    /// The marks that open calls; an empty one where a call may stand without.
-    fn opens(&self) -> impl Iterator<Item = &'static str> {
+    /// The marks that open calls, with the format of what they open; an empty one where a call may
+    /// stand without.
+    fn opens(&'static self) -> impl Iterator<Item = (&'static str, &'static CallFormat)> {
         // A mark before the name is enough where the one before it was left out.
         let named = match &self.syntax {
             Syntax::Tagged(tags) => Some(tags.name_before).filter(|mark| !mark.is_empty()),
@@ -47,11 +50,28 @@ impl CallFormat {
             | Syntax::Braces { .. }
             | Syntax::Harmony => None,
         };
-        self.open.iter().copied().chain(named)
+        let own = self.open.iter().copied().chain(named).map(move |mark| (mark, self));
+        let others = self.also.into_iter();
+        own.chain(others.flat_map(|also| also.open.iter().map(move |mark| (*mark, also))))
     }
 
-    fn is_json(&self) -> bool {
-        matches!(self.syntax, Syntax::Json { .. })
+    /// The marks around calls and within them.
+    fn marks(&'static self) -> Vec<&'static str> {
+        let mut marks: Vec<&'static str> = self.silent.to_vec();
+        marks.extend(self.opens().map(|(open, _)| open));
+        marks.push(self.close);
+        match &self.syntax {
+            Syntax::Json { .. } | Syntax::Pythonic { .. } => {}
+            Syntax::Named { prefix, separator, .. } => marks.extend([*prefix, separator, "[CALL_ID]"]),
+            Syntax::Tagged(tags) => {
+                marks.extend([tags.skipped, tags.key_before, tags.value_after, tags.end]);
+                marks.extend(tags.key_after.iter().copied().flatten());
+            }
+            Syntax::Braces { quote } => marks.push(quote),
+            Syntax::Harmony => marks.extend(harmony::MARKS),
+        }
+        marks.extend(self.also.into_iter().flat_map(CallFormat::marks));
+        marks
     }
 }
 
@@ -100,19 +120,7 @@ impl AnswerFormat {
 
     /// Texts that the parser must see. Special tokens in them must not be hidden.
     pub fn marks(&self) -> Vec<&'static str> {
-        let mut marks: Vec<&'static str> = self.calls.silent.to_vec();
-        marks.extend(self.calls.opens().filter(|open| !open.is_empty()));
-        marks.push(self.calls.close);
-        match &self.calls.syntax {
-            Syntax::Json { .. } | Syntax::Pythonic { .. } => {}
-            Syntax::Named { prefix, separator, .. } => marks.extend([*prefix, separator, "[CALL_ID]"]),
-            Syntax::Tagged(tags) => {
-                marks.extend([tags.key_before, tags.value_after, tags.end]);
-                marks.extend(tags.key_after);
-            }
-            Syntax::Braces { quote } => marks.push(quote),
-            Syntax::Harmony => marks.extend(harmony::MARKS),
-        }
+        let mut marks = self.calls.marks();
         if let Some(reasoning) = self.reasoning {
             marks.extend([reasoning.open, reasoning.close]);
         }
@@ -141,46 +149,10 @@ impl AnswerFormat {
         self.reasoning.map(|reasoning| (reasoning.open, reasoning.close))
     }
 
-    /// Where in an answer to this prompt stop strings do not count: in what is only thought, and in calls if there are tools.
-    pub fn asides(&self, prompt: &str, with_tools: bool) -> Vec<Aside> {
-        let aside = |open: &str, close: &str, anywhere: bool| Aside {
-            open: open.into(),
-            close: close.into(),
-            has_begun: false,
-            anywhere,
-        };
-        let mut asides = Vec::new();
-        match (&self.calls.syntax, self.reasoning) {
-            (Syntax::Harmony, _) => asides.push(aside("<|channel|>analysis", "<|end|>", true)),
-            (_, Some(reasoning)) => asides.push(Aside {
-                has_begun: self.begins_thinking(prompt),
-                ..aside(reasoning.open, reasoning.close, false)
-            }),
-            (_, None) => {}
-        }
-        if with_tools {
-            match &self.calls.syntax {
-                // A call's recipient stands in its header, which nothing else has.
-                Syntax::Harmony => asides.push(aside(" to=functions.", "<|call|>", true)),
-                Syntax::Json { .. }
-                | Syntax::Named { .. }
-                | Syntax::Pythonic { .. }
-                | Syntax::Braces { .. }
-                | Syntax::Tagged(_) => {
-                    for open in self.calls.opens() {
-                        match open {
-                            // A call may be the whole answer.
-                            "" => {
-                                asides.push(aside("[", "", false));
-                                asides.extend(self.calls.is_json().then(|| aside("{", "", false)));
-                            }
-                            open => asides.push(aside(open, self.calls.close, true)),
-                        }
-                    }
-                }
-            }
-        }
-        asides
+    /// Where in an answer to this prompt stop strings do not count: in what is only thought, and in
+    /// calls of `tools`.
+    pub fn asides(&self, prompt: &str, tools: &[Value]) -> Asides {
+        Asides::new(self.parser(prompt, tools))
     }
 
     /// The same without reasoning, which then is content as it is written.

@@ -68,7 +68,8 @@ enum State {
 #[derive(Clone, Copy)]
 enum Mark {
     Think,
-    Call,
+    /// It opens a call of this format.
+    Call(&'static CallFormat),
     Silent,
 }
 
@@ -103,6 +104,19 @@ impl AnswerParser {
     /// Whether the model is thinking.
     pub fn is_reasoning(&self) -> bool {
         matches!(self.state, State::Reasoning | State::Message(Channel::Reasoning, _))
+    }
+
+    /// Whether the answer is within reasoning, within what may be a call, or before a message.
+    pub(super) fn is_aside(&self) -> bool {
+        match self.state {
+            State::Content | State::Message(Channel::Content, _) => false,
+            State::Reasoning | State::Calls(..) | State::Header | State::Message(..) => true,
+        }
+    }
+
+    /// Whether text is held back because it may begin a mark.
+    pub(super) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// Calls so far.
@@ -164,7 +178,7 @@ impl AnswerParser {
 
     /// Whether a text is how a call's mark begins; one character may be anything.
     fn is_cut_mark(&self, text: &str) -> bool {
-        text.chars().nth(1).is_some() && self.format.opens().any(|open| open.starts_with(text))
+        text.chars().nth(1).is_some() && self.format.opens().any(|(open, _)| open.starts_with(text))
     }
 
     /// One step; false if more text is needed.
@@ -190,18 +204,19 @@ impl AnswerParser {
         let silent = self.format.silent.iter().map(|mark| (*mark, Mark::Silent));
         marks.extend(silent);
         if !self.tools.is_empty() {
-            marks.extend(self.format.opens().filter(|open| !open.is_empty()).map(|open| (open, Mark::Call)));
+            let opens = self.format.opens().filter(|(open, _)| !open.is_empty());
+            marks.extend(opens.map(|(open, format)| (open, Mark::Call(format))));
         }
         marks
     }
 
     fn step_content(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         let may_be_bare = !self.tools.is_empty() && !self.has_content && self.n_calls() == 0;
-        if may_be_bare && self.format.opens().any(str::is_empty) {
+        if may_be_bare && self.format.opens().any(|(open, _)| open.is_empty()) {
             let text = self.pending.trim_start();
             let begins = match text.chars().next() {
                 None => return false,
-                Some(first) => first == '[' || (first == '{' && self.format.is_json()),
+                Some(first) => matches!(first, '[' | '{'),
             };
             let mut marks = self.marks().into_iter();
             // Some marks begin with the same bracket.
@@ -209,7 +224,7 @@ impl AnswerParser {
                 return false;
             }
             if begins && !self.marks().iter().any(|(mark, _)| text.starts_with(mark)) {
-                self.open_calls("", String::new());
+                self.open_calls(self.format, "", String::new());
                 return true;
             }
         }
@@ -229,11 +244,11 @@ impl AnswerParser {
                         self.content(&format!("{before}{text}"), parts);
                     }
                 }
-                Mark::Call => {
+                Mark::Call(format) => {
                     // The white space before it is text if it opens no call.
                     let (before, white) = before.split_at(before.trim_end().len());
                     self.content(before, parts);
-                    self.open_calls(text, format!("{white}{text}"));
+                    self.open_calls(format, text, format!("{white}{text}"));
                 }
                 Mark::Silent => {
                     self.content(before.trim_end(), parts);
@@ -242,7 +257,9 @@ impl AnswerParser {
             }
             return true;
         }
-        let held = held_back(&self.pending, marks.iter().map(|(text, _)| *text), !self.tools.is_empty());
+        // White space before marks is no text.
+        let with_white = !self.tools.is_empty() || !self.format.silent.is_empty();
+        let held = held_back(&self.pending, marks.iter().map(|(text, _)| *text), with_white);
         let text: String = self.pending.drain(..self.pending.len() - held).collect();
         self.content(&text, parts);
         false
@@ -279,10 +296,10 @@ impl AnswerParser {
     }
 
     /// Calls may follow; `before` is the text that opens them.
-    fn open_calls(&mut self, open: &str, before: String) {
+    fn open_calls(&mut self, format: &'static CallFormat, open: &str, before: String) {
         let n_before = before.len();
-        self.calls.open(before);
-        if let Some(reader) = CallReader::new(self.format, open) {
+        self.calls.open(before, !std::ptr::eq(format, self.format));
+        if let Some(reader) = CallReader::new(format, open, &mut self.calls) {
             self.state = State::Calls(Box::new(reader), n_before);
         }
     }
@@ -327,20 +344,31 @@ impl AnswerParser {
         let n_mark = held_back(&self.pending, [harmony::MESSAGE].into_iter(), false);
         let header = &self.pending[..end.unwrap_or(self.pending.len() - n_mark)];
         if !harmony::may_be_header(header) {
+            self.calls.release();
             self.state = State::Message(Channel::Content, JsonScan::default());
             return true;
         }
-        let Some(at) = end else { return false };
+        let Some(at) = end else {
+            // The name of a function follows.
+            if header.ends_with(harmony::RECIPIENT) && !self.tools.is_empty() {
+                let role = header.trim_start();
+                self.calls.hold(role.strip_prefix("assistant").unwrap_or(header).to_owned());
+            }
+            return false;
+        };
         let header: String = self.pending.drain(..at).collect();
         self.pending.drain(..harmony::MESSAGE.len());
         let channel = match harmony::recipient(&header) {
             Some(name) if !self.tools.is_empty() => {
-                self.calls.open(String::new());
+                self.calls.open(String::new(), false);
                 self.calls.begin(name, parts);
                 self.calls.hold(harmony::call_header(name));
                 Channel::Call
             }
-            Some(_) | None => harmony::channel(&header),
+            Some(_) | None => {
+                self.calls.release();
+                harmony::channel(&header)
+            }
         };
         self.state = State::Message(channel, JsonScan::default());
         true

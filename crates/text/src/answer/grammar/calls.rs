@@ -26,16 +26,9 @@ pub(super) fn call(
 ) -> Result<String> {
     let calls: Result<Vec<String>> = match &format.syntax {
         Syntax::Json { name, arguments, .. } => return json_call((name, arguments), tools, purpose, lark),
-        Syntax::Named { prefix, separator, .. } => tools
-            .iter()
-            .map(|(name, schema)| {
-                let header = lark.marks(&format!("{prefix}{name}"));
-                // Kimi numbers its calls.
-                let number = if format.name == "kimi" { "/(:[0-9]{1,3})?/" } else { "" };
-                let (separator, arguments) = (lark.marks(separator), lark.arguments(schema)?);
-                Ok(format!("{header} {number} {separator} ws {arguments}"))
-            })
-            .collect(),
+        Syntax::Named { prefix, separator, .. } => {
+            return named_calls(format, (prefix, separator), tools, purpose, lark);
+        }
         Syntax::Tagged(tags) => {
             tools.iter().map(|(name, schema)| tagged_call(name, schema, tags, format.close, lark)).collect()
         }
@@ -50,8 +43,7 @@ pub(super) fn call(
         Syntax::Harmony => tools
             .iter()
             .map(|(name, schema)| {
-                let (header, arguments) = (lark.marks(&harmony::call_header(name)), lark.arguments(schema)?);
-                Ok(format!("{header} ws {arguments}"))
+                Ok(format!("{} ws {}", harmony_header(name, lark), lark.arguments(schema)?))
             })
             .collect(),
     };
@@ -101,6 +93,52 @@ pub(super) fn forced_calls(
     })
 }
 
+/// Calls whose names stand before their arguments.
+fn named_calls(
+    format: &CallFormat,
+    (prefix, separator): (&str, &str),
+    tools: &[(&str, &Value)],
+    purpose: Use,
+    lark: &mut Lark<'_>,
+) -> Result<String> {
+    // Kimi numbers its calls.
+    let number = if format.name == "kimi" { "/(:[0-9]{1,6})?/" } else { "" };
+    let (before, between) = match (purpose, prefix) {
+        (Use::Forced, _) => (lark.marks(prefix), lark.marks(separator)),
+        (Use::Held, prefix) => {
+            let before = if prefix.is_empty() { String::new() } else { format!("({})?", lark.marks(prefix)) };
+            let identifier = format!("({} /[A-Za-z0-9_-]{{0,64}}/)?", lark.marks("[CALL_ID]"));
+            (
+                before,
+                format!(
+                    "{identifier} {WHITE} ({} | {})?",
+                    lark.marks(separator),
+                    lark.marks(separator.trim())
+                ),
+            )
+        }
+    };
+    let calls: Result<Vec<String>> = tools
+        .iter()
+        .map(|(name, schema)| {
+            let arguments = lark.arguments(schema)?;
+            Ok(format!("{before} {} {number} {between} {WHITE} {arguments}", lark.marks(name)))
+        })
+        .collect();
+    Ok(lark.rule(&calls?.join(" | ")))
+}
+
+/// The header of a call in a channel: the recipient stands before or after the channel, and the
+/// type of the arguments may be left out.
+fn harmony_header(name: &str, lark: &mut Lark<'_>) -> String {
+    let channel = format!("{} (\"commentary\" | \"analysis\")", lark.marks("<|channel|>"));
+    let channel = lark.rule(&channel);
+    let recipient = literal(&format!("{}{name}", harmony::RECIPIENT));
+    let kind = lark.rule(&format!("(\" \"? {} \"json\" | \" json\")?", lark.marks("<|constrain|>")));
+    let message = lark.marks(harmony::MESSAGE);
+    lark.rule(&format!("({channel} {recipient} | {recipient} {channel}) {kind} {message}"))
+}
+
 fn json_call(
     (name_key, arguments_key): (&str, &str),
     tools: &[(&str, &Value)],
@@ -108,6 +146,13 @@ fn json_call(
     lark: &mut Lark<'_>,
 ) -> Result<String> {
     let key = |key: &str| literal(&Value::from(key).to_string());
+    if name_key.is_empty() {
+        let calls: Result<Vec<String>> = tools
+            .iter()
+            .map(|(name, schema)| Ok(format!("{} ws \":\" ws {}", key(name), lark.arguments(schema)?)))
+            .collect();
+        return Ok(lark.rule(&format!("\"{{\" ws ({}) ws \"}}\"", calls?.join(" | "))));
+    }
     let string = lark.terminal(r#"/"[^"\\\x00-\x1f]{0,256}"/"#);
     let other = lark.rule(&format!(
         "{} ws \":\" ws {} | {} ws \":\" ws {string}",
@@ -127,7 +172,8 @@ fn json_call(
             if purpose == Use::Held {
                 // Some models write the arguments as a string of JSON, which is not held to its schema.
                 let text = lark.terminal(r#"/"[ ]?\{([^"\\\x00-\x1f]|\\(?s:.))*"/"#);
-                value = format!("({value} | {text}{})", if may_be_empty { " | \"null\"" } else { "" });
+                value =
+                    format!("({value} | {text}{})", if may_be_empty { r#" | "null" | "\"\"""# } else { "" });
             }
             let arguments =
                 format!("(ws \",\" ws {other})? ws \",\" ws {arguments_keys} ws \":\" ws {value}");
@@ -154,7 +200,8 @@ fn tagged_call(name: &str, schema: &Value, tags: &Tags, close: &str, lark: &mut 
         header.push_str(&format!(" {key}"));
         for (n, mark) in tags.key_after.iter().enumerate() {
             let white = if n == 0 { "" } else { WHITE };
-            header.push_str(&format!(" {white} {}", lark.marks(mark)));
+            let spellings: Vec<String> = mark.iter().map(|mark| lark.marks(mark)).collect();
+            header.push_str(&format!(" {white} ({})", spellings.join(" | ")));
         }
         header
     };
@@ -194,7 +241,12 @@ fn arguments_call(name: &str, schema: &Value, notation: Notation, lark: &mut Lar
         let value = lark.value(notation, &Value::Bool(true), schema);
         lark.rule(&format!("{key} {separator} {value}"))
     });
-    let close = format!("ws {}", literal(close));
+    // Python allows a comma after the last argument.
+    let comma = match notation {
+        Notation::Python => "(ws \",\")?",
+        Notation::Quoted(_) => "",
+    };
+    let close = format!("{comma} ws {}", literal(close));
     let members = lark.members(members, extra.as_deref(), "ws \",\" ws", &close);
     format!("{} ws {members}", literal(&format!("{name}{open}")))
 }

@@ -80,7 +80,16 @@ impl AnswerFormat {
         let mut lark = Lark::new(tokenizer);
         let call = calls::call(self.calls, &called, Use::Held, &mut lark)?;
         let rest = lark.terminal(ANYTHING);
-        Ok(lark.finish(&format!("{call} {rest}")))
+        let text = match self.calls.syntax {
+            // What follows the mark may be text, which is known by its first character.
+            Syntax::Named { .. } => format!(" | {}", lark.terminal("/([^A-Za-z0-9_](?s:.*))?/")),
+            Syntax::Json { .. }
+            | Syntax::Tagged(_)
+            | Syntax::Pythonic { .. }
+            | Syntax::Braces { .. }
+            | Syntax::Harmony => String::new(),
+        };
+        Ok(lark.finish(&format!("{call} {rest}{text}")))
     }
 
     /// `content` after reasoning, where the model thinks; the grammar itself where it does not.

@@ -253,7 +253,10 @@ impl Lark<'_> {
         self.recursive_rule("any member", |lark, _| {
             let key = match notation {
                 Notation::Python => lark.scalar(notation, Kinds::STRING),
-                Notation::Quoted(_) => lark.terminal("/[A-Za-z0-9_.$-]{1,64}/"),
+                Notation::Quoted(mark) => {
+                    let plain = lark.terminal("/[A-Za-z0-9_.$-]{1,64}/");
+                    format!("({plain} | {} {})", lark.marks(mark), lark.until(mark))
+                }
             };
             let value = lark.any_value(notation);
             format!("{key} ws \":\" ws {value}")
@@ -273,6 +276,10 @@ impl Lark<'_> {
             return Ok(self.until(mark));
         }
         let mut alternatives = vec![self.json_part(schema, root)?];
+        // Models write lists and objects in Python's notation too, which holds plain schemas only.
+        if (kinds.has(Kinds::ARRAY) || kinds.has(Kinds::OBJECT)) && is_plain(schema, root, 0) {
+            alternatives.push(self.value(Notation::Python, schema, root));
+        }
         // Templates that print values with `string` teach Python's words.
         if kinds.has(Kinds::BOOLEAN) {
             alternatives.push(r#""True" | "False""#.to_owned());
@@ -281,6 +288,29 @@ impl Lark<'_> {
             alternatives.push(r#""None""#.to_owned());
         }
         Ok(format!("{WHITE} ({}) {WHITE} {}", alternatives.join(" | "), self.marks(mark)))
+    }
+}
+
+/// Whether a schema says nothing that [`Lark::value`] does not hold values to.
+fn is_plain(schema: &Value, root: &Value, depth: usize) -> bool {
+    let schema = resolved(schema, root);
+    if depth >= MAX_DEPTH {
+        return false;
+    }
+    if let Some(object) = PlainObject::of(schema) {
+        let is_free = object.additional.is_none_or(|schema| *schema == Value::Bool(true));
+        return is_free && object.properties().all(|(_, part, _)| is_plain(part, root, depth + 1));
+    }
+    if let Some(items) = plain_items(schema) {
+        return is_plain(items, root, depth + 1);
+    }
+    let is_known = |key: &String| {
+        matches!(key.as_str(), "type" | "enum" | "const") || ANNOTATIONS.contains(&key.as_str())
+    };
+    match schema {
+        Value::Object(keys) => keys.keys().all(is_known),
+        Value::Bool(allows) => *allows,
+        _ => false,
     }
 }
 

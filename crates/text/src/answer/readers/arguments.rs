@@ -36,6 +36,11 @@ impl ArgumentsReader {
         ArgumentsReader::new(Dialect::Python, close, is_bare)
     }
 
+    /// A reader before the first call of a list.
+    pub(super) fn within_list(close: &'static str, is_bare: bool) -> ArgumentsReader {
+        ArgumentsReader { in_list: true, ..ArgumentsReader::pythonic(close, is_bare) }
+    }
+
     pub(super) fn braces(quote: &'static str, close: &'static str) -> ArgumentsReader {
         ArgumentsReader::new(Dialect::Quoted(quote), close, false)
     }
@@ -57,8 +62,8 @@ impl ArgumentsReader {
     pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
         let is_start =
             matches!(self.place, Place::Between) && self.name.is_empty() && self.closing.is_empty();
-        let is_json = c == '{' && self.dialect == Dialect::Python && !self.is_bare;
-        (is_start && is_json).then(|| JsonReader::within(self.close, self.in_list))
+        let is_json = c == '{' && self.dialect == Dialect::Python;
+        (is_start && is_json).then(|| JsonReader::within(self.close, self.is_bare, self.in_list))
     }
 
     /// The brackets around a call's arguments, and what separates a key from its value.

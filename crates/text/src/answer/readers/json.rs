@@ -6,6 +6,7 @@ use super::super::AnswerPart;
 use super::super::calls::{Calls, MAX_NAME, Marks, Step, Tools};
 use super::super::json::{JsonScan, Scan};
 use super::super::values::{Dialect, Parsed, ValueScan};
+use super::arguments::ArgumentsReader;
 
 /// The keys of a call's name and of its arguments. Models mix up those of their families.
 const NAMES: [&str; 3] = ["name", "tool_name", "function"];
@@ -84,8 +85,15 @@ impl JsonReader {
     }
 
     /// A reader before the first object, perhaps within a list.
-    pub(super) fn within(close: &'static str, in_list: bool) -> JsonReader {
-        JsonReader { in_list, ..JsonReader::new("name", close, false) }
+    pub(super) fn within(close: &'static str, is_bare: bool, in_list: bool) -> JsonReader {
+        JsonReader { in_list, ..JsonReader::new("name", close, is_bare) }
+    }
+
+    /// A reader for a list that begins with this character, if that is a name.
+    pub(super) fn python_instead(&self, c: char) -> Option<ArgumentsReader> {
+        let is_start = matches!(self.place, Place::Start) && self.in_list && !self.has_fence;
+        let is_name = c.is_alphabetic() || c == '_';
+        (is_start && is_name).then(|| ArgumentsReader::within_list(self.close, self.is_bare))
     }
 
     pub(super) fn step(
@@ -102,7 +110,7 @@ impl JsonReader {
             return Step::Stop;
         }
         match std::mem::replace(&mut self.place, Place::Between) {
-            Place::Start => self.start(c),
+            Place::Start => self.start(c, calls),
             Place::Between => self.between(c, calls, parts),
             Place::Key => match c {
                 c if c.is_whitespace() => self.stay(Place::Key),
@@ -124,6 +132,9 @@ impl JsonReader {
                 match scan.step(c) {
                     Scan::More => self.stay(Place::InKey(scan, text)),
                     Scan::Last => match serde_json::from_str::<String>(&text) {
+                        Ok(key) if self.name_key.is_empty() && !self.call.is_nested => {
+                            self.called_by_key(key, tools, calls, parts)
+                        }
                         Ok(key) if self.is_bare && !BARE_KEYS.contains(&key.as_str()) => Step::Stop,
                         Ok(key) => self.stay(Place::Colon(key)),
                         Err(_) => Step::Stop,
@@ -161,20 +172,41 @@ impl JsonReader {
         }
     }
 
+    /// A key that is the name of a function, and that arguments follow.
+    fn called_by_key(
+        &mut self,
+        key: String,
+        tools: &Tools,
+        calls: &mut Calls,
+        parts: &mut Vec<AnswerPart>,
+    ) -> Step {
+        match self.name(key, tools, calls, parts) {
+            // The colon comes before the arguments, and after it nothing but they.
+            Step::More => self.stay(Place::Colon(ARGUMENTS[0].to_owned())),
+            step => step,
+        }
+    }
+
     fn stay(&mut self, place: Place) -> Step {
         self.place = place;
         Step::More
     }
 
     /// Before the first object.
-    fn start(&mut self, c: char) -> Step {
+    fn start(&mut self, c: char, calls: &mut Calls) -> Step {
         match c {
             c if c.is_whitespace() => self.stay(Place::Start),
             '[' if !self.in_list => {
                 self.in_list = true;
                 self.stay(Place::Start)
             }
-            '{' => self.begin_object(),
+            '{' => {
+                // The next key is a name.
+                if self.name_key.is_empty() {
+                    calls.hold("{".to_owned());
+                }
+                self.begin_object()
+            }
             '`' if !self.is_bare => {
                 self.has_fence = true;
                 self.stay(Place::Start)
@@ -195,11 +227,11 @@ impl JsonReader {
         match c {
             c if c.is_whitespace() => self.stay(Place::Between),
             ',' | ';' => self.stay(Place::Between),
-            '{' => self.begin_object(),
+            '{' => self.start(c, calls),
             ']' if self.in_list => {
                 self.in_list = false;
                 calls.commit();
-                match self.close.is_empty() {
+                match self.close.is_empty() && !self.has_fence {
                     true => Step::Done,
                     false => self.stay(Place::Between),
                 }

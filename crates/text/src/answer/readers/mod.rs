@@ -25,11 +25,13 @@ pub(super) enum CallReader {
 
 impl CallReader {
     /// For what follows `open`. `None`: the format's calls stand between no such marks.
-    pub(super) fn new(format: &'static CallFormat, open: &str) -> Option<CallReader> {
+    pub(super) fn new(format: &'static CallFormat, open: &str, calls: &mut Calls) -> Option<CallReader> {
         let is_bare = open.is_empty();
         Some(match &format.syntax {
             Syntax::Json { name, .. } => CallReader::Json(JsonReader::new(name, format.close, is_bare)),
             Syntax::Named { prefix, separator, after } => {
+                // The name of a function follows, or what can be no name.
+                calls.hold(String::new());
                 CallReader::Named(NamedReader::new(prefix, separator, after, format.close))
             }
             Syntax::Tagged(tags) => {
@@ -53,13 +55,15 @@ impl CallReader {
         parts: &mut Vec<AnswerPart>,
     ) -> Step {
         // Some models write the calls of another format of their family after the mark.
-        let json = match self {
-            CallReader::Named(reader) => reader.json_instead(c),
-            CallReader::Arguments(reader) => reader.json_instead(c),
-            CallReader::Json(_) | CallReader::Tagged(_) => None,
+        let other = match self {
+            CallReader::Named(reader) => reader.json_instead(c).map(CallReader::Json),
+            CallReader::Arguments(reader) => reader.json_instead(c).map(CallReader::Json),
+            CallReader::Tagged(reader) => reader.json_instead(c).map(CallReader::Json),
+            CallReader::Json(reader) => reader.python_instead(c).map(CallReader::Arguments),
         };
-        if let Some(reader) = json {
-            *self = CallReader::Json(reader);
+        if let Some(reader) = other {
+            calls.release();
+            *self = reader;
         }
         match self {
             CallReader::Json(reader) => reader.step(c, tools, calls, parts),

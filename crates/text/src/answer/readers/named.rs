@@ -42,7 +42,7 @@ impl NamedReader {
     pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
         match &self.place {
             Place::Header(header) if header.trim().is_empty() && matches!(c, '[' | '{') => {
-                Some(JsonReader::within(self.close, false))
+                Some(JsonReader::within(self.close, false, false))
             }
             Place::Header(_) | Place::Before(_) | Place::Arguments(_) | Place::Close(_) => None,
         }
@@ -94,6 +94,10 @@ impl NamedReader {
     }
 
     fn header(&mut self, header: &str, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
+        // Text, or a call that the grammar has no words for, unless a separator shows otherwise.
+        if !header.starts_with(is_part_of_name) {
+            calls.release();
+        }
         if header.len() > MAX_NAME + self.prefix.len() + self.separator.len() + CALL_ID.len() {
             return Step::Stop;
         }
@@ -104,12 +108,20 @@ impl NamedReader {
             return if self.may_be_header(header) { Step::More } else { Step::Stop };
         };
         let Some(name) = self.name(header) else { return Step::Stop };
-        calls.hold(format!("{}{name}{}", self.prefix, self.separator));
+        match self.is_certain() {
+            true => calls.hold(format!("{}{name}{}", self.prefix, self.separator)),
+            false => calls.release(),
+        }
         self.place = Place::Before(name.clone());
         match before_arguments {
             Some(_) => self.before('{', &name, calls, parts),
             None => Step::More,
         }
+    }
+
+    /// Whether the separator makes a call certain, and not the arguments' bracket alone.
+    fn is_certain(&self) -> bool {
+        self.separator.len() > 1
     }
 
     /// Whether a header may begin so: no text follows its name.
@@ -134,8 +146,8 @@ impl NamedReader {
             Some((name, number)) if number.bytes().all(|b| b.is_ascii_digit()) => name,
             _ => name,
         };
-        let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
-        (!name.is_empty() && name.len() <= MAX_NAME && name.chars().all(is_part)).then(|| name.to_owned())
+        let is_name = !name.is_empty() && name.len() <= MAX_NAME && name.chars().all(is_part_of_name);
+        is_name.then(|| name.to_owned())
     }
 
     /// After the separator.
@@ -143,6 +155,9 @@ impl NamedReader {
         match c {
             c if c.is_whitespace() => Step::More,
             '{' => {
+                if !self.is_certain() {
+                    calls.hold(format!("{}{name}{}{{", self.prefix, self.separator));
+                }
                 calls.begin(name, parts);
                 let mut scan = JsonScan::default();
                 scan.step(c);
@@ -153,4 +168,8 @@ impl NamedReader {
             _ => Step::Stop,
         }
     }
+}
+
+fn is_part_of_name(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/')
 }

@@ -6,6 +6,7 @@ use super::super::AnswerPart;
 use super::super::calls::{Calls, MAX_NAME, Marks, Step, Tools};
 use super::super::formats::Tags;
 use super::super::kinds::Kinds;
+use super::json::JsonReader;
 
 #[derive(Clone, Debug)]
 pub(in crate::answer) struct TaggedReader {
@@ -17,6 +18,8 @@ pub(in crate::answer) struct TaggedReader {
     name: String,
     /// Whether the call has been told of.
     is_begun: bool,
+    /// No mark but the one before the name has come: only a further one makes it a call.
+    is_bare: bool,
     /// Parameters that have begun.
     n_parameters: usize,
 }
@@ -51,6 +54,18 @@ struct Parameter {
     is_given: bool,
 }
 
+/// How a value ends.
+enum Ended {
+    /// It goes on.
+    Not,
+    /// With the mark after values.
+    Marked,
+    /// With the next parameter, whose key is this.
+    ByKey(String),
+    /// With the mark that closes all calls.
+    ByClose,
+}
+
 impl TaggedReader {
     /// `is_named`: the mark before the name has come already.
     pub(super) fn new(tags: &'static Tags, close: &'static str, is_named: bool) -> TaggedReader {
@@ -61,8 +76,15 @@ impl TaggedReader {
             marks: Marks::default(),
             name: String::new(),
             is_begun: false,
+            is_bare: is_named,
             n_parameters: 0,
         }
+    }
+
+    /// A reader for what begins with this character, if that is no name.
+    pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
+        let is_start = matches!(self.place, Place::Between) && self.marks.is_empty() && self.name.is_empty();
+        (is_start && c == '{' && !self.close.is_empty()).then(|| JsonReader::within(self.close, false, false))
     }
 
     pub(super) fn step(
@@ -83,7 +105,7 @@ impl TaggedReader {
             Place::Parameters => self.parameters(c, calls, parts),
             Place::Key(key) => {
                 key.push(c);
-                if let Some(key) = key.strip_suffix(self.tags.key_after[0]) {
+                if let Some(key) = self.tags.key_after[0].iter().find_map(|mark| key.strip_suffix(mark)) {
                     self.place = Place::AfterKey(key.trim().to_owned(), 1);
                     return self.after_key(tools);
                 }
@@ -96,7 +118,7 @@ impl TaggedReader {
                 if self.marks.is_empty() && c.is_whitespace() {
                     return Step::More;
                 }
-                match self.marks.step(c, &[self.tags.key_after[*n]]) {
+                match self.marks.step(c, self.tags.key_after[*n]) {
                     Ok(None) => Step::More,
                     Ok(Some(_)) => {
                         *n += 1;
@@ -109,9 +131,23 @@ impl TaggedReader {
                 calls.commit();
                 if let Place::Value(mut parameter) = std::mem::replace(&mut self.place, Place::Parameters) {
                     parameter.text.push(c);
-                    if !self.value(&mut parameter, calls, parts) {
-                        self.place = Place::Value(parameter);
-                    }
+                    return match self.value(&mut parameter, tools, calls, parts) {
+                        Ended::Not => {
+                            self.place = Place::Value(parameter);
+                            Step::More
+                        }
+                        Ended::Marked => Step::More,
+                        Ended::ByKey(key) => {
+                            // The grammar takes no value without the mark after it.
+                            calls.release();
+                            self.place = Place::AfterKey(key, 1);
+                            self.after_key(tools)
+                        }
+                        Ended::ByClose => {
+                            self.end_call(calls, parts);
+                            Step::Done
+                        }
+                    };
                 }
                 Step::More
             }
@@ -128,8 +164,9 @@ impl TaggedReader {
             self.place = Place::Name;
             return if is_name(&self.name) { Step::More } else { Step::Stop };
         }
-        match self.marks.step(c, &[self.tags.name_before, self.close]) {
+        match self.marks.step(c, &[self.tags.name_before, self.close, self.tags.skipped]) {
             Ok(None) => Step::More,
+            Ok(Some(mark)) if mark == self.tags.skipped => Step::More,
             Ok(Some(mark)) if mark == self.tags.name_before => {
                 self.place = Place::Name;
                 self.name.clear();
@@ -176,7 +213,7 @@ impl TaggedReader {
             return Step::Stop;
         }
         (self.place, self.is_begun, self.n_parameters) = (Place::Parameters, false, 0);
-        if is_certain {
+        if is_certain && !self.is_bare {
             self.begin(calls, parts);
             calls.hold(self.grammar_header());
         }
@@ -190,6 +227,7 @@ impl TaggedReader {
 
     fn begin(&mut self, calls: &mut Calls, parts: &mut Vec<AnswerPart>) {
         if !std::mem::replace(&mut self.is_begun, true) {
+            self.is_bare = false;
             calls.begin(&self.name, parts);
         }
     }
@@ -210,10 +248,7 @@ impl TaggedReader {
                 Step::More
             }
             Ok(Some(mark)) => {
-                self.begin(calls, parts);
-                let close = if self.n_parameters == 0 { "{}" } else { "}" };
-                calls.arguments(close, parts);
-                calls.end(parts);
+                self.end_call(calls, parts);
                 // The mark that closes all calls may come without the one that ends this.
                 if mark == self.close {
                     return Step::Done;
@@ -223,6 +258,13 @@ impl TaggedReader {
             }
             Err(()) => Step::Stop,
         }
+    }
+
+    fn end_call(&mut self, calls: &mut Calls, parts: &mut Vec<AnswerPart>) {
+        self.begin(calls, parts);
+        let close = if self.n_parameters == 0 { "{}" } else { "}" };
+        calls.arguments(close, parts);
+        calls.end(parts);
     }
 
     /// After a mark that follows a key: the value, if it was the last one.
@@ -237,39 +279,54 @@ impl TaggedReader {
         Step::More
     }
 
-    /// Gives what is certain of a value. Whether it is whole.
-    fn value(&mut self, parameter: &mut Parameter, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> bool {
-        let whole = parameter.text.strip_suffix(self.tags.value_after);
-        let is_whole = whole.is_some();
+    /// Gives what is certain of a value. How it ends, if it does.
+    fn value(
+        &mut self,
+        parameter: &mut Parameter,
+        tools: &Tools,
+        calls: &mut Calls,
+        parts: &mut Vec<AnswerPart>,
+    ) -> Ended {
+        let (ended, n_value) = match parameter.text.strip_suffix(self.tags.value_after) {
+            Some(text) => (Ended::Marked, text.len()),
+            None => self.unmarked_end(&parameter.text, tools),
+        };
+        let is_whole = !matches!(ended, Ended::Not);
         if !parameter.kinds.is_string_alone() {
-            if let Some(text) = whole {
+            if is_whole {
+                let text = &parameter.text[..n_value];
                 let text = text.strip_prefix('\n').unwrap_or(text);
                 let text = text.strip_suffix('\n').unwrap_or(text);
                 let json = parameter.kinds.json_of_text(text);
                 let key = self.key(&parameter.key);
                 calls.arguments(&format!("{key}{json}"), parts);
             }
-            return is_whole;
+            return ended;
         }
         // One line end after the mark before the value belongs to that mark, and one before the mark
         // after it.
+        let mut n_value = n_value;
         if !parameter.is_given {
             if parameter.text == "\n" || is_beginning(&parameter.text, self.tags.value_after) {
-                return false;
+                return ended;
             }
             if let Some(text) = parameter.text.strip_prefix('\n') {
-                if is_beginning(text, self.tags.value_after) {
-                    return false;
+                if is_beginning(text, self.tags.value_after) || (n_value == 0 && !is_whole) {
+                    return ended;
                 }
                 parameter.text = text.to_owned();
+                n_value = n_value.saturating_sub(1);
             }
             parameter.is_given = true;
             let key = self.key(&parameter.key);
             calls.arguments(&format!("{key}\""), parts);
         }
-        let certain = match parameter.text.strip_suffix(self.tags.value_after) {
-            Some(text) => text.strip_suffix('\n').unwrap_or(text).len(),
-            None => parameter.text.len() - held_back(&parameter.text, self.tags.value_after),
+        let certain = match is_whole {
+            true => {
+                let text = &parameter.text[..n_value];
+                text.strip_suffix('\n').unwrap_or(text).len()
+            }
+            false => n_value.min(parameter.text.len() - held_back(&parameter.text, self.tags.value_after)),
         };
         let text = Value::from(&parameter.text[..certain]).to_string();
         calls.arguments(&text[1..text.len() - 1], parts);
@@ -277,7 +334,42 @@ impl TaggedReader {
         if is_whole {
             calls.arguments("\"", parts);
         }
-        is_whole
+        ended
+    }
+
+    /// How a value ends that no mark closes, since a model left it out: a line that begins another
+    /// parameter of the function, or the ends of the call and of all calls. And the bytes of the
+    /// value, as far as they are certain.
+    fn unmarked_end(&self, text: &str, tools: &Tools) -> (Ended, usize) {
+        let [after_key] = self.tags.key_after else { return (Ended::Not, text.len()) };
+        if self.tags.end.is_empty() || self.close.is_empty() {
+            return (Ended::Not, text.len());
+        }
+        for (at, _) in text.match_indices('\n') {
+            let line = &text[at + 1..];
+            if is_beginning(line, self.tags.key_before) || is_beginning(line, self.tags.end) {
+                return (Ended::Not, at);
+            }
+            if let Some(key) = line.strip_prefix(self.tags.key_before) {
+                match after_key.iter().find_map(|mark| key.strip_suffix(mark)) {
+                    Some(key) if tools.has_parameter(&self.name, key) => {
+                        return (Ended::ByKey(key.to_owned()), at);
+                    }
+                    None if key.len() <= MAX_NAME && !key.contains('\n') => return (Ended::Not, at),
+                    Some(_) | None => {}
+                }
+            }
+            if let Some(rest) = line.strip_prefix(self.tags.end) {
+                let rest = rest.trim_start();
+                if rest == self.close {
+                    return (Ended::ByClose, at);
+                }
+                if self.close.starts_with(rest) {
+                    return (Ended::Not, at);
+                }
+            }
+        }
+        (Ended::Not, text.len())
     }
 
     /// How the arguments go on with this key.
