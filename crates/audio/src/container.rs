@@ -3,9 +3,13 @@
 //! A recorder that writes to a pipe, or is killed, leaves a WAV header whose lengths were never filled in. There are many
 //! ways to write "unknown": zeros, the largest number of 31 or 32 bits with or without the header's bytes, and lengths of
 //! the chunk around the samples that disagree with theirs. Whatever they say, the samples end at the end of the file. So
-//! the header is read here, and the decoders are given one of three chunks with the length as it is.
+//! the header is read here, and the decoders are given one of three chunks with the length as it is. AIFF files, whose headers
+//! suffer the same, and OGG files that were cut, are put right in modules of their own.
 //!
 //! An MP4 file that comes through a pipe is held in memory, since most have their index at the end.
+
+mod aiff;
+mod ogg;
 
 use std::io::{self, Cursor, Read, SeekFrom};
 
@@ -40,6 +44,12 @@ pub(crate) fn prepared(mut source: Box<dyn MediaSource>) -> io::Result<Box<dyn M
         return wave(source);
     }
     if source.is_seekable() {
+        if part(0..4) == b"FORM" && matches!(part(8..12), b"AIFF" | b"AIFC") {
+            return aiff::prepared(source, part(8..12));
+        }
+        if part(0..4) == b"OggS" {
+            return ogg::prepared(source);
+        }
         source.seek(SeekFrom::Start(0))?;
         return Ok(source);
     }
@@ -203,6 +213,12 @@ fn plain_format(mut format: Vec<u8>) -> Vec<u8> {
         }
         A_LAW | MU_LAW => {
             format.truncate(16);
+            format.extend_from_slice(&[0; 2]);
+        }
+        EXTENSIBLE if format.len() >= 40 && matches!(number(&format, 24), A_LAW | MU_LAW) => {
+            let tag = number(&format, 24);
+            format.truncate(16);
+            set(&mut format, 0, tag);
             format.extend_from_slice(&[0; 2]);
         }
         EXTENSIBLE if format.len() >= 40 => {
