@@ -397,7 +397,9 @@ fn reason_of(error: &MediaError) -> String {
         MediaError::Unsupported(what) if what.starts_with("core (probe)") => {
             "it begins as no format that is known".into()
         }
-        MediaError::Unsupported(what) if what.starts_with("core (codec)") => "there is no decoder for it".into(),
+        MediaError::Unsupported(what) if what.starts_with("core (codec)") => {
+            "there is no decoder for it".into()
+        }
         MediaError::IoError(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             "it ends within its header".into()
         }

@@ -18,7 +18,8 @@ fn chunk(id: &[u8; 4], length: u32, body: &[u8]) -> Vec<u8> {
 fn file(form: u32, n_frames: u32, sound: u32) -> Vec<u8> {
     // 16,000 as a float of 80 bits.
     let rate = [0x40, 0x0C, 0xFA, 0, 0, 0, 0, 0, 0, 0];
-    let description = [&1u16.to_be_bytes()[..], &n_frames.to_be_bytes(), &16u16.to_be_bytes(), &rate].concat();
+    let description =
+        [&1u16.to_be_bytes()[..], &n_frames.to_be_bytes(), &16u16.to_be_bytes(), &rate].concat();
     let name = [chunk(b"NAME", 3, b"abc"), vec![0]].concat();
     let sound = chunk(b"SSND", sound, &[vec![0; 8], samples()].concat());
     [chunk(b"FORM", form, b"AIFF"), name, chunk(b"COMM", 18, &description), sound].concat()

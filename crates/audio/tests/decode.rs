@@ -123,7 +123,11 @@ fn a_chained_file_that_was_cut_gives_what_it_has() {
     for n_bytes in [1, 20, 27, 28, 100, ogg.len() / 2, ogg.len() - 1] {
         let cut = [&ogg[..], &ogg[..n_bytes]].concat();
         let audio = decode_bytes(cut, "cut.ogg").unwrap_or_else(|error| panic!("{n_bytes}: {error}"));
-        assert!(audio.samples.len() + 16_000 / 100 >= whole.samples.len(), "{n_bytes}: {}", audio.samples.len());
+        assert!(
+            audio.samples.len() + 16_000 / 100 >= whole.samples.len(),
+            "{n_bytes}: {}",
+            audio.samples.len()
+        );
     }
 }
 

@@ -52,7 +52,12 @@ fn no_model_in(folder: &Path) -> Error {
         Some(name) => format!("a folder without config.json, in which {name:?} may be the model"),
         None => "a folder without config.json".to_owned(),
     };
-    Error::malformed(folder, "not a model", found, "a folder with config.json and safetensors, or the path of a file")
+    Error::malformed(
+        folder,
+        "not a model",
+        found,
+        "a folder with config.json and safetensors, or the path of a file",
+    )
 }
 
 /// The error of a file that begins as no format does.

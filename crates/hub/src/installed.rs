@@ -142,7 +142,9 @@ fn remove_of(reference: &ModelRef, cache: &Cache, whose: Whose) -> Result<u64> {
         None => Err(Error::NotInstalled {
             name: reference.to_string(),
             // A model may be there twice, under a former name.
-            installed: BTreeSet::from_iter(list(cache)?.into_iter().map(|model| model.name)).into_iter().collect(),
+            installed: BTreeSet::from_iter(list(cache)?.into_iter().map(|model| model.name))
+                .into_iter()
+                .collect(),
         }),
     }
 }

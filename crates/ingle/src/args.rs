@@ -223,9 +223,10 @@ pub struct LoadArgs {
     #[arg(long, visible_alias = "n-cpu-moe", value_name = "N", conflicts_with = "gpus")]
     pub cpu_moe_layers: Option<usize>,
 
-    /// Context length in tokens [default: the model's own, or the longest that fits in memory]
-    #[arg(short, long, value_name = "TOKENS")]
-    pub ctx: Option<usize>,
+    /// Context length in tokens [default, or 0: the model's own, or the longest that fits in memory]
+    #[arg(short, long, aliases = ["ctx-size", "num-ctx"], value_name = "TOKENS", default_value = "0", hide_default_value = true,
+        value_parser = numbers::context)]
+    pub ctx: Limit,
 
     /// The type of cached keys and values [default: i16 on cpu, f16 on cuda and metal, f32 on reference]
     #[arg(long, value_enum, ignore_case = true)]

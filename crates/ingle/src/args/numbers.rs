@@ -22,6 +22,11 @@ pub fn limit_number(text: &str) -> Result<usize, String> {
     Ok(if n < 0 { 0 } else { usize::try_from(n).unwrap_or(usize::MAX) })
 }
 
+/// A context's length; 0 and negative ones are that which suits the model.
+pub fn context(text: &str) -> Result<Limit, String> {
+    limit_number(text).map(|n| Some(n).filter(|n| *n > 0))
+}
+
 /// As [`limit_number`].
 pub fn top_k(text: &str) -> Result<usize, String> {
     limit_number(text)
@@ -41,7 +46,8 @@ pub fn seed(text: &str) -> Result<RandomSeed, String> {
 
 /// A number of bytes, with K, M, G or T of 1024 to the power of 1 to 4, or KiB, MiB and so on; KB, MB and so on are of 1000.
 pub fn parse_bytes(text: &str) -> Option<u64> {
-    let (number, unit) = text.split_at(text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len()));
+    let (number, unit) =
+        text.split_at(text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len()));
     let (letter, thousand) = match unit.trim_start().to_ascii_lowercase().as_str() {
         "" | "b" => (None, 1),
         unit => match unit.strip_suffix("ib").or_else(|| unit.strip_suffix('b')) {
@@ -94,7 +100,9 @@ mod tests {
         ] {
             assert_eq!(parse_bytes(text), Some(bytes), "{text}");
         }
-        for text in ["", "G", "x", "5x", "1.5", ".", "-1", "1GiBB", "iB", "1 2K", "99999999999999999999", "99999999T"] {
+        for text in
+            ["", "G", "x", "5x", "1.5", ".", "-1", "1GiBB", "iB", "1 2K", "99999999999999999999", "99999999T"]
+        {
             assert_eq!(parse_bytes(text), None, "{text}");
         }
     }
@@ -102,6 +110,7 @@ mod tests {
     #[test]
     fn negative_numbers_mean_what_they_do_elsewhere() {
         assert_eq!((limit("-1"), limit("0"), limit("7")), (Ok(None), Ok(Some(0)), Ok(Some(7))));
+        assert_eq!((context("0"), context("-1"), context("64")), (Ok(None), Ok(None), Ok(Some(64))));
         assert_eq!((limit_number("-1"), limit_number("64")), (Ok(0), Ok(64)));
         assert_eq!((seed("-1"), seed("18446744073709551615")), (Ok(None), Ok(Some(u64::MAX))));
         assert_eq!(seed("-2"), Ok(Some(u64::MAX - 1)));

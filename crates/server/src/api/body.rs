@@ -70,6 +70,10 @@ const MAX_SEARCHED: usize = 16 << 10;
 const MAX_KEYS_SEARCHED: usize = 64;
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    // A list of values would be taken for those of the keys in turn.
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        return Err(ApiError::new(ErrorKind::Invalid, "the body is a list, expected an object"));
+    }
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let found = match serde_path_to_error::deserialize(&mut json) {
         Ok(found) => found,
@@ -201,7 +205,8 @@ fn in_json(expected: &str) -> &str {
 
 /// A value that was found, as it is written in JSON.
 fn found_in_json(found: &str) -> &str {
-    let quoted = ["integer `", "floating point `", "boolean `"].into_iter().find_map(|kind| found.strip_prefix(kind));
+    let quoted =
+        ["integer `", "floating point `", "boolean `"].into_iter().find_map(|kind| found.strip_prefix(kind));
     match (quoted, found) {
         (Some(value), _) => value.trim_end_matches('`'),
         (None, "sequence") => "a list",
@@ -248,7 +253,10 @@ mod tests {
         }
         for (body, message) in [
             (r#"{"integer":"7"}"#, "`integer` is \"7\", expected an integer of 64 bits"),
-            (r#"{"integer":9223372036854775808}"#, "`integer` is 9223372036854775808, expected an integer of 64 bits"),
+            (
+                r#"{"integer":9223372036854775808}"#,
+                "`integer` is 9223372036854775808, expected an integer of 64 bits",
+            ),
             (r#"{"count":-1}"#, "`count` is -1, expected an integer of at least 0"),
             (r#"{"count":1.5}"#, "`count` is 1.5, expected an integer of at least 0"),
             (r#"{"count":true}"#, "`count` is true, expected an integer of at least 0"),

@@ -30,7 +30,9 @@ const ENDS: [&str; 12] = [
 pub(crate) async fn with_version(mut request: Request) -> Request {
     let given = request.uri().path_and_query().map_or("/", |path| path.as_str());
     let versioned = match given.trim_start_matches('/') {
-        path if ["reranking", "v1/reranking"].contains(&path.trim_end_matches('/')) => "/v1/rerank".to_owned(),
+        path if ["reranking", "v1/reranking"].contains(&path.trim_end_matches('/')) => {
+            "/v1/rerank".to_owned()
+        }
         path if UNVERSIONED.iter().any(|begin| path.starts_with(begin)) => format!("/v1/{path}"),
         _ => return request,
     };
@@ -110,7 +112,10 @@ mod tests {
             ("/nope", "/openapi.json lists"),
         ] {
             let error = nothing_there(Method::POST, path.parse().unwrap()).await;
-            assert!(error.message.starts_with(&format!("there is nothing at POST {path}; {hint}")), "{error}");
+            assert!(
+                error.message.starts_with(&format!("there is nothing at POST {path}; {hint}")),
+                "{error}"
+            );
         }
         let long = format!("/{}", "x".repeat(5000));
         assert!(nothing_there(Method::GET, long.parse().unwrap()).await.message.len() < 250);

@@ -73,7 +73,9 @@ pub struct GateArgs {
 fn host(text: &str) -> Result<IpAddr, String> {
     match text {
         "localhost" => Ok(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)),
-        text => text.parse().map_err(|_| "expected an IP address such as 127.0.0.1 or 0.0.0.0, or localhost".to_owned()),
+        text => text
+            .parse()
+            .map_err(|_| "expected an IP address such as 127.0.0.1 or 0.0.0.0, or localhost".to_owned()),
     }
 }
 
