@@ -1,7 +1,7 @@
 //! AIFF headers whose lengths were not filled in, and files that were cut.
 #![allow(clippy::unwrap_used)]
 
-use audio::{Error, decode_bytes};
+use audio::{Error, decode_bytes, decode_reader};
 
 const N_SAMPLES: usize = 2000;
 
@@ -41,10 +41,13 @@ fn samples_end_at_the_end_of_the_file_whatever_the_lengths_say() {
         (0x7FFF_FFFF, 0x7FFF_FFFF, 0x7FFF_FFFF),
     ] {
         let what = format!("{form:#x}/{n_frames:#x}/{sound:#x}");
-        let audio = decode_bytes(file(form, n_frames, sound), "talk.aiff")
-            .unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_eq!((audio.samples.len(), audio.damage), (N_SAMPLES, None), "{what}");
-        assert_eq!((audio.samples[1999] * 32768.0).round() as i32, 1999 * 7 + 1, "{what}");
+        let bytes = file(form, n_frames, sound);
+        let pipe = decode_reader(std::io::Cursor::new(bytes.clone()), "-");
+        for result in [decode_bytes(bytes, "talk.aiff"), pipe] {
+            let audio = result.unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!((audio.samples.len(), audio.damage), (N_SAMPLES, None), "{what}");
+            assert_eq!((audio.samples[1999] * 32768.0).round() as i32, 1999 * 7 + 1, "{what}");
+        }
     }
 }
 

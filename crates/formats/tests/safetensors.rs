@@ -243,7 +243,9 @@ fn a_wrong_folder_says_what_is_missing() {
     let weights = small();
     let model: (&str, &[u8]) = ("model.safetensors", &weights);
     refused(&[model], &["config.json"]);
-    refused(&[("m.gguf", b"GGUF"), ("a.txt", b"")], &["without config.json", "\"m.gguf\" may be the model"]);
+    let files = folder(&[("m.gguf", b"GGUF"), ("a.txt", b"")]);
+    let message = formats::open(files.path(), Access::Map).unwrap_err().to_string();
+    has_parts(&message, &["without config.json", "\"m.gguf\" may be the model"]);
     refused(&[CONFIG], &["0 .safetensors files", "model.safetensors"]);
     refused(&[CONFIG, ("a.safetensors", &weights), ("b.safetensors", &weights)], &["2 .safetensors files"]);
     refused(&[("config.json", b"[1]"), model], &["config.json", "an object"]);

@@ -52,10 +52,9 @@ impl ModelRef {
         typed.to_str().map_or_else(|| Ok(Self::Path(PathBuf::from(typed))), Self::parse)
     }
 
-    /// Parses a reference: `hf:` or an address of the hub means the hub, `ollama:` and `lmstudio:` those programs' models; what exists, or looks like a path (contains a
-    /// separator, starts with `.` or `~`, or ends like a model file), is a path; anything else is a
-    /// name. Whether a name is in the catalog, and whether a path exists, is checked when it is
-    /// fetched.
+    /// Parses a reference: `hf:` or an address of the hub means the hub, `ollama:` and `lmstudio:` those programs' models; what
+    /// exists, or looks like a path (contains a separator, starts with `.` or `~`, or ends like a model file), is a path; anything
+    /// else is a name. Whether a name is in the catalog, and whether a path exists, is checked when it is fetched.
     ///
     /// # Errors
     /// [`Error::BadReference`] for an empty reference, or one with a prefix whose rest is not of the

@@ -78,7 +78,12 @@ pub fn command() -> clap::Command {
         true => arg.allow_negative_numbers(true),
         false => arg,
     };
-    Cli::command().mut_subcommands(|command| {
+    let mut all = Cli::command();
+    // Clap would break lines after every word.
+    if std::env::var("COLUMNS").is_ok_and(|columns| columns == "0") {
+        all = all.term_width(NO_TERMINAL);
+    }
+    all.mut_subcommands(|command| {
         let first =
             FIRST.iter().find(|(name, _)| *name == command.get_name()).map_or(&[][..], |(_, ids)| ids);
         let notes = command.get_after_help().map(|notes| paragraphs(&notes.to_string()));
@@ -107,6 +112,9 @@ fn paragraphs(notes: &str) -> String {
     });
     joined.collect::<Vec<_>>().join("\n\n")
 }
+
+/// Columns of help where nothing says how many there are.
+const NO_TERMINAL: usize = 100;
 
 /// Under `Options`, where arguments without a heading stand.
 const NO_HEADING: Option<&str> = None;

@@ -1,8 +1,7 @@
 //! AIFF files whose lengths were not filled in, or that were cut: the samples end at the end of the file.
 //!
 //! The decoders refuse a file whose outer length or length of samples is wrong. They are given the description and the samples, with the
-//! lengths that these have. How many samples the description counts stays as it is where a file was cut, so that the loss is
-//! noticed.
+//! lengths that these have, or that they had before the file was cut: then the loss is noticed.
 
 use std::io::{self, Cursor, Read, SeekFrom};
 
@@ -27,7 +26,7 @@ pub(super) fn prepared(mut source: Box<dyn MediaSource>, kind: &[u8]) -> io::Res
         match &id {
             b"SSND" => {
                 let Some(frames) = described else { break };
-                let length = if is_unknown(said, left) { left } else { said.min(left) };
+                let length = if is_unknown(said, left) { left } else { said };
                 // The decoders' lengths have 32 bits, and around the samples is the whole.
                 let length = length.min(u64::from(u32::MAX) - kept.len() as u64 - 8);
                 if is_unknown(said, left) {

@@ -60,7 +60,8 @@ pub struct SamplingArgs {
     pub stop: Vec<String>,
 
     /// Most tokens to generate; -1 is no limit [default: until the model ends or the context is full]
-    #[arg(short = 'n', long, aliases = ["n-predict", "predict", "num-predict"], value_name = "N", default_value = "-1", hide_default_value = true, value_parser = numbers::limit)]
+    #[arg(short = 'n', long, aliases = ["n-predict", "predict", "num-predict"], value_name = "N", default_value = "-1",
+        hide_default_value = true, value_parser = numbers::limit)]
     pub max_tokens: Limit,
 
     /// When the context is full: stop, or slide on (keep the first tokens and drop the oldest after them)
