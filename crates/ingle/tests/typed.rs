@@ -141,7 +141,7 @@ fn negative_numbers_mean_what_they_do_on_the_server() {
         let message = error(&["run", "no-such-model", "Hi", flag, value]);
         assert!(message.contains(part), "{message}");
     }
-    for args in [&["--ctx", "-3"][..], &["-n", "many"], &["--draft-max", "-1"]] {
+    for args in [&["--chunk", "-3"][..], &["-n", "many"], &["--draft-max", "-1"]] {
         let out = ingle(&[&["complete", &path][..], args].concat());
         let message = String::from_utf8(out.stderr).unwrap();
         assert_eq!(out.status.code(), Some(2), "{message}");
