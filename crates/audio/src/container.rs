@@ -3,9 +3,14 @@
 //! A recorder that writes to a pipe, or is killed, leaves a WAV header whose lengths were never filled in. There are many
 //! ways to write "unknown": zeros, the largest number of 31 or 32 bits with or without the header's bytes, and lengths of
 //! the chunk around the samples that disagree with theirs. Whatever they say, the samples end at the end of the file. So
-//! the header is read here, and the decoders are given one of three chunks with the length as it is.
+//! the header is read here, and the decoders are given one of three chunks with the length as it is. AIFF files, whose headers
+//! suffer the same, and OGG files that were cut, are put right in modules of their own.
 //!
-//! An MP4 file that comes through a pipe is held in memory, since most have their index at the end.
+//! An MP4 or AIFF file that comes through a pipe is held in memory: most of the former have their index at the end, and of the latter
+//! the decoders want every length.
+
+mod aiff;
+mod ogg;
 
 use std::io::{self, Cursor, Read, SeekFrom};
 
@@ -13,7 +18,7 @@ use symphonia::core::io::MediaSource;
 
 use crate::stream::Unseekable;
 
-/// The most bytes of an MP4 file that cannot seek: half a day of speech.
+/// The most bytes of an MP4 or AIFF file that cannot seek: of the former half a day of speech.
 const MAX_HELD: u64 = 1 << 29;
 /// The most bytes of a format description that are looked at.
 const MAX_FORMAT: u64 = 4096;
@@ -39,18 +44,31 @@ pub(crate) fn prepared(mut source: Box<dyn MediaSource>) -> io::Result<Box<dyn M
     if matches!(part(0..4), b"RIFF" | b"RF64" | b"BW64") && part(8..12) == b"WAVE" {
         return wave(source);
     }
+    let is_aiff = part(0..4) == b"FORM" && matches!(part(8..12), b"AIFF" | b"AIFC");
     if source.is_seekable() {
+        if is_aiff {
+            return aiff::prepared(source, part(8..12));
+        }
+        if part(0..4) == b"OggS" {
+            return ogg::prepared(source);
+        }
         source.seek(SeekFrom::Start(0))?;
         return Ok(source);
     }
     let is_mp4 = part(4..8) == b"ftyp";
+    let kind = part(8..12).to_owned();
     let whole = Cursor::new(head).chain(source);
-    if !is_mp4 {
+    if !is_mp4 && !is_aiff {
         return Ok(Box::new(Unseekable::new(whole)));
     }
     let mut held = Vec::new();
     whole.take(MAX_HELD).read_to_end(&mut held)?;
-    Ok(Box::new(Cursor::new(held)))
+    let mut held = Cursor::new(held);
+    if is_aiff {
+        held.set_position(kind.len() as u64 + 8);
+        return aiff::prepared(Box::new(held), &kind);
+    }
+    Ok(Box::new(held))
 }
 
 /// A WAV file after its first twelve bytes.
@@ -203,6 +221,12 @@ fn plain_format(mut format: Vec<u8>) -> Vec<u8> {
         }
         A_LAW | MU_LAW => {
             format.truncate(16);
+            format.extend_from_slice(&[0; 2]);
+        }
+        EXTENSIBLE if format.len() >= 40 && matches!(number(&format, 24), A_LAW | MU_LAW) => {
+            let tag = number(&format, 24);
+            format.truncate(16);
+            set(&mut format, 0, tag);
             format.extend_from_slice(&[0; 2]);
         }
         EXTENSIBLE if format.len() >= 40 => {

@@ -147,7 +147,7 @@ impl Decoder {
         });
         let format = match format {
             Ok(Ok(format)) => format,
-            Ok(Err(error)) => return Err(Error::NotAudio { name, reason: error.to_string() }),
+            Ok(Err(error)) => return Err(Error::NotAudio { name, reason: reason_of(&error) }),
             Err(reason) => return Err(Error::NotAudio { name, reason }),
         };
         let (track, codec) = open_track(&name, format.as_ref())?;
@@ -367,7 +367,7 @@ fn open_track(name: &str, format: &dyn FormatReader) -> Result<(TrackFacts, Box<
     });
     let codec = match codec {
         Ok(Ok(codec)) => codec,
-        Ok(Err(error)) => return Err(codec_error(error.to_string())),
+        Ok(Err(error)) => return Err(codec_error(reason_of(&error))),
         Err(reason) => return Err(codec_error(reason)),
     };
     let sample_rate = parameters.sample_rate.unwrap_or(0);
@@ -389,6 +389,22 @@ fn open_track(name: &str, format: &dyn FormatReader) -> Result<(TrackFacts, Box<
         f64::from(base.numer.get()) / f64::from(base.denom.get())
     });
     Ok((TrackFacts { id: track.id, info, n_expected, tick_seconds }, codec))
+}
+
+/// What the decoders say, without their words for themselves.
+fn reason_of(error: &MediaError) -> String {
+    match error {
+        MediaError::Unsupported(what) if what.starts_with("core (probe)") => {
+            "it begins as no format that is known".into()
+        }
+        MediaError::Unsupported(what) if what.starts_with("core (codec)") => {
+            "there is no decoder for it".into()
+        }
+        MediaError::IoError(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            "it ends within its header".into()
+        }
+        other => other.to_string(),
+    }
 }
 
 /// Name of a codec, known or not.

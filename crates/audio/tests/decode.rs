@@ -117,6 +117,21 @@ fn chained_files_change_rate_and_keep_their_time() {
 }
 
 #[test]
+fn a_chained_file_that_was_cut_gives_what_it_has() {
+    let ogg = std::fs::read(fixture("tones.ogg")).unwrap();
+    let whole = decode_bytes(ogg.clone(), "tones.ogg").unwrap();
+    for n_bytes in [1, 20, 27, 28, 100, ogg.len() / 2, ogg.len() - 1] {
+        let cut = [&ogg[..], &ogg[..n_bytes]].concat();
+        let audio = decode_bytes(cut, "cut.ogg").unwrap_or_else(|error| panic!("{n_bytes}: {error}"));
+        assert!(
+            audio.samples.len() + 16_000 / 100 >= whole.samples.len(),
+            "{n_bytes}: {}",
+            audio.samples.len()
+        );
+    }
+}
+
+#[test]
 fn what_is_not_audio_says_so() {
     let open = |path: &str| AudioStream::open(path).err().map(|e| e.to_string()).unwrap();
     let message = open("/nonexistent/talk.wav");

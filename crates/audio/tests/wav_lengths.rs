@@ -194,5 +194,7 @@ fn descriptions_of_samples_vary_from_writer_to_writer() {
             assert_eq!(audio.samples.len(), 100);
             assert!(audio.samples.iter().all(|sample| sample.abs() < 0.001), "{tag}: {}", audio.samples[0]);
         }
+        let extensible = described(0xFFFE, 8, 1, &extensible(8, tag as u8), &[byte; 100]);
+        assert_eq!(decode_bytes(extensible, "law.wav").unwrap().samples.len(), 100);
     }
 }

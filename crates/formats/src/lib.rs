@@ -13,6 +13,7 @@ pub mod gguf;
 pub mod safetensors;
 pub mod whisper_cpp;
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use weights::{Access, Checkpoint, Error, Result};
@@ -29,6 +30,7 @@ pub fn open(path: &Path, access: Access) -> Result<Checkpoint> {
         let model = path.join(ctranslate2::MODEL_FILE);
         return match ctranslate2::is_model(&model) {
             true => ctranslate2::open(path, access),
+            false if !path.join("config.json").exists() => Err(no_model_in(path)),
             false => safetensors::open(path, access),
         };
     }
@@ -38,6 +40,24 @@ pub fn open(path: &Path, access: Access) -> Result<Checkpoint> {
         gguf::MAGIC => gguf::open(path, access),
         other => Err(not_a_model(path, other)),
     }
+}
+
+/// The error of a folder without config.json, which may hold models that are files.
+fn no_model_in(folder: &Path) -> Error {
+    let is_model = |name: &OsString| {
+        Path::new(name).extension().is_some_and(|end| ["gguf", "base"].iter().any(|known| end == *known))
+    };
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let found = match names.filter(is_model).min() {
+        Some(name) => format!("a folder without config.json, in which {name:?} may be the model"),
+        None => "a folder without config.json".to_owned(),
+    };
+    Error::malformed(
+        folder,
+        "not a model",
+        found,
+        "a folder with config.json and safetensors, or the path of a file",
+    )
 }
 
 /// The error of a file that begins as no format does.
@@ -110,6 +130,11 @@ pub fn open_verified(path: &Path, access: Access, verify: &Verify) -> Result<Che
 fn first_bytes(path: &Path) -> Result<[u8; 4]> {
     use std::io::Read;
     let io = |source| Error::Io { file: path.to_owned(), source };
+    let is_file = std::fs::metadata(path).map_err(io)?.is_file();
+    if !is_file {
+        // To open a pipe may take for ever.
+        return Err(Error::malformed(path, "not a model file", "a pipe or a device", "a file, or a folder"));
+    }
     let mut bytes = Vec::with_capacity(4);
     std::fs::File::open(path).map_err(io)?.take(4).read_to_end(&mut bytes).map_err(io)?;
     bytes.resize(4, 0);

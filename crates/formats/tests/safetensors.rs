@@ -243,10 +243,20 @@ fn a_wrong_folder_says_what_is_missing() {
     let weights = small();
     let model: (&str, &[u8]) = ("model.safetensors", &weights);
     refused(&[model], &["config.json"]);
+    let files = folder(&[("m.gguf", b"GGUF"), ("a.txt", b"")]);
+    let message = formats::open(files.path(), Access::Map).unwrap_err().to_string();
+    has_parts(&message, &["without config.json", "\"m.gguf\" may be the model"]);
     refused(&[CONFIG], &["0 .safetensors files", "model.safetensors"]);
     refused(&[CONFIG, ("a.safetensors", &weights), ("b.safetensors", &weights)], &["2 .safetensors files"]);
     refused(&[("config.json", b"[1]"), model], &["config.json", "an object"]);
     refused(&[("config.json", b""), model], &["config.json"]);
     refused(&[("config.json", &b"{\"a\":".repeat(100_000)), model], &["config.json", "recursion"]);
     refused(&[CONFIG, ("model.safetensors", b"")], &["model.safetensors", "header length"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_device_is_no_model_and_is_not_opened() {
+    let error = formats::open(std::path::Path::new("/dev/zero"), weights::Access::Map).unwrap_err();
+    assert!(error.to_string().contains("a pipe or a device"), "{error}");
 }

@@ -141,7 +141,10 @@ fn remove_of(reference: &ModelRef, cache: &Cache, whose: Whose) -> Result<u64> {
         Some(bytes) => Ok(bytes),
         None => Err(Error::NotInstalled {
             name: reference.to_string(),
-            installed: list(cache)?.into_iter().map(|model| model.name).collect(),
+            // A model may be there twice, under a former name.
+            installed: BTreeSet::from_iter(list(cache)?.into_iter().map(|model| model.name))
+                .into_iter()
+                .collect(),
         }),
     }
 }

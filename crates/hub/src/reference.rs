@@ -1,5 +1,6 @@
 //! The ways to name a model.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -51,10 +52,9 @@ impl ModelRef {
         typed.to_str().map_or_else(|| Ok(Self::Path(PathBuf::from(typed))), Self::parse)
     }
 
-    /// Parses a reference: `hf:` means the hub, `ollama:` and `lmstudio:` those programs' models; what exists, or looks like a path (contains a
-    /// separator, starts with `.` or `~`, or ends like a model file), is a path; anything else is a
-    /// name. Whether a name is in the catalog, and whether a path exists, is checked when it is
-    /// fetched.
+    /// Parses a reference: `hf:` or an address of the hub means the hub, `ollama:` and `lmstudio:` those programs' models; what
+    /// exists, or looks like a path (contains a separator, starts with `.` or `~`, or ends like a model file), is a path; anything
+    /// else is a name. Whether a name is in the catalog, and whether a path exists, is checked when it is fetched.
     ///
     /// # Errors
     /// [`Error::BadReference`] for an empty reference, or one with a prefix whose rest is not of the
@@ -77,8 +77,8 @@ impl ModelRef {
                 "it is empty; expected a path, hf:org/repo[/file][@revision] or a name of the catalog".into();
             return Err(Error::BadReference { reference: text.to_string(), reason });
         }
-        if let Some(place) = text.strip_prefix("hf:") {
-            return parse_hub(place)
+        if let Some(place) = hub_place(text) {
+            return parse_hub(&place)
                 .map(Self::Hub)
                 .map_err(|reason| Error::BadReference { reference: names::printable(text), reason });
         }
@@ -132,6 +132,26 @@ impl fmt::Display for HubRef {
         }
         Ok(())
     }
+}
+
+/// What follows `hf:`, where the hub is meant: with that prefix, or with one of its hosts before it, as Ollama's users write it and
+/// browsers show it.
+fn hub_place(text: &str) -> Option<Cow<'_, str>> {
+    if let Some(place) = text.strip_prefix("hf:") {
+        return Some(Cow::Borrowed(place));
+    }
+    let bare = text.strip_prefix("https://").unwrap_or(text);
+    let place = ["hf.co/", "huggingface.co/"].into_iter().find_map(|host| bare.strip_prefix(host))?;
+    let place = place.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
+    // A browser shows ORG/NAME/blob/REVISION/FILE.
+    let mut parts = place.splitn(5, '/');
+    let (Some(org), Some(name), Some("blob" | "resolve" | "tree"), Some(revision)) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Some(Cow::Borrowed(place));
+    };
+    let file = parts.next().map(|file| format!("/{file}")).unwrap_or_default();
+    Some(Cow::Owned(format!("{org}/{name}{file}@{revision}")))
 }
 
 fn looks_like_path(text: &str) -> bool {
@@ -212,6 +232,18 @@ mod tests {
         );
         let ModelRef::Hub(place) = ModelRef::parse("hf:o/r:q4_k_m@v1").unwrap() else { panic!() };
         assert_eq!((&place.file, place.quant.as_deref(), place.revision()), (&None, Some("q4_k_m"), "v1"));
+        for (text, place) in [
+            ("hf.co/o/r", hub("o/r", None, None)),
+            ("huggingface.co/o/r/", hub("o/r", None, None)),
+            ("https://huggingface.co/o/r", hub("o/r", None, None)),
+            ("https://huggingface.co/o/r/tree/main", hub("o/r", None, Some("main"))),
+            ("https://huggingface.co/o/r/blob/main/q/m.gguf", hub("o/r", Some("q/m.gguf"), Some("main"))),
+            ("https://hf.co/o/r/resolve/v1/m.gguf?download=true", hub("o/r", Some("m.gguf"), Some("v1"))),
+        ] {
+            assert_eq!(ModelRef::parse(text).unwrap(), place, "{text}");
+        }
+        let ModelRef::Hub(place) = ModelRef::parse("hf.co/o/r:Q8_0").unwrap() else { panic!() };
+        assert_eq!(place.quant.as_deref(), Some("Q8_0"));
         let ollama = StoreRef { program: Program::Ollama, name: "llama3.2:3b".into() };
         assert_eq!(ModelRef::parse("ollama:llama3.2:3b").unwrap(), ModelRef::Store(ollama));
         let studio = StoreRef { program: Program::LmStudio, name: "o/r/m.gguf".into() };
@@ -249,6 +281,9 @@ mod tests {
             "hf:o/r:",
             "hf:o/r:Q4/x.gguf",
             "hf:o/r:../x",
+            "hf.co/r",
+            "https://huggingface.co/",
+            "https://huggingface.co/o/r/blob/main/../x",
         ] {
             let error = ModelRef::parse(bad).unwrap_err();
             assert!(

@@ -12,7 +12,7 @@ use device_cpu::Isa;
 use engine::MemoryCap;
 
 pub use names::{FileOrText, Lora, ModelName};
-pub use numbers::{Limit, RandomSeed, limit, limit_number, seed, top_k};
+pub use numbers::{Limit, RandomSeed, limit, limit_number, parse_bytes, seed, top_k};
 pub use sampling::{OverflowName, SamplingArgs};
 
 /// Which model, and how it is loaded.
@@ -175,7 +175,7 @@ impl FetchArgs {
 #[command(next_help_heading = "Device and memory")]
 pub struct DeviceArgs {
     /// Where to run
-    #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
+    #[arg(long, value_enum, ignore_case = true, default_value_t = DeviceName::Auto)]
     pub device: DeviceName,
 
     /// The GPUs to use, by their indices in nvidia-smi. Several share every layer; their number must divide the model's heads
@@ -223,12 +223,13 @@ pub struct LoadArgs {
     #[arg(long, visible_alias = "n-cpu-moe", value_name = "N", conflicts_with = "gpus")]
     pub cpu_moe_layers: Option<usize>,
 
-    /// Context length in tokens [default: the model's own, or the longest that fits in memory]
-    #[arg(short, long, value_name = "TOKENS")]
-    pub ctx: Option<usize>,
+    /// Context length in tokens [default, or 0: the model's own, or the longest that fits in memory]
+    #[arg(short, long, aliases = ["ctx-size", "num-ctx"], value_name = "TOKENS", default_value = "0", hide_default_value = true,
+        value_parser = numbers::context)]
+    pub ctx: Limit,
 
     /// The type of cached keys and values [default: i16 on cpu, f16 on cuda and metal, f32 on reference]
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, ignore_case = true)]
     pub kv_type: Option<KvTypeName>,
 
     /// The most memory that this process may take, all models together: bytes (8GiB), a share of the machine's memory (50%), or max:
@@ -436,18 +437,6 @@ fn parse_budget(text: &str) -> Result<KvBudget, String> {
     }
     let expected = "expected auto or a number of bytes such as 1073741824, 1024M or 1G";
     parse_bytes(text).map(KvBudget::Bytes).ok_or_else(|| expected.to_owned())
-}
-
-/// A number of bytes, with K, M, G or T of 1024 to the power of 1 to 4, or KiB, MiB and so on.
-pub fn parse_bytes(text: &str) -> Option<u64> {
-    let text = text.strip_suffix("iB").filter(|t| !t.ends_with(|c: char| c.is_ascii_digit())).unwrap_or(text);
-    let (number, shift) = match text.char_indices().last() {
-        Some((at, unit)) if !unit.is_ascii_digit() => {
-            (&text[..at], 10 * ("KMGT".find(unit.to_ascii_uppercase())? + 1))
-        }
-        Some(_) | None => (text, 0),
-    };
-    number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 /// `max`, a part of the memory in percent, or a number of bytes.

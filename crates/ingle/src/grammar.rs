@@ -13,11 +13,11 @@ use crate::args::FileOrText;
 #[command(next_help_heading = "Constrained answers (one of these)")]
 pub struct GrammarArgs {
     /// The answer follows this grammar in GBNF, llama.cpp's format: a file, or the grammar itself
-    #[arg(long, value_name = "FILE|TEXT")]
+    #[arg(long, alias = "grammar-file", value_name = "FILE|TEXT")]
     grammar: Option<FileOrText>,
 
-    /// The answer is JSON that follows this schema: a file, or the schema itself
-    #[arg(long, value_name = "FILE|TEXT")]
+    /// The answer is JSON that follows this schema: a file, or the schema itself; json for any JSON
+    #[arg(short = 'j', long, visible_alias = "format", alias = "json-schema-file", value_name = "FILE|TEXT")]
     json_schema: Option<FileOrText>,
 
     /// The answer as a whole matches this regular expression
@@ -50,6 +50,9 @@ impl GrammarArgs {
         }
         if let Some(given) = &self.json_schema {
             let text = file_or_text("--json-schema", given, "a JSON Schema", "")?;
+            if text == "json" {
+                return Ok(Some(Grammar::AnyJson));
+            }
             let schema = serde_json::from_str(&text).with_context(|| {
                 let found = given.path();
                 format!(

@@ -1,6 +1,7 @@
 //! Text that is piped in. It is never dropped: where a text is given too, it belongs to that.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Read};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -40,7 +41,35 @@ pub fn piped() -> anyhow::Result<Option<String>> {
 /// # Errors
 /// As [`piped`].
 pub fn all() -> anyhow::Result<String> {
-    io::read_to_string(io::stdin()).context("reading stdin")
+    let mut bytes = Vec::new();
+    io::stdin().read_to_end(&mut bytes).context("reading stdin")?;
+    decoded(bytes).context("stdin")
+}
+
+/// A file's text.
+///
+/// # Errors
+/// It cannot be read, or is not UTF-8.
+pub fn file(path: &Path) -> anyhow::Result<String> {
+    let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    decoded(bytes).with_context(|| path.display().to_string())
+}
+
+/// A text, without the mark that programs of Windows begin texts with.
+fn decoded(bytes: Vec<u8>) -> anyhow::Result<String> {
+    let mut text = String::from_utf8(bytes).map_err(|error| {
+        let (at, bytes) = (error.utf8_error().valid_up_to(), error.as_bytes());
+        let kind = if bytes.starts_with(&[0xFF, 0xFE]) || bytes.starts_with(&[0xFE, 0xFF]) {
+            "a text in UTF-16"
+        } else {
+            "bytes that are no text"
+        };
+        anyhow::anyhow!("found {kind} at byte {at}, expected UTF-8")
+    })?;
+    if text.starts_with('\u{FEFF}') {
+        text.remove(0);
+    }
+    Ok(text)
 }
 
 /// A message of what was given and of what is piped in, a paragraph each; `None`: there is neither. The shell's line end after what is
@@ -70,5 +99,18 @@ pub fn text(given: Option<&str>) -> anyhow::Result<Option<String>> {
         Some("-") => Ok(Some(all()?)),
         Some(given) => Ok(Some(given.to_owned() + &piped()?.unwrap_or_default())),
         None => piped(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_utf8_with_a_mark_or_without() {
+        assert_eq!(decoded(b"\xEF\xBB\xBFhe\0llo".to_vec()).unwrap(), "he\0llo");
+        let error = |bytes: &[u8]| decoded(bytes.to_vec()).unwrap_err().to_string();
+        assert!(error(b"\xFF\xFEh\0").contains("UTF-16"));
+        assert!(error(b"ab\xFF").contains("byte 2"));
     }
 }

@@ -43,7 +43,7 @@ const EXAMPLES: &str = "\
 Examples:
   ingle run smollm2:135m \"Why is the sky blue?\"
   ingle run smollm2:135m                         (an interactive chat)
-  ingle serve smollm2:135m                       (a page in the browser, and the APIs of OpenAI, Anthropic and Ollama)
+  ingle serve smollm2:135m                       (a page, and the APIs of OpenAI and Ollama)
   ingle bench model.gguf -p 512 -n 128
   ingle inspect model.gguf --plan";
 

@@ -15,6 +15,10 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// What an error says, each of its causes once: many say what their own cause is, or name the file that what is around them has named.
 pub fn message(error: &anyhow::Error) -> String {
     let mut said = String::new();
+    // What fails to write names its file, but for stdout.
+    if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::StorageFull) {
+        said.push_str("writing to stdout");
+    }
     for cause in error.chain() {
         let text = cause.to_string();
         if said.contains(&text) {
@@ -232,6 +236,8 @@ mod tests {
         assert_eq!(chain(&["loading a", "a: b", "a: b: c"]), "loading a: b: c");
         assert_eq!(chain(&["one", "two", "three"]), "one: two: three");
         assert_eq!(chain(&["banana", "a: b"]), "banana: a: b");
+        let full = message(&io::Error::from(io::ErrorKind::StorageFull).into());
+        assert!(full.starts_with("writing to stdout: "), "{full}");
     }
 
     #[test]

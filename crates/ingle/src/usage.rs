@@ -1,5 +1,7 @@
 //! What was typed wrongly: tips beyond those that clap has.
 
+use std::ffi::OsString;
+
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -7,8 +9,32 @@ use crate::Cli;
 
 /// The command line; usage errors and help end the program.
 pub fn parse() -> Cli {
-    let matches = command().try_get_matches().unwrap_or_else(|error| improved(error).exit());
+    let typed = spelt_out(std::env::args_os());
+    let matches = command().try_get_matches_from(typed).unwrap_or_else(|error| improved(error).exit());
     clap::FromArgMatches::from_arg_matches(&matches).unwrap_or_else(|error: clap::Error| error.exit())
+}
+
+/// Flags of llama.cpp that have one dash and several letters, which a parser of flags takes for several flags.
+const OF_LLAMA: [(&str, &str); 8] = [
+    ("-ngl", "--gpu-layers"),
+    ("-ncmoe", "--cpu-moe-layers"),
+    ("-md", "--draft-model"),
+    ("-sys", "--system"),
+    ("-mm", "--mmproj"),
+    ("-np", "--slots"),
+    ("-temp", "--temperature"),
+    ("-jf", "--json-schema"),
+];
+
+/// What was typed, with those spelt out that stand before `--`.
+fn spelt_out(typed: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut is_flag = true;
+    let spelt = typed.map(|arg| {
+        is_flag &= arg != "--";
+        let flag = OF_LLAMA.iter().find(|(short, _)| is_flag && arg == *short);
+        flag.map_or(arg, |(_, long)| long.into())
+    });
+    spelt.collect()
 }
 
 /// The flags of each command that people look for, in this order, before all others; those stand under their headings.
@@ -52,9 +78,19 @@ pub fn command() -> clap::Command {
         true => arg.allow_negative_numbers(true),
         false => arg,
     };
-    Cli::command().mut_subcommands(|command| {
+    let mut all = Cli::command();
+    // Clap would break lines after every word.
+    if std::env::var("COLUMNS").is_ok_and(|columns| columns == "0") {
+        all = all.term_width(NO_TERMINAL);
+    }
+    all.mut_subcommands(|command| {
         let first =
             FIRST.iter().find(|(name, _)| *name == command.get_name()).map_or(&[][..], |(_, ids)| ids);
+        let notes = command.get_after_help().map(|notes| paragraphs(&notes.to_string()));
+        let command = match notes {
+            Some(notes) => command.after_help(notes),
+            None => command,
+        };
         let mut n_others = 0;
         command.mut_args(numbers).mut_args(|arg| match first.iter().position(|id| arg.get_id() == *id) {
             Some(place) => arg.help_heading(NO_HEADING).display_order(place),
@@ -66,6 +102,19 @@ pub fn command() -> clap::Command {
         })
     })
 }
+
+/// Notes whose paragraphs have no line ends but that of their last line, for the terminal is not as wide as the source. Examples keep
+/// theirs.
+fn paragraphs(notes: &str) -> String {
+    let joined = notes.split("\n\n").map(|part| match part.starts_with("Example") {
+        true => part.to_owned(),
+        false => part.replace('\n', " "),
+    });
+    joined.collect::<Vec<_>>().join("\n\n")
+}
+
+/// Columns of help where nothing says how many there are.
+const NO_TERMINAL: usize = 100;
 
 /// Under `Options`, where arguments without a heading stand.
 const NO_HEADING: Option<&str> = None;
@@ -140,6 +189,60 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn flags_of_llama_cpp_are_known() {
+        let typed = ["ingle", "run", "m", "-ngl", "9", "--", "-ngl"].map(OsString::from);
+        assert_eq!(spelt_out(typed.into_iter()), ["ingle", "run", "m", "--gpu-layers", "9", "--", "-ngl"]);
+        for (_, long) in OF_LLAMA {
+            let is_there = |command: &clap::Command| {
+                command
+                    .get_arguments()
+                    .any(|arg| arg.get_long().is_some_and(|known| format!("--{known}") == long))
+            };
+            assert!(command().get_subcommands().any(is_there), "{long}");
+        }
+    }
+
+    #[test]
+    fn what_users_of_other_programs_type_is_taken() {
+        for line in [
+            "run m -p hi -n -1 -c 0 -s 7 -t -1 -ngl 99 --temp 0",
+            "run m hi --n-predict 5 --ctx-size 64 --repeat-last-n -1 --logit-bias 5+1 -sys x",
+            "run m hi --think --format json",
+            "run m hi --think=high -j {} --chat-template-file f",
+            "run m hi --think=false --device CPU --kv-type F16 --memory 8GB",
+            "complete m text --ignore-eos --predict 3 --grammar-file g",
+            "serve m --host localhost -np 4 --num-ctx 512",
+            "show m",
+            "ls",
+            "create m -o f",
+        ] {
+            let typed = std::iter::once("ingle").chain(line.split(' ')).map(OsString::from);
+            let found = command().try_get_matches_from(spelt_out(typed));
+            let found = found.and_then(|matches| <Cli as clap::FromArgMatches>::from_arg_matches(&matches));
+            assert!(
+                found.is_ok(),
+                "{line}: {}",
+                found.err().map(|error| error.to_string()).unwrap_or_default()
+            );
+        }
+    }
+
+    #[test]
+    fn notes_are_wrapped_once() {
+        let notes = |name: &str| {
+            let mut command = command();
+            command.build();
+            let found = command.find_subcommand_mut(name).unwrap();
+            found.clone().term_width(100).render_long_help().to_string()
+        };
+        let serve = notes("serve");
+        let at = serve.find("The first model answers").unwrap();
+        let first = serve[at..].lines().next().unwrap();
+        assert!(first.len() > 80 && first.len() <= 100, "{first}");
+        assert!(serve.contains("\n  ingle serve smollm2:135m\n"));
     }
 
     #[test]

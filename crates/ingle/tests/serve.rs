@@ -342,6 +342,26 @@ fn messages_as_anthropic_has_them() {
             response.headers().get("x-request-id").map(|id| json!(id.to_str().unwrap())).as_ref()
         );
     }
+    // A base address without a version.
+    assert_eq!(
+        ask("/messages/count_tokens/", &body(json!({}))),
+        ask("/v1/messages/count_tokens", &body(json!({})))
+    );
+    // Both APIs list models at one path.
+    let request =
+        Server::agent().get(format!("{}/v1/models?limit=1000", server.url)).header("x-api-key", "one");
+    let list: Value =
+        serde_json::from_str(&request.call().unwrap().body_mut().read_to_string().unwrap()).unwrap();
+    let model = &list["data"][0];
+    assert_eq!(
+        (&list["has_more"], &list["first_id"], &list["last_id"]),
+        (&json!(false), &model["id"], &model["id"])
+    );
+    assert_eq!(
+        (&model["type"], &model["object"], &model["display_name"]),
+        (&json!("model"), &json!("model"), &model["id"])
+    );
+    assert!(model["created_at"].as_str().unwrap().ends_with('Z') && model["created"].is_u64(), "{model}");
     let (status, text) = ask("/v1/messages", &body(json!({})));
     assert_eq!(status, 200, "{text}");
     let whole: Value = serde_json::from_str(&text).unwrap();
@@ -407,6 +427,9 @@ fn wrong_requests_are_told_what_is_wrong() {
         assert!(error["message"].as_str().unwrap().len() > 20 && error["type"].is_string(), "{answer}");
     }
     assert_eq!(server.get(CHAT).0, 405);
+    let (status, missing) = server.post("/v1/v1/chat/completions", &json!({}));
+    let message = missing["error"]["message"].as_str().unwrap();
+    assert!(status == 404 && message.ends_with("expected /v1/chat/completions"), "{message}");
     // Unknown keys are ignored.
     server.ok(CHAT, &chat("a", json!({ "max_tokens": 1, "a_key_of_a_router": [1] })));
 }

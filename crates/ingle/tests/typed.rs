@@ -52,6 +52,9 @@ fn piped_text_is_added_to_the_text_that_is_given() {
     assert_eq!(count(&["-p", "one two"], " three four"), expected);
     assert_eq!(count(&[], "one two three four"), expected);
     assert_eq!(count(&["-"], "one two three four"), expected);
+    assert_eq!(count(&["one two"], " three four"), expected);
+    // The mark of UTF-8 is no text.
+    assert_eq!(count(&[], "\u{FEFF}one two three four"), expected);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "one two").unwrap();
     assert_eq!(count(&["--file", file.path().to_str().unwrap()], " three four"), expected);
@@ -86,7 +89,23 @@ fn an_empty_stdin_is_no_prompt() {
         assert!(message.contains(part), "{command}: {message}");
     }
     let message = String::from_utf8(piped(&["run", &path, "Hi"], b"\xff\xfe").stderr).unwrap();
-    assert!(message.contains("reading stdin") && message.contains("UTF-8"), "{message}");
+    assert_eq!(message, "error: stdin: found a text in UTF-16 at byte 0, expected UTF-8\n");
+}
+
+#[test]
+fn a_server_that_cannot_begin_says_why_once() {
+    let message = error(&["serve", "./nothing.gguf", "--port", "0", "--offline"]);
+    assert_eq!(message.matches("./nothing.gguf: no such file or folder").count(), 1, "{message}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_named() {
+    let script = format!("exec '{}' search >/dev/full", env!("CARGO_BIN_EXE_ingle"));
+    let out = Command::new("sh").args(["-c", &script]).output().unwrap();
+    let message = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(1), "{message}");
+    assert!(message.starts_with("error: writing to stdout: "), "{message}");
 }
 
 #[cfg(unix)]
@@ -122,7 +141,7 @@ fn negative_numbers_mean_what_they_do_on_the_server() {
         let message = error(&["run", "no-such-model", "Hi", flag, value]);
         assert!(message.contains(part), "{message}");
     }
-    for args in [&["--ctx", "-3"][..], &["-n", "many"], &["--draft-max", "-1"]] {
+    for args in [&["--chunk", "-3"][..], &["-n", "many"], &["--draft-max", "-1"]] {
         let out = ingle(&[&["complete", &path][..], args].concat());
         let message = String::from_utf8(out.stderr).unwrap();
         assert_eq!(out.status.code(), Some(2), "{message}");

@@ -22,7 +22,7 @@ pub enum Error {
         known: String,
     },
     /// A number that nothing else can replace is not there.
-    #[error("metadata: none of the keys {keys} is there, expected {expected}")]
+    #[error("metadata: {}, expected {expected}", missing(keys))]
     MissingKey {
         /// The keys that were looked for.
         keys: String,
@@ -128,5 +128,13 @@ pub(crate) fn naming_word(naming: Naming) -> &'static str {
         Naming::Base => "BaseRT",
         Naming::CTranslate2 => "CTranslate2",
         Naming::WhisperCpp => "OpenAI",
+    }
+}
+
+/// That none of these keys, divided by commas, is in the metadata.
+fn missing(keys: &str) -> String {
+    match keys.contains(',') {
+        true => format!("none of the keys {keys} is there"),
+        false => format!("the key {keys} is missing"),
     }
 }

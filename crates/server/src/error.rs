@@ -117,6 +117,14 @@ impl ApiError {
         ApiError { param: Some(param.into()), ..ApiError::new(ErrorKind::Invalid, message) }
     }
 
+    /// The same about this key, where the request is wrong and nothing says which of its keys is.
+    pub(crate) fn of_key(mut self, key: &str) -> ApiError {
+        if self.kind == ErrorKind::Invalid && self.param.is_none() {
+            self.param = Some(key.to_owned());
+        }
+        self
+    }
+
     /// A key that is known and cannot be honoured: it is refused by name, never dropped. It is a 400, since clients send again what
     /// gets a 5xx.
     pub fn unsupported(param: impl Into<String>) -> ApiError {

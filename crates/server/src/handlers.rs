@@ -52,13 +52,17 @@ impl Drop for Abort {
 }
 
 /// Answers of these paths grow with the entries of a request, which may be small ones.
-const LONG_ANSWERS: [&str; 9] = [
+const LONG_ANSWERS: [&str; 13] = [
     "/v1/embeddings",
+    "/embeddings",
+    "/embedding",
     "/v1/rerank",
     "/api/embed",
+    "/api/embeddings",
     "/tokenize",
     "/detokenize",
     "/v1/completions",
+    "/completions",
     "/completion",
     // They may go on from a conversation that is kept.
     "/v1/responses",

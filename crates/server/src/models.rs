@@ -480,7 +480,9 @@ async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Resul
         let loaded = match loaded {
             Ok(loaded) => loaded.map_err(|error| {
                 let kind = if error.does_not_fit { ErrorKind::Unavailable } else { ErrorKind::Internal };
-                tracing::error!("the model `{id}` could not be loaded: {}", error.message);
+                if !loader.tells_of_failures() {
+                    tracing::error!("the model `{id}` could not be loaded: {}", error.message);
+                }
                 let words = without_folders(&error.message, []);
                 ApiError::new(kind, format!("the model `{id}` could not be loaded: {words}"))
             }),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::{from_fn, from_fn_with_state, map_request};
 use axum_server::tls_rustls::RustlsAcceptor;
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
@@ -18,7 +18,6 @@ use tower_http::normalize_path::NormalizePath;
 use crate::access::{self, Access};
 use crate::app::App;
 use crate::connections::{self, ConnectionLimits, Connections};
-use crate::error::{ApiError, ErrorKind};
 use crate::limits::MAX_BODY;
 use crate::origins::{self, Origins};
 use crate::timed_body::{self, Bodies};
@@ -71,15 +70,8 @@ pub fn router(app: App, access: Access, origins: Origins) -> Router {
         .merge(api::routers::router())
         .merge(api::openapi::router())
         .merge(page::router())
-        .fallback(|| async {
-            ApiError::new(
-                ErrorKind::NotFound,
-                "there is nothing at this path; see the server's documentation",
-            )
-        })
-        .method_not_allowed_fallback(|| async {
-            ApiError::new(ErrorKind::MethodNotAllowed, "this path answers other methods")
-        })
+        .fallback(api::paths::nothing_there)
+        .method_not_allowed_fallback(api::paths::other_methods)
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(from_fn_with_state(app.clone(), handlers::layer))
         .layer(from_fn_with_state(Bodies::default(), timed_body::layer))
@@ -94,7 +86,9 @@ pub fn router(app: App, access: Access, origins: Origins) -> Router {
         None => router,
     };
     // Around all of it, for a router's layers come after its paths were looked up.
-    Router::new().fallback_service(NormalizePath::trim_trailing_slash(router))
+    Router::new()
+        .fallback_service(NormalizePath::trim_trailing_slash(router))
+        .layer(map_request(api::paths::with_version))
 }
 
 /// Answer until `shutdown`; then finish what has begun, until `at_once` and for `drain` at most. What is cut then ends with an error.

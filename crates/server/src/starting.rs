@@ -8,7 +8,7 @@ use text::{ShowSpecial, Stops};
 use crate::answer::Answer;
 use crate::app::App;
 use crate::chat::Prepared;
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ApiError, Result};
 use crate::models::{Facts, Lease, TextModel};
 use crate::request::{Caller, GenerateOptions};
 use crate::stream::Channel;
@@ -32,10 +32,7 @@ impl App {
             tokens.splice(..usize::from(begins), options.context.iter().copied());
         }
         if tokens.is_empty() {
-            return Err(ApiError::new(
-                ErrorKind::Invalid,
-                "the prompt is empty, expected at least one token",
-            ));
+            return Err(ApiError::invalid("prompt", "the prompt is empty, expected at least one token"));
         }
         if tokens.len() >= facts.n_ctx {
             return Err(ApiError::context_length(tokens.len(), facts.n_ctx));

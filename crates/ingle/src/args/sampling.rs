@@ -44,11 +44,11 @@ pub struct SamplingArgs {
 
     /// How many tokens back the penalties look; 0 or -1 is the whole context [default: as the file recommends, or
     /// else 64]
-    #[arg(long, value_name = "TOKENS", value_parser = numbers::limit_number)]
+    #[arg(long, visible_alias = "repeat-last-n", value_name = "TOKENS", value_parser = numbers::limit_number)]
     pub penalty_window: Option<usize>,
 
     /// Seed of the random numbers; -1 is a random one [default: random]
-    #[arg(long, default_value = "-1", hide_default_value = true, value_parser = numbers::seed)]
+    #[arg(short, long, default_value = "-1", hide_default_value = true, value_parser = numbers::seed)]
     pub seed: RandomSeed,
 
     /// Add a bias to a token's logit; repeat for more (-inf forbids the token)
@@ -60,7 +60,8 @@ pub struct SamplingArgs {
     pub stop: Vec<String>,
 
     /// Most tokens to generate; -1 is no limit [default: until the model ends or the context is full]
-    #[arg(short = 'n', long, value_name = "N", default_value = "-1", hide_default_value = true, value_parser = numbers::limit)]
+    #[arg(short = 'n', long, aliases = ["n-predict", "predict", "num-predict"], value_name = "N", default_value = "-1",
+        hide_default_value = true, value_parser = numbers::limit)]
     pub max_tokens: Limit,
 
     /// When the context is full: stop, or slide on (keep the first tokens and drop the oldest after them)
@@ -196,11 +197,29 @@ pub enum OverflowName {
 }
 
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {
-    let (token, bias) = text.split_once('=').ok_or_else(|| format!("found {text:?}, expected TOKEN=BIAS"))?;
+    // llama.cpp writes TOKEN+BIAS and TOKEN-BIAS.
+    let sign = text.find(['=', '+', '-']).ok_or_else(|| format!("found {text:?}, expected TOKEN=BIAS"))?;
+    let (token, bias) = text.split_at(sign);
+    let bias = bias.trim_start_matches('=');
     let token = token.parse().map_err(|_| format!("found token {token:?}, expected a token id"))?;
     let bias: f32 = bias.parse().map_err(|_| format!("found bias {bias:?}, expected a number"))?;
     if bias.is_nan() {
         return Err("found bias NaN, expected a number".into());
     }
     Ok((token, bias))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn biases_as_here_and_in_llama_cpp() {
+        assert_eq!(parse_bias("5=-1.5"), Ok((5, -1.5)));
+        assert_eq!((parse_bias("5+1"), parse_bias("5-1")), (Ok((5, 1.0)), Ok((5, -1.0))));
+        assert_eq!(parse_bias("5=-inf"), Ok((5, f32::NEG_INFINITY)));
+        for text in ["5", "x=1", "5=", "5=x", "-5=1", "5=nan"] {
+            assert!(parse_bias(text).is_err(), "{text}");
+        }
+    }
 }

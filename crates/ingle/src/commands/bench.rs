@@ -232,7 +232,6 @@ impl Bench {
             load::engine(model.clone(), &device, model_args, options, speculate, SpeculateName::Off)?;
         let n_prompt = tests.iter().map(|t| t.n_depth + t.n_prompt.max(1)).max().unwrap_or(1);
         load::validate(&mut engine, &self.prefill, &load::arbitrary_tokens(n_prompt, model.n_vocab()))?;
-        let peaks = (!self.no_peaks).then(|| device.peaks());
         for test in &tests {
             warm::until_steady(&mut || self.measure(&mut engine, *test))?;
         }
@@ -243,10 +242,12 @@ impl Bench {
                 seconds.push(self.measure(&mut engine, *test)?);
             }
         }
-        let memory = watch.end(&engine);
+        let (memory, resident) = (watch.end(&engine), platform::peak_resident_memory());
+        // To measure the machine takes memory of its own.
+        let peaks = (!self.no_peaks).then(|| device.peaks());
         let of_test = |(test, seconds): (&Test, &Vec<f64>)| {
             let row = row(&self.model.model.to_string(), &engine, device.as_ref(), *test, seconds, peaks);
-            Row { memory: memory.clone(), ..row }
+            Row { memory: memory.clone(), peak_resident_bytes: resident, ..row }
         };
         let rows: Vec<_> = tests.iter().zip(&seconds).map(of_test).collect();
         if self.json {
@@ -355,7 +356,7 @@ fn row(
         peak_read_bytes_per_second: peak_read,
         peak_ops_per_second: peak_ops.map(|(_, peak)| peak),
         share_of_peak: share,
-        peak_resident_bytes: platform::peak_resident_memory(),
+        peak_resident_bytes: None,
         memory: Vec::new(),
     }
 }

@@ -22,13 +22,13 @@ use crate::{input, load, output, tell};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  ingle complete smollm2:135m --prompt \"The capital of France is\" --greedy -n 16
+  ingle complete smollm2:135m \"The capital of France is\" --greedy -n 16
   ingle complete model.gguf --file story.txt --temperature 1 --seed 7
   echo -n \"Once upon a time\" | ingle complete gemma3:270m-base --json
   ingle complete folder/ --tokens 1,2,3 --greedy -n 8 --json")]
 pub struct Complete {
-    /// The text to continue; what is piped in is added to it
-    #[arg(short, long, group = "input")]
+    /// The same as TEXT
+    #[arg(short, long, value_name = "TEXT", group = "input")]
     prompt: Option<String>,
 
     /// Read the text to continue from a file; what is piped in is added to it
@@ -40,7 +40,7 @@ pub struct Complete {
     tokens: Option<Vec<u32>>,
 
     /// Go on when the model says that it has ended
-    #[arg(long)]
+    #[arg(long, visible_alias = "ignore-eos")]
     ignore_end: bool,
 
     /// Print {"text":…,"tokens":[…],"stop":…,"timings":{…}} at the end instead of streaming
@@ -68,9 +68,9 @@ pub struct Complete {
     #[command(flatten)]
     adapters: AdapterArgs,
 
-    /// - reads the text from stdin, as is done where no other is given
-    #[arg(index = 2, value_name = "-", value_parser = ["-"], group = "input")]
-    stdin: Option<String>,
+    /// The text to continue; what is piped in is added to it, and - is stdin alone
+    #[arg(index = 2, group = "input")]
+    text: Option<String>,
 }
 
 impl Complete {
@@ -124,13 +124,10 @@ impl Complete {
         if self.tokens.is_some() {
             return Ok(String::new());
         }
-        let file = self
-            .file
-            .as_ref()
-            .map(|file| std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display())));
-        let given = file.transpose()?.or_else(|| self.prompt.clone()).or_else(|| self.stdin.clone());
+        let file = self.file.as_deref().map(input::file).transpose()?;
+        let given = file.or_else(|| self.prompt.clone()).or_else(|| self.text.clone());
         input::text(given.as_deref())?
-            .context("nothing to continue: give --prompt, --file, --tokens, or a text on stdin")
+            .context("nothing to continue: give a TEXT, --file, --tokens, or a text on stdin")
     }
 }
 

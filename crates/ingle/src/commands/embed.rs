@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use engine::{Embedder, Prefill};
 use serde_json::json;
@@ -127,10 +127,6 @@ impl Embed {
 }
 
 fn lines(file: &Path) -> anyhow::Result<Vec<String>> {
-    let text = if file.as_os_str() == "-" {
-        input::all()?
-    } else {
-        std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?
-    };
+    let text = if file.as_os_str() == "-" { input::all()? } else { input::file(file)? };
     Ok(text.lines().map(str::to_owned).collect())
 }

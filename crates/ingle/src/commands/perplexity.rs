@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Context;
 use clap::Args;
 use engine::Engine;
 use text::Specials;
@@ -41,11 +40,7 @@ pub struct Perplexity {
 
 impl Perplexity {
     pub fn run(self) -> anyhow::Result<()> {
-        let text = if self.file.as_os_str() == "-" {
-            input::all()?
-        } else {
-            std::fs::read_to_string(&self.file).with_context(|| format!("reading {}", self.file.display()))?
-        };
+        let text = if self.file.as_os_str() == "-" { input::all()? } else { input::file(&self.file)? };
         let model = Arc::new(load::open(&self.model)?);
         let device = load::device_for(&self.model.load, &model)?;
         let tokenizer = model.need_tokenizer()?;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Args;
 use engine::{Constraint, Conversation, Engine, Finished, Model, Picture, ShowSpecial};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use text::{AnswerFormat, ChatTemplate, Specials};
 
 use self::remote::Remote;
@@ -50,12 +50,17 @@ pub struct Run {
     ca_cert: Option<PathBuf>,
 
     /// The system message
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, alias = "system-prompt", value_name = "TEXT")]
     system: Option<String>,
 
     /// A Jinja chat template to use instead of the model's own
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, alias = "chat-template-file", value_name = "FILE")]
     chat_template: Option<PathBuf>,
+
+    /// Think before the answer or not, or with an effort, for models that can: true, false, low, medium or high
+    #[arg(long, value_name = "true|false|EFFORT", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        value_parser = ["true", "false", "low", "medium", "high"])]
+    think: Option<String>,
 
     /// Set a variable of the chat template, in JSON (enable_thinking=false); repeat for more
     #[arg(long, value_name = "NAME=JSON")]
@@ -89,6 +94,10 @@ pub struct Run {
 
     #[command(flatten)]
     adapters: AdapterArgs,
+
+    /// The same as PROMPT, as llama-cli has it
+    #[arg(short = 'p', long = "prompt", hide = true, value_name = "PROMPT", conflicts_with = "prompt")]
+    said: Option<String>,
 
     /// What to say; text that is piped in is added to it. Without either the conversation is interactive
     #[arg(index = 2)]
@@ -154,7 +163,7 @@ impl Run {
 
     /// What is said first; `None`: somebody sits there to say it.
     fn prompt(&self) -> anyhow::Result<Option<String>> {
-        let prompt = input::message(self.prompt.as_deref())?;
+        let prompt = input::message(self.prompt.as_deref().or(self.said.as_deref()))?;
         if prompt.is_some() {
             return Ok(prompt);
         }
@@ -179,12 +188,23 @@ impl Run {
             client: Client::new(url, self.api_key.clone(), self.ca_cert.as_deref())?,
             model: self.model.model.to_string(),
             system: self.system.clone(),
-            variables: self.template_var.iter().map(|given| variable(given)).collect::<Result<_, _>>()?,
+            variables: self.variables()?,
             sampling: self.sampling.clone(),
             grammar: self.grammar.read()?,
             interrupt: Interrupt::install()?,
             messages: Vec::new(),
         })
+    }
+
+    /// The variables of the template: those of `--think`, by the names that templates have for it, and those that are named.
+    fn variables(&self) -> anyhow::Result<Map<String, Value>> {
+        let thinks = self.think.as_deref().map(|word| json!(word != "false"));
+        let effort =
+            self.think.as_deref().filter(|word| !["true", "false"].contains(word)).map(|word| json!(word));
+        let of_think = [("enable_thinking", &thinks), ("thinking", &thinks), ("reasoning_effort", &effort)];
+        let of_think =
+            of_think.into_iter().filter_map(|(name, value)| Some(Ok((name.to_owned(), value.clone()?))));
+        of_think.chain(self.template_var.iter().map(|given| variable(given))).collect()
     }
 
     fn dialogue(&self, model: &Arc<Model>) -> anyhow::Result<Dialogue> {
@@ -203,20 +223,22 @@ impl Run {
             }
             None => {
                 anyhow::ensure!(
-                    self.system.is_none() && self.template_var.is_empty(),
-                    "{} has no chat template, so there is no place for a system message or a template variable; give one with --chat-template",
+                    self.system.is_none() && self.template_var.is_empty() && self.think.is_none(),
+                    "{} has no chat template, so there is no place for a system message or a template variable, such as --think; give one with --chat-template",
                     self.model.model
                 );
-                tell!(
-                    "note: {} is a base model: it continues your text and answers no questions",
-                    self.model.model
-                );
+                // Others are refused when they are loaded.
+                if model.spec().encoder.is_none() && model.embedding().is_err() {
+                    tell!(
+                        "note: {} is a base model: it continues your text and answers no questions",
+                        self.model.model
+                    );
+                }
                 return Ok(Dialogue::Plain { model: model.clone(), text: String::new() });
             }
         };
         conversation.set_system(self.system.as_deref());
-        for given in &self.template_var {
-            let (name, value) = variable(given)?;
+        for (name, value) in self.variables()? {
             conversation.set_variable(&name, value);
         }
         let shown = format.shown_tokens(model.need_tokenizer()?)?.into();

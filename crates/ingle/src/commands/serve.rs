@@ -340,6 +340,11 @@ impl Loader for Serve {
         })
     }
 
+    /// Until the server is ready, a failure ends it.
+    fn tells_of_failures(&self) -> bool {
+        !self.is_prepared.load(Ordering::Relaxed)
+    }
+
     fn open(&self, name: &str) -> Result<Model, LoadError> {
         self.look_into(name).map_err(|error| self.load_error(&error))
     }

@@ -233,10 +233,10 @@ impl Transcribe {
             interrupt.watch(Some(cancel.clone()));
             let done = self.transcribe(&mut transcriber, file, output.as_deref(), &options, &cancel);
             interrupt.watch(None);
-            let summary = done.with_context(|| file.display().to_string())?;
-            tracing::info!("{}: {}", file.display(), figures(&summary, begun.elapsed()));
+            let summary = done.with_context(|| shown(file))?;
+            tracing::info!("{}: {}", shown(file), figures(&summary, begun.elapsed()));
             if summary.cancelled {
-                bail!("{}: cancelled after {:.1} s of audio", file.display(), summary.seconds);
+                bail!("{}: cancelled after {:.1} s of audio", shown(file), summary.seconds);
             }
         }
         Ok(())
@@ -326,7 +326,7 @@ impl Transcribe {
         let summary = transcriber.transcribe(&mut features, options, cancel, &mut on_segment)?;
         writer.finish(&summary.language)?;
         if let Some(damage) = features.damage() {
-            tell!("note: {}: {damage}", file.display());
+            tell!("note: {}: {damage}", shown(file));
         }
         Ok(summary)
     }
@@ -346,6 +346,11 @@ impl FormatName {
 
 fn is_stdin(file: &Path) -> bool {
     file.as_os_str() == "-"
+}
+
+/// What messages call a file.
+fn shown(file: &Path) -> String {
+    if is_stdin(file) { "stdin".to_owned() } else { file.display().to_string() }
 }
 
 /// With `-v`, how far it has come after each segment.

@@ -32,6 +32,11 @@ where
                 }
                 _ => ApiError::new(ErrorKind::Invalid, rejection.body_text()),
             })?;
+        // Some programs of Windows begin texts with the mark of UTF-8, which JSON's readers may ignore.
+        let bytes = match bytes.starts_with(BYTE_ORDER_MARK) {
+            true => bytes.slice(BYTE_ORDER_MARK.len()..),
+            false => bytes,
+        };
         let is_small = bytes.len() <= SMALL;
         let read = move || limits::check(&bytes).and_then(|()| parse(&bytes));
         let found = match is_small {
@@ -41,6 +46,8 @@ where
         found.map(JsonBody)
     }
 }
+
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// A text, empty for `null`: clients that set no model say so.
 ///
@@ -63,15 +70,19 @@ const MAX_SEARCHED: usize = 16 << 10;
 const MAX_KEYS_SEARCHED: usize = 64;
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    // A list of values would be taken for those of the keys in turn.
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        return Err(ApiError::new(ErrorKind::Invalid, "the body is a list, expected an object"));
+    }
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let found = match serde_path_to_error::deserialize(&mut json) {
         Ok(found) => found,
         Err(error) => {
             return with_integers(bytes).unwrap_or(Err(error)).map_err(|error| {
-                let error = wrong(&error, "");
-                match wrong_key::<T>(bytes).filter(|_| error.param.is_none()) {
-                    Some(key) => ApiError::invalid(&key, format!("`{key}`: {}", error.message)),
-                    None => error,
+                let found = wrong(&error, "");
+                match wrong_key::<T>(bytes).filter(|_| found.param.is_none()) {
+                    Some(key) => about(&key, error.inner()),
+                    None => found,
                 }
             });
         }
@@ -128,16 +139,79 @@ fn wrong_key<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
 }
 
 fn wrong(error: &serde_path_to_error::Error<serde_json::Error>, prefix: &str) -> ApiError {
-    // Clients know nothing of the names of our structs.
-    let message = error.inner().to_string().replace("expected struct Body", "expected an object");
-    // Of these the path leads to the object, not to the key.
-    let named = |begin: &str| Some(message.strip_prefix(begin)?.split_once('`')?.0.to_owned());
-    let missing = named("missing field `").or_else(|| named("duplicate field `"));
-    let message = format!("the body is not as expected: {message}");
     match error.path().to_string().as_str() {
         // The second where the text is not JSON.
-        "." | "?" => ApiError { param: missing, ..ApiError::new(ErrorKind::Invalid, message) },
-        path => ApiError::invalid(format!("{prefix}{path}"), format!("`{prefix}{path}`: {message}")),
+        "." | "?" => about("", error.inner()),
+        path => about(&format!("{prefix}{path}"), error.inner()),
+    }
+}
+
+/// What is wrong with the value at this path, in JSON's words: clients know nothing of the types of a program in Rust. The body
+/// itself has an empty path.
+fn about(path: &str, error: &serde_json::Error) -> ApiError {
+    let whole = error.to_string();
+    if !error.is_data() {
+        let message = match (error.is_eof(), error.line(), error.column()) {
+            (true, 1, 0) => "the body is empty, expected a JSON object".to_owned(),
+            _ => format!("the body is not JSON: {whole}"),
+        };
+        return ApiError::new(ErrorKind::Invalid, message);
+    }
+    // A key says better where it is.
+    let message = whole.rsplit_once(" at line ").map_or(whole.as_str(), |(before, _)| before);
+    let quoted = |begin: &str| Some(message.strip_prefix(begin)?.split_once('`')?.0);
+    // Of these the path leads to the object, not to the key.
+    let joined = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+    if let Some(key) = quoted("missing field `") {
+        return ApiError::invalid(joined(key), format!("`{}` is missing", joined(key)));
+    }
+    if let Some(key) = quoted("duplicate field `") {
+        return ApiError::invalid(joined(key), format!("`{}` is there twice, expected it once", joined(key)));
+    }
+    let place = if path.is_empty() { "the body".to_owned() } else { format!("`{path}`") };
+    let (found, expected) = match message.rsplit_once(", expected ") {
+        Some((found, expected)) => (found, in_json(expected)),
+        None => ("", ""),
+    };
+    let value = ["invalid type: ", "invalid value: ", "unknown variant "]
+        .into_iter()
+        .find_map(|begin| found.strip_prefix(begin));
+    let message = match value {
+        Some(value) => format!("{place} is {}, expected {expected}", found_in_json(value)),
+        None if message.starts_with("expected ") => format!("{place}: {message}"),
+        None => format!("{place} is not as expected: {message}"),
+    };
+    match path {
+        "" => ApiError::new(ErrorKind::Invalid, message),
+        path => ApiError::invalid(path, message),
+    }
+}
+
+/// A type's name in JSON's words; what a type says of itself stays.
+fn in_json(expected: &str) -> &str {
+    match expected {
+        "f32" | "f64" => "a number",
+        "i64" => "an integer of 64 bits",
+        "i8" | "i16" | "i32" => "an integer",
+        "u8" | "u16" | "u32" | "u64" | "usize" => "an integer of at least 0",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        "a string" => "a text",
+        "a boolean" => "true or false",
+        other if other.starts_with("struct ") => "an object",
+        other => other,
+    }
+}
+
+/// A value that was found, as it is written in JSON.
+fn found_in_json(found: &str) -> &str {
+    let quoted =
+        ["integer `", "floating point `", "boolean `"].into_iter().find_map(|kind| found.strip_prefix(kind));
+    match (quoted, found) {
+        (Some(value), _) => value.trim_end_matches('`'),
+        (None, "sequence") => "a list",
+        (None, "map") => "an object",
+        (None, other) => other.strip_prefix("string ").unwrap_or(other),
     }
 }
 
@@ -160,6 +234,47 @@ mod tests {
     }
 
     #[test]
+    fn no_type_of_ours_is_named() {
+        #[derive(Debug, serde::Deserialize)]
+        #[allow(dead_code)]
+        struct Kinds {
+            integer: Option<i64>,
+            count: Option<usize>,
+            flag: Option<bool>,
+            text: Option<String>,
+            word: Option<Word>,
+            inner: Option<Body>,
+        }
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        enum Word {
+            Float,
+            Base64,
+        }
+        for (body, message) in [
+            (r#"{"integer":"7"}"#, "`integer` is \"7\", expected an integer of 64 bits"),
+            (
+                r#"{"integer":9223372036854775808}"#,
+                "`integer` is 9223372036854775808, expected an integer of 64 bits",
+            ),
+            (r#"{"count":-1}"#, "`count` is -1, expected an integer of at least 0"),
+            (r#"{"count":1.5}"#, "`count` is 1.5, expected an integer of at least 0"),
+            (r#"{"count":true}"#, "`count` is true, expected an integer of at least 0"),
+            (r#"{"flag":5}"#, "`flag` is 5, expected true or false"),
+            (r#"{"text":[]}"#, "`text` is a list, expected a text"),
+            (r#"{"text":{}}"#, "`text` is an object, expected a text"),
+            (r#"{"word":"x"}"#, "`word` is `x`, expected `float` or `base64`"),
+            (r#"{"inner":5}"#, "`inner` is 5, expected an object"),
+            (r#"{"inner":{"list":null}}"#, "`inner.list` is null, expected a list"),
+            (r#"{"inner":{}}"#, "`inner.list` is missing"),
+            ("[1]", "the body is a list, expected an object"),
+        ] {
+            let error = parse::<Kinds>(body.as_bytes()).unwrap_err();
+            assert_eq!(error.message, message, "{body}");
+        }
+    }
+
+    #[test]
     fn integers_may_be_written_as_fractions() {
         let found = parse::<Body>(br#"{"list":[1.0,2e0],"number":0.5}"#).unwrap();
         assert_eq!((found.list, found.more.number), (vec![1, 2], Some(0.5)));
@@ -174,7 +289,7 @@ mod tests {
         let body = format!("{{\"list\":[],{},\"number\":\"x\"}}", keys.join(","));
         let begun = std::time::Instant::now();
         let error = parse::<Body>(body.as_bytes()).unwrap_err();
-        assert!(error.param.is_none() && error.message.contains("invalid type"), "{}", error.message);
+        assert!(error.param.is_none() && error.message.ends_with("expected a number"), "{}", error.message);
         // Each key by itself took minutes.
         assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
     }
@@ -184,7 +299,7 @@ mod tests {
         assert!(parse::<Body>(br#"{"list":[1,2],"other":3}"#).is_ok());
         let error = parse::<Body>(br#"{"list":[1,"x"]}"#).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("list[1]"));
-        assert!(error.message.contains("invalid type: string \"x\""), "{}", error.message);
+        assert_eq!(error.message, "`list[1]` is \"x\", expected an integer of at least 0");
         assert_eq!(parse::<Body>(b"{").unwrap_err().kind, ErrorKind::Invalid);
         assert_eq!(parse::<Body>(b"{}").unwrap_err().param.as_deref(), Some("list"));
         let error = parse::<Body>(br#"{"list":[],"number":"x"}"#).unwrap_err();
@@ -194,7 +309,9 @@ mod tests {
         let error = parse::<Body>(br#"{"number":1,"list":[1],"number":2}"#).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("number"), "{}", error.message);
         let error = parse::<Body>(b"7").unwrap_err();
-        assert!(error.message.ends_with("expected an object at line 1 column 1"), "{}", error.message);
+        assert_eq!(error.message, "the body is 7, expected an object");
+        assert_eq!(parse::<Body>(b"").unwrap_err().message, "the body is empty, expected a JSON object");
+        assert_eq!(parse::<Body>(br#"{"number":1}"#).unwrap_err().message, "`list` is missing");
         assert!(parse::<Body>(b"{\"list\":[]} \n").is_ok());
         let error = parse::<Body>(br#"{"list":[]} x"#).unwrap_err();
         assert!(error.message.contains("expected its end"), "{}", error.message);

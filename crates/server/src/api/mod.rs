@@ -11,6 +11,7 @@ pub mod ollama;
 pub mod openai;
 pub mod openapi;
 pub mod operations;
+pub(crate) mod paths;
 pub mod rerank;
 pub mod routers;
 pub mod sampling;

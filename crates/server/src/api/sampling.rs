@@ -13,6 +13,20 @@ use crate::request::{GenerateOptions, KeepAlive};
 /// The bias of a token that is forbidden: far below every logit.
 pub(super) const FORBIDDEN: f32 = -1e9;
 
+/// A seed of 64 bits, as a number with a sign or without one.
+fn seed<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<i64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected an integer of 64 bits")]
+    enum Seed {
+        Signed(i64),
+        Unsigned(u64),
+    }
+    Ok(Option::deserialize(deserializer)?.map(|seed| match seed {
+        Seed::Signed(seed) => seed,
+        Seed::Unsigned(seed) => seed as i64,
+    }))
+}
+
 /// Flattened into the requests of several APIs. `null` is as if the key were not there.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct SamplingKeys {
@@ -25,6 +39,7 @@ pub struct SamplingKeys {
     #[serde(alias = "repetition_penalty")]
     repeat_penalty: Option<f32>,
     repeat_last_n: Option<i64>,
+    #[serde(default, deserialize_with = "seed")]
     seed: Option<i64>,
     /// An object of tokens' ids, or pairs of them and of a number or `false`.
     logit_bias: Option<Value>,

@@ -58,6 +58,11 @@ pub trait Loader: Send + Sync + 'static {
         Err(LoadError { message, does_not_fit: false })
     }
 
+    /// Whether whoever started the server is told of models that cannot be loaded, so that the log need not say it too.
+    fn tells_of_failures(&self) -> bool {
+        false
+    }
+
     /// Load models without the adapter of this name from now on.
     fn remove_adapter(&self, name: &str) {
         let _ = name;

@@ -19,7 +19,7 @@ const FILES_OF_MODELS: usize = 40;
 #[command(next_help_heading = "Access")]
 pub struct GateArgs {
     /// The address to listen at; one that other machines can reach needs --api-key or --insecure
-    #[arg(long, default_value = "127.0.0.1", value_name = "IP")]
+    #[arg(long, default_value = "127.0.0.1", value_name = "IP", value_parser = host)]
     host: IpAddr,
 
     /// The port to listen at; 0 takes a free one, which stderr names
@@ -67,6 +67,16 @@ pub struct GateArgs {
     /// The certificate's private key in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
+}
+
+/// `--host`: an address, or the one name that means the same everywhere.
+fn host(text: &str) -> Result<IpAddr, String> {
+    match text {
+        "localhost" => Ok(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)),
+        text => text
+            .parse()
+            .map_err(|_| "expected an IP address such as 127.0.0.1 or 0.0.0.0, or localhost".to_owned()),
+    }
 }
 
 impl GateArgs {

@@ -85,15 +85,10 @@ impl Serve {
 
     /// What a client means by a name: a model of the catalog or of the hub.
     fn reference(&self, name: &str) -> server::Result<hub::ModelRef> {
-        let hosts = ["hf.co/", "huggingface.co/", "https://huggingface.co/"];
         // Ollama's clients add `:latest` to names without a tag.
         let bare = name.strip_suffix(":latest").unwrap_or(name);
-        let text = match hosts.into_iter().find_map(|host| bare.strip_prefix(host)) {
-            Some(place) => format!("hf:{place}"),
-            None => bare.to_owned(),
-        };
         let told = |error| self.api_error(error);
-        match hub::ModelRef::parse_name(&text).map_err(told)? {
+        match hub::ModelRef::parse_name(bare).map_err(told)? {
             // What other programs have is the operator's to name.
             hub::ModelRef::Path(_) | hub::ModelRef::Store(_) => {
                 let message = format!(

@@ -122,7 +122,7 @@ fn asks_for_edits(keys: &Value) -> bool {
     keys["edits"].as_array().is_some_and(|edits| edits.iter().any(changes))
 }
 
-/// A tool as templates know it; `None`: one that only a server of Anthropic's could run.
+/// A tool as templates know it; `None`: one that only Anthropic's servers run, or only its models know.
 fn tool(index: usize, tool: &Value) -> Result<Option<Value>> {
     let at = format!("tools[{index}]");
     match &tool["type"] {
@@ -132,7 +132,7 @@ fn tool(index: usize, tool: &Value) -> Result<Option<Value>> {
             let found = client_tool(kind, tool);
             if found.is_none() {
                 tracing::warn!(
-                    "`{at}` is left out: a tool of type {kind:?} would run on a server of Anthropic's"
+                    "`{at}` is left out: a tool of type {kind:?} is one that only Anthropic's servers or models know"
                 );
             }
             return Ok(found);
@@ -173,6 +173,19 @@ fn client_tool(kind: &str, tool: &Value) -> Option<Value> {
                 "view_range": { "type": "array", "items": { "type": "integer" } },
             }),
             json!(["command", "path"]),
+        ),
+        "memory" => (
+            "memory",
+            "Views and edits files below /memories, which are kept between conversations. `view` and `delete` need a path, `create` \
+             file_text, `str_replace` old_str and new_str, `insert` insert_line and insert_text, `rename` old_path and new_path.",
+            json!({
+                "command": { "enum": ["view", "create", "str_replace", "insert", "delete", "rename"] },
+                "path": { "type": "string" }, "file_text": { "type": "string" }, "old_str": { "type": "string" },
+                "new_str": { "type": "string" }, "insert_line": { "type": "integer" },
+                "insert_text": { "type": "string" }, "old_path": { "type": "string" },
+                "new_path": { "type": "string" }, "view_range": { "type": "array", "items": { "type": "integer" } },
+            }),
+            json!(["command"]),
         ),
         _ => return None,
     };
@@ -292,7 +305,8 @@ mod tests {
             "tools": [
                 { "name": "f", "input_schema": { "type": "object" }, "cache_control": { "type": "ephemeral" } },
                 { "type": "web_search_20250305", "name": "web_search", "max_uses": 8 },
-                { "type": "bash_20250124", "name": "bash" },
+                { "type": "bash_20250124", "name": "bash" }, { "type": "memory_20250818", "name": "memory" },
+                { "type": "computer_20250124", "name": "computer" },
             ],
         }))
         .unwrap();
@@ -300,7 +314,7 @@ mod tests {
         assert_eq!(request.messages[2], json!({ "role": "system", "content": "b" }));
         let names: Vec<&str> =
             request.tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
-        assert_eq!(names, ["f", "bash"]);
+        assert_eq!(names, ["f", "bash", "memory"]);
         let user = json!([{ "role": "user", "content": "a" }]);
         for hosted in [
             json!({ "messages": user, "mcp_servers": [{ "type": "url" }] }),

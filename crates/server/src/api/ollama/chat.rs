@@ -60,7 +60,7 @@ pub(super) async fn create(
 /// Thinking cannot be asked of a model that does not know it.
 pub(super) fn check_thinking(thinking: Option<bool>, ready: &Ready) -> Result<()> {
     if thinking == Some(true) && !ready.reasons() {
-        let message = format!("`think` is true, and the model `{}` does not support thinking", ready.id());
+        let message = format!("`think` is set, and the model `{}` does not support thinking", ready.id());
         return Err(ApiError::invalid("think", message));
     }
     Ok(())

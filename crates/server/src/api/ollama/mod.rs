@@ -118,6 +118,6 @@ fn now() -> String {
 }
 
 /// As RFC 3339 has it; the beginning of Unix time for what it has no words for.
-fn time(at: SystemTime) -> String {
+pub(super) fn time(at: SystemTime) -> String {
     Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }

@@ -10,6 +10,7 @@ use crate::api::sampling::{SamplingKeys, keep_alive};
 use crate::effort::Effort;
 use crate::error::{ApiError, Result};
 use crate::request::{GenerateOptions, KeepAlive};
+use crate::warnings::warn;
 
 /// Keys beside the messages or the prompt.
 #[derive(Debug, Deserialize)]
@@ -59,7 +60,7 @@ impl Common {
 
     pub(super) fn read(&self) -> Result<Read> {
         if self.shift == Some(true) {
-            return Err(ApiError::unsupported("shift"));
+            warn("`shift` is ignored: an answer ends where the context is full");
         }
         let with_logprobs = self.logprobs.unwrap_or(false);
         if self.top_logprobs.is_some_and(|n| n > 0) && !with_logprobs {
@@ -198,6 +199,8 @@ mod tests {
             assert_eq!(read(json!({ "options": { "num_predict": n } })).unwrap().options.max_tokens, None);
         }
         assert_eq!(read(json!({ "think": false })).unwrap().thinking, Some(false));
+        // Ollama's default.
+        assert!(read(json!({ "shift": true })).is_ok());
         assert!(read(json!({ "format": "" })).unwrap().grammar.is_none());
     }
 
@@ -208,7 +211,6 @@ mod tests {
             (json!({ "think": "a lot" }), "think"),
             (json!({ "think": 1 }), "think"),
             (json!({ "keep_alive": "soon" }), "keep_alive"),
-            (json!({ "shift": true }), "shift"),
             (json!({ "top_logprobs": 3 }), "top_logprobs"),
             (json!({ "options": { "num_predict": "many" } }), "options.num_predict"),
             (json!({ "options": { "temperature": -1 } }), "temperature"),

@@ -46,7 +46,7 @@ pub(in crate::api) async fn create(
         truncate: body.truncate.unwrap_or(false),
         keep_alive: body.keep_alive.as_ref().map(keep_alive).transpose()?,
     };
-    let found = app.embed(request).await?;
+    let found = app.embed(request).await.map_err(|error| error.of_key("input"))?;
     let encoding = body.encoding_format.unwrap_or_default();
     let mut data = Vec::with_capacity(found.vectors.len());
     for (index, mut vector) in found.vectors.into_iter().enumerate() {

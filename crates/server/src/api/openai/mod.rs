@@ -13,12 +13,14 @@ mod tools;
 
 use axum::Json;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use axum::extract::{Extension, Path, State};
 use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::ollama::time;
 use crate::answer::{Finish, StopReason, TokenInfo, Usage};
 use crate::app::App;
 use crate::error::{ApiError, Result};
@@ -74,21 +76,33 @@ async fn models(State(app): State<App>) -> Json<Value> {
     let models = models.iter().map(|status| model_json(status, created));
     let adapters = app.adapters();
     let adapters = adapters.iter().map(|adapter| lora::adapter_json(adapter, created));
-    let data: Vec<Value> = models.chain(adapters).collect();
-    Json(json!({ "object": "list", "data": data }))
+    let data: Vec<Value> = models.chain(adapters).map(|model| also_anthropic(model, created)).collect();
+    let id = |model: Option<&Value>| model.map(|model| model["id"].clone());
+    Json(json!({
+        "object": "list", "data": data, "has_more": false, "first_id": id(data.first()), "last_id": id(data.last()),
+    }))
 }
 
 async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>> {
     if let Some(adapter) = app.adapters().iter().find(|adapter| adapter.name == id) {
-        return Ok(Json(lora::adapter_json(adapter, app.created())));
+        return Ok(Json(also_anthropic(lora::adapter_json(adapter, app.created()), app.created())));
     }
     let models = app.models();
     match models.iter().find(|status| status.id == id) {
-        Some(status) => Ok(Json(model_json(status, app.created()))),
+        Some(status) => Ok(Json(also_anthropic(model_json(status, app.created()), app.created()))),
         None => {
             Err(ApiError::no_model(&id, &models.iter().map(|status| status.id.clone()).collect::<Vec<_>>()))
         }
     }
+}
+
+/// A model in OpenAI's shape and in Anthropic's at once: both list models at this path, and each one's clients ignore the other's keys.
+fn also_anthropic(mut model: Value, created: u64) -> Value {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(created);
+    model["type"] = json!("model");
+    model["display_name"] = model["id"].clone();
+    model["created_at"] = json!(time(at));
+    model
 }
 
 fn model_json(status: &ModelStatus, created: u64) -> Value {
