@@ -43,6 +43,8 @@ struct Inner {
     /// Becomes true when running answers are to end.
     cut: watch::Sender<bool>,
     preparing: Preparing,
+    /// The same for grammars, which cannot be stopped while they are compiled: who has none waits for nobody's.
+    compiling: Preparing,
     handlers: Handlers,
 }
 
@@ -150,6 +152,7 @@ impl App {
             is_draining: AtomicBool::new(false),
             cut: watch::Sender::new(false),
             preparing: Preparing::new(),
+            compiling: Preparing::of_half(),
             handlers: Handlers::new(),
         }));
         if let Some(governor) = &app.0.governor {
@@ -370,7 +373,19 @@ impl App {
         request.check_choice()?;
         let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
         let model = lease.text()?.clone();
-        let prepared = self.0.preparing.run(move |work| prepare_chat(&model, &request, work)).await?;
+        let has_grammar = request.grammar.is_some() || !request.called_tools().is_empty();
+        let (of_model, of_request) = (model.clone(), request.clone());
+        let prepare = move |work: &_| {
+            let rendered = render(&of_model, &of_request, &of_request.messages, work)?;
+            match has_grammar {
+                true => Ok(Err(rendered)),
+                false => prepare_chat(&of_model, &of_request, rendered).map(Ok),
+            }
+        };
+        let prepared = match self.0.preparing.run(prepare).await? {
+            Ok(prepared) => prepared,
+            Err(rendered) => self.0.compiling.run(move |_| prepare_chat(&model, &request, rendered)).await?,
+        };
         self.start(caller, lease, prepared).await
     }
 
@@ -432,7 +447,7 @@ impl App {
         let triggers = options.triggers.clone();
         let constraint = match grammar {
             Some(grammar) => {
-                Some(self.0.preparing.run(move |_| constraint(&model, &grammar, triggers.as_deref())).await?)
+                Some(self.0.compiling.run(move |_| constraint(&model, &grammar, triggers.as_deref())).await?)
             }
             None => None,
         };
@@ -472,8 +487,9 @@ impl App {
         let TranscribeRequest { model, file, file_name, options, keep_alive } = request;
         let lease = self.0.models.get(&model, keep_alive).await?;
         lease.speech()?.check(&options)?;
-        let stream = self.0.preparing.run(move |_| open_recording(file, file_name)).await?;
-        Transcription::start(lease, stream, options, self.0.cut.subscribe())
+        let name = file_name.clone();
+        let stream = self.0.preparing.run(move |_| open_recording(file, name)).await?;
+        Transcription::start(lease, (stream, file_name), options, self.0.cut.subscribe())
     }
 
     /// Where work is done that grows with a request.
