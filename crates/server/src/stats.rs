@@ -1,6 +1,6 @@
 //! What a model's thread tells of itself: plain numbers that anybody may read at any time, without waiting for the engine.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Upper bounds of the histograms' buckets in seconds.
@@ -60,6 +60,8 @@ pub struct Pulse {
     longest: AtomicU64,
     /// How many times as many rows as [`Self::ROWS`] a step may have.
     times: AtomicU64,
+    /// A panic ended what it did, and ends the thread.
+    has_died: AtomicBool,
 }
 
 impl Default for Pulse {
@@ -69,6 +71,7 @@ impl Default for Pulse {
             since: AtomicU64::new(0),
             longest: AtomicU64::new(0),
             times: AtomicU64::new(1),
+            has_died: AtomicBool::new(false),
         }
     }
 }
@@ -100,6 +103,11 @@ impl Pulse {
         }
     }
 
+    /// Whether a panic has ended what the thread did. The thread ends as well, as soon as its memory is free.
+    pub(crate) fn has_died(&self) -> bool {
+        self.has_died.load(Ordering::Acquire)
+    }
+
     /// For how long the thread has been busy with one thing, if that is longer than it should be.
     pub fn stuck(&self) -> Option<Duration> {
         self.stuck_after(Self::STUCK)
@@ -124,6 +132,9 @@ pub(crate) struct Beat<'a>(&'a Pulse);
 
 impl Drop for Beat<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.has_died.store(true, Ordering::Release);
+        }
         let since = self.0.since.swap(0, Ordering::Relaxed);
         let took = (self.0.now() + 1).saturating_sub(since);
         self.0.longest.fetch_max(took, Ordering::Relaxed);
@@ -223,5 +234,13 @@ mod tests {
         let _beat = pulse.begin();
         std::thread::sleep(Duration::from_millis(40));
         assert_eq!(pulse.stuck_after(most), None);
+        // Nor what a panic has ended.
+        assert!(!pulse.has_died());
+        let panics = std::panic::AssertUnwindSafe(|| {
+            let _beat = pulse.begin();
+            std::panic::resume_unwind(Box::new("as asked"))
+        });
+        std::panic::catch_unwind(panics).unwrap_err();
+        assert!(pulse.has_died() && pulse.stuck_after(Duration::ZERO).is_none());
     }
 }
