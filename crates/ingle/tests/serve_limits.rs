@@ -261,6 +261,21 @@ impl ConcatMaps for [Map<String, Value>; 2] {
 }
 
 #[test]
+fn a_key_that_fills_the_queue_keeps_no_other_key_out() {
+    let server =
+        Server::start(&["--slots", "1", "--max-waiting", "4", "--api-key", "a-key", "--api-key", "b-key"]);
+    let ask = |key: &str, more: Value| server.open(CHAT, Some(key), &chat("Hi", more)).status().as_u16();
+    let many = chat("Hi", json!({ "n": 5, "max_tokens": 150, "ignore_eos": true, "stream": true }));
+    let response = server.open(CHAT, Some("a-key"), &many);
+    let mut stream = response.into_body().into_reader();
+    stream.read_exact(&mut [0; 64]).unwrap();
+    assert_eq!(ask("a-key", json!({ "max_tokens": 1 })), 429);
+    assert_eq!(ask("b-key", json!({ "max_tokens": 1 })), 200);
+    // As many alternatives as no answer should have.
+    assert_eq!(ask("b-key", json!({ "n": 30, "logprobs": true, "top_logprobs": 20 })), 400);
+}
+
+#[test]
 fn thousands_of_texts_to_embed_delay_a_single_one_by_a_part_and_end_with_their_client() {
     let server = Server::start(&["minilm:l6"]);
     let one = json!({ "model": "minilm:l6", "input": "a" });

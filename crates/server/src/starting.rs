@@ -13,6 +13,9 @@ use crate::models::{Facts, Lease, TextModel};
 use crate::request::{Caller, GenerateOptions};
 use crate::stream::Channel;
 
+/// Most alternatives that are told for each token of all choices. They take far more memory than the answers.
+const MAX_ALTERNATIVES: usize = 512;
+
 impl App {
     /// Queue a request for the engine.
     ///
@@ -40,10 +43,21 @@ impl App {
         if tokens.len() >= facts.n_ctx {
             return Err(ApiError::context_length(tokens.len(), facts.n_ctx));
         }
+        let n_alternatives = options.n.saturating_mul(options.logprobs.unwrap_or(0));
+        if n_alternatives > MAX_ALTERNATIVES {
+            let message = format!(
+                "`n` times `top_logprobs` is {n_alternatives}, expected at most {MAX_ALTERNATIVES}; ask for fewer of either"
+            );
+            return Err(ApiError::invalid("top_logprobs", message));
+        }
         // At once, without waiting for the engine.
         let (max_waiting, max_wait) = self.most_waiting();
         let n_free = facts.n_slots.saturating_sub(worker.stats.running.get() as usize);
-        if worker.n_waiting() + options.n > max_waiting + n_free {
+        // Tenants take turns: what others have waiting keeps nobody out of whom there is nothing yet.
+        let is_first = !worker.active().iter().any(|channel| channel.activity.tenant == caller.tenant);
+        let has_turn = is_first && max_waiting > 0 && options.n <= max_waiting + facts.n_slots;
+        let max_wait = if has_turn { Duration::MAX } else { max_wait };
+        if !has_turn && worker.n_waiting() + options.n > max_waiting + n_free {
             return Err(ApiError {
                 retry_after: Some(Duration::from_millis(worker.stats.predicted_wait_ms.get())),
                 ..ApiError::overloaded(worker.n_waiting(), max_waiting)

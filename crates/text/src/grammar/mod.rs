@@ -57,6 +57,16 @@ impl Grammar {
             false => Grammar::Lark(text),
         }
     }
+
+    /// Bytes of its texts.
+    pub fn n_bytes(&self) -> usize {
+        match self {
+            Grammar::JsonSchema(schema) => schema.to_string().len(),
+            Grammar::AnyJson => 0,
+            Grammar::Regex(text) | Grammar::Lark(text) | Grammar::Gbnf(text) => text.len(),
+            Grammar::Choice(texts) => texts.iter().map(String::len).sum(),
+        }
+    }
 }
 
 /// Makes matchers for one vocabulary. Cheap to clone.
@@ -109,12 +119,7 @@ impl GrammarCompiler {
 
     fn compile_here(&self, grammar: &Grammar) -> Result<Matcher> {
         let wrong = |what: String| Error::Grammar { what };
-        let size = match grammar {
-            Grammar::JsonSchema(schema) => schema.to_string().len(),
-            Grammar::AnyJson => 0,
-            Grammar::Regex(text) | Grammar::Lark(text) | Grammar::Gbnf(text) => text.len(),
-            Grammar::Choice(texts) => texts.iter().map(String::len).sum(),
-        };
+        let size = grammar.n_bytes();
         if size > MAX_GRAMMAR {
             return Err(wrong(format!("it has {size} bytes, expected at most {MAX_GRAMMAR}")));
         }
