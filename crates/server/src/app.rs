@@ -9,7 +9,7 @@ use text::{Gap, Grammar, Specials, Trigger};
 use tokio::sync::watch;
 
 use crate::answer::Answer;
-use crate::chat::{Prepared, prepare_chat, render};
+use crate::chat::{Prepared, render};
 use crate::details::ModelDetails;
 use crate::embedder;
 use crate::error::{ApiError, ErrorKind, Result};
@@ -372,20 +372,7 @@ impl App {
         let request = request.into();
         request.check_choice()?;
         let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
-        let model = lease.text()?.clone();
-        let has_grammar = request.grammar.is_some() || !request.called_tools().is_empty();
-        let (of_model, of_request) = (model.clone(), request.clone());
-        let prepare = move |work: &_| {
-            let rendered = render(&of_model, &of_request, &of_request.messages, work)?;
-            match has_grammar {
-                true => Ok(Err(rendered)),
-                false => prepare_chat(&of_model, &of_request, rendered).map(Ok),
-            }
-        };
-        let prepared = match self.0.preparing.run(prepare).await? {
-            Ok(prepared) => prepared,
-            Err(rendered) => self.0.compiling.run(move |_| prepare_chat(&model, &request, rendered)).await?,
-        };
+        let prepared = self.prepare(lease.text()?.clone(), request).await?;
         self.start(caller, lease, prepared).await
     }
 
@@ -495,6 +482,11 @@ impl App {
     /// Where work is done that grows with a request.
     pub(crate) fn preparing(&self) -> &Preparing {
         &self.0.preparing
+    }
+
+    /// Where grammars are compiled.
+    pub(crate) fn compiling(&self) -> &Preparing {
+        &self.0.compiling
     }
 
     /// Threads for handlers of large requests.

@@ -1,5 +1,6 @@
 //! From a prepared request to an answer that has begun.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{CancelFlag, Request, SamplingParams};
@@ -7,16 +8,36 @@ use text::{ShowSpecial, Stops};
 
 use crate::answer::Answer;
 use crate::app::App;
-use crate::chat::Prepared;
+use crate::chat::{Prepared, prepare_chat, render};
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::models::{Facts, Lease, TextModel};
-use crate::request::{Caller, GenerateOptions};
+use crate::request::{Caller, ChatRequest, GenerateOptions};
 use crate::stream::Channel;
 
 /// Most alternatives that are told for each token of all choices. They take far more memory than the answers.
 const MAX_ALTERNATIVES: usize = 512;
 
 impl App {
+    /// The prompt of a chat, and what holds and reads its answer.
+    ///
+    /// # Errors
+    /// The messages or options are wrong, or the prompt is too long.
+    pub(crate) async fn prepare(&self, model: TextModel, request: Arc<ChatRequest>) -> Result<Prepared> {
+        let has_grammar = request.grammar.is_some() || !request.called_tools().is_empty();
+        let (of_model, of_request) = (model.clone(), request.clone());
+        let prepare = move |work: &_| {
+            let rendered = render(&of_model, &of_request, &of_request.messages, work)?;
+            match has_grammar {
+                true => Ok(Err(rendered)),
+                false => prepare_chat(&of_model, &of_request, rendered).map(Ok),
+            }
+        };
+        match self.preparing().run(prepare).await? {
+            Ok(prepared) => Ok(prepared),
+            Err(rendered) => self.compiling().run(move |_| prepare_chat(&model, &request, rendered)).await,
+        }
+    }
+
     /// Queue a request for the engine.
     ///
     /// # Errors

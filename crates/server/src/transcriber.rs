@@ -224,7 +224,8 @@ fn transcribe(transcriber: &mut Transcriber, job: Job, stats: &Stats) -> Result<
     let Job { stream, file_name, options, cancel, events } = job;
     let stream = stream.ahead(file_name, MOST_DECODING)?;
     let features = AudioFeatures::new(stream, transcriber.n_features())?;
-    let mut features = Bounded { features, begun: Instant::now(), cancel: cancel.clone(), exceeded: None };
+    let mut features =
+        Bounded { features, begun: Instant::now(), cancel: cancel.clone(), stats, exceeded: None };
     let mut on_segment = |segment: Segment| {
         stats.tokens_generated.add(segment.tokens.len() as u64);
         // Nobody reads any more: the flag says so too.
@@ -233,6 +234,10 @@ fn transcribe(transcriber: &mut Transcriber, job: Job, stats: &Stats) -> Result<
     let summary = transcriber.transcribe(&mut features, &options, &cancel, &mut on_segment);
     if let Some(error) = features.exceeded {
         return Err(error);
+    }
+    if cancel.is_cancelled() {
+        // Nobody waits for it.
+        return Ok(Heard::default());
     }
     let (summary, features) = (summary?, features.features);
     if let Some(damage) = features.damage() {
@@ -267,14 +272,15 @@ const MOST_TIME: Duration = Duration::from_secs(3600);
 const MOST_DECODING: Duration = Duration::from_secs(20);
 
 /// The sound of a recording, as far as one request may ask for it: its header need not say how long it is.
-struct Bounded {
+struct Bounded<'a> {
     features: AudioFeatures,
     begun: Instant,
     cancel: CancelFlag,
+    stats: &'a Stats,
     exceeded: Option<ApiError>,
 }
 
-impl Features for Bounded {
+impl Features for Bounded<'_> {
     fn n_features(&self) -> usize {
         self.features.n_features()
     }
@@ -283,6 +289,8 @@ impl Features for Bounded {
         if self.cancel.is_cancelled() {
             return Err(speech::Error::Cancelled);
         }
+        // Windows of silence have no steps.
+        self.stats.pulse.again();
         let n = self.features.read(start, out)?;
         let seconds = self.features.seconds();
         self.exceeded = if seconds > MAX_SECONDS_OF_SPEECH as f64 {
