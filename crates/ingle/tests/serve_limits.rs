@@ -198,8 +198,14 @@ fn requests_that_once_stopped_a_server_are_refused_by_their_keys() {
         ("logit_bias", json!({ "logit_bias": biases, "n": 128 })),
         ("stop", json!({ "stop": strings(150_000), "n": 128 })),
         ("stop", json!({ "stop": "x".repeat(2000) })),
-        ("one string has 300 patterns", json!({ "json_schema": patterns(300, |i| format!("^.*x.{{{i}}}$")) })),
-        ("one string has 24 patterns", json!({ "json_schema": patterns(24, |i| format!("^.*x.{{0,{i}}}$")) })),
+        (
+            "one string has 300 patterns",
+            json!({ "json_schema": patterns(300, |i| format!("^.*x.{{{i}}}$")) }),
+        ),
+        (
+            "one string has 24 patterns",
+            json!({ "json_schema": patterns(24, |i| format!("^.*x.{{0,{i}}}$")) }),
+        ),
         ("&", json!({ "guided_grammar": format!("start: A\nA: {}", vec!["/.*x.{0,20}/"; 24].join(" & ")) })),
         ("guided_regex", json!({ "guided_regex": "a".repeat(70_000) })),
         ("repetitions", json!({ "guided_regex": "a?".repeat(30_000) })),

@@ -372,7 +372,7 @@ impl App {
         let request = request.into();
         request.check_choice()?;
         let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
-        let prepared = self.prepare(lease.text()?.clone(), request).await?;
+        let prepared = self.prepare_answer(lease.text()?.clone(), request).await?;
         self.start(caller, lease, prepared).await
     }
 

@@ -22,7 +22,11 @@ impl App {
     ///
     /// # Errors
     /// The messages or options are wrong, or the prompt is too long.
-    pub(crate) async fn prepare(&self, model: TextModel, request: Arc<ChatRequest>) -> Result<Prepared> {
+    pub(crate) async fn prepare_answer(
+        &self,
+        model: TextModel,
+        request: Arc<ChatRequest>,
+    ) -> Result<Prepared> {
         let has_grammar = request.grammar.is_some() || !request.called_tools().is_empty();
         let (of_model, of_request) = (model.clone(), request.clone());
         let prepare = move |work: &_| {
