@@ -91,6 +91,16 @@ pub enum Error {
         /// What the demuxer or the decoder said.
         reason: String,
     },
+    /// A second of sound did not come in time.
+    #[error("{name}: decoding the second after {seconds:.0} s of sound takes over {most} s, expected less")]
+    Slow {
+        /// The file.
+        name: String,
+        /// How much audio had been decoded.
+        seconds: f64,
+        /// How long was waited, in seconds.
+        most: u64,
+    },
     /// The resampler refused its parameters or its buffers.
     #[error("resampling from {from} Hz: {reason}")]
     Resample {

@@ -24,6 +24,7 @@
 //! Absent on purpose: models, devices, playback, encoding.
 #![deny(missing_docs)]
 
+mod ahead;
 mod container;
 mod decode;
 mod error;
@@ -32,6 +33,7 @@ mod mel_stream;
 mod resample;
 mod stream;
 
+pub use ahead::{Ahead, Blocks};
 pub use decode::{Damage, SourceInfo};
 pub use error::{Error, Result};
 pub use mel::{HOP_LENGTH, MelSpectrogram, N_FFT, WINDOW_FRAMES, WINDOW_SAMPLES};

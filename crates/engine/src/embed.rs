@@ -41,6 +41,8 @@ pub struct Embedder {
     kv: KvCache,
     buffers: StepBuffers,
     turns: Option<Arc<Turns>>,
+    /// Told before each step.
+    on_step: Option<Box<dyn FnMut() + Send>>,
     weight_files: WeightFiles,
     /// What the governor knows of it: its memory is fixed.
     _account: Option<Arc<Account>>,
@@ -106,6 +108,7 @@ impl Embedder {
             kv: KvCache::new(&plan.kv, &limits),
             buffers: StepBuffers::new(&limits, 0, 1),
             turns: options.turns.clone(),
+            on_step: None,
             spec: EmbeddingSpec { max_tokens: limits.n_ctx, ..spec },
             program,
             plan,
@@ -163,6 +166,16 @@ impl Embedder {
     /// As [`TextEncoder::tokenize_pair`].
     pub fn tokenize_pair(&self, query: &str, document: &str) -> Result<Vec<u32>> {
         self.encoder().tokenize_pair(query, document)
+    }
+
+    /// Have `on_step` called before each step of the device: whoever watches it sees that it goes on.
+    pub fn set_on_step(&mut self, on_step: Box<dyn FnMut() + Send>) {
+        self.on_step = Some(on_step);
+    }
+
+    /// Rows of the longest step.
+    pub fn max_rows(&self) -> usize {
+        self.limits.max_rows
     }
 
     /// What makes tokens of texts, for other threads.
@@ -245,6 +258,9 @@ impl Embedder {
             self.kv.reserve(slot, 0, tokens.len(), self.program.as_mut())?;
             let n_rows = if self.spec.pools { 1 } else { tokens.len() };
             self.buffers.push(slot, 0, tokens, OutputRows::Last(n_rows), Want::LOGITS);
+        }
+        if let Some(on_step) = &mut self.on_step {
+            on_step();
         }
         let _turn = self.turns.as_ref().map(|turns| turns.take());
         let ran = self.program.run(&self.buffers.step(&self.kv, device::Masks::default(), None));

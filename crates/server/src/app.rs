@@ -9,7 +9,7 @@ use text::{Gap, Grammar, Specials, Trigger};
 use tokio::sync::watch;
 
 use crate::answer::Answer;
-use crate::chat::{Prepared, prepare_chat, render};
+use crate::chat::{Prepared, render};
 use crate::details::ModelDetails;
 use crate::embedder;
 use crate::error::{ApiError, ErrorKind, Result};
@@ -43,6 +43,8 @@ struct Inner {
     /// Becomes true when running answers are to end.
     cut: watch::Sender<bool>,
     preparing: Preparing,
+    /// The same for grammars, which cannot be stopped while they are compiled: who has none waits for nobody's.
+    compiling: Preparing,
     handlers: Handlers,
 }
 
@@ -150,6 +152,7 @@ impl App {
             is_draining: AtomicBool::new(false),
             cut: watch::Sender::new(false),
             preparing: Preparing::new(),
+            compiling: Preparing::of_half(),
             handlers: Handlers::new(),
         }));
         if let Some(governor) = &app.0.governor {
@@ -369,8 +372,7 @@ impl App {
         let request = request.into();
         request.check_choice()?;
         let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
-        let model = lease.text()?.clone();
-        let prepared = self.0.preparing.run(move |work| prepare_chat(&model, &request, work)).await?;
+        let prepared = self.prepare_answer(lease.text()?.clone(), request).await?;
         self.start(caller, lease, prepared).await
     }
 
@@ -432,7 +434,7 @@ impl App {
         let triggers = options.triggers.clone();
         let constraint = match grammar {
             Some(grammar) => {
-                Some(self.0.preparing.run(move |_| constraint(&model, &grammar, triggers.as_deref())).await?)
+                Some(self.0.compiling.run(move |_| constraint(&model, &grammar, triggers.as_deref())).await?)
             }
             None => None,
         };
@@ -466,13 +468,19 @@ impl App {
         let TranscribeRequest { model, file, file_name, options, keep_alive } = request;
         let lease = self.0.models.get(&model, keep_alive).await?;
         lease.speech()?.check(&options)?;
-        let stream = self.0.preparing.run(move |_| open_recording(file, file_name)).await?;
-        Transcription::start(lease, stream, options, self.0.cut.subscribe())
+        let name = file_name.clone();
+        let stream = self.0.preparing.run(move |_| open_recording(file, name)).await?;
+        Transcription::start(lease, (stream, file_name), options, self.0.cut.subscribe())
     }
 
     /// Where work is done that grows with a request.
     pub(crate) fn preparing(&self) -> &Preparing {
         &self.0.preparing
+    }
+
+    /// Where grammars are compiled.
+    pub(crate) fn compiling(&self) -> &Preparing {
+        &self.0.compiling
     }
 
     /// Threads for handlers of large requests.

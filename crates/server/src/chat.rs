@@ -29,12 +29,14 @@ pub(crate) struct Prepared {
     pub(crate) options: GenerateOptions,
 }
 
-/// The prompt of a chat, what holds its answer, and what reads it.
-pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, work: &Work) -> Result<Prepared> {
+/// What holds the answer to a prompt of a chat, and what reads it.
+///
+/// # Errors
+/// A grammar is not valid, or cannot be enforced.
+pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, rendered: Rendered) -> Result<Prepared> {
     let facts = &model.facts;
     let template = model.template()?;
-    let Rendered { text: prompt, tokens, images } = render(model, request, &request.messages, work)?;
-    work.goes_on()?;
+    let Rendered { text: prompt, tokens, images } = rendered;
     let format = match request.raw_reasoning {
         true => template.format.without_reasoning(),
         false => template.format,

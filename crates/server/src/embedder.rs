@@ -1,6 +1,9 @@
 //! A model that turns texts into vectors, on a thread of its own.
 //!
-//! Requests that wait together are computed together, whole requests at a time, in order of arrival. Texts have become tokens before.
+//! Requests are computed together, each a part at a time: one with thousands of texts delays one with a single text by a part of it.
+//! Texts have become tokens before.
+
+use std::sync::Arc;
 
 use engine::{Embedder, Embeddings, TextEncoder};
 use tokio::sync::oneshot;
@@ -11,8 +14,11 @@ use crate::queue::{Receiver, Running, Sender, died};
 use crate::request::Prompt;
 use crate::stats::Stats;
 
-/// Tokens of requests that are computed together; one request may have more.
-const MAX_TOKENS: usize = 16 << 10;
+/// Tokens that are computed together; a text may have more.
+const MAX_TOKENS: usize = 4 << 10;
+
+/// Requests that are computed together.
+const MAX_OPEN: usize = 64;
 
 /// Texts to embed.
 pub(crate) struct Job {
@@ -39,22 +45,103 @@ impl EmbedderWorker {
     }
 }
 
-/// Do jobs until nobody can send any more.
-pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<Job>, stats: &Stats) {
-    // What was taken from the queue and did not fit.
-    let mut next = None;
-    while let Some(first) = next.take().or_else(|| jobs.recv()) {
-        let mut batch = Vec::new();
+/// A request that is being computed.
+struct Open {
+    inputs: Vec<Vec<u32>>,
+    /// Of the inputs so far.
+    vectors: Vec<Vec<f32>>,
+    failed: Option<ApiError>,
+    done: oneshot::Sender<Result<Embeddings>>,
+    running: Running,
+}
+
+impl Open {
+    fn new((Job { inputs, done }, running): (Job, Running)) -> Open {
+        Open { inputs, vectors: Vec::new(), failed: None, done, running }
+    }
+
+    /// The next inputs: of at most so many tokens, but one at least.
+    fn next(&self, most: usize) -> &[Vec<u32>] {
+        let rest = self.inputs.get(self.vectors.len()..).unwrap_or_default();
         let mut n_tokens = 0;
-        let mut job = Some(first);
-        while let Some((taken, running)) = job {
-            n_tokens += taken.inputs.iter().map(Vec::len).sum::<usize>();
-            batch.push((taken.inputs, taken.done, running));
-            job = if n_tokens < MAX_TOKENS { jobs.try_recv() } else { None };
+        let fits = |tokens: &&Vec<u32>| {
+            n_tokens += tokens.len();
+            n_tokens <= most
+        };
+        let n = rest.iter().take_while(fits).count().max(1).min(rest.len());
+        &rest[..n]
+    }
+
+    fn goes_on(&self) -> bool {
+        self.failed.is_none() && self.vectors.len() < self.inputs.len()
+    }
+
+    fn end(self) {
+        let Open { inputs, vectors, failed, done, running } = self;
+        // Whoever has the answer may ask again at once.
+        drop(running);
+        let n_tokens = inputs.iter().map(Vec::len).sum();
+        let found = Embeddings { vectors, n_tokens, truncated: Vec::new() };
+        // Whoever waited may have gone.
+        drop(done.send(failed.map_or(Ok(found), Err)));
+    }
+}
+
+/// Do jobs until nobody can send any more.
+pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<Job>, stats: &Arc<Stats>) {
+    let of_steps = stats.clone();
+    embedder.set_on_step(Box::new(move || of_steps.pulse.again()));
+    stats.pulse.expect_rows(embedder.max_rows());
+    let mut open: Vec<Open> = Vec::new();
+    loop {
+        if open.is_empty() {
+            let Some(job) = jobs.recv() else { return };
+            open.push(Open::new(job));
         }
-        stats.tokens_computed.add(n_tokens as u64);
-        compute(&mut embedder, batch);
-        next = jobs.try_recv();
+        while open.len() < MAX_OPEN
+            && let Some(job) = jobs.try_recv()
+        {
+            open.push(Open::new(job));
+        }
+        // Those whose clients have hung up.
+        open.retain(|job| !job.done.is_closed());
+        if !open.is_empty() {
+            let _beat = stats.pulse.begin();
+            compute(&mut embedder, &mut open, stats);
+        }
+        let (unfinished, finished) = open.into_iter().partition(Open::goes_on);
+        open = unfinished;
+        finished.into_iter().for_each(Open::end);
+    }
+}
+
+/// Compute the next part of each job, all together; if that fails, each by itself, so that one cannot spoil another.
+fn compute(embedder: &mut Embedder, open: &mut [Open], stats: &Stats) {
+    let share = MAX_TOKENS / open.len().max(1);
+    let parts: Vec<&[Vec<u32>]> = open.iter().map(|job| job.next(share)).collect();
+    let all: Vec<&[u32]> = parts.iter().flat_map(|part| part.iter().map(Vec::as_slice)).collect();
+    stats.tokens_computed.add(all.iter().map(|tokens| tokens.len() as u64).sum());
+    let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+    match embedder.embed_tokens(&all) {
+        Ok(together) => {
+            let mut vectors = together.vectors.into_iter();
+            for (job, n) in open.iter_mut().zip(lengths) {
+                job.vectors.extend(vectors.by_ref().take(n));
+            }
+            stats.failing.set(0);
+        }
+        Err(_) => {
+            for job in open.iter_mut() {
+                match embedder.embed_tokens(job.next(share)) {
+                    Ok(part) => job.vectors.extend(part.vectors),
+                    Err(error) => job.failed = Some(error.into()),
+                }
+            }
+            // What a client sends is no failure of the device.
+            let is_ours =
+                |job: &Open| job.failed.as_ref().is_some_and(|error| error.kind == ErrorKind::Internal);
+            stats.failing.add(u64::from(open.iter().any(is_ours)));
+        }
     }
 }
 
@@ -109,28 +196,4 @@ pub(crate) fn encode(
 /// A text without what lies after so many bytes: all of its tokens that count are before.
 fn beginning(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
-}
-
-/// The tokens of a job's inputs, who waits for their vectors, and the mark that they are computed.
-type Tokenized = (Vec<Vec<u32>>, oneshot::Sender<Result<Embeddings>>, Running);
-
-/// Compute several jobs together; if that fails, each by itself, so that one cannot spoil another.
-fn compute(embedder: &mut Embedder, batch: Vec<Tokenized>) {
-    let all: Vec<&[u32]> = batch.iter().flat_map(|(tokens, ..)| tokens.iter().map(Vec::as_slice)).collect();
-    let Ok(together) = embedder.embed_tokens(&all) else {
-        for (tokens, done, running) in batch {
-            let found = embedder.embed_tokens(&tokens).map_err(ApiError::from);
-            drop(running);
-            drop(done.send(found));
-        }
-        return;
-    };
-    let mut vectors = together.vectors.into_iter();
-    for (tokens, done, running) in batch {
-        // Whoever has the answer may ask again at once.
-        drop(running);
-        let n_tokens = tokens.iter().map(Vec::len).sum();
-        let vectors = vectors.by_ref().take(tokens.len()).collect();
-        drop(done.send(Ok(Embeddings { vectors, n_tokens, truncated: Vec::new() })));
-    }
 }

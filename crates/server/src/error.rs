@@ -106,15 +106,35 @@ pub struct ApiError {
     pub too_long: Option<(usize, usize)>,
 }
 
+/// Most bytes of a message, which may repeat what the client sent.
+const MAX_MESSAGE: usize = 2000;
+
+/// A text without its middle, if it is longer than a message may be.
+fn shortened(text: String) -> String {
+    if text.len() <= MAX_MESSAGE {
+        return text;
+    }
+    let begin = text.floor_char_boundary(MAX_MESSAGE / 2);
+    let end = text.ceil_char_boundary(text.len() - MAX_MESSAGE / 2);
+    format!("{} … {}", &text[..begin], &text[end..])
+}
+
 impl ApiError {
     /// An error of this kind.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> ApiError {
-        ApiError { kind, message: message.into(), param: None, code: None, retry_after: None, too_long: None }
+        ApiError {
+            kind,
+            message: shortened(message.into()),
+            param: None,
+            code: None,
+            retry_after: None,
+            too_long: None,
+        }
     }
 
     /// The value of a key is wrong.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> ApiError {
-        ApiError { param: Some(param.into()), ..ApiError::new(ErrorKind::Invalid, message) }
+        ApiError { param: Some(shortened(param.into())), ..ApiError::new(ErrorKind::Invalid, message) }
     }
 
     /// The same about this key, where the request is wrong and nothing says which of its keys is.
@@ -290,5 +310,14 @@ mod tests {
     fn clients_are_not_told_where_files_are() {
         let error = ApiError::from(engine::Error::NoEmbeddings { file: "/home/a/b.gguf".into() });
         assert!(error.message.starts_with("b.gguf: "), "{}", error.message);
+    }
+
+    #[test]
+    fn a_message_does_not_repeat_all_that_a_client_sent() {
+        let error =
+            ApiError::invalid("é".repeat(5000), format!("found {}, expected a number", "é".repeat(1 << 20)));
+        assert!(error.message.len() < MAX_MESSAGE + 10 && error.param.unwrap().len() < MAX_MESSAGE + 10);
+        assert!(error.message.starts_with("found é") && error.message.ends_with("é, expected a number"));
+        assert_eq!(ApiError::internal("short").message, "short");
     }
 }

@@ -1,5 +1,5 @@
-//! Threads for the handlers of large requests, so that those of HTTP stay free for everybody else: reading, translating and answering
-//! such a request takes time that grows with it.
+//! Threads for the handlers of requests that are large or may have large answers, so that those of HTTP stay free for everybody else:
+//! reading, translating and answering them takes time that grows.
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, header};
@@ -51,24 +51,6 @@ impl Drop for Abort {
     }
 }
 
-/// Answers of these paths grow with the entries of a request, which may be small ones.
-const LONG_ANSWERS: [&str; 13] = [
-    "/v1/embeddings",
-    "/embeddings",
-    "/embedding",
-    "/v1/rerank",
-    "/api/embed",
-    "/api/embeddings",
-    "/tokenize",
-    "/detokenize",
-    "/v1/completions",
-    "/completions",
-    "/completion",
-    // They may go on from a conversation that is kept.
-    "/v1/responses",
-    "/responses",
-];
-
 /// Whether the body is large, or may be: nobody knows before it has come.
 fn is_large(headers: &HeaderMap) -> bool {
     let length =
@@ -81,8 +63,8 @@ fn is_large(headers: &HeaderMap) -> bool {
 
 /// The layer that moves handlers of large requests.
 pub(crate) async fn layer(State(app): State<App>, request: Request, next: Next) -> Response {
-    let is_post = request.method() == Method::POST;
-    let moves = is_large(request.headers()) || (is_post && LONG_ANSWERS.contains(&request.uri().path()));
+    // A small request may ask for a large answer.
+    let moves = is_large(request.headers()) || request.method() == Method::POST;
     let Some(runtime) = app.handlers().0.as_ref().filter(|_| moves) else { return next.run(request).await };
     let task = runtime.spawn(on_behalf_of(who(), next.run(request)));
     let _abort = Abort(task.abort_handle());

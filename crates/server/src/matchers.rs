@@ -4,15 +4,50 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
-use text::{Grammar, Matcher};
+use text::{Grammar, Matcher, Trigger};
 
 use crate::error::Result;
 
 /// Most grammars that are kept of a tenant.
 const MAX_KEPT: usize = 64;
 
+/// Most bytes that those were made of, but for the one that was used last. What is made of them may take a thousand times as many.
+const MAX_BYTES: usize = 256 << 10;
+
+/// What something was made of.
+pub(crate) trait Source: Clone + PartialEq {
+    /// Bytes of its texts.
+    fn size(&self) -> usize;
+}
+
+impl Source for Grammar {
+    fn size(&self) -> usize {
+        self.n_bytes()
+    }
+}
+
+impl Source for Vec<Trigger> {
+    fn size(&self) -> usize {
+        // The table of limits bounds them.
+        0
+    }
+}
+
+impl Source for Vec<String> {
+    fn size(&self) -> usize {
+        self.iter().map(String::len).sum()
+    }
+}
+
+/// Something that was made, and what of.
+struct Kept<K, T> {
+    key: K,
+    n_bytes: usize,
+    made: T,
+}
+
 /// By tenant; by what they were made of, the one that was used last first.
-pub(crate) struct Matchers<K = Grammar, T = Matcher>(Mutex<HashMap<u64, VecDeque<(K, T)>>>);
+pub(crate) struct Matchers<K = Grammar, T = Matcher>(Mutex<HashMap<u64, VecDeque<Kept<K, T>>>>);
 
 impl<K, T> Default for Matchers<K, T> {
     fn default() -> Matchers<K, T> {
@@ -20,7 +55,7 @@ impl<K, T> Default for Matchers<K, T> {
     }
 }
 
-impl<K: Clone + PartialEq, T: Clone> Matchers<K, T> {
+impl<K: Source, T: Clone> Matchers<K, T> {
     /// What was made of this; made now if it is not here. Nobody waits while one is made.
     ///
     /// # Errors
@@ -32,19 +67,22 @@ impl<K: Clone + PartialEq, T: Clone> Matchers<K, T> {
         let made = make()?;
         let mut tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = tenants.entry(tenant).or_default();
-        kept.push_front((key.clone(), made.clone()));
+        kept.push_front(Kept { key: key.clone(), n_bytes: key.size(), made: made.clone() });
         kept.truncate(MAX_KEPT);
+        while kept.len() > 1 && kept.iter().map(|one| one.n_bytes).sum::<usize>() > MAX_BYTES {
+            kept.pop_back();
+        }
         Ok(made)
     }
 
     fn find(&self, tenant: u64, key: &K) -> Option<T> {
         let mut tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = tenants.get_mut(&tenant)?;
-        let at = kept.iter().position(|(other, _)| other == key)?;
+        let at = kept.iter().position(|one| one.key == *key)?;
         let found = kept.remove(at)?;
-        let matcher = found.1.clone();
+        let made = found.made.clone();
         kept.push_front(found);
-        Some(matcher)
+        Some(made)
     }
 }
 
@@ -71,6 +109,12 @@ mod tests {
         }
         assert_eq!(get("a".into()), 1);
         assert_eq!(get("b".into()), 2 + MAX_KEPT);
+        // So do those that large ones leave no room for.
+        let large = |n: usize| n.to_string().repeat(MAX_BYTES / 2);
+        let first = get(large(1));
+        assert_eq!((get(large(1)), get("a".into())), (first, 1));
+        get(large(2));
+        assert_eq!((get("a".into()), get(large(1))), (1, first + 2));
         // What is wrong is not kept.
         let wrong = || matchers.get(1, &Grammar::Regex("(".into()), || Err(ApiError::internal("no")));
         assert!(wrong().is_err() && wrong().is_err());

@@ -52,6 +52,14 @@ impl Model {
         }
     }
 
+    fn stats(&self) -> &Stats {
+        match self {
+            Model::Text(model) => &model.worker.stats,
+            Model::Embedder(model) => &model.stats,
+            Model::Speech(model) => &model.stats,
+        }
+    }
+
     fn kind(&self) -> Kind {
         match self {
             Model::Text(model) if model.facts.template.is_some() => Kind::Chat,
@@ -326,9 +334,12 @@ impl Models {
             *loaded = None;
             entry.shown.lock().unwrap_or_else(PoisonError::into_inner).model = None;
         }
-        // A thread that panicked has ended although it has handles.
-        if loaded.is_some() && entry.has_ended() {
+        // A thread that panicked ends although it has handles.
+        if loaded.as_ref().is_some_and(|model| model.stats().pulse.has_died() || entry.has_ended()) {
             *loaded = None;
+            entry.shown.lock().unwrap_or_else(PoisonError::into_inner).model = None;
+            let ended = entry.ended.lock().unwrap_or_else(PoisonError::into_inner).take();
+            wait_for_memory(ended).await?;
         }
         let model = match &*loaded {
             Some(model) => model.clone(),
@@ -372,12 +383,7 @@ impl Models {
                 }
                 Err(error) if error.kind == ErrorKind::Unavailable => {
                     let Some(ended) = self.unload_one(Some(entry)) else { return Err(error) };
-                    blocking(move || {
-                        // It is disconnected, or the time is over: then the load says what is missing.
-                        let _ = ended.recv_timeout(UNLOAD_TIME);
-                        Ok(())
-                    })
-                    .await?;
+                    wait_for_memory(Some(ended)).await?;
                 }
                 Err(error) => return Err(error),
             }
@@ -467,6 +473,17 @@ impl Models {
         };
         self.entries().iter().filter_map(model).collect()
     }
+}
+
+/// Wait for the end of a thread whose model was unloaded.
+async fn wait_for_memory(ended: Option<Ended>) -> Result<()> {
+    let Some(ended) = ended else { return Ok(()) };
+    blocking(move || {
+        // It is disconnected, or the time is over: then the load says what is missing.
+        let _ = ended.recv_timeout(UNLOAD_TIME);
+        Ok(())
+    })
+    .await
 }
 
 /// Load on a new thread and stay there. The thread ends, and its memory is free, when all handles are gone and all answers

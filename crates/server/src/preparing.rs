@@ -96,6 +96,10 @@ fn overloaded() -> ApiError {
     }
 }
 
+fn n_processors() -> usize {
+    std::thread::available_parallelism().map_or(2, NonZero::get).max(2)
+}
+
 /// Tells the work that nobody waits for it.
 struct Unwanted(Arc<AtomicBool>);
 
@@ -108,7 +112,12 @@ impl Drop for Unwanted {
 impl Preparing {
     /// As many threads as there are processors, two at least: one long piece of work does not keep all others waiting.
     pub(crate) fn new() -> Preparing {
-        Preparing::with(std::thread::available_parallelism().map_or(2, NonZero::get).max(2))
+        Preparing::with(n_processors())
+    }
+
+    /// Half as many.
+    pub(crate) fn of_half() -> Preparing {
+        Preparing::with(n_processors().div_ceil(2))
     }
 
     fn with(n_threads: usize) -> Preparing {

@@ -1,5 +1,6 @@
 //! From a prepared request to an answer that has begun.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{CancelFlag, Request, SamplingParams};
@@ -7,13 +8,40 @@ use text::{ShowSpecial, Stops};
 
 use crate::answer::Answer;
 use crate::app::App;
-use crate::chat::Prepared;
-use crate::error::{ApiError, Result};
+use crate::chat::{Prepared, prepare_chat, render};
+use crate::error::{ApiError, ErrorKind, Result};
 use crate::models::{Facts, Lease, TextModel};
-use crate::request::{Caller, GenerateOptions};
+use crate::request::{Caller, ChatRequest, GenerateOptions};
 use crate::stream::Channel;
 
+/// Most alternatives that are told for each token of all choices. They take far more memory than the answers.
+const MAX_ALTERNATIVES: usize = 512;
+
 impl App {
+    /// The prompt of a chat, and what holds and reads its answer.
+    ///
+    /// # Errors
+    /// The messages or options are wrong, or the prompt is too long.
+    pub(crate) async fn prepare_answer(
+        &self,
+        model: TextModel,
+        request: Arc<ChatRequest>,
+    ) -> Result<Prepared> {
+        let has_grammar = request.grammar.is_some() || !request.called_tools().is_empty();
+        let (of_model, of_request) = (model.clone(), request.clone());
+        let prepare = move |work: &_| {
+            let rendered = render(&of_model, &of_request, &of_request.messages, work)?;
+            match has_grammar {
+                true => Ok(Err(rendered)),
+                false => prepare_chat(&of_model, &of_request, rendered).map(Ok),
+            }
+        };
+        match self.preparing().run(prepare).await? {
+            Ok(prepared) => Ok(prepared),
+            Err(rendered) => self.compiling().run(move |_| prepare_chat(&model, &request, rendered)).await,
+        }
+    }
+
     /// Queue a request for the engine.
     ///
     /// # Errors
@@ -37,10 +65,21 @@ impl App {
         if tokens.len() >= facts.n_ctx {
             return Err(ApiError::context_length(tokens.len(), facts.n_ctx));
         }
+        let n_alternatives = options.n.saturating_mul(options.logprobs.unwrap_or(0));
+        if n_alternatives > MAX_ALTERNATIVES {
+            let message = format!(
+                "`n` times `top_logprobs` is {n_alternatives}, expected at most {MAX_ALTERNATIVES}; ask for fewer of either"
+            );
+            return Err(ApiError::invalid("top_logprobs", message));
+        }
         // At once, without waiting for the engine.
         let (max_waiting, max_wait) = self.most_waiting();
         let n_free = facts.n_slots.saturating_sub(worker.stats.running.get() as usize);
-        if worker.n_waiting() + options.n > max_waiting + n_free {
+        // Tenants take turns: what others have waiting keeps nobody out of whom there is nothing yet.
+        let is_first = !worker.active().iter().any(|channel| channel.activity.tenant == caller.tenant);
+        let has_turn = is_first && max_waiting > 0 && options.n <= max_waiting + facts.n_slots;
+        let max_wait = if has_turn { Duration::MAX } else { max_wait };
+        if !has_turn && worker.n_waiting() + options.n > max_waiting + n_free {
             return Err(ApiError {
                 retry_after: Some(Duration::from_millis(worker.stats.predicted_wait_ms.get())),
                 ..ApiError::overloaded(worker.n_waiting(), max_waiting)

@@ -1,6 +1,6 @@
 //! What a model's thread tells of itself: plain numbers that anybody may read at any time, without waiting for the engine.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Upper bounds of the histograms' buckets in seconds.
@@ -58,11 +58,21 @@ pub struct Pulse {
     since: AtomicU64,
     /// Milliseconds of what took longest so far.
     longest: AtomicU64,
+    /// How many times as many rows as [`Self::ROWS`] a step may have.
+    times: AtomicU64,
+    /// A panic ended what it did, and ends the thread.
+    has_died: AtomicBool,
 }
 
 impl Default for Pulse {
     fn default() -> Pulse {
-        Pulse { start: Instant::now(), since: AtomicU64::new(0), longest: AtomicU64::new(0) }
+        Pulse {
+            start: Instant::now(),
+            since: AtomicU64::new(0),
+            longest: AtomicU64::new(0),
+            times: AtomicU64::new(1),
+            has_died: AtomicBool::new(false),
+        }
     }
 }
 
@@ -70,10 +80,32 @@ impl Pulse {
     /// What takes so long has failed, unless something before took nearly as long: a slow machine is no broken one.
     const STUCK: Duration = Duration::from_secs(60);
 
+    /// So many rows of a step are expected to be computed in that time.
+    const ROWS: usize = 512;
+
+    /// Steps have up to so many rows: what has more of them may take longer.
+    pub(crate) fn expect_rows(&self, n_rows: usize) {
+        self.times.store(n_rows.div_ceil(Self::ROWS).max(1) as u64, Ordering::Relaxed);
+    }
+
     /// The thread begins something, which ends when the result is dropped.
     pub(crate) fn begin(&self) -> Beat<'_> {
         self.since.store(self.now() + 1, Ordering::Relaxed);
         Beat(self)
+    }
+
+    /// What the thread began has ended, and something else begins. Nothing happens where it has begun nothing.
+    pub(crate) fn again(&self) {
+        let now = self.now() + 1;
+        let renew = |since: u64| (since != 0).then_some(now);
+        if let Ok(since) = self.since.fetch_update(Ordering::Relaxed, Ordering::Relaxed, renew) {
+            self.longest.fetch_max(now.saturating_sub(since), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a panic has ended what the thread did. The thread ends as well, as soon as its memory is free.
+    pub(crate) fn has_died(&self) -> bool {
+        self.has_died.load(Ordering::Acquire)
     }
 
     /// For how long the thread has been busy with one thing, if that is longer than it should be.
@@ -86,6 +118,7 @@ impl Pulse {
         let since = self.since.load(Ordering::Relaxed).checked_sub(1)?;
         let busy = Duration::from_millis(self.now().saturating_sub(since));
         let longest = Duration::from_millis(self.longest.load(Ordering::Relaxed));
+        let most = most.saturating_mul(self.times.load(Ordering::Relaxed) as u32);
         (busy > most.max(longest.saturating_mul(4))).then_some(busy)
     }
 
@@ -99,6 +132,9 @@ pub(crate) struct Beat<'a>(&'a Pulse);
 
 impl Drop for Beat<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.has_died.store(true, Ordering::Release);
+        }
         let since = self.0.since.swap(0, Ordering::Relaxed);
         let took = (self.0.now() + 1).saturating_sub(since);
         self.0.longest.fetch_max(took, Ordering::Relaxed);
@@ -184,9 +220,27 @@ mod tests {
         assert!(pulse.stuck_after(most).is_some_and(|busy| busy >= most) && pulse.stuck().is_none());
         drop(beat);
         assert_eq!(pulse.stuck_after(most), None);
+        // What goes on in parts is not stuck.
+        let parts = pulse.begin();
+        for _ in 0..5 {
+            std::thread::sleep(Duration::from_millis(10));
+            pulse.again();
+        }
+        assert_eq!(pulse.stuck_after(most), None);
+        drop(parts);
+        pulse.again();
+        assert_eq!(pulse.stuck_after(Duration::ZERO), None);
         // As long as that it may take again, and somewhat longer.
         let _beat = pulse.begin();
         std::thread::sleep(Duration::from_millis(40));
         assert_eq!(pulse.stuck_after(most), None);
+        // Nor what a panic has ended.
+        assert!(!pulse.has_died());
+        let panics = std::panic::AssertUnwindSafe(|| {
+            let _beat = pulse.begin();
+            std::panic::resume_unwind(Box::new("as asked"))
+        });
+        std::panic::catch_unwind(panics).unwrap_err();
+        assert!(pulse.has_died() && pulse.stuck_after(Duration::ZERO).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! A model that writes down speech, on a thread of its own, which decodes the recordings as well. One recording at a time, in
+//! A model that writes down speech, on a thread of its own; the recording is decoded on another one. One recording at a time, in
 //! order of arrival.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -82,13 +82,13 @@ impl Transcription {
     /// The model does not hear, as many wait as may, or its thread has died.
     pub(crate) fn start(
         lease: Lease,
-        stream: AudioStream,
+        (stream, file_name): (AudioStream, String),
         options: TranscribeOptions,
         cut: watch::Receiver<bool>,
     ) -> Result<Transcription> {
         let (sender, events) = unbounded_channel();
         let cancel = CancelFlag::default();
-        let job = Job { stream, options, cancel: cancel.clone(), events: sender };
+        let job = Job { stream, file_name, options, cancel: cancel.clone(), events: sender };
         let place = lease.speech()?.jobs.send(job)?;
         Ok(Transcription { model: lease.id().to_owned(), events, cancel, cut, _place: place, _lease: lease })
     }
@@ -191,14 +191,19 @@ impl SpeechModel {
 /// A recording that waits.
 pub(crate) struct Job {
     stream: AudioStream,
+    /// For messages.
+    file_name: String,
     options: TranscribeOptions,
     cancel: CancelFlag,
     events: UnboundedSender<Result<TranscriptEvent>>,
 }
 
 /// Do jobs until nobody can send any more.
-pub(crate) fn run(mut transcriber: Transcriber, jobs: &Receiver<Job>, stats: &Stats) {
+pub(crate) fn run(mut transcriber: Transcriber, jobs: &Receiver<Job>, stats: &Arc<Stats>) {
+    let of_steps = stats.clone();
+    transcriber.set_on_step(Box::new(move || of_steps.pulse.again()));
     while let Some((job, running)) = jobs.recv() {
+        let _beat = stats.pulse.begin();
         let events = job.events.clone();
         let done = catch_unwind(AssertUnwindSafe(|| transcribe(&mut transcriber, job, stats)));
         let done = done
@@ -216,9 +221,11 @@ pub(crate) fn run(mut transcriber: Transcriber, jobs: &Receiver<Job>, stats: &St
 }
 
 fn transcribe(transcriber: &mut Transcriber, job: Job, stats: &Stats) -> Result<Heard> {
-    let Job { stream, options, cancel, events } = job;
+    let Job { stream, file_name, options, cancel, events } = job;
+    let stream = stream.ahead(file_name, MOST_DECODING)?;
     let features = AudioFeatures::new(stream, transcriber.n_features())?;
-    let mut features = Bounded { features, begun: Instant::now(), exceeded: None };
+    let mut features =
+        Bounded { features, begun: Instant::now(), cancel: cancel.clone(), stats, exceeded: None };
     let mut on_segment = |segment: Segment| {
         stats.tokens_generated.add(segment.tokens.len() as u64);
         // Nobody reads any more: the flag says so too.
@@ -227,6 +234,10 @@ fn transcribe(transcriber: &mut Transcriber, job: Job, stats: &Stats) -> Result<
     let summary = transcriber.transcribe(&mut features, &options, &cancel, &mut on_segment);
     if let Some(error) = features.exceeded {
         return Err(error);
+    }
+    if cancel.is_cancelled() {
+        // Nobody waits for it.
+        return Ok(Heard::default());
     }
     let (summary, features) = (summary?, features.features);
     if let Some(damage) = features.damage() {
@@ -257,19 +268,29 @@ fn too_long(seconds: f64) -> ApiError {
 /// Longest time of one transcription: others wait for it.
 const MOST_TIME: Duration = Duration::from_secs(3600);
 
+/// Longest time that a second of sound may take to be decoded, which takes some milliseconds.
+const MOST_DECODING: Duration = Duration::from_secs(20);
+
 /// The sound of a recording, as far as one request may ask for it: its header need not say how long it is.
-struct Bounded {
+struct Bounded<'a> {
     features: AudioFeatures,
     begun: Instant,
+    cancel: CancelFlag,
+    stats: &'a Stats,
     exceeded: Option<ApiError>,
 }
 
-impl Features for Bounded {
+impl Features for Bounded<'_> {
     fn n_features(&self) -> usize {
         self.features.n_features()
     }
 
     fn read(&mut self, start: usize, out: &mut [f32]) -> speech::Result<usize> {
+        if self.cancel.is_cancelled() {
+            return Err(speech::Error::Cancelled);
+        }
+        // Windows of silence have no steps.
+        self.stats.pulse.again();
         let n = self.features.read(start, out)?;
         let seconds = self.features.seconds();
         self.exceeded = if seconds > MAX_SECONDS_OF_SPEECH as f64 {
@@ -299,6 +320,7 @@ impl From<audio::Error> for ApiError {
             | E::Undecodable { .. }
             | E::Damaged { .. }
             | E::Read { .. }
+            | E::Slow { .. }
             | E::Resample { .. } => ApiError::invalid("file", error.to_string()),
             E::Open { .. } | E::MelBins { .. } => ApiError::internal(without_folders(&error.to_string(), [])),
         }

@@ -55,6 +55,8 @@ pub(crate) struct Runner {
     pub(crate) timings: SpeechTimings,
     /// Shared with the engines that compute on the same processors.
     pub(crate) turns: Option<Arc<Turns>>,
+    /// Told before each step.
+    pub(crate) on_step: Option<Box<dyn FnMut() + Send>>,
     /// What is read where it lies.
     pub(crate) weight_files: WeightFiles,
 }
@@ -94,6 +96,7 @@ impl Runner {
             logits: Vec::new(),
             timings: SpeechTimings::default(),
             turns: None,
+            on_step: None,
             weight_files: WeightFiles::default(),
         }
     }
@@ -117,6 +120,9 @@ impl Runner {
             plan,
             ..Step::default()
         };
+        if let Some(on_step) = &mut self.on_step {
+            on_step();
+        }
         let _turn = self.turns.as_ref().map(|turns| turns.take());
         let ran = self.program.run(&step);
         self.kv.note_submitted(ran)?;
@@ -139,6 +145,9 @@ impl Runner {
             input: features,
             ..Step::default()
         };
+        if let Some(on_step) = &mut self.on_step {
+            on_step();
+        }
         let _turn = self.turns.as_ref().map(|turns| turns.take());
         let ran = self.program.run(&step);
         self.kv.note_submitted(ran)?;

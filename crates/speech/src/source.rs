@@ -1,6 +1,6 @@
 //! Where a transcription gets its sound from: frames of features, in order, a window at a time.
 
-use audio::{AudioStream, MelSpectrogram, MelStream, Tail};
+use audio::{Blocks, MelSpectrogram, MelStream, Tail};
 
 use crate::Result;
 
@@ -22,7 +22,7 @@ pub trait Features {
 /// The loudest moment so far says what counts as silence (see [`MelStream`]), so a recording that is quieter in its first
 /// window than later is heard slightly more exactly there than by programs that look at all of it first.
 pub struct AudioFeatures {
-    stream: AudioStream,
+    stream: Box<dyn Blocks>,
     mel: MelStream,
     /// What ended the stream before its end.
     failed: Option<audio::Error>,
@@ -33,7 +33,8 @@ impl AudioFeatures {
     ///
     /// # Errors
     /// There is no spectrogram of that many bins.
-    pub fn new(stream: AudioStream, n_mels: usize) -> Result<AudioFeatures> {
+    pub fn new(stream: impl Blocks + 'static, n_mels: usize) -> Result<AudioFeatures> {
+        let stream = Box::new(stream);
         Ok(AudioFeatures { stream, mel: MelStream::new(MelSpectrogram::new(n_mels)?), failed: None })
     }
 
@@ -110,6 +111,7 @@ impl Features for Silence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use audio::AudioStream;
 
     /// A RIFF WAVE file: mono, 16 kHz, 16 bits.
     fn wav(samples: &[i16], promised: usize) -> Vec<u8> {

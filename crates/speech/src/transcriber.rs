@@ -189,6 +189,11 @@ impl Transcriber {
         self.transcribe(&mut silence, &options, &CancelFlag::default(), &mut |_| Ok(())).map(drop)
     }
 
+    /// Have `on_step` called before each step of the device: whoever watches it sees that it goes on.
+    pub fn set_on_step(&mut self, on_step: Box<dyn FnMut() + Send>) {
+        self.runner.on_step = Some(on_step);
+    }
+
     /// Write down the speech in `source`. Segments are handed out as soon as their window is decided.
     ///
     /// # Errors

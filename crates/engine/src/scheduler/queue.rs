@@ -11,7 +11,7 @@ use crate::sequence::Sequence;
 use crate::{Error, Result};
 
 /// Tokens that a tenant may be served in a round.
-const QUANTUM: i64 = 1024;
+const QUANTUM: i64 = 64;
 
 /// Who sequences belong to.
 #[derive(Clone, Copy, Debug)]

@@ -80,6 +80,95 @@ pub fn check_lark(text: &str) -> Result<()> {
     Ok(())
 }
 
+/// The most work that expressions may be: of each the bytes times its repetitions (`?`, `*`, `+`, `{n}`). With many of them in a row
+/// there are about as many places to go on from at each.
+const MAX_WORK: usize = 16 << 20;
+
+/// Refuse an expression that would take long to compile.
+///
+/// # Errors
+/// It would.
+pub(super) fn check_regex(text: &str) -> Result<()> {
+    check_work(work_of(text))
+}
+
+/// Refuse a Lark grammar whose expressions would take long to compile, those counted that its terminals are.
+///
+/// # Errors
+/// They would.
+pub(super) fn check_terminals(text: &str) -> Result<()> {
+    check_work(terminals(text).into_iter().map(|(length, n)| length.saturating_mul(n)).sum())
+}
+
+fn check_work(work: usize) -> Result<()> {
+    match work > MAX_WORK {
+        true => Err(Error::Grammar {
+            what: format!(
+                "its expressions would take too long to compile: their bytes times their repetitions (`?`, `*`, `+`, `{{n}}`) are \
+                 {work}, expected at most {MAX_WORK}"
+            ),
+        }),
+        false => Ok(()),
+    }
+}
+
+fn work_of(expression: &str) -> usize {
+    expression.len().saturating_mul(n_repetitions(expression))
+}
+
+fn n_repetitions(expression: &str) -> usize {
+    expression.bytes().filter(|byte| b"?*+{".contains(byte)).count()
+}
+
+/// Bytes and repetitions of the definitions of terminals, whose names have capitals, and of the expressions between slashes in
+/// other rules.
+fn terminals(text: &str) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    let mut is_terminal = false;
+    for line in text.split('\n') {
+        let is_name = |c: char| c.is_alphanumeric() || c == '_';
+        let name = line.trim_start().split(|c| !is_name(c)).next().unwrap_or_default();
+        if !name.is_empty() {
+            // What belongs to no definition is part of the one before.
+            is_terminal = name.trim_start_matches('_').starts_with(char::is_uppercase);
+            found.push((0, 0));
+        }
+        match (is_terminal, found.last_mut()) {
+            (true, Some((length, n))) => {
+                *length += line.len();
+                *n += n_repetitions(line);
+            }
+            (_, _) => {
+                found.extend(regexes(line).into_iter().map(|regex| (regex.len(), n_repetitions(regex))))
+            }
+        }
+    }
+    found
+}
+
+/// What stands between slashes, outside of quotes.
+fn regexes(line: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    // Where it began, and by what it ends.
+    let mut open: Option<(usize, u8)> = None;
+    let mut is_escaped = false;
+    for (at, byte) in line.bytes().enumerate() {
+        match (open, byte) {
+            (_, _) if is_escaped => is_escaped = false,
+            (Some(_), b'\\') => is_escaped = true,
+            (Some((from, end)), byte) if byte == end => {
+                found.extend((end == b'/').then(|| &line[from + 1..at]));
+                open = None;
+            }
+            (None, b'"' | b'/') => open = Some((at, byte)),
+            (_, _) => {}
+        }
+    }
+    // It may go on in the next line.
+    found.extend(open.map(|(from, _)| &line[from + 1..]));
+    found
+}
+
 /// How deep lists and objects are within each other, counted up to `most`.
 fn depth(value: &Value, most: usize) -> usize {
     if most == 0 {
@@ -318,6 +407,32 @@ mod tests {
         let tree = json!({ "properties": { "next": { "$ref": "#" }, "name": { "pattern": "^a+$" } } });
         assert_eq!(refused(&tree), None);
         assert!(begun.elapsed() < std::time::Duration::from_secs(20));
+    }
+
+    #[test]
+    fn expressions_are_bounded_by_their_bytes_times_their_repetitions() {
+        assert_eq!(regexes(r#""a/b" /c\/d/ "\"/" /e/ "f"#), [r"c\/d", "e", "f"]);
+        let of = "start: A /b+c*/\nA: \"a\"\n | \"b\"?\n_B: A";
+        assert_eq!(terminals(of), [(0, 0), (4, 2), (13, 1), (5, 0)]);
+        let optional = "a?".repeat(3000);
+        let half = &optional[..4000];
+        assert!(check_regex(&optional).is_err() && check_regex(half).is_ok());
+        for long in [
+            format!("start: /{optional}/"),
+            format!("start: A\nA: /{optional}/"),
+            format!("start: A\nA: /{half}/\n | /{half}/"),
+            format!("start: \"a/b\" /{optional}/"),
+            format!("start: {}", format!("/{half}/ ").repeat(20)),
+            format!("start: A\nA: {}", "\"a\"? ".repeat(3000)),
+        ] {
+            assert!(check_terminals(&long).is_err(), "{long:.40}");
+        }
+        // Long texts and lists of words are neither.
+        let words: Vec<String> = (0..9000).map(|n| format!("\"word{n}\"")).collect();
+        let enumeration = "/b?".repeat(50_000);
+        let texts = format!("start: W | %json {{ \"enum\": [\"{enumeration}\"] }}\nW: {}", words.join(" | "));
+        check_terminals(&texts).unwrap();
+        check_regex(&"a|b|".repeat(16_000)).unwrap();
     }
 
     #[test]

@@ -57,6 +57,16 @@ impl Grammar {
             false => Grammar::Lark(text),
         }
     }
+
+    /// Bytes of its texts.
+    pub fn n_bytes(&self) -> usize {
+        match self {
+            Grammar::JsonSchema(schema) => schema.to_string().len(),
+            Grammar::AnyJson => 0,
+            Grammar::Regex(text) | Grammar::Lark(text) | Grammar::Gbnf(text) => text.len(),
+            Grammar::Choice(texts) => texts.iter().map(String::len).sum(),
+        }
+    }
 }
 
 /// Makes matchers for one vocabulary. Cheap to clone.
@@ -109,12 +119,7 @@ impl GrammarCompiler {
 
     fn compile_here(&self, grammar: &Grammar) -> Result<Matcher> {
         let wrong = |what: String| Error::Grammar { what };
-        let size = match grammar {
-            Grammar::JsonSchema(schema) => schema.to_string().len(),
-            Grammar::AnyJson => 0,
-            Grammar::Regex(text) | Grammar::Lark(text) | Grammar::Gbnf(text) => text.len(),
-            Grammar::Choice(texts) => texts.iter().map(String::len).sum(),
-        };
+        let size = grammar.n_bytes();
         if size > MAX_GRAMMAR {
             return Err(wrong(format!("it has {size} bytes, expected at most {MAX_GRAMMAR}")));
         }
@@ -145,7 +150,10 @@ impl GrammarCompiler {
         let top = match grammar {
             Grammar::JsonSchema(schema) => of_schema(schema)?,
             Grammar::AnyJson => of_schema(&json!({ "type": "object" }))?,
-            Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
+            Grammar::Regex(text) => {
+                limits::check_regex(text)?;
+                TopLevelGrammar::from_regex(text)
+            }
             Grammar::Choice(texts) if texts.is_empty() => {
                 return Err(wrong("there is nothing to choose from, expected at least one text".into()));
             }
@@ -159,6 +167,7 @@ impl GrammarCompiler {
                 if n_rules > MAX_LARK_RULES {
                     return Err(wrong(format!("it has {n_rules} rules, expected at most {MAX_LARK_RULES}")));
                 }
+                limits::check_terminals(text)?;
                 if let Some(option) = permissive_option_in_lark(text) {
                     return Err(wrong(format!(
                         "x-guidance of a schema in it sets {option:?}, which would let through what the schema \
@@ -172,10 +181,10 @@ impl GrammarCompiler {
                 TopLevelGrammar::from_lark(lark)
             }
         };
-        let parser = self.0.create_parser(top).map_err(|error| wrong(format!("{error:#}")))?;
+        let parser = self.0.create_parser(top).map_err(|error| wrong(said(&format!("{error:#}"))))?;
         let parser = Parser::new(Ok(parser));
         match parser.get_error() {
-            Some(error) => Err(wrong(error)),
+            Some(error) => Err(wrong(said(&error))),
             None => Ok(Matcher { parser, unenforced: unenforced.into() }),
         }
     }
@@ -262,5 +271,14 @@ impl Clone for Matcher {
 }
 
 fn failed(error: impl std::fmt::Display) -> Error {
-    Error::Grammar { what: error.to_string() }
+    Error::Grammar { what: said(&error.to_string()) }
+}
+
+/// What `llguidance` says, without the state of its parser. It panics where a grammar exceeds a limit that it does not check.
+fn said(error: &str) -> String {
+    let words = error.split("\n<").next().unwrap_or_default();
+    match words.contains("panic: ") {
+        true => "it is too large to be compiled".to_owned(),
+        false => words.to_owned(),
+    }
 }

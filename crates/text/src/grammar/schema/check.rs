@@ -43,7 +43,11 @@ impl Checker<'_> {
         self.depth += 1;
         let node = &self.nodes[id];
         let is_allowed = node.types.has(Types::of(value))
-            && node.allowed.as_ref().is_none_or(|allowed| allowed.iter().any(|other| is_same(other, value)))
+            && node.allowed.as_ref().is_none_or(|allowed| {
+                // Mostly it is asked whether a value of the list is in the list, which may be long.
+                allowed.iter().any(|other| std::ptr::eq(other, value))
+                    || allowed.iter().any(|other| is_same(other, value))
+            })
             && !node.forbidden.iter().any(|other| is_same(other, value))
             && match value {
                 Value::Null | Value::Bool(_) => true,

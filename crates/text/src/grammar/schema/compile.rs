@@ -4,13 +4,14 @@
 //! property. Sets are made once, so that recursion ends; choices are multiplied out.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::time::Instant;
 
 use serde_json::Value;
 
 use super::SchemaOptions;
 use super::check;
 use super::decimal::Decimal;
-use super::effort::{Effort, Failure};
+use super::effort::{Effort, Failure, MAX_TIME};
 use super::node::{Id, Node, Types};
 use super::number::{Numbers, numbers};
 use super::parse::Nodes;
@@ -47,6 +48,7 @@ pub(super) fn compile(
     style: &Style,
     options: SchemaOptions,
     effort: Effort,
+    deadline: Instant,
 ) -> Result<Compiled, Failure> {
     let mut rules = Rules::default();
     let style = style.parts(&mut rules);
@@ -55,6 +57,7 @@ pub(super) fn compile(
         unenforced: nodes.unenforced,
         options,
         n_combinations_left: effort.n_combinations,
+        deadline,
         style,
         rules,
         terminals: HashMap::new(),
@@ -65,6 +68,7 @@ pub(super) fn compile(
     let start = compiler.value(vec![0]);
     compiler.rules.close(root, start);
     while let Some((rule, set)) = compiler.pending.pop_front() {
+        compiler.in_time()?;
         let body = compiler.body(&set)?;
         compiler.rules.close(rule, body);
         if compiler.rules.len() > effort.n_made {
@@ -83,6 +87,8 @@ pub(super) struct Compiler {
     unenforced: BTreeSet<(&'static str, String)>,
     pub(super) options: SchemaOptions,
     n_combinations_left: usize,
+    /// When it is given up: what the other bounds admit may still take long.
+    deadline: Instant,
     pub(super) style: super::style::Parts,
     pub(super) rules: Rules,
     terminals: HashMap<String, Part>,
@@ -91,6 +97,19 @@ pub(super) struct Compiler {
 }
 
 impl Compiler {
+    /// To be called now and then.
+    ///
+    /// # Errors
+    /// It takes too long.
+    pub(super) fn in_time(&self) -> Result<(), String> {
+        match Instant::now() < self.deadline {
+            true => Ok(()),
+            false => {
+                Err(format!("making a grammar of it takes over {} s, expected less", MAX_TIME.as_secs()))
+            }
+        }
+    }
+
     pub(super) fn report(&mut self, key: &'static str, place: &str) {
         self.unenforced.insert((key, place.to_owned()));
     }
@@ -176,6 +195,7 @@ impl Compiler {
             let mut next: Vec<Vec<Held>> = Vec::new();
             for combination in &combinations {
                 for option in &group {
+                    self.in_time()?;
                     self.n_combinations_left = self
                         .n_combinations_left
                         .checked_sub(1)

@@ -1,5 +1,10 @@
 //! How much is done to follow a schema exactly.
 
+use std::time::Duration;
+
+/// The longest that a schema may take. The largest of those in use take some milliseconds.
+pub(super) const MAX_TIME: Duration = Duration::from_secs(10);
+
 /// Bounds of the work for one schema, and of its grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Effort {

@@ -24,9 +24,11 @@ mod rules;
 mod rx;
 mod style;
 
+use std::time::Instant;
+
 use serde_json::{Value, json};
 
-use effort::{Effort, Failure};
+use effort::{Effort, Failure, MAX_TIME};
 
 use crate::Error;
 
@@ -70,9 +72,10 @@ pub fn prepare_schema(schema: &Value, options: &SchemaOptions) -> crate::Result<
     let wrong = |what: String| Error::Grammar { what: format!("the schema: {what}") };
     let style = style::Style::of(schema).map_err(wrong)?;
     let options = SchemaOptions { open_objects: style.is_open.unwrap_or(options.open_objects), ..*options };
+    let deadline = Instant::now() + MAX_TIME;
     let with = |effort: Effort| -> Result<compile::Compiled, Failure> {
         let nodes = parse::nodes(schema, options.open_objects, effort)?;
-        compile::compile(nodes, &style, options, effort)
+        compile::compile(nodes, &style, options, effort, deadline)
     };
     let compiled = match with(Effort::FULL) {
         Err(Failure::Large(_)) => with(Effort::LESS),

@@ -62,8 +62,13 @@ fn leaf(types: Types, bounds: &[Bound], step: &Decimal) -> Option<Value> {
             format!("{}{}.{}0", if value.is_negative { "-" } else { "" }, value.whole(), value.fraction);
         (value.whole.len() + value.fraction.len() <= 15).then(|| text.parse::<f64>().ok()).flatten()
     };
-    // It counts a step in 32 bits.
-    step.scaled(step.fraction.len()).filter(|coefficient| (1..1 << 31).contains(coefficient))?;
+    // It counts remainders in 32 bits: ten times the largest, and a digit in the highest place.
+    let digit = 9 * 10_i128.checked_pow(u32::try_from(step.fraction.len()).ok()?)?;
+    let counts = |step: &i128| {
+        let most = step.checked_mul(10).and_then(|most| most.checked_add(digit));
+        *step >= 1 && most.is_some_and(|most| most <= i128::from(u32::MAX))
+    };
+    step.scaled(step.fraction.len()).filter(counts)?;
     if !types.has(Types::INTEGER) {
         return None;
     }

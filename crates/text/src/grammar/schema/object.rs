@@ -12,6 +12,8 @@ use super::rx::{CharSet, Rx, free_string};
 const MAX_NAMES: usize = 500;
 /// Patterns whose overlaps are told apart; names that match two of more than this many are not written.
 const MAX_OVERLAPS: usize = 3;
+/// The most patterns of names in one object: each is held apart from all others.
+const MAX_PATTERNS: usize = 32;
 /// States: listed properties times those that are counted.
 const MAX_STATES: usize = 3_000;
 /// The most properties that come in any order: each has a bit of a rule's parameter.
@@ -55,7 +57,7 @@ impl Compiler {
         }
         let names = self.names(set);
         let listed: Vec<Listed> = self.listed(set, &names);
-        let others = self.others(set, &listed, &names);
+        let others = self.others(set, &listed, &names)?;
         let n_required = listed.iter().filter(|member| member.is_required).count();
         if max.is_some_and(|max| max < min.max(n_required)) {
             return Ok(Part::Never);
@@ -180,9 +182,9 @@ impl Compiler {
         names.take(MAX_NAMES).collect()
     }
 
-    fn others(&mut self, set: &[Held], listed: &[Listed], names: &[Id]) -> Vec<Other> {
+    fn others(&mut self, set: &[Held], listed: &[Listed], names: &[Id]) -> Result<Vec<Other>, String> {
         if names.iter().any(|id| self.nodes[*id].allowed.is_some()) {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let name = match self.texts_of(names, 0) {
             Some(rx) => rx,
@@ -197,10 +199,19 @@ impl Compiler {
             .enumerate()
             .flat_map(|(n, held)| self.node(*held).patterns.iter().map(move |(rx, _)| (n, rx.clone())))
             .collect();
+        if patterns.len() > MAX_PATTERNS {
+            let place = set.iter().find(|held| !self.node(**held).patterns.is_empty());
+            let place = place.map(|held| self.node(*held).place.as_str()).unwrap_or_default();
+            return Err(format!(
+                "patternProperties at {place} has {} patterns, expected at most {MAX_PATTERNS} for one object",
+                patterns.len()
+            ));
+        }
         let taken = Rx::alt(listed.iter().map(|member| Rx::literal(&member.name)));
         let is_closed = self.is_closed(set);
         let mut others = Vec::new();
         for chosen in choices(patterns.len()) {
+            self.in_time()?;
             let is_additional = chosen.is_empty();
             if is_additional && is_closed {
                 continue;
@@ -225,7 +236,7 @@ impl Compiler {
                 others.push(Other { key, names, value });
             }
         }
-        others
+        Ok(others)
     }
 
     /// The nodes of a property that matches these patterns and no others.

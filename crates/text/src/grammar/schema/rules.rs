@@ -1,7 +1,8 @@
 //! Rules of a grammar that is being made, and how llguidance's dialect of Lark writes them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::Value;
 
@@ -9,7 +10,7 @@ use serde_json::Value;
 const MAX_INLINE: usize = 12;
 
 /// A part of a rule.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub(super) enum Part {
     /// Nothing can be written here.
     Never,
@@ -55,11 +56,23 @@ impl Part {
 
     pub(super) fn alt(options: impl IntoIterator<Item = Part>) -> Part {
         let mut flat: Vec<Part> = Vec::new();
+        // There may be thousands, which are compared only where their hashes are the same.
+        let mut hashes = HashSet::new();
+        let mut is_new = |option: &Part| {
+            let mut hasher = DefaultHasher::new();
+            option.hash(&mut hasher);
+            hashes.insert(hasher.finish())
+        };
         for option in options {
             match option {
                 Part::Never => {}
-                Part::Alt(options) => flat.extend(options),
-                option if flat.contains(&option) => {}
+                Part::Alt(options) => {
+                    for option in &options {
+                        is_new(option);
+                    }
+                    flat.extend(options);
+                }
+                option if !is_new(&option) && flat.contains(&option) => {}
                 option => flat.push(option),
             }
         }
