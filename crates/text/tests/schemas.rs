@@ -261,6 +261,53 @@ fn integers_keep_all_their_digits() {
     ]);
 }
 
+/// What the documentation lets in is let through to its end, in a time that does not grow with the square of the list.
+#[test]
+fn the_longest_lists_and_the_largest_numbers_can_be_written() {
+    let bench = Bench::new();
+    let names = |n: usize| (0..n).map(|n| format!("v{n}"));
+    let words: Vec<String> = names(5_000).collect();
+    let objects: Vec<Value> = (0..1_500).map(|n| json!({ "a": n })).collect();
+    let properties = names(3_000).map(|name| (name, json!({ "type": "null" })));
+    let properties = Value::Object(properties.collect());
+    let small: Vec<usize> = (0..63).collect();
+    let unique = format!("[{}]", small.iter().map(usize::to_string).collect::<Vec<_>>().join(","));
+    for (schema, good, bad) in [
+        (json!({ "enum": words }), "\"v4999\"", "\"v5000\""),
+        (json!({ "enum": objects }), "{\"a\": 1499}", "{\"a\": 1500}"),
+        (
+            json!({ "type": "object", "properties": properties }),
+            "{\"v7\": null, \"v2999\": null}",
+            "{\"v3000\": null}",
+        ),
+        (
+            json!({ "type": "array", "uniqueItems": true, "items": { "enum": small } }),
+            unique.as_str(),
+            "[1, 2, 1]",
+        ),
+        (json!({ "type": "integer", "multipleOf": 3_600 }), "86400", "86401"),
+        (
+            json!({ "type": "array", "maxItems": 10_u64.pow(18), "items": { "type": "null" } }),
+            "[null]",
+            "[1]",
+        ),
+    ] {
+        let start = std::time::Instant::now();
+        let matcher = bench.matcher(&schema);
+        assert!(bench.takes(&matcher, good), "{good} should be let through");
+        assert!(!bench.takes(&matcher, bad), "{bad} should not be let through");
+        assert!(start.elapsed().as_secs() < 60, "{good} took {:?}", start.elapsed());
+    }
+    for step in [json!(999_983), json!(86_400), json!(0.123_456_789)] {
+        let schema = json!({ "type": "integer", "multipleOf": step });
+        assert_eq!(prepared(&schema).unenforced, ["multipleOf at #"], "{schema}");
+        assert!(bench.takes(&bench.matcher(&schema), "0"));
+    }
+    let many = json!({ "type": "array", "minItems": 10_u64.pow(18) });
+    let error = prepare_schema(&many, &SchemaOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("minItems at # is 1000000000000000000, expected at most 2147483647"), "{error}");
+}
+
 #[test]
 fn white_space_is_one_blank_or_one_line_end_with_its_indentation() {
     let good = [

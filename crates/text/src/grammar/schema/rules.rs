@@ -1,6 +1,6 @@
 //! Rules of a grammar that is being made, and how llguidance's dialect of Lark writes them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Write;
 
 use serde_json::Value;
@@ -9,7 +9,7 @@ use serde_json::Value;
 const MAX_INLINE: usize = 12;
 
 /// A part of a rule.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Part {
     /// Nothing can be written here.
     Never,
@@ -59,10 +59,13 @@ impl Part {
             match option {
                 Part::Never => {}
                 Part::Alt(options) => flat.extend(options),
-                option if flat.contains(&option) => {}
                 option => flat.push(option),
             }
         }
+        let mut seen = HashSet::new();
+        let is_new: Vec<bool> = flat.iter().map(|option| seen.insert(option)).collect();
+        let mut is_new = is_new.into_iter();
+        flat.retain(|_| is_new.next().unwrap_or(false));
         match flat.len() {
             0 => Part::Never,
             // A condition is written with the options of a rule.
