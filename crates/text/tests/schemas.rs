@@ -1,8 +1,6 @@
 //! Schemas as programs write them: all are taken, what their grammars let through is valid by another implementation, and what
-//! people write by them is let through. Half of the file is two tables, of schemas and of keys.
+//! people write by them is let through.
 #![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
-
-use std::collections::BTreeSet;
 
 use ingle_text::{
     Grammar, GrammarCompiler, Matcher, Prepared, SchemaOptions, Tokenizer, prepare_schema, prepare_tool,
@@ -10,6 +8,11 @@ use ingle_text::{
 use serde_json::{Value, json};
 
 use crate::grammar::{compiler, tokenizer};
+
+mod keys;
+mod own;
+
+use own::own;
 
 /// Schemas that pydantic, zod, zod-to-json-schema, Instructor and servers of the Model Context Protocol emit, without prose.
 const CORPORA: [(&str, &str); 3] = [
@@ -140,74 +143,6 @@ fn every_schema_of_the_corpus_is_taken_and_all_that_it_lets_through_is_valid() {
     assert!(unenforced.iter().all(|what| what.contains(": uniqueItems at #/")), "{unenforced:?}");
 }
 
-/// Schemas as people write them for tools, configuration and forms.
-fn own() -> Vec<(String, Value)> {
-    let list = json!([
-        { "type": "object", "properties": { "a": { "type": "string" }, "b": { "type": "integer" } }, "minProperties": 1 },
-        { "type": "object", "properties": { "a": {}, "b": {}, "c": {} }, "minProperties": 2, "maxProperties": 2 },
-        { "type": "object", "minProperties": 3, "additionalProperties": { "type": "null" } },
-        { "type": "object", "minProperties": 2, "maxProperties": 4, "patternProperties": { "^[a-z]+$": { "type": "integer" } },
-          "additionalProperties": false },
-        { "type": "object", "patternProperties": { "^a": { "type": "integer" }, "z$": { "minimum": 5 } } },
-        { "type": "object", "propertyNames": { "pattern": "^[a-c]{1,2}$" }, "additionalProperties": { "type": "boolean" } },
-        { "type": "object", "propertyNames": { "enum": ["x", "y"] } },
-        { "type": "object", "properties": { "kind": { "enum": ["a", "b"] } }, "required": ["kind"],
-          "if": { "properties": { "kind": { "const": "a" } } },
-          "then": { "properties": { "one": { "type": "integer" } }, "required": ["one"] },
-          "else": { "properties": { "two": { "type": "string" } }, "required": ["two"] } },
-        { "type": "object", "properties": { "card": { "type": "integer" }, "address": { "type": "string" } },
-          "dependentRequired": { "card": ["address"] } },
-        { "type": "object", "properties": { "card": { "type": "integer" } },
-          "dependentSchemas": { "card": { "properties": { "code": { "type": "string" } }, "required": ["code"] } } },
-        { "allOf": [{ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"] },
-                    { "type": "object", "properties": { "b": { "type": "string" } } }] },
-        { "$ref": "#/$defs/base", "properties": { "more": { "type": "boolean" } },
-          "$defs": { "base": { "type": "object", "properties": { "id": { "type": "integer" } }, "required": ["id"] } } },
-        { "oneOf": [{ "type": "integer" }, { "type": "number" }] },
-        { "oneOf": [{ "required": ["a"] }, { "required": ["b"] }], "type": "object",
-          "properties": { "a": { "type": "integer" }, "b": { "type": "integer" } } },
-        { "anyOf": [{ "required": ["a"] }, { "required": ["b"] }], "type": "object",
-          "properties": { "a": { "type": "integer" }, "b": { "type": "integer" } } },
-        { "oneOf": [{ "multipleOf": 5, "type": "integer" }, { "minimum": 10, "type": "integer" }] },
-        { "not": { "type": ["object", "array", "string"] } },
-        { "type": "string", "not": { "enum": ["a", "b", ""] } },
-        { "type": "string", "not": { "pattern": "^a" }, "maxLength": 4 },
-        { "type": "object", "properties": { "a": { "not": {} }, "b": { "type": "integer" } } },
-        { "type": "integer", "minimum": -5, "exclusiveMaximum": 1e1, "not": { "const": 3 } },
-        { "type": "number", "minimum": 0.25, "maximum": 1.5 },
-        { "type": "number", "exclusiveMinimum": -1, "exclusiveMaximum": 0 },
-        { "type": "number", "multipleOf": 0.05, "maximum": 100 },
-        { "type": "integer", "multipleOf": 7 },
-        { "anyOf": [{ "type": "integer", "multipleOf": 60 }, { "type": "string", "maxLength": 3 }, { "type": "array" }] },
-        { "type": "array", "items": { "enum": ["a", "b", "c"] }, "uniqueItems": true, "minItems": 2 },
-        { "type": "array", "items": { "type": "boolean" }, "uniqueItems": true },
-        { "type": "array", "items": { "type": "integer", "minimum": 1, "maximum": 5 }, "uniqueItems": true, "minItems": 3 },
-        { "type": "array", "contains": { "const": "x" }, "items": { "type": "string", "maxLength": 2 }, "maxItems": 4 },
-        { "type": "array", "contains": { "type": "integer" }, "minContains": 2, "maxContains": 3 },
-        { "type": "array", "items": [{ "type": "string" }, { "type": "integer" }], "additionalItems": false },
-        { "type": "array", "prefixItems": [{ "type": "string" }], "items": { "type": "null" }, "minItems": 2, "maxItems": 3 },
-        { "definitions": { "node": { "type": "object", "properties": { "next": { "anyOf": [{ "$ref": "#/definitions/node" },
-          { "type": "null" }] } }, "required": ["next"] } }, "$ref": "#/definitions/node" },
-        { "$ref": "#/$defs/a", "$defs": { "a": { "type": "object", "properties": { "c": { "$ref": "#/$defs/a" } }, "allOf":
-          [{ "$ref": "#/$defs/b" }] }, "b": { "type": "object", "properties": { "c": { "$ref": "#/$defs/b" }, "n": { "type": "integer" } } } } },
-        { "enum": [null, true, 1, 2.5, "x", ["a", 1], { "k": "v" }] },
-        { "const": { "a": [1, { "b": null }] } },
-        { "type": ["string", "null"], "enum": ["a", null, 3] },
-        { "type": "object", "properties": { "a": { "type": "object", "properties": {} } }, "unevaluatedProperties": false },
-        { "type": "object", "allOf": [{ "properties": { "a": { "type": "null" } } }], "unevaluatedProperties": false },
-        true,
-        {},
-        { "type": "string", "format": "no such format" },
-        { "type": "object", "additionalProperties": true, "properties": { "a": { "const": 1 } }, "required": ["a", "z"] },
-    ]);
-    list.as_array()
-        .unwrap()
-        .iter()
-        .enumerate()
-        .map(|(n, schema)| (format!("own {n}"), schema.clone()))
-        .collect()
-}
-
 /// A schema, texts of it, and texts that are none.
 type Case = (Value, &'static [&'static str], &'static [&'static str]);
 
@@ -259,6 +194,53 @@ fn integers_keep_all_their_digits() {
             &["{\"id\": 9007199254740992}"],
         ),
     ]);
+}
+
+/// What the documentation lets in is let through to its end, in a time that does not grow with the square of the list.
+#[test]
+fn the_longest_lists_and_the_largest_numbers_can_be_written() {
+    let bench = Bench::new();
+    let names = |n: usize| (0..n).map(|n| format!("v{n}"));
+    let words: Vec<String> = names(5_000).collect();
+    let objects: Vec<Value> = (0..1_500).map(|n| json!({ "a": n })).collect();
+    let properties = names(3_000).map(|name| (name, json!({ "type": "null" })));
+    let properties = Value::Object(properties.collect());
+    let small: Vec<usize> = (0..63).collect();
+    let unique = format!("[{}]", small.iter().map(usize::to_string).collect::<Vec<_>>().join(","));
+    for (schema, good, bad) in [
+        (json!({ "enum": words }), "\"v4999\"", "\"v5000\""),
+        (json!({ "enum": objects }), "{\"a\": 1499}", "{\"a\": 1500}"),
+        (
+            json!({ "type": "object", "properties": properties }),
+            "{\"v7\": null, \"v2999\": null}",
+            "{\"v3000\": null}",
+        ),
+        (
+            json!({ "type": "array", "uniqueItems": true, "items": { "enum": small } }),
+            unique.as_str(),
+            "[1, 2, 1]",
+        ),
+        (json!({ "type": "integer", "multipleOf": 3_600 }), "86400", "86401"),
+        (
+            json!({ "type": "array", "maxItems": 10_u64.pow(18), "items": { "type": "null" } }),
+            "[null]",
+            "[1]",
+        ),
+    ] {
+        let start = std::time::Instant::now();
+        let matcher = bench.matcher(&schema);
+        assert!(bench.takes(&matcher, good), "{good} should be let through");
+        assert!(!bench.takes(&matcher, bad), "{bad} should not be let through");
+        assert!(start.elapsed().as_secs() < 60, "{good} took {:?}", start.elapsed());
+    }
+    for step in [json!(999_983), json!(86_400), json!(0.123_456_789)] {
+        let schema = json!({ "type": "integer", "multipleOf": step });
+        assert_eq!(prepared(&schema).unenforced, ["multipleOf at #"], "{schema}");
+        assert!(bench.takes(&bench.matcher(&schema), "0"));
+    }
+    let many = json!({ "type": "array", "minItems": 10_u64.pow(18) });
+    let error = prepare_schema(&many, &SchemaOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("minItems at # is 1000000000000000000, expected at most 2147483647"), "{error}");
 }
 
 #[test]
@@ -567,242 +549,4 @@ fn properties_come_in_any_order_where_that_is_asked_for() {
         assert!(!bench.takes(&matcher, text), "{text}");
     }
     assert!(!bench.takes(&bench.matcher(&schema), "{\"c\": null, \"a\": 1}"));
-}
-
-/// Names in a row of the table in the documentation.
-fn documented(title: &str) -> BTreeSet<String> {
-    let page = include_str!("../../../docs/server.md");
-    let line = page.lines().find(|line| line.starts_with(&format!("| **{title}**"))).unwrap();
-    line.split('`').skip(1).step_by(2).map(str::to_owned).collect()
-}
-
-/// The table of keys in the documentation is what happens: with an enforced key, a text is let through and another is not; with
-/// one that is ignored, all JSON is.
-#[test]
-fn the_documentation_says_what_becomes_of_each_key() {
-    let cases = keys();
-    let bench = Bench::new();
-    let mut seen: BTreeSet<String> = BTreeSet::new();
-    for (key, schema, good, bad) in cases {
-        assert!(
-            schema.to_string().contains(&format!("\"{}\"", key.trim_start_matches("x-guidance."))),
-            "{key}: {schema}"
-        );
-        let matcher = bench.matcher(&schema);
-        assert!(bench.takes(&matcher, good), "{key}: {good} should be let through by {schema}");
-        assert!(!bench.takes(&matcher, bad), "{key}: {bad} should not be let through by {schema}");
-        assert!(prepared(&schema).unenforced.is_empty(), "{key}");
-        seen.insert(key.to_owned());
-    }
-    let enforced = documented("enforced").union(&documented("enforced in part")).cloned().collect();
-    assert_eq!(seen, enforced);
-    let any = prepared(&json!({}));
-    for key in documented("ignored") {
-        for value in [json!("x"), json!(true), json!({ "a": { "type": "null" } })] {
-            assert_eq!(prepared(&json!({ &key: value })), any, "{key}");
-        }
-    }
-    for key in documented("refused") {
-        let option = key.trim_start_matches("x-guidance.");
-        assert!(
-            prepare_schema(&json!({ "x-guidance": { option: true } }), &SchemaOptions::default()).is_err(),
-            "{key}"
-        );
-    }
-    for name in documented("formats enforced") {
-        assert!(
-            !bench.takes(&bench.matcher(&json!({ "type": "string", "format": name })), "\" \""),
-            "{name}"
-        );
-    }
-    for name in [
-        "path",
-        "password",
-        "binary",
-        "byte",
-        "uri-reference",
-        "iri",
-        "regex",
-        "json-pointer",
-        "url",
-        "jwt",
-        "ulid",
-        "phone",
-        "",
-    ] {
-        let schema = json!({ "type": "string", "format": name });
-        assert_eq!(prepared(&schema), prepared(&json!({ "type": "string" })), "{name}");
-    }
-}
-
-/// For each key a schema, a text that it lets through, and one that only this key stops.
-fn keys() -> Vec<(&'static str, Value, &'static str, &'static str)> {
-    let string = json!({ "type": "string" });
-    let one_or_list =
-        json!({ "if": { "type": "integer" }, "then": { "minimum": 5 }, "else": { "type": "array" } });
-    let object = |key: &str, value: Value| json!({ "type": "object", key: value });
-    let list = |key: &str, value: Value| json!({ "type": "array", key: value });
-    let list_of = |key: &str, value: Value, more: Value| {
-        let mut schema = json!({ "type": "array", key: value });
-        schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        schema
-    };
-    vec![
-        (
-            "$anchor",
-            json!({ "$ref": "#x", "$defs": { "a": { "$anchor": "x", "type": "string" } } }),
-            "\"\"",
-            "1",
-        ),
-        ("$defs", json!({ "$ref": "#/$defs/a", "$defs": { "a": string } }), "\"\"", "1"),
-        (
-            "$dynamicAnchor",
-            json!({ "$ref": "#x", "$defs": { "a": { "$dynamicAnchor": "x", "type": "string" } } }),
-            "\"\"",
-            "1",
-        ),
-        ("$dynamicRef", json!({ "$dynamicRef": "#/$defs/a", "$defs": { "a": string } }), "\"\"", "1"),
-        (
-            "$id",
-            json!({ "$ref": "urn:x", "$defs": { "a": { "$id": "urn:x", "type": "string" } } }),
-            "\"\"",
-            "1",
-        ),
-        ("$recursiveRef", list("items", json!({ "$recursiveRef": "#" })), "[[]]", "[1]"),
-        ("$ref", json!({ "$ref": "#/$defs/a", "$defs": { "a": string } }), "\"\"", "1"),
-        (
-            "additionalItems",
-            list_of("items", json!([true]), json!({ "additionalItems": { "type": "null" } })),
-            "[1, null]",
-            "[1, 2]",
-        ),
-        (
-            "additionalProperties",
-            object("additionalProperties", json!({ "type": "null" })),
-            "{\"a\": null}",
-            "{\"a\": 1}",
-        ),
-        ("allOf", json!({ "allOf": [{ "minimum": 2 }, { "type": "integer" }] }), "2", "1"),
-        ("anyOf", json!({ "anyOf": [{ "type": "null" }, { "type": "boolean" }] }), "true", "1"),
-        ("const", json!({ "const": "a" }), "\"a\"", "\"b\""),
-        ("contains", list("contains", json!({ "const": 1 })), "[2, 1]", "[2]"),
-        ("definitions", json!({ "$ref": "#/definitions/a", "definitions": { "a": string } }), "\"\"", "1"),
-        (
-            "dependencies",
-            json!({ "type": "object", "properties": { "a": {}, "b": {} }, "dependencies": { "a": ["b"] } }),
-            "{\"a\": 1, \"b\": 2}",
-            "{\"a\": 1}",
-        ),
-        (
-            "dependentRequired",
-            json!({ "type": "object", "properties": { "a": {}, "b": {} }, "dependentRequired": { "a": ["b"] } }),
-            "{\"b\": 2}",
-            "{\"a\": 1}",
-        ),
-        (
-            "dependentSchemas",
-            json!({ "type": "object", "properties": { "a": {}, "b": {} },
-            "dependentSchemas": { "a": { "required": ["b"] } } }),
-            "{\"a\": 1, \"b\": 2}",
-            "{\"a\": 1}",
-        ),
-        ("else", one_or_list.clone(), "[]", "\"\""),
-        ("enum", json!({ "enum": [1, "a"] }), "1", "2"),
-        ("exclusiveMaximum", json!({ "type": "integer", "exclusiveMaximum": 3 }), "2", "3"),
-        ("exclusiveMinimum", json!({ "type": "integer", "exclusiveMinimum": 3 }), "4", "3"),
-        ("format", json!({ "type": "string", "format": "date" }), "\"2024-02-29\"", "\"2024-02-30\""),
-        ("if", one_or_list.clone(), "5", "\"\""),
-        ("items", list("items", json!({ "type": "null" })), "[null]", "[1]"),
-        (
-            "maxContains",
-            list_of("contains", json!({ "const": 1 }), json!({ "maxContains": 1 })),
-            "[2, 1]",
-            "[1, 1]",
-        ),
-        ("maximum", json!({ "type": "number", "maximum": 1.5 }), "1.5", "1.6"),
-        ("maxItems", list("maxItems", json!(1)), "[1]", "[1, 2]"),
-        ("maxLength", json!({ "type": "string", "maxLength": 1 }), "\"a\"", "\"ab\""),
-        ("maxProperties", object("maxProperties", json!(1)), "{\"a\": 1}", "{\"a\": 1, \"b\": 1}"),
-        (
-            "minContains",
-            list_of("contains", json!({ "const": 1 }), json!({ "minContains": 2 })),
-            "[1, 1]",
-            "[1]",
-        ),
-        ("minimum", json!({ "type": "number", "minimum": -1.5 }), "-1.5", "-1.6"),
-        ("minItems", list("minItems", json!(1)), "[1]", "[]"),
-        ("minLength", json!({ "type": "string", "minLength": 1 }), "\"a\"", "\"\""),
-        ("minProperties", object("minProperties", json!(1)), "{\"a\": 1}", "{}"),
-        ("multipleOf", json!({ "type": "integer", "multipleOf": 6 }), "12", "13"),
-        ("not", json!({ "type": "string", "not": { "const": "a" } }), "\"b\"", "\"a\""),
-        ("nullable", json!({ "type": "string", "nullable": true }), "null", "1"),
-        ("oneOf", json!({ "oneOf": [{ "type": "integer" }, { "type": "number" }] }), "1.5", "1"),
-        ("pattern", json!({ "type": "string", "pattern": "^a" }), "\"ab\"", "\"b\""),
-        (
-            "patternProperties",
-            object("patternProperties", json!({ "^a": { "type": "null" } })),
-            "{\"a\": null}",
-            "{\"a\": 1}",
-        ),
-        ("prefixItems", list("prefixItems", json!([{ "type": "null" }])), "[null]", "[1]"),
-        (
-            "properties",
-            object("properties", json!({ "a": { "type": "null" } })),
-            "{\"a\": null}",
-            "{\"a\": 1}",
-        ),
-        ("propertyNames", object("propertyNames", json!({ "maxLength": 1 })), "{\"a\": 1}", "{\"ab\": 1}"),
-        ("required", object("required", json!(["a"])), "{\"a\": 1}", "{}"),
-        ("then", one_or_list, "5", "4"),
-        ("type", json!({ "type": ["integer", "null"] }), "1", "\"\""),
-        (
-            "unevaluatedItems",
-            list_of("prefixItems", json!([true]), json!({ "unevaluatedItems": { "type": "null" } })),
-            "[1, null]",
-            "[1, 2]",
-        ),
-        (
-            "unevaluatedProperties",
-            json!({ "type": "object", "allOf": [{ "properties": { "a": {} } }],
-            "unevaluatedProperties": { "type": "null" } }),
-            "{\"a\": 1, \"b\": null}",
-            "{\"a\": 1, \"b\": 1}",
-        ),
-        (
-            "uniqueItems",
-            list_of("items", json!({ "enum": [1, 2] }), json!({ "uniqueItems": true })),
-            "[2, 1]",
-            "[1, 1]",
-        ),
-        (
-            "x-guidance.item_separator",
-            json!({ "type": "array", "x-guidance": { "item_separator": ";" } }),
-            "[1;2]",
-            "[1,2]",
-        ),
-        (
-            "x-guidance.key_separator",
-            json!({ "type": "object", "x-guidance": { "key_separator": " = " } }),
-            "{\"a\" = 1}",
-            "{\"a\": 1}",
-        ),
-        (
-            "x-guidance.open_objects",
-            json!({ "type": "object", "properties": { "a": {} }, "required": ["a"], "x-guidance": { "open_objects": true } }),
-            "{\"a\": 1, \"b\": 1}",
-            "{\"b\": 1}",
-        ),
-        (
-            "x-guidance.whitespace_flexible",
-            json!({ "type": "array", "x-guidance": { "whitespace_flexible": false } }),
-            "[1,2]",
-            "[1, 2]",
-        ),
-        (
-            "x-guidance.whitespace_pattern",
-            json!({ "type": "array", "x-guidance": { "whitespace_pattern": "  " } }),
-            "[1,  2]",
-            "[1, 2]",
-        ),
-    ]
 }

@@ -25,6 +25,9 @@ pub use triggers::{MAX_TRIGGER, MAX_TRIGGERS, Trigger, Triggers};
 /// The stack on which a grammar is compiled: `llguidance` follows rules by recursion. Only what is used of it takes memory.
 const STACK: usize = 256 << 20;
 
+/// The most ways that an answer may go on in one place: the choices and properties of the largest schema, and as many again.
+const MAX_ITEMS: usize = 20_000;
+
 /// The most lines with a colon in a Lark grammar, as each rule is. With so many rules in a chain, [`STACK`] is enough.
 const MAX_LARK_RULES: usize = 5_000;
 
@@ -99,7 +102,8 @@ impl GrammarCompiler {
         let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
         let mut factory = factory.map_err(|error| wrong(error.to_string()))?;
         factory.quiet();
-        *factory.limits_mut() = ParserLimits { verbose_errors: false, ..ParserLimits::default() };
+        *factory.limits_mut() =
+            ParserLimits { verbose_errors: false, max_items_in_row: MAX_ITEMS, ..ParserLimits::default() };
         Ok(GrammarCompiler(Arc::new(factory)))
     }
 

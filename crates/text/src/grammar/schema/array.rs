@@ -11,8 +11,8 @@ use super::rules::Part;
 
 /// States: items times those that are counted for `contains`.
 const MAX_STATES: usize = 2_000;
-/// The most values of which each may come once.
-const MAX_UNIQUE: usize = 64;
+/// The most values of which each may come once: a bit for each, whose number llguidance compares with at most 63.
+const MAX_UNIQUE: usize = 63;
 
 /// What all nodes of a set say about arrays.
 struct Items {

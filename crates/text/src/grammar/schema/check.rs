@@ -1,5 +1,7 @@
 //! Whether a value that a schema names itself (`enum`, `const`) is allowed by all of it.
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::Value;
 
 use super::decimal::Decimal;
@@ -27,27 +29,59 @@ pub(super) fn is_same(one: &Value, two: &Value) -> bool {
 
 /// Whether a node allows a value. What takes too much work to find out is taken to hold.
 pub(super) fn admits(nodes: &[Node], id: Id, value: &Value) -> bool {
-    Checker { nodes, depth: 0 }.admits(id, value)
+    Checker::new(nodes).admits(id, value)
 }
 
-struct Checker<'a> {
+/// The same text for values that are the same.
+pub(super) fn canonical(value: &Value) -> String {
+    match value {
+        Value::Number(number) => match Decimal::of(number) {
+            Some(number) if number.is_zero() => "0".into(),
+            Some(number) => {
+                let sign = if number.is_negative { "-" } else { "" };
+                format!("{sign}{}.{}", number.whole(), number.fraction)
+            }
+            None => number.to_string(),
+        },
+        Value::Array(items) => format!("[{}]", items.iter().map(canonical).collect::<Vec<_>>().join(",")),
+        Value::Object(object) => {
+            let entry = |(name, value): (&String, &Value)| {
+                format!("{}:{}", Value::from(name.as_str()), canonical(value))
+            };
+            let mut entries: Vec<String> = object.iter().map(entry).collect();
+            entries.sort_unstable();
+            format!("{{{}}}", entries.join(","))
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => value.to_string(),
+    }
+}
+
+/// Looks at many values of the same nodes.
+pub(super) struct Checker<'a> {
     nodes: &'a [Node],
+    /// The values that nodes list, in their canonical form.
+    listed: HashMap<Id, HashSet<String>>,
     depth: usize,
 }
 
-impl Checker<'_> {
-    fn admits(&mut self, id: Id, value: &Value) -> bool {
+impl<'a> Checker<'a> {
+    pub(super) fn new(nodes: &'a [Node]) -> Checker<'a> {
+        Checker { nodes, listed: HashMap::new(), depth: 0 }
+    }
+
+    fn lists(&mut self, id: Id, allowed: &[Value], value: &Value) -> bool {
+        let listed = self.listed.entry(id).or_insert_with(|| allowed.iter().map(canonical).collect());
+        listed.contains(&canonical(value))
+    }
+
+    pub(super) fn admits(&mut self, id: Id, value: &Value) -> bool {
         if self.depth > MAX_DEPTH {
             return true;
         }
         self.depth += 1;
         let node = &self.nodes[id];
         let is_allowed = node.types.has(Types::of(value))
-            && node.allowed.as_ref().is_none_or(|allowed| {
-                // Mostly it is asked whether a value of the list is in the list, which may be long.
-                allowed.iter().any(|other| std::ptr::eq(other, value))
-                    || allowed.iter().any(|other| is_same(other, value))
-            })
+            && node.allowed.as_ref().is_none_or(|allowed| self.lists(id, allowed, value))
             && !node.forbidden.iter().any(|other| is_same(other, value))
             && match value {
                 Value::Null | Value::Bool(_) => true,

@@ -223,10 +223,9 @@ impl Compiler {
         let first = set.iter().find_map(|held| self.node(*held).allowed.as_ref())?;
         let mut values: Vec<Value> = Vec::new();
         let mut seen = HashSet::new();
+        let mut checker = check::Checker::new(&self.nodes);
         for value in first {
-            if seen.insert(value.to_string())
-                && set.iter().all(|held| check::admits(&self.nodes, held.id, value))
-            {
+            if seen.insert(value.to_string()) && set.iter().all(|held| checker.admits(held.id, value)) {
                 values.push(value.clone());
             }
         }

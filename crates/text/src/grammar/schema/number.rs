@@ -10,6 +10,9 @@ use super::rx::Rx;
 /// Endings of a multiple that are listed.
 const MAX_ENDINGS: usize = 1_000;
 
+/// The largest step that is counted, without its point. Each remainder is a state, so that a mask takes time by their number.
+const MAX_COUNTED: i128 = 10_000;
+
 /// How numbers are held to a schema.
 pub(super) enum Numbers {
     /// By their digits.
@@ -62,19 +65,18 @@ fn leaf(types: Types, bounds: &[Bound], step: &Decimal) -> Option<Value> {
             format!("{}{}.{}0", if value.is_negative { "-" } else { "" }, value.whole(), value.fraction);
         (value.whole.len() + value.fraction.len() <= 15).then(|| text.parse::<f64>().ok()).flatten()
     };
+    let coefficient = step.scaled(step.fraction.len())?;
+    let exact_step = exact(step)?;
     // It counts remainders in 32 bits: ten times the largest, and a digit in the highest place.
-    let digit = 9 * 10_i128.checked_pow(u32::try_from(step.fraction.len()).ok()?)?;
-    let counts = |step: &i128| {
-        let most = step.checked_mul(10).and_then(|most| most.checked_add(digit));
-        *step >= 1 && most.is_some_and(|most| most <= i128::from(u32::MAX))
-    };
-    step.scaled(step.fraction.len()).filter(counts)?;
-    if !types.has(Types::INTEGER) {
+    let is_counted = (1..=MAX_COUNTED).contains(&coefficient)
+        && step.fraction.len() <= 8
+        && read_as_float(exact_step) == coefficient as f64;
+    if !is_counted || !types.has(Types::INTEGER) {
         return None;
     }
     let kind = if types.has(Types::FRACTION) { "number" } else { "integer" };
     let mut schema = json!({
-        "type": kind, "multipleOf": exact(step)?, "x-guidance": { "whitespace_flexible": false },
+        "type": kind, "multipleOf": exact_step, "x-guidance": { "whitespace_flexible": false },
     });
     for bound in bounds {
         let key = match (bound.is_least, bound.is_exclusive) {
@@ -92,6 +94,14 @@ fn leaf(types: Types, bounds: &[Bound], step: &Decimal) -> Option<Value> {
         schema[key] = json!(at);
     }
     Some(schema)
+}
+
+/// The digits of a step as llguidance finds them: rounding may give it many more than were written.
+fn read_as_float(mut step: f64) -> f64 {
+    while step.fract() != 0.0 {
+        step *= 10.0;
+    }
+    step
 }
 
 /// The number itself, however it is written without an exponent.

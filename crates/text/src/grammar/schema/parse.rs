@@ -16,6 +16,8 @@ use super::{format, pattern};
 const MAX_NODES: usize = 50_000;
 /// The most properties of one object, and values of one `enum`.
 const MAX_LISTED: usize = 5_000;
+/// The largest count that llguidance reads.
+const MAX_COUNT: usize = i32::MAX as usize;
 /// The most names of properties that are matched with patterns, for one object.
 const MAX_MATCHED: usize = 20_000;
 /// Branches of a `oneOf` that are compared with each other.
@@ -110,7 +112,12 @@ impl<'a> Reader<'a, '_> {
             Some(number as u64)
         });
         let number = number.ok_or_else(|| self.wrong(key, "a whole number of at least 0"))?;
-        Ok(Some(usize::try_from(number).unwrap_or(usize::MAX)))
+        match usize::try_from(number).ok().filter(|number| *number <= MAX_COUNT) {
+            Some(number) => Ok(Some(number)),
+            // No answer is so long.
+            None if key.starts_with("max") => Ok(None),
+            None => Err(self.wrong(key, &format!("at most {MAX_COUNT}"))),
+        }
     }
 
     fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>, String> {

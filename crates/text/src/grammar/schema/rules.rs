@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Write;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::Value;
 
@@ -10,7 +9,7 @@ use serde_json::Value;
 const MAX_INLINE: usize = 12;
 
 /// A part of a rule.
-#[derive(Clone, Debug, PartialEq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Part {
     /// Nothing can be written here.
     Never,
@@ -56,26 +55,17 @@ impl Part {
 
     pub(super) fn alt(options: impl IntoIterator<Item = Part>) -> Part {
         let mut flat: Vec<Part> = Vec::new();
-        // There may be thousands, which are compared only where their hashes are the same.
-        let mut hashes = HashSet::new();
-        let mut is_new = |option: &Part| {
-            let mut hasher = DefaultHasher::new();
-            option.hash(&mut hasher);
-            hashes.insert(hasher.finish())
-        };
         for option in options {
             match option {
                 Part::Never => {}
-                Part::Alt(options) => {
-                    for option in &options {
-                        is_new(option);
-                    }
-                    flat.extend(options);
-                }
-                option if !is_new(&option) && flat.contains(&option) => {}
+                Part::Alt(options) => flat.extend(options),
                 option => flat.push(option),
             }
         }
+        let mut seen = HashSet::new();
+        let is_new: Vec<bool> = flat.iter().map(|option| seen.insert(option)).collect();
+        let mut is_new = is_new.into_iter();
+        flat.retain(|_| is_new.next().unwrap_or(false));
         match flat.len() {
             0 => Part::Never,
             // A condition is written with the options of a rule.

@@ -1,0 +1,247 @@
+//! What each key of a schema does, by one text that it lets through and one that it stops; the documentation says the same.
+#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+
+use std::collections::BTreeSet;
+
+use ingle_text::{SchemaOptions, prepare_schema};
+use serde_json::{Value, json};
+
+use super::{Bench, prepared};
+
+/// Names in a row of the table in the documentation.
+fn documented(title: &str) -> BTreeSet<String> {
+    let page = include_str!("../../../../docs/server.md");
+    let line = page.lines().find(|line| line.starts_with(&format!("| **{title}**"))).unwrap();
+    line.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// The table of keys in the documentation is what happens: with an enforced key, a text is let through and another is not; with
+/// one that is ignored, all JSON is.
+#[test]
+fn the_documentation_says_what_becomes_of_each_key() {
+    let cases = keys();
+    let bench = Bench::new();
+    let mut seen: BTreeSet<String> = BTreeSet::new();
+    for (key, schema, good, bad) in cases {
+        assert!(
+            schema.to_string().contains(&format!("\"{}\"", key.trim_start_matches("x-guidance."))),
+            "{key}: {schema}"
+        );
+        let matcher = bench.matcher(&schema);
+        assert!(bench.takes(&matcher, good), "{key}: {good} should be let through by {schema}");
+        assert!(!bench.takes(&matcher, bad), "{key}: {bad} should not be let through by {schema}");
+        assert!(prepared(&schema).unenforced.is_empty(), "{key}");
+        seen.insert(key.to_owned());
+    }
+    let enforced = documented("enforced").union(&documented("enforced in part")).cloned().collect();
+    assert_eq!(seen, enforced);
+    let any = prepared(&json!({}));
+    for key in documented("ignored") {
+        for value in [json!("x"), json!(true), json!({ "a": { "type": "null" } })] {
+            assert_eq!(prepared(&json!({ &key: value })), any, "{key}");
+        }
+    }
+    for key in documented("refused") {
+        let option = key.trim_start_matches("x-guidance.");
+        assert!(
+            prepare_schema(&json!({ "x-guidance": { option: true } }), &SchemaOptions::default()).is_err(),
+            "{key}"
+        );
+    }
+    for name in documented("formats enforced") {
+        assert!(
+            !bench.takes(&bench.matcher(&json!({ "type": "string", "format": name })), "\" \""),
+            "{name}"
+        );
+    }
+    for name in [
+        "path",
+        "password",
+        "binary",
+        "byte",
+        "uri-reference",
+        "iri",
+        "regex",
+        "json-pointer",
+        "url",
+        "jwt",
+        "ulid",
+        "phone",
+        "",
+    ] {
+        let schema = json!({ "type": "string", "format": name });
+        assert_eq!(prepared(&schema), prepared(&json!({ "type": "string" })), "{name}");
+    }
+}
+
+/// For each key a schema, a text that it lets through, and one that only this key stops.
+fn keys() -> Vec<(&'static str, Value, &'static str, &'static str)> {
+    let string = json!({ "type": "string" });
+    let one_or_list =
+        json!({ "if": { "type": "integer" }, "then": { "minimum": 5 }, "else": { "type": "array" } });
+    let object = |key: &str, value: Value| json!({ "type": "object", key: value });
+    let list = |key: &str, value: Value| json!({ "type": "array", key: value });
+    let list_of = |key: &str, value: Value, more: Value| {
+        let mut schema = json!({ "type": "array", key: value });
+        schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        schema
+    };
+    vec![
+        (
+            "$anchor",
+            json!({ "$ref": "#x", "$defs": { "a": { "$anchor": "x", "type": "string" } } }),
+            "\"\"",
+            "1",
+        ),
+        ("$defs", json!({ "$ref": "#/$defs/a", "$defs": { "a": string } }), "\"\"", "1"),
+        (
+            "$dynamicAnchor",
+            json!({ "$ref": "#x", "$defs": { "a": { "$dynamicAnchor": "x", "type": "string" } } }),
+            "\"\"",
+            "1",
+        ),
+        ("$dynamicRef", json!({ "$dynamicRef": "#/$defs/a", "$defs": { "a": string } }), "\"\"", "1"),
+        (
+            "$id",
+            json!({ "$ref": "urn:x", "$defs": { "a": { "$id": "urn:x", "type": "string" } } }),
+            "\"\"",
+            "1",
+        ),
+        ("$recursiveRef", list("items", json!({ "$recursiveRef": "#" })), "[[]]", "[1]"),
+        ("$ref", json!({ "$ref": "#/$defs/a", "$defs": { "a": string } }), "\"\"", "1"),
+        (
+            "additionalItems",
+            list_of("items", json!([true]), json!({ "additionalItems": { "type": "null" } })),
+            "[1, null]",
+            "[1, 2]",
+        ),
+        (
+            "additionalProperties",
+            object("additionalProperties", json!({ "type": "null" })),
+            "{\"a\": null}",
+            "{\"a\": 1}",
+        ),
+        ("allOf", json!({ "allOf": [{ "minimum": 2 }, { "type": "integer" }] }), "2", "1"),
+        ("anyOf", json!({ "anyOf": [{ "type": "null" }, { "type": "boolean" }] }), "true", "1"),
+        ("const", json!({ "const": "a" }), "\"a\"", "\"b\""),
+        ("contains", list("contains", json!({ "const": 1 })), "[2, 1]", "[2]"),
+        ("definitions", json!({ "$ref": "#/definitions/a", "definitions": { "a": string } }), "\"\"", "1"),
+        (
+            "dependencies",
+            json!({ "type": "object", "properties": { "a": {}, "b": {} }, "dependencies": { "a": ["b"] } }),
+            "{\"a\": 1, \"b\": 2}",
+            "{\"a\": 1}",
+        ),
+        (
+            "dependentRequired",
+            json!({ "type": "object", "properties": { "a": {}, "b": {} }, "dependentRequired": { "a": ["b"] } }),
+            "{\"b\": 2}",
+            "{\"a\": 1}",
+        ),
+        (
+            "dependentSchemas",
+            json!({ "type": "object", "properties": { "a": {}, "b": {} },
+            "dependentSchemas": { "a": { "required": ["b"] } } }),
+            "{\"a\": 1, \"b\": 2}",
+            "{\"a\": 1}",
+        ),
+        ("else", one_or_list.clone(), "[]", "\"\""),
+        ("enum", json!({ "enum": [1, "a"] }), "1", "2"),
+        ("exclusiveMaximum", json!({ "type": "integer", "exclusiveMaximum": 3 }), "2", "3"),
+        ("exclusiveMinimum", json!({ "type": "integer", "exclusiveMinimum": 3 }), "4", "3"),
+        ("format", json!({ "type": "string", "format": "date" }), "\"2024-02-29\"", "\"2024-02-30\""),
+        ("if", one_or_list.clone(), "5", "\"\""),
+        ("items", list("items", json!({ "type": "null" })), "[null]", "[1]"),
+        (
+            "maxContains",
+            list_of("contains", json!({ "const": 1 }), json!({ "maxContains": 1 })),
+            "[2, 1]",
+            "[1, 1]",
+        ),
+        ("maximum", json!({ "type": "number", "maximum": 1.5 }), "1.5", "1.6"),
+        ("maxItems", list("maxItems", json!(1)), "[1]", "[1, 2]"),
+        ("maxLength", json!({ "type": "string", "maxLength": 1 }), "\"a\"", "\"ab\""),
+        ("maxProperties", object("maxProperties", json!(1)), "{\"a\": 1}", "{\"a\": 1, \"b\": 1}"),
+        (
+            "minContains",
+            list_of("contains", json!({ "const": 1 }), json!({ "minContains": 2 })),
+            "[1, 1]",
+            "[1]",
+        ),
+        ("minimum", json!({ "type": "number", "minimum": -1.5 }), "-1.5", "-1.6"),
+        ("minItems", list("minItems", json!(1)), "[1]", "[]"),
+        ("minLength", json!({ "type": "string", "minLength": 1 }), "\"a\"", "\"\""),
+        ("minProperties", object("minProperties", json!(1)), "{\"a\": 1}", "{}"),
+        ("multipleOf", json!({ "type": "integer", "multipleOf": 6 }), "12", "13"),
+        ("not", json!({ "type": "string", "not": { "const": "a" } }), "\"b\"", "\"a\""),
+        ("nullable", json!({ "type": "string", "nullable": true }), "null", "1"),
+        ("oneOf", json!({ "oneOf": [{ "type": "integer" }, { "type": "number" }] }), "1.5", "1"),
+        ("pattern", json!({ "type": "string", "pattern": "^a" }), "\"ab\"", "\"b\""),
+        (
+            "patternProperties",
+            object("patternProperties", json!({ "^a": { "type": "null" } })),
+            "{\"a\": null}",
+            "{\"a\": 1}",
+        ),
+        ("prefixItems", list("prefixItems", json!([{ "type": "null" }])), "[null]", "[1]"),
+        (
+            "properties",
+            object("properties", json!({ "a": { "type": "null" } })),
+            "{\"a\": null}",
+            "{\"a\": 1}",
+        ),
+        ("propertyNames", object("propertyNames", json!({ "maxLength": 1 })), "{\"a\": 1}", "{\"ab\": 1}"),
+        ("required", object("required", json!(["a"])), "{\"a\": 1}", "{}"),
+        ("then", one_or_list, "5", "4"),
+        ("type", json!({ "type": ["integer", "null"] }), "1", "\"\""),
+        (
+            "unevaluatedItems",
+            list_of("prefixItems", json!([true]), json!({ "unevaluatedItems": { "type": "null" } })),
+            "[1, null]",
+            "[1, 2]",
+        ),
+        (
+            "unevaluatedProperties",
+            json!({ "type": "object", "allOf": [{ "properties": { "a": {} } }],
+            "unevaluatedProperties": { "type": "null" } }),
+            "{\"a\": 1, \"b\": null}",
+            "{\"a\": 1, \"b\": 1}",
+        ),
+        (
+            "uniqueItems",
+            list_of("items", json!({ "enum": [1, 2] }), json!({ "uniqueItems": true })),
+            "[2, 1]",
+            "[1, 1]",
+        ),
+        (
+            "x-guidance.item_separator",
+            json!({ "type": "array", "x-guidance": { "item_separator": ";" } }),
+            "[1;2]",
+            "[1,2]",
+        ),
+        (
+            "x-guidance.key_separator",
+            json!({ "type": "object", "x-guidance": { "key_separator": " = " } }),
+            "{\"a\" = 1}",
+            "{\"a\": 1}",
+        ),
+        (
+            "x-guidance.open_objects",
+            json!({ "type": "object", "properties": { "a": {} }, "required": ["a"], "x-guidance": { "open_objects": true } }),
+            "{\"a\": 1, \"b\": 1}",
+            "{\"b\": 1}",
+        ),
+        (
+            "x-guidance.whitespace_flexible",
+            json!({ "type": "array", "x-guidance": { "whitespace_flexible": false } }),
+            "[1,2]",
+            "[1, 2]",
+        ),
+        (
+            "x-guidance.whitespace_pattern",
+            json!({ "type": "array", "x-guidance": { "whitespace_pattern": "  " } }),
+            "[1,  2]",
+            "[1, 2]",
+        ),
+    ]
+}
