@@ -9,7 +9,7 @@ use text::{ShowSpecial, Stops};
 use crate::answer::Answer;
 use crate::app::App;
 use crate::chat::{Prepared, prepare_chat, render};
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ApiError, Result};
 use crate::models::{Facts, Lease, TextModel};
 use crate::request::{Caller, ChatRequest, GenerateOptions};
 use crate::stream::Channel;

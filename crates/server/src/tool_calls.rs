@@ -8,6 +8,7 @@ use serde_json::Value;
 use text::{AnswerFormat, CallChoice, Grammar, HeldCalls, Tokenizer};
 
 use crate::error::{ApiError, Result};
+use crate::matchers::Source;
 use crate::models::TextModel;
 use crate::request::{ChatRequest, ToolChoice};
 use crate::warnings;
@@ -29,6 +30,14 @@ struct Forced {
     parallel: bool,
     content: Option<Grammar>,
     begins_thinking: bool,
+}
+
+impl Source for CallsKey {
+    fn size(&self) -> usize {
+        let content = self.forced.as_ref().and_then(|forced| forced.content.as_ref());
+        let tools = self.tools.iter().map(|tool| tool.to_string().len());
+        tools.sum::<usize>() + content.map_or(0, Grammar::n_bytes)
+    }
 }
 
 /// An answer to `prompt`, read as `format`, in which tools may be called.

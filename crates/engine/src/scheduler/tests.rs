@@ -100,7 +100,7 @@ impl Simulation {
         self.n_added += 1;
         self.tokens.push(vec![]);
         let sampler = Sampler::new(&SamplingParams::greedy(), N_VOCAB, None).unwrap();
-        let text = TextStream::new(None, text::Stops::default(), Vec::new(), ShowSpecial::Nothing);
+        let text = TextStream::new(None, text::Stops::default(), None, ShowSpecial::Nothing);
         self.scheduler.add(Sequence::new(id, request, sampler, text, [].into(), 8, 0));
         id
     }

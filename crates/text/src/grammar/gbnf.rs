@@ -277,7 +277,7 @@ impl Parser {
     /// A repetition. One of a repetition is a single one where each is `?`, `*` or `+`: the parser would find each text in as
     /// many ways as its parts can be shared out, which takes seconds for `x*********`.
     fn repeat(&mut self, node: NodeId, min: u32, max: Option<u32>) -> Result<NodeId, String> {
-        let is_operator = |min, max| min <= 1 && max.is_none_or(|max| max == 1);
+        let is_operator = |min: u32, max: Option<u32>| min <= 1 && max.is_none_or(|max| max == 1);
         match self.nodes.get(node) {
             Some(&Node::Repeat(part, part_min, part_max))
                 if is_operator(min, max) && is_operator(part_min, part_max) =>
