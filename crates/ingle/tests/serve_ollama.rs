@@ -176,7 +176,7 @@ fn chats_prompts_and_lists() {
         ("/api/copy", json!({}), 400, "not offered"),
         ("/api/pull", json!({ "model": "smollm2:135m" }), 403, "--allow-pull"),
         ("/api/embed", json!({ "input": [1] }), 400, "expected a text"),
-        ("/api/nothing", json!({}), 404, "nothing at this path"),
+        ("/api/nothing", json!({}), 404, "nothing at POST /api/nothing"),
     ] {
         let (found, answer) = server.post(path, &body);
         let error = answer["error"].as_str().unwrap_or_else(|| panic!("{path}: {answer}"));

@@ -41,6 +41,11 @@ pub(crate) fn tenant() -> u64 {
     TENANT.try_with(|tenant| *tenant).unwrap_or(0)
 }
 
+/// Answer a request of a tenant.
+pub(crate) async fn of_tenant<T>(tenant: u64, answer: impl Future<Output = T>) -> T {
+    TENANT.scope(tenant, answer).await
+}
+
 /// Who has a certain key.
 struct Tenant {
     id: u64,
@@ -154,7 +159,7 @@ pub(crate) async fn check(State(access): State<Access>, mut request: Request, ne
             let who = if access.has_keys { tenant } else { address(&request) };
             request.extensions_mut().insert(Caller { request_id: request_id.clone(), tenant });
             let answer = warnings::answer(next.run(request));
-            TENANT.scope(tenant, on_behalf_of(who, answer)).await
+            of_tenant(tenant, on_behalf_of(who, answer)).await
         }
         Err(error) => error.into_response(),
     };

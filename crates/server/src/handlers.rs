@@ -8,9 +8,11 @@ use axum::response::{IntoResponse, Response};
 use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
 
+use crate::access::{of_tenant, tenant};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::preparing::{on_behalf_of, who};
+use crate::warnings::Warnings;
 
 /// A body of more bytes is handled here.
 pub(crate) const SMALL: usize = 64 << 10;
@@ -66,7 +68,9 @@ pub(crate) async fn layer(State(app): State<App>, request: Request, next: Next) 
     // A small request may ask for a large answer.
     let moves = is_large(request.headers()) || request.method() == Method::POST;
     let Some(runtime) = app.handlers().0.as_ref().filter(|_| moves) else { return next.run(request).await };
-    let task = runtime.spawn(on_behalf_of(who(), next.run(request)));
+    // What tasks know of the request that they work for goes along.
+    let answer = Warnings::current().scope(next.run(request));
+    let task = runtime.spawn(of_tenant(tenant(), on_behalf_of(who(), answer)));
     let _abort = Abort(task.abort_handle());
     match task.await {
         Ok(response) => response,

@@ -27,6 +27,11 @@ impl Warnings {
         CURRENT.try_with(Warnings::clone).unwrap_or_default()
     }
 
+    /// Work for this request in another task.
+    pub(crate) async fn scope<T>(self, work: impl Future<Output = T>) -> T {
+        CURRENT.scope(self, work).await
+    }
+
     /// Run work for this request on another thread.
     pub(crate) fn within<T>(self, work: impl FnOnce() -> T) -> T {
         CURRENT.sync_scope(self, work)
@@ -51,7 +56,7 @@ pub(crate) fn unenforced(keys: &[String]) {
 /// The answer to a request, with its warnings.
 pub(crate) async fn answer(make: impl Future<Output = Response>) -> Response {
     let warnings = Warnings::default();
-    let mut response = CURRENT.scope(warnings.clone(), make).await;
+    let mut response = warnings.clone().scope(make).await;
     for what in warnings.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
         // A header is visible ASCII.
         let visible = what.chars().map(|c| if c == ' ' || c.is_ascii_graphic() { c } else { '?' });

@@ -146,7 +146,9 @@ mod tests {
         ] {
             let error = within(&folder, path).unwrap_err();
             let message = format!("there is no adapter {path:?} in the folder of --lora-dir");
-            assert_eq!((error.kind, error.message), (ErrorKind::NotFound, message));
+            assert_eq!(error.kind, ErrorKind::NotFound);
+            // Messages do not repeat all of a long name.
+            assert!(error.message == message || path.len() > 2_000, "{}", error.message);
         }
     }
 }
