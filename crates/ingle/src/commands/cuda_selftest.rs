@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::{load, output};
+use crate::load;
 
 /// Compare every CUDA kernel with the reference interpreter, and print a report
 #[derive(Args)]
@@ -15,6 +15,7 @@ pub struct CudaSelftest {}
 impl CudaSelftest {
     #[cfg(any(target_os = "linux", target_os = "windows"))]
     pub fn run(self) -> anyhow::Result<()> {
+        use crate::output;
         use device::{Device, Peaks};
         use device_cuda::selftest;
         let device = load::cuda::device(0)?;
