@@ -9,6 +9,7 @@ mod fuzz;
 mod lanes;
 mod setup;
 mod suites;
+mod tidy;
 
 use std::env;
 use std::process::ExitCode;
@@ -17,6 +18,7 @@ const HELP: &str = "\
 usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
        cargo xtask clients [ARGUMENTS OF scripts/clients]
        cargo xtask full|gpu-test|setup
+       cargo xtask tidy [RULE]...
        cargo xtask fuzz [TARGET]... [--minutes N]
        cargo xtask cuda-kernels [--check] [sm_90a...]
        cargo xtask emulated-gpu [NAMES OF TESTS OF crates/device-cuda/examples/gpu_test.rs]
@@ -40,6 +42,7 @@ usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
           docs/clients.md; --only official,routers runs some
   fuzz    libFuzzer over each target of fuzz/, or those named, for N minutes each (1); what it finds is in
           target/fuzz/found
+  tidy    the rules of STYLE.md that a machine can keep, or those named; a few seconds
   setup   only the checks and installations of `test`
 ";
 
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         }
         Some("full") => setup::prepare().and_then(|()| suites::full()),
         Some("clients") => setup::prepare().and_then(|()| suites::clients(&rest)),
+        Some("tidy") => tidy::run(&rest),
         Some("fuzz") => fuzz::run(&rest),
         Some("cuda-kernels") => cuda::kernels(&rest),
         Some("emulated-gpu") => setup::prepare().and_then(|()| suites::emulated_gpu(&rest)),

@@ -185,7 +185,7 @@ fn cargo(arguments: &[&str]) -> Command {
 }
 
 /// The root of the workspace.
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     xtask.parent().unwrap_or(xtask).to_owned()
 }
