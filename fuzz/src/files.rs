@@ -1,4 +1,4 @@
-//! Files of models, adapters and towers.
+//! Targets for files of models, LoRA adapters and vision towers.
 
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
@@ -8,24 +8,24 @@ use formats::base::{SecretKey, Writer};
 use model::{Adapter, ModelSpec};
 use weights::{Access, Array, Checkpoint, Map, Tensor, Value};
 
-/// Values of a tensor that are decoded, and bytes of all tensors that are written: tensors may share bytes, so that a
-/// small file may hold many.
+/// Upper limit of values decoded from a tensor, and of bytes written for all tensors. Tensors may
+/// share bytes, so a small file may describe large ones.
 const MAX_VALUES: usize = 1 << 16;
 const MAX_WRITTEN: usize = 1 << 20;
 
-/// A folder of this process, in memory where the system has such a place.
+/// A temporary folder of this process, in memory if the system has a file system there.
 pub(crate) fn folder() -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
     let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
     tempfile::tempdir_in(parent).expect("a folder").keep()
 }
 
-/// A fixture of the repository.
+/// Reads a fixture of the repository.
 pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(name)
 }
 
-/// What every reader promises of its tensors.
+/// Checks the promises that every reader makes about its tensors.
 fn check(tensors: &[Tensor]) {
     for tensor in tensors {
         assert_eq!(tensor.data.len(), tensor.n_rows() * tensor.row_bytes());
@@ -44,7 +44,7 @@ fn plan(checkpoint: &Checkpoint) {
     }
 }
 
-/// A GGUF file of any bytes, then the model numbers and the tokenizer in it.
+/// A GGUF file of any bytes, then its hyperparameters and its tokenizer.
 pub(crate) fn gguf(data: &[u8]) {
     let Ok(checkpoint) = formats::gguf::parse(Map::from_slice(data), Path::new("fuzz.gguf")) else { return };
     check(&checkpoint.tensors);
@@ -63,7 +63,7 @@ pub(crate) fn safetensors(data: &[u8]) {
     }
 }
 
-/// A `.base` file of any bytes: what is read and written again is read as the same.
+/// A `.base` file of any bytes. A file that is read and written again reads the same.
 pub(crate) fn base(data: &[u8]) {
     let Ok(file) = formats::base::parse(Map::from_slice(data), Path::new("fuzz.base")) else { return };
     let checkpoint = file.checkpoint();
@@ -73,7 +73,7 @@ pub(crate) fn base(data: &[u8]) {
     if checkpoint.tensors.iter().map(|t| t.n_bytes()).sum::<usize>() > MAX_WRITTEN {
         return;
     }
-    // Numbers that came from JSON go back into it.
+    // Numbers that came from JSON can be written as JSON.
     let mut writer = Writer::new("fuzz", checkpoint.naming);
     writer.page(6);
     writer.metadata(&checkpoint.metadata).expect("metadata of a .base file");
@@ -109,17 +109,16 @@ fn same(a: &Checkpoint, b: &Checkpoint) {
     }
 }
 
-/// A value without where its texts lie.
+/// A value as text, without the places of its strings in the file.
 fn shown(value: &Value) -> String {
-    match value {
-        Value::Array(list @ Array::Str { .. }) => {
-            format!("{:?}", (0..list.len()).map(|i| list.str_bytes(i)).collect::<Vec<_>>())
-        }
-        other => format!("{other:?}"),
+    if let Value::Array(list @ Array::Str { .. }) = value {
+        format!("{:?}", (0..list.len()).map(|i| list.str_bytes(i)).collect::<Vec<_>>())
+    } else {
+        format!("{value:?}")
     }
 }
 
-/// Two files in one input: the first ends at the first zero byte.
+/// Splits an input into two files: the first one ends at the first zero byte.
 fn two_files<'a>(folder: &Path, names: [&str; 2], data: &'a [u8]) -> Option<&'a [u8]> {
     let at = data.iter().position(|b| *b == 0)?;
     std::fs::write(folder.join(names[0]), &data[..at]).expect("a file");
@@ -127,8 +126,8 @@ fn two_files<'a>(folder: &Path, names: [&str; 2], data: &'a [u8]) -> Option<&'a 
     Some(&data[..at])
 }
 
-/// A folder with config.json and model.safetensors of any bytes, as MLX writes them: its `quantization` object says how
-/// the file's tensors are to be joined.
+/// A folder with config.json and model.safetensors of any bytes, as MLX writes them. The
+/// `quantization` object of config.json says how tensors are combined.
 pub(crate) fn mlx(data: &[u8]) {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(folder);
@@ -141,14 +140,14 @@ pub(crate) fn mlx(data: &[u8]) {
     }
 }
 
-/// A model.bin of CTranslate2 of any bytes.
+/// CTranslate2's model.bin of any bytes.
 pub(crate) fn ctranslate2(data: &[u8]) {
     if let Ok(model) = formats::ctranslate2::parse(Map::from_slice(data), Path::new("model.bin")) {
         check(&model.tensors);
     }
 }
 
-/// A ggml file of whisper.cpp of any bytes.
+/// whisper.cpp's ggml file of any bytes.
 pub(crate) fn whisper_cpp(data: &[u8]) {
     if let Ok(checkpoint) = formats::whisper_cpp::parse(Map::from_slice(data), Path::new("ggml.bin")) {
         check(&checkpoint.tensors);
@@ -156,7 +155,7 @@ pub(crate) fn whisper_cpp(data: &[u8]) {
     }
 }
 
-/// An adapter of any bytes on a model that is right: a GGUF file, or PEFT's two files.
+/// A LoRA adapter of any bytes for a valid model: a GGUF file, or PEFT's two files.
 pub(crate) fn lora(data: &[u8]) {
     static BASE: OnceLock<(Checkpoint, ModelSpec)> = OnceLock::new();
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
@@ -182,7 +181,7 @@ pub(crate) fn lora(data: &[u8]) {
     }
 }
 
-/// A tower of any bytes beside a text model that is right.
+/// A vision tower of any bytes with a valid text model.
 pub(crate) fn mmproj(data: &[u8]) {
     static TEXT: OnceLock<Checkpoint> = OnceLock::new();
     let text =

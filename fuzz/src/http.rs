@@ -1,6 +1,6 @@
-//! Bodies of requests, of every API: what is not right is refused, and nothing is a failure of the server.
+//! Request bodies of every API. An invalid one is refused with a 4xx status, never with a 5xx.
 //!
-//! The server has no model that loads, so that what is measured is how requests are read.
+//! The server has no model that loads, so the target fuzzes only how requests are read.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -28,7 +28,7 @@ impl Loader for Nothing {
 struct Served {
     router: Router,
     runtime: Runtime,
-    /// Methods and paths that take a body.
+    /// Methods and paths that accept a body.
     paths: Vec<(String, String)>,
 }
 
@@ -61,7 +61,7 @@ fn served() -> &'static Served {
     })
 }
 
-/// The first byte says where the rest is sent.
+/// Sends an input to the path that its first byte selects; the rest is the body.
 pub(crate) fn run(data: &[u8]) {
     let Some((path, body)) = data.split_first() else { return };
     let served = served();
@@ -88,7 +88,7 @@ pub(crate) fn run(data: &[u8]) {
     });
 }
 
-/// A right body for each path, and for each one that is right in parts.
+/// Seeds: a valid body for each path, and for each path a body that is valid in parts.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let chat = r#"{"model":"model","messages":[{"role":"system","content":"x"},{"role":"user","content":[{"type":"text","text":"Hi"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"x":{"type":"number"}}}}}],"tool_choice":"auto","stream":true,"stop":["a"],"logit_bias":{"1":1},"temperature":0.5,"top_p":0.9,"n":2,"max_tokens":5,"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"type":"object"}}}}"#;
     let text = r#"{"model":"model","prompt":"Hi","input":["Hi"],"content":"Hi","tokens":[1],"query":"q","documents":["a"],"n_predict":5,"stop":["a"],"dry_sequence_breakers":["a"],"grammar":"root ::= \"a\"","options":{"temperature":1,"stop":"a"},"samplers":["top_k"],"keep_alive":"5m","logprobs":1,"max_tokens":5}"#;

@@ -1,8 +1,8 @@
-//! Targets for a fuzzer: each takes bytes that a stranger may have made, gives them to what reads them, and panics if
-//! that does not keep its promises. What is read is right or an error, in bounded time and memory.
+//! Fuzz targets: each passes untrusted bytes to one of our readers, and panics if the reader breaks a
+//! promise. A reader returns a valid value or an error, in bounded time and memory.
 //!
-//! They are functions of a library, so that a test runs each over its seeds wherever the tests run. `cargo xtask fuzz`
-//! lets libFuzzer go on from there.
+//! Targets are functions of a library, so that a test can run each over its seeds on every machine.
+//! `cargo xtask fuzz` runs them under libFuzzer.
 
 mod files;
 mod http;
@@ -11,18 +11,18 @@ mod prompt_cache;
 mod seeds;
 mod texts;
 
-/// A target.
+/// A fuzz target.
 #[derive(Debug)]
 pub struct Target {
-    /// What `cargo xtask fuzz` calls it.
+    /// The target's name for `cargo xtask fuzz`.
     pub name: &'static str,
-    /// Give it bytes. Panics if a promise is broken.
+    /// Runs one input. Panics if a promise is broken.
     pub run: fn(&[u8]),
-    /// Where to begin from: small inputs that are right, and those that have been a fault once.
+    /// Returns the first inputs: small valid ones, and ones that once revealed a fault.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// All of them.
+/// All fuzz targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "gguf", run: files::gguf, seeds: seeds::gguf },
     Target { name: "safetensors", run: files::safetensors, seeds: seeds::safetensors },
@@ -47,7 +47,7 @@ pub const TARGETS: &[Target] = &[
 mod tests {
     use std::time::{Duration, Instant};
 
-    /// Every target over its seeds, and over each of them cut short and with a byte changed: what a fuzzer does first.
+    /// Runs every target over its seeds, over truncated seeds, and over seeds with one byte changed.
     #[test]
     fn targets_keep_their_promises_on_their_seeds() {
         for target in super::TARGETS {

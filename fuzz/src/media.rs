@@ -1,4 +1,4 @@
-//! Recordings and pictures.
+//! Targets for recordings and pictures.
 
 use std::sync::{Once, OnceLock};
 
@@ -8,16 +8,17 @@ use weights::Access;
 
 use crate::files::fixture;
 
-/// Blocks of a second.
+/// Blocks of audio in a second.
 const MAX_BLOCKS: usize = 60;
-/// Pixels of a side: larger pictures are right too, but a fuzzer learns nothing from them.
+/// Longest side of a picture, in pixels. A fuzzer learns nothing from larger ones.
 const MAX_SIDE: usize = 2048;
 
-/// A recording of any bytes, in any container and codec that is decoded: finite samples or an error.
+/// A recording of any bytes, in every container and codec that is decoded. The result is finite
+/// samples or an error.
 ///
-/// A few bytes may stand for hours of silence by right; a minute of them is looked at. Decoders that panic are caught by
-/// the reader (an overflow that this build checks for is a wrong number in others), so the fuzzer must not end at the
-/// panic itself, but only at one that comes out.
+/// A few valid bytes may decode to hours of silence, so only the first minute is decoded. The reader
+/// catches panics of decoders (an overflow is a panic only in builds with checks). So the fuzzer
+/// must stop only at a panic that escapes the reader.
 pub(crate) fn audio(data: &[u8]) {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
@@ -38,13 +39,13 @@ pub(crate) fn audio(data: &[u8]) {
     let _ = stream.damage().map(|damage| damage.to_string());
 }
 
-/// A WAV file whose header is right up to its chunks, which are any bytes.
+/// A WAV file with a valid header, followed by chunks of any bytes.
 pub(crate) fn wav(data: &[u8]) {
     let len = (data.len() as u32).wrapping_add(4).to_le_bytes();
     audio(&[b"RIFF", &len[..], b"WAVE", data].concat());
 }
 
-/// A picture of any bytes, decoded and made ready for a tower.
+/// A picture of any bytes, decoded and preprocessed for a vision tower.
 pub(crate) fn image(data: &[u8]) {
     static SPEC: OnceLock<VisionSpec> = OnceLock::new();
     let spec = SPEC.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! Prompt caches: files of computed states, which an engine takes back.
+//! Target for prompt caches: files of computed KV pages, which an engine restores.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ fn file() -> &'static PathBuf {
     FILE.get_or_init(|| folder().join("prompt"))
 }
 
-/// A prompt cache of any bytes: taken back or refused, and the engine's pages stay in order.
+/// A prompt cache of any bytes is restored or refused, and the engine's pages stay consistent.
 pub(crate) fn run(data: &[u8]) {
     thread_local! {
         static ENGINE: RefCell<Option<Engine>> = const { RefCell::new(None) };
@@ -38,7 +38,7 @@ pub(crate) fn run(data: &[u8]) {
     });
 }
 
-/// One that is right.
+/// A valid prompt cache.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let file = folder().join("seed");
     let mut engine = new_engine();

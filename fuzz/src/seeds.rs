@@ -1,4 +1,4 @@
-//! Where the fuzzer begins, made from the fixtures of the tests.
+//! Seeds of the targets, made from the fixtures of the tests.
 
 use std::path::PathBuf;
 
@@ -7,20 +7,20 @@ use serde_json::{Value, json};
 use crate::files::fixture;
 use crate::texts::formats;
 
-/// The longest fixture that is a seed: a fuzzer is slow on long inputs.
+/// Longest fixture that is used as a seed, in bytes. A fuzzer is slow on long inputs.
 const MAX_SEED: u64 = 128 << 10;
 
 fn read(names: &[&str]) -> Vec<Vec<u8>> {
     names.iter().map(|name| std::fs::read(fixture(name)).expect("a fixture")).collect()
 }
 
-/// Two files in one input.
+/// Joins two files into one input.
 fn joined(first: &str, second: &str) -> Vec<u8> {
     let [a, b] = [first, second].map(|name| std::fs::read(fixture(name)).expect("a fixture"));
     [a, vec![0], b].concat()
 }
 
-/// Folders in a fixture folder.
+/// Lists the folders in a fixture folder.
 fn folders(name: &str) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = std::fs::read_dir(fixture(name))
         .expect("a folder of fixtures")
@@ -31,7 +31,7 @@ fn folders(name: &str) -> Vec<PathBuf> {
     folders
 }
 
-/// A GGUF file: pairs of metadata as they are written, then tensors of two F32.
+/// Builds a GGUF file of encoded metadata pairs and of tensors with two F32 values each.
 fn gguf_file(pairs: &[(&str, Vec<u8>)], tensors: &[&str]) -> Vec<u8> {
     let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
     let mut out = b"GGUF\x03\0\0\0".to_vec();
@@ -128,7 +128,7 @@ pub(crate) fn ctranslate2() -> Vec<Vec<u8>> {
     let files = folders("formats/ctranslate2").into_iter().map(|folder| folder.join("model.bin"));
     let small = files.filter(|file| file.metadata().is_ok_and(|data| data.len() <= MAX_SEED));
     let mut seeds: Vec<Vec<u8>> = small.filter_map(|file| std::fs::read(file).ok()).collect();
-    // Those that are too long are cut: their headers are what is read.
+    // Long files are truncated: only their headers matter.
     seeds.extend(read(&["formats/ctranslate2/int8/model.bin"]).into_iter().map(|mut file| {
         file.truncate(4096);
         file
@@ -138,7 +138,8 @@ pub(crate) fn ctranslate2() -> Vec<Vec<u8>> {
 
 pub(crate) fn whisper_cpp() -> Vec<Vec<u8>> {
     let mut file = Vec::new();
-    // ggml's magic, then the numbers of a tiny model in whisper.cpp's order, filters, tokens and a tensor.
+    // ggml's magic, the hyperparameters of a tiny model in whisper.cpp's order, mel filters, tokens,
+    // and one tensor.
     file.extend(0x6767_6d6cu32.to_le_bytes());
     for n in [4i32, 8, 4, 1, 1, 8, 4, 1, 1, 2, 0] {
         file.extend(n.to_le_bytes());
@@ -199,7 +200,7 @@ pub(crate) fn tokenizer() -> Vec<Vec<u8>> {
     [bpe, unigram].iter().map(|json| [json.to_string().as_bytes(), b"\0Hello <s>"].concat()).collect()
 }
 
-/// Templates that cost a process its memory, its stack or minutes unless something stops them, and published ones.
+/// Published templates, and templates that exhaust memory, stack or time unless a limit stops them.
 pub(crate) fn template() -> Vec<Vec<u8>> {
     let bombs = include_str!("../seeds/template/bombs.txt");
     let mut seeds: Vec<Vec<u8>> = bombs
@@ -208,7 +209,7 @@ pub(crate) fn template() -> Vec<Vec<u8>> {
         .filter_map(|bomb| bomb.split_once('\n'))
         .map(|(_, source)| source.trim_end().as_bytes().to_vec())
         .filter(|source| source.len() < 400)
-        // What repeats a hundred thousand times takes seconds in a build that checks.
+        // A hundred thousand repetitions take seconds in a build with overflow checks.
         .filter(|source| !String::from_utf8_lossy(source).contains("00)"))
         .collect();
     for body in
@@ -267,7 +268,7 @@ pub(crate) fn answer() -> Vec<Vec<u8>> {
 pub(crate) fn audio() -> Vec<Vec<u8>> {
     let names =
         ["audio/tones.flac", "audio/tones.m4a", "audio/tones.mp3", "audio/tones.ogg", "audio/tones.opus"];
-    // The first frames hold everything that a decoder can be confused by.
+    // The first frames contain every structure that a decoder parses.
     let cut = |mut file: Vec<u8>| {
         file.truncate(16 << 10);
         file
@@ -279,7 +280,7 @@ pub(crate) fn audio() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// What comes after `WAVE`.
+/// Chunks that follow the `WAVE` tag.
 pub(crate) fn wav() -> Vec<Vec<u8>> {
     let format = |tag: u16, channels: u16, bits: u16| {
         let mut out = b"fmt \x10\0\0\0".to_vec();
@@ -297,7 +298,7 @@ pub(crate) fn wav() -> Vec<Vec<u8>> {
         [format(3, 2, 32), data(800, 800)].concat(),
         [format(1, 2, 24), data(600, 600)].concat(),
         [format(6, 1, 8), data(100, 100)].concat(),
-        // Lengths that were not filled in.
+        // Lengths of zero, as a program leaves them that was stopped while writing.
         [format(1, 1, 16), data(u32::MAX, 320)].concat(),
         [format(1, 1, 16), data(0, 320)].concat(),
         [format(1, 1, 16), b"LIST\x04\0\0\0INFO".to_vec(), data(320, 320)].concat(),
@@ -305,7 +306,7 @@ pub(crate) fn wav() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn image() -> Vec<Vec<u8>> {
-    // Two by two pixels of each kind that is read.
+    // Pictures of two by two pixels, in each format that is read.
     let png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01\0\0\0\x01\x08\x02\0\0\0\x90wS\xde\0\0\0\x0cIDAT\x08\xd7c\xf8\xcf\xc0\0\0\x03\x01\x01\0\x18\xdd\x8d\xb0\0\0\0\0IEND\xaeB`\x82";
     let webp = b"RIFF\x1a\0\0\0WEBPVP8L\x0d\0\0\0\x2f\0\0\0\x10\x07\x10\x11\x11\x88\x88\xfe\x07\0";
     let jpeg = b"\xff\xd8\xff\xe0\0\x10JFIF\0\x01\x01\0\0\x01\0\x01\0\0\xff\xdb\0\x43\0";

@@ -1,4 +1,4 @@
-//! Tokenizers, templates, grammars, and what models write.
+//! Targets for tokenizers, chat templates, grammars, and answers of models.
 
 use std::sync::OnceLock;
 
@@ -7,7 +7,7 @@ use text::{AnswerFormat, AnswerPart, Grammar, GrammarCompiler, Tokenizer, Trigge
 
 use crate::files::fixture;
 
-/// A tokenizer.json of any bytes, and a text after its last zero byte through what it describes.
+/// A tokenizer.json of any bytes. The text after its last zero byte is encoded and decoded.
 pub(crate) fn tokenizer(data: &[u8]) {
     let (json, text) = match data.iter().rposition(|b| *b == 0) {
         Some(at) => (&data[..at], &data[at + 1..]),
@@ -23,12 +23,12 @@ pub(crate) fn tokenizer(data: &[u8]) {
         pieces.push_str(stream.push(&tokenizer, token));
     }
     pieces.push_str(stream.finish());
-    // A stream goes on where a text stopped, so it keeps the space that a first word brings.
+    // A stream continues a text, so it keeps the space before its first word.
     assert!(pieces == whole || pieces.strip_prefix(' ') == Some(&whole), "{pieces:?} {whole:?}");
 }
 
-/// A chat template of any text, rendered with a small conversation. After a first line `!loop` the rest is the body of a
-/// loop, so that what is doubled doubles: libFuzzer does not find such structure alone.
+/// A chat template of any text, rendered with a small conversation. After a first line `!loop`, the
+/// rest is the body of a loop, which libFuzzer would not find by itself.
 pub(crate) fn template(data: &[u8]) {
     let Ok(source) = std::str::from_utf8(data) else { return };
     let looped;
@@ -56,7 +56,7 @@ pub(crate) fn template(data: &[u8]) {
     let _ = template.render(&chat);
 }
 
-/// A grammar of the kind that the first byte says, tried on a few tokens.
+/// A grammar, of the kind that the first byte selects, applied to a few tokens.
 pub(crate) fn grammar(data: &[u8]) {
     static COMPILER: OnceLock<GrammarCompiler> = OnceLock::new();
     let compiler = COMPILER.get_or_init(|| {
@@ -91,20 +91,21 @@ pub(crate) fn grammar(data: &[u8]) {
         if matcher.is_over() || matcher.mask(&mut words).is_err() {
             break;
         }
-        // The first token that may follow.
+        // The lowest token that the mask allows.
         let first = (0..257u32).find(|id| words[*id as usize / 32] >> (id % 32) & 1 == 1);
         let Some(token) = first else { break };
         if let Err(error) = matcher.accept(token) {
-            // A token that the mask allows is accepted, unless the parser then has more items than it may.
+            // The parser accepts every token that the mask allows, unless its number of items then
+            // exceeds a limit.
             assert!(error.to_string().contains("; max is "), "{error}");
             break;
         }
     }
 }
 
-/// A tokenizer.json with a token for each byte and one that ends a text.
+/// A tokenizer.json with a token for each byte, and an end-of-text token.
 fn small_tokenizer() -> Vec<u8> {
-    // Bytes as GPT-2's alphabet writes them.
+    // GPT-2's alphabet, which maps bytes to printable characters.
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut next = 256;
     let mut vocab = serde_json::Map::new();
@@ -131,11 +132,11 @@ fn small_tokenizer() -> Vec<u8> {
     .into_bytes()
 }
 
-/// Formats of answers: those that the templates of the fixtures write.
+/// Answer formats, recognised from small chat templates.
 pub(crate) fn formats() -> &'static [AnswerFormat] {
     static FORMATS: OnceLock<Vec<AnswerFormat>> = OnceLock::new();
     FORMATS.get_or_init(|| {
-        // What each kind of template is known by.
+        // The marks by which each kind of template is recognised.
         let evidence = [
             "",
             "<tool_call>",
@@ -161,7 +162,7 @@ pub(crate) fn formats() -> &'static [AnswerFormat] {
     })
 }
 
-/// Tools that a model of the target `answer` has.
+/// Tools of the requests in the target `answer`.
 fn tools() -> [Value; 2] {
     let number = json!({ "type": "object", "properties": { "x": { "type": "number" } } });
     let texts = json!({ "type": "object", "properties": { "path": { "type": "string" }, "n": { "type": "integer" } } });
@@ -171,8 +172,8 @@ fn tools() -> [Value; 2] {
     ]
 }
 
-/// An answer of any text in the format that the first byte says, whole and in pieces that the second byte says: the parts
-/// are the same.
+/// An answer of any text. The first byte selects its format and the second one the size of pieces:
+/// parsing the whole text and parsing its pieces give the same parts.
 pub(crate) fn answer(data: &[u8]) {
     let [format, cuts, text @ ..] = data else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
@@ -196,7 +197,7 @@ pub(crate) fn answer(data: &[u8]) {
     assert_eq!(read(&pieces), whole, "{} in pieces of {step}", format.name());
 }
 
-/// Parts with neighbouring texts joined.
+/// Joins neighbouring text parts.
 fn merged(parts: Vec<AnswerPart>) -> Vec<AnswerPart> {
     use AnswerPart::{CallArguments, Content, Reasoning};
 

@@ -1,18 +1,20 @@
-//! The CUDA device's kernels and tests, which need neither a GPU nor CUDA's toolkit here.
+//! Compiles and bundles the CUDA device's kernels and tests without a GPU or CUDA's toolkit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// NVIDIA's run-time compiler, as PyPI has it: a package and its version. 12.8 is the first that knows every architecture below, but it runs
-/// `wgmma` one by one (C7515). Code of any 12 runs on every driver from 525 on.
+/// PyPI's package of NVIDIA's run-time compiler, and its version. 12.8 is the first version for all
+/// [`ARCHITECTURES`], but it serialises `wgmma` (warning C7515). Code of any 12.x runs on drivers
+/// from 525 on.
 const NVRTC: [&str; 2] = ["nvidia-cuda-nvrtc-cu12", "12.9.86"];
 
-/// What a distributed binary has code for.
+/// Architectures for which a distributed binary has compiled kernels.
 const ARCHITECTURES: [&str; 6] = ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"];
 
-/// Compile all kernels into the archive that the next build puts into the binary, and record registers and spills; or, with
-/// `--check`, compare these with what is recorded. Architectures may be named.
+/// Compiles all kernels into the archive that the next build embeds in the binary, and records
+/// registers and spills. With `--check` it only compares these with the record. `arguments` may name
+/// architectures.
 pub fn kernels(arguments: &[String]) -> Result<(), String> {
     let library = nvrtc()?;
     let mut command = Command::new("cargo");
@@ -33,8 +35,8 @@ pub fn kernels(arguments: &[String]) -> Result<(), String> {
     run(&mut command)
 }
 
-/// Bundle the tests that need a GPU for a machine that has one and no toolchain: `target/gpu-test.tar.gz`, whose `run.sh` runs
-/// them from the root of this repository's files.
+/// Bundles the tests that need a GPU, for a machine without a Rust toolchain, into
+/// `target/gpu-test.tar.gz`. Its `run.sh` runs them.
 pub fn gpu_test() -> Result<(), String> {
     let folder = PathBuf::from("target/gpu-test");
     fs::create_dir_all(&folder).map_err(|e| e.to_string())?;
@@ -69,12 +71,12 @@ pub fn gpu_test() -> Result<(), String> {
     }
 }
 
-/// Without its symbols.
+/// Copies a binary without its symbols.
 fn copy(from: &Path, to: &Path) -> Result<(), String> {
     run(Command::new("strip").arg("-o").arg(to).arg(from))
 }
 
-/// The compiler's library, downloaded once.
+/// The path of NVRTC's library, which is downloaded once.
 fn nvrtc() -> Result<PathBuf, String> {
     let [package, version] = NVRTC;
     let folder = PathBuf::from("target").join(format!("nvrtc-{version}"));

@@ -1,15 +1,16 @@
-//! libFuzzer over the targets of `fuzz/`, with the stable toolchain: coverage is a flag of LLVM's, and the crates here
-//! have no `unsafe` that a sanitizer would look for.
+//! Runs libFuzzer over the targets of `fuzz/` with the stable toolchain. Coverage is a flag of LLVM.
+//! The fuzzed crates have no `unsafe` code, so no sanitizer is needed.
 
 use std::env;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// Set for the runs of this program in rustc's place.
+/// Environment variable that is set when cargo runs this program in rustc's place.
 const WRAPPER: &str = "INGLE_XTASK_COVERAGE";
 
-/// What rustc needs to count what runs. Only our own crates get it; what they depend on stays as it is compiled.
+/// Flags that make rustc count executed edges. Only our own crates get them, so that dependencies
+/// are not compiled again.
 const COVERAGE: [&str; 5] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -18,16 +19,16 @@ const COVERAGE: [&str; 5] = [
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
 ];
 
-/// Seconds and MiB that one input may take.
+/// Limits of one input, in seconds and MiB.
 const LIMITS: [&str; 2] = ["-timeout=60", "-rss_limit_mb=2048"];
 
-/// If cargo runs this program in rustc's place: run rustc, and say how it ended.
+/// Runs rustc and returns its exit status, if cargo runs this program in rustc's place.
 pub fn as_rustc() -> Option<ExitCode> {
     env::var_os(WRAPPER)?;
     let mut arguments = env::args_os().skip(1);
     let mut rustc = Command::new(arguments.next()?);
     let arguments: Vec<_> = arguments.collect();
-    // Programs that run while the others are compiled have no fuzzer that would count.
+    // Build scripts and procedural macros run without a fuzzer that defines the counters.
     let is_tool =
         arguments.iter().any(|argument| argument == "build_script_build" || argument == "proc-macro");
     let compiles = arguments.iter().any(|argument| argument == "--crate-name");
@@ -39,7 +40,8 @@ pub fn as_rustc() -> Option<ExitCode> {
     Some(if ended.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// `cargo xtask fuzz [TARGET]... [--minutes N]`: each target in turn, from its seeds and what earlier runs have found.
+/// `cargo xtask fuzz [TARGET]... [--minutes N]`: fuzzes each target in turn, starting from its seeds
+/// and the corpus of earlier runs.
 pub fn run(arguments: &[String]) -> Result<(), String> {
     let mut minutes = 1.0;
     let mut wanted = Vec::new();

@@ -1,13 +1,13 @@
 //! Runs test binaries in two lanes, side by side.
 //!
-//! `cargo test` runs one binary after the other. Many end with one long test, or have a single one,
-//! and leave the other cores idle meanwhile. With two lanes, each with half of the cores, the machine
-//! stays busy until the last binary.
+//! `cargo test` runs one binary after the other. Many binaries have or end with a single long test,
+//! during which the other cores are idle. With two lanes, each on half of the cores, all cores are
+//! busy until the last binary.
 //!
-//! On Linux each lane is bound to its half. The CPU device has a worker for each core that it may
-//! use, and they wait for each other hundreds of times a step: with four workers of two programs on
-//! two cores, some binaries took three times as long. So on two cores the device has one worker
-//! unless a test asks for more. `full` does not bind its lanes.
+//! On Linux each lane is bound to its half. The CPU device starts a worker for each core that it may
+//! use, and workers wait for each other hundreds of times a step. With two lanes of two workers each
+//! on two cores, some binaries took three times as long. So a lane of one core has one worker, unless
+//! a test starts more. `full` does not bind its lanes.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -17,12 +17,12 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-/// Packages whose tests take longest, by folder, the longest first: they start first, so that no
-/// lane is left alone with one of them at the end.
+/// Folders of the packages with the longest tests, longest first. They start first, so that no lane
+/// runs one of them alone at the end.
 const SLOWEST: [&str; 7] =
     ["ingle", "device-metal", "model", "engine", "device-cpu", "metal-emulator", "device"];
 
-/// A program to run, with its output collected.
+/// A program to run, usually a test binary. Its output is collected.
 #[derive(Debug)]
 pub struct Job {
     /// The package's folder and the target, such as `device-cpu main`.
@@ -33,21 +33,20 @@ pub struct Job {
     pub arguments: Vec<String>,
     /// Its working directory: the package's folder, as under `cargo test`.
     pub folder: PathBuf,
-    /// Whether it is told the folder as its package's, as cargo tells a test binary.
+    /// True if `CARGO_MANIFEST_DIR` is set to `folder`, as cargo sets it for a test binary.
     pub is_of_package: bool,
 }
 
-/// Which cores the programs of a lane may use.
+/// Cores that the programs of a lane may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cores {
-    /// Those of the lane, where they can be bound.
+    /// The lane's share of the cores, if the system can bind a process to cores.
     Halved,
-    /// All.
+    /// All cores.
     All,
 }
 
-/// The test binaries in the output of `cargo test --no-run --message-format=json`, slowest packages
-/// first.
+/// Test binaries in the output of `cargo test --no-run --message-format=json`, slowest packages first.
 pub fn jobs(messages: &str, arguments: &[String]) -> Vec<Job> {
     let mut jobs: Vec<Job> = messages.lines().filter_map(|line| job(line, arguments)).collect();
     let rank =
@@ -56,9 +55,9 @@ pub fn jobs(messages: &str, arguments: &[String]) -> Vec<Job> {
     jobs
 }
 
-/// The test binary that a message of cargo describes, if it describes one.
+/// The test binary that a message of cargo describes, if any.
 fn job(message: &str, arguments: &[String]) -> Option<Job> {
-    // Binaries that are not tests are built too, for the tests that run them.
+    // Messages also describe other binaries, which tests run.
     let profile = message.split_once("\"profile\":{")?.1.split_once('}')?.0;
     if !profile.contains("\"test\":true") {
         return None;
@@ -115,7 +114,8 @@ pub fn run(jobs: Vec<Job>, logs: &Path, environment: &[(&str, &str)], cores: Cor
     if failures.is_empty() { Ok(()) } else { Err(format!("tests failed\n  {}", failures.join("\n  "))) }
 }
 
-/// The cores of each lane, as `taskset -c` takes them; `None` where it is missing or the system does not tell.
+/// The cores of each lane, in the format of `taskset -c`. `None` without `taskset`, or if the allowed
+/// cores are unknown.
 fn shares(n_lanes: usize) -> Vec<Option<String>> {
     let has_taskset = || Command::new("taskset").arg("--version").stdout(Stdio::null()).status().is_ok();
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -128,7 +128,7 @@ fn shares(n_lanes: usize) -> Vec<Option<String>> {
     cores.chunks_exact(share).take(n_lanes).map(|cores| Some(list(cores))).collect()
 }
 
-/// The numbers of a list like `0-3,8`.
+/// Numbers in a list such as `0-3,8`.
 fn cores_of(list: &str) -> Vec<usize> {
     let ranges = list.trim().split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -165,7 +165,7 @@ fn run_job(
     command.env("RUST_TEST_THREADS", threads).envs(environment.iter().copied());
     let status = command.status().map_err(|error| format!("{}: {error}", job.program.display()))?;
     let output = fs::read(&log).map_err(cannot)?;
-    // One call, so that the lanes' outputs do not mix.
+    // One call prints it all, so that the lanes' outputs do not mix.
     print!("{}== {}: {:.1} s\n\n", String::from_utf8_lossy(&output), job.name, start.elapsed().as_secs_f64());
     if status.success() { Ok(()) } else { Err(format!("{status}, see {}", log.display())) }
 }
@@ -174,7 +174,7 @@ fn run_job(
 mod tests {
     use super::*;
 
-    /// A message as cargo writes it, shortened.
+    /// A shortened message of cargo.
     fn message(folder: &str, target: &str, test: bool) -> String {
         format!(
             "{{\"reason\":\"compiler-artifact\",\"manifest_path\":\"/w/crates/{folder}/Cargo.toml\",\

@@ -1,8 +1,8 @@
-//! The test commands: `cargo xtask quick`, `cargo xtask test`, `cargo xtask full`, `cargo xtask clients`, `cargo xtask fuzz`,
-//! `cargo xtask emulated-gpu` and `cargo xtask gpu-test`; and `cargo xtask cuda-kernels`.
+//! `cargo xtask COMMAND`: tests, checks of style, and the archive of CUDA kernels. [`HELP`] lists the
+//! commands.
 //!
-//! It has no dependencies, so that it compiles in a second or two and can say what this machine
-//! lacks before anything else is built.
+//! This program has no dependencies. So it compiles in two seconds, and can name missing programs
+//! before anything else is built.
 
 mod cuda;
 mod fuzz;
@@ -23,27 +23,28 @@ usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
        cargo xtask cuda-kernels [--check] [sm_90a...]
        cargo xtask emulated-gpu [NAMES OF TESTS OF crates/device-cuda/examples/gpu_test.rs]
 
-  quick   the tests of the crates without devices: the contract, the reference interpreter, files,
-          text, audio, the hub. Under 2 minutes on two cores, compiling our crates included
-  test    everything that `cargo test --workspace` runs, after installing what is missing (clang
-          with its sanitizers, pip), or saying what to install
-  full    `test`, the tests marked #[ignore] because they take long, more cases of every property
-          test, registers of CUDA's kernels, `emulated-gpu`, Arm's kernels under qemu, and the binary
-          for Macs
+  quick   tests the crates without devices: the contract, the reference interpreter, files, text,
+          audio, the hub. Takes under 2 minutes on two cores, including compiling our crates
+  test    runs everything that `cargo test --workspace` runs. Installs clang with its sanitizers and
+          pip first, or says what to install
+  full    runs `test`, the slow tests marked #[ignore], more cases of every property test,
+          `emulated-gpu`, and Arm's kernels under qemu. Checks registers of CUDA kernels, and links the
+          binary for Macs
   cuda-kernels
-          compiles the CUDA device's kernels into the archive that the next build puts into the binary
-          (with --check only compares registers and spills with what is recorded); needs pip, no GPU
+          compiles the CUDA device's kernels into the archive that the next build embeds. With --check
+          it only compares registers and spills with the record. Needs pip, but no GPU
   emulated-gpu
-          tests that need an NVIDIA GPU, on one that is emulated on the CPU; needs Python and a C++ compiler
+          runs tests that need an NVIDIA GPU on one that is emulated on the CPU. Needs Python and a
+          C++ compiler
   gpu-test
           bundles the tests that need an NVIDIA GPU for a machine without a Rust toolchain
-  clients programs that are not ours against a real server: official clients, evaluations, routers,
-          llama.cpp's server tests, a load generator; installs them into target/clients and writes
-          docs/clients.md; --only official,routers runs some
-  fuzz    libFuzzer over each target of fuzz/, or those named, for N minutes each (1); what it finds is in
-          target/fuzz/found
-  tidy    the rules of STYLE.md that a machine can keep, or those named; a few seconds
-  setup   only the checks and installations of `test`
+  clients runs programs of other projects against a real server: official clients, evaluations,
+          routers, llama.cpp's server tests, a load generator. Installs them into target/clients and
+          writes docs/clients.md. --only official,routers runs only these groups
+  fuzz    runs libFuzzer over all targets of fuzz/ or the named ones, for N minutes each (default 1).
+          Findings are in target/fuzz/found
+  tidy    checks the rules of STYLE.md that a machine can keep, or only the named ones
+  setup   runs only the checks and installations of `test`
 ";
 
 fn main() -> ExitCode {

@@ -1,24 +1,24 @@
-//! What the tests need beyond a Rust toolchain and a C compiler: checked before anything is built,
-//! installed where possible.
+//! Checks, before anything is built, for the programs that the tests need beyond a Rust toolchain and
+//! a C compiler. Missing ones are installed if possible.
 //!
-//! On Linux on x86-64 the tests execute Metal's kernels, which clang compiles, under clang's
-//! sanitizers. On every system they fetch models with pip. Where something is missing, the machine
-//! has `apt-get` and this process is root, it is installed; otherwise the error lists all that is
-//! missing and how to install it.
+//! On x86-64 Linux the tests compile Metal's kernels with clang and run them under its sanitizers. On
+//! every system they fetch models with pip. A missing program is installed if the machine has
+//! `apt-get` and this process is root. Otherwise the error lists the missing programs and how to
+//! install them.
 
 use std::env;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// The oldest clang that compiles the emulator's headers, and the newest that it looks for by name
-/// (`crates/metal-emulator/src/clang.rs`).
+/// Versions of clang, oldest and newest. The oldest one still compiles the emulator's headers; the
+/// emulator looks for no newer one by name (`crates/metal-emulator/src/clang.rs`).
 const CLANG_VERSIONS: std::ops::RangeInclusive<u32> = 16..=32;
 
-/// The clang that the project is tested with: installed where the distribution has it.
+/// The version of clang that the project is tested with, installed if the distribution has it.
 const PREFERRED_CLANG: u32 = 19;
 
-/// The sanitizers that the tests use, as `-fsanitize=` takes them.
+/// Values of clang's `-fsanitize=` that the tests use.
 const SANITIZERS: [&str; 2] = ["address,undefined", "thread"];
 
 /// Something that the tests need and this machine lacks.
@@ -61,7 +61,7 @@ pub fn prepare() -> Result<(), String> {
     }
 }
 
-/// What this machine lacks.
+/// Returns the needed programs that this machine lacks.
 fn check() -> Vec<Missing> {
     let mut missing = Vec::new();
     if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
@@ -79,8 +79,8 @@ fn check() -> Vec<Missing> {
     missing
 }
 
-/// The clang that the emulator will choose: the newest by name, else the one called `clang`. Its
-/// name and major version.
+/// Name and major version of the clang that the emulator will choose: the newest by name, else
+/// `clang`.
 fn newest_clang() -> Option<(String, u32)> {
     let names = CLANG_VERSIONS.rev().map(|n| format!("clang-{n}")).chain(["clang".to_owned()]);
     names.into_iter().find_map(|name| {
@@ -96,8 +96,8 @@ fn clang_major(version: &str) -> Option<u32> {
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// Whether `clang` links a program with this sanitizer, which needs the sanitizer's runtime, a
-/// linker and the C library.
+/// Returns true if `clang` links a program with this sanitizer. Linking needs the sanitizer's
+/// runtime, a linker and the C library.
 fn sanitizer_links(clang: &str, sanitizer: &str) -> bool {
     let program = env::temp_dir().join(format!("xtask-sanitizer-{}", std::process::id()));
     let child = Command::new(clang)
@@ -118,7 +118,7 @@ fn sanitizer_links(clang: &str, sanitizer: &str) -> bool {
     linked
 }
 
-/// Whether one of the Pythons that fetch models has pip: the same candidates as in `crates/hub`.
+/// Returns true if a Python that can fetch models has pip. `crates/hub` tries the same candidates.
 fn has_pip() -> bool {
     let candidates = match env::var_os("INGLE_PYTHON") {
         Some(python) => vec![PathBuf::from(python)],
@@ -127,7 +127,7 @@ fn has_pip() -> bool {
     candidates.iter().any(|python| runs(Command::new(python).args(["-m", "pip", "--version"])))
 }
 
-/// Whether `command` starts and succeeds. Its output is dropped.
+/// Returns true if `command` starts and succeeds. Its output is dropped.
 fn runs(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())
@@ -137,7 +137,7 @@ fn runs(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Whether packages can be installed; the reason where they cannot.
+/// Checks that packages can be installed. The error is the reason why they cannot.
 fn apt_usable() -> Result<(), &'static str> {
     if !runs(Command::new("apt-get").arg("--version")) {
         return Err("cannot install it: there is no apt-get");
@@ -160,20 +160,20 @@ fn apt_get(arguments: &[&str]) -> Result<(), String> {
     }
 }
 
-/// Whether the distribution has this version of clang and its sanitizer runtime.
+/// Returns true if the distribution has this version of clang with its sanitizer runtime.
 fn in_apt(version: u32) -> bool {
     packages(&[Missing::Clang], Some(version))
         .iter()
         .all(|package| runs(Command::new("apt-cache").args(["show", package])))
 }
 
-/// Versions of clang in the order in which to install them.
+/// Versions of clang in order of preference for installation.
 fn preferred_versions() -> impl Iterator<Item = u32> {
     [PREFERRED_CLANG].into_iter().chain(CLANG_VERSIONS.rev().filter(|n| *n != PREFERRED_CLANG))
 }
 
-/// Debian's packages for what is missing; `clang` is the version that the distribution has, the
-/// preferred one where unknown.
+/// Debian packages that provide the missing programs. `clang` is the distribution's version, or the
+/// preferred one if that is unknown.
 fn packages(missing: &[Missing], clang: Option<u32>) -> Vec<String> {
     let clang = clang.unwrap_or(PREFERRED_CLANG);
     let mut packages = Vec::new();
@@ -187,7 +187,7 @@ fn packages(missing: &[Missing], clang: Option<u32>) -> Vec<String> {
     packages
 }
 
-/// The error for what is missing.
+/// The error that lists the missing programs.
 fn explain(missing: &[Missing], reason: &str) -> String {
     let mut text = String::from("the tests need what this machine lacks:\n");
     for item in missing {

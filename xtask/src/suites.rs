@@ -1,4 +1,4 @@
-//! What each test command runs.
+//! The suites: the list of jobs that each test command runs.
 
 use crate::lanes::{self, Cores, Job};
 use std::env;
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// The crates that `quick` tests: those that neither contain nor, for their tests, compile the CPU
-/// and Metal devices, which take longer to compile than all of these together.
+/// Crates that `quick` tests. None of them contains or, for its tests, compiles the CPU and Metal
+/// devices, which take longer to compile than all of these crates together.
 const QUICK: &[&str] = &[
     "ingle-audio",
     "ingle-device",
@@ -23,15 +23,16 @@ const QUICK: &[&str] = &[
     "xtask",
 ];
 
-/// Cases of a property test; proptest's default is 256. Those that usually run fewer run more in proportion
-/// (`device_testing::cases`).
+/// Number of cases of a property test in `full`; proptest's default is 256. A test with fewer cases by
+/// default runs more of them in proportion (`device_testing::cases`).
 const FULL_CASES: &str = "4096";
 
-/// The architectures for which registers and spills of CUDA's kernels are recorded: one without kernels of its own, and Hopper.
+/// Architectures for which registers and spills of CUDA kernels are recorded: one without kernels of
+/// its own, and Hopper.
 const RECORDED: [&str; 2] = ["sm_80", "sm_90a"];
 
-/// What of `examples/gpu_test.rs` runs on an emulated GPU in `full`, since it takes minutes and not hours: for each process the compute capability
-/// times ten, and names of tests.
+/// Tests of `examples/gpu_test.rs` that run on an emulated GPU in `full`: those that need minutes
+/// rather than hours. Each entry is a process: its compute capability times ten, and test names.
 const EMULATED: [(&str, &str); 7] = [
     ("90", "Linear, CrossAttention"),
     ("80", "Linear, SelfAttention"),
@@ -42,7 +43,7 @@ const EMULATED: [(&str, &str); 7] = [
     ("90", "ExpertLinear, SelfAttention"),
 ];
 
-/// The tests of the CPU device with the checks for overflows that its profile leaves out.
+/// Arguments of the cargo that tests the CPU device with overflow checks, which its profile disables.
 const CHECKED: &[&str] = &[
     "--config",
     "profile.dev.package.ingle-device-cpu.overflow-checks=true",
@@ -52,21 +53,22 @@ const CHECKED: &[&str] = &[
     "--tests",
 ];
 
-/// The tests to run while working; `arguments` go to the test binaries.
+/// Runs the quick tests of `cargo xtask quick`; `arguments` go to the test binaries.
 pub fn quick(arguments: &[String]) -> Result<(), String> {
     let packages: Vec<&str> = QUICK.iter().flat_map(|package| ["--package", package]).collect();
     let jobs = build(&[&["--lib", "--bins", "--tests"], packages.as_slice()].concat(), arguments)?;
     lanes::run(jobs, &logs(), compilation(), Cores::Halved)
 }
 
-/// Everything that `cargo test --workspace` runs, without the examples that have no tests; `arguments` go to the test binaries.
+/// Runs everything that `cargo test --workspace` runs, except for examples without tests.
+/// `arguments` go to the test binaries.
 pub fn test(arguments: &[String]) -> Result<(), String> {
     let mut jobs = build(&["--workspace", "--tests"], arguments)?;
     jobs.insert(0, doc_tests(arguments));
     lanes::run(jobs, &logs(), compilation(), Cores::Halved)
 }
 
-/// `test`, and what takes longer.
+/// Runs `test` and all longer checks.
 pub fn full() -> Result<(), String> {
     let mut arguments = vec!["--include-ignored".to_owned()];
     if !Path::new("/dev/nvidia0").exists() {
@@ -84,7 +86,7 @@ pub fn full() -> Result<(), String> {
         run(&mut Command::new("crates/device-cuda/emulator/check.sh"))?;
         emulated_gpu(&[])?;
     }
-    // These scripts are written for x86-64 Linux, where `setup` has made sure of clang.
+    // These scripts need x86-64 Linux and clang, which `setup` has checked.
     if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         run(&mut Command::new("scripts/neon-under-qemu"))?;
         run(Command::new("rustup").args(["target", "add", "aarch64-apple-darwin"]))?;
@@ -93,10 +95,10 @@ pub fn full() -> Result<(), String> {
     Ok(())
 }
 
-/// The tests that need an NVIDIA GPU, on an emulated one: those of `examples/gpu_test.rs` with these names or, without names, [`EMULATED`] and the
-/// tests of models.
+/// Runs tests that need an NVIDIA GPU on an emulated one: the named tests of
+/// `examples/gpu_test.rs`, or [`EMULATED`] and the tests of models if there are no names.
 pub fn emulated_gpu(names: &[String]) -> Result<(), String> {
-    // Where tests have it that `cargo test` runs.
+    // The tests of `cargo test` use the same folder.
     let folder = target().join("tmp/emulated-gpu");
     run(Command::new("crates/device-cuda/emulator/build.sh").arg(&folder))?;
     run(&mut cargo(&["build", "--package", "ingle-device-cuda", "--example", "gpu_test"]))?;
@@ -112,14 +114,14 @@ pub fn emulated_gpu(names: &[String]) -> Result<(), String> {
         let name = format!("gpu_test on sm_{architecture}: {tests}");
         Job { name, program: "env".into(), arguments, folder: root(), is_of_package: false }
     }));
-    // Compiled kernels go to that folder, and models stay where they are.
+    // Compiled kernels are cached in that folder; models stay in their usual cache.
     let (folder, models) = (folder.to_string_lossy(), models());
     let emulated =
         [("LD_LIBRARY_PATH", &*folder), ("XDG_CACHE_HOME", &*folder), ("INGLE_CACHE", models.as_str())];
     lanes::run(jobs, &logs(), &[compilation(), &emulated].concat(), Cores::All)
 }
 
-/// Where `ingle` keeps models that it has fetched.
+/// The folder in which `ingle` caches models.
 fn models() -> String {
     let of = |name: &str, below: &str| env::var_os(name).map(|folder| PathBuf::from(folder).join(below));
     let found = of("INGLE_CACHE", "")
@@ -128,8 +130,8 @@ fn models() -> String {
     found.unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Programs that are not ours against the release build, each group in a virtual environment of its
-/// own; `arguments` go to `scripts/clients`.
+/// Runs client programs of other projects against the release build, each group in a virtual
+/// environment of its own. `arguments` go to `scripts/clients`.
 pub fn clients(arguments: &[String]) -> Result<(), String> {
     run(&mut cargo(&["build", "--release", "--package", "ingle"]))?;
     run(&mut cargo(&["build", "--release", "--package", "ingle-text", "--example", "masks"]))?;
@@ -151,13 +153,13 @@ fn build(selection: &[&str], arguments: &[String]) -> Result<Vec<Job>, String> {
     if jobs.is_empty() { Err("cargo built no tests".to_owned()) } else { Ok(jobs) }
 }
 
-/// Environment variables for every cargo that compiles. In a fresh clone everything is compiled once,
-/// which is faster if not incremental, and takes a third less of a processor's time in one unit a
-/// crate: sixteen are optimised one by one, and then across each other. Where our crates were compiled
-/// incrementally before, a switch would compile them all again.
+/// Environment variables for every cargo that compiles. In a fresh clone everything is compiled
+/// once: not incrementally, and with one codegen unit a crate, which takes a third less CPU time than
+/// sixteen. If our crates were compiled incrementally before, they stay so, because a switch would
+/// compile all of them again.
 fn compilation() -> &'static [(&'static str, &'static str)] {
     let entries = fs::read_dir(target().join("debug/incremental"));
-    // `cargo xtask` itself was compiled just now.
+    // `cargo xtask` itself was compiled incrementally just now.
     let is_ours = |name: &str| !name.starts_with("xtask");
     let incremental =
         entries.is_ok_and(|e| e.flatten().any(|entry| is_ours(&entry.file_name().to_string_lossy())));
@@ -165,7 +167,7 @@ fn compilation() -> &'static [(&'static str, &'static str)] {
     if incremental { &[] } else { ONCE }
 }
 
-/// The tests in documentation, which rustdoc compiles and runs.
+/// The job that runs documentation tests, which rustdoc compiles.
 fn doc_tests(arguments: &[String]) -> Job {
     let mut all: Vec<String> = ["test", "--workspace", "--doc", "--"].map(str::to_owned).to_vec();
     all.extend_from_slice(arguments);
@@ -177,7 +179,7 @@ fn cargo_path() -> PathBuf {
     env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
 }
 
-/// `cargo` with these arguments.
+/// A command that runs cargo with `arguments`.
 fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(cargo_path());
     command.args(arguments);
@@ -195,13 +197,13 @@ fn target() -> PathBuf {
     root().join(env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from))
 }
 
-/// Where the outputs of test binaries are kept.
+/// The folder for the outputs of test binaries.
 fn logs() -> PathBuf {
     target().join("xtask")
 }
 
-/// Runs `command` in the root of the workspace, prints how long it took, and returns its standard
-/// output where that is piped.
+/// Runs `command` in the root of the workspace and prints its duration. Returns its standard output,
+/// which is empty unless it is piped.
 fn run(command: &mut Command) -> Result<String, String> {
     let line = shown(command);
     eprintln!("xtask: {line}");
@@ -217,9 +219,9 @@ fn run(command: &mut Command) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Leaves out of `command`'s environment what `cargo run` says of xtask's own package. Build scripts that read such variables run again
-/// whenever these change, and what depends on them is compiled again: with them, `cargo test` after `cargo xtask test` would take a
-/// minute longer.
+/// Removes from `command`'s environment the variables that `cargo run` sets about xtask's own package.
+/// Build scripts that read such variables would run again, and so would every compilation that
+/// depends on them: `cargo test` after `cargo xtask test` would take a minute longer.
 pub fn forget_xtask(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_"];
@@ -229,7 +231,7 @@ pub fn forget_xtask(command: &mut Command) {
     }
 }
 
-/// A command as one would type it.
+/// A command line as one would type it.
 fn shown(command: &Command) -> String {
     let program =
         Path::new(command.get_program()).file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -241,7 +243,7 @@ fn shown(command: &Command) -> String {
 mod tests {
     use super::*;
 
-    /// Whether documentation in a folder has code that is an example, not a text.
+    /// Returns true if the documentation in a folder has an example of code.
     fn has_examples(folder: &Path) -> bool {
         fs::read_dir(folder).unwrap().flatten().any(|entry| match entry.path() {
             path if path.is_dir() => has_examples(&path),
@@ -252,14 +254,15 @@ mod tests {
                     line.strip_prefix("//!").or_else(|| line.strip_prefix("///"))
                 });
                 let fences = comments.filter_map(|line| line.trim().strip_prefix("```"));
-                // Every second one ends what the one before began.
+                // Every second fence closes a block.
                 fences.step_by(2).any(|language| language != "text")
             }
             _ => false,
         })
     }
 
-    /// rustdoc takes seconds to find out that a crate has none, so those crates say so, and are not asked.
+    /// rustdoc takes seconds to find out that a crate has no examples. So the manifest of such a crate
+    /// says `doctest = false`.
     #[test]
     fn crates_without_examples_have_no_tests_in_documentation() {
         for entry in fs::read_dir(root().join("crates")).unwrap().flatten() {

@@ -1,4 +1,4 @@
-//! libFuzzer over one target, which `FUZZ_TARGET` names. `cargo xtask fuzz` builds and runs it.
+//! Runs libFuzzer over the target that `FUZZ_TARGET` names. `cargo xtask fuzz` builds and runs it.
 #![no_main]
 
 use std::sync::OnceLock;

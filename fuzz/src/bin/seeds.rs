@@ -1,4 +1,5 @@
-//! Writes the seeds of a target into a folder: `seeds TARGET FOLDER`. Without arguments it lists the targets.
+//! Writes the seeds of a target into a folder: `seeds TARGET FOLDER`. Without arguments it lists
+//! the targets.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
 //! Functions have at most 100 lines, in Rust, C++ and kernels.
 //!
-//! One `match` over all Ops may be longer: its arms are a table. A function counts as one if at least
-//! [`TABLE`] of its arms begin with an Op.
+//! One `match` over all Ops may be longer: its arms are a table. A function counts as one if at
+//! least [`TABLE`] of its arms begin with an Op.
 
 use super::Finding;
 use super::lexer::{Kind, Token, after_closing};
