@@ -102,7 +102,7 @@ fn patterns<'c, 'a>(code: &'c [Token<'a>], open: usize) -> Vec<&'c [Token<'a>]> 
         at += 2;
         if code.get(at).is_some_and(|token| token.is("{")) {
             at = after_closing(code, at);
-            // What follows a block belongs to the arm if it is a method or an operator.
+            // A method or an operator after a block belongs to the arm.
             if code.get(at).is_none_or(|token| !token.is(".") && !token.is("?")) {
                 at += usize::from(code.get(at).is_some_and(|token| token.is(",")));
                 continue;

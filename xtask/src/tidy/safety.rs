@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
-    // What each crate declares.
+    // Names that each crate declares.
     let mut declared: BTreeMap<Option<&Path>, BTreeSet<&str>> = BTreeMap::new();
     for file in tree.in_language(Language::Rust) {
         let of_crate = declared.entry(file.of_crate()).or_default();

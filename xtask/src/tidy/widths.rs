@@ -42,7 +42,7 @@ fn lines_of_string(token: &super::lexer::Token<'_>) -> Option<(usize, usize)> {
     (token.kind == super::lexer::Kind::Text && n > 0).then_some((token.line, token.line + n))
 }
 
-/// What a line says, without its indent and its marks, where it is a comment or prose.
+/// Returns the words of a line that is a comment or prose, without its indent and marks.
 fn prose(language: Language, line: &str) -> Option<&str> {
     let text = line.trim_start();
     let rest = match language {
