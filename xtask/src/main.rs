@@ -5,6 +5,7 @@
 //! before anything else is built.
 
 mod cuda;
+mod defects;
 mod fuzz;
 mod lanes;
 mod setup;
@@ -19,6 +20,7 @@ usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
        cargo xtask clients [ARGUMENTS OF scripts/clients]
        cargo xtask full|gpu-test|setup
        cargo xtask tidy [RULE]...
+       cargo xtask defects [WORD]...
        cargo xtask fuzz [TARGET]... [--minutes N]
        cargo xtask cuda-kernels [--check] [sm_90a...]
        cargo xtask emulated-gpu [NAMES OF TESTS OF crates/device-cuda/examples/gpu_test.rs]
@@ -44,6 +46,8 @@ usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
   fuzz    runs libFuzzer over all targets of fuzz/ or the named ones, for N minutes each (default 1).
           Findings are in target/fuzz/found
   tidy    checks the rules of STYLE.md that a machine can keep, or only the named ones
+  defects seeds the defects of xtask/defects.txt, or those whose names contain a word, one by one, and
+          reports those that the tests do not find. It takes an hour
   setup   runs only the checks and installations of `test`
 ";
 
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         }
         Some("full") => setup::prepare().and_then(|()| suites::full()),
         Some("clients") => setup::prepare().and_then(|()| suites::clients(&rest)),
+        Some("defects") => setup::prepare().and_then(|()| defects::run(&rest)),
         Some("tidy") => tidy::run(&rest),
         Some("fuzz") => fuzz::run(&rest),
         Some("cuda-kernels") => cuda::kernels(&rest),

@@ -157,7 +157,7 @@ fn build(selection: &[&str], arguments: &[String]) -> Result<Vec<Job>, String> {
 /// once: not incrementally, and with one codegen unit a crate, which takes a third less CPU time than
 /// sixteen. If our crates were compiled incrementally before, they stay so, because a switch would
 /// compile all of them again.
-fn compilation() -> &'static [(&'static str, &'static str)] {
+pub fn compilation() -> &'static [(&'static str, &'static str)] {
     let entries = fs::read_dir(target().join("debug/incremental"));
     // `cargo xtask` itself was compiled incrementally just now.
     let is_ours = |name: &str| !name.starts_with("xtask");
@@ -180,7 +180,7 @@ fn cargo_path() -> PathBuf {
 }
 
 /// A command that runs cargo with `arguments`.
-fn cargo(arguments: &[&str]) -> Command {
+pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(cargo_path());
     command.args(arguments);
     command
