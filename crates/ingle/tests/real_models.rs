@@ -134,8 +134,9 @@ fn close_on_the_cpu_token_by_token_and_with_quantised_kv() {
 
 /// A model with large biases of keys, at whose last position here roundings of the first layers decide how large a number of the fifth
 /// becomes, on which the last two depend. Where weights are quantised, the 8 bits of activations leave logits off by 0.1 to 3 there, with
-/// any KV type, f32 included (docs/codecs.md). So the weights are F16, whose activations are f32: then what is left is what keys and
-/// values lose. Measured with AVX2: 0.000 (f32), 0.013 (i16), 0.253 (f16) and 0.346 (i8). The bounds are two to three times that.
+/// any KV type, f32 included (docs/codecs.md). So the weights are F16, whose activations are f32, and only keys and values lose accuracy.
+/// Measured with scalar code and with AVX2: 0.000 and 0.000 (f32), 0.009 and 0.013 (i16), 0.250 and 0.253 (f16), 1.035 and 0.346 (i8).
+/// The bounds are two to three times the larger one.
 #[test]
 #[ignore = "fetches 480 MB and writes 1 GB"]
 fn keys_and_values_at_a_position_where_any_rounding_decides() {
@@ -151,7 +152,7 @@ fn keys_and_values_at_a_position_where_any_rounding_decides() {
     };
     let exact = last(&["--device", "reference", "--kv-type", "f32"]);
     for isa in device_cpu::Isa::available() {
-        for (kv_type, bound) in [("f32", 0.005), ("i16", 0.04), ("f16", 0.6), ("i8", 0.9)] {
+        for (kv_type, bound) in [("f32", 0.005), ("i16", 0.04), ("f16", 0.6), ("i8", 2.1)] {
             let found = last(&["--device", "cpu", "--isa", &isa.to_string(), "--kv-type", kv_type]);
             let squares = exact[..5].iter().map(|(id, logit, _)| {
                 let own = found.iter().find(|f| f.0 == *id).unwrap_or_else(|| panic!("{kv_type}: no {id}"));
