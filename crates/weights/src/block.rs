@@ -111,18 +111,23 @@ impl BlockType {
 
     /// Bytes of a row's scales in [`Planes::scales`](crate::Planes::scales); 0 for a type that keeps none apart.
     pub const fn row_scale_bytes(self, n_cols: usize) -> usize {
-        match self {
-            BlockType::Affine(affine) => n_cols / affine.group() * affine.scale().bytes(),
-            BlockType::I8_ROWS | BlockType::I16_ROWS => 4,
-            _ => 0,
+        if let BlockType::Affine(affine) = self {
+            n_cols / affine.group() * affine.scale().bytes()
+        } else if matches!(self, BlockType::I8_ROWS | BlockType::I16_ROWS) {
+            4
+        } else {
+            0
         }
     }
 
     /// Bytes of a row's offsets in [`Planes::biases`](crate::Planes::biases); 0 for a type without.
     pub const fn row_bias_bytes(self, n_cols: usize) -> usize {
-        match self {
-            BlockType::Affine(affine) if !affine.is_symmetric() => self.row_scale_bytes(n_cols),
-            _ => 0,
+        if let BlockType::Affine(affine) = self
+            && !affine.is_symmetric()
+        {
+            self.row_scale_bytes(n_cols)
+        } else {
+            0
         }
     }
 
@@ -159,10 +164,7 @@ impl BlockType {
 
 impl std::fmt::Display for BlockType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            BlockType::Affine(affine) => affine.fmt(f),
-            _ => f.write_str(self.name()),
-        }
+        if let BlockType::Affine(affine) = self { affine.fmt(f) } else { f.write_str(self.name()) }
     }
 }
 

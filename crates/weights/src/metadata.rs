@@ -57,13 +57,9 @@ impl Array {
 
     /// The bytes of string `i`, when this is a list of strings that long.
     pub fn str_bytes(&self, i: usize) -> Option<&[u8]> {
-        match self {
-            Array::Str { bytes, spans } => {
-                let (at, len) = *spans.get(i)?;
-                bytes.get(at as usize..at as usize + len as usize)
-            }
-            _ => None,
-        }
+        let Array::Str { bytes, spans } = self else { return None };
+        let (at, len) = *spans.get(i)?;
+        bytes.get(at as usize..at as usize + len as usize)
     }
 }
 
@@ -107,10 +103,8 @@ impl Metadata {
 
     /// An integer that is not negative.
     pub fn usize(&self, key: &str) -> Option<usize> {
-        match self.get(key)? {
-            Value::Int(i) => usize::try_from(*i).ok(),
-            _ => None,
-        }
+        let Value::Int(i) = self.get(key)? else { return None };
+        usize::try_from(*i).ok()
     }
 
     /// A number, integer or float.
@@ -124,25 +118,19 @@ impl Metadata {
 
     /// A truth value.
     pub fn bool(&self, key: &str) -> Option<bool> {
-        match self.get(key)? {
-            Value::Bool(b) => Some(*b),
-            _ => None,
-        }
+        let Value::Bool(b) = self.get(key)? else { return None };
+        Some(*b)
     }
 
     /// Text.
     pub fn str(&self, key: &str) -> Option<&str> {
-        match self.get(key)? {
-            Value::Str(s) => Some(s),
-            _ => None,
-        }
+        let Value::Str(s) = self.get(key)? else { return None };
+        Some(s)
     }
 
     /// A list.
     pub fn array(&self, key: &str) -> Option<&Array> {
-        match self.get(key)? {
-            Value::Array(a) => Some(a),
-            _ => None,
-        }
+        let Value::Array(a) = self.get(key)? else { return None };
+        Some(a)
     }
 }

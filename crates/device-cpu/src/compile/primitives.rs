@@ -1,4 +1,4 @@
-//! Primitives: the parameters of each one's kernel.
+//! Parameters of the kernel of each primitive.
 
 use std::ptr::null;
 
@@ -75,7 +75,7 @@ impl Compiler<'_> {
                 let pages = self.pages(*layer);
                 let schedule =
                     schedule_shape(self.plan, *layer, *n_heads, (*window, *chunked, *both_ways), *out);
-                // The layout has the shape of every Attention of its plan.
+                // The layout contains the shape of every Attention of its plan.
                 let schedule = self.layout.attention.iter().position(|shape| *shape == schedule).unwrap_or(0);
                 let params = attention::Params {
                     q: self.value(*q),
@@ -361,14 +361,14 @@ impl Compiler<'_> {
                         n_states,
                     };
                     let mut command = Command::new(kernel, params);
-                    // Heads do not depend on each other.
+                    // Heads are independent, so a barrier follows only the last one.
                     command.sync = index + 1 == heads.len();
                     self.push(table, node, command, "cross_scores".into(), 0);
                 }
                 return;
             }
-            // Lowering makes projections of Linears and takes fused Ops apart; experts were compiled before. A device that is no rank of
-            // a group is given no collective.
+            // These Ops are not compiled here: Linears are projections, fused Ops were split, and
+            // experts were compiled before. A device outside a group gets no collective.
             Op::Linear { .. } | Op::ExpertLinear { .. } | Op::Fused { .. } | Op::Collective { .. } => return,
         };
         self.push(table, node, command, name.into(), bytes);

@@ -1,6 +1,6 @@
 //! `out = a + b`
 //!
-//! Shapes, shares and bytes as in [`elementwise`](super::elementwise).
+//! Shapes, shares and bytes: [`elementwise`](super::elementwise).
 
 use super::elementwise::{Params, Sum, map};
 use crate::command::Worker;

@@ -1,6 +1,6 @@
 //! `out = max(min, min(x, max))`.
 //!
-//! Shapes, shares and bytes as in [`elementwise`](super::elementwise).
+//! Shapes, shares and bytes: [`elementwise`](super::elementwise).
 
 use super::elementwise::{self, Function, map};
 use crate::command::Worker;
@@ -9,9 +9,9 @@ use crate::simd::{Simd, variants};
 /// Parameters.
 #[derive(Clone, Copy)]
 pub struct Params {
-    /// Its factor is the least that comes out.
+    /// Parameters of the element-wise kernel; the factor is the lower bound.
     pub of: elementwise::Params,
-    /// The most that comes out.
+    /// Upper bound.
     pub max: f32,
 }
 

@@ -14,13 +14,13 @@ pub struct Params {
     pub n_groups: usize,
     /// Columns of a group of `x`.
     pub group: usize,
-    /// The first that is taken of each.
+    /// First selected column of each group.
     pub first: usize,
     /// `(n, n_groups * taken)`
     pub out: *mut f32,
-    /// How many are taken of each.
+    /// Number of selected columns of each group.
     pub taken: usize,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
 }
 
@@ -31,7 +31,8 @@ pub struct Params {
 pub unsafe fn columns(p: &Params, worker: &Worker<'_>) {
     for row in worker.share(worker.step.n_rows(p.rows), 1) {
         for group in row * p.n_groups..(row + 1) * p.n_groups {
-            // SAFETY: the columns lie within the groups, as the plan's check ensures.
+            // SAFETY: the plan's check ensured `first + taken <= group`, so the columns are within
+            // the group, and `row` is a row of the step.
             unsafe {
                 let x = p.x.add(group * p.group + p.first);
                 p.out.add(group * p.taken).copy_from_nonoverlapping(x, p.taken);

@@ -1,7 +1,7 @@
 //! `out[i] = scale * table[token[i]]`; table `(n_vocab, cols)` of any block type, out `(n, cols)`.
 //!
-//! Rows are shared among the workers; a few rows are shared by their columns in whole blocks. Decoding is the codec's
-//! own. Bytes: one row of the table read and 4 a column written, for each row.
+//! Rows are shared among the workers; a few rows are shared by columns, in whole blocks. The codec
+//! decodes. Bytes: one row of the table read and 4 a column written, for each row.
 
 use super::linear::WeightRows;
 use crate::command::Worker;
@@ -36,7 +36,8 @@ pub unsafe fn embed(p: &Params, worker: &Worker<'_>) {
     }
     for row in rows {
         let token = worker.step.tokens[row] as usize;
-        // SAFETY: tokens are below the vocabulary's size; the columns lie within the row, in whole blocks.
+        // SAFETY: the step's check ensured that tokens are below the vocabulary's size. `cols` is
+        // whole blocks of the row.
         let out = unsafe {
             let out = std::slice::from_raw_parts_mut(p.out.add(row * p.cols + cols.start), cols.len());
             p.table.decode(token, cols.clone(), out);

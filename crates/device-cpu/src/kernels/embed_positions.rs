@@ -24,7 +24,8 @@ pub struct Params {
 pub unsafe fn embed_positions(p: &Params, worker: &Worker<'_>) {
     for row in worker.share(worker.step.n_rows(RowCount::Tokens), 1) {
         let position = worker.step.positions[row] as usize;
-        // SAFETY: positions are below the limits' context, and that is at most the table's rows.
+        // SAFETY: the step's check ensured that positions are below the context length, which the
+        // plan's check limits to the table's rows.
         unsafe {
             let out = std::slice::from_raw_parts_mut(p.out.add(row * p.cols), p.cols);
             p.table.decode(position, 0..p.cols, out);

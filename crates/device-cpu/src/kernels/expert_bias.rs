@@ -21,7 +21,7 @@ pub struct Params {
     pub cols: usize,
     /// `(n, k * cols)`
     pub out: *mut f32,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
 }
 
@@ -30,7 +30,8 @@ pub struct Params {
 #[inline(always)]
 unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     for pair in worker.share(worker.step.n_rows(p.rows) * p.k, 1) {
-        // SAFETY: the pair is one of the values, ids are below the number of experts.
+        // SAFETY: `pair` is below rows times `k`, for which `x`, `ids` and `out` are valid; `id` is
+        // below the number of experts.
         unsafe {
             let id = *p.ids.add(pair) as usize;
             let x = std::slice::from_raw_parts(p.x.add(pair * p.cols), p.cols);

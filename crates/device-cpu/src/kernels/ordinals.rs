@@ -10,7 +10,7 @@ pub struct Params {
     pub out: *mut u32,
     /// Columns.
     pub k: usize,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
 }
 
@@ -20,7 +20,7 @@ pub struct Params {
 /// As [`crate::command::Kernel`].
 pub unsafe fn ordinals(p: &Params, worker: &Worker<'_>) {
     for at in worker.share(worker.step.n_rows(p.rows) * p.k, 1) {
-        // SAFETY: the place is one of the value's.
+        // SAFETY: `at` is below rows times `k`, for which `p.out` is valid.
         unsafe { *p.out.add(at) = (at % p.k) as u32 }
     }
 }

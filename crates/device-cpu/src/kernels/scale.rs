@@ -1,6 +1,6 @@
 //! `out = factor * x`
 //!
-//! Shapes, shares and bytes as in [`elementwise`](super::elementwise).
+//! Shapes, shares and bytes: [`elementwise`](super::elementwise).
 
 use super::elementwise::{Params, Times, map};
 use crate::command::Worker;

@@ -1,6 +1,6 @@
 //! `out = cap * tanh(x / cap)`; the error of tanh is at most 3e-7 of the cap.
 //!
-//! Shapes, shares and bytes as in [`elementwise`](super::elementwise).
+//! Shapes, shares and bytes: [`elementwise`](super::elementwise).
 
 use super::elementwise::{Function, Params, map};
 use crate::command::Worker;

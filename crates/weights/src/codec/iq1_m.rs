@@ -10,9 +10,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Decoded, f16_to_f32};
 use super::grid::{IQ1, iq1_point};
 use super::iq1_s::SHIFT;
-use super::row::{Decoded, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

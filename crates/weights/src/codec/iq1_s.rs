@@ -10,8 +10,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Decoded, f16_to_f32};
 use super::grid::{IQ1, iq1_point};
-use super::row::{Decoded, f16_to_f32};
 
 /// How far all values of a group lie beside the ternary ones.
 pub const SHIFT: f32 = 0.125;

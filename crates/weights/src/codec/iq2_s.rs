@@ -12,8 +12,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Decoded, f16_to_f32};
 use super::grid::{IQ2_S, iq2_point, signed};
-use super::row::{Decoded, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -10,8 +10,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_scale, inverse, scale_to_f16};
-use super::row::{Blocked, f16_to_f32};
 
 /// The levels of IQ4_NL and IQ4_XS, in rising order.
 pub const KVALUES_IQ4NL: [i8; 16] =

@@ -11,9 +11,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_scale_codes, inverse};
 use super::iq4_nl::{KVALUES_IQ4NL, nearest_index, nearest_level, targets};
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

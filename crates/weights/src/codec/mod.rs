@@ -13,6 +13,8 @@
 
 pub mod affine;
 pub mod bf16;
+mod block;
+mod dispatch;
 pub mod f16;
 pub mod f32;
 pub mod fit;
@@ -42,13 +44,10 @@ pub mod q5_k;
 pub mod q6_k;
 pub mod q8_0;
 pub mod repack;
-mod row;
 pub mod tq1_0;
 pub mod tq2_0;
 
+pub use block::{Blocked, Decoded, f16_to_f32};
+pub use dispatch::{NoQuantizer, dequantize_row, dequantize_rows, quantize_row, try_quantize_row};
 pub use iq4_nl::KVALUES_IQ4NL;
 pub use mxfp4::{KVALUES_MXFP4, e8m0_half};
-pub use row::{
-    Blocked, Decoded, NoQuantizer, dequantize_row, dequantize_rows, f16_to_f32, quantize_row,
-    try_quantize_row,
-};

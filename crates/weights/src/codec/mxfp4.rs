@@ -10,7 +10,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::row::Blocked;
+use super::block::Blocked;
 
 /// Twice the value of each E2M1 code: sign, two bits of exponent, one of mantissa. Code 8 (-0) is plain zero.
 pub const KVALUES_MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];

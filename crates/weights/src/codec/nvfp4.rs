@@ -9,8 +9,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::Decoded;
 use super::mxfp4::KVALUES_MXFP4;
-use super::row::Decoded;
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

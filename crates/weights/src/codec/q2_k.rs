@@ -11,8 +11,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::fit_affine_codes;
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

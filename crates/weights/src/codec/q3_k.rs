@@ -11,10 +11,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_scale_codes, inverse, nearest, targets_around};
 use super::k_scales::{pack_q3_scales, unpack_q3_scales};
 use super::q2_k::pack_2_bits;
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -11,9 +11,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::fit_affine_codes;
 use super::k_scales::{pack_scales_mins, unpack_scales_mins};
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

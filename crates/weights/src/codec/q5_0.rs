@@ -10,8 +10,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_scale, inverse, nearest, scale_to_f16, targets_around};
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -11,9 +11,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_affine, inverse, nearest, offset_to_f16, scale_to_f16};
 use super::q5_0::{pack_q5, unpack_q5};
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

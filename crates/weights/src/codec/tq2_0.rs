@@ -9,7 +9,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::row::{Decoded, f16_to_f32};
+use super::block::{Decoded, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

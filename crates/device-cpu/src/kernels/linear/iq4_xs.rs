@@ -6,15 +6,15 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field, store_nibbles};
+use super::interleaved::{Interleaved, ScaleFields, store_field, store_nibbles};
 use super::iq4_nl::{VALUES, ZERO};
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
-/// The type.
+/// IQ4_XS weights.
 pub(super) struct Iq4Xs;
 
-/// The scale of a group, -32 to 31.
+/// Scale of a group, -32 to 31.
 #[inline(always)]
 fn group_scale(block: &[u8], g: usize) -> i8 {
     let upper = u16::from_le_bytes([block[2], block[3]]);
@@ -53,7 +53,7 @@ impl Format for Iq4Xs {
 
 impl Interleaved for Iq4Xs {
     const BITS: usize = 4;
-    const SCALES: Scales = Scales::Signed;
+    const SCALES: ScaleFields = ScaleFields::Signed;
     const VALUES: Option<&'static [i8; 16]> = Some(&VALUES);
 
     #[inline(always)]

@@ -5,11 +5,11 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field};
+use super::interleaved::{Interleaved, ScaleFields, store_field};
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
-/// The type.
+/// Q2_K weights.
 pub(super) struct Q2K;
 
 impl Format for Q2K {
@@ -45,7 +45,7 @@ impl Format for Q2K {
 
 impl Interleaved for Q2K {
     const BITS: usize = 2;
-    const SCALES: Scales = Scales::Nibbles;
+    const SCALES: ScaleFields = ScaleFields::Nibbles;
 
     #[inline(always)]
     fn store_scales(block: &[u8], r: usize, fields: &mut [u8]) {

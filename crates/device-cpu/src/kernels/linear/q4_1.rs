@@ -4,11 +4,11 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field};
+use super::interleaved::{Interleaved, ScaleFields, store_field};
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
-/// The type.
+/// Q4_1 weights.
 pub(super) struct Q4_1;
 
 impl Format for Q4_1 {
@@ -36,7 +36,7 @@ impl Format for Q4_1 {
 
 impl Interleaved for Q4_1 {
     const BITS: usize = 4;
-    const SCALES: Scales = Scales::F16Offset;
+    const SCALES: ScaleFields = ScaleFields::F16Offset;
 
     #[inline(always)]
     fn store_scales(block: &[u8], r: usize, fields: &mut [u8]) {

@@ -1,27 +1,7 @@
-//! Rows of blocks: the dispatch from a type to its codec.
+//! The dispatch from a [`BlockType`] to its codec, for rows of any type.
 
-use bytemuck::Pod;
-
+use super::block::{Blocked, Decoded};
 use crate::{BlockType, PlaneSlices};
-
-/// A block of `LEN` values, laid out as in the file.
-pub trait Blocked<const LEN: usize>: Pod {
-    /// Inputs are clamped to this magnitude: past what the type can represent, yet small enough for the
-    /// arithmetic of the fits.
-    const LIMIT: f32 = 1e9;
-
-    /// Write the block's values.
-    fn dequantize(&self, out: &mut [f32; LEN]);
-
-    /// The block nearest to `values`, which are finite and at most [`Self::LIMIT`] in magnitude.
-    fn quantize(values: &[f32; LEN]) -> Self;
-}
-
-/// A type of [`BlockType::GGUF_EXTRA`]: it is only read.
-pub trait Decoded<const LEN: usize>: Pod {
-    /// Write the block's values.
-    fn dequantize(&self, out: &mut [f32; LEN]);
-}
 
 /// A type that has no quantiser was asked to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,12 +9,6 @@ pub trait Decoded<const LEN: usize>: Pod {
 pub struct NoQuantizer {
     /// The type.
     pub block: BlockType,
-}
-
-/// An IEEE half, little-endian.
-#[inline]
-pub fn f16_to_f32(bytes: [u8; 2]) -> f32 {
-    half::f16::from_le_bytes(bytes).to_f32()
 }
 
 fn decode<B: Blocked<LEN>, const LEN: usize>(src: &[u8], dst: &mut [f32]) {
@@ -121,13 +95,12 @@ pub fn dequantize_rows(block: BlockType, n_cols: usize, src: &[u8], planes: Plan
     let n_rows = dst.len() / n_cols;
     assert_eq!(planes.scales.len(), n_rows * block.row_scale_bytes(n_cols), "{block}: bytes of scales");
     assert_eq!(planes.biases.len(), n_rows * block.row_bias_bytes(n_cols), "{block}: bytes of biases");
-    match block {
-        BlockType::Affine(affine) => {
-            super::affine::dequantize(affine, src, planes.scales, planes.biases, dst);
-        }
-        BlockType::I8_ROWS => super::int_rows::dequantize_i8(n_cols, src, planes.scales, dst),
-        BlockType::I16_ROWS => super::int_rows::dequantize_i16(n_cols, src, planes.scales, dst),
-        _ => unreachable!("{block} has no planes"),
+    if let BlockType::Affine(affine) = block {
+        super::affine::dequantize(affine, src, planes.scales, planes.biases, dst);
+    } else if block == BlockType::I8_ROWS {
+        super::int_rows::dequantize_i8(n_cols, src, planes.scales, dst);
+    } else {
+        super::int_rows::dequantize_i16(n_cols, src, planes.scales, dst);
     }
 }
 
@@ -172,7 +145,20 @@ pub fn try_quantize_row(block: BlockType, src: &[f32], dst: &mut [u8]) -> Result
         BlockType::IQ4_NL => encode::<super::iq4_nl::Block, 32>(src, dst),
         BlockType::IQ4_XS => encode::<super::iq4_xs::Block, 256>(src, dst),
         BlockType::MXFP4 => encode::<super::mxfp4::Block, 32>(src, dst),
-        _ => return Err(NoQuantizer { block }),
+        BlockType::IQ1_S
+        | BlockType::IQ1_M
+        | BlockType::IQ2_XXS
+        | BlockType::IQ2_XS
+        | BlockType::IQ2_S
+        | BlockType::IQ3_XXS
+        | BlockType::IQ3_S
+        | BlockType::TQ1_0
+        | BlockType::TQ2_0
+        | BlockType::Q1_0
+        | BlockType::NVFP4
+        | BlockType::Affine(_)
+        | BlockType::I8_ROWS
+        | BlockType::I16_ROWS => return Err(NoQuantizer { block }),
     }
     Ok(())
 }
