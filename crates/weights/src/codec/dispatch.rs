@@ -3,7 +3,7 @@
 use super::block::{Blocked, Decoded};
 use crate::{BlockType, PlaneSlices};
 
-/// A type that has no quantiser was asked to be written.
+/// Error for writing a type that has no quantiser.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{block} can be read, not written; types that can be written: {}", BlockType::ALL.map(BlockType::name).join(", "))]
 pub struct NoQuantizer {
@@ -33,13 +33,14 @@ fn encode<B: Blocked<LEN>, const LEN: usize>(src: &[f32], dst: &mut [u8]) {
     }
 }
 
-/// Decode a row, or several that lie one after the other.
+/// Decodes one row, or several that are stored one after the other.
 ///
 /// `src` holds `block.row_bytes(dst.len())` bytes and needs no alignment.
 ///
 /// # Panics
-/// `dst.len()` is not a multiple of `block.block_len()`, `src` has another length, or the type keeps its scales apart
-/// ([`BlockType::has_planes`]): for those, and so for whatever a file may hold, there is [`dequantize_rows`].
+/// `dst.len()` is not a multiple of `block.block_len()`, `src` has another length, or the type
+/// stores its scales apart ([`BlockType::has_planes`]). [`dequantize_rows`] accepts all types, and
+/// so any type of a file.
 pub fn dequantize_row(block: BlockType, src: &[u8], dst: &mut [f32]) {
     check(block, src.len(), dst.len());
     match block {
@@ -76,7 +77,7 @@ pub fn dequantize_row(block: BlockType, src: &[u8], dst: &mut [f32]) {
     }
 }
 
-/// Decode whole rows of `n_cols` values of any type.
+/// Decodes whole rows of `n_cols` values of any type.
 ///
 /// `src` holds `block.row_bytes(dst.len())` bytes and needs no alignment; `planes` are those of the same rows.
 ///
@@ -104,21 +105,23 @@ pub fn dequantize_rows(block: BlockType, n_cols: usize, src: &[u8], planes: Plan
     }
 }
 
-/// Encode a row, or several that lie one after the other, into `block.row_bytes(src.len())` bytes.
+/// Encodes one row, or several that are stored one after the other, into
+/// `block.row_bytes(src.len())` bytes.
 ///
-/// The plain number types convert as IEEE says (round to nearest even, overflow to infinity). In all block types
-/// NaN becomes 0 and infinities the largest value that the block's scale can carry.
+/// The plain number types are converted by IEEE's rules (round to nearest even, overflow to
+/// infinity). In all block types NaN becomes 0, and an infinity the largest value that the block's
+/// scale can represent.
 ///
 /// # Panics
-/// `src.len()` is not a multiple of `block.block_len()`, `dst` has another length, or the type has no quantiser
-/// ([`BlockType::has_quantizer`]); where the type comes from outside, use [`try_quantize_row`].
+/// `src.len()` is not a multiple of `block.block_len()`, `dst` has another length, or the type has
+/// no quantiser ([`BlockType::has_quantizer`]). For a type from outside use [`try_quantize_row`].
 pub fn quantize_row(block: BlockType, src: &[f32], dst: &mut [u8]) {
     if let Err(error) = try_quantize_row(block, src, dst) {
         panic!("{error}");
     }
 }
 
-/// As [`quantize_row`], for a type that may have no quantiser. Affine types have one of their own:
+/// Like [`quantize_row`], for a type that may have no quantiser. Affine types have their own,
 /// [`affine::quantize`](super::affine::quantize).
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use bytemuck::{Pod, Zeroable};
 use super::block::{Decoded, f16_to_f32};
 use super::grid::{IQ1, iq1_point};
 
-/// How far all values of a group lie beside the ternary ones.
+/// Offset of a group's values from -1, 0 and 1, positive or negative.
 pub const SHIFT: f32 = 0.125;
 
 /// A block as stored.

@@ -1,5 +1,5 @@
-//! IQ4_NL: 32 values in 18 bytes (4.5 bits each): a scale and 4-bit indices into a fixed table of 16 levels that lie
-//! closer together around zero, where weights are dense.
+//! IQ4_NL: 32 values in 18 bytes (4.5 bits each): a scale and 4-bit indices into a fixed table of
+//! 16 levels, which are closer together around zero, where weights are dense.
 //!
 //! `value = d * KVALUES_IQ4NL[q]`.
 //!
@@ -27,7 +27,7 @@ pub struct Block {
     pub qs: [u8; 16],
 }
 
-/// The index of the level nearest to `y`; the upper one halfway between two.
+/// Index of the level nearest to `y`; halfway between two, the upper one.
 #[inline]
 pub fn nearest_index(y: f32) -> u8 {
     const MIDPOINTS: [f32; 15] = {
@@ -42,13 +42,13 @@ pub fn nearest_index(y: f32) -> u8 {
     MIDPOINTS.iter().map(|&m| u8::from(y >= m)).sum()
 }
 
-/// The level nearest to `y`.
+/// Level nearest to `y`.
 #[inline]
 pub fn nearest_level(y: f32) -> f32 {
     f32::from(KVALUES_IQ4NL[usize::from(nearest_index(y))])
 }
 
-/// Where a fit tries the extreme value: around either end of the table, which is not symmetric.
+/// Targets of a fit for the extreme value: around either end of the table, which is not symmetric.
 pub fn targets() -> impl Iterator<Item = f32> + Clone {
     (-7..=7).flat_map(|step| [-127.0 + 2.0 * step as f32, 113.0 + 2.0 * step as f32])
 }

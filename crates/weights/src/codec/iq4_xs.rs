@@ -30,7 +30,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// The sub-blocks' scales, each in `-32..32`.
+    /// Scales of the sub-blocks, each in `-32..32`.
     #[inline]
     pub fn scales(&self) -> [i8; 8] {
         let high = u16::from_le_bytes(self.scales_h);

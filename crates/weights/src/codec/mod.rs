@@ -1,15 +1,17 @@
-//! Block codecs: how [`BlockType`](crate::BlockType)s store values, one file a type.
+//! Block codecs: the storage of each [`BlockType`](crate::BlockType)'s values, one file a type.
 //!
-//! Every file holds a `Block` whose fields are the bytes in their order in the file (alignment 1, so a row's bytes
-//! are a slice of blocks by `bytemuck::cast_slice`), its scalar decoding, and a quantiser. Decoding is the
-//! definition that every device's kernels are tested against; it is exact to the bit, with no fused
-//! multiply-add and the order of operations that the file documents.
+//! Every file has a `Block` whose fields are the bytes in file order. It has alignment 1, so
+//! `bytemuck::cast_slice` turns a row's bytes into a slice of blocks. Every file also has the
+//! scalar decoding, and a quantiser. Decoding is the definition that every device's kernels are
+//! tested against. It is exact to the bit, without fused multiply-adds and in the documented order
+//! of operations.
 //!
-//! The types of [`BlockType::GGUF_EXTRA`](crate::BlockType::GGUF_EXTRA) are only decoded. [`affine`] and [`int_rows`]
-//! hold the types whose scales lie apart from the values, [`repack`] what can go from one type to another unchanged.
+//! The types of [`BlockType::GGUF_EXTRA`](crate::BlockType::GGUF_EXTRA) are only decoded.
+//! [`affine`] and [`int_rows`] contain the types whose scales are stored apart from the values.
+//! [`repack`] converts between types with the same values.
 //!
-//! All quantisers minimise the plain squared error, are deterministic, and share what [`fit`] says of
-//! inputs that are not finite or too large.
+//! All quantisers minimise the plain squared error and are deterministic. [`fit`] documents their
+//! treatment of inputs that are not finite or too large.
 
 pub mod affine;
 pub mod bf16;

@@ -22,8 +22,8 @@ pub struct Block {
     pub qs: [[u8; 8]; 4],
 }
 
-/// Half the value of an E4M3 float (4 bits of exponent biased by 7, 3 of mantissa); the sign bit is not looked at.
-/// NaN, 127, is read as 0, as ggml reads it.
+/// Half the value of an E4M3 float (4 bits of exponent biased by 7, 3 bits of mantissa); the sign
+/// bit is ignored. NaN, 127, is decoded as 0, as in ggml.
 #[inline]
 pub fn e4m3_half(byte: u8) -> f32 {
     let (exponent, mantissa) = (byte >> 3 & 15, f32::from(byte & 7));

@@ -1,6 +1,6 @@
 //! Q1_0: 128 values in 18 bytes (1.125 bits each): a scale and a sign a value.
 //!
-//! `value = d` where the bit is set, else `-d`.
+//! `value = d` if the bit is set, otherwise `-d`.
 //!
 //! | bytes | field | |
 //! |---|---|---|

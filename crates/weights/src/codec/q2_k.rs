@@ -53,8 +53,8 @@ impl Blocked<256> for Block {
     }
 }
 
-/// The low two bits of each value, in the order of the K types: value `128 h + 32 j + l` in bits `2 j` of byte
-/// `32 h + l`.
+/// Packs the low two bits of each value in the order of the K types: value `128 h + 32 j + l` in
+/// bits `2 j` of byte `32 h + l`.
 pub fn pack_2_bits(q: &[u8; 256]) -> [u8; 64] {
     std::array::from_fn(|byte| {
         let (half, l) = (byte / 32, byte % 32);

@@ -54,8 +54,8 @@ impl Blocked<256> for Block {
     }
 }
 
-/// The low four bits of each value, in the order of Q4_K and Q5_K: byte `32 c + l` holds value `64 c + l` in the low
-/// nibble and `64 c + 32 + l` in the high one.
+/// Packs the low four bits of each value in the order of Q4_K and Q5_K: byte `32 c + l` has value
+/// `64 c + l` in the low nibble and `64 c + 32 + l` in the high nibble.
 pub fn pack_4_bits(q: &[u8; 256]) -> [u8; 128] {
     std::array::from_fn(|byte| {
         let (c, l) = (byte / 32, byte % 32);

@@ -25,7 +25,7 @@ pub struct Block {
     pub qs: [u8; 16],
 }
 
-/// The integers of a Q5 block, each in `0..32`, in order.
+/// Unpacks the integers of a Q5 block, each in `0..32`, in order.
 #[inline]
 pub fn unpack_q5(qh: &[u8; 4], qs: &[u8; 16]) -> [u8; 32] {
     let high = u32::from_le_bytes(*qh);
@@ -37,7 +37,7 @@ pub fn unpack_q5(qh: &[u8; 4], qs: &[u8; 16]) -> [u8; 32] {
     q
 }
 
-/// The inverse of [`unpack_q5`].
+/// Inverse of [`unpack_q5`].
 #[inline]
 pub fn pack_q5(q: &[u8; 32]) -> ([u8; 4], [u8; 16]) {
     let high = q.iter().enumerate().fold(0, |bits, (j, q)| bits | u32::from(q >> 4 & 1) << j);

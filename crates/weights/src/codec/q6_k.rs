@@ -2,7 +2,7 @@
 //!
 //! `value = (d * scale) * (q - 32)`, `q` in `0..64`; the first product is rounded to f32 first.
 //!
-//! Value `128 h + 32 j + l` (`h < 2, j < 4, l < 32`) lies in sub-block `8 h + 2 j + l / 16`:
+//! Value `128 h + 32 j + l` (`h < 2, j < 4, l < 32`) is in sub-block `8 h + 2 j + l / 16`:
 //!
 //! | bytes | field | |
 //! |---|---|---|

@@ -30,8 +30,8 @@ impl Blocked<32> for Block {
         }
     }
 
-    /// The largest magnitude becomes ±127; -128 is never written, since kernels that split off the sign cannot
-    /// negate it. With steps this fine a search for a better scale gains nothing.
+    /// The largest magnitude becomes ±127. -128 is never written, since kernels that split off the
+    /// sign cannot negate it. With such fine steps a search for a better scale gains nothing.
     fn quantize(x: &[f32; 32]) -> Block {
         let largest = x.iter().fold(0.0f32, |a, v| a.max(v.abs()));
         let (d, value) = scale_to_f16(largest / 127.0);

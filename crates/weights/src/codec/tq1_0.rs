@@ -2,8 +2,8 @@
 //!
 //! `value = d * q`, `q` in -1, 0, 1.
 //!
-//! A byte `b` is a fraction of 256 in base 3: its digit `n` is the top of `b * 3^n`, modulo 256, times 3. So the digits
-//! come out by multiplications alone.
+//! Byte `b` is a fraction of 256 in base 3: digit `n` is the top of `b * 3^n`, modulo 256, times 3.
+//! Multiplications alone thus extract the digits.
 //!
 //! | bytes | field | |
 //! |---|---|---|

@@ -1,6 +1,6 @@
 //! TQ2_0: 256 ternary values in 66 bytes (2.0625 bits each): four to a byte.
 //!
-//! `value = d * (q - 1)`, `q` in `0..4`; a ternary file has no 3, and one that has means 2.
+//! `value = d * (q - 1)`, `q` in `0..4`; a ternary file has no 3, and a file that has one means 2.
 //!
 //! | bytes | field | |
 //! |---|---|---|
