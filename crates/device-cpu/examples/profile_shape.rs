@@ -1,7 +1,8 @@
 //! Profile of a step: random weights in the shape of common models of a given size, the time of
 //! every kind of command, and the rates.
 //!
-//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b] [prompt] [threads] [type] [KV type] [answers]`
+//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b]
+//! [prompt] [threads] [type] [KV type] [answers]`
 //!
 //! With a number of answers it times steps of that many short sequences instead, alone and with a
 //! few more rows of the prompt.

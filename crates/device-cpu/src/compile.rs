@@ -132,7 +132,7 @@ impl Compiler<'_> {
                 }
                 CpuUnit::Primitive(op) => self.primitive(&mut table, *node, op),
                 CpuUnit::NormAdd(NormAdd { x, norm, residual, out }) => {
-                    let params = rms_norm::Params {
+                    let params = rms_norm::RmsNormParams {
                         x: self.value(*x),
                         weight: self.weight_or_null(norm.weight),
                         n_weights: 1,
@@ -250,7 +250,7 @@ impl Compiler<'_> {
         let k_chain = self.chain(k, pages.head_dim);
         let none = qk_rope_kv::Chain { n_heads: 0, norm: false, ..k_chain };
         let q_chain = q.as_ref().map_or(none, |q| self.chain(q, pages.head_dim));
-        let params = qk_rope_kv::Params { q: q_chain, k: k_chain, v: self.value(*v), pages };
+        let params = qk_rope_kv::QkRopeKvParams { q: q_chain, k: k_chain, v: self.value(*v), pages };
         let name = if k.norm.is_some() { "qk_norm + rope + kv_write" } else { "rope + kv_write" };
         self.push(table, node, Command::new(qk_rope_kv::qk_rope_kv(self.isa), params), name.into(), 0);
     }
@@ -305,7 +305,7 @@ impl Compiler<'_> {
         if p.norm.is_none() {
             read[ActivationKind::F32 as usize] = source.x.cast();
         }
-        let params = projection::Params {
+        let params = projection::ProjectionParams {
             source,
             matrices,
             n_matrices: p.matrices.len(),
@@ -317,7 +317,7 @@ impl Compiler<'_> {
             RowsOfStep::One => (projection::one_row(self.isa), "1 row"),
             RowsOfStep::Many => {
                 if prepared.iter().any(|rows| !rows.is_null()) {
-                    let params = activation_rows::Params { source, rows: prepared };
+                    let params = activation_rows::ActivationRowsParams { source, rows: prepared };
                     let command = Command::new(activation_rows::activation_rows(self.isa), params);
                     let name = if p.norm.is_some() { "rms_norm + quantise" } else { "quantise" };
                     self.push(table, node, command, name.into(), 0);
@@ -340,7 +340,7 @@ impl Compiler<'_> {
         let x = self.value(op.x);
         let kind = kernel.activation;
         let prepared = self.at.rows[kind as usize];
-        let params = expert_linear::Params {
+        let params = expert_linear::ExpertLinearParams {
             x,
             own,
             ids,
@@ -365,7 +365,13 @@ impl Compiler<'_> {
         }
         if ordered.by.replace(op.ids) != Some(op.ids) {
             ordered.gathered = None;
-            let params = expert_groups::Params { ids, k, n_experts: sizes.n_experts, rows: of_rows, groups };
+            let params = expert_groups::ExpertGroupsParams {
+                ids,
+                k,
+                n_experts: sizes.n_experts,
+                rows: of_rows,
+                groups,
+            };
             self.push(table, node, Command::new(expert_groups::group, params), "group experts".into(), 0);
         }
         let rows = (op.x, sizes.n_in, kind);

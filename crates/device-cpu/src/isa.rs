@@ -50,7 +50,8 @@ impl Isa {
     pub const ALL: [Isa; 8] =
         [Isa::Scalar, Isa::Neon, Isa::Dotprod, Isa::I8mm, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
-    /// Vectors of the instruction set. One that only adds matrix instructions has those of its predecessor.
+    /// Vectors of the instruction set. One that only adds matrix instructions has those of its
+    /// predecessor.
     pub fn vectors(self) -> Vectors {
         match self {
             Isa::Scalar => Vectors::Portable,
@@ -154,8 +155,8 @@ fn amx_is_available() -> bool {
         let leaves = std::arch::x86_64::__cpuid(0).eax;
         leaves >= 7
             && std::arch::x86_64::__cpuid_count(7, 0).edx & wanted == wanted
-            // SAFETY: this `arch_prctl` takes two integers, reads no memory, and only enables the
-            // saving of tiles.
+            // SAFETY: `SYS_arch_prctl` with this request takes two integers, reads no memory, and
+            // only enables the saving of tiles.
             && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0
     })
 }

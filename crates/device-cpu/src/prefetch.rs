@@ -36,7 +36,7 @@ pub fn prefetch(p: *const u8) {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: `prfm` never faults, whatever the address, and is part of the architecture.
+    // SAFETY: this prefetch never faults, whatever the address, and is part of the architecture.
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
     }
@@ -53,7 +53,7 @@ pub fn prefetch_far(p: *const u8) {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: `prfm` never faults, whatever the address, and is part of the architecture.
+    // SAFETY: this prefetch never faults, whatever the address, and is part of the architecture.
     unsafe {
         std::arch::asm!("prfm pldl2keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
     }

@@ -80,12 +80,8 @@ pub fn units_of(plan: &Plan) -> Vec<NodeUnit> {
 }
 
 fn primitive(op: &Op) -> CpuUnit {
-    match op {
-        Op::Linear { x, weight, bias, out } => {
-            CpuUnit::Projection(Projection::single(*x, *weight, *bias, *out))
-        }
-        op => CpuUnit::Primitive(op.clone()),
-    }
+    let Op::Linear { x, weight, bias, out } = op else { return CpuUnit::Primitive(op.clone()) };
+    CpuUnit::Projection(Projection::single(*x, *weight, *bias, *out))
 }
 
 /// The unit that runs a fused Op as a whole, if there is one.

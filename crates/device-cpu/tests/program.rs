@@ -131,7 +131,7 @@ fn deterministic_steps_do_not_depend_on_their_company() {
             assert_eq!(run(&[20, 17, 23, 1]), whole, "{isa} {block} in chunks");
             assert_eq!(run(&[1; 61]), whole, "{isa} {block} one by one");
 
-            // The same sequence runs between two others.
+            // The sequence gives the same bits between two others.
             let mut program =
                 device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
             let alone = one_sequence(&plan, &limits, &tokens, 0);

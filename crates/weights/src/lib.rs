@@ -29,14 +29,16 @@ use std::ops::Range;
 pub enum Naming {
     /// `llama.block_count`, `blk.0.attn_q.weight`.
     Gguf,
-    /// `num_hidden_layers`, `model.layers.0.self_attn.q_proj.weight`. Nested JSON objects of config.json are
-    /// flattened with dots: `rope_parameters.full_attention.rope_theta`.
+    /// `num_hidden_layers`, `model.layers.0.self_attn.q_proj.weight`. Nested JSON objects of
+    /// config.json are flattened with dots: `rope_parameters.full_attention.rope_theta`.
     HuggingFace,
     /// BaseRT's names: config.json's keys, and tensors such as `layers.0.attn.qkv_proj.weight`.
     Base,
-    /// `decoder/layer_0/self_attention/linear_0/weight`; metadata is config.json, flattened, and the scalar variables.
+    /// `decoder/layer_0/self_attention/linear_0/weight`; metadata is config.json, flattened, and
+    /// the scalar variables.
     CTranslate2,
-    /// OpenAI's tensor names, `decoder.blocks.0.attn.query.weight`, and its hyperparameters, `n_audio_state`.
+    /// OpenAI's tensor names, `decoder.blocks.0.attn.query.weight`, and its hyperparameters,
+    /// `n_audio_state`.
     WhisperCpp,
 }
 

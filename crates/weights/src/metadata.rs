@@ -114,7 +114,7 @@ impl Metadata {
         match self.get(key)? {
             Value::Int(i) => Some(*i as f64),
             Value::Float(f) => Some(*f),
-            _ => None,
+            Value::Bool(_) | Value::Str(_) | Value::Array(_) | Value::Null => None,
         }
     }
 

@@ -9,8 +9,8 @@ use crate::{BlockType, Bytes};
 /// a view of the file if the file has it in this form.
 #[derive(Clone, Debug, Default)]
 pub struct Planes {
-    /// `[n_rows, n_cols / group]` numbers of an affine type's [`ScaleType`](crate::ScaleType); `[n_rows]` f32 for
-    /// [`BlockType::I8_ROWS`] and [`BlockType::I16_ROWS`].
+    /// `[n_rows, n_cols / group]` numbers of an affine type's [`ScaleType`](crate::ScaleType);
+    /// `[n_rows]` f32 for [`BlockType::I8_ROWS`] and [`BlockType::I16_ROWS`].
     pub scales: Option<Bytes>,
     /// `[n_rows, n_cols / group]` numbers of that type; none for a symmetric type.
     pub biases: Option<Bytes>,

@@ -32,7 +32,7 @@ pub struct RowSource {
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ActivationRowsParams {
     /// The rows.
     pub source: RowSource,
     /// `n` rows of each form, by [`ActivationKind`]; null if no matrix reads the form.
@@ -47,7 +47,7 @@ pub fn scratch_bytes(cols: usize) -> usize {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &ActivationRowsParams, worker: &Worker<'_>) {
     let cols = p.source.cols;
     for row in worker.share(worker.step.n_rows(p.source.rows), 1) {
         // SAFETY: `row` is below the step's rows, for which the pointers in `p` are valid; the
@@ -72,7 +72,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    activation_rows, body, Params
+    activation_rows, body, ActivationRowsParams
 );
 
 /// Address of a row in f32: in the source, or in `f32_row` after normalisation.

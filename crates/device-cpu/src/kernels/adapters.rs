@@ -6,7 +6,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct AdaptersParams {
     /// `(n, 1)`
     pub out: *mut u32,
     /// Kind of rows (tokens or outputs).
@@ -17,7 +17,7 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn adapters(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn adapters(p: &AdaptersParams, worker: &Worker<'_>) {
     let step = worker.step;
     if p.rows == RowCount::Outputs {
         for i in worker.share(step.outputs.len(), 1) {

@@ -20,7 +20,7 @@ pub struct Found {
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ArgmaxParams {
     /// `(n_outputs, n_vocab)`
     pub x: *const f32,
     /// Columns.
@@ -34,7 +34,7 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &ArgmaxParams, worker: &Worker<'_>) {
     if !worker.step.argmax {
         return;
     }
@@ -65,7 +65,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    argmax, body, Params
+    argmax, body, ArgmaxParams
 );
 
 /// Finds the largest value of a range of columns, and the first column that has it.

@@ -1,4 +1,5 @@
-//! Causal attention of each row over its own sequence's cached positions: `softmax(softcap(scale q k^T)) v`.
+//! Causal attention of each row over its own sequence's cached positions:
+//! `softmax(softcap(scale q k^T)) v`.
 //!
 //! q and out `(n, n_heads * head_dim)`; keys and values are in the layer's pages. [`chunk`]
 //! documents the arithmetic, its order and its tiles. [`schedule`] documents units of work, and
@@ -42,7 +43,7 @@ use variants::kv_type_variants;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct AttentionParams {
     /// `(n, cols)`
     pub q: *const f32,
     /// `(n, cols)`
@@ -83,10 +84,10 @@ pub fn partial_bytes(sizes: &Sizes, n_group: usize, n_kv_heads: usize, head_dim:
 
 kv_type_variants!(
     /// The kernel for a KV type.
-    attention, body, Params
+    attention, body, AttentionParams
 );
 
-impl Params {
+impl AttentionParams {
     /// Address of the partial result of a split row's chunk for a KV head; the following heads are
     /// stored after it.
     ///
@@ -106,7 +107,7 @@ impl Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Loops, A: Attend>(p: &AttentionParams, worker: &Worker<'_>) {
     let (schedule, shape) = (&worker.step.attention[p.schedule], &p.shape);
     let (n_group, n_kv_heads) = (shape.n_group, shape.pages.n_kv_heads);
     let units = schedule.units();
@@ -152,7 +153,7 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
 /// As [`body`].
 #[inline(always)]
 unsafe fn whole<S: Loops, A: Attend>(
-    p: &Params,
+    p: &AttentionParams,
     schedule: &Schedule,
     tile: &RowTile<'_>,
     kv_head: usize,
@@ -182,7 +183,7 @@ unsafe fn whole<S: Loops, A: Attend>(
 /// As [`body`]; several rows are computed for one head only.
 #[inline(always)]
 unsafe fn part<S: Loops, A: Attend>(
-    p: &Params,
+    p: &AttentionParams,
     schedule: &Schedule,
     tile: &RowTile<'_>,
     rows: Range<usize>,

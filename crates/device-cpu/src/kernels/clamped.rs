@@ -8,9 +8,9 @@ use crate::simd::{Simd, variants};
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ClampedParams {
     /// Parameters of the element-wise kernel; the factor is the lower bound.
-    pub of: elementwise::Params,
+    pub of: elementwise::ElementwiseParams,
     /// Upper bound.
     pub max: f32,
 }
@@ -28,13 +28,13 @@ impl Function for Clamp {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
-    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
-    // writes what this one reads, and the instruction set is available.
+unsafe fn body<S: Simd>(p: &ClampedParams, worker: &Worker<'_>) {
+    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other
+    // worker writes what this one reads, and the instruction set is available.
     unsafe { map::<S>(&p.of, worker, Clamp(p.of.factor, p.max)) }
 }
 
 variants!(
     /// The kernel for an instruction set.
-    clamped, body, Params
+    clamped, body, ClampedParams
 );

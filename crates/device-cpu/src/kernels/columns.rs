@@ -1,4 +1,5 @@
-//! `out = x[:, first..first + taken]` of each group of columns, x `(n, cols)`, out `(n, cols / group * taken)`.
+//! `out = x[:, first..first + taken]` of each group of columns, x `(n, cols)`,
+//! out `(n, cols / group * taken)`.
 //!
 //! Rows are shared among the workers. Bytes: 8 a value.
 
@@ -7,7 +8,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ColumnsParams {
     /// `(n, n_groups * group)`
     pub x: *const f32,
     /// Groups of a row.
@@ -28,7 +29,7 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn columns(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn columns(p: &ColumnsParams, worker: &Worker<'_>) {
     for row in worker.share(worker.step.n_rows(p.rows), 1) {
         for group in row * p.n_groups..(row + 1) * p.n_groups {
             // SAFETY: the plan's check ensured `first + taken <= group`, so the columns are within

@@ -22,7 +22,7 @@ use crate::command::{StepState, Worker};
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct CrossAttentionParams {
     /// `(n, cols)`
     pub q: *const f32,
     /// `(n, cols)`
@@ -45,7 +45,7 @@ pub fn scratch_bytes(n_group: usize, head_dim: usize) -> usize {
 
 kv_type_variants!(
     /// The kernel for a KV type.
-    cross_attention, body, Params
+    cross_attention, body, CrossAttentionParams
 );
 
 /// Iterator over the tiles of a step in row order: at most `max_rows` neighbouring rows with the
@@ -107,7 +107,7 @@ impl<'a> Iterator for Tiles<'a> {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Loops, A: Attend>(p: &CrossAttentionParams, worker: &Worker<'_>) {
     let (n_kv_heads, head_dim) = (p.shape.pages.n_kv_heads, p.shape.pages.head_dim);
     let max_rows = rows_of_tile(p.shape.n_group);
     let tiles = || Tiles::new(worker.step, &p.shape, p.n_states, max_rows);

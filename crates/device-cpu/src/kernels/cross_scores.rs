@@ -19,7 +19,7 @@ use crate::command::Worker;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct CrossScoresParams {
     /// `(n, cols)`
     pub q: *const f32,
     /// `(n, out_cols)`
@@ -43,13 +43,13 @@ pub fn scratch_bytes(head_dim: usize) -> usize {
 
 kv_type_variants!(
     /// The kernel for a KV type.
-    cross_scores, body, Params
+    cross_scores, body, CrossScoresParams
 );
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Loops, A: Attend>(p: &CrossScoresParams, worker: &Worker<'_>) {
     let (pages, head_dim) = (&p.shape.pages, p.shape.pages.head_dim);
     let tiles = || Tiles::new(worker.step, &p.shape, p.n_states, MAX_QUERIES);
     let n_blocks = p.n_states.div_ceil(A::BLOCK);

@@ -10,7 +10,7 @@ use device::RowCount;
 
 /// Parameters of every element-wise kernel.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ElementwiseParams {
     /// `(n, cols)`
     pub a: *const f32,
     /// `(n, cols)`; equal to `a` for functions of one input.
@@ -25,7 +25,8 @@ pub struct Params {
     pub factor: f32,
 }
 
-/// A function of two numbers, as a type; see [`Curve`](crate::simd::math::Curve) for why it is not a closure.
+/// A function of two numbers, as a type; see [`Curve`](crate::simd::math::Curve) for why it is not
+/// a closure.
 pub trait Function {
     /// The function's values.
     ///
@@ -83,7 +84,7 @@ impl Function for TimesBoth {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-pub unsafe fn map<S: Simd>(p: &Params, worker: &Worker<'_>, f: impl Function) {
+pub unsafe fn map<S: Simd>(p: &ElementwiseParams, worker: &Worker<'_>, f: impl Function) {
     let share = worker.share(worker.step.n_rows(p.rows) * p.cols, 16);
     // SAFETY: `share` is within the step's rows times `cols`, for which `a`, `b` and `out` are
     // valid.
@@ -130,21 +131,22 @@ macro_rules! of_curves {
         pub fn $name(
             isa: $crate::isa::Isa,
             kind: device::Activation,
-        ) -> $crate::command::Kernel<$crate::kernels::elementwise::Params> {
+        ) -> $crate::command::Kernel<$crate::kernels::elementwise::ElementwiseParams> {
             use $crate::command::Worker;
-            use $crate::kernels::elementwise::{Params, map};
+            use $crate::kernels::elementwise::{ElementwiseParams, map};
             use $crate::simd::{math, variants};
             match kind {
                 $(device::Activation::$curve => {
                     /// # Safety
                     /// As [`crate::command::Kernel`].
                     #[inline(always)]
-                    unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
-                        // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other
-                        // worker writes what this one reads, and the instruction set is available.
+                    unsafe fn body<S: Simd>(p: &ElementwiseParams, worker: &Worker<'_>) {
+                        // SAFETY: by the caller, the parameters' pointers are valid for the rows of
+                        // the step, no other worker writes what this one reads, and the instruction
+                        // set is available.
                         unsafe { map::<S>(p, worker, $function::<math::$curve>(PhantomData)) }
                     }
-                    variants!(kernel, body, Params);
+                    variants!(kernel, body, ElementwiseParams);
                     kernel(isa)
                 })*
             }

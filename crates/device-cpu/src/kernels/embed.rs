@@ -9,7 +9,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct EmbedParams {
     /// `(n_vocab, cols)`
     pub table: WeightRows,
     /// Columns.
@@ -24,7 +24,7 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn embed(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn embed(p: &EmbedParams, worker: &Worker<'_>) {
     let n = worker.step.n_rows(RowCount::Tokens);
     let (rows, cols) = if n < worker.n {
         (0..n, worker.share(p.cols, p.table.block.block_len().max(64)))

@@ -37,7 +37,7 @@ impl ExpertGroups {
 
 /// Parameters of [`group`].
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ExpertGroupsParams {
     /// `(n, k)`, each below `n_experts`.
     pub ids: *const u32,
     /// Experts of a row.
@@ -54,7 +54,7 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`]; the groups have room for the step's pairs and all experts.
-pub unsafe fn group(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn group(p: &ExpertGroupsParams, worker: &Worker<'_>) {
     if worker.index != 0 {
         return;
     }
@@ -137,7 +137,8 @@ mod tests {
         let ids = [3u32, 0, 1, 3, 3, 1];
         let (mut order, mut ends) = ([9u32; 6], [9u32; 5]);
         let groups = ExpertGroups { order: order.as_mut_ptr(), ends: ends.as_mut_ptr() };
-        let params = Params { ids: ids.as_ptr(), k: 2, n_experts: 5, rows: RowCount::Tokens, groups };
+        let params =
+            ExpertGroupsParams { ids: ids.as_ptr(), k: 2, n_experts: 5, rows: RowCount::Tokens, groups };
         let step = StepState { tokens: &[0; 3], ..EMPTY_STEP };
         // SAFETY: the buffers have three rows of two pairs, and five experts.
         let ranges = unsafe {

@@ -28,7 +28,7 @@ const TILES_PER_UNIT: usize = 4;
 
 /// Parameters of both schedules.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ExpertLinearParams {
     /// `(n, n_in)`, or `(n, k * n_in)` if each chosen expert has its own row.
     pub x: *const f32,
     /// True if each chosen expert has its own input row.
@@ -66,7 +66,8 @@ pub fn one_row_scratch_bytes(n_in: usize) -> usize {
     round_up(q8_row_bytes(n_in.next_multiple_of(32)).max(bf16_row_bytes(n_in)))
 }
 
-/// Bytes of scratch of [`many_rows`]: the products of a unit's tiles and what the matrix kernel needs.
+/// Bytes of scratch of [`many_rows`]: the products of a unit's tiles and what the matrix kernel
+/// needs.
 pub fn many_rows_scratch_bytes(row_block: usize, gemm_scratch: usize) -> usize {
     TILES_PER_UNIT * row_block * TILE_ROWS * 4 + round_up(gemm_scratch)
 }
@@ -75,7 +76,7 @@ pub fn many_rows_scratch_bytes(row_block: usize, gemm_scratch: usize) -> usize {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn one_row(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn one_row(p: &ExpertLinearParams, worker: &Worker<'_>) {
     if worker.step.n_rows(p.rows) == 0 {
         return;
     }
@@ -109,7 +110,7 @@ pub unsafe fn one_row(p: &Params, worker: &Worker<'_>) {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn many_rows(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn many_rows(p: &ExpertLinearParams, worker: &Worker<'_>) {
     let n_tiles = p.n_out.div_ceil(TILE_ROWS);
     let n_units = n_tiles.div_ceil(TILES_PER_UNIT);
     let stride = p.multiply.activation.row_bytes(p.n_in);

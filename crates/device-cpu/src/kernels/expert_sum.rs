@@ -10,7 +10,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ExpertSumParams {
     /// `(n, k * cols)`
     pub x: *const f32,
     /// `(n, k)`
@@ -28,7 +28,7 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &ExpertSumParams, worker: &Worker<'_>) {
     let n = worker.step.n_rows(p.rows);
     let (rows, cols) =
         if n < worker.n { (0..n, worker.share(p.cols, 16)) } else { (worker.share(n, 1), 0..p.cols) };
@@ -52,5 +52,5 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    expert_sum, body, Params
+    expert_sum, body, ExpertSumParams
 );

@@ -11,7 +11,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct GateClampedParams {
     /// `(n, cols)`
     pub gate: *const f32,
     /// `(n, cols)`
@@ -31,7 +31,7 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &GateClampedParams, worker: &Worker<'_>) {
     let share = worker.share(worker.step.n_rows(p.rows) * p.cols, 16);
     // SAFETY: the caller guarantees values for the step's rows and the instruction set. Whole
     // vectors end at `whole`, and the rest is copied to and from arrays of `MOST_LANES`.
@@ -61,7 +61,7 @@ const MOST_LANES: usize = 16;
 /// # Safety
 /// The pointers are valid for `S::N` values, and the instruction set is available.
 #[inline(always)]
-unsafe fn vector<S: Simd>(p: &Params, gate: *const f32, up: *const f32, out: *mut f32) {
+unsafe fn vector<S: Simd>(p: &GateClampedParams, gate: *const f32, up: *const f32, out: *mut f32) {
     const { assert!(S::N <= MOST_LANES) };
     // SAFETY: the caller guarantees `S::N` values at each pointer, and the instruction set.
     unsafe {
@@ -85,5 +85,5 @@ unsafe fn smaller<S: Simd>(a: S::V, b: S::V) -> S::V {
 
 variants!(
     /// The kernel for an instruction set.
-    gate_clamped, body, Params
+    gate_clamped, body, GateClampedParams
 );

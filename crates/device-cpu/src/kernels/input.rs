@@ -8,7 +8,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct InputParams {
     /// `(n, cols)`
     pub out: *mut f32,
     /// Columns.
@@ -21,7 +21,7 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn input(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn input(p: &InputParams, worker: &Worker<'_>) {
     let share = worker.share(worker.step.n_rows(p.rows) * p.cols, 16);
     let part = &worker.step.input[share.clone()];
     // SAFETY: `share` is within the step's rows times `cols`, for which `p.out` is valid.

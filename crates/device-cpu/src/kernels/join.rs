@@ -8,7 +8,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct JoinParams {
     /// `(n, n_heads * a_dim)`
     pub a: *const f32,
     /// Columns of a head of `a`.
@@ -29,7 +29,7 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn join(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn join(p: &JoinParams, worker: &Worker<'_>) {
     for head in worker.share(worker.step.n_rows(p.rows) * p.n_heads, 1) {
         // SAFETY: `head` is below rows times `n_heads`, for which `a`, `b` and `out` are valid.
         unsafe {

@@ -15,7 +15,7 @@ use device::{KvType, RowCount};
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct KvWriteParams {
     /// `(n, n_kv_heads * head_dim)`
     pub k: *const f32,
     /// `(n, n_kv_heads * head_dim)`
@@ -27,7 +27,7 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &KvWriteParams, worker: &Worker<'_>) {
     let pages = &p.pages;
     for at in worker.share(worker.step.n_rows(RowCount::Tokens) * pages.n_kv_heads, 1) {
         let (row, head) = (at / pages.n_kv_heads, at % pages.n_kv_heads);
@@ -45,7 +45,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    kv_write, body, Params
+    kv_write, body, KvWriteParams
 );
 
 /// Bytes of scratch: one head.

@@ -13,7 +13,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct LayerNormParams {
     /// `(n, cols)`
     pub x: *const f32,
     /// `(cols)`
@@ -47,7 +47,7 @@ impl Function for Normalised {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &LayerNormParams, worker: &Worker<'_>) {
     let n = p.cols;
     for row in worker.share(worker.step.n_rows(p.rows), 1) {
         // SAFETY: `row` is below the step's rows, for which `x` and `out` are valid.
@@ -66,7 +66,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    layer_norm, body, Params
+    layer_norm, body, LayerNormParams
 );
 
 /// Sum of `f(x - shift)` over `n` columns.

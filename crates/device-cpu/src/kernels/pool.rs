@@ -12,7 +12,7 @@ use device::{Pooling, RowCount};
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct PoolParams {
     /// `(n_tokens, cols)`
     pub x: *const f32,
     /// Kind of pooling.
@@ -26,7 +26,7 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &PoolParams, worker: &Worker<'_>) {
     let share = worker.share(p.cols, 16);
     let mut spans = worker.step.spans.iter().peekable();
     for output in 0..worker.step.n_rows(RowCount::Outputs) {
@@ -55,5 +55,5 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    pool, body, Params
+    pool, body, PoolParams
 );

@@ -78,7 +78,7 @@ pub enum Epilogue {
 
 /// Parameters of all schedules.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ProjectionParams {
     /// The rows.
     pub source: RowSource,
     /// Matrices, of which the first `n_matrices` are used.
@@ -89,11 +89,12 @@ pub struct Params {
     pub epilogue: Epilogue,
     /// [`many_rows`]: prepared rows of each form that a matrix reads, by [`ActivationKind`].
     pub rows: [*const u8; 3],
-    /// [`one_row`]: weight rows of a piece, a multiple of 16. [`many_rows`]: activation rows of a block.
+    /// [`one_row`]: weight rows of a piece, a multiple of 16. [`many_rows`]: activation rows of a
+    /// block.
     pub block: usize,
 }
 
-impl Params {
+impl ProjectionParams {
     fn matrices(&self) -> &[Matrix] {
         &self.matrices[..self.n_matrices]
     }
@@ -162,7 +163,7 @@ pub fn many_rows_scratch_bytes(row_block: usize, gemm_scratch: usize) -> usize {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn one_row_body<S: Simd>(p: &ProjectionParams, worker: &Worker<'_>) {
     if worker.step.n_rows(p.source.rows) == 0 {
         return;
     }
@@ -210,13 +211,13 @@ unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The schedule for one row.
-    one_row, one_row_body, Params
+    one_row, one_row_body, ProjectionParams
 );
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn many_rows_body<S: Simd>(p: &ProjectionParams, worker: &Worker<'_>) {
     let n = worker.step.n_rows(p.source.rows);
     if n <= FEW_ROWS {
         // SAFETY: the caller guarantees the pointers of `p` for the step's `n` rows, and the
@@ -279,7 +280,7 @@ unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The schedule for many rows.
-    many_rows, many_rows_body, Params
+    many_rows, many_rows_body, ProjectionParams
 );
 
 /// The schedule for a few rows. A worker's pieces are neighbours, and every tile is read once, from
@@ -288,7 +289,7 @@ variants!(
 /// # Safety
 /// As [`many_rows_body`].
 #[inline(always)]
-unsafe fn few_rows<S: Simd>(p: &Params, worker: &Worker<'_>, n: usize) {
+unsafe fn few_rows<S: Simd>(p: &ProjectionParams, worker: &Worker<'_>, n: usize) {
     if n == 0 {
         return;
     }
@@ -342,7 +343,7 @@ unsafe fn few_rows<S: Simd>(p: &Params, worker: &Worker<'_>, n: usize) {
 /// The products at `y` and `others`, and the values of `p` and `m`, are valid for these rows.
 #[inline(always)]
 unsafe fn finish<S: Simd>(
-    p: &Params,
+    p: &ProjectionParams,
     m: &Matrix,
     rows: Range<usize>,
     r0: usize,
@@ -421,7 +422,7 @@ impl Block {
     /// As [`Self::each`].
     #[inline(always)]
     unsafe fn gate<S: Simd, C: Curve>(&self, y: *const f32, others: *const f32, out: *mut f32) {
-        // SAFETY: the caller guarantees the products at `y` and `others`, `n` values of each row at
+        // SAFETY: the caller guarantees the products at `y` and `others`, room for each row at
         // `out`, and the instruction set.
         unsafe { self.each::<S>(y, others, TILE_ROWS, out, Gated::<C>(PhantomData)) }
     }

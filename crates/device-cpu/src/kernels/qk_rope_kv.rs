@@ -35,7 +35,7 @@ pub struct Chain {
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct QkRopeKvParams {
     /// The query heads.
     pub q: Chain,
     /// The key heads.
@@ -49,7 +49,7 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &QkRopeKvParams, worker: &Worker<'_>) {
     let (pages, head_dim) = (&p.pages, p.pages.head_dim);
     let heads_of_row = p.q.n_heads + 2 * pages.n_kv_heads;
     let scratch: *mut f32 = worker.scratch.cast();
@@ -82,7 +82,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    qk_rope_kv, body, Params
+    qk_rope_kv, body, QkRopeKvParams
 );
 
 /// Normalises and rotates one head.

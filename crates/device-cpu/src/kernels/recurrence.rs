@@ -12,7 +12,8 @@
 //! ([`chunk`]) as matrix products. `L[t]` is the sum of `rate * step` up to `t` in the chunk, and
 //! `S` the state before the chunk:
 //!
-//! - `A[t][s] = scale * exp(L[t] - L[s]) q[t].k[s]` for `s <= t`, `T[t][s] = -beta[t] exp(L[t] - L[s]) k[t].k[s]` for `s < t`;
+//! - `A[t][s] = scale * exp(L[t] - L[s]) q[t].k[s]` for `s <= t`,
+//!   `T[t][s] = -beta[t] exp(L[t] - L[s]) k[t].k[s]` for `s < t`;
 //! - in the delta rule `U` solves `(1 - T) U = beta * (V - exp(L) K S)`, forwards, with blocks of
 //!   [`SOLVED`] rows as products (the "WY" form: Yang et al., "Parallelizing Linear Transformers
 //!   with the Delta Rule", 2024); in the scan it is `step * V`;
@@ -45,7 +46,7 @@ const STRIP: usize = 4;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct RecurrenceParams {
     /// `(n, n_shared * rows)`
     pub q: *const f32,
     /// `(n, n_shared * rows)`
@@ -146,7 +147,7 @@ pub fn scratch_bytes(rows: usize, cols: usize) -> usize {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Loops>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Loops>(p: &RecurrenceParams, worker: &Worker<'_>) {
     // SAFETY: the scratch has the layout of `scratch_bytes`, and heads and rows are within the
     // values. The step's check ensured that its states exist and that spans write different ones.
     unsafe {
@@ -166,10 +167,10 @@ unsafe fn body<S: Loops>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    recurrence, body, Params
+    recurrence, body, RecurrenceParams
 );
 
-impl Params {
+impl RecurrenceParams {
     fn shared(&self, head: usize) -> usize {
         if self.tiled { head % self.n_shared } else { head / (self.n_heads / self.n_shared) }
     }
@@ -188,7 +189,13 @@ impl Params {
 /// # Safety
 /// The span's rows are rows of the values; its states exist; the instruction set is available.
 #[inline(always)]
-unsafe fn walk<S: Simd>(p: &Params, span: &Span, state: &StateUse, head: usize, scratch: &HeadScratch) {
+unsafe fn walk<S: Simd>(
+    p: &RecurrenceParams,
+    span: &Span,
+    state: &StateUse,
+    head: usize,
+    scratch: &HeadScratch,
+) {
     let (rows, cols) = (p.rows, p.cols);
     let to = p.state(state.to, head);
     let mut from = p.state(state.from, head);
@@ -343,7 +350,13 @@ impl Strip {
 /// # Safety
 /// As [`walk`].
 #[inline(always)]
-unsafe fn chunks<S: Loops>(p: &Params, span: &Span, state: &StateUse, head: usize, scratch: &HeadScratch) {
+unsafe fn chunks<S: Loops>(
+    p: &RecurrenceParams,
+    span: &Span,
+    state: &StateUse,
+    head: usize,
+    scratch: &HeadScratch,
+) {
     let (from, to) = (p.state(state.from, head), p.state(state.to, head));
     let (n, wide) = (span.n_rows as usize, padded(p.cols));
     // SAFETY: the caller guarantees the rows, the states and the instruction set.
@@ -370,7 +383,7 @@ unsafe fn chunks<S: Loops>(p: &Params, span: &Span, state: &StateUse, head: usiz
 /// # Safety
 /// The values have these rows; the instruction set is available.
 #[inline(always)]
-unsafe fn chunk<S: Loops>(p: &Params, first: usize, n: usize, head: usize, scratch: &HeadScratch) {
+unsafe fn chunk<S: Loops>(p: &RecurrenceParams, first: usize, n: usize, head: usize, scratch: &HeadScratch) {
     let (rows, cols, wide) = (p.rows, p.cols, padded(p.cols));
     let HeadScratch { s, keys, u, o, weights, system, logs, .. } = *scratch;
     let stride = p.n_shared * rows;

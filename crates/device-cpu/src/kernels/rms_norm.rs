@@ -12,7 +12,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct RmsNormParams {
     /// `(n, cols)`
     pub x: *const f32,
     /// `(group)` or `(cols)`; null for no factor.
@@ -36,7 +36,7 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &RmsNormParams, worker: &Worker<'_>) {
     for group in worker.share(worker.step.n_rows(p.rows) * (p.cols / p.group), 1) {
         let at = group * p.group;
         // SAFETY: `group` is below rows times groups, so `at` is within `x`, `residual` and `out`.
@@ -59,7 +59,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    rms_norm, body, Params
+    rms_norm, body, RmsNormParams
 );
 
 /// `1 / sqrt(mean(x^2) + eps)` of `n` columns.

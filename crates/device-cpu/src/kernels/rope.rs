@@ -55,7 +55,7 @@ pub struct Turn {
 
 /// Parameters of [`rope`].
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct RopeParams {
     /// `(n, cols)`
     pub x: *const f32,
     /// `(n, cols)`; may alias `x`.
@@ -71,7 +71,7 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &RopeParams, worker: &Worker<'_>) {
     let n_heads = p.cols / p.head_dim;
     for at in worker.share(worker.step.n_rows(RowCount::Tokens) * n_heads, 1) {
         // SAFETY: `at` is below rows times heads, so the head is within `x` and `out`; `turn.table`
@@ -85,13 +85,14 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    rope, body, Params
+    rope, body, RopeParams
 );
 
 /// Rotates one head; `out` may alias `x`.
 ///
 /// # Safety
-/// `x` and `out` are valid for `head_dim` values, the table for the row; the instruction set is available.
+/// `x` and `out` are valid for `head_dim` values, the table for the row; the instruction set is
+/// available.
 #[inline(always)]
 pub unsafe fn turn_head<S: Simd>(turn: &Turn, row: usize, x: *const f32, head_dim: usize, out: *mut f32) {
     let half = turn.n_dims / 2;

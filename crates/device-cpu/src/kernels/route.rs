@@ -14,7 +14,7 @@ use device::{RouterGroups, RouterScores, RowCount};
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct RouteParams {
     /// `(n, n_experts)`
     pub x: *const f32,
     /// Columns of `x`.
@@ -47,7 +47,14 @@ pub fn scratch_bytes(n_experts: usize, groups: Option<RouterGroups>) -> usize {
 }
 
 /// Computes the scores of a row, then the ids of the chosen experts, with their scores as weights.
-fn by_scores(p: &Params, x: &[f32], bias: &[f32], scratch: &mut [f32], ids: &mut [u32], weights: &mut [f32]) {
+fn by_scores(
+    p: &RouteParams,
+    x: &[f32],
+    bias: &[f32],
+    scratch: &mut [f32],
+    ids: &mut [u32],
+    weights: &mut [f32],
+) {
     let (scores, rest) = scratch.split_at_mut(x.len());
     let (sizes, rest) = rest.split_at_mut(x.len());
     match p.scores {
@@ -105,7 +112,7 @@ fn best(values: &[f32]) -> impl Iterator<Item = (usize, f32)> + '_ {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn route(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn route(p: &RouteParams, worker: &Worker<'_>) {
     let by_logits = p.scores == RouterScores::Softmax && p.bias.is_null() && p.groups.is_none();
     for row in worker.share(worker.step.n_rows(p.rows), 1) {
         // SAFETY: `row` is below the step's rows, for which `x`, `ids` and `weights` are valid;

@@ -8,7 +8,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct SelectRowsParams {
     /// `(n_tokens, cols)`
     pub x: *const f32,
     /// `(n_outputs, cols)`
@@ -21,7 +21,7 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn select_rows(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn select_rows(p: &SelectRowsParams, worker: &Worker<'_>) {
     let n = worker.step.n_rows(RowCount::Outputs);
     let (rows, cols) =
         if n < worker.n { (0..n, worker.share(p.cols, 16)) } else { (worker.share(n, 1), 0..p.cols) };

@@ -32,7 +32,7 @@ const TILE: usize = 128;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct SelfAttentionParams {
     /// `(n, n_heads * head_dim)`
     pub q: *const f32,
     /// `(n, n_kv_heads * head_dim)`
@@ -110,7 +110,7 @@ fn tile_rows(n: usize) -> usize {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Loops>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Loops>(p: &SelfAttentionParams, worker: &Worker<'_>) {
     let units_of = |span: &Span| {
         let n = span.n_rows as usize;
         n.div_ceil(tile_rows(n)) * p.n_heads
@@ -137,7 +137,7 @@ unsafe fn body<S: Loops>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    self_attention, body, Params
+    self_attention, body, SelfAttentionParams
 );
 
 /// Computes one tile of a span's rows, for one head.
@@ -145,7 +145,13 @@ variants!(
 /// # Safety
 /// The span's rows are rows of the values; the instruction set is available.
 #[inline(always)]
-unsafe fn tile<S: Loops>(p: &Params, span: &Span, head: usize, tile: usize, scratch: &SelfScratch) {
+unsafe fn tile<S: Loops>(
+    p: &SelfAttentionParams,
+    span: &Span,
+    head: usize,
+    tile: usize,
+    scratch: &SelfScratch,
+) {
     let (dim, cols, n_keys) = (p.head_dim, p.n_heads * p.head_dim, span.n_rows as usize);
     let (ld, total) = (padded(dim), scratch.total);
     let first = tile * tile_rows(n_keys);
@@ -226,12 +232,13 @@ impl<S: Simd> Sink<S> for TransposedKeys {
 /// contents, which are finite; their scores are not read.
 ///
 /// # Safety
-/// The rows have `dim` columns; the instruction set is available.
+/// There are `len` rows of `dim` columns at `k`, `cols` apart; `out` has room for `(dim, BLOCK)`;
+/// the instruction set is available.
 #[inline(always)]
 pub(super) unsafe fn load_keys<S: Simd>(k: *const f32, cols: usize, dim: usize, len: usize, out: *mut f32) {
     let (whole_rows, whole_cols) = (len / S::N * S::N, dim / S::N * S::N);
-    // SAFETY: the caller guarantees `len` rows of `dim` columns at `k`, and the instruction set;
-    // `out` is the scratch's `keys`.
+    // SAFETY: the caller guarantees `len` rows of `dim` columns at `k`, room for `(dim, BLOCK)` at
+    // `out`, and the instruction set.
     unsafe {
         for row in (0..whole_rows).step_by(S::N) {
             for d in (0..whole_cols).step_by(S::N) {
@@ -251,12 +258,13 @@ pub(super) unsafe fn load_keys<S: Simd>(k: *const f32, cols: usize, dim: usize, 
 /// Loads `len` rows of values as `(len, padded dim)`, with zeros as padding.
 ///
 /// # Safety
-/// As [`load_keys`].
+/// There are `len` rows of `dim` columns at `v`, `cols` apart; `out` has room for
+/// `(len, padded dim)`; the instruction set is available.
 #[inline(always)]
 unsafe fn load_values<S: Simd>(v: *const f32, cols: usize, dim: usize, len: usize, out: *mut f32) {
     let whole = dim / S::N * S::N;
-    // SAFETY: the caller guarantees `len` rows of `dim` columns at `v`, and the instruction set;
-    // `out` is the scratch's `values`.
+    // SAFETY: the caller guarantees `len` rows of `dim` columns at `v`, room for `len` rows of
+    // `padded(dim)` at `out`, and the instruction set.
     unsafe {
         for row in 0..len {
             let (v, out) = (v.add(row * cols), out.add(row * padded(dim)));

@@ -16,7 +16,7 @@ const BLOCK: usize = 16;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ShortConvParams {
     /// `(n, cols)`
     pub x: *const f32,
     /// `(n, cols)`
@@ -43,7 +43,7 @@ pub fn scratch_bytes(size: usize) -> usize {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &ShortConvParams, worker: &Worker<'_>) {
     let taps: *mut f32 = worker.scratch.cast();
     let zeros = [0f32; BLOCK];
     let columns = worker.share(p.cols, BLOCK);
@@ -104,5 +104,5 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    short_conv, body, Params
+    short_conv, body, ShortConvParams
 );

@@ -11,7 +11,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct UnfoldParams {
     /// `(stride * n, cols)`
     pub x: *const f32,
     /// `(n, cols * size)`
@@ -30,7 +30,7 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn unfold(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn unfold(p: &UnfoldParams, worker: &Worker<'_>) {
     let per_token = p.rows.count(1, 0);
     let share = worker.share(worker.step.n_rows(p.rows), 1);
     for span in worker.step.spans {

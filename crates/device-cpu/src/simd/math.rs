@@ -89,7 +89,8 @@ pub unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// The error function, absolute error below 6e-7: Abramowitz and Stegun, formula 7.1.26 (1.5e-7 by itself).
+/// The error function, absolute error below 6e-7: Abramowitz and Stegun, formula 7.1.26 (1.5e-7 by
+/// itself).
 ///
 /// # Safety
 /// As [`exp`].

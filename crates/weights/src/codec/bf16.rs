@@ -1,4 +1,5 @@
-//! BF16: the upper half of an IEEE single, little-endian, 2 bytes a value. 8 significant bits, the range of f32.
+//! BF16: the upper half of an IEEE single, little-endian, 2 bytes a value. 8 significant bits, the
+//! range of f32.
 
 use half::bf16;
 

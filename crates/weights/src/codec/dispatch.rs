@@ -47,30 +47,30 @@ pub fn dequantize_row(block: BlockType, src: &[u8], dst: &mut [f32]) {
         BlockType::F32 => super::f32::dequantize(src, dst),
         BlockType::F16 => super::f16::dequantize(src, dst),
         BlockType::BF16 => super::bf16::dequantize(src, dst),
-        BlockType::Q4_0 => decode::<super::q4_0::Block, 32>(src, dst),
-        BlockType::Q4_1 => decode::<super::q4_1::Block, 32>(src, dst),
-        BlockType::Q5_0 => decode::<super::q5_0::Block, 32>(src, dst),
-        BlockType::Q5_1 => decode::<super::q5_1::Block, 32>(src, dst),
-        BlockType::Q8_0 => decode::<super::q8_0::Block, 32>(src, dst),
-        BlockType::Q2_K => decode::<super::q2_k::Block, 256>(src, dst),
-        BlockType::Q3_K => decode::<super::q3_k::Block, 256>(src, dst),
-        BlockType::Q4_K => decode::<super::q4_k::Block, 256>(src, dst),
-        BlockType::Q5_K => decode::<super::q5_k::Block, 256>(src, dst),
-        BlockType::Q6_K => decode::<super::q6_k::Block, 256>(src, dst),
-        BlockType::IQ4_NL => decode::<super::iq4_nl::Block, 32>(src, dst),
-        BlockType::IQ4_XS => decode::<super::iq4_xs::Block, 256>(src, dst),
-        BlockType::MXFP4 => decode::<super::mxfp4::Block, 32>(src, dst),
-        BlockType::IQ2_XXS => decode_extra::<super::iq2_xxs::Block, 256>(src, dst),
-        BlockType::IQ2_XS => decode_extra::<super::iq2_xs::Block, 256>(src, dst),
-        BlockType::IQ2_S => decode_extra::<super::iq2_s::Block, 256>(src, dst),
-        BlockType::IQ3_XXS => decode_extra::<super::iq3_xxs::Block, 256>(src, dst),
-        BlockType::IQ3_S => decode_extra::<super::iq3_s::Block, 256>(src, dst),
-        BlockType::IQ1_S => decode_extra::<super::iq1_s::Block, 256>(src, dst),
-        BlockType::IQ1_M => decode_extra::<super::iq1_m::Block, 256>(src, dst),
-        BlockType::TQ1_0 => decode_extra::<super::tq1_0::Block, 256>(src, dst),
-        BlockType::TQ2_0 => decode_extra::<super::tq2_0::Block, 256>(src, dst),
-        BlockType::Q1_0 => decode_extra::<super::q1_0::Block, 128>(src, dst),
-        BlockType::NVFP4 => decode_extra::<super::nvfp4::Block, 64>(src, dst),
+        BlockType::Q4_0 => decode::<super::q4_0::Q4_0Block, 32>(src, dst),
+        BlockType::Q4_1 => decode::<super::q4_1::Q4_1Block, 32>(src, dst),
+        BlockType::Q5_0 => decode::<super::q5_0::Q5_0Block, 32>(src, dst),
+        BlockType::Q5_1 => decode::<super::q5_1::Q5_1Block, 32>(src, dst),
+        BlockType::Q8_0 => decode::<super::q8_0::Q8_0Block, 32>(src, dst),
+        BlockType::Q2_K => decode::<super::q2_k::Q2KBlock, 256>(src, dst),
+        BlockType::Q3_K => decode::<super::q3_k::Q3KBlock, 256>(src, dst),
+        BlockType::Q4_K => decode::<super::q4_k::Q4KBlock, 256>(src, dst),
+        BlockType::Q5_K => decode::<super::q5_k::Q5KBlock, 256>(src, dst),
+        BlockType::Q6_K => decode::<super::q6_k::Q6KBlock, 256>(src, dst),
+        BlockType::IQ4_NL => decode::<super::iq4_nl::Iq4NlBlock, 32>(src, dst),
+        BlockType::IQ4_XS => decode::<super::iq4_xs::Iq4XsBlock, 256>(src, dst),
+        BlockType::MXFP4 => decode::<super::mxfp4::Mxfp4Block, 32>(src, dst),
+        BlockType::IQ2_XXS => decode_extra::<super::iq2_xxs::Iq2XxsBlock, 256>(src, dst),
+        BlockType::IQ2_XS => decode_extra::<super::iq2_xs::Iq2XsBlock, 256>(src, dst),
+        BlockType::IQ2_S => decode_extra::<super::iq2_s::Iq2SBlock, 256>(src, dst),
+        BlockType::IQ3_XXS => decode_extra::<super::iq3_xxs::Iq3XxsBlock, 256>(src, dst),
+        BlockType::IQ3_S => decode_extra::<super::iq3_s::Iq3SBlock, 256>(src, dst),
+        BlockType::IQ1_S => decode_extra::<super::iq1_s::Iq1SBlock, 256>(src, dst),
+        BlockType::IQ1_M => decode_extra::<super::iq1_m::Iq1MBlock, 256>(src, dst),
+        BlockType::TQ1_0 => decode_extra::<super::tq1_0::Tq1_0Block, 256>(src, dst),
+        BlockType::TQ2_0 => decode_extra::<super::tq2_0::Tq2_0Block, 256>(src, dst),
+        BlockType::Q1_0 => decode_extra::<super::q1_0::Q1_0Block, 128>(src, dst),
+        BlockType::NVFP4 => decode_extra::<super::nvfp4::Nvfp4Block, 64>(src, dst),
         BlockType::Affine(_) | BlockType::I8_ROWS | BlockType::I16_ROWS => {
             panic!("{block} keeps its scales apart from its values: use dequantize_rows")
         }
@@ -79,10 +79,12 @@ pub fn dequantize_row(block: BlockType, src: &[u8], dst: &mut [f32]) {
 
 /// Decodes whole rows of `n_cols` values of any type.
 ///
-/// `src` holds `block.row_bytes(dst.len())` bytes and needs no alignment; `planes` are those of the same rows.
+/// `src` holds `block.row_bytes(dst.len())` bytes and needs no alignment; `planes` are those of the
+/// same rows.
 ///
 /// # Panics
-/// `dst.len()` is not whole rows, `n_cols` not whole blocks, or `src` or `planes` have another length.
+/// `dst.len()` is not whole rows, `n_cols` not whole blocks, or `src` or `planes` have another
+/// length.
 pub fn dequantize_rows(block: BlockType, n_cols: usize, src: &[u8], planes: PlaneSlices, dst: &mut [f32]) {
     if !block.has_planes() {
         return dequantize_row(block, src, dst);
@@ -135,19 +137,19 @@ pub fn try_quantize_row(block: BlockType, src: &[f32], dst: &mut [u8]) -> Result
         BlockType::F32 => super::f32::quantize(src, dst),
         BlockType::F16 => super::f16::quantize(src, dst),
         BlockType::BF16 => super::bf16::quantize(src, dst),
-        BlockType::Q4_0 => encode::<super::q4_0::Block, 32>(src, dst),
-        BlockType::Q4_1 => encode::<super::q4_1::Block, 32>(src, dst),
-        BlockType::Q5_0 => encode::<super::q5_0::Block, 32>(src, dst),
-        BlockType::Q5_1 => encode::<super::q5_1::Block, 32>(src, dst),
-        BlockType::Q8_0 => encode::<super::q8_0::Block, 32>(src, dst),
-        BlockType::Q2_K => encode::<super::q2_k::Block, 256>(src, dst),
-        BlockType::Q3_K => encode::<super::q3_k::Block, 256>(src, dst),
-        BlockType::Q4_K => encode::<super::q4_k::Block, 256>(src, dst),
-        BlockType::Q5_K => encode::<super::q5_k::Block, 256>(src, dst),
-        BlockType::Q6_K => encode::<super::q6_k::Block, 256>(src, dst),
-        BlockType::IQ4_NL => encode::<super::iq4_nl::Block, 32>(src, dst),
-        BlockType::IQ4_XS => encode::<super::iq4_xs::Block, 256>(src, dst),
-        BlockType::MXFP4 => encode::<super::mxfp4::Block, 32>(src, dst),
+        BlockType::Q4_0 => encode::<super::q4_0::Q4_0Block, 32>(src, dst),
+        BlockType::Q4_1 => encode::<super::q4_1::Q4_1Block, 32>(src, dst),
+        BlockType::Q5_0 => encode::<super::q5_0::Q5_0Block, 32>(src, dst),
+        BlockType::Q5_1 => encode::<super::q5_1::Q5_1Block, 32>(src, dst),
+        BlockType::Q8_0 => encode::<super::q8_0::Q8_0Block, 32>(src, dst),
+        BlockType::Q2_K => encode::<super::q2_k::Q2KBlock, 256>(src, dst),
+        BlockType::Q3_K => encode::<super::q3_k::Q3KBlock, 256>(src, dst),
+        BlockType::Q4_K => encode::<super::q4_k::Q4KBlock, 256>(src, dst),
+        BlockType::Q5_K => encode::<super::q5_k::Q5KBlock, 256>(src, dst),
+        BlockType::Q6_K => encode::<super::q6_k::Q6KBlock, 256>(src, dst),
+        BlockType::IQ4_NL => encode::<super::iq4_nl::Iq4NlBlock, 32>(src, dst),
+        BlockType::IQ4_XS => encode::<super::iq4_xs::Iq4XsBlock, 256>(src, dst),
+        BlockType::MXFP4 => encode::<super::mxfp4::Mxfp4Block, 32>(src, dst),
         BlockType::IQ1_S
         | BlockType::IQ1_M
         | BlockType::IQ2_XXS

@@ -2,8 +2,8 @@
 //! well-spread lattice points. An index of 8 to 11 bits selects a point, which is 8 (IQ3: 4)
 //! neighbouring magnitudes.
 //!
-//! A point is packed into a u16, its first value in the lowest bits: 2 bits a value for IQ1 and IQ2, 3 bits for IQ3.
-//! The file is long because it consists of tables.
+//! A point is packed into a u16, its first value in the lowest bits: 2 bits a value for IQ1 and
+//! IQ2, 3 bits for IQ3. The file is long because it consists of tables.
 
 /// Values of the 3-bit codes in IQ3_XXS's points.
 pub const IQ3_XXS_LEVELS: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];

@@ -1,4 +1,5 @@
-//! Rows of signed integers with one f32 a row, as CTranslate2 stores them: `value = q * (1 / scale)`.
+//! Rows of signed integers with one f32 a row, as CTranslate2 stores them:
+//! `value = q * (1 / scale)`.
 //!
 //! The scale is the factor by which the weights were multiplied: 127 over the row's largest
 //! magnitude for 8 bits, 1024 over the tensor's for 16 bits. Like CTranslate2, decoding rounds the

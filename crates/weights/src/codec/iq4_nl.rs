@@ -20,7 +20,7 @@ pub const KVALUES_IQ4NL: [i8; 16] =
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Iq4NlBlock {
     /// The scale, f16.
     pub d: [u8; 2],
     /// Two indices a byte.
@@ -53,7 +53,7 @@ pub fn targets() -> impl Iterator<Item = f32> + Clone {
     (-7..=7).flat_map(|step| [-127.0 + 2.0 * step as f32, 113.0 + 2.0 * step as f32])
 }
 
-impl Blocked<32> for Block {
+impl Blocked<32> for Iq4NlBlock {
     fn dequantize(&self, out: &mut [f32; 32]) {
         let d = f16_to_f32(self.d);
         for (j, q) in self.qs.iter().enumerate() {
@@ -62,10 +62,10 @@ impl Blocked<32> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 32]) -> Block {
+    fn quantize(x: &[f32; 32]) -> Iq4NlBlock {
         let (d, value) = scale_to_f16(fit_scale(x, targets(), nearest_level));
         let inverse = inverse(value);
         let q = |v: f32| nearest_index(v * inverse);
-        Block { d, qs: std::array::from_fn(|j| q(x[j]) | q(x[j + 16]) << 4) }
+        Iq4NlBlock { d, qs: std::array::from_fn(|j| q(x[j]) | q(x[j + 16]) << 4) }
     }
 }

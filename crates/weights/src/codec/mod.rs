@@ -1,6 +1,6 @@
 //! Block codecs: the storage of each [`BlockType`](crate::BlockType)'s values, one file a type.
 //!
-//! Every file has a `Block` whose fields are the bytes in file order. It has alignment 1, so
+//! Every file has a struct for a block, such as `Q4KBlock`, whose fields are the bytes in file order. It has alignment 1, so
 //! `bytemuck::cast_slice` turns a row's bytes into a slice of blocks. Every file also has the
 //! scalar decoding, and a quantiser. Decoding is the definition that every device's kernels are
 //! tested against. It is exact to the bit, without fused multiply-adds and in the documented order

@@ -1,7 +1,8 @@
-//! MXFP4: 32 values in 17 bytes (4.25 bits each): a power of two and 4-bit floats (E2M1), of the OCP Microscaling
-//! Formats specification 1.0.
+//! MXFP4: 32 values in 17 bytes (4.25 bits each): a power of two and 4-bit floats (E2M1), of the
+//! OCP Microscaling Formats specification 1.0.
 //!
-//! `value = e8m0_half(e) * KVALUES_MXFP4[q]`: the table holds twice the E2M1 value, the scale half of `2^(e - 127)`.
+//! `value = e8m0_half(e) * KVALUES_MXFP4[q]`: the table holds twice the E2M1 value, the scale half
+//! of `2^(e - 127)`.
 //!
 //! | bytes | field | |
 //! |---|---|---|
@@ -19,7 +20,7 @@ pub const KVALUES_MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4,
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Mxfp4Block {
     /// The exponent.
     pub e: u8,
     /// Two values a byte.
@@ -54,7 +55,7 @@ pub fn nearest_code(y: f32) -> u8 {
     if y < 0.0 && magnitude > 0 { magnitude | 8 } else { magnitude }
 }
 
-impl Blocked<32> for Block {
+impl Blocked<32> for Mxfp4Block {
     /// The limit is 6 * 2^125, the largest value whose neighbours do not overflow f32. The scales
     /// span all of f32.
     const LIMIT: f32 = f32::from_bits(0x7f40_0000);
@@ -70,7 +71,7 @@ impl Blocked<32> for Block {
     /// Chooses between two scales. The specification's scale puts the largest magnitude in `[4,
     /// 8)`, which clips values over 6. The next larger scale clips nothing. The block uses the one
     /// with the smaller squared error.
-    fn quantize(x: &[f32; 32]) -> Block {
+    fn quantize(x: &[f32; 32]) -> Mxfp4Block {
         let largest = x.iter().fold(0.0f32, |a, v| a.max(v.abs()));
         // Exponent of the largest magnitude less E2M1's largest exponent, 2; subnormals count as
         // the least exponent.
@@ -84,6 +85,6 @@ impl Blocked<32> for Block {
                 .sum()
         };
         let e = if error(exponent + 1) < error(exponent) { exponent + 1 } else { exponent };
-        Block { e, qs: std::array::from_fn(|j| code(x[j], e) | code(x[j + 16], e) << 4) }
+        Mxfp4Block { e, qs: std::array::from_fn(|j| code(x[j], e) | code(x[j + 16], e) << 4) }
     }
 }

@@ -1,6 +1,8 @@
-//! NVFP4: 64 values in 36 bytes (4.5 bits each): E2M1 floats, 16 to a scale that is itself an 8-bit float (E4M3).
+//! NVFP4: 64 values in 36 bytes (4.5 bits each): E2M1 floats, 16 to a scale that is itself an 8-bit
+//! float (E4M3).
 //!
-//! `value = e4m3_half(d) * KVALUES_MXFP4[q]`: the table holds twice the E2M1 value, the scale half of its own.
+//! `value = e4m3_half(d) * KVALUES_MXFP4[q]`: the table holds twice the E2M1 value, the scale half
+//! of its own.
 //!
 //! | bytes | field | |
 //! |---|---|---|
@@ -15,7 +17,7 @@ use super::mxfp4::KVALUES_MXFP4;
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Nvfp4Block {
     /// The scales.
     pub d: [u8; 4],
     /// Two values a byte.
@@ -35,7 +37,7 @@ pub fn e4m3_half(byte: u8) -> f32 {
     }
 }
 
-impl Decoded<64> for Block {
+impl Decoded<64> for Nvfp4Block {
     fn dequantize(&self, out: &mut [f32; 64]) {
         for ((d, qs), out) in self.d.iter().zip(&self.qs).zip(out.as_chunks_mut::<16>().0) {
             let d = e4m3_half(*d);

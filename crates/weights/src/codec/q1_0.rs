@@ -14,14 +14,14 @@ use super::block::{Decoded, f16_to_f32};
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q1_0Block {
     /// The scale, f16.
     pub d: [u8; 2],
     /// Eight values a byte.
     pub qs: [u8; 16],
 }
 
-impl Decoded<128> for Block {
+impl Decoded<128> for Q1_0Block {
     fn dequantize(&self, out: &mut [f32; 128]) {
         let d = f16_to_f32(self.d);
         for (i, out) in out.iter_mut().enumerate() {

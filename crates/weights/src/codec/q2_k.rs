@@ -17,7 +17,7 @@ use super::fit::fit_affine_codes;
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q2KBlock {
     /// Scale and min of each sub-block.
     pub scales: [u8; 16],
     /// Four values a byte.
@@ -28,7 +28,7 @@ pub struct Block {
     pub dmin: [u8; 2],
 }
 
-impl Blocked<256> for Block {
+impl Blocked<256> for Q2KBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let (d, dmin) = (f16_to_f32(self.d), f16_to_f32(self.dmin));
         for (i, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
@@ -42,9 +42,9 @@ impl Blocked<256> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 256]) -> Block {
+    fn quantize(x: &[f32; 256]) -> Q2KBlock {
         let fit = fit_affine_codes::<16>(x, 3, 15);
-        Block {
+        Q2KBlock {
             scales: std::array::from_fn(|i| fit.scales[i] | fit.mins[i] << 4),
             qs: pack_2_bits(&fit.q),
             d: fit.d_bytes,

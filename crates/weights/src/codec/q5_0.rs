@@ -16,7 +16,7 @@ use super::fit::{fit_scale, inverse, nearest, scale_to_f16, targets_around};
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q5_0Block {
     /// The scale, f16.
     pub d: [u8; 2],
     /// The fifth bits.
@@ -44,7 +44,7 @@ pub fn pack_q5(q: &[u8; 32]) -> ([u8; 4], [u8; 16]) {
     (high.to_le_bytes(), std::array::from_fn(|j| q[j] & 15 | q[j + 16] << 4))
 }
 
-impl Blocked<32> for Block {
+impl Blocked<32> for Q5_0Block {
     fn dequantize(&self, out: &mut [f32; 32]) {
         let d = f16_to_f32(self.d);
         for (out, q) in out.iter_mut().zip(unpack_q5(&self.qh, &self.qs)) {
@@ -52,10 +52,10 @@ impl Blocked<32> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 32]) -> Block {
+    fn quantize(x: &[f32; 32]) -> Q5_0Block {
         let (d, value) = scale_to_f16(fit_scale(x, targets_around(-16), |y| nearest(y, -16, 15) as f32));
         let inverse = inverse(value);
         let (qh, qs) = pack_q5(&x.map(|v| (nearest(v * inverse, -16, 15) + 16) as u8));
-        Block { d, qh, qs }
+        Q5_0Block { d, qh, qs }
     }
 }

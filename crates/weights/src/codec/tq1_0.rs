@@ -19,7 +19,7 @@ use super::block::{Decoded, f16_to_f32};
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Tq1_0Block {
     /// Five values a byte.
     pub qs: [u8; 48],
     /// Four values a byte.
@@ -36,7 +36,7 @@ pub fn ternary_digit(byte: u8, n: usize) -> f32 {
     (i32::from((u16::from(rest) * 3) >> 8) - 1) as f32
 }
 
-impl Decoded<256> for Block {
+impl Decoded<256> for Tq1_0Block {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = f16_to_f32(self.d);
         let (first, second) = self.qs.split_at(32);

@@ -30,7 +30,8 @@ pub trait Attend: Copy + 'static {
     /// Loads query `i` into the work, multiplied by `scale`, for products with keys of a KV head.
     ///
     /// # Safety
-    /// `x` has the pages' `head_dim` columns; the work is for more than `i` queries; the instruction set is available.
+    /// `x` has the pages' `head_dim` columns; the work is for more than `i` queries; the
+    /// instruction set is available.
     unsafe fn load_query<S: Loops>(
         work: Self::Work,
         i: usize,

@@ -3,8 +3,8 @@
 //!
 //! # Formula
 //!
-//! For a query q (a row's head), over the positions of a chunk: `s_p = softcap(scale q . k_p)`, `m = max s_p`,
-//! `l = sum e^(s_p - m)`, `o = sum e^(s_p - m) v_p`. Two such partials combine as
+//! For a query q (a row's head), over the positions of a chunk: `s_p = softcap(scale q . k_p)`,
+//! `m = max s_p`, `l = sum e^(s_p - m)`, `o = sum e^(s_p - m) v_p`. Two such partials combine as
 //! `m = max(m1, m2)`, `l = l1 e^(m1 - m) + l2 e^(m2 - m)`, o alike; the result is `o / l`.
 //!
 //! # Layout and tile
@@ -173,8 +173,8 @@ pub unsafe fn combine<S: Simd>(total: Partial, chunk: Partial, n: usize, head_di
 /// maximum and the sum.
 ///
 /// # Safety
-/// `total` is for the tile's queries, `out` `(n, cols)` for its rows, `sinks` null or for all heads; the instruction set is
-/// available.
+/// `total` is for the tile's queries, `out` `(n, cols)` for its rows, `sinks` null or for all
+/// heads; the instruction set is available.
 #[inline(always)]
 pub unsafe fn finish<S: Simd>(
     shape: &Shape,

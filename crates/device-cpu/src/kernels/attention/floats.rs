@@ -1,7 +1,7 @@
 //! Attention to keys and values that are converted to f32.
 //!
-//! Order of accumulation: every score is one chain over the columns, every output column one chain over the positions of a
-//! block. The products are in [`product`](super::product).
+//! Order of accumulation: every score is one chain over the columns, every output column one chain
+//! over the positions of a block. The products are in [`product`](super::product).
 
 use super::attend::Attend;
 use super::constants::{FLOAT_BLOCK as BLOCK, padded};

@@ -63,7 +63,7 @@ pub struct IntegerWork {
 pub unsafe fn store<S: Simd, N: Numbers>(pages: &LayerPages, half: Half, out: *mut u8, at: usize, x: &[f32]) {
     let (g, numbers) = (N::IN_LANE, numbers::<N::Number>(pages, half, out));
     // SAFETY: by the caller, `out` is a head's half of a page of such numbers, the page has
-    // position `at`, `x` has `head_dim` columns, and the instruction set is available; so all
+    // position `at`, `x` has the columns of a head, and the instruction set is available; so all
     // writes are within that half. Its parts begin at multiples of 4 bytes.
     unsafe {
         let scale = match half {

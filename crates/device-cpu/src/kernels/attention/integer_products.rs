@@ -1,5 +1,5 @@
-//! The two matrix products of attention to integers ([`integers`](super::integers)): sums of products
-//! of queries with keys, and of weights with values. All sums are exact.
+//! The two matrix products of attention to integers ([`integers`](super::integers)): sums of
+//! products of queries with keys, and of weights with values. All sums are exact.
 
 use super::constants::{INTEGER_BLOCK as BLOCK, STRIP, padded};
 use super::integer_layout::{IntegerWork, keys_at, numbers, runs, values_at, vectors};

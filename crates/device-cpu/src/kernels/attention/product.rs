@@ -1,6 +1,7 @@
 //! The two matrix products of attention, over one block of positions: `S = Q K^T` and `O += P V`.
 //!
-//! Q `(n, head_dim)`, S and P `(n, BLOCK)`, O `(n, padded head_dim)`, in f32; keys and values are read from the pages.
+//! Q `(n, head_dim)`, S and P `(n, BLOCK)`, O `(n, padded head_dim)`, in f32; keys and values are
+//! read from the pages.
 //!
 //! There are two ways, which compute the same chains of fused multiply-adds, and so the same bits:
 //!

@@ -3,7 +3,8 @@
 //!
 //! # The Q8 row
 //!
-//! For `K` columns, a multiple of 32, seven arrays one after another, each padded with zeros to 64 bytes:
+//! For `K` columns, a multiple of 32, seven arrays one after another, each padded with zeros to 64
+//! bytes:
 //!
 //! | array | type | meaning |
 //! |---|---|---|
@@ -85,8 +86,7 @@ impl ActRows {
     /// `i < n`.
     #[inline(always)]
     pub unsafe fn row(self, i: usize) -> ActRow {
-        // SAFETY: the caller guarantees `i < n`, so the row is within the `n * stride` bytes of the
-        // rows.
+        // SAFETY: the caller guarantees that there is a row `i`; rows are `stride` bytes apart.
         ActRow(unsafe { self.base.add(i * self.stride) })
     }
 }
@@ -207,7 +207,8 @@ impl ActRow {
 /// Quantises one row, `x` `[f32; n_cols]`, to the Q8 row `out`.
 ///
 /// # Safety
-/// - `n_cols` is a multiple of 32; `x` is valid for `n_cols` reads; `out` for [`q8_row_bytes`] writes, aligned to 64.
+/// - `n_cols` is a multiple of 32; `x` is valid for `n_cols` reads; `out` for [`q8_row_bytes`]
+///   writes, aligned to 64.
 /// - `isa` is available on this processor.
 pub unsafe fn quantize_row_q8(isa: Isa, x: *const f32, n_cols: usize, out: *mut u8) {
     // SAFETY: the caller guarantees `n_cols` values at `x`, `q8_row_bytes` at `out`, aligned to 64,

@@ -86,7 +86,8 @@ impl Scales {
     /// and offset at `i >> shift`.
     ///
     /// # Safety
-    /// The matrix has the row and the columns; `k` is a multiple of 128 and `n` of the group, at most [`PIECE`].
+    /// The matrix has the row and the columns; `k` is a multiple of 128 and `n` of the group, at
+    /// most [`PIECE`].
     #[inline(always)]
     pub(super) unsafe fn read(&mut self, w: WeightRows, r: usize, k: usize, n: usize, zero: u8) -> usize {
         let zero = f32::from(zero);
@@ -194,7 +195,8 @@ fn unpack<F: Codes>(packed: &[u8], codes: &mut [i8]) {
 /// for each 32 columns.
 ///
 /// # Safety
-/// The matrix has the row and the columns; `k` is a multiple of [`PART`], the number of columns of 32.
+/// The matrix has the row and the columns; `k` is a multiple of [`PART`], the number of columns
+/// of 32.
 #[inline(always)]
 pub(super) unsafe fn decode<F: Codes>(
     w: WeightRows,

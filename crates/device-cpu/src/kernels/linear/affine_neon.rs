@@ -22,8 +22,8 @@ pub(super) unsafe fn gemv<F: Codes>(
     x: ActRow,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
-    // for the products, and the instruction set is available.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations,
+    // `out` room for the products, and the instruction set is available.
     unsafe { affine::gemv::<F, ByRow<Mull>>(w, n_cols, r0, r1, x, out) }
 }
 
@@ -38,8 +38,8 @@ pub(super) unsafe fn gemv_by_sdot<F: Codes>(
     x: ActRow,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
-    // for the products, and the instruction set is available.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations,
+    // `out` room for the products, and the instruction set is available.
     unsafe { affine::gemv::<F, ByRow<Sdot>>(w, n_cols, r0, r1, x, out) }
 }
 

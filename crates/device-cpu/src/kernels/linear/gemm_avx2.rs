@@ -24,7 +24,8 @@ const X_ROWS: usize = 4;
 /// has offsets other than 0.
 ///
 /// # Safety
-/// The panel is filled; the activation rows have `n_cols` columns; `out` has `xs.n * TILE_ROWS` values.
+/// The panel is filled; the activation rows have `n_cols` columns; `out` has `xs.n * TILE_ROWS`
+/// values.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn multiply<const GROUP: usize, const CHUNK: usize, const OFFSET: bool>(
     panel: AffinePanelAvx2,

@@ -41,7 +41,8 @@ pub(super) unsafe fn store(panel: AffinePanelAvx2, half: usize, i: usize, column
 /// `k` is 0. `OFFSET`: true if the panel has offsets other than 0.
 ///
 /// # Safety
-/// The panel is filled; the activation rows have `n_cols` columns; `out` has `xs.n * TILE_ROWS` values.
+/// The panel is filled; the activation rows have `n_cols` columns; `out` has `xs.n * TILE_ROWS`
+/// values.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn multiply<const OFFSET: bool>(
     panel: AffinePanelAvx2,

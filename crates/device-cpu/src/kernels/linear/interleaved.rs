@@ -49,7 +49,7 @@
 //!
 //! ```text
 //!                         sum = fma(d, (s0 t0 + s1 t1) * x, sum)
-//! minima:                 sum = fma(-dmin, (m0 q0 + m1 q1) * x, sum)     q: integer sum of activations
+//! minima:                 sum = fma(-dmin, (m0 q0 + m1 q1) * x, sum)   q: integer sum of activations
 //! ```
 //!
 //! With AVX-512 two groups of 16 are added at once too, with scales in f32 and zero points in `t`;

@@ -1,4 +1,5 @@
-//! AVX2 kernels of interleaved weights: lanes are 8 weight rows, two registers a tile, activations broadcast.
+//! AVX2 kernels of interleaved weights: lanes are 8 weight rows, two registers a tile, activations
+//! broadcast.
 //!
 //! `vpmaddubsw` multiplies unsigned with signed bytes and adds two neighbours in 16 bits. Small
 //! codes allow several products to be added there before one `vpmaddwd` widens: 8 for codes to 15
@@ -36,7 +37,8 @@ const fn x_rows<F: Interleaved>() -> usize {
 /// Least number of activation rows for which a panel pays.
 const PANEL_ROWS: usize = 7;
 
-/// Bytes of a panel's codes, of its scales in groups of 16, of its offsets, and of the scales of its blocks of 256.
+/// Bytes of a panel's codes, of its scales in groups of 16, of its offsets, and of the scales of
+/// its blocks of 256.
 const PANEL: [usize; 4] =
     [PASS * TILE_ROWS, PASS / 16 * TILE_ROWS * 4, PASS / 32 * TILE_ROWS * 4, PASS / 256 * 2 * TILE_ROWS * 4];
 

@@ -146,7 +146,8 @@ impl<F: Interleaved> SourceAvx512 for PanelAvx512<F> {
 /// Unpacks the codes of `n` columns to `panel` in the form of [`codes`], 64 bytes a step.
 ///
 /// # Safety
-/// AVX-512 is available; the tile has the columns; `panel` has room for them and is aligned to 64 bytes.
+/// AVX-512 is available; the tile has the columns; `panel` has room for them and is aligned to 64
+/// bytes.
 #[inline(always)]
 pub(super) unsafe fn unpack<F: Interleaved>(tile: Tile, n: usize, panel: *mut u8) {
     for step in 0..n / 4 {
@@ -166,8 +167,8 @@ struct NextTile {
 }
 
 impl NextTile {
-    /// The same `n` columns of the tile after `tile`, in `n_shares` shares; rows have `n_cols`
-    /// columns.
+    /// State for the tile after `tile`, whose next `n` columns are prefetched in `n_shares` shares;
+    /// rows have `n_cols` columns.
     #[inline(always)]
     fn new<F: Interleaved>(tile: Tile, n_cols: usize, n: usize, n_shares: usize) -> NextTile {
         NextTile {

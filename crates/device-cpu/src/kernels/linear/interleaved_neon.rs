@@ -37,7 +37,8 @@ pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
 }
 
 /// # Safety
-/// As [`super::Gemv`], for weights interleaved in the order of `M`, whose instructions are available.
+/// As [`super::Gemv`], for weights interleaved in the order of `M`, whose instructions are
+/// available.
 pub(super) unsafe fn gemv<F: Interleaved, M: MultiplyNeon>(
     w: WeightRows,
     n_cols: usize,
@@ -59,7 +60,8 @@ pub(super) unsafe fn gemv<F: Interleaved, M: MultiplyNeon>(
 }
 
 /// # Safety
-/// As [`super::GemmTile`], for weights interleaved in the order of `M`, whose instructions are available.
+/// As [`super::GemmTile`], for weights interleaved in the order of `M`, whose instructions are
+/// available.
 pub(super) unsafe fn gemm_tile<F: Interleaved, M: MultiplyNeon>(
     w: WeightRows,
     n_cols: usize,

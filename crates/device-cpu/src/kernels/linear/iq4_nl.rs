@@ -1,7 +1,8 @@
-//! IQ4_NL: `w = d v[c]`, blocks of 32 columns in 18 bytes (4.5 bits a weight), `v` a fixed table of 16 values.
+//! IQ4_NL: `w = d v[c]`, blocks of 32 columns in 18 bytes (4.5 bits a weight), `v` a fixed table of
+//! 16 values.
 //!
-//! Layout (ggml): `d` f16; 16 bytes, whose low nibbles are columns 0..16 and high nibbles 16..32. The table is denser
-//! around zero than a uniform one, as weights are.
+//! Layout (ggml): `d` f16; 16 bytes, whose low nibbles are columns 0..16 and high nibbles 16..32.
+//! The table is denser around zero than a uniform one, as weights are.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 

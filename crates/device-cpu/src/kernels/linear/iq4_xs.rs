@@ -1,8 +1,9 @@
-//! IQ4_XS: `w = d (s - 32) v[c]`, blocks of 256 columns in 136 bytes (4.25 bits a weight), `s` for each 32 columns, `v`
-//! the table of IQ4_NL.
+//! IQ4_XS: `w = d (s - 32) v[c]`, blocks of 256 columns in 136 bytes (4.25 bits a weight), `s` for
+//! each 32 columns, `v` the table of IQ4_NL.
 //!
-//! Layout (ggml): `d` f16; 16 bits, the upper 2 bits of scale `g` at `2g`; 4 bytes, nibble `g` the lower 4; 128 bytes of
-//! nibbles: of each 16 bytes the low nibbles are 16 columns and the high nibbles the next 16.
+//! Layout (ggml): `d` f16; 16 bits, the upper 2 bits of scale `g` at `2g`; 4 bytes, nibble `g` the
+//! lower 4; 128 bytes of nibbles: of each 16 bytes the low nibbles are 16 columns and the high
+//! nibbles the next 16.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 

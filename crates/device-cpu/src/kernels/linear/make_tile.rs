@@ -19,7 +19,8 @@ use super::{TILE_ROWS, WeightRows};
 /// `r0` on, into [`tile_bytes`] at `out`.
 ///
 /// # Safety
-/// The rows are readable and of type `F`; `out` is writable and overlaps nothing; the instructions of `O` are available.
+/// The rows are readable and of type `F`; `out` is writable and overlaps nothing; the instructions
+/// of `O` are available.
 #[inline(always)]
 pub(super) unsafe fn interleave<F: Interleaved, O: Order>(
     w: WeightRows,

@@ -1,8 +1,10 @@
-//! MXFP4: `w = 2^(e - 127) v[c]`, blocks of 32 columns in 17 bytes (4.25 bits a weight), `v` the values of FP4 E2M1.
+//! MXFP4: `w = 2^(e - 127) v[c]`, blocks of 32 columns in 17 bytes (4.25 bits a weight), `v` the
+//! values of FP4 E2M1.
 //!
-//! Layout (ggml; format by the OCP Microscaling specification 1.0): the exponent `e`, 8 bits; 16 bytes, whose low
-//! nibbles are columns 0..16 and high nibbles 16..32. Codes are twice the values of E2M1, 0 to 12 and their
-//! negatives, and the scale is half as large, so that codes are integers.
+//! Layout (ggml; format by the OCP Microscaling specification 1.0): the exponent `e`, 8 bits; 16
+//! bytes, whose low nibbles are columns 0..16 and high nibbles 16..32. Codes are twice the values
+//! of E2M1, 0 to 12 and their negatives, and the scale is half as large, so that codes are
+//! integers.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 

@@ -14,7 +14,8 @@
 //! point is then left to subtract. A sum of 32 such products is below 2^20 and thus exact in f32
 //! for every instruction, so all three kinds have the same bits.
 //!
-//! Two products of signed bytes fit 16 bits (2 * 128 * 127 = 32,512), so [`Mull`] adds two before it widens.
+//! Two products of signed bytes fit 16 bits (2 * 128 * 127 = 32,512), so [`Mull`] adds two before
+//! it widens.
 
 use super::TILE_ROWS;
 use super::activation::Q8Row;
@@ -110,7 +111,8 @@ pub(super) trait MultiplyNeon {
     /// Multiplies `C` activation rows with the source's 16 rows.
     ///
     /// # Safety
-    /// The instructions are available; the source and the activations have the columns; `C` is at most [`X_ROWS`].
+    /// The instructions are available; the source and the activations have the columns; `C` is at
+    /// most [`X_ROWS`].
     unsafe fn rows<S: SourceNeon, const C: usize>(source: S, rows: RowsNeon);
 
     /// Adds 16 products, in any four groups of four.
@@ -242,7 +244,7 @@ pub(super) fn chains_of_sdot(n: usize) -> usize {
 impl FourColumns for Sdot {
     #[inline(always)]
     unsafe fn four<const LANE: i32>(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
-        // SAFETY: the caller guarantees `dotprod`.
+        // SAFETY: the caller guarantees the instruction of `sdot_lane`.
         unsafe { sdot_lane::<LANE>(sum, codes, q) }
     }
 }
@@ -255,18 +257,18 @@ impl MultiplyNeon for Sdot {
         #[inline(never)]
         #[target_feature(enable = "neon,dotprod")]
         unsafe fn run<S: SourceNeon, const C: usize>(source: S, rows: RowsNeon) {
-            // SAFETY: the caller guarantees `dotprod`, the columns of `source` and of `C <= X_ROWS`
-            // rows from `rows.x` on, and room at `rows.out`.
+            // SAFETY: the caller guarantees the instructions of `Sdot`, the columns of `source` and
+            // of `C` rows (at most [`X_ROWS`]) from `rows.x` on, and room at `rows.out`.
             unsafe { fours::<S, Sdot, C>(source, rows) }
         }
-        // SAFETY: the caller guarantees `dotprod`, the columns of `source` and of `C <= X_ROWS`
-        // rows, and room at `rows.out`.
+        // SAFETY: the caller guarantees the instructions that `run` names, the columns of `source`
+        // and of `C` rows, and room at `rows.out`.
         unsafe { run::<S, C>(source, rows) }
     }
 
     #[inline(always)]
     unsafe fn sixteen(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
-        // SAFETY: the caller guarantees `dotprod`.
+        // SAFETY: the caller guarantees the instruction `sdot`.
         unsafe { sdot(sum, codes, q) }
     }
 }

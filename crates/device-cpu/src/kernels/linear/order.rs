@@ -1,4 +1,5 @@
-//! Order of the codes in a tile of interleaved weights, which differs by the instruction that multiplies.
+//! Order of the codes in a tile of interleaved weights, which differs by the instruction that
+//! multiplies.
 
 use super::TILE_ROWS;
 

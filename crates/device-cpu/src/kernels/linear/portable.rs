@@ -10,7 +10,8 @@ use super::activation::{ActRow, ActRows, Q8Row};
 use super::{Part, WeightRows};
 use weights::BlockType;
 
-/// A quantised block type: `w = scale * code + offset`, one scale (and offset) for each `GROUP` columns.
+/// A quantised block type: `w = scale * code + offset`, one scale (and offset) for each `GROUP`
+/// columns.
 pub(super) trait Format {
     /// Name in profiles: `linear_q4_0`.
     const NAME: &'static str;

@@ -1,7 +1,9 @@
-//! Q2_K: `w = d s c - dmin m`, blocks of 256 columns in 84 bytes (2.625 bits a weight), `s` and `m` for each 16 columns.
+//! Q2_K: `w = d s c - dmin m`, blocks of 256 columns in 84 bytes (2.625 bits a weight), `s` and `m`
+//! for each 16 columns.
 //!
-//! Layout (ggml): 16 bytes, low nibble `s`, high nibble `m`; 64 bytes of codes; `d` and `dmin` f16. Columns come in two
-//! halves of 128 with 32 bytes each: bits `2j, 2j + 1` of byte `i` are column `32 j + i`.
+//! Layout (ggml): 16 bytes, low nibble `s`, high nibble `m`; 64 bytes of codes; `d` and `dmin` f16.
+//! Columns come in two halves of 128 with 32 bytes each: bits `2j, 2j + 1` of byte `i` are column
+//! `32 j + i`.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 

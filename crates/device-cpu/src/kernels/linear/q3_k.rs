@@ -1,4 +1,5 @@
-//! Q3_K: `w = d (s - 32) (c - 4)`, blocks of 256 columns in 110 bytes (3.4375 bits a weight), `s` for each 16 columns.
+//! Q3_K: `w = d (s - 32) (c - 4)`, blocks of 256 columns in 110 bytes (3.4375 bits a weight), `s`
+//! for each 16 columns.
 //!
 //! Layout (ggml): 32 bytes of third bits, of which bit `g` of byte `i` belongs to column `32 g +
 //! i`; 64 bytes of lower two bits as in Q2_K; 12 bytes of 6-bit scales; `d` f16. Scale `g` has its

@@ -1,6 +1,7 @@
 //! Q4_1: `w = d c + m`, blocks of 32 columns in 20 bytes (5 bits a weight).
 //!
-//! Layout (ggml): `d` and `m` f16; 16 bytes, whose low nibbles are columns 0..16 and high nibbles 16..32.
+//! Layout (ggml): `d` and `m` f16; 16 bytes, whose low nibbles are columns 0..16 and high nibbles
+//! 16..32.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 

@@ -1,4 +1,5 @@
-//! Q4_K: `w = d s c - dmin m`, blocks of 256 columns in 144 bytes (4.5 bits a weight), `s` and `m` for each 32 columns.
+//! Q4_K: `w = d s c - dmin m`, blocks of 256 columns in 144 bytes (4.5 bits a weight), `s` and `m`
+//! for each 32 columns.
 //!
 //! Layout (ggml): `d` and `dmin` f16; 12 bytes of 6-bit scales and minima ([`super::k_scales`]);
 //! 128 bytes of nibbles. The low nibbles of each 32 bytes are 32 columns, the high nibbles the next

@@ -1,4 +1,5 @@
-//! Q5_K: `w = d s c - dmin m`, blocks of 256 columns in 176 bytes (5.5 bits a weight), `s` and `m` for each 32 columns.
+//! Q5_K: `w = d s c - dmin m`, blocks of 256 columns in 176 bytes (5.5 bits a weight), `s` and `m`
+//! for each 32 columns.
 //!
 //! Layout (ggml): `d` and `dmin` f16; 12 bytes of 6-bit scales and minima ([`super::k_scales`]); 32
 //! bytes of fifth bits, of which bit `g` of byte `i` belongs to column `32 g + i`; 128 bytes of

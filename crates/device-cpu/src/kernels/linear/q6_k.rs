@@ -1,4 +1,5 @@
-//! Q6_K: `w = d s (c - 32)`, blocks of 256 columns in 210 bytes (6.5625 bits a weight), `s` for each 16 columns.
+//! Q6_K: `w = d s (c - 32)`, blocks of 256 columns in 210 bytes (6.5625 bits a weight), `s` for
+//! each 16 columns.
 //!
 //! Layout (ggml): 128 bytes of low nibbles, 64 bytes of upper 2 bits, 16 signed scales, `d` f16.
 //! Columns are in two halves of 128, each with 64 nibble bytes `l` and 32 upper bytes `h`. Columns

@@ -39,7 +39,7 @@ impl WeightRows {
         }
     }
 
-    /// The same matrix of `n_cols` columns in tiles at `tiles`.
+    /// This matrix of `n_cols` columns, in tiles at `tiles`.
     pub fn interleaved(self, tiles: *const u8, n_cols: usize, interleave: &'static Interleave) -> WeightRows {
         let row_bytes = (interleave.tile_bytes)(n_cols) / TILE_ROWS;
         WeightRows { values: tiles, row_bytes, interleave: Some(interleave), ..self }
