@@ -21,7 +21,7 @@ pub const fn groups_ahead(group: usize) -> usize {
 /// and is read `step` bytes at a time; it has reached byte `at`, a multiple of `step`.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub fn ask_for_later(start: *const u8, at: usize, step: usize) {
+pub fn prefetch_stream(start: *const u8, at: usize, step: usize) {
     if at % STREAM_STEP < step {
         prefetch_far(start.wrapping_add(at + AHEAD));
     }

@@ -78,7 +78,7 @@ unsafe fn search<S: Simd>(x: *const f32, range: std::ops::Range<usize>) -> Found
     unsafe {
         let mut best = f32::NEG_INFINITY;
         let mut at = range.start;
-        let mut piece = range.start; // where the best so far lies, to 64 columns
+        let mut piece = range.start; // where the best so far is, to 64 columns
         let lowest = S::splat(f32::NEG_INFINITY);
         while at + 64 <= range.end {
             let mut m = lowest;

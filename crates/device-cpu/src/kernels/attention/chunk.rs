@@ -119,7 +119,7 @@ pub unsafe fn chunk<S: Loops, A: Attend>(
     let (n, head_dim) = (tile.n_queries(shape), shape.pages.head_dim);
     // SAFETY: by the caller, the positions have pages, the work has the queries of these heads,
     // `out` has room for as many partials, and the instruction set is available. Ranges of blocks
-    // lie within the positions; that of a block after the last is empty.
+    // are within the positions; that of a block after the last is empty.
     unsafe {
         let partial =
             |head: usize| Partial::at(out.add((head - heads.start) * Partial::len(n, head_dim)), n, head_dim);

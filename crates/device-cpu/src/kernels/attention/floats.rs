@@ -124,7 +124,7 @@ unsafe fn scores<S: Loops, K: StoredFloats>(
 ) {
     let head_dim = block.pages.head_dim;
     // SAFETY: by the caller, the positions have pages, the matrices have their shapes, and the
-    // instruction set is available; `vectors` divides `BLOCK`, so `first..end` lies within a row of
+    // instruction set is available; `vectors` divides `BLOCK`, so `first..end` is within a row of
     // S and of `kv`.
     unsafe {
         if n <= MAX_DIRECT {

@@ -151,7 +151,7 @@ pub unsafe fn scores<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, work: I
     let (first, end) = vectors::<S>(&block.range);
     // SAFETY: by the caller, the positions have pages, the work has the `n` queries, and the
     // instruction set is available. The lengths of a page and of a strip are multiples of `S::N`,
-    // so the whole vectors of a run lie within its strip of keys.
+    // so the whole vectors of a run are within its strip of keys.
     unsafe {
         for run in runs(block, Half::Keys, first, end) {
             let (first, stride) = keys_at(pages, N::IN_LANE, run.within);
@@ -233,7 +233,7 @@ pub unsafe fn add_values<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, wor
     let (first, end) = (block.range.start / g * g, block.range.end.next_multiple_of(g));
     // SAFETY: by the caller, the positions have pages, the work has the weights and factors of the
     // `n` queries, `o` is `(n, padded head_dim)`, and the instruction set is available. A page's
-    // length is a multiple of `g`, so the lanes of a run lie within it; its strips have at least
+    // length is a multiple of `g`, so the lanes of a run are within it; its strips have at least
     // `ld` columns, and `ld` is a multiple of `S::N`.
     unsafe {
         let none = (0, Lanes { first: std::ptr::null(), stride: 0, n: 0, soon: 0 });

@@ -124,7 +124,7 @@ impl<N: Numbers> Attend for Integers<N> {
     unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: IntegerWork) -> *const f32 {
         // SAFETY: by the caller, the positions have pages, the work has the `n` queries, and the
         // instruction set is available; a block's length is a multiple of `S::N`, so vectors of the
-        // range lie within the rows and the scales.
+        // range are within the rows and the scales.
         unsafe {
             S::integer_scores::<N>(block, n, work);
             load_scales::<S>(block, Half::Keys, work.scales);
@@ -243,7 +243,7 @@ unsafe fn load_scales<S: Simd>(block: &KvBlock<'_>, half: Half, out: *mut f32) {
     let (first, end) = vectors::<S>(&block.range);
     // SAFETY: by the caller, the positions have pages, `out` has `BLOCK` values, and the
     // instruction set is available. The lengths of a page and of a strip are multiples of `S::N`,
-    // so the whole vectors of a run lie within the scales of its page.
+    // so the whole vectors of a run are within the scales of its page.
     unsafe {
         for run in runs(block, half, first, end) {
             let from = scales(block.pages, half, run.head).add(run.within);

@@ -194,7 +194,7 @@ unsafe fn direct_columns<S: Simd, K: StoredFloats, const M: usize, const V: usiz
     let (stride, ld) = (block.pages.vector_bytes(), padded(block.pages.head_dim));
     // SAFETY: by the caller, the positions have pages, `p` has `M` rows of `BLOCK`, `o` has `M`
     // rows of `ld`, the head has these columns, and the instruction set is available; a run of
-    // positions lies in one page.
+    // positions is in one page.
     unsafe {
         let mut sums = [[S::splat(0.0); V]; M];
         for i in 0..M {
@@ -307,7 +307,7 @@ pub unsafe fn load_values<S: Simd, K: StoredFloats>(block: &KvBlock<'_>, out: *m
     let (head_dim, stride) = (block.pages.head_dim, block.pages.vector_bytes());
     let (whole, ld) = (head_dim / S::N * S::N, padded(head_dim));
     // SAFETY: by the caller, the positions have pages, `out` has `BLOCK` rows of `ld`, and the
-    // instruction set is available; a run of positions lies in one page.
+    // instruction set is available; a run of positions is in one page.
     unsafe {
         let mut at = block.range.start;
         while at < block.range.end {

@@ -22,7 +22,7 @@ pub unsafe fn softmax_block<S: Simd>(
     l: *mut f32,
 ) -> f32 {
     // SAFETY: by the caller, the row has a block's scores, `m` and `l` are valid, and the
-    // instruction set is available; a block's length is a multiple of `S::N`, so `first..end` lies
+    // instruction set is available; a block's length is a multiple of `S::N`, so `first..end` is
     // within the row.
     unsafe {
         let (first, end) = (range.start / S::N * S::N, range.end.next_multiple_of(S::N));

@@ -7,7 +7,7 @@ pub trait StoredFloats: Copy + 'static {
     /// Loads `S::N` columns of a vector from column `d` on, a multiple of `S::N`.
     ///
     /// # Safety
-    /// The columns lie within the vector; the instruction set is available.
+    /// The columns are within the vector; the instruction set is available.
     unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V;
 
     /// Loads column `d`.

@@ -198,7 +198,7 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
     let Part { r0, n_rows, .. } = part;
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let panel = AffinePanelAvx2::new(scratch);

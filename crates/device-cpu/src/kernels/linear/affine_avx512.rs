@@ -23,7 +23,7 @@ use super::activation::{ActRow, ActRows};
 use super::affine::{Codes, PIECE, Scales};
 use super::avx512::{group_lanes, horizontal_sum, load_rows, load512, transpose};
 use super::interleaved::activations;
-use super::tile_avx512::{Ask, SourceAvx512, XRows, chunk_of, panel_codes, some_rows};
+use super::tile_avx512::{Prefetched, SourceAvx512, XRows, chunk_of, panel_codes, some_rows};
 use super::weight_rows::{by_groups, row_addresses};
 use super::{Part, TILE_ROWS, WeightRows};
 use crate::prefetch::{groups_ahead, prefetch_far};
@@ -376,7 +376,7 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
     let Part { r0, n_rows, .. } = part;
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let panel = AffinePanelAvx512::new(scratch);
@@ -395,8 +395,8 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
             pack_scales(w, r0, n_rows, k, n, &mut scales, panel);
             let len = chunk_of::<AffinePanelAvx512>(xs.n);
             for i in (0..xs.n).step_by(len) {
-                let ask = if i + len < xs.n { Ask::Rows } else { Ask::Nothing };
-                let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, ask };
+                let prefetched = if i + len < xs.n { Prefetched::Rows } else { Prefetched::Nothing };
+                let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, prefetched };
                 some_rows(panel, n, x, (xs.n - i).min(len), k == 0, out.add(i * TILE_ROWS));
             }
             k += n;

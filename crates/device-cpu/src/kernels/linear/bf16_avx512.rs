@@ -15,7 +15,7 @@ use super::activation::{ActRow, ActRows};
 use super::avx512::{first, horizontal_sum, transpose};
 use super::weight_rows::row_addresses;
 use super::{Part, TILE_ROWS, WeightRows};
-use crate::prefetch::{ask_for_later, prefetch};
+use crate::prefetch::{prefetch, prefetch_stream};
 use std::arch::x86_64::*;
 
 /// Columns of a panel, 16 KB; a multiple of 32.
@@ -43,7 +43,7 @@ pub(super) unsafe fn gemv(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x:
             let row = w.values.add(r * w.row_bytes);
             let mut sums = [_mm512_setzero_ps(); 2];
             for k in (0..whole).step_by(64) {
-                ask_for_later(row, k * 2, 128);
+                prefetch_stream(row, k * 2, 128);
                 for half in 0..2 {
                     let at = k * 2 + half * 64;
                     let x = numbers(_mm512_load_si512(x.0.add(at).cast()));
@@ -74,7 +74,7 @@ pub(super) unsafe fn gemm_tile(
 ) {
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let panel = scratch.add(scratch.align_offset(64));

@@ -253,7 +253,7 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     let r0 = part.r0;
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
@@ -313,7 +313,7 @@ struct NextFloatTile {
 impl NextFloatTile {
     /// Prefetches `n` more lines.
     #[inline(always)]
-    fn ask(&mut self, n: usize) {
+    fn prefetch(&mut self, n: usize) {
         for _ in 0..n {
             if self.at >= self.n_bytes {
                 (self.at, self.row) = (0, self.row.wrapping_add(self.row_bytes));
@@ -364,7 +364,7 @@ unsafe fn multiply(
     unsafe {
         let mut i = 0;
         while i < xs.n {
-            next_tile.ask(lines.min(LINES));
+            next_tile.prefetch(lines.min(LINES));
             let (mut x, mut stride) = (xs.row(i).0.cast::<f32>().add(k), xs.stride);
             let out = out.add(i * TILE_ROWS);
             let c = X_ROWS.min(xs.n - i);

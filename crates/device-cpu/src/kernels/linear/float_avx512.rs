@@ -13,7 +13,7 @@ use super::avx512::{horizontal_sum, transpose};
 use super::float::FloatFormat;
 use super::weight_rows::row_addresses;
 use super::{Part, TILE_ROWS, WeightRows};
-use crate::prefetch::{ask_for_later, prefetch};
+use crate::prefetch::{prefetch, prefetch_stream};
 use std::arch::x86_64::*;
 
 /// Columns of a panel, 32 KB of f32; a multiple of 16.
@@ -50,7 +50,7 @@ pub(super) unsafe fn gemv<F: FloatFormat>(
             let row = w.values.add(r * w.row_bytes);
             let mut sums = [_mm512_setzero_ps(); 2];
             for k in (0..full).step_by(32) {
-                ask_for_later(row, k * F::BYTES, 32 * F::BYTES);
+                prefetch_stream(row, k * F::BYTES, 32 * F::BYTES);
                 for half in 0..2 {
                     let k = k + half * 16;
                     let weights = F::load16(row.add(k * F::BYTES), 16);
@@ -81,7 +81,7 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     let (w, row_bytes) = (w.values, w.row_bytes);
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();

@@ -160,7 +160,7 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
 ) {
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();

@@ -49,7 +49,7 @@
 //!
 //! ```text
 //!                         sum = fma(d, (s0 t0 + s1 t1) * x, sum)
-//! minima:                 sum = fma(-dmin, (m0 q0 + m1 q1) * x, sum)   q: integer sum of activations
+//! minima:                 sum = fma(-dmin, (m0 q0 + m1 q1) * x, sum) q: integer sum of activations
 //! ```
 //!
 //! With AVX-512 two groups of 16 are added at once too, with scales in f32 and zero points in `t`;
@@ -355,7 +355,7 @@ pub(super) unsafe fn activations(xs: ActRows, i: usize, n_cols: usize, k: usize)
 
 /// Prefetches block `b` of 32 columns of the `C` activation rows that follow these `C` rows.
 #[inline(always)]
-pub(super) fn ask_next_rows<const C: usize>(x: super::activation::Q8Row, stride: usize, b: usize) {
+pub(super) fn prefetch_next_rows<const C: usize>(x: super::activation::Q8Row, stride: usize, b: usize) {
     // A cache line has two blocks.
     if b.is_multiple_of(2) {
         for c in 0..C {

@@ -12,7 +12,7 @@
 //! Instructions are `asm!`, since their intrinsics are not stable.
 
 use super::activation::{ActRows, Q8Row};
-use super::interleaved::{Interleaved, Tile, activations, ask_next_rows};
+use super::interleaved::{Interleaved, Tile, activations, prefetch_next_rows};
 use super::interleaved_avx512::{PASS, StoredTile, unpack};
 use super::tile_avx512::{SourceAvx512, add_scaled, centre};
 use super::{Part, TILE_ROWS, WeightRows, interleaved_avx512};
@@ -49,7 +49,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
 ) {
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part, and `i + n` is at most `xs.n`.
     unsafe {
         let n_eights = if xs.n < ROWS { 0 } else { xs.n / FEW_ROWS };
@@ -162,7 +162,7 @@ unsafe fn rows<F: Interleaved, const M: usize>(pass: &Pass, x: Q8Row, out: *mut 
             if next < n_groups {
                 multiply::<F>(pass, x, next, products_of(next));
             }
-            ask_next_rows::<M>(x, pass.stride, group * F::GROUP / 32);
+            prefetch_next_rows::<M>(x, pass.stride, group * F::GROUP / 32);
             let products = products_of(group).cast::<__m512i>();
             let scale = StoredTile::<F>::new(pass.tile).scale(group);
             for c in 0..M {

@@ -18,7 +18,7 @@
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{
-    Interleaved, ScaleFields, Tile, activations, ask_next_rows, for_tiles, is_signed, n_groups,
+    Interleaved, ScaleFields, Tile, activations, for_tiles, is_signed, n_groups, prefetch_next_rows,
 };
 use super::order::Fours;
 use super::{Part, TILE_ROWS, WeightRows};
@@ -101,7 +101,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
 ) {
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let tile = Tile::new(w, part.r0);
@@ -541,7 +541,7 @@ unsafe fn rows<F: Interleaved, S: SourceAvx2<F>, const C: usize>(
             }
         }
         for b in 0..n / 32 {
-            ask_next_rows::<C>(x, stride, b);
+            prefetch_next_rows::<C>(x, stride, b);
             let products = exact_products::<F, S, C>(source, b, x, stride);
             for half in 0..2 {
                 let (scale, offset) =

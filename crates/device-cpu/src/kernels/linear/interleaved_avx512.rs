@@ -15,7 +15,7 @@ use super::interleaved::{
     strip_cols, tile_bytes,
 };
 use super::tile_avx512::{
-    Ask, SourceAvx512, X_ROWS, XRows, chunk_of, most_rows, panel_codes, rows, some_rows,
+    Prefetched, SourceAvx512, X_ROWS, XRows, chunk_of, most_rows, panel_codes, rows, some_rows,
 };
 use super::{FEW_ROWS, Part, TILE_ROWS, WeightRows};
 use crate::prefetch::prefetch_far;
@@ -103,7 +103,7 @@ impl<F: Interleaved> SourceAvx512 for StoredTile<F> {
     }
 
     #[inline(always)]
-    fn ask(self, b: usize) {
+    fn prefetch(self, b: usize) {
         let later = self.0.scales::<F>(0).wrapping_add(AHEAD + b * const { block_bytes::<F>() });
         for at in (0..const { block_bytes::<F>() }).step_by(64) {
             prefetch_far(later.wrapping_add(at));
@@ -179,7 +179,7 @@ impl NextTile {
 
     /// Prefetches a share.
     #[inline(always)]
-    fn ask(&mut self) {
+    fn prefetch(&mut self) {
         for _ in 0..self.n_lines {
             prefetch_far(self.start);
             self.start = self.start.wrapping_add(64);
@@ -192,12 +192,12 @@ const fn block_bytes<F: Interleaved>() -> usize {
     const { strip_bytes::<F>() * 32 / strip_cols::<F>() }
 }
 
-/// Kernel for one activation row. `ASK`: true if every line of the weights is prefetched.
+/// Kernel for one activation row. `PREFETCH`: true if every line of the weights is prefetched.
 ///
 /// # Safety
 /// As [`super::Gemv`], for interleaved weights; AVX-512 with VNNI is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn gemv<F: Interleaved, const ASK: bool>(
+pub(super) unsafe fn gemv<F: Interleaved, const PREFETCH: bool>(
     w: WeightRows,
     n_cols: usize,
     r0: usize,
@@ -206,11 +206,11 @@ pub(super) unsafe fn gemv<F: Interleaved, const ASK: bool>(
     out: *mut f32,
 ) {
     let xs = ActRows { base: x.0, stride: 0, n: 1 };
-    let ask = if ASK { Ask::Weights } else { Ask::Nothing };
+    let prefetched = if PREFETCH { Prefetched::Weights } else { Prefetched::Nothing };
     // SAFETY: the caller guarantees interleaved rows `r0..r1`, `n_cols` activations at `x`, room at
     // `out`, and the instruction set; `for_tiles` passes room for a tile.
     unsafe {
-        let x = XRows { first: activations(xs, 0, n_cols, 0), stride: 0, ask };
+        let x = XRows { first: activations(xs, 0, n_cols, 0), stride: 0, prefetched };
         for_tiles(r0, r1, out, |r, out| {
             rows::<_, 1>(StoredTile::<F>::new(Tile::new(w, r)), n_cols, x, true, out)
         });
@@ -230,7 +230,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
 ) {
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part, and the last of the activation rows taken together is below `xs.n`.
     unsafe {
         let most = const { most_rows::<StoredTile<F>>() };
@@ -246,22 +246,26 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
                 unpack::<F>(tile, n, codes);
                 let panel = PanelAvx512::<F> { codes, tile: StoredTile::new(tile) };
                 for i in (0..by_panel).step_by(X_ROWS) {
-                    next.ask();
-                    let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, ask: Ask::Rows };
+                    next.prefetch();
+                    let x = XRows {
+                        first: activations(xs, i, n_cols, k),
+                        stride: xs.stride,
+                        prefetched: Prefetched::Rows,
+                    };
                     rows::<_, X_ROWS>(panel, n, x, k == 0, out.add(i * TILE_ROWS));
                 }
             }
             let len = chunk_of::<StoredTile<F>>(xs.n - by_panel);
             for i in (by_panel..xs.n).step_by(len) {
                 if xs.n - i >= most {
-                    next.ask();
+                    next.prefetch();
                 }
-                let ask = match xs.n {
-                    0..=FEW_ROWS if i == 0 && xs.n > 1 => Ask::Weights,
-                    _ if i + len < xs.n => Ask::Rows,
-                    _ => Ask::Nothing,
+                let prefetched = match xs.n {
+                    0..=FEW_ROWS if i == 0 && xs.n > 1 => Prefetched::Weights,
+                    _ if i + len < xs.n => Prefetched::Rows,
+                    _ => Prefetched::Nothing,
                 };
-                let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, ask };
+                let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, prefetched };
                 let n_rows = (xs.n - i).min(len);
                 some_rows(StoredTile::<F>::new(tile), n, x, n_rows, k == 0, out.add(i * TILE_ROWS));
             }

@@ -8,7 +8,7 @@
 //! the sums of four columns are added in pairs.
 
 use super::TILE_ROWS;
-use super::interleaved::ask_next_rows;
+use super::interleaved::prefetch_next_rows;
 use super::neon::{MultiplyNeon, RowsNeon, Sdot, SourceNeon, sdot, to_f32, x_scale, x_sum};
 use super::order::ArmEights;
 use std::arch::aarch64::*;
@@ -208,9 +208,9 @@ unsafe fn half_of<S: SourceNeon, const P: usize, const HALF: usize>(source: S, n
         for b in 0..n / 32 {
             if HALF == 0 {
                 match P {
-                    1 => ask_next_rows::<2>(x, stride, b),
-                    2 => ask_next_rows::<4>(x, stride, b),
-                    _ => ask_next_rows::<6>(x, stride, b),
+                    1 => prefetch_next_rows::<2>(x, stride, b),
+                    2 => prefetch_next_rows::<4>(x, stride, b),
+                    _ => prefetch_next_rows::<6>(x, stride, b),
                 }
             }
             let mut products = [[vdupq_n_s32(0); 4]; P];

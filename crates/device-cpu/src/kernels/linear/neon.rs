@@ -20,7 +20,7 @@
 use super::TILE_ROWS;
 use super::activation::Q8Row;
 use super::affine::Groups32;
-use super::interleaved::ask_next_rows;
+use super::interleaved::prefetch_next_rows;
 use super::order::{ArmFours, Order};
 use super::portable::{Dot, Groups};
 use std::arch::aarch64::*;
@@ -317,7 +317,7 @@ unsafe fn fours_of<S: SourceNeon, M: FourColumns, const R: usize, const C: usize
         }
         for b in 0..n / 32 {
             if at == 0 {
-                ask_next_rows::<C>(x, stride, b);
+                prefetch_next_rows::<C>(x, stride, b);
             }
             let mut products = [[vdupq_n_s32(0); R]; C];
             let mut q = [vdupq_n_s8(0); C];

@@ -13,7 +13,7 @@
 
 use super::TILE_ROWS;
 use super::activation::Q8Row;
-use super::interleaved::ask_next_rows;
+use super::interleaved::prefetch_next_rows;
 use std::arch::x86_64::*;
 
 /// Activation rows whose sums fit the registers: 12 integer, 12 float, and the operands.
@@ -61,7 +61,7 @@ pub(super) trait SourceAvx512: Copy {
 
     /// Prefetches the weights some KB after block `b`.
     #[inline(always)]
-    fn ask(self, _b: usize) {}
+    fn prefetch(self, _b: usize) {}
 }
 
 /// Codes of a step of block `b` of 32 columns from a panel, `[columns / 4][16 rows][4]` bytes:
@@ -88,7 +88,7 @@ pub(super) fn chunk_of<S: SourceAvx512>(n: usize) -> usize {
 
 /// Data that is prefetched while columns are multiplied.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(super) enum Prefetched {
     /// Nothing.
     Nothing,
     /// Every line of the weights, some KB ahead. A few rows are too slow a stream for the hardware
@@ -107,7 +107,7 @@ pub(super) struct XRows {
     /// Bytes from a row to the next.
     pub stride: usize,
     /// Data that is prefetched meanwhile.
-    pub ask: Ask,
+    pub prefetched: Prefetched,
 }
 
 /// Multiplies `n` columns with `n_rows` activation rows, at most [`most_rows`]: stores `(n_rows,
@@ -149,7 +149,7 @@ pub(super) unsafe fn some_rows<S: SourceAvx512>(
 pub(super) unsafe fn rows<S: SourceAvx512, const C: usize>(
     source: S,
     n: usize,
-    XRows { first: x, stride, ask }: XRows,
+    XRows { first: x, stride, prefetched }: XRows,
     first: bool,
     out: *mut f32,
 ) {
@@ -164,10 +164,10 @@ pub(super) unsafe fn rows<S: SourceAvx512, const C: usize>(
         }
         let mut common = (_mm512_setzero_ps(), _mm512_setzero_ps());
         for b in 0..n / 32 {
-            match ask {
-                Ask::Nothing => {}
-                Ask::Rows => ask_next_rows::<C>(x, stride, b),
-                Ask::Weights => source.ask(b),
+            match prefetched {
+                Prefetched::Nothing => {}
+                Prefetched::Rows => prefetch_next_rows::<C>(x, stride, b),
+                Prefetched::Weights => source.prefetch(b),
             }
             let t = products::<S, C>(source, x, stride, b, 0);
             if S::GROUP == 32 {
