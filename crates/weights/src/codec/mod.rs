@@ -1,10 +1,10 @@
 //! Block codecs: the storage of each [`BlockType`](crate::BlockType)'s values, one file a type.
 //!
-//! Every file has a struct for a block, such as `Q4KBlock`, whose fields are the bytes in file order. It has alignment 1, so
-//! `bytemuck::cast_slice` turns a row's bytes into a slice of blocks. Every file also has the
-//! scalar decoding, and a quantiser. Decoding is the definition that every device's kernels are
-//! tested against. It is exact to the bit, without fused multiply-adds and in the documented order
-//! of operations.
+//! Every file has a struct for a block, such as `Q4KBlock`, whose fields are the bytes in file
+//! order. It has alignment 1, so `bytemuck::cast_slice` turns a row's bytes into a slice of blocks.
+//! Every file also has the scalar decoding, and a quantiser. Decoding is the definition that every
+//! device's kernels are tested against. It is exact to the bit, without fused multiply-adds and in
+//! the documented order of operations.
 //!
 //! The types of [`BlockType::GGUF_EXTRA`](crate::BlockType::GGUF_EXTRA) are only decoded.
 //! [`affine`] and [`int_rows`] contain the types whose scales are stored apart from the values.
