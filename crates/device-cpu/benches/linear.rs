@@ -1,13 +1,15 @@
 //! Rates of the matrix kernels on one thread: every type, every instruction set of this machine.
 //!
-//! `cargo bench -p ingle-device-cpu --bench linear [-- TYPE ISA]`: GB/s of the file that are brought into order at load (in the
-//! second cache), of weights for one activation row, from the second cache (256 KB) and from memory (96 MB), and Gop/s (a multiply and an add are two) for 5 rows as a step does them, and tiles of 8, 128 and 512. The
-//! peaks of the processor (AVX-512) and of its memory are measured beside each line: rates of different moments do not
-//! compare on a shared machine, shares of the peak do.
+//! `cargo bench -p ingle-device-cpu --bench linear [-- TYPE ISA]` prints several rates. GB/s of the
+//! file that are interleaved at load (in the second-level cache). GB/s of weights for one
+//! activation row, from the second-level cache (256 KB) and from memory (96 MB). Gop/s (a
+//! multiplication and an addition are two) for 5 rows as in a step, and for tiles of 8, 128 and 512
+//! rows. The peaks of the processor (AVX-512) and of its memory are measured beside each line. On a
+//! shared machine, rates of different moments are not comparable, but shares of the peak are.
 
 #![allow(unsafe_code, missing_docs)]
 
-// The kernels are no part of the crate's interface, so the bench compiles their files itself.
+// The kernels are private to the crate, so the bench compiles their files itself.
 #[allow(dead_code, unused_imports)]
 #[path = "../src/isa.rs"]
 mod isa;
@@ -42,8 +44,8 @@ impl Aligned {
     }
 }
 
-/// Asks for large pages, as a model's weights have them, where the system knows the question. The bytes have not been touched:
-/// `vec!` of zeros takes pages that the system gives out when they are first written.
+/// Requests large pages, as for a model's weights, if the system supports the request. The bytes
+/// are untouched: `vec!` of zeros gets pages that the system provides on first write.
 fn advise_large_pages(bytes: &[u8]) {
     #[cfg(target_os = "linux")]
     {
@@ -51,7 +53,8 @@ fn advise_large_pages(bytes: &[u8]) {
         let start = bytes.as_ptr() as usize;
         let (first, end) = (start.next_multiple_of(PAGE), (start + bytes.len()) / PAGE * PAGE);
         if first < end {
-            // SAFETY: whole pages of the vector's own memory; the advice changes no byte.
+            // SAFETY: the pages are whole pages of the vector's own memory, and the advice changes
+            // no byte.
             unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_HUGEPAGE) };
         }
     }
@@ -59,7 +62,8 @@ fn advise_large_pages(bytes: &[u8]) {
     let _ = bytes;
 }
 
-/// Calls a second: the best of many rounds of about a millisecond, short enough to fall between other programs' turns.
+/// Calls a second: the best of many rounds of about a millisecond, short enough to fit between
+/// other programs' time slices.
 fn rate(rounds: usize, mut call: impl FnMut()) -> f64 {
     call();
     let start = Instant::now();
@@ -82,7 +86,7 @@ struct Weights {
     scales: Vec<u8>,
     biases: Vec<u8>,
     tiles: Aligned,
-    /// `None`: as stored.
+    /// Interleaving; `None` for weights as stored.
     interleave: Option<&'static Interleave>,
 }
 
@@ -99,14 +103,14 @@ impl Weights {
         }
     }
 
-    /// As the kernel wants them.
+    /// Converts the weights to the order that the kernel needs.
     fn brought_into_order(mut self, kernel: &LinearKernel, n_rows: usize) -> Weights {
         let Some(interleave) = kernel.interleave else { return self };
         let tile_bytes = (interleave.tile_bytes)(N_COLS);
         let mut tiles = Aligned::new(tile_bytes * n_rows.div_ceil(TILE_ROWS));
         for r0 in (0..n_rows).step_by(TILE_ROWS) {
             let out = tiles.ptr().wrapping_add(r0 / TILE_ROWS * tile_bytes);
-            // SAFETY: rows of the matrix, a tile of the memory.
+            // SAFETY: the rows are rows of the matrix, and the tile is within `tiles`.
             unsafe { (interleave.tile)(self.rows(), N_COLS, r0, TILE_ROWS.min(n_rows - r0), out) };
         }
         (self.tiles, self.interleave) = (tiles, Some(interleave));
@@ -114,12 +118,13 @@ impl Weights {
     }
 }
 
-/// Bytes of a row, its scales and offsets included.
+/// Bytes of a row, including its scales and offsets.
 fn row_bytes(block: BlockType) -> usize {
     block.row_bytes(N_COLS) + block.row_scale_bytes(N_COLS) + block.row_bias_bytes(N_COLS)
 }
 
-/// Every type with a kernel of its own: those with a quantiser, rows of bytes, and affine types as MLX writes them.
+/// Every type with its own kernel: types with a quantiser, rows of bytes, and affine types as MLX
+/// writes them.
 fn types() -> Vec<BlockType> {
     let affine = |bits: &usize| Affine::new(*bits, 64, ScaleType::BF16, false).map(BlockType::Affine);
     let affine = Affine::BITS.iter().filter_map(affine);
@@ -165,13 +170,13 @@ fn activations(kind: ActivationKind, isa: Isa, n: usize) -> (Aligned, usize) {
     for i in 0..n {
         let x: Vec<f32> = (0..N_COLS).map(|k| ((k * 7919 + i * 31) % 255) as f32 / 127.0 - 1.0).collect();
         let row = rows.ptr().wrapping_add(i * stride);
-        // SAFETY: room for a row.
+        // SAFETY: `row` has room for a row, and `isa` is available.
         unsafe { kind.write_row(isa, x.as_ptr(), N_COLS, row) };
     }
     (rows, stride)
 }
 
-/// GB/s of the file that become tiles; 0 for a type that is multiplied as stored.
+/// GB/s of the file that are interleaved; 0 for a type that is multiplied as stored.
 fn order_rate(block: BlockType, kernel: &LinearKernel, bytes: usize) -> f64 {
     let Some(interleave) = kernel.interleave else { return 0.0 };
     let n_rows = (bytes / row_bytes(block) / TILE_ROWS).max(1) * TILE_ROWS;
@@ -181,7 +186,7 @@ fn order_rate(block: BlockType, kernel: &LinearKernel, bytes: usize) -> f64 {
     let calls = rate(40, || {
         for tile in 0..n_rows / TILE_ROWS {
             let out = tiles.ptr().wrapping_add(tile * tile_bytes);
-            // SAFETY: rows of the matrix, a tile of the memory.
+            // SAFETY: the rows are rows of the matrix, and the tile is within `tiles`.
             unsafe { (interleave.tile)(w.rows(), N_COLS, tile * TILE_ROWS, TILE_ROWS, out) };
         }
         black_box(&mut tiles);
@@ -196,7 +201,8 @@ fn gemv_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, bytes: usize) ->
     let x = ActRow(x.ptr());
     let mut out = vec![0f32; n_rows];
     let calls = rate(40, || {
-        // SAFETY: the shapes agree.
+        // SAFETY: the weights, the activation row and `out` have `N_COLS` columns and `n_rows`
+        // rows.
         unsafe { (kernel.gemv)(w.rows(), N_COLS, 0, n_rows, x, out.as_mut_ptr()) };
         black_box(&mut out);
     });
@@ -208,7 +214,7 @@ fn whole(r0: usize) -> Part {
     Part { r0, n_rows: TILE_ROWS, k: 0, n: N_COLS }
 }
 
-/// Gop/s by tiles, or by what serves fewer rows: a kernel of their own, or a GEMV for each.
+/// Gop/s by tiles, or by the kernel for a few rows: a separate one, or GEMV for each row.
 fn gemm_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, n: usize, tiles: bool) -> f64 {
     let n_rows = 8 * TILE_ROWS;
     let w = weights(block, n_rows).brought_into_order(kernel, n_rows);
@@ -217,7 +223,8 @@ fn gemm_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, n: usize, tiles:
     let mut scratch = Aligned::new((kernel.gemm_scratch_bytes)(N_COLS));
     let mut out = vec![0f32; n * n_rows];
     let calls = rate(30, || {
-        // SAFETY: the shapes agree.
+        // SAFETY: the weights, the activation rows, the scratch and `out` have the shapes of the
+        // part.
         unsafe {
             if tiles {
                 for r0 in (0..n_rows).step_by(TILE_ROWS) {
@@ -245,7 +252,7 @@ fn gemm_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, n: usize, tiles:
 mod peak {
     use std::arch::x86_64::*;
 
-    /// Ten chains of `vpdpbusd`; operations done.
+    /// Runs ten chains of `vpdpbusd`, and returns the operations.
     #[target_feature(enable = "avx512f,avx512vnni")]
     pub(super) unsafe fn vnni() -> f64 {
         let mut sums = [_mm512_set1_epi32(1); 10];
@@ -259,7 +266,7 @@ mod peak {
         10_000.0 * 10.0 * 128.0
     }
 
-    /// Ten chains of fused multiply-adds; operations done.
+    /// Runs ten chains of fused multiply-adds, and returns the operations.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn fma() -> f64 {
         let mut sums = [_mm512_set1_ps(1.0); 10];
@@ -273,13 +280,13 @@ mod peak {
         10_000.0 * 10.0 * 32.0
     }
 
-    /// Sum of 64-byte loads.
+    /// Sums 64-byte loads.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn read(bytes: &[u8]) {
         let mut sums = [_mm512_setzero_si512(); 4];
         for chunk in bytes.chunks_exact(256) {
             for (i, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: within the chunk.
+                // SAFETY: the 64 bytes are within `chunk`.
                 *sum = _mm512_add_epi64(*sum, unsafe { _mm512_loadu_si512(chunk[i * 64..].as_ptr().cast()) });
             }
         }
@@ -287,15 +294,15 @@ mod peak {
     }
 }
 
-/// `(int8 Gop/s, f32 Gop/s, GB/s read)` of this moment; none without AVX-512.
+/// Peaks `(int8 Gop/s, f32 Gop/s, GB/s read)` at this moment; `None` without AVX-512.
 fn peaks() -> Option<(f64, f64, f64)> {
     #[cfg(target_arch = "x86_64")]
     if Isa::Avx512.is_available() {
         let mut memory = Aligned::new(96 << 20);
-        // Else it were the system's one page of zeros.
+        // Otherwise all pages would be the system's one page of zeros.
         memory.0.fill(1);
         let memory = memory.0;
-        // SAFETY: AVX-512 is available.
+        // SAFETY: AVX-512 was detected above.
         unsafe {
             let vnni = rate(30, || {
                 black_box(peak::vnni());

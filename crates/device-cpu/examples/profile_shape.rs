@@ -1,9 +1,11 @@
-//! Where the time of a step goes: random weights in the shape of common models of that many parameters, the time of every
-//! kind of command, and the rates.
+//! Profile of a step: random weights in the shape of common models of a given size, the time of
+//! every kind of command, and the rates.
 //!
-//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b] [prompt] [threads] [type] [KV type] [answers]`
+//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b]
+//! [prompt] [threads] [type] [KV type] [answers]`
 //!
-//! With a number of answers: steps of so many short sequences, alone and with a few more rows of the prompt, instead.
+//! With a number of answers it times steps of that many short sequences instead, alone and with a
+//! few more rows of the prompt.
 
 use device::{Activation, Device, KvLayer, KvType, Limits, Numerics, Plan, Program, RopeStyle, Timing, Want};
 use device_lower::fusion;
@@ -127,7 +129,7 @@ fn plan(s: &Shape) -> Plan {
     b.finish(logits)
 }
 
-/// Milliseconds of each kind of command, the largest first.
+/// Prints the milliseconds of each kind of command, the slowest first.
 fn print(program: &dyn Program, n_rows: usize, timings: &[Timing], n_steps: usize) {
     let infos = program.commands(0, n_rows);
     let mut kinds: BTreeMap<&str, (f64, usize, u64, f64)> = BTreeMap::new();
@@ -150,7 +152,8 @@ fn print(program: &dyn Program, n_rows: usize, timings: &[Timing], n_steps: usiz
     }
 }
 
-/// Milliseconds of steps of answers and a few rows of a prompt, the least of many; and of their attention.
+/// Prints the milliseconds of steps with answers and a few rows of a prompt, and of their
+/// attention: the minimum of many runs.
 fn print_chunks(program: &mut dyn Program, plan: &Plan, limits: &Limits, prompt: usize, n_answers: usize) {
     let mut sequences = Sequences::new(1, &plan.kv, limits, 1000);
     let mut done = 0;
@@ -167,7 +170,7 @@ fn print_chunks(program: &mut dyn Program, plan: &Plan, limits: &Limits, prompt:
     for n in [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32] {
         let mut spans = answers.clone();
         spans.extend((n > 0).then_some((0, n)));
-        // The same step each time: only its rows' own positions change.
+        // The step is the same each time, except for its rows' positions.
         let step = sequences.step(&spans).with_outputs((0..n_answers as u32).collect(), Want::BEST);
         let n_rows = step.tokens.len();
         let (mut whole, mut attention) = (vec![], vec![]);

@@ -1,5 +1,6 @@
-//! Times the steps of a speech model's shape with random weights, by kernel: an encoder over one window of sound, whose keys
-//! and values five slots then share for decoding steps of one row each.
+//! Times of steps in a speech model's shape with random weights, by kernel: an encoder over one
+//! window of sound, then decoding steps of one row for each of five slots that share the encoder's
+//! keys and values.
 //!
 //! `cargo run --release -p ingle-device-cpu --example speech_shape [threads]`
 
@@ -92,7 +93,7 @@ fn decoder() -> Plan {
     b.finish(logits)
 }
 
-/// Run a step several times; print the fastest, and its time by kernel.
+/// Runs a step several times, and prints the fastest run and its time by kernel.
 fn time(program: &mut dyn Program, what: &str, step: &OwnedStep, n_times: usize) {
     let mut best: Option<Vec<Timing>> = None;
     let total = |timings: &[Timing]| timings.iter().map(|t| t.duration).sum::<f64>();

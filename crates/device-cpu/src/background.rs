@@ -1,22 +1,25 @@
-//! A step in the background: computed in parts, between the steps that are submitted.
+//! A background step, which is computed in parts between the submitted steps.
 //!
-//! It has tables, activations and scratch of its own, for few rows of one sequence, and shares weights, pages and states with the
-//! other steps. A part is what the workers compute between two barriers: mostly one command. How long each takes is kept from step to
-//! step, so that a part begins only where it is expected to end in time.
+//! It has its own tables, activations and scratch, sized for a few rows of one sequence. It shares
+//! weights, pages and states with the other steps. A part is the commands between two barriers,
+//! usually one command. The duration of each part is remembered from step to step, so that a part
+//! starts only if it is expected to end in time.
 
 use crate::isa::Isa;
+use crate::layout::LaidOut;
 use crate::pool::{Interrupted, Pool};
-use crate::program::{Kept, Lowered, Tables};
-use crate::weights::Interleaved;
+use crate::tables::{Kept, Tables};
+use crate::weights::InterleavedWeights;
 use device::{BackgroundProgress, Limits, OwnedStep, Plan, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How much longer than the last time a part may take for that to be believed at once: an interruption is no cost.
+/// Largest ratio of a measured duration to the previous one that is stored at once. A longer one
+/// was probably an interruption.
 const OUTLIER: u32 = 2;
 
-/// The sizes that steps in the background are compiled for; `None`: there are none.
+/// Limits that background steps are compiled for; `None` if there are none.
 pub fn limits(limits: &Limits) -> Option<Limits> {
     (limits.background_rows > 0).then(|| Limits {
         max_rows: limits.background_rows,
@@ -27,18 +30,18 @@ pub fn limits(limits: &Limits) -> Option<Limits> {
     })
 }
 
-/// The step, and what it is computed with.
+/// A background step and its tables.
 pub struct Background {
     tables: Tables,
     step: OwnedStep,
-    /// The command with which its next part begins.
+    /// Index of the first command of the next part.
     next: usize,
     longest: Duration,
-    /// What the part that ends with each command took last time; by plan and [one row, many rows].
+    /// Last duration of the part that ends with each command, by plan and by [one row, many rows].
     costs: Vec<[Vec<Option<Cost>>; 2]>,
 }
 
-/// What a part took, with so many rows.
+/// Measured duration of a part, with the number of rows of its step.
 #[derive(Clone, Copy)]
 struct Cost {
     duration: Duration,
@@ -46,40 +49,40 @@ struct Cost {
 }
 
 impl Cost {
-    /// Of so many rows: as much for each, but no less for fewer.
+    /// Expected duration with `n_rows`: proportional to the rows, but no less than measured.
     fn of_rows(self, n_rows: usize) -> Duration {
         self.duration.mul_f64((n_rows as f64 / self.n_rows.max(1) as f64).max(1.0))
     }
 }
 
 impl Background {
-    /// Take the memory and write the tables, for the sizes that [`limits`] gave.
+    /// Allocates the memory and writes the tables, for the sizes returned by [`limits`].
     ///
     /// # Errors
-    /// Memory was refused.
+    /// Memory allocation failed.
     pub fn new(
         plans: &[Plan],
         limits: &Limits,
         kept: &Kept,
-        weights: Arc<Interleaved>,
+        weights: Arc<InterleavedWeights>,
         isa: Isa,
         n_workers: usize,
     ) -> Result<Background> {
-        let lowered = Lowered::new(plans, limits, isa, n_workers);
-        let tables = Tables::new(&lowered, limits, kept, weights, isa)?;
+        let laid_out = LaidOut::new(plans, limits, isa, n_workers);
+        let tables = Tables::new(&laid_out, limits, kept, weights, isa)?;
         let unknown = |plan| [1, 2].map(|n_rows| vec![None; tables.commands(plan, n_rows).len()]);
         let costs = (0..plans.len()).map(unknown).collect();
         Ok(Background { tables, step: OwnedStep::default(), next: 0, longest: Duration::ZERO, costs })
     }
 
-    /// Begin a step.
+    /// Starts a step.
     pub fn begin(&mut self, step: &device::Step, kept: &Kept, n_workers: usize) {
         self.step.assign(step);
         (self.next, self.longest) = (0, Duration::ZERO);
         self.tables.prepare(&self.step.borrow(), kept, n_workers);
     }
 
-    /// Compute its next part, and more as long as they are expected to end before `until`.
+    /// Computes the next part, then further parts that are expected to end before `until`.
     ///
     /// # Errors
     /// A worker panicked.
@@ -98,7 +101,7 @@ impl Background {
         while self.next < n_commands {
             let part = part(&self.tables, step.plan, n_rows, self.next);
             let cost = &mut costs[part.end - 1];
-            // Of what was never seen, the longest so far.
+            // A part that never ran is expected to take as long as the longest one so far.
             let expected = cost.map_or(self.longest, |cost| cost.of_rows(n_rows));
             if !is_first && until.is_some_and(|until| now + expected > until) {
                 break;
@@ -115,7 +118,7 @@ impl Background {
     }
 }
 
-/// The commands from `first` to the next one that ends with a barrier.
+/// Range of commands from `first` to the next one that ends with a barrier.
 fn part(tables: &Tables, plan: usize, n_rows: usize, first: usize) -> Range<usize> {
     let commands = tables.commands(plan, n_rows);
     let barrier = commands[first..].iter().position(|command| command.sync);

@@ -1,4 +1,4 @@
-//! Commands: what the table consists of, and what a worker knows while it runs one.
+//! Commands: the entries of a table, and the state that a worker sees while it runs one.
 
 use crate::kernels::attention::schedule::Schedule;
 use device::{RowCount, Span, StateUse};
@@ -6,21 +6,21 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A kernel: its worker's share of one command.
+/// A kernel, which computes one worker's share of a command.
 ///
 /// # Safety
-/// The pointers in the parameters are valid for the rows of the worker's step, no one else writes what the kernel
-/// reads, and the instruction set that it was made for is available.
+/// The pointers in `params` are valid for the rows of the worker's step. No other thread writes the
+/// memory that the kernel reads. The instruction set that it was compiled for is available.
 pub type Kernel<P> = unsafe fn(params: &P, worker: &Worker<'_>);
 
 /// 8-byte words of a command's parameters.
 const PARAM_WORDS: usize = 62;
 
-/// One entry of a table: a kernel and its parameters, all buffers resolved, in eight cache lines.
+/// One entry of a table: a kernel and its parameters with resolved addresses, in eight cache lines.
 #[repr(C, align(64))]
 pub struct Command {
     kernel: unsafe fn(*const (), &Worker<'_>),
-    /// Whether the workers meet after it.
+    /// True if a barrier follows the command.
     pub sync: bool,
     params: [MaybeUninit<u64>; PARAM_WORDS],
 }
@@ -31,48 +31,50 @@ unsafe impl Send for Command {}
 unsafe impl Sync for Command {}
 
 impl Command {
-    /// A command after which the workers meet.
+    /// A command followed by a barrier.
     pub fn new<P: Copy + 'static>(kernel: Kernel<P>, params: P) -> Command {
         const {
             assert!(size_of::<P>() <= PARAM_WORDS * 8, "parameters are too large for a command");
             assert!(align_of::<P>() <= 8);
         }
         let mut words = [MaybeUninit::uninit(); PARAM_WORDS];
-        // SAFETY: they fit, as asserted.
+        // SAFETY: `words` has `PARAM_WORDS * 8` bytes aligned to 8, and `P` fits in both, as
+        // asserted above.
         unsafe { words.as_mut_ptr().cast::<P>().write(params) };
-        // SAFETY: `&P` and `*const ()` are passed alike; `run` gives a pointer to the `P` written above.
+        // SAFETY: `&P` and `*const ()` have the same ABI, and `run` passes the address of the `P`
+        // written above.
         let kernel = unsafe { std::mem::transmute::<Kernel<P>, unsafe fn(*const (), &Worker<'_>)>(kernel) };
         Command { kernel, sync: true, params: words }
     }
 
-    /// The same without meeting: the next command does not depend on it.
+    /// Removes the barrier; the next command must not depend on this one.
     pub fn without_sync(self) -> Command {
         Command { sync: false, ..self }
     }
 
-    /// Run the worker's share.
+    /// Runs the worker's share.
     ///
     /// # Safety
     /// As [`Kernel`].
     #[inline]
     pub unsafe fn run(&self, worker: &Worker<'_>) {
-        // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
-        // writes what this one reads, and the instruction set is available.
+        // SAFETY: `params` holds the type that `kernel` was made for; the caller guarantees what
+        // [`Kernel`] demands.
         unsafe { (self.kernel)(self.params.as_ptr().cast(), worker) }
     }
 }
 
-/// What a step is, for the kernels.
+/// The step, as kernels see it.
 pub struct StepState<'a> {
     /// `(n_rows)`
     pub tokens: &'a [u32],
-    /// What the caller gives for the plan's Input.
+    /// Values of the plan's Input, from the caller.
     pub input: &'a [f32],
-    /// In row order.
+    /// Spans in row order.
     pub spans: &'a [Span],
-    /// `(n_spans)` their states; empty without recurrent layers.
+    /// `(n_spans)` state of each span; empty without recurrent layers.
     pub states: &'a [StateUse],
-    /// `(n_spans)` the adapter of each; empty without adapters.
+    /// `(n_spans)` adapter of each span; empty without adapters.
     pub adapters: &'a [u32],
     /// `(n_rows)` the position of each row in its sequence.
     pub positions: &'a [u32],
@@ -86,20 +88,20 @@ pub struct StepState<'a> {
     pub n_groups: usize,
     /// `(n_outputs)`
     pub outputs: &'a [u32],
-    /// Whether the best token is wanted.
+    /// True if the token of the largest logit is computed.
     pub argmax: bool,
-    /// The units of work of attention, by the plan's schedule.
+    /// Work units of attention, by schedule of the plan.
     pub attention: &'a [Schedule],
 }
 
 impl<'a> StepState<'a> {
-    /// How many rows a value has.
+    /// Number of rows of a value.
     #[inline(always)]
     pub fn n_rows(&self, rows: RowCount) -> usize {
         rows.count(self.tokens.len(), self.outputs.len())
     }
 
-    /// The page table of a slot for a group.
+    /// Page table of a slot for a KV group.
     #[inline(always)]
     pub fn page_table(&self, slot: u32, group: usize) -> &'a [u32] {
         let start = (slot as usize * self.n_groups + group) * self.pages_per_table;
@@ -109,34 +111,35 @@ impl<'a> StepState<'a> {
 
 /// A worker during one command.
 pub struct Worker<'a> {
-    /// Which one.
+    /// Index of the worker.
     pub index: usize,
-    /// How many there are.
+    /// Number of workers.
     pub n: usize,
-    /// Its own memory, as many bytes as the layout says, aligned to 64.
+    /// Scratch of this worker, of the size that the layout computed, aligned to 64.
     pub scratch: *mut u8,
-    /// `(n)` work handed out so far: of all, in the first, or of each worker's part; zeros when the command begins.
+    /// `(n)` units taken so far: all in the first counter, or one counter for each worker's part.
+    /// The counters are 0 when the command starts.
     pub taken: &'a [AtomicUsize],
     /// The step.
     pub step: &'a StepState<'a>,
 }
 
 impl Worker<'_> {
-    /// This worker's part of `n` equal units, contiguous, in multiples of `grain` (but for the last).
+    /// This worker's contiguous part of `n` equal units, in multiples of `grain` except at the end.
     #[inline(always)]
     pub fn share(&self, n: usize, grain: usize) -> Range<usize> {
         share_of(self.index, self.n, n, grain)
     }
 
-    /// The next unit that nobody has taken, while it is below `n`.
+    /// The next unit below `n` that no worker has taken.
     #[inline(always)]
     pub fn take(&self, n: usize) -> Option<usize> {
         let unit = self.taken[0].fetch_add(1, Ordering::Relaxed);
         (unit < n).then_some(unit)
     }
 
-    /// The next of `n` units: of this worker's contiguous part, in order; after those, of the parts of workers that are
-    /// slower. `helped` counts the workers whose parts are empty and begins at 0.
+    /// The next of `n` units: first of this worker's contiguous part in order, then of slower
+    /// workers' parts. `helped` counts the workers whose parts are empty; it starts at 0.
     #[inline(always)]
     pub fn take_near(&self, n: usize, helped: &mut usize) -> Option<usize> {
         while *helped < self.n {
@@ -152,7 +155,7 @@ impl Worker<'_> {
     }
 }
 
-/// Part `index` of `n_parts` of `n` equal units, in multiples of `grain` (but for the last).
+/// Part `index` of `n_parts` of `n` equal units, in multiples of `grain` except at the end.
 #[inline(always)]
 fn share_of(index: usize, n_parts: usize, n: usize, grain: usize) -> Range<usize> {
     let grains = n.div_ceil(grain);
@@ -182,7 +185,7 @@ pub mod testing {
         attention: &[],
     };
 
-    /// Run a kernel as `n_workers` workers one after another.
+    /// Runs a kernel as `n_workers` workers, one after another.
     ///
     /// # Safety
     /// As [`Kernel`].
@@ -197,8 +200,8 @@ pub mod testing {
         for index in 0..n_workers {
             let scratch = crate::memory::Buffer::zeroed("test", scratch).unwrap();
             let worker = Worker { index, n: n_workers, scratch: scratch.start(), taken: &taken, step };
-            // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other
-            // worker writes what this one reads, and the instruction set is available.
+            // SAFETY: the caller guarantees that `params` fits `kernel` and `step`; workers run one
+            // at a time here.
             unsafe { kernel(params, &worker) }
         }
     }
@@ -232,7 +235,7 @@ mod tests {
         for (units, n) in [(0, 2), (1, 3), (7, 3), (100, 4)] {
             let taken: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
             let mut seen = vec![0; units];
-            // The last worker does most, the first come late.
+            // The last worker takes most units; the first ones start late.
             for index in (0..n).rev() {
                 let worker = Worker { index, n, scratch: std::ptr::null_mut(), taken: &taken, step: &step };
                 let (mut helped, mut last_own) = (0, None);
@@ -256,14 +259,14 @@ mod tests {
             values: [u64; 3],
         }
         unsafe fn kernel(p: &Params, _: &Worker<'_>) {
-            // SAFETY: `out` points to the array below.
+            // SAFETY: `out` points to the array of the test, which outlives the command.
             unsafe { *p.out = p.values }
         }
         let mut out = [0; 3];
         let command = Command::new(kernel, Params { out: &mut out, values: [1, 2, 3] });
         let (taken, step) = ([AtomicUsize::new(0)], EMPTY_STEP);
         let worker = Worker { index: 0, n: 1, scratch: std::ptr::null_mut(), taken: &taken, step: &step };
-        // SAFETY: the kernel's pointer is valid.
+        // SAFETY: the pointer in the parameters is valid, and the kernel needs no instruction set.
         unsafe { command.run(&worker) };
         assert_eq!(out, [1, 2, 3]);
     }

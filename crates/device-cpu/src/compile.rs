@@ -1,4 +1,4 @@
-//! From units to the two command tables, all pointers resolved.
+//! Compilation of units into two command tables with resolved pointers.
 
 mod primitives;
 
@@ -13,8 +13,8 @@ use crate::kernels::{
     activation_rows, argmax, expert_groups, expert_linear, projection, qk_rope_kv, rms_norm, rope,
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes};
-use crate::lower::{NodeUnit, RopeKey, Unit, out_of};
-use crate::weights::Interleaved;
+use crate::units::{CpuUnit, NodeUnit, RopeKey, out_of};
+use crate::weights::InterleavedWeights;
 use device::key_bias::KnownKeys;
 use device::{CommandInfo, KvLayerId, Limits, Op, Plan, ValueId, WeightId, WeightPart};
 use device_lower::arena::NO_PLACE;
@@ -23,48 +23,49 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicUsize;
 use weights::BlockType;
 
-/// Where the buffers of a program lie.
+/// Addresses of a program's buffers.
 #[derive(Clone)]
 pub struct Addresses {
     /// Activations.
     pub arena: *mut u8,
     /// Prepared rows, by [`ActivationKind`].
     pub rows: [*mut u8; 3],
-    /// The tables of Rope, in the layout's order.
+    /// RoPE tables, in the layout's order.
     pub rope_tables: Vec<*mut f32>,
-    /// Partials of split attention.
+    /// Partial results of split attention.
     pub partials: *mut f32,
     /// [`Layout::arrived`] counters.
     pub arrived: *const AtomicUsize,
-    /// What each worker found for argmax.
+    /// Largest logit that each worker found for argmax.
     pub found: *mut argmax::Found,
-    /// Rows and experts in the order of the experts.
-    pub groups: expert_groups::Groups,
+    /// Rows and experts, sorted by expert.
+    pub groups: expert_groups::ExpertGroups,
     /// The matrices of all experts of the plan, in the layout's order.
     pub experts: *const WeightRows,
     /// `(n_states, state_len)`
     pub states: *mut f32,
-    /// By KV group.
+    /// Pages, by KV group.
     pub pools: Vec<*mut u8>,
-    /// By layer: what its keys are stored without; null, or no layers: nothing.
+    /// Constant terms that are not stored in a layer's keys, by layer; null or missing if a layer
+    /// has none.
     pub known: Vec<*const KnownKeys>,
 }
 
-/// A table and what its commands are.
+/// A table of commands with their descriptions.
 #[derive(Default)]
 pub struct Table {
-    /// Replayed in order.
+    /// Commands in the order of replay.
     pub commands: Vec<Command>,
-    /// Of each command.
+    /// Description of each command.
     pub infos: Vec<CommandInfo>,
 }
 
-/// For which steps a table is.
+/// Steps that a table is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowsOfStep {
     /// Steps of one row.
     One,
-    /// All others.
+    /// All other steps.
     Many,
 }
 
@@ -77,16 +78,16 @@ struct Experts {
     out: ValueId,
 }
 
-/// What stands in the buffers that experts share when a command begins.
+/// Contents of the buffers that experts share, when a command starts.
 #[derive(Default)]
 struct Ordered {
-    /// The ids by which pairs are ordered.
+    /// Expert ids by which the pairs are sorted.
     by: Option<ValueId>,
-    /// Whose rows were brought into that order, in parts of how many columns, and in which form.
+    /// Value whose rows were gathered in that order, columns of a part, and the form of the rows.
     gathered: Option<(ValueId, usize, ActivationKind)>,
 }
 
-/// Writes tables.
+/// Writer of tables.
 pub struct Compiler<'a> {
     /// The plan that was lowered.
     pub plan: &'a Plan,
@@ -96,15 +97,15 @@ pub struct Compiler<'a> {
     pub layout: &'a Layout,
     /// The buffers.
     pub at: &'a Addresses,
-    /// What is not read where it lies in the file.
-    pub weights: &'a Interleaved,
-    /// For which instruction set.
+    /// Weights that were interleaved or copied.
+    pub weights: &'a InterleavedWeights,
+    /// Instruction set of the kernels.
     pub isa: Isa,
 }
 
 impl Compiler<'_> {
-    /// The table for some steps.
-    pub fn table(&self, lowered: &[NodeUnit], rows: RowsOfStep) -> Table {
+    /// The table for steps of `rows`.
+    pub fn table(&self, units: &[NodeUnit], rows: RowsOfStep) -> Table {
         let mut table = Table::default();
         for (index, (key, _)) in self.layout.rope_tables.iter().enumerate() {
             let params = rope::TableParams {
@@ -113,25 +114,25 @@ impl Compiler<'_> {
                 scale: f32::from_bits(key.scale),
                 table: self.at.rope_tables[index],
             };
-            // Nobody reads it before the first layer's projections have met.
+            // No command reads the RoPE table before the barrier of the first layer's projections.
             let command = Command::new(rope::table, params).without_sync();
             self.push(&mut table, 0, command, "rope_table".into(), 0);
         }
         let mut ordered = Ordered::default();
-        for NodeUnit { node, unit } in lowered {
+        for NodeUnit { node, unit } in units {
             match unit {
-                Unit::Primitive(Op::ExpertLinear { x, ids, weight, out }) => {
+                CpuUnit::Primitive(Op::ExpertLinear { x, ids, weight, out }) => {
                     let op = Experts { x: *x, ids: *ids, weight: *weight, out: *out };
                     self.experts(&mut table, *node, op, rows, &mut ordered);
                 }
-                Unit::Projection(p) => {
-                    // It prepares rows of its own.
+                CpuUnit::Projection(p) => {
+                    // A projection overwrites the prepared rows.
                     ordered.gathered = None;
                     self.projection(&mut table, *node, p, rows);
                 }
-                Unit::Primitive(op) => self.primitive(&mut table, *node, op),
-                Unit::NormAdd(NormAdd { x, norm, residual, out }) => {
-                    let params = rms_norm::Params {
+                CpuUnit::Primitive(op) => self.primitive(&mut table, *node, op),
+                CpuUnit::NormAdd(NormAdd { x, norm, residual, out }) => {
+                    let params = rms_norm::RmsNormParams {
                         x: self.value(*x),
                         weight: self.weight_or_null(norm.weight),
                         n_weights: 1,
@@ -145,7 +146,7 @@ impl Compiler<'_> {
                     let command = Command::new(rms_norm::rms_norm(self.isa), params);
                     self.push(&mut table, *node, command, "rms_norm + add".into(), 0);
                 }
-                Unit::QkRopeKv(unit) => self.qk_rope_kv(&mut table, *node, unit),
+                CpuUnit::QkRopeKv(unit) => self.qk_rope_kv(&mut table, *node, unit),
             }
         }
         table
@@ -157,7 +158,7 @@ impl Compiler<'_> {
         table.infos.push(CommandInfo { kernel, node, layer, weight_bytes });
     }
 
-    /// `(rows, cols)`; null for a value that is nowhere.
+    /// Address of a value `(rows, cols)`; null if it is not stored.
     fn value(&self, id: ValueId) -> *mut f32 {
         match self.layout.arena.offset[id.0 as usize] {
             NO_PLACE => null_mut(),
@@ -181,7 +182,7 @@ impl Compiler<'_> {
         linear_kernel(block, n_cols, self.isa).with(self.limits.numerics)
     }
 
-    /// How many rows a value has in such steps: several, if it has several for each token.
+    /// Rows of a value in steps of `rows`; several if the value has several for each token.
     fn rows_of(&self, id: ValueId, rows: RowsOfStep) -> RowsOfStep {
         if self.plan.value(id).rows.count(1, 1) == 1 { rows } else { RowsOfStep::Many }
     }
@@ -208,7 +209,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// The shape of query heads over a memory.
+    /// Attention shape of query heads over an encoder's output.
     fn memory_shape(&self, layer: KvLayerId, n_heads: usize, scale: f32) -> Shape {
         let pages = self.pages(layer);
         Shape {
@@ -249,7 +250,7 @@ impl Compiler<'_> {
         let k_chain = self.chain(k, pages.head_dim);
         let none = qk_rope_kv::Chain { n_heads: 0, norm: false, ..k_chain };
         let q_chain = q.as_ref().map_or(none, |q| self.chain(q, pages.head_dim));
-        let params = qk_rope_kv::Params { q: q_chain, k: k_chain, v: self.value(*v), pages };
+        let params = qk_rope_kv::QkRopeKvParams { q: q_chain, k: k_chain, v: self.value(*v), pages };
         let name = if k.norm.is_some() { "qk_norm + rope + kv_write" } else { "rope + kv_write" };
         self.push(table, node, Command::new(qk_rope_kv::qk_rope_kv(self.isa), params), name.into(), 0);
     }
@@ -258,7 +259,7 @@ impl Compiler<'_> {
         let rows = self.rows_of(p.x, rows);
         let sizes = ProjectionSizes::new(self.plan, p, self.limits, self.layout.n_workers);
         let norm = p.norm.map_or(Norm { weight: None, eps: 0.0 }, |(norm, _)| norm);
-        let source = activation_rows::Source {
+        let source = activation_rows::RowSource {
             x: self.value(p.x),
             cols: sizes.cols,
             rows: self.plan.value(p.x).rows,
@@ -291,7 +292,8 @@ impl Compiler<'_> {
             Tail::Add { residual, .. } => Epilogue::Add { residual: self.value(residual) },
             Tail::Gate { kind, .. } => Epilogue::Gate { kind },
         };
-        // Where prepared rows go, if a matrix reads such; f32 rows that need no work are read where they are.
+        // Destination of prepared rows, if a matrix reads them. F32 rows that need no work are read
+        // in place.
         let mut prepared = [null_mut(); 3];
         for m in &matrices[..p.matrices.len()] {
             let kind = m.multiply.activation;
@@ -303,7 +305,7 @@ impl Compiler<'_> {
         if p.norm.is_none() {
             read[ActivationKind::F32 as usize] = source.x.cast();
         }
-        let params = projection::Params {
+        let params = projection::ProjectionParams {
             source,
             matrices,
             n_matrices: p.matrices.len(),
@@ -315,7 +317,7 @@ impl Compiler<'_> {
             RowsOfStep::One => (projection::one_row(self.isa), "1 row"),
             RowsOfStep::Many => {
                 if prepared.iter().any(|rows| !rows.is_null()) {
-                    let params = activation_rows::Params { source, rows: prepared };
+                    let params = activation_rows::ActivationRowsParams { source, rows: prepared };
                     let command = Command::new(activation_rows::activation_rows(self.isa), params);
                     let name = if p.norm.is_some() { "rms_norm + quantise" } else { "quantise" };
                     self.push(table, node, command, name.into(), 0);
@@ -338,7 +340,7 @@ impl Compiler<'_> {
         let x = self.value(op.x);
         let kind = kernel.activation;
         let prepared = self.at.rows[kind as usize];
-        let params = expert_linear::Params {
+        let params = expert_linear::ExpertLinearParams {
             x,
             own,
             ids,
@@ -363,7 +365,13 @@ impl Compiler<'_> {
         }
         if ordered.by.replace(op.ids) != Some(op.ids) {
             ordered.gathered = None;
-            let params = expert_groups::Params { ids, k, n_experts: sizes.n_experts, rows: of_rows, groups };
+            let params = expert_groups::ExpertGroupsParams {
+                ids,
+                k,
+                n_experts: sizes.n_experts,
+                rows: of_rows,
+                groups,
+            };
             self.push(table, node, Command::new(expert_groups::group, params), "group experts".into(), 0);
         }
         let rows = (op.x, sizes.n_in, kind);

@@ -1,24 +1,24 @@
-//! The processor: how many threads to use, where to pin them, what it is called.
+//! Facts about the processor: usable threads, where to pin them, its name.
 
 use crate::isa::Isa;
 
-/// Processors that this process may use: its affinity mask and its container's quota count.
+/// Number of processors that this process may use, by its affinity mask and its container's quota.
 pub fn available() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// Threads used unless told otherwise: one for each core (not each hardware thread, whose second adds nothing to
-/// kernels that already fill the vector units and the memory's bandwidth), at most [`available`]. Of Apple's chips only
-/// the performance cores, since all workers would wait for the slowest.
+/// Default number of threads: one for each core, at most [`available`]. A core's second hardware
+/// thread adds nothing, since one already fills the vector units and the memory bandwidth. On
+/// Apple's chips only performance cores count, since all workers would wait for the slowest.
 pub fn default_threads() -> usize {
     let cores = n_performance_cores().or_else(|| n_cores(&allowed()));
     cores.map_or_else(available, |cores| cores.min(available())).max(1)
 }
 
-/// Processors of this thread's affinity mask, ascending; empty where the system has no such thing.
+/// Processors of this thread's affinity mask, ascending; empty if the system has no such mask.
 #[cfg(target_os = "linux")]
 pub fn allowed() -> Vec<usize> {
-    // SAFETY: the set is plain data and its size is given.
+    // SAFETY: `set` is plain data, for which zeros are valid, and the size passed is its own.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
@@ -28,23 +28,25 @@ pub fn allowed() -> Vec<usize> {
     }
 }
 
-/// See the Linux version.
+/// Always empty: only Linux has an affinity mask.
 #[cfg(not(target_os = "linux"))]
 pub fn allowed() -> Vec<usize> {
     Vec::new()
 }
 
-/// Where to pin `n_threads` workers: one processor each, if the workers are to fill every processor that the process
-/// has. With fewer, the scheduler knows better, for two processes that pin would choose the same ones.
+/// Processors to pin `n_threads` workers to: one each if the workers fill every processor of the
+/// process. With fewer workers none is pinned, since two processes would choose the same
+/// processors.
 pub fn pinning(n_threads: usize) -> Vec<usize> {
     let allowed = allowed();
     if n_threads > 1 && allowed.len() == n_threads && available() == n_threads { allowed } else { Vec::new() }
 }
 
-/// Keep the calling thread on a processor. Failure is ignored: it is a hint.
+/// Pins the calling thread to a processor. Failure is ignored, since this is only a hint.
 #[cfg(target_os = "linux")]
 pub fn pin(cpu: usize) {
-    // SAFETY: the set is plain data and its size is given; `cpu` came out of such a set.
+    // SAFETY: `set` is plain data and the size passed is its own; `cpu` was read from such a set,
+    // so it is in range.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(cpu, &mut set);
@@ -52,15 +54,15 @@ pub fn pin(cpu: usize) {
     }
 }
 
-/// See the Linux version.
+/// No effect: only Linux pins threads.
 #[cfg(not(target_os = "linux"))]
 pub fn pin(_cpu: usize) {}
 
-/// Performance cores, where the system tells them apart.
+/// Number of performance cores, if the system distinguishes them.
 #[cfg(target_os = "macos")]
 fn n_performance_cores() -> Option<usize> {
     let (mut n, mut len) = (0i32, size_of::<i32>());
-    // SAFETY: the name ends in zero; the value is an i32 and its size is given.
+    // SAFETY: the name ends with a zero byte; `value` points to an i32, and `len` is its size.
     let rc = unsafe {
         let value = (&raw mut n).cast();
         libc::sysctlbyname(c"hw.perflevel0.physicalcpu".as_ptr(), value, &mut len, std::ptr::null_mut(), 0)
@@ -68,13 +70,13 @@ fn n_performance_cores() -> Option<usize> {
     if rc == 0 { usize::try_from(n).ok().filter(|n| *n > 0) } else { None }
 }
 
-/// See the macOS version.
+/// Always `None`: only macOS distinguishes cores.
 #[cfg(not(target_os = "macos"))]
 fn n_performance_cores() -> Option<usize> {
     None
 }
 
-/// Distinct cores among these processors, if the system says.
+/// Number of distinct cores among these processors, if the system reports them.
 fn n_cores(cpus: &[usize]) -> Option<usize> {
     let mut cores = Vec::new();
     for cpu in cpus {
@@ -87,7 +89,7 @@ fn n_cores(cpus: &[usize]) -> Option<usize> {
     (!cores.is_empty()).then_some(cores.len())
 }
 
-/// The processor's name, as far as it says.
+/// Name of the processor, as far as the system reports it.
 pub fn name() -> String {
     let from_system = || {
         let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
@@ -97,14 +99,14 @@ pub fn name() -> String {
     from_system().unwrap_or_else(|| std::env::consts::ARCH.to_string())
 }
 
-/// Bytes of the last-level cache, if the system says.
+/// Bytes of the last-level cache, if the system reports them.
 pub fn last_level_cache() -> Option<usize> {
     let base = "/sys/devices/system/cpu/cpu0/cache";
     let sizes = (0..8).filter_map(|i| std::fs::read_to_string(format!("{base}/index{i}/size")).ok());
     sizes.filter_map(|s| s.trim().strip_suffix('K')?.parse::<usize>().ok()).max().map(|kib| kib << 10)
 }
 
-/// For people: `AMD EPYC, avx512, 2 threads`.
+/// Description for users: `AMD EPYC, avx512, 2 threads`.
 pub fn describe(isa: Isa, n_threads: usize) -> String {
     let plural = if n_threads == 1 { "" } else { "s" };
     format!("{}, {isa}, {n_threads} thread{plural}", name())

@@ -3,8 +3,10 @@
 use crate::background;
 use crate::isa::Isa;
 use crate::kernels::linear::{ActivationKind, linear_kernel};
+use crate::layout::{IN_FLIGHT, LaidOut};
 use crate::pool::Pool;
-use crate::program::{CpuProgram, IN_FLIGHT, Kept, Lowered};
+use crate::program::CpuProgram;
+use crate::tables::Kept;
 use crate::weights::ToInterleave;
 use crate::{NAME, cpu, peaks, profile};
 use device::key_bias::KnownKeys;
@@ -16,33 +18,34 @@ use device_lower::hosted::Hosted;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How to use the CPU.
+/// Options of the CPU device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Worker threads, the calling thread included; `None`: [`cpu::default_threads`].
+    /// Worker threads, including the calling thread; `None` for [`cpu::default_threads`].
     pub threads: Option<usize>,
-    /// Instruction set; `None`: the best there is.
+    /// Instruction set; `None` for the best available one.
     pub isa: Option<Isa>,
 }
 
-/// Rows of a step in the background. Weights are read once for all of them, which even a quarter as many makes cheap beside what the
-/// rows themselves cost.
+/// Rows of a background step. They share one read of the weights, whose cost is small beside the
+/// rows' own with even a quarter as many.
 const BACKGROUND_ROWS: usize = 64;
 
-/// Most worker threads.
+/// Largest number of worker threads.
 const MAX_THREADS: usize = 1024;
 
-/// The CPU. Programs of one device share its workers and take turns.
+/// The CPU. All programs of a device share its workers, one job at a time.
 pub struct CpuDevice {
     isa: Isa,
     pool: Arc<Pool>,
 }
 
 impl CpuDevice {
-    /// Start the workers.
+    /// Starts the workers.
     ///
     /// # Errors
-    /// The processor lacks the instruction set, the number of threads is impossible, or the system refuses them.
+    /// The processor lacks the instruction set, the number of threads is out of range, or the
+    /// system cannot start them.
     pub fn new(options: Options) -> Result<CpuDevice> {
         let isa = options.isa.unwrap_or_else(Isa::detect);
         if !isa.is_available() {
@@ -66,8 +69,9 @@ impl CpuDevice {
         Ok(CpuDevice { isa, pool: Arc::new(pool) })
     }
 
-    /// The same with workers that stay awake so long after a job: for steps that come in parts, with work of another device between them.
-    /// Waking them costs some 50 microseconds. (Unless there are more of them than processors, where they never wait so.)
+    /// Keeps workers awake for `time` after a job, which helps if another device computes between a
+    /// step's parts. Waking them costs about 50 microseconds. No effect if there are more workers
+    /// than processors.
     pub fn staying_awake(self, time: Duration) -> CpuDevice {
         self.pool.stay_awake(time);
         self
@@ -78,9 +82,9 @@ impl CpuDevice {
         self.isa
     }
 
-    fn lowered<'a>(&self, plans: &'a [Plan], limits: &Limits) -> Result<Lowered<'a>> {
+    fn laid_out<'a>(&self, plans: &'a [Plan], limits: &Limits) -> Result<LaidOut<'a>> {
         limits.check(self, plans)?;
-        Ok(Lowered::new(plans, limits, self.isa, self.pool.n_workers()))
+        Ok(LaidOut::new(plans, limits, self.isa, self.pool.n_workers()))
     }
 }
 
@@ -106,7 +110,8 @@ impl Device for CpuDevice {
     }
 
     fn page_len(&self) -> usize {
-        // A block's keys and values are then one stream, which the processor follows by itself (kernels/attention/NOTES.md).
+        // With this length a block's keys and values are one contiguous stream for the hardware
+        // prefetcher. (Measured: kernels/attention/NOTES.md.)
         device::kv_words::MAX_POSITIONS
     }
 
@@ -120,9 +125,9 @@ impl Device for CpuDevice {
 
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
         let interleaved = ToInterleave::new(plans, self.isa);
-        let mut memory = self.lowered(plans, limits)?.shared.memory_plan(plans, limits, &interleaved);
+        let mut memory = self.laid_out(plans, limits)?.shared.memory_plan(plans, limits, &interleaved);
         if let Some(limits) = background::limits(limits) {
-            let shared = Lowered::new(plans, &limits, self.isa, self.pool.n_workers()).shared;
+            let shared = LaidOut::new(plans, &limits, self.isa, self.pool.n_workers()).shared;
             let (what, bytes) = ("steps in the background".to_owned(), shared.bytes(&limits) as u64);
             memory.items.push(Item { what, bytes, residence: Residence::Committed });
         }
@@ -130,14 +135,14 @@ impl Device for CpuDevice {
     }
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
-        let lowered = self.lowered(plans, limits)?;
+        let laid_out = self.laid_out(plans, limits)?;
         let weights = ToInterleave::new(plans, self.isa).make(&self.pool)?;
-        let kept = Kept::new(&lowered, limits, KnownKeys::of_layers(plans, limits), weights)?;
-        let program = CpuProgram::new(plans, &lowered, limits, kept, self.isa, self.pool.clone())?;
+        let kept = Kept::new(&laid_out, limits, KnownKeys::of_layers(plans, limits), weights)?;
+        let program = CpuProgram::new(plans, &laid_out, limits, kept, self.isa, self.pool.clone())?;
         Ok(Box::new(Hosted::new(program, plans.iter(), limits, IN_FLIGHT, self.pool.n_workers())))
     }
 
-    /// As the kernel of its type takes activations.
+    /// Arithmetic of the kernel, which follows from the form of its activations.
     fn arithmetic(&self, weight: &Weight) -> Arithmetic {
         match linear_kernel(weight.block, weight.n_cols(), self.isa).activation {
             ActivationKind::Q8 => Arithmetic::Int8,

@@ -1,5 +1,5 @@
-//! The sizes of everything that a program takes, computed once: the memory plan prints them, compiling allocates them.
-//! Each plan has its own [`Layout`]; what is allocated is [`Shared`], the most that any of them needs.
+//! Sizes of all buffers of a program, computed once. The memory plan prints them, and compilation
+//! allocates them. Each plan has a [`Layout`]; the allocation is their maximum, [`SharedLayout`].
 
 use crate::isa::Isa;
 use crate::kernels::attention::pages::HeadSize;
@@ -9,87 +9,92 @@ use crate::kernels::{
     activation_rows, argmax, attention, cross_attention, cross_scores, expert_groups, expert_linear,
     kv_write, projection, recurrence, round_up, route, self_attention, short_conv,
 };
-use crate::lower::{NodeUnit, RopeKey, Unit, rope_tables};
-use crate::program::IN_FLIGHT;
+use crate::units::{CpuUnit, NodeUnit, RopeKey, rope_tables, units_of};
 use crate::weights::{self, ToInterleave};
 use ::weights::Bytes;
-use device::{Item, KvLayerId, Limits, MemoryPlan, Op, Plan, Residence, RowCount, Value, ValueId, WeightId};
+use device::key_bias;
+use device::{
+    Item, KvLayer, KvLayerId, Limits, MemoryPlan, Op, Plan, Residence, RowCount, Value, ValueId, WeightId,
+};
 use device_lower::arena::{self, Arena};
 use device_lower::lower::{Projection, QkRopeKv, Tail};
 use device_lower::outputs::HostOutputs;
 use std::collections::HashSet;
 
+/// Number of steps that may be in flight. A step is computed while it is submitted.
+pub const IN_FLIGHT: usize = 1;
+
 /// Bytes of every buffer that a plan needs.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// Where values live.
+    /// Offsets of values in the arena.
     pub arena: Arena,
-    /// Of the arena, what is logits.
+    /// Bytes of the arena that hold logits.
     pub logits_bytes: usize,
-    /// Logits of an output.
+    /// Logits of an output row.
     pub n_logits: usize,
     /// Rows prepared for matrices, by [`ActivationKind`].
     pub prepared_bytes: [usize; 3],
-    /// The tables of Rope, and the bytes of each.
+    /// RoPE tables, with the bytes of each.
     pub rope_tables: Vec<(RopeKey, usize)>,
-    /// Each worker's scratch.
+    /// Bytes of scratch of each worker.
     pub scratch_bytes: usize,
-    /// Partials of split attention.
+    /// Bytes of the partial results of split attention.
     pub partial_bytes: usize,
-    /// Counters of the chunks of split rows.
+    /// Number of counters of finished chunks, for rows that attention splits.
     pub arrived: usize,
-    /// The schedules of Attention.
+    /// Schedule shapes of the plan's Attentions.
     pub attention: Vec<ScheduleShape>,
-    /// Most units of one.
+    /// Largest number of units of one schedule.
     pub schedule_units: usize,
-    /// What each worker found for argmax.
+    /// Bytes of the largest logits that the workers find for argmax.
     pub found_bytes: usize,
-    /// Rows and experts in the order of the experts: most pairs of a step, most experts.
+    /// Largest number of (row, expert) pairs of a step, and of experts.
     pub grouped: (usize, usize),
-    /// The stacks of experts, and how many each has.
+    /// Stacks of experts, with the number of experts of each.
     pub experts: Vec<(WeightId, usize)>,
     /// Workers.
     pub n_workers: usize,
 }
 
-/// Bytes of every buffer of a program: the most that any of its plans needs.
+/// Bytes of every buffer of a program: the maximum over its plans.
 #[derive(Clone, Debug)]
-pub struct Shared {
+pub struct SharedLayout {
     /// Activations, logits included.
     pub arena_bytes: usize,
-    /// Of these, what is logits.
+    /// Bytes of the arena that hold logits.
     pub logits_bytes: usize,
-    /// Buffers that tokens are chosen with.
+    /// Bytes of the buffers for choosing tokens.
     pub sampling_bytes: u64,
-    /// As [`Layout::prepared_bytes`].
+    /// Maximum of [`Layout::prepared_bytes`].
     pub prepared_bytes: [usize; 3],
-    /// Of each table of Rope; every step fills its plan's anew.
+    /// Bytes of each RoPE table; every step fills the tables of its plan.
     pub rope_bytes: Vec<usize>,
-    /// Each worker's scratch.
+    /// Bytes of scratch of each worker.
     pub scratch_bytes: usize,
-    /// As [`Layout::partial_bytes`].
+    /// Maximum of [`Layout::partial_bytes`].
     pub partial_bytes: usize,
-    /// As [`Layout::arrived`].
+    /// Maximum of [`Layout::arrived`].
     pub arrived: usize,
-    /// Schedules of Attention; every step fills its plan's anew.
+    /// Number of attention schedules; every step fills those of its plan.
     pub n_schedules: usize,
-    /// As [`Layout::schedule_units`].
+    /// Maximum of [`Layout::schedule_units`].
     pub schedule_units: usize,
-    /// As [`Layout::found_bytes`].
+    /// Maximum of [`Layout::found_bytes`].
     pub found_bytes: usize,
-    /// As [`Layout::grouped`].
+    /// Maximum of [`Layout::grouped`].
     pub grouped: (usize, usize),
-    /// Experts of all plans.
+    /// Number of experts of all plans.
     pub n_experts: usize,
-    /// Positions and slots of the rows.
+    /// Bytes of the rows' positions and slots.
     pub row_bytes: usize,
     /// Workers.
     pub n_workers: usize,
 }
 
-impl Shared {
-    /// Of the plans' layouts.
-    pub fn new(layouts: &[Layout], limits: &Limits, n_workers: usize) -> Shared {
+impl SharedLayout {
+    /// The maximum of the plans' layouts.
+    pub fn new(layouts: &[Layout], limits: &Limits, n_workers: usize) -> SharedLayout {
         let most = |of: fn(&Layout) -> usize| layouts.iter().map(of).max().unwrap_or(0);
         let tables = |index: usize| {
             layouts
@@ -99,7 +104,7 @@ impl Shared {
                 .unwrap_or(0)
         };
         let n_logits = most(|l| l.n_logits);
-        Shared {
+        SharedLayout {
             arena_bytes: most(|l| l.arena.total),
             logits_bytes: most(|l| l.logits_bytes),
             sampling_bytes: HostOutputs::bytes(n_logits, limits, IN_FLIGHT, n_workers),
@@ -124,19 +129,19 @@ impl Shared {
         self.scratch_bytes * self.n_workers
     }
 
-    /// Bytes of what orders rows by expert, and of the addresses of all experts.
+    /// Bytes of the pairs sorted by expert, and of the addresses of all experts.
     pub fn expert_bytes(&self) -> (usize, usize) {
         let (pairs, experts) = self.grouped;
         (expert_groups::group_bytes(pairs, experts), self.n_experts * size_of::<WeightRows>())
     }
 
-    /// Bytes of the schedules of Attention, and of the counters beside them.
+    /// Bytes of the attention schedules and of their counters.
     fn schedule_bytes(&self, limits: &Limits) -> usize {
         let of_one = Sizes::new(limits).bytes(self.schedule_units);
         self.n_schedules * of_one + self.arrived * size_of::<usize>()
     }
 
-    /// The buffers and their bytes.
+    /// Names of the buffers, with their bytes.
     fn buffers(&self, limits: &Limits) -> [(&'static str, usize); 11] {
         [
             ("activations", self.arena_bytes - self.logits_bytes + self.row_bytes),
@@ -153,13 +158,13 @@ impl Shared {
         ]
     }
 
-    /// Bytes of the buffers of tables that choose no tokens.
+    /// Bytes of all buffers, except those for choosing tokens.
     pub fn bytes(&self, limits: &Limits) -> usize {
         let all: usize = self.buffers(limits).iter().map(|(_, bytes)| bytes).sum();
         all - self.sampling_bytes as usize
     }
 
-    /// The memory plan: weights and KV pages, which every device has, and these buffers.
+    /// The memory plan: weights, KV pages, and these buffers.
     pub fn memory_plan(&self, plans: &[Plan], limits: &Limits, interleaved: &ToInterleave) -> MemoryPlan {
         let let_go = interleaved.let_go();
         let in_place = |view: &Bytes| !view.is_mapped() || !let_go.contains(&weights::view(view));
@@ -178,7 +183,7 @@ impl Shared {
     }
 }
 
-/// What the units of an Attention depend on.
+/// Facts that an Attention's units depend on.
 pub fn schedule_shape(
     plan: &Plan,
     layer: KvLayerId,
@@ -198,31 +203,31 @@ pub fn schedule_shape(
     }
 }
 
-/// Whether of a value's rows only the step's outputs are read.
+/// True if only the step's output rows of the value are read.
 pub fn is_only_selected_from(plan: &Plan, id: ValueId) -> bool {
     let selects = |op: &Op| matches!(op, Op::SelectRows { .. });
     plan.primitives().all(|op| selects(op) || !op.reads().contains(&id))
         && plan.results().all(|result| result != id)
 }
 
-/// How many rows a value can have.
+/// Largest number of rows of a value.
 pub fn max_rows(limits: &Limits, rows: RowCount) -> usize {
     rows.count(limits.max_rows, limits.max_outputs)
 }
 
-/// What a projection's schedules are compiled for.
+/// Sizes that a projection is compiled for.
 #[derive(Clone, Copy, Debug)]
 pub struct ProjectionSizes {
     /// Columns of the rows.
     pub cols: usize,
-    /// Weight rows of a piece, one activation row.
+    /// Weight rows of a piece, for steps of one row.
     pub piece_rows: usize,
-    /// Activation rows of a block, many rows.
+    /// Activation rows of a block, for steps of many rows.
     pub row_block: usize,
 }
 
 impl ProjectionSizes {
-    /// Of a projection.
+    /// Sizes of `p`.
     pub fn new(plan: &Plan, p: &Projection, limits: &Limits, n_workers: usize) -> ProjectionSizes {
         let x = plan.value(p.x);
         let n_out: usize = match p.tail {
@@ -237,27 +242,27 @@ impl ProjectionSizes {
     }
 }
 
-/// What the schedules of an ExpertLinear are compiled for.
+/// Sizes that an ExpertLinear is compiled for.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertSizes {
     /// Experts.
     pub n_experts: usize,
-    /// Rows of a matrix.
+    /// Rows of an expert's matrix.
     pub n_out: usize,
-    /// Its columns.
+    /// Columns of an expert's matrix.
     pub n_in: usize,
-    /// Whether each chosen expert has its own input.
+    /// True if each chosen expert has its own input row.
     pub own: bool,
-    /// Most pairs of rows and experts.
+    /// Largest number of (row, expert) pairs.
     pub max_pairs: usize,
-    /// Weight rows of a piece, one activation row.
+    /// Weight rows of a piece, for steps of one row.
     pub piece_rows: usize,
-    /// Activation rows of a block, many rows.
+    /// Activation rows of a block, for steps of many rows.
     pub row_block: usize,
 }
 
 impl ExpertSizes {
-    /// Of the fields of an ExpertLinear.
+    /// Sizes of an ExpertLinear with these fields.
     pub fn new(
         plan: &Plan,
         x: ValueId,
@@ -277,23 +282,23 @@ impl ExpertSizes {
             own: x.cols != n_in,
             max_pairs: max_rows * k,
             piece_rows: projection::piece_rows(k * n_out, n_workers),
-            // A row goes to an expert once.
+            // An expert gets each row at most once.
             row_block: projection::row_block(max_rows),
         }
     }
 }
 
 impl Layout {
-    /// For a plan that was lowered, and limits that fit it. `n_terms`: by layer, what keys are stored without.
+    /// Layout of a plan for limits that fit it. `n_terms`: constant key terms of each layer.
     pub fn new(
         plan: &Plan,
-        lowered: &[NodeUnit],
+        units: &[NodeUnit],
         limits: &Limits,
         n_terms: &[usize],
         isa: Isa,
         n_workers: usize,
     ) -> Layout {
-        let written: HashSet<ValueId> = lowered.iter().flat_map(|l| l.unit.writes()).collect();
+        let written: HashSet<ValueId> = units.iter().flat_map(|u| u.unit.writes()).collect();
         let bytes_of = |value: &Value| max_rows(limits, value.rows) * value.cols * 4;
         let needs_internal = |_: &Op, id: ValueId| written.contains(&id);
         let options = arena::Options { align: 64, in_place: true, needs_internal: &needs_internal };
@@ -315,39 +320,24 @@ impl Layout {
             n_workers,
         };
         let table = |key: RopeKey| (key, round_up(limits.max_rows * key.n_dims * 4));
-        layout.rope_tables = rope_tables(plan, lowered).into_iter().map(table).collect();
-        for unit in lowered.iter().map(|l| &l.unit) {
+        layout.rope_tables = rope_tables(plan, units).into_iter().map(table).collect();
+        for NodeUnit { unit, .. } in units {
             layout.grow(plan, unit, limits, n_terms, isa);
         }
         layout
     }
 
-    /// Make room for so many prepared rows.
+    /// Reserves space for `n_rows` prepared rows of `n_cols`.
     fn prepare(&mut self, kind: ActivationKind, n_rows: usize, n_cols: usize) {
         let bytes = &mut self.prepared_bytes[kind as usize];
         *bytes = (*bytes).max(n_rows * kind.row_bytes(n_cols));
     }
 
-    /// Make room for a unit.
-    fn grow(&mut self, plan: &Plan, unit: &Unit, limits: &Limits, n_terms: &[usize], isa: Isa) {
+    /// Reserves space for a unit.
+    fn grow(&mut self, plan: &Plan, unit: &CpuUnit, limits: &Limits, n_terms: &[usize], isa: Isa) {
         let scratch = match unit {
-            Unit::Projection(p) => {
-                let sizes = ProjectionSizes::new(plan, p, limits, self.n_workers);
-                let rows = max_rows(limits, plan.value(p.x).rows);
-                let mut gemm = 0;
-                for m in &p.matrices {
-                    let block = plan.weight(m.weight).block;
-                    let kernel = linear_kernel(block, sizes.cols, isa).with(limits.numerics);
-                    if kernel.activation != ActivationKind::F32 || p.norm.is_some() {
-                        self.prepare(kernel.activation, rows, sizes.cols);
-                    }
-                    gemm = gemm.max((kernel.gemm_scratch_bytes)(sizes.cols));
-                }
-                projection::one_row_scratch_bytes(sizes.cols, sizes.piece_rows)
-                    .max(projection::many_rows_scratch_bytes(sizes.row_block, gemm))
-                    .max(activation_rows::scratch_bytes(sizes.cols))
-            }
-            Unit::Primitive(Op::ExpertLinear { x, ids, weight, .. }) => {
+            CpuUnit::Projection(p) => self.grow_projection(plan, p, limits, isa),
+            CpuUnit::Primitive(Op::ExpertLinear { x, ids, weight, .. }) => {
                 let sizes = ExpertSizes::new(plan, *x, *ids, *weight, limits, self.n_workers);
                 let kernel = linear_kernel(plan.weight(*weight).block, sizes.n_in, isa).with(limits.numerics);
                 self.prepare(kernel.activation, sizes.max_pairs, sizes.n_in);
@@ -360,51 +350,38 @@ impl Layout {
                 expert_linear::one_row_scratch_bytes(sizes.n_in)
                     .max(expert_linear::many_rows_scratch_bytes(sizes.row_block, gemm))
             }
-            Unit::QkRopeKv(QkRopeKv { layer, .. }) | Unit::Primitive(Op::KvWrite { layer, .. }) => {
+            CpuUnit::QkRopeKv(QkRopeKv { layer, .. }) | CpuUnit::Primitive(Op::KvWrite { layer, .. }) => {
                 kv_write::scratch_bytes(plan.kv.layer(*layer).head_dim)
             }
-            Unit::Primitive(Op::Attention { layer, n_heads, window, chunked, both_ways, out, .. }) => {
+            CpuUnit::Primitive(Op::Attention { layer, n_heads, window, chunked, both_ways, out, .. }) => {
                 let shape = schedule_shape(plan, *layer, *n_heads, (*window, *chunked, *both_ways), *out);
                 let n_terms = n_terms.get(layer.0 as usize).copied().unwrap_or(0);
-                let layer = plan.kv.layer(*layer);
-                let (n_group, sizes) = (n_heads / layer.n_kv_heads, Sizes::new(limits));
-                if !self.attention.contains(&shape) {
-                    self.attention.push(shape);
-                }
-                self.schedule_units = self.schedule_units.max(sizes.units(shape.n_kv_heads, shape.tile_rows));
-                self.arrived = self.arrived.max(sizes.split_rows() * layer.n_kv_heads);
-                let partials = attention::partial_bytes(&sizes, n_group, layer.n_kv_heads, layer.head_dim);
-                self.partial_bytes = self.partial_bytes.max(partials);
-                attention::scratch_bytes(
-                    n_group,
-                    layer.n_kv_heads,
-                    HeadSize { head_dim: layer.head_dim, n_terms },
-                )
+                self.grow_attention(plan.kv.layer(*layer), *n_heads, shape, n_terms, limits)
             }
-            Unit::Primitive(Op::ShortConv { weight, .. }) => {
+            CpuUnit::Primitive(Op::ShortConv { weight, .. }) => {
                 short_conv::scratch_bytes(plan.weight(*weight).n_cols())
             }
-            Unit::Primitive(Op::GatedDelta { k, v, n_key_heads, n_heads, .. }) => {
+            CpuUnit::Primitive(Op::GatedDelta { k, v, n_key_heads, n_heads, .. }) => {
                 recurrence::scratch_bytes(plan.value(*k).cols / n_key_heads, plan.value(*v).cols / n_heads)
             }
-            Unit::Primitive(Op::SelectiveScan { b, x, n_groups, n_heads, .. }) => {
+            CpuUnit::Primitive(Op::SelectiveScan { b, x, n_groups, n_heads, .. }) => {
                 recurrence::scratch_bytes(plan.value(*b).cols / n_groups, plan.value(*x).cols / n_heads)
             }
-            Unit::Primitive(Op::SelfAttention { q, n_heads, .. }) => {
+            CpuUnit::Primitive(Op::SelfAttention { q, n_heads, .. }) => {
                 self_attention::scratch_bytes(plan.value(*q).cols / n_heads)
             }
-            Unit::Primitive(Op::CrossAttention { layer, n_heads, .. }) => {
+            CpuUnit::Primitive(Op::CrossAttention { layer, n_heads, .. }) => {
                 let layer = plan.kv.layer(*layer);
                 cross_attention::scratch_bytes(n_heads / layer.n_kv_heads, layer.head_dim)
             }
-            Unit::Primitive(Op::CrossScores { layer, .. }) => {
+            CpuUnit::Primitive(Op::CrossScores { layer, .. }) => {
                 cross_scores::scratch_bytes(plan.kv.layer(*layer).head_dim)
             }
-            Unit::Primitive(Op::Route { x, groups, .. }) => {
+            CpuUnit::Primitive(Op::Route { x, groups, .. }) => {
                 route::scratch_bytes(plan.value(*x).cols, *groups)
             }
-            Unit::NormAdd(_) => 0,
-            Unit::Primitive(
+            CpuUnit::NormAdd(_) => 0,
+            CpuUnit::Primitive(
                 Op::Embed { .. }
                 | Op::RmsNorm { .. }
                 | Op::Linear { .. }
@@ -436,13 +413,84 @@ impl Layout {
         self.scratch_bytes = self.scratch_bytes.max(round_up(scratch));
     }
 
-    /// Experts of all stacks.
+    /// Reserves space for a projection, and returns the bytes of scratch that it needs.
+    fn grow_projection(&mut self, plan: &Plan, p: &Projection, limits: &Limits, isa: Isa) -> usize {
+        let sizes = ProjectionSizes::new(plan, p, limits, self.n_workers);
+        let rows = max_rows(limits, plan.value(p.x).rows);
+        let mut gemm = 0;
+        for m in &p.matrices {
+            let block = plan.weight(m.weight).block;
+            let kernel = linear_kernel(block, sizes.cols, isa).with(limits.numerics);
+            if kernel.activation != ActivationKind::F32 || p.norm.is_some() {
+                self.prepare(kernel.activation, rows, sizes.cols);
+            }
+            gemm = gemm.max((kernel.gemm_scratch_bytes)(sizes.cols));
+        }
+        projection::one_row_scratch_bytes(sizes.cols, sizes.piece_rows)
+            .max(projection::many_rows_scratch_bytes(sizes.row_block, gemm))
+            .max(activation_rows::scratch_bytes(sizes.cols))
+    }
+
+    /// Reserves space for the attention of a layer, and returns the bytes of scratch that it needs.
+    fn grow_attention(
+        &mut self,
+        layer: &KvLayer,
+        n_heads: usize,
+        shape: ScheduleShape,
+        n_terms: usize,
+        limits: &Limits,
+    ) -> usize {
+        let (n_group, sizes) = (n_heads / layer.n_kv_heads, Sizes::new(limits));
+        if !self.attention.contains(&shape) {
+            self.attention.push(shape);
+        }
+        self.schedule_units = self.schedule_units.max(sizes.units(shape.n_kv_heads, shape.tile_rows));
+        self.arrived = self.arrived.max(sizes.split_rows() * layer.n_kv_heads);
+        let partials = attention::partial_bytes(&sizes, n_group, layer.n_kv_heads, layer.head_dim);
+        self.partial_bytes = self.partial_bytes.max(partials);
+        attention::scratch_bytes(n_group, layer.n_kv_heads, HeadSize { head_dim: layer.head_dim, n_terms })
+    }
+
+    /// Number of experts of all stacks.
     pub fn n_experts(&self) -> usize {
         self.experts.iter().map(|(_, n)| n).sum()
     }
 
-    /// Where the addresses of a stack begin among those of all.
+    /// Index of the first expert of a stack among the experts of all stacks.
     pub fn experts_offset(&self, weight: WeightId) -> usize {
         self.experts.iter().take_while(|(id, _)| *id != weight).map(|(_, n)| n).sum()
+    }
+}
+
+/// A plan with its units and their sizes.
+pub struct LaidOutPlan<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// Its units.
+    pub units: Vec<NodeUnit>,
+    /// Sizes of the units.
+    pub layout: Layout,
+}
+
+/// The plans of a program, laid out together.
+pub struct LaidOut<'a> {
+    /// Each plan with its layout.
+    pub plans: Vec<LaidOutPlan<'a>>,
+    /// Sizes of the shared buffers.
+    pub shared: SharedLayout,
+}
+
+impl<'a> LaidOut<'a> {
+    /// Lays out checked plans that have the same KV layout.
+    pub fn new(plans: &'a [Plan], limits: &Limits, isa: Isa, n_workers: usize) -> LaidOut<'a> {
+        let n_terms = key_bias::n_terms(plans, limits);
+        let of_plan = |plan| {
+            let units = units_of(plan);
+            let layout = Layout::new(plan, &units, limits, &n_terms, isa, n_workers);
+            LaidOutPlan { plan, units, layout }
+        };
+        let plans: Vec<_> = plans.iter().map(of_plan).collect();
+        let layouts: Vec<Layout> = plans.iter().map(|plan| plan.layout.clone()).collect();
+        LaidOut { shared: SharedLayout::new(&layouts, limits, n_workers), plans }
     }
 }

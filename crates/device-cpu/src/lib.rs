@@ -1,18 +1,21 @@
 //! The CPU device: a pinned pool of workers that replays a dispatch table of SIMD kernels.
 //!
-//! # The way of a plan through this crate
+//! # How a plan passes through this crate
 //!
 //! 1. `profile` holds the fusion rules, which `device_lower::fusion::fuse` applies.
-//! 2. `lower` recognises each node: what runs it, and which of its values anyone else reads.
-//! 3. `layout` sizes every buffer once; the memory plan prints it, compiling allocates it.
-//! 4. `weights` brings matrices into the order that their kernels want, where they want another than the file's.
-//! 5. `compile` writes two flat tables of fixed-size commands (`command`) with all pointers resolved: one for steps of a
-//!    single row, one for all others.
-//! 6. `program` replays a table: every worker of the `pool` runs every command on its share of the work, with a barrier
-//!    between commands. Nothing is allocated or looked up. `background` replays one in parts, between the steps of others.
+//! 2. `units` maps each node to the kernels that run it, and to the values that other nodes read.
+//! 3. `layout` sizes every buffer once. The memory plan prints the sizes; compilation allocates the
+//!    buffers.
+//! 4. `weights` interleaves matrices for kernels that need another order than the file's.
+//! 5. `compile` writes two tables of fixed-size commands (`command`) with resolved pointers: one
+//!    for steps of a single row, one for all others.
+//! 6. `tables` replays a table: every worker of the `pool` runs its share of every command, with
+//!    barriers between commands. Nothing is allocated or looked up. `program` implements the
+//!    device's contract around it. `background` replays a table in parts, between other steps.
 //!
-//! Vector code is written once over `simd::Simd` and instantiated for each [`Isa`]; the choice is a function pointer in the
-//! command, made when the table is written. The kernels are one file each in `kernels`.
+//! Vector code is written once over `simd::Simd` and instantiated for each [`Isa`]. The variant is
+//! a function pointer in the command, chosen when the table is written. Each kernel is one file in
+//! `kernels`.
 #![deny(missing_docs)]
 #![allow(unsafe_code)]
 
@@ -24,7 +27,6 @@ mod device_impl;
 mod isa;
 mod kernels;
 mod layout;
-mod lower;
 mod memory;
 mod peaks;
 mod pool;
@@ -33,6 +35,8 @@ mod profile;
 mod program;
 mod simd;
 mod stored;
+mod tables;
+mod units;
 mod weights;
 
 pub use cpu::default_threads;

@@ -1,4 +1,5 @@
-//! Memory of a program: zeroed buffers, and lazily committed address space for KV pages and interleaved weights.
+//! Memory of a program: zeroed buffers, and lazily committed address space for KV pages and
+//! interleaved weights.
 
 use device::{Error, Result};
 use platform::AddressSpace;
@@ -10,36 +11,38 @@ fn refused(what: &str, bytes: usize) -> Error {
     Error::OutOfMemory { device: crate::NAME, what: what.to_string(), bytes: bytes as u64 }
 }
 
-/// Zeroed memory, aligned to a cache line. The system gives it page by page when it is first touched, so that loading does
-/// not wait for the room of long prompts.
+/// Zeroed memory, aligned to a cache line. The system provides each page on first touch, so that
+/// loading does not wait for memory that only long prompts need.
 pub struct Buffer {
     allocation: NonNull<u8>,
     layout: Layout,
 }
 
-/// Of a buffer's first byte.
+/// Alignment of a buffer's first byte.
 const ALIGNMENT: usize = 64;
 
-// SAFETY: it owns its memory; who may touch it when is the program's business.
+// SAFETY: the buffer owns its memory and gives out only a raw pointer; the program orders accesses
+// by barriers.
 unsafe impl Send for Buffer {}
-// SAFETY: as above: it hands out a pointer only.
+// SAFETY: `&Buffer` gives out only a raw pointer, as above.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// `bytes` of zeros for `what`.
+    /// Allocates `bytes` of zeros; `what` names the buffer in errors.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses the allocation.
     pub fn zeroed(what: &str, bytes: usize) -> Result<Buffer> {
-        // Aligned here: memory that the allocator has to align is cleared by it at once, rather than by the system when touched.
+        // The alignment is done here: an allocator that aligns zeroed memory clears it at once,
+        // instead of on first touch.
         let layout = bytes.checked_add(ALIGNMENT).and_then(|bytes| Layout::from_size_align(bytes, 16).ok());
         let layout = layout.ok_or_else(|| refused(what, bytes))?;
-        // SAFETY: the layout's size is not zero.
+        // SAFETY: the layout has at least `ALIGNMENT` bytes, so its size is not zero.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| refused(what, bytes))?;
         Ok(Buffer { allocation, layout })
     }
 
-    /// Its first byte.
+    /// Address of the first byte.
     pub fn start(&self) -> *mut u8 {
         let start = self.allocation.as_ptr();
         start.wrapping_add(start.align_offset(ALIGNMENT))
@@ -48,18 +51,19 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
+        // SAFETY: `allocation` was allocated with this `layout` in `zeroed`.
         unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }
 
-/// Pages of a KV group, in address space that is committed in granules; and the interleaved weights, which are one page.
+/// Pages of a KV group in address space that is committed in granules. Interleaved weights are a
+/// pool of one page.
 pub struct PagePool {
     space: AddressSpace,
     page_bytes: usize,
 }
 
-/// About the bytes of a granule: few calls of the system, and room for one of its large pages.
+/// Approximate bytes of a granule: few system calls, and room for one of the system's large pages.
 const GRANULE_BYTES: usize = 2 << 20;
 
 impl PagePool {
@@ -68,12 +72,12 @@ impl PagePool {
         n_pages.saturating_mul(page_bytes)
     }
 
-    /// Pages that are committed together.
+    /// Number of pages that are committed together.
     pub fn granule(page_bytes: usize) -> usize {
         (GRANULE_BYTES / page_bytes.max(1)).max(1)
     }
 
-    /// Reserve `n_pages`, none of which is committed.
+    /// Reserves `n_pages` without committing any.
     ///
     /// # Errors
     /// The system refuses the address space.
@@ -83,10 +87,11 @@ impl PagePool {
         Ok(PagePool { space, page_bytes })
     }
 
-    /// As [`Self::reserve`], and committed: zeros until written, given by the system where they are first touched.
+    /// Reserves and commits `n_pages`, which are zero until written. The system provides memory on
+    /// first touch.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses the memory.
     pub fn whole(n_pages: usize, page_bytes: usize) -> Result<PagePool> {
         let pool = Self::reserve(n_pages, page_bytes)?;
         match pool.space.commit(0..pool.space.len()) {
@@ -100,18 +105,18 @@ impl PagePool {
         self.page_bytes
     }
 
-    /// Let pages be touched. False: the system refuses.
+    /// Commits pages; false if the system refuses the memory.
     #[must_use]
     pub fn commit(&self, pages: Range<u32>) -> bool {
         self.space.commit(self.range(pages))
     }
 
-    /// Give the memory of pages back to the system. What they held is gone.
+    /// Returns the memory of pages to the system. Their contents are lost.
     pub fn decommit(&mut self, pages: Range<u32>) {
         self.space.decommit(self.range(pages));
     }
 
-    /// Ask the system for few large pages of its own instead of many small ones, which costs fewer look-ups of addresses.
+    /// Requests large pages from the system, which reduces TLB misses.
     pub fn prefer_huge_pages(&self) {
         self.space.prefer_huge_pages();
     }
@@ -121,7 +126,7 @@ impl PagePool {
         self.space.start()
     }
 
-    /// The bytes of pages within the pool.
+    /// Byte range of pages within the pool.
     fn range(&self, pages: Range<u32>) -> Range<usize> {
         let (start, end) = (pages.start as usize * self.page_bytes, pages.end as usize * self.page_bytes);
         let n = self.space.len() / self.page_bytes.max(1);
@@ -129,26 +134,29 @@ impl PagePool {
         start..end
     }
 
-    /// The bytes of a committed page.
+    /// Bytes of a committed page.
     pub fn bytes(&self, page: u32) -> &[u8] {
         let range = self.range(page..page + 1);
-        // SAFETY: within the pool and committed, as `Hosted` checked; every byte is initialised: the system gives
-        // zeros. Nobody writes between steps.
+        // SAFETY: `range` checks that the page is within the pool, and `Hosted` checked that it is
+        // committed. The system zeroed it, so every byte is initialised. Workers write pages only
+        // during a step, which borrows the program mutably.
         unsafe { std::slice::from_raw_parts(self.start().add(range.start), range.len()) }
     }
 
-    /// The bytes of a committed page, to be written.
+    /// Bytes of a committed page, for writing.
     pub fn bytes_mut(&mut self, page: u32) -> &mut [u8] {
         let range = self.range(page..page + 1);
-        // SAFETY: as above, and the pool is borrowed mutably.
+        // SAFETY: the page is within the pool and committed, as above; `&mut self` makes the slice
+        // the only reference.
         unsafe { std::slice::from_raw_parts_mut(self.start().add(range.start), range.len()) }
     }
 
-    /// Copy a page to another; both are committed.
+    /// Copies one committed page to another.
     pub fn copy(&mut self, from: u32, to: u32) {
         let (from, to) = (self.range(from..from + 1), self.range(to..to + 1));
         if from != to {
-            // SAFETY: both are within the pool and committed, as `Hosted` checked, and different pages do not
+            // SAFETY: `range` checked that both pages are within the pool, and `Hosted` checked
+            // that they are committed. They are different pages of `page_bytes`, so they do not
             // overlap.
             unsafe {
                 let start = self.start();
@@ -181,7 +189,7 @@ mod tests {
         assert_eq!([0, 1 << 14, 1 << 21, 1 << 25].map(PagePool::granule), [1 << 21, 1 << 7, 1, 1]);
     }
 
-    /// A page's neighbours share system pages with it and must stay.
+    /// A page shares system pages with its neighbours, which must keep their contents.
     #[test]
     fn decommitting_spares_the_neighbours() {
         let mut pool = PagePool::reserve(3, 10_000).unwrap();

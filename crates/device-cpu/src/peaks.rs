@@ -1,9 +1,10 @@
-//! What the machine can do, measured: rooflines for the kernels, with the instructions that the kernels use.
+//! Peak rates of the machine, measured with the instructions of the kernels: rooflines for them.
 //!
-//! Each figure takes about a third of a second with all workers at once. Reading streams a buffer far larger than the
-//! last cache; the arithmetic loops keep their operands in registers, in enough independent chains to hide latency.
+//! Each figure takes about a third of a second with all workers. The read rate streams a buffer far
+//! larger than the last-level cache. The arithmetic loops keep their operands in registers, in
+//! enough independent chains to hide latency.
 
-use crate::isa::Isa;
+use crate::isa::{Isa, Vectors};
 use crate::memory::Buffer;
 use crate::pool::Pool;
 use crate::simd::{Portable, Simd};
@@ -12,38 +13,39 @@ use std::hint::black_box;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Instantiate a generic function for an instruction set and call it.
+/// Instantiates a generic function for an instruction set and calls it.
 macro_rules! on {
     ($isa:expr, $body:ident, ($($arg:ident: $type:ty),*)) => {{
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
         unsafe fn avx512($($arg: $type),*) {
-            // SAFETY: by the caller, `isa` is available, and the arguments are as the body needs them.
+            // SAFETY: the caller of `on!` guarantees that `$isa` is available and that the
+            // arguments are valid for `$body`.
             unsafe { $body::<crate::simd::Avx512>($($arg),*) }
         }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn avx2($($arg: $type),*) {
-            // SAFETY: as above.
+            // SAFETY: as for `avx512`.
             unsafe { $body::<crate::simd::Avx2>($($arg),*) }
         }
         match $isa.vectors() {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512($($arg),*),
+            Vectors::Avx512 => avx512($($arg),*),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2($($arg),*),
+            Vectors::Avx2 => avx2($($arg),*),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => $body::<crate::simd::Neon>($($arg),*),
-            _ => $body::<Portable>($($arg),*),
+            Vectors::Neon => $body::<crate::simd::Neon>($($arg),*),
+            Vectors::Portable => $body::<Portable>($($arg),*),
         }
     }};
 }
 
 const TIME: Duration = Duration::from_millis(300);
-/// Iterations of an arithmetic loop between looks at the clock.
+/// Iterations of an arithmetic loop between two reads of the clock.
 const BATCH: usize = 4096;
 
-/// Measure.
+/// Measures all peak rates.
 pub fn measure(pool: &Pool, isa: Isa) -> Peaks {
     let f32_ops_per_second = rate(pool, || f32_ops(isa));
     Peaks {
@@ -57,7 +59,8 @@ pub fn measure(pool: &Pool, isa: Isa) -> Peaks {
     }
 }
 
-/// Sum of the workers' rates, each in units a second; `work` does some and says how many.
+/// Sum of the workers' rates, in units a second. `work` does some work and returns the number of
+/// units.
 fn rate(pool: &Pool, work: impl Fn() -> usize + Sync) -> f64 {
     let total = Mutex::new(0.0);
     let job = |_: usize, barrier: &crate::pool::Barrier| {
@@ -73,17 +76,17 @@ fn rate(pool: &Pool, work: impl Fn() -> usize + Sync) -> f64 {
             *total += rate;
         }
     };
-    // The job does not panic; if it did, the figure would be too small.
+    // The job does not panic. If it did, the figure would be too small.
     let _ = pool.run(&job);
     total.into_inner().unwrap_or_default()
 }
 
-/// Bytes a second.
+/// Bytes read a second.
 fn read(pool: &Pool, isa: Isa) -> f64 {
     let bytes = (4 * crate::cpu::last_level_cache().unwrap_or(64 << 20)).clamp(256 << 20, 1 << 30);
     let Ok(buffer) = Buffer::zeroed("measuring", bytes) else { return 0.0 };
-    // Untouched pages would all be the system's one page of zeros.
-    // SAFETY: the buffer's own bytes.
+    // All untouched pages would map to the system's one page of zeros.
+    // SAFETY: `buffer` was allocated with `bytes` bytes.
     unsafe { buffer.start().write_bytes(1, bytes) };
     let share = bytes / pool.n_workers() / 4096 * 4096;
     let start = buffer.start() as usize;
@@ -95,7 +98,8 @@ fn read(pool: &Pool, isa: Isa) -> f64 {
                 return;
             }
             let from = Instant::now();
-            // SAFETY: the share lies within the buffer.
+            // SAFETY: worker `index` reads `share` bytes from `index * share` on, within `buffer`;
+            // the device checked `isa`.
             unsafe { stream(isa, (start + index * share) as *const f32, share / 4) };
             if barrier.wait()
                 && index == 0
@@ -111,14 +115,14 @@ fn read(pool: &Pool, isa: Isa) -> f64 {
     best.into_inner().unwrap_or_default()
 }
 
-/// Read `n` values, a multiple of 128.
+/// Reads `n` values, a multiple of 128.
 ///
 /// # Safety
-/// `p` is valid for them; the instruction set is available.
+/// `p` is valid for reads of `n` values; the instruction set is available.
 unsafe fn stream(isa: Isa, p: *const f32, n: usize) {
     #[inline(always)]
     unsafe fn body<S: Simd>(p: *const f32, n: usize) {
-        // SAFETY: by the caller, `p` is valid for `n` values; the instruction set is available.
+        // SAFETY: the caller guarantees `n` readable values at `p` and the instruction set of `S`.
         unsafe {
             let mut sums = [S::splat(0.0); 8];
             for at in (0..n / (8 * S::N) * 8 * S::N).step_by(8 * S::N) {
@@ -129,15 +133,15 @@ unsafe fn stream(isa: Isa, p: *const f32, n: usize) {
             black_box(sums.map(|s| S::sum(s)));
         }
     }
-    // SAFETY: by the caller, `p` is valid for `n` values; the instruction set is available.
+    // SAFETY: the caller guarantees `n` readable values at `p` and that `isa` is available.
     unsafe { on!(isa, body, (p: *const f32, n: usize)) }
 }
 
-/// Fused multiply-adds of f32; gives the number of operations.
+/// Computes fused multiply-adds of F32, and returns the number of operations.
 fn f32_ops(isa: Isa) -> usize {
     #[inline(always)]
     unsafe fn body<S: Simd>(n: usize) {
-        // SAFETY: by the caller, the instruction set is available.
+        // SAFETY: the caller guarantees the instruction set of `S`.
         unsafe {
             let (a, b) = (S::splat(black_box(0.999)), S::splat(black_box(0.001)));
             let mut chains = [S::splat(1.0); 12];
@@ -150,18 +154,22 @@ fn f32_ops(isa: Isa) -> usize {
         }
     }
     let n = BATCH;
-    // SAFETY: the device checked that the instruction set is available.
+    // SAFETY: the device checked that `isa` is available.
     unsafe { on!(isa, body, (n: usize)) };
     let lanes = match isa.vectors() {
-        Isa::Avx512 => 16,
-        Isa::Avx2 => 8,
-        _ => 4,
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx512 => 16,
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx2 => 8,
+        #[cfg(target_arch = "aarch64")]
+        Vectors::Neon => 4,
+        Vectors::Portable => 4,
     };
     BATCH * 12 * lanes * 2
 }
 
-/// Multiply-adds of BF16 numbers into f32, by an instruction set that [has them](Isa::multiplies_bf16); gives the number of
-/// operations.
+/// Computes multiply-adds of BF16 into F32, and returns the number of operations. The instruction
+/// set [has them](Isa::multiplies_bf16).
 fn bf16_ops() -> usize {
     #[cfg(target_arch = "x86_64")]
     {
@@ -177,7 +185,7 @@ fn bf16_ops() -> usize {
             }
             black_box(chains);
         }
-        // SAFETY: the caller saw that the instructions are available.
+        // SAFETY: the caller checked that the instruction set multiplies BF16.
         unsafe { work() };
         BATCH * 12 * 32 * 2
     }
@@ -185,7 +193,8 @@ fn bf16_ops() -> usize {
     unreachable!("no kernel multiplies BF16 on this architecture")
 }
 
-/// Multiply-adds of bytes into 32-bit sums, by the instructions of the matrix kernels; gives the number of operations.
+/// Computes multiply-adds of bytes into 32-bit sums with the instructions of the matrix kernels,
+/// and returns the number of operations.
 fn int8(isa: Isa) -> usize {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -202,7 +211,7 @@ fn int8(isa: Isa) -> usize {
                 }
                 black_box(chains.map(|c| _mm512_reduce_add_epi32(c)));
             }
-            // SAFETY: the device checked that the instruction set is available.
+            // SAFETY: the device checked that `isa`, here AVX-512, is available.
             unsafe { work() };
             BATCH * 12 * 64 * 2
         }
@@ -221,26 +230,31 @@ fn int8(isa: Isa) -> usize {
                 }
                 black_box(chains);
             }
-            // SAFETY: as above.
+            // SAFETY: the device checked that `isa`, here AVX2, is available.
             unsafe { work() };
             BATCH * 10 * 32 * 2
         }
         Isa::Amx | Isa::Neon | Isa::Dotprod | Isa::I8mm => {
-            // SAFETY: the device checked that the instruction set is available.
+            // SAFETY: the device checked that `isa` is available.
             BATCH * unsafe { crate::kernels::linear::int8_products(isa, BATCH) }
         }
-        _ => {
-            let (a, b) = (black_box([3i8; 64]), black_box([5i8; 64]));
-            for _ in 0..BATCH / 16 {
-                let mut sums = [0i32; 16];
-                for i in 0..64 {
-                    sums[i % 16] += i32::from(a[i]) * i32::from(b[i]);
-                }
-                black_box(sums);
-            }
-            BATCH / 16 * 64 * 2
-        }
+        Isa::Scalar => scalar_int8_ops(),
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => scalar_int8_ops(),
     }
+}
+
+/// Like [`int8`], in plain Rust.
+fn scalar_int8_ops() -> usize {
+    let (a, b) = (black_box([3i8; 64]), black_box([5i8; 64]));
+    for _ in 0..BATCH / 16 {
+        let mut sums = [0i32; 16];
+        for i in 0..64 {
+            sums[i % 16] += i32::from(a[i]) * i32::from(b[i]);
+        }
+        black_box(sums);
+    }
+    BATCH / 16 * 64 * 2
 }
 
 #[cfg(test)]

@@ -1,18 +1,19 @@
-//! A pool of workers that start together within a microsecond and cost nothing while idle.
+//! A pool of workers that start within a microsecond of one another and use no CPU time while idle.
 //!
-//! The calling thread is worker 0. A job is one closure, run by every worker; inside it they meet at the [`Barrier`].
-//! Between jobs a worker spins on a generation counter for about 50 microseconds, the length of a sampling step, so
-//! that the next step of a running sequence finds it awake; then it parks. ([`Pool::stay_awake`] sets another time.)
-//! Starting a job allocates nothing.
+//! The calling thread is worker 0. A job is one closure that every worker runs, with a [`Barrier`]
+//! between phases. Between jobs a worker spins on a generation counter for about 50 microseconds,
+//! the length of a sampling step, and then parks. The next step of a running sequence thus finds it
+//! awake. ([`Pool::stay_awake`] sets another time.) Starting a job allocates nothing.
 //!
-//! Waiting gives the processor away: at once where there are more workers than processors, otherwise after some 3
-//! microseconds, since another process, or the awaited worker itself, may need this one. After some 200 microseconds it
-//! sleeps. A worker that only yields keeps its processor busy in the scheduler's eyes, and an awaited worker that shares
-//! the other processor with another process stays there until that process has had its slice, 3 milliseconds of it; beside
-//! a sleeping worker it is moved at once.
+//! A waiting worker yields its processor: at once if workers outnumber processors, otherwise after
+//! about 3 microseconds. Another process, or the awaited worker itself, may need the processor.
+//! After about 200 microseconds the worker sleeps. To the scheduler, a worker that only yields
+//! keeps its processor busy. An awaited worker that shares a processor with another process then
+//! waits for that process's whole slice of 3 milliseconds. With a sleeping worker, the scheduler
+//! moves the awaited one at once.
 //!
-//! A panic in one worker poisons the barrier, so that the others leave too, and becomes the job's error. A worker that ends
-//! the job ([`Barrier::end`]) does the same without a panic.
+//! A panic in one worker poisons the barrier, so that the others leave the job too, and becomes the
+//! job's error. A worker can also end the job without a panic ([`Barrier::end`]).
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -22,27 +23,28 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long an idle worker stays awake, unless [`Pool::stay_awake`] sets another time.
+/// Time that an idle worker spins before it parks, unless [`Pool::stay_awake`] sets another.
 const IDLE_SPIN: Duration = Duration::from_micros(50);
-/// Polls before a waiting worker gives the processor away (some 3 microseconds).
+/// Polls before a waiting worker yields its processor (about 3 microseconds).
 const POLLS: u32 = 200;
-/// The same where workers outnumber processors.
+/// Like [`POLLS`], if workers outnumber processors.
 const POLLS_OVERSUBSCRIBED: u32 = 8;
-/// How often a waiting worker gives the processor away before it sleeps (some 200 microseconds where nobody takes it). With a
-/// quarter of it workers slept several times a token on a quiet machine, which cost a small model 3 % (means of ten runs in turns
-/// with a pool that never sleeps); with this 1 %, no more than runs differ. Beside a busy process both are as fast.
+/// Yields before a waiting worker sleeps (about 200 microseconds on a free processor). With a
+/// quarter of them, workers slept several times a token on a quiet machine, which cost a small
+/// model 3 % (mean of ten alternating runs against a pool that never sleeps). With this number the
+/// cost is 1 %, within noise. Beside a busy process both are equally fast.
 const YIELDS: u32 = 400;
-/// How long it sleeps before it looks again: what a wake that was missed costs.
+/// Longest sleep, and so the cost of a missed wake-up.
 const NAP: Duration = Duration::from_micros(500);
 
-/// Its own cache line, so that polling one counter does not slow the others.
+/// A value in its own cache line, so that polling one counter does not slow the others.
 #[repr(align(128))]
 struct Line<T>(T);
 
-/// Waits until something holds that another worker brings about.
+/// A wait for a condition that another worker fulfils.
 struct Waiting {
     polls: u32,
-    /// Workers that sleep or are about to.
+    /// Number of workers that sleep or are about to.
     n_asleep: Line<AtomicUsize>,
     bed: Mutex<()>,
     changed: Condvar,
@@ -53,7 +55,7 @@ impl Waiting {
         Waiting { polls, n_asleep: Line(AtomicUsize::new(0)), bed: Mutex::new(()), changed: Condvar::new() }
     }
 
-    /// Wait until it holds. Whoever makes it hold calls [`Self::wake`].
+    /// Waits until `done` is true. The worker that makes it true calls [`Self::wake`].
     #[inline]
     fn until(&self, done: impl Fn() -> bool) {
         for _ in 0..self.polls {
@@ -82,9 +84,10 @@ impl Waiting {
         self.n_asleep.0.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Wake whoever sleeps, after a change for which somebody may wait. It may miss one that falls asleep at this moment, who then
-    /// looks after a [`NAP`]: to miss none, the change would have to be visible before this load, and waiting for that cost every
-    /// barrier 0.4 microseconds, 4 % of a small model's rate.
+    /// Wakes sleeping workers after a change that they may wait for. It can miss a worker that
+    /// falls asleep at this moment, which then checks again after a [`NAP`]. To miss none, the
+    /// change would have to be visible before this load. Waiting for that cost every barrier 0.4
+    /// microseconds, 4 % of a small model's rate.
     #[inline]
     fn wake(&self) {
         if self.n_asleep.0.load(Ordering::Relaxed) > 0 {
@@ -94,7 +97,7 @@ impl Waiting {
     }
 }
 
-/// Where the workers of a job meet.
+/// A barrier for the workers of a job.
 pub struct Barrier {
     n: usize,
     arrived: Line<AtomicUsize>,
@@ -114,9 +117,10 @@ impl Barrier {
         }
     }
 
-    /// Wait until all workers are here. What each wrote before is visible to all after.
+    /// Waits until all workers have arrived. Writes before the barrier are visible to all workers
+    /// after it.
     ///
-    /// `false`: another worker panicked or ended the job; leave it.
+    /// Returns false if a worker panicked or ended the job; the caller must then leave the job.
     #[must_use]
     #[inline]
     pub fn wait(&self) -> bool {
@@ -137,7 +141,8 @@ impl Barrier {
         !self.poisoned.0.load(Ordering::Acquire)
     }
 
-    /// End the job: the others leave it at their next [`Self::wait`]. The caller returns from the job after this.
+    /// Ends the job: the other workers leave at their next [`Self::wait`]. The caller returns from
+    /// the job after this call.
     pub fn end(&self) {
         self.poisoned.0.store(true, Ordering::Release);
         self.waiting.wake();
@@ -149,13 +154,13 @@ impl Barrier {
     }
 }
 
-/// What every worker runs: `job(index, barrier)`.
+/// A job; every worker runs `job(index, barrier)`.
 type Job<'a> = dyn Fn(usize, &Barrier) + Sync + 'a;
 
-/// Why a job did not run to its end.
+/// Reasons why a job did not run to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum Interrupted {
-    /// A worker panicked; what it said.
+    /// A worker panicked with this message.
     #[error("a worker panicked: {0}")]
     Panicked(String),
     /// A worker called [`Barrier::end`].
@@ -163,45 +168,46 @@ pub enum Interrupted {
     Ended,
 }
 
-struct Shared {
-    /// Counts jobs; odd-even does not matter, only that it changed.
+struct PoolState {
+    /// Counter of jobs; a change starts the next one.
     generation: Line<AtomicU64>,
-    /// Valid from the change of `generation` until `running` is zero.
+    /// The job; valid from the change of `generation` until `running` is zero.
     job: UnsafeCell<Option<*const Job<'static>>>,
-    /// Workers, without the calling thread, that have not finished the job.
+    /// Workers other than the calling thread that have not finished the job.
     running: Line<AtomicUsize>,
-    /// By worker - 1: whether it is parked or about to.
+    /// True for each worker (index - 1) that is parked or about to park.
     parked: Box<[Line<AtomicBool>]>,
     stop: AtomicBool,
     barrier: Barrier,
     panic: Mutex<Option<String>>,
-    /// How long an idle worker stays awake, in microseconds.
+    /// Time that an idle worker stays awake, in microseconds.
     idle: AtomicU64,
 }
 
-// SAFETY: `job` is written only while no worker reads it (`running` is zero, before `generation` changes); the closure
-// behind it is `Sync`.
-unsafe impl Sync for Shared {}
-// SAFETY: as above.
-unsafe impl Send for Shared {}
+// SAFETY: `job` is written only while no worker reads it: `running` is zero, and `generation`
+// changes afterwards. The closure that it points to is `Sync`.
+unsafe impl Sync for PoolState {}
+// SAFETY: the only field that is not `Send` is `job`, a pointer to a `Sync` closure.
+unsafe impl Send for PoolState {}
 
 /// Threads that run jobs together.
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     threads: Vec<(Thread, Option<JoinHandle<()>>)>,
-    /// One job at a time, whoever calls.
+    /// Lock that serialises the jobs of several callers.
     turn: Mutex<()>,
 }
 
 impl Pool {
-    /// A pool of `n` workers, the calling thread included; `cpus[i]`, if there, is where worker `i > 0` is pinned.
+    /// Starts a pool of `n` workers, including the calling thread. Worker `i > 0` is pinned to
+    /// `cpus[i]`, if present.
     ///
     /// # Errors
-    /// The system refuses threads.
+    /// The system cannot start the threads.
     pub fn new(n: usize, cpus: &[usize], oversubscribed: bool) -> std::io::Result<Pool> {
         let n = n.max(1);
         let polls = if oversubscribed { POLLS_OVERSUBSCRIBED } else { POLLS };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             generation: Line(AtomicU64::new(0)),
             job: UnsafeCell::new(None),
             running: Line(AtomicUsize::new(0)),
@@ -226,29 +232,32 @@ impl Pool {
         Ok(pool)
     }
 
-    /// From the next job on, idle workers stay awake so long.
+    /// Sets the time that idle workers stay awake, from the next job on.
     pub fn stay_awake(&self, time: Duration) {
         self.shared.idle.store(time.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// Workers, the calling thread included.
+    /// Number of workers, including the calling thread.
     pub fn n_workers(&self) -> usize {
         self.threads.len() + 1
     }
 
-    /// Run `job` on every worker and wait for all. Allocates nothing (unless one panics).
+    /// Runs `job` on every worker and waits for all. Allocates nothing unless a worker panics.
     ///
     /// # Errors
     /// A worker panicked or ended the job. The pool can be used again.
     pub fn run(&self, job: &Job<'_>) -> Result<(), Interrupted> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes; the pointer is not used after this call, which waits for every worker.
+        // SAFETY: only the lifetime changes; no worker uses the pointer after this call, which
+        // waits for all of them.
         let erased = unsafe { std::mem::transmute::<*const Job<'_>, *const Job<'static>>(job) };
-        // SAFETY: no worker reads it now: the last job has ended and the generation has not changed.
+        // SAFETY: no worker reads `job` now: the last job has ended, and `generation` has not
+        // changed yet.
         unsafe { *shared.job.get() = Some(erased) };
         shared.running.0.store(self.threads.len(), Ordering::Relaxed);
-        // Sequentially consistent with `work`: either the worker sees the new generation, or we see that it parks.
+        // Sequentially consistent with `work`: either the worker sees the new generation, or this
+        // thread sees that it parks.
         shared.generation.0.fetch_add(1, Ordering::SeqCst);
         for (parked, (thread, _)) in shared.parked.iter().zip(&self.threads) {
             if parked.0.load(Ordering::SeqCst) {
@@ -273,15 +282,15 @@ impl Drop for Pool {
         for (thread, handle) in &mut self.threads {
             thread.unpark();
             if let Some(handle) = handle.take() {
-                // A worker catches its panics, so joining gives nothing to report.
+                // A worker catches its panics, so `join` has no error to report.
                 let _ = handle.join();
             }
         }
     }
 }
 
-/// One worker's part of a job.
-fn call(shared: &Shared, job: &Job<'_>, index: usize) {
+/// Runs one worker's part of a job.
+fn call(shared: &PoolState, job: &Job<'_>, index: usize) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(index, &shared.barrier))) {
         let mut panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner);
         panic.get_or_insert_with(|| message(&*payload));
@@ -294,8 +303,8 @@ fn message(payload: &(dyn Any + Send)) -> String {
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }
 
-/// A worker's life.
-fn work(shared: &Shared, index: usize, oversubscribed: bool) {
+/// Main loop of a worker.
+fn work(shared: &PoolState, index: usize, oversubscribed: bool) {
     let parked = &shared.parked[index - 1].0;
     let mut seen = 0;
     loop {
@@ -317,9 +326,9 @@ fn work(shared: &Shared, index: usize, oversubscribed: bool) {
             return;
         }
         seen = shared.generation.0.load(Ordering::Acquire);
-        // SAFETY: the generation changed, so the job is there and stays until `running` is zero.
+        // SAFETY: `generation` changed, so `job` is set and is not written until `running` is zero.
         if let Some(job) = unsafe { *shared.job.get() } {
-            // SAFETY: as above.
+            // SAFETY: the closure outlives the job, since `run` waits until `running` is zero.
             call(shared, unsafe { &*job }, index);
         }
         if shared.running.0.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -374,7 +383,8 @@ mod tests {
         }
     }
 
-    /// One worker is so late that the others fall asleep: at the barrier, and at the job's end.
+    /// One worker is late enough that the others fall asleep, first at the barrier, then at the
+    /// job's end.
     #[test]
     fn late_workers_wake_those_that_sleep() {
         let late = || std::thread::sleep(Duration::from_millis(3));
@@ -444,7 +454,7 @@ mod tests {
                     }
                 });
                 assert!(matches!(result, Err(Interrupted::Ended)), "{result:?}");
-                // The others may have begun the fourth phase.
+                // The other workers may have started the fourth phase.
                 assert!((3 * n..4 * n).contains(&phases.load(Ordering::Relaxed)));
                 pool.run(&|_, barrier| assert!(barrier.wait())).unwrap();
             }

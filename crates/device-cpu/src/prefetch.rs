@@ -1,41 +1,42 @@
-//! The processor's hint that memory will be read.
+//! Prefetch hints.
 
-/// How far ahead of their use weights are asked for, into the second cache, whose queue for memory is longer than the first's.
-/// Distances: `kernels/linear/NOTES.md`.
+/// Bytes that weights are prefetched ahead of their use, into the second-level cache, whose queue
+/// for memory is longer than the first's. Distances were measured (`kernels/linear/NOTES.md`).
 pub const AHEAD: usize = 16 << 10;
 
-/// Bytes for each of which a stream asks for a line. The processor follows a stream by itself, but for the ends of pages that are
-/// not neighbours in memory; more than a line in four would be in its way (`kernels/linear/NOTES.md`).
+/// Bytes of a stream for each of which one line is prefetched. The hardware follows a stream by
+/// itself, except across pages that are not adjacent in physical memory. More than one line in four
+/// slows it (`kernels/linear/NOTES.md`).
 #[cfg(target_arch = "x86_64")]
 const STREAM_STEP: usize = 256;
 
-/// [`AHEAD`] for rows that are read side by side, in groups of so many bytes: whole groups. The processor's own streams are too slow to
-/// follow several places at once.
+/// [`AHEAD`] rounded up to whole groups of `group` bytes, for rows that are read side by side. The
+/// hardware prefetcher is too slow for several streams at once.
 #[inline(always)]
 pub const fn groups_ahead(group: usize) -> usize {
     AHEAD.next_multiple_of(group)
 }
 
-/// Where a stream that began at `start` and is read `step` bytes at a time has come to byte `at`, a multiple of `step`: ask for what it
-/// reads [`AHEAD`] bytes later.
+/// Prefetches the part of a stream that is read [`AHEAD`] bytes later. The stream starts at `start`
+/// and is read `step` bytes at a time; it has reached byte `at`, a multiple of `step`.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub fn ask_for_later(start: *const u8, at: usize, step: usize) {
+pub fn prefetch_stream(start: *const u8, at: usize, step: usize) {
     if at % STREAM_STEP < step {
         prefetch_far(start.wrapping_add(at + AHEAD));
     }
 }
 
-/// Ask for a cache line that will be read soon, in the first cache. Any address will do.
+/// Prefetches a cache line into the first-level cache. Any address is allowed.
 #[inline(always)]
 pub fn prefetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which never faults; SSE is part of the architecture.
+    // SAFETY: a prefetch never faults, whatever the address; SSE is part of x86-64.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: a hint, which never faults, and part of the architecture.
+    // SAFETY: this prefetch never faults, whatever the address, and is part of the architecture.
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
     }
@@ -43,16 +44,16 @@ pub fn prefetch(p: *const u8) {
     let _ = p;
 }
 
-/// Ask for one that will be read some KB later, in the second cache.
+/// Prefetches a cache line that will be read some KB later, into the second-level cache.
 #[inline(always)]
 pub fn prefetch_far(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above.
+    // SAFETY: a prefetch never faults, whatever the address; SSE is part of x86-64.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
+    // SAFETY: this prefetch never faults, whatever the address, and is part of the architecture.
     unsafe {
         std::arch::asm!("prfm pldl2keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
     }

@@ -1,12 +1,14 @@
-//! Which rules fuse on this device.
+//! Fusion rules and KV types of this device.
 //!
-//! Fusing saves barriers (about a microsecond each) and passes over activations. Attention stays apart from the KvWrite
-//! before it: its workers read keys that other workers write, so a barrier stands between them in any case.
+//! Fusion saves barriers (about a microsecond each) and passes over activations. Attention is not
+//! fused with the KvWrite before it: its workers read keys that other workers write, which needs a
+//! barrier anyway.
 
 use device::{KvType, Rule};
 use device_lower::fusion;
 
-/// Tried in this order at every node; each before those that it contains.
+/// Rules in the order in which they are tried at every node; a rule precedes those that it
+/// contains.
 pub const RULES: &[Rule] = &[
     fusion::NORM_GATE_UP,
     fusion::NORM_LINEAR,
@@ -16,5 +18,5 @@ pub const RULES: &[Rule] = &[
     fusion::QK_NORM_ROPE_KV_WRITE,
 ];
 
-/// KV types that run, the default first.
+/// Supported KV types, the default first.
 pub const KV_TYPES: &[KvType] = &[KvType::I16, KvType::F16, KvType::F32, KvType::I8];

@@ -1,4 +1,4 @@
-//! Where the values of a plan are stored in the arena, and which of them are still there after a number of nodes.
+//! Places of values in the arena, and which values are intact after some nodes have run.
 
 use crate::layout::max_rows;
 use device::{DType, Limits, Op, Plan, RowCount, ValueId};
@@ -9,39 +9,40 @@ use device_lower::arena::{Arena, NO_PLACE};
 pub struct Stored {
     /// Bytes from the arena's start.
     pub offset: usize,
-    /// Its rows.
+    /// Rows of the value.
     pub rows: RowCount,
-    /// Its columns.
+    /// Columns of the value.
     pub cols: usize,
-    /// Its type.
+    /// Type of the value.
     pub dtype: DType,
-    /// Bytes with as many rows as the limits allow.
+    /// Bytes at the largest number of rows.
     n_bytes: usize,
-    /// The node that writes it, and which of the node's values it is.
+    /// The node that writes it, and its index among the node's values.
     written: (usize, usize),
-    /// Whether rows that are no outputs may be left out, since nobody reads them.
+    /// True if only output rows are computed, since no command reads the others.
     outputs_only: bool,
 }
 
-/// What a step has run.
+/// Progress of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ran {
     /// Rows of the step.
     pub n_rows: usize,
-    /// Its outputs.
+    /// Output rows of the step.
     pub n_outputs: usize,
-    /// Nodes of its plan that have run, from the first.
+    /// Number of nodes of the plan that have run.
     pub n_nodes: usize,
-    /// Whether its best tokens were looked for.
+    /// True if the token of the largest logit was computed.
     pub argmax: bool,
 }
 
-/// By value of a plan: where it is stored, if it is.
+/// Place of each value of a plan, if it is stored.
 #[derive(Clone, Debug)]
 pub struct StoredValues(Vec<Option<Stored>>);
 
 impl StoredValues {
-    /// Of a checked plan. `outputs_only` says of what an Attention writes that only rows of outputs are read.
+    /// Places of a checked plan. `outputs_only` returns true for a value of which only output rows
+    /// are read.
     pub fn new(
         plan: &Plan,
         arena: &Arena,
@@ -71,12 +72,12 @@ impl StoredValues {
         StoredValues(stored)
     }
 
-    /// Where a value is stored.
+    /// Place of a value.
     pub fn get(&self, id: ValueId) -> Option<&Stored> {
         self.0.get(id.0 as usize)?.as_ref()
     }
 
-    /// The same, if it was written, every row of it, and none of its memory was written again.
+    /// Place of a value whose rows were all written and not overwritten since.
     pub fn intact(&self, id: ValueId, ran: &Ran) -> Option<&Stored> {
         let stored = self.get(id)?;
         let was_written = |other: &Stored| other.written.0 < ran.n_nodes;

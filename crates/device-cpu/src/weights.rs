@@ -1,9 +1,11 @@
-//! Matrices that the kernels want in an order of their own: found in the plans, sized, and made once by all workers.
+//! Matrices in the order that the kernels need: found in the plans, sized, and interleaved once by
+//! all workers.
 //!
-//! Of what was interleaved, the file's pages are let go as soon as they were read, so that loading never holds a model twice.
-//! Small weights that lie among those, as norms do, are copied: reading a few bytes of a file keeps what the system maps
-//! around them, which is 64 KB or a whole large page. Everything else is read where it lies in the file. An embedding that is
-//! also the head reads its rows from the tiles.
+//! The file's pages of an interleaved matrix are released as soon as they were read, so that
+//! loading never holds a model twice. Small weights between such matrices, for example norms, are
+//! copied: reading a few bytes of a file maps 64 KB or a whole large page around them. All other
+//! weights are read in place from the file. An embedding that is also the head reads its rows from
+//! the tiles.
 
 use crate::isa::Isa;
 use crate::kernels::linear::{Interleave, TILE_ROWS, WeightRows, linear_kernel};
@@ -16,25 +18,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use weights::{BlockType, Bytes, Planes};
 
-/// Bytes of tiles that a worker makes before it lets go of what it read, about: many times what the system maps around a page
-/// that is touched, for that reaches into what was let go already.
+/// Approximate bytes of tiles that a worker makes before it releases the pages that it read. It is
+/// many times what the system maps around a touched page, since that reaches into pages already
+/// released.
 const UNIT_BYTES: usize = 1 << 20;
 
-/// What Linux maps of a file around a page that is touched (`fault_around_bytes`), at least.
+/// Smallest number of bytes that Linux maps around a touched page of a file (`fault_around_bytes`).
 const MAPPED_AROUND: usize = 64 << 10;
 
 /// A matrix to be interleaved.
-struct Matrix {
+struct TiledMatrix {
     data: Bytes,
     rows: WeightRows,
     n_rows: usize,
     n_cols: usize,
     interleave: &'static Interleave,
-    /// Of its first tile.
+    /// Offset of the matrix's first tile.
     offset: usize,
 }
 
-impl Matrix {
+impl TiledMatrix {
     fn tile_bytes(&self) -> usize {
         (self.interleave.tile_bytes)(self.n_cols)
     }
@@ -48,36 +51,36 @@ impl Matrix {
     }
 }
 
-/// Which matrix: its first byte, its rows, its columns, its type.
+/// Identity of a matrix: address of its first byte, rows, columns, type.
 type Key = (*const u8, usize, usize, BlockType);
 
-/// Which matrix of a weight these bytes are.
+/// Identity of the matrix of a weight with these bytes.
 fn key(weight: &Weight, data: &Bytes, n_rows: usize) -> Key {
     (data.as_ptr(), n_rows, weight.n_cols(), weight.block)
 }
 
-/// Which bytes of a file: the first, and how many.
+/// Identity of a range of bytes in a file: address and length.
 pub type View = (*const u8, usize);
 
-/// Which bytes these are.
+/// Identity of these bytes.
 pub fn view(data: &Bytes) -> View {
     (data.as_ptr(), data.len())
 }
 
 /// The matrices of plans that are interleaved for an instruction set.
 pub struct ToInterleave {
-    matrices: Vec<Matrix>,
+    matrices: Vec<TiledMatrix>,
     keys: HashMap<Key, usize>,
-    /// Of all tiles.
+    /// Bytes of all tiles.
     bytes: usize,
-    /// Small weights, where there are tiles, and the offset after the tiles to which each is copied.
+    /// Small weights to copy, with their offset after the tiles; empty if there are no tiles.
     copies: HashMap<View, (Bytes, usize)>,
-    /// Of all copies.
+    /// Bytes of all copies.
     copied_bytes: usize,
 }
 
 impl ToInterleave {
-    /// Of the plans: each distinct matrix that a Linear or an ExpertLinear reads and whose kernel wants it so.
+    /// Finds each distinct matrix of a Linear or an ExpertLinear whose kernel needs it interleaved.
     pub fn new(plans: &[Plan], isa: Isa) -> ToInterleave {
         let mut all = ToInterleave::beside(None, plans, isa);
         if all.bytes > 0 {
@@ -86,8 +89,8 @@ impl ToInterleave {
         all
     }
 
-    /// The same without those that are there already, and without copies.
-    pub fn beside(made: Option<&Interleaved>, plans: &[Plan], isa: Isa) -> ToInterleave {
+    /// Like [`Self::new`], without copies and without the matrices in `made`.
+    pub fn beside(made: Option<&InterleavedWeights>, plans: &[Plan], isa: Isa) -> ToInterleave {
         let mut all = ToInterleave {
             matrices: Vec::new(),
             keys: HashMap::new(),
@@ -112,7 +115,7 @@ impl ToInterleave {
         all
     }
 
-    /// The small weights of plans that are read as one piece and are not interleaved.
+    /// Adds the small weights that are one piece and are not interleaved.
     fn add_copies(&mut self, plans: &[Plan]) {
         let interleaved = self.views();
         let single = plans.iter().flat_map(|plan| &plan.weights).filter(|weight| weight.parts.is_empty());
@@ -140,7 +143,7 @@ impl ToInterleave {
             return;
         }
         let rows = WeightRows::new(weight.block, n_cols, data, planes.as_slices());
-        let matrix = Matrix { data: data.clone(), rows, n_rows, n_cols, interleave, offset: self.bytes };
+        let matrix = TiledMatrix { data: data.clone(), rows, n_rows, n_cols, interleave, offset: self.bytes };
         self.keys.insert(key, self.matrices.len());
         self.bytes += matrix.tile_bytes() * matrix.n_tiles();
         self.matrices.push(matrix);
@@ -156,36 +159,37 @@ impl ToInterleave {
         self.copied_bytes
     }
 
-    /// The views of files whose every byte is interleaved.
+    /// Ranges of files whose every byte is interleaved.
     fn views(&self) -> HashSet<View> {
         self.matrices.iter().map(|m| view(&m.data)).collect()
     }
 
-    /// The views of files that are not read any more: they were interleaved or copied.
+    /// Ranges of files that are not read again, since they were interleaved or copied.
     pub fn let_go(&self) -> HashSet<View> {
         let mut views = self.views();
         views.extend(self.copies.keys());
         views
     }
 
-    /// Where a view was copied to, counted from the first tile.
+    /// Offset of the copy of a range, counted from the first tile.
     fn copy_of(&self, data: &Bytes) -> Option<usize> {
         self.copies.get(&view(data)).map(|(_, offset)| *offset)
     }
 
-    /// Make the tiles, with all workers.
+    /// Interleaves the matrices, with all workers.
     ///
     /// # Errors
-    /// Memory was refused.
-    pub fn make(self, pool: &Pool) -> Result<Interleaved> {
+    /// Memory allocation failed.
+    pub fn make(self, pool: &Pool) -> Result<InterleavedWeights> {
         let memory = PagePool::whole(1, round_up(self.bytes) + self.copied_bytes)?;
         memory.prefer_huge_pages();
         Bytes::prefer_large_pages(self.matrices.iter().map(|m| &m.data), MAPPED_AROUND);
         for (data, offset) in self.copies.values() {
-            // SAFETY: the memory has room after the tiles, and nothing else uses it yet.
+            // SAFETY: `memory` has `copied_bytes` after the tiles, in which each copy has its own
+            // `offset`; no other thread uses it yet.
             unsafe { memory.start().add(*offset).copy_from_nonoverlapping(data.as_ptr(), data.len()) };
         }
-        // Of each matrix, the unit that it begins with.
+        // First unit of each matrix.
         let mut begins = Vec::with_capacity(self.matrices.len() + 1);
         let mut n_units = 0;
         for matrix in &self.matrices {
@@ -193,8 +197,8 @@ impl ToInterleave {
             n_units += matrix.n_tiles().div_ceil(matrix.tiles_per_unit());
         }
         let taken = AtomicUsize::new(0);
-        // Raw pointers are not shared between threads by themselves.
-        let (start, matrices) = (memory.start() as usize, Shared(&self.matrices));
+        // The address is passed as an integer, since raw pointers are not `Sync`.
+        let (start, matrices) = (memory.start() as usize, SharedMatrices(&self.matrices));
         let job = |_: usize, _: &crate::pool::Barrier| {
             let matrices = matrices.get();
             loop {
@@ -210,7 +214,9 @@ impl ToInterleave {
                     let r0 = tile * TILE_ROWS;
                     let n_rows = (m.n_rows - r0).min(TILE_ROWS);
                     let out = (start + m.offset + tile * m.tile_bytes()) as *mut u8;
-                    // SAFETY: the rows lie within the matrix, the tile within the memory; each unit is one worker's.
+                    // SAFETY: rows `r0..r0 + n_rows` are within the matrix, and the tile at `out`
+                    // is within `memory`. Each unit is taken by one worker only, and the
+                    // instruction set was checked by the device.
                     unsafe { (m.interleave.tile)(m.rows, m.n_cols, r0, n_rows, out) };
                 }
                 let of_row = m.rows.row_bytes;
@@ -218,49 +224,55 @@ impl ToInterleave {
             }
         };
         pool.run(&job).map_err(|e| Error::Failed { device: crate::NAME, reason: e.to_string() })?;
-        // What was mapped anew around the edges of the units.
+        // Releases pages that were mapped again around the edges of units.
         let read = self.matrices.iter().map(|m| &m.data).chain(self.copies.values().map(|(data, _)| data));
         Bytes::release_all(read, MAPPED_AROUND);
-        Ok(Interleaved { memory, of: self, made: None })
+        Ok(InterleavedWeights { memory, of: self, made: None })
     }
 }
 
 /// Matrices that all workers read.
-struct Shared<'a>(&'a [Matrix]);
+struct SharedMatrices<'a>(&'a [TiledMatrix]);
 
-// SAFETY: the pointers are to weights in file maps, which are only read here.
-unsafe impl Sync for Shared<'_> {}
+// SAFETY: the pointers are to weights in file maps, which the job only reads.
+unsafe impl Sync for SharedMatrices<'_> {}
 
-impl Shared<'_> {
-    fn get(&self) -> &[Matrix] {
+impl SharedMatrices<'_> {
+    fn get(&self) -> &[TiledMatrix] {
         self.0
     }
 }
 
-/// Tiles in memory.
-pub struct Interleaved {
+/// Interleaved matrices in memory.
+pub struct InterleavedWeights {
     memory: PagePool,
     of: ToInterleave,
-    /// What was made before, beside which this stands.
-    made: Option<Arc<Interleaved>>,
+    /// Matrices that were interleaved earlier, which this extends.
+    made: Option<Arc<InterleavedWeights>>,
 }
 
-// SAFETY: its pointers are to the bytes that its matrices hold, and to its own memory; both are only read from here on.
-unsafe impl Send for Interleaved {}
+// SAFETY: the pointers are to bytes that `of` keeps alive and to `memory`; both are only read from
+// now on.
+unsafe impl Send for InterleavedWeights {}
 // SAFETY: as above.
-unsafe impl Sync for Interleaved {}
+unsafe impl Sync for InterleavedWeights {}
 
-impl Interleaved {
-    /// The matrices of further plans, with what was made of others' before.
+impl InterleavedWeights {
+    /// Interleaves the matrices of further plans, unless `made` has them.
     ///
     /// # Errors
-    /// Memory was refused.
-    pub fn beside(made: &Arc<Interleaved>, plans: &[Plan], isa: Isa, pool: &Pool) -> Result<Interleaved> {
+    /// Memory allocation failed.
+    pub fn beside(
+        made: &Arc<InterleavedWeights>,
+        plans: &[Plan],
+        isa: Isa,
+        pool: &Pool,
+    ) -> Result<InterleavedWeights> {
         let further = ToInterleave::beside(Some(made), plans, isa).make(pool)?;
-        Ok(Interleaved { made: Some(made.clone()), ..further })
+        Ok(InterleavedWeights { made: Some(made.clone()), ..further })
     }
 
-    /// The first tile of a matrix, and how it is interleaved.
+    /// First tile of a matrix, with its interleaving.
     fn matrix(
         &self,
         weight: &Weight,
@@ -268,14 +280,14 @@ impl Interleaved {
         n_rows: usize,
     ) -> Option<(*const u8, &'static Interleave)> {
         let own = self.of.keys.get(&key(weight, data, n_rows)).map(|index| &self.of.matrices[*index]);
-        let tiles = |m: &Matrix| (self.memory.start().wrapping_add(m.offset).cast_const(), m.interleave);
+        let tiles = |m: &TiledMatrix| (self.memory.start().wrapping_add(m.offset).cast_const(), m.interleave);
         own.map(tiles).or_else(|| self.made.as_ref()?.matrix(weight, data, n_rows))
     }
 
-    /// A view's bytes: in the file, or in their copy.
+    /// Bytes of a range: in the file, or in their copy.
     pub fn bytes<'a>(&'a self, data: &'a Bytes) -> &'a [u8] {
         match (self.of.copy_of(data), &self.made) {
-            // SAFETY: the copy has `data.len()` bytes at `offset`, and is not written after it was made.
+            // SAFETY: the copy has `data.len()` bytes at `offset`, and is not written after `make`.
             (Some(offset), _) => unsafe {
                 std::slice::from_raw_parts(self.memory.start().add(offset), data.len())
             },
@@ -284,7 +296,7 @@ impl Interleaved {
         }
     }
 
-    /// A matrix as its kernels read it: `n_rows` rows of the weight's columns, at `data`.
+    /// A matrix as its kernels read it: `n_rows` rows of the weight's columns, from `data` on.
     pub fn rows(&self, weight: &Weight, data: &Bytes, planes: &Planes, n_rows: usize) -> WeightRows {
         let rows = WeightRows::new(weight.block, weight.n_cols(), self.bytes(data), planes.as_slices());
         match self.matrix(weight, data, n_rows) {
@@ -294,7 +306,7 @@ impl Interleaved {
     }
 }
 
-/// Each matrix of a weight with its planes and its rows: one, or one for each expert.
+/// Matrices of a weight with their planes and rows: one, or one for each expert.
 pub fn matrices(weight: &Weight) -> impl Iterator<Item = (&Bytes, &Planes, usize)> {
     let whole = weight.parts.is_empty().then_some((&weight.data, &weight.planes, weight.n_rows()));
     let n_rows = weight.n_rows() / weight.parts.len().max(1);

@@ -1,4 +1,4 @@
-//! Attention of a batch: a row's bits are those that it has alone, whoever shares its step and its pages.
+//! Attention of a batch: a row has the same bits as alone, whatever shares its step and its pages.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,10 +10,10 @@ use device_testing::{AttentionOptions, BEST_AND_LOGITS, PlanBuilder, committed};
 use ingle_device_cpu::{CpuDevice, Isa, Options};
 use weights::BlockType;
 
-/// Tokens that a test's model knows.
+/// Vocabulary of the test's model.
 const N_VOCAB: u32 = 50;
 
-/// The shape of an Attention.
+/// Shape of an Attention.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     head_dim: usize,
@@ -24,7 +24,8 @@ struct Shape {
     options: AttentionOptions,
 }
 
-/// Two layers of attention: rows of the first are all wanted, of the last only the outputs. Keys of the first have large biases and turn.
+/// A plan of two layers of attention. All rows of the first layer are read, but only the outputs of
+/// the last. Keys of the first layer have large biases and RoPE.
 fn plan(shape: &Shape, device: &CpuDevice) -> Plan {
     let Shape { head_dim, n_heads, n_kv_heads, options, .. } = *shape;
     let mut b = PlanBuilder::new(4, N_VOCAB as usize);
@@ -56,12 +57,12 @@ fn plan(shape: &Shape, device: &CpuDevice) -> Plan {
     fusion::fuse(&b.finish(logits), device.fusion())
 }
 
-/// A sequence: its pages, and how many positions are written.
+/// A sequence, with its pages and its length.
 #[derive(Clone)]
 struct Sequence {
     table: Vec<u32>,
     len: usize,
-    /// Which text it is; equal texts have equal tokens.
+    /// Text of the sequence; equal texts have equal tokens.
     text: fn(usize, usize) -> u32,
     index: usize,
 }
@@ -81,13 +82,13 @@ impl<'a> Running<'a> {
         Running { program, plan, limits: limits.clone(), sequences: vec![], next_page: 0 }
     }
 
-    /// An empty sequence.
+    /// Adds an empty sequence.
     fn add(&mut self, index: usize, text: fn(usize, usize) -> u32) {
         let table = vec![PAGE_NONE; self.limits.n_ctx / self.limits.page_len];
         self.sequences.push(Sequence { table, len: 0, text, index });
     }
 
-    /// A sequence that begins with the first `n_pages` of another.
+    /// Adds a sequence that begins with the first `n_pages` of another one.
     fn fork(&mut self, from: usize, n_pages: usize, index: usize, text: fn(usize, usize) -> u32) {
         self.add(index, text);
         let pages = self.sequences[from].table[..n_pages].to_vec();
@@ -96,7 +97,8 @@ impl<'a> Running<'a> {
         fork.len = n_pages * self.limits.page_len;
     }
 
-    /// Run the next rows of some sequences; the bits of the logits of the last row of each.
+    /// Runs the next rows of some sequences, and returns the bits of the logits of each sequence's
+    /// last row.
     fn step(&mut self, rows: &[(usize, usize)]) -> Vec<Vec<u32>> {
         let (mut spans, mut tokens, mut outputs) = (vec![], vec![], vec![]);
         for (slot, n_rows) in rows {
@@ -130,7 +132,7 @@ impl<'a> Running<'a> {
         bits.chunks(N_VOCAB as usize).map(<[u32]>::to_vec).collect()
     }
 
-    /// Bring a sequence to a length, in chunks of a prompt.
+    /// Extends a sequence to a length, in chunks of a prompt.
     fn prefill(&mut self, slot: usize, len: usize) {
         while self.sequences[slot].len < len {
             let n = (len - self.sequences[slot].len).min(self.limits.max_rows);
@@ -139,12 +141,12 @@ impl<'a> Running<'a> {
     }
 }
 
-/// The same text for every sequence, up to position 600; then each its own.
+/// A text that all sequences share up to position 600.
 fn prompt(index: usize, at: usize) -> u32 {
     if at < 600 { (at * 7 % 48) as u32 } else { ((at * 5 + index * 11) % N_VOCAB as usize) as u32 }
 }
 
-/// A text for each sequence.
+/// A different text for each sequence.
 fn own(index: usize, at: usize) -> u32 {
     ((at * 7 + index * 13) % N_VOCAB as usize) as u32
 }
@@ -165,7 +167,8 @@ fn limits_of(shape: &Shape, plan: &Plan) -> Limits {
     }
 }
 
-/// Every shape on the fastest instruction set, some on the others, which are slow to prefill.
+/// Every shape on the fastest instruction set, and some shapes on the others, which are slow to
+/// prefill.
 fn devices_and_shapes(threads: usize) -> Vec<(CpuDevice, Isa, Shape)> {
     let mut found = vec![];
     for (i, isa) in Isa::available().into_iter().rev().enumerate() {
@@ -177,7 +180,7 @@ fn devices_and_shapes(threads: usize) -> Vec<(CpuDevice, Isa, Shape)> {
     found
 }
 
-/// Shapes of heads, groups and pages, with and without window, sinks and cap.
+/// Shapes of heads, groups and pages, with and without window, sinks and softcap.
 fn shapes() -> Vec<Shape> {
     let plain = AttentionOptions::default();
     let all = AttentionOptions {
@@ -199,7 +202,7 @@ fn shapes() -> Vec<Shape> {
     let types = [KvType::I16, KvType::I8, KvType::F16, KvType::F32];
     let mut shapes = vec![];
     for (i, (head_dim, n_heads, n_kv_heads, page_len, options)) in heads.into_iter().enumerate() {
-        // Every shape with two types, every type with three shapes.
+        // Every shape has two KV types, and every type has three shapes.
         for kv_type in [types[i % 4], types[(i + 1 + i / 4) % 4]] {
             shapes.push(Shape { head_dim, n_heads, n_kv_heads, page_len, kv_type, options });
         }
@@ -207,7 +210,8 @@ fn shapes() -> Vec<Shape> {
     shapes
 }
 
-/// Sequences of different lengths with pages of their own: single rows, a few rows, and a prompt's rows in one step.
+/// Sequences of different lengths have their own pages; a step has single rows, a few rows, and a
+/// prompt's rows.
 #[test]
 fn a_batch_gives_each_row_the_bits_that_it_has_alone() {
     for (device, isa, shape) in devices_and_shapes(3) {
@@ -241,7 +245,8 @@ fn a_batch_gives_each_row_the_bits_that_it_has_alone() {
     }
 }
 
-/// Sequences whose tables begin with the same pages, some with more of them than others, beside one that shares none.
+/// Sequences' tables begin with the same pages, some share more pages than others, and one shares
+/// none.
 #[test]
 fn pages_that_are_shared_give_the_bits_of_pages_that_are_not() {
     for (device, isa, shape) in devices_and_shapes(2) {
@@ -281,7 +286,7 @@ fn pages_that_are_shared_give_the_bits_of_pages_that_are_not() {
     }
 }
 
-/// However a prompt was cut into steps and however long pages are, a row's bits are the same.
+/// A row has the same bits for any division of a prompt into steps, and any length of pages.
 #[test]
 fn neither_chunks_nor_pages_change_bits() {
     const LEN: usize = 290;

@@ -1,4 +1,5 @@
-//! Idle workers cost nothing. Alone in its process, whose processor time it measures.
+//! Idle workers use no CPU time. The test is alone in its process, since it measures the process's
+//! CPU time.
 #![cfg(unix)]
 
 use std::time::Duration;
@@ -9,7 +10,7 @@ use device_testing::{Sequences, committed, limits, mini_transformer};
 use ingle_device_cpu::{CpuDevice, Options};
 use weights::BlockType;
 
-/// Processor time of this process so far.
+/// CPU time of this process so far.
 #[allow(unsafe_code)]
 fn cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

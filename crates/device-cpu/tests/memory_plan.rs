@@ -1,4 +1,5 @@
-//! Compiling takes what the memory plan says, counted by the allocator. Alone in its process, for others allocate.
+//! Compilation allocates what the memory plan states, as counted by the allocator. The test is
+//! alone in its process, since other tests allocate.
 
 use device::{Device, Limits, Plan, Residence};
 use device_lower::fusion;
@@ -12,7 +13,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 #[test]
 fn compiling_takes_what_the_memory_plan_says() {
     let device = CpuDevice::new(Options { threads: Some(2), isa: None }).unwrap();
-    // Threads allocate as they start, and the first step finds all of them running.
+    // Threads allocate as they start, and after the first step all of them are running.
     let plan = mini_transformer(1, BlockType::Q8_0);
     let mut sequences = Sequences::new(1, &plan.kv, &limits(&plan.kv), 50);
     device
@@ -29,7 +30,7 @@ fn compiling_takes_what_the_memory_plan_says() {
         compiled.push((format!("max_rows {max_rows}"), vec![plan.clone()], limits));
         compiled.push((format!("max_rows {max_rows}, some in the background"), vec![plan], with));
     }
-    // Plans of one program share what they take: the same plans once more take nothing.
+    // Plans of one program share their buffers: adding the same plans again allocates nothing.
     let case = check_op_cases().into_iter().find(|case| case.name.starts_with("50 encoder states")).unwrap();
     let twice = [case.plans.clone(), case.plans.clone()].concat();
     let once = device.memory_plan(&case.plans, &case.limits).unwrap();
@@ -37,7 +38,7 @@ fn compiling_takes_what_the_memory_plan_says() {
     assert!(once.items.iter().any(|item| item.what == "KV pages (50 encoder states)"));
     compiled.push((case.name, case.plans, case.limits));
 
-    // What keys are stored without is an item.
+    // The constant terms of keys are an item.
     let biased = |case: &device_testing::Case| case.name.starts_with("key biases 1x8x128");
     let case = check_op_cases().into_iter().find(biased).unwrap();
     let memory = device.memory_plan(&case.plans, &case.limits).unwrap();
@@ -51,7 +52,8 @@ fn compiling_takes_what_the_memory_plan_says() {
         let before = CountingAllocator::bytes();
         let program = device.compile(&plans, &limits).and_then(committed).unwrap();
         let taken = CountingAllocator::bytes() - before;
-        // Beside the buffers there are two tables a plan, a few hundred bytes a command, and names for profiles.
+        // Besides the buffers there are two tables a plan, a few hundred bytes a command, and names
+        // for profiles.
         let commands =
             (0..plans.len()).flat_map(|plan| [program.commands(plan, 1), program.commands(plan, 2)]);
         let n_tables = if limits.background_rows > 0 { 2 } else { 1 };

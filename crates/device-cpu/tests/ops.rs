@@ -1,4 +1,5 @@
-//! The cases that every device must pass, against the reference interpreter, on every instruction set of this machine.
+//! Cases that every device must pass, compared with the reference interpreter, on every instruction
+//! set of this machine.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,13 +12,14 @@ use device_testing::{
 use ingle_device_cpu::{CpuDevice, Isa, Options};
 use weights::BlockType;
 
-/// What this device's arithmetic needs of a case.
+/// Tolerance for this device's arithmetic in a case.
 ///
-/// Sums in other orders and exponentials good to 3e-7 stay within a few times what f32 needs in any order. Quantised
-/// weights meet activations rounded to 1/127 of the largest of 32: an error of some 0.7 % of a product's size, five times
-/// that at the worst of thousands of products, and as much again in each of the layers that follow.
+/// Sums in other orders, and exponentials accurate to 3e-7, stay within a few times the error of
+/// f32 in any order. Quantised weights are multiplied with activations rounded to 1/127 of the
+/// largest of 32. That is an error of about 0.7 % of a product's size, five times that in the worst
+/// of thousands of products, and as much again in each following layer.
 fn tolerance(case: &Case) -> f32 {
-    // What has no integer kernel is decoded and multiplied in f32.
+    // Types without an integer kernel are decoded and multiplied in f32.
     let decoded = case.block == BlockType::I16_ROWS || BlockType::GGUF_EXTRA.contains(&case.block);
     let plain = case.block.is_float() || decoded;
     match case.kind {
@@ -27,7 +29,7 @@ fn tolerance(case: &Case) -> f32 {
     }
 }
 
-/// Check every `every`th case.
+/// Checks every `every`th case.
 fn check(isa: Isa, threads: usize, every: usize) {
     let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
     match check_cases(&device, check_op_cases().into_iter().step_by(every), tolerance) {
@@ -36,8 +38,8 @@ fn check(isa: Isa, threads: usize, every: usize) {
     }
 }
 
-/// Every case on the best instruction set of this machine, and on AVX2, which most machines have; every second on others, or all in
-/// runs of more cases.
+/// Every case runs on the best instruction set of this machine, and on AVX2, which most machines
+/// have. Other instruction sets get every second case, or all of them in long runs.
 #[test]
 fn agrees_with_the_reference_on_every_instruction_set() {
     for isa in Isa::available() {
@@ -46,7 +48,8 @@ fn agrees_with_the_reference_on_every_instruction_set() {
     }
 }
 
-/// One worker alone; more workers than most machines that test have, and than some shares have units.
+/// One worker alone, then more workers than most test machines have and than some shares have
+/// units.
 #[test]
 fn agrees_for_any_number_of_threads() {
     for threads in [1, 5] {
@@ -54,8 +57,9 @@ fn agrees_for_any_number_of_threads() {
     }
 }
 
-/// Rows long enough that their activations are rounded to BF16 where the processor multiplies it, beside a matrix that reads them
-/// in f32; alone, in chunks, through a gate and by experts.
+/// Rows are long enough that their activations are rounded to BF16 if the processor multiplies it,
+/// beside a matrix that reads them in f32. They run alone, in chunks, through a gate and by
+/// experts.
 #[test]
 fn wide_matrices_in_bf16_agree() {
     const COLS: usize = 544;
@@ -93,8 +97,9 @@ fn wide_matrices_in_bf16_agree() {
             let (name, kind) = (format!("plan {index}"), OpKind::Fused);
             let mut case =
                 Case { name, kind, block: bf16, plans: vec![plan.clone()], limits, steps, tolerance: 1e-4 };
-            // A rounding is 2^-9 of a number, a sum's error some 1e-3 of its usual size, and five times that at the worst; a gate
-            // multiplies two such sums, of up to twice that size.
+            // A rounding is 2^-9 of a number. A sum's error is about 1e-3 of its usual size, and
+            // five times that in the worst case. A gate multiplies two such sums, of up to twice
+            // that size.
             let tolerance = if isa.multiplies_bf16() { 2e-2 } else { case.tolerance };
             compare(&device, &case, tolerance).unwrap_or_else(|e| panic!("{isa}: {e}"));
             case.limits.numerics = Numerics::Deterministic;
@@ -103,15 +108,15 @@ fn wide_matrices_in_bf16_agree() {
     }
 }
 
-/// A row is the same bits whether it comes alone or in a chunk. Every case on the best instruction set of this machine, and of
-/// others every third, or all in runs of more cases.
+/// A row has the same bits alone and in a chunk. Every case runs on the best instruction set of
+/// this machine, and every third on the others, or all of them in long runs.
 #[test]
 fn deterministic_rows_are_the_same_bits_in_any_company() {
     for isa in Isa::available() {
         let every = if isa == Isa::detect() || cases(1) > 1 { 1 } else { 3 };
         let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(2) }).unwrap();
         let mut failures = Vec::new();
-        // Keys and values in Q8_0 are Metal's alone.
+        // Q8_0 is a KV type of Metal only.
         let all = check_op_cases().into_iter();
         let all = all.filter(|case| device.kv_types().contains(&case.limits.kv_type));
         for mut case in all.step_by(every) {
@@ -122,8 +127,9 @@ fn deterministic_rows_are_the_same_bits_in_any_company() {
     }
 }
 
-/// Sequences of two chunks of positions (256 each), so that partial results are combined: by one worker with rows of a
-/// prompt, by several with single rows, with fewer and with more sequences than can be split.
+/// Sequences have two chunks of positions (256 each), so that partial results are combined. One
+/// worker combines them with rows of a prompt, several with single rows, for fewer and for more
+/// sequences than can be split.
 #[test]
 fn long_sequences_agree_and_keep_their_bits() {
     for (isa, threads) in Isa::available().into_iter().zip([2, 3, 4, 5]) {

@@ -1,5 +1,5 @@
-//! What a program promises beside the numbers: steps that repeat, sequences that do not touch each other, pages that can be
-//! copied and given back, and bad steps that are refused.
+//! Guarantees of a program besides its numbers: steps are repeatable, sequences do not affect each
+//! other, pages can be copied and decommitted, and bad steps are refused.
 
 #![allow(clippy::unwrap_used)]
 
@@ -61,8 +61,8 @@ fn a_step_in_the_background_is_as_good_as_one_that_is_submitted() {
     }
 }
 
-/// Where keys and values lie changes nothing: pages of any length, heads of whole strips and of parts of them, positions shared
-/// among workers by chunks (a step of one row) and by tiles.
+/// The place of keys and values does not change bits: pages of any length, heads of whole and
+/// partial strips, positions shared among workers by chunks (a step of one row) and by tiles.
 #[test]
 fn pages_of_any_length_give_the_same_bits() {
     let device = device(2);
@@ -105,7 +105,8 @@ fn pages_of_any_length_give_the_same_bits() {
     }
 }
 
-/// Chunked or whole, alone or in a batch of three: deterministic numerics give the same bits, on every instruction set.
+/// Deterministic numerics have the same bits chunked or whole, alone or in a batch of three, on
+/// every instruction set.
 #[test]
 fn deterministic_steps_do_not_depend_on_their_company() {
     for isa in Isa::available() {
@@ -130,7 +131,7 @@ fn deterministic_steps_do_not_depend_on_their_company() {
             assert_eq!(run(&[20, 17, 23, 1]), whole, "{isa} {block} in chunks");
             assert_eq!(run(&[1; 61]), whole, "{isa} {block} one by one");
 
-            // The same sequence as the middle one of three.
+            // The sequence gives the same bits between two others.
             let mut program =
                 device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
             let alone = one_sequence(&plan, &limits, &tokens, 0);
@@ -174,8 +175,9 @@ fn deterministic_steps_do_not_depend_on_their_company() {
     }
 }
 
-/// Steps of a few rows read every tile once, in pieces of several tiles; more rows in blocks. All give the bits of one row:
-/// matrices that end within a tile, several at once, with biases, residuals and gates, for workers with one piece and with many.
+/// Steps of a few rows read every tile once, in pieces of several tiles, and steps of more rows in
+/// blocks. All have the bits of one row: with matrices that end within a tile, several matrices,
+/// biases, residuals and gates, for workers with one piece and with many.
 #[test]
 fn few_rows_have_the_bits_of_one() {
     for block in [BlockType::Q4_1, BlockType::Q8_0, BlockType::Q6_K] {
@@ -199,7 +201,8 @@ fn few_rows_have_the_bits_of_one() {
         let plan = b.linear(norm, 97, block, false);
         let plan = b.finish(plan);
         for isa in Isa::available() {
-            // Plain numbers add in another order in tiles, unless told not to.
+            // Plain numbers accumulate in another order in tiles, unless numerics are
+            // deterministic.
             let limits = Limits { numerics: Numerics::Deterministic, ..limits(&plan.kv) };
             for threads in [1, 3] {
                 let device = CpuDevice::new(Options { threads: Some(threads), isa: Some(isa) }).unwrap();
@@ -238,7 +241,7 @@ fn a_copied_page_serves_in_place_of_the_original() {
     for group in 0..plan.kv.groups.len() {
         program.copy_page(group, 0, 40).unwrap();
         program.copy_page(group, 1, 41).unwrap();
-        // What the originals held is NaN from now on.
+        // The original pages become NaN.
         let bytes = vec![0xff; plan.kv.page_bytes(group, limits.kv_type, limits.page_len)];
         program.write_page(group, 0, &bytes).unwrap();
         program.write_page(group, 1, &bytes).unwrap();
@@ -268,7 +271,7 @@ fn plans_are_replaced_while_sequences_go_on() {
     }
 }
 
-/// Behind the last page of a granule lies memory that cannot be touched, and no kernel does.
+/// The memory after the last page of a granule is inaccessible, and no kernel touches it.
 #[test]
 fn nothing_is_read_beyond_the_pages_of_a_step() {
     for isa in Isa::available() {
@@ -290,7 +293,7 @@ fn nothing_is_read_beyond_the_pages_of_a_step() {
                         program.commit(group, granule).unwrap();
                     }
                 }
-                // All positions of one page, in chunks and a row.
+                // All positions of one page, in chunks and as a single row.
                 for chunk in [0..60, 60..120, 120..page_len - 1, page_len - 1..page_len] {
                     let mut step = one_sequence(&plan, &limits, &tokens[chunk.clone()], chunk.start as u32);
                     for (group, table) in step.page_tables.chunks_mut(step.pages_per_table).enumerate() {
@@ -390,7 +393,7 @@ fn impossible_options_are_refused_with_words() {
     }
 }
 
-/// Profiles: every command once, in order, within the step's time.
+/// Profiles have every command once, in order, within the step's time.
 #[test]
 fn timings_belong_to_commands() {
     let device = device(2);
@@ -422,16 +425,17 @@ fn steps_keep_the_contract() {
     for isa in Isa::available() {
         for threads in [1, 3] {
             let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
-            // Sums of f32 in another order, through two layers.
+            // Sums of f32 are in another order, through two layers.
             let count =
                 check_steps(&device, 1e-3).unwrap_or_else(|e| panic!("{isa}, {threads} threads: {e}"));
-            // The rest is inside fused Ops.
+            // Other values are inside fused Ops.
             assert!(count.n_read * 3 > count.n_values, "{count:?}");
         }
     }
 }
 
-/// Where nothing is fused, every value is there right after its node, but for attention of rows that are not read.
+/// Without fusion every value can be read right after its node, except attention of rows that are
+/// not read.
 #[test]
 fn every_value_of_a_plain_plan_can_be_read() {
     let device = device(2);
@@ -450,15 +454,15 @@ fn every_value_of_a_plain_plan_can_be_read() {
         program.run(&step.borrow()).unwrap();
         let best = program.chosen().iter().map(|chosen| chosen.token.unwrap() as f32);
         assert!(program.read(plan.argmax).unwrap().into_iter().eq(best));
-        // What came first has made room for others.
+        // The first values were overwritten by later ones.
         assert!(program.read(plan.nodes[0].op.writes()[0]).is_none());
-        // Nobody looked for the best tokens.
+        // This step does not compute the best tokens.
         program.run(&step.clone().with_outputs(step.outputs.clone(), Want::LOGITS).borrow()).unwrap();
         assert!(program.read(plan.argmax).is_none() && program.read(plan.output).is_some());
     }
 }
 
-/// A step ends between two commands, on every worker, and the next one is as if it had not been.
+/// A stopped step ends between two commands, on every worker, and does not affect the next step.
 #[test]
 fn a_step_can_be_stopped_while_it_runs() {
     for threads in [1, 2, 4] {
@@ -475,7 +479,7 @@ fn a_step_can_be_stopped_while_it_runs() {
         assert!(matches!(program.run_until(&stopped, 0), Err(device::Error::Stopped { .. })));
         assert!(program.read(plan.output).is_none(), "values of a stopped step are not there");
 
-        // Another thread stops it, at any command.
+        // Another thread stops the step, at any command.
         let mut n_stopped = 0;
         for turn in 0..60 {
             let (stop, started) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -502,7 +506,7 @@ fn a_step_can_be_stopped_while_it_runs() {
     }
 }
 
-/// Choosing is shared among the workers; how many there are changes nothing.
+/// Choosing tokens is shared among the workers; their number does not change the result.
 #[test]
 fn any_number_of_workers_chooses_the_same() {
     let mut first = None;

@@ -1,4 +1,5 @@
-//! After compiling, a step allocates nothing, counted by the allocator. Alone in its process, for others allocate.
+//! A step allocates nothing after compilation, as counted by the allocator. The test is alone in
+//! its process, since other tests allocate.
 
 #![allow(clippy::unwrap_used)] // in helpers of tests too
 
@@ -29,7 +30,7 @@ fn a_step_allocates_nothing() {
                 .iter()
                 .map(|spans| sequences.step(spans))
                 .collect();
-            // Threads allocate as they start, and the first step finds all of them running.
+            // Threads allocate as they start, and after the first step all of them are running.
             program.run(&sequences.step(&[(2, 5)]).borrow()).unwrap();
             let before = CountingAllocator::calls();
             for step in &steps {
@@ -39,7 +40,7 @@ fn a_step_allocates_nothing() {
         }
     }
     sampling_allocates_nothing(&device);
-    // Several plans, with encoder states that slots share.
+    // Several plans run with encoder states that slots share.
     let cases = check_op_cases();
     let cases =
         cases.iter().filter(|case| case.name.starts_with("50 encoder states") && case.runs_on(&device));
@@ -58,7 +59,8 @@ fn a_step_allocates_nothing() {
     }
 }
 
-/// Sixteen sequences, each sampled with penalties, a bias, a mask and log-probabilities, its token taken from the step before.
+/// Runs sixteen sequences, each sampled with penalties, a bias, a mask and log-probabilities, with
+/// its token from the step before.
 fn sampling_allocates_nothing(device: &CpuDevice) {
     const N: u32 = 16;
     let plan = fusion::fuse(&mini_transformer(1, BlockType::Q8_0), device.fusion());
@@ -105,7 +107,7 @@ fn sampling_allocates_nothing(device: &CpuDevice) {
     }
     assert_eq!(CountingAllocator::calls() - before, 0, "sixteen sampled outputs");
     assert!(program.chosen().iter().all(|chosen| chosen.token.is_some() && chosen.logprob < 0.0));
-    // A stopped step neither.
+    // A stopped step allocates nothing either.
     let stop = AtomicBool::new(true);
     let before = CountingAllocator::calls();
     assert!(program.run(&Step { links: &[], stop: Some(&stop), ..steps[0].borrow() }).is_err());

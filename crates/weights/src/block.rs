@@ -1,9 +1,11 @@
-//! The storage types of tensors.
+//! Storage types of tensors.
 
-/// How a row of values is stored: plain numbers, or blocks of `block_len` values in `block_bytes` bytes.
+/// Storage type of a row of values: plain numbers, or blocks of `block_len` values in `block_bytes`
+/// bytes.
 ///
-/// Names and layouts are ggml's, [`Self::Affine`], [`Self::I8_ROWS`] and [`Self::I16_ROWS`] excepted. Those three keep
-/// their scales apart from the packed values, in [`Planes`](crate::Planes); see [`Self::has_planes`].
+/// Names and layouts are ggml's, except for [`Self::Affine`], [`Self::I8_ROWS`] and
+/// [`Self::I16_ROWS`]. Those three store their scales apart from the packed values, in
+/// [`Planes`](crate::Planes); see [`Self::has_planes`].
 #[allow(missing_docs, non_camel_case_types, clippy::upper_case_acronyms)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BlockType {
@@ -34,15 +36,16 @@ pub enum BlockType {
     MXFP4,
     NVFP4,
     Q1_0,
-    /// Groups of unsigned integers, a scale and perhaps an offset a group. MLX and `.base`.
+    /// Groups of unsigned integers with a scale, and an offset unless symmetric. Used by MLX and
+    /// `.base`.
     Affine(Affine),
-    /// Signed bytes, one f32 a row to divide by. CTranslate2.
+    /// Signed bytes, with one f32 divisor a row. Used by CTranslate2.
     I8_ROWS,
-    /// Signed 16-bit integers, one f32 a row to divide by. CTranslate2.
+    /// Signed 16-bit integers, with one f32 divisor a row. Used by CTranslate2.
     I16_ROWS,
 }
 
-/// A type's GGUF id, name, values in a block, bytes of a block.
+/// GGUF id, name, values of a block, and bytes of a block.
 struct Facts(Option<u32>, &'static str, usize, usize);
 
 impl BlockType {
@@ -52,7 +55,7 @@ impl BlockType {
         [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4]
     };
 
-    /// The rest of GGUF's types: they can be decoded, not written.
+    /// GGUF's other types, which can be decoded but not written.
     pub const GGUF_EXTRA: [BlockType; 11] = {
         use BlockType::*;
         [IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M, TQ1_0, TQ2_0, Q1_0, NVFP4]
@@ -99,7 +102,7 @@ impl BlockType {
         self.facts().2
     }
 
-    /// Bytes of one block, scales that are kept apart not counted.
+    /// Bytes of one block, without separate scales.
     pub const fn block_bytes(self) -> usize {
         self.facts().3
     }
@@ -109,34 +112,42 @@ impl BlockType {
         n_cols / self.block_len() * self.block_bytes()
     }
 
-    /// Bytes of a row's scales in [`Planes::scales`](crate::Planes::scales); 0 for a type that keeps none apart.
+    /// Bytes of a row's scales in [`Planes::scales`](crate::Planes::scales); 0 for a type without
+    /// separate scales.
     pub const fn row_scale_bytes(self, n_cols: usize) -> usize {
-        match self {
-            BlockType::Affine(affine) => n_cols / affine.group() * affine.scale().bytes(),
-            BlockType::I8_ROWS | BlockType::I16_ROWS => 4,
-            _ => 0,
+        if let BlockType::Affine(affine) = self {
+            n_cols / affine.group() * affine.scale().bytes()
+        } else if matches!(self, BlockType::I8_ROWS | BlockType::I16_ROWS) {
+            4
+        } else {
+            0
         }
     }
 
-    /// Bytes of a row's offsets in [`Planes::biases`](crate::Planes::biases); 0 for a type without.
+    /// Bytes of a row's offsets in [`Planes::biases`](crate::Planes::biases); 0 for a type without
+    /// offsets.
     pub const fn row_bias_bytes(self, n_cols: usize) -> usize {
-        match self {
-            BlockType::Affine(affine) if !affine.is_symmetric() => self.row_scale_bytes(n_cols),
-            _ => 0,
+        if let BlockType::Affine(affine) = self
+            && !affine.is_symmetric()
+        {
+            self.row_scale_bytes(n_cols)
+        } else {
+            0
         }
     }
 
-    /// Whether a tensor of this type keeps its scales apart from the packed values, in [`Planes`](crate::Planes).
+    /// True if a tensor of this type stores its scales apart from the packed values, in
+    /// [`Planes`](crate::Planes).
     pub const fn has_planes(self) -> bool {
         self.row_scale_bytes(self.block_len()) > 0
     }
 
-    /// Whether the values are plain floats.
+    /// True if the values are plain floats.
     pub const fn is_float(self) -> bool {
         matches!(self, BlockType::F32 | BlockType::F16 | BlockType::BF16)
     }
 
-    /// Whether [`codec::quantize_row`](crate::codec::quantize_row) writes this type.
+    /// True if [`codec::quantize_row`](crate::codec::quantize_row) writes this type.
     pub fn has_quantizer(self) -> bool {
         Self::ALL.contains(&self)
     }
@@ -146,12 +157,13 @@ impl BlockType {
         Self::ALL.into_iter().chain(Self::GGUF_EXTRA).find(|t| t.gguf_id() == Some(id))
     }
 
-    /// GGUF's id, if the format has this type.
+    /// Id in GGUF, if the format has this type.
     pub const fn gguf_id(self) -> Option<u32> {
         self.facts().0
     }
 
-    /// The name as people write it: `Q4_K`. Of an affine type only the bits; [`Display`](std::fmt::Display) says all.
+    /// Usual name of the type: `Q4_K`. For an affine type it has only the bits;
+    /// [`Display`](std::fmt::Display) prints all.
     pub const fn name(self) -> &'static str {
         self.facts().1
     }
@@ -159,19 +171,18 @@ impl BlockType {
 
 impl std::fmt::Display for BlockType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            BlockType::Affine(affine) => affine.fmt(f),
-            _ => f.write_str(self.name()),
-        }
+        if let BlockType::Affine(affine) = self { affine.fmt(f) } else { f.write_str(self.name()) }
     }
 }
 
-/// Groups of `group` unsigned integers `q` of `bits` bits with a scale, and an offset unless symmetric:
+/// Groups of `group` unsigned integers `q` of `bits` bits with a scale, and an offset unless
+/// symmetric:
 ///
 /// `value = q * scale + bias`, or `(q - 2^(bits - 1)) * scale` for a symmetric type.
 ///
-/// The integers of a row are one little-endian stream of bits: value `i` lies at bit `i * bits`, so that 8 values take
-/// `bits` bytes. This is the packing of MLX and of `.base`. Scales and offsets lie in [`Planes`](crate::Planes).
+/// The integers of a row are one little-endian stream of bits: value `i` is at bit `i * bits`, so 8
+/// values have `bits` bytes. This is the packing of MLX and of `.base`. Scales and offsets are in
+/// [`Planes`](crate::Planes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Affine {
     bits: u8,
@@ -181,13 +192,13 @@ pub struct Affine {
 }
 
 impl Affine {
-    /// The widths that exist.
+    /// Supported widths.
     pub const BITS: [usize; 6] = [2, 3, 4, 5, 6, 8];
 
-    /// The group sizes that exist.
+    /// Supported group sizes.
     pub const GROUPS: [usize; 3] = [32, 64, 128];
 
-    /// The type, if `bits` and `group` are among those that exist.
+    /// The type, if `bits` and `group` are supported.
     pub fn new(bits: usize, group: usize, scale: ScaleType, symmetric: bool) -> Option<Affine> {
         (Self::BITS.contains(&bits) && Self::GROUPS.contains(&group)).then_some(Affine {
             bits: bits as u8,
@@ -197,22 +208,22 @@ impl Affine {
         })
     }
 
-    /// Bits of an integer: one of [`Self::BITS`].
+    /// Bits of an integer, one of [`Self::BITS`].
     pub const fn bits(self) -> usize {
         self.bits as usize
     }
 
-    /// Values that share a scale: one of [`Self::GROUPS`].
+    /// Values that share a scale, one of [`Self::GROUPS`].
     pub const fn group(self) -> usize {
         self.group as usize
     }
 
-    /// The numbers that scales and offsets are stored as.
+    /// Number type of scales and offsets.
     pub const fn scale(self) -> ScaleType {
         self.scale
     }
 
-    /// Whether there are no offsets, and the integers count from the middle.
+    /// True if there are no offsets, and integers are relative to the middle.
     pub const fn is_symmetric(self) -> bool {
         self.symmetric
     }
@@ -241,19 +252,19 @@ impl std::fmt::Display for Affine {
     }
 }
 
-/// The numbers that scales which are kept apart are stored as, little-endian.
+/// Number type of separate scales, little-endian.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ScaleType {
     F32,
     F16,
     BF16,
-    /// A power of two: the byte `e` is `2^(e - 127)`.
+    /// A power of two: byte `e` is `2^(e - 127)`.
     E8M0,
 }
 
 impl ScaleType {
-    /// All of them.
+    /// All types.
     pub const ALL: [ScaleType; 4] = [ScaleType::F32, ScaleType::F16, ScaleType::BF16, ScaleType::E8M0];
 
     /// Bytes of a number.
@@ -265,7 +276,7 @@ impl ScaleType {
         }
     }
 
-    /// The name as people write it.
+    /// Usual name of the type.
     pub const fn name(self) -> &'static str {
         match self {
             ScaleType::F32 => "F32",

@@ -1,4 +1,4 @@
-//! Bytes that stay alive: a range of a mapped file, or of memory of our own.
+//! Bytes that stay alive: a range of a mapped file, or of memory that this process owns.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -17,18 +17,18 @@ pub struct Map {
 
 enum Backing {
     Mapped(Mapped),
-    /// In units of 64 bytes, so that a read file is aligned as a mapped one is.
+    /// Memory in units of 64 bytes, so that a file that was read has the alignment of a mapped one.
     Owned(Box<[Line]>, usize),
 }
 
-/// A mapped file, and what is needed to see that it is still the file that was mapped.
+/// A mapped file, with the means to detect that it changed.
 struct Mapped {
-    /// Dropped before the map, as it must be.
+    /// Watch of the map, which must be dropped before the map.
     watch: Option<platform::MapWatch>,
     bytes: memmap2::Mmap,
     path: PathBuf,
     file: File,
-    /// When it was last written to, as the system said when it was mapped.
+    /// Time of the last write when the file was mapped, as reported by the system.
     modified: Option<SystemTime>,
 }
 
@@ -37,7 +37,7 @@ struct Mapped {
 struct Line([u8; 64]);
 
 impl Map {
-    /// Bring in a file.
+    /// Maps or reads a file.
     ///
     /// # Errors
     /// The file cannot be opened, mapped or read.
@@ -49,10 +49,12 @@ impl Map {
         let len = found.len() as usize;
         let backing = match access {
             Access::Map if len > 0 => {
-                // SAFETY: the map is read-only. Where another process truncates the file, reads give zeros, of which the watch
-                // knows; `Access::Read` is the documented way out of that.
+                // SAFETY: the map is read-only. If another process truncates the file, `MapWatch`
+                // replaces the lost pages by zeros and records that; `Access::Read` is the
+                // documented alternative.
                 let bytes = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-                // SAFETY: one read-only mapping, which is dropped after the watch.
+                // SAFETY: `bytes` is one read-only mapping of this length, and is dropped after the
+                // watch.
                 let watch = unsafe { platform::MapWatch::new(bytes.as_ptr(), bytes.len()) };
                 let (path, modified) = (path.to_owned(), found.modified().ok());
                 Backing::Mapped(Mapped { watch, bytes, path, file, modified })
@@ -66,12 +68,12 @@ impl Map {
         Ok(Arc::new(Map { backing }))
     }
 
-    /// Memory of our own, copied from `bytes` and aligned to 64.
+    /// Copies `bytes` to memory aligned to 64.
     pub fn from_slice(bytes: &[u8]) -> Arc<Map> {
         Map::from_parts(&[bytes])
     }
 
-    /// As [`Self::from_slice`], the parts one after the other.
+    /// Like [`Self::from_slice`], for parts that are stored one after the other.
     pub fn from_parts(parts: &[&[u8]]) -> Arc<Map> {
         let len = parts.iter().map(|part| part.len()).sum();
         let mut lines = vec![Line([0; 64]); usize::div_ceil(len, 64)].into_boxed_slice();
@@ -84,15 +86,16 @@ impl Map {
         Arc::new(Map { backing: Backing::Owned(lines, len) })
     }
 
-    /// Whether the bytes are a view of the page cache and so cost no memory of our own.
+    /// True if the bytes are a view of the page cache, which needs no memory of this process.
     pub fn is_mapped(&self) -> bool {
         matches!(self.backing, Backing::Mapped(_))
     }
 
-    /// That nothing of the file was found missing when it was read. Asks nobody, so that it may be asked after each step.
+    /// Checks that no read of the map found a part of the file missing. It makes no system call, so
+    /// it may be called after each step.
     ///
     /// # Errors
-    /// [`Error::Changed`]: zeros were read where bytes were.
+    /// [`Error::Changed`]: zeros were read instead of the file's bytes.
     pub fn check_whole(&self) -> Result<()> {
         match &self.backing {
             Backing::Mapped(map) if map.watch.as_ref().is_some_and(platform::MapWatch::is_damaged) => {
@@ -102,10 +105,10 @@ impl Map {
         }
     }
 
-    /// That the file is as it was when it was mapped, as far as its length and its time say. Asks the system.
+    /// Checks that the file's length and time are those of when it was mapped, with a system call.
     ///
     /// # Errors
-    /// [`Error::Changed`], as for [`Self::check_whole`] too.
+    /// [`Error::Changed`], also in the cases of [`Self::check_whole`].
     pub fn check_unchanged(&self) -> Result<()> {
         let Backing::Mapped(map) = &self.backing else { return Ok(()) };
         let Ok(found) = map.file.metadata() else { return self.check_whole() };
@@ -121,11 +124,12 @@ impl Map {
         self.check_whole()
     }
 
-    /// See [`Bytes::release`]; the range lies within the map.
+    /// Implements [`Bytes::release`]; the range is within the map.
     fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         if let Backing::Mapped(Mapped { bytes: map, .. }) = &self.backing {
-            // SAFETY: the map is shared and never written, so that its pages are the file's. A refusal changes nothing.
+            // SAFETY: the map is shared and never written, so its pages are the file's. A refusal
+            // changes nothing.
             let _ = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
             };
@@ -134,7 +138,7 @@ impl Map {
         let _ = range;
     }
 
-    /// See [`Bytes::prefer_large_pages`]; the range lies within the map.
+    /// Implements [`Bytes::prefer_large_pages`]; the range is within the map.
     fn prefer_large_pages(&self, range: Range<usize>) {
         #[cfg(target_os = "linux")]
         if let Backing::Mapped(Mapped { bytes: map, .. }) = &self.backing {
@@ -180,23 +184,23 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// The range, if it lies within the map.
+    /// The range, if it is within the map.
     pub fn new(map: Arc<Map>, range: Range<usize>) -> Option<Bytes> {
         (range.start <= range.end && range.end <= map.len()).then_some(Bytes { map, range })
     }
 
-    /// Memory of our own.
+    /// Copies `bytes` to owned memory.
     pub fn from_slice(bytes: &[u8]) -> Bytes {
         Bytes::from_parts(&[bytes])
     }
 
-    /// Memory of our own, the parts one after the other.
+    /// Copies the parts to owned memory, one after the other.
     pub fn from_parts(parts: &[&[u8]]) -> Bytes {
         let map = Map::from_parts(parts);
         Bytes { range: 0..map.len(), map }
     }
 
-    /// A part of these bytes, if it lies within them.
+    /// A part of these bytes, if it is within them.
     pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
         let start = self.range.start.checked_add(range.start)?;
         let end = self.range.start.checked_add(range.end)?;
@@ -204,18 +208,18 @@ impl Bytes {
             .then_some(Bytes { map: self.map.clone(), range: start..end })
     }
 
-    /// What they are a range of, and where they begin in it.
+    /// The map of these bytes, and their offset in it.
     pub fn map(&self) -> (&Arc<Map>, usize) {
         (&self.map, self.range.start)
     }
 
-    /// Whether they are a view of a mapped file (no memory of our own).
+    /// True if these bytes are a view of a mapped file.
     pub fn is_mapped(&self) -> bool {
         self.map.is_mapped()
     }
 
-    /// Let the system take back the memory of a part of a mapped file, which comes back from the file when it is read again.
-    /// Parts beyond the bytes are left out; memory of our own stays.
+    /// Returns the memory of a part of a mapped file to the system; a later read loads it from the
+    /// file again. Parts beyond the bytes are ignored, and owned memory is kept.
     pub fn release(&self, part: Range<usize>) {
         let end = part.end.min(self.range.len());
         if part.start < end {
@@ -223,21 +227,23 @@ impl Bytes {
         }
     }
 
-    /// [`Self::release`] of whole views. Those of a file with at most `gap` bytes between them are one request, and what is between
-    /// them goes too: each request interrupts every processor that the process runs on.
+    /// Calls [`Self::release`] for whole views. Views of a file that are at most `gap` bytes apart
+    /// are one request, which includes the bytes between them. Each request interrupts every
+    /// processor that the process runs on.
     pub fn release_all<'a>(views: impl IntoIterator<Item = &'a Bytes>, gap: usize) {
         together(views, gap).into_iter().for_each(|(map, range)| map.release(range));
     }
 
-    /// Say that these views, and what lies between those at most `gap` bytes apart, will be read whole: where Linux has to read them
-    /// from the disk, it then reads and keeps them in its large pages, which are mapped and unmapped some ten times faster than
-    /// small ones, now and when the file is read again. What is in memory already stays as it is.
+    /// Announces that these views, and gaps of at most `gap` bytes between them, will be read
+    /// whole. If Linux has to read them from the disk, it then caches them in large pages. Those
+    /// are mapped and unmapped about ten times faster than small ones, also when the file is read
+    /// again. Pages that are in memory already do not change.
     pub fn prefer_large_pages<'a>(views: impl IntoIterator<Item = &'a Bytes>, gap: usize) {
         together(views, gap).into_iter().for_each(|(map, range)| map.prefer_large_pages(range));
     }
 }
 
-/// The ranges of maps that views cover, ascending; those with at most `gap` bytes between them are one.
+/// Ranges of maps that views cover, ascending; ranges at most `gap` bytes apart are joined.
 fn together<'a>(views: impl IntoIterator<Item = &'a Bytes>, gap: usize) -> Vec<(&'a Arc<Map>, Range<usize>)> {
     let mut views: Vec<&Bytes> = views.into_iter().filter(|view| !view.range.is_empty()).collect();
     views.sort_unstable_by_key(|view| (Arc::as_ptr(&view.map), view.range.start));
@@ -281,7 +287,7 @@ mod tests {
         let open = |access| Map::open(&path, access).unwrap();
         let (mapped, copied) = (open(Access::Map), open(Access::Read));
         mapped.check_unchanged().unwrap();
-        // Another file of its name is none of its business.
+        // A different file of the same name does not matter.
         let (aside, back) =
             (folder.path().join("aside"), |from: &Path| std::fs::rename(from, &path).unwrap());
         std::fs::rename(&path, &aside).unwrap();
@@ -321,7 +327,8 @@ mod tests {
             })
             .collect();
         let view = |map: usize, range| Bytes::new(maps[map].clone(), range).unwrap();
-        // Out of order, of two files, overlapping, near and far, one that is empty, and one of our own memory.
+        // The views are unordered, of two files, overlapping, near and far, with an empty one and
+        // one of owned memory.
         let views = [
             view(1, 100_000..300_000),
             view(0, 200_000..300_000),

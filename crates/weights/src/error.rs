@@ -1,4 +1,4 @@
-//! What can be wrong with a weight file.
+//! Errors of reading weight files.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Every variant names the file; most name the key or tensor, what was found, and what was expected.
+/// An error of a weight file. Every variant names the file; most name the key or tensor, what was
+/// found, and what was expected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// The operating system refused an operation.
     #[error("{}: {source}", file.display())]
     Io {
         /// The file.
@@ -18,36 +19,36 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// The file is not what it was when it was mapped.
+    /// The file changed after it was mapped.
     #[error("{}: the file changed while it was in use: {what}; it has to be loaded anew", file.display())]
     Changed {
         /// The file.
         file: PathBuf,
-        /// What differs.
+        /// The difference.
         what: String,
     },
-    /// The bytes are not what the format demands.
+    /// The bytes violate the format.
     #[error("{}: {at}: found {found}, expected {expected}", file.display())]
     Malformed {
         /// The file.
         file: PathBuf,
         /// The key, tensor or header field.
         at: String,
-        /// What was there.
+        /// The invalid content.
         found: String,
-        /// What should have been.
+        /// The expected content.
         expected: String,
     },
-    /// The bytes are sound, and Ingle does not run what they hold.
+    /// The bytes are valid, but Ingle does not support their content.
     #[error("{}: {at}: {found} is not supported; supported: {supported}", file.display())]
     Unsupported {
         /// The file.
         file: PathBuf,
         /// The key, tensor or header field.
         at: String,
-        /// What was there.
+        /// The content.
         found: String,
-        /// What could be there.
+        /// Supported alternatives.
         supported: String,
     },
 }

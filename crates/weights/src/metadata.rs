@@ -1,4 +1,4 @@
-//! Neutral metadata: what a header or a config.json says, whatever the format.
+//! Neutral metadata: the content of a header or a config.json, for any format.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use crate::Bytes;
 /// One value of the metadata.
 #[derive(Clone, Debug)]
 pub enum Value {
-    /// Any unsigned or signed integer, or a boolean's source width lost: integers fit i128 without loss.
+    /// Any integer: i128 holds all signed and unsigned types without loss.
     Int(i128),
     /// f32 or f64.
     Float(f64),
@@ -15,13 +15,14 @@ pub enum Value {
     Bool(bool),
     /// Text.
     Str(String),
-    /// A list of one kind.
+    /// A list of values of one kind.
     Array(Array),
     /// An explicit null (config.json).
     Null,
 }
 
-/// A homogeneous list. Strings stay where they lie in the file: a vocabulary of 150,000 is not copied to be listed.
+/// A homogeneous list. Strings stay in the file's bytes, so that a vocabulary of 150,000 is not
+/// copied.
 #[derive(Clone, Debug)]
 pub enum Array {
     /// Integers of any width.
@@ -30,9 +31,10 @@ pub enum Array {
     Float(Vec<f32>),
     /// Truth values.
     Bool(Vec<bool>),
-    /// Strings, each `(offset, len)` in `bytes`, which were checked to be UTF-8 or are replaced lossily when read.
+    /// Strings, each `(offset, len)` in `bytes`. Readers checked that they are UTF-8, or replace
+    /// invalid ones lossily.
     Str {
-        /// What the offsets point into.
+        /// Bytes that the offsets refer to.
         bytes: Bytes,
         /// Byte offset and length of each string.
         spans: Vec<(u32, u32)>,
@@ -50,20 +52,16 @@ impl Array {
         }
     }
 
-    /// Whether there are none.
+    /// True if the list is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes of string `i`, when this is a list of strings that long.
+    /// Bytes of string `i`, if this is a list of strings with at least `i + 1` items.
     pub fn str_bytes(&self, i: usize) -> Option<&[u8]> {
-        match self {
-            Array::Str { bytes, spans } => {
-                let (at, len) = *spans.get(i)?;
-                bytes.get(at as usize..at as usize + len as usize)
-            }
-            _ => None,
-        }
+        let Array::Str { bytes, spans } = self else { return None };
+        let (at, len) = *spans.get(i)?;
+        bytes.get(at as usize..at as usize + len as usize)
     }
 }
 
@@ -75,7 +73,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Add an entry. False, and nothing changes, if the key is there already.
+    /// Adds an entry. Returns false and changes nothing if the key exists already.
     pub fn insert(&mut self, key: String, value: Value) -> bool {
         if self.index.contains_key(&key) {
             return false;
@@ -100,49 +98,41 @@ impl Metadata {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// True if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// An integer that is not negative.
+    /// Value of a key, if it is an integer that is not negative and fits a `usize`.
     pub fn usize(&self, key: &str) -> Option<usize> {
-        match self.get(key)? {
-            Value::Int(i) => usize::try_from(*i).ok(),
-            _ => None,
-        }
+        let Value::Int(i) = self.get(key)? else { return None };
+        usize::try_from(*i).ok()
     }
 
-    /// A number, integer or float.
+    /// Value of a key, if it is an integer or a float.
     pub fn f64(&self, key: &str) -> Option<f64> {
         match self.get(key)? {
             Value::Int(i) => Some(*i as f64),
             Value::Float(f) => Some(*f),
-            _ => None,
+            Value::Bool(_) | Value::Str(_) | Value::Array(_) | Value::Null => None,
         }
     }
 
-    /// A truth value.
+    /// Value of a key, if it is a truth value.
     pub fn bool(&self, key: &str) -> Option<bool> {
-        match self.get(key)? {
-            Value::Bool(b) => Some(*b),
-            _ => None,
-        }
+        let Value::Bool(b) = self.get(key)? else { return None };
+        Some(*b)
     }
 
-    /// Text.
+    /// Value of a key, if it is text.
     pub fn str(&self, key: &str) -> Option<&str> {
-        match self.get(key)? {
-            Value::Str(s) => Some(s),
-            _ => None,
-        }
+        let Value::Str(s) = self.get(key)? else { return None };
+        Some(s)
     }
 
-    /// A list.
+    /// Value of a key, if it is a list.
     pub fn array(&self, key: &str) -> Option<&Array> {
-        match self.get(key)? {
-            Value::Array(a) => Some(a),
-            _ => None,
-        }
+        let Value::Array(a) = self.get(key)? else { return None };
+        Some(a)
     }
 }

@@ -1,53 +1,53 @@
-//! What is converted.
+//! Sources of a conversion.
 
 use crate::{BlockType, Checkpoint, Metadata, Naming, Tensor};
 
-/// Why a [`Source`] gives no tensor.
+/// Reasons why a [`Source`] returns no tensor.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// There are not as many.
+    /// The source has fewer tensors.
     #[error("tensor number {i} is wanted, but there are only {n_tensors}")]
     NoTensor {
-        /// Counted from 0.
+        /// Index of the tensor, from 0.
         i: usize,
-        /// How many there are.
+        /// Number of tensors.
         n_tensors: usize,
     },
-    /// It cannot be made.
+    /// The tensor cannot be made.
     #[error(transparent)]
     Made(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// A checkpoint, or something that makes the tensors of one. They are asked for one at a time, in any order, so that
-/// tensors that have to be made are never in memory all at once.
+/// A checkpoint, or a producer of a checkpoint's tensors. Tensors are requested one at a time, in
+/// any order, so that produced tensors are never in memory all at once.
 pub trait Source {
-    /// The convention of the names.
+    /// Naming convention.
     fn naming(&self) -> Naming;
 
     /// Keys and values.
     fn metadata(&self) -> &Metadata;
 
-    /// What it comes from, for people: `GGUF v3`.
+    /// Short description of the origin for users: `GGUF v3`.
     fn format(&self) -> &str;
 
-    /// All tensors, by what is known of them before they are made.
+    /// Declarations of all tensors, which are known before the tensors are made.
     fn declarations(&self) -> Vec<Declaration<'_>>;
 
     /// Tensor `i` of [`Self::declarations`].
     ///
     /// # Errors
-    /// There are not as many, or it cannot be made.
+    /// There is no such tensor, or it cannot be made.
     fn tensor(&self, i: usize) -> Result<Tensor, SourceError>;
 }
 
 /// A tensor without its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Declaration<'a> {
-    /// Its name.
+    /// Name of the tensor.
     pub name: &'a str,
-    /// Outermost dimension first.
+    /// Dimensions, outermost first.
     pub shape: &'a [usize],
-    /// How its values are stored.
+    /// Storage type of the values.
     pub block: BlockType,
 }
 
@@ -57,7 +57,7 @@ impl Declaration<'_> {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// Product of all dimensions but the last.
+    /// Product of all dimensions except the last.
     pub fn n_rows(&self) -> usize {
         self.shape.iter().rev().skip(1).product()
     }

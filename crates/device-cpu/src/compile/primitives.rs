@@ -1,4 +1,4 @@
-//! Primitives: the parameters of each one's kernel.
+//! Parameters of the kernel of each primitive.
 
 use std::ptr::null;
 
@@ -19,20 +19,21 @@ use crate::layout::schedule_shape;
 impl Compiler<'_> {
     pub(super) fn primitive(&self, table: &mut Table, node: usize, op: &Op) {
         let isa = self.isa;
-        let element_wise = |a: ValueId, b: ValueId, out: ValueId, factor: f32| elementwise::Params {
-            a: self.value(a),
-            b: self.value(b),
-            out: self.value(out),
-            cols: self.plan.value(a).cols,
-            rows: self.plan.value(a).rows,
-            factor,
-        };
+        let element_wise =
+            |a: ValueId, b: ValueId, out: ValueId, factor: f32| elementwise::ElementwiseParams {
+                a: self.value(a),
+                b: self.value(b),
+                out: self.value(out),
+                cols: self.plan.value(a).cols,
+                rows: self.plan.value(a).rows,
+                factor,
+            };
         let mut bytes = 0;
         let (command, name) = match op {
             Op::Embed { table, scale, out } => {
                 let weight = self.plan.weight(*table);
                 bytes = weight.n_bytes_of_row() as u64;
-                let params = embed::Params {
+                let params = embed::EmbedParams {
                     table: self.matrix(*table),
                     cols: weight.n_cols(),
                     scale: *scale,
@@ -41,7 +42,7 @@ impl Compiler<'_> {
                 (Command::new(embed::embed, params), "embed")
             }
             Op::RmsNorm { x, weight, eps, group, out } => {
-                let params = rms_norm::Params {
+                let params = rms_norm::RmsNormParams {
                     x: self.value(*x),
                     weight: self.weight_or_null(*weight),
                     n_weights: weight.map_or(1, |weight| self.plan.weight(weight).n_cols() / group),
@@ -57,7 +58,7 @@ impl Compiler<'_> {
             Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } => {
                 let rope =
                     RopeOf { frequencies: *frequencies, n_dims: *n_dims, style: *style, scale: *scale };
-                let params = rope::Params {
+                let params = rope::RopeParams {
                     x: self.value(*x),
                     out: self.value(*out),
                     cols: self.plan.value(*x).cols,
@@ -67,17 +68,20 @@ impl Compiler<'_> {
                 (Command::new(rope::rope(isa), params), "rope")
             }
             Op::KvWrite { k, v, layer } => {
-                let params =
-                    kv_write::Params { k: self.value(*k), v: self.value(*v), pages: self.pages(*layer) };
+                let params = kv_write::KvWriteParams {
+                    k: self.value(*k),
+                    v: self.value(*v),
+                    pages: self.pages(*layer),
+                };
                 (Command::new(kv_write::kv_write(isa), params), "kv_write")
             }
             Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways, sinks, out } => {
                 let pages = self.pages(*layer);
                 let schedule =
                     schedule_shape(self.plan, *layer, *n_heads, (*window, *chunked, *both_ways), *out);
-                // The layout has the shape of every Attention of its plan.
+                // The layout contains the shape of every Attention of its plan.
                 let schedule = self.layout.attention.iter().position(|shape| *shape == schedule).unwrap_or(0);
-                let params = attention::Params {
+                let params = attention::AttentionParams {
                     q: self.value(*q),
                     out: self.value(*out),
                     sinks: self.weight_or_null(*sinks),
@@ -110,12 +114,12 @@ impl Compiler<'_> {
                 (Command::new(softcap::softcap(isa), element_wise(*x, *x, *out, *cap)), "softcap")
             }
             Op::Clamp { x, min, max, out } => {
-                let params = clamped::Params { of: element_wise(*x, *x, *out, *min), max: *max };
+                let params = clamped::ClampedParams { of: element_wise(*x, *x, *out, *min), max: *max };
                 (Command::new(clamped::clamped(isa), params), "clamped")
             }
             Op::Columns { x, first, group, out } => {
                 let n_groups = self.plan.value(*x).cols / group;
-                let params = columns::Params {
+                let params = columns::ColumnsParams {
                     x: self.value(*x),
                     n_groups,
                     group: *group,
@@ -127,7 +131,7 @@ impl Compiler<'_> {
                 (Command::new(columns::columns, params), "columns")
             }
             Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights } => {
-                let params = route::Params {
+                let params = route::RouteParams {
                     x: self.value(*x),
                     n_experts: self.plan.value(*x).cols,
                     k: self.plan.value(*ids).cols,
@@ -145,7 +149,7 @@ impl Compiler<'_> {
             }
             Op::ExpertBias { x, ids, bias, out } => {
                 let k = self.plan.value(*ids).cols;
-                let params = expert_bias::Params {
+                let params = expert_bias::ExpertBiasParams {
                     x: self.value(*x),
                     ids: self.value(*ids).cast_const().cast(),
                     bias: self.weight_f32(*bias),
@@ -157,7 +161,7 @@ impl Compiler<'_> {
                 (Command::new(expert_bias::expert_bias(isa), params), "expert_bias")
             }
             Op::GateClamped { gate, up, alpha, limit, out } => {
-                let params = gate_clamped::Params {
+                let params = gate_clamped::GateClampedParams {
                     gate: self.value(*gate),
                     up: self.value(*up),
                     out: self.value(*out),
@@ -169,7 +173,7 @@ impl Compiler<'_> {
                 (Command::new(gate_clamped::gate_clamped(isa), params), "gate_clamped")
             }
             Op::Join { a, b, n_heads, out } => {
-                let params = join::Params {
+                let params = join::JoinParams {
                     a: self.value(*a),
                     a_dim: self.plan.value(*a).cols / n_heads,
                     b: self.value(*b),
@@ -182,17 +186,22 @@ impl Compiler<'_> {
             }
             Op::Ordinals { out } => {
                 let value = self.plan.value(*out);
-                let params =
-                    ordinals::Params { out: self.value(*out).cast(), k: value.cols, rows: value.rows };
+                let params = ordinals::OrdinalsParams {
+                    out: self.value(*out).cast(),
+                    k: value.cols,
+                    rows: value.rows,
+                };
                 (Command::new(ordinals::ordinals, params), "ordinals")
             }
             Op::Adapters { out, .. } => {
-                let params =
-                    adapters::Params { out: self.value(*out).cast(), rows: self.plan.value(*out).rows };
+                let params = adapters::AdaptersParams {
+                    out: self.value(*out).cast(),
+                    rows: self.plan.value(*out).rows,
+                };
                 (Command::new(adapters::adapters, params), "adapters")
             }
             Op::ExpertSum { x, weights, out } => {
-                let params = expert_sum::Params {
+                let params = expert_sum::ExpertSumParams {
                     x: self.value(*x),
                     weights: self.value(*weights),
                     k: self.plan.value(*weights).cols,
@@ -204,11 +213,11 @@ impl Compiler<'_> {
             }
             Op::SelectRows { x, out } => {
                 let cols = self.plan.value(*x).cols;
-                let params = select_rows::Params { x: self.value(*x), out: self.value(*out), cols };
+                let params = select_rows::SelectRowsParams { x: self.value(*x), out: self.value(*out), cols };
                 (Command::new(select_rows::select_rows, params), "select_rows")
             }
             Op::Argmax { x, out } => {
-                let params = argmax::Params {
+                let params = argmax::ArgmaxParams {
                     x: self.value(*x),
                     n_vocab: self.plan.value(*x).cols,
                     found: self.at.found,
@@ -217,7 +226,7 @@ impl Compiler<'_> {
                 (Command::new(argmax::argmax(isa), params), "argmax")
             }
             Op::LayerNorm { x, weight, bias, eps, out } => {
-                let params = layer_norm::Params {
+                let params = layer_norm::LayerNormParams {
                     x: self.value(*x),
                     weight: self.weight_f32(*weight),
                     bias: self.weight_or_null(*bias),
@@ -231,7 +240,7 @@ impl Compiler<'_> {
             Op::EmbedPositions { table, out } => {
                 let weight = self.plan.weight(*table);
                 bytes = weight.n_bytes_of_row() as u64;
-                let params = embed_positions::Params {
+                let params = embed_positions::EmbedPositionsParams {
                     table: self.matrix(*table),
                     cols: weight.n_cols(),
                     out: self.value(*out),
@@ -240,7 +249,7 @@ impl Compiler<'_> {
             }
             Op::SelfAttention { q, k, v, n_heads, scale, window, out } => {
                 let cols = self.plan.value(*q).cols;
-                let params = self_attention::Params {
+                let params = self_attention::SelfAttentionParams {
                     q: self.value(*q),
                     k: self.value(*k),
                     v: self.value(*v),
@@ -255,18 +264,21 @@ impl Compiler<'_> {
             }
             Op::Pool { x, kind, out } => {
                 let cols = self.plan.value(*x).cols;
-                let params = pool::Params { x: self.value(*x), kind: *kind, cols, out: self.value(*out) };
+                let params = pool::PoolParams { x: self.value(*x), kind: *kind, cols, out: self.value(*out) };
                 (Command::new(pool::pool(isa), params), "pool")
             }
             Op::Input { out } => {
                 let (out, value) = (self.value(*out), self.plan.value(*out));
                 (
-                    Command::new(input::input, input::Params { out, cols: value.cols, rows: value.rows }),
+                    Command::new(
+                        input::input,
+                        input::InputParams { out, cols: value.cols, rows: value.rows },
+                    ),
                     "input",
                 )
             }
             Op::Unfold { x, size, stride, out } => {
-                let params = unfold::Params {
+                let params = unfold::UnfoldParams {
                     x: self.value(*x),
                     out: self.value(*out),
                     cols: self.plan.value(*x).cols,
@@ -279,7 +291,7 @@ impl Compiler<'_> {
             Op::ShortConv { x, weight, bias, state, out } => {
                 let value = self.plan.value(*x);
                 let range = self.plan.kv.state_range(*state);
-                let params = short_conv::Params {
+                let params = short_conv::ShortConvParams {
                     x: self.value(*x),
                     out: self.value(*out),
                     weight: self.weight_f32(*weight),
@@ -292,7 +304,7 @@ impl Compiler<'_> {
                 (Command::new(short_conv::short_conv(isa), params), "short_conv")
             }
             Op::GatedDelta { q, k, v, step, beta, rate, n_key_heads, n_heads, tiled, scale, state, out } => {
-                let params = recurrence::Params {
+                let params = recurrence::RecurrenceParams {
                     q: self.value(*q),
                     k: self.value(*k),
                     v: self.value(*v),
@@ -315,7 +327,7 @@ impl Compiler<'_> {
                 (Command::new(recurrence::recurrence(isa), params), "gated_delta")
             }
             Op::SelectiveScan { x, b, c, step, rate, skip, n_groups, n_heads, state, out } => {
-                let params = recurrence::Params {
+                let params = recurrence::RecurrenceParams {
                     q: self.value(*c),
                     k: self.value(*b),
                     v: self.value(*x),
@@ -338,7 +350,7 @@ impl Compiler<'_> {
                 (Command::new(recurrence::recurrence(isa), params), "selective_scan")
             }
             Op::CrossAttention { q, layer, n_heads, scale, out } => {
-                let params = cross_attention::Params {
+                let params = cross_attention::CrossAttentionParams {
                     q: self.value(*q),
                     out: self.value(*out),
                     shape: self.memory_shape(*layer, *n_heads, *scale),
@@ -351,7 +363,7 @@ impl Compiler<'_> {
                 let n_states = self.plan.kv.layer(*layer).encoder_states.unwrap_or(0);
                 let kernel = cross_scores::cross_scores(isa, self.limits.kv_type);
                 for (index, head) in heads.iter().enumerate() {
-                    let params = cross_scores::Params {
+                    let params = cross_scores::CrossScoresParams {
                         q: self.value(*q),
                         out: self.value(*out),
                         out_cols: heads.len() * n_states,
@@ -361,14 +373,14 @@ impl Compiler<'_> {
                         n_states,
                     };
                     let mut command = Command::new(kernel, params);
-                    // Heads do not depend on each other.
+                    // Heads are independent, so a barrier follows only the last one.
                     command.sync = index + 1 == heads.len();
                     self.push(table, node, command, "cross_scores".into(), 0);
                 }
                 return;
             }
-            // Lowering makes projections of Linears and takes fused Ops apart; experts were compiled before. A device that is no rank of
-            // a group is given no collective.
+            // These Ops are not compiled here: Linears are projections, fused Ops were split, and
+            // experts were compiled before. A device outside a group gets no collective.
             Op::Linear { .. } | Op::ExpertLinear { .. } | Op::Fused { .. } | Op::Collective { .. } => return,
         };
         self.push(table, node, command, name.into(), bytes);

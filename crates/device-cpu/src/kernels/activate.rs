@@ -1,6 +1,6 @@
 //! `out = kind(x)`
 //!
-//! Shapes, shares and bytes as in [`elementwise`](super::elementwise); the functions and their errors in
+//! Shapes, shares and bytes: [`elementwise`](super::elementwise). Functions and their errors:
 //! [`math`](crate::simd::math).
 
 use super::elementwise::{Function, of_curves};

@@ -1,8 +1,8 @@
-//! Rows as the matrix kernels read them: normalised if a norm comes first, and in each [form](ActivationKind) that some matrix
-//! reads.
+//! Rows prepared for the matrix kernels: normalised if a norm precedes, in each
+//! [form](ActivationKind) that a matrix reads.
 //!
-//! x `(n, cols)`. Rows are shared among the workers. Norms accumulate as in [`rms_norm`](super::rms_norm). Bytes: 4 read a
-//! value; 4, 2 (BF16) and 2.1 (Q8) written.
+//! x `(n, cols)`. Rows are shared among the workers. Norms accumulate as in
+//! [`rms_norm`](super::rms_norm). Bytes of a value: 4 read; 4 (F32), 2 (BF16) or 2.1 (Q8) written.
 
 use super::linear::ActivationKind;
 use super::rms_norm::norm_row;
@@ -11,31 +11,31 @@ use crate::isa::Isa;
 use crate::simd::{Simd, variants};
 use device::RowCount;
 
-/// What becomes of a row before a matrix reads it.
+/// Input rows of a matrix, with the norm before it.
 #[derive(Clone, Copy)]
-pub struct Source {
+pub struct RowSource {
     /// `(n, cols)`
     pub x: *const f32,
     /// Columns.
     pub cols: usize,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
-    /// Whether there is a norm of the whole row.
+    /// True if the whole row is normalised.
     pub norm: bool,
-    /// `(cols)`; null: no factor.
+    /// `(cols)`; null for no factor.
     pub weight: *const f32,
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub eps: f32,
-    /// What brings them into the forms.
+    /// Instruction set that converts the rows.
     pub isa: Isa,
 }
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ActivationRowsParams {
     /// The rows.
-    pub source: Source,
-    /// `n` rows of each form, by its number; null: not wanted.
+    pub source: RowSource,
+    /// `n` rows of each form, by [`ActivationKind`]; null if no matrix reads the form.
     pub rows: [*mut u8; 3],
 }
 
@@ -47,10 +47,11 @@ pub fn scratch_bytes(cols: usize) -> usize {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &ActivationRowsParams, worker: &Worker<'_>) {
     let cols = p.source.cols;
     for row in worker.share(worker.step.n_rows(p.source.rows), 1) {
-        // SAFETY: the row lies within the values; the scratch has room for one.
+        // SAFETY: `row` is below the step's rows, for which the pointers in `p` are valid; the
+        // scratch has room for one row.
         unsafe {
             let place = |kind: ActivationKind| match p.rows[kind as usize] {
                 rows if rows.is_null() => rows,
@@ -71,16 +72,17 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    activation_rows, body, Params
+    activation_rows, body, ActivationRowsParams
 );
 
-/// A row in f32: the source's own, or normalised to `f32_row` if there is a norm.
+/// Address of a row in f32: in the source, or in `f32_row` after normalisation.
 ///
 /// # Safety
-/// The rows are valid for their lengths; the instruction set is available.
+/// The source has the row; `f32_row` is valid for `source.cols` values; the instruction set is
+/// available.
 #[inline(always)]
-pub unsafe fn normalised<S: Simd>(source: &Source, row: usize, f32_row: *mut f32) -> *const f32 {
-    // SAFETY: by the caller, the rows are valid for their lengths; the instruction set is available.
+pub unsafe fn normalised<S: Simd>(source: &RowSource, row: usize, f32_row: *mut f32) -> *const f32 {
+    // SAFETY: the caller guarantees the row of `source`, `f32_row` and the instruction set.
     unsafe {
         let x = source.x.add(row * source.cols);
         if !source.norm {

@@ -1,21 +1,21 @@
 //! `out = a + b`
 //!
-//! Shapes, shares and bytes as in [`elementwise`](super::elementwise).
+//! Shapes, shares and bytes: [`elementwise`](super::elementwise).
 
-use super::elementwise::{Params, Sum, map};
+use super::elementwise::{ElementwiseParams, Sum, map};
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
-    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
-    // writes what this one reads, and the instruction set is available.
+unsafe fn body<S: Simd>(p: &ElementwiseParams, worker: &Worker<'_>) {
+    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other
+    // worker writes what this one reads, and the instruction set is available.
     unsafe { map::<S>(p, worker, Sum) }
 }
 
 variants!(
     /// The kernel for an instruction set.
-    add, body, Params
+    add, body, ElementwiseParams
 );

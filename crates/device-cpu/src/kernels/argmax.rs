@@ -1,14 +1,16 @@
-//! Index of the largest column, the lowest of equals: x `(n_outputs, n_vocab)`, out `(n_outputs, 1)` u32.
+//! Index of the largest column, the lowest among equals: x `(n_outputs, n_vocab)`, out `(n_outputs,
+//! 1)` u32.
 //!
-//! Every worker searches its share of each row's columns; the last of them to finish combines what they found. NaN is
-//! never the largest; a row of nothing else gives 0. Bytes: 4 read a column. Does nothing unless the step wants it.
+//! Every worker searches its share of each row's columns. The last one to finish combines the
+//! results. NaN is never the largest; a row of NaN only returns 0. Bytes: 4 read a column. The
+//! kernel does nothing unless the step needs the result.
 
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
 use device::RowCount;
 use std::sync::atomic::Ordering;
 
-/// What one worker found in a row.
+/// Largest column that one worker found in a row.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Found {
@@ -18,7 +20,7 @@ pub struct Found {
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ArgmaxParams {
     /// `(n_outputs, n_vocab)`
     pub x: *const f32,
     /// Columns.
@@ -32,13 +34,14 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &ArgmaxParams, worker: &Worker<'_>) {
     if !worker.step.argmax {
         return;
     }
     let n = worker.step.n_rows(RowCount::Outputs);
     let share = worker.share(p.n_vocab, 64);
-    // SAFETY: the share lies within the row; each worker writes its own place, and the last reads them after all wrote.
+    // SAFETY: `share` is within a row of `n_vocab` columns. Each worker writes its own entry of
+    // `p.found`, and the last one reads them after all have written, by the counter's ordering.
     unsafe {
         for row in 0..n {
             let found = search::<S>(p.x.add(row * p.n_vocab), share.clone());
@@ -62,20 +65,20 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    argmax, body, Params
+    argmax, body, ArgmaxParams
 );
 
-/// The largest of a range of columns: first its value, then the first column that has it.
+/// Finds the largest value of a range of columns, and the first column that has it.
 ///
 /// # Safety
-/// `x` is valid for the range; the instruction set is available.
+/// `x` is valid for reads of the range; the instruction set is available.
 #[inline(always)]
 unsafe fn search<S: Simd>(x: *const f32, range: std::ops::Range<usize>) -> Found {
-    // SAFETY: by the caller, `x` is valid for the range; the instruction set is available.
+    // SAFETY: the caller guarantees that `x` is valid for `range`, and the instruction set.
     unsafe {
         let mut best = f32::NEG_INFINITY;
         let mut at = range.start;
-        let mut piece = range.start; // where the best so far lies, to 64 columns
+        let mut piece = range.start; // where the best so far is, to 64 columns
         let lowest = S::splat(f32::NEG_INFINITY);
         while at + 64 <= range.end {
             let mut m = lowest;

@@ -1,6 +1,6 @@
 //! `out = max(min, min(x, max))`.
 //!
-//! Shapes, shares and bytes as in [`elementwise`](super::elementwise).
+//! Shapes, shares and bytes: [`elementwise`](super::elementwise).
 
 use super::elementwise::{self, Function, map};
 use crate::command::Worker;
@@ -8,10 +8,10 @@ use crate::simd::{Simd, variants};
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
-    /// Its factor is the least that comes out.
-    pub of: elementwise::Params,
-    /// The most that comes out.
+pub struct ClampedParams {
+    /// Parameters of the element-wise kernel; the factor is the lower bound.
+    pub of: elementwise::ElementwiseParams,
+    /// Upper bound.
     pub max: f32,
 }
 
@@ -28,13 +28,13 @@ impl Function for Clamp {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
-    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
-    // writes what this one reads, and the instruction set is available.
+unsafe fn body<S: Simd>(p: &ClampedParams, worker: &Worker<'_>) {
+    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other
+    // worker writes what this one reads, and the instruction set is available.
     unsafe { map::<S>(&p.of, worker, Clamp(p.of.factor, p.max)) }
 }
 
 variants!(
     /// The kernel for an instruction set.
-    clamped, body, Params
+    clamped, body, ClampedParams
 );

@@ -1,4 +1,5 @@
-//! `out = x[:, first..first + taken]` of each group of columns, x `(n, cols)`, out `(n, cols / group * taken)`.
+//! `out = x[:, first..first + taken]` of each group of columns, x `(n, cols)`,
+//! out `(n, cols / group * taken)`.
 //!
 //! Rows are shared among the workers. Bytes: 8 a value.
 
@@ -7,20 +8,20 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ColumnsParams {
     /// `(n, n_groups * group)`
     pub x: *const f32,
     /// Groups of a row.
     pub n_groups: usize,
     /// Columns of a group of `x`.
     pub group: usize,
-    /// The first that is taken of each.
+    /// First selected column of each group.
     pub first: usize,
     /// `(n, n_groups * taken)`
     pub out: *mut f32,
-    /// How many are taken of each.
+    /// Number of selected columns of each group.
     pub taken: usize,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
 }
 
@@ -28,10 +29,11 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn columns(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn columns(p: &ColumnsParams, worker: &Worker<'_>) {
     for row in worker.share(worker.step.n_rows(p.rows), 1) {
         for group in row * p.n_groups..(row + 1) * p.n_groups {
-            // SAFETY: the columns lie within the groups, as the plan's check ensures.
+            // SAFETY: the plan's check ensured `first + taken <= group`, so the columns are within
+            // the group, and `row` is a row of the step.
             unsafe {
                 let x = p.x.add(group * p.group + p.first);
                 p.out.add(group * p.taken).copy_from_nonoverlapping(x, p.taken);

@@ -1,13 +1,14 @@
 //! Scores of one head's queries with all encoder states: `out[:, first + p] = scale q . k_p`.
 //!
-//! q `(n, n_heads * head_dim)`, out `(n, out_cols)`, of which the kernel writes `n_states` columns; several heads are several
-//! commands. A unit of work is (a tile of rows as in [`cross_attention`](super::cross_attention), a block of positions),
-//! taken from a shared counter.
+//! q `(n, n_heads * head_dim)`, out `(n, out_cols)`. A command computes one head and writes
+//! `n_states` columns of out. A unit of work is (a tile of rows as in
+//! [`cross_attention`](super::cross_attention), a block of positions), taken from a shared counter.
 //!
-//! Accumulation: as in [`attention`](super::attention). Bytes: each key once for each tile, 4 written for each score.
+//! Accumulation: [`attention`](super::attention). Bytes: each key once for each tile, 4 written for
+//! each score.
 
 use super::attention::attend::Attend;
-use super::attention::chunk::Scratch;
+use super::attention::chunk::ChunkScratch;
 use super::attention::constants::MAX_QUERIES;
 use super::attention::loops::Loops;
 use super::attention::pages::{HeadSize, KvBlock};
@@ -18,20 +19,20 @@ use crate::command::Worker;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct CrossScoresParams {
     /// `(n, cols)`
     pub q: *const f32,
     /// `(n, out_cols)`
     pub out: *mut f32,
     /// Columns of out.
     pub out_cols: usize,
-    /// The first column of out that this head's scores go to.
+    /// First column of out for this head's scores.
     pub first: usize,
     /// The query head.
     pub head: usize,
-    /// Where keys lie, and the factor on the scores.
+    /// Pages of the keys, and the factor on the scores.
     pub shape: Shape,
-    /// Positions.
+    /// Number of encoder states.
     pub n_states: usize,
 }
 
@@ -42,21 +43,21 @@ pub fn scratch_bytes(head_dim: usize) -> usize {
 
 kv_type_variants!(
     /// The kernel for a KV type.
-    cross_scores, body, Params
+    cross_scores, body, CrossScoresParams
 );
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Loops, A: Attend>(p: &CrossScoresParams, worker: &Worker<'_>) {
     let (pages, head_dim) = (&p.shape.pages, p.shape.pages.head_dim);
     let tiles = || Tiles::new(worker.step, &p.shape, p.n_states, MAX_QUERIES);
     let n_blocks = p.n_states.div_ceil(A::BLOCK);
     let n_units = tiles().count() * n_blocks;
-    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
-    // writes what this one reads, and the instruction set is available; the scratch is for the largest tile.
+    // SAFETY: the caller guarantees the pointers of `p` for the step's rows and the instruction set
+    // of `S`. The layout reserved scratch for the largest tile, `MAX_QUERIES` queries.
     unsafe {
-        let scratch = Scratch::<A>::at(worker.scratch, MAX_QUERIES, pages.size());
+        let scratch = ChunkScratch::<A>::at(worker.scratch, MAX_QUERIES, pages.size());
         while let Some(unit) = worker.take(n_units) {
             let Some(rows) = tiles().nth(unit / n_blocks) else { return };
             let kv_head = p.head / p.shape.n_group;

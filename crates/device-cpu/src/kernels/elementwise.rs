@@ -1,6 +1,8 @@
-//! The loop of all element-wise kernels: `out[i] = f(a[i], b[i])` over `(n, cols)` values taken as one vector.
+//! The loop of all element-wise kernels: `out[i] = f(a[i], b[i])`, with `(n, cols)` values treated
+//! as one vector.
 //!
-//! Workers have contiguous shares in whole cache lines. Bytes: 8 read (4 for one input) and 4 written for each value.
+//! Workers get contiguous shares of whole cache lines. Bytes of a value: 8 read (4 for one input),
+//! 4 written.
 
 use crate::command::Worker;
 use crate::simd::Simd;
@@ -8,24 +10,25 @@ use device::RowCount;
 
 /// Parameters of every element-wise kernel.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ElementwiseParams {
     /// `(n, cols)`
     pub a: *const f32,
-    /// `(n, cols)`; the same as `a` for functions of one input.
+    /// `(n, cols)`; equal to `a` for functions of one input.
     pub b: *const f32,
-    /// `(n, cols)`; may be `a` or `b`.
+    /// `(n, cols)`; may alias `a` or `b`.
     pub out: *mut f32,
     /// Columns.
     pub cols: usize,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
-    /// What the function is given beside: a factor, a bound.
+    /// Parameter of the function: a factor or a bound.
     pub factor: f32,
 }
 
-/// A function of two numbers, as a type; see [`Curve`](crate::simd::math::Curve) for why it is not a closure.
+/// A function of two numbers, as a type; see [`Curve`](crate::simd::math::Curve) for why it is not
+/// a closure.
 pub trait Function {
-    /// Its values.
+    /// The function's values.
     ///
     /// # Safety
     /// The instruction set is available.
@@ -76,29 +79,31 @@ impl Function for TimesBoth {
     }
 }
 
-/// Apply `f` to all values of this worker's share.
+/// Applies `f` to all values of this worker's share.
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-pub unsafe fn map<S: Simd>(p: &Params, worker: &Worker<'_>, f: impl Function) {
+pub unsafe fn map<S: Simd>(p: &ElementwiseParams, worker: &Worker<'_>, f: impl Function) {
     let share = worker.share(worker.step.n_rows(p.rows) * p.cols, 16);
-    // SAFETY: the share lies within the values; a rest shorter than a vector goes through a copy.
+    // SAFETY: `share` is within the step's rows times `cols`, for which `a`, `b` and `out` are
+    // valid.
     unsafe {
         let (a, b, out) = (p.a.add(share.start), p.b.add(share.start), p.out.add(share.start));
         combine::<S>(a, b, out, share.len(), f);
     }
 }
 
-/// `out[i] = f(a[i], b[i])` for `n` values; `out` may be `a` or `b`.
+/// Computes `out[i] = f(a[i], b[i])` for `n` values; `out` may alias `a` or `b`.
 ///
 /// # Safety
-/// The pointers are valid for `n` values; the instruction set is available.
+/// `a` and `b` are valid for reads of `n` values, `out` for writes; the instruction set is
+/// available.
 #[inline(always)]
 pub unsafe fn combine<S: Simd>(a: *const f32, b: *const f32, out: *mut f32, n: usize, f: impl Function) {
     let whole = n / S::N * S::N;
-    // SAFETY: by the caller, the pointers are valid for `n` values; the instruction set is available; the
-    // rest is copied to and from vectors of the right length.
+    // SAFETY: the caller guarantees `n` values at `a`, `b` and `out`, and the instruction set.
+    // Vectors end at `whole`; the rest is copied to and from arrays of a vector's length.
     unsafe {
         for i in (0..whole).step_by(S::N) {
             S::store(out.add(i), f.of::<S>(S::load(a.add(i)), S::load(b.add(i))));
@@ -115,8 +120,8 @@ pub unsafe fn combine<S: Simd>(a: *const f32, b: *const f32, out: *mut f32, n: u
     }
 }
 
-/// `$name(isa, kind)`: the kernel that applies `$function<Curve>` of an activation's curve. There is one for each, so that none
-/// branches on it.
+/// Defines `$name(isa, kind)`, which returns the kernel that applies `$function<Curve>` of an
+/// activation. Each activation has its own instance, so that no loop branches on it.
 macro_rules! of_curves {
     ($name:ident, $function:ident) => {
         of_curves!($name, $function, Silu GeluTanh GeluErf Relu Sigmoid Identity ReluSquared Softplus);
@@ -126,21 +131,22 @@ macro_rules! of_curves {
         pub fn $name(
             isa: $crate::isa::Isa,
             kind: device::Activation,
-        ) -> $crate::command::Kernel<$crate::kernels::elementwise::Params> {
+        ) -> $crate::command::Kernel<$crate::kernels::elementwise::ElementwiseParams> {
             use $crate::command::Worker;
-            use $crate::kernels::elementwise::{Params, map};
+            use $crate::kernels::elementwise::{ElementwiseParams, map};
             use $crate::simd::{math, variants};
             match kind {
                 $(device::Activation::$curve => {
                     /// # Safety
                     /// As [`crate::command::Kernel`].
                     #[inline(always)]
-                    unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
-                        // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other
-                        // worker writes what this one reads, and the instruction set is available.
+                    unsafe fn body<S: Simd>(p: &ElementwiseParams, worker: &Worker<'_>) {
+                        // SAFETY: by the caller, the parameters' pointers are valid for the rows of
+                        // the step, no other worker writes what this one reads, and the instruction
+                        // set is available.
                         unsafe { map::<S>(p, worker, $function::<math::$curve>(PhantomData)) }
                     }
-                    variants!(kernel, body, Params);
+                    variants!(kernel, body, ElementwiseParams);
                     kernel(isa)
                 })*
             }

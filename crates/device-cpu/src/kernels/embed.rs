@@ -1,7 +1,7 @@
 //! `out[i] = scale * table[token[i]]`; table `(n_vocab, cols)` of any block type, out `(n, cols)`.
 //!
-//! Rows are shared among the workers; a few rows are shared by their columns in whole blocks. Decoding is the codec's
-//! own. Bytes: one row of the table read and 4 a column written, for each row.
+//! Rows are shared among the workers; a few rows are shared by columns, in whole blocks. The codec
+//! decodes. Bytes: one row of the table read and 4 a column written, for each row.
 
 use super::linear::WeightRows;
 use crate::command::Worker;
@@ -9,7 +9,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct EmbedParams {
     /// `(n_vocab, cols)`
     pub table: WeightRows,
     /// Columns.
@@ -24,7 +24,7 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn embed(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn embed(p: &EmbedParams, worker: &Worker<'_>) {
     let n = worker.step.n_rows(RowCount::Tokens);
     let (rows, cols) = if n < worker.n {
         (0..n, worker.share(p.cols, p.table.block.block_len().max(64)))
@@ -36,7 +36,8 @@ pub unsafe fn embed(p: &Params, worker: &Worker<'_>) {
     }
     for row in rows {
         let token = worker.step.tokens[row] as usize;
-        // SAFETY: tokens are below the vocabulary's size; the columns lie within the row, in whole blocks.
+        // SAFETY: the step's check ensured that tokens are below the vocabulary's size. `cols` is
+        // whole blocks of the row.
         let out = unsafe {
             let out = std::slice::from_raw_parts_mut(p.out.add(row * p.cols + cols.start), cols.len());
             p.table.decode(token, cols.clone(), out);

@@ -1,4 +1,5 @@
-//! `out[:, j] = x_j + bias[ids[:, j]]`: x and out `(n, k * cols)`, ids `(n, k)`, bias `(n_experts, cols)`.
+//! `out[:, j] = x_j + bias[ids[:, j]]`: x and out `(n, k * cols)`, ids `(n, k)`, bias
+//! `(n_experts, cols)`.
 //!
 //! Pairs of a row and an expert are shared among the workers. Bytes: 12 a value.
 
@@ -8,7 +9,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ExpertBiasParams {
     /// `(n, k * cols)`
     pub x: *const f32,
     /// `(n, k)`, each below the number of experts.
@@ -21,16 +22,17 @@ pub struct Params {
     pub cols: usize,
     /// `(n, k * cols)`
     pub out: *mut f32,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
 }
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &ExpertBiasParams, worker: &Worker<'_>) {
     for pair in worker.share(worker.step.n_rows(p.rows) * p.k, 1) {
-        // SAFETY: the pair is one of the values, ids are below the number of experts.
+        // SAFETY: `pair` is below rows times `k`, for which `x`, `ids` and `out` are valid; `id` is
+        // below the number of experts.
         unsafe {
             let id = *p.ids.add(pair) as usize;
             let x = std::slice::from_raw_parts(p.x.add(pair * p.cols), p.cols);
@@ -45,5 +47,5 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    expert_bias, body, Params
+    expert_bias, body, ExpertBiasParams
 );

@@ -1,31 +1,33 @@
-//! The pairs of rows and experts of a step, grouped by expert, so that each used expert's weights are read once.
+//! Pairs of rows and experts of a step, grouped by expert, so that each used expert's weights are
+//! read once.
 //!
-//! A *pair* is a row and one of its `k` experts; pair `p` is of row `p / k`. [`group`] sorts the pairs by expert (a counting
-//! sort, so pairs of an expert stay in order); [`gather`] brings the rows into that order in the form that the matrix
-//! kernels read. Grouping is one worker's; the rows are shared.
+//! A *pair* is a row and one of its `k` experts; pair `p` belongs to row `p / k`. [`group`] sorts
+//! the pairs by expert with a stable counting sort. [`gather`] copies the rows in that order, in
+//! the form that the matrix kernels read. One worker groups; the rows are shared.
 
 use super::linear::ActivationKind;
 use crate::command::Worker;
 use crate::isa::Isa;
 use device::RowCount;
 
-/// The groups of a step.
+/// Pairs of a step, grouped by expert.
 #[derive(Clone, Copy)]
-pub struct Groups {
-    /// `(n * k)`: pairs, those of expert 0 first.
+pub struct ExpertGroups {
+    /// `(n * k)` pairs, those of expert 0 first.
     pub order: *mut u32,
-    /// `(n_experts)`: where the pairs of each expert end in `order`.
+    /// `(n_experts)` end of each expert's pairs in `order`.
     pub ends: *mut u32,
 }
 
-impl Groups {
-    /// The places in `order` of an expert's pairs.
+impl ExpertGroups {
+    /// Range of an expert's pairs in `order`.
     ///
     /// # Safety
-    /// [`group`] has run; the expert is one.
+    /// [`group`] has run; `expert` is below the number of experts.
     #[inline(always)]
     pub unsafe fn of(&self, expert: usize) -> std::ops::Range<usize> {
-        // SAFETY: by the caller, `group` has run and the expert is below their number.
+        // SAFETY: the caller guarantees that `group` has written `ends`, and that `expert` is below
+        // their number.
         unsafe {
             let start = if expert == 0 { 0 } else { *self.ends.add(expert - 1) };
             start as usize..*self.ends.add(expert) as usize
@@ -35,30 +37,30 @@ impl Groups {
 
 /// Parameters of [`group`].
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ExpertGroupsParams {
     /// `(n, k)`, each below `n_experts`.
     pub ids: *const u32,
     /// Experts of a row.
     pub k: usize,
     /// Experts.
     pub n_experts: usize,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
-    /// Where they go.
-    pub groups: Groups,
+    /// Destination of the groups.
+    pub groups: ExpertGroups,
 }
 
-/// Sort the pairs by expert.
+/// Sorts the pairs by expert.
 ///
 /// # Safety
-/// As [`crate::command::Kernel`]; the groups have room for the step's pairs and the experts.
-pub unsafe fn group(p: &Params, worker: &Worker<'_>) {
+/// As [`crate::command::Kernel`]; the groups have room for the step's pairs and all experts.
+pub unsafe fn group(p: &ExpertGroupsParams, worker: &Worker<'_>) {
     if worker.index != 0 {
         return;
     }
     let n = worker.step.n_rows(p.rows) * p.k;
-    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
-    // writes what this one reads, and the instruction set is available; ids are below the number of experts.
+    // SAFETY: the caller guarantees `n` ids and room in `p.groups`; ids are below `n_experts`, so
+    // `at` is below `n`.
     unsafe {
         let ids = std::slice::from_raw_parts(p.ids, n);
         let ends = std::slice::from_raw_parts_mut(p.groups.ends, p.n_experts);
@@ -70,7 +72,8 @@ pub unsafe fn group(p: &Params, worker: &Worker<'_>) {
         for end in ends.iter_mut() {
             start += std::mem::replace(end, start);
         }
-        // Each is a start now, and moves to its end as pairs come in.
+        // Each entry is the start of its expert's pairs here, and becomes their end as pairs are
+        // added.
         for (pair, id) in ids.iter().enumerate() {
             let at = &mut ends[*id as usize];
             p.groups.order.add(*at as usize).write(pair as u32);
@@ -82,33 +85,34 @@ pub unsafe fn group(p: &Params, worker: &Worker<'_>) {
 /// Parameters of [`gather`].
 #[derive(Clone, Copy)]
 pub struct GatherParams {
-    /// `(n, n_in)`, or `(n, k * n_in)` if each pair has its own.
+    /// `(n, n_in)`, or `(n, k * n_in)` if each pair has its own row.
     pub x: *const f32,
     /// Columns of a matrix.
     pub n_in: usize,
     /// Experts of a row.
     pub k: usize,
-    /// Whether each pair has its own input.
+    /// True if each pair has its own input row.
     pub own: bool,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
-    /// In which order.
-    pub groups: Groups,
-    /// In which form they are wanted.
+    /// Order of the pairs.
+    pub groups: ExpertGroups,
+    /// Form of the rows.
     pub kind: ActivationKind,
-    /// `n * k` rows of it.
+    /// `n * k` rows in that form.
     pub out: *mut u8,
-    /// What brings them into it.
+    /// Instruction set that converts the rows.
     pub isa: Isa,
 }
 
-/// The input of every pair, in the order of the groups.
+/// Gathers the input row of every pair, in the order of the groups.
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
 pub unsafe fn gather(p: &GatherParams, worker: &Worker<'_>) {
     for place in worker.share(worker.step.n_rows(p.rows) * p.k, 1) {
-        // SAFETY: the order holds pairs of the step; the buffers have room for all of them.
+        // SAFETY: `group` wrote pairs of the step to `order`, so `pair` is below rows times `k`;
+        // `x` and `out` have a row for each.
         unsafe {
             let pair = *p.groups.order.add(place) as usize;
             let x = p.x.add(if p.own { pair } else { pair / p.k } * p.n_in);
@@ -117,7 +121,7 @@ pub unsafe fn gather(p: &GatherParams, worker: &Worker<'_>) {
     }
 }
 
-/// Bytes of the groups of so many pairs and experts.
+/// Bytes of the groups of `n_pairs` pairs and `n_experts` experts.
 pub fn group_bytes(n_pairs: usize, n_experts: usize) -> usize {
     (n_pairs + n_experts) * 4
 }
@@ -132,10 +136,11 @@ mod tests {
     fn pairs_are_sorted_by_expert() {
         let ids = [3u32, 0, 1, 3, 3, 1];
         let (mut order, mut ends) = ([9u32; 6], [9u32; 5]);
-        let groups = Groups { order: order.as_mut_ptr(), ends: ends.as_mut_ptr() };
-        let params = Params { ids: ids.as_ptr(), k: 2, n_experts: 5, rows: RowCount::Tokens, groups };
+        let groups = ExpertGroups { order: order.as_mut_ptr(), ends: ends.as_mut_ptr() };
+        let params =
+            ExpertGroupsParams { ids: ids.as_ptr(), k: 2, n_experts: 5, rows: RowCount::Tokens, groups };
         let step = StepState { tokens: &[0; 3], ..EMPTY_STEP };
-        // SAFETY: three rows of two pairs, and five experts.
+        // SAFETY: the buffers have three rows of two pairs, and five experts.
         let ranges = unsafe {
             run(group, &params, &step, 3, 64);
             [0, 1, 2, 3, 4].map(|expert| groups.of(expert))

@@ -1,17 +1,19 @@
-//! The matrices of the chosen experts: `out[:, j] = x_j W[ids[:, j]]^T`; x `(n, n_in)` or `(n, k * n_in)`, W
-//! `(n_experts, n_out, n_in)`, each matrix wherever it lies in the files, out `(n, k * n_out)`.
+//! Matrices of the chosen experts: `out[:, j] = x_j W[ids[:, j]]^T`; x `(n, n_in)` or `(n, k *
+//! n_in)`, W `(n_experts, n_out, n_in)` with matrices at any addresses, out `(n, k * n_out)`.
 //!
-//! Two schedules:
+//! There are two schedules:
 //!
-//! - [`one_row`]: a unit is a piece of the weight rows of one of the `k` chosen experts. A worker quantises the input of an
-//!   expert when it comes to it. Bytes: the chosen experts' weights.
-//! - [`many_rows`]: the rows were brought into the order of [`expert_groups`](super::expert_groups). A unit is a few tiles
-//!   of 16 weight rows of one expert, with all rows that go to it. Bytes: each used expert's weights once for each
-//!   block of its rows.
+//! - [`one_row`]: a unit is a piece of the weight rows of one of the `k` chosen experts. A worker
+//!   quantises an expert's input when it starts its first unit of it. Bytes: the chosen experts'
+//!   weights.
+//! - [`many_rows`]: rows are in the order of [`expert_groups`](super::expert_groups). A unit is a
+//!   few tiles of 16 weight rows of one expert, with all of its rows. Bytes: each used expert's
+//!   weights once for each block of its rows.
 //!
-//! Units are handed out by a counter. Order of accumulation is the matrix kernel's ([`linear`](super::linear)).
+//! Units are taken from a counter. Order of accumulation: that of the matrix kernel
+//! ([`linear`](super::linear)).
 
-use super::expert_groups::Groups;
+use super::expert_groups::ExpertGroups;
 use super::linear::{
     ActRow, ActRows, ActivationKind, FEW_ROWS, Multiply, Part, TILE_ROWS, WeightRows, bf16_row_bytes,
     q8_row_bytes,
@@ -26,36 +28,36 @@ const TILES_PER_UNIT: usize = 4;
 
 /// Parameters of both schedules.
 #[derive(Clone, Copy)]
-pub struct Params {
-    /// `(n, n_in)`, or `(n, k * n_in)` if each chosen expert has its own.
+pub struct ExpertLinearParams {
+    /// `(n, n_in)`, or `(n, k * n_in)` if each chosen expert has its own row.
     pub x: *const f32,
-    /// Whether it has.
+    /// True if each chosen expert has its own input row.
     pub own: bool,
     /// `(n, k)`, each below `n_experts`.
     pub ids: *const u32,
     /// Experts of a row.
     pub k: usize,
-    /// `(n_experts)`: the rows of each matrix.
+    /// `(n_experts)` rows of each expert's matrix.
     pub matrices: *const WeightRows,
     /// Experts.
     pub n_experts: usize,
     /// Columns of a matrix.
     pub n_in: usize,
-    /// Its rows.
+    /// Rows of a matrix.
     pub n_out: usize,
     /// `(n, k * n_out)`
     pub out: *mut f32,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
-    /// What multiplies them.
+    /// Functions that multiply.
     pub multiply: Multiply,
-    /// [`many_rows`]: `n * k` rows in the form that tiles read, in the order of the groups.
+    /// [`many_rows`]: `n * k` prepared rows in the order of the groups.
     pub prepared: *const u8,
     /// [`many_rows`]: the groups.
-    pub groups: Groups,
+    pub groups: ExpertGroups,
     /// [`one_row`]: weight rows of a piece. [`many_rows`]: activation rows of a block.
     pub block: usize,
-    /// For the quantiser.
+    /// Instruction set of the quantiser.
     pub isa: Isa,
 }
 
@@ -64,7 +66,8 @@ pub fn one_row_scratch_bytes(n_in: usize) -> usize {
     round_up(q8_row_bytes(n_in.next_multiple_of(32)).max(bf16_row_bytes(n_in)))
 }
 
-/// Bytes of scratch of [`many_rows`]: the products of a unit's tiles and what the matrix kernel needs.
+/// Bytes of scratch of [`many_rows`]: the products of a unit's tiles and what the matrix kernel
+/// needs.
 pub fn many_rows_scratch_bytes(row_block: usize, gemm_scratch: usize) -> usize {
     TILES_PER_UNIT * row_block * TILE_ROWS * 4 + round_up(gemm_scratch)
 }
@@ -73,17 +76,18 @@ pub fn many_rows_scratch_bytes(row_block: usize, gemm_scratch: usize) -> usize {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn one_row(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn one_row(p: &ExpertLinearParams, worker: &Worker<'_>) {
     if worker.step.n_rows(p.rows) == 0 {
         return;
     }
     let n_pieces = p.n_out.div_ceil(p.block);
-    // Whose input is in the scratch.
+    // Expert whose input row is in the scratch.
     let mut prepared = None;
     while let Some(unit) = worker.take(p.k * n_pieces) {
         let (j, piece) = (unit / n_pieces, unit % n_pieces);
         let input = if p.own { j } else { 0 };
-        // SAFETY: ids are below the number of experts; pieces lie within their matrices; the scratch has room for a Q8 row.
+        // SAFETY: the route kernel wrote ids below the number of experts; pieces are within their
+        // matrices; the scratch has room for a prepared row.
         unsafe {
             let x = p.x.add(input * p.n_in);
             let row = match p.multiply.activation {
@@ -106,15 +110,15 @@ pub unsafe fn one_row(p: &Params, worker: &Worker<'_>) {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn many_rows(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn many_rows(p: &ExpertLinearParams, worker: &Worker<'_>) {
     let n_tiles = p.n_out.div_ceil(TILE_ROWS);
     let n_units = n_tiles.div_ceil(TILES_PER_UNIT);
     let stride = p.multiply.activation.row_bytes(p.n_in);
     let products: *mut f32 = worker.scratch.cast();
     while let Some(unit) = worker.take(p.n_experts * n_units) {
         let (expert, unit) = (unit / n_units, unit % n_units);
-        // SAFETY: tiles lie within their matrices; places within the prepared rows, which are pairs of the step; the
-        // scratch has the layout of `many_rows_scratch_bytes`.
+        // SAFETY: tiles are within their matrices, and `places` within the prepared rows, since the
+        // groups are pairs of the step. The scratch has the layout of `many_rows_scratch_bytes`.
         unsafe {
             let places = p.groups.of(expert);
             let matrix = *p.matrices.add(expert);

@@ -1,8 +1,8 @@
-//! `out = sum over j of weights[:, j] * x_j`: the chosen experts' results, weighed and added; x `(n, k * cols)`, weights
-//! `(n, k)`, out `(n, cols)`.
+//! `out = sum over j of weights[:, j] * x_j`, the weighted sum of the experts' results: x `(n, k *
+//! cols)`, weights `(n, k)`, out `(n, cols)`.
 //!
-//! Rows are shared among the workers, a few rows by their columns. Added in the order of `j`. Bytes: `4 k` read and 4
-//! written a column.
+//! Rows are shared among the workers; a few rows are shared by columns. Terms are added in the
+//! order of `j`. Bytes of a column: `4 k` read, 4 written.
 
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
@@ -10,7 +10,7 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ExpertSumParams {
     /// `(n, k * cols)`
     pub x: *const f32,
     /// `(n, k)`
@@ -21,19 +21,20 @@ pub struct Params {
     pub cols: usize,
     /// `(n, cols)`
     pub out: *mut f32,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
 }
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &ExpertSumParams, worker: &Worker<'_>) {
     let n = worker.step.n_rows(p.rows);
     let (rows, cols) =
         if n < worker.n { (0..n, worker.share(p.cols, 16)) } else { (worker.share(n, 1), 0..p.cols) };
     for row in rows {
-        // SAFETY: the parts lie within the row.
+        // SAFETY: `row` and `cols` are within the step's rows, for which `x`, `weights` and `out`
+        // are valid.
         unsafe {
             let weights = std::slice::from_raw_parts(p.weights.add(row * p.k), p.k);
             let out = std::slice::from_raw_parts_mut(p.out.add(row * p.cols + cols.start), cols.len());
@@ -51,5 +52,5 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    expert_sum, body, Params
+    expert_sum, body, ExpertSumParams
 );

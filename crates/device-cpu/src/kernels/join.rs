@@ -1,4 +1,5 @@
-//! Heads put together: a `(n, n_heads * a_dim)`, b `(n, n_heads * b_dim)`, out `(n, n_heads * (a_dim + b_dim))`.
+//! Concatenation of heads: a `(n, n_heads * a_dim)`, b `(n, n_heads * b_dim)`, out `(n, n_heads *
+//! (a_dim + b_dim))`.
 //!
 //! Heads of rows are shared among the workers. Bytes: 8 a value.
 
@@ -7,20 +8,20 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct JoinParams {
     /// `(n, n_heads * a_dim)`
     pub a: *const f32,
-    /// Columns of its heads.
+    /// Columns of a head of `a`.
     pub a_dim: usize,
     /// `(n, n_heads * b_dim)`
     pub b: *const f32,
-    /// Columns of its heads.
+    /// Columns of a head of `b`.
     pub b_dim: usize,
     /// Heads of a row.
     pub n_heads: usize,
     /// `(n, n_heads * (a_dim + b_dim))`
     pub out: *mut f32,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
 }
 
@@ -28,9 +29,9 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn join(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn join(p: &JoinParams, worker: &Worker<'_>) {
     for head in worker.share(worker.step.n_rows(p.rows) * p.n_heads, 1) {
-        // SAFETY: the head is one of the values.
+        // SAFETY: `head` is below rows times `n_heads`, for which `a`, `b` and `out` are valid.
         unsafe {
             let out = p.out.add(head * (p.a_dim + p.b_dim));
             out.copy_from_nonoverlapping(p.a.add(head * p.a_dim), p.a_dim);

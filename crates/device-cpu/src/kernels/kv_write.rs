@@ -1,10 +1,10 @@
-//! Store keys and values of the step's rows in the KV pages of a layer.
+//! Stores keys and values of the step's rows in the KV pages of a layer.
 //!
-//! k and v `(n, n_kv_heads * head_dim)`. A page of a group holds its layers one after another; of each, its heads; of each, keys
-//! `[page_len][head_dim]`, then values in the same shape (of I16 and I8 the numbers of a head lie otherwise:
-//! [`integer_layout`]). `(row, head)` pairs are shared among the workers.
-//! Where a key is stored without what is known of it ([`device::key_bias`]), that is subtracted here.
-//! Bytes: 4 read and the KV type's bytes written for each value.
+//! k and v `(n, n_kv_heads * head_dim)`. A page of a group contains its layers in order. Each layer
+//! has its heads in order, and each head has keys `[page_len][head_dim]`, then values of the same
+//! shape. (I16 and I8 order the numbers of a head differently: [`integer_layout`].) Pairs `(row,
+//! head)` are shared among the workers. A key's constant terms ([`device::key_bias`]) are
+//! subtracted here. Bytes of a value: 4 read, the KV type's bytes written.
 
 use super::attention::integer_layout;
 use super::attention::numbers::{Bytes, Words};
@@ -15,23 +15,24 @@ use device::{KvType, RowCount};
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct KvWriteParams {
     /// `(n, n_kv_heads * head_dim)`
     pub k: *const f32,
     /// `(n, n_kv_heads * head_dim)`
     pub v: *const f32,
-    /// Where they go.
+    /// Destination of keys and values.
     pub pages: LayerPages,
 }
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &KvWriteParams, worker: &Worker<'_>) {
     let pages = &p.pages;
     for at in worker.share(worker.step.n_rows(RowCount::Tokens) * pages.n_kv_heads, 1) {
         let (row, head) = (at / pages.n_kv_heads, at % pages.n_kv_heads);
-        // SAFETY: the vectors lie within the values; the engine gave the row's position a page.
+        // SAFETY: `at` is below rows times heads, so the vectors are within `k` and `v`. The step's
+        // check ensured that the row's position has a page.
         unsafe {
             store::<S>(pages, worker, row, Half::Keys, head, p.k.add(at * pages.head_dim));
             if pages.n_halves == 1 {
@@ -44,7 +45,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    kv_write, body, Params
+    kv_write, body, KvWriteParams
 );
 
 /// Bytes of scratch: one head.
@@ -52,10 +53,12 @@ pub fn scratch_bytes(head_dim: usize) -> usize {
     super::round_up(head_dim * 4)
 }
 
-/// Store one head's vector of a row. What the scratch holds is not kept; `x` may be its beginning.
+/// Stores one head's vector of a row. Overwrites the worker's scratch; `x` may be the start of that
+/// scratch.
 ///
 /// # Safety
-/// The worker's scratch has [`scratch_bytes`]. `x` is valid for `head_dim` values; the row's position has a page; the instruction set is available.
+/// The worker's scratch has [`scratch_bytes`]. `x` is valid for `head_dim` values. The row's
+/// position has a page. The instruction set is available.
 #[inline(always)]
 pub unsafe fn store<S: Simd>(
     pages: &LayerPages,
@@ -67,8 +70,8 @@ pub unsafe fn store<S: Simd>(
 ) {
     let table = worker.step.page_table(worker.step.slots[row], pages.group);
     let (n, mut x) = (pages.head_dim, x);
-    // SAFETY: by the caller, `x` is valid for `head_dim` values; the row's position has a page; the
-    // instruction set is available; a worker's scratch has room for a head.
+    // SAFETY: the caller guarantees `head_dim` values at `x`, a page for the row's position,
+    // scratch for one head, and the instruction set.
     unsafe {
         let position = worker.step.positions[row] as usize;
         if let (Half::Keys, Some(known)) = (half, pages.known()) {

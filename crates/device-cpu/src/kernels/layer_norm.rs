@@ -1,9 +1,10 @@
 //! `out = (x - mean) / sqrt(variance + eps) * weight + bias`, over whole rows.
 //!
-//! x and out `(n, cols)`, weight and bias `(cols)`. Rows are shared among the workers. Accumulation: four vectors side by
-//! side, added pairwise, then their lanes, in f32; a rest shorter than a vector last. The variance is summed after the
-//! mean was taken off, so rows far from zero lose nothing.
-//! Bytes: 4 read and 4 written a value; the second and third reading of x come from the first cache.
+//! x and out `(n, cols)`, weight and bias `(cols)`. Rows are shared among the workers. Accumulation
+//! is in f32: four vectors side by side, added pairwise, then their lanes; a rest shorter than a
+//! vector comes last. The variance is summed after the mean was subtracted, so rows far from zero
+//! lose no precision. Bytes of a value: 4 read, 4 written; the second and third read of x hit the
+//! first-level cache.
 
 use crate::command::Worker;
 use crate::kernels::elementwise::{Function, Sum, combine};
@@ -12,18 +13,18 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct LayerNormParams {
     /// `(n, cols)`
     pub x: *const f32,
     /// `(cols)`
     pub weight: *const f32,
-    /// `(cols)`; null: nothing is added.
+    /// `(cols)`; null for no bias.
     pub bias: *const f32,
-    /// Added to the variance.
+    /// Constant added to the variance.
     pub eps: f32,
     /// Columns.
     pub cols: usize,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
     /// `(n, cols)`
     pub out: *mut f32,
@@ -46,10 +47,10 @@ impl Function for Normalised {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &LayerNormParams, worker: &Worker<'_>) {
     let n = p.cols;
     for row in worker.share(worker.step.n_rows(p.rows), 1) {
-        // SAFETY: the row lies within the values.
+        // SAFETY: `row` is below the step's rows, for which `x` and `out` are valid.
         unsafe {
             let (x, out) = (p.x.add(row * n), p.out.add(row * n));
             let mean = sum::<S>(x, n, 0.0, |v| v, |v| v) / n as f32;
@@ -65,10 +66,10 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    layer_norm, body, Params
+    layer_norm, body, LayerNormParams
 );
 
-/// The sum of `f(x - shift)` over `n` columns.
+/// Sum of `f(x - shift)` over `n` columns.
 ///
 /// # Safety
 /// `x` is valid for `n` values; the instruction set is available.

@@ -1,8 +1,9 @@
 //! The kernels of the CPU device.
 //!
-//! One kernel is one file. A body is written once over [`Simd`](crate::simd::Simd) and instantiated for each
-//! instruction set; a function named for the kernel picks the variant when the command table is written.
-//! Shapes: activations are f32 `(n, cols)`, row-major, without gaps; `n` is known when a step runs.
+//! Each kernel is one file. Its body is written once over [`Simd`](crate::simd::Simd) and
+//! instantiated for each instruction set. A function with the kernel's name selects the variant
+//! when the command table is written. Activations are f32 `(n, cols)`, row-major, without gaps; `n`
+//! is known when a step runs.
 
 pub mod adapters;
 pub mod linear;
@@ -44,7 +45,7 @@ pub mod short_conv;
 pub mod softcap;
 pub mod unfold;
 
-/// Round up to a multiple of 64 bytes.
+/// Rounds up to a multiple of 64 bytes.
 pub const fn round_up(bytes: usize) -> usize {
     bytes.next_multiple_of(64)
 }

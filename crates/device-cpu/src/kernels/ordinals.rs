@@ -5,12 +5,12 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct OrdinalsParams {
     /// `(n, k)`
     pub out: *mut u32,
     /// Columns.
     pub k: usize,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
 }
 
@@ -18,9 +18,9 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn ordinals(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn ordinals(p: &OrdinalsParams, worker: &Worker<'_>) {
     for at in worker.share(worker.step.n_rows(p.rows) * p.k, 1) {
-        // SAFETY: the place is one of the value's.
+        // SAFETY: `at` is below rows times `k`, for which `p.out` is valid.
         unsafe { *p.out.add(at) = (at % p.k) as u32 }
     }
 }

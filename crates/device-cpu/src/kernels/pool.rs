@@ -1,8 +1,9 @@
-//! `out[i]`: the mean, the first or the last of the rows of the span that holds row `outputs[i]`; x `(n_tokens, cols)`, out
-//! `(n_outputs, cols)`.
+//! `out[i]` is the mean, the first or the last of the rows of the span that contains row
+//! `outputs[i]`; x `(n_tokens, cols)`, out `(n_outputs, cols)`.
 //!
-//! Columns are shared among the workers in whole cache lines. A mean adds rows in ascending order, in f32, and is then
-//! multiplied by one over their number. Bytes: 4 read for each value of the span, or of the one row.
+//! Columns are shared among the workers in whole cache lines. A mean adds rows in ascending order,
+//! in f32, and is multiplied by one over their number. Bytes: 4 read for each value of the span, or
+//! of the one row.
 
 use crate::command::Worker;
 use crate::kernels::elementwise::{Sum, Times, combine};
@@ -11,10 +12,10 @@ use device::{Pooling, RowCount};
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct PoolParams {
     /// `(n_tokens, cols)`
     pub x: *const f32,
-    /// How.
+    /// Kind of pooling.
     pub kind: Pooling,
     /// Columns.
     pub cols: usize,
@@ -25,18 +26,18 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &PoolParams, worker: &Worker<'_>) {
     let share = worker.share(p.cols, 16);
     let mut spans = worker.step.spans.iter().peekable();
     for output in 0..worker.step.n_rows(RowCount::Outputs) {
         let row = worker.step.outputs[output];
-        // Outputs ascend, and so do spans.
+        // Outputs and spans are both in ascending order.
         while spans.peek().is_some_and(|s| s.first_row + s.n_rows <= row) {
             spans.next();
         }
         let Some(span) = spans.peek() else { return };
         let (first, n) = (span.first_row as usize, span.n_rows as usize);
-        // SAFETY: the span's rows are rows of the step; the columns lie within them.
+        // SAFETY: the span's rows are rows of the step, and `share` is within the columns.
         unsafe {
             let at = |row: usize| p.x.add(row * p.cols + share.start);
             let out = p.out.add(output * p.cols + share.start);
@@ -54,5 +55,5 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    pool, body, Params
+    pool, body, PoolParams
 );

@@ -1,23 +1,27 @@
-//! One to three matrices that read the same rows, and what is done with their products at once.
+//! One to three matrices that read the same rows, fused with an epilogue on their products.
 //!
-//! `y_m = x W_m^T + bias_m` for `m < n_matrices`; then, by [`Epilogue`]: each product goes to its own value, or
-//! `out = y_0 + residual`, or `out = kind(y_0) * y_1` (the gated feed-forward). x `(n, cols)`, W_m `(n_out_m, cols)`.
+//! `y_m = x W_m^T + bias_m` for `m < n_matrices`; x `(n, cols)`, W_m `(n_out_m, cols)`. The
+//! [`Epilogue`] stores each product in its own value, or computes `out = y_0 + residual`, or `out =
+//! kind(y_0) * y_1` (the gated feed-forward).
 //!
-//! Three schedules:
+//! There are three schedules:
 //!
-//! - [`one_row`]: every worker normalises and quantises the row for itself, which costs less than a barrier, then takes
-//!   pieces of `piece_rows` weight rows, multiplies them with the row, and applies the epilogue.
-//! - [`many_rows`]: the rows were prepared by [`activation_rows`](super::activation_rows). A unit is a block of rows
-//!   times a group of tiles of 16 weight rows; a tile's products, (rows, 16), stay in the first cache for the epilogue.
-//! - [`few_rows`]: what [`many_rows`] does up to [`FEW_ROWS`] rows. A unit is a piece of some tiles, each with all rows and
-//!   all columns.
+//! - [`one_row`]: every worker normalises and quantises the row itself, which costs less than a
+//!   barrier. It then takes pieces of `piece_rows` weight rows, multiplies them with the row, and
+//!   applies the epilogue.
+//! - [`many_rows`]: [`activation_rows`](super::activation_rows) prepared the rows. A unit is a
+//!   block of rows times a group of tiles of 16 weight rows. A tile's products, (rows, 16), stay in
+//!   the first-level cache for the epilogue.
+//! - [`few_rows`]: the variant of [`many_rows`] for up to [`FEW_ROWS`] rows. A unit is a piece of
+//!   some tiles, each with all rows and all columns.
 //!
-//! One row is bound by memory, and few rows nearly so. Long streams are read fastest, so a worker's pieces are neighbours; it
-//! helps the others when its own are done. With many rows, units are handed out by one counter. Either way a worker that the
-//! system has slowed down does less. Order of accumulation: the matrix kernel's ([`linear`](super::linear)). Bytes: the weights
+//! One row is bound by memory, and few rows nearly so. Long streams are read fastest, so a worker's
+//! pieces are neighbours; it helps the other workers when its own are done. With many rows, units
+//! are taken from one counter. In all schedules a worker that the system slows down computes less.
+//! Order of accumulation: that of the matrix kernel ([`linear`](super::linear)). Bytes: the weights
 //! once for each block of rows.
 
-use super::activation_rows::{Source, normalised};
+use super::activation_rows::{RowSource, normalised};
 use super::elementwise::{Function, Same, Sum, combine};
 use super::gate::Gated;
 use super::linear::{
@@ -31,77 +35,81 @@ use device::Activation;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Most tiles of a unit of [`many_rows`]: enough that taking a unit costs nothing.
+/// Most tiles of a unit of [`many_rows`], enough that the cost of taking a unit does not matter.
 const TILES_PER_UNIT: usize = 4;
-/// Units a worker of [`many_rows`], at least, where there are enough tiles: so many that all end at about the same time.
+/// Least units of a worker in [`many_rows`], if there are enough tiles, so that all workers end at
+/// about the same time.
 const UNITS_PER_WORKER: usize = 4;
 
-/// Most tiles of a piece of [`few_rows`]: their products stay in the first cache.
+/// Most tiles of a piece of [`few_rows`]; their products stay in the first-level cache.
 const TILES_PER_PIECE: usize = 16;
 
-/// One matrix.
+/// One matrix of a projection.
 #[derive(Clone, Copy)]
 pub struct Matrix {
     /// `(n_out, cols)`
     pub weight: WeightRows,
-    /// `(n_out)`; null: none.
+    /// `(n_out)`; null for no bias.
     pub bias: *const f32,
-    /// `(n, n_out)`, where the epilogue stores products.
+    /// `(n, n_out)`, the destination of the products.
     pub out: *mut f32,
     /// Weight rows.
     pub n_out: usize,
-    /// What multiplies it.
+    /// Functions that multiply.
     pub multiply: Multiply,
 }
 
-/// What happens to the products.
+/// Operation on the products.
 #[derive(Clone, Copy)]
 pub enum Epilogue {
     /// `matrix.out = y`
     Store,
-    /// `matrices[0].out = y_0 + residual`, both `(n, n_out)`; may be the same.
+    /// `matrices[0].out = y_0 + residual`, both `(n, n_out)`; the two may alias.
     Add {
-        /// What is added.
+        /// The values to add.
         residual: *const f32,
     },
-    /// `matrices[0].out = kind(y_0) * y_1`: the first matrix is the gate's.
+    /// `matrices[0].out = kind(y_0) * y_1`; the first matrix is the gate's.
     Gate {
-        /// The function on the gate.
+        /// Activation of the gate.
         kind: Activation,
     },
 }
 
-/// Parameters of both schedules.
+/// Parameters of all schedules.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ProjectionParams {
     /// The rows.
-    pub source: Source,
-    /// The first `n_matrices` count.
+    pub source: RowSource,
+    /// Matrices, of which the first `n_matrices` are used.
     pub matrices: [Matrix; 3],
     /// 1 to 3; 2 with [`Epilogue::Gate`], 1 with [`Epilogue::Add`].
     pub n_matrices: usize,
-    /// What happens to the products.
+    /// Operation on the products.
     pub epilogue: Epilogue,
-    /// [`many_rows`]: prepared rows of each form that a matrix reads, by its number.
+    /// [`many_rows`]: prepared rows of each form that a matrix reads, by [`ActivationKind`].
     pub rows: [*const u8; 3],
-    /// [`one_row`]: weight rows of a piece, a multiple of 16. [`many_rows`]: activation rows of a block.
+    /// [`one_row`]: weight rows of a piece, a multiple of 16. [`many_rows`]: activation rows of a
+    /// block.
     pub block: usize,
 }
 
-impl Params {
+impl ProjectionParams {
     fn matrices(&self) -> &[Matrix] {
         &self.matrices[..self.n_matrices]
     }
 
-    /// Units of work along the weight rows, in pieces of `rows` rows. With a gate, both matrices are one.
+    /// Number of pieces of `rows` weight rows. With a gate, both matrices count as one.
     fn n_pieces(&self, rows: usize) -> usize {
         match self.epilogue {
             Epilogue::Gate { .. } => self.matrices[0].n_out.div_ceil(rows),
-            _ => self.matrices().iter().map(|m| m.n_out.div_ceil(rows)).sum(),
+            Epilogue::Store | Epilogue::Add { .. } => {
+                self.matrices().iter().map(|m| m.n_out.div_ceil(rows)).sum()
+            }
         }
     }
 
-    /// Which matrix a piece belongs to, and the piece's number within it.
+    /// Matrix of a piece, and the piece's index within it.
     fn piece(&self, mut piece: usize, rows: usize) -> (usize, usize) {
         for (index, matrix) in self.matrices().iter().enumerate() {
             let n = matrix.n_out.div_ceil(rows);
@@ -114,24 +122,25 @@ impl Params {
     }
 }
 
-/// Weight rows of a piece of [`one_row`]: about four pieces a worker, at least a tile, at most what stays in the cache.
+/// Weight rows of a piece of [`one_row`]: about four pieces a worker, at least a tile, at most what
+/// stays in the cache.
 pub fn piece_rows(n_out_total: usize, n_workers: usize) -> usize {
     (n_out_total / (4 * n_workers)).next_multiple_of(TILE_ROWS).clamp(TILE_ROWS, 8192)
 }
 
-/// Activation rows of a block of [`many_rows`]: with a pass of their columns and the products of a unit's tiles, what stays in
-/// the second cache.
+/// Activation rows of a block of [`many_rows`]. A pass of their columns stays in the second-level
+/// cache, with the products of a unit's tiles.
 pub fn row_block(max_rows: usize) -> usize {
     const ROWS: usize = 192;
     ROWS.min(max_rows.max(1))
 }
 
-/// Bytes of scratch of [`one_row`]: the row in all forms and the products of two pieces.
+/// Bytes of scratch of [`one_row`]: the row in all forms, and the products of two pieces.
 pub fn one_row_scratch_bytes(cols: usize, piece_rows: usize) -> usize {
     one_row_products(cols) + 2 * round_up(piece_rows * 4)
 }
 
-/// Offset of the row in the scratch of [`one_row`] in other forms than f32, with which the scratch begins.
+/// Offsets of the row in the scratch of [`one_row`] in forms other than f32, which comes first.
 #[inline(always)]
 fn one_row_forms(cols: usize) -> [(ActivationKind, usize); 2] {
     let q8 = round_up(cols * 4);
@@ -145,7 +154,8 @@ fn one_row_products(cols: usize) -> usize {
     last + round_up(kind.row_bytes(cols))
 }
 
-/// Bytes of scratch of [`many_rows`]: the products of a unit's tiles, twice for a gate, and what the matrix kernel needs.
+/// Bytes of scratch of [`many_rows`]: the products of a unit's tiles, twice for a gate, and the
+/// matrix kernel's scratch.
 pub fn many_rows_scratch_bytes(row_block: usize, gemm_scratch: usize) -> usize {
     2 * TILES_PER_UNIT * row_block * TILE_ROWS * 4 + round_up(gemm_scratch)
 }
@@ -153,16 +163,17 @@ pub fn many_rows_scratch_bytes(row_block: usize, gemm_scratch: usize) -> usize {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn one_row_body<S: Simd>(p: &ProjectionParams, worker: &Worker<'_>) {
     if worker.step.n_rows(p.source.rows) == 0 {
         return;
     }
     let cols = p.source.cols;
     let n = p.n_pieces(p.block);
-    // A worker without work has no use for the row.
+    // A worker without a unit does not prepare the row.
     let mut helped = 0;
     let Some(mut unit) = worker.take_near(n, &mut helped) else { return };
-    // SAFETY: the scratch has the layout of `one_row_scratch_bytes`; pieces lie within their matrices.
+    // SAFETY: the scratch has the layout of `one_row_scratch_bytes`; pieces are within their
+    // matrices; the caller guarantees the pointers of `p`.
     unsafe {
         let forms = one_row_forms(cols).map(|(kind, at)| (kind, worker.scratch.add(at)));
         let products: *mut f32 = worker.scratch.add(one_row_products(cols)).cast();
@@ -180,7 +191,7 @@ unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
         loop {
             let (index, piece) = match p.epilogue {
                 Epilogue::Gate { .. } => (0, unit),
-                _ => p.piece(unit, p.block),
+                Epilogue::Store | Epilogue::Add { .. } => p.piece(unit, p.block),
             };
             let m = &p.matrices[index];
             let (r0, r1) = (piece * p.block, ((piece + 1) * p.block).min(m.n_out));
@@ -200,23 +211,24 @@ unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The schedule for one row.
-    one_row, one_row_body, Params
+    one_row, one_row_body, ProjectionParams
 );
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn many_rows_body<S: Simd>(p: &ProjectionParams, worker: &Worker<'_>) {
     let n = worker.step.n_rows(p.source.rows);
     if n <= FEW_ROWS {
-        // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
-        // writes what this one reads, and the instruction set is available.
+        // SAFETY: the caller guarantees the pointers of `p` for the step's `n` rows, and the
+        // instruction set.
         return unsafe { few_rows::<S>(p, worker, n) };
     }
     let n_tiles = p.n_pieces(TILE_ROWS);
     let tiles_per_unit = (n_tiles / (UNITS_PER_WORKER * worker.n)).clamp(1, TILES_PER_UNIT);
     let n_groups = n_tiles.div_ceil(tiles_per_unit);
-    // SAFETY: the scratch has the layout of `many_rows_scratch_bytes`; tiles lie within their matrices.
+    // SAFETY: the scratch has the layout of `many_rows_scratch_bytes`; tiles are within their
+    // matrices; the caller guarantees the pointers of `p`.
     unsafe {
         let products: *mut f32 = worker.scratch.cast();
         let others = products.add(TILES_PER_UNIT * p.block * TILE_ROWS);
@@ -229,7 +241,7 @@ unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
         };
         let is_gate = matches!(p.epilogue, Epilogue::Gate { .. });
         let pass = p.matrices().iter().map(|m| m.multiply.gemm_pass).min().unwrap_or(usize::MAX);
-        // Blocks of equal size, so that the last is not a small rest.
+        // Blocks have equal sizes, so that the last one is not a small rest.
         let n_blocks = n.div_ceil(p.block);
         let block_len = n.div_ceil(n_blocks.max(1));
         while let Some(unit) = worker.take(n_blocks * n_groups) {
@@ -268,28 +280,31 @@ unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The schedule for many rows.
-    many_rows, many_rows_body, Params
+    many_rows, many_rows_body, ProjectionParams
 );
 
-/// The schedule for a few rows: a worker's pieces are neighbours, and every tile is read from its beginning to its end, once.
+/// The schedule for a few rows. A worker's pieces are neighbours, and every tile is read once, from
+/// start to end.
 ///
 /// # Safety
 /// As [`many_rows_body`].
 #[inline(always)]
-unsafe fn few_rows<S: Simd>(p: &Params, worker: &Worker<'_>, n: usize) {
+unsafe fn few_rows<S: Simd>(p: &ProjectionParams, worker: &Worker<'_>, n: usize) {
     if n == 0 {
         return;
     }
     let cols = p.source.cols;
     let is_gate = matches!(p.epilogue, Epilogue::Gate { .. });
-    // As many tiles as the scratch has room for, and so many pieces that workers end at about the same time.
+    // Pieces have as many tiles as the scratch has room for, but few enough that workers end at
+    // about the same time.
     let n_tiles = p.n_pieces(TILE_ROWS);
     let room = (TILES_PER_UNIT * p.block / n).clamp(1, TILES_PER_PIECE);
     let piece_rows = TILE_ROWS * (n_tiles / (UNITS_PER_WORKER * worker.n)).clamp(1, room);
     let n_pieces = p.n_pieces(piece_rows);
     let mut helped = 0;
-    // SAFETY: the scratch has the layout of `many_rows_scratch_bytes`: room for TILES_PER_UNIT tiles of a block of at least `n`
-    // rows, twice, which `room` does not exceed; pieces lie within their matrices.
+    // SAFETY: the scratch has the layout of `many_rows_scratch_bytes`, with room for
+    // `TILES_PER_UNIT` tiles of `p.block >= n` rows, twice. `room` keeps a piece within it, and
+    // pieces are within their matrices.
     unsafe {
         let products: *mut f32 = worker.scratch.cast();
         let others = products.add(TILES_PER_UNIT * p.block * TILE_ROWS);
@@ -320,14 +335,15 @@ unsafe fn few_rows<S: Simd>(p: &Params, worker: &Worker<'_>, n: usize) {
     }
 }
 
-/// Bias and epilogue of the products of some activation rows with `n` neighbouring weight rows, from `r0` on. The products of a
-/// row begin [`TILE_ROWS`] after those of the row before, so there may be more than that of them only for one row.
+/// Adds the bias and applies the epilogue to the products of some activation rows with `n`
+/// neighbouring weight rows from `r0` on. Rows of products are [`TILE_ROWS`] apart, so `n` may be
+/// larger only for a single row.
 ///
 /// # Safety
-/// The products and the values are valid for them.
+/// The products at `y` and `others`, and the values of `p` and `m`, are valid for these rows.
 #[inline(always)]
 unsafe fn finish<S: Simd>(
-    p: &Params,
+    p: &ProjectionParams,
     m: &Matrix,
     rows: Range<usize>,
     r0: usize,
@@ -337,7 +353,8 @@ unsafe fn finish<S: Simd>(
 ) {
     let block = Block { n_rows: rows.len(), n, stride: m.n_out };
     let at = rows.start * m.n_out + r0;
-    // SAFETY: by the caller, the products and the values are valid for the tile.
+    // SAFETY: the caller guarantees the products, and the values from row `rows.start` and column
+    // `r0` on.
     unsafe {
         block.add_bias::<S>(m, r0, y);
         let out = m.out.add(at);
@@ -361,19 +378,21 @@ unsafe fn finish<S: Simd>(
     }
 }
 
-/// Products of `n_rows` activation rows with `n` weight rows; a row's are [`TILE_ROWS`] after those of the row before.
+/// Products of `n_rows` activation rows with `n` weight rows; rows of products are [`TILE_ROWS`]
+/// apart.
 struct Block {
     n_rows: usize,
     n: usize,
-    /// Values from a row to the next where the products go.
+    /// Values from a row to the next in the destination.
     stride: usize,
 }
 
 impl Block {
-    /// `out[i] = f(a[i], b[i])` for every row `i`; `b` has rows of `b_stride`.
+    /// Computes `out[i] = f(a[i], b[i])` for every row `i`; rows of `b` are `b_stride` apart.
     ///
     /// # Safety
-    /// `a` is valid for the products, `b` and `out` for as many values of each row; the instruction set is available.
+    /// `a` is valid for the products, `b` and `out` for `n` values of each row; the instruction set
+    /// is available.
     #[inline(always)]
     unsafe fn each<S: Simd>(
         &self,
@@ -384,10 +403,11 @@ impl Block {
         f: impl Function + Copy,
     ) {
         for i in 0..self.n_rows {
-            // SAFETY: row `i` of each.
+            // SAFETY: `i` is below `n_rows`, so the caller guarantees row `i` of `a`, `b` and
+            // `out`.
             unsafe {
                 let (a, b, out) = (a.add(i * TILE_ROWS), b.add(i * b_stride), out.add(i * self.stride));
-                // Nearly always a whole tile, whose loop is unrolled.
+                // Nearly all calls are for a whole tile, whose loop is unrolled.
                 match self.n {
                     TILE_ROWS => combine::<S>(a, b, out, TILE_ROWS, f),
                     n => combine::<S>(a, b, out, n, f),
@@ -396,18 +416,18 @@ impl Block {
         }
     }
 
-    /// `out[i] = C(y[i]) * others[i]` for every row.
+    /// Computes `out[i] = C(y[i]) * others[i]` for every row.
     ///
     /// # Safety
     /// As [`Self::each`].
     #[inline(always)]
     unsafe fn gate<S: Simd, C: Curve>(&self, y: *const f32, others: *const f32, out: *mut f32) {
-        // SAFETY: by the caller, the products are valid for the tile, the output for a value of each row; the
-        // instruction set is available.
+        // SAFETY: the caller guarantees the products at `y` and `others`, room for each row at
+        // `out`, and the instruction set.
         unsafe { self.each::<S>(y, others, TILE_ROWS, out, Gated::<C>(PhantomData)) }
     }
 
-    /// Add the bias of the weight rows from `r0` on, if there is one.
+    /// Adds the bias of the weight rows from `r0` on, if there is one.
     ///
     /// # Safety
     /// `y` is valid for the products; the instruction set is available.
@@ -417,8 +437,8 @@ impl Block {
             return;
         }
         let to_self = Block { stride: TILE_ROWS, ..*self };
-        // SAFETY: by the caller, `y` is valid for the products; the instruction set is available; a matrix
-        // has a bias for each weight row.
+        // SAFETY: the caller guarantees the products at `y` and the instruction set; `m.bias` has a
+        // value for each weight row.
         unsafe { to_self.each::<S>(y, m.bias.add(r0), 0, y, Sum) }
     }
 }

@@ -1,9 +1,10 @@
-//! One pass over the heads of a layer's q, k and v: RmsNorm of q and k, Rope of q and k, KvWrite.
+//! One pass over the heads of a layer's q, k and v: RmsNorm and RoPE of q and k, then KvWrite.
 //!
-//! Steps that the model does not have are absent. q `(n, n_heads * head_dim)` goes from one value to another, k and v
-//! `(n, n_kv_heads * head_dim)` into the KV pages. All `(row, head)` triples of the three are one list that the workers
-//! share. Norms accumulate as in [`rms_norm`](super::rms_norm). Bytes: 4 read a value, 4 written for q, the KV type's for
-//! k and v.
+//! Models skip the parts that they lack. q `(n, n_heads * head_dim)` is copied from one value to
+//! another; k and v `(n, n_kv_heads * head_dim)` are stored in the KV pages. All `(row, head)`
+//! pairs of q, k and v are one list, which the workers share. Norms accumulate as in
+//! [`rms_norm`](super::rms_norm). Bytes of a value: 4 read; 4 written for q, the KV type's for k
+//! and v.
 
 use super::attention::pages::{Half, LayerPages};
 use super::kv_write::store;
@@ -13,48 +14,49 @@ use crate::command::Worker;
 use crate::simd::{Simd, variants};
 use device::RowCount;
 
-/// What happens to the heads of q, or of k.
+/// Norm and RoPE of the heads of q, or of k.
 #[derive(Clone, Copy)]
 pub struct Chain {
     /// `(n, n_heads * head_dim)`
     pub x: *const f32,
-    /// Heads; 0: there is no such chain.
+    /// Number of heads; 0 if there is no such chain.
     pub n_heads: usize,
-    /// Whether there is a norm.
+    /// True if heads are normalised.
     pub norm: bool,
-    /// `(head_dim)`; null: no factor.
+    /// `(head_dim)`; null for no factor.
     pub weight: *const f32,
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub eps: f32,
-    /// How they rotate.
+    /// Rotation of the heads.
     pub turn: Turn,
-    /// `(n, n_heads * head_dim)`; null: not wanted.
+    /// `(n, n_heads * head_dim)`; null if no value is written.
     pub out: *mut f32,
 }
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct QkRopeKvParams {
     /// The query heads.
     pub q: Chain,
     /// The key heads.
     pub k: Chain,
     /// `(n, n_kv_heads * head_dim)`
     pub v: *const f32,
-    /// Where keys and values go.
+    /// Destination of keys and values.
     pub pages: LayerPages,
 }
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &QkRopeKvParams, worker: &Worker<'_>) {
     let (pages, head_dim) = (&p.pages, p.pages.head_dim);
     let heads_of_row = p.q.n_heads + 2 * pages.n_kv_heads;
     let scratch: *mut f32 = worker.scratch.cast();
     for at in worker.share(worker.step.n_rows(RowCount::Tokens) * heads_of_row, 1) {
         let (row, head) = (at / heads_of_row, at % heads_of_row);
-        // SAFETY: the heads lie within their values; the engine gave the row's position a page.
+        // SAFETY: `at` is below rows times heads, so the heads are within their values. The step's
+        // check ensured that the row's position has a page.
         unsafe {
             if head < p.q.n_heads {
                 let at = (row * p.q.n_heads + head) * head_dim;
@@ -80,17 +82,17 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    qk_rope_kv, body, Params
+    qk_rope_kv, body, QkRopeKvParams
 );
 
-/// Normalise and rotate one head.
+/// Normalises and rotates one head.
 ///
 /// # Safety
 /// As [`turn_head`].
 #[inline(always)]
 unsafe fn process<S: Simd>(chain: &Chain, row: usize, x: *const f32, head_dim: usize, out: *mut f32) {
-    // SAFETY: by the caller, `x` and the output are valid for `head_dim` values, the table for the row; the
-    // instruction set is available.
+    // SAFETY: the caller guarantees `head_dim` values at `x` and `out`, the row of the RoPE table,
+    // and the instruction set.
     unsafe {
         let mut x = x;
         if chain.norm {

@@ -1,21 +1,28 @@
-//! The gated delta rule and the selective scan: layers whose memory of a sequence is a matrix `S (rows, cols)` for each head.
+//! The gated delta rule and the selective scan: layers whose state of a sequence is a matrix `S
+//! (rows, cols)` for each head.
 //!
-//! Both are `S = D S + k u^T`, `out = scale * S^T q + skip * v` position after position, with `u = beta * (v - (D S)^T k)` in
-//! the delta rule and `u = step * v` in the scan; `D` is `d = exp(rate * step)`, or a diagonal of such. q and k are
-//! `(n, n_shared * rows)`, v and out `(n, n_heads * cols)`, states f32.
+//! Both compute `S = D S + k u^T`, then `out = scale * S^T q + skip * v`, position by position. The
+//! delta rule has `u = beta * (v - (D S)^T k)`, the scan `u = step * v`. `D` is the number `d =
+//! exp(rate * step)`, or a diagonal of such numbers. q and k are `(n, n_shared * rows)`, v and out
+//! `(n, n_heads * cols)`, states f32.
 //!
-//! A unit of work is (a span, a head). A few rows go position by position ([`walk`]): S is read from the state before and
-//! written to the state after, two passes over a strip of columns that stays in the first cache. Many rows go in chunks of up
-//! to [`CHUNK`] ([`chunk`]) as matrix products. With `L[t]` the sum of `rate * step` up to `t` in the chunk, and `S` the state
-//! before it:
+//! A unit of work is (a span, a head). A few rows are computed position by position ([`walk`]): S
+//! is read from the old state and written to the new one, in two passes over a strip of columns
+//! that stays in the first-level cache. Many rows are computed in chunks of up to [`CHUNK`]
+//! ([`chunk`]) as matrix products. `L[t]` is the sum of `rate * step` up to `t` in the chunk, and
+//! `S` the state before the chunk:
 //!
-//! - `A[t][s] = scale * exp(L[t] - L[s]) q[t].k[s]` for `s <= t`, `T[t][s] = -beta[t] exp(L[t] - L[s]) k[t].k[s]` for `s < t`;
-//! - the delta rule's `U` solves `(1 - T) U = beta * (V - exp(L) K S)`, forwards, blocks of [`SOLVED`] rows as products (the
-//!   "WY" form: Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024); the scan's is `step * V`;
-//! - `out = scale * exp(L) Q S + A U + skip * V`, and `S = exp(L[n-1]) S + K^T (exp(L[n-1] - L) U)` (Dao and Gu, 2024).
+//! - `A[t][s] = scale * exp(L[t] - L[s]) q[t].k[s]` for `s <= t`,
+//!   `T[t][s] = -beta[t] exp(L[t] - L[s]) k[t].k[s]` for `s < t`;
+//! - in the delta rule `U` solves `(1 - T) U = beta * (V - exp(L) K S)`, forwards, with blocks of
+//!   [`SOLVED`] rows as products (the "WY" form: Yang et al., "Parallelizing Linear Transformers
+//!   with the Delta Rule", 2024); in the scan it is `step * V`;
+//! - `out = scale * exp(L) Q S + A U + skip * V`, and `S = exp(L[n-1]) S + K^T (exp(L[n-1] - L) U)`
+//!   (Dao and Gu, 2024).
 //!
-//! No exponent is positive, so nothing overflows. Accumulation: sums over rows of S or positions ascending, in f32.
-//! Bytes: a state once each way for a span and head; q, k and v once, 4 written for each output.
+//! No exponent is positive, so nothing overflows. Accumulation: rows of S or positions in ascending
+//! order, in f32. Bytes: a state read and written once for each span and head; q, k and v read
+//! once; 4 written for each output.
 
 use super::attention::constants::{FLOAT_BLOCK as CHUNK, padded};
 use super::attention::loops::Loops;
@@ -28,43 +35,43 @@ use crate::simd::math::exp;
 use crate::simd::{Simd, variants};
 use device::{STATE_NONE, Span, StateUse};
 
-/// Rows of a span from which on products cost less than a walk.
+/// Least rows of a span for which products cost less than a walk.
 const MIN_CHUNK: usize = 12;
 
 /// Rows of a block of the triangular system.
 const SOLVED: usize = 16;
 
-/// Vectors of a strip of columns.
+/// Vectors in a strip of columns.
 const STRIP: usize = 4;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct RecurrenceParams {
     /// `(n, n_shared * rows)`
     pub q: *const f32,
     /// `(n, n_shared * rows)`
     pub k: *const f32,
     /// `(n, n_heads * cols)`
     pub v: *const f32,
-    /// `(n, n_heads)`, or `(n, n_heads * rows)` where `per_row`.
+    /// `(n, n_heads)`, or `(n, n_heads * rows)` with `per_row`.
     pub steps: *const f32,
-    /// `(n, n_heads)`; null: a scan.
+    /// `(n, n_heads)`; null for a scan.
     pub beta: *const f32,
     /// `(n_heads)`
     pub rate: *const f32,
     /// `(n_heads)`; null: 0.
     pub skip: *const f32,
-    /// `(n_states, state_len)`, from this layer's part of the first one on.
+    /// `(n_states, state_len)`, from this layer's part of the first state on.
     pub states: *mut f32,
-    /// Numbers of a state of all layers.
+    /// Numbers of a state, over all layers.
     pub state_len: usize,
     /// Heads.
     pub n_heads: usize,
     /// Heads of q and k.
     pub n_shared: usize,
-    /// Whether head `h` has q and k of `h % n_shared`, and not of `h / (n_heads / n_shared)`.
+    /// True if head `h` uses q and k of head `h % n_shared`, instead of `h / (n_heads / n_shared)`.
     pub tiled: bool,
-    /// Whether each row of S has a step.
+    /// True if each row of S has its own step.
     pub per_row: bool,
     /// Rows of S.
     pub rows: usize,
@@ -72,35 +79,35 @@ pub struct Params {
     pub cols: usize,
     /// Factor on the output.
     pub scale: f32,
-    /// Whether many rows go in chunks, which adds in another order than a walk.
+    /// True if many rows are computed in chunks, which accumulate in another order than a walk.
     pub chunked: bool,
     /// `(n, n_heads * cols)`
     pub out: *mut f32,
 }
 
-/// A worker's memory.
+/// Scratch of a worker.
 #[derive(Clone, Copy)]
-struct Scratch {
+struct HeadScratch {
     /// `(rows, padded cols)`
     s: *mut f32,
-    /// `(rows, CHUNK)` keys as columns.
+    /// `(rows, CHUNK)` keys, one column for each position.
     keys: *mut f32,
     /// `(CHUNK, padded cols)`
     u: *mut f32,
     /// `(CHUNK, padded cols)`
     o: *mut f32,
-    /// `(CHUNK, CHUNK)` weights of U in the output: A.
+    /// `(CHUNK, CHUNK)` matrix A, weights of U in the output.
     weights: *mut f32,
-    /// `(CHUNK, CHUNK)` of U in itself: T.
+    /// `(CHUNK, CHUNK)` matrix T of the triangular system.
     system: *mut f32,
-    /// `(CHUNK)` L.
+    /// `(CHUNK)` vector L.
     logs: *mut f32,
-    /// `(rows)` of a walk: decays, and keys times decays.
+    /// `(rows)` decays of a walk; `decayed_keys` has keys times decays.
     decays: *mut f32,
     decayed_keys: *mut f32,
 }
 
-impl Scratch {
+impl HeadScratch {
     fn sizes(rows: usize, cols: usize) -> [usize; 9] {
         let wide = padded(cols);
         [
@@ -120,7 +127,7 @@ impl Scratch {
     /// # Safety
     /// `start` is valid for [`scratch_bytes`], aligned to 64.
     #[inline(always)]
-    unsafe fn at(start: *mut u8, rows: usize, cols: usize) -> Scratch {
+    unsafe fn at(start: *mut u8, rows: usize, cols: usize) -> HeadScratch {
         let mut at = start;
         let [s, keys, u, o, weights, system, logs, decays, decayed_keys] =
             Self::sizes(rows, cols).map(|bytes| {
@@ -128,23 +135,23 @@ impl Scratch {
                 at = at.wrapping_add(bytes);
                 part
             });
-        Scratch { s, keys, u, o, weights, system, logs, decays, decayed_keys }
+        HeadScratch { s, keys, u, o, weights, system, logs, decays, decayed_keys }
     }
 }
 
 /// Bytes of scratch.
 pub fn scratch_bytes(rows: usize, cols: usize) -> usize {
-    Scratch::sizes(rows, cols).into_iter().sum()
+    HeadScratch::sizes(rows, cols).into_iter().sum()
 }
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Loops>(p: &Params, worker: &Worker<'_>) {
-    // SAFETY: the scratch has the layout of `scratch_bytes`; heads and rows lie within the values, and the check has seen that
-    // the states are there and that no other span has the same `to`.
+unsafe fn body<S: Loops>(p: &RecurrenceParams, worker: &Worker<'_>) {
+    // SAFETY: the scratch has the layout of `scratch_bytes`, and heads and rows are within the
+    // values. The step's check ensured that its states exist and that spans write different ones.
     unsafe {
-        let scratch = Scratch::at(worker.scratch, p.rows, p.cols);
+        let scratch = HeadScratch::at(worker.scratch, p.rows, p.cols);
         while let Some(unit) = worker.take(worker.step.spans.len() * p.n_heads) {
             let (index, head) = (unit / p.n_heads, unit % p.n_heads);
             let (span, state) = (&worker.step.spans[index], &worker.step.states[index]);
@@ -160,15 +167,15 @@ unsafe fn body<S: Loops>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    recurrence, body, Params
+    recurrence, body, RecurrenceParams
 );
 
-impl Params {
+impl RecurrenceParams {
     fn shared(&self, head: usize) -> usize {
         if self.tiled { head % self.n_shared } else { head / (self.n_heads / self.n_shared) }
     }
 
-    /// A head's part of a state; null of no state.
+    /// A head's part of a state; null for no state.
     fn state(&self, state: u32, head: usize) -> *mut f32 {
         match state {
             STATE_NONE => std::ptr::null_mut(),
@@ -177,16 +184,23 @@ impl Params {
     }
 }
 
-/// The rows of a span one after another, one head.
+/// Computes the rows of a span one after another, for one head.
 ///
 /// # Safety
-/// The span's rows are rows of the values, the states are there; the instruction set is available.
+/// The span's rows are rows of the values; its states exist; the instruction set is available.
 #[inline(always)]
-unsafe fn walk<S: Simd>(p: &Params, span: &Span, state: &StateUse, head: usize, scratch: &Scratch) {
+unsafe fn walk<S: Simd>(
+    p: &RecurrenceParams,
+    span: &Span,
+    state: &StateUse,
+    head: usize,
+    scratch: &HeadScratch,
+) {
     let (rows, cols) = (p.rows, p.cols);
     let to = p.state(state.to, head);
     let mut from = p.state(state.from, head);
-    // SAFETY: by the caller, rows and states are there; strips lie within the columns.
+    // SAFETY: the caller guarantees the rows, the states and the instruction set; strips are within
+    // the columns.
     unsafe {
         if from.is_null() {
             to.write_bytes(0, rows * cols);
@@ -198,7 +212,7 @@ unsafe fn walk<S: Simd>(p: &Params, span: &Span, state: &StateUse, head: usize, 
             let rate = *p.rate.add(head);
             for i in 0..rows {
                 let step = *p.steps.add(if p.per_row { row * rows + i } else { row });
-                // All rows decay alike but where each has a step.
+                // Without `per_row` all rows have the same decay.
                 let decay = if p.per_row || i == 0 { (rate * step).exp() } else { *scratch.decays };
                 *scratch.decays.add(i) = decay;
                 *scratch.decayed_keys.add(i) = *k.add(i) * decay;
@@ -235,7 +249,7 @@ unsafe fn walk<S: Simd>(p: &Params, span: &Span, state: &StateUse, head: usize, 
     }
 }
 
-/// One position of one head: what its columns share.
+/// Inputs of one position of one head that its columns share.
 struct Strip {
     rows: usize,
     cols: usize,
@@ -250,10 +264,11 @@ struct Strip {
 }
 
 impl Strip {
-    /// `V` vectors of columns.
+    /// Computes `V` vectors of columns.
     ///
     /// # Safety
-    /// The states have the columns in each row, `v` and `out` too; the instruction set is available.
+    /// The states have these columns in each row, and so do `v` and `out`; the instruction set is
+    /// available.
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // Accumulators are arrays that must become registers.
     unsafe fn vectors<S: Simd, const V: usize>(
@@ -263,7 +278,8 @@ impl Strip {
         v: *const f32,
         out: *mut f32,
     ) {
-        // SAFETY: by the caller, the states have the columns in each row, `v` and `out` too, and the instruction set is available.
+        // SAFETY: the caller guarantees the columns in each row of `from` and `to`, in `v` and in
+        // `out`, and the instruction set.
         unsafe {
             let mut u = [S::splat(0.0); V];
             for j in 0..V {
@@ -303,13 +319,14 @@ impl Strip {
         }
     }
 
-    /// One column.
+    /// Computes one column.
     ///
     /// # Safety
     /// As [`Self::vectors`].
     #[inline(always)]
     unsafe fn column<S: Simd>(&self, from: *const f32, to: *mut f32, v: f32, out: *mut f32) {
-        // SAFETY: as there.
+        // SAFETY: the caller guarantees the column in each row of `from` and `to`, and one value at
+        // `out`.
         unsafe {
             let mut known = 0.0;
             if self.is_delta {
@@ -328,15 +345,21 @@ impl Strip {
     }
 }
 
-/// The rows of a span in chunks, one head.
+/// Computes the rows of a span in chunks, for one head.
 ///
 /// # Safety
 /// As [`walk`].
 #[inline(always)]
-unsafe fn chunks<S: Loops>(p: &Params, span: &Span, state: &StateUse, head: usize, scratch: &Scratch) {
+unsafe fn chunks<S: Loops>(
+    p: &RecurrenceParams,
+    span: &Span,
+    state: &StateUse,
+    head: usize,
+    scratch: &HeadScratch,
+) {
     let (from, to) = (p.state(state.from, head), p.state(state.to, head));
     let (n, wide) = (span.n_rows as usize, padded(p.cols));
-    // SAFETY: by the caller, rows and states are there.
+    // SAFETY: the caller guarantees the rows, the states and the instruction set.
     unsafe {
         scratch.s.write_bytes(0, p.rows * wide);
         if !from.is_null() {
@@ -344,7 +367,7 @@ unsafe fn chunks<S: Loops>(p: &Params, span: &Span, state: &StateUse, head: usiz
                 scratch.s.add(i * wide).copy_from_nonoverlapping(from.add(i * p.cols), p.cols);
             }
         }
-        // Equal chunks, so that the last is not a small rest.
+        // Chunks have equal sizes, so that the last one is not a small rest.
         let len = n.div_ceil(n.div_ceil(CHUNK));
         for first in (0..n).step_by(len) {
             chunk::<S>(p, span.first_row as usize + first, len.min(n - first), head, scratch);
@@ -355,19 +378,19 @@ unsafe fn chunks<S: Loops>(p: &Params, span: &Span, state: &StateUse, head: usiz
     }
 }
 
-/// `n` rows from `first` on, one head; its state is in scratch.
+/// Computes `n` rows from `first` on, for one head, whose state is in the scratch.
 ///
 /// # Safety
-/// The values have the rows; the instruction set is available.
+/// The values have these rows; the instruction set is available.
 #[inline(always)]
-unsafe fn chunk<S: Loops>(p: &Params, first: usize, n: usize, head: usize, scratch: &Scratch) {
+unsafe fn chunk<S: Loops>(p: &RecurrenceParams, first: usize, n: usize, head: usize, scratch: &HeadScratch) {
     let (rows, cols, wide) = (p.rows, p.cols, padded(p.cols));
-    let Scratch { s, keys, u, o, weights, system, logs, .. } = *scratch;
+    let HeadScratch { s, keys, u, o, weights, system, logs, .. } = *scratch;
     let stride = p.n_shared * rows;
     let shared = first * stride + p.shared(head) * rows;
     let at = |t: usize| (first + t) * p.n_heads + head;
-    // SAFETY: by the caller, the values have the rows, and the instruction set is available; matrices in scratch have the shapes
-    // that its fields say.
+    // SAFETY: the caller guarantees the rows and the instruction set. Matrices in the scratch have
+    // the shapes that its fields document.
     unsafe {
         let (q, k) = (p.q.add(shared), p.k.add(shared));
         let is_delta = !p.beta.is_null();
@@ -402,7 +425,7 @@ unsafe fn chunk<S: Loops>(p: &Params, first: usize, n: usize, head: usize, scrat
             }
         }
 
-        // What the state before the chunk gives, and what comes new.
+        // Contribution of the state before the chunk, then that of the chunk.
         let with_state = Product { n, k: rows, cols: wide, lda: stride, ldb: wide, ldc: wide, add: false };
         S::product(with_state, q, s, o);
         if is_delta {
@@ -440,7 +463,7 @@ unsafe fn chunk<S: Loops>(p: &Params, first: usize, n: usize, head: usize, scrat
             }
         }
 
-        // The state after the chunk.
+        // State after the chunk.
         let last = *logs.add(n - 1);
         for t in 0..n {
             scale_row::<S>(u.add(t * wide), wide, (last - *logs.add(t)).exp());
@@ -451,14 +474,14 @@ unsafe fn chunk<S: Loops>(p: &Params, first: usize, n: usize, head: usize, scrat
     }
 }
 
-/// `U = (1 - T)^-1 U` in place, T strictly lower triangular.
+/// Computes `U = (1 - T)^-1 U` in place, with T strictly lower triangular.
 ///
 /// # Safety
 /// T is `(n, CHUNK)`, U `(n, wide)`; the instruction set is available.
 #[inline(always)]
 unsafe fn solve<S: Loops>(n: usize, wide: usize, system: *const f32, u: *mut f32) {
-    // SAFETY: by the caller, the matrices have these shapes, and the instruction set is available; a product reads rows that it
-    // does not write.
+    // SAFETY: the caller guarantees the shapes and the instruction set. A product reads rows before
+    // `block` and writes the rows of the block.
     unsafe {
         for block in (0..n).step_by(SOLVED) {
             let len = SOLVED.min(n - block);

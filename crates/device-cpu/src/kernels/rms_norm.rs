@@ -1,8 +1,9 @@
 //! `out = x / sqrt(mean(x^2) + eps) * weight [+ residual]`, over groups of neighbouring columns.
 //!
-//! x, residual and out `(n, cols)`, weight `(group)` or `(cols)`. Groups are shared among the workers. Accumulation: four vectors
-//! of squares side by side, added pairwise, then their lanes, in f32; a rest shorter than a vector last.
-//! Bytes: 4 read (8 with a residual) and 4 written a value; the second reading of x comes from the first cache.
+//! x, residual and out `(n, cols)`, weight `(group)` or `(cols)`. Groups are shared among the
+//! workers. Accumulation is in f32: four vectors of squares side by side, added pairwise, then
+//! their lanes; a rest shorter than a vector comes last. Bytes of a value: 4 read (8 with a
+//! residual), 4 written; the second read of x hits the first-level cache.
 
 use super::elementwise::{Sum, Times, TimesBoth, combine};
 use crate::command::Worker;
@@ -11,44 +12,45 @@ use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct RmsNormParams {
     /// `(n, cols)`
     pub x: *const f32,
-    /// `(group)` or `(cols)`; null: no factor.
+    /// `(group)` or `(cols)`; null for no factor.
     pub weight: *const f32,
-    /// Groups that have weights of their own: 1, or all of a row.
+    /// Number of groups with different weights: 1, or all groups of a row.
     pub n_weights: usize,
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub eps: f32,
-    /// Columns normalised together.
+    /// Columns that are normalised together.
     pub group: usize,
     /// Columns.
     pub cols: usize,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
-    /// `(n, cols)`; null: nothing is added.
+    /// `(n, cols)`; null for no residual.
     pub residual: *const f32,
-    /// `(n, cols)`; may be the residual.
+    /// `(n, cols)`; may alias the residual.
     pub out: *mut f32,
 }
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &RmsNormParams, worker: &Worker<'_>) {
     for group in worker.share(worker.step.n_rows(p.rows) * (p.cols / p.group), 1) {
         let at = group * p.group;
-        // SAFETY: the group lies within the values.
+        // SAFETY: `group` is below rows times groups, so `at` is within `x`, `residual` and `out`.
         unsafe {
             let (x, out) = (p.x.add(at), p.out.add(at));
-            // No offset where there is no weight: null stays null.
+            // A null weight must stay null: `n_weights` is 1 then, and the offset 0.
             let weight = p.weight.wrapping_add(group % p.n_weights * p.group);
             if p.residual.is_null() {
                 norm_row::<S>(x, weight, p.group, p.eps, out);
             } else {
                 let residual = p.residual.add(at);
                 let factor = factor::<S>(x, p.group, p.eps);
-                // The residual may be `out`: it is read where it is written, in the same pass.
+                // The residual may alias `out`: each value is read before it is written, in the
+                // same pass.
                 add_normed::<S>(x, weight, factor, residual, p.group, out);
             }
         }
@@ -57,7 +59,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    rms_norm, body, Params
+    rms_norm, body, RmsNormParams
 );
 
 /// `1 / sqrt(mean(x^2) + eps)` of `n` columns.
@@ -66,7 +68,7 @@ variants!(
 /// `x` is valid for `n` values; the instruction set is available.
 #[inline(always)]
 pub unsafe fn factor<S: Simd>(x: *const f32, n: usize, eps: f32) -> f32 {
-    // SAFETY: by the caller, `x` is valid for `n` values; the instruction set is available.
+    // SAFETY: the caller guarantees `n` values at `x`, and the instruction set.
     unsafe {
         let mut sums = [S::splat(0.0); 4];
         let mut at = 0;
@@ -90,14 +92,15 @@ pub unsafe fn factor<S: Simd>(x: *const f32, n: usize, eps: f32) -> f32 {
     }
 }
 
-/// One group: `out = x * factor * weight`; `out` may be `x`.
+/// Normalises one group: `out = x * factor * weight`; `out` may alias `x`.
 ///
 /// # Safety
-/// `x`, `out` and `weight`, unless it is null, are valid for `n` values; the instruction set is available.
+/// `x`, `out` and a `weight` that is not null are valid for `n` values; the instruction set is
+/// available.
 #[inline(always)]
 pub unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, n: usize, eps: f32, out: *mut f32) {
-    // SAFETY: by the caller, `x`, `out` and `weight`, unless it is null, are valid for `n` values; the
-    // instruction set is available.
+    // SAFETY: the caller guarantees `n` values at `x`, `out` and a non-null `weight`, and the
+    // instruction set.
     unsafe {
         let factor = factor::<S>(x, n, eps);
         if weight.is_null() {
@@ -109,7 +112,7 @@ pub unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, n: usize, eps
 }
 
 /// # Safety
-/// As [`norm_row`], `residual` too.
+/// As [`norm_row`]; `residual` is valid for `n` values too.
 #[inline(always)]
 unsafe fn add_normed<S: Simd>(
     x: *const f32,
@@ -119,7 +122,8 @@ unsafe fn add_normed<S: Simd>(
     n: usize,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, `x`, `residual`, `out` and `weight` are valid for `n` values; pieces of 16 go through a copy of the normed values.
+    // SAFETY: the caller guarantees `n` values at `x`, `weight`, `residual` and `out`; each piece
+    // is at most 16 values, as `normed` is.
     unsafe {
         for at in (0..n).step_by(16) {
             let len = (n - at).min(16);

@@ -1,52 +1,60 @@
-//! Which experts run a row, and how much each counts: the `k` largest of a softmax, x `(n, n_experts)`, ids and weights
-//! `(n, k)`.
+//! Routing: the `k` largest of a softmax choose a row's experts and their weights; x `(n,
+//! n_experts)`, ids and weights `(n, k)`.
 //!
-//! Rows are shared among the workers. Each of the `k` is found by a pass over the row: the next in the order of falling
-//! values, of equals the lower id first, so that nothing needs to be marked. NaN is never found; where too few numbers are
-//! left, id 0 stands in, so that every id is one. Sums in order. Bytes: `4 k` a column, from the first cache.
+//! Rows are shared among the workers. Each of the `k` experts is found by a pass over the row, in
+//! descending order, the lower id first among equals, so that no entry needs a mark. NaN is never
+//! found. If too few numbers are left, id 0 is used, so that every id is valid. Sums are in order.
+//! Bytes: `4 k` a column, from the first-level cache.
 //!
-//! With sigmoids, a bias or groups the scores of all columns go to scratch first, and those of groups that are not used become
-//! the smallest.
+//! With sigmoids, a bias or groups, the scores of all columns are stored in scratch first. Scores
+//! of groups that are not used become the smallest.
 
 use crate::command::Worker;
 use device::{RouterGroups, RouterScores, RowCount};
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct RouteParams {
     /// `(n, n_experts)`
     pub x: *const f32,
     /// Columns of `x`.
     pub n_experts: usize,
-    /// How many are chosen.
+    /// Number of chosen experts.
     pub k: usize,
-    /// Whether the chosen are made to sum to 1.
+    /// True if the chosen weights are normalised to a sum of 1.
     pub normalise: bool,
-    /// On every weight.
+    /// Factor on every weight.
     pub factor: f32,
-    /// What is made of `x`.
+    /// Function from `x` to scores.
     pub scores: RouterScores,
-    /// `(n_experts)`; null: 0.
+    /// `(n_experts)`; null for 0.
     pub bias: *const f32,
-    /// Groups.
+    /// Groups of experts.
     pub groups: Option<RouterGroups>,
-    /// `(n_experts)`; null: 1.
+    /// `(n_experts)`; null for 1.
     pub scales: *const f32,
     /// `(n, k)`
     pub ids: *mut u32,
     /// `(n, k)`
     pub weights: *mut f32,
-    /// Which rows.
+    /// Kind of rows (tokens or outputs).
     pub rows: RowCount,
 }
 
-/// Bytes of scratch: scores, sizes, and groups with which of them are used.
+/// Bytes of scratch: scores, biased scores, and three values for each group.
 pub fn scratch_bytes(n_experts: usize, groups: Option<RouterGroups>) -> usize {
     super::round_up((2 * n_experts + 3 * groups.map_or(0, |g| g.n)) * 4)
 }
 
-/// The scores of a row, and the ids of the chosen with their scores for weights.
-fn by_scores(p: &Params, x: &[f32], bias: &[f32], scratch: &mut [f32], ids: &mut [u32], weights: &mut [f32]) {
+/// Computes the scores of a row, then the ids of the chosen experts, with their scores as weights.
+fn by_scores(
+    p: &RouteParams,
+    x: &[f32],
+    bias: &[f32],
+    scratch: &mut [f32],
+    ids: &mut [u32],
+    weights: &mut [f32],
+) {
     let (scores, rest) = scratch.split_at_mut(x.len());
     let (sizes, rest) = rest.split_at_mut(x.len());
     match p.scores {
@@ -84,7 +92,7 @@ fn by_scores(p: &Params, x: &[f32], bias: &[f32], scratch: &mut [f32], ids: &mut
     }
 }
 
-/// Places and values from the largest on, the lower of equals first.
+/// Indices and values in descending order, the lower index first among equals.
 fn best(values: &[f32]) -> impl Iterator<Item = (usize, f32)> + '_ {
     let mut last = (usize::MAX, f32::INFINITY);
     std::iter::from_fn(move || {
@@ -104,10 +112,11 @@ fn best(values: &[f32]) -> impl Iterator<Item = (usize, f32)> + '_ {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn route(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn route(p: &RouteParams, worker: &Worker<'_>) {
     let by_logits = p.scores == RouterScores::Softmax && p.bias.is_null() && p.groups.is_none();
     for row in worker.share(worker.step.n_rows(p.rows), 1) {
-        // SAFETY: the row lies within the values; the scales have one for each expert.
+        // SAFETY: `row` is below the step's rows, for which `x`, `ids` and `weights` are valid;
+        // `bias` and `scales` have one value for each expert, and the scratch has `scratch_bytes`.
         unsafe {
             let x = std::slice::from_raw_parts(p.x.add(row * p.n_experts), p.n_experts);
             let ids = std::slice::from_raw_parts_mut(p.ids.add(row * p.k), p.k);
@@ -136,13 +145,13 @@ pub unsafe fn route(p: &Params, worker: &Worker<'_>) {
     }
 }
 
-/// The largest values of `x` and where they stand.
+/// Finds the largest values of `x` and their indices.
 fn choose(x: &[f32], ids: &mut [u32], values: &mut [f32]) {
     let mut last = (f32::INFINITY, None);
     for (to, value) in ids.iter_mut().zip(values) {
         let mut best = (f32::NEG_INFINITY, None);
         for (id, v) in x.iter().enumerate() {
-            // `v` comes after `last`, and before every other that does.
+            // `v` comes after `last` in the order, and before every other candidate.
             let follows = *v < last.0 || (*v == last.0 && last.1.is_none_or(|l| id > l));
             if follows && (*v > best.0 || best.1.is_none()) {
                 best = (*v, Some(id));

@@ -1,15 +1,19 @@
-//! Attention of each row over all rows of its own span: `out = softmax(scale q k^T) v`, head by head, nothing cached.
+//! Attention of each row over all rows of its own span: `out = softmax(scale q k^T) v`, head by
+//! head, without a cache.
 //!
-//! q and out `(n, n_heads * head_dim)`, k and v `(n, n_kv_heads * head_dim)`. With a window, blocks that no query of a tile sees
-//! are left out. A unit of work is (a span, a head, a tile of up to [`TILE`] queries), handed
-//! out one after another. Keys and values are walked in blocks of [`BLOCK`]: a block's keys are loaded into scratch as
-//! columns `(head_dim, BLOCK)` and its values as rows of whole vectors; then `S = Q K^T`, a softmax along the rows of S that
-//! takes back what earlier blocks gave where a larger score comes ("online softmax": Milakov and Gimelshein, 2018; the
-//! tiles: Dao et al., "FlashAttention", 2022), and `O += P V`. Scratch stays in the second cache, whatever the span's length.
+//! q and out `(n, n_heads * head_dim)`, k and v `(n, n_kv_heads * head_dim)`. With a window, blocks
+//! that no query of a tile sees are skipped. A unit of work is (a span, a head, a tile of up to
+//! [`TILE`] queries), taken from a counter. Keys and values are processed in blocks of [`BLOCK`]. A
+//! block's keys are loaded into scratch as columns `(head_dim, BLOCK)`, its values as rows of whole
+//! vectors. Then come `S = Q K^T`, a softmax along the rows of S, and `O += P V`. The softmax
+//! rescales earlier blocks when a larger score appears ("online softmax": Milakov and Gimelshein,
+//! 2018; tiles: Dao et al., "FlashAttention", 2022). Scratch stays in the second-level cache for
+//! any length of the span.
 //!
-//! Accumulation: a score over the columns of its head, ascending; the softmax's sum and an output over the positions of a
-//! block, blocks ascending; all f32. A query's order does not depend on which others share its tile.
-//! Bytes: keys and values once for each tile, q once, 4 written for each output.
+//! Accumulation is in f32: a score over the columns of its head, ascending; the softmax's sum and
+//! an output over the positions of a block, blocks ascending. A query's order does not depend on
+//! the other queries of its tile. Bytes: keys and values once for each tile, q once, 4 written for
+//! each output.
 
 use super::attention::constants::{FLOAT_BLOCK as BLOCK, padded};
 use super::attention::loops::Loops;
@@ -22,12 +26,13 @@ use crate::command::Worker;
 use crate::simd::{RowsOf, Simd, Sink, variants};
 use device::Span;
 
-/// Most queries of a tile: bringing a block into scratch costs as much as a few queries' products.
+/// Most queries of a tile. Loading a block into scratch costs as much as the products of a few
+/// queries.
 const TILE: usize = 128;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct SelfAttentionParams {
     /// `(n, n_heads * head_dim)`
     pub q: *const f32,
     /// `(n, n_kv_heads * head_dim)`
@@ -38,20 +43,20 @@ pub struct Params {
     pub out: *mut f32,
     /// Heads.
     pub n_heads: usize,
-    /// Those of keys and values.
+    /// Number of key and value heads.
     pub n_kv_heads: usize,
     /// Columns of a head.
     pub head_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// Rows that a row sees to each side; `usize::MAX`: all.
+    /// Rows that a row sees to each side; `usize::MAX` for all.
     pub window: usize,
 }
 
-/// A worker's memory.
+/// Scratch of a worker.
 #[derive(Clone, Copy)]
-struct Scratch {
-    /// `(TILE, head_dim)` the queries, scaled.
+struct SelfScratch {
+    /// `(TILE, head_dim)` scaled queries.
     q: *mut f32,
     /// `(head_dim, BLOCK)`
     keys: *mut f32,
@@ -62,7 +67,7 @@ struct Scratch {
     total: Partial,
 }
 
-impl Scratch {
+impl SelfScratch {
     fn sizes(head_dim: usize) -> [usize; 5] {
         [
             TILE * head_dim,
@@ -77,11 +82,11 @@ impl Scratch {
     /// # Safety
     /// `start` is valid for [`scratch_bytes`], aligned to 64.
     #[inline(always)]
-    unsafe fn at(start: *mut u8, head_dim: usize) -> Scratch {
+    unsafe fn at(start: *mut u8, head_dim: usize) -> SelfScratch {
         let [q, keys, values, s, _] = Self::sizes(head_dim);
-        // SAFETY: by the caller, `start` is valid for `scratch_bytes`, aligned to 64.
+        // SAFETY: the caller guarantees `scratch_bytes` at `start`, the sum of `sizes`.
         unsafe {
-            Scratch {
+            SelfScratch {
                 q: start.cast(),
                 keys: start.add(q).cast(),
                 values: start.add(q + keys).cast(),
@@ -94,10 +99,10 @@ impl Scratch {
 
 /// Bytes of scratch.
 pub fn scratch_bytes(head_dim: usize) -> usize {
-    Scratch::sizes(head_dim).into_iter().sum()
+    SelfScratch::sizes(head_dim).into_iter().sum()
 }
 
-/// Queries of each tile of a span of `n` rows: equal, so that the last is not a small rest.
+/// Queries of each tile of a span of `n` rows, equal so that the last tile is not a small rest.
 fn tile_rows(n: usize) -> usize {
     n.div_ceil(n.div_ceil(TILE))
 }
@@ -105,20 +110,21 @@ fn tile_rows(n: usize) -> usize {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Loops>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Loops>(p: &SelfAttentionParams, worker: &Worker<'_>) {
     let units_of = |span: &Span| {
         let n = span.n_rows as usize;
         n.div_ceil(tile_rows(n)) * p.n_heads
     };
     let n_units: usize = worker.step.spans.iter().map(units_of).sum();
-    // SAFETY: the scratch has the layout of `scratch_bytes`; rows and columns lie within the values.
+    // SAFETY: the scratch has the layout of `scratch_bytes`; units are spans of the step, whose
+    // rows are within the values.
     unsafe {
-        let scratch = Scratch::at(worker.scratch, p.head_dim);
+        let scratch = SelfScratch::at(worker.scratch, p.head_dim);
         while let Some(mut unit) = worker.take(n_units) {
             for span in worker.step.spans {
                 let n = units_of(span);
                 if unit < n {
-                    // Tiles of one head are neighbours: they find its keys in the cache.
+                    // Neighbouring units are tiles of one head, so its keys are still in the cache.
                     let n_tiles = n / p.n_heads;
                     tile::<S>(p, span, unit / n_tiles, unit % n_tiles, &scratch);
                     break;
@@ -131,15 +137,21 @@ unsafe fn body<S: Loops>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    self_attention, body, Params
+    self_attention, body, SelfAttentionParams
 );
 
-/// One tile of a span's rows, one head.
+/// Computes one tile of a span's rows, for one head.
 ///
 /// # Safety
 /// The span's rows are rows of the values; the instruction set is available.
 #[inline(always)]
-unsafe fn tile<S: Loops>(p: &Params, span: &Span, head: usize, tile: usize, scratch: &Scratch) {
+unsafe fn tile<S: Loops>(
+    p: &SelfAttentionParams,
+    span: &Span,
+    head: usize,
+    tile: usize,
+    scratch: &SelfScratch,
+) {
     let (dim, cols, n_keys) = (p.head_dim, p.n_heads * p.head_dim, span.n_rows as usize);
     let (ld, total) = (padded(dim), scratch.total);
     let first = tile * tile_rows(n_keys);
@@ -148,12 +160,12 @@ unsafe fn tile<S: Loops>(p: &Params, span: &Span, head: usize, tile: usize, scra
     let kv_cols = p.n_kv_heads * dim;
     let kv_head = head / (p.n_heads / p.n_kv_heads) * dim;
     let kv_at = |row: usize| (span.first_row as usize + row) * kv_cols + kv_head;
-    // The keys that a query sees, and those that some query of the tile does.
+    // Range of keys that a query sees; below, that of the whole tile.
     let seen = |query: usize| {
         (first + query).saturating_sub(p.window)..(first + query).saturating_add(p.window).saturating_add(1)
     };
     let (begin, end) = (seen(0).start / BLOCK * BLOCK, seen(n - 1).end.min(n_keys));
-    // SAFETY: by the caller, the span's rows are rows of the values; the instruction set is available.
+    // SAFETY: the caller guarantees the span's rows in the values, and the instruction set.
     unsafe {
         for query in 0..n {
             let x = p.q.add(at(first + query));
@@ -189,7 +201,7 @@ unsafe fn tile<S: Loops>(p: &Params, span: &Span, head: usize, tile: usize, scra
     }
 }
 
-/// Rows of keys, `cols` apart.
+/// Rows of keys, `cols` values apart.
 struct Keys {
     first: *const f32,
     cols: usize,
@@ -198,36 +210,40 @@ struct Keys {
 impl RowsOf for Keys {
     #[inline(always)]
     unsafe fn row<S: Simd>(&self, i: usize) -> S::V {
-        // SAFETY: by the caller, the keys have row `i`; the instruction set is available.
+        // SAFETY: the caller guarantees that the keys have row `i` with `S::N` columns, and the
+        // instruction set.
         unsafe { S::load(self.first.add(i * self.cols)) }
     }
 }
 
 /// Columns of transposed keys, [`BLOCK`] apart.
-struct Columns(*mut f32);
+struct TransposedKeys(*mut f32);
 
-impl<S: Simd> Sink<S> for Columns {
+impl<S: Simd> Sink<S> for TransposedKeys {
     #[inline(always)]
     unsafe fn take(&mut self, i: usize, v: S::V) {
-        // SAFETY: the column is one of the head's.
+        // SAFETY: the caller guarantees that column `i` of the head has room for a vector of
+        // positions.
         unsafe { S::store(self.0.add(i * BLOCK), v) }
     }
 }
 
-/// `len` rows of keys, transposed: `(dim, BLOCK)`. What lies after the last row stays what it was: it is finite, and the
-/// scores that it gives are not looked at.
+/// Loads `len` rows of keys, transposed to `(dim, BLOCK)`. Columns after the last row keep their
+/// contents, which are finite; their scores are not read.
 ///
 /// # Safety
-/// The rows have `dim` columns; the instruction set is available.
+/// There are `len` rows of `dim` columns at `k`, `cols` apart; `out` has room for `(dim, BLOCK)`;
+/// the instruction set is available.
 #[inline(always)]
 pub(super) unsafe fn load_keys<S: Simd>(k: *const f32, cols: usize, dim: usize, len: usize, out: *mut f32) {
     let (whole_rows, whole_cols) = (len / S::N * S::N, dim / S::N * S::N);
-    // SAFETY: by the caller, the rows have `dim` columns; the instruction set is available.
+    // SAFETY: the caller guarantees `len` rows of `dim` columns at `k`, room for `(dim, BLOCK)` at
+    // `out`, and the instruction set.
     unsafe {
         for row in (0..whole_rows).step_by(S::N) {
             for d in (0..whole_cols).step_by(S::N) {
                 let keys = Keys { first: k.add(row * cols + d), cols };
-                S::transpose(keys, &mut Columns(out.add(d * BLOCK + row)));
+                S::transpose(keys, &mut TransposedKeys(out.add(d * BLOCK + row)));
             }
         }
         for row in 0..len {
@@ -239,14 +255,16 @@ pub(super) unsafe fn load_keys<S: Simd>(k: *const f32, cols: usize, dim: usize, 
     }
 }
 
-/// `len` rows of values, `(len, padded dim)`, the padding zero.
+/// Loads `len` rows of values as `(len, padded dim)`, with zeros as padding.
 ///
 /// # Safety
-/// As [`load_keys`].
+/// There are `len` rows of `dim` columns at `v`, `cols` apart; `out` has room for
+/// `(len, padded dim)`; the instruction set is available.
 #[inline(always)]
 unsafe fn load_values<S: Simd>(v: *const f32, cols: usize, dim: usize, len: usize, out: *mut f32) {
     let whole = dim / S::N * S::N;
-    // SAFETY: by the caller, the rows have `dim` columns; the instruction set is available.
+    // SAFETY: the caller guarantees `len` rows of `dim` columns at `v`, room for `len` rows of
+    // `padded(dim)` at `out`, and the instruction set.
     unsafe {
         for row in 0..len {
             let (v, out) = (v.add(row * cols), out.add(row * padded(dim)));

@@ -1,36 +1,37 @@
-//! A causal convolution along the positions of each sequence, column by column:
-//! `out[t][c] = bias[c] + sum over j of weight[c][j] * x[t + 1 - size + j][c]`, the oldest row first, in f32.
+//! Causal convolution along the positions of each sequence, column by column: `out[t][c] = bias[c]
+//! + sum over j of weight[c][j] * x[t + 1 - size + j][c]`, the oldest row first, in f32.
 //!
-//! x and out `(n, cols)`. Columns are shared among the workers, a vector at a time with its taps in scratch; each reads the
-//! `size - 1` rows before a span out of its state and writes the state after it. Bytes: 4 read and 4 written for each number
-//! of x, and `8 * (size - 1)` for each column and span.
+//! x and out `(n, cols)`. Columns are shared among the workers, a vector at a time with its taps in
+//! scratch. Each worker reads the `size - 1` rows before a span from its state, and writes the
+//! state after it. Bytes: 4 read and 4 written for each number of x, and `8 * (size - 1)` for each
+//! column and span.
 
 use super::round_up;
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
 use device::STATE_NONE;
 
-/// Columns of a block: the longest vector.
+/// Columns of a block, the lanes of the widest vector.
 const BLOCK: usize = 16;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct ShortConvParams {
     /// `(n, cols)`
     pub x: *const f32,
     /// `(n, cols)`
     pub out: *mut f32,
     /// `(cols, size)`
     pub weight: *const f32,
-    /// `(cols)`; null: 0.
+    /// `(cols)`; null for 0.
     pub bias: *const f32,
-    /// `(n_states, state_len)`, from this layer's part of the first one on.
+    /// `(n_states, state_len)`, from this layer's part of the first state on.
     pub states: *mut f32,
-    /// Numbers of a state of all layers.
+    /// Numbers of a state, over all layers.
     pub state_len: usize,
     /// Columns.
     pub cols: usize,
-    /// Positions that a row looks at, its own included.
+    /// Positions that contribute to a row, including its own.
     pub size: usize,
 }
 
@@ -42,13 +43,13 @@ pub fn scratch_bytes(size: usize) -> usize {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Simd>(p: &ShortConvParams, worker: &Worker<'_>) {
     let taps: *mut f32 = worker.scratch.cast();
     let zeros = [0f32; BLOCK];
     let columns = worker.share(p.cols, BLOCK);
-    // SAFETY: columns lie within the rows, rows of a span within x; the step's check has seen that `from` is below the number of
-    // states, each of which has `size - 1` rows of this layer, and that nothing else in the step uses the state `to`. The
-    // scratch has a row of taps for each of `size`.
+    // SAFETY: columns are within the rows, and rows of a span within x. The step's check ensured
+    // that `from` is an existing state, which has `size - 1` rows of this layer, and that no other
+    // span uses the state `to`. The scratch has `size` rows of taps.
     unsafe {
         for c in columns.clone().step_by(BLOCK) {
             let n = BLOCK.min(columns.end - c);
@@ -64,7 +65,8 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
             let whole = n == BLOCK;
             for (span, state) in worker.step.spans.iter().zip(worker.step.states) {
                 let (first, n_rows) = (span.first_row as usize, span.n_rows as usize);
-                // Row `at` of those before the span and the span's own; `zeros` of a sequence that begins.
+                // Row `at`, counted from the `size - 1` rows before the span; `zeros` before a
+                // sequence's first row.
                 let row = |at: usize| match at.checked_sub(p.size - 1) {
                     Some(at) => p.x.add((first + at) * p.cols + c),
                     None if state.from == STATE_NONE => zeros.as_ptr(),
@@ -102,5 +104,5 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
 
 variants!(
     /// The kernel for an instruction set.
-    short_conv, body, Params
+    short_conv, body, ShortConvParams
 );

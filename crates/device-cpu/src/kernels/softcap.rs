@@ -1,8 +1,8 @@
 //! `out = cap * tanh(x / cap)`; the error of tanh is at most 3e-7 of the cap.
 //!
-//! Shapes, shares and bytes as in [`elementwise`](super::elementwise).
+//! Shapes, shares and bytes: [`elementwise`](super::elementwise).
 
-use super::elementwise::{Function, Params, map};
+use super::elementwise::{ElementwiseParams, Function, map};
 use crate::command::Worker;
 use crate::simd::{Simd, math, variants};
 
@@ -22,13 +22,13 @@ impl Function for Softcap {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
-    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
-    // writes what this one reads, and the instruction set is available.
+unsafe fn body<S: Simd>(p: &ElementwiseParams, worker: &Worker<'_>) {
+    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other
+    // worker writes what this one reads, and the instruction set is available.
     unsafe { map::<S>(p, worker, Softcap(p.factor)) }
 }
 
 variants!(
     /// The kernel for an instruction set.
-    softcap, body, Params
+    softcap, body, ElementwiseParams
 );

@@ -1,16 +1,17 @@
-//! The windows of a convolution along the rows of each span (im2col):
-//! `out[i][c * size + j] = x[stride * i + j - (size - 1) / 2][c]`, 0 outside the span.
+//! Windows of a convolution along the rows of each span (im2col): `out[i][c * size + j] = x[stride
+//! * i + j - (size - 1) / 2][c]`, 0 outside the span.
 //!
-//! x `(stride * n, cols)`, out `(n, cols * size)`. Rows of out are shared among the workers. A row of x is read whole and
-//! its numbers go to every `size`-th column, which stay in the first cache until all are there. Bytes: 4 read for each number
-//! of x, `4 * size` written, twice where the first cache does not hold a row of out.
+//! x `(stride * n, cols)`, out `(n, cols * size)`. Rows of out are shared among the workers. A row
+//! of x is read whole, and its numbers are written to every `size`-th column, which stay in the
+//! first-level cache meanwhile. Bytes of a number of x: 4 read, `4 * size` written, twice if the
+//! first-level cache does not hold a row of out.
 
 use crate::command::Worker;
 use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct UnfoldParams {
     /// `(stride * n, cols)`
     pub x: *const f32,
     /// `(n, cols * size)`
@@ -21,7 +22,7 @@ pub struct Params {
     pub size: usize,
     /// Rows from one window to the next.
     pub stride: usize,
-    /// Rows of out.
+    /// Kind of rows of out.
     pub rows: RowCount,
 }
 
@@ -29,18 +30,19 @@ pub struct Params {
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn unfold(p: &Params, worker: &Worker<'_>) {
+pub unsafe fn unfold(p: &UnfoldParams, worker: &Worker<'_>) {
     let per_token = p.rows.count(1, 0);
     let share = worker.share(worker.step.n_rows(p.rows), 1);
     for span in worker.step.spans {
-        // The span's rows of x and of out.
+        // First and last rows of the span in out.
         let first = span.first_row as usize * per_token;
         let end = first + span.n_rows as usize * per_token;
         for row in share.start.max(first)..share.end.min(end) {
             for j in 0..p.size {
                 let from = (row - first) * p.stride + j;
                 let from = from.checked_sub((p.size - 1) / 2).filter(|at| *at < (end - first) * p.stride);
-                // SAFETY: both rows lie within the span's.
+                // SAFETY: `row` and `at` are rows of the span in out and x, and columns are within
+                // them.
                 unsafe {
                     let out = p.out.add(row * p.cols * p.size + j);
                     match from {

@@ -1,6 +1,6 @@
 //! [`Simd`] with AVX2, FMA and F16C: eight lanes.
 
-use super::{RowsOf, Simd, Sink};
+use super::{RowsOf, Simd, Sink, one_expression};
 use std::arch::x86_64::*;
 
 /// 256-bit vectors.
@@ -16,82 +16,33 @@ impl Simd for Avx2 {
     const N: usize = 8;
     const VECTORS: usize = 2;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m256 {
-        unsafe { _mm256_set1_ps(x) }
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> __m256 {
-        unsafe { _mm256_loadu_ps(p) }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(p: *const u16) -> __m256 {
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, v: __m256) {
-        unsafe { _mm256_storeu_ps(p, v) }
-    }
-    #[inline(always)]
-    unsafe fn store_f16(p: *mut u16, v: __m256) {
-        unsafe { _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
-    }
-    #[inline(always)]
-    unsafe fn add(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_add_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn div(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_div_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn max(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_max_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn min(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_min_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    unsafe fn abs(a: __m256) -> __m256 {
-        unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), a) }
-    }
-    #[inline(always)]
-    unsafe fn select_lt(a: __m256, b: __m256, yes: __m256, no: __m256) -> __m256 {
-        unsafe { _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
-    }
-    #[inline(always)]
-    unsafe fn max_bits(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b))) }
-    }
-    #[inline(always)]
-    unsafe fn splat_i(x: i32) -> __m256i {
-        unsafe { _mm256_set1_epi32(x) }
-    }
-    #[inline(always)]
-    unsafe fn load_i(p: *const i32) -> __m256i {
-        unsafe { _mm256_loadu_si256(p.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store_i(p: *mut i32, v: __m256i) {
-        unsafe { _mm256_storeu_si256(p.cast(), v) }
+    one_expression! {
+        fn splat(x: f32) -> __m256 = _mm256_set1_ps(x);
+        fn load(p: *const f32) -> __m256 = _mm256_loadu_ps(p);
+        fn load_f16(p: *const u16) -> __m256 = _mm256_cvtph_ps(_mm_loadu_si128(p.cast()));
+        fn store(p: *mut f32, v: __m256) = _mm256_storeu_ps(p, v);
+        fn store_f16(p: *mut u16, v: __m256) =
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));
+        fn add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
+        fn sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
+        fn mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        fn div(a: __m256, b: __m256) -> __m256 = _mm256_div_ps(a, b);
+        fn max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps(a, b);
+        fn min(a: __m256, b: __m256) -> __m256 = _mm256_min_ps(a, b);
+        fn fma(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        fn abs(a: __m256) -> __m256 = _mm256_andnot_ps(_mm256_set1_ps(-0.0), a);
+        fn select_lt(a: __m256, b: __m256, yes: __m256, no: __m256) -> __m256 =
+            _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b));
+        fn max_bits(a: __m256, b: __m256) -> __m256 =
+            _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+        fn splat_i(x: i32) -> __m256i = _mm256_set1_epi32(x);
+        fn load_i(p: *const i32) -> __m256i = _mm256_loadu_si256(p.cast());
+        fn store_i(p: *mut i32, v: __m256i) = _mm256_storeu_si256(p.cast(), v);
     }
     #[inline(always)]
     unsafe fn store_words(p: *mut i16, v: __m256i) {
         unsafe {
-            // The numbers fit, so that saturating changes none.
+            // The numbers fit, so saturation does not change them.
             let words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
             _mm_storeu_si128(p.cast(), words);
         }
@@ -99,22 +50,20 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn store_bytes(p: *mut u8, v: __m256i) {
         unsafe {
-            // The numbers fit, so that saturating changes none.
+            // The numbers fit, so saturation does not change them.
             let words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
             _mm_storel_epi64(p.cast(), _mm_packus_epi16(words, words));
         }
     }
-    #[inline(always)]
-    unsafe fn add_i(a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_add_epi32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn dot_words(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)) }
+    one_expression! {
+        fn add_i(a: __m256i, b: __m256i) -> __m256i = _mm256_add_epi32(a, b);
+        fn dot_words(sum: __m256i, a: __m256i, b: __m256i) -> __m256i =
+            _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
     }
     #[inline(always)]
     unsafe fn dot_bytes(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
-        // As words, for `vpmaddubsw` would saturate; what is done to one side is done once for all that it meets.
+        // Bytes are widened to words, since `vpmaddubsw` would saturate. The widening of one
+        // operand is shared by all its products.
         unsafe {
             let (a_even, a_odd) = (_mm256_and_si256(a, _mm256_set1_epi16(255)), _mm256_srli_epi16::<8>(a));
             let (b_even, b_odd) =
@@ -123,13 +72,9 @@ impl Simd for Avx2 {
             _mm256_add_epi32(_mm256_add_epi32(sum, even), odd)
         }
     }
-    #[inline(always)]
-    unsafe fn to_f32(v: __m256i) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(v) }
-    }
-    #[inline(always)]
-    unsafe fn round(v: __m256) -> __m256i {
-        unsafe { _mm256_cvtps_epi32(v) }
+    one_expression! {
+        fn to_f32(v: __m256i) -> __m256 = _mm256_cvtepi32_ps(v);
+        fn round(v: __m256) -> __m256i = _mm256_cvtps_epi32(v);
     }
     #[inline(always)]
     unsafe fn sum_i(v: __m256i) -> i32 {
@@ -186,7 +131,7 @@ impl Simd for Avx2 {
                 rows.row::<Self>(6),
                 rows.row::<Self>(7),
             ];
-            // Pairs of rows, then quadruples within 128 bits, then across the halves.
+            // First pairs of rows, then quadruples within 128 bits, then across the halves.
             let mut a = r;
             for i in 0..4 {
                 a[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);

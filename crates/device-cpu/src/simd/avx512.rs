@@ -1,7 +1,7 @@
 //! [`Simd`] with AVX-512: sixteen lanes.
 
 use super::math::EXP2;
-use super::{RowsOf, Simd, Sink};
+use super::{RowsOf, Simd, Sink, one_expression};
 use std::arch::x86_64::*;
 
 /// 512-bit vectors.
@@ -17,66 +17,28 @@ impl Simd for Avx512 {
     const N: usize = 16;
     const VECTORS: usize = 4;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m512 {
-        unsafe { _mm512_set1_ps(x) }
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> __m512 {
-        unsafe { _mm512_loadu_ps(p) }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(p: *const u16) -> __m512 {
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, v: __m512) {
-        unsafe { _mm512_storeu_ps(p, v) }
-    }
-    #[inline(always)]
-    unsafe fn store_f16(p: *mut u16, v: __m512) {
-        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
-    }
-    #[inline(always)]
-    unsafe fn add(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_add_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn div(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_div_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn max(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_max_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn min(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_min_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    unsafe fn abs(a: __m512) -> __m512 {
-        unsafe { _mm512_abs_ps(a) }
-    }
-    #[inline(always)]
-    unsafe fn select_lt(a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 {
-        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes) }
+    one_expression! {
+        fn splat(x: f32) -> __m512 = _mm512_set1_ps(x);
+        fn load(p: *const f32) -> __m512 = _mm512_loadu_ps(p);
+        fn load_f16(p: *const u16) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()));
+        fn store(p: *mut f32, v: __m512) = _mm512_storeu_ps(p, v);
+        fn store_f16(p: *mut u16, v: __m512) =
+            _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));
+        fn add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        fn sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
+        fn mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        fn div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
+        fn max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
+        fn min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
+        fn fma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        fn abs(a: __m512) -> __m512 = _mm512_abs_ps(a);
+        fn select_lt(a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 =
+            _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes);
     }
     #[inline(always)]
     unsafe fn exp2(x: __m512) -> __m512 {
         unsafe {
-            // What is left above the whole number below; an infinity leaves nothing.
+            // Fraction above the integer below `x`; 0 for an infinity.
             let r = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF }>(x);
             let mut p = _mm512_set1_ps(EXP2[0]);
             for c in &EXP2[1..] {
@@ -85,57 +47,21 @@ impl Simd for Avx512 {
             _mm512_scalef_ps(p, x)
         }
     }
-    #[inline(always)]
-    unsafe fn max_bits(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b))) }
-    }
-    #[inline(always)]
-    unsafe fn max_bits_lane(v: __m512) -> f32 {
-        unsafe { f32::from_bits(_mm512_reduce_max_epu32(_mm512_castps_si512(v))) }
-    }
-    #[inline(always)]
-    unsafe fn splat_i(x: i32) -> __m512i {
-        unsafe { _mm512_set1_epi32(x) }
-    }
-    #[inline(always)]
-    unsafe fn load_i(p: *const i32) -> __m512i {
-        unsafe { _mm512_loadu_si512(p.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store_i(p: *mut i32, v: __m512i) {
-        unsafe { _mm512_storeu_si512(p.cast(), v) }
-    }
-    #[inline(always)]
-    unsafe fn store_words(p: *mut i16, v: __m512i) {
-        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(v)) }
-    }
-    #[inline(always)]
-    unsafe fn store_bytes(p: *mut u8, v: __m512i) {
-        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v)) }
-    }
-    #[inline(always)]
-    unsafe fn add_i(a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_add_epi32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn dot_words(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_dpwssd_epi32(sum, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn dot_bytes(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_dpbusd_epi32(sum, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn to_f32(v: __m512i) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(v) }
-    }
-    #[inline(always)]
-    unsafe fn round(v: __m512) -> __m512i {
-        unsafe { _mm512_cvtps_epi32(v) }
-    }
-    #[inline(always)]
-    unsafe fn sum_i(v: __m512i) -> i32 {
-        unsafe { _mm512_reduce_add_epi32(v) }
+    one_expression! {
+        fn max_bits(a: __m512, b: __m512) -> __m512 =
+            _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+        fn max_bits_lane(v: __m512) -> f32 = f32::from_bits(_mm512_reduce_max_epu32(_mm512_castps_si512(v)));
+        fn splat_i(x: i32) -> __m512i = _mm512_set1_epi32(x);
+        fn load_i(p: *const i32) -> __m512i = _mm512_loadu_si512(p.cast());
+        fn store_i(p: *mut i32, v: __m512i) = _mm512_storeu_si512(p.cast(), v);
+        fn store_words(p: *mut i16, v: __m512i) = _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(v));
+        fn store_bytes(p: *mut u8, v: __m512i) = _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v));
+        fn add_i(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
+        fn dot_words(sum: __m512i, a: __m512i, b: __m512i) -> __m512i = _mm512_dpwssd_epi32(sum, a, b);
+        fn dot_bytes(sum: __m512i, a: __m512i, b: __m512i) -> __m512i = _mm512_dpbusd_epi32(sum, a, b);
+        fn to_f32(v: __m512i) -> __m512 = _mm512_cvtepi32_ps(v);
+        fn round(v: __m512) -> __m512i = _mm512_cvtps_epi32(v);
+        fn sum_i(v: __m512i) -> i32 = _mm512_reduce_add_epi32(v);
     }
     #[inline(always)]
     unsafe fn exp2_biased(n: __m512) -> __m512 {
@@ -151,7 +77,8 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn hadamard(v: __m512) -> __m512 {
         unsafe {
-            // Of two lanes the second becomes the difference: their others plus or minus them.
+            // Each pair of lanes becomes its sum and its difference; `differences` masks the second
+            // lanes.
             let step =
                 |v, others, differences| _mm512_mask_sub_ps(_mm512_add_ps(others, v), differences, others, v);
             let v = step(v, _mm512_permute_ps::<0b10_11_00_01>(v), 0xaaaa);
@@ -185,7 +112,8 @@ impl Simd for Avx512 {
                 rows.row::<Self>(14),
                 rows.row::<Self>(15),
             ];
-            // Pairs of rows, then quadruples within 128 bits; then the 128-bit pieces as a 4x4 matrix.
+            // First pairs of rows, then quadruples within 128 bits, then the 128-bit pieces as a
+            // 4x4 matrix.
             let mut a = r;
             for i in 0..8 {
                 a[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);

@@ -1,31 +1,31 @@
 //! Elementary functions on vectors.
 //!
-//! Bounds stand at each function and are tested against f64 on every instruction set.
+//! Each function documents its error bound, which is tested against f64 on every instruction set.
 
 use super::Simd;
 
-/// `1.5 * 2^23`: adding it rounds to an integer, which then stands in the low bits.
+/// `1.5 * 2^23`: adding it rounds to an integer, which is then in the low bits.
 const BIAS: f32 = 12_582_912.0;
-/// Below it `exp` gives 0 (the true value is below 1.2e-38, the smallest normal number).
+/// Input below which `exp` returns 0 (the true value is below 1.2e-38, the smallest normal number).
 const EXP_LOW: f32 = -87.0;
-/// Above it `exp` stays at `exp(88)`, 1.65e38.
+/// Input above which `exp` returns `exp(88)`, 1.65e38.
 const EXP_HIGH: f32 = 88.0;
 
 /// `e^x`, relative error below 3e-7; 0 below -87 (minus infinity included), `exp(88)` above 88.
 ///
-/// `x = n ln 2 + r`, `|r| <= ln 2 / 2`; `e^r` is the minimax polynomial of degree 5 times `r^2` plus `r + 1` that the
-/// Cephes library's `expf` uses; `2^n` is made from bits.
+/// `x = n ln 2 + r`, `|r| <= ln 2 / 2`. `e^r` is the minimax polynomial of degree 5 of the Cephes
+/// library's `expf`, times `r^2`, plus `r + 1`. `2^n` is built from its bits.
 ///
 /// # Safety
 /// The instruction set is available.
 #[inline(always)]
 pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: by the caller, the instruction set is available.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let clamped = S::min(S::max(x, S::splat(EXP_LOW)), S::splat(EXP_HIGH));
         let biased = S::fma(clamped, S::splat(std::f32::consts::LOG2_E), S::splat(BIAS));
         let n = S::sub(biased, S::splat(BIAS));
-        // ln 2 in two parts, the first of so few bits that its product with n is exact.
+        // ln 2 in two parts; the first has so few bits that its product with `n` is exact.
         let r = S::fma(n, S::splat(-355.0 / 512.0), clamped);
         let r = S::fma(n, S::splat(2.121_944_4e-4), r);
         let mut p = S::splat(1.987_569_1e-4);
@@ -38,20 +38,21 @@ pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// Coefficients of the polynomial of degree 4 that is nearest to `2^x` on `0..1` by relative error, 2.6e-6; the highest first.
+/// Coefficients, highest first, of the polynomial of degree 4 nearest to `2^x` on `0..1`, with a
+/// relative error of 2.6e-6.
 pub const EXP2: [f32; 5] = [0.013_534_164, 0.052_011_48, 0.241_442_74, 0.693_003_83, 1.000_002_6];
 
-/// [`Simd::exp2`] of numbers up to 127, where the instruction set has nothing better; 0 below -126.
+/// [`Simd::exp2`] for inputs up to 127, if the instruction set has nothing better; 0 below -126.
 ///
 /// # Safety
 /// As [`exp`].
 #[inline(always)]
 pub unsafe fn exp2<S: Simd>(x: S::V) -> S::V {
     const LOW: f32 = -126.0;
-    // SAFETY: by the caller, the instruction set is available.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let clamped = S::max(x, S::splat(LOW));
-        // The nearest whole number, and what is left, half a unit to either side; the polynomial is for 0..1.
+        // The polynomial is for 0..1, so the integer part is rounded down and `r` is the rest.
         let biased = S::add(S::sub(clamped, S::splat(0.5)), S::splat(BIAS));
         let r = S::sub(x, S::sub(biased, S::splat(BIAS)));
         let mut p = S::splat(EXP2[0]);
@@ -68,7 +69,7 @@ pub unsafe fn exp2<S: Simd>(x: S::V) -> S::V {
 /// As [`exp`].
 #[inline(always)]
 pub unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: by the caller, the instruction set is available.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let one = S::splat(1.0);
         S::div(one, S::add(one, exp::<S>(S::sub(S::splat(0.0), x))))
@@ -81,20 +82,21 @@ pub unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
 /// As [`exp`].
 #[inline(always)]
 pub unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: by the caller, the instruction set is available.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let (one, two) = (S::splat(1.0), S::splat(2.0));
         S::sub(one, S::div(two, S::add(one, exp::<S>(S::mul(two, x)))))
     }
 }
 
-/// The error function, absolute error below 6e-7: Abramowitz and Stegun, formula 7.1.26 (1.5e-7 by itself).
+/// The error function, absolute error below 6e-7: Abramowitz and Stegun, formula 7.1.26 (1.5e-7 by
+/// itself).
 ///
 /// # Safety
 /// As [`exp`].
 #[inline(always)]
 pub unsafe fn erf<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: by the caller, the instruction set is available.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let (zero, one) = (S::splat(0.0), S::splat(1.0));
         let a = S::abs(x);
@@ -109,16 +111,16 @@ pub unsafe fn erf<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// `ln(1 + e^x)`, relative error below 1e-6 (of the tail below `e^-87`: 0).
+/// `ln(1 + e^x)`, relative error below 1e-6; 0 where the result is below `e^-87`.
 ///
-/// `max(x, 0) + ln(1 + u)`, `u = e^-|x|` in `0..=1`; `ln(1 + u) = 2 artanh(s)`, `s = u / (2 + u)` in `0..=1/3`, by its series
-/// up to `s^15`, whose next term is 1e-9 of the first.
+/// `max(x, 0) + ln(1 + u)` with `u = e^-|x|` in `0..=1`. `ln(1 + u) = 2 artanh(s)` with `s = u / (2
+/// + u)` in `0..=1/3`, by its series up to `s^15`, whose next term is 1e-9 of the first.
 ///
 /// # Safety
 /// As [`exp`].
 #[inline(always)]
 pub unsafe fn softplus<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: by the caller, the instruction set is available.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let zero = S::splat(0.0);
         let u = exp::<S>(S::sub(zero, S::abs(x)));
@@ -132,11 +134,11 @@ pub unsafe fn softplus<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// A function of one number, as a type: kernels are instantiated for it. (A closure would not do: it is a function of its
-/// own, without the instruction set of the kernel around it, and where the compiler does not inline it, each instruction in
-/// it becomes a call.)
+/// A function of one number, as a type that kernels are instantiated for. A closure would not do:
+/// it lacks the instruction set of the surrounding kernel. If the compiler does not inline it, each
+/// instruction becomes a call.
 pub trait Curve: Copy + 'static {
-    /// Its values.
+    /// The function's values at `x`.
     ///
     /// # Safety
     /// As [`exp`].
@@ -171,7 +173,7 @@ pub struct Softplus;
 impl Curve for Silu {
     #[inline(always)]
     unsafe fn at<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: by the caller, the instruction set is available.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe { S::mul(x, sigmoid::<S>(x)) }
     }
 }
@@ -179,7 +181,7 @@ impl Curve for Silu {
 impl Curve for GeluTanh {
     #[inline(always)]
     unsafe fn at<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: by the caller, the instruction set is available.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe {
             // 0.5 (1 + tanh u) = sigmoid(2 u)
             let cube = S::mul(S::mul(x, x), x);
@@ -192,7 +194,7 @@ impl Curve for GeluTanh {
 impl Curve for GeluErf {
     #[inline(always)]
     unsafe fn at<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: by the caller, the instruction set is available.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe {
             let e = erf::<S>(S::mul(x, S::splat(std::f32::consts::FRAC_1_SQRT_2)));
             S::mul(S::mul(S::splat(0.5), x), S::add(S::splat(1.0), e))
@@ -203,7 +205,7 @@ impl Curve for GeluErf {
 impl Curve for Relu {
     #[inline(always)]
     unsafe fn at<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: by the caller, the instruction set is available.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe { S::max(x, S::splat(0.0)) }
     }
 }
@@ -211,7 +213,7 @@ impl Curve for Relu {
 impl Curve for Sigmoid {
     #[inline(always)]
     unsafe fn at<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: by the caller, the instruction set is available.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe { sigmoid::<S>(x) }
     }
 }
@@ -226,7 +228,7 @@ impl Curve for Identity {
 impl Curve for ReluSquared {
     #[inline(always)]
     unsafe fn at<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: by the caller, the instruction set is available.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe {
             let x = S::max(x, S::splat(0.0));
             S::mul(x, x)
@@ -237,7 +239,7 @@ impl Curve for ReluSquared {
 impl Curve for Softplus {
     #[inline(always)]
     unsafe fn at<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: by the caller, the instruction set is available.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe { softplus::<S>(x) }
     }
 }
@@ -245,14 +247,14 @@ impl Curve for Softplus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::Isa;
+    use crate::isa::{Isa, Vectors};
 
-    /// Apply a function to every number of a slice, whose length is a multiple of 16.
+    /// Applies a function to every number of a slice, whose length is a multiple of 16.
     fn on_all(isa: Isa, which: usize, x: &mut [f32]) {
         #[inline(always)]
         unsafe fn body<S: Simd>(which: usize, x: &mut [f32]) {
             for x in x.chunks_exact_mut(S::N) {
-                // SAFETY: a chunk holds a vector.
+                // SAFETY: a chunk has `S::N` numbers; the caller guarantees the instruction set.
                 unsafe {
                     let v = S::load(x.as_ptr());
                     let y = match which {
@@ -280,16 +282,16 @@ mod tests {
             // SAFETY: this function has the features of `Avx2`.
             unsafe { body::<crate::simd::Avx2>(which, x) }
         }
-        // SAFETY: only available instruction sets are given.
+        // SAFETY: the test passes only instruction sets from `Isa::available`.
         unsafe {
             match isa.vectors() {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => avx512(which, x),
+                Vectors::Avx512 => avx512(which, x),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => avx2(which, x),
+                Vectors::Avx2 => avx2(which, x),
                 #[cfg(target_arch = "aarch64")]
-                Isa::Neon => body::<crate::simd::Neon>(which, x),
-                _ => body::<crate::simd::Portable>(which, x),
+                Vectors::Neon => body::<crate::simd::Neon>(which, x),
+                Vectors::Portable => body::<crate::simd::Portable>(which, x),
             }
         }
     }

@@ -1,6 +1,6 @@
 //! [`Simd`] with NEON: four lanes.
 
-use super::{RowsOf, Simd, Sink};
+use super::{RowsOf, Simd, Sink, one_expression};
 use std::arch::aarch64::*;
 
 /// 128-bit vectors.
@@ -15,82 +15,29 @@ impl Simd for Neon {
     const N: usize = 4;
     const VECTORS: usize = 4;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> float32x4_t {
-        unsafe { vdupq_n_f32(x) }
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> float32x4_t {
-        unsafe { vld1q_f32(p) }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(p: *const u16) -> float32x4_t {
-        unsafe { vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))) }
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, v: float32x4_t) {
-        unsafe { vst1q_f32(p, v) }
-    }
-    #[inline(always)]
-    unsafe fn store_f16(p: *mut u16, v: float32x4_t) {
-        unsafe { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))) }
-    }
-    #[inline(always)]
-    unsafe fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        unsafe { vaddq_f32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn sub(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        unsafe { vsubq_f32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        unsafe { vmulq_f32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn div(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        unsafe { vdivq_f32(a, b) }
-    }
-    /// The other one where one is no number, as on x86.
-    #[inline(always)]
-    unsafe fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        unsafe { vmaxnmq_f32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn min(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        unsafe { vminnmq_f32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        unsafe { vfmaq_f32(c, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn abs(a: float32x4_t) -> float32x4_t {
-        unsafe { vabsq_f32(a) }
-    }
-    #[inline(always)]
-    unsafe fn select_lt(a: float32x4_t, b: float32x4_t, yes: float32x4_t, no: float32x4_t) -> float32x4_t {
-        unsafe { vbslq_f32(vcltq_f32(a, b), yes, no) }
-    }
-    #[inline(always)]
-    unsafe fn max_bits(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        unsafe { vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b))) }
-    }
-    #[inline(always)]
-    unsafe fn splat_i(x: i32) -> int32x4_t {
-        unsafe { vdupq_n_s32(x) }
-    }
-    #[inline(always)]
-    unsafe fn load_i(p: *const i32) -> int32x4_t {
-        unsafe { vld1q_s32(p) }
-    }
-    #[inline(always)]
-    unsafe fn store_i(p: *mut i32, v: int32x4_t) {
-        unsafe { vst1q_s32(p, v) }
-    }
-    #[inline(always)]
-    unsafe fn store_words(p: *mut i16, v: int32x4_t) {
-        unsafe { vst1_s16(p, vmovn_s32(v)) }
+    one_expression! {
+        fn splat(x: f32) -> float32x4_t = vdupq_n_f32(x);
+        fn load(p: *const f32) -> float32x4_t = vld1q_f32(p);
+        fn load_f16(p: *const u16) -> float32x4_t = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+        fn store(p: *mut f32, v: float32x4_t) = vst1q_f32(p, v);
+        fn store_f16(p: *mut u16, v: float32x4_t) = vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+        fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t = vaddq_f32(a, b);
+        fn sub(a: float32x4_t, b: float32x4_t) -> float32x4_t = vsubq_f32(a, b);
+        fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t = vmulq_f32(a, b);
+        fn div(a: float32x4_t, b: float32x4_t) -> float32x4_t = vdivq_f32(a, b);
+        /// Returns the other operand if one is NaN, as on x86.
+        fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t = vmaxnmq_f32(a, b);
+        fn min(a: float32x4_t, b: float32x4_t) -> float32x4_t = vminnmq_f32(a, b);
+        fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t = vfmaq_f32(c, a, b);
+        fn abs(a: float32x4_t) -> float32x4_t = vabsq_f32(a);
+        fn select_lt(a: float32x4_t, b: float32x4_t, yes: float32x4_t, no: float32x4_t) -> float32x4_t =
+            vbslq_f32(vcltq_f32(a, b), yes, no);
+        fn max_bits(a: float32x4_t, b: float32x4_t) -> float32x4_t =
+            vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b)));
+        fn splat_i(x: i32) -> int32x4_t = vdupq_n_s32(x);
+        fn load_i(p: *const i32) -> int32x4_t = vld1q_s32(p);
+        fn store_i(p: *mut i32, v: int32x4_t) = vst1q_s32(p, v);
+        fn store_words(p: *mut i16, v: int32x4_t) = vst1_s16(p, vmovn_s32(v));
     }
     #[inline(always)]
     unsafe fn store_bytes(p: *mut u8, v: int32x4_t) {
@@ -118,23 +65,16 @@ impl Simd for Neon {
             let (a, b) = (vreinterpretq_u8_s32(a), vreinterpretq_s8_s32(b));
             let (a_low, a_high) = (vmovl_u8(vget_low_u8(a)), vmovl_high_u8(a));
             let (b_low, b_high) = (vmovl_s8(vget_low_s8(b)), vmovl_high_s8(b));
-            // `255 * 128` fits 16 bits.
+            // The products fit 16 bits: `255 * 128` is below 2^15.
             let low = vpaddlq_s16(vmulq_s16(vreinterpretq_s16_u16(a_low), b_low));
             let high = vpaddlq_s16(vmulq_s16(vreinterpretq_s16_u16(a_high), b_high));
             vaddq_s32(sum, vpaddq_s32(low, high))
         }
     }
-    #[inline(always)]
-    unsafe fn to_f32(v: int32x4_t) -> float32x4_t {
-        unsafe { vcvtq_f32_s32(v) }
-    }
-    #[inline(always)]
-    unsafe fn round(v: float32x4_t) -> int32x4_t {
-        unsafe { vcvtnq_s32_f32(v) }
-    }
-    #[inline(always)]
-    unsafe fn sum_i(v: int32x4_t) -> i32 {
-        unsafe { vaddvq_s32(v) }
+    one_expression! {
+        fn to_f32(v: int32x4_t) -> float32x4_t = vcvtq_f32_s32(v);
+        fn round(v: float32x4_t) -> int32x4_t = vcvtnq_s32_f32(v);
+        fn sum_i(v: int32x4_t) -> i32 = vaddvq_s32(v);
     }
     #[inline(always)]
     unsafe fn exp2_biased(n: float32x4_t) -> float32x4_t {
@@ -164,7 +104,8 @@ impl Simd for Neon {
     unsafe fn transpose(rows: impl RowsOf, sink: &mut impl Sink<Self>) {
         unsafe {
             let r = [rows.row::<Self>(0), rows.row::<Self>(1), rows.row::<Self>(2), rows.row::<Self>(3)];
-            // Columns 0 and 2 of two rows side by side, then 1 and 3; then pairs of rows.
+            // First columns 0 and 2 of two rows side by side, then columns 1 and 3; then pairs of
+            // rows.
             let (a, b) = (vtrn1q_f32(r[0], r[1]), vtrn2q_f32(r[0], r[1]));
             let (c, d) = (vtrn1q_f32(r[2], r[3]), vtrn2q_f32(r[2], r[3]));
             let low =

@@ -1,8 +1,8 @@
-//! [`Simd`] in plain Rust: four lanes, which the compiler maps to the vectors of the architecture's baseline.
+//! [`Simd`] in plain Rust: four lanes, which the compiler maps to the baseline's vectors.
 
-use super::{RowsOf, Simd, Sink};
+use super::{RowsOf, Simd, Sink, one_expression};
 
-/// The architecture's baseline.
+/// Vectors of the architecture's baseline.
 #[derive(Clone, Copy)]
 pub struct Portable;
 
@@ -13,8 +13,9 @@ fn map2(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
     [f(a[0], b[0]), f(a[1], b[1]), f(a[2], b[2]), f(a[3], b[3])]
 }
 
-/// An f16 in f32, without branches: the bits moved up by 13 are an f32 whose exponent is 112 too small, subnormals
-/// included, so one multiplication is exact; infinities and NaN need the exponent's remaining bits.
+/// Converts f16 to f32 without branches. The bits moved up by 13 are an f32 whose exponent is 112
+/// too small, subnormals included, so one multiplication is exact. Infinities and NaN need the
+/// exponent's remaining bits.
 #[inline(always)]
 fn f16_to_f32(bits: u16) -> f32 {
     let magnitude = u32::from(bits & 0x7fff) << 13;
@@ -43,13 +44,10 @@ impl Simd for Portable {
     unsafe fn load_f16(p: *const u16) -> V {
         unsafe { p.cast::<[u16; 4]>().read_unaligned() }.map(f16_to_f32)
     }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, v: V) {
-        unsafe { p.cast::<V>().write_unaligned(v) }
-    }
-    #[inline(always)]
-    unsafe fn store_f16(p: *mut u16, v: V) {
-        unsafe { p.cast::<[u16; 4]>().write_unaligned(v.map(|x| half::f16::from_f32(x).to_bits())) }
+    one_expression! {
+        fn store(p: *mut f32, v: V) = p.cast::<V>().write_unaligned(v);
+        fn store_f16(p: *mut u16, v: V) =
+            p.cast::<[u16; 4]>().write_unaligned(v.map(|x| half::f16::from_f32(x).to_bits()));
     }
     #[inline(always)]
     unsafe fn add(a: V, b: V) -> V {
@@ -99,17 +97,10 @@ impl Simd for Portable {
     unsafe fn load_i(p: *const i32) -> [i32; 4] {
         unsafe { p.cast::<[i32; 4]>().read_unaligned() }
     }
-    #[inline(always)]
-    unsafe fn store_i(p: *mut i32, v: [i32; 4]) {
-        unsafe { p.cast::<[i32; 4]>().write_unaligned(v) }
-    }
-    #[inline(always)]
-    unsafe fn store_words(p: *mut i16, v: [i32; 4]) {
-        unsafe { p.cast::<[i16; 4]>().write_unaligned(v.map(|x| x as i16)) }
-    }
-    #[inline(always)]
-    unsafe fn store_bytes(p: *mut u8, v: [i32; 4]) {
-        unsafe { p.cast::<[u8; 4]>().write_unaligned(v.map(|x| x as u8)) }
+    one_expression! {
+        fn store_i(p: *mut i32, v: [i32; 4]) = p.cast::<[i32; 4]>().write_unaligned(v);
+        fn store_words(p: *mut i16, v: [i32; 4]) = p.cast::<[i16; 4]>().write_unaligned(v.map(|x| x as i16));
+        fn store_bytes(p: *mut u8, v: [i32; 4]) = p.cast::<[u8; 4]>().write_unaligned(v.map(|x| x as u8));
     }
     #[inline(always)]
     unsafe fn add_i(a: [i32; 4], b: [i32; 4]) -> [i32; 4] {
@@ -169,7 +160,8 @@ impl Simd for Portable {
             unsafe { sink.take(i, [r[0][i], r[1][i], r[2][i], r[3][i]]) }
         }
     }
-    /// Fused only where the baseline has the instruction; elsewhere it would be a call of the C library.
+    /// Fused only if the baseline has the instruction; otherwise it would be a call into the C
+    /// library.
     #[inline(always)]
     fn fma_one(a: f32, b: f32, c: f32) -> f32 {
         if cfg!(target_arch = "aarch64") { a.mul_add(b, c) } else { a * b + c }

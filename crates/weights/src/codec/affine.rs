@@ -1,5 +1,5 @@
-//! The affine types of MLX and `.base`: groups of 32, 64 or 128 integers of 2 to 8 bits, with scales and offsets in
-//! arrays of their own. See [`Affine`] for the formula and the packing.
+//! The affine types of MLX and `.base`: groups of 32, 64 or 128 integers of 2 to 8 bits, with
+//! scales and offsets in separate arrays. [`Affine`] documents the formula and the packing.
 //!
 //! Decoding rounds the product to f32 before the offset is added.
 
@@ -9,13 +9,15 @@ use super::fit::{fit_affine, fit_scale, inverse, nearest, nearest_level, sums, t
 use super::mxfp4::e8m0_half;
 use crate::{Affine, ScaleType};
 
-/// The longest group.
+/// Length of the longest group.
 const MAX_GROUP: usize = 128;
 
-/// Inputs are clamped to this magnitude: small enough for the arithmetic of the fits. f16 scales saturate earlier.
+/// Magnitude to which inputs are clamped, small enough for the arithmetic of the fits. F16 scales
+/// saturate earlier.
 const LIMIT: f32 = 1e9;
 
-/// The 8 integers of `bits` bits that lie in the first `bits` bytes of `packed`, the first in the lowest bits.
+/// Unpacks the 8 integers of `bits` bits in the first `bits` bytes of `packed`, the first from the
+/// lowest bits.
 #[inline(always)]
 pub fn unpack_8(bits: usize, packed: &[u8]) -> [u8; 8] {
     let mut word = [0; 8];
@@ -24,7 +26,7 @@ pub fn unpack_8(bits: usize, packed: &[u8]) -> [u8; 8] {
     std::array::from_fn(|i| (word >> (i * bits)) as u8 & (0xff >> (8 - bits)))
 }
 
-/// The inverse of [`unpack_8`]; every input is under `2^bits`.
+/// Inverse of [`unpack_8`]; every input is below `2^bits`.
 #[inline(always)]
 pub fn pack_8(bits: usize, q: [u8; 8], packed: &mut [u8]) {
     let word = q.iter().enumerate().fold(0u64, |word, (i, q)| word | u64::from(*q) << (i * bits));
@@ -43,10 +45,10 @@ pub fn read_scale(scale: ScaleType, plane: &[u8], i: usize) -> f32 {
     }
 }
 
-/// Decode groups that lie one after the other, rows or parts of rows.
+/// Decodes groups that are stored one after the other, rows or parts of rows.
 ///
 /// # Panics
-/// `dst.len()` is more groups than one of the others holds.
+/// `dst` has more groups than `src`, `scales` or `biases`.
 pub fn dequantize(affine: Affine, src: &[u8], scales: &[u8], biases: &[u8], dst: &mut [f32]) {
     match affine.bits() {
         2 => decode::<2>(affine, src, scales, biases, dst),
@@ -76,18 +78,19 @@ fn decode<const BITS: usize>(affine: Affine, src: &[u8], scales: &[u8], biases: 
     }
 }
 
-/// Whether [`quantize`] writes this type: all but those whose offsets would be powers of two, and so have no sign.
+/// True if [`quantize`] writes this type: all except those whose offsets would be powers of two,
+/// which have no sign.
 pub fn has_quantizer(affine: Affine) -> bool {
     affine.is_symmetric() || affine.scale() != ScaleType::E8M0
 }
 
-/// Encode groups that lie one after the other. `biases` is empty for a symmetric type.
+/// Encodes groups that are stored one after the other. `biases` is empty for a symmetric type.
 ///
-/// NaN becomes 0, infinities the largest value that the scale can carry.
+/// NaN becomes 0, and an infinity the largest value that the scale can represent.
 ///
 /// # Panics
-/// `src` is not whole groups, one of the others has not room for just as many, or the type has [no
-/// quantiser](has_quantizer).
+/// `src` is not whole groups, another slice does not have room for exactly as many groups, or the
+/// type has [no quantiser](has_quantizer).
 pub fn quantize(affine: Affine, src: &[f32], dst: &mut [u8], scales: &mut [u8], biases: &mut [u8]) {
     assert!(has_quantizer(affine), "{affine}: offsets that are powers of two have no sign");
     let n_groups = src.len() / affine.group();
@@ -122,7 +125,7 @@ pub fn quantize(affine: Affine, src: &[f32], dst: &mut [u8], scales: &mut [u8], 
     }
 }
 
-/// A number as stored and as read back.
+/// A number in its stored form and its decoded value.
 #[derive(Clone, Copy, Default)]
 struct Stored {
     bytes: [u8; 4],
@@ -130,7 +133,8 @@ struct Stored {
 }
 
 impl Stored {
-    /// The nearest number that the type has. Magnitudes saturate; E8M0 takes the power of two whose ratio is nearest.
+    /// The nearest number of the type. Magnitudes saturate; E8M0 uses the power of two with the
+    /// nearest ratio.
     fn new(scale: ScaleType, value: f32) -> Stored {
         let (mut bytes, size) = ([0; 4], scale.bytes());
         match scale {
@@ -144,14 +148,15 @@ impl Stored {
         Stored { bytes, value: read_scale(scale, &bytes, 0) }
     }
 
-    /// It and the two numbers beside it. Beside 0, and beside the largest, there is only itself.
+    /// The number and its two neighbours. A neighbour of 0 or beyond the largest number is the
+    /// number itself.
     fn neighbours(self, scale: ScaleType) -> [Stored; 3] {
         let size = scale.bytes();
         let code = u32::from_le_bytes(self.bytes);
         let beside = |code: Option<u32>| {
             let bytes = code.unwrap_or_default().to_le_bytes();
             let value = read_scale(scale, &bytes[..size], 0);
-            // Counting codes past the end of the type would reach an infinity, or the other sign.
+            // Codes past the end of the type would be an infinity, or have the other sign.
             let sane = code.is_some() && value.is_finite() && value.signum() == self.value.signum();
             if sane && self.value != 0.0 { Stored { bytes, value } } else { self }
         };
@@ -160,12 +165,12 @@ impl Stored {
     }
 }
 
-/// How a group is written.
+/// Parameters of an encoded group.
 #[derive(Clone, Copy, Default)]
 struct Fit {
     scale: Stored,
     bias: Stored,
-    /// What an integer of value zero is stored as.
+    /// Code of an integer with value zero.
     middle: i32,
 }
 
@@ -176,7 +181,7 @@ impl Fit {
         (nearest(y, -self.middle, top - self.middle) + self.middle) as u8
     }
 
-    /// The squared error of the group.
+    /// Squared error of the group.
     fn error(&self, bits: usize, x: &[f32]) -> f64 {
         let (lo, hi) = (-self.middle as f32, ((1 << bits) - 1 - self.middle) as f32);
         let (scale, bias, inverse) = (self.scale.value, self.bias.value, inverse(self.scale.value));
@@ -188,19 +193,20 @@ impl Fit {
     }
 }
 
-/// Among the numbers beside the best scale, that with the least error.
+/// Finds the scale with the least error among the neighbours of the best scale.
 fn symmetric_fit(affine: Affine, x: &[f32]) -> Fit {
     let (bits, middle) = (affine.bits(), 1 << (affine.bits() - 1));
     let best =
         fit_scale(x, targets_around(-middle), |y| nearest_level(y, -middle as f32, (middle - 1) as f32));
-    // E8M0 has no sign: the largest magnitude may be a positive one, which clips at `middle - 1`.
+    // E8M0 has no sign: the largest magnitude may be positive, and is then clipped at `middle - 1`.
     let best = if affine.scale() == ScaleType::E8M0 { best.abs() } else { best };
     let candidates = Stored::new(affine.scale(), best).neighbours(affine.scale());
     least(bits, x, candidates.map(|scale| Fit { scale, bias: Stored::default(), middle }))
 }
 
-/// Among the numbers beside the best scale, and those beside the offset that is best for each, the pair with the least
-/// error. With few bits in an offset its rounding is as large as a step of 8-bit integers, so it is worth the search.
+/// Finds the pair of scale and offset with the least error, among the neighbours of the best scale
+/// and of each one's best offset. With few bits in an offset its rounding error is as large as a
+/// step of 8-bit integers, so the search pays.
 fn affine_fit(affine: Affine, x: &[f32]) -> Fit {
     let (bits, scale_type) = (affine.bits(), affine.scale());
     let top = (1 << bits) - 1;
@@ -242,7 +248,7 @@ mod tests {
             let mut packed = [0; 8];
             pack_8(bits, q, &mut packed);
             assert_eq!(unpack_8(bits, &packed), q, "{bits} bits");
-            // Value i lies at bit i * bits.
+            // Value `i` is at bit `i * bits`.
             for (i, q) in q.iter().enumerate() {
                 let bit = |at: usize| packed[at / 8] >> (at % 8) & 1;
                 let value = (0..bits).fold(0, |value, b| value | bit(i * bits + b) << b);

@@ -3,9 +3,9 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-/// Decode; `src` is 2 bytes a value. Exact.
+/// Decodes 2 bytes a value, exactly.
 pub fn dequantize(src: &[u8], dst: &mut [f32]) {
-    // The slice conversion uses the CPU's instruction where there is one; it wants aligned halves.
+    // The slice conversion uses the CPU's instruction if there is one; it needs aligned halves.
     if cfg!(target_endian = "little")
         && let Ok(halves) = bytemuck::try_cast_slice::<u8, f16>(src)
     {
@@ -17,7 +17,7 @@ pub fn dequantize(src: &[u8], dst: &mut [f32]) {
     }
 }
 
-/// Encode: nearest, ties to even; over 65520 becomes infinity; NaN stays NaN.
+/// Encodes to the nearest number, ties to even; values over 65520 become infinity; NaN stays NaN.
 pub fn quantize(src: &[f32], dst: &mut [u8]) {
     for (value, out) in src.iter().zip(dst.as_chunks_mut().0) {
         *out = f16::from_f32(*value).to_le_bytes();

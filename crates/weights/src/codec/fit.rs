@@ -1,26 +1,31 @@
-//! Finding the scale (and offset) with which a block's values are rounded best.
+//! Search for the scale (and offset) with which a block's values are rounded best.
 //!
-//! A scale decides both the step and which integers the values round to, so the squared error is not convex in it.
-//! The search here takes a range of candidate scales that carry the block's extreme value near the end of the
-//! integer range, gives each its least-squares scale for the integers that it leads to, keeps the best, and
-//! polishes it by alternating rounding and least squares until nothing improves (Lloyd's algorithm).
+//! A scale determines both the step and the integers that the values round to, so the squared error
+//! is not convex in it. The search tries a range of candidate scales that map the block's extreme
+//! value near the end of the integer range. It computes the least-squares scale for each
+//! candidate's integers, and keeps the best. Then it alternates rounding and least squares until
+//! nothing improves (Lloyd's algorithm).
 //!
-//! Where scales are themselves integers times a super-block's scale (the K types, IQ4_XS), each code is then chosen
-//! among its neighbours by the error that the block really gets.
+//! In types whose scales are integers times a super-block's scale (the K types, IQ4_XS), each code
+//! is then chosen among its neighbours by the block's actual error.
 //!
-//! Sums are in f64 and in a fixed order, four side by side, so a result depends on the values alone. A block whose largest magnitude is
-//! under 1e-30 is stored as zeros, and values that are small beside the least f16, 6e-8, round to zero. A scale over
-//! 65504 is stored as 65504, so larger inputs saturate.
+//! Sums are in f64 and in a fixed order, four side by side, so a result depends on the values
+//! alone. A block whose largest magnitude is below 1e-30 is stored as zeros. Values that are small
+//! relative to the least f16, 6e-8, round to zero. A scale over 65504 is stored as 65504, so larger
+//! inputs saturate.
 
 use half::f16;
 
-/// A magnitude under which a block counts as zero: far below the least f16, and its inverse is still finite.
+/// Magnitude below which a block counts as zero: far below the least f16, and its inverse is still
+/// finite.
 const TINY: f32 = 1e-30;
 
-/// Values that are summed side by side: two registers of f64, and enough sums at a time that no addition waits for another.
+/// Values that are summed side by side: two registers of f64, and enough independent sums that no
+/// addition waits for another.
 const LANES: usize = 4;
 
-/// The sums of what `terms` makes of every value. Value `i` goes to sum `i % LANES`, and these are added at the end.
+/// Sums `terms` over all values. Value `i` is added to sum `i % LANES`, and these sums are added at
+/// the end.
 #[inline(always)]
 pub(super) fn sums<const N: usize>(x: &[f32], terms: impl Fn(f32) -> [f64; N]) -> [f64; N] {
     let mut lanes = [[0.0; LANES]; N];
@@ -41,42 +46,44 @@ pub(super) fn sums<const N: usize>(x: &[f32], terms: impl Fn(f32) -> [f64; N]) -
     lanes
 }
 
-/// As [`nearest`], the integer as a float.
+/// Like [`nearest`], with the integer as a float.
 #[inline(always)]
 pub(super) fn nearest_level(value: f32, lo: f32, hi: f32) -> f32 {
     const SHIFT: f32 = 12_582_912.0;
     (value.clamp(lo, hi) + SHIFT) - SHIFT
 }
 
-/// Round to the nearest integer (ties to even) within `lo..=hi`, which lie within ±2^22.
+/// Rounds to the nearest integer (ties to even) within `lo..=hi`, which are within ±2^22.
 #[inline(always)]
 pub fn nearest(value: f32, lo: i32, hi: i32) -> i32 {
-    // Adding 1.5 * 2^23 leaves the integer in the low bits of the mantissa; unlike a call of `round` it vectorises.
+    // Adding 1.5 * 2^23 leaves the integer in the low bits of the mantissa. Unlike a call of
+    // `round` it vectorises.
     const SHIFT: f32 = 12_582_912.0;
     let bits = (value.clamp(lo as f32, hi as f32) + SHIFT).to_bits();
     (bits & 0x7f_ffff) as i32 - 0x40_0000
 }
 
-/// Round an offset to f16: the bytes to store, and the value they stand for. Saturates at ±65504.
+/// Rounds an offset to f16, and returns the stored bytes and their value. Saturates at ±65504.
 pub fn offset_to_f16(value: f32) -> ([u8; 2], f32) {
     let half = f16::from_f32(value.clamp(-65504.0, 65504.0));
     (half.to_le_bytes(), half.to_f32())
 }
 
-/// Round a scale to f16, likewise, but away from zero if the f16 is subnormal. So few bits are left of it then that
-/// rounding down would clip the largest values, while a scale too large only costs a part of the integers' range.
+/// Like [`offset_to_f16`] for a scale, but rounds away from zero if the f16 is subnormal. A
+/// subnormal f16 has so few bits that rounding down would clip the largest values. A scale that is
+/// too large only loses part of the integers' range.
 pub fn scale_to_f16(value: f32) -> ([u8; 2], f32) {
     let (bytes, rounded) = offset_to_f16(value);
     if rounded.abs() < value.abs() && rounded.abs() < f16::MIN_POSITIVE.to_f32() && value.abs() > TINY {
         let up = f16::from_bits(u16::from_le_bytes(bytes) + 1);
-        // Adding to the bits of +0 makes the least number, whatever the sign of the value.
+        // Adding to the bits of +0 yields the least number, for either sign of the value.
         let up = if value < 0.0 { -f16::from_bits(up.to_bits() & 0x7fff) } else { up };
         return (up.to_le_bytes(), up.to_f32());
     }
     (bytes, rounded)
 }
 
-/// `1 / value`, or 0 for a value too small to divide by.
+/// Computes `1 / value`, or 0 for a value too small to divide by.
 #[inline]
 pub fn inverse(value: f32) -> f32 {
     if value.abs() < TINY { 0.0 } else { 1.0 / value }
@@ -87,16 +94,17 @@ fn extreme(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |best: f32, &v| if v.abs() > best.abs() { v } else { best })
 }
 
-/// The scale `d` that makes `d * level(x / d)` nearest to `x`.
+/// Finds the scale `d` for which `d * level(x / d)` is nearest to `x`.
 ///
-/// `level` rounds to the nearest representable level. `targets` are the levels that the extreme value of `x` is
-/// tried at (they need not be levels themselves).
+/// `level` rounds to the nearest representable level. `targets` are the levels at which the extreme
+/// value of `x` is tried; they need not be levels themselves.
 pub fn fit_scale(x: &[f32], targets: impl IntoIterator<Item = f32>, level: impl Fn(f32) -> f32) -> f32 {
     let extreme = extreme(x);
     if extreme.abs() < TINY {
         return 0.0;
     }
-    // For fixed levels l the best d is <l,x>/<l,l>, and takes <l,x>^2/<l,l> off the squared error.
+    // For fixed levels l the best d is <l,x>/<l,l>, which reduces the squared error by
+    // <l,x>^2/<l,l>.
     let try_inverse = |inverse: f32| {
         let [lx, ll] = sums(x, |v| {
             let l = f64::from(level(v * inverse));
@@ -121,13 +129,15 @@ pub fn fit_scale(x: &[f32], targets: impl IntoIterator<Item = f32>, level: impl 
     best.1 as f32
 }
 
-/// Where [`fit_scale`] tries the extreme value when levels are the integers from `lo` (negative) on: around `lo`.
+/// Targets of [`fit_scale`] for levels that are the integers from `lo` (negative) on: values around
+/// `lo`.
 pub fn targets_around(lo: i32) -> impl Iterator<Item = f32> + Clone {
     (-9..=9).map(move |step| lo as f32 + 0.1 * step as f32)
 }
 
-/// `d` and `m` that make `d * q + m` nearest to `x`, where `q` is an integer in `0..=hi` and `d` is not negative.
-/// With `m_not_positive`, `m <= 0` (the K types store `-m` in unsigned codes).
+/// Finds `d` and `m` for which `d * q + m` is nearest to `x`, where `q` is an integer in `0..=hi`
+/// and `d` is not negative. With `m_not_positive`, `m <= 0` (the K types store `-m` in unsigned
+/// codes).
 pub fn fit_affine(x: &[f32], hi: i32, m_not_positive: bool) -> (f32, f32) {
     let (mut min, max) = x.iter().fold((f32::MAX, f32::MIN), |(a, b), &v| (a.min(v), b.max(v)));
     if m_not_positive {
@@ -138,7 +148,7 @@ pub fn fit_affine(x: &[f32], hi: i32, m_not_positive: bool) -> (f32, f32) {
     }
     let n = x.len() as f64;
     let [sum_x, sum_xx] = sums(x, |v| [f64::from(v), f64::from(v) * f64::from(v)]);
-    // Least squares for the integers that (v - m) * inverse rounds to: the error, d and m.
+    // Least squares for the rounded integers of (v - m) * inverse: the error, d and m.
     let try_at = |inverse: f32, m: f32| {
         let [sum_q, sum_qq, sum_qx] = sums(x, |v| {
             let q = f64::from(nearest_level((v - m) * inverse, 0.0, hi as f32));
@@ -148,7 +158,7 @@ pub fn fit_affine(x: &[f32], hi: i32, m_not_positive: bool) -> (f32, f32) {
         let (mut d, mut m) = if determinant > 0.0 {
             ((n * sum_qx - sum_q * sum_x) / determinant, (sum_qq * sum_x - sum_q * sum_qx) / determinant)
         } else {
-            // All values on one level: take it for the scale's.
+            // All values have one level, which the scale alone represents.
             (if sum_qq > 0.0 { sum_qx / sum_qq } else { 0.0 }, 0.0)
         };
         if m_not_positive && m > 0.0 {
@@ -179,15 +189,15 @@ pub fn fit_affine(x: &[f32], hi: i32, m_not_positive: bool) -> (f32, f32) {
 
 /// A super-block without offsets: sub-block `i` has the scale `d * codes[i]`.
 pub struct ScaleCodes<const N: usize> {
-    /// The super-block's scale as stored.
+    /// Stored scale of the super-block.
     pub d_bytes: [u8; 2],
-    /// Its value.
+    /// Value of that scale.
     pub d: f32,
-    /// The sub-blocks' codes, from `code_lo` to `-code_lo - 1`.
+    /// Codes of the sub-blocks, from `code_lo` to `-code_lo - 1`.
     pub codes: [i8; N],
 }
 
-/// Fit `N` sub-blocks of equal length with signed codes in `code_lo..-code_lo`.
+/// Fits `N` sub-blocks of equal length with signed codes in `code_lo..-code_lo`.
 pub fn fit_scale_codes<const N: usize>(
     x: &[f32],
     code_lo: i32,
@@ -221,19 +231,20 @@ pub fn fit_scale_codes<const N: usize>(
 
 /// A super-block with offsets: sub-block `i` is `d * scales[i] * q - dmin * mins[i]`.
 pub struct AffineCodes<const N: usize> {
-    /// The super-block's scale as stored.
+    /// Stored scale of the super-block.
     pub d_bytes: [u8; 2],
-    /// The scale of the mins as stored.
+    /// Stored scale of the mins.
     pub dmin_bytes: [u8; 2],
-    /// The integers `q`, in order.
+    /// Integers `q`, in order.
     pub q: [u8; 256],
-    /// The sub-blocks' scale codes.
+    /// Scale codes of the sub-blocks.
     pub scales: [u8; N],
-    /// The sub-blocks' min codes.
+    /// Min codes of the sub-blocks.
     pub mins: [u8; N],
 }
 
-/// Fit a super-block of 256 values as `N` sub-blocks with codes in `0..=code_hi` and integers in `0..=hi`.
+/// Fits a super-block of 256 values as `N` sub-blocks with codes in `0..=code_hi` and integers in
+/// `0..=hi`.
 pub fn fit_affine_codes<const N: usize>(x: &[f32; 256], hi: i32, code_hi: i32) -> AffineCodes<N> {
     let len = 256 / N;
     let mut fits = [(0.0, 0.0); N];

@@ -1,44 +1,45 @@
-//! The codebooks of the IQ types below 4 bits: tables of ggml's format, found by its authors as well-spread lattice
-//! points. An index of 8 to 11 bits names a point, that is 8 (IQ3: 4) neighbouring magnitudes.
+//! Codebooks of the IQ types below 4 bits: tables of ggml's format, which its authors found as
+//! well-spread lattice points. An index of 8 to 11 bits selects a point, which is 8 (IQ3: 4)
+//! neighbouring magnitudes.
 //!
-//! A point is packed into a u16, its first value in the lowest bits: 2 bits a value for IQ1 and IQ2, 3 bits for IQ3.
-//! This file is long because it is tables.
+//! A point is packed into a u16, its first value in the lowest bits: 2 bits a value for IQ1 and
+//! IQ2, 3 bits for IQ3. The file is long because it consists of tables.
 
-/// What the 3-bit codes of IQ3_XXS's points mean.
+/// Values of the 3-bit codes in IQ3_XXS's points.
 pub const IQ3_XXS_LEVELS: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
 
-/// What the 3-bit codes of IQ3_S's points mean.
+/// Values of the 3-bit codes in IQ3_S's points.
 pub const IQ3_S_LEVELS: [u8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
 
-/// The 8 magnitudes of an IQ2 point.
+/// Decodes the 8 magnitudes of an IQ2 point.
 #[inline]
 pub fn iq2_point(word: u16) -> [f32; 8] {
-    // The tables hold no code 3; the fourth level is there so that two bits are always an index.
+    // The tables have no code 3; the fourth level makes any two bits a valid index.
     const LEVELS: [f32; 4] = [8.0, 25.0, 43.0, 43.0];
     std::array::from_fn(|i| LEVELS[usize::from(word >> (2 * i) & 3)])
 }
 
-/// The 4 magnitudes of an IQ3 point.
+/// Decodes the 4 magnitudes of an IQ3 point.
 #[inline]
 pub fn iq3_point(word: u16, levels: &[u8; 8]) -> [f32; 4] {
     std::array::from_fn(|i| f32::from(levels[usize::from(word >> (3 * i) & 7)]))
 }
 
-/// The 8 values of an IQ1 point, each -1, 0 or 1.
+/// Decodes the 8 values of an IQ1 point, each -1, 0 or 1.
 #[inline]
 pub fn iq1_point(word: u16) -> [f32; 8] {
     std::array::from_fn(|i| f32::from((word >> (2 * i) & 3) as i8 - 1))
 }
 
-/// The signs of 8 values, of which 7 bits are stored: the eighth makes the number of negative ones even. Bit `i` is
-/// set if value `i` is negative.
+/// Signs of 8 values, of which 7 bits are stored; the eighth makes the number of negative values
+/// even. Bit `i` is set if value `i` is negative.
 #[inline]
 pub fn even_signs(seven: u8) -> u8 {
     let seven = seven & 127;
     seven | ((seven.count_ones() & 1) as u8) << 7
 }
 
-/// `value`, negative if bit `i` is set.
+/// Returns `value`, negated if bit `i` is set.
 #[inline]
 pub fn signed(value: f32, signs: u8, i: usize) -> f32 {
     if signs >> i & 1 == 1 { -value } else { value }

@@ -1,4 +1,5 @@
-//! IQ1_M: 256 values in 56 bytes (1.75 bits each): ternary points of [`IQ1`], 3-bit scales and shifts.
+//! IQ1_M: 256 values in 56 bytes (1.75 bits each): ternary points of [`IQ1`], 3-bit scales and
+//! shifts.
 //!
 //! `value = (d * (2 * scale + 1)) * (point ± 0.125)`, `scale` in `0..8`.
 //!
@@ -10,14 +11,14 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Decoded, f16_to_f32};
 use super::grid::{IQ1, iq1_point};
 use super::iq1_s::SHIFT;
-use super::row::{Decoded, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Iq1MBlock {
     /// The low bits of the indices.
     pub qs: [u8; 32],
     /// Upper bits of indices, and shifts.
@@ -26,7 +27,7 @@ pub struct Block {
     pub scales: [[u8; 2]; 4],
 }
 
-impl Decoded<256> for Block {
+impl Decoded<256> for Iq1MBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let scales = self.scales.map(u16::from_le_bytes);
         let d = (0..4).fold(0u16, |d, i| d | (scales[i] >> 12) << (4 * i));

@@ -1,4 +1,5 @@
-//! IQ1_S: 256 values in 50 bytes (1.5625 bits each): ternary points of [`IQ1`], 3-bit scales and a shift.
+//! IQ1_S: 256 values in 50 bytes (1.5625 bits each): ternary points of [`IQ1`], 3-bit scales and a
+//! shift.
 //!
 //! `value = (d * (2 * scale + 1)) * (point ± 0.125)`, `scale` in `0..8`.
 //!
@@ -10,16 +11,16 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Decoded, f16_to_f32};
 use super::grid::{IQ1, iq1_point};
-use super::row::{Decoded, f16_to_f32};
 
-/// How far all values of a group lie beside the ternary ones.
+/// Offset of a group's values from -1, 0 and 1, positive or negative.
 pub const SHIFT: f32 = 0.125;
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Iq1SBlock {
     /// The scale of the scales, f16.
     pub d: [u8; 2],
     /// The low bits of the indices.
@@ -28,7 +29,7 @@ pub struct Block {
     pub qh: [[u8; 2]; 8],
 }
 
-impl Decoded<256> for Block {
+impl Decoded<256> for Iq1SBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = f16_to_f32(self.d);
         for (i, (low, out)) in self.qs.iter().zip(out.as_chunks_mut::<8>().0).enumerate() {

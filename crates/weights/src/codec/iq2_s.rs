@@ -1,4 +1,5 @@
-//! IQ2_S: 256 values in 82 bytes (2.5625 bits each): points of [`IQ2_S`] with a sign a value and 4-bit scales.
+//! IQ2_S: 256 values in 82 bytes (2.5625 bits each): points of [`IQ2_S`] with a sign a value and
+//! 4-bit scales.
 //!
 //! `value = ±((d * (0.5 + scale)) * 0.25) * point`, `scale` in `0..16`.
 //!
@@ -12,13 +13,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Decoded, f16_to_f32};
 use super::grid::{IQ2_S, iq2_point, signed};
-use super::row::{Decoded, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Iq2SBlock {
     /// The scale of the scales, f16.
     pub d: [u8; 2],
     /// The low bits of the indices.
@@ -31,7 +32,7 @@ pub struct Block {
     pub scales: [u8; 8],
 }
 
-impl Decoded<256> for Block {
+impl Decoded<256> for Iq2SBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = f16_to_f32(self.d);
         for (i, (low, out)) in self.qs.iter().zip(out.as_chunks_mut::<8>().0).enumerate() {

@@ -1,4 +1,5 @@
-//! IQ2_XS: 256 values in 74 bytes (2.3125 bits each): points of [`IQ2_XS`] with signs and 4-bit scales.
+//! IQ2_XS: 256 values in 74 bytes (2.3125 bits each): points of [`IQ2_XS`] with signs and 4-bit
+//! scales.
 //!
 //! `value = ±((d * (0.5 + scale)) * 0.25) * point`, `scale` in `0..16`.
 //!
@@ -10,13 +11,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Decoded, f16_to_f32};
 use super::grid::{IQ2_XS, even_signs, iq2_point, signed};
-use super::row::{Decoded, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Iq2XsBlock {
     /// The scale of the scales, f16.
     pub d: [u8; 2],
     /// Index and signs of 8 values each.
@@ -25,7 +26,7 @@ pub struct Block {
     pub scales: [u8; 8],
 }
 
-impl Decoded<256> for Block {
+impl Decoded<256> for Iq2XsBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = f16_to_f32(self.d);
         for (i, (qs, out)) in self.qs.iter().zip(out.as_chunks_mut::<8>().0).enumerate() {

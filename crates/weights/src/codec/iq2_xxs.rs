@@ -1,4 +1,5 @@
-//! IQ2_XXS: 256 values in 66 bytes (2.0625 bits each): points of [`IQ2_XXS`] with signs and 4-bit scales.
+//! IQ2_XXS: 256 values in 66 bytes (2.0625 bits each): points of [`IQ2_XXS`] with signs and 4-bit
+//! scales.
 //!
 //! `value = ±((d * (0.5 + scale)) * 0.25) * point`, `scale` in `0..16`.
 //!
@@ -9,20 +10,20 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Decoded, f16_to_f32};
 use super::grid::{IQ2_XXS, even_signs, iq2_point, signed};
-use super::row::{Decoded, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Iq2XxsBlock {
     /// The scale of the scales, f16.
     pub d: [u8; 2],
     /// Indices, signs and scales of 32 values each.
     pub qs: [[u8; 8]; 8],
 }
 
-impl Decoded<256> for Block {
+impl Decoded<256> for Iq2XxsBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = f16_to_f32(self.d);
         for (qs, out) in self.qs.iter().zip(out.as_chunks_mut::<32>().0) {

@@ -1,4 +1,5 @@
-//! IQ3_S: 256 values in 110 bytes (3.4375 bits each): points of [`IQ3_S`] with a sign a value and 4-bit scales.
+//! IQ3_S: 256 values in 110 bytes (3.4375 bits each): points of [`IQ3_S`] with a sign a value and
+//! 4-bit scales.
 //!
 //! `value = ±(d * (1 + 2 * scale)) * point`, `scale` in `0..16`.
 //!
@@ -12,13 +13,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Decoded, f16_to_f32};
 use super::grid::{IQ3_S, IQ3_S_LEVELS, iq3_point, signed};
-use super::row::{Decoded, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Iq3SBlock {
     /// The scale of the scales, f16.
     pub d: [u8; 2],
     /// The low bits of the indices.
@@ -31,7 +32,7 @@ pub struct Block {
     pub scales: [u8; 4],
 }
 
-impl Decoded<256> for Block {
+impl Decoded<256> for Iq3SBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = f16_to_f32(self.d);
         for (i, (low, out)) in self.qs.iter().zip(out.as_chunks_mut::<4>().0).enumerate() {

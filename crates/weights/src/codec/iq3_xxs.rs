@@ -1,4 +1,5 @@
-//! IQ3_XXS: 256 values in 98 bytes (3.0625 bits each): points of [`IQ3_XXS`] with signs and 4-bit scales.
+//! IQ3_XXS: 256 values in 98 bytes (3.0625 bits each): points of [`IQ3_XXS`] with signs and 4-bit
+//! scales.
 //!
 //! `value = ±((d * (0.5 + scale)) * 0.5) * point`, `scale` in `0..16`.
 //!
@@ -10,13 +11,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Decoded, f16_to_f32};
 use super::grid::{IQ3_XXS, IQ3_XXS_LEVELS, even_signs, iq3_point, signed};
-use super::row::{Decoded, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Iq3XxsBlock {
     /// The scale of the scales, f16.
     pub d: [u8; 2],
     /// Indices of 4 values each.
@@ -25,7 +26,7 @@ pub struct Block {
     pub tails: [[u8; 4]; 8],
 }
 
-impl Decoded<256> for Block {
+impl Decoded<256> for Iq3XxsBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = f16_to_f32(self.d);
         for (i, (index, out)) in self.qs.iter().zip(out.as_chunks_mut::<4>().0).enumerate() {

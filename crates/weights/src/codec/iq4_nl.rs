@@ -1,5 +1,5 @@
-//! IQ4_NL: 32 values in 18 bytes (4.5 bits each): a scale and 4-bit indices into a fixed table of 16 levels that lie
-//! closer together around zero, where weights are dense.
+//! IQ4_NL: 32 values in 18 bytes (4.5 bits each): a scale and 4-bit indices into a fixed table of
+//! 16 levels, which are closer together around zero, where weights are dense.
 //!
 //! `value = d * KVALUES_IQ4NL[q]`.
 //!
@@ -10,8 +10,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_scale, inverse, scale_to_f16};
-use super::row::{Blocked, f16_to_f32};
 
 /// The levels of IQ4_NL and IQ4_XS, in rising order.
 pub const KVALUES_IQ4NL: [i8; 16] =
@@ -20,14 +20,14 @@ pub const KVALUES_IQ4NL: [i8; 16] =
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Iq4NlBlock {
     /// The scale, f16.
     pub d: [u8; 2],
     /// Two indices a byte.
     pub qs: [u8; 16],
 }
 
-/// The index of the level nearest to `y`; the upper one halfway between two.
+/// Index of the level nearest to `y`; halfway between two, the upper one.
 #[inline]
 pub fn nearest_index(y: f32) -> u8 {
     const MIDPOINTS: [f32; 15] = {
@@ -42,18 +42,18 @@ pub fn nearest_index(y: f32) -> u8 {
     MIDPOINTS.iter().map(|&m| u8::from(y >= m)).sum()
 }
 
-/// The level nearest to `y`.
+/// Level nearest to `y`.
 #[inline]
 pub fn nearest_level(y: f32) -> f32 {
     f32::from(KVALUES_IQ4NL[usize::from(nearest_index(y))])
 }
 
-/// Where a fit tries the extreme value: around either end of the table, which is not symmetric.
+/// Targets of a fit for the extreme value: around either end of the table, which is not symmetric.
 pub fn targets() -> impl Iterator<Item = f32> + Clone {
     (-7..=7).flat_map(|step| [-127.0 + 2.0 * step as f32, 113.0 + 2.0 * step as f32])
 }
 
-impl Blocked<32> for Block {
+impl Blocked<32> for Iq4NlBlock {
     fn dequantize(&self, out: &mut [f32; 32]) {
         let d = f16_to_f32(self.d);
         for (j, q) in self.qs.iter().enumerate() {
@@ -62,10 +62,10 @@ impl Blocked<32> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 32]) -> Block {
+    fn quantize(x: &[f32; 32]) -> Iq4NlBlock {
         let (d, value) = scale_to_f16(fit_scale(x, targets(), nearest_level));
         let inverse = inverse(value);
         let q = |v: f32| nearest_index(v * inverse);
-        Block { d, qs: std::array::from_fn(|j| q(x[j]) | q(x[j + 16]) << 4) }
+        Iq4NlBlock { d, qs: std::array::from_fn(|j| q(x[j]) | q(x[j + 16]) << 4) }
     }
 }

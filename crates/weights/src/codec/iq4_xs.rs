@@ -1,6 +1,8 @@
-//! IQ4_XS: 256 values in 136 bytes (4.25 bits each): IQ4_NL's table with 8 sub-blocks of 32 and signed 6-bit scales.
+//! IQ4_XS: 256 values in 136 bytes (4.25 bits each): IQ4_NL's table with 8 sub-blocks of 32 and
+//! signed 6-bit scales.
 //!
-//! `value = (d * (scale - 32)) * KVALUES_IQ4NL[q]`, `scale` in `0..64`; the first product is rounded to f32 first.
+//! `value = (d * (scale - 32)) * KVALUES_IQ4NL[q]`, `scale` in `0..64`; the first product is
+//! rounded to f32 first.
 //!
 //! | bytes | field | |
 //! |---|---|---|
@@ -11,14 +13,14 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_scale_codes, inverse};
 use super::iq4_nl::{KVALUES_IQ4NL, nearest_index, nearest_level, targets};
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Iq4XsBlock {
     /// The scale of the scales, f16.
     pub d: [u8; 2],
     /// Upper two bits of the scales.
@@ -29,8 +31,8 @@ pub struct Block {
     pub qs: [u8; 128],
 }
 
-impl Block {
-    /// The sub-blocks' scales, each in `-32..32`.
+impl Iq4XsBlock {
+    /// Scales of the sub-blocks, each in `-32..32`.
     #[inline]
     pub fn scales(&self) -> [i8; 8] {
         let high = u16::from_le_bytes(self.scales_h);
@@ -41,7 +43,7 @@ impl Block {
     }
 }
 
-impl Blocked<256> for Block {
+impl Blocked<256> for Iq4XsBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = f16_to_f32(self.d);
         let scales = self.scales();
@@ -54,7 +56,7 @@ impl Blocked<256> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 256]) -> Block {
+    fn quantize(x: &[f32; 256]) -> Iq4XsBlock {
         let fit = fit_scale_codes::<8>(x, -32, targets(), nearest_level);
         let (mut high, mut scales_l, mut qs) = (0u16, [0; 4], [0; 128]);
         for (i, x) in x.as_chunks::<32>().0.iter().enumerate() {
@@ -66,6 +68,6 @@ impl Blocked<256> for Block {
                 *q = nearest_index(x[j] * inverse) | nearest_index(x[j + 16] * inverse) << 4;
             }
         }
-        Block { d: fit.d_bytes, scales_h: high.to_le_bytes(), scales_l, qs }
+        Iq4XsBlock { d: fit.d_bytes, scales_h: high.to_le_bytes(), scales_l, qs }
     }
 }

@@ -1,10 +1,11 @@
-//! The packed 6-bit scales of the K types, both ways. Device kernels use these as their definition.
+//! Packed 6-bit scales of the K types, in both directions. Device kernels use these functions as
+//! their definition.
 
-/// Unpack the 12 bytes of a Q4_K or Q5_K block into the eight scales and the eight mins, each in `0..64`.
+/// Unpacks the 12 bytes of a Q4_K or Q5_K block into eight scales and eight mins, each in `0..64`.
 ///
-/// Bytes 0-3 hold scales 0-3 in their low six bits, bytes 4-7 mins 0-3 likewise. Bytes 8-11 hold the low four bits
-/// of scales 4-7 (low nibble) and mins 4-7 (high nibble), whose upper two bits are the top bits of bytes 0-3
-/// (scales) and 4-7 (mins).
+/// The low six bits of bytes 0-3 are scales 0-3, those of bytes 4-7 are mins 0-3. Bytes 8-11 have
+/// the low four bits of scales 4-7 (low nibble) and mins 4-7 (high nibble). Their upper two bits
+/// are the top bits of bytes 0-3 (scales) and 4-7 (mins).
 #[inline]
 pub fn unpack_scales_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     let (mut scales, mut mins) = ([0; 8], [0; 8]);
@@ -18,7 +19,7 @@ pub fn unpack_scales_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     (scales, mins)
 }
 
-/// The inverse of [`unpack_scales_mins`]; every input is in `0..64`.
+/// Inverse of [`unpack_scales_mins`]; every input is in `0..64`.
 #[inline]
 pub fn pack_scales_mins(scales: &[u8; 8], mins: &[u8; 8]) -> [u8; 12] {
     let mut packed = [0; 12];
@@ -30,10 +31,11 @@ pub fn pack_scales_mins(scales: &[u8; 8], mins: &[u8; 8]) -> [u8; 12] {
     packed
 }
 
-/// Unpack the 12 bytes of a Q3_K block into sixteen scales in `-32..32`.
+/// Unpacks the 12 bytes of a Q3_K block into sixteen scales in `-32..32`.
 ///
-/// Bytes 0-7 hold the low four bits: of scales 0-7 in the low nibbles, of scales 8-15 in the high ones. Byte
-/// `8 + i % 4` holds the upper two bits of scale `i`, at bit `2 * (i / 4)`. Stored with 32 added.
+/// Bytes 0-7 have the low four bits: of scales 0-7 in the low nibbles, of scales 8-15 in the high
+/// nibbles. Byte `8 + i % 4` has the upper two bits of scale `i`, at bit `2 * (i / 4)`. Scales are
+/// stored with 32 added.
 #[inline]
 pub fn unpack_q3_scales(packed: &[u8; 12]) -> [i8; 16] {
     std::array::from_fn(|i| {
@@ -43,7 +45,7 @@ pub fn unpack_q3_scales(packed: &[u8; 12]) -> [i8; 16] {
     })
 }
 
-/// The inverse of [`unpack_q3_scales`]; every input is in `-32..32`.
+/// Inverse of [`unpack_q3_scales`]; every input is in `-32..32`.
 #[inline]
 pub fn pack_q3_scales(scales: &[i8; 16]) -> [u8; 12] {
     let mut packed = [0; 12];
@@ -61,7 +63,7 @@ mod tests {
 
     #[test]
     fn packing_is_a_bijection() {
-        // Each of the 96 bits goes somewhere of its own: a walking one survives both ways.
+        // Each of the 96 bits has its own place: a walking one survives both directions.
         for bit in 0..96 {
             let mut packed = [0u8; 12];
             packed[bit / 8] = 1 << (bit % 8);

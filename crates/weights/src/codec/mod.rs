@@ -1,18 +1,22 @@
-//! Block codecs: how [`BlockType`](crate::BlockType)s store values, one file a type.
+//! Block codecs: the storage of each [`BlockType`](crate::BlockType)'s values, one file a type.
 //!
-//! Every file holds a `Block` whose fields are the bytes in their order in the file (alignment 1, so a row's bytes
-//! are a slice of blocks by `bytemuck::cast_slice`), its scalar decoding, and a quantiser. Decoding is the
-//! definition that every device's kernels are tested against; it is exact to the bit, with no fused
-//! multiply-add and the order of operations that the file documents.
+//! Every file has a struct for a block, such as `Q4KBlock`, whose fields are the bytes in file
+//! order. It has alignment 1, so `bytemuck::cast_slice` turns a row's bytes into a slice of blocks.
+//! Every file also has the scalar decoding, and a quantiser. Decoding is the definition that every
+//! device's kernels are tested against. It is exact to the bit, without fused multiply-adds and in
+//! the documented order of operations.
 //!
-//! The types of [`BlockType::GGUF_EXTRA`](crate::BlockType::GGUF_EXTRA) are only decoded. [`affine`] and [`int_rows`]
-//! hold the types whose scales lie apart from the values, [`repack`] what can go from one type to another unchanged.
+//! The types of [`BlockType::GGUF_EXTRA`](crate::BlockType::GGUF_EXTRA) are only decoded.
+//! [`affine`] and [`int_rows`] contain the types whose scales are stored apart from the values.
+//! [`repack`] converts between types with the same values.
 //!
-//! All quantisers minimise the plain squared error, are deterministic, and share what [`fit`] says of
-//! inputs that are not finite or too large.
+//! All quantisers minimise the plain squared error and are deterministic. [`fit`] documents their
+//! treatment of inputs that are not finite or too large.
 
 pub mod affine;
 pub mod bf16;
+mod block;
+mod dispatch;
 pub mod f16;
 pub mod f32;
 pub mod fit;
@@ -42,13 +46,10 @@ pub mod q5_k;
 pub mod q6_k;
 pub mod q8_0;
 pub mod repack;
-mod row;
 pub mod tq1_0;
 pub mod tq2_0;
 
+pub use block::{Blocked, Decoded, f16_to_f32};
+pub use dispatch::{NoQuantizer, dequantize_row, dequantize_rows, quantize_row, try_quantize_row};
 pub use iq4_nl::KVALUES_IQ4NL;
 pub use mxfp4::{KVALUES_MXFP4, e8m0_half};
-pub use row::{
-    Blocked, Decoded, NoQuantizer, dequantize_row, dequantize_rows, f16_to_f32, quantize_row,
-    try_quantize_row,
-};

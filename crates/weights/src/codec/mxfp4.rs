@@ -1,7 +1,8 @@
-//! MXFP4: 32 values in 17 bytes (4.25 bits each): a power of two and 4-bit floats (E2M1), of the OCP Microscaling
-//! Formats specification 1.0.
+//! MXFP4: 32 values in 17 bytes (4.25 bits each): a power of two and 4-bit floats (E2M1), of the
+//! OCP Microscaling Formats specification 1.0.
 //!
-//! `value = e8m0_half(e) * KVALUES_MXFP4[q]`: the table holds twice the E2M1 value, the scale half of `2^(e - 127)`.
+//! `value = e8m0_half(e) * KVALUES_MXFP4[q]`: the table holds twice the E2M1 value, the scale half
+//! of `2^(e - 127)`.
 //!
 //! | bytes | field | |
 //! |---|---|---|
@@ -10,23 +11,25 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::row::Blocked;
+use super::block::Blocked;
 
-/// Twice the value of each E2M1 code: sign, two bits of exponent, one of mantissa. Code 8 (-0) is plain zero.
+/// Twice the value of each E2M1 code: sign, two bits of exponent, one bit of mantissa. Code 8 (-0)
+/// is plain zero.
 pub const KVALUES_MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Mxfp4Block {
     /// The exponent.
     pub e: u8,
     /// Two values a byte.
     pub qs: [u8; 16],
 }
 
-/// A block of this type from its scale and 16 bytes in which neighbours share a byte, the first in the low half, as others write
-/// it. Here value `j` is in the low half of byte `j`, value `j + 16` in its high half.
+/// Builds a block of this type from its scale and 16 bytes whose nibbles are neighbouring values,
+/// the first in the low nibble, as other formats store them. Here byte `j` has value `j` in the low
+/// nibble and value `j + 16` in the high nibble.
 pub fn from_pairs(scale: u8, pairs: &[u8], block: &mut [u8]) {
     let nibble = |j: usize| pairs[j / 2] >> (j % 2 * 4) & 15;
     block[0] = scale;
@@ -35,14 +38,16 @@ pub fn from_pairs(scale: u8, pairs: &[u8], block: &mut [u8]) {
     }
 }
 
-/// `2^(e - 128)`, half the scale that an E8M0 exponent stands for. The two least exponents are subnormal in f32. The
-/// specification's NaN, 255, is read as `2^127`, as everybody reads it.
+/// Computes `2^(e - 128)`, half the scale of an E8M0 exponent. The two least exponents are
+/// subnormal in f32. The specification's NaN, 255, is decoded as `2^127`, as in all other
+/// implementations.
 #[inline]
 pub fn e8m0_half(e: u8) -> f32 {
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
 }
 
-/// The code nearest to `y` in units of [`KVALUES_MXFP4`]; the smaller magnitude halfway between two.
+/// Code nearest to `y` in units of [`KVALUES_MXFP4`]; halfway between two, the one of smaller
+/// magnitude.
 #[inline]
 pub fn nearest_code(y: f32) -> u8 {
     const MIDPOINTS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
@@ -50,8 +55,9 @@ pub fn nearest_code(y: f32) -> u8 {
     if y < 0.0 && magnitude > 0 { magnitude | 8 } else { magnitude }
 }
 
-impl Blocked<32> for Block {
-    /// 6 * 2^125, the largest value whose neighbours do not overflow f32. The scales span all of f32.
+impl Blocked<32> for Mxfp4Block {
+    /// The limit is 6 * 2^125, the largest value whose neighbours do not overflow f32. The scales
+    /// span all of f32.
     const LIMIT: f32 = f32::from_bits(0x7f40_0000);
 
     fn dequantize(&self, out: &mut [f32; 32]) {
@@ -62,13 +68,15 @@ impl Blocked<32> for Block {
         }
     }
 
-    /// The specification puts the largest magnitude in `[4, 8)`, which clips all over 6. Here the next larger
-    /// scale, which clips nothing, is tried as well, and the one with the smaller squared error kept.
-    fn quantize(x: &[f32; 32]) -> Block {
+    /// Chooses between two scales. The specification's scale puts the largest magnitude in `[4,
+    /// 8)`, which clips values over 6. The next larger scale clips nothing. The block uses the one
+    /// with the smaller squared error.
+    fn quantize(x: &[f32; 32]) -> Mxfp4Block {
         let largest = x.iter().fold(0.0f32, |a, v| a.max(v.abs()));
-        // Exponent of the largest magnitude less E2M1's own largest exponent, 2; subnormals count as the least.
+        // Exponent of the largest magnitude less E2M1's largest exponent, 2; subnormals count as
+        // the least exponent.
         let exponent = (largest.to_bits() >> 23).saturating_sub(2) as u8;
-        // Division, not multiplication by the inverse: the inverse of the least scales is infinite.
+        // Division, since the inverse of the least scales is infinite.
         let code = |v: f32, e: u8| nearest_code((f64::from(v) / f64::from(e8m0_half(e))) as f32);
         let error = |e: u8| -> f64 {
             let d = f64::from(e8m0_half(e));
@@ -77,6 +85,6 @@ impl Blocked<32> for Block {
                 .sum()
         };
         let e = if error(exponent + 1) < error(exponent) { exponent + 1 } else { exponent };
-        Block { e, qs: std::array::from_fn(|j| code(x[j], e) | code(x[j + 16], e) << 4) }
+        Mxfp4Block { e, qs: std::array::from_fn(|j| code(x[j], e) | code(x[j + 16], e) << 4) }
     }
 }

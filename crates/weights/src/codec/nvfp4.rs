@@ -1,6 +1,8 @@
-//! NVFP4: 64 values in 36 bytes (4.5 bits each): E2M1 floats, 16 to a scale that is itself an 8-bit float (E4M3).
+//! NVFP4: 64 values in 36 bytes (4.5 bits each): E2M1 floats, 16 to a scale that is itself an 8-bit
+//! float (E4M3).
 //!
-//! `value = e4m3_half(d) * KVALUES_MXFP4[q]`: the table holds twice the E2M1 value, the scale half of its own.
+//! `value = e4m3_half(d) * KVALUES_MXFP4[q]`: the table holds twice the E2M1 value, the scale half
+//! of its own.
 //!
 //! | bytes | field | |
 //! |---|---|---|
@@ -9,21 +11,21 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::Decoded;
 use super::mxfp4::KVALUES_MXFP4;
-use super::row::Decoded;
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Nvfp4Block {
     /// The scales.
     pub d: [u8; 4],
     /// Two values a byte.
     pub qs: [[u8; 8]; 4],
 }
 
-/// Half the value of an E4M3 float (4 bits of exponent biased by 7, 3 of mantissa); the sign bit is not looked at.
-/// NaN, 127, is read as 0, as ggml reads it.
+/// Half the value of an E4M3 float (4 bits of exponent biased by 7, 3 bits of mantissa); the sign
+/// bit is ignored. NaN, 127, is decoded as 0, as in ggml.
 #[inline]
 pub fn e4m3_half(byte: u8) -> f32 {
     let (exponent, mantissa) = (byte >> 3 & 15, f32::from(byte & 7));
@@ -35,7 +37,7 @@ pub fn e4m3_half(byte: u8) -> f32 {
     }
 }
 
-impl Decoded<64> for Block {
+impl Decoded<64> for Nvfp4Block {
     fn dequantize(&self, out: &mut [f32; 64]) {
         for ((d, qs), out) in self.d.iter().zip(&self.qs).zip(out.as_chunks_mut::<16>().0) {
             let d = e4m3_half(*d);

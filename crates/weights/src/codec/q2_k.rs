@@ -11,13 +11,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::fit_affine_codes;
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q2KBlock {
     /// Scale and min of each sub-block.
     pub scales: [u8; 16],
     /// Four values a byte.
@@ -28,7 +28,7 @@ pub struct Block {
     pub dmin: [u8; 2],
 }
 
-impl Blocked<256> for Block {
+impl Blocked<256> for Q2KBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let (d, dmin) = (f16_to_f32(self.d), f16_to_f32(self.dmin));
         for (i, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
@@ -42,9 +42,9 @@ impl Blocked<256> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 256]) -> Block {
+    fn quantize(x: &[f32; 256]) -> Q2KBlock {
         let fit = fit_affine_codes::<16>(x, 3, 15);
-        Block {
+        Q2KBlock {
             scales: std::array::from_fn(|i| fit.scales[i] | fit.mins[i] << 4),
             qs: pack_2_bits(&fit.q),
             d: fit.d_bytes,
@@ -53,8 +53,8 @@ impl Blocked<256> for Block {
     }
 }
 
-/// The low two bits of each value, in the order of the K types: value `128 h + 32 j + l` in bits `2 j` of byte
-/// `32 h + l`.
+/// Packs the low two bits of each value in the order of the K types: value `128 h + 32 j + l` in
+/// bits `2 j` of byte `32 h + l`.
 pub fn pack_2_bits(q: &[u8; 256]) -> [u8; 64] {
     std::array::from_fn(|byte| {
         let (half, l) = (byte / 32, byte % 32);

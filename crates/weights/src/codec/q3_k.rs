@@ -1,6 +1,7 @@
 //! Q3_K: 256 values in 110 bytes (3.4375 bits each): 16 sub-blocks of 16 with signed 6-bit scales.
 //!
-//! `value = (d * scale) * q`, `q` in `-4..4`, `scale` in `-32..32`; the product in brackets is rounded to f32 first.
+//! `value = (d * scale) * q`, `q` in `-4..4`, `scale` in `-32..32`; the product in brackets is
+//! rounded to f32 first.
 //!
 //! | bytes | field | |
 //! |---|---|---|
@@ -11,15 +12,15 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_scale_codes, inverse, nearest, targets_around};
 use super::k_scales::{pack_q3_scales, unpack_q3_scales};
 use super::q2_k::pack_2_bits;
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q3KBlock {
     /// The third bits.
     pub hmask: [u8; 32],
     /// The low two bits, four values a byte.
@@ -30,7 +31,7 @@ pub struct Block {
     pub d: [u8; 2],
 }
 
-impl Blocked<256> for Block {
+impl Blocked<256> for Q3KBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = f16_to_f32(self.d);
         let scales = unpack_q3_scales(&self.scales);
@@ -46,7 +47,7 @@ impl Blocked<256> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 256]) -> Block {
+    fn quantize(x: &[f32; 256]) -> Q3KBlock {
         let fit = fit_scale_codes::<16>(x, -32, targets_around(-4), |y| nearest(y, -4, 3) as f32);
         let mut q = [0; 256];
         for (i, (q, x)) in q.chunks_exact_mut(16).zip(x.chunks_exact(16)).enumerate() {
@@ -55,7 +56,7 @@ impl Blocked<256> for Block {
                 *q = (nearest(v * inverse, -4, 3) + 4) as u8;
             }
         }
-        Block {
+        Q3KBlock {
             hmask: std::array::from_fn(|l| (0..8).fold(0, |bits, g| bits | (q[32 * g + l] >> 2) << g)),
             qs: pack_2_bits(&q),
             scales: pack_q3_scales(&fit.codes),

@@ -9,20 +9,20 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_scale, inverse, nearest, scale_to_f16, targets_around};
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q4_0Block {
     /// The scale, f16.
     pub d: [u8; 2],
     /// Two values a byte.
     pub qs: [u8; 16],
 }
 
-impl Blocked<32> for Block {
+impl Blocked<32> for Q4_0Block {
     fn dequantize(&self, out: &mut [f32; 32]) {
         let d = f16_to_f32(self.d);
         for (j, q) in self.qs.iter().enumerate() {
@@ -31,10 +31,10 @@ impl Blocked<32> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 32]) -> Block {
+    fn quantize(x: &[f32; 32]) -> Q4_0Block {
         let (d, value) = scale_to_f16(fit_scale(x, targets_around(-8), |y| nearest(y, -8, 7) as f32));
         let inverse = inverse(value);
         let q = |v: f32| (nearest(v * inverse, -8, 7) + 8) as u8;
-        Block { d, qs: std::array::from_fn(|j| q(x[j]) | q(x[j + 16]) << 4) }
+        Q4_0Block { d, qs: std::array::from_fn(|j| q(x[j]) | q(x[j + 16]) << 4) }
     }
 }

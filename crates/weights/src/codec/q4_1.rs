@@ -10,13 +10,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_affine, inverse, nearest, offset_to_f16, scale_to_f16};
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q4_1Block {
     /// The scale, f16.
     pub d: [u8; 2],
     /// The offset, f16.
@@ -25,7 +25,7 @@ pub struct Block {
     pub qs: [u8; 16],
 }
 
-impl Blocked<32> for Block {
+impl Blocked<32> for Q4_1Block {
     fn dequantize(&self, out: &mut [f32; 32]) {
         let (d, m) = (f16_to_f32(self.d), f16_to_f32(self.m));
         for (j, q) in self.qs.iter().enumerate() {
@@ -34,11 +34,11 @@ impl Blocked<32> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 32]) -> Block {
+    fn quantize(x: &[f32; 32]) -> Q4_1Block {
         let (d, m) = fit_affine(x, 15, false);
         let ((d, scale), (m, offset)) = (scale_to_f16(d), offset_to_f16(m));
         let inverse = inverse(scale);
         let q = |v: f32| nearest((v - offset) * inverse, 0, 15) as u8;
-        Block { d, m, qs: std::array::from_fn(|j| q(x[j]) | q(x[j + 16]) << 4) }
+        Q4_1Block { d, m, qs: std::array::from_fn(|j| q(x[j]) | q(x[j + 16]) << 4) }
     }
 }

@@ -1,6 +1,7 @@
 //! Q4_K: 256 values in 144 bytes (4.5 bits each): 8 sub-blocks of 32 with 6-bit scales and mins.
 //!
-//! `value = (d * scale) * q - (dmin * min)`, `q` in `0..16`; both products are rounded to f32 first.
+//! `value = (d * scale) * q - (dmin * min)`, `q` in `0..16`; both products are rounded to f32
+//! first.
 //!
 //! | bytes | field | |
 //! |---|---|---|
@@ -11,14 +12,14 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::fit_affine_codes;
 use super::k_scales::{pack_scales_mins, unpack_scales_mins};
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q4KBlock {
     /// The scale of the scales, f16.
     pub d: [u8; 2],
     /// The scale of the mins, f16.
@@ -29,7 +30,7 @@ pub struct Block {
     pub qs: [u8; 128],
 }
 
-impl Blocked<256> for Block {
+impl Blocked<256> for Q4KBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let (d, dmin) = (f16_to_f32(self.d), f16_to_f32(self.dmin));
         let (scales, mins) = unpack_scales_mins(&self.scales);
@@ -43,9 +44,9 @@ impl Blocked<256> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 256]) -> Block {
+    fn quantize(x: &[f32; 256]) -> Q4KBlock {
         let fit = fit_affine_codes::<8>(x, 15, 63);
-        Block {
+        Q4KBlock {
             d: fit.d_bytes,
             dmin: fit.dmin_bytes,
             scales: pack_scales_mins(&fit.scales, &fit.mins),
@@ -54,8 +55,8 @@ impl Blocked<256> for Block {
     }
 }
 
-/// The low four bits of each value, in the order of Q4_K and Q5_K: byte `32 c + l` holds value `64 c + l` in the low
-/// nibble and `64 c + 32 + l` in the high one.
+/// Packs the low four bits of each value in the order of Q4_K and Q5_K: byte `32 c + l` has value
+/// `64 c + l` in the low nibble and `64 c + 32 + l` in the high nibble.
 pub fn pack_4_bits(q: &[u8; 256]) -> [u8; 128] {
     std::array::from_fn(|byte| {
         let (c, l) = (byte / 32, byte % 32);

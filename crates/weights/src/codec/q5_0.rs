@@ -10,13 +10,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_scale, inverse, nearest, scale_to_f16, targets_around};
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q5_0Block {
     /// The scale, f16.
     pub d: [u8; 2],
     /// The fifth bits.
@@ -25,7 +25,7 @@ pub struct Block {
     pub qs: [u8; 16],
 }
 
-/// The integers of a Q5 block, each in `0..32`, in order.
+/// Unpacks the integers of a Q5 block, each in `0..32`, in order.
 #[inline]
 pub fn unpack_q5(qh: &[u8; 4], qs: &[u8; 16]) -> [u8; 32] {
     let high = u32::from_le_bytes(*qh);
@@ -37,14 +37,14 @@ pub fn unpack_q5(qh: &[u8; 4], qs: &[u8; 16]) -> [u8; 32] {
     q
 }
 
-/// The inverse of [`unpack_q5`].
+/// Inverse of [`unpack_q5`].
 #[inline]
 pub fn pack_q5(q: &[u8; 32]) -> ([u8; 4], [u8; 16]) {
     let high = q.iter().enumerate().fold(0, |bits, (j, q)| bits | u32::from(q >> 4 & 1) << j);
     (high.to_le_bytes(), std::array::from_fn(|j| q[j] & 15 | q[j + 16] << 4))
 }
 
-impl Blocked<32> for Block {
+impl Blocked<32> for Q5_0Block {
     fn dequantize(&self, out: &mut [f32; 32]) {
         let d = f16_to_f32(self.d);
         for (out, q) in out.iter_mut().zip(unpack_q5(&self.qh, &self.qs)) {
@@ -52,10 +52,10 @@ impl Blocked<32> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 32]) -> Block {
+    fn quantize(x: &[f32; 32]) -> Q5_0Block {
         let (d, value) = scale_to_f16(fit_scale(x, targets_around(-16), |y| nearest(y, -16, 15) as f32));
         let inverse = inverse(value);
         let (qh, qs) = pack_q5(&x.map(|v| (nearest(v * inverse, -16, 15) + 16) as u8));
-        Block { d, qh, qs }
+        Q5_0Block { d, qh, qs }
     }
 }

@@ -11,14 +11,14 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_affine, inverse, nearest, offset_to_f16, scale_to_f16};
 use super::q5_0::{pack_q5, unpack_q5};
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q5_1Block {
     /// The scale, f16.
     pub d: [u8; 2],
     /// The offset, f16.
@@ -29,7 +29,7 @@ pub struct Block {
     pub qs: [u8; 16],
 }
 
-impl Blocked<32> for Block {
+impl Blocked<32> for Q5_1Block {
     fn dequantize(&self, out: &mut [f32; 32]) {
         let (d, m) = (f16_to_f32(self.d), f16_to_f32(self.m));
         for (out, q) in out.iter_mut().zip(unpack_q5(&self.qh, &self.qs)) {
@@ -37,11 +37,11 @@ impl Blocked<32> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 32]) -> Block {
+    fn quantize(x: &[f32; 32]) -> Q5_1Block {
         let (d, m) = fit_affine(x, 31, false);
         let ((d, scale), (m, offset)) = (scale_to_f16(d), offset_to_f16(m));
         let inverse = inverse(scale);
         let (qh, qs) = pack_q5(&x.map(|v| nearest((v - offset) * inverse, 0, 31) as u8));
-        Block { d, m, qh, qs }
+        Q5_1Block { d, m, qh, qs }
     }
 }

@@ -1,6 +1,7 @@
 //! Q5_K: 256 values in 176 bytes (5.5 bits each): 8 sub-blocks of 32 with 6-bit scales and mins.
 //!
-//! `value = (d * scale) * q - (dmin * min)`, `q` in `0..32`; both products are rounded to f32 first.
+//! `value = (d * scale) * q - (dmin * min)`, `q` in `0..32`; both products are rounded to f32
+//! first.
 //!
 //! | bytes | field | |
 //! |---|---|---|
@@ -12,15 +13,15 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::fit_affine_codes;
 use super::k_scales::{pack_scales_mins, unpack_scales_mins};
 use super::q4_k::pack_4_bits;
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q5KBlock {
     /// The scale of the scales, f16.
     pub d: [u8; 2],
     /// The scale of the mins, f16.
@@ -33,7 +34,7 @@ pub struct Block {
     pub qs: [u8; 128],
 }
 
-impl Blocked<256> for Block {
+impl Blocked<256> for Q5KBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let (d, dmin) = (f16_to_f32(self.d), f16_to_f32(self.dmin));
         let (scales, mins) = unpack_scales_mins(&self.scales);
@@ -48,9 +49,9 @@ impl Blocked<256> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 256]) -> Block {
+    fn quantize(x: &[f32; 256]) -> Q5KBlock {
         let fit = fit_affine_codes::<8>(x, 31, 63);
-        Block {
+        Q5KBlock {
             d: fit.d_bytes,
             dmin: fit.dmin_bytes,
             scales: pack_scales_mins(&fit.scales, &fit.mins),

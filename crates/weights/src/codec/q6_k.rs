@@ -2,7 +2,7 @@
 //!
 //! `value = (d * scale) * (q - 32)`, `q` in `0..64`; the first product is rounded to f32 first.
 //!
-//! Value `128 h + 32 j + l` (`h < 2, j < 4, l < 32`) lies in sub-block `8 h + 2 j + l / 16`:
+//! Value `128 h + 32 j + l` (`h < 2, j < 4, l < 32`) is in sub-block `8 h + 2 j + l / 16`:
 //!
 //! | bytes | field | |
 //! |---|---|---|
@@ -13,13 +13,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{fit_scale_codes, inverse, nearest, targets_around};
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q6KBlock {
     /// The low four bits, two values a byte.
     pub ql: [u8; 128],
     /// The upper two bits, four values a byte.
@@ -30,7 +30,7 @@ pub struct Block {
     pub d: [u8; 2],
 }
 
-impl Blocked<256> for Block {
+impl Blocked<256> for Q6KBlock {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = f16_to_f32(self.d);
         for (i, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
@@ -45,7 +45,7 @@ impl Blocked<256> for Block {
         }
     }
 
-    fn quantize(x: &[f32; 256]) -> Block {
+    fn quantize(x: &[f32; 256]) -> Q6KBlock {
         let fit = fit_scale_codes::<16>(x, -128, targets_around(-32), |y| nearest(y, -32, 31) as f32);
         let (mut ql, mut qh) = ([0; 128], [0; 64]);
         for (i, x) in x.chunks_exact(16).enumerate() {
@@ -57,6 +57,6 @@ impl Blocked<256> for Block {
                 qh[32 * half + 16 * odd + l] |= (q >> 4) << (2 * j);
             }
         }
-        Block { ql, qh, scales: fit.codes, d: fit.d_bytes }
+        Q6KBlock { ql, qh, scales: fit.codes, d: fit.d_bytes }
     }
 }

@@ -9,20 +9,20 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{Blocked, f16_to_f32};
 use super::fit::{inverse, nearest, scale_to_f16};
-use super::row::{Blocked, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Q8_0Block {
     /// The scale, f16.
     pub d: [u8; 2],
     /// The integers.
     pub qs: [i8; 32],
 }
 
-impl Blocked<32> for Block {
+impl Blocked<32> for Q8_0Block {
     fn dequantize(&self, out: &mut [f32; 32]) {
         let d = f16_to_f32(self.d);
         for (out, q) in out.iter_mut().zip(self.qs) {
@@ -30,12 +30,12 @@ impl Blocked<32> for Block {
         }
     }
 
-    /// The largest magnitude becomes ±127; -128 is never written, since kernels that split off the sign cannot
-    /// negate it. With steps this fine a search for a better scale gains nothing.
-    fn quantize(x: &[f32; 32]) -> Block {
+    /// The largest magnitude becomes ±127. -128 is never written, since kernels that split off the
+    /// sign cannot negate it. With such fine steps a search for a better scale gains nothing.
+    fn quantize(x: &[f32; 32]) -> Q8_0Block {
         let largest = x.iter().fold(0.0f32, |a, v| a.max(v.abs()));
         let (d, value) = scale_to_f16(largest / 127.0);
         let inverse = inverse(value);
-        Block { d, qs: x.map(|v| nearest(v * inverse, -127, 127) as i8) }
+        Q8_0Block { d, qs: x.map(|v| nearest(v * inverse, -127, 127) as i8) }
     }
 }

@@ -1,10 +1,11 @@
-//! Types that hold the same values in another order: the plain 32-value blocks of GGUF are affine groups whose scales
-//! lie inside. Integers and f16 scales are moved, nothing is rounded, and back again gives the same bytes.
+//! Types with the same values in another order: GGUF's plain 32-value blocks are affine groups
+//! whose scales are inside the block. Integers and f16 scales are moved without rounding, and the
+//! reverse conversion restores the same bytes.
 //!
 //! | block | affine type | integers |
 //! |---|---|---|
 //! | Q4_0, Q5_0 | 4 and 5 bits, symmetric | the same |
-//! | Q8_0 | 8 bits, symmetric | with 128 added: signed there, from 0 here |
+//! | Q8_0 | 8 bits, symmetric | 128 added: signed in Q8_0, unsigned here |
 //! | Q4_1, Q5_1 | 4 and 5 bits | the same |
 //!
 //! All have groups of 32 and f16 scales.
@@ -13,7 +14,7 @@ use super::affine::{pack_8, unpack_8};
 use super::q5_0::{pack_q5, unpack_q5};
 use crate::{Affine, BlockType, ScaleType};
 
-/// The types that have an affine twin.
+/// Types that have an affine twin.
 const TWINS: [(BlockType, usize, bool); 5] = [
     (BlockType::Q4_0, 4, true),
     (BlockType::Q4_1, 4, false),
@@ -22,21 +23,22 @@ const TWINS: [(BlockType, usize, bool); 5] = [
     (BlockType::Q8_0, 8, true),
 ];
 
-/// The affine type that holds just what `block` holds.
+/// The affine type with the same values as `block`.
 pub fn affine_twin(block: BlockType) -> Option<Affine> {
     let (_, bits, symmetric) = TWINS.into_iter().find(|twin| twin.0 == block)?;
     Affine::new(bits, 32, ScaleType::F16, symmetric)
 }
 
-/// The block type that holds just what the affine type holds.
+/// The block type with the same values as the affine type.
 pub fn block_twin(affine: Affine) -> Option<BlockType> {
     TWINS.into_iter().map(|twin| twin.0).find(|&block| affine_twin(block) == Some(affine))
 }
 
-/// Move blocks into affine groups. None, and nothing is written, if `block` has no affine twin.
+/// Converts blocks to affine groups. Returns `None` and writes nothing if `block` has no affine
+/// twin.
 ///
 /// # Panics
-/// `src` is not whole blocks, or one of the others has not room for just as many groups.
+/// `src` is not whole blocks, or another slice does not have room for exactly as many groups.
 pub fn to_affine(
     block: BlockType,
     src: &[u8],
@@ -68,7 +70,7 @@ pub fn to_affine(
     Some(affine)
 }
 
-/// The inverse of [`to_affine`]. None, and nothing is written, if the affine type has no twin.
+/// Inverse of [`to_affine`]. Returns `None` and writes nothing if the affine type has no twin.
 ///
 /// # Panics
 /// As [`to_affine`].
@@ -107,14 +109,14 @@ pub fn from_affine(
     Some(block)
 }
 
-/// The last four bytes of a Q5 block's header.
+/// Last four bytes of a Q5 block's header.
 fn high_bits(header: &[u8]) -> [u8; 4] {
     let mut high = [0; 4];
     high.copy_from_slice(&header[header.len() - 4..]);
     high
 }
 
-/// The number of groups.
+/// Returns the number of groups.
 fn check(
     affine: Affine,
     block: BlockType,

@@ -2,8 +2,8 @@
 //!
 //! `value = d * q`, `q` in -1, 0, 1.
 //!
-//! A byte `b` is a fraction of 256 in base 3: its digit `n` is the top of `b * 3^n`, modulo 256, times 3. So the digits
-//! come out by multiplications alone.
+//! Byte `b` is a fraction of 256 in base 3: digit `n` is the top of `b * 3^n`, modulo 256, times 3.
+//! Multiplications alone thus extract the digits.
 //!
 //! | bytes | field | |
 //! |---|---|---|
@@ -14,12 +14,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::row::{Decoded, f16_to_f32};
+use super::block::{Decoded, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Tq1_0Block {
     /// Five values a byte.
     pub qs: [u8; 48],
     /// Four values a byte.
@@ -36,7 +36,7 @@ pub fn ternary_digit(byte: u8, n: usize) -> f32 {
     (i32::from((u16::from(rest) * 3) >> 8) - 1) as f32
 }
 
-impl Decoded<256> for Block {
+impl Decoded<256> for Tq1_0Block {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = f16_to_f32(self.d);
         let (first, second) = self.qs.split_at(32);

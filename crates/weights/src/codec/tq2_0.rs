@@ -1,6 +1,6 @@
 //! TQ2_0: 256 ternary values in 66 bytes (2.0625 bits each): four to a byte.
 //!
-//! `value = d * (q - 1)`, `q` in `0..4`; a ternary file has no 3, and one that has means 2.
+//! `value = d * (q - 1)`, `q` in `0..4`; a ternary file has no 3, and a file that has one means 2.
 //!
 //! | bytes | field | |
 //! |---|---|---|
@@ -9,19 +9,19 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::row::{Decoded, f16_to_f32};
+use super::block::{Decoded, f16_to_f32};
 
 /// A block as stored.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Block {
+pub struct Tq2_0Block {
     /// Four values a byte.
     pub qs: [u8; 64],
     /// The scale, f16.
     pub d: [u8; 2],
 }
 
-impl Decoded<256> for Block {
+impl Decoded<256> for Tq2_0Block {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = f16_to_f32(self.d);
         for (i, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {

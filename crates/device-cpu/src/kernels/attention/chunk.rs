@@ -1,47 +1,50 @@
-//! The arithmetic of attention: a tile of query rows against a chunk of positions, and how chunks are combined.
+//! The arithmetic of attention: a tile of query rows over a chunk of positions, and the combination
+//! of chunks.
 //!
 //! # Formula
 //!
-//! For a query q (a row's head), over the positions of a chunk: `s_p = softcap(scale q . k_p)`, `m = max s_p`,
-//! `l = sum e^(s_p - m)`, `o = sum e^(s_p - m) v_p`. Two such partials combine as
+//! For a query q (a row's head), over the positions of a chunk: `s_p = softcap(scale q . k_p)`,
+//! `m = max s_p`, `l = sum e^(s_p - m)`, `o = sum e^(s_p - m) v_p`. Two such partials combine as
 //! `m = max(m1, m2)`, `l = l1 e^(m1 - m) + l2 e^(m2 - m)`, o alike; the result is `o / l`.
 //!
 //! # Layout and tile
 //!
-//! All query heads of a KV head are handled together: a tile has `n` queries `(row, head)`, up to [`MAX_QUERIES`](super::constants::MAX_QUERIES). A chunk
-//! is walked in blocks of positions (at absolute multiples of their number): `S = Q K^T`, a softmax along the rows of S,
-//! `O += P V`. What a block's numbers are multiplied as depends on how they are stored ([`Attend`]): in f32
-//! ([`floats`](super::floats)) or as integers ([`integers`](super::integers)).
+//! A tile contains all query heads of a KV head: `n` queries `(row, head)`, up to
+//! [`MAX_QUERIES`](super::constants::MAX_QUERIES). A chunk is processed in blocks of positions, at
+//! absolute multiples of their number: `S = Q K^T`, a softmax along the rows of S, `O += P V`. The
+//! type of the products depends on the KV type ([`Attend`]): f32 ([`floats`](super::floats)) or
+//! integers ([`integers`](super::integers)).
 //!
 //! # Order of accumulation
 //!
-//! Blocks and chunks follow each other in ascending order; within a block see there. Positions that a row does not see add
-//! exact zeros. So a row's result does not depend on the tile that it is computed in, nor on whether chunks are computed by
-//! one worker or by several: it is the same bits in a batch and alone, in one prompt and in pieces.
+//! Blocks and chunks are accumulated in ascending order; the order within a block is that of
+//! [`Attend`]'s implementation. Positions that a row does not see add exact zeros. A row's result
+//! thus depends neither on its tile nor on the number of workers. Its bits are the same in a batch
+//! and alone, and for a prompt in one piece or several.
 
 use super::attend::Attend;
 use super::constants::padded;
 use super::loops::Loops;
 use super::pages::{HeadSize, KvBlock};
 use super::softmax::{exp_one, join};
-use super::tile::{Partial, Shape, Tile};
+use super::tile::{Partial, RowTile, Shape};
 use crate::kernels::elementwise::{self, Times};
 use crate::kernels::round_up;
 use crate::simd::Simd;
 use std::ops::Range;
 
-/// A worker's memory.
+/// Scratch of a worker.
 #[derive(Clone, Copy)]
-pub struct Scratch<A: Attend> {
-    /// For blocks.
+pub struct ChunkScratch<A: Attend> {
+    /// Scratch for blocks.
     pub work: A::Work,
-    /// A chunk's partial.
+    /// Partial result of a chunk.
     pub chunk: Partial,
-    /// The sum of the chunks so far.
+    /// Combined result of the chunks so far.
     pub total: Partial,
 }
 
-impl<A: Attend> Scratch<A> {
+impl<A: Attend> ChunkScratch<A> {
     fn sizes(n: usize, size: HeadSize) -> [usize; 2] {
         [A::work_bytes(n, size), round_up(Partial::len(n, size.head_dim) * 4)]
     }
@@ -52,17 +55,17 @@ impl<A: Attend> Scratch<A> {
         work + 2 * partial
     }
 
-    /// The scratch at an address.
+    /// The scratch that is stored at an address.
     ///
     /// # Safety
     /// `start` is valid for [`Self::bytes`], aligned to 64.
     #[inline(always)]
-    pub unsafe fn at(start: *mut u8, n: usize, size: HeadSize) -> Scratch<A> {
+    pub unsafe fn at(start: *mut u8, n: usize, size: HeadSize) -> ChunkScratch<A> {
         let ([work, partial], head_dim) = (Self::sizes(n, size), size.head_dim);
         // SAFETY: by the caller, `start` is valid for `bytes`, the sum of these sizes, and aligned
         // to 64; the sizes are multiples of 64.
         unsafe {
-            Scratch {
+            ChunkScratch {
                 work: A::work(start, n, size),
                 chunk: Partial::at(start.add(work).cast(), n, head_dim),
                 total: Partial::at(start.add(work + partial).cast(), n, head_dim),
@@ -71,7 +74,8 @@ impl<A: Attend> Scratch<A> {
     }
 }
 
-/// Load the tile's queries of a KV head into scratch: `(row, head of the group)` in that order, scaled.
+/// Loads the scaled queries of the tile for a KV head into scratch, in the order `(row, head of the
+/// group)`.
 ///
 /// # Safety
 /// `q` has the tile's rows, `(n, cols)`; the work is for its queries; the instruction set is
@@ -79,7 +83,7 @@ impl<A: Attend> Scratch<A> {
 #[inline(always)]
 pub unsafe fn load_queries<S: Loops, A: Attend>(
     shape: &Shape,
-    tile: &Tile<'_>,
+    tile: &RowTile<'_>,
     kv_head: usize,
     q: *const f32,
     work: A::Work,
@@ -96,16 +100,17 @@ pub unsafe fn load_queries<S: Loops, A: Attend>(
     }
 }
 
-/// The partials of one chunk: of each KV head, one after another from `out` on. Blocks are walked in ascending order, and of each
-/// all heads, which is the order of memory. The tile's queries of these heads are in `work`, one head after another.
+/// Computes the partial results of one chunk, one KV head after another from `out` on. Blocks are
+/// processed in ascending order, all heads of a block together, which is the order of memory. The
+/// tile's queries of these heads are in `work`, one head after another.
 ///
 /// # Safety
-/// The positions have pages; the work is for the queries of these heads, `out` for as many times [`Partial::len`]; the instruction
-/// set is available.
+/// The positions have pages; the work is for the queries of these heads; `out` has [`Partial::len`]
+/// values for each head; the instruction set is available.
 #[inline(always)]
 pub unsafe fn chunk<S: Loops, A: Attend>(
     shape: &Shape,
-    tile: &Tile<'_>,
+    tile: &RowTile<'_>,
     heads: Range<usize>,
     positions: Range<usize>,
     work: A::Work,
@@ -114,7 +119,7 @@ pub unsafe fn chunk<S: Loops, A: Attend>(
     let (n, head_dim) = (tile.n_queries(shape), shape.pages.head_dim);
     // SAFETY: by the caller, the positions have pages, the work has the queries of these heads,
     // `out` has room for as many partials, and the instruction set is available. Ranges of blocks
-    // lie within the positions; that of a block after the last is empty.
+    // are within the positions; that of a block after the last is empty.
     unsafe {
         let partial =
             |head: usize| Partial::at(out.add((head - heads.start) * Partial::len(n, head_dim)), n, head_dim);
@@ -135,7 +140,7 @@ pub unsafe fn chunk<S: Loops, A: Attend>(
     }
 }
 
-/// Combine a chunk's partial into the total. The chunk's `m` and `l` are overwritten.
+/// Combines a chunk's partial result with the total. The chunk's `m` and `l` are overwritten.
 ///
 /// # Safety
 /// Both are for `n` queries and do not overlap; the instruction set is available.
@@ -146,7 +151,7 @@ pub unsafe fn combine<S: Simd>(total: Partial, chunk: Partial, n: usize, head_di
     // `l` and the rows of `o` have room for whole vectors, so what is after the last query and
     // column belongs to the partials, too.
     unsafe {
-        // The factors of both, where the chunk's maximum and sum were.
+        // Factors of total and chunk, stored over the chunk's maximum and sum.
         let (total_factor, chunk_factor) = (chunk.m, chunk.l);
         for at in (0..n).step_by(S::N) {
             let (a, b) = join::<S>((total.m, total.l), (chunk.m, chunk.l), at);
@@ -164,15 +169,16 @@ pub unsafe fn combine<S: Simd>(total: Partial, chunk: Partial, n: usize, head_di
     }
 }
 
-/// Divide by the sums and write the tile's rows of a KV head. A head's sink takes part in the maximum and the sum.
+/// Divides by the sums and stores the tile's rows of a KV head. A head's sink is included in the
+/// maximum and the sum.
 ///
 /// # Safety
-/// `total` is for the tile's queries, `out` `(n, cols)` for its rows, `sinks` null or for all heads; the instruction set is
-/// available.
+/// `total` is for the tile's queries, `out` `(n, cols)` for its rows, `sinks` null or for all
+/// heads; the instruction set is available.
 #[inline(always)]
 pub unsafe fn finish<S: Simd>(
     shape: &Shape,
-    tile: &Tile<'_>,
+    tile: &RowTile<'_>,
     kv_head: usize,
     total: Partial,
     sinks: *const f32,

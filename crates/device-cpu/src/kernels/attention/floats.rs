@@ -1,7 +1,7 @@
-//! Attention to keys and values that are met as f32, whichever way they are stored.
+//! Attention to keys and values that are converted to f32.
 //!
-//! Order of accumulation: every score is one chain over the columns, every output column one chain over the positions of a
-//! block. The products are in [`product`](super::product).
+//! Order of accumulation: every score is one chain over the columns, every output column one chain
+//! over the positions of a block. The products are in [`product`](super::product).
 
 use super::attend::Attend;
 use super::constants::{FLOAT_BLOCK as BLOCK, padded};
@@ -9,23 +9,23 @@ use super::loops::Loops;
 use super::pages::{HeadSize, KvBlock, LayerPages};
 use super::product::{Product, load_keys, load_values};
 use super::softmax::{scale_row, softmax_block};
-use super::stored::Stored;
-use super::tile::{Partial, Shape, Tile};
+use super::stored::StoredFloats;
+use super::tile::{Partial, RowTile, Shape};
 use crate::kernels::elementwise::{self, Times};
 use crate::kernels::round_up;
 use std::marker::PhantomData;
 
-/// Most queries whose products go without scratch.
+/// Most queries whose products are computed without scratch.
 pub const MAX_DIRECT: usize = 5;
 
-/// [`Attend`] to what is stored as `K`.
+/// [`Attend`] to keys and values that are stored as `K`.
 #[derive(Clone, Copy)]
 pub struct Floats<K>(PhantomData<K>);
 
-/// A worker's memory.
+/// Scratch of a worker.
 #[derive(Clone, Copy)]
-pub struct Work {
-    /// `(n, head_dim)` the queries, scaled.
+pub struct FloatWork {
+    /// `(n, head_dim)` scaled queries.
     q: *mut f32,
     /// `(head_dim, BLOCK)` keys, then `(BLOCK, padded head_dim)` values.
     kv: *mut f32,
@@ -37,30 +37,30 @@ fn sizes(n: usize, head_dim: usize) -> [usize; 3] {
     [n * head_dim, padded(head_dim) * BLOCK, n * BLOCK].map(|len| round_up(len * 4))
 }
 
-impl<K: Stored> Attend for Floats<K> {
+impl<K: StoredFloats> Attend for Floats<K> {
     const BLOCK: usize = BLOCK;
-    type Work = Work;
+    type Work = FloatWork;
 
     fn work_bytes(n: usize, size: HeadSize) -> usize {
         sizes(n, size.head_dim).into_iter().sum()
     }
 
     #[inline(always)]
-    unsafe fn work(start: *mut u8, n: usize, size: HeadSize) -> Work {
+    unsafe fn work(start: *mut u8, n: usize, size: HeadSize) -> FloatWork {
         let [q, kv, _] = sizes(n, size.head_dim);
         // SAFETY: by the caller, `start` is valid for `work_bytes`, the sum of these sizes.
-        unsafe { Work { q: start.cast(), kv: start.add(q).cast(), s: start.add(q + kv).cast() } }
+        unsafe { FloatWork { q: start.cast(), kv: start.add(q).cast(), s: start.add(q + kv).cast() } }
     }
 
     #[inline(always)]
-    unsafe fn from_query(work: Work, first: usize, head_dim: usize) -> Work {
+    unsafe fn from_query(work: FloatWork, first: usize, head_dim: usize) -> FloatWork {
         // SAFETY: by the caller, the work is for at least `first` queries.
-        Work { q: unsafe { work.q.add(first * head_dim) }, ..work }
+        FloatWork { q: unsafe { work.q.add(first * head_dim) }, ..work }
     }
 
     #[inline(always)]
     unsafe fn load_query<S: Loops>(
-        work: Work,
+        work: FloatWork,
         i: usize,
         x: *const f32,
         pages: &LayerPages,
@@ -74,7 +74,7 @@ impl<K: Stored> Attend for Floats<K> {
     }
 
     #[inline(always)]
-    unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: Work) -> *const f32 {
+    unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: FloatWork) -> *const f32 {
         // SAFETY: by the caller, the positions have pages, the work has the `n` queries, and the
         // instruction set is available; its arrays have the sizes of `sizes`.
         unsafe { scores::<S, K>(block, n, work.q, work.kv, work.s) };
@@ -82,7 +82,13 @@ impl<K: Stored> Attend for Floats<K> {
     }
 
     #[inline(always)]
-    unsafe fn block<S: Loops>(shape: &Shape, tile: &Tile<'_>, block: &KvBlock<'_>, work: Work, out: Partial) {
+    unsafe fn block<S: Loops>(
+        shape: &Shape,
+        tile: &RowTile<'_>,
+        block: &KvBlock<'_>,
+        work: FloatWork,
+        out: Partial,
+    ) {
         let (n, ld) = (tile.n_queries(shape), padded(shape.pages.head_dim));
         // SAFETY: by the caller, the positions have pages, the work has the tile's queries, the
         // partial is for them, and the instruction set is available; a row of scores has `BLOCK`
@@ -103,13 +109,13 @@ impl<K: Stored> Attend for Floats<K> {
     }
 }
 
-/// `S = Q K^T` for the positions of the range; other columns of S are undefined.
+/// Computes `S = Q K^T` for the positions of the range; other columns of S are undefined.
 ///
 /// # Safety
 /// The positions of the range have pages; Q is `(n, head_dim)`, S `(n, BLOCK)`, `kv` has room for
 /// `padded(head_dim) * BLOCK` values; the instruction set is available.
 #[inline(always)]
-unsafe fn scores<S: Loops, K: Stored>(
+unsafe fn scores<S: Loops, K: StoredFloats>(
     block: &KvBlock<'_>,
     n: usize,
     q: *const f32,
@@ -118,7 +124,7 @@ unsafe fn scores<S: Loops, K: Stored>(
 ) {
     let head_dim = block.pages.head_dim;
     // SAFETY: by the caller, the positions have pages, the matrices have their shapes, and the
-    // instruction set is available; `vectors` divides `BLOCK`, so `first..end` lies within a row of
+    // instruction set is available; `vectors` divides `BLOCK`, so `first..end` is within a row of
     // S and of `kv`.
     unsafe {
         if n <= MAX_DIRECT {
@@ -139,13 +145,13 @@ unsafe fn scores<S: Loops, K: Stored>(
     }
 }
 
-/// `O += P V` over the positions of the range.
+/// Computes `O += P V` over the positions of the range.
 ///
 /// # Safety
 /// The positions of the range have pages; P is `(n, BLOCK)`, O `(n, padded head_dim)`, `kv` has
 /// room for `padded(head_dim) * BLOCK` values; the instruction set is available.
 #[inline(always)]
-unsafe fn add_values<S: Loops, K: Stored>(
+unsafe fn add_values<S: Loops, K: StoredFloats>(
     block: &KvBlock<'_>,
     n: usize,
     p: *const f32,

@@ -1,16 +1,20 @@
-//! How integers of 16 or of 8 bits ([`Numbers`]) lie in a page, and in the scratch of attention to them.
+//! Layout of 16-bit or 8-bit integers ([`Numbers`]) in a page, and in the scratch of attention to
+//! them.
 //!
 //! # Layout
 //!
-//! `g` numbers, two of 16 bits or four of 8, are a lane of 32 bits. The keys of one head in a page lie in strips of 64 positions (of
-//! all, in shorter pages), each `[padded / g][64][g]`; their scales follow, `[page_len]` in f32, then those of the values; then the
-//! values, in strips of 64 columns (the last may have 32), each `[page_len / g][64][g]`. `padded` is the head's size as
-//! [`kv_words::padded`] rounds it up; padding columns are undefined. So the numbers that one
-//! instruction multiplies and adds are neighbours, of columns or of positions, and a vector of such lanes is what a lane of a
-//! query's columns, or of its weights, meets: both products
-//! ([`integer_products`](super::integer_products)) read their right side from the page as it is, and for one
-//! query they are the loops that they are for sixty-four. With four vectors of 16 lanes a block of a page's length is read from its first
-//! byte to its last, which the processor's own streams follow (`NOTES.md`).
+//! A lane of 32 bits has `g` numbers, two of 16 bits or four of 8. The keys of a head in a page are
+//! in strips of 64 positions (of all positions, in shorter pages), each `[padded / g][64][g]`. Then
+//! follow the keys' scales, `[page_len]` in f32, and the values' scales. The values come last, in
+//! strips of 64 columns (the last may have 32), each `[page_len / g][64][g]`. `padded` is the
+//! head's size rounded up by [`kv_words::padded`]; padding columns are undefined.
+//!
+//! The numbers that one instruction multiplies and adds are thus neighbours, of columns or of
+//! positions. A vector of such lanes is multiplied with a lane of a query's columns, or of its
+//! weights. Both products ([`integer_products`](super::integer_products)) read their right operand
+//! directly from the page, with the same loops for one query and for sixty-four. With four vectors
+//! of 16 lanes a block of a page's length is read from its first byte to its last, which suits the
+//! hardware prefetcher (`NOTES.md`).
 
 use super::constants::STRIP;
 use super::numbers::Numbers;
@@ -19,36 +23,38 @@ use crate::simd::Simd;
 use device::kv_words;
 use std::ops::Range;
 
-/// A worker's memory.
+/// Scratch of a worker.
 #[derive(Clone, Copy)]
-pub struct Work {
+pub struct IntegerWork {
     /// `(n, padded / g)` lanes of the queries' columns.
     pub q: *mut i32,
-    /// `(n)` what sums of their products with keys begin with.
+    /// `(n)` initial values of the queries' products with keys.
     pub start: *mut i32,
-    /// `(n)` their scales.
+    /// `(n)` scales of the queries.
     pub q_scale: *mut f32,
-    /// Terms of what keys are stored without ([`device::key_bias`]); 0: scores are the products alone.
+    /// Constant terms that are not stored in keys ([`device::key_bias`]); with 0 of them scores are
+    /// the products alone.
     pub n_terms: usize,
-    /// `(n, n_terms)` those of the queries.
+    /// `(n, n_terms)` terms of the queries.
     pub terms: *mut f32,
-    /// `(n, n_terms)` the same in the block.
+    /// `(n, n_terms)` terms of the queries, rotated to the block.
     pub turned: *mut f32,
     /// `(BLOCK)` scales of the block's keys, then of its values.
     pub scales: *mut f32,
-    /// `(n, BLOCK)` sums of products; then lanes of integer weights in the first part of each row, or scores.
+    /// `(n, BLOCK)` sums of products. Later each row has scores, or the lanes of integer weights in
+    /// its first part.
     pub s: *mut i32,
-    /// `(padded n)` the largest score of the block.
+    /// `(padded n)` largest score of the block.
     pub m: *mut f32,
-    /// `(padded n)` the sum of its exponentials.
+    /// `(padded n)` sum of the block's exponentials.
     pub l: *mut f32,
-    /// `(padded n)` what a sum of weighted values is multiplied with.
+    /// `(padded n)` factor of a sum of weighted values.
     pub step: *mut f32,
-    /// `(padded n)` what is kept of the blocks before.
+    /// `(padded n)` factor of the earlier blocks.
     pub keep: *mut f32,
 }
 
-/// Store one head's vector at position `at` of a page; `out` is the head's half of that page.
+/// Stores one head's vector at position `at` of a page; `out` is the head's half of that page.
 ///
 /// # Safety
 /// `out` is a head's half of a page of a pool that stores such numbers; `at` is below the page's
@@ -57,7 +63,7 @@ pub struct Work {
 pub unsafe fn store<S: Simd, N: Numbers>(pages: &LayerPages, half: Half, out: *mut u8, at: usize, x: &[f32]) {
     let (g, numbers) = (N::IN_LANE, numbers::<N::Number>(pages, half, out));
     // SAFETY: by the caller, `out` is a head's half of a page of such numbers, the page has
-    // position `at`, `x` has `head_dim` columns, and the instruction set is available; so all
+    // position `at`, `x` has the columns of a head, and the instruction set is available; so all
     // writes are within that half. Its parts begin at multiples of 4 bytes.
     unsafe {
         let scale = match half {
@@ -75,13 +81,13 @@ pub unsafe fn store<S: Simd, N: Numbers>(pages: &LayerPages, half: Half, out: *m
     }
 }
 
-/// Positions of a strip of keys; both they and a page are powers of two.
+/// Positions of a strip of keys; it and the page's length are powers of two.
 #[inline(always)]
 fn keys_width(pages: &LayerPages) -> usize {
     pages.page_len.min(STRIP)
 }
 
-/// Lanes before the first of the keys of a page's position, and from one of its lanes to the next.
+/// Lanes before the first lane of a position's keys, and lanes from one of its lanes to the next.
 #[inline(always)]
 pub fn keys_at(pages: &LayerPages, g: usize, within: usize) -> (usize, usize) {
     let width = keys_width(pages);
@@ -89,7 +95,8 @@ pub fn keys_at(pages: &LayerPages, g: usize, within: usize) -> (usize, usize) {
     (strip * (kv_words::padded(pages.head_dim) / g) + at, width)
 }
 
-/// Lanes before a position's values in the strip of column `d`, and how many that strip has for `g` positions.
+/// Lanes before a position's values in the strip of column `d`, and lanes of that strip for `g`
+/// positions.
 #[inline(always)]
 pub fn values_at(pages: &LayerPages, g: usize, within: usize, d: usize) -> (usize, usize) {
     let strip = d / STRIP * STRIP;
@@ -97,40 +104,40 @@ pub fn values_at(pages: &LayerPages, g: usize, within: usize, d: usize) -> (usiz
     (strip * (pages.page_len / g) + within / g * width, width)
 }
 
-/// The numbers of a head's half of a page.
+/// Address of the numbers in a head's half of a page.
 #[inline(always)]
 pub fn numbers<T>(pages: &LayerPages, half: Half, start: *mut u8) -> *mut T {
     let before = if half == Half::Keys { 0 } else { pages.page_len * 4 };
     start.wrapping_add(before).cast()
 }
 
-/// Their scales: after the keys, before the values.
+/// Address of the scales in a head's half of a page: after the keys, before the values.
 #[inline(always)]
 pub fn scales(pages: &LayerPages, half: Half, start: *mut u8) -> *mut f32 {
     let before = if half == Half::Keys { pages.half_bytes() - pages.page_len * 4 } else { 0 };
     start.wrapping_add(before).cast()
 }
 
-/// The positions of a range in whole vectors.
+/// The range widened to whole vectors.
 #[inline(always)]
 pub fn vectors<S: Simd>(range: &Range<usize>) -> (usize, usize) {
     (range.start / S::N * S::N, range.end.next_multiple_of(S::N))
 }
 
-/// Positions of a block that one strip of keys has.
+/// Positions of a block in one strip of keys.
 #[derive(Clone, Copy)]
 pub struct Run {
     /// The head's half of the page.
     pub head: *mut u8,
-    /// Where in the block it begins.
+    /// First position, counted in the block.
     pub at: usize,
-    /// Where in the page.
+    /// First position, counted in the page.
     pub within: usize,
-    /// Positions.
+    /// Number of positions.
     pub len: usize,
 }
 
-/// The runs of the positions `from..end` of a block, strip by strip of keys.
+/// Runs of the positions `from..end` of a block, one for each strip of keys.
 ///
 /// # Safety
 /// The pages of these positions are in the block's table.

@@ -1,8 +1,8 @@
-//! The two matrix products of attention to integers ([`integers`](super::integers)): sums of products
-//! of queries with keys, and of weights with values. All sums are exact.
+//! The two matrix products of attention to integers ([`integers`](super::integers)): sums of
+//! products of queries with keys, and of weights with values. All sums are exact.
 
 use super::constants::{INTEGER_BLOCK as BLOCK, STRIP, padded};
-use super::integer_layout::{Work, keys_at, numbers, runs, values_at, vectors};
+use super::integer_layout::{IntegerWork, keys_at, numbers, runs, values_at, vectors};
 use super::numbers::Numbers;
 use super::pages::{Half, KvBlock};
 use crate::prefetch::prefetch_far;
@@ -13,23 +13,24 @@ use std::marker::PhantomData;
 /// Most runs of positions in a block: pages have at least 16.
 const MAX_RUNS: usize = BLOCK / 16;
 
-/// One cache line is prefetched for each so many bytes: the hardware prefetcher follows the stream, and more would be in its way (`NOTES.md`).
-/// Elsewhere that was not measured.
+/// Bytes of a stream for each of which one cache line is prefetched. The hardware prefetcher
+/// follows the stream, and more prefetches slow it (`NOTES.md`; measured on x86-64 only).
 const PREFETCH_STEP: usize = if cfg!(target_arch = "x86_64") { 256 } else { 64 };
 
-/// The right side of a product: rows of lanes.
+/// Right operand of a product: rows of lanes.
 #[derive(Clone, Copy)]
 struct Lanes {
     first: *const i32,
-    /// From one row to the next.
+    /// Lanes from one row to the next.
     stride: usize,
-    /// Rows.
+    /// Number of rows.
     n: usize,
-    /// Bytes from each number to one that will be read soon; 0: to none.
+    /// Bytes from each number to one to prefetch; 0 for no prefetch.
     soon: usize,
 }
 
-/// `sums += a b`: `M` rows of lanes times `V` vectors of columns; weights times values, or queries times keys.
+/// Computes `sums += a b`: `M` rows of lanes times `V` vectors of columns. The operands are weights
+/// and values, or queries and keys.
 ///
 /// # Safety
 /// `a` has `M` rows, `lda` apart, of `b.n` lanes; `b` has `b.n` rows of `V` vectors; the
@@ -66,17 +67,19 @@ unsafe fn add_products<S: Simd, N: Numbers, const VALUES: bool, const M: usize, 
     }
 }
 
-/// A loop over rows of the left side: `run::<M>(row)` for `M` rows from `row` on, as many together as registers allow.
+/// A loop over rows of the left operand. `run::<M>(row)` computes `M` rows from `row` on, as many
+/// as registers allow.
 trait RowLoop {
-    /// # Safety
+    /// As for the fields of the implementation, which has rows `row..row + M`; the instruction set
+    /// is available.
     /// The left side and the output have the rows `row..row + M`; the instruction set is available.
     unsafe fn run<const M: usize>(&mut self, row: usize);
 }
 
-/// Run over `n` rows, 8 or 4 together.
+/// Runs over `n` rows, in groups of 8 or 4.
 ///
 /// # Safety
-/// The left side and the output have `n` rows; the instruction set is available.
+/// The left operand and the output have `n` rows; the instruction set is available.
 #[inline(always)]
 unsafe fn over_rows<const EIGHT: bool>(n: usize, rows: &mut impl RowLoop) {
     let mut row = 0;
@@ -102,7 +105,7 @@ unsafe fn over_rows<const EIGHT: bool>(n: usize, rows: &mut impl RowLoop) {
 
 /// Sums of products of queries with `V` vectors of positions.
 struct ScoreRows<S, N, const V: usize> {
-    work: Work,
+    work: IntegerWork,
     /// Lanes of a query.
     ldq: usize,
     /// `(ldq, V vectors)`
@@ -131,24 +134,24 @@ impl<S: Simd, N: Numbers, const V: usize> RowLoop for ScoreRows<S, N, V> {
                 }
             }
         }
-        // Prefetched once.
+        // Later rows read the same keys, so they need no prefetch.
         self.keys.soon = 0;
     }
 }
 
-/// `S = Q K^T` of integers for the positions of the range; other columns of S are undefined.
+/// Computes integers `S = Q K^T` for the positions of the range; other columns of S are undefined.
 ///
 /// # Safety
 /// As [`Attend::scores`](super::attend::Attend::scores).
 #[inline(always)]
-pub unsafe fn scores<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, work: Work) {
+pub unsafe fn scores<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, work: IntegerWork) {
     let (pages, ldq) = (block.pages, kv_words::padded(block.pages.head_dim) / N::IN_LANE);
-    // From keys to as many values of the same positions, after the scales of both.
+    // Distance from keys to the values of the same positions, after the scales of both.
     let soon = pages.half_bytes() + pages.page_len * 4;
     let (first, end) = vectors::<S>(&block.range);
     // SAFETY: by the caller, the positions have pages, the work has the `n` queries, and the
     // instruction set is available. The lengths of a page and of a strip are multiples of `S::N`,
-    // so the whole vectors of a run lie within its strip of keys.
+    // so the whole vectors of a run are within its strip of keys.
     unsafe {
         for run in runs(block, Half::Keys, first, end) {
             let (first, stride) = keys_at(pages, N::IN_LANE, run.within);
@@ -182,11 +185,11 @@ pub unsafe fn scores<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, work: W
     }
 }
 
-/// `V` vectors of columns of weighted values.
+/// Weighted values in `V` vectors of columns.
 struct ValueRows<'a, S, N, const V: usize> {
-    /// Runs of lanes of positions: which lane of the block is first, and their values.
+    /// Runs of lanes of positions: the run's first lane in the block, and its values.
     runs: &'a mut [(usize, Lanes)],
-    work: Work,
+    work: IntegerWork,
     /// `V` vectors in each of the rows, `ld` apart.
     out: *mut f32,
     ld: usize,
@@ -204,7 +207,7 @@ impl<S: Simd, N: Numbers, const V: usize> RowLoop for ValueRows<'_, S, N, V> {
             let weights = self.work.s.add(row * BLOCK);
             for (lane, values) in self.runs.iter_mut() {
                 add_products::<S, N, true, M, V>(&mut sums, weights.add(*lane), BLOCK, *values);
-                // Prefetched once.
+                // Later rows read the same values, so they need no prefetch.
                 values.soon = 0;
             }
             for (i, sums) in sums.iter().enumerate() {
@@ -219,18 +222,18 @@ impl<S: Simd, N: Numbers, const V: usize> RowLoop for ValueRows<'_, S, N, V> {
     }
 }
 
-/// `O = keep O + step (W V)` over the positions of the range.
+/// Computes `O = keep O + step (W V)` over the positions of the range.
 ///
 /// # Safety
 /// As [`scores`]; the work has the queries' weights and their factors `keep` and `step`; O is
 /// `(n, padded head_dim)`.
 #[inline(always)]
-pub unsafe fn add_values<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, work: Work, o: *mut f32) {
+pub unsafe fn add_values<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, work: IntegerWork, o: *mut f32) {
     let (pages, ld, g) = (block.pages, padded(block.pages.head_dim), N::IN_LANE);
     let (first, end) = (block.range.start / g * g, block.range.end.next_multiple_of(g));
     // SAFETY: by the caller, the positions have pages, the work has the weights and factors of the
     // `n` queries, `o` is `(n, padded head_dim)`, and the instruction set is available. A page's
-    // length is a multiple of `g`, so the lanes of a run lie within it; its strips have at least
+    // length is a multiple of `g`, so the lanes of a run are within it; its strips have at least
     // `ld` columns, and `ld` is a multiple of `S::N`.
     unsafe {
         let none = (0, Lanes { first: std::ptr::null(), stride: 0, n: 0, soon: 0 });
@@ -238,7 +241,8 @@ pub unsafe fn add_values<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, wor
             let (mut lanes, mut n_runs) = ([none; MAX_RUNS], 0);
             for (run, slot) in runs(block, Half::Values, first, end).zip(&mut lanes) {
                 let values = numbers::<i32>(pages, Half::Values, run.head);
-                // The next block has its keys as far on in its pages, where those are not longer than blocks.
+                // The keys of the next block are at the same offset in its pages, if pages are not
+                // longer than blocks.
                 let keys = block.next.and_then(|next| next.keys_of(run.at));
                 let soon = keys.map_or(values as usize, |keys| keys as usize);
                 let soon = soon.wrapping_sub(values as usize);

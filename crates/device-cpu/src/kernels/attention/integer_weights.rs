@@ -1,24 +1,25 @@
-//! From sums of products to integer weights: the softmax of a block of positions whose keys and values are integers. The formula
-//! is in [`integers`](super::integers).
+//! Softmax from sums of products to integer weights, for a block whose keys and values are
+//! integers. The formula is in [`integers`](super::integers).
 
-// Indices, for the vectors of a block are an array that must become registers.
+// Loops use indices, since the vectors of a block are an array that must become registers.
 #![allow(clippy::needless_range_loop)]
 
 use super::constants::{INTEGER_BLOCK as BLOCK, LOWEST};
-use super::integer_layout::Work;
+use super::integer_layout::IntegerWork;
 use super::numbers::Numbers;
 use super::softmax::among;
 use crate::simd::{Simd, math};
 use std::ops::Range;
 
-/// What an exponential of 1 is before it is rounded, as a power of two: [`BLOCK`] of them fit into 31 bits.
+/// Binary logarithm of an exponential of 1 before it is rounded: [`BLOCK`] of them fit into 31
+/// bits.
 const ONE_LOG2: f32 = 23.0;
 /// `2^-ONE_LOG2`
 const ONE_STEP: f32 = 1.0 / (1 << 23) as f32;
-/// Weights below it are of values that are nothing.
+/// Weight below which values are treated as zero.
 const LEAST_WEIGHT: f32 = 1e-30;
 
-/// Scores of a vector of positions, but for the query's scale.
+/// Scores of a vector of positions, without the query's scale.
 ///
 /// # Safety
 /// The pointers are valid for vectors; the instruction set is available.
@@ -29,23 +30,24 @@ pub unsafe fn score<S: Simd>(sums: *const i32, scales: *const f32) -> S::V {
     unsafe { S::mul(S::to_f32(S::load_i(sums)), S::load(scales)) }
 }
 
-/// Vectors of a block, where they are shortest.
+/// Most vectors of a block, with the shortest vectors.
 const MAX_VECTORS: usize = BLOCK / 4;
-/// Vectors of a block where those of two queries fit the registers: AVX-512's.
+/// Vectors of a block if those of two queries fit the registers, with AVX-512.
 pub const PAIRED_VECTORS: usize = 8;
 
-/// What the sums of products of `M` queries become: integer weights in their place, and the block's `m`, `l` and step. Each step waits for
-/// the one before, so with AVX-512 two queries go together, their whole block in registers meanwhile.
+/// Turns the sums of products of `M` queries into integer weights, in place, and computes the
+/// block's `m`, `l` and `step`. Each operation depends on the one before, so with AVX-512 two
+/// queries are interleaved, with their whole block in registers.
 ///
-/// `shown`: of each, the positions of the block that were computed and that its row sees. `SCORED`: where the sums were are scores
-/// already, scaled, in f32.
+/// `shown`: for each query, the computed positions of the block that its row sees. `SCORED`: the
+/// sums were already replaced by scaled scores in f32.
 ///
 /// # Safety
 /// The work has the sums or scores of the queries `query..query + M`, and the scales of keys and
 /// values; the instruction set is available.
 #[inline(always)]
 pub unsafe fn weights<S: Simd, N: Numbers, const M: usize, const SCORED: bool>(
-    work: Work,
+    work: IntegerWork,
     query: usize,
     shown: [Range<usize>; M],
     softcap: f32,
@@ -89,7 +91,7 @@ pub unsafe fn weights<S: Simd, N: Numbers, const M: usize, const SCORED: bool>(
         }
         let (mut log2_e, mut shift) = ([0.0; M], [0.0; M]);
         for m in 0..M {
-            // Scores that are capped are scaled, others are not yet.
+            // Scores with a softcap are already scaled; others are not.
             let scale = if SCORED || softcap != 0.0 { 1.0 } else { *q_scales.add(m) };
             let max = if shown[m].is_empty() { LOWEST } else { S::max_lane(max[m]) * scale };
             work.m.add(query + m).write(max);
@@ -122,9 +124,9 @@ pub unsafe fn weights<S: Simd, N: Numbers, const M: usize, const SCORED: bool>(
         let mut factor = [0.0; M];
         for m in 0..M {
             let most = S::max_bits_lane(most[m]);
-            // A NaN fails this comparison on purpose, and then shows in the step.
+            // A NaN fails this comparison on purpose, and is then visible in the step.
             factor[m] = if most < LEAST_WEIGHT { 0.0 } else { N::MAX_WEIGHT / most };
-            // A NaN query has integer sums like any other; this brings its NaN back.
+            // A NaN query has ordinary integer sums; its scale restores the NaN.
             let l = S::sum_i(l[m]) as f32 * ONE_STEP + 0.0 * *q_scales.add(m);
             work.l.add(query + m).write(l);
             work.step.add(query + m).write(most * (ONE_STEP / N::MAX_WEIGHT));

@@ -1,30 +1,32 @@
-//! Attention to keys and values that are stored as integers with a scale, of 16 or of 8 bits ([`Numbers`]); how they lie in a
-//! page is in [`integer_layout`](super::integer_layout).
+//! Attention to keys and values that are stored as scaled integers of 16 or 8 bits ([`Numbers`]).
+//! Their layout in a page is in [`integer_layout`](super::integer_layout).
 //!
 //! # Formula
 //!
-//! A query is quantised as a key is. Of a block of [`BLOCK`] positions and a query: `s_p = scale scale_p
-//! (q . k_p)`, `m = max s_p`, `e_p = e^(s_p - m)`, `w_p = e_p scale_p`; the weights become integers, the largest
-//! [`Numbers::MAX_WEIGHT`], and `o = step (sum w_p v_p)`. `l = sum e_p` is a sum of integers too, 2^23 for the largest. The
-//! block's `(m, l, o)` is then combined with that of those before it.
-//! Where keys are stored without what is known of them ([`device::key_bias`]), `s_p` gets it back in f32, a product of the queries' terms
-//! with the block's table.
+//! A query is quantised like a key. For a block of [`BLOCK`] positions and a query: `s_p = scale
+//! scale_p (q . k_p)`, `m = max s_p`, `e_p = e^(s_p - m)`, `w_p = e_p scale_p`. The weights become
+//! integers, the largest of which is [`Numbers::MAX_WEIGHT`], and `o = step (sum w_p v_p)`. `l =
+//! sum e_p` is a sum of integers too, with 2^23 for the largest. The block's `(m, l, o)` is then
+//! combined with that of the earlier blocks. If keys are stored without their constant terms
+//! ([`device::key_bias`]), these are added to `s_p` in f32, as a product of the queries' terms with
+//! the block's table.
 //!
 //! # Order of accumulation
 //!
-//! Sums of products, and the sum of a block's exponentials, are exact, and so have no order; everything else is done number
-//! by number, or is a maximum. Blocks follow each other in ascending order.
+//! Sums of products, and the sum of a block's exponentials, are exact, so their order does not
+//! matter. All other operations are element-wise or maxima. Blocks are accumulated in ascending
+//! order.
 
 use super::attend::Attend;
 use super::constants::{INTEGER_BLOCK as BLOCK, padded};
-use super::integer_layout::{Work, runs, scales, vectors};
+use super::integer_layout::{IntegerWork, runs, scales, vectors};
 use super::integer_weights::{PAIRED_VECTORS, score};
 use super::loops::Loops;
 use super::numbers::Numbers;
 use super::pages::{Half, HeadSize, KvBlock, LayerPages};
 use super::product::Product;
 use super::softmax::join;
-use super::tile::{Partial, Shape, Tile};
+use super::tile::{Partial, RowTile, Shape};
 use crate::kernels::round_up;
 use crate::prefetch::prefetch_far;
 use crate::simd::Simd;
@@ -45,14 +47,14 @@ fn sizes<N: Numbers>(n: usize, size: HeadSize) -> [usize; 11] {
 
 impl<N: Numbers> Attend for Integers<N> {
     const BLOCK: usize = BLOCK;
-    type Work = Work;
+    type Work = IntegerWork;
 
     fn work_bytes(n: usize, size: HeadSize) -> usize {
         sizes::<N>(n, size).into_iter().sum()
     }
 
     #[inline(always)]
-    unsafe fn work(start: *mut u8, n: usize, size: HeadSize) -> Work {
+    unsafe fn work(start: *mut u8, n: usize, size: HeadSize) -> IntegerWork {
         let mut next = start;
         let [q, start, q_scale, scales, s, m, l, step, keep, terms, turned] =
             sizes::<N>(n, size).map(|bytes| {
@@ -61,7 +63,7 @@ impl<N: Numbers> Attend for Integers<N> {
                 next = unsafe { next.add(bytes) };
                 at
             });
-        Work {
+        IntegerWork {
             q: q.cast(),
             start: start.cast(),
             q_scale: q_scale.cast(),
@@ -78,20 +80,20 @@ impl<N: Numbers> Attend for Integers<N> {
     }
 
     #[inline(always)]
-    unsafe fn from_query(work: Work, first: usize, head_dim: usize) -> Work {
+    unsafe fn from_query(work: IntegerWork, first: usize, head_dim: usize) -> IntegerWork {
         let lanes = kv_words::padded(head_dim) / N::IN_LANE;
         // SAFETY: by the caller, the work is for at least `first` queries, so no pointer leaves its
         // array.
         unsafe {
             let (q, start) = (work.q.add(first * lanes), work.start.add(first));
             let (q_scale, terms) = (work.q_scale.add(first), work.terms.add(first * work.n_terms));
-            Work { q, start, q_scale, terms, ..work }
+            IntegerWork { q, start, q_scale, terms, ..work }
         }
     }
 
     #[inline(always)]
     unsafe fn load_query<S: Loops>(
-        work: Work,
+        work: IntegerWork,
         i: usize,
         x: *const f32,
         pages: &LayerPages,
@@ -105,7 +107,7 @@ impl<N: Numbers> Attend for Integers<N> {
         // its `n_terms`.
         unsafe {
             let q = work.q.cast::<N::Number>().add(i * padded);
-            // Padding columns of keys are undefined, so those of queries are zero.
+            // Padding columns of keys are undefined, so those of queries must be zero.
             q.add(head_dim).write_bytes(0, padded - head_dim);
             let x = std::slice::from_raw_parts(x, head_dim);
             let (q_scale, start) = N::query::<S>(x, |d, number| q.add(d).write(number));
@@ -119,10 +121,10 @@ impl<N: Numbers> Attend for Integers<N> {
     }
 
     #[inline(always)]
-    unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: Work) -> *const f32 {
+    unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: IntegerWork) -> *const f32 {
         // SAFETY: by the caller, the positions have pages, the work has the `n` queries, and the
         // instruction set is available; a block's length is a multiple of `S::N`, so vectors of the
-        // range lie within the rows and the scales.
+        // range are within the rows and the scales.
         unsafe {
             S::integer_scores::<N>(block, n, work);
             load_scales::<S>(block, Half::Keys, work.scales);
@@ -142,7 +144,13 @@ impl<N: Numbers> Attend for Integers<N> {
     }
 
     #[inline(always)]
-    unsafe fn block<S: Loops>(shape: &Shape, tile: &Tile<'_>, block: &KvBlock<'_>, work: Work, out: Partial) {
+    unsafe fn block<S: Loops>(
+        shape: &Shape,
+        tile: &RowTile<'_>,
+        block: &KvBlock<'_>,
+        work: IntegerWork,
+        out: Partial,
+    ) {
         let n = tile.n_queries(shape);
         // SAFETY: by the caller, the positions have pages, the work has the tile's queries, the
         // partial is for them, and the instruction set is available. `m`, `l`, `step` and `keep`
@@ -170,16 +178,16 @@ impl<N: Numbers> Attend for Integers<N> {
     }
 }
 
-/// The weights of a block, in place of its sums or, if `SCORED`, of its scores.
+/// Computes the weights of a block, in place of its sums or, if `SCORED`, of its scores.
 ///
 /// # Safety
 /// As [`Attend::block`]; the work has the sums or scores, and the scales of keys and values.
 #[inline(always)]
 unsafe fn weights<S: Loops, N: Numbers, const SCORED: bool>(
     shape: &Shape,
-    tile: &Tile<'_>,
+    tile: &RowTile<'_>,
     block: &KvBlock<'_>,
-    work: Work,
+    work: IntegerWork,
 ) {
     let n = tile.n_queries(shape);
     let shown = |query: usize| {
@@ -201,12 +209,13 @@ unsafe fn weights<S: Loops, N: Numbers, const SCORED: bool>(
     }
 }
 
-/// Add to the scores what keys are stored without: the queries' terms in this block times the table of its positions.
+/// Adds the keys' constant terms to the scores: the queries' terms in this block times the table of
+/// its positions.
 ///
 /// # Safety
 /// As [`Attend::scores`]; the work has the scores, and the queries' terms.
 #[inline(always)]
-unsafe fn add_known<S: Loops>(known: &KnownKeys, block: &KvBlock<'_>, n: usize, work: Work) {
+unsafe fn add_known<S: Loops>(known: &KnownKeys, block: &KvBlock<'_>, n: usize, work: IntegerWork) {
     const { assert!(BLOCK == key_bias::BLOCK, "a block's positions have one table") };
     let (k, (first, end)) = (work.n_terms, vectors::<S>(&block.range));
     let shape = Product { n, k, cols: end - first, lda: k, ldb: BLOCK, ldc: BLOCK, add: true };
@@ -224,7 +233,7 @@ unsafe fn add_known<S: Loops>(known: &KnownKeys, block: &KvBlock<'_>, n: usize, 
     }
 }
 
-/// The scales of a block's range, in whole vectors.
+/// Loads the scales of a block's range, in whole vectors.
 ///
 /// # Safety
 /// The positions of the range have pages; `out` has [`BLOCK`] values; the instruction set is
@@ -234,7 +243,7 @@ unsafe fn load_scales<S: Simd>(block: &KvBlock<'_>, half: Half, out: *mut f32) {
     let (first, end) = vectors::<S>(&block.range);
     // SAFETY: by the caller, the positions have pages, `out` has `BLOCK` values, and the
     // instruction set is available. The lengths of a page and of a strip are multiples of `S::N`,
-    // so the whole vectors of a run lie within the scales of its page.
+    // so the whole vectors of a run are within the scales of its page.
     unsafe {
         for run in runs(block, half, first, end) {
             let from = scales(block.pages, half, run.head).add(run.within);
@@ -245,7 +254,7 @@ unsafe fn load_scales<S: Simd>(block: &KvBlock<'_>, half: Half, out: *mut f32) {
     }
 }
 
-/// Prefetch the scales of the block's range, which are needed between its keys and its values.
+/// Prefetches the scales of the block's range, which are read between its keys and its values.
 ///
 /// # Safety
 /// The positions of the range have pages.

@@ -1,38 +1,39 @@
-//! The loops of attention, each a function of its own for each instruction set: inlined into one another they take the compiler
-//! minutes. What they compute is in [`product`], [`integer_weights`] and [`integer_products`].
+//! The loops of attention, each a separate function for each instruction set, since inlining them
+//! into one another takes the compiler minutes. [`product`], [`integer_weights`] and
+//! [`integer_products`] document them.
 
-use super::integer_layout::Work;
+use super::integer_layout::IntegerWork;
 use super::numbers::Numbers;
 use super::pages::KvBlock;
 use super::product::{self, Product};
-use super::stored::Stored;
+use super::stored::StoredFloats;
 use super::{integer_products, integer_weights};
 use crate::simd::Simd;
 use std::ops::Range;
 
-/// Pass a macro its arguments and the loops: name, where it is, parameters beside the instruction set as they are declared and as they
-/// are given, arguments.
+/// Passes a macro its arguments and the loops. A loop has a name, a module and function, type
+/// parameters as declared and as passed, and arguments.
 macro_rules! with_loops {
     ($macro:ident, $($first:tt)*) => {
         $macro! {
             $($first)*
-            direct_scores = product::direct_scores, [K: Stored, const M: usize], [K, M],
+            direct_scores = product::direct_scores, [K: StoredFloats, const M: usize], [K, M],
                 (block: &KvBlock<'_>, q: *const f32, s: *mut f32);
-            direct_values = product::direct_values, [K: Stored, const M: usize], [K, M],
+            direct_values = product::direct_values, [K: StoredFloats, const M: usize], [K, M],
                 (block: &KvBlock<'_>, p: *const f32, o: *mut f32);
             product = product::product, [], [],
                 (p: Product, a: *const f32, b: *const f32, c: *mut f32);
             integer_scores = integer_products::scores, [N: Numbers], [N],
-                (block: &KvBlock<'_>, n: usize, work: Work);
+                (block: &KvBlock<'_>, n: usize, work: IntegerWork);
             integer_weights = integer_weights::weights, [N: Numbers, const M: usize, const SCORED: bool], [N, M, SCORED],
-                (work: Work, query: usize, shown: [Range<usize>; M], softcap: f32);
+                (work: IntegerWork, query: usize, shown: [Range<usize>; M], softcap: f32);
             integer_values = integer_products::add_values, [N: Numbers], [N],
-                (block: &KvBlock<'_>, n: usize, work: Work, o: *mut f32);
+                (block: &KvBlock<'_>, n: usize, work: IntegerWork, o: *mut f32);
         }
     };
 }
 
-/// The trait that generic kernels call.
+/// Declares the trait that generic kernels call.
 macro_rules! declare {
     ($($name:ident = $module:ident::$function:ident, [$($params:tt)*], [$($given:tt)*],
         ($($arg:ident: $type:ty),*);)*) => {
@@ -42,7 +43,7 @@ macro_rules! declare {
                 #[doc = concat!("[`", stringify!($module), "::", stringify!($function), "`]")]
                 ///
                 /// # Safety
-                /// As there.
+                /// As the function that it calls.
                 unsafe fn $name<$($params)*>($($arg: $type),*);
             )*
         }
@@ -51,8 +52,8 @@ macro_rules! declare {
 
 with_loops!(declare,);
 
-/// The loops for an instruction set; the attribute is of each, which is a function by itself. One attribute stands for several where it is
-/// a `cfg_attr` whose condition holds.
+/// Implements the loops for an instruction set. The attribute is put on each loop, which is a
+/// separate function. A `cfg_attr` with a true condition can hold several attributes.
 macro_rules! implement {
     ($simd:ty, $attribute:tt $($name:ident = $module:ident::$function:ident, [$($params:tt)*], [$($given:tt)*],
         ($($arg:ident: $type:ty),*);)*) => {

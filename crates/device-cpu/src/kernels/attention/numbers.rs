@@ -1,5 +1,5 @@
-//! The integers that keys, queries, values and weights are stored as, and how they are multiplied: [`Words`] and
-//! [`Bytes`].
+//! Integers that keys, queries, values and weights are stored as, with their products: [`Words`]
+//! and [`Bytes`].
 
 use crate::simd::Simd;
 use device::kv_bytes::ScaleSearch;
@@ -7,51 +7,53 @@ use device::{kv_bytes, kv_words};
 
 /// Integers of one width.
 pub trait Numbers: Copy + 'static {
-    /// One of them, as it lies in memory.
+    /// A number as it is stored.
     type Number: Copy;
-    /// Numbers of a lane of 32 bits.
+    /// Numbers in a lane of 32 bits.
     const IN_LANE: usize = 4 / size_of::<Self::Number>();
-    /// The largest that a value is weighted with.
+    /// Largest weight of a value.
     const MAX_WEIGHT: f32;
 
-    /// The scale of a key; its integers go to `put` by column.
+    /// Quantises a key: returns its scale, and passes its integers to `put` by column.
     ///
     /// # Safety
     /// The instruction set is available.
     unsafe fn key<S: Simd>(x: &[f32], put: impl FnMut(usize, Self::Number)) -> f32;
 
-    /// The scale of a query, and what sums of its products with keys begin with; its integers go to `put` by column.
+    /// Quantises a query: returns its scale and the initial value of its products with keys, and
+    /// passes its integers to `put` by column.
     ///
     /// # Safety
     /// The instruction set is available.
     unsafe fn query<S: Simd>(x: &[f32], put: impl FnMut(usize, Self::Number)) -> (f32, i32);
 
-    /// The scale of a value; its integers go to `put` by column.
+    /// Quantises a value: returns its scale, and passes its integers to `put` by column.
     fn value(x: &[f32], put: impl FnMut(usize, Self::Number)) -> f32;
 
-    /// `sum + a b` in each lane: of a key and a query, or of weights and values.
+    /// `sum + a b` in each lane, for a query and a key, or weights and values.
     ///
     /// # Safety
     /// The instruction set is available.
     unsafe fn dot<S: Simd>(sum: S::I, a: S::I, b: S::I) -> S::I;
 
-    /// Round `factor w` of the positions from `at` on to weights, in the row of a block's.
+    /// Stores `factor w`, rounded to weights, for the positions from `at` on of a block's row.
     ///
     /// # Safety
-    /// The row has the positions, a whole vector; the instruction set is available.
+    /// The row has the positions `at..at + S::N`; the instruction set is available.
     unsafe fn store_weights<S: Simd>(row: *mut i32, at: usize, w: S::V, factor: S::V);
 }
 
-/// [`device::KvType::I16`], as [`kv_words`] says.
+/// Numbers of [`device::KvType::I16`], defined in [`kv_words`].
 #[derive(Clone, Copy)]
 pub struct Words;
 
-/// [`device::KvType::I8`], as [`kv_bytes`] says. Keys are stored more by 128, without a sign, for the instruction that multiplies four
-/// bytes wants one side so; sums begin with what takes it out again.
+/// Numbers of [`device::KvType::I8`], defined in [`kv_bytes`]. Keys are stored unsigned, with 128
+/// added, since the instruction that multiplies four bytes needs one unsigned operand. The initial
+/// value of a sum compensates the offset.
 #[derive(Clone, Copy)]
 pub struct Bytes;
 
-/// The integers of a vector at this scale.
+/// Passes the integers of a vector at this scale to `put`.
 #[inline(always)]
 fn words(x: &[f32], scale: f32, mut put: impl FnMut(usize, i16)) {
     let factor = kv_words::factor(scale);
@@ -96,7 +98,7 @@ impl Numbers for Words {
     }
 }
 
-/// [`kv_bytes::rotate`] of one piece; the rest is zero.
+/// [`kv_bytes::rotate`] of one piece; the rest of the array is zero.
 ///
 /// # Safety
 /// The instruction set is available.
@@ -130,7 +132,7 @@ unsafe fn rotated<S: Simd>(x: &[f32]) -> [f32; kv_bytes::MAX_PIECE] {
     out
 }
 
-/// The integers of a vector at this scale, from column `first` on.
+/// Passes the integers of a vector at this scale to `put`, from column `first` on.
 #[inline(always)]
 fn bytes(x: &[f32], first: usize, scale: f32, put: &mut impl FnMut(usize, i8)) {
     let factor = kv_words::factor(scale);
@@ -157,7 +159,7 @@ impl Numbers for Bytes {
         };
         // SAFETY: by the caller, the instruction set is available.
         unsafe {
-            // Rotated three times, for a head may have any number of pieces.
+            // Each piece is rotated three times, since a head may have too many pieces to store.
             for x in x.chunks_exact(piece) {
                 let of_piece = kv_bytes::largest(&rotated::<S>(x)[..piece]);
                 largest = if largest.is_nan() || of_piece < largest { largest } else { of_piece };
@@ -199,20 +201,21 @@ impl Numbers for Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::Isa;
+    use crate::isa::{Isa, Vectors};
 
-    /// Of a query and a key: the sum of products by vectors, that of the numbers as they are, the rotated query; and some weights.
-    struct Found {
+    /// Results for a query and a key: their product by vectors and by single numbers, the rotated
+    /// query, and some weights.
+    struct Products {
         by_vectors: i32,
         by_numbers: i32,
         rotated: Vec<f32>,
         weights: [u8; 16],
-        /// A lane of the largest bytes: times the largest, times the least.
+        /// Lane of the largest bytes times the largest, then times the least.
         extremes: [i32; 2],
     }
 
     #[inline(always)]
-    unsafe fn body<S: Simd>(query: &[f32], key: &[f32], weights: [f32; 16]) -> Found {
+    unsafe fn body<S: Simd>(query: &[f32], key: &[f32], weights: [f32; 16]) -> Products {
         let (mut q, mut k, mut rows) = ([0i8; 256], [0i8; 256], [0i32; 16]);
         // SAFETY: by the caller, the instruction set is available; 256 bytes and 16 floats are
         // whole vectors.
@@ -230,7 +233,7 @@ mod tests {
             }
             let piece = kv_bytes::piece(query.len());
             let lane = |b| S::sum_i(S::dot_bytes(S::splat_i(0), S::splat_i(-1), S::splat_i(b))) / S::N as i32;
-            Found {
+            Products {
                 by_vectors: S::sum_i(sums) + start,
                 by_numbers: q.iter().zip(k).map(|(q, k)| i32::from(*q) * i32::from(k ^ i8::MIN)).sum(),
                 rotated: query.chunks_exact(piece).flat_map(|x| rotated::<S>(x)[..piece].to_vec()).collect(),
@@ -240,16 +243,16 @@ mod tests {
         }
     }
 
-    fn on(isa: Isa, query: &[f32], key: &[f32], weights: [f32; 16]) -> Found {
+    fn on(isa: Isa, query: &[f32], key: &[f32], weights: [f32; 16]) -> Products {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-        unsafe fn avx512(query: &[f32], key: &[f32], weights: [f32; 16]) -> Found {
+        unsafe fn avx512(query: &[f32], key: &[f32], weights: [f32; 16]) -> Products {
             // SAFETY: this function has the features of `Avx512`.
             unsafe { body::<crate::simd::Avx512>(query, key, weights) }
         }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn avx2(query: &[f32], key: &[f32], weights: [f32; 16]) -> Found {
+        unsafe fn avx2(query: &[f32], key: &[f32], weights: [f32; 16]) -> Products {
             // SAFETY: this function has the features of `Avx2`.
             unsafe { body::<crate::simd::Avx2>(query, key, weights) }
         }
@@ -257,12 +260,12 @@ mod tests {
         unsafe {
             match isa.vectors() {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => avx512(query, key, weights),
+                Vectors::Avx512 => avx512(query, key, weights),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => avx2(query, key, weights),
+                Vectors::Avx2 => avx2(query, key, weights),
                 #[cfg(target_arch = "aarch64")]
-                Isa::Neon => body::<crate::simd::Neon>(query, key, weights),
-                _ => body::<crate::simd::Portable>(query, key, weights),
+                Vectors::Neon => body::<crate::simd::Neon>(query, key, weights),
+                Vectors::Portable => body::<crate::simd::Portable>(query, key, weights),
             }
         }
     }
@@ -274,12 +277,12 @@ mod tests {
             std::array::from_fn(|i| (weights[i] * 255.0 + kv_bytes::THRESHOLDS[i]).round_ties_even() as u8);
         for isa in Isa::available() {
             for n in [2, 8, 64, 80, 96, 256] {
-                // Both signs and the largest numbers.
+                // Both signs and the largest numbers occur.
                 let query: Vec<f32> =
                     (0..n).map(|i| if i % 3 == 0 { -1.0 } else { (i as f32).cos() }).collect();
                 let key: Vec<f32> = query.iter().map(|x| -7.0 * x).collect();
                 let found = on(isa, &query, &key, weights);
-                // What follows the head's size is undefined in a key and zero in a query.
+                // Columns after the head's size are undefined in a key and zero in a query.
                 assert_eq!(found.by_vectors, found.by_numbers, "{isa} {n}");
                 assert_eq!(found.weights, wanted, "{isa}");
                 assert_eq!(found.extremes, [4 * 255 * 127, -4 * 255 * 128], "{isa}");

@@ -1,19 +1,19 @@
-//! Where the keys and values of a layer lie in KV pages, and of a block of positions.
+//! Addresses of the keys and values of a layer in KV pages, and of a block of positions.
 
 use device::key_bias::KnownKeys;
 use device::{KvType, PAGE_NONE};
 use std::ops::Range;
 
-/// Where a layer's keys and values lie.
+/// Addresses of a layer's keys and values.
 #[derive(Clone, Copy)]
 pub struct LayerPages {
-    /// The group's first page.
+    /// Address of the group's first page.
     pub pool: *mut u8,
     /// Bytes from one page to the next.
     pub page_bytes: usize,
     /// Bytes before this layer's part of a page.
     pub offset: usize,
-    /// Which page table.
+    /// Index of the KV group, and so of its page table.
     pub group: usize,
     /// KV heads.
     pub n_kv_heads: usize,
@@ -21,11 +21,11 @@ pub struct LayerPages {
     pub head_dim: usize,
     /// Positions of a page; a power of two.
     pub page_len: usize,
-    /// Keys and values, or 1: values are the keys.
+    /// 2 for keys and values, 1 if the values are the keys.
     pub n_halves: usize,
-    /// How they are stored.
+    /// KV type of the pages.
     pub kind: KvType,
-    /// What keys are stored without; null: nothing. The program keeps it.
+    /// Constant terms that are not stored in keys; null for none. The program owns them.
     pub known: *const KnownKeys,
 }
 
@@ -34,31 +34,32 @@ pub struct LayerPages {
 pub enum Half {
     /// The first half of a head's part of a page.
     Keys,
-    /// The second.
+    /// The second half of a head's part of a page.
     Values,
 }
 
-/// What the work of a query depends on.
+/// Sizes that the work of a query depends on.
 #[derive(Clone, Copy)]
 pub struct HeadSize {
-    /// Columns.
+    /// Columns of a head.
     pub head_dim: usize,
-    /// Terms of what keys are stored without ([`device::key_bias::KeyBias::n_terms`]); 0: they are stored as they are.
+    /// Constant terms that are not stored in keys ([`device::key_bias::KeyBias::n_terms`]).
     pub n_terms: usize,
 }
 
 impl LayerPages {
-    /// What keys are stored without.
+    /// Constant terms that are not stored in keys.
     ///
     /// # Safety
     /// The program that compiled these pages is alive.
     #[inline(always)]
     pub unsafe fn known(&self) -> Option<&KnownKeys> {
-        // SAFETY: null, or of the program, which never moves or changes it.
+        // SAFETY: `known` is null, or points to terms that the program owns and never moves or
+        // changes.
         unsafe { self.known.as_ref() }
     }
 
-    /// The size of a query's work.
+    /// Size of a query's work.
     ///
     /// # Safety
     /// As [`Self::known`].
@@ -82,29 +83,30 @@ impl LayerPages {
         self.page_len * self.vector_bytes()
     }
 
-    /// Which of its page's positions a position is.
+    /// Index of a position within its page.
     #[inline(always)]
     pub fn within(&self, position: usize) -> usize {
         position & (self.page_len - 1)
     }
 
-    /// The page that holds a position, for one head: its first byte.
+    /// Address of one head's half of the page of a position.
     ///
     /// # Safety
     /// The table belongs to this pool and has a page for the position.
     #[inline(always)]
     pub unsafe fn head(&self, table: &[u32], half: Half, head: usize, position: usize) -> *mut u8 {
-        // As a shift: a division by a variable takes ten times as long.
+        // A shift, since a division by a variable takes ten times as long.
         let page = table[position >> self.page_len.trailing_zeros()];
         assert!(page != PAGE_NONE, "position {position} has no KV page");
         let half = half as usize * (self.n_halves - 1);
         let before = (self.n_halves * head + half) * self.half_bytes();
-        // SAFETY: the page is one of the pool, the head's part within it.
+        // SAFETY: the caller guarantees that `table` has pages of this pool; the head's half is
+        // within the page.
         unsafe { self.pool.add(page as usize * self.page_bytes + self.offset + before) }
     }
 
-    /// The vector of a head at a position, of a KV type that stores vectors one after another; those of the following
-    /// positions of the page follow.
+    /// Address of a head's vector at a position, for KV types that store whole vectors. The page's
+    /// following positions come after it.
     ///
     /// # Safety
     /// The table belongs to this pool and has a page for the position.
@@ -118,13 +120,13 @@ impl LayerPages {
 
 /// A block of positions of a sequence, for a KV head.
 pub struct KvBlock<'a> {
-    /// Where keys and values lie.
+    /// Addresses of the keys and values.
     pub pages: &'a LayerPages,
-    /// The sequence's pages.
+    /// Page table of the sequence.
     pub table: &'a [u32],
     /// The KV head.
     pub kv_head: usize,
-    /// Its first position, a multiple of the block's length.
+    /// First position, a multiple of the block's length.
     pub first: usize,
     /// Positions of the block that are computed.
     pub range: Range<usize>,
@@ -133,7 +135,7 @@ pub struct KvBlock<'a> {
 }
 
 impl KvBlock<'_> {
-    /// The head's keys in the page of a position of the block, if it is in the range.
+    /// Address of the head's keys in the page of a position of the block; `None` outside the range.
     ///
     /// # Safety
     /// The positions of the range have pages.
@@ -145,7 +147,8 @@ impl KvBlock<'_> {
         self.range.contains(&at).then(keys)
     }
 
-    /// The vector at a position of the block, and how many of the range follow it in its page, itself included.
+    /// Address of the vector at a position of the block, and the number of the range's vectors from
+    /// there to the end of its page.
     ///
     /// # Safety
     /// The position has a page.

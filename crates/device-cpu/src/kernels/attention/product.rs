@@ -1,27 +1,31 @@
 //! The two matrix products of attention, over one block of positions: `S = Q K^T` and `O += P V`.
 //!
-//! Q `(n, head_dim)`, S and P `(n, BLOCK)`, O `(n, padded head_dim)`, in f32; keys and values are read from the pages.
+//! Q `(n, head_dim)`, S and P `(n, BLOCK)`, O `(n, padded head_dim)`, in f32; keys and values are
+//! read from the pages.
 //!
-//! Two ways, the same chains of fused multiply-adds and so the same bits:
+//! There are two ways, which compute the same chains of fused multiply-adds, and so the same bits:
 //!
-//! - With few queries ([`MAX_DIRECT`](super::floats::MAX_DIRECT): a decoded token's heads of a KV head, or five beams) keys and values go from the
-//!   page through registers: squares of keys are transposed and met by the queries at once, values by the probabilities.
-//!   Each number is read once and never stored; about 0.2 cycles a number on Zen 5. What is needed next is prefetched in small
-//!   pieces as the work goes on: values while keys are multiplied, and the next block's keys while values are.
-//! - With many, the block is loaded into scratch as f32 first, keys transposed, and the products are tiled with four
-//!   queries by `VECTORS` vectors in registers.
+//! - With few queries ([`MAX_DIRECT`](super::floats::MAX_DIRECT): a decoded token's heads of a KV
+//!   head, or five beams), keys and values are read from the page into registers. Squares of keys
+//!   are transposed and multiplied with the queries at once, values with the probabilities. Each
+//!   number is read once and never stored, at about 0.2 cycles a number on Zen 5. Values are
+//!   prefetched in small pieces while keys are multiplied, and the next block's keys while values
+//!   are.
+//! - With many queries, the block is first converted to f32 in scratch, with keys transposed. The
+//!   products are tiled with four queries by `VECTORS` vectors in registers.
 
-// Indices, for accumulators are arrays that must become registers, and the formulas stay readable.
+// Loops use indices, since accumulators are arrays that must become registers, and formulas stay
+// readable.
 #![allow(clippy::needless_range_loop)]
 
 use super::constants::{FLOAT_BLOCK as BLOCK, padded};
 use super::pages::{Half, KvBlock};
-use super::stored::Stored;
+use super::stored::StoredFloats;
 use crate::prefetch::prefetch_far;
 use crate::simd::{RowsOf, Simd, Sink};
 use std::marker::PhantomData;
 
-/// Prefetch `n` vectors from `first` on.
+/// Prefetches `n` vectors from `first` on.
 #[inline(always)]
 fn prefetch_vectors(first: *const u8, stride: usize, n: usize) {
     for line in (0..n * stride).step_by(64) {
@@ -29,9 +33,9 @@ fn prefetch_vectors(first: *const u8, stride: usize, n: usize) {
     }
 }
 
-/// Scores of `M` queries with `S::N` positions, a lane each, as columns of keys come in.
+/// Scores of `M` queries with `S::N` positions, one lane each, accumulated over columns of keys.
 struct Scores<S: Simd, const M: usize> {
-    /// `(M, head_dim)` from the columns' first on.
+    /// `(M, head_dim)` queries, from the first of these columns on.
     q: *const f32,
     head_dim: usize,
     sums: [S::V; M],
@@ -51,13 +55,13 @@ impl<S: Simd, const M: usize> Sink<S> for Scores<S, M> {
     }
 }
 
-/// [`floats`](super::floats)'s scores of `M` queries.
+/// Computes the scores of [`floats`](super::floats) for `M` queries.
 ///
 /// # Safety
 /// The positions of the range have pages; `q` is `(M, head_dim)`, `s` `(M, BLOCK)`; the instruction
 /// set is available.
 #[inline(always)]
-pub unsafe fn direct_scores<S: Simd, K: Stored, const M: usize>(
+pub unsafe fn direct_scores<S: Simd, K: StoredFloats, const M: usize>(
     block: &KvBlock<'_>,
     q: *const f32,
     s: *mut f32,
@@ -66,7 +70,7 @@ pub unsafe fn direct_scores<S: Simd, K: Stored, const M: usize>(
     // SAFETY: by the caller, the positions have pages, `q` has `M` queries, `s` has `M` rows, and
     // the instruction set is available; every group begins before the range's end.
     unsafe {
-        // Every score is one chain of additions, so that several groups must be under way.
+        // Every score is one chain of additions, so several groups must be in flight.
         while M == 1 && at + 3 * S::N < block.range.end {
             scores_of_groups::<S, K, M, 4>(block, at, q, s);
             at += 4 * S::N;
@@ -82,12 +86,12 @@ pub unsafe fn direct_scores<S: Simd, K: Stored, const M: usize>(
     }
 }
 
-/// Of `G` groups of `S::N` positions, from `at` on.
+/// Computes the scores of `G` groups of `S::N` positions, from `at` on.
 ///
 /// # Safety
 /// As [`direct_scores`]; `at` is a multiple of `S::N`, and each group has a position of the range.
 #[inline(always)]
-unsafe fn scores_of_groups<S: Simd, K: Stored, const M: usize, const G: usize>(
+unsafe fn scores_of_groups<S: Simd, K: StoredFloats, const M: usize, const G: usize>(
     block: &KvBlock<'_>,
     at: usize,
     q: *const f32,
@@ -133,13 +137,13 @@ unsafe fn scores_of_groups<S: Simd, K: Stored, const M: usize, const G: usize>(
     }
 }
 
-/// Weighted values of `M` queries, added to `o`.
+/// Adds the weighted values of `M` queries to `o`.
 ///
 /// # Safety
 /// The positions of the range have pages; `p` is `(M, BLOCK)`, `o` `(M, padded head_dim)`; the
 /// instruction set is available.
 #[inline(always)]
-pub unsafe fn direct_values<S: Simd, K: Stored, const M: usize>(
+pub unsafe fn direct_values<S: Simd, K: StoredFloats, const M: usize>(
     block: &KvBlock<'_>,
     p: *const f32,
     o: *mut f32,
@@ -150,7 +154,7 @@ pub unsafe fn direct_values<S: Simd, K: Stored, const M: usize>(
     // rows of `ld`, and the instruction set is available; `d` stays below `head_dim`.
     unsafe {
         let mut d = 0;
-        // As many accumulators as registers allow.
+        // The number of accumulators is limited by the registers.
         while (S::VECTORS == 4 || M <= 3) && d + 4 * S::N <= head_dim {
             direct_columns::<S, K, M, 4>(block, d, p, o);
             d += 4 * S::N;
@@ -176,12 +180,12 @@ pub unsafe fn direct_values<S: Simd, K: Stored, const M: usize>(
     }
 }
 
-/// `V` vectors of columns from `d` on.
+/// Adds the weighted values in `V` vectors of columns from `d` on.
 ///
 /// # Safety
 /// As [`direct_values`]; the head has these columns.
 #[inline(always)]
-unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
+unsafe fn direct_columns<S: Simd, K: StoredFloats, const M: usize, const V: usize>(
     block: &KvBlock<'_>,
     d: usize,
     p: *const f32,
@@ -190,7 +194,7 @@ unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
     let (stride, ld) = (block.pages.vector_bytes(), padded(block.pages.head_dim));
     // SAFETY: by the caller, the positions have pages, `p` has `M` rows of `BLOCK`, `o` has `M`
     // rows of `ld`, the head has these columns, and the instruction set is available; a run of
-    // positions lies in one page.
+    // positions is in one page.
     unsafe {
         let mut sums = [[S::splat(0.0); V]; M];
         for i in 0..M {
@@ -201,7 +205,8 @@ unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
         let mut at = block.range.start;
         while at < block.range.end {
             let (first, run) = block.run(Half::Values, at);
-            // Runs of the next block are as long: a page and a block are both powers of two.
+            // Runs of the next block have the same lengths, since a page and a block are powers of
+            // two.
             let keys = match block.next {
                 Some(next) if d == 0 => next
                     .keys_of(at)
@@ -235,16 +240,16 @@ unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
 
 /// `S::N` columns of the stored vectors of `S::N` neighbouring positions.
 struct StoredRows<K> {
-    /// The vector of the first position; the others follow in its page.
+    /// Address of the vector of the first position; the other vectors follow in its page.
     first: *const u8,
     /// Bytes from one vector to the next.
     stride: usize,
-    /// The first column.
+    /// First column.
     d: usize,
     stored: PhantomData<K>,
 }
 
-impl<K: Stored> RowsOf for StoredRows<K> {
+impl<K: StoredFloats> RowsOf for StoredRows<K> {
     #[inline(always)]
     unsafe fn row<S: Simd>(&self, i: usize) -> S::V {
         // SAFETY: as the fields say, `S::N` vectors of one page begin at `first`, and they have the
@@ -255,9 +260,9 @@ impl<K: Stored> RowsOf for StoredRows<K> {
 }
 
 /// Columns of transposed keys, [`BLOCK`] apart.
-struct Columns(*mut f32);
+struct BlockColumns(*mut f32);
 
-impl<S: Simd> Sink<S> for Columns {
+impl<S: Simd> Sink<S> for BlockColumns {
     #[inline(always)]
     unsafe fn take(&mut self, i: usize, v: S::V) {
         // SAFETY: by the caller, the head has column `i`, counted from the one that the pointer
@@ -266,12 +271,12 @@ impl<S: Simd> Sink<S> for Columns {
     }
 }
 
-/// Keys of a block's positions, transposed: `(head_dim, BLOCK)`.
+/// Loads the keys of a block's positions, transposed to `(head_dim, BLOCK)`.
 ///
 /// # Safety
 /// The positions of the range have pages; `out` has this shape; the instruction set is available.
 #[inline(always)]
-pub unsafe fn load_keys<S: Simd, K: Stored>(block: &KvBlock<'_>, out: *mut f32) {
+pub unsafe fn load_keys<S: Simd, K: StoredFloats>(block: &KvBlock<'_>, out: *mut f32) {
     let (head_dim, stride) = (block.pages.head_dim, block.pages.vector_bytes());
     let whole = head_dim / S::N * S::N;
     // SAFETY: by the caller, `out` has `head_dim` rows of `BLOCK`, and the instruction set is
@@ -282,7 +287,7 @@ pub unsafe fn load_keys<S: Simd, K: Stored>(block: &KvBlock<'_>, out: *mut f32) 
             let first = block.pages.vector(block.table, Half::Keys, block.kv_head, block.first + at);
             for d in (0..whole).step_by(S::N) {
                 let rows = StoredRows::<K> { first, stride, d, stored: PhantomData };
-                S::transpose(rows, &mut Columns(out.add(d * BLOCK + at)));
+                S::transpose(rows, &mut BlockColumns(out.add(d * BLOCK + at)));
             }
             for d in whole..head_dim {
                 for i in 0..S::N {
@@ -293,16 +298,16 @@ pub unsafe fn load_keys<S: Simd, K: Stored>(block: &KvBlock<'_>, out: *mut f32) 
     }
 }
 
-/// Values of a block's positions: `(BLOCK, padded head_dim)`, the padding zero.
+/// Loads the values of a block's positions as `(BLOCK, padded head_dim)`, with zeros as padding.
 ///
 /// # Safety
 /// The positions of the range have pages; `out` has this shape; the instruction set is available.
 #[inline(always)]
-pub unsafe fn load_values<S: Simd, K: Stored>(block: &KvBlock<'_>, out: *mut f32) {
+pub unsafe fn load_values<S: Simd, K: StoredFloats>(block: &KvBlock<'_>, out: *mut f32) {
     let (head_dim, stride) = (block.pages.head_dim, block.pages.vector_bytes());
     let (whole, ld) = (head_dim / S::N * S::N, padded(head_dim));
     // SAFETY: by the caller, the positions have pages, `out` has `BLOCK` rows of `ld`, and the
-    // instruction set is available; a run of positions lies in one page.
+    // instruction set is available; a run of positions is in one page.
     unsafe {
         let mut at = block.range.start;
         while at < block.range.end {
@@ -333,18 +338,19 @@ pub struct Product {
     pub k: usize,
     /// Columns of B and C; a multiple of the vector's length.
     pub cols: usize,
-    /// From one row of A to the next.
+    /// Values from one row of A to the next.
     pub lda: usize,
-    /// Of B.
+    /// Values from one row of B to the next.
     pub ldb: usize,
-    /// Of C.
+    /// Values from one row of C to the next.
     pub ldc: usize,
-    /// Whether C is added to.
+    /// True for `C += A B`.
     pub add: bool,
 }
 
-/// `C = A B` or `C += A B`; every element of C is one chain of fused multiply-adds over k. Rows are
-/// taken in groups: B, which all of them read, stays in the first cache, and A and C are read once.
+/// Computes `C = A B` or `C += A B`. Every element of C is one chain of fused multiply-adds over k.
+/// Rows are processed in groups, so that B stays in the first-level cache, and A and C are read
+/// once.
 ///
 /// # Safety
 /// The matrices have these shapes; the instruction set is available.
@@ -354,7 +360,8 @@ pub unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut
     // `row` plus the rows of each call is at most `n`.
     unsafe {
         let mut row = 0;
-        // As many accumulators as registers allow: 12 of AVX2's 16, 16 of the 32 of AVX-512 and NEON.
+        // The number of accumulators is limited by registers: 12 of AVX2's 16, 16 of the 32 of
+        // AVX-512 and NEON.
         while S::VECTORS == 2 && row + 6 <= p.n {
             rows::<S, 6>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
             row += 6;
@@ -373,7 +380,7 @@ pub unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut
     }
 }
 
-/// `M` rows of a [`product`].
+/// Computes `M` rows of a [`product`].
 ///
 /// # Safety
 /// As [`product`]; A and C have `M` rows from here on.
@@ -399,7 +406,7 @@ unsafe fn rows<S: Simd, const M: usize>(p: Product, a: *const f32, b: *const f32
     }
 }
 
-/// `M` rows by `V` vectors.
+/// Computes `M` rows by `V` vectors.
 ///
 /// # Safety
 /// As [`rows`]; B and C have `V` vectors of columns from here on.

@@ -1,42 +1,44 @@
-//! The attention of a step as a list of units of work, written once before the step runs. Pure: positions and page numbers in, units
-//! out.
+//! The attention of a step as a list of work units, written once before the step runs. Its inputs
+//! are positions and page numbers only.
 //!
-//! Rows of a prompt are *whole* units: a tile of neighbouring rows and a KV head, over all positions that they see. Few rows with many
-//! positions would be few such units, so the positions of a span of one tile are *split*: a unit is a chunk of positions, with all KV
-//! heads where a row is alone, which is the order of memory. Chunks are at absolute multiples of [`Sizes::chunk_len`], and a row's
-//! partial results are combined in ascending order, whoever computed them: its bits depend on its own context alone.
+//! Rows of a prompt are *whole* units: a tile of neighbouring rows and a KV head, over all
+//! positions that the rows see. A few rows with many positions would be too few units, so the
+//! positions of a span of one tile are *split*. A unit is then a chunk of positions, with all KV
+//! heads if a row is alone, which is the order of memory. Chunks are at absolute multiples of
+//! [`Sizes::chunk_len`]. A row's partial results are combined in ascending order, so its bits
+//! depend on its own context only.
 //!
-//! Past 600 lines with its tests, which count what each row meets.
+//! The file is past 600 lines with its tests, which count the chunks of each row.
 //!
 //! # Shared pages
 //!
-//! Sequences whose page tables begin with the same pages read these together: a chunk that lies within the common pages is one unit
-//! for the rows of all of them, and one KV head. To find them the spans are sorted by their page tables, which makes those with a
-//! common prefix neighbours.
+//! Sequences whose page tables begin with the same pages read these pages together. A chunk within
+//! the common pages is one unit for the rows of all these sequences and one KV head. The spans are
+//! sorted by their page tables, so that common prefixes are neighbours.
 //!
 //! # Order
 //!
-//! Units of work are taken from a shared counter, so the large ones come first: whole tiles by their cost, then shared chunks, then the
-//! chunks of single rows, row by row.
+//! Workers take units from a shared counter, so large units come first: whole tiles by their cost,
+//! then shared chunks, then the chunks of single rows, row by row.
 
 use super::tile::Row;
 use device::{Limits, Span};
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// Units of each worker in a step without whole tiles, at least, where there are as many heads.
+/// Least units of each worker in a step without whole tiles, if there are enough heads.
 const UNITS: usize = 4;
-/// Rows whose longest contexts can all be split: fewer, where fewer spans are allowed, ...
+/// Number of rows whose longest contexts can all be split; lower if fewer spans are allowed.
 const MAX_ROWS: usize = 64;
-/// ... but at least so many, since a span may have several.
+/// Lower bound of that number, since a span may have several rows.
 const MIN_ROWS: usize = 4;
 
-/// What is scheduled: the rows of a step.
+/// Rows of a step to schedule.
 #[derive(Clone, Copy)]
 pub struct StepRows<'a> {
-    /// In row order.
+    /// Spans in row order.
     pub spans: &'a [Span],
-    /// Rows that are wanted, ascending.
+    /// Output rows, ascending.
     pub outputs: &'a [u32],
     /// `(n_slots, n_groups, pages_per_table)`
     pub page_tables: &'a [u32],
@@ -46,29 +48,29 @@ pub struct StepRows<'a> {
     pub n_groups: usize,
 }
 
-/// What the units of an Attention depend on. Those with equal shapes share a schedule.
+/// Facts that the units of an Attention depend on. Attentions with equal shapes share a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScheduleShape {
-    /// Which page table.
+    /// Index of the KV group, and so of its page table.
     pub group: usize,
     /// Positions that a row sees, its own included.
     pub window: usize,
-    /// The window begins at a multiple of its length.
+    /// True if the window begins at a multiple of its length.
     pub chunked: bool,
-    /// A row sees the rows of its span after it, too.
+    /// True if a row also sees later rows of its span.
     pub both_ways: bool,
     /// KV heads.
     pub n_kv_heads: usize,
     /// Rows of a tile.
     pub tile_rows: usize,
-    /// Whether only the step's outputs are wanted.
+    /// True if only the step's output rows are computed.
     pub of_outputs: bool,
 }
 
 /// The sizes of a schedule, from a program's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Positions of a chunk, a multiple of every block's.
+    /// Positions of a chunk, a multiple of every block's length.
     pub chunk_len: usize,
     /// Most rows of a step.
     pub max_rows: usize,
@@ -81,7 +83,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Chunks have at least 256 positions, and a sequence at most 64 chunks.
+    /// Sizes for these limits. Chunks have at least 256 positions, and a sequence at most 64
+    /// chunks.
     pub fn new(limits: &Limits) -> Sizes {
         let chunk_len = limits.n_ctx.div_ceil(64).next_multiple_of(256).max(256);
         Sizes {
@@ -103,46 +106,46 @@ impl Sizes {
         (self.max_rows.div_ceil(tile_rows) + self.max_spans + self.max_chunks) * n_kv_heads
     }
 
-    /// Bytes of a schedule of so many units.
+    /// Bytes of a schedule of `n_units`.
     pub fn bytes(&self, n_units: usize) -> usize {
-        n_units * size_of::<Unit>()
+        n_units * size_of::<AttentionUnit>()
             + self.max_rows * size_of::<Row>()
             + self.split_rows() * size_of::<Split>()
             + self.max_spans * size_of::<u32>()
     }
 
-    /// Chunks that hold some of these positions.
+    /// Chunks that contain some of these positions.
     pub fn chunks(&self, positions: &Range<usize>) -> Range<usize> {
         positions.start / self.chunk_len..positions.end.div_ceil(self.chunk_len)
     }
 
-    /// The positions of a chunk among these.
+    /// Positions of a chunk that are among these positions.
     pub fn within(&self, chunk: usize, positions: &Range<usize>) -> Range<usize> {
         positions.start.max(chunk * self.chunk_len)..positions.end.min((chunk + 1) * self.chunk_len)
     }
 }
 
-/// A piece of work for one worker.
+/// A unit of work for one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// Rows of one span, a KV head, all positions that they see.
+pub enum AttentionUnit {
+    /// Rows of one span and a KV head, over all positions that the rows see.
     Whole {
-        /// The first of [`Schedule::rows`].
+        /// Index of the first row in [`Schedule::rows`].
         first: u32,
         /// Rows.
         n_rows: u32,
-        /// Whose pages.
+        /// Slot of the page table.
         slot: u32,
-        /// Which.
+        /// The KV head.
         kv_head: u32,
     },
-    /// Split rows that share the pages of a chunk; if there are several, with one KV head.
+    /// Split rows that share the pages of a chunk. Several rows are computed for one KV head only.
     Chunk {
-        /// The first of [`Schedule::rows`], and of [`Schedule::split`].
+        /// Index of the first row in [`Schedule::rows`] and [`Schedule::split`].
         first: u32,
         /// Rows.
         n_rows: u32,
-        /// Which chunk.
+        /// Index of the chunk.
         chunk: u32,
         /// The first KV head.
         first_head: u16,
@@ -154,15 +157,15 @@ pub enum Unit {
 /// A row whose positions are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// Whose pages.
+    /// Slot of the page table.
     pub slot: u32,
-    /// Which of the step's partials is that of its first chunk.
+    /// Index of the first chunk's partial result in the step.
     pub first_partial: u32,
-    /// Its first chunk.
+    /// Index of its first chunk.
     pub first_chunk: u32,
-    /// Its chunks.
+    /// Number of its chunks.
     pub n_chunks: u32,
-    /// Positions whose pages are those of the row before: all, if both are of one span.
+    /// Positions whose pages are shared with the row before; all positions if both are of one span.
     shared: u32,
 }
 
@@ -171,26 +174,26 @@ impl Split {
         (self.first_chunk..self.first_chunk + self.n_chunks).contains(&chunk)
     }
 
-    /// Which partial is that of a chunk.
+    /// Index of a chunk's partial result.
     pub fn partial(&self, chunk: u32) -> usize {
         (self.first_partial + chunk - self.first_chunk) as usize
     }
 }
 
-/// The units of a step. Its buffers are taken once.
+/// Units of a step. Its buffers are allocated once.
 #[derive(Debug)]
 pub struct Schedule {
     sizes: Sizes,
-    /// Split rows first, as in `split`; then those of whole tiles.
+    /// Split rows first, in the order of `split`, then rows of whole tiles.
     rows: Vec<Row>,
     split: Vec<Split>,
-    units: Vec<Unit>,
-    /// Spans that are split.
+    units: Vec<AttentionUnit>,
+    /// Indices of the spans that are split.
     order: Vec<u32>,
 }
 
 impl Schedule {
-    /// Room for so many units ([`Sizes::units`]).
+    /// A schedule with room for `n_units` ([`Sizes::units`]).
     pub fn new(sizes: Sizes, n_units: usize) -> Schedule {
         Schedule {
             sizes,
@@ -201,27 +204,27 @@ impl Schedule {
         }
     }
 
-    /// Its sizes.
+    /// Sizes of the schedule.
     pub fn sizes(&self) -> &Sizes {
         &self.sizes
     }
 
-    /// Rows that units name.
+    /// Rows that units refer to.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
 
-    /// Of the first rows, those that are split.
+    /// The split rows, which come first in [`Self::rows`].
     pub fn split(&self) -> &[Split] {
         &self.split
     }
 
-    /// The work, in the order in which it is taken.
-    pub fn units(&self) -> &[Unit] {
+    /// Units in the order in which workers take them.
+    pub fn units(&self) -> &[AttentionUnit] {
         &self.units
     }
 
-    /// Write the units of a step for some workers. Allocates nothing.
+    /// Writes the units of a step for `n_workers`. Allocates nothing.
     pub fn write(&mut self, shape: &ScheduleShape, step: &StepRows<'_>, n_workers: usize) {
         self.rows.clear();
         self.split.clear();
@@ -233,29 +236,30 @@ impl Schedule {
         self.whole_tiles(shape, step);
         let rows = &self.rows;
         self.units.sort_unstable_by_key(|unit| match unit {
-            Unit::Whole { first, n_rows, .. } => {
+            AttentionUnit::Whole { first, n_rows, .. } => {
                 let last = (first + n_rows - 1) as usize;
                 Reverse((shape.seen(rows[last].position).len() as u64 * u64::from(*n_rows), *first))
             }
-            Unit::Chunk { first, .. } => Reverse((0, *first)),
+            AttentionUnit::Chunk { first, .. } => Reverse((0, *first)),
         });
         self.shared_chunks(shape);
         self.single_chunks(shape, n_workers);
     }
 
-    /// The spans to split: those of one tile, single rows first, while there is room for their partials.
+    /// Chooses the spans to split: those of one tile, single rows first, while there is room for
+    /// their partial results.
     fn choose_spans(&mut self, shape: &ScheduleShape, step: &StepRows<'_>) {
         let (mut rows_left, mut chunks_left) = (self.sizes.split_rows(), self.sizes.max_chunks);
         for single in [true, false] {
             for (index, span) in step.spans.iter().enumerate() {
                 let n_rows = span.n_rows as usize;
-                // What is seen both ways is not split.
+                // Spans whose rows see later rows are not split.
                 let most = if shape.both_ways { 1 } else { shape.tile_rows };
                 if (n_rows == 1) != single || n_rows > most {
                     continue;
                 }
                 let last = span.first_position + span.n_rows - 1;
-                // As if each row had the chunks of all.
+                // Upper bound: as if each row had the chunks of all rows.
                 let seen = shape.seen(span.first_position).start..shape.seen(last).end;
                 let n_chunks = self.sizes.chunks(&seen).len() * n_rows;
                 if n_rows <= rows_left && n_chunks <= chunks_left {
@@ -267,7 +271,7 @@ impl Schedule {
         }
     }
 
-    /// Bring spans with a common prefix of pages next to each other.
+    /// Sorts the spans so that common prefixes of pages are neighbours.
     fn sort_spans(&mut self, shape: &ScheduleShape, step: &StepRows<'_>) {
         let page_len = self.sizes.page_len;
         let key = |index: &u32| {
@@ -277,7 +281,7 @@ impl Schedule {
         self.order.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
     }
 
-    /// The wanted rows of these spans.
+    /// Adds the computed rows of the chosen spans.
     fn split_rows(&mut self, shape: &ScheduleShape, step: &StepRows<'_>) {
         let (mut first_partial, mut before) = (0, None::<&Span>);
         for index in &self.order {
@@ -311,7 +315,7 @@ impl Schedule {
         }
     }
 
-    /// Tiles of all other spans, as units.
+    /// Adds the tiles of all other spans as units.
     fn whole_tiles(&mut self, shape: &ScheduleShape, step: &StepRows<'_>) {
         for (index, span) in step.spans.iter().enumerate() {
             if self.order.contains(&(index as u32)) {
@@ -327,7 +331,7 @@ impl Schedule {
                     let row = Row::causal(span.first_row + i, span.first_position + i);
                     if shape.both_ways { Row { end: span.end() as u32, ..row } } else { row }
                 }));
-                self.units.extend((0..shape.n_kv_heads as u32).map(|kv_head| Unit::Whole {
+                self.units.extend((0..shape.n_kv_heads as u32).map(|kv_head| AttentionUnit::Whole {
                     first,
                     n_rows,
                     slot: span.slot,
@@ -337,14 +341,14 @@ impl Schedule {
         }
     }
 
-    /// Where the rows end that share the pages of a chunk with row `first`, which has this chunk.
+    /// End of the rows that share the pages of a chunk with row `first`, which has this chunk.
     fn end_of_shared(&self, first: usize, chunk: u32) -> usize {
         let end = (chunk + 1) as usize * self.sizes.chunk_len;
         let with_previous = |row: &Split| row.shared as usize >= end && row.has(chunk);
         first + 1 + self.split[first + 1..].iter().take_while(|row| with_previous(row)).count()
     }
 
-    /// Units of chunks that several rows read together.
+    /// Adds units of chunks that several rows read together.
     fn shared_chunks(&mut self, shape: &ScheduleShape) {
         let n_chunks = self.split.iter().map(|row| row.first_chunk + row.n_chunks).max().unwrap_or(0);
         for chunk in 0..n_chunks {
@@ -355,12 +359,13 @@ impl Schedule {
                     continue;
                 }
                 let end = self.end_of_shared(first, chunk);
-                // Tiles of equal size, so that the last is not a small rest. None of a row that is alone.
+                // Tiles have equal sizes, so that the last one is not a small rest. A row that is
+                // alone has none.
                 let n_tiles = if end == first + 1 { 0 } else { (end - first).div_ceil(shape.tile_rows) };
                 for tile in 0..n_tiles {
                     let rows =
                         first + (end - first) * tile / n_tiles..first + (end - first) * (tile + 1) / n_tiles;
-                    self.units.extend((0..shape.n_kv_heads as u16).map(|first_head| Unit::Chunk {
+                    self.units.extend((0..shape.n_kv_heads as u16).map(|first_head| AttentionUnit::Chunk {
                         first: rows.start as u32,
                         n_rows: rows.len() as u32,
                         chunk,
@@ -373,7 +378,8 @@ impl Schedule {
         }
     }
 
-    /// Units of chunks that a row reads alone: with all heads, or with some where units would be few.
+    /// Adds units of chunks that a row reads alone: with all heads, or with some of them if there
+    /// would be few units.
     fn single_chunks(&mut self, shape: &ScheduleShape, n_workers: usize) {
         let n_before = self.units.len();
         let n = self.write_single_chunks(shape, 0);
@@ -381,7 +387,7 @@ impl Schedule {
         self.write_single_chunks(shape, n_parts);
     }
 
-    /// With the heads in so many parts; how many chunks there are.
+    /// Writes those units with the heads in `n_parts` parts, and returns the number of chunks.
     fn write_single_chunks(&mut self, shape: &ScheduleShape, n_parts: usize) -> usize {
         let head = |part: usize| (shape.n_kv_heads * part / n_parts) as u16;
         let mut n = 0;
@@ -392,7 +398,7 @@ impl Schedule {
                     continue;
                 }
                 n += 1;
-                self.units.extend((0..n_parts).map(|part| Unit::Chunk {
+                self.units.extend((0..n_parts).map(|part| AttentionUnit::Chunk {
                     first: first as u32,
                     n_rows: 1,
                     chunk,
@@ -404,7 +410,7 @@ impl Schedule {
         n
     }
 
-    /// Whether a row reads a chunk together with one of its neighbours.
+    /// True if a row reads a chunk together with one of its neighbours.
     fn is_shared(&self, row: usize, chunk: u32) -> bool {
         let end = (chunk + 1) as usize * self.sizes.chunk_len;
         let both = |a: usize, b: usize| {
@@ -420,14 +426,14 @@ impl ScheduleShape {
         super::tile::seen(self.window, self.chunked, position as usize)
     }
 
-    /// Whether some of these rows are wanted.
+    /// True if some of these rows are computed.
     fn wants(&self, step: &StepRows<'_>, first: u32, n: u32) -> bool {
         let next = step.outputs.partition_point(|row| *row < first);
         !self.of_outputs || step.outputs.get(next).is_some_and(|row| *row < first + n)
     }
 }
 
-/// The entries of a page table that a span uses.
+/// Entries of a page table that a span uses.
 fn pages<'a>(shape: &ScheduleShape, step: &StepRows<'a>, span: &Span, page_len: usize) -> &'a [u32] {
     let first = (span.slot as usize * step.n_groups + shape.group) * step.pages_per_table;
     &step.page_tables[first..first + span.end().div_ceil(page_len)]
@@ -466,14 +472,15 @@ mod tests {
         of_outputs: false,
     };
 
-    /// Spans of `(rows before, rows, pages shared with the first sequence)`, all rows outputs.
-    struct Steps {
+    /// Spans of `(rows before, rows, pages shared with the first sequence)`, in which all rows are
+    /// outputs.
+    struct TestSteps {
         spans: Vec<Span>,
         tables: Vec<u32>,
         outputs: Vec<u32>,
     }
 
-    fn steps(spans: &[(usize, usize, usize)]) -> Steps {
+    fn steps(spans: &[(usize, usize, usize)]) -> TestSteps {
         let (mut first_row, mut tables, mut next) = (0, vec![], 0);
         let mut found = vec![];
         for (slot, (before, n, shared)) in spans.iter().enumerate() {
@@ -487,10 +494,10 @@ mod tests {
             }
             tables.extend(table);
         }
-        Steps { spans: found, tables, outputs: (0..first_row).collect() }
+        TestSteps { spans: found, tables, outputs: (0..first_row).collect() }
     }
 
-    impl Steps {
+    impl TestSteps {
         fn schedule(&self, shape: &ScheduleShape, n_workers: usize, max_spans: usize) -> Schedule {
             let step = StepRows {
                 spans: &self.spans,
@@ -510,8 +517,9 @@ mod tests {
         }
     }
 
-    /// Every wanted row meets each of its chunks once for each KV head, in pages of its own table; partials do not overlap.
-    fn check(steps: &Steps, shape: &ScheduleShape, schedule: &Schedule) {
+    /// Checks that every computed row has each of its chunks once for each KV head, in pages of its
+    /// own table, and that partial results do not overlap.
+    fn check(steps: &TestSteps, shape: &ScheduleShape, schedule: &Schedule) {
         let table = |slot: u32| &steps.tables[slot as usize * ENTRIES..][..ENTRIES];
         let slot_of = |row: u32| {
             let span =
@@ -521,7 +529,7 @@ mod tests {
         let mut met = std::collections::BTreeMap::<(u32, u32, u32), usize>::new();
         for unit in schedule.units() {
             match *unit {
-                Unit::Whole { first, n_rows, slot, kv_head } => {
+                AttentionUnit::Whole { first, n_rows, slot, kv_head } => {
                     assert!(n_rows as usize <= shape.tile_rows);
                     for row in &schedule.rows()[first as usize..(first + n_rows) as usize] {
                         assert_eq!(slot_of(row.row), (slot, row.position));
@@ -530,7 +538,7 @@ mod tests {
                         }
                     }
                 }
-                Unit::Chunk { first, n_rows, chunk, first_head, n_heads } => {
+                AttentionUnit::Chunk { first, n_rows, chunk, first_head, n_heads } => {
                     assert!(n_rows == 1 || n_heads == 1 && n_rows as usize <= shape.tile_rows);
                     let rows = first as usize..(first + n_rows) as usize;
                     let pages = |slot: u32, row: &Row| {
@@ -567,15 +575,15 @@ mod tests {
         assert!(next as usize <= schedule.sizes.max_chunks);
     }
 
-    /// How many positions are read, counted for each KV head.
+    /// Number of positions read, counted for each KV head.
     fn positions_read(shape: &ScheduleShape, schedule: &Schedule) -> usize {
         let of_rows = |first: u32, n: u32| {
             let rows = &schedule.rows()[first as usize..(first + n) as usize];
             rows.iter().map(|row| shape.seen(row.position).end).max().unwrap()
         };
-        let of_unit = |unit: &Unit| match *unit {
-            Unit::Whole { first, n_rows, .. } => of_rows(first, n_rows),
-            Unit::Chunk { first, n_rows, chunk, n_heads, .. } => {
+        let of_unit = |unit: &AttentionUnit| match *unit {
+            AttentionUnit::Whole { first, n_rows, .. } => of_rows(first, n_rows),
+            AttentionUnit::Chunk { first, n_rows, chunk, n_heads, .. } => {
                 let positions = 0..of_rows(first, n_rows);
                 schedule.sizes.within(chunk as usize, &positions).len() * n_heads as usize
             }
@@ -621,13 +629,13 @@ mod tests {
         let mut spans = [(2047, 1, 32); 8];
         spans[0].2 = 0;
         let shared = steps(&spans);
-        let read = |steps: &Steps| positions_read(&SHAPE, &steps.schedule(&SHAPE, 2, 8));
+        let read = |steps: &TestSteps| positions_read(&SHAPE, &steps.schedule(&SHAPE, 2, 8));
         assert_eq!(read(&apart), 8 * 3 * 2048);
         assert_eq!(read(&shared), 3 * 2048);
-        // Of a prefix of two pages and a half of a chunk's four, nothing.
+        // A prefix of two pages and half of a chunk's four is not shared.
         let little = steps(&[(2047, 1, 0), (2047, 1, 2)]);
         assert_eq!(read(&little), 2 * 3 * 2048);
-        // More rows than a tile has: two tiles.
+        // More rows than a tile has become two tiles.
         let mut spans = [(2047, 1, 32); 32];
         spans[0].2 = 0;
         assert_eq!(positions_read(&SHAPE, &steps(&spans).schedule(&SHAPE, 2, 32)), 2 * 3 * 2048);
@@ -639,8 +647,8 @@ mod tests {
             for n in 1..=9 {
                 let schedule = steps(&vec![(4000, 1, 0); n]).schedule(&SHAPE, n_workers, 8);
                 let largest = schedule.units().iter().map(|unit| match unit {
-                    Unit::Whole { .. } => 4001,
-                    Unit::Chunk { n_heads, .. } => 256 * *n_heads as usize,
+                    AttentionUnit::Whole { .. } => 4001,
+                    AttentionUnit::Chunk { n_heads, .. } => 256 * *n_heads as usize,
                 });
                 let (largest, all) = (largest.max().unwrap(), 3 * 4001 * n);
                 assert!(largest * n_workers * 2 <= all, "{n} rows, {n_workers} workers: {largest} of {all}");

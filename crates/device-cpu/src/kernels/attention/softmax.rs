@@ -1,12 +1,13 @@
-//! The softmax of attention: of a block of scores in f32, and of what several blocks gave.
+//! The softmax of attention: within a block of f32 scores, and across blocks.
 
 use super::constants::{LOWEST, MAX_BLOCK};
 use crate::simd::{Simd, math};
 use std::ops::Range;
 
-/// Exponentials of a row of scores, masked; updates m and l and gives the factor for what was accumulated before.
+/// Replaces a row of scores by masked exponentials, updates `m` and `l`, and returns the factor for
+/// the earlier blocks.
 ///
-/// `range`: positions of the block that were computed. `seen`: those that the row sees.
+/// `range`: computed positions of the block. `seen`: positions that the row sees.
 ///
 /// # Safety
 /// The row has the scores of a block, whole vectors; `m` and `l` are valid; the instruction set is
@@ -21,7 +22,7 @@ pub unsafe fn softmax_block<S: Simd>(
     l: *mut f32,
 ) -> f32 {
     // SAFETY: by the caller, the row has a block's scores, `m` and `l` are valid, and the
-    // instruction set is available; a block's length is a multiple of `S::N`, so `first..end` lies
+    // instruction set is available; a block's length is a multiple of `S::N`, so `first..end` is
     // within the row.
     unsafe {
         let (first, end) = (range.start / S::N * S::N, range.end.next_multiple_of(S::N));
@@ -61,8 +62,8 @@ pub unsafe fn softmax_block<S: Simd>(
     }
 }
 
-/// The lanes of a vector, which begins at position `at` of a block, that are among the positions;
-/// `hidden` elsewhere, whatever `v` has there.
+/// Lanes of a vector that are among the positions, and `hidden` in the other lanes. The vector
+/// begins at position `at` of a block.
 ///
 /// # Safety
 /// The lanes are positions of a block, at most [`MAX_BLOCK`]; the instruction set is available.
@@ -95,12 +96,13 @@ static LANES: [f32; MAX_BLOCK] = {
 #[inline(always)]
 pub unsafe fn exp_one<S: Simd>(x: f32) -> f32 {
     let mut lanes = [0f32; 16];
-    // SAFETY: a vector has at most 16 lanes.
+    // SAFETY: a vector has at most 16 lanes, so it fits in `lanes`; the caller guarantees the
+    // instruction set.
     unsafe { S::store(lanes.as_mut_ptr(), math::exp::<S>(S::splat(x))) };
     lanes[0]
 }
 
-/// `e^(x - max)`; most often both are the same.
+/// `e^(x - max)`, with a shortcut for the frequent case of equal arguments.
 ///
 /// # Safety
 /// The instruction set is available.
@@ -110,7 +112,7 @@ unsafe fn exp_difference<S: Simd>(x: f32, max: f32) -> f32 {
     if x == max { 1.0 } else { unsafe { exp_one::<S>(x - max) } }
 }
 
-/// Multiply by a factor.
+/// Multiplies a row by a factor.
 ///
 /// # Safety
 /// `x` has `n` values, a multiple of 16; the instruction set is available.
@@ -126,7 +128,8 @@ pub unsafe fn scale_row<S: Simd>(x: *mut f32, n: usize, factor: f32) {
     }
 }
 
-/// Join the maxima and sums `(m, l)` of a vector of queries into the first. Returns the factors for the weighted values of both.
+/// Joins the maxima and sums `(m, l)` of a vector of queries into `first`, and returns the factors
+/// for the weighted values of both.
 ///
 /// # Safety
 /// All four arrays have a vector at `at`, and none overlap; the instruction set is available.

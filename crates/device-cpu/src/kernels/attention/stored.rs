@@ -1,19 +1,19 @@
-//! How keys and values that are stored as floats are read, as f32.
+//! Reading of keys and values that are stored as floats, as f32.
 
 use crate::simd::Simd;
 
-/// How a KV type is read.
-pub trait Stored: Copy + 'static {
-    /// `S::N` columns of a vector from column `d`, a multiple of `S::N`.
+/// A KV type that stores floats.
+pub trait StoredFloats: Copy + 'static {
+    /// Loads `S::N` columns of a vector from column `d` on, a multiple of `S::N`.
     ///
     /// # Safety
-    /// The columns lie within the vector; the instruction set is available.
+    /// The columns are within the vector; the instruction set is available.
     unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V;
 
-    /// Column `d`.
+    /// Loads column `d`.
     ///
     /// # Safety
-    /// It lies within the vector.
+    /// The vector has column `d`.
     unsafe fn load_one(vector: *const u8, d: usize) -> f32;
 }
 
@@ -24,7 +24,7 @@ pub struct StoredF32;
 #[derive(Clone, Copy)]
 pub struct StoredF16;
 
-impl Stored for StoredF32 {
+impl StoredFloats for StoredF32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V {
         // SAFETY: by the caller, the vector has the columns `d..d + S::N`, and the instruction set
@@ -38,7 +38,7 @@ impl Stored for StoredF32 {
     }
 }
 
-impl Stored for StoredF16 {
+impl StoredFloats for StoredF16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V {
         // SAFETY: by the caller, the vector has the columns `d..d + S::N`, and the instruction set

@@ -1,43 +1,43 @@
-//! What attention computes at a time: a tile of query rows, and the partial results of its queries.
+//! Units of computation in attention: a tile of query rows, and the partial results of its queries.
 
 use super::constants::{LOWEST, padded};
 use super::pages::{KvBlock, LayerPages};
 use std::ops::Range;
 
-/// What is the same for all tiles of an Op.
+/// Facts that all tiles of an Op share.
 #[derive(Clone, Copy)]
 pub struct Shape {
-    /// Where keys and values lie.
+    /// Addresses of keys and values.
     pub pages: LayerPages,
     /// Query heads of a KV head.
     pub n_group: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// `cap * tanh(score / cap)`; 0: none.
+    /// Cap in `cap * tanh(score / cap)`; 0 for none.
     pub softcap: f32,
     /// Positions that a row sees, its own included.
     pub window: usize,
-    /// The window begins at a multiple of its length.
+    /// True if the window begins at a multiple of its length.
     pub chunked: bool,
     /// Columns of q and of the output.
     pub cols: usize,
 }
 
-/// A row of the step and its position in its sequence.
+/// A row of a step, with its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The row of the step.
     pub row: u32,
     /// Its position in the sequence.
     pub position: u32,
-    /// Where what it sees ends: after its own position, or after the last of its span.
+    /// End of the positions that the row sees: after its own position, or after its span.
     pub end: u32,
 }
 
-/// Rows that are computed together: they read the same pages.
+/// Rows that are computed together, since they read the same pages.
 #[derive(Clone, Copy)]
-pub struct Tile<'a> {
-    /// Their pages.
+pub struct RowTile<'a> {
+    /// Page table of the rows.
     pub table: &'a [u32],
     /// The rows, at least one.
     pub rows: &'a [Row],
@@ -50,35 +50,35 @@ pub fn seen(window: usize, chunked: bool, position: usize) -> Range<usize> {
 }
 
 impl Row {
-    /// A row of a span that sees what comes before it.
+    /// A row that sees only the positions up to its own.
     pub fn causal(row: u32, position: u32) -> Row {
         Row { row, position, end: position + 1 }
     }
 
-    /// Positions that it sees.
+    /// Positions that the row sees.
     #[inline(always)]
     fn seen(&self, shape: &Shape) -> Range<usize> {
         seen(shape.window, shape.chunked, self.position as usize).start..self.end as usize
     }
 }
 
-impl<'a> Tile<'a> {
-    /// Queries of a KV head: `(row, head of the group)`.
+impl<'a> RowTile<'a> {
+    /// Number of queries `(row, head of the group)` of a KV head.
     #[inline(always)]
     pub fn n_queries(&self, shape: &Shape) -> usize {
         self.rows.len() * shape.n_group
     }
 
     /// Positions that the row of a query sees in the block of `len` positions from `first` on,
-    /// counted from there.
+    /// counted from `first`.
     #[inline(always)]
     pub fn seen_of(&self, shape: &Shape, query: usize, first: usize, len: usize) -> Range<usize> {
         let seen = self.rows[query / shape.n_group].seen(shape);
         seen.start.clamp(first, first + len) - first..seen.end.clamp(first, first + len) - first
     }
 
-    /// The block of `len` positions from position `first` on, for a KV head; its range is the part
-    /// that lies within `positions`.
+    /// The block of `len` positions from `first` on, for a KV head. Its range is the part within
+    /// `positions`.
     #[inline(always)]
     pub fn kv_block(
         &self,
@@ -93,7 +93,7 @@ impl<'a> Tile<'a> {
         KvBlock { pages: &shape.pages, table: self.table, kv_head, first, range, next: None }
     }
 
-    /// From the first to the last position that some row of the tile sees.
+    /// Range from the first to the last position that some row of the tile sees.
     pub fn positions(&self, shape: &Shape) -> Range<usize> {
         let of_row = |row: &Row| row.seen(shape);
         self.rows[1..]
@@ -103,24 +103,24 @@ impl<'a> Tile<'a> {
     }
 }
 
-/// `(m, l, o)` of every query of a tile.
+/// Partial result `(m, l, o)` of every query of a tile.
 #[derive(Clone, Copy)]
 pub struct Partial {
-    /// `(padded n)` the largest score.
+    /// `(padded n)` largest score.
     pub m: *mut f32,
-    /// `(padded n)` the sum of the exponentials.
+    /// `(padded n)` sum of the exponentials.
     pub l: *mut f32,
-    /// `(n, padded head_dim)` the weighted values.
+    /// `(n, padded head_dim)` weighted values.
     pub o: *mut f32,
 }
 
 impl Partial {
-    /// f32 values that the partial of `n` queries takes.
+    /// Number of f32 values in the partial result of `n` queries.
     pub fn len(n: usize, head_dim: usize) -> usize {
         n * padded(head_dim) + 2 * padded(n)
     }
 
-    /// The partial at an address.
+    /// The partial result that is stored at an address.
     ///
     /// # Safety
     /// `start` is valid for [`Self::len`] values.
@@ -133,14 +133,14 @@ impl Partial {
         }
     }
 
-    /// Set it to the partial of no positions.
+    /// Resets the partial result to that of no positions.
     ///
     /// # Safety
-    /// It is for `n` queries or more.
+    /// The partial result has room for `n` queries.
     #[inline(always)]
     pub unsafe fn clear(&self, n: usize, head_dim: usize) {
-        // SAFETY: by the caller, `o` has `n` rows of `padded(head_dim)`, `m` and `l` at least `n`
-        // values. Bytes of zero are 0.0.
+        // SAFETY: the caller guarantees `n` rows of `padded(head_dim)` in `o`, and `n` values in
+        // `m` and `l`. Zero bytes are 0.0.
         unsafe {
             self.o.write_bytes(0, n * padded(head_dim));
             self.l.write_bytes(0, n);

@@ -1,19 +1,20 @@
-//! The variants of a kernel of attention: one for each instruction set and KV type.
+//! Variants of an attention kernel: one for each instruction set and KV type.
 
-use super::chunk::Scratch;
+use super::chunk::ChunkScratch;
 use super::floats::Floats;
 use super::integers::Integers;
 use super::numbers::Words;
 use super::pages::HeadSize;
 use super::stored::StoredF32;
 
-/// Bytes of [`Scratch`] for tiles of `n` queries, however keys and values are stored.
+/// Bytes of [`ChunkScratch`] for tiles of `n` queries of any KV type.
 pub fn scratch_bytes(n: usize, size: HeadSize) -> usize {
-    Scratch::<Floats<StoredF32>>::bytes(n, size).max(Scratch::<Integers<Words>>::bytes(n, size))
+    ChunkScratch::<Floats<StoredF32>>::bytes(n, size).max(ChunkScratch::<Integers<Words>>::bytes(n, size))
 }
 
-/// The kernel for an instruction set and a KV type: `$body::<S, K>`, an `#[inline(always)]` function generic over
-/// [`Loops`](super::loops::Loops) and [`Attend`](super::attend::Attend), for each of both.
+/// Defines `$name(isa, kind)`, which returns `$body::<S, K>`, an `#[inline(always)]` function
+/// generic over [`Loops`](super::loops::Loops) and [`Attend`](super::attend::Attend). There is one
+/// instance for each pair of the two.
 macro_rules! kv_type_variants {
     ($(#[$doc:meta])* $name:ident, $body:ident, $params:ty) => {
         $(#[$doc])*

@@ -1,8 +1,10 @@
-//! Activations as the matrix kernels read them: f32, rounded to BF16, or quantised to 8 bits in groups of 32 (`Q8`).
+//! Activations as the matrix kernels read them: F32, rounded to BF16, or quantised to 8 bits in
+//! groups of 32 (`Q8`).
 //!
 //! # The Q8 row
 //!
-//! For `K` columns, a multiple of 32, seven arrays one after another, each padded with zeros to 64 bytes:
+//! For `K` columns, a multiple of 32, seven arrays one after another, each padded with zeros to 64
+//! bytes:
 //!
 //! | array | type | meaning |
 //! |---|---|---|
@@ -10,16 +12,16 @@
 //! | `scale` | `[f32; K/32]` | `max |x| / 127` of each 32 columns |
 //! | `sum32` | `[f32; K/32]` | `scale * sum q` of each 32 columns |
 //! | `sum16` | `[f32; K/16]` | `scale * sum q` of each 16 columns |
-//! | `centre32` | `[i32; K/32]` | `-128 sum q` of each 32 columns: what unsigned codes around 128 begin with |
-//! | `centre16` | `[i32; K/16]` | the same of each 16 columns |
-//! | `pairs` | `[[i16; 2]; K/16]` | `sum q` of each 16 columns: of those that are 0 or 1 modulo 4, and of the others |
+//! | `centre32` | `[i32; K/32]` | `-128 sum q` of each 32 columns, for codes around 128 |
+//! | `centre16` | `[i32; K/16]` | `-128 sum q` of each 16 columns |
+//! | `pairs` | `[[i16; 2]; K/16]` | `sum q` of columns 0 and 1 modulo 4, then 2 and 3 |
 //!
-//! The result is the same bits on every instruction set. Groups whose largest magnitude is below 1e-30 become zeros,
-//! since the reciprocal of their scale would overflow.
+//! The bits are the same on every instruction set. Groups whose largest magnitude is below 1e-30
+//! become zeros, since the reciprocal of their scale would overflow.
 
-use crate::isa::Isa;
+use crate::isa::{Isa, Vectors};
 
-/// The form of activations that a kernel reads.
+/// Form of activations that a kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActivationKind {
     /// `[f32; K]`, any `K`.
@@ -31,10 +33,10 @@ pub enum ActivationKind {
 }
 
 impl ActivationKind {
-    /// All forms, each at the index that it is as a number.
+    /// All forms; each is at the index of its number.
     pub const ALL: [ActivationKind; 3] = [ActivationKind::F32, ActivationKind::Q8, ActivationKind::Bf16];
 
-    /// Bytes of a row of so many columns.
+    /// Bytes of a row of `n_cols` columns.
     pub const fn row_bytes(self, n_cols: usize) -> usize {
         match self {
             ActivationKind::F32 => n_cols * 4,
@@ -43,14 +45,15 @@ impl ActivationKind {
         }
     }
 
-    /// Bring a row `[f32; n_cols]` into this form.
+    /// Converts a row `[f32; n_cols]` to this form.
     ///
     /// # Safety
-    /// `x` is valid for `n_cols` reads, `out` for [`Self::row_bytes`] writes, aligned as the form is; the instruction set is
-    /// available; for Q8, `n_cols` is a multiple of 32.
+    /// `x` is valid for reads of `n_cols` values. `out` is valid for writes of [`Self::row_bytes`]
+    /// and aligned as the form requires. The instruction set is available. For Q8, `n_cols` is a
+    /// multiple of 32.
     pub unsafe fn write_row(self, isa: Isa, x: *const f32, n_cols: usize, out: *mut u8) {
-        // SAFETY: by the caller, `x` is valid for `n_cols` reads, `out` for `Self::row_bytes` writes, aligned
-        // as the form is; the instruction set is available; for Q8, `n_cols` is a multiple of 32.
+        // SAFETY: the caller guarantees `n_cols` values at `x`, room and alignment of `out` for the
+        // form, and `isa`; for Q8, `n_cols` is a multiple of 32.
         unsafe {
             match self {
                 ActivationKind::F32 => out.cast::<f32>().copy_from_nonoverlapping(x, n_cols),
@@ -61,14 +64,14 @@ impl ActivationKind {
     }
 }
 
-/// One activation row, as its address: `f32` values (aligned to 4), or a Q8 or BF16 row (aligned to 64).
+/// Address of one activation row: f32 values (aligned to 4), or a Q8 or BF16 row (aligned to 64).
 #[derive(Clone, Copy, Debug)]
 pub struct ActRow(pub *const u8);
 
 /// Activation rows at equal distances.
 #[derive(Clone, Copy, Debug)]
 pub struct ActRows {
-    /// The first row; as [`ActRow`].
+    /// Address of the first row; as [`ActRow`].
     pub base: *const u8,
     /// Bytes from one row to the next; a multiple of the row's alignment.
     pub stride: usize,
@@ -83,7 +86,7 @@ impl ActRows {
     /// `i < n`.
     #[inline(always)]
     pub unsafe fn row(self, i: usize) -> ActRow {
-        // SAFETY: the rows are one allocation of `n * stride` bytes.
+        // SAFETY: the caller guarantees that there is a row `i`; rows are `stride` bytes apart.
         ActRow(unsafe { self.base.add(i * self.stride) })
     }
 }
@@ -125,8 +128,9 @@ pub const fn q8_pairs_offset(n_cols: usize) -> usize {
     q8_centre16_offset(n_cols) + round_up(n_cols / 16 * 4)
 }
 
-/// Bytes of a Q8 row of `n_cols` columns (a multiple of 32), about 2.1 for each column: an odd multiple of 64, so that
-/// the same column of neighbouring rows falls into different sets of the first cache.
+/// Bytes of a Q8 row of `n_cols` columns (a multiple of 32), about 2.1 a column. It is an odd
+/// multiple of 64, so that the same column of neighbouring rows is in different sets of the
+/// first-level cache.
 pub const fn q8_row_bytes(n_cols: usize) -> usize {
     (q8_pairs_offset(n_cols) + round_up(n_cols / 16 * 4)) | 64
 }
@@ -136,19 +140,19 @@ pub const fn bf16_row_bytes(n_cols: usize) -> usize {
     round_up(n_cols * 2) | 64
 }
 
-/// Round one row: `x` `[f32; n_cols]` into the BF16 row `out`. The same bits on every instruction set, but that AVX-512 takes
-/// subnormal numbers for zeros.
+/// Rounds one row, `x` `[f32; n_cols]`, to the BF16 row `out`. The bits are the same on every
+/// instruction set, except that AVX-512 treats subnormal numbers as zeros.
 ///
 /// # Safety
 /// As [`quantize_row_q8`], for any `n_cols` and [`bf16_row_bytes`].
 unsafe fn round_row_bf16(isa: Isa, x: *const f32, n_cols: usize, out: *mut u8) {
-    // SAFETY: by the caller, `x` is valid for `n_cols` reads, `out` for a row of BF16; `isa` is available.
+    // SAFETY: the caller guarantees `n_cols` values at `x`, a BF16 row at `out`, and `isa`.
     unsafe {
         let whole = round_up(n_cols * 2);
         out.add(whole).write_bytes(0, bf16_row_bytes(n_cols) - whole);
         #[cfg(target_arch = "x86_64")]
         if isa.multiplies_bf16() {
-            return super::bf16_avx512::round_row(x, n_cols, out);
+            return super::avx512::round_row_bf16(x, n_cols, out);
         }
         let _ = isa;
         let out = std::slice::from_raw_parts_mut(out.cast::<u16>(), whole / 2);
@@ -159,7 +163,7 @@ unsafe fn round_row_bf16(isa: Isa, x: *const f32, n_cols: usize, out: *mut u8) {
     }
 }
 
-/// The arrays of a Q8 row.
+/// Addresses of the arrays of a Q8 row.
 #[derive(Clone, Copy, Debug)]
 pub struct Q8Row {
     /// `[i8; K]`
@@ -174,7 +178,7 @@ pub struct Q8Row {
     pub centre32: *const i32,
     /// `[i32; K/16]`
     pub centre16: *const i32,
-    /// `[[i16; 2]; K/16]`, each as one word of 32 bits.
+    /// `[[i16; 2]; K/16]`, each pair as one word of 32 bits.
     pub pairs: *const i32,
 }
 
@@ -185,7 +189,7 @@ impl ActRow {
     /// The address is valid for [`q8_row_bytes`] bytes.
     #[inline(always)]
     pub unsafe fn q8(self, n_cols: usize) -> Q8Row {
-        // SAFETY: the offsets lie within the row.
+        // SAFETY: all offsets are below `q8_row_bytes`, which the caller guarantees at the address.
         unsafe {
             Q8Row {
                 q: self.0.cast(),
@@ -200,14 +204,15 @@ impl ActRow {
     }
 }
 
-/// Quantise one row: `x` `[f32; n_cols]` into the Q8 row `out`.
+/// Quantises one row, `x` `[f32; n_cols]`, to the Q8 row `out`.
 ///
 /// # Safety
-/// - `n_cols` is a multiple of 32; `x` is valid for `n_cols` reads; `out` for [`q8_row_bytes`] writes, aligned to 64.
+/// - `n_cols` is a multiple of 32; `x` is valid for `n_cols` reads; `out` for [`q8_row_bytes`]
+///   writes, aligned to 64.
 /// - `isa` is available on this processor.
 pub unsafe fn quantize_row_q8(isa: Isa, x: *const f32, n_cols: usize, out: *mut u8) {
-    // SAFETY: by the caller, `n_cols` is a multiple of 32, `x` is valid for `n_cols` reads, `out` for
-    // `q8_row_bytes` writes, aligned to 64, and `isa` is available; the paddings written lie within the row.
+    // SAFETY: the caller guarantees `n_cols` values at `x`, `q8_row_bytes` at `out`, aligned to 64,
+    // and `isa`. The padding of each array ends where the next array begins.
     unsafe {
         for (start, end) in [
             (n_cols, q8_scale_offset(n_cols)),
@@ -223,23 +228,23 @@ pub unsafe fn quantize_row_q8(isa: Isa, x: *const f32, n_cols: usize, out: *mut 
         let row = ActRow(out).q8(n_cols);
         match isa.vectors() {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => quantize_avx512(x, n_cols, row),
+            Vectors::Avx512 => quantize_avx512(x, n_cols, row),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => quantize_avx2(x, n_cols, row),
+            Vectors::Avx2 => quantize_avx2(x, n_cols, row),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => quantize_neon(x, n_cols, row),
-            _ => quantize_portable(x, n_cols, row),
+            Vectors::Neon => quantize_neon(x, n_cols, row),
+            Vectors::Portable => quantize_portable(x, n_cols, row),
         }
     }
 }
 
-/// `(scale, 1 / scale)` of a group, from its largest magnitude.
+/// `(scale, 1 / scale)` of a group with this largest magnitude.
 #[inline(always)]
 fn scale_of(largest: f32) -> (f32, f32) {
     if largest >= TINY { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) }
 }
 
-/// Store the scale and the sums of group `g`, given those of `pairs` of its halves.
+/// Stores the scale and the sums of group `g`; `low` and `high` are the `pairs` of its halves.
 ///
 /// # Safety
 /// The row has more than `g` groups.
@@ -264,7 +269,7 @@ unsafe fn store_group(row: Q8Row, g: usize, scale: f32, low: [i32; 2], high: [i3
 #[inline(always)]
 unsafe fn quantize_portable(x: *const f32, n_cols: usize, row: Q8Row) {
     for g in 0..n_cols / 32 {
-        // SAFETY: group `g` of 32 columns is within both rows.
+        // SAFETY: `g` is below `n_cols / 32`, so `x` and `row.q` have the group's 32 columns.
         let (x, q) = unsafe {
             (
                 std::slice::from_raw_parts(x.add(g * 32), 32),
@@ -278,7 +283,7 @@ unsafe fn quantize_portable(x: *const f32, n_cols: usize, row: Q8Row) {
             q[i] = (x[i] * inverse).round_ties_even() as i8;
             sums[i / 16][i % 4 / 2] += i32::from(q[i]);
         }
-        // SAFETY: as above.
+        // SAFETY: `g` is below `n_cols / 32`, the number of the row's groups.
         unsafe { store_group(row, g, scale, sums[0], sums[1]) };
     }
 }
@@ -287,7 +292,8 @@ unsafe fn quantize_portable(x: *const f32, n_cols: usize, row: Q8Row) {
 unsafe fn quantize_neon(x: *const f32, n_cols: usize, row: Q8Row) {
     use std::arch::aarch64::*;
     for g in 0..n_cols / 32 {
-        // SAFETY: group `g` of 32 columns is within both rows.
+        // SAFETY: `g` is below `n_cols / 32`, so `x` and `row.q` have the group's 32 columns; NEON
+        // is the baseline.
         unsafe {
             let mut values = [vdupq_n_f32(0.0); 8];
             for (i, value) in values.iter_mut().enumerate() {
@@ -309,7 +315,7 @@ unsafe fn quantize_neon(x: *const f32, n_cols: usize, row: Q8Row) {
                 let high = vcombine_s16(vqmovn_s32(q[2]), vqmovn_s32(q[3]));
                 let bytes = vcombine_s8(vqmovn_s16(low), vqmovn_s16(high));
                 vst1q_s8(row.q.cast_mut().add(g * 32 + half * 16), bytes);
-                // Columns 0 and 1 modulo 4, and the others.
+                // First columns 0 and 1 modulo 4, then columns 2 and 3.
                 let fours = vaddq_s32(vaddq_s32(q[0], q[1]), vaddq_s32(q[2], q[3]));
                 let pairs = vpadd_s32(vget_low_s32(fours), vget_high_s32(fours));
                 sums[half] = [vget_lane_s32::<0>(pairs), vget_lane_s32::<1>(pairs)];
@@ -325,7 +331,7 @@ unsafe fn quantize_avx2(x: *const f32, n_cols: usize, row: Q8Row) {
     use std::arch::x86_64::*;
     let sign = _mm256_set1_ps(-0.0);
     for g in 0..n_cols / 32 {
-        // SAFETY: group `g` of 32 columns is within both rows.
+        // SAFETY: `g` is below `n_cols / 32`, so `x` and `row.q` have the group's 32 columns.
         unsafe {
             let x = x.add(g * 32);
             let mut m = _mm256_setzero_ps();
@@ -353,7 +359,7 @@ unsafe fn quantize_avx2(x: *const f32, n_cols: usize, row: Q8Row) {
     }
 }
 
-/// The sum of lanes 0 and 1 modulo 4, and of the others.
+/// Sums of lanes 0 and 1 modulo 4, and of lanes 2 and 3.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -369,7 +375,7 @@ fn sums_of_pairs(v: std::arch::x86_64::__m256i) -> [i32; 2] {
 unsafe fn quantize_avx512(x: *const f32, n_cols: usize, row: Q8Row) {
     use std::arch::x86_64::*;
     for g in 0..n_cols / 32 {
-        // SAFETY: group `g` of 32 columns is within both rows.
+        // SAFETY: `g` is below `n_cols / 32`, so `x` and `row.q` have the group's 32 columns.
         unsafe {
             let low = _mm512_loadu_ps(x.add(g * 32));
             let high = _mm512_loadu_ps(x.add(g * 32 + 16));

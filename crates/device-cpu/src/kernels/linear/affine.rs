@@ -1,45 +1,47 @@
-//! Integers whose scales lie apart from them: the affine types of MLX and `.base` ([`weights::Affine`]), `w = s c + b`
-//! with `c` of 2 to 8 bits and `s`, `b` for each 32, 64 or 128 columns, and CTranslate2's rows of signed bytes, `w = c / s`
-//! with one `s` a row.
+//! Integers whose scales are stored apart. The affine types of MLX and `.base`
+//! ([`weights::Affine`]) are `w = s c + b`, with `c` of 2 to 8 bits and `s`, `b` for each 32, 64 or
+//! 128 columns. CTranslate2's rows of signed bytes are `w = c / s`, with one `s` a row.
 //!
-//! Layout: the codes of a row are one little-endian stream of bits, 8 codes in as many bytes as a code has bits. Scales,
-//! and offsets unless the type is symmetric, are arrays of their own, in f32, f16, bf16 or powers of two.
+//! Layout: the codes of a row are one little-endian stream of bits; 8 codes take as many bytes as a
+//! code has bits. Scales, and offsets unless the type is symmetric, are separate arrays of f32,
+//! f16, bf16 or powers of two.
 //!
-//! # One loop for all of them
+//! # One loop for all types
 //!
-//! Scales and offsets are decoded to f32 for a piece of a row outside the inner loop ([`Scales`]), so that group size and
-//! number format are no business of the kernels, which are compiled once for each width of code ([`Codes`]). A symmetric
-//! type's middle becomes an offset, `-2^(bits - 1) s`, and a signed byte is an unsigned one less 128. What remains is, for
-//! each 32 columns, `s x_scale (sum c q) + b x_sum` as in the other types.
+//! Scales and offsets are decoded to f32 for a piece of a row outside the inner loop ([`Scales`]).
+//! The kernels thus do not depend on the group size and the number format, and are compiled once
+//! for each width of code ([`Codes`]). A symmetric type's middle becomes an offset, `-2^(bits - 1)
+//! s`, and a signed byte becomes an unsigned one less 128. The product of each 32 columns is then
+//! `s x_scale (sum c q) + b x_sum`, as in the other types.
 //!
-//! Here are the decoding in plain Rust and the loops of the scalar variant and of NEON's GEMV, with the order of accumulation of
-//! `portable` for blocks of [`PART`] columns; `affine_avx2`, `affine_avx512` and `affine_neon` are the others.
+//! This file decodes in plain Rust, and has the loops of the scalar variant and of NEON's GEMV.
+//! Their order of accumulation is that of `portable` for blocks of [`PART`] columns. The other
+//! variants are `affine_avx2`, `affine_avx512` and `affine_neon`.
 
-use super::activation::{ActRow, ActRows, ActivationKind};
+use super::activation::{ActRow, ActRows};
 use super::portable::{Dot, Groups, columns_from, f16_to_f32};
 use super::weight_rows::plane;
-use super::{GemmTile, Gemv, LinearKernel, Part, TILE_ROWS, WeightRows, scalar};
-use crate::isa::Isa;
+use super::{Part, TILE_ROWS, WeightRows};
 use weights::{BlockType, ScaleType, codec};
 
-/// A width of codes.
+/// A type with codes of one width.
 pub(super) trait Codes {
-    /// `linear_affine4`
+    /// Name in profiles: `linear_affine4`.
     const NAME: &'static str;
     /// Bits of a code.
     const BITS: usize;
-    /// Whether codes are stored as signed bytes; unsigned otherwise.
+    /// True if codes are stored as signed bytes.
     const SIGNED: bool = false;
-    /// What signed arithmetic takes from unsigned codes, so that they fit a signed byte.
+    /// Number subtracted from unsigned codes, so that they fit a signed byte.
     const ZERO: u8 = if Self::BITS == 8 { 128 } else { 0 };
     /// Bytes of 32 codes.
     const BYTES_32: usize = 4 * Self::BITS;
 }
 
 /// Affine codes.
-pub(super) struct Packed<const BITS: usize>;
+pub(super) struct PackedCodes<const BITS: usize>;
 
-impl<const BITS: usize> Codes for Packed<BITS> {
+impl<const BITS: usize> Codes for PackedCodes<BITS> {
     const NAME: &'static str = match BITS {
         2 => "linear_affine2",
         3 => "linear_affine3",
@@ -63,14 +65,15 @@ impl Codes for SignedBytes {
 /// Columns whose scales are decoded together.
 pub(super) const PIECE: usize = 2048;
 
-/// For a scale of the whole row: every group's number, shifted by it, is 0.
+/// Shift for a scale of the whole row: every group's index, shifted by it, is 0.
 const WHOLE_ROW: usize = (PIECE / 32).ilog2() as usize;
 
-/// Scales and offsets of up to [`PIECE`] columns of a row in f32, one for each group, and zeros for a register beyond.
+/// Scales and offsets of up to [`PIECE`] columns of a row in f32, one for each group, with zeros
+/// for a register after the last.
 pub(super) struct Scales {
     /// Factors on codes.
     pub scale: [f32; PIECE / 32 + 16],
-    /// What is added.
+    /// Offsets added to the products of scale and code.
     pub offset: [f32; PIECE / 32 + 16],
 }
 
@@ -78,18 +81,20 @@ impl Scales {
     /// Zeros.
     pub(super) const NONE: Scales = Scales { scale: [0.0; PIECE / 32 + 16], offset: [0.0; PIECE / 32 + 16] };
 
-    /// Decode those of columns `k..k + n` of row `r`, for codes from which `zero` was taken. Of 32 columns `i`, counted from
-    /// `k`, scale and offset are the `i >> shift`-th, `shift` being what is returned.
+    /// Decodes the scales and offsets of columns `k..k + n` of row `r`, for codes from which `zero`
+    /// was subtracted. Returns `shift`: 32 columns with index `i`, counted from `k`, have the scale
+    /// and offset at `i >> shift`.
     ///
     /// # Safety
-    /// The matrix has the row and the columns; `k` is a multiple of 128 and `n` of the group, at most [`PIECE`].
+    /// The matrix has the row and the columns; `k` is a multiple of 128 and `n` of the group, at
+    /// most [`PIECE`].
     #[inline(always)]
     pub(super) unsafe fn read(&mut self, w: WeightRows, r: usize, k: usize, n: usize, zero: u8) -> usize {
         let zero = f32::from(zero);
         let row = r * w.plane_bytes;
         let BlockType::Affine(affine) = w.block else {
-            // SAFETY: by the caller, the matrix has the row and the columns; `k` is a multiple of 128 and `n`
-            // of the group, at most `PIECE`.
+            // SAFETY: the caller guarantees row `r` of the matrix; a type other than `Affine` has
+            // one f32 a row at `w.scales`, `plane_bytes` apart.
             let scale = unsafe { w.scales.add(row).cast::<[u8; 4]>().read() };
             self.scale[..16].fill(0.0);
             self.offset[..16].fill(0.0);
@@ -104,8 +109,8 @@ impl Scales {
         self.scale[n_groups..end].fill(0.0);
         self.offset[n_groups..end].fill(0.0);
         let (scale, offset) = (&mut self.scale[..n_groups], &mut self.offset[..n_groups]);
-        // SAFETY: by the caller, the matrix has the row and the columns; `k` is a multiple of 128 and `n` of
-        // the group, at most `PIECE`.
+        // SAFETY: the caller guarantees row `r` and its columns, so the plane has `bytes` bytes
+        // from `at` on.
         read_plane(affine.scale(), unsafe { plane(w.scales, at, bytes) }, scale);
         if affine.is_symmetric() {
             let middle = zero - (1 << (affine.bits() - 1)) as f32;
@@ -113,8 +118,7 @@ impl Scales {
                 *offset = middle * *scale;
             }
         } else {
-            // SAFETY: by the caller, the matrix has the row and the columns; `k` is a multiple of 128 and `n`
-            // of the group, at most `PIECE`.
+            // SAFETY: as for the scales; a type that is not symmetric has as many bytes of offsets.
             read_plane(affine.scale(), unsafe { plane(w.biases, at, bytes) }, offset);
             if zero > 0.0 {
                 for (offset, scale) in offset.iter_mut().zip(scale) {
@@ -126,7 +130,7 @@ impl Scales {
     }
 }
 
-/// Numbers of a plane in f32; the compiler vectorises it for the function it is inlined into.
+/// Converts numbers of a plane to f32. The compiler vectorises it for the calling function.
 #[inline(always)]
 fn read_plane(scale: ScaleType, bytes: &[u8], out: &mut [f32]) {
     match scale {
@@ -153,10 +157,10 @@ fn read_plane(scale: ScaleType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Columns that are decoded together here; a multiple of every group.
+/// Columns that are decoded together; a multiple of every group.
 pub(super) const PART: usize = 256;
 
-/// What the codes here become: groups of 32 columns with an offset.
+/// Groups of the decoded codes: 32 columns with an offset.
 pub(super) struct Groups32;
 
 impl Groups for Groups32 {
@@ -164,7 +168,7 @@ impl Groups for Groups32 {
     const HAS_OFFSET: bool = true;
 }
 
-/// The codes of `codes.len()` columns, less [`Codes::ZERO`], from their bytes.
+/// Unpacks the codes of `codes.len()` columns, less [`Codes::ZERO`], from their bytes.
 #[inline(always)]
 fn unpack<F: Codes>(packed: &[u8], codes: &mut [i8]) {
     match F::BITS {
@@ -187,10 +191,12 @@ fn unpack<F: Codes>(packed: &[u8], codes: &mut [i8]) {
     }
 }
 
-/// Decode columns `k..k + codes.len()` of row `r`, at most [`PART`]: codes, and scales and offsets for each 32 columns.
+/// Decodes columns `k..k + codes.len()` of row `r`, at most [`PART`]: codes, and scales and offsets
+/// for each 32 columns.
 ///
 /// # Safety
-/// The matrix has the row and the columns; `k` is a multiple of [`PART`], the number of columns of 32.
+/// The matrix has the row and the columns; `k` is a multiple of [`PART`], the number of columns
+/// of 32.
 #[inline(always)]
 pub(super) unsafe fn decode<F: Codes>(
     w: WeightRows,
@@ -201,8 +207,8 @@ pub(super) unsafe fn decode<F: Codes>(
     scale: &mut [f32],
     offset: &mut [f32],
 ) {
-    // SAFETY: by the caller, the matrix has the row and the columns; `k` is a multiple of `PART`, the number
-    // of columns of 32.
+    // SAFETY: the caller guarantees row `r` and its columns from `k` on; 32 codes take `BYTES_32`
+    // bytes, so the stream has the bytes read.
     unsafe {
         let packed = w.values.add(r * w.row_bytes + k / 32 * F::BYTES_32);
         unpack::<F>(std::slice::from_raw_parts(packed, codes.len() / 32 * F::BYTES_32), codes);
@@ -213,10 +219,10 @@ pub(super) unsafe fn decode<F: Codes>(
     }
 }
 
-/// [`Gemv`] around a [`Dot`].
+/// [`Gemv`](super::Gemv) for the products of `D`.
 ///
 /// # Safety
-/// As [`Gemv`].
+/// As [`Gemv`](super::Gemv).
 #[inline(always)]
 pub(super) unsafe fn gemv<F: Codes, D: Dot>(
     w: WeightRows,
@@ -247,14 +253,15 @@ pub(super) unsafe fn gemv<F: Codes, D: Dot>(
 }
 
 /// Bytes of scratch of [`gemm_tile`]: one decoded row.
-fn gemm_scratch_bytes(n_cols: usize) -> usize {
+pub(super) fn gemm_scratch_bytes(n_cols: usize) -> usize {
     n_cols + 2 * (n_cols / 32) * 4 + 64
 }
 
-/// [`GemmTile`] around a [`Dot`]: each weight row is decoded once into the scratch and meets every activation row.
+/// [`GemmTile`](super::GemmTile) for the products of `D`. Each weight row is decoded once into the
+/// scratch, and multiplied with every activation row.
 ///
 /// # Safety
-/// As [`GemmTile`].
+/// As [`GemmTile`](super::GemmTile).
 #[inline(always)]
 pub(super) unsafe fn gemm_tile<F: Codes, D: Dot>(
     w: WeightRows,
@@ -267,7 +274,9 @@ pub(super) unsafe fn gemm_tile<F: Codes, D: Dot>(
     let mut groups = Scales::NONE;
     let Part { r0, n_rows, .. } = part;
     let n_groups = n_cols / 32;
-    // SAFETY: the scratch has room for the row; all else as in `gemv`.
+    // SAFETY: the caller guarantees `gemm_scratch_bytes` at `scratch`, room for a row of codes,
+    // scales and offsets; and as `GemmTile` demands, the rows of `w` and `xs`, and `xs.n *
+    // TILE_ROWS` values at `out`.
     unsafe {
         let scratch = scratch.add(scratch.align_offset(64));
         scratch.write_bytes(0, n_cols + 2 * n_groups * 4);
@@ -291,50 +300,5 @@ pub(super) unsafe fn gemm_tile<F: Codes, D: Dot>(
                 out.add(i * TILE_ROWS + r).write(D::finish(sum));
             }
         }
-    }
-}
-
-/// The kernels of a width of codes.
-pub(super) fn kernel<F: Codes>(isa: Isa) -> LinearKernel {
-    let portable = |gemv: Gemv, gemm_tile: GemmTile| LinearKernel {
-        name: F::NAME,
-        activation: ActivationKind::Q8,
-        gemv,
-        gemm_tile,
-        gemm_pass: usize::MAX,
-        few_rows: None,
-        gemm_scratch_bytes,
-        gemm_adds_as_gemv: false,
-        interleave: None,
-        gemm_min_rows: 2,
-    };
-    match isa {
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::Dotprod | Isa::I8mm => {
-            use super::affine_neon::{gemm_tile, gemv, gemv_by_sdot};
-            use super::{interleaved_i8mm::Smmla, interleaved_neon, neon};
-            let kernel = match isa {
-                Isa::Neon => portable(gemv::<F>, gemm_tile::<F, neon::Mull>),
-                Isa::Dotprod => portable(gemv_by_sdot::<F>, gemm_tile::<F, neon::Sdot>),
-                _ => portable(gemv_by_sdot::<F>, gemm_tile::<F, Smmla>),
-            };
-            LinearKernel {
-                gemm_pass: interleaved_neon::PASS,
-                gemm_scratch_bytes: interleaved_neon::scratch_bytes,
-                ..kernel
-            }
-        }
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => LinearKernel {
-            gemm_scratch_bytes: super::gemm_avx2::scratch_bytes,
-            ..portable(super::affine_avx2::gemv::<F>, super::affine_avx2::gemm_tile::<F>)
-        },
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => LinearKernel {
-            gemm_scratch_bytes: super::affine_avx512::scratch_bytes,
-            gemm_min_rows: 3,
-            ..portable(super::affine_avx512::gemv::<F>, super::affine_avx512::gemm_tile::<F>)
-        },
-        _ => portable(gemv::<F, scalar::Scalar>, gemm_tile::<F, scalar::Scalar>),
     }
 }

@@ -1,35 +1,38 @@
-//! AVX2 products with the types of `affine`: the loops of `gemv_avx2` and `gemm_avx2` around codes that lie as a stream of
-//! bits, with scales that were decoded before.
+//! AVX2 products of the types of `affine`, whose codes are a stream of bits and whose scales were
+//! decoded before.
 //!
-//! Unpacking is that of `affine_avx512` for 32 codes, with multiplications where AVX2 has no shifts that differ by word.
-//! Codes of 8 bits are signed here, 128 less, since two products of 255 and 127 do not fit the 16 bits of `vpmaddubsw`.
+//! Unpacking follows `affine_avx512`, for 32 codes. Multiplications replace the shifts by different
+//! amounts, which AVX2 lacks for words. Codes of 8 bits are signed here, 128 less, since two
+//! products of 255 and 127 do not fit the 16 bits of `vpmaddubsw`.
 //!
-//! Order of accumulation: as in `gemv_avx2` and `gemm_avx2` for groups of 32 columns; in GEMV the offsets add up in one
-//! number, in the order of the columns, which is added last.
+//! Order of accumulation: GEMV has 8 lanes of f32 for groups of 32 columns; offsets are summed in
+//! one number, in the order of the columns, which is added last. GEMM is that of `gemm_avx2`.
 
 use super::activation::{ActRow, ActRows};
 use super::affine::{Codes, PIECE, Scales};
-use super::avx2::horizontal_sum;
-use super::gemm_avx2::{HALF, PASS, Panel, multiply, transpose};
+use super::avx2::{horizontal_sum, transpose};
+use super::gemm_avx2::multiply;
 use super::gemm_words_avx2 as words;
-use super::weight_rows::row_addresses;
+use super::panel_avx2::{AffinePanelAvx2, HALF, PASS};
+use super::weight_rows::{by_groups, row_addresses};
 use super::{Part, TILE_ROWS, WeightRows};
 use crate::prefetch::{groups_ahead, prefetch_far};
 use std::arch::x86_64::*;
 
-/// Rows that share the activations.
+/// Weight rows that share a load of activations.
 const ROWS: usize = 4;
 
-/// Where the bytes of 32 codes of a width lie: 16 codes a lane.
-struct Unpack<const BITS: usize>;
+/// Positions of the bytes of 32 codes of one width, 16 codes a lane.
+struct UnpackAvx2<const BITS: usize>;
 
-impl<const BITS: usize> Unpack<BITS> {
-    /// Bytes that are loaded for a lane: within those of 32 codes.
+impl<const BITS: usize> UnpackAvx2<BITS> {
+    /// Bytes that are loaded for a lane, at most the bytes of 32 codes.
     const LOAD: usize = if 4 * BITS < 16 { 8 } else { 16 };
-    /// For `vpshufb`: for each word the two bytes that hold its even code, and its odd one; zeros where one byte does.
+    /// Index for `vpshufb`: for each word the two bytes with its even code (`ODD`: odd code); a
+    /// zero if one byte has the whole code.
     const EVEN: [u8; 32] = Self::bytes(0);
     const ODD: [u8; 32] = Self::bytes(1);
-    /// Factors that bring the codes to bit 8 of their words.
+    /// Factors that move even codes (`ODD_FACTOR`: odd codes) to bit 8 of their words.
     const EVEN_FACTOR: [u16; 16] = Self::factors(0);
     const ODD_FACTOR: [u16; 16] = Self::factors(1);
 
@@ -37,7 +40,7 @@ impl<const BITS: usize> Unpack<BITS> {
         let mut index = [0x80; 32];
         let mut i = 0;
         while i < 16 {
-            // The upper lane is loaded so that it ends with the last byte.
+            // The load of the upper lane ends with the last byte of the codes.
             let first = if i < 8 { 0 } else { Self::LOAD - 2 * BITS };
             let bit = (2 * (i % 8) + odd) * BITS;
             index[2 * i] = (first + bit / 8) as u8;
@@ -63,7 +66,8 @@ impl<const BITS: usize> Unpack<BITS> {
     /// AVX2 is available; `4 BITS` bytes are readable.
     #[inline(always)]
     unsafe fn unpack(p: *const u8) -> __m256i {
-        // SAFETY: both loads are within the bytes.
+        // SAFETY: the caller guarantees AVX2 and `4 BITS` bytes at `p`; both loads are within them,
+        // since `LOAD` is at most `4 BITS`.
         unsafe {
             let load = |p: *const u8| match Self::LOAD {
                 8 => _mm_loadl_epi64(p.cast()),
@@ -82,13 +86,13 @@ impl<const BITS: usize> Unpack<BITS> {
     }
 }
 
-/// 32 codes in the order of their columns: unsigned, or signed if they have 8 bits.
+/// Loads 32 codes in the order of their columns: unsigned, or signed if they have 8 bits.
 ///
 /// # Safety
-/// AVX2 is available; their bytes are readable at `p`.
+/// AVX2 is available; `F::BYTES_32` bytes are readable at `p`.
 #[inline(always)]
 unsafe fn codes32<F: Codes>(p: *const u8) -> __m256i {
-    // SAFETY: by the caller, AVX2 is available: the bytes are readable at `p`.
+    // SAFETY: the caller guarantees AVX2 and `F::BYTES_32` bytes at `p`.
     unsafe {
         match F::BITS {
             8 => {
@@ -100,10 +104,10 @@ unsafe fn codes32<F: Codes>(p: *const u8) -> __m256i {
                 let both = _mm256_or_si256(words, _mm256_slli_epi16::<4>(words));
                 _mm256_and_si256(both, _mm256_set1_epi8(15))
             }
-            2 => Unpack::<2>::unpack(p),
-            3 => Unpack::<3>::unpack(p),
-            5 => Unpack::<5>::unpack(p),
-            _ => Unpack::<6>::unpack(p),
+            2 => UnpackAvx2::<2>::unpack(p),
+            3 => UnpackAvx2::<3>::unpack(p),
+            5 => UnpackAvx2::<5>::unpack(p),
+            _ => UnpackAvx2::<6>::unpack(p),
         }
     }
 }
@@ -120,22 +124,14 @@ pub(super) unsafe fn gemv<F: Codes>(
     out: *mut f32,
 ) {
     let mut scales = [Scales::NONE; ROWS];
-    // SAFETY: by the caller, `w` has rows `r0..r1`, `x` their columns and `out` room for them; each group is
-    // within `r0..r1`.
+    // SAFETY: the caller guarantees rows `r0..r1` of `w`, activations at `x`, room at `out`, and
+    // the instruction set; each group of `N` rows is within `r0..r1`.
     unsafe {
-        let mut r = r0;
-        while r + ROWS <= r1 {
-            rows::<F, ROWS>(w, r, n_cols, x, &mut scales, out.add(r - r0));
-            r += ROWS;
-        }
-        while r < r1 {
-            rows::<F, 1>(w, r, n_cols, x, &mut scales, out.add(r - r0));
-            r += 1;
-        }
+        by_groups!(r0..r1, ROWS, |r, N| rows::<F, N>(w, r, n_cols, x, &mut scales, out.add(r - r0)));
     }
 }
 
-/// `R` neighbouring rows from row `r` on.
+/// Computes `R` neighbouring rows from row `r` on.
 ///
 /// # Safety
 /// As [`gemv`], for these rows.
@@ -148,7 +144,8 @@ unsafe fn rows<F: Codes, const R: usize>(
     scales: &mut [Scales; ROWS],
     out: *mut f32,
 ) {
-    // SAFETY: codes within the rows and their columns within the activations.
+    // SAFETY: the caller guarantees `R` rows from `r` on and `n_cols` activations; `block` is below
+    // `n_cols / 32`, and `b >> shift` below the number of groups of a piece.
     unsafe {
         let x = x.q8(n_cols);
         let ones = _mm256_set1_epi16(1);
@@ -201,10 +198,10 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
     let Part { r0, n_rows, .. } = part;
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
-        let panel = Panel::new(scratch);
+        let panel = AffinePanelAvx2::new(scratch);
         let rows = row_addresses(w.values, w.row_bytes, r0, n_rows);
         let mut k = 0;
         while k < n_cols {

@@ -1,33 +1,35 @@
-//! AVX-512 products with the types of `affine`, codes that lie as a stream of bits, with scales that were decoded before: a loop of
-//! their own for one row, and a panel for the loop of `tile_avx512`.
+//! AVX-512 products of the types of `affine`, whose codes are a stream of bits and whose scales
+//! were decoded before. There is a loop for one row, and a panel for the loop of `tile_avx512`.
 //!
 //! # Unpacking
 //!
-//! 64 codes fill a register, unsigned, in the order of their columns. Bytes are loaded (signed ones have 128 added). Nibbles
-//! are widened to words, where a shift and a mask put the second one into the upper byte. All other widths take 16 codes,
-//! `2 BITS` bytes, to each 128-bit lane; there one byte shuffle brings the two bytes that hold an even code to its word,
-//! another those of an odd one, and shifts that differ by word bring both into place.
+//! 64 unsigned codes fill a register, in the order of their columns. Bytes are loaded, with 128
+//! added to signed ones. Nibbles are widened to words, in which a shift and a mask move the second
+//! nibble to the upper byte. Other widths copy 16 codes, `2 BITS` bytes, to each 128-bit lane. One
+//! byte shuffle moves the two bytes of an even code to its word, another one those of an odd code,
+//! and shifts by different amounts align both.
 //!
 //! # Order of accumulation
 //!
-//! GEMV: 16 lanes of f32; lane `l` of a register of 64 columns holds columns `4l..4l + 4`, whose integer sum is exact.
-//! For each 256 columns eight products of offsets and activation sums are added to lanes 8..16, then one fused multiply-add
-//! a register. Lanes are added at the end, 8 apart first. The same whether four rows are computed together or one. GEMM:
-//! as in `interleaved` for a type with an offset, so that their bits differ.
+//! GEMV has 16 lanes of f32. Lane `l` of a register of 64 columns holds columns `4l..4l + 4`, whose
+//! integer sum is exact. For each 256 columns eight products of offsets and activation sums are
+//! added to lanes 8..16, then one fused multiply-add a register. Lanes are added at the end, 8
+//! apart first. The order is the same for four rows together and for one. GEMM accumulates like
+//! `interleaved` for a type with an offset, so the bits differ from GEMV's.
 //!
-//! Bytes moved: the weights and their planes, once. Measured rates stand in `NOTES.md`.
+//! Bytes moved: the weights and their planes, once. Measured rates are in `NOTES.md`.
 
 use super::activation::{ActRow, ActRows};
 use super::affine::{Codes, PIECE, Scales};
 use super::avx512::{group_lanes, horizontal_sum, load_rows, load512, transpose};
 use super::interleaved::activations;
-use super::tile_avx512::{Ask, Source, XRows, chunk_of, panel_codes, some_rows};
-use super::weight_rows::row_addresses;
+use super::tile_avx512::{Prefetched, SourceAvx512, XRows, chunk_of, panel_codes, some_rows};
+use super::weight_rows::{by_groups, row_addresses};
 use super::{Part, TILE_ROWS, WeightRows};
 use crate::prefetch::{groups_ahead, prefetch_far};
 use std::arch::x86_64::*;
 
-/// Which of four groups of 32 columns the lanes of a register belong to.
+/// Index of each lane's group of 32 columns, for the four registers of a block.
 const GROUP_32: [[u32; 16]; 4] = group_lanes(32);
 
 #[inline(always)]
@@ -36,14 +38,14 @@ fn zero() -> __m512 {
     unsafe { std::mem::zeroed() }
 }
 
-/// Rows that share the activations.
+/// Weight rows that share a load of activations.
 const ROWS: usize = 4;
 
-/// Where the bytes of 64 codes of a width lie.
-struct Unpack<const BITS: usize>;
+/// Positions of the bytes of 64 codes of one width.
+struct UnpackAvx512<const BITS: usize>;
 
-impl<const BITS: usize> Unpack<BITS> {
-    /// For `vpermw`: the words of 16 codes, from the first word of each lane on.
+impl<const BITS: usize> UnpackAvx512<BITS> {
+    /// Index for `vpermw`: the words of 16 codes, from the first word of each lane on.
     const LANES: [u16; 32] = {
         let mut words = [0; 32];
         let mut i = 0;
@@ -53,10 +55,11 @@ impl<const BITS: usize> Unpack<BITS> {
         }
         words
     };
-    /// For `vpshufb`: for each word the two bytes that hold its even code, and its odd one; zeros where one byte does.
+    /// Index for `vpshufb`: for each word the two bytes with its even code (`ODD`: odd code); a
+    /// zero if one byte has the whole code.
     const EVEN: [u8; 64] = Self::bytes(0);
     const ODD: [u8; 64] = Self::bytes(1);
-    /// Right shifts that bring even codes to bit 0 of their words.
+    /// Right shifts that move even codes to bit 0 of their words.
     const RIGHT: [u16; 32] = {
         let mut shifts = [0; 32];
         let mut i = 0;
@@ -66,7 +69,7 @@ impl<const BITS: usize> Unpack<BITS> {
         }
         shifts
     };
-    /// Left shifts that bring odd codes to bit 8.
+    /// Left shifts that move odd codes to bit 8 of their words.
     const LEFT: [u16; 32] = {
         let mut shifts = [0; 32];
         let mut i = 0;
@@ -91,7 +94,7 @@ impl<const BITS: usize> Unpack<BITS> {
         index
     }
 
-    /// 64 codes from the `BITS` words of each lane, anywhere in a register.
+    /// Unpacks 64 codes from the `BITS` words of each lane; other words are ignored.
     ///
     /// # Safety
     /// AVX-512 is available.
@@ -110,14 +113,14 @@ impl<const BITS: usize> Unpack<BITS> {
     }
 }
 
-/// 64 unsigned codes, or 32 (`HALF`) and others of no account, from their bytes at `p`.
+/// Loads 64 unsigned codes at `p`; with `HALF`, 32 codes followed by undefined ones.
 ///
 /// # Safety
-/// AVX-512 is available; the bytes of these codes are readable.
+/// AVX-512 is available; the bytes of these 64 or 32 codes are readable.
 #[inline(always)]
 unsafe fn codes64<F: Codes, const HALF: bool>(p: *const u8) -> __m512i {
-    // SAFETY: by the caller, AVX-512 is available; the bytes of these codes are readable; bytes outside a
-    // mask are not read.
+    // SAFETY: the caller guarantees AVX-512 and the bytes of 64 codes, or of 32 with `HALF`, at
+    // `p`; bytes outside a mask are not read.
     unsafe {
         if F::BITS == 8 {
             let bytes = match HALF {
@@ -138,16 +141,16 @@ unsafe fn codes64<F: Codes, const HALF: bool>(p: *const u8) -> __m512i {
         let n_words = if HALF { 2 } else { 4 } * F::BITS;
         let bytes = _mm512_maskz_loadu_epi16((1 << n_words) - 1, p.cast());
         match F::BITS {
-            2 => Unpack::<2>::unpack(bytes),
-            3 => Unpack::<3>::unpack(bytes),
-            5 => Unpack::<5>::unpack(bytes),
-            _ => Unpack::<6>::unpack(bytes),
+            2 => UnpackAvx512::<2>::unpack(bytes),
+            3 => UnpackAvx512::<3>::unpack(bytes),
+            5 => UnpackAvx512::<5>::unpack(bytes),
+            _ => UnpackAvx512::<6>::unpack(bytes),
         }
     }
 }
 
-/// For `vpermt2ps` of scales and offsets: eight scales, one for each 32 columns, then eight offsets, where a group is 1, 2,
-/// 4 or 8 times 32 columns.
+/// Index for `vpermt2ps` of scales and offsets: eight scales, one for each 32 columns, then eight
+/// offsets, if a group is 1, 2, 4 or 8 times 32 columns.
 static SPREAD: [[u32; 16]; 4] = {
     let mut index = [[0; 16]; 4];
     let mut shift = 0;
@@ -163,14 +166,15 @@ static SPREAD: [[u32; 16]; 4] = {
     index
 };
 
-/// The scales and offsets of 256 columns, block `b` of a piece.
+/// Scales and offsets of 256 columns, block `b` of a piece.
 ///
 /// # Safety
-/// AVX-512 is available; `spread` is that of `shift`; the piece has the block.
+/// AVX-512 is available; `spread` is the entry of [`SPREAD`] for `shift`; the piece has block `b`.
 #[inline(always)]
 unsafe fn spread_scales(scales: &Scales, b: usize, shift: usize, spread: __m512i) -> __m512 {
     let at = b * (8 >> shift);
-    // SAFETY: both arrays have room for a register after their last group.
+    // SAFETY: the caller guarantees AVX-512 and block `b`; both arrays of `scales` have 16 values
+    // after the last group.
     unsafe {
         let scale = _mm512_loadu_ps(scales.scale.as_ptr().add(at));
         let offset = _mm512_loadu_ps(scales.offset.as_ptr().add(at));
@@ -190,22 +194,14 @@ pub(super) unsafe fn gemv<F: Codes>(
     out: *mut f32,
 ) {
     let mut scales = [Scales::NONE; ROWS];
-    // SAFETY: by the caller, `w` has rows `r0..r1`, `x` their columns and `out` room for them; each group is
-    // within `r0..r1`.
+    // SAFETY: the caller guarantees rows `r0..r1` of `w`, activations at `x`, room at `out`, and
+    // the instruction set; each group of `N` rows is within `r0..r1`.
     unsafe {
-        let mut r = r0;
-        while r + ROWS <= r1 {
-            rows::<F, ROWS>(w, r, n_cols, x, &mut scales, out.add(r - r0));
-            r += ROWS;
-        }
-        while r < r1 {
-            rows::<F, 1>(w, r, n_cols, x, &mut scales, out.add(r - r0));
-            r += 1;
-        }
+        by_groups!(r0..r1, ROWS, |r, N| rows::<F, N>(w, r, n_cols, x, &mut scales, out.add(r - r0)));
     }
 }
 
-/// `R` neighbouring rows from row `r` on.
+/// Computes `R` neighbouring rows from row `r` on.
 ///
 /// # Safety
 /// As [`gemv`], for these rows.
@@ -218,7 +214,8 @@ unsafe fn rows<F: Codes, const R: usize>(
     scales: &mut [Scales; ROWS],
     out: *mut f32,
 ) {
-    // SAFETY: blocks within the rows and their columns within the activations.
+    // SAFETY: the caller guarantees `R` rows from `r` on, room for them at `out`, and AVX-512;
+    // blocks are within the piece of `n` columns.
     unsafe {
         let mut sums = [zero(); R];
         for piece in (0..n_cols).step_by(PIECE) {
@@ -243,7 +240,8 @@ unsafe fn rows<F: Codes, const R: usize>(
     }
 }
 
-/// Block `b` of 256 columns, or its first `n` unless `FULL`, of the piece that begins at column `piece`, of `R` rows.
+/// Accumulates block `b` of 256 columns of `R` rows, or its first `n` columns unless `FULL`, in the
+/// piece that begins at column `piece`.
 ///
 /// # Safety
 /// As [`rows`].
@@ -261,8 +259,8 @@ unsafe fn block<F: Codes, const R: usize, const FULL: bool>(
     sums: &mut [__m512; R],
 ) {
     let k = piece + b * 256;
-    // SAFETY: the columns are within the rows; activations are padded with zeros to whole registers of codes, their scales
-    // and sums to sixteen.
+    // SAFETY: the caller guarantees `R` rows with columns `k..k + n`. The activations' arrays are
+    // padded with zeros to 64 bytes, which whole registers of codes, scales and sums do not exceed.
     unsafe {
         let x = x.q8(n_cols);
         let x_scale = _mm512_castps256_ps512(_mm256_loadu_ps(x.scale.add(k / 32)));
@@ -303,7 +301,8 @@ const PASS: usize = 1024;
 /// Values of a panel's scales.
 const SCALES: usize = PASS / 32 * TILE_ROWS;
 
-/// Bytes for one block of 256 columns of 16 rows before their scales and offsets are transposed.
+/// Bytes of the scales and offsets of 16 rows before they are transposed: 64 for each row and block
+/// of 256 columns.
 const STAGE: usize = PASS / 256 * 64 * TILE_ROWS;
 
 /// Bytes of scratch; the same for any number of columns.
@@ -311,10 +310,10 @@ pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
     64 + PASS * TILE_ROWS + 2 * SCALES * 4 + STAGE
 }
 
-/// [`PASS`] columns of 16 weight rows, decoded and transposed. It takes 20 KB and stays in the nearest caches while all activation rows
-/// pass.
+/// [`PASS`] columns of 16 weight rows, decoded and transposed. It has 20 KB and stays in the
+/// nearest caches while all activation rows are multiplied.
 #[derive(Clone, Copy)]
-struct Panel {
+struct AffinePanelAvx512 {
     /// `[PASS/4][16 rows][4]` unsigned bytes
     codes: *mut u8,
     /// `[PASS/32][16 rows]`
@@ -325,36 +324,39 @@ struct Panel {
     stage: *mut u8,
 }
 
-impl Panel {
+impl AffinePanelAvx512 {
     /// # Safety
     /// `scratch` has [`scratch_bytes`].
     #[inline(always)]
-    unsafe fn new(scratch: *mut u8) -> Panel {
-        // SAFETY: the parts add up to `scratch_bytes`.
+    unsafe fn new(scratch: *mut u8) -> AffinePanelAvx512 {
+        // SAFETY: the caller guarantees `scratch_bytes` at `scratch`, which is the sum of the parts
+        // and of the alignment.
         unsafe {
             let codes = scratch.add(scratch.align_offset(64));
             let scale: *mut f32 = codes.add(PASS * TILE_ROWS).cast();
             let offset = scale.add(SCALES);
-            Panel { codes, scale, offset, stage: offset.add(SCALES).cast() }
+            AffinePanelAvx512 { codes, scale, offset, stage: offset.add(SCALES).cast() }
         }
     }
 }
 
-impl Source for Panel {
+impl SourceAvx512 for AffinePanelAvx512 {
     const GROUP: usize = 32;
     const HAS_OFFSET: bool = true;
     const KEEPS_ORDER: bool = true;
 
     #[inline(always)]
     unsafe fn codes(self, b: usize, step: usize) -> __m512i {
-        // SAFETY: by the caller, AVX-512 is available; the panel has the block, aligned to a register.
+        // SAFETY: the caller guarantees AVX-512 and block `b` of the panel; `codes` is aligned to
+        // 64.
         unsafe { panel_codes(self.codes, b, step) }
     }
 
     #[inline(always)]
     unsafe fn scale(self, group: usize) -> (__m512, __m512) {
         let at = group * TILE_ROWS;
-        // SAFETY: by the caller, AVX-512 is available; the panel has the group, aligned to a register.
+        // SAFETY: the caller guarantees AVX-512 and group `group` of the panel; `scale` and
+        // `offset` are aligned to 64.
         unsafe { (_mm512_load_ps(self.scale.add(at)), _mm512_load_ps(self.offset.add(at))) }
     }
 }
@@ -374,10 +376,10 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
     let Part { r0, n_rows, .. } = part;
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
-        let panel = Panel::new(scratch);
+        let panel = AffinePanelAvx512::new(scratch);
         let rows = row_addresses(w.values, w.row_bytes, r0, n_rows);
         let mut k = 0;
         while k < n_cols {
@@ -391,10 +393,10 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
                 pack_codes::<F, true>(&rows, at, panel.codes.add(n / 64 * 1024));
             }
             pack_scales(w, r0, n_rows, k, n, &mut scales, panel);
-            let len = chunk_of::<Panel>(xs.n);
+            let len = chunk_of::<AffinePanelAvx512>(xs.n);
             for i in (0..xs.n).step_by(len) {
-                let ask = if i + len < xs.n { Ask::Rows } else { Ask::Nothing };
-                let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, ask };
+                let prefetched = if i + len < xs.n { Prefetched::Rows } else { Prefetched::Nothing };
+                let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, prefetched };
                 some_rows(panel, n, x, (xs.n - i).min(len), k == 0, out.add(i * TILE_ROWS));
             }
             k += n;
@@ -402,13 +404,15 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
     }
 }
 
-/// 64 columns of the panel, or 32 (`HALF`): the codes at byte `at` of 16 rows.
+/// Packs 64 columns of the panel, or 32 (`HALF`): the codes at byte `at` of 16 rows.
 ///
 /// # Safety
-/// AVX-512 is available; the codes are readable; the panel has room for 64 columns.
+/// AVX-512 is available; the codes are readable at byte `at` of each row; `codes` has room for 64
+/// columns and is aligned to 64.
 #[inline(always)]
 unsafe fn pack_codes<F: Codes, const HALF: bool>(rows: &[*const u8; 16], at: usize, codes: *mut u8) {
-    // SAFETY: by the caller, AVX-512 is available; the codes are readable; the panel has room for 64 columns.
+    // SAFETY: the caller guarantees AVX-512, the codes of each of the 16 rows, and room for 64
+    // columns at `codes`.
     unsafe {
         let mut registers = [_mm512_setzero_si512(); 16];
         for r in 0..16 {
@@ -421,10 +425,10 @@ unsafe fn pack_codes<F: Codes, const HALF: bool>(rows: &[*const u8; 16], at: usi
     }
 }
 
-/// Scales and offsets of columns `k..k + n` of 16 rows into the panel, for each 32 columns.
+/// Packs scales and offsets of columns `k..k + n` of 16 rows into the panel, for each 32 columns.
 ///
 /// # Safety
-/// AVX-512 is available; the rows have the columns; the panel has room.
+/// AVX-512 is available; the rows have these columns; the panel has room.
 #[inline(always)]
 unsafe fn pack_scales(
     w: WeightRows,
@@ -433,11 +437,12 @@ unsafe fn pack_scales(
     k: usize,
     n: usize,
     scales: &mut Scales,
-    panel: Panel,
+    panel: AffinePanelAvx512,
 ) {
     const { assert!(PASS <= PIECE) };
     let n_blocks = n.div_ceil(256);
-    // SAFETY: by the caller, AVX-512 is available; the rows have the columns; the panel has room; so has the stage.
+    // SAFETY: the caller guarantees AVX-512, the rows and columns, and the panel, whose `stage` has
+    // 64 bytes for each row and block.
     unsafe {
         for r in 0..16 {
             let shift = scales.read(w, r0 + r.min(n_rows - 1), k, n, 0);

@@ -1,14 +1,15 @@
-//! The types of `affine` on Arm: GEMV row by row where the weights lie, GEMM through the panels of `interleaved_neon`.
+//! Products of the types of `affine` on Arm: GEMV row by row in place, GEMM through the panels of
+//! `interleaved_neon`.
 //!
-//! Codes are signed bytes, those of 8 bits less 128. Order of accumulation: GEMV as in `affine`, four lanes of the
-//! columns that `sdot` (or `smull` and its like) adds in one; GEMM as in `interleaved` for a type with an offset, so that their
-//! bits differ.
+//! Codes are signed bytes; those of 8 bits are 128 less. Order of accumulation: GEMV like `affine`,
+//! with four lanes for the columns that `sdot` (or `smull`) adds in one lane. GEMM accumulates like
+//! `interleaved` for a type with an offset, so the bits differ from GEMV's.
 
 use super::activation::{ActRow, ActRows};
 use super::affine::{self, Codes, PART, Scales, decode};
-use super::interleaved::Order;
-use super::interleaved_neon::{PASS, Panel, all_rows};
-use super::neon::{ByRow, Mull, Multiply, Sdot};
+use super::interleaved_neon::{PASS, PanelNeon, all_rows};
+use super::neon::{ByRow, Mull, MultiplyNeon, Sdot};
+use super::order::Order;
 use super::{Part, TILE_ROWS, WeightRows};
 
 /// # Safety
@@ -21,8 +22,8 @@ pub(super) unsafe fn gemv<F: Codes>(
     x: ActRow,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
-    // for the products, and the instruction set is available.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations,
+    // `out` room for the products, and the instruction set is available.
     unsafe { affine::gemv::<F, ByRow<Mull>>(w, n_cols, r0, r1, x, out) }
 }
 
@@ -37,17 +38,17 @@ pub(super) unsafe fn gemv_by_sdot<F: Codes>(
     x: ActRow,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
-    // for the products, and the instruction set is available.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations,
+    // `out` room for the products, and the instruction set is available.
     unsafe { affine::gemv::<F, ByRow<Sdot>>(w, n_cols, r0, r1, x, out) }
 }
 
-/// Codes with an offset for each 32 columns.
-type Codes32 = Panel<32, true>;
+/// Panel of codes with an offset for each 32 columns.
+type Codes32 = PanelNeon<32, true>;
 
 /// # Safety
 /// As [`super::GemmTile`]; the instructions of `M` are available.
-pub(super) unsafe fn gemm_tile<F: Codes, M: Multiply>(
+pub(super) unsafe fn gemm_tile<F: Codes, M: MultiplyNeon>(
     w: WeightRows,
     n_cols: usize,
     part: Part,
@@ -57,30 +58,29 @@ pub(super) unsafe fn gemm_tile<F: Codes, M: Multiply>(
 ) {
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let panel = Codes32::new(scratch);
-        let end = part.k + part.n;
-        for k in (part.k..end).step_by(PASS) {
-            let n = PASS.min(end - k);
+        for (k, n) in part.passes(PASS) {
             fill::<F, M::Order>(panel, w, Part { k, n, ..part });
             all_rows::<_, M>(panel, xs, n_cols, k, n, out);
         }
     }
 }
 
-/// Decode the rows and columns of a part into a panel; other rows of it keep what they have.
+/// Decodes the rows and columns of a part into a panel; other rows of the panel keep their
+/// contents.
 ///
 /// # Safety
-/// The matrix has them; `k` is a multiple of [`PASS`], `n` at most that.
+/// The matrix has the rows and columns; `k` is a multiple of [`PASS`], `n` at most [`PASS`].
 unsafe fn fill<F: Codes, O: Order>(panel: Codes32, w: WeightRows, part: Part) {
     const { assert!(PASS.is_multiple_of(PART)) };
     let mut groups = Scales::NONE;
     let mut codes = [0i8; PART];
     let (mut scale, mut offset) = ([0f32; PART / 32], [0f32; PART / 32]);
-    // SAFETY: by the caller, the matrix has the rows and columns; the panel has room for whole groups of 8
-    // columns; a row's places lie within the panel.
+    // SAFETY: the caller guarantees the rows and columns of `part`. The panel has room for `PASS`
+    // columns; `O::place` and the steps of `n` columns are within it.
     unsafe {
         for r in 0..part.n_rows {
             let (first, at_byte) = O::place(r);

@@ -1,19 +1,19 @@
-//! What AVX-512 kernels have in common.
+//! Functions that AVX-512 kernels share.
 
 use std::arch::x86_64::*;
 
-/// A constant in a register.
+/// Loads a constant into a register.
 ///
 /// # Safety
 /// AVX-512 is available.
 #[inline(always)]
 pub(super) unsafe fn load512<T, const N: usize>(values: &'static [T; N]) -> __m512i {
     const { assert!(size_of::<T>() * N == 64) };
-    // SAFETY: 64 bytes, by the assertion.
+    // SAFETY: `values` has 64 bytes, by the assertion; the caller guarantees AVX-512.
     unsafe { _mm512_loadu_si512(values.as_ptr().cast()) }
 }
 
-/// The sum of all lanes in a fixed order: 8 apart, 4, 2, neighbours.
+/// Sum of the lanes in a fixed order: 8 apart, 4 apart, 2 apart, neighbours.
 ///
 /// # Safety
 /// AVX-512 is available.
@@ -26,7 +26,8 @@ pub(super) unsafe fn horizontal_sum(v: __m512) -> f32 {
     }
 }
 
-/// For `vpermps`: the lanes of 64 columns, register `z` of four, each showing the group its four columns are in.
+/// Index for `vpermps`: for register `z` of 64 columns and each lane, the group of the lane's four
+/// columns.
 pub(super) const fn group_lanes(group: usize) -> [[u32; 16]; 4] {
     let mut lanes = [[0; 16]; 4];
     let mut z = 0;
@@ -41,7 +42,7 @@ pub(super) const fn group_lanes(group: usize) -> [[u32; 16]; 4] {
     lanes
 }
 
-/// 16 rows of 16 dwords to 16 columns of 16 dwords.
+/// Transposes 16 rows of 16 dwords.
 ///
 /// # Safety
 /// AVX-512 is available.
@@ -54,7 +55,7 @@ pub(super) unsafe fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
             a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
             a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
         }
-        // b[4g + c]: in each 128-bit lane L, column 4L + c of rows 4g..4g + 4.
+        // In each 128-bit lane `L`, `b[4g + c]` has column `4L + c` of rows `4g..4g + 4`.
         let mut b = a;
         for g in 0..4 {
             b[4 * g] = _mm512_unpacklo_epi64(a[4 * g], a[4 * g + 2]);
@@ -77,18 +78,44 @@ pub(super) unsafe fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
     }
 }
 
-/// 16 registers, `stride` bytes apart.
+/// Loads 16 registers, `stride` bytes apart.
 ///
 /// # Safety
-/// AVX-512 is available; the bytes are readable and aligned to 64.
+/// AVX-512 is available; 64 bytes of each row are readable and aligned to 64.
 #[inline(always)]
 pub(super) unsafe fn load_rows(first: *const u8, stride: usize) -> [__m512i; 16] {
-    // SAFETY: by the caller, AVX-512 is available; the bytes are readable and aligned to 64.
+    // SAFETY: the caller guarantees AVX-512 and 16 rows of 64 aligned bytes, `stride` apart.
     unsafe {
         let mut rows = [_mm512_setzero_si512(); 16];
         for r in 0..16 {
             rows[r] = _mm512_load_si512(first.add(r * stride).cast());
         }
         rows
+    }
+}
+
+/// A mask of the first `n` of 32 lanes.
+#[inline(always)]
+pub(super) fn first(n: usize) -> u32 {
+    if n >= 32 { u32::MAX } else { (1 << n) - 1 }
+}
+
+/// Rounds a row to BF16, to nearest even, with zeros up to a multiple of 32.
+///
+/// # Safety
+/// AVX-512 with BF16 is available; `x` is readable for `n` numbers; `out` has room for them,
+/// rounded up to 32, and is aligned to 64.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn round_row_bf16(x: *const f32, n: usize, out: *mut u8) {
+    // SAFETY: the caller guarantees `n` numbers at `x`, room at `out`, and the instruction set;
+    // numbers outside the masks are not read.
+    unsafe {
+        for c in (0..n).step_by(32) {
+            let (mask, x) = (first(n - c), x.add(c));
+            let low = _mm512_maskz_loadu_ps(mask as u16, x);
+            let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, x.wrapping_add(16));
+            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_store_si512(out.add(c * 2).cast(), rounded);
+        }
     }
 }

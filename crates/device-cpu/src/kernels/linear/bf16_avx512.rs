@@ -1,21 +1,21 @@
 //! BF16 matrices by `vdpbf16ps` (AVX-512 BF16; Zen 4): two products a lane, twice the rate of f32.
 //!
-//! Activations are rounded to BF16, as where models in BF16 are trained; weights are as in the file.
+//! Activations are rounded to BF16, as in the training of BF16 models; weights are as in the file.
 //!
-//! One row: lanes are pairs of columns, two accumulators a row; weight rows one after the other, as they lie in memory.
+//! One row: lanes are pairs of columns, with two accumulators a row. Weight rows are read one after
+//! the other, as they are in memory.
 //!
-//! Many rows: the panel is pairs of neighbouring columns of 16 weight rows, a register a pair; a pair of activations is
-//! broadcast by the instruction itself. A lane is a weight row; pairs follow in order, and the instruction adds the two products
-//! of a pair one after the other, each rounded to nearest, subnormal numbers taken as zero (Intel SDM, VDPBF16PS). The order
-//! does not depend on the number of activation rows.
-//! Bytes: each weight once, the activations once for each tile.
+//! Many rows: the panel has pairs of neighbouring columns of 16 weight rows, a register a pair; the
+//! instruction broadcasts a pair of activations. A lane is a weight row, and pairs follow in order.
+//! The instruction adds the two products of a pair one after the other, each rounded to nearest,
+//! with subnormal numbers as zero (Intel SDM, VDPBF16PS). The order does not depend on the number
+//! of activation rows. Bytes: each weight once, the activations once for each tile.
 
 use super::activation::{ActRow, ActRows};
-use super::avx512::horizontal_sum;
-use super::avx512::transpose;
+use super::avx512::{first, horizontal_sum, transpose};
 use super::weight_rows::row_addresses;
 use super::{Part, TILE_ROWS, WeightRows};
-use crate::prefetch::{ask_for_later, prefetch};
+use crate::prefetch::{prefetch, prefetch_stream};
 use std::arch::x86_64::*;
 
 /// Columns of a panel, 16 KB; a multiple of 32.
@@ -33,9 +33,9 @@ pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
 /// As [`super::Gemv`], for weights and activations in BF16; AVX-512 with BF16 is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn gemv(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32) {
-    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
-    // for the products, and the instruction set is available; the last columns are loaded under a mask;
-    // vectors of 32 numbers have the same layout, whatever their type.
+    // SAFETY: the caller guarantees rows `r0..r1` of `w`, `n_cols` activations in BF16 at `x`, room
+    // at `out`, and the instruction set. The last columns are loaded under a mask. Both vector
+    // types of the transmute have 64 bytes without padding.
     unsafe {
         let numbers = |v: __m512i| std::mem::transmute::<__m512i, __m512bh>(v);
         let whole = n_cols / 64 * 64;
@@ -43,7 +43,7 @@ pub(super) unsafe fn gemv(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x:
             let row = w.values.add(r * w.row_bytes);
             let mut sums = [_mm512_setzero_ps(); 2];
             for k in (0..whole).step_by(64) {
-                ask_for_later(row, k * 2, 128);
+                prefetch_stream(row, k * 2, 128);
                 for half in 0..2 {
                     let at = k * 2 + half * 64;
                     let x = numbers(_mm512_load_si512(x.0.add(at).cast()));
@@ -72,16 +72,14 @@ pub(super) unsafe fn gemm_tile(
     scratch: *mut u8,
     out: *mut f32,
 ) {
-    let end = part.k + part.n;
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let panel = scratch.add(scratch.align_offset(64));
         let rows = row_addresses(w.values, w.row_bytes, part.r0, part.n_rows);
-        for k in (part.k..end).step_by(PASS) {
-            let n = PASS.min(end - k);
+        for (k, n) in part.passes(PASS) {
             for c in (0..n).step_by(32) {
                 let mut pairs = [_mm512_setzero_si512(); 16];
                 for r in 0..16 {
@@ -109,34 +107,11 @@ pub(super) unsafe fn gemm_tile(
     }
 }
 
-/// A mask of the first `n` of 32 lanes.
-#[inline(always)]
-fn first(n: usize) -> u32 {
-    if n >= 32 { u32::MAX } else { (1 << n) - 1 }
-}
-
-/// Round a row to BF16, to nearest even, with zeros up to a multiple of 32.
+/// Multiplies the panel with `C` activation rows in BF16.
 ///
 /// # Safety
-/// AVX-512 with BF16 is available; `x` is readable for `n` numbers; `out` has room, aligned to 64.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
-pub(super) unsafe fn round_row(x: *const f32, n: usize, out: *mut u8) {
-    // SAFETY: numbers outside the masks are not read.
-    unsafe {
-        for c in (0..n).step_by(32) {
-            let (mask, x) = (first(n - c), x.add(c));
-            let low = _mm512_maskz_loadu_ps(mask as u16, x);
-            let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, x.wrapping_add(16));
-            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-            _mm512_store_si512(out.add(c * 2).cast(), rounded);
-        }
-    }
-}
-
-/// The panel times `C` activation rows in BF16.
-///
-/// # Safety
-/// AVX-512 with BF16 is available; panel and rows have the pairs; `out` has `(C, 16)` values.
+/// AVX-512 with BF16 is available; the panel and the rows have `n_pairs` pairs; `out` has `(C, 16)`
+/// values.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
 unsafe fn columns<const C: usize>(
     panel: *const u8,
@@ -146,8 +121,8 @@ unsafe fn columns<const C: usize>(
     first: bool,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, AVX-512 with BF16 is available; panel and rows have the pairs; `out` has `(C,
-    // 16)` values; vectors of 16 pairs have the same layout, whatever their type.
+    // SAFETY: the caller guarantees `n_pairs` pairs in `panel` and in `C` rows at `x`, `(C, 16)`
+    // values at `out`, and the instruction set. Both vector types of a transmute have 64 bytes.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); C];
         if !first {
@@ -156,7 +131,7 @@ unsafe fn columns<const C: usize>(
             }
         }
         for pair in 0..n_pairs {
-            // A cache line is 16 pairs; beyond the last row a prefetch does not fault.
+            // A cache line has 16 pairs. A prefetch beyond the last row does not fault.
             if pair % 16 == 0 {
                 for c in 0..C {
                     prefetch(x.wrapping_add((C + c) * stride + pair * 4));

@@ -1,24 +1,26 @@
-//! Every type that has no kernel of its own: decoded by its codec, multiplied with activations in f32.
+//! Types without a kernel: decoded by their codec, multiplied with activations in f32.
 //!
-//! What runs here are GGUF's types of 1 to 3 bits, whose values are points of a lattice and no affine map of a code, rows
-//! of 16-bit integers, and rows of bytes whose length is no multiple of 32. It is there so that every file runs; it is an
-//! order of magnitude slower than the kernels beside it, on every instruction set the same.
+//! These are GGUF's types of 1 to 3 bits, whose values are points of a lattice and not affine maps
+//! of codes; rows of 16-bit integers; and rows of bytes whose length is not a multiple of 32. This
+//! kernel makes every file run. It is an order of magnitude slower than the others, and the same on
+//! every instruction set.
 //!
-//! Order of accumulation: [`PART`] columns at a time as in `float`, the parts in order. `gemm_tile` gives the same bits.
+//! Order of accumulation: [`PART`] columns at a time as in `float`, the parts in order. `gemm_tile`
+//! has the same bits.
 
 use super::activation::{ActRow, ActRows, ActivationKind};
 use super::float::dot;
 use super::{LinearKernel, Part, TILE_ROWS, WeightRows};
 
-/// Columns that are decoded at a time: whole blocks of every type.
+/// Columns that are decoded at a time, whole blocks of every type.
 const PART: usize = 512;
 
 /// # Safety
 /// As [`super::Gemv`].
 unsafe fn gemv(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32) {
     let mut values = [0f32; PART];
-    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations,
-    // and `out` room for the products.
+    // SAFETY: the caller guarantees rows `r0..r1` of `w`, `n_cols` f32 activations at `x`, and room
+    // at `out`; a part begins and ends with whole blocks.
     unsafe {
         let x = std::slice::from_raw_parts(x.0.cast::<f32>(), n_cols);
         for r in r0..r1 {
@@ -38,7 +40,8 @@ unsafe fn gemv(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, ou
 unsafe fn gemm_tile(w: WeightRows, n_cols: usize, part: Part, xs: ActRows, _scratch: *mut u8, out: *mut f32) {
     let mut values = [0f32; PART];
     let Part { r0, n_rows, .. } = part;
-    // SAFETY: as in `gemv`.
+    // SAFETY: the caller guarantees `n_rows` rows of `w` from `r0` on, `xs.n` activation rows of
+    // `n_cols`, and `xs.n * TILE_ROWS` values at `out`.
     unsafe {
         for r in 0..n_rows {
             for first in (0..n_cols).step_by(PART) {
@@ -56,7 +59,7 @@ unsafe fn gemm_tile(w: WeightRows, n_cols: usize, part: Part, xs: ActRows, _scra
     }
 }
 
-/// The kernel of all these types.
+/// Kernels of all these types.
 pub(super) fn kernel() -> LinearKernel {
     LinearKernel {
         name: "linear_decoded",

@@ -1,12 +1,14 @@
-//! Weights that are plain numbers: converted to f32 in registers, multiplied with activations in f32.
+//! Weights that are plain numbers: converted to f32 in registers, multiplied with activations in
+//! f32.
 //!
-//! The loops here serve the scalar variant (the compiler vectorises them); `float_avx2`, `float_avx512` and `float_neon`
-//! are written by hand. Order of accumulation: [`LANES`] lanes, lane `l` taking columns `l, l + LANES, ...`, a multiply
-//! and an add each (fused on AVX2, AVX-512 and NEON); the lanes are added in order at the end. Any number of columns.
+//! The loops here are the scalar variant (the compiler vectorises them); `float_avx2`,
+//! `float_avx512` and `float_neon` are written by hand. Order of accumulation: lane `l` of
+//! [`LANES`] adds columns `l, l + LANES, ...`, with a multiplication and an addition each (fused on
+//! AVX2, AVX-512 and NEON). The lanes are added in order at the end. Any number of columns is
+//! allowed.
 
-use super::activation::{ActRow, ActRows, ActivationKind};
-use super::{GemmTile, Gemv, LinearKernel, Part, TILE_ROWS, WeightRows};
-use crate::isa::Isa;
+use super::activation::{ActRow, ActRows};
+use super::{Part, TILE_ROWS, WeightRows};
 use weights::BlockType;
 
 /// Lanes of the portable loops.
@@ -15,46 +17,53 @@ const LANES: usize = 16;
 /// A type of plain numbers.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // GEMM_MIN_ROWS is AVX-512's
 pub(super) trait FloatFormat {
-    /// `linear_f16`
+    /// Name in profiles: `linear_f16`.
     const NAME: &'static str;
-    /// The type.
+    /// Block type of the numbers.
     const BLOCK: BlockType;
-    /// From how many activation rows on AVX-512's GEMM beats its GEMV.
+    /// Least number of activation rows for which AVX-512's GEMM beats its GEMV.
     const GEMM_MIN_ROWS: usize = 16;
     /// Bytes of a number.
     const BYTES: usize = Self::BLOCK.block_bytes();
 
-    /// The number in the first [`Self::BYTES`] bytes.
+    /// Decodes the number in the first [`Self::BYTES`] bytes.
     fn decode(bytes: &[u8]) -> f32;
 
-    /// Eight numbers.
+    /// Loads eight numbers.
     ///
     /// # Safety
-    /// AVX2 and F16C are available; the numbers are readable.
+    /// AVX2 and F16C are available; eight numbers are readable at `p`.
     #[cfg(target_arch = "x86_64")]
     unsafe fn load8(p: *const u8) -> std::arch::x86_64::__m256;
 
-    /// The first `n <= 16` of sixteen numbers; zeros after.
+    /// Loads the first `n <= 16` of sixteen numbers, and zeros for the others.
     ///
     /// # Safety
-    /// AVX-512 is available; the `n` numbers are readable.
+    /// AVX-512 is available; `n` numbers are readable at `p`.
     #[cfg(target_arch = "x86_64")]
     unsafe fn load16(p: *const u8, n: usize) -> std::arch::x86_64::__m512;
 
-    /// Eight numbers.
+    /// Loads eight numbers.
     ///
     /// # Safety
-    /// The numbers are readable.
+    /// Eight numbers are readable at `p`.
     #[cfg(target_arch = "aarch64")]
     unsafe fn load8(p: *const u8) -> [std::arch::aarch64::float32x4_t; 2];
 }
 
 /// # Safety
-/// As [`Gemv`].
-unsafe fn gemv<F: FloatFormat>(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32) {
+/// As [`Gemv`](super::Gemv).
+pub(super) unsafe fn gemv<F: FloatFormat>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    r1: usize,
+    x: ActRow,
+    out: *mut f32,
+) {
     let (w, row_bytes) = (w.values, w.row_bytes);
-    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations,
-    // and `out` room for the products.
+    // SAFETY: the caller guarantees rows `r0..r1` of `n_cols` numbers at `w`, `n_cols` f32
+    // activations at `x`, and room at `out`.
     unsafe {
         let x = std::slice::from_raw_parts(x.0.cast::<f32>(), n_cols);
         for r in r0..r1 {
@@ -64,7 +73,7 @@ unsafe fn gemv<F: FloatFormat>(w: WeightRows, n_cols: usize, r0: usize, r1: usiz
     }
 }
 
-/// The product of a row of weights with a row of activations.
+/// Product of a row of weights with a row of activations.
 #[inline(always)]
 pub(super) fn dot(weights: impl Iterator<Item = f32>, x: &[f32]) -> f32 {
     let mut sums = [0f32; LANES];
@@ -82,13 +91,13 @@ pub(super) fn dot(weights: impl Iterator<Item = f32>, x: &[f32]) -> f32 {
 }
 
 /// Bytes of scratch: one row in f32.
-fn gemm_scratch_bytes(n_cols: usize) -> usize {
+pub(super) fn gemm_scratch_bytes(n_cols: usize) -> usize {
     n_cols * 4 + 64
 }
 
 /// # Safety
-/// As [`GemmTile`].
-unsafe fn gemm_tile<F: FloatFormat>(
+/// As [`GemmTile`](super::GemmTile).
+pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     w: WeightRows,
     n_cols: usize,
     part: Part,
@@ -98,7 +107,9 @@ unsafe fn gemm_tile<F: FloatFormat>(
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
     let Part { r0, n_rows, .. } = part;
-    // SAFETY: the scratch has room for a row; all else as in `gemv`.
+    // SAFETY: the caller guarantees `gemm_scratch_bytes` at `scratch`, room for one row; `n_rows`
+    // rows of `w` from `r0` on; `xs.n` rows of `n_cols` f32 activations; and `xs.n * TILE_ROWS`
+    // values at `out`.
     unsafe {
         let weights: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
         for r in 0..n_rows {
@@ -114,54 +125,3 @@ unsafe fn gemm_tile<F: FloatFormat>(
         }
     }
 }
-
-/// The kernels of a type.
-pub(super) fn kernel<F: FloatFormat>(isa: Isa) -> LinearKernel {
-    let scalar = LinearKernel {
-        name: F::NAME,
-        activation: ActivationKind::F32,
-        gemv: gemv::<F>,
-        gemm_tile: gemm_tile::<F>,
-        gemm_pass: usize::MAX,
-        few_rows: None,
-        gemm_scratch_bytes,
-        gemm_adds_as_gemv: false,
-        interleave: None,
-        gemm_min_rows: 2,
-    };
-    match isa.vectors() {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => LinearKernel {
-            gemv: super::float_avx2::gemv::<F>,
-            gemm_tile: super::float_avx2::gemm_tile::<F>,
-            gemm_pass: super::float_avx2::PASS,
-            few_rows: Some(super::float_avx2::few_rows::<F>),
-            gemm_scratch_bytes: super::float_avx2::scratch_bytes,
-            gemm_min_rows: 13,
-            ..scalar
-        },
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => LinearKernel {
-            gemv: super::float_avx512::gemv::<F>,
-            gemm_tile: super::float_avx512::gemm_tile::<F>,
-            gemm_pass: super::float_avx512::PASS,
-            gemm_scratch_bytes: super::float_avx512::scratch_bytes,
-            gemm_min_rows: F::GEMM_MIN_ROWS,
-            ..scalar
-        },
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon => LinearKernel {
-            gemv: super::float_neon::gemv::<F>,
-            gemm_tile: super::float_neon::gemm_tile::<F>,
-            gemm_pass: super::float_neon::PASS,
-            few_rows: Some(super::float_neon::few_rows::<F>),
-            gemm_scratch_bytes: super::float_neon::scratch_bytes,
-            gemm_min_rows: 13,
-            ..scalar
-        },
-        _ => scalar,
-    }
-}
-
-/// The function pointers have the types that [`LinearKernel`] names.
-const _: (Gemv, GemmTile) = (gemv::<super::f32::F32>, gemm_tile::<super::f32::F32>);

@@ -1,46 +1,50 @@
 //! AVX2 products of plain numbers.
 //!
-//! GEMV: each weight row has one register of 8 lanes; lane `l` takes columns `l, l + 8, ...` in order, a fused multiply-add
-//! each; the lanes are added 4 apart, 2 apart, neighbours; then the last `n_cols % 8` columns one by one. Several weight
-//! rows at a time are the chains that hide the latency.
+//! GEMV: each weight row has one register of 8 lanes. Lane `l` adds columns `l, l + 8, ...` in
+//! order, with a fused multiply-add each. The lanes are added 4 apart, 2 apart, neighbours, and
+//! then the last `n_cols % 8` columns one by one. Several weight rows at a time are the chains that
+//! hide the latency.
 //!
-//! A few activation rows ([`few_rows`]): the same chains, so the same bits as GEMV gives for each row, but a group of weight
-//! rows meets up to [`FEW`] activation rows for one conversion, and comes from memory once for all of them.
+//! A few activation rows ([`few_rows`]): the chains are the same, and so the bits of each row are
+//! GEMV's. A group of weight rows is converted once for up to [`FEW`] activation rows, and read
+//! from memory once for all of them.
 //!
-//! GEMM: a panel of 16 weight rows and [`PASS`] columns is converted and transposed once, then met by [`X_ROWS`] activation
-//! rows at a time: 12 accumulators, 2 loads of weights and 6 of activations for 12 multiply-adds, written out for [`UNROLL`]
-//! columns. Meanwhile the weights of the next panel are asked for. Columns follow in order, so the order differs from GEMV's;
-//! it does not depend on the number of activation rows.
+//! GEMM: a panel of 16 weight rows and [`PASS`] columns is converted and transposed once, then
+//! multiplied with [`X_ROWS`] activation rows at a time. That takes 12 accumulators, with 2 loads
+//! of weights and 6 of activations for 12 multiply-adds, unrolled for [`UNROLL`] columns. The
+//! weights of the next panel are prefetched meanwhile. Columns follow in order, so the order
+//! differs from GEMV's; it does not depend on the number of activation rows.
 
 use super::activation::{ActRow, ActRows};
-use super::avx2::horizontal_sum;
+use super::avx2::{horizontal_sum, transpose};
 use super::float::FloatFormat;
-use super::gemm_avx2::transpose;
-use super::weight_rows::row_addresses;
+use super::weight_rows::{by_groups, row_addresses};
 use super::{Part, TILE_ROWS, WeightRows};
 use crate::prefetch::{groups_ahead, prefetch_far};
 use std::arch::x86_64::*;
 
-/// Columns of a panel, 16 KB of f32, half of the first cache; a multiple of 16.
+/// Columns of a panel, 16 KB of f32, half of the first-level cache; a multiple of 16.
 pub(super) const PASS: usize = 256;
 
 /// Activation rows whose accumulators fit the registers.
 const X_ROWS: usize = 6;
 
-/// Columns that a turn of the GEMM's loop has. The compiler writes eight out, with one computation of the activation rows'
-/// addresses; sixteen it leaves a loop, whose additions take a third of the instructions.
+/// Columns of one iteration of the GEMM's loop. The compiler unrolls eight, and computes the
+/// activation rows' addresses once. It leaves sixteen as a loop, whose additions take a third of
+/// the instructions.
 const UNROLL: usize = 8;
 
 /// Most activation rows that share a load of weights in [`few_rows`].
 const FEW: usize = 6;
 
-/// Weight rows that [`few_rows`] takes at a time.
+/// Weight rows of one iteration of [`few_rows`].
 const FEW_ROWS: usize = 4;
 
-/// Weight rows of GEMV at a time: as many chains as two multiply-adds a cycle of latency 4 need.
+/// Weight rows of one iteration of GEMV: the number of chains for two multiply-adds a cycle with
+/// latency 4.
 const GEMV_ROWS: usize = 8;
 
-/// Most lines of the next tile that are asked for at a time: more would wait for one another.
+/// Most lines of the next tile that are prefetched at a time; more would wait for one another.
 const LINES: usize = 16;
 
 /// Bytes from one copied activation row to the next, an odd number of cache lines.
@@ -63,22 +67,14 @@ pub(super) unsafe fn gemv<F: FloatFormat>(
     out: *mut f32,
 ) {
     let xs = ActRows { base: x.0, stride: 0, n: 1 };
-    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
-    // for the products, and the instruction set is available.
+    // SAFETY: the caller guarantees rows `r0..r1` of `n_cols` numbers, `n_cols` f32 activations at
+    // `x`, room at `out`, and the instruction set.
     unsafe {
-        let mut r = r0;
-        while r + GEMV_ROWS <= r1 {
-            block::<F, GEMV_ROWS, 1>(w, n_cols, r, xs, out.add(r - r0));
-            r += GEMV_ROWS;
-        }
-        while r < r1 {
-            block::<F, 1, 1>(w, n_cols, r, xs, out.add(r - r0));
-            r += 1;
-        }
+        by_groups!(r0..r1, GEMV_ROWS, |r, N| block::<F, N, 1>(w, n_cols, r, xs, out.add(r - r0)));
     }
 }
 
-/// As [`super::GemmTile`], with the bits of GEMV; the scratch is not used.
+/// [`super::GemmTile`] with the bits of GEMV; the scratch is not used.
 ///
 /// # Safety
 /// As [`super::GemmTile`]; AVX2, FMA and F16C are available.
@@ -97,13 +93,14 @@ pub(super) unsafe fn few_rows<F: FloatFormat>(
         let n_weights = if r + FEW_ROWS <= n_rows { FEW_ROWS } else { 1 };
         let mut i = 0;
         while i < xs.n {
-            // Seven and eight are two equal halves rather than six and a rest.
+            // Seven and eight rows are two equal halves instead of six and a rest.
             let n = match xs.n - i {
                 left @ ..=FEW => left,
                 7 | 8 => 4,
                 _ => FEW,
             };
-            // SAFETY: the rows are among the caller's.
+            // SAFETY: the caller guarantees `n_rows` weight rows from `r0` on and `xs.n` activation
+            // rows, of which these are some.
             unsafe {
                 let xs = ActRows { base: xs.row(i).0, n, ..xs };
                 let out = out.add(i * TILE_ROWS + r);
@@ -118,14 +115,15 @@ pub(super) unsafe fn few_rows<F: FloatFormat>(
     }
 }
 
-/// [`FEW_ROWS`] weight rows with up to [`FEW`] activation rows: as many at a time as have registers.
+/// Multiplies [`FEW_ROWS`] weight rows with up to [`FEW`] activation rows, at most as many at a
+/// time as there are registers for.
 ///
 /// # Safety
 /// As [`few_rows`].
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn four_weights<F: FloatFormat>(w: WeightRows, n_cols: usize, r: usize, xs: ActRows, out: *mut f32) {
-    // SAFETY: by the caller, `w` has the tile's rows, `xs` the part's columns, `scratch` and `out` have room
-    // and overlap nothing else, and the instruction set is available.
+    // SAFETY: the caller guarantees `FEW_ROWS` weight rows from `r` on, `xs.n <= FEW` activation
+    // rows of `n_cols`, room for their products at `out`, and the instruction set.
     unsafe {
         match xs.n {
             1 => block::<F, FEW_ROWS, 1>(w, n_cols, r, xs, out),
@@ -145,15 +143,15 @@ unsafe fn four_weights<F: FloatFormat>(w: WeightRows, n_cols: usize, r: usize, x
     }
 }
 
-/// One weight row with up to [`FEW`] activation rows.
+/// Multiplies one weight row with up to [`FEW`] activation rows.
 ///
 /// # Safety
 /// As [`few_rows`].
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn one_weight<F: FloatFormat>(w: WeightRows, n_cols: usize, r: usize, xs: ActRows, out: *mut f32) {
     for i in 0..xs.n {
-        // SAFETY: by the caller, `w` has the tile's rows, `xs` the part's columns, `scratch` and `out` have
-        // room and overlap nothing else, and the instruction set is available.
+        // SAFETY: the caller guarantees weight row `r`, `xs.n` activation rows of `n_cols`, room
+        // for their products at `out`, and the instruction set.
         unsafe {
             let x = ActRows { base: xs.row(i).0, n: 1, ..xs };
             block::<F, 1, 1>(w, n_cols, r, x, out.add(i * TILE_ROWS));
@@ -161,10 +159,12 @@ unsafe fn one_weight<F: FloatFormat>(w: WeightRows, n_cols: usize, r: usize, xs:
     }
 }
 
-/// `R` weight rows from row `r` on times `C` activation rows: `out[c * TILE_ROWS + i]` for weight row `r + i`.
+/// Multiplies `R` weight rows from row `r` on with `C` activation rows: `out[c * TILE_ROWS + i]`
+/// for weight row `r + i`.
 ///
 /// # Safety
-/// The rows have `n_cols` numbers; `out` has room; AVX2, FMA and F16C are available.
+/// The rows have `n_cols` numbers; `out` has room for the products; AVX2, FMA and F16C are
+/// available.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn block<F: FloatFormat, const R: usize, const C: usize>(
     w: WeightRows,
@@ -174,8 +174,8 @@ unsafe fn block<F: FloatFormat, const R: usize, const C: usize>(
     out: *mut f32,
 ) {
     let row_bytes = w.row_bytes;
-    // SAFETY: by the caller, the rows have `n_cols` numbers; `out` has room; AVX2, FMA and F16C are
-    // available.
+    // SAFETY: the caller guarantees `R` weight rows and `C` activation rows of `n_cols` numbers,
+    // room for their products at `out`, and the instruction set.
     unsafe {
         let (w, x) = (w.values.add(r * row_bytes), xs.base.cast::<f32>());
         let mut sums = [[_mm256_setzero_ps(); C]; R];
@@ -210,10 +210,10 @@ unsafe fn block<F: FloatFormat, const R: usize, const C: usize>(
     }
 }
 
-/// Eight columns of a [`block`].
+/// Accumulates eight columns of a [`block`].
 ///
 /// # Safety
-/// As [`block`], for columns from `w` and `x` on.
+/// Eight numbers are readable at `w` and `x` in each row; AVX2, FMA and F16C are available.
 #[inline(always)]
 unsafe fn eight<F: FloatFormat, const R: usize, const C: usize>(
     w: *const u8,
@@ -222,8 +222,8 @@ unsafe fn eight<F: FloatFormat, const R: usize, const C: usize>(
     stride: usize,
     sums: &mut [[__m256; C]; R],
 ) {
-    // SAFETY: by the caller, the rows have `n_cols` numbers from `w` and `x` on, `out` has room, and AVX2,
-    // FMA and F16C are available.
+    // SAFETY: the caller guarantees eight numbers in each of `R` rows from `w` on and `C` rows from
+    // `x` on, and the instruction set.
     unsafe {
         let mut activations = [_mm256_setzero_ps(); C];
         for c in 0..C {
@@ -250,17 +250,15 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     out: *mut f32,
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
-    let (r0, end) = (part.r0, part.k + part.n);
+    let r0 = part.r0;
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
         let rows = row_addresses(w, row_bytes, r0, part.n_rows);
-        let mut k = part.k;
-        while k < end {
-            let n = PASS.min(end - k);
+        for (k, n) in part.passes(PASS) {
             let whole = n / 8 * 8;
             for half in [0, 8] {
                 for c in (0..whole).step_by(8) {
@@ -280,20 +278,19 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
                 }
             }
             let next = w.wrapping_add((r0 + TILE_ROWS) * row_bytes + k * F::BYTES);
-            let next = NextTile { row: next, row_bytes, n_bytes: n * F::BYTES, at: 0 };
+            let next = NextFloatTile { row: next, row_bytes, n_bytes: n * F::BYTES, at: 0 };
             multiply(panel, k, n, xs, next, panel.add(PASS * TILE_ROWS), out);
-            k += n;
         }
     }
 }
 
-/// Eight rows of a panel's half as columns.
+/// Transposes eight rows into one half of a panel.
 ///
 /// # Safety
 /// AVX2 is available; `panel` has room for 8 columns, and is aligned to a vector.
 #[inline(always)]
 unsafe fn store_columns(rows: [__m256i; 8], panel: *mut f32) {
-    // SAFETY: by the caller, AVX2 is available; `panel` has room for 8 columns, and is aligned to a vector.
+    // SAFETY: the caller guarantees AVX2, and room for 8 columns at `panel`, aligned to a vector.
     unsafe {
         for (i, column) in transpose(rows).into_iter().enumerate() {
             _mm256_store_si256(panel.add(i * TILE_ROWS).cast(), column);
@@ -301,41 +298,41 @@ unsafe fn store_columns(rows: [__m256i; 8], panel: *mut f32) {
     }
 }
 
-/// The numbers of the next panel, probably: where they lie, and how far they were asked for. Beyond the last tile a prefetch
-/// does not fault.
-struct NextTile {
-    /// The row that is asked for.
+/// Prefetch state of the tile that probably comes next. A prefetch beyond the last tile does not
+/// fault.
+struct NextFloatTile {
+    /// Row that is prefetched.
     row: *const u8,
     row_bytes: usize,
     /// Bytes of a row.
     n_bytes: usize,
-    /// Bytes of the row that were asked for.
+    /// Bytes of the row that were prefetched.
     at: usize,
 }
 
-impl NextTile {
-    /// Ask for `n` lines more.
+impl NextFloatTile {
+    /// Prefetches `n` more lines.
     #[inline(always)]
-    fn ask(&mut self, n: usize) {
+    fn prefetch(&mut self, n: usize) {
         for _ in 0..n {
             if self.at >= self.n_bytes {
                 (self.at, self.row) = (0, self.row.wrapping_add(self.row_bytes));
             }
-            // SAFETY: a prefetch does not fault.
+            // SAFETY: a prefetch never faults, whatever the address; SSE is part of x86-64.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(self.row.wrapping_add(self.at).cast()) };
             self.at += 64;
         }
     }
 }
 
-/// Eight numbers, or the first `n` of them and zeros.
+/// Loads eight numbers, or the first `n` of them and zeros.
 ///
 /// # Safety
-/// AVX2 and F16C are available; the numbers are readable.
+/// AVX2 and F16C are available; `n` numbers, at most eight, are readable at `p`.
 #[inline(always)]
 unsafe fn load_some<F: FloatFormat>(p: *const u8, n: usize) -> __m256 {
-    // SAFETY: by the caller, AVX2 and F16C are available; the numbers are readable; a copy of the last few is
-    // read whole.
+    // SAFETY: the caller guarantees AVX2, F16C and eight or `n` numbers at `p`; fewer than eight
+    // are copied to `last`, which has room for eight.
     unsafe {
         if n >= 8 {
             return F::load8(p);
@@ -346,28 +343,28 @@ unsafe fn load_some<F: FloatFormat>(p: *const u8, n: usize) -> __m256 {
     }
 }
 
-/// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0. Meanwhile ask for
-/// the next tile's weights, so that packing them finds them in the second cache.
+/// Multiplies the panel (columns `k..k + n`) with all activation rows; adds to `out`, or sets it if
+/// `k` is 0. Meanwhile it prefetches the next tile's weights into the second-level cache.
 ///
 /// # Safety
-/// The panel is filled; the activation rows have `k + n` columns; `copy` has room for `X_ROWS` of them; `out` has
-/// `xs.n * TILE_ROWS` values.
+/// The panel is filled; the activation rows have `k + n` columns; `copy` has room for `n` columns
+/// of `X_ROWS` rows; `out` has `xs.n * TILE_ROWS` values.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply(
     panel: *const f32,
     k: usize,
     n: usize,
     xs: ActRows,
-    mut next_tile: NextTile,
+    mut next_tile: NextFloatTile,
     copy: *mut f32,
     out: *mut f32,
 ) {
     let lines = (TILE_ROWS * next_tile.n_bytes).div_ceil(64 * xs.n.div_ceil(X_ROWS).max(1));
-    // SAFETY: activation rows `i..i + X_ROWS` exist.
+    // SAFETY: the caller guarantees the panel, `xs`, `copy` and `out`; `i + c` is at most `xs.n`.
     unsafe {
         let mut i = 0;
         while i < xs.n {
-            next_tile.ask(lines.min(LINES));
+            next_tile.prefetch(lines.min(LINES));
             let (mut x, mut stride) = (xs.row(i).0.cast::<f32>().add(k), xs.stride);
             let out = out.add(i * TILE_ROWS);
             let c = X_ROWS.min(xs.n - i);
@@ -378,7 +375,7 @@ unsafe fn multiply(
                 }
                 (x, stride) = (copy, COPY_STRIDE);
             }
-            // Beyond the last row a prefetch does not fault.
+            // A prefetch beyond the last row does not fault.
             let next = xs.base.wrapping_add((i + X_ROWS) * xs.stride).cast::<f32>().wrapping_add(k);
             let x = Activations { x, stride, next, next_stride: xs.stride };
             match c {
@@ -394,31 +391,32 @@ unsafe fn multiply(
     }
 }
 
-/// Whether activation rows at this distance would push the panel, half of the first cache, out of the sets that they all
-/// share (64 sets of 64 bytes, 8 ways). A copy then costs less than the misses.
+/// True if activation rows at this distance would evict the panel, half of the first-level cache,
+/// from the sets that all rows map to (64 sets of 64 bytes, 8 ways). A copy then costs less than
+/// the misses.
 const fn crowds(stride: usize) -> bool {
     stride.is_multiple_of(4096)
 }
 
-/// Activation rows, and those that come after them.
+/// Activation rows, and the rows to prefetch.
 #[derive(Clone, Copy)]
 struct Activations {
     x: *const f32,
     /// Bytes from one row to the next.
     stride: usize,
-    /// What will be read next: any address.
+    /// Address of the rows to prefetch; any address is allowed.
     next: *const f32,
     next_stride: usize,
 }
 
-/// The panel times `C` activation rows.
+/// Multiplies the panel with `C` activation rows.
 ///
 /// # Safety
 /// As [`multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn columns<const C: usize>(panel: *const f32, n: usize, x: Activations, first: bool, out: *mut f32) {
-    // SAFETY: by the caller, the panel is filled, the activation rows have the columns, `out` has room for
-    // `(C, 16)`, and the instruction set is available.
+    // SAFETY: the caller guarantees `n` columns of the panel and of `C` rows at `x.x`, `(C, 16)`
+    // values at `out`, and the instruction set.
     unsafe {
         let mut sums = [[_mm256_setzero_ps(); 2]; C];
         if !first {
@@ -451,10 +449,11 @@ unsafe fn columns<const C: usize>(panel: *const f32, n: usize, x: Activations, f
     }
 }
 
-/// One column of 16 weight rows times `C` activation rows.
+/// Accumulates one column of 16 weight rows times `C` activation rows.
 ///
 /// # Safety
-/// AVX2 and FMA are available; the numbers are readable, those of the panel aligned.
+/// AVX2 and FMA are available; 16 numbers are readable at `panel`, aligned, and one at `x` in each
+/// row.
 #[inline(always)]
 unsafe fn column<const C: usize>(
     panel: *const f32,
@@ -462,8 +461,8 @@ unsafe fn column<const C: usize>(
     stride: usize,
     sums: &mut [[__m256; 2]; C],
 ) {
-    // SAFETY: by the caller, AVX2 and FMA are available; the numbers are readable, those of the panel
-    // aligned.
+    // SAFETY: the caller guarantees AVX2 and FMA, 16 aligned numbers at `panel`, and one number in
+    // each of `C` rows from `x` on.
     unsafe {
         let weights = [_mm256_load_ps(panel), _mm256_load_ps(panel.add(8))];
         for c in 0..C {

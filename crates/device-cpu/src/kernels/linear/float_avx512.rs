@@ -1,19 +1,19 @@
 //! AVX-512 products of plain numbers.
 //!
-//! GEMV: weight rows one after the other, as they lie in memory; two accumulators, 32 columns in turn; added pairwise, then the lanes, 8
-//! apart first.
+//! GEMV: weight rows are read one after the other, as they are in memory. Two accumulators
+//! alternate every 16 columns; they are added, then the lanes, 8 apart first.
 //!
-//! GEMM: [`PASS`] columns of 16 weight rows are converted and transposed to f32, 16 rows a register, and meet up to
-//! [`X_ROWS`] activation rows at a time, each activation broadcast by the multiply-add itself. A lane is a weight row;
-//! columns follow in order, one fused multiply-add each, so the order differs from GEMV's.
+//! GEMM: [`PASS`] columns of 16 weight rows are converted and transposed to f32, 16 rows a
+//! register. They are multiplied with up to [`X_ROWS`] activation rows at a time; the multiply-add
+//! broadcasts each activation. A lane is a weight row. Columns follow in order, one fused
+//! multiply-add each, so the order differs from GEMV's.
 
 use super::activation::{ActRow, ActRows};
-use super::avx512::horizontal_sum;
-use super::avx512::transpose;
+use super::avx512::{horizontal_sum, transpose};
 use super::float::FloatFormat;
 use super::weight_rows::row_addresses;
 use super::{Part, TILE_ROWS, WeightRows};
-use crate::prefetch::{ask_for_later, prefetch};
+use crate::prefetch::{prefetch, prefetch_stream};
 use std::arch::x86_64::*;
 
 /// Columns of a panel, 32 KB of f32; a multiple of 16.
@@ -42,15 +42,15 @@ pub(super) unsafe fn gemv<F: FloatFormat>(
     out: *mut f32,
 ) {
     let x: *const f32 = x.0.cast();
-    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
-    // for the products, and the instruction set is available; the last columns are loaded under a mask.
+    // SAFETY: the caller guarantees rows `r0..r1` of `n_cols` numbers, `n_cols` f32 activations at
+    // `x`, room at `out`, and the instruction set. The last columns are loaded under a mask.
     unsafe {
         let full = n_cols / 32 * 32;
         for r in r0..r1 {
             let row = w.values.add(r * w.row_bytes);
             let mut sums = [_mm512_setzero_ps(); 2];
             for k in (0..full).step_by(32) {
-                ask_for_later(row, k * F::BYTES, 32 * F::BYTES);
+                prefetch_stream(row, k * F::BYTES, 32 * F::BYTES);
                 for half in 0..2 {
                     let k = k + half * 16;
                     let weights = F::load16(row.add(k * F::BYTES), 16);
@@ -79,17 +79,14 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     out: *mut f32,
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
-    let (r0, end) = (part.r0, part.k + part.n);
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
-        let rows = row_addresses(w, row_bytes, r0, part.n_rows);
-        let mut k = part.k;
-        while k < end {
-            let n = PASS.min(end - k);
+        let rows = row_addresses(w, row_bytes, part.r0, part.n_rows);
+        for (k, n) in part.passes(PASS) {
             for c in (0..n).step_by(16) {
                 let width = (n - c).min(16);
                 let mut registers = [_mm512_setzero_si512(); 16];
@@ -102,19 +99,20 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
                 }
             }
             multiply(panel, k, n, xs, panel.add(PASS * TILE_ROWS), out);
-            k += n;
         }
     }
 }
 
-/// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0.
+/// Multiplies the panel (columns `k..k + n`) with all activation rows; adds to `out`, or sets it if
+/// `k` is 0.
 ///
 /// # Safety
-/// The panel is filled; the activation rows have `k + n` columns; `copy` has room for `X_ROWS` of them; `out` has
-/// `xs.n * TILE_ROWS` values.
+/// The panel is filled; the activation rows have `k + n` columns; `copy` has room for `n` columns
+/// of `X_ROWS` rows; `out` has `xs.n * TILE_ROWS` values.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn multiply(panel: *const f32, k: usize, n: usize, xs: ActRows, copy: *mut f32, out: *mut f32) {
-    // SAFETY: activation rows `i..i + X_ROWS` exist.
+    // SAFETY: the caller guarantees the panel, `xs`, `copy` and `out`; `i` plus the rows of each
+    // call is at most `xs.n`.
     unsafe {
         let mut i = 0;
         while i < xs.n {
@@ -154,13 +152,13 @@ unsafe fn multiply(panel: *const f32, k: usize, n: usize, xs: ActRows, copy: *mu
     }
 }
 
-/// Whether activation rows at this distance crowd into one or two of the first cache's 64 sets of 64 bytes, whose 8 ways they would
-/// fill. A copy then costs less than the misses.
+/// True if activation rows at this distance map to one or two of the first-level cache's 64 sets of
+/// 64 bytes, and would fill their 8 ways. A copy then costs less than the misses.
 const fn crowds(stride: usize) -> bool {
     stride.is_multiple_of(2048)
 }
 
-/// The panel times `C` activation rows.
+/// Multiplies the panel with `C` activation rows.
 ///
 /// # Safety
 /// As [`multiply`]; `x` is the first of `C` rows, `stride` bytes apart.
@@ -173,8 +171,8 @@ unsafe fn columns<const C: usize>(
     first: bool,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, the panel is filled, the activation rows have the columns, `out` has room for
-    // `(C, 16)`, and the instruction set is available.
+    // SAFETY: the caller guarantees `n` columns of the panel and of `C` rows at `x`, `(C, 16)`
+    // values at `out`, and the instruction set.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); C];
         if !first {
@@ -183,7 +181,8 @@ unsafe fn columns<const C: usize>(
             }
         }
         for k in 0..n {
-            // A cache line of each of the rows that follow; beyond the last row a prefetch does not fault.
+            // One cache line of each of the following rows. A prefetch beyond the last row does not
+            // fault.
             if k % 16 == 0 {
                 for c in 0..C {
                     prefetch(x.wrapping_byte_add((C + c) * stride).wrapping_add(k).cast());

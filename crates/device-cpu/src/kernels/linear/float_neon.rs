@@ -1,18 +1,21 @@
 //! NEON products of plain numbers.
 //!
-//! GEMV: each weight row has two registers of 4 lanes; lane `l` of the eight takes columns `l, l + 8, ...` in order, a fused
-//! multiply-add each; the registers are added, then the lanes, neighbours first; then the last `n_cols % 8` columns one by one.
-//! Several weight rows at a time are the chains that hide the latency.
+//! GEMV: each weight row has two registers of 4 lanes. Lane `l` of the eight adds columns `l, l +
+//! 8, ...` in order, with a fused multiply-add each. The registers are added, then the lanes,
+//! neighbours first, and then the last `n_cols % 8` columns one by one. Several weight rows at a
+//! time are the chains that hide the latency.
 //!
-//! A few activation rows ([`few_rows`]): the same chains, so the same bits as GEMV gives for each row, but four weight rows meet
-//! up to [`FEW`] activation rows for one conversion.
+//! A few activation rows ([`few_rows`]): the chains are the same, and so the bits of each row are
+//! GEMV's. Four weight rows are converted once for up to [`FEW`] activation rows.
 //!
-//! GEMM: a panel of 16 weight rows and [`PASS`] columns is converted and transposed once, then met by [`X_ROWS`] activation rows at a
-//! time: 24 accumulators, 4 loads of weights and 6 of activations for 24 multiply-adds. Columns follow in order, so the order
+//! GEMM: a panel of 16 weight rows and [`PASS`] columns is converted and transposed once, then
+//! multiplied with [`X_ROWS`] activation rows at a time. That takes 24 accumulators, with 4 loads
+//! of weights and 6 of activations for 24 multiply-adds. Columns follow in order, so the order
 //! differs from GEMV's; it does not depend on the number of activation rows.
 
 use super::activation::{ActRow, ActRows};
 use super::float::FloatFormat;
+use super::weight_rows::by_groups;
 use super::{Part, TILE_ROWS, WeightRows};
 use crate::prefetch::{groups_ahead, prefetch, prefetch_far};
 use std::arch::aarch64::*;
@@ -26,10 +29,10 @@ const X_ROWS: usize = 6;
 /// Most activation rows that share a conversion of weights in [`few_rows`].
 const FEW: usize = 3;
 
-/// Weight rows that [`few_rows`] takes at a time.
+/// Weight rows of one iteration of [`few_rows`].
 const FEW_ROWS: usize = 4;
 
-/// Weight rows of GEMV at a time: 16 chains, as four multiply-adds a cycle of latency 4 need.
+/// Weight rows of one iteration of GEMV: 16 chains, for four multiply-adds a cycle with latency 4.
 const GEMV_ROWS: usize = 8;
 
 /// Bytes of scratch; the same for any number of columns.
@@ -48,20 +51,14 @@ pub(super) unsafe fn gemv<F: FloatFormat>(
     out: *mut f32,
 ) {
     let xs = ActRows { base: x.0, stride: 0, n: 1 };
-    let whole = r0 + (r1 - r0) / GEMV_ROWS * GEMV_ROWS;
-    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
-    // for the products, and the instruction set is available.
+    // SAFETY: the caller guarantees rows `r0..r1` of `n_cols` numbers, `n_cols` f32 activations at
+    // `x`, and room at `out`; NEON is the baseline.
     unsafe {
-        for r in (r0..whole).step_by(GEMV_ROWS) {
-            block::<F, GEMV_ROWS, 1>(w, n_cols, r, xs, out.add(r - r0));
-        }
-        for r in whole..r1 {
-            block::<F, 1, 1>(w, n_cols, r, xs, out.add(r - r0));
-        }
+        by_groups!(r0..r1, GEMV_ROWS, |r, N| block::<F, N, 1>(w, n_cols, r, xs, out.add(r - r0)));
     }
 }
 
-/// As [`super::GemmTile`], with the bits of GEMV; the scratch is not used.
+/// [`super::GemmTile`] with the bits of GEMV; the scratch is not used.
 ///
 /// # Safety
 /// As [`super::GemmTile`].
@@ -76,7 +73,8 @@ pub(super) unsafe fn few_rows<F: FloatFormat>(
     let Part { r0, n_rows, .. } = part;
     let whole = n_rows / FEW_ROWS * FEW_ROWS;
     for i in (0..xs.n).step_by(FEW) {
-        // SAFETY: the rows are among the caller's.
+        // SAFETY: the caller guarantees `n_rows` weight rows from `r0` on and `xs.n` activation
+        // rows, of which these are some.
         unsafe {
             let (xs, out) = (ActRows { base: xs.row(i).0, ..xs }, out.add(i * TILE_ROWS));
             let n = xs.n - i;
@@ -98,10 +96,11 @@ pub(super) unsafe fn few_rows<F: FloatFormat>(
     }
 }
 
-/// `R` weight rows from row `r` on times `C` activation rows: `out[c * TILE_ROWS + i]` for weight row `r + i`.
+/// Multiplies `R` weight rows from row `r` on with `C` activation rows: `out[c * TILE_ROWS + i]`
+/// for weight row `r + i`.
 ///
 /// # Safety
-/// The rows have `n_cols` numbers; `out` has room.
+/// The rows have `n_cols` numbers; `out` has room for the products.
 #[inline(never)]
 unsafe fn block<F: FloatFormat, const R: usize, const C: usize>(
     w: WeightRows,
@@ -111,7 +110,8 @@ unsafe fn block<F: FloatFormat, const R: usize, const C: usize>(
     out: *mut f32,
 ) {
     let row_bytes = w.row_bytes;
-    // SAFETY: by the caller, the rows have `n_cols` numbers; `out` has room.
+    // SAFETY: the caller guarantees `R` weight rows and `C` activation rows of `n_cols` numbers,
+    // and room for their products at `out`.
     unsafe {
         let (w, x) = (w.values.add(r * row_bytes), xs.base.cast::<f32>());
         let mut sums = [[[vdupq_n_f32(0.0); 2]; C]; R];
@@ -158,15 +158,13 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
-    let end = part.k + part.n;
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
-        for k in (part.k..end).step_by(PASS) {
-            let n = PASS.min(end - k);
+        for (k, n) in part.passes(PASS) {
             fill::<F>(w, Part { k, n, ..part }, panel);
             for i in (0..xs.n).step_by(X_ROWS) {
                 let (x, out) = (xs.row(i).0.cast::<f32>().add(k), out.add(i * TILE_ROWS));
@@ -183,14 +181,15 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     }
 }
 
-/// Convert and transpose the rows and columns of a part: `(PASS, 16)`. Rows that are missing repeat the last one.
+/// Converts and transposes the rows and columns of a part to `(PASS, 16)`. Missing rows repeat the
+/// last one.
 ///
 /// # Safety
-/// The matrix has them; the panel has room for whole groups of 8 columns.
+/// The matrix has the rows and columns; the panel has room for whole groups of 8 columns.
 #[inline(never)]
 unsafe fn fill<F: FloatFormat>(w: WeightRows, part: Part, panel: *mut f32) {
-    // SAFETY: by the caller, the matrix has the rows and columns; the panel has room for whole groups of 8
-    // columns.
+    // SAFETY: the caller guarantees the rows and columns of `part`, and room for whole groups of 8
+    // columns at `panel`.
     unsafe {
         for first in (0..TILE_ROWS).step_by(4) {
             let mut rows = [w.values; 4];
@@ -215,13 +214,14 @@ unsafe fn fill<F: FloatFormat>(w: WeightRows, part: Part, panel: *mut f32) {
     }
 }
 
-/// Eight numbers, or the first `n` of them and zeros.
+/// Loads eight numbers, or the first `n` of them and zeros.
 ///
 /// # Safety
-/// The numbers are readable.
+/// `n` numbers, at most eight, are readable at `p`.
 #[inline(always)]
 unsafe fn load_some<F: FloatFormat>(p: *const u8, n: usize) -> [float32x4_t; 2] {
-    // SAFETY: by the caller, the numbers are readable; a copy of the last few is read whole.
+    // SAFETY: the caller guarantees eight or `n` numbers at `p`; fewer than eight are copied to
+    // `last`, which has room for eight.
     unsafe {
         if n >= 8 {
             return F::load8(p);
@@ -232,10 +232,10 @@ unsafe fn load_some<F: FloatFormat>(p: *const u8, n: usize) -> [float32x4_t; 2] 
     }
 }
 
-/// The columns of four rows.
+/// Transposes four rows.
 ///
 /// # Safety
-/// NEON is the baseline.
+/// NEON is available.
 #[inline(always)]
 unsafe fn transposed(r0: float32x4_t, r1: float32x4_t, r2: float32x4_t, r3: float32x4_t) -> [float32x4_t; 4] {
     // SAFETY: NEON is the baseline.
@@ -251,10 +251,11 @@ unsafe fn transposed(r0: float32x4_t, r1: float32x4_t, r2: float32x4_t, r3: floa
     }
 }
 
-/// The panel times `C` activation rows.
+/// Multiplies the panel with `C` activation rows.
 ///
 /// # Safety
-/// The panel has `n` columns, and so have the activation rows, `stride` bytes apart; `out` has room for `(C, 16)`.
+/// The panel has `n` columns, and so have `C` activation rows, `stride` bytes apart; `out` has room
+/// for `(C, 16)`.
 #[inline(never)]
 unsafe fn columns<const C: usize>(
     panel: *const f32,
@@ -264,8 +265,8 @@ unsafe fn columns<const C: usize>(
     first: bool,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, the panel has `n` columns, and so have the activation rows, `stride` bytes
-    // apart; `out` has room for `(C, 16)`.
+    // SAFETY: the caller guarantees `n` columns of the panel and of `C` rows from `x` on, and `(C,
+    // 16)` values at `out`.
     unsafe {
         let mut sums = [[vdupq_n_f32(0.0); 4]; C];
         if !first {
@@ -277,7 +278,7 @@ unsafe fn columns<const C: usize>(
         }
         for k in 0..n {
             if k % 16 == 0 {
-                // The rows that follow.
+                // Prefetch of the following rows.
                 for c in 0..C {
                     prefetch(x.wrapping_byte_add((C + c) * stride).wrapping_add(k).cast());
                 }

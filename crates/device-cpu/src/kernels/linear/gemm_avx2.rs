@@ -1,108 +1,42 @@
-//! AVX2 matrix times matrix: 16 weight rows are unpacked once and meet up to [`X_ROWS`] activation rows at a time.
+//! AVX2 matrix product: 16 weight rows are unpacked once for up to [`X_ROWS`] activation rows at a
+//! time.
 //!
-//! The scheme is that of `affine_avx512` with registers of 8 weight rows by 4 columns. Without `vpdpbusd`, a product is
-//! `vpmaddubsw`, and small codes allow several of them to be added in 16 bits before one `vpmaddwd` widens: 8 for codes
-//! to 15 (8 * 2 * 15 * 127 = 30,480), 4 to 31, 2 to 63. Codes beyond 127 stay signed and are multiplied as words, in
+//! The scheme is that of `affine_avx512` with registers of 8 weight rows by 4 columns. Without
+//! `vpdpbusd`, a product is `vpmaddubsw`. Small codes allow several products to be added in 16 bits
+//! before one `vpmaddwd` widens: 8 for codes to 15 (8 * 2 * 15 * 127 = 30,480), 4 for codes to 31,
+//! 2 for codes to 63. Codes beyond 127 stay signed and are multiplied as words, in
 //! `gemm_words_avx2`.
 //!
-//! Order of accumulation: within a group of columns the sum is an exact integer; each group adds `(scale * x_scale) * sum`, then
-//! `offset * x_sum`, one fused multiply-add each, groups in order. It differs from `gemv`'s and does not depend on the number of
-//! activation rows.
+//! Order of accumulation: within a group of columns the sum is an exact integer. Each group adds
+//! `(scale * x_scale) * sum`, then `offset * x_sum`, one fused multiply-add each, groups in order.
+//! The order differs from `gemv`'s and does not depend on the number of activation rows.
 
 use super::TILE_ROWS;
 use super::activation::{ActRows, Q8Row};
-use super::gemm_words_avx2 as words;
+use super::panel_avx2::{AffinePanelAvx2, HALF};
 use std::arch::x86_64::*;
-
-/// Columns of a panel, so that it stays in the first cache with the activations it meets; a multiple of 256.
-pub(super) const PASS: usize = 512;
 
 /// Activation rows whose accumulators fit the registers.
 const X_ROWS: usize = 4;
 
-/// Bytes of the panel's codes for 8 rows.
-pub(super) const HALF: usize = PASS * 8;
-
-/// Values of the panel's scales, enough for groups of 16 columns.
-const SCALES: usize = PASS / 16 * TILE_ROWS;
-
-/// Bytes of scratch; the same for any number of columns.
-pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
-    64 + 4 * HALF + 2 * SCALES * 4 + words::X_ROWS * PASS * 2
-}
-
-/// Where the parts of the scratch begin.
-#[derive(Clone, Copy)]
-pub(super) struct Panel {
-    /// `[2][PASS/4][8 rows][4]` bytes, or words as [`words::store`] says
-    pub codes: *mut u8,
-    /// `[PASS/GROUP][16 rows]`
-    pub scale: *mut f32,
-    /// `[PASS/GROUP][16 rows]`
-    pub offset: *mut f32,
-    /// `[words::X_ROWS][PASS]` activations as words
-    pub x: *mut i16,
-}
-
-impl Panel {
-    /// # Safety
-    /// `scratch` has [`scratch_bytes`].
-    #[inline(always)]
-    pub(super) unsafe fn new(scratch: *mut u8) -> Panel {
-        // SAFETY: the parts add up to `scratch_bytes`.
-        unsafe {
-            let codes = scratch.add(scratch.align_offset(64));
-            let scale: *mut f32 = codes.add(4 * HALF).cast();
-            Panel { codes, scale, offset: scale.add(SCALES), x: scale.add(2 * SCALES).cast() }
-        }
-    }
-}
-
-/// 8 rows of 8 dwords to 8 columns of 8 dwords.
+/// Multiplies the panel (columns `k..k + n`) with all activation rows; adds to `out`, or sets it if
+/// `k` is 0. `CHUNK`: number of `vpmaddubsw` that are added in 16 bits. `OFFSET`: true if the panel
+/// has offsets other than 0.
 ///
 /// # Safety
-/// AVX2 is available.
-#[inline(always)]
-pub(super) unsafe fn transpose(rows: [__m256i; 8]) -> [__m256i; 8] {
-    // SAFETY: by the caller, AVX2 is available.
-    unsafe {
-        let mut a = rows;
-        for i in (0..8).step_by(2) {
-            a[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
-            a[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
-        }
-        // b[4g + c]: in each 128-bit lane L, column 4L + c of rows 4g..4g + 4.
-        let mut b = a;
-        for g in 0..2 {
-            b[4 * g] = _mm256_unpacklo_epi64(a[4 * g], a[4 * g + 2]);
-            b[4 * g + 1] = _mm256_unpackhi_epi64(a[4 * g], a[4 * g + 2]);
-            b[4 * g + 2] = _mm256_unpacklo_epi64(a[4 * g + 1], a[4 * g + 3]);
-            b[4 * g + 3] = _mm256_unpackhi_epi64(a[4 * g + 1], a[4 * g + 3]);
-        }
-        let mut out = b;
-        for c in 0..4 {
-            out[c] = _mm256_permute2x128_si256::<0x20>(b[c], b[4 + c]);
-            out[4 + c] = _mm256_permute2x128_si256::<0x31>(b[c], b[4 + c]);
-        }
-        out
-    }
-}
-
-/// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0. `CHUNK` is how many
-/// `vpmaddubsw` are added in 16 bits; `OFFSET`: whether the panel's offsets are not all 0.
-///
-/// # Safety
-/// The panel is filled; the activation rows have `n_cols` columns; `out` has `xs.n * TILE_ROWS` values.
+/// The panel is filled; the activation rows have `n_cols` columns; `out` has `xs.n * TILE_ROWS`
+/// values.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn multiply<const GROUP: usize, const CHUNK: usize, const OFFSET: bool>(
-    panel: Panel,
+    panel: AffinePanelAvx2,
     k: usize,
     n: usize,
     n_cols: usize,
     xs: ActRows,
     out: *mut f32,
 ) {
-    // SAFETY: activation rows `i..i + X_ROWS` exist.
+    // SAFETY: the caller guarantees the panel, `xs` and `out`; `i` plus the rows of each call is at
+    // most `xs.n`, and `k + n` at most `n_cols`.
     unsafe {
         let mut i = 0;
         while i < xs.n {
@@ -117,7 +51,7 @@ pub(super) unsafe fn multiply<const GROUP: usize, const CHUNK: usize, const OFFS
                 pairs: x.pairs.add(k / 16),
             };
             for half in 0..2 {
-                let panel = Panel {
+                let panel = AffinePanelAvx2 {
                     codes: panel.codes.add(half * HALF),
                     scale: panel.scale.add(half * 8),
                     offset: panel.offset.add(half * 8),
@@ -136,13 +70,13 @@ pub(super) unsafe fn multiply<const GROUP: usize, const CHUNK: usize, const OFFS
     }
 }
 
-/// Half the panel times `C` activation rows.
+/// Multiplies half the panel with `C` activation rows.
 ///
 /// # Safety
 /// As [`multiply`]; `x` is the first of `C` rows, `stride` bytes apart.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn rows<const GROUP: usize, const CHUNK: usize, const OFFSET: bool, const C: usize>(
-    panel: Panel,
+    panel: AffinePanelAvx2,
     n_blocks: usize,
     x: Q8Row,
     stride: usize,
@@ -150,8 +84,8 @@ unsafe fn rows<const GROUP: usize, const CHUNK: usize, const OFFSET: bool, const
     out: *mut f32,
 ) {
     let steps = GROUP / 4;
-    // SAFETY: by the caller, the panel is filled, the activation rows have the columns, `out` has room for
-    // `(C, 16)`, and the instruction set is available.
+    // SAFETY: the caller guarantees `n_blocks` blocks of the panel and of `C` rows from `x` on,
+    // `(C, 16)` values at `out`, and the instruction set.
     unsafe {
         let ones = _mm256_set1_epi16(1);
         let mut sums = [_mm256_setzero_ps(); C];

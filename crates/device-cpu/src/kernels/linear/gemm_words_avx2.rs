@@ -1,33 +1,32 @@
-//! AVX2 matrix times matrix for codes of 8 bits with a sign: the panel and the activations are widened to 16 bits.
+//! AVX2 matrix product for signed codes of 8 bits: the panel and the activations are widened to 16
+//! bits.
 //!
-//! `vpmaddwd` multiplies words exactly and adds two neighbours in 32 bits. A product of bytes would take `vpsignb`,
-//! `vpmaddubsw` (after the magnitude of one side) and `vpmaddwd` for twice the columns: as many multiplications and one
-//! instruction more. Widening costs little: the panel once for all activation rows, an activation row once for 16 weight rows.
+//! `vpmaddwd` multiplies words exactly and adds two neighbours in 32 bits. A product of bytes would
+//! take `vpsignb`, `vpmaddubsw` (after the magnitude of one operand) and `vpmaddwd` for twice the
+//! columns: the same number of multiplications and one more instruction. Widening costs little: the
+//! panel once for all activation rows, an activation row once for 16 weight rows.
 //!
-//! A step is 16 weight rows by 2 columns by [`X_ROWS`] activation rows: 2 loads of weights, 6 of activations, 12
-//! multiplications and additions. Bound on a processor with four vector pipes, two of which multiply: 32 products a cycle,
-//! twice that of f32.
+//! A step is 16 weight rows by 2 columns by [`X_ROWS`] activation rows: 2 loads of weights, 6 of
+//! activations, 12 multiplications and additions. A processor with four vector pipes, two of which
+//! multiply, is bound to 32 products a cycle, twice the rate of f32.
 //!
-//! Order of accumulation: as in `gemm_avx2` for groups of 32 columns. Sums of f32 stay in `out`, since the integers fill the
-//! registers; they are touched once for 32 columns.
+//! Order of accumulation: that of `gemm_avx2` for groups of 32 columns. Sums of f32 stay in `out`,
+//! since the integers fill the registers; they are loaded and stored once for 32 columns.
 
 use super::TILE_ROWS;
 use super::activation::{ActRows, Q8Row};
-use super::gemm_avx2::{PASS, Panel};
+use super::panel_avx2::{AffinePanelAvx2, PASS, WORD_ROWS as X_ROWS};
 use std::arch::x86_64::*;
 
-/// Activation rows whose accumulators fit the registers.
-pub(super) const X_ROWS: usize = 6;
-
-/// Store 32 codes of 8 weight rows, as `transpose` gave them, as columns `32 i..32 (i + 1)` of a half of the panel:
-/// `[PASS/2][16 rows][2]` words. Of each four columns, the first and third are a pair, and the second and fourth, which
-/// needs shifts only; activations have the same order.
+/// Stores 32 codes of 8 weight rows, transposed, as columns `32 i..32 (i + 1)` of a half of the
+/// panel: `[PASS/2][16 rows][2]` words. Of each four columns the first and third are a pair, and so
+/// are the second and fourth, which needs shifts only. Activations have the same order.
 ///
 /// # Safety
-/// AVX2 is available; the panel has room.
+/// AVX2 is available; the panel has room for column `32 (i + 1)`.
 #[inline(always)]
-pub(super) unsafe fn store(panel: Panel, half: usize, i: usize, columns: [__m256i; 8]) {
-    // SAFETY: by the caller, AVX2 is available; the panel has room.
+pub(super) unsafe fn store(panel: AffinePanelAvx2, half: usize, i: usize, columns: [__m256i; 8]) {
+    // SAFETY: the caller guarantees AVX2 and room in `panel.codes`, which is aligned to 64.
     unsafe {
         let to = panel.codes.add(i * 16 * 64 + half * 32);
         for (c, column) in columns.into_iter().enumerate() {
@@ -38,21 +37,23 @@ pub(super) unsafe fn store(panel: Panel, half: usize, i: usize, columns: [__m256
     }
 }
 
-/// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0. `OFFSET`: whether
-/// the panel's offsets are not all 0.
+/// Multiplies the panel (columns `k..k + n`) with all activation rows; adds to `out`, or sets it if
+/// `k` is 0. `OFFSET`: true if the panel has offsets other than 0.
 ///
 /// # Safety
-/// The panel is filled; the activation rows have `n_cols` columns; `out` has `xs.n * TILE_ROWS` values.
+/// The panel is filled; the activation rows have `n_cols` columns; `out` has `xs.n * TILE_ROWS`
+/// values.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn multiply<const OFFSET: bool>(
-    panel: Panel,
+    panel: AffinePanelAvx2,
     k: usize,
     n: usize,
     n_cols: usize,
     xs: ActRows,
     out: *mut f32,
 ) {
-    // SAFETY: activation rows `i..i + X_ROWS` exist; `n` is a multiple of 32.
+    // SAFETY: the caller guarantees the panel, `xs` and `out`; `i + c` is at most `xs.n`, `n` is a
+    // multiple of 32, and `panel.x` has room for `X_ROWS` rows.
     unsafe {
         if k == 0 {
             out.write_bytes(0, xs.n * TILE_ROWS);
@@ -79,14 +80,15 @@ pub(super) unsafe fn multiply<const OFFSET: bool>(
     }
 }
 
-/// `n` activations to words, each four in the order of the panel's pairs.
+/// Widens `n` activations to words; each four are in the order of the panel's pairs.
 ///
 /// # Safety
-/// AVX2 is available; `n`, a multiple of 32, are readable at `q`, and writable at `out`.
+/// AVX2 is available; `n` is a multiple of 32; `n` bytes are readable at `q`, and `n` words
+/// writable at `out`.
 #[inline(always)]
 unsafe fn widen(q: *const i8, n: usize, out: *mut i16) {
-    // SAFETY: by the caller, AVX2 is available; `n`, a multiple of 32, are readable at `q`, and writable at
-    // `out`.
+    // SAFETY: the caller guarantees AVX2, `n` bytes at `q` and `n` words at `out`, with `n` a
+    // multiple of 32.
     unsafe {
         let order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
         for k in (0..n).step_by(16) {
@@ -96,21 +98,21 @@ unsafe fn widen(q: *const i8, n: usize, out: *mut i16) {
     }
 }
 
-/// The panel times the `C` activation rows in its `x`, whose scales and sums are `x`'s and those of the rows `stride` bytes
-/// after it.
+/// Multiplies the panel with the `C` activation rows in its `x`. Their scales and sums are in the
+/// rows from `x` on, `stride` bytes apart.
 ///
 /// # Safety
 /// As [`multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn rows<const OFFSET: bool, const C: usize>(
-    panel: Panel,
+    panel: AffinePanelAvx2,
     n_blocks: usize,
     x: Q8Row,
     stride: usize,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, the panel is filled, the activation rows have the columns, `out` has room for
-    // `(C, 16)`, and the instruction set is available.
+    // SAFETY: the caller guarantees `n_blocks` blocks of the panel and of `C` rows from `x` on,
+    // `(C, 16)` values at `out`, and the instruction set.
     unsafe {
         for g in 0..n_blocks {
             let mut products = [[_mm256_setzero_si256(); 2]; C];
@@ -126,7 +128,7 @@ unsafe fn rows<const OFFSET: bool, const C: usize>(
                     }
                 }
             }
-            // Row by row, so that what is not a product needs two registers.
+            // Row by row, so that scales and sums need only two registers.
             for c in 0..C {
                 let x_scale = _mm256_set1_ps(*x.scale.byte_add(c * stride).add(g));
                 for half in 0..2 {

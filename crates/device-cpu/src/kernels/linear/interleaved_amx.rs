@@ -1,33 +1,37 @@
-//! AMX kernels of interleaved weights in groups of 32, for many activation rows; few have AVX-512's, and so have groups of 16.
+//! AMX kernels of interleaved weights in groups of 32, for many activation rows. Few rows, and
+//! groups of 16, use AVX-512.
 //!
-//! A *step* of a tile, four columns of 16 weight rows, is a row of the right operand as `tdpbsud` wants it, and Q8 rows are the left
-//! one: nothing is rearranged. The codes of a pass are unpacked once. Then each group of columns is one product of up
-//! to 16 activation rows by 16 weight rows; the sums go through memory to the vectors, which scale them while the next groups are
-//! multiplied. Bits are those of `interleaved_avx512`, for the sum of a group is an exact integer in both.
+//! A *step* of a tile, four columns of 16 weight rows, is a row of the right operand of `tdpbsud`,
+//! and Q8 rows are the left operand, so nothing is rearranged. The codes of a pass are unpacked
+//! once. Each group of columns is then one product of up to 16 activation rows by 16 weight rows.
+//! Its sums are stored to memory and loaded into vectors, which scale them while the next groups
+//! are multiplied. The bits are those of `interleaved_avx512`, since the sum of a group is an exact
+//! integer in both.
 //!
-//! The tiles' shape is set, and what they hold given up, within a call: no one else has to know of them. Instructions are
-//! `asm!` because their intrinsics are not stable.
+//! The tiles are configured and released within a call, so that no other code is affected.
+//! Instructions are `asm!`, since their intrinsics are not stable.
 
 use super::activation::{ActRows, Q8Row};
-use super::interleaved::{Interleaved, Tile, activations, ask_next_rows};
-use super::interleaved_avx512::{PASS, Packed, unpack};
-use super::tile_avx512::{Source, add_scaled, centre};
+use super::interleaved::{Interleaved, Tile, activations, prefetch_next_rows};
+use super::interleaved_avx512::{PASS, StoredTile, unpack};
+use super::tile_avx512::{SourceAvx512, add_scaled, centre};
 use super::{Part, TILE_ROWS, WeightRows, interleaved_avx512};
 use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Activation rows of a product.
 const ROWS: usize = 16;
-/// Of a smaller one, for what is left over. What is left then, and fewer than [`ROWS`] altogether, is AVX-512's.
+/// Activation rows of a smaller product, for the rest. AVX-512 computes what is left after that,
+/// and fewer than [`ROWS`] rows.
 const FEW_ROWS: usize = 8;
 /// Bytes from one row of weights, or of sums, to the next.
 const ROW_BYTES: usize = 64;
-/// Groups on their way, so that one is multiplied while the sums of another are scaled.
+/// Groups in flight, so that one is multiplied while the sums of another are scaled.
 const UNDER_WAY: usize = 2;
-/// Bytes of their sums.
+/// Bytes of the sums in flight.
 const SUMS_BYTES: usize = UNDER_WAY * ROWS * ROW_BYTES;
 
-/// Bytes of scratch: the codes of a pass, and the sums of the groups on their way.
+/// Bytes of scratch: the codes of a pass, and the sums of the groups in flight.
 pub(super) fn scratch_bytes(n_cols: usize) -> usize {
     PASS.min(n_cols) * TILE_ROWS + SUMS_BYTES + 64
 }
@@ -45,7 +49,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
 ) {
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part, and `i + n` is at most `xs.n`.
     unsafe {
         let n_eights = if xs.n < ROWS { 0 } else { xs.n / FEW_ROWS };
@@ -53,9 +57,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
             let sums = scratch.add(scratch.align_offset(64));
             let panel = sums.add(SUMS_BYTES);
             let tile = Tile::new(w, part.r0);
-            let end = part.k + part.n;
-            for k in (part.k..end).step_by(PASS) {
-                let n = PASS.min(end - k);
+            for (k, n) in part.passes(PASS) {
                 let tile = tile.from::<F>(k);
                 unpack::<F>(tile, n, panel);
                 let pass = Pass { tile, panel, sums, n, stride: xs.stride, first: k == 0 };
@@ -83,21 +85,21 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
 /// Some columns of a tile.
 struct Pass {
     tile: Tile,
-    /// Its codes, unsigned: of each step 64 bytes.
+    /// Unsigned codes of the pass, 64 bytes a step.
     panel: *const u8,
-    /// Where the sums of the groups on their way find room.
+    /// Buffer for the sums of the groups in flight.
     sums: *mut u8,
     /// Columns.
     n: usize,
     /// Bytes from one activation row to the next.
     stride: usize,
-    /// Whether nothing is added to.
+    /// True if `out` is set instead of added to.
     first: bool,
 }
 
-/// What `ldtilecfg` reads (Intel's manual, volume 1, 18.3).
+/// Operand of `ldtilecfg` (Intel's manual, volume 1, 18.3).
 #[repr(C, align(64))]
-struct Shape {
+struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -105,12 +107,13 @@ struct Shape {
     rows: [u8; 16],
 }
 
-/// Sums are tiles 0 and 1, activations 2 and 3, weights 4 and 5.
+/// Configures the tiles: sums are tiles 0 and 1, activations 2 and 3, weights 4 and 5.
 ///
 /// # Safety
 /// AMX is available.
 unsafe fn set_shape(n_rows: usize, group: usize) {
-    let mut shape = Shape { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+    let mut shape =
+        TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
     for (tiles, rows, bytes) in
         [(0..2, n_rows, ROW_BYTES), (2..4, n_rows, group), (4..6, group / 4, ROW_BYTES)]
     {
@@ -119,7 +122,8 @@ unsafe fn set_shape(n_rows: usize, group: usize) {
             shape.row_bytes[tile] = bytes as u16;
         }
     }
-    // SAFETY: the instruction reads the 64 bytes.
+    // SAFETY: the instruction reads the 64 bytes of `shape`; the caller guarantees AMX; all tiles
+    // are declared as clobbered.
     unsafe {
         asm!(
             "ldtilecfg [{shape}]",
@@ -131,14 +135,16 @@ unsafe fn set_shape(n_rows: usize, group: usize) {
     }
 }
 
-/// The columns of a pass times `M` activation rows: to `out`, `(M, 16)`, or added to it unless `pass.first`.
+/// Multiplies the columns of a pass with `M` activation rows: stores `(M, 16)` to `out`, or adds to
+/// it unless `pass.first`.
 ///
 /// # Safety
-/// AVX-512 with VNNI and AMX are available, and the tiles' shape is set; the activations have the columns.
+/// AVX-512 with VNNI and AMX are available, and the tiles are configured; the activations have the
+/// columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn rows<F: Interleaved, const M: usize>(pass: &Pass, x: Q8Row, out: *mut f32) {
-    // SAFETY: by the caller, AVX-512 with VNNI and AMX are available, and the tiles' shape is set; the
-    // activations have the columns; the panel has the groups.
+    // SAFETY: the caller guarantees AVX-512, AMX, the configuration, and the pass's columns in `M`
+    // rows from `x` on; `pass.panel` has the groups.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); M];
         if !pass.first {
@@ -156,13 +162,13 @@ unsafe fn rows<F: Interleaved, const M: usize>(pass: &Pass, x: Q8Row, out: *mut 
             if next < n_groups {
                 multiply::<F>(pass, x, next, products_of(next));
             }
-            ask_next_rows::<M>(x, pass.stride, group * F::GROUP / 32);
+            prefetch_next_rows::<M>(x, pass.stride, group * F::GROUP / 32);
             let products = products_of(group).cast::<__m512i>();
-            let scale = Packed::<F>::new(pass.tile).scale(group);
+            let scale = StoredTile::<F>::new(pass.tile).scale(group);
             for c in 0..M {
                 let row = c * pass.stride;
-                let t = _mm512_add_epi32(products.add(c).read(), centre::<Packed<F>>(x, row, group));
-                add_scaled::<Packed<F>>(&mut sums[c], t, scale, x, row, group);
+                let t = _mm512_add_epi32(products.add(c).read(), centre::<StoredTile<F>>(x, row, group));
+                add_scaled::<StoredTile<F>>(&mut sums[c], t, scale, x, row, group);
             }
         }
         for c in 0..M {
@@ -171,10 +177,11 @@ unsafe fn rows<F: Interleaved, const M: usize>(pass: &Pass, x: Q8Row, out: *mut 
     }
 }
 
-/// The products of a group, integers of 32 bits, to `out`.
+/// Multiplies a group; the products go to `out` as 32-bit integers.
 ///
 /// # Safety
-/// AMX is available, and the tiles' shape is set; the pass and the activations have the group.
+/// AMX is available, and the tiles are configured; the pass and the activations have the group;
+/// `out` has room for it.
 #[inline(always)]
 unsafe fn multiply<F: Interleaved>(pass: &Pass, x: Q8Row, group: usize, out: *mut u8) {
     macro_rules! by {
@@ -195,8 +202,8 @@ unsafe fn multiply<F: Interleaved>(pass: &Pass, x: Q8Row, group: usize, out: *mu
             )
         };
     }
-    // SAFETY: by the caller, AMX is available, and the tiles' shape is set; the pass and the activations have
-    // the group; the sums have room.
+    // SAFETY: the caller guarantees AMX, the configuration, the group in `pass` and `x`, and room
+    // at `out`.
     unsafe {
         match group % UNDER_WAY {
             0 => by!("tmm0", "tmm2", "tmm4"),
@@ -205,12 +212,13 @@ unsafe fn multiply<F: Interleaved>(pass: &Pass, x: Q8Row, group: usize, out: *mu
     }
 }
 
-/// Multiply-adds of bytes, for the peak: `n` times 4 products of 16 by 64 with 64 by 16. Gives the operations of one of the `n`.
+/// Runs multiply-adds of bytes to measure their peak: `n` times 4 products of 16 by 64 with 64 by
+/// 16. Returns the operations of one of the `n`.
 ///
 /// # Safety
 /// AMX is available.
 pub(super) unsafe fn chains(n: usize) -> usize {
-    // SAFETY: by the caller, AMX is available; what the tiles hold is given up.
+    // SAFETY: the caller guarantees AMX; all tiles used are declared as clobbered.
     unsafe {
         set_shape(ROWS, 64);
         for _ in 0..n {

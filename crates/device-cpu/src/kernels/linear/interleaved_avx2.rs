@@ -1,35 +1,44 @@
-//! AVX2 kernels of interleaved weights: lanes are 8 weight rows, two registers a tile, activations broadcast.
+//! AVX2 kernels of interleaved weights: lanes are 8 weight rows, two registers a tile, activations
+//! broadcast.
 //!
-//! `vpmaddubsw` multiplies unsigned with signed bytes and adds two neighbours in 16 bits. Small codes allow several products
-//! to be added there before one `vpmaddwd` widens: 8 for codes to 15 (8 * 2 * 15 * 127 = 30,480), 4 to 31. In groups of 16 it
-//! multiplies with their integer scales, and the sums begin with minus the zero point's product with the activations: then what
-//! counts is the distance of codes from it, and a sum that leaves 16 bits on its way comes back.
-//! Codes beyond 127 stay signed and lend their sign to the activations, `|c| * (sign(c) q)`, at most
-//! 2 * 128 * 127 = 32,512; each of these products widens by itself.
+//! `vpmaddubsw` multiplies unsigned with signed bytes and adds two neighbours in 16 bits. Small
+//! codes allow several products to be added there before one `vpmaddwd` widens: 8 for codes to 15
+//! (8 * 2 * 15 * 127 = 30,480), 4 for codes to 31. In groups of 16 `vpmaddwd` multiplies with the
+//! integer scales. Their sums start at minus the zero point's product with the activations. Only
+//! the distance of codes from the zero point then counts, and an intermediate overflow of 16 bits
+//! cancels out. Codes beyond 127 stay signed and pass their sign to the activations, `|c| *
+//! (sign(c) q)`, at most 2 * 128 * 127 = 32,512; each of these products is widened separately.
 //!
-//! Up to [`x_rows`] activation rows meet the codes as they are unpacked. Where more follow, [`PASS`] columns are unpacked
-//! into a panel first, bytes and f32 scales, which stays in the first cache. Order of accumulation: `interleaved`.
+//! Up to [`x_rows`] activation rows are multiplied with codes as they are unpacked. With more rows,
+//! [`PASS`] columns are unpacked first into a panel of bytes and f32 scales, which stays in the
+//! first-level cache. Order of accumulation: `interleaved`.
 //!
-//! Past 600 lines, for the ways to sum differ by codes and groups, and share unpacking, panels and registers.
+//! The file is past 600 lines, since the loops differ by codes and groups, but share unpacking,
+//! panels and registers.
 
 use super::activation::{ActRow, ActRows, Q8Row};
-use super::interleaved::{Fours, Interleaved, Scales, Tile, activations, ask_next_rows, is_signed, n_groups};
+use super::interleaved::{
+    Interleaved, ScaleFields, Tile, activations, for_tiles, is_signed, n_groups, prefetch_next_rows,
+};
+use super::order::Fours;
 use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Columns of a panel; a multiple of 256.
 pub(super) const PASS: usize = 512;
 
-/// Activation rows that meet the codes at once, for both halves of a tile: as many as have registers for their sums of 16 bits,
-/// those in f32 being in memory; fewer in groups of 32, where a group is long and the last sums are better kept (measured).
+/// Activation rows that are multiplied at once, for both halves of a tile. Their sums of 16 bits
+/// fill the registers, and those in f32 are in memory. Groups of 32 have fewer rows: a group is
+/// long, and keeping its last sums in registers is faster (measured).
 const fn x_rows<F: Interleaved>() -> usize {
     if F::GROUP == 16 || is_signed::<F>() { 4 } else { 3 }
 }
 
-/// From how many activation rows on a panel pays.
+/// Least number of activation rows for which a panel pays.
 const PANEL_ROWS: usize = 7;
 
-/// Bytes of a panel's codes, of its scales in groups of 16, of its offsets, and of the scales of its blocks of 256.
+/// Bytes of a panel's codes, of its scales in groups of 16, of its offsets, and of the scales of
+/// its blocks of 256.
 const PANEL: [usize; 4] =
     [PASS * TILE_ROWS, PASS / 16 * TILE_ROWS * 4, PASS / 32 * TILE_ROWS * 4, PASS / 256 * 2 * TILE_ROWS * 4];
 
@@ -38,10 +47,11 @@ pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
     64 + PANEL[0] + PANEL[1] + PANEL[2] + PANEL[3]
 }
 
-/// As [`super::make_tile::interleave`]; for AVX-512 too, as the compiler's loops over wider vectors are slower.
+/// [`super::make_tile::interleave`] with AVX2. AVX-512 uses it too, since the compiler's loops over
+/// wider vectors are slower.
 ///
 /// # Safety
-/// As there; AVX2 is available.
+/// As [`super::make_tile::interleave`]; AVX2 is available.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn interleave<F: Interleaved>(
     w: WeightRows,
@@ -50,8 +60,8 @@ pub(super) unsafe fn interleave<F: Interleaved>(
     n_rows: usize,
     out: *mut u8,
 ) {
-    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
-    // for the products, and the instruction set is available; AVX2 is available.
+    // SAFETY: the caller guarantees `n_rows` rows of `w` from `r0` on, a tile's bytes at `out`, and
+    // AVX2, which `Fours` needs.
     unsafe { super::make_tile::interleave::<F, Fours>(w, n_cols, r0, n_rows, out) }
 }
 
@@ -67,19 +77,14 @@ pub(super) unsafe fn gemv<F: Interleaved>(
     out: *mut f32,
 ) {
     let xs = ActRows { base: x.0, stride: 0, n: 1 };
-    // SAFETY: tiles within the rows; a last tile in part goes through `products`.
+    // SAFETY: the caller guarantees interleaved rows `r0..r1`, `n_cols` activations at `x`, room at
+    // `out`, and the instruction set; `for_tiles` passes room for a tile.
     unsafe {
-        for r in (r0..r1).step_by(TILE_ROWS) {
-            let source = Packed::<F>(Tile::new(w, r), std::marker::PhantomData);
-            let x = activations(xs, 0, n_cols, 0);
-            if r1 - r >= TILE_ROWS {
-                rows::<F, _, 1>(source, n_cols, x, 0, true, out.add(r - r0));
-            } else {
-                let mut products = [0f32; TILE_ROWS];
-                rows::<F, _, 1>(source, n_cols, x, 0, true, products.as_mut_ptr());
-                out.add(r - r0).copy_from_nonoverlapping(products.as_ptr(), r1 - r);
-            }
-        }
+        let x = activations(xs, 0, n_cols, 0);
+        for_tiles(r0, r1, out, |r, out| {
+            let source = StoredTileAvx2::<F>(Tile::new(w, r), std::marker::PhantomData);
+            rows::<F, _, 1>(source, n_cols, x, 0, true, out);
+        });
     }
 }
 
@@ -96,30 +101,28 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
 ) {
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let tile = Tile::new(w, part.r0);
         if xs.n < PANEL_ROWS {
-            let source = Packed::<F>(tile.from::<F>(part.k), std::marker::PhantomData);
+            let source = StoredTileAvx2::<F>(tile.from::<F>(part.k), std::marker::PhantomData);
             return all_rows::<F, _>(source, xs, n_cols, part.k, part.n, out);
         }
-        let panel = Panel::new(scratch);
-        let end = part.k + part.n;
-        for k in (part.k..end).step_by(PASS) {
-            let n = PASS.min(end - k);
+        let panel = PanelAvx2::new(scratch);
+        for (k, n) in part.passes(PASS) {
             panel.fill::<F>(tile.from::<F>(k), n);
             all_rows::<F, _>(panel, xs, n_cols, k, n, out);
         }
     }
 }
 
-/// Columns `k..k + n` of all activation rows, in groups that fit the registers.
+/// Multiplies columns `k..k + n` with all activation rows, in groups that fit the registers.
 ///
 /// # Safety
 /// As [`rows`].
 #[inline(always)]
-unsafe fn all_rows<F: Interleaved, S: Source<F>>(
+unsafe fn all_rows<F: Interleaved, S: SourceAvx2<F>>(
     source: S,
     xs: ActRows,
     n_cols: usize,
@@ -127,7 +130,8 @@ unsafe fn all_rows<F: Interleaved, S: Source<F>>(
     n: usize,
     out: *mut f32,
 ) {
-    // SAFETY: as many activation rows exist.
+    // SAFETY: the caller guarantees the source's columns, `xs` and `out`; `i` plus the rows of each
+    // call is at most `xs.n`.
     unsafe {
         for i in (0..xs.n).step_by(const { x_rows::<F>() }) {
             let (x, out) = (activations(xs, i, n_cols, k), out.add(i * TILE_ROWS));
@@ -141,47 +145,47 @@ unsafe fn all_rows<F: Interleaved, S: Source<F>>(
     }
 }
 
-/// Where codes and scales come from. `half` names 8 of the 16 rows.
-trait Source<F>: Copy {
-    /// The codes of a step of block `b` of 32 columns: unsigned, or signed if [`is_signed`].
+/// A source of codes and scales. `half` selects 8 of the 16 rows.
+trait SourceAvx2<F>: Copy {
+    /// Codes of a step of block `b` of 32 columns: unsigned, or signed if [`is_signed`].
     ///
     /// # Safety
     /// AVX2 is available; the source has the block.
     unsafe fn codes(self, b: usize, step: usize, half: usize) -> __m256i;
 
-    /// For groups of 32: scale and offset of one; the offset is anything for a type without.
+    /// Scale and offset of a group of 32; the offset is undefined for a type without one.
     ///
     /// # Safety
     /// AVX2 and F16C are available; the source has the group.
     unsafe fn scale(self, group: usize, half: usize) -> (__m256, __m256);
 
-    /// For groups of 16: the integer scale of one, twice in 16 bits.
+    /// Integer scale of a group of 16, twice in 16 bits.
     ///
     /// # Safety
     /// As [`Self::scale`].
     unsafe fn small_scale(self, group: usize, half: usize) -> __m256i;
 
-    /// For groups of 16: the integer minima of the two of a block of 32 columns, in 16 bits each.
+    /// Integer minima of both groups of 16 in a block of 32 columns, in 16 bits each.
     ///
     /// # Safety
     /// As [`Self::scale`].
     unsafe fn minima(self, b: usize, half: usize) -> __m256i;
 
-    /// For groups of 16: scale and negated scale of minima of the block that has block `b` of 32 columns; the second is
-    /// anything for a type without.
+    /// Scale, and negated scale of minima, of the file's block that contains block `b` of 32
+    /// columns, for groups of 16. The second is undefined for a type without minima.
     ///
     /// # Safety
     /// As [`Self::scale`].
     unsafe fn block_scale(self, b: usize, half: usize) -> (__m256, __m256);
 }
 
-/// The bytes of 8 rows, each in the upper half of two lanes of 16 bits.
+/// Spreads the bytes of 8 rows, each to the upper half of two lanes of 16 bits.
 ///
 /// # Safety
-/// AVX2 is available; 8 bytes are readable.
+/// AVX2 is available; 8 bytes are readable at `bytes`.
 #[inline(always)]
 unsafe fn spread(bytes: *const u8) -> __m256i {
-    // SAFETY: by the caller, AVX2 is available; 8 bytes are readable.
+    // SAFETY: the caller guarantees AVX2 and 8 bytes at `bytes`.
     unsafe {
         const NONE: i8 = -128;
         let order = _mm256_setr_epi8(
@@ -209,51 +213,52 @@ unsafe fn bits(bytes: __m256i, from: usize, width: usize, to: usize) -> __m256i 
     }
 }
 
-/// Four bits of a step from their plane.
+/// Loads four bits of a step from their plane.
 ///
 /// # Safety
-/// AVX2 is available; the plane is readable.
+/// AVX2 is available; the plane has the step and is aligned to 32.
 #[inline(always)]
 unsafe fn four(plane: *const u8, step: usize) -> __m256i {
-    // SAFETY: by the caller, AVX2 is available; the plane is readable.
+    // SAFETY: the caller guarantees AVX2 and the step in `plane`, aligned to 32.
     unsafe { bits(_mm256_load_si256(plane.add(64 * (step / 2)).cast()), 4 * (step % 2), 4, 0) }
 }
 
-/// Two bits of a step from their plane, at bit `to`.
+/// Loads two bits of a step from their plane, moved to bit `to`.
 ///
 /// # Safety
 /// As [`four`].
 #[inline(always)]
 unsafe fn two(plane: *const u8, step: usize, to: usize) -> __m256i {
-    // SAFETY: by the caller, the plane is readable and aligned, and the instruction set is available.
+    // SAFETY: the caller guarantees AVX2 and the step in `plane`, aligned to 32.
     unsafe { bits(_mm256_load_si256(plane.add(64 * (step / 4)).cast()), 2 * (step % 4), 2, to) }
 }
 
-/// One bit of a step from its plane, at bit `to`.
+/// Loads one bit of a step from its plane, moved to bit `to`.
 ///
 /// # Safety
 /// As [`four`].
 #[inline(always)]
 unsafe fn one(plane: *const u8, step: usize, to: usize) -> __m256i {
-    // SAFETY: by the caller, the plane is readable and aligned, and the instruction set is available.
+    // SAFETY: the caller guarantees AVX2 and the step in `plane`, aligned to 32.
     unsafe { bits(_mm256_load_si256(plane.cast()), step, 1, to) }
 }
 
-/// A tile as it lies in memory.
-struct Packed<F>(Tile, std::marker::PhantomData<F>);
+/// A tile as it is stored.
+struct StoredTileAvx2<F>(Tile, std::marker::PhantomData<F>);
 
-impl<F> Clone for Packed<F> {
+impl<F> Clone for StoredTileAvx2<F> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<F> Copy for Packed<F> {}
+impl<F> Copy for StoredTileAvx2<F> {}
 
-impl<F: Interleaved> Source<F> for Packed<F> {
+impl<F: Interleaved> SourceAvx2<F> for StoredTileAvx2<F> {
     #[inline(always)]
     unsafe fn codes(self, b: usize, step: usize, half: usize) -> __m256i {
-        // SAFETY: the block's planes.
+        // SAFETY: the caller guarantees AVX2 and block `b`, whose planes have `code_bytes` from
+        // `block` on.
         unsafe {
             let block = self.0.codes::<F>(b).add(32 * half);
             let codes = match F::BITS {
@@ -282,7 +287,8 @@ impl<F: Interleaved> Source<F> for Packed<F> {
     #[inline(always)]
     unsafe fn scale(self, group: usize, half: usize) -> (__m256, __m256) {
         let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
-        // SAFETY: the fields of the block.
+        // SAFETY: the caller guarantees AVX2, F16C and the group, so the tile has the fields of its
+        // block.
         unsafe {
             let fields = self.0.scales::<F>(block);
             let f16s = |at: usize| _mm256_cvtph_ps(_mm_loadu_si128(fields.add(at + 16 * half).cast()));
@@ -290,10 +296,10 @@ impl<F: Interleaved> Source<F> for Packed<F> {
             let unsigned = |bytes: __m128i| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
             let negated = |v: __m256| _mm256_xor_ps(v, _mm256_set1_ps(-0.0));
             match F::SCALES {
-                Scales::F16 => (f16s(0), _mm256_setzero_ps()),
-                Scales::F16Offset => (f16s(0), f16s(32)),
-                Scales::Exponent => {
-                    // 2^(e - 128) is subnormal for e below 2: doubled after it was halved in the exponent.
+                ScaleFields::F16 => (f16s(0), _mm256_setzero_ps()),
+                ScaleFields::F16Offset => (f16s(0), f16s(32)),
+                ScaleFields::Exponent => {
+                    // 2^(e - 128) is subnormal for e below 2, which a shift of its bits computes.
                     let e = _mm256_cvtepu8_epi32(bytes(0));
                     let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
                     let small = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e);
@@ -301,16 +307,16 @@ impl<F: Interleaved> Source<F> for Packed<F> {
                     let value = _mm256_blendv_epi8(normal, small, is_small);
                     (_mm256_castsi256_ps(value), _mm256_setzero_ps())
                 }
-                Scales::Signed => {
+                ScaleFields::Signed => {
                     let s = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes(32 + 16 * g)));
                     (_mm256_mul_ps(f16s(0), s), _mm256_setzero_ps())
                 }
-                Scales::Minima => {
+                ScaleFields::Minima => {
                     let (s, m) = (bytes(64 + 16 * g), bytes(64 + 16 * (n_groups::<F>() + g)));
                     let offset = _mm256_mul_ps(f16s(32), unsigned(m));
                     (_mm256_mul_ps(f16s(0), unsigned(s)), negated(offset))
                 }
-                Scales::Nibbles => unreachable!("groups of 16 only"),
+                ScaleFields::Nibbles => unreachable!("groups of 16 only"),
             }
         }
     }
@@ -318,14 +324,18 @@ impl<F: Interleaved> Source<F> for Packed<F> {
     #[inline(always)]
     unsafe fn small_scale(self, group: usize, half: usize) -> __m256i {
         let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
-        // SAFETY: the fields of the block.
+        // SAFETY: the caller guarantees AVX2 and the group, so the tile has the fields of its
+        // block.
         unsafe {
             let fields = self.0.scales::<F>(block).add(8 * half);
             match F::SCALES {
-                Scales::Signed => _mm256_srai_epi16::<8>(spread(fields.add(32 + 16 * g))),
-                _ => {
+                ScaleFields::Signed => _mm256_srai_epi16::<8>(spread(fields.add(32 + 16 * g))),
+                ScaleFields::Nibbles => {
                     let both = _mm256_srli_epi16::<8>(spread(fields.add(64 + 16 * g)));
                     _mm256_and_si256(both, _mm256_set1_epi16(15))
+                }
+                ScaleFields::F16 | ScaleFields::F16Offset | ScaleFields::Exponent | ScaleFields::Minima => {
+                    unreachable!("groups of 32 only")
                 }
             }
         }
@@ -334,7 +344,8 @@ impl<F: Interleaved> Source<F> for Packed<F> {
     #[inline(always)]
     unsafe fn minima(self, b: usize, half: usize) -> __m256i {
         let (block, g) = (2 * b / n_groups::<F>(), 2 * b % n_groups::<F>());
-        // SAFETY: the fields of the block.
+        // SAFETY: the caller guarantees AVX2 and block `b`, so the tile has the fields of the
+        // file's block.
         unsafe {
             let fields = self.0.scales::<F>(block).add(64 + 16 * g + 8 * half);
             let both =
@@ -345,7 +356,8 @@ impl<F: Interleaved> Source<F> for Packed<F> {
 
     #[inline(always)]
     unsafe fn block_scale(self, b: usize, half: usize) -> (__m256, __m256) {
-        // SAFETY: the fields of the block.
+        // SAFETY: the caller guarantees AVX2, F16C and block `b`, so the tile has the fields of the
+        // file's block.
         unsafe {
             let fields = self.0.scales::<F>(2 * b / n_groups::<F>()).add(16 * half);
             let f16s = |at: usize| _mm256_cvtph_ps(_mm_loadu_si128(fields.add(at).cast()));
@@ -355,38 +367,41 @@ impl<F: Interleaved> Source<F> for Packed<F> {
     }
 }
 
-/// Codes as bytes, `[PASS / 4][16 rows][4]`. For groups of 32 scales and offsets in f32, `[PASS / 32][16 rows]`; for groups of 16
-/// what [`Source`] says of them, each number 32 bits wide, and the scales of blocks.
+/// Unpacked columns of a tile. Codes are bytes, `[PASS / 4][16 rows][4]`. For groups of 32, scales
+/// and offsets are f32, `[PASS / 32][16 rows]`. For groups of 16 they are those of [`SourceAvx2`],
+/// each 32 bits wide, with the scales of blocks.
 #[derive(Clone, Copy)]
-struct Panel {
+struct PanelAvx2 {
     codes: *mut u8,
     scale: *mut f32,
     offset: *mut f32,
     block_scale: *mut f32,
 }
 
-impl Panel {
+impl PanelAvx2 {
     /// # Safety
     /// `scratch` has [`scratch_bytes`].
     #[inline(always)]
-    unsafe fn new(scratch: *mut u8) -> Panel {
-        // SAFETY: the parts add up to `scratch_bytes`.
+    unsafe fn new(scratch: *mut u8) -> PanelAvx2 {
+        // SAFETY: the caller guarantees `scratch_bytes` at `scratch`, which is the sum of the parts
+        // and of the alignment.
         unsafe {
             let codes = scratch.add(scratch.align_offset(64));
             let scale: *mut f32 = codes.add(PANEL[0]).cast();
             let offset = scale.byte_add(PANEL[1]);
-            Panel { codes, scale, offset, block_scale: offset.byte_add(PANEL[2]) }
+            PanelAvx2 { codes, scale, offset, block_scale: offset.byte_add(PANEL[2]) }
         }
     }
 
-    /// Unpack `n` columns.
+    /// Unpacks `n` columns.
     ///
     /// # Safety
-    /// The tile has them; AVX2 and F16C are available.
+    /// The tile has `n` columns, at most [`PASS`]; AVX2 and F16C are available.
     #[inline(always)]
     unsafe fn fill<F: Interleaved>(self, tile: Tile, n: usize) {
-        let source = Packed::<F>(tile, std::marker::PhantomData);
-        // SAFETY: `n` is at most PASS.
+        let source = StoredTileAvx2::<F>(tile, std::marker::PhantomData);
+        // SAFETY: the caller guarantees `n <= PASS` columns of the tile, AVX2 and F16C; the panel
+        // has room for `PASS` columns, aligned to a vector.
         unsafe {
             for b in 0..n / 32 {
                 for step in 0..8 {
@@ -425,17 +440,19 @@ impl Panel {
     }
 }
 
-impl<F: Interleaved> Source<F> for Panel {
+impl<F: Interleaved> SourceAvx2<F> for PanelAvx2 {
     #[inline(always)]
     unsafe fn codes(self, b: usize, step: usize, half: usize) -> __m256i {
-        // SAFETY: by the caller, AVX2 and F16C are available; the tile has the block, aligned to a vector.
+        // SAFETY: the caller guarantees AVX2 and block `b`; the panel's codes are aligned to a
+        // vector.
         unsafe { _mm256_load_si256(self.codes.add((b * 8 + step) * 64 + 32 * half).cast()) }
     }
 
     #[inline(always)]
     unsafe fn scale(self, group: usize, half: usize) -> (__m256, __m256) {
         let at = group * TILE_ROWS + 8 * half;
-        // SAFETY: by the caller, AVX2 and F16C are available; the tile has the group, aligned to a vector.
+        // SAFETY: the caller guarantees AVX2 and the group; the panel's scales and offsets are
+        // aligned to a vector.
         unsafe {
             let offset =
                 if F::HAS_OFFSET { _mm256_load_ps(self.offset.add(at)) } else { _mm256_setzero_ps() };
@@ -445,28 +462,31 @@ impl<F: Interleaved> Source<F> for Panel {
 
     #[inline(always)]
     unsafe fn small_scale(self, group: usize, half: usize) -> __m256i {
-        // SAFETY: by the caller, AVX2 and F16C are available; the tile has the group, aligned to a vector.
+        // SAFETY: the caller guarantees AVX2 and the group; the panel's scales are aligned to a
+        // vector.
         unsafe { _mm256_load_si256(self.scale.add(group * TILE_ROWS + 8 * half).cast()) }
     }
 
     #[inline(always)]
     unsafe fn minima(self, b: usize, half: usize) -> __m256i {
-        // SAFETY: by the caller, AVX2 and F16C are available; the tile has the block, aligned to a vector.
+        // SAFETY: the caller guarantees AVX2 and block `b`; the panel's offsets are aligned to a
+        // vector.
         unsafe { _mm256_load_si256(self.offset.add(b * TILE_ROWS + 8 * half).cast()) }
     }
 
     #[inline(always)]
     unsafe fn block_scale(self, b: usize, half: usize) -> (__m256, __m256) {
         let load = |block: usize| {
-            // SAFETY: by the caller, AVX2 and F16C are available; the tile has the block, aligned to a
-            // vector.
+            // SAFETY: the caller guarantees AVX2 and block `b`; the panel's block scales are
+            // aligned to a vector.
             unsafe { _mm256_load_ps(self.block_scale.add(block * TILE_ROWS + 8 * half)) }
         };
         (load(b / 8), load(PASS / 256 + b / 8))
     }
 }
 
-/// How many `vpmaddubsw` may be added in 16 bits, a divisor of the steps of a group; in groups of 16 all of them.
+/// Number of `vpmaddubsw` that may be added in 16 bits, a divisor of the steps of a group; in
+/// groups of 16 all of them.
 const fn chunk<F: Interleaved>() -> usize {
     let above = F::MAX_CODE - F::ZERO;
     let from_zero = if above > F::ZERO { above } else { F::ZERO };
@@ -478,8 +498,9 @@ const fn chunk<F: Interleaved>() -> usize {
     }
 }
 
-/// Keep the sums of several rows in registers, each step's before the next. Left to itself, the compiler brings all steps of
-/// one row together and stores the codes until the next row needs them: twice the loads, which then take longest.
+/// Keeps the sums of several rows in registers, and each step's before the next. Without it the
+/// compiler moves all steps of one row together, and spills the codes until the next row needs
+/// them. That doubles the loads, which are then the bottleneck.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn keep_order<const C: usize>(sums: &mut [[__m256i; 2]; C]) {
@@ -487,19 +508,20 @@ fn keep_order<const C: usize>(sums: &mut [[__m256i; 2]; C]) {
         return;
     }
     for sum in sums.as_flattened_mut() {
-        // SAFETY: a comment, no instruction.
+        // SAFETY: the assembly is a comment without instructions.
         unsafe {
             std::arch::asm!("/* {} */", inout(ymm_reg) * sum, options(nomem, nostack, preserves_flags));
         }
     }
 }
 
-/// A tile's `n` columns times `C` activation rows, `stride` bytes apart: to `out`, `(C, 16)`, or added to it unless `first`.
+/// Multiplies a tile's `n` columns with `C` activation rows, `stride` bytes apart: stores `(C, 16)`
+/// to `out`, or adds to it unless `first`.
 ///
 /// # Safety
 /// AVX2, FMA and F16C are available; the source and the activations have the columns.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
+unsafe fn rows<F: Interleaved, S: SourceAvx2<F>, const C: usize>(
     source: S,
     n: usize,
     x: Q8Row,
@@ -507,10 +529,9 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
     first: bool,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, AVX2, FMA and F16C are available; the source and the activations have the
-    // columns.
+    // SAFETY: the caller guarantees AVX2, FMA and F16C, `n` columns of `source` and of `C` rows
+    // from `x` on, and `(C, 16)` values at `out`.
     unsafe {
-        let ones = _mm256_set1_epi16(1);
         let mut sums = [[_mm256_setzero_ps(); 2]; C];
         if !first {
             for c in 0..C {
@@ -520,57 +541,8 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
             }
         }
         for b in 0..n / 32 {
-            ask_next_rows::<C>(x, stride, b);
-            let activations = |c: usize, step: usize| {
-                let p = x.q.byte_add(c * stride).add(b * 32 + step * 4);
-                _mm256_set1_epi32(p.cast::<i32>().read_unaligned())
-            };
-            let mut products = [[_mm256_setzero_si256(); 2]; C];
-            if is_signed::<F>() {
-                for step in 0..8 {
-                    for half in 0..2 {
-                        let codes = source.codes(b, step, half);
-                        let magnitude = _mm256_abs_epi8(codes);
-                        for c in 0..C {
-                            let q = _mm256_sign_epi8(activations(c, step), codes);
-                            let pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, q), ones);
-                            products[c][half] = _mm256_add_epi32(products[c][half], pairs);
-                        }
-                        keep_order(&mut products);
-                    }
-                }
-            } else {
-                let chunk = const { if is_signed::<F>() { 8 } else { chunk::<F>() } };
-                for start in (0..8).step_by(chunk) {
-                    let group = (b * 8 + start) / const { F::GROUP / 4 };
-                    let mut pairs = [[_mm256_setzero_si256(); 2]; C];
-                    if F::ZERO != 0 && F::GROUP == 16 {
-                        let minus_zero = _mm256_set1_epi16(-i16::from(F::ZERO));
-                        for c in 0..C {
-                            let x_sums = _mm256_set1_epi32(*x.pairs.byte_add(c * stride).add(group));
-                            pairs[c] = [_mm256_mullo_epi16(x_sums, minus_zero); 2];
-                        }
-                    }
-                    for step in start..start + chunk {
-                        let codes = [source.codes(b, step, 0), source.codes(b, step, 1)];
-                        for c in 0..C {
-                            let q = activations(c, step);
-                            for half in 0..2 {
-                                let product = _mm256_maddubs_epi16(codes[half], q);
-                                pairs[c][half] = _mm256_add_epi16(pairs[c][half], product);
-                            }
-                        }
-                        keep_order(&mut pairs);
-                    }
-                    for half in 0..2 {
-                        let factor = if F::GROUP == 16 { source.small_scale(group, half) } else { ones };
-                        for c in 0..C {
-                            let wide = _mm256_madd_epi16(pairs[c][half], factor);
-                            products[c][half] = _mm256_add_epi32(products[c][half], wide);
-                        }
-                    }
-                }
-            }
+            prefetch_next_rows::<C>(x, stride, b);
+            let products = exact_products::<F, S, C>(source, b, x, stride);
             for half in 0..2 {
                 let (scale, offset) =
                     if F::GROUP == 16 { source.block_scale(b, half) } else { source.scale(b, half) };
@@ -603,5 +575,75 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
                 _mm256_storeu_ps(out.add(c * TILE_ROWS + 8 * half), sums[c][half]);
             }
         }
+    }
+}
+
+/// Exact integer products of block `b` of 32 columns: for each activation row and half of the
+/// tile's rows, the sum of code times activation. In groups of 16 each group's sum is multiplied
+/// with its integer scale.
+///
+/// # Safety
+/// As [`rows`]; the source and the activations have the block.
+#[inline(always)]
+unsafe fn exact_products<F: Interleaved, S: SourceAvx2<F>, const C: usize>(
+    source: S,
+    b: usize,
+    x: Q8Row,
+    stride: usize,
+) -> [[__m256i; 2]; C] {
+    // SAFETY: the caller guarantees AVX2, and block `b` in `source` and in `C` rows from `x` on.
+    unsafe {
+        let ones = _mm256_set1_epi16(1);
+        let activations = |c: usize, step: usize| {
+            let p = x.q.byte_add(c * stride).add(b * 32 + step * 4);
+            _mm256_set1_epi32(p.cast::<i32>().read_unaligned())
+        };
+        let mut products = [[_mm256_setzero_si256(); 2]; C];
+        if is_signed::<F>() {
+            for step in 0..8 {
+                for half in 0..2 {
+                    let codes = source.codes(b, step, half);
+                    let magnitude = _mm256_abs_epi8(codes);
+                    for c in 0..C {
+                        let q = _mm256_sign_epi8(activations(c, step), codes);
+                        let pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, q), ones);
+                        products[c][half] = _mm256_add_epi32(products[c][half], pairs);
+                    }
+                    keep_order(&mut products);
+                }
+            }
+        } else {
+            let chunk = const { if is_signed::<F>() { 8 } else { chunk::<F>() } };
+            for start in (0..8).step_by(chunk) {
+                let group = (b * 8 + start) / const { F::GROUP / 4 };
+                let mut pairs = [[_mm256_setzero_si256(); 2]; C];
+                if F::ZERO != 0 && F::GROUP == 16 {
+                    let minus_zero = _mm256_set1_epi16(-i16::from(F::ZERO));
+                    for c in 0..C {
+                        let x_sums = _mm256_set1_epi32(*x.pairs.byte_add(c * stride).add(group));
+                        pairs[c] = [_mm256_mullo_epi16(x_sums, minus_zero); 2];
+                    }
+                }
+                for step in start..start + chunk {
+                    let codes = [source.codes(b, step, 0), source.codes(b, step, 1)];
+                    for c in 0..C {
+                        let q = activations(c, step);
+                        for half in 0..2 {
+                            let product = _mm256_maddubs_epi16(codes[half], q);
+                            pairs[c][half] = _mm256_add_epi16(pairs[c][half], product);
+                        }
+                    }
+                    keep_order(&mut pairs);
+                }
+                for half in 0..2 {
+                    let factor = if F::GROUP == 16 { source.small_scale(group, half) } else { ones };
+                    for c in 0..C {
+                        let wide = _mm256_madd_epi16(pairs[c][half], factor);
+                        products[c][half] = _mm256_add_epi32(products[c][half], wide);
+                    }
+                }
+            }
+        }
+        products
     }
 }

@@ -1,17 +1,22 @@
-//! AVX-512 kernels of interleaved weights: how codes and scales of a tile are read, for the loop of `tile_avx512`.
+//! AVX-512 kernels of interleaved weights: reading of a tile's codes and scales, for the loop of
+//! `tile_avx512`.
 //!
-//! Codes without an offset are brought to the top of their byte as they are unpacked, where their zero is 128. Up to [`X_ROWS`]
-//! activation rows meet the codes as they are unpacked; where many follow, a pass is unpacked once, into a [`Panel`], for
-//! unpacking takes 16 to 32 of the 132 cycles that the other ports have; the [`NextTile`] is asked for meanwhile. Up to [`FEW_ROWS`] every
-//! line of the weights is asked for some KB before it is read; for one row only on Intel's processors.
-//! Passes of [`PASS`] columns keep a tile and the activations that it meets near. Order of accumulation: `interleaved`.
+//! Codes without an offset are moved to the top of their byte as they are unpacked, where their
+//! zero is 128. Up to [`X_ROWS`] activation rows are multiplied with codes as they are unpacked.
+//! With many rows a pass is unpacked once into a [`PanelAvx512`], since unpacking takes 16 to 32 of
+//! the 132 cycles that the other ports have. The [`NextTile`] is prefetched meanwhile. With up to
+//! [`FEW_ROWS`] rows every line of the weights is prefetched some KB ahead; with one row on Intel's
+//! processors only. Passes of [`PASS`] columns keep a tile and its activations in the near caches.
+//! Order of accumulation: `interleaved`.
 
 use super::activation::{ActRow, ActRows};
 use super::interleaved::{
-    Interleaved, Scales, Tile, activations, is_centered, is_signed, n_groups, strip_bytes, strip_cols,
-    tile_bytes,
+    Interleaved, ScaleFields, Tile, activations, for_tiles, is_centered, is_signed, n_groups, strip_bytes,
+    strip_cols, tile_bytes,
 };
-use super::tile_avx512::{Ask, Source, X_ROWS, XRows, chunk_of, most_rows, panel_codes, rows, some_rows};
+use super::tile_avx512::{
+    Prefetched, SourceAvx512, X_ROWS, XRows, chunk_of, most_rows, panel_codes, rows, some_rows,
+};
 use super::{FEW_ROWS, Part, TILE_ROWS, WeightRows};
 use crate::prefetch::prefetch_far;
 use std::arch::x86_64::*;
@@ -20,16 +25,18 @@ use std::marker::PhantomData;
 /// Columns of a pass; a multiple of 256.
 pub(super) const PASS: usize = 1024;
 
-/// Activation rows up to which what a block's groups have in common stays in registers; with twelve it would push sums out.
+/// Most activation rows with which the common factors of a block's groups stay in registers; twelve
+/// rows would spill sums.
 const HOISTING: usize = 4;
 
-/// How many bytes before they are read weights are prefetched while one row or a few pass.
+/// Bytes that weights are prefetched ahead while one row or a few rows are multiplied.
 const AHEAD: usize = 8 << 10;
 
-/// From how many activation rows on a panel pays: unpacking into it costs as much as 40 to 90 rows save (measured).
+/// Least number of activation rows for which a panel pays: unpacking into it costs as much as 40 to
+/// 90 rows save (measured).
 const PANEL_ROWS: usize = 96;
 
-/// Whether a panel pays at all: not where there is little to unpack, and not in groups of 16 (measured).
+/// True if a panel can pay: not if there is little to unpack, and not in groups of 16 (measured).
 const fn has_panel<F: Interleaved>() -> bool {
     F::BITS < 8 && F::GROUP == 32
 }
@@ -39,40 +46,40 @@ pub(super) fn scratch_bytes(n_cols: usize) -> usize {
     PASS.min(n_cols) * TILE_ROWS + 64
 }
 
-/// A tile as it lies in memory.
-pub(super) struct Packed<F>(Tile, PhantomData<F>);
+/// A tile as it is stored.
+pub(super) struct StoredTile<F>(Tile, PhantomData<F>);
 
-impl<F> Packed<F> {
-    /// Of a type that is known from what calls this.
+impl<F> StoredTile<F> {
+    /// The tile, of type `F`.
     #[inline(always)]
-    pub(super) fn new(tile: Tile) -> Packed<F> {
-        Packed(tile, PhantomData)
+    pub(super) fn new(tile: Tile) -> StoredTile<F> {
+        StoredTile(tile, PhantomData)
     }
 }
 
-impl<F> Clone for Packed<F> {
+impl<F> Clone for StoredTile<F> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<F> Copy for Packed<F> {}
+impl<F> Copy for StoredTile<F> {}
 
-impl<F: Interleaved> Source for Packed<F> {
+impl<F: Interleaved> SourceAvx512 for StoredTile<F> {
     const GROUP: usize = F::GROUP;
     const HAS_OFFSET: bool = F::HAS_OFFSET;
     const KEEPS_ORDER: bool = false;
 
     #[inline(always)]
     unsafe fn codes(self, b: usize, step: usize) -> __m512i {
-        // SAFETY: by the caller, AVX-512 is available; the tile has the block.
+        // SAFETY: the caller guarantees AVX-512 and block `b` of the tile.
         unsafe { codes::<F>(self.0, b, step) }
     }
 
     #[inline(always)]
     unsafe fn scale(self, group: usize) -> (__m512, __m512) {
         let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
-        // SAFETY: by the caller, AVX-512 is available; the tile has the group.
+        // SAFETY: the caller guarantees AVX-512 and the group, whose block is in the tile.
         unsafe { group_scale::<F>(self.0, block, g, block_scale::<F>(self.0, block)) }
     }
 
@@ -82,7 +89,7 @@ impl<F: Interleaved> Source for Packed<F> {
         group: usize,
         common: &mut (__m512, __m512),
     ) -> (__m512, __m512) {
-        // SAFETY: by the caller, AVX-512 is available; the tile has the group.
+        // SAFETY: the caller guarantees AVX-512 and the group, whose block is in the tile.
         unsafe {
             if C > HOISTING {
                 return self.scale(group);
@@ -96,7 +103,7 @@ impl<F: Interleaved> Source for Packed<F> {
     }
 
     #[inline(always)]
-    fn ask(self, b: usize) {
+    fn prefetch(self, b: usize) {
         let later = self.0.scales::<F>(0).wrapping_add(AHEAD + b * const { block_bytes::<F>() });
         for at in (0..const { block_bytes::<F>() }).step_by(64) {
             prefetch_far(later.wrapping_add(at));
@@ -104,61 +111,64 @@ impl<F: Interleaved> Source for Packed<F> {
     }
 }
 
-/// A tile whose codes of a pass were unpacked, 64 bytes a step.
-struct Panel<F> {
+/// A tile with the unpacked codes of a pass, 64 bytes a step.
+struct PanelAvx512<F> {
     codes: *const u8,
-    tile: Packed<F>,
+    tile: StoredTile<F>,
 }
 
-impl<F> Clone for Panel<F> {
+impl<F> Clone for PanelAvx512<F> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<F> Copy for Panel<F> {}
+impl<F> Copy for PanelAvx512<F> {}
 
-impl<F: Interleaved> Source for Panel<F> {
+impl<F: Interleaved> SourceAvx512 for PanelAvx512<F> {
     const GROUP: usize = F::GROUP;
     const HAS_OFFSET: bool = F::HAS_OFFSET;
     const KEEPS_ORDER: bool = true;
 
     #[inline(always)]
     unsafe fn codes(self, b: usize, step: usize) -> __m512i {
-        // SAFETY: by the caller, AVX-512 is available; the panel has the block and is aligned.
+        // SAFETY: the caller guarantees AVX-512 and block `b`; `self.codes` is aligned to 64.
         unsafe { panel_codes(self.codes, b, step) }
     }
 
     #[inline(always)]
     unsafe fn scale(self, group: usize) -> (__m512, __m512) {
-        // SAFETY: by the caller, AVX-512 is available; the tile has the group.
+        // SAFETY: the caller guarantees AVX-512 and the group, whose block is in the tile.
         unsafe { self.tile.scale(group) }
     }
 }
 
-/// The codes of `n` columns as [`codes`] gives them, 64 bytes a step, to `panel`.
+/// Unpacks the codes of `n` columns to `panel` in the form of [`codes`], 64 bytes a step.
 ///
 /// # Safety
-/// AVX-512 is available; the tile has the columns; `panel` has room for them and is aligned to 64 bytes.
+/// AVX-512 is available; the tile has the columns; `panel` has room for them and is aligned to 64
+/// bytes.
 #[inline(always)]
 pub(super) unsafe fn unpack<F: Interleaved>(tile: Tile, n: usize, panel: *mut u8) {
     for step in 0..n / 4 {
-        // SAFETY: by the caller, AVX-512 is available; the tile has the columns; `panel` has room for them
-        // and is aligned to 64 bytes.
+        // SAFETY: the caller guarantees AVX-512, `n` columns of the tile, and room for them at
+        // `panel`, aligned to 64.
         unsafe { _mm512_store_si512(panel.add(step * 64).cast(), codes::<F>(tile, step / 8, step % 8)) };
     }
 }
 
-/// The tile after one that meets many activation rows, asked for in shares meanwhile, so that it has come when its turn is.
+/// Prefetch state of the next tile, whose lines are prefetched in shares while this tile is
+/// multiplied with many activation rows.
 struct NextTile {
-    /// Where the next share begins.
+    /// Start of the next share.
     start: *const u8,
     /// Cache lines of a share.
     n_lines: usize,
 }
 
 impl NextTile {
-    /// That after `tile`, as many columns of it, `n`, in `n_shares` shares; rows have `n_cols` columns.
+    /// State for the tile after `tile`, whose next `n` columns are prefetched in `n_shares` shares;
+    /// rows have `n_cols` columns.
     #[inline(always)]
     fn new<F: Interleaved>(tile: Tile, n_cols: usize, n: usize, n_shares: usize) -> NextTile {
         NextTile {
@@ -167,9 +177,9 @@ impl NextTile {
         }
     }
 
-    /// Ask for a share.
+    /// Prefetches a share.
     #[inline(always)]
-    fn ask(&mut self) {
+    fn prefetch(&mut self) {
         for _ in 0..self.n_lines {
             prefetch_far(self.start);
             self.start = self.start.wrapping_add(64);
@@ -182,12 +192,12 @@ const fn block_bytes<F: Interleaved>() -> usize {
     const { strip_bytes::<F>() * 32 / strip_cols::<F>() }
 }
 
-/// `ASK`: whether every line of the weights is prefetched.
+/// Kernel for one activation row. `PREFETCH`: true if every line of the weights is prefetched.
 ///
 /// # Safety
 /// As [`super::Gemv`], for interleaved weights; AVX-512 with VNNI is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn gemv<F: Interleaved, const ASK: bool>(
+pub(super) unsafe fn gemv<F: Interleaved, const PREFETCH: bool>(
     w: WeightRows,
     n_cols: usize,
     r0: usize,
@@ -196,20 +206,14 @@ pub(super) unsafe fn gemv<F: Interleaved, const ASK: bool>(
     out: *mut f32,
 ) {
     let xs = ActRows { base: x.0, stride: 0, n: 1 };
-    let ask = if ASK { Ask::Weights } else { Ask::Nothing };
-    // SAFETY: tiles within the rows; a last tile in part goes through `products`.
+    let prefetched = if PREFETCH { Prefetched::Weights } else { Prefetched::Nothing };
+    // SAFETY: the caller guarantees interleaved rows `r0..r1`, `n_cols` activations at `x`, room at
+    // `out`, and the instruction set; `for_tiles` passes room for a tile.
     unsafe {
-        for r in (r0..r1).step_by(TILE_ROWS) {
-            let tile = Packed::<F>::new(Tile::new(w, r));
-            let x = XRows { first: activations(xs, 0, n_cols, 0), stride: 0, ask };
-            if r1 - r >= TILE_ROWS {
-                rows::<_, 1>(tile, n_cols, x, true, out.add(r - r0));
-            } else {
-                let mut products = [0f32; TILE_ROWS];
-                rows::<_, 1>(tile, n_cols, x, true, products.as_mut_ptr());
-                out.add(r - r0).copy_from_nonoverlapping(products.as_ptr(), r1 - r);
-            }
-        }
+        let x = XRows { first: activations(xs, 0, n_cols, 0), stride: 0, prefetched };
+        for_tiles(r0, r1, out, |r, out| {
+            rows::<_, 1>(StoredTile::<F>::new(Tile::new(w, r)), n_cols, x, true, out)
+        });
     }
 }
 
@@ -226,42 +230,44 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
 ) {
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part, and the last of the activation rows taken together is below `xs.n`.
     unsafe {
-        let most = const { most_rows::<Packed<F>>() };
-        // Activation rows that meet a panel.
+        let most = const { most_rows::<StoredTile<F>>() };
+        // Activation rows that are multiplied with a panel.
         let by_panel =
             if const { has_panel::<F>() } && xs.n >= PANEL_ROWS { xs.n / X_ROWS * X_ROWS } else { 0 };
         let tile = Tile::new(w, part.r0);
-        let end = part.k + part.n;
-        for k in (part.k..end).step_by(PASS) {
-            let n = PASS.min(end - k);
+        for (k, n) in part.passes(PASS) {
             let tile = tile.from::<F>(k);
             let mut next = NextTile::new::<F>(tile, n_cols, n, xs.n / most);
             if by_panel > 0 {
                 let codes = scratch.add(scratch.align_offset(64));
                 unpack::<F>(tile, n, codes);
-                let panel = Panel::<F> { codes, tile: Packed::new(tile) };
+                let panel = PanelAvx512::<F> { codes, tile: StoredTile::new(tile) };
                 for i in (0..by_panel).step_by(X_ROWS) {
-                    next.ask();
-                    let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, ask: Ask::Rows };
+                    next.prefetch();
+                    let x = XRows {
+                        first: activations(xs, i, n_cols, k),
+                        stride: xs.stride,
+                        prefetched: Prefetched::Rows,
+                    };
                     rows::<_, X_ROWS>(panel, n, x, k == 0, out.add(i * TILE_ROWS));
                 }
             }
-            let len = chunk_of::<Packed<F>>(xs.n - by_panel);
+            let len = chunk_of::<StoredTile<F>>(xs.n - by_panel);
             for i in (by_panel..xs.n).step_by(len) {
                 if xs.n - i >= most {
-                    next.ask();
+                    next.prefetch();
                 }
-                let ask = match xs.n {
-                    0..=FEW_ROWS if i == 0 && xs.n > 1 => Ask::Weights,
-                    _ if i + len < xs.n => Ask::Rows,
-                    _ => Ask::Nothing,
+                let prefetched = match xs.n {
+                    0..=FEW_ROWS if i == 0 && xs.n > 1 => Prefetched::Weights,
+                    _ if i + len < xs.n => Prefetched::Rows,
+                    _ => Prefetched::Nothing,
                 };
-                let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, ask };
+                let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, prefetched };
                 let n_rows = (xs.n - i).min(len);
-                some_rows(Packed::<F>::new(tile), n, x, n_rows, k == 0, out.add(i * TILE_ROWS));
+                some_rows(StoredTile::<F>::new(tile), n, x, n_rows, k == 0, out.add(i * TILE_ROWS));
             }
         }
     }
@@ -284,48 +290,50 @@ unsafe fn bits(bytes: __m512i, from: usize, width: usize, to: usize) -> __m512i 
     }
 }
 
-/// Four bits of a step from their plane, at bit `to`.
+/// Loads four bits of a step from their plane, moved to bit `to`.
 ///
 /// # Safety
-/// AVX-512 is available; the plane is readable.
+/// AVX-512 is available; the plane has the step and is aligned to 64.
 #[inline(always)]
 unsafe fn four(plane: *const u8, step: usize, to: usize) -> __m512i {
-    // SAFETY: by the caller, AVX-512 is available; the plane is readable.
+    // SAFETY: the caller guarantees AVX-512 and the step in `plane`, aligned to 64.
     unsafe { bits(_mm512_load_si512(plane.add(64 * (step / 2)).cast()), 4 * (step % 2), 4, to) }
 }
 
-/// Two bits of a step from their plane, at bit `to`.
+/// Loads two bits of a step from their plane, moved to bit `to`.
 ///
 /// # Safety
 /// As [`four`].
 #[inline(always)]
 unsafe fn two(plane: *const u8, step: usize, to: usize) -> __m512i {
-    // SAFETY: by the caller, the plane is readable and aligned, and the instruction set is available.
+    // SAFETY: the caller guarantees AVX-512 and the step in `plane`, aligned to 64.
     unsafe { bits(_mm512_load_si512(plane.add(64 * (step / 4)).cast()), 2 * (step % 4), 2, to) }
 }
 
-/// One bit of a step from its plane, at bit `to`.
+/// Loads one bit of a step from its plane, moved to bit `to`.
 ///
 /// # Safety
 /// As [`four`].
 #[inline(always)]
 unsafe fn one(plane: *const u8, step: usize, to: usize) -> __m512i {
-    // SAFETY: by the caller, the plane is readable and aligned, and the instruction set is available.
+    // SAFETY: the caller guarantees AVX-512 and the step in `plane`, aligned to 64.
     unsafe { bits(_mm512_load_si512(plane.cast()), step, 1, to) }
 }
 
-/// By how many bits a code is moved up in its byte, so that its zero is 128.
+/// Bits that a code is moved up in its byte, so that its zero is 128.
 const fn moved<F: Interleaved>() -> usize {
     if is_centered::<F>() { 7 - F::ZERO.ilog2() as usize } else { 0 }
 }
 
-/// The codes of a step of block `b` of 32 columns, unsigned; those without an offset around 128, [`moved`].
+/// Unsigned codes of a step of block `b` of 32 columns; codes without an offset are [`moved`]
+/// around 128.
 ///
 /// # Safety
 /// AVX-512 is available; the tile has the block.
 #[inline(always)]
 pub(super) unsafe fn codes<F: Interleaved>(tile: Tile, b: usize, step: usize) -> __m512i {
-    // SAFETY: the block's planes.
+    // SAFETY: the caller guarantees AVX-512 and block `b`, whose planes have `code_bytes` from
+    // `block` on.
     unsafe {
         let block = tile.codes::<F>(b);
         let at = const { moved::<F>() };
@@ -349,24 +357,24 @@ pub(super) unsafe fn codes<F: Interleaved>(tile: Tile, b: usize, step: usize) ->
     }
 }
 
-/// What the scales of a block have in common: those of the codes as [`codes`] gives them, and of the offsets; the latter are anything
-/// for a type without.
+/// Common factors of the scales of a block: that of the codes in the form of [`codes`], and that of
+/// the offsets. The second is undefined for a type without offsets.
 ///
 /// # Safety
 /// AVX-512 is available; the tile has the block.
 #[inline(always)]
 unsafe fn block_scale<F: Interleaved>(tile: Tile, block: usize) -> (__m512, __m512) {
-    // SAFETY: the fields of the block.
+    // SAFETY: the caller guarantees AVX-512 and `block`, so the tile has its fields.
     unsafe {
         let fields = tile.scales::<F>(block);
         let f16s = |at: usize| _mm512_cvtph_ps(_mm256_loadu_si256(fields.add(at).cast()));
         let zeros = _mm512_setzero_ps();
         let negated = |v: __m512| _mm512_xor_ps(v, _mm512_set1_ps(-0.0));
         let (scale, offset) = match F::SCALES {
-            Scales::F16 | Scales::Signed => (f16s(0), zeros),
-            Scales::F16Offset => (f16s(0), f16s(32)),
-            Scales::Minima | Scales::Nibbles => (f16s(0), negated(f16s(32))),
-            Scales::Exponent => {
+            ScaleFields::F16 | ScaleFields::Signed => (f16s(0), zeros),
+            ScaleFields::F16Offset => (f16s(0), f16s(32)),
+            ScaleFields::Minima | ScaleFields::Nibbles => (f16s(0), negated(f16s(32))),
+            ScaleFields::Exponent => {
                 // 2^(e - 128) is subnormal for e below 2.
                 let e = _mm512_cvtepu8_epi32(_mm_loadu_si128(fields.cast()));
                 let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
@@ -382,7 +390,7 @@ unsafe fn block_scale<F: Interleaved>(tile: Tile, block: usize) -> (__m512, __m5
     }
 }
 
-/// Scale and offset of group `g` of a block, given what its groups have in common.
+/// Scale and offset of group `g` of a block, with the common factors of its groups.
 ///
 /// # Safety
 /// AVX-512 is available; the tile has the block.
@@ -393,22 +401,22 @@ unsafe fn group_scale<F: Interleaved>(
     g: usize,
     (scale, offset): (__m512, __m512),
 ) -> (__m512, __m512) {
-    // SAFETY: the fields of the block.
+    // SAFETY: the caller guarantees AVX-512 and `block`, so the tile has its fields.
     unsafe {
         let fields = tile.scales::<F>(block);
         let bytes = |at: usize| _mm_loadu_si128(fields.add(at).cast());
         let unsigned = |bytes: __m128i| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
         match F::SCALES {
-            Scales::F16 | Scales::F16Offset | Scales::Exponent => (scale, offset),
-            Scales::Signed => {
+            ScaleFields::F16 | ScaleFields::F16Offset | ScaleFields::Exponent => (scale, offset),
+            ScaleFields::Signed => {
                 let s = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes(32 + 16 * g)));
                 (_mm512_mul_ps(scale, s), offset)
             }
-            Scales::Minima => {
+            ScaleFields::Minima => {
                 let (s, m) = (bytes(64 + 16 * g), bytes(64 + 16 * (n_groups::<F>() + g)));
                 (_mm512_mul_ps(scale, unsigned(s)), _mm512_mul_ps(offset, unsigned(m)))
             }
-            Scales::Nibbles => {
+            ScaleFields::Nibbles => {
                 let both = bytes(64 + 16 * g);
                 let low = _mm_set1_epi8(15);
                 let s = _mm_and_si128(both, low);

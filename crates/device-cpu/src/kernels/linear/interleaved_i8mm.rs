@@ -1,25 +1,28 @@
-//! Tiles multiplied by `smmla`: 2 activation rows by 8 columns times 8 columns by 2 weight rows, 32 products an instruction.
+//! Tiles multiplied by `smmla`: 2 activation rows by 8 columns times 8 columns by 2 weight rows, 32
+//! products an instruction.
 //!
-//! A step of the tile is eight columns of eight rows ([`ArmEights`]). Two activation rows share a register, 8 columns of each, so
-//! that a sum has the lanes `x0 w0, x0 w1, x1 w0, x1 w1`; scales come in the same order, and the sums are brought into rows only
-//! when a pass ends. With one activation row half of `smmla` would be wasted: it goes by `sdot` with its 8 columns twice, whose
-//! sums of four columns are added in pairs.
+//! A step of the tile is eight columns of eight rows ([`ArmEights`]). Two activation rows share a
+//! register, 8 columns of each, so a sum has the lanes `x0 w0, x0 w1, x1 w0, x1 w1`. Scales have
+//! the same order, and the sums are sorted into rows only at the end of a pass. With one activation
+//! row half of `smmla` would be wasted. `sdot` computes it instead, with its 8 columns twice, and
+//! the sums of four columns are added in pairs.
 
 use super::TILE_ROWS;
-use super::interleaved::{ArmEights, ask_next_rows};
-use super::neon::{Multiply, Sdot, Source, XRows, sdot, to_f32, x_scale, x_sum};
+use super::interleaved::prefetch_next_rows;
+use super::neon::{MultiplyNeon, RowsNeon, Sdot, SourceNeon, sdot, to_f32, x_scale, x_sum};
+use super::order::ArmEights;
 use std::arch::aarch64::*;
 use std::arch::asm;
 use std::hint::black_box;
 
-/// By `smmla`, with `sdot` for one activation row.
+/// Products by `smmla`, and by `sdot` for one activation row.
 pub(super) struct Smmla;
 
 /// `sum[2 i + j] += sum_k a[8 i + k] b[8 j + k]`
 #[inline]
 #[target_feature(enable = "neon,dotprod,i8mm")]
 pub(super) fn smmla(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // SAFETY: the instruction is available and touches registers only.
+    // SAFETY: the function has the features of the instruction, which touches registers only.
     unsafe {
         asm!(
             "smmla {sum:v}.4s, {a:v}.16b, {b:v}.16b",
@@ -32,7 +35,7 @@ pub(super) fn smmla(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t
     sum
 }
 
-/// 24 chains of `n` instructions; gives the operations of one of the `n`.
+/// Runs 24 chains of `n` instructions, and returns the operations of one of the `n`.
 #[target_feature(enable = "neon,dotprod,i8mm")]
 pub(super) fn chains(n: usize) -> usize {
     let (a, b) = black_box((vdupq_n_s8(3), vdupq_n_s8(5)));
@@ -46,16 +49,16 @@ pub(super) fn chains(n: usize) -> usize {
     24 * 32 * 2
 }
 
-impl Multiply for Smmla {
+impl MultiplyNeon for Smmla {
     type Order = ArmEights;
 
     #[inline(always)]
-    unsafe fn rows<S: Source, const C: usize>(source: S, rows: XRows) {
+    unsafe fn rows<S: SourceNeon, const C: usize>(source: S, rows: RowsNeon) {
         #[inline(never)]
         #[target_feature(enable = "neon,dotprod,i8mm")]
-        unsafe fn run<S: Source, const C: usize>(source: S, rows: XRows) {
-            // SAFETY: by the caller, the instructions are available, the source and the activations have the
-            // columns, and `C` is at most `X_ROWS`.
+        unsafe fn run<S: SourceNeon, const C: usize>(source: S, rows: RowsNeon) {
+            // SAFETY: the caller guarantees i8mm, the columns of `source` and of `C <= X_ROWS` rows
+            // from `rows.x` on, and room at `rows.out`.
             unsafe {
                 match C {
                     1 => one_row::<S>(source, rows),
@@ -65,19 +68,19 @@ impl Multiply for Smmla {
                 }
             }
         }
-        // SAFETY: by the caller, the instructions are available, the source and the activations have the
-        // columns, and `C` is at most `X_ROWS`.
+        // SAFETY: the caller guarantees i8mm, the columns of `source` and of `C <= X_ROWS` rows,
+        // and room at `rows.out`.
         unsafe { run::<S, C>(source, rows) }
     }
 
     #[inline(always)]
     unsafe fn sixteen(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
-        // SAFETY: by the caller, the instructions are available.
+        // SAFETY: the caller guarantees i8mm, which includes `sdot`.
         unsafe { Sdot::sixteen(sum, codes, q) }
     }
 }
 
-/// Do something for each of the four steps of a half, with its number and its first column.
+/// Calls `$step` for each of the four steps of a half, with its index and its first column.
 macro_rules! for_steps {
     ($half:ident, $step:ident) => {
         if $half == 0 {
@@ -94,15 +97,15 @@ macro_rules! for_steps {
     };
 }
 
-/// One activation row.
+/// Multiplies one activation row.
 ///
 /// # Safety
-/// As [`Multiply::rows`].
+/// As [`MultiplyNeon::rows`].
 #[inline(always)]
-unsafe fn one_row<S: Source>(source: S, rows: XRows) {
-    let XRows { n, x, first, out, .. } = rows;
-    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
-    // and `C` is at most `X_ROWS`.
+unsafe fn one_row<S: SourceNeon>(source: S, rows: RowsNeon) {
+    let RowsNeon { n, x, first, out, .. } = rows;
+    // SAFETY: the caller guarantees i8mm, `n` columns of `source` and of the row `x`, and 16 values
+    // at `out`.
     unsafe {
         let mut sums = [vdupq_n_f32(0.0); 4];
         if !first {
@@ -137,21 +140,20 @@ unsafe fn one_row<S: Source>(source: S, rows: XRows) {
     }
 }
 
-/// Scale and add the products of a group for eight rows, each row's in two neighbouring lanes.
+/// Scales and adds the products of a group for eight rows, each row's in two neighbouring lanes.
 ///
 /// # Safety
-/// As [`Multiply::rows`].
+/// As [`MultiplyNeon::rows`].
 #[inline(always)]
-unsafe fn add_to_row<S: Source>(
+unsafe fn add_to_row<S: SourceNeon>(
     source: S,
     group: usize,
     half: usize,
     products: &[int32x4_t; 4],
-    rows: XRows,
+    rows: RowsNeon,
     sums: &mut [float32x4_t; 4],
 ) {
-    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
-    // and `C` is at most `X_ROWS`.
+    // SAFETY: the caller guarantees i8mm, and the group in `source` and in `rows.x`.
     unsafe {
         let (scale, offset) = source.scales(group, half);
         for i in 0..2 {
@@ -166,30 +168,31 @@ unsafe fn add_to_row<S: Source>(
     }
 }
 
-/// `P` pairs of activation rows, `n_x` rows in all; one that is missing is the one before it once more.
+/// Multiplies `P` pairs of activation rows, `n_x` rows in all. If the last pair has one row, that
+/// row is used twice.
 ///
 /// # Safety
-/// As [`Multiply::rows`].
+/// As [`MultiplyNeon::rows`].
 #[inline(always)]
-unsafe fn both_halves<S: Source, const P: usize>(source: S, n_x: usize, rows: XRows) {
-    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
-    // and `C` is at most `X_ROWS`.
+unsafe fn both_halves<S: SourceNeon, const P: usize>(source: S, n_x: usize, rows: RowsNeon) {
+    // SAFETY: the caller guarantees i8mm, the columns of `source` and of `n_x` rows from `rows.x`
+    // on, and room at `rows.out`.
     unsafe {
         half_of::<S, P, 0>(source, n_x, rows);
         half_of::<S, P, 1>(source, n_x, rows);
     }
 }
 
-/// Weight rows `8 HALF..8 HALF + 8`.
+/// Multiplies weight rows `8 HALF..8 HALF + 8`.
 ///
 /// # Safety
-/// As [`Multiply::rows`].
+/// As [`MultiplyNeon::rows`].
 #[inline(always)]
-unsafe fn half_of<S: Source, const P: usize, const HALF: usize>(source: S, n_x: usize, rows: XRows) {
-    let XRows { n, x, stride, first, out } = rows;
+unsafe fn half_of<S: SourceNeon, const P: usize, const HALF: usize>(source: S, n_x: usize, rows: RowsNeon) {
+    let RowsNeon { n, x, stride, first, out } = rows;
     let second = |pair: usize| (2 * pair + 1).min(n_x - 1);
-    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
-    // and `C` is at most `X_ROWS`.
+    // SAFETY: the caller guarantees i8mm, `n` columns of `source` and of `n_x` rows from `x` on,
+    // and room at `out`; `second` is below `n_x`.
     unsafe {
         let out = out.add(8 * HALF);
         let mut sums = [[vdupq_n_f32(0.0); 4]; P];
@@ -205,13 +208,13 @@ unsafe fn half_of<S: Source, const P: usize, const HALF: usize>(source: S, n_x: 
         for b in 0..n / 32 {
             if HALF == 0 {
                 match P {
-                    1 => ask_next_rows::<2>(x, stride, b),
-                    2 => ask_next_rows::<4>(x, stride, b),
-                    _ => ask_next_rows::<6>(x, stride, b),
+                    1 => prefetch_next_rows::<2>(x, stride, b),
+                    2 => prefetch_next_rows::<4>(x, stride, b),
+                    _ => prefetch_next_rows::<6>(x, stride, b),
                 }
             }
             let mut products = [[vdupq_n_s32(0); 4]; P];
-            // Of two steps: the first columns of both rows, and the next.
+            // Columns of two steps, for both rows of each pair.
             let mut q = [[vdupq_n_s8(0); 2]; P];
             macro_rules! step {
                 ($step:literal $column:literal) => {
@@ -252,35 +255,35 @@ unsafe fn half_of<S: Source, const P: usize, const HALF: usize>(source: S, n_x: 
     }
 }
 
-/// The lower halves of two registers, and the upper ones.
+/// Lower halves of two registers, then upper halves.
 ///
 /// # Safety
-/// NEON is the baseline.
+/// NEON is available.
 #[inline(always)]
 unsafe fn halves_swapped([a, b]: [float32x4_t; 2]) -> [float32x4_t; 2] {
-    // SAFETY: NEON is the baseline.
+    // SAFETY: NEON is the baseline of this architecture.
     unsafe {
         let (a, b) = (vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b));
         [vreinterpretq_f32_f64(vzip1q_f64(a, b)), vreinterpretq_f32_f64(vzip2q_f64(a, b))]
     }
 }
 
-/// Scale and add the products of a group.
+/// Scales and adds the products of a group.
 ///
 /// # Safety
-/// As [`Multiply::rows`].
+/// As [`MultiplyNeon::rows`].
 #[inline(always)]
-unsafe fn add_pairs<S: Source, const P: usize, const HALF: usize>(
+unsafe fn add_pairs<S: SourceNeon, const P: usize, const HALF: usize>(
     source: S,
     group: usize,
     products: &[[int32x4_t; 4]; P],
     n_x: usize,
-    rows: XRows,
+    rows: RowsNeon,
     sums: &mut [[float32x4_t; 4]; P],
 ) {
-    let XRows { x, stride, .. } = rows;
-    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
-    // and `C` is at most `X_ROWS`.
+    let RowsNeon { x, stride, .. } = rows;
+    // SAFETY: the caller guarantees i8mm, and the group in `source` and in `n_x` rows from `x` on;
+    // `high` is below them.
     unsafe {
         let (scale, offset) = source.scales_twice(group, HALF);
         for p in 0..P {
@@ -300,12 +303,12 @@ unsafe fn add_pairs<S: Source, const P: usize, const HALF: usize>(
     }
 }
 
-/// `a, a, b, b`
+/// Vector `a, a, b, b`.
 ///
 /// # Safety
-/// NEON is the baseline.
+/// NEON is available.
 #[inline(always)]
 unsafe fn side_by_side(a: f32, b: f32) -> float32x4_t {
-    // SAFETY: NEON is the baseline.
+    // SAFETY: NEON is the baseline of this architecture.
     unsafe { vcombine_f32(vdup_n_f32(a), vdup_n_f32(b)) }
 }

@@ -1,29 +1,34 @@
-//! Interleaved weights on Arm: where codes and scales come from, and what GEMV and GEMM do with them. The products are those of
-//! `neon` and `interleaved_i8mm`.
+//! Interleaved weights on Arm: sources of codes and scales, and the GEMV and GEMM over them. The
+//! products are those of `neon` and `interleaved_i8mm`.
 //!
-//! Up to [`FEW`] activation rows meet the codes as they are unpacked. Where more follow, [`PASS`] columns are unpacked into a panel
-//! first, signed bytes and f32 scales, which stays in the first cache and knows no type any more, only whether groups are of 16
-//! and have an offset: its scales are those of codes at the top of their byte. Order of accumulation: `interleaved`; one row and
-//! many, and all three ways to multiply, give the same bits, for a factor of a power of two is exact wherever it stands.
+//! Up to [`FEW`] activation rows are multiplied with codes as they are unpacked. With more rows,
+//! [`PASS`] columns are unpacked first into a panel of signed bytes and f32 scales, which stays in
+//! the first-level cache. A panel depends only on the length of its groups and on whether they have
+//! an offset: its scales are those of codes at the top of their byte. Order of accumulation:
+//! `interleaved`. One row and many, and all three kinds of products, have the same bits, since a
+//! factor that is a power of two is exact in any place.
 //!
-//! Codes around zero are brought to the top of their byte by shifts that also insert (`sri`), one to three instructions for 16;
-//! codes with an offset, to the bottom; numbers of a table are looked up by `tbl`.
+//! Codes around zero are moved to the top of their byte by shifts that also insert (`sri`), one to
+//! three instructions for 16 codes. Codes with an offset are moved to the bottom. Values of a table
+//! are looked up by `tbl`.
 
 use super::activation::{ActRow, ActRows};
-use super::interleaved::{Interleaved, Scales, Tile, activations, is_centered, is_signed, n_groups};
-use super::neon::{Multiply, Source, X_ROWS, XRows};
+use super::interleaved::{
+    Interleaved, ScaleFields, Tile, activations, for_tiles, is_centered, is_signed, n_groups,
+};
+use super::neon::{MultiplyNeon, RowsNeon, SourceNeon, X_ROWS};
 use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::aarch64::*;
 use std::arch::asm;
 use std::marker::PhantomData;
 
-/// Most activation rows that meet codes without a panel.
+/// Most activation rows that are multiplied without a panel.
 const FEW: usize = 3;
 
 /// Columns of a panel; a multiple of 256.
 pub(super) const PASS: usize = 512;
 
-/// Bytes of a panel's codes, and of its scales, and of its offsets, in groups of 16.
+/// Bytes of a panel's codes, then of its scales (and of its offsets), for groups of 16.
 const PANEL: [usize; 2] = [PASS * TILE_ROWS, PASS / 16 * TILE_ROWS * 4];
 
 /// Bytes of scratch; the same for any number of columns.
@@ -32,8 +37,9 @@ pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
 }
 
 /// # Safety
-/// As [`super::Gemv`], for weights interleaved in the order of `M`, whose instructions are available.
-pub(super) unsafe fn gemv<F: Interleaved, M: Multiply>(
+/// As [`super::Gemv`], for weights interleaved in the order of `M`, whose instructions are
+/// available.
+pub(super) unsafe fn gemv<F: Interleaved, M: MultiplyNeon>(
     w: WeightRows,
     n_cols: usize,
     r0: usize,
@@ -42,26 +48,21 @@ pub(super) unsafe fn gemv<F: Interleaved, M: Multiply>(
     out: *mut f32,
 ) {
     let xs = ActRows { base: x.0, stride: 0, n: 1 };
-    // SAFETY: tiles within the rows; a last tile in part goes through `products`.
+    // SAFETY: the caller guarantees interleaved rows `r0..r1`, `n_cols` activations at `x`, room at
+    // `out`, and the instructions of `M`; `for_tiles` passes room for a tile.
     unsafe {
         let x = activations(xs, 0, n_cols, 0);
-        for r in (r0..r1).step_by(TILE_ROWS) {
-            let source = Packed::<F>(Tile::new(w, r), PhantomData);
-            let rows = |out: *mut f32| XRows { n: n_cols, x, stride: 0, first: true, out };
-            if r1 - r >= TILE_ROWS {
-                M::rows::<_, 1>(source, rows(out.add(r - r0)));
-            } else {
-                let mut products = [0f32; TILE_ROWS];
-                M::rows::<_, 1>(source, rows(products.as_mut_ptr()));
-                out.add(r - r0).copy_from_nonoverlapping(products.as_ptr(), r1 - r);
-            }
-        }
+        for_tiles(r0, r1, out, |r, out| {
+            let source = StoredTileNeon::<F>(Tile::new(w, r), PhantomData);
+            M::rows::<_, 1>(source, RowsNeon { n: n_cols, x, stride: 0, first: true, out });
+        });
     }
 }
 
 /// # Safety
-/// As [`super::GemmTile`], for weights interleaved in the order of `M`, whose instructions are available.
-pub(super) unsafe fn gemm_tile<F: Interleaved, M: Multiply>(
+/// As [`super::GemmTile`], for weights interleaved in the order of `M`, whose instructions are
+/// available.
+pub(super) unsafe fn gemm_tile<F: Interleaved, M: MultiplyNeon>(
     w: WeightRows,
     n_cols: usize,
     part: Part,
@@ -71,14 +72,14 @@ pub(super) unsafe fn gemm_tile<F: Interleaved, M: Multiply>(
 ) {
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
     // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
     // part.
     unsafe {
         let tile = Tile::new(w, part.r0);
         if xs.n <= FEW {
-            let source = Packed::<F>(tile.from::<F>(part.k), PhantomData);
+            let source = StoredTileNeon::<F>(tile.from::<F>(part.k), PhantomData);
             let x = activations(xs, 0, n_cols, part.k);
-            let rows = XRows { n: part.n, x, stride: xs.stride, first: part.k == 0, out };
+            let rows = RowsNeon { n: part.n, x, stride: xs.stride, first: part.k == 0, out };
             return match xs.n {
                 0 => {}
                 1 => M::rows::<_, 1>(source, rows),
@@ -86,13 +87,11 @@ pub(super) unsafe fn gemm_tile<F: Interleaved, M: Multiply>(
                 _ => M::rows::<_, FEW>(source, rows),
             };
         }
-        let end = part.k + part.n;
-        for k in (part.k..end).step_by(PASS) {
-            let n = PASS.min(end - k);
-            let source = Packed::<F>(tile.from::<F>(k), PhantomData);
+        for (k, n) in part.passes(PASS) {
+            let source = StoredTileNeon::<F>(tile.from::<F>(k), PhantomData);
             macro_rules! by_panel {
                 ($group:literal $has_offset:literal) => {{
-                    let panel = Panel::<$group, $has_offset>::new(scratch);
+                    let panel = PanelNeon::<$group, $has_offset>::new(scratch);
                     panel.fill(source, n);
                     all_rows::<_, M>(panel, xs, n_cols, k, n, out);
                 }};
@@ -107,11 +106,11 @@ pub(super) unsafe fn gemm_tile<F: Interleaved, M: Multiply>(
     }
 }
 
-/// Columns `k..k + n` of all activation rows.
+/// Multiplies columns `k..k + n` with all activation rows.
 ///
 /// # Safety
-/// As [`Multiply::rows`].
-pub(super) unsafe fn all_rows<S: Source, M: Multiply>(
+/// As [`MultiplyNeon::rows`].
+pub(super) unsafe fn all_rows<S: SourceNeon, M: MultiplyNeon>(
     source: S,
     xs: ActRows,
     n_cols: usize,
@@ -119,11 +118,12 @@ pub(super) unsafe fn all_rows<S: Source, M: Multiply>(
     n: usize,
     out: *mut f32,
 ) {
-    // SAFETY: as many activation rows exist.
+    // SAFETY: the caller guarantees the columns of `source` and `xs`, `xs.n * TILE_ROWS` values at
+    // `out`, and the instructions of `M`.
     unsafe {
         for i in (0..xs.n).step_by(X_ROWS) {
             let x = activations(xs, i, n_cols, k);
-            let rows = XRows { n, x, stride: xs.stride, first: k == 0, out: out.add(i * TILE_ROWS) };
+            let rows = RowsNeon { n, x, stride: xs.stride, first: k == 0, out: out.add(i * TILE_ROWS) };
             match xs.n - i {
                 1 => M::rows::<S, 1>(source, rows),
                 2 => M::rows::<S, 2>(source, rows),
@@ -136,24 +136,24 @@ pub(super) unsafe fn all_rows<S: Source, M: Multiply>(
     }
 }
 
-/// A tile as it lies in memory.
-struct Packed<F>(Tile, PhantomData<F>);
+/// A tile as it is stored.
+struct StoredTileNeon<F>(Tile, PhantomData<F>);
 
-impl<F> Clone for Packed<F> {
+impl<F> Clone for StoredTileNeon<F> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<F> Copy for Packed<F> {}
+impl<F> Copy for StoredTileNeon<F> {}
 
-/// Each byte `n` bits to the left, `n` a constant.
+/// Shifts each byte left by `n` bits, a constant.
 ///
 /// # Safety
-/// NEON is the baseline.
+/// NEON is available.
 #[inline(always)]
 unsafe fn left(v: uint8x16_t, n: usize) -> uint8x16_t {
-    // SAFETY: NEON is the baseline.
+    // SAFETY: NEON is the baseline of this architecture.
     unsafe {
         match n {
             0 => v,
@@ -168,13 +168,13 @@ unsafe fn left(v: uint8x16_t, n: usize) -> uint8x16_t {
     }
 }
 
-/// Each byte `n` bits to the right, `n` even and a constant.
+/// Shifts each byte right by `n` bits, an even constant.
 ///
 /// # Safety
-/// NEON is the baseline.
+/// NEON is available.
 #[inline(always)]
 unsafe fn right(v: uint8x16_t, n: usize) -> uint8x16_t {
-    // SAFETY: NEON is the baseline.
+    // SAFETY: NEON is the baseline of this architecture.
     unsafe {
         match n {
             0 => v,
@@ -185,13 +185,14 @@ unsafe fn right(v: uint8x16_t, n: usize) -> uint8x16_t {
     }
 }
 
-/// `low` moved `N` bits to the right below the upper `N` bits of `high`. (The intrinsic becomes two masks, a shift and an or.)
+/// Inserts `low`, shifted right by `N` bits, below the upper `N` bits of `high`. (The intrinsic
+/// compiles to two masks, a shift and an or.)
 ///
 /// # Safety
-/// NEON is the baseline.
+/// NEON is available.
 #[inline(always)]
 unsafe fn insert_right<const N: i32>(mut high: uint8x16_t, low: uint8x16_t) -> uint8x16_t {
-    // SAFETY: the instruction is the baseline's and touches registers only.
+    // SAFETY: the instruction is part of the baseline and touches registers only.
     unsafe {
         asm!(
             "sri {high:v}.16b, {low:v}.16b, #{n}",
@@ -204,37 +205,37 @@ unsafe fn insert_right<const N: i32>(mut high: uint8x16_t, low: uint8x16_t) -> u
     high
 }
 
-/// Four bits of a step at the top of each byte, zeros below.
+/// Four bits of a step at the top of each byte, with zeros below.
 ///
 /// # Safety
-/// The register is one of the step's plane.
+/// `plane` is a register of the step's plane.
 #[inline(always)]
 unsafe fn four_at_top<const STEP: usize>(plane: uint8x16_t) -> uint8x16_t {
-    // SAFETY: NEON is the baseline.
+    // SAFETY: NEON is the baseline of this architecture.
     unsafe { if STEP.is_multiple_of(2) { vshlq_n_u8::<4>(plane) } else { vandq_u8(plane, vdupq_n_u8(0xf0)) } }
 }
 
-/// Two bits of a step at the top of each byte, others of their plane below.
+/// Two bits of a step at the top of each byte, with other bits of the plane below.
 ///
 /// # Safety
 /// As [`four_at_top`].
 #[inline(always)]
 unsafe fn two_at_top<const STEP: usize>(plane: uint8x16_t) -> uint8x16_t {
-    // SAFETY: NEON is the baseline.
+    // SAFETY: NEON is the baseline of this architecture.
     unsafe { left(plane, 6 - 2 * (STEP % 4)) }
 }
 
-/// One bit of a step at the top of each byte, others of its plane below.
+/// One bit of a step at the top of each byte, with other bits of the plane below.
 ///
 /// # Safety
 /// As [`four_at_top`].
 #[inline(always)]
 unsafe fn one_at_top<const STEP: usize>(plane: uint8x16_t) -> uint8x16_t {
-    // SAFETY: NEON is the baseline.
+    // SAFETY: NEON is the baseline of this architecture.
     unsafe { left(plane, 7 - STEP) }
 }
 
-impl<F: Interleaved> Source for Packed<F> {
+impl<F: Interleaved> SourceNeon for StoredTileNeon<F> {
     const GROUP: usize = F::GROUP;
     const HAS_OFFSET: bool = F::HAS_OFFSET;
     const SHIFT: usize = if is_centered::<F>() { 8 - F::BITS } else { 0 };
@@ -242,10 +243,10 @@ impl<F: Interleaved> Source for Packed<F> {
     #[inline(always)]
     unsafe fn codes<const STEP: usize>(self, b: usize, register: usize) -> int8x16_t {
         const { assert!(!is_signed::<F>() || F::BITS == 8 || F::VALUES.is_some()) };
-        // SAFETY: the block's planes.
+        // SAFETY: the caller guarantees block `b`, whose planes have `code_bytes` from `block` on.
         unsafe {
             let block = self.0.codes::<F>(b).add(16 * register);
-            // Planes, `at` bytes into the block.
+            // Loads from the planes that begin `at` bytes into the block.
             let eight = || vld1q_u8(block.add(64 * STEP));
             let four = |at: usize| vld1q_u8(block.add(at + 64 * (STEP / 2)));
             let two = |at: usize| vld1q_u8(block.add(at + 64 * (STEP / 4)));
@@ -279,7 +280,7 @@ impl<F: Interleaved> Source for Packed<F> {
     #[inline(always)]
     unsafe fn scales(self, group: usize, half: usize) -> ([float32x4_t; 2], [float32x4_t; 2]) {
         let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
-        // SAFETY: the fields of the block.
+        // SAFETY: the caller guarantees the group, so the tile has the fields of its block.
         unsafe {
             let fields = self.0.scales::<F>(block).add(8 * half);
             let f16s = |at: usize| {
@@ -296,9 +297,9 @@ impl<F: Interleaved> Source for Packed<F> {
             let negated = |[a, b]: [float32x4_t; 2]| [vnegq_f32(a), vnegq_f32(b)];
             let none = [vdupq_n_f32(0.0); 2];
             match F::SCALES {
-                Scales::F16 => (f16s(0), none),
-                Scales::F16Offset => (f16s(0), f16s(32)),
-                Scales::Exponent => {
+                ScaleFields::F16 => (f16s(0), none),
+                ScaleFields::F16Offset => (f16s(0), f16s(32)),
+                ScaleFields::Exponent => {
                     // 2^(e - 128) is subnormal for e below 2.
                     let words = vmovl_u8(vld1_u8(fields));
                     let power = |e: uint32x4_t| {
@@ -308,18 +309,18 @@ impl<F: Interleaved> Source for Packed<F> {
                     };
                     ([power(vmovl_u16(vget_low_u16(words))), power(vmovl_high_u16(words))], none)
                 }
-                Scales::Signed => {
+                ScaleFields::Signed => {
                     let words = vmovl_s8(vld1_s8(fields.add(32 + 16 * g).cast()));
                     let s =
                         [vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))), vcvtq_f32_s32(vmovl_high_s16(words))];
                     (times(f16s(0), s), none)
                 }
-                Scales::Minima => {
+                ScaleFields::Minima => {
                     let s = unsigned(vld1_u8(fields.add(64 + 16 * g)));
                     let m = unsigned(vld1_u8(fields.add(64 + 16 * (n_groups::<F>() + g))));
                     (times(f16s(0), s), negated(times(f16s(32), m)))
                 }
-                Scales::Nibbles => {
+                ScaleFields::Nibbles => {
                     let both = vld1_u8(fields.add(64 + 16 * g));
                     let s = unsigned(vand_u8(both, vdup_n_u8(15)));
                     let m = unsigned(vshr_n_u8::<4>(both));
@@ -330,9 +331,10 @@ impl<F: Interleaved> Source for Packed<F> {
     }
 }
 
-/// Codes as bytes in the order of their steps, scales and offsets in f32, `[groups][16 rows]`.
+/// Unpacked columns of a tile: codes as bytes in the order of their steps, scales and offsets in
+/// f32, `[groups][16 rows]`.
 #[derive(Clone, Copy)]
-pub(super) struct Panel<const GROUP: usize, const HAS_OFFSET: bool> {
+pub(super) struct PanelNeon<const GROUP: usize, const HAS_OFFSET: bool> {
     /// `[PASS / 32][8 steps][64]`
     pub codes: *mut i8,
     /// `[PASS / GROUP][16]`
@@ -341,27 +343,29 @@ pub(super) struct Panel<const GROUP: usize, const HAS_OFFSET: bool> {
     pub offset: *mut f32,
 }
 
-impl<const GROUP: usize, const HAS_OFFSET: bool> Panel<GROUP, HAS_OFFSET> {
+impl<const GROUP: usize, const HAS_OFFSET: bool> PanelNeon<GROUP, HAS_OFFSET> {
     /// # Safety
     /// `scratch` has [`scratch_bytes`].
     pub(super) unsafe fn new(scratch: *mut u8) -> Self {
-        // SAFETY: the parts add up to `scratch_bytes`.
+        // SAFETY: the caller guarantees `scratch_bytes` at `scratch`, which is the sum of the parts
+        // and of the alignment.
         unsafe {
             let codes = scratch.add(scratch.align_offset(64));
             let scale: *mut f32 = codes.add(PANEL[0]).cast();
-            Panel { codes: codes.cast(), scale, offset: scale.byte_add(PANEL[1]) }
+            PanelNeon { codes: codes.cast(), scale, offset: scale.byte_add(PANEL[1]) }
         }
     }
 
-    /// Unpack `n` columns, at most [`PASS`].
+    /// Unpacks `n` columns, at most [`PASS`].
     ///
     /// # Safety
-    /// The source has them.
+    /// The source has `n` columns; the panel has room for them.
     #[inline(never)]
-    unsafe fn fill<S: Source>(self, source: S, n: usize) {
+    unsafe fn fill<S: SourceNeon>(self, source: S, n: usize) {
         debug_assert!(S::GROUP == GROUP && S::HAS_OFFSET == HAS_OFFSET);
         let factor = 1.0 / (1 << S::SHIFT) as f32;
-        // SAFETY: by the caller, the source has the columns.
+        // SAFETY: the caller guarantees `n` columns of `source`, and room for `PASS` columns in the
+        // panel.
         unsafe {
             for b in 0..n / 32 {
                 macro_rules! steps {
@@ -390,20 +394,20 @@ impl<const GROUP: usize, const HAS_OFFSET: bool> Panel<GROUP, HAS_OFFSET> {
     }
 }
 
-/// Eight numbers from `p` on.
+/// Loads eight numbers from `p` on.
 ///
 /// # Safety
-/// They are readable.
+/// Eight numbers are readable at `p`.
 #[inline(always)]
 unsafe fn load8(p: *const f32) -> [float32x4_t; 2] {
     // SAFETY: by the caller, eight numbers are readable at `p`.
     unsafe { [vld1q_f32(p), vld1q_f32(p.add(4))] }
 }
 
-/// The same, each pair twice.
+/// Loads eight numbers from `p` on, each pair twice.
 ///
 /// # Safety
-/// They are readable.
+/// Eight numbers are readable at `p`.
 #[inline(always)]
 unsafe fn load8_twice(p: *const f32) -> [float32x4_t; 4] {
     // SAFETY: by the caller, eight numbers are readable at `p`.
@@ -413,21 +417,21 @@ unsafe fn load8_twice(p: *const f32) -> [float32x4_t; 4] {
     }
 }
 
-impl<const GROUP: usize, const HAS_OFFSET: bool> Source for Panel<GROUP, HAS_OFFSET> {
+impl<const GROUP: usize, const HAS_OFFSET: bool> SourceNeon for PanelNeon<GROUP, HAS_OFFSET> {
     const GROUP: usize = GROUP;
     const HAS_OFFSET: bool = HAS_OFFSET;
     const SHIFT: usize = 0;
 
     #[inline(always)]
     unsafe fn codes<const STEP: usize>(self, b: usize, register: usize) -> int8x16_t {
-        // SAFETY: by the caller, the tile has the block.
+        // SAFETY: the caller guarantees block `b` of the panel.
         unsafe { vld1q_s8(self.codes.add((b * 8 + STEP) * 64 + 16 * register)) }
     }
 
     #[inline(always)]
     unsafe fn scales(self, group: usize, half: usize) -> ([float32x4_t; 2], [float32x4_t; 2]) {
         let at = group * TILE_ROWS + 8 * half;
-        // SAFETY: by the caller, the tile has the group.
+        // SAFETY: the caller guarantees the group, in the panel's scales and offsets.
         unsafe {
             let scale = load8(self.scale.add(at));
             (scale, if HAS_OFFSET { load8(self.offset.add(at)) } else { scale })
@@ -437,7 +441,7 @@ impl<const GROUP: usize, const HAS_OFFSET: bool> Source for Panel<GROUP, HAS_OFF
     #[inline(always)]
     unsafe fn scales_twice(self, group: usize, half: usize) -> ([float32x4_t; 4], [float32x4_t; 4]) {
         let at = group * TILE_ROWS + 8 * half;
-        // SAFETY: by the caller, the tile has the group.
+        // SAFETY: the caller guarantees the group, in the panel's scales and offsets.
         unsafe {
             let scale = load8_twice(self.scale.add(at));
             (scale, if HAS_OFFSET { load8_twice(self.offset.add(at)) } else { scale })

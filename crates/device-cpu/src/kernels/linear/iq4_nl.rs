@@ -1,11 +1,12 @@
-//! IQ4_NL: `w = d v[c]`, blocks of 32 columns in 18 bytes (4.5 bits a weight), `v` a fixed table of 16 values.
+//! IQ4_NL: `w = d v[c]`, blocks of 32 columns in 18 bytes (4.5 bits a weight), `v` a fixed table of
+//! 16 values.
 //!
-//! Layout (ggml): `d` f16; 16 bytes, whose low nibbles are columns 0..16 and high nibbles 16..32. The table is denser
-//! around zero than a uniform one, as weights are.
+//! Layout (ggml): `d` f16; 16 bytes, whose low nibbles are columns 0..16 and high nibbles 16..32.
+//! The table is denser around zero than a uniform one, as weights are.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field, store_nibbles};
+use super::interleaved::{Interleaved, ScaleFields, store_field, store_nibbles};
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
@@ -13,10 +14,10 @@ use weights::BlockType;
 pub(super) const VALUES: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// What makes the table unsigned.
+/// Offset that makes the table unsigned.
 pub(super) const ZERO: u8 = 127;
 
-/// The type.
+/// IQ4_NL weights.
 pub(super) struct Iq4Nl;
 
 impl Format for Iq4Nl {
@@ -43,7 +44,7 @@ impl Format for Iq4Nl {
 
 impl Interleaved for Iq4Nl {
     const BITS: usize = 4;
-    const SCALES: Scales = Scales::F16;
+    const SCALES: ScaleFields = ScaleFields::F16;
     const VALUES: Option<&'static [i8; 16]> = Some(&VALUES);
 
     #[inline(always)]

@@ -1,20 +1,21 @@
-//! IQ4_XS: `w = d (s - 32) v[c]`, blocks of 256 columns in 136 bytes (4.25 bits a weight), `s` for each 32 columns, `v`
-//! the table of IQ4_NL.
+//! IQ4_XS: `w = d (s - 32) v[c]`, blocks of 256 columns in 136 bytes (4.25 bits a weight), `s` for
+//! each 32 columns, `v` the table of IQ4_NL.
 //!
-//! Layout (ggml): `d` f16; 16 bits, the upper 2 bits of scale `g` at `2g`; 4 bytes, nibble `g` the lower 4; 128 bytes of
-//! nibbles: of each 16 bytes the low nibbles are 16 columns and the high nibbles the next 16.
+//! Layout (ggml): `d` f16; 16 bits, the upper 2 bits of scale `g` at `2g`; 4 bytes, nibble `g` the
+//! lower 4; 128 bytes of nibbles: of each 16 bytes the low nibbles are 16 columns and the high
+//! nibbles the next 16.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field, store_nibbles};
+use super::interleaved::{Interleaved, ScaleFields, store_field, store_nibbles};
 use super::iq4_nl::{VALUES, ZERO};
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
-/// The type.
+/// IQ4_XS weights.
 pub(super) struct Iq4Xs;
 
-/// The scale of a group, -32 to 31.
+/// Scale of a group, -32 to 31.
 #[inline(always)]
 fn group_scale(block: &[u8], g: usize) -> i8 {
     let upper = u16::from_le_bytes([block[2], block[3]]);
@@ -53,7 +54,7 @@ impl Format for Iq4Xs {
 
 impl Interleaved for Iq4Xs {
     const BITS: usize = 4;
-    const SCALES: Scales = Scales::Signed;
+    const SCALES: ScaleFields = ScaleFields::Signed;
     const VALUES: Option<&'static [i8; 16]> = Some(&VALUES);
 
     #[inline(always)]

@@ -1,8 +1,8 @@
 //! The 6-bit scales and minima of Q4_K and Q5_K: eight of each in 12 bytes.
 //!
-//! Layout (ggml): bytes 0..4 hold scales 0..4 in their low 6 bits, bytes 4..8 minima 0..4 likewise; bytes 8..12 hold the
-//! low 4 bits of scales 4..8 (low nibbles) and of minima 4..8 (high nibbles), whose upper 2 bits are the upper 2 bits
-//! of bytes 0..4 (scales) and 4..8 (minima).
+//! Layout (ggml): the low 6 bits of bytes 0..4 are scales 0..4, those of bytes 4..8 are minima
+//! 0..4. Bytes 8..12 have the low 4 bits of scales 4..8 (low nibbles) and of minima 4..8 (high
+//! nibbles). Their upper 2 bits are the upper 2 bits of bytes 0..4 (scales) and 4..8 (minima).
 
 use super::interleaved::store_field;
 
@@ -18,7 +18,7 @@ pub(super) fn unpack(packed: [u32; 3]) -> [u32; 4] {
     ]
 }
 
-/// Three little-endian words.
+/// Reads three little-endian words.
 #[inline(always)]
 pub(super) fn words(bytes: &[u8]) -> [u32; 3] {
     std::array::from_fn(|i| {
@@ -26,7 +26,8 @@ pub(super) fn words(bytes: &[u8]) -> [u32; 3] {
     })
 }
 
-/// `scale = d s`, `offset = -dmin m` of the eight groups, from the head of a block: `d`, `dmin`, the 12 bytes.
+/// Decodes `scale = d s` and `offset = -dmin m` of the eight groups, from the head of a block: `d`,
+/// `dmin`, the 12 bytes.
 #[inline(always)]
 pub(super) fn decode(block: &[u8], scale: &mut [f32], offset: &mut [f32]) {
     let (d, dmin) = (super::portable::f16_at(block, 0), super::portable::f16_at(block, 2));
@@ -38,7 +39,8 @@ pub(super) fn decode(block: &[u8], scale: &mut [f32], offset: &mut [f32]) {
     }
 }
 
-/// `d`, `dmin`, then the scales and the minima of the eight groups into row `r` of interleaved fields.
+/// Stores `d`, `dmin`, then the scales and the minima of the eight groups in row `r` of interleaved
+/// fields.
 #[inline(always)]
 pub(super) fn store(block: &[u8], r: usize, fields: &mut [u8]) {
     store_field::<2>(fields, 0, r, block);

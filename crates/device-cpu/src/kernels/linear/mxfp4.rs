@@ -1,28 +1,24 @@
-//! MXFP4: `w = 2^(e - 127) v[c]`, blocks of 32 columns in 17 bytes (4.25 bits a weight), `v` the values of FP4 E2M1.
+//! MXFP4: `w = 2^(e - 127) v[c]`, blocks of 32 columns in 17 bytes (4.25 bits a weight), `v` the
+//! values of FP4 E2M1.
 //!
-//! Layout (ggml; format by the OCP Microscaling specification 1.0): the exponent `e`, 8 bits; 16 bytes, whose low
-//! nibbles are columns 0..16 and high nibbles 16..32. Codes are twice the values of E2M1, 0 to 12 and their
-//! negatives, and the scale is half as large, so that codes are integers.
+//! Layout (ggml; format by the OCP Microscaling specification 1.0): the exponent `e`, 8 bits; 16
+//! bytes, whose low nibbles are columns 0..16 and high nibbles 16..32. Codes are twice the values
+//! of E2M1, 0 to 12 and their negatives, and the scale is half as large, so that codes are
+//! integers.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_nibbles};
+use super::interleaved::{Interleaved, ScaleFields, store_nibbles};
 use super::portable::Format;
-use weights::BlockType;
+use weights::{BlockType, codec};
 
 /// Twice the values of E2M1.
 const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// What makes the codes unsigned.
+/// Offset that makes the codes unsigned.
 const ZERO: u8 = 12;
 
-/// `2^(e - 128)`; the two smallest are subnormal.
-#[inline(always)]
-pub(super) fn half_scale(e: u8) -> f32 {
-    f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (u32::from(e) - 1) << 23 })
-}
-
-/// The type.
+/// MXFP4 weights.
 pub(super) struct Mxfp4;
 
 impl Format for Mxfp4 {
@@ -35,7 +31,7 @@ impl Format for Mxfp4 {
 
     #[inline(always)]
     fn scales(block: &[u8], scale: &mut [f32], _offset: &mut [f32]) {
-        scale[0] = half_scale(block[0]);
+        scale[0] = codec::e8m0_half(block[0]);
     }
 
     #[inline(always)]
@@ -49,7 +45,7 @@ impl Format for Mxfp4 {
 
 impl Interleaved for Mxfp4 {
     const BITS: usize = 4;
-    const SCALES: Scales = Scales::Exponent;
+    const SCALES: ScaleFields = ScaleFields::Exponent;
     const VALUES: Option<&'static [i8; 16]> = Some(&VALUES);
 
     #[inline(always)]

@@ -1,6 +1,7 @@
-//! Products of bytes on Arm: the three ways to multiply, and the loop of the two whose steps are four columns.
+//! Products of bytes on Arm: three kinds, and the loop of the two kinds whose steps are four
+//! columns.
 //!
-//! | | instruction | products | has it |
+//! | kind | instruction | products | feature |
 //! |---|---|---|---|
 //! | [`Mull`] | `smull`, `smull2`, `addp`, `sadalp` and a `dup` | 16 | every 64-bit Arm |
 //! | [`Sdot`] | `sdot` by a quarter of a register | 16 | `dotprod` |
@@ -8,48 +9,54 @@
 //!
 //! Rust 1.95 has no stable intrinsics for the last two, hence `asm!`.
 //!
-//! All codes are signed bytes here: those of a few bits around zero stand at the top of their byte, `2^SHIFT` times too large,
-//! which the conversion of a group's sum to f32 takes back, exactly. So no zero point is left to take out. A sum of 32 such
-//! products is below 2^20 and therefore exact in f32, whatever the instruction: all three give the same bits.
+//! All codes are signed bytes here. Codes of a few bits around zero are at the top of their byte,
+//! `2^SHIFT` times too large; the conversion of a group's sum to f32 corrects this exactly. No zero
+//! point is then left to subtract. A sum of 32 such products is below 2^20 and thus exact in f32
+//! for every instruction, so all three kinds have the same bits.
 //!
-//! Two products of signed bytes fit 16 bits (2 * 128 * 127 = 32,512), so [`Mull`] adds two before it widens.
+//! Two products of signed bytes fit 16 bits (2 * 128 * 127 = 32,512), so [`Mull`] adds two before
+//! it widens.
 
 use super::TILE_ROWS;
 use super::activation::Q8Row;
 use super::affine::Groups32;
-use super::interleaved::{ArmFours, Order, ask_next_rows};
+use super::interleaved::prefetch_next_rows;
+use super::order::{ArmFours, Order};
 use super::portable::{Dot, Groups};
 use std::arch::aarch64::*;
 use std::arch::asm;
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-/// Most activation rows of [`Multiply::rows`]: the sums of eight weight rows with six are 12 registers of integers and 12 of
-/// f32, which leaves 8 for the operands.
+/// Most activation rows of [`MultiplyNeon::rows`]. The sums of eight weight rows with six
+/// activation rows are 12 registers of integers and 12 of f32, which leaves 8 for the operands.
 pub(super) const X_ROWS: usize = 6;
 
-/// Where the codes and scales of 16 rows come from.
-pub(super) trait Source: Copy {
+/// A source of the codes and scales of 16 rows.
+pub(super) trait SourceNeon: Copy {
     /// Columns of a scale: 16 or 32.
     const GROUP: usize;
-    /// Whether there is an offset.
+    /// True if groups have an offset.
     const HAS_OFFSET: bool;
-    /// Codes are `2^SHIFT` times too large.
+    /// Binary logarithm of the factor by which codes are too large.
     const SHIFT: usize;
 
-    /// The codes of four rows (or of two: see [`Order`]) of a step of block `b` of 32 columns: register 0 to 3 of the step.
+    /// Codes of four rows (or of two: see [`Order`]) of a step of block `b` of 32 columns, in
+    /// register 0 to 3 of the step.
     ///
     /// # Safety
     /// The source has the block.
     unsafe fn codes<const STEP: usize>(self, b: usize, register: usize) -> int8x16_t;
 
-    /// Scales and offsets of a group for rows `8 half..8 half + 8`; the offsets are anything for a type without.
+    /// Scales and offsets of a group for rows `8 half..8 half + 8`; the offsets are undefined for a
+    /// type without them.
     ///
     /// # Safety
     /// The source has the group.
     unsafe fn scales(self, group: usize, half: usize) -> ([float32x4_t; 2], [float32x4_t; 2]);
 
-    /// The same, each number of rows `2 i` and `2 i + 1` twice, as `smmla` has its sums: rows `2i, 2i + 1, 2i, 2i + 1`.
+    /// Like [`Self::scales`], with the numbers of rows `2 i` and `2 i + 1` twice, in the order of
+    /// `smmla`'s sums: rows `2i, 2i + 1, 2i, 2i + 1`.
     ///
     /// # Safety
     /// As [`Self::scales`].
@@ -63,13 +70,13 @@ pub(super) trait Source: Copy {
     }
 }
 
-/// Both halves of two registers, each twice.
+/// Both halves of two registers, each half twice.
 ///
 /// # Safety
-/// NEON is the baseline.
+/// NEON is available.
 #[inline(always)]
 unsafe fn twice([a, b]: [float32x4_t; 2]) -> [float32x4_t; 4] {
-    // SAFETY: NEON is the baseline.
+    // SAFETY: NEON is the baseline of this architecture.
     unsafe {
         let (a, b) = (vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b));
         [
@@ -81,55 +88,56 @@ unsafe fn twice([a, b]: [float32x4_t; 2]) -> [float32x4_t; 4] {
     }
 }
 
-/// Activation rows and where their products with 16 weight rows go.
+/// Activation rows, and the destination of their products with 16 weight rows.
 #[derive(Clone, Copy)]
-pub(super) struct XRows {
-    /// Columns, a multiple of 32 (of the block's length where that is more).
+pub(super) struct RowsNeon {
+    /// Columns, a multiple of 32 and of the block's length.
     pub n: usize,
-    /// The first row, from the first of these columns on.
+    /// Arrays of the first row, from the first of these columns on.
     pub x: Q8Row,
     /// Bytes from one row to the next.
     pub stride: usize,
-    /// Whether the products are stored; else added to what is there.
+    /// True if products are stored, false if they are added to `out`.
     pub first: bool,
     /// `(rows, 16)`
     pub out: *mut f32,
 }
 
-/// A way to multiply.
-pub(super) trait Multiply {
-    /// How it wants the codes.
+/// A kind of product.
+pub(super) trait MultiplyNeon {
+    /// Order of the codes.
     type Order: Order;
 
-    /// `C` activation rows times the source's 16 rows.
+    /// Multiplies `C` activation rows with the source's 16 rows.
     ///
     /// # Safety
-    /// The instructions are available; the source and the activations have the columns; `C` is at most [`X_ROWS`].
-    unsafe fn rows<S: Source, const C: usize>(source: S, rows: XRows);
+    /// The instructions are available; the source and the activations have the columns; `C` is at
+    /// most [`X_ROWS`].
+    unsafe fn rows<S: SourceNeon, const C: usize>(source: S, rows: RowsNeon);
 
-    /// Add 16 products in any four groups of four.
+    /// Adds 16 products, in any four groups of four.
     ///
     /// # Safety
     /// The instructions are available.
     unsafe fn sixteen(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t;
 }
 
-/// A way to multiply four columns of four rows with those of one activation row.
-trait Fours {
-    /// `sum[r] += sum_j codes[4 r + j] q[4 LANE + j]`
+/// Products of four columns of four weight rows with those of one activation row.
+trait FourColumns {
+    /// Computes `sum[r] += sum_j codes[4 r + j] q[4 LANE + j]`.
     ///
     /// # Safety
     /// The instructions are available.
     unsafe fn four<const LANE: i32>(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t;
 }
 
-/// By instructions of the baseline.
+/// Products by instructions of the baseline.
 pub(super) struct Mull;
 
-impl Fours for Mull {
+impl FourColumns for Mull {
     #[inline(always)]
     unsafe fn four<const LANE: i32>(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
-        // SAFETY: NEON is the baseline.
+        // SAFETY: NEON is the baseline of this architecture.
         unsafe {
             let q = vreinterpretq_s8_s32(vdupq_laneq_s32::<LANE>(vreinterpretq_s32_s8(q)));
             let low = vmull_s8(vget_low_s8(codes), vget_low_s8(q));
@@ -138,25 +146,25 @@ impl Fours for Mull {
     }
 }
 
-impl Multiply for Mull {
+impl MultiplyNeon for Mull {
     type Order = ArmFours;
 
     #[inline(always)]
-    unsafe fn rows<S: Source, const C: usize>(source: S, rows: XRows) {
+    unsafe fn rows<S: SourceNeon, const C: usize>(source: S, rows: RowsNeon) {
         #[inline(never)]
-        unsafe fn run<S: Source, const C: usize>(source: S, rows: XRows) {
-            // SAFETY: by the caller, the instructions are available, the source and the activations have the
-            // columns, and `C` is at most `X_ROWS`.
+        unsafe fn run<S: SourceNeon, const C: usize>(source: S, rows: RowsNeon) {
+            // SAFETY: the caller guarantees the columns of `source` and of `C <= X_ROWS` rows from
+            // `rows.x` on, and room at `rows.out`; NEON is the baseline.
             unsafe { fours::<S, Mull, C>(source, rows) }
         }
-        // SAFETY: by the caller, the instructions are available, the source and the activations have the
-        // columns, and `C` is at most `X_ROWS`.
+        // SAFETY: the caller guarantees the columns of `source` and of `C <= X_ROWS` rows, and room
+        // at `rows.out`; NEON is the baseline.
         unsafe { run::<S, C>(source, rows) }
     }
 
     #[inline(always)]
     unsafe fn sixteen(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
-        // SAFETY: NEON is the baseline.
+        // SAFETY: NEON is the baseline of this architecture.
         unsafe {
             let low = vmull_s8(vget_low_s8(codes), vget_low_s8(q));
             vpadalq_s16(sum, vmlal_high_s8(low, codes, q))
@@ -164,15 +172,15 @@ impl Multiply for Mull {
     }
 }
 
-/// As [`chains_of_sdot`], for [`Mull`].
+/// Like [`chains_of_sdot`], for [`Mull`].
 pub(super) fn chains_of_mull(n: usize) -> usize {
-    // SAFETY: NEON is the baseline.
+    // SAFETY: NEON is the baseline of this architecture.
     unsafe {
         let b = black_box(vdupq_n_s8(5));
         let mut chains = black_box([vdupq_n_s32(0); 24]);
         for _ in 0..n {
             for chain in &mut chains {
-                // A product that changes each time is not taken out of the loop.
+                // A product that changes each time is not moved out of the loop.
                 *chain = Mull::sixteen(*chain, vreinterpretq_s8_s32(*chain), b);
             }
         }
@@ -181,14 +189,14 @@ pub(super) fn chains_of_mull(n: usize) -> usize {
     24 * 16 * 2
 }
 
-/// By `sdot`.
+/// Products by `sdot`.
 pub(super) struct Sdot;
 
-/// `sum[i] += sum_j a[4 i + j] b[4 i + j]`
+/// Computes `sum[i] += sum_j a[4 i + j] b[4 i + j]`.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 pub(super) fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // SAFETY: the instruction is available and touches registers only.
+    // SAFETY: the function has the features of the instruction, which touches registers only.
     unsafe {
         asm!(
             "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b",
@@ -201,11 +209,11 @@ pub(super) fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t 
     sum
 }
 
-/// `sum[i] += sum_j a[4 i + j] b[4 LANE + j]`
+/// Computes `sum[i] += sum_j a[4 i + j] b[4 LANE + j]`.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn sdot_lane<const LANE: i32>(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // SAFETY: the instruction is available and touches registers only.
+    // SAFETY: the function has the features of the instruction, which touches registers only.
     unsafe {
         asm!(
             "sdot {sum:v}.4s, {a:v}.16b, {b:v}.4b[{lane}]",
@@ -219,7 +227,7 @@ fn sdot_lane<const LANE: i32>(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) ->
     sum
 }
 
-/// 24 chains of `n` instructions; gives the operations of one of the `n`.
+/// Runs 24 chains of `n` instructions, and returns the operations of one of the `n`.
 #[target_feature(enable = "neon,dotprod")]
 pub(super) fn chains_of_sdot(n: usize) -> usize {
     let (a, b) = black_box((vdupq_n_s8(3), vdupq_n_s8(5)));
@@ -233,47 +241,47 @@ pub(super) fn chains_of_sdot(n: usize) -> usize {
     24 * 16 * 2
 }
 
-impl Fours for Sdot {
+impl FourColumns for Sdot {
     #[inline(always)]
     unsafe fn four<const LANE: i32>(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
-        // SAFETY: by the caller, the instructions are available.
+        // SAFETY: the caller guarantees the instruction of `sdot_lane`.
         unsafe { sdot_lane::<LANE>(sum, codes, q) }
     }
 }
 
-impl Multiply for Sdot {
+impl MultiplyNeon for Sdot {
     type Order = ArmFours;
 
     #[inline(always)]
-    unsafe fn rows<S: Source, const C: usize>(source: S, rows: XRows) {
+    unsafe fn rows<S: SourceNeon, const C: usize>(source: S, rows: RowsNeon) {
         #[inline(never)]
         #[target_feature(enable = "neon,dotprod")]
-        unsafe fn run<S: Source, const C: usize>(source: S, rows: XRows) {
-            // SAFETY: by the caller, the instructions are available, the source and the activations have the
-            // columns, and `C` is at most `X_ROWS`.
+        unsafe fn run<S: SourceNeon, const C: usize>(source: S, rows: RowsNeon) {
+            // SAFETY: the caller guarantees the instructions of `Sdot`, the columns of `source` and
+            // of `C` rows (at most [`X_ROWS`]) from `rows.x` on, and room at `rows.out`.
             unsafe { fours::<S, Sdot, C>(source, rows) }
         }
-        // SAFETY: by the caller, the instructions are available, the source and the activations have the
-        // columns, and `C` is at most `X_ROWS`.
+        // SAFETY: the caller guarantees the instructions that `run` names, the columns of `source`
+        // and of `C` rows, and room at `rows.out`.
         unsafe { run::<S, C>(source, rows) }
     }
 
     #[inline(always)]
     unsafe fn sixteen(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
-        // SAFETY: by the caller, the instructions are available.
+        // SAFETY: the caller guarantees the instruction `sdot`.
         unsafe { sdot(sum, codes, q) }
     }
 }
 
-/// [`Multiply::rows`] for steps of four columns: all 16 rows at once for up to two activation rows, else one half after the
-/// other.
+/// [`MultiplyNeon::rows`] for steps of four columns: all 16 weight rows at once for up to two
+/// activation rows, otherwise one half after the other.
 ///
 /// # Safety
-/// As [`Multiply::rows`].
+/// As [`MultiplyNeon::rows`].
 #[inline(always)]
-unsafe fn fours<S: Source, M: Fours, const C: usize>(source: S, rows: XRows) {
-    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
-    // and `C` is at most `X_ROWS`.
+unsafe fn fours<S: SourceNeon, M: FourColumns, const C: usize>(source: S, rows: RowsNeon) {
+    // SAFETY: the caller guarantees the instructions of `M`, the columns of `source` and of `C <=
+    // X_ROWS` rows from `rows.x` on, and room at `rows.out`.
     unsafe {
         if C <= 2 {
             fours_of::<S, M, 4, C>(source, 0, rows);
@@ -284,15 +292,19 @@ unsafe fn fours<S: Source, M: Fours, const C: usize>(source: S, rows: XRows) {
     }
 }
 
-/// Rows `4 at..4 at + 4 R` of the 16.
+/// Multiplies weight rows `4 at..4 at + 4 R` of the 16.
 ///
 /// # Safety
-/// As [`Multiply::rows`].
+/// As [`MultiplyNeon::rows`].
 #[inline(always)]
-unsafe fn fours_of<S: Source, M: Fours, const R: usize, const C: usize>(source: S, at: usize, rows: XRows) {
-    let XRows { n, x, stride, first, out } = rows;
-    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
-    // and `C` is at most `X_ROWS`.
+unsafe fn fours_of<S: SourceNeon, M: FourColumns, const R: usize, const C: usize>(
+    source: S,
+    at: usize,
+    rows: RowsNeon,
+) {
+    let RowsNeon { n, x, stride, first, out } = rows;
+    // SAFETY: the caller guarantees the instructions of `M`, `n` columns of `source` and of `C`
+    // rows from `x` on, and room at `out`; `at + R` is at most 4.
     unsafe {
         let out = out.add(4 * at);
         let mut sums = [[vdupq_n_f32(0.0); R]; C];
@@ -305,7 +317,7 @@ unsafe fn fours_of<S: Source, M: Fours, const R: usize, const C: usize>(source: 
         }
         for b in 0..n / 32 {
             if at == 0 {
-                ask_next_rows::<C>(x, stride, b);
+                prefetch_next_rows::<C>(x, stride, b);
             }
             let mut products = [[vdupq_n_s32(0); R]; C];
             let mut q = [vdupq_n_s8(0); C];
@@ -351,12 +363,12 @@ unsafe fn fours_of<S: Source, M: Fours, const R: usize, const C: usize>(source: 
     }
 }
 
-/// Scale and add the products of a group.
+/// Scales and adds the products of a group.
 ///
 /// # Safety
-/// As [`Multiply::rows`].
+/// As [`MultiplyNeon::rows`].
 #[inline(always)]
-unsafe fn add_group<S: Source, const R: usize, const C: usize>(
+unsafe fn add_group<S: SourceNeon, const R: usize, const C: usize>(
     source: S,
     group: usize,
     at: usize,
@@ -365,8 +377,8 @@ unsafe fn add_group<S: Source, const R: usize, const C: usize>(
     stride: usize,
     sums: &mut [[float32x4_t; R]; C],
 ) {
-    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
-    // and `C` is at most `X_ROWS`.
+    // SAFETY: the caller guarantees the group in `source` and in `C` rows from `x` on; NEON is the
+    // baseline.
     unsafe {
         for half in 0..R / 2 {
             let (scale, offset) = source.scales(group, at / 2 + half);
@@ -385,34 +397,34 @@ unsafe fn add_group<S: Source, const R: usize, const C: usize>(
     }
 }
 
-/// The scale of a group of the activation row `bytes` after `x`.
+/// Scale of a group of the activation row `bytes` after `x`.
 ///
 /// # Safety
 /// The row has the group.
 #[inline(always)]
-pub(super) unsafe fn x_scale<S: Source>(x: Q8Row, bytes: usize, group: usize) -> f32 {
-    // SAFETY: by the caller, the row has the group.
+pub(super) unsafe fn x_scale<S: SourceNeon>(x: Q8Row, bytes: usize, group: usize) -> f32 {
+    // SAFETY: the caller guarantees that the row `bytes` after `x` has the group.
     unsafe { *x.scale.byte_add(bytes).add(group * S::GROUP / 32) }
 }
 
-/// The scaled sum of a group of the activation row `bytes` after `x`.
+/// Scaled sum of a group of the activation row `bytes` after `x`.
 ///
 /// # Safety
 /// The row has the group.
 #[inline(always)]
-pub(super) unsafe fn x_sum<S: Source>(x: Q8Row, bytes: usize, group: usize) -> f32 {
+pub(super) unsafe fn x_sum<S: SourceNeon>(x: Q8Row, bytes: usize, group: usize) -> f32 {
     let sums = if S::GROUP == 16 { x.sum16 } else { x.sum32 };
-    // SAFETY: by the caller, the row has the group.
+    // SAFETY: the caller guarantees that the row `bytes` after `x` has the group.
     unsafe { *sums.byte_add(bytes).add(group) }
 }
 
-/// Sums of products with codes that are `2^SHIFT` times too large.
+/// Converts sums of products whose codes are `2^SHIFT` times too large.
 ///
 /// # Safety
-/// NEON is the baseline.
+/// NEON is available.
 #[inline(always)]
-pub(super) unsafe fn to_f32<S: Source>(sum: int32x4_t) -> float32x4_t {
-    // SAFETY: NEON is the baseline.
+pub(super) unsafe fn to_f32<S: SourceNeon>(sum: int32x4_t) -> float32x4_t {
+    // SAFETY: NEON is the baseline of this architecture.
     unsafe {
         match S::SHIFT {
             0 => vcvtq_f32_s32(sum),
@@ -425,30 +437,37 @@ pub(super) unsafe fn to_f32<S: Source>(sum: int32x4_t) -> float32x4_t {
     }
 }
 
-/// The inner product of one decoded row, for the GEMV of types whose scales lie apart.
+/// Inner product of one decoded row, for the GEMV of types whose scales are stored apart.
 pub(super) struct ByRow<M>(PhantomData<M>);
 
-/// Lanes of the codes' part and of the offsets' part.
+/// Lanes of the products of codes, and of the products of offsets.
 #[derive(Clone, Copy)]
-pub(super) struct Sum {
+pub(super) struct DotAndOffsets {
     dot: float32x4_t,
     offsets: float32x4_t,
 }
 
-impl<M: Multiply> Dot for ByRow<M> {
-    type Sum = Sum;
+impl<M: MultiplyNeon> Dot for ByRow<M> {
+    type Sum = DotAndOffsets;
 
     #[inline(always)]
-    unsafe fn zero() -> Sum {
-        // SAFETY: NEON is the baseline.
-        unsafe { Sum { dot: vdupq_n_f32(0.0), offsets: vdupq_n_f32(0.0) } }
+    unsafe fn zero() -> DotAndOffsets {
+        // SAFETY: NEON is the baseline of this architecture.
+        unsafe { DotAndOffsets { dot: vdupq_n_f32(0.0), offsets: vdupq_n_f32(0.0) } }
     }
 
     #[inline(always)]
-    unsafe fn add<F: Groups>(sum: Sum, codes: &[i8], scale: &[f32], offset: &[f32], x: Q8Row) -> Sum {
+    unsafe fn add<F: Groups>(
+        sum: DotAndOffsets,
+        codes: &[i8],
+        scale: &[f32],
+        offset: &[f32],
+        x: Q8Row,
+    ) -> DotAndOffsets {
         const { assert!(F::GROUP == Groups32::GROUP && F::HAS_OFFSET) };
-        let Sum { mut dot, mut offsets } = sum;
-        // SAFETY: by the caller, `x` has the columns of `codes`, and the slices hold all their groups.
+        let DotAndOffsets { mut dot, mut offsets } = sum;
+        // SAFETY: the caller guarantees that `x` has the columns of `codes`, and the slices their
+        // groups; NEON is the baseline.
         unsafe {
             for i in 0..codes.len() / 32 {
                 let mut fours = vdupq_n_s32(0);
@@ -468,12 +487,12 @@ impl<M: Multiply> Dot for ByRow<M> {
                 offsets = vaddq_f32(offsets, product);
             }
         }
-        Sum { dot, offsets }
+        DotAndOffsets { dot, offsets }
     }
 
     #[inline(always)]
-    unsafe fn finish(sum: Sum) -> f32 {
-        // SAFETY: NEON is the baseline.
+    unsafe fn finish(sum: DotAndOffsets) -> f32 {
+        // SAFETY: NEON is the baseline of this architecture.
         unsafe { vaddvq_f32(vaddq_f32(sum.dot, sum.offsets)) }
     }
 }

@@ -1,15 +1,17 @@
-//! Q2_K: `w = d s c - dmin m`, blocks of 256 columns in 84 bytes (2.625 bits a weight), `s` and `m` for each 16 columns.
+//! Q2_K: `w = d s c - dmin m`, blocks of 256 columns in 84 bytes (2.625 bits a weight), `s` and `m`
+//! for each 16 columns.
 //!
-//! Layout (ggml): 16 bytes, low nibble `s`, high nibble `m`; 64 bytes of codes; `d` and `dmin` f16. Columns come in two
-//! halves of 128 with 32 bytes each: bits `2j, 2j + 1` of byte `i` are column `32 j + i`.
+//! Layout (ggml): 16 bytes, low nibble `s`, high nibble `m`; 64 bytes of codes; `d` and `dmin` f16.
+//! Columns come in two halves of 128 with 32 bytes each: bits `2j, 2j + 1` of byte `i` are column
+//! `32 j + i`.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field};
+use super::interleaved::{Interleaved, ScaleFields, store_field};
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
-/// The type.
+/// Q2_K weights.
 pub(super) struct Q2K;
 
 impl Format for Q2K {
@@ -45,7 +47,7 @@ impl Format for Q2K {
 
 impl Interleaved for Q2K {
     const BITS: usize = 2;
-    const SCALES: Scales = Scales::Nibbles;
+    const SCALES: ScaleFields = ScaleFields::Nibbles;
 
     #[inline(always)]
     fn store_scales(block: &[u8], r: usize, fields: &mut [u8]) {

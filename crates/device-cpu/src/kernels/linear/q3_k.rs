@@ -1,17 +1,19 @@
-//! Q3_K: `w = d (s - 32) (c - 4)`, blocks of 256 columns in 110 bytes (3.4375 bits a weight), `s` for each 16 columns.
+//! Q3_K: `w = d (s - 32) (c - 4)`, blocks of 256 columns in 110 bytes (3.4375 bits a weight), `s`
+//! for each 16 columns.
 //!
-//! Layout (ggml): 32 bytes of third bits, bit `g` of byte `i` belonging to column `32 g + i`; 64 bytes of lower two bits
-//! as in Q2_K; 12 bytes of 6-bit scales; `d` f16. Scale `g` has its low 4 bits in byte `g % 8` (low nibble for
-//! `g < 8`, else high) and its upper 2 in bits `2 (g / 4)` of byte `8 + g % 4`.
+//! Layout (ggml): 32 bytes of third bits, of which bit `g` of byte `i` belongs to column `32 g +
+//! i`; 64 bytes of lower two bits as in Q2_K; 12 bytes of 6-bit scales; `d` f16. Scale `g` has its
+//! low 4 bits in byte `g % 8` (low nibble for `g < 8`, else high) and its upper 2 in bits `2 (g /
+//! 4)` of byte `8 + g % 4`.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field};
+use super::interleaved::{Interleaved, ScaleFields, store_field};
 use super::k_scales::words;
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
-/// The 16 scales, plus 32, as bytes of four words.
+/// Unpacks the 16 scales, plus 32, as bytes of four words.
 #[inline(always)]
 fn unpack([a, b, upper]: [u32; 3]) -> [u32; 4] {
     let upper = |g: u32| ((upper >> (2 * g)) & 0x0303_0303) << 4;
@@ -23,7 +25,7 @@ fn unpack([a, b, upper]: [u32; 3]) -> [u32; 4] {
     ]
 }
 
-/// The type.
+/// Q3_K weights.
 pub(super) struct Q3K;
 
 impl Format for Q3K {
@@ -59,7 +61,7 @@ impl Format for Q3K {
 
 impl Interleaved for Q3K {
     const BITS: usize = 3;
-    const SCALES: Scales = Scales::Signed;
+    const SCALES: ScaleFields = ScaleFields::Signed;
 
     #[inline(always)]
     fn store_scales(block: &[u8], r: usize, fields: &mut [u8]) {

@@ -4,11 +4,11 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field, store_nibbles};
+use super::interleaved::{Interleaved, ScaleFields, store_field, store_nibbles};
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
-/// The type.
+/// Q4_0 weights.
 pub(super) struct Q4_0;
 
 impl Format for Q4_0 {
@@ -35,7 +35,7 @@ impl Format for Q4_0 {
 
 impl Interleaved for Q4_0 {
     const BITS: usize = 4;
-    const SCALES: Scales = Scales::F16;
+    const SCALES: ScaleFields = ScaleFields::F16;
 
     #[inline(always)]
     fn stored(block: &[u8], codes: &mut [i8]) {

@@ -1,14 +1,15 @@
 //! Q4_1: `w = d c + m`, blocks of 32 columns in 20 bytes (5 bits a weight).
 //!
-//! Layout (ggml): `d` and `m` f16; 16 bytes, whose low nibbles are columns 0..16 and high nibbles 16..32.
+//! Layout (ggml): `d` and `m` f16; 16 bytes, whose low nibbles are columns 0..16 and high nibbles
+//! 16..32.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field};
+use super::interleaved::{Interleaved, ScaleFields, store_field};
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
-/// The type.
+/// Q4_1 weights.
 pub(super) struct Q4_1;
 
 impl Format for Q4_1 {
@@ -36,7 +37,7 @@ impl Format for Q4_1 {
 
 impl Interleaved for Q4_1 {
     const BITS: usize = 4;
-    const SCALES: Scales = Scales::F16Offset;
+    const SCALES: ScaleFields = ScaleFields::F16Offset;
 
     #[inline(always)]
     fn store_scales(block: &[u8], r: usize, fields: &mut [u8]) {

@@ -1,16 +1,18 @@
-//! Q4_K: `w = d s c - dmin m`, blocks of 256 columns in 144 bytes (4.5 bits a weight), `s` and `m` for each 32 columns.
+//! Q4_K: `w = d s c - dmin m`, blocks of 256 columns in 144 bytes (4.5 bits a weight), `s` and `m`
+//! for each 32 columns.
 //!
-//! Layout (ggml): `d` and `dmin` f16; 12 bytes of 6-bit scales and minima ([`super::k_scales`]); 128 bytes of nibbles:
-//! of each 32 bytes the low nibbles are 32 columns and the high nibbles the next 32.
+//! Layout (ggml): `d` and `dmin` f16; 12 bytes of 6-bit scales and minima ([`super::k_scales`]);
+//! 128 bytes of nibbles. The low nibbles of each 32 bytes are 32 columns, the high nibbles the next
+//! 32.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales};
+use super::interleaved::{Interleaved, ScaleFields};
 use super::k_scales;
 use super::portable::Format;
 use weights::BlockType;
 
-/// The type.
+/// Q4_K weights.
 pub(super) struct Q4K;
 
 impl Format for Q4K {
@@ -39,7 +41,7 @@ impl Format for Q4K {
 
 impl Interleaved for Q4K {
     const BITS: usize = 4;
-    const SCALES: Scales = Scales::Minima;
+    const SCALES: ScaleFields = ScaleFields::Minima;
 
     #[inline(always)]
     fn store_scales(block: &[u8], r: usize, fields: &mut [u8]) {

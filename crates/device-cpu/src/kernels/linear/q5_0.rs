@@ -1,15 +1,15 @@
 //! Q5_0: `w = d (c - 16)`, blocks of 32 columns in 22 bytes (5.5 bits a weight).
 //!
-//! Layout (ggml): `d` f16; 32 bits, bit `i` the fifth bit of column `i`; 16 bytes of nibbles, low ones columns 0..16,
-//! high ones 16..32.
+//! Layout (ggml): `d` f16; 32 bits, where bit `i` is the fifth bit of column `i`; 16 bytes of
+//! nibbles, low ones for columns 0..16, high ones for 16..32.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, add_fifth_bits, store_field, store_nibbles};
+use super::interleaved::{Interleaved, ScaleFields, add_fifth_bits, store_field, store_nibbles};
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
-/// The type.
+/// Q5_0 weights.
 pub(super) struct Q5_0;
 
 impl Format for Q5_0 {
@@ -37,7 +37,7 @@ impl Format for Q5_0 {
 
 impl Interleaved for Q5_0 {
     const BITS: usize = 5;
-    const SCALES: Scales = Scales::F16;
+    const SCALES: ScaleFields = ScaleFields::F16;
 
     #[inline(always)]
     fn stored(block: &[u8], codes: &mut [i8]) {

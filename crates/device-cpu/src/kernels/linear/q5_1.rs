@@ -1,15 +1,15 @@
 //! Q5_1: `w = d c + m`, blocks of 32 columns in 24 bytes (6 bits a weight).
 //!
-//! Layout (ggml): `d` and `m` f16; 32 bits, bit `i` the fifth bit of column `i`; 16 bytes of nibbles, low ones columns
-//! 0..16, high ones 16..32.
+//! Layout (ggml): `d` and `m` f16; 32 bits, where bit `i` is the fifth bit of column `i`; 16 bytes
+//! of nibbles, low ones for columns 0..16, high ones for 16..32.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, add_fifth_bits, store_field, store_nibbles};
+use super::interleaved::{Interleaved, ScaleFields, add_fifth_bits, store_field, store_nibbles};
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
-/// The type.
+/// Q5_1 weights.
 pub(super) struct Q5_1;
 
 impl Format for Q5_1 {
@@ -38,7 +38,7 @@ impl Format for Q5_1 {
 
 impl Interleaved for Q5_1 {
     const BITS: usize = 5;
-    const SCALES: Scales = Scales::F16Offset;
+    const SCALES: ScaleFields = ScaleFields::F16Offset;
 
     #[inline(always)]
     fn stored(block: &[u8], codes: &mut [i8]) {

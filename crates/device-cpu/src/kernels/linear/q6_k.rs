@@ -1,17 +1,19 @@
-//! Q6_K: `w = d s (c - 32)`, blocks of 256 columns in 210 bytes (6.5625 bits a weight), `s` for each 16 columns.
+//! Q6_K: `w = d s (c - 32)`, blocks of 256 columns in 210 bytes (6.5625 bits a weight), `s` for
+//! each 16 columns.
 //!
-//! Layout (ggml): 128 bytes of low nibbles, 64 bytes of upper 2 bits, 16 signed scales, `d` f16. Columns come in two
-//! halves of 128, each with 64 nibble bytes `l` and 32 upper bytes `h`; in a half, columns 0..32 are the low nibbles of
-//! `l[0..32]`, 32..64 those of `l[32..64]`, 64..96 and 96..128 the high nibbles of the same; bits `2j, 2j + 1` of `h[i]`
-//! belong to column `32 j + i`.
+//! Layout (ggml): 128 bytes of low nibbles, 64 bytes of upper 2 bits, 16 signed scales, `d` f16.
+//! Columns are in two halves of 128, each with 64 nibble bytes `l` and 32 upper bytes `h`. Columns
+//! 0..32 of a half are the low nibbles of `l[0..32]`, and 32..64 those of `l[32..64]`. Columns
+//! 64..96 and 96..128 are the high nibbles of these bytes. Bits `2j, 2j + 1` of `h[i]` belong to
+//! column `32 j + i`.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field};
+use super::interleaved::{Interleaved, ScaleFields, store_field};
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
-/// The type.
+/// Q6_K weights.
 pub(super) struct Q6K;
 
 impl Format for Q6K {
@@ -48,7 +50,7 @@ impl Format for Q6K {
 
 impl Interleaved for Q6K {
     const BITS: usize = 6;
-    const SCALES: Scales = Scales::Signed;
+    const SCALES: ScaleFields = ScaleFields::Signed;
 
     #[inline(always)]
     fn store_scales(block: &[u8], r: usize, fields: &mut [u8]) {

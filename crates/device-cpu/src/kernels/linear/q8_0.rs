@@ -1,14 +1,15 @@
 //! Q8_0: `w = d c`, blocks of 32 columns in 34 bytes (8.5 bits a weight).
 //!
-//! Layout (ggml): `d` f16; 32 signed bytes. AVX-512 adds 128 to make them unsigned, by turning the sign bit.
+//! Layout (ggml): `d` f16; 32 signed bytes. AVX-512 adds 128 to make them unsigned, by flipping the
+//! sign bit.
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field};
+use super::interleaved::{Interleaved, ScaleFields, store_field};
 use super::portable::{Format, f16_at};
 use weights::BlockType;
 
-/// The type.
+/// Q8_0 weights.
 pub(super) struct Q8_0;
 
 impl Format for Q8_0 {
@@ -34,7 +35,7 @@ impl Format for Q8_0 {
 
 impl Interleaved for Q8_0 {
     const BITS: usize = 8;
-    const SCALES: Scales = Scales::F16;
+    const SCALES: ScaleFields = ScaleFields::F16;
 
     #[inline(always)]
     fn store_scales(block: &[u8], r: usize, fields: &mut [u8]) {

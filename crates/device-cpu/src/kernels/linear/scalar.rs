@@ -1,13 +1,13 @@
-//! The inner product in plain Rust: the reference, and what any processor runs.
+//! The inner product in plain Rust: the reference, and the fallback for any processor.
 
 use super::activation::Q8Row;
 use super::portable::{Dot, Groups};
 
-/// No vectors but those that the compiler finds.
+/// Products without explicit vectors.
 pub(super) struct Scalar;
 
 impl Dot for Scalar {
-    /// The codes' part and the offsets' part.
+    /// Sums of the products of codes, and of the products of offsets.
     type Sum = (f32, f32);
 
     #[inline(always)]
@@ -24,7 +24,7 @@ impl Dot for Scalar {
         x: Q8Row,
     ) -> Self::Sum {
         let (mut dot, mut offsets) = sum;
-        // SAFETY: `x` has the columns of `codes`.
+        // SAFETY: the caller guarantees that `x` has the columns of `codes` and their groups.
         unsafe {
             let q = std::slice::from_raw_parts(x.q, codes.len());
             for (g, (codes, q)) in codes.chunks_exact(F::GROUP).zip(q.chunks_exact(F::GROUP)).enumerate() {

@@ -1,5 +1,5 @@
-//! Every type on every instruction set of this machine, against f64 arithmetic on the values that the codecs of
-//! `formats` define, at odd shapes, with weights that end where readable memory ends.
+//! Every type on every instruction set of this machine, compared with f64 arithmetic on the values
+//! of the codecs. Shapes are odd, and weights end where readable memory ends.
 
 mod activation;
 mod memory;
@@ -11,9 +11,9 @@ use memory::{Aligned, Guarded};
 use weights::codec::dequantize_rows;
 use weights::{Affine, BlockType, PlaneSlices, ScaleType};
 
-/// The bytes of a matrix: values, scales and offsets.
+/// Bytes of a matrix: values, scales and offsets.
 #[derive(Default)]
-struct Bytes {
+struct MatrixBytes {
     values: Vec<u8>,
     scales: Vec<u8>,
     biases: Vec<u8>,
@@ -28,7 +28,7 @@ fn all_types() -> impl Iterator<Item = BlockType> {
 }
 
 /// Rows of random bytes, every bit pattern of the codes, with scales of plausible size.
-fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Rng) -> Bytes {
+fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Rng) -> MatrixBytes {
     let plane = |row_bytes: usize, random: &mut Rng| -> Vec<u8> {
         let mut bytes = vec![0; n_rows * row_bytes];
         match block {
@@ -53,7 +53,7 @@ fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut R
     };
     let scales = plane(block.row_scale_bytes(n_cols), random);
     let biases = plane(block.row_bias_bytes(n_cols), random);
-    Bytes { values: random_values(block, n_rows, n_cols, random), scales, biases }
+    MatrixBytes { values: random_values(block, n_rows, n_cols, random), scales, biases }
 }
 
 fn random_values(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Rng) -> Vec<u8> {
@@ -91,8 +91,8 @@ fn random_values(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Rn
     bytes
 }
 
-/// Weights that a quantiser made from normal values, where the type has one.
-fn quantised_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Rng) -> Bytes {
+/// Weights that a quantiser made from normal values; random weights for a type without one.
+fn quantised_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Rng) -> MatrixBytes {
     if !block.has_quantizer() {
         return random_weights(block, n_rows, n_cols, random);
     }
@@ -101,7 +101,7 @@ fn quantised_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mu
         let values: Vec<f32> = (0..n_cols).map(|_| random.normal()).collect();
         weights::codec::quantize_row(block, &values, row);
     }
-    Bytes { values, ..Bytes::default() }
+    MatrixBytes { values, ..MatrixBytes::default() }
 }
 
 /// A problem with its answer in f64.
@@ -115,15 +115,15 @@ struct Case {
     biases: Guarded,
     acts: Aligned,
     stride: usize,
-    /// The same rounded to BF16, for kernels that read such.
+    /// Activation rows rounded to BF16, for kernels that read BF16.
     rounded: Aligned,
-    /// `(n, n_rows)`, on the activations as quantised.
+    /// `(n, n_rows)` products with the quantised activations.
     exact: Vec<f64>,
-    /// `(n, n_rows)`, sum of magnitudes of the products.
+    /// `(n, n_rows)` sums of the magnitudes of the products.
     magnitude: Vec<f64>,
-    /// `(n, n_rows)`, on the activations before they were quantised.
+    /// `(n, n_rows)` products with the original activations.
     unquantised: Vec<f64>,
-    /// `(n, n_rows)`, the most by which quantising the activations can change the product.
+    /// `(n, n_rows)` bounds on the change of a product by quantising the activations.
     quantising: Vec<f64>,
 }
 
@@ -133,12 +133,12 @@ impl Case {
         n_rows: usize,
         n_cols: usize,
         n: usize,
-        bytes: &Bytes,
+        bytes: &MatrixBytes,
         random: &mut Rng,
     ) -> Case {
         let guarded = [&bytes.values, &bytes.scales, &bytes.biases].map(|bytes| Guarded::new(bytes));
         let kind = linear_kernel(block, n_cols, Isa::Scalar).activation;
-        // A distance larger than the row, as when rows belong to a wider matrix.
+        // A distance larger than the row, as for rows of a wider matrix.
         let stride = kind.row_bytes(n_cols).next_multiple_of(64) + 64 * (n_rows % 2);
         let mut acts = Aligned::new(stride * n);
         let mut x_original = Vec::new();
@@ -148,17 +148,18 @@ impl Case {
         let mut half_step = Vec::new();
         for i in 0..n {
             let mut x: Vec<f32> = (0..n_cols).map(|_| random.normal()).collect();
-            // Groups of very different size, and one of zeros.
+            // Groups have very different sizes, and one is zero.
             for (g, group) in x.chunks_mut(32).enumerate() {
                 let factor = [1.0, 30.0, 0.001, 0.0, 1.0][(g + i) % 5];
                 group.iter_mut().for_each(|v| *v *= factor);
             }
             if block == BlockType::BF16 {
-                // What kernels in BF16 would round.
+                // Numbers that kernels in BF16 do not round.
                 x.iter_mut().for_each(|v| *v = half::bf16::from_f32(*v).to_f32());
             }
             let row = acts.as_mut_ptr().wrapping_add(i * stride);
-            // SAFETY: the rows have room for their forms.
+            // SAFETY: each row has room for its form, and the scalar instruction set is always
+            // available.
             unsafe {
                 kind.write_row(Isa::Scalar, x.as_ptr(), n_cols, row);
                 let row = rounded.as_mut_ptr().add(i * rounded_bytes);
@@ -170,7 +171,7 @@ impl Case {
                     half_step.extend(x.iter().map(|_| 0.0));
                 }
                 ActivationKind::Q8 => {
-                    // SAFETY: the row that was written.
+                    // SAFETY: the row was written above.
                     unsafe {
                         let q8 = ActRow(row).q8(n_cols);
                         for k in 0..n_cols {
@@ -229,7 +230,8 @@ impl Case {
         linear_kernel(self.block, self.n_cols, isa)
     }
 
-    /// The matrix as the kernels of an instruction set read it; the tiles, if it is interleaved, end where readable memory does.
+    /// The matrix as the kernels of an instruction set read it. Interleaved tiles end where
+    /// readable memory ends.
     fn matrix(&self, isa: Isa) -> (WeightRows, Option<Guarded>) {
         let Some(interleave) = self.kernel(isa).interleave else { return (self.w(), None) };
         let tile_bytes = (interleave.tile_bytes)(self.n_cols);
@@ -237,7 +239,7 @@ impl Case {
         let mut tiles = Aligned::new(tile_bytes * self.n_rows.div_ceil(TILE_ROWS));
         for (tile, r0) in (0..self.n_rows).step_by(TILE_ROWS).enumerate() {
             let n_rows = TILE_ROWS.min(self.n_rows - r0);
-            // SAFETY: the rows are the matrix's, and the tile has its bytes.
+            // SAFETY: the rows are rows of the matrix, and the tile has room for its bytes.
             unsafe {
                 let out = tiles.as_mut_ptr().add(tile * tile_bytes);
                 (interleave.tile)(self.w(), self.n_cols, r0, n_rows, out);
@@ -247,7 +249,7 @@ impl Case {
         (self.w().interleaved(tiles.bytes().as_ptr(), self.n_cols, interleave), Some(tiles))
     }
 
-    /// The first `n` activation rows as the kernels of an instruction set read them.
+    /// The first `n` activation rows in the form that the kernels of an instruction set read.
     fn rows(&mut self, isa: Isa, n: usize) -> ActRows {
         match self.kernel(isa).activation {
             ActivationKind::Bf16 => {
@@ -261,7 +263,7 @@ impl Case {
     fn gemv(&mut self, isa: Isa, i: usize, r0: usize, r1: usize) -> Vec<f32> {
         let mut out = vec![f32::NAN; r1 - r0];
         let (xs, (w, _tiles)) = (self.rows(isa, i + 1), self.matrix(isa));
-        // SAFETY: the shapes are those of the case.
+        // SAFETY: the matrix, the activation row and `out` have the shapes of the case.
         unsafe { (self.kernel(isa).gemv)(w, self.n_cols, r0, r1, xs.row(i), out.as_mut_ptr()) };
         out
     }
@@ -277,7 +279,8 @@ impl Case {
             let n_rows = TILE_ROWS.min(self.n_rows - r0);
             let part = Part { r0, n_rows, k: 0, n: self.n_cols };
             let mut tile = vec![f32::NAN; n * TILE_ROWS];
-            // SAFETY: the shapes are those of the case.
+            // SAFETY: the matrix, the activation rows, the scratch and `tile` have the shapes of
+            // the case.
             unsafe { (kernel.gemm_tile)(w, self.n_cols, part, xs, scratch.as_mut_ptr(), tile.as_mut_ptr()) };
             for i in 0..n {
                 for r in 0..n_rows {
@@ -288,7 +291,7 @@ impl Case {
         out
     }
 
-    /// As [`Self::gemm`], by the kernel for a few rows; `None` if there is none.
+    /// Like [`Self::gemm`], by the kernel for a few rows; `None` if there is none.
     fn few_rows(&mut self, isa: Isa, n: usize) -> Option<Vec<f32>> {
         let kernel = self.kernel(isa);
         let few_rows = kernel.few_rows?;
@@ -299,7 +302,8 @@ impl Case {
             let part = Part { r0, n_rows, k: 0, n: self.n_cols };
             let mut tile = vec![f32::NAN; n * TILE_ROWS];
             let no_scratch = std::ptr::null_mut();
-            // SAFETY: the shapes are those of the case.
+            // SAFETY: the matrix, the activation rows and `tile` have the shapes of the case; the
+            // kernel uses no scratch.
             unsafe { few_rows(self.w(), self.n_cols, part, xs, no_scratch, tile.as_mut_ptr()) };
             for i in 0..n {
                 for r in 0..n_rows {
@@ -313,8 +317,9 @@ impl Case {
     fn check(&self, what: &str, isa: Isa, got: &[f32], first: usize) {
         for (j, &got) in got.iter().enumerate() {
             let j = first + j;
-            // The inner products are exact integers, so what remains is rounding of f32 sums: of at most 24 groups
-            // and lanes here, each within 6e-8 of the magnitudes, unsigned codes making them a few times larger.
+            // The inner products are exact integers, so the remaining error is the rounding of f32
+            // sums. There are at most 24 groups and lanes here, each within 6e-8 of the magnitudes;
+            // unsigned codes make these a few times larger.
             let bound = 1e-5 * self.magnitude[j] + 1e-12;
             let error = (f64::from(got) - self.exact[j]).abs();
             assert!(
@@ -336,7 +341,8 @@ impl Case {
     }
 }
 
-/// Column counts: odd numbers of blocks, more than one pass of a panel, and for plain numbers no multiple of anything.
+/// Column counts: odd numbers of blocks, more than one pass of a panel, and arbitrary numbers for
+/// plain types.
 fn column_counts(block: BlockType) -> &'static [usize] {
     match block.block_len() {
         1 if block.has_planes() => &[1, 33, 64, 96, 517, 2048 + 96],
@@ -348,12 +354,12 @@ fn column_counts(block: BlockType) -> &'static [usize] {
     }
 }
 
-/// At least `n` columns.
+/// Least multiple of the block's length that is at least `n`.
 fn whole_blocks(block: BlockType, n: usize) -> usize {
     n.next_multiple_of(block.block_len())
 }
 
-/// The kernels for a few rows promise the bits of `gemv`.
+/// The kernels for a few rows guarantee the bits of `gemv`.
 #[test]
 fn few_rows_are_gemv_of_each() {
     let mut random = Rng::new(11);
@@ -430,7 +436,7 @@ fn gemv_does_not_depend_on_how_rows_are_divided() {
         let mut case = Case::new(block, n_rows, n_cols, 1, &bytes, &mut random);
         for isa in Isa::available() {
             let whole = case.gemv(isa, 0, 0, n_rows);
-            // Interleaved rows begin with a tile.
+            // Interleaved rows must begin with a tile.
             let anywhere = [(1, 6), (3, 13), (12, 45)];
             let ranges = if case.kernel(isa).interleave.is_some() { &[][..] } else { &anywhere };
             for &(r0, r1) in [(0, 1), (0, 18), (16, 45), (32, 45), (16, 16)].iter().chain(ranges) {
@@ -453,7 +459,7 @@ fn interleaved_rows_have_the_values_of_the_file() {
             for row in 0..n_rows {
                 let (mut found, mut expected) = (vec![f32::NAN; n_cols], vec![f32::NAN; n_cols]);
                 let first = n_cols / 2 / block.block_len() * block.block_len();
-                // SAFETY: the row and whole blocks of its columns.
+                // SAFETY: the matrix has the row, and the columns are whole blocks.
                 unsafe {
                     matrix.decode(row, 0..first, &mut found[..first]);
                     matrix.decode(row, first..n_cols, &mut found[first..]);
@@ -493,7 +499,7 @@ fn gemm_does_not_depend_on_the_number_of_activation_rows() {
     for block in all_types() {
         let (n_rows, n_cols) = (16, whole_blocks(block, 1120));
         let bytes = random_weights(block, n_rows, n_cols, &mut random);
-        // So many that every kernel unpacks its codes first, and has rows left over.
+        // With this many rows every kernel unpacks its codes first, and has a rest of rows.
         let mut case = Case::new(block, n_rows, n_cols, 110, &bytes, &mut random);
         for isa in Isa::available() {
             let whole = case.gemm(isa, 110);
@@ -516,7 +522,8 @@ fn gemm_equals_gemv_where_documented() {
     }
 }
 
-/// The sums of a group's products are exact, however an instruction set of Arm makes them, and the rest is the same.
+/// The sums of a group's products are exact on all of Arm's instruction sets, and the other
+/// operations are the same.
 #[cfg(target_arch = "aarch64")]
 #[test]
 fn all_of_arm_gives_the_same_bits() {
@@ -531,7 +538,7 @@ fn all_of_arm_gives_the_same_bits() {
             for n in [1, 2, 3, 4, 5, 6, 7, 11] {
                 assert_eq!(case.gemm(pair[0], n), case.gemm(pair[1], n), "{block} {pair:?}, {n} rows");
             }
-            // Types whose scales lie apart have other sums of lanes.
+            // Types whose scales are stored apart have other sums of lanes.
             if case.kernel(pair[0]).interleave.is_some() {
                 let [a, b] = [0, 1].map(|i| case.gemv(pair[i], 3, 0, n_rows));
                 assert_eq!(a, b, "{block} {pair:?}");

@@ -1,113 +1,122 @@
-//! The tile loop of AVX-512 for integer codes: 16 weight rows, whose lanes they are, times up to [`X_ROWS`] activation rows. Codes and
-//! scales come from a [`Source`]: interleaved weights as they are unpacked or from a panel (`interleaved_avx512`), or a panel of
-//! affine ones (`affine_avx512`). `interleaved_amx` multiplies by other instructions and adds in the same order.
+//! The tile loop of AVX-512 for integer codes: 16 weight rows, one lane each, times up to
+//! [`X_ROWS`] activation rows. Codes and scales come from a [`SourceAvx512`]: interleaved weights,
+//! unpacked on the fly or in a panel (`interleaved_avx512`), or a panel of affine weights
+//! (`affine_avx512`). `interleaved_amx` multiplies by other instructions and accumulates in the
+//! same order.
 //!
-//! `vpdpbusd` multiplies unsigned with signed bytes and adds four neighbours to 32 bits; it broadcasts the activations itself. Codes of
-//! a source without offsets have their zero at 128, and a group's products begin with `-128` times the sum of its activations, a word of
-//! the activation row: taking the zero out costs no instruction of the ports that multiply. Order of accumulation: `interleaved`; two
-//! groups of 16 add at once, which saves one multiplication in twelve, and their first half takes registers from three activation rows.
+//! `vpdpbusd` multiplies unsigned with signed bytes, adds four neighbours to 32 bits, and
+//! broadcasts the activations itself. Codes of a source without offsets have their zero at 128. A
+//! group's products start at `-128` times the sum of its activations, a word of the activation row,
+//! so the zero point costs no instruction on the multiplying ports. Order of accumulation:
+//! `interleaved`. Two groups of 16 are added at once, which saves one multiplication in twelve;
+//! their first half takes registers from three activation rows.
 
 use super::TILE_ROWS;
 use super::activation::Q8Row;
-use super::interleaved::ask_next_rows;
+use super::interleaved::prefetch_next_rows;
 use std::arch::x86_64::*;
 
 /// Activation rows whose sums fit the registers: 12 integer, 12 float, and the operands.
 pub(super) const X_ROWS: usize = 12;
 
-/// The same with groups of 16, of which two are under way.
+/// Activation rows whose sums fit the registers in groups of 16, two of which are in flight.
 const X_ROWS_BY_16: usize = 9;
 
-/// Where the codes and scales of 16 rows come from.
-pub(super) trait Source: Copy {
+/// A source of the codes and scales of 16 rows.
+pub(super) trait SourceAvx512: Copy {
     /// Columns of a scale: 16 or 32.
     const GROUP: usize;
-    /// Whether there is an offset; without one the zero of codes is 128.
+    /// True if groups have an offset; otherwise the zero of codes is 128.
     const HAS_OFFSET: bool;
-    /// Whether [`keep_order`] is called for: codes are but loads.
+    /// True if [`keep_order`] is needed, since codes are plain loads.
     const KEEPS_ORDER: bool;
 
-    /// The codes of a step, four columns, of block `b` of 32 columns: unsigned bytes, `[16 rows][4]`.
+    /// Codes of a step, four columns, of block `b` of 32 columns: unsigned bytes, `[16 rows][4]`.
     ///
     /// # Safety
     /// AVX-512 is available; the source has the block.
     unsafe fn codes(self, b: usize, step: usize) -> __m512i;
 
-    /// Scale of the codes, and offset of a group; the offset is anything for a source without.
+    /// Scale of the codes of a group, and its offset, which is undefined for a source without
+    /// offsets.
     ///
     /// # Safety
     /// AVX-512 is available; the source has the group.
     unsafe fn scale(self, group: usize) -> (__m512, __m512);
 
-    /// The same for `C` activation rows, where groups come in order: what several have in common may be kept in `common`.
+    /// Like [`Self::scale`] for `C` activation rows, with groups in order. Factors that several
+    /// groups share may be kept in `common`.
     ///
     /// # Safety
-    /// As [`Source::scale`].
+    /// As [`SourceAvx512::scale`].
     #[inline(always)]
     unsafe fn scale_in_turn<const C: usize>(
         self,
         group: usize,
         _common: &mut (__m512, __m512),
     ) -> (__m512, __m512) {
-        // SAFETY: by the caller, AVX-512 is available; the source has the group.
+        // SAFETY: the caller guarantees AVX-512 and the group.
         unsafe { self.scale(group) }
     }
 
-    /// Prefetch the weights some KB after block `b`.
+    /// Prefetches the weights some KB after block `b`.
     #[inline(always)]
-    fn ask(self, _b: usize) {}
+    fn prefetch(self, _b: usize) {}
 }
 
-/// The codes of a step of block `b` of 32 columns from a panel, `[columns / 4][16 rows][4]` bytes: [`Source::codes`] of sources that have one.
+/// Codes of a step of block `b` of 32 columns from a panel, `[columns / 4][16 rows][4]` bytes:
+/// [`SourceAvx512::codes`] of sources with a panel.
 ///
 /// # Safety
 /// AVX-512 is available; the panel has the block and is aligned to 64 bytes.
 #[inline(always)]
 pub(super) unsafe fn panel_codes(panel: *const u8, b: usize, step: usize) -> __m512i {
-    // SAFETY: by the caller, AVX-512 is available; the panel has the block and is aligned to 64 bytes.
+    // SAFETY: the caller guarantees AVX-512, and block `b` in `panel`, aligned to 64.
     unsafe { _mm512_load_si512(panel.add((b * 8 + step) * 64).cast()) }
 }
 
 /// Most activation rows of [`rows`].
-pub(super) const fn most_rows<S: Source>() -> usize {
+pub(super) const fn most_rows<S: SourceAvx512>() -> usize {
     if S::GROUP == 16 { X_ROWS_BY_16 } else { X_ROWS }
 }
 
-/// How many of `n` activation rows pass together, so that chunks are of about equal size: a small last one would unpack, or read a panel,
-/// for few.
-pub(super) fn chunk_of<S: Source>(n: usize) -> usize {
+/// Number of activation rows, of `n`, that are multiplied together. Chunks are of about equal size,
+/// since a small last one would unpack codes, or read a panel, for few rows.
+pub(super) fn chunk_of<S: SourceAvx512>(n: usize) -> usize {
     n.div_ceil(n.div_ceil(const { most_rows::<S>() }).max(1)).max(1)
 }
 
-/// What is prefetched while columns pass.
+/// Data that is prefetched while columns are multiplied.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(super) enum Prefetched {
     /// Nothing.
     Nothing,
-    /// The weights that follow some KB later, every line. Few rows are too slow a stream for the hardware prefetcher; one row is such a
-    /// stream for AMD's, but not for Intel's (measured, see `NOTES.md`).
+    /// Every line of the weights, some KB ahead. A few rows are too slow a stream for the hardware
+    /// prefetcher; so is one row on Intel's processors, but not on AMD's (measured, see
+    /// `NOTES.md`).
     Weights,
-    /// The activation rows that come next.
+    /// The following activation rows.
     Rows,
 }
 
-/// Activation rows that meet the weights together.
+/// Activation rows that are multiplied together.
 #[derive(Clone, Copy)]
 pub(super) struct XRows {
-    /// The first row, from the first of the columns on.
+    /// Arrays of the first row, from the first of the columns on.
     pub first: Q8Row,
     /// Bytes from a row to the next.
     pub stride: usize,
-    /// What is prefetched meanwhile.
-    pub ask: Ask,
+    /// Data that is prefetched meanwhile.
+    pub prefetched: Prefetched,
 }
 
-/// `n` columns times `n_rows` activation rows, at most [`most_rows`]: to `out`, `(n_rows, 16)`, or added to it unless `first`.
+/// Multiplies `n` columns with `n_rows` activation rows, at most [`most_rows`]: stores `(n_rows,
+/// 16)` to `out`, or adds to it unless `first`.
 ///
 /// # Safety
 /// As [`rows`].
 #[inline(always)]
-pub(super) unsafe fn some_rows<S: Source>(
+pub(super) unsafe fn some_rows<S: SourceAvx512>(
     source: S,
     n: usize,
     x: XRows,
@@ -123,26 +132,29 @@ pub(super) unsafe fn some_rows<S: Source>(
             }
         };
     }
-    // SAFETY: by the caller, AVX-512 with VNNI is available; the source and the activations have the columns.
+    // SAFETY: the caller guarantees AVX-512 with VNNI, `n` columns of `source` and of `n_rows` rows
+    // from `x.first` on, and room at `out`.
     unsafe {
         if S::GROUP == 16 { of!(1 2 3 4 5 6 7 8, X_ROWS_BY_16) } else { of!(1 2 3 4 5 6 7 8 9 10 11, X_ROWS) }
     }
 }
 
-/// `n` columns of 16 weight rows times `C` activation rows: to `out`, `(C, 16)`, or added to it unless `first`.
+/// Multiplies `n` columns of 16 weight rows with `C` activation rows: stores `(C, 16)` to `out`, or
+/// adds to it unless `first`.
 ///
 /// # Safety
 /// AVX-512 with VNNI is available; the source and the activations have the columns.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn rows<S: Source, const C: usize>(
+pub(super) unsafe fn rows<S: SourceAvx512, const C: usize>(
     source: S,
     n: usize,
-    XRows { first: x, stride, ask }: XRows,
+    XRows { first: x, stride, prefetched }: XRows,
     first: bool,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, AVX-512 with VNNI is available; the source and the activations have the columns.
+    // SAFETY: the caller guarantees AVX-512 with VNNI, `n` columns of `source` and of `C` rows from
+    // `x` on, and `(C, 16)` values at `out`.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); C];
         if !first {
@@ -152,10 +164,10 @@ pub(super) unsafe fn rows<S: Source, const C: usize>(
         }
         let mut common = (_mm512_setzero_ps(), _mm512_setzero_ps());
         for b in 0..n / 32 {
-            match ask {
-                Ask::Nothing => {}
-                Ask::Rows => ask_next_rows::<C>(x, stride, b),
-                Ask::Weights => source.ask(b),
+            match prefetched {
+                Prefetched::Nothing => {}
+                Prefetched::Rows => prefetch_next_rows::<C>(x, stride, b),
+                Prefetched::Weights => source.prefetch(b),
             }
             let t = products::<S, C>(source, x, stride, b, 0);
             if S::GROUP == 32 {
@@ -182,19 +194,20 @@ pub(super) unsafe fn rows<S: Source, const C: usize>(
     }
 }
 
-/// The products of the group of block `b` that begins with step `s0`, for `C` activation rows.
+/// Products of the group of block `b` that begins with step `s0`, for `C` activation rows.
 ///
 /// # Safety
 /// As [`rows`].
 #[inline(always)]
-unsafe fn products<S: Source, const C: usize>(
+unsafe fn products<S: SourceAvx512, const C: usize>(
     source: S,
     x: Q8Row,
     stride: usize,
     b: usize,
     s0: usize,
 ) -> [__m512i; C] {
-    // SAFETY: by the caller, AVX-512 with VNNI is available; the source and the activations have the columns.
+    // SAFETY: the caller guarantees AVX-512 with VNNI, and the group in `source` and in `C` rows
+    // from `x` on.
     unsafe {
         let mut products = [_mm512_setzero_si512(); C];
         for c in 0..C {
@@ -215,26 +228,27 @@ unsafe fn products<S: Source, const C: usize>(
     }
 }
 
-/// Keep the sums of rows in registers, each step's before the next. Left to itself, the compiler brings all steps of one row
-/// together, since codes are but loads: chains of products that wait for one another, and sums in memory.
+/// Keeps the sums of rows in registers, and each step's before the next. Without it the compiler
+/// moves all steps of one row together, since codes are plain loads. The result is chains of
+/// dependent products, with sums in memory.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn keep_order<const C: usize>(sums: &mut [__m512i; C]) {
     for sum in sums {
-        // SAFETY: a comment, no instruction.
+        // SAFETY: the assembly is a comment without instructions.
         unsafe {
             std::arch::asm!("/* {} */", inout(zmm_reg) * sum, options(nomem, nostack, preserves_flags));
         }
     }
 }
 
-/// What the products of a group of an activation row begin with; the row begins `row` bytes after `x`.
+/// Initial value of the products of a group with the activation row `row` bytes after `x`.
 ///
 /// # Safety
 /// AVX-512 is available; the activations have the group.
 #[inline(always)]
-pub(super) unsafe fn centre<S: Source>(x: Q8Row, row: usize, group: usize) -> __m512i {
-    // SAFETY: by the caller, AVX-512 is available; the activations have the group.
+pub(super) unsafe fn centre<S: SourceAvx512>(x: Q8Row, row: usize, group: usize) -> __m512i {
+    // SAFETY: the caller guarantees AVX-512, and the group in the row `row` bytes after `x`.
     unsafe {
         match S::GROUP {
             _ if S::HAS_OFFSET => _mm512_setzero_si512(),
@@ -244,13 +258,14 @@ pub(super) unsafe fn centre<S: Source>(x: Q8Row, row: usize, group: usize) -> __
     }
 }
 
-/// Add the products `t` of a group of 32, their [`centre`] among them, with its scale and offset, and with the scale and the sum of the
-/// activations of the row that begins `row` bytes after `x`.
+/// Adds the products `t` of a group of 32, which include their [`centre`]. They are multiplied with
+/// the group's scale, and with the scale of the activation row `row` bytes after `x`. The offset is
+/// multiplied with the row's sum.
 ///
 /// # Safety
 /// AVX-512 is available; the activations have the group.
 #[inline(always)]
-pub(super) unsafe fn add_scaled<S: Source>(
+pub(super) unsafe fn add_scaled<S: SourceAvx512>(
     sum: &mut __m512,
     t: __m512i,
     (scale, offset): (__m512, __m512),
@@ -258,7 +273,7 @@ pub(super) unsafe fn add_scaled<S: Source>(
     row: usize,
     group: usize,
 ) {
-    // SAFETY: by the caller, AVX-512 is available; the activations have the group.
+    // SAFETY: the caller guarantees AVX-512, and the group in the row `row` bytes after `x`.
     unsafe {
         let x_scale = _mm512_set1_ps(*x.scale.byte_add(row).add(group));
         *sum = _mm512_fmadd_ps(scale, _mm512_mul_ps(_mm512_cvtepi32_ps(t), x_scale), *sum);
@@ -269,13 +284,14 @@ pub(super) unsafe fn add_scaled<S: Source>(
     }
 }
 
-/// Add the products of two groups of 16 of block `b`: `half` is those of the first with their scale, `t` those of the second; each with
-/// its [`centre`], offset and activations as in [`add_scaled`].
+/// Adds the products of two groups of 16 of block `b`. `half` has those of the first group times
+/// its scale, `t` those of the second. [`centre`], offsets and activations are as in
+/// [`add_scaled`].
 ///
 /// # Safety
 /// AVX-512 is available; the activations have the block.
 #[inline(always)]
-unsafe fn add_pair<S: Source>(
+unsafe fn add_pair<S: SourceAvx512>(
     sum: &mut __m512,
     (half, first_offset): (__m512, __m512),
     t: __m512i,
@@ -284,7 +300,7 @@ unsafe fn add_pair<S: Source>(
     row: usize,
     b: usize,
 ) {
-    // SAFETY: by the caller, AVX-512 is available; the activations have the block.
+    // SAFETY: the caller guarantees AVX-512, and block `b` in the row `row` bytes after `x`.
     unsafe {
         let both = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(t), half);
         *sum = _mm512_fmadd_ps(both, _mm512_set1_ps(*x.scale.byte_add(row).add(b)), *sum);

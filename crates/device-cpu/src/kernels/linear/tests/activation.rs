@@ -1,4 +1,5 @@
-//! Activation rows in the forms that kernels read: the same bits on every instruction set of this machine.
+//! Activation rows in the forms that kernels read have the same bits on every instruction set of
+//! this machine.
 
 use super::super::activation::*;
 use super::memory::Aligned;
@@ -13,7 +14,7 @@ fn activations_quantise_to_the_same_bits_everywhere() {
         x[..32].fill(0.0);
         x[5] = 1e-37;
         x[n_cols - 1] = -1e6;
-        // Ties: halves of the scale 1 that 127 gives.
+        // Ties: halves of the scale 1, which results from 127.
         if n_cols > 64 {
             for (i, v) in x[32..64].iter_mut().enumerate() {
                 *v = i as f32 * 0.5 - 3.0;
@@ -23,7 +24,7 @@ fn activations_quantise_to_the_same_bits_everywhere() {
         let mut reference: Option<Vec<u8>> = None;
         for isa in Isa::available() {
             let mut out = Aligned::new(q8_row_bytes(n_cols));
-            // SAFETY: as large as a row.
+            // SAFETY: `out` has room for a row, and `isa` is available.
             let bytes = unsafe {
                 quantize_row_q8(isa, x.as_ptr(), n_cols, out.as_mut_ptr());
                 std::slice::from_raw_parts(out.as_mut_ptr(), q8_row_bytes(n_cols)).to_vec()
@@ -65,7 +66,7 @@ fn rows_are_rounded_to_bf16_alike_everywhere() {
         expected.resize(n_cols.next_multiple_of(32), 0);
         for isa in Isa::available() {
             let mut row = Aligned::new(ActivationKind::Bf16.row_bytes(n_cols));
-            // SAFETY: the row has room for its form.
+            // SAFETY: the row has room for its form, and `isa` is available.
             unsafe { ActivationKind::Bf16.write_row(isa, x.as_ptr(), n_cols, row.as_mut_ptr()) };
             let found = row.bytes().chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
             assert!(found.take(expected.len()).eq(expected.iter().copied()), "{isa}, {n_cols} columns");

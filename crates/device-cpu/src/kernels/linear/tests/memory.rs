@@ -1,7 +1,7 @@
-//! Memory that shows what a kernel should not touch.
+//! Memory that detects forbidden accesses of a kernel.
 
-/// Bytes whose last is the last of a page, with an unreadable page after it: a kernel that reads past its weights
-/// dies.
+/// Bytes that end with a page, before an unreadable page: a kernel that reads past its weights
+/// crashes.
 #[cfg(unix)]
 pub(super) struct Guarded {
     base: *mut u8,
@@ -16,7 +16,7 @@ impl Guarded {
         const PAGE: usize = 65536;
         let body = bytes.len().next_multiple_of(PAGE);
         let mapped = body + PAGE;
-        // SAFETY: a fresh anonymous map, its last page made unreadable, written within its body.
+        // SAFETY: the map is new, its last page becomes unreadable, and only its body is written.
         unsafe {
             let base = libc::mmap(
                 std::ptr::null_mut(),
@@ -40,7 +40,7 @@ impl Guarded {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: written in `new`.
+        // SAFETY: `new` wrote these `len` bytes, and nothing changes them.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 }
@@ -48,12 +48,12 @@ impl Guarded {
 #[cfg(unix)]
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // SAFETY: the map of `new`.
+        // SAFETY: `base` and `mapped` are the map of `new`, which nothing uses any more.
         unsafe { libc::munmap(self.base.cast(), self.mapped) };
     }
 }
 
-/// Elsewhere than on Unix: plain memory.
+/// Plain memory on other systems than Unix.
 #[cfg(not(unix))]
 pub(super) struct Guarded(Vec<u8>);
 
@@ -68,7 +68,7 @@ impl Guarded {
     }
 }
 
-/// Memory aligned to 64 bytes, filled with a byte that makes f32 a NaN.
+/// Memory aligned to 64 bytes, filled with a byte that makes every f32 a NaN.
 pub(super) struct Aligned(Vec<u8>);
 
 impl Aligned {

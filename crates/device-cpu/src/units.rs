@@ -1,24 +1,25 @@
-//! From nodes to what the kernels run: each node becomes one [`Unit`], or, where no kernel runs a fused Op as a whole, one
-//! for each of its parts. Pure: it names values and weights, and takes no memory.
+//! Units of a plan: each node becomes one [`CpuUnit`], or several if no kernel runs its fused Op as
+//! a whole. Units name values and weights, and own no memory.
 
 use device::{FusedKind, Op, Plan, ValueId, WeightId};
 use device_lower::lower::{
     HeadChain, NormAdd, Projection, QkRopeKv, RopeOf, norm_add, projection, qk_rope_kv, units_of_nodes,
 };
 
-/// Ropes with the same key share a table.
+/// Key of a RoPE table: Ropes with the same key share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RopeKey {
     /// `(n_dims / 2)`
     pub frequencies: WeightId,
-    /// Columns of a head that turn.
+    /// Columns of a head that are rotated.
     pub n_dims: usize,
-    /// Bits of the factor on cosine and sine.
+    /// Bits of the factor on cosine and sine, an f32.
     pub scale: u32,
 }
 
 impl RopeKey {
-    /// Of a Rope. Frequencies with the same values are the same, whatever their weights.
+    /// The key of a Rope. Frequencies with equal values get the same key, even if they are
+    /// different weights.
     pub fn new(plan: &Plan, frequencies: WeightId, n_dims: usize, scale: f32) -> RopeKey {
         let data = &plan.weight(frequencies).data;
         let first = plan.weights.iter().position(|w| w.data.len() == data.len() && w.data[..] == data[..]);
@@ -26,22 +27,22 @@ impl RopeKey {
         RopeKey { frequencies, n_dims, scale: scale.to_bits() }
     }
 
-    /// Of heads that turn.
+    /// The key of heads that are rotated.
     pub fn of(plan: &Plan, rope: RopeOf) -> RopeKey {
         RopeKey::new(plan, rope.frequencies, rope.n_dims, rope.scale)
     }
 }
 
-/// What one or two commands run.
+/// A unit of one or two commands.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Unit {
+pub enum CpuUnit {
     /// A primitive other than Linear.
     Primitive(Op),
-    /// Linears with what stands before and after them.
+    /// Linears, with a norm before them and an epilogue.
     Projection(Projection),
-    /// A norm and a residual.
+    /// A norm and a residual sum.
     NormAdd(NormAdd),
-    /// Norm and Rope of q and k, KvWrite of k and v.
+    /// Norm and RoPE of q and k, and KvWrite of k and v.
     QkRopeKv(QkRopeKv),
 }
 
@@ -50,65 +51,63 @@ pub enum Unit {
 pub struct NodeUnit {
     /// Index of the plan's node.
     pub node: usize,
-    /// What to run.
-    pub unit: Unit,
+    /// The unit.
+    pub unit: CpuUnit,
 }
 
-/// Where heads go, if anybody reads them beside the cache.
+/// Destination of the heads, if a value outside the KV cache is read.
 pub fn out_of(chain: &HeadChain) -> Option<ValueId> {
     (chain.escapes && !chain.is_empty()).then_some(chain.end)
 }
 
-impl Unit {
-    /// Values that are written to memory.
+impl CpuUnit {
+    /// Values that the unit writes to memory.
     pub fn writes(&self) -> Vec<ValueId> {
         match self {
-            Unit::Primitive(op) => op.writes(),
-            Unit::Projection(p) => p.writes(),
-            Unit::NormAdd(NormAdd { out, .. }) => vec![*out],
-            Unit::QkRopeKv(QkRopeKv { q, k, .. }) => q.iter().chain([k]).filter_map(out_of).collect(),
+            CpuUnit::Primitive(op) => op.writes(),
+            CpuUnit::Projection(p) => p.writes(),
+            CpuUnit::NormAdd(NormAdd { out, .. }) => vec![*out],
+            CpuUnit::QkRopeKv(QkRopeKv { q, k, .. }) => q.iter().chain([k]).filter_map(out_of).collect(),
         }
     }
 }
 
-/// The units of a checked plan, in order.
-pub fn lower(plan: &Plan) -> Vec<NodeUnit> {
+/// Units of a checked plan, in order.
+pub fn units_of(plan: &Plan) -> Vec<NodeUnit> {
     let whole = |kind: FusedKind, parts: &[Op], escaping: &[ValueId]| recognise(plan, kind, parts, escaping);
-    let units = units_of_nodes(plan, whole, Unit::writes, primitive).into_iter();
+    let units = units_of_nodes(plan, whole, CpuUnit::writes, primitive).into_iter();
     units.map(|(node, unit)| NodeUnit { node, unit }).collect()
 }
 
-fn primitive(op: &Op) -> Unit {
-    match op {
-        Op::Linear { x, weight, bias, out } => Unit::Projection(Projection::single(*x, *weight, *bias, *out)),
-        op => Unit::Primitive(op.clone()),
-    }
+fn primitive(op: &Op) -> CpuUnit {
+    let Op::Linear { x, weight, bias, out } = op else { return CpuUnit::Primitive(op.clone()) };
+    CpuUnit::Projection(Projection::single(*x, *weight, *bias, *out))
 }
 
 /// The unit that runs a fused Op as a whole, if there is one.
-fn recognise(plan: &Plan, kind: FusedKind, parts: &[Op], escaping: &[ValueId]) -> Option<Unit> {
+fn recognise(plan: &Plan, kind: FusedKind, parts: &[Op], escaping: &[ValueId]) -> Option<CpuUnit> {
     match kind {
         FusedKind::NormLinear | FusedKind::NormGateUp | FusedKind::GateUp | FusedKind::LinearAdd => {
-            projection(plan, parts).map(Unit::Projection)
+            projection(plan, parts).map(CpuUnit::Projection)
         }
-        FusedKind::NormAdd => norm_add(plan, parts).map(Unit::NormAdd),
-        FusedKind::QkNormRopeKvWrite => qk_rope_kv(plan, parts, escaping).map(Unit::QkRopeKv),
+        FusedKind::NormAdd => norm_add(plan, parts).map(CpuUnit::NormAdd),
+        FusedKind::QkNormRopeKvWrite => qk_rope_kv(plan, parts, escaping).map(CpuUnit::QkRopeKv),
         FusedKind::QkNormRopeKvAttention => None,
     }
 }
 
-/// The distinct tables that the plan's Ropes read, in order of their first use.
-pub fn rope_tables(plan: &Plan, lowered: &[NodeUnit]) -> Vec<RopeKey> {
+/// Distinct RoPE tables of the plan, in order of first use.
+pub fn rope_tables(plan: &Plan, units: &[NodeUnit]) -> Vec<RopeKey> {
     let mut keys = Vec::new();
-    for unit in lowered.iter().map(|l| &l.unit) {
+    for NodeUnit { unit, .. } in units {
         let found = match unit {
-            Unit::Primitive(Op::Rope { frequencies, n_dims, scale, .. }) => {
+            CpuUnit::Primitive(Op::Rope { frequencies, n_dims, scale, .. }) => {
                 vec![RopeKey::new(plan, *frequencies, *n_dims, *scale)]
             }
-            Unit::QkRopeKv(QkRopeKv { q, k, .. }) => {
+            CpuUnit::QkRopeKv(QkRopeKv { q, k, .. }) => {
                 q.iter().chain([k]).filter_map(|c| Some(RopeKey::of(plan, c.rope?))).collect()
             }
-            Unit::Primitive(_) | Unit::Projection(_) | Unit::NormAdd(_) => vec![],
+            CpuUnit::Primitive(_) | CpuUnit::Projection(_) | CpuUnit::NormAdd(_) => vec![],
         };
         for key in found {
             if !keys.contains(&key) {
@@ -128,36 +127,37 @@ mod tests {
     use weights::BlockType;
 
     fn fused(plan: &Plan) -> Vec<NodeUnit> {
-        lower(&fuse(plan, crate::profile::RULES))
+        units_of(&fuse(plan, crate::profile::RULES))
     }
 
     #[test]
     fn a_fused_transformer_is_six_units_a_layer() {
         let plan = mini_transformer(1, BlockType::Q8_0);
-        let lowered = fused(&plan);
-        let kinds: String = lowered
+        let units = fused(&plan);
+        let kinds: String = units
             .iter()
             .map(|l| match &l.unit {
-                Unit::Projection(p) => match p.tail {
+                CpuUnit::Projection(p) => match p.tail {
                     Tail::Store if p.norm.is_some() => 'N',
                     Tail::Store => 'L',
                     Tail::Add { .. } => 'A',
                     Tail::Gate { .. } => 'G',
                 },
-                Unit::QkRopeKv(QkRopeKv { q: Some(_), .. }) => 'K',
-                Unit::Primitive(Op::Attention { .. }) => 'T',
-                Unit::Primitive(Op::Embed { .. }) => 'e',
-                Unit::Primitive(Op::SelectRows { .. }) => 's',
-                Unit::Primitive(Op::Argmax { .. }) => 'm',
-                Unit::Primitive(_) | Unit::NormAdd(_) | Unit::QkRopeKv(_) => '?',
+                CpuUnit::QkRopeKv(QkRopeKv { q: Some(_), .. }) => 'K',
+                CpuUnit::Primitive(Op::Attention { .. }) => 'T',
+                CpuUnit::Primitive(Op::Embed { .. }) => 'e',
+                CpuUnit::Primitive(Op::SelectRows { .. }) => 's',
+                CpuUnit::Primitive(Op::Argmax { .. }) => 'm',
+                CpuUnit::Primitive(_) | CpuUnit::NormAdd(_) | CpuUnit::QkRopeKv(_) => '?',
             })
             .collect();
         assert_eq!(kinds, "eNKTAGA".to_owned() + "sNKTsAGA" + "Nm");
-        // Not fused, every Op is a unit, and the Linears have no norm and no epilogue.
-        assert_eq!(lower(&plan).len(), plan.nodes.len());
+        // Without fusion every Op is a unit, and the Linears have neither norm nor epilogue.
+        assert_eq!(units_of(&plan).len(), plan.nodes.len());
     }
 
-    /// What others read must be written, so a norm that a fourth Linear reads is not swallowed.
+    /// A value that other nodes read must be written, so a norm that a fourth Linear reads is not
+    /// fused away.
     #[test]
     fn a_fused_op_whose_inside_is_read_elsewhere_is_taken_apart() {
         let mut b = PlanBuilder::new(1, 50);
@@ -166,19 +166,19 @@ mod tests {
         let outs: Vec<ValueId> = (0..4).map(|_| b.linear(norm, 32, BlockType::F32, false)).collect();
         let sum = outs[1..].iter().fold(outs[0], |sum, out| b.add(sum, *out));
         let plan = b.finish(sum);
-        let lowered = fused(&plan);
+        let units = fused(&plan);
         assert!(fuse(&plan, crate::profile::RULES).nodes.len() < plan.nodes.len(), "the rule applies");
-        let written: Vec<ValueId> = lowered.iter().flat_map(|l| l.unit.writes()).collect();
+        let written: Vec<ValueId> = units.iter().flat_map(|l| l.unit.writes()).collect();
         assert!(written.contains(&norm));
-        assert!(lowered.iter().any(|l| matches!(l.unit, Unit::Primitive(Op::RmsNorm { .. }))));
+        assert!(units.iter().any(|l| matches!(l.unit, CpuUnit::Primitive(Op::RmsNorm { .. }))));
     }
 
-    /// Rules of other profiles may have made the plan.
+    /// Rules of other devices may have fused the plan.
     #[test]
     fn every_rule_there_is_can_be_lowered() {
         let plan = mini_transformer(1, BlockType::Q4_0);
         let fused = fuse(&plan, fusion::ALL);
-        let written: Vec<ValueId> = lower(&fused).iter().flat_map(|l| l.unit.writes()).collect();
+        let written: Vec<ValueId> = units_of(&fused).iter().flat_map(|l| l.unit.writes()).collect();
         for (node, escaping) in fused.escaping().iter().enumerate() {
             assert!(escaping.iter().all(|id| written.contains(id)), "node {node}");
         }
