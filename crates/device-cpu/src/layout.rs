@@ -404,34 +404,10 @@ impl Layout {
                 route::scratch_bytes(plan.value(*x).cols, *groups)
             }
             Unit::NormAdd(_) => 0,
-            Unit::Primitive(
-                Op::Embed { .. }
-                | Op::RmsNorm { .. }
-                | Op::Linear { .. }
-                | Op::Rope { .. }
-                | Op::Activate { .. }
-                | Op::Gate { .. }
-                | Op::Add { .. }
-                | Op::Scale { .. }
-                | Op::Softcap { .. }
-                | Op::Clamp { .. }
-                | Op::Columns { .. }
-                | Op::ExpertSum { .. }
-                | Op::ExpertBias { .. }
-                | Op::GateClamped { .. }
-                | Op::Join { .. }
-                | Op::Ordinals { .. }
-                | Op::Adapters { .. }
-                | Op::Collective { .. }
-                | Op::SelectRows { .. }
-                | Op::Argmax { .. }
-                | Op::Fused { .. }
-                | Op::LayerNorm { .. }
-                | Op::EmbedPositions { .. }
-                | Op::Pool { .. }
-                | Op::Input { .. }
-                | Op::Unfold { .. },
-            ) => 0,
+            Unit::Primitive(op) => {
+                debug_assert!(!op.facts().needs_scratch, "the scratch of {} has no size", op.kind());
+                0
+            }
         };
         self.scratch_bytes = self.scratch_bytes.max(round_up(scratch));
     }

@@ -143,7 +143,7 @@ fn tenants(plan: &Plan, size_of: impl Fn(&Value) -> usize, options: &Options) ->
                 let tenant = tenant_of[input.0 as usize]?;
                 (tenants[tenant].lifetime.last == index && tenants[tenant].size == size).then_some(tenant)
             };
-            let over = if options.in_place { element_wise(&node.op).iter().find_map(dying) } else { None };
+            let over = if options.in_place { replaceable(&node.op).iter().find_map(dying) } else { None };
             let tenant = over.unwrap_or(tenants.len());
             match over {
                 Some(tenant) => {
@@ -159,45 +159,8 @@ fn tenants(plan: &Plan, size_of: impl Fn(&Value) -> usize, options: &Options) ->
 }
 
 /// The inputs over which an Op may write.
-fn element_wise(op: &Op) -> Vec<ValueId> {
-    match op {
-        Op::Add { .. }
-        | Op::Scale { .. }
-        | Op::Activate { .. }
-        | Op::Gate { .. }
-        | Op::GateClamped { .. }
-        | Op::Rope { .. }
-        | Op::Clamp { .. }
-        | Op::Softcap { .. } => op.reads(),
-        Op::Embed { .. }
-        | Op::RmsNorm { .. }
-        | Op::Linear { .. }
-        | Op::KvWrite { .. }
-        | Op::Attention { .. }
-        | Op::Columns { .. }
-        | Op::Route { .. }
-        | Op::ExpertLinear { .. }
-        | Op::ExpertSum { .. }
-        | Op::ExpertBias { .. }
-        | Op::Join { .. }
-        | Op::Ordinals { .. }
-        | Op::Adapters { .. }
-        | Op::Collective { .. }
-        | Op::SelectRows { .. }
-        | Op::Argmax { .. }
-        | Op::Fused { .. }
-        | Op::LayerNorm { .. }
-        | Op::EmbedPositions { .. }
-        | Op::SelfAttention { .. }
-        | Op::Pool { .. }
-        | Op::Input { .. }
-        | Op::Unfold { .. }
-        | Op::CrossAttention { .. }
-        | Op::CrossScores { .. }
-        | Op::ShortConv { .. }
-        | Op::GatedDelta { .. }
-        | Op::SelectiveScan { .. } => vec![],
-    }
+fn replaceable(op: &Op) -> Vec<ValueId> {
+    if op.facts().may_write_over { op.reads() } else { vec![] }
 }
 
 #[cfg(test)]
@@ -241,7 +204,7 @@ mod tests {
                     && offset == other_offset
                     && size == other_size
                     && lifetime.last == other.first
-                    && element_wise(&plan.nodes[other.first].op).contains(&ValueId(a as u32));
+                    && replaceable(&plan.nodes[other.first].op).contains(&ValueId(a as u32));
                 assert!(apart || taken_over, "v{a} and v{b} overlap");
             }
         }

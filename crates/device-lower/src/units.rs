@@ -173,6 +173,17 @@ pub struct LoweredUnit {
     pub unit: Unit,
 }
 
+/// Facts about a unit that most units lack.
+#[derive(Default)]
+struct UnitFacts {
+    /// See [`Unit::experts`].
+    experts: Option<(ValueId, WeightId)>,
+    /// See [`Unit::attention`].
+    attention: Option<(usize, KvLayerId)>,
+    /// See [`Unit::own_norm`].
+    own_norm: Option<(ValueId, Norm, ValueId)>,
+}
+
 impl Unit {
     /// Values that some schedule of the unit writes to memory.
     pub fn writes(&self) -> Vec<ValueId> {
@@ -235,17 +246,7 @@ impl Unit {
 
     /// Values that every schedule of the unit writes.
     pub(crate) fn surely_writes(&self) -> Vec<ValueId> {
-        match self {
-            Unit::Projection(p) => p.writes(),
-            Unit::Primitive(_)
-            | Unit::Gated { .. }
-            | Unit::RowGated { .. }
-            | Unit::Join(_)
-            | Unit::QkRopeKv(_)
-            | Unit::QRope(_)
-            | Unit::ExpertGateUp { .. }
-            | Unit::ExpertDownSum { .. } => self.writes(),
-        }
+        if let Unit::Projection(p) = self { p.writes() } else { self.writes() }
     }
 
     /// The Op of a unit that is a primitive by itself.
@@ -253,63 +254,52 @@ impl Unit {
         if let Unit::Primitive(op) = self { Some(op) } else { None }
     }
 
-    /// The ids and the matrices of the experts that it multiplies by.
+    /// The ids and the matrices of the experts that the unit multiplies by.
     pub fn experts(&self) -> Option<(ValueId, WeightId)> {
-        match self {
-            Unit::ExpertGateUp { ids, gate: weight, .. } | Unit::ExpertDownSum { ids, weight, .. } => {
-                Some((*ids, *weight))
-            }
-            Unit::Primitive(op) => {
-                if let Op::ExpertLinear { ids, weight, .. } = op {
-                    Some((*ids, *weight))
-                } else {
-                    None
-                }
-            }
-            Unit::Projection(_)
-            | Unit::Gated { .. }
-            | Unit::RowGated { .. }
-            | Unit::Join(_)
-            | Unit::QkRopeKv(_)
-            | Unit::QRope(_) => None,
-        }
+        self.facts().experts
     }
 
-    /// The query heads of the attention that it runs over KV pages, and the layer of these.
+    /// Query heads and KV layer of the unit's attention over KV pages.
     pub fn attention(&self) -> Option<(usize, KvLayerId)> {
-        match self {
-            Unit::QkRopeKv(heads) => heads.chains.attention.map(|a| (a.n_heads, heads.chains.layer)),
-            Unit::QRope(queries) => Some((queries.attention.n_heads, queries.layer)),
-            Unit::Primitive(op) => {
-                if let Op::Attention { n_heads, layer, .. } | Op::CrossAttention { n_heads, layer, .. } = op {
-                    Some((*n_heads, *layer))
-                } else {
-                    None
-                }
-            }
-            Unit::Projection(_)
-            | Unit::Gated { .. }
-            | Unit::RowGated { .. }
-            | Unit::Join(_)
-            | Unit::ExpertGateUp { .. }
-            | Unit::ExpertDownSum { .. } => None,
-        }
+        self.facts().attention
     }
 
-    /// The norm of its rows that the unit makes for itself: what is normalised, the norm, and the
-    /// value that would hold it.
+    /// The norm that the unit applies to the rows it reads: its input, the norm, and the value that would hold its output.
     fn own_norm(&self) -> Option<(ValueId, Norm, ValueId)> {
+        self.facts().own_norm
+    }
+
+    /// The one place that names every unit for these facts.
+    fn facts(&self) -> UnitFacts {
+        let own_norm = |x: &ValueId, norm: &Option<(Norm, ValueId)>| norm.map(|(norm, out)| (*x, norm, out));
         match self {
-            Unit::Projection(Projection { x, norm, .. }) | Unit::ExpertGateUp { x, norm, .. } => {
-                norm.map(|(norm, out)| (*x, norm, out))
+            Unit::Primitive(Op::ExpertLinear { ids, weight, .. }) => {
+                UnitFacts { experts: Some((*ids, *weight)), ..UnitFacts::default() }
             }
-            Unit::Primitive(_)
-            | Unit::Gated { .. }
-            | Unit::RowGated { .. }
-            | Unit::Join(_)
-            | Unit::QkRopeKv(_)
-            | Unit::QRope(_)
-            | Unit::ExpertDownSum { .. } => None,
+            Unit::Primitive(
+                Op::Attention { n_heads, layer, .. } | Op::CrossAttention { n_heads, layer, .. },
+            ) => UnitFacts { attention: Some((*n_heads, *layer)), ..UnitFacts::default() },
+            Unit::Projection(Projection { x, norm, .. }) => {
+                UnitFacts { own_norm: own_norm(x, norm), ..UnitFacts::default() }
+            }
+            Unit::ExpertGateUp { x, norm, ids, gate, .. } => UnitFacts {
+                experts: Some((*ids, *gate)),
+                own_norm: own_norm(x, norm),
+                ..UnitFacts::default()
+            },
+            Unit::ExpertDownSum { ids, weight, .. } => {
+                UnitFacts { experts: Some((*ids, *weight)), ..UnitFacts::default() }
+            }
+            Unit::QkRopeKv(Heads { chains, .. }) => UnitFacts {
+                attention: chains.attention.map(|a| (a.n_heads, chains.layer)),
+                ..UnitFacts::default()
+            },
+            Unit::QRope(Queries { layer, attention, .. }) => {
+                UnitFacts { attention: Some((attention.n_heads, *layer)), ..UnitFacts::default() }
+            }
+            Unit::Primitive(_) | Unit::Gated { .. } | Unit::RowGated { .. } | Unit::Join(_) => {
+                UnitFacts::default()
+            }
         }
     }
 

@@ -8,7 +8,6 @@
 
 mod heads;
 mod program;
-mod rewrite;
 mod shard;
 mod slice;
 mod worker;

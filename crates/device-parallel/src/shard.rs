@@ -15,7 +15,6 @@
 use device::{CollectiveKind, KvLayerId, Node, Op, Plan, Value, ValueId, Weight, WeightId};
 
 use crate::heads::{Heads, layout};
-use crate::rewrite::rewrite;
 use crate::slice::{Cut, has_columns};
 
 /// How a value lies on the ranks.
@@ -261,7 +260,7 @@ impl<'a> Walk<'a> {
             let found = before.iter().position(|other| *other == id);
             found.and_then(|index| reads.get(index)).copied().unwrap_or(id)
         };
-        let op = rewrite(op, &mut values, &mut |id| self.weight(id, cut(id)));
+        let op = op.with_operands(&mut values, &mut |id| self.weight(id, cut(id)));
         self.push(op);
     }
 
@@ -328,11 +327,6 @@ impl<'a> Walk<'a> {
             Op::ExpertBias { x, ids, bias, out } => self.expert_bias(op, *x, *ids, *bias, *out),
             Op::ExpertSum { x, weights, out } => self.expert_sum(op, *x, *weights, *out),
             Op::Add { a, b, out } => self.add(op, *a, *b, *out),
-            Op::Gate { out, .. }
-            | Op::GateClamped { out, .. }
-            | Op::Activate { out, .. }
-            | Op::Clamp { out, .. }
-            | Op::Softcap { out, .. } => self.each_column(op, *out),
             Op::Scale { x, out, .. } | Op::SelectRows { x, out } => self.linear_in(op, *x, *out),
             Op::RmsNorm { x, weight, group, out, .. } => {
                 let each_its_own = weight.is_some_and(|id| self.flat.weight(id).n_cols() != *group);
@@ -354,20 +348,11 @@ impl<'a> Walk<'a> {
                 let x = self.result(*x);
                 self.emit(op, &[x]);
             }
-            Op::Embed { .. }
-            | Op::EmbedPositions { .. }
-            | Op::Input { .. }
-            | Op::Adapters { .. }
-            | Op::LayerNorm { .. }
-            | Op::Route { .. }
-            | Op::Pool { .. }
-            | Op::Unfold { .. }
-            | Op::CrossScores { .. }
-            | Op::ShortConv { .. }
-            | Op::GatedDelta { .. }
-            | Op::SelectiveScan { .. }
-            | Op::Collective { .. }
-            | Op::Fused { .. } => self.plain(op),
+            // An Op without a rule runs whole on every rank.
+            op => match op.facts().is_element_wise {
+                true => op.writes().into_iter().for_each(|out| self.each_column(op, out)),
+                false => self.plain(op),
+            },
         }
     }
 

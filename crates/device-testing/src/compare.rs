@@ -1,7 +1,9 @@
 //! Running cases: device against interpreter, fused against not, chunks against single rows.
 
 use super::{Case, cases, check_op_cases, committed};
-use device::{Choose, Device, Limits, Op, OwnedStep, Plan, RowCount, Rule, Span, StateUse, ValueId};
+use device::{
+    Choose, Device, FromStep, KvAccess, Limits, Op, OwnedStep, Plan, RowCount, Rule, Span, StateUse, ValueId,
+};
 use device_lower::fusion::fuse;
 use device_reference::Reference;
 
@@ -156,44 +158,15 @@ fn compare_rows(
     Ok(())
 }
 
-/// Whether a plan looks at a whole sequence in one step, so that its rows alone have other answers.
+/// True if the rows of a span must run in one step, so that each row alone would have other results.
 fn needs_whole_spans(plan: &Plan) -> bool {
-    plan.primitives().any(|op| match op {
-        Op::SelfAttention { .. } | Op::Pool { .. } | Op::Unfold { .. } => true,
-        Op::Attention { both_ways, .. } => *both_ways,
-        // Its numbers belong to outputs, not to rows.
-        Op::Input { out } => plan.value(*out).rows == RowCount::Outputs,
-        Op::KvWrite { layer, .. } => plan.kv.layer(*layer).encoder_states.is_some(),
-        Op::Embed { .. }
-        | Op::RmsNorm { .. }
-        | Op::Linear { .. }
-        | Op::Rope { .. }
-        | Op::Activate { .. }
-        | Op::Gate { .. }
-        | Op::Add { .. }
-        | Op::Scale { .. }
-        | Op::Softcap { .. }
-        | Op::Clamp { .. }
-        | Op::Columns { .. }
-        | Op::Route { .. }
-        | Op::ExpertLinear { .. }
-        | Op::ExpertSum { .. }
-        | Op::ExpertBias { .. }
-        | Op::GateClamped { .. }
-        | Op::Join { .. }
-        | Op::Ordinals { .. }
-        | Op::Adapters { .. }
-        | Op::Collective { .. }
-        | Op::SelectRows { .. }
-        | Op::Argmax { .. }
-        | Op::Fused { .. }
-        | Op::LayerNorm { .. }
-        | Op::EmbedPositions { .. }
-        | Op::CrossAttention { .. }
-        | Op::CrossScores { .. }
-        | Op::ShortConv { .. }
-        | Op::GatedDelta { .. }
-        | Op::SelectiveScan { .. } => false,
+    plan.primitives().map(Op::facts).any(|facts| {
+        let stores_states = |kv: KvAccess| kv.writes && plan.kv.layer(kv.layer).encoder_states.is_some();
+        // Input of outputs has no row for each token.
+        let reads_outputs = |out: ValueId| plan.value(out).rows == RowCount::Outputs;
+        facts.needs_whole_spans
+            || facts.kv.is_some_and(stores_states)
+            || matches!(facts.from_step, FromStep::Input(out) if reads_outputs(out))
     })
 }
 
@@ -298,5 +271,26 @@ pub fn check_cases(
     match failures.len() {
         0 => Ok(n_cases),
         n => Err(format!("{n} of {n_cases} cases failed on {}:\n{}", device.name(), failures.join("\n"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::WeightId;
+
+    #[test]
+    fn replaced_operands_are_what_an_op_reads() {
+        let moved = |ids: Vec<ValueId>| ids.into_iter().map(|id| ValueId(id.0 + 1000)).collect::<Vec<_>>();
+        for case in check_op_cases() {
+            for op in case.plans.iter().flat_map(Plan::primitives) {
+                let replaced =
+                    op.with_operands(&mut |id| ValueId(id.0 + 1000), &mut |id| WeightId(id.0 + 1000));
+                assert_eq!(replaced.reads(), moved(op.reads()), "{op}");
+                assert_eq!(replaced.writes(), op.writes(), "{op}");
+                let weights: Vec<_> = op.weights().into_iter().map(|id| WeightId(id.0 + 1000)).collect();
+                assert_eq!(replaced.weights(), weights, "{op}");
+            }
+        }
     }
 }

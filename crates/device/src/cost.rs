@@ -34,53 +34,11 @@ impl Plan {
 
     /// The same of one primitive Op.
     pub fn ops_of(&self, op: &Op) -> u64 {
-        match op {
-            Op::Linear { weight, out, .. } => {
-                let weight = self.weight(*weight);
-                let n_rows = self.value(*out).rows.count(1, 1) as u64;
-                2 * n_rows * weight.n_rows() as u64 * weight.n_cols() as u64
-            }
-            Op::ExpertLinear { weight, ids, .. } => {
-                let weight = self.weight(*weight);
-                let n_experts = weight.shape.first().copied().unwrap_or(1).max(1);
-                let n_rows = weight.n_rows() / n_experts * self.value(*ids).cols;
-                2 * n_rows as u64 * weight.n_cols() as u64
-            }
-            Op::Embed { .. }
-            | Op::RmsNorm { .. }
-            | Op::Rope { .. }
-            | Op::KvWrite { .. }
-            | Op::Attention { .. }
-            | Op::Activate { .. }
-            | Op::Gate { .. }
-            | Op::Add { .. }
-            | Op::Scale { .. }
-            | Op::Softcap { .. }
-            | Op::Clamp { .. }
-            | Op::Columns { .. }
-            | Op::Route { .. }
-            | Op::ExpertSum { .. }
-            | Op::ExpertBias { .. }
-            | Op::GateClamped { .. }
-            | Op::Join { .. }
-            | Op::Ordinals { .. }
-            | Op::Adapters { .. }
-            | Op::Collective { .. }
-            | Op::SelectRows { .. }
-            | Op::Argmax { .. }
-            | Op::Fused { .. }
-            | Op::LayerNorm { .. }
-            | Op::EmbedPositions { .. }
-            | Op::SelfAttention { .. }
-            | Op::Pool { .. }
-            | Op::Input { .. }
-            | Op::Unfold { .. }
-            | Op::CrossAttention { .. }
-            | Op::CrossScores { .. }
-            | Op::ShortConv { .. }
-            | Op::GatedDelta { .. }
-            | Op::SelectiveScan { .. } => 0,
-        }
+        let facts = op.facts();
+        let Some(weight) = facts.product else { return 0 };
+        let out = facts.written().map(|id| self.value(id));
+        let n_products: usize = out.map(|out| out.rows.count(1, 1) * out.cols).sum();
+        2 * n_products as u64 * self.weight(weight).n_cols() as u64
     }
 
     /// Bytes of a weight.

@@ -52,7 +52,10 @@ pub use contract::{
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE, STATE_NONE, StateId};
 pub use masks::{MaskSource, Masks};
 pub use needs::{GroupUse, Needs};
-pub use op::{Activation, CollectiveKind, Op, OpKind, Pooling, RopeStyle, RouterGroups, RouterScores};
+pub use op::{
+    Activation, CollectiveKind, FromStep, KvAccess, Op, OpFacts, OpKind, Pooling, RopeStyle, RouterGroups,
+    RouterScores,
+};
 pub use plan::{
     DType, Node, OutputKind, Plan, PlanError, RowCount, Value, ValueId, Weight, WeightId, WeightPart,
 };

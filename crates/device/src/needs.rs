@@ -1,6 +1,6 @@
 //! [`Needs`]: what a plan needs of a step, computed once.
 
-use crate::{KvLayerId, Limits, Op, Plan, RowCount};
+use crate::{FromStep, KvAccess, KvLayerId, Limits, Op, Plan, RowCount};
 
 /// How a plan uses a KV group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,54 +62,26 @@ impl Needs {
             has_states: false,
             n_adapters: 0,
         };
-        for op in plan.primitives() {
-            match op {
-                Op::Embed { table, .. } => {
-                    needs.n_vocab = needs.n_vocab.min(plan.weight(*table).n_rows());
+        for facts in plan.primitives().map(Op::facts) {
+            match facts.from_step {
+                FromStep::Nothing => {}
+                FromStep::Tokens(table) => {
+                    needs.n_vocab = needs.n_vocab.min(plan.weight(table).n_rows());
                     needs.n_positions = needs.n_positions.min(limits.n_ctx);
                 }
-                Op::EmbedPositions { table, .. } => {
-                    needs.n_positions = needs.n_positions.min(plan.weight(*table).n_rows());
+                FromStep::Positions(table) => {
+                    needs.n_positions = needs.n_positions.min(plan.weight(table).n_rows());
                 }
-                Op::Input { out } => {
-                    let value = plan.value(*out);
+                FromStep::Input(out) => {
+                    let value = plan.value(out);
                     needs.input = Some((value.rows, value.cols));
                 }
-                Op::KvWrite { layer, .. } => needs.use_layer(plan, *layer, true, limits),
-                Op::Attention { layer, .. }
-                | Op::CrossAttention { layer, .. }
-                | Op::CrossScores { layer, .. } => needs.use_layer(plan, *layer, false, limits),
-                Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {
-                    needs.has_states = true;
-                }
-                Op::Adapters { n, .. } => needs.n_adapters = *n,
-                // Shapes, weights and rows are all that these need.
-                Op::RmsNorm { .. }
-                | Op::Linear { .. }
-                | Op::Rope { .. }
-                | Op::Activate { .. }
-                | Op::Gate { .. }
-                | Op::Add { .. }
-                | Op::Scale { .. }
-                | Op::Softcap { .. }
-                | Op::Clamp { .. }
-                | Op::Columns { .. }
-                | Op::Route { .. }
-                | Op::ExpertLinear { .. }
-                | Op::ExpertSum { .. }
-                | Op::ExpertBias { .. }
-                | Op::GateClamped { .. }
-                | Op::Join { .. }
-                | Op::Ordinals { .. }
-                | Op::Collective { .. }
-                | Op::SelectRows { .. }
-                | Op::Argmax { .. }
-                | Op::Fused { .. }
-                | Op::LayerNorm { .. }
-                | Op::SelfAttention { .. }
-                | Op::Pool { .. }
-                | Op::Unfold { .. } => {}
+                FromStep::Adapters(n) => needs.n_adapters = n,
             }
+            if let Some(KvAccess { layer, writes }) = facts.kv {
+                needs.use_layer(plan, layer, writes, limits);
+            }
+            needs.has_states |= facts.state.is_some();
         }
         needs
     }

@@ -2,12 +2,11 @@
 //!
 //! Shapes: `n` is the number of rows of the step (tokens or outputs), every activation is f32 `(n, cols)` row-major.
 
-mod kind;
-mod operands;
+mod facts;
 
 use crate::{FusedKind, KvLayerId, StateId, ValueId, WeightId};
 
-pub use kind::OpKind;
+pub use facts::{FromStep, KvAccess, OpFacts, OpKind};
 
 /// Element-wise non-linearities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -12,8 +12,8 @@
 use std::fmt::{self, Display, Formatter};
 
 use crate::{
-    Activation, CollectiveKind, FusedKind, KvLayerId, Op, OpKind, OutputKind, Plan, Pooling, RopeStyle,
-    RowCount, ValueId, Weight, WeightId,
+    Activation, CollectiveKind, FusedKind, KvLayerId, Op, OutputKind, Plan, Pooling, RopeStyle, RowCount,
+    ValueId, Weight, WeightId,
 };
 
 /// An Op with the names and shapes of its plan, or with bare ids. Ids that are out of range are printed as such, so that
@@ -351,49 +351,6 @@ impl Display for CollectiveKind {
         f.write_str(match self {
             CollectiveKind::AllReduce => "all_reduce",
             CollectiveKind::AllGather => "all_gather",
-        })
-    }
-}
-
-impl Display for OpKind {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            OpKind::Embed => "embed",
-            OpKind::RmsNorm => "rms_norm",
-            OpKind::Linear => "linear",
-            OpKind::Rope => "rope",
-            OpKind::KvWrite => "kv_write",
-            OpKind::Attention => "attention",
-            OpKind::Activate => "activate",
-            OpKind::Gate => "gate",
-            OpKind::Add => "add",
-            OpKind::Scale => "scale",
-            OpKind::Softcap => "softcap",
-            OpKind::Clamp => "clamp",
-            OpKind::Columns => "columns",
-            OpKind::Route => "route",
-            OpKind::ExpertLinear => "expert_linear",
-            OpKind::ExpertSum => "expert_sum",
-            OpKind::SelectRows => "select_rows",
-            OpKind::Argmax => "argmax",
-            OpKind::Fused => "fused",
-            OpKind::LayerNorm => "layer_norm",
-            OpKind::EmbedPositions => "embed_positions",
-            OpKind::SelfAttention => "self_attention",
-            OpKind::Pool => "pool",
-            OpKind::Input => "input",
-            OpKind::Unfold => "unfold",
-            OpKind::CrossAttention => "cross_attention",
-            OpKind::CrossScores => "cross_scores",
-            OpKind::ShortConv => "short_conv",
-            OpKind::ExpertBias => "expert_bias",
-            OpKind::GateClamped => "gate_clamped",
-            OpKind::Join => "join",
-            OpKind::Ordinals => "ordinals",
-            OpKind::Adapters => "adapters",
-            OpKind::GatedDelta => "gated_delta",
-            OpKind::SelectiveScan => "selective_scan",
-            OpKind::Collective => "collective",
         })
     }
 }
