@@ -15,7 +15,7 @@ use crate::weights::{self, ToInterleave};
 use ::weights::Bytes;
 use device::{Item, KvLayerId, Limits, MemoryPlan, Op, Plan, Residence, RowCount, Value, ValueId, WeightId};
 use device_lower::arena::{self, Arena};
-use device_lower::lower::{Projection, QkRopeKv, Tail};
+use device_lower::fields::{Projection, QkRopeKv, Tail};
 use device_lower::outputs::HostOutputs;
 use std::collections::HashSet;
 
@@ -405,7 +405,7 @@ impl Layout {
             }
             Unit::NormAdd(_) => 0,
             Unit::Primitive(op) => {
-                debug_assert!(!op.facts().needs_scratch, "the scratch of {} has no size", op.kind());
+                assert!(!op.facts().needs_scratch, "the scratch of {} has no size", op.kind());
                 0
             }
         };

@@ -17,7 +17,7 @@ use crate::geometry::{MOST_DECODED, partial_bytes};
 use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, attention, constant};
 use device::{KvLayerId, Op, Result, RowCount, ValueId, WeightId};
-use device_lower::lower::{AttentionOf, HeadChain, QkRopeKv, attention_of};
+use device_lower::fields::{AttentionOf, HeadChain, QkRopeKv, attention_of};
 use device_lower::table::{Extent, Location, Region, RowClass, When};
 use device_lower::units::{Heads, Queries};
 

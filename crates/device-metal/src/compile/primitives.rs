@@ -9,7 +9,7 @@ use crate::arguments::{
 use crate::gpu::Gpu;
 use crate::kernels::{self, constant};
 use device::{Error, Op, Result, ValueId};
-use device_lower::lower::Norm;
+use device_lower::fields::Norm;
 use device_lower::table::Extent;
 
 impl<G: Gpu> Draft<'_, G> {
