@@ -1,7 +1,8 @@
 //! [`OpFacts`]: everything about an Op that follows from its fields, as data.
 //!
-//! [`Op::facts`] is the one place that names every Op for this. Code that treats most Ops alike reads a fact instead of
-//! listing the Ops that do not concern it, so a new Op needs no change there.
+//! [`Op::facts`] is the one place that names every Op for this. Code that treats most Ops alike
+//! reads a fact instead of listing the Ops that do not concern it, so a new Op needs no change
+//! there.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -50,7 +51,8 @@ pub enum OpKind {
     Collective,
 }
 
-/// Facts about an Op that follow from its fields. Of a fused Op only the kind is set: its primitives have the facts.
+/// Facts about an Op that follow from its fields. A fused Op has only its kind; its primitives have
+/// the facts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpFacts {
     /// The operation.
@@ -65,21 +67,23 @@ pub struct OpFacts {
     pub is_element_wise: bool,
     /// True if a kernel may write `out` over an input of the same size.
     pub may_write_over: bool,
-    /// True if a kernel needs memory beside its operands: scores of attention, a recurrent state, quantised rows.
+    /// True if a kernel needs memory beside its operands: scores of attention, a recurrent state,
+    /// quantised rows.
     pub needs_scratch: bool,
-    /// True if the rows of a span must be in one step, because a row depends on later rows of its span.
+    /// True if the rows of a span must be in one step, because a row depends on later rows of its
+    /// span.
     pub needs_whole_spans: bool,
-    /// The matrix of a product; a product alone counts operations.
+    /// The matrix of a product. Only products count as operations.
     pub product: Option<WeightId>,
     /// The KV layer that the Op writes or reads.
     pub kv: Option<KvAccess>,
     /// The state of a recurrent layer.
     pub state: Option<StateId>,
-    /// The part of the step, beside its rows, that the Op reads.
+    /// The part of the step that the Op reads itself, beside positions and pages.
     pub from_step: FromStep,
 }
 
-/// Access of an Op to the pages of a KV layer.
+/// Access to the pages of a KV layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvAccess {
     /// The layer.
@@ -93,13 +97,13 @@ pub struct KvAccess {
 pub enum FromStep {
     /// Nothing.
     Nothing,
-    /// Token ids, each a row of the table.
+    /// Token ids, each of which selects a row of the table.
     Tokens(WeightId),
-    /// Positions, each a row of the table.
+    /// Positions, each of which selects a row of the table.
     Positions(WeightId),
     /// [`crate::Step::input`], copied to the value.
     Input(ValueId),
-    /// [`crate::Step::adapters`], each below the number.
+    /// [`crate::Step::adapters`], each below this number.
     Adapters(usize),
 }
 
@@ -265,7 +269,8 @@ impl Op {
         self.facts().kind
     }
 
-    /// Values read, in the order of the fields. Of a fused Op: those that none of its parts writes.
+    /// Values read, in the order of the fields. A fused Op reads the values that none of its parts
+    /// writes.
     pub fn reads(&self) -> Vec<ValueId> {
         let Op::Fused { parts, .. } = self else {
             return self.facts().reads.into_iter().flatten().collect();
@@ -280,7 +285,8 @@ impl Op {
         reads
     }
 
-    /// Values written. Of a fused Op: all that its parts write, values that only its parts read included.
+    /// Values written. A fused Op writes all that its parts write, even values that only its parts
+    /// read.
     pub fn writes(&self) -> Vec<ValueId> {
         let facts = self.primitives().iter().map(Op::facts);
         facts.flat_map(|facts| facts.writes.into_iter().flatten()).collect()
@@ -292,7 +298,8 @@ impl Op {
         facts.flat_map(|facts| facts.weights.into_iter().flatten()).collect()
     }
 
-    /// The Op with each value that it reads and each weight replaced. The values that it writes stay.
+    /// The Op with each value that it reads and each weight replaced. The values that it writes
+    /// stay.
     pub fn with_operands(
         &self,
         values: &mut dyn FnMut(ValueId) -> ValueId,
@@ -374,10 +381,7 @@ impl Op {
 
     /// The primitives: the parts of a fused Op, or the Op itself.
     pub fn primitives(&self) -> &[Op] {
-        match self {
-            Op::Fused { parts, .. } => parts,
-            op => std::slice::from_ref(op),
-        }
+        if let Op::Fused { parts, .. } = self { parts } else { std::slice::from_ref(self) }
     }
 }
 
