@@ -12,6 +12,7 @@ use std::time::Instant;
 const QUICK: &[&str] = &[
     "ingle-audio",
     "ingle-device",
+    "ingle-device-check",
     "ingle-device-lower",
     "ingle-device-reference",
     "ingle-device-testing",

@@ -18,7 +18,7 @@ use crate::weights::InterleavedWeights;
 use device::key_bias::KnownKeys;
 use device::{CommandInfo, KvLayerId, Limits, Op, Plan, ValueId, WeightId, WeightPart};
 use device_lower::arena::NO_PLACE;
-use device_lower::lower::{HeadChain, Norm, NormAdd, Projection, QkRopeKv, RopeOf, Tail};
+use device_lower::fields::{HeadChain, Norm, NormAdd, Projection, QkRopeKv, RopeOf, Tail};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicUsize;
 use weights::BlockType;

@@ -17,7 +17,7 @@ use device::{
     Item, KvLayer, KvLayerId, Limits, MemoryPlan, Op, Plan, Residence, RowCount, Value, ValueId, WeightId,
 };
 use device_lower::arena::{self, Arena};
-use device_lower::lower::{Projection, QkRopeKv, Tail};
+use device_lower::fields::{Projection, QkRopeKv, Tail};
 use device_lower::outputs::HostOutputs;
 use std::collections::HashSet;
 
@@ -381,34 +381,10 @@ impl Layout {
                 route::scratch_bytes(plan.value(*x).cols, *groups)
             }
             CpuUnit::NormAdd(_) => 0,
-            CpuUnit::Primitive(
-                Op::Embed { .. }
-                | Op::RmsNorm { .. }
-                | Op::Linear { .. }
-                | Op::Rope { .. }
-                | Op::Activate { .. }
-                | Op::Gate { .. }
-                | Op::Add { .. }
-                | Op::Scale { .. }
-                | Op::Softcap { .. }
-                | Op::Clamp { .. }
-                | Op::Columns { .. }
-                | Op::ExpertSum { .. }
-                | Op::ExpertBias { .. }
-                | Op::GateClamped { .. }
-                | Op::Join { .. }
-                | Op::Ordinals { .. }
-                | Op::Adapters { .. }
-                | Op::Collective { .. }
-                | Op::SelectRows { .. }
-                | Op::Argmax { .. }
-                | Op::Fused { .. }
-                | Op::LayerNorm { .. }
-                | Op::EmbedPositions { .. }
-                | Op::Pool { .. }
-                | Op::Input { .. }
-                | Op::Unfold { .. },
-            ) => 0,
+            CpuUnit::Primitive(op) => {
+                assert!(!op.facts().needs_scratch, "the scratch of {} has no size", op.kind());
+                0
+            }
         };
         self.scratch_bytes = self.scratch_bytes.max(round_up(scratch));
     }

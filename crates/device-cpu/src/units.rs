@@ -2,7 +2,7 @@
 //! a whole. Units name values and weights, and own no memory.
 
 use device::{FusedKind, Op, Plan, ValueId, WeightId};
-use device_lower::lower::{
+use device_lower::fields::{
     HeadChain, NormAdd, Projection, QkRopeKv, RopeOf, norm_add, projection, qk_rope_kv, units_of_nodes,
 };
 
@@ -121,8 +121,8 @@ pub fn rope_tables(plan: &Plan, units: &[NodeUnit]) -> Vec<RopeKey> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use device_lower::fields::Tail;
     use device_lower::fusion::{self, fuse};
-    use device_lower::lower::Tail;
     use device_testing::{PlanBuilder, mini_transformer};
     use weights::BlockType;
 

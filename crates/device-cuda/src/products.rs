@@ -2,7 +2,7 @@
 //! packed together, and how a launch is cut into tiles. Pure: it needs no GPU.
 
 use device::{Activation, Plan};
-use device_lower::lower::{Projection, Tail};
+use device_lower::fields::{Projection, Tail};
 use weights::BlockType;
 
 /// Which kernels multiply several rows.

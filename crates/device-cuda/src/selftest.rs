@@ -9,7 +9,7 @@ pub use one_launch::{chains, check_chain, check_decoder, check_long};
 
 use crate::CudaDevice;
 use device::{Device, Numerics, OpKind};
-use device_testing::{Case, check_cases, check_op_cases, compare_chunks};
+use device_check::{Case, check_cases, check_op_cases, compare_chunks};
 use weights::BlockType;
 
 /// What this device's arithmetic needs of a case.
@@ -36,9 +36,9 @@ pub type Promise = (&'static str, fn(&CudaDevice) -> Result<(), String>);
 /// What programs promise of steps, by name: links, choices, refusals, values that can be read; commits; bits that do not
 /// depend on company.
 pub const PROMISES: [Promise; 4] = [
-    ("steps", |device| device_testing::check_steps(device, 0.1).map(|_| ())),
-    ("commits", |device| device_testing::check_commits(device)),
-    ("replaced plans", |device| device_testing::check_replaced_plans(device)),
+    ("steps", |device| device_check::check_steps(device, 0.1).map(|_| ())),
+    ("commits", |device| device_check::check_commits(device)),
+    ("replaced plans", |device| device_check::check_replaced_plans(device)),
     ("deterministic rows", deterministic),
 ];
 

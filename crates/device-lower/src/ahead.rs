@@ -1,20 +1,21 @@
-//! Bookkeeping of a device that runs steps ahead of the host: which are in flight, what they chose, which tokens may be
-//! linked to, and which outputs its kernels choose.
+//! Bookkeeping of a device that runs steps ahead of the host: steps in flight, their choices,
+//! tokens that links may refer to, and outputs whose tokens the kernels choose.
 
 use crate::table::StepSizes;
 use device::{Choose, Chosen, OutputRef, Sampling, Want};
 use std::collections::VecDeque;
 
-/// A token that an earlier output chose: this bit, and its place among the chosen tokens.
+/// Bit of a token that an earlier output chose; the other bits are its index among the chosen
+/// tokens.
 pub const LINKED: u32 = 1 << 31;
 
-/// Among the chosen tokens: none.
+/// Entry of the chosen tokens without a token.
 pub const NO_TOKEN: u32 = u32::MAX;
 
-/// Tokens of an output that may have penalties, at most, where kernels apply them.
+/// Most penalised tokens of an output for which kernels apply the penalties.
 pub const MOST_PENALISED: usize = 4096;
 
-/// Tokens of an output that may have a bias, at most, where kernels apply them.
+/// Most biased tokens of an output for which kernels apply the biases.
 pub const MOST_BIASES: usize = 1024;
 
 /// A step that was submitted and not waited for.
@@ -22,43 +23,45 @@ pub const MOST_BIASES: usize = 1024;
 pub struct InFlight<T> {
     /// Its number.
     pub ticket: u64,
-    /// Of the program.
+    /// Index of the plan in the program.
     pub plan: usize,
-    /// What its table needed to know.
+    /// Sizes with which its table runs.
     pub sizes: StepSizes,
-    /// What is waited for; `None`: it has no rows, or was waited for already.
+    /// Handle to wait for; `None` if the step has no rows, or was waited for already.
     pub work: Option<T>,
 }
 
-/// What the last step that was waited for, or the last [`device::Program::run_until`], left.
+/// The state that the last step that was waited for, or the last [`device::Program::run_until`],
+/// left.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
-    /// `None`: it chose nothing.
+    /// Ticket of the step; `None` if it chose nothing.
     pub ticket: Option<u64>,
-    /// Of the program.
+    /// Index of the plan in the program.
     pub plan: usize,
-    /// What its table needed to know.
+    /// Sizes with which its table ran.
     pub sizes: StepSizes,
-    /// Whether no later step was submitted, which writes the same memory.
+    /// True until a later step, which overwrites the same memory, is submitted.
     pub is_fresh: bool,
-    /// How many of the commands ran; `None`: all.
+    /// Number of commands that ran; `None` for all.
     pub until: Option<usize>,
 }
 
-/// What a step chose.
+/// The choices of a step.
 #[derive(Debug)]
 pub struct Outputs {
-    /// Outputs.
+    /// Number of outputs.
     pub n: usize,
-    /// Logits of each.
+    /// Number of logits of each output.
     pub n_logits: usize,
-    /// Whether the host has chosen.
+    /// True if the host chose the tokens.
     pub is_chosen: bool,
-    /// Filled when the step is waited for, or when the host chooses; capacity `max_outputs`.
+    /// Choices, filled when the step is waited for or when the host chooses; capacity
+    /// `max_outputs`.
     pub chosen: Vec<Chosen>,
-    /// Best tokens of all outputs, one output after the other; grows only where somebody wants them.
+    /// Best tokens of all outputs, one output after the other. Grows only if the caller wants them.
     pub best: Vec<(u32, f32)>,
-    /// `(n)` where each output's best tokens end, where the host has chosen.
+    /// `(n)`: the end of each output's best tokens in `best`, if the host chose.
     pub best_ends: Vec<usize>,
 }
 
@@ -74,7 +77,7 @@ impl Outputs {
         }
     }
 
-    /// For another step.
+    /// Clears the choices for another step.
     pub fn begin(&mut self, n: usize, n_logits: usize) {
         (self.n, self.n_logits, self.is_chosen) = (n, n_logits, false);
         self.chosen.clear();
@@ -97,17 +100,18 @@ pub struct Ahead<T> {
     pub next: u64,
     /// Steps that were submitted and not waited for, the oldest first.
     pub in_flight: VecDeque<InFlight<T>>,
-    /// Steps below this ticket cannot be trusted: one of them failed while they were in flight.
+    /// Steps below this ticket are invalid: one of them failed while they were in flight.
     pub failed_below: u64,
-    /// What was waited for last.
+    /// The step that was waited for last.
     pub done: Done,
-    /// What the last steps chose, each at its ticket modulo their number.
+    /// Choices of the last steps, each at its ticket modulo their number.
     outputs: Vec<Outputs>,
 }
 
 impl<T> Ahead<T> {
-    /// None so far. What `n_kept` steps chose is kept: twice as many as may be in flight. (A step may ask for the tokens of
-    /// the step that was waited for last when it was submitted, until it is waited for itself.)
+    /// Bookkeeping without steps. The choices of `n_kept` steps are kept, twice as many as may be
+    /// in flight. A step in flight may link to the step that was waited for last when it was
+    /// submitted.
     pub fn new(n_kept: usize, max_outputs: usize) -> Ahead<T> {
         Ahead {
             next: 0,
@@ -122,26 +126,26 @@ impl<T> Ahead<T> {
         (ticket % self.outputs.len() as u64) as usize
     }
 
-    /// What a step chose that is in flight or was the last to be waited for.
+    /// Choices of a step that is in flight or was the last to be waited for.
     pub fn outputs_of(&self, ticket: u64) -> &Outputs {
         &self.outputs[self.place(ticket)]
     }
 
-    /// The same, to fill.
+    /// Like [`Self::outputs_of`], but mutable.
     pub fn outputs_of_mut(&mut self, ticket: u64) -> &mut Outputs {
         let place = self.place(ticket);
         &mut self.outputs[place]
     }
 
-    /// The oldest step whose tokens are kept: the last that was waited for.
+    /// The oldest step whose choices are kept: the last that was waited for.
     pub fn oldest_kept(&self) -> u64 {
         (self.next - self.in_flight.len() as u64).saturating_sub(1)
     }
 
-    /// Whether the tokens of an output are kept, and are below a number.
+    /// Checks that the choice of an output is kept, and that its token is below `n_tokens`.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The step or output that cannot be linked to.
     pub fn check_link(&self, from: OutputRef, n_tokens: usize) -> Result<(), String> {
         let ticket = from.ticket.0;
         if ticket >= self.next || ticket < self.oldest_kept().max(self.failed_below) {
@@ -156,15 +160,15 @@ impl<T> Ahead<T> {
         }
         if outputs.n_logits > n_tokens {
             let n = outputs.n_logits;
-            return Err(format!("a link to one of {n} tokens, expected at most {n_tokens}"));
+            return Err(format!("a link to a choice among {n} tokens, expected at most {n_tokens}"));
         }
         Ok(())
     }
 
-    /// The step that is waited for, taken out of those in flight.
+    /// Removes the step that is waited for from those in flight.
     ///
     /// # Errors
-    /// It is another's turn, or a step before it failed.
+    /// The step is not the oldest, or an earlier step failed.
     pub fn take(&mut self, ticket: u64) -> Result<InFlight<T>, String> {
         match self.in_flight.front().map(|step| step.ticket) {
             Some(first) if first == ticket => {}
@@ -181,10 +185,10 @@ impl<T> Ahead<T> {
         }
     }
 
-    /// An error if a step is in flight.
+    /// Checks that no step is in flight.
     ///
     /// # Errors
-    /// As it says.
+    /// The number of steps in flight.
     pub fn refuse_company(&self) -> Result<(), String> {
         match self.in_flight.len() {
             0 => Ok(()),
@@ -193,13 +197,13 @@ impl<T> Ahead<T> {
     }
 }
 
-/// How many tokens of an output have penalties.
+/// Number of penalised tokens of an output.
 pub fn n_penalised(want: &Want) -> usize {
     if want.penalties.is_some() { want.recent.len as usize + want.pending.len as usize } else { 0 }
 }
 
-/// Whether kernels that choose the best token or sample by temperature, top-k, top-p and min-p, after biases, a mask and penalties,
-/// do all that is wanted of an output beside its logits.
+/// Returns true if kernels can do everything that is wanted of an output. They choose the best
+/// token, or sample by temperature, top-k, top-p and min-p, after biases, a mask and penalties.
 pub fn has_kernels(want: &Want) -> bool {
     let n_penalised = n_penalised(want);
     matches!(want.choose, Choose::Best | Choose::Sample(_))
@@ -207,20 +211,20 @@ pub fn has_kernels(want: &Want) -> bool {
         && want.n_best == 0
         && n_penalised <= MOST_PENALISED
         && want.biases.len as usize <= MOST_BIASES
-        // Logits are changed where they are.
+        // Kernels change logits in place, so the caller cannot have the original logits as well.
         && !(want.logits && (n_penalised > 0 || want.biases.len > 0 || want.mask.is_some()))
 }
 
-/// The numbers of a sampling as kernels use them.
+/// Parameters of sampling as the kernels read them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplingWords {
-    /// 0: all.
+    /// Top-k; 0 keeps all.
     pub top_k: u32,
-    /// Top-p in 2^-32, at least 1; 0: all.
+    /// Top-p in units of 2^-32, at least 1; 0 keeps all.
     pub nucleus: u32,
-    /// The random number in 2^-64.
+    /// The random number in units of 2^-64.
     pub random: u64,
-    /// Above 0.
+    /// Temperature, above 0.
     pub temperature: f32,
     /// Logarithm of min-p.
     pub floor: f32,
@@ -233,7 +237,7 @@ impl From<Sampling> for SamplingWords {
         SamplingWords {
             top_k: u32::try_from(top_k).unwrap_or(0),
             nucleus: if top_p < 1.0 { nucleus.max(1) } else { 0 },
-            // Exact: 53 bits.
+            // Exact: the random number has 53 bits.
             random: (random * 2f64.powi(64)) as u64,
             temperature,
             floor: min_p.ln(),

@@ -1,13 +1,14 @@
-//! Where activations live: one block of memory for all of them, offsets planned from lifetimes.
+//! Placement of activations in one block of memory, with offsets planned from lifetimes.
 //!
-//! A value lives from the node that writes it to the last node that reads it, both included, so that what a node writes
-//! never overlaps what it reads, unless [`Options::in_place`] lets an element-wise output take over its input. Offsets are
-//! assigned greedily by size: the largest value first, each in the smallest gap that it fits between the values that live
-//! at the same time and are placed already (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
-//! Inference", 2020, section 5.2).
+//! A value lives from the node that writes it to the last node that reads it, both included. So the
+//! outputs of a node never overlap its inputs, unless [`Options::in_place`] lets an element-wise
+//! output replace its input. Offsets are assigned greedily, the largest value first. Each value
+//! goes into the smallest gap that it fits, among the gaps between placed values with overlapping
+//! lifetimes (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020,
+//! section 5.2).
 //!
-//! Sizes come from the caller, for rows are symbolic in a plan: usually `max_rows * cols * 4` bytes for values of tokens
-//! and `max_outputs * cols * 4` for values of outputs.
+//! Rows are symbolic in a plan, so the caller provides sizes: usually `max_rows * cols * 4` bytes
+//! for values of tokens and `max_outputs * cols * 4` for values of outputs.
 
 use device::{Op, Plan, Value, ValueId};
 
@@ -17,25 +18,28 @@ pub const NO_PLACE: usize = usize::MAX;
 /// A place for every value of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arena {
-    /// By value: where it starts, in the unit of the sizes. [`NO_PLACE`]: no node writes it, or it needs none.
+    /// Offset of each value, in the unit of the sizes. [`NO_PLACE`] if no node writes the value, or
+    /// if it needs no memory.
     pub offset: Vec<usize>,
-    /// Size of the whole.
+    /// Size of the arena.
     pub total: usize,
 }
 
-/// What a device asks of its arena.
+/// Requirements of a device on its arena.
 pub struct Options<'a> {
-    /// Offsets are multiples of it.
+    /// Alignment of the offsets.
     pub align: usize,
-    /// Whether an element-wise Op that stands alone (Add, Scale, Activate, Gate, Rope, Softcap) may write over an input that
-    /// nobody needs afterwards. The two then have the same offset.
+    /// True if an element-wise Op outside a fused Op (Add, Scale, Activate, Gate, Rope, Softcap)
+    /// may write over an input that no later node reads. Input and output then have the same
+    /// offset.
     pub in_place: bool,
-    /// Whether a value that only the parts of this fused Op use needs a place while it runs.
+    /// Returns true if a value that only the parts of this fused Op use needs memory while the Op
+    /// runs.
     pub needs_internal: &'a dyn Fn(&Op, ValueId) -> bool,
 }
 
 impl Default for Options<'_> {
-    /// Aligned to 64, nothing in place, internal values have places.
+    /// Alignment 64, nothing in place, and memory for internal values.
     fn default() -> Self {
         Options { align: 64, in_place: false, needs_internal: &|_, _| true }
     }
@@ -51,13 +55,13 @@ pub struct Lifetime {
 }
 
 impl Lifetime {
-    /// Whether some node uses both.
+    /// Returns true if some node uses both values.
     pub fn overlaps(&self, other: &Lifetime) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 }
 
-/// By value: when it lives, from the first node that writes it; `None`: no node does.
+/// Lifetime of each value, from the first node that writes it; `None` if no node does.
 pub fn lifetimes(plan: &Plan) -> Vec<Option<Lifetime>> {
     let mut lifetimes: Vec<Option<Lifetime>> = vec![None; plan.values.len()];
     for (index, node) in plan.nodes.iter().enumerate() {
@@ -79,24 +83,26 @@ pub fn lifetimes(plan: &Plan) -> Vec<Option<Lifetime>> {
     lifetimes
 }
 
-/// Something that has a place: a value, or several that share one in place.
+/// A value with a place, or several values that share one place.
 struct Tenant {
     values: Vec<usize>,
     lifetime: Lifetime,
     size: usize,
 }
 
-/// Plan with the default [`Options`]. `size_of` gives bytes (or any unit) for a value.
+/// Plans with the default [`Options`]. `size_of` returns the bytes (or any unit) of a value.
 pub fn plan(plan: &Plan, size_of: impl Fn(&Value) -> usize) -> Arena {
     plan_with(plan, size_of, &Options::default())
 }
 
-/// A place for every value of a checked plan, fused or not. A value may be written by several nodes, if a device moves some of them.
+/// A place for every value of a checked plan, fused or not. Several nodes may write a value, if a
+/// device moves some of them.
 pub fn plan_with(plan: &Plan, size_of: impl Fn(&Value) -> usize, options: &Options) -> Arena {
     let mut tenants = tenants(plan, size_of, options);
     tenants.sort_by_key(|t| (std::cmp::Reverse(t.size), t.lifetime.first));
     let mut arena = Arena { offset: vec![NO_PLACE; plan.values.len()], total: 0 };
-    let mut placed: Vec<(usize, Tenant)> = Vec::with_capacity(tenants.len()); // by offset, ascending
+    // by offset, ascending
+    let mut placed: Vec<(usize, Tenant)> = Vec::with_capacity(tenants.len());
     for tenant in tenants {
         let offset = best_gap(&placed, &tenant, options.align.max(1));
         for value in &tenant.values {
@@ -109,7 +115,8 @@ pub fn plan_with(plan: &Plan, size_of: impl Fn(&Value) -> usize, options: &Optio
     arena
 }
 
-/// The offset of the smallest gap that the tenant fits, between those placed that live at the same time; or after them.
+/// Offset of the smallest gap that the tenant fits, between placed tenants with overlapping
+/// lifetimes, or the offset after all of them.
 fn best_gap(placed: &[(usize, Tenant)], tenant: &Tenant, align: usize) -> usize {
     let mut best: Option<(usize, usize)> = None; // (size of the gap, offset)
     let mut end = 0usize;
@@ -143,7 +150,7 @@ fn tenants(plan: &Plan, size_of: impl Fn(&Value) -> usize, options: &Options) ->
                 let tenant = tenant_of[input.0 as usize]?;
                 (tenants[tenant].lifetime.last == index && tenants[tenant].size == size).then_some(tenant)
             };
-            let over = if options.in_place { element_wise(&node.op).iter().find_map(dying) } else { None };
+            let over = if options.in_place { replaceable(&node.op).iter().find_map(dying) } else { None };
             let tenant = over.unwrap_or(tenants.len());
             match over {
                 Some(tenant) => {
@@ -158,46 +165,9 @@ fn tenants(plan: &Plan, size_of: impl Fn(&Value) -> usize, options: &Options) ->
     tenants
 }
 
-/// The inputs over which an Op may write.
-fn element_wise(op: &Op) -> Vec<ValueId> {
-    match op {
-        Op::Add { .. }
-        | Op::Scale { .. }
-        | Op::Activate { .. }
-        | Op::Gate { .. }
-        | Op::GateClamped { .. }
-        | Op::Rope { .. }
-        | Op::Clamp { .. }
-        | Op::Softcap { .. } => op.reads(),
-        Op::Embed { .. }
-        | Op::RmsNorm { .. }
-        | Op::Linear { .. }
-        | Op::KvWrite { .. }
-        | Op::Attention { .. }
-        | Op::Columns { .. }
-        | Op::Route { .. }
-        | Op::ExpertLinear { .. }
-        | Op::ExpertSum { .. }
-        | Op::ExpertBias { .. }
-        | Op::Join { .. }
-        | Op::Ordinals { .. }
-        | Op::Adapters { .. }
-        | Op::Collective { .. }
-        | Op::SelectRows { .. }
-        | Op::Argmax { .. }
-        | Op::Fused { .. }
-        | Op::LayerNorm { .. }
-        | Op::EmbedPositions { .. }
-        | Op::SelfAttention { .. }
-        | Op::Pool { .. }
-        | Op::Input { .. }
-        | Op::Unfold { .. }
-        | Op::CrossAttention { .. }
-        | Op::CrossScores { .. }
-        | Op::ShortConv { .. }
-        | Op::GatedDelta { .. }
-        | Op::SelectiveScan { .. } => vec![],
-    }
+/// The inputs that the output of an Op may replace.
+fn replaceable(op: &Op) -> Vec<ValueId> {
+    if op.facts().may_write_over { op.reads() } else { vec![] }
 }
 
 #[cfg(test)]
@@ -213,7 +183,8 @@ mod tests {
         rows * value.cols * 4
     }
 
-    /// Two values that live at the same time lie apart, except an output over the input that dies with it.
+    /// Asserts that two values with overlapping lifetimes do not overlap in memory, unless an
+    /// output replaces the input that dies with it.
     fn check(plan: &Plan, arena: &Arena, options: &Options) {
         let lifetimes = lifetimes(plan);
         let mut live_bytes = vec![0; plan.nodes.len() + 1];
@@ -226,7 +197,7 @@ mod tests {
             let size = size_of(&plan.values[a]);
             assert!(offset.is_multiple_of(options.align) && offset + size <= arena.total);
             sum += size.next_multiple_of(options.align);
-            // In place, an input makes room at the node that reads it last.
+            // With `in_place`, an input frees its memory at the last node that reads it.
             let last =
                 if options.in_place { lifetime.last.max(lifetime.first + 1) } else { lifetime.last + 1 };
             live_bytes[lifetime.first..last.min(plan.nodes.len() + 1)].iter_mut().for_each(|b| *b += size);
@@ -241,7 +212,7 @@ mod tests {
                     && offset == other_offset
                     && size == other_size
                     && lifetime.last == other.first
-                    && element_wise(&plan.nodes[other.first].op).contains(&ValueId(a as u32));
+                    && replaceable(&plan.nodes[other.first].op).contains(&ValueId(a as u32));
                 assert!(apart || taken_over, "v{a} and v{b} overlap");
             }
         }
@@ -249,7 +220,7 @@ mod tests {
         assert!(arena.total >= live_bytes.into_iter().max().unwrap_or(0), "no less than what lives at once");
     }
 
-    /// A random graph of odd widths: values are read near and far, some by nobody.
+    /// A random graph of odd widths: values are read soon, late, or never.
     fn random_plan(seed: u64) -> Plan {
         let mut rng = Rng::new(seed);
         let mut b = PlanBuilder::new(seed, 40);

@@ -1,12 +1,13 @@
-//! Fusion: rules over neighbouring Ops, as data.
+//! Fusion of neighbouring Ops, by rules that are data.
 //!
-//! A rule is a pattern of [`PatternPart`]s. [`fuse`] walks the plan once; at every node it tries the rules in their order and
-//! takes the first that matches, so a longer pattern stands before the shorter one that it contains ([`NORM_GATE_UP`]
-//! before [`NORM_LINEAR`]). What is fused is neighbours in their order, never moved, so fusing is always valid; what a
-//! fused Op writes and others read ([`Plan::escaping`]) must still be written.
+//! A rule is a pattern of [`PatternPart`]s. [`fuse`] walks the plan once. At every node it tries
+//! the rules in order and applies the first that matches, so a longer pattern precedes the shorter
+//! one that it contains ([`NORM_GATE_UP`] before [`NORM_LINEAR`]). Fusion joins neighbours without
+//! moving them, so it is always valid. Values of a fused Op that other nodes read
+//! ([`Plan::escaping`]) must still be written.
 //!
-//! A pattern alone would let through windows that a kernel cannot run. [`FusedKind`] states what a kernel may rely on,
-//! and [`fuse`] forms no window that breaks it.
+//! A pattern alone would match windows that a kernel cannot run. [`FusedKind`] states what a kernel
+//! may rely on, and [`fuse`] forms no window that breaks it.
 
 use device::{FusedKind, Node, Op, OpKind, PatternPart, Plan, RowCount, Rule, ValueId};
 
@@ -65,7 +66,7 @@ pub const QK_NORM_ROPE_KV_ATTENTION: Rule = Rule {
     ],
 };
 
-/// Every rule, each before those that it contains.
+/// All rules, each before the rules that it contains.
 pub const ALL: &[Rule] = &[
     NORM_GATE_UP,
     NORM_LINEAR,
@@ -78,7 +79,7 @@ pub const ALL: &[Rule] = &[
 
 /// The plan with every window of Ops that a rule matches replaced by one fused Op.
 ///
-/// The plan has passed its check. Nodes that are fused already stay as they are.
+/// The plan has passed its check. Nodes that are already fused stay unchanged.
 pub fn fuse(plan: &Plan, rules: &[Rule]) -> Plan {
     let mut nodes = Vec::with_capacity(plan.nodes.len());
     let mut rest = plan.nodes.as_slice();
@@ -106,10 +107,10 @@ pub fn flatten(plan: &Plan) -> Plan {
     Plan { nodes: plan.nodes.iter().flat_map(parts).collect(), ..plan.clone() }
 }
 
-/// How many of the first nodes the rule fuses, if it does.
+/// Number of first nodes that the rule fuses, if it matches.
 fn window(plan: &Plan, rule: &Rule, nodes: &[Node]) -> Option<usize> {
     let mut len = 0;
-    // What the Ops of each place wrote.
+    // Values that the Ops of each place wrote.
     let mut written: Vec<Vec<ValueId>> = Vec::with_capacity(rule.pattern.len());
     for place in rule.pattern {
         let source = place.reads.and_then(|index| written.get(index as usize));
@@ -139,7 +140,8 @@ fn same_rows(plan: &Plan, window: &[&Op]) -> bool {
     rows.iter().all(|r| *r == rows[0])
 }
 
-/// Whether the window is what [`FusedKind`] says of its kind, beyond what the pattern asks.
+/// Returns true if the window has the properties that [`FusedKind`] states for its kind, beyond the
+/// pattern.
 fn keeps_promise(plan: &Plan, kind: FusedKind, window: &[&Op]) -> bool {
     let whole_row = |op: &Op| {
         let Op::RmsNorm { x, group, .. } = op else { return true };
@@ -169,7 +171,8 @@ fn keeps_promise(plan: &Plan, kind: FusedKind, window: &[&Op]) -> bool {
     }
 }
 
-/// Whether the norms and Ropes of a window form the chains of k and q that [`FusedKind::QkNormRopeKvWrite`] describes.
+/// Returns true if the norms and Ropes of a window form the chains of k and q that
+/// [`FusedKind::QkNormRopeKvWrite`] describes.
 fn two_chains(plan: &Plan, window: &[&Op]) -> bool {
     let written = |op: &&Op| if let Op::KvWrite { k, v, layer } = op { Some((*k, *v, *layer)) } else { None };
     let Some((k, v, layer)) = window.iter().find_map(written) else { return false };
@@ -180,7 +183,7 @@ fn two_chains(plan: &Plan, window: &[&Op]) -> bool {
             || matches!(op, Op::Attention { layer: read, chunked, both_ways, .. } if *read != layer || *chunked || *both_ways)
     };
     let heads = |op: &&Op| !is_of_other_heads(op);
-    // The Rope, or norm, or both that lead to a value, last first.
+    // The Rope, norm, or both that produce a value, last first.
     let chain = |end: ValueId| -> Vec<ValueId> {
         let rope = window.iter().find_map(|op| {
             let Op::Rope { x, out, .. } = op else { return None };
@@ -196,7 +199,8 @@ fn two_chains(plan: &Plan, window: &[&Op]) -> bool {
         .flat_map(|op| op.writes())
         .collect();
     let k_chain = chain(k);
-    // q's end: what attention reads, or, without one, the last step that is not k's.
+    // The end of the q chain: the input of the attention, or, without attention, the last output
+    // that is not k's.
     let q = window.iter().find_map(|op| if let Op::Attention { q, .. } = op { Some(*q) } else { None });
     let q = q.or_else(|| steps.iter().copied().rfind(|id| !k_chain.contains(id)));
     let q_chain = q.map(chain).unwrap_or_default();
@@ -219,7 +223,7 @@ mod tests {
         plan.nodes.iter().filter_map(kind).collect()
     }
 
-    /// Fuse, and check what must hold of every fused plan.
+    /// Fuses a plan, and checks the invariants of every fused plan.
     fn fused(plan: &Plan, rules: &[Rule]) -> Plan {
         plan.check().unwrap();
         let fused = fuse(plan, rules);
@@ -276,7 +280,7 @@ mod tests {
 
     #[test]
     fn windows_that_a_kernel_could_not_run_stay_apart() {
-        // Gate of one linear and something else.
+        // A gate of one Linear and something else.
         let mut b = PlanBuilder::new(1, 16);
         let x = b.embed(8);
         let a = b.linear(x, 8, F32, false);
@@ -302,7 +306,7 @@ mod tests {
         let a = b.rms_norm(x, 4);
         let y = b.linear(a, 8, F32, false);
         assert_eq!(kinds(&fused(&b.finish(y), ALL)), []);
-        // Add of something else than the norm.
+        // An Add that does not read the norm.
         let mut b = PlanBuilder::new(1, 16);
         let x = b.embed(8);
         b.rms_norm(x, 8);
@@ -323,7 +327,7 @@ mod tests {
 
     #[test]
     fn norms_and_ropes_around_a_kv_write() {
-        // (norm q, norm k, rope q, rope k) each present or not, attention of the q chain.
+        // All combinations of (norm q, norm k, rope q, rope k), and attention of the q chain.
         for bits in 0..16u32 {
             let has = |bit: u32| bits & (1 << bit) != 0;
             let mut b = PlanBuilder::new(1, 16);
@@ -350,7 +354,7 @@ mod tests {
             assert_eq!(kinds(&attention), [FusedKind::QkNormRopeKvAttention], "{bits:04b}");
             assert_eq!(attention.nodes[3].op.primitives().len(), n_ops);
             let write = fused(&plan, &[QK_NORM_ROPE_KV_WRITE]);
-            // A lone KvWrite stays as it is.
+            // A single KvWrite is not fused.
             assert_eq!(kinds(&write).len(), usize::from(n_ops > 2), "{bits:04b}");
             if bits & 0b0101 != 0 && n_ops > 2 {
                 assert_eq!(write.escaping()[3], [q], "attention reads q from outside the window");

@@ -1,7 +1,7 @@
-//! Programs that compute on the host: [`Hosted`] does what they have in common.
+//! Programs that compute on the host: [`Hosted`] does their common work.
 //!
-//! It checks steps, nodes and pages, resolves links, chooses tokens and keeps what was chosen. A device brings the rest
-//! as a [`HostProgram`].
+//! It checks steps, nodes and pages, resolves links, chooses tokens and stores the choices. A
+//! device implements the rest as a [`HostProgram`].
 
 use std::ops::Range;
 use std::time::Instant;
@@ -13,46 +13,51 @@ use device::{
 
 use crate::outputs::HostOutputs;
 
-/// What differs between programs that compute a step while it is submitted. [`Hosted`] calls it, with what it has checked.
+/// The device's part of a program that computes a step during its submission. [`Hosted`] calls it
+/// with checked arguments.
 pub trait HostProgram: Send {
     /// The device's name, for errors.
     fn name(&self) -> &'static str;
 
-    /// Compute a step that passed [`Step::check`] and whose links are resolved: to its end, or to the node `until`, that
-    /// one included, which exists. The time of each command is appended to `timings`, if there.
+    /// Computes a step that passed [`Step::check`] and whose links are resolved, to its end or up
+    /// to and including the node `until`, which exists. Appends the time of each command to
+    /// `timings`, if present.
     ///
     /// # Errors
     /// The device failed, or [`Error::Stopped`].
     fn compute(&mut self, step: &Step, until: Option<usize>, timings: Option<&mut Vec<Timing>>)
     -> Result<()>;
 
-    /// As [`Program::begin_background`], with a step that passed [`Step::check_background`]; none is there.
+    /// Implements [`Program::begin_background`] for a step that passed [`Step::check_background`],
+    /// while there is no other.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Program::begin_background`].
     fn begin_background(&mut self, _step: &Step) -> Result<()> {
         Err(device::no_background(self.name()))
     }
 
-    /// As [`Program::advance_background`], of a step that was begun. It is not called again after an error.
+    /// Implements [`Program::advance_background`] for the background step. It is not called again
+    /// after an error.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Program::advance_background`].
     fn advance_background(&mut self, _until: Option<Instant>) -> Result<BackgroundProgress> {
         Err(device::no_background(self.name()))
     }
 
-    /// As [`Program::logits`], of the step that was computed last.
+    /// Implements [`Program::logits`] for the step that was computed last.
     fn logits(&self) -> &[f32];
 
-    /// `(n_outputs)` the largest logit's token of each output of the step that was computed last, the lowest of equals, if
-    /// the step wanted a best token and the device looked for it; otherwise empty. Any token where all logits are NaN or
-    /// minus infinity.
+    /// `(n_outputs)` token of the largest logit of each output of the last computed step, ties to
+    /// the lowest id. Empty unless the step wanted a best token and the device searched for it. Any
+    /// token if all logits are NaN or minus infinity.
     fn largest(&self) -> &[u32] {
         &[]
     }
 
-    /// Call `work(worker)` once on each of the workers that [`Hosted::new`] was told of, and return when all are done.
+    /// Calls `work(worker)` once on each of [`Hosted::new`]'s workers, and returns when all are
+    /// done.
     ///
     /// # Errors
     /// A worker failed.
@@ -61,29 +66,29 @@ pub trait HostProgram: Send {
         Ok(())
     }
 
-    /// As [`Program::chooses_in_flight`].
+    /// Implements [`Program::chooses_in_flight`].
     fn chooses_in_flight(&self, _want: &Want) -> bool {
         false
     }
 
-    /// As [`Program::kept`].
+    /// Implements [`Program::kept`].
     fn kept(&self, index: usize) -> &[f32];
 
-    /// As [`Program::read`].
+    /// Implements [`Program::read`].
     fn read(&self, value: ValueId) -> Option<Vec<f32>>;
 
-    /// Copy a page; both are committed.
+    /// Copies a page; both pages are committed.
     fn copy_page(&mut self, group: usize, from: u32, to: u32);
 
-    /// The bytes of a page that is committed; `bytes` has their number.
+    /// Copies the bytes of a committed page to `bytes`, which has their length.
     ///
     /// # Errors
-    /// The device does not give its pages out.
+    /// The device cannot export its pages.
     fn read_page(&self, _group: usize, _page: u32, _bytes: &mut [u8]) -> Result<()> {
         Err(self.keeps_pages())
     }
 
-    /// Fill a page that is committed; `bytes` has their number.
+    /// Fills a committed page from `bytes`, which has its length.
     ///
     /// # Errors
     /// As [`Self::read_page`].
@@ -91,40 +96,41 @@ pub trait HostProgram: Send {
         Err(self.keeps_pages())
     }
 
-    /// The error of a device that does not give its pages out.
+    /// The error of a device that cannot export its pages.
     fn keeps_pages(&self) -> Error {
         Error::Unsupported {
             device: self.name(),
             what: "reading and writing KV pages".to_owned(),
-            hint: "leave prompt caches on disk out".to_owned(),
+            hint: "do not use prompt caches on disk".to_owned(),
         }
     }
 
     /// Pages of a group that are committed and decommitted together, at least 1.
     fn granule(&self, group: usize) -> usize;
 
-    /// Let pages be touched: whole granules, none of which is committed. False: the system refuses, and nothing has changed.
+    /// Commits whole granules, none of which is committed. Returns false if the system refuses, and
+    /// then nothing has changed.
     #[must_use]
     fn commit(&mut self, _group: usize, _pages: Range<u32>) -> bool {
         true
     }
 
-    /// Give the memory of pages back: whole granules, all of which are committed.
+    /// Decommits whole granules, all of which are committed.
     fn decommit(&mut self, group: usize, pages: Range<u32>);
 
-    /// As [`Program::replace_plans`], for plans of the same KV layout.
+    /// Implements [`Program::replace_plans`] for plans of the same KV layout.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Program::replace_plans`].
     fn replace_plans(&mut self, _plans: &[Plan]) -> Result<()> {
         Err(device::plans_stay(self.name()))
     }
 
-    /// As [`Program::commands`].
+    /// Implements [`Program::commands`].
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo>;
 }
 
-/// Most logits of an output.
+/// Largest number of logits of an output.
 fn n_logits<'a>(plans: impl Iterator<Item = &'a Plan>) -> usize {
     plans.map(|plan| plan.value(plan.output).cols).max().unwrap_or(0)
 }
@@ -133,24 +139,25 @@ fn n_logits<'a>(plans: impl Iterator<Item = &'a Plan>) -> usize {
 #[derive(Debug)]
 pub struct Hosted<P> {
     program: P,
-    /// By plan.
+    /// Needs of each plan.
     needs: Vec<Needs>,
     kv: KvLayout,
     limits: Limits,
-    /// Most of an output.
+    /// Largest number of logits of an output.
     n_logits: usize,
     committed: CommittedPages,
     outputs: HostOutputs,
     max_in_flight: usize,
-    /// A step is in the background.
+    /// True while there is a background step.
     has_background: bool,
-    /// What it uses: KV group, page, and whether it is written.
+    /// Pages of the background step: KV group, page, and true if the page is written.
     background_pages: Vec<(usize, u32, bool)>,
 }
 
 impl<P: HostProgram> Hosted<P> {
-    /// Of a program that was compiled from `plans`, all of one KV layout. Steps are computed when they are submitted; up to
-    /// `max_in_flight` may be submitted before the first is waited for. `n_workers` choose tokens together.
+    /// A program that was compiled from `plans`, all of one KV layout. Steps are computed during
+    /// submission. Up to `max_in_flight` may be submitted before the first is waited for.
+    /// `n_workers` workers choose tokens together.
     pub fn new<'a>(
         program: P,
         plans: impl Iterator<Item = &'a Plan> + Clone,
@@ -177,7 +184,8 @@ impl<P: HostProgram> Hosted<P> {
         Error::Failed { device: self.program.name(), reason }
     }
 
-    /// Check a step and compute it. Its tokens, those of its links included, go back to the outputs.
+    /// Checks a step and computes it. Returns its tokens, with those of its links; the caller
+    /// returns them to the outputs.
     fn compute(
         &mut self,
         step: &Step,
@@ -197,7 +205,7 @@ impl<P: HostProgram> Hosted<P> {
         }
     }
 
-    /// Choose from the logits of a step that was computed.
+    /// Chooses tokens from the logits of a computed step.
     fn choose(&mut self, step: &Step, tokens: Vec<u32>) -> Result<Ticket> {
         let Hosted { program, outputs, .. } = self;
         let (logits, largest) = (program.logits(), program.largest());
@@ -209,8 +217,8 @@ impl<P: HostProgram> Hosted<P> {
         outputs.finish(step, tokens, logits, best, |work| program.on_workers(work))
     }
 
-    /// That a step does not use what the step in the background writes: a defect of the scheduler, looked for where debug assertions
-    /// are on.
+    /// Checks that a step uses no page that the background step writes. Only a defect of the
+    /// scheduler can break this, so it is checked with debug assertions only.
     fn check_beside_background(&self, step: &Step) -> Result<()> {
         if !cfg!(debug_assertions) || !self.has_background {
             return Ok(());
@@ -283,7 +291,7 @@ impl<P: HostProgram> Program for Hosted<P> {
     }
 
     fn advance_background(&mut self, until: Option<Instant>) -> Result<BackgroundProgress> {
-        // What panics does not go on either.
+        // A background step that panicked must not continue either.
         if !std::mem::take(&mut self.has_background) {
             return Err(self.failed("no step is in the background".to_owned()));
         }
@@ -365,7 +373,7 @@ impl<P: HostProgram> Program for Hosted<P> {
             return Err(self.failed("a step is in flight or in the background, expected none".to_owned()));
         }
         if plans.is_empty() || plans.iter().any(|plan| plan.kv != self.kv) {
-            return Err(self.failed("plans of another KV layout, or none".to_owned()));
+            return Err(self.failed("no plans, or plans of another KV layout".to_owned()));
         }
         let n_logits = n_logits(plans.iter());
         if n_logits > self.n_logits {

@@ -1,25 +1,27 @@
-//! What devices share on the way from a plan to a program.
+//! The common path from a plan to a program.
 //!
-//! 1. [`fusion`] applies the rules of a device; [`lower`] says what a fused Op means to a kernel.
-//! 2. [`passes`] turn the nodes of a fused plan into [`units`], what one dispatch of a GPU can do, through the
-//!    ordered list of the profile.
-//! 3. [`lifetimes`] gives every value that some schedule writes a place in one [`arena`]; [`placed`] is how it is read there.
-//! 4. The device chooses kernels for each unit and class of rows, and pushes commands into a [`table`],
-//!    which derives the barriers from the bytes that they read and write.
+//! 1. [`fusion`] applies the rules of a device; [`fields`] are the fields of a fused Op as its
+//!    kernel needs them.
+//! 2. [`passes`] lower the nodes of a fused plan to [`units`], each the work of one GPU dispatch,
+//!    by the ordered list of the profile.
+//! 3. [`lifetimes`] places every value that some schedule writes in one [`arena`]; [`placed`]
+//!    describes how it is read there.
+//! 4. The device chooses kernels for each unit and class of rows, and pushes commands into a
+//!    [`table`], which derives the barriers from the bytes that they read and write.
 //!
-//! Devices that compute on the host are a [`hosted::HostProgram`]: checks of steps, links, [`sampling`] and the
-//! [`outputs`] chosen are then the same for all.
+//! Devices that compute on the host implement a [`hosted::HostProgram`]: checks of steps, links,
+//! [`sampling`] and the chosen [`outputs`] are common code.
 //!
-//! A device brings its kernels, their argument structs, and the choice between schedules. Everything
-//! here is pure: it takes no memory of a device, and names none.
+//! A device adds its kernels, their argument structs, and the choice between schedules. This crate
+//! is pure: it allocates no device memory, and names no device.
 #![deny(missing_docs)]
 
 pub mod ahead;
 pub mod arena;
+pub mod fields;
 pub mod fusion;
 pub mod hosted;
 pub mod lifetimes;
-pub mod lower;
 pub mod outputs;
 pub mod passes;
 pub mod placed;

@@ -1,41 +1,42 @@
-//! A place in one arena for every value that some schedule of some unit writes.
+//! Places in one arena for every value that some schedule of some unit writes.
 //!
-//! A value must live as long as any schedule reads it, which can be longer than the plan says: a
+//! A value must live as long as any schedule reads it, which can be longer than the plan says. A
 //! unit made from several nodes reads all its inputs until its last node, and some work moves into
-//! a later dispatch (`units`, at its end). The lifetimes that [`crate::arena`] derives from a plan
-//! are stretched by nodes of no size, which only read.
+//! a later dispatch (end of `units`). The lifetimes that [`crate::arena`] derives from a plan are
+//! extended by nodes of size 0, which only read.
 
 use crate::arena::{self, Arena};
 use crate::units::{Join, LoweredUnit, Unit, next_reader, norms_of_sum, parts_of};
 use device::{DType, Limits, Node, Op, Plan, RowCount, Value, ValueId};
 use std::collections::HashSet;
 
-/// How many rows a value can have.
+/// Largest number of rows of a value.
 pub fn max_rows(limits: &Limits, rows: RowCount) -> usize {
     rows.count(limits.max_rows, limits.max_outputs)
 }
 
-/// Bytes of a value with as many rows as it can have.
+/// Bytes of a value with its largest number of rows.
 pub fn value_bytes(value: &Value, limits: &Limits) -> usize {
     max_rows(limits, value.rows) * value.cols * 4
 }
 
-/// A place for every value that some schedule writes, at multiples of `align` bytes.
+/// Places for every value that some schedule writes, at multiples of `align` bytes.
 pub fn arena_of(plan: &Plan, units: &[LoweredUnit], limits: &Limits, align: usize) -> Arena {
     let written: HashSet<ValueId> = units.iter().flat_map(|l| l.unit.writes()).collect();
     let needs_internal = |_: &Op, id: ValueId| written.contains(&id);
     let options = arena::Options { align, in_place: true, needs_internal: &needs_internal };
     // With one row, SelectRows copies nothing: the readers of its output read its input, which must
-    // live as long.
+    // live equally long.
     let selections = selections(plan);
     let mut lasting: Vec<(ValueId, usize)> = Vec::new();
     for (x, out) in &selections {
         let last = plan.nodes.iter().rposition(|node| node.op.reads().contains(out));
         lasting.extend(last.map(|last| (*x, last)));
     }
-    // The inputs of a unit must live until its last node, and those of a norm that several readers
-    // make until the last reader. The reader of a sum may add the branch, and the branch may be a
-    // sum of parts; norms of the sum may be made together with it.
+    // The inputs of a unit must live until its last node, and the input of a norm that several
+    // readers recompute must live until the last reader. The reader of a sum may add the branch
+    // itself, and the branch may be a sum of parts. Norms of the sum may be computed in the same
+    // dispatch.
     let until_read = |join: &Join, last: usize, rest: &[LoweredUnit]| {
         next_reader(join.out, rest).map_or(last, |(reader, _)| reader)
     };
@@ -47,7 +48,8 @@ pub fn arena_of(plan: &Plan, units: &[LoweredUnit], limits: &Limits, align: usiz
             unit
         {
             let norms = norms_of_sum(*sum, rest);
-            // The dispatch that writes the norms reads what the sum is of, the unit's own parts included.
+            // The dispatch that writes the norms also reads the terms of the sum, including the
+            // unit's own parts.
             if !norms.is_empty() {
                 lasting.extend(unit.reads().into_iter().chain(unit.writes()).map(|x| (x, *last)));
             }
@@ -89,7 +91,7 @@ pub fn arena_of(plan: &Plan, units: &[LoweredUnit], limits: &Limits, align: usiz
     arena
 }
 
-/// The inputs and outputs of SelectRows, except those that the caller reads.
+/// Inputs and outputs of SelectRows, except outputs that the caller reads.
 pub fn selections(plan: &Plan) -> Vec<(ValueId, ValueId)> {
     let pair = |op: &Op| {
         let Op::SelectRows { x, out } = op else { return None };
@@ -98,10 +100,10 @@ pub fn selections(plan: &Plan) -> Vec<(ValueId, ValueId)> {
     plan.primitives().filter_map(pair).collect()
 }
 
-/// Name of a value without bytes, which only keeps others alive.
+/// Name of a value of size 0, which only extends the lifetime of others.
 const KEEPER: &str = "keeper";
 
-/// A node that makes `x` live until the place where it is inserted.
+/// A node that keeps `x` alive until the place where it is inserted.
 fn keeper(plan: &mut Plan, x: ValueId) -> Op {
     let (rows, out) = (plan.value(x).rows, ValueId(plan.values.len() as u32));
     plan.values.push(Value { name: KEEPER.to_owned(), rows, cols: 1, dtype: DType::F32 });
@@ -127,10 +129,10 @@ mod tests {
         start..start + value_bytes(plan.value(id), limits)
     }
 
-    /// With one row, the readers of selected rows read what they are selected from; nothing may
-    /// overwrite it until then.
+    /// With one row, readers of selected rows read the original rows, which nothing may overwrite
+    /// before.
     #[test]
-    fn what_is_selected_from_lives_as_long_as_what_is_selected() {
+    fn selected_rows_keep_the_original_rows_alive() {
         let plan = fusion::fuse(&mini_transformer(1, BlockType::F32), fusion::ALL);
         let limits = limits(&plan.kv);
         let arena = arena_of(&plan, &lower(&plan, ALL), &limits, ALIGN);
@@ -156,10 +158,10 @@ mod tests {
         assert_eq!(arena.offset.len(), plan.values.len());
     }
 
-    /// One dispatch adds the products of experts to the residual stream and normalises the sum: no norm may be written over
-    /// what other rows of that dispatch still read.
+    /// One dispatch adds the products of experts to the residual stream and normalises the sum. No
+    /// norm may overwrite what other rows of that dispatch still read.
     #[test]
-    fn norms_made_with_a_sum_leave_what_it_is_of() {
+    fn norms_computed_with_a_sum_do_not_overwrite_its_terms() {
         let mut n_sums = 0;
         for case in device_testing::check_op_cases() {
             for plan in &case.plans {
@@ -191,10 +193,10 @@ mod tests {
         assert!(n_sums > 10, "{n_sums}");
     }
 
-    /// Each reader of a norm makes it for itself with few rows: what is normalised must be there
-    /// until the last.
+    /// With few rows each reader recomputes the norm, so the norm's input must live until the last
+    /// reader.
     #[test]
-    fn what_several_normalise_lives_until_the_last() {
+    fn the_input_of_a_norm_lives_until_its_last_reader() {
         let mut b = PlanBuilder::new(5, 64);
         let x = b.embed(64);
         let norm = b.rms_norm(x, 64);
@@ -203,7 +205,7 @@ mod tests {
         let gate = b.expert_linear((norm, false), ids, (64, 64), BlockType::F32);
         let up = b.expert_linear((norm, false), ids, (64, 64), BlockType::F32);
         let y = b.gate(gate, up, Activation::Silu);
-        // Of another type, so not with the experts' own; and a single node.
+        // A matrix of another type does not run beside the experts; and a single node.
         let (gate, up) =
             (b.linear(norm, 64, BlockType::Q8_0, false), b.linear(norm, 64, BlockType::Q8_0, false));
         let dense = b.gate(gate, up, Activation::Silu);
@@ -225,9 +227,9 @@ mod tests {
         }
     }
 
-    /// One dispatch makes what several nodes made: it must not write over what it reads.
+    /// One dispatch does the work of several nodes: it must not overwrite its inputs.
     #[test]
-    fn what_a_joined_unit_reads_is_apart_from_what_it_writes() {
+    fn inputs_and_outputs_of_a_joined_unit_do_not_overlap() {
         let mut b = PlanBuilder::new(3, 64);
         let mut x = b.embed(64);
         for layer in 0..2 {

@@ -1,4 +1,4 @@
-//! Tickets, links and choices of a device that computes a step while it is submitted.
+//! Tickets, links and choices of a device that computes a step during its submission.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,49 +7,49 @@ use device::{Choose, Chosen, Limits, MAX_BEST, OutputRef, Step, Ticket, Want};
 
 use crate::sampling::{Chooser, logprob};
 
-/// What the steps of one program chose, until later steps need it no more.
+/// Choices of the steps of one program, kept until no later step needs them.
 #[derive(Debug)]
 pub struct HostOutputs {
     /// The next step's ticket.
     next: u64,
-    /// The next step to be waited for.
+    /// The next step to wait for.
     waited: u64,
-    /// Steps that may be submitted before the first is waited for.
+    /// Most steps that may be submitted before the first is waited for.
     max_in_flight: usize,
-    /// `(max_in_flight + 1)` of the last steps, each at its ticket modulo their number.
-    steps: Vec<Outputs>,
-    /// One for each worker that chooses.
+    /// Choices of the last `max_in_flight + 1` steps, each at its ticket modulo their number.
+    steps: Vec<StepChoices>,
+    /// A chooser for each worker.
     choosers: Vec<Mutex<Chooser>>,
-    /// `(max_outputs)` where workers leave what they chose.
+    /// `(max_outputs)`: slots for the workers' choices.
     slots: Vec<Mutex<Slot>>,
     /// Tokens of the step with its links resolved; capacity `max_rows`.
     tokens: Vec<u32>,
 }
 
-/// What one step chose.
+/// Choices of one step.
 #[derive(Debug)]
-struct Outputs {
-    /// Capacity `max_outputs`.
+struct StepChoices {
+    /// Choices of its outputs; capacity `max_outputs`.
     chosen: Vec<Chosen>,
     /// Best tokens of all outputs, one output after the other; capacity `max_outputs * MAX_BEST`.
     best: Vec<(u32, f32)>,
-    /// `(n_outputs)` where each output's best tokens end.
+    /// `(n_outputs)`: the end of each output's best tokens in `best`.
     best_ends: Vec<usize>,
 }
 
-/// What one output chose.
+/// Choice of one output.
 #[derive(Debug)]
 struct Slot {
     chosen: Chosen,
-    /// Capacity [`MAX_BEST`].
+    /// Best tokens; capacity [`MAX_BEST`].
     best: Vec<(u32, f32)>,
 }
 
 impl HostOutputs {
-    /// For logits of at most `n_vocab` columns and `n_workers` that choose together.
+    /// Bookkeeping for logits of at most `n_vocab` columns and `n_workers` workers.
     pub fn new(n_vocab: usize, limits: &Limits, max_in_flight: usize, n_workers: usize) -> HostOutputs {
         let n = limits.max_outputs;
-        let outputs = || Outputs {
+        let outputs = || StepChoices {
             chosen: Vec::with_capacity(n),
             best: Vec::with_capacity(n * MAX_BEST),
             best_ends: Vec::with_capacity(n),
@@ -67,7 +67,7 @@ impl HostOutputs {
         }
     }
 
-    /// What [`Self::new`] takes, in bytes.
+    /// Bytes that [`Self::new`] allocates.
     pub fn bytes(n_vocab: usize, limits: &Limits, max_in_flight: usize, n_workers: usize) -> u64 {
         let best = MAX_BEST * size_of::<(u32, f32)>();
         let of_step = size_of::<Chosen>() + size_of::<usize>() + best;
@@ -77,19 +77,23 @@ impl HostOutputs {
         n_choosers * Chooser::bytes(n_vocab) + (limits.max_outputs * of_output + limits.max_rows * 4) as u64
     }
 
-    /// Whether a step was submitted and not waited for.
+    /// Returns true if a step was submitted and not waited for.
     pub fn is_in_flight(&self) -> bool {
         self.next > self.waited
     }
 
-    /// The tokens of a step that is about to be computed, with those of its links, and whether it may be submitted at all.
-    /// The tokens go back with [`Self::finish`]. Those of links are below `n_tokens` too, or the step is refused.
+    /// Checks that a step may be submitted, and returns its tokens, with those of its links.
+    /// [`Self::finish`] takes the tokens back. A step with a linked token of `n_tokens` or more is
+    /// refused.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The link or limit that the step breaks.
     pub fn begin(&mut self, step: &Step, n_tokens: usize) -> Result<Vec<u32>, String> {
         if (self.next - self.waited) as usize >= self.max_in_flight {
-            return Err(format!("{} steps are in flight, expected a wait first", self.next - self.waited));
+            return Err(format!(
+                "{} steps are in flight; wait for the oldest first",
+                self.next - self.waited
+            ));
         }
         let mut tokens = std::mem::take(&mut self.tokens);
         tokens.clear();
@@ -116,7 +120,8 @@ impl HostOutputs {
         }
     }
 
-    /// The token that an output chose; 0 where it could choose nothing, since what follows is discarded.
+    /// The token that an output chose; 0 if it could choose none, since the caller discards what
+    /// follows.
     fn token_of(&self, from: OutputRef) -> Result<u32, String> {
         let (ticket, n) = (from.ticket.0, self.steps.len() as u64);
         if ticket >= self.next || ticket + n <= self.next {
@@ -124,22 +129,26 @@ impl HostOutputs {
         }
         match self.steps[(ticket % n) as usize].chosen.get(from.output as usize) {
             Some(chosen) => Ok(chosen.token.unwrap_or(0)),
-            None => Err(format!("a link to output {} of step {ticket}, which has fewer", from.output)),
+            None => {
+                Err(format!("a link to output {} of step {ticket}, which has fewer outputs", from.output))
+            }
         }
     }
 
-    /// The step was not computed after all; gives back its tokens.
+    /// Takes back the tokens of a step that was not computed.
     pub fn abandon(&mut self, tokens: Vec<u32>) {
         self.tokens = tokens;
     }
 
-    /// The step is computed: choose from its `logits`, `(n_outputs, n_vocab)`. `best` gives the best token of an output, if
-    /// the device has found it already; it is asked only of outputs whose logits alone decide. `run` calls what it is given
-    /// once on each worker, with the worker's number, and returns when all are done; it is asked only where at least two
+    /// Chooses from the `logits` `(n_outputs, n_vocab)` of a computed step.
+    ///
+    /// `best` returns the best token of an output, if the device has found it; it is called only
+    /// for outputs whose logits alone decide. `run` calls its argument once on each worker, with
+    /// the worker's number, and returns when all are done. It is called only if at least two
     /// outputs have work.
     ///
     /// # Errors
-    /// Those of `run`: nothing was chosen, and the step has no ticket.
+    /// As `run`: nothing was chosen, and the step has no ticket.
     pub fn finish<E>(
         &mut self,
         step: &Step,
@@ -151,13 +160,13 @@ impl HostOutputs {
         self.tokens = tokens;
         let n_vocab = logits.len().checked_div(step.outputs.len()).unwrap_or(0);
         let known = |output: usize, want: &Want| {
-            // What was left is known only where it was chosen here.
+            // Probabilities of the remaining tokens are known only if the token was chosen here.
             let is_plain = want.choose == Choose::Best && want.is_plain() && !want.drawn;
             if is_plain { best(output) } else { None }
         };
         let next = AtomicUsize::new(0);
         let work = |worker: usize| {
-            // Without a chooser of its own it leaves the outputs to the others.
+            // A worker without a chooser leaves the outputs to the others.
             let Some(chooser) = self.choosers.get(worker) else { return };
             let mut chooser = lock(chooser);
             loop {
@@ -174,7 +183,8 @@ impl HostOutputs {
                     }
                     None => {
                         let pending = want.pending.of(step.pending);
-                        // `begin` has looked at each of them. One that another plan's wider logits gave has no logit here.
+                        // `begin` has checked each of them. A token of another plan with more
+                        // logits has no logit here.
                         let pending = pending.iter().map(|from| token_at(&self.steps, *from));
                         let pending = pending.filter(|token| (*token as usize) < n_vocab);
                         chooser.choose(logits, want, step, pending)
@@ -195,7 +205,7 @@ impl HostOutputs {
             work(0);
         }
         let (ticket, n) = (self.next, self.steps.len() as u64);
-        let Outputs { chosen, best, best_ends } = &mut self.steps[(ticket % n) as usize];
+        let StepChoices { chosen, best, best_ends } = &mut self.steps[(ticket % n) as usize];
         chosen.clear();
         best.clear();
         best_ends.clear();
@@ -209,10 +219,10 @@ impl HostOutputs {
         Ok(Ticket(ticket))
     }
 
-    /// Wait for a step, which is computed already.
+    /// Waits for a step, which is already computed.
     ///
     /// # Errors
-    /// It is another's turn.
+    /// The step is not the oldest.
     pub fn wait(&mut self, ticket: Ticket) -> Result<(), String> {
         if self.waited == self.next {
             return Err(format!("step {} is waited for, and none is in flight", ticket.0));
@@ -224,18 +234,18 @@ impl HostOutputs {
         Ok(())
     }
 
-    /// Of the last step that was waited for.
-    fn last(&self) -> Option<&Outputs> {
+    /// Choices of the last step that was waited for.
+    fn last(&self) -> Option<&StepChoices> {
         let ticket = self.waited.checked_sub(1)?;
         self.steps.get((ticket % self.steps.len() as u64) as usize)
     }
 
-    /// As [`device::Program::chosen`].
+    /// Implements [`device::Program::chosen`].
     pub fn chosen(&self) -> &[Chosen] {
         self.last().map_or(&[], |outputs| &outputs.chosen)
     }
 
-    /// As [`device::Program::best`].
+    /// Implements [`device::Program::best`].
     pub fn best(&self, output: usize) -> &[(u32, f32)] {
         let Some(outputs) = self.last() else { return &[] };
         let Some(end) = outputs.best_ends.get(output) else { return &[] };
@@ -244,17 +254,17 @@ impl HostOutputs {
     }
 }
 
-fn token_at(steps: &[Outputs], from: OutputRef) -> u32 {
+fn token_at(steps: &[StepChoices], from: OutputRef) -> u32 {
     let outputs = &steps[(from.ticket.0 % steps.len() as u64) as usize];
     outputs.chosen.get(from.output as usize).and_then(|chosen| chosen.token).unwrap_or(0)
 }
 
-/// More than there are outputs would have nothing to do.
+/// Number of choosers: more than there are outputs would be idle.
 fn n_choosers(limits: &Limits, n_workers: usize) -> usize {
     n_workers.min(limits.max_outputs).max(1)
 }
 
-/// Some systems allocate a mutex when it is locked for the first time.
+/// A mutex that is locked once here, because some systems allocate on the first lock.
 fn mutex<T>(value: T) -> Mutex<T> {
     let mutex = Mutex::new(value);
     drop(lock(&mutex));

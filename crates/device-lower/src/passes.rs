@@ -1,11 +1,11 @@
-//! The ordered passes that turn the nodes of a plan into units.
+//! The ordered passes that lower the nodes of a plan to units.
 //!
-//! Each node first becomes one unit or, where no unit runs a fused Op as a whole, one unit for each
-//! of its parts. Then each pass of the profile's list replaces neighbouring units by one that has a
-//! kernel: those of heads (`heads`), of a gate of columns or of rows (`gates`), of a mixture of
-//! experts (`experts`), what a branch adds to the residual stream (`residual`); and readers of a
-//! norm make it for themselves (`norms`). Later passes see what earlier ones made, so the order of
-//! the list matters. A profile lists what its kernels can run: [`ALL`], or fewer.
+//! Each node first becomes one unit or, if no unit runs a fused Op as a whole, one unit for each of
+//! its parts. Then each pass of the profile's list replaces neighbouring units by one that has a
+//! kernel: for heads (`heads`), gates of columns or rows (`gates`), mixtures of experts
+//! (`experts`), and additions to the residual stream (`residual`). Finally, readers of a norm
+//! recompute it (`norms`). Later passes see the result of earlier ones, so the order of the list
+//! matters. A profile lists the passes that its kernels support: [`ALL`], or fewer.
 
 mod experts;
 mod gates;
@@ -13,28 +13,28 @@ mod heads;
 mod norms;
 mod residual;
 
-use crate::lower::{NormAdd, Projection, norm_add, projection, qk_rope_kv, units_of_nodes};
+use crate::fields::{NormAdd, Projection, norm_add, projection, qk_rope_kv, units_of_nodes};
 use crate::units::{Heads, Join, LoweredUnit, Unit};
 use device::{FusedKind, Op, Plan, ValueId};
 
 /// One rewrite of the list of units.
 #[derive(Clone, Copy)]
 pub struct Pass {
-    /// What it makes, in a few words.
+    /// Short description of the pass's result.
     pub name: &'static str,
     rewrite: Rewrite,
 }
 
-/// How a pass rewrites.
+/// Form of a rewrite.
 #[derive(Clone, Copy)]
 enum Rewrite {
-    /// Wherever the first units of a window become one.
+    /// Replaces the first units of a window by one unit, wherever the window matches.
     Window(fn(&Plan, &Readers, &[LoweredUnit]) -> Joined),
-    /// The whole list.
+    /// Rewrites the whole list.
     List(fn(&Plan, &Readers, Vec<LoweredUnit>) -> Vec<LoweredUnit>),
 }
 
-/// What the first units of a window become, and how many they are; `None`: they stay.
+/// The unit that replaces the first units of a window, and their number; `None` if nothing matches.
 type Joined = Option<(Unit, usize)>;
 
 impl Pass {
@@ -57,38 +57,38 @@ impl std::fmt::Debug for Pass {
 }
 
 impl PartialEq for Pass {
-    /// By name: names are unique.
+    /// Compares names, which are unique.
     fn eq(&self, other: &Pass) -> bool {
         self.name == other.name
     }
 }
 
-/// Linears of the same rows.
+/// Joins Linears of the same rows.
 pub const LINEARS: Pass = Pass::window("linears of the same rows", heads::linears);
-/// Norms of v, or of whole rows of q and k, into the unit that takes heads to the cache.
+/// Joins norms of v, or of whole rows of q and k, with the unit that writes heads to the cache.
 pub const HEAD_NORMS: Pass = Pass::window("norms of heads", heads::norms);
-/// Query heads and their attention, over what another layer wrote.
+/// Joins query heads and their attention over keys and values that another layer wrote.
 pub const QUERIES: Pass = Pass::window("queries and attention", heads::queries);
-/// A Linear and its Gate with columns of another value.
+/// Joins a Linear and its Gate with columns of another value.
 pub const COLUMN_GATES: Pass = Pass::window("gates of columns", gates::columns);
-/// A Linear and the gate of its rows.
+/// Joins a Linear and the gate of its rows.
 pub const ROW_GATES: Pass = Pass::window("gates of rows", gates::rows);
-/// The products of experts with their gate, or with their sum.
+/// Joins the products of experts with their gate, or with their sum.
 pub const EXPERT_PRODUCTS: Pass = Pass::window("products of experts", experts::products);
-/// A dense product beside the experts' sum.
+/// Runs a dense product beside the experts' sum.
 pub const EXPERTS_BESIDE: Pass = Pass::window("a product beside experts", experts::beside);
-/// A branch that is the sum of two.
+/// Joins a branch that is the sum of two values.
 pub const PAIRS: Pass = Pass::window("branches that are sums", residual::pairs);
-/// A factor on the residual sum.
+/// Joins a factor on the residual sum.
 pub const FACTORS: Pass = Pass::window("factors on the residual sum", residual::factors);
-/// Readers of a norm make it for themselves.
+/// Moves norms into their readers.
 pub const INNER_NORMS: Pass =
     Pass { name: "norms inside their readers", rewrite: Rewrite::List(norms::inside) };
-/// A dense gate and up beside those of experts. After [`INNER_NORMS`]: both must have the norm
-/// inside.
+/// Runs a dense gate and up beside those of experts. Runs after [`INNER_NORMS`], since both must
+/// have the norm inside.
 pub const EXPERT_GATES_BESIDE: Pass = Pass::window("a gate beside experts", experts::gates_beside);
 
-/// All passes in order, for devices that have a kernel for every unit.
+/// All passes in order, for devices with a kernel for every unit.
 pub const ALL: &[Pass] = &[
     LINEARS,
     HEAD_NORMS,
@@ -103,7 +103,7 @@ pub const ALL: &[Pass] = &[
     EXPERT_GATES_BESIDE,
 ];
 
-/// The units of a checked plan, in order, after the passes of a profile.
+/// Units of a checked plan, in order, after the passes of a profile.
 pub fn lower(plan: &Plan, passes: &[Pass]) -> Vec<LoweredUnit> {
     let readers = Readers::of(plan);
     let whole = |kind: FusedKind, parts: &[Op], escaping: &[ValueId]| recognise(plan, kind, parts, escaping);
@@ -112,7 +112,7 @@ pub fn lower(plan: &Plan, passes: &[Pass]) -> Vec<LoweredUnit> {
     passes.iter().fold(units, |units, pass| pass.run(plan, &readers, units))
 }
 
-/// The units with those that `joined` finds in the place of the ones they are made from.
+/// The units, with each window that `joined` matches replaced.
 fn rewrite_windows(units: &[LoweredUnit], joined: impl Fn(&[LoweredUnit]) -> Joined) -> Vec<LoweredUnit> {
     let mut found = Vec::with_capacity(units.len());
     let mut rest = units;
@@ -126,7 +126,7 @@ fn rewrite_windows(units: &[LoweredUnit], joined: impl Fn(&[LoweredUnit]) -> Joi
     found
 }
 
-/// How many Ops read each value, the caller included.
+/// Number of readers of each value, the caller included.
 struct Readers(Vec<usize>);
 
 impl Readers {
@@ -141,7 +141,7 @@ impl Readers {
         self.0[id.0 as usize]
     }
 
-    /// Whether a single Op reads it.
+    /// Returns true if a single Op reads the value.
     fn only(&self, id: ValueId) -> bool {
         self.count(id) == 1
     }
@@ -149,9 +149,10 @@ impl Readers {
 
 /// The unit of a primitive.
 fn unit_of(op: &Op) -> Unit {
-    match op {
-        Op::Linear { x, weight, bias, out } => Unit::Projection(Projection::single(*x, *weight, *bias, *out)),
-        op => Unit::Primitive(op.clone()),
+    if let Op::Linear { x, weight, bias, out } = op {
+        Unit::Projection(Projection::single(*x, *weight, *bias, *out))
+    } else {
+        Unit::Primitive(op.clone())
     }
 }
 
@@ -174,8 +175,8 @@ fn recognise(plan: &Plan, kind: FusedKind, parts: &[Op], escaping: &[ValueId]) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fields::{QkRopeKv, Tail};
     use crate::fusion::{self, fuse};
-    use crate::lower::{QkRopeKv, Tail};
     use device::Activation;
     use device_testing::{Norms, PlanBuilder, layers_with_norms, mini_transformer};
     use weights::BlockType;
@@ -215,13 +216,13 @@ mod tests {
     fn a_fused_transformer_is_five_units_a_layer() {
         let plan = mini_transformer(1, BlockType::Q8_0);
         assert_eq!(letters(&fused(&plan)), "eNTAGAsNTsAGANm");
-        // Not fused, every Op is a unit, but that q, k and v are one, and gate and up, in each of
-        // two layers.
+        // Without fusion, every Op is a unit, except that q, k and v are joined, and gate and up,
+        // in each of two layers.
         assert_eq!(lower(&plan, ALL).len(), plan.nodes.len() - 2 * (2 + 1));
     }
 
-    /// What others read must be written, so a norm that a fourth Linear reads is not lost: both
-    /// dispatches can make it.
+    /// Values that others read must be written, so a norm that a fourth Linear reads is not lost:
+    /// both dispatches can compute it.
     #[test]
     fn a_fused_op_whose_inside_is_read_elsewhere_is_taken_apart() {
         let mut b = PlanBuilder::new(1, 50);
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_escapes_is_written_under_every_rule() {
+    fn escaping_values_are_written_under_every_rule() {
         let plan = mini_transformer(1, BlockType::Q4_0);
         for rules in [fusion::ALL, &[fusion::QK_NORM_ROPE_KV_WRITE], &[fusion::NORM_LINEAR]] {
             let fused = fuse(&plan, rules);
@@ -251,8 +252,8 @@ mod tests {
         }
     }
 
-    /// As many units as dispatches of one row, but for the ends: what the next one adds, and rows
-    /// that are selected.
+    /// There are as many units as dispatches of one row, except at the ends: sums that the next
+    /// unit computes, and selected rows.
     #[test]
     fn layers_with_norms_are_few_units() {
         for (norms, expected) in [
@@ -286,7 +287,7 @@ mod tests {
         assert_eq!(letters(&fused(&plan)), "eNrgdsm");
     }
 
-    /// A profile that lists no pass has a unit for each fused node, and names stay apart.
+    /// A profile without passes has a unit for each fused node, and names remain distinct.
     #[test]
     fn a_profile_lists_its_passes() {
         let plan = fuse(&mini_transformer(1, BlockType::Q8_0), fusion::ALL);

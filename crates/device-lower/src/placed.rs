@@ -1,4 +1,4 @@
-//! A lowered plan whose values have places in an arena, and what of them is read after a step.
+//! A lowered plan with places in an arena, and how its values are read after a step.
 
 use device::{DType, Limits, Op, Plan, RowCount};
 
@@ -7,18 +7,18 @@ use crate::lifetimes::value_bytes;
 use crate::table::StepSizes;
 use crate::units::LoweredUnit;
 
-/// A plan on its way into a program.
+/// A lowered plan before compilation.
 pub struct LoweredPlan<'a> {
     /// The plan.
     pub plan: &'a Plan,
     /// Its units.
     pub units: &'a [LoweredUnit],
-    /// Where its values lie.
+    /// Places of its values.
     pub arena: &'a Arena,
 }
 
 impl LoweredPlan<'_> {
-    /// Its values, by id.
+    /// Places of its values, by id.
     pub fn values(&self, limits: &Limits) -> Vec<PlacedValue> {
         let values = self.plan.values.iter().zip(&self.arena.offset);
         let placed = values.map(|(value, offset)| PlacedValue {
@@ -31,34 +31,34 @@ impl LoweredPlan<'_> {
         placed.collect()
     }
 
-    /// Whether it chooses tokens.
+    /// Returns true if the plan chooses tokens.
     pub fn chooses(&self) -> bool {
         self.plan.primitives().any(|op| matches!(op, Op::Argmax { .. }))
     }
 }
 
-/// Where a value of a plan lies.
+/// Place of a value of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacedValue {
-    /// In the arena; [`NO_PLACE`](crate::arena::NO_PLACE): inside a unit.
+    /// Offset in the arena; [`NO_PLACE`](crate::arena::NO_PLACE) for a value inside a unit.
     pub offset: usize,
-    /// With as many rows as it can have.
+    /// Bytes with the largest number of rows.
     pub bytes: usize,
-    /// Which rows.
+    /// Kind of its rows.
     pub rows: RowCount,
     /// Columns.
     pub cols: usize,
-    /// What its words of 32 bits are.
+    /// Type of its 32-bit words.
     pub dtype: DType,
 }
 
 impl PlacedValue {
-    /// Words that it has in a step.
+    /// Number of its words in a step.
     pub fn n_words(&self, sizes: &StepSizes) -> usize {
         self.rows.count(sizes.n_rows, sizes.n_outputs) * self.cols
     }
 
-    /// Its numbers, of its words.
+    /// Its numbers, decoded from words.
     pub fn numbers(&self, words: &[u32]) -> Vec<f32> {
         match self.dtype {
             DType::F32 => words.iter().map(|word| f32::from_bits(*word)).collect(),

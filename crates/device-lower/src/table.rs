@@ -1,15 +1,15 @@
-//! The flat table of commands that a program replays: which kernel runs on which bytes, for which
-//! steps, and where barriers stand.
+//! The flat table of commands that a program replays: the kernel, operands and conditions of each
+//! command, and the barriers between commands.
 //!
-//! A [`Command`] has a fixed size and is plain data. What varies in length (operands, parameters,
-//! byte ranges) lies in arrays of the table, and the command holds slices of these. So a device can
-//! walk the table, record it into a graph, or upload it as it is. [`Table::runs`] is the only place
-//! that says in which order commands run and which of them must wait for those before.
+//! A [`Command`] has a fixed size and is plain data. Parts of variable length (operands,
+//! parameters, byte ranges) are in arrays of the table, and the command holds slices of these. So a
+//! device can walk the table, record it into a graph, or upload it unchanged. [`Table::runs`] alone
+//! defines the order of commands and which of them wait for earlier ones.
 
 use device::{CommandInfo, RowCount, ValueId};
 use std::ops::Range;
 
-/// Rows of a step, by which schedules differ.
+/// Class of the number of rows of a step. Schedules differ between classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RowClass {
     /// 1
@@ -43,7 +43,7 @@ impl RowClass {
         }
     }
 
-    /// Most rows; `None`: no bound.
+    /// Largest number of rows; `None` if unbounded.
     pub const fn most(self) -> Option<usize> {
         match self {
             RowClass::One => Some(1),
@@ -55,7 +55,7 @@ impl RowClass {
         }
     }
 
-    /// The class of `k` rows for each of these.
+    /// The class of `k` rows for each row of this class.
     pub const fn times(self, k: usize) -> RowClass {
         match self.most() {
             Some(most) => RowClass::of(most * k),
@@ -67,20 +67,20 @@ impl RowClass {
 /// One dimension of a grid, in threadgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// The same for every step.
+    /// A constant number.
     Fixed(u32),
     /// `ceil(rows * multiple / divisor)`
     PerRow {
-        /// Which rows.
+        /// Kind of the rows.
         rows: RowCount,
         /// Units of a row.
         multiple: u32,
         /// Units of a threadgroup.
         divisor: u32,
     },
-    /// `n_experts + rows * k / pairs`: tiles of the pairs of rows and their `k` experts.
+    /// `n_experts + rows * k / pairs`: tiles of pairs of a row and one of its `k` experts.
     Tiles {
-        /// Which rows.
+        /// Kind of the rows.
         rows: RowCount,
         /// Experts of a row.
         k: u32,
@@ -89,7 +89,7 @@ pub enum Extent {
         /// Experts.
         n_experts: u32,
     },
-    /// One for each sequence of the step.
+    /// One threadgroup for each sequence of the step.
     Spans,
 }
 
@@ -112,49 +112,50 @@ impl Extent {
     }
 }
 
-/// In which steps a command runs.
+/// Condition on steps in which a command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// In all.
+    /// All steps.
     Always,
-    /// Where some output's logits have biases or penalties.
+    /// Steps with biases or penalties on an output's logits.
     Penalties,
-    /// Where some output's token is one that a mask allows.
+    /// Steps with a mask on an output's tokens.
     Masks,
-    /// Where some output's best token is wanted.
+    /// Steps that want the best token of an output.
     Best,
-    /// The same, and no output's logits are changed before.
+    /// Steps that want the best token of an output and change no output's logits.
     BestOfPlain,
-    /// The same, and some output's logits are changed before, by a mask too.
+    /// Steps that want the best token of an output and change some output's logits, by biases,
+    /// penalties or a mask.
     BestOfChanged,
-    /// Where some output's token is sampled.
+    /// Steps that sample an output's token.
     Sample,
-    /// Where no sequence is long.
+    /// Steps without a long sequence.
     Short,
-    /// Where some sequence is.
+    /// Steps with a long sequence.
     Long,
 }
 
-/// What a table needs to know of a step.
+/// Sizes and conditions of a step, as a table needs them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepSizes {
-    /// Tokens.
+    /// Number of tokens.
     pub n_rows: usize,
-    /// Rows whose logits are wanted.
+    /// Number of rows whose logits are wanted.
     pub n_outputs: usize,
-    /// Whether some output's best token is chosen by the program.
+    /// True if the program chooses the best token of some output.
     pub best: bool,
-    /// Whether some output's token is sampled by the program.
+    /// True if the program samples the token of some output.
     pub sample: bool,
-    /// Whether the program changes some output's logits by biases or penalties before.
+    /// True if the program applies biases or penalties to some output's logits.
     pub penalties: bool,
-    /// Whether the program applies some output's mask before.
+    /// True if the program applies some output's mask.
     pub masks: bool,
-    /// Whether a sequence is so long that its positions are split over threadgroups.
+    /// True if a sequence is so long that its positions are split over threadgroups.
     pub long: bool,
-    /// Sequences.
+    /// Number of sequences.
     pub n_spans: usize,
-    /// Whether one launch computes the whole step, on a device that has a table of such steps.
+    /// True if one launch computes the whole step, on a device with a table for such steps.
     pub whole: bool,
 }
 
@@ -174,7 +175,7 @@ impl When {
     }
 }
 
-/// A buffer of a program and a byte in it.
+/// A byte in a buffer of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
     /// Index into the program's buffers.
@@ -183,18 +184,18 @@ pub struct Location {
     pub offset: u64,
 }
 
-/// What a kernel's parameter points to.
+/// Memory that a kernel's parameter points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
     /// Index of the parameter.
     pub index: u8,
-    /// Where it points.
+    /// Start of the memory.
     pub location: Location,
-    /// Bytes from there that the kernel may touch; 0: up to the buffer's end.
+    /// Bytes that the kernel may access; 0 for all up to the buffer's end.
     pub len: u64,
 }
 
-/// Memory whose bytes a command may share with others.
+/// Memory that several commands may access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
     /// Bytes of a buffer.
@@ -206,16 +207,16 @@ pub enum Space {
 /// Bytes that a command reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// In which memory.
+    /// The memory.
     pub space: Space,
-    /// The first byte.
+    /// First byte.
     pub start: u64,
-    /// One past the last.
+    /// One past the last byte.
     pub end: u64,
 }
 
 impl Region {
-    /// Some bytes of a buffer.
+    /// Bytes of a buffer.
     pub fn of(location: Location, bytes: usize) -> Region {
         let (start, space) = (location.offset, Space::Buffer(location.buffer));
         Region { space, start, end: start + bytes as u64 }
@@ -231,12 +232,12 @@ impl Region {
     }
 }
 
-/// Elements of one of the table's arrays.
+/// Range of elements of one of the table's arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// The first.
+    /// Index of the first element.
     pub first: u32,
-    /// How many.
+    /// Number of elements.
     pub n: u32,
 }
 
@@ -251,51 +252,51 @@ impl Slice {
 pub struct Command {
     /// Index into the device's kernels.
     pub kernel: u32,
-    /// Of the table's operands.
+    /// Slice of the table's operands.
     pub operands: Slice,
-    /// Of the table's parameters, in bytes.
+    /// Slice of the table's parameters, in bytes.
     pub parameters: Slice,
-    /// Of the table's regions: what it reads.
+    /// Slice of the table's regions that the command reads.
     pub reads: Slice,
-    /// Of the table's regions: what it writes.
+    /// Slice of the table's regions that the command writes.
     pub writes: Slice,
-    /// Of the table's values: those that it writes.
+    /// Slice of the table's values that the command writes.
     pub values: Slice,
     /// Threadgroups.
     pub grid: [Extent; 3],
-    /// Threads of each.
+    /// Threads of each threadgroup.
     pub threads: u32,
     /// Bytes of memory that each threadgroup shares.
     pub threadgroup_bytes: u32,
-    /// In which steps it runs.
+    /// Condition on the step.
     pub when: When,
-    /// Whether it must wait for the commands since the last barrier: it reads what one of them
-    /// writes, or writes what one of them reads or writes.
+    /// True if the command must wait for the commands since the last barrier: it reads what one of
+    /// them writes, or writes what one of them reads or writes.
     pub barrier: bool,
 }
 
-/// A dispatch on its way into a table.
+/// A dispatch to be added to a table.
 #[derive(Clone, Copy, Debug)]
 pub struct NewCommand<'a> {
     /// Index into the device's kernels.
     pub kernel: u32,
-    /// What its parameters point to.
+    /// Memory that its parameters point to.
     pub operands: &'a [Operand],
-    /// Its parameters by value.
+    /// Parameters passed by value.
     pub parameters: &'a [u8],
-    /// What it reads of what other commands write.
+    /// Regions that it reads and other commands write.
     pub reads: &'a [Region],
-    /// What it writes.
+    /// Regions that it writes.
     pub writes: &'a [Region],
-    /// The values that it writes.
+    /// Values that it writes.
     pub values: &'a [ValueId],
     /// Threadgroups.
     pub grid: [Extent; 3],
-    /// Threads of each.
+    /// Threads of each threadgroup.
     pub threads: u32,
     /// Bytes of memory that each threadgroup shares.
     pub threadgroup_bytes: u32,
-    /// In which steps it runs.
+    /// Condition on the step.
     pub when: When,
 }
 
@@ -308,23 +309,23 @@ pub struct Table {
     regions: Vec<Region>,
     values: Vec<ValueId>,
     infos: Vec<CommandInfo>,
-    /// The first command since the last barrier.
+    /// Index of the first command since the last barrier.
     group: usize,
 }
 
 /// A command that runs in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Its index in the table.
+    /// Index in the table.
     pub index: usize,
-    /// Whether a barrier stands before it.
+    /// True if a barrier precedes it.
     pub barrier: bool,
-    /// Threadgroups, none of them 0.
+    /// Threadgroups in each dimension, none of them 0.
     pub threadgroups: [u32; 3],
 }
 
 impl Table {
-    /// Add a command, with a barrier before it only if the bytes that it reads and writes call for
+    /// Adds a command. A barrier precedes it only if the bytes that it reads and writes require
     /// one.
     pub fn push(&mut self, new: NewCommand, info: CommandInfo) {
         let barrier = self.conflicts(new.reads, new.writes);
@@ -348,8 +349,8 @@ impl Table {
         self.infos.push(info);
     }
 
-    /// Whether some command since the last barrier writes what is read, or reads or writes what is
-    /// written.
+    /// Returns true if a command since the last barrier writes a region that is read, or reads or
+    /// writes a region that is written.
     fn conflicts(&self, reads: &[Region], writes: &[Region]) -> bool {
         let overlap = |a: &[Region], b: &[Region]| a.iter().any(|a| b.iter().any(|b| a.overlaps(b)));
         self.commands[self.group..].iter().any(|other| {
@@ -363,40 +364,40 @@ impl Table {
         &self.commands
     }
 
-    /// What they are, for people: one for each command.
+    /// Descriptions of the commands for people, one for each.
     pub fn infos(&self) -> &[CommandInfo] {
         &self.infos
     }
 
-    /// What the parameters of a command point to.
+    /// Memory that the parameters of a command point to.
     pub fn operands(&self, command: &Command) -> &[Operand] {
         &self.operands[command.operands.range()]
     }
 
-    /// The parameters of a command by value.
+    /// Parameters of a command passed by value.
     pub fn parameters(&self, command: &Command) -> &[u8] {
         &self.parameters[command.parameters.range()]
     }
 
-    /// What a command reads, or writes.
+    /// Regions that a command reads, or writes.
     pub fn regions(&self, slice: Slice) -> &[Region] {
         &self.regions[slice.range()]
     }
 
-    /// Threadgroups of a command in a step; `None`: it does not run.
+    /// Threadgroups of a command in a step; `None` if it does not run.
     pub fn threadgroups(&self, index: usize, sizes: &StepSizes) -> Option<[u32; 3]> {
         let command = &self.commands[index];
         let threadgroups = command.grid.map(|extent| extent.count(sizes));
         (command.when.holds(sizes) && !threadgroups.contains(&0)).then_some(threadgroups)
     }
 
-    /// Commands up to the last one that belongs to a node of the plan up to `node`.
+    /// Number of commands up to the last one that belongs to a node up to `node`.
     pub fn until(&self, node: usize) -> usize {
         self.infos.iter().rposition(|info| info.node <= node).map_or(0, |last| last + 1)
     }
 
-    /// Whether a value is in its region after the first `n` commands of a step: one of them wrote it, and none after that
-    /// wrote anything else there.
+    /// Returns true if a region holds a value after the first `n` commands of a step: one of them
+    /// wrote the value, and no later one wrote anything else there.
     pub fn holds(&self, value: ValueId, region: &Region, sizes: &StepSizes, n: usize) -> bool {
         let mut holds = false;
         for run in self.runs(sizes).take_while(|run| run.index < n) {
@@ -408,8 +409,8 @@ impl Table {
         holds
     }
 
-    /// The commands that run in a step, in order. A command that does not run leaves its barrier to
-    /// the next one.
+    /// Commands that run in a step, in order. A command that does not run passes its barrier to the
+    /// next one.
     pub fn runs(&self, sizes: &StepSizes) -> impl Iterator<Item = Run> {
         let mut due = false;
         self.commands.iter().enumerate().filter_map(move |(index, command)| {
@@ -420,7 +421,7 @@ impl Table {
     }
 }
 
-/// Add elements to an array; where they are.
+/// Appends elements to an array, and returns their range.
 fn append<T: Copy>(array: &mut Vec<T>, elements: &[T]) -> Slice {
     let slice = Slice { first: array.len() as u32, n: elements.len() as u32 };
     array.extend_from_slice(elements);
@@ -436,7 +437,7 @@ mod tests {
         Region { space: Space::Buffer(0), start, end }
     }
 
-    /// A table of commands with these regions, read and written.
+    /// A table of commands that read and write these regions.
     fn table(commands: &[(Vec<Region>, Vec<Region>)], whens: &[When]) -> Table {
         let mut table = Table::default();
         for (index, (reads, writes)) in commands.iter().enumerate() {

@@ -1,46 +1,47 @@
-//! [`Unit`]: what one dispatch can do, or the few dispatches of a schedule that has no single one.
+//! [`Unit`]: the work of one dispatch, or of the few dispatches of a schedule that has no single
+//! one.
 //!
-//! Units name values and weights; they hold no memory and know no device. The passes (`passes`)
-//! make them from the nodes of a plan. The queries at the end of this file look at the units that
-//! follow: some work can move into a later dispatch, and both the arena (`lifetimes`) and the
-//! device must agree on when it does.
+//! Units name values and weights; they hold no memory and are independent of devices. The passes
+//! (`passes`) make them from the nodes of a plan. The queries at the end of this file look at the
+//! following units: some work can move into a later dispatch, and both the arena (`lifetimes`) and
+//! the device must agree on when it does.
 
-use crate::lower::{AttentionOf, HeadChain, Norm, Projection, QkRopeKv, Tail};
+use crate::fields::{AttentionOf, HeadChain, Norm, Projection, QkRopeKv, Tail};
 use device::{Activation, KvLayerId, Op, Plan, ValueId, WeightId};
 
-/// What one or a few dispatches run.
+/// The work of one or a few dispatches.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Unit {
     /// A primitive other than Linear.
     Primitive(Op),
-    /// Linears with the norm before them and the tail after them.
+    /// Linears with the norm before and the tail after them.
     Projection(Projection),
     /// A Linear followed by a Gate with columns of another value.
     Gated {
-        /// One matrix, whose tail is `Store`.
+        /// A single matrix, with tail `Store`.
         product: Projection,
         /// The gate.
         by: GivenUp,
     },
     /// A Linear whose rows are scaled by a gate of their own and added to a residual.
     RowGated {
-        /// One matrix, whose tail is `Store`.
+        /// A single matrix, with tail `Store`.
         product: Projection,
         /// The gate.
         by: RowGate,
     },
-    /// What a branch adds to the residual stream.
+    /// The addition of a branch to the residual stream.
     Join(Join),
-    /// Heads on their way to the cache, and attention.
+    /// Norm and RoPE of heads, the write to the cache, and attention.
     QkRopeKv(Heads),
-    /// Query heads on their way to an attention over what another layer wrote.
+    /// Norm and RoPE of query heads, and attention over keys and values that another layer wrote.
     QRope(Queries),
     /// Two ExpertLinears of the same rows and ids, and the Gate of the two; before them a norm of
     /// the rows.
     ExpertGateUp {
-        /// `(n, n_in)`: what is normalised, or read.
+        /// `(n, n_in)`: the input of the norm, or of the products without a norm.
         x: ValueId,
-        /// Of the whole row, and the value that would hold its result.
+        /// Norm of the whole row, and the value that would hold its result.
         norm: Option<(Norm, ValueId)>,
         /// `(n, k)`
         ids: ValueId,
@@ -50,8 +51,8 @@ pub enum Unit {
         up: WeightId,
         /// The activation.
         kind: Activation,
-        /// A dense gate and up of the same rows after the same norm, with the same activation,
-        /// whose matrices have the experts' type.
+        /// A dense gate and up of the same rows after the same norm, with the same activation and
+        /// the experts' block type.
         beside: Option<Projection>,
         /// `(n, k * n_out)`
         out: ValueId,
@@ -66,11 +67,11 @@ pub enum Unit {
         weight: WeightId,
         /// `(n, k)`
         weights: ValueId,
-        /// The products of the experts, `(n, k * n_out)`: needed where the two run apart.
+        /// The products of the experts, `(n, k * n_out)`; stored if the two Ops run separately.
         parts: ValueId,
-        /// What is added, if anything.
+        /// The residual, if there is one.
         residual: Option<ValueId>,
-        /// An independent dense product of a matrix of the same type and as many rows.
+        /// An independent dense product with a matrix of the same type and the same number of rows.
         beside: Option<Beside>,
         /// `(n, n_out)`
         out: ValueId,
@@ -84,9 +85,9 @@ pub struct GivenUp {
     pub kind: Activation,
     /// `(n, any)`
     pub up: ValueId,
-    /// The first of its columns.
+    /// First column of `up`.
     pub first: usize,
-    /// Where the result goes.
+    /// The result.
     pub out: ValueId,
 }
 
@@ -97,14 +98,14 @@ pub struct RowGate {
     pub gate: ValueId,
     /// `(n, columns of the product)`
     pub residual: ValueId,
-    /// Where the result goes.
+    /// The result.
     pub out: ValueId,
 }
 
 /// Norm and Rope of query heads, and the attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Queries {
-    /// Only the attention reads its end.
+    /// The query heads; only the attention reads their end.
     pub q: HeadChain,
     /// The layer whose keys and values are read.
     pub layer: KvLayerId,
@@ -112,42 +113,43 @@ pub struct Queries {
     pub attention: AttentionOf,
 }
 
-/// `out = factor * (residual + norm(branch))`, or without the norm where the branch has none.
+/// `out = factor * (residual + norm(branch))`; without a norm if the branch has none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Join {
-    /// The branch, or the first of the two values that it is the sum of.
+    /// The branch, or the first term of a branch that is a sum.
     pub x: ValueId,
-    /// The other.
+    /// The second term of the branch.
     pub pair: Option<Pair>,
-    /// Of the whole row of the branch.
+    /// Norm of the whole row of the branch.
     pub norm: Option<Norm>,
-    /// What the branch is added to.
+    /// The residual.
     pub residual: ValueId,
-    /// On the sum.
+    /// Factor on the sum.
     pub factor: f32,
-    /// Where the sum goes.
+    /// The sum.
     pub out: ValueId,
 }
 
 /// A branch that is `norm(first) + other_norm(other)`; both norms have weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
-    /// Of the first.
+    /// Norm of the first term.
     pub norm: Norm,
-    /// The other.
+    /// The second term.
     pub other: ValueId,
-    /// Of the other.
+    /// Norm of the second term.
     pub other_norm: Norm,
 }
 
-/// Heads on their way to the cache, and attention, with norms that no rule of fusion knows.
+/// Norm and RoPE of heads, the write to the cache, and attention, with norms that no fusion rule
+/// covers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Heads {
     /// The chains of q and k, v, and the attention.
     pub chains: QkRopeKv,
-    /// Of each head of v.
+    /// Norm of each head of v.
     pub v_norm: Option<Norm>,
-    /// Whether the norms of q and k are of all heads together.
+    /// True if the norms of q and k are over all heads together.
     pub whole_rows: bool,
 }
 
@@ -167,10 +169,21 @@ pub struct Beside {
 pub struct LoweredUnit {
     /// Index of its first node in the plan.
     pub node: usize,
-    /// Index of its last node. The nodes run at once, so what the unit reads must live until here.
+    /// Index of its last node. The nodes run at once, so the unit's inputs must live until here.
     pub last: usize,
-    /// What to run.
+    /// The work.
     pub unit: Unit,
+}
+
+/// Facts about a unit that most units lack.
+#[derive(Default)]
+struct UnitFacts {
+    /// See [`Unit::experts`].
+    experts: Option<(ValueId, WeightId)>,
+    /// See [`Unit::attention`].
+    attention: Option<(usize, KvLayerId)>,
+    /// See [`Unit::own_norm`].
+    own_norm: Option<(ValueId, Norm, ValueId)>,
 }
 
 impl Unit {
@@ -235,85 +248,65 @@ impl Unit {
 
     /// Values that every schedule of the unit writes.
     pub(crate) fn surely_writes(&self) -> Vec<ValueId> {
-        match self {
-            Unit::Projection(p) => p.writes(),
-            Unit::Primitive(_)
-            | Unit::Gated { .. }
-            | Unit::RowGated { .. }
-            | Unit::Join(_)
-            | Unit::QkRopeKv(_)
-            | Unit::QRope(_)
-            | Unit::ExpertGateUp { .. }
-            | Unit::ExpertDownSum { .. } => self.writes(),
-        }
+        if let Unit::Projection(p) = self { p.writes() } else { self.writes() }
     }
 
-    /// The Op of a unit that is a primitive by itself.
+    /// The Op, if the unit is a primitive.
     pub fn primitive(&self) -> Option<&Op> {
         if let Unit::Primitive(op) = self { Some(op) } else { None }
     }
 
-    /// The ids and the matrices of the experts that it multiplies by.
+    /// Ids and matrices of the experts whose products the unit computes.
     pub fn experts(&self) -> Option<(ValueId, WeightId)> {
-        match self {
-            Unit::ExpertGateUp { ids, gate: weight, .. } | Unit::ExpertDownSum { ids, weight, .. } => {
-                Some((*ids, *weight))
-            }
-            Unit::Primitive(op) => {
-                if let Op::ExpertLinear { ids, weight, .. } = op {
-                    Some((*ids, *weight))
-                } else {
-                    None
-                }
-            }
-            Unit::Projection(_)
-            | Unit::Gated { .. }
-            | Unit::RowGated { .. }
-            | Unit::Join(_)
-            | Unit::QkRopeKv(_)
-            | Unit::QRope(_) => None,
-        }
+        self.facts().experts
     }
 
-    /// The query heads of the attention that it runs over KV pages, and the layer of these.
+    /// Query heads and KV layer of the unit's attention over KV pages.
     pub fn attention(&self) -> Option<(usize, KvLayerId)> {
-        match self {
-            Unit::QkRopeKv(heads) => heads.chains.attention.map(|a| (a.n_heads, heads.chains.layer)),
-            Unit::QRope(queries) => Some((queries.attention.n_heads, queries.layer)),
-            Unit::Primitive(op) => {
-                if let Op::Attention { n_heads, layer, .. } | Op::CrossAttention { n_heads, layer, .. } = op {
-                    Some((*n_heads, *layer))
-                } else {
-                    None
-                }
-            }
-            Unit::Projection(_)
-            | Unit::Gated { .. }
-            | Unit::RowGated { .. }
-            | Unit::Join(_)
-            | Unit::ExpertGateUp { .. }
-            | Unit::ExpertDownSum { .. } => None,
-        }
+        self.facts().attention
     }
 
-    /// The norm of its rows that the unit makes for itself: what is normalised, the norm, and the
-    /// value that would hold it.
+    /// The norm that the unit applies to the rows it reads: its input, the norm, and the value that
+    /// would hold its output.
     fn own_norm(&self) -> Option<(ValueId, Norm, ValueId)> {
+        self.facts().own_norm
+    }
+
+    /// The one place that names every unit for these facts.
+    fn facts(&self) -> UnitFacts {
+        let own_norm = |x: &ValueId, norm: &Option<(Norm, ValueId)>| norm.map(|(norm, out)| (*x, norm, out));
         match self {
-            Unit::Projection(Projection { x, norm, .. }) | Unit::ExpertGateUp { x, norm, .. } => {
-                norm.map(|(norm, out)| (*x, norm, out))
+            Unit::Primitive(Op::ExpertLinear { ids, weight, .. }) => {
+                UnitFacts { experts: Some((*ids, *weight)), ..UnitFacts::default() }
             }
-            Unit::Primitive(_)
-            | Unit::Gated { .. }
-            | Unit::RowGated { .. }
-            | Unit::Join(_)
-            | Unit::QkRopeKv(_)
-            | Unit::QRope(_)
-            | Unit::ExpertDownSum { .. } => None,
+            Unit::Primitive(
+                Op::Attention { n_heads, layer, .. } | Op::CrossAttention { n_heads, layer, .. },
+            ) => UnitFacts { attention: Some((*n_heads, *layer)), ..UnitFacts::default() },
+            Unit::Projection(Projection { x, norm, .. }) => {
+                UnitFacts { own_norm: own_norm(x, norm), ..UnitFacts::default() }
+            }
+            Unit::ExpertGateUp { x, norm, ids, gate, .. } => UnitFacts {
+                experts: Some((*ids, *gate)),
+                own_norm: own_norm(x, norm),
+                ..UnitFacts::default()
+            },
+            Unit::ExpertDownSum { ids, weight, .. } => {
+                UnitFacts { experts: Some((*ids, *weight)), ..UnitFacts::default() }
+            }
+            Unit::QkRopeKv(Heads { chains, .. }) => UnitFacts {
+                attention: chains.attention.map(|a| (a.n_heads, chains.layer)),
+                ..UnitFacts::default()
+            },
+            Unit::QRope(Queries { layer, attention, .. }) => {
+                UnitFacts { attention: Some((attention.n_heads, *layer)), ..UnitFacts::default() }
+            }
+            Unit::Primitive(_) | Unit::Gated { .. } | Unit::RowGated { .. } | Unit::Join(_) => {
+                UnitFacts::default()
+            }
         }
     }
 
-    /// The norm of whole rows that a unit is: what it normalises, the norm, and where it goes.
+    /// The norm of whole rows, if the unit is one: its input, the norm, and its output.
     pub(crate) fn whole_norm(&self, plan: &Plan) -> Option<(ValueId, Norm, ValueId)> {
         let Some(Op::RmsNorm { x, weight, eps, group, out }) = self.primitive() else { return None };
         let norm = Norm { weight: *weight, eps: *eps };
@@ -321,8 +314,8 @@ impl Unit {
     }
 }
 
-/// The units after the SelectRows that follow immediately, and what a value became among these:
-/// with a single row, that value.
+/// The units after the SelectRows that follow immediately, and the value that replaces `id` there:
+/// the selected rows. With a single row both are equal.
 pub fn after_selections(id: ValueId, mut rest: &[LoweredUnit]) -> (ValueId, &[LoweredUnit]) {
     let mut selected = id;
     while let [LoweredUnit { unit: Unit::Primitive(Op::SelectRows { x, out }), .. }, after @ ..] = rest {
@@ -334,20 +327,20 @@ pub fn after_selections(id: ValueId, mut rest: &[LoweredUnit]) -> (ValueId, &[Lo
     (selected, rest)
 }
 
-/// The projection that reads a value right after the unit that made it, and the index of its last
-/// node. A projection of rows that were selected from the value does not count: there may be none.
+/// The projection that reads a value right after the unit that wrote it, and the index of its last
+/// node. A projection of rows selected from the value does not count, because there may be no such
+/// rows.
 pub fn next_reader(id: ValueId, rest: &[LoweredUnit]) -> Option<(usize, &Projection)> {
     let next = after_selections(id, rest).1.first()?;
     let (Unit::Projection(p) | Unit::Gated { product: p, .. }) = &next.unit else { return None };
     (p.x == id).then_some((next.last, p))
 }
 
-/// Norms that one dispatch makes together with the sum that they are of, at most.
+/// Most norms that one dispatch computes together with the sum that they normalise.
 const MOST_NORMS: usize = 3;
 
-/// The norms of a sum that can be made together with it, and where they go: that of the projection
-/// that follows, and those of what else reads the sum before the next one. All have weights, and
-/// the same eps.
+/// Norms of a sum that the same dispatch can compute, and their outputs: the norm of the following
+/// projection, and norms of other readers before the next sum. All have weights, and the same eps.
 pub fn norms_of_sum(sum: ValueId, rest: &[LoweredUnit]) -> Vec<(Norm, ValueId)> {
     let first = next_reader(sum, rest).and_then(|(_, p)| p.norm);
     let Some((first, _)) = first else { return vec![] };
@@ -364,7 +357,7 @@ pub fn norms_of_sum(sum: ValueId, rest: &[LoweredUnit]) -> Vec<(Norm, ValueId)> 
     found
 }
 
-/// The products of experts that the next unit, a sum, weighs and adds for itself: the products, and
+/// The experts' products that the next unit, a sum, can weight and add itself: the products and
 /// their weights.
 pub fn parts_of(unit: &Unit, rest: &[LoweredUnit]) -> Option<(ValueId, ValueId)> {
     let Unit::ExpertDownSum { parts, weights, residual: None, out, .. } = unit else { return None };

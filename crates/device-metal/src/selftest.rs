@@ -14,7 +14,7 @@ pub use timing::{Decoder, Effort, sweep, time_attention, time_overheads, time_pr
 use crate::MetalDevice;
 use crate::gpu::Gpu;
 use device::{Activation, KvLayer, Op, OpKind, OutputKind, Plan, RopeStyle, Weight};
-use device_testing::{AttentionOptions, Case, PlanBuilder, Rng, check_op_cases, stored};
+use device_check::{AttentionOptions, Case, PlanBuilder, Rng, check_op_cases, stored};
 use weights::{BlockType, Bytes, Planes};
 
 /// Ops that multiply in tiles.
@@ -163,7 +163,7 @@ fn n_kv_heads(hidden: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use device_testing::block_types;
+    use device_check::block_types;
 
     /// Products of every type are timed, matrices of types with planes too.
     #[test]

@@ -1,22 +1,22 @@
-//! Keys and values divided among ranks: by heads.
+//! Division of keys and values among ranks, by heads.
 
 use device::{KvLayout, Op, Plan};
 
-/// How a layer's heads lie on the ranks.
+/// Placement of a layer's heads on the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heads {
-    /// All on each: something reads the scores of some of them.
+    /// Each rank has all heads, because an Op reads the scores of some of them.
     Whole,
-    /// Each rank has as many KV heads.
+    /// Each rank has an equal number of KV heads.
     Divided,
-    /// There are fewer KV heads than ranks: several ranks have the same one.
+    /// There are fewer KV heads than ranks: several ranks share one.
     Shared,
 }
 
-/// How the layers of keys and values of a program's plans are divided among `n` ranks.
+/// Placement of each layer of keys and values of a program's plans among `n` ranks.
 ///
 /// # Errors
-/// The heads of a layer, in words.
+/// The layer whose heads cannot be divided.
 pub fn heads(plans: &[Plan], n: usize) -> Result<Vec<Heads>, String> {
     let Some(kv) = plans.first().map(|plan| &plan.kv) else { return Ok(Vec::new()) };
     let mut all = Vec::with_capacity(kv.layers.len());
@@ -47,7 +47,7 @@ pub fn heads(plans: &[Plan], n: usize) -> Result<Vec<Heads>, String> {
     Ok(all)
 }
 
-/// A rank's layout.
+/// The KV layout of a rank.
 pub fn layout(kv: &KvLayout, heads: &[Heads], n: usize) -> KvLayout {
     let mut kv = kv.clone();
     for (layer, heads) in kv.layers.iter_mut().zip(heads) {

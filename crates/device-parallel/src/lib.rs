@@ -1,16 +1,19 @@
-//! Tensor parallelism: a model on several devices of one host, each of which computes a part of every layer.
+//! Tensor parallelism: a model on several devices of one host, each of which computes a part of
+//! every layer.
 //!
-//! The devices are the ranks of a group: they exchange numbers where a plan has a [`device::Op::Collective`], each in its own way. Every
-//! plan is divided by rules on its Ops ([`shard`]), each rank's plan gets its part of the weights ([`slice`]) and is fused and
-//! compiled by its device. A step runs on all ranks at once, each on its own thread ([`program`]). All ranks have the same
-//! logits, to the bit, and so each chooses the same tokens and can go on with them; what the caller reads is the first rank's.
+//! The devices are the ranks of a group. They communicate at each [`device::Op::Collective`] of a
+//! plan, each in its own way. Rules on Ops divide every plan ([`shard`]). Each rank's plan gets its
+//! part of the weights ([`slice`]), and its device fuses and compiles it. A step runs on all ranks
+//! at once, each on its own thread ([`program`]). All ranks compute bit-identical logits, so all
+//! choose the same tokens and can continue with them. The caller reads the results of the first
+//! rank.
 #![deny(missing_docs)]
 
 mod heads;
 mod program;
-mod rewrite;
 mod shard;
 mod slice;
+mod spread;
 mod worker;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,16 +32,17 @@ use slice::{Cut, Slices};
 /// The device's name.
 const NAME: &str = "parallel";
 
-/// Devices that compute a model together.
+/// Devices that run a model together.
 pub struct ParallelDevice {
     ranks: Vec<Arc<dyn Device>>,
-    /// By rank: parts of weights that a memory plan made, until a program takes them.
+    /// Parts of weights of each rank, made by a memory plan and kept until a program owns them.
     slices: Vec<Mutex<Slices>>,
-    /// Steps of all programs come to all ranks in one order: a rank waits for the others within a step.
+    /// Held so that all ranks receive the steps of all programs in one order: a rank waits for the
+    /// others within a step.
     order: Arc<Mutex<()>>,
 }
 
-/// By rank, its plans; and how each plan was divided.
+/// Plans of each rank, and the division of each plan.
 struct Divided {
     plans: Vec<Vec<Plan>>,
     of_ranks: Vec<PlanOfRanks>,
@@ -46,17 +50,17 @@ struct Divided {
 }
 
 impl ParallelDevice {
-    /// Of the ranks of one group, in their order.
+    /// A device of the ranks of one group, in their order.
     ///
     /// # Errors
-    /// There are fewer than two, or they are no group of as many.
+    /// There are fewer than two ranks, or they are not one whole group.
     pub fn new(ranks: Vec<Arc<dyn Device>>) -> Result<ParallelDevice> {
         let n = ranks.len();
         if n < 2 || ranks.iter().any(|rank| rank.n_ranks() != n) {
             return Err(Error::Unsupported {
                 device: NAME,
-                what: format!("{n} devices that are not the ranks of one group"),
-                hint: "make them as one group of at least 2".to_owned(),
+                what: format!("a group of {n} devices that are not its ranks"),
+                hint: "create at least 2 devices as one group".to_owned(),
             });
         }
         let slices = ranks.iter().map(|_| Mutex::default()).collect();
@@ -100,7 +104,7 @@ impl ParallelDevice {
         Ok(Divided { of_ranks: of_ranks.collect(), plans: rank_plans, notes })
     }
 
-    /// What is said of matrices that could not be divided, where they are many.
+    /// Note about matrices that could not be divided, if they are a large part.
     fn whole_weights(&self, flat: &Plan, ranked: &Ranked) -> Option<String> {
         let mut seen: Vec<device::WeightId> = Vec::new();
         let (mut bytes, mut largest): (u64, Option<&Weight>) = (0, None);
@@ -143,7 +147,7 @@ impl Device for ParallelDevice {
         self.first().n_threads()
     }
 
-    /// As much as all have if each takes as much as the scarcest has.
+    /// Memory of all ranks, if each uses as much as the scarcest has.
     fn memory(&self) -> SystemMemory {
         let of = self.ranks.iter().map(|rank| rank.memory());
         let of: Vec<SystemMemory> = of.collect();
@@ -159,7 +163,7 @@ impl Device for ParallelDevice {
         Some(Box::new(Sources(sources)))
     }
 
-    /// None: each rank's plan is fused by its device's rules.
+    /// No rules: each rank's plan is fused by its device's rules.
     fn fusion(&self) -> &[Rule] {
         &[]
     }
@@ -186,7 +190,7 @@ impl Device for ParallelDevice {
             memory.items.extend(of_rank.items.into_iter().map(named));
             memory.notes.extend(of_rank.notes.into_iter().map(|note| format!("rank {index}: {note}")));
         }
-        // A rank that reads weights in place has listed them.
+        // A rank that reads weights in place has listed them already.
         if !memory.items.iter().any(|item| item.what.ends_with("weights in memory")) {
             let copied =
                 |slices: &Mutex<Slices>| slices.lock().unwrap_or_else(PoisonError::into_inner).n_copied();
@@ -200,7 +204,7 @@ impl Device for ParallelDevice {
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
         limits.check(self, plans)?;
         let divided = self.divide(plans)?;
-        // Programs keep what they need of the parts.
+        // Programs hold the parts that they need.
         for slices in &self.slices {
             *slices.lock().unwrap_or_else(PoisonError::into_inner) = Slices::default();
         }
@@ -216,12 +220,12 @@ impl Device for ParallelDevice {
         Ok(Box::new(ParallelProgram::new(programs, divided.of_ranks, self.order.clone())?))
     }
 
-    /// Each rank's.
+    /// Arithmetic of the first rank; all ranks are alike.
     fn arithmetic(&self, weight: &Weight) -> Arithmetic {
         self.first().arithmetic(weight)
     }
 
-    /// Of all together, by what the first has.
+    /// Peaks of the first rank, times the number of ranks.
     fn peaks(&self) -> Peaks {
         let (one, n) = (self.first().peaks(), self.ranks.len() as f64);
         Peaks {
@@ -233,7 +237,8 @@ impl Device for ParallelDevice {
     }
 }
 
-/// The ranks' memory as one: a page takes memory on each, so what is free is what the scarcest has, times the ranks.
+/// Memory of all ranks as one. A page takes memory on each rank, so the free memory is the scarcest
+/// rank's, times the number of ranks.
 struct Sources(Vec<Box<dyn MemorySource>>);
 
 impl MemorySource for Sources {

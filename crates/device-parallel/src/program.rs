@@ -1,4 +1,5 @@
-//! The program: each step on all ranks at once. The first rank runs on the caller's thread, the others on their own.
+//! The program: each step runs on all ranks at once. The first rank runs on the caller's thread,
+//! the others on their own.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,23 +10,26 @@ use device::{
 };
 
 use crate::NAME;
-use crate::shard::{Ranked, Spread, joined};
+use crate::shard::Ranked;
+use crate::spread::{Spread, joined};
 use crate::worker::{Answer, Command, Worker, copy, obey};
 
-/// How a plan lies on the ranks.
+/// Placement of a plan on the ranks.
 pub struct PlanOfRanks {
-    /// By value of the plan: how it lies, its columns, and its id on each rank.
+    /// Placement, columns, and id on each rank, for each value of the plan.
     values: Vec<(Spread, usize, Vec<ValueId>)>,
-    /// By node of the plan, by rank: its node that has run when the plan's has; `None`: nothing of it yet.
+    /// For each node of the plan and each rank, the rank's node that completes it; `None` if no
+    /// node of the rank precedes its end.
     ends: Vec<Vec<Option<usize>>>,
-    /// By node of the first rank's plan: the plan's.
+    /// For each node of the first rank's plan, the node of the plan.
     starts: Vec<usize>,
 }
 
 impl PlanOfRanks {
-    /// `ranked` divide `plan` without its fused nodes; `fused` are their plans as devices get them.
+    /// The placement of `plan`. `ranked` divide it without its fused nodes; `fused` are their plans
+    /// as the devices compile them.
     pub fn new<'a>(plan: &Plan, ranked: Vec<Ranked>, fused: impl Iterator<Item = &'a Plan>) -> PlanOfRanks {
-        // By rank and primitive, the node.
+        // Node of each primitive, by rank.
         let nodes: Vec<Vec<usize>> = fused
             .map(|plan| {
                 let of = |(index, node): (usize, &device::Node)| vec![index; node.op.primitives().len()];
@@ -58,24 +62,24 @@ impl PlanOfRanks {
     }
 }
 
-/// The programs of all ranks.
+/// Programs of all ranks.
 pub struct ParallelProgram {
     first: Box<dyn Program>,
     others: Vec<Worker>,
     plans: Vec<PlanOfRanks>,
-    /// Held while a step is given to the ranks: see [`crate::ParallelDevice`].
+    /// Held while the ranks receive a step; see [`crate::ParallelDevice`].
     order: Arc<Mutex<()>>,
-    /// Room for a copy of a step.
+    /// Memory for a copy of a step.
     step: Arc<OwnedStep>,
-    /// The plan of the last step.
+    /// Plan of the last step.
     plan: usize,
 }
 
 impl ParallelProgram {
-    /// Of programs in the order of the ranks.
+    /// A program of the ranks' programs, in their order.
     ///
     /// # Errors
-    /// The system has no threads.
+    /// The system cannot create threads.
     pub fn new(
         programs: Vec<Box<dyn Program>>,
         plans: Vec<PlanOfRanks>,
@@ -87,8 +91,8 @@ impl ParallelProgram {
         Ok(ParallelProgram { first, others, plans, order, step: Arc::default(), plan: 0 })
     }
 
-    /// All ranks at once: the first does what `first` says here, while each other one obeys its `command`, by rank. Returns when all
-    /// have answered.
+    /// Runs all ranks at once: the first runs `first` on this thread, each other rank its
+    /// `command`. Returns when all have answered.
     fn together<T>(
         &mut self,
         command: impl Fn(usize) -> Command,
@@ -101,7 +105,8 @@ impl ParallelProgram {
         (first, self.others.iter().map(Worker::answer).collect())
     }
 
-    /// A command to all ranks at once, and the first rank's answer once all have answered.
+    /// Sends a command to all ranks at once. Returns the first rank's answer once all have
+    /// answered.
     fn all(&mut self, command: &Command) -> Result<Answer> {
         agreed(self.together(|_| command.clone(), |program| obey(program, command)))
     }
@@ -164,13 +169,13 @@ impl Program for ParallelProgram {
         self.plan = step.plan;
         let order = self.order.clone();
         let _held = order.lock().unwrap_or_else(PoisonError::into_inner);
-        // A rank of whose plan nothing has run runs its first node, which is whole on all.
+        // A rank without a finished node runs its first node, whose value is whole on all ranks.
         let command = |end: &Option<usize>| Command::RunUntil(step_of_all.clone(), end.unwrap_or(0));
         let answers = self.together(|rank| command(&ends[rank]), |program| obey(program, &command(&ends[0])));
         agreed(answers).map(drop)
     }
 
-    /// From all ranks: parts are put together, sums are made.
+    /// Reads a value from all ranks, and concatenates or adds the parts.
     fn read(&self, value: ValueId) -> Option<Vec<f32>> {
         let (spread, cols, ids) = self.plans.get(self.plan)?.values.get(value.0 as usize)?;
         if *spread == Spread::Whole {
@@ -201,7 +206,7 @@ impl Program for ParallelProgram {
         if first.is_ok() && others.iter().all(Result::is_ok) {
             return Ok(());
         }
-        // All have them, or none.
+        // All ranks commit the pages, or none does.
         let decommit = Command::Decommit(group, pages.start, pages.end);
         for (worker, answer) in self.others.iter().zip(&others) {
             if answer.is_ok() {
@@ -223,7 +228,7 @@ impl Program for ParallelProgram {
         self.all(&Command::CopyPage(group, from, to)).map(drop)
     }
 
-    /// The first rank's.
+    /// Commands of the first rank.
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         let Some(of) = self.plans.get(plan) else { return Vec::new() };
         let commands = self.first.commands(plan, n_rows).into_iter();
@@ -231,7 +236,7 @@ impl Program for ParallelProgram {
         commands.map(|info| CommandInfo { node: node(info.node), ..info }).collect()
     }
 
-    /// Those of the first rank's commands. The others wait for it where they exchange numbers.
+    /// Times of the first rank's commands. Collectives include the wait for other ranks.
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
         Self::refuse_stopped(step)?;
         let mine = copy(step, &mut self.step);
@@ -243,7 +248,8 @@ impl Program for ParallelProgram {
     }
 }
 
-/// What the first rank said, if no rank failed. An error of the first is the caller's to read; it most often is all ranks'.
+/// The first rank's result, if no rank failed. An error of the first rank takes precedence, since
+/// usually all ranks have the same error.
 fn agreed<T>((first, others): (Result<T>, Vec<Result<Answer>>)) -> Result<T> {
     let first = first?;
     others.into_iter().collect::<Result<Vec<_>>>()?;

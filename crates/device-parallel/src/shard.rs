@@ -1,51 +1,42 @@
-//! A plan divided among ranks, by rules on its Ops.
+//! Division of a plan among ranks, by rules on its Ops.
 //!
-//! A value is whole on each rank, or divided by columns, or partial: the sum over the ranks is the value ([`Spread`]). A Linear of a
-//! whole value may divide its rows, which are its output's columns; one of a divided value divides its columns, and its output is
-//! partial. Between them stand Ops that compute each column, or each head, by itself. Attention is divided by heads, an
-//! expert's matrices as a Linear's are. What needs a whole row gets it: a partial value by an AllReduce, attention's heads and logits
-//! by an AllGather.
+//! A value is whole on each rank, divided by columns, or partial: the sum over the ranks
+//! ([`Spread`]). A Linear of a whole value may divide its weight's rows, and so its output's
+//! columns. A Linear of a divided value divides its weight's columns, and its output is partial.
+//! Ops between the two compute each column, or each head, by itself. Attention is divided by heads,
+//! and an expert's matrices like a Linear's. Where an Op needs a whole row, an AllReduce adds
+//! partial values, and an AllGather collects heads and logits.
 //!
-//! Whether a value should be divided shows only where it is used. So a plan is walked several times: first every value is divided
-//! that can be, and what somebody needs whole is not divided the next time ([`Bans`]). Only attention is always divided, since keys
-//! and values are.
+//! The uses of a value decide whether to divide it. So a plan is walked several times: at first
+//! every possible value is divided, and values that an Op needs whole are not divided in the next
+//! walk ([`Bans`]). Attention is always divided, since keys and values are.
 //!
-//! A sum stays partial as long as Ops are linear in it. The first rank alone adds what is whole to it (residuals, biases).
+//! A sum stays partial as long as Ops are linear in it. Only the first rank adds whole values
+//! (residuals, biases) to it.
 
 use device::{CollectiveKind, KvLayerId, Node, Op, Plan, Value, ValueId, Weight, WeightId};
 
 use crate::heads::{Heads, layout};
-use crate::rewrite::rewrite;
 use crate::slice::{Cut, has_columns};
+use crate::spread::Spread;
 
-/// How a value lies on the ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spread {
-    /// The same on each.
-    Whole,
-    /// Of so many equal groups of neighbouring columns, each rank has its part of each.
-    Columns(usize),
-    /// The sum over the ranks.
-    Partial,
-}
-
-/// By value of a plan: whether it may not be divided by columns, unless it is attention's.
+/// Values of a plan that may not be divided by columns, unless they belong to attention.
 pub struct Bans {
     of: Vec<bool>,
     changed: bool,
 }
 
-/// A rank's plan. Its weights are not cut yet.
+/// Plan of a rank. Its weights are still whole.
 pub struct Ranked {
     /// The plan, with the whole weights.
     pub plan: Plan,
-    /// By weight of it: the part that the rank has.
+    /// The rank's part of each weight.
     pub cuts: Vec<Cut>,
-    /// By value of the plan that was divided.
+    /// Placement of each value of the original plan.
     pub spread: Vec<Spread>,
-    /// By value of the plan that was divided: the rank's, which other ranks may have under another id.
+    /// Id on this rank of each value of the original plan; other ranks may use another id.
     pub local: Vec<ValueId>,
-    /// By node of the plan that was divided: nodes of this one that have run when it has.
+    /// Number of nodes of this plan that complete each node of the original plan.
     pub ends: Vec<usize>,
 }
 
@@ -60,7 +51,7 @@ pub fn shard(flat: &Plan, heads: &[Heads], n: usize) -> Vec<Ranked> {
     first.into_iter().chain(others).collect()
 }
 
-/// One way through a plan, for one rank.
+/// One walk through a plan, for one rank.
 struct Walk<'a> {
     flat: &'a Plan,
     heads: &'a [Heads],
@@ -68,15 +59,15 @@ struct Walk<'a> {
     n: usize,
     bans: &'a mut Bans,
     plan: Plan,
-    /// Weights of the rank's plan: which of the whole plan, and which part.
+    /// Weights of the rank's plan: the original weight, and the part of it.
     weights: Vec<(WeightId, Cut)>,
     spread: Vec<Spread>,
     local: Vec<ValueId>,
-    /// By value: where it is whole, once it is.
+    /// Id of each value as a whole, once it exists.
     whole: Vec<Option<ValueId>>,
-    /// By value that is not divided: where the rank's columns of it are, once they are.
+    /// Id of the rank's columns of each value that is not divided, once they exist.
     part: Vec<Option<ValueId>>,
-    /// By value of ids that only count: whether it is written, in full, and for the rank's heads.
+    /// Ids of each Ordinals value that are written: in full, and for the rank's heads.
     ordinals: Vec<Option<[Option<ValueId>; 2]>>,
     layer: Option<u32>,
 }
@@ -117,7 +108,7 @@ impl<'a> Walk<'a> {
         for index in 0..self.flat.kept.len() {
             self.plan.kept[index] = self.whole(self.flat.kept[index]);
         }
-        // Argmax was the last, and reads the same.
+        // The Argmax came last, and reads the same value.
         self.plan.output = self.result(self.flat.output);
         let of = |(id, _): &(WeightId, Cut)| self.flat.weight(*id).clone();
         self.plan.weights = self.weights.iter().map(of).collect::<Vec<Weight>>();
@@ -138,7 +129,7 @@ impl<'a> Walk<'a> {
         self.plan.nodes.push(Node { op, layer: self.layer });
     }
 
-    /// A new value of the rank's plan, beside one of the whole plan.
+    /// A new value of the rank's plan, derived from a value of the original plan.
     fn beside(&mut self, id: ValueId, what: &str, cols: usize) -> ValueId {
         let Value { name, rows, dtype, .. } = self.flat.value(id);
         let value = Value { name: format!("{name}, {what}"), rows: *rows, cols, dtype: *dtype };
@@ -162,7 +153,7 @@ impl<'a> Walk<'a> {
         !self.bans.of[id.0 as usize]
     }
 
-    /// The groups by which a value is divided, for Ops that go on with its columns.
+    /// Groups by which a value is divided, for Ops that continue with its columns.
     fn columns_of(&self, id: ValueId) -> Option<usize> {
         match self.spread[id.0 as usize] {
             Spread::Columns(groups) => Some(groups).filter(|_| self.may_divide(id)),
@@ -170,12 +161,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whether a value is a sum that nobody has made so far.
+    /// Returns true if a value is partial and no Op has reduced it yet.
     fn is_partial(&self, id: ValueId) -> bool {
         self.spread[id.0 as usize] == Spread::Partial && self.whole[id.0 as usize].is_none()
     }
 
-    /// Where a value is whole. It should not be divided.
+    /// Id of a whole value. The value should not be divided.
     fn whole(&mut self, id: ValueId) -> ValueId {
         if self.columns_of(id).is_some() {
             self.ban(id);
@@ -183,13 +174,13 @@ impl<'a> Walk<'a> {
         self.gathered(id)
     }
 
-    /// Where a value is whole that may be divided in one group: the head of a large vocabulary is read by all ranks, and logits are
-    /// gathered.
+    /// Id of a whole value that may be divided in one group: all ranks share the head of a large
+    /// vocabulary, and logits are gathered.
     fn result(&mut self, id: ValueId) -> ValueId {
         if self.columns_of(id) == Some(1) { self.gathered(id) } else { self.whole(id) }
     }
 
-    /// Where a value is whole, however it is divided.
+    /// Id of a whole value, after a collective if it is divided or partial.
     fn gathered(&mut self, id: ValueId) -> ValueId {
         let index = id.0 as usize;
         if let Some(whole) = self.whole[index] {
@@ -207,7 +198,7 @@ impl<'a> Walk<'a> {
         out
     }
 
-    /// The rank's columns of a value, as one group.
+    /// Id of the rank's columns of a value, as one group.
     fn part(&mut self, id: ValueId) -> ValueId {
         let index = id.0 as usize;
         if matches!(self.spread[index], Spread::Columns(_)) {
@@ -224,7 +215,7 @@ impl<'a> Walk<'a> {
         out
     }
 
-    /// The KV head that this rank shares with others, of a value with all of them.
+    /// Id of the KV head that this rank shares with others, taken from a value with all heads.
     fn shared_head(&mut self, id: ValueId, n_kv_heads: usize) -> ValueId {
         let x = self.whole(id);
         if n_kv_heads == 1 {
@@ -242,7 +233,7 @@ impl<'a> Walk<'a> {
         out
     }
 
-    /// What an Op writes lies like this.
+    /// Records the placement of an Op's output.
     fn writes(&mut self, id: ValueId, spread: Spread) {
         self.spread[id.0 as usize] = spread;
         if matches!(spread, Spread::Columns(_)) {
@@ -250,7 +241,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Push an Op that reads `reads` in the place of the values that it read, and whole weights.
+    /// Pushes an Op that reads `reads` instead of its original inputs, and whole weights.
     fn emit(&mut self, op: &Op, reads: &[ValueId]) {
         self.emit_cut(op, reads, &|_| Cut::Whole);
     }
@@ -261,21 +252,22 @@ impl<'a> Walk<'a> {
             let found = before.iter().position(|other| *other == id);
             found.and_then(|index| reads.get(index)).copied().unwrap_or(id)
         };
-        let op = rewrite(op, &mut values, &mut |id| self.weight(id, cut(id)));
+        let op = op.with_operands(&mut values, &mut |id| self.weight(id, cut(id)));
         self.push(op);
     }
 
-    /// An Op that needs all of its rows.
+    /// Runs an Op on whole rows.
     fn plain(&mut self, op: &Op) {
         let reads: Vec<ValueId> = op.reads().into_iter().map(|id| self.whole(id)).collect();
         self.emit(op, &reads);
     }
 
-    /// An Op that computes each column by itself: divided if one of its values is, and may be.
+    /// Divides an Op that computes each column by itself, if one of its inputs is divided and all
+    /// may be.
     fn each_column(&mut self, op: &Op, out: ValueId) {
         let reads = op.reads();
         let groups = reads.iter().find_map(|id| self.columns_of(*id));
-        // What is whole can be divided in one group.
+        // A whole value can be divided in one group.
         let fits = |groups: usize, id: &ValueId| {
             self.columns_of(*id) == Some(groups) || (groups == 1 && self.columns_of(*id).is_none())
         };
@@ -289,7 +281,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// An Op that computes each unit of `unit` neighbouring columns by itself. `cut` is what a rank has of its weights.
+    /// Divides an Op that computes each unit of `unit` neighbouring columns by itself. `cut` is the
+    /// rank's part of its weights.
     fn each_unit(&mut self, op: &Op, x: ValueId, unit: usize, cut: Cut, out: ValueId) {
         let divides = self.cols(x).is_multiple_of(self.n * unit);
         if self.columns_of(x) == Some(1) && self.may_divide(out) && divides {
@@ -301,7 +294,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// An Op of one value that is linear in it.
+    /// Divides an Op of one value that is linear in it.
     fn linear_in(&mut self, op: &Op, x: ValueId, out: ValueId) {
         if self.is_partial(x) {
             self.emit(op, &[self.local[x.0 as usize]]);
@@ -311,7 +304,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// An Op that adds something whole to `x`: the first rank alone adds it to a partial value.
+    /// Divides an Op that adds something whole to `x`: only the first rank adds it to a partial
+    /// value.
     fn adds_to(&mut self, op: &Op, x: ValueId, reads: &[ValueId], out: ValueId) {
         if self.rank == 0 {
             self.emit(op, reads);
@@ -321,54 +315,77 @@ impl<'a> Walk<'a> {
         self.writes(out, Spread::Partial);
     }
 
+    /// Divides an Op by its rule. An Op without a rule runs whole on every rank, which is always
+    /// right.
     fn op(&mut self, op: &Op) {
-        match op {
-            Op::Linear { x, weight, bias, out } => self.linear(*x, *weight, *bias, *out),
-            Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(op, *x, *ids, *weight, *out),
-            Op::ExpertBias { x, ids, bias, out } => self.expert_bias(op, *x, *ids, *bias, *out),
-            Op::ExpertSum { x, weights, out } => self.expert_sum(op, *x, *weights, *out),
-            Op::Add { a, b, out } => self.add(op, *a, *b, *out),
-            Op::Gate { out, .. }
-            | Op::GateClamped { out, .. }
-            | Op::Activate { out, .. }
-            | Op::Clamp { out, .. }
-            | Op::Softcap { out, .. } => self.each_column(op, *out),
-            Op::Scale { x, out, .. } | Op::SelectRows { x, out } => self.linear_in(op, *x, *out),
-            Op::RmsNorm { x, weight, group, out, .. } => {
-                let each_its_own = weight.is_some_and(|id| self.flat.weight(id).n_cols() != *group);
-                let cut = if each_its_own { Cut::Elements(1) } else { Cut::Whole };
-                self.each_unit(op, *x, *group, cut, *out);
-            }
-            Op::Rope { x, head_dim, out, .. } => self.each_unit(op, *x, *head_dim, Cut::Whole, *out),
-            Op::Columns { x, group, out, .. } => self.each_unit(op, *x, *group, Cut::Whole, *out),
-            Op::Join { n_heads, out, .. } => self.join(op, *n_heads, *out),
-            Op::KvWrite { k, v, layer } => self.kv_write(op, *k, *v, *layer),
-            Op::Attention { q, layer, n_heads, out, .. }
-            | Op::CrossAttention { q, layer, n_heads, out, .. } => {
-                self.attention(op, *q, *layer, *n_heads, *out);
-            }
-            Op::SelfAttention { q, k, n_heads, out, .. } => self.self_attention(op, *q, *k, *n_heads, *out),
-            // Written when somebody needs them.
-            Op::Ordinals { out } => self.ordinals[out.0 as usize] = Some([None, None]),
-            Op::Argmax { x, .. } => {
-                let x = self.result(*x);
-                self.emit(op, &[x]);
-            }
-            Op::Embed { .. }
-            | Op::EmbedPositions { .. }
-            | Op::Input { .. }
-            | Op::Adapters { .. }
-            | Op::LayerNorm { .. }
-            | Op::Route { .. }
-            | Op::Pool { .. }
-            | Op::Unfold { .. }
-            | Op::CrossScores { .. }
-            | Op::ShortConv { .. }
-            | Op::GatedDelta { .. }
-            | Op::SelectiveScan { .. }
-            | Op::Collective { .. }
-            | Op::Fused { .. } => self.plain(op),
+        if self.matrix(op) || self.columns(op) || self.heads(op) {
+            return;
         }
+        if let Op::Ordinals { out } = op {
+            // The Op is pushed when another Op reads its output.
+            self.ordinals[out.0 as usize] = Some([None, None]);
+        } else if let Op::Argmax { x, .. } = op {
+            let x = self.result(*x);
+            self.emit(op, &[x]);
+        } else {
+            self.plain(op);
+        }
+    }
+
+    /// Divides an Op of matrices, or of a mixture of experts. Returns false for other Ops.
+    fn matrix(&mut self, op: &Op) -> bool {
+        if let &Op::Linear { x, weight, bias, out } = op {
+            self.linear(x, weight, bias, out);
+        } else if let &Op::ExpertLinear { x, ids, weight, out } = op {
+            self.expert_linear(op, x, ids, weight, out);
+        } else if let &Op::ExpertBias { x, ids, bias, out } = op {
+            self.expert_bias(op, x, ids, bias, out);
+        } else if let &Op::ExpertSum { x, weights, out } = op {
+            self.expert_sum(op, x, weights, out);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Divides an Op that computes each column, or each unit of columns, by itself. Returns false
+    /// for other Ops.
+    fn columns(&mut self, op: &Op) -> bool {
+        if let &Op::Add { a, b, out } = op {
+            self.add(op, a, b, out);
+        } else if let &Op::Scale { x, out, .. } | &Op::SelectRows { x, out } = op {
+            self.linear_in(op, x, out);
+        } else if let &Op::RmsNorm { x, weight, group, out, .. } = op {
+            let each_its_own = weight.is_some_and(|id| self.flat.weight(id).n_cols() != group);
+            let cut = if each_its_own { Cut::Elements(1) } else { Cut::Whole };
+            self.each_unit(op, x, group, cut, out);
+        } else if let &Op::Rope { x, head_dim: unit, out, .. } | &Op::Columns { x, group: unit, out, .. } = op
+        {
+            self.each_unit(op, x, unit, Cut::Whole, out);
+        } else if op.facts().is_element_wise {
+            op.facts().written().for_each(|out| self.each_column(op, out));
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Divides an Op of heads. Returns false for other Ops.
+    fn heads(&mut self, op: &Op) -> bool {
+        if let &Op::Join { n_heads, out, .. } = op {
+            self.join(op, n_heads, out);
+        } else if let &Op::KvWrite { k, v, layer } = op {
+            self.kv_write(op, k, v, layer);
+        } else if let &Op::Attention { q, layer, n_heads, out, .. }
+        | &Op::CrossAttention { q, layer, n_heads, out, .. } = op
+        {
+            self.attention(op, q, layer, n_heads, out);
+        } else if let &Op::SelfAttention { q, k, n_heads, out, .. } = op {
+            self.self_attention(op, q, k, n_heads, out);
+        } else {
+            return false;
+        }
+        true
     }
 
     fn linear(&mut self, x: ValueId, weight: WeightId, bias: Option<WeightId>, out: ValueId) {
@@ -390,7 +407,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Ids of experts as an Op reads them; `for_heads`: of matrices that stand for the rank's heads.
+    /// Expert ids as an Op reads them; with `for_heads` the ids of matrices that belong to the
+    /// rank's heads.
     fn ids(&mut self, ids: ValueId, for_heads: bool) -> ValueId {
         let Some(written) = self.ordinals[ids.0 as usize] else { return self.whole(ids) };
         if let Some(id) = written[usize::from(for_heads)] {
@@ -414,7 +432,7 @@ impl<'a> Walk<'a> {
         let own = self.cols(x) == k * whole.n_cols();
         let of = self.columns_of(x);
         if self.ordinals[ids.0 as usize].is_some() {
-            // A matrix for each head.
+            // There is a matrix for each head.
             if of == Some(1) && own && k.is_multiple_of(n) && self.may_divide(out) {
                 let reads = [self.part(x), self.ids(ids, true)];
                 self.emit_cut(op, &reads, &|_| Cut::Matrices);
@@ -552,23 +570,5 @@ impl<'a> Walk<'a> {
         }
         self.emit(&op, &reads);
         self.writes(out, Spread::Columns(1));
-    }
-}
-
-/// A value as all ranks have it together: `parts` are each rank's `(rows, cols of the rank)`.
-pub fn joined(spread: Spread, cols: usize, mut parts: Vec<Vec<f32>>) -> Vec<f32> {
-    match spread {
-        Spread::Whole => parts.swap_remove(0),
-        Spread::Partial => {
-            let mut sum = vec![0.0; parts.first().map_or(0, Vec::len)];
-            parts.iter().for_each(|part| sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x));
-            sum
-        }
-        Spread::Columns(groups) => {
-            let len = cols / parts.len() / groups.max(1);
-            let n_rows = parts.first().map_or(0, Vec::len) / (len * groups).max(1);
-            let pieces = (0..n_rows * groups).flat_map(|piece| parts.iter().map(move |part| (piece, part)));
-            pieces.flat_map(|(piece, part)| part[piece * len..][..len].iter().copied()).collect()
-        }
     }
 }

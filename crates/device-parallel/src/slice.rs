@@ -1,4 +1,5 @@
-//! A rank's part of a weight. Rows and matrices are views of the same bytes; columns are copied.
+//! A rank's part of a weight. Rows and matrices are views of the original bytes; columns are
+//! copied.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -6,10 +7,10 @@ use std::ops::Range;
 use device::{Weight, WeightPart};
 use weights::{BlockType, Bytes, Planes};
 
-/// Which part of a weight a rank has: the one of its number, of as many equal ones as there are ranks.
+/// Kind of a rank's part of a weight, among equal parts for all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cut {
-    /// All of it.
+    /// The whole weight.
     Whole,
     /// Rows of a matrix, or of each matrix of a stack.
     Rows,
@@ -17,16 +18,17 @@ pub enum Cut {
     Columns,
     /// Matrices of a stack.
     Matrices,
-    /// Of an F32 vector of so many equal groups, a part of each.
+    /// A part of each of this many equal groups of an F32 vector.
     Elements(usize),
 }
 
-/// Whether the columns of a weight can be divided among `n` ranks: in whole blocks, with the scales and offsets beside them.
+/// Returns true if the columns of a weight can be divided among `n` ranks: in whole blocks, with
+/// their scales and offsets.
 pub fn has_columns(weight: &Weight, n: usize) -> bool {
     let (block, n_cols) = (weight.block, weight.n_cols());
     let divides = |bytes: fn(BlockType, usize) -> usize| {
         let (whole, part) = (bytes(block, n_cols), bytes(block, n_cols / n));
-        // One scale for a row is every part's.
+        // Every part has the one scale of a row.
         whole == part || whole == n * part
     };
     n_cols.is_multiple_of(n * block.block_len())
@@ -34,28 +36,28 @@ pub fn has_columns(weight: &Weight, n: usize) -> bool {
         && divides(BlockType::row_bias_bytes)
 }
 
-/// What identifies a part: the address and length of the weight's bytes (of a stack, of its first matrix), its matrices, its columns,
-/// and the cut.
+/// Identity of a part: address and length of the weight's bytes (of a stack, of its first matrix),
+/// its matrices, its columns, and the cut.
 type Key = (usize, usize, usize, usize, Cut);
 
-/// Parts that were made, each beside its weight.
+/// Parts that exist, each with its weight.
 #[derive(Default)]
 pub struct Slices(HashMap<Key, (Weight, Weight)>);
 
 impl Slices {
-    /// The part of a weight for rank `rank` of `n`, made once.
+    /// The part of a weight for rank `rank` of `n`; each part is made once.
     pub fn of(&mut self, weight: &Weight, cut: Cut, rank: usize, n: usize) -> Weight {
         if cut == Cut::Whole {
             return weight.clone();
         }
         let first = weight.parts.first().map_or(&weight.data, |part| &part.data);
         let key = (first.as_ptr() as usize, first.len(), weight.parts.len(), weight.n_cols(), cut);
-        // The weight itself is kept beside its part, so that nothing else comes to lie at its address.
+        // The entry holds the weight, too, so that no other weight can reuse its address.
         let entry = self.0.entry(key).or_insert_with(|| (weight.clone(), slice(weight, cut, rank, n)));
         Weight { name: weight.name.clone(), ..entry.1.clone() }
     }
 
-    /// Bytes of the parts that are copies.
+    /// Bytes of copied parts.
     pub fn n_copied(&self) -> u64 {
         let copies = self.0.iter().filter(|((.., cut), _)| matches!(cut, Cut::Columns | Cut::Elements(_)));
         copies.map(|(_, (_, part))| part.n_bytes()).sum()
@@ -102,12 +104,12 @@ fn slice(weight: &Weight, cut: Cut, rank: usize, n: usize) -> Weight {
     Weight { name: weight.name.clone(), shape, block, data, planes, parts: parts.collect() }
 }
 
-/// The part with this number of `n` equal ones.
+/// The range of part `rank` of `n` equal parts.
 fn part_of(len: usize, rank: usize, n: usize) -> Range<usize> {
     rank * (len / n)..(rank + 1) * (len / n)
 }
 
-/// Rows of a checked matrix: a view.
+/// Rows of a checked matrix, as a view.
 fn rows(
     block: BlockType,
     n_cols: usize,
@@ -116,7 +118,7 @@ fn rows(
     rows: Range<usize>,
 ) -> (Bytes, Planes) {
     let row = block.row_bytes(n_cols);
-    // A checked matrix has these rows; if it had not, the part would be refused when it is checked.
+    // A checked matrix has these rows. Otherwise the part is refused when it is checked.
     let view = data.slice(rows.start * row..rows.end * row).unwrap_or_else(|| Bytes::from_slice(&[]));
     (view, planes.rows(block, n_cols, rows).unwrap_or_default())
 }
@@ -156,7 +158,7 @@ mod tests {
         out
     }
 
-    /// The parts of all ranks, put together, are the weight, for every type.
+    /// The parts of all ranks together equal the weight, for every type.
     #[test]
     fn parts_make_the_whole() {
         for block in device_testing::block_types() {

@@ -1,4 +1,4 @@
-//! A thread that drives a rank's program: it is given one command, and gives one answer.
+//! A thread that drives a rank's program: it receives a command, and returns an answer.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -9,45 +9,45 @@ use device::{Error, OwnedStep, Program, Result, Step, Ticket, ValueId};
 
 use crate::NAME;
 
-/// How long a thread looks for what it waits for before it sleeps: a step of a small model comes within it.
+/// Time that a thread spins before it sleeps; a step of a small model is shorter.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// What a rank shall do.
+/// Command to a rank.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Submit a step.
     Submit(Arc<OwnedStep>),
     /// Submit a step and wait for it.
     Run(Arc<OwnedStep>),
-    /// Run a step up to a node of the rank's plan.
+    /// Run a step up to and including a node of the rank's plan.
     RunUntil(Arc<OwnedStep>, usize),
     /// Wait for the oldest step.
     Wait(Ticket),
     /// Read a value.
     Read(ValueId),
-    /// Take memory for pages of a group, from the first to before the last.
+    /// Commit pages of a group, from the first to before the last.
     Commit(usize, u32, u32),
-    /// Give it back.
+    /// Decommit pages of a group, from the first to before the last.
     Decommit(usize, u32, u32),
     /// Copy a page of a group.
     CopyPage(usize, u32, u32),
 }
 
-/// What came of it.
+/// Answer to a command.
 #[derive(Debug)]
 pub enum Answer {
-    /// It is done.
+    /// The command is done.
     Done,
-    /// The step that was submitted.
+    /// Ticket of the submitted step.
     Ticket(Ticket),
     /// The value, if it can be read.
     Value(Option<Vec<f32>>),
 }
 
-/// Do what a command says.
+/// Runs a command.
 ///
 /// # Errors
-/// Those of the program.
+/// As the program.
 pub fn obey(program: &mut dyn Program, command: &Command) -> Result<Answer> {
     Ok(match command {
         Command::Submit(step) => Answer::Ticket(program.submit(&step.borrow())?),
@@ -79,7 +79,7 @@ pub fn obey(program: &mut dyn Program, command: &Command) -> Result<Answer> {
     })
 }
 
-/// Whose turn it is.
+/// States of a channel: nobody's turn, the worker's, or the caller's.
 const IDLE: u32 = 0;
 const GIVEN: u32 = 1;
 const ANSWERED: u32 = 2;
@@ -87,7 +87,7 @@ const ENDED: u32 = 3;
 
 struct Shared {
     turn: AtomicU32,
-    /// The command, then the answer.
+    /// The command, later the answer.
     slot: Mutex<(Option<Command>, Option<Result<Answer>>)>,
     changed: Condvar,
 }
@@ -100,7 +100,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Wait until it is one of these turns, which one.
+    /// Waits until the state is one of `turns`, and returns it.
     fn wait(&self, turns: [u32; 2]) -> u32 {
         let begun = Instant::now();
         loop {
@@ -120,17 +120,17 @@ impl Shared {
     }
 }
 
-/// A rank's thread.
+/// Thread of a rank.
 pub struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Worker {
-    /// Start it with its program.
+    /// Starts the thread with its program.
     ///
     /// # Errors
-    /// The system has no thread.
+    /// The system cannot create a thread.
     pub fn start(mut program: Box<dyn Program>, rank: usize) -> Result<Worker> {
         let shared = Arc::new(Shared {
             turn: AtomicU32::new(IDLE),
@@ -139,7 +139,7 @@ impl Worker {
         });
         let mine = shared.clone();
         let run = move || {
-            // Whatever ends this thread, nobody waits for its answer.
+            // Whatever ends this thread, its caller does not wait forever.
             let _ended = EndsTurns(mine.clone());
             while mine.wait([GIVEN, ENDED]) == GIVEN {
                 let command = mine.slot.lock().unwrap_or_else(PoisonError::into_inner).0.take();
@@ -152,19 +152,19 @@ impl Worker {
         Ok(Worker { shared, thread: Some(thread) })
     }
 
-    /// Give it a command; [`Self::answer`] comes next.
+    /// Sends a command; [`Self::answer`] must follow.
     pub fn give(&self, command: Command) {
         self.shared.pass(GIVEN, |slot| slot.0 = Some(command));
     }
 
-    /// Wait for what came of the command.
+    /// Waits for the answer to the command.
     ///
     /// # Errors
-    /// Those of the program; or its thread has ended.
+    /// As the program; or its thread has ended.
     pub fn answer(&self) -> Result<Answer> {
         self.shared.wait([ANSWERED, ENDED]);
         let answer = self.shared.slot.lock().unwrap_or_else(PoisonError::into_inner).1.take();
-        answer.unwrap_or_else(|| Err(failed("the thread of a rank has ended".to_owned())))
+        answer.unwrap_or_else(|| Err(failed("the thread of another rank has ended".to_owned())))
     }
 }
 
@@ -184,13 +184,14 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.shared.pass(ENDED, |_| ());
         if let Some(thread) = self.thread.take() {
-            // A panic of it was reported when it happened.
+            // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// A copy of a step for all ranks. Nobody stops it: they would stop at different places, and wait for each other.
+/// A copy of a step for all ranks, without its stop flag: ranks would stop at different commands,
+/// and wait for each other.
 pub fn copy(step: &Step, room: &mut Arc<OwnedStep>) -> Arc<OwnedStep> {
     match Arc::get_mut(room) {
         Some(owned) => owned.assign(step),

@@ -1,5 +1,5 @@
-//! What every device is tested with, of ranks of the interpreter in one process, which exchange numbers in memory; and that they
-//! compute what one interpreter computes.
+//! The common checks of devices, on ranks of the interpreter in one process that communicate in
+//! memory. They must compute the same as one interpreter.
 
 use std::sync::Arc;
 
@@ -21,17 +21,17 @@ fn ranks(n: usize) -> ParallelDevice {
 fn steps_keep_what_devices_promise() {
     for n in [2, 4] {
         let device = ranks(n);
-        // Sums over the ranks are in another order than one device's.
+        // Sums over the ranks are in another order than on one device.
         let values = check_steps(&device, 2e-4).unwrap_or_else(|e| panic!("{n} ranks: {e}"));
         assert!(values.n_read > 0);
         check_commits(&device).unwrap();
     }
 }
 
-/// The cases of every Op, which have odd shapes: what cannot be divided is whole on each rank.
+/// The cases of every Op have odd shapes; values that cannot be divided are whole on each rank.
 #[test]
 fn every_op_agrees() {
-    // Three ranks divide little of most cases, so that some are enough.
+    // Three ranks divide little of most cases, so some cases are enough.
     for (n, every) in [(2, 1), (3, 8)] {
         let device = ranks(n);
         let (mut n_ran, mut n_refused) = (0, 0);
@@ -52,7 +52,7 @@ fn every_op_agrees() {
     }
 }
 
-/// Prompts in chunks, several sequences and single tokens, past the window; and a page that is copied.
+/// Prompts in chunks, several sequences and single tokens, past the window; and a copied page.
 #[test]
 fn logits_are_those_of_one_device() {
     for (n, block) in [(2, BlockType::F32), (2, BlockType::Q4_0), (4, BlockType::Q8_0)] {
@@ -74,7 +74,7 @@ fn logits_are_those_of_one_device() {
             parts.run(&step.borrow()).unwrap();
             assert!(agree(whole.logits(), parts.logits()), "{n} ranks, {block}, {spans:?}");
             assert_eq!(chosen_tokens(whole.as_ref()), chosen_tokens(parts.as_ref()), "{spans:?}");
-            // Every value that can be read is that of the whole plan, wherever its parts are.
+            // Every value that can be read equals the whole plan's, wherever its parts are.
             for id in (0..plan.values.len() as u32).map(device::ValueId) {
                 let (Some(a), Some(b)) = (whole.read(id), parts.read(id)) else { continue };
                 assert!(agree(&a, &b), "{n} ranks, {block}: {}", plan.value(id).name);
@@ -96,7 +96,7 @@ fn bytes(memory: &MemoryPlan, rank: &str, what: &str) -> u64 {
     items.map(|item| item.bytes).sum()
 }
 
-/// Each rank takes its part of the weights and pages, and says so before.
+/// Each rank allocates its part of the weights and pages, as its memory plan says.
 #[test]
 fn memory_is_divided() {
     let plan = mini_transformer(5, BlockType::Q4_0);
@@ -113,7 +113,7 @@ fn memory_is_divided() {
         // The embedding and the head, of 97 rows, are whole.
         assert!(mine < (all - embedding) * 3 / 4 + embedding, "{mine} of {all}");
     }
-    // What must be whole is said where it is much.
+    // Large weights that must be whole are noted.
     let mut b = PlanBuilder::new(1, 97);
     let x = b.embed(64);
     let x = b.linear(x, 98, BlockType::F32, false);
@@ -126,7 +126,7 @@ fn memory_is_divided() {
 }
 
 #[test]
-fn what_cannot_be_divided_is_refused() {
+fn models_that_cannot_be_divided_are_refused() {
     let plan = mini_transformer(5, BlockType::F32);
     let limits = limits(&plan.kv);
     let error = ranks(3).compile(std::slice::from_ref(&plan), &limits).err().expect("4 heads on 3 ranks");
@@ -140,7 +140,7 @@ fn what_cannot_be_divided_is_refused() {
         "two devices that are no group"
     );
 
-    // A collective needs a group.
+    // A collective needs a device of a group.
     let mut b = PlanBuilder::new(1, 97);
     let x = b.embed(64);
     let out = b.add(x, x);

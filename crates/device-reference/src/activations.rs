@@ -2,16 +2,16 @@
 
 use device::{DType, Limits, Plan, Value, ValueId};
 
-/// By value of a plan, the numbers of the current step, `(rows, cols)`; empty until they are written.
+/// Numbers of each value of a plan in the current step, `(rows, cols)`; empty until written.
 pub struct Activations {
-    /// Empty for values that are ids.
+    /// Float values; empty for ids.
     floats: Vec<Vec<f32>>,
-    /// Empty for values that are floats.
+    /// Id values; empty for floats.
     ids: Vec<Vec<u32>>,
     is_written: Vec<bool>,
 }
 
-/// Numbers of a value in the largest step.
+/// Length of a value in the largest step.
 fn max_len(value: &Value, limits: &Limits) -> usize {
     value.rows.count(limits.max_rows, limits.max_outputs) * value.cols
 }
@@ -22,10 +22,10 @@ pub fn bytes(plan: &Plan, limits: &Limits) -> u64 {
 }
 
 impl Activations {
-    /// Reserve room for the largest step.
+    /// Reserves memory for the largest step.
     ///
     /// # Errors
-    /// The bytes that were refused.
+    /// The number of refused bytes.
     pub fn new(plan: &Plan, limits: &Limits) -> Result<Activations, u64> {
         let room = |dtype: DType| {
             let len = move |value: &Value| if value.dtype == dtype { max_len(value, limits) } else { 0 };
@@ -38,7 +38,7 @@ impl Activations {
         })
     }
 
-    /// A step begins: nothing is written.
+    /// Marks every value as not written, at the start of a step.
     pub fn clear(&mut self) {
         self.floats.iter_mut().for_each(Vec::clear);
         self.ids.iter_mut().for_each(Vec::clear);
@@ -55,7 +55,8 @@ impl Activations {
         &self.ids[id.0 as usize]
     }
 
-    /// Write `len` numbers of a value: `f` gets all other values, and the buffer. No Op reads what it writes.
+    /// Writes `len` numbers of a value. `f` receives all other values, and the buffer: no Op reads
+    /// what it writes.
     pub fn write(&mut self, id: ValueId, len: usize, f: impl FnOnce(&Activations, &mut [f32])) {
         let mut out = std::mem::take(&mut self.floats[id.0 as usize]);
         out.resize(len, 0.0);
@@ -64,7 +65,7 @@ impl Activations {
         self.is_written[id.0 as usize] = true;
     }
 
-    /// The same for a value of ids.
+    /// Like [`Self::write`], for a value of ids.
     pub fn write_ids(&mut self, id: ValueId, len: usize, f: impl FnOnce(&Activations, &mut [u32])) {
         let mut out = std::mem::take(&mut self.ids[id.0 as usize]);
         out.resize(len, 0);
@@ -73,7 +74,7 @@ impl Activations {
         self.is_written[id.0 as usize] = true;
     }
 
-    /// A value as floats; `None`: it was not written in this step, or there is no such value.
+    /// A value as floats; `None` if it was not written in this step, or does not exist.
     pub fn read(&self, id: ValueId) -> Option<Vec<f32>> {
         let index = id.0 as usize;
         if !*self.is_written.get(index)? {
@@ -84,7 +85,7 @@ impl Activations {
     }
 }
 
-/// An empty buffer with room for `len` numbers of 4 bytes.
+/// An empty buffer with capacity for `len` numbers of 4 bytes.
 fn reserve<T>(len: usize) -> Result<Vec<T>, u64> {
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(len).map_err(|_| 4 * len as u64)?;

@@ -1,4 +1,4 @@
-//! Attention: causal, over the pages, with groups of query heads that share a KV head.
+//! Causal attention over pages, with groups of query heads that share a KV head.
 
 use crate::kv_pages::{Half, KvPages};
 use crate::linear::dot;
@@ -7,35 +7,38 @@ use device::{KvLayer, KvLayerId};
 
 /// The parameters of the Op.
 pub struct Attention<'a> {
-    /// Whose pages.
+    /// The layer whose pages are read.
     pub layer: KvLayerId,
-    /// Its heads.
+    /// Heads of the layer.
     pub kv: KvLayer,
     /// Query heads.
     pub n_heads: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// Bound of the scores.
+    /// Cap of the scores.
     pub softcap: Option<f32>,
-    /// Positions that a row sees, its own included.
+    /// Positions that a row attends to, its own included.
     pub window: Option<usize>,
-    /// The window begins at a multiple of its length.
+    /// True if the window begins at a multiple of its length.
     pub chunked: bool,
-    /// `(n_heads)` a logit that takes part in the softmax's sum and adds no value.
+    /// `(n_heads)`: a logit that is part of the softmax's sum and adds no value.
     pub sinks: Option<&'a [f32]>,
 }
 
-/// `out = softmax(softcap(scale * q k^T)) v`, each row over its own sequence's positions, ascending.
+/// `out = softmax(softcap(scale * q k^T)) v`, each row over its own sequence's positions,
+/// ascending.
 ///
-/// The softmax subtracts the largest score (or sink). Sums over positions are in f64: there may be thousands of them, one after another,
-/// and in f32 a long sequence's last rows would be further off than the devices, which add blocks.
+/// The softmax subtracts the largest score (or sink). Sums over positions are in f64, because
+/// sequential f32 sums over thousands of positions would be less accurate than the devices, which
+/// add blocks.
 pub fn attention<'a>(
     n_threads: usize,
     op: &Attention,
     pages: &KvPages,
-    q: &[f32],                                 // (n, n_heads * head_dim)
-    (positions, last): (&[u32], &[u32]),       // (n), and of each row the last position that it sees
-    table: impl Fn(usize) -> &'a [u32] + Sync, // row -> the pages of its sequence
+    q: &[f32], // (n, n_heads * head_dim)
+    // (n), and the last position that each row attends to
+    (positions, last): (&[u32], &[u32]),
+    table: impl Fn(usize) -> &'a [u32] + Sync, // row -> pages of its sequence
     out: &mut [f32],                           // (n, n_heads * head_dim)
 ) {
     let head_dim = op.kv.head_dim;
@@ -92,7 +95,7 @@ pub fn attention<'a>(
     );
 }
 
-/// `exp(score - max) / sum`, in place; a sink takes part in the maximum and the sum.
+/// Replaces scores by `exp(score - max) / sum`; a sink is part of the maximum and the sum.
 pub fn softmax(scores: &mut [f32], sink: Option<f32>) {
     let max = scores.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
     let mut sum = sink.map_or(0.0, |sink| f64::from((sink - max).exp()));
@@ -124,7 +127,7 @@ mod tests {
         assert_eq!(scores, [1.0, 0.0]);
     }
 
-    /// In f32 the sum of so many is off by 3.6e-5.
+    /// An f32 sum over this many positions is off by 3.6e-5.
     #[test]
     fn softmax_of_many_positions_is_as_close_as_of_few() {
         let given: Vec<f32> = (0..100_000).map(|i| ((i * 37) % 101) as f32 * -0.03).collect();
@@ -137,7 +140,7 @@ mod tests {
         }
     }
 
-    /// One query head against the formula written out in f64 over plain arrays.
+    /// One query head by the formula in f64 over plain arrays.
     fn naive(
         op: &Attention,
         head: usize,
@@ -199,7 +202,7 @@ mod tests {
             for (at, out) in out.chunks(5).enumerate() {
                 let (row, head) = (at / 6, at % 6);
                 let expected = naive(&op, head, &q[row][head * 5..][..5], &k, &v, row);
-                // A few dozen f32 roundings of numbers near 1.
+                // Some dozens of f32 roundings of numbers near 1.
                 assert!(
                     out.iter().zip(expected).all(|(a, b)| (f64::from(*a) - b).abs() < 5e-6),
                     "row {row} head {head}"

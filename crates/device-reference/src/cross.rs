@@ -1,4 +1,4 @@
-//! CrossAttention and CrossScores: rows of one plan, and encoder states that another one wrote.
+//! CrossAttention and CrossScores: rows of one plan, and encoder states that another plan wrote.
 
 use crate::attention::softmax;
 use crate::kv_pages::{Half, KvPages};
@@ -6,13 +6,13 @@ use crate::linear::dot;
 use crate::parallel::{for_each_chunk, worth};
 use device::{KvLayer, KvLayerId};
 
-/// The parameters that both have.
+/// The common parameters of both Ops.
 pub struct Cross {
-    /// Whose pages.
+    /// The layer whose pages are read.
     pub layer: KvLayerId,
-    /// Its heads.
+    /// Heads of the layer.
     pub kv: KvLayer,
-    /// Encoder states.
+    /// Number of encoder states.
     pub n_states: usize,
     /// Query heads.
     pub n_heads: usize,
@@ -87,7 +87,8 @@ mod tests {
     use super::*;
     use device::{KvLayout, KvType};
 
-    /// Two heads of one column, 18 encoder states in scattered pages, keys that are 0 but at position 17.
+    /// Two heads of one column, 18 encoder states in scattered pages, keys that are 0 except at
+    /// position 17.
     #[test]
     fn by_hand() {
         let kv = KvLayer {

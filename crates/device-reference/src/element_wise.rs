@@ -1,8 +1,9 @@
-//! Activate, Gate, Add, Scale, Softcap, Clamp: Ops that look at one column at a time.
+//! Activate, Gate, GateClamped, Add, Scale, Softcap, Clamp: Ops that compute each element by
+//! itself.
 
 use device::Activation;
 
-/// The function on one number.
+/// The function of one number.
 pub fn activate(kind: Activation, x: f32) -> f32 {
     match kind {
         Activation::Silu => x / (1.0 + (-x).exp()),
@@ -18,13 +19,13 @@ pub fn activate(kind: Activation, x: f32) -> f32 {
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         Activation::Identity => x,
         Activation::ReluSquared => x.max(0.0) * x.max(0.0),
-        // Without the larger term, exp would overflow.
+        // Without the larger term, `exp` would overflow.
         Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
     }
 }
 
-/// The error function, to about 1e-15: `2 / sqrt(pi) * exp(-x^2) * sum of 2^n x^(2n+1) / (1 * 3 * .. * (2n+1))`
-/// (Abramowitz and Stegun, 7.1.6). All terms have the sign of x, so none cancel.
+/// The error function, to about 1e-15: `2 / sqrt(pi) * exp(-x^2) * sum of 2^n x^(2n+1) / (1 * 3 *
+/// .. * (2n+1))` (Abramowitz and Stegun, 7.1.6). All terms have the sign of x, so no digits cancel.
 pub fn erf(x: f64) -> f64 {
     if x.abs() > 6.0 {
         return x.signum(); // differs by 2e-17
@@ -48,7 +49,7 @@ pub fn gate(kind: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
     binary(gate, up, out, |gate, up| activate(kind, gate) * up);
 }
 
-/// `out = g * sigmoid(alpha * g) * (u + 1)`, both clamped
+/// `out = g * sigmoid(alpha * g) * (u + 1)`, with gate and up clamped
 pub fn gate_clamped(alpha: f32, limit: f32, gate: &[f32], up: &[f32], out: &mut [f32]) {
     binary(gate, up, out, |gate, up| {
         let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));

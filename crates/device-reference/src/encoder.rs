@@ -1,13 +1,15 @@
-//! LayerNorm, SelfAttention and Pool: what looks at whole rows, and at all rows of a sequence at once.
+//! LayerNorm, SelfAttention and Pool: Ops over whole rows, and over all rows of a sequence at once.
 
 use crate::attention::softmax;
 use crate::linear::dot;
 use crate::parallel::{for_each_chunk, worth};
 use device::{Pooling, Span};
 
-/// `out = (x - mean) / sqrt(variance + eps) * weight + bias`, each row on its own (Ba, Kiros and Hinton, 2016).
+/// `out = (x - mean) / sqrt(variance + eps) * weight + bias`, each row by itself (Ba, Kiros and
+/// Hinton, 2016).
 ///
-/// Mean and variance are summed in f64, column after column, the variance after the mean was taken off.
+/// Mean and variance are summed in f64, column by column; the variance is computed after the mean
+/// was subtracted.
 pub fn layer_norm(
     x: &[f32],            // (n, cols)
     weight: &[f32],       // (cols)
@@ -29,32 +31,32 @@ pub fn layer_norm(
     }
 }
 
-/// The shape of the heads.
+/// Shape of the heads.
 #[derive(Clone, Copy)]
-pub struct Heads {
-    /// How many.
+pub struct HeadShape {
+    /// Number of query heads.
     pub n_heads: usize,
-    /// Those of keys and values.
+    /// Number of key and value heads.
     pub n_kv_heads: usize,
-    /// Columns of each.
+    /// Columns of each head.
     pub head_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// Rows that a row sees to each side.
+    /// Rows that a row attends to on each side.
     pub window: Option<usize>,
 }
 
 /// `out = softmax(scale * q k^T) v`, each row over all rows of its span, ascending.
 pub fn self_attention(
     n_threads: usize,
-    heads: Heads,
+    heads: HeadShape,
     q: &[f32],       // (n, n_heads * head_dim)
     k: &[f32],       // (n, n_kv_heads * head_dim)
     v: &[f32],       // (n, n_kv_heads * head_dim)
     spans: &[Span],  //
     out: &mut [f32], // (n, n_heads * head_dim)
 ) {
-    let Heads { n_heads, n_kv_heads, head_dim, scale, window } = heads;
+    let HeadShape { n_heads, n_kv_heads, head_dim, scale, window } = heads;
     let (cols, kv_cols) = (n_heads * head_dim, n_kv_heads * head_dim);
     let n_pairs: usize = spans.iter().map(|span| (span.n_rows as usize).pow(2)).sum();
     for_each_chunk(
@@ -88,7 +90,8 @@ pub fn self_attention(
     );
 }
 
-/// `out[i]`: the mean, the first or the last of the rows of the span that holds row `outputs[i]`. Sums in f64.
+/// `out[i]`: the mean, the first or the last row of the span that holds row `outputs[i]`. Sums are
+/// in f64.
 pub fn pool(
     kind: Pooling,
     x: &[f32], // (n_tokens, cols)
@@ -115,7 +118,7 @@ pub fn pool(
     }
 }
 
-/// The span that a row belongs to; spans are in row order and cover all rows.
+/// The span of a row; spans are in row order and cover all rows.
 fn span_of(spans: &[Span], row: usize) -> Option<&Span> {
     spans.iter().rev().find(|span| span.first_row as usize <= row)
 }
@@ -131,7 +134,7 @@ mod tests {
 
     #[test]
     fn layer_norm_by_hand() {
-        // (1, 3): mean 2, variance 1. Far from zero the same, and nothing is lost.
+        // Mean 2, variance 1, of (1, 3). The same far from zero, without loss.
         let mut out = [0.0; 4];
         layer_norm(&[1.0, 3.0, 4097.0, 4099.0], &[1.0, 10.0], Some(&[0.5, 0.0]), 0.0, &mut out);
         assert_eq!(out, [-0.5, 10.0, -0.5, 10.0]);
@@ -139,12 +142,12 @@ mod tests {
 
     #[test]
     fn attention_stays_within_its_span_and_sees_what_follows() {
-        // Keys of zeros: every row of a span counts the same.
+        // With keys of zeros, every row of a span has the same weight.
         let (q, k) = ([1.0, 2.0, 3.0], [0.0; 3]);
         let mut out = [0.0; 3];
         self_attention(
             1,
-            Heads { n_heads: 1, n_kv_heads: 1, head_dim: 1, scale: 1.0, window: None },
+            HeadShape { n_heads: 1, n_kv_heads: 1, head_dim: 1, scale: 1.0, window: None },
             &q,
             &k,
             &[2.0, 4.0, 9.0],

@@ -1,4 +1,5 @@
-//! Route, ExpertLinear, ExpertSum: a mixture of experts (Shazeer et al., "Outrageously Large Neural Networks", 2017).
+//! Route, ExpertLinear, ExpertSum: a mixture of experts (Shazeer et al., "Outrageously Large Neural
+//! Networks", 2017).
 
 use weights::codec::dequantize_rows;
 
@@ -17,8 +18,8 @@ pub struct Route<'a> {
 }
 
 impl Route<'_> {
-    /// The `k` largest columns of each row, the largest first, the lower id of equals first. NaN is never chosen before a
-    /// number.
+    /// Ids of the `k` largest columns of each row, the largest first, ties to the lower id. NaN is
+    /// never chosen before a number.
     pub fn choose(
         &self,
         x: &[f32],       // (n, n_experts)
@@ -32,7 +33,8 @@ impl Route<'_> {
         }
     }
 
-    /// What experts are chosen by. Without a bias and groups the logits are in the order of the scores.
+    /// Numbers by which experts are ranked. Without a bias and groups, logits have the same order
+    /// as scores.
     fn sizes(&self, row: &[f32]) -> Vec<f32> {
         if self.bias.is_none() && self.groups.is_none() {
             return row.to_vec();
@@ -49,7 +51,7 @@ impl Route<'_> {
         sizes
     }
 
-    /// What is made of a row's logits.
+    /// Scores of a row's logits.
     fn scores(&self, row: &[f32]) -> Vec<f32> {
         match self.scores {
             RouterScores::Sigmoid => row.iter().map(|v| 1.0 / (1.0 + (-v).exp())).collect(),
@@ -61,7 +63,7 @@ impl Route<'_> {
         }
     }
 
-    /// How much each of the chosen counts: its probability by the softmax over the whole row, and the factors.
+    /// Weights of the chosen experts: their scores times the factors.
     pub fn weigh(
         &self,
         x: &[f32],           // (n, n_experts)
@@ -82,9 +84,9 @@ impl Route<'_> {
     }
 }
 
-/// `out[pair] = x[pair] W[id of pair]^T`, a pair being a row and one of its `k` experts.
+/// `out[pair] = x[pair] W[id of pair]^T`, where a pair is a row and one of its `k` experts.
 ///
-/// Each row of each expert that is used is decoded once.
+/// Each weight row of each used expert is decoded once.
 pub fn linear(
     x: &[f32],       // (n, n_in) or (n, k * n_in)
     ids: &[u32],     // (n, k)
@@ -135,11 +137,12 @@ pub fn bias(
     }
 }
 
-/// Indices from the largest value to the smallest, the lower of equals first; NaN counts as the smallest.
+/// Indices from the largest value to the smallest, ties to the lower index; NaN counts as the
+/// smallest.
 fn falling(values: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     let size = |i: usize| if values[i].is_nan() { f32::NEG_INFINITY } else { values[i] };
-    // A stable sort: equals stay in order.
+    // The sort is stable, so ties stay in order.
     order.sort_by(|a, b| size(*b).total_cmp(&size(*a)));
     order
 }
@@ -182,7 +185,7 @@ mod tests {
 
     #[test]
     fn the_largest_are_chosen_and_weighed() {
-        // exp of these: 1, 2, 4, 1; their sum is 8.
+        // The exponentials of these are 1, 2, 4 and 1; their sum is 8.
         let x = [0.0, 2f32.ln(), 4f32.ln(), 0.0];
         let plain = Route {
             n_experts: 4,
@@ -204,7 +207,7 @@ mod tests {
 
     #[test]
     fn biases_and_groups_choose_but_do_not_weigh() {
-        // Sigmoids 0.5, 0.75, 0.9, 0.5, in two groups.
+        // Sigmoids 0.5, 0.75, 0.9 and 0.5, in two groups.
         let x = [0.0, 3f32.ln(), 9f32.ln(), 0.0];
         let bias = [0.0, 0.5, 0.0, 0.0];
         let route = Route {

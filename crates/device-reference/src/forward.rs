@@ -1,4 +1,5 @@
-//! The forward pass, Op by Op: what each reads and writes. The arithmetic of each is in the file of its name.
+//! The forward pass, Op by Op: inputs and outputs of each. The arithmetic of each Op is in the file
+//! of its name.
 
 use device::{Error, KvLayerId, Op, Plan, Result, RowCount, Span, Step, ValueId, WeightId};
 
@@ -11,35 +12,35 @@ use crate::{
 
 /// A plan, and the step that runs through it.
 pub struct Forward<'a> {
-    /// What is computed.
+    /// The plan.
     pub plan: &'a Plan,
-    /// By weight: norms, biases, frequencies, sinks, decoded; empty for matrices.
+    /// Norm weights, biases, frequencies and sinks, decoded, by weight; empty for matrices.
     pub vectors: &'a [Vec<f32>],
-    /// What the step computes.
+    /// Values of the step.
     pub activations: &'a mut Activations,
     /// Keys and values.
     pub pages: &'a mut KvPages,
-    /// `(n_states, state_len)` what recurrent layers keep.
+    /// `(n_states, state_len)`: states of recurrent layers.
     pub states: &'a mut [f32],
     /// Rows and page tables.
     pub step: &'a Step<'a>,
     /// `(n_tokens)` position of each row in its sequence.
     pub positions: &'a [u32],
-    /// `(n_tokens)` which page tables each row uses.
+    /// `(n_tokens)`: slot of each row's page tables.
     pub slots: &'a [u32],
-    /// Threads for Ops that take long.
+    /// Threads for expensive Ops.
     pub n_threads: usize,
-    /// The place in a group.
+    /// Rank in a group, if the device is part of one.
     pub rank: Option<&'a Rank>,
 }
 
-/// `(n_rows)` of a step's spans: position and slot of each row.
+/// `(n_rows)`: position and slot of each row of a step's spans.
 pub fn rows(spans: &[Span]) -> impl Iterator<Item = (u32, u32)> {
     spans.iter().flat_map(|span| (0..span.n_rows).map(|row| (span.first_position + row, span.slot)))
 }
 
 impl<'a> Forward<'a> {
-    /// Numbers of a value in this step.
+    /// Length of a value in this step.
     fn len(&self, id: ValueId) -> usize {
         let value = self.plan.value(id);
         value.rows.count(self.step.tokens.len(), self.step.outputs.len()) * value.cols
@@ -53,7 +54,7 @@ impl<'a> Forward<'a> {
         &self.vectors[id.0 as usize]
     }
 
-    /// Compute one primitive.
+    /// Computes one primitive.
     ///
     /// # Errors
     /// The other ranks of the group are gone.
@@ -106,7 +107,7 @@ impl<'a> Forward<'a> {
                     chunked: *chunked,
                     sinks: sinks.map(|s| self.vector(s)),
                 };
-                // By row, the last position that it sees.
+                // The last position that each row attends to.
                 let last: Vec<u32> = if *both_ways {
                     let end = |span: &Span| span.first_position + span.n_rows - 1;
                     step.spans.iter().flat_map(|s| (0..s.n_rows).map(move |_| end(s))).collect()
@@ -132,7 +133,7 @@ impl<'a> Forward<'a> {
             Op::SelfAttention { q, k, v, n_heads, scale, window, out } => {
                 let head_dim = self.cols(*q) / n_heads;
                 let n_kv_heads = self.cols(*k) / head_dim;
-                let heads = encoder::Heads {
+                let heads = encoder::HeadShape {
                     n_heads: *n_heads,
                     n_kv_heads,
                     head_dim,
@@ -221,7 +222,7 @@ impl<'a> Forward<'a> {
                 let (states, rate) = (std::mem::take(&mut self.states), self.vector(*rate));
                 let mut states = recurrent::States::new(states, plan, *state, step);
                 self.write(*out, |a, out| {
-                    let given = recurrent::Given {
+                    let given = recurrent::Inputs {
                         v: a.floats(*v),
                         k: a.floats(*k),
                         q: a.floats(*q),
@@ -244,7 +245,7 @@ impl<'a> Forward<'a> {
                 let skip = skip.map(|s| self.vector(s));
                 let mut states = recurrent::States::new(states, plan, *state, step);
                 self.write(*out, |a, out| {
-                    let given = recurrent::Given {
+                    let given = recurrent::Inputs {
                         v: a.floats(*x),
                         k: a.floats(*b),
                         q: a.floats(*c),
@@ -324,7 +325,7 @@ impl<'a> Forward<'a> {
                 let (cols, rank) = (self.cols(*x), self.rank);
                 let mut result = Ok(());
                 self.write(*out, |a, out| {
-                    let nobody = || Err("no group to exchange with".to_owned());
+                    let nobody = || Err("a collective on a device without a group".to_owned());
                     result = rank.map_or_else(nobody, |rank| rank.collective(*kind, a.floats(*x), cols, out));
                 });
                 result.map_err(|reason| Error::Failed { device: crate::program::NAME, reason })?;
@@ -334,13 +335,14 @@ impl<'a> Forward<'a> {
         Ok(())
     }
 
-    /// Write a value; `f` gets all others, and its buffer.
+    /// Writes a value; `f` receives all others, and the buffer.
     fn write(&mut self, id: ValueId, f: impl FnOnce(&Activations, &mut [f32])) {
         let len = self.len(id);
         self.activations.write(id, len, f);
     }
 
-    /// The same for an Op that reads a layer's pages; `f` gets the page table of each row, too.
+    /// Like [`Self::write`], for an Op that reads a layer's pages; `f` also receives the page table
+    /// of each row.
     fn attend(
         &mut self,
         layer: KvLayerId,

@@ -1,19 +1,19 @@
-//! Collective: ranks of one process, each on its own thread, that wait for each other.
+//! Collective: ranks of one process, each on its own thread, which wait for each other.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use device::CollectiveKind;
 
-/// How long a rank waits for the others before it says that they are gone.
+/// Time that a rank waits for the others before it reports that they are gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What ranks exchange in one collective.
+/// Exchanged values of one collective.
 #[derive(Debug, Default)]
 struct Round {
-    /// By rank: its `(n, cols)`, once it has come.
+    /// `(n, cols)` of each rank, once it has arrived.
     parts: Vec<Option<Vec<f32>>>,
-    /// Ranks that have read all parts.
+    /// Number of ranks that have read all parts.
     n_done: usize,
 }
 
@@ -23,7 +23,7 @@ struct Group {
     changed: Condvar,
 }
 
-/// The place of an interpreter in a group.
+/// Rank of an interpreter in a group.
 #[derive(Clone, Debug)]
 pub struct Rank {
     index: usize,
@@ -32,22 +32,22 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Those of a new group.
+    /// The ranks of a new group.
     pub fn all(n: usize) -> Vec<Rank> {
         let round = Round { parts: vec![None; n], n_done: 0 };
         let group = Arc::new(Group { round: Mutex::new(round), changed: Condvar::new() });
         (0..n).map(|index| Rank { index, n, group: group.clone() }).collect()
     }
 
-    /// Ranks of the group.
+    /// Number of ranks of the group.
     pub fn n_ranks(&self) -> usize {
         self.n
     }
 
-    /// `x (n, cols)` is this rank's; `out` is `(n, cols)`, or `(n, n_ranks * cols)`.
+    /// Combines `x (n, cols)` of all ranks to `out`, which is `(n, cols)` or `(n, n_ranks * cols)`.
     ///
     /// # Errors
-    /// Another rank did not come.
+    /// Another rank did not arrive in time.
     pub fn collective(
         &self,
         kind: CollectiveKind,
@@ -61,11 +61,11 @@ impl Rank {
             let waited = changed.wait_timeout_while(lock, PATIENCE, |round: &mut Round| !until(round));
             let (lock, waited) = waited.unwrap_or_else(PoisonError::into_inner);
             match waited.timed_out() {
-                true => Err(format!("rank {} of {} waited for the others in vain", self.index, self.n)),
+                true => Err(format!("rank {} of {} waited too long for the other ranks", self.index, self.n)),
                 false => Ok(lock),
             }
         };
-        // What this rank gave the round before is there until the last rank has read it.
+        // This rank's part of the round before remains until the last rank has read it.
         let mut lock = wait(lock, &|round| round.parts[self.index].is_none())?;
         lock.parts[self.index] = Some(x.to_vec());
         changed.notify_all();

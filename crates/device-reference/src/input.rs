@@ -1,4 +1,4 @@
-//! Input and Unfold: numbers that the caller gives, and windows of rows for convolutions.
+//! Input and Unfold: numbers from the caller, and windows of rows for convolutions.
 
 use device::Span;
 
@@ -36,14 +36,15 @@ mod tests {
     fn windows_by_hand() {
         let span = |slot, first_row, n_rows| Span { slot, first_row, n_rows, first_position: 0 };
         let spans = [span(0, 0, 2), span(1, 2, 1)];
-        // Two columns, two rows a token: rows 10, 11, .. of the first column, 20, 21, .. of the second.
+        // Two columns, two rows for each token: the first column is 10, 11, …, the second 20, 21,
+        // ….
         let x: Vec<f32> = (0..6).flat_map(|row| [10.0 + row as f32, 20.0 + row as f32]).collect();
         let mut out = [f32::NAN; 18];
         unfold(&x, 2, 3, 2, 1, &spans, &mut out);
         assert_eq!(out[..6], [0., 10., 11., 0., 20., 21.]);
         assert_eq!(out[6..12], [11., 12., 13., 21., 22., 23.]);
         assert_eq!(out[12..], [0., 14., 15., 0., 24., 25.]);
-        // Even sizes reach one row farther ahead than back.
+        // Windows of even size reach one row farther ahead than back.
         let mut out = [f32::NAN; 6];
         unfold(&[1., 2., 3.], 1, 2, 1, 1, &[span(0, 0, 3)], &mut out);
         assert_eq!(out, [1., 2., 2., 3., 3., 0.]);

@@ -9,28 +9,30 @@ use weights::codec::{dequantize_row, quantize_row};
 use device::key_bias::KnownKeys;
 use device::{KvLayerId, KvLayout, KvType, kv_bytes, kv_fp8, kv_words};
 
-/// Keys or values of a layer.
+/// Half of a layer's part of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
-    /// The first half of a layer's part of a page.
+    /// Keys: the first half.
     Keys,
-    /// The second.
+    /// Values: the second half.
     Values,
 }
 
-/// The pages of all KV groups, in the layout that [`KvLayout`] describes: page, layer, keys then values, head, position.
+/// Pages of all KV groups, in the layout that [`KvLayout`] describes: page, layer, keys then
+/// values, head, position.
 pub struct KvPages {
-    /// One anonymous mapping a group: the system commits a page of memory when it is first written.
+    /// An anonymous mapping for each group: the system commits its memory on the first write.
     groups: Vec<MmapMut>,
-    /// By layer.
+    /// Place of each layer.
     layers: Vec<LayerPages>,
-    /// By layer: what its keys are stored without; no layers: nothing.
+    /// Known part of each layer's keys, which is not stored; empty if all keys are stored
+    /// unchanged.
     known: Vec<Option<KnownKeys>>,
     kind: KvType,
     page_len: usize,
 }
 
-/// Where a layer's keys and values lie.
+/// Place of a layer's keys and values.
 #[derive(Clone, Copy)]
 struct LayerPages {
     group: usize,
@@ -40,12 +42,12 @@ struct LayerPages {
     offset: usize,
     n_kv_heads: usize,
     head_dim: usize,
-    /// Keys and values, or 1: values are the keys.
+    /// Number of halves: 2, or 1 if values equal keys.
     n_halves: usize,
 }
 
 impl KvPages {
-    /// Reserve `n_pages` pages for each group.
+    /// Reserves `n_pages` pages for each group.
     pub fn new(layout: &KvLayout, kind: KvType, page_len: usize, n_pages: &[usize]) -> io::Result<KvPages> {
         let bytes = |group: usize| layout.page_bytes(group, kind, page_len);
         let reserve = |(group, n): (usize, &usize)| MmapMut::map_anon((n * bytes(group)).max(1));
@@ -71,12 +73,12 @@ impl KvPages {
         })
     }
 
-    /// The same, with what the keys of each layer are stored without.
+    /// Pages whose keys are stored without the known part of each layer.
     pub fn without(self, known: Vec<Option<KnownKeys>>) -> KvPages {
         KvPages { known, ..self }
     }
 
-    /// Store the vectors of all heads for one position, converted to the KV type.
+    /// Stores the vectors of all heads for one position, converted to the KV type.
     pub fn write(
         &mut self,
         layer: KvLayerId,
@@ -109,7 +111,7 @@ impl KvPages {
         }
     }
 
-    /// Read back one head's vector of one position.
+    /// Loads one head's vector of one position.
     pub fn read(
         &self,
         layer: KvLayerId,
@@ -135,26 +137,27 @@ impl KvPages {
         }
     }
 
-    /// Copy all layers of a page.
+    /// Copies all layers of a page.
     pub fn copy(&mut self, group: usize, from: u32, to: u32) {
         let Some(bytes) = self.page_bytes(group) else { return };
         let from = from as usize * bytes;
         self.groups[group].copy_within(from..from + bytes, to as usize * bytes);
     }
 
-    /// The bytes of a page, all its layers; `None`: the group has no layers.
+    /// Bytes of a page, all its layers; `None` if the group has no layers.
     pub fn page(&self, group: usize, page: u32) -> Option<&[u8]> {
         let bytes = self.page_bytes(group)?;
         self.groups[group].get(page as usize * bytes..)?.get(..bytes)
     }
 
-    /// As [`Self::page`], to be written.
+    /// Like [`Self::page`], but mutable.
     pub fn page_mut(&mut self, group: usize, page: u32) -> Option<&mut [u8]> {
         let bytes = self.page_bytes(group)?;
         self.groups[group].get_mut(page as usize * bytes..)?.get_mut(..bytes)
     }
 
-    /// Fill a page with bytes that are NaN in every KV type, so that reading it again unwritten shows.
+    /// Fills a page with bytes that are NaN in every KV type, so that a read before the next write
+    /// is noticed.
     pub fn poison(&mut self, group: usize, page: u32) {
         let Some(bytes) = self.page_bytes(group) else { return };
         self.groups[group][page as usize * bytes..][..bytes].fill(0xff);
@@ -185,7 +188,7 @@ impl KvPages {
     }
 }
 
-/// A vector as of [`KvType::I16`]: its scale, then its numbers.
+/// Writes a vector of type [`KvType::I16`]: its scale, then its numbers.
 fn write_words(half: Half, vector: &[f32], out: &mut [u8]) {
     let scale = match half {
         Half::Keys => kv_words::key_scale(vector),
@@ -198,7 +201,7 @@ fn write_words(half: Half, vector: &[f32], out: &mut [u8]) {
     }
 }
 
-/// What [`write_words`] wrote.
+/// Reads a vector that [`write_words`] wrote.
 fn read_words(bytes: &[u8], vector: &mut [f32]) {
     let scale = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     for (x, word) in vector.iter_mut().zip(bytes[4..].chunks_exact(2)) {
@@ -206,7 +209,7 @@ fn read_words(bytes: &[u8], vector: &mut [f32]) {
     }
 }
 
-/// A vector as of [`KvType::I8`]: its scale, then its numbers, of a key rotated.
+/// Writes a vector of type [`KvType::I8`]: its scale, then its numbers. Keys are rotated.
 fn write_bytes(half: Half, vector: &[f32], out: &mut [u8]) {
     let mut vector = vector.to_vec();
     if half == Half::Keys {
@@ -220,7 +223,7 @@ fn write_bytes(half: Half, vector: &[f32], out: &mut [u8]) {
     }
 }
 
-/// What [`write_bytes`] wrote.
+/// Reads a vector that [`write_bytes`] wrote.
 fn read_bytes(half: Half, bytes: &[u8], vector: &mut [f32]) {
     let scale = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     for (x, byte) in vector.iter_mut().zip(&bytes[4..]) {
@@ -236,7 +239,7 @@ mod tests {
     use super::*;
     use device::KvLayer;
 
-    /// Every vector of every layer, head, position and half has bytes of its own, in every KV type.
+    /// Every vector of every layer, head, position and half has its own bytes, in every KV type.
     #[test]
     fn vectors_do_not_share_bytes() {
         let layer = |n_kv_heads, head_dim, window| KvLayer {
@@ -250,7 +253,7 @@ mod tests {
         for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0, KvType::Fp8] {
             let mut pages = KvPages::new(&layout, kind, 16, &[3, 2]).unwrap();
             let tables: [&[u32]; 2] = [&[2, 0], &[1, 0]];
-            // A number of its own for each vector.
+            // A different number for each vector.
             let mut vectors = vec![];
             for (index, layer) in layout.layers.iter().enumerate() {
                 let id = KvLayerId(index as u32);
@@ -271,7 +274,8 @@ mod tests {
                 for head in 0..layer.n_kv_heads {
                     pages.read(*id, *half, table, *position, head, &mut vector);
                     let expected = value + head as f32;
-                    // Halves hold integers up to 2048; Q8_0's scale is a half, 2^-11 off at most; FP8 has three bits of mantissa.
+                    // F16 holds integers up to 2048; Q8_0's scale is F16, off by 2^-11 at most; FP8
+                    // has three bits of mantissa.
                     let bound = match kind {
                         KvType::F32 => 0.0,
                         KvType::F16 | KvType::I16 | KvType::I8 | KvType::Q8_0 => expected * 1e-3,
@@ -305,12 +309,14 @@ mod tests {
             pages.copy(0, 0, 2);
             let mut vector = [0.0; 32];
             pages.read(last, Half::Values, &[2], 15, 0, &mut vector);
-            assert!(vector.iter().all(|v| (v - 1.0).abs() < 1e-3)); // Q8_0: 127 times the half nearest to 1/127
+            // Q8_0: 127 times the F16 number nearest to 1/127
+            assert!(vector.iter().all(|v| (v - 1.0).abs() < 1e-3));
             pages.poison(0, 0);
             pages.read(last, Half::Values, &[0], 15, 0, &mut vector);
             assert!(vector.iter().all(|v| v.is_nan()));
             pages.read(last, Half::Values, &[2], 15, 0, &mut vector);
-            assert!(vector.iter().all(|v| (v - 1.0).abs() < 1e-3)); // Q8_0: 127 times the half nearest to 1/127
+            // Q8_0: 127 times the F16 number nearest to 1/127
+            assert!(vector.iter().all(|v| (v - 1.0).abs() < 1e-3));
         }
     }
 }

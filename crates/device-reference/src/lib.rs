@@ -1,12 +1,15 @@
-//! The reference interpreter: every Op in plain f32, to be read, and to be compared with.
+//! The reference interpreter: every Op in plain f32, for readers and for comparisons.
 //!
-//! It runs any checked plan, fused or not (a fused Op is its parts). Each row is computed on its own in a fixed order, so
-//! what it gives for a row does not depend on what shares the step, on how a prompt was chunked, or on the number of
-//! threads: [`device::Numerics`] makes no difference. Weights are decoded row by row as they are used; nothing is cached.
+//! It runs any checked plan, fused or not (a fused Op is its parts). Each row is computed by itself
+//! in a fixed order. So its result does not depend on other rows of the step, on the chunks of a
+//! prompt, or on the number of threads: [`device::Numerics`] makes no difference. Weights are
+//! decoded row by row at each use; nothing is cached.
 //!
-//! `forward.rs` is the way through: each Op, what it reads and what it writes. Every value has a buffer of its own
-//! (`activations.rs`), so that all of them can be read after a step. The arithmetic is in one file for each kind of Op, as
-//! functions over slices with shapes in their comments:
+//! `forward.rs` is the way through: the inputs and outputs of each Op. Every value has a buffer of
+//! its own (`activations.rs`), so that all can be read after a step. The arithmetic is in one file
+//! for each kind of Op, as functions over slices with shapes in their comments. A page that runs a
+//! model is `crates/engine/examples/forward.rs`.
+//!
 //!
 //! | file | Ops |
 //! |---|---|
@@ -14,18 +17,18 @@
 //! | `norm.rs` | RmsNorm |
 //! | `linear.rs` | Linear |
 //! | `rope.rs` | Rope |
-//! | `kv_pages.rs` | KvWrite, and reading back |
+//! | `kv_pages.rs` | KvWrite, and loading keys and values |
 //! | `attention.rs` | Attention |
-//! | `element_wise.rs` | Activate, Gate, Add, Scale, Softcap, Clamp |
+//! | `element_wise.rs` | Activate, Gate, GateClamped, Add, Scale, Softcap, Clamp |
 //! | `experts.rs` | Route, ExpertLinear, ExpertBias, ExpertSum |
-//! | `select.rs` | Columns, SelectRows, Argmax |
+//! | `select.rs` | Columns, Join, SelectRows, Argmax |
 //! | `encoder.rs` | LayerNorm, SelfAttention, Pool |
 //! | `input.rs` | Input, Unfold |
 //! | `cross.rs` | CrossAttention, CrossScores |
 //! | `recurrent.rs` | ShortConv, GatedDelta, SelectiveScan |
 //! | `group.rs` | Collective |
 //!
-//! Unlike other devices it allocates while it runs: its threads, and their scratch.
+//! Unlike other devices the interpreter allocates while it runs: threads, and their scratch.
 
 mod activations;
 mod attention;
@@ -55,24 +58,24 @@ use device::{Arithmetic, Device, KvType, Limits, MemoryPlan, Peaks, Plan, Progra
 #[derive(Clone, Debug)]
 pub struct Reference {
     n_threads: usize,
-    /// Its place in a group.
+    /// Rank in a group, if any.
     rank: Option<Rank>,
 }
 
 impl Default for Reference {
-    /// As many threads as the process may use.
+    /// An interpreter with all threads that the process may use.
     fn default() -> Self {
         Reference::new(std::thread::available_parallelism().map_or(1, usize::from))
     }
 }
 
 impl Reference {
-    /// With a number of threads; at least one is used.
+    /// An interpreter with `n_threads` threads, at least one.
     pub fn new(n_threads: usize) -> Reference {
         Reference { n_threads: n_threads.max(1), rank: None }
     }
 
-    /// So many ranks of a group, each to be driven by its own thread.
+    /// `n_ranks` ranks of a group; the caller drives each from its own thread.
     pub fn group(n_ranks: usize, n_threads: usize) -> Vec<Reference> {
         let of = |rank| Reference { rank: Some(rank), ..Reference::new(n_threads) };
         Rank::all(n_ranks).into_iter().map(of).collect()
@@ -96,7 +99,7 @@ impl Device for Reference {
         platform::system_memory()
     }
 
-    /// None: its fused Ops would only be their parts.
+    /// No rules: fused Ops would only run as their parts.
     fn fusion(&self) -> &[Rule] {
         &[]
     }
@@ -117,12 +120,12 @@ impl Device for Reference {
         program::ReferenceProgram::compile(self, plans, limits)
     }
 
-    /// In f32 whatever the type.
+    /// F32 for every type.
     fn arithmetic(&self, _: &Weight) -> Arithmetic {
         Arithmetic::F32
     }
 
-    /// Of the interpreter's own dot product, which is all that its Linears use.
+    /// Rates of the interpreter's own dot product, the only one that its Linears use.
     fn peaks(&self) -> Peaks {
         let (read_bytes_per_second, f32_ops_per_second) = linear::peaks(self.n_threads);
         Peaks {

@@ -1,17 +1,19 @@
-//! Linear: `x W^T + bias`, the Op in which nearly all time is spent.
+//! Linear: `x W^T + bias`, the Op that takes most of the time.
 
 use std::time::Instant;
 
 use crate::parallel::{for_each_chunk, worth};
 use device::Weight;
 
-/// Rows of W that are decoded together, so that each row of x is brought from the cache once for all of them.
+/// Rows of W that are decoded together, so that each row of x is loaded from the cache once for all
+/// of them.
 const TILE: usize = 8;
 
 /// `out = x W^T + bias`
 ///
-/// Each row of W is decoded to f32 once and multiplied with all rows of x, by [`dot`]. Threads take tiles of W's rows; as a
-/// tile's results are columns of `out`, they go to scratch `(n_out, n)` first.
+/// Each row of W is decoded to f32 once and multiplied with all rows of x, by [`dot`]. Each thread
+/// computes tiles of W's rows. The results of a tile are columns of `out`, so they are first stored
+/// in scratch `(n_out, n)`.
 pub fn linear(
     n_threads: usize,     //
     x: &[f32],            // (n, n_in)
@@ -44,8 +46,9 @@ pub fn linear(
     }
 }
 
-/// `sum of a[i] * b[i]` in f32: sixteen sums of every sixteenth product, then halves added to halves. The order is fixed,
-/// and short sums lose less than one long one; sixteen so that a compiler can keep them in vector registers.
+/// `sum of a[i] * b[i]` in f32: sixteen sums of every sixteenth product, then halves added to
+/// halves. The order is fixed. Short sums lose less precision than one long sum, and the compiler
+/// can keep sixteen in vector registers.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     const N: usize = 16;
     let mut sums = [0.0f32; N];
@@ -66,9 +69,11 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums[0]
 }
 
-/// Bytes a second that [`dot`] reads from memory, and operations a second that it does in the cache, over `n_threads`.
+/// Bytes that [`dot`] reads from memory in a second, and operations that it does in the cache in a
+/// second, over `n_threads`.
 pub fn peaks(n_threads: usize) -> (f64, f64) {
-    // Seconds that one pass over chunks of `chunk_len` values takes, each multiplied `repeat` times; the best of three.
+    // Seconds of one pass over chunks of `chunk_len` values, each multiplied `repeat` times; the
+    // best of three passes.
     let seconds = |data: &mut [f32], chunk_len: usize, repeat: usize| {
         let pass = |_| {
             let start = Instant::now();
@@ -88,7 +93,7 @@ pub fn peaks(n_threads: usize) -> (f64, f64) {
         };
         (0..3).map(pass).fold(f64::INFINITY, f64::min)
     };
-    let mut large = vec![1.0f32; 1 << 26]; // 256 MiB, more than caches hold
+    let mut large = vec![1.0f32; 1 << 26]; // 256 MiB, larger than the caches
     let bytes = (large.len() * 4) as f64 / seconds(&mut large, 1 << 16, 1);
     let repeat = 2000;
     let n_small = n_threads << 13; // 32 KiB a thread
@@ -129,7 +134,8 @@ mod tests {
                 let (x, w) = (&x[at / n_out * n_in..][..n_in], &values[at % n_out * n_in..][..n_in]);
                 let exact: f64 = x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
                 let size: f64 = x.iter().zip(w).map(|(a, b)| (f64::from(*a) * f64::from(*b)).abs()).sum();
-                // Each product and each of at most n/16 + 4 additions rounds by 2^-24 of the sum of magnitudes.
+                // Each product and each of at most n/16 + 4 additions rounds by 2^-24 of the sum of
+                // magnitudes.
                 let bound = size * (n_in as f64 / 16.0 + 6.0) * 2f64.powi(-24);
                 assert!((f64::from(*out) - exact).abs() <= bound, "{n} {n_in} {n_out}: {out} {exact}");
             }

@@ -1,8 +1,8 @@
 //! RmsNorm: root mean square normalisation (Zhang and Sennrich, 2019).
 
-/// `out = x / sqrt(mean(x^2) + eps) * weight`, each group of columns on its own.
+/// `out = x / sqrt(mean(x^2) + eps) * weight`, each group of columns by itself.
 ///
-/// The squares are summed in f64, column after column; the rest is f32.
+/// The squares are summed in f64, column by column; the rest is f32.
 pub fn rms_norm(
     x: &[f32],              // (n, cols)
     weight: Option<&[f32]>, // (group) or (cols)
@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn groups_are_normalised_apart() {
-        // Mean squares 12.5 and 2: (3, 4) / sqrt(12.5), (0, 2) / sqrt(2).
+        // Mean squares are 12.5 and 2: (3, 4) / sqrt(12.5), (0, 2) / sqrt(2).
         let mut out = [0.0; 4];
         rms_norm(&[3.0, 4.0, 0.0, 2.0], Some(&[1.0, 10.0]), 0.0, 2, &mut out);
         let expected = [3.0 / 12.5f32.sqrt(), 40.0 / 12.5f32.sqrt(), 0.0, 20.0 / 2f32.sqrt()];

@@ -1,19 +1,20 @@
-//! Threads for the Ops that need them: Linear and Attention.
+//! Threads for expensive Ops: Linear and Attention.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Multiply-adds below which another thread costs more than it saves (starting one takes some 20 microseconds).
+/// Multiply-adds below which another thread costs more than it saves; starting a thread takes about
+/// 20 microseconds.
 const MIN_WORK: usize = 1 << 18;
 
-/// How many of `n_threads` are worth starting for so many multiply-adds.
+/// Number of threads, up to `n_threads`, that are worth starting for this many multiply-adds.
 pub fn worth(n_threads: usize, multiply_adds: usize) -> usize {
     n_threads.min(multiply_adds / MIN_WORK + 1)
 }
 
-/// Call `work(scratch, i, chunk)` for the `i`-th chunk of `chunk_len` values of `data`, for all of them.
+/// Calls `work(scratch, i, chunk)` for each `i`-th chunk of `chunk_len` values of `data`.
 ///
-/// Up to `n_threads` threads, the caller's among them, take chunk after chunk from a queue, each with a scratch of its own.
-/// Which thread takes which chunk is chance, so a chunk's result must depend on nothing but `i`.
+/// Up to `n_threads` threads, the caller's among them, fetch chunks from a queue; each has its own
+/// scratch. Chunks are not bound to threads, so a chunk's result must depend on `i` alone.
 pub fn for_each_chunk<S>(
     n_threads: usize,
     data: &mut [f32],

@@ -18,13 +18,14 @@ use crate::{Rank, Reference};
 
 pub const NAME: &str = "reference";
 
-/// Pages that are committed together.
+/// Pages of a granule.
 const GRANULE: usize = 2;
 
-/// Steps that may be in flight: a step is computed while it is submitted.
+/// Most steps in flight. One, since a step is computed during its submission.
 const IN_FLIGHT: usize = 1;
 
-/// What the interpreter takes: weights as they are, f32 copies of its vectors, a buffer for each value, pages.
+/// Memory of the interpreter: weights in place, f32 copies of vectors, a buffer for each value, and
+/// pages.
 pub fn memory_plan(device: &Reference, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
     limits.check(device, plans)?;
     let vectors = |plan: &Plan| vector_ids(plan).map(|id| plan.weight(id).n_cols()).sum::<usize>();
@@ -40,12 +41,16 @@ pub fn memory_plan(device: &Reference, plans: &[Plan], limits: &Limits) -> Resul
     Ok(memory)
 }
 
-/// Norm weights, biases, frequencies and sinks: what is decoded once.
+/// Norm weights, biases, frequencies and sinks, which are decoded once.
 fn vector_ids(plan: &Plan) -> impl Iterator<Item = WeightId> {
-    let ids = plan.primitives().flat_map(|op| match op {
-        Op::Embed { .. } | Op::EmbedPositions { .. } | Op::ExpertLinear { .. } => vec![],
-        Op::Linear { bias, .. } | Op::ShortConv { bias, .. } => bias.iter().copied().collect(),
-        op => op.weights(),
+    let ids = plan.primitives().flat_map(|op| {
+        if let Op::Embed { .. } | Op::EmbedPositions { .. } | Op::ExpertLinear { .. } = op {
+            vec![]
+        } else if let Op::Linear { bias, .. } | Op::ShortConv { bias, .. } = op {
+            bias.iter().copied().collect()
+        } else {
+            op.weights()
+        }
     });
     let mut ids: Vec<WeightId> = ids.collect();
     ids.sort();
@@ -53,7 +58,7 @@ fn vector_ids(plan: &Plan) -> impl Iterator<Item = WeightId> {
     ids.into_iter()
 }
 
-/// One primitive, and the node of the plan that it belongs to.
+/// One primitive, and its node in the plan.
 struct Command {
     op: Op,
     node: usize,
@@ -64,7 +69,7 @@ struct Command {
 struct Compiled {
     plan: Plan,
     commands: Vec<Command>,
-    /// By weight; empty for matrices.
+    /// Decoded vectors by weight; empty for matrices.
     vectors: Vec<Vec<f32>>,
     activations: Activations,
 }
@@ -94,7 +99,7 @@ fn refused(what: &str, bytes: u64) -> Error {
     Error::OutOfMemory { device: NAME, what: what.to_owned(), bytes }
 }
 
-/// Compiled plans.
+/// The interpreter's [`Program`].
 pub struct ReferenceProgram {
     plans: Vec<Compiled>,
     /// The plan of the last step.
@@ -105,13 +110,13 @@ pub struct ReferenceProgram {
     pages: KvPages,
     /// `(n_states, state_len)`
     states: Vec<f32>,
-    /// By row of the step.
+    /// Position of each row of the step.
     positions: Vec<u32>,
     slots: Vec<u32>,
 }
 
 impl ReferenceProgram {
-    /// Take the memory.
+    /// Allocates the memory of a program.
     pub fn compile(device: &Reference, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
         limits.check(device, plans)?;
         let kv = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
@@ -219,7 +224,8 @@ impl HostProgram for ReferenceProgram {
         GRANULE
     }
 
-    /// The memory stays, filled with NaN: what reads a page that was given up shows, even once it is committed again.
+    /// Fills the pages with NaN and keeps their memory: reads of a decommitted page are noticed,
+    /// even after the next commit.
     fn decommit(&mut self, group: usize, pages: Range<u32>) {
         pages.for_each(|page| self.pages.poison(group, page));
     }

@@ -1,11 +1,12 @@
-//! ShortConv, GatedDelta and SelectiveScan: layers whose memory of a sequence is a state of fixed size.
+//! ShortConv, GatedDelta and SelectiveScan: layers that keep a state of fixed size for each
+//! sequence.
 
 use std::ops::Range;
 
 use device::{Plan, STATE_NONE, Span, StateId, StateUse, Step};
 
-/// `out[t][c] = bias[c] + sum over j of weight[c][j] * x[t + 1 - size + j][c]`, with the `size - 1` rows before a span out of its state,
-/// which then becomes the last rows up to the span's end.
+/// `out[t][c] = bias[c] + sum over j of weight[c][j] * x[t + 1 - size + j][c]`. The `size - 1` rows
+/// before a span come from its state, which then receives the last rows of the span.
 #[allow(clippy::too_many_arguments)]
 pub fn short_conv(
     x: &[f32],            // (n, cols)
@@ -37,14 +38,14 @@ pub fn short_conv(
     }
 }
 
-/// The heads of a recurrent layer; the state of each is a matrix `S`.
+/// Heads of a recurrent layer; the state of each is a matrix `S`.
 #[derive(Clone, Copy)]
 pub struct Heads {
-    /// How many there are.
+    /// Number of heads.
     pub n: usize,
-    /// Heads of what several share; divides `n`.
+    /// Number of heads that several heads share; divides `n`.
     pub n_shared: usize,
-    /// Which share one: `h % n_shared` is head `h`'s, otherwise `h / (n / n_shared)`.
+    /// True if head `h` uses shared head `h % n_shared`, otherwise `h / (n / n_shared)`.
     pub tiled: bool,
     /// Rows of `S`.
     pub rows: usize,
@@ -58,13 +59,13 @@ impl Heads {
     }
 }
 
-/// What both recurrences are given, by the names of the delta rule.
-pub struct Given<'a> {
-    /// `(n, heads * cols)`: what goes into `S`.
+/// Common inputs of both recurrences, with the names of the delta rule.
+pub struct Inputs<'a> {
+    /// `(n, heads * cols)`: values added to `S`.
     pub v: &'a [f32],
-    /// `(n, shared heads * rows)`: into which rows.
+    /// `(n, shared heads * rows)`: factors of the rows of `S` on input.
     pub k: &'a [f32],
-    /// `(n, shared heads * rows)`: which rows come out.
+    /// `(n, shared heads * rows)`: factors of the rows of `S` on output.
     pub q: &'a [f32],
     /// `(n, heads)` or `(n, heads * rows)`
     pub steps: &'a [f32],
@@ -83,14 +84,14 @@ pub struct States<'a> {
 }
 
 impl<'a> States<'a> {
-    /// Of a layer.
+    /// States of a layer.
     pub fn new(all: &'a mut [f32], plan: &Plan, id: StateId, step: &Step<'a>) -> States<'a> {
         let (len, range) = (plan.kv.state_len(), plan.kv.state_range(id));
         States { all, len, range, spans: step.spans, uses: step.states }
     }
 
-    /// For each position of the step, in order: its row, and the state of its sequence before it, which `f` makes the one
-    /// after it.
+    /// Calls `f` with each row of the step, in order, and the state of its sequence, which `f`
+    /// updates.
     fn each(&mut self, mut f: impl FnMut(usize, &mut [f32])) {
         for (span, state) in self.spans.iter().zip(self.uses) {
             let mut s = match state.from {
@@ -105,10 +106,11 @@ impl<'a> States<'a> {
     }
 }
 
-/// `S = diag(exp(rate * step)) S`, `S = S + k (beta * (v - S^T k))^T`, `out = scale * S^T q`, position after position.
+/// `S = diag(exp(rate * step)) S`, `S = S + k (beta * (v - S^T k))^T`, `out = scale * S^T q`,
+/// position by position.
 pub fn gated_delta(
     heads: Heads,
-    given: &Given<'_>,
+    given: &Inputs<'_>,
     beta: &[f32], // (n, heads)
     scale: f32,
     states: &mut States<'_>, // (heads, rows, cols) each
@@ -141,10 +143,10 @@ pub fn gated_delta(
     });
 }
 
-/// `S = exp(rate * step) S + b (step * x)^T`, `out = S^T c + skip * x`, position after position.
+/// `S = exp(rate * step) S + b (step * x)^T`, `out = S^T c + skip * x`, position by position.
 pub fn selective_scan(
     heads: Heads,
-    given: &Given<'_>,       // x as v, b as k, c as q
+    given: &Inputs<'_>,      // x as v, b as k, c as q
     skip: Option<&[f32]>,    // (heads)
     states: &mut States<'_>, // (heads, rows, cols) each
     out: &mut [f32],         // (n, heads * cols)
@@ -170,7 +172,7 @@ pub fn selective_scan(
 }
 
 /// `k` and `q` of a head at a position.
-fn shared_of<'a>(heads: Heads, given: &Given<'a>, t: usize, head: usize) -> (&'a [f32], &'a [f32]) {
+fn shared_of<'a>(heads: Heads, given: &Inputs<'a>, t: usize, head: usize) -> (&'a [f32], &'a [f32]) {
     let at = (t * heads.n_shared + heads.shared(head)) * heads.rows;
     (&given.k[at..at + heads.rows], &given.q[at..at + heads.rows])
 }

@@ -2,10 +2,10 @@
 
 use device::RopeStyle;
 
-/// Turn each pair of columns of each head by `position * frequency`.
+/// Rotates each pair of columns of each head by `position * frequency`.
 ///
-/// The angle is an f32 product, as Hugging Face's models compute it: at large positions its rounding is part of what the
-/// weights were trained with.
+/// The angle is an f32 product, as in Hugging Face's models: weights were trained with its rounding
+/// at large positions.
 #[allow(clippy::too_many_arguments)]
 pub fn rope(
     x: &[f32],           // (n, n_heads * head_dim)
@@ -13,8 +13,8 @@ pub fn rope(
     head_dim: usize,     //
     n_dims: usize,       // even, at most head_dim
     style: RopeStyle,    //
-    frequencies: &[f32], // (n_dims / 2) radians a position
-    scale: f32,          // on cosine and sine
+    frequencies: &[f32], // (n_dims / 2) radians per position
+    scale: f32,          // factor on cosine and sine
     out: &mut [f32],     // (n, n_heads * head_dim)
 ) {
     out.copy_from_slice(x);
@@ -53,7 +53,8 @@ mod tests {
 
     #[test]
     fn a_quarter_turn_by_hand() {
-        // Position 1 turns the first pair by 90 degrees: (a, b) becomes (-b, a). The second pair has frequency 0.
+        // At position 1 the first pair rotates by 90 degrees: (a, b) becomes (-b, a). The second
+        // pair has frequency 0.
         assert_eq!(turned(RopeStyle::Half, 4, 1, 1.0), [-3., 2., 1., 4., 5., -8., 7., 6., 9., 10.]);
         assert_eq!(turned(RopeStyle::Interleaved, 4, 1, 1.0), [-2., 1., 3., 4., 5., -7., 6., 8., 9., 10.]);
         assert_eq!(turned(RopeStyle::Half, 2, 1, 1.0), [-2., 1., 3., 4., 5., -7., 6., 8., 9., 10.]);
@@ -61,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn scale_reaches_only_what_turns() {
+    fn scale_applies_to_rotated_columns_only() {
         assert_eq!(turned(RopeStyle::Half, 2, 0, 2.0), [2., 4., 3., 4., 5., 12., 14., 8., 9., 10.]);
     }
 }

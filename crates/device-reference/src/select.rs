@@ -1,4 +1,4 @@
-//! Columns, SelectRows and Argmax: parts of rows, from rows of tokens to outputs, and to tokens.
+//! Columns, Join, SelectRows and Argmax: parts of rows, output rows, and the best tokens.
 
 /// `out[i] = x[outputs[i]]`
 pub fn select_rows(
@@ -12,7 +12,7 @@ pub fn select_rows(
     }
 }
 
-/// `out = x[:, first..first + to]`
+/// Selects `taken` columns from `first` on, in each group of columns.
 pub fn columns(
     x: &[f32],       // (n, cols)
     group: usize,    // divides cols
@@ -25,7 +25,7 @@ pub fn columns(
     }
 }
 
-/// The heads of `x`, each with that of `y` after it.
+/// Concatenates each head of `x` with the same head of `y`.
 pub fn join(
     x: &[f32],       // (n * n_heads, x_dim)
     x_dim: usize,    //
@@ -41,7 +41,7 @@ pub fn join(
     }
 }
 
-/// Index of the largest column of each row, the lowest of equals; NaN is never the largest.
+/// Index of the largest column of each row, ties to the lowest; NaN is never the largest.
 pub fn argmax(
     x: &[f32],       // (n_outputs, cols)
     cols: usize,     //

@@ -1,10 +1,11 @@
-//! A plan cut into segments: runs of nodes that one device computes, each a plan of its own.
+//! Segments of a plan: runs of nodes that one device computes, each a plan of its own.
 //!
-//! Values keep their ids. What a segment reads of earlier ones are rows of f32 that go through the host: each is kept by the plan of the
-//! segment that writes it, lies in a slot of the host's memory until its last reader has run, and is one of the columns of the
-//! reader's [`Op::Input`]. That has a row for each token, so that values with a row for each output are first spread over the rows of
-//! their tokens, and then selected again. What depends on nothing but the step ([`Op::Ordinals`], [`Op::Adapters`]) is computed by each
-//! segment that needs it.
+//! Values keep their ids. A segment reads values of earlier segments as rows of f32 through the
+//! host. The plan of the writing segment keeps each such value. It is stored in a slot of host
+//! memory until its last reader has run, and is a group of columns of the reader's [`Op::Input`].
+//! The Input has a row for each token, so values with a row for each output are first spread over
+//! the rows of their tokens, and then selected again. Each segment computes values that depend on
+//! the step alone ([`Op::Ordinals`], [`Op::Adapters`]) itself.
 
 use device::{DType, Limits, Node, Op, OutputKind, Plan, RowCount, Rule, Value, ValueId, Weight};
 use device_lower::fusion::fuse;
@@ -12,84 +13,86 @@ use device_lower::fusion::fuse;
 use crate::owners::{Owners, kv_layer, state};
 use crate::place::Placement;
 
-/// A segment's plan, and how a step goes through it.
+/// Plan of a segment, and its inputs and outputs in a step.
 pub struct Segment {
     /// The device.
     pub device: usize,
-    /// Which of the device's plans it is.
+    /// Index among the device's plans.
     pub plan: usize,
-    /// What its Input takes, in the order of its columns. Where this is empty, its Input, if it has one, is the step's.
+    /// Values of its Input, in the order of columns. If empty, its Input, if any, is the step's.
     pub given: Vec<Given>,
-    /// By kept value of its plan, the slot to which it goes.
+    /// Slot of each kept value of its plan.
     pub slots: Vec<usize>,
-    /// What it takes of a step.
+    /// Parts of a step that it reads.
     pub takes: Takes,
-    /// By node of its plan, the node of the plan that was cut of which it is made, the first of several.
+    /// For each node of its plan, the node of the original plan from which it was made, the first
+    /// if there are several.
     nodes: Vec<usize>,
 }
 
 impl Segment {
-    /// The node of the plan that was cut.
+    /// The node of the original plan for a node of this plan.
     pub fn plan_node(&self, node: usize) -> usize {
         self.nodes.get(node).copied().unwrap_or(0)
     }
 }
 
-/// A value that a segment takes from a slot.
+/// A value that a segment reads from a slot.
 pub struct Given {
     /// The slot.
     pub slot: usize,
     /// Its columns.
     pub cols: usize,
-    /// It has a row for each output, not for each token.
+    /// True if it has a row for each output instead of each token.
     pub of_outputs: bool,
 }
 
-/// What a segment takes of a step, which must be empty otherwise.
+/// Parts of a step that a segment reads; other parts must be empty.
 pub struct Takes {
-    /// Values have rows for outputs.
+    /// True if values have rows for outputs.
     pub outputs: bool,
-    /// There are recurrent layers.
+    /// True if there are recurrent layers.
     pub states: bool,
-    /// There are adapters.
+    /// True if there are adapters.
     pub adapters: bool,
-    /// The plan that was cut has an Input, and it is here.
+    /// True if the segment has the Input of the original plan.
     pub input: bool,
 }
 
-/// The segments of a plan.
+/// Segments of a plan.
 pub struct Cut {
-    /// In the order in which they are computed.
+    /// The segments, in the order of computation.
     pub segments: Vec<Segment>,
-    /// By slot, most numbers that it has.
+    /// Largest number of f32 in each slot.
     pub slots: Vec<usize>,
-    /// Most numbers that are put together for an Input.
+    /// Largest number of f32 that are gathered for an Input.
     pub input: usize,
-    /// By node of the plan that was cut: the segment, and the node of it, that has run when all nodes up to that one have.
+    /// For each node of the original plan, the segment, and its node, that completes all nodes up
+    /// to that one.
     pub ends: Vec<(usize, usize)>,
-    /// By kept value of the plan, its slot.
+    /// Slot of each kept value of the plan.
     pub kept: Vec<usize>,
-    /// Values of the plan that was cut; those beyond are the segments' own.
+    /// Number of values of the original plan; later ids belong to single segments.
     pub n_values: usize,
 }
 
-/// What goes from segment to segment.
+/// Values that pass from segment to segment.
 struct Flow {
-    /// By segment, what it reads of earlier ones.
+    /// Values that each segment reads from earlier ones.
     given: Vec<Vec<ValueId>>,
-    /// By segment, what later ones read of it, then what else of it the caller keeps.
+    /// Values of each segment that later segments read, then other values that the caller keeps.
     keeps: Vec<Vec<ValueId>>,
-    /// By segment, nodes of earlier ones that it computes again.
+    /// Nodes of earlier segments that each segment computes again.
     again: Vec<Vec<usize>>,
-    /// By value, the last segment that reads it; `usize::MAX`: the caller.
+    /// The last segment that reads each value; `usize::MAX` for the caller.
     last: Vec<usize>,
 }
 
 impl Flow {
-    /// `runs` are those of [`Placement::runs`].
+    /// Flow between `runs`, which come from [`Placement::runs`].
     ///
     /// # Errors
-    /// What goes from one device to the other is no row of f32 for each token or output.
+    /// A value that passes between the devices is not a row of f32 for each token or output.
     fn new(flat: &Plan, place: &Placement, runs: &[(usize, std::ops::Range<usize>)]) -> Result<Flow, String> {
         let none = || vec![Vec::new(); runs.len()];
         let mut flow = Flow {
@@ -98,7 +101,7 @@ impl Flow {
             again: vec![Vec::new(); runs.len()],
             last: vec![0; flat.values.len()],
         };
-        // By value, the segment and the node that write it.
+        // Segment and node that write each value.
         let mut writers: Vec<Option<(usize, usize)>> = vec![None; flat.values.len()];
         for (segment, (_, run)) in runs.iter().enumerate() {
             for node in &place.order[run.clone()] {
@@ -112,7 +115,9 @@ impl Flow {
             let Value { name, rows, cols, dtype } = flat.value(*id);
             let has_rows = *rows == RowCount::Tokens || *rows == RowCount::Outputs;
             if !has_rows || *dtype != DType::F32 {
-                return Err(format!("{name} between two devices, ({rows}, {cols}) {dtype:?}"));
+                return Err(format!(
+                    "{name} ({rows}, {cols}) {dtype:?}, which would pass between the devices"
+                ));
             }
             let Some((segment, _)) = writers[id.0 as usize] else { continue };
             if !flow.keeps[segment].contains(id) {
@@ -134,7 +139,7 @@ impl Flow {
         Ok(flow)
     }
 
-    /// A segment reads these values.
+    /// Records that a segment reads these values.
     fn read(&mut self, flat: &Plan, writers: &[Option<(usize, usize)>], segment: usize, ids: &[ValueId]) {
         for id in ids {
             let Some((_, node)) = writers[id.0 as usize].filter(|(writer, _)| *writer != segment) else {
@@ -151,7 +156,8 @@ impl Flow {
         }
     }
 
-    /// By value, its slot (of those that have one); and by slot, its numbers at most. Values whose readers have run leave theirs to others.
+    /// Slot of each value that has one, and largest length of each slot. Slots are reused once
+    /// their readers have run.
     fn slots(&self, flat: &Plan, limits: &Limits) -> (Vec<usize>, Vec<usize>) {
         let (mut of, mut slots) = (vec![usize::MAX; flat.values.len()], Vec::new());
         let mut free: Vec<usize> = Vec::new();
@@ -171,16 +177,16 @@ impl Flow {
     }
 }
 
-/// Most numbers of a value.
+/// Largest length of a value.
 fn len(value: &Value, limits: &Limits) -> usize {
     value.rows.count(limits.max_rows, limits.max_outputs) * value.cols
 }
 
-/// Cut a plan, which is `flat` where every node is a primitive. The segments' plans, fused by their devices' rules, are added to those
-/// of each device.
+/// Cuts a plan into segments. `flat` is the plan with primitives only. The segments' plans, fused
+/// by their devices' rules, are added to the plans of each device.
 ///
 /// # Errors
-/// What goes from one device to the other is no row of f32 for each token or output.
+/// A value that passes between the devices is not a row of f32 for each token or output.
 pub fn cut(
     (plan, flat): (&Plan, &Plan),
     place: &Placement,
@@ -192,7 +198,7 @@ pub fn cut(
     let runs = place.runs();
     let flow = Flow::new(flat, place, &runs)?;
     let (slot_of, slots) = flow.slots(flat, limits);
-    // By primitive, the node of the plan.
+    // Node of the plan for each primitive.
     let of = |(index, node): (usize, &Node)| vec![index; node.op.primitives().len()];
     let plan_nodes: Vec<usize> = plan.nodes.iter().enumerate().flat_map(of).collect();
     let mut places = vec![(0, 0); flat.nodes.len()];
@@ -202,7 +208,7 @@ pub fn cut(
         let nodes = &place.order[run.clone()];
         let part = Part::new(flat, nodes, &flow, index, index + 1 == runs.len())?;
         let fused = fuse(&part.plan(flat, owners, *device), rules[*device]);
-        // By node of the segment, its first primitive's.
+        // First primitive of each node of the segment.
         let (mut first, mut at) = (Vec::with_capacity(fused.nodes.len()), 0);
         for (node, n) in fused.nodes.iter().enumerate() {
             let end = at + n.op.primitives().len();
@@ -234,7 +240,7 @@ pub fn cut(
         });
         plans[*device].push(fused);
     }
-    // What stands earlier in the plan may be computed later.
+    // Nodes that come earlier in the plan may run later.
     let mut ends = vec![(0, 0); plan.nodes.len()];
     for (place, node) in places.iter().zip(&plan_nodes) {
         ends[*node] = ends[*node].max(*place);
@@ -246,19 +252,19 @@ pub fn cut(
     Ok(Cut { segments, slots, input, ends, kept, n_values: plan.values.len() })
 }
 
-/// Whether a slot is an Input as it is.
+/// Returns true if the Input is a single slot without changes.
 pub fn is_direct(given: &[Given]) -> bool {
     matches!(given, [] | [Given { of_outputs: false, .. }])
 }
 
-/// A segment on its way to a plan.
+/// A segment before it becomes a plan.
 struct Part {
     values: Vec<Value>,
-    /// What takes the values of other segments.
+    /// Nodes that read the values of other segments.
     begin: Vec<Node>,
     /// The segment's own nodes.
     nodes: Vec<Node>,
-    /// What makes it a plan, which ends with a choice.
+    /// Nodes that end the plan, with a choice.
     end: Vec<Node>,
     output: ValueId,
     argmax: ValueId,
@@ -291,7 +297,9 @@ impl Part {
         }
         part.takes.input = part.nodes.iter().any(|node| matches!(node.op, Op::Input { .. }));
         if part.takes.input && !flow.given[segment].is_empty() {
-            return Err("an input of the step beside what another device gives".to_owned());
+            return Err(
+                "a segment that reads both the step's input and values of the other device".to_owned()
+            );
         }
         if !is_last {
             part.end(flat);
@@ -299,7 +307,7 @@ impl Part {
         Ok(part)
     }
 
-    /// Take these values.
+    /// Adds the nodes that read these values.
     fn begin(&mut self, flat: &Plan, given: &[ValueId]) {
         let mut ops = Vec::new();
         let group = given.iter().map(|id| flat.value(*id).cols).sum();
@@ -328,7 +336,8 @@ impl Part {
         self.begin.extend(ops.into_iter().map(|op| Node { op, layer: None }));
     }
 
-    /// Every plan ends by choosing a token. This one would choose from a column of the first value that it keeps, but no step asks for it.
+    /// Adds an Argmax, with which every plan must end. It reads a column of the first kept value,
+    /// and no step wants its result.
     fn end(&mut self, flat: &Plan) {
         let Some(first) = self.kept.first().copied() else { return };
         let Value { rows, cols: group, .. } = *flat.value(first);
@@ -351,7 +360,7 @@ impl Part {
         id
     }
 
-    /// The plan, without what only other segments need.
+    /// The plan, without values and weights that only other segments need.
     fn plan(&self, flat: &Plan, owners: &Owners, device: usize) -> Plan {
         let nodes = self.begin.iter().chain(&self.nodes).chain(&self.end);
         let mut nodes: Vec<Node> = nodes.cloned().collect();

@@ -1,18 +1,21 @@
-//! A model that is larger than a GPU's memory runs on two devices: the experts of its first layers on one, or these layers as a whole,
-//! and everything else on another.
+//! A model that is larger than a GPU's memory runs on two devices. One has the experts of the first
+//! layers, or these layers as a whole; the other has everything else.
 //!
-//! Every plan is cut into segments, each computed by one device ([`cut`]): where layers are cut, two of them; where experts are, a
-//! segment for each layer's experts, and between these what comes before and after. Which Ops are experts is seen from the router
-//! ([`place`]): what reads its choice, and what stands between that. The choice itself is made beside the experts, so that rows of f32
-//! are all that crosses: of a layer the hidden numbers, of experts their input, the router's logits and their sum. They go through the
-//! host, as does the residual stream past experts.
+//! Every plan is cut into segments, each for one device ([`cut`]). Cutting at a layer makes two
+//! segments. Cutting out experts makes a segment for each layer's experts, and segments between
+//! them. The experts are the Ops that depend on a router's choice ([`place`]). The choice itself is
+//! made on the experts' device, so only rows of f32 cross: hidden states between layers; and the
+//! input, router logits and sum of experts. All pass through the host, and so does the residual
+//! stream around experts.
 //!
-//! Each device compiles its segments as plans of one program, which share its pages, states and weights; keys and values lie with their
-//! layer, in pages of the same numbers on both devices. A step runs through one segment after the other, and its tokens are chosen on
-//! the host ([`device_lower::hosted`]): beside layers on the host all that costs little.
+//! Each device compiles its segments as plans of one program, which share pages, states and
+//! weights. Keys and values are on the device of their layer, in pages with the same numbers on
+//! both devices. A step runs the segments in order. The host chooses the tokens
+//! ([`device_lower::hosted`]), which costs little compared with layers on the CPU.
 //!
-//! The devices keep their own fusion rules, so plans come to a [`SplitDevice`] unfused. Models whose layers share more than rows of f32
-//! are refused: keys and values that later layers share across a cut, encoders beside decoders.
+//! The devices keep their own fusion rules, so a [`SplitDevice`] receives unfused plans. Models
+//! whose layers share more than rows of f32 are refused: keys and values that later layers read
+//! across a cut, and encoders beside decoders.
 
 mod cut;
 mod owners;
@@ -37,19 +40,19 @@ use program::{SplitProgram, exchanged};
 /// The device's name.
 const NAME: &str = "split";
 
-/// Which part of a model the first of two devices has; the second has everything else.
+/// The part of a model on the first of two devices; the second has the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Layers of the model.
+    /// Number of layers of the model.
     pub n_layers: usize,
-    /// So many of the first layers, as a whole; fewer than all.
+    /// Number of first layers that are on the first device as a whole; fewer than all.
     pub first_layers: usize,
-    /// The experts of so many of the first layers, those of `first_layers` included.
+    /// Number of first layers whose experts are on the first device, `first_layers` included.
     pub expert_layers: usize,
 }
 
 impl Share {
-    /// In words: `layers 0 to 3 and the experts of layers 4 to 23`.
+    /// Description for people: `layers 0 to 3 and the experts of layers 4 to 23`.
     pub fn describe(&self) -> String {
         let Share { n_layers, first_layers: first, expert_layers } = *self;
         let range = |from: usize, to: usize| match to - from {
@@ -65,7 +68,7 @@ impl Share {
     }
 }
 
-/// Two devices that share a model's layers.
+/// Two devices that share the layers of a model.
 pub struct SplitDevice {
     first: Arc<dyn Device>,
     second: Arc<dyn Device>,
@@ -73,31 +76,34 @@ pub struct SplitDevice {
     kv_types: Vec<KvType>,
 }
 
-/// The plans of both devices, and how those that were given are made of them.
+/// Plans of both devices, and the cuts of the original plans.
 struct Parts {
     plans: [Vec<Plan>; 2],
     cuts: Vec<Cut>,
 }
 
 impl SplitDevice {
-    /// On `first` what `share` says, everything else on `second`.
+    /// A device that runs `share` on `first`, and the rest on `second`.
     ///
     /// # Errors
-    /// The devices have no KV type in common though both have layers, or one of them would have nothing of any layer.
+    /// Both devices have layers but no KV type in common, or one of them would have no part of any
+    /// layer.
     pub fn new(first: Arc<dyn Device>, second: Arc<dyn Device>, share: Share) -> Result<SplitDevice> {
         let others = first.kv_types();
         let suits = |kind: &KvType| share.first_layers == 0 || others.contains(kind);
         let kv_types: Vec<KvType> = second.kv_types().iter().copied().filter(suits).collect();
         if kv_types.is_empty() {
             return unsupported(format!(
-                "{} beside {}, without a KV type of both",
+                "a split over {} and {}, which have no common KV type",
                 first.name(),
                 second.name()
             ));
         }
         let Share { n_layers, first_layers, expert_layers } = share;
         if first_layers >= n_layers || (first_layers == 0 && expert_layers == 0) {
-            return unsupported(format!("{first_layers} of {n_layers} layers on one of two devices"));
+            return unsupported(format!(
+                "a split with {first_layers} of {n_layers} layers on the first device"
+            ));
         }
         Ok(SplitDevice { first, second, share, kv_types })
     }
@@ -116,7 +122,7 @@ impl SplitDevice {
         };
         let of_encoder = |plan: &Plan| plan.kv.layers.iter().any(|layer| layer.encoder_states.is_some());
         if flat.iter().any(of_encoder) {
-            return Err(refuse("an encoder beside a decoder".to_owned()));
+            return Err(refuse("a model with an encoder and a decoder".to_owned()));
         }
         let places = flat.iter().map(|plan| Placement::new(plan, &self.share).map_err(refuse));
         let places = places.collect::<Result<Vec<Placement>>>()?;
@@ -128,14 +134,15 @@ impl SplitDevice {
         Ok(Parts { plans: parts, cuts })
     }
 
-    /// The first device's limits. Where it has experts alone, and so no pages, the KV type may be one that it does not have.
+    /// Limits of the first device. If it has experts only, and so no pages, the KV type may be one
+    /// that it lacks.
     fn first_limits(&self, limits: &Limits) -> Limits {
         let known = self.first.kv_types();
         let kv_type = if known.contains(&limits.kv_type) { Some(&limits.kv_type) } else { known.first() };
         Limits { kv_type: kv_type.copied().unwrap_or(limits.kv_type), ..limits.clone() }
     }
 
-    /// The device that has all of these plans, if one has.
+    /// The device that has all of these plans, if there is one.
     fn only(&self, parts: &Parts) -> Option<&dyn Device> {
         match &parts.plans {
             [first, _] if first.is_empty() => Some(self.second.as_ref()),
@@ -164,7 +171,7 @@ impl Device for SplitDevice {
         self.first.n_threads()
     }
 
-    /// Of both together.
+    /// Memory of both devices together.
     fn memory(&self) -> SystemMemory {
         let [first, second] = self.devices().map(|device| device.memory());
         SystemMemory { total: first.total + second.total, free: first.free + second.free }
@@ -178,7 +185,7 @@ impl Device for SplitDevice {
         Some(Box::new(Sources { sources, layers }))
     }
 
-    /// None: each part is fused by its device's rules.
+    /// No rules: each segment is fused by its device's rules.
     fn fusion(&self) -> &[Rule] {
         &[]
     }
@@ -229,19 +236,19 @@ impl Device for SplitDevice {
         Ok(Box::new(Hosted::new(program, plans.iter(), limits, 1, 1)))
     }
 
-    /// The second's; the first's may differ.
+    /// Arithmetic of the second device; the first device's may differ.
     fn arithmetic(&self, weight: &Weight) -> Arithmetic {
         self.second.arithmetic(weight)
     }
 
-    /// The second's.
+    /// Peaks of the second device.
     fn peaks(&self) -> Peaks {
         self.second.peaks()
     }
 }
 
-/// Both devices' memory as one: keys and values grow on both in proportion to their layers, so what is free is what the scarcer of
-/// those that have any allows.
+/// Memory of both devices as one. Keys and values grow on both in proportion to their layers, so
+/// the scarcer device with layers limits the free memory.
 struct Sources {
     sources: [Box<dyn MemorySource>; 2],
     layers: [u64; 2],

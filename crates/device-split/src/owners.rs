@@ -1,10 +1,10 @@
-//! Which device has each layer of keys and values, and each recurrent layer's state.
+//! Owner device of each layer of keys and values, and of each recurrent layer's state.
 
 use device::{KvGroup, KvLayerId, KvLayout, Op, Plan, StateId};
 
 use crate::place::Placement;
 
-/// Of all plans of a program.
+/// Owners for all plans of a program.
 pub struct Owners {
     kv: Vec<usize>,
     states: Vec<usize>,
@@ -31,7 +31,7 @@ pub fn state(op: &Op) -> Option<StateId> {
 }
 
 impl Owners {
-    /// Of flat plans and where their nodes are.
+    /// Owners for flat plans and the places of their nodes.
     ///
     /// # Errors
     /// Both devices use a layer.
@@ -46,7 +46,7 @@ impl Owners {
                 let state = state(&node.op).map(|state| &mut of_states[state.0 as usize]);
                 for owner in layer.into_iter().chain(state) {
                     if owner.is_some_and(|other| other != *device) {
-                        return Err("keys and values of a layer that later layers share".to_owned());
+                        return Err("keys and values that layers of both devices share".to_owned());
                     }
                     *owner = Some(*device);
                 }
@@ -56,8 +56,8 @@ impl Owners {
         Ok(Owners { kv: known(of_kv), states: known(of_states) })
     }
 
-    /// A device's layout: its layers, renumbered, in the same groups, of which some may be empty; and its states, those of the other
-    /// device without numbers.
+    /// KV layout of a device. Its layers are renumbered, in the same groups, some of which may be
+    /// empty. States of the other device have length 0.
     pub fn layout(&self, kv: &KvLayout, device: usize) -> KvLayout {
         let mine = |id: &KvLayerId| self.kv[id.0 as usize] == device;
         let group = |group: &KvGroup| KvGroup {
@@ -73,7 +73,7 @@ impl Owners {
         }
     }
 
-    /// The number that a layer has among those of its device.
+    /// Number of a layer among the layers of its device.
     pub fn renumbered(&self, id: KvLayerId) -> KvLayerId {
         let index = id.0 as usize;
         let before = self.kv[..index].iter().filter(|owner| **owner == self.kv[index]).count();

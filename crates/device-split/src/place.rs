@@ -1,4 +1,4 @@
-//! Which device computes which nodes of a plan, and in which order.
+//! Placement of the nodes of a plan on devices, and their order.
 
 use std::ops::Range;
 
@@ -7,20 +7,20 @@ use device::{Node, Op, Plan, ValueId};
 use crate::Share;
 use crate::owners::{kv_layer, state};
 
-/// Where the nodes of a flat plan are.
+/// Placement of the nodes of a flat plan.
 pub struct Placement {
-    /// The plan's nodes in the order in which they are computed: that of the plan, but for what stands between the products of experts
-    /// on the first device.
+    /// Nodes in the order of computation. It is the order of the plan, except for nodes between the
+    /// products of experts on the first device.
     pub order: Vec<usize>,
-    /// By node of the plan, its device.
+    /// Device of each node of the plan.
     pub devices: Vec<usize>,
 }
 
 impl Placement {
-    /// Of a flat plan.
+    /// Places the nodes of a flat plan.
     ///
     /// # Errors
-    /// Layers are not one after the other, or attention stands between the products of a layer's experts.
+    /// Layers are not in order, or attention is between the products of a layer's experts.
     pub fn new(plan: &Plan, share: &Share) -> Result<Placement, String> {
         let first_layers = share.first_layers;
         let is_early = |node: &Node| node.layer.is_some_and(|layer| (layer as usize) < first_layers);
@@ -28,7 +28,7 @@ impl Placement {
         let n = plan.nodes.len();
         let at = plan.nodes.iter().position(is_late).unwrap_or(n);
         if plan.nodes[at..].iter().any(is_early) {
-            return Err(format!("work of the first {first_layers} layers after that of later ones"));
+            return Err(format!("an op of the first {first_layers} layers after an op of later layers"));
         }
         // Nodes before the first layer are on the device of that layer.
         let at = if plan.nodes[..at].iter().any(is_early) { at } else { 0 };
@@ -45,7 +45,7 @@ impl Placement {
         Ok(place)
     }
 
-    /// Runs of places in [`Self::order`] on one device, with it.
+    /// Runs of positions in [`Self::order`] on one device, each with its device.
     pub fn runs(&self) -> Vec<(usize, Range<usize>)> {
         let mut runs: Vec<(usize, Range<usize>)> = Vec::new();
         for (at, node) in self.order.iter().enumerate() {
@@ -57,7 +57,8 @@ impl Placement {
         runs
     }
 
-    /// Put some nodes next to each other: of those between them, what needs their results comes after them, the others before.
+    /// Makes some nodes adjacent: nodes between them that need their results move after them, the
+    /// others before.
     fn gather(&mut self, plan: &Plan, nodes: &[usize]) -> Result<(), String> {
         let is_mine = |node: &usize| nodes.binary_search(node).is_ok();
         let (Some(first), Some(last)) =
@@ -88,8 +89,8 @@ impl Placement {
     }
 }
 
-/// The nodes, ascending, that work with what a router chose: the router's end, everything that reads its ids and weights, and what
-/// stands between these.
+/// Nodes, ascending, that depend on a router's choice: the Route itself, all readers of its ids and
+/// weights, and nodes between these.
 fn experts_of(plan: &Plan, route: usize) -> Vec<usize> {
     let chosen = plan.nodes[route].op.writes();
     let is_end = |node: &Node| node.op.reads().iter().any(|id| chosen.contains(id));

@@ -1,4 +1,4 @@
-//! The program: a step through all segments, one after the other.
+//! The program: a step runs all segments in order.
 
 use std::ops::Range;
 
@@ -8,45 +8,45 @@ use device_lower::hosted::HostProgram;
 use crate::NAME;
 use crate::cut::{Cut, Segment, is_direct};
 
-/// A program of each device, and how steps go through both.
+/// Programs of both devices, and the way of a step through them.
 pub struct SplitProgram {
     programs: [Box<dyn Program>; 2],
     cuts: Vec<Cut>,
-    /// By device and KV group: whether it has layers of it.
+    /// For each device and KV group, true if the device has layers of the group.
     has_layers: [Vec<bool>; 2],
-    /// The plan of the last step.
+    /// Plan of the last step.
     plan: usize,
-    /// Whether all of its segments ran.
+    /// True if all segments of the last step ran.
     is_through: bool,
-    /// By device, the segment that it ran last in that step.
+    /// Last segment that each device ran in that step.
     last: [Option<usize>; 2],
-    /// What segments exchange, each with room for the most.
+    /// Values that segments exchange; each has capacity for the largest.
     slots: Vec<Vec<f32>>,
-    /// `(tokens, cols)` several of these side by side.
+    /// `(tokens, cols)`: several values side by side.
     input: Vec<f32>,
-    /// `(max_outputs)` logits, and nothing: tokens are chosen on the host.
+    /// `(max_outputs)` wants of logits, and of nothing: the host chooses the tokens.
     wants: [Vec<Want>; 2],
-    /// Which devices have not seen what changed in page tables.
+    /// Devices that have not seen the latest changes of page tables.
     is_behind: [bool; 2],
-    /// Why a page could not be copied, which the next step reports.
+    /// The reason why a page could not be copied; the next step reports it.
     broken: Option<Error>,
 }
 
-/// Most numbers of each slot of several plans, and of the Input that is put together.
+/// Largest length of each slot over several plans, and of the gathered Input.
 fn sizes(cuts: &[Cut]) -> (Vec<usize>, usize) {
     let n = cuts.iter().map(|cut| cut.slots.len()).max().unwrap_or(0);
     let most = |slot: usize| cuts.iter().filter_map(|cut| cut.slots.get(slot)).max().copied().unwrap_or(0);
     ((0..n).map(most).collect(), cuts.iter().map(|cut| cut.input).max().unwrap_or(0))
 }
 
-/// Bytes of what the segments exchange, in the host's memory.
+/// Bytes of host memory for exchanged values.
 pub fn exchanged(cuts: &[Cut]) -> u64 {
     let (slots, input) = sizes(cuts);
     4 * (slots.iter().sum::<usize>() + input) as u64
 }
 
 impl SplitProgram {
-    /// Of the programs of both devices' plans.
+    /// A program of both devices' programs.
     pub fn new(
         programs: [Box<dyn Program>; 2],
         cuts: Vec<Cut>,
@@ -74,7 +74,7 @@ impl SplitProgram {
     }
 }
 
-/// Put what a segment takes side by side.
+/// Gathers the inputs of a segment side by side.
 fn gather(segment: &Segment, step: &Step, slots: &[Vec<f32>], input: &mut Vec<f32>) {
     input.clear();
     for row in 0..step.tokens.len() {
@@ -107,7 +107,7 @@ impl HostProgram for SplitProgram {
         let SplitProgram { programs, cuts, slots, input, wants: [logits, nothing], .. } = self;
         let cut = &cuts[step.plan];
         let end = until.and_then(|node| cut.ends.get(node).copied());
-        // Until a device has run a segment, it has not seen what changed.
+        // A device sees the changes of page tables only when it runs a segment.
         let was_behind = std::mem::replace(&mut self.is_behind, [true; 2]);
         let (mut n_commands, mut begun) = (0, 0.0);
         for (index, segment) in cut.segments.iter().enumerate() {
@@ -118,7 +118,7 @@ impl HostProgram for SplitProgram {
             }
             let wants = if is_final { &*logits } else { &*nothing };
             let n_outputs = if takes.outputs { step.outputs.len() } else { 0 };
-            // Links are resolved, and tokens are chosen elsewhere.
+            // Links are resolved already, and the host chooses the tokens.
             let part = Step {
                 plan: segment.plan,
                 links: &[],
@@ -188,7 +188,7 @@ impl HostProgram for SplitProgram {
         if value.0 as usize >= self.cuts[self.plan].n_values {
             return None;
         }
-        // The later of both segments first.
+        // The device that ran the later segment first.
         let order = if self.last[1] >= self.last[0] { [1, 0] } else { [0, 1] };
         let has_run = |device: &usize| self.last[*device].is_some();
         order.into_iter().filter(has_run).find_map(|device| self.programs[device].read(value))
@@ -202,7 +202,7 @@ impl HostProgram for SplitProgram {
         }
     }
 
-    /// A multiple of both devices'.
+    /// A common multiple of both devices' granules.
     fn granule(&self, group: usize) -> usize {
         let [a, b] = [0, 1].map(|device| match self.has_layers[device][group] {
             true => self.programs[device].committed().granule(group),
@@ -248,7 +248,7 @@ impl HostProgram for SplitProgram {
     }
 }
 
-/// Commit a range of several of a device's granules, all of it or nothing.
+/// Commits a range of several granules of a device, either all of it or nothing.
 fn commit(program: &mut dyn Program, group: usize, pages: Range<u32>) -> Result<()> {
     let mut at = pages.start;
     while at < pages.end {
@@ -262,7 +262,8 @@ fn commit(program: &mut dyn Program, group: usize, pages: Range<u32>) -> Result<
     Ok(())
 }
 
-/// Give them back. A device that cannot keeps their memory, and they can be committed again only with it.
+/// Decommits pages. A device that cannot do so keeps their memory, and they can be committed again
+/// only with it.
 fn decommit(program: &mut dyn Program, group: usize, pages: Range<u32>) {
     let mut at = pages.start;
     while at < pages.end {

@@ -1,4 +1,5 @@
-//! What every device is tested with, of layers and experts on two devices; and what such a model is refused for.
+//! The common checks of devices, on layers and experts split over two devices; and the models that
+//! such a device refuses.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -33,9 +34,15 @@ fn sharing(first: Arc<dyn Device>, second: Arc<dyn Device>, share: Share) -> Spl
     SplitDevice::new(first, second, share).expect("two devices")
 }
 
-/// A mixture of four layers with different routers and experts; what stands between the experts' products needs them or does not.
-/// The second layer's keys are windowed, heads of all layers are multiplied by matrices of their own, and of the last only output rows
-/// are left.
+/// Output of the last Op of a layer that satisfies `is`.
+fn of_layer(plan: &Plan, layer: u32, is: fn(&Op) -> bool) -> ValueId {
+    let at = plan.nodes.iter().rposition(|node| node.layer == Some(layer) && is(&node.op));
+    plan.nodes[at.expect("such a node")].op.writes()[0]
+}
+
+/// A mixture of four layers with different routers and experts. Nodes between the experts' products
+/// depend on them or not. The second layer's keys are windowed, heads of all layers are multiplied
+/// by matrices of their own, and the last layer computes output rows only.
 fn mixture(seed: u64, block: BlockType) -> Plan {
     const HIDDEN: usize = 64;
     const N_EXPERTS: usize = 6;
@@ -71,7 +78,7 @@ fn mixture(seed: u64, block: BlockType) -> Plan {
         };
         let shared_open = b.linear(norm, 1, BlockType::F32, false);
         x = match index {
-            // Nothing but experts.
+            // Experts only.
             0 => {
                 let (ids, weights) = b.route(router, 3, true, 1.0, true);
                 let [gate, up] = [(); 2].map(|()| experts(&mut b, (norm, false), ids));
@@ -80,7 +87,8 @@ fn mixture(seed: u64, block: BlockType) -> Plan {
                 let y = b.expert_sum(y, weights);
                 b.add(x, y)
             }
-            // A shared network between their products, of which one part needs what the first experts made.
+            // A shared network between the products of experts; one part of it needs the first
+            // experts' result.
             1 => {
                 let groups = RouterGroups { n: 2, n_used: 1, n_best: 2 };
                 let (ids, weights) = b.route_by_sigmoids(router, 2, Some(groups));
@@ -96,7 +104,7 @@ fn mixture(seed: u64, block: BlockType) -> Plan {
                 let y = b.add(y, beside);
                 b.add(x, y)
             }
-            // Biases and clamped gates; what the experts multiply is made after their choice.
+            // Biases and clamped gates; the input of the experts is computed after their choice.
             2 => {
                 let (ids, weights) = b.route(router, 2, false, 0.7, false);
                 let norm = b.rms_norm(x, HIDDEN);
@@ -108,7 +116,7 @@ fn mixture(seed: u64, block: BlockType) -> Plan {
                 let y = b.expert_sum(y, weights);
                 b.add(x, y)
             }
-            // One expert, which weighs its input.
+            // One expert, which weights its input.
             _ => {
                 let (ids, weights) = b.route(router, 1, false, 1.0, false);
                 let y = b.expert_sum(norm, weights);
@@ -123,11 +131,8 @@ fn mixture(seed: u64, block: BlockType) -> Plan {
     let x = b.rms_norm(x, HIDDEN);
     let logits = b.linear(x, 97, block, false);
     let mut plan = b.finish(logits);
-    // The residual stream after the first layer, whose rows are tokens', and what experts of the second make, in its middle.
-    let of_layer = |plan: &Plan, layer: u32, is: fn(&Op) -> bool| {
-        let at = plan.nodes.iter().rposition(|node| node.layer == Some(layer) && is(&node.op));
-        plan.nodes[at.expect("such a node")].op.writes()[0]
-    };
+    // The residual stream after the first layer, whose rows are tokens', and the result of experts
+    // in the middle of the second.
     plan.kept = vec![
         of_layer(&plan, 0, |op| matches!(op, Op::Add { .. })),
         of_layer(&plan, 1, |op| matches!(op, Op::ExpertLinear { .. })),
@@ -136,7 +141,7 @@ fn mixture(seed: u64, block: BlockType) -> Plan {
     plan
 }
 
-/// Experts of all layers; of some; of all, and the first layer as a whole; layers alone.
+/// Shares: experts of all layers; of some; of all, and the first layer as a whole; layers alone.
 const SHARES: [Share; 4] = [
     Share { n_layers: 4, first_layers: 0, expert_layers: 4 },
     Share { n_layers: 4, first_layers: 0, expert_layers: 2 },
@@ -168,7 +173,8 @@ fn logits_are_those_of_one_device() {
     }
 }
 
-/// Prompts in chunks, several sequences and single tokens, past the window: as one device computes them, to the bit where it is the same.
+/// Prompts in chunks, several sequences and single tokens, past the window. The logits equal one
+/// device's, bit by bit if both devices are alike.
 fn same_logits(plan: &Plan, split: &SplitDevice) {
     let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
     let (mut whole, mut parts) =
@@ -184,7 +190,7 @@ fn same_logits(plan: &Plan, split: &SplitDevice) {
         }
         assert_eq!(chosen_tokens(whole.as_ref()), chosen_tokens(parts.as_ref()), "{spans:?}");
     }
-    // A page that is copied has both devices' layers.
+    // A copied page holds both devices' layers.
     let mut other = sequences.step(&[(0, 1)]);
     whole.run(&other.borrow()).unwrap();
     let (page, copy) = (other.page_tables[0], limits.n_pages[0] as u32 - 1);
@@ -196,7 +202,8 @@ fn same_logits(plan: &Plan, split: &SplitDevice) {
     assert!(whole.logits() == parts.logits(), "after a page was copied");
 }
 
-/// Experts on the CPU beside an interpreter, the bound as where layers are cut: the CPU multiplies F32 in f32.
+/// Experts on the CPU beside an interpreter. The bound is the one for cut layers, because the CPU
+/// multiplies F32 in f32.
 #[test]
 fn experts_on_the_cpu_agree() {
     let plan = mixture(9, BlockType::F32);
@@ -217,7 +224,8 @@ fn experts_on_the_cpu_agree() {
     }
 }
 
-/// After any node of a mixture, values are those of one device; commands name the nodes that they compute, and each is timed.
+/// After any node of a mixture, values equal one device's; commands name the nodes that they
+/// compute, and each is timed.
 #[test]
 fn segments_can_be_stopped_read_and_timed() {
     let plan = mixture(7, BlockType::F32);
@@ -251,9 +259,9 @@ fn segments_can_be_stopped_read_and_timed() {
     }
 }
 
-/// Only experts' matrices are the first device's, and no pages.
+/// The first device has the experts' matrices only, and no pages.
 #[test]
-fn experts_are_planned_where_they_are() {
+fn experts_are_planned_on_their_device() {
     let plan = mixture(5, BlockType::Q4_0);
     let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
     let device = sharing(cpu(), reference(), SHARES[0]);
@@ -280,7 +288,7 @@ fn experts_are_planned_where_they_are() {
     assert!(bytes("cpu: KV pages") == 0 && bytes("reference: KV pages") > 0, "{memory:?}");
     assert!(memory.notes.iter().any(|note| note.contains("the experts of layers 0 to 3")), "{memory:?}");
 
-    // So the KV type may be one that only the second device has.
+    // The KV type may therefore be one that only the second device has.
     assert!(!cpu().kv_types().contains(&KvType::Fp8) && device.kv_types().contains(&KvType::Fp8));
     compile(&device, &plan, &Limits { kv_type: KvType::Fp8, ..limits });
     assert!(!sharing(cpu(), reference(), SHARES[2]).kv_types().contains(&KvType::Fp8));
@@ -308,7 +316,7 @@ fn both_devices_memory_is_planned() {
 }
 
 #[test]
-fn what_cannot_be_cut_is_refused() {
+fn plans_that_cannot_be_cut_are_refused() {
     let refused = |device: Result<SplitDevice, Error>| match device {
         Err(Error::Unsupported { what, .. }) => what,
         Err(other) => panic!("{other}"),
@@ -327,14 +335,14 @@ fn what_cannot_be_cut_is_refused() {
     plan.nodes[chosen + 1..].iter_mut().for_each(|node| node.layer = Some(1));
     let device = split(reference(), cpu());
     let limits = limits(&plan.kv);
-    let error = device.compile(&[plan], &limits).err().expect("ids between two devices");
+    let error = device.compile(&[plan], &limits).err().expect("ids between the devices");
     assert!(
-        error.to_string().contains("between two devices") && error.to_string().contains("U32"),
+        error.to_string().contains("between the devices") && error.to_string().contains("U32"),
         "{error}"
     );
 }
 
-/// A plan all of whose nodes are on one device, alone and beside one that needs both.
+/// A plan with all nodes on one device, alone and beside a plan that needs both devices.
 #[test]
 fn a_plan_may_need_one_device_only() {
     let plan = mini_transformer(5, BlockType::F32);

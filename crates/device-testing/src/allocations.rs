@@ -1,4 +1,4 @@
-//! An allocator that counts, for tests of what a step allocates and of what a program holds.
+//! A counting allocator, for tests of the allocations of a step and the memory of a program.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator, which counts for all threads. A test that uses it is alone in its binary, for others allocate:
+/// The system's allocator with counts over all threads. A test that uses it must be alone in its
+/// binary, since other tests allocate too:
 ///
 /// ```
 /// use ingle_device_testing::CountingAllocator;
@@ -21,12 +22,12 @@ static BYTES: AtomicUsize = AtomicUsize::new(0);
 pub struct CountingAllocator;
 
 impl CountingAllocator {
-    /// Allocations so far; one that grows or shrinks in place counts too.
+    /// Number of allocations so far; growing or shrinking in place counts, too.
     pub fn calls() -> usize {
         CALLS.load(Ordering::Relaxed)
     }
 
-    /// Bytes that are allocated now.
+    /// Bytes allocated now.
     pub fn bytes() -> usize {
         BYTES.load(Ordering::Relaxed)
     }
@@ -37,31 +38,36 @@ fn count(size: usize) {
     BYTES.fetch_add(size, Ordering::Relaxed);
 }
 
-// SAFETY: every call is passed on to the system's allocator with what was given; counting touches no memory of its own.
+// SAFETY: every call goes to the system's allocator with unchanged arguments; counting touches no
+// other memory.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
+        // SAFETY: `layout` comes from the caller, who keeps the contract of `GlobalAlloc`; `System`
+        // has the same contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above; `pointer` came from `System`.
+        // SAFETY: `pointer` came from `System` with this `layout`, since every allocation above
+        // goes there.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: as above.
+        // SAFETY: `layout` comes from the caller, who keeps the contract of `GlobalAlloc`; `System`
+        // has the same contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size);
         BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above.
+        // SAFETY: `pointer` came from `System` with this `layout`, and the caller keeps the
+        // contract on `size`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }

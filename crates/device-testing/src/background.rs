@@ -1,4 +1,4 @@
-//! What a program promises of a step in the background, checked on any device that has such steps.
+//! Rules for background steps, checked on any device that has them.
 
 use std::time::Instant;
 
@@ -10,10 +10,10 @@ use super::{Sequences, committed, limits, mini_transformer, null};
 
 type Outcome<T = ()> = Result<T, String>;
 
-/// Rows of the step in the background.
+/// Rows of the background step.
 const N_ROWS: usize = 9;
 
-/// Steps of another sequence beside it.
+/// Steps of another sequence during it.
 const N_STEPS: usize = 8;
 
 fn words(error: Error) -> String {
@@ -24,11 +24,11 @@ fn expect(holds: bool, what: impl FnOnce() -> String) -> Outcome {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-/// Steps of two sequences, the first of which has the states 0 to 8 and the second the others.
+/// Steps of two sequences: the first uses states 0 to 8, the second the others.
 struct Steps {
-    /// Of the first one: a prompt, and rows after it.
+    /// The first sequence: a prompt, and single rows.
     first: Vec<OwnedStep>,
-    /// Of the second one: the start of its prompt, what is computed in the background, and the last row.
+    /// The second sequence: the start of its prompt, the background step, and the last row.
     second: [OwnedStep; 3],
 }
 
@@ -45,7 +45,7 @@ impl Steps {
             }
             step
         };
-        // Those that are interleaved let go of no page, so that none has two owners.
+        // Interleaved steps release no page, so that no page has two owners.
         let before = step(&[(1, 21)], 0);
         let mut first = vec![step(&[(0, 40)], 0)];
         first.extend((1..=N_STEPS).map(|n| step(&[(0, 1)], n)));
@@ -54,15 +54,15 @@ impl Steps {
     }
 }
 
-/// Logits of all rows that have some.
+/// Logits of all output rows.
 type Logits = Vec<Vec<f32>>;
 
-/// Whether a step that is computed in the background, between steps of another sequence, writes what it writes where it is submitted,
-/// and changes nothing for those steps; whether one that was abandoned is as if it had not been; and whether what would harm it is
-/// refused.
+/// Checks background steps between steps of another sequence. A background step writes what a
+/// submitted step writes, and does not change the other steps; an abandoned one leaves no trace;
+/// and calls that would corrupt one are refused.
 ///
 /// # Errors
-/// The first promise that is broken.
+/// The first rule that the device breaks.
 pub fn check_background(device: &dyn Device) -> Outcome {
     let layers = [null::layer(Some(20)), null::layer(None)];
     let plans = [
@@ -110,7 +110,8 @@ fn check(device: &dyn Device, plan: &Plan, limits: &Limits) -> Outcome {
         run(program.as_mut(), step, &mut expected)?;
     }
 
-    // A part after each step: then all that is left. Before, so many parts of one that is abandoned.
+    // One part after each step, then all that remain. Before, `n_abandoned` parts of a step that is
+    // abandoned.
     for n_abandoned in [None, Some(0), Some(3)] {
         let (mut program, mut found) = (new()?, Logits::new());
         let program = program.as_mut();
@@ -139,7 +140,7 @@ fn check(device: &dyn Device, plan: &Plan, limits: &Limits) -> Outcome {
     check_refusals(new()?.as_mut(), &steps, limits)
 }
 
-/// The next part, and no more; whether it was the last.
+/// Computes the next part only; returns true if it was the last.
 fn part(program: &mut dyn Program) -> Result<bool, Error> {
     program.advance_background(Some(Instant::now())).map(|progress| progress.is_done)
 }

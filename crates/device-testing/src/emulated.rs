@@ -1,38 +1,40 @@
-//! An NVIDIA GPU that is emulated on the CPU (`crates/device-cuda/emulator`), for tests.
+//! An emulated NVIDIA GPU on the CPU (`crates/device-cuda/emulator`), for tests.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The libraries that a process finds instead of NVIDIA's.
+/// Libraries that a process loads instead of NVIDIA's.
 #[derive(Debug)]
 pub struct EmulatedGpu {
     folder: PathBuf,
 }
 
 impl EmulatedGpu {
-    /// Compile them into a folder below that of cargo for tests' files, where they are kept, and kernels with them.
+    /// Compiles the libraries and the kernels into a folder below cargo's folder for test files,
+    /// where they are kept.
     ///
     /// # Errors
-    /// They could not be built, for which Python and a C++ compiler are needed: with what was printed.
+    /// The build failed, with its output. It needs Python and a C++ compiler.
     pub fn build(of_tests: &str) -> Result<EmulatedGpu, String> {
         let gpu = EmulatedGpu { folder: Path::new(of_tests).join("emulated-gpu") };
         let build = concat!(env!("CARGO_MANIFEST_DIR"), "/../device-cuda/emulator/build.sh");
         printed(Command::new(build).arg(&gpu.folder)).map(|_| gpu)
     }
 
-    /// A program that sees the GPU. `emulator/driver.cc` lists variables that say what kind of one.
+    /// A command whose process sees the GPU. `emulator/driver.cc` lists the variables that select
+    /// the kind of GPU.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("LD_LIBRARY_PATH", &self.folder).env("XDG_CACHE_HOME", &self.folder);
         command
     }
 
-    /// Run tests of the calling binary that are marked `#[ignore]`, by their full names, in a process that sees the GPU, with so many
-    /// multiprocessors.
+    /// Runs tests of the calling binary that are marked `#[ignore]`, by their full names, in a
+    /// process that sees a GPU with `n_processors` multiprocessors.
     ///
     /// # Errors
-    /// One of them failed: with what was printed.
+    /// A test failed, with its output.
     pub fn test(&self, n_processors: usize, tests: &[&str]) -> Result<(), String> {
         let binary = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = self.command(binary);
@@ -43,7 +45,7 @@ impl EmulatedGpu {
     }
 }
 
-/// What a command printed, if it succeeded.
+/// Output of a command that succeeded.
 fn printed(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

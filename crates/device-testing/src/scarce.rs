@@ -1,4 +1,4 @@
-//! Any device with as little memory for KV pages as a test wants, and a step that fails.
+//! Any device with limited memory for KV pages, or with a step that fails.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use device::{
     MemoryPlan, Peaks, Plan, Program, Result, Rule, Step, Ticket, Timing, ValueId, Want, Weight,
 };
 
-/// A device whose programs are refused pages, and that counts what they commit. Clones share their counts.
+/// A device that refuses commits of pages, and counts them. Clones share the counts.
 #[derive(Clone)]
 pub struct Scarce {
     inner: Arc<dyn Device>,
     counts: Arc<Counts>,
 }
 
-/// Of all programs of a device.
+/// Counts over all programs of a device.
 struct Counts {
-    /// Pages that may be committed at once.
+    /// Most pages that may be committed at once.
     most: AtomicUsize,
-    /// The commit that is refused, from 0.
+    /// Index of the commit to refuse, from 0.
     refused: AtomicUsize,
-    /// The step that fails after it ran, from 0.
+    /// Index of the step to fail after it ran, from 0.
     failed: AtomicUsize,
     n_waits: AtomicUsize,
     n_commits: AtomicUsize,
@@ -34,7 +34,7 @@ struct Counts {
 const ORDER: Ordering = Ordering::Relaxed;
 
 impl Scarce {
-    /// A device that refuses nothing so far.
+    /// A device that refuses nothing yet.
     pub fn new(inner: Arc<dyn Device>) -> Scarce {
         let count = |n| AtomicUsize::new(n);
         let counts = Counts {
@@ -49,32 +49,32 @@ impl Scarce {
         Scarce { inner, counts: Arc::new(counts) }
     }
 
-    /// From now on, let so many pages be committed at once, of all groups together.
+    /// From now on, limits the committed pages of all groups together.
     pub fn allow(&self, n_pages: usize) {
         self.counts.most.store(n_pages, ORDER);
     }
 
-    /// Refuse the commit of this number, from 0, and no other.
+    /// Refuses the commit with this index, from 0, and no other.
     pub fn refuse(&self, commit: usize) {
         self.counts.refused.store(commit, ORDER);
     }
 
-    /// The step of this number, from 0, is said to have failed after it ran, and no other.
+    /// Reports the step with this index, from 0, as failed after it ran, and no other.
     pub fn fail(&self, step: usize) {
         self.counts.failed.store(step, ORDER);
     }
 
-    /// Calls of [`Program::commit`] so far, those that were refused included.
+    /// Number of calls of [`Program::commit`], including refused ones.
     pub fn n_commits(&self) -> usize {
         self.counts.n_commits.load(ORDER)
     }
 
-    /// Ranges that were given back so far.
+    /// Number of decommitted ranges.
     pub fn n_decommits(&self) -> usize {
         self.counts.n_decommits.load(ORDER)
     }
 
-    /// Pages that are committed now.
+    /// Number of pages committed now.
     pub fn n_committed(&self) -> usize {
         self.counts.n_committed.load(ORDER)
     }

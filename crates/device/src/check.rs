@@ -1,4 +1,5 @@
-//! [`Plan::check`] and [`check_plans`]: the one place where plans are validated. Devices trust what passed.
+//! [`Plan::check`] and [`check_plans`]: the one place where plans are validated. Devices trust
+//! plans that passed.
 
 mod ops;
 
@@ -7,11 +8,11 @@ use ops::At;
 
 type Result<T> = std::result::Result<T, PlanError>;
 
-/// Whether plans can be one program: there is one at least, each is consistent, all have the same KV layout, and one of
-/// them writes the encoder states of each layer that another reads.
+/// Checks that plans can be one program. There is at least one, each is consistent, all have the
+/// same KV layout, and one of them writes the encoder states of each layer that another reads.
 ///
 /// # Errors
-/// As [`Plan::check`]; or which plan does not fit the others.
+/// As [`Plan::check`]; or the plan that does not fit the others.
 pub fn check_plans(plans: &[Plan]) -> Result<()> {
     let fail = |node: usize, op: String, found: String, expected: &str| {
         Err(PlanError { node, op, found, expected: expected.to_owned() })
@@ -44,9 +45,13 @@ fn written_layers(plan: &Plan) -> impl Iterator<Item = KvLayerId> {
 }
 
 impl Plan {
-    /// Whether the plan is consistent: every id is in range, every value is written once and before it is read, the
-    /// shapes and rows of every Op fit, every weight that is used holds exactly the bytes of its shape, every layer's keys
-    /// are written before attention reads them, and logits and argmax are what they should be.
+    /// Checks that the plan is consistent:
+    ///
+    /// - every id is in range, and every value is written once, before it is read;
+    /// - shapes and rows of every Op fit;
+    /// - every weight in use holds exactly the bytes of its shape;
+    /// - keys of every layer are written before attention reads them;
+    /// - logits and argmax have the right rows and types.
     ///
     /// # Errors
     /// The first Op that does not fit, with what was found and what was expected.
@@ -90,7 +95,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Every value has at least one row for each token, and fewer than 2^32.
+    /// Checks that every value has at least one row for each token, and fewer than 2^32.
     fn check_rows(&self) -> Result<()> {
         let odd = |value: &&Value| value.rows.per_token().is_some_and(|k| k == 0 || k > MAX_ROWS_PER_TOKEN);
         let Some(value) = self.values.iter().find(odd) else { return Ok(()) };
@@ -102,7 +107,8 @@ impl Plan {
         })
     }
 
-    /// Every layer of the KV cache has heads and belongs to the one group of its encoder states and window.
+    /// Checks that every layer of the KV cache has heads and belongs to the one group of its
+    /// encoder states and window.
     fn check_kv(&self) -> Result<()> {
         let fail = |found: String, expected: String| {
             Err(PlanError { node: self.nodes.len(), op: "kv layout".to_owned(), found, expected })
@@ -142,7 +148,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Logits and argmax are written, have a row for each output, and hold floats and token ids.
+    /// Checks that logits and argmax are written, have a row for each output, and hold floats and
+    /// token ids.
     fn check_result(&self, seen: &Seen, id: ValueId, what: &str, dtype: DType) -> Result<()> {
         let fail = |found: String, expected: &str| {
             Err(PlanError {
@@ -168,17 +175,18 @@ impl Plan {
     }
 }
 
-/// What the Ops so far have written.
+/// Everything that the Ops so far have written.
 struct Seen {
-    /// By value.
+    /// True for values that are written.
     written: Vec<bool>,
-    /// By KV layer.
+    /// True for KV layers that are written.
     kv: Vec<bool>,
-    /// By state of a recurrent layer.
+    /// True for states of recurrent layers that an Op has.
     states: Vec<bool>,
-    /// Whether there was an Input.
+    /// True after an Input.
     input: bool,
 }
 
-/// Far more than any model has, and so few that numbers of rows fit in 64 bits.
+/// Limit of [`RowCount::PerToken`]: far more than any model has, and few enough that row counts fit
+/// in 64 bits.
 const MAX_ROWS_PER_TOKEN: usize = 1 << 20;

@@ -1,10 +1,10 @@
-//! Which pages of a program have memory: the bookkeeping that every device shares.
+//! Bookkeeping of the pages that have memory, shared by all devices.
 
 use std::ops::Range;
 
 use crate::Limits;
 
-/// Pages that are committed, of each KV group. A program keeps one, and [`crate::Step::check`] looks at it.
+/// Committed pages of each KV group. A program keeps one, and [`crate::Step::check`] reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommittedPages {
     groups: Vec<Group>,
@@ -15,13 +15,14 @@ struct Group {
     n_pages: usize,
     /// Pages that are committed and decommitted together.
     granule: usize,
-    /// `(n_pages / 64, rounded up)` one bit a page.
+    /// One bit for each page: `(n_pages / 64, rounded up)`.
     bits: Vec<u64>,
     n_committed: usize,
 }
 
 impl CommittedPages {
-    /// None so far, of the pools of these limits. `granule` gives the pages of a granule of a group, at least 1.
+    /// No committed pages, for pools of these limits. `granule` returns the pages of a granule of a
+    /// group, at least 1.
     pub fn new(limits: &Limits, granule: impl Fn(usize) -> usize) -> CommittedPages {
         let group = |(group, &n_pages): (usize, &usize)| Group {
             n_pages,
@@ -32,22 +33,23 @@ impl CommittedPages {
         CommittedPages { groups: limits.n_pages.iter().enumerate().map(group).collect() }
     }
 
-    /// KV groups.
+    /// Number of KV groups.
     pub fn n_groups(&self) -> usize {
         self.groups.len()
     }
 
-    /// Pages of a group's pool; 0 if there is no such group.
+    /// Number of pages in a group's pool; 0 if there is no such group.
     pub fn n_pages(&self, group: usize) -> usize {
         self.groups.get(group).map_or(0, |g| g.n_pages)
     }
 
-    /// Pages of a group that are committed and decommitted together; the last granule of a pool may be shorter.
+    /// Pages of a group that are committed and decommitted together; the last granule of a pool may
+    /// be shorter.
     pub fn granule(&self, group: usize) -> usize {
         self.groups.get(group).map_or(1, |g| g.granule)
     }
 
-    /// The granule that a page is in; empty if there is no such page.
+    /// The granule that contains a page; empty if there is no such page.
     pub fn granule_of(&self, group: usize, page: u32) -> Range<u32> {
         let (granule, n_pages) = (self.granule(group), self.n_pages(group));
         if page as usize >= n_pages {
@@ -57,21 +59,21 @@ impl CommittedPages {
         start as u32..(start + granule).min(n_pages) as u32
     }
 
-    /// Committed pages of a group.
+    /// Number of committed pages of a group.
     pub fn n_committed(&self, group: usize) -> usize {
         self.groups.get(group).map_or(0, |g| g.n_committed)
     }
 
-    /// Whether there is such a page, and it is committed.
+    /// Returns true if the page exists and is committed.
     pub fn contains(&self, group: usize, page: u32) -> bool {
         let word = self.groups.get(group).and_then(|g| g.bits.get(page as usize / 64));
         word.is_some_and(|word| word >> (page % 64) & 1 == 1)
     }
 
-    /// Whether there is such a page, and it is committed.
+    /// Checks that a page exists and is committed.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// The group, the page and its state.
     pub fn check_page(&self, group: usize, page: u32) -> Result<(), String> {
         if self.contains(group, page) {
             return Ok(());
@@ -83,10 +85,11 @@ impl CommittedPages {
         })
     }
 
-    /// Whether a range is of whole granules of a group, none of whose pages is committed (`committed`: all of whose are).
+    /// Checks that a range is whole granules of a group. All its pages are committed if `committed`
+    /// is true, none otherwise.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// The range, the group and what was expected.
     pub fn check_range(&self, group: usize, pages: &Range<u32>, committed: bool) -> Result<(), String> {
         let (n_pages, granule) = (self.n_pages(group), self.granule(group));
         let (start, end) = (pages.start as usize, pages.end as usize);
@@ -103,7 +106,7 @@ impl CommittedPages {
         }
     }
 
-    /// Note that a range, which passed [`Self::check_range`], is committed from now on, or not any more.
+    /// Marks a range, which passed [`Self::check_range`], as committed or not committed.
     pub fn set(&mut self, group: usize, pages: Range<u32>, committed: bool) {
         let Some(g) = self.groups.get_mut(group) else { return };
         for page in pages {
@@ -118,7 +121,7 @@ impl CommittedPages {
         }
     }
 
-    /// The lowest granule of a group, from the one of page `from` on, that is not committed.
+    /// The lowest granule of a group that is not committed, starting at the granule of page `from`.
     pub fn next_free(&self, group: usize, from: u32) -> Option<Range<u32>> {
         let mut at = self.granule_of(group, from);
         while !at.is_empty() {
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_granules_in_turn() {
+    fn granules_are_committed_as_a_whole() {
         let mut pages = committed(&[70, 3], 8);
         assert_eq!((pages.granule(0), pages.granule(1), pages.granule(2)), (8, 3, 1));
         assert_eq!(

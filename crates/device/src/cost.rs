@@ -1,4 +1,4 @@
-//! What a plan costs: bytes and operations, for rooflines and the memory plan.
+//! Cost of a plan, in bytes and operations, for rooflines and the memory plan.
 
 use std::collections::HashSet;
 
@@ -6,8 +6,9 @@ use crate::{Item, Limits, MemoryPlan, Op, Plan, Residence, Weight, WeightId, Wei
 use weights::Bytes;
 
 impl Plan {
-    /// Bytes of weights that one decoded token reads: of an embedding one row, of a stack of experts the chosen ones, of
-    /// everything else each weight once, however many Ops use it. The least that any device must read, without the KV cache.
+    /// Bytes of weights that one decoded token reads, the least that any device must read beside
+    /// the KV cache. An embedding counts one row, a stack of experts the chosen ones, and every
+    /// other weight counts once, even if several Ops read it.
     pub fn weight_bytes_per_token(&self) -> u64 {
         let mut whole = HashSet::new();
         let mut bytes = 0;
@@ -26,61 +27,20 @@ impl Plan {
         bytes
     }
 
-    /// Operations of the Linears for one token whose logits are wanted; a multiply and an add are two. Attention, which
-    /// grows with the position, and the element-wise Ops, which are small, are left out.
+    /// Operations of the Linears for one token whose logits are wanted; a multiply and an add count
+    /// as two. Attention, which grows with the position, and the small element-wise Ops are not
+    /// counted.
     pub fn ops_per_token(&self) -> u64 {
         self.primitives().map(|op| self.ops_of(op)).sum()
     }
 
-    /// The same of one primitive Op.
+    /// Operations of one primitive Op, counted like [`Self::ops_per_token`].
     pub fn ops_of(&self, op: &Op) -> u64 {
-        match op {
-            Op::Linear { weight, out, .. } => {
-                let weight = self.weight(*weight);
-                let n_rows = self.value(*out).rows.count(1, 1) as u64;
-                2 * n_rows * weight.n_rows() as u64 * weight.n_cols() as u64
-            }
-            Op::ExpertLinear { weight, ids, .. } => {
-                let weight = self.weight(*weight);
-                let n_experts = weight.shape.first().copied().unwrap_or(1).max(1);
-                let n_rows = weight.n_rows() / n_experts * self.value(*ids).cols;
-                2 * n_rows as u64 * weight.n_cols() as u64
-            }
-            Op::Embed { .. }
-            | Op::RmsNorm { .. }
-            | Op::Rope { .. }
-            | Op::KvWrite { .. }
-            | Op::Attention { .. }
-            | Op::Activate { .. }
-            | Op::Gate { .. }
-            | Op::Add { .. }
-            | Op::Scale { .. }
-            | Op::Softcap { .. }
-            | Op::Clamp { .. }
-            | Op::Columns { .. }
-            | Op::Route { .. }
-            | Op::ExpertSum { .. }
-            | Op::ExpertBias { .. }
-            | Op::GateClamped { .. }
-            | Op::Join { .. }
-            | Op::Ordinals { .. }
-            | Op::Adapters { .. }
-            | Op::Collective { .. }
-            | Op::SelectRows { .. }
-            | Op::Argmax { .. }
-            | Op::Fused { .. }
-            | Op::LayerNorm { .. }
-            | Op::EmbedPositions { .. }
-            | Op::SelfAttention { .. }
-            | Op::Pool { .. }
-            | Op::Input { .. }
-            | Op::Unfold { .. }
-            | Op::CrossAttention { .. }
-            | Op::CrossScores { .. }
-            | Op::ShortConv { .. }
-            | Op::GatedDelta { .. }
-            | Op::SelectiveScan { .. } => 0,
-        }
+        let facts = op.facts();
+        let Some(weight) = facts.product else { return 0 };
+        let out = facts.written().map(|id| self.value(id));
+        let n_products: usize = out.map(|out| out.rows.count(1, 1) * out.cols).sum();
+        2 * n_products as u64 * self.weight(weight).n_cols() as u64
     }
 
     /// Bytes of a weight.
@@ -90,27 +50,26 @@ impl Plan {
 
     /// Bytes of weights that an Op reads for one step of one token.
     pub fn weight_bytes_of(&self, op: &Op) -> u64 {
-        match op {
-            Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => {
-                self.weight(*table).n_bytes_of_row() as u64
-            }
-            Op::ExpertLinear { weight, ids, .. } => {
-                let n_chosen = self.value(*ids).cols;
-                self.weight(*weight).parts.iter().take(n_chosen).map(WeightPart::n_bytes).sum()
-            }
-            Op::Fused { parts, .. } => parts.iter().map(|part| self.weight_bytes_of(part)).sum(),
-            op => op.weights().into_iter().map(|id| self.weight_bytes(id)).sum(),
+        if let Op::Embed { table, .. } | Op::EmbedPositions { table, .. } = op {
+            self.weight(*table).n_bytes_of_row() as u64
+        } else if let Op::ExpertLinear { weight, ids, .. } = op {
+            let n_chosen = self.value(*ids).cols;
+            self.weight(*weight).parts.iter().take(n_chosen).map(WeightPart::n_bytes).sum()
+        } else if let Op::Fused { parts, .. } = op {
+            parts.iter().map(|part| self.weight_bytes_of(part)).sum()
+        } else {
+            op.weights().into_iter().map(|id| self.weight_bytes(id)).sum()
         }
     }
 }
 
 impl MemoryPlan {
-    /// The items that every device has: the weights as they lie in their files (mapped) and those made at load (committed),
-    /// and the KV pages of each group (reserved). A device adds its activations, and what it repacks: weights that it does
-    /// not read `in_place` are left out.
+    /// The items that every device has: weights in their files (mapped), weights made at load
+    /// (committed), and KV pages of each group (reserved). A device adds its activations and its
+    /// repacked weights. Weights that the device does not read `in_place` are left out.
     ///
-    /// The plans have one KV layout and the limits one number of pages for each of its groups, which [`Limits::check`]
-    /// ensures.
+    /// The plans have one KV layout, and the limits one number of pages for each of its groups:
+    /// [`Limits::check`] ensures both.
     pub fn of_weights_and_kv(
         plans: &[Plan],
         limits: &Limits,

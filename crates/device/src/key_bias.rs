@@ -1,60 +1,65 @@
-//! What is the same in every key of a layer: the bias of the keys' projection, turned to the key's position.
+//! The known part of every key of a layer: the bias of the key projection, rotated to the key's
+//! position.
 //!
-//! Some models have biases of keys that are hundreds of times what differs between two keys. Stored with a scale for a
-//! whole vector, or in a few bits each, a key then spends its digits on what is known already. So where keys are quantized
-//! ([`KvType::is_quantized`](crate::KvType::is_quantized)), a device stores `k_p - R_p b`: b is the bias, `R_p` the rotation of
-//! position p. Attention adds what is missing to each score:
+//! Some models have key biases that are hundreds of times larger than the difference of two keys.
+//! Stored with one scale for a vector, or in a few bits, such a key spends its precision on the
+//! known part. So if keys are quantised ([`KvType::is_quantized`](crate::KvType::is_quantized)), a
+//! device stores `k_p - R_p b`, where b is the bias and `R_p` the rotation of position p. Attention
+//! adds the missing term to each score:
 //!
 //! `q . k_p = q . (k_p - R_p b) + q . R_p b`
 //!
-//! A pair i of columns that turns by `f_i` a position contributes `C_i cos(p f_i) + D_i sin(p f_i)` to the last term, with
-//! `C_i = q_a b_a + q_b b_b` and `D_i = q_b b_a - q_a b_b`. With `p = s + j`, where s is the first position of p's block of
-//! [`BLOCK`], the angle at s turns `(C_i, D_i)` once for a block, and the rest is a matrix product with a table of
-//! the block's positions ([`KeyBias::within`]), which is the same for all blocks. What is subtracted is computed from the same two
-//! tables, so it does not matter that angles are rounded.
+//! A pair i of columns with frequency `f_i` contributes `C_i cos(p f_i) + D_i sin(p f_i)` to the
+//! last term, with `C_i = q_a b_a + q_b b_b` and `D_i = q_b b_a - q_a b_b`. Let `p = s + j`, where
+//! s is the first position of p's block of [`BLOCK`]. The angle at s rotates `(C_i, D_i)` once for
+//! a block. The rest is a matrix product with a table of positions within a block
+//! ([`KeyBias::within`]), which all blocks share. The subtracted part comes from the same two
+//! tables, so rounding of angles cancels.
 //!
-//! This is a function of the weights and of a position alone: a key's bits do not depend on the step that stored it, and pages
-//! are copied, shared and saved as they are.
+//! The known part depends on the weights and the position alone. A key's bits therefore do not
+//! depend on the step that stored it, and pages are copied, shared and saved unchanged.
 
 use std::collections::HashMap;
 
 use crate::{KvLayerId, Limits, Op, Plan, RopeStyle, ValueId, WeightId};
 
-/// Positions of a block, which has one table for all; blocks begin at its multiples.
+/// Positions of a block. Blocks begin at its multiples, and all share one table.
 pub const BLOCK: usize = 128;
 
-/// Pairs whose bias is smaller are stored as they are: keys differ by as much.
+/// Pairs with a smaller bias are stored unchanged, since keys themselves differ by this much.
 const LEAST: f32 = 1.0;
 
-/// So are pairs whose bias is smaller than this part of the layer's largest: of 64 such columns the root of the sum of squares
-/// is a thirty-second of it.
+/// Pairs with a bias below this part of the layer's largest are stored unchanged, too. The root of
+/// the sum of squares of 64 such columns is 1/32 of the largest.
 const LEAST_OF_LARGEST: f32 = 1.0 / 256.0;
 
-/// Two columns that turn together.
+/// Two columns that RoPE rotates together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
-    /// The columns of a head.
+    /// The two columns of a head.
     pub columns: [usize; 2],
-    /// Radians a position.
+    /// Radians per position.
     pub frequency: f32,
 }
 
-/// What is the same in every key of a layer, as far as it is large.
+/// The large biases of the keys of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyBias {
     /// KV heads.
     pub n_kv_heads: usize,
-    /// Columns of a head that do not turn.
+    /// Columns of a head without rotation.
     pub constant: Vec<usize>,
-    /// Pairs that do.
+    /// Rotated pairs.
     pub pairs: Vec<Pair>,
-    /// `(n_kv_heads, constant + 2 * pairs)`: the biases of those columns, in that order, times the rotation's factor.
+    /// `(n_kv_heads, constant + 2 * pairs)`: the biases of the constant columns, then of the pairs,
+    /// times RoPE's scale.
     pub values: Vec<f32>,
 }
 
 impl KeyBias {
-    /// Of each layer of the plans' KV cache, in the layers' order. `None`: its keys have no bias, or none that is large, or it is changed
-    /// (by a norm, say) before it is stored.
+    /// The key bias of each layer of the plans' KV cache, in the layers' order. `None` if the keys
+    /// have no large bias, or if something else, such as a norm, changes the bias before it is
+    /// stored.
     pub fn of_layers(plans: &[Plan]) -> Vec<Option<KeyBias>> {
         let n_layers = plans.iter().map(|plan| plan.kv.layers.len()).max().unwrap_or(0);
         let mut found: Vec<Option<Option<KeyBias>>> = vec![None; n_layers];
@@ -64,7 +69,7 @@ impl KeyBias {
                 if let Op::KvWrite { k, layer, .. } = op {
                     let bias = of_write(plan, &writers, *k, *layer);
                     let slot = &mut found[layer.0 as usize];
-                    // Whoever writes the layer must subtract the same.
+                    // All writers of a layer must subtract the same bias.
                     *slot = match slot.take() {
                         None => Some(bias),
                         Some(other) => Some(other.filter(|other| Some(other) == bias.as_ref())),
@@ -76,12 +81,13 @@ impl KeyBias {
         found.into_iter().map(Option::flatten).collect()
     }
 
-    /// Biases of a head.
+    /// Number of biases of a head.
     pub fn n_values(&self) -> usize {
         self.constant.len() + 2 * self.pairs.len()
     }
 
-    /// Numbers that `q . R_p b` is a sum of: one of all columns that do not turn, and two of each pair.
+    /// Number of terms of `q . R_p b`: one for all constant columns together, and two for each
+    /// pair.
     pub fn n_terms(&self) -> usize {
         1 + 2 * self.pairs.len()
     }
@@ -91,7 +97,8 @@ impl KeyBias {
         &self.values[head * self.n_values()..][..self.n_values()]
     }
 
-    /// `(n_terms, BLOCK)`: ones; then of each pair the cosines and the sines of its angles from a block's first position on.
+    /// `(n_terms, BLOCK)`: a row of ones, then the cosines and the sines of each pair's angles,
+    /// counted from a block's first position.
     pub fn within(&self) -> Vec<f32> {
         let mut table = Vec::with_capacity(self.n_terms() * BLOCK);
         table.resize(BLOCK, 1.0);
@@ -103,7 +110,8 @@ impl KeyBias {
         table
     }
 
-    /// `(blocks, pairs, 2)`: the cosine and sine of each pair's angle at the first position of each block of so many positions.
+    /// `(blocks, pairs, 2)`: cosine and sine of each pair's angle at the first position of each
+    /// block, for `n_positions` positions.
     pub fn starts(&self, n_positions: usize) -> Vec<f32> {
         let n_blocks = n_positions.div_ceil(BLOCK);
         let of_block = |block: usize| {
@@ -126,12 +134,13 @@ pub fn n_bytes(plans: &[Plan], limits: &Limits) -> u64 {
     used(plans, limits).iter().flatten().map(|bias| 4 * floats(bias) as u64).sum()
 }
 
-/// Of each layer, [`KeyBias::n_terms`]; 0, or nothing: its keys are stored as they are.
+/// [`KeyBias::n_terms`] of each layer; 0 for layers whose keys are stored unchanged. Empty if all
+/// are.
 pub fn n_terms(plans: &[Plan], limits: &Limits) -> Vec<usize> {
     used(plans, limits).iter().map(|bias| bias.as_ref().map_or(0, KeyBias::n_terms)).collect()
 }
 
-/// Those that the KV type makes use of.
+/// The key biases of each layer that apply to the limits' KV type.
 fn used(plans: &[Plan], limits: &Limits) -> Vec<Option<KeyBias>> {
     if limits.kv_type.is_quantized() { KeyBias::of_layers(plans) } else { vec![] }
 }
@@ -145,32 +154,34 @@ fn n_positions(limits: &Limits) -> usize {
 pub struct KnownKeys {
     /// The biases.
     pub bias: KeyBias,
-    /// [`KeyBias::within`]
+    /// See [`KeyBias::within`].
     pub within: Vec<f32>,
-    /// [`KeyBias::starts`]
+    /// See [`KeyBias::starts`].
     pub starts: Vec<f32>,
 }
 
 impl KnownKeys {
-    /// Of a layer of sequences of so many positions.
+    /// The tables of a layer, for sequences of up to `n_positions` positions.
     pub fn new(bias: KeyBias, n_positions: usize) -> KnownKeys {
         KnownKeys { within: bias.within(), starts: bias.starts(n_positions), bias }
     }
 
-    /// Of each layer of the plans' KV cache, in the layers' order; `None`: its keys are stored as they are.
+    /// The tables of each layer of the plans' KV cache, in the layers' order; `None` for layers
+    /// whose keys are stored unchanged.
     pub fn of_layers(plans: &[Plan], limits: &Limits) -> Vec<Option<KnownKeys>> {
         let known = |bias: Option<KeyBias>| bias.map(|bias| KnownKeys::new(bias, n_positions(limits)));
         used(plans, limits).into_iter().map(known).collect()
     }
 
-    /// Cosines and sines at the first position of a position's block: `(pairs, 2)`.
+    /// `(pairs, 2)`: cosines and sines at the first position of `position`'s block.
     pub fn start(&self, position: usize) -> &[f32] {
         let n = 2 * self.bias.pairs.len();
         &self.starts[position / BLOCK * n..][..n]
     }
 
-    /// As kernels of GPUs read them, words of 4 bytes: the numbers of columns that do not turn and of pairs that do, 0, 0; these columns;
-    /// the biases, the tables within a block, and those of the blocks' first positions, all f32.
+    /// Everything as words of 4 bytes for GPU kernels, in this order: the number of constant
+    /// columns, the number of pairs, 0, 0; the constant columns; then, as f32, the biases, the
+    /// tables within a block, and the tables of the blocks' first positions.
     pub fn words(&self) -> impl Iterator<Item = u32> + '_ {
         let bias = &self.bias;
         let sizes = [bias.constant.len(), bias.pairs.len(), 0, 0];
@@ -180,7 +191,8 @@ impl KnownKeys {
         sizes.into_iter().chain(columns).map(|n| n as u32).chain(floats)
     }
 
-    /// `k += sign R_p b`: a head's key of position p with the known part (`sign` 1) or without it (-1).
+    /// `k += sign R_p b`: adds the known part to a head's key at position p (`sign` 1), or
+    /// subtracts it (-1).
     pub fn add(&self, head: usize, position: usize, sign: f32, k: &mut [f32]) {
         let (constant, pairs) = self.bias.of_head(head).split_at(self.bias.constant.len());
         for (column, bias) in self.bias.constant.iter().zip(constant) {
@@ -198,7 +210,8 @@ impl KnownKeys {
         }
     }
 
-    /// The terms of a query, times `scale`, before the block's angle: [`KeyBias::n_terms`] numbers. Of each pair the second meets the sine.
+    /// [`KeyBias::n_terms`] terms of a query, times `scale`, before the block's rotation. The
+    /// second term of each pair is multiplied by the sine.
     pub fn terms(&self, head: usize, q: &[f32], scale: f32, terms: &mut [f32]) {
         let (constant, pairs) = self.bias.of_head(head).split_at(self.bias.constant.len());
         terms[0] = scale * self.bias.constant.iter().zip(constant).map(|(c, b)| q[*c] * b).sum::<f32>();
@@ -209,7 +222,7 @@ impl KnownKeys {
         }
     }
 
-    /// A query's terms in the block of a position.
+    /// The terms of a query, rotated to the block of a position.
     pub fn turn(&self, position: usize, terms: &[f32], turned: &mut [f32]) {
         turned[0] = terms[0];
         let start = self.start(position).as_chunks::<2>().0;
@@ -220,8 +233,8 @@ impl KnownKeys {
     }
 }
 
-/// How keys turn.
-struct Turning {
+/// Rotation of keys.
+struct Rotation {
     head_dim: usize,
     n_dims: usize,
     style: RopeStyle,
@@ -229,33 +242,31 @@ struct Turning {
     scale: f32,
 }
 
-/// Of the keys that a KvWrite stores. `writers`: the Ops before it by what they write.
+/// The biases of the keys that a KvWrite stores. `writers` maps values to the earlier Ops that
+/// write them.
 fn of_write(plan: &Plan, writers: &HashMap<ValueId, &Op>, k: ValueId, layer: KvLayerId) -> Option<KeyBias> {
     let kv = plan.kv.layer(layer);
     if kv.encoder_states.is_some() {
         return None;
     }
-    let (mut from, mut first, mut turning) = (k, 0, None);
+    let (mut from, mut first, mut rotation) = (k, 0, None);
     let bias = loop {
-        match writers.get(&from)? {
-            Op::Rope { x, head_dim, n_dims, style, frequencies, scale, .. }
-                if turning.is_none() && first == 0 =>
-            {
-                turning = Some(Turning {
-                    head_dim: *head_dim,
-                    n_dims: *n_dims,
-                    style: *style,
-                    frequencies: *frequencies,
-                    scale: *scale,
-                });
-                from = *x;
-            }
-            Op::Columns { x, first: columns, group, .. } if plan.value(*x).cols == *group => {
-                first += columns;
-                from = *x;
-            }
-            Op::Linear { bias, .. } => break (*bias)?,
-            _ => return None,
+        let op = *writers.get(&from)?;
+        if let &Op::Rope { x, head_dim, n_dims, style, frequencies, scale, .. } = op
+            && rotation.is_none()
+            && first == 0
+        {
+            rotation = Some(Rotation { head_dim, n_dims, style, frequencies, scale });
+            from = x;
+        } else if let Op::Columns { x, first: columns, group, .. } = op
+            && plan.value(*x).cols == *group
+        {
+            first += columns;
+            from = *x;
+        } else if let Op::Linear { bias, .. } = op {
+            break (*bias)?;
+        } else {
+            return None;
         }
     };
     let floats = |id: WeightId| -> Vec<f32> {
@@ -265,15 +276,15 @@ fn of_write(plan: &Plan, writers: &HashMap<ValueId, &Op>, k: ValueId, layer: KvL
     let (head_dim, n) = (kv.head_dim, kv.n_kv_heads * kv.head_dim);
     let bias = floats(bias);
     let bias = bias.get(first..first + n)?;
-    if !bias.iter().all(|b| b.is_finite()) || turning.as_ref().is_some_and(|t| t.head_dim != head_dim) {
+    if !bias.iter().all(|b| b.is_finite()) || rotation.as_ref().is_some_and(|t| t.head_dim != head_dim) {
         return None;
     }
-    let (n_turning, frequencies) =
-        turning.as_ref().map_or((0, vec![]), |t| (t.n_dims, floats(t.frequencies)));
+    let (n_rotated, frequencies) =
+        rotation.as_ref().map_or((0, vec![]), |t| (t.n_dims, floats(t.frequencies)));
     let pair = |(at, frequency): (usize, &f32)| {
-        let columns = match turning.as_ref().map(|t| t.style) {
+        let columns = match rotation.as_ref().map(|t| t.style) {
             Some(RopeStyle::Interleaved) => [2 * at, 2 * at + 1],
-            Some(RopeStyle::Half) | None => [at, at + n_turning / 2],
+            Some(RopeStyle::Half) | None => [at, at + n_rotated / 2],
         };
         Pair { columns, frequency: *frequency }
     };
@@ -282,8 +293,8 @@ fn of_write(plan: &Plan, writers: &HashMap<ValueId, &Op>, k: ValueId, layer: KvL
         let of_head = |head: &[f32]| columns.iter().map(|c| head[*c] * head[*c]).sum::<f32>().sqrt();
         heads().map(of_head).fold(0.0, f32::max)
     };
-    let mut pairs: Vec<Pair> = frequencies.iter().enumerate().take(n_turning / 2).map(pair).collect();
-    let mut constant: Vec<usize> = (n_turning..head_dim).collect();
+    let mut pairs: Vec<Pair> = frequencies.iter().enumerate().take(n_rotated / 2).map(pair).collect();
+    let mut constant: Vec<usize> = (n_rotated..head_dim).collect();
     let of_all = pairs.iter().map(|p| largest(&p.columns)).chain(constant.iter().map(|c| largest(&[*c])));
     let least = (of_all.fold(0.0, f32::max) * LEAST_OF_LARGEST).max(LEAST);
     pairs.retain(|pair| largest(&pair.columns) >= least);
@@ -291,7 +302,7 @@ fn of_write(plan: &Plan, writers: &HashMap<ValueId, &Op>, k: ValueId, layer: KvL
     if pairs.is_empty() && constant.is_empty() {
         return None;
     }
-    let factor = turning.as_ref().map_or(1.0, |t| t.scale);
+    let factor = rotation.as_ref().map_or(1.0, |t| t.scale);
     let of_head = |head: &[f32]| -> Vec<f32> {
         let turned = pairs.iter().flat_map(|pair| pair.columns).map(|column| factor * head[column]);
         constant.iter().map(|column| head[*column]).chain(turned).collect()

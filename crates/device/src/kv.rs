@@ -1,17 +1,18 @@
-//! The KV cache's shape: layers, groups of layers that share a page table, pages.
+//! Shape of the KV cache: layers, groups of layers that share a page table, and pages.
 
-/// Index of a layer of the KV cache (layers that share another's KV have none of their own).
+/// Index of a layer of the KV cache. A layer that reads another layer's keys and values has no
+/// index of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KvLayerId(pub u32);
 
-/// In a page table: no page here (outside the window, or not reached yet).
+/// Entry of a page table without a page: outside the window, or not reached yet.
 pub const PAGE_NONE: u32 = u32::MAX;
 
 /// Index of a recurrent layer's state, in [`KvLayout::states`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StateId(pub u32);
 
-/// In [`crate::StateUse::from`]: the sequence begins, its state is all zeros.
+/// Value of [`crate::StateUse::from`] at the start of a sequence, when the state is all zeros.
 pub const STATE_NONE: u32 = u32::MAX;
 
 /// One layer's keys and values.
@@ -19,26 +20,28 @@ pub const STATE_NONE: u32 = u32::MAX;
 pub struct KvLayer {
     /// KV heads.
     pub n_kv_heads: usize,
-    /// Columns of one head, of keys and of values.
+    /// Columns of one head, for keys and for values.
     pub head_dim: usize,
-    /// Positions that must be kept, its own included; `None`: all.
+    /// Positions that must be kept, the row's own included; `None` keeps all.
     pub window: Option<usize>,
-    /// `Some(n)`: of an encoder's states, always exactly `n` positions, which one plan writes in one step and others attend
-    /// to (cross-attention); it has no window.
-    /// `None`: the positions of the sequence itself.
+    /// `Some(n)`: the layer holds exactly `n` encoder states, which one plan writes in one step and
+    /// others read by cross-attention; it has no window. `None`: the layer holds the positions of
+    /// the sequence itself.
     pub encoder_states: Option<usize>,
-    /// Values are the keys: what is written is one vector, which types that store both alike keep once.
+    /// True if values equal keys: one vector is written, and KV types that store both alike keep it
+    /// once.
     pub values_are_keys: bool,
 }
 
-/// Layers with the same window, or of as many encoder states: they share one page table, and a page holds all of them.
+/// Layers with the same window, or the same number of encoder states. They share one page table,
+/// and a page holds all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroup {
-    /// Positions that must be kept; `None`: all.
+    /// Positions that must be kept; `None` keeps all.
     pub window: Option<usize>,
     /// As [`KvLayer::encoder_states`].
     pub encoder_states: Option<usize>,
-    /// The layers, ascending.
+    /// The layers, in ascending order.
     pub layers: Vec<KvLayerId>,
 }
 
@@ -47,33 +50,37 @@ pub struct KvGroup {
 pub struct KvLayout {
     /// The layers.
     pub layers: Vec<KvLayer>,
-    /// The groups: full attention first, then windows ascending, then those of encoder states, fewest first.
+    /// The groups: full attention first, then windows ascending, then encoder states, fewest first.
     pub groups: Vec<KvGroup>,
-    /// Numbers, in f32, of what each recurrent layer keeps of a sequence, however long it is.
+    /// Length of each recurrent layer's state, in f32 numbers. It does not depend on the length of
+    /// a sequence.
     pub states: Vec<usize>,
 }
 
-/// How keys and values are stored.
+/// Storage type of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvType {
     /// 4 bytes a value.
     F32,
     /// 2 bytes a value.
     F16,
-    /// 2 bytes a value and 4 a vector: `i16` with a scale ([`kv_words`](crate::kv_words)). Heads are padded to a
-    /// multiple of 32 values.
+    /// 2 bytes a value and 4 a vector: `i16` with a scale ([`kv_words`](crate::kv_words)). Vectors
+    /// are padded to a multiple of 32 values.
     I16,
-    /// 1 byte a value and 4 a vector: `i8` with a scale ([`kv_bytes`](crate::kv_bytes)). Padded as I16.
+    /// 1 byte a value and 4 a vector: `i8` with a scale ([`kv_bytes`](crate::kv_bytes)). Vectors
+    /// are padded to a multiple of 32 values.
     I8,
-    /// 34 bytes for 32 values, as the block type Q8_0; head sizes must be multiples of 32.
+    /// 34 bytes for 32 values, like the block type Q8_0. Head sizes must be multiples of 32.
     Q8_0,
-    /// 1 byte a value and 4 a vector: FP8 (E4M3) with a scale ([`kv_fp8`](crate::kv_fp8)). Padded to a multiple of 4 values.
+    /// 1 byte a value and 4 a vector: FP8 (E4M3) with a scale ([`kv_fp8`](crate::kv_fp8)). Vectors
+    /// are padded to a multiple of 4 values.
     Fp8,
 }
 
 impl KvType {
-    /// Whether a key with a large bias loses precision: in integers with a scale, where one large column makes the steps of all others
-    /// coarse, and in FP8. Such keys are stored without their bias ([`key_bias`](crate::key_bias)).
+    /// Returns true if a key with a large bias loses precision. With integers and one scale, a
+    /// large column makes the steps of all other columns coarse; FP8 loses mantissa bits. Such keys
+    /// are stored without their bias ([`key_bias`](crate::key_bias)).
     pub const fn is_quantized(self) -> bool {
         match self {
             KvType::F32 | KvType::F16 => false,
@@ -95,14 +102,15 @@ impl KvType {
 }
 
 impl KvLayer {
-    /// Keys and values are two halves of a page; 1 where the values are the keys and the type stores both alike.
+    /// Halves of a page: 2 for keys and values, 1 if values equal keys and the type stores both
+    /// alike.
     pub const fn n_halves(&self, kind: KvType) -> usize {
         if self.values_are_keys && !kind.is_quantized() { 1 } else { 2 }
     }
 }
 
 impl KvLayout {
-    /// Group layers by their encoder states and window.
+    /// Groups layers by encoder states and window.
     pub fn new(layers: Vec<KvLayer>) -> KvLayout {
         let mut kinds: Vec<_> = layers.iter().map(|l| (l.encoder_states, l.window)).collect();
         kinds.sort();
@@ -124,12 +132,12 @@ impl KvLayout {
         KvLayout { layers, groups, states: Vec::new() }
     }
 
-    /// Numbers of the state of a sequence: of all recurrent layers, one after another.
+    /// Length of a sequence's state: all recurrent layers, one after another.
     pub fn state_len(&self) -> usize {
         self.states.iter().sum()
     }
 
-    /// Where a layer's part of a state lies.
+    /// Range of a layer's part within a sequence's state.
     pub fn state_range(&self, id: StateId) -> std::ops::Range<usize> {
         let index = id.0 as usize;
         let start = self.states[..index].iter().sum();
@@ -141,14 +149,14 @@ impl KvLayout {
         &self.layers[id.0 as usize]
     }
 
-    /// Which group a layer belongs to, and its place in it.
+    /// The group of a layer, and its index in the group.
     pub fn group_of(&self, id: KvLayerId) -> (usize, usize) {
         let find = |g: &KvGroup| g.layers.iter().position(|l| *l == id);
         self.groups.iter().enumerate().find_map(|(g, group)| Some((g, find(group)?))).unwrap_or((0, 0))
     }
 
-    /// Bytes of one layer's part of a page: keys `[n_kv_heads][page_len][head_dim]`, and values in the same shape. (In which
-    /// order a device has them within the part is its own.)
+    /// Bytes of one layer's part of a page: keys `[n_kv_heads][page_len][head_dim]`, and values in
+    /// the same shape. Each device orders them within the part in its own way.
     pub fn layer_page_bytes(&self, id: KvLayerId, kind: KvType, page_len: usize) -> usize {
         let layer = self.layer(id);
         layer.n_halves(kind) * layer.n_kv_heads * page_len * kind.vector_bytes(layer.head_dim)

@@ -1,10 +1,13 @@
 //! Vectors of keys and values as `i8` with one scale ([`KvType::I8`](crate::KvType)).
 //!
-//! `x[i] = scale * q[i]`, with `|q[i]|` at most [`MAX`]. Keys and queries are first rotated, in pieces of [`piece`] columns,
-//! by a normalised Hadamard matrix. This keeps dot products, and spreads an outlier column over all others, which would lose
-//! their precision to its scale (QuaRot, arXiv:2404.00456). Attention weights on values are 8-bit unsigned ([`MAX_WEIGHT`]).
-//! They are rounded by a threshold that differs from position to position ([`THRESHOLDS`]), so that many small weights add up
-//! where rounding to nearest would make each of them 0.
+//! `x[i] = scale * q[i]`, with `|q[i]|` at most [`MAX`]. Keys and queries are first rotated by a
+//! normalised Hadamard matrix, in pieces of [`piece`] columns. The rotation preserves dot products.
+//! It spreads an outlier column over all columns, which would otherwise lose their precision to the
+//! outlier's scale (QuaRot, arXiv:2404.00456).
+//!
+//! Attention weights on values are 8-bit unsigned ([`MAX_WEIGHT`]). They are rounded by a threshold
+//! that differs from position to position ([`THRESHOLDS`]). So many small weights add up, where
+//! rounding to nearest would make each of them 0.
 
 use crate::kv_words::{self, MAX_POSITIONS};
 
@@ -14,15 +17,16 @@ pub const fn vector_bytes(head_dim: usize) -> usize {
     kv_words::padded(head_dim) + 4
 }
 
-/// The largest number of a key, a query or a value.
+/// Largest quantised number of a key, a query or a value.
 pub const MAX: f32 = 127.0;
-/// The largest number that a value is weighted with.
+/// Largest quantised attention weight.
 pub const MAX_WEIGHT: f32 = 255.0;
 /// Most columns that are rotated together.
 pub const MAX_PIECE: usize = 64;
 
-/// What is added to the weight of a position before it is rounded to the nearest: evenly distributed within a half on both
-/// sides, over any few neighbouring positions too, for they are those of the position's bits in reverse.
+/// Number added to the weight of a position before rounding to nearest. The numbers are the
+/// position's bits in reverse order, so any few neighbouring positions are spread evenly over a
+/// half on both sides of 0.
 pub static THRESHOLDS: [f32; MAX_POSITIONS] = {
     let mut thresholds = [0.0; MAX_POSITIONS];
     let mut at = 0;
@@ -34,14 +38,15 @@ pub static THRESHOLDS: [f32; MAX_POSITIONS] = {
     thresholds
 };
 
-/// Columns of a head that are rotated together: the largest power of two that divides it, at most [`MAX_PIECE`].
+/// Columns of a head that are rotated together: the largest power of two that divides `head_dim`,
+/// at most [`MAX_PIECE`].
 #[inline(always)]
 pub const fn piece(head_dim: usize) -> usize {
     1 << (head_dim | MAX_PIECE).trailing_zeros()
 }
 
-/// Rotate a vector, piece by piece: sums and differences of columns 1 apart, of these 2 apart, and so on, over the root of their number.
-/// Rotated twice it is itself.
+/// Rotates a vector, piece by piece, by sums and differences of columns 1 apart, then 2 apart, and
+/// so on, scaled by the root of the piece's length. A second rotation restores the vector.
 pub fn rotate(x: &mut [f32]) {
     let piece = piece(x.len());
     for apart in (0..piece.ilog2()).map(|step| 1 << step) {
@@ -56,16 +61,17 @@ pub fn rotate(x: &mut [f32]) {
     x.iter_mut().for_each(|x| *x *= factor);
 }
 
-/// What the sums and differences of a piece are multiplied with.
+/// Factor on the sums and differences of a piece.
 #[inline(always)]
 pub fn rotation_factor(piece: usize) -> f32 {
     1.0 / (piece as f32).sqrt()
 }
 
-/// Scales that are tried for a vector.
+/// Number of scales tried for a vector.
 const N_SCALES: usize = 8;
 
-/// Each of them, as a multiple of the vector's largest number: half a percent apart, and so that the largest becomes [`MAX`] at most.
+/// The scales tried, as multiples of the vector's largest magnitude. They are half a percent apart,
+/// and the largest number becomes at most [`MAX`].
 const SCALES: [f32; N_SCALES] = {
     let mut scales = [0.0; N_SCALES];
     let mut i = 0;
@@ -76,10 +82,11 @@ const SCALES: [f32; N_SCALES] = {
     scales
 };
 
-/// The search for the scale of a vector: that with the smallest sum of squared errors.
+/// Search for the scale of a vector with the smallest sum of squared errors.
 ///
-/// A vector of 32 to 128 columns has so few rounding errors that their sum differs much from scale to scale: the best of
-/// [`N_SCALES`] has a fifth less than their mean with 32 columns, a tenth with 128.
+/// A vector of 32 to 128 columns has so few rounding errors that their sum differs much between
+/// scales. The best of [`N_SCALES`] scales has an error a fifth below the mean with 32 columns, a
+/// tenth with 128.
 #[derive(Clone, Copy)]
 pub struct ScaleSearch {
     scales: [f32; N_SCALES],
@@ -87,13 +94,13 @@ pub struct ScaleSearch {
 }
 
 impl ScaleSearch {
-    /// For a vector with this largest magnitude ([`largest`]).
+    /// A search for a vector with this largest magnitude ([`largest`]).
     #[inline(always)]
     pub fn new(largest: f32) -> Self {
         ScaleSearch { scales: SCALES.map(|scale| scale * largest), errors: [0.0; N_SCALES] }
     }
 
-    /// Count the errors of these columns, in an order that is the same on all processors.
+    /// Adds the errors of these columns, in an order that is the same on all processors.
     #[inline(always)]
     pub fn add(&mut self, x: &[f32]) {
         const LANES: usize = 16;
@@ -117,7 +124,7 @@ impl ScaleSearch {
         }
     }
 
-    /// The scale with the smallest error; NaN if the largest magnitude is.
+    /// The scale with the smallest error; NaN if the largest magnitude is NaN.
     #[inline(always)]
     pub fn best(&self) -> f32 {
         let mut best = 0;
@@ -130,14 +137,15 @@ impl ScaleSearch {
     }
 }
 
-/// The largest magnitude of a vector. NaN if something in it is not finite.
+/// Largest magnitude of a vector; NaN if the vector has a number that is not finite.
 #[inline(always)]
 pub fn largest(x: &[f32]) -> f32 {
     let (max, squares) = kv_words::measure(x);
     if squares.is_finite() { max } else { f32::NAN }
 }
 
-/// The scale of a value, or of a rotated key or query. Of a vector with something not finite it is NaN.
+/// Scale of a value, or of a rotated key or query; NaN if the vector has a number that is not
+/// finite.
 #[inline(always)]
 pub fn scale(x: &[f32]) -> f32 {
     let mut search = ScaleSearch::new(largest(x));
@@ -145,7 +153,7 @@ pub fn scale(x: &[f32]) -> f32 {
     search.best()
 }
 
-/// One number of a vector, given the reciprocal of its scale ([`kv_words::factor`]).
+/// Quantises one number of a vector, given the reciprocal of its scale ([`kv_words::factor`]).
 #[inline(always)]
 pub fn to_byte(x: f32, factor: f32) -> i8 {
     (x * factor).round_ties_even() as i8
@@ -185,7 +193,7 @@ mod tests {
         }
     }
 
-    /// A single large column costs a key's other columns few of their digits.
+    /// A single large column costs the other columns of a key little of their precision.
     #[test]
     fn products_of_keys_are_close_though_one_column_is_large() {
         for n in [32, 64, 80, 96, 128] {
@@ -209,7 +217,7 @@ mod tests {
         }
     }
 
-    /// No other scale of those tried is closer, and none lets a number overflow.
+    /// No other scale of those tried has a smaller error, and none makes a number overflow.
     #[test]
     fn the_scale_is_the_best_of_those_tried() {
         let (mut searched, mut plain) = (0.0, 0.0);
@@ -231,7 +239,8 @@ mod tests {
         assert!(searched < 0.97 * plain, "{searched} for {plain}: not worth a search");
     }
 
-    /// Rounded by their thresholds, equal weights of any size add up to what they are, over every 16 positions in a row.
+    /// Equal weights of any size, rounded by their thresholds, add up to their sum over any 16
+    /// consecutive positions.
     #[test]
     fn small_weights_count_together() {
         for weight in [0.05f32, 0.3, 0.5, 1.7] {
@@ -246,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_shows() {
+    fn vectors_with_a_number_that_is_not_finite_are_nan() {
         for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30] {
             let x = [1.0, wrong, 0.0, 0.0];
             assert!(scale(&x).is_nan() && scale(&rotated(&x)).is_nan());

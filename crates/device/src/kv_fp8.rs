@@ -1,33 +1,36 @@
 //! Vectors of keys and values as FP8 with one scale ([`KvType::Fp8`](crate::KvType)).
 //!
-//! `x[i] = scale * e4m3[i]`. E4M3 (OCP 8-bit Floating Point Specification 1.0, the variant that PyTorch calls `float8_e4m3fn`) has a sign, 4 bits
-//! of exponent biased by 7 and 3 of mantissa: magnitudes from 2^-9 to 448, no infinities, and NaN where all bits but the sign
-//! are set. The scale makes the largest magnitude of the vector 448, which E4M3 holds exactly. So vectors of any size keep three bits of
-//! mantissa, and errors are a tenth smaller than without a scale, or with one that is a power of two (docs/codecs.md).
+//! `x[i] = scale * e4m3[i]`. E4M3 (OCP 8-bit Floating Point Specification 1.0, PyTorch's
+//! `float8_e4m3fn`) has a sign, 4 bits of exponent biased by 7, and 3 bits of mantissa. Magnitudes
+//! go from 2^-9 to 448; there are no infinities, and NaN has all bits but the sign set.
+//!
+//! The scale makes the largest magnitude of the vector 448, which E4M3 holds exactly. So vectors of
+//! any size keep three bits of mantissa. Errors are a tenth smaller than without a scale, or with a
+//! scale that is a power of two (docs/codecs.md).
 
 /// The largest magnitude of E4M3.
 pub const MAX: f32 = 448.0;
-/// The least scale: its inverse is finite.
+/// Smallest scale; its inverse is finite.
 const LEAST_SCALE: f32 = f32::from_bits(27 << 23); // 2^-100
 
-/// Bytes of one vector: a byte a number, padded to whole words, and the scale as f32.
+/// Bytes of one vector: a byte for each number, padded to whole words, and the scale as f32.
 pub const fn vector_bytes(head_dim: usize) -> usize {
     head_dim.next_multiple_of(4) + 4
 }
 
-/// The scale of a vector whose largest magnitude is this.
+/// Scale of a vector with this largest magnitude.
 pub fn scale(largest: f32) -> f32 {
     (largest / MAX).max(LEAST_SCALE)
 }
 
-/// The nearest E4M3, ties to even; what is larger than [`MAX`] becomes it, NaN stays NaN.
+/// The nearest E4M3 number, ties to even. Magnitudes above [`MAX`] become [`MAX`]; NaN stays NaN.
 pub fn to_e4m3(x: f32) -> u8 {
     let sign = (x.to_bits() >> 24) as u8 & 0x80;
     let (magnitude, bits) = (x.abs(), x.abs().to_bits());
     let rounded = if x.is_nan() {
         0x7f
     } else if magnitude < 1.0 / 64.0 {
-        // Subnormal, in steps of 2^-9; 8 of them are the least normal number.
+        // Subnormal numbers have steps of 2^-9; the smallest normal number is 8 steps.
         (magnitude * 512.0).round_ties_even() as u32
     } else {
         ((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20).saturating_sub((127 - 7) << 3).min(0x7e)
@@ -35,7 +38,7 @@ pub fn to_e4m3(x: f32) -> u8 {
     sign | rounded as u8
 }
 
-/// Its value.
+/// Value of an E4M3 byte.
 pub fn from_e4m3(byte: u8) -> f32 {
     let (exponent, mantissa) = (u32::from(byte >> 3 & 15), u32::from(byte & 7));
     let magnitude = match (exponent, mantissa) {
@@ -46,7 +49,7 @@ pub fn from_e4m3(byte: u8) -> f32 {
     if byte & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// Store a vector: `out` has [`vector_bytes`] of its length. One with a number that is not finite is NaN.
+/// Stores a vector in [`vector_bytes`] bytes. All numbers become NaN if one is not finite.
 pub fn write(vector: &[f32], out: &mut [u8]) {
     let is_finite = vector.iter().all(|x| x.is_finite());
     let largest = vector.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
@@ -58,7 +61,7 @@ pub fn write(vector: &[f32], out: &mut [u8]) {
     }
 }
 
-/// What [`write`] stored.
+/// Loads a vector that [`write`] stored.
 pub fn read(bytes: &[u8], vector: &mut [f32]) {
     let Some((bytes, scale)) = bytes.split_last_chunk::<4>() else { return };
     let scale = f32::from_le_bytes(*scale);
@@ -71,7 +74,7 @@ pub fn read(bytes: &[u8], vector: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// Every finite number is itself; halfway between two is the one with the even mantissa.
+    /// Every finite number is unchanged; halfway cases round to the even mantissa.
     #[test]
     fn numbers_round_to_the_nearest() {
         assert_eq!(
@@ -92,7 +95,8 @@ mod tests {
         assert_eq!([449.0, 1e30, -f32::INFINITY].map(to_e4m3), [0x7e, 0x7e, 0xfe]);
     }
 
-    /// Of vectors of any size the error is at most 2^-4 of each number, down to 2^-14 of the largest, which has none.
+    /// The error is at most 2^-4 of each number for vectors of any size, down to 2^-14 of the
+    /// largest number, which has no error.
     #[test]
     fn vectors_keep_their_precision_at_any_size() {
         for size in [1e-25f32, 1e-4, 0.3, 448.0, 449.0, 1e5, 1e30] {

@@ -1,14 +1,15 @@
 //! Vectors of keys and values as `i16` with one scale ([`KvType::I16`](crate::KvType)).
 //!
-//! `x[i] = scale * q[i]`. Sums of products of such numbers are exact in 32 bits, so attention computed from them has the same
-//! bits in any order of summation, and they are multiplied two at a time by instructions that every processor has.
+//! `x[i] = scale * q[i]`. Sums of products of such numbers are exact in 32 bits. Attention scores
+//! therefore have the same bits in any order of summation, and instructions that every processor
+//! has multiply two numbers at a time.
 //!
-//! The Euclidean norm of quantised keys and queries is at most [`MAX_NORM`], so by the Cauchy-Schwarz inequality no dot
-//! product, and no partial sum of one, exceeds 2^31. In a key of 128 equal numbers each has 12 bits; a single large one may
-//! have 15. Values have 11 bits and a sign ([`MAX_VALUE`]), their attention weights 13 bits, and at most [`MAX_POSITIONS`]
-//! products are summed.
+//! The Euclidean norm of quantised keys and queries is at most [`MAX_NORM`]. By the Cauchy-Schwarz
+//! inequality no dot product, and no partial sum, exceeds 2^31. In a key of 128 equal numbers each
+//! has 12 bits; a single large number may have 15. Values have 11 bits and a sign ([`MAX_VALUE`]),
+//! their attention weights 13 bits, and at most [`MAX_POSITIONS`] products are summed.
 
-/// Columns that a vector takes room for.
+/// Columns of a stored vector, padding included.
 #[inline(always)]
 pub const fn padded(head_dim: usize) -> usize {
     head_dim.next_multiple_of(32)
@@ -20,17 +21,17 @@ pub const fn vector_bytes(head_dim: usize) -> usize {
     padded(head_dim) * 2 + 4
 }
 
-/// Most of the root of the sum of squares of a key's or query's numbers, before they are rounded. Rounding adds at most half the
-/// root of their count, 16 for 1,024.
+/// Largest Euclidean norm of a key's or query's numbers before rounding. Rounding adds at most half
+/// the root of their count: 16 for 1,024.
 pub const MAX_NORM: f32 = 46_000.0;
-/// The largest number of a value.
+/// Largest quantised number of a value.
 pub const MAX_VALUE: f32 = 2047.0;
-/// The largest number that a value is weighted with.
+/// Largest quantised attention weight.
 pub const MAX_WEIGHT: f32 = 8191.0;
 /// Weighted values that are summed in 32 bits: `128 * 2047 * 8191 < 2^31`.
 pub const MAX_POSITIONS: usize = 128;
 
-/// The scale of a key or a query. Of a vector with something not finite it is NaN.
+/// Scale of a key or a query; NaN if the vector has a number that is not finite.
 #[inline(always)]
 pub fn key_scale(x: &[f32]) -> f32 {
     let (max, squares) = measure(x);
@@ -38,27 +39,27 @@ pub fn key_scale(x: &[f32]) -> f32 {
     if squares.is_finite() { scale } else { f32::NAN }
 }
 
-/// The scale of a value. Of a vector with something not finite it is NaN.
+/// Scale of a value; NaN if the vector has a number that is not finite.
 #[inline(always)]
 pub fn value_scale(x: &[f32]) -> f32 {
     let (max, squares) = measure(x);
     if squares.is_finite() { max / MAX_VALUE } else { f32::NAN }
 }
 
-/// One number of a vector, given the reciprocal of its scale.
+/// Quantises one number of a vector, given the reciprocal of its scale.
 #[inline(always)]
 pub fn to_word(x: f32, factor: f32) -> i16 {
     (x * factor).round_ties_even() as i16
 }
 
-/// What [`to_word`] multiplies with.
+/// Reciprocal of a scale, the factor of [`to_word`].
 #[inline(always)]
 pub fn factor(scale: f32) -> f32 {
-    // The least normal scale has a reciprocal; vectors of smaller numbers become zeros.
+    // The smallest normal scale has a reciprocal; vectors of smaller numbers become zeros.
     if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 }
 }
 
-/// The largest magnitude and the sum of the squares, in an order that is the same on all processors.
+/// Largest magnitude and sum of squares, added in an order that is the same on all processors.
 #[inline(always)]
 pub(crate) fn measure(x: &[f32]) -> (f32, f32) {
     const LANES: usize = 16;
@@ -81,7 +82,8 @@ pub(crate) fn measure(x: &[f32]) -> (f32, f32) {
 mod tests {
     use super::*;
 
-    /// Vectors of numbers of one size, of one number beside zeros, and of sizes that differ a thousandfold.
+    /// Vectors of equal numbers, of one number among zeros, and of sizes that differ a
+    /// thousandfold.
     fn vectors(n: usize) -> Vec<Vec<f32>> {
         let wave = |i: usize| (i as f32 * 0.37).sin();
         let same = (0..n).map(wave).collect();
@@ -98,7 +100,7 @@ mod tests {
                 let words: Vec<_> = x.iter().map(|x| i64::from(to_word(*x, factor(scale)))).collect();
                 let squares: i64 = words.iter().map(|w| w * w).sum();
                 assert!(squares < 1 << 31, "{n}: {squares}");
-                // Of 1,024 equal numbers each is 1,437.5 before it is rounded.
+                // A vector of 1,024 equal numbers has 1,437.5 in each place before rounding.
                 let exact: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
                 let got = squares as f64 * f64::from(scale).powi(2);
                 assert!((got - exact).abs() <= exact * 1e-3 + 1e-70, "{n}: {got} for {exact}");
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_shows() {
+    fn vectors_with_a_number_that_is_not_finite_are_nan() {
         for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30] {
             assert!(key_scale(&[1.0, wrong]).is_nan() && value_scale(&[wrong, 1.0]).is_nan());
         }

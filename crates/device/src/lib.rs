@@ -2,25 +2,28 @@
 //!
 //! # Design choices
 //!
-//! - **A plan is a flat list.** [`Plan`] is `Vec<Node>` of primitive [`Op`]s in order over [`Value`]s (activations) and
-//!   [`Weight`]s. It names no model family and no device; it can be printed and read.
-//! - **Single assignment.** An Op writes values that no other Op writes. Whether two values share memory is up to the
-//!   device, not to the plan.
-//! - **Rows are symbolic.** A value has rows for each token of a step ([`RowCount::Tokens`], [`RowCount::PerToken`]) or for each
-//!   output; both are known only when a [`Step`] runs. Columns are fixed. So one plan serves one token, a chunk of a
-//!   prompt, and a batch of sequences.
-//! - **A program may have several plans** over one [`KvLayout`]: one writes the encoder states that others attend to. A step
-//!   names its plan.
-//! - **A fused Op is the list of primitives it replaces** ([`Op::Fused`]). The interpreter runs any plan, fused or not,
-//!   and so every fused kernel has a reference.
+//! - **A plan is a flat list.** [`Plan`] is `Vec<Node>` of primitive [`Op`]s in order over
+//!   [`Value`]s (activations) and [`Weight`]s. It names no model family and no device; it can be
+//!   printed and read.
+//! - **Single assignment.** An Op writes values that no other Op writes. Whether two values share
+//!   memory is up to the device.
+//! - **Rows are symbolic.** A value has rows for each token of a step ([`RowCount::Tokens`],
+//!   [`RowCount::PerToken`]) or for each output; both are known only when a [`Step`] runs. Columns
+//!   are fixed. So one plan serves one token, a chunk of a prompt, and a batch of sequences.
+//! - **A program may have several plans** over one [`KvLayout`]: one writes the encoder states that
+//!   others attend to. A step names its plan.
+//! - **A fused Op is the list of primitives it replaces** ([`Op::Fused`]). The interpreter runs any
+//!   plan, fused or not, and so every fused kernel has a reference.
 //! - **Which rules fuse is the device's data** ([`Device::fusion`]), not code in the model.
-//! - **A program owns its memory.** [`Device::compile`] takes the arena and the scratch once, as [`Device::memory_plan`]
-//!   itemised them; [`Program::run`] allocates nothing. KV pages are committed and decommitted while it runs, in granules
-//!   that the device names; failing to commit is a shortage ([`Error::Shortage`]), not a failure.
-//! - **KV pages belong to the program, page tables to the engine.** A device sees page numbers only. Layers with the
-//!   same window share a table ([`KvGroup`]), so a window keeps only its window.
-//! - **Errors are for what the caller cannot foresee** (memory, a lost device). Plans are checked once, by
-//!   [`Plan::check`]; devices and the interpreter trust a checked plan.
+//! - **A program owns its memory.** [`Device::compile`] takes the arena and the scratch once, as
+//!   [`Device::memory_plan`] itemised them; [`Program::run`] allocates nothing. KV pages are
+//!   committed and decommitted while it runs, in granules that the device names; failing to commit
+//!   is a shortage ([`Error::Shortage`]), not a failure.
+//! - **KV pages belong to the program, page tables to the engine.** A device sees page numbers
+//!   only. Layers with the same window share a table ([`KvGroup`]), so a window keeps only its
+//!   window.
+//! - **Errors are for what the caller cannot foresee** (memory, a lost device). Plans are checked
+//!   once, by [`Plan::check`]; devices and the interpreter trust a checked plan.
 #![deny(missing_docs)]
 
 mod check;
@@ -52,7 +55,10 @@ pub use contract::{
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE, STATE_NONE, StateId};
 pub use masks::{MaskSource, Masks};
 pub use needs::{GroupUse, Needs};
-pub use op::{Activation, CollectiveKind, Op, OpKind, Pooling, RopeStyle, RouterGroups, RouterScores};
+pub use op::{
+    Activation, CollectiveKind, FromStep, KvAccess, Op, OpFacts, OpKind, Pooling, RopeStyle, RouterGroups,
+    RouterScores,
+};
 pub use plan::{
     DType, Node, OutputKind, Plan, PlanError, RowCount, Value, ValueId, Weight, WeightId, WeightPart,
 };
@@ -60,5 +66,5 @@ pub use rule::{FusedKind, PatternPart, Rule};
 pub use sampling::{Chain, Penalties, Sampling, Stage};
 pub use step::{Choose, Chosen, Link, OutputRef, OwnedStep, Slice, Span, StateUse, Step, Ticket, Want};
 
-/// Most [`Want::n_best`].
+/// Largest [`Want::n_best`].
 pub const MAX_BEST: usize = 128;

@@ -1,32 +1,32 @@
-//! The masks of a step, which may still be computed while the device computes its rows.
+//! Masks of a step, which the host may still compute while the device computes the step's rows.
 
 use std::fmt;
 
 use crate::Slice;
 
-/// Masks that are computed while a step runs, or when they are asked for.
+/// Masks that are computed while a step runs, or on demand.
 pub trait MaskSource: Sync {
-    /// How many words there will be.
+    /// Number of words of all masks.
     fn n_words(&self) -> usize;
 
-    /// Call `look` once with the words of a mask ([`crate::Want::mask`]): waits for them, or computes them on this thread if
-    /// nobody has begun. Allocates nothing.
+    /// Calls `look` once with the words of a mask ([`crate::Want::mask`]). Waits for another thread
+    /// that computes them, or computes them on this thread. Allocates nothing.
     fn with(&self, mask: Slice, look: &mut dyn FnMut(&[u32]));
 }
 
-/// The words of all masks of a step ([`crate::Want::mask`]). A device asks for a mask when it chooses the token, not before: by
-/// then it may be there, and otherwise the threads that choose compute the masks of their outputs side by side. They are gone when
-/// [`crate::Program::submit`] returns.
+/// Words of all masks of a step ([`crate::Want::mask`]). A device reads a mask only when it chooses
+/// the token. By then the mask is usually ready; if not, the choosing threads compute the masks of
+/// their outputs in parallel. The masks are valid until [`crate::Program::submit`] returns.
 #[derive(Clone, Copy)]
 pub enum Masks<'a> {
-    /// They are here.
+    /// Computed words.
     Ready(&'a [u32]),
-    /// They are being computed, or will be.
+    /// Words that are being computed, or will be.
     Later(&'a dyn MaskSource),
 }
 
 impl Masks<'_> {
-    /// How many words there are, which takes no time.
+    /// Number of words, known at once.
     pub fn len(&self) -> usize {
         match self {
             Masks::Ready(words) => words.len(),
@@ -34,12 +34,12 @@ impl Masks<'_> {
         }
     }
 
-    /// Whether the step has no masks.
+    /// Returns true if the step has no masks.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Call `look` once with the words of a mask, which may take until they are computed.
+    /// Calls `look` once with the words of a mask. Waits until they are computed.
     pub fn with(&self, mask: Slice, look: &mut dyn FnMut(&[u32])) {
         match self {
             Masks::Ready(words) => look(mask.of(words)),

@@ -1,56 +1,58 @@
-//! [`Needs`]: what a plan needs of a step, computed once.
+//! [`Needs`]: requirements of a plan on a step, computed once.
 
-use crate::{KvLayerId, Limits, Op, Plan, RowCount};
+use crate::{FromStep, KvAccess, KvLayerId, Limits, Op, Plan, RowCount};
 
-/// How a plan uses a KV group.
+/// Use of a KV group by a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupUse {
-    /// Not at all: its page tables are not read.
+    /// No use: the page tables are not read.
     Unused,
-    /// The positions of the step's rows are written, those within the window are read.
+    /// Positions of the step's rows are written, and positions within the window are read.
     Sequence {
-        /// As [`crate::KvGroup::window`].
+        /// Same as [`crate::KvGroup::window`].
         window: Option<usize>,
     },
     /// Encoder states: positions `0..n` of each span's slot.
     EncoderStates {
-        /// How many.
+        /// Number of encoder states.
         n: usize,
-        /// Whether they are written: each span then has exactly `n` rows, from position 0 on.
+        /// True if the plan writes the states: each span then has exactly `n` rows, from position 0
+        /// on.
         written: bool,
     },
 }
 
 impl GroupUse {
-    /// Whether it holds positions of sequences.
+    /// Returns true if the group holds positions of sequences.
     pub fn is_of_sequence(&self) -> bool {
         matches!(self, GroupUse::Sequence { .. })
     }
 }
 
-/// What a plan needs of a step.
+/// Requirements of a plan on a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// Nodes of the plan.
+    /// Number of nodes of the plan.
     pub n_nodes: usize,
-    /// Token ids are below this; `usize::MAX`: it has no Embed, and looks at no token.
+    /// Bound of token ids; `usize::MAX` for a plan without Embed, which reads no token.
     pub n_vocab: usize,
-    /// Logits of an output row.
+    /// Number of logits of an output row.
     pub n_logits: usize,
     /// Most positions of a sequence.
     pub n_positions: usize,
     /// Rows and columns of [`crate::Step::input`].
     pub input: Option<(RowCount, usize)>,
-    /// By KV group.
+    /// Use of each KV group.
     pub groups: Vec<GroupUse>,
-    /// Whether it has recurrent layers, so that every span has a state.
+    /// True if the plan has recurrent layers, so that every span has a state.
     pub has_states: bool,
-    /// Adapters among which every span has one, 0 included; 0: the plan has none.
+    /// Number of adapters to choose from, the neutral adapter 0 included; 0 for a plan without
+    /// adapters.
     pub n_adapters: usize,
 }
 
 impl Needs {
-    /// Of a checked plan.
+    /// Requirements of a checked plan.
     pub fn new(plan: &Plan, limits: &Limits) -> Needs {
         let mut needs = Needs {
             n_nodes: plan.nodes.len(),
@@ -62,54 +64,26 @@ impl Needs {
             has_states: false,
             n_adapters: 0,
         };
-        for op in plan.primitives() {
-            match op {
-                Op::Embed { table, .. } => {
-                    needs.n_vocab = needs.n_vocab.min(plan.weight(*table).n_rows());
+        for facts in plan.primitives().map(Op::facts) {
+            match facts.from_step {
+                FromStep::Nothing => {}
+                FromStep::Tokens(table) => {
+                    needs.n_vocab = needs.n_vocab.min(plan.weight(table).n_rows());
                     needs.n_positions = needs.n_positions.min(limits.n_ctx);
                 }
-                Op::EmbedPositions { table, .. } => {
-                    needs.n_positions = needs.n_positions.min(plan.weight(*table).n_rows());
+                FromStep::Positions(table) => {
+                    needs.n_positions = needs.n_positions.min(plan.weight(table).n_rows());
                 }
-                Op::Input { out } => {
-                    let value = plan.value(*out);
+                FromStep::Input(out) => {
+                    let value = plan.value(out);
                     needs.input = Some((value.rows, value.cols));
                 }
-                Op::KvWrite { layer, .. } => needs.use_layer(plan, *layer, true, limits),
-                Op::Attention { layer, .. }
-                | Op::CrossAttention { layer, .. }
-                | Op::CrossScores { layer, .. } => needs.use_layer(plan, *layer, false, limits),
-                Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {
-                    needs.has_states = true;
-                }
-                Op::Adapters { n, .. } => needs.n_adapters = *n,
-                // Shapes, weights and rows are all that these need.
-                Op::RmsNorm { .. }
-                | Op::Linear { .. }
-                | Op::Rope { .. }
-                | Op::Activate { .. }
-                | Op::Gate { .. }
-                | Op::Add { .. }
-                | Op::Scale { .. }
-                | Op::Softcap { .. }
-                | Op::Clamp { .. }
-                | Op::Columns { .. }
-                | Op::Route { .. }
-                | Op::ExpertLinear { .. }
-                | Op::ExpertSum { .. }
-                | Op::ExpertBias { .. }
-                | Op::GateClamped { .. }
-                | Op::Join { .. }
-                | Op::Ordinals { .. }
-                | Op::Collective { .. }
-                | Op::SelectRows { .. }
-                | Op::Argmax { .. }
-                | Op::Fused { .. }
-                | Op::LayerNorm { .. }
-                | Op::SelfAttention { .. }
-                | Op::Pool { .. }
-                | Op::Unfold { .. } => {}
+                FromStep::Adapters(n) => needs.n_adapters = n,
             }
+            if let Some(KvAccess { layer, writes }) = facts.kv {
+                needs.use_layer(plan, layer, writes, limits);
+            }
+            needs.has_states |= facts.state.is_some();
         }
         needs
     }
@@ -130,7 +104,7 @@ impl Needs {
         }
     }
 
-    /// Numbers of [`crate::Step::input`] in a step of so many tokens and outputs.
+    /// Numbers of [`crate::Step::input`] in a step of `n_tokens` tokens and `n_outputs` outputs.
     pub fn input_len(&self, n_tokens: usize, n_outputs: usize) -> usize {
         self.input.map_or(0, |(rows, cols)| rows.count(n_tokens, n_outputs) * cols)
     }

@@ -13,20 +13,20 @@ pub struct ValueId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WeightId(pub u32);
 
-/// How many rows a value has; known when a step runs.
+/// Number of rows of a value, known when a step runs.
 #[derive(Clone, Copy, Debug)]
 pub enum RowCount {
     /// One for each token of the step.
     Tokens,
     /// One for each row whose logits are wanted.
     Outputs,
-    /// So many, at least 1, for each token: those of token `i` are `k * i` to `k * (i + 1) - 1`. Equal to [`Self::Tokens`]
-    /// with 1.
+    /// This number of rows for each token, at least 1: token `i` has rows `k * i` to `k * (i + 1) -
+    /// 1`. With 1 it equals [`Self::Tokens`].
     PerToken(usize),
 }
 
 impl RowCount {
-    /// Rows for each token; `None`: there is one for each output.
+    /// Rows for each token; `None` if there is a row for each output.
     pub const fn per_token(self) -> Option<usize> {
         match self {
             RowCount::Tokens => Some(1),
@@ -35,7 +35,7 @@ impl RowCount {
         }
     }
 
-    /// How many there are in a step of so many tokens and outputs.
+    /// Number of rows in a step of `n_tokens` tokens and `n_outputs` outputs.
     #[inline(always)]
     pub const fn count(self, n_tokens: usize, n_outputs: usize) -> usize {
         match self.per_token() {
@@ -44,7 +44,7 @@ impl RowCount {
         }
     }
 
-    /// `k` rows for each of these; `None`: of outputs, or too many.
+    /// `k` rows for each of these rows; `None` for rows of outputs, or if there are too many.
     pub const fn times(self, k: usize) -> Option<RowCount> {
         match self.per_token() {
             Some(rows) => match rows.checked_mul(k) {
@@ -70,7 +70,7 @@ impl std::hash::Hash for RowCount {
     }
 }
 
-/// Numbers of an activation.
+/// Type of an activation's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// 32-bit float.
@@ -82,39 +82,41 @@ pub enum DType {
 /// An activation: `(rows, cols)`, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// A name for people: `layer 3 q`.
+    /// Name for people: `layer 3 q`.
     pub name: String,
-    /// How many rows.
+    /// Number of rows.
     pub rows: RowCount,
     /// Columns.
     pub cols: usize,
-    /// Its numbers; 4 bytes each.
+    /// Type of its numbers, 4 bytes each.
     pub dtype: DType,
 }
 
 /// A parameter: a view of the file, or a small table made at load.
 #[derive(Clone, Debug)]
 pub struct Weight {
-    /// The name in the file, or what it is: `rope frequencies`.
+    /// Name in the file, or a description: `rope frequencies`.
     pub name: String,
-    /// Outermost dimension first; a matrix is `[n_out, n_in]`, a stack of matrices `[n, n_out, n_in]`.
+    /// Outermost dimension first; a matrix is `[n_out, n_in]`, a stack of matrices `[n, n_out,
+    /// n_in]`.
     pub shape: Vec<usize>,
-    /// How it is stored.
+    /// Storage type.
     pub block: BlockType,
     /// `n_rows * row_bytes` bytes; empty for a stack of matrices.
     pub data: Bytes,
-    /// Scales and offsets of all rows, if `block` keeps them apart; none for a stack of matrices.
+    /// Scales and offsets of all rows, if `block` stores them apart from the values; empty for a
+    /// stack of matrices.
     pub planes: Planes,
-    /// Of a stack: each matrix, wherever in the files it lies. Otherwise empty.
+    /// The matrices of a stack, each anywhere in the files; empty for a single weight.
     pub parts: Vec<WeightPart>,
 }
 
 /// One matrix of a stack.
 #[derive(Clone, Debug)]
 pub struct WeightPart {
-    /// As [`Weight::data`], of this matrix.
+    /// Same as [`Weight::data`], for this matrix.
     pub data: Bytes,
-    /// As [`Weight::planes`], of this matrix.
+    /// Same as [`Weight::planes`], for this matrix.
     pub planes: Planes,
 }
 
@@ -123,7 +125,7 @@ impl WeightPart {
         std::iter::once(&self.data).chain(plane_views(&self.planes))
     }
 
-    /// How many bytes it has.
+    /// Size in bytes.
     pub fn n_bytes(&self) -> u64 {
         (self.data.len() + self.planes.n_bytes()) as u64
     }
@@ -134,7 +136,7 @@ fn plane_views(planes: &Planes) -> impl Iterator<Item = &Bytes> {
 }
 
 impl Weight {
-    /// A vector of f32 made at load.
+    /// A vector of f32, made at load.
     pub fn vector(name: impl Into<String>, values: &[f32]) -> Weight {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         Weight {
@@ -164,13 +166,13 @@ impl Weight {
         }
     }
 
-    /// All its bytes: the one view, or each part's, and the planes beside them.
+    /// All its bytes: the one view, or the view of each part, and the planes of each.
     pub fn views(&self) -> impl Iterator<Item = &Bytes> {
         let whole = std::iter::once(&self.data).filter(|data| !data.is_empty());
         whole.chain(plane_views(&self.planes)).chain(self.parts.iter().flat_map(WeightPart::views))
     }
 
-    /// How many bytes it has.
+    /// Size in bytes.
     pub fn n_bytes(&self) -> u64 {
         self.views().map(|view| view.len() as u64).sum()
     }
@@ -185,21 +187,21 @@ impl Weight {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// Bytes of one row's values, without scales that are kept apart.
+    /// Bytes of one row's values, without scales that are stored apart.
     pub fn row_bytes(&self) -> usize {
         self.block.row_bytes(self.n_cols())
     }
 
-    /// Bytes of one row, its scales and offsets included wherever they lie.
+    /// Bytes of one row, including scales and offsets that are stored apart.
     pub fn n_bytes_of_row(&self) -> usize {
         let n_cols = self.n_cols();
         self.row_bytes() + self.block.row_scale_bytes(n_cols) + self.block.row_bias_bytes(n_cols)
     }
 
-    /// Decode some rows of a weight that is no stack, by the codecs' definition.
+    /// Decodes rows of a weight that is no stack, as the codecs define it.
     ///
     /// # Panics
-    /// The weight does not have these rows, which [`Plan::check`] sees to, or `out` is not as long as they are.
+    /// The weight lacks these rows, which [`Plan::check`] excludes, or `out` has another length.
     pub fn decode_rows(&self, rows: Range<usize>, out: &mut [f32]) {
         let (n_cols, row_bytes) = (self.n_cols(), self.row_bytes());
         let data = &self.data[rows.start * row_bytes..rows.end * row_bytes];
@@ -208,7 +210,7 @@ impl Weight {
     }
 }
 
-/// One Op of the plan and the layer it belongs to, for profiles and print-outs.
+/// One Op of the plan and its layer, for profiles and print-outs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// The operation.
@@ -217,13 +219,14 @@ pub struct Node {
     pub layer: Option<u32>,
 }
 
-/// What the caller reads of a plan's results.
+/// Kind of a plan's output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputKind {
-    /// Logits over the vocabulary: a token can be chosen from them, and come back as a row of the embedding.
+    /// Logits over the vocabulary: a token can be chosen from them, and selects a row of the
+    /// embedding in the next step.
     #[default]
     Logits,
-    /// Hidden states, one for each output row as they are, or pooled: an embedding.
+    /// Hidden states, one for each output row, pooled or not: an embedding.
     Hidden,
 }
 
@@ -234,21 +237,23 @@ pub struct Plan {
     pub values: Vec<Value>,
     /// Parameters.
     pub weights: Vec<Weight>,
-    /// What is done, in order.
+    /// The Ops, in order.
     pub nodes: Vec<Node>,
     /// The KV cache that KvWrite and Attention use.
     pub kv: KvLayout,
-    /// What comes out, f32: logits `(n_outputs, n_vocab)`, or with [`OutputKind::Hidden`] `(n_outputs, hidden)`.
+    /// The output, f32: logits `(n_outputs, n_vocab)`, or `(n_outputs, hidden)` with
+    /// [`OutputKind::Hidden`].
     pub output: ValueId,
     /// `(n_outputs, 1)` u32.
     pub argmax: ValueId,
-    /// What [`Self::output`] holds.
+    /// Kind of [`Self::output`].
     pub output_kind: OutputKind,
-    /// f32 values that the caller reads besides, whole, with [`crate::Program::kept`].
+    /// More f32 values that the caller reads with [`crate::Program::kept`].
     pub kept: Vec<ValueId>,
 }
 
-/// An inconsistent plan: a defect of its builder, or a checkpoint whose tensors do not fit each other.
+/// An inconsistent plan: a defect of its builder, or a checkpoint whose tensors do not fit each
+/// other.
 #[derive(Debug, thiserror::Error)]
 #[error("plan, op {node} ({op}): {found}, expected {expected}")]
 pub struct PlanError {
@@ -256,9 +261,9 @@ pub struct PlanError {
     pub node: usize,
     /// The operation, printed.
     pub op: String,
-    /// What was there.
+    /// The value or property that was found.
     pub found: String,
-    /// What should have been.
+    /// The value or property that was expected.
     pub expected: String,
 }
 
@@ -278,13 +283,14 @@ impl Plan {
         self.nodes.iter().flat_map(|node| node.op.primitives())
     }
 
-    /// Values that the caller reads: the output, the argmax, and those that are kept.
+    /// Values that the caller reads: the output, the argmax, and the kept values.
     pub fn results(&self) -> impl Iterator<Item = ValueId> {
         [self.output, self.argmax].into_iter().chain(self.kept.iter().copied())
     }
 
-    /// By node, the values that it writes and others need: a later node reads them, or they are results. A device must
-    /// write these, even of a fused Op whose own parts also read them; what else a fused Op writes may stay in registers.
+    /// Values that each node writes for others: a later node reads them, or they are results. A
+    /// device must write these values, even if parts of the same fused Op read them too. Other
+    /// values of a fused Op may stay in registers.
     pub fn escaping(&self) -> Vec<Vec<ValueId>> {
         let mut last_reader = vec![0; self.values.len()];
         for (index, node) in self.nodes.iter().enumerate() {

@@ -12,16 +12,16 @@
 use std::fmt::{self, Display, Formatter};
 
 use crate::{
-    Activation, CollectiveKind, FusedKind, KvLayerId, Op, OpKind, OutputKind, Plan, Pooling, RopeStyle,
-    RowCount, ValueId, Weight, WeightId,
+    Activation, CollectiveKind, FusedKind, KvLayerId, Op, OutputKind, Plan, Pooling, RopeStyle, RowCount,
+    ValueId, Weight, WeightId,
 };
 
-/// An Op with the names and shapes of its plan, or with bare ids. Ids that are out of range are printed as such, so that
-/// a plan that failed its check can still be shown.
+/// An Op with the names and shapes of its plan, or with bare ids. Ids out of range are printed as
+/// they are, so that a plan that failed its check can still be shown.
 struct Shown<'a> {
     op: &'a Op,
     plan: Option<&'a Plan>,
-    /// Before every line but the first.
+    /// Indentation of every line but the first.
     indent: &'static str,
 }
 
@@ -47,7 +47,7 @@ impl Shown<'_> {
         }
     }
 
-    /// `, name weight` where there is one.
+    /// `, name weight`, or nothing if the weight is absent.
     fn optional(&self, name: &str, id: Option<WeightId>) -> String {
         id.map(|id| format!(", {name} {}", self.weight(id))).unwrap_or_default()
     }
@@ -228,21 +228,24 @@ impl Display for Shown<'_> {
 }
 
 impl Display for Op {
-    /// With bare ids: `v2 = linear(v1, w7)`. The parts of a fused Op stand below it, indented.
+    /// Prints an Op with bare ids: `v2 = linear(v1, w7)`. The parts of a fused Op follow below,
+    /// indented.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         Shown { op: self, plan: None, indent: "  " }.fmt(f)
     }
 }
 
 impl Plan {
-    /// An Op with the names and shapes of its values and weights. Never panics, even when its ids are out of range.
+    /// An Op with the names and shapes of its values and weights. Never panics, even if ids are out
+    /// of range.
     pub fn show<'a>(&'a self, op: &'a Op) -> impl Display + 'a {
         Shown { op, plan: Some(self), indent: "        " }
     }
 }
 
 impl Display for Plan {
-    /// One Op a line after the index of its node, a header before each layer, the parts of fused Ops indented.
+    /// Prints one Op a line after the index of its node. A header precedes each layer, and parts of
+    /// fused Ops are indented.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let bytes: u64 = self.weights.iter().map(Weight::n_bytes).sum();
         writeln!(
@@ -351,49 +354,6 @@ impl Display for CollectiveKind {
         f.write_str(match self {
             CollectiveKind::AllReduce => "all_reduce",
             CollectiveKind::AllGather => "all_gather",
-        })
-    }
-}
-
-impl Display for OpKind {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            OpKind::Embed => "embed",
-            OpKind::RmsNorm => "rms_norm",
-            OpKind::Linear => "linear",
-            OpKind::Rope => "rope",
-            OpKind::KvWrite => "kv_write",
-            OpKind::Attention => "attention",
-            OpKind::Activate => "activate",
-            OpKind::Gate => "gate",
-            OpKind::Add => "add",
-            OpKind::Scale => "scale",
-            OpKind::Softcap => "softcap",
-            OpKind::Clamp => "clamp",
-            OpKind::Columns => "columns",
-            OpKind::Route => "route",
-            OpKind::ExpertLinear => "expert_linear",
-            OpKind::ExpertSum => "expert_sum",
-            OpKind::SelectRows => "select_rows",
-            OpKind::Argmax => "argmax",
-            OpKind::Fused => "fused",
-            OpKind::LayerNorm => "layer_norm",
-            OpKind::EmbedPositions => "embed_positions",
-            OpKind::SelfAttention => "self_attention",
-            OpKind::Pool => "pool",
-            OpKind::Input => "input",
-            OpKind::Unfold => "unfold",
-            OpKind::CrossAttention => "cross_attention",
-            OpKind::CrossScores => "cross_scores",
-            OpKind::ShortConv => "short_conv",
-            OpKind::ExpertBias => "expert_bias",
-            OpKind::GateClamped => "gate_clamped",
-            OpKind::Join => "join",
-            OpKind::Ordinals => "ordinals",
-            OpKind::Adapters => "adapters",
-            OpKind::GatedDelta => "gated_delta",
-            OpKind::SelectiveScan => "selective_scan",
-            OpKind::Collective => "collective",
         })
     }
 }

@@ -1,18 +1,19 @@
-//! Which neighbouring Ops a device fuses, as data: a rule is a pattern of [`PatternPart`]s.
+//! Fusion rules as data: a rule is a pattern of [`PatternPart`]s that matches neighbouring Ops.
 
 use crate::OpKind;
 
-/// What a fused Op does; a device has one kernel (or schedule) for each that its profile lists.
+/// Kind of a fused Op. A device has one kernel (or schedule) for each kind in its profile.
 ///
-/// In every kind: the parts stand in one layer, all their values have the same rows (tokens or outputs), and a norm's
-/// group is the whole row unless said otherwise.
+/// In every kind all parts belong to one layer, all their values have the same rows (tokens or
+/// outputs), and the group of a norm is the whole row unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FusedKind {
     /// RmsNorm, then one to three Linears that read it (q, k, v; or the head).
     NormLinear,
-    /// RmsNorm, the gate's and the up Linear that read it, Gate of the two (the Linears stand in either order).
+    /// RmsNorm, then the gate's and the up Linear that read it, in either order, then the Gate of
+    /// the two.
     NormGateUp,
-    /// The gate's and the up Linear of the same input, Gate of the two (the Linears stand in either order).
+    /// The gate's and the up Linear of the same input, in either order, then the Gate of the two.
     GateUp,
     /// Linear, Add of its output to a residual.
     LinearAdd,
@@ -20,10 +21,12 @@ pub enum FusedKind {
     NormAdd,
     /// RmsNorm of q and k (or none), Rope of q and k (or none), KvWrite.
     ///
-    /// Every norm and Rope belongs to one of two chains `norm -> Rope` with at most one of each: the one that ends in the
-    /// KvWrite's `k`, or that of q. Norms are of heads (`group` is the layer's head_dim), and `v` comes from outside.
+    /// Every norm and Rope belongs to one of two chains `norm -> Rope` with at most one of each:
+    /// the chain that ends in the KvWrite's `k`, or the chain of q. Norms are over heads (`group`
+    /// is the layer's head_dim), and `v` is written before the window.
     QkNormRopeKvWrite,
-    /// The same, with the Attention that follows: over the layer just written, of the q chain's end (if there is a chain).
+    /// Like [`Self::QkNormRopeKvWrite`], followed by the Attention over the layer just written. The
+    /// Attention reads the end of the q chain, if there is one.
     QkNormRopeKvAttention,
 }
 
@@ -36,17 +39,18 @@ pub struct PatternPart {
     pub min: u8,
     /// Most times in a row.
     pub max: u8,
-    /// Each must read what an Op of this earlier place wrote (index in the pattern).
+    /// Index of an earlier place in the pattern; each Op must read a value that an Op of that place
+    /// wrote.
     pub reads: Option<u8>,
 }
 
 impl PatternPart {
-    /// `min` to `max` Ops of a kind, whatever they read.
+    /// `min` to `max` Ops of a kind, with any inputs.
     pub const fn new(kind: OpKind, min: u8, max: u8) -> PatternPart {
         PatternPart { kind, min, max, reads: None }
     }
 
-    /// The same, each reading what an Op of an earlier place wrote.
+    /// Like [`Self::new`], but each Op reads a value that an Op of an earlier place wrote.
     pub const fn reading(self, place: u8) -> PatternPart {
         PatternPart { reads: Some(place), ..self }
     }
@@ -55,8 +59,8 @@ impl PatternPart {
 /// A rule: neighbouring Ops that match `pattern` become one fused Op of `kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// What they become.
+    /// Kind of the fused Op.
     pub kind: FusedKind,
-    /// The places, in order; matched greedily.
+    /// The places, in order; each matches greedily.
     pub pattern: &'static [PatternPart],
 }

@@ -1,42 +1,45 @@
-//! How a token is sampled, as data. `device_lower::sampling` is the definition in code.
+//! Sampling of a token, as data. `device_lower::sampling` is the definition in code.
 
 use crate::step::Slice;
 
-/// The stages after biases, mask and [`Penalties`], in their order: temperature, top-k, top-p, min-p, pick. Tokens are
-/// ranked best first: the larger logit, the lower id of equals; NaN and minus infinity are never chosen. Each stage keeps the
-/// best of what the one before left. Softmax is over `l / temperature`.
+/// The usual stages of sampling, after biases, mask and [`Penalties`], in this order: temperature,
+/// top-k, top-p, min-p, pick. Tokens are ranked by logit, best first, ties to the lower id; NaN and
+/// minus infinity are never chosen. Each stage keeps the best of the tokens that the stage before
+/// left. The softmax is over `l / temperature`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; above 0.
+    /// Divisor of the logits; above 0.
     pub temperature: f32,
-    /// Keep so many; 0: all.
+    /// Number of tokens to keep; 0 keeps all.
     pub top_k: usize,
-    /// Keep the fewest whose probabilities sum to this; from 1 on: all.
+    /// Keep the fewest tokens whose probabilities sum to this; 1 or more keeps all.
     pub top_p: f32,
-    /// Keep those with at least this part of the probability of the best; 0: all.
+    /// Keep tokens with at least this part of the best token's probability; 0 keeps all.
     pub min_p: f32,
-    /// Uniform in `[0, 1)`: the first token is chosen at which the sum of the weights of what is left, best first, exceeds
-    /// this part of the sum of all.
+    /// Uniform in `[0, 1)`. The pick adds the weights of the remaining tokens, best first, and
+    /// chooses the first token at which the sum exceeds this part of the total.
     pub random: f64,
 }
 
-/// Stages in an order that the caller chooses, and then a pick, after biases, mask and [`Penalties`]. Each stage sees the
-/// tokens that the one before left, with probabilities that sum to 1 over them. No stage leaves nothing.
+/// Stages in the caller's order, then a pick, after biases, mask and [`Penalties`]. Each stage sees
+/// the tokens that the stage before left, with probabilities that sum to 1. Every stage leaves at
+/// least one token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chain {
-    /// Of [`crate::Step::stages`].
+    /// Slice of [`crate::Step::stages`].
     pub stages: Slice,
-    /// As [`Sampling::random`].
+    /// Same as [`Sampling::random`].
     pub random: f64,
 }
 
 /// A stage of a [`Chain`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Stage {
-    /// Divide the logits by a temperature; 0 keeps the best token.
+    /// Divides the logits by a temperature; 0 keeps only the best token.
     Temperature(f32),
-    /// Divide the logits by a temperature between two, the nearer to the higher the flatter the distribution is:
-    /// `low + (high - low) * (H / ln n)^exponent`, `H` the entropy of `n` tokens.
+    /// Divides the logits by a temperature between `low` and `high`, higher for flatter
+    /// distributions: `low + (high - low) * (H / ln n)^exponent`, where `H` is the entropy of `n`
+    /// tokens.
     Dynamic {
         /// At least 0.
         low: f32,
@@ -45,58 +48,59 @@ pub enum Stage {
         /// Above 0.
         exponent: f32,
     },
-    /// Keep so many; 0: all.
+    /// Keeps this number of tokens; 0 keeps all.
     TopK(usize),
-    /// As [`Sampling::top_p`].
+    /// Same as [`Sampling::top_p`].
     TopP(f32),
-    /// As [`Sampling::min_p`].
+    /// Same as [`Sampling::min_p`].
     MinP(f32),
-    /// Keep the tokens whose surprise is nearest to the entropy, the fewest whose probabilities sum to this (Meister et al. 2022,
-    /// arXiv:2202.00666); from 1 on: all.
+    /// Keeps the tokens whose surprise is nearest to the entropy, the fewest whose probabilities
+    /// sum to this (Meister et al. 2022, arXiv:2202.00666); 1 or more keeps all.
     Typical(f32),
-    /// Keep tokens with a logit of at least the best one's less so many standard deviations of all logits (Tang et al. 2024,
-    /// arXiv:2411.07641); 0: all.
+    /// Keeps tokens whose logit is at most this many standard deviations of all logits below the
+    /// best (Tang et al. 2024, arXiv:2411.07641); 0 keeps all.
     TopNSigma(f32),
-    /// Where at least two tokens have a probability of `threshold` or more, drop all of them but the least likely, if `random`
-    /// is below `probability`.
+    /// Drops all but the least likely of the tokens with a probability of at least `threshold`, if
+    /// there are two or more and `random` is below `probability`.
     Xtc {
-        /// How often.
+        /// Probability that the stage drops tokens.
         probability: f32,
-        /// From which probability on a token is one of the top choices.
+        /// Smallest probability of a top choice.
         threshold: f32,
         /// Uniform in `[0, 1)`.
         random: f64,
     },
-    /// Keep the best tokens, as many as Zipf's law with the exponent of the 100 likeliest says give surprises of `mu` bits (Basu et
-    /// al. 2021, arXiv:2007.14966, algorithm 1).
+    /// Keeps the best tokens. Their number is the one for which Zipf's law, with the exponent of
+    /// the 100 likeliest tokens, predicts a surprise of `mu` bits (Basu et al. 2021,
+    /// arXiv:2007.14966, algorithm 1).
     MirostatTopK {
-        /// Bits.
+        /// Target surprise in bits.
         mu: f32,
     },
-    /// Drop tokens whose surprise is above this many bits.
+    /// Drops tokens with a higher surprise.
     MostSurprise {
-        /// Bits.
+        /// Limit in bits.
         mu: f32,
     },
 }
 
-/// For a token that occurred `c > 0` times among those that count: `l = l / repeat` if `l > 0`, else `l * repeat`; then
-/// `l -= presence + frequency * c`.
+/// Penalties of a token that occurred `c > 0` times among the counted tokens: `l = l / repeat` if
+/// `l > 0`, else `l * repeat`; then `l -= presence + frequency * c`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Penalties {
-    /// 1 is off; above 0.
+    /// Repeat penalty, above 0; 1 is off.
     pub repeat: f32,
-    /// 0 is off.
+    /// Presence penalty; 0 is off.
     pub presence: f32,
-    /// 0 is off.
+    /// Frequency penalty; 0 is off.
     pub frequency: f32,
 }
 
 impl Sampling {
-    /// Whether a token can be chosen so. Allocates nothing unless it fails.
+    /// Checks that the parameters are valid. Allocates nothing unless it fails.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The invalid parameter.
     pub fn check(&self) -> Result<(), String> {
         if !(self.temperature > 0.0 && self.temperature.is_finite()) {
             return Err(format!("a temperature of {}, expected a finite number above 0", self.temperature));
@@ -114,10 +118,10 @@ impl Sampling {
 }
 
 impl Stage {
-    /// Whether the stage can be run. Allocates nothing unless it fails.
+    /// Checks that the stage is valid. Allocates nothing unless it fails.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The invalid parameter.
     pub fn check(&self) -> Result<(), String> {
         let is_fine = match *self {
             Stage::Temperature(t) => t >= 0.0 && t.is_finite(),
@@ -137,10 +141,10 @@ impl Stage {
 }
 
 impl Penalties {
-    /// Whether logits can be changed so. Allocates nothing unless it fails.
+    /// Checks that the penalties are valid. Allocates nothing unless it fails.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The invalid penalty.
     pub fn check(&self) -> Result<(), String> {
         let Penalties { repeat, presence, frequency } = *self;
         if repeat > 0.0 && repeat.is_finite() && presence.is_finite() && frequency.is_finite() {
@@ -157,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_is_named() {
+    fn invalid_parameters_are_named() {
         let good = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, min_p: 0.0, random: 0.999 };
         assert_eq!(good.check(), Ok(()));
         let bad = |sampling: Sampling| sampling.check().unwrap_err();

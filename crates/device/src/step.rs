@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use crate::Masks;
 use crate::{Chain, Penalties, Sampling, Stage};
 
-/// The number of a submitted step of one program: 0 for the first, one more for each later one.
+/// Number of a submitted step of one program: 0 for the first, then counting up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
@@ -18,35 +18,36 @@ pub struct OutputRef {
     pub output: u32,
 }
 
-/// A row whose token is the one that an earlier output chose.
+/// A row whose token an earlier output chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     /// The row; its entry of [`Step::tokens`] is ignored.
     pub row: u32,
-    /// The output, of a step that is in flight or was the last to be waited for.
+    /// The output. Its step is in flight, or is the last that was waited for.
     pub from: OutputRef,
 }
 
 /// Consecutive rows of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Which page tables: an index into the first dimension of [`Step::page_tables`].
+    /// Index of the span's page tables: the first dimension of [`Step::page_tables`].
     pub slot: u32,
     /// First row in the step.
     pub first_row: u32,
     /// Number of rows.
     pub n_rows: u32,
-    /// Position of the first row in its sequence; the others follow.
+    /// Position of the first row in its sequence; the other rows follow.
     pub first_position: u32,
 }
 
-/// Which states a span reads and writes. A state is written whole by one step and not changed after, so that it can be shared,
-/// kept, and gone back to: a step that failed, or that nobody wants, has harmed none that was there.
+/// States that a span reads and writes. One step writes a state whole, and no step changes it
+/// later. So a state can be shared, kept, and restored: a failed or unwanted step harms no older
+/// state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateUse {
-    /// What the sequence had before the span's first row; [`crate::STATE_NONE`] at position 0.
+    /// State before the span's first row; [`crate::STATE_NONE`] at position 0.
     pub from: u32,
-    /// Where what it has after the last row is written.
+    /// State that receives the result after the last row.
     pub to: u32,
 }
 
@@ -67,52 +68,53 @@ impl Slice {
     }
 }
 
-/// How an output's token is chosen.
+/// Method by which an output's token is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Choose {
-    /// Not at all: only the logits are wanted.
+    /// No token: only the logits are wanted.
     #[default]
     Nothing,
-    /// The best token, the lowest id of equals.
+    /// The best token, ties to the lowest id.
     Best,
-    /// At random.
+    /// A random token.
     Sample(Sampling),
-    /// At random, by stages that the caller puts in order.
+    /// A random token, after stages in the caller's order.
     Chain(Chain),
 }
 
-/// What the caller wants of an output row. Biases, penalties and the mask change what is chosen, never [`crate::Program::logits`]
-/// or log-probabilities, which are the model's own unless [`Want::drawn`] says otherwise.
+/// Results that the caller wants of an output row. Biases, penalties and the mask change the
+/// choice, never [`crate::Program::logits`]. Nor do they change log-probabilities, which are the
+/// model's own unless [`Want::drawn`] is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Want {
-    /// How its token is chosen.
+    /// Method by which its token is chosen.
     pub choose: Choose,
-    /// Read its logits with [`crate::Program::logits`].
+    /// True if the caller reads its logits with [`crate::Program::logits`].
     pub logits: bool,
-    /// Compute the log-probability of the chosen token.
+    /// True to compute the log-probability of the chosen token.
     pub logprob: bool,
-    /// Compute the log-probabilities of so many best tokens.
+    /// Number of best tokens whose log-probabilities are computed.
     pub n_best: u32,
-    /// All log-probabilities are those with which the token was drawn: among the tokens that biases, mask, penalties and stages
-    /// left, whose probabilities sum to 1. Otherwise they are the model's own.
+    /// True if all log-probabilities are those of the draw: among the tokens that biases, mask,
+    /// penalties and stages left, where probabilities sum to 1. Otherwise they are the model's own.
     pub drawn: bool,
-    /// What tokens of `recent` and `pending` lose; `None`: nothing.
+    /// Penalties of tokens in `recent` and `pending`, if any.
     pub penalties: Option<Penalties>,
-    /// Of [`Step::recent`]: tokens that the penalties count.
+    /// Slice of [`Step::recent`]: tokens that the penalties count.
     pub recent: Slice,
-    /// Of [`Step::pending`]: more of them, chosen by steps that may still be in flight.
+    /// Slice of [`Step::pending`]: more such tokens, chosen by steps that may still be in flight.
     pub pending: Slice,
-    /// Of [`Step::biases`]: added to the logits first.
+    /// Slice of [`Step::biases`]: added to the logits first.
     pub biases: Slice,
-    /// Of [`Step::masks`]: `n_vocab.div_ceil(32)` words, bit `t % 32` of word `t / 32` says whether token `t` is allowed.
-    /// `None`: all are.
+    /// Slice of [`Step::masks`]: `n_vocab.div_ceil(32)` words; bit `t % 32` of word `t / 32` is set
+    /// if token `t` is allowed. `None` allows all.
     pub mask: Option<Slice>,
 }
 
 impl Want {
-    /// The logits alone.
+    /// The caller wants the logits alone.
     pub const LOGITS: Want = Want { logits: true, ..Want::NOTHING };
-    /// The best token.
+    /// The caller wants the best token.
     pub const BEST: Want = Want { choose: Choose::Best, ..Want::NOTHING };
     const EMPTY: Slice = Slice { start: 0, len: 0 };
     const NOTHING: Want = Want {
@@ -128,64 +130,70 @@ impl Want {
         mask: None,
     };
 
-    /// Whether nothing but the logits decides which token is the best.
+    /// Returns true if the logits alone decide which token is the best.
     pub fn is_plain(&self) -> bool {
         self.penalties.is_none() && self.biases.len == 0 && self.mask.is_none()
     }
 }
 
-/// What an output chose.
+/// The choice of an output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chosen {
-    /// The token. `None`: nothing could be chosen, since every logit is NaN, minus infinity or masked; or nothing was wanted.
+    /// The token. `None` if no token was wanted, or none could be chosen because every logit is
+    /// NaN, minus infinity or masked.
     pub token: Option<u32>,
-    /// Natural logarithm of the probability that the model itself gave it; NaN if it was not wanted.
+    /// Natural logarithm of the token's probability by the model alone; NaN unless it was wanted.
     pub logprob: f32,
-    /// `-log2` of its probability among the tokens that the stages of a [`Chain`] left; NaN unless there was one.
+    /// `-log2` of the token's probability among those that the stages of a [`Chain`] left; NaN
+    /// without a chain.
     pub surprise: f32,
 }
 
-/// The input of [`crate::Program::submit`]. [`Step::check`] says what it must keep.
+/// Input of [`crate::Program::submit`]. [`Step::check`] lists its rules.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Step<'a> {
-    /// Which of the program's plans.
+    /// Index of the plan in the program.
     pub plan: usize,
-    /// `(n_rows)` token ids, each below the vocabulary's size. A plan without Embed ignores their values.
+    /// `(n_rows)` token ids, each below the vocabulary's size. A plan without Embed ignores their
+    /// values.
     pub tokens: &'a [u32],
     /// Rows whose token is chosen by an earlier output, in row order.
     pub links: &'a [Link],
-    /// What the plan's [`crate::Op::Input`] gives, row by row; empty without one.
+    /// Rows of the plan's [`crate::Op::Input`]; empty without one.
     pub input: &'a [f32],
-    /// Every row belongs to exactly one span; spans are in row order.
+    /// Spans in row order; every row belongs to exactly one.
     pub spans: &'a [Span],
-    /// `(n_spans)` their states; empty for a plan without recurrent layers.
+    /// `(n_spans)` state of each span; empty for a plan without recurrent layers.
     pub states: &'a [StateUse],
-    /// `(n_spans)` the adapter of each, 0 for none; empty for a plan without [`crate::Op::Adapters`].
+    /// `(n_spans)` adapter of each span, 0 for none; empty for a plan without
+    /// [`crate::Op::Adapters`].
     pub adapters: &'a [u32],
-    /// `(n_slots, n_groups, pages_per_table)` page numbers. Position `p` lies in entry `p / page_len`. They are read while
-    /// the step is submitted, not later.
+    /// `(n_slots, n_groups, pages_per_table)` page numbers. Position `p` is in entry `p /
+    /// page_len`. Devices read the tables during the submission of the step, not later.
     pub page_tables: &'a [u32],
-    /// Indices of the entries of `page_tables` that may differ from those of the step that was submitted before; `None`: any may.
-    /// A device with memory of its own keeps the tables there and copies these.
+    /// Indices of the entries of `page_tables` that may differ from those of the step submitted
+    /// before; `None` if any may. A device with memory of its own keeps a copy of the tables and
+    /// updates these entries.
     pub table_changes: Option<&'a [u32]>,
-    /// Entries of one table.
+    /// Number of entries of one table.
     pub pages_per_table: usize,
-    /// `(n_outputs)` rows of which something is wanted, ascending; may be empty.
+    /// `(n_outputs)` rows with wanted results, ascending; may be empty.
     pub outputs: &'a [u32],
-    /// `(n_outputs)` what is wanted of them.
+    /// `(n_outputs)` wanted results of these rows.
     pub wants: &'a [Want],
     /// Tokens that penalties count; see [`Want::recent`].
     pub recent: &'a [u32],
-    /// Tokens that penalties count and that are not known yet; see [`Want::pending`].
+    /// References to tokens that penalties count and that are not known yet; see [`Want::pending`].
     pub pending: &'a [OutputRef],
-    /// Tokens and what is added to their logits; see [`Want::biases`].
+    /// Tokens and the numbers added to their logits; see [`Want::biases`].
     pub biases: &'a [(u32, f32)],
     /// Stages of sampling; see [`Chain::stages`].
     pub stages: &'a [Stage],
     /// Bits of allowed tokens; see [`Want::mask`].
     pub masks: Masks<'a>,
-    /// Set by another thread to stop the step. A device looks at it between commands where it can, and then
-    /// gives [`crate::Error::Stopped`]; the step's KV positions must be written again.
+    /// Flag that another thread sets to stop the step. A device reads it between commands, if it
+    /// can, and then returns [`crate::Error::Stopped`]; the step's KV positions must be written
+    /// again.
     pub stop: Option<&'a AtomicBool>,
 }
 
@@ -196,7 +204,7 @@ impl<'a> Step<'a> {
         &self.page_tables[start..start + self.pages_per_table]
     }
 
-    /// Whether somebody set [`Self::stop`].
+    /// Returns true if [`Self::stop`] is set.
     pub fn is_stopped(&self) -> bool {
         self.stop.is_some_and(|stop| stop.load(std::sync::atomic::Ordering::Relaxed))
     }
@@ -212,44 +220,44 @@ impl Span {
 /// A [`Step`] that owns its parts, for tests and recordings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OwnedStep {
-    /// As [`Step::plan`].
+    /// Same as [`Step::plan`].
     pub plan: usize,
-    /// As [`Step::tokens`].
+    /// Same as [`Step::tokens`].
     pub tokens: Vec<u32>,
-    /// As [`Step::links`].
+    /// Same as [`Step::links`].
     pub links: Vec<Link>,
-    /// As [`Step::input`].
+    /// Same as [`Step::input`].
     pub input: Vec<f32>,
-    /// As [`Step::spans`].
+    /// Same as [`Step::spans`].
     pub spans: Vec<Span>,
-    /// As [`Step::states`].
+    /// Same as [`Step::states`].
     pub states: Vec<StateUse>,
-    /// As [`Step::adapters`].
+    /// Same as [`Step::adapters`].
     pub adapters: Vec<u32>,
-    /// As [`Step::page_tables`].
+    /// Same as [`Step::page_tables`].
     pub page_tables: Vec<u32>,
-    /// As [`Step::table_changes`].
+    /// Same as [`Step::table_changes`].
     pub table_changes: Option<Vec<u32>>,
-    /// As [`Step::pages_per_table`].
+    /// Same as [`Step::pages_per_table`].
     pub pages_per_table: usize,
-    /// As [`Step::outputs`].
+    /// Same as [`Step::outputs`].
     pub outputs: Vec<u32>,
-    /// As [`Step::wants`].
+    /// Same as [`Step::wants`].
     pub wants: Vec<Want>,
-    /// As [`Step::recent`].
+    /// Same as [`Step::recent`].
     pub recent: Vec<u32>,
-    /// As [`Step::pending`].
+    /// Same as [`Step::pending`].
     pub pending: Vec<OutputRef>,
-    /// As [`Step::biases`].
+    /// Same as [`Step::biases`].
     pub biases: Vec<(u32, f32)>,
-    /// As [`Step::stages`].
+    /// Same as [`Step::stages`].
     pub stages: Vec<Stage>,
-    /// As [`Step::masks`].
+    /// Same as [`Step::masks`].
     pub masks: Vec<u32>,
 }
 
 impl OwnedStep {
-    /// The step.
+    /// A [`Step`] that borrows everything.
     pub fn borrow(&self) -> Step<'_> {
         Step {
             plan: self.plan,
@@ -273,12 +281,13 @@ impl OwnedStep {
         }
     }
 
-    /// The same step with these output rows, the same wanted of each.
+    /// The step with these output rows instead, and the same want for each.
     pub fn with_outputs(self, outputs: Vec<u32>, want: Want) -> OwnedStep {
         OwnedStep { wants: vec![want; outputs.len()], outputs, ..self }
     }
 
-    /// Become a copy of a step, in the memory of the one before. Waits for whoever computes its masks.
+    /// Copies a step into this one, and reuses its memory. Waits for masks that are still being
+    /// computed.
     pub fn assign(&mut self, step: &Step) {
         fn copy<T: Copy>(to: &mut Vec<T>, from: &[T]) {
             to.clear();

@@ -1,4 +1,5 @@
-//! [`Limits::check`] and [`Step::check`]: whether sizes and steps are valid. Every device calls them, and trusts what passed.
+//! [`Limits::check`] and [`Step::check`]: validation of sizes and steps. Every device calls them,
+//! and trusts sizes and steps that passed.
 
 use std::ops::Range;
 
@@ -8,12 +9,16 @@ use crate::{
 };
 
 impl Limits {
-    /// Whether plans can be compiled for these sizes on a device: they fit each other ([`check_plans`]), every size is at
-    /// least 1, pages are a power of two of at least 16 positions, each KV group has its number of pages, the device and
-    /// the head sizes allow the KV type, and collectives are given to a device of a group of as many ranks.
+    /// Checks that plans can be compiled for these sizes on a device:
+    ///
+    /// - the plans fit each other ([`check_plans`]), and every size is at least 1;
+    /// - a page has a power of two of positions, at least 16, and each KV group has its number of
+    ///   pages;
+    /// - the device and the head sizes allow the KV type;
+    /// - plans with collectives go to a device of a group with as many ranks.
     ///
     /// # Errors
-    /// [`Error::Plan`]; [`Error::Unsupported`], with what to change.
+    /// [`Error::Plan`]; [`Error::Unsupported`], with advice.
     pub fn check(&self, device: &dyn Device, plans: &[Plan]) -> Result<()> {
         check_plans(plans)?;
         plans.iter().try_for_each(|plan| self.check_plan(device, plan))
@@ -35,8 +40,8 @@ impl Limits {
         }
         if self.background_rows > self.max_rows {
             return refuse(
-                format!("a limit of {} rows in the background", self.background_rows),
-                &format!("use at most {}, as many as a step has", self.max_rows),
+                format!("a limit of {} rows of a background step", self.background_rows),
+                &format!("use at most {}, the limit of rows of a step", self.max_rows),
             );
         }
         if !self.page_len.is_power_of_two() || self.page_len < 16 {
@@ -46,16 +51,19 @@ impl Limits {
             );
         }
         if self.n_pages.len() != plan.kv.groups.len() {
-            let what =
-                format!("{} numbers of pages for {} KV groups", self.n_pages.len(), plan.kv.groups.len());
-            return refuse(what, "give each group its number");
+            let what = format!(
+                "page counts of {} KV groups for a plan with {}",
+                self.n_pages.len(),
+                plan.kv.groups.len()
+            );
+            return refuse(what, "use one page count for each group");
         }
         if let Some(n) = self.n_pages.iter().find(|n| **n == 0 || **n >= PAGE_NONE as usize) {
             return refuse(format!("a KV group of {n} pages"), "use 1 to 2^32 - 2");
         }
         if (self.n_states == 0) != plan.kv.states.is_empty() || self.n_states >= STATE_NONE as usize {
             let what = format!("{} states for {} recurrent layers", self.n_states, plan.kv.states.len());
-            return refuse(what, "use 1 to 2^32 - 2 where there are such layers, else 0");
+            return refuse(what, "use 1 to 2^32 - 2 for a plan with recurrent layers, otherwise 0");
         }
         if !device.kv_types().contains(&self.kv_type) {
             return refuse(
@@ -68,7 +76,7 @@ impl Limits {
             let n = device.n_ranks();
             let parts = plan.value(*out).cols / plan.value(*x).cols.max(1);
             if n == 1 || (*kind == CollectiveKind::AllGather && parts != n) {
-                let what = format!("{kind} of {parts} parts by a device of a group of {n}");
+                let what = format!("{kind} of {parts} parts on a device in a group of {n} ranks");
                 return refuse(what, "compile the plans of each rank by a device of their group");
             }
         }
@@ -76,7 +84,7 @@ impl Limits {
             let Op::EmbedPositions { table, .. } = op else { return None };
             Some(plan.weight(*table).n_rows())
         });
-        // Without tokens a plan is bounded by its tables, not by the context.
+        // A plan without tokens is bounded by its tables, not by the context.
         let of_tokens = plan.primitives().any(|op| matches!(op, Op::Embed { .. }));
         if let Some(n) = tables.min().filter(|n| of_tokens && *n < self.n_ctx) {
             return refuse(
@@ -99,21 +107,25 @@ impl Limits {
 }
 
 impl Step<'_> {
-    /// Whether a program compiled for these limits, whose plans need this, can run the step:
+    /// Checks that a program compiled for these limits, whose plans have these needs, can run the
+    /// step:
     ///
-    /// - the plan exists, the input has its length, sizes are within the limits;
-    /// - spans cover the rows in order, a slot has at most one span;
-    /// - every position that a span writes or that its windows still need has a page within range, and so has every position
-    ///   of encoder states, and these pages are committed; a span that writes encoder states has a row for each of them;
-    /// - every span of a plan with recurrent layers has states within range, and writes one that nothing else in the step uses;
+    /// - the plan exists, the input has its length, and sizes are within the limits;
+    /// - spans cover the rows in order, and a slot has at most one span;
+    /// - every position that a span writes or that its windows need has a committed page within
+    ///   range, and so has every position of encoder states; a span that writes encoder states has
+    ///   a row for each;
+    /// - every span of a plan with recurrent layers has states within range, and writes one that
+    ///   nothing else in the step uses;
     /// - every span of a plan with adapters has one, within range;
-    /// - every output says what is wanted of it, links are of rows, and all slices lie within the step's lists;
-    /// - no page that one span writes is in reach of another span (looked at in builds with debug assertions).
+    /// - every output has a want, links are of rows, and all slices are within the step's lists;
+    /// - no page that one span writes is read or written by another span (checked with debug
+    ///   assertions only).
     ///
     /// Allocates nothing.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The rule that the step breaks.
     pub fn check(
         &self,
         plans: &[Needs],
@@ -185,11 +197,12 @@ impl Step<'_> {
         self.check_pages(needs, limits, committed)
     }
 
-    /// Whether the step can be computed in the background ([`crate::Program::begin_background`]): as [`Self::check`] says; it is
-    /// of one span, of few rows, and has neither outputs nor links.
+    /// Checks that the step can be computed in the background
+    /// ([`crate::Program::begin_background`]): it passes [`Self::check`], and has one span, few
+    /// rows, and neither outputs nor links.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The rule that the step breaks.
     pub fn check_background(
         &self,
         plans: &[Needs],
@@ -203,7 +216,7 @@ impl Step<'_> {
         self.check(plans, limits, committed)
     }
 
-    /// The pages that the spans of a checked step use: KV group, page, and whether it is written.
+    /// Pages that the spans of a checked step use: KV group, page, and true if the page is written.
     pub fn pages<'a>(
         &'a self,
         needs: &'a Needs,
@@ -253,10 +266,10 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Whether the step's plan has a node `last`, for [`crate::Program::run_until`].
+    /// Checks that the step's plan has a node `last`, for [`crate::Program::run_until`].
     ///
     /// # Errors
-    /// What is wrong.
+    /// The plan or node that does not exist.
     pub fn check_node(&self, plans: &[Needs], last: usize) -> std::result::Result<(), String> {
         match plans.get(self.plan).map(|needs| needs.n_nodes) {
             Some(n_nodes) if last < n_nodes => Ok(()),
@@ -276,7 +289,7 @@ impl Step<'_> {
         }
     }
 
-    /// Each output says what is wanted of it, its slices lie within the step's lists, and so do the tokens in them.
+    /// Checks that each output has a want, and that its slices and their tokens are in range.
     fn check_wants(&self, needs: &Needs) -> std::result::Result<(), String> {
         if self.wants.len() != self.outputs.len() {
             return Err(format!("{} wants of {} outputs", self.wants.len(), self.outputs.len()));
@@ -353,7 +366,8 @@ impl Step<'_> {
                     ));
                 }
                 let written = &pages[pages.len() - n_written..];
-                // A defect of the scheduler, which costs `spans * spans * pages` comparisons to find.
+                // A scheduler that breaks this rule has a defect, which costs `spans * spans *
+                // pages` comparisons to find.
                 if !cfg!(debug_assertions) {
                     continue;
                 }
@@ -378,7 +392,8 @@ impl Step<'_> {
     }
 }
 
-/// Entries of a group's page table that a span needs, and how many of them, at the end, it writes.
+/// Entries of a group's page table that a span needs, and the number of written entries at their
+/// end.
 fn entries_of(usage: &GroupUse, span: &Span, page_len: usize) -> (Range<usize>, usize) {
     match usage {
         GroupUse::Unused => (0..0, 0),

@@ -1,4 +1,4 @@
-//! Each way in which a plan can contradict itself is found and described.
+//! Every way in which a plan can contradict itself is found and described.
 
 use device_testing::{PlanBuilder, mini_transformer};
 use ingle_device::*;
@@ -9,7 +9,7 @@ fn good() -> Plan {
     mini_transformer(3, BlockType::F32)
 }
 
-/// The plan after an edit fails, and the message holds `part`.
+/// Asserts that the edited plan fails its check, and that the message contains `part`.
 fn rejects(edit: impl FnOnce(&mut Plan), part: &str) {
     let mut plan = good();
     edit(&mut plan);
@@ -175,7 +175,7 @@ fn experts_fit_their_router() {
             p.weights[1].parts.pop();
             p.weights[1].shape[0] = 7;
         },
-        "as many as are routed to",
+        "the number of experts of the router",
     );
     rejects(&|p| p.weights[1].shape = vec![8, 8, 5], "8 columns");
     rejects(&|p| p.values[1].dtype = DType::F32, "U32");

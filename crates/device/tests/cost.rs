@@ -1,4 +1,4 @@
-//! What a node reads and computes.
+//! Bytes and operations of nodes.
 
 use device_lower::fusion::{self, fuse};
 use device_testing::PlanBuilder;

@@ -1,16 +1,16 @@
-//! What is known of keys: which layers have it, and that taking it away changes no score.
+//! Known parts of keys: the layers that have them, and that subtracting them changes no score.
 
 use device_testing::{AttentionOptions, PlanBuilder, Rng};
 use ingle_device::key_bias::{BLOCK, KeyBias, KnownKeys};
 use ingle_device::{KvLayer, Plan, RopeStyle};
 use weights::BlockType;
 
-/// How a plan's keys are made.
+/// Construction of a plan's keys.
 #[derive(Clone, Copy, Debug)]
 struct Keys {
     n_kv_heads: usize,
     head_dim: usize,
-    /// Columns that turn; 0: there is no Rope.
+    /// Rotated columns; 0 for no Rope.
     n_dims: usize,
     style: RopeStyle,
     bias: bool,
@@ -51,7 +51,7 @@ const BIASED: Keys =
     Keys { n_kv_heads: 3, head_dim: 24, n_dims: 16, style: RopeStyle::Half, bias: true, norm: false };
 
 #[test]
-fn layers_with_large_biases_that_nothing_changes_have_it() {
+fn layers_with_large_unchanged_biases_have_a_key_bias() {
     let styles = [RopeStyle::Half, RopeStyle::Interleaved];
     let plan = plan(&[
         BIASED,
@@ -67,7 +67,7 @@ fn layers_with_large_biases_that_nothing_changes_have_it() {
         .collect();
     let some = |constant, pairs| Some((constant, pairs));
     assert_eq!(sizes, [some(true, true), None, None, some(false, true), some(true, false)]);
-    // Another plan that writes other keys to the same layers takes it away.
+    // Another plan that writes other keys to the same layers disables the key bias.
     let mut other = plan.clone();
     for weight in other.weights.iter_mut().filter(|w| w.name.contains("bias")) {
         let values: Vec<f32> = (0..weight.n_cols()).map(|i| i as f32 + 2.0).collect();
@@ -76,9 +76,10 @@ fn layers_with_large_biases_that_nothing_changes_have_it() {
     assert!(KeyBias::of_layers(&[plan, other]).iter().all(Option::is_none));
 }
 
-/// `q . k` is `q . (k - R b)` and what the terms add, for positions in all blocks; `R b` is the bias turned as a key is.
+/// `q . k` equals `q . (k - R b)` plus the terms, for positions in all blocks; `R b` is the bias,
+/// rotated like a key.
 #[test]
-fn what_is_taken_away_is_added_to_the_score() {
+fn subtracted_biases_are_added_to_the_score() {
     let mut rng = Rng::new(9);
     for (style, n_dims) in
         [(RopeStyle::Half, 16), (RopeStyle::Interleaved, 24), (RopeStyle::Half, 24), (RopeStyle::Half, 0)]
@@ -113,7 +114,7 @@ fn what_is_taken_away_is_added_to_the_score() {
     }
 }
 
-/// Biases that are smaller than what differs between keys are left alone.
+/// Biases smaller than the differences between keys are ignored.
 #[test]
 fn small_biases_are_left_alone() {
     let mut small = plan(&[BIASED]);

@@ -1,4 +1,5 @@
-//! The tests of this crate are one binary. They stand here, not in the sources, since they use crates that are built on this one.
+//! The tests of this crate are one binary. They are here and not in the sources because they use
+//! crates that depend on this one.
 
 #![allow(clippy::unwrap_used)]
 

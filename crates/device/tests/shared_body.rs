@@ -1,4 +1,5 @@
-//! The shared test body on the interpreter itself, and on devices with known defects, which it must find.
+//! The shared checks on the interpreter itself, and on devices with known defects, which the checks
+//! must find.
 
 #![allow(clippy::unwrap_used)] // in helpers of tests too
 
@@ -19,13 +20,13 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 use weights::BlockType;
 
-/// The interpreter under a fusion profile, with a defect or without.
+/// The interpreter under a fusion profile, with or without a defect.
 struct Bent {
     inner: Reference,
     rules: &'static [Rule],
-    /// What is compiled instead of the plan.
+    /// Change to the plan before compilation.
     plan: fn(Plan) -> Plan,
-    /// What happens to the logits of a step of so many rows.
+    /// Change to the logits of a step, given its number of rows.
     logits: fn(&mut [f32], usize),
 }
 
@@ -38,9 +39,9 @@ impl Default for Bent {
 struct BentProgram {
     inner: Box<dyn Program>,
     logits: fn(&mut [f32], usize),
-    /// Rows of the step that was submitted last.
+    /// Rows of the last submitted step.
     n_rows: usize,
-    /// The logits of the last step, bent.
+    /// The changed logits of the last step.
     bent: Vec<f32>,
 }
 
@@ -137,15 +138,15 @@ impl Program for BentProgram {
     }
 }
 
-/// The interpreter computes each row on its own in a fixed order, so nothing may differ: not fused, not in chunks, not with
-/// more threads.
+/// The interpreter computes each row on its own in a fixed order. So nothing may differ without
+/// fusion, in chunks, or with more threads.
 #[test]
 fn the_interpreter_agrees_with_itself_exactly() {
     let n_cases = check_device(&Bent::default(), |_| 0.0).unwrap();
     assert!(n_cases > 400, "{n_cases}");
 }
 
-/// Every rule fuses something in the cases, in every KV type where there is one.
+/// Every rule fuses something in the cases, in every KV type if the rule has one.
 #[test]
 fn the_cases_cover_every_rule() {
     let cases = check_op_cases();
@@ -171,7 +172,7 @@ fn the_cases_cover_every_rule() {
     assert_eq!(names.len(), cases.len(), "names are distinct");
 }
 
-/// The cases about an Op, in F32 only, to keep the defects quick.
+/// The cases about an Op, in F32 only, which keeps the tests quick.
 fn about(part: &str) -> Vec<Case> {
     static CASES: LazyLock<Vec<Case>> = LazyLock::new(check_op_cases);
     CASES.iter().filter(|case| case.name.contains(part) && case.block == BlockType::F32).cloned().collect()
@@ -184,7 +185,7 @@ fn finds(device: Bent, part: &str, message: &str) {
     assert!(error.contains(message), "{error}");
 }
 
-/// The plan with an edit to every primitive, those inside fused Ops included.
+/// The plan after an edit of every primitive, including those inside fused Ops.
 fn edited(mut plan: Plan, edit: fn(&mut Op)) -> Plan {
     for node in &mut plan.nodes {
         match &mut node.op {
@@ -255,7 +256,8 @@ fn a_defect_of_the_fused_kernel_only_is_found() {
 
 #[test]
 fn chunks_that_differ_from_single_rows_are_found() {
-    // Within the tolerance of the comparison with the interpreter, but not of one of 0.
+    // The change is within the tolerance of the comparison with the interpreter, but not of a
+    // tolerance of 0.
     let logits = |logits: &mut [f32], n_rows: usize| {
         if n_rows > 1 {
             logits[0] += 1e-5;
@@ -275,7 +277,7 @@ fn chunks_that_differ_from_single_rows_are_found() {
 #[test]
 fn the_interpreter_keeps_the_contract_of_steps() {
     let count = check_steps(&Bent::default(), 0.0).unwrap();
-    // All but the KvWrites write values, and all are there right after their node where nothing is fused.
+    // Without fusion every value can be read right after its node; only KvWrites write none.
     let plain = check_reads(&Bent { rules: &[], ..Bent::default() }, 0.0).unwrap();
     assert_eq!(plain.n_read, plain.n_values);
     assert!(count.n_read * 2 > count.n_values && count.n_values == plain.n_values, "{count:?}");
@@ -284,10 +286,10 @@ fn the_interpreter_keeps_the_contract_of_steps() {
 #[test]
 fn broken_promises_of_steps_are_found() {
     let bent = |logits: fn(&mut [f32], usize)| Bent { logits, ..Bent::default() };
-    // The choices are those of other logits.
+    // The choices belong to other logits.
     let error = check_wants(&bent(|logits, _| logits.reverse())).unwrap_err();
     assert!(error.contains("output 0 chose"), "{error}");
-    // A large step leaves something in later ones.
+    // A large step changes later ones.
     let error = check_stops(&bent(|logits, n| {
         if n == 23 {
             logits[0] = f32::NAN
@@ -295,7 +297,7 @@ fn broken_promises_of_steps_are_found() {
     }))
     .unwrap_err();
     assert!(error.contains("after a stopped one"), "{error}");
-    // Values of another plan than the one that was asked for.
+    // Values of another plan than the requested one.
     let twice = |plan| {
         edited(plan, |op| {
             if let Op::Embed { scale, .. } = op {
@@ -307,7 +309,7 @@ fn broken_promises_of_steps_are_found() {
     assert!(error.contains("step 0, after node 0: v0"), "{error}");
 }
 
-/// The interpreter keeps each value until the next step, those inside fused Ops too.
+/// The interpreter keeps each value until the next step, including those inside fused Ops.
 #[test]
 fn every_value_of_the_interpreter_can_be_read_after_a_step() {
     let plan = fuse(&mini_transformer(6, BlockType::F32), fusion::ALL);
@@ -330,7 +332,7 @@ fn every_value_of_the_interpreter_can_be_read_after_a_step() {
     }
 }
 
-/// Ids are integers, whatever holds them.
+/// Ids are integers in every representation.
 #[test]
 fn ids_and_best_tokens_can_be_read() {
     let mut b = PlanBuilder::new(4, 50);
@@ -355,7 +357,7 @@ fn ids_and_best_tokens_can_be_read() {
 }
 
 #[test]
-fn pages_are_copied_and_their_originals_given_back() {
+fn pages_are_copied_and_their_originals_decommitted() {
     let plan = mini_transformer(1, BlockType::F32);
     let limits = limits(&plan.kv);
     let mut sequences = Sequences::new(4, &plan.kv, &limits, 97);
@@ -364,7 +366,7 @@ fn pages_are_copied_and_their_originals_given_back() {
         run(&Reference::default(), std::slice::from_ref(&plan), &limits, &[first.clone(), second.clone()])
             .unwrap();
 
-    // The same in copies of the pages, the granules of the originals given back.
+    // Copied pages give the same results after the granules of the originals are decommitted.
     let mut program =
         Reference::default().compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     program.run(&first.borrow()).unwrap();
@@ -390,7 +392,7 @@ fn pages_are_copied_and_their_originals_given_back() {
     }
     program.run(&moved.borrow()).unwrap();
     assert_eq!(program.logits(), expected[1][0]);
-    // The same by way of bytes, in a program of its own.
+    // Exported and imported pages give the same results in another program.
     let mut other =
         Reference::default().compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     for (entry, page) in moved.page_tables.iter().enumerate().filter(|(_, page)| **page != device::PAGE_NONE)
@@ -404,7 +406,7 @@ fn pages_are_copied_and_their_originals_given_back() {
     }
     other.run(&moved.borrow()).unwrap();
     assert_eq!(other.logits(), expected[1][0]);
-    // The originals are gone.
+    // The originals are no longer committed.
     assert!(program.run(&second.borrow()).unwrap_err().to_string().contains("not committed"));
     program.commit_all().unwrap();
     program.run(&second.borrow()).unwrap();
@@ -466,7 +468,7 @@ fn steps_that_cannot_run_are_refused() {
 }
 
 #[test]
-fn pages_are_committed_and_given_back() {
+fn pages_are_committed_and_decommitted() {
     check_commits(&Reference::default()).unwrap();
     check_shortage(Arc::new(Reference::default())).unwrap();
 }

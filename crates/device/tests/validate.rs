@@ -1,4 +1,4 @@
-//! Steps and limits that are refused, and why.
+//! Refused steps and limits, with the reasons.
 
 use device_reference::Reference;
 use device_testing::PlanBuilder;
@@ -13,7 +13,7 @@ fn layout() -> KvLayout {
     KvLayout::new(vec![layer, KvLayer { window: Some(16), ..layer }])
 }
 
-/// Slot 0 at positions 40..43, slot 1 at 0..2; the window of slot 0 has let page 0 go.
+/// Slot 0 at positions 40..43, slot 1 at 0..2; slot 0's window has released page 0.
 fn good() -> OwnedStep {
     const NONE: u32 = PAGE_NONE;
     OwnedStep {
@@ -32,7 +32,7 @@ fn good() -> OwnedStep {
     }
 }
 
-/// Of a plan that uses all layers of a layout.
+/// Needs of a plan that uses all layers of a layout.
 fn needs(kv: &KvLayout) -> Needs {
     let groups = kv.groups.iter().map(|g| GroupUse::Sequence { window: g.window }).collect();
     Needs {
@@ -79,7 +79,7 @@ fn steps_that_cannot_run() {
     rejects(|s| (s.spans[1].n_rows, s.spans[0].first_row) = (2, 1), "start at row 0");
 }
 
-/// All pages.
+/// All pages committed.
 fn whole(limits: &Limits) -> CommittedPages {
     let mut committed = CommittedPages::new(limits, |_| 4);
     for (group, n_pages) in limits.n_pages.iter().enumerate() {
@@ -104,18 +104,18 @@ fn pages_that_are_not_committed() {
     );
 }
 
-/// A row whose token an output of the first step chose.
+/// A link to an output of the first step.
 fn link(row: u32) -> Link {
     Link { row, from: OutputRef { ticket: Ticket(0), output: 0 } }
 }
 
 #[test]
-fn links_of_rows_that_are_not_there() {
+fn links_of_missing_rows_are_refused() {
     rejects(|s| s.links = vec![link(1), link(1)], "a link of row 1 after one of row 1");
     rejects(|s| s.links = vec![link(3), link(2)], "a link of row 2 after one of row 3");
     rejects(|s| s.links = vec![link(0), link(5)], "a link of row 5 of a step of 5 rows");
     rejects(|s| (s.links, s.tokens[2]) = (vec![link(1)], 10), "token 10");
-    // The token of a linked row does not matter.
+    // The token of a linked row is ignored.
     let kv = layout();
     let limits = Limits { n_pages: vec![6, 6], ..limits(&kv) };
     let linked = OwnedStep { tokens: vec![1, 1, u32::MAX, 1, 1], links: vec![link(2)], ..good() };
@@ -123,7 +123,7 @@ fn links_of_rows_that_are_not_there() {
 }
 
 #[test]
-fn wants_that_cannot_be() {
+fn invalid_wants_are_refused() {
     let slice = |start, len| Slice { start, len };
     rejects(|s| s.wants.truncate(1), "1 wants of 2 outputs");
     rejects(|s| s.wants[1].n_best = 129, "129 best tokens of an output, expected at most 128");
@@ -150,7 +150,7 @@ fn wants_that_cannot_be() {
 }
 
 #[test]
-fn limits_that_cannot_be() {
+fn invalid_limits_are_refused() {
     let plan = mini_transformer(1, BlockType::F32);
     let good = limits(&plan.kv);
     let device = Reference::default();
@@ -163,13 +163,13 @@ fn limits_that_cannot_be() {
     };
     rejects(|l| l.max_rows = 0, "0 rows of a step");
     rejects(|l| l.page_len = 24, "a page of 24 positions");
-    rejects(|l| l.n_pages.push(3), "numbers of pages");
+    rejects(|l| l.n_pages.push(3), "page counts");
     rejects(|l| l.n_pages[0] = 0, "0 pages");
     rejects(|l| l.n_pages[0] = 1 << 62, "pages");
     rejects(|l| l.kv_type = KvType::Q8_0, "heads of 16");
 }
 
-/// A plan of an input of two rows a token, which fills 20 encoder states.
+/// A plan with an input of two rows for each token, which fills 20 encoder states.
 fn writer() -> Plan {
     let mut b = PlanBuilder::new(1, 10);
     let layer = b.kv_layer(KvLayer {

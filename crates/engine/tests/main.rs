@@ -7,6 +7,7 @@ mod constraint;
 mod cpu;
 mod embed;
 mod failures;
+mod forward;
 mod kv_types;
 mod metal;
 mod null;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device::Device;
-use device_testing::Case;
+use device_check::Case;
 use sha2::{Digest, Sha256};
 
 /// A device that `auto` may choose.
@@ -137,7 +137,7 @@ fn report_path(device: &dyn Device, cache: &Path) -> PathBuf {
 /// # Errors
 /// Those that differ, and by how much.
 fn self_check(device: &dyn Device, tolerance: &dyn Fn(&Case) -> f32) -> Result<(), String> {
-    let cases = device_testing::check_op_cases();
+    let cases = device_check::check_op_cases();
     let begun = Instant::now();
     let (mut failures, mut n_compared) = (Vec::new(), 0);
     // A stride without a common factor with the number of cases visits all of them, each far from the one before.
@@ -152,7 +152,7 @@ fn self_check(device: &dyn Device, tolerance: &dyn Fn(&Case) -> f32) -> Result<(
             continue;
         }
         n_compared += 1;
-        failures.extend(device_testing::compare(device, case, tolerance(case)).err());
+        failures.extend(device_check::compare(device, case, tolerance(case)).err());
     }
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }

@@ -229,7 +229,7 @@ fn several(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
 /// The CUDA device, where there is one.
 pub mod cuda {
     use super::*;
-    use device_testing::Case;
+    use device_check::Case;
 
     /// The GPU with this index.
     #[cfg(any(target_os = "linux", target_os = "windows"))]

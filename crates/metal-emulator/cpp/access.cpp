@@ -26,13 +26,14 @@ void * mmap(void *, msl_size, int, int, int, long);
 int munmap(void *, msl_size);
 }
 
-// Address space that costs memory only where something is written, or null.
+// Reserves address space that uses memory only where it is written; null if there is none.
 static Written * map_notes(msl_u64 bytes) {
     void * p = mmap(nullptr, bytes, 3, 0x4022, -1, 0);
     return p == (void *) -1 ? nullptr : (Written *) p;
 }
 
-// Room to note who writes a region. `used` counts the worker's notes that regions before this one took.
+// Prepares the notes about writers of a region. `used` counts the worker's notes for earlier
+// regions.
 static void note_writers(Worker * w, Region * r, msl_u64 * used) {
     const msl_u64 words = r->length / 4 + 2;
     if (w->notes && words <= NOTES - *used) {
@@ -45,7 +46,7 @@ static void note_writers(Worker * w, Region * r, msl_u64 * used) {
 }
 
 void msl_access_prepare(Worker * w, const msl_dispatch * d) {
-    // Long before numbers of threadgroups come again.
+    // Long before the serial numbers of threadgroups repeat.
     if (w->notes && w->serial > 1u << 31) {
         munmap(w->notes, NOTES * sizeof(Written));
         w->notes = nullptr;
@@ -66,8 +67,10 @@ void msl_access_prepare(Worker * w, const msl_dispatch * d) {
         if (b.noted && b.length) note_writers(w, r, &used);
     }
     add_region(w, (msl_u64) stack_at(w, 0), STACKS, true, NOT_COUNTED);
-    add_region(w, (msl_u64) w->simdgroups, sizeof w->simdgroups, true, NOT_COUNTED);                       // exchanges
-    add_region(w, (msl_u64) __ehdr_start, (msl_u64) (_end - __ehdr_start), true, NOT_COUNTED);            // program scope
+    // The slots of the simdgroups' exchanges.
+    add_region(w, (msl_u64) w->simdgroups, sizeof w->simdgroups, true, NOT_COUNTED);
+    // Variables at program scope.
+    add_region(w, (msl_u64) __ehdr_start, (msl_u64) (_end - __ehdr_start), true, NOT_COUNTED);
     for (msl_u32 i = 0; i < d->n_resources; i++) {
         const msl_buffer & b = d->resources[i];
         Region * r = add_region(w, (msl_u64) b.address, b.length, b.writable, RESOURCE);
@@ -94,7 +97,7 @@ void msl_access_finish(Worker * w) {
     }
 }
 
-// Where `recent` has the instruction at an address.
+// Index in `recent` of the instruction at an address.
 static inline __attribute__((always_inline)) msl_u64 recent_of(msl_u64 code) { return code * 0x9e3779b97f4a7c15ul >> (64 - RECENT_BITS); }
 
 [[noreturn]] static void fail_at(Lane * l, msl_u32 kind, msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
@@ -164,7 +167,8 @@ static void count(Region * r, msl_u64 address, msl_u64 size, bool write) {
 }
 #endif
 
-// Bytes that another binding wrote, or another thread with no barrier between: what a region with such notes needs beside its bounds.
+// Checks that no other binding wrote the bytes, and no other thread without a barrier between, for
+// a region with such notes.
 static __attribute__((noinline)) void check_order_slowly(Region * r, msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
     Lane * l = msl_current_lane();
     Worker * w = l->worker;
@@ -198,7 +202,8 @@ static __attribute__((noinline)) void check_order_slowly(Region * r, msl_u64 add
     }
 }
 
-// The same, sooner where it is a read of words that this threadgroup did not write, or a write of whole words.
+// Fast path of check_order_slowly: a read of words that this threadgroup did not write, or a write
+// of whole words.
 static inline __attribute__((always_inline)) void check_order(Region * r, msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
     if (__builtin_expect(!r->writers && size <= 16, true)) {
         const Worker * w = msl_current_worker();
@@ -242,7 +247,7 @@ static __attribute__((noinline)) void check_slowly(msl_u64 address, msl_u64 size
 #endif
 }
 
-// Whether all bytes of a threadgroup access were written; only checked for the usual sizes of an
+// Returns whether all bytes of a threadgroup access were written; only checks the usual sizes of an
 // access.
 static inline __attribute__((always_inline)) bool is_initialised(const msl_u8 * shadow, msl_u64 size) {
     typedef unsigned short __attribute__((aligned(1), may_alias)) Two;

@@ -1,4 +1,4 @@
-// Atomics, relaxed like Metal's. Threadgroups may run on several host threads, so these are the
+// Relaxed atomics, as in Metal. Threadgroups may run on several host threads, so these are the
 // host's atomics.
 #pragma once
 #pragma GCC system_header

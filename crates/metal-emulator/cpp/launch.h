@@ -1,5 +1,5 @@
-// Used by the rewriter's output: function constants, threadgroup variables, and the mapping of a
-// dispatch to parameters.
+// Helpers for the rewriter's output: function constants, threadgroup variables, and the mapping of
+// a dispatch to parameters.
 #pragma once
 #pragma GCC system_header
 
@@ -42,7 +42,8 @@ static inline bool msl_constant_defined(unsigned index) {
         msl_threadgroup_variable(&msl_key, size, name); \
     })
 
-// V names a variable of a kernel; its size is noted when the library is loaded, whether the declaration is reached or not.
+// V names a variable of a kernel. Its size is recorded when the library is loaded, even if the
+// declaration is never reached.
 template<class V, msl_u64 size> struct msl_declared_ {
     static const bool noted;
 };

@@ -12,7 +12,8 @@ template<class D, class S> MSL_INLINE D as_type(S s) {
 namespace metal {
 using ::as_type;
 
-// Within what Metal promises of a function: the result moved by `msl_ulp` units in the last place, up or down by the argument.
+// Moves a result by `msl_ulp` units in the last place, up or down depending on the argument, within
+// Metal's error bounds.
 MSL_INLINE float msl_inexact(float argument, float result) {
 #ifndef MSL_STRICT
     if (__builtin_expect(msl_ulp == 0, true)) return result;
@@ -34,7 +35,7 @@ MSL_INLINE float msl_inexact(float argument, float result) {
         for (int i = 0; i < N; i++) a.d[i] = name(a.d[i]); \
         return a; \
     }
-// ---- two
+// ---- two arguments
 #define MSL_F2(name, expression) \
     MSL_INLINE float name(float x, float y) { return expression; } \
     MSL_INLINE half name(half h, half k) { float x = (float) h, y = (float) k; return (half) (expression); } \
@@ -108,7 +109,7 @@ MSL_CLASS(isinf, __builtin_isinf(x) != 0)
 MSL_CLASS(isfinite, __builtin_isfinite(x) != 0)
 MSL_CLASS(signbit, (::as_type<uint>(x) >> 31) != 0)
 
-// ---- min, max, clamp, select of every type
+// ---- min, max, clamp, select for every type
 #define MSL_ORDERED(T) \
     MSL_INLINE T min(T a, T b) { return b < a ? b : a; } \
     MSL_INLINE T max(T a, T b) { return a < b ? b : a; } \

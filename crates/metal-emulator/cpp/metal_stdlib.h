@@ -85,7 +85,7 @@ typedef unsigned long ulong;
 #define ULONG_MAX 18446744073709551615UL
 
 #ifndef MSL_STRICT
-// Library functions and operators of vectors are not contracted, whatever a source does.
+// Library functions and vector operators are never contracted, whatever a source requests.
 #pragma float_control(push)
 #pragma clang fp contract(off)
 #endif

@@ -1,6 +1,6 @@
 // Runs one dispatch in a process of its own, under the sanitizer that this program was built with.
-// Arguments: the request file and the result file. Both consist of 64-bit integers and bytes, as
-// src/sanitized.rs writes and reads them.
+// Arguments: the request file and the result file. Both consist of 64-bit integers and bytes, in
+// the format of src/sanitized.rs.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,7 +67,8 @@ int main(int n_arguments, char ** arguments) {
         buffers[i].index = (msl_u32) number();
         buffers[i].writable = 1;
     }
-    // Resources are where the pointers to them say, and nothing behind them may be accessed.
+    // Resources are at the addresses that pointers to them contain, and memory after them may not
+    // be accessed.
     const msl_u64 n_resources = number();
     struct Resource {
         msl_u8 * address;

@@ -8,6 +8,9 @@
 //
 // Built in three variants: for checked libraries, with the callbacks of access.cpp; with MSL_ASAN
 // or MSL_TSAN for a sanitizer's runner, which must be notified of every stack switch.
+//
+// Past 600 lines: fibers, exchanges and threadgroups are one translation unit, so that the compiler
+// inlines between them.
 #include "worker.h"
 
 #ifdef MSL_TSAN
@@ -25,7 +28,7 @@ void __tsan_release(void *);
 #define RELEASE(x) (void) 0
 #endif
 #if defined(MSL_ASAN) || defined(MSL_TSAN)
-// The sanitizer checks accesses.
+// The sanitizer checks accesses, so there is nothing to prepare.
 void msl_access_prepare(Worker *, const msl_dispatch *) {}
 void msl_access_finish(Worker *) {}
 extern "C" __attribute__((visibility("hidden"))) void msl_atomic_access(const volatile void *) {}
@@ -67,7 +70,8 @@ msl_switch:            # rdi: where to save the stack pointer, rsi: the stack po
 )");
 extern "C" void msl_switch(void ** save, void * load);
 
-__attribute__((visibility("hidden"))) volatile bool msl_running;  // callbacks do nothing while constants are initialised
+// Callbacks do nothing while this is false: constants are being initialised.
+__attribute__((visibility("hidden"))) volatile bool msl_running;
 
 extern "C" __attribute__((used, visibility("hidden"))) volatile msl_constants msl_constant_table = { "MSL function constants table 01", 0, {} };
 
@@ -196,8 +200,8 @@ static void shuffle(Worker * w, msl_u8 * order, msl_u32 n, msl_u32 how) {
         }
 }
 
-// Lanes wait at different places: reports the lowest that waits at an exchange, and those that wait
-// at the same one.
+// Reports lanes that wait at different places: the lowest lane at an exchange, and the lanes at the
+// same exchange.
 static void fail_divergent(Worker * w, Simdgroup * g) {
     Lane * first = g->lanes[__builtin_ctz(g->gathered)];
     msl_fault * f = msl_fault_of(first, MSL_DIVERGENT_SIMDGROUP);
@@ -210,7 +214,7 @@ static void fail_divergent(Worker * w, Simdgroup * g) {
     w->failed = true;
 }
 
-// Every lane waits or has finished: completes the exchange that they wait for. Returns false if
+// All lanes wait or have finished: completes the exchange that they wait for. Returns false if
 // there is none.
 static bool complete(Worker * w, Simdgroup * g) {
     if (!g->gathered) return false;
@@ -295,7 +299,7 @@ extern "C" msl_u32 msl_lane(void) { return msl_current_lane()->lane; }
 
 extern "C" void msl_simdgroup_ordered(void) {
     Lane * l = msl_current_lane();
-    // Once for each barrier: by the lowest lane that is active.
+    // Counted once for each barrier, by the lowest active lane.
     if (l->lane == (msl_u32) __builtin_ctz(l->simdgroup->active)) l->simdgroup->barriers++;
 }
 
@@ -348,7 +352,7 @@ static void threadgroup_reset(Worker * w) {
     w->n_variables = 0;
 }
 
-// Of all kernels of the library.
+// A threadgroup variable of any kernel of the library.
 struct Declaration {
     const void * kernel;
     const char * name;
@@ -549,7 +553,7 @@ extern "C" __attribute__((visibility("default"))) msl_u32 msl_run(const msl_disp
         copy_text(fault->name, sizeof fault->name, "no memory for stacks");
         return fault->kind;
     }
-    // Whatever a run uses of them: the sum of a kernel's variables and arguments.
+    // Sum of a kernel's variables and arguments, whether a run uses them or not.
     msl_u64 declared = 0;
     const char * last = "[[threadgroup]] argument";
     for (msl_u32 i = 0; i < d->n_lengths; i++) declared += d->lengths[i].length;

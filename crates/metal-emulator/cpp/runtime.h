@@ -50,11 +50,11 @@ void msl_threadgroup_barrier(const msl_site * site, bool device_memory);
 // A simdgroup_barrier that orders device memory was passed.
 void msl_simdgroup_ordered(void);
 msl_u32 msl_lane(void);
-// An atomic access to a word orders itself: who wrote it before does not matter to it.
+// An atomic access to a word is ordered by itself: earlier writers of the word do not matter.
 __attribute__((visibility("hidden"))) void msl_atomic_access(const volatile void * word);
-// Units in the last place by which functions are moved.
+// Units in the last place by which results of functions are moved.
 extern msl_u32 msl_ulp __attribute__((visibility("hidden")));
-// Notes before anything runs that a kernel has a variable of so many bytes.
+// Records, before anything runs, that a kernel has a variable of `size` bytes.
 bool msl_static_variable(const void * kernel, const char * name, msl_u64 size);
 // The storage of a threadgroup variable, one per `key` and threadgroup.
 void * msl_threadgroup_variable(const void * key, msl_u64 size, const char * name);
@@ -86,7 +86,9 @@ struct msl_entry {
 
 enum { MSL_MAX_CONSTANTS = 128 };
 struct msl_constants {
-    char magic[32];  // marks the table in the library's file, so that values can be written to a copy before it is loaded
+    // marks the table in the library's file, so that values can be written to a copy before it is
+    // loaded
+    char magic[32];
     msl_u64 count;
     struct { msl_u32 index, size; msl_u64 bits; } value[MSL_MAX_CONSTANTS];
 };
@@ -98,10 +100,12 @@ struct msl_buffer {
     msl_u64 length;        // bytes that may be accessed from there
     msl_u32 index;         // [[buffer(index)]]
     msl_u16 writable;
-    msl_u16 noted;              // whether a kernel may write through it, so that it is noted who did
+    // true if a kernel may write through it, so that writers are recorded
+    msl_u16 noted;
     msl_u64 * read_sectors;     // bitmaps of 32-byte sectors of addresses, or null
     msl_u64 * written_sectors;
-    msl_u8 * writers;      // where it overlaps another binding: for each byte which binding wrote it, or null
+    // if it overlaps another binding: the binding that wrote each byte; otherwise null
+    msl_u8 * writers;
     msl_u64 * totals;      // of a resource: bytes read and written, or null
 };
 
@@ -148,7 +152,7 @@ enum msl_fault_kind {
     MSL_MISALIGNED,           // address, size is the alignment
     MSL_ALIASED,              // address, size, count is the index of the binding that wrote
     MSL_UNORDERED,            // address, size, count is the thread that wrote
-    MSL_UNDEFINED,            // name says what
+    MSL_UNDEFINED,            // name describes it
 };
 
 struct msl_fault {

@@ -2,7 +2,7 @@
 #pragma once
 #pragma GCC system_header
 #ifdef MSL_STRICT
-// Only types matter here: nothing is called.
+// Only the types matter here: nothing is called.
 struct msl_site {
     int line;
 };
@@ -12,8 +12,9 @@ struct msl_slots {
 };
 enum { MSL_SHUFFLE, MSL_REDUCTION, MSL_VOTE, MSL_MATRIX, MSL_BARRIER, MSL_SLOT = 32 };
 #ifdef MSL_REGISTERS
-// Registers are counted: whatever threads do together is an instruction that takes its operands and makes its results. (Volatile
-// accesses stand for it, for the assembler drops what nothing reads.)
+// In code whose registers are counted, an operation of several threads is an opaque instruction
+// with operands and results. Volatile accesses represent it, since the assembler removes unused
+// values.
 #define MSL_OPAQUE static inline __attribute__((always_inline))
 MSL_OPAQUE void msl_exchange(unsigned, const void * value, unsigned size, const msl_site *, msl_slots * out) {
     for (unsigned i = 0; i < size / 4; i++) {
@@ -33,7 +34,7 @@ MSL_OPAQUE bool msl_result_get(void * out, unsigned size, unsigned) {
     return true;
 }
 MSL_OPAQUE void msl_result_put(const void *, unsigned, unsigned) {}
-// Two elements of each matrix are a thread's.
+// Each thread holds two elements of each matrix.
 MSL_OPAQUE void msl_matrix_multiply(const float * in, const msl_site *, float * out) {
     for (int i = 0; i < 2; i++) __asm__ volatile("fma.rn.f32 %0, %1, %2, %3;" : "=f"(out[i]) : "f"(in[i]), "f"(in[2 + i]), "f"(in[4 + i]));
 }

@@ -7,7 +7,7 @@
 #pragma once
 #pragma GCC system_header
 
-// These functions do not access the kernel's memory, so they are not checked; one copy per type
+// Lane functions do not access the kernel's memory, so they are not checked; one copy per type
 // keeps compilation fast.
 #ifdef MSL_REGISTERS
 #define MSL_TOGETHER static inline __attribute__((always_inline))
@@ -88,7 +88,7 @@ template<class T, class F> MSL_INLINE T msl_reduce(const msl_lanes<T> & l, F f, 
 MSL_REDUCTION_OF(sum, a + b) MSL_REDUCTION_OF(product, a * b) MSL_REDUCTION_OF(max, max(a, b)) MSL_REDUCTION_OF(min, min(a, b))
 MSL_REDUCTION_OF(and, a & b) MSL_REDUCTION_OF(or, a | b) MSL_REDUCTION_OF(xor, a ^ b)
 
-// `from` is the lane that is read; if `keep` is true, the lane keeps its own value.
+// `from` is the source lane; if `keep` is true, the lane keeps its own value.
 #define MSL_SHUFFLE_OF(name, width, from, keep) \
     template<class T> MSL_TOGETHER T name(T v, ushort k, MSL_SITE) { \
         MSL_HERE; \
@@ -105,7 +105,7 @@ MSL_SHUFFLE_OF(quad_shuffle, 4, base + k, false) MSL_SHUFFLE_OF(quad_broadcast, 
 MSL_SHUFFLE_OF(quad_shuffle_xor, 4, base + (i ^ k), false) MSL_SHUFFLE_OF(quad_shuffle_up, 4, base + i - k, i < k)
 MSL_SHUFFLE_OF(quad_shuffle_down, 4, base + i + k, i + k >= 4) MSL_SHUFFLE_OF(quad_shuffle_rotate_up, 4, base + ((i - k) & 3), false)
 MSL_SHUFFLE_OF(quad_shuffle_rotate_down, 4, base + ((i + k) & 3), false)
-// Lanes past the end read `fill`, from its other end.
+// Lanes past the end read `fill`, starting at its other end.
 template<class T> MSL_TOGETHER T simd_shuffle_and_fill_down(T v, T fill, ushort k, MSL_SITE) {
     struct both { T v, fill; };
     MSL_HERE;

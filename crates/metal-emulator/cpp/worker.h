@@ -16,7 +16,8 @@ static const msl_u64 STACKS = MAX_THREADS * STACK, SPACE = 2 * STACKS;
 
 enum { SHADOW_GAP = 0, SHADOW_UNINITIALISED = 1, SHADOW_INITIALISED = 2 };
 
-// Instructions whose last access is kept. An unrolled loop has hundreds that access different buffers in turn.
+// Instructions whose last access is kept. An unrolled loop has hundreds that access different
+// buffers in turn.
 static const msl_u32 RECENT_BITS = 11, RECENT = 1 << RECENT_BITS;
 
 struct Worker;
@@ -36,8 +37,8 @@ struct Lane {
 
 struct Simdgroup {
     msl_u32 n, cursor, parity, active, results;
-    // Masks of lanes: runnable; waiting at an exchange; of these, at another than the first, which
-    // is `operation` at `site`; waiting at a barrier.
+    // Masks of lanes: runnable; waiting at an exchange; waiting at another exchange than the first,
+    // which is `operation` at `site`; waiting at a barrier.
     msl_u32 ready, gathered, apart, at_barrier, operation;
     msl_site site;
     Lane * lanes[32];
@@ -45,7 +46,7 @@ struct Simdgroup {
     // Double-buffered: lanes write the next exchange while others may still read the last one.
     alignas(64) msl_u8 slots[2][32][MSL_SLOT];
     alignas(32) msl_u8 result[8][MSL_SLOT];
-    unsigned short barriers;  // that order device memory
+    unsigned short barriers;  // barriers for device memory
     char barrier;
 };
 
@@ -56,7 +57,8 @@ struct Variable {
     msl_u64 size;
 };
 
-// Memory that a kernel may access. `counter` is its position in the dispatch; NOT_COUNTED, or RESOURCE: counted in `totals`.
+// Memory that a kernel may access. `counter` is its position in the dispatch; NOT_COUNTED, or
+// RESOURCE: counted in `totals`.
 enum { NOT_COUNTED = -1, RESOURCE = 31 };
 struct Region {
     msl_u64 address, length, writable_length;
@@ -68,18 +70,21 @@ struct Region {
     msl_u64 * totals;
     msl_u8 * writers;
     msl_u32 index;
-    // Who wrote each word last, of the threadgroup that runs, and before which barriers; null: nobody can.
+    // Last writer of each word in the running threadgroup, with the barriers before the write; null
+    // for read-only memory.
     struct Written * written_by;
-    msl_u64 own_bytes;  // of a map of its own for `written_by`, or 0
+    msl_u64 own_bytes;  // size of a separate mapping for `written_by`, or 0
 };
 
-// A word of device memory: the number of the threadgroup, its thread, and how many barriers that order device memory the threadgroup
-// and the simdgroup had passed.
+// Writer of a word of device memory: the threadgroup's serial number, the thread, and the barriers
+// for device memory that the threadgroup and the simdgroup had passed.
 struct Written {
     msl_u32 threadgroup;
-    unsigned short thread, barriers, simdgroup_barriers, bytes;  // bytes: a bit for each of the word
+    // bytes: a bit for each byte of the word
+    unsigned short thread, barriers, simdgroup_barriers, bytes;
 };
-// Words whose writers a worker notes in memory that it keeps: 48 MiB at most. Regions beyond get maps of their own.
+// Words whose writers a worker records in memory that it keeps, at most 48 MiB. Further regions get
+// mappings of their own.
 static const msl_u64 NOTES = 4 << 20;
 
 struct Worker {
@@ -91,10 +96,11 @@ struct Worker {
     bool failed;
     msl_u32 n_stacks, n_variables, n_regions, how;  // how: the order of lanes
     msl_u64 random, threadgroup_used, threadgroup_total;
-    // Of the threadgroup that runs, from 1. It counts over all dispatches, so that notes of earlier ones are nobody's.
+    // Serial number of the running threadgroup, from 1. It counts over all dispatches, so that
+    // records of earlier dispatches match nobody.
     msl_u32 serial;
     Written * notes;         // NOTES of them, or null before the first
-    unsigned short barriers; // that order device memory, of this threadgroup
+    unsigned short barriers; // barriers for device memory of this threadgroup
     const msl_entry * entry;
     msl_fault * fault;
     char barrier, start, end;
@@ -102,7 +108,8 @@ struct Worker {
     msl_group_context group;
     Variable variables[MAX_VARIABLES];
     Region regions[MAX_REGIONS];
-    Region * recent[RECENT];  // by the address of the instruction: an instruction mostly accesses the same buffer
+    // indexed by instruction address: an instruction mostly accesses the same buffer
+    Region * recent[RECENT];
     Simdgroup simdgroups[MAX_THREADS / 32];
     Lane lanes[MAX_THREADS];
     alignas(64) msl_u8 threadgroup_memory[THREADGROUP_SPACE];

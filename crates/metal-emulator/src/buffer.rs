@@ -4,13 +4,13 @@ use crate::error::Error;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
-/// Metal's alignment of allocations, and that of no-copy buffers.
+/// Metal's alignment of allocations and of no-copy buffers.
 const ALIGNMENT: usize = 16 << 10;
 /// Unmapped address space around a buffer, so that an access past its end does not hit another
 /// buffer.
 const GAP: usize = 256 << 20;
 
-/// Memory of a known length in bytes, as `MTLBuffer` with shared storage.
+/// Memory of a known length in bytes, like an `MTLBuffer` with shared storage.
 ///
 /// Kernels write through a shared reference, as a GPU does. Do not read the contents while a
 /// dispatch that writes them runs on another thread.
@@ -19,18 +19,19 @@ pub struct Buffer {
     address: NonNull<u8>,
     length: usize,
     writable: bool,
-    /// The mapping that holds the contents: its start (including the gap before it) and total
-    /// length. None for borrowed memory.
+    /// The mapping with the contents: its start (including the gap before it) and total length.
+    /// None for borrowed memory.
     mapping: Option<(usize, usize)>,
     /// Additional mappings of the same memory, so that a buffer bound twice in a dispatch has two
     /// address ranges.
     views: Mutex<Vec<(usize, usize)>>,
 }
 
-// SAFETY: The memory is plain bytes; the type's documentation says what the host must not do while
-// kernels run.
+// SAFETY: The memory is plain bytes that no thread owns. The type's documentation forbids the host
+// to read it while a kernel writes it.
 unsafe impl Send for Buffer {}
-// SAFETY: As above.
+// SAFETY: See `Send`: shared references only read pointers and lengths, and `views` is behind a
+// mutex.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -43,7 +44,8 @@ impl Buffer {
         let refused = || Error::Memory { bytes: length, source: std::io::Error::last_os_error() };
         let (start, whole) = reserve(length).ok_or_else(refused)?;
         let address = contents(start);
-        // SAFETY: The range lies within the reservation made above.
+        // SAFETY: The range from `contents(start)` is within the reservation of `whole` bytes made
+        // above, which nothing else uses.
         let p = unsafe {
             libc::mmap(
                 address as *mut _,
@@ -64,7 +66,8 @@ impl Buffer {
             }),
             _ => {
                 let error = refused();
-                // SAFETY: What was reserved above, and nothing else.
+                // SAFETY: `start` and `whole` are the reservation made above, which nothing else
+                // uses.
                 unsafe { libc::munmap(start as *mut _, whole) };
                 Err(error)
             }
@@ -82,7 +85,7 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// A view of memory owned by the caller, as `newBufferWithBytesNoCopy`. Kernels that write to
+    /// A view of memory owned by the caller, like `newBufferWithBytesNoCopy`. Kernels that write to
     /// it fault unless `writable`.
     ///
     /// # Safety
@@ -98,17 +101,17 @@ impl Buffer {
         self.length
     }
 
-    /// Whether it has no bytes.
+    /// Returns true if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Whether kernels may write to it.
+    /// Returns true if kernels may write to it.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Whether the memory is the caller's, with one address for all of its bindings.
+    /// Returns true if the memory is the caller's, with one address for all of its bindings.
     pub(crate) fn is_borrowed(&self) -> bool {
         self.mapping.is_none()
     }
@@ -118,7 +121,7 @@ impl Buffer {
         self.address.as_ptr()
     }
 
-    /// The address by which kernels reach the contents through a pointer in memory, as
+    /// The address at which kernels reach the contents through a pointer in memory, like
     /// `MTLBuffer.gpuAddress`: see [`crate::Resource`].
     pub fn gpu_address(&self) -> u64 {
         self.contents() as u64
@@ -126,7 +129,7 @@ impl Buffer {
 
     /// The contents.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: The memory is initialised and lives as long as `self`.
+        // SAFETY: `address` has `length` initialised bytes, which live as long as `self`.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.length) }
     }
 
@@ -137,12 +140,13 @@ impl Buffer {
     /// If the buffer borrows read-only memory.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         assert!(self.writable, "the buffer borrows read-only memory");
-        // SAFETY: As in `as_slice`; the reference is unique.
+        // SAFETY: `address` has `length` initialised, writable bytes, which live as long as `self`;
+        // `&mut self` is unique.
         unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.length) }
     }
 
-    /// An address of the contents that no other binding of the dispatch uses: the `n`th binding of
-    /// this buffer, from 0. Borrowed memory has one address only.
+    /// An address of the contents that no other binding of the dispatch uses, for the `n`th binding
+    /// of this buffer, from 0. Borrowed memory has a single address.
     pub(crate) fn view(&self, n: usize) -> Result<*mut u8, Error> {
         if n == 0 || self.mapping.is_none() {
             return Ok(self.contents());
@@ -165,7 +169,8 @@ impl Buffer {
             };
             if p == libc::MAP_FAILED {
                 let error = refused();
-                // SAFETY: What was reserved above, and nothing else.
+                // SAFETY: `start` and `whole` are the range reserved above, which nothing else
+                // uses.
                 unsafe { libc::munmap(start as *mut _, whole) };
                 return Err(error);
             }
@@ -179,7 +184,8 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let views = self.views.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         for (start, whole) in self.mapping.iter().chain(views.iter()) {
-            // SAFETY: Mappings that this buffer made, gaps included.
+            // SAFETY: `start` and `whole` are a mapping that this buffer made, gaps included, and
+            // nothing refers to it any more.
             unsafe { libc::munmap(*start as *mut _, *whole) };
         }
     }
@@ -193,7 +199,8 @@ fn rounded(length: usize) -> usize {
 /// length.
 fn reserve(length: usize) -> Option<(usize, usize)> {
     let whole = rounded(length).checked_add(2 * GAP + ALIGNMENT)?;
-    // SAFETY: A new mapping anywhere, without access.
+    // SAFETY: A new anonymous mapping at an address of the system's choice, without access; it
+    // replaces nothing.
     let p = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -207,7 +214,7 @@ fn reserve(length: usize) -> Option<(usize, usize)> {
     (p != libc::MAP_FAILED).then_some((p as usize, whole))
 }
 
-/// Where the contents of a reserved range start.
+/// Address at which the contents of a reserved range start.
 fn contents(start: usize) -> usize {
     (start + GAP).next_multiple_of(ALIGNMENT)
 }

@@ -1,17 +1,17 @@
-//! Finding clang and running it.
+//! Search for clang, and its execution.
 
 use crate::cache::Key;
 use crate::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The oldest version that compiles what the headers need: `_Float16` on x86-64 with exact
+/// The oldest version that compiles the headers, which need `_Float16` on x86-64 with exact
 /// intermediate results.
 pub(crate) const MINIMUM: u32 = 16;
 /// The newest version searched for by name.
 const NEWEST: u32 = 32;
 
-/// The most lines of its messages that are passed on.
+/// Most lines of its messages that are passed on.
 const MOST_LINES: usize = 80;
 
 /// A clang of a supported version.
@@ -19,12 +19,12 @@ const MOST_LINES: usize = 80;
 pub(crate) struct Clang {
     pub path: PathBuf,
     pub major: u32,
-    /// What `--version` says first: part of every cache key.
+    /// First line of `--version`, a part of every cache key.
     pub version: String,
 }
 
 impl Clang {
-    /// The requested one, else the newest in PATH.
+    /// The requested clang, or the newest in PATH.
     pub fn find(asked: Option<&Path>) -> Result<Self, Error> {
         let names: Vec<PathBuf> = match asked {
             Some(path) => vec![path.to_owned()],
@@ -47,7 +47,7 @@ impl Clang {
         Err(Error::NoClang { minimum: MINIMUM, found })
     }
 
-    /// The start of a cache key for something that it makes.
+    /// Start of the cache key of a file that clang makes.
     pub fn key(&self, what: &str) -> Key {
         Key::new(what).with(self.path.as_os_str().as_encoded_bytes()).with(&self.version)
     }

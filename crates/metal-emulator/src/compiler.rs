@@ -4,77 +4,11 @@ use crate::cache::{self, Key, file_error};
 use crate::clang::Clang;
 use crate::error::Error;
 use crate::library::Library;
+use crate::options::{Mode, Options};
 use crate::runtime::Runtime;
 use crate::{flags, rewrite, table};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
-
-/// How sources are compiled.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// The clang to use: a path or a name in PATH. None takes the newest in PATH.
-    pub clang: Option<PathBuf>,
-    /// A folder for compiled libraries, created if missing. Processes may share it.
-    pub cache: PathBuf,
-    /// A sanitizer to run under, in a process of its own, instead of the emulator's own checks.
-    pub sanitizer: Sanitizer,
-    /// Whether bytes are counted (see [`crate::Counters`]).
-    pub counting: bool,
-    /// How arithmetic differs from IEEE's.
-    pub numerics: Numerics,
-    /// Macros defined before the source, with their values.
-    pub defines: Vec<(String, String)>,
-}
-
-impl Options {
-    /// The defaults, with compiled libraries stored in `cache`.
-    pub fn new(cache: impl Into<PathBuf>) -> Self {
-        Options {
-            clang: None,
-            cache: cache.into(),
-            sanitizer: Sanitizer::None,
-            counting: false,
-            numerics: Numerics::default(),
-            defines: Vec::new(),
-        }
-    }
-}
-
-/// How arithmetic differs from IEEE's, as far as Metal allows it. A kernel whose results matter to
-/// the bit is run in several ways.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Numerics {
-    /// A product and a sum are contracted to `fma` wherever a source does not forbid it with
-    /// `#pragma METAL fp contract(off)`, as Apple's compiler does.
-    pub contract: bool,
-    /// Subnormal f32 operands and results are zero; halves keep theirs.
-    pub flush: bool,
-    /// Results of `exp`, `exp2`, `exp10`, `rsqrt`, `sin` and `cos` are moved by so many units in the
-    /// last place, up for half of the arguments, and down for the others.
-    pub ulp: u32,
-}
-
-/// clang's sanitizers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Sanitizer {
-    /// None: the emulator's own checks, in this process.
-    #[default]
-    None,
-    /// AddressSanitizer and UndefinedBehaviorSanitizer, which check private arrays too.
-    AddressUndefined,
-    /// ThreadSanitizer: races between the threads of a threadgroup, such as a missing barrier.
-    Thread,
-}
-
-/// How a library was compiled, and what is needed to run it.
-#[derive(Debug, Clone)]
-pub(crate) struct Mode {
-    pub counting: bool,
-    pub numerics: Numerics,
-    /// The program that runs dispatches under a sanitizer, and that sanitizer.
-    pub runner: Option<(Arc<Path>, Sanitizer)>,
-}
 
 /// Compiles Metal sources.
 #[derive(Debug)]
@@ -107,7 +41,7 @@ impl Compiler {
         Ok(Compiler { clang, options, runtime, mode })
     }
 
-    /// The clang in use: the first line of its `--version`.
+    /// First line of `--version` of the clang in use.
     pub fn clang_version(&self) -> &str {
         &self.clang.version
     }
@@ -123,12 +57,12 @@ impl Compiler {
         self.compile_some(name, source, includes, None)
     }
 
-    /// Compiles one function of `source`, by its host name, and none of the other instantiations: much sooner where there are
-    /// many and one is needed.
+    /// Compiles one function of `source`, by its host name, without the other instantiations. This
+    /// is much faster if there are many.
     ///
     /// # Errors
     ///
-    /// Those of [`Compiler::compile`]; [`Error::Refused`] if there is no such function.
+    /// As [`Compiler::compile`]; [`Error::Refused`] if there is no such function.
     pub fn compile_function(
         &self,
         name: &str,
@@ -179,13 +113,13 @@ impl Compiler {
         Ok(Library { path: linked.join("library.so"), functions, constants, mode: self.mode.clone() })
     }
 
-    /// Checks `source` with real address spaces, as C++ for OpenCL: assigning a `threadgroup`
-    /// pointer to a `device` one, or writing to `constant`, which run mode does not detect, are
-    /// errors here. Nothing is compiled.
+    /// Checks `source` with real address spaces, as C++ for OpenCL. Assigning a `threadgroup`
+    /// pointer to a `device` pointer, or writing to `constant`, is an error here, while run mode
+    /// accepts both. Nothing is compiled.
     ///
     /// # Errors
     ///
-    /// Those of [`Compiler::compile`].
+    /// As [`Compiler::compile`].
     pub fn check_strict(&self, name: &str, source: &str, includes: &[(&str, &str)]) -> Result<(), Error> {
         let key = self.key("strict", name, source, includes);
         let made = cache::folder(&self.options.cache, key, |folder| {
@@ -201,13 +135,14 @@ impl Compiler {
         made.map(|_| ())
     }
 
-    /// Functions of `source` in which a compiler may contract a product and a sum to one `fma`: those with arithmetic that no
-    /// `#pragma METAL fp contract(off)` covers. They are found in what clang makes of the source before it optimises. Without any,
-    /// [`Numerics::contract`] changes no instruction, and so no bit.
+    /// Functions of `source` in which a compiler may contract a product and a sum to `fma`: those
+    /// with arithmetic that no `#pragma METAL fp contract(off)` covers. They are found in clang's
+    /// output before optimisation. If there are none, [`Numerics::contract`] changes no
+    /// instruction, and so no bit.
     ///
     /// # Errors
     ///
-    /// Those of [`Compiler::compile`].
+    /// As [`Compiler::compile`].
     pub fn contractible(
         &self,
         name: &str,
@@ -230,7 +165,7 @@ impl Compiler {
         Ok(text.lines().map(str::to_owned).collect())
     }
 
-    /// Has clang make `out` of a rewritten source in `folder`: what, and the file's name.
+    /// Compiles a rewritten source in `folder` to `out`, which holds a flag and the file's name.
     fn translate(
         &self,
         folder: &Path,
@@ -249,7 +184,8 @@ impl Compiler {
         Ok(())
     }
 
-    /// The emulator's header, parsed once for all sources with these flags: two thirds of the time that a short source takes.
+    /// The emulator's header, parsed once for all sources with these flags; parsing takes two
+    /// thirds of the time of a short source.
     fn parsed_header(&self, flags: &[String]) -> Result<PathBuf, Error> {
         let header = self.runtime.headers.join("metal_stdlib.h");
         let key = self.clang.key("header").with(cache::text(&header));
@@ -304,7 +240,8 @@ impl Compiler {
     }
 }
 
-/// Names of the functions of LLVM's text with a product or a sum that has the flag `contract`, or with both joined by clang itself.
+/// Names of the functions in LLVM's text with a product or a sum that has the flag `contract`, or
+/// that clang itself joined.
 fn contractible_functions(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut function = "";
@@ -312,7 +249,7 @@ fn contractible_functions(text: &str) -> Vec<String> {
         if let Some((_, rest)) = line.strip_prefix("define ").and_then(|line| line.split_once('@')) {
             function = rest.split('(').next().unwrap_or(rest);
         }
-        // Calls and negations have the flag too, which means nothing there.
+        // Calls and negations have the flag too, without effect.
         let words = ["fmul contract", "fadd contract", "fsub contract", "@llvm.fmuladd"];
         let is_one = words.iter().any(|word| line.contains(word));
         if line.starts_with("  ") && is_one && found.last().is_none_or(|last| last != function) {
@@ -322,7 +259,7 @@ fn contractible_functions(text: &str) -> Vec<String> {
     found
 }
 
-/// Preprocessed text whose line markers have the caller's file names instead of paths on disk.
+/// Preprocessed text with the caller's file names in its line markers instead of paths on disk.
 fn callers_names(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {

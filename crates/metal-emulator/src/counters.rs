@@ -20,7 +20,7 @@ pub struct Counters {
     /// first. Empty without counting.
     pub buffers: Vec<BufferTraffic>,
     /// Traffic of each buffer that was reached through addresses, in the order of
-    /// [`crate::Dispatch::resources`]; its index is its place there. Empty without counting.
+    /// [`crate::Dispatch::resources`]; the index is the position there. Empty without counting.
     pub resources: Vec<BufferTraffic>,
 }
 
@@ -42,9 +42,9 @@ pub struct SimdgroupInstructions {
 /// Traffic of device memory through one binding, or of one resource.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BufferTraffic {
-    /// `[[buffer(index)]]`, or the place among the resources.
+    /// `[[buffer(index)]]`, or the position among the resources.
     pub index: u32,
-    /// Whether it was passed by value.
+    /// True if it was passed by value.
     pub by_value: bool,
     /// Bytes loaded, with repetition.
     pub read: u64,

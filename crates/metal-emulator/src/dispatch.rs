@@ -2,7 +2,7 @@
 
 use crate::abi::{self, MslBuffer, MslCounters, MslDispatch, MslFault, MslLength};
 use crate::counters::{BufferTraffic, Counters, SimdgroupInstructions};
-use crate::error::{Fault, FaultKind, Location, ThreadPosition};
+use crate::error::{Error, Fault, FaultKind, Location, ThreadPosition};
 use crate::library::ParameterKind;
 use crate::worker::Worker;
 use crate::{
@@ -16,66 +16,79 @@ use std::process::Command;
 pub struct Binding<'a> {
     /// `[[buffer(index)]]`
     pub index: u32,
-    /// What is bound.
+    /// The bound buffer.
     pub buffer: &'a Buffer,
     /// Offset of the kernel's pointer from the buffer's start, in bytes.
     pub offset: usize,
-    /// Bytes from there that may be accessed; None means up to the buffer's end. Metal has no such
-    /// limit: it is for hosts that keep many values in one buffer, and detects a kernel that leaves
-    /// its own value.
+    /// Number of bytes from `offset` that may be accessed; None means up to the buffer's end. Metal
+    /// has no such limit. It is for hosts that keep many values in one buffer, and detects a kernel
+    /// that leaves its own value.
     pub length: Option<usize>,
 }
 
 impl<'a> Binding<'a> {
-    /// All of a buffer.
+    /// A binding of a whole buffer.
     pub fn new(index: u32, buffer: &'a Buffer) -> Self {
         Binding { index, buffer, offset: 0, length: None }
     }
 
-    /// From `offset` bytes on.
+    /// The binding, starting at `offset` bytes.
     pub fn at(self, offset: usize) -> Self {
         Binding { offset, ..self }
     }
 
-    /// At most `length` bytes.
+    /// The binding, limited to `length` bytes.
     pub fn limit(self, length: usize) -> Self {
         Binding { length: Some(length), ..self }
     }
 }
 
-/// A buffer that a kernel reaches through its address ([`Buffer::gpu_address`]) in memory rather
-/// than through a parameter, as with an encoder's `useResource`.
+/// A buffer that a kernel reaches through an address ([`Buffer::gpu_address`]) in memory instead of
+/// a parameter, like an encoder's `useResource`.
 #[derive(Debug, Clone, Copy)]
 pub struct Resource<'a> {
-    /// Which.
+    /// The buffer.
     pub buffer: &'a Buffer,
-    /// Whether the kernel may write to it.
+    /// True if the kernel may write to it.
     pub writable: bool,
 }
 
 impl<'a> Resource<'a> {
-    /// That may be read.
+    /// A resource that may be read.
     pub fn read(buffer: &'a Buffer) -> Self {
         Resource { buffer, writable: false }
     }
 
-    /// That may be read and written.
+    /// A resource that may be read and written.
     pub fn write(buffer: &'a Buffer) -> Self {
         Resource { buffer, writable: true }
     }
 }
 
-/// One dispatch, as with an encoder's `dispatchThreadgroups`.
+/// An entry without a buffer.
+const NO_BUFFER: MslBuffer = MslBuffer {
+    address: std::ptr::null_mut(),
+    length: 0,
+    index: 0,
+    writable: 0,
+    noted: 0,
+    read_sectors: std::ptr::null_mut(),
+    written_sectors: std::ptr::null_mut(),
+    writers: std::ptr::null_mut(),
+    totals: std::ptr::null_mut(),
+};
+
+/// One dispatch, like an encoder's `dispatchThreadgroups`.
 #[derive(Debug, Clone, Copy)]
 pub struct Dispatch<'a> {
     /// The kernel.
     pub pipeline: &'a Pipeline,
     /// Buffers.
     pub buffers: &'a [Binding<'a>],
-    /// Buffers that are reached through addresses, at most [`MAX_RESOURCES`]. Any other address is a
-    /// fault.
+    /// Buffers that are reached through addresses, at most [`MAX_RESOURCES`]. Any other address is
+    /// a fault.
     pub resources: &'a [Resource<'a>],
-    /// Values passed at a buffer index, at most [`MAX_BYTES`] each, as with `setBytes`.
+    /// Values passed at a buffer index, at most [`MAX_BYTES`] each, like `setBytes`.
     pub bytes: &'a [(u32, &'a [u8])],
     /// Lengths of `[[threadgroup(index)]]` arguments in bytes, multiples of 16.
     pub threadgroup_memory: &'a [(u32, u32)],
@@ -85,7 +98,7 @@ pub struct Dispatch<'a> {
     pub threads_per_threadgroup: [u32; 3],
 }
 
-/// The order in which the lanes of a simdgroup run between synchronisation points, and likewise
+/// Order in which the lanes of a simdgroup run between synchronisation points, and likewise
 /// simdgroups and threadgroups. A kernel whose result depends on it has a race.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LaneOrder {
@@ -98,7 +111,7 @@ pub enum LaneOrder {
     Random(u64),
 }
 
-/// How a dispatch runs.
+/// Options of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunOptions {
     /// The order of lanes.
@@ -119,7 +132,7 @@ impl Dispatch<'_> {
     ///
     /// # Errors
     ///
-    /// The kernel's fault, or what is wrong with the dispatch itself.
+    /// The kernel's fault, or an error of the dispatch itself.
     pub fn run(&self, options: &RunOptions) -> Result<Counters, Fault> {
         self.check()?;
         match &self.pipeline.mode.runner {
@@ -223,61 +236,18 @@ impl Dispatch<'_> {
         let Some(code) = &self.pipeline.code else {
             return Err(self.fault(FaultKind::Dispatch("the library is not loaded".into())));
         };
-        let no_memory =
-            || self.fault(FaultKind::Dispatch("the system has no memory for a worker".to_owned()));
+        let no_memory = || self.fault(FaultKind::Dispatch("no memory for a worker".to_owned()));
         let mut worker = Worker::take(code.new_memory).ok_or_else(no_memory)?;
-        let none = MslBuffer {
-            address: std::ptr::null_mut(),
-            length: 0,
-            index: 0,
-            writable: 0,
-            noted: 0,
-            read_sectors: std::ptr::null_mut(),
-            written_sectors: std::ptr::null_mut(),
-            writers: std::ptr::null_mut(),
-            totals: std::ptr::null_mut(),
-        };
-        let mut list = [none; abi::BINDINGS];
         let n_buffers = self.buffers.len() + self.bytes.len();
-        for (n, b) in self.buffers.iter().enumerate() {
-            let same = self.buffers[..n].iter().filter(|o| std::ptr::eq(o.buffer, b.buffer)).count();
-            let address = match b.buffer.view(same) {
-                Ok(address) => address.wrapping_add(b.offset),
-                Err(e) => {
-                    worker.put_back();
-                    return Err(self.fault(FaultKind::Dispatch(e.to_string())));
-                }
-            };
-            let length = b.length.unwrap_or(b.buffer.len() - b.offset) as u64;
-            list[n] = MslBuffer {
-                address,
-                length,
-                index: b.index,
-                writable: u16::from(b.buffer.is_writable()),
-                noted: u16::from(
-                    b.buffer.is_writable() && (self.may_write(b.index) || b.buffer.is_borrowed()),
-                ),
-                ..none
-            };
-        }
-        for (n, (index, bytes)) in self.bytes.iter().enumerate() {
-            let address = worker.hold(n, bytes);
-            list[self.buffers.len() + n] =
-                MslBuffer { address, length: bytes.len() as u64, index: *index, ..none };
-        }
-        let mut resources: Vec<MslBuffer> = Vec::with_capacity(self.resources.len());
-        resources.extend((0u32..).zip(self.resources).map(|(n, r)| {
-            let writable = u16::from(r.writable && r.buffer.is_writable());
-            MslBuffer {
-                address: r.buffer.contents(),
-                length: r.buffer.len() as u64,
-                index: MAX_BINDINGS + n,
-                writable,
-                noted: writable,
-                ..none
+        let mut list = match self.bindings(&mut worker) {
+            Ok(list) => list,
+            Err(e) => {
+                worker.put_back();
+                return Err(self.fault(FaultKind::Dispatch(e.to_string())));
             }
-        }));
-        // Kept until the dispatch has run.
+        };
+        let mut resources = self.resource_list();
+        // The maps must outlive the run.
         let _writers = self.overlaps(&mut list);
         let (mut sectors, mut of_resources) = (Sectors::default(), Sectors::default());
         let mut totals = Vec::new();
@@ -316,8 +286,8 @@ impl Dispatch<'_> {
         let workers = (options.threads.max(1) as u64).min(groups.max(1)) as usize;
         let (mut counters, mut fault) = (MslCounters::default(), MslFault::none());
         if workers == 1 {
-            // SAFETY: Everything that the dispatch points to outlives the call; the worker belongs
-            // to this thread.
+            // SAFETY: `dispatch`, `counters` and `fault` outlive the call, and so does everything
+            // that `dispatch` points to; `worker` belongs to this thread.
             unsafe { (code.run)(&dispatch, worker.memory, &mut counters, &mut fault) };
         } else {
             self.run_on(workers, &dispatch, &mut worker, &mut counters, &mut fault)
@@ -340,14 +310,55 @@ impl Dispatch<'_> {
         Ok(counters)
     }
 
-    /// Whether the kernel's parameter at `index` is a pointer to what is not `const`.
+    /// The bound buffers, then the by-value arguments, which `worker` holds. Later entries are
+    /// empty.
+    fn bindings(&self, worker: &mut Worker) -> Result<[MslBuffer; abi::BINDINGS], Error> {
+        let mut list = [NO_BUFFER; abi::BINDINGS];
+        for (n, b) in self.buffers.iter().enumerate() {
+            let same = self.buffers[..n].iter().filter(|o| std::ptr::eq(o.buffer, b.buffer)).count();
+            let writable = b.buffer.is_writable();
+            list[n] = MslBuffer {
+                address: b.buffer.view(same)?.wrapping_add(b.offset),
+                length: b.length.unwrap_or(b.buffer.len() - b.offset) as u64,
+                index: b.index,
+                writable: u16::from(writable),
+                noted: u16::from(writable && (self.may_write(b.index) || b.buffer.is_borrowed())),
+                ..NO_BUFFER
+            };
+        }
+        for (n, (index, bytes)) in self.bytes.iter().enumerate() {
+            let address = worker.hold(n, bytes);
+            list[self.buffers.len() + n] =
+                MslBuffer { address, length: bytes.len() as u64, index: *index, ..NO_BUFFER };
+        }
+        Ok(list)
+    }
+
+    /// Buffers that are reached through addresses.
+    fn resource_list(&self) -> Vec<MslBuffer> {
+        let mut resources = Vec::with_capacity(self.resources.len());
+        resources.extend((0u32..).zip(self.resources).map(|(n, r)| {
+            let writable = u16::from(r.writable && r.buffer.is_writable());
+            MslBuffer {
+                address: r.buffer.contents(),
+                length: r.buffer.len() as u64,
+                index: MAX_BINDINGS + n,
+                writable,
+                noted: writable,
+                ..NO_BUFFER
+            }
+        }));
+        resources
+    }
+
+    /// Returns true if the kernel's parameter at `index` is a pointer to non-`const` data.
     fn may_write(&self, index: u32) -> bool {
         let parameters = &self.pipeline.function.parameters;
         parameters.iter().any(|p| p.kind == ParameterKind::Buffer(index) && p.writable)
     }
 
-    /// Gives bindings that overlap, one of which the kernel may write, a map of who wrote each byte of
-    /// their buffer.
+    /// Adds a map of the last writers of each byte to bindings that overlap, if the kernel may
+    /// write one of them.
     fn overlaps(&self, list: &mut [MslBuffer]) -> Vec<Vec<u8>> {
         let range = |n: usize| {
             let b = &self.buffers[n];
@@ -396,15 +407,17 @@ impl Dispatch<'_> {
                     scope.spawn(move || {
                         let worker = Worker::take(code.new_memory)?;
                         let (mut counters, mut fault) = (MslCounters::default(), MslFault::none());
-                        // SAFETY: The dispatch outlives the scope; its fields that workers write
-                        // are accessed atomically.
+                        // SAFETY: The dispatch in `shared` outlives the thread scope, and the
+                        // fields that workers write are accessed atomically. `worker` belongs to
+                        // this thread.
                         unsafe { (code.run)(shared.0, worker.memory, &mut counters, &mut fault) };
                         worker.put_back();
                         Some((counters, fault))
                     })
                 })
                 .collect();
-            // SAFETY: As above; the worker belongs to this thread.
+            // SAFETY: `dispatch`, `counters` and `fault` outlive the call, and the fields that
+            // other workers write are accessed atomically. `own` belongs to this thread.
             unsafe { (code.run)(dispatch, own.memory, counters, fault) };
             threads.into_iter().map(|t| t.join().ok().flatten()).collect()
         });
@@ -464,8 +477,7 @@ impl Dispatch<'_> {
         Fault { function: self.pipeline.function.name.clone(), kind, location, thread }
     }
 
-    /// The source location of a code address: the innermost that is not in the emulator's own
-    /// headers.
+    /// Source location of a code address: the innermost one outside the emulator's own headers.
     fn locate(&self, code: u64) -> Option<Location> {
         let output = Command::new("addr2line")
             .args(["-i", "-e"])
@@ -523,7 +535,8 @@ pub(crate) fn order_of(order: LaneOrder) -> (u32, u64) {
 
 /// A dispatch shared by several threads.
 struct Shared<'a>(&'a MslDispatch);
-// SAFETY: Workers only read it, apart from the two counters that it points to, which are atomic.
+// SAFETY: Workers only read the dispatch, except for the two counters that it points to, which are
+// atomic.
 unsafe impl Sync for Shared<'_> {}
 
 fn add(to: &mut MslCounters, from: &MslCounters) {
@@ -554,7 +567,7 @@ fn nearest(address: u64, list: &[MslBuffer]) -> Option<(u32, i64, u64)> {
         }
     };
     let b = list.iter().min_by_key(|b| distance(b))?;
-    // Farther than any out-of-bounds index is likely to reach.
+    // Larger than the distance of any likely out-of-bounds index.
     (distance(b) < 1 << 36).then(|| (b.index, address.wrapping_sub(b.address as u64) as i64, b.length))
 }
 

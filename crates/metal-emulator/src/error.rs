@@ -1,10 +1,9 @@
 //! Errors before a kernel runs, and faults while it runs.
 
-use crate::rewrite::Refusal;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why a kernel could not be compiled or loaded.
+/// Error of compiling or loading a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No clang of a supported version.
@@ -15,7 +14,7 @@ pub enum Error {
     NoClang {
         /// The oldest supported version.
         minimum: u32,
-        /// What was found instead, if anything.
+        /// The version found instead, if any.
         found: String,
     },
     /// A tool could not be started.
@@ -23,7 +22,7 @@ pub enum Error {
     Start {
         /// Its path or name.
         tool: String,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The source uses something that the emulator does not support.
@@ -41,7 +40,7 @@ pub enum Error {
     /// missing.
     #[error("the emulator's runtime does not build{hint}:\n{messages}")]
     Runtime {
-        /// What to install.
+        /// Packages to install.
         hint: String,
         /// clang's messages.
         messages: String,
@@ -51,7 +50,7 @@ pub enum Error {
     File {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A compiled library could not be loaded.
@@ -78,7 +77,7 @@ pub enum Error {
     Constant {
         /// Its index.
         index: u16,
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
     /// The system has no memory.
@@ -86,9 +85,21 @@ pub enum Error {
     Memory {
         /// The bytes requested.
         bytes: usize,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
+}
+
+/// Something in the source that the emulator does not support.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{file}:{line}: {what}")]
+pub struct Refusal {
+    /// The file, as named to [`crate::Compiler::compile`].
+    pub file: String,
+    /// The line in it.
+    pub line: u32,
+    /// The unsupported text, and the accepted alternative.
+    pub what: String,
 }
 
 /// A location in a source.
@@ -112,15 +123,15 @@ impl fmt::Display for Location {
 pub struct Fault {
     /// The kernel's host name.
     pub function: String,
-    /// What happened.
+    /// The kind of the fault.
     pub kind: FaultKind,
-    /// Where in the source, if known.
+    /// Location in the source, if known.
     pub location: Option<Location>,
     /// The thread that caused it, if one did.
     pub thread: Option<Box<ThreadPosition>>,
 }
 
-/// Which thread of a grid.
+/// Position of a thread in a grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadPosition {
     /// `threadgroup_position_in_grid`
@@ -164,12 +175,13 @@ pub enum FaultKind {
         match .buffer { Some((i, at, len)) => format!("offset {at} of {}, which has {len} bytes", place(*i)), None => "no buffer is near".to_owned() }
     )]
     OutOfBounds {
-        /// Whether it was a write.
+        /// True for a write.
         write: bool,
         /// Bytes of the access.
         size: u64,
-        /// The nearest buffer: index, offset of the access from what was bound, bytes that are
-        /// bound. An index from [`crate::MAX_BINDINGS`] on is a place among the resources, plus that.
+        /// The nearest buffer: its index, the offset of the access from the start of the binding,
+        /// and the number of bound bytes. Resources have the index [`crate::MAX_BINDINGS`] plus
+        /// their position.
         buffer: Option<(u32, i64, u64)>,
     },
     /// A write to memory that was bound read-only.
@@ -183,11 +195,11 @@ pub enum FaultKind {
     /// An access past a threadgroup variable or argument.
     #[error("{} of {size} bytes at offset {offset} of threadgroup memory '{name}', past its end", if *.write { "write" } else { "read" })]
     ThreadgroupOutOfBounds {
-        /// Whether it was a write.
+        /// True for a write.
         write: bool,
         /// The variable before the access.
         name: String,
-        /// From the variable's start.
+        /// Offset from the start of the variable.
         offset: i64,
         /// Bytes of the access.
         size: u64,
@@ -199,7 +211,7 @@ pub enum FaultKind {
     UninitialisedThreadgroup {
         /// The variable.
         name: String,
-        /// From the variable's start.
+        /// Offset from the start of the variable.
         offset: i64,
         /// Bytes of the access.
         size: u64,
@@ -207,9 +219,9 @@ pub enum FaultKind {
     /// A `threadgroup_barrier` that not all threads of the threadgroup reach.
     #[error("divergent threadgroup_barrier: {reached} of {threads} threads reached it")]
     DivergentBarrier {
-        /// Threads waiting at it.
+        /// Number of threads that wait at it.
         reached: u32,
-        /// Threads of the threadgroup.
+        /// Number of threads of the threadgroup.
         threads: u32,
     },
     /// A simdgroup operation that some lanes execute while others execute another or wait at a
@@ -227,13 +239,13 @@ pub enum FaultKind {
         /// The active lanes.
         lanes: u32,
     },
-    /// More than [`crate::MAX_THREADGROUP_MEMORY`].
+    /// Use of more threadgroup memory than [`crate::MAX_THREADGROUP_MEMORY`].
     #[error(
         "{bytes} bytes of threadgroup memory with '{name}'; a threadgroup has at most {}",
         crate::MAX_THREADGROUP_MEMORY
     )]
     TooMuchThreadgroupMemory {
-        /// Bytes up to and with `name`.
+        /// Bytes up to and including `name`.
         bytes: u64,
         /// The variable that exceeds the limit.
         name: String,
@@ -248,37 +260,37 @@ pub enum FaultKind {
         /// The address modulo it.
         excess: u64,
     },
-    /// A read of bytes through one binding that were written through another: Metal's compiler takes
-    /// it that bindings do not overlap, and may read before the write.
+    /// A read through one binding of bytes that were written through another. Metal's compiler
+    /// assumes that bindings do not overlap, and may read before the write.
     #[error(
         "read of {size} bytes at offset {offset} of {}, which were written through buffer {writer}, an overlapping binding",
         place(*.index)
     )]
     Aliased {
-        /// The binding that was read.
+        /// Index of the binding that was read.
         index: u32,
-        /// Offset from it.
+        /// Offset from the start of the binding.
         offset: i64,
         /// Bytes of the access.
         size: u64,
-        /// The binding that wrote.
+        /// Index of the binding that was written.
         writer: u32,
     },
-    /// A read of device memory that another thread of the threadgroup wrote, with no barrier between
-    /// them that orders device memory.
+    /// A read of device memory that another thread of the threadgroup wrote, without a barrier for
+    /// device memory between the two.
     #[error(
         "read of {size} bytes at offset {offset} of {}, which thread {writer} of the threadgroup wrote: no barrier with \
          mem_flags::mem_device stands between them",
         place(*.index)
     )]
     UnorderedDevice {
-        /// The buffer.
+        /// Index of the buffer.
         index: u32,
-        /// Offset from what was bound.
+        /// Offset from the start of the binding.
         offset: i64,
         /// Bytes of the access.
         size: u64,
-        /// The index of the thread that wrote.
+        /// Index of the thread that wrote.
         writer: u32,
     },
     /// Undefined behaviour in C++, described by the text.

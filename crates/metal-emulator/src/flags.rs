@@ -1,6 +1,6 @@
-//! clang's flags.
+//! Flags of clang.
 
-use crate::compiler::{Numerics, Sanitizer};
+use crate::options::{Numerics, Sanitizer};
 
 /// Preprocessing, apart from include paths and the caller's macros.
 pub(crate) const PREPROCESS: &str = "-E -x c++ -std=c++17 -undef -nostdinc -w -D__METAL__=1 -D__METAL_MACOS__=1 \
@@ -11,7 +11,7 @@ pub(crate) const PREPROCESS: &str = "-E -x c++ -std=c++17 -undef -nostdinc -w -D
 pub(crate) const STRICT: &str =
     "-cc1 -x clcpp -fdeclspec -cl-std=clc++2021 -triple x86_64-linux-gnu -fsyntax-only -w -ferror-limit 20";
 
-/// As strict mode, and on to the text that NVIDIA's assembler reads.
+/// Strict mode, continued to the text that NVIDIA's assembler reads.
 pub(crate) const REGISTERS: &str = "-cc1 -x clcpp -fdeclspec -cl-std=clc++2021 -triple nvptx64-nvidia-cuda -target-cpu sm_80 \
      -target-feature +ptx70 -cl-ext=+__opencl_c_generic_address_space,+__opencl_c_program_scope_global_variables,+cl_khr_fp16 \
      -O3 -funroll-loops -mllvm -inline-threshold=1000000 -S -w -ferror-limit 20 -DMSL_REGISTERS";
@@ -23,8 +23,8 @@ const COMMON: &str = "-x c++ -fPIC -ffreestanding -nostdinc -fno-exceptions -fno
 /// The runtime: multiply and add are never contracted.
 const STANDARD: &str = "-O2 -std=c++20 -ffp-contract=off";
 
-/// Kernels: Metal 3.1 is C++14, and what came later is an error, but for the emulator's own headers.
-/// Debug information locates sources as if they were in the folder `/metal`.
+/// Flags of kernels. Metal 3.1 is C++14, and later features are errors outside the emulator's own
+/// headers. Debug information locates sources as if they were in the folder `/metal`.
 const KERNEL: &str = "-std=c++14 -Wno-everything -Werror=c++17-extensions -Werror=c++20-extensions \
      -Werror=c++23-extensions -fdeclspec -gdwarf-4 -g1 -fdebug-compilation-dir=/metal -ferror-limit=20 \
      -Xclang -ffloat16-excess-precision=none";
@@ -48,7 +48,7 @@ pub(crate) fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// What every translation unit gets.
+/// Flags of every translation unit.
 fn common() -> Vec<String> {
     let wide = std::arch::is_x86_feature_detected!("avx2")
         && std::arch::is_x86_feature_detected!("fma")
@@ -58,13 +58,14 @@ fn common() -> Vec<String> {
     flags
 }
 
-/// For kernels.
+/// Flags of kernels.
 pub(crate) fn kernel(sanitizer: Sanitizer, numerics: Numerics) -> Vec<String> {
     let mut flags = common();
     flags.extend(words(KERNEL));
     let contract = if numerics.contract { "-ffp-contract=fast-honor-pragmas" } else { "-ffp-contract=off" };
     flags.push(contract.to_owned());
-    // Few dispatches run under a sanitizer: what is not optimised is compiled in a tenth of the time, and hides nothing.
+    // Few dispatches run under a sanitizer, and unoptimised code compiles in a tenth of the time
+    // and hides nothing.
     flags.extend(words(match sanitizer {
         Sanitizer::None => CHECKED,
         Sanitizer::AddressUndefined => {
@@ -75,7 +76,7 @@ pub(crate) fn kernel(sanitizer: Sanitizer, numerics: Numerics) -> Vec<String> {
     flags
 }
 
-/// For a kernel with products and sums contracted where that is allowed, as [`TEXT`].
+/// Flags of a kernel with products and sums contracted where allowed; the output is [`TEXT`].
 pub(crate) fn contractible() -> Vec<String> {
     let mut flags = common();
     flags.extend(words(KERNEL));
@@ -83,16 +84,17 @@ pub(crate) fn contractible() -> Vec<String> {
     flags
 }
 
-/// Has clang write an object.
+/// Makes clang write an object file.
 pub(crate) const OBJECT: &str = "-c";
 
-/// Has clang write what it makes of the source before it optimises.
+/// Makes clang write its output before optimisation, as text.
 pub(crate) const TEXT: &str = "-S -emit-llvm -Xclang -disable-llvm-passes";
 
-/// Has clang write a header as it was parsed. Without the header's time in it, a cache may be copied.
+/// Makes clang write a parsed header. It does not contain the header's time, so that a cache may be
+/// copied.
 pub(crate) const HEADER: &str = "-Xclang -fno-pch-timestamp -x c++-header";
 
-/// For the runtime.
+/// Flags of the runtime.
 pub(crate) fn runtime(sanitizer: Sanitizer, counting: bool) -> Vec<String> {
     let mut flags = common();
     flags.extend(words(STANDARD));
@@ -106,7 +108,7 @@ pub(crate) fn runtime(sanitizer: Sanitizer, counting: bool) -> Vec<String> {
     flags
 }
 
-/// For the runner, where there is one.
+/// Flags of the runner, if the sanitizer has one.
 pub(crate) fn runner(sanitizer: Sanitizer) -> Option<Vec<String>> {
     let sanitize = match sanitizer {
         Sanitizer::None => return None,

@@ -30,7 +30,7 @@
 //! The crate is empty except on Linux on x86-64, because its fibers are written in assembly for it.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![deny(missing_docs)]
-// It loads the machine code that clang compiled, and shares memory with it.
+// The crate loads machine code that clang compiled, and shares memory with it.
 #![allow(unsafe_code)]
 
 mod abi;
@@ -43,6 +43,7 @@ mod dispatch;
 mod error;
 mod flags;
 mod library;
+mod options;
 mod pipeline;
 mod registers;
 mod rewrite;
@@ -53,14 +54,14 @@ mod table;
 mod worker;
 
 pub use buffer::Buffer;
-pub use compiler::{Compiler, Numerics, Options, Sanitizer};
+pub use compiler::Compiler;
 pub use counters::{BufferTraffic, Counters, SimdgroupInstructions};
 pub use dispatch::{Binding, Dispatch, LaneOrder, Resource, RunOptions};
-pub use error::{Error, Fault, FaultKind, Location, ThreadPosition};
+pub use error::{Error, Fault, FaultKind, Location, Refusal, ThreadPosition};
 pub use library::{Constant, ConstantDeclaration, Function, Library, Parameter, ParameterKind};
+pub use options::{Numerics, Options, Sanitizer};
 pub use pipeline::Pipeline;
 pub use registers::Registers;
-pub use rewrite::Refusal;
 
 /// Threads per simdgroup.
 pub const SIMD_WIDTH: u32 = 32;

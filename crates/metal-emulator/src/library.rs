@@ -1,8 +1,6 @@
 //! A compiled source: its functions, their parameters and its function constants.
 
-use crate::compiler::Mode;
-use crate::error::Error;
-use crate::pipeline::Pipeline;
+use crate::options::Mode;
 use std::path::PathBuf;
 
 /// A kernel, by its host name.
@@ -10,7 +8,7 @@ use std::path::PathBuf;
 pub struct Function {
     /// The host name, or the function's own if it has none.
     pub name: String,
-    /// In the order of declaration.
+    /// Parameters, in the order of declaration.
     pub parameters: Vec<Parameter>,
     /// `max_total_threads_per_threadgroup`, if declared.
     pub max_threads: Option<u32>,
@@ -27,22 +25,22 @@ pub struct Parameter {
     pub name: String,
     /// Its type in the source, address space included.
     pub type_name: String,
-    /// Where its value comes from.
+    /// Source of its value.
     pub kind: ParameterKind,
-    /// Whether the kernel may write through it.
+    /// True if the kernel may write through it.
     pub writable: bool,
     /// The function constant that it depends on, if any.
     pub condition: Option<String>,
 }
 
-/// Where a parameter's value comes from.
+/// Source of a parameter's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterKind {
     /// `[[buffer(n)]]`
     Buffer(u32),
     /// `[[threadgroup(n)]]`
     Threadgroup(u32),
-    /// A position, by the name of its attribute.
+    /// A position attribute, by name.
     Position(&'static str),
 }
 
@@ -73,7 +71,7 @@ pub enum Constant {
     Long(i64),
     ULong(u64),
     Float(f32),
-    /// As its 16 bits.
+    /// The 16 bits of a half.
     Half(u16),
 }
 
@@ -94,7 +92,7 @@ impl Constant {
         }
     }
 
-    fn type_names(self) -> &'static [&'static str] {
+    pub(crate) fn type_names(self) -> &'static [&'static str] {
         match self {
             Constant::Bool(_) => &["bool"],
             Constant::Char(_) => &["char"],
@@ -129,45 +127,5 @@ impl Library {
     /// The function constants that its source declares.
     pub fn constants(&self) -> &[ConstantDeclaration] {
         &self.constants
-    }
-
-    /// A kernel specialised by function constants, ready to be dispatched.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoFunction`]; [`Error::Constant`] if a value does not have the declared type, if
-    /// the source declares no such constant, or if one that the function mentions is missing; and
-    /// the loader's errors.
-    pub fn pipeline(&self, function: &str, constants: &[(u16, Constant)]) -> Result<Pipeline, Error> {
-        let Some(index) = self.functions.iter().position(|f| f.name == function) else {
-            let known = self.functions.iter().map(|f| f.name.clone()).collect();
-            return Err(Error::NoFunction { name: function.to_owned(), known });
-        };
-        for (n, (i, value)) in constants.iter().enumerate() {
-            let Some(declared) = self.constants.iter().find(|c| c.index == *i) else {
-                return Err(Error::Constant { index: *i, what: "the source does not declare it".to_owned() });
-            };
-            if !value.type_names().contains(&declared.type_name.as_str()) {
-                let what = format!(
-                    "'{}' is declared as {}, and {value:?} was given",
-                    declared.name, declared.type_name
-                );
-                return Err(Error::Constant { index: *i, what });
-            }
-            if constants[..n].iter().any(|(o, _)| o == i) {
-                return Err(Error::Constant {
-                    index: *i,
-                    what: format!("'{}' is given twice", declared.name),
-                });
-            }
-        }
-        for needed in &self.functions[index].constants {
-            if !constants.iter().any(|(i, _)| i == needed) {
-                let name = self.constants.iter().find(|c| c.index == *needed).map_or("", |c| &c.name);
-                let what = format!("'{name}' is used by {function} and has no value");
-                return Err(Error::Constant { index: *needed, what });
-            }
-        }
-        Pipeline::load(self, index, constants)
     }
 }

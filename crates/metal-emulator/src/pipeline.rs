@@ -5,9 +5,9 @@
 
 use crate::abi::{self, MemoryNew, Present, Run};
 use crate::cache::file_error;
-use crate::compiler::Mode;
 use crate::error::Error;
 use crate::library::{Constant, Function, Library};
+use crate::options::Mode;
 use std::ffi::{CStr, CString, c_void};
 use std::fs;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub struct Pipeline {
     pub(crate) mode: Mode,
     /// The library without the constants, for source locations.
     pub(crate) library: PathBuf,
-    /// The library with them.
+    /// The library with the constants.
     pub(crate) specialised: PathBuf,
     /// None under a sanitizer, since another process loads it.
     pub(crate) code: Option<Code>,
@@ -39,8 +39,51 @@ pub(crate) struct Code {
 
 // SAFETY: The handle and functions of a loaded library may be used by any thread.
 unsafe impl Send for Code {}
-// SAFETY: As above; only its initialisers, which have run, write the library's state.
+// SAFETY: Only the library's initialisers write its state, and they have run; later calls only read
+// it.
 unsafe impl Sync for Code {}
+
+impl Library {
+    /// A kernel specialised by function constants, ready to be dispatched.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoFunction`]; [`Error::Constant`] if a value does not have the declared type, if
+    /// the source declares no such constant, or if one that the function mentions is missing; and
+    /// the loader's errors.
+    pub fn pipeline(&self, function: &str, constants: &[(u16, Constant)]) -> Result<Pipeline, Error> {
+        let Some(index) = self.functions.iter().position(|f| f.name == function) else {
+            let known = self.functions.iter().map(|f| f.name.clone()).collect();
+            return Err(Error::NoFunction { name: function.to_owned(), known });
+        };
+        for (n, (i, value)) in constants.iter().enumerate() {
+            let Some(declared) = self.constants.iter().find(|c| c.index == *i) else {
+                return Err(Error::Constant { index: *i, what: "the source does not declare it".to_owned() });
+            };
+            if !value.type_names().contains(&declared.type_name.as_str()) {
+                let what = format!(
+                    "'{}' is declared as {}, and {value:?} was given",
+                    declared.name, declared.type_name
+                );
+                return Err(Error::Constant { index: *i, what });
+            }
+            if constants[..n].iter().any(|(o, _)| o == i) {
+                return Err(Error::Constant {
+                    index: *i,
+                    what: format!("'{}' is given twice", declared.name),
+                });
+            }
+        }
+        for needed in &self.functions[index].constants {
+            if !constants.iter().any(|(i, _)| i == needed) {
+                let name = self.constants.iter().find(|c| c.index == *needed).map_or("", |c| &c.name);
+                let what = format!("'{name}' is used by {function} and has no value");
+                return Err(Error::Constant { index: *needed, what });
+            }
+        }
+        Pipeline::load(self, index, constants)
+    }
+}
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -77,9 +120,10 @@ impl Pipeline {
         &self.function
     }
 
-    /// Whether parameter `i` exists under this pipeline's function constants.
+    /// Returns true if parameter `i` exists under this pipeline's function constants.
     pub(crate) fn present(&self, i: usize) -> bool {
-        // SAFETY: The function is the loaded library's; both numbers are of its table.
+        // SAFETY: `present` is a function of the loaded library; `self.index` and `i` are indices
+        // of its table.
         self.code.as_ref().is_none_or(|c| unsafe { (c.present)(self.index, i as u32) })
     }
 }
@@ -103,13 +147,14 @@ impl Code {
             return Err(refused(last_error()));
         }
         let symbol = |name: &CStr| {
-            // SAFETY: The handle was just opened.
+            // SAFETY: `handle` was just opened, and `name` is a C string.
             let p = unsafe { libc::dlsym(handle, name.as_ptr()) };
             if p.is_null() { Err(refused(last_error())) } else { Ok(p) }
         };
         let (memory, run, present) =
             (symbol(c"msl_memory_new")?, symbol(c"msl_run")?, symbol(c"msl_present")?);
-        // SAFETY: The types are those of cpp/runtime.h and of the rewriter's entry points.
+        // SAFETY: The function types are those of cpp/runtime.h and of the rewriter's entry points,
+        // with which the library was compiled.
         unsafe {
             Ok(Code {
                 handle,
@@ -123,7 +168,8 @@ impl Code {
 
 impl Drop for Code {
     fn drop(&mut self) {
-        // SAFETY: Opened by `load`; none of its code is running, since runs borrow the pipeline.
+        // SAFETY: `load` opened the handle. None of the library's code is running, since runs
+        // borrow the pipeline.
         unsafe { libc::dlclose(self.handle) };
     }
 }
@@ -134,7 +180,7 @@ fn last_error() -> String {
     if p.is_null() {
         return "no message".to_owned();
     }
-    // SAFETY: Not null; valid until this thread's next call of the loader.
+    // SAFETY: `p` is not null, and stays valid until this thread's next call of the loader.
     unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned()
 }
 

@@ -1,9 +1,12 @@
-//! How many registers a kernel needs, by the judgement of another GPU's compiler, and how many instructions convert numbers.
+//! Register demand of a kernel, as another GPU's compiler estimates it, and the number of its
+//! conversion instructions.
 //!
-//! No assembler of Apple's is public. NVIDIA's `ptxas` (PyPI: `nvidia-cuda-nvcc`) is, and its GPUs too have registers of 32 bits for
-//! each thread, without vectors. So the source is compiled with real address spaces for `nvptx64`, where every function in which
-//! threads of a SIMD-group meet is an opaque instruction with its operands and results, and `ptxas` is given fewer and fewer registers
-//! until it must spill some. (Left alone it takes as many as hide latency best on its own chips.) All functions are inlined.
+//! Apple publishes no assembler. NVIDIA's `ptxas` is public (PyPI: `nvidia-cuda-nvcc`), and its
+//! GPUs also have 32-bit registers for each thread, without vectors. So the source is compiled with
+//! real address spaces for `nvptx64`. Every function in which threads of a SIMD-group cooperate
+//! becomes an opaque instruction with its operands and results. `ptxas` runs with decreasing
+//! register limits until it must spill. (Without a limit it uses as many as hide latency best on
+//! its own chips.) All functions are inlined.
 
 use crate::cache;
 use crate::compiler::Compiler;
@@ -12,31 +15,32 @@ use crate::flags;
 use std::path::Path;
 use std::process::Command;
 
-/// The most lines of an assembler's messages that are passed on.
+/// Most lines of an assembler's messages that are passed on.
 const MOST_LINES: usize = 20;
 
-/// Numbers of registers that are tried.
+/// Register limits that are tried.
 const STEPS: [u32; 10] = [32, 48, 64, 80, 96, 112, 128, 160, 192, 224];
 
-/// What a kernel needs.
+/// Demand of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registers {
-    /// The least number of 32-bit registers of a thread with which nothing is spilled, of 32, 48, 64 and so on. `None` if 224 are too few.
+    /// The smallest tried number of 32-bit registers of a thread (32, 48, 64, …) without spills.
+    /// `None` if 224 are too few.
     pub n: Option<u32>,
-    /// Bytes of a thread's arrays that are in memory, because their indices are not known before the kernel runs.
+    /// Bytes of a thread's arrays in memory, whose indices are not known at compile time.
     pub memory: u32,
-    /// Instructions of the kernel's text, before registers are allocated, that convert to or from a floating-point type. Those of an
-    /// unrolled loop count as often as they stand there.
+    /// Number of instructions that convert to or from a floating-point type, before register
+    /// allocation. Copies in unrolled loops count separately.
     pub conversions: u32,
 }
 
 impl Compiler {
-    /// What the kernels of a source need, in the order in which [`Self::compile`] lists them. `constants` are the values of its
-    /// function constants, by index; the others are 0.
+    /// Demand of the kernels of a source, in the order of [`Self::compile`]. `constants` are values
+    /// of its function constants, by index; the others are 0.
     ///
     /// # Errors
     ///
-    /// Those of [`Compiler::compile`], and [`Error::Start`] where `ptxas` cannot be started.
+    /// As [`Compiler::compile`], and [`Error::Start`] if `ptxas` cannot be started.
     pub fn registers(
         &self,
         name: &str,
@@ -93,7 +97,8 @@ impl Compiler {
     }
 }
 
-/// What `ptxas -v` says of `entries.ptx` where a thread has at most `n` registers, or its errors.
+/// Output of `ptxas -v` for `entries.ptx` with a limit of `n` registers for each thread, or its
+/// errors.
 fn allocated(ptxas: &Path, folder: &Path, n: u32) -> Result<Result<String, String>, Error> {
     let start = |source| Error::Start { tool: ptxas.display().to_string(), source };
     let mut command = Command::new(ptxas);
@@ -106,7 +111,7 @@ fn allocated(ptxas: &Path, folder: &Path, n: u32) -> Result<Result<String, Strin
     Ok(Err(text.lines().take(MOST_LINES).collect::<Vec<_>>().join("\n")))
 }
 
-/// Names of the kernels' functions: the weak ones are instances of templates, the others plain.
+/// Names of the kernels' functions: instances of templates are weak symbols, others plain.
 fn entry_names(ptx: &str) -> Vec<String> {
     let line = |line: &str| {
         let rest = line.strip_prefix(".weak .func ").or_else(|| line.strip_prefix(".visible .func "))?;
@@ -115,7 +120,7 @@ fn entry_names(ptx: &str) -> Vec<String> {
     ptx.lines().filter_map(line).collect()
 }
 
-/// Of each function, how many instructions convert to or from a floating-point type.
+/// Number of instructions in each function that convert to or from a floating-point type.
 fn conversions(ptx: &str) -> Vec<u32> {
     let mut found = vec![];
     for line in ptx.lines() {
@@ -132,7 +137,7 @@ fn conversions(ptx: &str) -> Vec<u32> {
     found
 }
 
-/// The text with kernels in place of functions, for `ptxas` allocates the registers of a kernel alone.
+/// The text with its functions as kernels, since `ptxas` allocates registers for kernels only.
 fn entries(ptx: &str) -> String {
     let line = |line: &str| {
         let name = line.strip_prefix(".weak .func ").or_else(|| line.strip_prefix(".visible .func "));
@@ -141,8 +146,8 @@ fn entries(ptx: &str) -> String {
     ptx.lines().map(line).collect()
 }
 
-/// Of the messages of `ptxas -v`, with few registers first, what they say of a function: [`Registers::n`] and
-/// [`Registers::memory`].
+/// [`Registers::n`] and [`Registers::memory`] of a function, from the messages of `ptxas -v`,
+/// ordered by increasing register limit.
 fn registers_of(function: &str, messages: &str) -> Option<(Option<u32>, u32)> {
     let mut of_function = messages
         .split("Compiling entry function ")

@@ -1,11 +1,11 @@
-//! Headers, objects of the runtime and the sanitizers' runner, which libraries are compiled, linked
-//! and run with.
+//! Headers, runtime objects and the sanitizers' runner, for compiling, linking and running
+//! libraries.
 
 use crate::cache::{self, Key};
 use crate::clang::Clang;
-use crate::compiler::{Options, Sanitizer};
 use crate::error::Error;
 use crate::flags;
+use crate::options::{Options, Sanitizer};
 use crate::sources::{ACCESS, HEADERS, RUNNER, RUNTIME, STANDARD};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    /// Builds what is not cached.
+    /// Builds the files that are not cached.
     pub fn build(clang: &Clang, options: &Options) -> Result<Self, Error> {
         let sources = || HEADERS.iter().chain([&RUNTIME, &ACCESS, &RUNNER]);
         let key = sources().fold(Key::new("headers"), |key, (name, text)| key.with(name).with(text));
@@ -66,7 +66,7 @@ fn run(clang: &Clang, options: &Options, folder: &Path, arguments: &[String]) ->
             Sanitizer::None => {
                 " (it needs a linker and the C library: apt-get install binutils libc6-dev)".to_owned()
             }
-            _ => format!(
+            Sanitizer::AddressUndefined | Sanitizer::Thread => format!(
                 " (sanitizers are a separate package: apt-get install libclang-rt-{}-dev)",
                 clang.major
             ),

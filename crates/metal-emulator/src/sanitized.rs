@@ -1,18 +1,18 @@
-//! Runs dispatches under a sanitizer, in a process of their own, because a sanitizer's runtime must
-//! be present from the program's start, and its reports end the program.
+//! Runs dispatches under a sanitizer, in a process of their own. A sanitizer's runtime must be
+//! present from the program's start, and its reports end the program.
 
 use crate::abi::{MslBuffer, MslCounters, MslFault};
-use crate::compiler::Sanitizer;
 use crate::counters::{Counters, SimdgroupInstructions};
 use crate::dispatch::{Dispatch, Resource, RunOptions, order_of};
 use crate::error::{Fault, FaultKind};
+use crate::options::Sanitizer;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The runner's exit status where an address of a resource is taken.
+/// Exit status of the runner if the address of a resource is in use.
 const TAKEN: i32 = 3;
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -27,7 +27,7 @@ pub(crate) fn run(
     let failed = |text: String| d.fault(FaultKind::Dispatch(text));
     if d.resources.iter().any(|r| d.buffers.iter().any(|b| std::ptr::eq(b.buffer, r.buffer))) {
         return Err(failed(
-            "a buffer that is bound and a resource has two places under a sanitizer".to_owned(),
+            "a buffer is both bound and a resource, which sanitizers do not support".to_owned(),
         ));
     }
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -44,11 +44,11 @@ pub(crate) fn run(
         format!("detect_leaks=0:detect_stack_use_after_return=0:exitcode=77{symbolizer}"),
     );
     command.env("UBSAN_OPTIONS", format!("print_stacktrace=1:halt_on_error=1{symbolizer}"));
-    // At exit its runtime would wait a second for other threads to finish; there are none.
+    // At exit its runtime would wait a second for other threads to finish, but there are none.
     command.env("TSAN_OPTIONS", format!("halt_on_error=1:exitcode=66:atexit_sleep_ms=0{symbolizer}"));
     if sanitizer == Sanitizer::Thread {
-        // SAFETY: Only a system call, which is allowed between fork and exec. If it fails, newer
-        // runtimes do it themselves and older ones mostly work without.
+        // SAFETY: The closure makes only a system call, which is allowed between fork and exec. If
+        // the call fails, newer runtimes make it themselves and older ones mostly work without.
         unsafe {
             command.pre_exec(|| {
                 libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong);
@@ -58,8 +58,8 @@ pub(crate) fn run(
     }
     let mut run = || command.output().map_err(|e| failed(format!("{}: {e}", runner.display())));
     let mut output = run()?;
-    // Resources must be where kernels' pointers say; where the system has put something else there,
-    // it puts it elsewhere the next time.
+    // Resources must be at the addresses in kernels' pointers. If the system uses one for something
+    // else, it chooses another address next time.
     for _ in 0..4 {
         if output.status.code() != Some(TAKEN) {
             break;
@@ -84,7 +84,7 @@ impl Drop for Removed {
     }
 }
 
-/// The request, and for each allocation its first binding and its length.
+/// The request, and the first binding and length of each allocation.
 fn encode(d: &Dispatch<'_>, options: &RunOptions) -> (Vec<u8>, Vec<(usize, usize)>) {
     let mut out = Vec::new();
     let put = |out: &mut Vec<u8>, n: u64| out.extend_from_slice(&n.to_le_bytes());
@@ -98,7 +98,7 @@ fn encode(d: &Dispatch<'_>, options: &RunOptions) -> (Vec<u8>, Vec<(usize, usize
     let (order, seed) = order_of(options.order);
     put(&mut out, u64::from(order));
     put(&mut out, seed);
-    // A buffer that is bound several times is one allocation.
+    // A buffer with several bindings is one allocation.
     let mut memory: Vec<(usize, usize)> = Vec::new();
     let which: Vec<usize> = (0..d.buffers.len())
         .map(|n| {
@@ -148,7 +148,7 @@ fn encode(d: &Dispatch<'_>, options: &RunOptions) -> (Vec<u8>, Vec<(usize, usize
 /// Copies the results into the buffers, and returns the counters.
 fn decode(d: &Dispatch<'_>, bytes: &[u8], memory: &[(usize, usize)]) -> Result<Counters, Fault> {
     let head = size_of::<MslCounters>() + size_of::<MslFault>();
-    // By-value arguments come back too, after the allocations.
+    // The result contains by-value arguments, too, after the allocations.
     let by_value = d.bytes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
     let resources = d.resources.iter().map(|r| r.buffer.len()).sum::<usize>();
     let whole = head + memory.iter().map(|(_, n)| n).sum::<usize>() + by_value + resources;
@@ -158,8 +158,8 @@ fn decode(d: &Dispatch<'_>, bytes: &[u8], memory: &[(usize, usize)]) -> Result<C
             bytes.len()
         ))));
     }
-    // SAFETY: Both are structs of integers, valid for any bytes; `bytes` was checked to be long
-    // enough for both.
+    // SAFETY: Both types are structs of integers, valid for any bytes; `bytes` was checked to be
+    // long enough for both.
     let (c, f) = unsafe {
         (
             bytes.as_ptr().cast::<MslCounters>().read_unaligned(),
@@ -183,7 +183,9 @@ fn decode(d: &Dispatch<'_>, bytes: &[u8], memory: &[(usize, usize)]) -> Result<C
     at += by_value;
     for Resource { buffer, writable } in d.resources {
         if *writable && buffer.is_writable() {
-            // SAFETY: As above, with the bytes of the resources after those of the allocations.
+            // SAFETY: The source has the resource's length from its place after the allocations,
+            // since `bytes.len() >= whole`; the destination is the writable buffer's contents of
+            // the same length.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes[at..].as_ptr(), buffer.contents(), buffer.len());
             }

@@ -1,4 +1,4 @@
-//! The C++ sources that kernels are compiled with, embedded in the crate.
+//! C++ sources for compiling kernels, embedded in the crate.
 
 /// Headers, by name. The first is included before every kernel.
 pub(crate) const HEADERS: &[(&str, &str)] = &[

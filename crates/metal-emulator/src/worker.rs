@@ -1,5 +1,5 @@
-//! Memory in which threadgroups run: stacks of lanes, threadgroup memory. Allocated by one
-//! library's runtime, reused by all.
+//! Memory for running threadgroups: stacks of lanes, and threadgroup memory. One library's runtime
+//! allocates it, and all libraries reuse it.
 
 use crate::abi::MemoryNew;
 use crate::{MAX_BINDINGS, MAX_BYTES};
@@ -14,7 +14,7 @@ pub(crate) struct Worker {
     pub bytes: Box<[Aligned]>,
 }
 
-// SAFETY: A worker is used by one thread at a time, and its memory is not tied to a thread.
+// SAFETY: Only one thread at a time uses a worker, and its memory is not tied to a thread.
 unsafe impl Send for Worker {}
 
 /// 16 bytes, aligned to 16 as `setBytes` does.
@@ -34,13 +34,13 @@ impl Worker {
         if let Some(worker) = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop() {
             return Some(worker);
         }
-        // SAFETY: A function of a loaded library, without arguments.
+        // SAFETY: `new` is a function of a loaded library, and has no arguments.
         let memory = unsafe { new() };
         let bytes = vec![Aligned([0; 16]); SLOT / 16 * MAX_BINDINGS as usize].into_boxed_slice();
         (!memory.is_null()).then_some(Worker { memory, bytes })
     }
 
-    /// Returns it for reuse by the next dispatch.
+    /// Returns the worker for reuse by the next dispatch.
     pub fn put_back(self) {
         IDLE.lock().unwrap_or_else(PoisonError::into_inner).push(self);
     }
@@ -48,8 +48,8 @@ impl Worker {
     /// Copies `value`, at most [`MAX_BYTES`], into slot `n`. Returns its address there.
     pub fn hold(&mut self, n: usize, value: &[u8]) -> *mut u8 {
         let to = self.bytes[n * SLOT / 16..(n + 1) * SLOT / 16].as_mut_ptr().cast::<u8>();
-        // SAFETY: The slice above has `SLOT` bytes, and at most `MAX_BYTES < SLOT` of them are
-        // written.
+        // SAFETY: The slot at `to` has `SLOT` bytes, and at most `MAX_BYTES < SLOT` are written;
+        // `value` does not overlap it.
         unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), to, value.len().min(MAX_BYTES)) };
         to
     }

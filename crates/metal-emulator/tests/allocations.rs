@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 struct Counting;
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: Every call is forwarded to the system's allocator, which upholds the contract.
+// SAFETY: Every call is forwarded to the system's allocator with unchanged arguments; counting
+// touches no other memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);

@@ -118,7 +118,7 @@ fn functions_of_floats() {
                 continue;
             }
             let got = f64::from(y[row * n + i]);
-            // Single functions are within a few units in the last place; near its poles tan
+            // Single functions are accurate to a few units in the last place; near its poles tan
             // magnifies the rounding of its argument.
             let tolerance = 1e-6 * e.abs().max(1.0) * if row == 10 { 1.0 + e * e } else { 1.0 };
             assert!((got - e).abs() <= tolerance, "row {row} of {v}: {got} for {e}");
@@ -291,7 +291,7 @@ fn vectors_swizzles_and_matrices() {
         ];
         for (row, e) in expected.iter().enumerate() {
             let got = y[row * n + i];
-            // Everything but exp is the same arithmetic in the same order.
+            // Everything except exp is the same arithmetic in the same order.
             let same = if row == 22 { (got - e).abs() <= 1e-6 * e } else { got == *e };
             assert!(same, "row {row} of {v:?}: {got} for {e}");
         }

@@ -116,7 +116,7 @@ fn a_matrix_is_read_once_by_a_matrix_vector_product() {
     };
     let c = d.run(&RunOptions::default()).unwrap();
     assert_eq!(c.buffers[0].read_once, u64::from(cols / 32 * rows * 18));
-    // Both lanes of a block read its scale.
+    // The two lanes of a block read its scale.
     assert_eq!(c.buffers[0].read, u64::from(cols / 32 * rows * (18 + 2)));
     assert_eq!(c.buffers[2].written, u64::from(rows * 4));
     // Without counting there are no byte counts; everything else is the same.

@@ -1,7 +1,7 @@
-//! What Metal's compiler and GPUs do otherwise than a CPU, each as a second run that shows a seeded bug:
-//! contraction, flushing to zero, inexact functions. And what is not seen by running at all: newer
-//! C++, pointers without an address space, mixed widths, threadgroup memory in a branch, overlapping
-//! bindings, and barriers that do not order device memory.
+//! Differences between Metal and a CPU, each as a second run that reveals a seeded bug:
+//! contraction, flushing to zero, inexact functions. Other defects are found without a run: newer
+//! C++, pointers without an address space, mixed widths, threadgroup memory in a branch.
+//! Overlapping bindings, and barriers that do not order device memory, are faults.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -12,7 +12,7 @@ use metal_emulator::{
 
 const HEAD: &str = "#include <metal_stdlib>\nusing namespace metal;\n";
 
-/// `y[i] = EXPRESSION` of x, a word each.
+/// `y[i] = EXPRESSION` of x, as words.
 fn of(numerics: Numerics, pragma: &str, expression: &str, x: &[f32]) -> Vec<f32> {
     let source = format!(
         "{pragma}\n{HEAD}kernel void f(device const float * x [[buffer(0)]], device float * y [[buffer(1)]], \
@@ -34,7 +34,7 @@ fn contraction_changes_a_sum_unless_the_source_forbids_it() {
     assert_ne!(off, on);
     assert!(off.iter().zip(&on).all(|(a, b)| (a - b).abs() < 1e-6), "{off:?} {on:?}");
     assert_eq!(of(contract, "#pragma METAL fp contract(off)", remainder, &x), off);
-    // `fma` is one either way.
+    // An explicit `fma` stays one in both modes.
     let fused = "fma(v, v, -(v * v))";
     assert_eq!(
         of(contract, "#pragma METAL fp contract(off)", fused, &x),
@@ -45,7 +45,8 @@ fn contraction_changes_a_sum_unless_the_source_forbids_it() {
     assert!(error.to_string().contains("off, on or fast"), "{error}");
 }
 
-/// Where nothing may be contracted, no instruction is: found without running anything, in a function that another includes too.
+/// If nothing may be contracted, no instruction is. This is found without a run, even in a function
+/// that another one includes.
 #[test]
 fn functions_that_may_be_contracted_are_named() {
     let source = |pragma: &str| {
@@ -64,8 +65,8 @@ fn functions_that_may_be_contracted_are_named() {
     assert_eq!(names(&found("#pragma METAL fp contract(off)")), [true, false]);
 }
 
-/// A scale that is smaller than the smallest normal number is lost, and so is what it multiplies; a
-/// subnormal half is not.
+/// A scale below the smallest normal number is lost, and so are its products; a subnormal half is
+/// not.
 #[test]
 fn subnormal_floats_are_zero_where_they_are_flushed() {
     let flush = Numerics { flush: true, ..Numerics::default() };
@@ -76,7 +77,7 @@ fn subnormal_floats_are_zero_where_they_are_flushed() {
     assert_eq!(of(flush, "", "v * 1e30f", &[f32::from_bits(0x0020_0000); 32]), [0.0; 32]);
     let half = "float(as_type<half>(ushort(1))) * 16777216.0f + 0.0f * v";
     assert_eq!(of(flush, "", half, &x), [1.0; 32]);
-    // It ends with the dispatch.
+    // The mode ends with the dispatch.
     assert!(std::hint::black_box(f32::MIN_POSITIVE) / 2.0 > 0.0);
 }
 
@@ -95,7 +96,7 @@ fn functions_are_moved_within_their_bounds() {
     let special = [f32::NEG_INFINITY, f32::INFINITY, f32::NAN, -200.0];
     let found = of(inexact, "", "exp(v)", &special.repeat(8));
     assert!(found[0] == 0.0 && found[1] == f32::INFINITY && found[2].is_nan() && found[3] == 0.0);
-    // A bug: equality with a number that a function gives only if it is exact.
+    // A bug: comparison with a number that a function returns only if it is exact.
     let bug = "exp(v * 0.0f) == 1.0f ? 1.0f : 0.0f";
     assert_ne!(of(inexact, "", bug, &x), of(Numerics::default(), "", bug, &x));
 }
@@ -155,7 +156,7 @@ fn positions_of_different_widths_are_refused() {
     assert!(error.contains("uint2 p") && error.contains("one width"), "{error}");
 }
 
-/// A variable in a branch that no run takes counts.
+/// A variable in a branch that no run reaches counts.
 #[test]
 fn declared_threadgroup_memory_is_summed() {
     let p = compile("bugs.metal", include_str!("kernels/bugs.metal"))
@@ -199,7 +200,7 @@ fn barriers_order_the_memory_that_they_name() {
         let run = |ordered| {
             run(&library(ordered).pipeline(function, &[]).unwrap(), &[&x, &y], 2, threads, LaneOrder::Forward)
         };
-        // What was noted of a dispatch means nothing to the next.
+        // Records of a dispatch do not affect the next.
         for _ in 0..2 {
             run(true).unwrap();
             let f = run(false).unwrap_err();

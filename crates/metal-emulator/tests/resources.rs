@@ -1,5 +1,5 @@
-//! Buffers that kernels reach through addresses in memory: every access is checked to the byte, with
-//! and without sanitizers, and counted.
+//! Buffers that kernels reach through addresses in memory: every access is checked to the byte,
+//! with and without sanitizers, and counted.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -11,7 +11,7 @@ use metal_emulator::{
 
 const SOURCE: &str = include_str!("kernels/bugs.metal");
 
-/// Three chunks of 40 words, 100 words apart, and one that no dispatch may reach.
+/// Three chunks of 40 words, 100 words apart, and a chunk that no dispatch may access.
 struct Chunks {
     chunks: Vec<Buffer>,
     table: Buffer,
@@ -25,7 +25,7 @@ impl Chunks {
         Chunks { table: Buffer::from_bytes(&addresses).unwrap(), chunks }
     }
 
-    /// Read 32 words of a chunk from `first` on, and write `value` there unless it is 0.
+    /// Reads 32 words of a chunk from `first` on, and writes `value` there unless it is 0.
     fn run(&self, o: Options, chunk: u32, first: u32, value: u32) -> Result<(Vec<u32>, Counters), Fault> {
         let library = compiler(o).compile("bugs.metal", SOURCE, &[]).unwrap();
         let pipeline = library.pipeline("through_an_address", &[]).unwrap();
@@ -50,7 +50,7 @@ impl Chunks {
 }
 
 #[test]
-fn what_is_reached_through_an_address_is_checked_to_the_byte() {
+fn resources_are_checked_to_the_byte() {
     let c = Chunks::new();
     let (y, _) = c.run(options(), 2, 8, 7).unwrap();
     assert_eq!(y, (0..32).map(|i| 208 + i).collect::<Vec<_>>());
@@ -63,10 +63,10 @@ fn what_is_reached_through_an_address_is_checked_to_the_byte() {
     let buffer = Some((MAX_BINDINGS + 2, 160, 160));
     assert_eq!(fault.kind, FaultKind::OutOfBounds { write: false, size: 4, buffer });
     assert!(fault.to_string().contains("offset 160 of resource 2, which has 160 bytes"), "{fault}");
-    // A write where only reading is allowed.
+    // A write to a read-only resource.
     let fault = c.run(options(), 1, 0, 7).unwrap_err();
     assert_eq!(fault.kind, FaultKind::ReadOnly { index: MAX_BINDINGS + 1, size: 4 });
-    // A buffer that is alive, but not among the resources.
+    // A buffer that exists, but is not among the resources.
     let fault = c.run(options(), 3, 0, 0).unwrap_err();
     assert!(matches!(fault.kind, FaultKind::OutOfBounds { write: false, .. }), "{fault}");
 }
@@ -101,9 +101,9 @@ fn traffic_of_resources_is_counted() {
     assert_eq!(counters.device_bytes(), (32 + 128, 128 + 128));
 }
 
-/// The sanitizers' process has resources at the same addresses, and nothing behind them.
+/// The sanitizers' process maps resources at the same addresses, with nothing after them.
 #[test]
-fn sanitizers_check_what_is_reached_through_an_address() {
+fn sanitizers_check_resources() {
     for sanitizer in [Sanitizer::AddressUndefined, Sanitizer::Thread] {
         let options = || Options { sanitizer, ..options() };
         let c = Chunks::new();

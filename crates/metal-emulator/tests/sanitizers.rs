@@ -125,8 +125,8 @@ fn the_thread_sanitizer_finds_missing_barriers() {
         assert!(report.contains("data race") && report.contains(&place), "{function}: {report}");
         run(&with.pipeline(function, &[]).unwrap(), &[&x], 1, threads, LaneOrder::Forward).unwrap();
     }
-    // The barrier between two rounds of a tiled product. Without it, results are still right while
-    // lanes run in order.
+    // The barrier between two rounds of a tiled product. Without it, results are still correct
+    // while lanes run in order.
     let source = include_str!("kernels/linear.metal");
     let library = library(Sanitizer::Thread, "linear.metal", source, &["WITHOUT_BARRIER"]);
     let halves = Buffer::new(32 * 32 * 2).unwrap();

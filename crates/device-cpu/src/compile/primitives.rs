@@ -3,7 +3,7 @@
 use std::ptr::null;
 
 use device::{Numerics, Op, ValueId};
-use device_lower::lower::RopeOf;
+use device_lower::fields::RopeOf;
 
 use super::{Compiler, Table};
 use crate::command::Command;

@@ -5,7 +5,7 @@ use super::{Call, Draft, ONE, blocks, each, failed};
 use crate::arguments::{AttentionArguments, HeadsArguments, PagesArguments, RowArguments, ScoresArguments};
 use crate::products::Products;
 use device::{KvLayerId, KvType, Op, Result, RowCount, ValueId};
-use device_lower::lower::{AttentionOf, HeadChain, RopeOf};
+use device_lower::fields::{AttentionOf, HeadChain, RopeOf};
 use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::{Heads, Queries};
 

@@ -14,8 +14,8 @@ use crate::packs::Pack;
 use crate::products::{AtLaunch, Experts};
 use crate::stored::Stored;
 use device::{Activation, Result, RowCount, ValueId, WeightId};
+use device_lower::fields::{MatrixOf, Norm};
 use device_lower::lifetimes::max_rows;
-use device_lower::lower::{MatrixOf, Norm};
 use device_lower::table::{Extent, RowClass};
 use device_lower::units::Unit;
 

@@ -8,8 +8,8 @@ use crate::packs::Pack;
 use crate::products::{AtLaunch, MOST_TILES, Product as Packed, Tile, groups};
 use crate::stored::{Kind, Stored};
 use device::{Result, RowCount, ValueId, WeightId};
+use device_lower::fields::{MatrixOf, Norm, Projection, Tail};
 use device_lower::lifetimes::max_rows;
-use device_lower::lower::{MatrixOf, Norm, Projection, Tail};
 use device_lower::table::{Extent, RowClass};
 use weights::BlockType;
 

@@ -5,7 +5,7 @@
 use device::{
     Activation, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, RopeStyle, RouterGroups, ValueId,
 };
-use device_testing::{AttentionOptions, BEST_AND_LOGITS, Case, PlanBuilder, Sequences, limits};
+use device_check::{AttentionOptions, BEST_AND_LOGITS, Case, PlanBuilder, Sequences, limits};
 use weights::BlockType;
 
 /// What a mixture has instead of the network of a decoder.

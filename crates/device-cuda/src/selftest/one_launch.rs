@@ -10,8 +10,8 @@ use device::{
     Choose, Device, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan, Program, Sampling, Slice,
     Ticket, Want,
 };
+use device_check::{BEST_AND_LOGITS, Sequences, check_cases, chosen_tokens, committed, limits};
 use device_lower::fusion::fuse;
-use device_testing::{BEST_AND_LOGITS, Sequences, check_cases, chosen_tokens, committed, limits};
 
 /// A program whose steps run in one launch, and one of the same plan that launches every unit.
 struct Pair {

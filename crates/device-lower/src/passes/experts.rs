@@ -1,7 +1,7 @@
 //! Mixtures of experts: neighbouring units that one dispatch runs.
 
 use super::{Joined, Readers};
-use crate::lower::{Projection, Tail, other_of};
+use crate::fields::{Projection, Tail, other_of};
 use crate::units::{Beside, LoweredUnit, Unit};
 use device::{Op, Plan};
 
@@ -58,7 +58,7 @@ fn down_sum(plan: &Plan, readers: &Readers, units: &[&Unit]) -> Joined {
     Some((unit, if add.is_some() { 3 } else { 2 }))
 }
 
-/// A dense product before the experts' own that they do not read, where both matrices have one
+/// A dense product before the experts' products, which do not read it, if both matrices have one
 /// type.
 pub fn beside(plan: &Plan, _: &Readers, rest: &[LoweredUnit]) -> Joined {
     let [
@@ -86,7 +86,7 @@ pub fn beside(plan: &Plan, _: &Readers, rest: &[LoweredUnit]) -> Joined {
     fits.then_some((unit, 2))
 }
 
-/// The gate and up of a shared expert beside those of the chosen ones, where all matrices have one
+/// The gate and up of a shared expert beside those of the chosen experts, if all matrices have one
 /// type.
 pub fn gates_beside(plan: &Plan, _: &Readers, rest: &[LoweredUnit]) -> Joined {
     let [

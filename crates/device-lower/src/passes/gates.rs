@@ -1,8 +1,8 @@
-//! Gates after a single product: with columns of an existing value, as for the per-layer inputs of
+//! Gates after a single product: of columns of an existing value, as for the per-layer inputs of
 //! some models, and of whole rows, as for a shared expert.
 
 use super::{Joined, Readers};
-use crate::lower::{Projection, Tail, other_of};
+use crate::fields::{Projection, Tail, other_of};
 use crate::units::{GivenUp, LoweredUnit, RowGate, Unit};
 use device::{Activation, Op, Plan};
 
@@ -30,7 +30,7 @@ pub fn columns(plan: &Plan, readers: &Readers, rest: &[LoweredUnit]) -> Joined {
     fits.then_some((Unit::Gated { product: product.clone(), by }, 3))
 }
 
-/// `linear sigmoid expert_sum add`: the sum has a single term, so it only scales that.
+/// `linear sigmoid expert_sum add`: the sum has a single term, so it only scales the row.
 pub fn rows(plan: &Plan, readers: &Readers, rest: &[LoweredUnit]) -> Joined {
     let [
         LoweredUnit {

@@ -1,8 +1,8 @@
-//! What leads to attention: products of the same rows without a norm before them, norms that no
-//! rule of fusion covers, and query heads without a KvWrite.
+//! Inputs of attention: products of the same rows without a norm before them, norms that no fusion
+//! rule covers, and query heads without a KvWrite.
 
 use super::{Joined, Readers};
-use crate::lower::{HeadChain, Norm, Projection, RopeOf, Tail, attention_of};
+use crate::fields::{HeadChain, Norm, Projection, RopeOf, Tail, attention_of};
 use crate::units::{Heads, LoweredUnit, Queries, Unit};
 use device::{Op, Plan};
 
@@ -20,8 +20,8 @@ pub fn linears(_: &Plan, _: &Readers, rest: &[LoweredUnit]) -> Joined {
     (n > 1).then_some((Unit::Projection(Projection { x, norm: None, matrices, tail: Tail::Store }), n))
 }
 
-/// A norm of the heads of v, or norms of the whole rows of q and k, before the unit that takes them
-/// to the cache.
+/// A norm of the heads of v, or norms of the whole rows of q and k, before the unit that writes
+/// them to the cache.
 pub fn norms(plan: &Plan, readers: &Readers, rest: &[LoweredUnit]) -> Joined {
     match rest {
         [
@@ -49,7 +49,7 @@ pub fn norms(plan: &Plan, readers: &Readers, rest: &[LoweredUnit]) -> Joined {
                 && k_norm.weight.is_some()
                 && readers.only(q_out)
                 && readers.only(k_out)
-                // Heads that do not turn are read where they are.
+                // Heads without RoPE are read in place.
                 && q.rope.is_some()
                 && k.rope.is_some();
             (q.x, q.norm, k.x, k.norm) = (q_x, Some(q_norm), k_x, Some(k_norm));
@@ -60,7 +60,7 @@ pub fn norms(plan: &Plan, readers: &Readers, rest: &[LoweredUnit]) -> Joined {
     }
 }
 
-/// `[norm of heads] rope attention`, over what was written before.
+/// `[norm of heads] rope attention`, over keys and values that were written before.
 pub fn queries(plan: &Plan, readers: &Readers, rest: &[LoweredUnit]) -> Joined {
     let ops: Vec<&Op> = rest.iter().take(3).map_while(|l| l.unit.primitive()).collect();
     let (norm, after) = match &ops[..] {

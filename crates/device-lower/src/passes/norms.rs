@@ -1,14 +1,14 @@
 //! Norms with several readers, such as a router and the experts that it chooses. With few rows a
-//! product normalises its row at hardly any cost, so each reader makes the norm for itself, which
-//! saves a dispatch; with many rows the first one makes it for all.
+//! product normalises its row at hardly any cost, so each reader recomputes the norm, which saves a
+//! dispatch. With many rows the first reader computes it for all.
 
 use super::Readers;
-use crate::lower::{Norm, Projection, Tail};
+use crate::fields::{Norm, Projection, Tail};
 use crate::units::{LoweredUnit, Unit};
 use device::{Plan, ValueId};
 
-/// The units without the norms that only products read; the products have them inside. For a norm
-/// with a single projection as its reader, the rules of fusion have decided already.
+/// The units without norms that only products read; the products contain these norms. Fusion rules
+/// have already decided on a norm with a single projection as its reader.
 pub fn inside(plan: &Plan, readers: &Readers, mut lowered: Vec<LoweredUnit>) -> Vec<LoweredUnit> {
     let mut index = 0;
     while let Some(unit) = lowered.get(index).map(|l| &l.unit) {
@@ -32,8 +32,8 @@ pub fn inside(plan: &Plan, readers: &Readers, mut lowered: Vec<LoweredUnit>) -> 
     lowered
 }
 
-/// How many matrices a unit multiplies a value by that it could make for itself as the norm of its
-/// rows.
+/// Number of matrices by which a unit multiplies a value that it could compute itself as the norm
+/// of its rows.
 fn n_products_of(unit: &Unit, out: ValueId) -> usize {
     match unit {
         Unit::Projection(Projection { x, norm: None, matrices, tail: Tail::Store | Tail::Gate { .. } })
@@ -54,7 +54,7 @@ fn n_products_of(unit: &Unit, out: ValueId) -> usize {
     }
 }
 
-/// Let a unit that reads a norm make it.
+/// Moves a norm into a unit that reads it.
 fn take(unit: &mut Unit, from: ValueId, made: (Norm, ValueId)) {
     if let Unit::Projection(Projection { x, norm, .. }) | Unit::ExpertGateUp { x, norm, .. } = unit
         && *x == made.1

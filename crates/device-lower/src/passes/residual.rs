@@ -1,10 +1,10 @@
-//! What a branch adds to the residual stream after norms of its own.
+//! Additions of a branch to the residual stream, after norms of its own.
 
 use super::{Joined, Readers};
 use crate::units::{Join, LoweredUnit, Pair, Unit};
 use device::{Op, Plan};
 
-/// A branch that is the sum of two, each after a norm.
+/// A branch that is the sum of two values, each after a norm.
 pub fn pairs(plan: &Plan, readers: &Readers, rest: &[LoweredUnit]) -> Joined {
     let [first, LoweredUnit { unit: Unit::Join(sum), .. }, LoweredUnit { unit: Unit::Join(join), .. }, ..] =
         rest

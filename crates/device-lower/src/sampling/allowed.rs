@@ -1,36 +1,38 @@
-//! Logits and which of their tokens may be chosen.
+//! Logits, with a mask of the tokens that may be chosen.
 
 use super::Candidate;
 
-/// Logits that are compared at once, as many as a word of a mask has bits.
+/// Logits that are compared at once, equal to the bits of a mask word.
 const CHUNK: usize = 32;
 
-/// Logits, and the mask of those that count. Nothing is copied.
+/// Logits and a mask of allowed tokens. Nothing is copied.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowed<'a> {
     /// `(n_vocab)`
     logits: &'a [f32],
-    /// `(n_vocab.div_ceil(32))`: bit `t % 32` of word `t / 32` says whether token `t` counts. `None`: all do.
+    /// `(n_vocab.div_ceil(32))`: bit `t % 32` of word `t / 32` is set if token `t` is allowed.
+    /// `None` allows all.
     mask: Option<&'a [u32]>,
 }
 
 impl<'a> Allowed<'a> {
-    /// All of them.
+    /// All tokens are allowed.
     pub fn all(logits: &'a [f32]) -> Allowed<'a> {
         Allowed { logits, mask: None }
     }
 
-    /// Those whose bit is set.
+    /// Tokens whose bit is set are allowed.
     pub fn masked(logits: &'a [f32], mask: &'a [u32]) -> Allowed<'a> {
         Allowed { logits, mask: Some(mask) }
     }
 
-    /// Tokens of the vocabulary, whether they count or not.
+    /// Size of the vocabulary, forbidden tokens included.
     pub fn n_vocab(self) -> usize {
         self.logits.len()
     }
 
-    /// The best token, the lowest id of equals; `None` if every logit that counts is NaN or minus infinity.
+    /// The best allowed token, ties to the lowest id; `None` if every allowed logit is NaN or minus
+    /// infinity.
     pub fn best(self) -> Option<u32> {
         let (mut best, mut floor) = (None, f32::NEG_INFINITY);
         self.above(|candidate| {
@@ -40,15 +42,16 @@ impl<'a> Allowed<'a> {
         best
     }
 
-    /// Call `take` with each token that counts, in the order of their ids, whose logit is above what `take` said last; above
-    /// minus infinity at first. NaN is above nothing.
+    /// Calls `take` with each allowed token, in the order of ids, whose logit is above the last
+    /// return value of `take`, at first minus infinity. NaN is above nothing.
     ///
-    /// Whole words of forbidden tokens are skipped, and so are 32 tokens the largest of which is not above: that comparison
-    /// compiles to vectors, and mostly it is the only one.
+    /// The loop skips whole words of forbidden tokens, and groups of 32 tokens whose largest logit
+    /// is not above. That comparison compiles to vector instructions, and it is usually the only
+    /// one.
     pub fn above(self, mut take: impl FnMut(Candidate) -> f32) {
         let mut floor = f32::NEG_INFINITY;
         for (index, chunk) in self.logits.chunks(CHUNK).enumerate() {
-            // Bits beyond the vocabulary mean nothing.
+            // Bits beyond the vocabulary are ignored.
             let known = u32::MAX >> (CHUNK - chunk.len());
             let mask = self.mask.map_or(u32::MAX, |words| words.get(index).copied().unwrap_or(0));
             let mut bits = mask & known;
@@ -67,10 +70,10 @@ impl<'a> Allowed<'a> {
     }
 }
 
-/// Whether one of at most [`CHUNK`] logits is above the floor.
+/// Returns true if one of at most [`CHUNK`] logits is above the floor.
 #[inline]
 fn any_above(logits: &[f32], floor: f32) -> bool {
-    // Without a branch, so that the compiler compares whole vectors.
+    // No branch, so that the compiler compares whole vectors.
     logits.iter().fold(false, |any, logit| any | (*logit > floor))
 }
 
@@ -78,7 +81,8 @@ fn any_above(logits: &[f32], floor: f32) -> bool {
 mod tests {
     use super::*;
 
-    /// Ids and bits of logits that are made from a seed, with NaN, both infinities and equals among them.
+    /// Ids and bits of logits made from a seed, with NaN, both infinities and equal logits among
+    /// them.
     fn made_up(n: usize, seed: u64) -> (Vec<f32>, Vec<u32>) {
         let mut state = seed;
         let mut random = || {
@@ -100,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_that_is_allowed_is_the_best_of_a_copy_without_the_others() {
+    fn the_best_allowed_token_is_the_best_of_the_allowed_logits() {
         for (n, seed) in [1, 31, 32, 33, 64, 100, 1000].into_iter().zip(1..) {
             let (logits, mask) = made_up(n, seed);
             let is_allowed = |t: usize| mask[t / 32] >> (t % 32) & 1 == 1;

@@ -1,24 +1,24 @@
-//! Stages in an order that the caller chooses, as [`Stage`] defines each.
+//! Stages in the caller's order, as [`Stage`] defines each.
 
 use device::Stage;
 
 use super::{Allowed, Candidate, TopK, best_first};
 
-/// How many of the likeliest tokens Mirostat fits Zipf's law to.
+/// Number of likeliest tokens to which Mirostat fits Zipf's law.
 const N_ZIPF: usize = 100;
 
-/// What the stages so far have left.
+/// Tokens that the stages so far have left.
 pub struct Chain<'a> {
-    /// Never empty unless there was nothing to begin with.
+    /// Remaining tokens; empty only if no token was allowed.
     candidates: &'a mut Vec<Candidate>,
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary.
     n_vocab: usize,
-    /// Whether they are best first.
+    /// True if the candidates are sorted, best first.
     is_sorted: bool,
 }
 
 impl<'a> Chain<'a> {
-    /// Run `stages` on what is allowed of `logits`; `candidates` has room for as many.
+    /// Runs `stages` on the allowed tokens of `logits`; `candidates` has capacity for all of them.
     pub fn run(stages: &[Stage], logits: Allowed<'_>, candidates: &'a mut Vec<Candidate>) -> Chain<'a> {
         // A heap of the best is faster than sorting all.
         let (n_best, stages) = match stages {
@@ -36,8 +36,9 @@ impl<'a> Chain<'a> {
         chain
     }
 
-    /// A token with its probability, by inverting the cumulative sum of the probabilities, best first: the first token at which it
-    /// exceeds `random`, uniform in `[0, 1)`. Also `-log2` of its probability. `None` if there was nothing to begin with.
+    /// Picks a token with its probability. It is the first at which the cumulative sum of
+    /// probabilities, best first, exceeds `random`, uniform in `[0, 1)`. Returns the token and
+    /// `-log2` of its probability; `None` if no token was allowed.
     pub fn pick(mut self, random: f64) -> Option<(u32, f32)> {
         self.sort();
         let normalizer = self.normalizer();
@@ -46,7 +47,7 @@ impl<'a> Chain<'a> {
             sum += probability(candidate, normalizer);
             sum > random
         };
-        // Rounding may leave a little over.
+        // Rounding may leave a little over, so the last candidate is the fallback.
         let chosen = self.candidates.iter().find(exceeds).or_else(|| {
             self.candidates.iter().rev().find(|candidate| probability(candidate, normalizer) > 0.0)
         })?;
@@ -54,7 +55,7 @@ impl<'a> Chain<'a> {
         Some((chosen.id, surprise as f32))
     }
 
-    /// Append the `n` best that are left, and the logarithms of their probabilities.
+    /// Appends the `n` best remaining tokens, and the logarithms of their probabilities.
     pub fn likeliest(&mut self, n: usize, left: &mut Vec<(u32, f32)>) {
         if n == 0 {
             return;
@@ -150,7 +151,7 @@ impl<'a> Chain<'a> {
         self.candidates.iter().map(of).sum()
     }
 
-    /// Of the logits.
+    /// Standard deviation of the logits.
     fn deviation(&self) -> f32 {
         let n = self.candidates.len() as f64;
         let mean = self.candidates.iter().map(|c| f64::from(c.logit)).sum::<f64>() / n;
@@ -158,7 +159,8 @@ impl<'a> Chain<'a> {
         (squares / n).sqrt() as f32
     }
 
-    /// The distances to the best keep their order, so that a tiny temperature makes no two tokens infinitely good.
+    /// Divides distances to the best logit, not the logits, so that a tiny temperature makes no two
+    /// tokens infinite.
     fn divide(&mut self, temperature: f32) {
         let best = self.best();
         if temperature == 0.0 {
@@ -171,7 +173,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Keep the fewest first ones whose probabilities sum to `goal`.
+    /// Keeps the fewest first tokens whose probabilities sum to `goal`.
     fn keep_first(&mut self, goal: f64) {
         let normalizer = self.normalizer();
         let mut sum = 0.0;
@@ -193,7 +195,7 @@ impl<'a> Chain<'a> {
         self.candidates
             .sort_unstable_by(|a, b| distance(a).total_cmp(&distance(b)).then_with(|| best_first(a, b)));
         self.is_sorted = false;
-        // Over all of them, in this order.
+        // The probabilities are over all tokens, in this order.
         self.keep_first(p);
     }
 
@@ -204,7 +206,7 @@ impl<'a> Chain<'a> {
         self.candidates.drain(..n.saturating_sub(1));
     }
 
-    /// How many tokens Mirostat's first algorithm keeps.
+    /// Number of tokens that Mirostat's first algorithm keeps.
     fn mirostat_n(&self, mu: f64) -> usize {
         let (mut above, mut below) = (0.0, 0.0);
         for (i, pair) in self.candidates.windows(2).take(N_ZIPF - 1).enumerate() {
@@ -215,7 +217,7 @@ impl<'a> Chain<'a> {
         let exponent = above / below;
         let epsilon = exponent - 1.0;
         let n = (epsilon * mu.exp2() / (1.0 - (self.n_vocab as f64).powf(-epsilon))).powf(1.0 / exponent);
-        // An exponent of 0 or of exactly 1 gives NaN: keep all.
+        // An exponent of 0 or exactly 1 makes `n` NaN: keep all.
         if n.is_nan() { usize::MAX } else { (n as usize).max(1) }
     }
 }

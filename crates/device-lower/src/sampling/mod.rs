@@ -1,13 +1,17 @@
-//! From logits to a token on the host: biases → mask → penalties → temperature → top-k → top-p → min-p → pick, always in
-//! this order; or, after the penalties, the stages of a [`Chain`] in their order. Devices that compute on the host choose with it,
-//! and others are compared with it. A penalty leaves minus infinity what it is, so the mask is not written into the logits: tokens
-//! that it forbids are skipped where tokens are looked at ([`Allowed`]), and logits are copied only for biases and penalties.
+//! Sampling on the host, from logits to a token: biases → mask → penalties → temperature → top-k →
+//! top-p → min-p → pick, always in this order. A [`Chain`] replaces the stages after the penalties
+//! by its own. Devices that compute on the host choose tokens with this code, and other devices are
+//! compared with it.
 //!
-//! Each stage is a small value in its own file with its formula. A [`Chooser`] holds the buffers; after construction nothing is
-//! allocated.
+//! A penalty leaves minus infinity unchanged, so the mask is not written into the logits. Loops
+//! over tokens skip forbidden ones ([`Allowed`]), and logits are copied only for biases and
+//! penalties.
 //!
-//! A stage that changes nothing (`top_k = 0`, `top_p = 1`, …) costs nothing. The temperature is applied where a token is
-//! weighed: dividing by a positive number keeps the order.
+//! Each stage is a small value in its own file with its formula. A [`Chooser`] holds the buffers;
+//! nothing is allocated after construction.
+//!
+//! A stage that changes nothing (`top_k = 0`, `top_p = 1`, …) costs nothing. The temperature is
+//! applied only when tokens are weighted, because dividing by a positive number keeps the order.
 
 mod allowed;
 mod chain;
@@ -40,8 +44,8 @@ pub struct Candidate {
     pub logit: f32,
 }
 
-/// Best first; the lower id of equals. A total order: NaN was removed when candidates were gathered, and adding 0 makes the
-/// two zeros one.
+/// Orders candidates best first, ties by the lower id. The order is total: `gather` removed NaN,
+/// and adding 0 makes the two zeros equal.
 fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     (b.logit + 0.0).total_cmp(&(a.logit + 0.0)).then(a.id.cmp(&b.id))
 }
@@ -51,13 +55,14 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
 pub struct Chooser {
     /// `(n_vocab)` logits with biases and penalties applied.
     changed: Vec<f32>,
-    /// Capacity `n_vocab`.
+    /// Remaining tokens; capacity `n_vocab`.
     candidates: Vec<Candidate>,
-    /// `(n_vocab)` how often a token counts; all zero between calls.
+    /// `(n_vocab)` occurrences of each token; all zero between calls.
     counts: Vec<u32>,
-    /// Capacity [`MAX_BEST`].
+    /// Best tokens; capacity [`MAX_BEST`].
     best: Vec<Candidate>,
-    /// Capacity [`MAX_BEST`]: the best that the last choice left, and their log-probabilities.
+    /// The best remaining tokens of the last choice, with their log-probabilities; capacity
+    /// [`MAX_BEST`].
     left: Vec<(u32, f32)>,
 }
 
@@ -65,9 +70,9 @@ pub struct Chooser {
 #[derive(Clone, Copy, Debug)]
 struct Picked {
     token: u32,
-    /// `-log2` of its probability where the choice tells it, otherwise NaN.
+    /// `-log2` of its probability if a chain chose it, otherwise NaN.
     surprise: f32,
-    /// Natural logarithm of the probability with which it was drawn; NaN where that is not wanted.
+    /// Natural logarithm of the probability with which it was drawn; NaN unless wanted.
     logprob: f64,
 }
 
@@ -83,15 +88,15 @@ impl Chooser {
         }
     }
 
-    /// What [`Self::new`] takes, in bytes.
+    /// Bytes that [`Self::new`] allocates.
     pub const fn bytes(n_vocab: usize) -> u64 {
         let a_token = size_of::<Candidate>() + size_of::<u32>() + size_of::<f32>();
         let a_best = size_of::<Candidate>() + size_of::<(u32, f32)>();
         (n_vocab * a_token + MAX_BEST * a_best) as u64
     }
 
-    /// Choose the token of an output. `logits` is `(n_vocab)`; `pending` gives the tokens of [`Want::pending`], all of which
-    /// are known by now. Allocates nothing.
+    /// Chooses the token of an output. `logits` is `(n_vocab)`; `pending` yields the tokens of
+    /// [`Want::pending`], which are all known by now. Allocates nothing.
     pub fn choose(
         &mut self,
         logits: &[f32],
@@ -122,8 +127,8 @@ impl Chooser {
         Chosen { token: picked.map(|picked| picked.token), logprob, surprise }
     }
 
-    /// The [`Want::n_best`] best tokens of the output that was chosen last, and their log-probabilities, best first. Allocates
-    /// nothing.
+    /// The [`Want::n_best`] best tokens of the last chosen output with their log-probabilities,
+    /// best first. Allocates nothing.
     pub fn best<'a>(&'a mut self, logits: &[f32], want: &Want) -> impl Iterator<Item = (u32, f32)> + 'a {
         self.best.clear();
         let n = if want.drawn { 0 } else { (want.n_best as usize).min(MAX_BEST) };
@@ -133,7 +138,7 @@ impl Chooser {
         let mut normalizer = 0.0;
         if n > 0 {
             normalizer = log_sum_exp(logits);
-            // Few of them: `gather` keeps a heap of `n`, unless the vocabulary is smaller.
+            // `gather` keeps a heap of `n`, unless the vocabulary is smaller.
             TopK(n).gather(Allowed::all(logits), &mut self.candidates);
             self.candidates.sort_unstable_by(best_first);
             self.best.extend(self.candidates.iter().take(n));
@@ -142,7 +147,7 @@ impl Chooser {
         self.left.iter().copied().chain(own)
     }
 
-    /// The logits with biases and penalties applied.
+    /// The logits after biases and penalties.
     fn change(
         &mut self,
         logits: &[f32],
@@ -162,8 +167,8 @@ impl Chooser {
     }
 }
 
-/// What is picked among the tokens that are allowed; with [`Want::drawn`], `left` gets the best that could have been picked.
-/// `candidates` has room for all.
+/// Picks among the allowed tokens. With [`Want::drawn`], `left` receives the best tokens that could
+/// have been picked. `candidates` has capacity for all tokens.
 fn pick_from(
     logits: Allowed<'_>,
     want: &Want,
@@ -199,17 +204,18 @@ fn pick_from(
     }
 }
 
-/// The best token, the lowest id of equals; `None` if every logit is NaN or minus infinity.
+/// The best token, ties to the lowest id; `None` if every logit is NaN or minus infinity.
 pub fn argmax(logits: &[f32]) -> Option<u32> {
     Allowed::all(logits).best()
 }
 
-/// The natural logarithm of the probability that the logits give a token.
+/// Natural logarithm of a token's probability.
 pub fn logprob(logits: &[f32], token: u32) -> f32 {
     (f64::from(logits[token as usize]) - log_sum_exp(logits)) as f32
 }
 
-/// `ln sum exp(logits)` in f64, shifted by the largest so that nothing overflows; NaN counts as minus infinity.
+/// `ln sum exp(logits)` in f64, shifted by the largest so that nothing overflows; NaN counts as
+/// minus infinity.
 pub fn log_sum_exp(logits: &[f32]) -> f64 {
     let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     if max == f64::NEG_INFINITY {

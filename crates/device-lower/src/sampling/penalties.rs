@@ -1,8 +1,8 @@
-//! Penalties on recent tokens, as [`Penalties`] says.
+//! Penalties on recent tokens, as [`Penalties`] defines them.
 
 use device::Penalties;
 
-/// Change `logits` `(n_vocab)`. `counts` is `(n_vocab)`, all zero before and after.
+/// Changes `logits` `(n_vocab)`. `counts` is `(n_vocab)`, all zero before and after.
 pub fn apply(
     penalties: &Penalties,
     logits: &mut [f32],
@@ -15,7 +15,7 @@ pub fn apply(
     for token in tokens {
         let count = std::mem::take(&mut counts[token as usize]);
         if count == 0 {
-            continue; // met before
+            continue; // counted already
         }
         let logit = &mut logits[token as usize];
         *logit = if *logit > 0.0 { *logit / penalties.repeat } else { *logit * penalties.repeat };

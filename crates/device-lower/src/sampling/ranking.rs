@@ -1,37 +1,37 @@
-//! The tokens that are left, in the order in which they are weighed.
+//! The remaining tokens in the order in which they are weighted.
 
 use super::{Candidate, Temperature};
 
-/// The candidates of one choice, best first: the larger logit, the lower id of equals. They are put in order only as far as
-/// somebody looks, which mostly is a small part of a vocabulary. The order is that of the logits before the temperature,
-/// whose quotient may make equals of neighbours.
+/// The candidates of one choice, best first, ties by the lower id. They are sorted only as far as a
+/// stage reads them, usually a small part of a vocabulary. The order is that of the logits before
+/// the temperature, because division may make neighbours equal.
 pub struct Ranking<'a> {
     candidates: &'a mut Vec<Candidate>,
-    /// How many are in order; all others are worse.
+    /// Number of sorted candidates; all others are worse.
     n_sorted: usize,
     temperature: Temperature,
     /// The largest logit.
     best: f32,
 }
 
-/// How many are put in order at a time.
+/// Number of candidates that are sorted at a time.
 const CHUNK: usize = 256;
 
 impl<'a> Ranking<'a> {
-    /// Of candidates of which all or none are in order.
+    /// A ranking of candidates, all of which or none are sorted.
     pub fn new(candidates: &'a mut Vec<Candidate>, sorted: bool, temperature: Temperature) -> Ranking<'a> {
         let best = candidates.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max);
         let n_sorted = if sorted { candidates.len() } else { 0 };
         Ranking { candidates, n_sorted, temperature, best }
     }
 
-    /// Sum of the weights `exp((l - l_max) / T)` of all.
+    /// Sum of the weights `exp((l - l_max) / T)` of all candidates.
     pub fn total(&self) -> f64 {
         self.candidates.iter().map(|c| self.weight(c)).sum()
     }
 
-    /// The first at which the sum of the weights down to it is as `enough` wants it; `None`: nowhere. One without weight
-    /// is never the one.
+    /// Index of the first candidate at which the sum of the weights satisfies `enough`; `None` if
+    /// there is none. A candidate of weight 0 is never returned.
     pub fn first(&mut self, enough: impl Fn(f64) -> bool) -> Option<usize> {
         let mut sum = 0.0;
         for i in 0..self.candidates.len() {
@@ -47,22 +47,24 @@ impl<'a> Ranking<'a> {
         None
     }
 
-    /// The last one with a weight; `None`: none has one, which an infinite logit does.
+    /// Index of the last candidate with a weight; `None` if none has one, which an infinite logit
+    /// causes.
     pub fn last(&self) -> Option<usize> {
         self.candidates.iter().rposition(|c| self.weight(c) > 0.0)
     }
 
-    /// The token at a place that [`Self::first`] has seen.
+    /// The token at an index that [`Self::first`] has reached.
     pub fn id(&self, place: usize) -> u32 {
         self.candidates[place].id
     }
 
-    /// The logarithm of the part that the weight of this place has of all.
+    /// Logarithm of the weight at this index as a part of all weights.
     pub fn logprob(&self, place: usize) -> f64 {
         (self.weight(&self.candidates[place]) / self.total()).ln()
     }
 
-    /// Append the `n` best that have a weight, and the logarithms of their parts of all weights.
+    /// Appends the `n` best candidates that have a weight, and the logarithms of their parts of all
+    /// weights.
     pub fn likeliest(&mut self, n: usize, left: &mut Vec<(u32, f32)>) {
         let n = n.min(self.candidates.len());
         while self.n_sorted < n {
@@ -73,17 +75,17 @@ impl<'a> Ranking<'a> {
         left.extend(best.filter(|(_, w)| *w > 0.0).map(|(id, w)| (id, (w / total).ln() as f32)));
     }
 
-    /// Keep the best `n`, as many as [`Self::first`] has seen at most.
+    /// Keeps the best `n`, at most as many as [`Self::first`] has reached.
     pub fn truncate(&mut self, n: usize) {
         self.candidates.truncate(n);
         self.n_sorted = self.n_sorted.min(n);
     }
 
-    /// Keep those with `(l - l_max) / T >= floor`.
+    /// Keeps candidates with `(l - l_max) / T >= floor`.
     pub fn keep_above(&mut self, floor: f32) {
         let (temperature, best) = (self.temperature, self.best);
         self.candidates.retain(|c| temperature.exponent(c.logit, best) >= floor);
-        // What is worse went first: either all that are in order stayed, or nothing else did.
+        // Removed candidates were the worst: either all sorted ones stayed, or no unsorted one did.
         self.n_sorted = self.n_sorted.min(self.candidates.len());
     }
 
@@ -91,8 +93,8 @@ impl<'a> Ranking<'a> {
         f64::from(self.temperature.exponent(candidate.logit, self.best).exp())
     }
 
-    /// Put a further chunk of the best in order. The chunk doubles, so that a flat distribution costs no more than sorting
-    /// all of it.
+    /// Sorts another chunk of the best. The chunk doubles, so that a flat distribution costs no
+    /// more than sorting everything.
     fn sort_next(&mut self) {
         let rest = &mut self.candidates[self.n_sorted..];
         let chunk = CHUNK.max(self.n_sorted).min(rest.len());

@@ -1,4 +1,4 @@
-//! The order of candidates; `ingle-engine` tests the whole pipeline by its distributions.
+//! Order of candidates; `ingle-engine` tests the whole pipeline by its distributions.
 
 use device::{Sampling, Slice, Stage};
 
@@ -25,8 +25,8 @@ fn top_p_over_a_large_flat_vocabulary_sorts_in_chunks() {
     }
 }
 
-/// Which tokens are left depends on the temperature, in which order they are weighed does not: 1 and 1 + 2^-23 are equal
-/// once they are divided.
+/// The remaining tokens depend on the temperature, but the order in which they are weighted does
+/// not: 1 and 1 + 2^-23 are equal after division.
 #[test]
 fn the_order_is_that_of_the_logits() {
     let logits = [0.0, 1.0, 1.0 + f32::EPSILON, -0.0];
@@ -41,7 +41,7 @@ fn the_order_is_that_of_the_logits() {
     assert_eq!(ids, [2, 1, 0, 3]);
 }
 
-/// What a stage leaves of logits in the order of their ids, by its definition: ids.
+/// Ids that a stage leaves, in order, by its definition.
 fn left(stage: Stage, logits: &[f32]) -> Vec<u32> {
     let mut candidates = Vec::with_capacity(logits.len());
     Chain::run(&[stage], Allowed::all(logits), &mut candidates);
@@ -50,14 +50,14 @@ fn left(stage: Stage, logits: &[f32]) -> Vec<u32> {
     ids
 }
 
-/// Logarithms of these, which sum to 1.
+/// Logarithms of probabilities that sum to 1.
 fn logits_of(probabilities: &[f32]) -> Vec<f32> {
     probabilities.iter().map(|p| p.ln() + 3.0).collect()
 }
 
 #[test]
-fn stages_leave_what_they_are_defined_to() {
-    // Entropy 1.92 bits; surprises 1.74, 1.32, 2.32, 3.32, 4.32 bits.
+fn stages_leave_the_defined_tokens() {
+    // Entropy is 1.92 bits; surprises are 1.74, 1.32, 2.32, 3.32 and 4.32 bits.
     let logits = logits_of(&[0.3, 0.4, 0.2, 0.05, 0.05]);
     let xtc = |threshold, random| Stage::Xtc { probability: 0.5, threshold, random };
     let cases: [(Stage, &[u32]); 19] = [
@@ -88,7 +88,7 @@ fn stages_leave_what_they_are_defined_to() {
     }
 }
 
-/// Zipf's law with exponent 2: the estimate finds it, and the number follows from the formula.
+/// With exponent 2, the estimate recovers it, and the number follows from the formula.
 #[test]
 fn mirostat_keeps_what_zipf_says() {
     let logits: Vec<f32> = (1..=1000).map(|rank| -2.0 * (rank as f32).ln()).collect();
@@ -98,18 +98,19 @@ fn mirostat_keeps_what_zipf_says() {
 }
 
 #[test]
-fn a_chain_picks_by_what_is_left() {
+fn a_chain_picks_among_the_remaining_tokens() {
     let logits = logits_of(&[0.3, 0.4, 0.2, 0.05, 0.05]);
     let mut candidates = Vec::with_capacity(5);
     let mut pick =
         |stages: &[Stage], random| Chain::run(stages, Allowed::all(&logits), &mut candidates).pick(random);
-    // Of 0.4 and 0.3, after a temperature that squares them: 0.64 and 0.36.
+    // 0.4 and 0.3 become 0.64 and 0.36 after a temperature that squares them.
     let stages = [Stage::TopK(2), Stage::Temperature(0.5)];
     let (token, surprise) = pick(&stages, 0.63).unwrap();
     assert_eq!(token, 1);
     assert!((surprise - 0.644).abs() < 1e-3, "{surprise}");
     assert_eq!(pick(&stages, 0.65).unwrap().0, 0);
-    // After it the order of the two does not matter; before it the threshold meets other numbers.
+    // After the stage, the order of the two does not matter; before it, the threshold meets other
+    // numbers.
     assert_eq!(pick(&[Stage::Temperature(0.5), Stage::TopP(0.5)], 0.9).unwrap().0, 1);
     // A flat distribution gets the high temperature, a sharp one the low.
     let dynamic = Stage::Dynamic { low: 0.1, high: 1.0, exponent: 1.0 };
@@ -123,9 +124,9 @@ fn a_chain_picks_by_what_is_left() {
     );
 }
 
-/// The probabilities with which tokens are drawn sum to 1 over what is left, however they are drawn.
+/// The probabilities of drawn tokens sum to 1 over the remaining tokens, for every way to draw.
 #[test]
-fn drawn_probabilities_are_those_of_what_was_left() {
+fn drawn_probabilities_are_over_the_remaining_tokens() {
     let logits = logits_of(&[0.3, 0.4, 0.2, 0.05, 0.05]);
     let stages = [Stage::TopK(3), Stage::Temperature(0.5)];
     let all = Slice { start: 0, len: 2 };
@@ -133,7 +134,7 @@ fn drawn_probabilities_are_those_of_what_was_left() {
         Choose::Sample(Sampling { temperature: 0.5, top_k: 3, top_p: 1.0, min_p: 0.0, random: 0.5 }),
         Choose::Chain(device::Chain { stages: all, random: 0.5 }),
     ];
-    // Squares of 0.4, 0.3 and 0.2 over their sum.
+    // Squares of 0.4, 0.3 and 0.2, divided by their sum.
     let expected = [(1, 0.16 / 0.29), (0, 0.09 / 0.29), (2, 0.04 / 0.29_f64)];
     let step = Step { stages: &stages, ..Step::default() };
     let mut chooser = Chooser::new(5);
@@ -147,7 +148,7 @@ fn drawn_probabilities_are_those_of_what_was_left() {
         }
         assert_eq!(token.token, Some(1));
         assert!((token.logprob - best[0].1).abs() < 1e-4, "{token:?}");
-        // The model's own, of all tokens.
+        // The model's own probabilities, of all tokens.
         let own = Want { drawn: false, ..want };
         let token = chooser.choose(&logits, &own, &step, std::iter::empty());
         assert!((token.logprob.exp() - 0.4).abs() < 1e-4, "{token:?}");

@@ -2,15 +2,16 @@
 
 use super::{Allowed, Candidate, best_first};
 
-/// Stage 3: keep the `k` best tokens (the lower id of equals); 0 keeps all.
+/// Stage 3 keeps the `k` best tokens, ties by the lower id; 0 keeps all.
 #[derive(Clone, Copy, Debug)]
 pub struct TopK(pub usize);
 
 impl TopK {
-    /// Fill `candidates` (its capacity is at least `n_vocab`) with the survivors of `logits`; NaN and minus infinity
-    /// never survive. Returns whether they are sorted, best first.
+    /// Fills `candidates` (capacity at least `n_vocab`) with the survivors of `logits`; NaN and
+    /// minus infinity never survive. Returns true if they are sorted, best first.
     ///
-    /// One pass with a heap of `k`, its root the worst survivor: nearly every logit is refused by one comparison.
+    /// One pass with a heap of `k`, whose root is the worst survivor: a single comparison rejects
+    /// nearly every logit.
     pub fn gather(self, logits: Allowed<'_>, candidates: &mut Vec<Candidate>) -> bool {
         candidates.clear();
         let k = if self.0 == 0 { usize::MAX } else { self.0 };
@@ -38,7 +39,7 @@ impl TopK {
     }
 }
 
-/// Restore the heap below `root`: a parent is worse than its children.
+/// Restores the heap below `root`: a parent is worse than its children.
 fn sift_down(heap: &mut [Candidate], mut root: usize) {
     loop {
         let mut worst = root;

@@ -17,7 +17,7 @@ use crate::geometry::{MOST_DECODED, partial_bytes};
 use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, attention, constant};
 use device::{KvLayerId, Op, Result, RowCount, ValueId, WeightId};
-use device_lower::lower::{AttentionOf, HeadChain, QkRopeKv, attention_of};
+use device_lower::fields::{AttentionOf, HeadChain, QkRopeKv, attention_of};
 use device_lower::table::{Extent, Location, Region, RowClass, When};
 use device_lower::units::{Heads, Queries};
 
@@ -216,81 +216,55 @@ impl<G: Gpu> Draft<'_, G> {
         self.push(call.grid([Extent::Fixed(n_heads), each(RowCount::Tokens), ONE], 32))
     }
 
-    /// The attentions by themselves.
+    /// Attention by itself, over the pages of each row's own sequence.
     pub(super) fn attention(&mut self, op: &Op) -> Result<()> {
-        let c = self.compiler;
-        let kv = |layer: &KvLayerId| c.plan.kv.layer(*layer);
-        match op {
-            Op::Attention { .. } => {
-                let Some((q, layer, of)) = attention_of(op) else { return Err(self.not_lowered(op)) };
-                self.attend(&self.attention_of(&of, q, layer))
-            }
-            Op::CrossAttention { q, layer, n_heads, scale, out } => self.attend(&Attention {
-                q: *q,
-                source: Source::EncoderStates(*layer, kv(layer).encoder_states.unwrap_or(0)),
-                n_heads: *n_heads,
-                head_dim: kv(layer).head_dim,
-                scale: *scale,
-                softcap: None,
-                window: None,
-                chunked: false,
-                both_ways: false,
-                sinks: None,
-                out: *out,
-                turned: None,
-                fused: None,
-            }),
-            Op::SelfAttention { q, k, v, n_heads, scale, window, out } => self.attend(&Attention {
-                q: *q,
-                source: Source::Activations { k: *k, v: *v },
-                n_heads: *n_heads,
-                head_dim: c.cols(*q) / n_heads,
-                scale: *scale,
-                softcap: None,
-                window: *window,
-                chunked: false,
-                both_ways: false,
-                sinks: None,
-                out: *out,
-                turned: None,
-                fused: None,
-            }),
-            Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
-                self.cross_scores(*q, *layer, *n_heads, heads, *scale, *out)
-            }
-            Op::Embed { .. }
-            | Op::EmbedPositions { .. }
-            | Op::Linear { .. }
-            | Op::RmsNorm { .. }
-            | Op::LayerNorm { .. }
-            | Op::Rope { .. }
-            | Op::Activate { .. }
-            | Op::Gate { .. }
-            | Op::Add { .. }
-            | Op::Scale { .. }
-            | Op::Softcap { .. }
-            | Op::Clamp { .. }
-            | Op::Columns { .. }
-            | Op::Route { .. }
-            | Op::SelectRows { .. }
-            | Op::Pool { .. }
-            | Op::Input { .. }
-            | Op::Unfold { .. }
-            | Op::Argmax { .. }
-            | Op::KvWrite { .. }
-            | Op::ExpertLinear { .. }
-            | Op::ExpertSum { .. }
-            | Op::ExpertBias { .. }
-            | Op::GateClamped { .. }
-            | Op::Join { .. }
-            | Op::Ordinals { .. }
-            | Op::Adapters { .. }
-            | Op::Collective { .. }
-            | Op::ShortConv { .. }
-            | Op::GatedDelta { .. }
-            | Op::SelectiveScan { .. }
-            | Op::Fused { .. } => Err(self.not_lowered(op)),
-        }
+        let Some((q, layer, of)) = attention_of(op) else { return Err(self.not_lowered(op)) };
+        self.attend(&self.attention_of(&of, q, layer))
+    }
+
+    /// Attention over encoder states.
+    pub(super) fn cross_attention(&mut self, op: &Op) -> Result<()> {
+        let Op::CrossAttention { q, layer, n_heads, scale, out } = op else {
+            return Err(self.not_lowered(op));
+        };
+        let kv = self.compiler.plan.kv.layer(*layer);
+        self.attend(&Attention {
+            q: *q,
+            source: Source::EncoderStates(*layer, kv.encoder_states.unwrap_or(0)),
+            n_heads: *n_heads,
+            head_dim: kv.head_dim,
+            scale: *scale,
+            softcap: None,
+            window: None,
+            chunked: false,
+            both_ways: false,
+            sinks: None,
+            out: *out,
+            turned: None,
+            fused: None,
+        })
+    }
+
+    /// Attention over the activations of each row's span.
+    pub(super) fn self_attention(&mut self, op: &Op) -> Result<()> {
+        let Op::SelfAttention { q, k, v, n_heads, scale, window, out } = op else {
+            return Err(self.not_lowered(op));
+        };
+        self.attend(&Attention {
+            q: *q,
+            source: Source::Activations { k: *k, v: *v },
+            n_heads: *n_heads,
+            head_dim: self.compiler.cols(*q) / n_heads,
+            scale: *scale,
+            softcap: None,
+            window: *window,
+            chunked: false,
+            both_ways: false,
+            sinks: None,
+            out: *out,
+            turned: None,
+            fused: None,
+        })
     }
 
     fn attend(&mut self, a: &Attention) -> Result<()> {
@@ -542,7 +516,7 @@ impl<G: Gpu> Draft<'_, G> {
         self.push(call.grid([tiles, Extent::Fixed(self.head_groups(a) as u32), ONE], 128))
     }
 
-    fn cross_scores(
+    pub(super) fn cross_scores(
         &mut self,
         q: ValueId,
         layer: KvLayerId,

@@ -11,7 +11,7 @@ use crate::geometry::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, TILE_PAIRS};
 use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, constant, linear};
 use device::{Activation, Error, Op, Result, RouterGroups, RouterScores, ValueId, Weight, WeightId};
-use device_lower::lower::{Norm, Projection};
+use device_lower::fields::{Norm, Projection};
 use device_lower::table::{Extent, Location, RowClass};
 use device_lower::units::{Beside, Join, Unit, parts_of};
 

@@ -13,7 +13,7 @@ use crate::geometry::MOST_ROW_COLUMNS;
 use crate::gpu::{Constant, Gpu};
 use crate::kernels::join;
 use device::{Result, ValueId};
-use device_lower::lower::{Norm, Projection, Tail};
+use device_lower::fields::{Norm, Projection, Tail};
 use device_lower::table::RowClass;
 use device_lower::units::{Join, next_reader, norms_of_sum};
 

@@ -17,7 +17,7 @@ use crate::geometry::{BEST_BYTES, GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, SPAN_COLUM
 use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, linear};
 use device::{Activation, Op, Result, RowCount, ValueId, Weight, WeightId};
-use device_lower::lower::{MatrixOf, Norm, Projection, Tail};
+use device_lower::fields::{MatrixOf, Norm, Projection, Tail};
 use device_lower::table::{Extent, Location, When};
 use device_lower::units::{GivenUp, Join, LoweredUnit, RowGate, Unit};
 use weights::BlockType;

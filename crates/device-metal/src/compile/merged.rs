@@ -13,7 +13,7 @@ use crate::geometry::{GEMV_ROWS, MOST_ROW_COLUMNS, SPAN_COLUMNS};
 use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, linear};
 use device::{Result, RowCount};
-use device_lower::lower::{Projection, Tail};
+use device_lower::fields::{Projection, Tail};
 use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::{Unit, after_selections};
 

@@ -9,7 +9,7 @@ use crate::arguments::{
 use crate::gpu::Gpu;
 use crate::kernels::{self, constant};
 use device::{Error, Op, Result, ValueId};
-use device_lower::lower::Norm;
+use device_lower::fields::Norm;
 use device_lower::table::Extent;
 
 impl<G: Gpu> Draft<'_, G> {
@@ -200,10 +200,12 @@ impl<G: Gpu> Draft<'_, G> {
             }
             Op::Argmax { x, .. } => self.choose(*x),
             Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer),
-            Op::Attention { .. }
-            | Op::SelfAttention { .. }
-            | Op::CrossAttention { .. }
-            | Op::CrossScores { .. } => self.attention(op),
+            Op::Attention { .. } => self.attention(op),
+            Op::SelfAttention { .. } => self.self_attention(op),
+            Op::CrossAttention { .. } => self.cross_attention(op),
+            Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
+                self.cross_scores(*q, *layer, *n_heads, heads, *scale, *out)
+            }
             Op::ShortConv { x, weight, bias, state, out } => {
                 self.short_conv(*x, *weight, *bias, *state, *out)
             }

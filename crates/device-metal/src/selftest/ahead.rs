@@ -5,9 +5,9 @@ use device::{
     Choose, Device, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan, Program, Sampling, Slice,
     Ticket, Want,
 };
+use device_check::{Rng, Sequences, mini_transformer};
 use device_lower::fusion;
 use device_lower::sampling::Chooser;
-use device_testing::{Rng, Sequences, mini_transformer};
 use std::collections::VecDeque;
 use weights::BlockType;
 
@@ -19,7 +19,7 @@ const N_STEPS: usize = 13;
 /// of all.
 pub fn check_ahead(device: &dyn Device, every: usize) -> Vec<(String, Result<(), String>)> {
     let plan = fusion::fuse(&mini_transformer(3, BlockType::Q4_0), device.fusion());
-    let limits = Limits { kv_type: KvType::F16, ..device_testing::limits(&plan.kv) };
+    let limits = Limits { kv_type: KvType::F16, ..device_check::limits(&plan.kv) };
     let of = |(what, wants): (&str, Vec<Want>), n: usize| (format!("{what}, {n} at once"), wants, n);
     let mut cases: Vec<_> =
         wants().into_iter().flat_map(|case| [1, 3].map(|n| of(case.clone(), n))).collect();

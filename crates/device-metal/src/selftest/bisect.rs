@@ -4,7 +4,7 @@ use super::{SHORTEST_SPLIT, may_split, tolerance};
 use crate::gpu::Gpu;
 use crate::{MetalDevice, Profile};
 use device::{Device, Result};
-use device_testing::{Case, compare, compare_chunks};
+use device_check::{Case, compare, compare_chunks};
 
 /// How a device is made otherwise than it is by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

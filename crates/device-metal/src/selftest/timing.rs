@@ -10,9 +10,9 @@ use device::{
     Device, KvType, Limits, Link, OutputRef, OwnedStep, Plan, Program, Result, STATE_NONE, Span, StateUse,
     Want,
 };
+use device_check::{PlanBuilder, RecurrentShape, limits, one_sequence};
 use device_lower::fusion;
 use device_lower::table::{Location, Operand};
-use device_testing::{PlanBuilder, RecurrentShape, limits, one_sequence};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The null device's program: what a step reads and writes, and what it finds wrong.
+//! The null device's program: reads, writes and checks of a step.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,15 +12,15 @@ use device_lower::hosted::HostProgram;
 
 use super::{EMPTY, Event, NAME, NullDevice, encoder_states, extend, kept, logit};
 
-/// How long a part is said to take.
+/// Reported duration of a part.
 const PART: Duration = Duration::from_micros(100);
 
-/// What is known of a plan.
+/// Facts about a plan.
 struct NullPlan {
     needs: Needs,
     nodes: Vec<(String, Option<u32>)>,
     n_vocab: usize,
-    /// Rows and columns.
+    /// Rows and columns of each kept value.
     kept: Vec<(RowCount, usize)>,
 }
 
@@ -36,7 +36,7 @@ impl NullPlan {
     }
 }
 
-/// Empty buffers with room for what any of the plans keeps.
+/// Empty buffers with capacity for the kept values of any plan.
 fn kept_buffers(plans: &[NullPlan], limits: &Limits) -> Vec<Vec<f32>> {
     let n_kept = plans.iter().map(|plan| plan.kept.len()).max().unwrap_or(0);
     let len = |(rows, cols): &(RowCount, usize)| rows.count(limits.max_rows, limits.max_outputs) * cols;
@@ -44,32 +44,33 @@ fn kept_buffers(plans: &[NullPlan], limits: &Limits) -> Vec<Vec<f32>> {
     (0..n_kept).map(|index| Vec::with_capacity(most(index).unwrap_or(0))).collect()
 }
 
-/// A program that keeps a hash of its history for each position.
+/// A program that stores a hash of the history of each position.
 pub(super) struct NullProgram {
-    /// By group: `(n_pages, page_len)` hashes of histories; 0: not written.
+    /// `(n_pages, page_len)` hashes of histories for each group; 0 if not written.
     hashes: Vec<Vec<u64>>,
     plans: Vec<NullPlan>,
-    /// Of the last step.
+    /// Plan of the last step.
     current: usize,
-    /// `(n_states)` histories; 0: not written.
+    /// `(n_states)` histories; 0 if not written.
     states: Vec<u64>,
-    /// By row of the last step.
+    /// Histories of the rows of the last step.
     histories: Vec<u64>,
     logits: Vec<f32>,
-    /// As of the last step, kept by [`Step::table_changes`] as on a device with memory of its own; rows read this copy.
+    /// Page tables of the last step, updated by [`Step::table_changes`] like on a device with
+    /// memory of its own. Rows read this copy.
     page_tables: Vec<u32>,
-    /// Of the last step.
+    /// Kept values of the last step.
     kept: Vec<Vec<f32>>,
     granule: usize,
     limits: Limits,
     n_outputs: usize,
-    /// The step in the background, and how many of its rows are done.
+    /// The background step, and the number of its rows that are done.
     background: (OwnedStep, usize),
     events: Option<Arc<Mutex<Vec<Event>>>>,
 }
 
 impl NullProgram {
-    /// Nothing is written yet.
+    /// A program in which nothing is written yet.
     pub(super) fn new(device: &NullDevice, plans: &[Plan], limits: &Limits) -> NullProgram {
         let plans: Vec<NullPlan> = plans.iter().map(|plan| NullPlan::new(plan, limits)).collect();
         let n_logits = plans.iter().map(|plan| plan.n_vocab).max().unwrap_or(0);
@@ -104,8 +105,8 @@ impl NullProgram {
         self.plans[self.current].n_vocab
     }
 
-    /// The hash of what comes before `position`, which all groups must agree on; and whether all of the window, and of the
-    /// encoder states that the plan reads, is there.
+    /// Hash of the history before `position`. All groups must agree on it, and the whole window and
+    /// all encoder states that the plan reads must be written.
     fn history_before(&self, step: &Step, span: &Span, position: usize) -> Result<u64> {
         let (mut history, mut states) = (None, None);
         let needs = &self.plans[step.plan].needs;
@@ -145,7 +146,7 @@ impl NullProgram {
         table[position / page_len] as usize * page_len + position % page_len
     }
 
-    /// Run a step from the device's copy of the page tables.
+    /// Runs a step with the device's copy of the page tables.
     fn step_with_tables(&mut self, step: &Step) -> Result<()> {
         let mut page_tables = std::mem::take(&mut self.page_tables);
         match step.table_changes {
@@ -234,8 +235,8 @@ impl NullProgram {
         Ok(())
     }
 
-    /// Compute one row of a step in the background, which leaves what the last step gave as it is. The state after each row is where
-    /// that after the last belongs.
+    /// Computes one row of a background step, without changing the results of the last step. After
+    /// each row, the state is written to the place of the final state.
     fn background_row(&mut self, step: &Step, row: usize) -> Result<()> {
         let last = (self.current, self.n_outputs, std::mem::take(&mut self.kept));
         let first_position = step.spans[0].first_position + row as u32;
@@ -250,7 +251,7 @@ impl NullProgram {
         ran
     }
 
-    /// The history that a state holds.
+    /// The history in a state.
     fn state(&self, from: u32) -> Result<u64> {
         match from {
             STATE_NONE => Ok(EMPTY),
@@ -259,7 +260,7 @@ impl NullProgram {
         }
     }
 
-    /// Whether a page's bytes hold its hashes: 8 for each position.
+    /// Checks that a page's bytes can hold its hashes: 8 bytes for each position.
     fn check_room(&self, n_bytes: usize) -> Result<()> {
         let expected = 8 * self.limits.page_len;
         if n_bytes >= expected {
@@ -271,7 +272,7 @@ impl NullProgram {
         })
     }
 
-    /// Positions of a page among its group's.
+    /// Range of a page's positions in its group.
     fn page(&self, page: u32) -> Range<usize> {
         let page_len = self.limits.page_len;
         page as usize * page_len..(page as usize + 1) * page_len
@@ -287,7 +288,7 @@ impl HostProgram for NullProgram {
         !want.logits && want.mask.is_none()
     }
 
-    /// There is nothing between nodes: always the whole step.
+    /// Runs the whole step always: there is nothing between nodes.
     fn compute(
         &mut self,
         step: &Step,
@@ -311,7 +312,7 @@ impl HostProgram for NullProgram {
         Ok(())
     }
 
-    /// One row, or all that are left: the clock of whoever asks may be made up.
+    /// Computes one row, or all that remain, without reading the clock, which may be a fake one.
     fn advance_background(&mut self, until: Option<Instant>) -> Result<BackgroundProgress> {
         let (step, mut n_done) = std::mem::take(&mut self.background);
         let n_rows = step.tokens.len();
@@ -333,7 +334,7 @@ impl HostProgram for NullProgram {
         self.kept[..n_kept].get(index).map_or(&[], Vec::as_slice)
     }
 
-    /// It has no values.
+    /// `None` always: the program has no values.
     fn read(&self, _value: ValueId) -> Option<Vec<f32>> {
         None
     }
@@ -344,7 +345,7 @@ impl HostProgram for NullProgram {
         self.hashes[group].copy_within(from, to.start);
     }
 
-    /// Its hashes first, as many as fit.
+    /// Writes the hashes first, as far as they fit.
     fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()> {
         self.check_room(bytes.len())?;
         let hashes = &self.hashes[group][self.page(page)];
@@ -373,7 +374,7 @@ impl HostProgram for NullProgram {
         true
     }
 
-    /// What was written there is gone: reading it again is an error, even once it is committed again.
+    /// Clears the pages' hashes: reading them is an error, even after the next commit.
     fn decommit(&mut self, group: usize, pages: Range<u32>) {
         self.record(|| Event::Decommit(group, pages.clone()));
         pages.for_each(|page| {

@@ -14,7 +14,8 @@ fn program(device: &NullDevice, layers: &[KvLayer]) -> (Plan, Limits, Box<dyn Pr
     (plan, limits, program)
 }
 
-/// Run spans of any shape and compare every row with the prediction from its sequence's tokens alone.
+/// Runs spans of any shape, and compares every row with the prediction from its sequence's tokens
+/// alone.
 #[test]
 fn output_is_a_function_of_the_tokens() {
     for layers in
@@ -32,7 +33,7 @@ fn output_is_a_function_of_the_tokens() {
             for (slot, n_rows) in spans {
                 let seen_so_far = sequences.tokens(*slot);
                 for end in seen_so_far.len() - n_rows + 1..=seen_so_far.len() {
-                    // Without a window of at least 2 there is no state to carry.
+                    // Without a window of at least 2 there is no state to carry over.
                     let first = if layers.is_empty() { end - 1 } else { 0 };
                     let seen = &seen_so_far[first..end];
                     assert_eq!(
@@ -115,14 +116,15 @@ fn stale_missing_and_uncopied_pages_show() {
     let step = step(&[9], &span, &[4, PAGE_NONE], &[0]);
     assert!(program.run(&step).unwrap_err().to_string().contains("never written"));
     let events = device.take_events();
-    // What the check refuses does not arrive.
+    // Refused calls are not recorded.
     assert_eq!(events.len(), 7);
     assert_eq!(events[2..4], [Event::CopyPage(0, 4, 6), Event::Decommit(0, 4..5)]);
     assert_eq!(events[5], Event::Commit(0, 4..5));
     assert!(device.take_events().is_empty());
 }
 
-/// Links, choices and refusals as on a device that computes; alone and with steps in flight.
+/// Links, choices and refusals match a device that computes, with one step and with several in
+/// flight.
 #[test]
 fn steps_keep_the_contract() {
     for n in [1, 4] {
@@ -150,7 +152,8 @@ fn groups_that_disagree_show() {
     assert!(error.to_string().contains("another sequence's"), "{error}");
 }
 
-/// Encoder states are a function of the input, two slots share their pages, and all of them must be there.
+/// Encoder states are a function of the input, two slots share their pages, and all states must be
+/// written.
 #[test]
 fn encoder_states_come_before_the_tokens() {
     let layers = [
@@ -184,7 +187,7 @@ fn encoder_states_come_before_the_tokens() {
     let mut program = NullDevice::default().compile(&[writer, reader], &limits).and_then(committed).unwrap();
     let input: Vec<f32> = (0..20 * 2 * 3).map(|i| i as f32).collect();
     let span = |slot, first_row, n_rows| Span { slot, first_row, n_rows, first_position: 0 };
-    // Of each slot two pages of the sequence's group, then two of the encoder states'.
+    // Each slot has two pages of the sequence's group, then two of the encoder states'.
     let tables = [5, PAGE_NONE, 8, 9, 6, PAGE_NONE, 8, 9, 7, PAGE_NONE, 9, 8];
     let spans = [span(0, 0, 20)];
     let write = Step { input: &input, ..step(&[0; 20], &spans, &tables, &[]) };

@@ -1,4 +1,4 @@
-//! What each Op asks of its values and weights.
+//! Checks of each Op's values and weights.
 //!
 //! Past 600 lines: every Op is an arm of one match.
 
@@ -12,7 +12,7 @@ use crate::{
     ValueId, Weight, WeightId,
 };
 
-/// A primitive and where it stands.
+/// A primitive and its place in the plan.
 #[derive(Clone, Copy)]
 pub(super) struct At<'a> {
     pub(super) plan: &'a Plan,
@@ -57,7 +57,8 @@ impl<'a> At<'a> {
                 let table = self.matrix(*table, out.cols)?;
                 self.rows(out, RowCount::Tokens)?;
                 self.finite("scale", *scale)?;
-                // Sampled tokens are columns of the logits, and come back as rows of the table.
+                // Sampled tokens are columns of the logits, and rows of the embedding table in the
+                // next step.
                 let n_vocab = self.plan.values.get(self.plan.output.0 as usize).map_or(0, |v| v.cols);
                 self.require(
                     table.n_rows() >= n_vocab || self.plan.output_kind == OutputKind::Hidden,
@@ -246,16 +247,18 @@ impl<'a> At<'a> {
                     format_args!("{n_in}, or that for each of {} experts", ids.cols),
                 )?;
                 self.columns(out, ids.cols, n_out)?;
-                // Ids are below the columns of the Route that chose them.
+                // Ids are below the number of columns of the Route that chose them.
                 let router = self.plan.primitives().find_map(|op| {
                     let Op::Route { x, ids: chosen, .. } = op else { return None };
                     std::ptr::eq(self.plan.value(*chosen), ids).then_some(*x)
                 });
                 let counted = self.plan.primitives().find_map(|op| {
-                    let (n, out) = match op {
-                        Op::Ordinals { out } => (ids.cols, out),
-                        Op::Adapters { n, out } => (*n, out),
-                        _ => return None,
+                    let (n, out) = if let Op::Ordinals { out } = op {
+                        (ids.cols, out)
+                    } else if let Op::Adapters { n, out } = op {
+                        (*n, out)
+                    } else {
+                        return None;
                     };
                     std::ptr::eq(self.plan.value(*out), ids).then_some(n)
                 });
@@ -264,7 +267,7 @@ impl<'a> At<'a> {
                 self.require(
                     n_routed == Some(n_experts),
                     || format!("{} of {n_experts} experts", weight.name),
-                    format_args!("{n_routed:?}, as many as are routed to"),
+                    format_args!("{n_routed:?}, the number of experts of the router"),
                 )
             }
             Op::ExpertBias { x, ids, bias, out } => {
@@ -277,10 +280,12 @@ impl<'a> At<'a> {
                     format_args!("parts for each of {k} experts"),
                 )?;
                 let n_experts = self.plan.primitives().find_map(|op| {
-                    let (n, written) = match op {
-                        Op::Route { x, ids, .. } => (self.plan.values.get(x.0 as usize)?.cols, ids),
-                        Op::Ordinals { out } => (k, out),
-                        _ => return None,
+                    let (n, written) = if let Op::Route { x, ids, .. } = op {
+                        (self.plan.values.get(x.0 as usize)?.cols, ids)
+                    } else if let Op::Ordinals { out } = op {
+                        (k, out)
+                    } else {
+                        return None;
                     };
                     std::ptr::eq(self.plan.values.get(written.0 as usize)?, ids).then_some(n)
                 });
@@ -331,14 +336,14 @@ impl<'a> At<'a> {
                     || format!("{} of {:?}", out.name, out.rows),
                     "rows of tokens or outputs",
                 )?;
-                let others = self.plan.primitives().filter_map(|op| match op {
-                    Op::Adapters { n, .. } => Some(*n),
-                    _ => None,
-                });
+                let others = self
+                    .plan
+                    .primitives()
+                    .filter_map(|op| if let Op::Adapters { n, .. } = op { Some(*n) } else { None });
                 self.require(
                     *n > 0 && { others }.all(|other| other == *n),
                     || format!("{n} adapters"),
-                    "at least one, and as many as other ops choose from",
+                    "at least one, and the same number in every op",
                 )
             }
             Op::ExpertSum { x, weights, out } => {
@@ -391,7 +396,7 @@ impl<'a> At<'a> {
                         && n_kv_heads > 0
                         && n_heads.is_multiple_of(n_kv_heads),
                     || format!("{} columns of keys", keys.cols),
-                    format_args!("those of a divisor of {n_heads} heads of {head_dim}"),
+                    format_args!("columns of KV heads of {head_dim} whose number divides {n_heads}"),
                 )?;
                 self.require(
                     *n_heads > 0 && out.cols.is_multiple_of(*n_heads),
@@ -493,7 +498,7 @@ impl<'a> At<'a> {
         }
     }
 
-    /// Columns of one of `n` heads.
+    /// Columns of each of `n` heads.
     fn head_columns(&self, value: &Value, n: usize) -> Result<usize> {
         self.require(
             n > 0 && value.cols.is_multiple_of(n),
@@ -503,7 +508,7 @@ impl<'a> At<'a> {
         Ok(value.cols / n)
     }
 
-    /// Columns of one of `n_shared` heads, which `n_heads` share.
+    /// Columns of each of `n_shared` heads, which `n_heads` share.
     fn shared_heads(&self, value: &Value, n_shared: usize, n_heads: usize) -> Result<usize> {
         let cols = self.head_columns(value, n_shared)?;
         self.require(
@@ -514,7 +519,7 @@ impl<'a> At<'a> {
         Ok(cols)
     }
 
-    /// A state of `len` numbers, which no other Op has.
+    /// Checks that a state has `len` numbers and that no other Op has it.
     fn state(&self, state: StateId, len: Option<usize>, seen: &mut Seen) -> Result<()> {
         let n = self.plan.kv.states.get(state.0 as usize).copied();
         self.require(
@@ -526,7 +531,7 @@ impl<'a> At<'a> {
         self.require(!written, || format!("state {}, used before", state.0), "a state of its own")
     }
 
-    /// Query heads that fit a KV layer.
+    /// Checks that query heads fit a KV layer.
     fn heads(&self, q: &Value, n_heads: usize, kv: &KvLayer) -> Result<()> {
         self.rows(q, RowCount::Tokens)?;
         self.require(
@@ -537,7 +542,7 @@ impl<'a> At<'a> {
         self.columns(q, n_heads, kv.head_dim)
     }
 
-    /// A layer of encoder states that another plan writes, and how many they are.
+    /// A layer of encoder states that another plan writes, and the number of these states.
     fn encoder_states(&self, id: KvLayerId) -> Result<(&'a KvLayer, usize)> {
         let layer = self.kv_layer(id)?;
         let Some(n) = layer.encoder_states else {
@@ -603,7 +608,7 @@ impl<'a> At<'a> {
         )
     }
 
-    /// Input and output of the same shape.
+    /// Checks that input and output have the same shape.
     fn same(&self, x: ValueId, out: ValueId) -> Result<&'a Value> {
         let (x, out) = (self.float(x)?, self.float(out)?);
         self.require(
@@ -630,7 +635,7 @@ impl<'a> At<'a> {
             found,
             format_args!("a last dimension in whole {block} blocks of {}", block.block_len()),
         )?;
-        // Checked: the shape may come from a hostile file.
+        // Checked arithmetic: the shape may come from a hostile file.
         let n_values = shape.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim));
         let n_bytes = n_values.and_then(|n| (n / block.block_len()).checked_mul(block.block_bytes()));
         // A stack has one part for each matrix, all of the same size.

@@ -1,4 +1,4 @@
-//! Function constants: values set when a pipeline is created.
+//! Function constants: values set at the creation of a pipeline.
 
 use super::{Kind, Refusal, Rewriter};
 use crate::library::ConstantDeclaration;

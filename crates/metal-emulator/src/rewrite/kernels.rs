@@ -25,7 +25,7 @@ const POSITIONS: &[(&str, &str)] = &[
     ("thread_execution_width", "c->group->threads_per_simdgroup"),
 ];
 
-/// Those that count in the dimensions of the grid.
+/// Position attributes with as many components as the grid has dimensions.
 const OF_GRID: &[&str] = &[
     "thread_position_in_grid",
     "thread_position_in_threadgroup",
@@ -47,16 +47,16 @@ const MAX_INDEX: u32 = 31;
 /// Attributes seen before the function that they belong to.
 #[derive(Default)]
 pub(super) struct Pending {
-    /// The word `kernel` was seen.
+    /// True after the word `kernel`.
     pub kernel: bool,
     host_name: Option<String>,
     max_threads: Option<u32>,
-    /// The first token of them.
+    /// Their first token.
     first: Option<usize>,
 }
 
 impl Pending {
-    /// Whether an attribute was seen whose function has not been seen yet.
+    /// Returns true if an attribute was read whose function has not been read yet.
     pub fn is_waiting(&self) -> bool {
         self.first.is_some()
     }
@@ -65,7 +65,7 @@ impl Pending {
 /// A function marked `kernel`.
 pub(super) struct Kernel {
     pub(super) name: String,
-    /// The names of its template's parameters.
+    /// Names of its template's parameters.
     pub(super) template_parameters: Vec<String>,
     parameters: Vec<Parameter>,
     max_threads: Option<u32>,
@@ -78,7 +78,7 @@ pub(super) struct Instance {
     host_name: String,
     kernel: String,
     template_arguments: String,
-    /// The tokens of `template_arguments`.
+    /// Tokens of `template_arguments`.
     arguments: std::ops::Range<usize>,
     token: usize,
 }
@@ -163,7 +163,9 @@ impl Rewriter<'_> {
         if templated && pending.host_name.is_some() {
             return Err(self.refuse(
                 i,
-                format!("a host name for kernel template '{name}'; give it to its instantiations"),
+                format!(
+                    "a host name for kernel template '{name}'; expected host names at its instantiations"
+                ),
             ));
         }
         let host_name = pending.host_name.unwrap_or_else(|| name.clone());
@@ -183,7 +185,8 @@ impl Rewriter<'_> {
         Ok(close + 1)
     }
 
-    /// Metal wants all positions and sizes of a grid in as many dimensions.
+    /// Checks that all positions and sizes of a grid have the same number of dimensions, as Metal
+    /// requires.
     fn same_widths(&self, parameters: &[Parameter], i: usize) -> Result<(), Refusal> {
         let width = |p: &Parameter| match p.type_name.trim().chars().last() {
             Some(digit @ '2'..='4') => digit as u32 - '0' as u32,
@@ -205,7 +208,7 @@ impl Rewriter<'_> {
         }
     }
 
-    /// The names of the parameters of a template whose list ends at `close`.
+    /// Names of the parameters of a template whose list ends at `close`.
     fn template_parameters(&self, close: usize) -> Result<Vec<String>, Refusal> {
         let open = self.opening(close, 0)?;
         let (mut names, mut at, mut name) = (Vec::new(), open + 1, String::new());
@@ -217,7 +220,7 @@ impl Rewriter<'_> {
                     is_default = false;
                 }
                 "=" => is_default = true,
-                // A pointer to a function: its name stands in the first brackets.
+                // A pointer to a function has its name in the first brackets.
                 "(" if !is_default => {
                     if self.t.word(at + 1) == "*" {
                         name = self.t.word(at + 2).to_owned();
@@ -305,23 +308,21 @@ impl Rewriter<'_> {
                     },
                 };
                 if kind.replace(found).is_some() {
-                    return Err(self.refuse(
-                        a.token,
-                        format!("parameter '{name}' has two attributes that say where it comes from"),
-                    ));
+                    return Err(
+                        self.refuse(a.token, format!("parameter '{name}' has two binding attributes"))
+                    );
                 }
             }
             self.replace(at, to, "");
         }
         let kind = match kind {
             Some(kind) => kind,
-            // As in Metal: a buffer without an index gets the next one.
+            // In Metal, too, a buffer without an index gets the next one.
             None if indirect && in_device => ParameterKind::Buffer(*next_buffer),
             None => {
-                return Err(self.refuse(
-                    from,
-                    format!("parameter '{type_name} {name}' has no attribute that says where it comes from"),
-                ));
+                return Err(
+                    self.refuse(from, format!("parameter '{type_name} {name}' has no binding attribute"))
+                );
             }
         };
         let fits = match kind {
@@ -388,7 +389,7 @@ impl Rewriter<'_> {
         let less = self.opening(end, at)?;
         let kernel = self.t.word(less - 1).to_owned();
         if !self.is_wanted(&host_name) {
-            // With what was replaced within it.
+            // Includes earlier replacements within the range.
             let start = self.t.list[i].start;
             self.edits.retain(|edit| edit.0 < start);
             self.replace(i, semicolon, "");
@@ -415,7 +416,7 @@ impl Rewriter<'_> {
         Ok(semicolon)
     }
 
-    /// Whether this function is to be compiled.
+    /// Returns true if this function is to be compiled.
     fn is_wanted(&self, host_name: &str) -> bool {
         self.only.is_none_or(|only| only == host_name)
     }
@@ -440,7 +441,9 @@ impl Rewriter<'_> {
                 return Ok(i);
             }
             if i <= from {
-                return Err(self.refuse(close, format!("'{}' closes nothing", self.t.word(close))));
+                return Err(
+                    self.refuse(close, format!("'{}' without an opening bracket", self.t.word(close)))
+                );
             }
             i -= 1;
         }

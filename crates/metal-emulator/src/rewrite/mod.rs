@@ -18,21 +18,10 @@ mod uses;
 
 pub(crate) use kernels::position;
 
+use crate::error::Refusal;
 use crate::library::{ConstantDeclaration, Function};
 use std::collections::HashSet;
 use token::{Kind, Tokens};
-
-/// Something in the source that the emulator does not support.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{file}:{line}: {what}")]
-pub struct Refusal {
-    /// The file, as named to [`crate::Compiler::compile`].
-    pub file: String,
-    /// The line in it.
-    pub line: u32,
-    /// What was found, and what is accepted instead.
-    pub what: String,
-}
 
 /// A rewritten source.
 #[derive(Debug)]
@@ -80,12 +69,12 @@ const POINTED_TO: &[&str] = &[
     "int8_t", "uint8_t", "int16_t", "uint16_t", "int32_t", "uint32_t", "int64_t", "uint64_t",
 ];
 
-/// What a source is rewritten for.
+/// Purpose of a rewrite.
 #[derive(Clone, Copy)]
 pub(crate) struct What<'a> {
-    /// For the check of address spaces.
+    /// True for the check of address spaces.
     pub strict: bool,
-    /// For the function of this host name only; `None`: for all.
+    /// Host name of the only function to rewrite; `None` for all.
     pub only: Option<&'a str>,
 }
 
@@ -120,12 +109,12 @@ pub(crate) fn rewrite<'a>(text: &'a str, What { strict, only }: What<'a>) -> Res
     r.finish()
 }
 
-/// Names of structs, and of types that templates take.
+/// Names of structs and of type parameters of templates.
 fn declared_types<'a>(t: &Tokens<'a>) -> HashSet<&'a str> {
     let names = (1..t.list.len()).filter(|i| {
         t.list[*i].kind == Kind::Word && matches!(t.word(i - 1), "struct" | "class" | "typename")
     });
-    // A nested type of a template's type is no name by itself.
+    // A nested type of a template's type is not a name by itself.
     names.filter(|i| t.word(i + 1) != "::").map(|i| t.word(i)).collect()
 }
 
@@ -136,7 +125,7 @@ struct Rewriter<'a> {
     t: Tokens<'a>,
     uses: uses::Uses<'a>,
     strict: bool,
-    /// As [`What::only`].
+    /// Same as [`What::only`].
     only: Option<&'a str>,
     /// Replacements of byte ranges, disjoint and in order.
     edits: Vec<(usize, usize, String)>,
@@ -204,7 +193,7 @@ impl Rewriter<'_> {
         self.t.refuse(&self.t.list[i.min(self.t.list.len() - 1)], what)
     }
 
-    /// Whether two brackets that open an attribute stand at `i`.
+    /// Returns true if two brackets at `i` open an attribute.
     fn attribute_at(&self, i: usize) -> bool {
         self.t.word(i) == "["
             && self.t.word(i + 1) == "["
@@ -246,7 +235,7 @@ impl Rewriter<'_> {
     fn directive(&mut self, i: usize) -> Result<(), Refusal> {
         let text = self.t.word(i);
         let mut words = text.trim_start_matches('#').split_whitespace();
-        // Apple's compiler contracts unless it is told not to, and clang here likewise.
+        // Apple's compiler contracts unless told otherwise; this sets clang's mode likewise.
         if let Some(how) = text.split_once("fp contract").filter(|_| text.contains("METAL")) {
             let how = how.1.trim().trim_start_matches('(').trim_end_matches(')').trim();
             if !["off", "on", "fast"].contains(&how) {
@@ -268,7 +257,7 @@ impl Rewriter<'_> {
         if !harmless {
             return Err(self.refuse(i, format!("'{text}' is not supported")));
         }
-        // What is said of loops means the same to clang, and matters where registers are counted.
+        // Loop pragmas mean the same to clang, and affect the count of registers.
         if !text.contains("clang loop") {
             self.replace(i, i + 1, "");
         }
@@ -295,8 +284,9 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    /// A pointer or reference says where it points, which in Metal it must: `float *x` is an error there.
-    /// Seen are those to scalars, vectors, and types that the source declares.
+    /// Checks that a pointer or reference states its address space, as Metal requires: `float *x`
+    /// is an error there. Only pointers to scalars, vectors, and types that the source declares are
+    /// found.
     fn has_address_space(&self, i: usize, word: &str) -> Result<(), Refusal> {
         let stem = word.trim_end_matches(['2', '3', '4']);
         if !matches!(self.t.word(i + 1), "*" | "&")
@@ -310,7 +300,7 @@ impl Rewriter<'_> {
             match self.t.word(at - 1) {
                 "const" | "volatile" | "typename" => at -= 1,
                 "::" if at > 1 && self.t.list[at - 2].kind == Kind::Word => at -= 2,
-                // Of a template: what stands before that is not looked for.
+                // A type of a template: earlier tokens are not searched.
                 "::" | "device" | "constant" | "threadgroup" | "thread" => return Ok(()),
                 _ => break,
             }
@@ -339,7 +329,7 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    /// The attributes of a list, with their arguments as ranges of tokens, and the token after the
+    /// Attributes of a list, with their arguments as ranges of tokens, and the token after the
     /// list.
     fn attributes(&self, i: usize) -> Result<(Vec<Attribute>, usize), Refusal> {
         let end = self.t.closing(i)?;

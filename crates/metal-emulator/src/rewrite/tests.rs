@@ -1,4 +1,4 @@
-//! The rewriting of each form, and what is rejected.
+//! Rewriting of each form, and rejected sources.
 
 use super::*;
 use crate::library::ParameterKind;
@@ -16,7 +16,8 @@ fn refused(source: &str) -> (u32, String) {
     (r.line, r.what)
 }
 
-/// One function of several: the others' instantiations and entry points are gone, lines stay where they were.
+/// One function of several: instantiations and entry points of the others are removed, and lines do
+/// not move.
 #[test]
 fn one_function_of_a_source() {
     let source = "template<int n> kernel void k(device int * a [[buffer(0)]]) { a[0] = n; }\n\
@@ -77,7 +78,7 @@ fn instantiations_of_both_forms() {
 }
 
 #[test]
-fn function_constants_and_who_needs_them() {
+fn function_constants_and_the_kernels_that_need_them() {
     let r = accept(
         "constant bool A [[function_constant(0)]];\nconstant uint B [[function_constant(2 + 3 * 4)]];\n\
          constant uint C = B * 2;\nstatic inline uint helper() { return C; }\n\
@@ -170,7 +171,7 @@ fn unsupported_source_is_rejected_with_its_line() {
         (
             "template<typename T> [[host_name(\"x\")]] kernel void f(device T * x [[buffer(0)]]) {}",
             1,
-            "give it to its",
+            "expected host names",
         ),
         (
             "[[host_name(\"x\")]] kernel void a() {}\n[[host_name(\"x\")]] kernel void b() {}",

@@ -4,7 +4,7 @@
 use super::{Kind, Refusal, Rewriter};
 
 impl Rewriter<'_> {
-    /// At the word `threadgroup`, outside attributes.
+    /// Rewrites the word `threadgroup`, outside attributes.
     pub(super) fn threadgroup(&mut self, i: usize) -> Result<usize, Refusal> {
         let mut at = i + 1;
         // The type, and the name if this declares a variable.
@@ -33,7 +33,7 @@ impl Rewriter<'_> {
         }
     }
 
-    /// The kernel whose body this is, with its own template parameters as arguments.
+    /// The kernel that contains the body, with its own template parameters as arguments.
     fn kernel_address(&self) -> String {
         let Some(kernel) = self.kernels.last() else { return String::new() };
         match kernel.template_parameters.is_empty() {

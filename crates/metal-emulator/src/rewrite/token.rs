@@ -36,7 +36,7 @@ pub(crate) struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    /// Splits `text`, the output of `clang -E`, whose line markers say where each line came from.
+    /// Splits `text`, the output of `clang -E`, whose line markers name the origin of each line.
     pub fn scan(text: &'a str) -> Result<Self, Refusal> {
         let mut tokens = Tokens { text, list: Vec::new(), files: vec![String::from("<source>")] };
         let bytes = text.as_bytes();
@@ -174,8 +174,8 @@ fn number_goes_on(bytes: &[u8], at: usize) -> bool {
         || ((c == b'+' || c == b'-') && at > 0 && exponent_before(bytes, at))
 }
 
-/// Whether the character before `at` is an exponent letter: `e` of a decimal, `p` of a hexadecimal
-/// number.
+/// Returns true if the character before `at` is an exponent letter: `e` of a decimal, `p` of a
+/// hexadecimal number.
 fn exponent_before(bytes: &[u8], at: usize) -> bool {
     let mut start = at - 1;
     while start > 0 && (bytes[start - 1].is_ascii_alphanumeric() || bytes[start - 1] == b'.') {

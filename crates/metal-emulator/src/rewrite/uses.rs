@@ -1,5 +1,5 @@
-//! Which names each function of a source uses, and through them which function constants a kernel
-//! needs.
+//! Names that each function of a source uses, and the function constants that a kernel needs
+//! through them.
 
 use super::token::{Kind, Tokens};
 use std::collections::{HashMap, HashSet};

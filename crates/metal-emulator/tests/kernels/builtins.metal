@@ -1,4 +1,5 @@
-// Every builtin writes its results to a row of its own; tests/builtins.rs computes the same in Rust.
+// Every builtin writes its results to a row of its own; tests/builtins.rs computes the same in
+// Rust.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -125,7 +126,8 @@ kernel void simdgroups(
     const float4 wide = simd_sum(float4(v, v * 2, 1, v * v));
     PUT(22, wide.x) PUT(23, wide.y) PUT(24, wide.z) PUT(25, wide.w)
     PUT(26, float(simd_max(half(v)))) PUT(27, float(simd_sum(uchar(lane)))) PUT(28, simd_shuffle(float4(v), ushort(0)).w)
-    // Loops whose length differs between simdgroups, and a reduction of some lanes after the others have finished.
+    // Loops whose length differs between simdgroups, and a reduction of some lanes after the others
+    // have finished.
     float s = 0;
     for (uint r = 0; r <= first / 32; r++) s += simd_sum(v);
     PUT(29, s)
@@ -145,7 +147,8 @@ kernel void quads(
     PUT(13, quad_product(1 + v)) PUT(14, quad_prefix_exclusive_sum(v))
 }
 
-// d = a * b + c of 8x8 in type T, through device and threadgroup memory with strides, origins and transposes.
+// d = a * b + c of 8x8 in type T, through device and threadgroup memory with strides, origins and
+// transposes.
 template<typename T>
 kernel void matrices(
         device const T * a [[buffer(0)]],

@@ -1,4 +1,5 @@
-// Typical kernels of a language model: a reduction, a quantised matrix times a vector, a tiled matrix product.
+// Typical kernels of a language model: a reduction, a quantised matrix times a vector, a tiled
+// matrix product.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -87,7 +88,8 @@ kernel void gemv_q4_0_impl(
 typedef decltype(gemv_q4_0_impl<BlockQ4_0, 4>) gemv_t;
 template [[host_name("gemv_q4_0")]] kernel gemv_t gemv_q4_0_impl<BlockQ4_0, 4>;
 
-// C[M][N] = A[M][K] * B[K][N], half inputs, float out; a 32x32 tile per threadgroup of four simdgroups
+// C[M][N] = A[M][K] * B[K][N], half inputs, float out; a 32x32 tile per threadgroup of four
+// simdgroups
 struct GemmArgs {
     uint m, n, k;
 };

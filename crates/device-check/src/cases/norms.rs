@@ -1,35 +1,38 @@
-//! Whole layers beyond the usual: norms after attention and network, of values, of whole rows of q and k; inputs of a layer's own; an
-//! expert that every row goes through.
+//! Unusual whole layers: norms after attention and network, norms of values and of whole rows of q
+//! and k, per-layer inputs, and an expert that every row passes through.
 use weights::{BlockType, ScaleType};
 
 use super::{Case, N_TOKENS, SUM};
 use crate::{AttentionOptions, PlanBuilder};
 use device::{Activation, KvLayer, KvLayerId, KvType, OpKind, Plan, RopeStyle, RowCount, ValueId};
 
-/// What stands where.
+/// Placement of norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Norms {
-    /// Before and after both parts of a layer, of heads of q, k and v; a factor on the layer.
+    /// Norms before and after both parts of a layer and over heads of q, k and v; a factor on the
+    /// layer.
     Around,
-    /// Behind both parts only, and of whole rows of q and k.
+    /// Norms after both parts only, and over whole rows of q and k.
     After,
-    /// As [`Self::Around`], with experts next to the dense network: a norm before and after each, and after their sum.
+    /// Like [`Self::Around`], with experts beside the dense network: a norm before and after each,
+    /// and after their sum.
     AroundExperts,
-    /// As [`Self::Around`]; each layer has an input of its own, which a gate of the residual stream opens to, and every second reads the
-    /// keys and values of the one before.
+    /// Like [`Self::Around`]. Each layer has an input of its own, gated by the residual stream, and
+    /// every second layer reads the keys and values of the one before.
     AroundInputs,
-    /// Before both parts only, of heads of q and k; experts, and one that every row goes through.
+    /// Norms before both parts only, and over heads of q and k; experts, and a shared expert that
+    /// every row passes through.
     SharedExpert,
 }
 
 impl Norms {
-    /// Whether values are normalised too, and the layer has a factor.
+    /// Returns true if values are normalised too, and the layer has a factor.
     fn are_around(self) -> bool {
         !matches!(self, Norms::After | Norms::SharedExpert)
     }
 }
 
-/// Layers with such norms, and a head with bounded logits. Heads have 32 columns.
+/// Layers with these norms, and a head with capped logits. Heads have 32 columns.
 pub fn layers_with_norms(seed: u64, n_layers: u32, hidden: usize, block: BlockType, norms: Norms) -> Plan {
     let mut b = PlanBuilder::new(seed, N_TOKENS as usize);
     let mut x = b.embed_from(hidden, BlockType::F32, 1.0);
@@ -55,10 +58,11 @@ pub fn layers_with_norms(seed: u64, n_layers: u32, hidden: usize, block: BlockTy
     b.finish(logits)
 }
 
-/// Columns of a layer's own input.
+/// Columns of a per-layer input.
 const INPUT: usize = 32;
 
-/// Over the keys and values of `shared`, or its own; which they are. Of the output rows in the last layer.
+/// Attention over the keys and values of `shared`, or of a new layer; returns the KV layer. The
+/// last layer computes output rows only.
 fn attention(
     b: &mut PlanBuilder,
     x: ValueId,
@@ -109,7 +113,7 @@ fn attention(
     (b.add(residual, y), Some(layer))
 }
 
-/// The type of a matrix whose columns need not be whole blocks.
+/// A block type for a matrix whose columns may not be whole blocks.
 fn whole_blocks(block: BlockType, n_in: usize) -> BlockType {
     if n_in.is_multiple_of(block.block_len()) { block } else { BlockType::F32 }
 }
@@ -134,7 +138,8 @@ fn inner(b: &mut PlanBuilder, x: ValueId, ffn: usize, block: BlockType) -> Value
 
 const N_EXPERTS: usize = 5;
 
-/// Experts of a row. Devices that round activations to 8 bits would choose others: then all are chosen.
+/// Number of experts of a row. Devices that round activations to 8 bits could choose others, so all
+/// experts are chosen for them.
 fn n_chosen(block: BlockType) -> usize {
     if block.is_float() { 2 } else { N_EXPERTS }
 }
@@ -194,7 +199,7 @@ fn network(b: &mut PlanBuilder, x: ValueId, block: BlockType, norms: Norms) -> V
     b.add(x, y)
 }
 
-/// Two layers of each kind.
+/// Two layers with each placement of norms.
 pub fn layers() -> Vec<Case> {
     use BlockType::*;
     let affine = weights::Affine::new(4, 64, ScaleType::BF16, false).map_or(Q8_0, BlockType::Affine);
@@ -212,7 +217,7 @@ pub fn layers() -> Vec<Case> {
     ];
     let case = |(norms, block, hidden, kv_type)| {
         let plan = layers_with_norms(hidden as u64, 2, hidden, block, norms);
-        // Norms of norms of products, which carry each rounding on.
+        // Norms of norms of products, which amplify each rounding.
         Case::cached(format!("norms {norms:?} {block}"), OpKind::Fused, block, 20.0 * SUM, plan, kv_type)
     };
     kinds.into_iter().map(case).collect()

@@ -1,4 +1,5 @@
-//! Programs of several plans: inputs of numbers, windows of rows, and encoder states that one plan writes and others attend to.
+//! Programs of several plans: numeric inputs, windows of rows, and encoder states that one plan
+//! writes and others read.
 
 use weights::BlockType;
 
@@ -7,7 +8,7 @@ use crate::BEST_AND_LOGITS;
 use crate::{AttentionOptions, PlanBuilder, Sequences, limits};
 use device::{Activation, DType, KvLayer, KvLayerId, KvType, Limits, Op, OpKind, OutputKind, Plan, RowCount};
 
-/// Input and Unfold, with one to six rows for each token, several spans in a step.
+/// Input and Unfold with one to six rows for each token, and several spans in a step.
 pub fn inputs() -> Vec<Case> {
     let mut cases = vec![];
     // (columns, rows for each token, size of the first window, of the second, its stride)
@@ -29,7 +30,7 @@ pub fn inputs() -> Vec<Case> {
         let y = b.unfold(y, second, stride);
         let y = b.linear(y, 35, BlockType::F16, true);
         b.keep(y);
-        // Down to one row a token.
+        // Down to one row for each token.
         let y = b.unfold(y, 1, per_token / stride);
         let y = b.layer_norm(y, true);
         let plan = b.finish(y);
@@ -47,7 +48,7 @@ pub fn inputs() -> Vec<Case> {
         let (kind, block, plans) = (OpKind::Unfold, BlockType::F32, vec![plan]);
         cases.push(Case { name, kind, block, plans, limits, steps, tolerance: 5.0 * SUM });
     }
-    // Numbers for output rows only, and nothing else.
+    // A plan with an input for output rows only, and nothing else.
     let mut b = PlanBuilder::new(1, N_TOKENS as usize);
     let x = b.value(RowCount::Outputs, 7, DType::F32);
     b.push(Op::Input { out: x });
@@ -74,16 +75,17 @@ pub fn inputs() -> Vec<Case> {
 #[derive(Clone, Copy)]
 struct Shape {
     n_kv_heads: usize,
-    /// Query heads of each.
+    /// Query heads for each KV head.
     ratio: usize,
     head_dim: usize,
     n_states: usize,
-    /// Rows of the input for each position.
+    /// Input rows for each position.
     per_token: usize,
 }
 
 impl Shape {
-    /// Two layers of encoder states around one of the sequence, so that layers and groups are in another order.
+    /// Two layers of encoder states around one of the sequence, so that layers and groups have
+    /// different orders.
     fn layers(self, b: &mut PlanBuilder) -> [KvLayerId; 3] {
         let Shape { n_kv_heads, head_dim, n_states, .. } = self;
         let layer = |encoder_states| KvLayer {
@@ -96,7 +98,8 @@ impl Shape {
         [Some(n_states), None, Some(n_states)].map(|n| b.kv_layer(layer(n)))
     }
 
-    /// Windows of an input, attention to all of it, keys and values of the states in both layers; one value is kept.
+    /// A plan that stores encoder states: windows of an input, attention to all of it, keys and
+    /// values for both layers, and one kept value.
     fn writer(self) -> Plan {
         let mut b = PlanBuilder::new(self.n_states as u64, N_TOKENS as usize);
         let [first, _, second] = self.layers(&mut b);
@@ -113,7 +116,8 @@ impl Shape {
         Plan { output_kind: OutputKind::Hidden, ..b.finish(y) }
     }
 
-    /// Attention to the sequence, then to the encoder states of both layers; with scores of some heads or without.
+    /// A plan with attention to the sequence, then to the encoder states of both layers, with or
+    /// without scores of some heads.
     fn reader(self, scores: bool) -> Plan {
         let Shape { n_kv_heads, ratio, head_dim, .. } = self;
         let n_heads = n_kv_heads * ratio;
@@ -138,8 +142,9 @@ impl Shape {
     }
 }
 
-/// A writer, a reader and a reader that keeps scores, in one program: slots that share the pages of encoder states next to one with
-/// its own, states of no whole number of pages, and states that are written again.
+/// Programs of a writer, a reader, and a reader that keeps scores. Slots share the pages of encoder
+/// states beside a slot with its own; the states fill no whole number of pages, and are written
+/// again.
 pub fn encoder_states() -> Vec<Case> {
     let mut cases = vec![];
     for (n_kv_heads, ratio, head_dim, n_states, per_token) in [
@@ -191,7 +196,7 @@ pub fn encoder_states() -> Vec<Case> {
                 plans: plans.clone(),
                 limits,
                 steps,
-                // Three attentions after one another, whose softmax carries differences on.
+                // Three attentions in sequence, whose softmax amplifies differences.
                 tolerance: stored(5.0 * SUM, kv_type) * if kv_type == KvType::F32 { 1.0 } else { 2.0 },
             });
         }

@@ -1,23 +1,24 @@
-//! A small transformer, and plans that end early.
+//! A small transformer, and truncated plans.
 
 use device::{Activation, DType, KvLayer, Node, Op, Plan, RopeStyle, RowCount, Value, ValueId};
 use weights::BlockType;
 
 use crate::{AttentionOptions, PlanBuilder};
 
-/// Two layers as most models have them, the first with full attention, the second with a window of 20 positions, a capped
-/// score and sinks; norms of q and k, Rope, a gated feed-forward part, a norm and a head. Heads have 16 columns.
+/// Two typical layers, the first with full attention, the second with a window of 20 positions, a
+/// capped score and sinks. Both have norms of q and k, Rope and a gated feed-forward part; a norm
+/// and a head follow. Heads have 16 columns.
 pub fn mini_transformer(seed: u64, block: BlockType) -> Plan {
     mini_transformer_with(seed, block, 16)
 }
 
-/// The same with heads of `head_dim` columns.
+/// Like [`mini_transformer`], with heads of `head_dim` columns.
 pub(super) fn mini_transformer_with(seed: u64, block: BlockType, head_dim: usize) -> Plan {
     const N_HEADS: usize = 4;
     const N_KV_HEADS: usize = 2;
     let hidden = block.block_len().max(64);
     let (q_block, ffn) = if block.block_len() > 1 { (block, hidden * 2) } else { (block, 100) };
-    // The output projection's input has N_HEADS * head_dim columns, which need not be whole blocks.
+    // The output projection's input has N_HEADS * head_dim columns, which may not be whole blocks.
     let o_block = if (N_HEADS * head_dim).is_multiple_of(block.block_len()) { block } else { BlockType::F32 };
     let mut b = PlanBuilder::new(seed, 97);
     let mut x = b.embed_from(hidden, BlockType::F32, 1.0);
@@ -65,11 +66,13 @@ pub(super) fn mini_transformer_with(seed: u64, block: BlockType, head_dim: usize
     b.finish(logits)
 }
 
-/// The plan up to the node that writes `value`, which becomes the logits; `None` if no node does or it is not f32.
+/// The plan up to the node that writes `value`, which becomes the logits. `None` if no node writes
+/// it, if it is not f32, or if it has several rows for each token.
 ///
-/// A fused node that writes it is replaced by its parts up to there. Comparing a device with the interpreter on truncated
-/// plans finds the first Op that differs. Values with several rows for each token cannot be logits: `None`. (The embedding table of a checked plan has a row for each logit; where `value` is
-/// wider, the result does not pass [`Plan::check`], and is `None` too.)
+/// A fused node that writes it is replaced by its parts up to the value. Comparing a device with
+/// the interpreter on truncated plans finds the first Op that differs. The embedding table of a
+/// checked plan has a row for each logit, so the result is also `None` if `value` is wider and
+/// [`Plan::check`] fails.
 pub fn truncate(plan: &Plan, value: ValueId) -> Option<Plan> {
     let index = plan.nodes.iter().position(|node| node.op.writes().contains(&value))?;
     let mut cut = plan.clone();
@@ -118,7 +121,8 @@ mod tests {
                 cut.check().unwrap();
                 Some(value)
             });
-            // All but the feed-forward values that are wider than the vocabulary, and the argmax.
+            // Every value except the argmax and the feed-forward values that are wider than the
+            // vocabulary.
             assert_eq!(ends.count(), plan.values.len() - 6 - 1);
         }
     }

@@ -1,4 +1,4 @@
-//! Random numbers and weights, the same on every run.
+//! Random numbers and weights, reproducible on every run.
 
 use device::Weight;
 use weights::BlockType;
@@ -10,7 +10,7 @@ use super::stored;
 pub struct Rng(u64);
 
 impl Rng {
-    /// The same seed gives the same numbers.
+    /// A generator; equal seeds give equal numbers.
     pub fn new(seed: u64) -> Rng {
         Rng(seed.wrapping_mul(0xd134_2543_de82_ef95))
     }
@@ -24,32 +24,33 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// From 0 to `n - 1`; `n` is at least 1.
+    /// A number from 0 to `n - 1`; `n` is at least 1.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
 
-    /// From 0 to 1, without 1.
+    /// A number from 0 to 1, excluding 1.
     pub fn uniform(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 24) as f32
     }
 
-    /// Normally distributed, of variance 1 (Box and Muller).
+    /// A normally distributed number of variance 1 (Box and Muller).
     pub fn normal(&mut self) -> f32 {
         let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
         radius * (std::f32::consts::TAU * self.uniform()).cos()
     }
 }
 
-/// How many cases a property test runs: `usual`, and as many times more as the environment variable `PROPTEST_CASES` asks for
-/// more than 256, which is proptest's default. (`ProptestConfig::with_cases` by itself ignores the variable.)
+/// Number of cases of a property test: `usual`, multiplied by the environment variable
+/// `PROPTEST_CASES` divided by 256, proptest's default. (`ProptestConfig::with_cases` alone ignores
+/// the variable.)
 pub fn cases(usual: u32) -> u32 {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse::<u32>().ok());
     usual * (asked.unwrap_or(256) / 256).max(1)
 }
 
-/// A matrix `[n_out, n_in]` of variance `1 / n_in`, so that products with inputs of variance 1 have variance 1 too.
-/// `n_in` is whole blocks.
+/// A matrix `[n_out, n_in]` of variance `1 / n_in`, so that products with inputs of variance 1 have
+/// variance 1 too. `n_in` is whole blocks.
 pub fn quantized(rng: &mut Rng, name: &str, n_out: usize, n_in: usize, block: BlockType) -> Weight {
     stored(rng, name, n_out, n_in, block, (n_in as f32).sqrt().recip())
 }

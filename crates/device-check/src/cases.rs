@@ -21,50 +21,54 @@ use device::{
 /// Plans of one program, and steps to run through them.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What is tested, and its shape.
+    /// Name of the tested Op, and its shape.
     pub name: String,
-    /// The Op that it is about; [`OpKind::Fused`]: a block of Ops.
+    /// The tested Op; [`OpKind::Fused`] for a block of Ops.
     pub kind: OpKind,
-    /// Of the matrices.
+    /// Block type of the matrices.
     pub block: BlockType,
-    /// Their logits, and what they keep, are what is compared.
+    /// Plans whose logits and kept values are compared.
     pub plans: Vec<Plan>,
-    /// What they are compiled for.
+    /// Limits of compilation.
     pub limits: Limits,
-    /// Run in order.
+    /// Steps, run in order.
     pub steps: Vec<OwnedStep>,
-    /// What f32 arithmetic in any order of summation stays within, in units of the logits' size (see
+    /// Bound for f32 arithmetic in any order of summation, relative to the size of the logits (see
     /// [`super::compare()`]).
     pub tolerance: f32,
 }
 
-/// What a tolerance becomes by storing keys and values: they are rounded after they may differ in their last bits, so one
-/// step up or down is right.
+/// Tolerance after keys and values are stored. They are rounded after they may differ in their last
+/// bits, so a difference of one rounding step is allowed.
 fn stored(tolerance: f32, kv_type: KvType) -> f32 {
     match kv_type {
         KvType::F32 => tolerance,
-        KvType::F16 => tolerance.max(2e-3), // a step is 2^-11 of the number
-        KvType::I16 => tolerance.max(2e-3), // 2^-11 of a value's largest, which beside its weights' 2^-13 is less
-        // A step is 1/127 of the largest; and a weight is rounded up or down by 1/255 of the largest.
+        KvType::F16 => tolerance.max(2e-3), // a rounding step is 2^-11 of the number
+        KvType::I16 => tolerance.max(2e-3), // 2^-11 of a value's largest number; weights add 2^-13
+        // A rounding step is 1/127 of the largest number, and a weight is rounded up or down by
+        // 1/255 of the largest.
         KvType::I8 => tolerance.max(3e-2),
-        KvType::Q8_0 => tolerance.max(3e-2), // a step is 1/127 of the largest of 32, some 0.02
-        KvType::Fp8 => tolerance.max(7e-2),  // a step is up to 1/8 of a number
+        // a rounding step is 1/127 of the largest of 32, about 0.02
+        KvType::Q8_0 => tolerance.max(3e-2),
+        KvType::Fp8 => tolerance.max(7e-2), // a rounding step is up to 1/8 of a number
     }
 }
 
-/// Tokens that steps draw from: the rows of a table that differ.
+/// Number of tokens that steps draw from: the distinct rows of a table.
 const N_TOKENS: u32 = 64;
 
-/// Sums of up to a thousand products of size `1/n`: each rounds by 6e-8 of it, and orders differ; measured below 2e-6.
+/// Sums of up to a thousand products of size `1/n`. Each rounds by 6e-8 of it, and orders differ;
+/// measured below 2e-6.
 const SUM: f32 = 2e-5;
 
-/// A handful of roundings, and exponentials good to a few units in the last place.
+/// A few roundings, and exponentials accurate to a few units in the last place.
 const ELEMENT: f32 = 2e-6;
 
-/// Numbers of rows around the widths at which kernels change.
+/// Numbers of rows around the sizes at which devices change kernels.
 const ROWS: [usize; 6] = [1, 2, 3, 5, 17, 33];
 
-/// Every case, the same on each call; made once, for their weights are quantised.
+/// All cases, the same on each call. They are built once, because quantising their weights takes
+/// time.
 pub fn check_op_cases() -> Vec<Case> {
     static CASES: LazyLock<Vec<Case>> = LazyLock::new(all_cases);
     CASES.clone()
@@ -96,8 +100,8 @@ fn all_cases() -> Vec<Case> {
 }
 
 impl Case {
-    /// Whether a device has what the case needs: its KV type, and kernels for all its Ops. (A device that refuses a case says
-    /// so when its memory is planned.)
+    /// Returns true if a device supports the case: its KV type, and all its Ops. A device refuses
+    /// an unsupported case when its memory is planned.
     pub fn runs_on(&self, device: &dyn Device) -> bool {
         let cached = self.plans.iter().any(|plan| !plan.kv.layers.is_empty());
         let planned = device.memory_plan(&self.plans, &self.limits);
@@ -105,7 +109,7 @@ impl Case {
             && !matches!(planned, Err(device::Error::Unsupported { .. }))
     }
 
-    /// A case without attention: one sequence a step, of each number of rows.
+    /// A case without attention: steps of one sequence, with each number of rows.
     fn rows(name: String, kind: OpKind, block: BlockType, tolerance: f32, plan: Plan) -> Case {
         let limits = limits(&plan.kv);
         let mut sequences =
@@ -114,7 +118,8 @@ impl Case {
         Case { name, kind, block, plans: vec![plan], limits, steps, tolerance }
     }
 
-    /// A case with attention: sequences of different lengths together, chunks that end within pages, single tokens.
+    /// A case with attention: sequences of different lengths together, chunks that end within
+    /// pages, single tokens.
     fn cached(
         name: String,
         kind: OpKind,
@@ -142,12 +147,14 @@ impl Case {
     }
 }
 
-/// What an encoder has: norms of whole rows, learned positions, attention to all rows of a sequence, pooling.
+/// Ops of encoders: norms of whole rows, learned positions, attention to all rows of a sequence,
+/// pooling.
 fn encoder() -> Vec<Case> {
     let mut cases = vec![];
     for (cols, bias) in [(1, true), (5, false), (64, true), (577, true), (384, false)] {
         let mut b = PlanBuilder::new(cols as u64, N_TOKENS as usize);
-        // Far from zero, as rows are between two branches: the mean must be taken off before squaring.
+        // The input is far from zero, like rows between two branches: the mean must be subtracted
+        // before squaring.
         let x = b.embed_from(cols, BlockType::F32, 3.0);
         let y = b.layer_norm(x, bias);
         let name = format!("layer_norm {cols}{}", if bias { " with bias" } else { "" });
@@ -177,7 +184,8 @@ fn encoder() -> Vec<Case> {
             let y = b.pool(x, kind);
             let name = format!("pool {kind} {cols}");
             let mut case = Case::cached(name, OpKind::Pool, BlockType::F32, SUM, b.finish(y), KvType::F32);
-            // As an engine asks: the last row of each sequence; of every second step only the last sequence's.
+            // Outputs like an engine's: the last row of each sequence; in every second step only
+            // the last sequence's.
             for (index, step) in case.steps.iter_mut().enumerate() {
                 let last = step.spans.iter().map(|s| s.first_row + s.n_rows - 1).skip(index % 2);
                 step.outputs = last.collect();
@@ -189,10 +197,11 @@ fn encoder() -> Vec<Case> {
     cases
 }
 
-/// Column counts that are whole blocks: small, and with more than one block and a remainder for wide kernels.
+/// Column counts of whole blocks: a small one, and one with several blocks and a remainder for wide
+/// kernels.
 fn widths(block: BlockType) -> [usize; 2] {
     match block.block_len() {
-        // Whole groups of 32 are multiplied in integers, other rows in floats.
+        // Kernels multiply whole groups of 32 in integers, other rows in floats.
         1 if block.has_planes() => [17, 288],
         1 => [17, 100],
         32 => [32, 288],
@@ -238,7 +247,7 @@ fn linear() -> Vec<Case> {
         let [narrow, wide] = widths(block);
         let shapes =
             [(7, narrow), (33, wide), (100, narrow), (1, narrow), (16, narrow), (33, narrow), (1, wide)];
-        // Most of the rest differ in nothing but numbers.
+        // Most block types without a quantiser differ only in numbers.
         for (n_out, n_in) in shapes.into_iter().take(if block.has_quantizer() { 7 } else { 2 }) {
             let mut b = PlanBuilder::new((n_out * n_in) as u64, N_TOKENS as usize);
             let x = b.embed(n_in);
@@ -331,7 +340,7 @@ fn element_wise() -> Vec<Case> {
     cases
 }
 
-/// Some rows, none, all; with argmax and without; equal logits.
+/// Steps with some, none and all rows selected, with and without argmax, and with equal logits.
 fn select() -> Vec<Case> {
     let mut cases = vec![];
     for cols in [1, 33, 1025] {
@@ -356,7 +365,7 @@ fn select() -> Vec<Case> {
 }
 
 fn attention() -> Vec<Case> {
-    // (KV heads, query heads of each, head_dim, window, softcap, sinks)
+    // (KV heads, query heads per KV head, head_dim, window, softcap, sinks)
     let shapes = [
         (2, 1, 16, None, None, false),
         (1, 3, 64, None, None, false),
@@ -405,7 +414,8 @@ fn attention() -> Vec<Case> {
             ));
         }
     }
-    // A narrower window than what the layer keeps, and a second layer that reads the first one's pages.
+    // An attention with a narrower window than the layer keeps, and a second layer that reads the
+    // first one's pages.
     let mut b = PlanBuilder::new(77, N_TOKENS as usize);
     let kv =
         KvLayer { n_kv_heads: 2, head_dim: 32, window: None, encoder_states: None, values_are_keys: false };
@@ -426,8 +436,9 @@ fn attention() -> Vec<Case> {
     cases
 }
 
-/// Keys whose biases are far larger than what differs between them ([`device::key_bias`]), of heads that turn wholly, in part and not at
-/// all. Queries are small, so that attention still depends on what differs.
+/// Keys whose biases are far larger than the differences between them ([`device::key_bias`]), with
+/// heads that RoPE rotates wholly, in part and not at all. Queries are small, so that attention
+/// still depends on the differences.
 fn key_biases() -> Vec<Case> {
     use RopeStyle::{Half, Interleaved};
     let plain = AttentionOptions::default();
@@ -438,7 +449,7 @@ fn key_biases() -> Vec<Case> {
         both_ways: false,
         sinks: true,
     };
-    // (KV heads, query heads of each, head_dim, columns that turn, style, options)
+    // (KV heads, query heads per KV head, head_dim, rotated columns, style, options)
     let shapes = [
         (2, 2, 32, 32, Half, plain),
         (1, 3, 64, 48, Interleaved, all),
@@ -484,7 +495,7 @@ fn kv_types(plan: &Plan) -> Vec<KvType> {
     all.into_iter().filter(|kind| whole || *kind != KvType::Q8_0).collect()
 }
 
-/// Blocks of Ops that rules fuse, with values inside that others read too.
+/// Blocks of Ops that rules fuse, with inner values that other Ops read too.
 fn blocks() -> Vec<Case> {
     use BlockType::*;
     let mut cases = vec![];
@@ -495,7 +506,7 @@ fn blocks() -> Vec<Case> {
             let x = b.embed(block.block_len().max(64));
             b.layer(Some(0));
             let y = build(&mut b, x);
-            // Norms and products of products: each rounding is carried on.
+            // Norms and products of products: later Ops amplify each rounding.
             cases.push(Case::rows(format!("{name} {block}"), OpKind::Fused, block, 5.0 * SUM, b.finish(y)));
         };
         for n_linears in 1..=3 {
@@ -536,12 +547,12 @@ fn blocks() -> Vec<Case> {
         });
         let plan = mini_transformer_with(u64::from(block.gguf_id().unwrap_or(0)), block, 32);
         for kv_type in kv_types(&plan) {
-            // Two layers, whose softmax and norms carry differences on.
+            // Two layers, whose softmax and norms amplify differences.
             let name = format!("two layers {block}");
             cases.push(Case::cached(name, OpKind::Fused, block, 10.0 * SUM, plan.clone(), kv_type));
         }
     }
-    // Norms and Ropes around a KvWrite, each there or not.
+    // All combinations of norms and Ropes around a KvWrite.
     for bits in 0..16u32 {
         let has = |bit: u32| bits & (1 << bit) != 0;
         let mut b = PlanBuilder::new(u64::from(bits), N_TOKENS as usize);

@@ -1,12 +1,10 @@
-//! What a program promises of the memory of its KV pages, checked on any device.
-
-use std::sync::Arc;
+//! Rules for the memory of a program's KV pages, checked on any device.
 
 use device::{Device, Error, Limits, OwnedStep, PAGE_NONE, Program};
 use device_lower::fusion::fuse;
 use weights::BlockType;
 
-use super::{Scarce, Sequences, committed, limits, mini_transformer};
+use super::{Sequences, committed, limits, mini_transformer};
 
 type Outcome<T = ()> = Result<T, String>;
 
@@ -18,7 +16,7 @@ fn expect(holds: bool, what: impl FnOnce() -> String) -> Outcome {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-/// Whether it was refused, in words with this part.
+/// Checks that a call was refused with a message that contains `part`.
 fn refused<T>(result: device::Result<T>, part: &str) -> Outcome {
     match result {
         Ok(_) => Err(format!("accepted, expected an error about {part:?}")),
@@ -27,11 +25,11 @@ fn refused<T>(result: device::Result<T>, part: &str) -> Outcome {
     }
 }
 
-/// Whether a step needs its pages committed, granules come and go while others keep what they hold, and bad ranges are
-/// refused.
+/// Checks that a step needs committed pages, that granules can be committed and decommitted while
+/// others keep their content, and that bad ranges are refused.
 ///
 /// # Errors
-/// The first promise that is broken.
+/// The first rule that the device breaks.
 pub fn check_commits(device: &dyn Device) -> Outcome {
     let plan = fuse(&mini_transformer(3, BlockType::F32), device.fusion());
     let plans = std::slice::from_ref(&plan);
@@ -77,7 +75,7 @@ pub fn check_commits(device: &dyn Device) -> Outcome {
     refused(program.commit(2, 0..1), "group 2")?;
     refused(program.run(&steps[0].borrow()), "not committed")?;
 
-    // The granules that the steps use, and no others.
+    // Commit only the granules that the steps use.
     let n_groups = plan.kv.groups.len();
     let mut used = vec![vec![]; n_groups];
     for step in &steps {
@@ -96,7 +94,8 @@ pub fn check_commits(device: &dyn Device) -> Outcome {
     }
     expect(logits(program)? == expected, || "logits with the pages in use alone differ".to_owned())?;
 
-    // Others come and go, and the last step again finds what the first ones wrote.
+    // The last step still finds what the first ones wrote while other granules are committed and
+    // decommitted.
     program.commit_all().map_err(words)?;
     expect((0..n_groups).all(|g| program.committed().n_committed(g) == limits.n_pages[g]), || {
         format!("after committing all: {:?}", program.committed())
@@ -113,43 +112,12 @@ pub fn check_commits(device: &dyn Device) -> Outcome {
         }
     }
     program.run(&steps[2].borrow()).map_err(words)?;
-    expect(program.logits() == expected[2], || "a step after granules were given back differs".to_owned())?;
+    expect(program.logits() == expected[2], || "a step after granules were decommitted differs".to_owned())?;
 
-    // What is given back and taken again is as good as new.
+    // A granule that was decommitted and committed again works like a new one.
     let granule = program.committed().granule_of(0, used[0][0]);
     program.decommit(0, granule.clone()).map_err(words)?;
     refused(program.run(&steps[2].borrow()), "not committed")?;
     program.commit(0, granule).map_err(words)?;
-    expect(logits(program)? == expected, || "logits after a granule came back differ".to_owned())
-}
-
-/// Whether a program that is refused memory for pages is as it was, and goes on once there is some.
-///
-/// # Errors
-/// Where not.
-pub fn check_shortage(device: Arc<dyn Device>) -> Outcome {
-    let plan = fuse(&mini_transformer(3, BlockType::F32), device.fusion());
-    let limits = Limits { kv_type: device.kv_types()[0], ..limits(&plan.kv) };
-    let scarce = Scarce::new(device);
-    let mut program = scarce.compile(std::slice::from_ref(&plan), &limits).map_err(words)?;
-    let granule = program.committed().granule_of(0, 0);
-    scarce.refuse(0);
-    let before = program.committed().clone();
-    match program.commit(0, granule.clone()) {
-        Err(Error::Shortage { group: 0, n_pages, .. }) if n_pages == granule.len() => {}
-        other => return Err(format!("{other:?}, expected a shortage")),
-    }
-    expect(*program.committed() == before, || "a refused commit changed something".to_owned())?;
-    program.commit(0, granule.clone()).map_err(words)?;
-    scarce.allow(granule.len());
-    let next = program.committed().granule_of(1, 0);
-    expect(matches!(program.commit(1, next.clone()), Err(Error::Shortage { .. })), || {
-        "no shortage".to_owned()
-    })?;
-    program.decommit(0, granule.clone()).map_err(words)?;
-    scarce.allow(next.len());
-    program.commit(1, next.clone()).map_err(words)?;
-    expect((scarce.n_commits(), scarce.n_committed()) == (4, next.len()), || "counts are wrong".to_owned())?;
-    drop(program);
-    expect(scarce.n_committed() == 0, || "pages outlive their program".to_owned())
+    expect(logits(program)? == expected, || "logits after a granule was committed again differ".to_owned())
 }

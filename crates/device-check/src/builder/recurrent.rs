@@ -5,9 +5,10 @@ use weights::BlockType;
 
 use super::PlanBuilder;
 
-/// The heads of a recurrent layer, each with a state of `rows` by `cols`; `n_shared` heads of what several share.
+/// Heads of a recurrent layer, each with a state of `rows` by `cols`. The `n_shared` heads are
+/// those that several heads share.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)] // Said above.
+#[allow(missing_docs)] // The struct's comment describes them.
 pub struct RecurrentShape {
     pub n_shared: usize,
     pub n_heads: usize,
@@ -16,7 +17,7 @@ pub struct RecurrentShape {
 }
 
 impl PlanBuilder {
-    /// With random taps, and a state of its own.
+    /// A ShortConv with random taps and a state of its own.
     pub fn short_conv(&mut self, x: ValueId, size: usize, bias: bool) -> ValueId {
         let cols = self.plan.value(x).cols;
         let weight = self.matrix(cols, size, BlockType::F32);
@@ -25,7 +26,8 @@ impl PlanBuilder {
         self.like(x, |out| Op::ShortConv { x, weight, bias, state, out })
     }
 
-    /// With keys of length 1, random rates, and a state of its own; `per_row`: with a step for each row of the state.
+    /// A GatedDelta with keys of length 1, random rates and a state of its own. With `per_row`,
+    /// each row of the state has its own step.
     pub fn gated_delta(&mut self, x: ValueId, shape: RecurrentShape, tiled: bool, per_row: bool) -> ValueId {
         let RecurrentShape { n_shared, n_heads, rows, cols } = shape;
         let norm = self.weight(Weight::vector("length 1", &vec![(rows as f32).sqrt().recip(); rows]));
@@ -58,7 +60,7 @@ impl PlanBuilder {
         })
     }
 
-    /// With random rates, and a state of its own.
+    /// A SelectiveScan with random rates and a state of its own.
     pub fn selective_scan(&mut self, x: ValueId, shape: RecurrentShape, skip: bool) -> ValueId {
         let RecurrentShape { n_shared, n_heads, rows, cols } = shape;
         let b = self.linear(x, n_shared * rows, BlockType::F32, false);
@@ -73,13 +75,13 @@ impl PlanBuilder {
         self.like(x, |out| Op::SelectiveScan { x, b, c, step, rate, skip, n_groups, n_heads, state, out })
     }
 
-    /// From slow to fast.
+    /// Rates from slow to fast decay.
     fn rates(&mut self, n_heads: usize) -> WeightId {
         let rates: Vec<f32> = (0..n_heads).map(|h| -0.01 * 3f32.powi(h as i32 % 7)).collect();
         self.weight(Weight::vector("rates", &rates))
     }
 
-    /// Of `len` numbers.
+    /// Adds a state of `len` numbers.
     fn state(&mut self, len: usize) -> StateId {
         self.states.push(len);
         StateId(self.states.len() as u32 - 1)

@@ -1,4 +1,4 @@
-//! What a program promises of plans that are replaced while sequences go on, checked on any device.
+//! Rules for replacing plans while sequences continue, checked on any device.
 
 use device::{Device, Error, Limits, OwnedStep, Plan, Program};
 use device_lower::fusion::fuse;
@@ -16,13 +16,14 @@ fn expect(holds: bool, what: impl FnOnce() -> String) -> Outcome {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-/// Whether pages stay as they are while plans come and go beside the first: each step gives the same bits as without. Steps run the
-/// plan that is said, and plans of another KV layout are refused.
+/// Checks that pages keep their content while plans are added and removed beside the first: each
+/// step gives the same bits as without. Steps run the plan that they name, and plans of another KV
+/// layout are refused.
 ///
 /// # Errors
-/// The first promise that is broken.
+/// The first rule that the device breaks.
 pub fn check_replaced_plans(device: &dyn Device) -> Outcome {
-    // Of one layout; the second has other weights.
+    // Two plans of one layout; the second has other weights.
     let plans = [3, 4].map(|seed| fuse(&mini_transformer(seed, BlockType::Q8_0), device.fusion()));
     let [own, other] = &plans;
     let limits = Limits { kv_type: device.kv_types()[0], ..limits(&own.kv) };
@@ -35,7 +36,7 @@ pub fn check_replaced_plans(device: &dyn Device) -> Outcome {
         Ok(program.logits().to_vec())
     };
 
-    // What each step gives where nothing is replaced; the third is the other plan's.
+    // Results without replaced plans; the third step runs the other plan.
     let mut both = compile(&plans)?;
     let mut expected = vec![];
     for (index, step) in steps.iter().enumerate() {

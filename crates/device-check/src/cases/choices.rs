@@ -1,5 +1,6 @@
-//! Routers by sigmoids, with biases and groups; biases of experts, clamped gates, heads put together, matrices of all heads;
-//! attention in chunks, within windows to both sides, with keys that heads share or that are the values.
+//! Routers by sigmoids, with biases and groups; biases of experts, clamped gates, concatenated
+//! heads, matrices of all heads. Attention in chunks, within windows to both sides, and with keys
+//! that heads share or that equal the values.
 
 use super::{Case, ELEMENT, N_TOKENS, SUM, kv_types};
 use crate::{AttentionOptions, PlanBuilder};
@@ -27,7 +28,7 @@ pub fn routers() -> Vec<Case> {
     shapes.into_iter().map(case).collect()
 }
 
-/// What experts and heads need besides.
+/// Further Ops of experts and heads.
 pub fn parts() -> Vec<Case> {
     let mut cases = vec![];
     for (n_experts, k, cols) in [(1, 1, 7), (5, 2, 33), (9, 3, 64)] {
@@ -60,7 +61,7 @@ pub fn parts() -> Vec<Case> {
         let name = format!("heads {n_heads}x{n_out}x{n_in} of {block}");
         cases.push(Case::rows(name, OpKind::Ordinals, block, SUM, b.finish(y)));
     }
-    // Rows of tokens, and of outputs.
+    // Rows of tokens, and rows of outputs.
     for (n, rank, n_in, n_out) in [(1, 1, 7, 3), (3, 4, 33, 17), (4, 16, 64, 48)] {
         let mut b = PlanBuilder::new(n_in as u64, N_TOKENS as usize);
         let mut x = b.embed(n_in);

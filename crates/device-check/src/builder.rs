@@ -1,4 +1,4 @@
-//! Building plans with random weights, Op by Op.
+//! Builder of plans with random weights, Op by Op.
 
 mod recurrent;
 
@@ -12,39 +12,41 @@ use device::{
 
 pub use recurrent::RecurrentShape;
 
-/// Rows of an embedding table that differ; longer tables repeat them.
+/// Distinct rows of an embedding table; longer tables repeat them.
 const N_DIFFERENT: usize = 64;
 
-/// Builds a plan Op by Op. Each method adds one node and returns what it writes; shapes follow from the inputs.
+/// Builds a plan Op by Op. Each method adds one node and returns the value that it writes; shapes
+/// follow from the inputs.
 pub struct PlanBuilder {
     plan: Plan,
     kv_layers: Vec<KvLayer>,
-    /// Numbers of each recurrent layer's state.
+    /// Length of each recurrent layer's state.
     states: Vec<usize>,
     layer: Option<u32>,
     n_vocab: usize,
     rng: Rng,
-    /// Whether matrices are zero bytes instead of quantised random numbers.
+    /// True if matrices are zero bytes instead of quantised random numbers.
     is_blank: bool,
 }
 
-/// What an Attention may have besides its layer and heads.
+/// Optional parts of an Attention.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AttentionOptions {
-    /// As [`Op::Attention`]'s.
+    /// Same as the field of [`Op::Attention`].
     pub softcap: Option<f32>,
-    /// As [`Op::Attention`]'s.
+    /// Same as the field of [`Op::Attention`].
     pub window: Option<usize>,
-    /// As [`Op::Attention`]'s.
+    /// Same as the field of [`Op::Attention`].
     pub chunked: bool,
-    /// As [`Op::Attention`]'s.
+    /// Same as the field of [`Op::Attention`].
     pub both_ways: bool,
-    /// Whether there are sinks, of random size.
+    /// True for sinks of random size.
     pub sinks: bool,
 }
 
 impl PlanBuilder {
-    /// `n_vocab` is the number of rows of embedding tables; [`Self::finish`] makes them as long as the logits are wide.
+    /// A builder whose embedding tables have `n_vocab` rows; [`Self::finish`] extends them to the
+    /// number of logits.
     pub fn new(seed: u64, n_vocab: usize) -> PlanBuilder {
         PlanBuilder {
             plan: Plan {
@@ -66,46 +68,46 @@ impl PlanBuilder {
         }
     }
 
-    /// The same with matrices of zero bytes, for a plan that is not run.
+    /// A builder of plans that never run, with matrices of zero bytes.
     pub fn blank(n_vocab: usize) -> PlanBuilder {
         PlanBuilder { is_blank: true, ..PlanBuilder::new(0, n_vocab) }
     }
 
-    /// To which layer the next nodes belong.
+    /// Sets the layer of the next nodes.
     pub fn layer(&mut self, layer: Option<u32>) {
         self.layer = layer;
     }
 
-    /// A layer of the KV cache.
+    /// Adds a layer of the KV cache.
     pub fn kv_layer(&mut self, layer: KvLayer) -> KvLayerId {
         self.kv_layers.push(layer);
         KvLayerId(self.kv_layers.len() as u32 - 1)
     }
 
-    /// Rows of a value.
+    /// Kind of a value's rows.
     pub fn rows(&self, id: ValueId) -> RowCount {
         self.plan.value(id).rows
     }
 
-    /// Columns of a value.
+    /// Number of a value's columns.
     pub fn cols(&self, id: ValueId) -> usize {
         self.plan.value(id).cols
     }
 
-    /// Add a weight.
+    /// Adds a weight.
     pub fn weight(&mut self, weight: Weight) -> WeightId {
         self.plan.weights.push(weight);
         WeightId(self.plan.weights.len() as u32 - 1)
     }
 
-    /// Add a value, without a node that writes it.
+    /// Adds a value, without a node that writes it.
     pub fn value(&mut self, rows: RowCount, cols: usize, dtype: DType) -> ValueId {
         let id = ValueId(self.plan.values.len() as u32);
         self.plan.values.push(Value { name: format!("value {}", id.0), rows, cols, dtype });
         id
     }
 
-    /// Add a node.
+    /// Adds a node.
     pub fn push(&mut self, op: Op) {
         self.plan.nodes.push(Node { op, layer: self.layer });
     }
@@ -114,7 +116,7 @@ impl PlanBuilder {
         format!("{what} {}", self.plan.weights.len())
     }
 
-    /// A vector around `mean`.
+    /// A vector of random numbers around `mean`.
     fn vector(&mut self, what: &str, len: usize, mean: f32, spread: f32) -> WeightId {
         let values: Vec<f32> = (0..len).map(|_| mean + spread * self.rng.normal()).collect();
         let name = self.name(what);
@@ -134,7 +136,7 @@ impl PlanBuilder {
         }
     }
 
-    /// A value like another, written by the Op that `op` makes of its id.
+    /// A value with the shape of `x`, written by the Op that `op` returns for its id.
     fn like(&mut self, x: ValueId, op: impl FnOnce(ValueId) -> Op) -> ValueId {
         let Value { rows, cols, .. } = *self.plan.value(x);
         let out = self.value(rows, cols, DType::F32);
@@ -142,12 +144,12 @@ impl PlanBuilder {
         out
     }
 
-    /// Random activations: an F32 table of variance 1 and its Embed.
+    /// Random activations: an Embed of an F32 table of variance 1.
     pub fn embed(&mut self, cols: usize) -> ValueId {
         self.embed_from(cols, BlockType::F32, 1.0)
     }
 
-    /// The same from a table of another block type, with a factor.
+    /// Random activations: an Embed of a table of another block type, with a factor.
     pub fn embed_from(&mut self, cols: usize, block: BlockType, scale: f32) -> ValueId {
         let n_different = self.n_vocab.min(N_DIFFERENT);
         let name = self.name("table");
@@ -158,24 +160,24 @@ impl PlanBuilder {
         out
     }
 
-    /// With a weight around 1.
+    /// An RmsNorm with a random weight around 1.
     pub fn rms_norm(&mut self, x: ValueId, group: usize) -> ValueId {
         let weight = self.vector("norm", group, 1.0, 0.2);
         self.like(x, |out| Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, group, out })
     }
 
-    /// With a weight of each group.
+    /// An RmsNorm with a different weight for each group.
     pub fn rms_norm_of_groups(&mut self, x: ValueId, group: usize) -> ValueId {
         let weight = self.vector("norm", self.plan.value(x).cols, 1.0, 0.2);
         self.like(x, |out| Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, group, out })
     }
 
-    /// Without a weight.
+    /// An RmsNorm without a weight.
     pub fn rms_norm_plain(&mut self, x: ValueId, group: usize) -> ValueId {
         self.like(x, |out| Op::RmsNorm { x, weight: None, eps: 1e-5, group, out })
     }
 
-    /// With a random matrix, and a bias if wanted.
+    /// A Linear with a random matrix, and a random bias if `bias` is set.
     pub fn linear(&mut self, x: ValueId, n_out: usize, block: BlockType, bias: bool) -> ValueId {
         let Value { rows, cols, .. } = *self.plan.value(x);
         let weight = self.matrix(n_out, cols, block);
@@ -185,7 +187,7 @@ impl PlanBuilder {
         out
     }
 
-    /// With a random matrix in F32, and a bias whose numbers are some `spread` large.
+    /// A Linear with a random F32 matrix, and a bias of numbers of size `spread`.
     pub fn linear_with_bias(&mut self, x: ValueId, n_out: usize, spread: f32) -> ValueId {
         let Value { rows, cols, .. } = *self.plan.value(x);
         let weight = self.matrix(n_out, cols, BlockType::F32);
@@ -195,12 +197,12 @@ impl PlanBuilder {
         out
     }
 
-    /// With frequencies from 1 down to 1/10000.
+    /// A Rope with frequencies from 1 down to 1/10000.
     pub fn rope(&mut self, x: ValueId, head_dim: usize, n_dims: usize, style: RopeStyle) -> ValueId {
         self.rope_scaled(x, head_dim, n_dims, style, 1.0)
     }
 
-    /// The same, with a factor on cosine and sine.
+    /// A Rope with a factor on cosine and sine.
     pub fn rope_scaled(
         &mut self,
         x: ValueId,
@@ -216,12 +218,12 @@ impl PlanBuilder {
         self.like(x, |out| Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out })
     }
 
-    /// Store keys and values.
+    /// A KvWrite of keys and values.
     pub fn kv_write(&mut self, k: ValueId, v: ValueId, layer: KvLayerId) {
         self.push(Op::KvWrite { k, v, layer });
     }
 
-    /// With the usual scale, `1 / sqrt(head_dim)`.
+    /// An Attention with the usual scale, `1 / sqrt(head_dim)`.
     pub fn attention(
         &mut self,
         q: ValueId,
@@ -276,14 +278,14 @@ impl PlanBuilder {
         self.like(x, |out| Op::Clamp { x, min, max, out })
     }
 
-    /// With a weight around 1, and a bias if wanted.
+    /// A LayerNorm with a random weight around 1, and a random bias if `bias` is set.
     pub fn layer_norm(&mut self, x: ValueId, bias: bool) -> ValueId {
         let weight = self.vector("norm", self.cols(x), 1.0, 0.2);
         let bias = bias.then(|| self.vector("norm bias", self.cols(x), 0.0, 1.0));
         self.like(x, |out| Op::LayerNorm { x, weight, bias, eps: 1e-6, out })
     }
 
-    /// From a random table of as many positions as the limits of tests allow.
+    /// An EmbedPositions with a random table of all positions that the tests' limits allow.
     pub fn embed_positions(&mut self, cols: usize, block: BlockType) -> ValueId {
         let table = self.matrix(512, cols, block);
         let out = self.value(RowCount::Tokens, cols, DType::F32);
@@ -291,12 +293,12 @@ impl PlanBuilder {
         out
     }
 
-    /// With the usual scale, `1 / sqrt(head_dim)`.
+    /// A SelfAttention with the usual scale, `1 / sqrt(head_dim)`.
     pub fn self_attention(&mut self, q: ValueId, k: ValueId, v: ValueId, n_heads: usize) -> ValueId {
         self.windowed_self_attention(q, k, v, n_heads, None)
     }
 
-    /// The same, each row with those within a window to each side.
+    /// A SelfAttention within a window to each side.
     pub fn windowed_self_attention(
         &mut self,
         q: ValueId,
@@ -309,21 +311,22 @@ impl PlanBuilder {
         self.like(q, |out| Op::SelfAttention { q, k, v, n_heads, scale, window, out })
     }
 
-    /// From the rows of sequences to outputs.
+    /// A Pool of the rows of sequences.
     pub fn pool(&mut self, x: ValueId, kind: Pooling) -> ValueId {
         let out = self.value(RowCount::Outputs, self.cols(x), DType::F32);
         self.push(Op::Pool { x, kind, out });
         out
     }
 
-    /// What the step gives: `per_token` rows of `cols` numbers for each token.
+    /// The step's input: `per_token` rows of `cols` numbers for each token.
     pub fn input(&mut self, cols: usize, per_token: usize) -> ValueId {
         let out = self.value(RowCount::PerToken(per_token), cols, DType::F32);
         self.push(Op::Input { out });
         out
     }
 
-    /// Windows of `size` rows, every `stride` rows, which divides the rows of `x` for each token.
+    /// An Unfold with windows of `size` rows, every `stride` rows; `stride` divides the rows of `x`
+    /// for each token.
     pub fn unfold(&mut self, x: ValueId, size: usize, stride: usize) -> ValueId {
         let Value { rows, cols, .. } = *self.plan.value(x);
         let out = self.value(RowCount::PerToken(rows.count(1, 0) / stride), cols * size, DType::F32);
@@ -331,13 +334,13 @@ impl PlanBuilder {
         out
     }
 
-    /// With the usual scale, `1 / sqrt(head_dim)`.
+    /// A CrossAttention with the usual scale, `1 / sqrt(head_dim)`.
     pub fn cross_attention(&mut self, q: ValueId, layer: KvLayerId, n_heads: usize) -> ValueId {
         let scale = (self.kv_layers[layer.0 as usize].head_dim as f32).sqrt().recip();
         self.like(q, |out| Op::CrossAttention { q, layer, n_heads, scale, out })
     }
 
-    /// The same scale, for some heads.
+    /// CrossScores of some heads with the usual scale, `1 / sqrt(head_dim)`.
     pub fn cross_scores(&mut self, q: ValueId, layer: KvLayerId, n_heads: usize, heads: &[usize]) -> ValueId {
         let kv = self.kv_layers[layer.0 as usize];
         let scale = (kv.head_dim as f32).sqrt().recip();
@@ -346,7 +349,7 @@ impl PlanBuilder {
         out
     }
 
-    /// Keep a value for the caller.
+    /// Marks a value that the caller reads.
     pub fn keep(&mut self, x: ValueId) {
         self.plan.kept.push(x);
     }
@@ -364,7 +367,7 @@ impl PlanBuilder {
         out
     }
 
-    /// Ids and weights of the `k` largest, with random factors of each expert or none.
+    /// A Route to the `k` largest columns, with random factors of the experts if `scales` is set.
     pub fn route(
         &mut self,
         x: ValueId,
@@ -381,7 +384,7 @@ impl PlanBuilder {
         (ids, weights)
     }
 
-    /// The same by sigmoids with random biases, of the experts of some groups.
+    /// A Route by sigmoids with random biases, among the experts of some groups.
     pub fn route_by_sigmoids(
         &mut self,
         x: ValueId,
@@ -396,39 +399,40 @@ impl PlanBuilder {
         (ids, weights)
     }
 
-    /// With random biases of `n_experts` experts.
+    /// An ExpertBias with random biases of `n_experts` experts.
     pub fn expert_bias(&mut self, x: ValueId, ids: ValueId, n_experts: usize) -> ValueId {
         let bias = self.vector("biases", n_experts * self.cols(x) / self.cols(ids), 0.0, 1.0);
         self.like(x, |out| Op::ExpertBias { x, ids, bias, out })
     }
 
-    /// `g * sigmoid(alpha * g) * (u + 1)`, both clamped.
+    /// `g * sigmoid(alpha * g) * (u + 1)`, with gate and up clamped.
     pub fn gate_clamped(&mut self, gate: ValueId, up: ValueId, alpha: f32, limit: f32) -> ValueId {
         self.like(gate, |out| Op::GateClamped { gate, up, alpha, limit, out })
     }
 
-    /// Heads put together.
+    /// A Join of heads.
     pub fn join(&mut self, a: ValueId, b: ValueId, n_heads: usize) -> ValueId {
         let out = self.value(self.plan.value(a).rows, self.cols(a) + self.cols(b), DType::F32);
         self.push(Op::Join { a, b, n_heads, out });
         out
     }
 
-    /// Ids 0 to `k - 1` for each token.
+    /// Ordinals: ids 0 to `k - 1` for each token.
     pub fn ordinals(&mut self, k: usize) -> ValueId {
         let out = self.value(RowCount::Tokens, k, DType::U32);
         self.push(Op::Ordinals { out });
         out
     }
 
-    /// Which of `n` adapters each row has.
+    /// The adapter of each row, of `n` adapters.
     pub fn adapters(&mut self, rows: RowCount, n: usize) -> ValueId {
         let out = self.value(rows, 1, DType::U32);
         self.push(Op::Adapters { n, out });
         out
     }
 
-    /// With random matrices of `n_experts` experts; `own`: `x` has a part for each chosen one.
+    /// An ExpertLinear with random matrices of `n_experts` experts. With `own`, `x` has a part for
+    /// each chosen expert.
     pub fn expert_linear(
         &mut self,
         (x, own): (ValueId, bool),
@@ -450,7 +454,7 @@ impl PlanBuilder {
         out
     }
 
-    /// The parts of `x` weighed and added.
+    /// An ExpertSum: the weighted sum of the parts of `x`.
     pub fn expert_sum(&mut self, x: ValueId, weights: ValueId) -> ValueId {
         let cols = self.cols(x) / self.cols(weights);
         let out = self.value(self.plan.value(x).rows, cols, DType::F32);
@@ -458,19 +462,21 @@ impl PlanBuilder {
         out
     }
 
-    /// From tokens to outputs.
+    /// A SelectRows from tokens to outputs.
     pub fn select_rows(&mut self, x: ValueId) -> ValueId {
         let out = self.value(RowCount::Outputs, self.cols(x), DType::F32);
         self.push(Op::SelectRows { x, out });
         out
     }
 
-    /// The output rows of `x` after the last attention, where a layer is the last; `x` elsewhere.
+    /// The output rows of `x` if `is_last`, for the part of a last layer after its attention;
+    /// otherwise `x`.
     pub fn select_rows_of_last(&mut self, x: ValueId, is_last: bool) -> ValueId {
         if is_last { self.select_rows(x) } else { x }
     }
 
-    /// The plan whose logits are `x` (its rows selected, if it has a row for each token), with their Argmax.
+    /// The plan with logits `x` and their Argmax. Output rows of `x` are selected first, if it has
+    /// a row for each token.
     pub fn finish(mut self, x: ValueId) -> Plan {
         let logits = if self.plan.value(x).rows == RowCount::Tokens { self.select_rows(x) } else { x };
         let argmax = self.value(RowCount::Outputs, 1, DType::U32);

@@ -1,4 +1,4 @@
-//! Random weights of every type, those that have no quantiser too.
+//! Random weights of every type, including types without a quantiser.
 
 use weights::codec::{affine, dequantize_row, quantize_row};
 use weights::{Affine, BlockType, Bytes, Planes, ScaleType};
@@ -6,15 +6,15 @@ use weights::{Affine, BlockType, Bytes, Planes, ScaleType};
 use super::Rng;
 use device::Weight;
 
-/// Every type that devices run: all of GGUF's, rows of integers, and affine types of each width and group size, the types
-/// of their scales and symmetric ones in turn.
+/// Every type that devices run: all of GGUF's, rows of integers, and affine types of each width and
+/// group size, with scale types and symmetry in rotation.
 pub fn block_types() -> Vec<BlockType> {
     let mut types: Vec<_> = BlockType::ALL.into_iter().chain(BlockType::GGUF_EXTRA).collect();
     types.extend([BlockType::I8_ROWS, BlockType::I16_ROWS]);
     for (i, bits) in Affine::BITS.into_iter().enumerate() {
         for (j, group) in Affine::GROUPS.into_iter().enumerate() {
             let symmetric = (i + j) % 2 == 0;
-            // Offsets that are powers of two have no sign, and so no quantiser.
+            // Offsets of power-of-two scales have no sign, and so no quantiser.
             let scale = ScaleType::ALL[if symmetric { (i + 2 * j) % 4 } else { (i + j + 2) % 3 }];
             types.extend(Affine::new(bits, group, scale, symmetric).map(BlockType::Affine));
         }
@@ -22,7 +22,7 @@ pub fn block_types() -> Vec<BlockType> {
     types
 }
 
-/// A matrix `[n_out, n_in]` of a mean near 0 and variance `size^2`. `n_in` is whole blocks.
+/// A matrix `[n_out, n_in]` with mean near 0 and variance `size^2`. `n_in` is whole blocks.
 pub fn stored(rng: &mut Rng, name: &str, n_out: usize, n_in: usize, block: BlockType, size: f32) -> Weight {
     let mut planes = Planes::default();
     let mut bytes = vec![0; n_out * block.row_bytes(n_in)];
@@ -51,7 +51,8 @@ pub fn stored(rng: &mut Rng, name: &str, n_out: usize, n_in: usize, block: Block
     Weight { name: name.to_owned(), shape: vec![n_out, n_in], block, data, planes, parts: vec![] }
 }
 
-/// A matrix `[n_out, n_in]` of zero bytes, for plans that are looked at and not run: quantising takes most of the time of making a plan.
+/// A matrix `[n_out, n_in]` of zero bytes, for plans that never run: quantising takes most of the
+/// time of building a plan.
 pub fn blank(name: &str, n_out: usize, n_in: usize, block: BlockType) -> Weight {
     let zeros = |len: usize| Bytes::from_slice(&vec![0; n_out * len]);
     let some = |len: usize| (len > 0).then(|| zeros(len));
@@ -61,7 +62,7 @@ pub fn blank(name: &str, n_out: usize, n_in: usize, block: BlockType) -> Weight 
     Weight { name: name.to_owned(), shape: vec![n_out, n_in], block, data, planes, parts: vec![] }
 }
 
-/// A row of integers; returns what the values were multiplied by.
+/// Quantises a row to integers; returns the factor on the values.
 fn integers(block: BlockType, values: &[f32], bytes: &mut [u8]) -> f32 {
     let largest = values.iter().fold(1e-9f32, |m, v| m.max(v.abs()));
     let scale = if block == BlockType::I8_ROWS { 127.0 } else { 32767.0 } / largest;
@@ -72,8 +73,8 @@ fn integers(block: BlockType, values: &[f32], bytes: &mut [u8]) -> f32 {
     scale
 }
 
-/// Blocks of random bytes, so every pattern of the codes, of one of [`BlockType::GGUF_EXTRA`]; each block's scale is such
-/// that its values have a root mean square of `size`.
+/// Blocks of random bytes, with every pattern of codes, for a type of [`BlockType::GGUF_EXTRA`].
+/// Each block's scale makes the root mean square of its values `size`.
 pub fn random_bytes(rng: &mut Rng, block: BlockType, n_values: usize, size: f32) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..block.row_bytes(n_values)).map(|_| rng.bits() as u8).collect();
     let mut values = vec![0.0; block.block_len()];
@@ -86,20 +87,20 @@ pub fn random_bytes(rng: &mut Rng, block: BlockType, n_values: usize, size: f32)
     bytes
 }
 
-/// Set the factor that all of a block's values have.
+/// Sets the factor of all of a block's values.
 fn set_scale(block: BlockType, bytes: &mut [u8], scale: f32) {
     use BlockType::*;
     let mut d = [0; 2];
     quantize_row(F16, &[scale], &mut d);
     match block {
-        // The top nibbles of four words, the lowest first.
+        // The scale is in the top four bits of four words, the lowest first.
         IQ1_M => {
             for i in 0..4 {
                 let high = &mut bytes[49 + 2 * i];
                 *high = *high & 15 | (d[i / 2] >> (4 * (i % 2))) << 4;
             }
         }
-        // Four floats of 8 bits, each half of what it says; only the exponent is kept.
+        // Four scales of 8 bits, each half of its nominal value; only the exponent is kept.
         NVFP4 => {
             let exponent = (scale.log2().round() + 8.0).clamp(1.0, 14.0) as u8;
             bytes[..4].fill(exponent << 3);

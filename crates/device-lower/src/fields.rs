@@ -1,12 +1,12 @@
-//! A fused Op as a kernel that runs it whole needs it: the fields of its parts, without the values between them. Each device
-//! decides for which of these it has kernels.
+//! Fields of a fused Op as its kernel needs them: the fields of all parts, without the values
+//! between the parts. Each device decides which of these it has kernels for.
 
 use device::{Activation, FusedKind, KvLayerId, Op, Plan, RopeStyle, ValueId, WeightId};
 
 /// A norm of a whole row, or of a head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
-    /// Absent: no factor.
+    /// Weight of the norm; absent means no factor.
     pub weight: Option<WeightId>,
     /// Added to the mean square.
     pub eps: f32,
@@ -19,27 +19,27 @@ pub struct MatrixOf {
     pub weight: WeightId,
     /// `(n_out)`
     pub bias: Option<WeightId>,
-    /// Where its products would go without an epilogue.
+    /// The value that would hold the product without an epilogue.
     pub out: ValueId,
 }
 
-/// What follows the products.
+/// Operation after the products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Tail {
-    /// Each goes to its own value.
+    /// Each product is stored to its own value.
     Store,
     /// The only product is added to a residual.
     Add {
-        /// What is added.
+        /// The residual.
         residual: ValueId,
-        /// Where the sum goes.
+        /// The sum.
         out: ValueId,
     },
     /// `kind(first) * second`
     Gate {
-        /// The function.
+        /// The activation.
         kind: Activation,
-        /// Where it goes.
+        /// The result.
         out: ValueId,
     },
 }
@@ -47,23 +47,23 @@ pub enum Tail {
 /// One to three matrices that read the same rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Projection {
-    /// What is normalised, or read.
+    /// The input of the norm, or of the products without a norm.
     pub x: ValueId,
-    /// Of the whole row, and where its result would go.
+    /// Norm of the whole row, and the value that would hold its result.
     pub norm: Option<(Norm, ValueId)>,
-    /// With [`Tail::Gate`] the gate's is first.
+    /// The matrices; with [`Tail::Gate`] the gate's matrix is first.
     pub matrices: Vec<MatrixOf>,
-    /// What follows.
+    /// Operation after the products.
     pub tail: Tail,
 }
 
 impl Projection {
-    /// One Linear by itself.
+    /// A single Linear.
     pub fn single(x: ValueId, weight: WeightId, bias: Option<WeightId>, out: ValueId) -> Projection {
         Projection { x, norm: None, matrices: vec![MatrixOf { weight, bias, out }], tail: Tail::Store }
     }
 
-    /// Values that are written, whatever becomes of those between norm and tail.
+    /// Values that every schedule writes; values between norm and tail are not among them.
     pub fn writes(&self) -> Vec<ValueId> {
         match self.tail {
             Tail::Store => self.matrices.iter().map(|m| m.out).collect(),
@@ -75,69 +75,69 @@ impl Projection {
 /// `out = norm(x) + residual`
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormAdd {
-    /// What is normalised.
+    /// Input of the norm.
     pub x: ValueId,
-    /// Of the whole row.
+    /// Norm of the whole row.
     pub norm: Norm,
-    /// What is added.
+    /// The residual.
     pub residual: ValueId,
-    /// Where it goes.
+    /// The sum.
     pub out: ValueId,
 }
 
-/// How heads turn.
+/// RoPE of heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeOf {
     /// `(n_dims / 2)`
     pub frequencies: WeightId,
-    /// Columns of a head that turn.
+    /// Rotated columns of a head.
     pub n_dims: usize,
-    /// Which columns form a pair.
+    /// Columns that form a pair.
     pub style: RopeStyle,
-    /// On cosine and sine.
+    /// Factor on cosine and sine.
     pub scale: f32,
 }
 
-/// What happens to the heads of q, or of k.
+/// Norm and RoPE of the heads of q, or of k.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadChain {
-    /// Where they come from.
+    /// The input.
     pub x: ValueId,
-    /// Of each head.
+    /// Norm of each head.
     pub norm: Option<Norm>,
-    /// After the norm.
+    /// RoPE after the norm.
     pub rope: Option<RopeOf>,
-    /// The value that they become; `x` itself if nothing happens to them.
+    /// The resulting value; `x` itself if the chain is empty.
     pub end: ValueId,
-    /// Whether anything but the attention of the same unit reads it.
+    /// True if anything but the attention of the same unit reads `end`.
     pub escapes: bool,
 }
 
 impl HeadChain {
-    /// Whether nothing happens.
+    /// Returns true if there is neither norm nor RoPE.
     pub fn is_empty(&self) -> bool {
         self.norm.is_none() && self.rope.is_none()
     }
 }
 
-/// The fields of an Attention, but for what it reads.
+/// Fields of an Attention, without its inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionOf {
     /// Query heads.
     pub n_heads: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// As [`Op::Attention`]'s.
+    /// Same as the field of [`Op::Attention`].
     pub softcap: Option<f32>,
-    /// As [`Op::Attention`]'s.
+    /// Same as the field of [`Op::Attention`].
     pub window: Option<usize>,
-    /// As [`Op::Attention`]'s.
+    /// Same as the field of [`Op::Attention`].
     pub chunked: bool,
-    /// As [`Op::Attention`]'s.
+    /// Same as the field of [`Op::Attention`].
     pub both_ways: bool,
-    /// As [`Op::Attention`]'s.
+    /// Same as the field of [`Op::Attention`].
     pub sinks: Option<WeightId>,
-    /// Where it goes.
+    /// The result.
     pub out: ValueId,
 }
 
@@ -150,16 +150,17 @@ pub struct QkRopeKv {
     pub k: HeadChain,
     /// The value heads.
     pub v: ValueId,
-    /// Where keys and values go.
+    /// The layer of the KV cache that is written.
     pub layer: KvLayerId,
-    /// Of the query heads.
+    /// Attention of the query heads, if it is part of the Op.
     pub attention: Option<AttentionOf>,
 }
 
-/// The units of a checked plan's nodes, in order, each with the index of its node.
+/// Units of a checked plan's nodes, in order, each with the index of its node.
 ///
-/// A fused node becomes the unit that `whole(kind, parts, escaping)` gives, if it gives one and that `writes` all values
-/// that others read. Every other node becomes one `part` for each of its primitives.
+/// A fused node becomes the unit that `whole(kind, parts, escaping)` returns, provided the unit
+/// writes (`writes`) all values that other nodes read. Every other node becomes one `part` for each
+/// of its primitives.
 pub fn units_of_nodes<U>(
     plan: &Plan,
     whole: impl Fn(FusedKind, &[Op], &[ValueId]) -> Option<U>,
@@ -181,7 +182,7 @@ pub fn units_of_nodes<U>(
     units
 }
 
-/// Of an addition's two inputs, the one that is not `this`.
+/// The input of an addition that is not `this`.
 pub fn other_of(this: ValueId, a: ValueId, b: ValueId) -> Option<ValueId> {
     match (a == this, b == this) {
         (true, false) => Some(b),
@@ -238,7 +239,7 @@ pub fn projection(plan: &Plan, parts: &[Op]) -> Option<Projection> {
     (matrices.len() <= 3).then_some(Projection { x, norm: norm.map(|(_, norm)| norm), matrices, tail })
 }
 
-/// What an Attention reads, and its other fields.
+/// Inputs and fields of an Attention.
 pub fn attention_of(op: &Op) -> Option<(ValueId, KvLayerId, AttentionOf)> {
     let &Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, both_ways, sinks, out } = op
     else {
@@ -257,30 +258,22 @@ pub fn qk_rope_kv(plan: &Plan, parts: &[Op], escaping: &[ValueId]) -> Option<QkR
     let mut chain = |end: ValueId| -> HeadChain {
         let mut chain = HeadChain { x: end, norm: None, rope: None, end, escapes: escaping.contains(&end) };
         for op in steps.iter().rev() {
-            match op {
-                Op::Rope { x, head_dim: dim, n_dims, style, frequencies, scale, out }
-                    if *out == chain.x
-                        && chain.rope.is_none()
-                        && chain.norm.is_none()
-                        && *dim == head_dim =>
-                {
-                    chain.rope = Some(RopeOf {
-                        frequencies: *frequencies,
-                        n_dims: *n_dims,
-                        style: *style,
-                        scale: *scale,
-                    });
-                    chain.x = *x;
-                    used += 1;
-                }
-                Op::RmsNorm { x, weight, eps, group, out }
-                    if *out == chain.x && chain.norm.is_none() && *group == head_dim =>
-                {
-                    chain.norm = Some(Norm { weight: *weight, eps: *eps });
-                    chain.x = *x;
-                    used += 1;
-                }
-                _ => {}
+            if op.writes() != [chain.x] || chain.norm.is_some() {
+                continue;
+            }
+            if let &Op::Rope { x, head_dim: dim, n_dims, style, frequencies, scale, .. } = op
+                && chain.rope.is_none()
+                && dim == head_dim
+            {
+                chain.rope = Some(RopeOf { frequencies, n_dims, style, scale });
+                chain.x = x;
+                used += 1;
+            } else if let &Op::RmsNorm { x, weight, eps, group, .. } = op
+                && group == head_dim
+            {
+                chain.norm = Some(Norm { weight, eps });
+                chain.x = x;
+                used += 1;
             }
         }
         chain
@@ -288,7 +281,7 @@ pub fn qk_rope_kv(plan: &Plan, parts: &[Op], escaping: &[ValueId]) -> Option<QkR
     let k_chain = chain(*k);
     let (q_end, attention) = match after {
         [] => {
-            // q's end is the value that others read and that is not k.
+            // The end of the q chain is the value that others read and that is not k.
             let written: Vec<ValueId> = steps.iter().flat_map(Op::writes).collect();
             (escaping.iter().copied().find(|id| id != k && written.contains(id)), None)
         }

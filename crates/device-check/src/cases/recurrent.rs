@@ -1,4 +1,4 @@
-//! Recurrent layers: each alone, several, and beside attention.
+//! Recurrent layers alone, several together, and beside attention.
 
 use super::{Case, N_TOKENS, SUM};
 use crate::builder::RecurrentShape;
@@ -6,7 +6,7 @@ use crate::{AttentionOptions, PlanBuilder, Sequences, limits};
 use device::{KvLayer, Limits, OpKind, OwnedStep, Plan};
 use weights::BlockType;
 
-/// Sequences that begin, go on, and stand side by side; single rows and chunks.
+/// Sequences that begin, continue and run together, in single rows and chunks.
 fn steps(seed: u64, plan: &Plan, limits: &Limits) -> Vec<OwnedStep> {
     let mut sequences = Sequences::new(seed, &plan.kv, limits, N_TOKENS);
     let spans: [&[(usize, usize)]; 7] = [
@@ -65,8 +65,8 @@ pub fn short_convolutions() -> Vec<Case> {
     cases
 }
 
-/// The gated delta rule and the selective scan: heads that share and heads that do not, sizes around those of vectors, chunks that
-/// cross those of kernels.
+/// The gated delta rule and the selective scan: heads with and without sharing, sizes around those
+/// of vectors, chunks that cross those of kernels.
 pub fn recurrences() -> Vec<Case> {
     let mut cases = vec![];
     let shapes =
@@ -74,16 +74,17 @@ pub fn recurrences() -> Vec<Case> {
     for (at, (n_shared, n_heads, rows, cols)) in shapes.into_iter().enumerate() {
         let shape = RecurrentShape { n_shared, n_heads, rows, cols };
         for kind in [OpKind::GatedDelta, OpKind::SelectiveScan] {
-            // Of the delta rule also: key heads taken in turn, and a decay for each row of the state.
+            // The delta rule also has tiled key heads, and a decay for each row of the state.
             for (tiled, per_row) in [(false, false), (true, false), (true, true)] {
                 if kind == OpKind::SelectiveScan && tiled {
                     continue;
                 }
                 let mut b = PlanBuilder::new((rows * cols + at) as u64, N_TOKENS as usize);
                 let x = b.embed(24);
-                let y = match kind {
-                    OpKind::GatedDelta => b.gated_delta(x, shape, tiled, per_row),
-                    _ => b.selective_scan(x, shape, at % 2 == 0),
+                let y = if kind == OpKind::GatedDelta {
+                    b.gated_delta(x, shape, tiled, per_row)
+                } else {
+                    b.selective_scan(x, shape, at % 2 == 0)
                 };
                 b.keep(y);
                 let y = b.linear(y, 24, BlockType::F32, false);
@@ -94,14 +95,15 @@ pub fn recurrences() -> Vec<Case> {
                 let plan = b.finish(logits);
                 let limits = limits(&plan.kv);
                 let mut steps = steps(at as u64, &plan, &limits);
-                // Of more rows than a kernel takes at a time.
+                // More rows than a kernel computes at a time.
                 let limits = Limits { max_rows: 200, max_outputs: 200, ..limits };
                 let mut long = Sequences::new(1, &plan.kv, &limits, N_TOKENS);
                 steps.extend([long.step(&[(0, 3), (1, 150)]), long.step(&[(0, 65), (1, 64)])]);
                 let name = format!(
                     "{kind} {n_heads} heads of {n_shared}, {rows}x{cols}, tiled {tiled}, a decay for each row {per_row}"
                 );
-                // What goes into a state stays there: sums over all positions, and differences of what was and what comes.
+                // Errors in a state persist: it sums over all positions, and subtracts old from
+                // new.
                 let (block, tolerance) = (BlockType::F32, 20.0 * SUM);
                 cases.push(Case { name, kind, block, plans: vec![plan], limits, steps, tolerance });
             }

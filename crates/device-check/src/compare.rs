@@ -1,19 +1,23 @@
-//! Running cases: device against interpreter, fused against not, chunks against single rows.
+//! Comparison on cases: device against interpreter, fused against not fused, chunks against single
+//! rows.
 
 use super::{Case, cases, check_op_cases, committed};
-use device::{Choose, Device, Limits, Op, OwnedStep, Plan, RowCount, Rule, Span, StateUse, ValueId};
+use device::{
+    Choose, Device, FromStep, KvAccess, Limits, Op, OwnedStep, Plan, RowCount, Rule, Span, StateUse, ValueId,
+};
 use device_lower::fusion::fuse;
 use device_reference::Reference;
 
-/// What a step gives: its logits, then what its plan keeps.
+/// Results of a step: its logits, then the plan's kept values.
 pub type Results = Vec<Vec<f32>>;
 
-/// The results of each step, one after another.
+/// Runs the steps, and returns the results of each.
 ///
-/// Checks on the way what needs no reference: the number of results, and that the argmax is that of the logits.
+/// Also checks the number of results, and that the argmax matches the logits; neither needs a
+/// reference.
 ///
 /// # Errors
-/// The device refused or failed, or broke such a rule: a description.
+/// A description of the refusal, failure, or wrong result.
 pub fn run(
     device: &dyn Device,
     plans: &[Plan],
@@ -54,28 +58,29 @@ pub fn run(
     Ok(results)
 }
 
-/// The values of [`Results`].
+/// Ids of the values in [`Results`].
 fn results_of(plan: &Plan) -> impl Iterator<Item = ValueId> {
     std::iter::once(plan.output).chain(plan.kept.iter().copied())
 }
 
-/// Nodes of a plan from which on it is not fused by each rule alone: layers, whose parts are cases of their own.
+/// Plans with at least this many nodes are not fused by each rule alone: they are layers, whose
+/// parts are cases of their own.
 const WHOLE_LAYERS: usize = 20;
 
-/// Whether a device agrees with the interpreter on a case: as it is, fused by each rule of its profile alone (but for
-/// whole layers), and fused by all of them.
+/// Checks that a device agrees with the interpreter on a case: not fused, fused by each rule of its
+/// profile alone (except whole layers), and fused by all rules.
 ///
-/// The difference of two results may be `tolerance` times the root mean square of the step's logits, or of a value that is
-/// kept (at least 1, the size that cases are made for, so that sums that happen to cancel are not held to more than their
-/// parts).
+/// Two results may differ by `tolerance` times the root mean square of the step's logits or kept
+/// value. This size is at least 1, for which cases are made, so that sums that happen to cancel are
+/// not compared too strictly.
 ///
 /// # Errors
-/// Where they differ and by how much, or why the device did not run it.
+/// The first difference and its size, or the reason why the device did not run the case.
 pub fn compare(device: &dyn Device, case: &Case, tolerance: f32) -> Result<(), String> {
     results(device, case, tolerance).map(drop)
 }
 
-/// As [`compare`]; the results of the plans fused by all rules.
+/// Like [`compare`]; returns the results of the plans fused by all rules.
 fn results(device: &dyn Device, case: &Case, tolerance: f32) -> Result<Vec<Results>, String> {
     let expected = run(&Reference::new(1), &case.plans, &case.limits, &case.steps)?;
     let fused = |rules: &[Rule]| -> Vec<Plan> { case.plans.iter().map(|plan| fuse(plan, rules)).collect() };
@@ -113,8 +118,8 @@ fn results(device: &dyn Device, case: &Case, tolerance: f32) -> Result<Vec<Resul
     Ok(wanted)
 }
 
-/// Whether a device gives the same for a case's steps and for the same rows one by one. With
-/// [`device::Numerics::Deterministic`] in the case's limits, the tolerance is 0.
+/// Checks that a device computes the same results for a case's steps and for the same rows one by
+/// one. With [`device::Numerics::Deterministic`] in the case's limits, the tolerance is 0.
 ///
 /// # Errors
 /// As [`compare`].
@@ -123,7 +128,7 @@ pub fn compare_chunks(device: &dyn Device, case: &Case, tolerance: f32) -> Resul
     compare_rows(device, case, &plans, tolerance, || run(device, &plans, &case.limits, &case.steps))
 }
 
-/// As [`compare_chunks`], of plans that are fused, with what gives the results of whole steps.
+/// Like [`compare_chunks`], for fused plans. `whole` returns the results of whole steps.
 fn compare_rows(
     device: &dyn Device,
     case: &Case,
@@ -134,8 +139,8 @@ fn compare_rows(
     if case.plans.iter().all(needs_whole_spans) {
         return Ok(());
     }
-    // Longer ones are compared with the interpreter; a row at a time they take most of a device's tests, so that is left to runs
-    // of more cases.
+    // Longer steps are compared with the interpreter only. Row by row they would take most of the
+    // time of a device's tests, so runs with more cases do that.
     let longest = if cases(1) > 1 { usize::MAX } else { 64 };
     let mut rows = vec![];
     for step in &case.steps {
@@ -156,48 +161,20 @@ fn compare_rows(
     Ok(())
 }
 
-/// Whether a plan looks at a whole sequence in one step, so that its rows alone have other answers.
+/// True if the rows of a span must run in one step, so that each row alone would have other
+/// results.
 fn needs_whole_spans(plan: &Plan) -> bool {
-    plan.primitives().any(|op| match op {
-        Op::SelfAttention { .. } | Op::Pool { .. } | Op::Unfold { .. } => true,
-        Op::Attention { both_ways, .. } => *both_ways,
-        // Its numbers belong to outputs, not to rows.
-        Op::Input { out } => plan.value(*out).rows == RowCount::Outputs,
-        Op::KvWrite { layer, .. } => plan.kv.layer(*layer).encoder_states.is_some(),
-        Op::Embed { .. }
-        | Op::RmsNorm { .. }
-        | Op::Linear { .. }
-        | Op::Rope { .. }
-        | Op::Activate { .. }
-        | Op::Gate { .. }
-        | Op::Add { .. }
-        | Op::Scale { .. }
-        | Op::Softcap { .. }
-        | Op::Clamp { .. }
-        | Op::Columns { .. }
-        | Op::Route { .. }
-        | Op::ExpertLinear { .. }
-        | Op::ExpertSum { .. }
-        | Op::ExpertBias { .. }
-        | Op::GateClamped { .. }
-        | Op::Join { .. }
-        | Op::Ordinals { .. }
-        | Op::Adapters { .. }
-        | Op::Collective { .. }
-        | Op::SelectRows { .. }
-        | Op::Argmax { .. }
-        | Op::Fused { .. }
-        | Op::LayerNorm { .. }
-        | Op::EmbedPositions { .. }
-        | Op::CrossAttention { .. }
-        | Op::CrossScores { .. }
-        | Op::ShortConv { .. }
-        | Op::GatedDelta { .. }
-        | Op::SelectiveScan { .. } => false,
+    plan.primitives().map(Op::facts).any(|facts| {
+        let stores_states = |kv: KvAccess| kv.writes && plan.kv.layer(kv.layer).encoder_states.is_some();
+        // Input of outputs has no row for each token.
+        let reads_outputs = |out: ValueId| plan.value(out).rows == RowCount::Outputs;
+        facts.needs_whole_spans
+            || facts.kv.is_some_and(stores_states)
+            || matches!(facts.from_step, FromStep::Input(out) if reads_outputs(out))
     })
 }
 
-/// The results of all steps of each plan, one after another.
+/// The results of all steps of each plan, concatenated.
 fn by_value(plans: &[Plan], steps: &[OwnedStep], results: Vec<Results>) -> Vec<Results> {
     let mut all: Vec<Results> = plans.iter().map(|plan| vec![vec![]; 1 + plan.kept.len()]).collect();
     for (step, values) in steps.iter().zip(results) {
@@ -206,10 +183,10 @@ fn by_value(plans: &[Plan], steps: &[OwnedStep], results: Vec<Results>) -> Vec<R
     all
 }
 
-/// The rows of a step as steps of their own.
+/// The rows of a step as separate steps.
 fn row_by_row(step: &OwnedStep, limits: &Limits) -> Vec<OwnedStep> {
     let per_row = step.input.len().checked_div(step.tokens.len()).unwrap_or(0);
-    // Between two rows the state is in one of two that `Sequences` does not use.
+    // Between two rows the state is in one of two slots that `Sequences` does not use.
     let between = |row: u32| limits.n_states as u32 - 1 - row % 2;
     let state = |index: usize, span: &Span, row: u32| {
         let whole = step.states.get(index)?;
@@ -255,7 +232,7 @@ pub(super) fn differ(expected: &[f32], found: &[f32], cols: usize, tolerance: f3
     Ok(())
 }
 
-/// [`check_cases`] over all of [`check_op_cases`].
+/// Runs [`check_cases`] on all of [`check_op_cases`].
 ///
 /// # Errors
 /// As [`check_cases`].
@@ -263,8 +240,9 @@ pub fn check_device(device: &dyn Device, tolerance: impl Fn(&Case) -> f32) -> Re
     check_cases(device, check_op_cases(), tolerance)
 }
 
-/// [`compare`] and [`compare_chunks`] on every case that the device has what it needs for. `tolerance` gives the bound of a case,
-/// usually [`Case::tolerance`] times what the device's arithmetic needs.
+/// Runs [`compare`] and [`compare_chunks`] on every case that the device supports. `tolerance`
+/// returns the bound of a case, usually [`Case::tolerance`] times a factor for the device's
+/// arithmetic.
 ///
 /// Returns the number of cases.
 ///
@@ -298,5 +276,26 @@ pub fn check_cases(
     match failures.len() {
         0 => Ok(n_cases),
         n => Err(format!("{n} of {n_cases} cases failed on {}:\n{}", device.name(), failures.join("\n"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::WeightId;
+
+    #[test]
+    fn replaced_operands_are_what_an_op_reads() {
+        let moved = |ids: Vec<ValueId>| ids.into_iter().map(|id| ValueId(id.0 + 1000)).collect::<Vec<_>>();
+        for case in check_op_cases() {
+            for op in case.plans.iter().flat_map(Plan::primitives) {
+                let replaced =
+                    op.with_operands(&mut |id| ValueId(id.0 + 1000), &mut |id| WeightId(id.0 + 1000));
+                assert_eq!(replaced.reads(), moved(op.reads()), "{op}");
+                assert_eq!(replaced.writes(), op.writes(), "{op}");
+                let weights: Vec<_> = op.weights().into_iter().map(|id| WeightId(id.0 + 1000)).collect();
+                assert_eq!(replaced.weights(), weights, "{op}");
+            }
+        }
     }
 }

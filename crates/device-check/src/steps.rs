@@ -1,4 +1,4 @@
-//! What a program promises of steps, checked on any device: links, choices, refused steps, values that can be read.
+//! Rules for steps, checked on any device: links, choices, refused steps, and readable values.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,14 +19,14 @@ use super::{
 
 type Outcome<T = ()> = Result<T, String>;
 
-/// What most steps of tests want of a random token.
+/// Sampling of most random tokens in these checks.
 const SAMPLING: Sampling = Sampling { temperature: 0.9, top_k: 0, top_p: 1.0, min_p: 0.0, random: 0.4 };
 
-/// [`check_links`], [`check_wants`], [`check_impossible_choices`], [`check_refusals`], [`check_stops`], [`check_commits`] and
-/// [`check_reads`].
+/// Runs [`check_links`], [`check_wants`], [`check_impossible_choices`], [`check_refusals`],
+/// [`check_stops`], [`check_commits`] and [`check_reads`].
 ///
 /// # Errors
-/// The first promise that is broken.
+/// The first rule that the device breaks.
 pub fn check_steps(device: &dyn Device, tolerance: f32) -> Outcome<ReadValues> {
     check_links(device)?;
     check_wants(device)?;
@@ -67,13 +67,13 @@ impl Bench {
         self.program.run(&step.borrow()).map_err(words)
     }
 
-    /// The tokens that the last step chose, all of them there.
+    /// Tokens that the last step chose; each output must have one.
     fn tokens(&self) -> Outcome<Vec<u32>> {
         let tokens = self.program.chosen().iter().map(|chosen| chosen.token);
         tokens.map(|token| token.ok_or_else(|| "an output without a token".to_owned())).collect()
     }
 
-    /// The step must be refused, with these words among others.
+    /// Checks that the step is refused with a message that contains `part`.
     fn refuses(&mut self, step: &OwnedStep, part: &str) -> Outcome {
         match self.program.submit(&step.borrow()) {
             Ok(_) => Err(format!("a step was accepted that should be refused: {part}")),
@@ -95,24 +95,25 @@ fn expect(holds: bool, what: impl FnOnce() -> String) -> Outcome {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-/// Outputs of a step of two sequences, with the number of rows of each: the last rows.
+/// Makes the last row of each span an output, in a step of two sequences.
 fn last_rows(step: OwnedStep, wants: &[Want]) -> OwnedStep {
     let outputs = step.spans.iter().map(|span| span.first_row + span.n_rows - 1).collect();
     OwnedStep { outputs, wants: wants.to_vec(), ..step }
 }
 
-/// Whether a row whose token an earlier output chose equals the row with that token given: after a wait, and, where the
-/// device chooses in flight, before one.
+/// Checks that a row linked to an earlier choice equals the row with that token, after a wait. If
+/// the device chooses in flight, the link is also checked before a wait.
 ///
 /// # Errors
-/// Where not.
+/// The step that differs.
 pub fn check_links(device: &dyn Device) -> Outcome {
     let sample = Want { choose: Choose::Sample(SAMPLING), ..Want::BEST };
     for wants in [[Want::BEST, Want::BEST], [Want::BEST, sample], [sample, Want::BEST]] {
         let (mut given, mut linked) = (Bench::new(device)?, Bench::new(device)?);
         let mut sequences = given.sequences();
         let prompt = last_rows(sequences.step(&[(0, 5), (1, 3)]), &wants);
-        // Rows 0 and 1 are what outputs 1 and 0 chose, then row 0 is given and row 1 linked, then both are linked.
+        // First, rows 0 and 1 are linked to outputs 1 and 0; then only row 1 is linked; then both
+        // rows are.
         let turns: [[Option<u32>; 2]; 3] = [[Some(1), Some(0)], [None, Some(1)], [Some(0), Some(1)]];
         let steps: Vec<OwnedStep> =
             turns.iter().map(|_| last_rows(sequences.step(&[(0, 1), (1, 1)]), &wants)).collect();
@@ -137,7 +138,7 @@ pub fn check_links(device: &dyn Device) -> Outcome {
             };
             let links: Vec<Link> = turn.iter().enumerate().filter_map(link).collect();
             let mut step = OwnedStep { links, ..step.clone() };
-            // What is given in place of a linked token is ignored.
+            // The token of a linked row is ignored.
             step.links.iter().for_each(|link| step.tokens[link.row as usize] = u32::MAX);
             step
         };
@@ -156,7 +157,7 @@ pub fn check_links(device: &dyn Device) -> Outcome {
         if ahead.max_in_flight() < 2 || !wants.iter().all(|want| ahead.chooses_in_flight(want)) {
             continue;
         }
-        // The same again, every step submitted before the one whose choice it takes is waited for.
+        // Step by step again, each submitted before the step that it links to is waited for.
         let mut last = ahead.submit(&prompt.borrow()).map_err(words)?;
         for ((step, turn), (tokens, _)) in steps.iter().zip(&turns).zip(&expected) {
             let next = ahead.submit(&with_links(step, turn, last).borrow()).map_err(words)?;
@@ -172,7 +173,7 @@ pub fn check_links(device: &dyn Device) -> Outcome {
     Ok(())
 }
 
-/// Lists that wants of several kinds draw from, for a vocabulary of `n_vocab`.
+/// Lists for wants of several kinds, for a vocabulary of `n_vocab`.
 struct Lists {
     recent: Vec<u32>,
     pending: Vec<OutputRef>,
@@ -250,11 +251,11 @@ impl Lists {
     }
 }
 
-/// Whether what outputs choose is what [`Chooser`] chooses from the same logits: all kinds of wants in one step, and each
-/// alone in a step of one row; with logits, and without.
+/// Checks that outputs choose what [`Chooser`] chooses from the same logits: all kinds of wants in
+/// one step, and each alone in a step of one row, with and without logits.
 ///
 /// # Errors
-/// Where not.
+/// The want whose choice differs.
 pub fn check_wants(device: &dyn Device) -> Outcome {
     let mut bench = Bench::new(device)?;
     let n_vocab = bench.n_vocab();
@@ -281,7 +282,7 @@ pub fn check_wants(device: &dyn Device) -> Outcome {
     bench.run(&together)?;
     let chosen = agree(&bench, &together, &pending)?;
 
-    // Without logits a device may choose by itself; the same numbers give the same choices.
+    // Without logits a device may choose itself; equal random numbers give equal choices.
     let quiet: Vec<Want> = wants.iter().map(|want| Want { logits: false, ..*want }).collect();
     let prompted = |bench: &mut Bench| -> Outcome<Ticket> {
         let ticket = bench.program.submit(&prompt.borrow()).map_err(words)?;
@@ -299,7 +300,8 @@ pub fn check_wants(device: &dyn Device) -> Outcome {
     let after = sequences.step(&[(0, 1)]);
     for want in wants {
         let ticket = prompted(&mut bench)?;
-        // The prompt's positions are those of the prompt; what comes after reads the rest of the sequence.
+        // `prompted` rewrites the prompt's positions only; the step also reads the later positions
+        // of the sequence.
         let alone = with(after.clone(), ticket, &[want]);
         bench.run(&alone)?;
         agree(&bench, &alone, &pending).map_err(|e| format!("alone: {e}"))?;
@@ -307,15 +309,15 @@ pub fn check_wants(device: &dyn Device) -> Outcome {
     Ok(())
 }
 
-/// Whether no token is chosen where every logit is NaN, or minus infinity.
+/// Checks that no token is chosen if every logit is NaN, or minus infinity.
 ///
 /// # Errors
-/// Where one is.
+/// The output that chose a token.
 pub fn check_impossible_choices(device: &dyn Device) -> Outcome {
     for what in ["minus infinity", "NaN"] {
         let mut b = PlanBuilder::new(1, 97);
         let x = b.embed(97);
-        // Sigmoids are above 0, and products leave the range of f32.
+        // Sigmoids are above 0, and the products overflow f32.
         let x = b.activate(x, Activation::Sigmoid);
         let x = b.scale(x, -3e38);
         let infinite = b.scale(x, 3e38);
@@ -336,12 +338,12 @@ pub fn check_impossible_choices(device: &dyn Device) -> Outcome {
     Ok(())
 }
 
-/// Whether the last step chose what the host would choose from its logits. Gives what was chosen.
+/// Checks that the last step chose what the host would choose from its logits. Returns the choices.
 fn agree(bench: &Bench, step: &OwnedStep, pending: &[u32]) -> Outcome<Vec<Chosen>> {
-    // A device may add up the weights of tokens in another order; a random number that lies so near to the border
-    // between two tokens may choose either.
+    // A device may add the weights of tokens in another order. A random number this close to the
+    // border between two tokens may choose either.
     const BORDER: f64 = 1e-5;
-    // A rounding of the sum of some hundred exponentials, in f32.
+    // Rounding of a sum of some hundred exponentials in f32.
     const LOGPROB: f32 = 1e-4;
     let n_vocab = bench.n_vocab();
     let mut chooser = Chooser::new(n_vocab);
@@ -383,10 +385,10 @@ fn agree(bench: &Bench, step: &OwnedStep, pending: &[u32]) -> Outcome<Vec<Chosen
     Ok(program.chosen().to_vec())
 }
 
-/// Whether steps that break a rule are refused with a reason, and leave the program as it was.
+/// Checks that steps that break a rule are refused with a reason, and leave the program unchanged.
 ///
 /// # Errors
-/// Where not.
+/// The step that was accepted, or the changed result.
 pub fn check_refusals(device: &dyn Device) -> Outcome {
     let mut bench = Bench::new(device)?;
     let good = bench.sequences().step(&[(0, 3), (1, 2)]);
@@ -428,7 +430,7 @@ pub fn check_refusals(device: &dyn Device) -> Outcome {
         let mut bad = good.clone();
         spoil(&mut bad);
         bench.refuses(&bad, part)?;
-        // What the last step gave is still there, and its ticket can be linked to.
+        // Results of the last step remain, and its ticket can be linked to.
         expect(bench.program.logits() == expected, || format!("logits are gone after {part:?}"))?;
         expect(bench.program.chosen().len() == 5, || format!("choices are gone after {part:?}"))?;
     }
@@ -439,7 +441,7 @@ pub fn check_refusals(device: &dyn Device) -> Outcome {
     expect(second == Ticket(1), || format!("refused steps took tickets: {second:?}"))?;
     bench.program.wait(second).map_err(words)?;
 
-    // Waiting in turn, for what is in flight.
+    // Steps in flight must be waited for in order.
     let waits = |program: &mut dyn Program, ticket: u64, part: &str| match program.wait(Ticket(ticket)) {
         Ok(()) => Err(format!("step {ticket} was waited for: {part}")),
         Err(error) => says(error, part),
@@ -462,10 +464,11 @@ pub fn check_refusals(device: &dyn Device) -> Outcome {
     expect(bench.program.logits() == expected, || "a good step after refused ones differs".to_owned())
 }
 
-/// Whether a step that is stopped may fail with [`Error::Stopped`] and leaves later steps as they were.
+/// Checks that a stopped step fails with [`Error::Stopped`] at most, and leaves later steps
+/// unchanged.
 ///
 /// # Errors
-/// Where not.
+/// The step that differs.
 pub fn check_stops(device: &dyn Device) -> Outcome {
     let mut bench = Bench::new(device)?;
     let step = bench.sequences().step(&[(0, 20), (1, 3)]);
@@ -480,7 +483,8 @@ pub fn check_stops(device: &dyn Device) -> Outcome {
         bench.run(&step)?;
         expect(bench.program.logits() == expected, || "a step after a stopped one differs".to_owned())?;
     }
-    // One that nobody stops is as any other; and one that is stopped on its way may be done by then.
+    // A step that nobody stops is like any other. A step that is stopped while it runs may already
+    // be done.
     let stop = AtomicBool::new(false);
     bench.program.run(&Step { stop: Some(&stop), ..step.borrow() }).map_err(words)?;
     expect(bench.program.logits() == expected, || "a step that could be stopped differs".to_owned())?;
@@ -506,20 +510,20 @@ pub fn check_stops(device: &dyn Device) -> Outcome {
     Ok(())
 }
 
-/// How much of a plan [`check_reads`] could read.
+/// Number of values that [`check_reads`] could read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadValues {
     /// Values that were read right after their node.
     pub n_read: usize,
-    /// Values that nodes write, of all steps.
+    /// Values that nodes write, in all steps.
     pub n_values: usize,
 }
 
-/// Whether every value that the device has after [`Program::run_until`] its node, and after a whole step, is the
-/// interpreter's, within `tolerance` as in [`super::compare()`].
+/// Checks that every value that can be read equals the interpreter's, after [`Program::run_until`]
+/// its node and after a whole step, within `tolerance` as in [`super::compare()`].
 ///
 /// # Errors
-/// The first that differs.
+/// The first value that differs.
 pub fn check_reads(device: &dyn Device, tolerance: f32) -> Outcome<ReadValues> {
     let mut bench = Bench::new(device)?;
     let plan = bench.plan.clone();

@@ -1,4 +1,4 @@
-//! A small scheduler for tests: random tokens, scattered pages, windows that let pages go.
+//! A small scheduler for tests: random tokens, scattered pages, and windows that release pages.
 
 use super::Rng;
 use device::{
@@ -9,12 +9,12 @@ use device::{
 /// The best token of an output, and its logits.
 pub const BEST_AND_LOGITS: Want = Want { logits: true, ..Want::BEST };
 
-/// The tokens that the outputs of the last step chose; `u32::MAX` where there is none.
+/// Tokens that the outputs of the last step chose; `u32::MAX` if an output chose none.
 pub fn chosen_tokens(program: &dyn Program) -> Vec<u32> {
     program.chosen().iter().map(|chosen| chosen.token.unwrap_or(u32::MAX)).collect()
 }
 
-/// A program, all of whose KV pages are committed.
+/// Commits all KV pages of a program.
 ///
 /// # Errors
 /// As [`Program::commit`].
@@ -23,7 +23,7 @@ pub fn committed(mut program: Box<dyn Program>) -> device::Result<Box<dyn Progra
     Ok(program)
 }
 
-/// Sizes that suit the cases: 64 rows, 8 spans, 512 positions, pages of 16, F32.
+/// Limits for the cases: 64 rows, 8 spans, 512 positions, pages of 16, F32.
 pub fn limits(kv: &KvLayout) -> Limits {
     Limits {
         max_rows: 64,
@@ -32,7 +32,8 @@ pub fn limits(kv: &KvLayout) -> Limits {
         n_ctx: 512,
         page_len: 16,
         n_pages: vec![48; kv.groups.len()],
-        // Before and after a step of all slots, and two for rows of a step run one by one.
+        // States before and after a step of all slots, and two for rows of a step that run one by
+        // one.
         n_states: if kv.states.is_empty() { 0 } else { 18 },
         background_rows: 0,
         kv_type: KvType::F32,
@@ -40,40 +41,40 @@ pub fn limits(kv: &KvLayout) -> Limits {
     }
 }
 
-/// Entries for the longest sequence and the most encoder states.
+/// Page table entries for the longest sequence and the most encoder states.
 fn pages_per_table(kv: &KvLayout, limits: &Limits) -> usize {
     let n_states = kv.groups.iter().filter_map(|group| group.encoder_states).max().unwrap_or(0);
     limits.n_ctx.max(n_states).div_ceil(limits.page_len)
 }
 
-/// Sequences that grow step by step, each in a slot of its own.
+/// Sequences that grow step by step, each in its own slot.
 pub struct Sequences {
     kv: KvLayout,
     page_len: usize,
     pages_per_table: usize,
     n_vocab: u32,
     slots: Vec<Slot>,
-    /// By group.
+    /// Free pages of each group.
     free: Vec<Vec<u32>>,
     free_states: Vec<u32>,
-    /// Of the plan; 0: it has none.
+    /// Adapters of the plan; 0 if it has none.
     n_adapters: u32,
     rng: Rng,
 }
 
 #[derive(Clone)]
 struct Slot {
-    /// After the last step.
+    /// The state after the last step.
     state: u32,
-    /// Position of the first token; not 0 only where nothing is cached.
+    /// Position of the first token; above 0 only if nothing is cached.
     start: usize,
     tokens: Vec<u32>,
-    /// By group.
+    /// Page table of each group.
     tables: Vec<Vec<u32>>,
 }
 
 impl Sequences {
-    /// No sequences yet. Tokens are below `n_vocab`.
+    /// A scheduler without sequences. Tokens are below `n_vocab`.
     pub fn new(seed: u64, kv: &KvLayout, limits: &Limits, n_vocab: u32) -> Sequences {
         let free = limits.n_pages.iter().map(|n| (0..*n as u32).collect()).collect();
         Sequences {
@@ -89,28 +90,28 @@ impl Sequences {
         }
     }
 
-    /// The same, each slot with one of the plan's adapters.
+    /// Gives each slot one of the plan's adapters.
     pub fn with_adapters(self, plan: &Plan) -> Sequences {
-        let n = plan.primitives().find_map(|op| match op {
-            Op::Adapters { n, .. } => Some(*n as u32),
-            _ => None,
-        });
+        let n = plan
+            .primitives()
+            .find_map(|op| if let Op::Adapters { n, .. } = op { Some(*n as u32) } else { None });
         Sequences { n_adapters: n.unwrap_or(0), ..self }
     }
 
-    /// The tokens of a slot so far.
+    /// Tokens of a slot so far.
     pub fn tokens(&self, slot: usize) -> &[u32] {
         &self.slots[slot].tokens
     }
 
-    /// Let an empty sequence begin at a position, for Ops that look at positions and not at pages.
+    /// Starts an empty sequence at a position, for Ops that depend on positions and not on pages.
     pub fn start_at(&mut self, slot: usize, position: usize) {
         self.slot(slot).start = position;
     }
 
-    /// The next step: for each `(slot, n_rows)`, so many random tokens more. All rows are outputs, argmax is wanted.
+    /// The next step, with `n_rows` more random tokens for each `(slot, n_rows)`. All rows are
+    /// outputs that want the best token and logits.
     ///
-    /// Pages that a window leaves behind are free at once, and are given out again in random order.
+    /// Pages outside a window are free at once, and are reused in random order.
     ///
     /// # Panics
     /// There are not enough pages.
@@ -125,7 +126,7 @@ impl Sequences {
             self.slots[*slot].tokens.extend(&tokens[first_row as usize..]);
             let (slot, n_rows, first_position) = (*slot as u32, *n_rows as u32, first_position as u32);
             step_spans.push(Span { slot, first_row, n_rows, first_position });
-            // By slot, so that a sequence keeps its own.
+            // Chosen by slot, so that a sequence keeps its adapter.
             adapters.extend((self.n_adapters > 0).then(|| (slot * 7 + 1) % self.n_adapters.max(1)));
             if !self.kv.states.is_empty() {
                 assert!(!self.free_states.is_empty(), "the test needs more states");
@@ -150,8 +151,8 @@ impl Sequences {
         }
     }
 
-    /// A step in which plan `plan` writes the encoder states of slots, a span each, into new pages, from random numbers:
-    /// `input_cols` for each token. Each slot has `n` of them.
+    /// A step in which plan `plan` writes `n` encoder states for each slot into new pages. The
+    /// input has `input_cols` random numbers for each token.
     ///
     /// # Panics
     /// There are not enough pages.
@@ -187,7 +188,7 @@ impl Sequences {
         }
     }
 
-    /// Let a slot read the encoder states of another.
+    /// Makes a slot read the encoder states of another.
     pub fn share_encoder_states(&mut self, from: usize, to: usize) {
         self.slot(to);
         for (group, _) in self.kv.groups.iter().enumerate().filter(|(_, g)| g.encoder_states.is_some()) {
@@ -212,7 +213,7 @@ impl Sequences {
         &mut self.slots[slot]
     }
 
-    /// Pages for positions `first..end`; those before the window of `first` are given back.
+    /// Allocates pages for positions `first..end`, and frees pages before the window of `first`.
     fn take_pages(&mut self, slot: usize, first: usize, end: usize) {
         let of_sequences = self.kv.groups.iter().enumerate().filter(|(_, g)| g.encoder_states.is_none());
         for (group, KvGroup { window, .. }) in of_sequences {
@@ -232,7 +233,7 @@ impl Sequences {
     }
 }
 
-/// A step of one sequence whose pages are its table's entries in order.
+/// A step of one sequence whose table entries are pages in order.
 pub fn one_sequence(plan: &Plan, limits: &Limits, tokens: &[u32], first_position: u32) -> OwnedStep {
     let pages_per_table = limits.n_ctx / limits.page_len;
     OwnedStep {

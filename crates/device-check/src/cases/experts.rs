@@ -6,8 +6,8 @@ use weights::{BlockType, ScaleType};
 use super::{Case, ELEMENT, N_TOKENS, SUM, widths};
 use crate::PlanBuilder;
 
-/// Columns, routing, experts with a shared input and with their own, and a whole mixture. Routers are F32, so that which
-/// experts are chosen does not hang on roundings.
+/// Columns, routing, experts with a shared input and with inputs of their own, and a whole mixture.
+/// Routers are F32, so that rounding does not change the chosen experts.
 pub fn experts() -> Vec<Case> {
     use BlockType::*;
     let mut cases = vec![];
@@ -51,7 +51,7 @@ pub fn experts() -> Vec<Case> {
                 cases.push(Case::rows(name, OpKind::ExpertLinear, block, SUM, b.finish(y)));
             }
         }
-        // What a layer does with them, next to a part that every row goes through.
+        // A whole mixture, beside a part that every row passes through.
         let hidden = block.block_len().max(64);
         let mut b = PlanBuilder::new(hidden as u64, N_TOKENS as usize);
         let x = b.embed(hidden);

@@ -1,0 +1,70 @@
+//! Options of compilation, and what a compiled library keeps of them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Options of compilation.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The clang to use: a path or a name in PATH. None takes the newest in PATH.
+    pub clang: Option<PathBuf>,
+    /// A folder for compiled libraries, created if missing. Processes may share it.
+    pub cache: PathBuf,
+    /// A sanitizer to run under, in a process of its own, instead of the emulator's own checks.
+    pub sanitizer: Sanitizer,
+    /// True to count bytes (see [`crate::Counters`]).
+    pub counting: bool,
+    /// Differences of arithmetic from IEEE 754.
+    pub numerics: Numerics,
+    /// Macros defined before the source, with their values.
+    pub defines: Vec<(String, String)>,
+}
+
+impl Options {
+    /// The defaults, with compiled libraries stored in `cache`.
+    pub fn new(cache: impl Into<PathBuf>) -> Self {
+        Options {
+            clang: None,
+            cache: cache.into(),
+            sanitizer: Sanitizer::None,
+            counting: false,
+            numerics: Numerics::default(),
+            defines: Vec::new(),
+        }
+    }
+}
+
+/// Differences of arithmetic from IEEE 754 that Metal allows. A kernel whose exact bits matter is
+/// tested with several of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Numerics {
+    /// Contracts a product and a sum to `fma`, like Apple's compiler, unless a source forbids it
+    /// with `#pragma METAL fp contract(off)`.
+    pub contract: bool,
+    /// Treats subnormal f32 operands and results as zero; subnormal halves remain.
+    pub flush: bool,
+    /// Units in the last place by which results of `exp`, `exp2`, `exp10`, `rsqrt`, `sin` and `cos`
+    /// are moved: up for half of the arguments, down for the others.
+    pub ulp: u32,
+}
+
+/// clang's sanitizers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Sanitizer {
+    /// None: the emulator's own checks, in this process.
+    #[default]
+    None,
+    /// AddressSanitizer and UndefinedBehaviorSanitizer, which check private arrays too.
+    AddressUndefined,
+    /// ThreadSanitizer: races between the threads of a threadgroup, such as a missing barrier.
+    Thread,
+}
+
+/// Configuration of a compiled library, with everything needed to run it.
+#[derive(Debug, Clone)]
+pub(crate) struct Mode {
+    pub counting: bool,
+    pub numerics: Numerics,
+    /// The program that runs dispatches under a sanitizer, and the sanitizer.
+    pub runner: Option<(Arc<Path>, Sanitizer)>,
+}
