@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use device::{BackgroundProgress, Program, Span, Step};
 
 use super::margin::Margin;
-use super::{Flight, LEAST_PROMPT_ROWS, Scheduler};
+use super::{Flight, LEAST_PROMPT_ROWS, Scheduler, StepPlan};
 use crate::{Event, Prefill, Result, SequenceId};
 
 /// Rows of the first chunk.
@@ -214,14 +214,15 @@ impl Scheduler {
         let Some(sequence) = &mut self.slots[slot] else { return Ok(()) };
         let first = sequence.n_submitted;
         let span = Span { slot: 0, first_row: 0, n_rows: n_rows as u32, first_position: first as u32 };
-        let (plan, adapter) = self.buffers.plan_of(sequence.adapter);
+        let adapters: &[u32] = &[sequence.adapter];
+        let is_adapted = self.buffers.reads_adapters(adapters);
         let states = self.kv.state_use(slot);
         program.begin_background(&Step {
-            plan,
+            plan: self.buffers.index_of(StepPlan::Text, adapters),
             tokens: &sequence.tokens[first..first + n_rows],
             spans: &[span],
             states: states.as_slice(),
-            adapters: adapter.as_slice(),
+            adapters: if is_adapted { adapters } else { &[] },
             page_tables: self.kv.tables_of(slot),
             pages_per_table: self.kv.pages_per_table(),
             ..Step::default()

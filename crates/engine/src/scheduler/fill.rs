@@ -5,7 +5,7 @@ use std::time::Instant;
 use device::{Program, Want};
 
 use super::flight::{Flight, FlightSpan};
-use super::{History, OutputRows, Scheduler};
+use super::{History, OutputRows, Scheduler, StepPlan};
 use crate::sequence::Sequence;
 use crate::speculate::{Speculator, Target};
 use crate::vision::{Images, Vision};
@@ -30,7 +30,7 @@ impl Scheduler {
             let n_rows = slots.iter().flatten().map(|s| s.n_missing().max(1)).sum();
             speculator.begin_step(self.order.len(), n_rows);
         }
-        self.buffers.plan = usize::from(self.is_given_next());
+        self.buffers.plan = if self.is_given_next() { StepPlan::Given } else { StepPlan::Text };
         let Some(mut flight) = self.spare.pop() else { return Ok(false) };
         flight.clear();
         flight.all_answer = all_answer && !is_ahead;
@@ -83,13 +83,13 @@ impl Scheduler {
             .rows()
             .for_each(|(_, position, token)| vision.push_row(images, position, token, &mut input));
         self.buffers.name_image_rows(vision.layer_input());
-        (self.buffers.input, self.buffers.plan) = (input, 1);
+        (self.buffers.input, self.buffers.plan) = (input, StepPlan::Given);
     }
 
     /// What the plan of given rows reads of the rows of the step, if it is that plan's.
     fn fill_input(&mut self) {
         let Scheduler { buffers, slots, vision, .. } = self;
-        let Some(vision) = vision.as_ref().filter(|_| buffers.plan == 1) else { return };
+        let Some(vision) = vision.as_ref().filter(|_| buffers.plan == StepPlan::Given) else { return };
         let mut input = std::mem::take(&mut buffers.input);
         for (slot, position, token) in buffers.rows() {
             let images = slots.get(slot).and_then(Option::as_ref).and_then(|s| s.images.as_deref());
@@ -130,8 +130,8 @@ impl Scheduler {
         let speculates = flight.all_answer && sequence.speculate;
         if let Some(speculator) = self.speculator.as_mut().filter(|s| speculates && may_guess(s)) {
             let most = sequence.most_draft(self.limits.n_ctx);
-            let mut target =
-                Target { program: &mut *program, kv: &mut self.kv, plan: self.buffers.next_plan };
+            let plan = self.buffers.index_of(StepPlan::Next, &[]);
+            let mut target = Target { program: &mut *program, kv: &mut self.kv, plan };
             speculator.guess(slot, sequence, most, self.n_vocab, &mut target)?;
         }
         if let Some(constraint) = &mut sequence.constraint
@@ -262,7 +262,7 @@ impl Scheduler {
     /// a step of the other plan.
     fn rows_of_plan(&self, slot: usize) -> Option<(usize, bool)> {
         let sequence = self.slots[slot].as_ref()?;
-        let given = self.buffers.plan == 1;
+        let given = self.buffers.plan == StepPlan::Given;
         let both_ways = self.vision.as_ref().is_some_and(Vision::both_ways);
         let Some(images) = &sequence.images else {
             // Rows of a prompt would see what comes after them.

@@ -32,7 +32,7 @@ use device::{Limits, Numerics, OutputRef, Program, Ticket};
 
 pub(crate) use figures::Totals;
 pub(crate) use flight::Flight;
-pub(crate) use step::{History, OutputRows, StepBuffers};
+pub(crate) use step::{History, OutputRows, StepBuffers, StepPlan};
 
 use crate::constraint::{MaskJob, MaskWorker};
 use crate::kv::KvCache;
@@ -126,7 +126,7 @@ impl Scheduler {
         Scheduler {
             n_vocab,
             kv,
-            buffers: StepBuffers::new(limits, n_vocab, depth),
+            buffers: StepBuffers::new(limits, n_vocab, depth, vision.is_some()),
             slots: (0..limits.max_spans).map(|_| None).collect(),
             queue: Queue::new(options.max_waiting.unwrap_or(usize::MAX)),
             in_flight: VecDeque::with_capacity(depth),
@@ -209,12 +209,9 @@ impl Scheduler {
         self.slots.iter_mut().flatten().chain(self.queue.iter_mut())
     }
 
-    /// Whether the program has a plan with adapters after the model's own, from now on. That of given rows comes after both, and the
-    /// one that predicts one token more after all of these.
+    /// Set whether the program has a plan with adapters.
     pub(crate) fn set_adapted(&mut self, is_adapted: bool, numerics: Numerics) {
         self.buffers.set_adapted(is_adapted, numerics);
-        self.buffers.given_plan = 1 + usize::from(is_adapted);
-        self.buffers.next_plan = self.buffers.given_plan + usize::from(self.vision.is_some());
     }
 
     /// That one more sequence may wait.

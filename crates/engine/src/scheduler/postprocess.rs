@@ -5,7 +5,7 @@ use std::time::Instant;
 use device::Program;
 
 use super::flight::FlightSpan;
-use super::{Flight, Scheduler, emit_done};
+use super::{Flight, Scheduler, StepPlan, emit_done};
 use crate::sequence::{Sequence, slide};
 use crate::speculate::{Computed, Target};
 use crate::{Error, Event, FinishReason, Overflow, Progress};
@@ -170,8 +170,8 @@ impl Scheduler {
             };
             let (slot, first) = (span.slot, span.position);
             let rows = Computed { slot, owner, first, tokens: &sequence.tokens, states };
-            let mut target =
-                Target { program: &mut *program, kv: &mut self.kv, plan: self.buffers.next_plan };
+            let plan = self.buffers.index_of(StepPlan::Next, &[]);
+            let mut target = Target { program: &mut *program, kv: &mut self.kv, plan };
             // A device that fails says so of the next step too, and guesses may be missing.
             let _ = speculator.observe_rows(&rows, &mut target);
         }

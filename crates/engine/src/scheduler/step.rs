@@ -18,16 +18,25 @@ pub(crate) enum OutputRows {
     Last(usize),
 }
 
+/// The plan of the program that computes a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StepPlan {
+    /// The model's own plan, or the one with adapters if a span has one.
+    Text,
+    /// The plan whose input is embeddings of tokens and rows of images.
+    Given,
+    /// The plan of the layer that predicts one token more.
+    Next,
+}
+
 /// Buffers of the largest step that the limits allow.
 #[derive(Debug)]
 pub(crate) struct StepBuffers {
-    /// Whether the step is the plan of given rows': 1.
-    pub(crate) plan: usize,
-    /// Which of the program's plans that is.
-    pub(crate) given_plan: usize,
-    /// And which is the layer's that predicts one token more.
-    pub(crate) next_plan: usize,
-    /// What the plan of given rows reads.
+    /// Plan of the step.
+    pub(crate) plan: StepPlan,
+    /// True if the program has a plan of given rows.
+    has_given: bool,
+    /// Input of the plan of given rows.
     pub(crate) input: Vec<f32>,
     /// Capacity `max_rows`.
     tokens: Vec<u32>,
@@ -73,11 +82,11 @@ pub(crate) struct History<'a> {
 }
 
 impl StepBuffers {
-    pub(crate) fn new(limits: &Limits, n_vocab: usize, max_in_flight: usize) -> StepBuffers {
+    /// Empty buffers for a program with the model's own plan, and a plan of given rows if `has_given`.
+    pub(crate) fn new(limits: &Limits, n_vocab: usize, max_in_flight: usize, has_given: bool) -> StepBuffers {
         StepBuffers {
-            plan: 0,
-            given_plan: 1,
-            next_plan: 1,
+            plan: StepPlan::Text,
+            has_given,
             input: Vec::new(),
             tokens: Vec::with_capacity(limits.max_rows),
             links: Vec::with_capacity(limits.max_spans),
@@ -115,7 +124,7 @@ impl StepBuffers {
     }
 
     pub(crate) fn clear(&mut self) {
-        self.plan = 0;
+        self.plan = StepPlan::Text;
         self.input.clear();
         self.tokens.clear();
         self.links.clear();
@@ -222,12 +231,20 @@ impl StepBuffers {
         self.adapted = is_adapted.then_some(numerics == Numerics::Deterministic);
     }
 
-    /// The plan of text with an adapter, or none, where nothing else is in the step; and the adapter, if the plan reads it.
-    pub(crate) fn plan_of(&self, adapter: u32) -> (usize, Option<u32>) {
-        match self.adapted.is_some_and(|always| always || adapter != 0) {
-            true => (1, Some(adapter)),
-            false => (0, None),
+    /// Index of a plan in the program, for a step in which spans use `adapters`. The program's plans are, in this order: the
+    /// model's own; the one with adapters; the one of given rows; the one that predicts one token more.
+    pub(crate) fn index_of(&self, plan: StepPlan, adapters: &[u32]) -> usize {
+        let after_text = 1 + usize::from(self.adapted.is_some());
+        match plan {
+            StepPlan::Text => usize::from(self.reads_adapters(adapters)),
+            StepPlan::Given => after_text,
+            StepPlan::Next => after_text + usize::from(self.has_given),
         }
+    }
+
+    /// Returns true if a step of text in which spans use `adapters` runs the plan with adapters.
+    pub(crate) fn reads_adapters(&self, adapters: &[u32]) -> bool {
+        self.adapted.is_some_and(|always| always || adapters.iter().any(|adapter| *adapter != 0))
     }
 
     /// Outputs that still have room.
@@ -336,12 +353,11 @@ impl StepBuffers {
         masks: Masks<'a>,
         stop: Option<&'a AtomicBool>,
     ) -> Step<'a> {
-        let is_adapted =
-            self.adapted.is_some_and(|always| always || self.adapters.iter().any(|adapter| *adapter != 0));
+        let is_adapted = self.plan == StepPlan::Text && self.reads_adapters(&self.adapters);
         Step {
-            plan: if self.plan == 1 { self.given_plan } else { usize::from(is_adapted) },
+            plan: self.index_of(self.plan, &self.adapters),
             input: &self.input,
-            adapters: if is_adapted && self.plan == 0 { &self.adapters } else { &[] },
+            adapters: if is_adapted { &self.adapters } else { &[] },
             tokens: &self.tokens,
             links: &self.links,
             spans: &self.spans,

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use device::{BackgroundProgress, Device, KvLayer, KvType, Limits, Numerics, Plan, Program};
 use device_testing::null::{self, NullDevice};
-use text::ShowSpecial;
 
 use super::Scheduler;
 use crate::kv::{KvCache, pool_sizes};
@@ -95,12 +94,12 @@ impl Simulation {
         }
     }
 
-    fn add(&mut self, request: Request) -> SequenceId {
+    fn add(&mut self, mut request: Request) -> SequenceId {
         let id = SequenceId(self.n_added);
         self.n_added += 1;
         self.tokens.push(vec![]);
         let sampler = Sampler::new(&SamplingParams::greedy(), N_VOCAB, None).unwrap();
-        let text = TextStream::new(None, text::Stops::default(), None, ShowSpecial::Nothing);
+        let text = TextStream::of(&mut request, None);
         self.scheduler.add(Sequence::new(id, request, sampler, text, [].into(), 8, 0));
         id
     }
