@@ -9,17 +9,11 @@ use crate::adapters::Adapters;
 use crate::constraint::panic_message;
 use crate::kv::KvCache;
 use crate::memory::{self, MemoryReport, Settled};
-use crate::output::TextStream;
 use crate::prompt_cache::PrefixFolder;
-use crate::sampling::Sampler;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Sequence, slide};
 use crate::speculate::OwnLayer;
-use crate::vision::{Images, Vision};
-use crate::{
-    Error, Event, LoadOptions, Model, Overflow, Picture, Proposer, Request, Result, SamplingParams,
-    SequenceId, ShowSpecial, Turns, WeightFiles, load,
-};
+use crate::vision::Vision;
+use crate::{Error, Event, LoadOptions, Model, Proposer, Result, SequenceId, Turns, WeightFiles, load};
 
 /// The times of one step, for profiles.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +36,7 @@ pub struct Engine {
     memory: MemoryReport,
     pub(crate) program: Box<dyn Program>,
     pub(crate) scheduler: Scheduler,
-    next_id: u64,
+    pub(crate) next_id: u64,
     recorded: Option<Vec<StepTimings>>,
     /// Where the prefix cache is kept.
     pub(crate) prefixes: Option<PrefixFolder>,
@@ -55,7 +49,7 @@ pub struct Engine {
     /// Shared with the engines that compute on the same processors.
     pub(crate) turns: Option<Arc<Turns>>,
     /// Why images are refused though the model sees.
-    blind: Option<String>,
+    pub(crate) blind: Option<String>,
     /// What is read where it lies.
     weight_files: WeightFiles,
     /// When the system was asked last whether they are as they were.
@@ -252,154 +246,6 @@ impl Engine {
         self.scheduler.is_idle()
     }
 
-    /// Check a request and queue it. It starts at a [`Self::step`] that has a slot for it: the highest priority first, then
-    /// tenants in turn, then in order of arrival.
-    ///
-    /// # Errors
-    /// The prompt is empty, too long, or has ids that are not in the vocabulary; a parameter is outside its limits;
-    /// stop strings are given and there is no tokenizer; or as many requests wait as may.
-    pub fn add(&mut self, mut request: Request) -> Result<SequenceId> {
-        self.scheduler.check_room()?;
-        let n_ctx = self.limits.n_ctx;
-        let mut tokens = std::mem::take(&mut request.tokens);
-        self.check_tokens(&tokens)?;
-        match request.overflow {
-            Overflow::Slide { keep } if keep > n_ctx / 2 => {
-                return Err(Error::Option {
-                    name: "keep",
-                    value: keep.to_string(),
-                    expected: format!("at most {}, half the context", n_ctx / 2),
-                });
-            }
-            Overflow::Slide { keep } if tokens.len() >= n_ctx => slide(&mut tokens, keep, n_ctx),
-            Overflow::Stop if tokens.len() >= n_ctx => {
-                return Err(Error::PromptTooLong { n_tokens: tokens.len(), n_ctx });
-            }
-            _ => {}
-        }
-        let images = self.place_images(&mut tokens, &request)?;
-        if !request.stop.is_empty() {
-            self.model.need_tokenizer()?;
-        }
-        let n_vocab = self.model.n_vocab();
-        if let Some(n) = request.prompt_logprobs.filter(|n| *n > device::MAX_BEST) {
-            return Err(Error::Option {
-                name: "prompt_logprobs",
-                value: n.to_string(),
-                expected: format!("at most {}", device::MAX_BEST),
-            });
-        }
-        if !request.stop_tokens.is_sorted() {
-            let mut sorted = request.stop_tokens.to_vec();
-            sorted.sort_unstable();
-            request.stop_tokens = sorted.into();
-        }
-        if let Some(token) = request.stop_tokens.last().filter(|token| **token as usize >= n_vocab) {
-            return Err(Error::Option {
-                name: "stop_tokens",
-                value: token.to_string(),
-                expected: format!("token ids below {n_vocab}"),
-            });
-        }
-        if let ShowSpecial::Only(ids) = &mut request.show_special
-            && !ids.is_sorted()
-        {
-            let mut sorted = ids.to_vec();
-            sorted.sort_unstable();
-            *ids = sorted.into();
-        }
-        let tokenizer = self.model.tokenizer()?.cloned();
-        let of_model = tokenizer.as_ref().filter(|_| !request.ignore_end || request.constraint.is_some());
-        let of_model = of_model.map_or(&[][..], |tokenizer| tokenizer.ends());
-        let mut ends: Vec<u32> = [of_model, &request.stop_tokens].concat();
-        ends.retain(|token| (*token as usize) < n_vocab);
-        ends.sort_unstable();
-        ends.dedup();
-        let sampler = Sampler::new(&request.sampling, n_vocab, tokenizer.as_deref())?;
-        if request.constraint.is_some() {
-            self.scheduler.need_masks(self.device.n_threads())?;
-        }
-        let adapter = request.adapter.as_deref().map(|name| self.adapters.find(name)).transpose()?;
-        if let Some((_, salt)) = adapter {
-            request.salt ^= salt;
-        }
-        let adapter = adapter.map_or(0, |(index, _)| index);
-        let id = self.new_id();
-        let text = TextStream::new(
-            tokenizer,
-            std::mem::take(&mut request.stop),
-            request.stop_outside.take(),
-            std::mem::take(&mut request.show_special),
-        );
-        request.tokens = tokens;
-        let (n_pending, n_draft) = (self.program.max_in_flight(), self.scheduler.max_draft());
-        if let Some(images) = &images {
-            request.salt ^= images.salt();
-        }
-        let mut sequence = Sequence::new(id, request, sampler, text, ends.into(), n_pending, n_draft);
-        sequence.images = images;
-        sequence.adapter = adapter;
-        self.scheduler.add(sequence);
-        Ok(id)
-    }
-
-    /// Put a request's images in the places of its placeholders.
-    fn place_images(&mut self, tokens: &mut [u32], request: &Request) -> Result<Option<Arc<Images>>> {
-        if request.images.is_empty() {
-            return Ok(None);
-        }
-        let refuse = |name, value: &str, expected: &str| {
-            Err(Error::Option { name, value: value.to_owned(), expected: expected.to_owned() })
-        };
-        if request.overflow != Overflow::Stop {
-            return refuse("overflow", "slide", "stop, where a prompt has images");
-        }
-        if request.adapter.is_some() {
-            return refuse("adapter", "set", "none, where a prompt has images");
-        }
-        if request.prompt_logprobs.is_some() {
-            return refuse("prompt_logprobs", "set", "none, where a prompt has images");
-        }
-        self.see(tokens, &request.images).map(|images| Some(Arc::new(images)))
-    }
-
-    /// Put images in the places of placeholders.
-    pub(crate) fn see(&mut self, tokens: &mut [u32], pictures: &[Arc<Picture>]) -> Result<Images> {
-        self.model.need_vision()?;
-        let turns = self.turns.clone();
-        let _turn = turns.as_ref().map(|turns| turns.take());
-        let max_rows = self.limits.max_rows;
-        match (&mut self.scheduler.vision, &self.blind) {
-            (Some(vision), _) => vision.place(tokens, pictures, max_rows),
-            (None, reason) => Err(Error::VisionRefused(reason.clone().unwrap_or_default())),
-        }
-    }
-
-    fn new_id(&mut self) -> SequenceId {
-        self.next_id += 1;
-        SequenceId(self.next_id - 1)
-    }
-
-    /// Another answer from where a sequence is now: a new sequence with its tokens and settings, which are chosen from here
-    /// on with the random numbers of `sampling`. It shares the pages of the first until one of the two writes to one, if it
-    /// gets a slot while the first is running. Its events are those of what follows.
-    ///
-    /// Called right after [`Self::add`], it gives several answers to one prompt that is computed once.
-    ///
-    /// # Errors
-    /// [`Error::NoSequence`]; a parameter is outside its limits; or as many requests wait as may.
-    pub fn fork(&mut self, id: SequenceId, sampling: &SamplingParams) -> Result<SequenceId> {
-        self.scheduler.check_room()?;
-        let tokenizer = self.model.tokenizer()?.cloned();
-        let sampler = Sampler::new(sampling, self.model.n_vocab(), tokenizer.as_deref())?;
-        let found = self.scheduler.sequences().find(|s| s.id == id).cloned();
-        let mut sequence = found.ok_or(Error::NoSequence(id.0))?;
-        let (n_pending, n_draft) = (self.program.max_in_flight(), self.scheduler.max_draft());
-        sequence.become_fork(self.new_id(), sampler, n_pending, n_draft);
-        self.scheduler.add(sequence);
-        Ok(SequenceId(self.next_id - 1))
-    }
-
     pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
         let n_vocab = self.model.n_vocab();
         match tokens.iter().position(|t| *t as usize >= n_vocab) {
@@ -533,11 +379,6 @@ impl Engine {
         let ran = self.program.run(&buffers.step(kv, device::Masks::default(), None));
         kv.note_submitted(ran)?;
         self.weight_files.check_whole()
-    }
-
-    /// The id that the next sequence gets.
-    pub(crate) fn next_id(&self) -> u64 {
-        self.next_id
     }
 
     /// A slot without a sequence, for scoring.

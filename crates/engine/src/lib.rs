@@ -20,6 +20,7 @@
 #![deny(missing_docs)]
 
 mod adapters;
+mod add;
 mod chat;
 mod constraint;
 mod diff;
