@@ -48,9 +48,9 @@ impl Engine {
         }
     }
 
-    /// Seconds until a new request with a prompt of `n_tokens`, nothing of which is cached, would
-    /// give its first token, as far as the steps and answers so far tell; `None` until a few steps
-    /// with prompts were seen.
+    /// Expected seconds to the first token of a new request with a prompt of `n_tokens`, of which
+    /// nothing is cached. The prediction uses the times of steps and answers so far; `None` until a
+    /// step with prompts was seen.
     pub fn predicted_first_token_seconds(&self, n_tokens: usize) -> Option<f64> {
         self.scheduler.predicted_first_token(n_tokens)
     }
@@ -73,7 +73,7 @@ impl Engine {
         let warmed = self.warm(SamplingParams::greedy(), 1, until).and_then(|left| match left {
             Some(left) => Ok(Some(left)),
             None => {
-                self.scheduler.forget_costs();
+                self.scheduler.forget_times();
                 // Two long prompts tell the cost of rows from noise.
                 let sampled = SamplingParams { seed: Some(0), ..SamplingParams::default() };
                 Ok(self.warm(sampled, 2, until)?.map(|left| format!("{left}, sampled")))

@@ -1,5 +1,6 @@
-//! The scheduler under a governor whose source is a script: histories of arrivals and of a hog that takes memory, returns it and
-//! takes it again. Time, device and machine are made up.
+//! Tests of the scheduler under a governor with a scripted source: histories of arrivals, and of
+//! another process that takes memory, returns it and takes it again. Time, device and machine are
+//! simulated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::{LoadOptions, Request};
 const TOTAL: u64 = 1 << 29;
 const TICK: Duration = Duration::from_millis(100);
 
-/// A machine of [`TOTAL`] bytes, of which `elastic` are left beside the reserve and everything fixed.
+/// A machine of [`TOTAL`] bytes, with `elastic` bytes beside the reserve and everything fixed.
 struct Machine {
     script: Script,
     governor: Arc<Governor>,
@@ -37,7 +38,7 @@ impl Machine {
         self.governor.observe(s.now);
     }
 
-    /// What the governor reads now.
+    /// Let the governor read the machine now.
     fn observe(&self, s: &Simulation) {
         let taken = s.scheduler.kv.resident_bytes() + self.hog;
         let free = (reserve(TOTAL) + self.elastic).saturating_sub(taken);
@@ -46,17 +47,18 @@ impl Machine {
     }
 }
 
-/// What a history came to.
+/// Outcome of a history.
 #[derive(Debug, Default)]
 struct Outcome {
     n_parked: u64,
-    /// Parks in the second half of a long time in which nothing changed.
+    /// Number of parks in the second half of a long time without changes.
     n_parked_late: u64,
     n_shrunk: usize,
     longest_over: Duration,
 }
 
-/// Sequences come at random; a hog takes a share of what is held, at once or in ten steps, keeps it, returns it and comes again.
+/// Run random sequences beside another process that takes a share of what is held, at once or in
+/// ten steps, keeps it, returns it and comes again.
 fn history(seed: u64) -> Outcome {
     let mut rng = Rng::new(seed);
     let mut below = |n: usize| (rng.uniform() * n as f64) as usize;
@@ -79,7 +81,7 @@ fn history(seed: u64) -> Outcome {
         BACKGROUND_ROWS,
         &LoadOptions::default(),
     );
-    s.scheduler.background.always = seed % 2 == 1;
+    s.scheduler.pacing.background.always = seed % 2 == 1;
     let mut machine = Machine::new((150 + below(900) as u64) << 10);
     machine.govern(&mut s);
     let step_seconds = 0.02 + below(60) as f64 * 1e-3;
@@ -93,7 +95,7 @@ fn history(seed: u64) -> Outcome {
         })
         .collect();
     arrivals.sort_by(|a, b| b.0.total_cmp(&a.0));
-    // (from, seconds to take it, until, share)
+    // Other processes: (start, seconds to take the memory, end, share).
     let mut hogs: Vec<(f64, f64, f64, f64)> = (0..1 + below(3))
         .map(|turn| {
             let from = turn as f64 * 12.0 + below(40) as f64 * 0.1;
@@ -145,7 +147,7 @@ fn history(seed: u64) -> Outcome {
             outcome.n_parked_late += n_new;
         }
         let status = &machine.governor.status()[0];
-        // The oldest may hold what is committed for it, and alone what it needs.
+        // The oldest sequence may hold what is committed for it, and alone all that it needs.
         let most = status.budget.max(s.scheduler.kv.floor_bytes());
         let is_over = status.held > most && s.scheduler.n_running() > 1;
         over_since = if is_over { over_since.or(Some(s.now)) } else { None };
@@ -160,7 +162,7 @@ fn history(seed: u64) -> Outcome {
     }
     let reaction = TICK + Duration::from_secs_f64(depth as f64 * 2.0 * (step_seconds + 0.01));
     assert!(outcome.longest_over <= reaction, "seed {seed}: {outcome:?}, depth {depth}, step {step_seconds}");
-    // Each sequence may be parked once or twice for each change, not again and again.
+    // Each sequence may be parked once or twice for each change, but not again and again.
     let most = (asked.len() * 2 * 8) as u64;
     assert!(
         outcome.n_parked <= most && outcome.n_parked_late <= asked.len() as u64,
@@ -197,7 +199,7 @@ fn no_sequence_is_lost_in_thousands_of_histories() {
     histories(1000..7000);
 }
 
-/// The budget follows: it is below what the hog leaves at once, and back in time.
+/// The budget falls at once when memory is taken, and recovers in time.
 #[test]
 fn memory_goes_to_a_hog_and_comes_back() {
     let layer =
@@ -229,7 +231,8 @@ fn memory_goes_to_a_hog_and_comes_back() {
     assert!(s.scheduler.n_running() >= 5, "{} run again", s.scheduler.n_running());
 }
 
-/// The rungs before parking: a complaint alone stops what is new, and prefixes go before anybody is parked.
+/// Steps before parking: pressure alone stops new sequences, and prefixes are evicted before a
+/// sequence is parked.
 #[test]
 fn prefixes_go_first_and_nothing_new_begins_while_the_system_complains() {
     let layer =
