@@ -11,12 +11,12 @@ use crate::vision::Images;
 use crate::{Engine, Error, Overflow, Picture, Request, Result, SamplingParams, SequenceId, ShowSpecial};
 
 impl Engine {
-    /// Check a request and queue it. It starts at a [`Self::step`] that has a slot for it: the highest priority first, then
-    /// tenants in turn, then in order of arrival.
+    /// Check a request and queue it. It starts at a [`Self::step`] that has a slot for it: the
+    /// highest priority first, then tenants in turn, then in order of arrival.
     ///
     /// # Errors
-    /// The prompt is empty, too long, or has ids that are not in the vocabulary; a parameter is outside its limits; it has stop
-    /// strings and there is no tokenizer; or the queue is full.
+    /// The prompt is empty, too long, or has ids that are not in the vocabulary; a parameter is
+    /// outside its limits; it has stop strings and there is no tokenizer; or the queue is full.
     pub fn add(&mut self, mut request: Request) -> Result<SequenceId> {
         self.scheduler.check_room()?;
         self.fit_prompt(&mut request)?;
@@ -38,14 +38,16 @@ impl Engine {
         Ok(id)
     }
 
-    /// Another answer from where a sequence is now: a new sequence with its tokens and settings, which are chosen from here
-    /// on with the random numbers of `sampling`. It shares the pages of the first until one of the two writes to one, if it
-    /// gets a slot while the first is running. Its events are those of what follows.
+    /// Add a sequence that continues from the present end of another one, with its tokens and
+    /// settings and the random numbers of `sampling`. If it gets a slot while the other is running,
+    /// the two share pages until one of them writes to a page. Its events are only those of its own
+    /// tokens.
     ///
-    /// Called right after [`Self::add`], it gives several answers to one prompt that is computed once.
+    /// Called right after [`Self::add`], it gives several answers to one prompt that is computed
+    /// once.
     ///
     /// # Errors
-    /// [`Error::NoSequence`]; a parameter is outside its limits; or as many requests wait as may.
+    /// [`Error::NoSequence`]; a parameter is outside its limits; or the queue is full.
     pub fn fork(&mut self, id: SequenceId, sampling: &SamplingParams) -> Result<SequenceId> {
         self.scheduler.check_room()?;
         let tokenizer = self.model.tokenizer()?.cloned();
@@ -82,7 +84,8 @@ impl Engine {
         }
     }
 
-    /// Replace the placeholders of the prompt by rows of the request's images, and mix these into its salt.
+    /// Replace the placeholders of the prompt by rows of the request's images, and mix these into
+    /// its salt.
     fn place_images(&mut self, request: &mut Request) -> Result<Option<Images>> {
         if request.images.is_empty() {
             return Ok(None);
@@ -91,13 +94,13 @@ impl Engine {
             Err(Error::Option { name, value: value.to_owned(), expected: expected.to_owned() })
         };
         if request.overflow != Overflow::Stop {
-            return refuse("overflow", "slide", "stop, where a prompt has images");
+            return refuse("overflow", "slide", "stop for a prompt with images");
         }
         if request.adapter.is_some() {
-            return refuse("adapter", "set", "none, where a prompt has images");
+            return refuse("adapter", "set", "none for a prompt with images");
         }
         if request.prompt_logprobs.is_some() {
-            return refuse("prompt_logprobs", "set", "none, where a prompt has images");
+            return refuse("prompt_logprobs", "set", "none for a prompt with images");
         }
         let images = self.see(&mut request.tokens, &request.images)?;
         request.salt ^= images.salt();
@@ -147,8 +150,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Tokens that end the answer, ascending: the request's, and the model's unless they are ignored. A constraint needs the
-    /// model's, since it says itself where the text may end.
+    /// Tokens that end the answer, ascending: the request's, and the model's unless they are
+    /// ignored. A constraint needs the model's, since it says itself where the text may end.
     fn end_tokens(&self, request: &Request, tokenizer: Option<&Tokenizer>) -> Arc<[u32]> {
         let n_vocab = self.model.n_vocab();
         let of_model = tokenizer.filter(|_| !request.ignore_end || request.constraint.is_some());
@@ -160,7 +163,8 @@ impl Engine {
         ends.into()
     }
 
-    /// Number of the request's adapter in a step, whose salt is mixed into the request's; 0: the model alone.
+    /// Number of the request's adapter in a step, whose salt is mixed into the request's; 0: the
+    /// model alone.
     fn choose_adapter(&self, request: &mut Request) -> Result<u32> {
         let Some(name) = request.adapter.as_deref() else { return Ok(0) };
         let (number, salt) = self.adapters.find(name)?;

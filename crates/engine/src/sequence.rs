@@ -41,7 +41,7 @@ pub enum Overflow {
 /// Number of prompt tokens that a step computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prefill {
-    /// As many rows as a step holds.
+    /// Rows up to the size of a step.
     #[default]
     Batched,
     /// One row a step; for checking.
@@ -201,7 +201,7 @@ impl fmt::Display for FinishReason {
             FinishReason::EndToken(_) => f.write_str("end"),
             FinishReason::StopToken(id) => write!(f, "stop token {id}"),
             FinishReason::ConstraintMet => f.write_str("constraint met"),
-            FinishReason::ConstraintUnmet => f.write_str("no token goes on as the constraint asks"),
+            FinishReason::ConstraintUnmet => f.write_str("no token satisfies the constraint"),
             FinishReason::StopString(s) => write!(f, "stop string {s:?}"),
             FinishReason::MaxTokens => f.write_str("max tokens"),
             FinishReason::ContextFull => f.write_str("context full"),

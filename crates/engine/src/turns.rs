@@ -9,12 +9,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// A fair lock, shared by the engines of a process that compute on the same processors.
 #[derive(Debug, Default)]
 pub struct Turns {
-    state: Mutex<State>,
+    state: Mutex<Tickets>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Tickets {
     /// Number of tickets issued.
     n_asked: u64,
     /// Number of turns that have ended.
@@ -34,7 +34,7 @@ impl Turns {
         Turn(self)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Tickets> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

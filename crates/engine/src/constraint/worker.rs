@@ -35,7 +35,7 @@ struct Part {
 
 /// Messages to the thread.
 #[derive(Default)]
-struct Asked {
+struct Orders {
     /// Number of steps started.
     n_steps: u64,
     quit: bool,
@@ -49,7 +49,7 @@ struct Shared {
     parts: Box<[Mutex<Part>]>,
     /// For each mask of the step: its part, and the row in that part.
     owners: RwLock<Vec<(usize, usize)>>,
-    asked: Mutex<Asked>,
+    asked: Mutex<Orders>,
     changed: Condvar,
     words_per_mask: usize,
 }
@@ -92,7 +92,7 @@ impl MaskWorker {
                 let of_thread = shared.clone();
                 let thread = thread::Builder::new().name("masks".into()).spawn(move || of_thread.run())?;
                 // Starting allocates, and on a busy machine it can happen many steps later.
-                let is_starting = |asked: &mut Asked| !asked.is_running;
+                let is_starting = |asked: &mut Orders| !asked.is_running;
                 drop(shared.changed.wait_while(lock(&shared.asked), is_starting));
                 Some(thread)
             }
@@ -154,7 +154,7 @@ impl Shared {
         let mut n_seen = 0;
         loop {
             let asked = lock(&self.asked);
-            let is_old = |asked: &mut Asked| asked.n_steps == n_seen && !asked.quit;
+            let is_old = |asked: &mut Orders| asked.n_steps == n_seen && !asked.quit;
             let waited = self.changed.wait_while(asked, is_old);
             let asked = waited.unwrap_or_else(PoisonError::into_inner);
             if asked.quit {

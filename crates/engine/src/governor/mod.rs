@@ -52,11 +52,11 @@ struct Domain {
     /// Name of the device; empty for the system's memory.
     name: &'static str,
     source: Mutex<Box<dyn MemorySource>>,
-    state: Mutex<State>,
+    state: Mutex<DomainState>,
     ledger: Arc<Ledger>,
 }
 
-struct State {
+struct DomainState {
     policy: Policy,
     accounts: Vec<Weak<Account>>,
     reading: Reading,
@@ -208,7 +208,7 @@ impl Governor {
 
 impl Domain {
     fn new(name: &'static str, source: Box<dyn MemorySource>, cap: MemoryCap) -> Domain {
-        let state = State {
+        let state = DomainState {
             policy: Policy::new(cap),
             accounts: Vec::new(),
             reading: Reading::default(),
@@ -241,7 +241,7 @@ impl Domain {
     fn observe(&self, now: Instant) -> u64 {
         let reading = lock(&self.source).read();
         let mut state = lock(&self.state);
-        let State { policy, accounts, shares, .. } = &mut *state;
+        let DomainState { policy, accounts, shares, .. } = &mut *state;
         accounts.retain(|account| account.strong_count() > 0);
         shares.clear();
         let mut held = Held { resident: self.ledger.resident.load(Ordering::Relaxed), ..Held::default() };
@@ -266,7 +266,7 @@ impl Domain {
     /// Set the target of each account.
     fn set_targets(&self) {
         let mut state = lock(&self.state);
-        let State { accounts, shares, targets, .. } = &mut *state;
+        let DomainState { accounts, shares, targets, .. } = &mut *state;
         let accounts: Vec<_> = accounts.iter().filter_map(Weak::upgrade).collect();
         shares.clear();
         shares.extend(accounts.iter().map(|account| account.share()));

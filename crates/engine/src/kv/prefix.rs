@@ -1,25 +1,24 @@
-//! The prefix cache: a tree of pages, found by the tokens that are in them.
+//! The prefix cache: a tree of pages, found by their tokens.
 //!
 //! A node is one page of positions: its token ids and its page of each KV group. A path from the
 //! root spells a prefix. Full nodes (`page_len` tokens) may have children, shorter ones are leaves.
-//! Right below the root stand the salts, nodes without pages: what was computed under one salt is
-//! never found under another.
+//! Right below the root are the salts, nodes without pages: rows computed under one salt are never
+//! found under another.
 //!
-//! Children are kept in the order of their tokens. A binary search finds the child with the same
-//! page, or, where there is none, the two neighbours, one of which has the longest start in common:
-//! a hash would find only the former. Token ids are compared, so two prefixes cannot be confused.
+//! Children are in the order of their tokens. A binary search finds the child with the same page
+//! or, if there is none, the two neighbours, one of which has the longest common start. A hash
+//! would find only the former. Token ids are compared, so two prefixes cannot be confused.
 //!
 //! In a window group a node may have no page ([`PAGE_NONE`]): it fell out of the window before the
-//! node was made, or was evicted. A prefix of length `L` is usable only if each window group still
-//! holds the pages of the last `window - 1` positions before `L`: what the row at position `L` will
-//! look at.
+//! node was created, or was evicted. A prefix of length `L` is usable only if each window group
+//! still holds the pages of the last `window - 1` positions before `L`, to which the row at
+//! position `L` attends.
 //!
-//! Where layers are recurrent, a node may also hold the state that a sequence had at its end, as if
-//! states were pages of one more group. A prefix is then usable only as far as a node whose state
-//! is here.
+//! With recurrent layers, a node may also hold the state at its end, as if states were pages of one
+//! more group. A prefix is then usable only up to a node with a state.
 //!
-//! For eviction each group has a list of the nodes with a page in it, the coldest first, linked
-//! through the nodes themselves, so that using, adding and evicting cost no search and no memory.
+//! For eviction each group has a list of the nodes with a page in it, the coldest first. The list
+//! is linked through the nodes, so using, adding and evicting need no search and no memory.
 
 mod check;
 

@@ -53,7 +53,7 @@ fn wrong(file: &Path, what: impl Into<String>) -> Error {
 }
 
 fn damaged(file: &Path, what: impl AsRef<str>) -> Error {
-    wrong(file, format!("it is damaged: {}; delete it, or give another file", what.as_ref()))
+    wrong(file, format!("it is damaged: {}; delete it, or name another file", what.as_ref()))
 }
 
 /// Put the contents of a file into the prefix cache, under a salt. Returns its tokens; none if
@@ -163,14 +163,14 @@ impl Reader<'_> {
     fn header(&mut self, engine: &Engine) -> Result<Header> {
         let magic = self.bytes(MAGIC.len(), "its mark").unwrap_or_default();
         if magic != MAGIC {
-            return Err(wrong(self.file, "it is no prompt cache of Ingle; give another file"));
+            return Err(wrong(self.file, "it is no prompt cache of Ingle; name another file"));
         }
         let numbers = self.bytes(8, "its version")?;
         let number = |at: usize| numbers[at..at + 4].iter().rev().fold(0u32, |n, b| n << 8 | u32::from(*b));
         let (version, n_header) = (number(0), number(4) as usize);
         if version != VERSION {
             let what =
-                format!("it has version {version}, expected {VERSION}; delete it, or give another file");
+                format!("it has version {version}, expected {VERSION}; delete it, or name another file");
             return Err(wrong(self.file, what));
         }
         if n_header > MAX_HEADER {
@@ -182,7 +182,7 @@ impl Reader<'_> {
         if let Some(difference) = header.difference(&Header::of(engine, header.n_tokens)) {
             return Err(wrong(
                 self.file,
-                format!("{difference}; give another file, this one was left as it is"),
+                format!("{difference}; name another file, this one is unchanged"),
             ));
         }
         if !(1..=MAX_N_CTX).contains(&header.n_tokens) {

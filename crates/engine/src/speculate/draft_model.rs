@@ -56,7 +56,7 @@ impl DraftModel {
         // later pages.
         let beside = target.memory().mapped + target.memory().reserved;
         report.items.push(MemoryItem {
-            what: "the model that it guesses for".into(),
+            what: "the model that it drafts for".into(),
             bytes: beside,
             residence: "mapped",
         });

@@ -1,31 +1,29 @@
 //! Speculation: several tokens of an answer in one step.
 //!
-//! A [`Proposer`] guesses what a sequence says next. The guesses become rows of the step behind the
-//! token that is due, and each row gives logits. Tokens are then chosen from these rows in order,
-//! each by the sequence's own sampler and with the history that it would have had, for as long as
-//! the token that was chosen is the one that was guessed. The first that differs is kept too, and
-//! what was computed behind it is forgotten: positions that are not counted are written again.
+//! A [`Proposer`] drafts the next tokens of a sequence. Draft tokens become rows of the step after
+//! the next token, and each row gives logits. Tokens are then chosen from these rows in order, by
+//! the sequence's own sampler and with the history that it would have had, while the chosen token
+//! equals the draft token. The first that differs is kept too. Rows after it are discarded: their
+//! positions are not counted and will be overwritten.
 //!
-//! A state of recurrent layers has no positions, and a step writes it whole, guesses included. If
-//! all were right it is the sequence's; otherwise the sequence keeps the state before the step, and
-//! the next one computes the rows that were right once more, before the token that is due. Rows
-//! cost little where reading weights takes the time, and so no device needs to write a state for
-//! each row. While guesses stay wrong these rows become more: beyond as many as a draft has, a step
-//! goes without.
+//! A recurrent state has no positions, and a step writes it as a whole, including draft tokens. If
+//! all were right it is the sequence's. Otherwise the sequence keeps the state before the step, and
+//! the next step recomputes the accepted rows before the next token. Rows cost little if reading
+//! weights takes the time, so no device needs to write a state for each row. While draft tokens
+//! stay wrong these rows become more; if they exceed the length of a draft, a step has no draft.
 //!
 //! # Why the answer does not change
 //!
-//! Choosing from a row does not look at the guess. Greedy decoding takes the row's best token, as
-//! it would alone. Sampling draws one random number for each token of the answer, as it would
-//! alone, so the same seed gives the same tokens. That is rejection sampling (Leviathan et al.
-//! 2023, arXiv:2211.17192) for a guess `t` that is certain of itself: `t` is accepted with the
-//! probability `p(t)` that all stages of the sampler leave it, and what is drawn else is
-//! distributed as `p` without `t`, normalised.
+//! Choosing from a row does not depend on the draft token. Greedy decoding chooses the row's best
+//! token, as it would alone. Sampling draws one random number for each token of the answer, as it
+//! would alone, so the same seed gives the same tokens. That is rejection sampling (Leviathan et
+//! al. 2023, arXiv:2211.17192) for a draft token `t` with all of the proposer's probability. `t` is
+//! accepted with the probability `p(t)` that all stages of the sampler leave it. Otherwise the
+//! drawn token is distributed as `p` without `t`, normalised.
 //!
-//! What may change is rounding. With [`device::Numerics::Fast`] a device may add in another order
-//! for many rows than for one, as it does for a batch of sequences; where the best two tokens are
-//! that close, another may be chosen. With [`device::Numerics::Deterministic`] nothing changes at
-//! all.
+//! Rounding may change. With [`device::Numerics::Fast`] a device may add in another order for many
+//! rows than for one, as it does for a batch of sequences. If the best two tokens are that close,
+//! another may be chosen. With [`device::Numerics::Deterministic`] nothing changes at all.
 
 mod acceptance;
 mod controller;
