@@ -51,7 +51,7 @@ fn a_prompt_is_found_again_by_another_engine() {
             let cache = PromptCache::open(&mut other, &file).unwrap();
             assert_eq!(cache.n_tokens(), n_kept);
             other.kv().check().unwrap();
-            // The same prompt, a longer one, and one that diverges.
+            // An equal prompt, a longer one, and one that diverges.
             let longer = [&prompt(n)[..], &[3, 1, 4, 1, 5]].concat();
             let mut astray = prompt(n);
             astray[n / 2] = 159;

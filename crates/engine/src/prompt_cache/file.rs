@@ -180,10 +180,7 @@ impl Reader<'_> {
         let header: Header =
             serde_json::from_slice(&bytes).map_err(|error| self.damaged(format!("its header: {error}")))?;
         if let Some(difference) = header.difference(&Header::of(engine, header.n_tokens)) {
-            return Err(wrong(
-                self.file,
-                format!("{difference}; name another file, this one is unchanged"),
-            ));
+            return Err(wrong(self.file, format!("{difference}; name another file, this one is unchanged")));
         }
         if !(1..=MAX_N_CTX).contains(&header.n_tokens) {
             let n = header.n_tokens;

@@ -244,7 +244,8 @@ impl Scheduler {
         sequence.started.get_or_insert(now);
         sequence.draft.clear();
         self.kv.begin_background(slot);
-        (self.pacing.background.chunk, self.pacing.background.last) = (Some(Chunk { slot, n_rows }), Some(sequence.id));
+        (self.pacing.background.chunk, self.pacing.background.last) =
+            (Some(Chunk { slot, n_rows }), Some(sequence.id));
         Ok(())
     }
 
@@ -292,7 +293,9 @@ impl Scheduler {
         now: Instant,
         on_event: &mut dyn FnMut(Event<'_>),
     ) {
-        let Some(Chunk { slot, n_rows }) = self.pacing.background.chunk.filter(|_| progress.is_done) else { return };
+        let Some(Chunk { slot, n_rows }) = self.pacing.background.chunk.filter(|_| progress.is_done) else {
+            return;
+        };
         self.pacing.background.chunk = None;
         self.kv.end_background();
         self.pacing.background.fit_rows(n_rows, progress.longest_part, self.limits.background_rows);

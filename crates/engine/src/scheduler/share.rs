@@ -74,7 +74,8 @@ impl Scheduler {
         let sequence = self.slots[slot].as_ref().filter(|s| s.reuse && s.rows_to_score().is_empty());
         let Some(sequence) = sequence else { return false };
         let known = &sequence.tokens[..sequence.tokens.len() - 1];
-        let rows = flight.spans.iter().map(|span| (span.slot, span.n_rows)).chain(self.pacing.background.rows());
+        let rows =
+            flight.spans.iter().map(|span| (span.slot, span.n_rows)).chain(self.pacing.background.rows());
         rows.into_iter().any(|(slot, n_rows)| {
             let Some(other) = &self.slots[slot] else { return false };
             other.in_prompt && other.reuse && other.salt == sequence.salt && {
