@@ -180,7 +180,7 @@ impl Part {
         let n_words = (1 + job.draft.len()) * words_per_mask;
         let error = match words.get_mut(..n_words) {
             None => {
-                let reason = format!("no room for the masks of {} guesses", job.draft.len());
+                let reason = format!("no room for the masks of {} draft tokens", job.draft.len());
                 Some(FinishReason::Failed(reason))
             }
             Some(words) => match catch_unwind(AssertUnwindSafe(|| job.compute(words, words_per_mask))) {

@@ -207,13 +207,13 @@ mod tests {
             let (rate, n_used) = run(right, &dear);
             assert!(
                 rate > 0.96,
-                "right {right}: {rate}, {n_used} of 2000 steps with guesses, no gain is possible"
+                "right {right}: {rate}, {n_used} of 2000 steps with drafts, no gain is possible"
             );
         }
         // Little can be gained, and nothing is lost.
         for right in [0.0, 0.2, 0.4] {
             let (rate, n_used) = run(right, &middle);
-            assert!(rate > 0.95, "right {right}: {rate}, {n_used} of 2000 steps with guesses");
+            assert!(rate > 0.95, "right {right}: {rate}, {n_used} of 2000 steps with drafts");
         }
     }
 
