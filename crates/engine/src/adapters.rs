@@ -1,8 +1,9 @@
-//! The adapters (LoRA) of a model, and how they come and go while its engine runs.
+//! The adapters (LoRA) of a model, which can be added and removed while its engine runs.
 //!
-//! A plan holds the stacks of all adapters, so a change is a new plan in the same program: pages, states and cached prefixes stay. The
-//! plan may be made on another thread while steps go on ([`AdapterPlanner`]), so that between two steps it only is compiled. An adapter
-//! that sequences are computed with stays until the last of them has ended.
+//! A plan holds the stacks of all adapters, so a change is a new plan in the same program: pages,
+//! states and cached prefixes stay. The plan may be made on another thread while steps go on
+//! ([`AdapterPlanner`]), so that only compiling it happens between two steps. An adapter stays
+//! until the last sequence that uses it has ended.
 
 use std::sync::Arc;
 
@@ -16,15 +17,19 @@ use crate::{Engine, Error, LoadOptions, Model, Result, memory};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Adapters {
     list: Vec<Adapter>,
-    /// Of what each holds: kept apart from what other weights computed.
+    /// Salts of the adapters in the prefix cache: rows computed with different weights are kept
+    /// apart.
     salts: Vec<u64>,
-    /// Whether each goes as soon as no sequence needs it; new requests do not find it.
+    /// True for each adapter that is removed as soon as no sequence uses it; new requests do not
+    /// find it.
     leaving: Vec<bool>,
-    /// How often they have changed.
+    /// Number of changes so far.
     n_changes: u64,
 }
 
 impl Adapters {
+    /// Adapters with distinct names.
+    ///
     /// # Errors
     /// Two have one name.
     pub(crate) fn new(list: Vec<Adapter>) -> Result<Adapters> {
@@ -44,17 +49,19 @@ impl Adapters {
         Ok(())
     }
 
-    /// In the order of their numbers, those that are leaving included.
+    /// All adapters in the order of their numbers, including those that are leaving.
     pub(crate) fn as_slice(&self) -> &[Adapter] {
         &self.list
     }
 
-    /// The names that requests may have.
+    /// Names that requests may use.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let known = self.list.iter().zip(&self.leaving).filter(|(_, leaving)| !**leaving);
         known.map(|(adapter, _)| adapter.name.as_str())
     }
 
+    /// Index of the adapter with this name.
+    ///
     /// # Errors
     /// There is none of this name.
     fn position(&self, name: &str) -> Result<usize> {
@@ -78,7 +85,8 @@ impl Adapters {
         Ok((at as u32 + 1, self.salts[at]))
     }
 
-    /// Without those that are leaving and not in use; and the number of each of the old ones now.
+    /// Drop the adapters that are leaving and unused. Returns the others, and the new number of
+    /// each old one.
     fn without_unused(self, is_used: impl Fn(u32) -> bool) -> (Adapters, Vec<u32>) {
         let (mut kept, mut numbers) =
             (Adapters { n_changes: self.n_changes, ..Adapters::default() }, vec![0]);
@@ -98,24 +106,25 @@ impl Adapters {
 }
 
 impl Engine {
-    /// The names of its adapters.
+    /// Names of the adapters.
     pub fn adapters(&self) -> impl Iterator<Item = &str> {
         self.adapters.names()
     }
 
-    /// Let requests choose a further adapter from now on. Called between two steps; sequences go on, and cached prefixes stay.
-    /// (With deterministic numerics, a model without adapters computes its answers in another order once it has one.) `replaces`: if
-    /// there is one of its name already, that one goes.
+    /// Add an adapter that requests may choose from now on. Call it between two steps; sequences go
+    /// on, and cached prefixes stay. (With deterministic numerics, a model computes its answers in
+    /// another order once it has its first adapter.) With `replaces`, an adapter of the same name
+    /// is removed.
     ///
     /// # Errors
-    /// The name is in use, the adapter does not fit the model, the memory is short, or the device cannot have adapters. Nothing has
-    /// changed then.
+    /// The name is in use, the adapter does not fit the model, the memory is short, or the device
+    /// does not support adapters. Nothing has changed then.
     pub fn add_adapter(&mut self, adapter: Adapter, replaces: bool) -> Result<()> {
         let planned = self.adapter_planner().add(adapter, replaces)?;
         self.set_adapters(planned).map(drop)
     }
 
-    /// Let no further request choose an adapter. Sequences that are computed with it end as they would have.
+    /// Remove an adapter for new requests. Sequences that use it go on.
     ///
     /// # Errors
     /// There is none of this name, or the device failed. Nothing has changed then.
@@ -124,7 +133,7 @@ impl Engine {
         self.set_adapters(planned).map(drop)
     }
 
-    /// What plans of other adapters are made with, on any thread, while the engine goes on.
+    /// A planner of changes of adapters, which may run on any thread while the engine goes on.
     pub fn adapter_planner(&self) -> AdapterPlanner {
         let numbers = 1..=self.adapters.list.len() as u32;
         AdapterPlanner {
@@ -137,8 +146,9 @@ impl Engine {
         }
     }
 
-    /// Have the adapters that were planned from now on, between two steps. False: the engine's have changed since the planner was
-    /// taken, or a sequence needs one that the plan has not; nothing has changed, and another plan is needed.
+    /// Install planned adapters, between two steps. Returns false, with nothing changed, if the
+    /// engine's adapters have changed since the planner was made, or a sequence uses an adapter
+    /// that the plan lacks; then plan again.
     ///
     /// # Errors
     /// The memory is short, or the device failed. Nothing has changed then.
@@ -148,7 +158,7 @@ impl Engine {
         self.set_adapters_in_turn(planned)
     }
 
-    /// The same; the caller has the turn of the processors.
+    /// Like [`Self::set_adapters`], for a caller that has the turn of the processors.
     fn set_adapters_in_turn(&mut self, planned: PlannedAdapters) -> Result<bool> {
         let PlannedAdapters { mut kept, numbers, plans } = planned;
         let mut dropped = (1..).zip(numbers.iter().skip(1)).filter(|(_, now)| **now == 0);
@@ -169,7 +179,7 @@ impl Engine {
                 expected: format!("at most {}, which are free", free.unwrap_or(0)),
             });
         }
-        // Their rows are submitted again.
+        // Rows in flight are submitted again.
         self.scheduler.forget_in_flight(self.program.as_mut());
         self.program.replace_plans(&plans)?;
         let is_adapted = !kept.list.is_empty();
@@ -181,7 +191,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Let adapters go that are leaving and that no sequence needs any more. The caller has the turn of the processors.
+    /// Remove adapters that are leaving and that no sequence uses any more. The caller has the turn
+    /// of the processors.
     ///
     /// # Errors
     /// The device failed.
@@ -194,40 +205,42 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether an adapter has sequences, or is what is scored with.
+    /// Returns true if sequences use the adapter, or scoring does.
     fn is_used(&self, number: u32) -> bool {
         self.scored_adapter == number || self.scheduler.sequences().any(|s| s.adapter == number)
     }
 }
 
-/// Makes the plans of other adapters for an engine; see [`Engine::adapter_planner`].
+/// Planner of changes of an engine's adapters; see [`Engine::adapter_planner`].
 pub struct AdapterPlanner {
     model: Arc<Model>,
     device: Arc<dyn Device>,
     limits: Limits,
     options: LoadOptions,
-    /// The engine's.
+    /// The engine's adapters.
     adapters: Adapters,
-    /// Which of these were needed when the planner was taken.
+    /// True for each adapter that was used when the planner was made.
     used: Vec<bool>,
 }
 
 /// Adapters with their plans, for [`Engine::set_adapters`].
 #[derive(Debug)]
 pub struct PlannedAdapters {
-    /// As often changed as the engine's were when they were planned.
+    /// The new adapters. Its `n_changes` is the engine's at the time of planning.
     kept: Adapters,
-    /// Of each of the engine's adapters, none included, its number from now on; 0 for those that go.
+    /// New number of each of the engine's adapters, the first entry being "no adapter"; 0 for those
+    /// that are removed.
     numbers: Vec<u32>,
-    /// The plans and the bytes that they take at load; `None`: those that are there do.
+    /// The new plans and the bytes that they need at load; `None`: the present plans stay.
     plans: Option<(Vec<Plan>, u64)>,
 }
 
 impl AdapterPlanner {
-    /// As [`Engine::add_adapter`].
+    /// Plan [`Engine::add_adapter`].
     ///
     /// # Errors
-    /// The name is in use, the adapter does not fit the model, or the device cannot have adapters.
+    /// The name is in use, the adapter does not fit the model, or the device does not support
+    /// adapters.
     pub fn add(&self, adapter: Adapter, replaces: bool) -> Result<PlannedAdapters> {
         let mut wanted = self.adapters.clone();
         if replaces && let Ok(at) = wanted.position(&adapter.name) {
@@ -237,7 +250,7 @@ impl AdapterPlanner {
         self.plan(wanted)
     }
 
-    /// As [`Engine::remove_adapter`].
+    /// Plan [`Engine::remove_adapter`].
     ///
     /// # Errors
     /// There is none of this name.
@@ -248,10 +261,10 @@ impl AdapterPlanner {
         self.plan(wanted)
     }
 
-    /// The engine's adapters and others after them, without those that are leaving and not in use.
+    /// Plan for the adapters `wanted`, without those that are leaving and unused.
     fn plan(&self, wanted: Adapters) -> Result<PlannedAdapters> {
         let n_wanted = wanted.list.len();
-        // One that is new and leaving there is not.
+        // Adapters that are new to the planner count as used.
         let is_used = |number: u32| self.used.get(number as usize - 1).is_none_or(|used| *used);
         let (kept, numbers) = wanted.without_unused(is_used);
         let plans = if kept.list.len() == n_wanted && n_wanted == self.adapters.list.len() {
@@ -266,7 +279,7 @@ impl AdapterPlanner {
     }
 }
 
-/// A number that what an adapter computed is known by: the same for the same files and factor.
+/// Salt for rows computed with an adapter: the same for the same files and factor.
 fn salt_of(adapter: &Adapter) -> u64 {
     let mut salt = u64::from(adapter.factor.to_bits()) | 1;
     for (key, value) in adapter.checkpoint.metadata.iter() {

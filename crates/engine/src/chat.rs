@@ -1,8 +1,8 @@
-//! A conversation: messages, and the tokens that the model's own template makes of them.
+//! A conversation: messages, and their tokens by the model's chat template.
 //!
-//! Each turn renders and tokenises all messages anew; which of these tokens are computed already is the prefix cache's
-//! business. So a template may look back as it likes (drop old reasoning, count turns), and a conversation that is
-//! edited, saved or continued elsewhere needs no other path.
+//! Each turn renders and tokenises all messages anew; the prefix cache finds the tokens that are
+//! computed already. So a template may look back as it likes (drop old reasoning, count turns), and
+//! a conversation that is edited, saved or continued elsewhere needs no other path.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use text::{Chat, ChatTemplate, Specials, Tokenizer};
 
 use crate::{Error, Model, Result};
 
-/// Messages, and what turns them into a prompt.
+/// Messages, and the template and tokenizer that turn them into a prompt.
 #[derive(Debug)]
 pub struct Conversation {
     tokenizer: Arc<Tokenizer>,
@@ -34,7 +34,7 @@ impl Conversation {
         Conversation::with_template(model, Arc::new(ChatTemplate::new(source)?))
     }
 
-    /// An empty conversation with this template, which may serve many.
+    /// An empty conversation with this template, which several conversations may share.
     ///
     /// # Errors
     /// The model has no tokenizer.
@@ -67,22 +67,22 @@ impl Conversation {
         self.messages.push(message);
     }
 
-    /// Add what the person says.
+    /// Add a message of the user.
     pub fn push_user(&mut self, content: &str) {
         self.push(json!({"role": "user", "content": content}));
     }
 
-    /// Add what the model answered.
+    /// Add an answer of the model.
     pub fn push_assistant(&mut self, content: &str) {
         self.push(json!({"role": "assistant", "content": content}));
     }
 
-    /// Take back the last message.
+    /// Remove and return the last message.
     pub fn pop(&mut self) -> Option<Json> {
         self.messages.pop()
     }
 
-    /// Set, replace or (with `None`) remove the system message at the beginning.
+    /// Set or replace the system message at the beginning, or remove it (`None`).
     pub fn set_system(&mut self, content: Option<&str>) {
         if self.messages.first().is_some_and(|m| m["role"] == "system") {
             self.messages.remove(0);
@@ -92,7 +92,7 @@ impl Conversation {
         }
     }
 
-    /// Forget all messages but the system message.
+    /// Remove all messages but the system message.
     pub fn clear(&mut self) {
         let keep = usize::from(self.messages.first().is_some_and(|m| m["role"] == "system"));
         self.messages.truncate(keep);
@@ -103,12 +103,13 @@ impl Conversation {
         self.tools = tools;
     }
 
-    /// A further variable of the template, such as `enable_thinking`.
+    /// Set a further variable of the template, such as `enable_thinking`.
     pub fn set_variable(&mut self, name: &str, value: Json) {
         self.extra.insert(name.to_owned(), value);
     }
 
-    /// The text of the conversation so far; with `add_generation_prompt` up to where the model's answer begins.
+    /// The text of the conversation so far. With `add_generation_prompt` it ends where the model's
+    /// answer begins.
     ///
     /// # Errors
     /// The template refuses the messages, or fails.
@@ -125,8 +126,8 @@ impl Conversation {
         })?)
     }
 
-    /// The tokens of the conversation up to where the model's answer begins. Marks in the text become their tokens; no
-    /// start token is added beyond what the template writes, as in transformers.
+    /// The tokens of the conversation up to where the model's answer begins. Special tokens in the
+    /// text are parsed. As in transformers, no start token is added beyond the template's own.
     ///
     /// # Errors
     /// As [`Self::render`].

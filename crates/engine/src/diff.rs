@@ -1,5 +1,5 @@
-//! Two devices compared command by command: each runs the same step up to a node of its own plan, and the values
-//! that both have in memory then are compared.
+//! Two devices compared command by command. Each runs the same step up to a node of its own plan;
+//! the values that both have in memory are then compared.
 
 use std::sync::Arc;
 
@@ -7,22 +7,23 @@ use device::{Device, KvType, Limits, Node, PAGE_NONE, Plan, Program, Span, Step,
 
 use crate::{Error, LoadOptions, Model, Result, load};
 
-/// A value as two devices have it.
+/// Difference of a value between two devices.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct ValueDiff {
     /// Index of the node of the first device's fused plan that writes it.
     pub node: usize,
-    /// That node's operation.
+    /// Operation of that node.
     pub op: String,
     /// The layer, if the node belongs to one.
     pub layer: Option<u32>,
     /// The value's name in the plan: `layer 3 q`.
     pub value: String,
-    /// Root mean square of the difference, as a share of the root mean square of the value on the second device.
+    /// Root mean square of the difference, relative to the root mean square of the value on the
+    /// second device.
     pub rms: f64,
     /// Row and column of the largest difference.
     pub at: (usize, usize),
-    /// What the first and the second device have there.
+    /// Values of the first and the second device at that place.
     pub found: (f32, f32),
 }
 
@@ -42,7 +43,7 @@ impl Side {
         Ok(Side { plan, program, limits })
     }
 
-    /// The value after the node that writes it; `None` where this device never has it in memory.
+    /// The value after the node that writes it; `None` if this device never has it in memory.
     fn value(&mut self, tokens: &[u32], value: ValueId) -> Result<Option<Vec<f32>>> {
         let writes = |node: &Node| node.op.writes().contains(&value);
         let Some(node) = self.plan.nodes.iter().position(writes) else { return Ok(None) };
@@ -66,10 +67,10 @@ impl Side {
     }
 }
 
-/// Compute `tokens` as one step on both devices, and compare every value that both have, in the order of the first one's plan.
-/// `visit` gets each, and says whether to go on.
+/// Compute `tokens` as one step on both devices, and compare every value that both have, in the
+/// order of the first one's plan. `visit` receives each difference, and returns false to stop.
 ///
-/// Keys and values are stored in F32 where both devices can, in the given type otherwise.
+/// Keys and values are stored in F32 if both devices support it, otherwise in the given type.
 ///
 /// # Errors
 /// No tokens, or more than the context has; a device cannot run the model; or as `visit`.
@@ -129,8 +130,9 @@ pub fn diff(
     Ok(())
 }
 
-/// Root mean square of `a - b` as a share of that of `b` (of 1e-6, if `b` is smaller), and where it is largest. Equal
-/// infinities differ by nothing; a NaN on one side only differs infinitely.
+/// Root mean square of `a - b` relative to that of `b` (to 1e-6, if `b` is smaller), and the index
+/// of the largest difference. Equal infinities differ by 0; a NaN on one side only differs
+/// infinitely.
 fn difference(a: &[f32], b: &[f32]) -> (f64, usize) {
     let (mut sum, mut size, mut worst, mut largest) = (0.0, 0.0, 0, 0.0);
     for (at, (&a, &b)) in a.iter().zip(b).enumerate() {

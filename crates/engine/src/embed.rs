@@ -1,8 +1,8 @@
 //! Embeddings: texts into vectors, many texts in a step.
 //!
-//! A text must be whole in its step, since every token may look at every other. Texts are sorted by length, so that the
-//! texts of a step are alike; a step takes as many as its rows hold. Nothing is padded: rows of different texts stand one
-//! after another, each text a span of its own.
+//! A text must be whole in its step, since every token may attend to every other. Texts are sorted
+//! by length, so that the texts of a step are alike; a step has as many as its rows hold. Nothing
+//! is padded: the rows of the texts follow one another, each text a span of its own.
 
 use std::sync::Arc;
 
@@ -23,15 +23,15 @@ const MAX_SPANS: usize = 128;
 /// Vectors of texts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Embeddings {
-    /// One for each text, in their order.
+    /// One vector for each text, in order.
     pub vectors: Vec<Vec<f32>>,
-    /// Tokens computed, marks included.
+    /// Tokens computed, including special tokens.
     pub n_tokens: usize,
-    /// Texts that were longer than the model takes and were cut, ascending.
+    /// Indices of texts that were too long for the model and were cut, ascending.
     pub truncated: Vec<usize>,
 }
 
-/// A model on a device that turns texts into vectors.
+/// A model on a device that computes embeddings.
 pub struct Embedder {
     model: Arc<Model>,
     spec: EmbeddingSpec,
@@ -41,27 +41,29 @@ pub struct Embedder {
     kv: KvCache,
     buffers: StepBuffers,
     turns: Option<Arc<Turns>>,
-    /// Told before each step.
+    /// Called before each step.
     on_step: Option<Box<dyn FnMut() + Send>>,
     weight_files: WeightFiles,
-    /// What the governor knows of it: its memory is fixed.
+    /// Account of its fixed memory at the governor.
     _account: Option<Arc<Account>>,
 }
 
 impl Embedder {
-    /// Fuse, plan the memory, compare it with what is free now, compile.
+    /// Fuse, plan the memory, compare it with the free memory, compile.
     ///
-    /// Of the options, `n_ctx` lowers or raises (up to what the model learned) the length at which texts are cut, `chunk` is
-    /// the number of rows of a step, at least one text's.
+    /// Of the options, `n_ctx` sets the length at which texts are cut (up to the trained length),
+    /// and `chunk` the number of rows of a step, at least one text's.
     ///
     /// # Errors
-    /// The model is not made for embeddings, an option is outside its limits, or the device cannot run the plan.
+    /// The model is not made for embeddings, an option is outside its limits, or the device cannot
+    /// run the plan.
     pub fn new(model: Arc<Model>, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Embedder> {
         let spec = model.embedding()?;
         Embedder::with(model, device, options, spec)
     }
 
-    /// The same, but with the hidden states of every row, one after another, for a vector.
+    /// Like [`Self::new`], but each vector is the hidden states of all rows of its text, one after
+    /// another.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -106,7 +108,7 @@ impl Embedder {
             weight_files,
             _account: account,
             kv: KvCache::new(&plan.kv, &limits),
-            buffers: StepBuffers::new(&limits, 0, 1),
+            buffers: StepBuffers::new(&limits, 0, 1, false),
             turns: options.turns.clone(),
             on_step: None,
             spec: EmbeddingSpec { max_tokens: limits.n_ctx, ..spec },
@@ -117,17 +119,17 @@ impl Embedder {
         })
     }
 
-    /// The files that it reads while it runs.
+    /// The files that the program reads while it runs.
     pub fn weight_files(&self) -> &WeightFiles {
         &self.weight_files
     }
 
-    /// How states become vectors; `max_tokens` is where texts are cut here.
+    /// Description of pooling; `max_tokens` is the length at which texts are cut.
     pub fn spec(&self) -> &EmbeddingSpec {
         &self.spec
     }
 
-    /// Columns of a vector.
+    /// Number of columns of a vector.
     pub fn n_dims(&self) -> usize {
         self.plan.value(self.plan.output).cols
     }
@@ -137,7 +139,8 @@ impl Embedder {
         &self.plan
     }
 
-    /// The vectors of texts: the model's prompt before each, its marks around, cut to its length.
+    /// The vectors of texts, each with the model's prompt before it and special tokens around it,
+    /// cut to the model's length.
     ///
     /// # Errors
     /// There is no tokenizer, a text cannot be tokenised, or the device failed.
@@ -152,7 +155,7 @@ impl Embedder {
         Ok(Embeddings { truncated, ..self.embed_tokens(&tokens)? })
     }
 
-    /// The tokens of a text as [`Self::embed`] runs them, and whether it was cut.
+    /// The tokens of a text as [`Self::embed`] computes them, and true if the text was cut.
     ///
     /// # Errors
     /// There is no tokenizer, or the text cannot be tokenised.
@@ -160,7 +163,7 @@ impl Embedder {
         self.encoder().tokenize(text)
     }
 
-    /// The tokens of a pair of texts that the model judges.
+    /// The tokens of a query and a document, for a reranker.
     ///
     /// # Errors
     /// As [`TextEncoder::tokenize_pair`].
@@ -168,7 +171,8 @@ impl Embedder {
         self.encoder().tokenize_pair(query, document)
     }
 
-    /// Have `on_step` called before each step of the device: whoever watches it sees that it goes on.
+    /// Set a function that is called before each step of the device, so that a watchdog sees
+    /// progress.
     pub fn set_on_step(&mut self, on_step: Box<dyn FnMut() + Send>) {
         self.on_step = Some(on_step);
     }
@@ -178,15 +182,15 @@ impl Embedder {
         self.limits.max_rows
     }
 
-    /// What makes tokens of texts, for other threads.
+    /// A tokeniser of texts for other threads.
     pub fn encoder(&self) -> TextEncoder {
         TextEncoder { model: self.model.clone(), spec: self.spec.clone(), n_ctx: self.limits.n_ctx }
     }
 
-    /// How well the two texts of each sequence of tokens fit each other: the model's number as it is.
+    /// Scores of pairs of texts, each given as one sequence of tokens: the reranker's own numbers.
     ///
     /// # Errors
-    /// The model judges no pairs; or as [`Self::embed_tokens`].
+    /// The model is no reranker; or as [`Self::embed_tokens`].
     pub fn rank_tokens<T: AsRef<[u32]>>(&mut self, pairs: &[T]) -> Result<Vec<f32>> {
         need_ranks(&self.model, &self.spec)?;
         Ok(self
@@ -197,10 +201,11 @@ impl Embedder {
             .collect())
     }
 
-    /// The vectors of token sequences, which have their marks.
+    /// The vectors of token sequences, which include their special tokens.
     ///
     /// # Errors
-    /// A sequence is empty, longer than the limit, or has ids that are not in the vocabulary; or the device failed.
+    /// A sequence is empty, longer than the limit, or has ids that are not in the vocabulary; or
+    /// the device failed.
     pub fn embed_tokens<T: AsRef<[u32]>>(&mut self, sequences: &[T]) -> Result<Embeddings> {
         for tokens in sequences {
             self.check(tokens.as_ref())?;
@@ -251,7 +256,7 @@ impl Embedder {
         }
     }
 
-    /// One step: each sequence a span from position 0, its last row the output.
+    /// Run one step: each sequence is a span from position 0, and its last row is the output.
     fn run<'a>(&mut self, sequences: impl Iterator<Item = &'a [u32]>) -> Result<()> {
         self.buffers.clear();
         for (slot, tokens) in sequences.enumerate() {
@@ -269,7 +274,7 @@ impl Embedder {
     }
 }
 
-/// Makes the tokens of texts that an [`Embedder`] takes. Cheap to clone.
+/// Tokeniser of texts for an [`Embedder`]. Cheap to clone.
 #[derive(Clone)]
 pub struct TextEncoder {
     model: Arc<Model>,
@@ -283,7 +288,8 @@ impl TextEncoder {
         self.n_ctx
     }
 
-    /// The most bytes of a text that may fit in so many tokens; of a longer one the end would be cut.
+    /// Most bytes of a text that may fit in [`Self::most_tokens`] tokens; a longer one would be
+    /// cut.
     ///
     /// # Errors
     /// There is no tokenizer.
@@ -291,7 +297,7 @@ impl TextEncoder {
         Ok(self.model.need_tokenizer()?.most_bytes(self.n_ctx))
     }
 
-    /// The tokens of a text as [`Embedder::embed`] runs them, and whether it was cut.
+    /// The tokens of a text as [`Embedder::embed`] computes them, and true if the text was cut.
     ///
     /// # Errors
     /// There is no tokenizer, or the text cannot be tokenised.
@@ -306,7 +312,7 @@ impl TextEncoder {
         if ids.len() <= most {
             return Ok((ids, false));
         }
-        // The marks around the text stay; what is cut is the text's end.
+        // The special tokens around the text stay; the text's end is cut.
         let marks = tokenizer.encode_with_bos("", Specials::Parse)?;
         let n_text = ids.len().saturating_sub(marks.len());
         let plain = tokenizer.encode(&text, Specials::Parse)?;
@@ -319,10 +325,11 @@ impl TextEncoder {
         Ok((ids, true))
     }
 
-    /// The tokens of a pair of texts that the model judges: both with their marks, the second's end cut where the pair is too long.
+    /// The tokens of a query and a document with their special tokens. The document's end is cut if
+    /// the pair is too long.
     ///
     /// # Errors
-    /// The model judges no pairs, there is no tokenizer, or a text cannot be tokenised.
+    /// The model is no reranker, there is no tokenizer, or a text cannot be tokenised.
     pub fn tokenize_pair(&self, query: &str, document: &str) -> Result<Vec<u32>> {
         need_ranks(&self.model, &self.spec)?;
         let tokenizer = self.model.need_tokenizer()?;
@@ -338,7 +345,7 @@ impl TextEncoder {
         }
         let mut ids = tokenizer.encode_with_bos(query, Specials::Parse)?;
         let closing = tokenizer.encode_with_bos("", Specials::Parse)?.last().copied();
-        // The query's own closing mark is the first.
+        // `encode_with_bos` has added the first separator already.
         ids.extend(closing.into_iter().flat_map(|id| std::iter::repeat_n(id, self.spec.separators - 1)));
         ids.extend(tokenizer.encode(document, Specials::Parse)?);
         ids.truncate(self.n_ctx.saturating_sub(1));
@@ -347,8 +354,10 @@ impl TextEncoder {
     }
 }
 
+/// Check that the model is a reranker.
+///
 /// # Errors
-/// The model judges no pairs.
+/// [`Error::NoRanks`]: it is not.
 fn need_ranks(model: &Model, spec: &EmbeddingSpec) -> Result<()> {
     match spec.ranks {
         true => Ok(()),
@@ -356,7 +365,7 @@ fn need_ranks(model: &Model, spec: &EmbeddingSpec) -> Result<()> {
     }
 }
 
-/// The sizes of steps that hold whole texts.
+/// Limits of steps that hold whole texts.
 fn limits(model: &Model, spec: &EmbeddingSpec, device: &dyn Device, options: &LoadOptions) -> Result<Limits> {
     let longest = model.spec().n_ctx_train;
     let n_ctx = options.n_ctx.unwrap_or(spec.max_tokens);
@@ -364,7 +373,7 @@ fn limits(model: &Model, spec: &EmbeddingSpec, device: &dyn Device, options: &Lo
         let expected = format!("a number from 1 to the {longest} positions that the model learned");
         return Err(Error::Option { name: "context length", value: n_ctx.to_string(), expected });
     }
-    // What is the same for text: pages, KV type, arithmetic.
+    // Pages, KV type and arithmetic are those for text.
     let same = LoadOptions { n_ctx: Some(n_ctx.max(2)), ..options.clone() };
     let Limits { page_len, kv_type, numerics, .. } = crate::load::limits(model, device, &same)?;
     let max_rows = options.chunk.unwrap_or(device.prompt_chunk()).max(n_ctx);

@@ -9,31 +9,25 @@ use crate::adapters::Adapters;
 use crate::constraint::panic_message;
 use crate::kv::KvCache;
 use crate::memory::{self, MemoryReport, Settled};
-use crate::output::TextStream;
 use crate::prompt_cache::PrefixFolder;
-use crate::sampling::Sampler;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Sequence, slide};
 use crate::speculate::OwnLayer;
-use crate::vision::{Images, Vision};
-use crate::{
-    Error, Event, LoadOptions, Model, Overflow, Picture, Proposer, Request, Result, SamplingParams,
-    SequenceId, ShowSpecial, Turns, WeightFiles, load,
-};
+use crate::vision::Vision;
+use crate::{Error, Event, LoadOptions, Model, Proposer, Result, SequenceId, Turns, WeightFiles, load};
 
-/// The times of one step, for profiles.
+/// Times of the commands of one step, for profiles.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepTimings {
-    /// Rows of the step; [`Engine::commands`] of it names the commands.
+    /// Number of rows of the step; [`Engine::commands`] with it names the commands.
     pub n_rows: usize,
-    /// One for each command that ran.
+    /// Time of each command that ran.
     pub timings: Vec<Timing>,
 }
 
 /// A model on a device, and the sequences that it runs.
 ///
-/// `Send`, not `Sync`: a server gives it to one thread, which calls [`Self::add`] for what arrives and [`Self::step`]
-/// while there is work; the events go where the sequence's owner waits.
+/// `Send`, not `Sync`: a server moves it to one thread, which calls [`Self::add`] for each request
+/// and [`Self::step`] while there is work, and passes the events on to the clients.
 pub struct Engine {
     pub(crate) model: Arc<Model>,
     pub(crate) device: Arc<dyn Device>,
@@ -42,35 +36,35 @@ pub struct Engine {
     memory: MemoryReport,
     pub(crate) program: Box<dyn Program>,
     pub(crate) scheduler: Scheduler,
-    next_id: u64,
+    pub(crate) next_id: u64,
     recorded: Option<Vec<StepTimings>>,
-    /// Where the prefix cache is kept.
+    /// Folder in which the prefix cache is kept.
     pub(crate) prefixes: Option<PrefixFolder>,
     pub(crate) adapters: Adapters,
-    /// Bytes taken beside pages of keys and values.
+    /// Bytes in use outside KV pages.
     pub(crate) fixed: u64,
     pub(crate) options: LoadOptions,
-    /// What [`Self::evaluate`] computes with; 0: the model alone.
+    /// Number of the adapter that [`Self::evaluate`] uses; 0: the model alone.
     pub(crate) scored_adapter: u32,
-    /// Shared with the engines that compute on the same processors.
+    /// Turns shared with engines on the same processors.
     pub(crate) turns: Option<Arc<Turns>>,
-    /// Why images are refused though the model sees.
-    blind: Option<String>,
-    /// What is read where it lies.
+    /// Reason for which images are refused although the model sees.
+    pub(crate) blind: Option<String>,
+    /// Files that are read while steps run.
     weight_files: WeightFiles,
-    /// When the system was asked last whether they are as they were.
+    /// Time of the last check that these files have not changed.
     looked: Instant,
 }
 
-/// How often the system is asked whether files changed that are read while steps run.
+/// Time between two checks that mapped files have not changed.
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Engine {
-    /// Fuse, plan the memory, compare it with what is free now, compile.
+    /// Fuse, plan the memory, compare it with the free memory, compile.
     ///
     /// # Errors
-    /// An option outside its limits; [`Error::DoesNotFit`]; the model writes no text, or only down what it hears; the
-    /// device cannot run the plan; or the vocabulary is broken.
+    /// An option outside its limits; [`Error::DoesNotFit`]; the model writes no text, or only
+    /// transcripts; the device cannot run the plan; or the vocabulary is broken.
     pub fn new(model: Arc<Model>, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Engine> {
         model.need_text()?;
         if model.plan().output_kind == OutputKind::Hidden {
@@ -89,7 +83,7 @@ impl Engine {
         weight_files.check_whole()?;
         let adapters = model.adapters().clone();
         let is_adapted = !adapters.as_slice().is_empty();
-        // One of them predicts one token more, where that was asked for.
+        // The next-token layer, if it is used, has a plan of its own.
         let n_text = 1 + usize::from(is_adapted) + model.spec().n_next;
         let vision = match model.vision() {
             Some(spec) if plans.len() > n_text => {
@@ -140,7 +134,7 @@ impl Engine {
         })
     }
 
-    /// The files that it reads while it runs.
+    /// Files that the engine reads while it runs.
     pub fn weight_files(&self) -> &WeightFiles {
         &self.weight_files
     }
@@ -165,17 +159,18 @@ impl Engine {
         &self.limits
     }
 
-    /// What was planned at load.
+    /// The memory plan at load.
     pub fn memory(&self) -> &MemoryReport {
         &self.memory
     }
 
-    /// The KV cache's bookkeeping, for statistics and checks.
+    /// Bookkeeping of the KV cache, for statistics and checks.
     pub fn kv(&self) -> &KvCache {
         &self.scheduler.kv
     }
 
-    /// Compute what is scored from now on ([`Self::evaluate`] and what stands on it) with an adapter; `None`: with the model alone.
+    /// Score with an adapter from now on ([`Self::evaluate`] and its callers); `None`: with the
+    /// model alone.
     ///
     /// # Errors
     /// There is no such adapter.
@@ -192,7 +187,7 @@ impl Engine {
         self.program.commands(0, n_rows)
     }
 
-    /// From now on, keep the times of every step (`true`), or stop keeping them.
+    /// Start or stop recording the times of every step.
     pub fn record_timings(&mut self, on: bool) {
         self.recorded = on.then(Vec::new);
     }
@@ -202,14 +197,14 @@ impl Engine {
         self.recorded.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Guess with this from now on, instead of looking into the text. Without effect with [`Speculate::Off`].
+    /// Replace the proposer of draft tokens. No effect with [`crate::Speculate::Off`].
     pub fn set_proposer(&mut self, proposer: Box<dyn Proposer>) {
         self.scheduler.set_proposer(proposer);
     }
 
-    /// Give the memory of KV pages that nobody holds back to the system; where it helps, pages are moved together first.
-    /// Whether there was any. For whoever runs an engine that has had nothing to do for a while; on a shortage the engine does
-    /// it by itself.
+    /// Return the memory of free KV pages to the system, moving pages together if that helps.
+    /// Returns true if there was any. For engines that have been idle for a while; on a shortage
+    /// the engine does it itself.
     ///
     /// # Errors
     /// The device failed.
@@ -217,8 +212,8 @@ impl Engine {
         self.scheduler.kv.give_back(self.program.as_mut())
     }
 
-    /// For an engine that has nothing to do: give back what the governor asks for, as far as cached prefixes reach, and tell it
-    /// what is held. [`Self::step`] does it by itself.
+    /// Release the memory that the governor demands, as far as cached prefixes suffice, and report
+    /// what is held. For idle engines; [`Self::step`] does it itself.
     ///
     /// # Errors
     /// The device failed.
@@ -227,177 +222,29 @@ impl Engine {
         Ok(())
     }
 
-    /// Forget all cached prefixes and give their memory back. Running sequences keep theirs.
+    /// Evict all cached prefixes and release their memory. Running sequences keep their pages.
     pub fn clear_prefix_cache(&mut self) {
         self.scheduler.kv.clear_prefixes();
     }
 
-    /// Sequences that wait for a slot.
+    /// Number of sequences that wait for a slot.
     pub fn n_waiting(&self) -> usize {
         self.scheduler.n_waiting()
     }
 
-    /// How often a sequence was parked for lack of memory, to be resumed when another had ended.
+    /// Number of times that a sequence was parked for lack of memory.
     pub fn n_parked(&self) -> u64 {
         self.scheduler.n_parked()
     }
 
-    /// Sequences in slots.
+    /// Number of sequences in slots.
     pub fn n_running(&self) -> usize {
         self.scheduler.n_running()
     }
 
-    /// Whether nothing runs or waits.
+    /// Returns true if nothing runs or waits.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
-    }
-
-    /// Check a request and queue it. It starts at a [`Self::step`] that has a slot for it: the highest priority first, then
-    /// tenants in turn, then in order of arrival.
-    ///
-    /// # Errors
-    /// The prompt is empty, too long, or has ids that are not in the vocabulary; a parameter is outside its limits;
-    /// stop strings are given and there is no tokenizer; or as many requests wait as may.
-    pub fn add(&mut self, mut request: Request) -> Result<SequenceId> {
-        self.scheduler.check_room()?;
-        let n_ctx = self.limits.n_ctx;
-        let mut tokens = std::mem::take(&mut request.tokens);
-        self.check_tokens(&tokens)?;
-        match request.overflow {
-            Overflow::Slide { keep } if keep > n_ctx / 2 => {
-                return Err(Error::Option {
-                    name: "keep",
-                    value: keep.to_string(),
-                    expected: format!("at most {}, half the context", n_ctx / 2),
-                });
-            }
-            Overflow::Slide { keep } if tokens.len() >= n_ctx => slide(&mut tokens, keep, n_ctx),
-            Overflow::Stop if tokens.len() >= n_ctx => {
-                return Err(Error::PromptTooLong { n_tokens: tokens.len(), n_ctx });
-            }
-            _ => {}
-        }
-        let images = self.place_images(&mut tokens, &request)?;
-        if !request.stop.is_empty() {
-            self.model.need_tokenizer()?;
-        }
-        let n_vocab = self.model.n_vocab();
-        if let Some(n) = request.prompt_logprobs.filter(|n| *n > device::MAX_BEST) {
-            return Err(Error::Option {
-                name: "prompt_logprobs",
-                value: n.to_string(),
-                expected: format!("at most {}", device::MAX_BEST),
-            });
-        }
-        if !request.stop_tokens.is_sorted() {
-            let mut sorted = request.stop_tokens.to_vec();
-            sorted.sort_unstable();
-            request.stop_tokens = sorted.into();
-        }
-        if let Some(token) = request.stop_tokens.last().filter(|token| **token as usize >= n_vocab) {
-            return Err(Error::Option {
-                name: "stop_tokens",
-                value: token.to_string(),
-                expected: format!("token ids below {n_vocab}"),
-            });
-        }
-        if let ShowSpecial::Only(ids) = &mut request.show_special
-            && !ids.is_sorted()
-        {
-            let mut sorted = ids.to_vec();
-            sorted.sort_unstable();
-            *ids = sorted.into();
-        }
-        let tokenizer = self.model.tokenizer()?.cloned();
-        let of_model = tokenizer.as_ref().filter(|_| !request.ignore_end || request.constraint.is_some());
-        let of_model = of_model.map_or(&[][..], |tokenizer| tokenizer.ends());
-        let mut ends: Vec<u32> = [of_model, &request.stop_tokens].concat();
-        ends.retain(|token| (*token as usize) < n_vocab);
-        ends.sort_unstable();
-        ends.dedup();
-        let sampler = Sampler::new(&request.sampling, n_vocab, tokenizer.as_deref())?;
-        if request.constraint.is_some() {
-            self.scheduler.need_masks(self.device.n_threads())?;
-        }
-        let adapter = request.adapter.as_deref().map(|name| self.adapters.find(name)).transpose()?;
-        if let Some((_, salt)) = adapter {
-            request.salt ^= salt;
-        }
-        let adapter = adapter.map_or(0, |(index, _)| index);
-        let id = self.new_id();
-        let text = TextStream::new(
-            tokenizer,
-            std::mem::take(&mut request.stop),
-            request.stop_outside.take(),
-            std::mem::take(&mut request.show_special),
-        );
-        request.tokens = tokens;
-        let (n_pending, n_draft) = (self.program.max_in_flight(), self.scheduler.max_draft());
-        if let Some(images) = &images {
-            request.salt ^= images.salt();
-        }
-        let mut sequence = Sequence::new(id, request, sampler, text, ends.into(), n_pending, n_draft);
-        sequence.images = images;
-        sequence.adapter = adapter;
-        self.scheduler.add(sequence);
-        Ok(id)
-    }
-
-    /// Put a request's images in the places of its placeholders.
-    fn place_images(&mut self, tokens: &mut [u32], request: &Request) -> Result<Option<Arc<Images>>> {
-        if request.images.is_empty() {
-            return Ok(None);
-        }
-        let refuse = |name, value: &str, expected: &str| {
-            Err(Error::Option { name, value: value.to_owned(), expected: expected.to_owned() })
-        };
-        if request.overflow != Overflow::Stop {
-            return refuse("overflow", "slide", "stop, where a prompt has images");
-        }
-        if request.adapter.is_some() {
-            return refuse("adapter", "set", "none, where a prompt has images");
-        }
-        if request.prompt_logprobs.is_some() {
-            return refuse("prompt_logprobs", "set", "none, where a prompt has images");
-        }
-        self.see(tokens, &request.images).map(|images| Some(Arc::new(images)))
-    }
-
-    /// Put images in the places of placeholders.
-    pub(crate) fn see(&mut self, tokens: &mut [u32], pictures: &[Arc<Picture>]) -> Result<Images> {
-        self.model.need_vision()?;
-        let turns = self.turns.clone();
-        let _turn = turns.as_ref().map(|turns| turns.take());
-        let max_rows = self.limits.max_rows;
-        match (&mut self.scheduler.vision, &self.blind) {
-            (Some(vision), _) => vision.place(tokens, pictures, max_rows),
-            (None, reason) => Err(Error::VisionRefused(reason.clone().unwrap_or_default())),
-        }
-    }
-
-    fn new_id(&mut self) -> SequenceId {
-        self.next_id += 1;
-        SequenceId(self.next_id - 1)
-    }
-
-    /// Another answer from where a sequence is now: a new sequence with its tokens and settings, which are chosen from here
-    /// on with the random numbers of `sampling`. It shares the pages of the first until one of the two writes to one, if it
-    /// gets a slot while the first is running. Its events are those of what follows.
-    ///
-    /// Called right after [`Self::add`], it gives several answers to one prompt that is computed once.
-    ///
-    /// # Errors
-    /// [`Error::NoSequence`]; a parameter is outside its limits; or as many requests wait as may.
-    pub fn fork(&mut self, id: SequenceId, sampling: &SamplingParams) -> Result<SequenceId> {
-        self.scheduler.check_room()?;
-        let tokenizer = self.model.tokenizer()?.cloned();
-        let sampler = Sampler::new(sampling, self.model.n_vocab(), tokenizer.as_deref())?;
-        let found = self.scheduler.sequences().find(|s| s.id == id).cloned();
-        let mut sequence = found.ok_or(Error::NoSequence(id.0))?;
-        let (n_pending, n_draft) = (self.program.max_in_flight(), self.scheduler.max_draft());
-        sequence.become_fork(self.new_id(), sampler, n_pending, n_draft);
-        self.scheduler.add(sequence);
-        Ok(SequenceId(self.next_id - 1))
     }
 
     pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
@@ -409,20 +256,22 @@ impl Engine {
         }
     }
 
-    /// End a sequence before its next step, with [`crate::FinishReason::Cancelled`]. One that is not here any more is ignored.
+    /// Cancel a sequence: it ends before its next step with [`crate::FinishReason::Cancelled`]. A
+    /// sequence that has ended already is ignored.
     pub fn cancel(&mut self, id: SequenceId) {
         if let Some(s) = self.scheduler.sequences().find(|s| s.id == id) {
             s.cancel.cancel();
         }
     }
 
-    /// Submit steps, as many as the device takes ahead, of as many rows of as many sequences as fit; wait for the oldest, and
-    /// give the tokens that it chose. True while there is more to do.
+    /// Submit as many steps as the device accepts ahead, wait for the oldest, and accept the tokens
+    /// that it chose. Returns true while there is more to do.
     ///
     /// # Errors
-    /// The device failed, or panicked. No token of the steps in flight was chosen; another call computes the same rows again,
-    /// unless [`Self::end_failed`] ends their sequences. Or [`weights::Error::Changed`]: the model's file is not what it was, and
-    /// every sequence ends with the next call.
+    /// The device failed, or panicked. The steps in flight chose no token; another call computes
+    /// the same rows again, unless [`Self::end_failed`] ends their sequences. Or
+    /// [`weights::Error::Changed`]: the model's file has changed, and every sequence ends with the
+    /// next call.
     pub fn step(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         let may_run_ahead = self.recorded.is_none();
         let turns = self.turns.clone();
@@ -431,7 +280,7 @@ impl Engine {
             if let Err(error) = self.submit() {
                 self.scheduler.forget_failed(self.program.as_mut());
                 return match error {
-                    // Its sequence was cancelled; the others' rows are submitted again.
+                    // The step's sequence was cancelled; the rows of others are submitted again.
                     Error::Device(device::Error::Stopped { .. }) => Ok(true),
                     error => Err(error),
                 };
@@ -456,7 +305,7 @@ impl Engine {
         }
         let idle = self.is_idle();
         if idle {
-            // What is still in flight was computed for answers that have ended.
+            // Steps still in flight were computed for answers that have ended.
             self.scheduler.forget_in_flight(self.program.as_mut());
             if cfg!(debug_assertions) {
                 self.scheduler.kv.check()?;
@@ -465,7 +314,7 @@ impl Engine {
         Ok(!idle)
     }
 
-    /// Go on with what is computed in the background, after a step that was done at `now`.
+    /// Compute a part of the chunk in the background, after a step that was done at `now`.
     fn advance_background(&mut self, now: Instant, on_event: &mut dyn FnMut(Event<'_>)) -> Result<()> {
         let Engine { scheduler, program, .. } = self;
         let Some(until) = scheduler.background_until(now, program.as_mut()) else { return Ok(()) };
@@ -476,7 +325,7 @@ impl Engine {
         Ok(())
     }
 
-    /// That a step was computed with the weights that were loaded.
+    /// Check that a step was computed with the weights that were loaded.
     fn check_weights(&mut self, now: Instant) -> Result<()> {
         let is_due = now.saturating_duration_since(self.looked) >= LOOK;
         let checked = match is_due {
@@ -490,15 +339,16 @@ impl Engine {
         self.scheduler.forget_failed(self.program.as_mut());
         self.scheduler.kv.clear_prefixes();
         for sequence in self.scheduler.sequences_mut() {
-            // What it computed may be wrong, too.
+            // Rows computed so far may be wrong too.
             sequence.reuse = false;
             sequence.failed.get_or_insert_with(|| crate::FinishReason::Failed(error.to_string()));
         }
         Err(error)
     }
 
-    /// After [`Self::step`] gave an error: end the sequences with rows in the steps that failed, and no others, with
-    /// [`crate::FinishReason::Failed`]. Their pages are free, and what those steps computed is not in the prefix cache.
+    /// End the sequences with rows in the steps that failed, after [`Self::step`] returned an
+    /// error, with [`crate::FinishReason::Failed`]. Others go on. Pages of the ended sequences are
+    /// freed, and the failed steps do not enter the prefix cache.
     pub fn end_failed(&mut self, reason: &str, on_event: &mut dyn FnMut(Event<'_>)) {
         self.scheduler.end_failed(reason, on_event);
     }
@@ -526,18 +376,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Run what the buffers hold, by itself.
+    /// Run the step in the buffers on its own.
     pub(crate) fn run(&mut self) -> Result<()> {
         self.scheduler.forget_in_flight(self.program.as_mut());
         let Scheduler { kv, buffers, .. } = &mut self.scheduler;
         let ran = self.program.run(&buffers.step(kv, device::Masks::default(), None));
         kv.note_submitted(ran)?;
         self.weight_files.check_whole()
-    }
-
-    /// The id that the next sequence gets.
-    pub(crate) fn next_id(&self) -> u64 {
-        self.next_id
     }
 
     /// A slot without a sequence, for scoring.
@@ -547,7 +392,7 @@ impl Engine {
     }
 }
 
-/// Call the device; its panic is an error.
+/// Call the device, and turn its panic into an error.
 fn guarded<T>(call: impl FnOnce() -> device::Result<T>) -> Result<T> {
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)) {
         Ok(result) => Ok(result?),
@@ -555,8 +400,8 @@ fn guarded<T>(call: impl FnOnce() -> device::Result<T>) -> Result<T> {
     }
 }
 
-/// Most bytes of KV pages: what was asked for; or what is free now beside everything else that the model takes, and no less than
-/// one sequence needs.
+/// Most bytes of KV pages: the option, or the memory that is free beside everything else of the
+/// model, but at least what one sequence needs.
 fn kv_budget(plan: &Plan, limits: &Limits, memory: &MemoryReport, options: &LoadOptions) -> Result<u64> {
     let least = memory::check_budget(&plan.kv, limits, options)?;
     Ok(match options.kv_budget {

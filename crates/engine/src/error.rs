@@ -1,4 +1,4 @@
-//! What can go wrong between a file and its text.
+//! Errors of the engine.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,20 +9,21 @@ use crate::sampling::ParamError;
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Every variant holds the offending value and the limit, or is the error of the room below.
+/// An error of the engine. Every variant holds the offending value and the limit, or the error of a
+/// lower crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file.
+    /// A defect of the file.
     #[error(transparent)]
     Format(#[from] weights::Error),
-    /// What the file says of the model.
+    /// A defect of the model's description in the file.
     #[error(transparent)]
     Model(#[from] model::Error),
-    /// The tokenizer or the chat template.
+    /// An error of the tokenizer or the chat template.
     #[error(transparent)]
     Text(Arc<text::Error>),
-    /// The device.
+    /// An error of the device.
     #[error(transparent)]
     Device(#[from] device::Error),
     /// A sampling parameter outside its limits.
@@ -33,53 +34,54 @@ pub enum Error {
     Option {
         /// The option's name.
         name: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What is allowed.
+        /// The allowed values.
         expected: String,
     },
-    /// The model does not fit in what is free now. The message is the itemised plan and the settings that would fit.
+    /// The model does not fit in free memory. The message is the itemised plan, and settings that
+    /// would fit.
     #[error("the model does not fit in memory\n{0}")]
     DoesNotFit(Box<MemoryReport>),
-    /// Text was given or asked for, and the model came without a vocabulary.
+    /// The request needs text, and the model has no vocabulary.
     #[error("{}: no tokenizer was found, so only token ids work; expected a vocabulary in the file or a tokenizer.json beside it", file.display())]
     NoTokenizer {
         /// The model's file or folder.
         file: PathBuf,
     },
-    /// A conversation was asked for, and the model names no template.
+    /// The request needs a chat template, and the model has none.
     #[error("{}: the model has no chat template; use plain completion instead", file.display())]
     NoChatTemplate {
         /// The model's file or folder.
         file: PathBuf,
     },
-    /// Text was asked of a model that gives hidden states.
+    /// The request needs logits, and the model computes only hidden states.
     #[error("{}: the model gives hidden states and no logits, so it cannot write or score text; use it for embeddings", file.display())]
     NoHead {
         /// The model's file or folder.
         file: PathBuf,
     },
-    /// Embeddings were asked of a model that writes text.
+    /// The request needs embeddings, and the model's files describe no pooling.
     #[error("{}: nothing says how this model would give embeddings; expected an encoder, a modules.json with a Pooling module, or a pooling_type in the file", file.display())]
     NoEmbeddings {
         /// The model's file or folder.
         file: PathBuf,
     },
-    /// Pairs of texts were given to a model that does not judge them.
+    /// The request needs a reranker, and the model is none.
     #[error("{}: this model judges no pairs of texts; expected an encoder with a classification head of one label", file.display())]
     NoRanks {
         /// The model's file or folder.
         file: PathBuf,
     },
-    /// Images were given to a model that sees none.
+    /// The request has images, and the model sees none.
     #[error("{}: this model sees no images; expected one with an image encoder that Ingle knows", file.display())]
     NoVision {
         /// The model's file or folder.
         file: PathBuf,
     },
-    /// One token more was to be predicted by a model that has no layer for it.
+    /// The options need a next-token layer, and the checkpoint has none.
     #[error(
-        "{}: this checkpoint has no layer that predicts one token more (nextn tensors after the last layer); guess by --speculate ngram or \
+        "{}: this checkpoint has no layer that predicts one token more (nextn tensors after the last layer); use --speculate ngram or \
          --draft-model instead",
         file.display()
     )]
@@ -87,53 +89,53 @@ pub enum Error {
         /// The model's file or folder.
         file: PathBuf,
     },
-    /// The model sees, but not here.
+    /// The model sees, but the device cannot run its image tower.
     #[error("images: {0}")]
     VisionRefused(String),
-    /// A picture is not what the tower reads.
+    /// An image has a shape that the tower cannot read.
     #[error("image: {0}")]
     BadImage(String),
-    /// A prompt has more or fewer placeholders than its images have rows.
+    /// The number of placeholders in a prompt is not that of its images' rows.
     #[error(
         "{n_found} placeholders (token {token}) in the prompt, expected {n_expected}: one for each row of its {n_images} images"
     )]
     Placeholders {
-        /// The placeholder.
+        /// Token id of the placeholder.
         token: u32,
-        /// In the prompt.
+        /// Placeholders in the prompt.
         n_found: usize,
         /// Rows of all images.
         n_expected: usize,
-        /// Images.
+        /// Number of images.
         n_images: usize,
     },
-    /// An image's placeholders do not stand one after another.
+    /// The placeholders of an image are not consecutive.
     #[error(
         "the placeholders from position {position} on are interrupted, expected {n_rows} one after another: the rows of an image"
     )]
     ImageSplit {
-        /// The first of them.
+        /// Position of the first placeholder.
         position: usize,
         /// Rows of the image.
         n_rows: usize,
     },
-    /// A text has more or fewer places for images than there are.
+    /// The number of image placeholders in a text is not that of the images.
     #[error("{n_found} times {placeholder} in the text, expected it once for each of {n_images} images")]
     PlaceholderTexts {
-        /// What stands for an image.
+        /// Text of the placeholder.
         placeholder: &'static str,
-        /// In the text.
+        /// Placeholders in the text.
         n_found: usize,
-        /// Images.
+        /// Number of images.
         n_images: usize,
     },
-    /// Text was asked of a model that writes down speech.
-    #[error("{}: this model writes down speech, it neither answers nor scores text; use it to transcribe", file.display())]
+    /// The request needs text, and the model only transcribes speech.
+    #[error("{}: this model transcribes speech, and neither writes nor scores text; use it to transcribe", file.display())]
     OnlySpeech {
         /// The model's file or folder.
         file: PathBuf,
     },
-    /// Speech was given to a model of something else.
+    /// The request needs speech recognition, and the model has none.
     #[error("{}: this model does not hear, so it cannot transcribe; expected a model for speech", file.display())]
     NotForSpeech {
         /// The model's file or folder.
@@ -142,34 +144,34 @@ pub enum Error {
     /// The device panicked while it computed a step.
     #[error("the device panicked: {0}")]
     Panicked(String),
-    /// The system gave no thread.
-    #[error("no thread for {what}: {reason}")]
+    /// The system could not start a thread.
+    #[error("the system could not start a thread for {what}: {reason}")]
     Thread {
-        /// What it was for.
+        /// Purpose of the thread.
         what: &'static str,
-        /// What the system says.
+        /// Error of the system.
         reason: String,
     },
     /// A prompt without a token.
     #[error("the prompt is empty, expected at least one token")]
     EmptyPrompt,
-    /// As many requests wait as may.
+    /// The queue is full.
     #[error("{n_waiting} requests are waiting, expected fewer than {limit}; try again later")]
     QueueFull {
         /// Requests that wait.
         n_waiting: usize,
-        /// Most that may.
+        /// Most requests that may wait.
         limit: usize,
     },
-    /// A sequence that is not waiting or running.
-    #[error("there is no sequence {0}: it has ended, or never was")]
+    /// The sequence neither waits nor runs.
+    #[error("sequence {0} does not exist: it has ended, or was never added")]
     NoSequence(u64),
-    /// A token id that the model does not know.
+    /// A token id is not in the vocabulary.
     #[error("token {token} at position {position} is not in the vocabulary, expected ids below {n_vocab}")]
     TokenOutOfRange {
-        /// The id.
+        /// The token id.
         token: u32,
-        /// Where in the prompt.
+        /// Its position in the prompt.
         position: usize,
         /// Size of the vocabulary.
         n_vocab: usize,
@@ -185,50 +187,50 @@ pub enum Error {
         /// The context length.
         n_ctx: usize,
     },
-    /// More tokens to score than positions.
-    #[error("{n_tokens} tokens are to be scored and the context holds {n_ctx}; raise the context length")]
+    /// There are more tokens to score than positions.
+    #[error("{n_tokens} tokens to score, expected at most {n_ctx}, the context length; raise it")]
     TooManyTokens {
-        /// Tokens given.
+        /// Number of given tokens.
         n_tokens: usize,
         /// The context length.
         n_ctx: usize,
     },
     /// Too few tokens to score.
-    #[error("{n_tokens} tokens are to be scored, expected at least {least}")]
+    #[error("{n_tokens} tokens to score, expected at least {least}")]
     TooFewTokens {
-        /// Tokens given.
+        /// Number of given tokens.
         n_tokens: usize,
-        /// The least that give a score.
+        /// Least number of tokens that gives a score.
         least: usize,
     },
-    /// A draft model whose token ids mean something else.
-    #[error("{}: it cannot guess for this model: {what}; expected a model of the same vocabulary", file.display())]
+    /// The vocabulary of the draft model differs.
+    #[error("{}: it cannot draft for this model: {what}; expected a model of the same vocabulary", file.display())]
     OtherVocabulary {
         /// The draft model's file or folder.
         file: PathBuf,
         /// The first difference.
         what: String,
     },
-    /// A prompt cache on disk that is of no use here.
+    /// A prompt cache file cannot be used.
     #[error("prompt cache {}: {what}", file.display())]
     PromptCache {
         /// The file.
         file: PathBuf,
-        /// What is wrong, and what to do.
+        /// The defect, and a remedy.
         what: String,
     },
     /// A sequence could not go on.
     #[error("{0}")]
     SequenceFailed(String),
-    /// Every slot runs a sequence, and this needs one to itself.
+    /// Every slot is in use, and the call needs one.
     #[error("{what} needs a free slot, and all {n_sequences} are in use")]
     Busy {
-        /// What was asked.
+        /// The call.
         what: &'static str,
-        /// Slots of the engine.
+        /// Number of slots.
         n_sequences: usize,
     },
-    /// The model's logits leave nothing to choose.
+    /// No token can be chosen from the model's logits.
     #[error(
         "none of the {n_vocab} tokens has a probability: every logit is NaN or minus infinity; check the logit biases"
     )]
@@ -236,7 +238,7 @@ pub enum Error {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// No KV page is free, and none is cached only.
+    /// No KV page is free, and no cached one can be evicted.
     #[error("KV group {group}: all {n_pages} pages are held by running sequences")]
     PagesExhausted {
         /// The group.
@@ -249,19 +251,19 @@ pub enum Error {
         "prefill check failed: the logits of {what} differ by an RMS of {rms:.6} and by at most {max:.6}, expected an RMS within {bound:.6}"
     )]
     PrefillDiffers {
-        /// Which rows.
+        /// The compared rows.
         what: String,
         /// Root mean square of the differences.
         rms: f64,
         /// Largest difference.
         max: f64,
-        /// What is allowed.
+        /// The bound of `rms`.
         bound: f64,
     },
-    /// The KV cache's books do not balance: a defect of the engine.
+    /// The bookkeeping of the KV cache is inconsistent: a defect of the engine.
     #[error("KV cache integrity: {what}")]
     Integrity {
-        /// What does not hold.
+        /// The inconsistency.
         what: String,
     },
 }

@@ -1,4 +1,5 @@
-//! Logits at chosen positions of a token sequence, without generating: what scoring and the prefill check stand on.
+//! Logits at chosen positions of a token sequence, without generating. Scoring and the prefill
+//! check use it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,17 +11,20 @@ use crate::scheduler::OutputRows;
 use crate::vision::Images;
 use crate::{Engine, Error, Prefill, Result};
 
-/// How long to wait for memory at most.
+/// Longest time to wait for memory.
 const MOST_WAIT: Duration = Duration::from_secs(10);
 
 impl Engine {
-    /// Run `tokens` from an empty cache in a slot of their own, and call `visit(position, logits)` for each of the last
-    /// `n_wanted` positions, in order; logits are `(n_vocab)`. Nothing is reused and nothing is kept.
+    /// Run `tokens` from an empty cache in a slot of their own, and call `visit(position, logits)`
+    /// for each of the last `n_wanted` positions, in order; logits are `(n_vocab)`. The prefix
+    /// cache is neither read nor filled.
     ///
-    /// Positions whose logits are wanted are computed `limits.max_outputs` at a time, the others `limits.max_rows`.
+    /// Positions whose logits are wanted are computed `limits.max_outputs` at a time, the others
+    /// `limits.max_rows`.
     ///
     /// # Errors
-    /// No slot is free, the tokens do not fit in the context, the device failed, or `visit` gave an error.
+    /// No slot is free, the tokens do not fit in the context, the device failed, or `visit`
+    /// returned an error.
     pub fn evaluate(
         &mut self,
         tokens: &[u32],
@@ -31,10 +35,10 @@ impl Engine {
         self.evaluate_images(tokens, &[], n_wanted, prefill, visit)
     }
 
-    /// The same of tokens with a placeholder for each row of images.
+    /// Like [`Self::evaluate`], for tokens with a placeholder for each row of images.
     ///
     /// # Errors
-    /// As there; or the placeholders are not those of the images, or the model sees none.
+    /// As [`Self::evaluate`]; the placeholders do not match the images, or the model sees none.
     pub fn evaluate_images(
         &mut self,
         tokens: &[u32],
@@ -57,7 +61,8 @@ impl Engine {
         result
     }
 
-    /// Reserve rows of the only sequence; where memory is short, wait for it as a running sequence does, but not for ever.
+    /// Reserve pages for rows of the only sequence. If memory is short, wait for it as a running
+    /// sequence does, but at most [`MOST_WAIT`].
     fn reserve_for_evaluation(&mut self, slot: usize, position: usize, n_rows: usize) -> Result<()> {
         let until = Instant::now() + MOST_WAIT;
         let (scheduler, program) = (&mut self.scheduler, self.program.as_mut());
@@ -102,7 +107,7 @@ impl Engine {
                 continue;
             }
             let end = tokens.len().min(position + most_rows).min(end_of_step);
-            // A chunk may hold no more wanted rows than a step has outputs.
+            // A chunk must not hold more wanted rows than a step has outputs.
             let end = end.min(position.max(first_wanted) + self.limits.max_outputs);
             let outputs = match end.saturating_sub(position.max(first_wanted)) {
                 0 => OutputRows::None,
@@ -129,7 +134,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Run the rows of an image that see each other, in one step; again where more of them are wanted than a step has outputs.
+    /// Run the rows of an image that attend to each other, in one step. Repeat the step if more of
+    /// them are wanted than a step has outputs.
     fn evaluate_image(
         &mut self,
         slot: usize,

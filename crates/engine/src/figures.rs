@@ -1,36 +1,37 @@
-//! What an engine is doing, for those who watch it or decide whom to admit; and steps that only warm it up.
+//! Counters of an engine for monitoring and admission, and warm-up steps.
 
 use std::time::{Duration, Instant};
 
 use crate::{Engine, Error, Overflow, Request, Result, SamplingParams};
 
-/// What an engine is doing now, and has done.
+/// Current load of an engine, and its totals since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineLoad {
     /// Sequences in slots.
     pub n_running: usize,
-    /// Slots.
+    /// Number of slots.
     pub n_slots: usize,
     /// Sequences that wait for a slot, parked ones included.
     pub n_waiting: usize,
-    /// Sequences that had a slot, gave it back, and wait to go on.
+    /// Parked sequences: they had a slot, released it, and wait to resume.
     pub n_parked: usize,
-    /// How often a sequence was parked for lack of memory.
+    /// Number of times that a sequence was parked for lack of memory.
     pub n_times_parked: u64,
-    /// Tokens of prompts that were computed.
+    /// Prompt tokens that were computed.
     pub n_computed: u64,
-    /// Tokens of prompts that were found in the cache.
+    /// Prompt tokens that were found in the cache.
     pub n_cached: u64,
     /// Tokens of answers.
     pub n_generated: u64,
-    /// Bytes of KV pages that are held, by sequences or as cached prefixes.
+    /// Bytes of KV pages held by sequences and cached prefixes.
     pub kv_bytes_used: u64,
-    /// Most bytes of KV pages now; `u64::MAX`: as many as the program has.
+    /// Largest number of bytes of KV pages at present; `u64::MAX`: limited only by the program's
+    /// pool.
     pub kv_bytes_budget: u64,
 }
 
 impl Engine {
-    /// What it is doing now. Takes no more than a look at each sequence.
+    /// Current load and totals. Costs one look at each sequence.
     pub fn load(&self) -> EngineLoad {
         let totals = &self.scheduler.totals;
         EngineLoad {
@@ -47,18 +48,21 @@ impl Engine {
         }
     }
 
-    /// Seconds until a new request with a prompt of `n_tokens`, nothing of which is cached, would give its first token, as far as
-    /// the steps and answers so far tell; `None` until a few steps with prompts were seen.
+    /// Expected seconds to the first token of a new request with a prompt of `n_tokens`, of which
+    /// nothing is cached. The prediction uses the times of steps and answers so far; `None` until a
+    /// step with prompts was seen.
     pub fn predicted_first_token_seconds(&self, n_tokens: usize) -> Option<f64> {
         self.scheduler.predicted_first_token(n_tokens)
     }
 
-    /// Run steps of every number of sequences, with prompts of every class of lengths and without, greedy and sampled, so that
-    /// what a device does at first use is done; for about `most` at most, the smallest steps first. Nothing of it stays in the
-    /// prefix cache or in [`Self::load`]; what steps cost is known afterwards. What was left out, in words.
+    /// Run steps with every number of sequences, with and without prompts of every class of
+    /// lengths, greedy and sampled. This does the work that a device does at first use. It takes
+    /// about `most`, the smallest steps first. It leaves nothing in the prefix cache or in
+    /// [`Self::load`], but the scheduler knows the times of steps afterwards. Returns a description
+    /// of the steps that there was no time for.
     ///
     /// # Errors
-    /// [`Error::Busy`], unless it is idle; the device failed, or a sequence did.
+    /// [`Error::Busy`] unless the engine is idle; the device failed, or a sequence did.
     pub fn warm_up(&mut self, most: Duration) -> Result<Option<String>> {
         let n_slots = self.scheduler.n_slots();
         if !self.is_idle() {
@@ -69,8 +73,8 @@ impl Engine {
         let warmed = self.warm(SamplingParams::greedy(), 1, until).and_then(|left| match left {
             Some(left) => Ok(Some(left)),
             None => {
-                self.scheduler.forget_costs();
-                // Two long prompts, so that what they cost can be told from what is noise.
+                self.scheduler.forget_times();
+                // Two long prompts tell the cost of rows from noise.
                 let sampled = SamplingParams { seed: Some(0), ..SamplingParams::default() };
                 Ok(self.warm(sampled, 2, until)?.map(|left| format!("{left}, sampled")))
             }
@@ -79,8 +83,9 @@ impl Engine {
         warmed
     }
 
-    /// One sequence more in each step until all slots are taken, and then one less. Each prompt is twice as long as the one
-    /// before it, up to a chunk, which the last `n_long` fill. What there was no time for.
+    /// Add one sequence in each step until all slots are taken, then let them end. Each prompt is
+    /// twice as long as the one before it, up to a full chunk, which the last `n_long` have.
+    /// Returns a description of the steps that there was no time for.
     fn warm(&mut self, sampling: SamplingParams, n_long: usize, until: Instant) -> Result<Option<String>> {
         let n_slots = self.scheduler.n_slots();
         let Some(most) = self.limits.n_ctx.checked_sub(1) else { return Ok(None) };
@@ -98,7 +103,7 @@ impl Engine {
             let halvings = (n_slots - index).saturating_sub(n_long) as u32;
             let n_prompt = longest.checked_shr(halvings).unwrap_or(0).max(1);
             let begun = Instant::now();
-            // A prompt takes about as much longer as it is longer.
+            // The time of a prompt grows about with its length.
             let expected = last.1 * n_prompt as f64 / last.0 as f64;
             let ends = Duration::try_from_secs_f64(expected).ok().and_then(|time| begun.checked_add(time));
             if ends.is_none_or(|ends| ends > until) {

@@ -1,36 +1,36 @@
-//! One request from beginning to end, for callers that have nothing else to run.
+//! One request from beginning to end, for callers that run nothing else.
 
 use std::time::Instant;
 
 use crate::{Engine, Error, Event, FinishReason, Request, Result, Timings};
 
-/// How a request ended.
+/// End of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
-    /// Why.
+    /// The reason.
     pub reason: FinishReason,
-    /// How long it took.
+    /// Times of the sequence.
     pub timings: Timings,
     /// The seed that was used.
     pub seed: u64,
 }
 
-/// An answer, collected.
+/// A complete answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
     /// The text; empty without a tokenizer.
     pub text: String,
-    /// Its tokens, without the one that ended it.
+    /// Tokens of the answer, without the one that ended it.
     pub tokens: Vec<u32>,
-    /// Log-probability of each token, if asked for; else empty.
+    /// Log-probability of each token, if the request wants it; otherwise empty.
     pub logprobs: Vec<f32>,
-    /// How it ended.
+    /// End of the request.
     pub finished: Finished,
 }
 
 impl Engine {
-    /// Add a request and run steps until it is done. `on_event` receives its events (and, if other sequences run too,
-    /// theirs). Nothing is allocated from one token to the next.
+    /// Add a request and run steps until it is done. `on_event` receives its events (and those of
+    /// other sequences that run too). Nothing is allocated from one token to the next.
     ///
     /// # Errors
     /// As [`Engine::add`] and [`Engine::step`]; the sequence is then cancelled.
@@ -67,12 +67,12 @@ impl Engine {
         }
     }
 
-    /// As [`Self::generate`], collected.
+    /// Like [`Self::generate`], with the answer collected.
     ///
     /// # Errors
     /// As [`Self::generate`].
     pub fn complete(&mut self, request: Request) -> Result<Completion> {
-        let id = crate::SequenceId(self.next_id());
+        let id = crate::SequenceId(self.next_id);
         let (mut text, mut tokens, mut logprobs) = (String::new(), Vec::new(), Vec::new());
         let finished = self.generate(request, |event| {
             if event.sequence() != id {

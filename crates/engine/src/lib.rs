@@ -1,25 +1,29 @@
-//! Loading, memory plan, KV pages, steps, sampling: the engine over any device.
+//! The engine over any device: loading, memory plan, KV pages, steps, sampling.
 //!
-//! # The way of a request
+//! # The path of a request
 //!
-//! [`Model::from_opened`] reads what a file says; [`Engine::new`] plans memory, compares it with what is free now, and compiles
-//! the plan on a device. [`Engine::add`] queues a [`Request`]; each [`Engine::step`] computes rows of one or more
-//! sequences and tells of them in [`Event`]s. [`Engine::generate`] and [`Engine::complete`] do all of that for one
-//! request, [`Conversation`] keeps the messages of a chat, [`Engine::score`] and [`Engine::perplexity`] look at texts
-//! that are there already. [`Embedder`] turns texts into vectors, many in a step.
+//! [`Model::from_opened`] reads a file. [`Engine::new`] plans memory, compares it with the free
+//! memory, and compiles the plan on a device. [`Engine::add`] queues a [`Request`]. Each
+//! [`Engine::step`] computes rows of one or more sequences and emits [`Event`]s.
+//! [`Engine::generate`] and [`Engine::complete`] do all of that for one request. [`Conversation`]
+//! keeps the messages of a chat. [`Engine::score`] and [`Engine::perplexity`] evaluate given texts.
+//! [`Embedder`] turns texts into vectors, many in a step.
 //!
 //! # Invariants
 //!
-//! - No model family, no concrete device and no file format is named here.
-//! - A decode step allocates nothing, sampling, detokenising and events included. What is allocated is allocated when a
-//!   sequence is added, admitted or parked, while its prompt is computed, when it slides and when it ends.
-//! - Guesses change how many rows a step has, and never how a token is chosen ([`Proposer`]).
-//! - A page that is held more than once is never written. Every reference is counted; [`KvCache::check`] counts anew.
-//! - A running sequence is never ended to make room: what the prefix cache holds goes first, then the youngest sequence of the
-//!   lowest priority is parked, to be resumed later.
+//! - The crate names no model family, no concrete device and no file format.
+//! - A decode step allocates nothing, including sampling, detokenising and events. Memory is
+//!   allocated when a sequence is added, admitted or parked, while its prompt is computed, when it
+//!   slides and when it ends.
+//! - Draft tokens change how many rows a step has, and never how a token is chosen ([`Proposer`]).
+//! - A page with more than one reference is never written. Every reference is counted;
+//!   [`KvCache::check`] counts anew.
+//! - A running sequence is never ended to make room: cached prefixes are evicted first, then the
+//!   youngest sequence of the lowest priority is parked, and resumes later.
 #![deny(missing_docs)]
 
 mod adapters;
+mod add;
 mod chat;
 mod constraint;
 mod diff;

@@ -1,4 +1,5 @@
-//! From a path to a model: open → spec → plan → check, and the sizes that a program is compiled for.
+//! From a path to a model: open → spec → plan → check, and the sizes that a program is compiled
+//! for.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -16,23 +17,26 @@ use crate::sampling::SamplingChoice;
 use crate::speculate::{MAX_DRAFT, Speculate, most_rows};
 use crate::{Error, Result, Turns, WeightFiles};
 
-/// Longest context that can be asked for: page tables beyond it are a typing mistake, not a wish.
+/// Longest context that can be requested. A longer one would be a typing mistake.
 pub const MAX_N_CTX: usize = 1 << 24;
 
-/// Most time between two tokens while prompts are computed, if nothing else is asked for.
+/// Longest time between two tokens while prompts are computed, if no option says otherwise.
 pub const DEFAULT_TOKEN_LATENCY: Duration = Duration::from_millis(200);
 
-/// States of recurrent layers for each sequence: what it has, what its steps in flight write, and snapshots of prompts.
+/// States of recurrent layers for each sequence: its own, those that steps in flight write, and
+/// snapshots of prompts.
 const STATES_OF_SEQUENCE: usize = 8;
 
-/// The most guesses of a sequence in a step, unless another number is asked for. With the token before them they are eight rows, for which
-/// devices have kernels; a ninth row would take slower ones.
+/// Most draft tokens of a sequence in a step, unless an option says otherwise. With the token
+/// before them they are eight rows, for which devices have kernels; a ninth row would need slower
+/// ones.
 pub const DEFAULT_DRAFT: usize = 7;
 
-/// Where the tokenizer comes from.
+/// Source of the tokenizer.
 #[derive(Clone, Debug, Default)]
 pub enum TokenizerSource {
-    /// What belongs to the weights: the vocabulary in the file, or the tokenizer.json in the folder. None if there is none.
+    /// The vocabulary in the file, or the tokenizer.json in the folder. No tokenizer if there is
+    /// none.
     #[default]
     Own,
     /// The tokenizer.json (and its companions) of this folder.
@@ -41,48 +45,56 @@ pub enum TokenizerSource {
     None,
 }
 
-/// How a model is made ready to run. What concerns a single sequence stands in [`crate::Request`].
+/// Options for loading a model. Options of a single sequence are in [`crate::Request`].
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Most tokens of a sequence, prompt and answer together; `None`: what the model was trained for, or less where one sequence
-    /// of that does not fit in what is free now.
+    /// Most tokens of a sequence, prompt and answer together; `None`: the trained length, or less
+    /// if one sequence of that length does not fit in free memory.
     pub n_ctx: Option<usize>,
-    /// How keys and values are stored; `None`: the device's default.
+    /// Storage type of keys and values; `None`: the device's default.
     pub kv_type: Option<KvType>,
-    /// Most prompt tokens computed together; `None`: as many as suit the device ([`Device::prompt_chunk`]).
+    /// Most prompt tokens of a step; `None`: the device's choice ([`Device::prompt_chunk`]).
     pub chunk: Option<usize>,
-    /// Sequences that run at once; further ones wait.
+    /// Number of sequences that run at once; further ones wait.
     pub n_sequences: usize,
-    /// Most sequences that wait; further ones are refused with [`Error::QueueFull`]. `None`: any number.
+    /// Most sequences that wait; further ones are refused with [`Error::QueueFull`]. `None`: any
+    /// number.
     pub max_waiting: Option<usize>,
-    /// Most time between two tokens of an answer while prompts are computed beside it, unless its request says otherwise: so many
-    /// rows of prompts are in a step, once what steps cost is known. `None`: see `latency_steps`.
+    /// Longest time between two tokens of an answer while prompts are computed beside it, unless
+    /// its request says otherwise. It limits the prompt rows of a step, once the times of steps are
+    /// known. `None`: see `latency_steps`.
     pub token_latency: Option<Duration>,
-    /// Where there is no `token_latency`: so many times what a step of the answers alone takes, as measured, beside one prompt; each
-    /// further one adds as much. `None`: chunks are always whole. With it, a device that can computes prompts of which hardly a row
-    /// fits beside the answers between their steps, for which it takes memory at load ([`Device::background_rows`]).
+    /// Limit that applies if `token_latency` is `None`: this multiple of the measured time of a
+    /// step of answers alone, while one prompt is computed. Each further prompt adds as much time.
+    /// `None`: chunks are always whole. With it, a device that supports background steps computes a
+    /// prompt between the steps of the answers if hardly a row of it fits beside them. That takes
+    /// memory at load ([`Device::background_rows`]).
     pub latency_steps: Option<f64>,
-    /// What `latency_steps` comes to is at least this: what nobody notices need not be kept short.
+    /// Lower bound of the limit by `latency_steps`: shorter delays are not noticed.
     pub least_latency: Duration,
-    /// Most rows of a step whose logits can be had; `None`: one for each sequence, all that generating needs. Scoring
-    /// (`logits`, `perplexity`) computes this many positions together, at `4 * n_vocab` bytes each.
+    /// Most rows of a step whose logits can be read; `None`: one for each sequence, which
+    /// generating needs. Scoring (`logits`, `perplexity`) computes this many positions together, at
+    /// `4 * n_vocab` bytes each.
     pub n_outputs: Option<usize>,
     /// Positions of a KV page, a power of two, at least 16; `None`: the device's choice.
     pub page_len: Option<usize>,
-    /// Most bytes of keys and values, of running sequences and cached prefixes together; `None`: what is free at load beside
-    /// weights and activations.
+    /// Most bytes of keys and values, of running sequences and cached prefixes together; `None`:
+    /// the memory that is free at load beside weights and activations.
     pub kv_budget: Option<u64>,
-    /// Who says, while it runs, how much the pages of this model may take; `None`: nobody but `kv_budget`.
+    /// Governor that sets the budget of this model's pages while it runs; `None`: only `kv_budget`
+    /// limits them.
     pub governor: Option<Arc<Governor>>,
-    /// Which arithmetic.
+    /// Arithmetic: fast or deterministic.
     pub numerics: Numerics,
-    /// Refuse to load what does not fit in what is free now.
+    /// Refuse to load a model that does not fit in free memory.
     pub check_memory: bool,
-    /// When guessed tokens are verified together with the one that is due.
+    /// Policy for verifying draft tokens together with the next token.
     pub speculate: Speculate,
-    /// Most guesses of a sequence in a step; each takes a row of logits, `4 * n_vocab` bytes, for each sequence.
+    /// Most draft tokens of a sequence in a step. Each needs a row of logits, `4 * n_vocab` bytes,
+    /// for each sequence.
     pub max_draft: usize,
-    /// Take turns with the other engines that have the same, a step at a time: for those that compute on the same processors.
+    /// Turns shared with other engines on the same processors, so that one of them runs a step at a
+    /// time.
     pub turns: Option<Arc<Turns>>,
 }
 
@@ -110,15 +122,17 @@ impl Default for LoadOptions {
     }
 }
 
-/// A model that was opened: what it is, its plan over views of the file, its tokenizer. No memory of a device is taken.
+/// An opened model: its description, its plan over views of the file, and its tokenizer. It holds
+/// no device memory.
 #[derive(Debug)]
 pub struct Model {
     path: PathBuf,
     spec: ModelSpec,
     plan: Plan,
-    /// Those that it is loaded with.
+    /// Adapters that the model was loaded with.
     adapters: Adapters,
-    /// Its metadata are kept only where there are other plans than the one above: for another context length, embeddings or speech.
+    /// The checkpoint. Its metadata is kept only if other plans may be built from it: for another
+    /// context length, embeddings or speech.
     checkpoint: Checkpoint,
     has_other_plans: bool,
     weight_files: WeightFiles,
@@ -127,18 +141,19 @@ pub struct Model {
     file_bytes: u64,
 }
 
-/// A tokenizer that is made when it is first asked for, which takes about as long as all else of a small model together: while
-/// one thread waits for it, another can make the weights ready.
+/// A tokenizer that is built at first use. That takes about as long as everything else of a small
+/// model, so another thread can prepare the weights meanwhile.
 #[derive(Debug)]
 struct LazyTokenizer {
     source: TokenizerSource,
-    /// What the source needs of the checkpoint; the metadata goes when the tokenizer is made.
+    /// Naming and metadata of the checkpoint, for the source. The metadata is dropped when the
+    /// tokenizer is built.
     naming: Naming,
     metadata: Mutex<Metadata>,
     made: OnceLock<MadeTokenizer>,
 }
 
-/// A tokenizer, or that there is none, or why it could not be made.
+/// A tokenizer, or `None` if there is none, or the error of building it.
 type MadeTokenizer = std::result::Result<Option<Arc<Tokenizer>>, Arc<text::Error>>;
 
 impl LazyTokenizer {
@@ -151,7 +166,7 @@ impl LazyTokenizer {
         }
     }
 
-    /// Whether there is one, as far as is known without making it.
+    /// Returns true if there is a tokenizer, as far as is known without building it.
     fn is_expected(&self) -> bool {
         match self.made.get() {
             Some(made) => matches!(made, Ok(Some(_))),
@@ -173,16 +188,16 @@ impl LazyTokenizer {
 }
 
 impl Model {
-    /// Read what an opened checkpoint says of the model, plan the forward pass and check the plan. `path` is for messages.
-    /// The tokenizer is made when it is first needed, at the latest by [`crate::Engine::new`].
+    /// Read an opened checkpoint, plan the forward pass and check the plan. `path` is for messages.
+    /// The tokenizer is built at first use, at the latest by [`crate::Engine::new`].
     ///
     /// # Errors
-    /// The checkpoint describes a model that is not known, or lacks tensors.
+    /// The checkpoint describes an unknown model, or lacks tensors.
     pub fn from_opened(path: &Path, checkpoint: Checkpoint, tokenizer: &TokenizerSource) -> Result<Model> {
         Model::with_tokenizer(path, checkpoint, tokenizer.clone(), OnceLock::new(), Adapters::default())
     }
 
-    /// As [`Self::from_opened`], with adapters that requests choose by their names.
+    /// Like [`Self::from_opened`], with adapters that requests choose by name.
     ///
     /// # Errors
     /// As [`Self::from_opened`]; an adapter does not fit the model, or two have one name.
@@ -196,7 +211,7 @@ impl Model {
         Model::with_tokenizer(path, checkpoint, tokenizer.clone(), OnceLock::new(), adapters)
     }
 
-    /// As [`Self::from_opened`], with a tokenizer that is there already; `path` is for messages.
+    /// Like [`Self::from_opened`], with a tokenizer that exists already; `path` is for messages.
     ///
     /// # Errors
     /// As [`Self::from_opened`].
@@ -222,7 +237,7 @@ impl Model {
         let plan = spec.plan(named)?;
         plan.check().map_err(device::Error::from)?;
         if !adapters.as_slice().is_empty() {
-            // Whether they fit is said before anything is made ready.
+            // Check that the adapters fit before anything is prepared.
             spec.adapted_plan(named, spec.n_ctx_train, adapters.as_slice())?;
         }
         let hears = spec.encoder.is_some();
@@ -255,37 +270,39 @@ impl Model {
         })
     }
 
-    /// The same with the layer that predicts one token more, for an engine that guesses with it ([`Speculate`]).
+    /// Add the layer that predicts one token more, for an engine that drafts with it
+    /// ([`Speculate`]).
     ///
     /// # Errors
-    /// [`Error::NoNextLayer`]: the checkpoint has none that is known; or its tensors are not complete.
+    /// [`Error::NoNextLayer`]: the checkpoint has no such layer, or not all of its tensors.
     pub fn predicting(mut self) -> Result<Model> {
         let none = || Error::NoNextLayer { file: self.path.clone() };
         self.spec = self.spec.predicting().ok_or_else(none)?;
         self.plan = self.spec.plan(&self.checkpoint)?;
         self.plan.check().map_err(device::Error::from)?;
-        // Whether it is complete is said before anything is made ready.
+        // Check that the layer is complete before anything is prepared.
         self.next_plan(self.spec.n_ctx_train)?;
         Ok(self)
     }
 
-    /// The plan of that layer for contexts up to `n_ctx`, not fused; `None`: the model is without it.
+    /// The plan, not fused, of the layer that predicts one token more, for contexts up to `n_ctx`;
+    /// `None` if the model is used without it.
     pub(crate) fn next_plan(&self, n_ctx: usize) -> Result<Option<Plan>> {
         let plan = || self.spec.next_plan(&self.checkpoint, n_ctx);
         Ok(if self.spec.n_next > 0 { Some(plan()?) } else { None })
     }
 
-    /// Where it came from.
+    /// File or folder of the model.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Descriptor and numbers.
+    /// Descriptor and numbers of the model.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
 
-    /// How tokens are chosen where nobody says.
+    /// Sampling parameters that the model's makers recommend.
     pub fn sampling(&self) -> SamplingChoice {
         SamplingChoice::for_model(&self.spec.sampling)
     }
@@ -295,7 +312,7 @@ impl Model {
         &self.plan
     }
 
-    /// The checkpoint, where there are other plans than the model's own.
+    /// The checkpoint, if plans other than the model's own may be built from it.
     fn of_other_plans(&self) -> Option<&Checkpoint> {
         self.has_other_plans.then_some(&self.checkpoint)
     }
@@ -313,7 +330,8 @@ impl Model {
         Ok(plan)
     }
 
-    /// The tower's plans, the plan of given rows for contexts up to `n_ctx`, and what such rows are, none of them fused.
+    /// The plans of the image tower, the plan of given rows for contexts up to `n_ctx`, and the
+    /// layout of these rows. None is fused.
     ///
     /// # Errors
     /// The model sees no images; or as [`Self::from_opened`].
@@ -324,7 +342,7 @@ impl Model {
         Ok((self.spec.vision_plans(checkpoint)?, plan, self.spec.given_rows(checkpoint, n_ctx)?))
     }
 
-    /// [`Self::plan_for_context`], and the same with adapters if any are given.
+    /// [`Self::plan_for_context`], followed by the plan with adapters if there are any.
     ///
     /// # Errors
     /// As [`Self::from_opened`].
@@ -336,22 +354,22 @@ impl Model {
         Ok(plans)
     }
 
-    /// The adapters that it is loaded with.
+    /// Adapters that the model was loaded with.
     pub(crate) fn adapters(&self) -> &Adapters {
         &self.adapters
     }
 
-    /// How the model's states become an embedding, as its files say.
+    /// Pooling and normalisation by which the model's states become an embedding, from its files.
     ///
     /// # Errors
-    /// It is not made for embeddings, or in a way that is not built.
+    /// The model is not made for embeddings, or uses a pooling that is not supported.
     pub fn embedding(&self) -> Result<EmbeddingSpec> {
         let none = || Error::NoEmbeddings { file: self.path.clone() };
         let checkpoint = self.of_other_plans().ok_or_else(none)?;
         EmbeddingSpec::from_checkpoint(checkpoint, &self.spec)?.ok_or_else(none)
     }
 
-    /// The forward pass to one vector a text, for texts of up to `n_ctx` tokens, not fused.
+    /// The forward pass, not fused, that ends in one vector for each text of up to `n_ctx` tokens.
     ///
     /// # Errors
     /// As [`Self::embedding`] and [`Self::from_opened`].
@@ -363,10 +381,10 @@ impl Model {
         Ok(plan)
     }
 
-    /// That the model goes on with text by itself.
+    /// Check that the model can continue text.
     ///
     /// # Errors
-    /// It does so only for speech that it hears.
+    /// [`Error::OnlySpeech`]: it writes text only for speech.
     pub(crate) fn need_text(&self) -> Result<()> {
         match self.spec.encoder {
             Some(_) => Err(Error::OnlySpeech { file: self.path.clone() }),
@@ -374,10 +392,10 @@ impl Model {
         }
     }
 
-    /// What the model's files say of speech.
+    /// Description of a speech model, from its files.
     ///
     /// # Errors
-    /// It is not made for speech, or its tokens are not where they should be.
+    /// The model is not made for speech, or its special tokens are missing.
     pub fn speech(&self) -> Result<SpeechSpec> {
         let none = || Error::NotForSpeech { file: self.path.clone() };
         let checkpoint = self.of_other_plans().ok_or_else(none)?;
@@ -398,10 +416,11 @@ impl Model {
         Ok(plans)
     }
 
-    /// How keys and values are stored on a device: `asked`, or the device's default.
+    /// Storage type of keys and values on a device: `asked`, or the device's default.
     ///
     /// # Errors
-    /// [`Error::Option`]: the device has no kernels for the type, or the model's heads are no multiple of its block.
+    /// [`Error::Option`]: the device has no kernels for the type, or the model's heads are no
+    /// multiple of its block.
     pub fn kv_type(&self, device: &dyn Device, asked: Option<KvType>) -> Result<KvType> {
         let wrong = |value: String, expected: String| Err(Error::Option { name: "KV type", value, expected });
         let supported = device.kv_types();
@@ -422,12 +441,12 @@ impl Model {
         Ok(kv_type)
     }
 
-    /// Context length in tokens where none is asked for and memory does not matter.
+    /// Context length in tokens if no option sets it and memory does not limit it.
     pub(crate) fn default_context(&self) -> usize {
         self.spec.default_context().clamp(2, MAX_N_CTX)
     }
 
-    /// The mapped files that hold its weights.
+    /// The mapped files that hold the model's weights.
     pub fn weight_files(&self) -> &WeightFiles {
         &self.weight_files
     }
@@ -437,25 +456,26 @@ impl Model {
         &self.format
     }
 
-    /// Bytes of the file, or of all files.
+    /// Size of the file, or of all files, in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// Tokens of the model's head; of a model without one, columns of its hidden states.
+    /// Number of tokens of the model's head. For a model without a head, columns of its hidden
+    /// states.
     pub fn n_vocab(&self) -> usize {
         self.plan.value(self.plan.output).cols
     }
 
-    /// The tokenizer, if there is one; made now if nobody asked before.
+    /// The tokenizer, if there is one; built now if it was not used before.
     ///
     /// # Errors
-    /// The vocabulary is broken, or is not where it was said to be.
+    /// The vocabulary is broken, or the tokenizer's folder has none.
     pub fn tokenizer(&self) -> Result<Option<&Arc<Tokenizer>>> {
         self.tokenizer.get(&self.path)
     }
 
-    /// Whether there is, or probably will be, a tokenizer in memory.
+    /// Returns true if a tokenizer is in memory, or will probably be.
     pub(crate) fn expects_tokenizer(&self) -> bool {
         self.tokenizer.is_expected()
     }
@@ -469,7 +489,7 @@ impl Model {
     }
 }
 
-/// What the options mean for this model on this device, checked.
+/// Sizes for which the program is compiled, from the options, checked for this model and device.
 ///
 /// # Errors
 /// An option outside its limits.
@@ -490,17 +510,19 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
         return Err(wrong("page length", page_len.to_string(), "a power of two from 16 to 1024".into()));
     }
     let kv_type = model.kv_type(device, options.kv_type)?;
-    // A step has room for a row of every sequence and for its guesses, and no chunk is longer than the context.
+    // A step has room for one row of every sequence and for its draft tokens. No chunk is longer
+    // than the context.
     let n_draft = match options.speculate {
         Speculate::Off => 0,
         Speculate::Always | Speculate::Auto => in_range("draft length", options.max_draft, 1, MAX_DRAFT)?,
     };
     let least = options.n_sequences * most_rows(n_draft, !model.plan.kv.states.is_empty());
-    // An image whose rows see each other is whole in a step.
+    // The rows of an image that attend to each other must be in one step.
     let of_image = model.spec.vision.as_ref().map_or(0, VisionSpec::rows_at_once);
     let max_rows = chunk.min(n_ctx).max(least).max(of_image.min(n_ctx));
     let max_outputs = options.n_outputs.unwrap_or(0).min(max_rows).max(options.n_sequences * (1 + n_draft));
-    // Who sets no latency by steps has nobody who waits, or named a time that prompts may take too.
+    // Without `latency_steps` no answer waits, or the operator named a latency that prompts may use
+    // too.
     let has_background = options.latency_steps.is_some() && options.n_sequences > 1;
     let background_rows = if has_background { device.background_rows().min(max_rows) } else { 0 };
     Ok(Limits {

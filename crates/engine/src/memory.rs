@@ -1,4 +1,4 @@
-//! The memory plan: what a model takes with given settings, before any of it is taken.
+//! The memory plan: what a model needs with given settings, before anything is allocated.
 
 use std::fmt;
 
@@ -11,90 +11,95 @@ use crate::governor::{MemoryStatus, Reason, reserve};
 use crate::kv::{bytes_of_sequence, pool_sizes};
 use crate::{Error, LoadOptions, Model, Result, load};
 
-/// About what a tokenizer takes for each token: its span, bytes and kind, its place in the index, its merge or score.
-/// Measured: 49 bytes with the merges of a vocabulary of 49,152 tokens, 33 with the scores of one of 262,144.
+/// Bytes of a tokenizer for each token, about: span, bytes and kind, its index entry, its merge or
+/// score. Measured: 49 bytes with the merges of a vocabulary of 49,152 tokens, 33 with the scores
+/// of one of 262,144.
 const TOKEN_BYTES: u64 = 36;
 
-/// Resident code and data of the program and the system's libraries, stacks included; measured on Linux x86-64. Code that is not
-/// optimised is twice as much.
+/// Resident code and data of the program and the system's libraries, stacks included; measured on
+/// Linux x86-64. Code that is not optimised takes twice as much.
 const PROGRAM_BYTES: u64 = if cfg!(debug_assertions) { 29 << 20 } else { 16 << 20 };
 
 /// One line of a [`MemoryReport`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryItem {
-    /// What it is.
+    /// Name of the item.
     pub what: String,
-    /// How much.
+    /// Its size.
     pub bytes: u64,
-    /// `mapped` (the file's own pages), `committed` (taken at load) or `reserved` (taken as sequences grow; the most).
+    /// `mapped` (the file's own pages), `committed` (allocated at load) or `reserved` (allocated as
+    /// sequences grow; the maximum).
     pub residence: &'static str,
 }
 
-/// Settings that would make a model fit.
+/// Settings with which a model would fit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Alternative {
-    /// The longest context that fits with the rest.
+    /// The longest context that fits with the other settings.
     pub n_ctx: usize,
-    /// How keys and values are stored.
+    /// Storage type of keys and values.
     pub kv_type: &'static str,
-    /// Prefill chunk.
+    /// Prefill chunk, in tokens.
     pub chunk: usize,
-    /// Sequences at once.
+    /// Number of sequences that run at once.
     pub n_sequences: usize,
-    /// What it then takes in all.
+    /// Total size with these settings.
     pub bytes: u64,
 }
 
-/// What the governor would let pages and caches hold.
+/// Budget that the governor would set for KV pages and caches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedBudget {
-    /// `free - weights - activations - reserve`, or what is left of the cap.
+    /// `free - weights - activations - reserve`, or the remainder of the cap.
     pub bytes: u64,
-    /// What is left for everybody else.
+    /// Bytes left to other processes.
     pub reserve: u64,
-    /// What bounds it: `machine`, `group`, `device` or `cap`; `unknown`: nothing is known, and nothing is limited.
+    /// Limit that bounds the budget: `machine`, `group`, `device` or `cap`. `unknown`: the system
+    /// reports nothing, so nothing is limited.
     pub reason: &'static str,
 }
 
-/// What a model takes with given settings, and whether that is free now.
+/// Memory needed by a model with given settings, compared with the memory that is free now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryReport {
-    /// The lines.
+    /// Items of the plan.
     pub items: Vec<MemoryItem>,
-    /// What the device does not do for this model and these settings, and why.
+    /// Features that the device lacks for this model and these settings, with reasons.
     pub notes: Vec<String>,
-    /// Sum of what is mapped.
+    /// Sum of the mapped items.
     pub mapped: u64,
-    /// Sum of what is taken at load.
+    /// Sum of the items allocated at load.
     pub committed: u64,
-    /// Sum of what may be taken later.
+    /// Sum of the items that may be allocated later.
     pub reserved: u64,
-    /// All of it.
+    /// Sum of all items.
     pub total: u64,
-    /// Free on the device's machine now, droppable page cache included.
+    /// Free memory of the device's machine, including page cache that the system can drop.
     pub free: u64,
-    /// Installed, or what a container allows; 0 if the system does not say, and then nothing is refused.
+    /// Installed memory, or the limit of a container; 0 if the system does not say, and then
+    /// nothing is refused.
     pub installed: u64,
-    /// Whether `total` is at most `free`.
+    /// True if `total` is at most `free`.
     pub fits: bool,
-    /// What keys and values and cached prefixes of all sequences may take together, if the model is loaded now; it follows the
-    /// machine while the model runs. Absent: nobody governs.
+    /// Budget for keys, values and cached prefixes of all sequences if the model is loaded now. It
+    /// follows the machine while the model runs. Absent: there is no governor.
     pub budget: Option<PlannedBudget>,
-    /// Context length.
+    /// Context length, in tokens.
     pub n_ctx: usize,
-    /// What the context length would be if it fitted; absent: it is what was asked for, or what the model was trained for.
+    /// The trained context length, if the context was reduced to fit; absent otherwise.
     pub n_ctx_reduced_from: Option<usize>,
-    /// How keys and values are stored.
+    /// Storage type of keys and values.
     pub kv_type: &'static str,
-    /// Prefill chunk.
+    /// Prefill chunk, in tokens.
     pub chunk: usize,
-    /// Sequences at once.
+    /// Number of sequences that run at once.
     pub n_sequences: usize,
-    /// If it does not fit: what would, the least change first; empty if not even one page of context fits.
+    /// Settings that would fit, the smallest change first, if these do not. Empty if not even one
+    /// page of context fits.
     pub alternatives: Vec<Alternative>,
 }
 
-/// Itemise what [`crate::Engine::new`] would take. Takes nothing.
+/// Itemise the memory that [`crate::Engine::new`] would need, without allocating it.
 ///
 /// # Errors
 /// An option outside its limits, a model for speech, or a plan that the device cannot run.
@@ -103,19 +108,20 @@ pub fn plan_memory(model: &Model, device: &dyn Device, options: &LoadOptions) ->
     Ok(settle(model, device, options)?.memory)
 }
 
-/// Options with a context length, their plans, fused, and what they take.
+/// Options with a context length, their fused plans, and the memory that they need.
 pub(crate) struct Settled {
     pub(crate) options: LoadOptions,
-    /// The model's own; the one with adapters where there are any; of given rows, where the model sees and the device can run its
-    /// tower; and that of the layer that predicts one token more, where the model has it ([`Model::predicting`]).
+    /// The fused plans, in the program's order: the model's own; the one with adapters, if there
+    /// are any; the one of given rows, if the model sees and the device can run its tower; the one
+    /// of the next-token layer, if the model has it ([`Model::predicting`]).
     pub(crate) plans: Vec<Plan>,
     pub(crate) memory: MemoryReport,
-    /// Why images are refused though the model sees.
+    /// Reason for which images are refused although the model sees.
     pub(crate) blind: Option<String>,
 }
 
-/// If no context length is asked for: what the model was trained for; or the longest that fits, if that does not and memory is
-/// checked.
+/// Choose the context length, if the options have none: the trained length, or the longest that
+/// fits if that does not and memory is checked.
 ///
 /// # Errors
 /// As [`plan_memory`].
@@ -144,7 +150,8 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
     Ok(settled)
 }
 
-/// The plans of a program, as in [`Settled::plans`], with these adapters; and why images are refused though the model sees.
+/// The fused plans of a program with these adapters, in the order of [`Settled::plans`], and the
+/// reason for which images are refused although the model sees.
 ///
 /// # Errors
 /// An adapter does not fit the model.
@@ -167,10 +174,10 @@ pub(crate) fn fused_plans(
     Ok((plans, blind))
 }
 
-/// Bytes that a program of these plans takes at load, the pages of keys and values left out.
+/// Bytes that a program of these plans allocates or maps at load, without KV pages.
 ///
 /// # Errors
-/// A plan cannot run on the device.
+/// The device cannot run a plan.
 pub(crate) fn fixed_bytes(
     model: &Model,
     plans: &[Plan],
@@ -181,23 +188,24 @@ pub(crate) fn fixed_bytes(
     Ok(items.iter().filter(|item| item.residence != "reserved").map(|item| item.bytes).sum())
 }
 
-/// Bytes that may still be taken now; `None`: nobody knows.
+/// Bytes that may still be allocated now; `None`: the system does not say.
 pub(crate) fn free_bytes(device: &dyn Device, options: &LoadOptions) -> Option<u64> {
     let memory = device.memory();
     let of_machine = (memory.total > 0).then_some(memory.free);
     [of_machine, cap_left(device, options)].into_iter().flatten().min()
 }
 
-/// What the governor's cap leaves; `None`: there is no cap.
+/// Bytes that the governor's cap leaves; `None`: there is no cap.
 fn cap_left(device: &dyn Device, options: &LoadOptions) -> Option<u64> {
     let governor = options.governor.as_ref()?;
     governor.cap_bytes().map(|cap| cap.saturating_sub(governor.taken(device)))
 }
 
-/// Append the plan of given rows, if the device can run it and the tower; otherwise, why not.
+/// Append the plan of given rows if the device can run it and the tower. Otherwise return the
+/// reason.
 ///
 /// # Errors
-/// The plan does not suit the other one.
+/// The plan does not match the model's own.
 fn add_given(
     plans: &mut Vec<Plan>,
     model: &Model,
@@ -217,8 +225,8 @@ fn add_given(
     }
 }
 
-/// The longest context, at most `wanted`, of which one sequence fits in the budget of KV pages; `wanted` if none does, which
-/// is an error then.
+/// The longest context, at most `wanted`, of which one sequence fits in the budget of KV pages.
+/// Returns `wanted` if not even one page fits, so that the check of the budget reports it.
 fn context_within_budget(
     model: &Model,
     device: &dyn Device,
@@ -237,7 +245,8 @@ fn context_within_budget(
     Ok(step * most_that_fit(wanted.div_ceil(step), |pages| fits(pages * step))?)
 }
 
-/// The most of 1 to `most` that `fits`, where what fits is everything up to some number, at least 1.
+/// The largest number from 1 to `most` that `fits`. `fits` must hold for everything below a number
+/// that it holds for, and for 1.
 fn most_that_fit(most: usize, fits: impl Fn(usize) -> Result<bool>) -> Result<usize> {
     let (mut low, mut high) = (1, most.max(1));
     while low < high {
@@ -247,7 +256,8 @@ fn most_that_fit(most: usize, fits: impl Fn(usize) -> Result<bool>) -> Result<us
     Ok(low)
 }
 
-/// Whether the budget of KV pages, if one was given, is enough for one sequence as long as the context; the bytes of that.
+/// Check that the budget of KV pages, if there is one, holds one sequence of the context's length.
+/// Returns the bytes of that sequence.
 pub(crate) fn check_budget(kv: &KvLayout, limits: &Limits, options: &LoadOptions) -> Result<u64> {
     let least = bytes_of_sequence(kv, limits, limits.n_ctx);
     match options.kv_budget {
@@ -260,7 +270,7 @@ pub(crate) fn check_budget(kv: &KvLayout, limits: &Limits, options: &LoadOptions
     }
 }
 
-/// As [`plan_memory`], for plans that are fused already.
+/// Like [`plan_memory`], for plans that are fused already.
 pub(crate) fn report(
     model: &Model,
     plans: &[Plan],
@@ -268,9 +278,9 @@ pub(crate) fn report(
     options: &LoadOptions,
 ) -> Result<MemoryReport> {
     let memory = device.memory();
-    // Weights that were read instead of mapped lie in memory already: what is free now is free beside them.
+    // Weights that were read instead of mapped are in memory already, so `free` excludes them.
     let views = plans.iter().flat_map(|plan| &plan.weights).flat_map(|w| w.views());
-    // Plans share what they read.
+    // Plans share their weights.
     let mut seen = std::collections::HashSet::new();
     let views = views.filter(|view| seen.insert((view.as_ptr(), view.len())));
     let taken: u64 = views.filter(|view| !view.is_mapped()).map(|view| view.len() as u64).sum();
@@ -309,7 +319,7 @@ pub(crate) fn report(
     Ok(report)
 }
 
-/// What is left beside `fixed` bytes of weights and activations.
+/// The budget that remains beside `fixed` bytes of weights and activations.
 fn planned_budget(
     status: &MemoryStatus,
     cap: Option<u64>,
@@ -336,7 +346,7 @@ fn items(
 ) -> Result<(Vec<MemoryItem>, Vec<String>)> {
     let plan = model.plan();
     let limits = load::limits(model, device, options)?;
-    // A model loads if one sequence fits: the others take what is free while they run, or wait.
+    // A model loads if one sequence fits: the others use what is free while they run, or wait.
     let one = pool_sizes(&plan.kv, limits.n_ctx, limits.max_rows, 1, limits.page_len);
     let planned = device.memory_plan(plans, &Limits { n_pages: one, ..limits.clone() })?;
     let mut items: Vec<MemoryItem> = planned
@@ -346,7 +356,7 @@ fn items(
         .collect();
     let n_pages: usize = limits.n_pages.iter().sum();
     let n_tables = limits.max_spans * plan.kv.groups.len() * limits.n_ctx.div_ceil(limits.page_len);
-    // Sequences, guesses, rows of a step.
+    // Tokens of sequences, of drafts, and of the rows of a step.
     let tokens = limits.max_spans * limits.n_ctx + limits.max_outputs + 2 * limits.max_rows;
     let books = 4 * (2 * n_pages + n_tables + tokens) as u64;
     items.push(MemoryItem { what: "tokens and page tables".into(), bytes: books, residence: "committed" });
@@ -355,10 +365,9 @@ fn items(
         bytes: PROGRAM_BYTES,
         residence: "committed",
     });
-    // The tokenizer may not be made yet; the table of embeddings has a row for each of its tokens.
-    let n_tokens = plan.primitives().find_map(|op| match op {
-        Op::Embed { table, .. } => Some(plan.weight(*table).n_rows()),
-        _ => None,
+    // The tokenizer may not exist yet; the embedding table has a row for each of its tokens.
+    let n_tokens = plan.primitives().find_map(|op| {
+        if let Op::Embed { table, .. } = op { Some(plan.weight(*table).n_rows()) } else { None }
     });
     if let Some(n_tokens) = n_tokens.filter(|_| model.expects_tokenizer()) {
         items.push(MemoryItem {
@@ -370,7 +379,8 @@ fn items(
     Ok((items, planned.notes))
 }
 
-/// What would fit: less context; or keys and values in fewer bits; or one sequence and a small chunk besides.
+/// Settings that would fit: a shorter context; or keys and values in fewer bits; or one sequence
+/// and a small chunk as well.
 fn alternatives(
     model: &Model,
     plans: &[Plan],
@@ -392,7 +402,7 @@ fn alternatives(
     });
     for options in tries {
         if let Some(alternative) = largest_context(model, plans, device, &options, report)
-            // Worth a line only if it buys context.
+            // An alternative is worth a line only if it allows a longer context.
             && found.iter().all(|f| f.n_ctx < alternative.n_ctx)
         {
             found.push(alternative);
@@ -401,7 +411,7 @@ fn alternatives(
     found
 }
 
-/// The longest context that fits with the rest of the options.
+/// The longest context that fits with the other options.
 fn largest_context(
     model: &Model,
     plans: &[Plan],
@@ -418,7 +428,7 @@ fn largest_context(
     if !fits(1) {
         return None;
     }
-    // The plan grows with the context.
+    // The plan's size grows with the context.
     let fitted = at(most_that_fit(report.n_ctx.div_ceil(step), |pages| Ok(fits(pages))).ok()?);
     let limits = load::limits(model, device, &fitted).ok()?;
     Some(Alternative {
@@ -438,7 +448,7 @@ fn residence_name(residence: Residence) -> &'static str {
     }
 }
 
-/// As people write it: `f16`.
+/// Name of a KV type as users write it: `f16`.
 pub fn kv_type_name(kv_type: KvType) -> &'static str {
     match kv_type {
         KvType::F32 => "f32",
@@ -450,7 +460,7 @@ pub fn kv_type_name(kv_type: KvType) -> &'static str {
     }
 }
 
-/// Mebibytes with one decimal, gibibytes with two from 10 GiB on.
+/// A size in MiB with one decimal; from 10 GiB on in GiB with two.
 fn size(bytes: u64) -> String {
     const MIB: f64 = (1u64 << 20) as f64;
     let mib = bytes as f64 / MIB;

@@ -1,37 +1,39 @@
-//! `--validate-prefill`: the prompt computed in chunks and token by token must give the same logits.
+//! `--validate-prefill`: prefill in chunks and token by token must give the same logits.
 
 use device::Numerics;
 
 use crate::{Engine, Error, Prefill, Result};
 
-/// How far two orders of the same arithmetic may be apart, as a share of the standard deviation of the logits.
+/// Largest difference between two orders of the same arithmetic, relative to the standard deviation
+/// of the logits.
 ///
-/// With [`Numerics::Fast`] a device may add in another order for many rows than for one, and may round activations to
-/// 8 bits; a value that lands on the other side of a rounding step then changes by up to 1/127 of its block's largest, in
-/// every layer anew. Engines that round so are off from the exact logits by an RMS of 0.2 to 0.4, where the logits' own
-/// standard deviation is about 5; two independent roundings are apart by 1.4 times that, so up to a tenth. A prompt
-/// computed wrongly is apart by about the deviation itself. A small mistake may hide below this bound: the exact check is
-/// the one with [`Numerics::Deterministic`], whose bound is 0.
+/// With [`Numerics::Fast`] a device may add in another order for many rows than for one, and may
+/// round activations to 8 bits. A value that rounds the other way then changes by up to 1/127 of
+/// its block's largest, in every layer anew. Engines that round so differ from the exact logits by
+/// an RMS of 0.2 to 0.4, where the logits' own standard deviation is about 5. Two independent
+/// roundings differ by 1.4 times that, so up to a tenth. A prompt computed wrongly differs by about
+/// the deviation itself. A small mistake may hide below this bound: the exact check is the one with
+/// [`Numerics::Deterministic`], whose bound is 0.
 pub const FAST_BOUND: f64 = 0.1;
 
-/// What the check found.
+/// Result of the check.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct PrefillCheck {
-    /// Positions compared: the last of the prompt, as many as a step has outputs.
+    /// Number of positions compared: the last ones of the prompt, as many as a step has outputs.
     pub n_positions: usize,
     /// Root mean square of the differences of all their logits.
     pub rms: f64,
-    /// Largest difference.
+    /// Largest difference of two logits.
     pub max: f64,
-    /// Standard deviation of the logits, token by token.
+    /// Standard deviation of the logits, computed token by token.
     pub spread: f64,
-    /// What `rms` may be: [`FAST_BOUND`] times `spread`, or 0 with [`Numerics::Deterministic`].
+    /// Bound of `rms`: [`FAST_BOUND`] times `spread`, or 0 with [`Numerics::Deterministic`].
     pub bound: f64,
 }
 
 impl Engine {
-    /// Compute a prompt both ways and compare. The differences of the last positions contain those of everything before,
-    /// by way of the keys and values that they look at.
+    /// Compute a prompt both ways and compare the logits of its last positions. These depend on all
+    /// earlier rows through the keys and values that they attend to.
     ///
     /// # Errors
     /// [`Error::PrefillDiffers`] past the bound; and as [`Engine::evaluate`].
@@ -45,7 +47,7 @@ impl Engine {
         let (mut sum, mut max, mut at) = (0.0, 0f64, 0);
         self.evaluate(tokens, n_wanted, Prefill::Batched, &mut |_, logits| {
             for (a, b) in logits.iter().zip(&single[at..]) {
-                // Equal infinities (masked logits) differ by nothing.
+                // Equal infinities (masked logits) differ by 0.
                 let difference = if a == b { 0.0 } else { (f64::from(*a) - f64::from(*b)).abs() };
                 sum += difference * difference;
                 max = if difference.is_nan() { f64::INFINITY } else { max.max(difference) };

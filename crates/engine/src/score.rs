@@ -1,4 +1,4 @@
-//! What a model thinks of a text: the best tokens at every position, and perplexity.
+//! Scores of a text: the best tokens at every position, and perplexity.
 
 use std::sync::Arc;
 
@@ -22,32 +22,32 @@ pub struct TokenScore {
 /// The best tokens after a position.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PositionScore {
-    /// Position in the tokens given.
+    /// Position in the given tokens.
     pub position: usize,
-    /// Best first, the lower id of equals.
+    /// Best tokens, the best first; of equal logits the lower id first.
     pub top: Vec<TokenScore>,
-    /// The token that does follow; none after the last.
+    /// The actual next token; `None` after the last.
     pub next: Option<TokenScore>,
 }
 
-/// How well a model predicts a text.
+/// Perplexity of a text, and the numbers that it rests on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Perplexity {
     /// `exp(nll)`
     pub perplexity: f64,
     /// Mean negative log-likelihood of a scored token, natural logarithm.
     pub nll: f64,
-    /// Tokens scored.
+    /// Number of scored tokens.
     pub n_tokens: usize,
-    /// Windows evaluated.
+    /// Number of windows.
     pub n_windows: usize,
-    /// Tokens of a full window, a start token included.
+    /// Tokens of a full window, including a start token.
     pub window: usize,
 }
 
 impl Engine {
-    /// The `n_top` best tokens after each position of `tokens`. Load with [`crate::LoadOptions::n_outputs`] to compute
-    /// more positions at once.
+    /// The `n_top` best tokens after each position of `tokens`. Load with
+    /// [`crate::LoadOptions::n_outputs`] to compute more positions at once.
     ///
     /// # Errors
     /// As [`Engine::evaluate`].
@@ -55,7 +55,7 @@ impl Engine {
         self.score_images(tokens, &[], n_top, prefill)
     }
 
-    /// The same of tokens with a placeholder for each row of images.
+    /// Like [`Self::score`], for tokens with a placeholder for each row of images.
     ///
     /// # Errors
     /// As [`Engine::evaluate_images`].
@@ -96,16 +96,18 @@ impl Engine {
 
     /// Perplexity of a text given as tokens (without a start token).
     ///
-    /// The text is cut into windows that do not overlap. Each is evaluated from an empty cache, with the start token
-    /// `bos` before it if the model wants one, and every token that has something before it is scored: all of the window
-    /// with a start token, all but its first without. The last window may be shorter. `window` counts tokens with the
-    /// start token; `None` takes the context length. (Tools that score only the second half of each window print lower
-    /// figures: every token there has a longer past.)
+    /// The text is cut into windows that do not overlap. Each is evaluated from an empty cache,
+    /// with the start token `bos` before it if the model wants one. Every token after the first of
+    /// a window's input is scored: all of the text with a start token, all but its first token
+    /// without. The last window may be shorter. `window` counts tokens including the start token;
+    /// `None` uses the context length. (Tools that score only the second half of each window print
+    /// lower figures: every token there has a longer past.)
     ///
-    /// `progress` receives the result so far after each window, and the number of windows in all.
+    /// `progress` receives the result so far after each window, and the total number of windows.
     ///
     /// # Errors
-    /// Fewer tokens than give a score, a window that does not fit in the context; and as [`Engine::evaluate`].
+    /// Too few tokens to score, or a window that does not fit in the context; and as
+    /// [`Engine::evaluate`].
     pub fn perplexity(
         &mut self,
         tokens: &[u32],

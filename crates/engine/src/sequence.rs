@@ -1,4 +1,4 @@
-//! A sequence: what is asked of it, what it is made of, how it ends.
+//! Sequences: the request, the state of its prompt and answer, and the reason for which it ended.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,38 +16,39 @@ use crate::sampling::{Sampler, SamplingParams};
 use crate::speculate::Acceptance;
 use crate::vision::Images;
 
-/// Names a sequence for as long as its engine lives.
+/// Id of a sequence, unique for as long as its engine lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
 
-/// What happens when prompt and answer fill the context.
+/// Policy for a prompt and answer that fill the context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overflow {
     /// Stop with [`FinishReason::ContextFull`]; a prompt that is too long is an error.
     #[default]
     Stop,
-    /// Keep the first `keep` tokens (at most half the context), drop the older half of the rest, go on.
+    /// Keep the first `keep` tokens (at most half the context), drop the older half of the rest, go
+    /// on.
     ///
-    /// The model then sees exactly the text that remains: what is kept of the rest stands at new positions and is
-    /// computed again as a prompt would be (about `n_ctx / 2` tokens every `n_ctx / 2` tokens, so one prompt token for
-    /// each generated one). A prompt that is too long is cut by the same rule.
+    /// The model then sees exactly the text that remains. The kept tokens move to new positions and
+    /// are prefilled again: about `n_ctx / 2` tokens every `n_ctx / 2` tokens, so one prompt token
+    /// for each generated one. A prompt that is too long is cut by the same rule.
     Slide {
         /// Tokens of the start that always stay.
         keep: usize,
     },
 }
 
-/// How prompt tokens are computed.
+/// Number of prompt tokens that a step computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prefill {
-    /// As many rows as a step holds.
+    /// Rows up to the size of a step.
     #[default]
     Batched,
     /// One row a step; for checking.
     PerToken,
 }
 
-/// Says from another thread that nobody wants the rest. Cheap to clone.
+/// Flag that cancels a sequence from another thread. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
 
@@ -57,76 +58,85 @@ impl CancelFlag {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// For [`device::Step::stop`].
+    /// The flag, for [`device::Step::stop`].
     pub(crate) fn as_atomic(&self) -> &AtomicBool {
         &self.0
     }
 
-    /// Whether it was cancelled.
+    /// Returns true if the sequence was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// What is asked of the engine: continue these tokens.
+/// A request to the engine: continue these tokens.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The prompt, at least one token.
     pub tokens: Vec<u32>,
-    /// Images, in the order of their placeholders in `tokens`, one for each row ([`crate::Model::expand_images`]).
+    /// Images, in the order of their placeholders in `tokens`, one for each row
+    /// ([`crate::Model::expand_images`]).
     pub images: Vec<Arc<Picture>>,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// Most tokens to generate; `None`: until the model ends or the context is full. 0 computes the prompt only.
+    /// Most tokens to generate; `None`: until the model ends its turn or the context is full. 0
+    /// computes the prompt only.
     pub max_tokens: Option<usize>,
-    /// The answer ends before any of these texts.
+    /// Stop strings: the answer ends before any of them.
     pub stop: Stops,
-    /// Parts of the answer in which they are not looked for.
+    /// Parts of the answer in which stop strings are not searched.
     pub stop_outside: Option<Asides>,
-    /// Tokens that end the answer, as those do with which the model ends its turn; `ignore_end` does not concern them.
+    /// Tokens that end the answer, in addition to the model's end tokens. `ignore_end` does not
+    /// affect them.
     pub stop_tokens: Arc<[u32]>,
-    /// Before the answer has so many tokens, no token that ends it is chosen. A stop string or a constraint that is over still
-    /// ends it.
+    /// No token that ends the answer is chosen before the answer has this many tokens. A stop
+    /// string or a constraint that is over still ends it.
     pub min_tokens: usize,
-    /// Go on when the model says that it has ended. With a constraint, which says itself where the text may end, it has no effect.
+    /// Go on when the model chooses an end token. No effect with a constraint, which itself decides
+    /// where the text may end.
     pub ignore_end: bool,
-    /// Which marks, such as `<|im_end|>`, are written out.
+    /// Special tokens, such as `<|im_end|>`, that appear in the text.
     pub show_special: ShowSpecial,
-    /// Tell the log-probability of each token of the prompt but the first, and of so many likeliest ones in its place (at most
-    /// [`device::MAX_BEST`]), in an [`crate::Event::PromptToken`] each. The whole prompt is then computed, cached or not, as many
-    /// rows a step as there is room for logits ([`crate::LoadOptions::n_outputs`]).
+    /// Number of likeliest tokens to report for each position of the prompt (at most
+    /// [`device::MAX_BEST`]); `None`: no report. Each prompt token but the first then gets an
+    /// [`crate::Event::PromptToken`] with its log-probability. The whole prompt is computed, cached
+    /// or not, with as many rows a step as there is room for logits
+    /// ([`crate::LoadOptions::n_outputs`]).
     pub prompt_logprobs: Option<usize>,
-    /// Tell how far the prompt is, in [`crate::Event::Progress`].
+    /// Report the progress of the prompt by [`crate::Event::Progress`].
     pub progress: bool,
-    /// What the answer must be.
+    /// Constraint that the answer must meet, such as a grammar.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// What happens when the context is full.
+    /// Policy for a full context.
     pub overflow: Overflow,
-    /// How the prompt is computed.
+    /// Number of prompt tokens that a step computes.
     pub prefill: Prefill,
-    /// Use and feed the prefix cache.
+    /// Read and fill the prefix cache.
     pub reuse: bool,
-    /// Only requests with the same salt share what is cached. Whose prompts others must not be able to find out, by how long
-    /// an answer takes to begin, has a salt of their own; so has a prompt that is computed with other weights.
+    /// Only requests with the same salt share cached prefixes. Clients that must not learn each
+    /// other's prompts from the time to first token need different salts. Prompts computed with
+    /// different weights do too.
     pub salt: u64,
-    /// Which of the model's adapters it is computed with ([`crate::Model::adapters`]); `None`: the model alone.
+    /// Name of the adapter ([`crate::Model::adapters`]); `None`: the model alone.
     pub adapter: Option<Arc<str>>,
-    /// Who asks. Tenants that wait get about as many tokens each, within a priority.
+    /// The client. Waiting tenants get about equal numbers of tokens, within a priority.
     pub tenant: u64,
-    /// Higher goes first, and takes the slot of a running sequence of a lower one, which goes on later.
+    /// Higher priorities go first, and preempt a running sequence of a lower priority, which
+    /// resumes later.
     pub priority: i32,
-    /// When the answer is of no use any more: it ends with [`FinishReason::DeadlineExceeded`], waiting or running.
+    /// Time at which the sequence ends with [`FinishReason::DeadlineExceeded`], waiting or running.
     pub deadline: Option<Instant>,
-    /// Most time between two tokens while other requests' prompts are computed; `None`: [`crate::LoadOptions::token_latency`].
+    /// Longest time between two tokens while other requests are prefilled; `None`:
+    /// [`crate::LoadOptions::token_latency`].
     pub token_latency: Option<Duration>,
-    /// Its tokens may be guessed, if the engine guesses ([`crate::LoadOptions::speculate`]).
+    /// Allow draft tokens, if the engine speculates ([`crate::LoadOptions::speculate`]).
     pub speculate: bool,
-    /// Set from elsewhere to end it early.
+    /// Flag that ends the sequence early.
     pub cancel: CancelFlag,
 }
 
 impl Request {
-    /// Continue `tokens` with everything else at its default.
+    /// A request for `tokens`, with every other field at its default.
     pub fn new(tokens: Vec<u32>) -> Request {
         Request {
             tokens,
@@ -157,30 +167,31 @@ impl Request {
     }
 }
 
-/// Why a sequence ended.
+/// Reason for which a sequence ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// The model chose a token that ends its turn.
     EndToken(u32),
     /// One of the request's stop tokens was chosen.
     StopToken(u32),
-    /// Its constraint lets nothing follow but the end.
+    /// The constraint allows nothing but the end.
     ConstraintMet,
-    /// No token that the vocabulary has, and that may be chosen, goes on as its constraint asks.
+    /// No token that may be chosen satisfies the constraint.
     ConstraintUnmet,
-    /// This stop string was about to appear.
+    /// This stop string would have appeared next.
     StopString(String),
-    /// As many tokens as were asked for.
+    /// The answer has the requested number of tokens.
     MaxTokens,
     /// Prompt and answer fill the context.
     ContextFull,
-    /// Somebody said that the rest is not wanted.
+    /// The request was cancelled.
     Cancelled,
-    /// The request's deadline is over.
+    /// The request's deadline has passed.
     DeadlineExceeded,
-    /// Its constraint failed, for example because the text takes more work than allowed; the reason, for the client.
+    /// The constraint failed, for example because the text exceeds its limit of work. The reason is
+    /// for the client.
     ConstraintFailed(String),
-    /// It could not go on; the reason in words. Other sequences are not concerned.
+    /// The sequence could not go on; the reason in words. Other sequences are not affected.
     Failed(String),
 }
 
@@ -190,7 +201,7 @@ impl fmt::Display for FinishReason {
             FinishReason::EndToken(_) => f.write_str("end"),
             FinishReason::StopToken(id) => write!(f, "stop token {id}"),
             FinishReason::ConstraintMet => f.write_str("constraint met"),
-            FinishReason::ConstraintUnmet => f.write_str("no token goes on as the constraint asks"),
+            FinishReason::ConstraintUnmet => f.write_str("no token satisfies the constraint"),
             FinishReason::StopString(s) => write!(f, "stop string {s:?}"),
             FinishReason::MaxTokens => f.write_str("max tokens"),
             FinishReason::ContextFull => f.write_str("context full"),
@@ -202,29 +213,30 @@ impl fmt::Display for FinishReason {
     }
 }
 
-/// How long a sequence took, and for how many tokens.
+/// Times and token counts of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Timings {
-    /// Tokens of the prompt (after cutting, if it was too long for the context).
+    /// Tokens of the prompt, after it was cut to fit the context.
     pub prompt_tokens: usize,
-    /// Of these, found in the prefix cache and not computed.
+    /// Prompt tokens found in the prefix cache and not computed.
     pub reused_tokens: usize,
-    /// Tokens chosen, an end token included.
+    /// Tokens chosen, including an end token.
     pub generated_tokens: usize,
-    /// Guessed tokens that were verified.
+    /// Draft tokens that were verified.
     pub drafted_tokens: usize,
-    /// Of these, those that were right.
+    /// Draft tokens that were accepted.
     pub accepted_tokens: usize,
     /// Seconds from the first step to the first token.
     pub prefill_seconds: f64,
-    /// Seconds from the first token to the last: `generated_tokens - 1` steps, fewer with guesses that were right.
+    /// Seconds from the first token to the last: `generated_tokens - 1` steps, fewer if draft
+    /// tokens were accepted.
     pub decode_seconds: f64,
-    /// Seconds from [`crate::Engine::add`] to the first token, waiting included.
+    /// Seconds from [`crate::Engine::add`] to the first token, including time in the queue.
     pub first_token_seconds: f64,
 }
 
 impl Timings {
-    /// Prompt tokens computed a second; 0 if none was.
+    /// Prompt tokens computed a second; 0 if none was computed.
     pub fn prefill_rate(&self) -> f64 {
         rate(self.prompt_tokens - self.reused_tokens, self.prefill_seconds)
     }
@@ -243,19 +255,21 @@ fn rate(n: usize, seconds: f64) -> f64 {
 #[derive(Clone)]
 pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
-    /// Prompt and answer as the model sees them; in a slot with a capacity of `n_ctx`.
+    /// Tokens of prompt and answer as the model sees them. In a slot its capacity is `n_ctx`.
     pub(crate) tokens: Vec<u32>,
-    /// Rows of images among them, if there are any.
+    /// Image rows among the tokens, if there are any.
     pub(crate) images: Option<Arc<Images>>,
-    /// Of these, positions whose keys and values are in the cache. A step computes what is missing.
+    /// Number of positions whose keys and values are in the cache. A step computes the others.
     pub(crate) n_computed: usize,
-    /// Positions that were submitted, those in flight included.
+    /// Number of positions that were submitted, including those in flight.
     pub(crate) n_submitted: usize,
-    /// Outputs of steps in flight that choose its next tokens, in order; capacity for as many as may be in flight.
+    /// Outputs of steps in flight that choose the next tokens, in order. Its capacity is the
+    /// largest number in flight.
     pub(crate) pending: Vec<OutputRef>,
-    /// How often it began anew (was parked, or slid): rows of before that are still in flight are nobody's.
+    /// Number of restarts (parked, or the context slid). Rows in flight from before a restart are
+    /// discarded.
     pub(crate) n_restarts: u32,
-    /// Whether the prompt (or what a slide made the prompt) is not computed yet.
+    /// True until the prompt is computed. After a slide the remaining text is a prompt again.
     pub(crate) in_prompt: bool,
     pub(crate) n_prompt: usize,
     pub(crate) n_reused: usize,
@@ -263,25 +277,26 @@ pub(crate) struct Sequence {
     pub(crate) sampler: Sampler,
     pub(crate) text: TextStream,
     pub(crate) max_tokens: usize,
-    /// Tokens that end the answer, ascending: the model's, unless they are ignored, and the request's.
+    /// Tokens that end the answer, ascending: the request's stop tokens, and the model's end tokens
+    /// unless they are ignored.
     pub(crate) ends: Arc<[u32]>,
-    /// The request's among them, ascending.
+    /// Stop tokens of the request, ascending; a subset of `ends`.
     pub(crate) stop_tokens: Arc<[u32]>,
     pub(crate) min_tokens: usize,
     pub(crate) prompt_logprobs: Option<usize>,
-    /// Rows of the prompt whose log-probabilities were told.
+    /// Number of prompt rows whose log-probabilities were reported.
     pub(crate) n_scored: usize,
-    /// The least progress of the prompt that is worth telling; `None`: nobody asked.
+    /// Least prompt progress that is reported next; `None`: the request does not want progress.
     pub(crate) told: Option<usize>,
-    /// Absent while its masks are computed.
+    /// The constraint; `None` while the mask worker has it.
     pub(crate) constraint: Option<Box<dyn Constraint>>,
-    /// How it ends, as its constraint cannot go on.
+    /// Reason for which the sequence must end, because its constraint failed.
     pub(crate) failed: Option<FinishReason>,
     pub(crate) overflow: Overflow,
     pub(crate) prefill: Prefill,
     pub(crate) reuse: bool,
     pub(crate) salt: u64,
-    /// As [`device::Step::adapters`].
+    /// Number of the adapter, as in [`device::Step::adapters`].
     pub(crate) adapter: u32,
     pub(crate) tenant: u64,
     pub(crate) priority: i32,
@@ -289,11 +304,13 @@ pub(crate) struct Sequence {
     pub(crate) token_latency: Option<Duration>,
     pub(crate) speculate: bool,
     pub(crate) cancel: CancelFlag,
-    /// Guessed tokens in the step, behind `tokens`; capacity for the most that a step takes.
+    /// Draft tokens of the step, which follow `tokens`. Its capacity is the most that a step may
+    /// have.
     pub(crate) draft: Vec<u32>,
-    /// How good guesses were.
+    /// Acceptance rate of the sequence's draft tokens.
     pub(crate) acceptance: Acceptance,
-    /// Its prompt goes before those that are due later: rows of prompts that the scheduler has computed by then.
+    /// Rank among prompts: the total of prompt rows computed by the engine at which this prompt is
+    /// due. Smaller goes first.
     pub(crate) due: u64,
     pub(crate) added: Instant,
     pub(crate) started: Option<Instant>,
@@ -302,8 +319,8 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// Of a checked request, nothing of it computed. `n_pending` outputs in flight may choose its next tokens, and a step takes
-    /// `n_draft` guesses.
+    /// A sequence for a checked request, with nothing computed. Up to `n_pending` outputs in flight
+    /// may choose its tokens, and a step may have `n_draft` draft tokens of it.
     pub(crate) fn new(
         id: SequenceId,
         request: Request,
@@ -357,7 +374,8 @@ impl Sequence {
         }
     }
 
-    /// Another sequence from here on, which has what this one has so far for its prompt.
+    /// Turn a clone into a fork: a new sequence whose prompt is everything that the original has so
+    /// far.
     pub(crate) fn become_fork(&mut self, id: SequenceId, sampler: Sampler, n_pending: usize, n_draft: usize) {
         self.begin_anew();
         self.speculate &= !sampler.adapts();
@@ -370,7 +388,7 @@ impl Sequence {
         (self.pending, self.draft) = (Vec::with_capacity(n_pending), Vec::with_capacity(n_draft));
     }
 
-    /// Most tokens that it can become in a context of `n_ctx`.
+    /// Most tokens that the sequence can have in a context of `n_ctx`.
     pub(crate) fn most_tokens(&self, n_ctx: usize) -> usize {
         match self.overflow {
             Overflow::Slide { .. } => n_ctx,
@@ -381,25 +399,26 @@ impl Sequence {
         }
     }
 
-    /// Most guesses that can be of use: what a context of `n_ctx` and the request leave behind the token that is due.
+    /// Most draft tokens of use: the tokens that the context of `n_ctx` and the request leave after
+    /// the next one.
     pub(crate) fn most_draft(&self, n_ctx: usize) -> usize {
         let in_context = n_ctx.saturating_sub(self.tokens.len());
         in_context.min(self.max_tokens.saturating_sub(self.n_generated)).saturating_sub(1)
     }
 
-    /// Rows of the prompt whose log-probabilities are to be told: all that another token of the prompt follows, but for those
-    /// that were.
+    /// Prompt rows whose log-probabilities are still to be reported: every row that is followed by
+    /// a prompt token.
     pub(crate) fn rows_to_score(&self) -> std::ops::Range<usize> {
         let end = if self.prompt_logprobs.is_some() { self.n_prompt.saturating_sub(1) } else { 0 };
         self.n_scored.min(end)..end
     }
 
-    /// Tokens that the one must not be that comes `n_ahead` after the next.
+    /// Tokens that must not be chosen for the token that comes `n_ahead` after the next one.
     pub(crate) fn forbidden(&self, n_ahead: usize) -> &[u32] {
         if self.n_generated + n_ahead < self.min_tokens { &self.ends } else { &[] }
     }
 
-    /// Whether a token ends the answer, and how.
+    /// Reason for which token `id` ends the answer; `None` if it does not.
     pub(crate) fn end_by(&self, id: u32) -> Option<FinishReason> {
         if self.stop_tokens.binary_search(&id).is_ok() {
             return Some(FinishReason::StopToken(id));
@@ -407,24 +426,24 @@ impl Sequence {
         self.ends.binary_search(&id).is_ok().then_some(FinishReason::EndToken(id))
     }
 
-    /// Known tokens that are not submitted.
+    /// Number of known tokens that are not submitted.
     pub(crate) fn n_missing(&self) -> usize {
         self.tokens.len().saturating_sub(self.n_submitted)
     }
 
-    /// Whether steps in flight may already give its last token, so that none is to be computed after it.
+    /// Returns true if steps in flight may choose the last token. Then no further row is submitted.
     pub(crate) fn may_be_over(&self, n_ctx: usize) -> bool {
         let n = self.pending.len();
         self.n_generated + n >= self.max_tokens || self.tokens.len() + n >= n_ctx
     }
 
-    /// What was in flight is not: it will be submitted again.
+    /// Forget rows in flight; they will be submitted again.
     pub(crate) fn forget_in_flight(&mut self) {
         self.pending.clear();
         self.n_submitted = self.n_computed;
     }
 
-    /// Nothing of it is in the cache: what it has is a prompt again.
+    /// Forget all computed rows: the tokens so far are a prompt again.
     pub(crate) fn begin_anew(&mut self) {
         self.n_computed = 0;
         self.forget_in_flight();
@@ -450,7 +469,8 @@ impl Sequence {
     }
 }
 
-/// Cut `tokens` as [`Overflow::Slide`] says: the first `keep`, and the newer half of what else fits in `n_ctx`.
+/// Cut `tokens` by the rule of [`Overflow::Slide`]: keep the first `keep` tokens and the newer half
+/// of the others that fit in `n_ctx`.
 pub(crate) fn slide(tokens: &mut Vec<u32>, keep: usize, n_ctx: usize) {
     let n_tail = (n_ctx - keep).div_ceil(2);
     let end_of_dropped = tokens.len() - n_tail;
@@ -467,7 +487,7 @@ mod tests {
         slide(&mut tokens, 10, 100);
         let want: Vec<u32> = (0..10).chain(55..100).collect();
         assert_eq!(tokens, want);
-        // A prompt longer than the context ends at the same length.
+        // A prompt longer than the context is cut to the same length.
         let mut long: Vec<u32> = (0..1000).collect();
         slide(&mut long, 11, 100);
         assert_eq!((long.len(), long[10], long[11], long[55]), (56, 10, 955, 999));

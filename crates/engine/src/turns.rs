@@ -1,27 +1,29 @@
-//! Turns of engines that share processors: one step at a time, in order of asking.
+//! Turns of engines that share processors: one step at a time, in the order of arrival.
 //!
-//! Two pools of workers, each as large as the machine, slow one another down by far more than half: at every barrier one waits for
-//! a worker that the other has displaced. A step of one engine and then a step of the other costs each of them half.
+//! Two pools of workers, each as large as the machine, slow one another down by far more than half:
+//! at every barrier one waits for a worker that the other has displaced. Alternating steps cost
+//! each of them only half.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Whose turn it is. Shared by the engines of a process that compute on the same processors.
+/// A fair lock, shared by the engines of a process that compute on the same processors.
 #[derive(Debug, Default)]
 pub struct Turns {
-    state: Mutex<State>,
+    state: Mutex<Tickets>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Tickets given out.
+struct Tickets {
+    /// Number of tickets issued.
     n_asked: u64,
-    /// Turns that have ended.
+    /// Number of turns that have ended.
     n_ended: u64,
 }
 
 impl Turns {
-    /// Wait for a turn, which lasts until what is returned is dropped. Who asked before comes before.
+    /// Wait for a turn, which lasts until the returned guard is dropped. Callers get their turns in
+    /// the order of their calls.
     pub fn take(&self) -> Turn<'_> {
         let mut state = self.lock();
         let ticket = state.n_asked;
@@ -32,12 +34,12 @@ impl Turns {
         Turn(self)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Tickets> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// See [`Turns::take`].
+/// Guard of a turn; see [`Turns::take`].
 #[derive(Debug)]
 pub struct Turn<'a>(&'a Turns);
 
@@ -65,7 +67,7 @@ mod tests {
                     while count.load(Ordering::Relaxed) < 200 {
                         let _turn = turns.take();
                         assert!(!is_taken.swap(true, Ordering::Relaxed), "two turns at once");
-                        // A step of the first takes longer.
+                        // The steps of the first thread take longer.
                         std::thread::sleep(std::time::Duration::from_micros(if index == 0 {
                             200
                         } else {
@@ -80,7 +82,7 @@ mod tests {
                 });
             }
         });
-        // Threads begin one after the other, so the first may be some turns ahead.
+        // Threads start one after the other, so the first may be some turns ahead.
         assert!(n_overtaken.load(Ordering::Relaxed) < 200, "{n_overtaken:?} turns were out of balance");
     }
 

@@ -1,13 +1,15 @@
-//! Images: the tower runs as a program of its own, and what it gives stands in a sequence in place of tokens.
+//! Images: a tower runs as a program of its own, and its output replaces tokens of a sequence.
 //!
-//! A row of an image has an id that is no token's, made of the picture's hash: so the prefix cache, forks and parks treat images as
-//! they do text, and equal pictures share pages. Steps with such rows run the program's second plan, whose input is embeddings, those
-//! of tokens beside those of images ([`model::GivenRows`]).
+//! A row of an image has an id that is no token's, a hash of the picture. So the prefix cache,
+//! forks and parking treat images as they do text, and equal pictures share pages. Steps with such
+//! rows run the program's second plan, whose input is embeddings: those of tokens beside those of
+//! images ([`model::GivenRows`]).
 //!
-//! Where positions have three axes (M-RoPE), an image takes up fewer positions than it has rows. Instead of moving the text after the
-//! last image to earlier positions, everything up to the end of that image gets rotary positions that are later by this difference.
-//! Attention depends on differences of positions only, so the scores are the same, and an answer is decoded like any text, at the
-//! position that is its row's index. Prompts share cached rows only if their difference is the same.
+//! If positions have three axes (M-RoPE), an image has fewer positions than rows. Instead of moving
+//! the text after the last image to earlier positions, everything up to the end of that image gets
+//! rotary positions that are later by the difference. Attention depends only on differences of
+//! positions, so the scores are the same. An answer is then decoded like any text, at the position
+//! that is its row's index. Prompts share cached rows only if their differences are the same.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,22 +19,22 @@ use model::{GivenRows, Grid, ImageMarks, Joining, Picture, SizingKind, Tile, Vis
 
 use crate::{Error, Model, Result};
 
-/// Ids from here on are rows of images.
+/// First id of image rows; smaller ids are tokens.
 pub(crate) const IMAGE_IDS: u32 = 1 << 31;
 
-/// Most values of rows that are kept of pictures that were seen.
+/// Most `f32` values of image rows in the cache of encoded pictures.
 const MOST_KEPT: usize = 64 << 20;
 
-/// A part of a picture as the text model reads it.
+/// A tile of a picture as the text model reads it.
 #[derive(Debug)]
 pub(crate) struct Encoded {
-    /// Of each row.
+    /// Ids of the rows.
     ids: Vec<u32>,
-    /// `(rows, hidden)`
+    /// Embeddings, `(rows, hidden)`.
     rows: Vec<f32>,
-    /// For each tap as many.
+    /// Embeddings for each tap of the tower, each `(rows, hidden)`.
     taps: Vec<Vec<f32>>,
-    /// Rows of the text from top to bottom, and from left to right.
+    /// Text rows from top to bottom, and from left to right.
     grid: (u32, u32),
 }
 
@@ -47,7 +49,7 @@ impl Encoded {
 struct Run {
     first: usize,
     of: Arc<Encoded>,
-    /// Positions that the images before it save.
+    /// Positions saved by the images before this one.
     saved_before: usize,
 }
 
@@ -56,7 +58,7 @@ impl Run {
         self.first + self.of.ids.len()
     }
 
-    /// Positions that it saves.
+    /// Positions that this image saves: its rows less the positions that it has.
     fn saves(&self) -> usize {
         self.of.ids.len() - self.of.grid.0.max(self.of.grid.1) as usize
     }
@@ -65,9 +67,9 @@ impl Run {
 /// The images of a sequence.
 #[derive(Debug)]
 pub(crate) struct Images {
-    /// Ascending.
+    /// Runs in the order of their positions.
     runs: Vec<Run>,
-    /// Positions that all save; 0 where they have one axis.
+    /// Positions saved by all images; 0 if positions have one axis.
     saved: usize,
     both_ways: bool,
 }
@@ -79,7 +81,7 @@ impl Images {
         self.runs.get(next).filter(|run| run.first <= position)
     }
 
-    /// Whether the row at a position is one for the plan of given rows.
+    /// Returns true if the row at a position belongs to the plan of given rows.
     pub(crate) fn is_given(&self, position: usize) -> bool {
         match self.both_ways {
             true => self.run(position).is_some(),
@@ -87,7 +89,8 @@ impl Images {
         }
     }
 
-    /// The end of the rows from `position` on that may be in one step of the plan that the first needs; `Some(true)`: and must.
+    /// End of the rows from `position` on that may be in one step of the plan that the first of
+    /// them needs. The second value is true if all of them must be in that step.
     pub(crate) fn end_of_step(&self, position: usize) -> (usize, bool) {
         match (self.both_ways, self.run(position)) {
             (false, _) => (usize::MAX, false),
@@ -99,7 +102,8 @@ impl Images {
         }
     }
 
-    /// The most of the first `n` positions that ends within no image that must be whole in a step.
+    /// The largest of the first `n` positions that does not split an image that must be whole in a
+    /// step.
     pub(crate) fn whole(&self, n: usize) -> usize {
         match self.run(n) {
             Some(run) if self.both_ways => run.first,
@@ -107,12 +111,13 @@ impl Images {
         }
     }
 
-    /// What the salt of the sequence is mixed with: its pages are of use to sequences that save as many positions.
+    /// Value that is mixed into the sequence's salt: only sequences that save the same number of
+    /// positions share pages.
     pub(crate) fn salt(&self) -> u64 {
         if self.saved == 0 { 0 } else { mixed(self.saved as u64) }
     }
 
-    /// Append what the plan of given rows reads of a position.
+    /// Append the input of the plan of given rows for a position.
     fn push_row(&self, given: &GivenRows, position: usize, token: u32, out: &mut Vec<f32>) {
         let Some(run) = self.run(position) else {
             let before = self.runs.iter().take_while(|run| run.end() <= position);
@@ -129,7 +134,7 @@ impl Images {
     }
 }
 
-/// SplitMix64's last steps.
+/// Last steps of SplitMix64.
 fn mixed(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -137,16 +142,16 @@ fn mixed(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A tower on a device, and what it has seen.
+/// A tower on a device, and a cache of encoded pictures.
 pub(crate) struct Vision {
     spec: VisionSpec,
     plans: VisionPlans,
     given: GivenRows,
     device: Arc<dyn Device>,
-    /// Made for the first image, and made anew for a larger one; with the patches that it takes.
+    /// Number of patches and program; compiled for the first image, and again for a larger one.
     program: Option<(usize, Box<dyn Program>)>,
     numerics: Numerics,
-    /// Pictures by their hash, the last used last.
+    /// Encoded pictures by their hash, the most recently used last.
     seen: VecDeque<([u64; 2], Vec<Arc<Encoded>>)>,
 }
 
@@ -161,7 +166,7 @@ impl Vision {
         Vision { spec, plans, given, device, program: None, numerics, seen: VecDeque::new() }
     }
 
-    /// Put images in the places of a prompt's placeholders, whose ids become theirs.
+    /// Encode images, and replace the placeholders of a prompt by the ids of their rows.
     pub(crate) fn place(
         &mut self,
         tokens: &mut [u32],
@@ -204,7 +209,7 @@ impl Vision {
         Ok(images)
     }
 
-    /// Append what the plan of given rows reads of the row at a position of a sequence.
+    /// Append the input of the plan of given rows for the row at a position of a sequence.
     pub(crate) fn push_row(&self, images: Option<&Images>, position: usize, token: u32, out: &mut Vec<f32>) {
         match images {
             Some(images) => images.push_row(&self.given, position, token, out),
@@ -212,7 +217,7 @@ impl Vision {
         }
     }
 
-    /// The token that a row of an image has in a step, if it has one, in place of its id.
+    /// Token that replaces the id of an image row, for plans that read tokens beside the input.
     pub(crate) fn layer_input(&self) -> Option<u32> {
         self.given.layer_input
     }
@@ -221,7 +226,7 @@ impl Vision {
         self.given.both_ways
     }
 
-    /// What the text model reads of a picture: seen before, or now.
+    /// Encoded tiles of a picture, from the cache or computed now.
     fn encode(&mut self, picture: &Picture) -> Result<Vec<Arc<Encoded>>> {
         if let Some(at) = self.seen.iter().position(|(hash, _)| *hash == picture.hash)
             && let Some(known) = self.seen.remove(at)
@@ -264,7 +269,7 @@ impl Vision {
                 let parts: [&[f32]; 2] = if index == 0 { [&tile.pixels, &positions] } else { [&states, &[]] };
                 let mut input = Vec::with_capacity(n_patches * self.spec.stage_cols(index == 0));
                 for (at, patch) in patches.iter().enumerate() {
-                    // States are in the tower's order already.
+                    // States are already in the tower's order.
                     let of = |values: &[f32], row: usize| {
                         let cols = values.len() / n_patches;
                         row * cols..(row + 1) * cols
@@ -298,7 +303,7 @@ impl Vision {
         })
     }
 
-    /// Rows of the text from states in the tower's order, in the image's.
+    /// Project states in the tower's order to text rows in the image's order.
     fn project(&mut self, plan: usize, states: &[f32], squares: &[usize]) -> Result<Vec<f32>> {
         let (hidden, unit) = (self.spec.hidden, self.spec.merge * self.spec.merge);
         let joined = match self.spec.tower.joining {
@@ -330,7 +335,8 @@ impl Vision {
         Ok(rows)
     }
 
-    /// Run a plan of the tower over spans of so many rows, and give all rows of its result.
+    /// Run a plan of the tower over spans with these numbers of rows. Returns all rows of its
+    /// result.
     fn run(&mut self, plan: usize, input: &[f32], spans: &[usize]) -> Result<Vec<f32>> {
         let Some((_, program)) = &mut self.program else { return Ok(Vec::new()) };
         let n_rows: usize = spans.iter().sum();
@@ -355,7 +361,7 @@ impl Vision {
         Ok(program.logits().to_vec())
     }
 
-    /// A program for images of so many patches.
+    /// Compile a program for images of this many patches, if there is none.
     fn make_room(&mut self, n_patches: usize) -> Result<()> {
         if self.program.as_ref().is_some_and(|(room, _)| *room >= n_patches) {
             return Ok(());
@@ -393,10 +399,10 @@ fn tower_limits(device: &dyn Device, n_patches: usize, numerics: Numerics) -> Li
     }
 }
 
-/// Whether a device can run a tower.
+/// Check that a device can run a tower.
 ///
 /// # Errors
-/// It cannot; what is missing.
+/// It cannot; the error names what is missing.
 pub(crate) fn check_tower(plans: &VisionPlans, device: &dyn Device) -> device::Result<()> {
     let limits = tower_limits(device, 256, Numerics::Fast);
     let stages = plans.stages.iter().map(|stage| &stage.plan);
@@ -408,12 +414,12 @@ pub(crate) fn check_tower(plans: &VisionPlans, device: &dyn Device) -> device::R
 }
 
 impl Model {
-    /// The tower, if the model sees.
+    /// Description of the image tower, if the model sees.
     pub fn vision(&self) -> Option<&VisionSpec> {
         self.spec().vision.as_ref()
     }
 
-    /// The tower.
+    /// Description of the image tower.
     ///
     /// # Errors
     /// The model sees no images.
@@ -421,11 +427,11 @@ impl Model {
         self.vision().ok_or_else(|| Error::NoVision { file: self.path().to_owned() })
     }
 
-    /// The text of a prompt with what the model reads where images stand: in place of each placeholder of the chat template one for
-    /// each row, and the marks around them.
+    /// Expand the image placeholders of a prompt's text: each becomes one placeholder for each row,
+    /// with the marks around them.
     ///
     /// # Errors
-    /// The model sees no images, or there are more or fewer placeholders than pictures.
+    /// The model sees no images, or the number of placeholders is not that of the pictures.
     pub fn expand_images(&self, text: &str, pictures: &[Arc<Picture>]) -> Result<String> {
         let spec = self.need_vision()?;
         let ImageMarks { placeholder, .. } = spec.tower.marks;
@@ -443,7 +449,7 @@ impl Model {
     }
 }
 
-/// What stands for a picture in the text.
+/// Text that replaces the placeholder of a picture.
 fn text_of(spec: &VisionSpec, picture: &Picture) -> String {
     let ImageMarks { before, after, whole, .. } = spec.tower.marks;
     let rows = |tile: &Tile| spec.row_text().repeat(spec.rows_of(tile.grid));

@@ -1,6 +1,7 @@
-//! The mapped files of a model, and whether they are still what was loaded.
+//! The mapped files of a model, and checks that they have not changed since it was loaded.
 //!
-//! Programs read weights in them while they run, tokenizers the texts of tokens, also where a device has copied the weights.
+//! Running programs read weights from them. Tokenizers read the texts of tokens from them, even if
+//! a device has copied the weights.
 
 use std::sync::Arc;
 
@@ -8,20 +9,21 @@ use weights::{Checkpoint, Map};
 
 use crate::Result;
 
-/// Files that are read where they lie; those that were read into memory are not among them.
+/// Files that are used in place, by a map. Files that were read into memory are not included.
 #[derive(Clone, Debug, Default)]
 pub struct WeightFiles {
     maps: Arc<[Arc<Map>]>,
 }
 
 impl WeightFiles {
-    /// Those of a checkpoint.
+    /// The mapped files of a checkpoint.
     pub(crate) fn of(checkpoint: &Checkpoint) -> WeightFiles {
         let mut maps: Vec<Arc<Map>> = Vec::new();
         for tensor in &checkpoint.tensors {
             let planes = [&tensor.planes.scales, &tensor.planes.biases].into_iter().flatten();
             for (map, _) in planes.chain([&tensor.data]).map(|bytes| bytes.map()) {
-                // Neighbours in a file are neighbours here: it is nearly always the last.
+                // Tensors that are neighbours in a file are neighbours here, so the last map is
+                // nearly always the one.
                 if map.is_mapped() && !maps.iter().rev().any(|known| Arc::ptr_eq(known, map)) {
                     maps.push(map.clone());
                 }
@@ -30,15 +32,18 @@ impl WeightFiles {
         WeightFiles { maps: maps.into() }
     }
 
-    /// That nothing was found missing so far. Takes no time: for after each step, before its results are used.
+    /// Check that no read found the file truncated so far. Costs nothing, so it can follow each
+    /// step, before its results are used.
     ///
     /// # Errors
-    /// [`weights::Error::Changed`]: what was computed since the last call may be wrong, and so will be whatever follows.
+    /// [`weights::Error::Changed`]: results since the last call may be wrong, and so will be later
+    /// ones.
     pub fn check_whole(&self) -> Result<()> {
         Ok(self.maps.iter().try_for_each(|map| map.check_whole())?)
     }
 
-    /// That the files are those that were loaded, as far as the system says. Takes a microsecond for each.
+    /// Check that length and modification time of the files are those at load. Takes a microsecond
+    /// for each file.
     ///
     /// # Errors
     /// [`weights::Error::Changed`].

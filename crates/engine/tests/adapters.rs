@@ -1,4 +1,5 @@
-//! Adapters chosen by each request: several in one batch give what each gives alone, and share nothing that is cached.
+//! Tests of adapters chosen by requests: several in one batch give the same as each alone, and
+//! share no cached prefixes.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -37,7 +38,7 @@ fn choices() -> impl Iterator<Item = Option<&'static str>> {
     std::iter::once(None).chain(NAMES.into_iter().map(Some))
 }
 
-/// The answers of a model that was loaded with all adapters, for each choice by itself.
+/// Answers of a model loaded with all adapters, for each choice alone.
 fn each_alone(device: &Arc<dyn Device>, options: &LoadOptions, prompt: &[u32]) -> Vec<Vec<u32>> {
     let mut engine = Engine::new(model(), device, options).unwrap();
     choices().map(|name| engine.complete(request(name, prompt)).unwrap().tokens).collect()
@@ -50,7 +51,7 @@ fn a_mixed_batch_gives_what_each_gives_alone() {
         for numerics in [Numerics::Fast, Numerics::Deterministic] {
             let sizes = |n| LoadOptions { numerics, ..options(64, 24, n) };
             let want = each_alone(&device, &sizes(1), &prompt);
-            // Each adapter says something else.
+            // Each adapter gives a different answer.
             assert!((1..4).all(|i| want[..i].iter().all(|other| *other != want[i])), "{want:?}");
             let mut together = Engine::new(model(), &device, &sizes(4)).unwrap();
             let ids: Vec<_> = choices().map(|name| together.add(request(name, &prompt)).unwrap()).collect();
@@ -67,7 +68,7 @@ fn a_mixed_batch_gives_what_each_gives_alone() {
                     .unwrap();
             }
             assert_eq!(got, want, "{}, {numerics:?}", device.name());
-            // Its own is found again, under its own name alone.
+            // Cached rows are found only under the same adapter.
             let again = together.complete(request(Some(NAMES[1]), &prompt)).unwrap();
             assert!(again.finished.timings.reused_tokens > 30);
             assert_eq!(again.tokens, want[2]);
@@ -89,7 +90,7 @@ fn what_is_scored_is_scored_with_the_adapter_that_was_set() {
     assert!(engine.add(request(Some("other"), &tokens)).is_err());
 }
 
-/// Memory is planned with what the adapters take.
+/// The memory plan includes the adapters.
 #[test]
 fn the_memory_plan_counts_adapters() {
     let device = &devices()[0];
@@ -98,7 +99,7 @@ fn the_memory_plan_counts_adapters() {
     assert!(with.total > without.total + 50_000, "{} and {}", with.total, without.total);
 }
 
-/// Steps until `n` tokens more have come; those of each sequence.
+/// Run steps until `n` more tokens were chosen, and collect those of each sequence.
 fn run(engine: &mut Engine, n: usize, tokens: &mut std::collections::BTreeMap<SequenceId, Vec<u32>>) {
     let before: usize = tokens.values().map(Vec::len).sum();
     let mut more = true;
@@ -129,7 +130,8 @@ fn adapters_come_and_go_while_sequences_run() {
             let plain = engine.add(request(None, &prompt)).unwrap();
             let first = engine.add(request(Some(NAMES[0]), &prompt)).unwrap();
             run(&mut engine, 5, &mut tokens);
-            // A second one comes while both answer, and the first goes, but for whom it has.
+            // A second adapter is added while both sequences answer; the first is removed, but
+            // stays for the sequence that uses it.
             engine.add_adapter(adapter(NAMES[1]), false).unwrap();
             let second = engine.add(request(Some(NAMES[1]), &prompt)).unwrap();
             run(&mut engine, 3, &mut tokens);
@@ -137,7 +139,7 @@ fn adapters_come_and_go_while_sequences_run() {
             assert_eq!(engine.adapters().collect::<Vec<_>>(), [NAMES[1]]);
             assert!(engine.remove_adapter(NAMES[0]).is_err(), "it is gone already");
             assert!(engine.add(request(Some(NAMES[0]), &prompt)).is_err());
-            // Another with its name beside it, which is not the same.
+            // A different adapter with the same name.
             let other = Adapter { name: NAMES[0].to_owned(), ..adapter(NAMES[2]) };
             engine.add_adapter(other, false).unwrap();
             let third = engine.add(request(Some(NAMES[0]), &prompt)).unwrap();
@@ -145,10 +147,10 @@ fn adapters_come_and_go_while_sequences_run() {
             for (id, want) in [plain, first, second, third].into_iter().zip(&want) {
                 assert_eq!(&tokens[&id], want, "{}, {numerics:?}", device.name());
             }
-            // What was cached before is found.
+            // Earlier cached rows are still found.
             let again = engine.complete(request(Some(NAMES[1]), &prompt)).unwrap();
             assert!(again.finished.timings.reused_tokens > 30 && again.tokens == want[2]);
-            // Replaced by one that gives something else; one that does not fit changes nothing.
+            // An adapter is replaced by another; one that does not fit changes nothing.
             let replaced = Adapter { name: NAMES[1].to_owned(), ..adapter(NAMES[0]) };
             engine.add_adapter(replaced, true).unwrap();
             let answer = |engine: &mut Engine, name| engine.complete(request(name, &prompt)).unwrap().tokens;
@@ -160,7 +162,7 @@ fn adapters_come_and_go_while_sequences_run() {
             let stale = engine.adapter_planner().remove(NAMES[1]).unwrap();
             engine.remove_adapter(NAMES[0]).unwrap();
             assert!(!engine.set_adapters(stale).unwrap());
-            // And so is one without an adapter that a sequence has come to need meanwhile.
+            // A plan without an adapter that a sequence has begun to use is refused too.
             let dropped = engine.adapter_planner().remove(NAMES[1]).unwrap();
             let id = engine.add(request(Some(NAMES[1]), &prompt)).unwrap();
             assert!(!engine.set_adapters(dropped).unwrap());

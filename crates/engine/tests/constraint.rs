@@ -1,4 +1,5 @@
-//! Constraints: every answer keeps to its own, and is what it is alone, whatever shares the engine.
+//! Tests of constraints: every answer meets its own, and is the same as alone, whatever shares the
+//! engine.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -11,7 +12,8 @@ use device_testing::null::NullDevice;
 use ingle_engine::*;
 use proptest::prelude::*;
 
-/// Tokens whose remainder of `modulus` is that of the number of tokens so far plus `salt`. Over after `n` tokens.
+/// Allows tokens whose remainder by `modulus` is that of the number of tokens so far plus `salt`.
+/// It is over after `n` tokens.
 #[derive(Clone)]
 pub struct Counting {
     pub modulus: u32,
@@ -19,7 +21,7 @@ pub struct Counting {
     pub n: usize,
     pub n_vocab: usize,
     pub accepted: Vec<u32>,
-    /// What goes wrong at its `n`th mask.
+    /// Fault at the constraint's `n`th mask.
     pub fault: Option<(usize, Fault)>,
 }
 
@@ -178,7 +180,7 @@ fn a_constraint_that_fails_ends_its_sequence_only() {
             let (tokens, reason) = &got[&bad.unwrap()];
             assert_eq!(tokens.len(), 4);
             match reason {
-                // The client is told what a constraint says; a panic in it is a defect.
+                // The client is told a constraint's error; its panic is a defect of the engine.
                 Some(FinishReason::ConstraintFailed(reason)) if fault == Fault::Error => {
                     assert!(reason.contains(words), "{reason}");
                 }
@@ -238,7 +240,7 @@ fn masks_are_computed_while_the_device_computes() {
     assert_eq!((done.tokens.len(), done.finished.reason), (8, FinishReason::MaxTokens));
 }
 
-/// Guesses what comes, with a mistake now and then.
+/// Proposer that knows the answer, with occasional mistakes.
 struct Prophet {
     answer: Vec<u32>,
     n_prompt: usize,
@@ -308,7 +310,8 @@ fn stop_tokens_end_and_too_early_ends_are_not_chosen() {
         let got = engine.complete(Request { min_tokens: first + 5, ..request.clone() }).unwrap();
         assert_eq!(got.tokens[..first], free[..first]);
         assert!(got.tokens.len() >= first + 5 && !got.tokens[..first + 5].contains(&stop), "{got:?}");
-        // The limit is exact: it may come as the token after so many, and not as the last of them.
+        // The limit is exact: the token may come right after `min_tokens` tokens, but not as the
+        // last of them.
         let got = engine.complete(Request { min_tokens: first, ..request.clone() }).unwrap();
         assert_eq!((got.tokens.len(), got.finished.reason), (first, FinishReason::StopToken(stop)));
         let got = engine.complete(Request { min_tokens: first + 1, ..request.clone() }).unwrap();
@@ -348,7 +351,7 @@ fn prompts_tell_their_log_probabilities_cached_or_not() {
             let mut engine = Engine::new(model("gemma3"), &device, &sizes).unwrap();
             let prompt = prompt(50);
             let want = engine.score(&prompt, 0, Prefill::Batched).unwrap();
-            // What is cached must not matter, nor what shares the step.
+            // Neither cached rows nor other sequences in the step may matter.
             let plain = engine.complete(greedy(&prompt, 9)).unwrap().tokens;
             let other = engine.add(greedy(&prompt[..20], 12)).unwrap();
             let ids = [4, 0]

@@ -1,4 +1,4 @@
-//! The engine on the CPU device: what it may change (rounding) and what it may not.
+//! Tests of the engine on the CPU device: it may change rounding, and nothing else.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -17,10 +17,11 @@ fn prompt() -> Vec<u32> {
     (0..45).map(|i| (i * 37 + 11) % 150).collect()
 }
 
-/// The weights are BF16, so the arithmetic is f32: with keys and values in f32 the bound is the reference's own. Half
-/// precision has 11 bits, 5e-4 of a value: a key off by that much moves the logits (up to 10 here) in the third digit; whole
-/// numbers of 16 bits have about as many. The ten layers of `gemma4_e2b` amplify any rounding ten times more than the other
-/// fixtures do, f32's too; those of `gemma3n` twice.
+/// The weights are BF16, so the arithmetic is f32: with keys and values in f32 the bound is the
+/// reference's own. Half precision has 11 bits, 5e-4 of a value: a key off by that much moves the
+/// logits (up to 10 here) in the third digit; whole numbers of 16 bits have about as many. The ten
+/// layers of `gemma4_e2b` amplify any rounding ten times more than the other fixtures do, f32's
+/// too; those of `gemma3n` twice.
 #[test]
 fn logits_agree_with_the_reference_by_every_way_of_prefill() {
     for name in FAMILIES {
@@ -59,8 +60,8 @@ fn batched_prefill_agrees_with_token_by_token() {
     }
 }
 
-/// With [`Numerics::Deterministic`] an answer does not depend on chunks, on reuse, or on what shares the steps: not even
-/// the last bit of a log-probability.
+/// With [`Numerics::Deterministic`] an answer does not depend on chunks, on reuse, or on what
+/// shares the steps: not even the last bit of a log-probability.
 #[test]
 fn deterministic_answers_are_equal_to_the_bit() {
     for name in FAMILIES {

@@ -1,4 +1,5 @@
-//! Embeddings on the reference interpreter and on the CPU: the fixture's hidden states, pooled; batches; errors.
+//! Tests of embeddings on the reference interpreter and on the CPU: the fixture's pooled hidden
+//! states, batches and errors.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -22,7 +23,7 @@ fn devices() -> [Arc<dyn Device>; 2] {
     [Arc::new(Reference::new(2)), Arc::new(cpu)]
 }
 
-/// Token ids, and the mean of what transformers gives for them.
+/// Token ids, and the mean of transformers' hidden states for them.
 fn answer() -> (Vec<u32>, Vec<f32>) {
     let file = model("bert").path().join("expected.json");
     let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
@@ -39,13 +40,15 @@ fn the_fixture_pooled_alone_and_in_batches() {
     for device in devices() {
         let all: Vec<&[u32]> = (0..150).map(|i| &ids[..1 + i % ids.len()]).chain([&ids[..]]).collect();
         let mut first: Option<Vec<Vec<f32>>> = None;
-        // Rows of one text at a time (the context is 128), of several, and more texts than a step has spans.
+        // Steps with one text at a time (the context is 128), with several, and more texts than a
+        // step has spans.
         for chunk in [1, 200, 4000] {
             let options = LoadOptions { chunk: Some(chunk), ..LoadOptions::default() };
             let mut embedder = Embedder::new(model("bert"), &device, &options).unwrap();
             let found = embedder.embed_tokens(&all).unwrap();
             assert_eq!(found.n_tokens, all.iter().map(|tokens| tokens.len()).sum::<usize>());
-            // Weights of bf16, activations of f32, sums in other orders; the answers are printed with 5 decimals.
+            // Weights are bf16 and activations f32, sums have other orders, and the answers are
+            // printed with 5 decimals.
             let near = |a: &[f32], b: &[f32], bound: f32| a.iter().zip(b).all(|(a, b)| (a - b).abs() < bound);
             assert!(near(&found.vectors[150], &expected, 1e-3), "{}, {chunk}", device.name());
             let first = first.get_or_insert_with(|| found.vectors.clone());

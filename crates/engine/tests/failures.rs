@@ -1,4 +1,5 @@
-//! A device that fails or panics costs the sequences of that step; figures and warming up.
+//! Tests of failures: a device that fails or panics costs only the sequences of that step. Also of
+//! counters and warm-up.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -53,7 +54,7 @@ fn a_panic_ends_the_sequences_of_its_step_only() {
 fn a_sequence_in_a_slot_without_rows_in_the_step_goes_on() {
     let device: Arc<dyn Device> = Arc::new(History { fail_at: 0, panics: true, ..History::default() });
     let mut engine = Engine::new(model("llama"), &device, &options(128, 16, 2)).unwrap();
-    // The second waits for what the first computes.
+    // The second sequence waits for the rows of the first.
     let [first, second] = [(); 2].map(|()| engine.add(greedy(&prompt(60), 9)).unwrap());
     let error = engine.step(&mut |_| {}).unwrap_err();
     let mut ended = Vec::new();
@@ -147,7 +148,8 @@ fn a_cancelled_sequence_has_no_rows_in_the_next_step() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(40)))]
 
-    /// Under failures and panics every sequence ends once: with what it gives alone, or with the device's error.
+    /// Under failures and panics every sequence ends once: with its answer, or with the device's
+    /// error.
     #[test]
     fn random_schedules_with_failures(
         fail_every in 3..12usize,

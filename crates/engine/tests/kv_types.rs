@@ -1,5 +1,5 @@
-//! How far each KV type is from exact keys and values, where keys have biases of hundreds of times what differs between them, and
-//! where they have none.
+//! Tests of the error of each KV type against exact keys and values, with biases of keys hundreds
+//! of times larger than their differences, and without biases.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -20,7 +20,8 @@ fn cpu(isa: Isa) -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(Options { threads: Some(2), isa: Some(isa) }).unwrap())
 }
 
-/// Root of the mean square of the errors of logits; rows are computed in chunks of 70 and one by one, and the worse counts.
+/// Root mean square error of logits. Rows are computed in chunks of 70 and one by one, and the
+/// larger error counts.
 fn error(device: &Arc<dyn Device>, name: &str, kv_type: KvType) -> f64 {
     let want = expected(name);
     let of = |prefill| {
@@ -37,8 +38,8 @@ fn error(device: &Arc<dyn Device>, name: &str, kv_type: KvType) -> f64 {
     error
 }
 
-/// Without what is known of them, the biased keys are as any others are: before, I16 was off by 0.004, I8 and Q8_0 by 0.5, FP8 by 1.5. The
-/// bounds are twice what is measured.
+/// Biases of keys are removed before storing, so biased keys are no worse than others. Before that,
+/// I16 was off by 0.004, I8 and Q8_0 by 0.5, FP8 by 1.5. The bounds are twice the measured errors.
 #[test]
 fn integers_hold_keys_with_large_biases() {
     let reference: Arc<dyn Device> = Arc::new(Reference::new(2));
@@ -61,9 +62,10 @@ fn integers_hold_keys_with_large_biases() {
     }
 }
 
-/// Queries, attention weights and sums of the CPU add little to what storing keys and values in 16 bits loses: the interpreter,
-/// which multiplies the stored numbers in f32, is about as far off, with biases and without. How roundings add up differs from
-/// model to model, so the mean of five counts: 1.09 is measured for I16.
+/// Queries, attention weights and sums of the CPU add little to the error of storing keys and
+/// values in 16 bits: the interpreter, which multiplies the stored numbers in f32, is about as far
+/// off, with biases and without. Roundings add up differently in each model, so the mean of five
+/// counts: 1.09 is measured for I16.
 #[test]
 fn sixteen_bits_are_as_close_as_in_the_interpreter() {
     let reference: Arc<dyn Device> = Arc::new(Reference::new(2));
@@ -80,8 +82,9 @@ fn sixteen_bits_are_as_close_as_in_the_interpreter() {
     }
 }
 
-/// I8 on the CPU, whose queries and weights have 8 bits too, beside Q8_0 with both in f32. How roundings add up differs by a third from
-/// model to model, so the mean of four counts: 1.22 is measured.
+/// I8 on the CPU, whose queries and weights have 8 bits too, compared with Q8_0 and both in f32.
+/// Roundings add up differently by a third from model to model, so the mean of four counts: 1.22 is
+/// measured.
 #[test]
 fn bytes_are_about_as_close_as_blocks_of_bytes() {
     let reference: Arc<dyn Device> = Arc::new(Reference::new(2));
@@ -99,7 +102,7 @@ fn bytes_are_about_as_close_as_blocks_of_bytes() {
     assert!(error(&cpu(Isa::detect()), BIASED, KvType::I8) < 1.5 * blocks[0]);
 }
 
-/// The best tokens are those of exact keys and values: by margins of at least 0.12.
+/// The best tokens are those of exact keys and values, with margins of at least 0.12.
 #[test]
 fn answers_with_biased_keys_are_the_exact_ones() {
     let want = expected(BIASED);
@@ -108,12 +111,12 @@ fn answers_with_biased_keys_are_the_exact_ones() {
         let mut engine = Engine::new(model(BIASED), &cpu(Isa::detect()), &options).unwrap();
         let request = || Request { ignore_end: true, ..greedy(&want.input, want.greedy.len()) };
         assert_eq!(engine.complete(request()).unwrap().tokens, want.greedy, "{kv_type:?}");
-        // From the prefix cache.
+        // The second answer reads the prefix cache.
         assert_eq!(engine.complete(request()).unwrap().tokens, want.greedy, "{kv_type:?}");
     }
 }
 
-/// Neither where a prompt is cut nor how long pages are changes a bit, on any instruction set.
+/// Neither the cut of a prompt nor the length of pages changes a bit, on any instruction set.
 #[test]
 fn biased_keys_do_not_depend_on_chunks_or_pages() {
     let input = &expected(BIASED).input[..270];
@@ -138,7 +141,8 @@ fn biased_keys_do_not_depend_on_chunks_or_pages() {
     }
 }
 
-/// docs/codecs.md says what is measured here, within a tenth. Metal's rows in runs of more cases.
+/// docs/codecs.md has the figures measured here, within a tenth. The rows for Metal are checked in
+/// runs of more cases.
 #[test]
 fn the_page_on_kv_types_is_up_to_date() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/codecs.md");

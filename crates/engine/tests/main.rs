@@ -1,5 +1,5 @@
-//! The tests of this crate are one binary, for each that links everything takes seconds to build. Those that watch their whole
-//! process are binaries of their own.
+//! Tests of this crate in one binary, since each binary that links everything takes seconds to
+//! build. Tests that watch their whole process are binaries of their own.
 
 mod adapters;
 mod common;

@@ -1,4 +1,5 @@
-//! The engine on the Metal device, emulated: answers with steps in flight are those of single steps.
+//! Tests of the engine on the emulated Metal device: answers with steps in flight equal those of
+//! single steps.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -14,8 +15,8 @@ fn prompt() -> Vec<u32> {
     (0..45).map(|i| (i * 37 + 11) % 150).collect()
 }
 
-/// Families that answer, first those that differ in what a step in flight must leave alone: pages without a window and with one,
-/// recurrent states, latent attention, experts.
+/// Families that write text, first those with different demands on steps in flight: pages without a
+/// window and with one, recurrent states, latent attention, experts.
 const FAMILIES: [&str; 21] = [
     "llama",
     "gemma3",
@@ -40,7 +41,8 @@ const FAMILIES: [&str; 21] = [
     "llama4",
 ];
 
-/// With windows too: pages are released while steps are in flight. A profile runs step by step. All families in runs of more cases.
+/// Windows are included, so pages are freed while steps are in flight. A profile runs step by step.
+/// Runs of more cases have all families.
 #[test]
 fn answers_with_steps_in_flight_are_those_of_single_steps() {
     let families = if device_testing::cases(1) > 1 { &FAMILIES[..] } else { &FAMILIES[..6] };
@@ -59,7 +61,7 @@ fn answers_with_steps_in_flight_are_those_of_single_steps() {
     }
 }
 
-/// What steps in flight left in the cache serves the next turn.
+/// Rows cached by steps in flight serve the next turn.
 #[test]
 fn the_next_turn_begins_where_the_answer_ended() {
     for name in ["qwen3", "gemma3"] {
@@ -74,7 +76,7 @@ fn the_next_turn_begins_where_the_answer_ended() {
     }
 }
 
-/// The answer ends where the context does, and where somebody cancels it.
+/// The answer ends at the end of the context, and when it is cancelled.
 #[test]
 fn steps_in_flight_end_where_answers_end() {
     let mut engine = engine("llama", &options(64, 32, 1));
@@ -99,8 +101,8 @@ fn steps_in_flight_end_where_answers_end() {
     assert_eq!(engine.complete(greedy(&prompt(), 1000)).unwrap().tokens, full.tokens);
 }
 
-/// A seed gives the same answer with and without steps in flight, whatever is asked of the sampler; what only the sampler can do runs
-/// step by step.
+/// A seed gives the same answer with and without steps in flight, for all sampling parameters;
+/// those that need the host run step by step.
 #[test]
 fn sampled_answers_are_those_of_single_steps() {
     let seeded = SamplingParams { seed: Some(11), ..SamplingParams::default() };
@@ -141,7 +143,7 @@ fn sampled_answers_are_those_of_single_steps() {
     assert!(answers.len() >= 6, "{answers:?}");
 }
 
-/// Where steps in flight and single steps take turns, random numbers go on where they were.
+/// Random numbers continue where steps in flight and single steps alternate.
 #[test]
 fn random_numbers_go_on_between_both_kinds_of_steps() {
     let options = LoadOptions { kv_type: Some(KvType::F16), ..options(96, 32, 1) };
@@ -153,7 +155,7 @@ fn random_numbers_go_on_between_both_kinds_of_steps() {
     engine.add(request()).unwrap();
     let mut tokens = Vec::new();
     for round in 0.. {
-        // Now and then step by step.
+        // Some rounds run step by step.
         engine.record_timings(round % 2 == 0);
         let more = engine
             .step(&mut |event| {

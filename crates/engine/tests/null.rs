@@ -1,4 +1,4 @@
-//! What the engine asks of a device, as the null device records it.
+//! Tests of the engine's calls to a device, as the null device records them.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -51,12 +51,12 @@ fn a_shared_part_of_a_page_is_copied_once_and_all_pages_are_given_back() {
     null.take_events();
     assert!(engine.give_back_memory().unwrap());
     let events = null.take_events();
-    // The last granule first, and every granule that was taken.
+    // The last granule is decommitted first, and every granule that was committed.
     let granules: Vec<_> =
         events.iter().map(|e| if let Asked::Decommit(0, pages) = e { pages.clone() } else { 9..9 }).collect();
     assert!(granules.windows(2).all(|pair| pair[1].end == pair[0].start), "{granules:?}");
     assert_eq!(granules.last().map(|pages| pages.start), Some(0));
     assert!(!engine.give_back_memory().unwrap());
-    // And it goes on.
+    // The engine still works afterwards.
     assert_eq!(engine.complete(greedy(&prompt, 1)).unwrap().finished.timings.reused_tokens, 0);
 }

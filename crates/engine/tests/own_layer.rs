@@ -1,5 +1,5 @@
-//! Guesses by a model's own layer that predicts one token more: right where its fixture says so, which shows that it has the states,
-//! tokens and positions that it should, and without effect on what is answered.
+//! Tests of draft tokens by a model's own next-token layer. They are right where its fixture says
+//! so, which shows that its states, tokens and positions are right. They do not affect the answer.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -14,7 +14,8 @@ use weights::Access;
 
 const FIXTURES: [&str; 4] = ["deepseek_v3_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp"];
 
-/// Tokens of the answer of which the layer, fitted to them, guesses every one after the first.
+/// Number of tokens of the answer to which the layer is fitted: it drafts every one after the first
+/// correctly.
 const FITTED: usize = 30;
 
 fn open(name: &str) -> Model {
@@ -22,7 +23,7 @@ fn open(name: &str) -> Model {
     Model::from_opened(&fixture(name), checkpoint, &TokenizerSource::None).unwrap()
 }
 
-/// The answer of the fixture, 60 tokens.
+/// The fixture's answer of 60 tokens.
 fn answer(name: &str) -> Vec<u32> {
     let text = std::fs::read_to_string(fixture(name).join("expected.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -62,16 +63,17 @@ fn guesses_are_those_of_the_layer_and_answers_are_those_of_the_model() {
                 assert_eq!(got.tokens, answer[..FITTED], "{what}");
                 let t = got.finished.timings;
                 match max_draft {
-                    // A step of two tokens after the first, and so on.
+                    // Each step after the first gives two tokens.
                     1 => assert_eq!((t.drafted_tokens, t.accepted_tokens), (14, 14), "{what}"),
                     _ => assert!(t.accepted_tokens >= 14 && t.drafted_tokens > 14, "{what}: {t:?}"),
                 }
-                // Most guesses beyond are wrong.
+                // Beyond these tokens most draft tokens are wrong.
                 let got = engine.complete(Request { reuse: false, ..request(&prompt, 60) }).unwrap();
                 assert_eq!(got.tokens, answer, "{what}, all");
                 let t = got.finished.timings;
                 assert!(t.accepted_tokens < t.drafted_tokens, "{what}: {t:?}");
-                // And none of them ends the guessing: where layers are recurrent, two of three steps have one.
+                // Wrong draft tokens do not end drafting: with recurrent layers, two of three steps
+                // have one.
                 assert!(t.drafted_tokens >= 30, "{what}: {t:?}");
                 engine.kv().check().unwrap();
             }
@@ -79,7 +81,7 @@ fn guesses_are_those_of_the_layer_and_answers_are_those_of_the_model() {
     }
 }
 
-/// On the emulated GPU, whose sums have another order: the layer that was fitted to an answer guesses it there too.
+/// On the emulated GPU, whose sums have another order, the fitted layer drafts correctly too.
 #[test]
 fn guesses_on_metal_are_right_as_often() {
     let Some(metal) = emulated_metal() else { return };
@@ -94,13 +96,14 @@ fn guesses_on_metal_are_right_as_often() {
     }
 }
 
-/// The layer's keys and values are pages of the sequence: found in the prefix cache, and shared by a fork.
+/// The layer's keys and values are in the sequence's pages, so the prefix cache has them and a fork
+/// shares them.
 #[test]
 fn what_is_reused_holds_the_layer_too() {
     for device in devices() {
         for name in FIXTURES {
             let (prompt, answer) = (expected(name).input, answer(name));
-            // However slow the machine is, a prompt beside an answer takes as few steps as it has chunks.
+            // On any machine, a prompt beside an answer takes one step for each of its chunks.
             let token_latency = Some(Duration::from_secs(3600));
             let load = LoadOptions { max_draft: 1, token_latency, ..options(128, 16, 2) };
             let mut engine = engine(name, &device, Speculate::Always, load);
@@ -111,7 +114,7 @@ fn what_is_reused_holds_the_layer_too() {
             assert!(t.reused_tokens >= 32, "{t:?}");
             assert_eq!((t.drafted_tokens, t.accepted_tokens), (14, 14), "{name} on {}", device.name());
 
-            // Of two that share steps each has its own.
+            // Two sequences that share steps have draft tokens of their own.
             let other: Vec<u32> = prompt.iter().map(|t| (t + 5) % 150 + 3).collect();
             let alone = engine.complete(Request { reuse: false, ..request(&other, 25) }).unwrap().tokens;
             let first = engine.add(Request { reuse: false, ..request(&prompt, FITTED) }).unwrap();
@@ -128,7 +131,8 @@ fn what_is_reused_holds_the_layer_too() {
             while engine.step(&mut note).unwrap() {}
             assert_eq!(got[&first], answer[..FITTED]);
             assert_eq!(got[&second], alone);
-            // Steps with rows of the other's prompt have no guesses: two more of models with recurrent layers.
+            // Steps with rows of the other's prompt have no draft tokens: two more steps for models
+            // with recurrent layers.
             let n_guesses = if name.starts_with("qwen3") { 11 } else { 13 };
             assert_eq!(accepted[&first], (n_guesses, n_guesses), "{name} on {}", device.name());
         }

@@ -1,5 +1,4 @@
-//! Prompts that were computed by one engine and are used by another, by way of a file; and files that are not what they
-//! should be.
+//! Tests of prompts that one engine computes and another reads from a file, and of damaged files.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -10,7 +9,7 @@ use device::{Device, KvType, Numerics};
 use device_reference::Reference;
 use ingle_engine::*;
 
-/// Families with full attention only, windows only, and both.
+/// Families with full attention only, with windows only, and with both.
 const MODELS: [&str; 3] = ["llama", "mistral", "gemma3"];
 
 fn prompt(n: usize) -> Vec<u32> {
@@ -21,7 +20,7 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// Compute a prompt and an answer, and keep the prompt.
+/// Compute a prompt and an answer, and save the prompt.
 fn keep(engine: &mut Engine, file: &Path, prompt: &[u32]) -> usize {
     let mut cache = PromptCache::open(engine, file).unwrap();
     engine.complete(greedy(prompt, 20)).unwrap();
@@ -40,7 +39,8 @@ fn a_prompt_is_found_again_by_another_engine() {
             let file = folder.path().join("prompt");
             let load = options(160, 16, 1);
             let n_kept = keep(&mut engine(name, &load), &file, &prompt(n));
-            // A window has moved on from what follows the last full page, and a page is only kept where it is usable.
+            // A window has freed pages before the last full page, and a page is saved only where it
+            // is usable.
             assert!(n_kept == n || (name != "llama" && n_kept == n / 16 * 16), "{name}: {n_kept} of {n}");
             if n_kept == 0 {
                 assert!(files(folder.path()).is_empty(), "nothing to keep");
@@ -51,7 +51,7 @@ fn a_prompt_is_found_again_by_another_engine() {
             let cache = PromptCache::open(&mut other, &file).unwrap();
             assert_eq!(cache.n_tokens(), n_kept);
             other.kv().check().unwrap();
-            // The same prompt, a longer one, and one that goes another way.
+            // An equal prompt, a longer one, and one that diverges.
             let longer = [&prompt(n)[..], &[3, 1, 4, 1, 5]].concat();
             let mut astray = prompt(n);
             astray[n / 2] = 159;
@@ -77,7 +77,7 @@ fn a_file_is_written_only_where_there_is_something_new() {
     let mut engine = engine("llama", &options(160, 16, 1));
     assert_eq!(keep(&mut engine, &file, &prompt(60)), 60);
     let before = std::fs::read(&file).unwrap();
-    // A file that is not written stays away.
+    // Opening a file does not create it.
     let mut cache = PromptCache::open(&mut engine, &file).unwrap();
     std::fs::remove_file(&file).unwrap();
     for n in [60, 40] {
@@ -90,7 +90,7 @@ fn a_file_is_written_only_where_there_is_something_new() {
     engine.complete(greedy(&longer, 3)).unwrap();
     assert_eq!(cache.save(&mut engine, &longer).unwrap(), 90);
     assert!(std::fs::read(&file).unwrap().len() > before.len());
-    // What cannot be written leaves what is there.
+    // A failed write keeps the old file.
     let none = folder.path().join("no such folder").join("prompt");
     let mut cache = PromptCache::open(&mut engine, &none).unwrap();
     let error = cache.save(&mut engine, &longer).unwrap_err().to_string();
@@ -142,7 +142,7 @@ fn files_of_others_are_refused_and_stay() {
     assert!(error.contains("16 positions"), "{error}");
 }
 
-/// Whatever is changed, cut off or added: an error that says so, no panic, and nothing of it in the cache.
+/// Any change, truncation or addition gives an error, without a panic and without a cached row.
 #[test]
 fn damaged_files_are_refused() {
     for name in ["llama", "gemma3"] {
@@ -178,7 +178,7 @@ fn damaged_files_are_refused() {
         bad = good.clone();
         bad[8] = 9;
         assert!(refuse(&bad, "version").contains("version 9, expected 3"));
-        // Numbers that would take all memory if they were believed.
+        // Counts that would exhaust the memory if they were believed.
         bad = good.clone();
         bad[12..16].fill(0xff);
         assert!(refuse(&bad, "header length").contains("at most 65536"));
@@ -192,7 +192,7 @@ fn damaged_files_are_refused() {
             let bad = [&good[..12], &length, &text, &good[16 + n_header..]].concat();
             assert!(refuse(&bad, "tokens").contains("damaged"), "{n_tokens}");
         }
-        // The good file still works, in the engine that met all of these.
+        // The good file still works in the engine that read all of these.
         std::fs::write(&file, &good).unwrap();
         assert_eq!(PromptCache::open(&mut engine, &file).unwrap().n_tokens(), n_kept);
         let got = engine.complete(greedy(&prompt(40), 5)).unwrap();
@@ -201,7 +201,7 @@ fn damaged_files_are_refused() {
     }
 }
 
-/// Bytes that were computed are the bytes that are used: not one bit of an answer changes.
+/// Saved rows are used bit for bit: not one bit of an answer changes.
 #[test]
 fn real_devices_answer_the_same_to_the_bit() {
     let cpu = device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(2), isa: None }).unwrap();
@@ -234,7 +234,7 @@ fn real_devices_answer_the_same_to_the_bit() {
     }
 }
 
-/// An engine that keeps its prefixes in a folder, and what it found there.
+/// An engine that keeps its prefixes in a folder, and the result of opening the folder.
 fn keeping(folder: &Path, max_bytes: u64) -> (Engine, Restored) {
     let mut engine = engine("llama", &options(160, 16, 2));
     let restored = engine.keep_prefixes(folder, max_bytes).unwrap();
@@ -258,10 +258,10 @@ fn prefixes_outlive_an_engine_each_for_its_own_tenant() {
     let other: Vec<u32> = prompt(64).iter().map(|token| (token + 1) % 150).collect();
     first.complete(with_salt(&other, 0)).unwrap();
     first.complete(with_salt(&prompt(9), 0)).unwrap();
-    // The short one is not worth a file; nothing is written twice.
+    // The short prefix is not saved, and nothing is written twice.
     assert_eq!(first.save_prefixes(&mut || true).unwrap(), 2);
     assert_eq!(first.save_prefixes(&mut || true).unwrap(), 0);
-    // A longer one takes the place of what it begins with.
+    // A longer prefix replaces the one that it begins with.
     let longer = [&prompt(64)[..], &prompt(30)].concat();
     first.complete(with_salt(&longer, 7)).unwrap();
     assert_eq!(first.save_prefixes(&mut || false).unwrap(), 0, "nobody has time");
@@ -299,7 +299,7 @@ fn files_of_prefixes_that_are_damaged_go_and_the_rest_stays_within_its_bound() {
     second.kv().check().unwrap();
     assert_eq!((restored.n_prefixes, restored.notes.len()), (2, 2), "{restored:?}");
     assert_eq!(prefix_files(folder.path()).len(), 2);
-    // No more than the bound, however much there is to keep.
+    // The folder stays within its bound.
     let bounded = self::folder();
     let (mut third, _) = keeping(bounded.path(), 2 * bytes + bytes / 2);
     for prompt in &prompts {
@@ -307,7 +307,7 @@ fn files_of_prefixes_that_are_damaged_go_and_the_rest_stays_within_its_bound() {
         third.save_prefixes(&mut || true).unwrap();
     }
     assert!((1..=2).contains(&prefix_files(bounded.path()).len()));
-    // Another model's are not looked at.
+    // Prefixes of another model are ignored.
     let mut other = engine("mistral", &options(160, 16, 2));
     assert_eq!(other.keep_prefixes(folder.path(), u64::MAX).unwrap(), Restored::default());
 }

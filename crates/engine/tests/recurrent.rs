@@ -1,4 +1,5 @@
-//! Models whose layers keep a state of fixed size: what the engine does between a prompt and its answer changes nothing.
+//! Tests of models with recurrent layers: handling of states between a prompt and its answer
+//! changes nothing.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -9,10 +10,10 @@ use device::{Device, Numerics};
 use device_testing::null::{self, NullDevice};
 use ingle_engine::*;
 
-/// Three of them, which the emulated GPU runs too: one of each recurrence.
+/// One model for each kind of recurrence; the emulated GPU runs them too.
 const ONE_OF_EACH: [&str; 3] = ["lfm2", "qwen3_5", "granitemoehybrid"];
 
-/// The interpreter, the CPU in fixed orders and in its fastest ones, and Metal, emulated.
+/// The interpreter, the CPU with deterministic and with fast numerics, and the emulated Metal.
 fn devices() -> Vec<(Arc<dyn Device>, Numerics)> {
     let cpu = device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(2), isa: None }).unwrap();
     let cpu: Arc<dyn Device> = Arc::new(cpu);
@@ -39,12 +40,12 @@ pub(crate) fn each(mut f: impl FnMut(&str, &dyn Fn(LoadOptions) -> Engine)) {
     }
 }
 
-/// `lfm2` of `lfm2 on cpu, Fast`
+/// Fixture name in a description: `lfm2` of `lfm2 on cpu, Fast`.
 pub(crate) fn fixture(what: &str) -> &str {
     what.split(' ').next().unwrap()
 }
 
-/// All tokens of each sequence.
+/// Run to the end, and return all tokens of each sequence.
 pub(crate) fn drain(engine: &mut Engine) -> HashMap<SequenceId, Vec<u32>> {
     let mut all: HashMap<SequenceId, Vec<u32>> = HashMap::new();
     while engine
@@ -58,15 +59,15 @@ pub(crate) fn drain(engine: &mut Engine) -> HashMap<SequenceId, Vec<u32>> {
     all
 }
 
-/// A state in the prefix cache belongs to the end of the tokens that it was kept with, not to the end of a page that later holds more
-/// of them.
+/// A cached state belongs to the end of the tokens with which it was cached, not to the end of a
+/// page that later holds more of them.
 #[test]
 fn a_kept_state_stands_behind_its_own_tokens() {
     let text: Vec<u32> = (0..58).map(|i| (i * 37 + 11) % 150).collect();
     let device: Arc<dyn Device> = Arc::new(NullDevice::default());
     for name in RECURRENT {
         for first in [[28, 58], [58, 28]] {
-            // No chunk ends with the second page.
+            // With chunks of 20 no chunk ends with the second page.
             let mut engine = Engine::new(model(name), &device, &options(128, 20, 1)).unwrap();
             let n_vocab = engine.model().n_vocab();
             let mut ask = |prompt: &[u32]| {
@@ -90,7 +91,7 @@ fn answers_agree_with_the_trusted_ones_and_reuse_changes_nothing() {
             assert_eq!(engine.complete(request()).unwrap().tokens, want.greedy, "{what}");
             let again = engine.complete(request()).unwrap();
             assert_eq!(again.tokens, want.greedy, "{what}, again");
-            // A state is kept where a prompt ended, so that all but its last piece is there.
+            // A state is cached at the end of a prompt, so all but its last piece is found.
             assert!(again.finished.timings.reused_tokens >= 32, "{what}: {:?}", again.finished.timings);
             let longer = [&want.input[..], &want.greedy[..6]].concat();
             let request = Request { ignore_end: true, ..greedy(&longer, want.greedy.len() - 6) };

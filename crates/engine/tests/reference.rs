@@ -1,5 +1,5 @@
-//! Small checkpoints with known answers, run by the reference interpreter: f32, each row in a fixed order. So everything
-//! that the engine does between the prompt and the logits must change nothing at all.
+//! Tests of small checkpoints with known answers on the reference interpreter: f32, each row in a
+//! fixed order. So nothing that the engine does between prompt and logits may change a bit.
 #![allow(clippy::unwrap_used)]
 
 use crate::common;
@@ -27,7 +27,8 @@ fn logits_agree_with_the_reference_by_every_way_of_prefill() {
                 for (position, want) in want.positions.iter().zip(&want.logits) {
                     for (id, want) in want.iter().enumerate() {
                         let got = f64::from(logits[*position][id]);
-                        // The answers are printed with 5 decimals, and the two sum in different orders.
+                        // The answers are printed with 5 decimals, and the two sum in different
+                        // orders.
                         assert!(
                             (got - want).abs() < 1e-3,
                             "{name}, position {position}, id {id}: {got}, expected {want}"
@@ -42,7 +43,7 @@ fn logits_agree_with_the_reference_by_every_way_of_prefill() {
                 engine.evaluate(&want.input, 9, prefill, &mut visit).unwrap();
                 assert!(last.iter().map(|(p, _)| *p).eq(31..40));
                 assert!(last.iter().all(|(position, row)| row == &logits[*position]));
-                // Between our own ways there is no tolerance.
+                // Two ways of the engine itself must agree exactly.
                 assert!(
                     first.get_or_insert_with(|| logits.clone()) == &logits,
                     "{name}, {chunk}, {prefill:?}"
@@ -135,7 +136,7 @@ fn perplexity_is_the_mean_over_windows() {
     let got = engine
         .perplexity(&input, Some(1), Some(15), Prefill::Batched, &mut |_, n| windows += (n == 3) as usize)
         .unwrap();
-    // By hand: windows of 14 tokens behind a start token.
+    // The expected value, computed here: windows of 14 tokens after a start token.
     let mut sum = 0.0;
     for chunk in input.chunks(14) {
         let tokens = [&[1], chunk].concat();

@@ -1,4 +1,4 @@
-//! Memory that is given back leaves the process: checked by another process, as the system counts it.
+//! Test that released memory leaves the process: another process checks it by the system's count.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
@@ -14,9 +14,9 @@ use ingle_engine::*;
 use platform::{Reading, Script};
 
 const TOTAL: u64 = 16 << 30;
-/// In the child's environment.
+/// Environment variable that makes the process the child.
 const CHILD: &str = "INGLE_TEST_HOLDS_MEMORY";
-/// What the child keeps after it was told to give back.
+/// Bytes that the child keeps after it was told to release.
 const LEFT: u64 = 8 << 20;
 
 /// Anonymous resident memory of a process.
@@ -26,7 +26,7 @@ fn resident(pid: u32) -> u64 {
     line.trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
-/// Fill the prefix cache, and give most of it back when standard input says so.
+/// Fill the prefix cache, and release most of it on a line from standard input.
 fn child() {
     let script = Script::new(TOTAL, TOTAL);
     let governor = Governor::of(Box::new(script.clone()), MemoryCap::Max);
@@ -64,7 +64,7 @@ fn what_is_given_back_leaves_the_process() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-    // Test harnesses put words of their own in front.
+    // Test harnesses print lines of their own first.
     let mut holds = || -> u64 {
         let line = lines.find_map(|line| line.unwrap().split_once("holds ").map(|(_, n)| n.to_owned()));
         line.unwrap().parse().unwrap()

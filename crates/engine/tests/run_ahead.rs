@@ -1,5 +1,6 @@
-//! Steps submitted ahead give what steps one by one give: for one sequence and for many, greedy and sampled, with answers that
-//! end, slide or are cancelled while later rows of theirs are in flight, and with a device that fails.
+//! Tests that steps submitted ahead give the same as single steps: for one sequence and for many,
+//! greedy and sampled. Answers end, slide or are cancelled while later rows of theirs are in
+//! flight, and devices fail.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -20,7 +21,7 @@ fn null_engine(name: &str, n_in_flight: usize, options: &LoadOptions) -> (Engine
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(40)))]
 
-    /// Also where requests wait for slots, prompts come in chunks, and some are cancelled half-way.
+    /// Requests also wait for slots, prompts come in chunks, and some are cancelled half-way.
     #[test]
     fn answers_do_not_depend_on_the_steps_in_flight(
         kinds in prop::collection::vec(0u64..1000, 1..9), depth in 2usize..7, n_slots in 1usize..5, chunk in 8usize..40,
@@ -32,7 +33,8 @@ proptest! {
         let one_by_one = answers(&mut null_engine(name, 1, &options).0, &kinds, &cancel);
         let ahead = answers(&mut null_engine(name, depth, &options).0, &kinds, &cancel);
         for (a, b) in one_by_one.iter().zip(&ahead) {
-            // Who is cancelled has one more token or one less, by when that is noticed.
+            // A cancelled answer may have one token more or less, since the time of cancelling
+            // differs.
             let n = a.0.len().min(b.0.len());
             prop_assert_eq!(&a.0[..n], &b.0[..n]);
             prop_assert!(a == b || a.1 == FinishReason::Cancelled || b.1 == FinishReason::Cancelled);

@@ -1,4 +1,5 @@
-//! Sequences through steps: batching, chunks, prefix reuse, eviction, windows, overflow, cancelling.
+//! Tests of sequences through steps: batching, chunks, prefix reuse, eviction, windows, overflow,
+//! cancelling.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -10,14 +11,14 @@ use device_testing::cases;
 use ingle_engine::*;
 use proptest::prelude::*;
 
-/// Families with full attention only, windows only, and both.
+/// Families with full attention only, with windows only, and with both.
 const MODELS: [&str; 3] = ["llama", "mistral", "gemma3"];
 
 fn prompt(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i * 37 + 11) % 150).collect()
 }
 
-/// Run until idle; tokens and reason of each sequence.
+/// Run until idle. Returns tokens, reason and timings of each sequence.
 fn drain(engine: &mut Engine) -> HashMap<SequenceId, (Vec<u32>, Option<FinishReason>, Timings)> {
     let mut all: HashMap<_, (Vec<u32>, Option<FinishReason>, Timings)> = HashMap::new();
     let mut more = true;
@@ -77,7 +78,7 @@ fn many_sequences_share_steps_and_wait_for_slots() {
         assert_eq!((engine.n_waiting(), engine.n_running()), (4, 3));
         let got = drain(&mut engine);
         for (id, want) in want {
-            // The first step's events were not looked at: compare what came after.
+            // The events of the first step were ignored, so only later tokens are compared.
             let tokens = &got[&id].0;
             assert!(want.ends_with(tokens) && want.len() - tokens.len() <= 1, "{name} {id:?}");
         }
@@ -109,7 +110,8 @@ fn a_slide_delays_nobody_either() {
     while engine.step(&mut |event| of_step.push(event.sequence())).unwrap() {
         got.push(std::mem::take(&mut of_step));
     }
-    // The slide is where the older sequence gives no token for a few steps; the younger one goes on meanwhile.
+    // The slide is where the older sequence has no token for a few steps while the younger one goes
+    // on.
     let first = got.iter().position(|s| s.contains(&slides) && s.contains(&other)).unwrap();
     let silent = got[first..].iter().take(20).filter(|s| !s.contains(&slides)).count();
     assert!(silent >= 3, "64 tokens again, 15 or 16 a step: {silent}");
@@ -130,7 +132,7 @@ fn the_next_turn_computes_only_what_is_new() {
         assert_eq!(second.tokens, continuation(engine.model(), &text, 20), "{name}");
         assert_eq!(second.finished.timings.reused_tokens, held, "{name}");
         assert_eq!(second.finished.timings.prompt_tokens, text.len());
-        // The same prompt again, for another answer: its full pages are there.
+        // The second request has the same prompt, whose full pages are cached.
         let again = engine.complete(greedy(&text, 1)).unwrap();
         assert!(again.finished.timings.reused_tokens >= text.len() / 16 * 16 - 16, "{name}");
         engine.clear_prefix_cache();
@@ -168,7 +170,8 @@ fn a_full_context_stops_with_a_clear_word() {
     assert_eq!(engine.complete(greedy(&prompt(63), 9)).unwrap().tokens.len(), 1);
 }
 
-/// What a slide should give: cut when full, continue from exactly what remains.
+/// Expected answer with slides: cut when the context is full, and continue from exactly what
+/// remains.
 fn slid(model: &Model, prompt: &[u32], n: usize, keep: usize, n_ctx: usize) -> Vec<u32> {
     let windows = windows(model);
     let cut = |tokens: &mut Vec<u32>| {
@@ -222,7 +225,7 @@ fn cancelling_ends_running_and_waiting_sequences() {
     assert_eq!(got[&a].1, Some(FinishReason::Cancelled));
     assert_eq!(got[&b].1, Some(FinishReason::Cancelled));
     assert_eq!((got[&c].0.len(), got[&c].1.clone()), (2, Some(FinishReason::MaxTokens)));
-    // From the callback of a running answer, as Ctrl-C or a client that hangs up would.
+    // Cancelled from the callback of a running answer, as by Ctrl-C or a client that hangs up.
     let flag = CancelFlag::default();
     let request = Request { cancel: flag.clone(), ..greedy(&prompt(5), 50) };
     let mut n = 0;
@@ -274,7 +277,7 @@ fn a_failed_step_can_be_run_again() {
         assert_eq!(got[&ids[0]], continuation(engine.model(), &prompt(40), 20));
         assert_eq!(got[&ids[1]], continuation(engine.model(), &prompt(23), 20));
     }
-    // `generate` gives up, and leaves nothing behind.
+    // `generate` returns the error, and leaves nothing behind.
     let device: Arc<dyn Device> = Arc::new(History { fail_at: 2, ..History::default() });
     let mut engine = Engine::new(model("llama"), &device, &options(128, 16, 1)).unwrap();
     let mut done = 0;
@@ -363,7 +366,7 @@ fn load_options_outside_their_limits_are_named() {
     assert_eq!(kv, "KV type is q8_0, expected one of f16, f32 on history");
 }
 
-/// Where nobody says how many rows of a prompt are computed together, the profile of the chip does.
+/// Without an option, the chip's profile determines the prompt rows of a step.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[test]
 fn chunks_are_as_long_as_suits_the_device() {
@@ -395,8 +398,8 @@ fn times_of_steps_are_recorded_when_asked() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(60)))]
 
-    /// Random requests, steps and cancellations over texts that share starts: the books balance after every step, and
-    /// every answer is the one that its own prompt gives alone.
+    /// Random requests, steps and cancellations over texts that share starts. The books balance
+    /// after every step, and every answer is the one that its prompt gives alone.
     #[test]
     fn random_scheduling_keeps_integrity_and_answers(
         which in 0..3usize,

@@ -1,4 +1,4 @@
-//! A prompt that several send is computed once, and a sequence that forks shares what it has.
+//! Tests that a shared prompt is computed once, and that a fork shares pages.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ fn recorded(name: &str, options: &LoadOptions) -> (Engine, NullDevice) {
     (Engine::new(model_with_text(name), &device, options).unwrap(), null)
 }
 
-/// Rows of all steps since the last call, and how many tokens were copied from page to page.
+/// Rows of all steps since the last call, and number of tokens copied from page to page.
 fn work(null: &NullDevice) -> (usize, usize) {
     let (mut n_rows, mut n_copies) = (0, 0);
     for event in null.take_events() {
@@ -28,7 +28,7 @@ fn work(null: &NullDevice) -> (usize, usize) {
     (n_rows, n_copies)
 }
 
-/// Run to the end: tokens and timings of each sequence.
+/// Run to the end. Returns tokens and timings of each sequence.
 fn drain(engine: &mut Engine) -> HashMap<SequenceId, (Vec<u32>, Timings)> {
     let mut all = HashMap::<SequenceId, (Vec<u32>, Timings)>::new();
     while engine
@@ -71,7 +71,8 @@ fn what_several_send_at_once_is_computed_once() {
         let ids: Vec<_> = texts.iter().map(|text| engine.add(long(text, 10)).unwrap()).collect();
         let all = drain(&mut engine);
         let (n_rows, n_copies) = work(&null);
-        // Each computes the end of its own prompt, nine tokens of its answer, and in windows a page more at the most.
+        // Each sequence computes the end of its own prompt, nine tokens of its answer, and with
+        // windows at most a page more.
         let most = n_prompt + 8 * (n_own + 1 + 9 + 16);
         assert!(n_rows <= most, "{name}: {n_rows} rows, at most {most} are needed");
         assert!(n_copies <= 8 * 3, "{name}: {n_copies} copies");
@@ -91,7 +92,8 @@ fn a_second_prompt_waits_for_the_chunk_of_the_first_and_no_longer() {
     for _ in 0..3 {
         engine.step(&mut |_| {}).unwrap();
     }
-    // Now 96 tokens are computed. One shares all, one 200 tokens, and the first is cancelled half-way.
+    // Now 96 tokens are computed. One request shares all of them, one 200 tokens, and the first is
+    // cancelled half-way.
     let same = engine.add(long(&text, 5)).unwrap();
     let half = engine.add(long(&[&text[..200], &[7; 50]].concat(), 5)).unwrap();
     work(&null);
@@ -102,7 +104,7 @@ fn a_second_prompt_waits_for_the_chunk_of_the_first_and_no_longer() {
     engine.cancel(first);
     let all = drain(&mut engine);
     let n_rows = work(&null).0;
-    // 160 were there; 240 more of the text, 50 others, and answers.
+    // 160 tokens were computed; 240 more of the text, 50 others and the answers remain.
     assert!(n_rows <= 240 + 50 + 2 * (1 + 5 + 16), "{n_rows} rows");
     assert_eq!(all[&same].0, answer(&text, 5, engine.model().n_vocab()));
     assert_eq!(all[&half].0, answer(&[&text[..200], &[7; 50]].concat(), 5, engine.model().n_vocab()));

@@ -1,4 +1,5 @@
-//! Fewer pages than the sequences want: the youngest are parked and resumed, nothing fails, and no answer changes.
+//! Tests with fewer pages than the sequences need: the youngest are parked and resumed, nothing
+//! fails, and no answer changes.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -17,7 +18,7 @@ fn engine_with(name: &str, depth: usize, budget: Option<u64>, options: LoadOptio
     Engine::new(model_with_text(name), &device, &options).unwrap()
 }
 
-/// Bytes that one sequence of the whole context needs.
+/// Bytes of pages for one sequence of the whole context.
 fn one_sequence(engine: &Engine) -> u64 {
     bytes_of_sequence(&engine.plan().kv, engine.limits(), engine.limits().n_ctx)
 }
@@ -52,7 +53,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(40)))]
 
-    /// A device that has memory for little more than one sequence, in granules: as an exhausted budget.
+    /// A device with memory for little more than one sequence, in granules, behaves like an
+    /// exhausted budget.
     #[test]
     fn a_device_without_memory_is_as_good_as_a_budget(
         kinds in prop::collection::vec(0u64..1000, 1..10), depth in 1usize..5, n_slots in 1usize..6, chunk in 8usize..40,
@@ -83,7 +85,7 @@ proptest! {
     }
 }
 
-/// A failure of one commit that comes and goes is not noticed where others run.
+/// A transient failure of one commit is not noticed while other sequences run.
 #[test]
 fn a_refused_commit_is_tried_again() {
     let expected =
@@ -98,7 +100,8 @@ fn a_refused_commit_is_tried_again() {
     }
 }
 
-/// What the oldest sequence will need is committed before it starts: it finishes though nothing more is to be had.
+/// Pages for the oldest sequence are committed before it starts, so it finishes although no more
+/// memory is available.
 #[test]
 fn the_oldest_finishes_when_no_page_is_given_any_more() {
     for (name, granule) in [("llama", 1), ("gemma3", 3)] {
@@ -120,7 +123,7 @@ fn the_oldest_finishes_when_no_page_is_given_any_more() {
             Event::Done { reason, .. } => assert_eq!(*reason, FinishReason::MaxTokens, "{name}"),
         };
         engine.step(&mut on_event).unwrap();
-        // From here on, somebody else has the rest.
+        // From here on, another process has all other memory.
         scarce.allow(scarce.n_committed());
         while engine.step(&mut on_event).unwrap() {
             engine.kv().check().unwrap();
@@ -135,7 +138,8 @@ fn the_oldest_finishes_when_no_page_is_given_any_more() {
     }
 }
 
-/// No page, nothing to free, nobody to park: it waits, and goes on when there is memory.
+/// Without a free page, a cached page or a sequence to park, the sequence waits, and goes on when
+/// there is memory.
 #[test]
 fn what_has_no_memory_waits_and_is_not_ended() {
     let scarce = Scarce::new(Arc::new(NullDevice::default()));
@@ -171,7 +175,7 @@ fn what_has_no_memory_waits_and_is_not_ended() {
     }
     assert!(is_done && n_steps > 70, "it waited");
     assert_eq!(tokens, device_testing::null::greedy(&prompt, 60, engine.model().n_vocab()));
-    // One that waits can be cancelled all the same.
+    // A waiting sequence can be cancelled.
     engine.clear_prefix_cache();
     engine.give_back_memory().unwrap();
     scarce.allow(0);
@@ -188,7 +192,7 @@ fn what_has_no_memory_waits_and_is_not_ended() {
     assert_eq!(reason, Some(FinishReason::Cancelled));
 }
 
-/// Before anybody is parked, models that nobody uses are unloaded.
+/// Unused models are unloaded before a sequence is parked.
 #[test]
 fn idle_models_go_before_anybody_is_parked() {
     for n_idle in [0usize, 1, 5] {
@@ -315,8 +319,9 @@ fn quantised(name: &str, block: BlockType) -> Arc<Model> {
     Arc::new(Model::from_checkpoint(&fixture(name), checkpoint, Some(tokenizer())).unwrap())
 }
 
-/// Four requests where memory is short give the tokens, and where asked for the bits of log-probabilities, that they give
-/// alone. Parking and resuming computes positions again, in other chunks and beside other sequences.
+/// Four requests with little memory give the same tokens, and the same bits of requested
+/// log-probabilities, as alone. Parking and resuming recomputes positions in other chunks and
+/// beside other sequences.
 fn parked_sequences_answer_as_undisturbed(
     name: &str,
     model: &Arc<Model>,
@@ -381,7 +386,8 @@ fn on_the_cpu_not_a_bit_of_an_answer_changes() {
     }
 }
 
-/// The same of mixtures, recurrent ones too, whose experts are on another device than everything else, or whose first layer is as well.
+/// Mixtures, also with recurrent layers, whose experts, or experts and first layer, are on another
+/// device.
 #[test]
 fn on_two_devices_not_a_bit_of_an_answer_changes() {
     let cpu =
@@ -400,8 +406,9 @@ fn on_two_devices_not_a_bit_of_an_answer_changes() {
     }
 }
 
-/// The same on Metal, emulated: tokens that the CPU chooses from logits, and tokens that the GPU chooses, with steps in flight
-/// when a sequence is parked. Windows and short convolutions in runs of more cases.
+/// Metal, emulated: tokens that the CPU chooses from logits, and tokens that the GPU chooses, with
+/// steps in flight when a sequence is parked. Runs of more cases have windows and short
+/// convolutions.
 #[test]
 fn on_metal_not_a_bit_of_an_answer_changes() {
     let Some(device) = emulated_metal() else { return };

@@ -1,4 +1,4 @@
-//! Guesses, good, bad and in between, change how fast an answer comes and nothing else.
+//! Tests that draft tokens of any quality change the speed of an answer and nothing else.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -12,27 +12,27 @@ use device_testing::cases;
 use ingle_engine::*;
 use proptest::prelude::*;
 
-/// Families with full attention only, windows only, and both.
+/// Families with full attention only, with windows only, and with both.
 const MODELS: [&str; 3] = ["llama", "mistral", "gemma3"];
 
 fn prompt(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i * 37 + 11) % 150).collect()
 }
 
-/// How good the guesses are.
+/// Quality of the draft tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Skill {
     Right,
     Wrong,
-    /// The first so many of a draft, another number each time.
+    /// The first few tokens of a draft are right, another number each time.
     Partly,
-    /// Anything, mostly wrong.
+    /// Random tokens, mostly wrong.
     Random,
 }
 
 pub(crate) const SKILLS: [Skill; 4] = [Skill::Right, Skill::Wrong, Skill::Partly, Skill::Random];
 
-/// Knows what follows, and says it as well as its skill allows.
+/// Proposer that knows the answer, and drafts it with the given skill.
 struct Oracle<F> {
     skill: Skill,
     next: F,
@@ -40,7 +40,7 @@ struct Oracle<F> {
     n_calls: u32,
 }
 
-/// One that is asked what follows a text.
+/// An oracle with a function that continues a text.
 pub(crate) fn knowing(
     skill: Skill,
     n_vocab: usize,
@@ -77,14 +77,14 @@ impl<F: FnMut(&[u32]) -> u32 + Send> Proposer for Oracle<F> {
     }
 }
 
-/// An oracle of [`History`].
+/// An oracle for the device [`History`].
 fn oracle(model: &Model, skill: Skill) -> Box<dyn Proposer> {
     let (windows, n_vocab) = (windows(model), model.n_vocab());
     let next = move |tokens: &[u32]| next_token(&windows, tokens, n_vocab);
     knowing(skill, n_vocab, next)
 }
 
-/// An oracle that has seen the answer; what it did not see it guesses to be 0.
+/// An oracle that knows an answer; beyond it every draft token is 0.
 pub(crate) fn informed(answer: Vec<u32>, n_vocab: usize, skill: Skill) -> Box<dyn Proposer> {
     let next = move |tokens: &[u32]| answer.get(tokens.len()).copied().unwrap_or(0);
     knowing(skill, n_vocab, next)
@@ -137,7 +137,7 @@ fn guesses_of_any_skill_change_nothing_but_the_number_of_steps() {
     }
 }
 
-/// A proposer that says more than it was asked for, and ids that do not exist.
+/// Proposer of too many draft tokens, and of ids that do not exist.
 struct Babbler;
 
 impl Proposer for Babbler {
@@ -299,7 +299,7 @@ fn a_failed_step_with_guesses_can_be_run_again() {
     }
 }
 
-/// Requests that reach every part of the sampler; the last three draw random numbers.
+/// Requests that use every part of the sampler; the last three draw random numbers.
 fn samplings() -> [SamplingParams; 5] {
     let seeded = SamplingParams { seed: Some(5), logprobs: true, ..SamplingParams::default() };
     [
@@ -323,14 +323,14 @@ fn samplings() -> [SamplingParams; 5] {
     ]
 }
 
-/// Every second family, or all in runs of more cases.
+/// Every second family; all of them in runs of more cases.
 fn families() -> impl Iterator<Item = &'static str> {
     let every = if device_testing::cases(1) > 1 { 1 } else { 2 };
     FAMILIES.into_iter().chain(RECURRENT).step_by(every)
 }
 
-/// The reference computes every row by itself, and the CPU with fixed orders too: not one bit may differ. Windows, experts and
-/// states of recurrent layers are among the families.
+/// The reference computes every row alone, and so does the CPU with deterministic numerics: not one
+/// bit may differ. The families include windows, experts and recurrent states.
 #[test]
 fn real_models_answer_the_same_to_the_bit() {
     let devices: [Arc<dyn Device>; 2] = [Arc::new(Reference::new(1)), cpu()];
@@ -357,8 +357,9 @@ fn real_models_answer_the_same_to_the_bit() {
     }
 }
 
-/// With the fastest orders another token may be chosen only where the best two are as close as rounding: the weights are
-/// BF16 and keys F32, so that two orders of the same sums differ by less than 1e-3 in the logits (tests/cpu.rs).
+/// With fast numerics another token may be chosen only if the best two are as close as rounding.
+/// The weights are BF16 and keys F32, so two orders of the same sums differ by less than 1e-3 in
+/// the logits (tests/cpu.rs).
 #[test]
 fn fast_numerics_differ_by_rounding_only() {
     let device = cpu();
@@ -383,8 +384,9 @@ fn fast_numerics_differ_by_rounding_only() {
     }
 }
 
-/// Two samples of 4,000 answers with seeds that differ, with guesses and without: the same distribution of what follows the
-/// first token, by a test of homogeneity. (Equal seeds give equal answers, above; this does not depend on that.)
+/// Two samples of 4,000 answers with different seeds, with draft tokens and without, have the same
+/// distribution of the token after the first, by a test of homogeneity. (Equal seeds give equal
+/// answers, as tested above; this test does not depend on that.)
 #[test]
 fn sampled_answers_have_the_same_distribution() {
     const N: u64 = 4000;
@@ -400,7 +402,7 @@ fn sampled_answers_have_the_same_distribution() {
     let sample = |speculate: Speculate, first_seed: u64| {
         let options = LoadOptions { speculate, max_draft: 3, ..options(64, 16, 1) };
         let mut engine = Engine::new(model("mistral"), &device, &options).unwrap();
-        // The best token is a good guess, and often not what is drawn.
+        // The best token is a good draft token, and often not the one that is drawn.
         engine.set_proposer(oracle(&model("mistral"), Skill::Right));
         let (mut counts, mut accepted) = (HashMap::<[u32; 2], f64>::new(), 0);
         for seed in first_seed..first_seed + N {
@@ -440,7 +442,7 @@ fn sampled_answers_have_the_same_distribution() {
 
 #[test]
 fn a_text_that_repeats_itself_is_guessed_from_itself() {
-    // Only four tokens are allowed, so that what follows is soon something that was there before.
+    // Only four tokens are allowed, so that texts soon repeat.
     let device: Arc<dyn Device> = Arc::new(History::default());
     let forbidden = (4..160).map(|t| (t, f32::NEG_INFINITY)).collect();
     let sampling = SamplingParams { logit_bias: forbidden, ..SamplingParams::greedy() };
@@ -465,7 +467,8 @@ fn guessing_stops_where_no_guess_is_right() {
         engine.set_proposer(oracle(&model(name), Skill::Wrong));
         let got = engine.complete(greedy(&prompt(9), 400)).unwrap();
         assert_eq!(got.tokens, continuation(engine.model(), &prompt(9), 400));
-        // A wrong guess takes an eighth off a rate of one half, and at a tenth no cost can be low enough.
+        // A wrong draft token lowers the rate of one half by an eighth, and at a tenth no cost is
+        // low enough.
         let n = got.finished.timings.drafted_tokens;
         assert!(n <= 8 * 24, "{n} of 400 tokens' guesses were verified");
     }
@@ -496,8 +499,8 @@ fn a_model_that_guesses_for_itself_is_always_right() {
     }
 }
 
-/// Guesses that are thrown away leave nothing behind in the draft model, whose windows move too: it goes on to guess for
-/// the tokens that were chosen, as a fresh one would.
+/// Rejected draft tokens leave nothing behind in the draft model, whose windows move too: it
+/// continues with the chosen tokens, as a fresh one would.
 #[test]
 fn a_draft_model_follows_what_was_chosen() {
     let device: Arc<dyn Device> = Arc::new(History::default());
@@ -535,25 +538,25 @@ fn what_cannot_guess_is_refused_with_words() {
         let error = engine(always(max_draft, options(64, 16, 1))).map(|_| ()).unwrap_err().to_string();
         assert_eq!(error, format!("draft length is {max_draft}, expected a number from 1 to 64"));
     }
-    // Its size does not matter where nothing is guessed.
+    // The option's value is not checked without speculation.
     assert!(engine(LoadOptions { max_draft: 0, ..options(64, 16, 1) }).is_ok());
     let target = engine(always(2, options(64, 16, 1))).unwrap();
     let memory = target.memory();
     assert_eq!(target.limits().max_outputs, 3);
     assert!(memory.items.iter().any(|i| i.what == "logits" && i.bytes == 4 * 3 * 160), "{memory}");
-    // Together they do not fit, though each does alone.
+    // Both models together do not fit, though each does alone.
     let small = platform::SystemMemory { total: 1 << 30, free: memory.total + memory.reserved / 2 };
     let tight: Arc<dyn Device> = Arc::new(History { memory: small, ..History::default() });
     let target = Engine::new(model("llama"), &tight, &always(2, options(64, 16, 1))).unwrap();
     let error = DraftModel::new(model("llama"), &target, &options(64, 16, 1)).map(|_| ()).unwrap_err();
-    assert!(error.to_string().contains("the model that it guesses for"), "{error}");
+    assert!(error.to_string().contains("the model that it drafts for"), "{error}");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(40)))]
 
-    /// Random requests over texts that share starts, with guesses that are sometimes right: the books balance after every
-    /// step, and every answer is the one that its own prompt gives alone.
+    /// Random requests over texts that share starts, with draft tokens that are sometimes right.
+    /// The books balance after every step, and every answer is the one that its prompt gives alone.
     #[test]
     fn random_scheduling_with_guesses_keeps_integrity_and_answers(
         which in 0..3usize,

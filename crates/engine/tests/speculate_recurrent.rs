@@ -1,5 +1,5 @@
-//! Guesses about models whose layers keep a state of fixed size: behind a wrong one a sequence goes back to the state before it, and
-//! answers are those without guesses.
+//! Tests of draft tokens for recurrent models: after a wrong one a sequence returns to the state
+//! before it, and answers are those without draft tokens.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use device_testing::{Scarce, cases};
 use ingle_engine::*;
 use proptest::prelude::*;
 
-/// What the null device says after a text.
+/// An oracle for the null device.
 fn null_oracle(skill: Skill, n_vocab: usize) -> Box<dyn Proposer> {
     knowing(skill, n_vocab, move |tokens| null::next_token(tokens, n_vocab))
 }
@@ -31,7 +31,7 @@ fn prompt(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i * 37 + 11) % 150).collect()
 }
 
-/// Rows of each step after the prompt's.
+/// Rows of each step after those of the prompt.
 fn rows(null: &NullDevice) -> Vec<usize> {
     let submitted = |event| if let Asked::Submit(step) = event { Some(step.tokens.len()) } else { None };
     null.take_events().into_iter().filter_map(submitted).skip(1).collect()
@@ -46,7 +46,8 @@ fn behind_a_wrong_guess_rows_are_computed_again_and_never_many() {
         assert_eq!(got.tokens, null::greedy(&prompt(9), 40, engine.model().n_vocab()));
         (rows(&null), got.finished.timings)
     };
-    // The token that is due and its guess; the two that are due by then and a guess; three, which is too many to guess.
+    // Rows of a step: the next token and its draft token; the two accepted tokens and a draft
+    // token; or three tokens, which leave no room for a draft.
     let (wrong, t) = run(Skill::Wrong, 1);
     assert_eq!(wrong[..7], [2, 3, 3, 2, 3, 3, 2], "{wrong:?}");
     assert_eq!(t.accepted_tokens, 0);
@@ -61,7 +62,7 @@ fn behind_a_wrong_guess_rows_are_computed_again_and_never_many() {
     }
 }
 
-/// An answer that ends among guesses leaves the state before them to those who go on.
+/// An answer that ends within its draft tokens leaves the state before them in the cache.
 #[test]
 fn what_follows_an_answer_goes_on_from_its_last_state() {
     for name in RECURRENT {
@@ -74,7 +75,7 @@ fn what_follows_an_answer_goes_on_from_its_last_state() {
             let got = engine.complete(Request { ignore_end: true, ..greedy(&longer, 20) }).unwrap();
             assert_eq!(got.tokens, null::greedy(&longer, 20, n_vocab), "{name}, {n} tokens");
             let reused = got.finished.timings.reused_tokens;
-            // The state of the answer, or of the step in which it ended.
+            // The cached state is that of the answer, or of the step in which it ended.
             assert!(reused >= 30, "{name}, {n} tokens: {reused}");
             engine.kv().check().unwrap();
         }
@@ -123,7 +124,8 @@ fn a_failed_step_with_guesses_is_run_again_from_the_same_state() {
     }
 }
 
-/// On real arithmetic, three at once: each has the answer that it has alone without guesses.
+/// On real arithmetic, three sequences at once have the answers that each has alone without draft
+/// tokens.
 #[test]
 fn sequences_that_share_steps_keep_their_own_answers() {
     crate::recurrent::each(|what, engine| {
@@ -146,7 +148,7 @@ fn sequences_that_share_steps_keep_their_own_answers() {
             for (id, want) in ids.iter().zip(&want) {
                 assert_eq!(&all[id], want, "{what}, {skill:?}");
             }
-            // And again after what is kept of the prompt.
+            // The prompt's cached prefix is used again.
             let all = [prompts[0], &want[0]].concat();
             together.set_proposer(informed(all, together.model().n_vocab(), skill));
             let again = together.complete(request(prompts[0])).unwrap();
@@ -157,7 +159,8 @@ fn sequences_that_share_steps_keep_their_own_answers() {
     });
 }
 
-/// A recurrent model that guesses: for itself it is always right, for another it follows what was chosen.
+/// A recurrent draft model: for itself it is always right, for another model it follows the chosen
+/// tokens.
 #[test]
 fn a_recurrent_model_guesses_too() {
     let devices = [Arc::new(NullDevice::default()) as Arc<dyn Device>, Arc::new(Reference::new(1))];
@@ -196,8 +199,9 @@ fn a_recurrent_model_guesses_too() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(60)))]
 
-    /// Random requests, greedy and sampled, some of which slide, end early or are cancelled, with guesses of any skill and perhaps too
-    /// little memory: every answer is the one without guesses and with plenty.
+    /// Random requests, greedy and sampled, some of which slide, end early or are cancelled, with
+    /// draft tokens of any skill and perhaps too little memory. Every answer is the one without
+    /// draft tokens and with enough memory.
     #[test]
     fn no_answer_changes_under_random_schedules_with_guesses(
         kinds in prop::collection::vec(0u64..1000, 1..10), n_slots in 1usize..6, chunk in 8usize..40,

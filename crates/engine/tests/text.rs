@@ -1,4 +1,4 @@
-//! Tokens to text and back through the engine: streaming, stop strings, ends, conversations.
+//! Tests of text through the engine: streaming, stop strings, ends, conversations.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn a_stop_string_cuts_the_text_before_it_wherever_tokens_end() {
         assert_eq!(got.text, whole.split(&stop).next().unwrap());
         assert_eq!(got.finished.reason, FinishReason::StopString(stop));
     }
-    // What could have become a stop string and did not is shown in the end.
+    // Text that could have become a stop string is released at the end.
     let tail: String = chars[chars.len() - 3..].iter().collect();
     let mut held = String::new();
     let request = Request { stop: Stops::new(&[format!("{tail}…")]).unwrap(), ..greedy(&prompt, 60) };
@@ -96,7 +96,8 @@ fn a_conversation_is_rendered_anew_and_computed_once() {
         chat.push_assistant("fine");
     }
     assert_eq!(reused[0].0, 0);
-    // Of each later prompt all but what is new: the old one up to its `A:` (the answer itself was replaced by "fine").
+    // Each later prompt reuses all but its new part: the old one up to its `A:` (the answer itself
+    // was replaced by "fine").
     for turn in [1, 2] {
         assert!(reused[turn].0 + 2 >= reused[turn - 1].1 - 2, "{reused:?}");
     }
@@ -109,12 +110,12 @@ fn a_conversation_is_rendered_anew_and_computed_once() {
     assert!(matches!(error, Error::NoTokenizer { .. }), "{error}");
 }
 
-/// A tokenizer is made when it is first asked for, and an engine asks.
+/// A tokenizer is built at first use, and an engine uses it.
 #[test]
 fn a_broken_vocabulary_is_refused_by_every_engine() {
     let mut checkpoint = formats::open(&fixture("llama"), weights::Access::Map).unwrap();
     assert!(checkpoint.metadata.insert("tokenizer.ggml.model".into(), weights::Value::Str("gpt2".into())));
-    // A path that is no folder, so that the vocabulary is the metadata's.
+    // The path is no folder, so the vocabulary comes from the metadata.
     let file = std::path::Path::new("llama.gguf");
     let model = Arc::new(Model::from_opened(file, checkpoint, &TokenizerSource::Own).unwrap());
     let device: Arc<dyn Device> = Arc::new(History::default());

@@ -1,4 +1,5 @@
-//! Who runs when: priorities, tenants, deadlines, the limit of the queue; and that nobody is forgotten.
+//! Tests of the order of sequences: priorities, tenants, deadlines, the limit of the queue; and
+//! that no sequence is forgotten.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -22,7 +23,7 @@ fn long(seed: u32, n_prompt: usize, max_tokens: usize) -> Request {
     Request { ignore_end: true, ..greedy(&tokens, max_tokens) }
 }
 
-/// The order in which sequences end, with their reasons.
+/// The sequences in the order in which they end, with their reasons.
 fn ends(engine: &mut Engine) -> Vec<(SequenceId, FinishReason)> {
     let mut ends = Vec::new();
     let mut on_event = |event: Event<'_>| {
@@ -99,7 +100,7 @@ fn a_full_queue_refuses_and_forgets_nothing() {
 #[test]
 fn tenants_are_served_in_turn_whoever_asks_more() {
     let mut engine = null_engine(&options(512, 64, 2));
-    // One asks for 40 long answers at once, the other for 5 short ones later.
+    // One tenant adds 40 long requests at once, the other 5 short ones later.
     for i in 0..40 {
         engine.add(Request { tenant: 1, reuse: false, ..long(i, 200, 60) }).unwrap();
     }
@@ -111,7 +112,7 @@ fn tenants_are_served_in_turn_whoever_asks_more() {
         .collect();
     let order: Vec<_> = ends(&mut engine).into_iter().map(|(id, _)| id).collect();
     let places: Vec<_> = modest.iter().map(|id| order.iter().position(|o| o == id).unwrap()).collect();
-    // Slots become free one by one; of those the modest one gets the next ones.
+    // Slots become free one by one, and the second tenant gets the next ones.
     assert!(places.iter().all(|place| *place <= 12), "{places:?}");
 }
 
@@ -119,7 +120,7 @@ fn tenants_are_served_in_turn_whoever_asks_more() {
 fn what_is_cached_costs_a_tenant_nothing() {
     let mut engine = null_engine(&options(1024, 64, 1));
     engine.complete(long(1, 900, 1)).unwrap();
-    // Both ask for ten answers; what the first asks is cached.
+    // Both tenants add ten requests; the prompts of the first are cached.
     let cached: Vec<_> =
         (0..10).map(|_| engine.add(Request { tenant: 1, ..long(1, 900, 2) }).unwrap()).collect();
     for i in 0..10 {
@@ -130,7 +131,7 @@ fn what_is_cached_costs_a_tenant_nothing() {
     assert!(last <= 12, "the last cached one was number {last} to end");
 }
 
-/// What happens to an engine.
+/// An action on an engine.
 #[derive(Clone, Debug)]
 enum Action {
     Add { kind: u64, salt: u64, tenant: u64, priority: i32 },
@@ -152,7 +153,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// A sequence of the test: what was asked, and what came.
+/// A sequence of the test: its request and its events.
 struct Asked {
     id: SequenceId,
     request: Request,
@@ -164,8 +165,9 @@ struct Asked {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(150)))]
 
-    /// Arrivals, cancels and forks at any time, prompts that share starts, priorities, tenants and salts, a device that fails
-    /// now and then, and too little memory: every answer is what it is alone, everybody gets one, and nothing is left behind.
+    /// Random arrivals, cancels and forks, prompts that share starts, priorities, tenants and
+    /// salts, a device that fails now and then, and too little memory. Every answer is the one that
+    /// its request gives alone, every sequence ends, and nothing is left behind.
     #[test]
     fn every_answer_is_what_it_is_alone(
         actions in prop::collection::vec(action(), 1..40), ahead in 0usize..4, n_slots in 1usize..6,
@@ -216,7 +218,7 @@ proptest! {
                     }
                 }
                 Action::Fork { of, seed } => {
-                    // After a slide its tokens are not those of its events.
+                    // After a slide a sequence's tokens are not those of its events.
                     let Some(a) = asked.get(of).filter(|a| a.request.overflow == Overflow::Stop) else { continue };
                     if a.reason.is_some() || a.cancelled {
                         continue;

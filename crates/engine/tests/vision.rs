@@ -1,5 +1,6 @@
-//! Models that see give the logits that transformers gives, from the pixels of its image processor and from the picture: whole, in
-//! chunks, token by token, beside other sequences, and after what is cached.
+//! Tests of models that see: their logits are those of transformers, from the pixels of its image
+//! processor and from the picture. They are computed whole, in chunks, token by token, beside other
+//! sequences, and from the cache.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -41,7 +42,7 @@ fn numpy(name: &str) -> Vec<f32> {
     file[10 + length..].chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
-/// What transformers' image processor made of the picture.
+/// The picture as transformers' image processor prepared it.
 fn from_pixels(name: &str, model: &Model) -> Arc<Picture> {
     let spec = model.vision().unwrap();
     let pixels = numpy(if name.starts_with("qwen3") { "qwen3_vl" } else { name });
@@ -51,7 +52,8 @@ fn from_pixels(name: &str, model: &Model) -> Arc<Picture> {
             vec![Tile { grid: Grid { rows: grid[1], cols: grid[2] }, pixels }]
         }
         Sizing::Rows { .. } => {
-            // Patches row by row of the picture, from 0 to 1; here from -1 to 1, as the tower reads them, by way of planes of colours.
+            // Patches row by row of the picture, from 0 to 1; here from -1 to 1, by planes of
+            // colours, as the tower reads them.
             let [rows, cols]: [usize; 2] =
                 serde_json::from_value(expected(name)["image_grid"].clone()).unwrap();
             let (side, width) = (spec.patch, cols * spec.patch);
@@ -83,7 +85,7 @@ fn engine_of(name: &str, device: &Arc<dyn Device>, chunk: usize, n_sequences: us
     Engine::new(model(name), device, &options).unwrap()
 }
 
-/// The largest difference of the logits from transformers'.
+/// Largest difference of the logits from those of transformers.
 fn difference(name: &str, engine: &mut Engine, picture: &Arc<Picture>, prefill: Prefill) -> f32 {
     let (expected, tokens) = (expected(name), tokens(name));
     let positions: Vec<usize> = serde_json::from_value(expected["positions"].clone()).unwrap();
@@ -149,7 +151,7 @@ fn the_cpu_agrees_whole_in_chunks_and_token_by_token() {
     }
 }
 
-/// The tower and the text model's rows of images, executed by the emulator.
+/// The emulator executes the tower and the text model's image rows.
 #[test]
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 fn metal_agrees_whole_and_in_chunks() {
@@ -164,7 +166,7 @@ fn metal_agrees_whole_and_in_chunks() {
     }
 }
 
-/// A pixel that changes changes the answer, so the tests above see the picture at all.
+/// A changed pixel changes the answer, so the tests above do read the picture.
 #[test]
 fn another_picture_gives_other_logits() {
     for name in &fixtures_with_a_picture() {
@@ -183,8 +185,8 @@ fn request(name: &str, picture: &Arc<Picture>, more: &[u32]) -> Request {
     Request { images: vec![picture.clone()], ignore_end: true, ..greedy(&tokens, 12) }
 }
 
-/// Sequences with images and without answer as they do alone: together, in small chunks, and from what is cached, of which a second
-/// question to the same picture finds the first one's.
+/// Sequences with images and without answer as they do alone: together, in small chunks, and from
+/// the cache. A second question about the same picture finds the first one's rows.
 #[test]
 fn answers_are_the_same_beside_others_and_after_what_is_cached() {
     for name in &fixtures_with_a_picture() {
@@ -221,7 +223,7 @@ fn answers_are_the_same_beside_others_and_after_what_is_cached() {
         assert_eq!(again.tokens, second.tokens, "{name}");
         let n_reused = again.finished.timings.reused_tokens;
         assert!(n_reused > 0, "{name}: nothing of {} was reused", again.finished.timings.prompt_tokens);
-        // Another picture of the same size shares the text before it at most.
+        // A different picture of the same size shares at most the text before it.
         let mut other = Picture::clone(&picture);
         other.hash = [3, 4];
         other.tiles.iter_mut().flat_map(|tile| &mut tile.pixels).for_each(|value| *value = -*value);
@@ -269,7 +271,7 @@ fn towers_and_pictures_that_cannot_be_are_refused_by_name() {
         refused(&|checkpoint| {
             let mut metadata = weights::Metadata::default();
             metadata.insert(key.to_owned(), weights::Value::Int(n));
-            // What is there already stays.
+            // Existing keys stay.
             for (key, value) in checkpoint.metadata.iter() {
                 metadata.insert(key.to_owned(), value.clone());
             }

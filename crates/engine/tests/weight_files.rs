@@ -1,4 +1,5 @@
-//! Files of weights that others write to while they are read: the requests of their model fail, and of no other.
+//! Tests of weight files that change while they are read: requests of their model fail, and no
+//! others.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
@@ -30,7 +31,7 @@ fn engine(path: &Path, access: Access) -> Engine {
     Engine::new(Arc::new(model), &device, &options).unwrap()
 }
 
-/// Step to the end: how each sequence ended, and the errors of steps.
+/// Run to the end. Returns the reason of each sequence, and the errors of steps.
 fn drain(engine: &mut Engine) -> (Vec<(SequenceId, FinishReason)>, Vec<Error>) {
     let (mut ended, mut errors) = (Vec::new(), Vec::new());
     for _ in 0..1000 {
@@ -57,7 +58,7 @@ fn a_file_that_is_cut_while_it_is_read_fails_the_requests_of_its_model() {
     let folder = tempfile::tempdir().unwrap();
     let (path, other) = (copy(folder.path(), "cut"), copy(folder.path(), "other"));
     let (mut cut, mut whole) = (engine(&path, Access::Map), engine(&other, Access::Map));
-    // One that runs, and one that waits.
+    // One sequence runs, and one waits.
     let ids = [0, 1].map(|i| cut.add(greedy(&[1, 2, 3 + i], 30)).unwrap());
     assert!(cut.step(&mut |_| {}).unwrap() && cut.step(&mut |_| {}).unwrap());
     let weights = File::options().write(true).open(path.join("model.safetensors")).unwrap();
@@ -70,7 +71,7 @@ fn a_file_that_is_cut_while_it_is_read_fails_the_requests_of_its_model() {
     }
     assert!(matches!(errors[..], [Error::Format(weights::Error::Changed { .. })]), "{errors:?}");
     assert!(cut.weight_files().check_whole().is_err() && cut.weight_files().check_unchanged().is_err());
-    // It stays so: nothing is made up.
+    // Later requests fail too: no token is made up.
     cut.add(greedy(&[1, 2, 3], 3)).unwrap();
     assert!(matches!(drain(&mut cut).0[..], [(_, FinishReason::Failed(_))]));
 

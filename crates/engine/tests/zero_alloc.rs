@@ -1,8 +1,9 @@
-//! After the prompt, a token costs no allocation: scheduling, the step, sampling with every stage, detokenising, stop
-//! strings and the event included. Counted by the allocator itself. Its own test binary, so that nothing else counts.
+//! Test that a token after the prompt costs no allocation: scheduling, the step, sampling with
+//! every stage, detokenising, stop strings and the event. The allocator itself counts. It is a test
+//! binary of its own, so that nothing else counts.
 #![allow(clippy::unwrap_used)]
 
-// The name that the GPU's file knows the crate by.
+// Name of the crate in the GPU's file.
 extern crate device_metal as ingle_device_metal;
 
 mod common;
@@ -19,13 +20,14 @@ use ingle_engine::*;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Steps of one row of each sequence.
+/// Check steps of one row of each sequence.
 fn check(device: Arc<dyn Device>, name: &str, sampling: SamplingParams, n_sequences: usize) {
     let engine = Engine::new(model_with_text(name), &device, &options(400, 32, n_sequences)).unwrap();
     check_engine(engine, sampling, n_sequences, 256);
 }
 
-/// Steps with guesses, which come from the text or from a second model, verified always or where it pays.
+/// Check steps with draft tokens, from the text or from a second model, verified always or if it
+/// pays.
 fn check_guesses(device: Arc<dyn Device>, name: &str, sampling: SamplingParams, n_sequences: usize) {
     for (speculate, has_model) in [
         (Speculate::Always, false),
@@ -33,7 +35,7 @@ fn check_guesses(device: Arc<dyn Device>, name: &str, sampling: SamplingParams, 
         (Speculate::Always, true),
         (Speculate::Auto, true),
     ] {
-        // A step gives three tokens at most, and so all sequences go on.
+        // A step gives at most three tokens, so all sequences go on.
         let options = LoadOptions { speculate, max_draft: 2, ..options(400, 32, n_sequences) };
         let mut engine = Engine::new(model_with_text(name), &device, &options).unwrap();
         if has_model {
@@ -44,7 +46,7 @@ fn check_guesses(device: Arc<dyn Device>, name: &str, sampling: SamplingParams, 
     }
 }
 
-/// A constraint that allows three tokens of four, and allocates nothing.
+/// A constraint that allows three of four tokens, and allocates nothing.
 struct ThreeOfFour;
 
 impl Constraint for ThreeOfFour {
@@ -70,7 +72,7 @@ impl Constraint for ThreeOfFour {
 }
 
 fn check_engine(mut engine: Engine, sampling: SamplingParams, n_sequences: usize, n_steps: usize) {
-    // Every other one has a constraint, where sampling alone leaves enough tokens.
+    // Every second sequence has a constraint, if sampling alone leaves enough tokens.
     let is_constrained = |seed: u32| seed % 2 == 1 && sampling.logit_bias.len() < 10;
     let request = |seed: u32| Request {
         constraint: is_constrained(seed).then(|| Box::new(ThreeOfFour) as Box<dyn Constraint>),
@@ -110,8 +112,8 @@ fn check_engine(mut engine: Engine, sampling: SamplingParams, n_sequences: usize
     assert_eq!(counted, 0, "{counted} allocations over {n_steps} decode steps on {device} ({name})");
 }
 
-/// Steps whose tokens only the host can choose, on a GPU that runs nothing and so leaves zeros. (Steps in flight are counted by
-/// the device's own test, and on the devices above.)
+/// Check steps whose tokens only the host can choose, on a GPU that runs nothing and so leaves
+/// zeros. (Steps in flight are checked by the device's own test, and on the devices above.)
 fn check_metal(name: &str) {
     let metal = Arc::new(device_metal::MetalDevice::new(null_gpu::NullGpu::new("Apple M4 Pro")));
     let device: Arc<dyn Device> = metal.clone();
@@ -125,7 +127,7 @@ fn check_metal(name: &str) {
             reuse: false,
             ..Request::new((0..50).map(|i| i * 7 % 150).collect())
         };
-        // A buffer is taken where pages are committed, which stay so for the next sequence.
+        // Committing pages allocates a buffer, and they stay committed for the next sequence.
         engine.generate(request.clone(), |_| {}).unwrap();
         let mut counts = Vec::with_capacity(100);
         engine.generate(request, |_| counts.push(CountingAllocator::calls())).unwrap();
@@ -149,13 +151,13 @@ fn every_stage() -> SamplingParams {
     }
 }
 
-/// Only four tokens: what was said comes again, so that it can be guessed.
+/// Only four tokens, so that texts repeat and can be drafted.
 fn few_tokens() -> SamplingParams {
     let logit_bias = (0..160).filter(|t| *t < 95 || *t > 98).map(|t| (t, f32::NEG_INFINITY)).collect();
     SamplingParams { logit_bias, ..every_stage() }
 }
 
-/// The only test of this binary: another would count too.
+/// The only test of this binary: another one would count too.
 #[test]
 fn decoding_allocates_nothing() {
     let before = CountingAllocator::calls();
@@ -178,7 +180,7 @@ fn decoding_allocates_nothing() {
                     check_guesses(device, name, few_tokens(), n_sequences);
                 }
             }
-            // Made only now: its workers allocate while they start.
+            // Created only now, since its workers allocate while they start.
             let cpu =
                 device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(2), isa: None }).unwrap();
             let cpu: Arc<dyn Device> = Arc::new(cpu);

@@ -1,8 +1,10 @@
-//! What an answer must be: a rule that says after each token which tokens may follow, such as a grammar.
+//! Constraints on an answer, such as a grammar: a rule that says after each token which tokens may
+//! follow.
 //!
-//! The rule becomes a mask of each output ([`device::Want::mask`]). Where the device leaves a processor free, masks are computed on
-//! a thread of their own from the moment a step is submitted; those that are not there when the device chooses tokens are computed
-//! by its threads that choose ([`device::Masks`]).
+//! A constraint becomes a mask of each output ([`device::Want::mask`]). If the device leaves a
+//! processor free, a thread of its own computes masks from the moment a step is submitted. Masks
+//! that are missing when the device chooses tokens are computed by the device's threads
+//! ([`device::Masks`]).
 
 mod worker;
 
@@ -10,40 +12,43 @@ use std::fmt;
 
 pub(crate) use worker::{MaskJob, MaskWorker, panic_message};
 
-/// What a constraint gives; its error ends the sequence, and only that, with [`crate::FinishReason::ConstraintFailed`].
+/// Result of a constraint. An error ends the sequence, and only that, with
+/// [`crate::FinishReason::ConstraintFailed`].
 pub type ConstraintResult<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Says which tokens may follow. It has the state after the tokens of the answer so far.
+/// A rule for the tokens of an answer. Its state is the one after the tokens so far.
 ///
-/// Calls after the first few should allocate nothing: they are made for every token.
+/// Calls after the first few should allocate nothing: they happen for every token.
 pub trait Constraint: Send {
-    /// Set the bits of the tokens that may come next in `words` `(n_vocab.div_ceil(32))`, which are 0: bit `t % 32` of word
-    /// `t / 32`; those of end tokens too, where the text may end. False: every token may, and `words` are as they were.
+    /// Set the bits of the tokens that may come next in `words` `(n_vocab.div_ceil(32))`, which are
+    /// 0: bit `t % 32` of word `t / 32`. End tokens are included if the text may end. Returns
+    /// false, with `words` unchanged, if every token may come next.
     ///
     /// # Errors
-    /// It cannot go on.
+    /// The constraint cannot go on.
     fn mask(&mut self, words: &mut [u32]) -> ConstraintResult<bool>;
 
-    /// A token was chosen that [`Self::mask`] allowed; never one that ends the answer.
+    /// Advance by a chosen token, which [`Self::mask`] allowed and which is no end token.
     ///
     /// # Errors
-    /// It may not follow, or the constraint cannot go on.
+    /// The token may not follow, or the constraint cannot go on.
     fn accept(&mut self, token: u32) -> ConstraintResult<()>;
 
-    /// Go back to the state before the last `n_tokens` were accepted, which were guesses: at most [`crate::MAX_DRAFT`].
+    /// Return to the state before the last `n_tokens`, which were draft tokens: at most
+    /// [`crate::MAX_DRAFT`].
     ///
     /// # Errors
-    /// It cannot go back.
+    /// The constraint cannot go back.
     fn roll_back(&mut self, n_tokens: usize) -> ConstraintResult<()>;
 
-    /// How many of these tokens may follow, one after the other; ends of the answer do not count. The state is the same
-    /// afterwards.
+    /// Number of these tokens that may follow, one after the other, without end tokens. The state
+    /// does not change.
     fn n_valid(&mut self, tokens: &[u32]) -> usize;
 
-    /// Whether nothing but the end may follow.
+    /// Returns true if nothing but the end may follow.
     fn is_over(&self) -> bool;
 
-    /// Another with the same state.
+    /// A copy with the same state.
     fn fork(&self) -> Box<dyn Constraint>;
 }
 

@@ -1,4 +1,5 @@
-//! Who computes masks: a thread of its own while a device computes a step, and whoever chooses a token whose mask is not there yet.
+//! Computation of masks: by a thread of its own while a device computes a step, and by the thread
+//! that chooses a token if its mask is missing.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,60 +14,61 @@ use crate::FinishReason;
 /// The masks of one sequence's outputs in a step.
 pub(crate) struct MaskJob {
     pub(crate) slot: usize,
-    /// Lent by the sequence.
+    /// The constraint, lent by the sequence.
     pub(crate) constraint: Box<dyn Constraint>,
-    /// Guesses: each has an output too. Taken from the sequence, and given back.
+    /// Draft tokens, which have an output each. They are lent by the sequence too.
     pub(crate) draft: Vec<u32>,
-    /// Its first mask among those of the step; the others follow.
+    /// Index of its first mask among those of the step; its others follow.
     pub(crate) first: usize,
-    /// How its sequence ends if it cannot go on.
+    /// Reason for which its sequence ends, if the constraint fails.
     pub(crate) error: Option<FinishReason>,
 }
 
-/// A job, and room for its masks. Whoever holds its lock computes them.
+/// A job, and room for its masks. The holder of the lock computes them.
 struct Part {
-    /// `None`: this step has fewer jobs.
+    /// The job; `None` if the step has fewer jobs.
     job: Option<MaskJob>,
     is_done: bool,
-    /// `(1 + max_draft, words_per_mask)`
+    /// Masks, `(1 + max_draft, words_per_mask)`.
     words: Vec<u32>,
 }
 
-/// What the thread is told.
+/// Messages to the thread.
 #[derive(Default)]
-struct Asked {
-    /// Counts steps.
+struct Orders {
+    /// Number of steps started.
     n_steps: u64,
     quit: bool,
-    /// Set by the thread once it has started.
+    /// True once the thread has started.
     is_running: bool,
 }
 
-/// What the engine's thread, the mask thread and the device's threads share.
+/// State that the engine's thread, the mask thread and the device's threads share.
 struct Shared {
-    /// `(max_jobs)`
+    /// Jobs and their masks, `(max_jobs)`.
     parts: Box<[Mutex<Part>]>,
-    /// By mask of the step: its part, and which row of it.
+    /// For each mask of the step: its part, and the row in that part.
     owners: RwLock<Vec<(usize, usize)>>,
-    asked: Mutex<Asked>,
+    asked: Mutex<Orders>,
     changed: Condvar,
     words_per_mask: usize,
 }
 
-/// Masks of a step at a time. The thread ends when this is dropped.
+/// Computes the masks of one step at a time. Its thread ends when it is dropped.
 pub(crate) struct MaskWorker {
     shared: Arc<Shared>,
-    /// Without it, all masks are computed by those who choose tokens.
+    /// The mask thread; without it, the threads that choose tokens compute all masks.
     thread: Option<JoinHandle<()>>,
 }
 
 impl MaskWorker {
-    /// For steps of at most `max_jobs` sequences with `max_draft` guesses each. `has_core`: a processor is free while the device
-    /// computes, so a thread of its own computes masks meanwhile. Otherwise it would only take turns with the device's threads, all
-    /// of which wait for the one that it interrupts.
+    /// A worker for steps of at most `max_jobs` sequences with `max_draft` draft tokens each.
+    /// `has_core`: a processor is free while the device computes, so a thread of its own computes
+    /// masks. Otherwise that thread would interrupt one of the device's threads, for which all
+    /// others would wait.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system cannot start a thread.
     pub(crate) fn new(
         n_vocab: usize,
         max_jobs: usize,
@@ -89,8 +91,8 @@ impl MaskWorker {
             true => {
                 let of_thread = shared.clone();
                 let thread = thread::Builder::new().name("masks".into()).spawn(move || of_thread.run())?;
-                // Starting allocates, and on a busy machine it can come as late as many steps after this.
-                let is_starting = |asked: &mut Asked| !asked.is_running;
+                // Starting allocates, and on a busy machine it can happen many steps later.
+                let is_starting = |asked: &mut Orders| !asked.is_running;
                 drop(shared.changed.wait_while(lock(&shared.asked), is_starting));
                 Some(thread)
             }
@@ -98,7 +100,8 @@ impl MaskWorker {
         Ok(MaskWorker { shared, thread })
     }
 
-    /// These masks are wanted from now on; `jobs` is empty afterwards, and holds at most `max_jobs` now. [`Self::finish`] must follow.
+    /// Start the masks of a step. `jobs` holds at most `max_jobs`, and is empty afterwards.
+    /// [`Self::finish`] must follow.
     pub(crate) fn start(&self, jobs: &mut Vec<MaskJob>) {
         let mut owners = self.shared.owners.write().unwrap_or_else(PoisonError::into_inner);
         owners.clear();
@@ -118,7 +121,7 @@ impl MaskWorker {
         }
     }
 
-    /// The masks are not wanted any more: take the jobs back, waiting for one that is being computed.
+    /// End the masks of a step and return its jobs, after a job that is being computed.
     pub(crate) fn finish(&self, jobs: &mut Vec<MaskJob>) {
         for part in &self.shared.parts {
             let Some(job) = lock(part).job.take() else { break };
@@ -127,7 +130,7 @@ impl MaskWorker {
         self.shared.owners.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// The masks of the step that was started, for [`device::Step::masks`].
+    /// Masks of the started step, for [`device::Step::masks`].
     pub(crate) fn source(&self) -> &dyn MaskSource {
         self.shared.as_ref()
     }
@@ -138,7 +141,7 @@ impl Drop for MaskWorker {
         lock(&self.shared.asked).quit = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It catches the panics of constraints, and has none of its own.
+            // The thread catches the panics of constraints, and has none of its own.
             let _ = thread.join();
         }
     }
@@ -151,7 +154,7 @@ impl Shared {
         let mut n_seen = 0;
         loop {
             let asked = lock(&self.asked);
-            let is_old = |asked: &mut Asked| asked.n_steps == n_seen && !asked.quit;
+            let is_old = |asked: &mut Orders| asked.n_steps == n_seen && !asked.quit;
             let waited = self.changed.wait_while(asked, is_old);
             let asked = waited.unwrap_or_else(PoisonError::into_inner);
             if asked.quit {
@@ -171,13 +174,13 @@ impl Shared {
 }
 
 impl Part {
-    /// Compute the masks, unless they are there.
+    /// Compute the masks, unless that is done.
     fn compute(&mut self, words_per_mask: usize) {
         let Part { job: Some(job), is_done: false, words } = self else { return };
         let n_words = (1 + job.draft.len()) * words_per_mask;
         let error = match words.get_mut(..n_words) {
             None => {
-                let reason = format!("no room for the masks of {} guesses", job.draft.len());
+                let reason = format!("no room for the masks of {} draft tokens", job.draft.len());
                 Some(FinishReason::Failed(reason))
             }
             Some(words) => match catch_unwind(AssertUnwindSafe(|| job.compute(words, words_per_mask))) {
@@ -189,7 +192,7 @@ impl Part {
             },
         };
         if let Some(error) = error {
-            // Nothing is chosen; the sequence ends with the error.
+            // With empty masks no token is chosen; the sequence ends with the error.
             words.fill(0);
             job.error = Some(error);
         }
@@ -198,7 +201,7 @@ impl Part {
 }
 
 impl MaskJob {
-    /// `words` `(1 + n_draft, words_per_mask)`.
+    /// Compute the masks of the job into `words` `(1 + n_draft, words_per_mask)`.
     fn compute(&mut self, words: &mut [u32], words_per_mask: usize) -> ConstraintResult<()> {
         let n_draft = self.draft.len();
         for (row, words) in words.chunks_exact_mut(words_per_mask).enumerate() {
@@ -228,7 +231,7 @@ impl MaskSource for Shared {
         let owner = owners.get(index).copied();
         drop(owners);
         let part = owner.and_then(|(part, row)| Some((self.parts.get(part)?, row)));
-        // A mask that nobody owns allows nothing.
+        // A mask without an owner allows nothing.
         let Some((part, row)) = part else { return look(&[]) };
         let mut part = lock(part);
         part.compute(self.words_per_mask);
@@ -241,7 +244,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a panic said.
+/// Message of a panic.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
@@ -251,7 +254,7 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> &str {
 mod tests {
     use super::*;
 
-    /// Allows the token whose number is that of the tokens so far. At the third it panics.
+    /// Allows only the token whose id is the number of tokens so far. Panics at the third.
     #[derive(Clone)]
     struct InTurn(u32);
 
@@ -286,7 +289,8 @@ mod tests {
         }
     }
 
-    /// The words of the masks that a step of these sequences (tokens so far, guesses) has, asked for from the last to the first.
+    /// Masks of a step with these sequences (number of tokens so far, draft tokens), read from the
+    /// last to the first.
     fn masks_of(worker: &MaskWorker, sequences: &[(u32, &[u32])]) -> (Vec<Vec<u32>>, Vec<MaskJob>) {
         let mut first = 0;
         let mut jobs = Vec::new();
@@ -335,7 +339,7 @@ mod tests {
                 jobs[0].error
             );
             assert!(jobs[1].error.is_none());
-            // More guesses than there is room for.
+            // More draft tokens than there is room for.
             let (masks, jobs) = masks_of(&worker, &[(0, &[0, 1, 2, 3])]);
             assert!(masks.iter().flatten().all(|word| *word == 0));
             assert!(jobs[0].error.is_some());

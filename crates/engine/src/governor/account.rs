@@ -1,4 +1,5 @@
-//! What one engine holds of a memory, in numbers that its thread and the governor's share without a lock.
+//! Memory held by one engine, in numbers that its thread and the governor's thread share without a
+//! lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -9,18 +10,19 @@ use super::policy::{Budget, Share};
 
 const ORDER: Ordering = Ordering::Relaxed;
 
-/// Of a memory as a whole.
+/// Totals of one memory.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    /// Bytes of pages that were touched, of all accounts.
+    /// Touched bytes of pages, over all accounts.
     pub(super) resident: AtomicU64,
     pub(super) budget: AtomicU64,
     hard: AtomicU64,
     most_booked: AtomicU64,
     is_pressed: AtomicBool,
-    /// Bytes beside pools that accounts gave back when they ended, less those that new ones take, since the last reading.
+    /// Bytes outside pools that ended accounts have released since the last reading, less those
+    /// that new accounts use.
     pub(super) given_back: AtomicI64,
-    /// Readings so far.
+    /// Number of readings so far.
     pub(super) generation: AtomicU64,
 }
 
@@ -48,31 +50,31 @@ impl Ledger {
     }
 }
 
-/// An engine's.
+/// Account of one engine.
 #[derive(Debug)]
 pub(crate) struct Account {
     governor: Arc<Governor>,
     ledger: Arc<Ledger>,
-    /// Bytes beside the pool: weights, activations.
+    /// Bytes outside the pool: weights, activations.
     pub(super) fixed: AtomicU64,
-    /// Bytes of its pages that were touched.
+    /// Touched bytes of its pages.
     resident: AtomicU64,
-    /// Of those, free pages and cached prefixes.
+    /// Part of `resident` that is free pages and cached prefixes.
     reclaimable: AtomicU64,
-    /// Of those, what its oldest sequence keeps.
+    /// Part of `resident` that its oldest sequence keeps.
     floor: AtomicU64,
-    /// What the oldest sequence may still touch.
+    /// Bytes that the oldest sequence may still touch.
     pub(super) booked: AtomicU64,
-    /// Bytes that its sequences take in a second.
+    /// Bytes that its sequences use up in a second.
     pub(super) growth: AtomicU64,
-    /// Most bytes that it may hold; `u64::MAX`: nobody asks for anything back.
+    /// Most bytes that it may hold; `u64::MAX`: it need not release anything.
     pub(super) target: AtomicU64,
 }
 
-/// What an engine tells of its pool.
+/// Contents of an engine's pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holdings {
-    /// Bytes of free pages that were touched, and of pages that only the prefix cache holds.
+    /// Bytes of touched free pages, and of pages that only the prefix cache holds.
     pub(crate) reclaimable: u64,
     /// Bytes that its oldest sequence keeps.
     pub(crate) floor: u64,
@@ -103,8 +105,9 @@ impl Account {
         Share { resident, floor, reclaimable: self.reclaimable.load(ORDER).min(resident - floor) }
     }
 
-    /// Whether so many bytes more may be touched. `is_alone`: for a sequence beside which its engine runs none. Two engines that ask at once
-    /// may both be told yes: the budget is exceeded by a page then, until the next reading.
+    /// Returns true if this many more bytes may be touched. `is_alone` means that the sequence is
+    /// the only one of its engine. Two engines that call at once may both get true: the budget is
+    /// then exceeded by a page until the next reading.
     pub(crate) fn may_take(&self, bytes: u64, is_alone: bool) -> bool {
         let most = if is_alone { &self.ledger.hard } else { &self.ledger.budget };
         let own = self.resident.load(ORDER).saturating_add(bytes);
@@ -112,51 +115,51 @@ impl Account {
         all <= most.load(ORDER) && (is_alone || own <= self.target.load(ORDER))
     }
 
-    /// So many bytes are taken beside the pool, from now on.
+    /// Set the bytes outside the pool.
     pub(crate) fn set_fixed(&self, bytes: u64) {
         let before = self.fixed.swap(bytes, ORDER);
         self.ledger.given_back.fetch_add(before.cast_signed().wrapping_sub(bytes.cast_signed()), ORDER);
     }
 
-    /// So many bytes more are touched.
+    /// Count bytes that are touched now.
     pub(crate) fn take(&self, bytes: u64) {
         self.resident.fetch_add(bytes, ORDER);
         self.ledger.resident.fetch_add(bytes, ORDER);
     }
 
-    /// So many bytes are not held any more.
+    /// Count bytes that are not held any more.
     pub(crate) fn give(&self, bytes: u64) {
         self.resident.fetch_sub(bytes, ORDER);
         self.ledger.resident.fetch_sub(bytes, ORDER);
     }
 
-    /// Most bytes that it may hold.
+    /// Most bytes that the account may hold.
     pub(crate) fn target(&self) -> u64 {
         self.target.load(ORDER)
     }
 
-    /// Bytes that anybody may still touch.
+    /// Bytes that any account may still touch.
     pub(crate) fn room(&self) -> u64 {
         self.ledger.budget.load(ORDER).saturating_sub(self.ledger.resident.load(ORDER))
     }
 
-    /// Most bytes that are committed for an oldest sequence.
+    /// Most bytes that may be committed for an oldest sequence.
     pub(crate) fn most_booked(&self) -> u64 {
         self.ledger.most_booked.load(ORDER)
     }
 
-    /// Nothing new is to begin, and chunks are to be small.
+    /// Returns true if no new sequence should begin and chunks should be small.
     pub(crate) fn is_pressed(&self) -> bool {
         self.ledger.is_pressed.load(ORDER)
     }
 
-    /// Readings so far.
+    /// Number of readings so far.
     pub(crate) fn generation(&self) -> u64 {
         self.ledger.generation.load(ORDER)
     }
 
-    /// What it holds now. Where its oldest sequence keeps less than before, what it may hold is set again at once: until the next
-    /// reading nobody would give back what that sequence kept.
+    /// Publish the contents of the pool. If the oldest sequence keeps less than before, targets are
+    /// set again at once: until the next reading nobody would release the difference.
     pub(crate) fn tell(&self, holdings: Holdings) {
         self.reclaimable.store(holdings.reclaimable, ORDER);
         let floor = self.floor.swap(holdings.floor, ORDER);
@@ -166,12 +169,12 @@ impl Account {
         }
     }
 
-    /// Its sequences take so many bytes a second.
+    /// Set the number of bytes that its sequences use up in a second.
     pub(crate) fn set_growth(&self, bytes: u64) {
         self.growth.store(bytes, ORDER);
     }
 
-    /// Unload a model that nobody uses; whether there was one.
+    /// Unload a model that nobody uses. Returns true if there was one.
     pub(crate) fn unload_idle(&self) -> bool {
         let is_unloaded = self.governor.unload_idle();
         if is_unloaded {

@@ -1,11 +1,13 @@
 //! The governor of memory: one per process, over the pools and caches of all models.
 //!
-//! A thread reads a [`MemorySource`] ten times a second, and at once where the system complains, and sets a budget
-//! ([`policy`]). Each engine has an [`Account`]: it asks before it touches a page that was not touched before, and gives back
-//! between two steps what it holds beyond its target. No lock is taken for either, except where the oldest sequence has ended.
+//! A thread reads a [`MemorySource`] ten times a second, and at once if the system reports
+//! pressure, and sets a budget ([`policy`]). Each engine has an [`Account`]: it checks the account
+//! before it touches a new page, and between two steps it releases what it holds beyond its target.
+//! Neither takes a lock, except after the oldest sequence has ended.
 //!
-//! The ladder on a shortage: free pages that are still committed; cold leaves of the prefix cache; models that nobody uses;
-//! nothing new and smaller chunks; the youngest sequence of the lowest priority is parked, down to the oldest. No rung ends a
+//! Steps on a shortage, in this order: release free pages that are still committed; evict cold
+//! leaves of the prefix cache; unload models that nobody uses; begin nothing new and make chunks
+//! smaller; park the youngest sequence of the lowest priority, down to the oldest. No step ends a
 //! sequence.
 
 mod account;
@@ -24,16 +26,17 @@ pub(crate) use self::account::{Account, Holdings};
 use self::policy::{Held, Policy, Share};
 pub use self::policy::{MemoryCap, Reason, reserve};
 
-/// Time between two readings where the system does not complain.
+/// Time between two readings without pressure.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Unload one model that nobody uses, and wait until its memory is free; whether there was one.
+/// Unloads one model that nobody uses, and waits until its memory is free. Returns true if there
+/// was one.
 pub type UnloadIdle = dyn Fn() -> bool + Send + Sync;
 
-/// The governor. Engines get one by [`crate::LoadOptions::governor`].
+/// The governor. [`crate::LoadOptions::governor`] passes it to engines.
 pub struct Governor {
     cap: MemoryCap,
-    /// The system's memory first, then those of devices that have one of their own.
+    /// The system's memory first, then the memories of devices that have their own.
     domains: Mutex<Vec<Arc<Domain>>>,
     unload_idle: Mutex<Option<Arc<UnloadIdle>>>,
 }
@@ -44,54 +47,54 @@ impl std::fmt::Debug for Governor {
     }
 }
 
-/// A memory, and who holds some of it.
+/// One memory, and the accounts that use it.
 struct Domain {
-    /// The device's name; empty: the system's memory.
+    /// Name of the device; empty for the system's memory.
     name: &'static str,
     source: Mutex<Box<dyn MemorySource>>,
-    state: Mutex<State>,
+    state: Mutex<DomainState>,
     ledger: Arc<Ledger>,
 }
 
-struct State {
+struct DomainState {
     policy: Policy,
     accounts: Vec<Weak<Account>>,
     reading: Reading,
     held: Held,
     reason: Reason,
-    /// Of the accounts, at the last reading.
+    /// Shares of the accounts, at the last reading.
     shares: Vec<Share>,
-    /// A buffer.
+    /// A buffer for targets.
     targets: Vec<u64>,
 }
 
-/// What is held of a memory, and what may be.
+/// Memory that is held, and the budget.
 #[derive(Clone, Debug)]
 pub struct MemoryStatus {
-    /// The device whose memory it is; empty: the system's.
+    /// Device whose memory it is; empty for the system's.
     pub device: &'static str,
-    /// What was read last.
+    /// The last reading.
     pub reading: Reading,
     /// Most bytes that pools and caches may hold.
     pub budget: u64,
-    /// What they hold.
+    /// Bytes that pools and caches hold.
     pub held: u64,
-    /// Weights, activations and the like of all models.
+    /// Bytes of weights, activations and the like, over all models.
     pub fixed: u64,
-    /// What is left for everybody else.
+    /// Bytes left to other processes.
     pub reserve: u64,
-    /// What running sequences take in a second.
+    /// Bytes that running sequences use up in a second.
     pub growth: u64,
-    /// What the oldest sequences may still take of what is committed for them.
+    /// Committed bytes that the oldest sequences have not touched yet.
     pub booked: u64,
-    /// What the oldest sequences keep of `held`, whatever the budget.
+    /// Part of `held` that the oldest sequences keep, whatever the budget.
     pub floor: u64,
-    /// Why the budget is what it is.
+    /// Reason of the budget.
     pub reason: Reason,
 }
 
 impl Governor {
-    /// A governor that reads this machine's memory, from a thread of its own, until it is dropped.
+    /// A governor that reads this machine's memory on a thread of its own, until it is dropped.
     ///
     /// # Errors
     /// [`crate::Error::Thread`].
@@ -103,7 +106,7 @@ impl Governor {
             let mut last = Instant::now();
             while let Some(domain) = weak.upgrade().and_then(|governor| governor.domains().first().cloned()) {
                 let complained = lock(&domain.source).wait(TICK);
-                // A system that complains without end is heard ten times a second all the same.
+                // Pressure without end is still read only ten times a second.
                 if complained && last.elapsed() < TICK {
                     thread::sleep(TICK / 10);
                 }
@@ -117,18 +120,18 @@ impl Governor {
         Ok(governor)
     }
 
-    /// A governor that reads when [`Self::observe`] is called, and not by itself.
+    /// A governor that reads only when [`Self::observe`] is called.
     pub fn of(source: Box<dyn MemorySource>, cap: MemoryCap) -> Arc<Governor> {
         let domains = Mutex::new(vec![Arc::new(Domain::new("", source, cap))]);
         Arc::new(Governor { cap, domains, unload_idle: Mutex::new(None) })
     }
 
-    /// What unloads models that nobody uses.
+    /// Set the function that unloads models that nobody uses.
     pub fn set_unload_idle(&self, unload: Arc<UnloadIdle>) {
         *lock(&self.unload_idle) = Some(unload);
     }
 
-    /// Unload a model that nobody uses; whether there was one.
+    /// Unload a model that nobody uses. Returns true if there was one.
     pub(crate) fn unload_idle(&self) -> bool {
         let unload = lock(&self.unload_idle).clone();
         unload.is_some_and(|unload| unload())
@@ -138,7 +141,7 @@ impl Governor {
         lock(&self.domains)
     }
 
-    /// Read all memories, and set what may be held of each.
+    /// Read all memories, and set their budgets and targets.
     pub fn observe(&self, now: Instant) {
         let domains = self.domains().clone();
         for domain in domains {
@@ -148,7 +151,7 @@ impl Governor {
         }
     }
 
-    /// Tell the accounts of a memory again what they may hold, by the last reading.
+    /// Set the targets of a memory's accounts again, from the last reading.
     fn set_targets(&self, ledger: &Arc<Ledger>) {
         let domain = self.domains().iter().find(|domain| Arc::ptr_eq(&domain.ledger, ledger)).cloned();
         if let Some(domain) = domain {
@@ -156,18 +159,18 @@ impl Governor {
         }
     }
 
-    /// What the cap allows this process, of the system's memory; `None`: no cap.
+    /// Bytes of the system's memory that the cap allows this process; `None`: no cap.
     pub fn cap_bytes(&self) -> Option<u64> {
         self.cap.bytes(lock(&self.domains()[0].state).reading.total)
     }
 
-    /// Weights, activations, pools and caches of all models on a device.
+    /// Bytes of weights, activations, pools and caches of all models on a device.
     pub fn taken(&self, device: &dyn Device) -> u64 {
         let held = lock(&self.domain_of(device).state).held;
         held.fixed + held.resident
     }
 
-    /// An account for a program on a device that takes `fixed` bytes beside its pool.
+    /// An account for a program on a device with `fixed` bytes outside its pool.
     pub(crate) fn account(self: &Arc<Self>, device: &dyn Device, fixed: u64) -> Arc<Account> {
         let domain = self.domain_of(device);
         let account = Arc::new(Account::new(self.clone(), domain.ledger.clone(), fixed));
@@ -192,12 +195,12 @@ impl Governor {
         domains[0].clone()
     }
 
-    /// What is held of each memory, and what may be.
+    /// Status of each memory.
     pub fn status(&self) -> Vec<MemoryStatus> {
         self.domains().iter().map(|domain| domain.status()).collect()
     }
 
-    /// Of the memory in which a device's programs lie.
+    /// Status of the memory that a device's programs use.
     pub(crate) fn status_of(&self, device: &dyn Device) -> MemoryStatus {
         self.domain_of(device).status()
     }
@@ -205,7 +208,7 @@ impl Governor {
 
 impl Domain {
     fn new(name: &'static str, source: Box<dyn MemorySource>, cap: MemoryCap) -> Domain {
-        let state = State {
+        let state = DomainState {
             policy: Policy::new(cap),
             accounts: Vec::new(),
             reading: Reading::default(),
@@ -233,11 +236,12 @@ impl Domain {
         }
     }
 
-    /// Read, and set the budget: what is held beyond it and is neither free pages nor cached prefixes.
+    /// Read the memory and set its budget. Returns the bytes held beyond the budget that are
+    /// neither free pages nor cached prefixes.
     fn observe(&self, now: Instant) -> u64 {
         let reading = lock(&self.source).read();
         let mut state = lock(&self.state);
-        let State { policy, accounts, shares, .. } = &mut *state;
+        let DomainState { policy, accounts, shares, .. } = &mut *state;
         accounts.retain(|account| account.strong_count() > 0);
         shares.clear();
         let mut held = Held { resident: self.ledger.resident.load(Ordering::Relaxed), ..Held::default() };
@@ -250,7 +254,7 @@ impl Domain {
         let given_back = self.ledger.given_back.swap(0, Ordering::Relaxed);
         let budget = policy.update(now, &reading, held, given_back);
         let excess = held.resident.saturating_sub(budget.bytes);
-        // Where not even the oldest sequences may take more, whatever is idle goes.
+        // If not even the oldest sequences may use more, idle models are unloaded.
         let is_dire = reading.total > 0 && budget.hard == 0;
         let uncovered = policy::uncovered(excess, shares).max(u64::from(is_dire));
         (state.reading, state.held, state.reason) = (reading, held, budget.reason);
@@ -259,10 +263,10 @@ impl Domain {
         uncovered
     }
 
-    /// Tell each account what it may hold.
+    /// Set the target of each account.
     fn set_targets(&self) {
         let mut state = lock(&self.state);
-        let State { accounts, shares, targets, .. } = &mut *state;
+        let DomainState { accounts, shares, targets, .. } = &mut *state;
         let accounts: Vec<_> = accounts.iter().filter_map(Weak::upgrade).collect();
         shares.clear();
         shares.extend(accounts.iter().map(|account| account.share()));

@@ -1,44 +1,45 @@
-//! How much memory pools and caches may hold: pure rules over what a source says.
+//! Rules for the memory that pools and caches may hold: pure functions of the readings of a source.
 //!
-//! `budget = held + free - reserve - growth - booked`: what is held, and what is free now; less a reserve for everybody else,
-//! what running sequences will take in the next [`AHEAD`], and what the oldest sequences may still need of their committed
-//! contexts. It shrinks at once. It grows by at most [`GROWTH`] a second, after [`CALM`] without trouble.
+//! `budget = held + free - reserve - growth - booked`. The reserve is for other processes. `growth`
+//! is what running sequences will use in the next [`AHEAD`]. `booked` is what the oldest sequences
+//! may still use of their committed contexts. The budget shrinks at once. It grows by at most
+//! [`GROWTH`] a second, after [`CALM`] without trouble.
 
 use std::time::{Duration, Instant};
 
 use platform::{Bound, Pressure, Reading};
 
-/// The growth of running sequences is kept free for so long.
+/// Time for which the growth of running sequences is kept free.
 pub(super) const AHEAD: Duration = Duration::from_secs(2);
 
-/// Without trouble for so long, a budget grows.
+/// Time without trouble after which a budget grows.
 pub(super) const CALM: Duration = Duration::from_secs(5);
 
-/// Of itself, a second.
+/// Largest growth of a budget in a second, relative to the budget.
 pub(super) const GROWTH: f64 = 0.1;
 
-/// After trouble, nothing new begins for so long.
+/// Time after trouble in which nothing new begins.
 const PRESSED: Duration = Duration::from_secs(1);
 
-/// What is never taken but for the oldest sequence: an eighth of the memory, from 64 MiB to 1 GiB.
+/// Reserve that only the oldest sequence may use: an eighth of the memory, from 64 MiB to 1 GiB.
 pub fn reserve(total: u64) -> u64 {
     (total / 8).clamp(64 << 20, 1 << 30)
 }
 
-/// What an operator allows this process in all.
+/// Operator's limit on this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum MemoryCap {
-    /// What the machine has free.
+    /// No limit but the free memory.
     #[default]
     Max,
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// So much of the memory, from 0 to 1.
+    /// A share of the memory, from 0 to 1.
     Share(f64),
 }
 
 impl MemoryCap {
-    /// In bytes, of a memory of `total`; `None`: no cap.
+    /// The cap in bytes, for a memory of `total` bytes; `None`: no cap.
     pub fn bytes(self, total: u64) -> Option<u64> {
         match self {
             MemoryCap::Max => None,
@@ -48,28 +49,28 @@ impl MemoryCap {
     }
 }
 
-/// Why a budget is what it is.
+/// Reason of a budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reason {
-    /// The system says nothing, so nothing is limited.
+    /// The system reports nothing, so nothing is limited.
     #[default]
     Unknown,
-    /// So much is free in the machine.
+    /// Free memory of the machine.
     Machine,
-    /// So much is left of the limit of a control group or job.
+    /// Remainder of the limit of a control group or job.
     Group,
-    /// So much is free on the device.
+    /// Free memory of the device.
     Device,
-    /// The cap that the operator set.
+    /// The operator's cap.
     Cap,
-    /// The system said that memory is short.
+    /// The system reported that memory is short.
     Pressure,
     /// Memory is free again, and the budget grows slowly.
     Recovering,
 }
 
 impl Reason {
-    /// Of a budget that is what is free.
+    /// Reason of a budget that equals the free memory.
     pub(crate) fn of(bound: Bound) -> Reason {
         match bound {
             Bound::Machine => Reason::Machine,
@@ -78,7 +79,7 @@ impl Reason {
         }
     }
 
-    /// As metrics and plans name it.
+    /// Name in metrics and plans.
     pub fn name(self) -> &'static str {
         match self {
             Reason::Unknown => "unknown",
@@ -92,43 +93,43 @@ impl Reason {
     }
 }
 
-/// What all pools and caches of a memory hold together, in bytes.
+/// Bytes that all pools and caches of a memory hold together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
-    /// Pages that were touched.
+    /// Touched bytes of pages.
     pub(super) resident: u64,
-    /// What running sequences take in a second.
+    /// Bytes that running sequences use up in a second.
     pub(super) growth: u64,
-    /// What the oldest sequences may still touch of what is committed for them.
+    /// Committed bytes that the oldest sequences have not touched yet.
     pub(super) booked: u64,
-    /// Weights, activations and the like: not elastic.
+    /// Bytes of weights, activations and the like, which cannot shrink.
     pub(super) fixed: u64,
 }
 
-/// What may be held.
+/// Limits set by the policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Budget {
-    /// By pools and caches.
+    /// Most bytes of pools and caches.
     pub(super) bytes: u64,
-    /// By the pool of a sequence that runs alone: it may use most of the reserve.
+    /// Most bytes for a sequence that runs alone: it may use most of the reserve.
     pub(super) hard: u64,
-    /// Most that is committed for an oldest sequence.
+    /// Most bytes that are committed for an oldest sequence.
     pub(super) most_booked: u64,
-    /// Nothing new begins, and chunks are small.
+    /// True if nothing new should begin and chunks should be small.
     pub(super) is_pressed: bool,
     pub(super) reason: Reason,
 }
 
-/// The rules, and what they remember.
+/// The rules and their state.
 #[derive(Clone, Debug)]
 pub(super) struct Policy {
     cap: MemoryCap,
-    /// `None`: nothing was read yet.
+    /// The budget; `None` before the first reading.
     budget: Option<u64>,
     updated: Option<Instant>,
-    /// When it last shrank, or the system complained.
+    /// Time at which the budget last shrank, or the system last reported pressure.
     trouble: Option<Instant>,
-    /// When the system last complained.
+    /// Time at which the system last reported pressure.
     complained: Option<Instant>,
 }
 
@@ -137,8 +138,9 @@ impl Policy {
         Policy { cap, budget: None, updated: None, trouble: None, complained: None }
     }
 
-    /// The budget at `now`. `given_back`: bytes beside pools and caches that this process has given back since the last call, less
-    /// those that it has taken, for models that were unloaded and loaded: that is no trouble, and what was given back may be used at once.
+    /// The budget at `now`. `given_back` is the bytes outside pools and caches that this process
+    /// has released since the last call, less those that it has allocated, by unloading and loading
+    /// models. That is no trouble, and released bytes may be used at once.
     pub(super) fn update(&mut self, now: Instant, reading: &Reading, held: Held, given_back: i64) -> Budget {
         let cap = self.cap.bytes(reading.total).map(|cap| cap.saturating_sub(held.fixed));
         if reading.total == 0 {
@@ -169,7 +171,7 @@ impl Policy {
             None => wanted,
             Some(before) => {
                 let before = before.saturating_add_signed(given_back);
-                // Small movements come all the time and mean nothing.
+                // Small movements are noise.
                 if wanted < before - before / 64 {
                     self.trouble = Some(now);
                 }
@@ -186,7 +188,7 @@ impl Policy {
         (self.budget, self.updated) = (Some(bytes), Some(now));
         let is_recent =
             |at: Option<Instant>| at.is_some_and(|at| now.saturating_duration_since(at) < PRESSED);
-        // Who takes memory where plenty is left is nobody's trouble.
+        // A process that allocates while much is free is no trouble.
         let is_tight = held.resident.saturating_add(growth) > bytes - bytes / 8;
         Budget {
             bytes,
@@ -199,34 +201,35 @@ impl Policy {
         }
     }
 
-    /// What a budget may have become since the last update.
+    /// Largest budget that the growth since the last update allows.
     fn grown(&self, now: Instant, trouble: Instant, before: u64, wanted: u64) -> u64 {
         let since = now.saturating_duration_since(trouble);
         let Some(calm) = since.checked_sub(CALM) else { return before };
         let updated = self.updated.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-        // Of a budget of nothing, a tenth is nothing.
+        // A tenth of an empty budget would be nothing.
         let base = before.max(wanted / 8);
         base.saturating_add((base as f64 * GROWTH * updated.min(calm).as_secs_f64()) as u64)
     }
 }
 
-/// What one pool holds, in bytes.
+/// Bytes that one pool holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Share {
     pub(super) resident: u64,
-    /// Of that, free pages and cached prefixes.
+    /// Part of `resident` that is free pages and cached prefixes.
     pub(super) reclaimable: u64,
-    /// Of that, what its oldest sequence keeps.
+    /// Part of `resident` that its oldest sequence keeps.
     pub(super) floor: u64,
 }
 
-/// What of `excess` free pages and cached prefixes do not cover.
+/// Part of `excess` that free pages and cached prefixes do not cover.
 pub(super) fn uncovered(excess: u64, shares: &[Share]) -> u64 {
     excess.saturating_sub(shares.iter().map(|share| share.reclaimable).sum())
 }
 
-/// What each pool may hold, so that all together hold `excess` less: free pages and cached prefixes go first, everybody's in
-/// proportion; then what running sequences hold beyond the floors, likewise.
+/// Targets of the pools, so that all together hold `excess` less. Free pages and cached prefixes go
+/// first, in proportion; then what running sequences hold beyond the floors, likewise in
+/// proportion.
 pub(super) fn targets(excess: u64, shares: &[Share], targets: &mut Vec<u64>) {
     targets.clear();
     if excess == 0 {
@@ -266,10 +269,10 @@ mod tests {
         assert_eq!((first.bytes, first.reason), ((200 + 500 - 128) * MIB, Reason::Machine));
         assert_eq!(first.hard, (200 + 500 - 32) * MIB);
         assert!(!first.is_pressed);
-        // A hog takes 400 MiB.
+        // Another process takes 400 MiB.
         let second = policy.update(at(0.1), &free(100 * MIB), held, 0);
         assert_eq!((second.bytes, second.is_pressed), ((200 + 100 - 128) * MIB, true));
-        // It goes. For five seconds nothing grows, and then by a tenth a second.
+        // The process ends. The budget stays for five seconds, and then grows by a tenth a second.
         let mut before = second.bytes;
         for tick in 2..=51 {
             let budget = policy.update(at(f64::from(tick) * 0.1), &free(500 * MIB), held, 0);

@@ -1,4 +1,4 @@
-//! Taking pages and states: memory is committed for them, and given back.
+//! Allocation of pages and states, with memory committed and decommitted for them.
 
 use device::Program;
 
@@ -6,7 +6,8 @@ use super::KvCache;
 use crate::{Error, Result};
 
 impl KvCache {
-    /// A page, if the budget has room for it and the device has memory, or gets them when cached prefixes go.
+    /// Take a page, if the budget has room for it and the device has memory, or if evicting cached
+    /// prefixes makes room.
     pub(super) fn take(&mut self, group: usize, is_alone: bool, program: &mut dyn Program) -> Result<u32> {
         loop {
             let page = self.pools[group].lowest_free();
@@ -20,15 +21,15 @@ impl KvCache {
                     self.note_touched(group, page);
                     return self.pools[group].take().ok_or_else(|| self.exhausted(group));
                 }
-                // Refused: others may have memory that they do not need.
+                // Refused by the device: other groups may have memory that they do not need.
                 Some(_) if self.give_back(program)? => continue,
                 Some(_) | None => {}
             }
             let n_groups = self.n_groups();
-            // Pages of this group first: only they are of use where its pool is empty.
+            // Prefixes of this group are evicted first: only they help if its pool is empty.
             let mut groups = (group..n_groups).chain(0..group);
             let is_evicted = groups.any(|group| self.prefix.evict(group, &mut self.pools));
-            // Where the pool or the budget is exhausted, no other model is in the way.
+            // If the pool or the budget is exhausted, unloading another model would not help.
             let is_refused = page.is_some();
             if !(is_evicted || is_refused && self.unload_idle()) {
                 return Err(self.exhausted(group));
@@ -36,7 +37,7 @@ impl KvCache {
         }
     }
 
-    /// A state, if need be one that only the prefix cache has.
+    /// Take a state, if need be one that only the prefix cache holds.
     pub(super) fn take_state(&mut self) -> Result<u32> {
         let states = self.n_groups();
         loop {
@@ -53,16 +54,16 @@ impl KvCache {
         Error::PagesExhausted { group, n_pages: self.pools[group].n_pages() }
     }
 
-    /// See that the lowest free page of a group has memory. False: there is a shortage.
+    /// Commit memory for the lowest free page of a group. Returns false on a shortage.
     ///
-    /// Pages are taken lowest first and given back from the end, so the committed ones are the first of the pool, and all of
-    /// them are held when the lowest free page is not among them.
+    /// Pages are taken lowest first and decommitted from the end. So the committed pages are the
+    /// first of the pool, and all of them are held if the lowest free page is not among them.
     fn ensure_committed(&mut self, group: usize, page: u32, program: &mut dyn Program) -> Result<bool> {
         if program.committed().contains(group, page) {
             return Ok(true);
         }
         let granule = program.committed().granule_of(group, page);
-        // Groups that once had more than now would add to what this one takes.
+        // Groups that once had more committed pages would add to those of this one.
         if self.committed_bytes(program) + self.granule_bytes(granule.len(), group)
             > self.most_committed(program)
         {
@@ -85,15 +86,15 @@ impl KvCache {
         groups.map(|group| self.granule_bytes(program.committed().n_committed(group), group)).sum()
     }
 
-    /// The budget, and of each group a granule that is not full.
+    /// The budget, and one granule of each group that is not full.
     fn most_committed(&self, program: &dyn Program) -> u64 {
         let groups = 0..self.n_groups();
         let granules = groups.map(|group| self.granule_bytes(program.committed().granule(group), group));
         granules.fold(self.budget, u64::saturating_add)
     }
 
-    /// Give the memory of free pages back to the system: granules at the end of each pool. Where one still holds pages and the
-    /// others have room for them, they move there. Whether anything was given back.
+    /// Decommit free pages: granules at the end of each pool. If such a granule still holds pages
+    /// and others have room for them, they move there. Returns true if anything was decommitted.
     ///
     /// For a shortage, and for an engine that has been idle for a while. Allocates nothing.
     ///
@@ -103,7 +104,7 @@ impl KvCache {
         self.give_back_until(0, program)
     }
 
-    /// As [`Self::give_back`], until no more than so many bytes are resident.
+    /// Like [`Self::give_back`], but only until at most `bytes` bytes are resident.
     ///
     /// # Errors
     /// The device failed.
@@ -140,7 +141,7 @@ impl KvCache {
         Ok(is_any)
     }
 
-    /// Move a page, if it is held, to the lowest free place, and tell everybody who has it.
+    /// Move a page, if it is held, to the lowest free place, and update all tables that name it.
     fn move_down(&mut self, group: usize, page: u32, program: &mut dyn Program) -> Result<()> {
         if self.pools[group].references(page) == 0 {
             return Ok(());

@@ -1,9 +1,9 @@
-//! How the pages of an engine follow the memory of the machine.
+//! Pages of an engine that follow the memory of the machine.
 //!
-//! Memory is held in truth where a page was touched, and from there on until its granule is decommitted. So the books of the
-//! governor count touched pages, and are asked before a page is touched for the first time. Pages are taken lowest first, so the
-//! touched ones are the first of a pool, and so are the committed ones, of which there may be more: the whole context of the oldest
-//! sequence.
+//! A page uses memory from its first touch until its granule is decommitted. So the governor's
+//! account counts touched pages, and is checked before a page is first touched. Pages are taken
+//! lowest first, so the touched ones are the first of a pool. The committed ones are the first too,
+//! and may be more: the whole context of the oldest sequence.
 
 use std::sync::Arc;
 
@@ -14,46 +14,47 @@ use crate::Result;
 use crate::governor::{Account, Holdings};
 
 impl KvCache {
-    /// From now on, ask a governor.
+    /// Set the account of the governor.
     pub(crate) fn set_account(&mut self, account: Arc<Account>) {
         self.account = Some(account);
     }
 
-    /// The program takes so many bytes beside its pages, from now on.
+    /// Set the bytes that the program uses outside its pages.
     pub(crate) fn set_fixed_bytes(&self, bytes: u64) {
         if let Some(account) = &self.account {
             account.set_fixed(bytes);
         }
     }
 
-    /// Bytes of pages that were touched and not given back.
+    /// Bytes of pages that were touched and not decommitted.
     pub fn resident_bytes(&self) -> u64 {
         self.n_touched.iter().zip(&self.page_bytes).map(|(n, bytes)| *n as u64 * bytes).sum()
     }
 
-    /// Whether the system is short of memory: nothing new begins, and chunks are small.
+    /// Returns true if the system is short of memory: nothing new should begin, and chunks should
+    /// be small.
     pub(crate) fn is_pressed(&self) -> bool {
         self.account.as_ref().is_some_and(|account| account.is_pressed())
     }
 
-    /// Whether a governor rules, so that room may come without a sequence that ends.
+    /// Returns true if there is a governor, so that room may appear although no sequence ends.
     pub(crate) fn is_governed(&self) -> bool {
         self.account.is_some()
     }
 
-    /// Most bytes of pages that may be held now: by the budget that was set, and by the governor.
+    /// Most bytes of pages that may be held now, by the budget and by the governor.
     pub fn allowed_bytes(&self) -> u64 {
         let governed = self.account.as_ref().map(|a| self.resident_bytes().saturating_add(a.room()));
         self.budget.min(governed.unwrap_or(u64::MAX))
     }
 
-    /// Whether a page may be touched; what is touched already may.
+    /// Returns true if a page may be touched, or has been.
     pub(super) fn may_touch(&self, group: usize, page: u32, is_alone: bool) -> bool {
         let Some(account) = &self.account else { return true };
         (page as usize) < self.n_touched[group] || account.may_take(self.page_bytes[group], is_alone)
     }
 
-    /// A page is about to be touched.
+    /// Count a page that is about to be touched.
     pub(super) fn note_touched(&mut self, group: usize, page: u32) {
         let n = (page as usize + 1).saturating_sub(self.n_touched[group]);
         self.n_touched[group] += n;
@@ -62,7 +63,8 @@ impl KvCache {
         }
     }
 
-    /// The granule that begins with page `start`, the last of a group, has no memory any more.
+    /// Note that the granule that begins with page `start`, the last committed one of a group, was
+    /// decommitted.
     pub(super) fn note_decommitted(&mut self, group: usize, start: usize) {
         let n = self.n_touched[group].saturating_sub(start);
         self.n_touched[group] -= n;
@@ -71,14 +73,15 @@ impl KvCache {
         }
     }
 
-    /// Unload a model that nobody uses; whether there was one.
+    /// Unload a model that nobody uses. Returns true if there was one.
     pub(super) fn unload_idle(&self) -> bool {
         self.account.as_ref().is_some_and(|account| account.unload_idle())
     }
 
-    /// The oldest sequence becomes `n_tokens` long at most: commit all pages that it needs, as far as half of what
-    /// can be had reaches, so that it finishes whatever others take. They stay committed until somebody else is the oldest. False:
-    /// the device refused some; what it gave stays.
+    /// Commit all pages for the oldest sequence, which has at most `n_tokens` tokens, so that it
+    /// finishes whatever others use. At most half of the available memory is committed. The pages
+    /// stay committed until another sequence is the oldest. Returns false if the device refused
+    /// some; the others stay.
     ///
     /// # Errors
     /// The device failed.
@@ -111,19 +114,19 @@ impl KvCache {
         Ok(true)
     }
 
-    /// The sequence in this slot runs alone (`None`: others run beside it): nobody is left to be parked, so it may use most of the
-    /// machine's reserve.
+    /// Set the slot of a sequence that runs alone (`None`: there are several). It may use most of
+    /// the machine's reserve, since nobody else can be parked.
     pub(crate) fn set_alone(&mut self, slot: Option<usize>) {
         self.alone = slot;
     }
 
-    /// Nothing runs: nothing stays committed for anybody.
+    /// End the commitment for an oldest sequence, because nothing runs.
     pub(crate) fn forget_oldest(&mut self) {
         self.told = u64::MAX;
         self.floor.fill(0);
     }
 
-    /// Pages of a group that a sequence of `n_tokens` holds at most, and one for a copy.
+    /// Most pages of a group that a sequence of `n_tokens` tokens holds, and one for a copy.
     fn pages_for(&self, group: usize, n_tokens: usize) -> usize {
         if self.is_encoded[group] {
             return 0;
@@ -132,20 +135,20 @@ impl KvCache {
         n.min(self.pools[group].n_pages())
     }
 
-    /// Bytes of a sequence of `n_tokens`.
+    /// Bytes of pages for a sequence of `n_tokens` tokens.
     pub(crate) fn bytes_for(&self, n_tokens: usize) -> u64 {
         (0..self.n_groups())
             .map(|group| self.pages_for(group, n_tokens) as u64 * self.page_bytes[group])
             .sum()
     }
 
-    /// Bytes that a token more takes, where nothing falls out of a window.
+    /// Bytes for each further token, if nothing falls out of a window.
     pub(crate) fn bytes_per_token(&self) -> u64 {
         let groups = self.windows.iter().zip(&self.page_bytes).filter(|(window, _)| window.is_none());
         groups.map(|(_, bytes)| bytes / self.page_len as u64).sum()
     }
 
-    /// Sequences that run take so many bytes a second.
+    /// Set the number of bytes that running sequences use up in a second.
     pub(crate) fn set_growth(&self, bytes: f64) {
         if let Some(account) = &self.account {
             account.set_growth(bytes as u64);
@@ -164,7 +167,7 @@ impl KvCache {
         (0..self.n_groups()).filter(|group| !self.is_encoded[*group]).map(of_group).sum()
     }
 
-    /// Bytes that sequences may take which are not in slots: what nobody holds of the budgets, and what prefixes hold.
+    /// Bytes that waiting sequences may use: what the budgets leave, and what cached prefixes hold.
     pub(crate) fn room_bytes(&self) -> u64 {
         let held = self.resident_bytes() - self.reclaimable_bytes();
         self.allowed_bytes().saturating_sub(held)
@@ -176,7 +179,7 @@ impl KvCache {
         n_kept.zip(&self.page_bytes).map(|(n, bytes)| *n as u64 * bytes).sum()
     }
 
-    /// Tell the governor what is held, once for each of its readings.
+    /// Report what is held to the governor, once for each of its readings.
     pub(crate) fn tell_governor(&mut self) {
         let Some(account) = self.account.clone() else { return };
         if std::mem::replace(&mut self.told, account.generation()) == account.generation() {
@@ -192,7 +195,8 @@ impl KvCache {
         });
     }
 
-    /// Give back what the governor asks for, as far as free pages and cached prefixes reach; whether they did.
+    /// Release what the governor's target demands, as far as free pages and cached prefixes
+    /// suffice. Returns true if they did.
     ///
     /// # Errors
     /// The device failed.
@@ -202,7 +206,7 @@ impl KvCache {
             if self.give_back_until(target.max(1), program)? {
                 continue;
             }
-            // As many prefixes as make a granule free, or all that is asked for.
+            // Evict enough prefixes to free a granule, or all that the target demands.
             let wanted = self.resident_bytes() - target;
             let held = self.held_bytes();
             while held - self.held_bytes() < wanted

@@ -1,9 +1,10 @@
-//! The KV cache's bookkeeping: which page holds which positions of which sequence.
+//! Bookkeeping of the KV cache: the page of each position of each sequence.
 //!
-//! Bytes belong to the program; it is told to commit them, granule by granule, as pages are taken. Here are page tables (one
-//! row a slot and KV group, read by the device), a pool of page numbers a group, and the prefix cache. Pages are shared
-//! between sequences and the cache by reference counts; a page that is held more than once is never written: it is copied
-//! when a sequence is about to ([`KvCache::reserve`]).
+//! The program owns the bytes, and commits them granule by granule as pages are taken. This module
+//! has page tables (one row for each slot and KV group, read by the device), a pool of page numbers
+//! for each group, and the prefix cache. Reference counts let sequences and the cache share pages.
+//! A page that is held more than once is never written: it is copied before a sequence writes to it
+//! ([`KvCache::reserve`]).
 
 mod commit;
 mod elastic;
@@ -25,17 +26,20 @@ use crate::{Error, Result};
 use states::SlotStates;
 use tables::PageTables;
 
-/// Most pages that one sequence holds in a group, while a step of `max_rows` rows is computed.
+/// Most pages that one sequence holds in a group while a step of `max_rows` rows is computed.
 pub fn pages_of_sequence(window: Option<usize>, n_ctx: usize, max_rows: usize, page_len: usize) -> usize {
     let all = n_ctx.div_ceil(page_len);
-    // The rows of a step and the `window - 1` positions before them; one page more, since they may start inside one.
+    // A window needs the rows of a step and the `window - 1` positions before them, and one page
+    // more, since they may start inside one.
     window.map_or(all, |w| (w.saturating_sub(1) + max_rows).div_ceil(page_len) + 1).min(all)
 }
 
-/// Pages of each group's pool for `n_sequences` sequences that run at once: what they can hold, and a little for the
-/// prefix cache, so that it keeps something even then: one page for a copy, and in window groups the window at the end
-/// of each prompt, without which nothing of the prompt could be used again (a window as long as the context never ends).
-/// What an encoder writes is there once for all.
+/// Pages of each group's pool for `n_sequences` sequences that run at once.
+///
+/// That is what they can hold, and a little for the prefix cache: one page for a copy, and in
+/// window groups the window at the end of each prompt, without which nothing of the prompt could be
+/// reused. (A window as long as the context never ends.) Pages that an encoder writes exist once
+/// for all sequences.
 pub fn pool_sizes(
     layout: &KvLayout,
     n_ctx: usize,
@@ -53,7 +57,8 @@ pub fn pool_sizes(
     layout.groups.iter().map(of_group).collect()
 }
 
-/// Bytes that one sequence of `n_tokens` tokens holds at most, and a page of each group for a copy.
+/// Most bytes of KV pages of one sequence of `n_tokens` tokens, with a page of each group for a
+/// copy.
 pub fn bytes_of_sequence(layout: &KvLayout, limits: &Limits, n_tokens: usize) -> u64 {
     let of_group = |(group, g): (usize, &KvGroup)| {
         let n = g.encoder_states.map_or_else(
@@ -65,46 +70,50 @@ pub fn bytes_of_sequence(layout: &KvLayout, limits: &Limits, n_tokens: usize) ->
     layout.groups.iter().enumerate().map(of_group).sum()
 }
 
-/// Pages, tables and the prefix cache of all slots.
+/// Pages, page tables and the prefix cache of all slots.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     page_len: usize,
-    /// Rows of a step.
+    /// Most rows of a step.
     max_rows: usize,
     /// Window of each group.
     windows: Vec<Option<usize>>,
-    /// Whether an encoder writes a group's pages: every slot reads the same ones, and they are not counted.
+    /// True for each group whose pages an encoder writes: every slot reads the same ones, and they
+    /// are not counted.
     is_encoded: Vec<bool>,
-    /// `(n_groups + 1)`, the last one of states.
+    /// `(n_groups + 1)` pools, the last one for states.
     pools: Vec<PagePool>,
-    /// By slot; empty without recurrent layers.
+    /// States of each slot; empty without recurrent layers.
     states: Vec<SlotStates>,
     /// Bytes of a page of each group.
     page_bytes: Vec<u64>,
-    /// Most bytes of pages that are held at once, by sequences and the prefix cache.
+    /// Most bytes of pages held at once by sequences and the prefix cache.
     budget: u64,
-    /// What the governor of the process allows; `None`: nobody governs.
+    /// Account at the governor of the process; `None`: there is no governor.
     account: Option<Arc<Account>>,
-    /// Pages of each group, the first ones, that were touched since they were committed: memory that is held in truth.
+    /// Number of pages of each group that were touched since they were committed. They are the
+    /// first ones, and use memory.
     n_touched: Vec<usize>,
-    /// Pages of each group, the first ones, that stay committed for the oldest sequence.
+    /// Number of pages of each group that stay committed for the oldest sequence. They are the
+    /// first ones.
     floor: Vec<usize>,
-    /// The slot of a sequence that runs alone: it may use most of the machine's reserve.
+    /// Slot of a sequence that runs alone: it may use most of the machine's reserve.
     alone: Option<usize>,
-    /// The reading of the governor that it was told of last.
+    /// The last reading of the governor to which this cache has reported.
     told: u64,
     prefix: PrefixCache,
     tables: PageTables,
-    /// The slot whose rows the device computes in the background.
+    /// Slot whose rows the device computes in the background.
     background: Option<usize>,
-    /// Since then, pages of it have moved or were let go of.
+    /// True if pages of that slot have moved or were freed since.
     is_background_lost: bool,
-    /// `(n_slots, n_groups)` entries of a table before this one are [`PAGE_NONE`] for good: out of the window.
+    /// `(n_slots, n_groups)` first entry of each table that may still be used; earlier ones are
+    /// [`PAGE_NONE`] for good, out of the window.
     first_kept: Vec<usize>,
 }
 
 impl KvCache {
-    /// Free pages as the limits say, for `limits.max_spans` slots.
+    /// An empty cache for `limits.max_spans` slots, with `limits.n_pages` free pages.
     pub fn new(layout: &KvLayout, limits: &Limits) -> KvCache {
         let groups = &layout.groups;
         let n_groups = groups.len();
@@ -144,43 +153,45 @@ impl KvCache {
         }
     }
 
-    /// `(n_slots, n_groups, pages_per_table)`, as [`device::Step::page_tables`] wants them.
+    /// All page tables, `(n_slots, n_groups, pages_per_table)`, for [`device::Step::page_tables`].
     pub fn tables(&self) -> &[u32] {
         self.tables.entries()
     }
 
-    /// `(n_groups, pages_per_table)` of a slot.
+    /// Page tables of a slot, `(n_groups, pages_per_table)`.
     pub(crate) fn tables_of(&self, slot: usize) -> &[u32] {
         let n = self.n_groups() * self.pages_per_table();
         &self.tables()[slot * n..(slot + 1) * n]
     }
 
-    /// Reserved rows of a slot are computed in the background from now on.
+    /// Note that reserved rows of a slot are computed in the background from now on.
     pub(crate) fn begin_background(&mut self, slot: usize) {
         (self.background, self.is_background_lost) = (Some(slot), false);
     }
 
-    /// None are any more.
+    /// Note that no rows are computed in the background.
     pub(crate) fn end_background(&mut self) {
         (self.background, self.is_background_lost) = (None, false);
     }
 
-    /// Whether pages of these rows have moved or were let go of: they must not be computed further.
+    /// Returns true if pages of the background rows have moved or were freed: then they must not be
+    /// computed further.
     pub(crate) fn is_background_lost(&self) -> bool {
         self.is_background_lost
     }
 
-    /// Entries of one table.
+    /// Number of entries of one table.
     pub fn pages_per_table(&self) -> usize {
         self.tables.pages_per_table()
     }
 
-    /// What of the tables changed, as [`device::Step::table_changes`] wants it.
+    /// Indices of changed entries, for [`device::Step::table_changes`].
     pub fn table_changes(&self) -> Option<&[u32]> {
         self.tables.changes()
     }
 
-    /// What came of submitting a step with these tables: the device has seen them as they are, or nobody knows.
+    /// Note the result of submitting a step: the device has seen the tables, or it failed and may
+    /// not have.
     pub fn note_submitted<T, E>(
         &mut self,
         submitted: std::result::Result<T, E>,
@@ -189,23 +200,23 @@ impl KvCache {
         submitted
     }
 
-    /// `(pages held, pages in all)` of a group.
+    /// Number of pages of a group that are held, and of all its pages.
     pub fn usage(&self, group: usize) -> (usize, usize) {
         let pool = &self.pools[group];
         (pool.n_pages() - pool.n_free(), pool.n_pages())
     }
 
-    /// From now on, hold at most so many bytes of pages. What is held beyond that goes as pages are taken.
+    /// Set the most bytes of pages to hold. Pages beyond it are freed as others are taken.
     pub fn set_budget(&mut self, bytes: u64) {
         self.budget = bytes;
     }
 
-    /// Most bytes of pages that are held at once.
+    /// Most bytes of pages held at once.
     pub fn budget(&self) -> u64 {
         self.budget
     }
 
-    /// Bytes of all pages that are held, by sequences and the prefix cache.
+    /// Bytes of all pages held by sequences and the prefix cache.
     pub fn held_bytes(&self) -> u64 {
         let held = |(pool, bytes): (&PagePool, &u64)| (pool.n_pages() - pool.n_free()) as u64 * bytes;
         self.pools.iter().zip(&self.page_bytes).map(held).sum()
@@ -220,18 +231,19 @@ impl KvCache {
         self.windows.len()
     }
 
-    /// The first position that the row at `position` looks at.
+    /// The first position that the row at `position` attends to.
     fn first_visible(&self, group: usize, position: usize) -> usize {
         self.windows[group].map_or(0, |w| (position + 1).saturating_sub(w))
     }
 
-    /// How many of `tokens` [`Self::begin`] would find. Allocates nothing, and nothing counts as used.
+    /// Number of `tokens` that [`Self::begin`] would find. Allocates nothing, and does not count as
+    /// a use.
     pub fn n_cached(&self, salt: u64, tokens: &[u32]) -> usize {
         self.prefix.n_usable(salt, tokens)
     }
 
-    /// Give an empty slot the longest usable prefix of `tokens` that was computed under the same salt and is cached. Returns
-    /// how many tokens need not be computed.
+    /// Give an empty slot the longest cached prefix of `tokens` that is usable and was computed
+    /// under the same salt. Returns the number of tokens that need not be computed.
     pub fn begin(&mut self, slot: usize, salt: u64, tokens: &[u32]) -> usize {
         let found = self.prefix.find(salt, tokens);
         for group in 0..self.n_groups() {
@@ -249,7 +261,8 @@ impl KvCache {
         found.n_tokens
     }
 
-    /// Whether a slot still has what a row at `position` looks at, of which it may have let go on its way further.
+    /// Returns true if a slot still has the pages that a row at `position` attends to; a window may
+    /// have freed them.
     pub fn can_fork(&self, slot: usize, position: usize) -> bool {
         let mut groups = (0..self.n_groups()).filter(|&group| !self.is_encoded[group]);
         let has_state = self.states.get(slot).is_none_or(|states| states.position() == position);
@@ -261,8 +274,8 @@ impl KvCache {
             })
     }
 
-    /// Give the empty slot `to` the first `n_tokens` positions of `from`, where [`Self::can_fork`] says that they are there.
-    /// Pages are shared until one of the two writes to one.
+    /// Share the first `n_tokens` positions of slot `from` with the empty slot `to`, after
+    /// [`Self::can_fork`] returned true. A page is copied when one of the two writes to it.
     pub fn fork(&mut self, from: usize, to: usize, n_tokens: usize) {
         for group in 0..self.n_groups() {
             if self.is_encoded[group] {
@@ -280,7 +293,8 @@ impl KvCache {
         }
     }
 
-    /// Slot `i` becomes what slot `parents[i]` was; the slots after them become empty.
+    /// Permute slots: slot `i` becomes a copy of slot `parents[i]`; the slots after them become
+    /// empty.
     pub fn rearrange(&mut self, parents: &[usize]) {
         let (before, first_kept) = (self.tables.clone(), self.first_kept.clone());
         let n_pages = before.pages_per_table();
@@ -316,18 +330,18 @@ impl KvCache {
         self.tables.set(slot, group, page_index, page);
     }
 
-    /// Entries of a slot's table before this one are [`PAGE_NONE`] for good.
+    /// Free the entries of a slot's table before `page_index`, for good.
     fn keep_from(&mut self, slot: usize, group: usize, page_index: usize) {
         let index = slot * self.n_groups() + group;
         self.first_kept[index] = page_index;
     }
 
-    /// Give a slot the pages of `n_rows` positions from `first_position` on, its own to write: one that somebody else holds
-    /// too is copied, as far as it was begun. Allocates nothing.
+    /// Reserve pages for `n_rows` positions of a slot from `first_position` on, which the slot may
+    /// write. A page that is shared is copied if it has earlier positions. Allocates nothing.
     ///
     /// # Errors
-    /// No page is free or has memory, and none can be evicted ([`Error::PagesExhausted`]), or the device failed to copy. What the slot had
-    /// is as it was.
+    /// No page is free or has memory, and none can be evicted ([`Error::PagesExhausted`]), or the
+    /// device failed to copy. The slot is then unchanged.
     pub fn reserve(
         &mut self,
         slot: usize,
@@ -352,58 +366,59 @@ impl KvCache {
         Ok(())
     }
 
-    /// Whether layers are recurrent.
+    /// Returns true if the model has recurrent layers.
     pub fn has_states(&self) -> bool {
         !self.states.is_empty()
     }
 
-    /// The states that a step of the reserved rows uses; `None` without recurrent layers.
+    /// States that a step of the reserved rows reads and writes; `None` without recurrent layers.
     pub fn state_use(&self, slot: usize) -> Option<StateUse> {
         self.states.get(slot).map(SlotStates::next_use)
     }
 
-    /// The reserved rows of a slot were submitted.
+    /// Note that the reserved rows of a slot were submitted.
     pub(crate) fn note_rows_submitted(&mut self, slot: usize) {
         if let Some(states) = self.states.get_mut(slot) {
             states.note_submitted();
         }
     }
 
-    /// The oldest step of a slot is done: its sequence stands before `position` now.
+    /// Note that the oldest step of a slot is done: the sequence is computed up to `position`.
     pub(crate) fn note_rows_done(&mut self, slot: usize, position: usize) {
         if let Some(states) = self.states.get_mut(slot) {
             states.note_done(position, &mut self.pools[self.windows.len()]);
         }
     }
 
-    /// The oldest step of a slot is done, and what it had of the sequence is not all right: where layers are recurrent, the
-    /// sequence stands where it stood before that step.
+    /// Note that the oldest step of a slot is done, but some of its rows were wrong. With recurrent
+    /// layers, the state from before that step is used again.
     pub(crate) fn note_rows_undone(&mut self, slot: usize) {
         if let Some(states) = self.states.get_mut(slot) {
             states.note_undone(&mut self.pools[self.windows.len()]);
         }
     }
 
-    /// Of the states that steps in flight write, none but the last will be asked for.
+    /// Free all states that steps in flight write but the last, which alone will be used.
     pub(crate) fn keep_last_in_flight(&mut self, slot: usize) {
         if let Some(states) = self.states.get_mut(slot) {
             states.keep_last_in_flight(&mut self.pools[self.windows.len()]);
         }
     }
 
-    /// Where the state of a slot stands; `None` without recurrent layers.
+    /// Position of a slot's state; `None` without recurrent layers.
     pub(crate) fn state_position(&self, slot: usize) -> Option<usize> {
         self.states.get(slot).map(SlotStates::position)
     }
 
-    /// Nothing of a slot is in flight any more, and what was is to be computed again.
+    /// Forget the steps in flight of a slot: their rows will be computed again.
     pub(crate) fn forget_in_flight(&mut self, slot: usize) {
         if let Some(states) = self.states.get_mut(slot) {
             states.forget_in_flight(&mut self.pools[self.windows.len()]);
         }
     }
 
-    /// Give a slot one page of one group to write, with what it holds there already if it `is_begun`; its number.
+    /// Reserve one page of one group for writing, with its earlier contents if it `is_begun`.
+    /// Returns its number.
     ///
     /// # Errors
     /// As [`Self::reserve`].
@@ -420,10 +435,10 @@ impl KvCache {
             return Ok(before);
         }
         let page = self.take(group, self.alone == Some(slot), program)?;
-        // Making room may have moved it.
+        // Making room may have moved the page.
         let before = self.tables.page(slot, group, page_index);
         if before != PAGE_NONE {
-            // And may have let go of what was shared; this slot still holds it.
+            // Making room may also have dropped other references; this slot still holds the page.
             if is_begun && let Err(error) = program.copy_page(group, before, page) {
                 self.release(group, page);
                 return Err(error.into());
@@ -434,8 +449,8 @@ impl KvCache {
         Ok(page)
     }
 
-    /// What the prefix cache has of `tokens` under a salt: how many of them, and `(pages, groups)` where they are, [`PAGE_NONE`] where
-    /// a window has let go.
+    /// Cached tokens of `tokens` under a salt: their number, and their pages `(pages, groups)`,
+    /// [`PAGE_NONE`] where a window has freed one.
     pub(crate) fn cached(&mut self, salt: u64, tokens: &[u32]) -> (usize, Vec<u32>) {
         let found = self.prefix.find(salt, tokens);
         let groups = 0..self.n_groups();
@@ -443,8 +458,8 @@ impl KvCache {
         (found.n_tokens, pages.collect())
     }
 
-    /// The slot's positions before `next_position` are computed: let go of pages that no later row looks at. Allocates
-    /// nothing.
+    /// Free pages that no row from `next_position` on attends to. All earlier positions are
+    /// computed. Allocates nothing.
     pub fn advance(&mut self, slot: usize, next_position: usize) {
         for group in 0..self.n_groups() {
             let end = self.first_visible(group, next_position) / self.page_len;
@@ -459,8 +474,8 @@ impl KvCache {
         }
     }
 
-    /// Put a slot's computed `tokens` into the prefix cache, to be found under `salt`. A last page that is not full goes in only
-    /// if the sequence will not write to it any more (`is_final`).
+    /// Put a slot's computed `tokens` into the prefix cache under `salt`. A last page that is not
+    /// full is included only if the sequence will not write to it any more (`is_final`).
     pub fn remember(&mut self, slot: usize, salt: u64, tokens: &[u32], is_final: bool) {
         let n = if is_final { tokens.len() } else { tokens.len() / self.page_len * self.page_len };
         let KvCache { prefix, pools, tables, states, .. } = self;
@@ -469,7 +484,7 @@ impl KvCache {
         prefix.insert(salt, &tokens[..n], state, slot, tables, pools);
     }
 
-    /// Let go of all pages of a slot.
+    /// Free all pages of a slot.
     pub fn end(&mut self, slot: usize) {
         self.is_background_lost |= self.background == Some(slot);
         for group in 0..self.n_groups() {
@@ -489,7 +504,7 @@ impl KvCache {
         }
     }
 
-    /// Forget all cached prefixes.
+    /// Evict all cached prefixes.
     pub fn clear_prefixes(&mut self) {
         self.prefix.clear(&mut self.pools);
     }
@@ -501,7 +516,7 @@ impl KvCache {
     /// Count every reference anew and compare.
     ///
     /// # Errors
-    /// [`Error::Integrity`]: a defect of the engine, in words.
+    /// [`Error::Integrity`]: a defect of the engine; the message describes it.
     pub fn check(&self) -> Result<()> {
         let broken = |what| Error::Integrity { what };
         self.prefix.check().map_err(broken)?;

@@ -1,24 +1,24 @@
-//! Page numbers of one KV group: which are free, and how many hold each of the others.
+//! Page numbers of one KV group, free or with a reference count.
 //!
-//! The bytes of a page belong to the program; here are only numbers. A page is held by the sequences whose tables name
-//! it and by the prefix cache, once each.
+//! The bytes of a page belong to the program; this module has only numbers. The sequences whose
+//! tables name a page and the prefix cache hold one reference each.
 
 use std::ops::Range;
 
-/// The pages of one KV group.
+/// The pool of pages of one KV group.
 #[derive(Clone, Debug)]
 pub struct PagePool {
-    /// `(n_pages)` how many hold the page.
+    /// `(n_pages)` reference count of each page.
     references: Vec<u32>,
-    /// `(n_pages / 64, rounded up)` one bit for each page that nobody holds.
+    /// `(n_pages / 64, rounded up)` one bit for each page: 1 if it is free.
     free: Vec<u64>,
     n_free: usize,
-    /// No word of `free` before this one has a bit set.
+    /// Index of the first word of `free` that may have a bit set.
     first_word: usize,
 }
 
 impl PagePool {
-    /// `n_pages` free pages.
+    /// A pool of `n_pages` free pages.
     pub fn new(n_pages: usize) -> PagePool {
         let mut free = vec![u64::MAX; n_pages.div_ceil(64)];
         if let Some(last) = free.last_mut().filter(|_| !n_pages.is_multiple_of(64)) {
@@ -27,17 +27,17 @@ impl PagePool {
         PagePool { references: vec![0; n_pages], free, n_free: n_pages, first_word: 0 }
     }
 
-    /// All pages.
+    /// Number of all pages.
     pub fn n_pages(&self) -> usize {
         self.references.len()
     }
 
-    /// Pages that nobody holds.
+    /// Number of free pages.
     pub fn n_free(&self) -> usize {
         self.n_free
     }
 
-    /// How many hold a page.
+    /// Reference count of a page.
     pub fn references(&self, page: u32) -> u32 {
         self.references[page as usize]
     }
@@ -48,13 +48,13 @@ impl PagePool {
         Some((word * 64) as u32 + self.free[word].trailing_zeros())
     }
 
-    /// Pages of a range that somebody holds.
+    /// Number of pages of a range that are held.
     pub fn n_held(&self, pages: Range<u32>) -> usize {
         self.references[pages.start as usize..pages.end as usize].iter().filter(|n| **n > 0).count()
     }
 
-    /// The lowest free page, held once from now on: so the tail of the pool stays free, and memory that was never used
-    /// stays untouched. Allocates nothing.
+    /// Take the lowest free page, with one reference. So the tail of the pool stays free, and
+    /// unused memory stays untouched. Allocates nothing.
     pub fn take(&mut self) -> Option<u32> {
         let page = self.lowest_free()?;
         let word = page as usize / 64;
@@ -66,14 +66,14 @@ impl PagePool {
         Some(page)
     }
 
-    /// Hold a page that somebody holds already.
+    /// Add a reference to a page that is held.
     pub fn share(&mut self, page: u32) {
         debug_assert!(self.references[page as usize] > 0, "page {page} is free");
         self.references[page as usize] += 1;
     }
 
-    /// Hold the lowest free page as often as `page` is held, and let go of `page` altogether; the page that holds what it
-    /// held. `None`: no page is free.
+    /// Move all references of `page` to the lowest free page. Returns that page; `None` if no page
+    /// is free.
     pub fn move_down(&mut self, page: u32) -> Option<u32> {
         let to = self.take()?;
         self.references[to as usize] = std::mem::replace(&mut self.references[page as usize], 1);
@@ -81,7 +81,7 @@ impl PagePool {
         Some(to)
     }
 
-    /// Let go of a page. True if it is free now.
+    /// Drop a reference to a page. Returns true if the page is free now.
     pub fn release(&mut self, page: u32) -> bool {
         let references = &mut self.references[page as usize];
         debug_assert!(*references > 0, "page {page} is free already");
@@ -95,7 +95,7 @@ impl PagePool {
         self.references[page as usize] == 0
     }
 
-    /// Compare with references counted elsewhere.
+    /// Compare with references counted by the caller.
     ///
     /// # Errors
     /// The first page whose count differs, or that is both free and held.

@@ -1,22 +1,24 @@
-//! The prefix cache: a tree of pages, found by the tokens that are in them.
+//! The prefix cache: a tree of pages, found by their tokens.
 //!
-//! A node is one page of positions: its token ids and its page of each KV group. A path from the root spells a prefix.
-//! Full nodes (`page_len` tokens) may have children, shorter ones are leaves. Right below the root stand the salts, nodes
-//! without pages: what was computed under one salt is never found under another.
+//! A node is one page of positions: its token ids and its page of each KV group. A path from the
+//! root spells a prefix. Full nodes (`page_len` tokens) may have children, shorter ones are leaves.
+//! Right below the root are the salts, nodes without pages: rows computed under one salt are never
+//! found under another.
 //!
-//! Children are kept in the order of their tokens. A binary search finds the child with the same page, or, where there is
-//! none, the two neighbours, one of which has the longest start in common: a hash would find only the former. Token ids
-//! are compared, so two prefixes cannot be confused.
+//! Children are in the order of their tokens. A binary search finds the child with the same page
+//! or, if there is none, the two neighbours, one of which has the longest common start. A hash
+//! would find only the former. Token ids are compared, so two prefixes cannot be confused.
 //!
-//! In a window group a node may have no page ([`PAGE_NONE`]): it fell out of the window before the node was made, or was
-//! evicted. A prefix of length `L` is usable only if each window group still holds the pages of the last `window - 1`
-//! positions before `L`: what the row at position `L` will look at.
+//! In a window group a node may have no page ([`PAGE_NONE`]): it fell out of the window before the
+//! node was created, or was evicted. A prefix of length `L` is usable only if each window group
+//! still holds the pages of the last `window - 1` positions before `L`, to which the row at
+//! position `L` attends.
 //!
-//! Where layers are recurrent, a node may also hold the state that a sequence had at its end, as if states were pages of one
-//! more group. A prefix is then usable only as far as a node whose state is here.
+//! With recurrent layers, a node may also hold the state at its end, as if states were pages of one
+//! more group. A prefix is then usable only up to a node with a state.
 //!
-//! For eviction each group has a list of the nodes with a page in it, the coldest first, linked through the nodes
-//! themselves, so that using, adding and evicting cost no search and no memory.
+//! For eviction each group has a list of the nodes with a page in it, the coldest first. The list
+//! is linked through the nodes, so using, adding and evicting need no search and no memory.
 
 mod check;
 
@@ -33,17 +35,18 @@ const ROOT: NodeId = 0;
 /// No node.
 const NIL: NodeId = NodeId::MAX;
 
-/// One page of positions, or a salt.
+/// A node: one page of positions, or a salt.
 #[derive(Clone, Debug)]
 struct Node {
-    /// At most `page_len`; of a salt its two halves; empty at the root and in unused entries.
+    /// Tokens of the page, at most `page_len`; a salt's two halves; empty at the root and in unused
+    /// entries.
     tokens: Box<[u32]>,
     /// `(n_groups + 1)` pages, and the state at the node's end.
     pages: Box<[u32]>,
-    /// `(n_groups + 1)` neighbours in each group's list, if the node has a page there.
+    /// `(n_groups + 1)` neighbours in each group's list, if the node has a page in the group.
     links: Box<[Link]>,
     parent: NodeId,
-    /// In the order of their tokens.
+    /// Children in the order of their tokens.
     children: Vec<NodeId>,
 }
 
@@ -53,7 +56,7 @@ struct Link {
     hotter: NodeId,
 }
 
-/// The nodes that have a page in a group, by when they were last used.
+/// List of the nodes that have a page in a group, in the order of their last use.
 #[derive(Clone, Copy, Debug)]
 struct List {
     coldest: NodeId,
@@ -61,12 +64,12 @@ struct List {
     len: usize,
 }
 
-/// A usable prefix.
+/// A usable cached prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// Positions that need not be computed.
+    /// Number of positions that need not be computed.
     pub n_tokens: usize,
-    /// The nodes that hold them, from the first page on; the last one may be used in part.
+    /// Nodes that hold these positions, from the first page on; the last one may be used in part.
     pub path: Vec<NodeId>,
 }
 
@@ -79,7 +82,7 @@ pub struct PrefixCache {
     has_states: bool,
     nodes: Vec<Node>,
     unused: Vec<NodeId>,
-    /// `(n_groups + 1)`
+    /// `(n_groups + 1)` lists of nodes by use.
     lists: Vec<List>,
 }
 
@@ -111,7 +114,7 @@ impl PrefixCache {
         }
     }
 
-    /// Pages of positions in the tree.
+    /// Number of pages of positions in the tree.
     pub fn n_nodes(&self) -> usize {
         self.nodes.len() - 1 - self.unused.len() - self.node(ROOT).children.len()
     }
@@ -129,7 +132,7 @@ impl PrefixCache {
         self.node(id).parent == ROOT
     }
 
-    /// The tokens of every path to a leaf, and its salt; the one that was used last first.
+    /// Tokens and salt of every path to a leaf, the most recently used first.
     pub fn leaves(&self) -> Vec<(u64, Vec<u32>)> {
         let mut leaves = Vec::new();
         let mut at = self.lists.first().map_or(NIL, |list| list.hottest);
@@ -150,9 +153,10 @@ impl PrefixCache {
         leaves
     }
 
-    /// How many of `tokens` are cached and usable. Allocates nothing, and nothing counts as used.
+    /// Number of `tokens` that are cached and usable. Allocates nothing, and does not count as a
+    /// use.
     pub fn n_usable(&self, salt: u64, tokens: &[u32]) -> usize {
-        // The windows are looked at from the end of the path upwards, by way of the parents.
+        // Windows are checked from the end of the path upwards, through the parents.
         let (mut at, mut n_tokens) = self.walk(salt, tokens, |_| {});
         while n_tokens > 0 {
             match self.missing(at, n_tokens) {
@@ -172,7 +176,7 @@ impl PrefixCache {
         n_tokens
     }
 
-    /// The longest usable prefix of `tokens`. Its nodes count as used now.
+    /// The longest usable prefix of `tokens`. This counts as a use of its nodes.
     pub fn find(&mut self, salt: u64, tokens: &[u32]) -> Match {
         let mut path = Vec::new();
         self.walk(salt, tokens, |id| path.push(id));
@@ -182,7 +186,8 @@ impl PrefixCache {
         Match { n_tokens, path }
     }
 
-    /// Follow `tokens` as far as there are nodes, whatever pages they have: the last node and how many tokens.
+    /// Follow `tokens` as far as there are nodes, whatever pages they have. Returns the last node
+    /// and the number of tokens.
     fn walk(&self, salt: u64, tokens: &[u32], mut visit: impl FnMut(NodeId)) -> (NodeId, usize) {
         let Ok(index) = self.search(ROOT, &salt_tokens(salt)) else { return (ROOT, 0) };
         let (mut at, mut n_tokens) = (self.node(ROOT).children[index], 0);
@@ -196,7 +201,8 @@ impl PrefixCache {
         (at, n_tokens)
     }
 
-    /// Whether a sequence can go on behind the first `n_tokens` tokens, which end within `node`, as far as states matter.
+    /// Returns true if states allow a sequence to continue after the first `n_tokens` tokens, which
+    /// end within `node`.
     fn has_states_at(&self, node: NodeId, n_tokens: usize) -> bool {
         let is_whole = (n_tokens - 1) % self.page_len + 1 == self.node(node).tokens.len();
         !self.has_states || is_whole && self.state(node) != STATE_NONE
@@ -207,8 +213,8 @@ impl PrefixCache {
         self.page(node, self.windows.len())
     }
 
-    /// The last page, of those up to the node `last`, that a row at position `n_tokens` behind it would look at and that is
-    /// missing: no prefix is usable that goes beyond it.
+    /// The last missing page, up to the node `last`, that a row at position `n_tokens` attends to.
+    /// No prefix that extends beyond it is usable.
     fn missing(&self, last: NodeId, n_tokens: usize) -> Option<usize> {
         let groups = self.windows.iter().enumerate();
         let of_group = groups.filter_map(|(group, window)| {
@@ -226,12 +232,12 @@ impl PrefixCache {
         of_group.min()
     }
 
-    /// Remember the sequence in a slot: `tokens` whose keys and values are computed, with its pages, and the state at their end,
-    /// [`STATE_NONE`] where there is none. They count as used now.
+    /// Insert the computed `tokens` of a slot with its pages, and the state at their end
+    /// ([`STATE_NONE`] if there is none). This counts as a use of their nodes.
     ///
-    /// Where the cache has a full page of the same tokens already, the sequence gives up its own and shares the cache's.
-    /// So a sequence that holds the page of a node holds those of the nodes above too, and whatever no sequence holds can
-    /// be evicted, leaf by leaf.
+    /// If the cache has a full page of the same tokens already, the sequence releases its own and
+    /// shares the cache's. So a sequence that holds the page of a node holds those of the nodes
+    /// above too, and pages that no sequence holds can be evicted leaf by leaf.
     pub(super) fn insert(
         &mut self,
         salt: u64,
@@ -248,13 +254,14 @@ impl PrefixCache {
         let mut at = self.salt_node(salt);
         for (page_index, chunk) in tokens.chunks(self.page_len).enumerate() {
             let (child, n) = self.best_child(at, chunk).unwrap_or((NIL, 0));
-            // The node may be here, perhaps with more tokens; or as a shorter leaf, which this page then replaces.
+            // The node may exist, perhaps with more tokens; or as a shorter leaf, which this page
+            // then replaces.
             let is_here = n == chunk.len();
             let is_shorter = child != NIL && n == self.node(child).tokens.len();
             let id = match () {
                 () if is_here => child,
                 () if is_shorter => {
-                    // Its state belongs to its old end.
+                    // The old state belongs to the old end.
                     let before = self.state(child);
                     if before != STATE_NONE {
                         self.set_page(child, states, STATE_NONE);
@@ -292,7 +299,7 @@ impl PrefixCache {
             }
             at = id;
         }
-        // A node that is longer ends elsewhere.
+        // A longer node ends elsewhere.
         let is_end = (tokens.len() - 1) % self.page_len + 1 == self.node(at).tokens.len();
         if state != STATE_NONE && is_end && self.state(at) == STATE_NONE {
             pools[states].share(state);
@@ -302,12 +309,14 @@ impl PrefixCache {
         self.remove_empty_leaves(at);
     }
 
-    /// Whether there is a child with these tokens, and where it is or would be among the others.
+    /// Index of the child with these tokens, or, as an error, the index at which it would be
+    /// inserted.
     fn search(&self, parent: NodeId, tokens: &[u32]) -> Result<usize, usize> {
         self.node(parent).children.binary_search_by(|&child| (*self.node(child).tokens).cmp(tokens))
     }
 
-    /// The child that shares the longest start with `tokens`, and how much; of several, one that is no longer than that.
+    /// The child that shares the longest start with `tokens`, and the length of that start. Of
+    /// several, one that is no longer than the start is preferred.
     fn best_child(&self, at: NodeId, tokens: &[u32]) -> Option<(NodeId, usize)> {
         let children = &self.node(at).children;
         let page = &tokens[..tokens.len().min(self.page_len)];
@@ -325,7 +334,7 @@ impl PrefixCache {
         shared.max_by_key(|&(_, n, is_whole)| (n, is_whole)).filter(|s| s.1 > 0).map(|(id, n, _)| (id, n))
     }
 
-    /// The node of a salt, made if there is none.
+    /// The node of a salt, created if there is none.
     fn salt_node(&mut self, salt: u64) -> NodeId {
         match self.search(ROOT, &salt_tokens(salt)) {
             Ok(index) => self.node(ROOT).children[index],
@@ -344,7 +353,7 @@ impl PrefixCache {
         })
     }
 
-    /// Make a node that hangs nowhere a child with these tokens.
+    /// Attach an unattached node as a child with these tokens.
     fn attach(&mut self, id: NodeId, parent: NodeId, tokens: &[u32]) -> NodeId {
         let (Ok(index) | Err(index)) = self.search(parent, tokens);
         self.nodes[parent as usize].children.insert(index, id);
@@ -360,7 +369,7 @@ impl PrefixCache {
         }
     }
 
-    /// Give a node another page, or none, and the list the node or not.
+    /// Set or clear a node's page in a group, and update the group's list.
     fn set_page(&mut self, id: NodeId, group: usize, page: u32) {
         let before = std::mem::replace(&mut self.nodes[id as usize].pages[group], page);
         match (before == PAGE_NONE, page == PAGE_NONE) {
@@ -400,13 +409,15 @@ impl PrefixCache {
         }
     }
 
-    /// The path to a node counts as used now. In a full group its end is the colder: a prefix without its end is useful,
-    /// without its start it is not. In a window group it is the other way about: what follows looks at the end.
+    /// Count a use of the path to a node. In a full group the end of the path is colder: a prefix
+    /// without its end is useful, without its start it is not. In a window group the start is
+    /// colder, since later rows attend to the end.
     fn touch(&mut self, last: Option<NodeId>) {
         let Some(last) = last else { return };
         for group in 0..self.lists.len() {
             let is_window = self.windows.get(group).is_none_or(Option::is_some);
-            // Upwards, each hotter than the one below; or each right below the one that was hottest before it.
+            // Link upwards, either each node hotter than the one below it, or each right below the
+            // hottest one before it.
             let mut hotter = NIL;
             let mut at = last;
             while at != ROOT && !self.is_salt(at) {
@@ -423,7 +434,7 @@ impl PrefixCache {
         }
     }
 
-    /// Put a node right before a hotter one.
+    /// Insert a node right before a hotter one.
     fn link_below(&mut self, id: NodeId, hotter: NodeId, group: usize) {
         let colder = std::mem::replace(&mut self.nodes[hotter as usize].links[group].colder, id);
         self.nodes[id as usize].links[group] = Link { colder, hotter };
@@ -434,12 +445,12 @@ impl PrefixCache {
         self.lists[group].len += 1;
     }
 
-    /// Let go of the coldest page of a group that no sequence holds, and of what is useless without it. False if
-    /// there is none. Allocates nothing.
+    /// Evict the coldest page of a group that no sequence holds, and everything that is useless
+    /// without it. Returns false if there is none. Allocates nothing.
     ///
-    /// In a full group that is a whole leaf; in a window group it is one page of any node, the oldest positions first.
-    /// A page that a sequence holds is in use, whenever it was found: it becomes the hottest on the way, so that the next
-    /// search does not pass it again.
+    /// In a full group that is a whole leaf; in a window group it is one page of any node, the
+    /// oldest positions first. A page that a sequence holds is in use, so it becomes the hottest,
+    /// and the next search does not pass it again.
     pub fn evict(&mut self, group: usize, pools: &mut [PagePool]) -> bool {
         let mut at = self.lists[group].coldest;
         for _ in 0..self.lists[group].len {
@@ -483,8 +494,8 @@ impl PrefixCache {
         self.unused.push(id);
     }
 
-    /// A leaf that holds no page at all (a salt, or a model with only window groups) says nothing; nor does its parent
-    /// after it.
+    /// Remove a leaf without any page (a salt, or a model with only window groups), and then its
+    /// parents that become such leaves.
     fn remove_empty_leaves(&mut self, mut id: NodeId) {
         while id != ROOT
             && self.node(id).children.is_empty()
@@ -496,13 +507,13 @@ impl PrefixCache {
         }
     }
 
-    /// A page of a group moved: the nodes that have it follow.
+    /// Update the nodes of a page that has moved.
     pub fn move_page(&mut self, group: usize, from: u32, to: u32) {
         let pages = self.nodes.iter_mut().filter_map(|node| node.pages.get_mut(group));
         pages.filter(|page| **page == from).for_each(|page| *page = to);
     }
 
-    /// Forget everything.
+    /// Evict everything.
     pub fn clear(&mut self, pools: &mut [PagePool]) {
         for id in 1..self.nodes.len() {
             for (group, pool) in pools.iter_mut().enumerate() {
@@ -521,7 +532,7 @@ impl PrefixCache {
         self.lists.fill(List { coldest: NIL, hottest: NIL, len: 0 });
     }
 
-    /// Pages of a group that nobody else holds.
+    /// Number of pages of a group that only the tree holds.
     pub(super) fn n_alone(&self, group: usize, pool: &PagePool) -> usize {
         let pages = self.nodes.iter().skip(1).map(|node| node.pages[group]);
         pages.filter(|page| *page != PAGE_NONE && pool.references(*page) == 1).count()
@@ -537,7 +548,7 @@ impl PrefixCache {
     }
 }
 
-/// What a salt is called in the tree.
+/// The two tokens that represent a salt in the tree.
 fn salt_tokens(salt: u64) -> [u32; 2] {
     [(salt >> 32) as u32, salt as u32]
 }

@@ -1,7 +1,9 @@
-//! States of recurrent layers: which one a sequence has, and which ones its steps in flight write.
+//! States of recurrent layers: the current one of each sequence, and those that its steps in flight
+//! write.
 //!
-//! A state is written whole by one step and never changed, so sequences and the prefix cache share it by counting, and a step
-//! that failed is run again from the one before.
+//! A step writes a state as a whole, and it never changes afterwards. So sequences and the prefix
+//! cache share states by reference counts, and a step that failed is run again from the state
+//! before it.
 
 use std::collections::VecDeque;
 
@@ -12,12 +14,12 @@ use super::pages::PagePool;
 /// The states of the sequence in a slot.
 #[derive(Clone, Debug)]
 pub(super) struct SlotStates {
-    /// Before `position`; [`STATE_NONE`] at 0.
+    /// State before `position`; [`STATE_NONE`] at 0.
     current: u32,
     position: usize,
-    /// What steps in flight write, in order.
+    /// States that steps in flight write, in order.
     in_flight: VecDeque<u32>,
-    /// What the next step will write, if that is known already.
+    /// State that the next step will write, if it is reserved.
     next: u32,
 }
 
@@ -41,7 +43,7 @@ impl SlotStates {
         self.position
     }
 
-    /// An empty slot begins behind `position` tokens, with a state that somebody else holds, too.
+    /// Begin an empty slot after `position` tokens, with a state that is shared.
     pub(super) fn begin(&mut self, state: u32, position: usize, pool: &mut PagePool) {
         self.end(pool);
         if state != STATE_NONE {
@@ -58,7 +60,7 @@ impl SlotStates {
         self.next = state;
     }
 
-    /// What the next step reads and writes.
+    /// States that the next step reads and writes.
     pub(super) fn next_use(&self) -> StateUse {
         StateUse { from: self.in_flight.back().copied().unwrap_or(self.current), to: self.next }
     }
@@ -74,14 +76,14 @@ impl SlotStates {
         }
     }
 
-    /// What the oldest step wrote is not wanted: the sequence stands where it stood.
+    /// Discard the state that the oldest step wrote: the sequence keeps the one before.
     pub(super) fn note_undone(&mut self, pool: &mut PagePool) {
         if let Some(state) = self.in_flight.pop_front() {
             release(state, pool);
         }
     }
 
-    /// Of what steps in flight write only the last is of use, for the step after them.
+    /// Free all states that steps in flight write but the last, which the step after them reads.
     pub(super) fn keep_last_in_flight(&mut self, pool: &mut PagePool) {
         let n_older = self.in_flight.len().saturating_sub(1);
         self.in_flight.drain(..n_older).for_each(|state| release(state, pool));

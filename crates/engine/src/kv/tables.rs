@@ -1,15 +1,16 @@
-//! Page tables: which page holds which positions, of each slot and KV group; and which entries changed since a device saw
-//! them, so that a device with memory of its own is told of changes only.
+//! Page tables: the page of each range of positions, for each slot and KV group. They record the
+//! entries that changed since a device saw them, so that a device with memory of its own gets only
+//! the changes.
 
 use std::ops::Range;
 
 use device::PAGE_NONE;
 
-/// Changes that are listed one by one. A step of a prompt adds a page for each `page_len` rows and group; an end that lets go of
-/// more is cheaper to send whole.
+/// Most changes that are listed one by one. A step of a prompt adds a page for each `page_len` rows
+/// and group. If a sequence's end frees more, sending the whole table is cheaper.
 const MOST_CHANGES: usize = 1024;
 
-/// The tables.
+/// Page tables of all slots and groups.
 #[derive(Clone, Debug)]
 pub(super) struct PageTables {
     /// `(n_slots, n_groups, pages_per_table)`
@@ -18,12 +19,12 @@ pub(super) struct PageTables {
     pages_per_table: usize,
     /// Entries that changed, some of them more than once; capacity [`MOST_CHANGES`].
     changes: Vec<u32>,
-    /// Whether there were more than that, or nobody saw the tables yet.
+    /// True if there were more changes than that, or no device has seen the tables.
     all_changed: bool,
 }
 
 impl PageTables {
-    /// Without pages.
+    /// Tables without pages.
     pub(super) fn new(n_slots: usize, n_groups: usize, pages_per_table: usize) -> PageTables {
         PageTables {
             entries: vec![PAGE_NONE; n_slots * n_groups * pages_per_table],
@@ -51,7 +52,7 @@ impl PageTables {
         (!self.all_changed).then_some(&*self.changes)
     }
 
-    /// A device has seen the tables as they are; or it failed, and who knows what it saw.
+    /// Note that a device has seen the tables, or that it failed and may not have.
     pub(super) fn note_seen(&mut self, is_certain: bool) {
         self.changes.clear();
         self.all_changed = !is_certain;
@@ -77,7 +78,7 @@ impl PageTables {
         self.entries[self.index(slot, group, page_index)]
     }
 
-    /// Change an entry; what it was.
+    /// Set an entry. Returns its old value.
     pub(super) fn set(&mut self, slot: usize, group: usize, page_index: usize, page: u32) -> u32 {
         let index = self.index(slot, group, page_index);
         let before = std::mem::replace(&mut self.entries[index], page);
@@ -90,7 +91,7 @@ impl PageTables {
         before
     }
 
-    /// Change a range of a table's entries, one by one.
+    /// Set a range of a table's entries, one by one.
     pub(super) fn fill(
         &mut self,
         slot: usize,

@@ -1,6 +1,7 @@
-//! Sharing, windows, copies and eviction, without a model: a program that only remembers what its pages hold.
+//! Tests of sharing, windows, copies and eviction, without a model: the program only remembers the
+//! contents of its pages.
 //!
-//! Past 600 lines: one fixture, which checks every page that a row sees, serves all tests.
+//! Past 600 lines: one fixture, which checks every page that a row attends to, serves all tests.
 
 use std::ops::Range;
 
@@ -14,10 +15,10 @@ const PAGE: usize = 16;
 
 /// A program without a model.
 struct Pages {
-    /// `pages[group][page][i]`: the token whose keys and values position `i` of the page holds.
+    /// `pages[group][page][i]`: the token whose keys and values are at position `i` of the page.
     pages: Vec<Vec<[Option<u32>; PAGE]>>,
     committed: CommittedPages,
-    /// Pages that may be committed at once, of all groups together.
+    /// Most pages that may be committed at once, over all groups.
     most: usize,
 }
 
@@ -81,7 +82,7 @@ struct Fixture {
     kv: KvCache,
     program: Pages,
     n_ctx: usize,
-    /// Tokens of each slot whose positions are computed.
+    /// Computed tokens of each slot.
     computed: Vec<Vec<u32>>,
 }
 
@@ -138,7 +139,7 @@ impl Fixture {
         n
     }
 
-    /// Compute tokens: write where the table says, and see that everything a row looks at is right.
+    /// Compute tokens: write them by the page table, and check everything that a row attends to.
     fn compute(&mut self, slot: usize, tokens: &[u32]) {
         let first = self.computed[slot].len();
         self.kv.reserve(slot, first, tokens.len(), &mut self.program).unwrap();
@@ -158,7 +159,8 @@ impl Fixture {
         self.verify(slot);
     }
 
-    /// What the row at `position` looks at, itself not included, holds the right tokens.
+    /// Check that all positions that the row at `position` attends to, without itself, hold the
+    /// right tokens.
     fn verify_row(&mut self, slot: usize, position: usize) {
         for group in 0..self.kv.n_groups() {
             for p in self.kv.first_visible(group, position)..position {
@@ -212,7 +214,7 @@ fn a_prefix_is_found_to_the_token() {
     f.compute(1, &t[..3]);
     f.end(0);
     f.end(1);
-    // Pages that would stand behind, before and between those that are there.
+    // Texts whose pages would sort after, before and between the existing ones.
     for (at, token, n) in [(40, 1000, 40), (45, 0, 45), (40, 500, 40), (3, 0, 3), (47, 999, 47)] {
         let mut other = t.clone();
         other[at] = token;
@@ -263,7 +265,7 @@ fn a_window_keeps_its_window_and_the_full_group_everything() {
     assert_eq!(f.kv.usage(0).0, 13);
     assert_eq!(f.kv.usage(1).0, 2, "positions 181 to 199 lie in pages 11 and 12");
     f.end(0);
-    // The end is usable, the middle is not: its window is gone.
+    // The end is usable; the middle is not, since its window is gone.
     assert_eq!(f.begin(0, &t), 200);
     f.end(0);
     assert_eq!(f.begin(0, &t[..150]), 0);
@@ -325,7 +327,7 @@ fn running_out_is_an_error_and_nothing_leaks() {
     assert!(matches!(error, Error::PagesExhausted { group: 0, n_pages: 5 }), "{error}");
 }
 
-/// What a group has committed, and how much of it is held.
+/// Number of committed pages of a group, and of those that are held.
 fn committed(f: &Fixture, group: usize) -> (usize, usize) {
     (f.program.committed.n_committed(group), f.kv.usage(group).0)
 }
@@ -341,17 +343,17 @@ fn granules_come_as_pages_are_taken_and_go_from_the_end() {
     b.chunks(16).for_each(|chunk| f.compute(1, chunk));
     f.compute(0, &a[80..]);
     assert_eq!(committed(&f, 0), (12, 10));
-    // Nothing is free at the end.
+    // Nothing is free at the end of the pool.
     assert!(!f.kv.give_back(&mut f.program).unwrap());
     f.kv.end(0);
     f.computed[0].clear();
-    // What slot 1 holds moves down into what slot 0 held.
+    // The pages of slot 1 move down into those of slot 0.
     assert_eq!(committed(&f, 0), (12, 3));
     assert!(f.kv.give_back(&mut f.program).unwrap());
     assert_eq!(committed(&f, 0), (4, 3));
     f.verify(1);
     f.end(1);
-    // The prefix cache keeps what slot 1 computed.
+    // The prefix cache keeps the tokens of slot 1.
     assert_eq!((committed(&f, 0), f.begin(1, &b)), ((4, 3), 40));
     f.end(1);
     f.kv.clear_prefixes();
@@ -391,7 +393,7 @@ fn what_the_device_refuses_is_a_shortage() {
     f.program.most = 8;
     let text = tokens(60);
     f.run(0, &text); // 4 pages of the first group, and 2 or 3 of the second
-    // Cached prefixes go, as on an exhausted budget.
+    // Cached prefixes are evicted, as on an exhausted budget.
     let other = vec![900; 60];
     f.begin(0, &other);
     other.chunks(16).for_each(|chunk| f.compute(0, chunk));
@@ -400,7 +402,7 @@ fn what_the_device_refuses_is_a_shortage() {
     assert!(matches!(error, Error::PagesExhausted { .. }), "{error}");
     f.kv.check().unwrap();
     f.verify(0);
-    // Once there is memory again, it goes on.
+    // With memory again, the sequence goes on.
     f.program.most = 100;
     f.compute(1, &text[..16]);
     f.end(0);
@@ -534,7 +536,7 @@ enum Action {
         text: u32,
         len: usize,
     },
-    /// Compute up to `n` more.
+    /// Compute up to `n` more tokens.
     Compute {
         slot: usize,
         n: usize,
@@ -542,7 +544,7 @@ enum Action {
     Remember {
         slot: usize,
     },
-    /// The first `len` positions of a slot, if they are there, to another that is empty.
+    /// Share the first `len` positions of a slot, if they are there, with another that is empty.
     Fork {
         from: usize,
         to: usize,
@@ -571,8 +573,9 @@ fn action() -> impl Strategy<Value = Action> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(200)))]
 
-    /// Texts share starts of different lengths. Whatever happens in whatever order: pools of the planned sizes never run
-    /// out, no shared page is written, every visible position holds its own token, and the books balance.
+    /// Texts share starts of different lengths. In any order of actions, pools of the planned sizes
+    /// never run out, no shared page is written, every visible position holds its own token, and
+    /// the books balance.
     #[test]
     fn random_use_keeps_integrity(
         actions in prop::collection::vec(action(), 1..120),
@@ -608,7 +611,7 @@ proptest! {
                         f.kv.fork(from, to, len);
                         f.computed[to] = f.computed[from][..len].to_vec();
                         f.verify(to);
-                        // From there on, the next text.
+                        // The text continues as the next one from there on.
                         let next = (targets.iter().flatten().count() as u32) % 4;
                         targets[to] = Some([&f.computed[to][..], &text(next)[len..]].concat());
                     }

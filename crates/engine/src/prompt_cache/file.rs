@@ -1,4 +1,5 @@
-//! Reading and writing the file: streamed, hashed on the way, no buffer larger than a page and the tokens.
+//! Reading and writing a prompt cache file: streamed and hashed on the way, with no buffer larger
+//! than a page and the tokens.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
@@ -15,7 +16,7 @@ pub(super) const VERSION: u32 = 3;
 const MAX_HEADER: usize = 1 << 16;
 const BUFFER: usize = 1 << 20;
 
-/// Passes bytes on and hashes them.
+/// A reader or writer that hashes the bytes that pass through it.
 struct Hashed<T> {
     inner: T,
     hash: Xxh64,
@@ -52,10 +53,11 @@ fn wrong(file: &Path, what: impl Into<String>) -> Error {
 }
 
 fn damaged(file: &Path, what: impl AsRef<str>) -> Error {
-    wrong(file, format!("it is damaged: {}; delete it, or give another file", what.as_ref()))
+    wrong(file, format!("it is damaged: {}; delete it, or name another file", what.as_ref()))
 }
 
-/// Put what a file holds into the prefix cache, under a salt; its tokens, none if there is no file.
+/// Put the contents of a file into the prefix cache, under a salt. Returns its tokens; none if
+/// there is no file.
 pub(super) fn read(engine: &mut Engine, file: &Path, salt: u64) -> Result<Vec<u32>> {
     let opened = match File::open(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -77,7 +79,7 @@ pub(super) fn read(engine: &mut Engine, file: &Path, salt: u64) -> Result<Vec<u3
     outcome
 }
 
-/// Of so many tokens in a file, those that a context has room for: all, or whole pages.
+/// Number of tokens of a file that a context has room for: all, or whole pages.
 fn n_used(engine: &Engine, n_tokens: usize) -> usize {
     let limits = engine.limits();
     if n_tokens <= limits.n_ctx { n_tokens } else { limits.n_ctx / limits.page_len * limits.page_len }
@@ -85,7 +87,7 @@ fn n_used(engine: &Engine, n_tokens: usize) -> usize {
 
 struct Reader<'a> {
     file: &'a Path,
-    /// Bytes that the file has left.
+    /// Bytes that are left in the file.
     n_left: u64,
     from: Hashed<BufReader<File>>,
 }
@@ -95,7 +97,7 @@ impl Reader<'_> {
         damaged(self.file, what)
     }
 
-    /// `n` bytes, if the file has them.
+    /// Read `n` bytes, if the file has them.
     fn bytes(&mut self, n: usize, what: &str) -> Result<Vec<u8>> {
         self.take(n as u64, what)?;
         let mut bytes = vec![0; n];
@@ -118,7 +120,7 @@ impl Reader<'_> {
         self.from.read_exact(bytes).map_err(|error| self.damaged(error.to_string()))
     }
 
-    /// Everything; the pages go to `slot`.
+    /// Read the whole file; its pages go into `slot`.
     fn read(&mut self, engine: &mut Engine, slot: usize) -> Result<Vec<u32>> {
         let header = self.header(engine)?;
         let tokens = self.bytes(4 * header.n_tokens, "the tokens")?;
@@ -161,14 +163,14 @@ impl Reader<'_> {
     fn header(&mut self, engine: &Engine) -> Result<Header> {
         let magic = self.bytes(MAGIC.len(), "its mark").unwrap_or_default();
         if magic != MAGIC {
-            return Err(wrong(self.file, "it is no prompt cache of Ingle; give another file"));
+            return Err(wrong(self.file, "it is no prompt cache of Ingle; name another file"));
         }
         let numbers = self.bytes(8, "its version")?;
         let number = |at: usize| numbers[at..at + 4].iter().rev().fold(0u32, |n, b| n << 8 | u32::from(*b));
         let (version, n_header) = (number(0), number(4) as usize);
         if version != VERSION {
             let what =
-                format!("it has version {version}, expected {VERSION}; delete it, or give another file");
+                format!("it has version {version}, expected {VERSION}; delete it, or name another file");
             return Err(wrong(self.file, what));
         }
         if n_header > MAX_HEADER {
@@ -178,10 +180,7 @@ impl Reader<'_> {
         let header: Header =
             serde_json::from_slice(&bytes).map_err(|error| self.damaged(format!("its header: {error}")))?;
         if let Some(difference) = header.difference(&Header::of(engine, header.n_tokens)) {
-            return Err(wrong(
-                self.file,
-                format!("{difference}; give another file, this one was left as it is"),
-            ));
+            return Err(wrong(self.file, format!("{difference}; name another file, this one is unchanged")));
         }
         if !(1..=MAX_N_CTX).contains(&header.n_tokens) {
             let n = header.n_tokens;
@@ -190,8 +189,8 @@ impl Reader<'_> {
         Ok(header)
     }
 
-    /// Every page into a page of the slot, but for those beyond the context, and the first of a group that has more than
-    /// the pool: a window needs its last.
+    /// Read every page into a page of the slot. Pages beyond the context are skipped, and so are
+    /// the first pages of a group that has more than its pool: a window needs only its last.
     fn pages(
         &mut self,
         engine: &mut Engine,
@@ -224,13 +223,14 @@ impl Reader<'_> {
     }
 }
 
-/// Write tokens and their pages, `(pages, groups)`: under another name first, so that the file is whole or not there.
+/// Write tokens and their pages, `(pages, groups)`. The file is written under another name and
+/// renamed, so that it is complete or absent.
 pub(super) fn write(engine: &Engine, file: &Path, tokens: &[u32], pages: &[u32]) -> Result<()> {
     let name = file.file_name().ok_or_else(|| wrong(file, "it has no name"))?.to_string_lossy();
     let part = file.with_file_name(format!(".{name}.{}.part", std::process::id()));
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
-    // It holds what people wrote.
+    // The file holds users' text, so only its owner may read it.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let written = options
@@ -241,7 +241,7 @@ pub(super) fn write(engine: &Engine, file: &Path, tokens: &[u32], pages: &[u32])
             fs::rename(&part, file).map_err(|error| wrong(file, format!("it cannot be replaced: {error}")))
         });
     if written.is_err() {
-        // It may not be there, and what went wrong first is what to tell.
+        // The part file may not exist. Its first error is the one to report.
         let _ = fs::remove_file(&part);
     }
     written

@@ -1,8 +1,8 @@
-//! A folder of prompt caches: what the prefix cache holds outlives the process.
+//! A folder of prompt caches, so that the prefix cache outlives the process.
 //!
-//! Below the folder is one for each kind of pages (a hash of [`Header`]: model, device, KV type, arithmetic), in it a file for
-//! each path of the prefix tree, named by its salt and a hash of its tokens. Files that are damaged are removed and nothing of them
-//! is used; together they take no more than a bound.
+//! The folder has a subfolder for each kind of pages (a hash of [`Header`]: model, device, KV type,
+//! arithmetic). It holds a file for each path of the prefix tree, named by its salt and a hash of
+//! its tokens. Damaged files are removed and not used. The total size of the files is bounded.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ use xxhash_rust::xxh64::xxh64;
 use super::{Header, file};
 use crate::{Engine, Error, Result};
 
-/// Shorter prefixes are computed as fast as they are read.
+/// Least tokens of a prefix that is kept: shorter ones are computed as fast as they are read.
 const LEAST_TOKENS: usize = 32;
 
-/// The end of a file's name.
+/// Extension of the files.
 const END: &str = ".prefix";
 
-/// What was found when a folder was opened.
+/// Result of opening a folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
     /// Prefixes that are in the cache again.
     pub n_prefixes: usize,
-    /// Their tokens; what two of them share counts twice.
+    /// Tokens of these prefixes; a part that two of them share counts twice.
     pub n_tokens: usize,
-    /// Files that could not be used, in words.
+    /// Reasons for which files were not used.
     pub notes: Vec<String>,
 }
 
@@ -34,23 +34,24 @@ pub struct Restored {
 #[derive(Debug)]
 struct Kept {
     salt: u64,
-    /// Of the path in the tree; the file may have fewer, where a window has let go of pages.
+    /// Tokens of the path in the tree. The file may have fewer, if a window has freed pages.
     tokens: Vec<u32>,
     file: PathBuf,
     bytes: u64,
 }
 
-/// See the module.
+/// A folder of prompt caches; see the module.
 #[derive(Debug)]
 pub(crate) struct PrefixFolder {
     folder: PathBuf,
     max_bytes: u64,
-    /// The one that was written first is the first.
+    /// Prefixes in the folder, the oldest first.
     kept: Vec<Kept>,
 }
 
 impl PrefixFolder {
-    /// Read what the folder holds for `engine`, as far as half of the memory for keys and values takes it.
+    /// Read the folder's prefixes into the cache of `engine`, up to half of its memory for keys and
+    /// values.
     pub(crate) fn open(engine: &mut Engine, base: &Path, max_bytes: u64) -> Result<(PrefixFolder, Restored)> {
         if engine.kv().has_states() {
             let what = "--prefix-cache: the states of recurrent layers cannot be kept yet";
@@ -74,8 +75,8 @@ impl PrefixFolder {
                 found.push((written, entry.path(), metadata.len()));
             }
         }
-        // The newest come first, as far as there is room; they are read in the order in which they were written, so that the
-        // newest is the last that the cache lets go of.
+        // Choose the newest files for which there is room, but read them from the oldest to the
+        // newest, so that the newest is the last that the cache evicts.
         found.sort_by(|a, b| b.cmp(a));
         let room = engine.kv().budget() / 2;
         let mut n_bytes = 0u64;
@@ -99,7 +100,7 @@ impl PrefixFolder {
                     kept.push(Kept { salt, tokens, file: path, bytes });
                 }
                 Err(error @ Error::PromptCache { .. }) => {
-                    // The folder is ours: what is not whole is of no use to anybody.
+                    // The folder belongs to Ingle, and an incomplete file is useless.
                     let removed = fs::remove_file(&path).is_ok();
                     restored.notes.push(format!("{error}{}", if removed { " (removed)" } else { "" }));
                 }
@@ -112,13 +113,13 @@ impl PrefixFolder {
         Ok((PrefixFolder { folder, max_bytes, kept }, restored))
     }
 
-    /// Write what the prefix cache has and the folder has not, the prefix that was used last first, while `goes_on`; how many
-    /// prefixes were written.
+    /// Write the prefixes that the cache has and the folder lacks, the most recently used first,
+    /// while `goes_on`. Returns the number of prefixes written.
     pub(crate) fn save(&mut self, engine: &mut Engine, goes_on: &mut dyn FnMut() -> bool) -> Result<usize> {
         let mut fresh = Vec::new();
         let mut n_bytes = 0u64;
         for (salt, tokens) in engine.kv().prefix().leaves() {
-            // What does not fit beside what was used later would be written for nothing.
+            // A prefix that does not fit beside more recent ones would be evicted at once.
             n_bytes = n_bytes.saturating_add(engine.bytes_of(tokens.len()));
             if n_bytes > self.max_bytes {
                 break;
@@ -141,7 +142,7 @@ impl PrefixFolder {
             let file = self.folder.join(format!("{salt:016x}-{:016x}{END}", xxh64(&bytes, salt)));
             file::write(engine, &file, &tokens[..n_tokens], &pages)?;
             let bytes = fs::metadata(&file).map_or(0, |metadata| metadata.len());
-            // What it begins with need not be there on its own.
+            // A shorter prefix of this path need not be kept on its own.
             self.forget(|kept| kept.salt == salt && tokens.starts_with(&kept.tokens) && kept.file != file);
             self.kept.retain(|kept| kept.file != file);
             self.kept.push(Kept { salt, tokens, file, bytes });
@@ -151,13 +152,13 @@ impl PrefixFolder {
         Ok(n_written)
     }
 
-    /// Let the oldest go until all fit.
+    /// Remove the oldest files until the others fit.
     fn shrink(&mut self) {
         let mut n_bytes: u64 = self.kept.iter().map(|kept| kept.bytes).sum();
         while n_bytes > self.max_bytes && self.kept.len() > 1 {
             let oldest = self.kept.remove(0);
             n_bytes -= oldest.bytes;
-            // If it is gone already, so much the better.
+            // The file may be gone already.
             let _ = fs::remove_file(oldest.file);
         }
     }
@@ -166,7 +167,7 @@ impl PrefixFolder {
         self.kept.retain(|kept| {
             let goes = which(kept);
             if goes {
-                // If it is gone already, so much the better.
+                // The file may be gone already.
                 let _ = fs::remove_file(&kept.file);
             }
             !goes
@@ -174,7 +175,7 @@ impl PrefixFolder {
     }
 }
 
-/// A folder that nobody else may look into: it holds what people wrote.
+/// Create a folder that only its owner may read: it holds users' text.
 fn make(folder: &Path) -> std::io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -184,23 +185,24 @@ fn make(folder: &Path) -> std::io::Result<()> {
 }
 
 impl Engine {
-    /// Keep the prefix cache in a folder from now on, and put what the folder holds into it; nothing runs yet. It takes at most
-    /// `max_bytes` for this model.
+    /// Keep the prefix cache in a folder from now on, and load the folder's prefixes into it. Call
+    /// it while nothing runs. The folder holds at most `max_bytes` for this model.
     ///
     /// # Errors
-    /// [`Error::PromptCache`]: the folder cannot be used, or the model has recurrent layers. Files that cannot be used are no
-    /// error: see [`Restored::notes`].
+    /// [`Error::PromptCache`]: the folder cannot be used, or the model has recurrent layers. Files
+    /// that cannot be used are no error: see [`Restored::notes`].
     pub fn keep_prefixes(&mut self, folder: &Path, max_bytes: u64) -> Result<Restored> {
         let (folder, restored) = PrefixFolder::open(self, folder, max_bytes)?;
         self.prefixes = Some(folder);
         Ok(restored)
     }
 
-    /// Write what the prefix cache has and the folder of [`Self::keep_prefixes`] has not, a file at a time while `goes_on`; how
-    /// many were written. For whoever runs an engine that has nothing to do, or is about to end.
+    /// Write the prefixes that the cache has and the folder of [`Self::keep_prefixes`] lacks, one
+    /// file at a time while `goes_on`. Returns their number. Call it when the engine is idle, or
+    /// before it ends.
     ///
     /// # Errors
-    /// [`Error::PromptCache`]: a file cannot be written; those before it are there.
+    /// [`Error::PromptCache`]: a file cannot be written; the files before it are complete.
     pub fn save_prefixes(&mut self, goes_on: &mut dyn FnMut() -> bool) -> Result<usize> {
         let Some(mut folder) = self.prefixes.take() else { return Ok(0) };
         let saved = folder.save(self, goes_on);

@@ -1,21 +1,22 @@
-//! Prompt caches on disk: the keys and values of a text, for another process that begins with the same text.
+//! Prompt caches on disk: the keys and values of a text, for another process whose prompt begins
+//! with the same text.
 //!
-//! A file holds what the prefix cache has of one text: its tokens and its KV pages, byte for byte as the device lays them
-//! out. Opening it puts them back into the prefix cache, so that finding the longest common prefix, to the token and with
-//! windows, is what it is for any other prompt. A file belongs to one model, device, KV type and arithmetic, which its
-//! header names; of any other it is refused, and stays as it is.
+//! A file holds the cached prefix of one text: its tokens and its KV pages, byte for byte in the
+//! device's layout. Opening it puts them back into the prefix cache, which finds the longest common
+//! prefix as for any other prompt. A file belongs to one model, device, KV type and arithmetic,
+//! which its header names. Other engines refuse it and leave it unchanged.
 //!
 //! The format, in little endian:
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 8 | `INGLEKV\n` |
 //! | 4 | version, 3 (1 had the CPU's pages in another order, 2 keys with their biases) |
 //! | 4 | length of the header, at most 65,536 |
 //! | | the header, in JSON: see [`Header`] |
 //! | 4 each | the tokens |
-//! | 1 each | `(pages, groups)`: 1 where the page is here, 0 where a window has let go of it |
-//! | | the pages that are here, in the same order |
+//! | 1 each | `(pages, groups)`: 1 if the page is in the file, 0 if a window has freed it |
+//! | | the pages that are in the file, in the same order |
 //! | 8 | xxh64 (seed 0) of everything before |
 
 mod file;
@@ -33,29 +34,29 @@ use crate::{Engine, Result};
 pub(crate) use folder::PrefixFolder;
 pub use folder::Restored;
 
-/// What a file says of itself. All but `n_tokens` must be what the engine would write.
+/// Header of a file. All fields but `n_tokens` must be those that the engine would write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Header {
-    /// 16 hexadecimal digits: see [`fingerprint`].
+    /// Fingerprint of the model in 16 hexadecimal digits: see [`fingerprint`].
     model: String,
-    /// The device whose layout the pages have.
+    /// Device whose layout the pages have.
     device: String,
-    /// How keys and values are stored.
+    /// Storage type of keys and values.
     kv_type: String,
-    /// Which arithmetic computed them.
+    /// Arithmetic that computed them: `fast` or `deterministic`.
     numerics: String,
     /// Positions of a page.
     page_len: usize,
-    /// Window of each KV group.
+    /// Window of each KV group, in positions.
     windows: Vec<Option<usize>>,
     /// Bytes of a page of each KV group.
     page_bytes: Vec<usize>,
-    /// How many tokens follow.
+    /// Number of tokens that follow.
     n_tokens: usize,
 }
 
 impl Header {
-    /// What `engine` would write before `n_tokens` tokens.
+    /// Header that `engine` writes before `n_tokens` tokens.
     fn of(engine: &Engine, n_tokens: usize) -> Header {
         let (plan, limits) = (engine.plan(), engine.limits());
         let groups = 0..plan.kv.groups.len();
@@ -75,7 +76,8 @@ impl Header {
         }
     }
 
-    /// How a file's header differs from what it should be, in words for the person who gave the file.
+    /// The first difference between a file's header and the expected one, as a message for the
+    /// user.
     fn difference(&self, expected: &Header) -> Option<String> {
         let differs = |what: &str, found: &str, expected: &str| {
             (found != expected).then(|| format!("it was made with {what} {found}, and this is {expected}"))
@@ -95,11 +97,11 @@ impl Header {
     }
 }
 
-/// What is read from a file is for everybody.
+/// Salt of prefixes that were read from a file: every request may use them.
 const NO_SALT: u64 = 0;
 
-/// Names a model: xxh64 over its Ops, and over the type, shape, length, start and end of each of its weights. The ends are
-/// 4 KiB each, so that naming a large model does not read it.
+/// Fingerprint of a model: xxh64 over its Ops, and over the type, shape, length, start and end of
+/// each of its weights. Start and end are 4 KiB each, so a large model is not read.
 fn fingerprint(plan: &Plan) -> u64 {
     const END: usize = 4 << 10;
     let mut hash = Xxh64::new(0);
@@ -116,7 +118,7 @@ fn fingerprint(plan: &Plan) -> u64 {
     hash.digest()
 }
 
-/// A prompt cache on disk and what it holds.
+/// A prompt cache on disk and the tokens in it.
 #[derive(Debug)]
 pub struct PromptCache {
     file: PathBuf,
@@ -124,26 +126,26 @@ pub struct PromptCache {
 }
 
 impl PromptCache {
-    /// Put what a file holds into the prefix cache of `engine`. A file that is not there yet holds nothing.
+    /// Load a file into the prefix cache of `engine`. A missing file counts as empty.
     ///
     /// # Errors
-    /// [`crate::Error::PromptCache`]: it cannot be read, is damaged, or belongs to another model or setting;
-    /// [`crate::Error::Busy`] if no slot is free.
+    /// [`crate::Error::PromptCache`]: it cannot be read, is damaged, or belongs to another model or
+    /// setting; [`crate::Error::Busy`] if no slot is free.
     pub fn open(engine: &mut Engine, file: &Path) -> Result<PromptCache> {
         let tokens = file::read(engine, file, NO_SALT)?;
         Ok(PromptCache { file: file.to_owned(), tokens })
     }
 
-    /// Tokens that the file holds.
+    /// Number of tokens in the file.
     pub fn n_tokens(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Write what the prefix cache of `engine` has of `tokens`, in place of what the file holds; nothing, if the file
-    /// holds that already. The file is there whole or not at all. Returns how many tokens it then holds.
+    /// Write the cached prefix of `tokens` to the file, unless the file holds it already. The file
+    /// is replaced as a whole or not at all. Returns the number of tokens that it then holds.
     ///
     /// # Errors
-    /// [`crate::Error::PromptCache`]: it cannot be written; what was there stays.
+    /// [`crate::Error::PromptCache`]: it cannot be written; the old file stays.
     pub fn save(&mut self, engine: &mut Engine, tokens: &[u32]) -> Result<usize> {
         let (n_tokens, pages) = engine.scheduler.kv.cached(NO_SALT, tokens);
         let tokens = &tokens[..n_tokens];

@@ -1,11 +1,12 @@
-//! How tokens are chosen where nobody says: by what the model's makers recommend, or else by numbers that suit most models.
+//! Default sampling parameters: those that the model's makers recommend, or else values that suit
+//! most models.
 
 use model::SamplingAdvice;
 
 use super::{ParamError, SamplingParams};
 
-/// Values of sampling that somebody chose; those that are `None` were left to others. Units and limits are those of
-/// [`SamplingParams`].
+/// Sampling parameters that are set at one level (request, operator or model); `None` leaves a
+/// parameter to the next level. Units and limits are those of [`SamplingParams`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SamplingChoice {
     /// See [`SamplingParams::temperature`].
@@ -28,7 +29,7 @@ pub struct SamplingChoice {
     pub seed: Option<Option<u64>>,
 }
 
-/// What holds where neither a person nor the checkpoint says.
+/// Values that apply if no level sets a parameter.
 const USUAL: SamplingChoice = SamplingChoice {
     temperature: Some(0.8),
     top_k: Some(40),
@@ -42,7 +43,7 @@ const USUAL: SamplingChoice = SamplingChoice {
 };
 
 impl SamplingChoice {
-    /// What is best for a model, value by value: what its makers recommend, or else the usual numbers.
+    /// The best values for a model: each is the makers' recommendation, or else the usual value.
     pub fn for_model(advice: &SamplingAdvice) -> SamplingChoice {
         let own = SamplingChoice {
             temperature: advice.temperature,
@@ -56,7 +57,7 @@ impl SamplingChoice {
         own.or(USUAL)
     }
 
-    /// Each value that is chosen here, or else in `other`.
+    /// The parameters set here, and for the others those of `other`.
     #[must_use]
     fn or(self, other: SamplingChoice) -> SamplingChoice {
         SamplingChoice {
@@ -72,7 +73,8 @@ impl SamplingChoice {
         }
     }
 
-    /// Set in `sampling`, which has what is chosen here, all that is not: as the operator says, or else as is best for the model.
+    /// Set in `sampling` each parameter that is not set here: to the operator's value, or else to
+    /// the best for the model. `sampling` has the values that are set here already.
     pub fn complete(
         self,
         operator: SamplingChoice,
@@ -80,7 +82,7 @@ impl SamplingChoice {
         sampling: &mut SamplingParams,
     ) {
         let said = self.or(operator);
-        // The model's window belongs to the model's penalty.
+        // The model's penalty window applies only to the model's penalty.
         if said.repeat_penalty.or(said.presence_penalty).or(said.frequency_penalty).is_some() {
             model.penalty_window = None;
         }
@@ -88,7 +90,7 @@ impl SamplingChoice {
         model.fill(&said, sampling);
     }
 
-    /// Set what is chosen here and not in `before`, which goes first.
+    /// Set the parameters that are set here and not in `before`, which has priority.
     fn fill(&self, before: &SamplingChoice, sampling: &mut SamplingParams) {
         fn set<T: Copy>(target: &mut T, before: Option<T>, chosen: Option<T>) {
             if let (None, Some(value)) = (before, chosen) {
@@ -106,6 +108,8 @@ impl SamplingChoice {
         set(&mut sampling.seed, before.seed, self.seed);
     }
 
+    /// Check all parameters.
+    ///
     /// # Errors
     /// A value is outside its limits.
     pub fn check(&self) -> Result<(), ParamError> {
@@ -150,7 +154,7 @@ mod tests {
         };
         let own = SamplingChoice::for_model(&advice);
         assert_eq!((own.temperature, own.top_k, own.penalty_window), (Some(0.6), Some(40), Some(256)));
-        // A request's own penalty does not look as far back as the model's.
+        // A penalty in the request does not use the model's window.
         let asked = SamplingChoice { presence_penalty: Some(1.0), ..SamplingChoice::default() };
         let mut sampling = SamplingParams { penalty_window: 0, ..SamplingParams::default() };
         asked.complete(SamplingChoice::default(), own, &mut sampling);

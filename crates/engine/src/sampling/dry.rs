@@ -1,6 +1,7 @@
-//! DRY ("don't repeat yourself", text-generation-webui issue 5637): a token that would make the end of the text repeat what came
-//! earlier loses `multiplier * base^(length - allowed_length)`, `length` that of the repeated end before it. A repetition does not
-//! reach over a breaker, and a breaker itself loses nothing.
+//! DRY ("don't repeat yourself", text-generation-webui issue 5637). A token that would continue a
+//! repetition of earlier text loses `multiplier * base^(length - allowed_length)`, where `length`
+//! is that of the repeated text before it. A repetition does not extend over a breaker, and a
+//! breaker itself loses nothing.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -9,16 +10,16 @@ use text::{Specials, Stops, Tokenizer};
 
 use super::params::Dry;
 
-/// A penalty of more than this is no different from this, and stays a number.
+/// Largest penalty: more has the same effect, and this one stays finite.
 const MOST: f32 = 1e30;
 
-/// Most breakers, each of so many bytes at most.
+/// Most breakers.
 pub const MAX_DRY_BREAKERS: usize = 64;
 /// Most bytes of a breaker.
 pub const MAX_DRY_BREAKER: usize = 64;
 
-/// Texts that no repetition reaches over. One that is part of a token's text is found in such tokens alone. Clones share what is
-/// found out of them for a vocabulary.
+/// Texts over which no repetition extends. A breaker that is part of a token's text is matched in
+/// single tokens only. Clones share the result of [`Self::prepare`].
 #[derive(Clone)]
 pub struct DryBreakers(Arc<Prepared>);
 
@@ -33,8 +34,9 @@ impl DryBreakers {
         &self.0.texts
     }
 
-    /// Look for them in a vocabulary, unless that has been done. It reads all of the vocabulary: servers do it before they ask the
-    /// engine, which does it otherwise. Clones serve one vocabulary, the first.
+    /// Find the breakers in a vocabulary, unless that is done. It reads the whole vocabulary, so
+    /// servers call it before they add a request; otherwise the engine does. Clones serve one
+    /// vocabulary, the first.
     pub fn prepare(&self, tokenizer: &Tokenizer) {
         self.found(Some(tokenizer));
     }
@@ -77,11 +79,11 @@ pub(crate) struct DryPenalty {
 
 #[derive(Debug, Default)]
 struct Breakers {
-    /// One bit for each token of the vocabulary: its text has a breaker in it.
+    /// One bit for each token of the vocabulary: 1 if its text contains a breaker.
     tokens: Vec<u64>,
-    /// Breakers that are in no token's text, as tokens.
+    /// Token sequences of the breakers that are in no token's text.
     sequences: Vec<Vec<u32>>,
-    /// One bit for each token of the vocabulary: a sequence ends with it.
+    /// One bit for each token of the vocabulary: 1 if one of `sequences` ends with it.
     last: Vec<u64>,
 }
 
@@ -89,7 +91,7 @@ impl Breakers {
     fn new(texts: &[String], tokenizer: &Tokenizer) -> Breakers {
         let bits = vec![0; tokenizer.n_tokens().div_ceil(64)];
         let mut breakers = Breakers { last: bits.clone(), tokens: bits, sequences: Vec::new() };
-        // Too large for any automaton is too large for any token.
+        // Breakers too large for an automaton are too large for any token.
         let Ok(stops) = Stops::new(texts) else { return breakers };
         let mut is_in_a_token = vec![false; texts.len()];
         for id in 0..tokenizer.n_tokens() {
@@ -113,7 +115,7 @@ impl Breakers {
         has_bit(&self.tokens, token)
     }
 
-    /// How many of the last tokens come after the last breaker.
+    /// Number of the last tokens that follow the last breaker.
     fn n_after(&self, tokens: &Reversed<'_>) -> usize {
         let ends_here = |i: usize| {
             let spells = |sequence: &Vec<u32>| {
@@ -131,7 +133,7 @@ fn has_bit(words: &[u64], token: u32) -> bool {
     words.get(token as usize / 64).is_some_and(|word| word >> (token % 64) & 1 == 1)
 }
 
-/// Known tokens and then guesses, from the last one back.
+/// Known tokens and then draft tokens, read backwards.
 struct Reversed<'a> {
     tokens: &'a [u32],
     draft: &'a [u32],
@@ -152,17 +154,17 @@ impl Reversed<'_> {
     }
 }
 
-/// Buffers of [`DryPenalty::apply`], used again by every output.
+/// Buffers of [`DryPenalty::apply`], reused for every output.
 #[derive(Debug, Default)]
 pub(crate) struct DryBuffers {
-    /// `(n)` how many tokens back from each are those at the end.
+    /// `(n)` for each place the number of tokens before it that equal those at the end.
     lengths: Vec<u32>,
-    /// Tokens that would go on with a repetition, and its length so far.
+    /// Tokens that would continue a repetition, and its length so far.
     found: Vec<(u32, u32)>,
 }
 
 impl DryBuffers {
-    /// Room for a window of `n` tokens.
+    /// Reserve room for a window of `n` tokens.
     pub(crate) fn reserve(&mut self, n: usize) {
         self.lengths.reserve(n.saturating_sub(self.lengths.len()));
         self.found.reserve(n.saturating_sub(self.found.len()));
@@ -175,12 +177,12 @@ impl DryPenalty {
         DryPenalty { dry: dry.clone() }
     }
 
-    /// Tokens back that are looked at; 0: all.
+    /// Number of last tokens in which repetitions are searched; 0: all.
     pub(crate) fn window(&self) -> usize {
         self.dry.window
     }
 
-    /// Append what tokens lose after `tokens` and `draft`.
+    /// Append the penalties of tokens after `tokens` and `draft`.
     pub(crate) fn apply(
         &self,
         tokens: &[u32],
@@ -203,7 +205,7 @@ impl DryPenalty {
         matches(&text, &mut buffers.lengths);
         for i in 1..n {
             let length = (buffers.lengths[i] as usize).min(longest);
-            // What came after the repeated part would come again.
+            // The token after the repeated part would continue the repetition.
             if length >= allowed.max(1)
                 && let Some(next) = text.get(i - 1)
                 && !breakers.is_one(next)
@@ -211,7 +213,7 @@ impl DryPenalty {
                 buffers.found.push((next, length as u32));
             }
         }
-        // Of each token the longest.
+        // Keep the longest repetition of each token.
         buffers.found.sort_unstable_by_key(|&(token, length)| (token, std::cmp::Reverse(length)));
         buffers.found.dedup_by_key(|(token, _)| *token);
         let loss = |length: u32| {
@@ -222,7 +224,8 @@ impl DryPenalty {
     }
 }
 
-/// The Z-function (Gusfield 1997): for each place how many tokens from there on are as those at the beginning.
+/// The Z-function (Gusfield 1997): for each place the number of tokens from there on that equal
+/// those at the beginning.
 fn matches(text: &Reversed<'_>, lengths: &mut Vec<u32>) {
     let n = text.len();
     lengths.clear();
@@ -253,7 +256,8 @@ mod tests {
         biases
     }
 
-    /// As the definition says: every earlier place, as far back as the tokens are the same.
+    /// The definition, computed slowly: every earlier place, as far back as the tokens are the
+    /// same.
     fn slowly(dry: &Dry, breakers: &Breakers, text: &[u32]) -> Vec<(u32, f32)> {
         let text = if dry.window == 0 { text } else { &text[text.len().saturating_sub(dry.window)..] };
         let mut longest = std::collections::BTreeMap::new();
@@ -275,14 +279,14 @@ mod tests {
     #[test]
     fn what_would_repeat_loses_more_the_longer_it_is() {
         let dry = Dry { multiplier: 2.0, base: 3.0, allowed_length: 2, ..Dry::default() };
-        // "1 2 3 4 … 1 2 3" would go on with 4: three tokens repeat, one more than allowed.
+        // "1 2 3 4 … 1 2 3" would continue with 4: three tokens repeat, one more than allowed.
         let text = [1, 2, 3, 4, 9, 1, 2, 3];
         assert_eq!(losses(&dry, Breakers::default(), &text, &[]), [(4, -6.0)]);
         assert_eq!(losses(&dry, Breakers::default(), &text[..6], &text[6..]), [(4, -6.0)]);
-        // A breaker before the 3: only the 3 repeats, which is allowed.
+        // With a breaker before the 3, only the 3 repeats, which is allowed.
         let breaks = |token: u32| Breakers { tokens: vec![1 << token], ..Breakers::default() };
         assert_eq!(losses(&dry, breaks(2), &text, &[]), []);
-        // What follows is a breaker.
+        // The next token is a breaker.
         assert_eq!(losses(&dry, breaks(4), &text, &[]), []);
         let spelled = Breakers { sequences: vec![vec![1, 2]], last: vec![1 << 2], ..Breakers::default() };
         assert_eq!(losses(&dry, spelled, &text, &[]), []);

@@ -1,8 +1,9 @@
-//! How the tokens of a sequence are chosen: its parameters and its random numbers. Devices choose
-//! ([`device::Want`]; `device_lower::sampling` is the definition), with the numbers that a [`Sampler`] gives them.
+//! Sampling parameters and random numbers of a sequence. Devices choose tokens ([`device::Want`];
+//! `device_lower::sampling` defines how), with the numbers that a [`Sampler`] supplies.
 //!
-//! A token of the answer takes one random number, whether steps run ahead, guess, or neither; so a seed gives the same answer.
-//! A temperature of 0 or `top_k = 1` takes the best token without random numbers.
+//! Each token of the answer uses one random number, with or without steps ahead and draft tokens;
+//! so a seed always gives the same answer. A temperature of 0 or `top_k = 1` chooses the best token
+//! without random numbers.
 
 mod choice;
 mod dry;
@@ -26,7 +27,7 @@ pub struct Sampler {
     params: SamplingParams,
     rng: Rng,
     seed: u64,
-    /// Of a [`Chain`]; empty where the device's fixed order does.
+    /// Stages of a [`Chain`]; empty if the device's fixed order suffices.
     stages: Vec<Stage>,
     dry: Option<DryPenalty>,
     /// Mirostat's bound of surprise, in bits.
@@ -34,7 +35,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Of checked parameters, for a vocabulary of `n_vocab` tokens. Without a tokenizer, DRY has no breakers.
+    /// A sampler with checked parameters for a vocabulary of `n_vocab` tokens. Without a tokenizer,
+    /// DRY has no breakers.
     ///
     /// # Errors
     /// A parameter is outside its limits.
@@ -56,22 +58,23 @@ impl Sampler {
         })
     }
 
-    /// The seed in use: the one asked for, or the one that was drawn.
+    /// The seed in use: the request's, or a random one.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Whether it always takes the best token.
+    /// Returns true if the sampler always chooses the best token.
     pub fn is_greedy(&self) -> bool {
         !self.params.uses_chain() && (self.params.temperature == 0.0 || self.params.top_k == 1)
     }
 
-    /// Whether it must see each token before the next can be chosen.
+    /// Returns true if the next choice depends on the tokens before it.
     pub(crate) fn sees_tokens(&self) -> bool {
         self.dry.is_some() || self.adapts()
     }
 
-    /// Whether each choice changes how the next is made, even where the token is as was guessed.
+    /// Returns true if each choice changes how the next one is made, even if the draft token was
+    /// right.
     pub(crate) fn adapts(&self) -> bool {
         self.params.mirostat.is_some() && self.params.uses_chain()
     }
@@ -81,12 +84,12 @@ impl Sampler {
         self.dry.as_ref()
     }
 
-    /// How many stages [`Self::stages`] gives.
+    /// Number of stages that [`Self::stages`] returns.
     pub(crate) fn n_stages(&self) -> usize {
         self.stages.len()
     }
 
-    /// The stages of a chain, with the random number that comes `n_ahead` after the next one.
+    /// The stages of a chain, with the random number that is `n_ahead` after the next one.
     pub(crate) fn stages(&self, n_ahead: usize) -> impl Iterator<Item = Stage> + '_ {
         let random = rng::another(self.bits(n_ahead));
         self.stages.iter().map(move |stage| match *stage {
@@ -103,25 +106,25 @@ impl Sampler {
         })
     }
 
-    /// Whether it gives the log-probability of each token.
+    /// Returns true if the log-probability of each token is reported.
     pub fn wants_logprobs(&self) -> bool {
         self.params.logprobs
     }
 
-    /// How many of the last tokens penalties count (0: all); `None`: there are none.
+    /// Number of last tokens that penalties count (0: all); `None`: no penalty is on.
     pub fn penalty_window(&self) -> Option<usize> {
         let p = &self.params;
         let is_on = p.repeat_penalty != 1.0 || p.presence_penalty != 0.0 || p.frequency_penalty != 0.0;
         (is_on && p.runs(SamplerName::Penalties)).then_some(p.penalty_window)
     }
 
-    /// Tokens and what is added to their logits.
+    /// Logit biases: tokens and the values added to their logits.
     pub fn biases(&self) -> &[(u32, f32)] {
         &self.params.logit_bias
     }
 
-    /// What is wanted of an output, but for what its stages, penalties and biases point to, with the random number that comes
-    /// `n_ahead` after the next one. Draws nothing; allocates nothing.
+    /// Parameters of an output, with the random number that is `n_ahead` after the next one. Its
+    /// stages, penalties and biases are filled in by the caller. Draws and allocates nothing.
     pub fn want(&self, n_ahead: usize) -> Want {
         let p = &self.params;
         let choose = match (self.is_greedy(), p.uses_chain()) {
@@ -162,7 +165,8 @@ impl Sampler {
         rng.next_u64()
     }
 
-    /// A token was chosen with the random number that was next; it had a surprise of so many bits, if a chain chose it.
+    /// Advance after a token was chosen with the next random number. `surprise` is the token's, in
+    /// bits, if a chain chose it.
     pub fn took_one(&mut self, surprise: f32) {
         if !self.is_greedy() {
             self.rng.next_u64();

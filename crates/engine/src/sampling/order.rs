@@ -1,4 +1,4 @@
-//! Samplers that can be put in an order, and the stages that they become.
+//! Samplers that can be ordered, and the stages that they become.
 
 use device::Stage;
 
@@ -30,11 +30,11 @@ pub enum SamplerName {
 use SamplerName::{Dry, MinP, Penalties, Temperature, TopK, TopNSigma, TopP, Typical, Xtc};
 
 impl SamplerName {
-    /// llama.cpp's order, which holds where one of its samplers is asked for and no order is given.
+    /// llama.cpp's order. It applies if one of its samplers is on and no order is set.
     pub const LLAMA_CPP: [SamplerName; 9] =
         [Penalties, Dry, TopNSigma, TopK, Typical, TopP, MinP, Xtc, Temperature];
 
-    /// The sampler of a name, as llama.cpp spells it: `top_k`, `typ_p`; `-` is as good as `_`.
+    /// Parse llama.cpp's name of a sampler, such as `top_k` or `typ_p`; `-` may replace `_`.
     pub fn named(name: &str) -> Option<SamplerName> {
         Some(match name.replace('-', "_").as_str() {
             "penalties" => Penalties,
@@ -50,7 +50,7 @@ impl SamplerName {
         })
     }
 
-    /// What llama.cpp calls it.
+    /// llama.cpp's name of the sampler.
     pub fn name(self) -> &'static str {
         match self {
             Penalties => "penalties",
@@ -65,7 +65,7 @@ impl SamplerName {
         }
     }
 
-    /// The sampler of llama.cpp's letter, as in `edskypmxt`.
+    /// Parse llama.cpp's letter of a sampler, one of `edskypmxt`.
     pub fn of_letter(letter: char) -> Option<SamplerName> {
         Some(match letter {
             'e' => Penalties,
@@ -81,19 +81,20 @@ impl SamplerName {
         })
     }
 
-    /// Whether it changes logits and comes before all that drop tokens.
+    /// Returns true if the sampler changes logits and precedes all those that drop tokens.
     pub(super) fn is_penalty(self) -> bool {
         matches!(self, Penalties | Dry)
     }
 }
 
 impl SamplingParams {
-    /// Whether a sampler runs at all.
+    /// Returns true if the parameters turn the sampler on.
     pub(super) fn runs(&self, name: SamplerName) -> bool {
         self.order.as_ref().is_none_or(|order| order.contains(&name))
     }
 
-    /// Whether tokens are chosen by a [`device::Chain`]: an order is given, or a sampler that the fixed order does not have.
+    /// Returns true if a [`device::Chain`] chooses tokens: an order is set, or a sampler is on that
+    /// the fixed order lacks.
     pub(super) fn uses_chain(&self) -> bool {
         let cuts = self.typical_p < 1.0 || self.top_n_sigma > 0.0 || self.mirostat.is_some();
         self.order.is_some()
@@ -102,7 +103,7 @@ impl SamplingParams {
             || (cuts && self.temperature > 0.0)
     }
 
-    /// The stages after the penalties; random numbers and Mirostat's state are set for each token.
+    /// The stages after the penalties. Random numbers and Mirostat's state are set for each token.
     pub(super) fn stages(&self) -> Vec<Stage> {
         if !self.uses_chain() {
             return Vec::new();

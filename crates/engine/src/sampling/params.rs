@@ -1,32 +1,33 @@
-//! What a person asks of the sampler, and what is allowed.
+//! Sampling parameters and their limits.
 
 use std::sync::Arc;
 
 use super::dry::{DryBreakers, MAX_DRY_BREAKER, MAX_DRY_BREAKERS};
 use super::order::SamplerName;
 
-/// The largest number, either way, that a parameter may be which is added to logits, or divides them, or counts them. Sums and
-/// products of such numbers with logits do not overflow an f32.
+/// Largest absolute value of a parameter that is added to logits, divides them or counts them. Sums
+/// and products of such numbers with logits do not overflow an f32.
 const MOST: f32 = 1e6;
 
-/// Most names of an order of samplers.
+/// Most samplers in an order.
 const MAX_SAMPLERS: usize = 32;
 
-/// The largest bias of a token; the least forbids it.
+/// Largest bias of a token; its negative forbids the token.
 const MOST_BIAS: f32 = 1e9;
 
-/// Penalties on what would repeat the text: see llama.cpp's `--dry-…`.
+/// DRY penalties on repetitions: see llama.cpp's `--dry-…`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dry {
-    /// Times `base^(length - allowed_length)` is what a token loses.
+    /// Factor of the penalty `multiplier * base^(length - allowed_length)`.
     pub multiplier: f32,
-    /// At least 1.
+    /// Base of the penalty, at least 1.
     pub base: f32,
-    /// Repetitions shorter than this lose nothing.
+    /// Longest repetition without a penalty, in tokens.
     pub allowed_length: usize,
-    /// How many tokens back it looks, prompt included; 0 is the whole sequence.
+    /// Number of last tokens that are searched, prompt included; 0 is the whole sequence.
     pub window: usize,
-    /// Texts that no repetition reaches over, at most [`MAX_DRY_BREAKERS`] of [`MAX_DRY_BREAKER`] bytes each.
+    /// Texts over which no repetition extends: at most [`MAX_DRY_BREAKERS`] of [`MAX_DRY_BREAKER`]
+    /// bytes each.
     pub breakers: DryBreakers,
 }
 
@@ -36,28 +37,28 @@ impl Default for Dry {
     }
 }
 
-/// Mirostat (Basu et al. 2021, arXiv:2007.14966): keeps the surprise of tokens near a target. Only penalties and the temperature
-/// run beside it.
+/// Mirostat (Basu et al. 2021, arXiv:2007.14966), which keeps the surprise of tokens near a target.
+/// Only penalties and the temperature run beside it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mirostat {
-    /// 1 or 2.
+    /// Version, 1 or 2.
     pub version: u32,
-    /// The target, in bits.
+    /// Target surprise, in bits.
     pub tau: f32,
-    /// How fast it learns.
+    /// Learning rate.
     pub eta: f32,
 }
 
-/// How tokens are chosen. [`Default`] is plain sampling from the model's own distribution.
+/// Parameters of sampling. [`Default`] samples from the model's own distribution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Divides the logits; 0 takes the best token.
+    /// Divisor of the logits; 0 chooses the best token.
     pub temperature: f32,
-    /// Keep the best `top_k` tokens; 0 keeps all, 1 takes the best.
+    /// Keep the best `top_k` tokens; 0 keeps all, 1 chooses the best.
     pub top_k: usize,
     /// Keep the fewest best tokens whose probabilities reach this sum; 1 keeps all.
     pub top_p: f32,
-    /// Drop tokens less likely than this times the likeliest; 0 keeps all.
+    /// Drop tokens less likely than this fraction of the likeliest; 0 keeps all.
     pub min_p: f32,
     /// Divides positive logits of recent tokens and multiplies negative ones; 1 is off.
     pub repeat_penalty: f32,
@@ -65,37 +66,43 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Subtracted from the logits of recent tokens for each time they occurred.
     pub frequency_penalty: f32,
-    /// How many tokens back the penalties look, prompt included; 0 is the whole sequence.
+    /// Number of last tokens that the penalties count, prompt included; 0 is the whole sequence.
     pub penalty_window: usize,
     /// `(token, bias)` added to logits; minus infinity forbids a token.
     pub logit_bias: Arc<[(u32, f32)]>,
-    /// Keep the tokens whose surprise is nearest to the entropy, the fewest whose probabilities reach this sum; 1 keeps all.
+    /// Keep the fewest tokens whose probabilities reach this sum, those whose surprise is nearest
+    /// to the entropy first; 1 keeps all.
     pub typical_p: f32,
-    /// Keep tokens whose logit is less than so many standard deviations below the best; 0 keeps all.
+    /// Keep tokens whose logit is at most this many standard deviations below the best; 0 keeps
+    /// all.
     pub top_n_sigma: f32,
-    /// How often all top choices but the least likely are dropped; 0 is never.
+    /// Probability with which all top choices but the least likely are dropped; 0 is never.
     pub xtc_probability: f32,
-    /// From which probability on a token is a top choice; above 0.5 there are never two.
+    /// Least probability of a top choice; above 0.5 there are never two.
     pub xtc_threshold: f32,
-    /// The temperature is up to so much lower for a sharp distribution, and higher for a flat one; 0 is off.
+    /// Largest change of the temperature: lower for a sharp distribution, higher for a flat one; 0
+    /// is off.
     pub dynatemp_range: f32,
-    /// The exponent of that distribution's normalised entropy.
+    /// Exponent of the distribution's normalised entropy, for `dynatemp_range`.
     pub dynatemp_exponent: f32,
-    /// `None` is off.
+    /// Mirostat; `None` is off.
     pub mirostat: Option<Mirostat>,
-    /// `None` is off.
+    /// DRY; `None` is off.
     pub dry: Option<Dry>,
-    /// Which samplers run, in which order; penalties and DRY first. `None`: all; where one of the six above but DRY is on, as
-    /// [`SamplerName::LLAMA_CPP`] has them, otherwise penalties, temperature, top-k, top-p, min-p.
+    /// Samplers that run, in this order; penalties and DRY must be first. `None`: all of them. If
+    /// one of the six above other than DRY is on, the order is then [`SamplerName::LLAMA_CPP`];
+    /// otherwise penalties, temperature, top-k, top-p, min-p.
     pub order: Option<Vec<SamplerName>>,
     /// Seed of the random numbers; `None` draws one.
     pub seed: Option<u64>,
     /// Report the log-probability of each chosen token.
     pub logprobs: bool,
-    /// Report so many likeliest tokens and their log-probabilities with each token, at most [`device::MAX_BEST`]. As `logprobs`,
-    /// they are the model's own: before temperature, penalties, biases and constraints.
+    /// Number of likeliest tokens to report with each token, at most [`device::MAX_BEST`]. As with
+    /// `logprobs`, their log-probabilities are the model's own: before temperature, penalties,
+    /// biases and constraints.
     pub n_best_logprobs: usize,
-    /// All these log-probabilities are those with which the token was drawn, after everything else here.
+    /// Report the log-probabilities with which the token was drawn, after all other parameters,
+    /// instead of the model's own.
     pub drawn_logprobs: bool,
 }
 
@@ -134,14 +141,14 @@ impl Default for SamplingParams {
 pub struct ParamError {
     /// The parameter's name as in [`SamplingParams`].
     pub name: &'static str,
-    /// What was given.
+    /// The given value.
     pub value: String,
-    /// What is allowed.
+    /// The allowed values.
     pub expected: String,
 }
 
 impl SamplingParams {
-    /// Always the best token.
+    /// Parameters that always choose the best token.
     pub fn greedy() -> SamplingParams {
         SamplingParams { temperature: 0.0, ..SamplingParams::default() }
     }
@@ -149,7 +156,7 @@ impl SamplingParams {
     /// Check every parameter for a vocabulary of `n_vocab` tokens.
     ///
     /// # Errors
-    /// Names the first parameter outside its limits, its value and the limits.
+    /// The first parameter outside its limits.
     pub fn check(&self, n_vocab: usize) -> Result<(), ParamError> {
         within("temperature", self.temperature, 0.0, MOST)?;
         within("top_p", self.top_p, 0.0, 1.0)?;

@@ -1,14 +1,14 @@
 //! Random numbers that are the same on every platform.
 
-/// xoshiro256++ 1.0 (Blackman and Vigna, "Scrambled linear pseudorandom number generators", 2019), its state filled from
-/// the seed by SplitMix64, as its authors advise.
+/// xoshiro256++ 1.0 (Blackman and Vigna, "Scrambled linear pseudorandom number generators", 2019),
+/// its state filled from the seed by SplitMix64, as its authors advise.
 #[derive(Clone, Debug)]
 pub struct Rng {
     state: [u64; 4],
 }
 
 impl Rng {
-    /// The generator of a seed.
+    /// A generator with this seed.
     pub fn new(mut seed: u64) -> Rng {
         Rng { state: std::array::from_fn(|_| split_mix_64(&mut seed)) }
     }
@@ -38,7 +38,7 @@ pub(super) fn uniform(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Another number that the same bits give, uniform in `[0, 1)`.
+/// Another number from the same bits, uniform in `[0, 1)`.
 pub(super) fn another(mut bits: u64) -> f64 {
     uniform(split_mix_64(&mut bits))
 }
@@ -52,7 +52,7 @@ fn split_mix_64(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A seed that differs from call to call, from the randomness that the standard library keys its hash maps with.
+/// A random seed, from the keys that the standard library draws for its hash maps.
 pub(super) fn fresh_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish()

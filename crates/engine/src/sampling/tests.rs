@@ -1,4 +1,4 @@
-//! Distributions and limits of the whole pipeline.
+//! Tests of the distributions and limits of the whole sampling pipeline.
 
 use device_testing::cases;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use crate::scheduler::{History, StepBuffers};
 use device::{Chosen, Limits};
 use device_lower::sampling::{Chooser, log_sum_exp};
 
-/// What a device chooses from these logits after these tokens.
+/// The choice of a device from these logits after these tokens.
 fn sample(sampler: &mut Sampler, logits: &[f32], tokens: &[u32], chooser: &mut Chooser) -> Chosen {
     let limits = Limits {
         max_outputs: 1,
@@ -19,7 +19,7 @@ fn sample(sampler: &mut Sampler, logits: &[f32], tokens: &[u32], chooser: &mut C
         n_ctx: 64,
         ..device_testing::limits(&Default::default())
     };
-    let mut buffers = StepBuffers::new(&limits, 0, 1);
+    let mut buffers = StepBuffers::new(&limits, 0, 1, false);
     let want = buffers.want(sampler, &History { tokens, ..History::default() }, 0);
     let chosen = chooser.choose(logits, &want, &buffers.lists(), std::iter::empty());
     sampler.took_one(chosen.surprise);
@@ -37,7 +37,7 @@ fn sample_many(params: &SamplingParams, logits: &[f32], tokens: &[u32], n: usize
     counts
 }
 
-/// What the stages mean, written the slow way in f64: probabilities of all tokens.
+/// The definition of the stages, computed slowly in f64: probabilities of all tokens.
 fn expected(params: &SamplingParams, logits: &[f32], tokens: &[u32]) -> Vec<f64> {
     let mut l: Vec<f64> = logits.iter().map(|&l| f64::from(l)).collect();
     for &(id, bias) in params.logit_bias.iter() {
@@ -87,8 +87,8 @@ fn expected(params: &SamplingParams, logits: &[f32], tokens: &[u32]) -> Vec<f64>
     out
 }
 
-/// Counts of `n` draws lie within 5 standard deviations of a binomial with the expected probability, and nothing that
-/// was cut is ever drawn.
+/// Check that counts of `n` draws are within 5 standard deviations of a binomial with the expected
+/// probability, and that dropped tokens are never drawn.
 fn check(params: &SamplingParams, logits: &[f32], tokens: &[u32]) {
     const N: usize = 4000;
     let counts = sample_many(params, logits, tokens, N);
@@ -229,7 +229,7 @@ fn values_outside_their_limits_are_named() {
     assert_eq!(bad(SamplingParams { logit_bias: [(1, f32::INFINITY)].into(), ..d() }).name, "logit_bias");
 }
 
-/// Extreme values are refused, or a token comes of them: none makes every logit NaN.
+/// Extreme values are refused, or still allow a token: none makes every logit NaN.
 #[test]
 fn no_parameter_leaves_a_model_without_a_token() {
     type Set = fn(&mut SamplingParams, f32);
@@ -249,7 +249,7 @@ fn no_parameter_leaves_a_model_without_a_token() {
         ("mirostat_tau", |p, x| p.mirostat = Some(Mirostat { version: 2, tau: x, eta: 0.1 })),
         ("mirostat_eta", |p, x| p.mirostat = Some(Mirostat { version: 1, tau: 5.0, eta: x })),
         ("dry_base", |p, x| p.dry = Some(Dry { base: x, ..Dry::default() })),
-        // One token stays: to forbid all is what was asked for.
+        // One token is left unbiased: forbidding all would leave nothing to choose.
         ("logit_bias", |p, x| p.logit_bias = (0..8).chain(0..8).map(|id| (id, x)).collect()),
     ];
     let values = [1e-45, 1e-38, 1e-7, 1e-6, 0.0, 0.5, 1.0, 1e6, 1e9, 3e38, f32::MAX, f32::INFINITY, f32::NAN];
@@ -258,7 +258,7 @@ fn no_parameter_leaves_a_model_without_a_token() {
         for value in values.iter().flat_map(|value| [*value, -value]) {
             let mut params = SamplingParams { seed: Some(1), penalty_window: 0, ..SamplingParams::default() };
             set(&mut params, value);
-            // Together with others at their limits.
+            // Combine the value with others at their limits.
             for others in [false, true] {
                 if others {
                     (params.temperature, params.frequency_penalty) = (params.temperature.min(1e-30), -1e6);
@@ -296,7 +296,8 @@ fn where_nothing_can_be_picked_nothing_is_chosen() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(300)))]
 
-    /// Whatever the logits and parameters: the chosen token is one that the slow formula leaves, and buffers never grow.
+    /// For any logits and parameters the chosen token is one that the slow formula keeps, and
+    /// buffers never grow.
     #[test]
     fn chosen_tokens_survive_the_stages(
         logits in prop::collection::vec(prop_oneof![8 => -9.0f32..9.0, 1 => Just(f32::NEG_INFINITY), 1 => Just(1.0f32)], 1..70),
@@ -314,7 +315,8 @@ proptest! {
         let mut chooser = Chooser::new(logits.len());
         for _ in 0..8 {
             let id = sample(&mut sampler, &logits, &tokens, &mut chooser).token.unwrap();
-            // f32 and f64 may cut one token apart at the edge: allow a shade more of everything.
+            // f32 and f64 may differ in one token at the edge, so the wider parameters keep
+            // slightly more.
             let wider = SamplingParams {
                 top_p: if top_p < 1.0 { (top_p + 1e-5).min(1.0) } else { 1.0 }, min_p: min_p * 0.9999, ..params.clone()
             };
@@ -337,11 +339,12 @@ fn the_order_of_samplers_decides() {
         let counts = sample_many(&params, &LOGITS, &[], 300);
         counts.iter().filter(|n| **n > 0).count()
     };
-    // After the low temperature two equals have everything; before it, three are needed for 0.8.
+    // After the low temperature two equal tokens have all probability; before it, three are needed
+    // for 0.8.
     assert_eq!(of(&[Temperature, TopP]), 2);
     assert_eq!(of(&[TopP]), 4);
     assert!(of(&[MinP, TopK]) > 4);
-    // Penalties run only if they are named.
+    // Penalties run only if the order names them.
     let penalised = |order: Vec<SamplerName>| {
         let params = SamplingParams {
             presence_penalty: 1e6,
@@ -355,7 +358,7 @@ fn the_order_of_samplers_decides() {
     assert!(!penalised(vec![Temperature]));
 }
 
-/// The mean surprise of what Mirostat chooses comes near to its target, from both sides.
+/// The mean surprise of Mirostat's choices approaches its target from both sides.
 #[test]
 fn mirostat_reaches_its_target() {
     let logits: Vec<f32> = (0..5000).map(|i| -1.1 * ((i + 1) as f32).ln()).collect();
@@ -371,7 +374,7 @@ fn mirostat_reaches_its_target() {
     }
 }
 
-/// Loops, which a model without it would never leave, are left.
+/// DRY ends loops that a model without it would never leave.
 #[test]
 fn dry_leaves_a_loop() {
     let dry = Some(Dry { multiplier: 5.0, breakers: vec![].into(), ..Dry::default() });

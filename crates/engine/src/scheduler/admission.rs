@@ -1,5 +1,5 @@
-//! Who has a slot: what waits begins, what runs is parked for want of memory or for others of a higher priority, and the pages of
-//! the oldest sequence are committed before it goes on.
+//! Admission to slots: waiting sequences begin, and running ones are parked for lack of memory or
+//! for a higher priority. Pages for the oldest sequence are committed before it goes on.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -10,12 +10,13 @@ use super::Scheduler;
 use crate::Result;
 use crate::sequence::Sequence;
 
-/// Until a sequence that waits for memory looks again.
+/// Time after which a sequence that waits for memory tries again.
 const STARVED: Duration = Duration::from_millis(5);
 
 impl Scheduler {
-    /// Give back what the governor of the machine's memory asks for: free pages, cached prefixes, and then the pages of the
-    /// youngest sequences of the lowest priority, which are parked. False: steps in flight must end first.
+    /// Release the memory that the governor demands: free pages, cached prefixes, and then the
+    /// pages of the youngest sequences of the lowest priority, which are parked. Returns false if
+    /// steps in flight must end first.
     ///
     /// # Errors
     /// The device failed.
@@ -30,8 +31,8 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// Pages for all that the oldest sequence may become are committed before it goes on, as far as they can be had without
-    /// parking anybody.
+    /// Commit pages for everything that the oldest sequence may become, as far as possible without
+    /// parking another.
     ///
     /// # Errors
     /// The device failed.
@@ -52,12 +53,13 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Whether nothing can go on before the machine has more memory.
+    /// Returns true if nothing can go on before the machine has more memory.
     pub(crate) fn is_starved(&self) -> bool {
         self.is_starved
     }
 
-    /// Wait a moment for memory that only others can give back, and follow what the machine says then.
+    /// Wait [`STARVED`] for memory that only other processes can release, and follow the governor's
+    /// new target.
     ///
     /// # Errors
     /// The device failed.
@@ -67,22 +69,23 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Whether what waits may begin: not where sequences were parked and there is no more room than then, nor where the system is
-    /// short.
+    /// Returns true if waiting sequences may begin: the system is not short of memory, and if
+    /// sequences were parked, there is more room than then.
     fn may_admit(&mut self) -> bool {
         if self.n_running() == 0 {
             return true;
         }
         if self.is_short && self.kv.is_governed() {
             let longest = self.queue.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
-            // Room to grow, for it and for those that run.
+            // Room for the waiting sequence and the running ones to grow.
             let n_tokens = longest + self.limits.page_len * (1 + self.n_running());
             self.is_short = self.kv.room_bytes() < self.kv.bytes_for(n_tokens);
         }
         !self.is_short && !self.kv.is_pressed()
     }
 
-    /// Waiting sequences take free slots, or those of sequences of a lower priority, which are parked.
+    /// Admit waiting sequences to free slots, or to slots of sequences of a lower priority, which
+    /// are parked.
     pub(super) fn admit(&mut self) {
         let may_admit = !self.queue.is_empty() && self.may_admit();
         while let Some(top) = self.queue.top_priority() {
@@ -98,7 +101,7 @@ impl Scheduler {
                 },
             };
             let Some(mut sequence) = self.queue.pick() else { return };
-            // From here on its steps allocate nothing.
+            // From here on the steps of the sequence allocate nothing.
             sequence.tokens.reserve_exact(self.limits.n_ctx - sequence.tokens.len());
             if sequence.started.is_none() {
                 self.queue.charge(sequence.tenant, sequence.tokens.len() as i64);
@@ -107,15 +110,16 @@ impl Scheduler {
         }
     }
 
-    /// The youngest running sequence of the lowest priority: its slot and priority.
+    /// Slot and priority of the youngest running sequence of the lowest priority.
     fn last_in_rank(&self) -> Option<(usize, i32)> {
         let running = self.slots.iter().enumerate().filter_map(|(slot, s)| Some((slot, s.as_ref()?)));
         let last = running.max_by_key(|(_, s)| (Reverse(s.priority), s.id));
         last.map(|(slot, s)| (slot, s.priority))
     }
 
-    /// There is no room for a page: the youngest sequence of the lowest priority gives its pages back and waits. The oldest of
-    /// the highest is never parked while there is another, and pages are committed for all that it may become.
+    /// Park the youngest sequence of the lowest priority, because no page is free. The oldest of
+    /// the highest priority is never parked while there is another, and pages are committed for all
+    /// that it may become.
     pub(super) fn park_last(&mut self) {
         if let Some((slot, _)) = self.last_in_rank() {
             self.park(slot);
@@ -124,8 +128,9 @@ impl Scheduler {
         }
     }
 
-    /// A running sequence gives its slot back. Its pages stay in the prefix cache as long as they can; what is missing is
-    /// computed again when it resumes. Its sampler and text stay whole.
+    /// Park a running sequence: it releases its slot and waits. Its pages stay in the prefix cache
+    /// as long as possible, and missing ones are recomputed when it resumes. Its sampler and text
+    /// stay.
     pub(super) fn park(&mut self, slot: usize) {
         let Some(mut sequence) = self.slots[slot].take() else { return };
         self.let_go(slot, &sequence);
@@ -133,10 +138,11 @@ impl Scheduler {
         self.queue.put_back(sequence);
     }
 
-    /// A slot's pages go: into the prefix cache, or back to the pool.
+    /// Move a slot's pages into the prefix cache, or back to the pool.
     pub(super) fn let_go(&mut self, slot: usize, sequence: &Sequence) {
         if sequence.reuse {
-            // Where layers are recurrent, what is behind the state is of no use. An answer may end among guesses.
+            // With recurrent layers, only tokens before the state are useful. An answer may end
+            // within its draft tokens.
             let n = self.kv.state_position(slot).unwrap_or(sequence.n_computed);
             self.kv.remember(slot, sequence.salt, &sequence.tokens[..n], true);
         }

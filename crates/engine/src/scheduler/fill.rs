@@ -1,24 +1,25 @@
-//! Filling a step: rows of answers and their guesses, rows of prompts, and what the plan of given rows reads of images.
+//! Filling a step: rows of answers and their draft tokens, rows of prompts, and embeddings of
+//! images.
 
 use std::time::Instant;
 
 use device::{Program, Want};
 
 use super::flight::{Flight, FlightSpan};
-use super::{History, OutputRows, Scheduler};
+use super::{History, OutputRows, Scheduler, StepPlan};
 use crate::sequence::Sequence;
 use crate::speculate::{Speculator, Target};
 use crate::vision::{Images, Vision};
 use crate::{Error, Result};
 
 impl Scheduler {
-    /// Fill the buffers and the last of [`Self::spare`]; whether there is a row.
+    /// Fill the buffers and the last of [`Self::spare`]. Returns true if the step has a row.
     ///
     /// # Errors
     /// As [`Self::schedule`], and [`Error::PagesExhausted`].
     pub(super) fn fill(&mut self, is_ahead: bool, now: Instant, program: &mut dyn Program) -> Result<bool> {
         self.end_lost_background(program);
-        self.background.begin_step();
+        self.pacing.background.begin_step();
         self.buffers.clear();
         self.order.clear();
         self.order.extend((0..self.slots.len()).filter(|&slot| self.slots[slot].is_some()));
@@ -30,7 +31,7 @@ impl Scheduler {
             let n_rows = slots.iter().flatten().map(|s| s.n_missing().max(1)).sum();
             speculator.begin_step(self.order.len(), n_rows);
         }
-        self.buffers.plan = usize::from(self.is_given_next());
+        self.buffers.plan = if self.is_given_next() { StepPlan::Given } else { StepPlan::Text };
         let Some(mut flight) = self.spare.pop() else { return Ok(false) };
         flight.clear();
         flight.all_answer = all_answer && !is_ahead;
@@ -53,12 +54,13 @@ impl Scheduler {
         }
         self.spare.push(flight);
         filled?;
-        self.background.end_step();
+        self.pacing.background.end_step();
         self.fill_input();
         Ok(!self.buffers.is_empty())
     }
 
-    /// Whether a prompt goes on with rows of an image, so that the step that is being filled runs the plan of given rows.
+    /// Returns true if a prompt continues with rows of an image, so that the step must run the plan
+    /// of given rows.
     fn is_given_next(&mut self) -> bool {
         for i in 0..self.order.len() {
             let slot = self.order[i];
@@ -75,7 +77,8 @@ impl Scheduler {
         false
     }
 
-    /// The rows in the buffers, all of one sequence outside the slots, are of the plan of given rows.
+    /// Make the rows in the buffers, all of one sequence outside the slots, a step of the plan of
+    /// given rows.
     pub(crate) fn give_input(&mut self, images: Option<&Images>) {
         let Some(vision) = &self.vision else { return };
         let mut input = std::mem::take(&mut self.buffers.input);
@@ -83,13 +86,13 @@ impl Scheduler {
             .rows()
             .for_each(|(_, position, token)| vision.push_row(images, position, token, &mut input));
         self.buffers.name_image_rows(vision.layer_input());
-        (self.buffers.input, self.buffers.plan) = (input, 1);
+        (self.buffers.input, self.buffers.plan) = (input, StepPlan::Given);
     }
 
-    /// What the plan of given rows reads of the rows of the step, if it is that plan's.
+    /// Append the input of the plan of given rows, if the step runs it.
     fn fill_input(&mut self) {
         let Scheduler { buffers, slots, vision, .. } = self;
-        let Some(vision) = vision.as_ref().filter(|_| buffers.plan == 1) else { return };
+        let Some(vision) = vision.as_ref().filter(|_| buffers.plan == StepPlan::Given) else { return };
         let mut input = std::mem::take(&mut buffers.input);
         for (slot, position, token) in buffers.rows() {
             let images = slots.get(slot).and_then(Option::as_ref).and_then(|s| s.images.as_deref());
@@ -99,8 +102,8 @@ impl Scheduler {
         buffers.input = input;
     }
 
-    /// Append the row of a sequence that is answering, and guesses; and before it the rows that a wrong guess has taken out of
-    /// the state of its recurrent layers.
+    /// Append the row of a sequence that is answering, and its draft tokens. The rows that a wrong
+    /// draft token has removed from the state of recurrent layers precede them.
     ///
     /// # Errors
     /// No page is free ([`Error::PagesExhausted`]), or a proposer failed; nothing was appended.
@@ -112,7 +115,7 @@ impl Scheduler {
         let n_missing = sequence.n_missing();
         let mut span = FlightSpan::new(slot, sequence, n_missing.max(1), Some(self.buffers.n_outputs()));
         if n_missing == 0 {
-            // Its next token is chosen by a step in flight.
+            // A step in flight chooses the next token.
             let Some(&from) = sequence.pending.last() else { return Ok(()) };
             if sequence.may_be_over(self.limits.n_ctx) {
                 return Ok(());
@@ -130,8 +133,8 @@ impl Scheduler {
         let speculates = flight.all_answer && sequence.speculate;
         if let Some(speculator) = self.speculator.as_mut().filter(|s| speculates && may_guess(s)) {
             let most = sequence.most_draft(self.limits.n_ctx);
-            let mut target =
-                Target { program: &mut *program, kv: &mut self.kv, plan: self.buffers.next_plan };
+            let plan = self.buffers.index_of(StepPlan::Next, &[]);
+            let mut target = Target { program: &mut *program, kv: &mut self.kv, plan };
             speculator.guess(slot, sequence, most, self.n_vocab, &mut target)?;
         }
         if let Some(constraint) = &mut sequence.constraint
@@ -159,8 +162,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Append rows of a prompt: all that are missing, or a chunk, or none while another one's rows in this step are what it
-    /// needs; or begin a chunk in the background.
+    /// Append rows of a prompt: all that are missing, or a chunk. Append none if another prompt's
+    /// rows in this step are the ones that it needs. Or begin a chunk in the background.
     ///
     /// # Errors
     /// No page is free, or the device failed; nothing was appended.
@@ -171,7 +174,7 @@ impl Scheduler {
         now: Instant,
         program: &mut dyn Program,
     ) -> Result<()> {
-        if self.background.has(slot) {
+        if self.pacing.background.has(slot) {
             return Ok(());
         }
         self.take_over(slot);
@@ -179,8 +182,8 @@ impl Scheduler {
             return Ok(());
         }
         let in_background = self.goes_into_background(slot, flight);
-        if in_background && self.background.is_busy() {
-            self.background.note_waiting();
+        if in_background && self.pacing.background.is_busy() {
+            self.pacing.background.note_waiting();
             return Ok(());
         }
         let mut most = match in_background {
@@ -190,7 +193,8 @@ impl Scheduler {
         let whole = match self.rows_of_plan(slot) {
             None => return Ok(()),
             Some((n, true)) => {
-                // An image whose rows see each other is whole, or waits for the next step.
+                // An image whose rows attend to each other must be whole in a step, or wait for the
+                // next one.
                 if n > self.buffers.rows_left() {
                     return Ok(());
                 }
@@ -217,7 +221,7 @@ impl Scheduler {
             return Ok(());
         }
         if self.kv.has_states() {
-            // A state can be taken over where its pages end: what others may share of the prompt ends with a step.
+            // A state can be shared only where its page ends, so the step ends there.
             let page_len = self.limits.page_len;
             let last_full = (position + n_rows - usize::from(n_rows == missing)) / page_len * page_len;
             n_rows = if last_full > position { last_full - position } else { n_rows };
@@ -253,19 +257,19 @@ impl Scheduler {
         }
         self.buffers.push_state(self.kv.state_use(slot));
         self.buffers.set_adapter(sequence.adapter);
-        flight.planned += self.chunks.seconds(n_rows, position).unwrap_or(0.0);
+        flight.planned += self.pacing.chunks.seconds(n_rows, position).unwrap_or(0.0);
         flight.add(span, position);
         Ok(())
     }
 
-    /// Rows that a slot's prompt may have in the step for the plan that it runs, and whether these must be all; `None`: it waits for
-    /// a step of the other plan.
+    /// Number of rows that a slot's prompt may have in the step's plan, and true if all of them
+    /// must be in the step; `None`: the prompt waits for a step of the other plan.
     fn rows_of_plan(&self, slot: usize) -> Option<(usize, bool)> {
         let sequence = self.slots[slot].as_ref()?;
-        let given = self.buffers.plan == 1;
+        let given = self.buffers.plan == StepPlan::Given;
         let both_ways = self.vision.as_ref().is_some_and(Vision::both_ways);
         let Some(images) = &sequence.images else {
-            // Rows of a prompt would see what comes after them.
+            // Rows of a prompt without images would attend to later rows.
             return (!(given && both_ways)).then_some((usize::MAX, false));
         };
         let position = sequence.n_submitted;

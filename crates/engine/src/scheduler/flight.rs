@@ -1,31 +1,51 @@
-//! Steps in flight: what the scheduler must know of a step until it is done.
+//! Steps in flight: the record of a step until it is done.
 
 use std::time::Instant;
 
 use device::Ticket;
 
-use super::cost::Load;
 use crate::SequenceId;
 use crate::sequence::Sequence;
 
-/// A step, while it is filled and after it was submitted.
+/// Rows of a step, and the positions that they attend to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Load {
+    pub(crate) n_rows: usize,
+    /// Positions that the rows attend to, together. Windows are not counted: their groups look like
+    /// full ones.
+    pub(crate) n_attended: u64,
+}
+
+impl Load {
+    /// The load with `n_rows` more rows, the first of them at `position`.
+    pub(crate) fn and(self, n_rows: usize, position: usize) -> Load {
+        let (n, first) = (n_rows as u64, position as u64);
+        Load {
+            n_rows: self.n_rows + n_rows,
+            n_attended: self.n_attended + n * (first + 1) + n * n.saturating_sub(1) / 2,
+        }
+    }
+}
+
+/// A step that is being filled or was submitted.
 #[derive(Debug)]
 pub(crate) struct Flight {
-    /// `None`: it was waited for already.
+    /// Ticket of the step; `None`: it was waited for already.
     pub(crate) ticket: Option<Ticket>,
     pub(super) submitted: Instant,
-    /// Whether every sequence is answering and no other step was in flight, so that its time says what such a step costs.
+    /// True if every sequence is answering and no other step was in flight, so that the time of the
+    /// step is typical.
     pub(super) all_answer: bool,
-    /// Rows and what they look at.
+    /// Rows and the positions that they attend to.
     pub(super) load: Load,
-    /// Rows of prompts among them.
+    /// Number of prompt rows among them.
     pub(super) n_prompt_rows: usize,
-    /// Seconds that its answers are expected to take alone, and with the rows of prompts so far.
+    /// Expected seconds of its answers alone, and with the prompt rows so far.
     pub(super) alone: f64,
     pub(super) planned: f64,
-    /// Whether its answers, or a shortage of memory, limit its rows of prompts.
+    /// True if its answers, or a shortage of memory, limit its prompt rows.
     pub(super) is_limited: bool,
-    /// Capacity `max_spans`.
+    /// Spans of the step; capacity `max_spans`.
     pub(super) spans: Vec<FlightSpan>,
 }
 
@@ -33,20 +53,20 @@ pub(crate) struct Flight {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlightSpan {
     pub(super) id: SequenceId,
-    /// As the sequence's when it was submitted.
+    /// The sequence's number of restarts when the step was filled.
     pub(super) n_restarts: u32,
     pub(super) slot: usize,
-    /// Guesses included.
+    /// Number of rows, including draft tokens.
     pub(super) n_rows: usize,
     pub(super) n_draft: usize,
-    /// Of its first row; set by [`Flight::add`].
+    /// Position of the first row; set by [`Flight::add`].
     pub(super) position: usize,
     pub(super) is_prompt: bool,
-    /// The first of its masks, one for each of its outputs.
+    /// Index of its first mask; it has one for each of its outputs.
     pub(super) first_mask: Option<usize>,
-    /// Its first output and the number of those that only tell log-probabilities of the prompt.
+    /// First output, and number, of those that only report log-probabilities of the prompt.
     pub(super) scored: (usize, usize),
-    /// The output of its last row before the guesses, if that is one.
+    /// Output of its last row before the draft tokens, if that row is an output.
     pub(super) output: Option<usize>,
 }
 
@@ -69,7 +89,7 @@ impl FlightSpan {
 }
 
 impl Flight {
-    /// With room for this many spans.
+    /// A flight with room for `max_spans` spans.
     pub(super) fn new(max_spans: usize) -> Flight {
         Flight {
             ticket: None,
@@ -90,7 +110,7 @@ impl Flight {
         (self.alone, self.planned, self.is_limited) = (0.0, 0.0, false);
     }
 
-    /// Rows of a sequence, the first at `position`.
+    /// Add rows of a sequence, the first at `position`.
     pub(super) fn add(&mut self, mut span: FlightSpan, position: usize) {
         span.position = position;
         self.load = self.load.and(span.n_rows, position);
@@ -98,7 +118,7 @@ impl Flight {
         self.spans.push(span);
     }
 
-    /// Its rows of prompts: how many of each, and the position of the first.
+    /// Number and first position of the rows of each prompt.
     pub(super) fn chunks(&self) -> impl Iterator<Item = (usize, usize)> + Clone + '_ {
         self.spans.iter().filter(|span| span.is_prompt).map(|span| (span.n_rows, span.position))
     }

@@ -1,4 +1,5 @@
-//! Masks of the step that is submitted: constraints are lent to whoever computes them, and come back with the step.
+//! Masks of the submitted step. Sequences lend their constraints to the mask worker, and get them
+//! back with the step.
 
 use device::Masks;
 
@@ -7,10 +8,10 @@ use crate::constraint::{MaskJob, MaskWorker};
 use crate::{Error, Result};
 
 impl Scheduler {
-    /// Sequences with constraints may come. The device computes on `n_threads` threads.
+    /// Create the mask worker, unless it exists. The device computes on `n_threads` threads.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system cannot start a thread.
     pub(crate) fn need_masks(&mut self, n_threads: usize) -> Result<()> {
         if self.masks.is_none() {
             let n_cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -22,7 +23,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The step that was filled is about to be submitted: begin to compute its masks.
+    /// Start computing the masks of the filled step, which is about to be submitted.
     pub(crate) fn begin_masks(&mut self) {
         let (Some(worker), Some(flight)) = (&self.masks, self.spare.last()) else { return };
         for span in &flight.spans {
@@ -38,7 +39,7 @@ impl Scheduler {
         }
     }
 
-    /// The masks of the step, between [`Self::begin_masks`] and [`Self::end_masks`].
+    /// Masks of the step, between [`Self::begin_masks`] and [`Self::end_masks`].
     pub(crate) fn masks(&self) -> Masks<'_> {
         match &self.masks {
             Some(worker) if self.buffers.n_masks() > 0 => Masks::Later(worker.source()),
@@ -46,7 +47,7 @@ impl Scheduler {
         }
     }
 
-    /// The step was submitted, or was not: sequences get their constraints back.
+    /// Return the constraints to their sequences, after the step was submitted or failed.
     pub(crate) fn end_masks(&mut self) {
         let Some(worker) = self.masks.as_ref().filter(|_| self.buffers.n_masks() > 0) else { return };
         worker.finish(&mut self.mask_jobs);

@@ -1,23 +1,25 @@
-//! The scheduler: which rows of which sequences a step computes, and what becomes of what it chose.
+//! The scheduler: it decides which rows of which sequences a step computes, and handles the chosen
+//! tokens.
 //!
-//! Four verbs: [`Scheduler::add`] queues a sequence; [`Scheduler::schedule`] fills the next step, for which it lets sequences
-//! begin, parks them and resumes them; the engine runs it; [`Scheduler::postprocess`] takes the tokens that it chose. What they
-//! decide depends on what they are given and nothing else: times are arguments, and of the program they ask for pages and choices.
+//! It has four verbs. [`Scheduler::add`] queues a sequence. [`Scheduler::schedule`] fills the next
+//! step, and admits, parks and resumes sequences for it. The engine runs the step.
+//! [`Scheduler::postprocess`] receives the chosen tokens. Decisions depend on the arguments only:
+//! times are arguments, and the program only provides pages and choices.
 //!
-//! There is one path. A sequence has tokens, of which the first `n_computed` are in the KV cache; a step computes some of the
-//! others; when none is left, the last row's logits choose one more. So a prompt, a chunk of it, a decode step, the tail after
-//! a slide, what was parked and a batch of all of these are the same thing in different shapes.
+//! There is one path. A sequence has tokens, of which the first `n_computed` are in the KV cache. A
+//! step computes some of the others; when none is left, the last row's logits choose one more. So a
+//! prompt, a chunk of it, a decode step, the tail after a slide, a parked sequence and a batch of
+//! all of these are the same thing in different shapes.
 
 mod admission;
 mod background;
 mod chunk;
-mod cost;
 mod figures;
 mod fill;
 mod flight;
-mod latency;
 mod margin;
 mod masks;
+mod pacing;
 mod postprocess;
 mod queue;
 mod share;
@@ -26,13 +28,13 @@ mod step;
 mod tests;
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use device::{Limits, Numerics, OutputRef, Program, Ticket};
 
 pub(crate) use figures::Totals;
 pub(crate) use flight::Flight;
-pub(crate) use step::{History, OutputRows, StepBuffers};
+pub(crate) use step::{History, OutputRows, StepBuffers, StepPlan};
 
 use crate::constraint::{MaskJob, MaskWorker};
 use crate::kv::KvCache;
@@ -41,70 +43,57 @@ use crate::sequence::Sequence;
 use crate::speculate::Speculator;
 use crate::vision::Vision;
 use crate::{Error, Event, FinishReason, LoadOptions, Proposer, Result, SequenceId};
-use background::Background;
-use chunk::ChunkModel;
-use cost::CostModel;
-use latency::AnswerStep;
+use pacing::Pacing;
 use queue::Queue;
 
-/// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on, and not by single rows, which keep a
-/// prompt of 3,000 words waiting 3.6 times as long for the sake of a third of the slowest steps (docs/server.md). Whoever names a time
-/// that answers may take has chosen otherwise ([`Scheduler::least_prompt_rows`]).
+/// Prompt rows in each step, whatever they cost the answers beside them, so that prompts always go
+/// on. Single rows would make a prompt of 3,000 words wait 3.6 times as long, to save a third of
+/// the slowest steps. A named latency allows single rows ([`Scheduler::least_prompt_rows`]).
 const LEAST_PROMPT_ROWS: usize = 8;
 
-/// A prompt of `n` tokens lets others go first until so many times `n` rows of prompts have been computed: short prompts need not wait
-/// for long ones, and none waits for ever.
+/// A prompt of `n` tokens lets shorter ones go first until this multiple of `n` prompt rows has
+/// been computed. So short prompts need not wait for long ones, and none starves.
 const PATIENCE: u64 = 2;
 
-/// Sequences that wait and run, and the KV cache that they share.
+/// Waiting and running sequences, and their KV cache.
 pub(crate) struct Scheduler {
     limits: Limits,
     n_vocab: usize,
     pub(crate) kv: KvCache,
     pub(crate) buffers: StepBuffers,
-    /// `(n_slots)`; a slot has a row of page tables.
+    /// `(n_slots)` running sequences; a slot has a row of page tables.
     slots: Vec<Option<Sequence>>,
     queue: Queue,
     /// Steps in flight, the oldest first.
     in_flight: VecDeque<Flight>,
-    /// When the last step was done.
+    /// Time at which the last step was done.
     last_done: Option<Instant>,
-    /// For steps to come; one at least, besides those in flight. The last is the step that is being filled.
+    /// Flights for later steps, at least one beside those in flight. The last one is the step that
+    /// is being filled.
     spare: Vec<Flight>,
-    /// Slots in the order in which a step looks at them; a buffer.
+    /// Slots in the order in which a step considers them; a buffer.
     order: Vec<usize>,
-    /// None: nothing is guessed.
+    /// Speculator; `None`: the engine does not speculate.
     speculator: Option<Speculator>,
-    /// Made for the first sequence with a constraint.
+    /// Mask worker; created for the first sequence with a constraint.
     masks: Option<MaskWorker>,
-    /// Of the step that is submitted; a buffer.
+    /// Masks of the submitted step; a buffer.
     mask_jobs: Vec<MaskJob>,
-    cost: CostModel,
-    chunks: ChunkModel,
-    background: Background,
-    /// Most time between two tokens of an answer while prompts are computed, unless its request says otherwise.
-    token_latency: Option<Duration>,
-    /// Without it: so many times what a step of answers alone takes, for one prompt; each further one adds as much.
-    latency_steps: Option<f64>,
-    /// But not less than this.
-    least_latency: Duration,
-    /// Of such steps, of late; `None` until one was seen.
-    answer_step: Option<AnswerStep>,
-    /// Bytes of the model's weights.
-    weight_bytes: u64,
-    /// Since a sequence was parked for lack of memory, none has ended, and there is no more room: nothing is admitted.
+    pacing: Pacing,
+    /// True if a sequence was parked for lack of memory, none has ended since, and there is no more
+    /// room: nothing is admitted.
     is_short: bool,
-    /// The oldest sequence runs alone, and there is no page for it: it waits for memory.
+    /// True if the oldest sequence runs alone and waits for memory, because no page is free.
     is_starved: bool,
-    /// The sequence for which pages are committed.
+    /// Sequence for which pages are committed.
     oldest: Option<SequenceId>,
-    /// Rows of which keys and values are kept, a second, of late.
+    /// Exponential mean of the rows computed in a second.
     rows_per_second: f64,
-    /// Sequences parked so far.
+    /// Number of times that a sequence was parked.
     n_parked: u64,
-    /// Sequences with rows in steps that failed, since somebody asked.
+    /// Sequences with rows in the steps that failed last.
     failed: Vec<SequenceId>,
-    /// What encodes images, if the model sees.
+    /// Encoder of images, if the model sees.
     pub(crate) vision: Option<Vision>,
     /// States of the rows of a step, for a proposer that reads them; a buffer.
     row_states: Vec<f32>,
@@ -112,7 +101,7 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    /// Nothing to do yet. `depth` steps may be in flight.
+    /// A scheduler without sequences. `depth` steps may be in flight.
     pub(crate) fn new(
         limits: &Limits,
         n_vocab: usize,
@@ -126,7 +115,7 @@ impl Scheduler {
         Scheduler {
             n_vocab,
             kv,
-            buffers: StepBuffers::new(limits, n_vocab, depth),
+            buffers: StepBuffers::new(limits, n_vocab, depth, vision.is_some()),
             slots: (0..limits.max_spans).map(|_| None).collect(),
             queue: Queue::new(options.max_waiting.unwrap_or(usize::MAX)),
             in_flight: VecDeque::with_capacity(depth),
@@ -136,14 +125,7 @@ impl Scheduler {
             speculator,
             masks: None,
             mask_jobs: Vec::with_capacity(limits.max_spans),
-            cost: CostModel::new(),
-            chunks: ChunkModel::new(),
-            background: Background::new(),
-            token_latency: options.token_latency,
-            latency_steps: options.latency_steps,
-            least_latency: options.least_latency,
-            answer_step: None,
-            weight_bytes: 0,
+            pacing: Pacing::new(options),
             is_short: false,
             is_starved: false,
             oldest: None,
@@ -157,19 +139,19 @@ impl Scheduler {
         }
     }
 
-    /// The model's weights have so many bytes.
+    /// Set the size of the model's weights in bytes.
     pub(crate) fn set_weight_bytes(&mut self, n: u64) {
-        self.weight_bytes = n;
+        self.pacing.weight_bytes = n;
     }
 
-    /// Guess with this from now on. Without effect where nothing is guessed.
+    /// Replace the proposer of draft tokens. No effect if the engine does not speculate.
     pub(crate) fn set_proposer(&mut self, proposer: Box<dyn Proposer>) {
         if let Some(speculator) = &mut self.speculator {
             speculator.set_proposer(proposer);
         }
     }
 
-    /// Most guesses of a sequence in a step.
+    /// Most draft tokens of a sequence in a step.
     pub(crate) fn max_draft(&self) -> usize {
         self.speculator.as_ref().map_or(0, Speculator::max_draft)
     }
@@ -199,25 +181,22 @@ impl Scheduler {
         self.slots.iter().position(Option::is_none)
     }
 
-    /// Those that run, then those that wait.
+    /// Running sequences, then waiting ones.
     pub(crate) fn sequences(&self) -> impl Iterator<Item = &Sequence> {
         self.slots.iter().flatten().chain(self.queue.iter())
     }
 
-    /// The same.
+    /// Running sequences, then waiting ones.
     pub(crate) fn sequences_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
         self.slots.iter_mut().flatten().chain(self.queue.iter_mut())
     }
 
-    /// Whether the program has a plan with adapters after the model's own, from now on. That of given rows comes after both, and the
-    /// one that predicts one token more after all of these.
+    /// Set whether the program has a plan with adapters.
     pub(crate) fn set_adapted(&mut self, is_adapted: bool, numerics: Numerics) {
         self.buffers.set_adapted(is_adapted, numerics);
-        self.buffers.given_plan = 1 + usize::from(is_adapted);
-        self.buffers.next_plan = self.buffers.given_plan + usize::from(self.vision.is_some());
     }
 
-    /// That one more sequence may wait.
+    /// Check that one more sequence may wait.
     ///
     /// # Errors
     /// [`Error::QueueFull`].
@@ -225,7 +204,7 @@ impl Scheduler {
         self.queue.check_room()
     }
 
-    /// A new sequence waits for a slot.
+    /// Queue a new sequence.
     pub(crate) fn add(&mut self, mut sequence: Sequence) {
         sequence.due = self.totals.n_computed + PATIENCE * sequence.tokens.len() as u64;
         let n_outputs = 1 + self.max_draft();
@@ -233,12 +212,14 @@ impl Scheduler {
         self.queue.add(sequence);
     }
 
-    /// Fill the next step: first a row of every sequence that is answering, then rows of prompts, as many as the answers'
-    /// latency allows. Where all are answering, guesses come with their rows. False: there is nothing to submit before a step
-    /// in flight is done. `may_run_ahead`: steps may be submitted whose tokens are not known yet.
+    /// Fill the next step: one row of every sequence that is answering, then the prompt rows that
+    /// the answers' latency allows. If all are answering, draft tokens are added. Returns false if
+    /// nothing can be submitted before a step in flight is done. With `may_run_ahead`, rows may
+    /// depend on tokens that are not chosen yet.
     ///
     /// # Errors
-    /// A page could not be copied, or a proposer failed. Nothing is lost: another call fills the step anew.
+    /// A page could not be copied, or a proposer failed. Nothing is lost: another call fills the
+    /// step anew.
     pub(crate) fn schedule(
         &mut self,
         now: Instant,
@@ -261,10 +242,11 @@ impl Scheduler {
         loop {
             self.commit_for_oldest(program)?;
             match self.fill(is_ahead, now, program) {
-                // Run out of pages ahead of time: let the steps in flight end first.
+                // If pages run out ahead of time, steps in flight must end first.
                 Err(Error::PagesExhausted { .. }) if is_ahead => return Ok(false),
                 Err(Error::PagesExhausted { .. }) if self.n_running() > 1 => self.park_last(),
-                // Others of the machine hold the memory that it needs: it keeps what it has, and goes on when there is more.
+                // Other processes hold the memory: the sequence keeps its pages, and goes on when
+                // there is more.
                 Err(Error::PagesExhausted { .. }) => {
                     self.is_starved = true;
                     return Ok(false);
@@ -274,7 +256,7 @@ impl Scheduler {
         }
     }
 
-    /// End what was cancelled, what is past its deadline, and what cannot go on.
+    /// End sequences that were cancelled, are past their deadline, or cannot go on.
     pub(crate) fn end_unwanted(&mut self, now: Instant, on_event: &mut dyn FnMut(Event<'_>)) {
         let why = |sequence: &Sequence| match sequence.deadline {
             _ if sequence.failed.is_some() => sequence.failed.clone(),
@@ -296,8 +278,9 @@ impl Scheduler {
         });
     }
 
-    /// Whether steps may be submitted whose tokens are not known yet: every sequence is answering, does not guess, has no
-    /// constraint or sampler that must see a token before it says what may follow, and has its tokens chosen by the device.
+    /// Returns true if a step may depend on tokens that are not chosen yet. Every sequence must be
+    /// answering without draft tokens, and the device must choose its tokens. No constraint or
+    /// sampler may need a token before the next.
     fn can_run_ahead(&self, program: &dyn Program) -> bool {
         let guesses = |s: &Sequence| self.speculator.is_some() && s.speculate;
         let chooses = |s: &Sequence| program.chooses_in_flight(&s.sampler.want(0));
@@ -306,14 +289,15 @@ impl Scheduler {
         })
     }
 
-    /// A flag that ends the step that was filled between two commands: of the request whose prompt alone makes it long.
+    /// Flag that stops the filled step between two commands: the cancel flag of a request whose
+    /// prompt alone makes the step long.
     pub(crate) fn stop_flag(&self) -> Option<&std::sync::atomic::AtomicBool> {
         let mut prompts = self.spare.last()?.spans.iter().filter(|span| span.is_prompt && span.n_rows > 1);
         let prompt = prompts.next().filter(|_| prompts.next().is_none())?;
         self.slots[prompt.slot].as_ref().map(|s| s.cancel.as_atomic())
     }
 
-    /// The step that was filled was submitted; `ticket` is `None` if it is done already.
+    /// Note that the filled step was submitted; `ticket` is `None` if it is done already.
     pub(crate) fn note_submitted(&mut self, now: Instant, ticket: Option<Ticket>) {
         let Some(mut flight) = self.spare.pop() else { return };
         (flight.submitted, flight.ticket) = (now, ticket);
@@ -329,12 +313,13 @@ impl Scheduler {
         self.in_flight.push_back(flight);
     }
 
-    /// The oldest step in flight, to be waited for.
+    /// The oldest step in flight.
     pub(crate) fn oldest_in_flight(&self) -> Option<&Flight> {
         self.in_flight.front()
     }
 
-    /// A step failed, of those in flight or the one that was filled: forget them all, and remember whose rows they had.
+    /// Forget all steps after one of them failed, in flight or filled, and remember the sequences
+    /// of their rows.
     pub(crate) fn forget_failed(&mut self, program: &mut dyn Program) {
         self.failed.clear();
         let flights = self.in_flight.iter().chain(self.spare.last());
@@ -342,7 +327,8 @@ impl Scheduler {
         self.forget_in_flight(program);
     }
 
-    /// The sequences that the steps concerned which failed last end with this reason. What they computed is not learnt.
+    /// End the sequences of the steps that failed last with this reason. Their rows do not enter
+    /// the prefix cache.
     pub(crate) fn end_failed(&mut self, reason: &str, on_event: &mut dyn FnMut(Event<'_>)) {
         for slot in 0..self.slots.len() {
             let Some(sequence) = &mut self.slots[slot] else { continue };
@@ -354,11 +340,11 @@ impl Scheduler {
         self.failed.clear();
     }
 
-    /// Wait for all steps in flight and take nothing of them: their rows will be submitted again.
+    /// Wait for all steps in flight and discard their results: their rows will be submitted again.
     pub(crate) fn forget_in_flight(&mut self, program: &mut dyn Program) {
         self.forget_background(program);
         while let Some(flight) = self.in_flight.pop_front() {
-            // A step that failed is as good as one that nobody looks at, and so is one whose device panics.
+            // A step that fails, or whose device panics, is discarded as well.
             let wait = || flight.ticket.map(|ticket| program.wait(ticket));
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(wait));
             self.spare.push(flight);
@@ -371,7 +357,7 @@ impl Scheduler {
     }
 }
 
-/// A sequence is over: its owner is told.
+/// Emit the last event of a sequence.
 fn emit_done(sequence: &mut Sequence, reason: &FinishReason, on_event: &mut dyn FnMut(Event<'_>)) {
     let (timings, seed) = (sequence.timings(), sequence.sampler.seed());
     let text: &str = TextStream::finish(&mut sequence.text, matches!(reason, FinishReason::StopString(_)));

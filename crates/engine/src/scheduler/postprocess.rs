@@ -1,21 +1,22 @@
-//! What follows the run of a step: positions are counted, pages let go of, tokens chosen, sequences ended.
+//! Handling of a step that is done: positions are counted, pages freed, tokens chosen, sequences
+//! ended.
 
 use std::time::Instant;
 
 use device::Program;
 
 use super::flight::FlightSpan;
-use super::{Flight, Scheduler, emit_done};
+use super::{Flight, Scheduler, StepPlan, emit_done};
 use crate::sequence::{Sequence, slide};
 use crate::speculate::{Computed, Target};
 use crate::{Error, Event, FinishReason, Overflow, Progress};
 
-/// How much one step moves the rate of rows.
+/// Weight of one step in the mean rate of rows.
 const RATE_WEIGHT: f64 = 1.0 / 16.0;
 
 impl Scheduler {
-    /// The oldest step in flight is done, at `now`: note its rows, learn prompts, let go of pages, take the tokens that its
-    /// outputs chose.
+    /// Handle the oldest step in flight, which was done at `now`: count its rows, cache prompts,
+    /// free pages, and accept the tokens that its outputs chose.
     pub(crate) fn postprocess(
         &mut self,
         now: Instant,
@@ -27,23 +28,20 @@ impl Scheduler {
         let begun = self.last_done.map_or(flight.submitted, |done| done.max(flight.submitted));
         self.last_done = Some(now);
         let seconds = now.saturating_duration_since(begun).as_secs_f64();
-        let is_after_background = self.background.note_step(now);
+        let is_after_background = self.pacing.background.note_step(now);
         if let Some(speculator) = self.speculator.as_mut().filter(|_| flight.all_answer) {
             speculator.observe(flight.load.n_rows, seconds);
         }
-        match flight.n_prompt_rows {
-            0 => {
-                let alone = match is_after_background {
-                    true => self.background.note_slowdown(flight.alone, seconds),
-                    false => seconds,
-                };
-                self.observe_answer_step(flight.load, alone);
-            }
-            _ => {
-                self.cost.observe(flight.load, seconds);
-                if flight.is_limited {
-                    self.chunks.observe(flight.chunks(), flight.alone, seconds);
-                }
+        if flight.n_prompt_rows == 0 {
+            let alone = match is_after_background {
+                true => self.pacing.background.note_slowdown(flight.alone, seconds),
+                false => seconds,
+            };
+            self.observe_answer_step(flight.load, alone);
+        } else {
+            self.pacing.observe_prompt_rows(flight.n_prompt_rows, seconds);
+            if flight.is_limited {
+                self.pacing.chunks.observe(flight.chunks(), flight.alone, seconds);
             }
         }
         self.totals.n_computed += flight.n_prompt_rows as u64;
@@ -67,7 +65,8 @@ impl Scheduler {
                 on_event(Event::PromptToken { sequence: sequence.id, position: row + 1, id, logprob, best });
                 sequence.n_scored += 1;
             }
-            // Guesses are in the state that the step wrote, too: whether it is the sequence's shows when all were right.
+            // The step's state includes the draft tokens; it is the sequence's only if all of them
+            // were right.
             let is_open = span.n_draft > 0 && self.kv.has_states();
             self.note_computed(slot, span.n_rows - span.n_draft, is_open, now, on_event);
             let Some(sequence) = &mut self.slots[slot] else { continue };
@@ -84,7 +83,7 @@ impl Scheduler {
             if let Some(sequence) = &mut self.slots[slot]
                 && sequence.pending.is_empty()
             {
-                // Guesses that were wrong are submitted no more.
+                // Wrong draft tokens are no longer submitted.
                 sequence.n_submitted = sequence.n_computed;
             }
         }
@@ -92,7 +91,8 @@ impl Scheduler {
         self.spare.push(flight);
     }
 
-    /// Rows of a slot are computed: count them, learn a prompt, let go of pages. `is_open`: its state is not known yet.
+    /// Count computed rows of a slot, cache its prompt, and free pages. `is_open`: its state is not
+    /// known yet.
     pub(super) fn note_computed(
         &mut self,
         slot: usize,
@@ -110,8 +110,8 @@ impl Scheduler {
             self.kv.note_rows_done(slot, sequence.n_computed);
         }
         if sequence.in_prompt {
-            // Others may use every page as soon as it is full. Before `advance`, while what a row behind the page looks at
-            // is still here.
+            // Other sequences may share every page as soon as it is full. This precedes `advance`,
+            // while all pages that a row after it attends to are still held.
             if sequence.reuse && sequence.n_computed / page_len > n_full_before {
                 let computed = &sequence.tokens[..sequence.n_computed];
                 self.kv.remember(slot, sequence.salt, computed, false);
@@ -123,9 +123,9 @@ impl Scheduler {
         }
     }
 
-    /// Tokens were chosen from a span with guesses. Rows behind a wrong one are not counted and will be written again; a state
-    /// has no rows, so that where layers are recurrent the sequence goes back to the state before the span, and the next step
-    /// computes the rows that were right once more, before its own.
+    /// Settle the state after a span with draft tokens. Rows after a wrong one are not counted and
+    /// will be overwritten. A state has no rows: with recurrent layers the sequence returns to the
+    /// state before the span, and the next step recomputes the accepted rows first.
     fn settle(&mut self, span: &FlightSpan) {
         let Some(sequence) = &mut self.slots[span.slot] else { return };
         if (sequence.id, sequence.n_restarts) != (span.id, span.n_restarts) {
@@ -138,16 +138,16 @@ impl Scheduler {
         self.kv.advance(span.slot, sequence.n_computed);
     }
 
-    /// Show the proposer the states of the rows of a step that stay, if it reads them.
+    /// Pass the states of the rows that stay to the proposer, if it reads them.
     fn observe_states(&mut self, flight: &Flight, program: &mut dyn Program) {
         let Some(speculator) = self.speculator.as_mut().filter(|speculator| speculator.reads_states()) else {
             return;
         };
         if !self.in_flight.is_empty() {
-            // The states are gone.
+            // Later steps have overwritten the states.
             return;
         }
-        // The steps of the proposer take their place.
+        // The proposer's own steps overwrite them.
         let mut states = std::mem::take(&mut self.row_states);
         states.clear();
         states.extend_from_slice(program.kept(0));
@@ -163,23 +163,24 @@ impl Scheduler {
             if !is_read || owner != (span.id, span.n_restarts) {
                 continue;
             }
-            // All that a token follows which is known: rows that will be computed once more are right, too.
+            // All rows that a known token follows are right, even those that will be computed
+            // again.
             let n = sequence.tokens.len().saturating_sub(1 + span.position).min(span.n_rows);
             let Some(states) = states.get(row * cols..(row + n) * cols).filter(|s| !s.is_empty()) else {
                 continue;
             };
             let (slot, first) = (span.slot, span.position);
             let rows = Computed { slot, owner, first, tokens: &sequence.tokens, states };
-            let mut target =
-                Target { program: &mut *program, kv: &mut self.kv, plan: self.buffers.next_plan };
-            // A device that fails says so of the next step too, and guesses may be missing.
+            let plan = self.buffers.index_of(StepPlan::Next, &[]);
+            let mut target = Target { program: &mut *program, kv: &mut self.kv, plan };
+            // A device that fails will fail in the next step too, and draft tokens are optional.
             let _ = speculator.observe_rows(&rows, &mut target);
         }
         self.row_states = states;
     }
 
-    /// Choose the next tokens of a slot from the rows `output..` of the logits: one, and one more for each guess that was
-    /// right.
+    /// Choose the next tokens of a slot from the rows `output..` of the logits: one, and one more
+    /// for each draft token that was right.
     fn choose_all(
         &mut self,
         slot: usize,
@@ -200,7 +201,7 @@ impl Scheduler {
                 sequence.acceptance.observe(n_draft, n_accepted, first);
                 break;
             }
-            // Its row was in the step: its keys and values are there.
+            // The draft token's row was in the step, so its keys and values are computed.
             n_accepted += 1;
             sequence.n_computed += 1;
             sequence.acceptance.n_accepted += 1;
@@ -210,8 +211,8 @@ impl Scheduler {
         }
     }
 
-    /// Choose the next token of a slot from row `output` of the logits. False if it was the last, or the context slid:
-    /// no other row of the step has anything to say then.
+    /// Choose the next token of a slot from row `output` of the logits. Returns false if it was the
+    /// last, or the context slid: then the other rows of the step are void.
     fn choose(
         &mut self,
         slot: usize,
@@ -247,7 +248,7 @@ impl Scheduler {
         }
     }
 
-    /// A token was chosen for a slot. False if it was the last, or the context slid.
+    /// Accept a chosen token for a slot. Returns false if it was the last, or the context slid.
     fn accept(
         &mut self,
         slot: usize,
@@ -298,8 +299,8 @@ impl Scheduler {
         }
     }
 
-    /// The context is full: cut the tokens and begin again with what is left, of which the kept start is in the prefix
-    /// cache (and in window groups only if the window reaches back to it).
+    /// Cut the tokens of a full context, and begin again with the rest. Its start is in the prefix
+    /// cache (in window groups only if the window reaches back to it).
     fn slide(&mut self, slot: usize, keep: usize) {
         let Some(mut sequence) = self.slots[slot].take() else { return };
         self.let_go(slot, &sequence);
@@ -308,7 +309,7 @@ impl Scheduler {
         self.slots[slot] = Some(sequence);
     }
 
-    /// End a sequence; false, for [`Self::choose`].
+    /// End a sequence. Returns false, for [`Self::choose`].
     pub(super) fn finish(
         &mut self,
         slot: usize,
@@ -330,17 +331,17 @@ impl Scheduler {
     }
 }
 
-/// Tell how far the prompt of a sequence is that asked, unless that was told.
+/// Emit the progress of a sequence's prompt, if the request wants it and it is new.
 fn tell_progress(sequence: &mut Sequence, now: Instant, on_event: &mut dyn FnMut(Event<'_>)) {
-    // What a slide or a pause made a prompt again is not the request's.
+    // After a slide or a pause, tokens beyond the request's prompt do not count.
     let n_done = sequence.n_computed.min(sequence.n_prompt);
     if !sequence.in_prompt || sequence.n_generated > 0 || sequence.told.is_none_or(|told| n_done < told) {
         return;
     }
-    // The first is of the moment before anything was computed.
+    // The first event is of the moment before anything was computed.
     let started = sequence.started.filter(|_| sequence.told != Some(0));
     let seconds = started.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
-    // Not twice, whether nothing was new or its pages went and came.
+    // No progress is reported twice, even if pages were freed and computed again.
     sequence.told = Some(n_done + 1);
     let progress = Progress { n_prompt: sequence.n_prompt, n_reused: sequence.n_reused, n_done, seconds };
     on_event(Event::Progress { sequence: sequence.id, progress });

@@ -1,36 +1,37 @@
-//! Sequences that wait for a slot, and whose turn it is.
+//! Queue of sequences that wait for a slot, and the order of their turns.
 //!
-//! The highest priority goes first. Within a priority tenants take turns by deficit round robin (Shreedhar and Varghese,
-//! 1996): a tenant is served while its deficit is positive; when no tenant that waits has any left, each of them gets a
-//! [`QUANTUM`]. Service is counted in tokens: those of a prompt when it is admitted, less what turns out to be cached, and
-//! each token of the answer as it comes. Within a tenant the oldest goes first.
+//! The highest priority goes first. Within a priority tenants take turns by deficit round robin
+//! (Shreedhar and Varghese, 1996): a tenant is served while its deficit is positive. When no
+//! waiting tenant has any left, each of them gets a [`QUANTUM`]. Service is counted in tokens:
+//! those of a prompt when it is admitted, less the cached ones, and each token of the answer.
+//! Within a tenant the oldest goes first.
 
 use std::cmp::Reverse;
 
 use crate::sequence::Sequence;
 use crate::{Error, Result};
 
-/// Tokens that a tenant may be served in a round.
+/// Tokens for each tenant in a round.
 const QUANTUM: i64 = 64;
 
-/// Who sequences belong to.
+/// Owner of sequences.
 #[derive(Clone, Copy, Debug)]
 struct Tenant {
     id: u64,
-    /// Tokens that it may still be served in this round; negative: it was served more.
+    /// Tokens that are left to it in this round; negative if it was served more.
     deficit: i64,
-    /// Its sequences that wait or run.
+    /// Number of its sequences that wait or run.
     n_sequences: usize,
 }
 
-/// The queue.
+/// Waiting sequences, and the tenants of all sequences.
 pub(crate) struct Queue {
     waiting: Vec<Sequence>,
     /// Most sequences that may wait.
     limit: usize,
-    /// Those with sequences, in the order of their turns.
+    /// Tenants with sequences, in the order of their turns.
     tenants: Vec<Tenant>,
-    /// Whose turn it is.
+    /// Index of the tenant whose turn it is.
     turn: usize,
 }
 
@@ -43,7 +44,7 @@ impl Queue {
         self.waiting.len()
     }
 
-    /// Sequences that began and gave their slots back.
+    /// Number of parked sequences: they had a slot before.
     pub(crate) fn n_parked(&self) -> usize {
         self.waiting.iter().filter(|sequence| sequence.started.is_some()).count()
     }
@@ -60,7 +61,7 @@ impl Queue {
         self.waiting.iter_mut()
     }
 
-    /// That one more may wait.
+    /// Check that one more sequence may wait.
     ///
     /// # Errors
     /// [`Error::QueueFull`].
@@ -71,7 +72,7 @@ impl Queue {
         }
     }
 
-    /// A new sequence waits.
+    /// Queue a new sequence.
     pub(crate) fn add(&mut self, sequence: Sequence) {
         match self.tenants.iter_mut().find(|t| t.id == sequence.tenant) {
             Some(tenant) => tenant.n_sequences += 1,
@@ -80,17 +81,17 @@ impl Queue {
         self.waiting.push(sequence);
     }
 
-    /// A sequence that ran waits again, whatever the limit.
+    /// Queue a parked sequence, whatever the limit.
     pub(crate) fn put_back(&mut self, sequence: Sequence) {
         self.waiting.push(sequence);
     }
 
-    /// The highest priority that waits.
+    /// Highest priority of a waiting sequence.
     pub(crate) fn top_priority(&self) -> Option<i32> {
         self.waiting.iter().map(|s| s.priority).max()
     }
 
-    /// The sequence whose turn it is.
+    /// Remove and return the sequence whose turn it is.
     pub(crate) fn pick(&mut self) -> Option<Sequence> {
         let top = self.top_priority()?;
         let waits = |queue: &Queue, tenant: &Tenant| {
@@ -105,7 +106,7 @@ impl Queue {
             None => {
                 let waiting: Vec<usize> =
                     (0..self.tenants.len()).filter(|&t| waits(self, &self.tenants[t])).collect();
-                // As many rounds as bring somebody a token.
+                // Number of rounds after which some tenant has a token left.
                 let most = waiting.iter().map(|&t| self.tenants[t].deficit).max()?;
                 let n_rounds = (1 - most).max(1).unsigned_abs().div_ceil(QUANTUM.unsigned_abs());
                 for t in waiting {
@@ -122,7 +123,7 @@ impl Queue {
         Some(self.waiting.remove(index))
     }
 
-    /// Take out the sequences that this says of; they are over.
+    /// Remove the sequences for which `is_over` returns true.
     pub(crate) fn remove_where(&mut self, mut is_over: impl FnMut(&mut Sequence) -> bool) {
         let mut index = 0;
         while index < self.waiting.len() {
@@ -135,14 +136,15 @@ impl Queue {
         }
     }
 
-    /// A tenant was served so many tokens; negative: they turned out to be cached.
+    /// Charge a tenant for tokens; negative numbers refund cached ones.
     pub(crate) fn charge(&mut self, tenant: u64, n_tokens: i64) {
         if let Some(tenant) = self.tenants.iter_mut().find(|t| t.id == tenant) {
             tenant.deficit = tenant.deficit.saturating_sub(n_tokens);
         }
     }
 
-    /// A sequence of a tenant is over. A tenant without any keeps neither debt nor claim.
+    /// Note that a sequence of a tenant has ended. A tenant without sequences keeps neither debt
+    /// nor claim.
     pub(crate) fn note_end(&mut self, tenant: u64) {
         let Some(index) = self.tenants.iter().position(|t| t.id == tenant) else { return };
         self.tenants[index].n_sequences -= 1;
@@ -152,7 +154,8 @@ impl Queue {
         }
     }
 
-    /// By what prompts of a step are ordered: priority, then what its tenant may still be served, then when each is due.
+    /// Sort key of prompts in a step: priority, then the tenant's remaining tokens, then the time
+    /// at which each is due.
     pub(crate) fn rank(&self, sequence: &Sequence) -> impl Ord + use<> {
         let tenant = self.tenants.iter().find(|t| t.id == sequence.tenant);
         let deficit = tenant.map_or(0, |t| t.deficit);

@@ -9,75 +9,86 @@ use crate::sampling::{DryBuffers, Sampler};
 use crate::sequence::Sequence;
 use crate::vision::IMAGE_IDS;
 
-/// Which rows of a span give logits.
+/// Rows of a span that give logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutputRows {
-    /// None: a chunk of a prompt that goes on.
+    /// No row: a chunk of a prompt that goes on.
     None,
-    /// The last `n` rows; the last one says what follows the sequence so far.
+    /// The last `n` rows; the very last one predicts the next token of the sequence.
     Last(usize),
+}
+
+/// The plan of the program that computes a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StepPlan {
+    /// The model's own plan, or the one with adapters if a span has one.
+    Text,
+    /// The plan whose input is embeddings of tokens and rows of images.
+    Given,
+    /// The plan of the layer that predicts one token more.
+    Next,
 }
 
 /// Buffers of the largest step that the limits allow.
 #[derive(Debug)]
 pub(crate) struct StepBuffers {
-    /// Whether the step is the plan of given rows': 1.
-    pub(crate) plan: usize,
-    /// Which of the program's plans that is.
-    pub(crate) given_plan: usize,
-    /// And which is the layer's that predicts one token more.
-    pub(crate) next_plan: usize,
-    /// What the plan of given rows reads.
+    /// Plan of the step.
+    pub(crate) plan: StepPlan,
+    /// True if the program has a plan of given rows.
+    has_given: bool,
+    /// Input of the plan of given rows.
     pub(crate) input: Vec<f32>,
-    /// Capacity `max_rows`.
+    /// Tokens of the rows; capacity `max_rows`.
     tokens: Vec<u32>,
-    /// Capacity `max_spans`.
+    /// Rows whose token an earlier output chooses; capacity `max_spans`.
     links: Vec<Link>,
-    /// Capacity `max_spans`.
+    /// Spans of the step; capacity `max_spans`.
     spans: Vec<Span>,
-    /// Of the spans, where layers are recurrent; capacity `max_spans`.
+    /// States of the spans, with recurrent layers; capacity `max_spans`.
     states: Vec<StateUse>,
-    /// Of the spans; capacity `max_spans`.
+    /// Adapter of each span; capacity `max_spans`.
     adapters: Vec<u32>,
-    /// Whether the program has a second plan, with adapters, and whether it runs even where no span has one.
+    /// `Some` if the program has a plan with adapters; true if it runs even if no span has one.
     adapted: Option<bool>,
-    /// Capacity `max_outputs`: rows.
+    /// Rows that are outputs; capacity `max_outputs`.
     outputs: Vec<u32>,
-    /// Capacity `max_outputs`.
+    /// Wants of the outputs; capacity `max_outputs`.
     wants: Vec<Want>,
-    /// Tokens that penalties count; grows when a sequence with a longer window is added ([`Self::reserve_window`]).
+    /// Tokens that penalties count. It grows when a sequence with a longer window is added
+    /// ([`Self::reserve_for`]).
     recent: Vec<u32>,
-    /// More of them, not known yet.
+    /// Outputs in flight that choose further tokens for penalties.
     pending: Vec<OutputRef>,
-    /// Logit biases of all outputs that have any; grows as `recent` does.
+    /// Logit biases of all outputs; grows as `recent` does.
     biases: Vec<(u32, f32)>,
     /// Stages of all outputs that have any.
     stages: Vec<Stage>,
     dry: DryBuffers,
-    /// Masks of all outputs that have any.
+    /// Number of masks of all outputs.
     n_masks: usize,
     words_per_mask: usize,
     max_rows: usize,
     max_outputs: usize,
 }
 
-/// The tokens before an output: those that are known, then those that steps in flight choose, or guesses.
+/// Tokens before an output: known ones, then those that steps in flight choose, or draft tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct History<'a> {
     /// Known tokens.
     pub(crate) tokens: &'a [u32],
-    /// Choices of steps in flight.
+    /// Outputs of steps in flight.
     pub(crate) pending: &'a [OutputRef],
-    /// Guesses; never together with pending choices.
+    /// Draft tokens; never together with outputs in flight.
     pub(crate) draft: &'a [u32],
 }
 
 impl StepBuffers {
-    pub(crate) fn new(limits: &Limits, n_vocab: usize, max_in_flight: usize) -> StepBuffers {
+    /// Empty buffers for a program with the model's own plan, and a plan of given rows if
+    /// `has_given`.
+    pub(crate) fn new(limits: &Limits, n_vocab: usize, max_in_flight: usize, has_given: bool) -> StepBuffers {
         StepBuffers {
-            plan: 0,
-            given_plan: 1,
-            next_plan: 1,
+            plan: StepPlan::Text,
+            has_given,
             input: Vec::new(),
             tokens: Vec::with_capacity(limits.max_rows),
             links: Vec::with_capacity(limits.max_spans),
@@ -99,7 +110,7 @@ impl StepBuffers {
         }
     }
 
-    /// Span by span, its slot and the positions and tokens of its rows.
+    /// Slot, position and token of each row, span by span.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (usize, usize, u32)> {
         self.spans.iter().flat_map(|span| {
             let tokens = self.tokens.iter().skip(span.first_row as usize).take(span.n_rows as usize);
@@ -108,14 +119,14 @@ impl StepBuffers {
         })
     }
 
-    /// Give rows of images a token, where the plan reads tokens beside the input.
+    /// Replace the ids of image rows by a token, for plans that read tokens beside the input.
     pub(crate) fn name_image_rows(&mut self, token: Option<u32>) {
         let Some(token) = token else { return };
         self.tokens.iter_mut().filter(|id| **id >= IMAGE_IDS).for_each(|id| *id = token);
     }
 
     pub(crate) fn clear(&mut self) {
-        self.plan = 0;
+        self.plan = StepPlan::Text;
         self.input.clear();
         self.tokens.clear();
         self.links.clear();
@@ -131,7 +142,8 @@ impl StepBuffers {
         self.n_masks = 0;
     }
 
-    /// Make room for what the outputs of `n_sequences` sequences like this one need, so that steps allocate nothing.
+    /// Reserve room for the outputs of `n_sequences` sequences like this one, so that steps
+    /// allocate nothing.
     pub(crate) fn reserve_for(
         &mut self,
         sequence: &Sequence,
@@ -160,22 +172,23 @@ impl StepBuffers {
         self.tokens.is_empty()
     }
 
-    /// Rows that still have room.
+    /// Number of rows for which there is room.
     pub(crate) fn rows_left(&self) -> usize {
         self.max_rows - self.tokens.len()
     }
 
-    /// Masks so far.
+    /// Number of masks so far.
     pub(crate) fn n_masks(&self) -> usize {
         self.n_masks
     }
 
-    /// Outputs so far.
+    /// Number of outputs so far.
     pub(crate) fn n_outputs(&self) -> usize {
         self.outputs.len()
     }
 
-    /// Append rows of a sequence; there must be room for them and their outputs, of which the same is wanted of all.
+    /// Append rows of a sequence with their outputs, all of which get the same `want`. There must
+    /// be room.
     pub(crate) fn push(
         &mut self,
         slot: usize,
@@ -204,44 +217,53 @@ impl StepBuffers {
         debug_assert!(self.outputs.len() <= self.max_outputs);
     }
 
-    /// The states of the span that was appended last.
+    /// Set the states of the last span.
     pub(crate) fn push_state(&mut self, state: Option<StateUse>) {
         self.states.extend(state);
     }
 
-    /// The adapter of the span that was appended last.
+    /// Set the adapter of the last span.
     pub(crate) fn set_adapter(&mut self, adapter: u32) {
         if let Some(last) = self.adapters.last_mut() {
             *last = adapter;
         }
     }
 
-    /// Whether the program has a second plan, with adapters. Deterministic numerics always run it then: what a row gives may not
-    /// depend on the adapters of others.
+    /// Set whether the program has a plan with adapters. Deterministic numerics then always run it,
+    /// since a row's result must not depend on the adapters of others.
     pub(crate) fn set_adapted(&mut self, is_adapted: bool, numerics: Numerics) {
         self.adapted = is_adapted.then_some(numerics == Numerics::Deterministic);
     }
 
-    /// The plan of text with an adapter, or none, where nothing else is in the step; and the adapter, if the plan reads it.
-    pub(crate) fn plan_of(&self, adapter: u32) -> (usize, Option<u32>) {
-        match self.adapted.is_some_and(|always| always || adapter != 0) {
-            true => (1, Some(adapter)),
-            false => (0, None),
+    /// Index of a plan in the program, for a step in which spans use `adapters`. The program's
+    /// plans are, in this order: the model's own; the one with adapters; the one of given rows; the
+    /// one that predicts one token more.
+    pub(crate) fn index_of(&self, plan: StepPlan, adapters: &[u32]) -> usize {
+        let after_text = 1 + usize::from(self.adapted.is_some());
+        match plan {
+            StepPlan::Text => usize::from(self.reads_adapters(adapters)),
+            StepPlan::Given => after_text,
+            StepPlan::Next => after_text + usize::from(self.has_given),
         }
     }
 
-    /// Outputs that still have room.
+    /// Returns true if a step of text in which spans use `adapters` runs the plan with adapters.
+    pub(crate) fn reads_adapters(&self, adapters: &[u32]) -> bool {
+        self.adapted.is_some_and(|always| always || adapters.iter().any(|adapter| *adapter != 0))
+    }
+
+    /// Number of outputs for which there is room.
     pub(crate) fn outputs_left(&self) -> usize {
         self.max_outputs - self.outputs.len()
     }
 
-    /// The last row of the last span is an output.
+    /// Make the last row of the last span an output.
     pub(crate) fn push_last_output(&mut self, want: Want) {
         self.outputs.push(self.tokens.len().saturating_sub(1) as u32);
         self.wants.push(want);
     }
 
-    /// These rows of the last span, from its first on, are outputs; those after them are not yet.
+    /// Make these rows of the last span outputs. They must follow the outputs so far.
     pub(crate) fn push_outputs(&mut self, rows: std::ops::Range<usize>, want: Want) {
         let Some(span) = self.spans.last() else { return };
         let first = span.first_row as usize;
@@ -249,13 +271,13 @@ impl StepBuffers {
         self.wants.extend(rows.map(|_| want));
     }
 
-    /// Append a row whose token is what an earlier output chooses; it is an output too.
+    /// Append a row whose token an earlier output chooses; it is an output too.
     pub(crate) fn push_linked(&mut self, slot: usize, position: usize, from: OutputRef, want: Want) {
         self.links.push(Link { row: self.tokens.len() as u32, from });
         self.push(slot, position, &[0], OutputRows::Last(1), want);
     }
 
-    /// Append a guessed token to the last span, whose last row is an output, as it is too.
+    /// Append a draft token to the last span, whose last row is an output; the new row is one too.
     pub(crate) fn push_guess(&mut self, token: u32, want: Want) {
         debug_assert!(self.rows_left() > 0);
         let Some(span) = self.spans.last_mut() else { return };
@@ -266,7 +288,8 @@ impl StepBuffers {
         debug_assert!(self.outputs.len() <= self.max_outputs);
     }
 
-    /// What a sampler wants of an output after this history, with the random number that is `n_ahead` after its next.
+    /// Want of a sampler for an output after this history, with the random number that is `n_ahead`
+    /// after its next.
     pub(crate) fn want(&mut self, sampler: &Sampler, history: &History<'_>, n_ahead: usize) -> Want {
         let mut want = sampler.want(n_ahead);
         if let Some(window) = sampler.penalty_window() {
@@ -278,7 +301,7 @@ impl StepBuffers {
             let left = left - pending.len();
             let tokens = &history.tokens[last(history.tokens.len(), left)..];
             let start = self.recent.len();
-            // Rows of images are no tokens.
+            // Ids of image rows are no tokens.
             self.recent.extend(tokens.iter().chain(draft).filter(|token| **token < IMAGE_IDS));
             want.recent = Slice { start: start as u32, len: (self.recent.len() - start) as u32 };
             want.pending = Slice { start: self.pending.len() as u32, len: pending.len() as u32 };
@@ -308,7 +331,8 @@ impl StepBuffers {
         want
     }
 
-    /// The same of a sequence, with the ends that are forbidden so early, and its mask, which is the next of the step's.
+    /// Want of a sequence for an output: its sampler's, with end tokens that are still forbidden,
+    /// and the next mask of the step.
     pub(crate) fn want_of(&mut self, sequence: &Sequence, history: &History<'_>, n_ahead: usize) -> Want {
         let mut want = self.want(&sequence.sampler, history, n_ahead);
         let forbidden = sequence.forbidden(n_ahead);
@@ -322,26 +346,25 @@ impl StepBuffers {
         want
     }
 
-    /// The lists that wants point to.
+    /// The lists that wants refer to.
     #[cfg(test)]
     pub(crate) fn lists(&self) -> Step<'_> {
         let StepBuffers { recent, pending, biases, stages, .. } = self;
         Step { recent, pending, biases, stages, ..Step::default() }
     }
 
-    /// What a program runs.
+    /// The step for the program.
     pub(crate) fn step<'a>(
         &'a self,
         kv: &'a KvCache,
         masks: Masks<'a>,
         stop: Option<&'a AtomicBool>,
     ) -> Step<'a> {
-        let is_adapted =
-            self.adapted.is_some_and(|always| always || self.adapters.iter().any(|adapter| *adapter != 0));
+        let is_adapted = self.plan == StepPlan::Text && self.reads_adapters(&self.adapters);
         Step {
-            plan: if self.plan == 1 { self.given_plan } else { usize::from(is_adapted) },
+            plan: self.index_of(self.plan, &self.adapters),
             input: &self.input,
-            adapters: if is_adapted && self.plan == 0 { &self.adapters } else { &[] },
+            adapters: if is_adapted { &self.adapters } else { &[] },
             tokens: &self.tokens,
             links: &self.links,
             spans: &self.spans,

@@ -1,4 +1,4 @@
-//! The scheduler without an engine, on a device and a clock that are made up.
+//! Tests of the scheduler without an engine, on a simulated device and clock.
 
 mod background;
 mod elastic;
@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use device::{BackgroundProgress, Device, KvLayer, KvType, Limits, Numerics, Plan, Program};
 use device_testing::null::{self, NullDevice};
-use text::ShowSpecial;
 
 use super::Scheduler;
 use crate::kv::{KvCache, pool_sizes};
@@ -23,19 +22,19 @@ struct Simulation {
     program: Box<dyn Program>,
     now: Instant,
     n_added: u64,
-    /// What was chosen for each sequence.
+    /// Tokens that were chosen for each sequence.
     tokens: Vec<Vec<u32>>,
-    /// How long a part of what is computed in the background takes.
+    /// Duration of a part of the chunk in the background.
     part: Duration,
-    /// How many times as long a step takes after such parts, and whether the next one does.
+    /// Slowdown of a step after such a part, and true if it applies to the next step.
     slowdown: f64,
     is_slow: bool,
-    /// When a step was done last, and the seconds between two such times.
+    /// Time at which the last step was done, and the seconds between two such times.
     done: Option<Instant>,
     gaps: Vec<f64>,
 }
 
-/// What steps of the background are compiled for, where they are.
+/// Background rows for which the device is compiled, if it supports them.
 const BACKGROUND_ROWS: usize = 16;
 
 impl Simulation {
@@ -43,7 +42,7 @@ impl Simulation {
         Simulation::ahead(1, n_ctx, chunk, n_slots, options)
     }
 
-    /// Of a device that takes so many steps at once, and computes one after the other.
+    /// A simulation whose device accepts `depth` steps at once, and computes them in order.
     fn ahead(depth: usize, n_ctx: usize, chunk: usize, n_slots: usize, options: &LoadOptions) -> Simulation {
         let layer = KvLayer {
             n_kv_heads: 1,
@@ -55,7 +54,8 @@ impl Simulation {
         Simulation::of(&null::plan(N_VOCAB, &[layer]), depth, n_ctx, chunk, n_slots, 0, options)
     }
 
-    /// A device that computes up to so many rows of a chunk in the background.
+    /// A simulation whose device computes up to `background_rows` rows of a chunk in the
+    /// background.
     fn of(
         plan: &Plan,
         depth: usize,
@@ -95,17 +95,18 @@ impl Simulation {
         }
     }
 
-    fn add(&mut self, request: Request) -> SequenceId {
+    fn add(&mut self, mut request: Request) -> SequenceId {
         let id = SequenceId(self.n_added);
         self.n_added += 1;
         self.tokens.push(vec![]);
         let sampler = Sampler::new(&SamplingParams::greedy(), N_VOCAB, None).unwrap();
-        let text = TextStream::new(None, text::Stops::default(), None, ShowSpecial::Nothing);
+        let text = TextStream::of(&mut request, None);
         self.scheduler.add(Sequence::new(id, request, sampler, text, [].into(), 8, 0));
         id
     }
 
-    /// A step that takes `cost(rows, positions that they look at)` seconds, and how long it took; `None` if there is none.
+    /// Run a step that takes `cost(rows, attended positions)` seconds. Returns its seconds; `None`
+    /// if there is no step.
     fn step(&mut self, cost: &dyn Fn(usize, u64) -> f64) -> Option<f64> {
         let Simulation { scheduler, program, now, tokens, .. } = self;
         while scheduler.schedule(*now, true, program.as_mut(), &mut |_| {}).unwrap() {
@@ -114,7 +115,7 @@ impl Simulation {
             scheduler.note_submitted(*now, Some(ticket));
         }
         let flight = scheduler.oldest_in_flight();
-        if flight.is_none() && !scheduler.background.is_busy() {
+        if flight.is_none() && !scheduler.pacing.background.is_busy() {
             return None;
         }
         let seconds = flight.map_or(0.0, |flight| cost(flight.load.n_rows, flight.load.n_attended));
@@ -136,7 +137,7 @@ impl Simulation {
         Some(seconds)
     }
 
-    /// As many parts as there is time for.
+    /// Compute as many parts of the chunk as there is time for.
     fn go_on_in_background(&mut self) {
         let Simulation { scheduler, program, now, part, .. } = self;
         let Some(until) = scheduler.background_until(*now, program.as_mut()) else { return };
@@ -159,7 +160,7 @@ fn request(seed: u32, n_prompt: usize, max_tokens: usize) -> Request {
 
 #[test]
 fn prompts_leave_the_answers_their_latency() {
-    // A device with 2,500 rows a second, whose attention counts.
+    // A device that computes 2,500 rows a second, with some cost of attention.
     let cost = |rows: usize, attended: u64| 0.01_f64.max(0.0004 * rows as f64) + 2e-8 * attended as f64;
     let latency = |seconds| LoadOptions { token_latency: seconds, ..LoadOptions::default() };
     let run = |seconds: Option<f64>| {
@@ -184,12 +185,12 @@ fn prompts_leave_the_answers_their_latency() {
         let mean = steps.iter().sum::<f64>() / steps.len() as f64;
         assert!(mean > 0.75 * seconds, "steps of {mean} where {seconds} are allowed");
     }
-    // Where not even a few rows fit, prompts go on all the same.
+    // Prompts go on even if only a few rows fit.
     assert!(run(Some(0.001)).len() > 100);
 }
 
-/// A time that is named is kept by single rows, where these and the answers alone can; where the answers alone take longer, prompts
-/// do not wait in vain.
+/// A named latency is kept by single rows if these and the answers alone allow it. If the answers
+/// alone take longer, prompts do not wait in vain.
 #[test]
 fn a_latency_that_is_named_is_kept_at_the_price_of_the_prompt() {
     let cost = |rows: usize, attended: u64| 0.01 + 1e-4 * rows as f64 + 4e-7 * attended as f64;
@@ -207,7 +208,8 @@ fn a_latency_that_is_named_is_kept_at_the_price_of_the_prompt() {
         }
         steps
     };
-    // Eight rows at 8,000 take 36 ms; a step with one of them takes 13 and more for the answer's own positions.
+    // Eight rows at 8,000 take 36 ms; a step with one of them takes 13 and more for the answer's
+    // own positions.
     let steps = run(0.018);
     let late = steps.iter().skip(8).filter(|step| **step > 1.15 * 0.018).count();
     assert!(late <= steps.len() / 50, "{late} of {} steps were late", steps.len());
@@ -215,9 +217,9 @@ fn a_latency_that_is_named_is_kept_at_the_price_of_the_prompt() {
     assert!(run(0.005).len() <= 1000, "eight rows a step");
 }
 
-/// The time between two tokens of eight streams when a prompt of 16k tokens comes, on a device that reads weights for 10 ms or
-/// multiplies 2,500 rows a second: twice a step of the streams alone, but for the first steps from which costs are learnt; however
-/// many steps are in flight.
+/// Time between two tokens of eight streams beside a prompt of 16k tokens, for any number of steps
+/// in flight. The device reads weights for 10 ms or computes 2,500 rows a second. The time is twice
+/// a step of the streams alone, but for the first steps, from which costs are learnt.
 #[test]
 fn a_long_intruder_leaves_eight_streams_twice_a_step_of_theirs() {
     let cost = |rows: usize, attended: u64| 0.01_f64.max(0.0004 * rows as f64) + 2e-8 * attended as f64;
@@ -248,7 +250,8 @@ fn a_long_intruder_leaves_eight_streams_twice_a_step_of_theirs() {
     }
 }
 
-/// Clients that ask again as soon as they are answered: most of them are being answered, and few wait for their prompt.
+/// Clients that send a request as soon as they are answered: most of them are being answered, and
+/// few wait for their prompt.
 #[test]
 fn prompts_that_keep_coming_do_not_starve() {
     let cost = |rows: usize, attended: u64| 0.002 + 0.0005 * rows as f64 + 2e-8 * attended as f64;
@@ -270,15 +273,15 @@ fn prompts_that_keep_coming_do_not_starve() {
     assert!(mean > 5.0, "{mean} of 8 clients are being answered, {n_added} in {seconds} s");
 }
 
-/// Answers that grow beside a long prompt take longer steps, though none of theirs alone is seen for more than a thousand steps: what
-/// one takes is known all the same, but for what does not grow with its bytes. On a device whose steps read weights for 10 ms, and keys and
-/// values.
+/// The time of a step of answers alone follows the growth of the answers, although no such step is
+/// seen for more than a thousand steps of a long prompt. The device reads weights for 10 ms, and
+/// keys and values.
 #[test]
 fn what_answers_alone_take_follows_their_growth_beside_a_prompt() {
     let cost = |rows: usize, attended: u64| 0.01 + 0.0004 * rows as f64 + 1e-6 * attended as f64;
     let options = LoadOptions { token_latency: None, latency_steps: Some(2.0), ..LoadOptions::default() };
     let mut s = Simulation::new(20_000, 512, 9, &options);
-    // As many bytes as are read in 10 ms, where those of a position take a microsecond.
+    // Weights as large as the device reads in 10 ms, if it reads a position in a microsecond.
     s.scheduler.set_weight_bytes(10_000 * s.scheduler.kv.bytes_per_token());
     (0..8).for_each(|i| _ = s.add(request(i, 20, 4000)));
     (0..100).for_each(|_| _ = s.step(&cost));
@@ -292,7 +295,8 @@ fn what_answers_alone_take_follows_their_growth_beside_a_prompt() {
     assert!(expected > 1.4 * before && (found / expected - 1.0).abs() < 0.15, "{found} s, {expected} s");
 }
 
-/// Short prompts that keep coming beside an answer are computed before a long one that came first, which ends all the same.
+/// Short prompts that keep coming beside an answer are computed before a long one that came first,
+/// but the long one ends.
 #[test]
 fn short_prompts_go_before_a_long_one_that_does_not_starve() {
     let cost = |rows: usize, _: u64| 0.002 + 0.0005 * rows as f64;
@@ -350,7 +354,8 @@ fn the_same_events_at_the_same_times_give_the_same_steps() {
     assert_eq!(run(), run());
 }
 
-/// States are those of the positions before, through chunks, shared prompts, steps in flight, failures and parking.
+/// States belong to the positions before them, through chunks, shared prompts, steps in flight,
+/// failures and parking.
 #[test]
 fn recurrent_layers_have_the_state_of_their_position() {
     let layer = |window| KvLayer {
@@ -371,7 +376,7 @@ fn recurrent_layers_have_the_state_of_their_position() {
     ] {
         let plan = null::plan_with_states(N_VOCAB, &layers, 2);
         let mut s = Simulation::of(&plan, depth, 160, 40, 3, BACKGROUND_ROWS, &LoadOptions::default());
-        s.scheduler.background.always = below(2) == 0;
+        s.scheduler.pacing.background.always = below(2) == 0;
         let (mut asked, mut n_reused) = (Vec::new(), 0);
         for turn in 0..60 {
             let n_shared = [0, 33, 64, 100][below(4)];

@@ -1,33 +1,34 @@
-//! How often the guesses about one sequence were right of late.
+//! Acceptance rate of a sequence's draft tokens.
 
-/// How much one token moves the rate.
+/// Weight of one token in the rate.
 const WEIGHT: f64 = 1.0 / 8.0;
 
 /// Tokens between two probes.
 const PROBE_INTERVAL: u32 = 32;
 
-/// A sequence's record.
+/// Acceptance record of a sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acceptance {
-    /// Share of guessed tokens that were right, those behind a wrong one not counted: an exponential mean.
+    /// Exponential mean of the share of draft tokens that were right; those after a wrong one are
+    /// not counted.
     rate: f64,
-    /// What was guessed of the next token and is not in the step.
+    /// Draft token for the next token that is only compared, not in the step.
     unverified: Option<u32>,
-    /// Tokens since a guess was in a step.
+    /// Tokens since the last step with draft tokens.
     n_since: u32,
-    /// Guesses in steps, and how many of them were right.
+    /// Number of draft tokens in steps, and of those accepted.
     pub(crate) n_drafted: usize,
     pub(crate) n_accepted: usize,
 }
 
 impl Acceptance {
-    /// Nothing is known: even odds.
+    /// A record without observations, at even odds.
     pub(crate) fn new() -> Acceptance {
         Acceptance { rate: 0.5, unverified: None, n_since: 0, n_drafted: 0, n_accepted: 0 }
     }
 
-    /// Tokens that `n` guesses are expected to add to a step: the first is right with the probability `rate`, each other
-    /// if those before it were.
+    /// Expected number of tokens that `n` draft tokens add to a step: each is right with the
+    /// probability `rate` if those before it were.
     pub(crate) fn gain(&self, n: usize) -> f64 {
         let (mut gain, mut all_right) = (0.0, 1.0);
         for _ in 0..n {
@@ -37,8 +38,8 @@ impl Acceptance {
         gain
     }
 
-    /// Rows that the next step is expected to compute again where `n` guesses behind `n_certain` rows are in a step that only
-    /// counts as a whole.
+    /// Expected number of rows that the next step recomputes, with `n` draft tokens after
+    /// `n_certain` rows, if a wrong one undoes the whole step.
     pub(crate) fn n_again(&self, n: usize, n_certain: usize) -> f64 {
         let (mut rows, mut all_right) = (0.0, 1.0);
         for n_right in 0..n {
@@ -48,29 +49,30 @@ impl Acceptance {
         rows
     }
 
-    /// Whether more guesses are right than wrong.
+    /// Returns true if more draft tokens are right than wrong.
     pub(crate) fn is_likely(&self) -> bool {
         self.rate > 0.5
     }
 
-    /// Compare this with the next token.
+    /// Set a draft token that is only compared with the next token.
     pub(crate) fn set_unverified(&mut self, guess: Option<u32>) {
         self.unverified = guess;
     }
 
-    /// Whether the step before had guesses too.
+    /// Returns true if the step before had draft tokens too.
     pub(crate) fn is_steady(&self) -> bool {
         self.n_drafted > 0 && self.n_since == 0
     }
 
-    /// Whether it is time to look how good guesses are; counts a token.
+    /// Count a token. Returns true if it is time to probe the acceptance rate.
     pub(crate) fn is_probe_due(&mut self) -> bool {
         self.n_since += 1;
         self.n_since > PROBE_INTERVAL
     }
 
-    /// Of `n_drafted` guesses in a step, the first `n_accepted` were right; `first` is the first token of the step.
-    /// With no guesses there may be one to compare `first` with.
+    /// Record that the first `n_accepted` of `n_drafted` draft tokens were right. `first` is the
+    /// first token of the step. Without draft tokens in the step it is compared with the unverified
+    /// one, if there is one.
     pub(crate) fn observe(&mut self, n_drafted: usize, n_accepted: usize, first: u32) {
         if n_drafted > 0 {
             self.n_since = 0;
@@ -107,7 +109,7 @@ mod tests {
             a.observe(4, 0, 0);
         }
         assert!(a.gain(4) < 0.1);
-        // A guess that is compared only counts as much.
+        // A token that is only compared counts equally.
         for _ in 0..30 {
             a.set_unverified(Some(7));
             a.observe(0, 0, 7);
@@ -118,7 +120,7 @@ mod tests {
             a.observe(0, 0, 8);
         }
         assert!(!a.is_likely());
-        // No guess says nothing.
+        // Without a draft token nothing is learnt.
         let before = a.rate;
         a.observe(0, 0, 7);
         assert_eq!(a.rate, before);

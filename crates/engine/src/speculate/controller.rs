@@ -1,35 +1,35 @@
-//! How many guesses promise the most tokens a second.
+//! Choice of the number of draft tokens that gives the most tokens a second.
 //!
-//! A step of `n` rows takes `c(n)` seconds, which is measured, and a row costs anything from nothing (where reading the
-//! weights takes all the time) to as much as a step of its own. A step that gives `t` tokens in `c(n)` seconds is worth
-//! making longer by `k` guesses with an expected gain of `g(k)` tokens where `(t + g(k)) / (c(n + k) + k d)` grows; `d` is
-//! the time that a guess takes.
+//! A step of `n` rows takes `c(n)` seconds, which is measured. A row costs between nothing (if
+//! reading the weights takes all the time) and as much as a step of its own. Adding `k` draft
+//! tokens, with an expected gain of `g(k)` tokens, pays if it raises `(t + g(k)) / (c(n + k) + k
+//! d)`, where the step gives `t` tokens without them and a draft token takes `d` seconds.
 
 use super::Acceptance;
 
-/// A size that was never run is taken to cost this share of what is known for every row more: rather too little, for what
-/// looks cheap is tried and then known.
+/// Assumed cost of each row beyond a known size, relative to the known step. It is rather too
+/// small, since a size that looks cheap is tried and then known.
 const SLOPE: f64 = 1.0 / 32.0;
 
-/// The least weight of a new measurement.
+/// Least weight of a new measurement.
 const WEIGHT: f64 = 1.0 / 8.0;
 
-/// A step that takes longer than this many times the mean was interrupted by something else.
+/// A step that takes more than this multiple of the mean was interrupted.
 const OUTLIER: f64 = 3.0;
 
-/// What guesses must promise over none, so that noise does not decide.
+/// Least advantage over no draft tokens, so that noise does not decide.
 const MARGIN: f64 = 1.05;
 
-/// How much of what was measured of the other sizes is forgotten at every step in which guesses are likely: so that one bad
-/// measurement does not stand for ever.
+/// Share of the belief in other sizes that each step with likely draft tokens removes, so that one
+/// bad measurement does not last.
 const FORGET: f64 = 1.0 / 1024.0;
 
-/// An exponential mean; a plain one at first.
+/// An exponential mean, which starts as a plain one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
     value: f64,
     n: u32,
-    /// How far it is believed: 1 after a sample, less with time.
+    /// Belief in the mean: 1 after a sample, less with time.
     belief: f64,
 }
 
@@ -42,26 +42,27 @@ impl Mean {
     }
 }
 
-/// Costs, and the step that is being filled.
+/// Costs of steps, and the step that is being filled.
 #[derive(Debug)]
 pub(crate) struct Controller {
-    /// `(max_rows + 1)` seconds of a step by its rows.
+    /// `(max_rows + 1)` seconds of a step by its number of rows.
     steps: Vec<Mean>,
-    /// Seconds of a guess.
+    /// Seconds for a draft token.
     guess: Mean,
-    /// Of the step: its sequences, its rows, the tokens that it is expected to give, the seconds that its guesses took.
+    /// The step: its sequences, its rows, the expected number of its tokens, and the seconds spent
+    /// on its draft tokens.
     n_sequences: usize,
     n_rows: usize,
     n_tokens: f64,
     guess_seconds: f64,
-    /// Rows of the step without guesses.
+    /// Rows of the step without draft tokens.
     n_certain: usize,
-    /// Whether a wrong guess makes the next step compute the rows of its sequence again.
+    /// True if a wrong draft token makes the next step recompute the rows of its sequence.
     goes_back: bool,
 }
 
 impl Controller {
-    /// Nothing is known of steps of up to `max_rows` rows.
+    /// A controller for steps of up to `max_rows` rows, without measurements.
     pub(crate) fn new(max_rows: usize, goes_back: bool) -> Controller {
         Controller {
             steps: vec![Mean::default(); max_rows + 1],
@@ -75,15 +76,17 @@ impl Controller {
         }
     }
 
-    /// A step of `n_rows` rows that give `n` sequences a token each.
+    /// Begin a step of `n_rows` rows that give `n` sequences a token each.
     pub(crate) fn begin_step(&mut self, n: usize, n_rows: usize) {
         (self.n_sequences, self.n_rows, self.n_tokens, self.guess_seconds) = (n, n_rows, n as f64, 0.0);
         self.n_certain = n_rows;
     }
 
-    /// How many guesses of a sequence to add to the step, at most `most`, behind `n_certain` rows that it has there.
+    /// Number of draft tokens to add to the step for a sequence with `n_certain` rows in it, at
+    /// most `most`.
     pub(crate) fn n_draft(&mut self, acceptance: &Acceptance, most: usize, n_certain: usize) -> usize {
-        // Until steps without guesses are known, there is nothing to compare with; and now and then they are seen again.
+        // Steps without draft tokens must be known for comparison, and be measured again now and
+        // then.
         let is_known = self.steps.get(self.n_sequences).is_some_and(|mean| mean.n > 0 && mean.belief > 0.5);
         if !is_known && self.n_rows == self.n_certain {
             return 0;
@@ -91,7 +94,8 @@ impl Controller {
         let Some(seconds) = self.seconds(self.n_rows) else { return 0 };
         let mut best = (0, MARGIN * self.n_tokens / (seconds + self.guess_seconds));
         for n in 1..=most {
-            // What a wrong guess costs the next step is taken to be in this one.
+            // The rows that a wrong draft token makes the next step recompute are counted in this
+            // one.
             let again = if self.goes_back { acceptance.n_again(n, n_certain).round() as usize } else { 0 };
             let Some(seconds) = self.seconds(self.n_rows + n + again) else { break };
             let seconds = seconds + self.guess_seconds + n as f64 * self.guess.value;
@@ -106,7 +110,8 @@ impl Controller {
         best.0
     }
 
-    /// `n` guesses of a sequence were added, which took `seconds` to make; `is_typical` says whether others will too.
+    /// Count `n` draft tokens of a sequence, which took `seconds` to make; `is_typical` says that
+    /// others will take as long.
     pub(crate) fn add_draft(&mut self, acceptance: &Acceptance, n: usize, seconds: f64, is_typical: bool) {
         if n > 0 && is_typical {
             self.guess.add(seconds / n as f64);
@@ -116,8 +121,8 @@ impl Controller {
         self.n_tokens += acceptance.gain(n);
     }
 
-    /// A step took so long. Of a larger step than were known no more is believed than that each row costs as much as a row
-    /// of those: what goes beyond was an interruption.
+    /// Record the seconds of a step. A step larger than the known ones counts as at most as slow
+    /// for each row as they are: more was an interruption.
     pub(crate) fn observe(&mut self, n_rows: usize, seconds: f64) {
         let known = |(n, mean): (usize, &Mean)| (mean.n > 0).then(|| mean.value / n as f64);
         let row = self.steps.iter().enumerate().take(n_rows).skip(1).find_map(known);
@@ -126,8 +131,9 @@ impl Controller {
         }
     }
 
-    /// What a step of `n` rows takes: as measured, as far as that is believed, or on the line between the nearest sizes that
-    /// were measured. `None` if no step of at most `n` rows was.
+    /// Expected seconds of a step of `n` rows: the measurement, as far as it is believed, or an
+    /// interpolation between the nearest measured sizes. `None` if no step of at most `n` rows was
+    /// measured.
     fn seconds(&self, n: usize) -> Option<f64> {
         let base = self.steps.get(self.n_sequences).filter(|mean| mean.n > 0)?.value;
         let least = |n: usize| base * (1.0 + SLOPE * n.saturating_sub(self.n_sequences) as f64);
@@ -147,8 +153,8 @@ impl Controller {
 mod tests {
     use super::*;
 
-    /// A session of one sequence: `cost(rows)` seconds a step, guesses right with probability `right`. Returns guesses and
-    /// tokens of each step.
+    /// A session of one sequence: `cost(rows)` seconds a step, and draft tokens that are right with
+    /// probability `right`. Returns the draft tokens and tokens of each step.
     fn session(
         controller: &mut Controller,
         acceptance: &mut Acceptance,
@@ -185,7 +191,8 @@ mod tests {
 
     #[test]
     fn rows_that_cost_nothing_are_used_and_rows_that_cost_a_step_are_not() {
-        // Bound by memory, in between, bound by arithmetic; in tokens a second, where a step of one row takes one.
+        // Costs bound by memory, in between, and bound by arithmetic, relative to a step of one
+        // row.
         let cheap = |n: usize| 1.0 + 0.02 * n as f64;
         let middle = |n: usize| 1.0 + 0.2 * (n - 1) as f64;
         let dear = |n: usize| n as f64;
@@ -200,13 +207,13 @@ mod tests {
             let (rate, n_used) = run(right, &dear);
             assert!(
                 rate > 0.96,
-                "right {right}: {rate}, {n_used} of 2000 steps with guesses, no gain is possible"
+                "right {right}: {rate}, {n_used} of 2000 steps with drafts, no gain is possible"
             );
         }
-        // Little to be had, nothing lost.
+        // Little can be gained, and nothing is lost.
         for right in [0.0, 0.2, 0.4] {
             let (rate, n_used) = run(right, &middle);
-            assert!(rate > 0.95, "right {right}: {rate}, {n_used} of 2000 steps with guesses");
+            assert!(rate > 0.95, "right {right}: {rate}, {n_used} of 2000 steps with drafts");
         }
     }
 

@@ -1,8 +1,9 @@
-//! Guesses by a smaller model of the same vocabulary.
+//! Draft tokens by a smaller model of the same vocabulary.
 //!
-//! It runs through steps as any model does, one sequence in the slot of the sequence that it guesses for. What it computed
-//! for guesses that turned out wrong is found by comparing tokens, and written again. Where its layers are recurrent, guesses go
-//! on from the state behind the known tokens, which stays; so the guesses that were right are computed again with what followed.
+//! The draft model computes steps as any model does, with one sequence in each slot of the target.
+//! Rows of rejected draft tokens are found by comparing tokens, and overwritten. If its layers are
+//! recurrent, drafting starts from the state after the known tokens, which is kept; accepted draft
+//! tokens are then computed again with the tokens after them.
 
 use std::sync::Arc;
 
@@ -12,10 +13,11 @@ use device::Want;
 use crate::scheduler::{OutputRows, Scheduler};
 use crate::{Engine, Error, LoadOptions, MemoryItem, Model, Result, memory};
 
-/// A model may have so many tokens more than another of the same vocabulary: heads are padded to round numbers.
+/// Largest difference of the padded sizes of two equal vocabularies: heads are padded to round
+/// numbers.
 const MAX_PADDING: usize = 1024;
 
-/// A model that guesses.
+/// A draft model.
 pub struct DraftModel {
     engine: Engine,
     slots: Vec<Slot>,
@@ -25,15 +27,16 @@ pub struct DraftModel {
 struct Slot {
     /// Tokens whose keys and values are computed; capacity `n_ctx`.
     tokens: Vec<u32>,
-    /// Of these, those that are sure to stay: a window may have let go of what lies before it, and a state has nothing before it.
+    /// Number of these tokens that are certain to stay. Earlier ones cannot be undone: a window may
+    /// have freed pages before them, and a state has no history.
     n_kept: usize,
-    /// The best token behind them.
+    /// The best token after them.
     best: u32,
 }
 
 impl DraftModel {
-    /// Load `model` beside `target`, for as many sequences of the same length. Of the `options`, those that say so of the
-    /// target are ignored.
+    /// Load `model` beside `target`, for the same number of sequences of the same length. The
+    /// options that the target determines are ignored.
     ///
     /// # Errors
     /// The vocabularies differ; both do not fit in memory together; or as [`Engine::new`].
@@ -49,10 +52,11 @@ impl DraftModel {
             ..options.clone()
         };
         let mut report = memory::plan_memory(&model, target.device().as_ref(), &options)?;
-        // What the target has taken is not free any more; the file that it maps and the pages to come are still counted so.
+        // Free memory excludes what the target has committed, but includes its mapped file and its
+        // later pages.
         let beside = target.memory().mapped + target.memory().reserved;
         report.items.push(MemoryItem {
-            what: "the model that it guesses for".into(),
+            what: "the model that it drafts for".into(),
             bytes: beside,
             residence: "mapped",
         });
@@ -69,7 +73,7 @@ impl DraftModel {
         })
     }
 
-    /// Compute what `tokens` have beyond what a slot has, and the best token behind them.
+    /// Compute the tokens that a slot lacks of `tokens`. Returns the best token after them.
     fn follow(&mut self, slot: usize, tokens: &[u32]) -> Result<u32> {
         let Slot { tokens: computed, n_kept, best } = &mut self.slots[slot];
         let Engine { scheduler: Scheduler { kv, .. }, limits, .. } = &mut self.engine;
@@ -81,7 +85,7 @@ impl DraftModel {
                 return Ok(*best);
             }
         }
-        // The last is computed in any case: its logits are what is wanted.
+        // The last token is always computed, since its logits are needed.
         let n_last = tokens.len() - 1;
         let n_same = computed.iter().zip(&tokens[..n_last]).take_while(|(a, b)| a == b).count();
         if n_same < *n_kept {
@@ -105,7 +109,7 @@ impl DraftModel {
         Ok(self.best())
     }
 
-    /// Compute these behind the tokens of a slot.
+    /// Compute these tokens after those of a slot.
     fn compute(&mut self, slot: usize, tokens: &[u32], is_last: bool) -> Result<()> {
         let first = self.slots[slot].tokens.len();
         let Engine { scheduler: Scheduler { kv, buffers, .. }, program, .. } = &mut self.engine;
@@ -156,7 +160,7 @@ impl Proposer for DraftModel {
     }
 }
 
-/// Whether the ids of two models mean the same.
+/// Check that the ids of two models mean the same.
 fn same_vocabulary(draft: &Model, target: &Model) -> Result<()> {
     let differs = |what: String| Error::OtherVocabulary { file: draft.path().to_owned(), what };
     let (ours, theirs) = (draft.n_vocab(), target.n_vocab());

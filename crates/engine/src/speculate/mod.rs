@@ -1,26 +1,29 @@
 //! Speculation: several tokens of an answer in one step.
 //!
-//! A [`Proposer`] guesses what a sequence says next. The guesses become rows of the step behind the token that is due,
-//! and each row gives logits. Tokens are then chosen from these rows in order, each by the sequence's own sampler and with
-//! the history that it would have had, for as long as the token that was chosen is the one that was guessed. The first that
-//! differs is kept too, and what was computed behind it is forgotten: positions that are not counted are written again.
+//! A [`Proposer`] drafts the next tokens of a sequence. Draft tokens become rows of the step after
+//! the next token, and each row gives logits. Tokens are then chosen from these rows in order, by
+//! the sequence's own sampler and with the history that it would have had, while the chosen token
+//! equals the draft token. The first that differs is kept too. Rows after it are discarded: their
+//! positions are not counted and will be overwritten.
 //!
-//! A state of recurrent layers has no positions, and a step writes it whole, guesses included. If all were right it is the
-//! sequence's; otherwise the sequence keeps the state before the step, and the next one computes the rows that were right once
-//! more, before the token that is due. Rows cost little where reading weights takes the time, and so no device needs to write a
-//! state for each row. While guesses stay wrong these rows become more: beyond as many as a draft has, a step goes without.
+//! A recurrent state has no positions, and a step writes it as a whole, including draft tokens. If
+//! all were right it is the sequence's. Otherwise the sequence keeps the state before the step, and
+//! the next step recomputes the accepted rows before the next token. Rows cost little if reading
+//! weights takes the time, so no device needs to write a state for each row. While draft tokens
+//! stay wrong these rows become more; if they exceed the length of a draft, a step has no draft.
 //!
 //! # Why the answer does not change
 //!
-//! Choosing from a row does not look at the guess. Greedy decoding takes the row's best token, as it would alone. Sampling
-//! draws one random number for each token of the answer, as it would alone, so the same seed gives the same tokens. That
-//! is rejection sampling (Leviathan et al. 2023, arXiv:2211.17192) for a guess `t` that is certain of itself: `t` is
-//! accepted with the probability `p(t)` that all stages of the sampler leave it, and what is drawn else is distributed as
-//! `p` without `t`, normalised.
+//! Choosing from a row does not depend on the draft token. Greedy decoding chooses the row's best
+//! token, as it would alone. Sampling draws one random number for each token of the answer, as it
+//! would alone, so the same seed gives the same tokens. That is rejection sampling (Leviathan et
+//! al. 2023, arXiv:2211.17192) for a draft token `t` with all of the proposer's probability. `t` is
+//! accepted with the probability `p(t)` that all stages of the sampler leave it. Otherwise the
+//! drawn token is distributed as `p` without `t`, normalised.
 //!
-//! What may change is rounding. With [`device::Numerics::Fast`] a device may add in another order for many rows than for
-//! one, as it does for a batch of sequences; where the best two tokens are that close, another may be chosen. With
-//! [`device::Numerics::Deterministic`] nothing changes at all.
+//! Rounding may change. With [`device::Numerics::Fast`] a device may add in another order for many
+//! rows than for one, as it does for a batch of sequences. If the best two tokens are that close,
+//! another may be chosen. With [`device::Numerics::Deterministic`] nothing changes at all.
 
 mod acceptance;
 mod controller;
@@ -41,53 +44,55 @@ pub use draft_model::DraftModel;
 pub use ngram::NgramLookup;
 pub(crate) use own_layer::OwnLayer;
 
-/// When guessed tokens are verified.
+/// Policy for verifying draft tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Speculate {
-    /// Never: a step has one row of each sequence that is answering.
+    /// Never draft: a step has one row of each sequence that is answering.
     #[default]
     Off,
-    /// Whenever there is a guess. How many rows a step has depends on the tokens alone.
+    /// Verify every draft. The number of rows of a step depends on the tokens alone.
     Always,
-    /// Where it pays: as many guesses as promise the most tokens a second, by how many of the sequence's guesses were
-    /// right and how long steps of so many rows took, both measured as it goes. How many rows a step has then depends on
-    /// time, and with [`device::Numerics::Fast`] so may a token whose best two are as close as rounding.
+    /// Verify as many draft tokens as give the most tokens a second, by the measured acceptance
+    /// rate and times of steps. The number of rows of a step then depends on time. With
+    /// [`device::Numerics::Fast`] a token may depend on it too, if its best two are as close as
+    /// rounding.
     Auto,
 }
 
-/// Most guesses of a sequence in a step that can be asked for.
+/// Largest number of draft tokens of a sequence in a step.
 pub const MAX_DRAFT: usize = 64;
 
-/// Guesses that are verified now and then while it does not seem to pay, where only that shows whether they are right.
+/// Number of draft tokens of a probe, while drafting does not seem to pay and only verifying shows
+/// their quality.
 const PROBE: usize = 4;
 
-/// The model that is guessed for, between two of its steps.
+/// The target model, between two of its steps.
 pub struct Target<'a> {
     pub(crate) program: &'a mut dyn Program,
     pub(crate) kv: &'a mut KvCache,
-    /// Which of the program's plans is of the layer that predicts one token more, if it has that.
+    /// Index of the plan of the layer that predicts one token more, if the program has it.
     pub(crate) plan: usize,
 }
 
-/// A sequence since it began, or began anew.
+/// A sequence and its number of restarts.
 pub(crate) type Owner = (SequenceId, u32);
 
-/// Rows of a sequence that a step has computed, and that stay.
+/// Rows of a sequence that a step has computed and that stay.
 pub struct Computed<'a> {
     pub(crate) slot: usize,
     pub(crate) owner: Owner,
     /// Position of the first row.
     pub(crate) first: usize,
-    /// All tokens of the sequence: one at least after the last row.
+    /// All tokens of the sequence, at least one of them after the last row.
     pub(crate) tokens: &'a [u32],
-    /// `(n, hidden)`: what the model's head reads of each row.
+    /// `(n, hidden)` states that the model's head reads, for each row.
     pub(crate) states: &'a [f32],
 }
 
-/// Guesses what sequences say next. How good the guesses are decides how fast an answer comes, never what it says.
+/// A source of draft tokens. Their quality determines the speed of an answer, never its tokens.
 pub trait Proposer: Send {
-    /// Append at most `n` guesses of what follows `tokens`, the sequence in `slot`, to the empty `draft`, which has room
-    /// for them. Allocates nothing from one token to the next.
+    /// Append at most `n` draft tokens that may follow `tokens`, of the sequence in `slot`, to the
+    /// empty `draft`, which has room for them. Allocates nothing from one token to the next.
     ///
     /// # Errors
     /// A device failed.
@@ -100,17 +105,18 @@ pub trait Proposer: Send {
         target: &mut Target<'_>,
     ) -> Result<()>;
 
-    /// Whether guessing takes so little time that it may go on where nothing is verified, to see when it would pay.
+    /// Returns true if drafting is so cheap that it may go on without verifying, to see when it
+    /// would pay.
     fn is_cheap(&self) -> bool {
         true
     }
 
-    /// Whether it reads the states of what steps compute ([`Self::observe`]).
+    /// Returns true if the proposer needs the states of computed rows ([`Self::observe`]).
     fn reads_states(&self) -> bool {
         false
     }
 
-    /// A step has computed rows. Allocates nothing.
+    /// Receive the computed rows of a step. Allocates nothing.
     ///
     /// # Errors
     /// A device failed.
@@ -119,16 +125,17 @@ pub trait Proposer: Send {
     }
 }
 
-/// What an engine speculates with.
+/// The proposer of an engine, and the controller of its drafts.
 pub(crate) struct Speculator {
     proposer: Box<dyn Proposer>,
-    /// None: every guess is verified.
+    /// The controller; `None`: every draft is verified.
     controller: Option<Controller>,
     max_draft: usize,
 }
 
-/// Most rows of a sequence in a step in which it has guesses. `goes_back`: behind a wrong guess the rows of its step are computed
-/// again, in a step that has guesses only while these are no more than a draft ([`Scheduler::fill_answer`]).
+/// Most rows of a sequence in a step with draft tokens. `goes_back`: after a wrong draft token the
+/// rows of its step are computed again. The step that does so has draft tokens only if these rows
+/// are no more than a draft ([`Scheduler::fill_answer`]).
 ///
 /// [`Scheduler::fill_answer`]: crate::scheduler::Scheduler
 pub(crate) fn most_rows(max_draft: usize, goes_back: bool) -> usize {
@@ -136,8 +143,8 @@ pub(crate) fn most_rows(max_draft: usize, goes_back: bool) -> usize {
 }
 
 impl Speculator {
-    /// Of `n_sequences` sequences, by looking into their own texts; `None` if nothing is to be guessed. `goes_back`: as of
-    /// [`most_rows`].
+    /// A speculator for `n_sequences` sequences, which looks into their own texts; `None` if the
+    /// engine does not speculate. `goes_back`: see [`most_rows`].
     pub(crate) fn new(
         speculate: Speculate,
         max_draft: usize,
@@ -153,25 +160,25 @@ impl Speculator {
         Some(Speculator { proposer: Box::new(NgramLookup), controller, max_draft })
     }
 
-    /// Most guesses of a sequence in a step.
+    /// Most draft tokens of a sequence in a step.
     pub(crate) fn max_draft(&self) -> usize {
         self.max_draft
     }
 
-    /// Guess with this from now on.
+    /// Replace the proposer.
     pub(crate) fn set_proposer(&mut self, proposer: Box<dyn Proposer>) {
         self.proposer = proposer;
     }
 
-    /// A step of `n_rows` rows of `n_sequences` sequences, guesses not counted, is about to be filled.
+    /// Begin a step of `n_rows` rows of `n_sequences` sequences, without draft tokens.
     pub(crate) fn begin_step(&mut self, n_sequences: usize, n_rows: usize) {
         if let Some(controller) = &mut self.controller {
             controller.begin_step(n_sequences, n_rows);
         }
     }
 
-    /// Guess at most `most` tokens, of a vocabulary of `n_vocab`, of the sequence in `slot`: into [`Sequence::draft`] to be
-    /// verified, or into its [`Acceptance`] to be compared only.
+    /// Draft at most `most` tokens, of a vocabulary of `n_vocab`, for the sequence in `slot`. They
+    /// go into [`Sequence::draft`] to be verified, or into its [`Acceptance`] to be compared only.
     ///
     /// # Errors
     /// The proposer's device failed.
@@ -185,7 +192,7 @@ impl Speculator {
     ) -> Result<()> {
         let most = most.min(self.max_draft);
         self.propose(slot, sequence, most, target)?;
-        // What a proposer says is not to be trusted, and ids of another model's padding mean nothing here.
+        // Proposers are not trusted, and ids of another model's padding mean nothing here.
         let draft = &mut sequence.draft;
         let n_known = draft.iter().take(most).take_while(|id| (**id as usize) < n_vocab).count();
         draft.truncate(n_known);
@@ -205,7 +212,8 @@ impl Speculator {
             return self.proposer.propose(slot, tokens, most, draft, target);
         };
         let is_cheap = self.proposer.is_cheap();
-        // A proposer that did not guess for the token before has to catch up first; that is not what a guess costs.
+        // A proposer that did not draft for the token before must catch up first, so its time is
+        // not typical.
         let is_steady = acceptance.is_steady();
         let n = match controller.n_draft(acceptance, most, n_certain) {
             0 if !is_cheap && acceptance.is_probe_due() => most.min(PROBE),
@@ -223,12 +231,12 @@ impl Speculator {
         Ok(())
     }
 
-    /// Whether [`Self::observe_rows`] is of use.
+    /// Returns true if [`Self::observe_rows`] has an effect.
     pub(crate) fn reads_states(&self) -> bool {
         self.proposer.reads_states()
     }
 
-    /// A step has computed rows.
+    /// Pass the computed rows of a step to the proposer.
     ///
     /// # Errors
     /// As [`Proposer::observe`].
@@ -236,7 +244,7 @@ impl Speculator {
         self.proposer.observe(rows, target)
     }
 
-    /// A step took `seconds`, in which every sequence was answering.
+    /// Record the seconds of a step in which every sequence was answering.
     pub(crate) fn observe(&mut self, n_rows: usize, seconds: f64) {
         if let Some(controller) = &mut self.controller {
             controller.observe(n_rows, seconds);

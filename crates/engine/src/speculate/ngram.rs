@@ -1,19 +1,23 @@
-//! Guesses from the text itself: what followed the last time that the latest tokens occurred.
+//! Draft tokens from the text itself: those that followed the previous occurrence of the latest
+//! tokens.
 //!
-//! "Prompt lookup decoding" (Saxena 2023): answers repeat names, quotations and code of their prompt, and of themselves.
+//! "Prompt lookup decoding" (Saxena 2023): answers repeat names, quotations and code of their
+//! prompt, and of themselves.
 
 use super::{Proposer, Target};
 use crate::Result;
 
-/// Tokens that must agree for a place to count: two agree by chance too often for what follows to be worth a row.
+/// Least number of tokens that must agree: two agree by chance too often for their continuation to
+/// be worth a row.
 const MIN_MATCH: usize = 3;
 
-/// Where this many agree, no longer agreement is looked for.
+/// Longest agreement that is searched.
 const MAX_MATCH: usize = 16;
 
-/// Finds the place where most of the latest tokens occurred before, the last of equals, and guesses that it goes on alike.
+/// Proposer that finds the earlier place with the longest agreement with the latest tokens, the
+/// last of equals, and drafts its continuation.
 ///
-/// It reads the tokens once, newest first (4,096 tokens: about a microsecond), and holds nothing.
+/// It reads the tokens once, newest first (4,096 tokens: about a microsecond), and keeps no state.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NgramLookup;
 
@@ -31,10 +35,10 @@ impl Proposer for NgramLookup {
     }
 }
 
-/// Append at most `n` guesses of what follows `tokens`.
+/// Append at most `n` draft tokens that may follow `tokens`.
 fn go_on(tokens: &[u32], n: usize, draft: &mut Vec<u32>) {
     let Some(distance) = distance_of_repeat(tokens) else { return };
-    // A repeat that is shorter than the draft goes round: its continuation is the draft itself.
+    // A repetition shorter than the draft continues with the draft itself.
     for i in 0..n {
         let from = tokens.len() + i - distance;
         let guess = tokens.get(from).or_else(|| draft.get(from - tokens.len())).copied();
@@ -42,7 +46,8 @@ fn go_on(tokens: &[u32], n: usize, draft: &mut Vec<u32>) {
     }
 }
 
-/// How far back the longest agreement with the end of `tokens` lies, the nearest of equals; at least 1.
+/// Distance from the end of `tokens` to the place with the longest agreement, the nearest of
+/// equals; at least 1.
 fn distance_of_repeat(tokens: &[u32]) -> Option<usize> {
     let (last, before) = tokens.split_last()?;
     let (mut longest, mut found) = (MIN_MATCH - 1, None);
@@ -75,7 +80,7 @@ mod tests {
         //                    v longest                 v nearest
         let text = [5, 1, 2, 3, 4, 70, 71, 72, 9, 2, 3, 4, 80, 81, 82, 1, 2, 3, 4];
         assert_eq!(guess(&text, 3), [70, 71, 72]);
-        // Without the token before, both agree in three: the nearest.
+        // Without the token before, both places agree in three tokens: the nearest wins.
         let text = [5, 1, 2, 3, 4, 70, 71, 72, 9, 2, 3, 4, 80, 81, 82, 6, 2, 3, 4];
         assert_eq!(guess(&text, 5), [80, 81, 82, 6, 2]);
         assert!(guess(&text, 0).is_empty());
@@ -95,7 +100,7 @@ mod tests {
         }
     }
 
-    /// Against the definition, written the slow way.
+    /// Compares with the definition, computed slowly.
     #[test]
     fn random_texts_agree_with_the_definition() {
         let mut state = 1u32;

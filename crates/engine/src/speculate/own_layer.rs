@@ -1,46 +1,47 @@
-//! Guesses by the model's own layer that predicts one token more (multi-token prediction).
+//! Draft tokens by the model's own layer that predicts one token more (multi-token prediction).
 //!
-//! It is a plan of the model's program, over the model's pages: its keys and values are one more layer of the same sequence, so
-//! that they are shared, copied, parked and found in the prefix cache with the others. A row of it is a token and the state of the
-//! position before, at that position. States are known after a step, for every row; those of the rows that stay wait here until
-//! there are many or a guess is wanted.
+//! The layer is a plan of the model's program. Its keys and values are one more layer of the same
+//! pages, so they are shared, copied, parked and cached with the others. Its input row at a
+//! position is the token there and the state of the position before. A step makes the states of all
+//! its rows known; those of rows that stay wait here until there are many, or a draft token is
+//! wanted.
 //!
-//! What it says decides nothing, so gaps do no harm: of a prompt that was found in the cache, the layer's last position was
-//! computed with the token that followed there, or not at all.
+//! Draft tokens decide nothing, so gaps do no harm: of a cached prompt, the layer's last position
+//! was computed with the token that followed there, or not at all.
 
 use device::{Span, Step, Want};
 
 use super::{Computed, Owner, Proposer, Target};
 use crate::{Error, Result};
 
-/// The layer.
+/// The layer as a proposer.
 pub(crate) struct OwnLayer {
-    /// Columns of a state.
+    /// Number of columns of a state.
     hidden: usize,
     /// Most rows of a step.
     max_rows: usize,
-    /// States of a slot that wait.
+    /// Most waiting states of a slot.
     room: usize,
-    /// By slot.
+    /// Waiting states of each slot.
     slots: Vec<Waiting>,
-    /// `(hidden)`: what the layer gave the head last.
+    /// `(hidden)` the last output of the layer to the head.
     state: Vec<f32>,
 }
 
-/// States of a sequence in a row.
+/// Consecutive states of a sequence.
 struct Waiting {
     owner: Option<Owner>,
-    /// Position of the first.
+    /// Position of the first state.
     first: usize,
-    /// `(n, hidden)`
+    /// The states, `(n, hidden)`.
     states: Vec<f32>,
-    /// So many of them were computed for a guess.
+    /// Number of states that were computed for a draft token.
     n_done: usize,
 }
 
 impl OwnLayer {
-    /// Of states of so many columns, for steps of up to `max_rows` rows of up to `n_slots` sequences, of which one has up to `max_draft`
-    /// guesses.
+    /// A proposer for states of `hidden` columns, and steps of up to `max_rows` rows of up to
+    /// `n_slots` sequences with up to `max_draft` draft tokens each.
     pub(crate) fn new(hidden: usize, max_rows: usize, n_slots: usize, max_draft: usize) -> OwnLayer {
         let room = (1 + max_draft).min(max_rows);
         let waiting =
@@ -55,7 +56,8 @@ impl OwnLayer {
     }
 }
 
-/// Compute rows of the layer, the first at position `first`: `states` `(n, hidden)` and the token after each.
+/// Compute rows of the layer from position `first` on: `states` `(n, hidden)` and the token after
+/// each.
 fn compute(
     target: &mut Target<'_>,
     slot: usize,
@@ -98,7 +100,7 @@ impl Proposer for OwnLayer {
         let Some(waiting) = self.slots.get_mut(slot) else { return Ok(()) };
         let n_states = waiting.states.len() / self.hidden;
         let end = waiting.first + n_states;
-        // The last token has no state yet, and all before it have.
+        // All tokens but the last have states.
         let Some(after) = tokens.get(waiting.first + 1..).filter(|after| after.len() == n_states) else {
             return Ok(());
         };
@@ -115,7 +117,7 @@ impl Proposer for OwnLayer {
             let Some(last) = last.filter(|_| draft.len() < n) else { break };
             self.state.copy_from_slice(last);
             match target.kv.reserve(slot, position, 1, target.program) {
-                // The guesses so far have what they need, or the step finds out.
+                // The draft so far is complete; if pages are short, the step will report it.
                 Err(Error::PagesExhausted { .. }) => break,
                 reserved => reserved?,
             }
@@ -143,7 +145,7 @@ impl Proposer for OwnLayer {
             (waiting.owner, waiting.first) = (Some(rows.owner), rows.first);
         }
         let n_waiting = waiting.states.len() / hidden;
-        // A step may begin with rows that one before has had.
+        // A step may begin with rows that the step before had too.
         let n_known = waiting.first + n_waiting - rows.first;
         let (first_new, new) =
             (rows.first + n_known, rows.states.get(n_known * hidden..).unwrap_or_default());
@@ -152,7 +154,7 @@ impl Proposer for OwnLayer {
             waiting.states.extend_from_slice(new);
             return Ok(());
         }
-        // All but the last are computed now, whether guesses will be wanted or not.
+        // All rows but the last are computed now, even if no draft token will be wanted.
         let first = std::mem::replace(&mut waiting.first, first_new + n_new - 1);
         let (now, last) = new.split_at((n_new - 1) * hidden);
         let computed = parts(target, rows, first, &waiting.states, self.max_rows, hidden)
@@ -163,7 +165,8 @@ impl Proposer for OwnLayer {
     }
 }
 
-/// Compute states of a sequence, the first at position `first`, without a guess, in steps that are not too long.
+/// Compute states of a sequence from position `first` on, without a draft token, in steps that are
+/// not too long.
 fn parts(
     target: &mut Target<'_>,
     rows: &Computed<'_>,

@@ -1,8 +1,9 @@
-//! A device that shows every mistake of the engine in its answers.
+//! A test device that shows every mistake of the engine in its answers.
 //!
-//! Its KV pages hold the tokens themselves. The "logits" of a row are made from a hash of all tokens that the row sees,
-//! found through the page tables as a real device would. So a wrong page, a lost position, a shared page that was
-//! written or a token at a wrong place changes the answer, and [`next_token`] says what the answer should have been.
+//! Its KV pages hold the tokens themselves. The "logits" of a row are a hash of all tokens that the
+//! row attends to, found through the page tables as by a real device. So a wrong page, a lost
+//! position, a written shared page or a misplaced token changes the answer, and [`next_token`]
+//! computes the right answer.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod pictures;
@@ -55,8 +56,8 @@ pub fn model(name: &str) -> Arc<Model> {
     )
 }
 
-/// A byte-level vocabulary of 160 tokens: bytes, some of them parts of characters, and a few words. Token 159 ends an
-/// answer.
+/// A byte-level vocabulary of 160 tokens: bytes, some of them parts of characters, and a few words.
+/// Token 159 ends an answer.
 pub fn tokenizer() -> Tokenizer {
     let mut metadata = Metadata::default();
     let mut bytes = String::new();
@@ -91,7 +92,8 @@ pub fn model_with_text(name: &str) -> Arc<Model> {
     Arc::new(Model::from_checkpoint(&path, checkpoint, Some(tokenizer())).unwrap())
 }
 
-/// Step until nothing is left, whatever fails on the way: the tokens of each sequence, and how many steps failed.
+/// Run until nothing is left, whatever fails. Returns the tokens of each sequence, and the number
+/// of failed steps.
 pub fn drain_with_failures(engine: &mut Engine) -> (HashMap<SequenceId, Vec<u32>>, usize) {
     let mut got: HashMap<SequenceId, Vec<u32>> = HashMap::new();
     let mut n_failed = 0;
@@ -118,7 +120,7 @@ pub fn greedy(tokens: &[u32], max_tokens: usize) -> Request {
     }
 }
 
-/// Small sizes that make pages and chunks matter.
+/// Small sizes, with which pages and chunks matter.
 pub fn options(n_ctx: usize, chunk: usize, n_sequences: usize) -> LoadOptions {
     LoadOptions {
         n_ctx: Some(n_ctx),
@@ -140,7 +142,7 @@ pub fn windows(model: &Model) -> Vec<Option<usize>> {
     model.plan().kv.groups.iter().map(|g| g.window).collect()
 }
 
-/// What [`History`] answers after `tokens`, from first principles.
+/// Answer of [`History`] after `tokens`, from first principles.
 pub fn next_token(windows: &[Option<usize>], tokens: &[u32], n_vocab: usize) -> u32 {
     let mut hash = Hash::new();
     for window in windows {
@@ -150,7 +152,7 @@ pub fn next_token(windows: &[Option<usize>], tokens: &[u32], n_vocab: usize) -> 
     (hash.0 % n_vocab as u64) as u32
 }
 
-/// `n` tokens after a prompt.
+/// The next `n` tokens after a prompt.
 pub fn continuation(model: &Model, prompt: &[u32], n: usize) -> Vec<u32> {
     let windows = windows(model);
     let mut tokens = prompt.to_vec();
@@ -176,7 +178,8 @@ impl Hash {
     }
 }
 
-/// Two threads that are to work at the same time: each waits until the other has come as often.
+/// Meeting point of two threads that should work at the same time: each waits until the other has
+/// come as often.
 #[derive(Default)]
 pub struct Meeting {
     came: Mutex<[usize; 2]>,
@@ -184,7 +187,7 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// Come, and wait for the other; whether it came in time.
+    /// Come, and wait for the other. Returns true if it came in time.
     pub fn come(&self, side: usize) -> bool {
         let mut came = self.came.lock().unwrap();
         came[side] += 1;
@@ -196,23 +199,23 @@ impl Meeting {
     }
 }
 
-/// The device.
+/// The test device.
 pub struct History {
-    /// What it claims to have.
+    /// Memory that it reports.
     pub memory: platform::SystemMemory,
-    /// Fail at this step, counted from 0.
+    /// Step that fails, counted from 0.
     pub fail_at: usize,
-    /// Fail at every so many steps; 0: at none.
+    /// Interval of steps that fail; 0: none fails.
     pub fail_every: usize,
-    /// Panic where it would fail.
+    /// Panic instead of failing.
     pub panics: bool,
-    /// See one position too many in steps of several rows, as a broken batched kernel would.
+    /// Attend to one position too many in steps of several rows, like a broken batched kernel.
     pub broken_batches: bool,
     /// Steps submitted so far.
     pub n_runs: Arc<AtomicUsize>,
-    /// Less one: steps that may be in flight.
+    /// Steps that may be in flight, less one.
     pub ahead: usize,
-    /// Meet somebody, as side 0, at every step.
+    /// Meeting point, as side 0, at every step.
     pub meeting: Option<Arc<Meeting>>,
 }
 
@@ -240,7 +243,7 @@ impl Device for History {
         self.name().into()
     }
     fn n_threads(&self) -> usize {
-        // It leaves a processor free on any machine.
+        // With 0 threads it leaves a processor free on any machine.
         0
     }
     fn memory(&self) -> platform::SystemMemory {
@@ -318,7 +321,7 @@ impl HistoryProgram {
     }
 
     fn run_step(&mut self, step: &Step) -> device::Result<()> {
-        // All lengths are the engine's to check.
+        // The engine must check all lengths.
         assert!(!step.tokens.is_empty() && step.tokens.len() <= self.limits.max_rows);
         assert!(step.spans.len() <= self.limits.max_spans && step.outputs.len() <= self.limits.max_outputs);
         assert_eq!(step.spans.iter().map(|s| s.n_rows as usize).sum::<usize>(), step.tokens.len());
@@ -432,7 +435,8 @@ impl HostProgram for HistoryProgram {
     }
 }
 
-/// The fixtures that the engine runs: dense and expert families, shared keys and values, windows, several residual streams.
+/// Fixtures that the engine runs: dense and expert families, shared keys and values, windows,
+/// several residual streams.
 pub const FAMILIES: [&str; 10] = [
     "llama",
     "mistral",
@@ -446,12 +450,12 @@ pub const FAMILIES: [&str; 10] = [
     "gemma3n",
 ];
 
-/// Those with recurrent layers: short convolutions, the gated delta rule, the same by rows, scans instead of attention, one mixer a
-/// layer, both side by side, and scans alone.
+/// Fixtures with recurrent layers: short convolutions; the gated delta rule, whole and by rows;
+/// scans instead of attention, as one mixer a layer, beside it, and alone.
 pub const RECURRENT: [&str; 7] =
     ["lfm2", "qwen3_5", "kimi_linear", "granitemoehybrid", "nemotron_h", "falcon_h1", "mamba2"];
 
-/// What a trusted implementation answers for a fixture (`expected.json`).
+/// Reference answers for a fixture (`expected.json`).
 pub struct Expected {
     pub input: Vec<u32>,
     pub positions: Vec<usize>,
@@ -486,7 +490,7 @@ pub fn all_logits(engine: &mut Engine, tokens: &[u32], prefill: Prefill) -> Vec<
     all
 }
 
-/// Every stage of sampling and all penalties.
+/// Parameters with every stage of sampling and all penalties.
 pub fn sampled(seed: u64, window: usize) -> SamplingParams {
     SamplingParams {
         temperature: 4.0,
@@ -502,7 +506,7 @@ pub fn sampled(seed: u64, window: usize) -> SamplingParams {
     }
 }
 
-/// Requests of every kind: `i` decides which.
+/// Requests of every kind, chosen by `i`.
 pub fn request(i: u64) -> Request {
     let prompt = (0..3 + 17 * (i % 5) as u32).map(|t| (t * 31 + i as u32 * 7 + 1) % 150).collect();
     let sampling = match i % 4 {
@@ -520,10 +524,10 @@ pub fn request(i: u64) -> Request {
     }
 }
 
-/// Tokens and reasons.
+/// Tokens and reason of each sequence.
 pub type Answers = HashMap<SequenceId, (Vec<u32>, Option<FinishReason>)>;
 
-/// Add what an event says; nothing may come after the end.
+/// Add an event; nothing may follow a sequence's end.
 pub fn note(all: &mut Answers, event: &Event<'_>) {
     let entry = all.entry(event.sequence()).or_default();
     assert!(entry.1.is_none(), "an event after Done");
@@ -534,7 +538,7 @@ pub fn note(all: &mut Answers, event: &Event<'_>) {
     }
 }
 
-/// Run all of these to their end, some of them cancelled after so many tokens.
+/// Run all requests to their end, and cancel some of them after a number of tokens.
 pub fn answers(
     engine: &mut Engine,
     kinds: &[u64],

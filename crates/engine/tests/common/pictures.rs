@@ -1,8 +1,8 @@
-//! Which fixtures have a picture; the command line's tests read this file too.
+//! Fixtures that have a picture; the command line's tests include this file too.
 
 use std::path::Path;
 
-/// Their names.
+/// Names of the fixtures.
 pub fn fixtures_with_a_picture() -> Vec<String> {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
     let folders = std::fs::read_dir(models).unwrap().map(|entry| entry.unwrap());

@@ -1,4 +1,4 @@
-//! The tree's own rules.
+//! Checks of the prefix tree's own rules.
 
 use device::PAGE_NONE;
 

@@ -1,4 +1,5 @@
-//! Chunks of prompts in the background: when there are any, what they leave the answers, and that they change no answer.
+//! Tests of chunks in the background: when they are used, the time that they leave the answers, and
+//! that they change no answer.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ fn layer(window: Option<usize>) -> KvLayer {
     KvLayer { n_kv_heads: 1, head_dim: 32, window, encoder_states: None, values_are_keys: false }
 }
 
-/// Twice a step of the answers.
+/// Options with a latency of two steps of the answers.
 fn twice() -> LoadOptions {
     LoadOptions { token_latency: None, latency_steps: Some(2.0), ..LoadOptions::default() }
 }
@@ -25,11 +26,12 @@ fn simulation(background: bool, n_ctx: usize, n_slots: usize, options: &LoadOpti
     let plan = null::plan(N_VOCAB, &[layer(None)]);
     let rows = if background { BACKGROUND_ROWS } else { 0 };
     let s = Simulation::of(&plan, 1, n_ctx, 512, n_slots, rows, options);
-    // So that a chunk takes several steps.
+    // A part takes 3 ms, so that a chunk takes several steps.
     Simulation { part: Duration::from_millis(3), ..s }
 }
 
-/// A device on which eight rows of a prompt take as long as two steps of the answers from position 5,000 on.
+/// A device on which eight rows of a prompt take as long as two steps of the answers from position
+/// 5,000 on.
 fn dear(rows: usize, attended: u64) -> f64 {
     0.01 + 0.0002 * rows as f64 + 5e-7 * attended as f64
 }
@@ -38,7 +40,7 @@ fn has_prompts(s: &Simulation) -> bool {
     s.scheduler.slots.iter().flatten().any(|s| s.in_prompt) || s.scheduler.n_waiting() > 0
 }
 
-/// Eight answers that have begun.
+/// Start eight answers.
 fn eight_streams(s: &mut Simulation) {
     (0..8).for_each(|i| _ = s.add(Request { ignore_end: true, ..request(i, 30, 9000) }));
     while has_prompts(s) {
@@ -47,9 +49,9 @@ fn eight_streams(s: &mut Simulation) {
     (0..50).for_each(|_| _ = s.step(&dear));
 }
 
-/// The time between two tokens, 99th percentile, in steps that the answers would have had alone, while a prompt of 16,000 tokens is
-/// computed whose rows do not fit; and how many steps that took. Steps may take longer where a part of the prompt was before them, for
-/// it empties the cache: that is no time that the prompt has beside.
+/// 99th percentile of the time between two tokens, in steps of the answers alone, while a prompt of
+/// 16,000 tokens is computed in the background, and the number of steps. A step after a part of the
+/// prompt may be slower, since the cache is cold; the prompt gets no share of that time.
 #[test]
 fn answers_keep_their_time_beside_rows_that_do_not_fit() {
     let run = |background: bool, slowdown: f64| {
@@ -72,7 +74,7 @@ fn answers_keep_their_time_beside_rows_that_do_not_fit() {
     };
     let (without, _) = run(false, 1.0);
     assert!(without > 2.5, "without a background p99 is {without} steps");
-    // Three rows after each step, or two.
+    // The prompt gets about three rows after each step, or two if steps are slower.
     for (slowdown, rows_per_step) in [(1.0, 2), (1.3, 1)] {
         let (with, n_steps) = run(true, slowdown);
         assert!(with < 2.1, "p99 is {with} steps, {n_steps} of them, each {slowdown} times as long");
@@ -87,24 +89,25 @@ fn where_a_few_rows_fit_nothing_is_in_the_background() {
     s.add(request(99, 3000, 3));
     while has_prompts(&s) {
         s.step(&|rows, _| 0.01 + 0.0002 * rows as f64);
-        assert!(!s.scheduler.background.is_busy());
+        assert!(!s.scheduler.pacing.background.is_busy());
     }
-    // Nor where nobody answers, or the answers alone are late.
+    // Nothing is in the background if nobody answers, or if the answers alone are late.
     let named = LoadOptions { token_latency: Some(Duration::from_millis(2)), ..twice() };
     let mut s = simulation(true, 16_000, 9, &named);
     s.add(request(1, 10_000, 300));
     while has_prompts(&s) {
         s.step(&dear);
-        assert!(!s.scheduler.background.is_busy());
+        assert!(!s.scheduler.pacing.background.is_busy());
     }
     s.add(request(2, 10_000, 3));
     for _ in 0..100 {
         s.step(&dear);
-        assert!(!s.scheduler.background.is_busy());
+        assert!(!s.scheduler.pacing.background.is_busy());
     }
 }
 
-/// Of two prompts that do not fit, one waits for the other's chunk and then takes its turn; a third that does fit goes on beside them.
+/// Two prompts that do not fit take turns: one waits for the other's chunk. A third that fits goes
+/// on beside them.
 #[test]
 fn prompts_take_turns_in_the_background() {
     let mut s = simulation(true, 12_000, 11, &twice());
@@ -115,7 +118,7 @@ fn prompts_take_turns_in_the_background() {
     let mut short = None;
     while has_prompts(&s) {
         s.step(&dear);
-        by_slot.extend(s.scheduler.background.rows().map(|(slot, _)| slot));
+        by_slot.extend(s.scheduler.pacing.background.rows().map(|(slot, _)| slot));
         if by_slot.len() == 2 && short.is_none() {
             let id = s.add(request(103, 100, 2));
             let mut n_steps = 0;
@@ -134,11 +137,12 @@ fn prompts_take_turns_in_the_background() {
     }
 }
 
-/// A second request with the prompt of one in the background waits for it and takes over what it computed.
+/// A second request with the same prompt waits for the one in the background and takes over its
+/// rows.
 #[test]
 fn a_prompt_is_computed_once_for_two_requests() {
     let mut s = simulation(true, 4000, 4, &twice());
-    s.scheduler.background.always = true;
+    s.scheduler.pacing.background.always = true;
     s.add(Request { ignore_end: true, ..request(1, 5, 3000) });
     (0..5).for_each(|_| _ = s.step(&dear));
     let before = s.scheduler.totals.n_computed;
@@ -154,35 +158,37 @@ fn a_prompt_is_computed_once_for_two_requests() {
     }
 }
 
-/// What is wanted of more than keys and values is a step's: the prompt's log-probabilities, and rows one by one.
+/// Rows whose logits or states are needed are computed in steps: log-probabilities of the prompt,
+/// and rows one by one.
 #[test]
 fn rows_of_which_more_is_wanted_are_in_steps() {
     let mut s = simulation(true, 2000, 4, &twice());
-    s.scheduler.background.always = true;
+    s.scheduler.pacing.background.always = true;
     s.add(Request { ignore_end: true, ..request(1, 5, 1500) });
     (0..5).for_each(|_| _ = s.step(&dear));
     s.add(Request { prompt_logprobs: Some(1), ..request(2, 60, 2) });
     s.add(Request { prefill: Prefill::PerToken, ..request(3, 60, 2) });
     while has_prompts(&s) {
         s.step(&dear);
-        assert!(!s.scheduler.background.is_busy());
+        assert!(!s.scheduler.pacing.background.is_busy());
     }
     s.add(request(4, 60, 2));
     s.step(&dear);
-    assert!(s.scheduler.background.is_busy(), "any other prompt is not");
+    assert!(s.scheduler.pacing.background.is_busy(), "any other prompt is not");
 }
 
-/// The sequence of the chunk ends, or the device fails with it: nobody else notices, and nothing leaks.
+/// If the chunk's sequence ends, or the device fails with it, other sequences go on and nothing
+/// leaks.
 #[test]
 fn a_chunk_ends_with_its_sequence() {
     for fails in [false, true] {
         let mut s = simulation(true, 2000, 3, &twice());
-        s.scheduler.background.always = true;
+        s.scheduler.pacing.background.always = true;
         let other = s.add(Request { ignore_end: true, ..request(1, 5, 60) });
         (0..5).for_each(|_| _ = s.step(&dear));
         let long = s.add(request(2, 1000, 2));
         (0..4).for_each(|_| _ = s.step(&dear));
-        let (slot, _) = s.scheduler.background.rows().expect("a chunk is computed");
+        let (slot, _) = s.scheduler.pacing.background.rows().expect("a chunk is computed");
         let mut reason = None;
         let mut note = |event: Event<'_>| {
             if let Event::Done { sequence, reason: why, .. } = event {
@@ -199,7 +205,7 @@ fn a_chunk_ends_with_its_sequence() {
             assert_eq!(reason, Some((long, FinishReason::Cancelled)));
         }
         while s.step(&dear).is_some() {
-            assert!(!s.scheduler.background.is_busy());
+            assert!(!s.scheduler.pacing.background.is_busy());
         }
         assert_eq!(s.tokens[other.0 as usize], null::greedy(&request(1, 5, 60).tokens, 60, N_VOCAB));
         s.scheduler.kv.clear_prefixes();
@@ -207,12 +213,12 @@ fn a_chunk_ends_with_its_sequence() {
     }
 }
 
-/// Pages that move take the chunk with them: it is begun anew.
+/// If pages of the chunk move, it begins anew.
 #[test]
 fn a_chunk_does_not_outlive_its_pages() {
     let mut s = simulation(true, 2000, 4, &twice());
-    s.scheduler.background.always = true;
-    // The first one's pages are the lowest, and free when it ends.
+    s.scheduler.pacing.background.always = true;
+    // The first sequence has the lowest pages, which are free when it ends.
     let asked = [request(1, 600, 900), request(2, 5, 100), request(3, 1000, 2)];
     let [first, answers, long] = asked.clone().map(|asked| {
         let id = s.add(Request { ignore_end: true, reuse: false, ..asked });
@@ -221,7 +227,7 @@ fn a_chunk_does_not_outlive_its_pages() {
         }
         id
     });
-    while !s.scheduler.background.is_busy() {
+    while !s.scheduler.pacing.background.is_busy() {
         s.step(&dear);
     }
     s.scheduler.sequences().filter(|s| s.id == first).for_each(|s| s.cancel.cancel());
@@ -236,8 +242,8 @@ fn a_chunk_does_not_outlive_its_pages() {
     }
 }
 
-/// Random arrivals, cancellations, forgotten steps and parking, with texts that share starts; every prompt is computed in the
-/// background.
+/// Random arrivals, cancellations, forgotten steps and parking, with texts that share starts; every
+/// prompt is computed in the background.
 #[test]
 fn random_scheduling_keeps_integrity_and_answers() {
     let mut rng = Rng::new(11);
@@ -250,7 +256,7 @@ fn random_scheduling_keeps_integrity_and_answers() {
         let plan = null::plan(N_VOCAB, &layers);
         let chunk = 4 + below(40);
         let mut s = Simulation::of(&plan, depth, 160, chunk, 3, BACKGROUND_ROWS, &twice());
-        s.scheduler.background.always = true;
+        s.scheduler.pacing.background.always = true;
         s.part = Duration::from_micros([200, 8000][below(2)]);
         let mut asked = Vec::new();
         for _ in 0..40 {
@@ -268,7 +274,7 @@ fn random_scheduling_keeps_integrity_and_answers() {
             asked.push((id, request));
             for _ in 0..below(8) {
                 s.step(&|_, _| 0.01);
-                n_busy += usize::from(s.scheduler.background.is_busy());
+                n_busy += usize::from(s.scheduler.pacing.background.is_busy());
             }
             match below(9) {
                 0 => s.scheduler.forget_in_flight(s.program.as_mut()),
@@ -293,7 +299,8 @@ fn random_scheduling_keeps_integrity_and_answers() {
     assert!(n_busy > 1000, "{n_busy} steps beside a chunk");
 }
 
-/// On the CPU, with deterministic numerics: every answer is what it is alone, with prompts in the background or without.
+/// On the CPU, with deterministic numerics: every answer is what it is alone, with prompts in the
+/// background or without.
 #[test]
 fn answers_beside_and_out_of_the_background_are_those_of_solo_runs() {
     let device: Arc<dyn Device> =
@@ -339,9 +346,9 @@ fn answers_beside_and_out_of_the_background_are_those_of_solo_runs() {
             found
         };
         let alone: Vec<_> = [0, 1, 2].iter().flat_map(|i| run(&mut engine, &[*i])).collect();
-        engine.scheduler.background.always = true;
+        engine.scheduler.pacing.background.always = true;
         assert_eq!(run(&mut engine, &[0, 1, 2]), alone, "{name:?}");
-        assert!(engine.scheduler.background.last.is_some(), "{name:?}: no chunk was begun");
+        assert!(engine.scheduler.pacing.background.last.is_some(), "{name:?}: no chunk was begun");
     }
     assert!(n_models >= 5, "{n_models} models of {}", folder.display());
 }

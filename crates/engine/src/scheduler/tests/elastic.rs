@@ -1,5 +1,6 @@
-//! The scheduler under a governor whose source is a script: histories of arrivals and of a hog that takes memory, returns it and
-//! takes it again. Time, device and machine are made up.
+//! Tests of the scheduler under a governor with a scripted source: histories of arrivals, and of
+//! another process that takes memory, returns it and takes it again. Time, device and machine are
+//! simulated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::{LoadOptions, Request};
 const TOTAL: u64 = 1 << 29;
 const TICK: Duration = Duration::from_millis(100);
 
-/// A machine of [`TOTAL`] bytes, of which `elastic` are left beside the reserve and everything fixed.
+/// A machine of [`TOTAL`] bytes, with `elastic` bytes beside the reserve and everything fixed.
 struct Machine {
     script: Script,
     governor: Arc<Governor>,
@@ -37,7 +38,7 @@ impl Machine {
         self.governor.observe(s.now);
     }
 
-    /// What the governor reads now.
+    /// Let the governor read the machine now.
     fn observe(&self, s: &Simulation) {
         let taken = s.scheduler.kv.resident_bytes() + self.hog;
         let free = (reserve(TOTAL) + self.elastic).saturating_sub(taken);
@@ -46,20 +47,64 @@ impl Machine {
     }
 }
 
-/// What a history came to.
+/// Outcome of a history.
 #[derive(Debug, Default)]
 struct Outcome {
     n_parked: u64,
-    /// Parks in the second half of a long time in which nothing changed.
+    /// Number of parks in the second half of a long time without changes.
     n_parked_late: u64,
     n_shrunk: usize,
     longest_over: Duration,
 }
 
-/// Sequences come at random; a hog takes a share of what is held, at once or in ten steps, keeps it, returns it and comes again.
-fn history(seed: u64) -> Outcome {
-    let mut rng = Rng::new(seed);
-    let mut below = |n: usize| (rng.uniform() * n as f64) as usize;
+/// A process that takes a share of what is elastic.
+struct Hog {
+    /// Seconds at which it starts to take memory.
+    from: f64,
+    /// Seconds that it needs to take all of its share.
+    takes: f64,
+    /// Seconds at which it returns the memory.
+    until: f64,
+    share: f64,
+}
+
+/// One to three hogs, the last one first.
+fn hogs(below: &mut impl FnMut(usize) -> usize) -> Vec<Hog> {
+    let mut hogs: Vec<Hog> = (0..1 + below(3))
+        .map(|turn| {
+            let from = turn as f64 * 12.0 + below(40) as f64 * 0.1;
+            let takes = [0.0, 1.0][below(2)];
+            let until = from + 2.0 + below(60) as f64 * 0.1;
+            Hog { from, takes, until, share: [0.25, 0.5, 0.75][below(3)] }
+        })
+        .collect();
+    hogs.reverse();
+    hogs
+}
+
+impl Machine {
+    /// Let the next hog take or return memory at this time. Returns true if that changed anything.
+    fn follow(&mut self, hogs: &mut Vec<Hog>, seconds: f64) -> bool {
+        let Some(&Hog { from, takes, until, share }) = hogs.last() else { return false };
+        if seconds >= until {
+            hogs.pop();
+            self.hog = 0;
+            return true;
+        }
+        if seconds < from {
+            return false;
+        }
+        let part = if takes > 0.0 { ((seconds - from) / takes).min(1.0) } else { 1.0 };
+        let size = (self.elastic as f64 * share) as u64;
+        let hog = (size as f64 * part) as u64;
+        let is_changed = hog != self.hog;
+        self.hog = hog.max(1);
+        is_changed
+    }
+}
+
+/// A random simulation, and the number of its steps in flight.
+fn any_simulation(seed: u64, below: &mut impl FnMut(usize) -> usize) -> (Simulation, usize) {
     let layer = |window| KvLayer {
         n_kv_heads: 1,
         head_dim: 32,
@@ -70,21 +115,16 @@ fn history(seed: u64) -> Outcome {
     let layers = [vec![layer(None)], vec![layer(Some(40)), layer(None)]][below(2)].clone();
     let depth = [1, 1, 3][below(3)];
     let n_slots = 2 + below(6);
-    let mut s = Simulation::of(
-        &null::plan(N_VOCAB, &layers),
-        depth,
-        320,
-        32 + below(64),
-        n_slots,
-        BACKGROUND_ROWS,
-        &LoadOptions::default(),
-    );
-    s.scheduler.background.always = seed % 2 == 1;
-    let mut machine = Machine::new((150 + below(900) as u64) << 10);
-    machine.govern(&mut s);
-    let step_seconds = 0.02 + below(60) as f64 * 1e-3;
-    let cost = move |rows: usize, _: u64| step_seconds + 1e-4 * rows as f64;
+    let plan = null::plan(N_VOCAB, &layers);
+    let chunk = 32 + below(64);
+    let options = LoadOptions::default();
+    let mut s = Simulation::of(&plan, depth, 320, chunk, n_slots, BACKGROUND_ROWS, &options);
+    s.scheduler.pacing.background.always = seed % 2 == 1;
+    (s, depth)
+}
 
+/// Random requests and the seconds at which they arrive, the last one first.
+fn arrivals(below: &mut impl FnMut(usize) -> usize) -> Vec<(f64, Request)> {
     let mut arrivals: Vec<(f64, Request)> = (0..3 + below(8))
         .map(|i| {
             let asked = request(i as u32 * 7 + 3, 5 + below(120), 1 + below(160));
@@ -93,17 +133,23 @@ fn history(seed: u64) -> Outcome {
         })
         .collect();
     arrivals.sort_by(|a, b| b.0.total_cmp(&a.0));
-    // (from, seconds to take it, until, share)
-    let mut hogs: Vec<(f64, f64, f64, f64)> = (0..1 + below(3))
-        .map(|turn| {
-            let from = turn as f64 * 12.0 + below(40) as f64 * 0.1;
-            (from, [0.0, 1.0][below(2)], from + 2.0 + below(60) as f64 * 0.1, [0.25, 0.5, 0.75][below(3)])
-        })
-        .collect();
-    hogs.reverse();
+    arrivals
+}
+
+/// Run random sequences beside other processes that take a share of the memory, at once or in ten
+/// steps, keep it and return it.
+fn history(seed: u64) -> Outcome {
+    let mut rng = Rng::new(seed);
+    let mut below = |n: usize| (rng.uniform() * n as f64) as usize;
+    let (mut s, depth) = any_simulation(seed, &mut below);
+    let mut machine = Machine::new((150 + below(900) as u64) << 10);
+    machine.govern(&mut s);
+    let step_seconds = 0.02 + below(60) as f64 * 1e-3;
+    let cost = move |rows: usize, _: u64| step_seconds + 1e-4 * rows as f64;
+    let (mut arrivals, mut hogs) = (arrivals(&mut below), hogs(&mut below));
 
     let (begun, mut asked, mut outcome) = (s.now, Vec::new(), Outcome::default());
-    let (mut next_tick, mut size, mut over_since) = (s.now, 0u64, None);
+    let (mut next_tick, mut over_since) = (s.now, None);
     let mut last_change = s.now;
     for turn in 0.. {
         assert!(turn < 40_000, "seed {seed}: it never ends");
@@ -117,19 +163,8 @@ fn history(seed: u64) -> Outcome {
         }
         while s.now >= next_tick {
             next_tick += TICK;
-            if let Some(&(from, takes, until, share)) = hogs.last() {
-                if seconds >= until {
-                    hogs.pop();
-                    (machine.hog, last_change) = (0, s.now);
-                } else if seconds >= from {
-                    if machine.hog == 0 {
-                        size = (machine.elastic as f64 * share) as u64;
-                    }
-                    let part = if takes > 0.0 { ((seconds - from) / takes).min(1.0) } else { 1.0 };
-                    let hog = (size as f64 * part) as u64;
-                    last_change = if hog == machine.hog { last_change } else { s.now };
-                    machine.hog = hog.max(1);
-                }
+            if machine.follow(&mut hogs, seconds) {
+                last_change = s.now;
             }
             machine.observe(&s);
         }
@@ -145,7 +180,7 @@ fn history(seed: u64) -> Outcome {
             outcome.n_parked_late += n_new;
         }
         let status = &machine.governor.status()[0];
-        // The oldest may hold what is committed for it, and alone what it needs.
+        // The oldest sequence may hold what is committed for it, and alone all that it needs.
         let most = status.budget.max(s.scheduler.kv.floor_bytes());
         let is_over = status.held > most && s.scheduler.n_running() > 1;
         over_since = if is_over { over_since.or(Some(s.now)) } else { None };
@@ -160,7 +195,7 @@ fn history(seed: u64) -> Outcome {
     }
     let reaction = TICK + Duration::from_secs_f64(depth as f64 * 2.0 * (step_seconds + 0.01));
     assert!(outcome.longest_over <= reaction, "seed {seed}: {outcome:?}, depth {depth}, step {step_seconds}");
-    // Each sequence may be parked once or twice for each change, not again and again.
+    // Each sequence may be parked once or twice for each change, but not again and again.
     let most = (asked.len() * 2 * 8) as u64;
     assert!(
         outcome.n_parked <= most && outcome.n_parked_late <= asked.len() as u64,
@@ -197,7 +232,7 @@ fn no_sequence_is_lost_in_thousands_of_histories() {
     histories(1000..7000);
 }
 
-/// The budget follows: it is below what the hog leaves at once, and back in time.
+/// The budget falls at once when memory is taken, and recovers in time.
 #[test]
 fn memory_goes_to_a_hog_and_comes_back() {
     let layer =
@@ -229,7 +264,8 @@ fn memory_goes_to_a_hog_and_comes_back() {
     assert!(s.scheduler.n_running() >= 5, "{} run again", s.scheduler.n_running());
 }
 
-/// The rungs before parking: a complaint alone stops what is new, and prefixes go before anybody is parked.
+/// Steps before parking: pressure alone stops new sequences, and prefixes are evicted before a
+/// sequence is parked.
 #[test]
 fn prefixes_go_first_and_nothing_new_begins_while_the_system_complains() {
     let layer =
