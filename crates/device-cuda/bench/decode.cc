@@ -9,7 +9,7 @@ struct uint4 { unsigned x, y, z, w; };
 
 static std::string folder;
 static Module repacks;
-static const size_t EXCHANGE = PERSISTENT_TURNS_AT + PERSISTENT_MAX_BLOCKS * PERSISTENT_TURNS; // the larger one
+static const size_t EXCHANGE = PERSISTENT_ROTARY_AT + PERSISTENT_MAX_BLOCKS * PERSISTENT_ROTARY; // the larger one
 
 struct Matrix { // of the file
     const FileType *type;
@@ -151,7 +151,7 @@ struct Model {
             };
             PersistentPhase p = {};
             p.kind = PERSISTENT_QKV, p.input = EXCHANGE_INPUT, p.rotation = 1, p.k_quads = quads(s.hidden), p.warps = warps(s.hidden), p.chunks = s.hidden / 8;
-            if (s.qk_norm) p.q_norm = (float *)l.d_q_norm.p, p.k_norm = (float *)l.d_k_norm.p;
+            if (s.qk_norm) p.q_norm_or_second_bias = (float *)l.d_q_norm.p, p.k_norm_or_factors = (float *)l.d_k_norm.p;
             p.pages = (uchar *)pool.p + i * layer_bytes, p.page_bytes = page_bytes, p.window = i & 1 ? s.window : 0;
             const int n_parts = s.n_parts();
             for (int part = 0; part < n_parts; part++) {
@@ -164,7 +164,7 @@ struct Model {
                 p.first_row += parts[part] * 8;
             }
             p = {};
-            p.weights = weights(l.p_o), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_ATTENDED, p.codec = codec_of(s.out), p.groups = hidden_groups, p.k_quads = quads(qd), p.warps = warps(qd), p.chunks = qd / 8, p.norm = (float *)l.d_norm2.p;
+            p.weights = weights(l.p_o), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_ATTENDED, p.codec = codec_of(s.out), p.groups = hidden_groups, p.k_quads = quads(qd), p.warps = warps(qd), p.chunks = qd / 8, p.norm_or_sinks = (float *)l.d_norm2.p;
             if (s.post_norm) p.post_norm = (float *)l.d_post1.p;
             list.push_back(p);
             p = {};
@@ -172,7 +172,7 @@ struct Model {
             list.push_back(p);
             p = {};
             p.weights = weights(l.p_down), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_GATED, p.codec = codec_of(l.down.type->name), p.groups = hidden_groups, p.k_quads = quads(s.ffn), p.warps = warps(s.ffn), p.chunks = (s.ffn + 7) / 8;
-            p.norm = (float *)(i + 1 < s.n_layers ? next.d_norm.p : d_final.p);
+            p.norm_or_sinks = (float *)(i + 1 < s.n_layers ? next.d_norm.p : d_final.p);
             if (s.post_norm) p.post_norm = (float *)l.d_post2.p;
             list.push_back(p);
         }

@@ -15,6 +15,19 @@ export LIB=$(ldconfig -p | grep -m1 "libcuda.so.1" | sed "s/.*=> //")
 # With NVRTC, for files that declare types of their own.
 own() { NVRTC=${NVRTC:-$(find / -name "libnvrtc.so.1[23]" -not -path "/proc/*" 2>/dev/null | head -1)} python3 bench/nvrtc.py $K $1 $B/$(basename $1 .cu).cubin || echo "FAILED $1"; }
 export -f one host own
+# Prints the kernels of the decode bench, as src/persistent/general.rs does, and lists their files.
+decode_kernels() {
+  ls $K/persistent/*.cu
+  for heads in "64 2" "64 3" "64 4" "128 2" "128 3" "128 4" "128 8"; do
+    set -- $heads
+    for kind in "decode PERSISTENT_KERNEL " "decode_rows PERSISTENT_ROWS_KERNEL rows_"; do
+      read -r header macro rows <<<"$kind"
+      printf '#include "persistent/%s.cuh"\n%s(persistent_decode_%s%s_%s, %s, %s, PAGES_F16, false)\n' \
+        "$header" "$macro" "$rows" "$1" "$2" "$1" "$2" >"$B/decode_$rows$1_$2.cu"
+      echo "$B/decode_$rows$1_$2.cu"
+    done
+  done
+}
 S=$(date +%s)
 [ -z "$PREBUILT" ] || cp "$PREBUILT"/*.cubin $B/
 for what in "$@"; do
@@ -22,7 +35,7 @@ for what in "$@"; do
   case $what in
     gemm|stress) ls $K/gemm/*.cu | grep -E "${ONLY:-.}"; echo host gemm;;
     attention) for f in flash wgmma; do echo own attention/${f}_f16.cu; done; echo host attention;;
-    decode) ls $K/persistent/*.cu; echo host decode;;
+    decode) decode_kernels; echo host decode;;
     row) for f in linear/q4_0 linear/q8_0 qk_rope_kv attention/pages_f16 attention/row_f16 argmax; do echo own $f.cu; done; echo host row;;
     chain) for f in wgmma_q4 mma_q4 input; do echo own gemm/$f.cu; done; echo host chain;;
   esac

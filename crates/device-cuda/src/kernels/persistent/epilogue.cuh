@@ -41,7 +41,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
     }
     // The norm of a phase's input, while the other warps multiply.
     INLINE float input_scale(u32 k_quads) {
-        this->wait_input();
+        wait_input();
         float sum = 0;
         for (u32 quad = 0; quad < k_quads; quad++) {
 #pragma unroll
@@ -162,13 +162,13 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
 
     // Scores of the block's experts to all blocks, and the scale of their norm. Nothing waits for the block's own words but warp 9.
     template <class P> INLINE float route(const P &p, u32 tag) {
-        barrier(2 + pass_parity, 288);
+        wait_partials(pass_parity);
         if (lane < p.own_groups) store_relaxed_1(part(EXCHANGE_SCORES) + (u64)(p.own_first + lane) * 4, tag_word(partial_sum(lane), tag));
         pass_parity ^= 1;
         const float scale = input_scale(p.k_quads);
         if (lane == 0) choice_of(*this).scale = scale;
         __syncwarp();
-        scale_is_here();
+        arrive_scale();
         return scale;
     }
     // Of a bundle of 16 rows a pass: what its expert makes of them, by the expert's weight.
@@ -178,16 +178,16 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
             const bool real = pass >= 0;
             const u32 bundle = p.own_first + (real ? pass : 0), expert = bundle / of_expert, row = (bundle - expert * of_expert) * 16 + (lane >> 1) * 8;
             if (pass == 0) wait_choice();
-            const bool there = lane < BUNDLE && p.own_groups > 0 && row < a.expert_ffn;
+            const bool there = lane < PERSISTENT_BUNDLE && p.own_groups > 0 && row < a.expert_ffn;
             float g[4] = {0, 0, 0, 0}, v[4] = {0, 0, 0, 0}; // biases, which are on their way while others multiply
             if constexpr (PERSISTENT_HAS_RARE) {
                 if (p.bias && there && real) {
                     const u64 at = (u64)choice_of(*this).id[expert] * a.expert_ffn + row + (lane & 1) * 4;
 #pragma unroll
-                    for (int e = 0; e < 4; e++) g[e] = p.bias[at + e], v[e] = p.q_norm[at + e];
+                    for (int e = 0; e < 4; e++) g[e] = p.bias[at + e], v[e] = up_bias(p)[at + e];
                 }
             }
-            if (real) barrier(2 + pass_parity, 288);
+            if (real) wait_partials(pass_parity);
             if (there) {
                 const int at = (lane >> 1) * 16 + (lane & 1) * 4;
                 const float4 gate = partial_sums(at), up = partial_sums(at + 8);
@@ -211,7 +211,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
             if (real && there && (lane & 1) == 0) store_relaxed_4(part(EXCHANGE_GATED) + (u64)(expert * chunks + row / 8) * 16, chunk);
             __syncwarp();
             if (!real) continue;
-            if (pass + 2 < n_passes) barrier_arrive(8 + pass_parity, 288);
+            if (pass + 2 < n_passes) arrive_partials_read(pass_parity);
             pass_parity ^= 1;
         }
     }
@@ -244,9 +244,9 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
                         return;
                     }
                 }
-                if (p.kind == PERSISTENT_ADD || (MIXTURE && p.kind == PERSISTENT_ADD_EXPERTS)) { // of one pass: PERSISTENT_MAX_ROWS
+                if (p.kind == PERSISTENT_ADD || (MIXTURE && p.kind == PERSISTENT_ADD_EXPERTS)) { // of one pass: PERSISTENT_MAX_OWN
                     const bool down = p.input == EXCHANGE_GATED;
-                    own(p.norm, norm), own(p.post_norm, post);
+                    own(p.norm_or_sinks, norm), own(p.post_norm, post);
                     const u32 tag = tag_of(epoch);
                     if (down) epoch_input++;
                     const u32 to = down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, to_tag = down ? tag_of(epoch_input) : tag;
@@ -260,7 +260,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
                     }
                     for (u32 turn = rehearsal(); turn < 2; turn++) {
                         const bool real = turn == 1;
-                        if (real) barrier(2 + pass_parity, 288);
+                        if (real) wait_partials(pass_parity);
                         float4 v = make_float4(0, 0, 0, 0);
                         if (4 * lane < nx) v = partial_sums(4 * lane);
                         if constexpr (PERSISTENT_HAS_RARE) v.x += bias[0], v.y += bias[1], v.z += bias[2], v.w += bias[3];
@@ -288,7 +288,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
                     const u32 of = real ? pass : 0;
                     const u32 first_row = (g0 + of * PERSISTENT_PASS) * 8, n = min((u32)PERSISTENT_PASS, n_groups - of * PERSISTENT_PASS) * 8;
                     if (pass == 0 && !continues) scale = input_scale(p.k_quads);
-                    if (real) barrier(2 + pass_parity, 288);
+                    if (real) wait_partials(pass_parity);
                     if (p.kind == PERSISTENT_GATE) {
                         // Pairs of groups, two lanes each.
                         const u32 row = (lane >> 1) * 16 + (lane & 1) * 4;
@@ -328,7 +328,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
                     }
                     __syncwarp();
                     if (!real) continue;
-                    if (pass + 2 < n_passes || (!continues && p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_OF_THREE)) barrier_arrive(8 + pass_parity, 288);
+                    if (pass + 2 < n_passes || (!continues && p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_OF_THREE)) arrive_partials_read(pass_parity);
                     pass_parity ^= 1;
                 }
                 if (p.kind == PERSISTENT_HEAD) {
@@ -343,7 +343,7 @@ template <int D, int H, bool MIXTURE> struct PersistentEpilogue : PersistentBest
                         qkv_scale = scale;
                         return;
                     }
-                    if (attends()) barrier_arrive(6, 288);
+                    if (attends()) arrive_qkv();
                     merge(tag);
                 }
                 published();

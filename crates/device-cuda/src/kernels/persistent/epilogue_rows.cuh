@@ -34,7 +34,7 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
     }
     // The norm of this lane's row of a phase's input, while the other warps multiply.
     INLINE float input_scale() {
-        this->wait_input();
+        wait_input();
         float sum = 0;
 #pragma unroll
         for (int w = 0; w < 8; w++) sum += s.squares[w][of_step()];
@@ -143,7 +143,7 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
 
     // Scores of the block's experts to all blocks, and the scales of the rows' norms; then warps 0..7 choose.
     template <class P> INLINE float route(const P &p, u32 tag) {
-        barrier(2 + pass_parity, 288);
+        wait_partials(pass_parity);
         for (u32 expert = lane >> 3; expert < p.own_groups; expert += 4) {
             float score = 0;
 #pragma unroll
@@ -155,7 +155,7 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
         const float scale = input_scale();
         if (lane < PERSISTENT_MOST_ROWS) choice_of(*this).scale[lane] = scale;
         __syncwarp();
-        row_scales_are_here();
+        arrive_row_scales();
         wait_row_choice();
         return scale;
     }
@@ -168,16 +168,16 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
         for (int pass = 0; pass < (int)max(n_passes, 1u); pass++) {
             const u32 bundle = first + pass, expert = n_passes > 0 ? bundle / of_expert : 0, row = (bundle - expert * of_expert) * 16 + pair * 8;
             const u32 place = n_passes > 0 && of_step() < a.n_rows ? choice.place[expert][of_step()] : NOT_CHOSEN;
-            const bool there = place != NOT_CHOSEN && pair < BUNDLE / 2 && row < a.expert_ffn;
+            const bool there = place != NOT_CHOSEN && pair < PERSISTENT_BUNDLE / 2 && row < a.expert_ffn;
             float of_gate[8] = {}, of_up[8] = {}; // biases, which are on their way while others multiply
             if constexpr (PERSISTENT_HAS_RARE) {
                 if (p.bias && there) {
                     const u64 at = (u64)choice.experts[expert] * a.expert_ffn + row;
 #pragma unroll
-                    for (int e = 0; e < 8; e++) of_gate[e] = p.bias[at + e], of_up[e] = p.q_norm[at + e];
+                    for (int e = 0; e < 8; e++) of_gate[e] = p.bias[at + e], of_up[e] = up_bias(p)[at + e];
                 }
             }
-            barrier(2 + pass_parity, 288);
+            wait_partials(pass_parity);
             if (there) {
                 float g[8], v[8];
                 sums(g, 2 * pair), sums(v, 2 * pair + 1);
@@ -196,7 +196,7 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
                 store_relaxed_4(this->chunk(EXCHANGE_GATED, place * chunks + row / 8, of_step()), make_fine_chunk(v, 0.0f, tag));
             }
             __syncwarp();
-            if (pass + 2 < n_passes) barrier_arrive(8 + pass_parity, 288);
+            if (pass + 2 < n_passes) arrive_partials_read(pass_parity);
             pass_parity ^= 1;
         }
     }
@@ -230,9 +230,9 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
                     return;
                 }
             }
-            if (p.kind == PERSISTENT_ADD || (MIXTURE && p.kind == PERSISTENT_ADD_EXPERTS)) { // of one pass: PERSISTENT_MOST_OWN
+            if (p.kind == PERSISTENT_ADD || (MIXTURE && p.kind == PERSISTENT_ADD_EXPERTS)) { // of one pass: PERSISTENT_ROWS_MAX_OWN
                 const bool down = p.input == EXCHANGE_GATED;
-                columns(p.norm, norm), columns(p.post_norm, post);
+                columns(p.norm_or_sinks, norm), columns(p.post_norm, post);
                 float bias[8] = {};
                 if constexpr (PERSISTENT_HAS_RARE) {
                     if (p.bias && p.kind == PERSISTENT_ADD) columns(p.bias, bias);
@@ -246,7 +246,7 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
                 const u32 to = down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, to_tag = down ? tag_of(epoch_input) : tag;
                 for (u32 turn = rehearsal(); turn < 2; turn++) {
                     const bool real = turn == 1;
-                    if (real) barrier(2 + pass_parity, 288);
+                    if (real) wait_partials(pass_parity);
                     float v[8] = {};
                     if (has_own) sums(v, own);
                     if constexpr (PERSISTENT_HAS_RARE) {
@@ -284,7 +284,7 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
                 const bool real = pass >= 0;
                 const u32 of = real ? pass : 0, g0 = p.own_first + of * PERSISTENT_PASS, n = min((u32)PERSISTENT_PASS, n_groups - of * PERSISTENT_PASS);
                 if (pass == 0 && !continues) scale = input_scale();
-                if (real) barrier(2 + pass_parity, 288);
+                if (real) wait_partials(pass_parity);
                 if (p.kind == PERSISTENT_GATE) {
                     if (2 * own < n) {
                         float g[8], v[8];
@@ -323,7 +323,7 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
                 }
                 __syncwarp();
                 if (!real) continue;
-                if (pass + 2 < n_passes || (!continues && p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_OF_THREE)) barrier_arrive(8 + pass_parity, 288);
+                if (pass + 2 < n_passes || (!continues && p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_OF_THREE)) arrive_partials_read(pass_parity);
                 pass_parity ^= 1;
             }
             if (p.kind == PERSISTENT_HEAD) {
@@ -339,7 +339,7 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
                     qkv_scale = scale;
                     return;
                 }
-                if (attends()) barrier_arrive(6, 288);
+                if (attends()) arrive_qkv();
                 merge(tag);
             }
             published();
