@@ -15,6 +15,8 @@ use device_lower::passes::lower;
 use device_lower::table::RowClass;
 use device_testing::limits;
 
+mod interpreter;
+mod phases;
 mod rows;
 
 const SMALL: Decoder =

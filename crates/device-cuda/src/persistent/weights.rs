@@ -288,6 +288,50 @@ impl PersistentPlan {
     }
 }
 
+/// An offset in bytes, and the values that are stored there.
+#[cfg(test)]
+type PlacedBias = (usize, Vec<f32>);
+
+#[cfg(test)]
+impl PersistentPlan {
+    /// Offsets of the weights of a plan's phases, and the biases of its layers with their offsets.
+    pub(super) fn offsets(&self, plan: usize) -> (&[usize], Vec<Option<PlacedBias>>) {
+        let bias = |bias: &Option<Bias>| bias.as_ref().map(|bias| (bias.offset, bias.values.clone()));
+        (&self.phases[plan], self.biases[plan].iter().map(bias).collect())
+    }
+
+    /// The decoded rows of the matrices at an offset in packed order, then those of up.
+    pub(super) fn rows(&self, offset: usize) -> [Vec<Vec<f32>>; 2] {
+        let decode = |weight: &Weight, part: Option<usize>, n: usize, out: &mut Vec<Vec<f32>>| {
+            for r in 0..n {
+                let (data, planes) = match part {
+                    Some(part) => (&weight.parts[part].data, &weight.parts[part].planes),
+                    None => (&weight.data, &weight.planes),
+                };
+                let bytes = &data[r * weight.row_bytes()..][..weight.row_bytes()];
+                let planes = planes.as_slices().rows(weight.block, weight.n_cols(), r..r + 1);
+                let mut row = vec![0.0; weight.n_cols()];
+                weights::codec::dequantize_rows(weight.block, weight.n_cols(), bytes, planes, &mut row);
+                out.push(row);
+            }
+        };
+        let mut found = [vec![], vec![]];
+        if let Some((weight, ..)) = self.routers.iter().find(|(.., at)| *at == offset) {
+            decode(weight, None, weight.n_rows(), &mut found[0]);
+            return found;
+        }
+        let pack = self.packs.iter().find(|pack| pack.offset == offset).expect("a product at the offset");
+        for rows in &pack.rows {
+            assert_eq!(rows.to, found[0].len(), "rows follow each other");
+            decode(&rows.weight, rows.part, rows.n, &mut found[0]);
+            if let Some(up) = &rows.up {
+                decode(up, rows.part, rows.n, &mut found[1]);
+            }
+        }
+        found
+    }
+}
+
 /// A router's rows as floats in the order of `persistent/arguments.h`. Columns are padded with zeros.
 fn router(weight: &Weight, k_quads: usize) -> Vec<f32> {
     let n_cols = weight.n_cols();
