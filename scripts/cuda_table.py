@@ -36,8 +36,8 @@ TESTS = {
 COLUMNS = [
     ("decode", ("tg128", "tg64"), "ingle"),
     ("llama.cpp", ("tg128",), "llama.cpp"),
-    ("after 2,048", ("tg64@2048",), "ingle"),
-    ("after 8,192", ("tg64@8192",), "ingle"),
+    ("after 2,048", ("tg64@2048", "tg128@2048"), "ingle"),
+    ("after 8,192", ("tg64@8192", "tg128@8192"), "ingle"),
     ("prompt of 2,048", ("pp2048",), "ingle"),
     ("llama.cpp", ("pp2048",), "llama.cpp"),
     ("8 sequences", ("parallel8",), "ingle"),

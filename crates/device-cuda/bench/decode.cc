@@ -7,12 +7,17 @@
 // copied to all layers.
 #include "blocks.h"
 struct uint4 { unsigned x, y, z, w; };
+#include "gemm/types.h"
+#include "step.h"
+#include "linear/arguments.h"
+// Before persistent/arguments.h, whose include of this name would find itself.
+#include "arguments.h"
 #include "persistent/arguments.h"
 #include <map>
 
 static std::string folder;
 static Module repacks;
-// bytes of the larger exchange
+// Bytes of the larger exchange.
 static const size_t EXCHANGE = PERSISTENT_ROTARY_AT + PERSISTENT_MAX_BLOCKS * PERSISTENT_ROTARY;
 
 struct Matrix { // a matrix as the file has it

@@ -16,6 +16,7 @@ use device_lower::table::RowClass;
 use device_testing::limits;
 
 mod interpreter;
+mod kernel;
 mod phases;
 mod rows;
 

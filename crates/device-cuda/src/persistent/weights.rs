@@ -401,6 +401,12 @@ pub struct PersistentWeights {
 }
 
 impl PersistentWeights {
+    /// The layout of the memory.
+    #[cfg(test)]
+    pub(super) fn plan(&self) -> &PersistentPlan {
+        &self.plan
+    }
+
     /// The address of the weights of each phase of a plan.
     pub fn phases(&self, plan: usize) -> Vec<Address> {
         self.plan.phases[plan].iter().map(|offset| self.buffer.start() + *offset as u64).collect()

@@ -15,9 +15,6 @@ use device::Activation;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 
-/// The address of the first packed weight.
-pub const WEIGHTS: u64 = 1 << 40;
-
 /// A vector that a phase publishes, and the mean of the squares of the residual that it comes from.
 struct Published {
     values: Vec<f32>,
@@ -33,6 +30,8 @@ pub struct Interpreter<'a> {
     pub phases: Vec<PersistentPhase>,
     pub heads: HeadShape,
     packed: &'a PersistentPlan,
+    /// The address of the packed weights.
+    base: u64,
     /// Decoded matrices by offset.
     decoded: RefCell<HashMap<usize, [Vec<Vec<f32>>; 2]>>,
     /// Vectors by address.
@@ -47,12 +46,12 @@ pub struct Interpreter<'a> {
 }
 
 impl<'a> Interpreter<'a> {
-    /// An interpreter of a table, with an empty sequence.
+    /// An interpreter of a table, with an empty sequence. `packed` comes with its address.
     pub fn new(
         arguments: PersistentArguments,
         phases: Vec<PersistentPhase>,
         heads: HeadShape,
-        packed: &'a PersistentPlan,
+        (packed, base): (&'a PersistentPlan, u64),
         vectors: BTreeMap<u64, Vec<f32>>,
     ) -> Interpreter<'a> {
         Interpreter {
@@ -60,6 +59,7 @@ impl<'a> Interpreter<'a> {
             phases,
             heads,
             packed,
+            base,
             decoded: RefCell::default(),
             vectors,
             cache: HashMap::new(),
@@ -78,6 +78,11 @@ impl<'a> Interpreter<'a> {
         self.publish(EXCHANGE_INPUT, self.arguments.first_norm);
         let phases: Vec<PersistentPhase> = self.phases.iter().take(stop).copied().collect();
         phases.iter().map(|p| self.phase(p, position)).collect()
+    }
+
+    /// The vector that the last phases published in a part of the exchange.
+    pub fn published(&self, input: u32) -> &[f32] {
+        &self.exchange[&input].values
     }
 
     fn phase(&mut self, p: &PersistentPhase, position: usize) -> Vec<f32> {
@@ -127,7 +132,7 @@ impl<'a> Interpreter<'a> {
 
     /// The product of `x` with the matrices at an address: of a matrix, or of gate and up.
     fn multiply(&self, weights: u64, x: &[f32]) -> [Vec<f32>; 2] {
-        let offset = (weights - WEIGHTS) as usize;
+        let offset = (weights - self.base) as usize;
         let mut decoded = self.decoded.borrow_mut();
         let rows = decoded.entry(offset).or_insert_with(|| self.packed.rows(offset));
         rows.each_ref().map(|rows| rows.iter().map(|row| dot(row, x)).collect())
@@ -183,7 +188,9 @@ impl<'a> Interpreter<'a> {
         let v = v.to_vec();
         let sinks = (p.norm_or_sinks != 0).then(|| self.vector(p.norm_or_sinks, n_heads));
         let positions = self.cache.entry(p.pages).or_default();
-        assert_eq!(positions.len(), position, "positions before the step's");
+        assert!(positions.len() >= position, "positions before the step's");
+        // A position may be computed again.
+        positions.truncate(position);
         positions.push((k, v));
         let first = if p.window == 0 { 0 } else { (position + 1).saturating_sub(p.window as usize) };
         let mut out = vec![0.0; n_heads * d];

@@ -1,7 +1,7 @@
 //! The table against the plan that it was made from: the interpreter of the table runs it phase by
 //! phase, the reference device runs the plan, and a difference names the first phase that differs.
 
-use super::interpreter::{Interpreter, WEIGHTS};
+use super::interpreter::Interpreter;
 use super::*;
 use device::{Activation, Device, Op, OwnedStep, Program, RopeStyle};
 use device_reference::Reference;
@@ -12,6 +12,9 @@ use std::collections::BTreeMap;
 fn address(id: WeightId) -> u64 {
     u64::from(id.0 + 1) << 20
 }
+
+/// The address of the packed weights.
+const WEIGHTS: u64 = 1 << 40;
 
 /// The address of a layer's pages.
 const PAGES: u64 = 1 << 50;
@@ -67,7 +70,7 @@ impl Subject {
 
     fn interpreter(&self) -> Interpreter<'_> {
         let Subject { mine, packed, arguments, phases, vectors, .. } = self;
-        Interpreter::new(*arguments, phases.clone(), mine.decoder.heads, packed, vectors.clone())
+        Interpreter::new(*arguments, phases.clone(), mine.decoder.heads, (packed, WEIGHTS), vectors.clone())
     }
 
     /// The results of the plan's Ops that phases compute, by phase; `None` for parts of q, k and v.
