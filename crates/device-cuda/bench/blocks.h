@@ -1,4 +1,5 @@
-// Random blocks of the file types, and their decoding, written from the format tables of the weights crate.
+// Random blocks of the file types, and their decoding, written from the format tables of the
+// weights crate.
 #pragma once
 #include "driver.h"
 #include "gemm/types.h"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds the kernels and the benches with the machine's nvcc and NVRTC, checks everything, then times it.
+# Builds kernels and benches with the machine's nvcc and NVRTC, checks everything, then times it.
 # Usage: run.sh [gemm] [stress] [attention] [decode] [row] [chain]. NOTES.md lists the variables.
 # Run it in the folder that has kernels/ and bench/. Logs go to $OUT.
 [ -z "$PREBUILT" ] || PREBUILT=$(readlink -f "$PREBUILT")
