@@ -36,7 +36,7 @@ use header::{
     EXCHANGE_ATTENDED, EXCHANGE_BEST, EXCHANGE_GATED, EXCHANGE_PARTIALS, EXCHANGE_QKV, EXCHANGE_SCORES,
     EXCHANGE_SQUARES, EXCHANGE_WIDE, MAX_BLOCKS, MAX_OWN, MAX_SPLITS, MAX_USED, MAX_VOCAB, PASS, TILE,
 };
-pub use pattern::{Decoder, Mixture, decoder};
+pub use pattern::{FoundDecoder, Mixture, decoder};
 use products::{PhaseProduct, even_blocks, products, qkv_parts};
 use ring::SLOT_MIXED;
 pub use rows::MOST_IN_TURN;
@@ -66,7 +66,7 @@ const MOST_DENSE: usize = 12;
 #[derive(Clone, Debug)]
 pub struct Persistent {
     /// The decoder.
-    pub decoder: Decoder,
+    pub decoder: FoundDecoder,
     /// Units of the plan that run before the kernel, and units that run after it.
     pub outside: [Range<usize>; 2],
     /// True if the kernel chooses the best token itself: no Op changes the logits before the choice.

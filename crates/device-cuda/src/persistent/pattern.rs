@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// A decoder as the table of the persistent kernels needs it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Decoder {
+pub struct FoundDecoder {
     /// The residual before the first layer, `(1, hidden)`.
     pub first: ValueId,
     /// The logits that the head writes, `(1, n_vocab)`.
@@ -54,7 +54,7 @@ impl HeadShape {
 }
 
 /// A matrix and its bias.
-pub type Matrix = (WeightId, Option<WeightId>);
+pub type BiasedMatrix = (WeightId, Option<WeightId>);
 
 /// A layer of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,12 +62,12 @@ pub struct Layer {
     /// The norm before q, k and v.
     pub norm: WeightId,
     /// q, k and v.
-    pub qkv: [Matrix; 3],
+    pub qkv: [BiasedMatrix; 3],
     /// The norm of the heads of q.
     pub q_norm: Option<WeightId>,
     /// The norm of the heads of k.
     pub k_norm: Option<WeightId>,
-    /// 0 without RoPE, else 1 + the index in [`Decoder::rotations`].
+    /// 0 without RoPE, else 1 + the index in [`FoundDecoder::rotations`].
     pub rotation: usize,
     /// The layer of the KV cache.
     pub kv: KvLayerId,
@@ -237,7 +237,7 @@ impl<'a> Ops<'a> {
         Ok((Some(weight), x))
     }
 
-    fn linear(&mut self, id: ValueId) -> Result<(ValueId, Matrix), String> {
+    fn linear(&mut self, id: ValueId) -> Result<(ValueId, BiasedMatrix), String> {
         match self.claim(id)? {
             Op::Linear { x, weight, bias, .. } => Ok((*x, (*weight, *bias))),
             op => Err(format!("{}, expected a Linear", op.kind())),
@@ -269,7 +269,7 @@ impl<'a> Ops<'a> {
         sum: ValueId,
         what: &str,
         of: impl Fn(&Op) -> bool + Copy,
-    ) -> Result<(ValueId, Option<WeightId>, ValueId, Matrix), String> {
+    ) -> Result<(ValueId, Option<WeightId>, ValueId, BiasedMatrix), String> {
         let Op::Add { a, b, .. } = self.claim(sum)? else {
             return Err(format!("expected a residual with one {what} added"));
         };
@@ -289,7 +289,7 @@ impl<'a> Ops<'a> {
         &mut self,
         end: ValueId,
         head_dim: usize,
-    ) -> Result<(ValueId, Matrix, Option<WeightId>, usize), String> {
+    ) -> Result<(ValueId, BiasedMatrix, Option<WeightId>, usize), String> {
         let (mut at, mut rotation, mut norm) = (end, 0, None);
         if let Some(Op::Rope { x, head_dim: of, n_dims, style, frequencies, scale, .. }) = self.peek(at) {
             self.claim(at)?;
@@ -432,7 +432,7 @@ impl<'a> Ops<'a> {
 
     /// Claims a product with experts. Returns its input, the chosen experts, the stack and its
     /// biases.
-    fn expert_linear(&mut self, id: ValueId) -> Result<(ValueId, ValueId, Matrix), String> {
+    fn expert_linear(&mut self, id: ValueId) -> Result<(ValueId, ValueId, BiasedMatrix), String> {
         let (mut product, mut biases) = (id, None);
         if let Some(Op::ExpertBias { x, ids, bias, .. }) = self.peek(id) {
             self.claim(id)?;
@@ -534,7 +534,7 @@ impl<'a> Ops<'a> {
 ///
 /// # Errors
 /// Returns the reason why the plan has none.
-pub fn decoder(plan: &Plan) -> Result<Decoder, String> {
+pub fn decoder(plan: &Plan) -> Result<FoundDecoder, String> {
     if plan.output_kind != OutputKind::Logits || !plan.kept.is_empty() || !plan.kv.states.is_empty() {
         return Err("the plan keeps states, or has outputs other than logits".to_owned());
     }
@@ -558,7 +558,7 @@ pub fn decoder(plan: &Plan) -> Result<Decoder, String> {
     let nodes = ops.region(at, logits)?;
     let rotations = std::mem::take(&mut ops.rotations);
     let eps = ops.eps.unwrap_or(0.0);
-    Ok(Decoder { first: at, logits, nodes, layers, norm, head, eps, heads, rotations })
+    Ok(FoundDecoder { first: at, logits, nodes, layers, norm, head, eps, heads, rotations })
 }
 
 impl Ops<'_> {

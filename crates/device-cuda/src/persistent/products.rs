@@ -1,7 +1,7 @@
 //! The products of a decoder in the order of the phases: how each is packed, and the number of blocks
 //! that share them.
 
-use super::Decoder;
+use super::FoundDecoder;
 use super::header::{
     BUNDLE, CODEC_F16, CODEC_FP4, CODEC_NL, CODEC_Q2M, CODEC_Q3, CODEC_Q4, CODEC_Q4M, CODEC_Q5M, CODEC_Q6,
     CODEC_Q8, ROUTER_STEP, UNIT_F16, UNIT_FP4, UNIT_NL, UNIT_Q2M, UNIT_Q3, UNIT_Q4, UNIT_Q4M, UNIT_Q5M,
@@ -18,14 +18,14 @@ const FIRST_RARE: u32 = CODEC_Q2M;
 
 /// A codec of packed weights (`PERSISTENT_CODEC_*`) and the bytes of its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Codec {
+pub struct PackedCodec {
     pub(super) number: u32,
     pub(super) unit: usize,
 }
 
-impl Codec {
+impl PackedCodec {
     /// The codec of a type, or `None` if the kernels have none.
-    pub fn of(block: BlockType) -> Option<Codec> {
+    pub fn of(block: BlockType) -> Option<PackedCodec> {
         use BlockType::*;
         let (number, unit) = match block {
             Q4_0 => (CODEC_Q4, UNIT_Q4),
@@ -40,7 +40,7 @@ impl Codec {
             MXFP4 => (CODEC_FP4, UNIT_FP4),
             _ => return None,
         };
-        Some(Codec { number, unit })
+        Some(PackedCodec { number, unit })
     }
 
     /// True if only the kernel for several rows has the codec.
@@ -71,7 +71,7 @@ pub(super) fn units(n_cols: usize) -> (usize, usize) {
 /// The product of a phase.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PhaseProduct {
-    pub codec: Codec,
+    pub codec: PackedCodec,
     /// The parts that blocks share: groups of rows, a router's experts, or bundles of the experts that
     /// a token uses.
     pub groups: usize,
@@ -123,7 +123,7 @@ impl PhaseProduct {
 
 /// The parts of q, k and v (0, 1, 2) that are multiplied together, equal in all layers. There is one
 /// part if in every layer all three have one type.
-pub(super) fn qkv_parts(plan: &Plan, decoder: &Decoder) -> Vec<Range<usize>> {
+pub(super) fn qkv_parts(plan: &Plan, decoder: &FoundDecoder) -> Vec<Range<usize>> {
     let block = |layer: &Layer, which: usize| plan.weight(layer.qkv[which].0).block;
     let differ = |which: usize| decoder.layers.iter().any(|of| block(of, which) != block(of, which + 1));
     let mut starts = vec![0];
@@ -138,14 +138,14 @@ pub(super) fn qkv_parts(plan: &Plan, decoder: &Decoder) -> Vec<Range<usize>> {
 /// Returns the first product that the kernels do not support.
 pub(super) fn products(
     plan: &Plan,
-    decoder: &Decoder,
+    decoder: &FoundDecoder,
     qkv_parts: &[Range<usize>],
 ) -> Result<Vec<PhaseProduct>, String> {
     let of = |ids: &[WeightId], groups: usize| -> Result<PhaseProduct, String> {
         let weight = plan.weight(ids[0]);
         // Mixtures need the kernel for one row, which does not multiply halves.
         let is_dense = decoder.layers.iter().all(|layer| layer.router.is_none());
-        let Some(codec) = Codec::of(weight.block).filter(|codec| is_dense || !codec.is_halves()) else {
+        let Some(codec) = PackedCodec::of(weight.block).filter(|codec| is_dense || !codec.is_halves()) else {
             return Err(format!("{} in {}, a type without a persistent kernel", weight.name, weight.block));
         };
         if let Some(other) = ids.iter().map(|id| plan.weight(*id)).find(|other| other.block != weight.block) {
@@ -196,7 +196,7 @@ pub(super) fn products(
 /// Blocks of a launch on `n` multiprocessors: the largest number that divides the rows of every
 /// product of a layer evenly. It is `n` if that number leaves out more than a tenth of them. More
 /// blocks would not be faster, since a phase ends when the block with most rows does (NOTES.md).
-pub(super) fn even_blocks(plan: &Plan, decoder: &Decoder, n: usize) -> usize {
+pub(super) fn even_blocks(plan: &Plan, decoder: &FoundDecoder, n: usize) -> usize {
     let groups = |id: WeightId| plan.weight(id).n_rows().div_ceil(8);
     let of_layer = |layer: &Layer| {
         let qkv = layer.qkv.iter().map(|(id, _)| groups(*id)).sum();

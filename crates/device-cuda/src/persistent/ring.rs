@@ -4,7 +4,7 @@
 use super::header::{
     CHOICE, FEWEST_QUADS, INPUT, LEAST_SLOT, MAX_SLOTS, ROWS_CHOICE, ROWS_INPUT, shared, shared_rows,
 };
-use super::products::{Codec, Packing, PhaseProduct};
+use super::products::{PackedCodec, Packing, PhaseProduct};
 use super::{Pages, Persistent, Rows};
 use crate::arguments::PersistentPhase;
 
@@ -69,10 +69,10 @@ impl Persistent {
 
     /// Bytes of a slot that whole steps of most products fill, and that hold a step of every product.
     pub(super) fn slot_of_steps(&self) -> usize {
-        let are_most = |is: fn(Codec) -> bool| {
+        let are_most = |is: fn(PackedCodec) -> bool| {
             2 * self.products.iter().filter(|product| is(product.codec)).count() > self.products.len()
         };
-        if are_most(Codec::is_halves) {
+        if are_most(PackedCodec::is_halves) {
             SLOT_F16
         } else if self.has_halves() {
             SLOT_MIXED

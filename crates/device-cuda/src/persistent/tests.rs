@@ -2,7 +2,7 @@ use super::header::{
     ADD, ADD_EXPERTS, CONTINUED, CONTINUES, EXCHANGE_INPUT, EXCHANGE_MIDDLE, EXPERTS, GATE, HEAD, LEAST_SLOT,
     MAX_EXPERTS, MAX_WIDE, OF_THREE, QKV, REVERSED, ROUTE,
 };
-use super::products::Codec;
+use super::products::PackedCodec;
 use super::*;
 use crate::arguments::{PersistentArguments, PersistentPhase};
 use crate::kernels::source;

@@ -3,7 +3,7 @@
 //! packs them (`kernels/persistent/persistent_repack.cu`).
 
 use super::header::BUNDLE;
-use super::pattern::{Layer, Matrix};
+use super::pattern::{BiasedMatrix, Layer};
 use super::products::{Packing, PhaseProduct};
 use super::{Persistent, Rows};
 use crate::arguments::PersistentRepackArguments;
@@ -22,7 +22,7 @@ const STAGING: usize = 16 << 20;
 const ALIGN: usize = 256;
 
 /// The packed weights of a phase, or of one of its experts.
-struct Pack {
+struct PhasePack {
     groups: usize,
     k_quads: usize,
     warps: usize,
@@ -55,7 +55,7 @@ struct Bias {
 /// The memory that the persistent kernels need for some plans. Plans share equal parts.
 #[derive(Default)]
 pub struct PersistentPlan {
-    packs: Vec<Pack>,
+    packs: Vec<PhasePack>,
     /// Routers, their `k_quads` and their offsets in bytes.
     routers: Vec<(Weight, usize, usize)>,
     /// Offsets in bytes of the matrices that are packed together.
@@ -148,7 +148,7 @@ impl PersistentPlan {
         let (offset, is_new) = self.place(keys, product);
         if is_new {
             let PhaseProduct { groups, k_quads, warps, .. } = product;
-            self.packs.push(Pack { groups, k_quads, warps, owners: 0, units: 0, gate, offset, rows });
+            self.packs.push(PhasePack { groups, k_quads, warps, owners: 0, units: 0, gate, offset, rows });
         }
         offset
     }
@@ -185,13 +185,22 @@ impl PersistentPlan {
             let offset = first + part * product.part_bytes();
             let PhaseProduct { k_quads, warps, .. } = product;
             let rows = vec![rows];
-            self.packs.push(Pack { groups, k_quads, warps, owners, units, gate: up.is_some(), offset, rows });
+            self.packs.push(PhasePack {
+                groups,
+                k_quads,
+                warps,
+                owners,
+                units,
+                gate: up.is_some(),
+                offset,
+                rows,
+            });
         }
         first
     }
 
     /// Adds matrices whose rows follow each other.
-    fn add_in_order(&mut self, plan: &Plan, product: PhaseProduct, matrices: &[Matrix]) -> usize {
+    fn add_in_order(&mut self, plan: &Plan, product: PhaseProduct, matrices: &[BiasedMatrix]) -> usize {
         let weights: Vec<&Weight> = matrices.iter().map(|(id, _)| plan.weight(*id)).collect();
         let mut to = 0;
         let rows = |weight: &&Weight| {

@@ -200,7 +200,7 @@ fn slots_hold_a_step_of_halves() {
     assert_eq!(slots(all)[0], 8 * 2048);
     // A slot holds two steps of `q8` too.
     let mixed = Decoder { block: Q8_0, head: F16, ..SMALL };
-    assert_eq!((slots(mixed)[0], 8 * Codec::of(Q8_0).unwrap().unit), (18_432, 8704));
+    assert_eq!((slots(mixed)[0], 8 * PackedCodec::of(Q8_0).unwrap().unit), (18_432, 8704));
     // As wide and deep as models are.
     let of = |head_dim: usize, n_heads: usize, n_layers: usize| {
         let shape = Decoder { residual: 2048, head_dim, n_heads, n_kv_heads: 8, ffn: 1024, n_layers, ..all };
