@@ -1,4 +1,4 @@
-// What the benches share: the driver API as the device crate uses it (modules from cubins,
+// Helpers of the benches: the driver API as the device crate uses it (modules from cubins,
 // functions by name), random numbers, half precision on the host, medians.
 #pragma once
 #include <cuda.h>

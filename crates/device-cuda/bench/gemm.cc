@@ -237,7 +237,7 @@ static void time_shape(const FileType &t, int m, int n, int k, std::vector<Launc
     for (auto p : sets) cuMemFree(p);
 }
 
-// What products.rs chooses from for few rows.
+// The tiles that products.rs chooses from for few rows.
 static void few() {
     struct Shape { int type, n, k, epilogue; };
     for (int m : {8, 16, 24, 32, 64, 128})

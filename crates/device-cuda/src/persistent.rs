@@ -69,7 +69,8 @@ pub struct Persistent {
     pub decoder: FoundDecoder,
     /// Units of the plan that run before the kernel, and units that run after it.
     pub outside: [Range<usize>; 2],
-    /// True if the kernel chooses the best token itself: no Op changes the logits before the choice.
+    /// True if the kernel chooses the best token itself: no Op changes the logits before the
+    /// choice.
     pub chooses: bool,
     /// Most rows of a step in the kernel for several rows, or the reason why there is no such
     /// kernel. It is 1 if this is the only kernel and no step has more rows.

@@ -1,6 +1,6 @@
 //! The persistent kernel for one model alone: declarations that make the numbers of the table
-//! constants, followed by the text of the general kernel. Loops have a known length, and a phase has
-//! one codec and one size. That makes less code, and 5 to 20 % less time a token
+//! constants, followed by the text of the general kernel. Loops have a known length, and a phase
+//! has one codec and one size. That makes less code, and 5 to 20 % less time a token
 //! (`kernels/persistent/NOTES.md`). It needs NVRTC. The general kernel computes the same bits.
 
 use super::header::{CONTINUES, GATE, HEAD, QKV};
@@ -42,7 +42,8 @@ fn of_arguments(arguments: &PersistentArguments) -> Option<Vec<Constant>> {
     if factors.iter().any(|(_, factor)| !factor.is_finite()) {
         return None;
     }
-    // Debug prints the shortest decimal that reads back as the same f32, with a point or an exponent.
+    // Debug prints the shortest decimal that reads back as the same f32, with a point or an
+    // exponent.
     let factors = factors.map(|(name, factor)| ("float", name, format!("{factor:?}f")));
     Some(numbers.into_iter().chain(factors).collect())
 }
@@ -106,8 +107,8 @@ fn declare(out: &mut String, name: &str, base: &str, constants: &[Constant]) {
 pub const FIXED: &str = "persistent/fixed";
 
 /// The file of a kernel for one table alone, or of the general kernel if there is no such kernel.
-/// `embedding` is the C++ type that reads rows of the embedding (`linear/rows.cuh`). With it a launch
-/// can compute several steps.
+/// `embedding` is the C++ type that reads rows of the embedding (`linear/rows.cuh`). With it a
+/// launch can compute several steps.
 pub fn fixed_file(
     persistent: &Persistent,
     rows: Rows,

@@ -1,6 +1,6 @@
-//! General kernels: one for each kind of decoder, type of pages and shape of heads, which runs every
-//! model of that kind. The build script includes this file and prints the prebuilt kernels, so that
-//! it uses nothing else of the crate.
+//! General kernels: one for each kind of decoder, type of pages and shape of heads, which runs
+//! every model of that kind. The build script includes this file and prints the prebuilt kernels,
+//! so that it uses nothing else of the crate.
 
 /// The number of rows that a persistent kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! The products of a decoder in the order of the phases: how each is packed, and the number of blocks
-//! that share them.
+//! The products of a decoder in the order of the phases: how each is packed, and the number of
+//! blocks that share them.
 
 use super::FoundDecoder;
 use super::header::{
@@ -72,8 +72,8 @@ pub(super) fn units(n_cols: usize) -> (usize, usize) {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PhaseProduct {
     pub codec: PackedCodec,
-    /// The parts that blocks share: groups of rows, a router's experts, or bundles of the experts that
-    /// a token uses.
+    /// The parts that blocks share: groups of rows, a router's experts, or bundles of the experts
+    /// that a token uses.
     pub groups: usize,
     /// Units of a group that a warp multiplies.
     pub k_quads: usize,
@@ -121,8 +121,8 @@ impl PhaseProduct {
     }
 }
 
-/// The parts of q, k and v (0, 1, 2) that are multiplied together, equal in all layers. There is one
-/// part if in every layer all three have one type.
+/// The parts of q, k and v (0, 1, 2) that are multiplied together, equal in all layers. There is
+/// one part if in every layer all three have one type.
 pub(super) fn qkv_parts(plan: &Plan, decoder: &FoundDecoder) -> Vec<Range<usize>> {
     let block = |layer: &Layer, which: usize| plan.weight(layer.qkv[which].0).block;
     let differ = |which: usize| decoder.layers.iter().any(|of| block(of, which) != block(of, which + 1));

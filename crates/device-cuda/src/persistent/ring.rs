@@ -1,5 +1,5 @@
-//! Sizes of the ring of shared memory that weights, keys and values are streamed through, and of the
-//! shared memory of a block.
+//! Sizes of the ring of shared memory that weights, keys and values are streamed through, and of
+//! the shared memory of a block.
 
 use super::header::{
     CHOICE, FEWEST_QUADS, INPUT, LEAST_SLOT, MAX_SLOTS, ROWS_CHOICE, ROWS_INPUT, shared, shared_rows,
@@ -50,8 +50,8 @@ impl Persistent {
         (n_slots, (n_slots * self.slot() + rest) as u32)
     }
 
-    /// Bytes of a slot: enough for [`Self::slot_of_steps`], for a tile of keys and values, and for 8
-    /// rows of an expert.
+    /// Bytes of a slot: enough for [`Self::slot_of_steps`], for a tile of keys and values, and for
+    /// 8 rows of an expert.
     pub(super) fn slot(&self) -> usize {
         let has_large_tiles = self.pages == Pages::F16 && self.decoder.heads.head_dim > 128;
         let of_tiles = if has_large_tiles { SLOT_F16 } else { 0 };
@@ -67,7 +67,8 @@ impl Persistent {
         self.products.iter().map(bytes).max().unwrap_or(0)
     }
 
-    /// Bytes of a slot that whole steps of most products fill, and that hold a step of every product.
+    /// Bytes of a slot that whole steps of most products fill, and that hold a step of every
+    /// product.
     pub(super) fn slot_of_steps(&self) -> usize {
         let are_most = |is: fn(PackedCodec) -> bool| {
             2 * self.products.iter().filter(|product| is(product.codec)).count() > self.products.len()

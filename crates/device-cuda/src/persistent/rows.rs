@@ -1,6 +1,6 @@
-//! The kernel for several rows (`kernels/persistent/decode_rows.cuh`): its limits, and the steps that
-//! use it. It reads the packed weights and the table of the kernel for one row. If some matrix holds
-//! halves it is the only kernel, and runs steps of one row too.
+//! The kernel for several rows (`kernels/persistent/decode_rows.cuh`): its limits, and the steps
+//! that use it. It reads the packed weights and the table of the kernel for one row. If some matrix
+//! holds halves it is the only kernel, and runs steps of one row too.
 
 use super::header::{
     EXCHANGE, EXCHANGE_ROWS_ATTENDED, EXCHANGE_ROWS_GATED, EXCHANGE_ROWS_INPUT, EXCHANGE_ROWS_MIDDLE,
@@ -33,8 +33,8 @@ pub const MOST_IN_TURN: usize = 3;
 const MOST_OF_TWO: usize = 24 << 20;
 
 impl Rows {
-    /// Bytes of both exchanges and the turn. The kernel for several rows also keeps cosines and sines
-    /// of the rows before a block's own row.
+    /// Bytes of both exchanges and the turn. The kernel for several rows also keeps cosines and
+    /// sines of the rows before a block's own row.
     pub fn exchange_bytes(self) -> usize {
         match self {
             Rows::One => EXCHANGE_BYTES,

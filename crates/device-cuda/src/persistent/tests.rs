@@ -203,7 +203,8 @@ fn a_kernel_of_its_own_has_what_never_changes_as_constants() {
     assert!(table.starts_with("PersistentArguments {"));
     assert!(table.contains("uint hidden = 320;") && table.contains("float softcap = 0.0f;"));
     assert!(!table.contains("n_rows") && !table.contains("stop_phase") && !table.contains(" x "));
-    // Every second layer has a window and no rotation; all have norms of heads and no biases; 80 groups are not shared equally.
+    // Every second layer has a window and no rotation; all have norms of heads and no biases; 80
+    // groups are not shared equally.
     let qkv = of("PersistentPhase0");
     assert!(qkv.contains("uint groups = 80;") && qkv.contains("float * bias = nullptr;"));
     assert!(
@@ -366,7 +367,8 @@ fn mixtures_are_found_and_their_phases_share_what_a_token_uses() {
     assert_eq!(of(&|p| p.k_quads)[2..5], [1, 1, 1]);
     assert_eq!(phases[7].bias, vector(router.product_bias.unwrap()));
     assert_eq!(phases.iter().map(|p| p.weights).collect::<Vec<_>>(), weights);
-    // All experts are packed, and a token reads three of 16: 4 bundles of 4 steps and 40 units each.
+    // All experts are packed, and a token reads three of 16: 4 bundles of 4 steps and 40 units
+    // each.
     let expert = |n: usize| n * (4 * 4 * 4608 + 40 * 576);
     let (packed, read) =
         mine.products[2..5].iter().map(PhaseProduct::bytes).fold((0, 0), |(a, b), (c, d)| (a + c, b + d));

@@ -1,6 +1,6 @@
-//! The third copy of a decoder's matrices, in the order in which the persistent kernels read them, and
-//! the kernels' other memory: biases and exchanges. Rows are uploaded as the file has them, and the GPU
-//! packs them (`kernels/persistent/persistent_repack.cu`).
+//! The third copy of a decoder's matrices, in the order in which the persistent kernels read them,
+//! and the kernels' other memory: biases and exchanges. Rows are uploaded as the file has them, and
+//! the GPU packs them (`kernels/persistent/persistent_repack.cu`).
 
 use super::header::BUNDLE;
 use super::pattern::{BiasedMatrix, Layer};
@@ -341,7 +341,8 @@ impl PersistentPlan {
     }
 }
 
-/// A router's rows as floats in the order of `persistent/arguments.h`. Columns are padded with zeros.
+/// A router's rows as floats in the order of `persistent/arguments.h`. Columns are padded with
+/// zeros.
 fn router(weight: &Weight, k_quads: usize) -> Vec<f32> {
     let n_cols = weight.n_cols();
     let (mut row, mut packed) = (vec![0.0; 1024 * k_quads], Vec::new());

@@ -43,11 +43,15 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
     // Fills the ring in the order of use. Weights of experts come after their choice. Tiles that
     // the block attends to come after the weights of q, k and v, keys before values. All lanes take
     // part; one lane copies weights.
+    //
+    // `wait` waits until the n-th piece may be loaded into its slot. At most in_flight pieces are
+    // loaded at once, unless refills wait for gates. `send_tiles` gives each lane a slot to fill:
+    // one lane would take longer from a tile's number to its copies than memory takes for the tile
+    // (NOTES.md). Its `from` has the addresses of keys for 32 slots, one slot a lane. Positions of
+    // the last tile from the step's own on are not used.
     INLINE void stream() {
         const u64 policy = evict_first_policy();
         u32 n = 0, epoch = 0;
-        // Waits until the n-th piece may be loaded into its slot. At most in_flight pieces are
-        // loaded at once, unless refills wait for gates.
         auto wait = [&](u32 n, u32 slot, u32 parity) {
             if (n >= a.n_slots) mbarrier_wait(empty + 8 * slot, parity ^ 1);
             if (!MIXTURE && s.gates) {
@@ -65,21 +69,16 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
                     mbarrier_expect(full + 8 * slot, bytes);
                     bulk_copy(shared_address(ring + slot * a.slot_bytes), from, bytes, full + 8 * slot, policy);
                 }
-                n++;
-                next_slot();
+                n++, next_slot();
                 from += bytes, left -= bytes;
             }
             __syncwarp();
         };
-        // Positions of the last tile from the step's own on are not used. Each lane fills a slot:
-        // one lane would take longer from a tile's number to its copies than memory takes for the
-        // tile (NOTES.md).
         auto send_tiles = [&](const auto &p) {
             if (!this->streams(TILES_A_SLOT)) return;
             if (Block::CHAINS) wait_written();
             const PersistentTiles tiles = this->tiles(p);
             const u32 to_values = a.n_kv_heads * a.page_len * VECTOR;
-            // addresses of the keys of tiles, for 32 slots, one a lane
             const u8 *from[TILES_A_SLOT];
             for (u32 k = tiles.begin, known = 0; k < tiles.end;) {
                 if (known == 0) {

@@ -1,6 +1,6 @@
-//! An interpreter of the persistent kernels' table: it runs the phases of `PersistentPhase` entries in
-//! f32 on the CPU and can stop after any of them. It reads nothing of the plan but the vectors and
-//! packed weights that the table's addresses point to.
+//! An interpreter of the persistent kernels' table: it runs the phases of `PersistentPhase` entries
+//! in f32 on the CPU and can stop after any of them. It reads nothing of the plan but the vectors
+//! and packed weights that the table's addresses point to.
 
 use super::super::header::{
     ADD, ADD_EXPERTS, BUNDLE, CODEC_F16, CODEC_FP4, CODEC_NL, CODEC_Q2M, CODEC_Q3, CODEC_Q4, CODEC_Q4M,
@@ -119,7 +119,8 @@ impl<'a> Interpreter<'a> {
         self.exchange.insert(to, Published { values, mean_square });
     }
 
-    /// The product of a phase's input with the weights at an address: of a matrix, or of gate and up.
+    /// The product of a phase's input with the weights at an address: of a matrix, or of gate and
+    /// up.
     fn product(&self, weights: u64, p: &PersistentPhase) -> [Vec<f32>; 2] {
         let input = &self.exchange[&p.input];
         assert_eq!(input.values.len(), 8 * p.chunks as usize, "chunks of the input");

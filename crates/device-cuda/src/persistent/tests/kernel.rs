@@ -1,5 +1,5 @@
-//! The kernels against the interpreter of the same table, phase by phase: a launch stops after a phase,
-//! and what the phase published is compared. They run on a GPU, or on an emulated one.
+//! The kernels against the interpreter of the same table, phase by phase: a launch stops after a
+//! phase, and what the phase published is compared. They run on a GPU, or on an emulated one.
 
 use super::interpreter::Interpreter;
 use super::*;
@@ -170,8 +170,8 @@ impl<'a> OnGpu<'a> {
         all.chunks_exact(words).flat_map(|words| chunk(self.rows, words)).collect()
     }
 
-    /// What the kernel published in a phase, and what the interpreter did; `None` if nothing that is
-    /// comparable.
+    /// The vectors that the kernel and the interpreter published in a phase; `None` if nothing that
+    /// is comparable.
     fn both(&self, phase: usize, interpreter: &Interpreter<'_>, result: &[f32]) -> Option<[Vec<f32>; 2]> {
         let p = &self.phases[phase];
         let input = match p.kind {

@@ -105,8 +105,8 @@ impl Subject {
         self.phases.iter().map(of_phase).collect()
     }
 
-    /// Runs `n_steps` steps of one row on both. Returns the phase of the last step that differs first,
-    /// and how it differs.
+    /// Runs `n_steps` steps of one row on both. Returns the phase of the last step that differs
+    /// first, and how it differs.
     fn first_difference(&self, interpreter: &mut Interpreter<'_>, n_steps: usize) -> Option<(usize, String)> {
         let limits = limits(&self.plan.kv);
         let program = Reference::new(1).compile(std::slice::from_ref(&self.plan), &limits);
