@@ -205,27 +205,25 @@ impl<'a> Ops<'a> {
                 return Err(format!("no Op writes {}", self.plan.value(id).name));
             };
             self.claimed[index] = true;
-            match self.ops[index].1 {
-                Op::SelectRows { x, .. } => id = *x,
-                op => return Ok(op),
-            }
+            let op = self.ops[index].1;
+            let Op::SelectRows { x, .. } = op else { return Ok(op) };
+            id = *x;
         }
     }
 
     fn norm(&mut self, id: ValueId, group: Option<usize>) -> Result<Norm, String> {
-        match self.claim(id)? {
-            Op::RmsNorm { x, weight: Some(weight), eps, group: found, .. } => {
-                let group = group.unwrap_or(self.plan.value(*x).cols);
-                if *found != group || self.plan.weight(*weight).n_cols() != group {
-                    return Err(format!("a norm of {found} columns, expected {group}"));
-                }
-                if *self.eps.get_or_insert(*eps) != *eps {
-                    return Err("norms have different eps, expected one".to_owned());
-                }
-                Ok((*x, *weight))
-            }
-            op => Err(format!("{}, expected a norm with weights", op.kind())),
+        let op = self.claim(id)?;
+        let Op::RmsNorm { x, weight: Some(weight), eps, group: found, .. } = op else {
+            return Err(format!("{}, expected a norm with weights", op.kind()));
+        };
+        let group = group.unwrap_or(self.plan.value(*x).cols);
+        if *found != group || self.plan.weight(*weight).n_cols() != group {
+            return Err(format!("a norm of {found} columns, expected {group}"));
         }
+        if *self.eps.get_or_insert(*eps) != *eps {
+            return Err("norms have different eps, expected one".to_owned());
+        }
+        Ok((*x, *weight))
     }
 
     /// Claims a norm if one writes the value. Returns the norm and its input, or the value itself.
@@ -238,10 +236,11 @@ impl<'a> Ops<'a> {
     }
 
     fn linear(&mut self, id: ValueId) -> Result<(ValueId, BiasedMatrix), String> {
-        match self.claim(id)? {
-            Op::Linear { x, weight, bias, .. } => Ok((*x, (*weight, *bias))),
-            op => Err(format!("{}, expected a Linear", op.kind())),
-        }
+        let op = self.claim(id)?;
+        let Op::Linear { x, weight, bias, .. } = op else {
+            return Err(format!("{}, expected a Linear", op.kind()));
+        };
+        Ok((*x, (*weight, *bias)))
     }
 
     fn plain_linear(&mut self, id: ValueId) -> Result<(ValueId, WeightId), String> {
@@ -382,12 +381,15 @@ impl<'a> Ops<'a> {
             return Err("no sum of experts".to_owned());
         };
         let (gated, ids, (down, down_bias)) = self.expert_linear(*x)?;
-        let (gate, up, activation, clamp) = match self.claim(gated)? {
-            Op::Gate { gate, up, kind, .. } => (gate, up, *kind, None),
-            Op::GateClamped { gate, up, alpha, limit, .. } if *limit > 0.0 => {
-                (gate, up, Activation::Silu, Some((*alpha, *limit)))
-            }
-            _ => return Err("experts have no gate".to_owned()),
+        let op = self.claim(gated)?;
+        let (gate, up, activation, clamp) = if let Op::Gate { gate, up, kind, .. } = op {
+            (gate, up, *kind, None)
+        } else if let Op::GateClamped { gate, up, alpha, limit, .. } = op
+            && *limit > 0.0
+        {
+            (gate, up, Activation::Silu, Some((*alpha, *limit)))
+        } else {
+            return Err(format!("{}, expected a gate of experts", op.kind()));
         };
         let ((of_gate, gate_ids, (gate, gate_bias)), (of_up, up_ids, (up, up_bias))) =
             (self.expert_linear(*gate)?, self.expert_linear(*up)?);
