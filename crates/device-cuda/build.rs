@@ -5,6 +5,11 @@
 //! A struct of a header is `struct Name { ... };`, one field a line: `uint`, `int`, `float`, `ulong`,
 //! a pointer, or a struct that stands before it. Anything else stops the build.
 
+#[path = "src/persistent/general.rs"]
+mod general;
+#[path = "build/persistent.rs"]
+mod persistent;
+
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -25,13 +30,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let layouts: String = names.iter().map(|name| format!("layout_of_{name}(),")).collect();
     writeln!(rust, "#[cfg(test)] fn layouts() -> Vec<Layout> {{ vec![{layouts}] }}")?;
     fs::write(out.join("arguments.rs"), rust)?;
+    let constants = persistent::constants(&fs::read_to_string(kernels.join("persistent/arguments.h"))?)?;
+    fs::write(out.join("persistent.rs"), constants)?;
+    println!("cargo:rerun-if-changed=build/persistent.rs");
+    println!("cargo:rerun-if-changed=src/persistent/general.rs");
     println!("cargo:rerun-if-changed={}", kernels.display());
     let mut files = Vec::new();
     list(&kernels, &kernels, &mut files)?;
+    let on_disk = files.into_iter().map(|file| (format!("include_str!({:?})", kernels.join(&file)), file));
+    let printed = general::prebuilt().map(|kernel| (format!("{:?}", kernel.text(None)), kernel.file()));
+    let mut files: Vec<(String, String)> = on_disk.chain(printed).map(|(text, file)| (file, text)).collect();
     files.sort();
     let mut sources = String::from("const SOURCES: &[(&str, &str)] = &[\n");
-    for file in files {
-        writeln!(sources, "({file:?}, include_str!({:?})),", kernels.join(&file))?;
+    for (file, text) in files {
+        writeln!(sources, "({file:?}, {text}),")?;
     }
     fs::write(out.join("sources.rs"), sources + "];\n")?;
     let folder = root.join("compiled");

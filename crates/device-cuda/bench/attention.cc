@@ -1,4 +1,5 @@
-// Checks attention by tiles (attention_flash) against double precision, and times it. Usage: attention CUBIN_FOLDER
+// Checks attention by tiles (attention_flash) against double precision, and times it. Usage:
+// attention CUBIN_FOLDER
 #include "driver.h"
 #include <map>
 struct uint4 { unsigned x, y, z, w; };
@@ -23,7 +24,8 @@ static void run(const Case &c, bool timed) {
     for (auto s : c.spans) n += s.first, longest = std::max(longest, s.second + s.first);
     if (c.n_states) longest = c.n_states;
     const int per_table = (longest + c.page_len - 1) / c.page_len + 1, n_spans = c.spans.size();
-    const size_t vector = c.d * 2, layer = 2ull * c.n_kv * c.page_len * vector, page_bytes = layer * 2; // two layers; the second is used
+    // two layers; the second is used
+    const size_t vector = c.d * 2, layer = 2ull * c.n_kv * c.page_len * vector, page_bytes = layer * 2;
     const int n_pages = per_table * n_spans;
     std::vector<uint> tables(per_table * n_spans);
     for (size_t i = 0; i < tables.size(); i++) tables[i] = i;

@@ -1,4 +1,5 @@
-// Random blocks of the file types, and their decoding, written from the format tables of the weights crate.
+// Random blocks of the file types, and their decoding, written from the format tables of the
+// weights crate.
 #pragma once
 #include "driver.h"
 #include "gemm/types.h"
@@ -36,7 +37,7 @@ static std::vector<u8> random_rows(const FileType &t, int n, int k) {
     for (size_t i = v.size() / 4 * 4; i < v.size(); i++) v[i] = rnd();
     const float unit = 1.0f / sqrtf((float)k);
     const std::string s = t.name;
-    // Of single values the first million comes again and again.
+    // The first million of single values repeats.
     const size_t end = t.block == 1 ? std::min(v.size(), (size_t)2000006) : v.size();
     for (size_t b = 0; b < end; b += t.bytes) {
         u8 *p = &v[b];

@@ -1,17 +1,26 @@
-// Checks and times the persistent decode kernels. Usage: decode CUBIN_FOLDER [check | few | rows | rows_times | long | one | times | mixed]
-// `rows` checks and times several rows, `rows_times` only times them, `long` times contexts up to 8,192 positions; SHAPE names the one model that these time, such as 0.6B.
-// Check: random small models, every token against a plain evaluation on the host, with the kernel's rounding of activations to integers
-// ("mirrored") and without it; the kernel's own tokens are fed. Times: shapes of known sizes, weights of one layer copied to all.
+// Checks and times the persistent decode kernels. Usage: decode CUBIN_FOLDER [check | few | rows |
+// rows_times | long | one | times | mixed]. `rows` checks and times several rows, and `rows_times`
+// only times them. `long` times contexts up to 8,192 positions. SHAPE names the one model to time,
+// such as 0.6B. Check: random small models, every token against a plain evaluation on the host. The
+// evaluation rounds activations to integers as the kernel does ("mirrored") or not at all. It reads
+// the tokens that the kernel chose. Times: shapes of known sizes, with the weights of one layer
+// copied to all layers.
 #include "blocks.h"
 struct uint4 { unsigned x, y, z, w; };
+#include "gemm/types.h"
+#include "step.h"
+#include "linear/arguments.h"
+// Before persistent/arguments.h, whose include of this name would find itself.
+#include "arguments.h"
 #include "persistent/arguments.h"
 #include <map>
 
 static std::string folder;
 static Module repacks;
-static const size_t EXCHANGE = PERSISTENT_TURNS_AT + PERSISTENT_MAX_BLOCKS * PERSISTENT_TURNS; // the larger one
+// Bytes of the larger exchange.
+static const size_t EXCHANGE = PERSISTENT_ROTARY_AT + PERSISTENT_MAX_BLOCKS * PERSISTENT_ROTARY;
 
-struct Matrix { // of the file
+struct Matrix { // a matrix as the file has it
     const FileType *type;
     int n, k;
     std::vector<u8> rows;
@@ -38,7 +47,8 @@ struct Shape {
     int window;
     float softcap;
     int activation, page_len;
-    // Of every second layer, the first one too: types of v and down, and of k, as files of Q4_K_M mix them. Null: as in the others.
+    // Types of v, down and k in every second layer, from the first one on, as files of Q4_K_M mix
+    // them. Null: the type of the other layers.
     const char *more = nullptr, *more_k = nullptr;
     int n_parts() const { return 1 + (more != nullptr) + (more_k != nullptr); }
     bool has_halves() const {
@@ -46,7 +56,7 @@ struct Shape {
             if (t && is_half(t)) return true;
         return false;
     }
-    // Slots as the device has them.
+    // Bytes of a slot, as the device chooses them.
     int slot() const { return !has_halves() ? std::string(gate) == "q4_k" ? 10240 : 9216 : is_half(gate) ? 16384 : 18432; }
 };
 
@@ -66,8 +76,8 @@ struct Model {
     Module kernel;
     std::vector<uint> pages;
     u64 page_bytes, layer_bytes;
-    int max_position, n_rows = 1; // rows of a step, each of a sequence of its own
-    bool several;                 // the kernel of several rows, which alone has halves
+    int max_position, n_rows = 1; // rows of a step, each of another sequence
+    bool several;                 // use the kernel for several rows, which alone multiplies halves
     double weight_bytes = 0;
 
     static void norm_weights(std::vector<float> &v, Memory &m, int n) {
@@ -107,7 +117,7 @@ struct Model {
             l.p_o.make(packed_bytes(l.o, hidden_groups));
             l.p_gate.make(packed_bytes(l.gate, gate_groups)), l.p_down.make(packed_bytes(l.down, hidden_groups));
             const Matrix *matrices[3] = {&l.q, &l.k, &l.v};
-            u32 at = 0, part = 0; // groups
+            u32 at = 0, part = 0; // first group, part
             for (const Matrix *m : matrices) {
                 if (at == parts[part]) at = 0, part++;
                 if (at == 0) l.p_qkv[part].make(packed_bytes(*m, parts[part]));
@@ -141,7 +151,7 @@ struct Model {
         std::vector<PersistentPhase> list;
         for (int i = 0; i < s.n_layers; i++) {
             Layer &l = layers[i % n_made], &next = layers[std::min(i + 1, s.n_layers - 1) % n_made];
-            auto weights = [&](const Memory &m) -> uchar * { // a copy of its own for each layer
+            auto weights = [&](const Memory &m) -> uchar * { // each layer has a copy
                 weight_bytes += m.n;
                 if (!same_layers) return (uchar *)m.p;
                 CUdeviceptr p;
@@ -151,7 +161,7 @@ struct Model {
             };
             PersistentPhase p = {};
             p.kind = PERSISTENT_QKV, p.input = EXCHANGE_INPUT, p.rotation = 1, p.k_quads = quads(s.hidden), p.warps = warps(s.hidden), p.chunks = s.hidden / 8;
-            if (s.qk_norm) p.q_norm = (float *)l.d_q_norm.p, p.k_norm = (float *)l.d_k_norm.p;
+            if (s.qk_norm) p.q_norm_or_second_bias = (float *)l.d_q_norm.p, p.k_norm_or_factors = (float *)l.d_k_norm.p;
             p.pages = (uchar *)pool.p + i * layer_bytes, p.page_bytes = page_bytes, p.window = i & 1 ? s.window : 0;
             const int n_parts = s.n_parts();
             for (int part = 0; part < n_parts; part++) {
@@ -164,7 +174,7 @@ struct Model {
                 p.first_row += parts[part] * 8;
             }
             p = {};
-            p.weights = weights(l.p_o), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_ATTENDED, p.codec = codec_of(s.out), p.groups = hidden_groups, p.k_quads = quads(qd), p.warps = warps(qd), p.chunks = qd / 8, p.norm = (float *)l.d_norm2.p;
+            p.weights = weights(l.p_o), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_ATTENDED, p.codec = codec_of(s.out), p.groups = hidden_groups, p.k_quads = quads(qd), p.warps = warps(qd), p.chunks = qd / 8, p.norm_or_sinks = (float *)l.d_norm2.p;
             if (s.post_norm) p.post_norm = (float *)l.d_post1.p;
             list.push_back(p);
             p = {};
@@ -172,7 +182,7 @@ struct Model {
             list.push_back(p);
             p = {};
             p.weights = weights(l.p_down), p.kind = PERSISTENT_ADD, p.input = EXCHANGE_GATED, p.codec = codec_of(l.down.type->name), p.groups = hidden_groups, p.k_quads = quads(s.ffn), p.warps = warps(s.ffn), p.chunks = (s.ffn + 7) / 8;
-            p.norm = (float *)(i + 1 < s.n_layers ? next.d_norm.p : d_final.p);
+            p.norm_or_sinks = (float *)(i + 1 < s.n_layers ? next.d_norm.p : d_final.p);
             if (s.post_norm) p.post_norm = (float *)l.d_post2.p;
             list.push_back(p);
         }
@@ -189,9 +199,10 @@ struct Model {
     struct Settings {
         int slot_bytes = 18432, poll = 300, gates = 1, in_flight = 4;
     } set;
-    int stop = 0; // phases that are run; 0: all
-    // Token by token, a launch each, row r from position first[r] on. `chained`: each begins with the embeddings of what the one before chose;
-    // else all have the same. Tokens are (1 + n, n_rows), the first ones given.
+    int stop = 0; // phases that run, 0 for all
+    // Runs tokens, a launch each, row r from position first[r] on. With `chained` a step begins
+    // with the embeddings of the tokens that the step before chose; otherwise all steps begin with
+    // equal ones. Tokens are (1 + n, n_rows), of which the first row is given.
     float run(const std::vector<int> &first, int n, const std::vector<uint> &first_tokens, bool traced, bool chained) {
         PersistentArguments a = {};
         a.n_rows = n_rows, a.n_phases = (3 + s.n_parts()) * s.n_layers + 1, a.phases = (PersistentPhase *)phases.p, a.x = (float *)inputs.p;
@@ -209,7 +220,7 @@ struct Model {
         std::vector<Choice> how(n * n_rows);
         for (int i = 0; i < n * n_rows; i++) at[i] = first[i % n_rows] + i / n_rows, how[i] = Choice(), how[i].how = CHOOSE_BEST, how[i].chosen = n_rows + i;
         places.put(at), choices.put(how);
-        std::vector<uint> numbers(n_rows); // each row is of a sequence of its own
+        std::vector<uint> numbers(n_rows); // each row belongs to another sequence
         std::vector<Span> sequences(n_rows, Span());
         for (int r = 0; r < n_rows; r++) numbers[r] = r, sequences[r].first_row = r, sequences[r].n_rows = 1;
         row_spans.put(numbers), spans.put(sequences);
@@ -226,7 +237,8 @@ struct Model {
             }
             inputs.put(all);
         };
-        auto wait = [&] { // a kernel that waits forever is left to the time limit of the caller, with a word about where
+        // the caller's time limit ends a kernel that hangs; the message says where it was
+        auto wait = [&] {
             cuEventRecord(e1, gpu.stream);
             for (int i = 0; cuEventQuery(e1) == CUDA_ERROR_NOT_READY; i++) {
                 struct timespec t = {0, 1000000};
@@ -261,7 +273,7 @@ struct Model {
 };
 
 // ---- plain evaluation
-// most: of integers, 127 of one row, 511 of several; 0: nothing is rounded.
+// `most` is the largest integer, 127 for one row and 511 for several. With 0 nothing is rounded.
 static void round_chunks(std::vector<double> &x, int most) {
     if (!most) return;
     for (size_t i = 0; i + 8 <= x.size(); i += 8) {
@@ -278,7 +290,8 @@ static void round_chunks(std::vector<double> &x, int most) {
 }
 struct Plain {
     Model &m;
-    int mirrored; // 1: activations are rounded as the kernel does; 2: and the products of scales of K types are halves, as packed
+    // 1: activations are rounded as in the kernel; 2: products of K-type scales are halves too
+    int mirrored;
     std::map<const Matrix *, std::vector<float>> decoded;
     std::vector<std::vector<float>> keys, values; // (layer) position, kv head, d
     explicit Plain(Model &m_, int mirrored_) : m(m_), mirrored(mirrored_) {}
@@ -434,8 +447,9 @@ static void check(const Shape &s, int first_position, int n, int n_rows = 1) {
     const std::vector<uint> tokens = m.tokens.get<uint>((n + 1) * n_rows);
     const std::vector<float> x = m.trace.get<float>((size_t)n * n_rows * s.hidden), logits = m.logits.get<float>(n_rows * s.n_vocab);
     for (int mirrored = 2; mirrored >= 0; mirrored--) {
-        // Scales of K types are rounded by the repack: where that moves a value over a rounding step of int8, the whole step shows, so
-        // that "mirrored" is no nearer than "float" (an evaluation on the host alone shows the same 1.7e-2). Then 2 is the tight check.
+        // The repack rounds scales of K types. A value that this moves over a rounding step of int8
+        // differs by a whole step, so "mirrored" is no nearer than "float". An evaluation on the
+        // host alone shows the same 1.7e-2. The tight check is then 2.
         const bool k_types = std::string(s.gate) == "q4_k" || std::string(s.gate) == "q6_k";
         if (mirrored == 2 && !k_types) continue;
         Plain plain(m, mirrored);
@@ -460,8 +474,9 @@ static void check(const Shape &s, int first_position, int n, int n_rows = 1) {
                     }
             }
         }
-        // Scales of K types in halves move activations over a rounding step: 1.5e-2 to 2.0e-2; so do weights of positions in halves, mostly by less
-        // than 1.3e-2, once by 2.0e-2 (norms after both, kernels/persistent/NOTES.md).
+        // Scales of K types in halves move activations over a rounding step: 1.5e-2 to 2.0e-2.
+        // Weights of positions in halves do so too, mostly by less than 1.3e-2, once by 2.0e-2 with
+        // post-norms.
         const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 2 || (mirrored == 1 && !k_types) ? 2.5e-2 : 4e-2;
         const bool ok = err < limit && lerr < limit && near_best == n * n_rows;
         if (!ok) failures++;
@@ -469,7 +484,7 @@ static void check(const Shape &s, int first_position, int n, int n_rows = 1) {
                n, mirrored == 2 ? "mirrored all " : mirrored ? "mirrored     " : "float        ", err, lerr, same, near_best, n * n_rows, ok ? "ok" : "FAILED");
         fflush(stdout);
     }
-    // The same again, bit for bit.
+    // A second run must give the same bits.
     m.pool.put(pool);
     m.run(first, n, first_tokens, true, true);
     const std::vector<float> again = m.trace.get<float>(x.size());
@@ -503,7 +518,7 @@ static void time_model(const Shape &s) {
     fflush(stdout);
 }
 
-// For sanitizers.
+// Few and small checks, for sanitizers.
 static void few_checks() {
     const char *q4 = "q4_0", *q8 = "q8_0", *q4k = "q4_k", *q6 = "q6_k";
     const Shape plain = {"plain q4", 320, 4, 2, 64, 448, 2, 1003, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 16};
@@ -531,7 +546,8 @@ static void time_rows(const Shape &s) {
             const float t = us(position, 64);
             printf("  position %d: %.1f us, %.0f tok/s", position, t, rows * 1e6 / t);
         }
-        // Of the sixth layer, each phase: what a launch takes longer that ends with it.
+        // Time of each phase of the sixth layer: the difference between launches that stop before
+        // and after it.
         printf("; q k v, o, gate, down:");
         float before = 0;
         for (int i = 0; i <= 4; i++) {
@@ -557,7 +573,8 @@ static void time_long(const Shape &s) {
         std::sort(v.begin(), v.end());
         printf("  position %d: %.1f us", position, v[2]);
     }
-    // Of four layers from the sixth on, each phase: what a launch takes longer that ends with it.
+    // Time of each phase of four layers from the sixth on: the difference between launches that
+    // stop before and after it.
     for (int position : {128, 8192}) {
         printf("; at %d q k v, o, gate, down:", position);
         float sums[4] = {};
@@ -619,7 +636,7 @@ static void checks() {
 
 int main(int argc, char **argv) {
     gpu.open();
-    if (getenv("BLOCKS")) gpu.n_sm = atoi(getenv("BLOCKS")); // fewer, which share rows equally
+    if (getenv("BLOCKS")) gpu.n_sm = atoi(getenv("BLOCKS")); // fewer blocks that share rows equally
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     g_seed ^= (uint64_t)now.tv_nsec << 20 ^ now.tv_sec;
@@ -655,7 +672,8 @@ int main(int argc, char **argv) {
         if (wanted("8B")) time_rows(of_8b);
         return failures;
     }
-    auto mixed = [&] { // every second layer with more bits, as about half of those of a file of Q4_K_M
+    // every second layer has more bits, like about half of the layers of a Q4_K_M file
+    auto mixed = [&] {
         time_model({"1B Q4_K_M", 2048, 32, 8, 64, 8192, 16, 128256, q4k, q4k, q4k, q4k, q6, false, false, false, false, 0, 0, 0, 64, q6});
         time_model({"3B Q4_K_M", 3072, 24, 8, 128, 8192, 28, 128256, q4k, q4k, q4k, q4k, q6, false, false, false, false, 0, 0, 0, 64, q6});
     };

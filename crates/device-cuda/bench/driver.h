@@ -1,5 +1,5 @@
-// What the benches share: the driver API as the device crate uses it (modules from cubins, functions by name), random numbers,
-// half precision on the host, medians.
+// Helpers of the benches: the driver API as the device crate uses it (modules from cubins,
+// functions by name), random numbers, half precision on the host, medians.
 #pragma once
 #include <cuda.h>
 #include <algorithm>
@@ -95,8 +95,8 @@ struct Memory {
     }
     template <class T> void put(const std::vector<T> &v) {
         make(v.size() * sizeof(T));
-        // On the benches' own stream: the default stream's copy may still run when a kernel of a non-blocking stream starts, and even
-        // when the memory is freed.
+        // On the benches' own stream: the default stream's copy may still run when a kernel of a
+        // non-blocking stream starts, and even when the memory is freed.
         CHECK(cuMemcpyHtoDAsync(p, v.data(), n, gpu.stream));
         gpu.wait();
     }

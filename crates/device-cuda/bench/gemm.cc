@@ -1,5 +1,6 @@
-// Checks and times the products of src/kernels/gemm against double precision. Usage: gemm CUBIN_FOLDER [check|time]
-// Every check: fresh random blocks of the file's type, decoded here independently of the repack; poisoned outputs.
+// Checks and times the products of src/kernels/gemm against double precision. Usage: gemm
+// CUBIN_FOLDER [check|time] Every check: fresh random blocks of the file's type, decoded here
+// independently of the repack; poisoned outputs.
 #include "blocks.h"
 #include <map>
 
@@ -103,7 +104,8 @@ static void check(const FileType &t, int m, int n, int k, Launch l, int epilogue
     if (epilogue == EPILOGUE_ADD) a.residual = (float *)dr.p;
     if (epilogue == EPILOGUE_ADD) a.bias = (float *)db.p;
     double e2 = 0, r2 = 0;
-    for (int repeat = 0; repeat < 2; repeat++) { // the second finds the counters as the first left them
+    // the second finds the counters as the first left them
+    for (int repeat = 0; repeat < 2; repeat++) {
         y.poison();
         multiply(l, t.codec, a, n_tt);
         gpu.wait();
@@ -235,7 +237,7 @@ static void time_shape(const FileType &t, int m, int n, int k, std::vector<Launc
     for (auto p : sets) cuMemFree(p);
 }
 
-// What products.rs chooses from for few rows.
+// The tiles that products.rs chooses from for few rows.
 static void few() {
     struct Shape { int type, n, k, epilogue; };
     for (int m : {8, 16, 24, 32, 64, 128})

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Compile a kernel file as the device does: with NVRTC, without headers of the toolkit.
 
-    python3 nvrtc.py KERNELS linear/q4_0.cu OUT.cubin      NVRTC: the library's path, if it is not found by its name
+    python3 nvrtc.py KERNELS linear/q4_0.cu OUT.cubin    a file under KERNELS
+    python3 nvrtc.py KERNELS - OUT.cubin < TEXT          a text from standard input
+
+NVRTC is the library's path, if it is not found by its name; ARCH is the architecture (sm_90a).
 """
 import ctypes
 import os
@@ -9,6 +12,7 @@ import sys
 
 
 def headers(root):
+    """The headers under a folder: their paths from it, and their texts."""
     for folder, _, files in os.walk(root):
         for name in files:
             if name.endswith((".h", ".cuh")):
@@ -17,26 +21,38 @@ def headers(root):
                     yield os.path.relpath(path, root).encode(), f.read()
 
 
-def main(root, name, out):
-    lib = ctypes.CDLL(os.environ.get("NVRTC", "libnvrtc.so"))
-    with open(os.path.join(root, name), "rb") as f:
-        source = f.read()
-    names, texts = zip(*headers(root))
+def compiled(library, name, source, included, architecture):
+    """The code of a text: a cubin for sm_*, PTX for compute_*. Exits with the compiler's log."""
+    names, texts = zip(*included)
     array = ctypes.c_char_p * len(names)
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    lib.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), len(names), array(*texts), array(*names))
-    options = [b"--gpu-architecture=" + os.environ.get("ARCH", "sm_90a").encode(), b"--std=c++17", b"-default-device"]
-    code = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    at = ctypes.byref
+    library.nvrtcCreateProgram(at(program), source, name.encode(), len(names), array(*texts), array(*names))
+    options = [b"--gpu-architecture=" + architecture.encode(), b"--std=c++17", b"-default-device"]
+    code = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     if code:
-        lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        library.nvrtcGetProgramLogSize(program, at(size))
         log = ctypes.create_string_buffer(size.value)
-        lib.nvrtcGetProgramLog(program, log)
+        library.nvrtcGetProgramLog(program, log)
         sys.exit(f"{name}: {log.value.decode()}")
-    lib.nvrtcGetCUBINSize(program, ctypes.byref(size))
-    cubin = ctypes.create_string_buffer(size.value)
-    lib.nvrtcGetCUBIN(program, cubin)
+    kind = "CUBIN" if architecture.startswith("sm_") else "PTX"
+    getattr(library, f"nvrtcGet{kind}Size")(program, at(size))
+    text = ctypes.create_string_buffer(size.value)
+    getattr(library, f"nvrtcGet{kind}")(program, text)
+    library.nvrtcDestroyProgram(at(program))
+    return text.raw
+
+
+def main(root, name, out):
+    library = ctypes.CDLL(os.environ.get("NVRTC", "libnvrtc.so"))
+    if name == "-":
+        source = sys.stdin.buffer.read()
+    else:
+        with open(os.path.join(root, name), "rb") as f:
+            source = f.read()
+    code = compiled(library, name, source, list(headers(root)), os.environ.get("ARCH", "sm_90a"))
     with open(out, "wb") as f:
-        f.write(cubin.raw)
+        f.write(code)
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ impl Compiler<'_> {
             embedding: self.embedding(persistent).map(|(_, embedding)| embedding).unwrap_or_default(),
             ..base
         };
-        let (_, name) = persistent.kernel(rows);
+        let name = persistent.kernel(rows).name();
         let grid = [Extent::Fixed(persistent.n_blocks() as u32), ONE, ONE];
         let writes = [decoder.logits];
         let call = Call::new(file, RowCount::Tokens, grid, THREADS, &writes);

@@ -231,7 +231,7 @@ impl Tile {
 
 /// A product's size, and the kernels that it may be launched with.
 #[derive(Clone, Copy, Debug)]
-pub struct Product {
+pub struct PackedProduct {
     /// What its tiles are chosen from.
     pub products: Products,
     /// Of its weights.
@@ -262,7 +262,7 @@ pub fn partial_floats(n_processors: usize) -> usize {
     n_processors * 128 * 128
 }
 
-impl Product {
+impl PackedProduct {
     /// The cheapest cut for so many rows, by a model of the time.
     pub fn cut(&self, n_rows: usize, n_processors: usize) -> Cut {
         let mut best = (usize::MAX, Cut { tile: 0, n_splits: 1, n_blocks: 1 });
@@ -337,9 +337,9 @@ pub enum AtLaunch {
     /// Nothing.
     Nothing,
     /// The tile of a product, and its parts of K.
-    Cut(Product),
+    Cut(PackedProduct),
     /// The tile of a product with the matrices of experts.
-    Grouped(Product, Experts),
+    Grouped(PackedProduct, Experts),
     /// The rows of these tiles.
     Width(Experts),
     /// The row of the step that a persistent kernel of one row computes, if there are so many.
@@ -396,9 +396,9 @@ pub fn codec_of(plan: &Plan, p: &Projection, group: &Group) -> Option<Codec> {
 mod tests {
     use super::*;
 
-    fn product(n_out: usize, n_cols: usize) -> Product {
+    fn product(n_out: usize, n_cols: usize) -> PackedProduct {
         let codec = Codec { name: "q4", tile: 2304 };
-        Product {
+        PackedProduct {
             products: Products::Wgmma,
             codec,
             kernels: [0; MOST_TILES],

@@ -5,7 +5,7 @@ use super::{Call, Draft, ONE, blocks, each, failed};
 use crate::arguments::{GemmArguments, InputArguments, LinearArguments, MatrixArguments, RowsArguments};
 use crate::driver::Address;
 use crate::packs::Pack;
-use crate::products::{AtLaunch, MOST_TILES, Product as Packed, Tile, groups};
+use crate::products::{AtLaunch, MOST_TILES, PackedProduct, Tile, groups};
 use crate::stored::{Kind, Stored};
 use device::{Result, RowCount, ValueId, WeightId};
 use device_lower::fields::{MatrixOf, Norm, Projection, Tail};
@@ -414,7 +414,7 @@ impl Draft<'_> {
         p: &Product,
         rows: RowCount,
         pack: &Pack,
-        at_launch: impl Fn(Packed) -> AtLaunch,
+        at_launch: impl Fn(PackedProduct) -> AtLaunch,
         arguments: &GemmArguments,
     ) {
         let c = self.c;
@@ -427,7 +427,7 @@ impl Draft<'_> {
         let products = c.profile.products;
         let (n_out, k_tiles) = (pack.n_out, pack.k_tiles);
         let only = c.profile.only_tile;
-        let product = Packed { products, codec: pack.codec, kernels, n_out, k_tiles, only };
+        let product = PackedProduct { products, codec: pack.codec, kernels, n_out, k_tiles, only };
         let (file, name) = (tiles[0].file(pack.codec), tiles[0].kernel(pack.codec));
         let call = Call::new(&file, rows, [each(rows), ONE, ONE], tiles[0].threads(), p.writes);
         let call = Call { name: &name, at_launch: at_launch(product), weight_bytes: p.weight_bytes, ..call };

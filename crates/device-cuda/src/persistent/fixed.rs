@@ -1,11 +1,16 @@
-//! The persistent kernel for one model alone: its general source after declarations in which the numbers of the table are constants.
-//! Loops of known length, one codec and one size a phase: less code, and a fifth to a twentieth less time a token
-//! (`kernels/persistent/NOTES.md`). The compiler must be there (`kernels.rs`); the general kernel computes the same, to the bit.
+//! The persistent kernel for one model alone: declarations that make the numbers of the table
+//! constants, followed by the text of the general kernel. Loops have a known length, and a phase
+//! has one codec and one size. That makes less code, and 5 to 20 % less time a token
+//! (`kernels/persistent/NOTES.md`). It needs NVRTC. The general kernel computes the same bits.
 
-use super::{CONTINUES, GATE, HEAD, PASS_ROWS, POLL_DELAY_FIXED, Persistent, QKV, Rows};
+use super::header::{CONTINUES, GATE, HEAD, QKV};
+use super::{PASS_ROWS, Persistent, Rows};
 use crate::arguments::{PersistentArguments, PersistentPhase};
 use crate::kernels::Kernels;
 use std::fmt::Write;
+
+/// Cycles from a block's own publication to its first poll (NOTES.md).
+const POLL_DELAY_FIXED: u32 = 200;
 
 /// A constant of a struct: its type, its name, its value.
 type Constant = (&'static str, &'static str, String);
@@ -16,8 +21,10 @@ macro_rules! constants {
     };
 }
 
-/// What a launch says that is no address and never changes. Not `n_rows`, which hides from the compiler how often code runs, not where a
-/// launch stops, and not `table_stride`, which goes by the length of the context. `None`: a factor is infinite or NaN, for which C++ has no literal.
+/// The arguments of a launch that are no addresses and never change. It is `None` if a factor is
+/// infinite or NaN, for which C++ has no literal. `n_rows` is left out so that the compiler does
+/// not know how often code runs. `stop_phase` may change, and `table_stride` depends on the length
+/// of the context.
 fn of_arguments(arguments: &PersistentArguments) -> Option<Vec<Constant>> {
     let a = PersistentArguments { poll_delay: POLL_DELAY_FIXED, ..*arguments };
     let numbers = constants!("uint" of a; n_phases interleaved hidden n_kv_heads n_vocab n_splits page_len slot_bytes n_slots
@@ -35,22 +42,23 @@ fn of_arguments(arguments: &PersistentArguments) -> Option<Vec<Constant>> {
     if factors.iter().any(|(_, factor)| !factor.is_finite()) {
         return None;
     }
-    // The shortest decimal that only this number is nearest to, always with a point or an exponent.
+    // Debug prints the shortest decimal that reads back as the same f32, with a point or an
+    // exponent.
     let factors = factors.map(|(name, factor)| ("float", name, format!("{factor:?}f")));
     Some(numbers.into_iter().chain(factors).collect())
 }
 
-/// What an entry of the table says that is the same in all of `phases`.
+/// The fields that have the same value in all of `phases`, and facts for the compiler alone.
 fn of_phases(phases: &[&PersistentPhase], n_blocks: u32) -> Vec<Constant> {
     let of = |p: &PersistentPhase| {
         let numbers = constants!("uint" of p; window rotation qkv_part first_row kind codec input groups k_quads warps chunks activation gate_refill);
-        // Addresses are never constants, but that there is none may be.
+        // An address is never a constant, but its absence may be.
         let optional = [
-            ("norm", p.norm),
+            ("norm_or_sinks", p.norm_or_sinks),
             ("post_norm", p.post_norm),
             ("bias", p.bias),
-            ("q_norm", p.q_norm),
-            ("k_norm", p.k_norm),
+            ("q_norm_or_second_bias", p.q_norm_or_second_bias),
+            ("k_norm_or_factors", p.k_norm_or_factors),
         ];
         let optional = optional.map(|(name, address)| {
             ("const float *", name, if address == 0 { "nullptr".to_owned() } else { String::new() })
@@ -60,8 +68,8 @@ fn of_phases(phases: &[&PersistentPhase], n_blocks: u32) -> Vec<Constant> {
             (p.groups / together / n_blocks * together, (p.groups / together).div_ceil(n_blocks) * together);
         let own_groups =
             ("uint", "own_groups", if fewest == most { most.to_string() } else { String::new() });
-        // For the compiler alone: how many groups a block has in a pass of fewer than a whole one; 0 where there are several passes of which
-        // it is not known.
+        // Groups of a block in its last pass, if that pass is not a whole one. They are 0 if there
+        // are several passes and the number is not known.
         let known = fewest == most || most <= (PASS_ROWS / 8) as u32;
         let (fewest, most) = if known { (fewest, most) } else { (0, 0) };
         let of_blocks = [("FEWEST", fewest), ("MOST", most), ("QUADS", p.k_quads), ("WARPS", p.warps)];
@@ -79,15 +87,15 @@ fn of_phases(phases: &[&PersistentPhase], n_blocks: u32) -> Vec<Constant> {
         }
     }
     common.retain(|(.., value)| !value.is_empty());
-    // For the compiler alone: bits of the codecs that there are.
+    // A bit for each codec of the phases.
     let codecs = phases.iter().fold(0u32, |codecs, phase| codecs | 1 << phase.codec);
     common.push(("uint", "CODECS", codecs.to_string()));
     common
 }
 
-/// `struct name : base` with constants that hide the fields of their names.
+/// Writes `struct name : base` with constants that hide the fields of the same names.
 fn declare(out: &mut String, name: &str, base: &str, constants: &[Constant]) {
-    // Writing to a string does not fail.
+    // Writing to a string never fails.
     let _ = writeln!(out, "struct {name} : {base} {{");
     for (kind, field, value) in constants {
         let _ = writeln!(out, "    static constexpr {kind} {field} = {value};");
@@ -95,11 +103,12 @@ fn declare(out: &mut String, name: &str, base: &str, constants: &[Constant]) {
     out.push_str("};\n");
 }
 
-/// How the names of such kernels' files begin.
+/// The start of the file name of every fixed kernel.
 pub const FIXED: &str = "persistent/fixed";
 
-/// The file of a kernel for a table alone; or of the general one, where that cannot be. Given what reads rows of the embedding (`linear/rows.cuh`),
-/// a launch of the kernel can compute several steps.
+/// The file of a kernel for one table alone, or of the general kernel if there is no such kernel.
+/// `embedding` is the C++ type that reads rows of the embedding (`linear/rows.cuh`). With it a
+/// launch can compute several steps.
 pub fn fixed_file(
     persistent: &Persistent,
     rows: Rows,
@@ -119,8 +128,8 @@ pub fn fixed_file(
     }
 }
 
-/// The source of a kernel for a table alone, given the text of the general kernel's file; `None` where layers are not of one kind (their types
-/// may differ), or a factor is not finite.
+/// The text of a kernel for one table alone, from the text of the general kernel. It is `None` if
+/// layers differ in more than their types, or if a factor is not finite.
 pub(super) fn fixed_source(
     general: &str,
     arguments: &PersistentArguments,

@@ -1,103 +1,102 @@
-//! The products of a decoder in the order of the kernel's phases: how each is packed, and how many blocks share them.
+//! The products of a decoder in the order of the phases: how each is packed, and the number of
+//! blocks that share them.
 
-use super::Decoder;
+use super::FoundDecoder;
+use super::header::{
+    BUNDLE, CODEC_F16, CODEC_FP4, CODEC_NL, CODEC_Q2M, CODEC_Q3, CODEC_Q4, CODEC_Q4M, CODEC_Q5M, CODEC_Q6,
+    CODEC_Q8, ROUTER_STEP, UNIT_F16, UNIT_FP4, UNIT_NL, UNIT_Q2M, UNIT_Q3, UNIT_Q4, UNIT_Q4M, UNIT_Q5M,
+    UNIT_Q6, UNIT_Q8,
+};
 use super::pattern::{Layer, Mixture};
 use crate::products::has_activation;
 use ::weights::BlockType;
 use device::{Plan, WeightId};
 use std::ops::Range;
 
-/// Halves, which only the kernel of several rows multiplies.
-const CODEC_F16: u32 = 5;
+/// The first codec that prebuilt kernels lack; they lack all codecs after it too.
+const FIRST_RARE: u32 = CODEC_Q2M;
 
-/// From this one on codecs are not in the kernels that are files.
-const FIRST_RARE: u32 = 6;
-
-/// How a product's weights are packed (`PERSISTENT_CODEC_*`): the codec and the bytes of a unit.
+/// A codec of packed weights (`PERSISTENT_CODEC_*`) and the bytes of its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Codec {
+pub struct PackedCodec {
     pub(super) number: u32,
     pub(super) unit: usize,
 }
 
-impl Codec {
-    /// Of a type; `None`: the kernel has none.
-    pub fn of(block: BlockType) -> Option<Codec> {
+impl PackedCodec {
+    /// The codec of a type, or `None` if the kernels have none.
+    pub fn of(block: BlockType) -> Option<PackedCodec> {
         use BlockType::*;
         let (number, unit) = match block {
-            Q4_0 => (0, 576),
-            Q4_1 | Q4_K => (1, 640),
-            Q8_0 => (2, 1088),
-            Q6_K => (3, 896),
-            Q5_0 | Q5_1 | Q5_K => (4, 768),
-            F16 | BF16 => (CODEC_F16, 2048),
-            Q2_K => (FIRST_RARE, 512),
-            Q3_K => (7, 640),
-            IQ4_NL | IQ4_XS => (8, 576),
-            MXFP4 => (9, 576),
+            Q4_0 => (CODEC_Q4, UNIT_Q4),
+            Q4_1 | Q4_K => (CODEC_Q4M, UNIT_Q4M),
+            Q8_0 => (CODEC_Q8, UNIT_Q8),
+            Q6_K => (CODEC_Q6, UNIT_Q6),
+            Q5_0 | Q5_1 | Q5_K => (CODEC_Q5M, UNIT_Q5M),
+            F16 | BF16 => (CODEC_F16, UNIT_F16),
+            Q2_K => (CODEC_Q2M, UNIT_Q2M),
+            Q3_K => (CODEC_Q3, UNIT_Q3),
+            IQ4_NL | IQ4_XS => (CODEC_NL, UNIT_NL),
+            MXFP4 => (CODEC_FP4, UNIT_FP4),
             _ => return None,
         };
-        Some(Codec { number, unit })
+        Some(PackedCodec { number, unit })
     }
 
-    /// Whether only the kernel of several rows has it.
+    /// True if only the kernel for several rows has the codec.
     pub(super) fn is_halves(self) -> bool {
         self.number == CODEC_F16
     }
 
-    /// Whether kernels that are files lack it.
+    /// True if prebuilt kernels lack the codec.
     pub(super) fn is_rare(self) -> bool {
         self.number >= FIRST_RARE
     }
 }
 
-/// Groups of rows of a bundle of gate and up of an expert.
-pub(super) const BUNDLE: usize = 4;
-
-/// Bytes of 1,024 columns of a router.
-const ROUTER_STEP: usize = 4096;
-
 /// Columns of a unit.
 const UNIT_COLUMNS: usize = 128;
 
-/// Warps that multiply, and the units of a step of all of them.
+/// Warps that multiply, and most units of a step.
 const WARPS: usize = 8;
 
-/// Of a row of so many columns: the units of a warp, as few as there can be, and the warps that have some, as few as then can be.
+/// The fewest units of a warp that cover a row of `n_cols` columns, and the fewest warps that then
+/// have units.
 pub(super) fn units(n_cols: usize) -> (usize, usize) {
     let units = n_cols.div_ceil(UNIT_COLUMNS);
     let of_warp = units.div_ceil(WARPS).max(1);
     (of_warp, units.div_ceil(of_warp))
 }
 
-/// A product of a phase.
+/// The product of a phase.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Product {
-    pub codec: Codec,
-    /// What blocks share: groups of rows; a router's experts; bundles of the experts that a token uses.
+pub(super) struct PhaseProduct {
+    pub codec: PackedCodec,
+    /// The parts that blocks share: groups of rows, a router's experts, or bundles of the experts
+    /// that a token uses.
     pub groups: usize,
     /// Units of a group that a warp multiplies.
     pub k_quads: usize,
-    /// Units of a step: warps that have columns.
+    /// Warps that have columns, which is the number of units of a step.
     pub warps: usize,
     pub packing: Packing,
 }
 
-/// How a product's weights are packed (`persistent/arguments.h`).
+/// The order of a product's packed weights (`persistent/arguments.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
-    /// Groups by block.
+    /// Groups in the order in which blocks read them.
     Rows,
     /// Rows of floats.
     Router,
-    /// Of each of `n` experts, of which a token uses `n_used`, `bundles` of gate and up.
+    /// For each of `n` experts, `bundles` of gate and up. A token uses `n_used` experts.
     Bundles { n: usize, n_used: usize, bundles: usize },
-    /// Of each of `n` experts, of which a token uses `n_used`, groups of `units`.
+    /// For each of `n` experts, groups of `units`. A token uses `n_used` experts.
     Down { n: usize, n_used: usize, units: usize },
 }
 
-impl Product {
-    /// Bytes of one expert, or of all where there are none.
+impl PhaseProduct {
+    /// Bytes of one expert, or of the whole product without experts.
     pub fn part_bytes(&self) -> usize {
         match self.packing {
             Packing::Rows => self.groups * self.k_quads * self.step(),
@@ -112,7 +111,7 @@ impl Product {
         (self.warps * self.codec.unit).next_multiple_of(128)
     }
 
-    /// Bytes as packed, and those that a token reads.
+    /// Packed bytes, and the bytes of them that a token reads.
     pub fn bytes(&self) -> (usize, usize) {
         let of = self.part_bytes();
         match self.packing {
@@ -122,8 +121,9 @@ impl Product {
     }
 }
 
-/// Which of q, k and v (0, 1, 2) are multiplied together, the same in all layers: all of them, or in parts of which each layer has one type.
-pub(super) fn qkv_parts(plan: &Plan, decoder: &Decoder) -> Vec<Range<usize>> {
+/// The parts of q, k and v (0, 1, 2) that are multiplied together, equal in all layers. There is
+/// one part if in every layer all three have one type.
+pub(super) fn qkv_parts(plan: &Plan, decoder: &FoundDecoder) -> Vec<Range<usize>> {
     let block = |layer: &Layer, which: usize| plan.weight(layer.qkv[which].0).block;
     let differ = |which: usize| decoder.layers.iter().any(|of| block(of, which) != block(of, which + 1));
     let mut starts = vec![0];
@@ -135,27 +135,27 @@ pub(super) fn qkv_parts(plan: &Plan, decoder: &Decoder) -> Vec<Range<usize>> {
 /// The products of all phases, in order.
 ///
 /// # Errors
-/// What the kernel does not take, in words.
+/// Returns the first product that the kernels do not support.
 pub(super) fn products(
     plan: &Plan,
-    decoder: &Decoder,
+    decoder: &FoundDecoder,
     qkv_parts: &[Range<usize>],
-) -> Result<Vec<Product>, String> {
-    let of = |ids: &[WeightId], groups: usize| -> Result<Product, String> {
+) -> Result<Vec<PhaseProduct>, String> {
+    let of = |ids: &[WeightId], groups: usize| -> Result<PhaseProduct, String> {
         let weight = plan.weight(ids[0]);
-        // Mixtures have the kernel of one row alone.
+        // Mixtures need the kernel for one row, which does not multiply halves.
         let is_dense = decoder.layers.iter().all(|layer| layer.router.is_none());
-        let Some(codec) = Codec::of(weight.block).filter(|codec| is_dense || !codec.is_halves()) else {
-            return Err(format!("{} in {}", weight.name, weight.block));
+        let Some(codec) = PackedCodec::of(weight.block).filter(|codec| is_dense || !codec.is_halves()) else {
+            return Err(format!("{} in {}, a type without a persistent kernel", weight.name, weight.block));
         };
         if let Some(other) = ids.iter().map(|id| plan.weight(*id)).find(|other| other.block != weight.block) {
             return Err(format!(
-                "{} in {} beside {} in {}",
+                "{} in {} but {} in {}, expected one type",
                 other.name, other.block, weight.name, weight.block
             ));
         }
         let (k_quads, warps) = units(weight.n_cols());
-        Ok(Product { codec, groups, k_quads, warps, packing: Packing::Rows })
+        Ok(PhaseProduct { codec, groups, k_quads, warps, packing: Packing::Rows })
     };
     let rows = |id: WeightId| plan.weight(id).n_rows();
     let mut products = Vec::new();
@@ -174,11 +174,11 @@ pub(super) fn products(
             let (bundles, units) = (ffn.div_ceil(16), ffn.div_ceil(UNIT_COLUMNS));
             let gate = of(&[layer.gate, layer.up], n_used * bundles)?;
             let down = of(&[layer.down], rows(layer.down) / n.max(1) / 8)?;
-            let of_all = Product { warps: WARPS, ..gate };
-            products.push(Product { groups: n, packing: Packing::Router, ..of_all });
-            products.push(Product { packing: Packing::Bundles { n, n_used, bundles }, ..of_all });
+            let of_all = PhaseProduct { warps: WARPS, ..gate };
+            products.push(PhaseProduct { groups: n, packing: Packing::Router, ..of_all });
+            products.push(PhaseProduct { packing: Packing::Bundles { n, n_used, bundles }, ..of_all });
             let k_quads = (n_used * units).div_ceil(WARPS);
-            products.push(Product {
+            products.push(PhaseProduct {
                 k_quads,
                 warps: WARPS,
                 packing: Packing::Down { n, n_used, units },
@@ -193,13 +193,14 @@ pub(super) fn products(
     Ok(products)
 }
 
-/// Blocks of a launch, one a multiprocessor: the most that share the rows of every product of a layer equally, if no more than a tenth of `n`
-/// stays out, else `n`. More would not be faster: a phase ends when the block with most rows does (NOTES.md).
-pub(super) fn even_blocks(plan: &Plan, decoder: &Decoder, n: usize) -> usize {
+/// Blocks of a launch on `n` multiprocessors: the largest number that divides the rows of every
+/// product of a layer evenly. It is `n` if that number leaves out more than a tenth of them. More
+/// blocks would not be faster, since a phase ends when the block with most rows does (NOTES.md).
+pub(super) fn even_blocks(plan: &Plan, decoder: &FoundDecoder, n: usize) -> usize {
     let groups = |id: WeightId| plan.weight(id).n_rows().div_ceil(8);
     let of_layer = |layer: &Layer| {
         let qkv = layer.qkv.iter().map(|(id, _)| groups(*id)).sum();
-        // Of gate and up a block has whole pairs of groups.
+        // A block has whole pairs of groups of gate and up.
         let network = layer.router.map_or([groups(layer.gate), groups(layer.down)], |router| {
             let Mixture { n, n_used, ffn, .. } = router.mixture;
             [n_used * ffn.div_ceil(16), groups(layer.down) / n.max(1)]

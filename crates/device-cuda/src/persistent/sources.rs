@@ -1,25 +1,25 @@
-//! The files of the kernels, and the texts that NVRTC compiles where no file has what a decoder needs.
+//! The choice of a persistent kernel's text: the general text of its kind, prebuilt if the decoder
+//! needs nothing rare, otherwise with the codecs of the model.
 
+use super::general::prebuilt;
 use super::pattern::Layer;
-use super::{Persistent, Rows};
-use crate::kernels::{Kernels, source};
+use super::{General, Persistent, Rows};
+use crate::kernels::Kernels;
 
 impl Persistent {
-    /// A kernel's file and its name.
-    pub fn kernel(&self, rows: Rows) -> (String, String) {
+    /// The general kernel that runs the decoder.
+    pub fn kernel(&self, rows: Rows) -> General {
         let heads = self.decoder.heads;
-        let shape = format!("{}_{}", heads.head_dim, heads.of_group());
-        let kind = match (rows, self.mixture()) {
-            (Rows::One, None) => "",
-            (Rows::One, Some(_)) => "experts_",
-            (Rows::Several, None) => "rows_",
-            (Rows::Several, Some(_)) => "rows_experts_",
-        };
-        let shape = format!("{kind}{}{shape}", self.kv_name);
-        (format!("persistent/decode_{shape}.cu"), format!("persistent_decode_{shape}"))
+        General {
+            rows,
+            mixture: self.mixture().is_some(),
+            pages: self.pages,
+            head_dim: heads.head_dim,
+            of_group: heads.of_group(),
+        }
     }
 
-    /// Whether the decoder needs what kernels that are files lack (`PERSISTENT_HAS_RARE`).
+    /// True if the decoder needs code that prebuilt kernels lack (`PERSISTENT_HAS_RARE`).
     pub(super) fn has_rare(&self) -> bool {
         let is_rare = |layer: &Layer| {
             let of_products =
@@ -31,40 +31,21 @@ impl Persistent {
             || self.decoder.layers.iter().any(is_rare)
     }
 
-    /// Whether a kernel for all models of its kind is a file.
-    pub(super) fn has_file(&self, rows: Rows) -> bool {
-        !self.has_rare() && source(&self.kernel(rows).0).is_some()
+    /// True if a prebuilt kernel runs the decoder.
+    pub(super) fn is_prebuilt(&self, rows: Rows) -> bool {
+        !self.has_rare() && prebuilt().any(|kernel| kernel == self.kernel(rows))
     }
 
-    /// The text of a kernel's file or, where there is none, one with what this model needs.
+    /// The text of the general kernel.
     pub(super) fn source(&self, rows: Rows) -> String {
-        let (file, name) = self.kernel(rows);
-        if let Some(text) = source(&file).filter(|_| self.has_file(rows)) {
-            return text.to_owned();
-        }
-        let heads = self.decoder.heads;
-        let (d, h) = (heads.head_dim, heads.of_group());
-        let pages = match self.kv_name {
-            "" => "PAGES_F16",
-            "q8_0_" => "PAGES_Q8_0",
-            _ => "PAGES_FP8",
-        };
-        let (header, macro_name) = match rows {
-            Rows::One => ("decode", "PERSISTENT_KERNEL"),
-            Rows::Several => ("decode_rows", "PERSISTENT_ROWS_KERNEL"),
-        };
-        let codecs = self.products.iter().fold(0u32, |codecs, product| codecs | 1 << product.codec.number);
-        let mixture = self.mixture().is_some();
-        format!(
-            "#define PERSISTENT_CODECS {codecs}\n#include \"persistent/{header}.cuh\"\n\
-             {macro_name}({name}, {d}, {h}, {pages}, {mixture})\n"
-        )
+        let codecs = || self.products.iter().fold(0, |codecs, product| codecs | 1 << product.codec.number);
+        self.kernel(rows).text((!self.is_prebuilt(rows)).then(codecs))
     }
 
-    /// The file of a kernel for all models, which is generated where there is none.
+    /// The file of the general kernel, which is generated unless the kernel is prebuilt.
     pub fn general_file(&self, rows: Rows, kernels: &Kernels) -> String {
-        let (file, _) = self.kernel(rows);
-        match self.has_file(rows) {
+        let file = self.kernel(rows).file();
+        match self.is_prebuilt(rows) {
             true => file,
             false => kernels.generate(file.trim_end_matches(".cu"), self.source(rows), None),
         }

@@ -1,14 +1,23 @@
-use super::products::Codec;
+use super::header::{
+    ADD, ADD_EXPERTS, CONTINUED, CONTINUES, EXCHANGE_INPUT, EXCHANGE_MIDDLE, EXPERTS, GATE, HEAD, LEAST_SLOT,
+    MAX_EXPERTS, MAX_WIDE, OF_THREE, QKV, REVERSED, ROUTE,
+};
+use super::products::PackedCodec;
 use super::*;
+use crate::arguments::{PersistentArguments, PersistentPhase};
 use crate::kernels::source;
+use crate::layout::StepLayout;
 use crate::selftest::{Decoder, Experts, Mix, decoders, half_decoders};
 use ::weights::BlockType;
-use device::{KvLayout, ValueId};
+use device::{KvLayout, ValueId, WeightId};
 use device_lower::fusion::fuse;
 use device_lower::passes::lower;
 use device_lower::table::RowClass;
 use device_testing::limits;
 
+mod interpreter;
+mod kernel;
+mod phases;
 mod rows;
 
 const SMALL: Decoder =
@@ -22,7 +31,7 @@ fn f16(kv: &KvLayout) -> Limits {
     Limits { kv_type: KvType::F16, ..limits(kv) }
 }
 
-/// What is found of a plan, fused as the device fuses it.
+/// The persistent form of a plan, fused as the device fuses it.
 fn found(plan: &Plan) -> Result<Persistent, String> {
     let profile = Profile::hopper();
     let plan = fuse(plan, profile.rules);
@@ -109,7 +118,7 @@ fn phases_follow_the_layers() {
     assert!(phases[..12].iter().all(|p| p.k_quads == 1 && p.codec == 0));
     assert_eq!((phases[4].window, phases[4].bias, phases[4].pages, phases[4].page_bytes), (40, 2, 100, 77));
     let norm = |layer: usize| vector(mine.decoder.layers[layer].norm);
-    assert_eq!((phases[3].norm, phases[11].norm), (norm(1), vector(mine.decoder.norm)));
+    assert_eq!((phases[3].norm_or_sinks, phases[11].norm_or_sinks), (norm(1), vector(mine.decoder.norm)));
     assert!(
         phases[1].post_norm != 0
             && phases[3].post_norm != 0
@@ -146,7 +155,7 @@ fn q_k_and_v_of_different_types_are_phases_in_a_row() {
     assert_eq!(found(&plan_of(Decoder { n_layers: 1, ..wide })).map(|_| ()), Ok(()));
 }
 
-/// What each block has of both parts is what it would have of one.
+/// A block has as many rows of two parts as it would have of one.
 #[test]
 fn two_parts_are_shared_as_equally_as_one() {
     for (first, second, n) in [(320, 64, 128), (512, 128, 128), (640, 128, 128), (24, 16, 10)] {
@@ -194,15 +203,21 @@ fn a_kernel_of_its_own_has_what_never_changes_as_constants() {
     assert!(table.starts_with("PersistentArguments {"));
     assert!(table.contains("uint hidden = 320;") && table.contains("float softcap = 0.0f;"));
     assert!(!table.contains("n_rows") && !table.contains("stop_phase") && !table.contains(" x "));
-    // Every second layer has a window and no rotation; all have norms of heads and no biases; 80 groups are not shared equally.
+    // Every second layer has a window and no rotation; all have norms of heads and no biases; 80
+    // groups are not shared equally.
     let qkv = of("PersistentPhase0");
     assert!(qkv.contains("uint groups = 80;") && qkv.contains("float * bias = nullptr;"));
     assert!(
-        ["window", "rotation", "q_norm", "own_groups"].iter().all(|name| !qkv.contains(&format!("{name} =")))
+        ["window", "rotation", "q_norm_or_second_bias", "own_groups"]
+            .iter()
+            .all(|name| !qkv.contains(&format!("{name} =")))
     );
     assert!(qkv.contains("FEWEST = 0;") && qkv.contains("MOST = 1;"));
     assert!(of("PersistentPhase2").contains("gate_refill = 1;"));
-    assert!(of("PersistentHead").contains("kind = 3;") && text.contains("PERSISTENT_DECODE(64, 3)"));
+    assert!(
+        of("PersistentHead").contains("kind = 3;")
+            && text.contains("PERSISTENT_KERNEL(persistent_decode_64_3, 64, 3, PAGES_F16, false)")
+    );
     assert!(text.contains("ONE(PersistentPhase3)") && !text.contains("PersistentPhase4"));
 }
 
@@ -229,7 +244,7 @@ fn layers_whose_types_differ_share_a_kernel_that_has_all_their_codecs() {
 #[test]
 fn factors_that_are_not_finite_are_left_to_the_general_kernel() {
     let (mine, arguments, phases) = table_of(SMALL);
-    let general = source(&mine.kernel(Rows::One).0).unwrap();
+    let general = source(&mine.kernel(Rows::One).file()).unwrap();
     let text = |softcap: f32| {
         fixed::fixed_source(
             general,
@@ -267,92 +282,34 @@ fn rows_are_shared_equally_where_few_multiprocessors_stay_out() {
     assert_eq!(fixed_text(of(true)), None);
 }
 
-/// A number of the header.
-fn define(name: &str) -> usize {
-    let text = source("persistent/arguments.h").unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix(&format!("#define {name} "))).unwrap();
-    line.split_whitespace().next().unwrap().parse().unwrap()
+#[test]
+fn parts_of_an_exchange_have_room_for_the_largest_mixture() {
+    assert_eq!(MAX_EXPERTS, (EXCHANGE_SQUARES - EXCHANGE_SCORES) / 4);
+    assert_eq!(MAX_WIDE, (EXCHANGE_SCORES - EXCHANGE_WIDE) / 4);
+}
+
+/// The header's functions compute what its macros do.
+#[test]
+fn shared_memory_is_that_of_the_header() {
+    assert_eq!(header::shared(64, 3), 4752 + 12 * 64 + 36 * 3 * 64 + 64 * 3);
+    assert_eq!(header::shared_rows(64, 3), header::shared(64, 3) + 33_024);
 }
 
 #[test]
-fn names_and_sizes_are_those_of_the_header() {
-    let text = source("persistent/arguments.h").unwrap();
-    for (name, value) in [
-        ("PERSISTENT_QKV", QKV as usize),
-        ("PERSISTENT_ADD", ADD as usize),
-        ("PERSISTENT_GATE", GATE as usize),
-        ("PERSISTENT_HEAD", HEAD as usize),
-        ("PERSISTENT_ROUTE", ROUTE as usize),
-        ("PERSISTENT_EXPERTS", EXPERTS as usize),
-        ("PERSISTENT_ADD_EXPERTS", ADD_EXPERTS as usize),
-        ("EXCHANGE_INPUT", EXCHANGE_INPUT as usize),
-        ("EXCHANGE_MIDDLE", EXCHANGE_MIDDLE as usize),
-        ("EXCHANGE_GATED", EXCHANGE_GATED as usize),
-        ("EXCHANGE_ATTENDED", EXCHANGE_ATTENDED as usize),
-        ("EXCHANGE_QKV", EXCHANGE_QKV),
-        ("EXCHANGE_PARTIALS", EXCHANGE_PARTIALS),
-        ("EXCHANGE_BEST", EXCHANGE_BEST),
-        ("EXCHANGE_SQUARES", EXCHANGE_SQUARES),
-        ("EXCHANGE_WIDE", EXCHANGE_WIDE),
-        ("EXCHANGE_SCORES", EXCHANGE_SCORES),
-        ("PERSISTENT_EXCHANGE", EXCHANGE),
-        ("PERSISTENT_TILE", TILE),
-        ("PERSISTENT_MAX_BLOCKS", MAX_BLOCKS),
-        ("PERSISTENT_MAX_SPLITS", MAX_SPLITS),
-        ("PERSISTENT_MAX_VOCAB", MAX_VOCAB),
-        ("PERSISTENT_MAX_SLOTS", MAX_SLOTS),
-        ("PERSISTENT_LEAST_SLOT", SLOT),
-        ("PERSISTENT_MAX_ROWS", MAX_ROWS),
-        ("PERSISTENT_MAX_EXPERTS", (EXCHANGE_SQUARES - EXCHANGE_SCORES) / 4),
-        ("PERSISTENT_MAX_USED", MAX_USED),
-        ("PERSISTENT_MAX_WIDE", (EXCHANGE_SCORES - EXCHANGE_WIDE) / 4),
-        ("PERSISTENT_CHOICE", CHOICE),
-        ("PERSISTENT_CONTINUES", CONTINUES as usize),
-        ("PERSISTENT_CONTINUED", CONTINUED as usize),
-        ("PERSISTENT_REVERSED", REVERSED as usize),
-        ("PERSISTENT_OF_THREE", OF_THREE as usize),
-    ] {
-        assert_eq!(define(name), value, "{name}");
+fn prebuilt_kernels_are_among_the_sources_of_hopper_alone() {
+    let kernels: Vec<General> = general::prebuilt().collect();
+    assert_eq!(kernels.len(), 63);
+    for kernel in &kernels {
+        assert_eq!(source(&kernel.file()), Some(&kernel.text(None)[..]), "{kernel:?}");
     }
-    for (block, name) in [
-        (BlockType::Q4_0, "Q4"),
-        (BlockType::Q4_K, "Q4M"),
-        (BlockType::Q8_0, "Q8"),
-        (BlockType::Q6_K, "Q6"),
-        (BlockType::Q5_0, "Q5M"),
-        (BlockType::Q5_1, "Q5M"),
-        (BlockType::Q5_K, "Q5M"),
-        (BlockType::F16, "F16"),
-        (BlockType::BF16, "F16"),
-        (BlockType::Q2_K, "Q2M"),
-        (BlockType::Q3_K, "Q3"),
-        (BlockType::IQ4_NL, "NL"),
-        (BlockType::IQ4_XS, "NL"),
-        (BlockType::MXFP4, "FP4"),
-    ] {
-        assert_eq!(Codec::of(block).unwrap().number as usize, define(&format!("PERSISTENT_CODEC_{name}")));
-    }
-    let block = source("persistent/block.cuh").unwrap();
-    assert!(block.contains(&format!("#define PERSISTENT_PASS {} // groups", PASS_ROWS / 8)));
-    let shared = "#define PERSISTENT_SHARED(d, h) (4752 + 12 * (d) + 36 * (h) * (d) + 64 * (h))";
-    assert!(text.contains(shared), "ring() computes the same");
-    // Of a shape of heads that has files, all kernels have some.
-    let files = crate::kernels::files("sm_90a").filter_map(|file| file.strip_prefix("persistent/decode_"));
-    let shapes: Vec<&str> = files.filter(|name| name.starts_with(|c: char| c.is_ascii_digit())).collect();
-    assert_eq!(shapes.len(), 7);
-    for shape in shapes {
-        for kind in ["", "experts_", "rows_"] {
-            for pages in ["", "q8_0_", "fp8_"] {
-                assert!(
-                    source(&format!("persistent/decode_{kind}{pages}{shape}")).is_some(),
-                    "{kind}{pages}{shape}"
-                );
-            }
-        }
-    }
+    let n_of = |architecture| {
+        let files = crate::kernels::files(architecture);
+        files.filter(|file| file.starts_with("persistent/decode_")).count()
+    };
+    assert_eq!((n_of("sm_90a"), n_of("sm_80")), (63, 0));
 }
 
-/// Heads of which no file is: their kernels' sources are written.
+/// Kernels for shapes of heads that are not prebuilt.
 #[test]
 fn other_shapes_of_heads_have_kernels_where_there_is_a_compiler() {
     let shape = Decoder { head_dim: 256, n_heads: 2, n_kv_heads: 1, ..SMALL };
@@ -361,7 +318,7 @@ fn other_shapes_of_heads_have_kernels_where_there_is_a_compiler() {
     let limits = Limits { kv_type: KvType::Q8_0, ..limits(&plan.kv) };
     let mine = |profile: &Profile| Persistent::new(&plan, &units, &limits, profile);
     let over_q8_0 = mine(&Profile::hopper()).unwrap();
-    assert!(source(&over_q8_0.kernel(Rows::One).0).is_none());
+    assert!(source(&over_q8_0.kernel(Rows::One).file()).is_none());
     assert_eq!(
         over_q8_0.source(Rows::One),
         "#define PERSISTENT_CODECS 5\n#include \"persistent/decode.cuh\"\nPERSISTENT_KERNEL(persistent_decode_q8_0_256_2, 256, 2, PAGES_Q8_0, false)\n"
@@ -372,21 +329,18 @@ fn other_shapes_of_heads_have_kernels_where_there_is_a_compiler() {
             .contains("PERSISTENT_ROWS_KERNEL(persistent_decode_rows_q8_0_256_2, 256, 2, PAGES_Q8_0, false)")
     );
     let reason = mine(&Profile { other_shapes: false, ..Profile::hopper() }).unwrap_err();
-    assert!(
-        reason.contains("2 query heads a KV head of 256 columns, whose kernels NVRTC compiles"),
-        "{reason}"
-    );
+    assert!(reason.contains("2 query heads a KV head of 256 columns: no kernel is prebuilt"), "{reason}");
     let plan = plan_of(Decoder { sinks: true, ..SMALL });
     let units = lower(&plan, Profile::hopper().passes);
     let profile = Profile { other_shapes: false, ..Profile::hopper() };
     let reason = Persistent::new(&plan, &units, &f16(&plan.kv), &profile).unwrap_err();
-    assert!(reason.contains("sinks, biases or a clamped gate, whose kernels NVRTC compiles"), "{reason}");
+    assert!(reason.contains("sinks, biases or a clamped gate: no kernel is prebuilt"), "{reason}");
     // A slot of the ring holds a tile of keys and values.
     let over_f16 = found(&plan_of(shape)).unwrap();
-    assert_eq!((over_q8_0.slot(), over_f16.slot()), (SLOT, 2 * TILE * 2 * 256));
+    assert_eq!((over_q8_0.slot(), over_f16.slot()), (LEAST_SLOT, 2 * TILE * 2 * 256));
 }
 
-/// A mixture with 16 experts of which 3 are used, of 64 rows: 4 bundles each, a unit of down.
+/// A mixture in which a token uses 3 of 16 experts of 64 rows: 4 bundles each, a unit of down.
 fn mixture() -> Decoder {
     Decoder { experts: Some(Experts { n: 16, n_used: 3, ffn: 64, bias: true, ..Experts::SMALL }), ..SMALL }
 }
@@ -398,7 +352,7 @@ fn mixtures_are_found_and_their_phases_share_what_a_token_uses() {
     let router = mine.decoder.layers[1].router.unwrap();
     assert_eq!((router.mixture.n, router.mixture.n_used, router.mixture.ffn), (16, 3, 64));
     assert!(router.product_bias.is_some() && router.choice_bias.is_none() && router.scales.is_none());
-    assert_eq!(mine.kernel(Rows::One).1, "persistent_decode_experts_64_3");
+    assert_eq!(mine.kernel(Rows::One).name(), "persistent_decode_experts_64_3");
     let weights: Vec<u64> = (0..16).map(|i| 1000 + i).collect();
     let vector = |id: WeightId| 5000 + u64::from(id.0);
     let pages = |layer: device::KvLayerId| (u64::from(layer.0) * 100, 77, 3);
@@ -413,10 +367,11 @@ fn mixtures_are_found_and_their_phases_share_what_a_token_uses() {
     assert_eq!(of(&|p| p.k_quads)[2..5], [1, 1, 1]);
     assert_eq!(phases[7].bias, vector(router.product_bias.unwrap()));
     assert_eq!(phases.iter().map(|p| p.weights).collect::<Vec<_>>(), weights);
-    // All experts are packed, and a token reads three of 16: 4 bundles of 4 steps and 40 units each.
+    // All experts are packed, and a token reads three of 16: 4 bundles of 4 steps and 40 units
+    // each.
     let expert = |n: usize| n * (4 * 4 * 4608 + 40 * 576);
     let (packed, read) =
-        mine.products[2..5].iter().map(Product::bytes).fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
+        mine.products[2..5].iter().map(PhaseProduct::bytes).fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
     assert_eq!((packed, read), (16 * 4096 + expert(16), 16 * 4096 + expert(3)));
 }
 
@@ -441,7 +396,7 @@ fn mixtures_that_the_kernel_cannot_run_are_refused_with_a_reason() {
     let (taken, packed) = of(read);
     assert!(taken && packed > 2 * read);
     assert_eq!(of(read - 1), (false, 0));
-    // Where there are halves another limit counts.
+    // Decoders with halves have another limit.
     let plan = plan_of(Decoder { head: BlockType::F16, ..SMALL });
     let units = lower(&plan, profile.passes);
     let read = found(&plan).unwrap().weight_bytes();
@@ -452,7 +407,8 @@ fn mixtures_that_the_kernel_cannot_run_are_refused_with_a_reason() {
     }
 }
 
-/// Where the kernel reads a step of weights (arguments.h), against where the repack puts it (`place`, persistent_repack.cu).
+/// The kernel reads a step of weights (arguments.h) where the repack puts it (`place`,
+/// persistent_repack.cu).
 #[test]
 fn each_block_reads_its_own_steps_in_order() {
     // The repack, for one group and quad.
@@ -502,7 +458,8 @@ fn columns_are_padded_to_units_and_not_to_all_warps() {
     }
 }
 
-/// What `gpu_test` runs is what the kernel takes. The type of keys and values is nothing to [`found`], and one of them is enough.
+/// The kernels run all decoders of `gpu_test`. The type of keys and values does not matter to
+/// [`found`], so one of them is enough.
 #[test]
 fn every_decoder_of_the_self_test_is_taken() {
     let decoders = crate::selftest::decoders();
@@ -530,10 +487,10 @@ fn a_launch_computes_several_steps_where_all_blocks_have_rows() {
     let wide = Decoder { residual: 8 * 132, ..SMALL };
     assert_eq!(steps_of(wide, &profile), profile.chained_steps);
     assert_eq!(steps_of(Decoder { residual: 8 * 100, ..SMALL }, &profile), 1);
-    // What happens to logits before a token is chosen, the kernel does not know; with experts it was slower.
+    // Ops on logits before the choice rule out several steps, and so do experts, which were slower.
     assert_eq!(steps_of(Decoder { cap: Some(30.0), ..wide }, &profile), 1);
     assert_eq!(steps_of(Decoder { experts: Some(Experts::SMALL), ..wide }, &profile), 1);
-    // Of large models a step takes long enough.
+    // Steps of large models are long enough.
     let bytes = found(&plan_of(wide)).unwrap().weight_bytes();
     let with = |chained_bytes| steps_of(wide, &Profile { chained_bytes, ..profile.clone() });
     assert_eq!([with(3 * bytes), with(2 * bytes - 1), with(0)], [3, 1, 1]);

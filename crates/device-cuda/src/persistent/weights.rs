@@ -1,9 +1,11 @@
-//! The third copy of a decoder's matrices, in the order in which the persistent kernel reads them, and what else it keeps on the GPU:
-//! biases, and the exchanges. Rows come as the file has them; the GPU packs them
-//! (`kernels/persistent/persistent_repack.cu`).
+//! The third copy of a decoder's matrices, in the order in which the persistent kernels read them,
+//! and the kernels' other memory: biases and exchanges. Rows are uploaded as the file has them, and
+//! the GPU packs them (`kernels/persistent/persistent_repack.cu`).
 
-use super::pattern::{Layer, Matrix};
-use super::{BUNDLE, Packing, Persistent, Product, Rows};
+use super::header::BUNDLE;
+use super::pattern::{BiasedMatrix, Layer};
+use super::products::{Packing, PhaseProduct};
+use super::{Persistent, Rows};
 use crate::arguments::PersistentRepackArguments;
 use crate::driver::{Address, Buffer, Context, Event, Function, Pinned, Start};
 use crate::kernels::Kernels;
@@ -13,63 +15,63 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use weights::BlockType;
 
-/// Bytes of rows that are copied at once.
+/// Bytes of a staging buffer for rows.
 const STAGING: usize = 16 << 20;
 
-/// Alignment of what is copied together, of packed weights and of biases.
+/// Alignment in bytes of staged rows, packed weights and biases.
 const ALIGN: usize = 256;
 
 /// The packed weights of a phase, or of one of its experts.
-struct Pack {
+struct PhasePack {
     groups: usize,
     k_quads: usize,
     warps: usize,
-    /// Groups come by what belongs to each of so many; 0: as the kernel's blocks share them.
+    /// Equal parts that groups are ordered by, or 0 for the parts of the kernel's blocks.
     owners: usize,
-    /// Units of a group, of an expert's down; else 0.
+    /// Units of a group of an expert's down, or 0 for other products.
     units: usize,
     gate: bool,
     offset: usize,
     rows: Vec<PackRows>,
 }
 
-/// Rows of a matrix (or of a gate and its up) that follow each other in the packed weights.
+/// Rows of a matrix, or of a gate and its up, that follow each other in the packed weights.
 struct PackRows {
     weight: Weight,
     up: Option<Weight>,
-    /// Of a stack: which matrix.
+    /// The matrix of a stack.
     part: Option<usize>,
     n: usize,
-    /// Where they begin among the packed rows; a multiple of 8.
+    /// First packed row, a multiple of 8.
     to: usize,
 }
 
-/// Of a layer's q, k and v, one after the other, and where it lies.
+/// Biases of a layer's q, k and v one after the other, and their offset in bytes.
 struct Bias {
     values: Vec<f32>,
     offset: usize,
 }
 
-/// What the persistent kernel needs of some plans, each part once.
+/// The memory that the persistent kernels need for some plans. Plans share equal parts.
 #[derive(Default)]
 pub struct PersistentPlan {
-    packs: Vec<Pack>,
-    /// Routers, their `k_quads` and places.
+    packs: Vec<PhasePack>,
+    /// Routers, their `k_quads` and their offsets in bytes.
     routers: Vec<(Weight, usize, usize)>,
-    /// Where matrices lie that are packed together.
+    /// Offsets in bytes of the matrices that are packed together.
     of: HashMap<Vec<MatrixKey>, usize>,
-    /// By plan, by phase: where its weights lie.
+    /// Offsets in bytes of the weights, by plan and phase.
     phases: Vec<Vec<usize>>,
-    /// By plan, by layer.
+    /// Biases by plan and layer.
     biases: Vec<Vec<Option<Bias>>>,
     n_blocks: usize,
     total: usize,
-    /// The kernels that some plan has.
+    /// The kernels that run some plan.
     kernels: Vec<Rows>,
 }
 
 impl PersistentPlan {
-    /// For plans, those that the kernel cannot run among them.
+    /// Lays out the memory of `plans`. Plans that no kernel can run need none.
     pub fn new<'a, 'b>(
         plans: impl Iterator<Item = (&'a Plan, &'b std::result::Result<Persistent, String>)>,
     ) -> PersistentPlan {
@@ -100,7 +102,7 @@ impl PersistentPlan {
                         phases.push(all.add(plan, next(), layer.down, None));
                     }
                     biases.push(bias(plan, layer).map(|values| {
-                        let offset = all.take(4 * values.len());
+                        let offset = all.reserve(4 * values.len());
                         Bias { values, offset }
                     }));
                 }
@@ -112,39 +114,46 @@ impl PersistentPlan {
         all
     }
 
-    fn take(&mut self, bytes: usize) -> usize {
+    /// Reserves bytes and returns their offset.
+    fn reserve(&mut self, bytes: usize) -> usize {
         let offset = self.total;
         self.total += bytes.next_multiple_of(ALIGN);
         offset
     }
 
-    /// Bytes of all; 0: there is nothing.
+    /// Bytes of weights, biases and exchanges.
     pub fn total(&self) -> usize {
         let exchanges: usize = self.kernels.iter().map(|rows| rows.exchange_bytes()).sum();
         self.total + exchanges
     }
 
-    /// Where a product's weights lie, and whether they were not there yet.
-    fn place(&mut self, keys: &[&Weight], product: Product) -> (usize, bool) {
+    /// The offset of a product's weights, and true if the product is a new one.
+    fn place(&mut self, keys: &[&Weight], product: PhaseProduct) -> (usize, bool) {
         let key: Vec<MatrixKey> = keys.iter().map(|weight| matrix_key(weight)).collect();
         if let Some(offset) = self.of.get(&key) {
             return (*offset, false);
         }
-        let offset = self.take(product.bytes().0);
+        let offset = self.reserve(product.bytes().0);
         self.of.insert(key, offset);
         (offset, true)
     }
 
-    fn add_pack(&mut self, product: Product, keys: &[&Weight], gate: bool, rows: Vec<PackRows>) -> usize {
+    fn add_pack(
+        &mut self,
+        product: PhaseProduct,
+        keys: &[&Weight],
+        gate: bool,
+        rows: Vec<PackRows>,
+    ) -> usize {
         let (offset, is_new) = self.place(keys, product);
         if is_new {
-            let Product { groups, k_quads, warps, .. } = product;
-            self.packs.push(Pack { groups, k_quads, warps, owners: 0, units: 0, gate, offset, rows });
+            let PhaseProduct { groups, k_quads, warps, .. } = product;
+            self.packs.push(PhasePack { groups, k_quads, warps, owners: 0, units: 0, gate, offset, rows });
         }
         offset
     }
 
-    fn add(&mut self, plan: &Plan, product: Product, id: WeightId, up: Option<WeightId>) -> usize {
+    fn add(&mut self, plan: &Plan, product: PhaseProduct, id: WeightId, up: Option<WeightId>) -> usize {
         let (weight, up) = (plan.weight(id), up.map(|id| plan.weight(id)));
         let keys: Vec<&Weight> = [weight].into_iter().chain(up).collect();
         let (n, weight) = (weight.n_rows(), weight.clone());
@@ -152,7 +161,7 @@ impl PersistentPlan {
         self.add_pack(product, &keys, up.is_some(), vec![rows])
     }
 
-    fn add_router(&mut self, weight: &Weight, product: Product) -> usize {
+    fn add_router(&mut self, weight: &Weight, product: PhaseProduct) -> usize {
         let (offset, is_new) = self.place(&[weight], product);
         if is_new {
             self.routers.push((weight.clone(), product.k_quads, offset));
@@ -160,8 +169,8 @@ impl PersistentPlan {
         offset
     }
 
-    /// A stack of experts: each is a pack.
-    fn add_stack(&mut self, plan: &Plan, product: Product, id: WeightId, up: Option<WeightId>) -> usize {
+    /// Adds a stack of experts, each of which is a pack.
+    fn add_stack(&mut self, plan: &Plan, product: PhaseProduct, id: WeightId, up: Option<WeightId>) -> usize {
         let (weight, up) = (plan.weight(id), up.map(|id| plan.weight(id)));
         let keys: Vec<&Weight> = [weight].into_iter().chain(up).collect();
         let (first, is_new) = self.place(&keys, product);
@@ -174,15 +183,24 @@ impl PersistentPlan {
             let n = weight.n_rows() / weight.parts.len();
             let rows = PackRows { weight: weight.clone(), up: up.cloned(), part: Some(part), n, to: 0 };
             let offset = first + part * product.part_bytes();
-            let Product { k_quads, warps, .. } = product;
+            let PhaseProduct { k_quads, warps, .. } = product;
             let rows = vec![rows];
-            self.packs.push(Pack { groups, k_quads, warps, owners, units, gate: up.is_some(), offset, rows });
+            self.packs.push(PhasePack {
+                groups,
+                k_quads,
+                warps,
+                owners,
+                units,
+                gate: up.is_some(),
+                offset,
+                rows,
+            });
         }
         first
     }
 
-    /// Matrices one after the other.
-    fn add_in_order(&mut self, plan: &Plan, product: Product, matrices: &[Matrix]) -> usize {
+    /// Adds matrices whose rows follow each other.
+    fn add_in_order(&mut self, plan: &Plan, product: PhaseProduct, matrices: &[BiasedMatrix]) -> usize {
         let weights: Vec<&Weight> = matrices.iter().map(|(id, _)| plan.weight(*id)).collect();
         let mut to = 0;
         let rows = |weight: &&Weight| {
@@ -194,16 +212,16 @@ impl PersistentPlan {
         self.add_pack(product, &weights, false, rows)
     }
 
-    /// Take the memory and fill it; `None`: there is nothing to do.
+    /// Allocates the memory and fills it. Returns `None` if no plan needs any.
     ///
     /// # Errors
-    /// Memory was refused, or a kernel does not compile.
+    /// Returns an error if memory runs out or a kernel does not compile.
     pub fn load(self, context: &Arc<Context>, kernels: &Kernels) -> Result<Option<PersistentWeights>> {
         if self.total == 0 {
             return Ok(None);
         }
         let buffer = Buffer::new(context, "weights for tokens in one launch", self.total)?;
-        // Zeros, as the kernels need them.
+        // A new buffer holds zeros, which the kernels rely on.
         let exchange =
             |rows: Rows| Buffer::new(context, "exchange of tokens in one launch", rows.exchange_bytes());
         let exchanges = self.kernels.iter().map(|rows| Ok((*rows, exchange(*rows)?)));
@@ -238,7 +256,7 @@ impl PersistentPlan {
                     if !stagings[turn].has_room(n * row_bytes + 2 * ALIGN) {
                         stagings[turn].event.record()?;
                         turn = 1 - turn;
-                        // What was packed from it before is done.
+                        // The kernels that read the buffer's old rows have ended.
                         stagings[turn].event.wait()?;
                         stagings[turn].at = 0;
                     }
@@ -279,7 +297,52 @@ impl PersistentPlan {
     }
 }
 
-/// A router's rows as floats in the order of `persistent/arguments.h`, columns padded by zeros.
+/// An offset in bytes, and the values that are stored there.
+#[cfg(test)]
+type PlacedBias = (usize, Vec<f32>);
+
+#[cfg(test)]
+impl PersistentPlan {
+    /// Offsets of the weights of a plan's phases, and the biases of its layers with their offsets.
+    pub(super) fn offsets(&self, plan: usize) -> (&[usize], Vec<Option<PlacedBias>>) {
+        let bias = |bias: &Option<Bias>| bias.as_ref().map(|bias| (bias.offset, bias.values.clone()));
+        (&self.phases[plan], self.biases[plan].iter().map(bias).collect())
+    }
+
+    /// The decoded rows of the matrices at an offset in packed order, then those of up.
+    pub(super) fn rows(&self, offset: usize) -> [Vec<Vec<f32>>; 2] {
+        let decode = |weight: &Weight, part: Option<usize>, n: usize, out: &mut Vec<Vec<f32>>| {
+            for r in 0..n {
+                let (data, planes) = match part {
+                    Some(part) => (&weight.parts[part].data, &weight.parts[part].planes),
+                    None => (&weight.data, &weight.planes),
+                };
+                let bytes = &data[r * weight.row_bytes()..][..weight.row_bytes()];
+                let planes = planes.as_slices().rows(weight.block, weight.n_cols(), r..r + 1);
+                let mut row = vec![0.0; weight.n_cols()];
+                weights::codec::dequantize_rows(weight.block, weight.n_cols(), bytes, planes, &mut row);
+                out.push(row);
+            }
+        };
+        let mut found = [vec![], vec![]];
+        if let Some((weight, ..)) = self.routers.iter().find(|(.., at)| *at == offset) {
+            decode(weight, None, weight.n_rows(), &mut found[0]);
+            return found;
+        }
+        let pack = self.packs.iter().find(|pack| pack.offset == offset).expect("a product at the offset");
+        for rows in &pack.rows {
+            assert_eq!(rows.to, found[0].len(), "rows follow each other");
+            decode(&rows.weight, rows.part, rows.n, &mut found[0]);
+            if let Some(up) = &rows.up {
+                decode(up, rows.part, rows.n, &mut found[1]);
+            }
+        }
+        found
+    }
+}
+
+/// A router's rows as floats in the order of `persistent/arguments.h`. Columns are padded with
+/// zeros.
 fn router(weight: &Weight, k_quads: usize) -> Vec<f32> {
     let n_cols = weight.n_cols();
     let (mut row, mut packed) = (vec![0.0; 1024 * k_quads], Vec::new());
@@ -292,7 +355,7 @@ fn router(weight: &Weight, k_quads: usize) -> Vec<f32> {
     packed
 }
 
-/// Of a layer's q, k and v, one after the other; `None`: there is none.
+/// Biases of a layer's q, k and v one after the other, or `None` if none of them has a bias.
 fn bias(plan: &Plan, layer: &Layer) -> Option<Vec<f32>> {
     if layer.qkv.iter().all(|(_, bias)| bias.is_none()) {
         return None;
@@ -309,7 +372,7 @@ fn bias(plan: &Plan, layer: &Layer) -> Option<Vec<f32>> {
     Some(values)
 }
 
-/// Rows on their way.
+/// Rows that are uploaded before a kernel packs them.
 struct Staging {
     pinned: Pinned,
     rows: Buffer,
@@ -328,7 +391,7 @@ impl Staging {
         self.at + bytes <= STAGING
     }
 
-    /// To the GPU; where they lie there.
+    /// Uploads bytes and returns their address.
     fn put(&mut self, context: &Context, bytes: &[u8]) -> Result<Address> {
         let at = self.at;
         self.pinned.write(at, bytes);
@@ -339,34 +402,42 @@ impl Staging {
     }
 }
 
-/// What is there.
+/// The memory of a [`PersistentPlan`] on the GPU.
 pub struct PersistentWeights {
     buffer: Buffer,
-    /// By kernel.
+    /// Exchanges by kernel.
     exchanges: Vec<(Rows, Buffer)>,
     plan: PersistentPlan,
 }
 
 impl PersistentWeights {
-    /// Where the weights of each phase of a plan lie.
+    /// The layout of the memory.
+    #[cfg(test)]
+    pub(super) fn plan(&self) -> &PersistentPlan {
+        &self.plan
+    }
+
+    /// The address of the weights of each phase of a plan.
     pub fn phases(&self, plan: usize) -> Vec<Address> {
         self.plan.phases[plan].iter().map(|offset| self.buffer.start() + *offset as u64).collect()
     }
 
-    /// Where the biases of each layer lie; 0: there is none.
+    /// The address of the biases of each layer, or 0 without biases.
     pub fn biases(&self, plan: usize) -> Vec<Address> {
         let place =
             |bias: &Option<Bias>| bias.as_ref().map_or(0, |bias| self.buffer.start() + bias.offset as u64);
         self.plan.biases[plan].iter().map(place).collect()
     }
 
-    /// Both exchanges and the turn of a kernel; 0: no plan has it.
+    /// The address of a kernel's exchanges and turn, or 0 if no plan uses the kernel.
     pub fn exchange(&self, rows: Rows) -> Address {
         self.exchanges.iter().find(|(of, _)| *of == rows).map_or(0, |(_, buffer)| buffer.start())
     }
 }
 
-// SAFETY: the keys are addresses that are only compared; the bytes themselves are kept by the packs' views.
+// SAFETY: the only pointers are in the keys of `of` (`MatrixKey`). They are compared and never
+// dereferenced, and the `Weight`s in `packs` and `routers` keep the bytes alive.
 unsafe impl Send for PersistentPlan {}
-// SAFETY: as above; nothing is changed after it is made.
+// SAFETY: no method changes a `PersistentPlan` through a shared reference, and nothing dereferences
+// the pointers in the keys of `of`.
 unsafe impl Sync for PersistentPlan {}

@@ -5,7 +5,7 @@ use super::inputs::{Begun, N_COPIES};
 use crate::arguments::{ExpertTilesArguments, GemmArguments, PersistentArguments, StepLoadArguments};
 use crate::compile::Commands;
 use crate::driver::{Event, Graph, MAX_ARGUMENT_BYTES, NAME, Start};
-use crate::products::{AtLaunch, Product, Tile};
+use crate::products::{AtLaunch, PackedProduct, Tile};
 use device::{Error, Result, Step, Timing};
 use device_lower::table::{StepSizes, When};
 use std::ops::Range;
@@ -102,7 +102,7 @@ impl CudaProgram {
         // Every argument struct begins with it.
         let n_rows = self.rows_of_command(begun, index) as u32;
         place[..4].copy_from_slice(&n_rows.to_le_bytes());
-        let packed = |product: &Product, tile: usize, n_blocks: usize, place: &[u8]| {
+        let packed = |product: &PackedProduct, tile: usize, n_blocks: usize, place: &[u8]| {
             let (tile, kernel) = product.kernel(tile);
             let (function, grid) = (self.functions[kernel as usize], [n_blocks as u32, 1, 1]);
             let shared = tile.shared(product.codec);

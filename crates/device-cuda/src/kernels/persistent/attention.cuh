@@ -1,10 +1,13 @@
-// Warps 0..7: attention of one KV head and one split of its positions; and the order of phases. Pages are F16, Q8_0 or FP8, as
-// pages.cuh has them.
+// Warps 0..7: attention to one KV head and one split of its positions, and the order of phases.
+// Pages are F16, Q8_0 or FP8 (pages.cuh).
 //
-// A warp takes 16 positions at a time, by tensor cores: of scores the positions are the rows and the query heads the columns, and of the
-// sum of values a head's columns are the rows. So 2 to 8 query heads cost the same, and what a lane loads, 16 bytes of F16, is a
-// fragment as it comes: which columns of a head a lane has is the same for keys and queries, so any order will do.
-// Tiles go round the blocks of the KV head first, then round their warps. They come through the ring, but where a block attends alone. Order of accumulation: a warp's tiles in ascending order, then warps, then splits.
+// A warp attends to 16 positions at a time on tensor cores. In products for scores, positions are
+// the rows and query heads the columns. In products for sums of values, columns of a head are the
+// rows. So 2 to 8 query heads cost the same, and the 16 bytes that a lane loads are a fragment.
+// Which columns of a head a lane has is the same for keys and queries, so any order is right. Tiles
+// are dealt to the blocks of the KV head in turn, then to their warps. They come through the ring
+// unless a block attends alone. Order of accumulation: a warp's tiles in ascending order, then
+// warps, then splits.
 #pragma once
 #include "e4m3.cuh"
 #include "persistent/block.cuh"
@@ -27,13 +30,16 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
     static constexpr bool BYTES = PAGES != PAGES_F16, FP8 = PAGES == PAGES_FP8;
     static constexpr u32 VECTOR = persistent_vector<PAGES, D>();
     static constexpr int TILE = PERSISTENT_TILE, A_SLOT = tiles_a_slot(VECTOR);
-    // Whether registers have room for a tile: then it is in them before the queries are there. Else they have so many columns at a time.
+    // True if registers have room for a tile, which is then loaded before the queries arrive.
+    // Otherwise they hold COLUMNS columns at a time.
     static constexpr bool WHOLE_TILE = BYTES || D <= 128;
     static constexpr int COLUMNS = WHOLE_TILE ? D : 128;
-    static constexpr int QUERY = 2 * D + 64; // bytes from one query head, in halves, to the next: no conflicts of banks
+    // bytes from one query head, in halves, to the next, without bank conflicts
+    static constexpr int QUERY = 2 * D + 64;
 
-    // Cosines and sines of the position, and of those before it in the step, as rotate.cuh computes them.
-    INLINE void turn() {
+    // Computes cosines and sines of the position and of those before it in the step, as rotate.cuh
+    // does.
+    INLINE void prepare_rotary() {
         for (u32 j = threadIdx.x; j < (this->n_before + 1) * (3 * D / 2); j += 256) {
             const u32 back = Products::SEVERAL ? j / (3 * D / 2) : 0, i = j - back * (3 * D / 2), which = i / (D / 2), pair = i % (D / 2);
             const float *frequencies = which == 0 ? nullptr : which == 1 ? a.frequencies1 : a.frequencies2;
@@ -43,15 +49,15 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
                 sincosf((float)(position - back) * frequencies[pair], &sine, &cosine);
                 sine *= scale, cosine *= scale;
             }
-            this->turns_of(back)[i] = make_float2(cosine, sine);
+            this->rotary_of(back)[i] = make_float2(cosine, sine);
         }
-        barrier(1, 256);
+        workers_meet();
     }
 
     // Eight neighbouring columns of a vector, as they are stored.
     struct Eight {
         u32 words[BYTES ? 2 : 4];
-        u32 scale; // with BYTES: a half of Q8_0, an f32 of FP8
+        u32 scale; // only with BYTES: a half of Q8_0, an f32 of FP8
         INLINE void clear() {
 #pragma unroll
             for (int i = 0; i < (BYTES ? 2 : 4); i++) words[i] = 0;
@@ -74,7 +80,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
                     const float by = half_scale_of_e4m3(__uint_as_float(scale));
                     to[i] = half2_mul(halves_of_e4m3(words[i / 2], i & 1), pack_half2(by, by));
                 } else if constexpr (BYTES) {
-                    // Halves 1024 + 128 + byte, less 1152.
+                    // Halves of 1024 + 128 + byte, minus 1152.
                     const u32 x = __byte_perm(words[i / 2] ^ 0x80808080u, 0x64646464u, i & 1 ? 0x4342 : 0x4140);
                     to[i] = half2_mul(half2_sub(x, 0x64806480u), scale * 0x10001u);
                 } else {
@@ -83,19 +89,21 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
             }
         }
     };
-    // Of a tile, or of COLUMNS of it. Keys: of positions g and g + 8 (g = lane / 4) columns 32 c + 8 t to + 7 (t = lane % 4). Values: of positions 2 t, 2 t + 1,
-    // 2 t + 8, 2 t + 9 columns 64 c + 8 g to + 7.
+    // A lane's part of a tile, or of COLUMNS of it, with g = lane / 4 and t = lane % 4. Keys:
+    // positions g and g + 8, columns 32 c + 8 t to + 7. Values: positions 2 t, 2 t + 1, 2 t + 8, 2
+    // t + 9, columns 64 c + 8 g to + 7.
     struct Tile {
         Eight keys[2][COLUMNS / 32];
         Eight values[4][COLUMNS / 64];
     };
     INLINE u32 row_of_key(int r) const { return (lane >> 2) + 8 * r; }
     INLINE u32 row_of_value(int r) const { return 2 * (lane & 3) + (r & 1) + 8 * (r >> 1); }
-    // Where a tile's keys and values lie.
+    // Addresses of a tile's keys and values.
     struct Place {
         const u8 *keys, *values;
     };
-    // Old positions, from `first` on, columns from `column` on: what the step itself writes is not read here.
+    // Loads positions of earlier steps from `first` on, and columns from `column` on. Positions of
+    // this step are not read here.
     INLINE void load_keys(Tile &x, const Place &from, u32 position_0, u32 first, u32 column = 0) const {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -119,12 +127,13 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         }
     }
     INLINE u32 position_of(u32 k) const { return (split + k * this->stride()) * TILE; }
-    // The k-th tile of the block, which is this warp's: where it is, and the tile itself if registers have room for it.
+    // The address of the block's k-th tile, which is this warp's. Loads it if registers have room
+    // for it.
     template <class P> INLINE Place take(Tile &x, const P &p, const PersistentTiles &tiles, u32 k, u32 first) const {
         const u32 position_0 = position_of(k);
         Place from;
         if (this->streams(A_SLOT)) {
-            // What was in the slot before may be another warp's tile.
+            // The slot's previous tile may be another warp's.
             mbarrier_wait(this->empty + 8 * this->slot, this->parity ^ 1);
             mbarrier_wait(this->full + 8 * this->slot, this->parity);
             from.keys = this->ring + this->slot * a.slot_bytes + (k - tiles.begin) % A_SLOT * (2 * TILE * VECTOR);
@@ -137,14 +146,15 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         if (WHOLE_TILE) load_keys(x, from, position_0, first), load_values(x, from, position_0, first), release(tiles, k);
         return from;
     }
-    // The tile is in registers. The warps of a slot's tiles say for all eight that it is free.
+    // The tile is in registers. The warps of a slot's tiles free the slot on behalf of all eight
+    // warps.
     INLINE void release(const PersistentTiles &tiles, u32 k) const {
         if (!this->streams(A_SLOT)) return;
         const u32 at = (k - tiles.begin) % A_SLOT;
         __syncwarp();
         if (lane == 0) mbarrier_arrive(this->empty + 8 * this->slot, k + 1 == tiles.end ? 8 - at * (8 / A_SLOT) : 8 / A_SLOT);
     }
-    // The step's own positions, from shared memory.
+    // True if the tile has positions of this step, whose keys and values come from shared memory.
     INLINE bool has_own(u32 position_0) const { return position_0 + TILE > this->first_own(); }
     INLINE void add_own_keys(Tile &x, u32 position_0, u32 column) const {
         if (!has_own(position_0)) return;
@@ -164,12 +174,12 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
                 if (const u32 own = position_0 + row_of_value(r) - this->first_own(); own <= this->n_before)
                     x.values[r][c].load(this->own_vector(1, own), column + 64 * c + 8 * (lane >> 2));
     }
-    // Of two query heads, 2 t and 2 t + 1, a lane has the largest score, its own part of the sum of weights, and of each 16 columns a part of the
-    // sum of values.
+    // Attends to a tile. For query heads 2 t and 2 t + 1 a lane has the largest score and its part
+    // of the sum of weights. For each 16 columns it has a part of the sum of values.
     INLINE void attend(Tile &x, const Place &from, const PersistentTiles &tiles, u32 k, u32 first, float (&most)[2], float (&total)[2], float (&out)[D / 16][4]) const {
         const u32 position_0 = position_of(k);
         const u32 g = lane >> 2, t = lane & 3;
-        // Columns of heads that there are not: what they give is not used.
+        // Columns of missing heads repeat head 0; their results are not used.
         const u8 *queries = (const u8 *)s.queries + (g < H ? g : 0) * QUERY + 16 * t;
         float score[4], other[4]; // of positions g and g + 8, heads 2 t and 2 t + 1
 #pragma unroll
@@ -212,7 +222,8 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
             high = fmaxf(high, most[h]);
             const float factor = exp2_fast(most[h] - high);
             most[h] = high;
-            // -1e30 is 0 as well, but of a tile in which nothing is seen.
+            // Scores of -1e30 are masked. exp2 would not make 0 of them in a tile whose positions
+            // are all masked.
             score[h] = score[h] > -1e30f ? exp2_fast(score[h] - high) : 0.0f;
             score[2 + h] = score[2 + h] > -1e30f ? exp2_fast(score[2 + h] - high) : 0.0f;
             total[h] = total[h] * factor + score[h] + score[2 + h];
@@ -240,9 +251,9 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
             }
         }
     }
-    // Whether the block attends to a tile.
+    // True if the block attends to a tile.
     INLINE bool has_tile(u32 tile) const { return alone || (this->many() ? tile % this->n_splits() : tile % this->few()) == split; }
-    // Four neighbouring columns of a key or value as a vector has them, and their scale.
+    // Four neighbouring columns of a key or value as a page stores them, and their scale.
     struct Four {
         u32 words[2], scale;
         INLINE void put(u8 *to, u32 column, u32 lane) const {
@@ -255,7 +266,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
             }
         }
     };
-    // largest: what the scale is made of.
+    // `largest` is the absolute value that the scale is computed from.
     static INLINE Four stored_of(const float (&x)[4], float largest) {
         Four y = {{0, 0}, 0};
         if constexpr (FP8) {
@@ -275,28 +286,31 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         }
         return y;
     }
-    // Words of what the block attends with that a warp takes at a time, a head's at least; a lane has four of each 128.
+    // Words of q, k and v that a warp receives at a time, at least a head; a lane has four of each
+    // 128.
     static constexpr u32 WARP_WORDS = D > 128 ? D : 128, PARTS = WARP_WORDS / 128;
-    // A warp's words of what the block attends with, from the `at`-th of `words` on, into shared memory. First come the queries of its row, then key and
-    // value of each of the step's own rows that it needs, backwards, from `first_back` rows before its own.
+    // Receives a warp's words of q, k and v, from the `at`-th of `words` on, into shared memory.
+    // First come the queries of the block's row. Then come key and value of each own row of the
+    // step that the block needs, backwards, from `first_back` rows before its own.
     template <class P> INLINE void receive(const P &p, u32 tag, u32 at, u32 words, u32 first_back) const {
         const u32 word = at + 4 * lane, column = word % D, n = word / D;
         const bool is_q = n < H;
         const u32 head = is_q ? n : H + (n - H) % 2, back = is_q ? 0 : first_back + (n - H) / 2;
-        // With an odd number of heads of 64 columns the last warp has half the words: the rest are written by nobody.
+        // With an odd number of heads of 64 columns, nobody writes the second half of the last
+        // warp's words.
         const bool inside = (H + 2) * D % 128 == 0 || word < words;
         const u32 row = head < H ? kv_head * H + head : head == H ? a.n_kv_heads * H + kv_head : a.n_kv_heads * (H + 1) + kv_head;
         const u8 *from = part(EXCHANGE_QKV) + ((Products::SEVERAL ? (this->row - min(back, this->n_before)) * this->qkv_rows() : 0) + row * D + column) * 4;
-        float2 turns[PARTS][4];
+        float2 rotary[PARTS][4];
         float norm[PARTS][4];
-        const float *weights = is_q ? p.q_norm : p.k_norm;
-        const float2 *all_turns = this->turns_of(back) + p.rotation * (D / 2);
+        const float *weights = is_q ? q_norm(p) : k_norm(p);
+        const float2 *all_rotary = this->rotary_of(back) + p.rotation * (D / 2);
 #pragma unroll
         for (int i = 0; i < PARTS; i++)
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 const u32 at = column + 128 * i + c;
-                turns[i][c] = all_turns[a.interleaved ? at / 2 : at & (D / 2 - 1)];
+                rotary[i][c] = all_rotary[a.interleaved ? at / 2 : at & (D / 2 - 1)];
                 norm[i][c] = weights && head <= H ? weights[at] : 1.0f;
             }
         uint4 v[PARTS];
@@ -329,14 +343,14 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         for (int i = 0; i < PARTS; i++)
 #pragma unroll
             for (int c = 0; c < 4; c++) {
-                // The column half a head away: another lane's, or this lane's of the other part.
+                // The column half a head away, in another lane or in this lane's other part.
                 const float far = PARTS == 1 ? __shfl_xor_sync(~0u, f[i][c], D / 8 % 32) : f[PARTS - 1 - i][c];
                 const float other = a.interleaved ? f[i][c ^ 1] : far;
                 const bool low = a.interleaved ? (c & 1) == 0 : column + 128 * i < D / 2;
-                o[i][c] = low ? f[i][c] * turns[i][c].x - other * turns[i][c].y : f[i][c] * turns[i][c].x + other * turns[i][c].y;
-                if (head > H) o[i][c] = f[i][c]; // values do not turn
+                o[i][c] = low ? f[i][c] * rotary[i][c].x - other * rotary[i][c].y : f[i][c] * rotary[i][c].x + other * rotary[i][c].y;
+                if (head > H) o[i][c] = f[i][c]; // RoPE does not apply to values
             }
-        float largest[PARTS]; // of 32 columns; of FP8 of all
+        float largest[PARTS]; // over 32 columns; for FP8 over all columns
 #pragma unroll
         for (int i = 0; i < PARTS; i++) {
             largest[i] = 0.0f;
@@ -357,7 +371,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
             } else if (inside) {
                 const Four stored = stored_of(o[i], largest[FP8 ? 0 : i]);
                 stored.put(this->own_vector(head - H, this->n_before - back), at, lane);
-                // Of rows before, their own blocks do it.
+                // Earlier rows are stored by their own blocks.
                 if (back == 0) stored.put(this->template vector_of<VECTOR>(p, this->page_of(p, position), position, head == H ? kv_head : a.n_kv_heads + kv_head), at, lane);
             }
         }
@@ -365,16 +379,18 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
     template <class P> INLINE void attention(const P &p, u32 tag) {
         const u32 first = this->first_seen(p), last = position / TILE;
         const PersistentTiles tiles = this->tiles(p);
-        // Every eighth is this warp's, by its number among all: the order of accumulation does not depend on which is the first that is seen.
+        // A warp has every eighth tile, numbered from position 0. So the order of accumulation does
+        // not depend on the first visible position.
         u32 k = tiles.begin + ((warp - tiles.begin) & 7);
         const bool busy = k < tiles.end;
         Tile x;
         Place from = {nullptr, nullptr};
         if (this->streams(A_SLOT)) this->skip_slots(busy ? (k - tiles.begin) / A_SLOT : tiles.slots(A_SLOT));
         if (busy) from = take(x, p, tiles, k, first);
-        barrier(6, 288);
+        wait_qkv();
         pause_cycles(a.poll_delay);
-        // Which of the step's own rows the block needs, by how many rows they come before its own: those in tiles that it has. So few rows are in the last two tiles.
+        // Own rows of the step that the block needs, as distances from its own row. They lie in its
+        // tiles, and all rows of a step lie in the last two tiles.
         const u32 n_last = min(position % TILE, this->n_before) + 1;
         const u32 first_back = has_tile(last) ? 0 : n_last, end_back = n_last <= this->n_before && has_tile(last - 1) ? this->n_before + 1 : n_last;
         if constexpr (Products::SEVERAL) {
@@ -388,7 +404,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
             for (u32 word_0 = 0; word_0 < WORDS; word_0 += 8 * WARP_WORDS)
                 if (word_0 + WARP_WORDS * warp < words) receive(p, tag, word_0 + WARP_WORDS * warp, words, 0);
         }
-        barrier(1, 256);
+        workers_meet();
         float most[2] = {-1e30f, -1e30f}, total[2] = {0, 0}, out[D / 16][4];
 #pragma unroll
         for (int i = 0; i < D / 16; i++) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0;
@@ -413,17 +429,17 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
 #pragma unroll
             for (int i = 0; i < D / 16; i++) *(float2 *)(to + 64 * (i / 4) + 2 * (i & 3)) = make_float2(out[i][h], out[i][2 + h]);
         }
-        barrier(1, 256);
+        workers_meet();
         u8 *to = part(EXCHANGE_PARTIALS) + (u64)block * PARTIAL_BYTES;
         for (int i = threadIdx.x; i < H * D; i += 256) {
-            const int h = i / D; // the same for a whole warp
+            const int h = i / D; // equal in a whole warp
             float high = -1e30f, sum = 0, value = 0;
 #pragma unroll
             for (int w = 0; w < 8; w++) high = fmaxf(high, s.most[h][w]);
             if constexpr (PERSISTENT_HAS_RARE) {
                 // The first split, which always attends, adds the sink: a score without a value.
-                if (p.norm && split == 0) {
-                    const float sink = p.norm[kv_head * H + h] * 1.4426950408889634f;
+                if (sinks(p) && split == 0) {
+                    const float sink = sinks(p)[kv_head * H + h] * 1.4426950408889634f;
                     high = fmaxf(high, sink), sum = exp2_fast(sink - high);
                 }
             }
@@ -432,7 +448,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
                 const float factor = exp2_fast(s.most[h][w] - high);
                 sum += factor * s.total[h][w], value += factor * s.outputs[w][i];
             }
-            if (alone) { // there is nothing to join: H * D is a multiple of 32
+            if (alone) { // nothing to merge; H * D is a multiple of 32
                 give_attended(value * reciprocal_fast(sum), i, tag);
                 continue;
             }
@@ -444,7 +460,8 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         }
     }
 
-    // A column of the KV head's attention; eight lanes have a chunk. All lanes of a warp call it.
+    // Publishes a column of the KV head's attention. Eight lanes make a chunk. All lanes of a warp
+    // call it.
     INLINE void give_attended(float x, u32 column, u32 tag) const {
         const u32 at = lane & 7;
         u8 *to = this->chunk(EXCHANGE_ATTENDED, (kv_head * (H * D) + column) / 8, this->row);
@@ -463,7 +480,8 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         }
     }
 
-    // A thread says that keys and values of the step are in their pages: those of the block's other threads came before a barrier that it has passed.
+    // A thread reports that keys and values of the step are in their pages. The stores of the
+    // block's other threads came before a barrier that this thread has passed.
     INLINE void written() const {
         __threadfence_block();
         *(volatile u32 *)&s.written = this->step_of_launch + 1;
@@ -476,7 +494,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
         } while (this->next_step());
     }
     INLINE void run_step(u32 &epoch_input, u32 &epoch) {
-        turn();
+        prepare_rotary();
         this->each_phase([&](const auto &p) {
             const bool is_qkv = p.kind == PERSISTENT_QKV, is_head = p.kind == PERSISTENT_HEAD;
             if (is_qkv && !(p.qkv_part & PERSISTENT_CONTINUES)) epoch++;
@@ -496,7 +514,7 @@ template <class Products, int D, int H, PersistentPages PAGES, bool MIXTURE> str
                 }
             }
             if (is_head && threadIdx.x == 0) {
-                *(volatile u32 *)&s.credit += p.pieces; // all of it may come as slots are free
+                *(volatile u32 *)&s.credit += p.pieces; // may be loaded as slots get free
                 if (Products::CHAINS) written();
             }
             product(p, part(p.input), tag_of(is_qkv || is_head ? epoch_input : epoch));

@@ -1,15 +1,18 @@
-// What all warps of a block know: shared memory, the table, the ring's places, the exchange of this launch.
+// The state that all warps of a block share: shared memory, the table, positions in the ring, the
+// exchange of this launch.
 #pragma once
+#include "persistent/arguments.h"
+#include "persistent/barriers.cuh"
 #include "persistent/exchange.cuh"
 #include "persistent/units.cuh"
 #include "vector_bytes.h"
 
-#define PERSISTENT_PASS 8 // groups
-
-// A kernel for one model alone (`persistent/fixed.rs` writes its source) declares these before: what never changes as constants that
-// hide the fields of the same names, and the phases of a layer. Other kernels read all numbers.
+// A fixed kernel (`persistent/fixed.rs` prints its text) makes numbers of the table constants.
+// Before this header it declares PersistentTable and a type for each phase of a layer, whose
+// constants hide the fields of the same names. PERSISTENT_FIXED lists these types.
 //
-// Such a kernel may have the type of the embedding, PERSISTENT_EMBEDDING: then a launch can compute several steps of one row, one after the other.
+// A fixed kernel may define PERSISTENT_EMBEDDING, the type that reads the embedding. A launch can
+// then compute several steps of one row, one after the other.
 #ifndef PERSISTENT_FIXED
 typedef PersistentArguments PersistentTable;
 #define PERSISTENT_IS_FIXED false
@@ -19,61 +22,82 @@ typedef PersistentArguments PersistentTable;
 #define PERSISTENT_SLOT PersistentTable::slot_bytes
 #endif
 
-// The part of shared memory after the ring, of any number of rows.
+// Shared memory after the ring, for any number of rows.
 template <int D, int H> struct PersistentCommon {
-    float2 turns[3][D / 2];                   // cosines and sines of the row's position: of no rotation, and by both frequencies
+    // cosines and sines of the row's position: no rotation, frequencies1, frequencies2
+    float2 rotary[3][D / 2];
     float queries[H * D];
-    float outputs[8][H * D]; // of each warp
+    float outputs[8][H * D]; // by warp
     float most[H][8], total[H][8];
     u64 full[PERSISTENT_MAX_SLOTS], empty[PERSISTENT_MAX_SLOTS];
-    u32 credit;              // pieces whose phases are over
-    u32 gates;               // whether refills wait for gates
+    u32 credit;              // pieces of the ring whose phases have ended
+    u32 gates;               // 1: refills wait for gates
     u32 written;             // steps of the launch whose keys and values are in their pages
     u32 padding;
 };
-// PERSISTENT_SHARED bytes, then the input, then the phases.
+// Shared memory for one row: PERSISTENT_SHARED bytes, then the input, then the phases.
 template <int D, int H, int ROWS> struct PersistentShared : PersistentCommon<D, H> {
-    float partial[2][8][PERSISTENT_PASS * 8]; // sums of a pass, by parity; while the block attends, keys and values that the step itself adds
-    InputBlock input[1];                      // 8 warps x the most k_quads x 4
-    static constexpr u32 BEFORE_INPUT = PERSISTENT_SHARED(D, H), INPUT = 32 * sizeof(InputBlock), EXCHANGE = PERSISTENT_EXCHANGE;
+    // sums of a pass by parity; during attention, the step's own keys and values
+    float partial[2][8][PERSISTENT_PASS * 8];
+    InputBlock input[1];                      // 8 warps x most_quads x 4
+    static constexpr u32 BEFORE_INPUT = PERSISTENT_SHARED(D, H), INPUT = PERSISTENT_INPUT, EXCHANGE = PERSISTENT_EXCHANGE;
 };
-// Of a group of 8 rows of weights by 8 rows of the step, words from one to the next: no conflicts of banks where four are read at once.
+// Words from one group (8 rows of weights by 8 rows of the step) to the next. With 72 of them,
+// reads of four groups at once have no bank conflicts.
 #define PERSISTENT_SUMS 72
-// The same of a kernel for several rows: PERSISTENT_SHARED_ROWS bytes, then the input.
+// Shared memory for several rows: PERSISTENT_SHARED_ROWS bytes, then the input, then the phases.
 template <int D, int H> struct PersistentShared<D, H, PERSISTENT_MOST_ROWS> : PersistentCommon<D, H> {
-    float partial[2][8][PERSISTENT_PASS * PERSISTENT_SUMS]; // (groups, rows of weights, rows of the step); else as of one row
-    float squares[8][PERSISTENT_MOST_ROWS];                 // of the input, by warp
-    uint4 input[1];                                         // 8 warps x the most k_quads x 128 lanes' halves; then a factor for each warp, quad and row
+    // (groups, rows of weights, rows of the step); otherwise as for one row
+    float partial[2][8][PERSISTENT_PASS * PERSISTENT_SUMS];
+    float squares[8][PERSISTENT_MOST_ROWS];                 // squares of the input, by warp
+    // 8 warps x most_quads x halves of 128 lanes; then a factor for each warp, quad and row
+    uint4 input[1];
     static constexpr u32 BEFORE_INPUT = PERSISTENT_SHARED_ROWS(D, H), INPUT = PERSISTENT_ROWS_INPUT, EXCHANGE = PERSISTENT_ROWS_EXCHANGE;
 };
+
+// Names of the pointers of a phase that have two uses, by kind of phase. P is a phase, or one with
+// constants.
+// QKV
+template <class P> INLINE const float *sinks(const P &p) { return p.norm_or_sinks; }
+template <class P> INLINE const float *q_norm(const P &p) { return p.q_norm_or_second_bias; }
+template <class P> INLINE const float *k_norm(const P &p) { return p.k_norm_or_factors; }
+// ROUTE
+template <class P> INLINE const float *choice_bias(const P &p) { return p.q_norm_or_second_bias; }
+template <class P> INLINE const float *expert_factors(const P &p) { return p.k_norm_or_factors; }
+// EXPERTS
+template <class P> INLINE const float *up_bias(const P &p) { return p.q_norm_or_second_bias; }
 
 enum PersistentPages { PAGES_F16, PAGES_Q8_0, PAGES_FP8 };
 template <PersistentPages PAGES, int D> INLINE constexpr u32 persistent_vector() {
     return PAGES == PAGES_FP8 ? vector_bytes_fp8(D) : PAGES == PAGES_Q8_0 ? vector_bytes_q8_0(D) : vector_bytes_f16(D);
 }
-// Tiles of such vectors of keys and values that a slot of the ring holds: a power of two. Where one is larger than the least slot the host sees to it that
-// slots are large enough.
+// Tiles that a slot of the ring holds, for keys and values of `vector` bytes: a power of two. If
+// one tile is larger than the least slot, the host makes slots large enough.
 INLINE constexpr u32 tiles_a_slot(u32 vector) {
     const u32 fit = PERSISTENT_LEAST_SLOT / (2 * PERSISTENT_TILE * vector);
     return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
 }
 
-// Tiles that a block attends to in a layer: of those that are the block's, from the begin-th to before the end-th.
+// Tiles that a block attends to in a layer, as numbers among the block's own tiles: begin to end -
+// 1.
 struct PersistentTiles {
     u32 begin, end;
     INLINE u32 slots(u32 each) const { return (end - begin + each - 1) / each; }
 };
 
-// ROWS: 1, or PERSISTENT_MOST_ROWS.
+// ROWS is 1 or PERSISTENT_MOST_ROWS.
 template <int D, int H, int ROWS = 1> struct PersistentBlock {
     typedef PersistentShared<D, H, ROWS> Shared;
     static_assert(sizeof(Shared) - sizeof(Shared::input) == Shared::BEFORE_INPUT, "what the host asks for");
+    static_assert(PERSISTENT_INPUT == 32 * sizeof(InputBlock), "what the host asks for");
     static_assert(sizeof(Shared::partial) >= 2 * ROWS * 4 * D, "room for own_vector");
     static constexpr bool SEVERAL = ROWS > 1;
-    // Positions up to which one block attends to a KV head of a row, so that nothing has to be joined: a tile or two for each warp (NOTES.md).
-    // None with heads of 256 columns, whose tiles are too much for registers and so come through the ring.
+    // Positions up to which one block attends to a KV head of a row alone, so that nothing has to
+    // be merged: one or two tiles for each warp (NOTES.md). Heads of 256 columns have none, because
+    // their tiles come through the ring: registers have no room for them.
     static constexpr u32 ALONE = D == 64 ? 256 : D == 128 ? 128 : 0;
-    // Splits that share up to MANY positions: more would wait longer for each other than they save (NOTES.md).
+    // Splits that share up to MANY positions. More of them would wait longer for each other than
+    // they save (NOTES.md).
     static constexpr u32 FEW = 16, MANY = 4096;
     static_assert(ALONE % PERSISTENT_TILE == 0 && MANY % PERSISTENT_TILE == 0, "so steps of one launch agree");
     static constexpr u32 PARTIAL_BYTES = (H * D + 2 * H + 3) / 4 * 16;
@@ -83,10 +107,11 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     const PersistentPhase *phases; // in shared memory
     u8 *exchange;
     u32 full, empty, slot = 0, parity = 0, block, n_blocks, pass_parity = 0, turn, position, step_of_launch = 0;
-    // What the block attends to: of a row of the step a KV head and one of its splits.
+    // The row of the step, the KV head and the split that the block attends to.
     u32 row = 0, kv_head, split, splits_of_row = 0;
-    u32 sequence = 0, n_before = 0; // the row's, and how many rows of it come before the row in the step
-    bool alone; // the first split has all positions
+    // sequence of the row; rows of that sequence before it in the step
+    u32 sequence = 0, n_before = 0;
+    bool alone; // true if the first split has all positions
     float inverse_hidden;
     int warp, lane;
 
@@ -113,23 +138,25 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     static constexpr bool CHAINS = false;
 #endif
     INLINE bool is_last() const { return !CHAINS || step_of_launch == a.more_steps; }
-    // Go on with the next step of the launch; false: there is none. All warps call it. Epochs go on, and so do the ring and the order of the barriers; the
-    // tiles that a block attends to are as many as before.
+    // Begins the next step of the launch and returns false if there is none. All warps call it.
+    // Epochs, the ring and the order of barriers continue. The block has equally many tiles in all
+    // steps of a launch.
     INLINE bool next_step() {
         if (is_last()) return false;
         step_of_launch++, position++;
-        // So that the compiler does not keep in registers, for all of a launch, what it computes of these at the ends of a step (NOTES.md).
+        // The `asm` makes these values unknown to the compiler. It would keep what it derives from
+        // them in registers for the whole launch (NOTES.md).
         asm volatile("" : "+r"(lane), "+r"(warp), "+r"(block), "+r"(n_blocks), "+l"(exchange), "+l"(ring), "+r"(full), "+r"(empty), "+r"(split), "+r"(kv_head));
         return true;
     }
-    // What the host says of this step, given where it says it of the launch's first.
+    // Address of this step's numbers, from the address of the first step's numbers.
     template <class T> INLINE const T *of_this_step(const T *of_first) const {
         return CHAINS ? (const T *)((const u8 *)of_first + step_of_launch * a.step_bytes) : of_first;
     }
-    // Which exchange the launch uses; it clears the other for the next one.
+    // The word that selects the exchange of a launch. The launch clears the other exchange.
     INLINE u32 *turn_word() const { return (u32 *)(a.exchange + 2 * Shared::EXCHANGE); }
-    // The table into shared memory, with what it means for this block. All threads call it, and wait afterwards. Of keys and values a slot of the ring holds
-    // so many tiles.
+    // Copies the table into shared memory and fills in the block's own fields. All threads call it
+    // and then wait. A slot of the ring holds `tiles_a_slot` tiles of keys and values.
     INLINE void prepare(u32 tiles_a_slot) {
         PersistentPhase *table = (PersistentPhase *)((u8 *)s.input + Shared::INPUT * a.most_quads);
         phases = table;
@@ -150,25 +177,25 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
                 j = j == 0 ? a.n_phases - 1 : j - 1;
             } while (!table[j].gate_refill && j != i);
             table[i].credit = n;
-            if (n > a.n_slots) s.gates = 0; // the ring could never be filled for it
+            if (n > a.n_slots) s.gates = 0; // the ring is too short for a whole layer
         }
     }
-    // An entry of the table in registers: every barrier would make references read again. Its numbers pass through a shuffle, so that
-    // the compiler knows that all lanes agree.
+    // An entry of the table in registers, since every barrier makes references read memory again.
+    // Its numbers pass through a shuffle, so that the compiler knows that all lanes agree.
     INLINE PersistentPhase phase(u32 i) const {
         PersistentPhase p = phases[i];
         p.kind = uniform(p.kind), p.codec = uniform(p.codec), p.own_groups = uniform(p.own_groups), p.own_first = uniform(p.own_first);
         p.k_quads = uniform(p.k_quads), p.warps = uniform(p.warps), p.chunks = uniform(p.chunks), p.input = uniform(p.input), p.qkv_part = uniform(p.qkv_part);
         return p;
     }
-    // The same with what P has as constants.
+    // Like `phase`, with the constants of P.
     template <class P> INLINE P fixed_phase(u32 i) const {
         P p;
         PersistentPhase &all = p;
         all = phases[i], all.own_groups = uniform(all.own_groups);
         return p;
     }
-    // All phases in order, up to the one at which the launch stops.
+    // Calls f for all phases in order, up to stop_phase.
     template <class F> INLINE void each_phase(F f) const {
 #ifdef PERSISTENT_FIXED
         for (u32 i = 0; i + 1 < a.n_phases;) {
@@ -188,7 +215,7 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
     INLINE void next_slot() {
         if (++slot == a.n_slots) slot = 0, parity ^= 1;
     }
-    // One of the warps 0..7 is done with the slot; when all are, it is loaded again.
+    // One of warps 0..7 has read the slot. When all have, it can be loaded again.
     INLINE void free_slot() {
         __syncwarp();
         if (lane == 0) mbarrier_arrive(empty + 8 * slot);
@@ -198,11 +225,11 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
         for (slot += n; slot >= a.n_slots; slot -= a.n_slots) parity ^= 1;
     }
     INLINE u32 first_group(u32 groups, u32 b) const { return b * groups / n_blocks; }
-    // Of a phase, of the b-th share of its groups; gate and up stay together.
+    // First group of the b-th share of a phase's groups. Pairs of gate and up stay together.
     INLINE u32 first_group(const PersistentPhase &p, u32 b) const {
         return p.kind == PERSISTENT_GATE ? 2 * first_group(p.groups / 2, b) : first_group(p.groups, b);
     }
-    // A part of the exchange, by its place in that of one row.
+    // Address of a part of the exchange. `at` is its offset in the exchange for one row.
     INLINE u8 *part(u32 at) const {
         if constexpr (!SEVERAL) return exchange + at;
         return exchange + (at == EXCHANGE_INPUT      ? EXCHANGE_ROWS_INPUT
@@ -216,54 +243,59 @@ template <int D, int H, int ROWS = 1> struct PersistentBlock {
                            : at == EXCHANGE_SCORES   ? EXCHANGE_ROWS_SCORES
                                                      : EXCHANGE_ROWS_BEST);
     }
-    // Of the chunks in a part, one of a row.
+    // Address of a row's chunk in a part.
     INLINE u8 *chunk(u32 at, u32 index, u32 row) const { return part(at) + (SEVERAL ? index * PERSISTENT_MOST_ROWS + row : index) * 16; }
-    // Blocks of a KV head of a row; whether all of them share its positions or only `few` do.
+    // Blocks of a KV head of a row. All of them share its positions if `many`, otherwise only `few`
+    // do.
     INLINE u32 n_splits() const { return SEVERAL ? splits_of_row : a.n_splits; }
     INLINE bool many() const { return n_splits() > FEW && position >= MANY; }
     INLINE u32 few() const { return min(FEW, n_splits()); }
     INLINE u32 n_sharing() const { return many() ? n_splits() : few(); }
-    // As many of x as this block has, which has every n_sharing-th; all where it is alone. A division for each case, by a number that the compiler may know.
+    // This block's share of x tiles, every n_sharing-th, or all if it is alone. Each case divides
+    // by a number that the compiler may know.
     INLINE u32 share(u32 x) const { return alone ? x : many() ? (x + n_splits() - 1) / n_splits() : (x + few() - 1) / few(); }
     INLINE u32 qkv_rows() const { return a.n_kv_heads * (H + 2) * D; }
-    // Warp 8 says that the block's own words are out; warps 0..7 poll only then, so that polls do not delay stores.
-    INLINE void published() { barrier_arrive(5, 288); }
+    // Warp 8 has published the block's own words. Warps 0..7 poll only after that, so that polls do
+    // not delay stores.
+    INLINE void published() { barrier_arrive(BARRIER_PUBLISHED, WARPS_0_TO_8); }
     INLINE void wait_published(u32 input) {
-        barrier(5, 288);
-        // A block that attends alone ends with those of the other heads: what it waits for is there, or nearly.
+        barrier(BARRIER_PUBLISHED, WARPS_0_TO_8);
+        // A block that attends alone ends when the blocks of other heads do, so its input is nearly
+        // there.
         if (!(input == EXCHANGE_ATTENDED && alone && attends())) pause_cycles(a.poll_delay);
     }
-    // Warps 0..7 say that the input of a phase with a norm is in shared memory; warp 8 adds its squares up while they multiply.
-    INLINE void input_is_here() { barrier_arrive(7, 288); }
-    INLINE void wait_input() { barrier(7, 288); }
-    // Whether the block has a KV head of a row, and positions of it to attend to.
+    // True if the block has a KV head of a row; `attends` if it also has positions of it.
     INLINE bool has_head() const { return SEVERAL ? row < a.n_rows : block < a.n_kv_heads * a.n_splits; }
     INLINE bool attends() const { return has_head() && (alone ? split == 0 : split <= position / PERSISTENT_TILE && (n_splits() <= FEW || split < n_sharing())); }
-    // Blocks of a KV head that attend.
+    // Number of blocks of a KV head that attend.
     INLINE u32 n_partials() const { return min(n_sharing(), position / PERSISTENT_TILE + 1); }
-    // The block has every stride-th tile of its KV head from split on.
+    // Distance between the block's tiles. It has every stride-th tile of its KV head, from split
+    // on.
     INLINE u32 stride() const { return alone ? 1 : n_sharing(); }
-    // Whether tiles come through the ring. A warp, which has every eighth of them, must not be more than a turn of the ring ahead of others; and a block that
-    // attends alone has few, which its warps read from their pages while they wait for queries.
+    // True if tiles come through the ring. The ring must hold eight tiles: a warp has every eighth
+    // one and must not be more than a turn of the ring ahead. A block that attends alone has few
+    // tiles. Its warps load them from the pages while they wait for queries.
     INLINE bool streams(u32 tiles_a_slot) const { return !alone && a.n_slots * tiles_a_slot >= 8; }
-    // From here on keys and values are the step's own.
+    // First position whose keys and values belong to this step.
     INLINE u32 first_own() const { return position - n_before; }
-    // Of the step's own rows of the sequence the key (0) or value (1) of one that the block attends to, as a page has it.
+    // Address of the key (which = 0) or value (1) of an own row of the sequence, stored as in a
+    // page.
     INLINE u8 *own_vector(u32 which, u32 own) const { return (u8 *)s.partial + (2 * own + which) * (4 * D); }
-    // Cosines and sines of a row of the sequence, `back` rows before the block's.
-    INLINE float2 *turns_of(u32 back) const {
-        if (!SEVERAL || back == 0) return s.turns[0];
-        return (float2 *)(a.exchange + PERSISTENT_TURNS_AT + block * PERSISTENT_TURNS) + (back - 1) * (3 * D / 2);
+    // Cosines and sines of the row that comes `back` rows before the block's own one.
+    INLINE float2 *rotary_of(u32 back) const {
+        if (!SEVERAL || back == 0) return s.rotary[0];
+        return (float2 *)(a.exchange + PERSISTENT_ROTARY_AT + block * PERSISTENT_ROTARY) + (back - 1) * (3 * D / 2);
     }
-    // The first position that a phase's layer sees.
+    // First position that a phase's layer sees.
     template <class P> INLINE u32 first_seen(const P &p) const { return p.window && position + 1 > p.window ? position + 1 - p.window : 0; }
-    // None before phases that attention does not follow.
+    // Tiles of a phase: none unless attention follows it.
     template <class P> INLINE PersistentTiles tiles(const P &p) const {
         if (p.kind != PERSISTENT_QKV || p.qkv_part & PERSISTENT_CONTINUED || !attends()) return {0, 0};
         const u32 first = first_seen(p) / PERSISTENT_TILE, end = share(position / PERSISTENT_TILE + 1 - split);
         return {first > split ? min(share(first - split), end) : 0, end};
     }
-    // Pages: keys of all heads, then values, each (positions, bytes of a vector).
+    // Page of a position. A page has keys of all heads, then values, each (positions, bytes of a
+    // vector).
     template <class P> INLINE u32 page_of(const P &p, u32 position) const {
         return of_this_step(a.page_table)[(SEVERAL ? sequence * a.table_stride : 0) + p.table + (position >> (31 - __clz(a.page_len)))];
     }

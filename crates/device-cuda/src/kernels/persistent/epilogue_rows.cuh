@@ -1,13 +1,18 @@
-// Warp 8 of a kernel for up to 8 rows: as epilogue.cuh for one. Lane l has row l % 8 of the step, and of each four groups of weights' rows
-// the l / 8-th: the 8 values of a chunk.
+// Warp 8 of the kernel for several rows: the parts of an epilogue that depend on the layout of
+// lanes (phases.cuh has the rest). Lane l has row l % 8 of the step, and the (l / 8)-th of every
+// four groups of weights' rows: the 8 values of a chunk.
 #pragma once
 #include "gemm/epilogue.h"
 #include "persistent/best.cuh"
 #include "persistent/mixture_rows.cuh"
+#include "persistent/phases.cuh"
 
-template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : PersistentBest<D, H, PERSISTENT_MOST_ROWS> {
+template <int D, int H, bool MIXTURE> struct PersistentRowsLanes : PersistentBest<D, H, PERSISTENT_MOST_ROWS> {
     typedef PersistentBest<D, H, PERSISTENT_MOST_ROWS> Block;
-    INLINE explicit PersistentRowsEpilogue(const typename Block::Block &block) : Block(block) {}
+    INLINE explicit PersistentRowsLanes(const typename Block::Block &block) : Block(block) {
+        x0 = first_group(a.hidden / 8, this->block) + (lane >> 3);
+        has_own = x0 < first_group(a.hidden / 8, this->block + 1), is_row = of_step() < a.n_rows;
+    }
     using Block::a;
     using Block::attends;
     using Block::block;
@@ -21,8 +26,29 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
     using Block::rehearsal;
     using Block::s;
 
+    static constexpr int N = 8; // values of a lane: a chunk of one row of the step
+    static constexpr bool REHEARSES_SQUARES = false; // the exchange of squares runs once
+    u32 x0;                                          // the lane's chunk of the residual
+    bool has_own, is_row; // the block has that chunk; the step has the lane's row
+
     INLINE u32 of_step() const { return lane & 7; }
-    // The sums of a group of the pass.
+    // Loads this lane's values of a vector like the residual, or 0.
+    INLINE void own(const float *w, float (&out)[8]) const {
+#pragma unroll
+        for (int e = 0; e < 8; e++) out[e] = w && has_own ? w[x0 * 8 + e] : 0.0f;
+    }
+    INLINE void load_residual(float (&residual)[8]) const {
+#pragma unroll
+        for (int e = 0; e < 8; e++) residual[e] = has_own && is_row ? a.x[(u64)of_step() * a.hidden + x0 * 8 + e] : 0.0f;
+    }
+    INLINE void own_sums(float (&v)[8]) const {
+        if (has_own) sums(v, lane >> 3);
+    }
+    template <class P> INLINE void add_biases_of_experts(const P &p, float (&bias)[8]) const {
+        const PersistentRowsChoice &choice = choice_of(*this);
+        if (is_row) add_expert_biases(bias, a, p.bias, choice.id[of_step()], choice.weight[of_step()], [&](const float *w, float (&out)[8]) { own(w, out); });
+    }
+    // Adds the eight sums of a group of the pass.
     INLINE void sums(float (&v)[8], u32 group) const {
         const float *from = s.partial[pass_parity][0] + group * PERSISTENT_SUMS + of_step();
 #pragma unroll
@@ -32,20 +58,24 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
 #pragma unroll
             for (int e = 0; e < 8; e++) v[e] += from[w * PERSISTENT_PASS * PERSISTENT_SUMS + 8 * e];
     }
-    // The norm of this lane's row of a phase's input, while the other warps multiply.
-    INLINE float input_scale() {
-        this->wait_input();
+    // The scale of the norm of this lane's row of the input, computed while the other warps
+    // multiply.
+    INLINE float input_scale() const {
+        wait_input();
         float sum = 0;
 #pragma unroll
         for (int w = 0; w < 8; w++) sum += s.squares[w][of_step()];
         return rsqrtf(sum * this->inverse_hidden + a.eps);
     }
-    // A chunk of residual * norm, with the squares of the residual.
-    INLINE void publish_residual(const float (&x)[8], const float (&norm)[8], u32 index, u32 to, u32 tag, bool real) const {
+    template <class P> INLINE float input_scale(const P &) const { return input_scale(); }
+    // Publishes a chunk of residual * norm, with the squares of the residual.
+    INLINE void publish_residual(const float (&x)[8], const float (&norm)[8], u32 to, u32 tag, bool is_real) const {
+        const u32 index = x0;
+        const bool real = is_real && has_own && is_row;
         float v[8], squares = 0;
 #pragma unroll
         for (int e = 0; e < 8; e++) squares += x[e] * x[e], v[e] = x[e] * norm[e];
-        if constexpr (MIXTURE) { // for a router
+        if constexpr (MIXTURE) { // a router reads f32 words
             u8 *wide = part(EXCHANGE_WIDE) + ((u64)of_step() * a.hidden + index * 8) * 4;
             if (real && to == EXCHANGE_MIDDLE) {
                 store_relaxed_4(wide, make_uint4(tag_word(v[0], tag), tag_word(v[1], tag), tag_word(v[2], tag), tag_word(v[3], tag)));
@@ -55,8 +85,12 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
         const uint4 chunk = make_fine_chunk(v, squares, tag);
         if (real) store_relaxed_4(this->chunk(to, index, of_step()), chunk);
     }
-    // Root of the mean square of this lane's row of a vector, of which the lanes of the row have `mine`: the squares of all blocks are exchanged.
-    INLINE float exchange_squares(float mine, u32 which, u32 tag) const {
+    // Exchanges the squares of all blocks' parts of a vector. Returns the inverse root of the mean
+    // square of this lane's row.
+    INLINE float exchange_squares(const float (&x)[8], u32 which, u32 tag, bool) const {
+        float mine = 0;
+#pragma unroll
+        for (int e = 0; e < 8; e++) mine += x[e] * x[e];
         mine += __shfl_xor_sync(~0u, mine, 8);
         mine += __shfl_xor_sync(~0u, mine, 16);
         const u32 first = lane >> 3;
@@ -89,8 +123,8 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
         return rsqrtf(sum * this->inverse_hidden + a.eps);
     }
 
-    // Joins the partial attentions of the block's KV head, of which it has every n_splits-th chunk: two lanes a chunk, eight partials of
-    // it at a time.
+    // Merges the partial attentions of the block's KV head and publishes every n_splits-th chunk:
+    // two lanes a chunk, eight partials of it at a time.
     INLINE void merge(u32 tag) {
         if (!this->has_head() || this->alone) return;
         constexpr u32 STRIDE = Block::PARTIAL_BYTES, CHUNKS = H * D / 8, N = 8;
@@ -141,9 +175,10 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
         }
     }
 
-    // Scores of the block's experts to all blocks, and the scales of the rows' norms; then warps 0..7 choose.
+    // Publishes the scores of the block's experts and stores the scales of the rows' norms. Then
+    // warps 0..7 choose.
     template <class P> INLINE float route(const P &p, u32 tag) {
-        barrier(2 + pass_parity, 288);
+        wait_partials(pass_parity);
         for (u32 expert = lane >> 3; expert < p.own_groups; expert += 4) {
             float score = 0;
 #pragma unroll
@@ -155,12 +190,13 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
         const float scale = input_scale();
         if (lane < PERSISTENT_MOST_ROWS) choice_of(*this).scale[lane] = scale;
         __syncwarp();
-        row_scales_are_here();
+        arrive_row_scales();
         wait_row_choice();
         return scale;
     }
-    // Of a bundle of 16 rows a pass: what its expert makes of the rows that have chosen it, by how much it counts for each. A lane has 8 rows of the
-    // bundle; half of the lanes have none.
+    // Publishes the gated network of a bundle of 16 rows a pass. Each row that has chosen its
+    // expert gets it times the expert's weight. A lane has 8 rows of the bundle; half of the lanes
+    // have none.
     template <class P> INLINE void experts(const P &p, float scale, u32 tag) {
         const PersistentRowsChoice &choice = choice_of(*this);
         const u32 of_expert = p.groups / a.n_used, chunks = (a.expert_ffn + 127) / 128 * 16, pair = lane >> 3;
@@ -168,16 +204,16 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
         for (int pass = 0; pass < (int)max(n_passes, 1u); pass++) {
             const u32 bundle = first + pass, expert = n_passes > 0 ? bundle / of_expert : 0, row = (bundle - expert * of_expert) * 16 + pair * 8;
             const u32 place = n_passes > 0 && of_step() < a.n_rows ? choice.place[expert][of_step()] : NOT_CHOSEN;
-            const bool there = place != NOT_CHOSEN && pair < BUNDLE / 2 && row < a.expert_ffn;
-            float of_gate[8] = {}, of_up[8] = {}; // biases, which are on their way while others multiply
+            const bool there = place != NOT_CHOSEN && pair < PERSISTENT_BUNDLE / 2 && row < a.expert_ffn;
+            float of_gate[8] = {}, of_up[8] = {}; // biases, loaded while other warps multiply
             if constexpr (PERSISTENT_HAS_RARE) {
                 if (p.bias && there) {
                     const u64 at = (u64)choice.experts[expert] * a.expert_ffn + row;
 #pragma unroll
-                    for (int e = 0; e < 8; e++) of_gate[e] = p.bias[at + e], of_up[e] = p.q_norm[at + e];
+                    for (int e = 0; e < 8; e++) of_gate[e] = p.bias[at + e], of_up[e] = up_bias(p)[at + e];
                 }
             }
-            barrier(2 + pass_parity, 288);
+            wait_partials(pass_parity);
             if (there) {
                 float g[8], v[8];
                 sums(g, 2 * pair), sums(v, 2 * pair + 1);
@@ -196,153 +232,61 @@ template <int D, int H, bool MIXTURE> struct PersistentRowsEpilogue : Persistent
                 store_relaxed_4(this->chunk(EXCHANGE_GATED, place * chunks + row / 8, of_step()), make_fine_chunk(v, 0.0f, tag));
             }
             __syncwarp();
-            if (pass + 2 < n_passes) barrier_arrive(8 + pass_parity, 288);
+            if (pass + 2 < n_passes) arrive_partials_read(pass_parity);
             pass_parity ^= 1;
         }
     }
 
-    INLINE void finish() {
-        u32 epoch_input = 0, epoch = 0;
-        float qkv_scale = 0, expert_scale = 0;
-        const u32 own = lane >> 3, x0 = first_group(a.hidden / 8, block) + own;
-        const bool has_own = x0 < first_group(a.hidden / 8, block + 1), is_row = of_step() < a.n_rows, has_residual = has_own && is_row;
-        // Of a vector like the residual, this lane's columns: norms, loaded before they are needed.
-        auto columns = [&](const float *w, float (&out)[8]) {
+    // A pass of GATE of n groups, from g0 on.
+    template <class P> INLINE void gate_pass(const P &p, u32 g0, u32 n, float scale, u32 tag, bool real) const {
+        const u32 own = lane >> 3;
+        if (2 * own < n) {
+            float g[8], v[8];
+            sums(g, 2 * own), sums(v, 2 * own + 1);
+            if (p.activation == ACTIVATION_SILU) {
 #pragma unroll
-            for (int e = 0; e < 8; e++) out[e] = w && has_own ? w[x0 * 8 + e] : 0.0f;
-        };
-        float residual[8], norm[8], post[8];
+                for (int e = 0; e < 8; e++) v[e] *= scale * activate(ACTIVATION_SILU, g[e] * scale);
+            } else {
 #pragma unroll
-        for (int e = 0; e < 8; e++) residual[e] = has_residual ? a.x[(u64)of_step() * a.hidden + x0 * 8 + e] : 0.0f;
-        columns(a.first_norm, norm);
-        publish_residual(residual, norm, x0, EXCHANGE_INPUT, tag_of(epoch_input), has_residual);
-        published();
-        this->each_phase([&](const auto &p) {
-            const u32 n_groups = p.own_groups;
-            if constexpr (MIXTURE) {
-                if (p.kind == PERSISTENT_ROUTE) {
-                    expert_scale = route(p, tag_of(epoch));
-                    return;
-                }
-                if (p.kind == PERSISTENT_EXPERTS) {
-                    experts(p, expert_scale, tag_of(epoch));
-                    published();
-                    return;
-                }
+                for (int e = 0; e < 8; e++) v[e] *= scale * activate(p.activation, g[e] * scale);
             }
-            if (p.kind == PERSISTENT_ADD || (MIXTURE && p.kind == PERSISTENT_ADD_EXPERTS)) { // of one pass: PERSISTENT_MOST_OWN
-                const bool down = p.input == EXCHANGE_GATED;
-                columns(p.norm, norm), columns(p.post_norm, post);
-                float bias[8] = {};
-                if constexpr (PERSISTENT_HAS_RARE) {
-                    if (p.bias && p.kind == PERSISTENT_ADD) columns(p.bias, bias);
-                    if constexpr (MIXTURE) {
-                        const PersistentRowsChoice &choice = choice_of(*this);
-                        if (p.bias && p.kind == PERSISTENT_ADD_EXPERTS && is_row) add_expert_biases(bias, a, p.bias, choice.id[of_step()], choice.weight[of_step()], columns);
-                    }
-                }
-                const u32 tag = tag_of(epoch);
-                if (down) epoch_input++;
-                const u32 to = down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, to_tag = down ? tag_of(epoch_input) : tag;
-                for (u32 turn = rehearsal(); turn < 2; turn++) {
-                    const bool real = turn == 1;
-                    if (real) barrier(2 + pass_parity, 288);
-                    float v[8] = {};
-                    if (has_own) sums(v, own);
-                    if constexpr (PERSISTENT_HAS_RARE) {
-#pragma unroll
-                        for (int e = 0; e < 8; e++) v[e] += bias[e];
-                    }
-                    if (real && p.post_norm) {
-                        float squares = 0;
-#pragma unroll
-                        for (int e = 0; e < 8; e++) squares += v[e] * v[e];
-                        const float scale = exchange_squares(squares, down, tag);
-#pragma unroll
-                        for (int e = 0; e < 8; e++) v[e] *= scale * post[e];
-                    }
-#pragma unroll
-                    for (int e = 0; e < 8; e++) v[e] += residual[e];
-                    publish_residual(v, norm, x0, to, to_tag, real && has_residual);
-                    if (real) {
-#pragma unroll
-                        for (int e = 0; e < 8; e++) residual[e] = v[e];
-                    }
-                }
-                pass_parity ^= 1;
-                published();
-                return;
-            }
-            const u32 n_passes = n_groups == 0 ? 1 : (n_groups + PERSISTENT_PASS - 1) / PERSISTENT_PASS;
-            const bool continues = p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_CONTINUES;
-            if (p.kind == PERSISTENT_QKV && !continues) epoch++;
-            const u32 tag = tag_of(epoch);
-            float best = -__int_as_float(0x7f800000);
-            u32 best_row = 0;
-            float scale = continues ? qkv_scale : 0.0f;
-            for (int pass = continues ? 0 : (int)rehearsal() - 1; pass < (int)n_passes; pass++) {
-                const bool real = pass >= 0;
-                const u32 of = real ? pass : 0, g0 = p.own_first + of * PERSISTENT_PASS, n = min((u32)PERSISTENT_PASS, n_groups - of * PERSISTENT_PASS);
-                if (pass == 0 && !continues) scale = input_scale();
-                if (real) barrier(2 + pass_parity, 288);
-                if (p.kind == PERSISTENT_GATE) {
-                    if (2 * own < n) {
-                        float g[8], v[8];
-                        sums(g, 2 * own), sums(v, 2 * own + 1);
-                        if (p.activation == ACTIVATION_SILU) {
-#pragma unroll
-                            for (int e = 0; e < 8; e++) v[e] *= scale * activate(ACTIVATION_SILU, g[e] * scale);
-                        } else {
-#pragma unroll
-                            for (int e = 0; e < 8; e++) v[e] *= scale * activate(p.activation, g[e] * scale);
-                        }
-                        const uint4 chunk = make_fine_chunk(v, 0.0f, tag);
-                        if (real && is_row) store_relaxed_4(this->chunk(EXCHANGE_GATED, g0 / 2 + own, of_step()), chunk);
-                    }
-                } else {
-                    for (u32 group = own; group < n; group += 4) {
-                        float v[8];
-                        sums(v, group);
-                        const u32 row = (g0 + group) * 8;
-                        if (p.kind == PERSISTENT_QKV) {
-                            u32 w[8];
-#pragma unroll
-                            for (int e = 0; e < 8; e++) w[e] = tag_word(fmaf(v[e], scale, p.bias ? p.bias[row + e] : 0.0f), tag);
-                            u8 *to = part(EXCHANGE_QKV) + (u64)(of_step() * this->qkv_rows() + p.first_row + row) * 4;
-                            if (real && is_row) store_relaxed_4(to, make_uint4(w[0], w[1], w[2], w[3])), store_relaxed_4(to + 16, make_uint4(w[4], w[5], w[6], w[7]));
-                        } else if (real && is_row) {
-#pragma unroll
-                            for (int e = 0; e < 8; e++) {
-                                if (row + e >= a.n_vocab) break;
-                                const float logit = v[e] * scale;
-                                a.logits[(u64)of_step() * a.n_vocab + row + e] = logit;
-                                if (logit > best) best = logit, best_row = row + e;
-                            }
-                        }
-                    }
-                }
-                __syncwarp();
-                if (!real) continue;
-                if (pass + 2 < n_passes || (!continues && p.kind == PERSISTENT_QKV && p.qkv_part & PERSISTENT_OF_THREE)) barrier_arrive(8 + pass_parity, 288);
-                pass_parity ^= 1;
-            }
-            if (p.kind == PERSISTENT_HEAD) {
-                if (a.trace && has_residual)
-                    for (int e = 0; e < 8; e++) a.trace[(u64)of_step() * a.hidden + x0 * 8 + e] = residual[e];
-                const u64 key = Block::template largest<8>(Block::order_of(best, best_row));
-                if (lane < a.n_rows) this->give_best(key, lane);
-                if (block < a.n_rows) this->choose(block);
-                return;
-            }
-            if (p.kind == PERSISTENT_QKV) {
-                if (p.qkv_part & PERSISTENT_CONTINUED) {
-                    qkv_scale = scale;
-                    return;
-                }
-                if (attends()) barrier_arrive(6, 288);
-                merge(tag);
-            }
-            published();
-        });
+            const uint4 chunk = make_fine_chunk(v, 0.0f, tag);
+            if (real && is_row) store_relaxed_4(this->chunk(EXCHANGE_GATED, g0 / 2 + own, of_step()), chunk);
+        }
     }
+    // A pass of QKV or HEAD of n groups, from g0 on.
+    template <class P> INLINE void row_pass(const P &p, u32 g0, u32 n, float scale, u32 tag, bool real, float &best, u32 &best_row) const {
+        const u32 own = lane >> 3;
+        for (u32 group = own; group < n; group += 4) {
+            float v[8];
+            sums(v, group);
+            const u32 row = (g0 + group) * 8;
+            if (p.kind == PERSISTENT_QKV) {
+                u32 w[8];
+#pragma unroll
+                for (int e = 0; e < 8; e++) w[e] = tag_word(fmaf(v[e], scale, p.bias ? p.bias[row + e] : 0.0f), tag);
+                u8 *to = part(EXCHANGE_QKV) + (u64)(of_step() * this->qkv_rows() + p.first_row + row) * 4;
+                if (real && is_row) store_relaxed_4(to, make_uint4(w[0], w[1], w[2], w[3])), store_relaxed_4(to + 16, make_uint4(w[4], w[5], w[6], w[7]));
+            } else if (real && is_row) {
+#pragma unroll
+                for (int e = 0; e < 8; e++) {
+                    if (row + e >= a.n_vocab) break;
+                    const float logit = v[e] * scale;
+                    a.logits[(u64)of_step() * a.n_vocab + row + e] = logit;
+                    if (logit > best) best = logit, best_row = row + e;
+                }
+            }
+        }
+    }
+    // The end of the head: the best tokens of the rows.
+    INLINE void end_head(const float (&residual)[8], float best, u32 best_row) {
+        if (a.trace && has_own && is_row)
+            for (int e = 0; e < 8; e++) a.trace[(u64)of_step() * a.hidden + x0 * 8 + e] = residual[e];
+        const u64 key = Block::template largest<8>(Block::order_of(best, best_row));
+        if (lane < a.n_rows) this->give_best(key, lane);
+        if (block < a.n_rows) this->choose(block);
+    }
+    // A launch has one step.
+    INLINE bool next_residual(float (&)[8], u32 &) const { return false; }
 };
+template <int D, int H, bool MIXTURE> using PersistentRowsEpilogue = PersistentPhases<PersistentRowsLanes<D, H, MIXTURE>, MIXTURE>;

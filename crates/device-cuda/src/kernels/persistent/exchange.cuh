@@ -1,6 +1,7 @@
-// Values handed from block to block as words that carry their epoch (4 bits a word): seeing the tag is seeing the value, and nothing
-// else is inferred, so there is no fence and no grid barrier. A word is written once an epoch, by one thread; it can be at most one
-// epoch old when it is read, because whoever writes the next one depends on all readers of this one.
+// Words that blocks exchange. A word carries its epoch in 4 bits (a chunk has 4 bits in each of its
+// words): a reader that sees the tag sees the value. Nothing else is inferred, so there is no fence
+// and no grid barrier. One thread writes a word once an epoch. A word that is read is at most one
+// epoch old, because the writer of the next epoch depends on all readers of this one.
 #pragma once
 #include "gemm/ptx.h"
 
@@ -43,11 +44,11 @@ INLINE void pause_cycles(u32 n) {
     while (clock_now() - start < n) {}
 }
 
-// Tags are 1..15: a word that was never written has tag 0 and matches none.
+// Tags are 1..15. A word that was never written has tag 0, which matches none.
 INLINE u32 tag_of(u32 epoch) { return 1 + epoch % 15; }
 INLINE u32 tag_word(float v, u32 tag) { return (__float_as_uint(v) & ~15u) | tag; }
 INLINE float untag_word(u32 v) { return __uint_as_float(v & ~15u); }
-// 12 bits of scale: 8 of exponent, 4 of mantissa, rounded up so that no value exceeds MOST.
+// A scale of 12 bits: 8 of exponent, 4 of mantissa, rounded up so that no value exceeds MOST.
 template <int MOST = 127> INLINE u32 chunk_scale(float largest) {
     return (__float_as_uint(fmaxf(largest, 1e-20f) * (1.0f / MOST)) + 0x7FFFF) >> 19;
 }
@@ -71,7 +72,8 @@ INLINE uint4 chunk_of(u32 low, u32 high, u32 scale, float extra, u32 tag) {
     return make_uint4((low & 0xFFFFFF) | t, (low >> 24) | ((high & 0xFFFF) << 8) | t, (high >> 16) | (scale << 16) | t,
                       (__float_as_uint(extra) >> 4) | t);
 }
-// The chunk of two neighbouring lanes with four values each; whole in even lanes. All lanes call it.
+// The chunk of two neighbouring lanes with four values each, whole in even lanes. All lanes call
+// it.
 INLINE uint4 make_chunk_of_2(const float (&v)[4], float extra, u32 tag) {
     const float largest = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
     const u32 scale = chunk_scale(fmaxf(largest, __shfl_xor_sync(~0u, largest, 1)));
@@ -81,11 +83,13 @@ INLINE uint4 make_chunk_of_2(const float (&v)[4], float extra, u32 tag) {
     for (int e = 0; e < 4; e++) p |= (u32)(__float2int_rn(v[e] * inverse) & 255) << (8 * e);
     return chunk_of(p, __shfl_xor_sync(~0u, p, 1), scale, extra, tag);
 }
-// Chunks of a kernel for several rows have integers of 10 bits, 512 added. A word has two of them, columns (0, 2), (1, 3), (4, 6) and (5, 7), each
-// in the low bits of a half, where products want them; between them 6 bits of scale in each of the first two words, and in the last two
-// 8 bits of the squares, as the upper half of an f32 that is not negative.
+// Chunks for several rows have integers of 10 bits, plus 512. A word has two of them, columns (0,
+// 2), (1, 3), (4, 6) or (5, 7). Each is in the low bits of a half, where products need it. The
+// first two words have 6 bits of scale each between them. The last two words have 8 bits each of
+// the squares, as the upper half of an f32 that is not negative.
 INLINE u32 fine_pair(float a, float b, float inverse) {
-    constexpr float PLUS_512 = 12582912.0f + 512.0f; // an integer is the low bits of 2^23 * 1.5 and that integer
+    // the low bits of 2^23 * 1.5 + an integer are the integer
+    constexpr float PLUS_512 = 12582912.0f + 512.0f;
     return __byte_perm(__float_as_uint(fmaf(a, inverse, PLUS_512)), __float_as_uint(fmaf(b, inverse, PLUS_512)), 0x5410) & 0x03FF03FFu;
 }
 INLINE u32 fine_scale(float largest) { return chunk_scale<511>(largest); }
@@ -96,13 +100,15 @@ INLINE uint4 make_fine_chunk(const float (&v)[8], float squares, u32 tag) {
 #pragma unroll
     for (int e = 1; e < 8; e++) largest = fmaxf(largest, fabsf(v[e]));
     const u32 scale = fine_scale(largest), t = tag << 28;
-    const u32 q = min((__float_as_uint(squares) & 0x7FFFFFFF) + 0x4000, 0x7FFFFFFFu) >> 15; // NaN stays NaN
+    // NaN stays NaN.
+    const u32 q = min((__float_as_uint(squares) & 0x7FFFFFFF) + 0x4000, 0x7FFFFFFFu) >> 15;
     const float inverse = reciprocal_fast(__uint_as_float(scale << 19));
     return make_uint4(fine_pair(v[0], v[2], inverse) | fine_scale_bits(scale, 0) | t, fine_pair(v[1], v[3], inverse) | fine_scale_bits(scale, 1) | t,
                       fine_pair(v[4], v[6], inverse) | (q & 63) << 10 | (q >> 6 & 3) << 26 | t,
                       fine_pair(v[5], v[7], inverse) | (q >> 8 & 63) << 10 | q >> 14 << 26 | t);
 }
-// Of two neighbouring lanes with four values each, without squares: each has half of the chunk. All lanes call it.
+// Half of the chunk of two neighbouring lanes with four values each, without squares. All lanes
+// call it.
 INLINE uint2 make_half_of_fine_chunk(const float (&v)[4], u32 tag) {
     const float largest = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
     const u32 scale = fine_scale(fmaxf(largest, __shfl_xor_sync(~0u, largest, 1))), t = tag << 28, word = 2 * (threadIdx.x & 1);

@@ -1,35 +1,33 @@
-// A layer's mixture of experts: products of warps 0..7. The choice of experts and the stream of their weights are warp 9's (stream.cuh).
+// A layer's mixture of experts for one row: products of warps 0..7. Warp 9 chooses the experts and
+// streams their weights (stream.cuh).
 //
-// Three phases: scores of all experts, gate and up of the chosen, down of the chosen. Scores are products in f32, of words that come beside
-// the chunks. Each block chooses for itself, from all scores and in the same order, so that the choice needs no hand-over of its own. What
-// its warp 9 has chosen it streams; no other warp needs to know which experts they are, only warp 8 how much each counts.
+// A mixture has three phases: scores of all experts, gate and up of the chosen ones, down of the
+// chosen ones. Scores are products in f32, from words that are published beside the chunks. Each
+// block chooses for itself, from all scores and in the same order, so the choice needs no
+// hand-over. Warp 9 streams its own choice. No other warp needs the experts' numbers, and only warp
+// 8 needs their weights.
 #pragma once
 #include "persistent/products.cuh"
 
-// In shared memory, after the phases.
+// The choice, in shared memory after the phases.
 struct PersistentChoice {
     float weight[PERSISTENT_MAX_USED];
     u32 id[PERSISTENT_MAX_USED];
-    float scale; // of the norm before the experts
+    float scale; // scale of the norm before the experts
     u32 padding[3];
 };
 static_assert(sizeof(PersistentChoice) == PERSISTENT_CHOICE, "the host asks for as many bytes");
 template <int D, int H> INLINE PersistentChoice &choice_of(const PersistentBlock<D, H> &block) {
     return *(PersistentChoice *)(block.phases + block.a.n_phases);
 }
-// Warp 8 says that the norm's scale is there and the block's scores are out; warp 9 that the weights are there.
-INLINE void scale_is_here() { barrier_arrive(10, 64); }
-INLINE void wait_scale() { barrier(10, 64); }
-INLINE void choice_is_here() { barrier_arrive(11, 64); }
-INLINE void wait_choice() { barrier(11, 64); }
-
-// Bits of a number in the order of numbers, above 0; both zeros are one, and NaN is the smallest.
+// A number's bits in ascending order, above 0. Both zeros are equal, and NaN is the smallest.
 INLINE u32 order_of_score(float x) {
     const u32 bits = __float_as_uint((x == x ? x : -__int_as_float(0x7f800000)) + 0.0f);
     return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
 }
-// The best of the scores of T times 128 experts, as route.cu chooses them, and how much each counts. Lane l has experts 4 l .. 4 l + 3 of each 128. scale_of gives
-// the scale of the norm before them; it may wait, so biases and factors are loaded first.
+// Chooses the best of T * 128 experts and computes their weights, like route.cu. Lane l has experts
+// 4 l .. 4 l + 3 of each 128. scale_of returns the scale of the norm before them. It may wait, so
+// biases and factors are loaded first.
 template <int T, class A, class P, class Scale> INLINE void choose_experts(const A &a, const P &p, const u8 *scores, u32 tag, int lane, Scale scale_of, u32 *ids, float *weights) {
     constexpr int M = 4 * T;
     const u32 n = a.n_experts;
@@ -39,8 +37,8 @@ template <int T, class A, class P, class Scale> INLINE void choose_experts(const
     for (int i = 0; i < M; i++) {
         const bool inside = index(i) < n;
         weigh[i] = p.bias && inside ? p.bias[index(i)] : 0.0f;
-        add[i] = p.q_norm && inside ? p.q_norm[index(i)] : 0.0f;
-        factor[i] = p.k_norm && inside ? p.k_norm[index(i)] : 1.0f;
+        add[i] = choice_bias(p) && inside ? choice_bias(p)[index(i)] : 0.0f;
+        factor[i] = expert_factors(p) && inside ? expert_factors(p)[index(i)] : 1.0f;
     }
     const float scale = scale_of();
     u32 v[M];
@@ -77,7 +75,7 @@ template <int T, class A, class P, class Scale> INLINE void choose_experts(const
         for (int i = 0; i < M; i++) score[i] *= by;
     }
 #pragma unroll
-    for (int i = 0; i < M; i++) key[i] = index(i) < n ? order_of_score(p.q_norm ? score[i] + add[i] : x[i]) : 0;
+    for (int i = 0; i < M; i++) key[i] = index(i) < n ? order_of_score(choice_bias(p) ? score[i] + add[i] : x[i]) : 0;
     u32 mine = 0;
     float own = 0, own_factor = 1, chosen = 0;
     for (u32 j = 0; j < a.n_used; j++) {
@@ -104,7 +102,8 @@ template <int T, class A, class P, class Scale> INLINE void choose_experts(const
     }
 }
 
-// The biases of a row's experts, (n_experts, hidden), by how much each expert counts, added to `sum`. columns: loads this lane's of one expert.
+// Adds the biases of a row's experts, (n_experts, hidden), times the experts' weights to `sum`.
+// `columns` loads this lane's values of one expert.
 template <int N, class A, class Columns>
 INLINE void add_expert_biases(float (&sum)[N], const A &a, const float *biases, const u32 *ids, const float *weights, Columns columns) {
     for (u32 j = 0; j < a.n_used; j++) {
@@ -115,14 +114,12 @@ INLINE void add_expert_biases(float (&sum)[N], const A &a, const float *biases, 
         for (int e = 0; e < N; e++) sum[e] += weight * of_expert[e];
     }
 }
-// A clamped gate, as op.rs has it.
+// A clamped gate (`GateClamped` in op.rs).
 template <class A> INLINE float clamped_gate(const A &a, float gate, float up) {
     const float g = fminf(gate, a.expert_limit), u = fmaxf(fminf(up, a.expert_limit), -a.expert_limit);
     return g * reciprocal_fast(1.0f + exp2_fast(-1.4426950408889634f * a.expert_alpha * g)) * (u + 1.0f);
 }
 
-#define ROUTER_STEP 4096
-#define BUNDLE 4 // groups
 #define MOST_WIDE_QUADS (PERSISTENT_MAX_WIDE / 1024)
 
 template <int D, int H> struct PersistentExperts : PersistentProducts<D, H> {
@@ -141,7 +138,8 @@ template <int D, int H> struct PersistentExperts : PersistentProducts<D, H> {
     using Products::wait_published;
     using Products::warp;
 
-    // Scores of the block's experts; then the input of gate and up into shared memory.
+    // Computes scores of the block's experts, then stores the input of gate and up in shared
+    // memory.
     template <class P> INLINE void route(const P &p, u32 tag) {
         wait_published(p.input);
         uint4 x[MOST_WIDE_QUADS];
@@ -161,7 +159,7 @@ template <int D, int H> struct PersistentExperts : PersistentProducts<D, H> {
                 all = all && (((x[quad].x ^ tag) | (x[quad].y ^ tag) | (x[quad].z ^ tag) | (x[quad].w ^ tag)) & 15) == 0;
             }
         } while (!__all_sync(~0u, all));
-        const u32 steps_a_slot = a.slot_bytes / ROUTER_STEP;
+        const u32 steps_a_slot = a.slot_bytes / PERSISTENT_ROUTER_STEP;
         for (u32 expert = 0; expert < p.own_groups; expert++) {
             float sum = 0;
             u32 within = 0;
@@ -169,29 +167,30 @@ template <int D, int H> struct PersistentExperts : PersistentProducts<D, H> {
             for (int quad = 0; quad < MOST_WIDE_QUADS; quad++) {
                 if (quad >= p.k_quads) break;
                 if (within == 0) mbarrier_wait(full + 8 * slot, parity);
-                const float4 w = ((const float4 *)(ring + slot * a.slot_bytes + within * ROUTER_STEP + warp * 512))[lane];
+                const float4 w = ((const float4 *)(ring + slot * a.slot_bytes + within * PERSISTENT_ROUTER_STEP + warp * 512))[lane];
                 sum += w.x * untag_word(x[quad].x) + w.y * untag_word(x[quad].y) + w.z * untag_word(x[quad].z) + w.w * untag_word(x[quad].w);
                 if (++within == steps_a_slot || quad + 1 == p.k_quads) within = 0, free_slot();
             }
             sum = sum_of_32(sum);
             if (lane == 0) s.partial[pass_parity][warp][expert] = sum;
         }
-        barrier_arrive(2 + pass_parity, 288);
+        arrive_partials(pass_parity);
         pass_parity ^= 1;
         this->poll_input(part(p.input), p.chunks, p.k_quads, tag);
-        this->input_is_here();
+        arrive_input();
     }
     template <int CODEC, class P> INLINE void multiply_bundles(const P &p) {
         const u32 steps_a_slot = whole_steps<false>(a.slot_bytes, CODEC, p.warps);
         for (u32 i = 0; i < p.own_groups || i == 0; i++) {
-            if (i >= 2) barrier(8 + pass_parity, 288); // the epilogue has read what this overwrites
-            u32 within = 0, left = BUNDLE * p.k_quads;
-            if (i < p.own_groups) this->template multiply_some<CODEC, BUNDLE>(p, BUNDLE, steps_a_slot, within, left);
-            barrier_arrive(2 + pass_parity, 288);
+            // The epilogue has read the sums that this pass overwrites.
+            if (i >= 2) wait_partials_read(pass_parity);
+            u32 within = 0, left = PERSISTENT_BUNDLE * p.k_quads;
+            if (i < p.own_groups) this->template multiply_some<CODEC, PERSISTENT_BUNDLE>(p, PERSISTENT_BUNDLE, steps_a_slot, within, left);
+            arrive_partials(pass_parity);
             pass_parity ^= 1;
         }
     }
-    // Gate and up of the chosen, whose input is here since the scores.
+    // Multiplies gate and up of the chosen experts, whose input arrived before the scores.
     template <class P> INLINE void gate(const P &p) {
         with_codec(p, [&](auto codec) { multiply_bundles<decltype(codec)::value>(p); });
     }
@@ -220,7 +219,7 @@ template <int D, int H> struct PersistentExperts : PersistentProducts<D, H> {
             }
         }
         this->give(sum, p.own_groups);
-        barrier_arrive(2 + pass_parity, 288);
+        arrive_partials(pass_parity);
         pass_parity ^= 1;
     }
     template <class P> INLINE void down(const P &p, u32 tag) {

@@ -1,21 +1,25 @@
-// A layer's mixture of experts for up to 8 rows: products of warps 0..7, as mixture.cuh has them for one row.
+// A layer's mixture of experts for up to 8 rows: products of warps 0..7. Mixture.cuh is for one
+// row.
 //
-// Warp w chooses for row w of the step, from the scores of all experts. What is multiplied then is every expert that some row has chosen, once for all
-// rows, in the order of their numbers. The input of an expert's last matrix is zero for rows that have not chosen it: nothing is handed over for those.
+// Warp w chooses for row w of the step, from the scores of all experts. Every expert that some row
+// has chosen is then multiplied once for all rows, in the order of their numbers. The input of an
+// expert's last matrix is zero for rows that have not chosen it, and is not published for them.
 #pragma once
 #include "persistent/mixture.cuh"
 #include "persistent/products_rows.cuh"
 
 #define NOT_CHOSEN 255
 
-// In shared memory, after the phases.
+// The choice, in shared memory after the phases.
 struct PersistentRowsChoice {
-    // By row: its experts and how much each counts, the scale of the norm before them, the bits of those experts.
+    // Weights and numbers of each row's experts, scale of the norm before them, bits of the
+    // experts.
     float weight[PERSISTENT_MOST_ROWS][PERSISTENT_ROWS_USED];
     u32 id[PERSISTENT_MOST_ROWS][PERSISTENT_ROWS_USED];
     float scale[PERSISTENT_MOST_ROWS];
     u32 bits[PERSISTENT_MOST_ROWS][PERSISTENT_MAX_EXPERTS / 32];
-    // The experts of all rows; of each, which of a row's experts it is, or NOT_CHOSEN.
+    // The experts of all rows; for each and each row, its place among the row's experts, or
+    // NOT_CHOSEN.
     u32 experts[PERSISTENT_MOST_ROWS * PERSISTENT_ROWS_USED];
     u8 place[PERSISTENT_MOST_ROWS * PERSISTENT_ROWS_USED][PERSISTENT_MOST_ROWS];
     u32 n;
@@ -25,13 +29,8 @@ static_assert(sizeof(PersistentRowsChoice) == PERSISTENT_ROWS_CHOICE, "the host 
 template <int D, int H> INLINE PersistentRowsChoice &choice_of(const PersistentBlock<D, H, PERSISTENT_MOST_ROWS> &block) {
     return *(PersistentRowsChoice *)(block.phases + block.a.n_phases);
 }
-// Warp 8 says that the norms' scales are there and the block's scores are out.
-INLINE void row_scales_are_here() { barrier_arrive(10, 288); }
-INLINE void wait_row_scales() { barrier(10, 288); }
-// All warps wait for the choice.
-INLINE void wait_row_choice() { barrier(11, 320); }
 
-// Groups of rows of an expert's last matrix that a slot of the ring holds: pairs of them, or one.
+// Groups of an expert's last matrix in a slot of the ring: whole pairs, or one group.
 INLINE u32 down_groups_a_slot(u32 slot_bytes, u32 group_bytes) {
     const u32 fit = slot_bytes / group_bytes;
     return fit > 1 ? fit & ~1u : 1;
@@ -53,13 +52,14 @@ template <int D, int H> struct PersistentRowsExperts : PersistentRowsProducts<D,
     using Products::warp;
     typedef typename Products::Sums Sums;
     typedef typename Products::Place Place;
-    // Units of an expert's last matrix of which the input is received together: four a warp.
+    // Units of an expert's last matrix whose input is received together: four a warp.
     static constexpr u32 UNITS = 8 * PERSISTENT_FEWEST_QUADS;
 
-    // Scores of the block's experts, then the input of gate and up into shared memory, then the choice.
+    // Computes scores of the block's experts, stores the input of gate and up in shared memory,
+    // then chooses.
     template <class P> INLINE void route(const P &p, u32 tag) {
         this->wait_published(p.input);
-        const u32 steps_a_slot = a.slot_bytes / ROUTER_STEP;
+        const u32 steps_a_slot = a.slot_bytes / PERSISTENT_ROUTER_STEP;
         for (u32 expert = 0; expert < p.own_groups; expert++) {
             float sum[PERSISTENT_MOST_ROWS];
 #pragma unroll
@@ -80,7 +80,7 @@ template <int D, int H> struct PersistentRowsExperts : PersistentRowsProducts<D,
                         all = all && (((x[row].x ^ tag) | (x[row].y ^ tag) | (x[row].z ^ tag) | (x[row].w ^ tag)) & 15) == 0;
                 } while (!__all_sync(~0u, all));
                 if (within == 0) mbarrier_wait(full + 8 * slot, parity);
-                const float4 w = ((const float4 *)(ring + slot * a.slot_bytes + within * ROUTER_STEP + warp * 512))[lane];
+                const float4 w = ((const float4 *)(ring + slot * a.slot_bytes + within * PERSISTENT_ROUTER_STEP + warp * 512))[lane];
 #pragma unroll
                 for (int row = 0; row < PERSISTENT_MOST_ROWS; row++)
                     sum[row] += w.x * untag_word(x[row].x) + w.y * untag_word(x[row].y) + w.z * untag_word(x[row].z) + w.w * untag_word(x[row].w);
@@ -92,7 +92,7 @@ template <int D, int H> struct PersistentRowsExperts : PersistentRowsProducts<D,
                 if (lane == row) s.partial[pass_parity][warp][expert * PERSISTENT_MOST_ROWS + row] = of_all;
             }
         }
-        barrier_arrive(2 + pass_parity, 288);
+        arrive_partials(pass_parity);
         pass_parity ^= 1;
         float squares = 0;
         this->receive_some(p, part(p.input), 0, p.k_quads, warp * p.k_quads, tag, squares);
@@ -116,8 +116,8 @@ template <int D, int H> struct PersistentRowsExperts : PersistentRowsProducts<D,
             for (u32 j = 0; j < n_mine; j++) bits |= id[j] / 32 == lane ? 1u << id[j] % 32 : 0;
             choice.bits[warp][lane] = bits;
         }
-        barrier(1, 256);
-        // Of all rows; and how many experts come before those of this lane's word.
+        workers_meet();
+        // Experts of all rows; `end` counts experts up to this lane's word.
         u32 bits = 0;
         if (lane < PERSISTENT_MAX_EXPERTS / 32)
 #pragma unroll
@@ -143,23 +143,26 @@ template <int D, int H> struct PersistentRowsExperts : PersistentRowsProducts<D,
     template <int CODEC, class P> INLINE void multiply_bundles(const P &p) {
         const u32 bundles = choice_of(*this).n * (p.groups / a.n_used), n = this->first_group(bundles, this->block + 1) - this->first_group(bundles, this->block);
         for (u32 i = 0; i < n || i == 0; i++) {
-            if (i >= 2) barrier(8 + pass_parity, 288); // the epilogue has read what this overwrites
+            // the epilogue has read the sums that this pass overwrites
+            if (i >= 2) wait_partials_read(pass_parity);
             Sums sum = {};
-            Place place = {whole_steps<true>(a.slot_bytes, CODEC, p.warps), p.warps, 0, BUNDLE * p.k_quads};
-            for (u32 quad = 0; i < n && quad < p.k_quads; quad++) this->template multiply_quad<CODEC>(sum, BUNDLE, warp * p.k_quads + quad, place);
-            this->give(sum, BUNDLE);
+            Place place = {whole_steps<true>(a.slot_bytes, CODEC, p.warps), p.warps, 0, PERSISTENT_BUNDLE * p.k_quads};
+            for (u32 quad = 0; i < n && quad < p.k_quads; quad++) this->template multiply_quad<CODEC>(sum, PERSISTENT_BUNDLE, warp * p.k_quads + quad, place);
+            this->give(sum, PERSISTENT_BUNDLE);
         }
     }
-    // Gate and up of the chosen, whose input is here since the scores.
+    // Multiplies gate and up of the chosen experts, whose input arrived before the scores.
     template <class P> INLINE void gate(const P &p) {
         with_codec(p, [&](auto codec) { multiply_bundles<decltype(codec)::value>(p); });
     }
-    // The input of this warp's units from `first` to before `end`, every eighth, of all experts' in a row: four at most.
+    // Receives the input of this warp's units from `first` to before `end`, every eighth, at most
+    // four. Units of all experts are numbered in a row.
     INLINE void receive_units(const u8 *from, u32 first, u32 end, u32 units, u32 tag) {
         const PersistentRowsChoice &choice = choice_of(*this);
         const u32 row = lane >> 2;
         uint4 chunks[PERSISTENT_FEWEST_QUADS][4];
-        int at[PERSISTENT_FEWEST_QUADS], left[PERSISTENT_FEWEST_QUADS]; // the lane's first chunk, and how many there are from it on
+        // the lane's first chunk; number of chunks from it on
+        int at[PERSISTENT_FEWEST_QUADS], left[PERSISTENT_FEWEST_QUADS];
 #pragma unroll
         for (int i = 0; i < PERSISTENT_FEWEST_QUADS; i++) {
             const u32 unit = first + 8 * i, expert = unit / units, chunk = (unit - expert * units) * 16 + (lane & 3);
@@ -186,12 +189,12 @@ template <int D, int H> struct PersistentRowsExperts : PersistentRowsProducts<D,
         for (int i = 0; i < PERSISTENT_FEWEST_QUADS; i++) this->convert(chunks[i], warp * PERSISTENT_FEWEST_QUADS + i, unused);
         __syncwarp();
     }
-    // A unit of each of `n` groups from `group` on, by an input in shared memory.
+    // Multiplies a unit of each of `n` groups, from `group` on, by an input in shared memory.
     template <int CODEC> INLINE void multiply_unit(Sums &sum, u32 group, u32 n, u32 index, const u8 *unit, u32 stride) {
         RowsInput<CODEC> in;
         this->take_input(in, index);
 #pragma unroll
-        for (int i = 0; i < PERSISTENT_MOST_OWN / 16; i++) {
+        for (int i = 0; i < PERSISTENT_ROWS_MAX_OWN / 16; i++) {
             const bool low = 2 * i >= group && 2 * i < group + n, high = 2 * i + 1 >= group && 2 * i + 1 < group + n;
             if (!low && !high) continue;
             RowsUnit<CODEC> first, second;
@@ -207,7 +210,8 @@ template <int D, int H> struct PersistentRowsExperts : PersistentRowsProducts<D,
     }
     template <int CODEC, class P> INLINE void multiply_down(const P &p, const u8 *from, u32 tag) {
         const u32 units = (a.expert_ffn + 127) / 128, stride = units * unit_bytes<true>(CODEC), each = down_groups_a_slot(a.slot_bytes, stride);
-        const u32 n = choice_of(*this).n, together = UNITS / units; // experts: the host sees to it that one's units are no more
+        // experts at a time; the host ensures that one expert's units fit
+        const u32 n = choice_of(*this).n, together = UNITS / units;
         Sums sum = {};
         for (u32 expert = 0; expert < n && p.own_groups > 0;) {
             const u32 end = min(expert + together, n), first = expert * units + ((warp - expert * units) & 7);

@@ -1,10 +1,12 @@
-// persistent_repack_<type>: rows of a file's blocks to the packed rows of the persistent kernel (persistent/arguments.h).
+// persistent_repack_<type>: packs rows of a file's blocks for the persistent kernels (arguments.h).
 //
 // Host contract
-//   parameter  PersistentRepackArguments; threads 256 (8 warps, as the kernel's); grid (k_quads, groups): ceil(n_rows / 8), twice that
-//              with up_rows; with units ceil(units / 8) instead of k_quads
-// Types: q4_0 (codec q4), q4_1 and q4_k (q4m), q5_0, q5_1 and q5_k (q5m), q8_0 (q8), q6_k (q6), q2_k (q2m), q3_k (q3), iq4_nl and iq4_xs (nl), mxfp4 (fp4),
-// f16 and bf16 (f16).
+//   parameter  PersistentRepackArguments
+//   threads    256, one warp for each warp of the kernel that multiplies
+//   grid       (k_quads, groups): groups is ceil(n_rows / 8), twice that with up_rows; with units,
+//              ceil(units / 8) instead of k_quads
+// Types: q4_0 (codec q4), q4_1 and q4_k (q4m), q5_0, q5_1 and q5_k (q5m), q8_0 (q8), q6_k (q6),
+// q2_k (q2m), q3_k (q3), iq4_nl and iq4_xs (nl), mxfp4 (fp4), f16 and bf16 (f16).
 #include "gemm/repack.h"
 #include "persistent/units.cuh"
 
@@ -68,13 +70,15 @@ template <int CODEC, class T> INLINE void persistent_repack(const PersistentRepa
     else ((uint4 *)unit)[lane] = make_uint4(w[0], w[1], w[2], w[3]);
     const float d = inside ? T::d(none, from, row, k0) : 0.0f;
     if (CODEC == PERSISTENT_CODEC_Q4 || CODEC == PERSISTENT_CODEC_NL) ((u16 *)(unit + 512))[lane] = to_half(d);
-    if (CODEC == PERSISTENT_CODEC_FP4) ((u16 *)(unit + 512))[lane] = (u16)(__float_as_uint(d) >> 16); // a power of two
+    // The scale is a power of two.
+    if (CODEC == PERSISTENT_CODEC_FP4) ((u16 *)(unit + 512))[lane] = (u16)(__float_as_uint(d) >> 16);
     if (CODEC == PERSISTENT_CODEC_Q4M) ((u32 *)(unit + 512))[lane] = pack_half2(d, inside ? T::m(none, from, row, k0) : 0.0f);
     if (CODEC == PERSISTENT_CODEC_Q5M) {
         ((u32 *)(unit + 512))[lane] = upper[0];
         ((u32 *)(unit + 640))[lane] = pack_half2(d, inside ? T::m(none, from, row, k0) : 0.0f);
     }
-    const float other_d = inside ? T::d(none, from, row, k0 + 16) : 0.0f; // of the block's second half
+    // scale of the block's second half
+    const float other_d = inside ? T::d(none, from, row, k0 + 16) : 0.0f;
     if (CODEC == PERSISTENT_CODEC_Q6) {
         ((uint2 *)(unit + 512))[lane] = make_uint2(upper[0], upper[1]);
         ((u32 *)(unit + 768))[lane] = pack_half2(d, other_d);
@@ -85,7 +89,7 @@ template <int CODEC, class T> INLINE void persistent_repack(const PersistentRepa
         ((uint2 *)(unit + 256))[lane] = make_uint2(pack_half2(d, m(k0)), pack_half2(other_d, m(k0 + 16)));
     }
 }
-// Its values are d * (q - 16).
+// Q5_0 as a codec with minimum: its values are d * (q - 16).
 struct Type_q5_0_min : Type_q5_0 {
     static INLINE float m(const RepackArguments &p, const u8 *row, u64 r, u32 k) { return -16.0f * d(p, row, r, k); }
 };

@@ -1,8 +1,9 @@
-// Warps 0..7: products. Each warp multiplies its own slice of K; the epilogue's warp adds the eight sums.
+// Warps 0..7: products of one row. Each warp multiplies its own slice of K; warp 8 adds the eight
+// sums.
 #pragma once
 #include "persistent/block.cuh"
 
-#define PRELOADED 8 // units that a warp keeps in registers, at most
+#define PRELOADED 8 // most units that a warp keeps in registers
 
 template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     typedef PersistentBlock<D, H> Block;
@@ -19,15 +20,16 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
     using Block::wait_published;
     using Block::warp;
 
-    // This warp's slice of the input, from chunks with the tag, into shared memory.
-    // With EXPERTS, of units of 128 columns, an expert's after the other's, every eighth is this warp's.
+    // Polls for this warp's slice of the input, chunks with the tag, and stores it in shared
+    // memory. With EXPERTS, K is the units of 128 columns of all chosen experts, and every eighth
+    // unit is this warp's.
     template <bool EXPERTS = false> INLINE void poll_input(const u8 *from, u32 chunks, u32 k_quads, u32 tag) {
         const u32 n = 16 * k_quads, first = warp * n;
         InputBlock *blocks = s.input + warp * 4 * k_quads;
         for (u32 t0 = 0; t0 < n; t0 += 128) {
             uint4 v[4];
             bool have[4];
-            u32 at[4]; // EXPERTS
+            u32 at[4]; // only with EXPERTS
             const u32 n_t = (min(n - t0, 128u) + 31) / 32; // loads of a lane
 #pragma unroll
             for (int t = 0; t < 4; t++) {
@@ -75,10 +77,10 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
 
     template <class P> INLINE void receive(const P &p, const u8 *from, u32 tag) {
         poll_input(from, p.chunks, p.k_quads, tag);
-        if (p.kind != PERSISTENT_ADD) this->input_is_here();
+        if (p.kind != PERSISTENT_ADD) arrive_input();
     }
 
-    // A step is behind this warp, of a slot that holds `steps_a_slot`.
+    // This warp has read a step of a slot that holds `steps_a_slot` of them.
     INLINE void pass_step(u32 steps_a_slot, u32 &within, u32 &left) {
         within++, left--;
         if (within == steps_a_slot || left == 0) {
@@ -86,12 +88,12 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             free_slot();
         }
     }
-    // One pass: `n` groups. Weights are read from the ring as they come.
+    // Multiplies a pass of `n` groups. Weights are read from the ring as they arrive.
     template <int CODEC> INLINE void multiply_pass(u32 n, u32 k_quads, u32 warps, u32 steps_a_slot, u32 &within, u32 &left) {
         float sum[PERSISTENT_PASS];
 #pragma unroll
         for (int i = 0; i < PERSISTENT_PASS; i++) sum[i] = 0;
-        if (warp >= warps) { // others have all columns
+        if (warp >= warps) { // this warp has no columns
             for (u32 step = n * k_quads; step > 0; step--) {
                 if (within == 0) mbarrier_wait(full + 8 * slot, parity);
                 pass_step(steps_a_slot, within, left);
@@ -118,18 +120,20 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         }
         give(sum, n);
     }
-    // Quads after which units of n groups begin a slot again; 0: too many for code that repeats them.
+    // Quads after which units of n groups begin a slot again, or 0 if the unrolled code would be
+    // too long.
     static constexpr u32 span_of(u32 n, u32 steps, u32 quads) {
         return n % steps == 0 ? 1 : 2 * n % steps == 0 && quads % 2 == 0 ? 2 : n * quads <= 32 ? quads : 0;
     }
-    // A pass of N groups by QUADS quads where the compiler knows both, and so where in a slot a unit lies. The first begins a slot.
+    // Multiplies a pass of N groups by QUADS quads. The compiler knows both, and so the place of a
+    // unit in its slot. The first unit begins a slot.
     template <int CODEC, u32 N, u32 QUADS, u32 WARPS, u32 STEPS, u32 SPAN> INLINE void multiply_fixed() {
         float sum[PERSISTENT_PASS];
 #pragma unroll
         for (int i = 0; i < PERSISTENT_PASS; i++) sum[i] = 0;
         const InputBlock *blocks = s.input + warp * 4 * QUADS + (lane >> 3);
         u32 quad = 0;
-        if (WARPS < 8 && warp >= WARPS) { // others have all columns
+        if (WARPS < 8 && warp >= WARPS) { // this warp has no columns
             for (u32 i = QUADS / SPAN * ((N * SPAN + STEPS - 1) / STEPS); i > 0; i--) {
                 mbarrier_wait(full + 8 * slot, parity);
                 free_slot();
@@ -158,7 +162,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         }
         give(sum, N);
     }
-    // A pass of n groups; N: the same where the compiler knows it, else 0.
+    // Multiplies a pass of n groups. N is n if the compiler knows it, otherwise 0.
     template <int CODEC, u32 N, class P> INLINE void multiply_some(const P &p, u32 n, u32 steps_a_slot, u32 &within, u32 &left) {
         if constexpr (PERSISTENT_IS_FIXED && N > 0) {
             constexpr u32 STEPS = whole_steps<false>(PERSISTENT_SLOT, CODEC, P::WARPS), SPAN = span_of(N, STEPS, P::QUADS);
@@ -170,7 +174,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         }
         multiply_pass<CODEC>(n, p.k_quads, p.warps, steps_a_slot, within, left);
     }
-    // This warp's sums of `n` groups to the epilogue.
+    // Stores this warp's sums of `n` groups for the epilogue.
     INLINE void give(float (&sum)[PERSISTENT_PASS], u32 n) {
         float *out = s.partial[pass_parity][warp];
 #pragma unroll
@@ -187,7 +191,8 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
         u32 within = 0, left = n_groups * p.k_quads;
         // A block without rows makes one empty pass, so that its warps stay in step.
         for (u32 g0 = 0, pass = 0; g0 < n_groups || pass == 0; g0 += PERSISTENT_PASS, pass++) {
-            if (pass >= 2) barrier(8 + pass_parity, 288); // the epilogue has read what this overwrites
+            // the epilogue has read the sums that this pass overwrites
+            if (pass >= 2) wait_partials_read(pass_parity);
             const u32 n = min((u32)PERSISTENT_PASS, n_groups - g0);
             if constexpr (PERSISTENT_IS_FIXED) {
                 if (n == PERSISTENT_PASS) multiply_some<CODEC, PERSISTENT_PASS>(p, n, steps_a_slot, within, left);
@@ -196,11 +201,11 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             } else {
                 multiply_pass<CODEC>(n, p.k_quads, p.warps, steps_a_slot, within, left);
             }
-            barrier_arrive(2 + pass_parity, 288);
+            arrive_partials(pass_parity);
             pass_parity ^= 1;
         }
     }
-    // Weights of a phase of few units go to registers before the input is there.
+    // Loads the weights of a phase of few units into registers before the input arrives.
     typedef typename Unit<PERSISTENT_CODEC_Q4>::Held Held;
     INLINE void preload(Held (&held)[PRELOADED], u32 n_units, u32 warps) {
         const u32 steps_a_slot = whole_steps<false>(a.slot_bytes, PERSISTENT_CODEC_Q4, warps);
@@ -217,7 +222,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             }
         }
     }
-    // Their products, of N groups.
+    // Multiplies preloaded weights of N groups.
     template <int N> INLINE void multiply_preloaded(const Held (&held)[PRELOADED], u32 k_quads) {
         float sum[N];
 #pragma unroll
@@ -240,11 +245,12 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             sum[i] += __shfl_xor_sync(~0u, sum[i], 16);
             if ((lane >> 3) == (i & 3)) out[i * 8 + (lane & 7)] = sum[i];
         }
-        barrier_arrive(2 + pass_parity, 288);
+        arrive_partials(pass_parity);
         pass_parity ^= 1;
     }
-    // False: of too many units, or of a number of groups without code. One copy of loads and polls for all numbers, and a switch around
-    // the products alone: a layer should touch as little code as it can (NOTES.md).
+    // Returns false for too many units, or for a number of groups without code. Loads and polls
+    // have one copy of code for all numbers of groups, and only the products a switch: a layer
+    // should touch as little code as possible (NOTES.md).
     template <class P> INLINE bool product_in_registers(const P &p, const u8 *from, u32 tag) {
         const u32 n_groups = p.own_groups, k_quads = p.k_quads;
         if (p.codec != PERSISTENT_CODEC_Q4 || n_groups * k_quads > PRELOADED || !(1u << n_groups & 0x15e)) return false;
@@ -268,7 +274,7 @@ template <int D, int H> struct PersistentProducts : PersistentBlock<D, H> {
             wait_published(p.input);
             receive(p, from, tag);
         } else if (p.qkv_part & PERSISTENT_OF_THREE) {
-            barrier(8 + pass_parity, 288); // the epilogue has read the first part's sums
+            wait_partials_read(pass_parity); // the epilogue has read the first part's sums
         }
         with_codec(p, [&](auto codec) { multiply<decltype(codec)::value>(p, p.own_groups); });
     }

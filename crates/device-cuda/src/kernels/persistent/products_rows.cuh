@@ -1,24 +1,29 @@
-// Warps 0..7 of a kernel for up to 8 rows: products on tensor cores, from the packed rows that the kernel for one row multiplies. Each warp
-// has its own slice of K, as there; of mma.m16n8k16 two groups of weights' rows are the rows and the rows of the step the columns.
+// Warps 0..7: products of up to 8 rows on tensor cores, from the packed rows that the kernel for
+// one row multiplies. Each warp has its own slice of K. In mma.m16n8k16 the rows are those of two
+// groups of weights, and the columns are the rows of the step.
 //
-// In a block of 32 columns lane l has columns 8 t to 8 t + 7 (t = l % 4) of the weights' rows l / 4 of two groups, and of the step's row
-// l / 4: a word of nibbles, and a chunk. Which columns of a product's 16 these are is the same on both sides, so any order will do.
+// In a block of 32 columns, with t = l % 4, lane l has columns 8 t to 8 t + 7: of the weights' rows
+// l / 4 of two groups, a word of nibbles each, and of row l / 4 of the step, a chunk. The order of
+// a product's 16 columns is the same on both sides, so any order is right.
 //
-// A chunk's 10-bit integers become halves times a power of two of 1,024 columns and a row, which is multiplied by afterwards. Of weights the halves are
-// 1,024 more than the integers, as one operation makes them of bits, so that a product begins with what that is too much, which is the same
-// for all rows of weights: some products more of the input by constants. Then come scales, in f32. Sums are f32. A sum of 16 such products is
-// exact to some units of the input's integers, less than what rounding to these loses. Weights that are halves are multiplied as they are.
+// A chunk's 10-bit integers become halves, times a power of two for each row and 1,024 columns,
+// which is multiplied by afterwards. Halves of weights are 1,024 too large, because one operation
+// makes them from the bits. A product therefore begins with the sum of the surplus, which is equal
+// for all rows of weights: a few products of the input with constants. Scales follow in f32, and
+// sums are f32. A sum of 16 such products is exact to some units of the input's integers, less than
+// the rounding to them loses. Weights in F16 are multiplied as they are.
 #pragma once
 #include "persistent/block.cuh"
 
-// Of a unit what a lane multiplies: in each of its four blocks 8 columns of one row.
+// A lane's part of a unit: in each of the four blocks 8 columns of one row.
 template <int CODEC> struct RowsUnit {
     static constexpr bool MINS = CODEC == PERSISTENT_CODEC_Q4M || CODEC == PERSISTENT_CODEC_Q5M;
-    static constexpr bool NIBBLES = MINS || CODEC == PERSISTENT_CODEC_Q4; // the halves of columns 4 to 7 are 1,024 and 16 times the integer
-    static constexpr bool INNER = Unit<CODEC>::BY_HALVES;               // halves are multiplied by their scale
+    // halves of columns 4 to 7 are 1,024 + 16 times the integer
+    static constexpr bool NIBBLES = MINS || CODEC == PERSISTENT_CODEC_Q4;
+    static constexpr bool INNER = Unit<CODEC>::BY_HALVES; // halves are multiplied by their scale
     static constexpr bool TABLE = Unit<CODEC>::TABLE;
     static constexpr bool HALVES = CODEC == PERSISTENT_CODEC_F16;
-    static constexpr bool VALUES = INNER || HALVES; // halves are the weights: nothing is done to sums
+    static constexpr bool VALUES = INNER || HALVES; // halves are the weights, so sums need no scale
     static constexpr bool UPPER = CODEC == PERSISTENT_CODEC_Q6 || CODEC == PERSISTENT_CODEC_Q5M;
     static constexpr int OFFSET = MINS || CODEC == PERSISTENT_CODEC_Q2M ? 0 : CODEC == PERSISTENT_CODEC_Q3 ? 4 : CODEC == PERSISTENT_CODEC_Q4 ? 8 : CODEC == PERSISTENT_CODEC_Q6 ? 32 : 128;
     u32 words[4][HALVES ? 4 : CODEC == PERSISTENT_CODEC_Q8 ? 2 : 1];
@@ -94,13 +99,13 @@ template <int CODEC> struct RowsUnit {
     INLINE float scale(int b) const { return CODEC == PERSISTENT_CODEC_FP4 ? __uint_as_float(scales[b] << 16) : low_half(scales[b]); }
 };
 
-// The input of 1,024 columns of all warps, as the second operand of products.
+// A warp's part of 1,024 columns of the input, as the second operand of products.
 template <int CODEC> struct RowsInput {
     typedef RowsUnit<CODEC> Unit;
-    uint4 halves[4];    // as of a unit
-    float2 begin[4];    // of rows 2 t and 2 t + 1 what a product begins with
-    float2 sums[4];     // MINS: the sums of their columns
-    float2 factors;     // of both rows
+    uint4 halves[4];    // in the order of a unit
+    float2 begin[4];    // start values of products for rows 2 t and 2 t + 1
+    float2 sums[4];     // MINS: sums of their columns
+    float2 factors;     // factors of both rows
 
     static INLINE void add(float2 &to, const uint4 &x, u32 by_low, u32 by_high) {
         const u32 rows[2][4] = {{by_low, by_low, by_low, by_low}, {by_high, by_high, by_high, by_high}};
@@ -113,10 +118,11 @@ template <int CODEC> struct RowsInput {
         if constexpr (Unit::VALUES) return;
 #pragma unroll
         for (int b = 0; b < 4; b++) {
-            if (Unit::NIBBLES) halves[b].z = half2_mul(halves[b].z, 0x2c002c00u), halves[b].w = half2_mul(halves[b].w, 0x2c002c00u); // by 16
-            // Halves of -1024 - OFFSET and, of 16 times the integers, -1024 - 16 * OFFSET.
+            // divided by 16
+            if (Unit::NIBBLES) halves[b].z = half2_mul(halves[b].z, 0x2c002c00u), halves[b].w = half2_mul(halves[b].w, 0x2c002c00u);
+            // Halves of -1024 - OFFSET and, for 16 times the integers, of -1024 - 16 * OFFSET.
             add(begin[b], halves[b], 0xe400e400u + Unit::OFFSET * 0x10001u, 0xe400e400u + (Unit::NIBBLES ? 16 : 1) * Unit::OFFSET * 0x10001u);
-            if (Unit::MINS) add(sums[b], halves[b], 0x3c003c00u, 0x4c004c00u); // 1 and 16
+            if (Unit::MINS) add(sums[b], halves[b], 0x3c003c00u, 0x4c004c00u); // halves of 1 and 16
         }
     }
 };
@@ -134,11 +140,11 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
     using Block::slot;
     using Block::warp;
 
-    // Where a pass is in the ring.
+    // The position of a pass in the ring.
     struct Place {
         u32 steps_a_slot, warps, within, left;
     };
-    // The next unit; a warp without columns, whose input is zeros, takes any.
+    // Loads the next unit. A warp without columns, whose input is zeros, loads any unit.
     template <int CODEC> INLINE void take(RowsUnit<CODEC> &unit, Place &place) {
         if (place.within == 0) mbarrier_wait(full + 8 * slot, parity);
         unit.load(ring + slot * a.slot_bytes + place.within * step_bytes<true>(CODEC, place.warps) + min(warp, place.warps - 1) * unit_bytes<true>(CODEC), lane);
@@ -149,9 +155,9 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         }
     }
 
-    // This lane's chunks of some quads from `quad` on, where there are so many; others are zeros.
+    // Polls for this lane's chunks of up to four quads from `quad` on. Missing quads are zeros.
     template <class P> INLINE void receive(uint4 (&chunks)[PERSISTENT_FEWEST_QUADS][4], const P &p, const u8 *from, u32 quad, u32 tag) const {
-        // Of this lane's row, from its first one of these on: every fourth one is its own.
+        // Chunks of the lane's row from its first one on. The lane has every fourth one.
         const u32 first = (warp * p.k_quads + quad) * 16 + (lane & 3);
         const int left = (lane >> 2) < a.n_rows ? min((int)p.chunks - (int)first, (int)(16 * (p.k_quads - quad))) : 0;
         from += (first * PERSISTENT_MOST_ROWS + (lane >> 2)) * 16;
@@ -173,9 +179,10 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
     }
     INLINE uint4 *kept(u32 index) const { return s.input + index * 128 + lane; }
     INLINE float *factors(u32 index) const { return (float *)(s.input + a.most_quads * 8 * 128) + index * 8; }
-    // The chunks of a quad as halves in shared memory, where this lane alone reads them; and the factors of all rows.
+    // Stores the chunks of a quad as halves in shared memory, where this lane alone reads them, and
+    // the factors of all rows.
     INLINE void convert(const uint4 (&chunk)[4], u32 index, float &squares) {
-        u32 scales[4], most = 0; // exponent
+        u32 scales[4], most = 0; // largest exponent
 #pragma unroll
         for (int b = 0; b < 4; b++) scales[b] = scale_of_fine(chunk[b]), most = max(most, scales[b] >> 4);
         most = max(most, __shfl_xor_sync(~0u, most, 1));
@@ -183,7 +190,8 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
 #pragma unroll
         for (int b = 0; b < 4; b++) {
             const uint4 w = chunk[b];
-            // The scale's 4 bits of mantissa, and its exponent against the largest: a chunk that is 2^-15 of another counts nothing beside it.
+            // The scale's 4 bits of mantissa, and its exponent relative to the largest. A chunk
+            // with 2^-15 of the largest scale becomes 0.
             const int exponent = (int)(scales[b] >> 4) - (int)most + 15;
             const u32 scale = (exponent > 0 ? exponent << 10 | (scales[b] & 15) << 6 : 0) * 0x10001u;
             const u32 offset = half2_mul(scale, 0xe600e600u); // -1024 - 512
@@ -193,7 +201,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         }
         if ((lane & 3) == 0) factors(index)[lane >> 2] = __uint_as_float(most << 23);
     }
-    // Columns of a pass's groups, summed up: rows g of two groups by rows 2 t and 2 t + 1 of the step.
+    // Sums of a pass: rows g of two groups by rows 2 t and 2 t + 1 of the step.
     struct Sums {
         float of[PERSISTENT_PASS / 2][4];
     };
@@ -203,7 +211,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         in.factors = *(const float2 *)(factors(index) + 2 * (lane & 3));
         in.prepare();
     }
-    // Units of two groups of weights, without the input's factors.
+    // Multiplies units of two groups of weights, without the input's factors.
     template <int CODEC> INLINE void multiply_pair(float (&sum)[4], const RowsInput<CODEC> &in, const RowsUnit<CODEC> &first, const RowsUnit<CODEC> &second) const {
 #pragma unroll
         for (int b = 0; b < 4; b++) {
@@ -226,7 +234,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
             }
         }
     }
-    // The next `n` groups of the ring by an input in shared memory.
+    // Multiplies the next `n` groups of the ring by an input in shared memory.
     template <int CODEC> INLINE void multiply_quad(Sums &sum, u32 n, u32 index, Place &place) {
         RowsInput<CODEC> in;
         take_input(in, index);
@@ -243,7 +251,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
             for (int j = 0; j < 4; j++) sum.of[i][j] = fmaf(of_quad[j], j & 1 ? in.factors.y : in.factors.x, sum.of[i][j]);
         }
     }
-    // The sums of a pass to the epilogue.
+    // Stores the sums of a pass for the epilogue.
     INLINE void give(Sums &sum, u32 n) {
         float *out = s.partial[pass_parity][warp] + 2 * lane;
 #pragma unroll
@@ -251,10 +259,11 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
             if (2 * i < n) *(float2 *)(out + 2 * i * PERSISTENT_SUMS) = make_float2(sum.of[i][0], sum.of[i][1]);
             if (2 * i + 1 < n) *(float2 *)(out + (2 * i + 1) * PERSISTENT_SUMS) = make_float2(sum.of[i][2], sum.of[i][3]);
         }
-        barrier_arrive(2 + pass_parity, 288);
+        arrive_partials(pass_parity);
         pass_parity ^= 1;
     }
-    // Input of `n` times 1,024 columns, from the quad q0 on, into shared memory from `index` on.
+    // Receives n * 1,024 columns of the input, from the quad q0 on, into shared memory from `index`
+    // on.
     template <class P> INLINE void receive_some(const P &p, const u8 *from, u32 q0, u32 n, u32 index, u32 tag, float &squares) {
         uint4 chunks[PERSISTENT_FEWEST_QUADS][4];
         receive(chunks, p, from, q0, tag);
@@ -263,16 +272,18 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
             if (j < n) convert(chunks[j], index + j, squares);
         __syncwarp();
     }
-    // All of the input is here: a lane has the squares of some chunks of a row.
+    // Stores the squares of the input when all of it has arrived. A lane has the squares of some
+    // chunks of a row.
     INLINE void give_squares(float squares) {
         squares += __shfl_xor_sync(~0u, squares, 1);
         squares += __shfl_xor_sync(~0u, squares, 2);
         if ((lane & 3) == 0) s.squares[warp][lane >> 2] = squares;
         __syncwarp();
-        this->input_is_here();
+        arrive_input();
     }
-    // The first pass of a phase, with its input: PERSISTENT_FEWEST_QUADS times 1,024 columns at a time. What is multiplied again later stays in shared
-    // memory, other input makes room for the next.
+    // Multiplies the first pass of a phase while it receives its input, PERSISTENT_FEWEST_QUADS
+    // quads at a time. Input that later passes need stays in shared memory. Other input is
+    // overwritten by the next part.
     template <int CODEC, class P> INLINE void receive_and_multiply(const P &p, u32 n, const u8 *from, u32 tag, Place &place) {
         const bool keep = p.own_groups > PERSISTENT_PASS || p.qkv_part & PERSISTENT_CONTINUED;
         Sums sum = {};
@@ -281,7 +292,7 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
             const u32 index = keep ? warp * p.k_quads + q0 : warp * PERSISTENT_FEWEST_QUADS, end = min((u32)PERSISTENT_FEWEST_QUADS, p.k_quads - q0);
             receive_some(p, from, q0, end, index, tag, squares);
             for (u32 j = 0; j < end; j++) multiply_quad<CODEC>(sum, n, index + j, place);
-            __syncwarp(); // it has been read
+            __syncwarp(); // the input has been read
         }
         if (p.kind != PERSISTENT_ADD) give_squares(squares);
         give(sum, n);
@@ -293,7 +304,8 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
         // A block without rows makes one empty pass, so that its warps stay in step.
         if (!is_here) receive_and_multiply<CODEC>(p, min((u32)PERSISTENT_PASS, n_groups), from, tag, place);
         for (u32 g0 = is_here ? 0 : PERSISTENT_PASS, pass = g0 / PERSISTENT_PASS; g0 < n_groups || pass == 0; g0 += PERSISTENT_PASS, pass++) {
-            if (pass >= 2) barrier(8 + pass_parity, 288); // the epilogue has read what this overwrites
+            // The epilogue has read the sums that this pass overwrites.
+            if (pass >= 2) wait_partials_read(pass_parity);
             const u32 n = min((u32)PERSISTENT_PASS, n_groups - g0);
             Sums sum = {};
             for (u32 quad = 0; quad < p.k_quads; quad++) multiply_quad<CODEC>(sum, n, warp * p.k_quads + quad, place);
@@ -302,7 +314,8 @@ template <int D, int H> struct PersistentRowsProducts : PersistentBlock<D, H, PE
     }
     template <class P> INLINE void product(const P &p, const u8 *from, u32 tag) {
         if (!(p.qkv_part & PERSISTENT_CONTINUES)) this->wait_published(p.input);
-        else if (p.qkv_part & PERSISTENT_OF_THREE) barrier(8 + pass_parity, 288); // the epilogue has read the first part's sums
+        // The epilogue has read the first part's sums.
+        else if (p.qkv_part & PERSISTENT_OF_THREE) wait_partials_read(pass_parity);
         auto with = [&](auto codec) { multiply<decltype(codec)::value>(p, from, tag); };
         if constexpr (may_have<P, PERSISTENT_CODEC_F16>())
             if (p.codec == PERSISTENT_CODEC_F16) return with(Codec<PERSISTENT_CODEC_F16>());

@@ -1,4 +1,4 @@
-// The warps of a block and what they do.
+// The start of a block: it prepares shared memory, then each warp runs its role.
 #pragma once
 #include "persistent/block.cuh"
 

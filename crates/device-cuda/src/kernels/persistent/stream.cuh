@@ -1,8 +1,9 @@
-// Warp 9: the stream of weights, and of keys and values of earlier positions, into the ring; and the choice of the experts whose weights come next.
+// Warp 9: streams weights, and keys and values of earlier positions, into the ring. For one row it
+// also chooses the experts whose weights come next.
 #pragma once
 #include "persistent/mixture_rows.cuh"
 
-// VECTOR: bytes of a vector of keys or values.
+// VECTOR is the bytes of a vector of keys or values.
 template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block {
     INLINE explicit PersistentStream(const Block &block) : Block(block) {}
     using Block::a;
@@ -19,7 +20,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
     using Block::slot;
 
     static constexpr u32 TILE_BYTES = PERSISTENT_TILE * VECTOR, TILES_A_SLOT = tiles_a_slot(VECTOR);
-    static constexpr u32 TOGETHER = 2; // slots of tiles that lanes fill at the same time, where more may be on their way
+    static constexpr u32 TOGETHER = 2; // slots of tiles that lanes fill at the same time (NOTES.md)
     static_assert(TILE_BYTES % 16 == 0, "what a copy takes");
 
     template <class P> INLINE void choose(const P &p, u32 tag) {
@@ -31,7 +32,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
         if (a.n_experts <= 128) choose_experts<1>(a, p, part(EXCHANGE_SCORES), tag, lane, scale, choice.id, choice.weight);
         else choose_experts<2>(a, p, part(EXCHANGE_SCORES), tag, lane, scale, choice.id, choice.weight);
         __syncwarp();
-        choice_is_here();
+        arrive_choice();
     }
     // The j-th expert that is multiplied.
     INLINE u32 chosen(u32 j) const {
@@ -39,17 +40,23 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
         else return choice_of(*this).id[j];
     }
 
-    // Into the ring what the block needs, in the order of use: weights, those of experts when they are chosen, and after those of q, k and v the tiles that it
-    // attends to, of each its keys, then its values. All lanes go along; of weights one copies.
+    // Fills the ring in the order of use. Weights of experts come after their choice. Tiles that
+    // the block attends to come after the weights of q, k and v, keys before values. All lanes take
+    // part; one lane copies weights.
+    //
+    // `wait` waits until the n-th piece may be loaded into its slot. At most in_flight pieces are
+    // loaded at once, unless refills wait for gates. `send_tiles` gives each lane a slot to fill:
+    // one lane would take longer from a tile's number to its copies than memory takes for the tile
+    // (NOTES.md). Its `from` has the addresses of keys for 32 slots, one slot a lane. Positions of
+    // the last tile from the step's own on are not used.
     INLINE void stream() {
         const u64 policy = evict_first_policy();
         u32 n = 0, epoch = 0;
-        // Until the n-th piece of all may be on its way to a slot; of the pieces that lanes wait for together no more than in_flight.
         auto wait = [&](u32 n, u32 slot, u32 parity) {
             if (n >= a.n_slots) mbarrier_wait(empty + 8 * slot, parity ^ 1);
             if (!MIXTURE && s.gates) {
                 while (n >= a.n_slots && (int)(*(volatile u32 *)&s.credit + a.n_slots - n) <= 0) {}
-            } else if (n >= a.in_flight) { // what other blocks hand over would queue behind more
+            } else if (n >= a.in_flight) { // words of other blocks would queue behind more
                 const bool same_turn = slot >= a.in_flight;
                 mbarrier_wait(full + 8 * (same_turn ? slot - a.in_flight : slot + a.n_slots - a.in_flight), same_turn ? parity : parity ^ 1);
             }
@@ -62,20 +69,17 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
                     mbarrier_expect(full + 8 * slot, bytes);
                     bulk_copy(shared_address(ring + slot * a.slot_bytes), from, bytes, full + 8 * slot, policy);
                 }
-                n++;
-                next_slot();
+                n++, next_slot();
                 from += bytes, left -= bytes;
             }
             __syncwarp();
         };
-        // Of the last tile's positions from the step's own on nothing is used. Lanes have a slot each: one lane takes longer from a tile's number to its copies
-        // than memory takes for the tile (NOTES.md).
         auto send_tiles = [&](const auto &p) {
             if (!this->streams(TILES_A_SLOT)) return;
             if (Block::CHAINS) wait_written();
             const PersistentTiles tiles = this->tiles(p);
             const u32 to_values = a.n_kv_heads * a.page_len * VECTOR;
-            const u8 *from[TILES_A_SLOT]; // keys of the tiles of 32 slots, one a lane
+            const u8 *from[TILES_A_SLOT];
             for (u32 k = tiles.begin, known = 0; k < tiles.end;) {
                 if (known == 0) {
                     known = 32;
@@ -114,13 +118,13 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
                 if constexpr (MIXTURE) {
                     if (p.kind == PERSISTENT_ROUTE) {
                         for (u32 e = 0; e < p.own_groups; e++)
-                            send(p.weights + (u64)(p.own_first + e) * p.k_quads * ROUTER_STEP, p.k_quads * ROUTER_STEP, a.slot_bytes / ROUTER_STEP * ROUTER_STEP);
+                            send(p.weights + (u64)(p.own_first + e) * p.k_quads * PERSISTENT_ROUTER_STEP, p.k_quads * PERSISTENT_ROUTER_STEP, a.slot_bytes / PERSISTENT_ROUTER_STEP * PERSISTENT_ROUTER_STEP);
                         if constexpr (Block::SEVERAL) wait_row_choice();
                         else if (i < a.stop_phase) choose(p, tag_of(epoch));
                         return;
                     }
                     if (p.kind == PERSISTENT_EXPERTS) {
-                        const u32 of_expert = p.groups / a.n_used, bytes = BUNDLE * p.k_quads * step;
+                        const u32 of_expert = p.groups / a.n_used, bytes = PERSISTENT_BUNDLE * p.k_quads * step;
                         u32 first = p.own_first, end = p.own_first + p.own_groups;
                         if constexpr (Block::SEVERAL) {
                             const u32 bundles = choice_of(*this).n * of_expert;
@@ -133,7 +137,7 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
                         return;
                     }
                     if (p.kind == PERSISTENT_ADD_EXPERTS) {
-                        const u32 bytes = (a.expert_ffn + 127) / 128 * unit; // of a group
+                        const u32 bytes = (a.expert_ffn + 127) / 128 * unit; // bytes of a group
                         u32 n = a.n_used, each = a.slot_bytes / bytes;
                         if constexpr (Block::SEVERAL) n = choice_of(*this).n, each = down_groups_a_slot(a.slot_bytes, bytes);
                         for (u32 j = 0; j < n; j++) send(p.weights + ((u64)chosen(j) * p.groups + p.own_first) * bytes, p.own_groups * bytes, each * bytes);
@@ -145,13 +149,14 @@ template <class Block, u32 VECTOR, bool MIXTURE> struct PersistentStream : Block
             });
         } while (this->next_step());
     }
-    // Keys and values of the launch's steps before are in their pages, where copies find them.
+    // Waits until keys and values of the launch's earlier steps are in their pages, where copies
+    // read them.
     INLINE void wait_written() const {
         while (*(volatile u32 *)&s.written < this->step_of_launch) {}
         __threadfence_block();
         asm volatile("fence.proxy.async.global;" ::: "memory");
     }
-    // Zeros for the exchange of the next launch, this block's part of it.
+    // Clears this block's part of the exchange of the next launch.
     INLINE void clear() {
         constexpr u32 BYTES = Block::Shared::EXCHANGE;
         uint4 *other = (uint4 *)(a.exchange + (this->turn ^ 1) * BYTES);

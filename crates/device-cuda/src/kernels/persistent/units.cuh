@@ -1,46 +1,52 @@
-// A unit of weights by the codec, and its product with four blocks of the input in shared memory; which codecs a phase may have.
+// A unit of weights by codec, its product with four blocks of the input, and the codecs of a phase.
 #pragma once
 #include "gemm/codec.h"
 #include "persistent/arguments.h"
 
-// What few decoders need is not in the kernels that are files, so that these stay small: codecs from q2m on, sinks of attention, biases of products that are
-// added to the residual and of experts, clamped gates. Kernels that are compiled when a model is loaded have it; and of codecs those of the model, which
-// PERSISTENT_CODECS has the bits of where the table's numbers are no constants.
+// Prebuilt kernels stay small, so they lack code for rare parts: codecs from q2m on, sinks of
+// attention, clamped gates, and biases of experts and of products that are added to the residual.
+// Kernels compiled when a model is loaded have these parts. PERSISTENT_CODECS has the bits of the
+// model's codecs where the table's numbers are not constants.
 #if defined(PERSISTENT_FIXED) || defined(PERSISTENT_CODECS)
 #define PERSISTENT_HAS_RARE true
 #else
 #define PERSISTENT_HAS_RARE false
 #endif
 
-// An integer t is added to the bits of 2^23 * 1.5: the float is that + t.
+// Adding an integer t to the bits of 2^23 * 1.5 gives the float 2^23 * 1.5 + t.
 #define MAGIC_INT 0x4B400000
 #define MAGIC_FLOAT 12582912.0f
 
-// A block of 32 columns of the input in shared memory, 80 bytes: four chunks (8 int8, scale), then sums of both halves.
+// A block of 32 columns of the input in shared memory, 80 bytes: four chunks and the sums of both
+// halves.
 struct InputBlock {
-    uint4 chunk[4]; // .x .y int8, .z scale as f32, .w the squares of its values before they were rounded
+    uint4 chunk[4]; // .x .y int8, .z scale as f32, .w squares of the values before rounding
     float half_sum[2];
     float unused[2];
 };
 
-// SEVERAL: of a kernel of several rows, which alone knows halves.
+// Bytes of a unit. SEVERAL: the kernel for several rows, which alone multiplies halves.
 template <bool SEVERAL> INLINE constexpr u32 unit_bytes(u32 codec) {
-    if (SEVERAL && codec == PERSISTENT_CODEC_F16) return 2048;
-    if (codec == PERSISTENT_CODEC_Q4 || codec == PERSISTENT_CODEC_NL || codec == PERSISTENT_CODEC_FP4) return 576;
-    if (codec == PERSISTENT_CODEC_Q4M || codec == PERSISTENT_CODEC_Q3) return 640;
-    return codec == PERSISTENT_CODEC_Q2M ? 512 : codec == PERSISTENT_CODEC_Q8 ? 1088 : codec == PERSISTENT_CODEC_Q6 ? 896 : 768;
+    if (SEVERAL && codec == PERSISTENT_CODEC_F16) return PERSISTENT_UNIT_F16;
+    static_assert(PERSISTENT_UNIT_NL == PERSISTENT_UNIT_Q4 && PERSISTENT_UNIT_FP4 == PERSISTENT_UNIT_Q4, "one case");
+    if (codec == PERSISTENT_CODEC_Q4 || codec == PERSISTENT_CODEC_NL || codec == PERSISTENT_CODEC_FP4) return PERSISTENT_UNIT_Q4;
+    static_assert(PERSISTENT_UNIT_Q3 == PERSISTENT_UNIT_Q4M, "one case");
+    if (codec == PERSISTENT_CODEC_Q4M || codec == PERSISTENT_CODEC_Q3) return PERSISTENT_UNIT_Q4M;
+    return codec == PERSISTENT_CODEC_Q2M ? PERSISTENT_UNIT_Q2M
+           : codec == PERSISTENT_CODEC_Q8 ? PERSISTENT_UNIT_Q8 : codec == PERSISTENT_CODEC_Q6 ? PERSISTENT_UNIT_Q6 : PERSISTENT_UNIT_Q5M;
 }
 
-// Bytes of a step: 8 rows of weights by a unit for each warp that has columns, and what makes these whole lines of L2.
+// Bytes of a step: 8 rows by a unit for each warp that has columns, padded to whole L2 lines.
 template <bool SEVERAL> INLINE constexpr u32 step_bytes(u32 codec, u32 warps) { return (warps * unit_bytes<SEVERAL>(codec) + 127) / 128 * 128; }
 
-// Steps that a slot of the ring holds. Of one row a power of two: so a pass of 8 groups begins a slot.
+// Steps that a slot of the ring holds. One row: a power of two, so that a pass of 8 groups begins a
+// slot.
 template <bool SEVERAL> INLINE constexpr u32 whole_steps(u32 slot_bytes, u32 codec, u32 warps) {
     const u32 fit = slot_bytes / step_bytes<SEVERAL>(codec, warps);
     return SEVERAL ? fit : fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
 }
 
-// What nibbles index: 128 more than the values of a table, and those themselves, as bytes.
+// The table that nibbles index: its values plus 128 (Biased), and the values themselves, as bytes.
 template <int CODEC> struct PersistentTable4 {
     typedef Codec_nl Biased;
 };
@@ -55,8 +61,9 @@ template <u32 T0, u32 T1, u32 T2, u32 T3, int GROUPS> struct WithoutBias<Table4<
 template <int CODEC> struct Unit {
     static constexpr int BYTES = unit_bytes<false>(CODEC);
     static constexpr bool TABLE = CODEC == PERSISTENT_CODEC_NL || CODEC == PERSISTENT_CODEC_FP4;
-    static constexpr bool BY_HALVES = CODEC == PERSISTENT_CODEC_Q6 || CODEC == PERSISTENT_CODEC_Q3 || CODEC == PERSISTENT_CODEC_Q2M; // 16 columns have a scale
-    // Of codec q4: a lane's part in registers.
+    // 16 columns share a scale
+    static constexpr bool BY_HALVES = CODEC == PERSISTENT_CODEC_Q6 || CODEC == PERSISTENT_CODEC_Q3 || CODEC == PERSISTENT_CODEC_Q2M;
+    // A lane's part of a unit of codec q4 in registers.
     struct Held {
         uint4 q;
         u16 d;
@@ -72,7 +79,7 @@ template <int CODEC> struct Unit {
             return (s - 8.0f * (half_sum.x + half_sum.y)) * from_half(d);
         }
     };
-    // The product of a block of weights of this lane and the block of input `c`.
+    // The product of this lane's block of weights with the block of input `c`.
     static INLINE float dot(const u8 *unit, int lane, const uint4 (&c)[4], float2 half_sum) {
         float s = 0, s1 = 0;
         if constexpr (CODEC == PERSISTENT_CODEC_Q8) {
@@ -131,8 +138,8 @@ template <int CODEC> struct Unit {
     }
 };
 
-// Calls f with the codec of a phase as a type, Codec<...>. Of P, whose codecs a kernel for one model alone knows, others have no code.
-// Halves are left to a kernel of several rows.
+// Calls f with the codec of a phase as a type, Codec<...>. A fixed kernel has code only for the
+// codecs of P. The kernel for several rows handles halves itself.
 template <int CODEC> struct Codec {
     static constexpr int value = CODEC;
 };

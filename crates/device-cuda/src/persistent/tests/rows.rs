@@ -1,9 +1,12 @@
-//! The kernel of several rows: which decoders it runs, and what it is given.
+//! Tests of the kernel for several rows: the decoders that it runs, and its arguments.
 
+use super::super::header::{
+    EXCHANGE_ROWS_GATED, EXCHANGE_ROWS_MIDDLE, EXCHANGE_ROWS_QKV, ROTARY_AT, ROWS_EXCHANGE,
+};
 use super::super::rows::*;
 use super::*;
 
-/// Why a decoder has no kernel of several rows. It has that of one.
+/// The reason why a decoder has no kernel for several rows, though it has that for one row.
 fn one_row_alone(shape: Decoder, profile: &Profile, limits: impl FnOnce(Limits) -> Limits) -> String {
     let plan = plan_of(shape);
     let limits = limits(f16(&plan.kv));
@@ -16,31 +19,11 @@ fn refused(shape: Decoder) -> String {
 }
 
 #[test]
-fn sizes_are_those_of_the_header() {
-    for (name, value) in [
-        ("EXCHANGE_ROWS_INPUT", EXCHANGE_ROWS_INPUT),
-        ("EXCHANGE_ROWS_MIDDLE", EXCHANGE_ROWS_MIDDLE),
-        ("EXCHANGE_ROWS_ATTENDED", EXCHANGE_ROWS_ATTENDED),
-        ("EXCHANGE_ROWS_GATED", EXCHANGE_ROWS_GATED),
-        ("EXCHANGE_ROWS_QKV", EXCHANGE_ROWS_QKV),
-        ("EXCHANGE_ROWS_PARTIALS", EXCHANGE_ROWS_PARTIALS),
-        ("EXCHANGE_ROWS_SQUARES", EXCHANGE_ROWS_SQUARES),
-        ("PERSISTENT_ROWS_EXCHANGE", EXCHANGE_ROWS),
-        ("PERSISTENT_TURNS_AT", TURNS_AT),
-        ("PERSISTENT_TURNS", TURNS),
-        ("PERSISTENT_MOST_ROWS", MOST_ROWS),
-        ("PERSISTENT_MOST_OWN", MOST_OWN),
-        ("PERSISTENT_ROWS_INPUT", ROWS_INPUT),
-        ("PERSISTENT_FEWEST_QUADS", FEWEST_QUADS),
-        ("PERSISTENT_ROWS_USED", ROWS_USED),
-        ("PERSISTENT_ROWS_CHOICE", ROWS_CHOICE),
-    ] {
-        assert_eq!(define(name), value, "{name}");
-    }
-    let shared = format!("#define PERSISTENT_SHARED_ROWS(d, h) (PERSISTENT_SHARED(d, h) + {SHARED_MORE})");
-    assert!(source("persistent/arguments.h").unwrap().contains(&shared), "ring() computes the same");
+fn parts_of_the_exchange_follow_each_other() {
     // Inputs of 8,192 and 32,768 columns.
-    assert_eq!((EXCHANGE_ROWS_MIDDLE / 16, (EXCHANGE_ROWS_QKV - EXCHANGE_ROWS_GATED) / 16), (8192, 32_768));
+    let columns = [EXCHANGE_ROWS_MIDDLE, EXCHANGE_ROWS_QKV - EXCHANGE_ROWS_GATED].map(|bytes| bytes / 16);
+    assert_eq!(columns, [8192, 32_768]);
+    assert_eq!(ROTARY_AT, 2 * ROWS_EXCHANGE + 256);
 }
 
 #[test]
@@ -54,9 +37,9 @@ fn dense_decoders_have_it_and_its_limits_have_reasons() {
     assert!(refused(Decoder { experts: Some(many), ..SMALL }).contains("experts of a token: 9"));
     let without_compiler = Profile { other_shapes: false, ..Profile::hopper() };
     let files = Decoder { head_dim: 128, n_heads: 4, ..mixture() };
-    assert!(one_row_alone(files, &without_compiler, |limits| limits).contains("whose kernel NVRTC compiles"));
+    assert!(one_row_alone(files, &without_compiler, |limits| limits).contains("no kernel is prebuilt"));
     let wide = Decoder { n_kv_heads: 8, n_heads: 16, n_layers: 1, ..SMALL };
-    assert!(refused(Decoder { residual: 132 * 40, ..wide }).contains("rows of the residual of a block: 40"));
+    assert!(refused(Decoder { residual: 132 * 40, ..wide }).contains("rows of the residual in a block: 40"));
     assert!(refused(Decoder { ffn: 32_776, ..wide }).contains("columns of the network: 32776"));
     let heads = Decoder { head_dim: 128, n_heads: 72, n_kv_heads: 36, ..wide };
     assert!(refused(heads).contains("columns of attention: 9216"));
@@ -152,21 +135,25 @@ fn it_has_arguments_and_shared_memory_of_its_own() {
 #[test]
 fn its_kernel_has_a_name_and_constants_of_its_own() {
     let (mine, one, phases) = table_of(SMALL);
-    assert_eq!(mine.kernel(Rows::Several).1, "persistent_decode_rows_64_3");
+    assert_eq!(mine.kernel(Rows::Several).name(), "persistent_decode_rows_64_3");
     let plan = plan_of(SMALL);
     let q8_0 = Limits { kv_type: KvType::Q8_0, ..f16(&plan.kv) };
     let profile = Profile::hopper();
     let over_q8_0 = Persistent::new(&plan, &lower(&plan, profile.passes), &q8_0, &profile).unwrap();
-    let (file, name) = over_q8_0.kernel(Rows::Several);
+    let kernel = over_q8_0.kernel(Rows::Several);
+    let (file, name) = (kernel.file(), kernel.name());
     let names = ["persistent/decode_rows_q8_0_64_3.cu", "persistent_decode_rows_q8_0_64_3"];
     assert_eq!([&file[..], &name], names);
     let (several, _) = arguments_of(&plan, &mine, Rows::Several);
     let text = |rows: Rows, arguments: &PersistentArguments| {
-        let general = source(&mine.kernel(rows).0).unwrap();
+        let general = source(&mine.kernel(rows).file()).unwrap();
         fixed::fixed_source(general, arguments, &phases, mine.n_blocks(), None).unwrap()
     };
     let (of_one, of_several) = (text(Rows::One, &one), text(Rows::Several, &several));
-    assert!(of_several.contains("PERSISTENT_DECODE_ROWS(64, 3)") && !of_several.contains(" n_rows"));
+    assert!(
+        of_several.contains("PERSISTENT_ROWS_KERNEL(persistent_decode_rows_64_3, 64, 3, PAGES_F16, false)")
+            && !of_several.contains(" n_rows")
+    );
     assert!(of_several.contains(&format!("uint n_slots = {};", several.n_slots)));
     // No text depends on the context's length.
     assert!([&of_one, &of_several].iter().all(|text| !text.contains("table_stride =")));
@@ -196,7 +183,7 @@ fn halves_have_this_kernel_alone() {
     assert_eq!(several(limits.clone(), &usual), Ok(Ok(8)));
     assert_eq!(several(Limits { max_rows: 1, ..limits.clone() }, &usual), Ok(Ok(1)));
     assert_eq!(several(limits.clone(), &Profile { persistent_rows: 0, ..usual.clone() }), Ok(Ok(1)));
-    // What this kernel does not take has none.
+    // A decoder beyond the limits of this kernel has no kernel.
     assert!(refusal(Decoder { ffn: 32_776, ..shape }).contains("columns of the network: 32776"));
 }
 
@@ -211,16 +198,16 @@ fn slots_hold_a_step_of_halves() {
     };
     let all = Decoder { block: BF16, head: BF16, ..SMALL };
     assert_eq!(slots(all)[0], 8 * 2048);
-    // Two steps of `q8` beside.
+    // A slot holds two steps of `q8` too.
     let mixed = Decoder { block: Q8_0, head: F16, ..SMALL };
-    assert_eq!((slots(mixed)[0], 8 * Codec::of(Q8_0).unwrap().unit), (18_432, 8704));
+    assert_eq!((slots(mixed)[0], 8 * PackedCodec::of(Q8_0).unwrap().unit), (18_432, 8704));
     // As wide and deep as models are.
     let of = |head_dim: usize, n_heads: usize, n_layers: usize| {
         let shape = Decoder { residual: 2048, head_dim, n_heads, n_kv_heads: 8, ffn: 1024, n_layers, ..all };
         [slots(shape)[1], slots(Decoder { block: Q8_0, ..shape })[1]]
     };
     assert_eq!([of(64, 32, 16), of(128, 16, 28), of(128, 24, 28)], [[6, 5], [6, 5], [5, 5]]);
-    // A token reads twice as many bytes as of halves that are quantised to 8 bits, but for scales.
+    // Halves take twice the bytes of 8-bit integers without their scales.
     let read = |block| {
         let columns = Decoder { residual: 1024, n_heads: 16, n_kv_heads: 8, ffn: 1024, ..SMALL };
         found(&plan_of(Decoder { block, head: block, ..columns })).unwrap().weight_bytes()
@@ -230,7 +217,7 @@ fn slots_hold_a_step_of_halves() {
 
 #[test]
 fn an_exchange_is_there_only_where_a_plan_has_the_kernel() {
-    // Bytes beside the weights.
+    // Bytes of the exchanges.
     let bytes = |shape: Decoder, persistent_rows: usize| {
         let plan = plan_of(shape);
         let profile = Profile { persistent_rows, ..Profile::hopper() };
@@ -244,7 +231,7 @@ fn an_exchange_is_there_only_where_a_plan_has_the_kernel() {
     let of_several = Rows::Several.exchange_bytes();
     assert_eq!(bytes(SMALL, 8), EXCHANGE_BYTES + of_several);
     assert_eq!(bytes(Decoder { head: BlockType::F16, ..SMALL }, 8), of_several);
-    // Both exchanges, the turn, and of each block three rotations of seven rows of 256 columns.
-    assert_eq!(of_several, 2 * EXCHANGE_ROWS + 256 + MAX_BLOCKS * 7 * 3 * 128 * 8);
+    // Both exchanges, the turn, and for each block three rotations of seven rows of 256 columns.
+    assert_eq!(of_several, 2 * ROWS_EXCHANGE + 256 + MAX_BLOCKS * 7 * 3 * 128 * 8);
     assert_eq!(Rows::One.exchange_bytes(), EXCHANGE_BYTES);
 }

@@ -1,4 +1,0 @@
-// The persistent decode kernel for heads of 128 columns, 2 query heads of a KV head (persistent/decode.cuh).
-#include "persistent/decode.cuh"
-
-PERSISTENT_DECODE(128, 2)

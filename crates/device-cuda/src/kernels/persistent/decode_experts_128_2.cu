@@ -1,4 +1,0 @@
-// The persistent decode kernel of mixtures for heads of 128 columns, 2 query heads of a KV head (persistent/decode.cuh).
-#include "persistent/decode.cuh"
-
-PERSISTENT_DECODE_EXPERTS(128, 2)

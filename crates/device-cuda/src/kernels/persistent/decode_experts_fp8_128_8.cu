@@ -1,4 +1,0 @@
-// The persistent decode kernel of mixtures for heads of 128 columns, 8 query heads of a KV head, over pages of FP8 (persistent/decode.cuh).
-#include "persistent/decode.cuh"
-
-PERSISTENT_DECODE_EXPERTS_FP8(128, 8)

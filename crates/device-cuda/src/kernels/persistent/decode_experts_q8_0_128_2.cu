@@ -1,4 +1,0 @@
-// The persistent decode kernel of mixtures for heads of 128 columns, 2 query heads of a KV head, over pages of Q8_0 (persistent/decode.cuh).
-#include "persistent/decode.cuh"
-
-PERSISTENT_DECODE_EXPERTS_Q8_0(128, 2)
