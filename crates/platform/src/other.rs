@@ -1,4 +1,4 @@
-//! A system that says nothing of its memory.
+//! A system that does not report its memory.
 
 use crate::SystemMemory;
 use crate::source::{MemorySource, Reading};
@@ -11,7 +11,7 @@ pub fn peak() -> Option<u64> {
     None
 }
 
-/// Nothing is known.
+/// A source without values.
 pub struct Source;
 
 impl Source {
@@ -22,7 +22,7 @@ impl Source {
 
 impl MemorySource for Source {
     fn name(&self) -> String {
-        "a system that says nothing of its memory".to_owned()
+        "a system that does not report its memory".to_owned()
     }
 
     fn read(&mut self) -> Reading {
