@@ -50,11 +50,11 @@ pub struct MelSpectrogram {
     /// Periodic Hann window, `[N_FFT]`.
     window: Vec<f32>,
     /// One filter for each mel bin.
-    filters: Vec<Filter>,
+    filters: Vec<MelFilter>,
 }
 
 /// A row of the filterbank without its zeros: a triangle covers 2 to 30 of the 201 frequencies.
-struct Filter {
+struct MelFilter {
     /// Index of the first frequency.
     first: usize,
     /// Weights of the frequencies from there.
@@ -196,7 +196,7 @@ fn mirror(at: isize, n: usize) -> usize {
 
 /// Triangles on Slaney's mel scale between 0 and 8000 Hz, each scaled to the same area. The
 /// formulas are those of the Auditory Toolbox (Slaney, 1998), the default of `librosa.filters.mel`.
-fn slaney_filters(n_mels: usize) -> Vec<Filter> {
+fn slaney_filters(n_mels: usize) -> Vec<MelFilter> {
     let top = hz_to_mel(f64::from(SAMPLE_RATE) / 2.0);
     // Corner i, in Hz, is the low end of triangle i, the peak of i - 1, and the high end of i - 2.
     let corner = |i: usize| mel_to_hz(top * i as f64 / (n_mels + 1) as f64);
@@ -210,7 +210,7 @@ fn slaney_filters(n_mels: usize) -> Vec<Filter> {
             };
             let first = (0..N_FREQS).find(|&bin| weight(bin) > 0.0).unwrap_or(N_FREQS);
             let weights = (first..N_FREQS).map(weight).take_while(|&w| w > 0.0).collect();
-            Filter { first, weights }
+            MelFilter { first, weights }
         })
         .collect()
 }

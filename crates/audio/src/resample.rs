@@ -37,13 +37,14 @@ pub struct Resampler {
     /// Hz of the input.
     from: u32,
     /// The filter; `None` if the input already has 16 kHz.
-    filter: Option<Filter>,
+    filter: Option<SincFilter>,
     /// Samples consumed and produced so far.
     n_in: u64,
     n_out: u64,
 }
 
-struct Filter {
+/// The filter and its buffers.
+struct SincFilter {
     sinc: Async<f32>,
     /// Input that does not fill a chunk yet.
     input: Vec<f32>,
@@ -62,7 +63,7 @@ impl Resampler {
         if !(MIN_SOURCE_RATE..=MAX_SOURCE_RATE).contains(&from) {
             return Err(Error::SampleRate { name: "resampler".into(), found: from });
         }
-        let filter = if from == SAMPLE_RATE { None } else { Some(Filter::new(from)?) };
+        let filter = if from == SAMPLE_RATE { None } else { Some(SincFilter::new(from)?) };
         Ok(Self { from, filter, n_in: 0, n_out: 0 })
     }
 
@@ -101,7 +102,7 @@ impl Resampler {
     }
 }
 
-impl Filter {
+impl SincFilter {
     fn new(from: u32) -> Result<Self> {
         let (input, output) = reduced(from, SAMPLE_RATE);
         let (phases, interpolation) = if output <= MAX_PHASES {

@@ -81,7 +81,7 @@ pub(crate) fn refs_of(store: &RepoStore) -> Vec<(String, String)> {
 fn list_repo(store: &RepoStore, repo: &str, installed: &mut Vec<Installed>) -> Result<()> {
     let mut revisions: BTreeMap<String, String> = BTreeMap::new();
     for (revision, commit) in refs_of(store) {
-        // Of several names of a commit, the default is preferred, because it need not be typed.
+        // The default name of a commit is preferred to others, because it need not be typed.
         let entry = revisions.entry(commit).or_insert_with(|| revision.clone());
         if revision == "main" {
             *entry = revision;

@@ -77,7 +77,7 @@ fn normalise(head: &mut [f32], n: usize) {
             *variance += (value - mean) * (value - mean) * scale;
         }
     }
-    // Where all tokens have the same score, the deviation is 0.
+    // The deviation is 0 if all tokens have the same score.
     let inverse = variance.iter().map(|v| if *v > 0.0 { 1.0 / v.sqrt() } else { 0.0 });
     let inverse: Vec<f32> = inverse.collect();
     for row in head.chunks_mut(n) {

@@ -125,11 +125,10 @@ impl<'a> Hub<'a> {
         let listing = self.listing(retries)?;
         let want = choose(&asked, &listing.files)?;
         let tower = match &want {
-            Want::Files(files) if self.towers => {
-                files.first().and_then(|first| towers::tower_of(first, &listing.files)).cloned()
-            }
-            _ => None,
+            Want::Files(files) => files.first().and_then(|first| towers::tower_of(first, &listing.files)),
+            Want::Folder { .. } => None,
         };
+        let tower = tower.filter(|_| self.towers).cloned();
         Ok(Plan { commit: listing.commit, want, tower, first: None })
     }
 

@@ -17,8 +17,9 @@ pub(crate) struct Listing {
     pub files: Vec<String>,
 }
 
+/// The fields of the response that are used.
 #[derive(Deserialize)]
-struct Answer {
+struct ModelInfo {
     sha: String,
     #[serde(default)]
     siblings: Vec<Sibling>,
@@ -37,7 +38,7 @@ impl Listing {
     /// hash.
     pub(crate) fn parse(json: &[u8], url: &str) -> Result<Self> {
         let bad = |reason: String| Error::BadAnswer { url: url.to_string(), reason };
-        let answer: Answer =
+        let answer: ModelInfo =
             serde_json::from_slice(json).map_err(|e| bad(format!("not a listing of a repository: {e}")))?;
         if !names::is_commit(&answer.sha) {
             let name = names::printable(&answer.sha);
