@@ -15,7 +15,7 @@ pub enum Error {
     NoSuchPath {
         /// The path as given.
         path: PathBuf,
-        /// A guess at what was meant, starting with a separator; empty when there is none.
+        /// A hint that begins with a separator, or an empty text.
         hint: String,
     },
 
@@ -24,7 +24,7 @@ pub enum Error {
     BadReference {
         /// The text as given.
         reference: String,
-        /// The fault, and what was expected.
+        /// The fault, and the expected form.
         reason: String,
     },
 
@@ -56,7 +56,7 @@ pub enum Error {
         option: &'static str,
         /// The option's value.
         value: String,
-        /// The fault, and what was expected.
+        /// The fault, and the expected form.
         reason: String,
     },
 

@@ -48,8 +48,8 @@ pub fn choose(
     let mut reasons = Vec::new();
     for (index, candidate) in candidates.iter().enumerate() {
         let tried = (candidate.make)().and_then(|device| {
-            // The last candidate is not asked: it reports what it cannot run when the model is
-            // loaded, and a second check would slow down every start.
+            // The last candidate reports what it cannot run when the model is loaded, and a second
+            // check would slow down every start.
             if index + 1 < candidates.len() {
                 runs(device.as_ref())?;
             }

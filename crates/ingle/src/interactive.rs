@@ -85,7 +85,7 @@ pub trait Partner {
     /// The conversation in the form of a file.
     fn saved(&self) -> Value;
 
-    /// Replaces the conversation by that of a file.
+    /// Replaces the conversation by a saved one.
     fn loaded(&mut self, saved: &Value) -> anyhow::Result<()>;
 
     /// Removes the last message and its answer; returns the message.

@@ -17,7 +17,7 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// cause, or the file that an outer error has named.
 pub fn message(error: &anyhow::Error) -> String {
     let mut said = String::new();
-    // Errors of files name their file; those of stdout do not.
+    // Errors of files name their file, but errors of stdout name nothing.
     if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::StorageFull) {
         said.push_str("writing to stdout");
     }

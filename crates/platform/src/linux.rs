@@ -147,8 +147,13 @@ impl Groups {
 /// no privilege.
 const TRIGGER: &[u8] = b"some 100000 2000000\0";
 
+/// The source of this machine.
+pub fn source() -> Box<dyn MemorySource> {
+    Box::new(LinuxSource::new())
+}
+
 /// Memory of this machine.
-pub struct Source {
+struct LinuxSource {
     groups: Vec<Group>,
     /// Pressure stall information of the own group or of the system, with a trigger, and its path.
     stalls: Option<(File, PathBuf)>,
@@ -159,8 +164,8 @@ pub struct Source {
     is_stalled: bool,
 }
 
-impl Source {
-    pub fn new() -> Source {
+impl LinuxSource {
+    fn new() -> LinuxSource {
         let groups = Groups::of_self();
         let own = groups.iter().find(|group| std::ptr::eq(group.version, &V2));
         let own = own.map(|group| group.folder.join("memory.pressure"));
@@ -170,14 +175,14 @@ impl Source {
             Some((file, path))
         };
         let stalls = own.and_then(open).or_else(|| open("/proc/pressure/memory".into()));
-        let mut source = Source { groups, stalls, n_events: 0, swap_used: 0, is_stalled: false };
+        let mut source = LinuxSource { groups, stalls, n_events: 0, swap_used: 0, is_stalled: false };
         // Events before the start are not reported.
         source.read();
         source
     }
 }
 
-impl MemorySource for Source {
+impl MemorySource for LinuxSource {
     fn name(&self) -> String {
         let limited = self.groups.iter().find(|group| group.version.read(&group.folder).is_some());
         let group = match limited {

@@ -129,7 +129,7 @@ struct Heard {
 }
 
 extern "C" fn on_event(context: *mut c_void) {
-    // SAFETY: the context is the `Heard` of `Source::new`, whose reference count never becomes 0.
+    // SAFETY: the context is the `Heard` of `MacSource::new`, whose reference count never becomes 0.
     let heard = unsafe { &*context.cast::<Heard>() };
     let source = *heard.source.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(source) = source else { return };
@@ -140,18 +140,23 @@ extern "C" fn on_event(context: *mut c_void) {
     heard.said.notify_all();
 }
 
+/// The source of this machine.
+pub fn source() -> Box<dyn MemorySource> {
+    Box::new(MacSource::new())
+}
+
 /// Memory of this machine.
-pub struct Source {
+struct MacSource {
     heard: Arc<Heard>,
     dispatch_source: *mut c_void,
     swap_used: u64,
 }
 
 // SAFETY: dispatch objects may be used from any thread.
-unsafe impl Send for Source {}
+unsafe impl Send for MacSource {}
 
-impl Source {
-    pub fn new() -> Source {
+impl MacSource {
+    fn new() -> MacSource {
         let heard = Arc::new(Heard { source: Mutex::new(None), levels: Mutex::new(0), said: Condvar::new() });
         let mask = (LEVEL_WARN | LEVEL_CRITICAL) as usize;
         // SAFETY: MEMORY_PRESSURE is libdispatch's own type, and queue 0 is the system's default
@@ -168,11 +173,11 @@ impl Source {
             }
             source
         };
-        Source { heard, dispatch_source, swap_used: swap_used().unwrap_or(0) }
+        MacSource { heard, dispatch_source, swap_used: swap_used().unwrap_or(0) }
     }
 }
 
-impl Drop for Source {
+impl Drop for MacSource {
     fn drop(&mut self) {
         if !self.dispatch_source.is_null() {
             // SAFETY: `new` created the source, and it is cancelled once. Its handler may run once
@@ -188,7 +193,7 @@ fn swap_used() -> Option<u64> {
     Some(usage[2])
 }
 
-impl MemorySource for Source {
+impl MemorySource for MacSource {
     fn name(&self) -> String {
         "macOS, host statistics and memory pressure".to_owned()
     }

@@ -144,8 +144,8 @@ mod unix {
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         // SAFETY: `sigaction` is made of integers and an address, for which zeros are valid.
         let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: `action` and `before` outlive the call. The handler `on_signal` calls only functions
-        // that are async-signal-safe.
+        // SAFETY: `action` and `before` outlive the call. The handler `on_signal` calls only
+        // async-signal-safe functions.
         let installed = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, &raw mut before) } == 0;
         installed.then_some(Installed { page, before })
     }

@@ -11,16 +11,15 @@ pub fn peak() -> Option<u64> {
     None
 }
 
-/// A source without values.
-pub struct Source;
-
-impl Source {
-    pub fn new() -> Source {
-        Source
-    }
+/// The source of this machine.
+pub fn source() -> Box<dyn MemorySource> {
+    Box::new(UnknownSource)
 }
 
-impl MemorySource for Source {
+/// A source without values.
+struct UnknownSource;
+
+impl MemorySource for UnknownSource {
     fn name(&self) -> String {
         "a system that does not report its memory".to_owned()
     }

@@ -65,7 +65,7 @@ pub trait MemorySource: Send {
 
 /// The source of this machine.
 pub fn system_source() -> Box<dyn MemorySource> {
-    Box::new(crate::system::Source::new())
+    crate::system::source()
 }
 
 /// A source for tests, which repeats the reading that was set last. Clones share it.

@@ -134,19 +134,24 @@ fn job_limit() -> Option<u64> {
     [of_process, of_job].into_iter().flatten().min().filter(|_| done != 0)
 }
 
+/// The source of this machine.
+pub fn source() -> Box<dyn MemorySource> {
+    Box::new(WindowsSource::new())
+}
+
 /// Memory of this machine.
-pub struct Source {
+struct WindowsSource {
     /// Handle of the notification; null if the system has none.
     low_memory: *mut c_void,
 }
 
 // SAFETY: the handle is the system's, and any thread may wait for it.
-unsafe impl Send for Source {}
+unsafe impl Send for WindowsSource {}
 
-impl Source {
-    pub fn new() -> Source {
+impl WindowsSource {
+    fn new() -> WindowsSource {
         // SAFETY: the call has no pointers. `drop` closes the handle.
-        Source { low_memory: unsafe { CreateMemoryResourceNotification(LOW_MEMORY) } }
+        WindowsSource { low_memory: unsafe { CreateMemoryResourceNotification(LOW_MEMORY) } }
     }
 
     fn is_low(&self, millis: u32) -> bool {
@@ -155,7 +160,7 @@ impl Source {
     }
 }
 
-impl Drop for Source {
+impl Drop for WindowsSource {
     fn drop(&mut self) {
         if !self.low_memory.is_null() {
             // SAFETY: `new` opened the handle, and it is closed once.
@@ -164,7 +169,7 @@ impl Drop for Source {
     }
 }
 
-impl MemorySource for Source {
+impl MemorySource for WindowsSource {
     fn name(&self) -> String {
         "windows, low-memory notification and job limits".to_owned()
     }

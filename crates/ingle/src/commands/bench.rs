@@ -22,23 +22,24 @@ use crate::output::{self, Style, Table};
 /// Measure the speed of prefill and decode, and the share of the machine's peak
 #[derive(Args)]
 #[command(after_help = "\
-pp N computes a prompt of N tokens. tg N generates N tokens, one by one unless --speculate is given; the
-text is meaningless and tends to repeat itself. @ D means that the context holds D tokens already.
+pp N computes a prompt of N tokens. tg N generates N tokens, one by one unless --speculate is given;
+the text is meaningless and tends to repeat itself. @ D means that the context holds D tokens
+already.
 
-The share of the machine is, for tg, bytes of weights read a second over the read bandwidth. For pp it
-is operations a second over the peak of the arithmetic that multiplies each type of weights. Both
+The share of the machine is, for tg, bytes of weights read a second over the read bandwidth. For pp
+it is operations a second over the peak of the arithmetic that multiplies each type of weights. Both
 limits are measured in the same run.
 
-With --parallel, B sequences run at once, each with its own prompt unless --shared-prompt is given. PP
-and TG are tokens of each sequence, T_PP and T_TG are seconds, and S_PP, S_TG and S are tokens a second
-of all sequences together. With --arriving, another prompt arrives when the sequences begin to generate.
-The table then has the seconds of this prompt alone, the seconds of all together, and the cost: the
-added seconds as a share of the seconds alone.
+With --parallel, B sequences run at once, each with its own prompt unless --shared-prompt is given.
+PP and TG are tokens of each sequence, T_PP and T_TG are seconds, and S_PP, S_TG and S are tokens a
+second of all sequences together. With --arriving, another prompt arrives when the sequences begin
+to generate. The table then has the seconds of this prompt alone, the seconds of all together, and
+the cost: the added seconds as a share of the seconds alone.
 
-Each test runs untimed first, until two runs in a row take about the same time. The last table is the
-memory of each device. planned is the plan of `ingle plan`, with keys and values of one sequence. pools
-are the keys and values of all sequences and cached prompts at their largest. taken is the memory that
-is resident in the process, or no longer free on a GPU.
+Each test runs untimed first, until two runs in a row take about the same time. The last table is
+the memory of each device. planned is the plan of `ingle plan`, with keys and values of one
+sequence. pools are the keys and values of all sequences and cached prompts at their largest. taken
+is the memory that is resident in the process, or no longer free on a GPU.
 
 Examples:
   ingle bench smollm2:135m

@@ -22,21 +22,22 @@ use crate::tell::tell;
 /// Convert a model to a .base or GGUF file
 #[derive(Args)]
 #[command(after_help = "\
-Types for .base files are keep, f32, f16, bf16, q2 to q6 and q8. The q types are groups of integers with
-a scale and an offset. Their names may end in -g32, -g64 or -g128 (the size of a group), -bf16, -f16 or
--e8m0 (the type of the scales), and -sym (no offsets). By default a group has 32 values for q2 and q3,
-64 for q4 to q6 and 128 for q8, and scales are bf16.
+Types for .base files are keep, f32, f16, bf16, q2 to q6 and q8. The q types are groups of integers
+with a scale and an offset. Their names may end in -g32, -g64 or -g128 (the size of a group), -bf16,
+-f16 or -e8m0 (the type of the scales), and -sym (no offsets). By default a group has 32 values for
+q2 and q3, 64 for q4 to q6 and 128 for q8, and scales are bf16.
 
-Types for GGUF files are gguf, which keeps the types of the source, and gguf:q4_k, gguf:q8_0 and so on.
-The metadata and the tokenizer of a Hugging Face or MLX model are translated to GGUF's. Metadata that
-GGUF cannot express is an error, or a note if readers do not need it. The image encoder of a model
-becomes a second file, mmproj-FILE.
+Types for GGUF files are gguf, which keeps the types of the source, and gguf:q4_k, gguf:q8_0 and so
+on. The metadata and the tokenizer of a Hugging Face or MLX model are translated to GGUF's. Metadata
+that GGUF cannot express is an error, or a note if readers do not need it. The image encoder of a
+model becomes a second file, mmproj-FILE.
 
 Only matrices are quantised. Norms, biases, routers and position embeddings keep their types. The
 embedding and the output matrix get one step more precision, because their errors reach the answer
 directly. Rows whose length is not a multiple of the group get smaller groups.
 
-A profile sets the types of single tensors. It is a file of lines PATTERN = TYPE; the first match counts.
+A profile sets the types of single tensors. It is a file of lines PATTERN = TYPE; the first match
+counts.
 
 Tensors that are already quantised are copied, or repacked to another format if nothing is lost.
 --requantize encodes them again.

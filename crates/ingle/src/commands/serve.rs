@@ -44,9 +44,10 @@ const MAX_PREFIX_BYTES: u64 = 4 << 30;
 /// Serve models over HTTP, with the APIs of OpenAI, Anthropic and Ollama
 #[derive(Args)]
 #[command(after_help = "\
-The first model answers requests that name no model. It is loaded before /health reports ok; the others
-are loaded at their first request. A model's id is its name on the command line. Without a MODEL, every
-model in the cache is served (`ingle list`). Clients with different API keys never share cached prompts.
+The first model answers requests that name no model. It is loaded before /health reports ok; the
+others are loaded at their first request. A model's id is its name on the command line. Without a
+MODEL, every model in the cache is served (`ingle list`). Clients with different API keys never
+share cached prompts.
 
 Examples:
   ingle serve

@@ -22,9 +22,9 @@ use crate::{devices, load, output};
 /// Transcribe speech to text
 #[derive(Args)]
 #[command(after_help = "\
-Reads WAV, AIFF, MP3, M4A, FLAC and OGG Vorbis at any rate and number of channels. Segments are printed as
-soon as they are final, JSON at the end. With --output-dir, the transcript of each file is a file in that
-folder. A damaged file is transcribed as far as possible, with a note on stderr.
+Reads WAV, AIFF, MP3, M4A, FLAC and OGG Vorbis at any rate and number of channels. Segments are
+printed as soon as they are final, JSON at the end. With --output-dir, the transcript of each file
+is a file in that folder. A damaged file is transcribed as far as possible, with a note on stderr.
 
 Examples:
   ingle transcribe whisper:base talk.mp3
