@@ -56,7 +56,7 @@ pub struct Run {
     system: Option<String>,
 
     /// A Jinja chat template to use instead of the model's own
-    #[arg(long, alias = "chat-template-file", value_name = "FILE")]
+    #[arg(long, alias = "chat-template-file", value_name = "FILE", hide_short_help = true)]
     chat_template: Option<PathBuf>,
 
     /// Let a model that can reason think first, or not
@@ -69,7 +69,7 @@ pub struct Run {
     /// Set a variable of the chat template; repeat for more
     ///
     /// The value is JSON, for example enable_thinking=false.
-    #[arg(long, value_name = "NAME=JSON")]
+    #[arg(long, value_name = "NAME=JSON", hide_short_help = true)]
     template_var: Vec<String>,
 
     /// An image to talk about; repeat for more
