@@ -92,7 +92,9 @@ pub enum Error {
         reason: String,
     },
     /// A second of sound did not come in time.
-    #[error("{name}: decoding the second after {seconds:.0} s of sound took longer than the limit of {most} s")]
+    #[error(
+        "{name}: decoding the second after {seconds:.0} s of sound took longer than the limit of {most} s"
+    )]
     Slow {
         /// The file.
         name: String,

@@ -282,7 +282,8 @@ mod tests {
                 assert!(of_heading.iter().any(|arg| arg.get_id() == *flag), "{heading}: {flag}");
             }
         }
-        for heading in args().filter(|arg| heading_of(arg).is_none()).filter_map(clap::Arg::get_help_heading) {
+        for heading in args().filter(|arg| heading_of(arg).is_none()).filter_map(clap::Arg::get_help_heading)
+        {
             panic!("{heading} is not in the table");
         }
     }
