@@ -7,8 +7,7 @@ use unicode_width::UnicodeWidthStr;
 
 use crate::wrap;
 
-/// True if the reader of stdout hung up (`ingle …
-/// head`).
+/// True if the reader of stdout hung up (`ingle … | head`).
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|e| e.downcast_ref::<io::Error>()).any(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
