@@ -38,8 +38,8 @@ fn spelt_out(typed: impl Iterator<Item = OsString>) -> Vec<OsString> {
 }
 
 /// Headings of flags in the order of help, with the flags that `-h` shows. The other flags are in
-/// `--help` only, so that `-h` fits on a screen. What people change often comes first, fetching last.
-/// Flags without a heading come before all others.
+/// `--help` only, so that `-h` fits on a screen. Flags that people change often come first, flags
+/// of fetching last. Flags without a heading come before all others.
 const HEADINGS: [(&str, &[&str]); 16] = [
     ("Access", &["host", "port", "api_key", "tls_cert"]),
     ("Requests", &["max_tokens", "prefix_cache"]),

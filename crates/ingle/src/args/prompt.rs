@@ -10,8 +10,8 @@ use clap::{Args, ValueEnum};
 pub struct PromptCacheArgs {
     /// Keep keys and values of the prompt in this file
     ///
-    /// The next run reuses keys and values of the prefix that its prompt shares. A file belongs to one
-    /// model and its settings.
+    /// The next run reuses keys and values of the prefix that its prompt shares. A file belongs to
+    /// one model and its settings.
     #[arg(long, value_name = "FILE")]
     pub prompt_cache: Option<PathBuf>,
 
