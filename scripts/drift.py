@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""How far decoding drifts in many steps: transformers in f64 says what is right, transformers in f32 how far one may be off.
+"""Measures the drift of decoding over many steps. The exact result is transformers in f64, and
+transformers in f32 shows the expected error.
 
     python3 scripts/drift.py --ingle target/release/ingle [--steps 10000] [--devices cpu,reference] [MODEL_FOLDER ...]
     needs: pip install torch transformers
 
-Without folders: the recurrent families of fixtures/models. Each takes the same random tokens one by one, as decode does, and the
-logits of the last positions are compared at the five best tokens of f64. Prints a table in Markdown: the largest and the RMS
-difference of each, over the last tenth of the steps and, to show a trend, over the first.
+The default models are the recurrent families of fixtures/models. Each model gets the same random
+tokens one by one, as in decode. The logits of the last positions are compared at the five best
+tokens of f64. A Markdown table has the largest and the RMS difference over the last tenth of the
+steps, and over the first tenth, to show a trend.
 """
 import argparse
 import inspect
@@ -29,13 +31,14 @@ def steps_of(folder, tokens, dtype):
         folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager").eval()
     names = (torch.float32, torch.float, torch.Tensor.float)
     if dtype == torch.float64:
-        # Norms, gates, states and angles are cast to f32 by name: these names mean f64 from here on.
+        # transformers casts norms, gates, states and angles to torch.float32. From here on the name
+        # means f64.
         torch.float32, torch.float, torch.Tensor.float = torch.float64, torch.float64, torch.Tensor.double
         for module in model.modules():
             if hasattr(module, "inv_freq"):
                 module.inv_freq = module.compute_default_rope_parameters(model.config.get_text_config())[0]
     try:
-        # Models without keys call it otherwise.
+        # Models without attention have another name for the cache.
         name = next(name for name in ("cache", "past_key_values") if name in inspect.signature(model.forward).parameters)
         cache, rows = None, []
         with torch.no_grad():

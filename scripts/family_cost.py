@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What each model family took: lines of its descriptor, and rows of names that are not the standard ones; and each tower of images.
+"""Counts the code of each model family: lines of its descriptor, and rows of non-standard names;
+and the same for image encoders.
 
     python3 scripts/family_cost.py        prints the tables of docs/families.md
 """

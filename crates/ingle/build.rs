@@ -1,10 +1,10 @@
-//! Tells the binary which commit it was built from, for `ingle bench --json`; `unknown` where there is no git, or where
-//! these sources are a part of somebody else's repository.
+//! Passes the commit of the sources to the binary, for `ingle bench --json`. It is `unknown`
+//! without git, or if the sources are part of another repository.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What git answers in the folder of this crate.
+/// The output of git in the folder of this crate.
 fn git(args: &[&str]) -> Option<String> {
     let output = Command::new("git").args(args).current_dir(env!("CARGO_MANIFEST_DIR")).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
@@ -18,7 +18,8 @@ fn main() {
     let commit = git(&["rev-parse", "--show-toplevel"])
         .filter(|top| ours.is_some() && root(Path::new(top)) == ours)
         .and_then(|_| git(&["rev-parse", "--short=12", "HEAD"]));
-    // Both change with a commit or a checkout. A file that is not there would rebuild the crate each time.
+    // Both files change with a commit or a checkout. A missing file would rebuild the crate each
+    // time.
     for file in ["HEAD", "logs/HEAD"] {
         let path = git(&["rev-parse", "--git-path", file]).map(PathBuf::from);
         let path = path.map(|path| Path::new(env!("CARGO_MANIFEST_DIR")).join(path));

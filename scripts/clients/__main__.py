@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Programs that are not ours against a real server: `cargo xtask clients`.
+"""Runs clients of other projects against a real server: `cargo xtask clients`.
 
     python3 scripts/clients target/release/ingle [--table FILE] [--only GROUP,GROUP] [--environments FOLDER]
 
-Each group has a virtual environment of its own, for their dependencies contradict each other, made from the file of the group's
-name. A row for each check goes into the table; groups that did not run keep the rows of the last time. Until each group has run once
-with these environments, the table stays as it is: `--only` in a fresh clone, as continuous integration has it, would empty it.
+Each group has its own virtual environment, made from the group's requirements, because the
+dependencies of groups contradict each other. The table has a row for each check, and keeps the old
+rows of groups that did not run. The table is written only after every group has run once with these
+environments. Otherwise `--only` in a fresh clone, such as in continuous integration, would empty
+it.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-# Name of the group and of its requirements, script, further arguments.
+# Group (also the name of its requirements), script, further arguments.
 GROUPS = [
     ("official", "official.py", ["--only", "openai,openai (node),anthropic,ollama"]),
     ("built_on", "official.py", ["--only", "litellm,instructor"]),
@@ -37,8 +39,8 @@ GROUPS = [
 
 HEAD = """# Clients
 
-What `cargo xtask clients` found when it ran last: programs that are not ours against `ingle serve` with SmolLM2, MiniLM
-and Whisper, and agents against models that write a script.
+This page is written by `cargo xtask clients`. Clients of other projects run against `ingle serve` with
+SmolLM2, MiniLM and Whisper. Agents run against models that write a script.
 
 | client | version | what it does | outcome |
 |---|---|---|---|
@@ -46,18 +48,18 @@ and Whisper, and agents against models that write a script.
 
 
 def environment(folder, group):
-    """Python of a virtual environment with what the group asks for."""
+    """The Python of a virtual environment with the group's requirements."""
     requirements = HERE / f"{group}.txt"
     home = folder / group
     python = home / "bin" / "python"
     done = home / "requirements.txt"
     if not (done.is_file() and done.read_text() == requirements.read_text()):
         shutil.rmtree(home, ignore_errors=True)
-        # Debian keeps what `venv` needs for a pip of its own in another package; the system's pip can install one.
+        # On Debian, `venv` needs another package for its pip, so the system's pip installs one.
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
         install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
         subprocess.run([*install, "pip", "-r", requirements], check=True)
-        # What asks for packages that no registry has, and does without.
+        # These packages require others that no registry has, but work without them.
         alone = HERE / f"{group}.no-deps.txt"
         if alone.is_file():
             subprocess.run([*install, "--no-deps", "-r", alone], check=True)

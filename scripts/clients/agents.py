@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Agents as their vendors publish them, against models that write a script.
+"""Runs agents of other vendors against models that write a script.
 
     python agents.py target/release/ingle --programs target/clients/agents [--rows FILE] [--only CLIENT]
 
-Claude Code and Codex are installed from npm, and set nothing but an address, a model and a key. Each has to read a file, edit it, run
-a command on it, and end. What the model writes is known (scripted.py); that the agent asks, understands and goes on is what is tested.
+Claude Code and Codex are installed from npm. Only an address, a model and a key are configured.
+Each agent must read a file, edit it, run a command on it, and end. The model's answers are known
+(scripted.py). The test is that the agent sends valid requests, understands the answers, and
+continues.
 """
 
 import json
@@ -20,14 +22,14 @@ import scripted
 from harness import NotRun, check, expect
 
 KEY = "sk-of-the-tests"
-# Agents' prompts are of some 20,000 tokens, and of more with so small a vocabulary.
+# Prompts of agents have some 20,000 tokens, and more with a small vocabulary.
 CONTEXT = 131072
 PACKAGES = {"claude": "@anthropic-ai/claude-code", "codex": "@openai/codex"}
 BEFORE, AFTER = "The sky is grey.", "The sky is blue."
 
 
 def install(folder):
-    """The programs of npm, in a folder of their own. A check of one that is not there says so."""
+    """Installs the programs from npm into a folder. The check of a missing program reports it."""
     folder.mkdir(parents=True, exist_ok=True)
     place = lambda package: folder / "node_modules" / package / "package.json"
     missing = [package for package in PACKAGES.values() if not place(package).is_file()]
@@ -47,7 +49,7 @@ def program(options, name):
 
 
 class Work:
-    """A folder with a file to work on, and a home of its own for the agent."""
+    """A folder with a file to work on, and a home folder for the agent."""
 
     def __init__(self, name):
         self.held = tempfile.TemporaryDirectory(prefix=f"ingle-{name}-", ignore_cleanup_errors=True)
@@ -70,7 +72,7 @@ class Work:
         return done.stdout
 
     def check(self):
-        """That the file was edited, and the command run on what was edited."""
+        """Checks that the file was edited, and that the command ran on the edited file."""
         expect((self.folder / "notes.txt").read_text() == AFTER + "\n", (self.folder / "notes.txt").read_text())
         expect((self.folder / "loud.txt").read_text() == AFTER.upper() + "\n", "no loud.txt")
 
@@ -84,7 +86,7 @@ def serve(binary, work, model, answers):
 
 
 def computed(server):
-    """Prompt tokens that were computed, and not found."""
+    """Number of prompt tokens that were computed, without cached ones."""
     lines = server.get("/metrics")[1].splitlines()
     return sum(int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("ingle_tokens_computed_total{"))
 
@@ -108,7 +110,7 @@ def _(options):
         said = work.run([*command, "Edit the notes."], **environment)
         work.check()
         expect(said.strip() == "The file has been edited.", said)
-        # Another conversation begins with another accounting header, and finds its tools computed.
+        # A second conversation has another accounting header, and its tools are cached.
         first = computed(server)
         (work.folder / "notes.txt").write_text(BEFORE + "\n")
         work.run([*command, "Please do edit my notes once more."], **environment)
@@ -121,7 +123,9 @@ def _(options):
 
 
 def codex(options, model, answers):
-    """Has Codex work with a model that writes these answers; what it kept of the conversation, results of tools included."""
+    """Runs Codex with a model that writes these answers. Returns Codex's record of the
+    conversation, with the results of tools.
+    """
     agent, work = program(options, "codex"), Work("codex")
     server = serve(options.binary, work, model, answers(work))
     try:
@@ -157,7 +161,7 @@ def _(options):
     expect("unsupported call" not in kept and '"namespace":"multi_agent_v1"' in kept, kept)
 
 
-@check("codex", "Codex with a model of which it knows that it edits by a custom tool")
+@check("codex", "Codex with a model that edits by a custom tool")
 def _(options):
     kept = codex(options, "gpt-5.5", lambda work: [
         scripted.call("exec_command", cmd="cat notes.txt"),
@@ -168,7 +172,7 @@ def _(options):
     expect("unsupported call" not in kept, kept)
 
 
-@check("codex", "Codex with a model of which it knows that it writes programs, whose tools come within the conversation")
+@check("codex", "Codex with a model that writes programs, with tools inside the conversation")
 def _(options):
     run = lambda what: scripted.call("exec", input=f"const done = await {what};\ntext(done);\n")
     kept = codex(options, "gpt-6-sol", lambda work: [

@@ -11,7 +11,7 @@ import harness
 from harness import CHAT, KEY, check, expect
 
 
-# Logs are read from here later.
+# Logs are read from this folder later.
 FOLDER = tempfile.TemporaryDirectory()
 
 
@@ -26,7 +26,7 @@ def evaluate(server, task, **keys):
     return logs[0]
 
 
-@check("inspect-ai", "an evaluation of four samples, at once")
+@check("inspect-ai", "an evaluation of four concurrent samples")
 def _(server):
     import inspect_ai
     from inspect_ai.dataset import Sample
@@ -38,7 +38,7 @@ def _(server):
     expect(len(log.samples) == 4 and all(sample.output.usage.output_tokens > 0 for sample in log.samples), log.samples)
 
 
-@check("inspect-ai", "answers of a schema, and log-probabilities")
+@check("inspect-ai", "answers by a schema, and log-probabilities")
 def _(server):
     import inspect_ai
     import pydantic
@@ -51,7 +51,7 @@ def _(server):
         red: int
         green: int
 
-    # Its schemas leave bounds out, and a hot model may write digits without end.
+    # The schemas have no bounds, so at a high temperature the model may write endless digits.
     config = GenerateConfig(
         response_schema=ResponseSchema(name="colour", json_schema=json_schema(Colour)), logprobs=True, top_logprobs=2, max_tokens=100,
         temperature=0.0,

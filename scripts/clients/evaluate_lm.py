@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""lm-eval against a real server: its `local-completions`, which reads log-probabilities of echoed prompts, and
-`local-chat-completions`.
+"""Runs lm-eval against a real server: `local-completions`, which needs log-probabilities of echoed
+prompts, and `local-chat-completions`.
 
     python evaluate_lm.py target/release/ingle [--rows FILE]
 
-The server tokenises for it. Tasks are made here, for data sets cannot be fetched everywhere.
+The server tokenises. The tasks are defined here, because data sets cannot be fetched everywhere.
 """
 
 import json
@@ -28,7 +28,7 @@ QUESTIONS = [
 
 
 def folder_of_tasks(folder):
-    """Two tasks, with their data, as lm-eval reads them."""
+    """Two tasks with data, in lm-eval's format."""
     rows = [{"question": question, "choices": choices, "answer": answer} for question, choices, answer in QUESTIONS]
     data = folder / "questions.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -87,7 +87,7 @@ def _(server):
 
 
 def main():
-    # It asks for tokens without a key.
+    # lm-eval requests tokens without a key.
     server = harness.Server(OPTIONS.binary, CHAT, options=["--slots", "4", "--no-warmup", "-c", "2048"], key=None)
     try:
         return harness.run(OPTIONS, server)

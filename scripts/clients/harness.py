@@ -1,4 +1,6 @@
-"""What every script here needs: a running server, checks by name, and rows for docs/clients.md."""
+"""Helpers of every script in this folder: a running server, named checks, and rows for
+docs/clients.md.
+"""
 
 import argparse
 import importlib.metadata
@@ -22,7 +24,7 @@ CHECKS = []
 
 
 class NotRun(Exception):
-    """The check does not apply on this machine; its text says why."""
+    """Raised if a check does not apply on this machine, with the reason."""
 
 
 def check(client, what):
@@ -62,7 +64,7 @@ def wait_until(is_ready, seconds, what, process=None):
 
 
 def get(url, timeout=10):
-    """Status and body of a GET; a status is not an error."""
+    """Status and body of a GET request. An error status raises nothing."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:
             return answer.status, answer.read().decode()
@@ -88,7 +90,7 @@ class Server:
         if not found:
             raise SystemExit(f"the server did not start: {''.join(self.lines)}")
         self.url = found.group(1)
-        # A pipe that nobody reads would stop the server.
+        # A full pipe would stop the server.
         threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True).start()
         try:
             wait_until(lambda: get(self.url + "/health")[0] == 200, 300, "the server", self.process)
@@ -96,7 +98,7 @@ class Server:
             raise SystemExit(f"{error}: {''.join(self.lines)}") from error
 
     def get(self, path):
-        """Status and body of a GET with the server's key."""
+        """Status and body of a GET request with the server's key."""
         request = urllib.request.Request(self.url + path, headers={"authorization": f"Bearer {self.key}"})
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status, answer.read().decode()
@@ -112,7 +114,7 @@ class Server:
         self.process.wait()
 
 
-# Of programs that are no packages of Python.
+# Versions of programs that are not Python packages.
 VERSIONS = {}
 
 
@@ -126,7 +128,7 @@ def version(client):
 
 
 def arguments(description, *more):
-    """The options of every script; `more` are further ones, each as `add_argument` takes it."""
+    """The options of every script, and those in `more`, as arguments of `add_argument`."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("binary", help="ingle")
     parser.add_argument("--rows", type=pathlib.Path, help="write the outcomes here, a JSON list in each line")
@@ -137,7 +139,7 @@ def arguments(description, *more):
 
 
 def run(options, *given):
-    """Runs the checks with `given` as arguments; the process's exit status."""
+    """Runs the checks with the arguments `given`; returns the exit status of the process."""
     failed = 0
     rows = options.rows.open("w") if options.rows else None
     for client, what, function in CHECKS:
@@ -160,14 +162,14 @@ def run(options, *given):
 
 
 def model_file(binary, name):
-    """The path of a model's file in the cache, fetched if need be."""
+    """The path of a model's file in the cache, fetched if needed."""
     subprocess.run([binary, "pull", name], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     found = subprocess.run([binary, "list", "--json"], check=True, capture_output=True, text=True)
     return next(model["path"] for model in json.loads(found.stdout) if model["name"] == name)
 
 
 def in_environment(name):
-    """The path of a program that the virtual environment of this Python has."""
+    """The path of a program in this Python's virtual environment."""
     path = pathlib.Path(sys.executable).parent / name
     if not path.exists():
         raise NotRun(f"{name} is not installed")

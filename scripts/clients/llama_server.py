@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""llama.cpp's own server tests against Ingle.
+"""Runs llama.cpp's own server tests against Ingle.
 
     python llama_server.py target/release/ingle [--rows FILE] [--tests PATTERN] [--beside LLAMA_SERVER] [--all]
 
-Takes the tests from the source package of llama-cpp-python, as they are, and starts Ingle where they start llama-server
-(`llama_server_shim.py`). Their model is on no package registry, so SmolLM2 stands in for it, and `llama_server_plugin.py` leaves
-out what only their model's text can satisfy. Tests that do not apply stand in `llama_server_exceptions.txt` with the reason; with
-`--all` they run too. `--beside` runs the real llama-server with the same models instead, which tells what the model is to blame for.
+The unchanged tests are in the source package of llama-cpp-python. Ingle is started in the place of
+llama-server (`llama_server_shim.py`). The tests' model is in no package registry, so SmolLM2
+replaces it, and `llama_server_plugin.py` skips checks that depend on the model's text.
+`llama_server_exceptions.txt` lists tests that do not apply, with reasons; `--all` runs them, too.
+`--beside` runs the real llama-server with the same models, to find failures of the model.
 """
 
 import collections
@@ -26,12 +27,12 @@ INSIDE = f"llama_cpp_python-{VERSION}/vendor/llama.cpp/"
 
 
 def sources(folder):
-    """llama.cpp's tests and chat templates, unpacked below `folder`."""
+    """Unpacks llama.cpp's tests and chat templates below `folder`."""
     root = folder / "llama.cpp"
     if root.is_dir():
         return root
     folder.mkdir(exist_ok=True)
-    # Sources only of this package: what builds it may come as wheels.
+    # Only this package is needed as source; its build dependencies may be wheels.
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "--dest", folder,
          f"llama-cpp-python=={VERSION}"],

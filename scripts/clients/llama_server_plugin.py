@@ -1,4 +1,6 @@
-"""A plugin of pytest for llama.cpp's server tests: leaves out what depends on their model, and reports why a test does not apply."""
+"""A pytest plugin for llama.cpp's server tests. It skips checks that depend on the model, and
+reports why a test does not apply.
+"""
 
 import fnmatch
 import json
@@ -8,12 +10,12 @@ import re
 
 import pytest
 
-# What depends on the text that their model of 260,000 parameters writes: a list of words.
+# Lists of words that depend on the text of the tests' own model of 260,000 parameters.
 WORDS = re.compile(r"[\w ^.'()|+]*")
 
 
 class AnyCount(int):
-    """Equal to every number: how many tokens a text has depends on the model."""
+    """Equal to every number, because the number of tokens of a text depends on the model."""
 
     def __eq__(self, other):
         return isinstance(other, int)
@@ -25,7 +27,9 @@ class AnyCount(int):
 
 
 class CountUpTo(AnyCount):
-    """Equal to every number from 1 to itself: an answer is drawn, and where it ends depends on the processor's arithmetic."""
+    """Equal to every number from 1 to this one, because the length of a sampled answer depends on
+    the processor's arithmetic.
+    """
 
     def __eq__(self, other):
         return isinstance(other, int) and 1 <= other <= int(self)
@@ -34,7 +38,7 @@ class CountUpTo(AnyCount):
 
 
 def exceptions():
-    """Patterns of tests that do not apply, with the reason."""
+    """Patterns of tests that do not apply, with reasons."""
     found, reason = [], ""
     for line in pathlib.Path(os.environ["EXCEPTIONS"]).read_text().splitlines():
         if line.startswith("# "):
@@ -63,7 +67,7 @@ def pytest_collection_modifyitems(items):
             item.callspec.params["n_predicted"] = CountUpTo(item.callspec.params["n_predicted"])
         name = item.nodeid.removeprefix("unit/")
         for pattern, reason in patterns:
-            # Brackets are the parameters of a test here.
+            # Brackets enclose the parameters of a test.
             if fnmatch.fnmatchcase(name, pattern.replace("[", "[[]")):
                 used.add(pattern)
                 if not os.environ.get("ALL"):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""`llama-server` for llama.cpp's own tests: translates its flags and becomes `ingle serve`.
+"""A `llama-server` for llama.cpp's own tests: translates the flags and executes `ingle serve`.
 
-`llama_server.py` starts it, and says in the environment where the binary and the models are. A flag for something that Ingle does
-not have ends it with status 64, and its name in `$SHIM_REASON`. With `$LLAMA_SERVER` it becomes the real llama-server instead,
-with the same models.
+`llama_server.py` starts it, with the paths of the binary and the models in the environment. A flag
+for a missing feature ends it with status 64, and with the flag's name in the file `$SHIM_REASON`.
+With `$LLAMA_SERVER` it executes the real llama-server, with the same models.
 """
 
 import json
@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 
-# Flags without a meaning here: how memory and batches are organised, and what is always on.
+# Ignored flags: about memory and batches, and about features that are always on.
 IGNORED = {"--no-slots", "--slots", "--metrics", "--cont-batching", "--embedding", "--kv-unified", "--no-jinja", "--jinja", "--offline",
            "--swa-full", "--verbose", "--no-mmproj", "--no-cache-idle-slots", "--backend_sampling"}
 IGNORED_WITH_VALUE = {"--batch-size", "--ubatch-size", "--n-gpu-layers", "-fa", "-ctk", "-ctv", "--hf-file",
@@ -52,7 +52,7 @@ def main():
         os.execv(real[0], real)
     slots = int(values.get("--parallel", 4))
     context = int(values.get("--ctx-size", 4096))
-    # A context is shared out among slots there, unless they share one.
+    # llama-server divides its context among the slots, unless they share one.
     each = context if "--kv-unified" in flags else context // slots
     if values.get("--pooling", "mean") == "none":
         give_up("no --pooling none")

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Masks of grammars against those of llguidance's own package.
+"""Compares masks of grammars with those of llguidance's own package.
 
     python masks.py target/release/ingle [--rows FILE] [--example target/release/examples/masks] [--walks 3]
 
-The example of `ingle-text` computes masks as the engine does; the package for Python computes them from the same grammar and a
-vocabulary that `gguf` reads. Random walks compare the two at every token. What a walk ends with is checked by `jsonschema`, which
-shares no code with either. Times are printed: the median and the 99th percentile.
+The example of `ingle-text` computes masks like the engine. The Python package computes them from
+the same grammar and a vocabulary read by `gguf`. Random walks compare both at every token.
+`jsonschema`, which shares no code with either, checks the final text. The median and the 99th
+percentile of times are printed.
 """
 
 import json
@@ -19,7 +20,7 @@ import harness
 from harness import CHAT, KEY, check, expect
 from schemas import BAD, GOOD
 
-# A walk that has not ended after so many tokens is given up: grammars let some texts go on for ever.
+# Number of tokens after which a walk is abandoned, because a grammar may allow endless texts.
 MOST_TOKENS = 250
 
 
@@ -44,14 +45,14 @@ class Ours:
 
 
 def byte_of_letter():
-    """GPT-2's letters for bytes, which GGUF has its tokens in."""
+    """GPT-2's letters for bytes, in which GGUF stores tokens."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return {**{chr(byte): byte for byte in plain}, **{chr(256 + n): byte for n, byte in enumerate(others)}}
 
 
 class Vocabulary:
-    """A GGUF file's tokens, as llguidance's package asks for them."""
+    """The tokens of a GGUF file, in the form of llguidance's package."""
 
     NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -83,12 +84,12 @@ class Vocabulary:
         self.ids = {token: id for id, token in reversed(list(enumerate(self.tokens)))}
 
     def __call__(self, text):
-        # Only used to make texts of the grammar into tokens, which none here has.
+        # Only needed for texts in a grammar, and these grammars have none.
         return [self.ids[bytes([byte])] for byte in text.encode()]
 
 
 class Theirs:
-    """llguidance's package on the same vocabulary."""
+    """llguidance's package with the same vocabulary."""
 
     def __init__(self, path, facts):
         import llguidance
@@ -138,9 +139,9 @@ def only_in(mask, other):
 
 
 def walk(ours, theirs, line, chance, times):
-    """One random walk; the text if it ended, and the number of masks compared."""
+    """Runs a random walk; returns the text if it ended, and the number of compared masks."""
     first = ours.ask(**line)
-    # Of a schema the example tells which grammar it has made.
+    # For a schema, the example prints its grammar.
     problem = first.get("error") if "schema" in line and "error" in first else theirs.begin({**line, **first})
     expect(("error" in first) == (problem is not None), (line, first.get("error"), problem))
     if problem is not None:
@@ -149,8 +150,8 @@ def walk(ours, theirs, line, chance, times):
     for n in range(MOST_TOKENS):
         their_mask = theirs.mask()
         if answer["mask"] != their_mask:
-            # Where a text can go on in one way only, the package allows the tokens that its tokenizer makes of it, and no others
-            # of the same bytes. So each of those is asked about by itself.
+            # If only one text can follow, the package allows only the tokens of its own tokenizer,
+            # and no others with the same bytes. So each of the others is checked alone.
             wrong = [id for id in only_in(answer["mask"], their_mask) if theirs.matcher.validate_tokens([id]) != 1]
             missing = only_in(their_mask, answer["mask"])
             show = lambda ids: [(id, theirs.vocabulary.tokens[id]) for id in ids[:8]]
@@ -160,7 +161,8 @@ def walk(ours, theirs, line, chance, times):
         may_end = any(answer["mask"][id // 8] >> id % 8 & 1 for id in ends)
         if may_end and (len(choices) <= len(ends) or chance.random() < 0.5):
             return text, n + 1
-        # Some of many will do. White space and long texts are chosen seldom, or walks would not end.
+        # A sample of the tokens is enough. White space and long texts are rarely chosen, so that
+        # walks end.
         some = [int(choices[chance.randrange(len(choices))]) for _ in range(64)]
         few = [id for id in some if id not in ends] or [id for id in choices.tolist() if id not in ends]
         weight = [0.02 if not theirs.vocabulary.tokens[id].strip() else 1 / (1 + len(theirs.vocabulary.tokens[id])) for id in few]
@@ -175,7 +177,7 @@ def walk(ours, theirs, line, chance, times):
 
 
 def compare(model):
-    """All schemas on one model's vocabulary; a sentence on what was compared."""
+    """Compares all schemas on one model's vocabulary; returns a summary."""
     import jsonschema
 
     path = harness.model_file(OPTIONS.binary, model)
@@ -184,7 +186,7 @@ def compare(model):
     n_masks = n_texts = 0
     times, compiling = [], []
     for name, schema in GOOD.items():
-        # RFC 3339 has leap seconds and small letters, which its checkers of times do not take.
+        # RFC 3339 allows leap seconds and small letters, which this checker rejects.
         formats = jsonschema.FormatChecker(["date", "email", "ipv4", "uuid"])
         validator = jsonschema.Draft202012Validator(schema, format_checker=formats)
         first = ours.ask(schema=schema)
@@ -210,7 +212,7 @@ def compare(model):
     times.sort()
     micro = lambda ns: ns / 1e3
     return (
-        f"{n_masks} masks of {len(GOOD)} schemas agree, {n_texts} texts are of their schema; {ours.facts['n_vocab']} tokens: a mask "
+        f"{n_masks} masks of {len(GOOD)} schemas agree, {n_texts} texts follow their schema; {ours.facts['n_vocab']} tokens: a mask "
         f"in {micro(statistics.median(times)):.0f} us (median), {micro(times[len(times) * 99 // 100]):.0f} us (99th percentile), a "
         f"grammar in {micro(statistics.median(compiling)) / 1e3:.1f} ms"
     )
@@ -226,7 +228,7 @@ def _():
     return compare("gemma3:270m-base")
 
 
-@check("llguidance", "a schema that cannot be followed is a 400")
+@check("llguidance", "a schema without valid texts is a 400")
 def _():
     import urllib.error
     import urllib.request

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Official clients of the three APIs against a real server, and what is built on them.
+"""Runs the official clients of the three APIs, and libraries built on them, against a real server.
 
     python official.py target/release/ingle [--rows FILE] [--only CLIENT] [--node NODE]
 
-Starts `ingle serve` with a model that chats, one that embeds and one that hears, and has every client of official.txt do what
-people use it for.
+Starts `ingle serve` with a chat model, an embedding model and a speech model. Every client of
+official.txt makes its common requests.
 """
 
 import json
@@ -265,7 +265,7 @@ def _(server):
     expect("completion" in client.show(CHAT).capabilities, client.show(CHAT))
 
 
-# What is built on OpenAI's client, or speaks its protocol.
+# Libraries that use OpenAI's client or its protocol.
 
 
 @check("litellm", "completion, streamed, and embedding")
@@ -280,12 +280,12 @@ def _(server):
     expect(litellm.embedding(model=f"openai/{EMBED}", input=["a"], encoding_format="float", **where).data, "embedding")
 
 
-@check("instructor", "a model of pydantic's by tools and by JSON")
+@check("instructor", "a pydantic model by tools and by JSON")
 def _(server):
     import instructor
     import pydantic
 
-    # Without `forbid`, a schema lets further keys through, and so small a model never ends with them.
+    # Without `forbid`, a schema allows further keys, which this small model adds without end.
     class Person(pydantic.BaseModel, extra="forbid"):
         name: str = pydantic.Field(max_length=12)
         age: int = pydantic.Field(ge=0, le=120)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The server's own pages in a browser: scripts/page/check.py against a server with a model that chats and one that hears.
+"""Runs scripts/page/check.py on the server's pages in a browser, with a chat model and a speech
+model.
 
     python page.py target/release/ingle [--rows FILE]
 
-Needs `chromium` and `chromium-driver` of Debian.
+Debian's `chromium` and `chromium-driver` are needed.
 """
 
 import pathlib

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Routers in front of two instances, as their makers ship them.
+"""Runs routers of other projects in front of two instances.
 
     python routers.py target/release/ingle [--rows FILE] [--only NAME,NAME]
 
-Starts two `ingle serve` and a router, sends streams through it, hangs up in the middle of one, kills an instance, and checks that
-requests go on. `routers.txt` has the routers; Ray Serve and Dynamo are started from docs/deploy, where the compose file is, too.
+Starts two `ingle serve` and a router, sends streams, hangs up within one, kills an instance, and
+checks that requests continue. `routers.txt` has the routers. Ray Serve and Dynamo are started from
+docs/deploy, which also has the compose file.
 """
 
 import concurrent.futures
@@ -28,7 +29,8 @@ DEPLOY = HERE.parent.parent / "docs" / "deploy"
 
 
 class Stream:
-    """A streamed chat. Iterating gives its events; `is_whole` says whether the last line was [DONE]."""
+    """A streamed chat. Iteration yields its events; `is_whole` is true if the last line was [DONE].
+    """
 
     def __init__(self, url, prompt, max_tokens, **more):
         at = urllib.parse.urlsplit(url)
@@ -54,7 +56,7 @@ class Stream:
 
 
 def whole(url, prompt, max_tokens, **more):
-    """Text of a stream, which has to end as it should."""
+    """The text of a stream, which must end with [DONE]."""
     stream = Stream(url, prompt, max_tokens, **more)
     text = "".join(choice["delta"].get("content") or "" for event in stream for choice in event.get("choices", []))
     expect(stream.is_whole, f"a stream without [DONE]: {text!r}")
@@ -62,7 +64,7 @@ def whole(url, prompt, max_tokens, **more):
 
 
 def metric(server, name):
-    """The figure of the instance's only model."""
+    """The value of a metric of the instance's only model."""
     request = urllib.request.Request(server.url + "/metrics", headers={"authorization": f"Bearer {KEY}"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         return float(re.search(rf"^{name}\{{.*\}} (\S+)$", answer.read().decode(), re.MULTILINE).group(1))
@@ -70,7 +72,7 @@ def metric(server, name):
 
 @contextlib.contextmanager
 def instances(binary, n=2):
-    """`n` instances of a server with one slot more than needed."""
+    """`n` instances of a server, with one slot more than needed."""
     servers = []
     try:
         for _ in range(n):
@@ -107,7 +109,7 @@ def program(command, is_ready, what, environment=None):
 
 
 def answers(url):
-    """Whether a request is answered."""
+    """True if a request is answered."""
     try:
         return bool(whole(url, "Hello", 2))
     except (AssertionError, http.client.HTTPException):
@@ -115,15 +117,15 @@ def answers(url):
 
 
 def exercise(url, a, b, kills=True):
-    """Everything that is checked of a router at `url` in front of `a` and `b`; a sentence on what was seen."""
+    """Runs all checks of a router at `url` in front of `a` and `b`; returns a summary."""
     expect(any(CHAT in model["id"] for model in json.loads(get_with_key(url + "/v1/models"))["data"]), "models")
-    # Streams, spread over both.
+    # Streams are spread over both instances.
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         texts = list(pool.map(lambda n: whole(url, f"Count from {n} upwards, and explain why.", 24, ignore_eos=True), range(12)))
     expect(all(texts), texts)
     shares = [metric(server, "ingle_tokens_generated_total") for server in (a, b)]
     expect(all(shares), f"one instance got everything: {shares}")
-    # A client that hangs up is computed for no longer.
+    # After a client hangs up, its answer is cancelled.
     before = sum(metric(server, "ingle_tokens_generated_total") for server in (a, b))
     stream = Stream(url, "Tell me a very long story.", 3000, ignore_eos=True)
     for event, _ in zip(stream, range(5)):
@@ -138,7 +140,7 @@ def exercise(url, a, b, kills=True):
     seen = f"a hang-up reached the instance after {seconds:.1f} s"
     if not kills:
         return seen
-    # One instance dies: its streams break, the others go on, and so do requests from then on.
+    # After one instance dies, its streams break, other streams continue, and new requests succeed.
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         begun = list(pool.map(lambda n: begin(url, n), range(8)))
         running = [metric(server, "ingle_requests_running") for server in (a, b)]
@@ -149,7 +151,7 @@ def exercise(url, a, b, kills=True):
         outcomes = list(pool.map(lambda n: attempt(url, n), range(24)))
     lost = [outcome for outcome in outcomes if outcome is not True]
     expect(not lost, lost)
-    return f"{seen}; after a kill {sum(ended)} of 8 streams went on, and all of 24 new requests were answered"
+    return f"{seen}; after a kill {sum(ended)} of 8 streams continued, and all 24 new requests were answered"
 
 
 def get_with_key(url):
@@ -159,7 +161,9 @@ def get_with_key(url):
 
 
 def begin(url, n):
-    """A stream that has said something, and an iterator over the rest."""
+    """Starts a stream and waits for its first text; returns the stream and an iterator over the
+    rest.
+    """
     stream = Stream(url, f"Write a list of {n + 20} animals.", 200, ignore_eos=True)
     events = iter(stream)
     for _, _ in zip(events, range(3)):
@@ -168,7 +172,7 @@ def begin(url, n):
 
 
 def finish(begun):
-    """Whether the stream ended as it should, rather than broke."""
+    """True if the stream ended with [DONE]."""
     stream, events = begun
     try:
         for event in events:
@@ -243,7 +247,7 @@ def _(binary):
 
 @check("ray", "Ray Serve: two replicas, streams, a hang-up, a killed instance")
 def _(binary):
-    """Ray starts the instances itself, so they are found by their processes."""
+    """Ray starts the instances itself, so their processes are searched."""
     port, with_key = free_port(), f"{binary} serve {CHAT} --slots 8 -t 1 --no-warmup -c 4096 --api-key '{KEY}'"
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
@@ -255,7 +259,7 @@ def _(binary):
             seen = exercise(url, a, b, kills=False)
             b.kill()
             outcomes = []
-            # Ray notices within the period of its health checks; from then on nothing is lost.
+            # Ray notices within the period of its health checks. Later requests must succeed.
             wait_until(lambda: attempt(url, 1) is True and attempt(url, 2) is True, 60, "Ray Serve after a kill")
             wait_until(lambda: len(ray_instances(binary)) == 2, 120, "a replica in place of the one that died")
             with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -278,7 +282,7 @@ time.sleep(1e6)
 
 
 class Found:
-    """An instance that somebody else started."""
+    """An instance that another program started."""
 
     def __init__(self, pid, url):
         self.pid, self.url = pid, url
@@ -288,7 +292,7 @@ class Found:
 
 
 def ray_instances(binary):
-    """The instances below this process, by what they listen at."""
+    """The instances among the children of this process, by their ports."""
     found = []
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -1,8 +1,10 @@
-"""JSON Schemas in the manner of those that people send: configuration files, events, API bodies, tools, and odd corners."""
+"""JSON Schemas like those of real requests: configuration files, events, API bodies, tools, and
+corner cases.
+"""
 
 
 def record(required=None, more=False, **properties):
-    """An object of these properties; all of them are required unless said otherwise."""
+    """An object with these properties, all required by default."""
     return {
         "type": "object", "properties": properties, "required": list(properties) if required is None else required,
         "additionalProperties": more,
@@ -28,7 +30,7 @@ def list_of(items, **keys):
 SHORT = text(maxLength=8)
 ADDRESS = record(street=SHORT, number=integer(minimum=1, maximum=999), zip=text(pattern="^[0-9]{5}$"))
 
-# Name: schema. Each can be followed.
+# Schemas by name. Each is valid.
 GOOD = {
     "person": record(name=text(maxLength=12), age=integer(minimum=0, maximum=120)),
     "person with optional parts": record(["name"], name=SHORT, nick=SHORT, born=text(format="date")),
@@ -109,7 +111,7 @@ GOOD = {
     "true": True,
 }
 
-# Name: schema. It is none, or nothing can follow it: an error, never ignored.
+# Schemas by name. Each is invalid or has no valid text, which must be an error.
 BAD = {
     "unknown type": {"type": "hiccup"},
     "type that is no text": {"type": 123},

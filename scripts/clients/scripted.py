@@ -1,9 +1,10 @@
-"""Models that write exactly what a script says, one answer for each turn of a conversation.
+"""Models that write exactly the answers of a script, one for each turn of a conversation.
 
-Agents need a model that calls their tools well, and such models are large; what a server does with their answers is not. A model of
-this file has one layer of zeros, so that its next token depends on its last one alone. Each token of a script stands in it once, and
-the head gives the following one by far the best logit. The chat template counts the answers that a conversation has, and ends the
-prompt with a mark of that turn, from which the script's answer goes on.
+Agents need a model that calls their tools well, and such models are large. A test of the server's
+handling of answers does not need one. A model of this file has one layer of zeros, so its next
+token depends on its last token alone. Each token occurs once in a script, and the head gives the
+following token by far the best logit. The chat template counts the answers in a conversation, and
+ends the prompt with a token of that turn, after which the script's answer follows.
 """
 
 import json
@@ -16,10 +17,10 @@ import numpy
 N_DIMS, N_HEADS = 256, 2
 END = "<|im_end|>"
 BEGIN = "<|im_start|>"
-# What is written to a request without tools: programs ask for titles and summaries beside the conversation.
+# The answer to a request without tools, by which programs request titles and summaries.
 ASIDE = "Noted."
 
-# As models of the Hermes format have it. A turn beyond the script is its last one.
+# A template of the Hermes format. Turns after the script repeat its last one.
 TEMPLATE = """\
 {%- set ns = namespace(n=0) %}
 {%- if tools %}<|im_start|>system
@@ -59,12 +60,14 @@ LETTERS = byte_letters()
 
 
 def spelt(text):
-    """Text as a token of GPT-2's kind is spelt."""
+    """Text in the spelling of GPT-2's tokens."""
     return "".join(LETTERS[byte] for byte in text.encode())
 
 
 def vocabulary():
-    """Tokens of common words, each built letter by letter, and the merges that build them: agents' prompts have 80,000 bytes."""
+    """Tokens of common words, built letter by letter, and the merges that build them. Prompts of
+    agents have 80,000 bytes, so single letters would be too many.
+    """
     text = "".join(path.read_text() for path in sorted(pathlib.Path(__file__).resolve().parents[2].glob("docs/*.md")))
     counts = {}
     for word in re.findall(r" ?[A-Za-z]+", text):
@@ -82,7 +85,7 @@ def vocabulary():
 
 
 def pieces(answers):
-    """Each answer as pieces of which no two in the script are the same."""
+    """Each answer as pieces, all of which are different in the script."""
     seen, rows = set(), []
     for answer in answers:
         row, piece = [], ""
@@ -92,7 +95,7 @@ def pieces(answers):
                 seen.add(piece)
                 row.append(piece)
                 piece = ""
-        # What is left stands elsewhere, and so belongs to the piece before it.
+        # The rest occurs elsewhere, so it is joined to the piece before it.
         while piece:
             before = row.pop()
             seen.discard(before)
@@ -106,7 +109,7 @@ def pieces(answers):
 
 
 def write(path, answers, context):
-    """A file of a model that writes these answers in turn, with a context of so many tokens."""
+    """Writes a model file with these answers and this context length."""
     tokens, merges = vocabulary()
     types = [gguf.TokenType.NORMAL] * len(tokens)
     marks = [f"<|turn_{turn}|>" for turn in [*range(len(answers)), "aside"]]

@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
-"""A server whose memory a hog takes, returns, and takes again, under the load of 16 clients.
+"""Measures a server while a hog takes memory, returns it, and takes it again, under the load of 16
+clients.
 
     python3 scripts/memory/elastic.py MODEL.gguf --ingle target/release/ingle [--llama llama-server] [--limit 1GiB | --beside]
         [--shares 25,50,75] [--seconds 1,10] [--clients 16] [--max-tokens 256] [--keep 6] [--recover 12] [--threads 2]
 
-With --limit (the default), server and hog share a memory control group with that limit (version 1 or 2, whichever is mounted and
-lets this user make one). With --beside there is none: another process first takes, slowly, what the machine has free but for the
-reserve and the limit, which server and hog then share. For each share and number of seconds the hog takes that share of what the server's pools hold, keeps it, returns it, and
-takes it again. `ingle bench-serve --check-solo` asks meanwhile, and afterwards asks everything again, each request by itself: an
-answer that differs is counted. Resident memory is read from /proc, from outside the process.
+With --limit (the default), server and hog share a memory control group with that limit (version 1
+or 2). With --beside there is no group: another process first takes the free memory of the machine,
+except the reserve and the limit, which server and hog then share. For each share and number of
+seconds, the hog takes that share of the server's pools, keeps it, returns it, and takes it again.
+`ingle bench-serve --check-solo` sends requests meanwhile, and repeats each of them alone
+afterwards; answers that differ are counted. Resident memory is read from /proc, outside the
+process.
 
-llama-server, if it is given, runs in the same group under the same load and the same hog sizes.
+If llama-server is given, it runs in the same group with the same load and hog.
 
-Prints a row for each taking, and the counts, as tables in Markdown. Exits with 1 if a sequence was lost, an answer changed or a
-process was killed.
+Prints Markdown tables with a row for each taking, and the counts. The exit status is 1 if a
+sequence was lost, an answer changed or a process was killed.
 """
 
 import argparse
@@ -41,7 +44,7 @@ def size(text):
 
 
 class Group:
-    """A memory control group with a limit; without one, whatever the machine has."""
+    """A memory control group with a limit, or the whole machine without one."""
 
     def __init__(self, limit):
         self.folder = None
@@ -75,7 +78,7 @@ class Group:
         return 0
 
     def free(self):
-        """Bytes that may still be taken, page cache included."""
+        """Free bytes, including page cache."""
         if not self.folder:
             text = pathlib.Path("/proc/meminfo").read_text()
             return int(re.search(r"MemAvailable:\s+(\d+)", text).group(1)) * 1024
@@ -109,7 +112,7 @@ def resident(pid):
 
 
 class Watch(threading.Thread):
-    """A sample every 50 ms: time, resident bytes, tokens, and what Ingle says of its budget."""
+    """Samples every 50 ms: time, resident bytes, tokens, and Ingle's budget."""
 
     def __init__(self, pid, url, tokens):
         super().__init__(daemon=True)
@@ -167,7 +170,9 @@ def serve(name, options, group):
 
 
 def scenario(name, options, sizes):
-    """Run the load and the hog. `sizes`: of each taking, if another server said so before."""
+    """Runs the load and the hog. `sizes` are the bytes of each taking, if another server's run has
+    set them.
+    """
     group = Group(None if options.beside else options.limit)
     kills, swap = group.kills(), swap_used()
     server, url = serve(name, options, group)
@@ -185,7 +190,7 @@ def scenario(name, options, sizes):
 
     if options.beside:
         others.append(start_hog())
-        # For the kernel, should it have to end a process.
+        # The kernel should rather kill this process.
         pathlib.Path(f"/proc/{others[0].pid}/oom_score_adj").write_text("1000")
         reserve = 0
         if name == "ingle":
@@ -232,7 +237,7 @@ def scenario(name, options, sizes):
                 break
 
         def longest_above(most):
-            """The longest time in which more was held than `most` of a sample."""
+            """Longest time in which a sample exceeded its `most`."""
             longest, since = 0.0, None
             for sample in during:
                 since = (since or sample["at"]) if sample["held"] > most(sample) else None
@@ -242,7 +247,8 @@ def scenario(name, options, sizes):
         rows.append({
             "share": share, "seconds": seconds, "hog": wanted, "taken": is_taken, "rss_before": before["rss"],
             "rss_least": min((s["rss"] for s in during), default=0), "over_budget": longest_above(lambda s: s["budget"]),
-            # What was committed for the oldest sequence is kept, whatever the budget, and alone it may take of the reserve.
+            # Memory of the oldest sequence is kept even beyond the budget, and only it may use the
+            # reserve.
             "beyond_promise": longest_above(
                 lambda s: max(s["budget"], s["floor"], s["held"] if s["running"] <= 1 else 0)),
             "least_budget": min((s["budget"] for s in during), default=0), "floor": max((s["floor"] for s in during), default=0),

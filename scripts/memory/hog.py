@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A process that takes memory and returns it, as it is told on standard input.
+"""A process that takes and returns memory, by commands on standard input.
 
-    take BYTES SECONDS    touch so many bytes, evenly over so many seconds; prints `taken`
-    give                  return all of it; prints `given`
+    take BYTES SECONDS    touches the bytes, evenly over the seconds; prints `taken`
+    give                  returns all of them; prints `given`
 """
 
 import mmap

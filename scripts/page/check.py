@@ -18,7 +18,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-# What the browser's microphone hears.
+# The input of the browser's microphone.
 SPEECH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../fixtures/audio/jfk.wav")
 
 MARKDOWN = """# Title\n\nSome **bold**, *italics*, `code`, $x^2$, \\(\\alpha\\) and [a link](https://example.org/a_(b)); not $5 or $10.\n
@@ -138,7 +138,7 @@ def main(base, folder):
         check("what is no formula stays text", "not $5 or $10." in shown and "bad)" not in shown, shown)
         unsafe = driver.execute_script("return window.broken || document.querySelector('.assistant img, .assistant a[href^=javascript]')")
         check("markup of a model is text", not unsafe)
-        # The same text in pieces gives the same nodes, and keeps those that did not change.
+        # The same text in pieces gives the same nodes, and unchanged nodes are kept.
         same = driver.execute_script(
             "const t = arguments[0], a = new Writer(), b = new Writer(); b.set(t); a.set(t.slice(0, 60)); const first = a.node.firstChild;"
             "for (let i = 61; i <= t.length; i++) a.set(t.slice(0, i)); return a.node.innerHTML === b.node.innerHTML && a.node.firstChild === first", MARKDOWN)
@@ -173,7 +173,7 @@ def main(base, folder):
         shot("phone_light")
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
-        # Before the connection is cut, which the console tells of.
+        # The check is before the connection is cut, because that adds a message to the console.
         log = [e["message"] for e in driver.get_log("browser") if e["level"] == "SEVERE"]
         network = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
         driver.execute_cdp_cmd("Network.enable", {})

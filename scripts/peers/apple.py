@@ -1,12 +1,13 @@
-"""Ingle, llama.cpp, mlx-lm and uzu on a Mac, over the configurations that they publish.
+"""Compares Ingle, llama.cpp, mlx-lm and uzu on a Mac, with the configurations that they publish.
 
     python3 scripts/peers --suite apple [--only TEXT] [--pairs N] [--json]
 
-gpus.py says how they are timed. Engines are found in PATH: `llama-bench`, `mlx_lm.benchmark`, `uzu`; --llama-bench, --mlx and
---uzu name others, which is how Linux tests this file with stubs.
+gpus.py describes the timing. Engines are searched in PATH: `llama-bench`, `mlx_lm.benchmark`,
+`uzu`. --llama-bench, --mlx and --uzu name other programs, by which Linux tests this file with
+stubs.
 
-Models are folders and files under --models-dir: NAME-TYPE.gguf for Ingle and llama.cpp, NAME-mlx-BITS for mlx-lm (which Ingle
-reads too), NAME-uzu for uzu.
+Models are folders and files in --models-dir: NAME-TYPE.gguf for Ingle and llama.cpp, NAME-mlx-BITS
+for mlx-lm and Ingle, NAME-uzu for uzu.
 """
 import json
 import re
@@ -34,7 +35,7 @@ class Mlx:
         self.program = program
 
     def model(self, folder, c):
-        # Four and eight bits stand for the GGUF types of as many.
+        # Four and eight bits mean the GGUF types with these bits.
         bits = c.mlx or {"q4_0": 4, "q8_0": 8}.get(c.gguf)
         return folder / f"{c.name}-mlx-{bits}" if bits else None
 
@@ -47,7 +48,9 @@ class Mlx:
 
 
 class Uzu:
-    """`uzu bench MODEL TASK RESULT`; its own prompts are texts, so that a prompt of `n` words stands for `n` tokens."""
+    """`uzu bench MODEL TASK RESULT`. Its prompts are texts, so a prompt of `n` words stands for `n`
+    tokens.
+    """
 
     title = "uzu"
 

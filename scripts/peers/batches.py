@@ -14,7 +14,7 @@ from engines import Ingle, output
 
 
 def of_llama(binary, model, a):
-    """Rows of llama-batched-bench, which writes them among its log."""
+    """Rows of llama-batched-bench, from its log."""
     n_positions = max(a.parallel) * (a.p + a.n) + 256
     text = output([binary, "-m", model, "-t", a.t, "-tb", a.t, "-c", n_positions, "-b", 2048, "-ub", 512, "-npp", a.p, "-ntg", a.n,
                    "-npl", ",".join(map(str, a.parallel)), "--output-format", "jsonl"])

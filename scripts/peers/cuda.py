@@ -1,10 +1,12 @@
-"""Ingle and llama.cpp on an NVIDIA GPU, over random weights in the exact shapes of public models.
+"""Compares Ingle and llama.cpp on an NVIDIA GPU, with random weights in the exact shapes of public
+models.
 
     python3 scripts/peers --suite cuda [--only TEXT] [--pairs N] [--json]
 
-gpus.py says how they are timed. llama.cpp is the `llama-bench` in PATH, or what --llama-bench names, built with -DGGML_CUDA=ON; it
-gets all layers on the GPU, its flash attention, and prompts in one batch. Files that are not under --models-dir yet are made there,
-and removed again; this needs a Python with gguf and numpy (--python), and for the largest 60 GB.
+gpus.py describes the timing. llama.cpp is the `llama-bench` in PATH or of --llama-bench, built with
+-DGGML_CUDA=ON. It runs all layers on the GPU, with flash attention, and prompts in one batch. Files
+that are missing in --models-dir are made, and removed afterwards. This needs a Python with gguf and
+numpy (--python), and 60 GB for the largest file.
 """
 import sys
 

@@ -1,4 +1,4 @@
-"""The engines, each run as a process of its own."""
+"""The engines, each run in its own process."""
 import json
 import os
 import subprocess
@@ -57,7 +57,7 @@ class Peer:
             subprocess.run([str(self.python), "-m", "pip", "install", "-q", *self.packages], check=True, env=env)
 
     def is_there(self):
-        """Whether the environment has the packages; one given with --python may lack some."""
+        """True if the environment has the packages; one given with --python may not have all."""
         return subprocess.run([str(self.python), "-c", self.probe], capture_output=True).returncode == 0
 
     def versions(self):
@@ -85,7 +85,8 @@ class FasterWhisper(Peer):
     probe = "import faster_whisper"
 
     def transcribe(self, folder, audio):
-        """Seconds of one transcription in int8, beam 5, with word timestamps; and of loading."""
+        """Seconds of a transcription in int8, beam 5, with word timestamps, and seconds of loading.
+        """
         return self.run("faster-whisper", folder, audio, self.threads)
 
 

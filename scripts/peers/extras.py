@@ -22,8 +22,9 @@ def measure(ingle, arguments):
 
 
 def deep_contexts(ingle, a):
-    """Rates with 4,096 tokens of context as shares of those with 512 and with none, for small and larger models;
-    for the small ones also with keys and values in 8 bits."""
+    """Rates with 4,096 tokens of context as shares of those with 512 and with none, for small and
+    larger models. Small models are also measured with 8-bit keys and values.
+    """
     small = ("SmolLM2-135M Q4_1", "qwen3-0.6b shape, Q4_K, 8 layers")
     large = ("llama-3.2-1b shape, Q6_K, 8 layers", "qwen3-30b-a3b shape, Q4_0, 4 layers")
     for entry in SUITE:
@@ -38,13 +39,15 @@ def deep_context(ingle, entry, a, kv_types):
         last, _ = kept(ingle.bench(model, 512, 0, "0,3584", kv_type, min(n, 3)))
         deep, deep_rate = kept(ingle.bench(model, 0, 64, "0,4096", kv_type, 2 * n))
         yield (f"{entry.title} at 4,096 tokens of context, `{kv_type}`",
-               f"a prompt of 4,096 tokens keeps {100 * long:.0f} % of the rate of 512 (its last 512 tokens {100 * last:.0f} %), "
-               f"decode {100 * deep:.0f} % of its rate at the start: {long_rate:.0f} and {deep_rate:.0f} tok/s")
+               f"prefill of 4,096 tokens has {100 * long:.0f} % of the rate of 512 (its last 512 tokens {100 * last:.0f} %), "
+               f"decode has {100 * deep:.0f} % of its first rate: {long_rate:.0f} and {deep_rate:.0f} tok/s")
     entry.release(model)
 
 
 def kept(rows):
-    """Of two alternating tests: the second one's rate as a share of the first one's, and its rate."""
+    """The rate of the second of two alternating tests, as a share of the first one's rate, and
+    absolute.
+    """
     first, second = (row["samples_ts"] for row in rows)
     return statistics.median(y / x for x, y in zip(first, second)), statistics.median(second)
 
@@ -61,7 +64,7 @@ def first_token(ingle, n_runs):
         seconds.append(time.perf_counter() - start)
         run.stdout.read()
         run.wait()
-    return ("First byte of a warm SmolLM2 run, 8 tokens of prompt", f"{1000 * statistics.median(seconds[1:]):.0f} ms")
+    return ("first byte of a warm SmolLM2 run, 8 tokens of prompt", f"{1000 * statistics.median(seconds[1:]):.0f} ms")
 
 
 def speech(ingle, whisper, name, a):
@@ -78,8 +81,8 @@ def speech(ingle, whisper, name, a):
         return run["load"] + run["seconds"]
 
     pair = time_pairs(name, ours, theirs, a.pairs)
-    return (f"{name}, 11 s of speech, beam 5, times of words, loading included",
-            f"{pair['ingle']:.2f} s for faster-whisper's {pair['peer']:.2f} s in int8: **{pair['ratio']:.2f}x**")
+    return (f"{name}, 11 s of speech, beam 5, word times, with loading",
+            f"{pair['ingle']:.2f} s; faster-whisper in int8: {pair['peer']:.2f} s; **{pair['ratio']:.2f}x**")
 
 
 def embeddings(ingle, peer, a):
@@ -99,4 +102,4 @@ def embeddings(ingle, peer, a):
 
     pair = time_pairs("minilm:l6", ours, lambda: peer.embed(folder, texts)["seconds"], a.pairs)
     return ("minilm:l6, 512 texts of 16 to 63 words (ours with the process's start, theirs without)",
-            f"{pair['ingle']:.2f} s for sentence-transformers' {pair['peer']:.2f} s: **{pair['ratio']:.2f}x**")
+            f"{pair['ingle']:.2f} s; sentence-transformers: {pair['peer']:.2f} s; **{pair['ratio']:.2f}x**")

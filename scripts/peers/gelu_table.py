@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""How far llama.cpp's table of GELU moves the logits of Gemma 4 E2B's fixture.
-
-llama.cpp looks GELU up in a table with F16 inputs and outputs. transformers computes the fixture here as it does, and with such a
-table; each in f32 and in f64, which says how much a table amplifies rounding. Differences are in the logits' standard deviation.
+"""Measures how much llama.cpp's GELU table moves the logits of Gemma 4 E2B's fixture.
 
     python3 scripts/peers/gelu_table.py [LLAMA_JSON]
     needs: pip install torch transformers
 
-LLAMA_JSON: what `scripts/peers/logits.py --llama GGUF TOKENS` prints for the fixture's export.
+llama.cpp reads GELU from a table with F16 inputs and outputs. transformers computes the fixture
+with and without such a table, in f32 and in f64, which shows how much the table amplifies rounding.
+Differences are in standard deviations of the logits.
+
+LLAMA_JSON is the output of `scripts/peers/logits.py --llama GGUF TOKENS` for the fixture's export.
 """
 import json
 import sys

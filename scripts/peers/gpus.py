@@ -1,8 +1,9 @@
-"""What the suites for GPUs share (apple.py, cuda.py): engines that alternate over files, and tables of what they reach.
+"""Code that the suites for GPUs (apple.py, cuda.py) share: engines that alternate over files, and
+tables of their rates.
 
-Each run is a separate process. The first round only warms the machine up and is discarded. The result of a test is the median of the
-other rounds, with their standard deviation. An engine that is not installed, or a model that it does not have, is left out and
-said so.
+Each run is a separate process. The first round warms the machine up and is discarded. The result of
+a test is the median of the other rounds, with their standard deviation. A missing engine or model
+is skipped with a note.
 """
 import json
 import shutil
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 from engines import output
 
-# Tests: prompts of so many tokens, and 128 generated ones.
+# Tests: prompts with these numbers of tokens, and 128 generated tokens.
 PROMPTS = (128, 512, 1024, 2048)
 GENERATED = 128
 
@@ -75,7 +76,7 @@ class Row:
 
 
 def engines_in_path(all_engines):
-    """Those whose program is there."""
+    """The engines whose program is in PATH."""
     made = []
     for engine in all_engines:
         if shutil.which(engine.program):

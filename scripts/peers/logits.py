@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Exports fixtures to GGUF with Ingle and compares the logits of both engines of the same file.
+"""Exports fixtures to GGUF with Ingle, and compares both engines' logits of the same file.
 
     python3 scripts/peers/logits.py --ingle target/release/ingle [MODEL_FOLDER ...]
-    needs: pip install llama-cpp-python numpy, in the environment that runs it (LLAMA_CPP_LIB_PATH names a llama.cpp built elsewhere)
+    needs: pip install llama-cpp-python numpy (LLAMA_CPP_LIB_PATH names a llama.cpp built elsewhere)
 
-Without folders: every decoder of fixtures/models. Each is converted to F32 and given its fixture's tokens, by Ingle's interpreter and
-CPU with keys and values in F32, and by llama.cpp, all in one batch and without flash attention, which computes in F16. The table has
-the largest differences over all positions, in units of the logits' standard deviation, and from which position on they are beyond
---bound: of a model with a window that is where one begins to matter. A line says why where one of the two refuses. The exit status is
-1 if a family that both run is beyond the bound.
+The default models are all decoders of fixtures/models. Each is converted to F32 and run with its
+fixture's tokens: by Ingle's interpreter and CPU with F32 keys and values, and by llama.cpp in one
+batch without flash attention, which computes in F16. The table has the largest difference over all
+positions, in standard deviations of the logits, and the first position beyond --bound. In a model
+with a window, that is the position at which a window matters. If one of the engines refuses a
+model, its row has the reason. The exit status is 1 if a family that both run is beyond the bound.
 """
 import argparse
 import json
@@ -20,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Encoders, speech, judges of pairs, and towers of images: what they give are no logits of text alone.
+# Encoders, speech models, rerankers and vision models, which have no logits of text alone.
 OTHERS = {"bert", "modernbert", "xlm_roberta", "xlm_roberta_reranker", "nomic_bert", "embedding_gemma", "qwen3_embedding",
           "qwen3_reranker", "whisper", "smolvlm", "gemma3_vl", "gemma4_vl",
           "gemma4_moe_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_vl"}
@@ -36,7 +37,7 @@ def run(command):
 
 
 def of_ingle(binary, path, tokens, device):
-    """`(n, n_vocab)`"""
+    """Ingle's logits, `(n, n_vocab)`."""
     n_vocab = 1 << 20
     text = run([binary, "logits", path, "--tokens", ",".join(map(str, tokens)), "--kv-type", "f32", "--device", device, "--top",
                 n_vocab, "--ctx", len(tokens) + 1, "--json"])
@@ -49,7 +50,9 @@ def of_ingle(binary, path, tokens, device):
 
 
 def of_llama(path, tokens):
-    """The same, in this process: whoever calls runs it in one of its own, for llama.cpp ends its process on some files."""
+    """llama.cpp's logits, computed in this process. Callers start a process for this, because
+    llama.cpp ends its process on some files.
+    """
     import ctypes
 
     import llama_cpp as L
@@ -78,7 +81,7 @@ def of_llama(path, tokens):
 
 
 def why(lines):
-    """What llama.cpp says of a file that it refuses."""
+    """llama.cpp's message about a file that it refuses."""
     said = [line for line in lines if "error" in line or "GGML_ASSERT" in line or "Error:" in line]
     return (said or lines[-1:] or ["it ends without a word"])[-1].strip()[:160]
 

@@ -32,7 +32,7 @@ def text_pairs(ingle, llama, model, n_prompt, n_gen, n_pairs, entry=None):
 
 
 def time_pairs(title, ours, theirs, n_pairs):
-    """Takes two functions that return seconds. Returns how many times as fast ours is."""
+    """Compares two functions that return seconds; returns the factor by which Ingle is faster."""
     pairs = []
     for _ in range(n_pairs):
         pairs.append([theirs(), ours()])

@@ -2,6 +2,7 @@
 import datetime
 import html
 import platform
+import textwrap
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,9 +44,9 @@ def heading(run):
 
 
 def markdown(run):
-    """The table, and a line for each additional result."""
+    """The table of files, and the table of additional results."""
     lines = [
-        heading(run) + ".\n",
+        textwrap.fill(heading(run) + ".", 100) + "\n",
         f"| file (sha256) | prefill {run.n_prompt} tok/s: Ingle | llama.cpp | ratio | target | of the arithmetic | "
         f"decode {run.n_gen} tok/s: Ingle | llama.cpp | ratio | target | of the bandwidth |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -56,7 +57,7 @@ def markdown(run):
             target = f"{r['targets'][k]}x" if r["targets"] else "–"
             cells += [speed(r["ingle"][k]), speed(r["peer"][k]), f"**{r['ratio'][k]:.2f}x**", target, f"{100 * r['shares'][k]:.0f} %"]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += [""] + [f"- {what}: {value}." for what, value in run.extras]
+    lines += ["", "| measurement | result |", "|---|---|"] + [f"| {what} | {value} |" for what, value in run.extras]
     return "\n".join(lines) + "\n"
 
 
@@ -67,11 +68,13 @@ def speed(tokens):
 def page(run):
     return f"""# Ingle and its peers on a CPU
 
-Made by `python3 scripts/peers --suite`; experiments are recorded beside the kernels
-(`crates/device-cpu/src/kernels/NOTES.md`, `linear/NOTES.md`). Ratios above 1 mean that Ingle is faster; only ratios taken in
-one run mean anything on a shared machine. "Of the arithmetic" is the share of the int8 peak (BF16's or
-f32's for files of floats), "of the bandwidth" that of the read bandwidth, both measured in the same process. Batches of
-sequences: [peers-batches.md](peers-batches.md).
+This page is written by `python3 scripts/peers --suite`. Logs of experiments are in
+`crates/device-cpu/src/kernels/NOTES.md` and `linear/NOTES.md`.
+
+A ratio above 1 means that Ingle is faster. On a shared machine, only ratios of one run are meaningful.
+"of the arithmetic" is the share of the int8 peak (of BF16's or f32's peak for files of floats), and "of
+the bandwidth" the share of the read bandwidth. Both peaks are measured in the same process.
+[peers-batches.md](peers-batches.md) has batches of sequences.
 
 ![ratios](peers.svg)
 
@@ -79,7 +82,9 @@ sequences: [peers-batches.md](peers-batches.md).
 
 
 def chart(run):
-    """Bars of ratios, two a file, a line at llama.cpp's 1, a mark at each target."""
+    """A chart with two bars of ratios for each file, a line at llama.cpp's 1, and a mark at each
+    target.
+    """
     row, left, scale, top = 46, 250, 70, 60
     width = left + int(scale * max([8] + [max(r["ratio"]) for r in run.results])) + 60
     height = top + row * len(run.results) + 30

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""`ingle serve` beside llama-server under the same load, in turns.
+"""Compares `ingle serve` with llama-server under the same load, in turns.
 
-    python3 scripts/peers/serve.py MODEL.gguf --ingle target/release/ingle --llama path/to/llama-server \
+    python3 scripts/peers/serve.py MODEL.gguf --ingle target/release/ingle --llama path/to/llama-server
         [--threads 2] [--clients 1,2,4,8,16] [--rounds 2] [--workload sharegpt] [--requests 32] [--seed 0]
 
-llama-server is built from the sources in the sdist of llama-cpp-python (`vendor/llama.cpp`: cmake with GGML_NATIVE, target
-llama-server). Both servers get the same threads, slots and context; only one runs at a time. `ingle bench-serve` asks both, with
-the same seeded plan. Prints a row for each run and the ratios of the medians as a table in Markdown.
+llama-server is built from the sources in the sdist of llama-cpp-python (`vendor/llama.cpp`: cmake
+with GGML_NATIVE, target llama-server). Both servers get the same threads, slots and context, and
+only one runs at a time. `ingle bench-serve` loads both with the same seeded plan. Prints a Markdown
+table with a row for each run, and the ratios of the medians.
 """
 
 import argparse

@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
-"""`ingle serve` under load for a long time: memory, open files and threads must not grow.
+"""Runs `ingle serve` under load for a long time: memory, open files and threads must not grow.
 
     python3 scripts/peers/soak.py MODEL [--ingle target/release/ingle] [--minutes 60] [--threads 2] [--pause 0] [--samples FILE]
 
-Runs `ingle bench-serve` again and again, with bursts, shared beginnings, growing chats and clients that hang up, and asks after each
-round, when nothing runs, what the process holds. `--pause` seconds pass between rounds. Keys and values have a budget (`--kv-budget`).
+Runs `ingle bench-serve` repeatedly, with bursts, shared prefixes, growing chats and clients that
+hang up. After each round, when nothing runs, it samples the process. `--pause` seconds pass between
+rounds. Keys and values have a budget (`--kv-budget`).
 
-- Within plan: resident memory never exceeds what is fixed, the budget of keys and values, and 64 MB for what serves.
-- No growth: of the rounds after the first third, the slope of resident memory less keys and values (Theil-Sen: the median of the
-  slopes of all pairs, which single rounds do not move) is below 2 % of what is fixed an hour, or 95 % of such slopes of resampled
-  rounds reach down to it. A pattern of the workloads that repeats is no growth: samples are averages of one turn of all workloads.
-- At the end there are as many files and threads as before the first request, nothing runs, and SIGTERM ends the server with status 0.
+- Within plan: resident memory never exceeds the fixed part, the budget of keys and values, and 64
+MB for the server.
+- No growth: after the first third of the rounds, resident memory without keys and values grows by
+less than 2 % of the fixed part in an hour. The slope is Theil-Sen's, the median of the slopes of
+all pairs, on which single rounds have no effect. It is also accepted if 95 % of the slopes of
+resampled rounds reach below the limit. Samples are averages of one turn of all workloads, because a
+repeating pattern is not growth.
+- At the end the process has the files and threads of the start, nothing runs, and SIGTERM ends the
+server with status 0.
 
-Exits 1 otherwise.
+The exit status is 1 otherwise.
 """
 
 import argparse
@@ -32,7 +37,7 @@ WORKLOADS = ["sharegpt", "prefix", "disconnects", "growing"]
 
 
 def held(pid):
-    """Resident bytes, open files, threads."""
+    """Resident bytes, open files and threads of the process."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     resident = int(re.search(r"VmRSS:\s+(\d+) kB", status).group(1)) * 1024
     threads = int(re.search(r"Threads:\s+(\d+)", status).group(1))
@@ -40,7 +45,9 @@ def held(pid):
 
 
 def slope(points):
-    """Theil-Sen: the median of the slopes of all pairs of (hours, bytes), and the 5th and 95th percentile of those of resampled points."""
+    """Theil-Sen's slope: the median of the slopes of all pairs of (hours, bytes), with the 5th and
+    95th percentile of the slopes of resampled points.
+    """
 
     def of(points):
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.combinations(points, 2) if a[0] != b[0]]
@@ -59,7 +66,7 @@ def turns(samples):
 
 
 def metric(url, name):
-    """The sum over all models."""
+    """Sum of a metric over all models."""
     metrics = urllib.request.urlopen(url + "/metrics").read().decode()
     return sum(float(n) for n in re.findall(rf"^ingle_{name}\{{.*\}} (\S+)$", metrics, re.MULTILINE))
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 
 def make(path, python, model, quant, *options):
-    """A file of random weights, whole or not at all, by a Python that has gguf and numpy."""
+    """Makes a file of random weights with a Python that has gguf and numpy; an incomplete file is
+    removed.
+    """
     print(f"making {path.name} ...", file=sys.stderr)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
@@ -21,7 +23,7 @@ def make(path, python, model, quant, *options):
 
 @dataclass(frozen=True)
 class Entry:
-    """A file, and the target: how many times as fast as llama.cpp Ingle should be."""
+    """A file, and the target: the factor by which Ingle should be faster than llama.cpp."""
 
     title: str
     prefill_target: float
@@ -31,7 +33,9 @@ class Entry:
     shape: tuple = ()
 
     def fetch(self, ingle, folder, python):
-        """The path of the file; generated ones are made in `folder` by a Python that has gguf and numpy."""
+        """The path of the file. Generated files are made in `folder` by a Python that has gguf and
+        numpy.
+        """
         if self.name:
             return ingle.pull(self.name)
         path = folder / f"{'-'.join(self.shape[:2])}.gguf"

@@ -1,4 +1,6 @@
-"""The suites for GPUs with stubs in the place of the engines: python3 -m unittest discover -s scripts/peers"""
+"""Tests of the suites for GPUs, with stubs in the place of engines: python3 -m unittest discover -s
+scripts/peers
+"""
 import json
 import os
 import stat

@@ -1,4 +1,4 @@
-//! How long decoding, resampling and spectrograms take on one core:
+//! Times of decoding, resampling and spectrograms on one core:
 //! `cargo run --release -p ingle-audio --example audio_speed [FILE…]`
 
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! A recording that is decoded on a thread of its own, a bounded number of blocks ahead of who takes them.
+//! Decoding on another thread, a bounded number of blocks ahead of the consumer.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,9 +8,9 @@ use std::time::Duration;
 use crate::stream::AudioStream;
 use crate::{Damage, Error, Result};
 
-/// Blocks of sound as [`AudioStream`] gives them.
+/// Blocks of sound, in the form of [`AudioStream`].
 pub trait Blocks: Iterator<Item = Result<Vec<f32>>> + Send {
-    /// What has been wrong with the file so far. Complete when the iterator has ended.
+    /// Damage of the file so far. It is complete when the iterator has ended.
     fn damage(&self) -> Option<Damage>;
 }
 
@@ -20,26 +20,26 @@ impl Blocks for AudioStream {
     }
 }
 
-/// Seconds of sound that are decoded before somebody takes them.
+/// Most seconds of sound that are decoded ahead of the consumer.
 const AHEAD: usize = 60;
 
-/// What [`AudioStream::ahead`] gives. Dropped, it ends the thread with the block that is being decoded.
+/// The blocks of [`AudioStream::ahead`]. Dropping it ends the thread after the current block.
 pub struct Ahead {
     blocks: Receiver<Result<Vec<f32>>>,
     damage: Arc<Mutex<Option<Damage>>>,
     name: String,
-    /// Blocks taken, each a second.
+    /// Number of blocks returned, of one second each.
     seconds: f64,
     most: Duration,
     has_ended: bool,
 }
 
 impl AudioStream {
-    /// Decode on a thread of its own. A block that does not come within `most` is an error, so that a file which takes
-    /// long to decode keeps nobody waiting. `name` appears in messages.
+    /// Decodes on another thread. A block that does not arrive within `most` is an error, so that a
+    /// slow file blocks nobody. `name` appears in messages.
     ///
     /// # Errors
-    /// [`Error::Read`]: the system gives no thread.
+    /// [`Error::Read`] if the system has no thread.
     pub fn ahead(mut self, name: impl Into<String>, most: Duration) -> Result<Ahead> {
         let name = name.into();
         let (send, blocks) = sync_channel(AHEAD);
@@ -49,7 +49,7 @@ impl AudioStream {
             while let Some(block) = self.next() {
                 *of_thread.lock().unwrap_or_else(PoisonError::into_inner) = self.damage();
                 if send.send(block).is_err() {
-                    // Nobody takes it any more.
+                    // The consumer is gone.
                     return;
                 }
             }
@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    /// A RIFF WAVE file of so many seconds, mono, 16 kHz, 16 bits.
+    /// A WAV file (mono, 16 kHz, 16 bits) of `seconds`, whose header promises `promised` bytes.
     fn wav(seconds: u32, promised: u32) -> Vec<u8> {
         let mut bytes = b"RIFF".to_vec();
         bytes.extend((36 + 32_000 * promised).to_le_bytes());
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_file_that_takes_too_long_is_given_up() {
-        /// Stops after the header and some sound.
+        /// A reader that blocks after the header and some sound.
         struct Stuck(Vec<u8>, usize);
         impl Read for Stuck {
             fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {

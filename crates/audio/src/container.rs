@@ -1,13 +1,14 @@
-//! What is put right before the decoders see a file.
+//! Repairs of a file before the decoders read it.
 //!
-//! A recorder that writes to a pipe, or is killed, leaves a WAV header whose lengths were never filled in. There are many
-//! ways to write "unknown": zeros, the largest number of 31 or 32 bits with or without the header's bytes, and lengths of
-//! the chunk around the samples that disagree with theirs. Whatever they say, the samples end at the end of the file. So
-//! the header is read here, and the decoders are given one of three chunks with the length as it is. AIFF files, whose headers
-//! suffer the same, and OGG files that were cut, are put right in modules of their own.
+//! A recorder that writes to a pipe, or is killed, leaves a WAV header without lengths. There are
+//! many ways to write "unknown": zeros, the largest number of 31 or 32 bits with or without the
+//! header's bytes, or a file length that contradicts that of the samples. In all cases the samples
+//! end at the end of the file. So the header is read here, and the decoders get a header with the
+//! true length. AIFF files have the same fault, and OGG files may be cut; their repairs are in
+//! submodules.
 //!
-//! An MP4 or AIFF file that comes through a pipe is held in memory: most of the former have their index at the end, and of the latter
-//! the decoders want every length.
+//! An MP4 or AIFF file from a pipe is held in memory. Most MP4 files have their index at the end,
+//! and the decoders need every length of an AIFF file.
 
 mod aiff;
 mod ogg;
@@ -16,15 +17,15 @@ use std::io::{self, Cursor, Read, SeekFrom};
 
 use symphonia::core::io::MediaSource;
 
-use crate::stream::Unseekable;
+use crate::unseekable::Unseekable;
 
-/// The most bytes of an MP4 or AIFF file that cannot seek: of the former half a day of speech.
+/// Most bytes of an MP4 or AIFF file that cannot seek: half a day of speech in MP4.
 const MAX_HELD: u64 = 1 << 29;
-/// The most bytes of a format description that are looked at.
+/// Most bytes of a format description that are read.
 const MAX_FORMAT: u64 = 4096;
-/// Lengths from here on mean "unknown" where the file is shorter: recorders write 2^31, or just below.
+/// Least length that means "unknown" if the file is shorter. Recorders write 2^31, or just below.
 const UNKNOWN_LENGTH: u64 = 0x7FFF_F000;
-/// The most chunks after the samples that are looked at.
+/// Most chunks after the samples that are checked.
 const MAX_CHUNKS_BEHIND: usize = 64;
 
 const INTEGERS: u16 = 1;
@@ -33,7 +34,7 @@ const A_LAW: u16 = 6;
 const MU_LAW: u16 = 7;
 const EXTENSIBLE: u16 = 0xFFFE;
 
-/// The source as the decoders should see it.
+/// The repaired source.
 ///
 /// # Errors
 /// The source cannot be read.
@@ -71,11 +72,11 @@ pub(crate) fn prepared(mut source: Box<dyn MediaSource>) -> io::Result<Box<dyn M
     Ok(Box::new(held))
 }
 
-/// A WAV file after its first twelve bytes.
+/// Repairs a WAV file, after its first twelve bytes.
 fn wave(mut source: Box<dyn MediaSource>) -> io::Result<Box<dyn MediaSource>> {
     let mut header = b"RIFF\xFF\xFF\xFF\xFFWAVE".to_vec();
     let (mut at, mut is_odd) = (12, false);
-    // Of files of 4 GiB and more, whose other lengths are too short for it.
+    // Length of a file of 4 GiB or more, which does not fit in the other lengths.
     let mut long_length = None;
     while let Some(chunk) = Chunk::read(&mut source, &mut at, is_odd)? {
         if &chunk.id == b"data" {
@@ -107,20 +108,20 @@ fn wave(mut source: Box<dyn MediaSource>) -> io::Result<Box<dyn MediaSource>> {
             _ => {}
         }
     }
-    // Without samples: the decoders say what is missing.
+    // Without samples, the decoders report what is missing.
     Ok(Box::new(Cursor::new(header)))
 }
 
-/// The head of a chunk.
+/// The header of a chunk.
 struct Chunk {
     id: [u8; 4],
-    /// Length of the chunk that follows, in bytes.
+    /// Length of the chunk's body, in bytes.
     length: u32,
 }
 
 impl Chunk {
-    /// The next, `None` at the end of the file. After a chunk of an odd length comes a byte of padding, which some writers
-    /// leave out.
+    /// Reads the next header; `None` at the end of the file. A chunk of an odd length is followed
+    /// by a byte of padding, which some writers leave out.
     fn read(source: &mut dyn Read, at: &mut u64, is_odd: bool) -> io::Result<Option<Chunk>> {
         let mut bytes = Vec::with_capacity(9);
         source.take(8).read_to_end(&mut bytes)?;
@@ -143,13 +144,13 @@ impl Chunk {
     }
 }
 
-/// Whether these bytes may name a chunk.
+/// True if these bytes can be a chunk's name.
 fn is_id(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
-/// Bytes of the samples, which begin at byte `at` and of which the header says `length`, and in long files `long`. `None`: up
-/// to the end of a source that does not know where it ends.
+/// Bytes of the samples, which begin at byte `at`. The header states `length` and, in long files,
+/// `long`. `None` means the end of a source whose length is unknown.
 fn data_length(
     source: &mut Box<dyn MediaSource>,
     at: u64,
@@ -171,7 +172,8 @@ fn data_length(
     Ok(if is_unknown { left } else { Some(said) })
 }
 
-/// Whether the `left` bytes from `at` on are whole chunks: then a length of 0 says that there are no samples.
+/// True if the `left` bytes from `at` are complete chunks. A length of 0 then means that there are
+/// no samples.
 fn are_chunks(source: &mut Box<dyn MediaSource>, at: u64, left: u64) -> io::Result<bool> {
     let (mut place, end, mut is_odd) = (at, at + left, false);
     let mut are_whole = false;
@@ -191,8 +193,8 @@ fn are_chunks(source: &mut Box<dyn MediaSource>, at: u64, left: u64) -> io::Resu
     Ok(are_whole)
 }
 
-/// The description of samples in the one form of its kind that the decoders take: writers differ in how much follows the
-/// sixteen bytes that matter, and in the bits of a sample whose bytes are not all used.
+/// The format description in the one form that the decoders accept. Writers differ in the bytes
+/// after the first sixteen, and in the bits of samples that do not fill their bytes.
 fn plain_format(mut format: Vec<u8>) -> Vec<u8> {
     let number = |format: &[u8], at: usize| match format.get(at..at + 2) {
         Some(&[low, high]) => u16::from_le_bytes([low, high]),
@@ -202,7 +204,7 @@ fn plain_format(mut format: Vec<u8>) -> Vec<u8> {
         return format;
     }
     let (tag, n_channels) = (number(&format, 0), number(&format, 2));
-    // Of a sample in the file.
+    // Bits of a sample in the file.
     let bits = match n_channels {
         0 => 0,
         n => (number(&format, 12) / n).saturating_mul(8),

@@ -1,9 +1,9 @@
-//! A file becomes mono samples at its own sampling rate.
+//! Decoding of a file to mono samples at its own sampling rate.
 //!
-//! Containers and codecs are symphonia's. This file adds the checks: headers are validated before
-//! use, a stretch that is missing or cannot be decoded becomes silence of the same length (so that
-//! everything after it keeps its timestamp), a truncated file yields what it has, and a panic in a
-//! decoder becomes an error.
+//! Containers and codecs are symphonia's. This file adds checks. Headers are validated before use.
+//! A part that is missing or cannot be decoded becomes silence of the same length, so that later
+//! timestamps stay right. A truncated file yields its samples up to there, and a panic in a decoder
+//! becomes an error.
 
 use std::fmt;
 use std::io;
@@ -22,57 +22,55 @@ use symphonia::core::packet::Packet;
 use crate::error::{Error, Result};
 use crate::{MAX_SOURCE_RATE, MIN_SOURCE_RATE};
 
-/// Samples are clamped to this magnitude and NaN becomes 0, since a float file may hold anything.
-/// 2^20 leaves room for files scaled as 16-bit integers, while the power of a spectrum still fits
-/// an f32.
+/// Largest magnitude of a sample; NaN becomes 0, because a float file may have any value. 2^20
+/// leaves room for files scaled as 16-bit integers, and the power of a spectrum still fits in an
+/// f32.
 pub(crate) const MAX_AMPLITUDE: f32 = 1_048_576.0;
 /// Bytes searched for the start of a container after leading tags. MP3 has no file header, only a
-/// sync word in each frame, so the longer the search, the likelier that noise passes for audio.
+/// sync word in each frame, so a longer search is more likely to accept noise as audio.
 const PROBE_BYTES: u32 = 64 * 1024;
-/// The most bytes of one text tag and of one picture that a container may make us hold. We use
-/// neither.
+/// Most bytes of a text tag or picture that a container may make the decoder hold. Both are unused.
 const TAG_BYTES: usize = 64 * 1024;
-/// The longest gap filled with silence, in seconds, and by how much all silence may exceed what was
-/// decoded. A longer gap means a broken clock and is ignored: a few bytes must not become hours of
-/// silence.
+/// Longest gap that is filled with silence, in seconds, and most silence beyond the decoded length.
+/// A longer gap means a broken clock and is ignored: a few bytes must not become hours of silence.
 const MAX_HOLE_SECONDS: f64 = 60.0;
-/// The most frames of silence emitted at a time.
+/// Most frames of silence that are emitted at a time.
 const SILENCE_CHUNK: u64 = 65_536;
-/// Packets that may fail before the first that succeeds.
+/// Packets that may fail before the first success.
 const MAX_BAD_START: u64 = 100;
-/// The most track changes in a row without a packet in between.
+/// Most track changes in a row without a packet.
 const MAX_RESETS: u32 = 16;
 
-/// What the header says about a file's audio.
+/// Facts about a file's audio from its header.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SourceInfo {
     /// Short name of the container: `wave`, `mp3`, `flac`, `ogg`.
     pub format: String,
     /// Short name of the codec: `pcm_s16le`, `mp3`, `vorbis`.
     pub codec: String,
-    /// Hz.
+    /// Sampling rate in Hz.
     pub sample_rate: u32,
-    /// Channels, if the header says; they are averaged.
+    /// Channels, if the header states them; they are averaged.
     pub n_channels: Option<usize>,
-    /// Length in seconds, if the header says. For an MP3 file without an index, an estimate from
-    /// its bit rate.
+    /// Length in seconds, if the header states it. For an MP3 file without an index, it is an
+    /// estimate from the bit rate.
     pub seconds: Option<f64>,
 }
 
-/// What was wrong with a file that could still be decoded.
+/// Faults of a file that could still be decoded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Damage {
     /// The file ends, or becomes unreadable, before its audio ends.
     pub truncated: bool,
     /// Seconds decoded.
     pub seconds: f64,
-    /// Seconds that the header promised, if it did.
+    /// Seconds that the header states, if it does.
     pub expected_seconds: Option<f64>,
     /// Packets that could not be decoded.
     pub n_bad_packets: u64,
     /// Seconds of silence inserted where packets were missing or could not be decoded.
     pub silent_seconds: f64,
-    /// Why reading stopped, if not at the end of the file.
+    /// The reason why reading stopped before the end of the file.
     pub stopped_by: Option<String>,
 }
 
@@ -109,13 +107,13 @@ pub(crate) struct Decoder {
     format: Box<dyn FormatReader>,
     codec: Box<dyn AudioDecoder>,
     track_id: u32,
-    /// Frames that the header promises, if that is more than an estimate.
+    /// Frames that the header states, unless they are an estimate.
     n_expected: Option<u64>,
     /// Samples of one packet, `[n_channels][n_frames]`.
     planes: Vec<Vec<f32>>,
     /// Seconds per tick of the packets' timestamps.
     tick_seconds: f64,
-    /// Where the last packet ended by its timestamp, in ticks.
+    /// End of the last packet by its timestamp, in ticks.
     position: Option<f64>,
     /// Frames of silence to emit before `held`.
     n_silent: u64,
@@ -212,22 +210,22 @@ impl Decoder {
                     downmix(&self.planes, mono);
                     self.n_frames += mono.len() as u64;
                     let ticks = mono.len() as f64 / f64::from(rate) / self.tick_seconds;
-                    // Frames that the decoder trimmed (an encoder's delay and padding) count as
-                    // elapsed time too.
+                    // Frames that the decoder trimmed (an encoder's delay and padding) also count
+                    // as elapsed time.
                     let n_trimmed = packet.trim_start.get() as f64 + packet.trim_end.get() as f64;
                     self.position = Some(packet.pts.get() as f64 + n_trimmed + ticks);
                     if !mono.is_empty() {
                         return Ok(Some(rate));
                     }
                 }
-                // The next packet's timestamp will tell how much is missing.
+                // The next packet's timestamp shows the length of the gap.
                 Ok(Err(error)) => self.bad_packet(&error.to_string())?,
                 Err(reason) => return self.stop(reason).map(|()| None),
             }
         }
     }
 
-    /// The next packet of our track; `None` at the end.
+    /// The next packet of the chosen track; `None` at the end.
     fn read_packet(&mut self) -> Result<Option<Packet>> {
         let mut n_resets = 0;
         loop {
@@ -241,7 +239,7 @@ impl Decoder {
                     self.next_track()?;
                 }
                 Ok(Err(MediaError::IoError(error))) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    // A WAV file written to a pipe has no length; it ends where the file ends.
+                    // A WAV file from a pipe has no length, and ends where the file ends.
                     self.truncated = !(self.info.format == "wave" && self.n_expected.is_none());
                     return self.end().map(|()| None);
                 }
@@ -269,7 +267,7 @@ impl Decoder {
         (seconds * f64::from(self.info.sample_rate)).round() as u64
     }
 
-    /// What was wrong with the part of the file that was read.
+    /// Faults of the part of the file that was read.
     pub(crate) fn damage(&self) -> Option<Damage> {
         (self.truncated || self.n_bad_packets > 0 || self.silent_seconds > 0.0).then(|| Damage {
             truncated: self.truncated,
@@ -314,7 +312,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// The track has ended.
+    /// Ends the track.
     fn end(&mut self) -> Result<()> {
         self.truncated |= self.n_expected.is_some_and(|n| self.n_frames < n);
         match (self.n_good_packets > 0 && self.seconds() > 0.0, self.n_bad_packets) {
@@ -324,7 +322,8 @@ impl Decoder {
         }
     }
 
-    /// The demuxer or the decoder cannot continue. That is no error if anything was decoded before.
+    /// Stops, because the demuxer or the decoder cannot continue. This is no error if anything was
+    /// decoded.
     fn stop(&mut self, reason: String) -> Result<()> {
         if self.n_good_packets == 0 {
             return Err(Error::Damaged { name: self.name.clone(), reason });
@@ -350,7 +349,7 @@ fn open_track(name: &str, format: &dyn FormatReader) -> Result<(TrackFacts, Box<
         format: container.clone(),
         n_tracks: format.tracks().len(),
     };
-    // For the error message, a track with an unknown codec says more than no track.
+    // A track with an unknown codec gives a better error message than no track.
     let track: &Track = format
         .default_track(TrackType::Audio)
         .or_else(|| format.first_track(TrackType::Audio))
@@ -374,7 +373,7 @@ fn open_track(name: &str, format: &dyn FormatReader) -> Result<(TrackFacts, Box<
     if !(MIN_SOURCE_RATE..=MAX_SOURCE_RATE).contains(&sample_rate) {
         return Err(Error::SampleRate { name: name.into(), found: sample_rate });
     }
-    // The length of an MP3 file is exact only if the encoder wrote its tag; otherwise it is bytes
+    // The length of an MP3 file is exact only if the encoder wrote its tag. Otherwise it is bytes
     // divided by bit rate.
     let is_estimate = container.starts_with("mp") && track.delay.is_none();
     let info = SourceInfo {
@@ -391,11 +390,11 @@ fn open_track(name: &str, format: &dyn FormatReader) -> Result<(TrackFacts, Box<
     Ok((TrackFacts { id: track.id, info, n_expected, tick_seconds }, codec))
 }
 
-/// What the decoders say, without their words for themselves.
+/// The message of a decoder's error, without the decoder's own terms.
 fn reason_of(error: &MediaError) -> String {
     match error {
         MediaError::Unsupported(what) if what.starts_with("core (probe)") => {
-            "it begins as no format that is known".into()
+            "it begins like no known format".into()
         }
         MediaError::Unsupported(what) if what.starts_with("core (codec)") => {
             "there is no decoder for it".into()
@@ -439,8 +438,8 @@ fn downmix(planes: &[Vec<f32>], mono: &mut Vec<f32>) {
     }
 }
 
-/// Runs a decoder on untrusted bytes. A panic becomes the reason of an error; the state that it was
-/// working on must not be used again.
+/// Runs a decoder on untrusted bytes. A panic becomes the reason of an error; the state of the
+/// decoder must not be used again.
 fn guarded<T>(work: impl FnOnce() -> T) -> std::result::Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let said = panic

@@ -10,17 +10,17 @@ pub enum Error {
     Open {
         /// The file.
         name: String,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// Reading failed part of the way, for another reason than the end of the file.
+    /// Reading failed before the end of the file.
     #[error("{name}: reading failed after {seconds:.1} s of audio: {source}")]
     Read {
         /// The file.
         name: String,
-        /// How much audio had been decoded.
+        /// Seconds of audio that had been decoded.
         seconds: f64,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// No known container was found.
@@ -31,7 +31,7 @@ pub enum Error {
     NotAudio {
         /// The file.
         name: String,
-        /// How the search for a container ended.
+        /// The reason why no container was found.
         reason: String,
     },
     /// The container has no audio track.
@@ -41,10 +41,10 @@ pub enum Error {
         name: String,
         /// Short name of the container.
         format: String,
-        /// How many tracks it has.
+        /// Number of tracks.
         n_tracks: usize,
     },
-    /// The track's codec is not one that we decode.
+    /// The track's codec is not supported.
     #[error(
         "{name}: the audio in this {format} file is {codec}, which cannot be decoded ({reason}); \
          convert it first, for example with `ffmpeg -i IN OUT.flac`"
@@ -56,7 +56,7 @@ pub enum Error {
         format: String,
         /// Name or number of the codec.
         codec: String,
-        /// What the decoder said.
+        /// The error of the decoder.
         reason: String,
     },
     /// The header gives an implausible sampling rate.
@@ -68,7 +68,7 @@ pub enum Error {
         found: u32,
     },
     /// The file has a track, but the track is empty.
-    #[error("{name}: no audio in it: the track ends before its first sample")]
+    #[error("{name}: found no audio; the track ends before its first sample")]
     Empty {
         /// The file.
         name: String,
@@ -78,9 +78,9 @@ pub enum Error {
     Undecodable {
         /// The file.
         name: String,
-        /// How many were tried.
+        /// Number of packets that were tried.
         n_packets: u64,
-        /// What the decoder said about the last.
+        /// The decoder's error for the last packet.
         reason: String,
     },
     /// The header could be read, but nothing after it.
@@ -88,28 +88,30 @@ pub enum Error {
     Damaged {
         /// The file.
         name: String,
-        /// What the demuxer or the decoder said.
+        /// The error of the demuxer or the decoder.
         reason: String,
     },
     /// A second of sound did not come in time.
-    #[error("{name}: decoding the second after {seconds:.0} s of sound takes over {most} s, expected less")]
+    #[error(
+        "{name}: decoding the second after {seconds:.0} s of sound took longer than the limit of {most} s"
+    )]
     Slow {
         /// The file.
         name: String,
-        /// How much audio had been decoded.
+        /// Seconds of audio that had been decoded.
         seconds: f64,
-        /// How long was waited, in seconds.
+        /// Length of the wait, in seconds.
         most: u64,
     },
-    /// The resampler refused its parameters or its buffers.
+    /// The resampler rejected its parameters or its buffers.
     #[error("resampling from {from} Hz: {reason}")]
     Resample {
         /// The source's rate, in Hz.
         from: u32,
-        /// What the resampler said.
+        /// The error of the resampler.
         reason: String,
     },
-    /// A spectrogram with no bins, or with more than the transform has frequencies.
+    /// A spectrogram with no bins, or with more bins than the transform has frequencies.
     #[error("{found} mel bins; expected 1 to {max} (Whisper models have 80 or 128)")]
     MelBins {
         /// The number requested.

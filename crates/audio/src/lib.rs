@@ -18,8 +18,8 @@
 //! ```
 //!
 //! Everything streams: an hour of audio passes through a few hundred kilobytes of buffers, and the
-//! caller keeps what it needs. WAV, AIFF, MP3, FLAC, OGG Vorbis, and AAC and ALAC in MP4 are read, at
-//! any sampling rate and channel count. Opus is not: the decoder library has none.
+//! caller keeps what it needs. WAV, AIFF, MP3, FLAC, OGG Vorbis, and AAC and ALAC in MP4 are read,
+//! at any sampling rate and channel count. Opus is not: the decoder library has none.
 //!
 //! Absent on purpose: models, devices, playback, encoding.
 #![deny(missing_docs)]
@@ -32,6 +32,7 @@ mod mel;
 mod mel_stream;
 mod resample;
 mod stream;
+mod unseekable;
 
 pub use ahead::{Ahead, Blocks};
 pub use decode::{Damage, SourceInfo};

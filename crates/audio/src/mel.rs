@@ -2,10 +2,10 @@
 //! openai-whisper):
 //!
 //! ```text
-//! frame f       samples[160 f - 200 .. 160 f + 200], mirrored at both ends of the signal (without the edge itself)
-//! spectrum      |rfft(frame * hann)|^2                      201 frequencies, 40 Hz apart
-//! mel           filterbank (n_mels, 201) * spectrum         Slaney's scale and area normalisation, 0 to 8000 Hz
-//! log           max(log10(max(mel, 1e-10)), M - 8)          M: the largest logarithm of the signal
+//! frame f       samples[160 f - 200 .. 160 f + 200], mirrored at both ends (without the edge itself)
+//! spectrum      |rfft(frame * hann)|^2                201 frequencies, 40 Hz apart
+//! mel           filterbank (n_mels, 201) * spectrum   Slaney's scale and normalisation, 0 to 8000 Hz
+//! log           max(log10(max(mel, 1e-10)), M - 8)    M: the largest logarithm of the signal
 //! output        (log + 4) / 4
 //! ```
 //!
@@ -32,9 +32,9 @@ use crate::error::{Error, Result};
 pub const N_FFT: usize = 400;
 /// Samples from one frame to the next: 10 ms.
 pub const HOP_LENGTH: usize = 160;
-/// Samples of the window that a Whisper encoder takes: 30 s.
+/// Samples of the window of a Whisper encoder: 30 s.
 pub const WINDOW_SAMPLES: usize = 30 * SAMPLE_RATE as usize;
-/// Frames of the window that a Whisper encoder takes.
+/// Frames of the window of a Whisper encoder.
 pub const WINDOW_FRAMES: usize = WINDOW_SAMPLES / HOP_LENGTH;
 
 /// Frequencies of the transform of a frame.
@@ -49,12 +49,12 @@ pub struct MelSpectrogram {
     fft: Arc<dyn RealToComplex<f32>>,
     /// Periodic Hann window, `[N_FFT]`.
     window: Vec<f32>,
-    /// One for each mel bin.
-    filters: Vec<Filter>,
+    /// One filter for each mel bin.
+    filters: Vec<MelFilter>,
 }
 
 /// A row of the filterbank without its zeros: a triangle covers 2 to 30 of the 201 frequencies.
-struct Filter {
+struct MelFilter {
     /// Index of the first frequency.
     first: usize,
     /// Weights of the frequencies from there.
@@ -65,7 +65,7 @@ struct Filter {
 pub(crate) struct Scratch {
     /// Windowed samples, `[N_FFT]`.
     frame: Vec<f32>,
-    /// Their transform, `[N_FREQS]`.
+    /// Transform of the frame, `[N_FREQS]`.
     spectrum: Vec<Complex<f32>>,
     /// Power, `[N_FREQS]`.
     power: Vec<f32>,
@@ -170,8 +170,8 @@ pub(crate) fn normalised(log: f32, max: f32) -> f32 {
     (log.max(max - RANGE) + 4.0) / 4.0
 }
 
-/// Turns `logs`, `(n_frames, n_mels)`, into the first frames of `out`, `(n_mels, n_columns)` with
-/// `n_columns >= n_frames`.
+/// Normalises `logs`, `(n_frames, n_mels)`, and transposes them into the first frames of `out`,
+/// `(n_mels, n_columns)` with `n_columns >= n_frames`.
 pub(crate) fn normalise(logs: &[f32], n_mels: usize, max: f32, out: &mut [f32], n_columns: usize) {
     if n_columns == 0 {
         return;
@@ -195,11 +195,10 @@ fn mirror(at: isize, n: usize) -> usize {
 }
 
 /// Triangles on Slaney's mel scale between 0 and 8000 Hz, each scaled to the same area. The
-/// formulas are those of the Auditory Toolbox (Slaney, 1998), as `librosa.filters.mel` has them by
-/// default.
-fn slaney_filters(n_mels: usize) -> Vec<Filter> {
+/// formulas are those of the Auditory Toolbox (Slaney, 1998), the default of `librosa.filters.mel`.
+fn slaney_filters(n_mels: usize) -> Vec<MelFilter> {
     let top = hz_to_mel(f64::from(SAMPLE_RATE) / 2.0);
-    // Corner i is the low end of triangle i, the peak of i - 1, the high end of i - 2. In Hz.
+    // Corner i, in Hz, is the low end of triangle i, the peak of i - 1, and the high end of i - 2.
     let corner = |i: usize| mel_to_hz(top * i as f64 / (n_mels + 1) as f64);
     (0..n_mels)
         .map(|mel| {
@@ -211,12 +210,12 @@ fn slaney_filters(n_mels: usize) -> Vec<Filter> {
             };
             let first = (0..N_FREQS).find(|&bin| weight(bin) > 0.0).unwrap_or(N_FREQS);
             let weights = (first..N_FREQS).map(weight).take_while(|&w| w > 0.0).collect();
-            Filter { first, weights }
+            MelFilter { first, weights }
         })
         .collect()
 }
 
-/// Where Slaney's scale turns from linear to logarithmic, in Hz, and its slope on either side.
+/// The frequency at which Slaney's scale becomes logarithmic, in Hz.
 const LOG_FROM_HZ: f64 = 1000.0;
 const HZ_PER_MEL: f64 = 200.0 / 3.0;
 /// 27 mels for each factor of 6.4 above [`LOG_FROM_HZ`].
@@ -279,7 +278,7 @@ mod tests {
     fn bins_out_of_range_are_refused() {
         assert!(matches!(MelSpectrogram::new(0), Err(Error::MelBins { found: 0, max: 201 })));
         assert!(MelSpectrogram::new(202).is_err());
-        // So narrow that some triangles fall between two frequencies: silent bins, not a crash.
+        // Some triangles are so narrow that they have no frequency, and so a silent bin.
         assert_eq!(MelSpectrogram::new(201).unwrap().compute(&[0.3; 320], 0).len(), 402);
     }
 

@@ -1,27 +1,28 @@
-//! The log-mel spectrogram of a signal that arrives in pieces, read in windows that may start at
-//! any frame.
+//! The log-mel spectrogram of a signal that arrives in pieces, in windows that may start at any
+//! frame.
 //!
-//! Frames do not depend on how the signal was cut into pieces, nor on where a window starts: they
-//! are those that [`MelSpectrogram::compute`] gives for the whole signal followed by silence. One
-//! number depends on the whole signal: the largest logarithm M, below which 8 decades are kept. A
-//! stream knows only the M of the samples so far, so a window read before a louder passage keeps
-//! more of its silence than the reference would. Where that matters, process the signal twice and
-//! give the second run the [`MelStream::max`] of the first.
+//! Frames do not depend on the pieces of the signal or on the start of a window: they are those of
+//! [`MelSpectrogram::compute`] for the whole signal followed by silence. One number depends on the
+//! whole signal: the largest logarithm M, below which 8 decades are kept. A stream knows only the M
+//! of the samples so far, so a window before a louder passage keeps more silence than the
+//! reference. If that matters, process the signal twice and set the second run's M to the
+//! [`MelStream::max`] of the first.
 
 use crate::mel::{HOP_LENGTH, MelSpectrogram, N_FFT, Scratch, largest, normalise, normalised};
 
-/// What a window holds past the end of the signal.
+/// Values of a window past the end of the signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tail {
-    /// 0.0, as openai-whisper and faster-whisper fill the last window of a transcription.
+    /// The value 0.0, which openai-whisper and faster-whisper use for the last window of a
+    /// transcription.
     Zero,
-    /// The value of silence, as if the audio itself had been followed by zeros: openai-whisper's
-    /// language detection, and the feature extractor of transformers.
+    /// The value of silence, as if zeros followed the signal. openai-whisper's language detection
+    /// and the feature extractor of transformers use it.
     Silence,
 }
 
-/// A spectrogram computed incrementally. Keeps the frames that were not discarded: 320 (or 512)
-/// bytes each, 100 a second.
+/// A spectrogram that is computed incrementally. It keeps the frames that were not discarded: 320
+/// (or 512) bytes each, 100 a second.
 pub struct MelStream {
     mel: MelSpectrogram,
     scratch: Scratch,
@@ -64,8 +65,8 @@ impl MelStream {
         self.mel.n_mels()
     }
 
-    /// Frames computed so far, including discarded ones. After [`finish`](Self::finish): samples /
-    /// 160.
+    /// Frames computed so far, including discarded ones. After [`finish`](Self::finish), the number
+    /// is samples / 160.
     pub fn n_frames(&self) -> usize {
         self.first_frame + self.logs.len() / self.n_mels()
     }
@@ -80,13 +81,13 @@ impl MelStream {
         self.max
     }
 
-    /// Whether [`finish`](Self::finish) was called.
+    /// True if [`finish`](Self::finish) was called.
     pub fn is_finished(&self) -> bool {
         self.finished
     }
 
-    /// Appends samples, 16 kHz mono. A frame is computed once the 200 samples after its centre have
-    /// arrived. After [`finish`](Self::finish) this does nothing.
+    /// Appends 16 kHz mono samples. A frame is computed once the 200 samples after its centre have
+    /// arrived. After [`finish`](Self::finish) nothing happens.
     pub fn push(&mut self, samples: &[f32]) {
         if self.finished {
             return;
@@ -112,7 +113,7 @@ impl MelStream {
         }
         let n_samples = self.n_samples;
         let n_frames = (n_samples / HOP_LENGTH as u64) as usize;
-        // Enough for the mirror image of a very short signal, and for every frame that still
+        // The zeros suffice for the mirror image of a very short signal, and for every frame that
         // touches the signal.
         self.push(&[0.0; 2 * N_FFT]);
         self.n_samples = n_samples;
@@ -123,8 +124,8 @@ impl MelStream {
         self.samples = Vec::new();
     }
 
-    /// `n_frames` frames from `start`, `(n_mels, n_frames)` row-major, with what [`Tail`] says past
-    /// the frames computed so far. Frames that were discarded read as silence.
+    /// The `n_frames` frames from `start`, `(n_mels, n_frames)` row-major. Frames past the end are
+    /// filled as [`Tail`] says; discarded frames read as silence.
     pub fn window(&self, start: usize, n_frames: usize, tail: Tail) -> Vec<f32> {
         let n_mels = self.n_mels();
         let blank = match tail {

@@ -29,25 +29,26 @@ const WINDOW: WindowFunction = WindowFunction::BlackmanHarris;
 const MAX_PHASES: usize = 640;
 /// Phases between which other ratios interpolate.
 const INTERPOLATED_PHASES: usize = 128;
-/// Samples of input that one call of the filter takes.
+/// Samples of input for one call of the filter.
 const CHUNK: usize = 4096;
 
-/// Turns a mono signal of one sampling rate into 16 kHz, piece by piece.
+/// Resamples a mono signal of one sampling rate to 16 kHz, piece by piece.
 pub struct Resampler {
     /// Hz of the input.
     from: u32,
-    /// `None` when the input is at 16 kHz already.
-    filter: Option<Filter>,
+    /// The filter; `None` if the input already has 16 kHz.
+    filter: Option<SincFilter>,
     /// Samples consumed and produced so far.
     n_in: u64,
     n_out: u64,
 }
 
-struct Filter {
+/// The filter and its buffers.
+struct SincFilter {
     sinc: Async<f32>,
     /// Input that does not fill a chunk yet.
     input: Vec<f32>,
-    /// Output of one chunk, as long as the largest.
+    /// Output buffer, large enough for any chunk.
     output: Vec<f32>,
     /// Samples of the filter's delay still to be dropped from the output.
     n_skip: usize,
@@ -62,11 +63,11 @@ impl Resampler {
         if !(MIN_SOURCE_RATE..=MAX_SOURCE_RATE).contains(&from) {
             return Err(Error::SampleRate { name: "resampler".into(), found: from });
         }
-        let filter = if from == SAMPLE_RATE { None } else { Some(Filter::new(from)?) };
+        let filter = if from == SAMPLE_RATE { None } else { Some(SincFilter::new(from)?) };
         Ok(Self { from, filter, n_in: 0, n_out: 0 })
     }
 
-    /// Takes samples, and appends to `out` those that are ready.
+    /// Resamples more samples; appends the output that is ready to `out`.
     ///
     /// # Errors
     /// [`Error::Resample`] if the filter rejects its buffers, which would be a bug here.
@@ -83,10 +84,10 @@ impl Resampler {
         Ok(())
     }
 
-    /// Ends the signal: appends to `out` what the filter still holds.
+    /// Ends the signal; appends the rest of the output to `out`.
     ///
     /// # Errors
-    /// As [`push`](Self::push).
+    /// The errors of [`push`](Self::push).
     pub fn finish(mut self, out: &mut Vec<f32>) -> Result<()> {
         let (from, to) = (u128::from(self.from), u128::from(SAMPLE_RATE));
         let n_wanted = ((u128::from(self.n_in) * to + from / 2) / from) as u64;
@@ -101,7 +102,7 @@ impl Resampler {
     }
 }
 
-impl Filter {
+impl SincFilter {
     fn new(from: u32) -> Result<Self> {
         let (input, output) = reduced(from, SAMPLE_RATE);
         let (phases, interpolation) = if output <= MAX_PHASES {
@@ -145,7 +146,7 @@ impl Filter {
             let (n_taken, n_made) =
                 self.sinc.process_into_buffer(&chunk, &mut output, None).map_err(|e| e.to_string())?;
             if n_taken == 0 {
-                return Err("the filter takes no input".into());
+                return Err("the filter accepts no input".into());
             }
             at += n_taken;
             let n_cut = self.n_skip.min(n_made);

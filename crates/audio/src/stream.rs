@@ -1,28 +1,28 @@
 //! Files, readers and bytes as blocks of 16 kHz mono samples.
 
 use std::fs::File;
-use std::io::{self, Cursor, Read, Seek, SeekFrom};
+use std::io::{self, Cursor, Read};
 use std::path::Path;
-use std::sync::Mutex;
 
 use symphonia::core::io::MediaSource;
 
 use crate::decode::{Damage, Decoder, SourceInfo};
 use crate::error::{Error, Result};
 use crate::resample::Resampler;
+use crate::unseekable::Unseekable;
 use crate::{SAMPLE_RATE, container};
 
-/// Samples in each block of an [`AudioStream`] but the last: a second.
+/// Samples in each block of an [`AudioStream`] except the last: one second.
 pub const BLOCK_SAMPLES: usize = SAMPLE_RATE as usize;
 
 /// A whole recording in memory: 64 kB per second.
 #[derive(Clone, Debug)]
 pub struct Audio {
-    /// Mono, 16 kHz, nominally -1 to 1.
+    /// Mono samples at 16 kHz, nominally from -1 to 1.
     pub samples: Vec<f32>,
-    /// What the header said.
+    /// Facts from the header.
     pub info: SourceInfo,
-    /// What was wrong with the file, if anything.
+    /// Faults of the file, if any.
     pub damage: Option<Damage>,
 }
 
@@ -33,18 +33,19 @@ impl Audio {
     }
 }
 
-/// A recording being decoded: an iterator over blocks of [`BLOCK_SAMPLES`] mono samples at 16 kHz.
+/// A recording that is being decoded: an iterator over blocks of [`BLOCK_SAMPLES`] mono samples at
+/// 16 kHz.
 ///
-/// Channels are averaged, other rates resampled (see [`Resampler`]); a file that is already mono 16
-/// kHz passes through exactly, integers divided by the largest power of two of their type. The
-/// blocks of a truncated file end early too, and [`damage`](Self::damage) says so afterwards. After
-/// an error the iterator ends.
+/// Channels are averaged and other rates resampled (see [`Resampler`]). A file that is already mono
+/// at 16 kHz passes through exactly, with integers divided by the largest power of two of their
+/// type. The blocks of a truncated file end early, and [`damage`](Self::damage) reports that
+/// afterwards. After an error the iterator ends.
 pub struct AudioStream {
     decoder: Decoder,
-    /// The current rate in Hz and its resampler; `None` before the first packet, whose rate counts,
-    /// not the header's.
+    /// The current rate in Hz and its resampler; `None` before the first packet. The rate of the
+    /// packets counts, not the header's.
     resampler: Option<(u32, Resampler)>,
-    /// Whether everything was decoded, or decoding failed.
+    /// True if everything was decoded, or decoding failed.
     ended: bool,
     /// Samples of one packet at the source's rate.
     mono: Vec<f32>,
@@ -56,8 +57,8 @@ impl AudioStream {
     /// Opens a file.
     ///
     /// # Errors
-    /// [`Error::Open`]; [`Error::NotAudio`], [`Error::NoAudioTrack`], [`Error::Codec`] and
-    /// [`Error::SampleRate`] for what the header shows.
+    /// [`Error::Open`], or [`Error::NotAudio`], [`Error::NoAudioTrack`], [`Error::Codec`] and
+    /// [`Error::SampleRate`] for faults in the header.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let name = path.as_ref().display().to_string();
         let opened = File::open(&path).and_then(|file| {
@@ -70,20 +71,21 @@ impl AudioStream {
         }
     }
 
-    /// Reads a file that is in memory, such as an upload. `name` appears in messages.
+    /// Reads a file in memory, such as an upload. `name` appears in messages.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn from_bytes(bytes: impl Into<Vec<u8>>, name: impl Into<String>) -> Result<Self> {
         Self::from_source(Box::new(Cursor::new(bytes.into())), name.into())
     }
 
     /// Reads a source that cannot seek, such as standard input. `name` appears in messages.
     ///
-    /// Of an MP4 file that is longer than 512 MiB and has its index at its end, nothing can be read this way.
+    /// An MP4 file that is longer than 512 MiB and has its index at the end cannot be read this
+    /// way.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn from_reader(reader: impl Read + Send + 'static, name: impl Into<String>) -> Result<Self> {
         Self::from_source(Box::new(Unseekable::new(reader)), name.into())
     }
@@ -97,20 +99,20 @@ impl AudioStream {
         Ok(Self { decoder, resampler: None, ended: false, mono: Vec::new(), ready: Vec::new() })
     }
 
-    /// What the header says. In a chained file: the header of the part being read.
+    /// Facts from the header; in a chained file, from the header of the current part.
     pub fn info(&self) -> &SourceInfo {
         &self.decoder.info
     }
 
-    /// What has been wrong with the file so far. Complete when the iterator has ended.
+    /// Damage of the file so far. It is complete when the iterator has ended.
     pub fn damage(&self) -> Option<Damage> {
         self.decoder.damage()
     }
 
-    /// Decodes all that is left.
+    /// Decodes the rest of the file.
     ///
     /// # Errors
-    /// The first that the iterator returns. The samples before it are lost; iterate to keep them.
+    /// The first error of the iterator. The samples before it are lost; iterate to keep them.
     pub fn read_all(mut self) -> Result<Audio> {
         let info = self.info().clone();
         let mut samples = Vec::new();
@@ -120,7 +122,7 @@ impl AudioStream {
         Ok(Audio { samples, info, damage: self.damage() })
     }
 
-    /// Decodes until a block is ready or nothing is left.
+    /// Decodes until a block is ready or the file ends.
     fn fill(&mut self) -> Result<()> {
         while self.ready.len() < BLOCK_SAMPLES && !self.ended {
             let rate = self.decoder.next_packet(&mut self.mono)?;
@@ -142,7 +144,7 @@ impl AudioStream {
 }
 
 impl Iterator for AudioStream {
-    /// A block of samples: [`BLOCK_SAMPLES`] of them, or fewer at the end, never none.
+    /// A block of [`BLOCK_SAMPLES`] samples, or fewer at the end, but at least one.
     type Item = Result<Vec<f32>>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -161,7 +163,7 @@ impl Iterator for AudioStream {
 /// Decodes a file into memory. See [`AudioStream`] for files of any length.
 ///
 /// # Errors
-/// As [`AudioStream::open`] and [`AudioStream::read_all`].
+/// The errors of [`AudioStream::open`] and [`AudioStream::read_all`].
 pub fn decode(path: impl AsRef<Path>) -> Result<Audio> {
     AudioStream::open(path)?.read_all()
 }
@@ -169,7 +171,7 @@ pub fn decode(path: impl AsRef<Path>) -> Result<Audio> {
 /// Decodes a file that is in memory.
 ///
 /// # Errors
-/// As [`decode`].
+/// The errors of [`decode`].
 pub fn decode_bytes(bytes: impl Into<Vec<u8>>, name: impl Into<String>) -> Result<Audio> {
     AudioStream::from_bytes(bytes, name)?.read_all()
 }
@@ -177,41 +179,7 @@ pub fn decode_bytes(bytes: impl Into<Vec<u8>>, name: impl Into<String>) -> Resul
 /// Decodes everything that a reader returns.
 ///
 /// # Errors
-/// As [`decode`].
+/// The errors of [`decode`].
 pub fn decode_reader(reader: impl Read + Send + 'static, name: impl Into<String>) -> Result<Audio> {
     AudioStream::from_reader(reader, name)?.read_all()
-}
-
-/// A reader that cannot seek. The decoders require a `Sync` source; this lock is never contended.
-pub(crate) struct Unseekable<R>(Mutex<R>);
-
-impl<R> Unseekable<R> {
-    pub(crate) fn new(reader: R) -> Unseekable<R> {
-        Unseekable(Mutex::new(reader))
-    }
-}
-
-impl<R: Read> Read for Unseekable<R> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        match self.0.get_mut() {
-            Ok(reader) => reader.read(buf),
-            Err(poisoned) => poisoned.into_inner().read(buf),
-        }
-    }
-}
-
-impl<R> Seek for Unseekable<R> {
-    fn seek(&mut self, _: SeekFrom) -> io::Result<u64> {
-        Err(io::ErrorKind::NotSeekable.into())
-    }
-}
-
-impl<R: Read + Send> MediaSource for Unseekable<R> {
-    fn is_seekable(&self) -> bool {
-        false
-    }
-
-    fn byte_len(&self) -> Option<u64> {
-        None
-    }
 }

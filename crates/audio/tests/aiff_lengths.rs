@@ -1,11 +1,11 @@
-//! AIFF headers whose lengths were not filled in, and files that were cut.
+//! AIFF headers without lengths, and files that were cut.
 #![allow(clippy::unwrap_used)]
 
 use audio::{Error, decode_bytes, decode_reader};
 
 const N_SAMPLES: usize = 2000;
 
-/// 16-bit mono at 16 kHz.
+/// 16-bit mono samples at 16 kHz.
 fn samples() -> Vec<u8> {
     (0..N_SAMPLES).flat_map(|i| (i as i16 * 7 + 1).to_be_bytes()).collect()
 }
@@ -14,7 +14,7 @@ fn chunk(id: &[u8; 4], length: u32, body: &[u8]) -> Vec<u8> {
     [id, &length.to_be_bytes()[..], body].concat()
 }
 
-/// A file whose outer length, count of samples and length of samples are these.
+/// A file with this outer length, number of frames and length of samples.
 fn file(form: u32, n_frames: u32, sound: u32) -> Vec<u8> {
     // 16,000 as a float of 80 bits.
     let rate = [0x40, 0x0C, 0xFA, 0, 0, 0, 0, 0, 0, 0];

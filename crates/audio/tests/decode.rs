@@ -42,7 +42,7 @@ fn every_sample_type_of_wav_at_every_rate() {
             let frames: Vec<f64> = tones(rate, 0.5).concat();
             let audio = decode_bytes(wav(rate, 2, sample, &frames), "test.wav").unwrap();
             let found = correlation(&audio.samples, &expected(0.5));
-            // 8 bits: noise 48 dB below full scale, and the signal is at about -13 dB.
+            // With 8 bits, noise is 48 dB below full scale, and the signal is at about -13 dB.
             let bound = if matches!(sample, Sample::U8) { 0.999 } else { 0.9999 };
             assert!(found > bound, "{rate} Hz {sample:?}: correlation {found}");
             assert!(audio.samples.len().abs_diff(8000) <= 1);

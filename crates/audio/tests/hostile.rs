@@ -1,4 +1,4 @@
-//! Damaged, truncated and random files give an error or partial audio, quickly, and never a panic.
+//! Damaged, truncated and random files quickly give an error or partial audio, and never a panic.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Random, Sample, correlation, expected, fixture, tones, wav, wav_header};
@@ -18,14 +18,13 @@ fn files() -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Whatever is decoded must be finite, and no longer than half a second of packets can be made to
-/// yield.
+/// Decoded samples must be finite, and no longer than half a second of packets can yield.
 fn check(result: Result<Audio>, what: &str) {
     match result {
         Ok(audio) => assert!(audio.samples.iter().all(|s| s.is_finite()), "{what}"),
-        // A panic inside a decoder is caught. One is known, and only where the build checks for
-        // overflow: the WAV reader multiplies channels by bytes in 16 bits before it refuses that
-        // many channels.
+        // A panic inside a decoder is caught. One is known, in builds that check for overflow: the
+        // WAV reader multiplies channels by bytes in 16 bits before it rejects the number of
+        // channels.
         Err(error) => {
             let error = error.to_string();
             assert!(
@@ -59,7 +58,7 @@ fn truncated_files_give_what_they_have() {
 #[test]
 fn truncation_at_any_byte_is_survived() {
     for (name, bytes) in files() {
-        // At every byte through the headers, then at intervals.
+        // Every third byte through the headers, then intervals.
         for cut in (0..bytes.len().min(400)).step_by(3).chain((400..bytes.len()).step_by(1499)) {
             check(decode_bytes(&bytes[..cut], name.as_str()), &format!("{name} cut at {cut}"));
         }
@@ -72,7 +71,7 @@ fn flipped_bytes_are_survived() {
     for (name, bytes) in files() {
         for round in 0..60 {
             let mut broken = bytes.clone();
-            // Half of the time near the start, where the headers are.
+            // Half of the rounds change bytes near the start, in the headers.
             let reach = if round % 2 == 0 { 300 } else { broken.len() };
             for _ in 0..=random.below(8) {
                 let at = random.below(reach.min(broken.len()));
@@ -131,9 +130,9 @@ fn absurd_headers_are_rejected() {
         assert!(matches!(error, Error::SampleRate { found, .. } if found == rate), "{rate}: {error}");
     }
     assert!(header(16_000, 0, 4000).is_err());
-    // 65535 channels of 2 bytes: no frame fits, whatever the decoder makes of the header.
+    // 65535 channels of 2 bytes: no frame fits.
     assert!(header(16_000, u16::MAX, 4000).is_err());
-    // Too large a length means a truncated file, unless it is one that recorders write for "unknown".
+    // A length that is too large means a truncated file, unless recorders write it for "unknown".
     let long = header(16_000, 1, 0x7ffe_ffff).unwrap();
     assert_eq!(long.samples.len(), 2000);
     assert!(long.damage.unwrap().truncated);

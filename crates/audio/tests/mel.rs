@@ -4,8 +4,8 @@
 use crate::common::{expected, fixture};
 use audio::{MelSpectrogram, MelStream, Tail, WINDOW_FRAMES, WINDOW_SAMPLES, decode};
 
-/// In f32 each frequency has noise of 1e-7 of the frame's loudest. 80 dB below it, where the scale
-/// is clamped, that is 1e-3 of the power, or 1e-4 here: log10(1.001) / 4.
+/// In f32 each frequency has noise of 1e-7 of the frame's loudest frequency. 80 dB below that,
+/// where values are clamped, it is 1e-3 of the power, or 1e-4 of the output: log10(1.001) / 4.
 const BOUND: f32 = 1e-4;
 
 fn reference(name: &str) -> Vec<f32> {
@@ -39,7 +39,7 @@ fn agrees_with_the_reference() {
 #[test]
 fn a_stream_gives_the_same_frames_whatever_the_pieces() {
     let jfk = decode(fixture("jfk.wav")).unwrap().samples;
-    // Lengths that end on a hop, off it, inside the first frame, and nowhere.
+    // The lengths end on a hop, off a hop, inside the first frame, and at zero.
     for n_samples in [jfk.len(), 30_033, 1_000, 201, 200, 7, 0] {
         let samples = &jfk[60_000.min(jfk.len() - n_samples)..][..n_samples];
         let mel = MelSpectrogram::new(80).unwrap();

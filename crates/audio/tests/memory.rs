@@ -1,5 +1,5 @@
-//! A long recording is decoded in bounded memory. Alone in its binary, since it measures the whole
-//! process.
+//! A long recording is decoded in bounded memory. The test is alone in its binary, because it
+//! measures the whole process.
 
 mod common;
 

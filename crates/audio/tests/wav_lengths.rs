@@ -1,10 +1,10 @@
-//! WAV headers as recorders leave them that never learned how long the recording became.
+//! WAV headers of recorders that did not know the length of the recording.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Sample, correlation, expected, tones, wav};
 use audio::{Audio, Error, Result, decode, decode_bytes, decode_reader};
 
-/// 16-bit mono at 16 kHz, its samples known.
+/// Number of 16-bit mono samples at 16 kHz.
 const N_SAMPLES: usize = 2000;
 
 fn samples() -> Vec<u8> {
@@ -20,12 +20,12 @@ fn format() -> Vec<u8> {
     chunk(b"fmt ", 16, &body)
 }
 
-/// A file whose outer length and length of samples are these.
+/// A file with this outer length and length of samples.
 fn file(riff: u32, data: u32) -> Vec<u8> {
     [chunk(b"RIFF", riff, b"WAVE"), format(), chunk(b"data", data, &samples())].concat()
 }
 
-/// From memory, from a file on the disk, and through a pipe.
+/// Decodes the bytes from memory, from a file on disk, and through a pipe.
 fn every_way(bytes: &[u8]) -> Vec<Result<Audio>> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("talk.wav");
@@ -58,7 +58,7 @@ fn samples_end_at_the_end_of_the_file_whatever_the_lengths_say() {
         (u32::MAX, 0),
         (0, u32::MAX),
         (u32::MAX, u32::MAX),
-        // sox, espeak, arecord, parec, ffmpeg.
+        // These lengths are those of sox, espeak, arecord, parec and ffmpeg.
         (0x7FFF_F024, 0x7FFF_F000),
         (0x7FFF_FFFF, 0x7FFF_FFDB),
         (0x8000_0024, 0x8000_0000),
@@ -90,7 +90,8 @@ fn chunks_before_and_behind_the_samples_are_no_sound() {
     is_whole(&[head(9999), format(), data(n), padded.clone()].concat(), "behind");
     is_whole(&[head(9999), format(), data(n), list.clone()].concat(), "behind, without padding");
     is_whole(&[head(9999), format(), data(n), b"garbage".to_vec()].concat(), "garbage behind");
-    // No samples, and whole chunks behind: that is what the file says. A pipe does not know.
+    // A length of 0 before complete chunks means that there are no samples. A pipe cannot look
+    // ahead.
     let empty = [head(9999), format(), chunk(b"data", 0, b""), padded, junk].concat();
     assert!(matches!(decode_bytes(empty, "empty.wav"), Err(Error::Empty { .. })));
     let nothing = [head(36), format(), chunk(b"data", 0, b"")].concat();
@@ -151,7 +152,8 @@ fn every_sample_type_without_a_length() {
     }
 }
 
-/// A description of one channel at 16 kHz with this tag and these bits, and these bytes after its first sixteen.
+/// A file with one channel at 16 kHz, with this tag and bits, and these bytes after the first
+/// sixteen of its description.
 fn described(tag: u16, bits: u16, n_bytes: u16, behind: &[u8], data: &[u8]) -> Vec<u8> {
     let mut body = [tag.to_le_bytes(), 1u16.to_le_bytes(), 16_000u16.to_le_bytes(), [0, 0]].concat();
     body.extend_from_slice(&(16_000 * u32::from(n_bytes)).to_le_bytes());
@@ -187,7 +189,8 @@ fn descriptions_of_samples_vary_from_writer_to_writer() {
         let audio = decode_bytes(bytes, what).unwrap();
         assert_eq!(audio.samples, [0.5], "{what}");
     }
-    // The middle of the range in both laws, with and without the extension's length.
+    // These bytes are the middle of the range of both laws, with and without the extension's
+    // length.
     for (tag, byte) in [(6, 0xD5), (7, 0xFF)] {
         for behind in [&[][..], &[0, 0], &[2, 0, 0, 0]] {
             let audio = decode_bytes(described(tag, 8, 1, behind, &[byte; 100]), "law.wav").unwrap();

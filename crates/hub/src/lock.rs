@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Held until dropped, or until the process ends, however it ends.
+/// A lock that is held until it is dropped or the process ends.
 pub(crate) struct Lock {
     _file: File,
 }

@@ -1,11 +1,11 @@
 //! Checks on names that become paths. They may come from a server or an untrusted file.
 
-/// The longest file name, commit, ETag or revision accepted, in bytes.
+/// Longest file name, commit, ETag or revision that is accepted, in bytes.
 const NAME_MAX: usize = 255;
-/// The longest path inside a repository, in bytes.
+/// Longest path inside a repository, in bytes.
 const PATH_MAX: usize = 1024;
 
-/// Whether `name` is one plain path component on every system: no separator, no drive, no `.` or
+/// True if `name` is one plain path component on every system: no separator, no drive, no `.` or
 /// `..`.
 pub(crate) fn is_component(name: &str) -> bool {
     !name.is_empty()
@@ -17,27 +17,27 @@ pub(crate) fn is_component(name: &str) -> bool {
             .any(|c| c.is_control() || matches!(c, '/' | '\\' | ':' | '*' | '?' | '"' | '<' | '>' | '|'))
 }
 
-/// Whether `path` is a relative path with `/` that stays inside the folder it is joined to.
+/// True if `path` is a relative path with `/` that stays inside its folder.
 pub(crate) fn is_relative(path: &str) -> bool {
     path.len() <= PATH_MAX && path.split('/').all(is_component)
 }
 
-/// Whether `text` can be a commit: 7 to 64 hexadecimal digits.
+/// True if `text` can be a commit: 7 to 64 hexadecimal digits.
 pub(crate) fn is_commit(text: &str) -> bool {
     (7..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// Whether `text` is a full commit hash, whose meaning never changes.
+/// True if `text` is a full commit hash, which always means the same commit.
 pub(crate) fn is_full_commit(text: &str) -> bool {
     text.len() == 40 && is_commit(text)
 }
 
-/// Whether `text` is a sha256 in lower-case hexadecimal.
+/// True if `text` is a sha256 in lower-case hexadecimal.
 pub(crate) fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Whether `text` can be a file name in the cache as an ETag: the hub uses hexadecimal hashes,
+/// True if `text` can be an ETag and a file name in the cache: the hub uses hexadecimal hashes,
 /// mirrors add `-` and `_`.
 pub(crate) fn is_etag(text: &str) -> bool {
     is_component(text)
@@ -45,7 +45,7 @@ pub(crate) fn is_etag(text: &str) -> bool {
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-/// Whether `repo` is `org/name` as the hub allows it.
+/// True if `repo` is a valid `org/name` of the hub.
 ///
 /// `--` and `..` are not allowed in either half: the cache joins the two with `--`.
 pub(crate) fn is_repo(repo: &str) -> bool {
@@ -61,18 +61,18 @@ pub(crate) fn is_repo(repo: &str) -> bool {
     repo.split_once('/').is_some_and(|(org, name)| valid(org) && valid(name))
 }
 
-/// Whether `text` can be the name of a quantisation: `Q4_K_M`, `mxfp4`.
+/// True if `text` can be the name of a quantisation: `Q4_K_M`, `mxfp4`.
 pub(crate) fn is_quant(text: &str) -> bool {
     (2..=16).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
 }
 
-/// Whether a file's name has a quantisation as one of its parts: `m-Q4_K_M.gguf` has `q4_k_m`.
+/// True if a part of the file's name is the quantisation: `m-Q4_K_M.gguf` has `q4_k_m`.
 pub(crate) fn has_quant(file: &str, quant: &str) -> bool {
     let name = file.rsplit('/').next().unwrap_or_default();
     name.split(['-', '.']).any(|part| part.eq_ignore_ascii_case(quant))
 }
 
-/// `text` percent-encoded for one URL segment: all but the unreserved characters of RFC 3986.
+/// The text percent-encoded for a URL segment: all but the unreserved characters of RFC 3986.
 pub(crate) fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -85,12 +85,12 @@ pub(crate) fn encode(text: &str) -> String {
     out
 }
 
-/// `path` percent-encoded, except its slashes.
+/// The path percent-encoded, except its slashes.
 pub(crate) fn encode_path(path: &str) -> String {
     path.split('/').map(encode).collect::<Vec<_>>().join("/")
 }
 
-/// A server's message made safe to print: without control characters, at most 300 characters.
+/// A server's message that is safe to print: without control characters, at most 300 characters.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(300).collect()
 }

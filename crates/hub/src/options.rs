@@ -1,12 +1,12 @@
 //! Options of a fetch: the hub's address, the token, timeouts and retries. Every environment
 //! variable read here fills one field, so that a front end can offer a flag for each.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::catalog::Catalog;
+use crate::environment::{Lookup, hf_home, set};
 use crate::error::{Error, Result};
 use crate::stores::Stores;
 
@@ -16,38 +16,38 @@ pub const HUB: &str = "https://huggingface.co";
 /// The largest token file read, in bytes. Tokens have about 40 characters.
 const TOKEN_MAX: usize = 4096;
 
-/// How to fetch a model. `Default` reads nothing from the environment; [`Options::from_env`] does.
+/// Options of a fetch. `Default` ignores the environment; [`Options::from_env`] reads it.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Address of the hub, without a slash at the end (`HF_ENDPOINT`).
     pub endpoint: String,
     /// The access token (`HF_TOKEN`, else the file at `HF_TOKEN_PATH`, else `token` in `HF_HOME`).
     pub token: Option<Token>,
-    /// Use only what is in the cache (`HF_HUB_OFFLINE`).
+    /// Use only models in the cache (`HF_HUB_OFFLINE`).
     pub offline: bool,
-    /// The proxy to reach the hub through. pip finds its own.
+    /// The proxy for requests to the hub. pip has its own settings.
     pub proxy: ProxyChoice,
     /// A PEM file of the certificate authorities to trust, instead of the built-in ones
     /// (`SSL_CERT_FILE`).
     pub certificates: Option<PathBuf>,
-    /// The Python whose pip fetches wheels (`INGLE_PYTHON`); when absent `python3`, `python` and on
-    /// Windows `py` are tried in turn.
+    /// The Python whose pip fetches wheels (`INGLE_PYTHON`). The default is the first of `python3`,
+    /// `python` and, on Windows, `py`.
     pub python: Option<PathBuf>,
     /// Additional arguments for `pip download`, such as `--index-url URL`.
     pub pip_arguments: Vec<String>,
     /// A catalog to use instead of the built-in one.
     pub catalog: Option<Catalog>,
-    /// Where other programs keep models.
+    /// Folders in which other programs keep models.
     pub stores: Stores,
-    /// Whether a GGUF model of the hub comes with its tower of images, the mmproj file.
+    /// True if a GGUF model of the hub is fetched with its image encoder, the mmproj file.
     pub towers: bool,
-    /// How often a request is retried after a broken connection or a server error.
+    /// Most retries of a request after a broken connection or a server error.
     pub retries: u32,
     /// The delay before the first retry; it doubles each time, up to 16 s.
     pub backoff: Duration,
-    /// How long to wait for a connection, and for the start of a response.
+    /// Longest wait for a connection, and for the start of a response.
     pub connect_timeout: Duration,
-    /// How long a download may stay silent before it counts as broken.
+    /// Time without a byte after which a download counts as broken.
     pub silence_timeout: Duration,
 }
 
@@ -55,13 +55,12 @@ pub struct Options {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
-/// Which proxy to reach the hub through.
+/// The proxy for requests to the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProxyChoice {
-    /// No proxy, whatever the environment says.
+    /// No proxy; the environment is ignored.
     Direct,
-    /// The one that `ALL_PROXY`, `HTTPS_PROXY` or `HTTP_PROXY` name, with the exceptions in
-    /// `NO_PROXY`.
+    /// The proxy of `ALL_PROXY`, `HTTPS_PROXY` or `HTTP_PROXY`, with the exceptions in `NO_PROXY`.
     Environment,
     /// This address.
     Address(String),
@@ -97,7 +96,7 @@ impl Options {
         Self::from_lookup(&|name| std::env::var_os(name))
     }
 
-    /// As [`Options::from_env`], with environment variables from `lookup`.
+    /// Like [`Options::from_env`], with environment variables from `lookup`.
     pub(crate) fn from_lookup(lookup: Lookup<'_>) -> Result<Self> {
         let text = |name| set(lookup, name).map(|value| value.to_string_lossy().trim().to_string());
         let mut options = Self { proxy: ProxyChoice::Environment, ..Self::default() };
@@ -121,8 +120,8 @@ impl Token {
     /// A token, with surrounding whitespace removed.
     ///
     /// # Errors
-    /// [`Error::BadOption`] when it is empty, too long or contains anything but visible ASCII,
-    /// which an HTTP header could not carry. The error does not show it.
+    /// [`Error::BadOption`] if it is empty, too long, or has characters other than visible ASCII,
+    /// which an HTTP header cannot carry. The error does not show the token.
     pub fn new(text: &str) -> Result<Self> {
         let text = text.trim();
         if text.is_empty() || text.len() > TOKEN_MAX || !text.bytes().all(|b| b.is_ascii_graphic()) {
@@ -145,29 +144,6 @@ impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(not shown)")
     }
-}
-
-/// Looks up one environment variable.
-pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
-
-/// A variable that is set and not empty.
-pub(crate) fn set(lookup: Lookup<'_>, name: &str) -> Option<OsString> {
-    lookup(name).filter(|value| !value.is_empty())
-}
-
-/// The user's home folder.
-pub(crate) fn home(lookup: Lookup<'_>) -> Option<PathBuf> {
-    set(lookup, if cfg!(windows) { "USERPROFILE" } else { "HOME" }).map(PathBuf::from)
-}
-
-/// Hugging Face's own folder, shared with its tools: `HF_HOME`, else `huggingface` in the XDG cache
-/// folder or `~/.cache`, on every system.
-pub(crate) fn hf_home(lookup: Lookup<'_>) -> Option<PathBuf> {
-    set(lookup, "HF_HOME").map(PathBuf::from).or_else(|| {
-        let cache =
-            set(lookup, "XDG_CACHE_HOME").map(PathBuf::from).or_else(|| Some(home(lookup)?.join(".cache")));
-        Some(cache?.join("huggingface"))
-    })
 }
 
 /// The token that Hugging Face's own tools have stored. `None` if the file does not exist or cannot
@@ -211,7 +187,7 @@ mod tests {
             options.token.map(|token| token.secret().to_string())
         };
         assert_eq!(read("HF_HOME"), Some("hf_file".into()));
-        // A folder is not a token file: no token, and no error either.
+        // A folder is not a token file, so there is no token and no error.
         assert_eq!(read("HF_TOKEN_PATH"), None);
     }
 

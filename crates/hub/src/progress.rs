@@ -1,21 +1,21 @@
 //! Progress of a fetch. The command line draws it; a library user may ignore it.
 
-/// Receives the progress of a fetch: for each file `start`, any number of `advance`, `finish`.
+/// Receives the progress of a fetch. For each file, `start` is called, then `advance` any number of
+/// times, then `finish`.
 ///
-/// `start` may be called again for the same file, if a server cannot resume and sends everything
-/// again; the count then restarts at zero. After an error `finish` is not called.
+/// `start` may be called again for the same file if a server cannot resume; the count then restarts
+/// at zero. After an error `finish` is not called.
 pub trait Progress {
     /// A file begins. `total_bytes` is its length, if the server states it.
     fn start(&mut self, name: &str, total_bytes: Option<u64>);
-    /// This many more bytes are on disk; the first call after `start` may count what an earlier run
-    /// left there.
+    /// `bytes` more are on disk. The first call after `start` may count bytes of an earlier run.
     fn advance(&mut self, bytes: u64);
     /// The file is complete and its hash is right.
     fn finish(&mut self);
     /// A line for the user: a licence's terms, a wait for another process, the use of a cached
     /// copy.
     fn note(&mut self, text: &str);
-    /// A line for a user who wants to know everything: where a file was found.
+    /// A line for `-v`, such as the place where a file was found.
     fn detail(&mut self, _text: &str) {}
 }
 

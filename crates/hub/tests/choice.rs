@@ -1,4 +1,5 @@
-//! Which files a name means: entries of the catalog, quantisations of a repository, towers beside models, other programs' models.
+//! The files of a name: entries of the catalog, quantisations of a repository, image encoders,
+//! models of other programs.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -43,7 +44,7 @@ fn a_catalog_may_name_several_sources_and_its_hash_counts() {
     assert!(matches!(&error, Error::NoSource { failures, .. } if failures.len() == 2), "{error}");
     let path = get("Toy", &cache, &entry(&["absent.gguf", "wrong.gguf", "right.gguf"])).unwrap();
     assert!(fs::read(&path).unwrap() == model);
-    // Its hash never changes, so the next time no request is needed.
+    // The hash never changes, so the second time no request is needed.
     hub.hub.take();
     assert_eq!(get("toy", &cache, &entry(&["right.gguf"])).unwrap(), path);
     assert!(hub.hub.take().is_empty());
@@ -81,7 +82,7 @@ fn a_public_model_comes_from_the_hub_with_the_hash_that_the_hub_gives() {
     hub.set(|state| state.corrupt = None);
     let path = get("tiny:latest", &cache, &options).unwrap();
     assert!(fs::read(&path).unwrap() == model);
-    // It is not asked for again.
+    // A second fetch sends no request.
     hub.hub.take();
     assert_eq!(get("tiny:1b", &cache, &options).unwrap(), path);
     assert_eq!(hub.hub.take(), Vec::<String>::new());
@@ -107,7 +108,7 @@ fn a_model_that_sees_comes_with_its_tower() {
         assert_eq!(course.files[0].0, "mmproj-F16.gguf", "{reference}: the tower comes first");
         assert_eq!(course.files.len(), 2, "{reference}: {:?}", course.files);
         assert!(course.notes[0].contains("mmproj-F16.gguf"), "{:?}", course.notes);
-        // A second time there is nothing to say.
+        // A second fetch has no notes.
         let mut course = Course::default();
         fetch(&ModelRef::parse(reference).unwrap(), &cache, &hub.options(), &mut course).unwrap();
         assert!(course.files.is_empty() && course.notes.is_empty(), "{course:?}");
@@ -116,12 +117,12 @@ fn a_model_that_sees_comes_with_its_tower() {
     let (_folder, cache) = cache();
     let path = get("hf:org/model:Q4_K_M", &cache, &blind).unwrap();
     assert!(tower_of(&path).is_none() && blobs(&cache) == [sha256(&model)]);
-    // What was fetched without gets it now.
+    // A model that was fetched without its image encoder gets it now.
     assert_eq!(get("hf:org/model:Q4_K_M", &cache, &hub.options()).unwrap(), path);
     assert!(tower_of(&path) == Some(tower.clone()));
     let installed = list(&cache).unwrap();
     assert_eq!((installed.len(), installed[0].bytes), (1, 27_000), "{installed:?}");
-    // It goes with the last model that has it.
+    // The image encoder is removed with the last model that uses it.
     get("hf:org/model:Q8_0", &cache, &hub.options()).unwrap();
     let rm = |reference: &str| remove(&ModelRef::parse(reference).unwrap(), &cache).unwrap();
     rm("hf:org/model:Q4_K_M");

@@ -1,4 +1,5 @@
-//! What clients of a server may remove: what Ingle fetched, and nothing of other programs that share the hub's cache.
+//! Clients of a server may remove files that Ingle fetched, and no files of other programs that
+//! share the hub's cache.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -13,7 +14,7 @@ fn drop_fetched(reference: &str, cache: &Cache) -> ingle_hub::Result<u64> {
     remove_fetched(&ModelRef::parse_name(reference).unwrap(), cache)
 }
 
-/// A file that another program fetched, as Hugging Face's tools lay it out.
+/// Adds a file as Hugging Face's tools do, in the place of another program.
 fn put(cache: &Cache, repo: &str, file: &str, content: &[u8]) -> PathBuf {
     let folder = cache.hub().join(format!("models--{}", repo.replace('/', "--")));
     let blob = folder.join("blobs").join(sha256(content));
@@ -40,7 +41,7 @@ fn what_another_program_fetched_stays() {
         assert!(file.is_file());
     }
     assert!(matches!(drop_fetched("hf:foo/other", &cache), Err(Error::NotInstalled { .. })));
-    // The machine's user may.
+    // The user of the machine may remove it.
     assert!(remove(&ModelRef::parse("hf:foo/bar").unwrap(), &cache).is_ok());
     assert!(!file.exists());
 }
@@ -51,7 +52,7 @@ fn what_ingle_fetched_goes_and_its_neighbours_stay() {
     let (_folder, cache) = cache();
     let foreign = put(&cache, "org/model", "b.gguf", &bytes(2_000, 2));
     get("hf:org/model/a.gguf", &cache, &hub.options()).unwrap();
-    // It is here, so nothing is fetched, and it stays another program's.
+    // The file exists, so nothing is fetched, and it stays another program's.
     get("hf:org/model/b.gguf", &cache, &hub.options()).unwrap();
     assert!(matches!(drop_fetched("hf:org/model", &cache), Err(Error::NotFetched { .. })));
     assert!(matches!(drop_fetched("hf:org/model/b.gguf", &cache), Err(Error::NotFetched { .. })));
@@ -62,7 +63,7 @@ fn what_ingle_fetched_goes_and_its_neighbours_stay() {
     assert_eq!(blobs(&cache), [sha256(&bytes(2_000, 2)), "elsewhere.incomplete".to_owned()]);
     assert!(foreign.is_file());
 
-    // Another program fetches anew what Ingle had removed: it is that program's.
+    // A file that Ingle had removed and another program fetched again is that program's.
     let again = put(&cache, "org/model", "a.gguf", &bytes(1_000, 1));
     assert!(matches!(drop_fetched("hf:org/model/a.gguf", &cache), Err(Error::NotFetched { .. })));
     assert!(again.is_file());

@@ -1,5 +1,5 @@
-//! Fetching from a local stand-in for the hub: redirects, tokens, ranges, revisions, errors, the
-//! cache's layout.
+//! Fetches from a local stand-in for the hub: redirects, tokens, ranges, revisions, errors, and the
+//! layout of the cache.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -113,7 +113,7 @@ fn partial_files_that_are_too_long_or_wrong_are_discarded() {
     let path = get("hf:org/model", &cache, &hub.options()).unwrap();
     assert!(fs::read(&path).unwrap() == model);
 
-    // A partial file with wrong bytes: the hash reveals it, and the next try starts over.
+    // The hash reveals a partial file with wrong bytes, and the next try starts over.
     remove(&ModelRef::parse("hf:org/model").unwrap(), &cache).unwrap();
     fs::create_dir_all(&folder).unwrap();
     fs::write(&leftover, bytes(10_000, 6)).unwrap();
@@ -138,7 +138,7 @@ fn wrong_bytes_are_removed_and_the_error_shows_both_hashes() {
     assert!(error.to_string().contains(&sha256(&wrong)));
     assert!(blobs(&cache).is_empty(), "{:?}", blobs(&cache));
 
-    // More bytes than promised are not accepted.
+    // More bytes than the stated length are an error.
     hub.set(|state| state.corrupt = Some(bytes(30_000, 8)));
     assert!(matches!(
         get("hf:org/model/m.gguf", &cache, &hub.options()),
@@ -324,7 +324,7 @@ fn safetensors_make_a_folder() {
     assert_eq!(hub.hub.take(), ["GET /api/models/org/model/revision/main"]);
     let installed = list(&cache).unwrap();
     assert_eq!((installed.len(), installed[0].name.as_str()), (1, "hf:org/model"));
-    // With a part missing it is not complete.
+    // A model with a missing part is not complete.
     fs::remove_file(path.join("model-00001-of-00002.safetensors")).unwrap();
     let offline = Options { offline: true, ..hub.options() };
     assert!(matches!(get("hf:org/model", &cache, &offline), Err(Error::Offline { .. })));
@@ -354,8 +354,8 @@ fn hostile_responses_are_errors() {
     };
     let listing = |text: &str| Reply::new(200, text);
     let a = commit('a');
-    // Name of the case, the file requested (none: the listing), the hub's response, whether the
-    // error is the right one.
+    // A case: its name, the requested file (none for the listing), the hub's response, and a check
+    // of the error.
     type Case<'a> = (&'a str, &'a str, Reply, fn(&Error) -> bool);
     let cases: Vec<Case<'_>> = vec![
         ("a redirect loop", "m.gguf", Reply::new(302, "").with("Location", "/again"), |e| {

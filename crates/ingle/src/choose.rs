@@ -1,4 +1,5 @@
-//! `--device auto`: the first device that is here, runs the model, and passed a quick check of its arithmetic.
+//! `--device auto`: the first device that is present, runs the model, and passes a quick check of
+//! its arithmetic.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,35 +11,35 @@ use sha2::{Digest, Sha256};
 
 /// A device that `auto` may choose.
 pub struct Candidate<'a> {
-    /// As `--device` names it.
+    /// The name for `--device`.
     pub name: &'static str,
-    /// Make it, or say why it is not here.
+    /// Creates the device, or returns the reason why it is absent.
     pub make: &'a dyn Fn() -> anyhow::Result<Arc<dyn Device>>,
-    /// Whether its arithmetic is checked before it is trusted: the bound of a case.
+    /// The tolerance of each test case; `None` if the arithmetic need not be checked.
     pub check: Option<&'a dyn Fn(&Case) -> f32>,
 }
 
-/// What was chosen.
+/// The chosen device.
 pub struct Choice {
     /// The device.
     pub device: Arc<dyn Device>,
-    /// For people: what it is, and why not those before it.
+    /// The device, and the reasons against those before it, for people.
     pub reason: String,
-    /// Those before it, by their names, and why each was not chosen.
+    /// The candidates before it: names, and reasons against each.
     pub passed_over: Vec<String>,
 }
 
-/// How long a self-check may take, once it has compared the fewest cases.
+/// Time after which a self-check ends, once it has compared [`MIN_CASES`] cases.
 const CHECK_TIME: Duration = Duration::from_secs(2);
 
-/// Fewest cases of a self-check: a device that compares none must not pass.
+/// Fewest cases of a self-check. A device that supports none must not pass.
 const MIN_CASES: usize = 12;
 
-/// The first candidate that can be made, `runs` the model, and passes the self-check if it needs one. Results of self-checks are
-/// kept in `cache`, if there is one.
+/// Chooses the first candidate that can be created, passes `runs`, and passes the self-check if it
+/// has one. Results of self-checks are cached in the folder `cache`.
 ///
 /// # Errors
-/// None of them, with the reasons of all.
+/// No candidate remains; the error has all reasons.
 pub fn choose(
     candidates: &[Candidate<'_>],
     runs: &dyn Fn(&dyn Device) -> anyhow::Result<()>,
@@ -47,7 +48,8 @@ pub fn choose(
     let mut reasons = Vec::new();
     for (index, candidate) in candidates.iter().enumerate() {
         let tried = (candidate.make)().and_then(|device| {
-            // The last one says by itself what it cannot run, with the model loaded; asking twice would cost time at every start.
+            // The last candidate reports what it cannot run when the model is loaded, and a second
+            // check would slow down every start.
             if index + 1 < candidates.len() {
                 runs(device.as_ref())?;
             }
@@ -65,7 +67,7 @@ pub fn choose(
                 return Ok(Choice { device, reason, passed_over: reasons });
             }
             Err(error) => {
-                // Whose failure it is, is said before it.
+                // The name of the device is already in front.
                 let why = match error.downcast_ref::<device::Error>() {
                     Some(device::Error::Failed { reason, .. }) => reason.clone(),
                     _ => crate::output::message(&error),
@@ -77,7 +79,8 @@ pub fn choose(
     anyhow::bail!("no device runs this model\n  {}", reasons.join("\n  "))
 }
 
-/// Check a device's arithmetic, or take the result of an earlier check of the same binary on the same device.
+/// Checks a device's arithmetic, or reads the result of an earlier check of the same binary and
+/// device.
 fn checked(
     device: &dyn Device,
     tolerance: &dyn Fn(&Case) -> f32,
@@ -91,7 +94,7 @@ fn checked(
         None => {
             let result = self_check(device, tolerance);
             if let (Some(cache), Some(report)) = (cache, &report) {
-                // Where nothing can be kept, the next start checks again.
+                // If the result cannot be written, the next start checks again.
                 let _ = std::fs::create_dir_all(cache).and_then(|()| {
                     std::fs::write(report, result.as_ref().map_or_else(String::as_str, |()| PASSED))
                 });
@@ -104,15 +107,16 @@ fn checked(
     };
     match report.filter(|report| report.exists()) {
         Some(report) => {
-            anyhow::bail!("its results differ from the reference's; report: {}", report.display())
+            anyhow::bail!("its results differ from the reference interpreter; report: {}", report.display())
         }
-        None => anyhow::bail!("its results differ from the reference's: {found}"),
+        None => anyhow::bail!("its results differ from the reference interpreter: {found}"),
     }
 }
 
 const PASSED: &str = "passed\n";
 
-/// Named by what the result depends on: the binary, the system (and with it the driver), the device.
+/// The path of a cached result. Its name is a hash of the binary, the system (and so the driver)
+/// and the device.
 fn report_path(device: &dyn Device, cache: &Path) -> PathBuf {
     let mut hash = Sha256::new();
     let system = ["/proc/version", "/System/Library/CoreServices/SystemVersion.plist"];
@@ -131,16 +135,16 @@ fn report_path(device: &dyn Device, cache: &Path) -> PathBuf {
     cache.join(format!("{}-{digest}.txt", device.name()))
 }
 
-/// A few Ops and a layer compared with the reference interpreter: cases spread evenly over all that there are, each of them
-/// small, until the time is up.
+/// Compares ops and a layer with the reference interpreter: small cases, spread evenly over all
+/// cases, until the time is up.
 ///
 /// # Errors
-/// Those that differ, and by how much.
+/// The cases that differ, and their differences.
 fn self_check(device: &dyn Device, tolerance: &dyn Fn(&Case) -> f32) -> Result<(), String> {
     let cases = device_check::check_op_cases();
     let begun = Instant::now();
     let (mut failures, mut n_compared) = (Vec::new(), 0);
-    // A stride without a common factor with the number of cases visits all of them, each far from the one before.
+    // A stride that is coprime to the number of cases visits all cases, each far from the last.
     let n = cases.len();
     let stride = (n / 3..n).find(|stride| gcd(*stride, n) == 1).unwrap_or(1);
     for index in (0..n).map(|i| i * stride % n) {
@@ -157,7 +161,7 @@ fn self_check(device: &dyn Device, tolerance: &dyn Fn(&Case) -> f32) -> Result<(
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
-/// The bound of devices that compute in f32, or round what they multiply to halves.
+/// Tolerance of devices that compute in f32, or round factors to f16.
 pub fn tolerance(case: &Case) -> f32 {
     30.0 * case.tolerance
 }
@@ -200,7 +204,7 @@ mod tests {
         assert_eq!(choice.device.name(), "reference");
         assert!(choice.reason.contains("(not gpu: there is none here)"), "{}", choice.reason);
 
-        // The null device computes nothing: its results are wrong, and the report says how.
+        // The null device computes nothing, so its results are wrong.
         let wrong_first = [here("gpu", &wrong, true), here("cpu", &reference, false)];
         for _ in 0..2 {
             let choice = choose(&wrong_first, &anything, Some(cache.path())).unwrap();
@@ -209,7 +213,8 @@ mod tests {
                 choice.reason.split("report: ").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
             assert!(std::fs::read_to_string(report).unwrap().contains("not fused"), "{report}");
         }
-        // Unchecked, it would be taken; and a device that is right passes its check, which is remembered.
+        // Without the check this device would be chosen. A correct device passes, and the result is
+        // cached.
         let choice = choose(&[here("cpu", &wrong, false)], &anything, None).unwrap();
         assert_eq!(choice.device.name(), "null");
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! `--grammar` and its kin: what an answer must be.
+//! Flags that constrain an answer: `--grammar`, `--json-schema`, `--regex` and `--lark`.
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -7,30 +7,38 @@ use text::{Grammar, GrammarCompiler};
 
 use crate::args::FileOrText;
 
-/// What the answer must be; one of these at most.
+/// A constraint of the answer; at most one flag may be given.
 #[derive(Args, Clone, Debug)]
 #[group(multiple = false)]
-#[command(next_help_heading = "Constrained answers (one of these)")]
+#[command(next_help_heading = "Constrained answers (one of these flags)")]
 pub struct GrammarArgs {
-    /// The answer follows this grammar in GBNF, llama.cpp's format: a file, or the grammar itself
+    /// Constrain the answer by a grammar in GBNF
+    ///
+    /// GBNF is llama.cpp's format. The value is a file or the grammar itself.
     #[arg(long, alias = "grammar-file", value_name = "FILE|TEXT")]
     grammar: Option<FileOrText>,
 
-    /// The answer is JSON that follows this schema: a file, or the schema itself; json for any JSON
+    /// Constrain the answer to JSON of this schema
+    ///
+    /// The value is a file or the schema itself, or json for any JSON.
     #[arg(short = 'j', long, visible_alias = "format", alias = "json-schema-file", value_name = "FILE|TEXT")]
     json_schema: Option<FileOrText>,
 
-    /// The answer as a whole matches this regular expression
+    /// Constrain the answer by a regular expression
+    ///
+    /// The whole answer matches it.
     #[arg(long, value_name = "REGEX")]
     regex: Option<String>,
 
-    /// The answer follows this grammar in llguidance's dialect of Lark: a file, or the grammar itself
+    /// Constrain the answer by a grammar in Lark
+    ///
+    /// The dialect is llguidance's. The value is a file or the grammar itself.
     #[arg(long, value_name = "FILE|TEXT")]
     lark: Option<FileOrText>,
 }
 
 impl GrammarArgs {
-    /// What holds an answer to it; `None` if nothing was asked for.
+    /// The compiled constraint; `None` without such a flag.
     ///
     /// # Errors
     /// The grammar cannot be read or compiled, or the model has no tokenizer.
@@ -40,10 +48,10 @@ impl GrammarArgs {
         Ok(Some(Box::new(compiler.compile(&grammar)?)))
     }
 
-    /// The grammar that was asked for.
+    /// The grammar of the flags; `None` without such a flag.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The grammar cannot be read.
     pub fn read(&self) -> anyhow::Result<Option<Grammar>> {
         if let Some(given) = &self.grammar {
             return Ok(Some(Grammar::Gbnf(file_or_text("--grammar", given, "GBNF", "::=")?)));
@@ -68,7 +76,7 @@ impl GrammarArgs {
     }
 }
 
-/// The content of a file of this name if there is one; else the text, which has `part` if it is what was expected.
+/// The content of the file of this name, or else the text itself, which must contain `part`.
 fn file_or_text(flag: &str, given: &FileOrText, expected: &str, part: &str) -> anyhow::Result<String> {
     if let Some(content) = given.read() {
         return content.with_context(|| format!("{flag}: reading {}", given.path().display()));

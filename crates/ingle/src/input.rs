@@ -1,4 +1,4 @@
-//! Text that is piped in. It is never dropped: where a text is given too, it belongs to that.
+//! Text on stdin. It is never dropped: it is appended to a text that is given as an argument.
 
 use std::io::{self, IsTerminal, Read};
 use std::path::Path;
@@ -10,24 +10,24 @@ use anyhow::Context;
 
 use crate::tell::tell;
 
-/// How long nothing may happen before somebody is told what is waited for.
+/// Time without input after which a note explains the wait.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What is piped in; `None`: stdin is a terminal, or is empty.
+/// The text on stdin; `None` if stdin is a terminal or empty.
 ///
 /// # Errors
-/// It cannot be read, or is not UTF-8.
+/// Stdin cannot be read, or is not UTF-8.
 pub fn piped() -> anyhow::Result<Option<String>> {
     if io::stdin().is_terminal() {
         return Ok(None);
     }
     let has_ended = Arc::new(AtomicBool::new(false));
     let ended = has_ended.clone();
-    // A program that starts this one may leave its end of a pipe open, without a thought of it.
+    // A parent process may leave its end of the pipe open by mistake.
     let watch = move || {
         std::thread::sleep(PATIENCE);
         if !ended.load(Ordering::Relaxed) {
-            tell!("note: reading stdin until it ends; `</dev/null` leaves it out");
+            tell!("note: reading stdin until it ends; `</dev/null` skips it");
         }
     };
     std::thread::Builder::new().name("patience".to_owned()).spawn(watch)?;
@@ -36,33 +36,33 @@ pub fn piped() -> anyhow::Result<Option<String>> {
     Ok(Some(text?).filter(|text| !text.is_empty()))
 }
 
-/// All of stdin, a terminal's too.
+/// All of stdin, even of a terminal.
 ///
 /// # Errors
-/// As [`piped`].
+/// The errors of [`piped`].
 pub fn all() -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     io::stdin().read_to_end(&mut bytes).context("reading stdin")?;
     decoded(bytes).context("stdin")
 }
 
-/// A file's text.
+/// The text of a file.
 ///
 /// # Errors
-/// It cannot be read, or is not UTF-8.
+/// The file cannot be read, or is not UTF-8.
 pub fn file(path: &Path) -> anyhow::Result<String> {
     let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
     decoded(bytes).with_context(|| path.display().to_string())
 }
 
-/// A text, without the mark that programs of Windows begin texts with.
+/// Decodes UTF-8, without the byte order mark that Windows programs write.
 fn decoded(bytes: Vec<u8>) -> anyhow::Result<String> {
     let mut text = String::from_utf8(bytes).map_err(|error| {
         let (at, bytes) = (error.utf8_error().valid_up_to(), error.as_bytes());
         let kind = if bytes.starts_with(&[0xFF, 0xFE]) || bytes.starts_with(&[0xFE, 0xFF]) {
             "a text in UTF-16"
         } else {
-            "bytes that are no text"
+            "bytes that are not text"
         };
         anyhow::anyhow!("found {kind} at byte {at}, expected UTF-8")
     })?;
@@ -72,11 +72,11 @@ fn decoded(bytes: Vec<u8>) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// A message of what was given and of what is piped in, a paragraph each; `None`: there is neither. The shell's line end after what is
-/// piped in is no part of it.
+/// The message of an argument and of stdin, one paragraph each; `None` if there is neither. Line
+/// ends at the end of stdin are dropped.
 ///
 /// # Errors
-/// As [`piped`].
+/// The errors of [`piped`].
 pub fn message(given: Option<&str>) -> anyhow::Result<Option<String>> {
     let (given, piped) = match given {
         Some("-") => (None, Some(all()?)),
@@ -90,10 +90,11 @@ pub fn message(given: Option<&str>) -> anyhow::Result<Option<String>> {
     })
 }
 
-/// A text of what was given and, right after it, what is piped in, to the letter; `None`: there is neither. A `-` is stdin.
+/// The text of an argument, directly followed by that of stdin; `None` if there is neither. `-` is
+/// stdin.
 ///
 /// # Errors
-/// As [`piped`].
+/// The errors of [`piped`].
 pub fn text(given: Option<&str>) -> anyhow::Result<Option<String>> {
     match given {
         Some("-") => Ok(Some(all()?)),

@@ -17,12 +17,12 @@ use serde_json::Value;
 use crate::args::{self, SamplingArgs};
 use crate::tell::{self, tell};
 
-/// What can be typed, and what it does.
+/// The slash commands and their descriptions.
 const HELP: [(&str, &str); 12] = [
     ("/help", "this list"),
     ("/retry", "another answer to the last message"),
-    ("/undo", "take back the last message and its answer"),
-    ("/clear", "forget the conversation (the system message stays)"),
+    ("/undo", "remove the last message and its answer"),
+    ("/clear", "clear the conversation (the system message stays)"),
     ("/system [TEXT]", "set the system message, or remove it"),
     ("/set", "show the settings"),
     (
@@ -30,17 +30,17 @@ const HELP: [(&str, &str); 12] = [
         "change one: temperature, top-k, top-p, min-p, repeat-penalty, presence-penalty, frequency-penalty, penalty-window, seed, \
          max-tokens",
     ),
-    ("/image FILE", "show an image (PNG, JPEG or WebP) with the next message, to a model that takes images"),
+    ("/image FILE", "add an image (PNG, JPEG or WebP) to the next message"),
     ("/save FILE", "write the conversation as JSON"),
-    ("/load FILE", "go on with a conversation that was saved"),
-    ("/show", "the model, its device, and how much of the context is used"),
+    ("/load FILE", "load a saved conversation"),
+    ("/show", "show the model, its device and the used context"),
     ("/quit", "leave (so does Ctrl-D)"),
 ];
 
 const KEYS: &str = "Ctrl-C stops an answer. A pasted text keeps its lines; to type several lines, begin and end with \"\"\", or end a \
     line with a backslash.";
 
-/// Columns before what a command does.
+/// Columns before the description of a command.
 const INDENT: usize = 18;
 
 const COMMANDS: [&str; 11] = [
@@ -48,68 +48,69 @@ const COMMANDS: [&str; 11] = [
     "/quit",
 ];
 
-/// Whom the chat is with: a model that runs here, or on a server.
+/// The other side of the chat: a model in this process, or on a server.
 pub trait Partner {
-    /// Where it runs.
+    /// The device or the server that the model runs on.
     fn describe(&self) -> String;
 
-    /// Nothing will be asked until somebody has typed something.
+    /// Frees memory while the program waits for input.
     fn rest(&mut self) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// Say something; the answer streams to `out` and becomes part of the conversation. Returns a line on how it went.
+    /// Sends a message; the answer streams to `out` and becomes part of the conversation. Returns
+    /// the closing line.
     fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<String>;
 
-    /// Forget the conversation, but not the system message.
+    /// Clears the conversation, but not the system message.
     fn clear(&mut self);
 
-    /// Show an image with the next message.
+    /// Adds an image to the next message.
     fn add_image(&mut self, _path: &Path) -> anyhow::Result<()> {
-        anyhow::bail!("images are shown to models that run here, without --server")
+        anyhow::bail!("images need a model that runs here, without --server")
     }
 
-    /// Set the system message, or remove it.
+    /// Sets the system message, or removes it.
     fn set_system(&mut self, text: Option<&str>) -> anyhow::Result<()>;
 
-    /// How the next answer is sampled.
+    /// Sampling flags of the next answer.
     fn sampling(&self) -> &SamplingArgs;
 
-    /// What holds where that says nothing; nothing where only a server knows.
+    /// The model's own recommendations; empty for a server's model.
     fn default_sampling(&self) -> SamplingChoice;
 
-    /// Change that, if the values are within their limits.
+    /// Changes the sampling flags, if the values are within their limits.
     fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()>;
 
-    /// The conversation, for a file.
+    /// The conversation in the form of a file.
     fn saved(&self) -> Value;
 
-    /// Go on with the conversation of such a file instead.
+    /// Replaces the conversation by a saved one.
     fn loaded(&mut self, saved: &Value) -> anyhow::Result<()>;
 
-    /// Take back the last message and its answer; the message.
+    /// Removes the last message and its answer; returns the message.
     fn undo(&mut self) -> anyhow::Result<String>;
 
-    /// What there is to know of the model and the conversation, in lines.
+    /// The model and the conversation in lines, for /show.
     fn show(&self) -> String;
 }
 
-/// The messages of a conversation that was saved.
+/// The messages of a saved conversation.
 pub fn messages(saved: &Value) -> anyhow::Result<Vec<Value>> {
-    let expected = "expected {\"messages\": […]} with a role and a text each, as /save writes it";
-    // Clients of OpenAI's API keep the list alone.
+    let expected = "expected {\"messages\": […]}, each with a role and a text, as /save writes it";
+    // Files for OpenAI's API may have the list alone.
     let messages = saved["messages"].as_array().or(saved.as_array()).context(expected)?;
     let is_message = |message: &Value| message["role"].is_string() && message["content"].is_string();
     anyhow::ensure!(messages.iter().all(is_message), "{expected} (images are not saved)");
     Ok(messages.clone())
 }
 
-/// Read, answer, repeat, until /quit or the end of the input.
+/// Reads and answers messages until /quit or the end of the input.
 pub fn run(session: &mut dyn Partner, name: &str, history: &Path) -> anyhow::Result<()> {
     let config = Config::builder().auto_add_history(true).bracketed_paste(true).build();
     let mut editor: Editor<Lines, FileHistory> = Editor::with_config(config)?;
     editor.set_helper(Some(Lines));
-    // The first time there is no history.
+    // There is no history at the first start.
     let _ = editor.load_history(history);
     tell!("{name} on {}; /help lists the commands", session.describe());
     loop {
@@ -127,7 +128,7 @@ pub fn run(session: &mut dyn Partner, name: &str, history: &Path) -> anyhow::Res
         if message.trim().is_empty() {
             continue;
         }
-        // What goes wrong with one message leaves the conversation as it was.
+        // An error leaves the conversation unchanged.
         let outcome = match message.strip_prefix('/') {
             Some("quit" | "exit" | "bye") => break,
             Some("retry") => session
@@ -154,14 +155,14 @@ pub fn run(session: &mut dyn Partner, name: &str, history: &Path) -> anyhow::Res
     editor.save_history(history).with_context(|| format!("writing {}", history.display()))
 }
 
-/// Do what a slash command says; what there is to tell.
+/// Runs a slash command; returns the text to print.
 fn obey(session: &mut dyn Partner, command: &str) -> anyhow::Result<String> {
     let (verb, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
     let rest = rest.trim();
     match verb {
         "clear" => {
             session.clear();
-            Ok("forgotten".into())
+            Ok("conversation cleared".into())
         }
         "system" => {
             session.set_system((!rest.is_empty()).then_some(rest))?;
@@ -176,7 +177,7 @@ fn obey(session: &mut dyn Partner, command: &str) -> anyhow::Result<String> {
         "image" => {
             anyhow::ensure!(!rest.is_empty(), "expected /image FILE");
             session.add_image(Path::new(rest))?;
-            Ok(format!("{rest} goes with the next message"))
+            Ok(format!("{rest} belongs to the next message"))
         }
         "save" => {
             anyhow::ensure!(!rest.is_empty(), "expected /save FILE");
@@ -189,18 +190,18 @@ fn obey(session: &mut dyn Partner, command: &str) -> anyhow::Result<String> {
             let text = std::fs::read_to_string(rest).with_context(|| format!("reading {rest}"))?;
             let saved = serde_json::from_str(&text).with_context(|| format!("{rest}: expected JSON"))?;
             session.loaded(&saved).with_context(|| rest.to_owned())?;
-            Ok(format!("goes on with {rest}"))
+            Ok(format!("loaded {rest}"))
         }
         "undo" => {
             session.undo()?;
-            Ok("taken back".into())
+            Ok("message removed".into())
         }
         "show" => Ok(session.show()),
         _ => anyhow::bail!("found /{verb}, expected one of {}", COMMANDS.map(str::trim).join(" ")),
     }
 }
 
-/// What can be typed.
+/// Prints the commands and settings.
 fn help() {
     for (command, does) in HELP {
         tell::hanging(&format!("{command:<INDENT$}{does}"), INDENT);
@@ -248,7 +249,7 @@ fn settings(s: &SamplingArgs, default: SamplingChoice) -> String {
         said.or(default).map_or_else(|| usual.into(), |value| value.to_string())
     }
     let option = |value: Option<String>, none: &str| value.unwrap_or_else(|| none.into());
-    let (said, unknown) = (s.choice(), "as the server has it");
+    let (said, unknown) = (s.choice(), "the server's default");
     let penalty = if default.temperature.is_some() { ["1", "64"] } else { [unknown, unknown] };
     format!(
         "temperature {}, top-k {}, top-p {}, min-p {}, repeat-penalty {}, presence-penalty {}, frequency-penalty {}, \
@@ -266,7 +267,7 @@ fn settings(s: &SamplingArgs, default: SamplingChoice) -> String {
     )
 }
 
-/// The message in a text that may stand in triple quotes or have lines that end in a backslash.
+/// The message in a typed text, without triple quotes or backslashes at the ends of lines.
 fn unwrap_lines(line: &str) -> String {
     match line.trim().strip_prefix("\"\"\"").and_then(|rest| rest.strip_suffix("\"\"\"")) {
         Some(inside) => inside.trim_matches('\n').to_owned(),
@@ -274,14 +275,14 @@ fn unwrap_lines(line: &str) -> String {
     }
 }
 
-/// Whether the editor should go on to another line.
+/// True if the message continues on another line.
 fn is_open(line: &str) -> bool {
     let text = line.trim();
     let quoted = text.starts_with("\"\"\"") && (text.len() < 6 || !text.ends_with("\"\"\""));
     quoted || (!text.starts_with("\"\"\"") && line.ends_with('\\'))
 }
 
-/// Completes commands and knows when a message is complete.
+/// Completes commands, and detects the end of a message.
 struct Lines;
 
 impl Validator for Lines {

@@ -1,12 +1,14 @@
 //! The command line of Ingle: one file a command, under `commands/`.
 //!
-//! Errors go to stderr with exit status 1; usage errors with 2; a reader that hangs up early is no error.
+//! Errors go to stderr with exit status 1; usage errors with 2; a reader that hangs up early is no
+//! error.
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod args;
 mod choose;
 mod client;
 mod commands;
+mod devices;
 mod grammar;
 mod input;
 mod interactive;

@@ -1,5 +1,5 @@
-//! The file that holds the tower of images of a GGUF model: the one that a flag names, or the one beside the model whose name says
-//! that it is its own.
+//! The image encoder of a GGUF model (its mmproj file): the file of a flag, or the one in the
+//! model's folder with a matching name.
 
 use std::path::Path;
 
@@ -8,26 +8,23 @@ use weights::{Access, Checkpoint, Naming};
 
 use crate::tell::tell;
 
-/// What is put before the name of a model's tower where one is written.
+/// Prefix of the name of a written image encoder.
 pub const PREFIX: &str = "mmproj-";
 
-/// The checkpoint with its tower: of `named`, or else of a file beside it.
+/// The checkpoint with its image encoder, from the file `named` or from the model's folder.
 pub fn attach(
     path: &Path,
     checkpoint: Checkpoint,
     named: Option<&Path>,
     access: Access,
 ) -> anyhow::Result<Checkpoint> {
-    let beside = || match checkpoint.naming {
-        Naming::Gguf => hub::tower_beside(path),
-        _ => None,
-    };
+    let beside = || (checkpoint.naming == Naming::Gguf).then(|| hub::tower_beside(path)).flatten();
     let Some(tower) = named.map(Path::to_owned).or_else(beside) else { return Ok(checkpoint) };
     let opened = formats::open(&tower, access)?;
     match (model::with_mmproj(checkpoint.clone(), &opened), named) {
         (Ok(both), _) => Ok(both),
         (Err(error), Some(_)) => Err(error).with_context(|| format!("--mmproj {}", tower.display())),
-        // Nobody asked for it: the text model runs without.
+        // The user did not ask for this file, so the text model runs without it.
         (Err(error), None) => {
             tell!("note: without images: {}: {error}", tower.display());
             Ok(checkpoint)

@@ -1,4 +1,4 @@
-//! Printing: numbers for people, tables, JSON.
+//! Output: numbers for people, tables, JSON.
 
 use std::io::{self, Write};
 
@@ -7,15 +7,16 @@ use unicode_width::UnicodeWidthStr;
 
 use crate::wrap;
 
-/// Whether the error is a reader of stdout that hung up (`ingle … | head`).
+/// True if the reader of stdout hung up (`ingle … | head`).
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|e| e.downcast_ref::<io::Error>()).any(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// What an error says, each of its causes once: many say what their own cause is, or name the file that what is around them has named.
+/// The message of an error, with each of its causes once. Many errors repeat the text of their
+/// cause, or the file that an outer error has named.
 pub fn message(error: &anyhow::Error) -> String {
     let mut said = String::new();
-    // What fails to write names its file, but for stdout.
+    // Errors of files name their file, but errors of stdout name nothing.
     if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::StorageFull) {
         said.push_str("writing to stdout");
     }
@@ -35,12 +36,12 @@ pub fn message(error: &anyhow::Error) -> String {
     said
 }
 
-/// Whether `said` ends with these words.
+/// True if `said` ends with these words.
 fn is_last_said(said: &str, words: &str) -> bool {
     said.strip_suffix(words).is_some_and(|before| !before.ends_with(|c: char| c.is_alphanumeric()))
 }
 
-/// One line of JSON on stdout.
+/// Prints a line of JSON on stdout.
 pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, value).map_err(io::Error::from)?;
@@ -48,7 +49,7 @@ pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One line of text on stdout.
+/// Prints a line of text on stdout.
 pub fn print_line(line: &str) -> anyhow::Result<()> {
     Ok(writeln!(io::stdout().lock(), "{line}")?)
 }
@@ -65,7 +66,7 @@ pub fn bytes(n: u64) -> String {
     if unit == 0 { format!("{n} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-/// `1 window`, `2 windows`: a number and what is counted.
+/// A number with its noun: `1 window`, `2 windows`.
 pub fn plural(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
@@ -91,7 +92,7 @@ pub fn seconds(s: f64) -> String {
     }
 }
 
-/// How a [`Table`] is printed.
+/// Formats of a [`Table`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Aligned columns.
@@ -102,7 +103,8 @@ pub enum Style {
     Csv,
 }
 
-/// Rows of text under a header. Columns whose header ends in `>` are aligned to the right (the mark is not printed).
+/// Rows of text under a header. A column whose header ends in `>` is aligned to the right; the `>`
+/// is not printed.
 pub struct Table {
     header: Vec<String>,
     right: Vec<bool>,
@@ -119,13 +121,14 @@ impl Table {
         }
     }
 
-    /// Add a row, as many cells as the header has.
+    /// Adds a row with one cell for each column.
     pub fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.header.len());
         self.rows.push(cells);
     }
 
-    /// Write it; aligned columns are cut so that a line has at most `most` columns.
+    /// Writes the table. With aligned columns, long cells are cut so that a line has at most `most`
+    /// columns.
     pub fn write(&self, out: &mut dyn Write, style: Style, most: usize) -> io::Result<()> {
         if style == Style::Csv {
             for row in std::iter::once(&self.header).chain(&self.rows) {
@@ -140,13 +143,13 @@ impl Table {
                 row.iter().enumerate().map(|(i, c)| padded(c, widths[i], self.right[i])).collect();
             match style {
                 Style::Markdown => format!("| {} |", cells.join(" | ")),
-                _ => cells.join("  ").trim_end().to_owned(),
+                Style::Plain | Style::Csv => cells.join("  ").trim_end().to_owned(),
             }
         };
         writeln!(out, "{}", line(&self.header))?;
-        let rule = |i: usize| match (style, self.right[i]) {
-            (Style::Markdown, true) => format!("{}:", "-".repeat(widths[i].saturating_sub(1).max(1))),
-            _ => "-".repeat(widths[i]),
+        let rule = |i: usize| match style == Style::Markdown && self.right[i] {
+            true => format!("{}:", "-".repeat(widths[i].saturating_sub(1).max(1))),
+            false => "-".repeat(widths[i]),
         };
         let rules: Vec<String> = (0..self.header.len()).map(rule).collect();
         writeln!(
@@ -160,7 +163,8 @@ impl Table {
         Ok(())
     }
 
-    /// Columns that each column has: what its cells need, but less for the widest ones where a line would have more than `most`.
+    /// Width of each column: that of its widest cell, but less for the widest columns if a line
+    /// would have more than `most`.
     fn widths(&self, most: usize) -> Vec<usize> {
         let rows = || std::iter::once(&self.header).chain(&self.rows);
         let mut widths: Vec<usize> =
@@ -179,17 +183,17 @@ impl Table {
         widths
     }
 
-    /// Print it on stdout, within the terminal's width.
+    /// Prints the table on stdout, cut to the terminal's width.
     pub fn print(&self, style: Style) -> anyhow::Result<()> {
         let most = wrap::stdout_width().unwrap_or(usize::MAX);
         Ok(self.write(&mut io::stdout().lock(), style, most)?)
     }
 }
 
-/// A column of text is cut no narrower than this.
+/// Least width of a column that is cut.
 const LEAST_COLUMN: usize = 10;
 
-/// A cell in a column of this width, cut if it is wider.
+/// The cell, padded or cut to this width.
 fn padded(cell: &str, width: usize, right: bool) -> String {
     let mut shown = cell.to_owned();
     if cell.width() > width {

@@ -1,4 +1,4 @@
-//! Progress of a download on stderr: a bar on a terminal, plain lines for notes, nothing else.
+//! Progress of a download on stderr: a bar on a terminal, and lines for notes.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use indicatif::{BinaryBytes, HumanDuration, ProgressBar, ProgressDrawTarget, Pro
 
 use crate::tell::tell;
 
-/// How often a bar is drawn at least.
+/// Time between two redraws of a bar without progress.
 const TICK: Duration = Duration::from_millis(120);
 
-/// How fast it goes and for how long still; before the first byte, how long it has been.
+/// Writes the rate and the remaining time; before the first byte, the elapsed time.
 fn pace(state: &ProgressState, out: &mut dyn Write) {
-    // Into memory.
+    // Writing to memory cannot fail.
     _ = match state.pos() {
         0 => write!(out, "waiting {:#}", HumanDuration(state.elapsed())),
         _ if state.len().is_none() => write!(out, "{}/s", BinaryBytes(state.per_sec() as u64)),
@@ -20,7 +20,7 @@ fn pace(state: &ProgressState, out: &mut dyn Write) {
     };
 }
 
-/// Draws what [`hub::fetch`] tells. Silent, notes excepted, when stderr is no terminal.
+/// A progress bar for [`hub::fetch`]. If stderr is not a terminal, only notes are printed.
 #[derive(Default)]
 pub struct Bar {
     bar: Option<ProgressBar>,
@@ -36,7 +36,7 @@ impl hub::Progress for Bar {
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style.with_key("pace", pace));
         bar.set_message(name.to_owned());
-        // It turns while nothing arrives, too: pip takes seconds before its first byte.
+        // The spinner turns without progress, too: pip needs seconds before its first byte.
         bar.enable_steady_tick(TICK);
         self.bar = Some(bar);
     }

@@ -1,4 +1,4 @@
-//! A model on a device and on the CPU: which part of it the CPU has, as flags say or a GPU's memory asks.
+//! Splitting a model between a GPU and the CPU, by flags or because the GPU's memory is too small.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,22 +6,30 @@ use std::time::Duration;
 
 use device::{Device, Op};
 use device_split::{Share, SplitDevice};
-use engine::Model;
+use engine::{LoadOptions, Model};
 
 use crate::args::{DeviceName, LoadArgs};
-use crate::load::{self, cuda, first_gpu, named_device};
+use crate::devices::{self, cuda, first_gpu, named_device};
 use crate::output;
 use crate::tell::tell;
 
-/// Of a GPU's memory, what a model that is shared with the CPU leaves free: for the driver and for keys and values of more sequences.
+/// Bytes of a GPU's memory that stay free when a model is split, for the driver and for further
+/// keys and values.
 const GPU_RESERVE: u64 = 1 << 30;
 
-/// How long the CPU's workers stay awake for their next turn: longer than the GPU takes for attention of a row.
+/// Time for which the CPU's workers stay awake between segments. It is longer than attention of a
+/// row on the GPU.
 const GPU_TURN: Duration = Duration::from_micros(500);
 
-/// The device; or, where the flags say so or a GPU's memory is too small for the model, that device for a part of the model and the CPU
-/// for the rest: for the experts of the first layers, and, where those of all layers are not enough, for the first layers as a whole.
-pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow::Result<Arc<dyn Device>> {
+/// The device, or a split of the model between it and the CPU, if flags ask for that or if the
+/// GPU's memory is too small. The CPU runs the experts of the first layers. If the experts of all
+/// layers are not enough, it also runs the first layers as a whole.
+pub fn shared(
+    args: &LoadArgs,
+    model: &Model,
+    device: Arc<dyn Device>,
+    options: &LoadOptions,
+) -> anyhow::Result<Arc<dyn Device>> {
     let nodes = || model.plan().nodes.iter();
     let n_layers = nodes().filter_map(|node| node.layer).max().map_or(0, |last| last as usize + 1);
     let has_experts = |layers: Range<usize>| {
@@ -29,7 +37,7 @@ pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow
         routers.filter_map(|node| node.layer).any(|layer| layers.contains(&(layer as usize)))
     };
     let cpu = || -> anyhow::Result<Arc<dyn Device>> {
-        Ok(Arc::new(load::cpu(&args.device)?.staying_awake(GPU_TURN)))
+        Ok(Arc::new(devices::cpu(&args.device)?.staying_awake(GPU_TURN)))
     };
     let frugal = || -> anyhow::Result<Arc<dyn Device>> {
         Ok(if device.name() == "cuda" { cuda::frugal(first_gpu(&args.device))? } else { device.clone() })
@@ -39,15 +47,11 @@ pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow
     };
     for (flag, number) in [("--gpu-layers", args.gpu_layers), ("--cpu-moe-layers", args.cpu_moe_layers)] {
         if number.is_some() && device.name() == "cpu" {
-            anyhow::bail!(
-                "{flag} says what the CPU computes beside another device: name that device with --device"
-            )
+            anyhow::bail!("{flag} splits a model between a GPU and the CPU; name the GPU with --device")
         }
     }
     if args.cpu_moe_layers.is_some() && !has_experts(0..n_layers) {
-        anyhow::bail!(
-            "--cpu-moe-layers says whose experts the CPU has: expected a mixture of experts, found a model without experts"
-        )
+        anyhow::bail!("--cpu-moe-layers needs a mixture of experts, found a model without experts")
     }
     match (args.gpu_layers, args.cpu_moe_layers) {
         (None, None) if device.name() == "cuda" => {}
@@ -62,16 +66,15 @@ pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow
             return Ok(with(Share { n_layers, first_layers, expert_layers }, &cpu()?, &frugal()?)?);
         }
     }
-    let options = load::options(args);
-    // What else is wrong is said when the model is loaded.
-    let Ok(whole) = engine::plan_memory(model, device.as_ref(), &options) else { return Ok(device) };
+    // Other errors are reported when the model is loaded.
+    let Ok(whole) = engine::plan_memory(model, device.as_ref(), options) else { return Ok(device) };
     if whole.fits {
         return Ok(device);
     }
     let (cpu, other, free) = (cpu()?, frugal()?, device.memory().free.saturating_sub(GPU_RESERVE));
-    if engine::plan_memory(model, other.as_ref(), &options).is_ok_and(|report| report.fits) {
+    if engine::plan_memory(model, other.as_ref(), options).is_ok_and(|report| report.fits) {
         tracing::info!(
-            "the weights are on {} once: their copies that make it faster do not fit",
+            "{} runs without faster copies of the weights, which do not fit in its memory",
             device.name()
         );
         return Ok(other);
@@ -79,7 +82,7 @@ pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow
     let prefix = format!("{}: ", device.name());
     let fits = |share: Share| -> bool {
         let planned = with(share, &cpu, &other).map_err(engine::Error::from);
-        let planned = planned.and_then(|split| engine::plan_memory(model, split.as_ref(), &options));
+        let planned = planned.and_then(|split| engine::plan_memory(model, split.as_ref(), options));
         let on_gpu = |report: engine::MemoryReport| {
             let items = report.items.iter().filter(|item| item.what.starts_with(&prefix));
             items.map(|item| item.bytes).sum::<u64>()
@@ -88,7 +91,7 @@ pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow
     };
     let share = smallest(n_layers, has_experts(0..n_layers), &fits);
     tell!(
-        "note: the CPU has {}, {} everything else: the model takes {}, and {} are free there (--gpu-layers and --cpu-moe-layers override)",
+        "note: the CPU runs {}, and {} the rest: the model needs {}, and {} are free (--gpu-layers and --cpu-moe-layers override)",
         share.describe(),
         device.name(),
         output::bytes(whole.total),
@@ -101,8 +104,9 @@ pub fn shared(args: &LoadArgs, model: &Model, device: Arc<dyn Device>) -> anyhow
     }
 }
 
-/// The smallest share of the CPU beside which the rest fits on the GPU: the experts of the fewest first layers; where those of all layers
-/// are not enough, or there are none, the fewest first layers as a whole besides; all layers if nothing fits.
+/// The smallest share of the CPU with which the rest fits on the GPU. It is the experts of the
+/// fewest first layers. If the experts of all layers are not enough, or there are none, it is also
+/// the fewest first layers as a whole. If nothing fits, it is all layers.
 fn smallest(n_layers: usize, has_experts: bool, fits: &dyn Fn(Share) -> bool) -> Share {
     let share = |first_layers: usize, expert_layers: usize| Share { n_layers, first_layers, expert_layers };
     let all = if has_experts { n_layers } else { 0 };
@@ -112,7 +116,8 @@ fn smallest(n_layers: usize, has_experts: bool, fits: &dyn Fn(Share) -> bool) ->
     share(least(n_layers, &|n| fits(share(n, all))), all)
 }
 
-/// The least number from 1 that fits, below `most`; `most` otherwise. More on the CPU takes less of the GPU.
+/// The least number from 1 to `most` for which `fits` is true, or `most` if there is none. A larger
+/// number on the CPU needs less memory of the GPU.
 fn least(most: usize, fits: &dyn Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (1, most.max(1));
     while low < high {
@@ -126,7 +131,7 @@ fn least(most: usize, fits: &dyn Fn(usize) -> bool) -> usize {
 mod tests {
     use super::*;
 
-    /// On a GPU with room for so much, of a model whose layers take 10 each, 8 of them their experts.
+    /// The share for a GPU with this room. Each of six layers takes 10, of which experts take 8.
     fn share(room: usize, has_experts: bool) -> (usize, usize) {
         let fits = |share: Share| {
             assert!(share.first_layers < share.n_layers);

@@ -1,6 +1,6 @@
-//! The data of server-sent events, from bytes cut anywhere.
+//! A parser of server-sent events.
 
-/// What has arrived and is no whole event yet. Lines end with `\n` or `\r\n`.
+/// A parser of events, which keeps bytes of an incomplete event. Lines end with `\n` or `\r\n`.
 #[derive(Default)]
 pub struct Reader {
     line: Vec<u8>,
@@ -8,7 +8,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// The data of each event that `bytes` complete; the lines of one event are joined by `\n`.
+    /// Adds bytes, which may be cut anywhere. Returns the data of each event that is now complete,
+    /// with `\n` between the lines of an event.
     pub fn feed(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut events = Vec::new();
         for &byte in bytes {

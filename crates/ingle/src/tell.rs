@@ -1,11 +1,13 @@
-//! Everything that goes to stderr: lines for people, the log, the pieces of progress bars. One place, for three reasons:
+//! Output to stderr: lines for people, the log, and progress bars. All of it passes through this
+//! file, for three reasons:
 //!
-//! - **A reader of stderr that has gone away, or does not read, is nobody's failure.** Failed writes are ignored, and a server writes
-//!   from a thread of its own ([`apart`]), so that a full pipe stops no request and no signal.
-//! - Colour is only for terminals, and not where `NO_COLOR` is set.
-//! - Lines are broken between words where they are wider than the terminal.
+//! - **A full or closed pipe of stderr is not an error.** Failed writes are ignored. A server
+//!   writes from its own thread ([`apart`]), so that a full pipe stops neither requests nor
+//!   signals.
+//! - Colours are only for terminals, and not if `NO_COLOR` is set.
+//! - Lines wider than the terminal are broken between words.
 //!
-//! The macros of the standard library panic where a write fails, so a lint keeps them out of this crate.
+//! The macros of the standard library panic if a write fails, so a lint forbids them in this crate.
 
 use std::fmt::Arguments;
 use std::io::{self, IsTerminal, Write};
@@ -16,46 +18,46 @@ use std::time::Duration;
 
 use crate::wrap;
 
-/// How often `-v` was given.
+/// Number of `-v` flags.
 static VERBOSE: AtomicU8 = AtomicU8::new(0);
 
-/// Where lines go once [`apart`] was called.
+/// The queue of the writing thread, after [`apart`].
 static QUEUE: OnceLock<Queue> = OnceLock::new();
 
-/// Pieces that wait for a reader of stderr; what comes while so many wait is lost.
+/// Most pieces in the queue; further pieces are dropped.
 const MAX_WAITING: usize = 1024;
 
-/// How long the end of the program waits for a reader of what was written last.
+/// Longest wait for the last pieces at the end of the program.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// A line on stderr, as `eprintln!` writes it.
+/// Prints a line on stderr, with the syntax of `eprintln!`.
 macro_rules! tell {
     ($($part:tt)*) => { $crate::tell::line(format_args!($($part)*)) };
 }
 pub(crate) use tell;
 
-/// Set how often `-v` was given.
+/// Sets the number of `-v` flags.
 pub fn set_verbose(times: u8) {
     VERBOSE.store(times, Ordering::Relaxed);
 }
 
-/// Whether `-v` was given.
+/// True if `-v` was given.
 pub fn is_verbose() -> bool {
     VERBOSE.load(Ordering::Relaxed) > 0
 }
 
-/// Whether colours are wanted, on a terminal: neither `NO_COLOR` nor a terminal without colours says otherwise.
+/// True if the user wants colours: `NO_COLOR` is not set and the terminal supports them.
 pub fn colours() -> bool {
     let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     wanted && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Whether stderr shows colours and other marks.
+/// True if stderr shows colours.
 pub fn has_colour() -> bool {
     colours() && io::stderr().is_terminal()
 }
 
-/// A line, broken between words where stderr is a terminal that is narrower.
+/// Prints a line, broken between words at the terminal's width.
 pub fn line(text: Arguments<'_>) {
     let mut text = text.to_string();
     if let Some(width) = wrap::stderr_width() {
@@ -65,7 +67,7 @@ pub fn line(text: Arguments<'_>) {
     Stderr.put(text.as_bytes());
 }
 
-/// A line that matters little: dimmed where stderr shows colours.
+/// Prints a minor line, dimmed if stderr shows colours.
 pub fn aside(text: &str) {
     match has_colour() {
         true => line(format_args!("\x1b[2m{text}\x1b[22m")),
@@ -73,13 +75,13 @@ pub fn aside(text: &str) {
     }
 }
 
-/// A paragraph whose lines after the first begin `indent` columns from the left, where they have to be broken.
+/// Prints a paragraph. Lines after a break are indented by `indent` columns.
 pub fn hanging(text: &str, indent: usize) {
     let broken = wrap::stderr_width().map(|width| wrap::lines(text, width, indent));
     Stderr.put(format!("{}\n", broken.as_deref().unwrap_or(text)).as_bytes());
 }
 
-/// A piece of text as it is.
+/// Prints a piece of text without changes.
 pub fn piece(text: &str) {
     Stderr.put(text.as_bytes());
 }
@@ -110,7 +112,7 @@ impl Write for Stderr {
 
 struct Queue {
     pieces: SyncSender<Piece>,
-    /// Hears when all that came before a [`Piece::Last`] is written.
+    /// Receives a signal when everything before a [`Piece::Last`] is written.
     written: Mutex<Receiver<()>>,
 }
 
@@ -119,10 +121,10 @@ enum Piece {
     Last,
 }
 
-/// From now on, write from a thread of its own: whoever tells something never waits for a reader.
+/// Starts the writing thread, after which no caller waits for a reader of stderr.
 ///
 /// # Errors
-/// The thread cannot be started; lines are then written as before.
+/// The thread cannot be started; lines are then written directly.
 pub fn apart() -> io::Result<()> {
     let (pieces, waiting) = sync_channel(MAX_WAITING);
     let (written, hear) = sync_channel(1);
@@ -139,7 +141,7 @@ pub fn apart() -> io::Result<()> {
     Ok(())
 }
 
-/// Wait until what was told is written, but not for long.
+/// Waits until the queue is written, but not for long.
 pub fn finish() {
     if let Some(queue) = QUEUE.get()
         && queue.pieces.try_send(Piece::Last).is_ok()
@@ -149,7 +151,7 @@ pub fn finish() {
     }
 }
 
-/// Panics are told here, too.
+/// Prints panics through this file, too.
 pub fn hear_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();

@@ -1,4 +1,4 @@
-//! What was typed wrongly: tips beyond those that clap has.
+//! The command line: order and length of help, and tips for typing mistakes beyond clap's own.
 
 use std::ffi::OsString;
 
@@ -7,15 +7,15 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::Cli;
 
-/// The command line; usage errors and help end the program.
+/// Parses the command line; usage errors and help end the program.
 pub fn parse() -> Cli {
     let typed = spelt_out(std::env::args_os());
     let matches = command().try_get_matches_from(typed).unwrap_or_else(|error| improved(error).exit());
     clap::FromArgMatches::from_arg_matches(&matches).unwrap_or_else(|error: clap::Error| error.exit())
 }
 
-/// Flags of llama.cpp that have one dash and several letters, which a parser of flags takes for several flags.
-const OF_LLAMA: [(&str, &str); 8] = [
+/// Flags of llama.cpp with one dash and several letters, which clap would parse as several flags.
+const LLAMA_FLAGS: [(&str, &str); 8] = [
     ("-ngl", "--gpu-layers"),
     ("-ncmoe", "--cpu-moe-layers"),
     ("-md", "--draft-model"),
@@ -26,85 +26,92 @@ const OF_LLAMA: [(&str, &str); 8] = [
     ("-jf", "--json-schema"),
 ];
 
-/// What was typed, with those spelt out that stand before `--`.
+/// The arguments with llama.cpp's flags before `--` replaced by their long names.
 fn spelt_out(typed: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut is_flag = true;
     let spelt = typed.map(|arg| {
         is_flag &= arg != "--";
-        let flag = OF_LLAMA.iter().find(|(short, _)| is_flag && arg == *short);
+        let flag = LLAMA_FLAGS.iter().find(|(short, _)| is_flag && arg == *short);
         flag.map_or(arg, |(_, long)| long.into())
     });
     spelt.collect()
 }
 
-/// The flags of each command that people look for, in this order, before all others; those stand under their headings.
-const FIRST: [(&str, &[&str]); 3] = [
-    (
-        "run",
-        &[
-            "system",
-            "image",
-            "max_tokens",
-            "temperature",
-            "seed",
-            "json_schema",
-            "ctx",
-            "device",
-            "server",
-            "json",
-        ],
-    ),
-    (
-        "complete",
-        &[
-            "prompt",
-            "file",
-            "tokens",
-            "max_tokens",
-            "temperature",
-            "seed",
-            "json_schema",
-            "ctx",
-            "device",
-            "json",
-        ],
-    ),
-    ("serve", &["host", "port", "api_key", "ctx", "device", "slots", "keep_alive", "config", "allow_pull"]),
+/// Headings of flags in the order of help, with the flags that `-h` shows. The other flags are in
+/// `--help` only, so that `-h` fits on a screen. Flags that people change often come first, flags
+/// of fetching last. Flags without a heading come before all others.
+const HEADINGS: [(&str, &[&str]); 16] = [
+    ("Access", &["host", "port", "api_key", "tls_cert"]),
+    ("Requests", &["max_tokens", "prefix_cache"]),
+    ("Server", &["server"]),
+    ("Output", &["format", "json", "output_dir", "word_timestamps"]),
+    ("Decoding", &["language", "task", "beam_size", "prompt"]),
+    ("Running", &[]),
+    ("Sampling", &["temperature", "top_p", "seed", "stop", "max_tokens"]),
+    ("Default sampling", &["temperature", "top_p"]),
+    ("Constrained answers", &["grammar", "json_schema"]),
+    ("More samplers", &[]),
+    ("Adapters", &[]),
+    ("Speculation", &[]),
+    ("Prefill", &[]),
+    ("Device and memory", &["device", "threads", "gpu_layers", "ctx", "memory"]),
+    ("Verifying", &[]),
+    ("Fetching", &["cache", "offline"]),
 ];
 
-/// The commands. A number is a value, also a negative one: what it means is said by whoever reads it.
+/// The place of a flag's heading in [`HEADINGS`].
+fn heading_of(arg: &clap::Arg) -> Option<usize> {
+    let heading = arg.get_help_heading()?;
+    HEADINGS.iter().position(|(known, _)| heading.starts_with(known))
+}
+
+/// The commands. Every number may be negative on the command line; its parser checks the range.
 pub fn command() -> clap::Command {
-    let numbers = |arg: clap::Arg| match arg.get_action().takes_values() {
-        true => arg.allow_negative_numbers(true),
-        false => arg,
-    };
     let mut all = Cli::command();
-    // Clap would break lines after every word.
+    // With COLUMNS=0, clap would break lines after every word.
     if std::env::var("COLUMNS").is_ok_and(|columns| columns == "0") {
         all = all.term_width(NO_TERMINAL);
     }
     all.mut_subcommands(|command| {
-        let first =
-            FIRST.iter().find(|(name, _)| *name == command.get_name()).map_or(&[][..], |(_, ids)| ids);
-        let notes = command.get_after_help().map(|notes| paragraphs(&notes.to_string()));
-        let command = match notes {
-            Some(notes) => command.after_help(notes),
-            None => command,
-        };
-        let mut n_others = 0;
-        command.mut_args(numbers).mut_args(|arg| match first.iter().position(|id| arg.get_id() == *id) {
-            Some(place) => arg.help_heading(NO_HEADING).display_order(place),
-            None if arg.is_positional() => arg.help_heading(NO_HEADING),
-            None => {
-                n_others += 1;
-                arg.display_order(first.len() + n_others)
+        let notes = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let short = format!("{}`ingle {} --help` describes all flags.", examples(&notes), command.get_name());
+        let command = command.after_help(short).after_long_help(paragraphs(&notes));
+        let command = command.mut_args(|arg| {
+            let arg = if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
+            let is_short = |heading: usize| HEADINGS[heading].1.contains(&arg.get_id().as_str());
+            match heading_of(&arg).is_none_or(is_short) {
+                _ if arg.is_positional() => arg.help_heading(NO_HEADING),
+                true => arg,
+                false => arg.hide_short_help(true),
             }
-        })
+        });
+        in_order(command)
     })
 }
 
-/// Notes whose paragraphs have no line ends but that of their last line, for the terminal is not as wide as the source. Examples keep
-/// theirs.
+/// The command with its flags sorted by [`HEADINGS`]. Clap prints headings in the order of their
+/// first flags.
+fn in_order(command: clap::Command) -> clap::Command {
+    let flags = command.get_arguments().filter(|arg| !arg.is_positional());
+    let mut ranked: Vec<_> = flags.map(|arg| (heading_of(arg), arg.get_id().clone())).collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    let ranked = ranked.into_iter().enumerate();
+    // `mut_arg` moves its argument to the end.
+    ranked.fold(command, |command, (place, (_, id))| command.mut_arg(id, |arg| arg.display_order(place)))
+}
+
+/// The first examples of a command's notes, for `-h`.
+fn examples(notes: &str) -> String {
+    let part = notes.split("\n\n").find(|part| part.starts_with("Example"));
+    let lines: Vec<&str> = part.unwrap_or_default().lines().take(1 + MAX_EXAMPLES).collect();
+    if lines.is_empty() { String::new() } else { lines.join("\n") + "\n\n" }
+}
+
+/// Most examples of a command in `-h`.
+const MAX_EXAMPLES: usize = 2;
+
+/// The notes with one line for each paragraph, which clap wraps to the width of the terminal.
+/// Examples keep their lines.
 fn paragraphs(notes: &str) -> String {
     let joined = notes.split("\n\n").map(|part| match part.starts_with("Example") {
         true => part.to_owned(),
@@ -113,10 +120,10 @@ fn paragraphs(notes: &str) -> String {
     joined.collect::<Vec<_>>().join("\n\n")
 }
 
-/// Columns of help where nothing says how many there are.
+/// Columns of help if the terminal's width is unknown.
 const NO_TERMINAL: usize = 100;
 
-/// Under `Options`, where arguments without a heading stand.
+/// The heading `Options`, which has the flags without their own heading.
 const NO_HEADING: Option<&str> = None;
 
 fn improved(mut error: clap::Error) -> clap::Error {
@@ -127,7 +134,7 @@ fn improved(mut error: clap::Error) -> clap::Error {
     match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let typed = context(&error, ContextKind::InvalidSubcommand);
-            // Clap's guesses miss swapped letters.
+            // Clap's own suggestions miss swapped letters.
             if let Some(near) = nearest(&typed, command().get_subcommands()) {
                 error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(vec![near]));
             }
@@ -136,7 +143,7 @@ fn improved(mut error: clap::Error) -> clap::Error {
             let typed = context(&error, ContextKind::InvalidValue).to_lowercase();
             if ["gpu", "nvidia", "rocm", "hip", "vulkan", "mps", "apple"].contains(&typed.as_str()) {
                 let mut plain = clap::Error::new(ErrorKind::InvalidValue).with_cmd(&command());
-                // All but the guess at a value.
+                // Clap's guess at a value is left out.
                 for (kind, value) in error.context().filter(|(kind, _)| *kind != ContextKind::SuggestedValue)
                 {
                     plain.insert(kind, value.clone());
@@ -144,7 +151,7 @@ fn improved(mut error: clap::Error) -> clap::Error {
                 error = plain;
                 tip(
                     &mut error,
-                    "'cuda' is an NVIDIA GPU, 'metal' that of a Mac; 'auto' takes one that is here",
+                    "'cuda' is an NVIDIA GPU, 'metal' is a Mac's GPU, and 'auto' chooses one that is present",
                 );
             }
         }
@@ -168,14 +175,14 @@ fn tip(error: &mut clap::Error, text: &str) {
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![text.to_owned().into()]));
 }
 
-/// The command whose name, or an alias of which, has the fewest letters that differ from what was typed.
+/// The command whose name or alias is most similar to the typed word.
 fn nearest<'a>(typed: &str, commands: impl Iterator<Item = &'a clap::Command>) -> Option<String> {
     let named = commands.flat_map(|command| {
         let aliases = command.get_all_aliases().map(move |alias| (alias, command.get_name()));
         std::iter::once((command.get_name(), command.get_name())).chain(aliases)
     });
     let typed = typed.to_lowercase();
-    // Half of a short name, a third of a long one.
+    // A typing mistake changes few letters: at most a third, and at most three.
     let most = (typed.chars().count() / 3).clamp(1, 3);
     let distances = named.map(|(name, command)| (strsim::damerau_levenshtein(&typed, name), command));
     let nearest = distances.filter(|(distance, _)| *distance <= most).min_by_key(|(distance, _)| *distance);
@@ -195,7 +202,7 @@ mod tests {
     fn flags_of_llama_cpp_are_known() {
         let typed = ["ingle", "run", "m", "-ngl", "9", "--", "-ngl"].map(OsString::from);
         assert_eq!(spelt_out(typed.into_iter()), ["ingle", "run", "m", "--gpu-layers", "9", "--", "-ngl"]);
-        for (_, long) in OF_LLAMA {
+        for (_, long) in LLAMA_FLAGS {
             let is_there = |command: &clap::Command| {
                 command
                     .get_arguments()
@@ -206,9 +213,10 @@ mod tests {
     }
 
     #[test]
-    fn what_users_of_other_programs_type_is_taken() {
+    fn flags_of_other_programs_are_accepted() {
         for line in [
             "run m -p hi -n -1 -c 0 -s 7 -t -1 -ngl 99 --temp 0",
+            "run m hi --temperature -1 --top-p -0.5",
             "run m hi --n-predict 5 --ctx-size 64 --repeat-last-n -1 --logit-bias 5+1 -sys x",
             "run m hi --think --format json",
             "run m hi --think=high -j {} --chat-template-file f",
@@ -230,15 +238,57 @@ mod tests {
         }
     }
 
+    /// The help of a command at 100 columns, as `-h` (short) or `--help` prints it.
+    fn help(name: &str, is_short: bool) -> String {
+        let mut all = command().term_width(100);
+        all.build();
+        let mut found = match all.find_subcommand_mut(name) {
+            Some(found) => found.clone().term_width(100),
+            None => all,
+        };
+        match is_short {
+            true => found.render_help().to_string(),
+            false => found.render_long_help().to_string(),
+        }
+    }
+
+    fn names() -> Vec<String> {
+        let all = command();
+        let names = all.get_subcommands().map(|command| command.get_name().to_owned());
+        names.chain(["ingle".to_owned()]).collect()
+    }
+
+    #[test]
+    fn short_help_fits_on_a_screen() {
+        for name in names() {
+            let text = help(&name, true);
+            assert!(text.lines().count() <= 50, "{name}: {} lines\n{text}", text.lines().count());
+        }
+        // The most common flags of each section are there, in this order.
+        let text = help("run", true);
+        let order = ["<MODEL>", "--system", "--temperature", "--device", "--offline"];
+        let places = order.map(|flag| text.find(flag).unwrap_or_else(|| panic!("{flag}\n{text}")));
+        assert!(places.is_sorted(), "{text}");
+    }
+
+    #[test]
+    fn every_heading_and_flag_of_the_table_exists() {
+        let all = command();
+        let args = || all.get_subcommands().flat_map(clap::Command::get_arguments);
+        for (place, (heading, flags)) in HEADINGS.iter().enumerate() {
+            let of_heading: Vec<_> = args().filter(|arg| heading_of(arg) == Some(place)).collect();
+            assert!(!of_heading.is_empty(), "{heading}");
+            for flag in *flags {
+                assert!(of_heading.iter().any(|arg| arg.get_id() == *flag), "{heading}: {flag}");
+            }
+        }
+        let unknown = args().filter(|arg| heading_of(arg).is_none()).filter_map(clap::Arg::get_help_heading);
+        assert_eq!(unknown.collect::<Vec<_>>(), [""; 0]);
+    }
+
     #[test]
     fn notes_are_wrapped_once() {
-        let notes = |name: &str| {
-            let mut command = command();
-            command.build();
-            let found = command.find_subcommand_mut(name).unwrap();
-            found.clone().term_width(100).render_long_help().to_string()
-        };
-        let serve = notes("serve");
+        let serve = help("serve", false);
         let at = serve.find("The first model answers").unwrap();
         let first = serve[at..].lines().next().unwrap();
         assert!(first.len() > 80 && first.len() <= 100, "{first}");

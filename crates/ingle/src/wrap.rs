@@ -1,23 +1,23 @@
-//! Lines broken between words, at the width of the terminal.
+//! Line breaks between words, at the width of the terminal.
 //!
-//! Words are what stands between blanks; characters that take two columns, as Chinese and Japanese ones do, may be parted from each
-//! other, but not from punctuation that closes. Code between fences, code that is indented, rows of tables and words that are wider
-//! than the terminal stay as they are.
+//! A word is text between blanks. Characters of two columns, such as Chinese and Japanese ones, may
+//! be separated from each other, but not from closing punctuation. Fenced and indented code, rows
+//! of tables and words wider than the terminal are unchanged.
 
 use std::io::{self, Write};
 
 use terminal_size::{Width, terminal_size_of};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Narrower terminals get their lines as they are.
+/// Least width at which lines are broken.
 const LEAST_WIDTH: usize = 16;
 
-/// Columns of the terminal that stdout is; `None`: it is none.
+/// Columns of the terminal on stdout; `None` if stdout is not a terminal.
 pub fn stdout_width() -> Option<usize> {
     terminal_size_of(io::stdout()).map(columns)
 }
 
-/// Columns of the terminal that stderr is; `None`: it is none.
+/// Columns of the terminal on stderr; `None` if stderr is not a terminal.
 pub fn stderr_width() -> Option<usize> {
     terminal_size_of(io::stderr()).map(columns)
 }
@@ -26,57 +26,58 @@ fn columns((Width(width), _): (Width, terminal_size::Height)) -> usize {
     width.into()
 }
 
-/// The text with its lines broken; what is broken off begins `indent` columns from the left.
+/// The text with its lines broken at `width`. Lines after a break begin with `indent` blanks.
 pub fn lines(text: &str, width: usize, indent: usize) -> String {
     let mut out = Vec::with_capacity(text.len() + text.len() / 16);
     let mut wrapper = Wrapper::new(&mut out, Box::new(move || Some(width)), indent);
-    // Into memory.
+    // Writing to memory cannot fail.
     _ = wrapper.write_all(text.as_bytes());
     _ = wrapper.finish();
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Passes text on, with line ends between words. The text may come in any pieces; a word is passed on when it has ended.
+/// A writer that breaks lines between words. Text may arrive in any pieces; a word is written when
+/// it is complete.
 pub struct Wrapper<'a> {
     out: &'a mut dyn Write,
-    /// Columns of the terminal now: it may be resized. `None`: nothing is broken.
+    /// Current columns of the terminal, which may be resized. `None`: lines are not broken.
     width: Box<dyn Fn() -> Option<usize> + 'a>,
-    /// Columns before what is broken off.
+    /// Blanks at the start of a line after a break.
     indent: usize,
-    /// The first bytes of a character whose others have not come.
+    /// The first bytes of an incomplete character.
     bytes: Vec<u8>,
-    /// Columns that are taken in this line.
+    /// Columns used in the current line.
     column: usize,
-    /// Blanks that come before the word, if it stays in this line.
+    /// Blanks before the current word, if it stays in this line.
     blanks: String,
-    /// What has come of a word, marks of colour included.
+    /// The incomplete word, with colour codes.
     word: String,
     /// Columns of the word.
     word_width: usize,
-    /// The word is wider than the terminal, and its beginning was passed on.
+    /// True if the word is wider than the terminal and its start is already written.
     is_long: bool,
-    /// Within a mark of colour.
+    /// True inside a colour code.
     in_escape: bool,
     line: Line,
 }
 
-/// What is known of the line, for code and tables.
+/// State of the current line, which decides whether it is code or a table.
 #[derive(Default)]
 struct Line {
-    /// Its beginning, blanks included, as far as it matters.
+    /// The start of the line, with its blanks, as far as needed.
     head: String,
-    /// Between fences.
+    /// True between fences.
     is_code: bool,
-    /// A line of a block of code that is indented, or what may begin one: the line before was empty.
+    /// True after an empty line or in indented code: an indented line is then code.
     after_blank: bool,
-    /// The line before was indented code.
+    /// True if the last line was indented code.
     after_indented: bool,
 }
 
 impl Line {
     const HEAD: usize = 8;
 
-    /// Whether the line stays as it is, by what has come of it.
+    /// True if the line must stay as it is, judged by its start.
     fn is_verbatim(&self) -> bool {
         self.is_code || self.is_fence() || self.head.trim_start().starts_with('|') || self.is_indented()
     }
@@ -86,7 +87,8 @@ impl Line {
         head.starts_with("```") || head.starts_with("~~~")
     }
 
-    /// Indented code follows an empty line; an item of a list within another one may look the same.
+    /// True if the line is indented code. It must follow an empty line, because a nested list item
+    /// looks the same.
     fn is_indented(&self) -> bool {
         let text = self.head.trim_start();
         let is_item =
@@ -112,7 +114,7 @@ impl Line {
 }
 
 impl<'a> Wrapper<'a> {
-    /// `width` is asked at each piece of text.
+    /// `width` is called at each piece of text.
     pub fn new(
         out: &'a mut dyn Write,
         width: Box<dyn Fn() -> Option<usize> + 'a>,
@@ -133,10 +135,10 @@ impl<'a> Wrapper<'a> {
         }
     }
 
-    /// Pass on what has come of the last word.
+    /// Writes the rest of the last word.
     ///
     /// # Errors
-    /// Of the output.
+    /// Errors of the output.
     pub fn finish(mut self) -> io::Result<()> {
         let width = self.now();
         self.end_word(width)?;
@@ -152,14 +154,14 @@ impl<'a> Wrapper<'a> {
     fn push(&mut self, c: char, width: usize) -> io::Result<()> {
         if self.in_escape || c == '\x1b' {
             self.word.push(c);
-            // `ESC [`, numbers, and a letter that ends it.
+            // A colour code is `ESC [`, numbers and a letter.
             self.in_escape = c == '\x1b' || !c.is_ascii_alphabetic();
             return Ok(());
         }
         match c {
             '\n' => {
                 self.end_word(width)?;
-                // Blanks at the end of a line are nothing to see.
+                // Blanks at the end of a line are dropped.
                 self.blanks.clear();
                 self.column = 0;
                 self.line.end();
@@ -186,12 +188,12 @@ impl<'a> Wrapper<'a> {
         }
     }
 
-    /// Whether a line may be broken between the word and this character.
+    /// True if the line may be broken before this character.
     fn parts_before(&self, c: char) -> bool {
         let Some(last) = self.word.chars().next_back() else { return false };
         let is_joined = last == '\u{200d}' || c.width() == Some(0) || is_modifier(c);
         let is_wide = |c: char| c.width() == Some(2);
-        // A mark of colour has no letter that anything could belong to.
+        // A colour code alone has no letter to stay with.
         let has_text = self.word_width > 0;
         has_text && !is_joined && (is_wide(last) || is_wide(c)) && !closes(c) && !opens(last)
     }
@@ -216,7 +218,7 @@ impl<'a> Wrapper<'a> {
         write!(self.out, "\n{:indent$}", "", indent = self.indent)
     }
 
-    /// A word that is wider than the terminal begins where it is, and is passed on as it comes.
+    /// Starts to write a word that is wider than the terminal; its rest is written as it arrives.
     fn pass_on_long(&mut self) -> io::Result<()> {
         if !self.is_long && self.column > self.indent && !self.line.is_verbatim() {
             self.break_line()?;
@@ -267,7 +269,7 @@ impl Write for Wrapper<'_> {
     }
 }
 
-/// Columns of what is seen of a text.
+/// Columns of the visible part of a text.
 trait WidthWithoutMarks {
     fn width_without_marks(&self) -> usize;
 }
@@ -290,17 +292,17 @@ impl WidthWithoutMarks for str {
     }
 }
 
-/// The colours of skin belong to the character before them.
+/// True for a skin tone, which belongs to the character before it.
 fn is_modifier(c: char) -> bool {
     matches!(c, '\u{1f3fb}'..='\u{1f3ff}')
 }
 
-/// Punctuation that begins no line.
+/// True for punctuation that must not begin a line.
 fn closes(c: char) -> bool {
     "、。，．・：；？！）」』】〉》〕］｝ーぁぃぅぇぉっゃゅょァィゥェォッャュョ,.:;?!)]}…”’".contains(c)
 }
 
-/// Punctuation that ends no line.
+/// True for punctuation that must not end a line.
 fn opens(c: char) -> bool {
     "（「『【〈《〔［｛([{“‘".contains(c)
 }
@@ -309,7 +311,7 @@ fn opens(c: char) -> bool {
 mod tests {
     use super::*;
 
-    /// Through a terminal of so many columns, in pieces of so many bytes.
+    /// The text as printed on a terminal of `width` columns, written in pieces of `piece` bytes.
     fn through(text: &str, width: usize, piece: usize) -> String {
         let mut out = Vec::new();
         let mut wrapper = Wrapper::new(&mut out, Box::new(move || Some(width)), 0);
@@ -346,7 +348,7 @@ mod tests {
         check("日本語の文章は単語の間に空白がありません。", "日本語の文章は単語の\n間に空白がありませ\nん。");
         check("ok 👍🏽 👩‍👩‍👧 twelve more", "ok 👍🏽 👩‍👩‍👧 twelve more");
         check("thirteen more 👩‍👩‍👧 👍🏽 twelve", "thirteen more 👩‍👩‍👧 👍🏽\ntwelve");
-        // A letter and its accent are one column.
+        // A letter and its combining accent take one column.
         check("e\u{301}e\u{301}e\u{301} 890 234 678 012", "e\u{301}e\u{301}e\u{301} 890 234 678 012");
     }
 
@@ -359,7 +361,7 @@ mod tests {
         check(table, table);
         let indented = "\n    let x = 1 + 2 + 3 + 4;\n    let y = 5 + 6 + 7 + 8;\n";
         check(indented, indented);
-        // An item of a list within another one is prose.
+        // A nested list item is prose.
         check("- a\n    - twelve and some more", "- a\n    - twelve and\nsome more");
     }
 

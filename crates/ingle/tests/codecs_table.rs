@@ -1,5 +1,5 @@
-//! docs/codecs.md: size and error of each weight type. The test computes the page up to its part on KV types, which
-//! `crates/engine/tests/kv_types.rs` compares, and compares.
+//! docs/codecs.md: size and error of each weight type. The test computes the page, except its part
+//! on KV types (`crates/engine/tests/kv_types.rs`), and compares it.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use crate::common;
@@ -13,14 +13,14 @@ use weights::{Access, BlockType, PlaneSlices};
 const N_ROWS: usize = 128;
 const N_COLS: usize = 1536;
 
-/// Where the part on KV types begins.
+/// Start of the part on KV types.
 const KV_TYPES: &str = "\n# KV types\n";
 
-/// Of a catalog model that is stored in f32.
+/// A catalog model that is stored in f32.
 const MODEL: &str = "minilm:l6";
 const TENSOR: &str = "encoder.layer.0.output.dense.weight";
 
-/// What is written behind `--to`.
+/// Values of `--to`.
 const TYPES: [&str; 33] = [
     "f16",
     "bf16",
@@ -57,7 +57,7 @@ const TYPES: [&str; 33] = [
     "gguf:q2_k",
 ];
 
-/// Normally distributed values, by Box and Muller from SplitMix64: the same on each run.
+/// Normally distributed values, by the Box-Muller transform of SplitMix64: the same in each run.
 fn gaussian(n: usize) -> Vec<f32> {
     let mut state = 2026u64;
     let mut uniform = || {
@@ -81,13 +81,13 @@ fn real() -> Vec<f32> {
     values
 }
 
-/// Bits a value, scales and offsets counted.
+/// Bits of a value, including scales and offsets.
 fn bits(block: BlockType) -> f64 {
     let bytes = block.row_bytes(N_COLS) + block.row_scale_bytes(N_COLS) + block.row_bias_bytes(N_COLS);
     bytes as f64 * 8.0 / N_COLS as f64
 }
 
-/// RMS and largest of the errors, both relative to the RMS of the values.
+/// RMS and maximum of the errors, both relative to the RMS of the values.
 fn errors(block: BlockType, values: &[f32]) -> (f64, f64) {
     let mut parts = [block.row_bytes(N_COLS), block.row_scale_bytes(N_COLS), block.row_bias_bytes(N_COLS)]
         .map(|row| vec![0; row * N_ROWS]);

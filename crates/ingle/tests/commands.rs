@@ -91,7 +91,7 @@ fn bench_prints_llama_bench_fields() {
         assert!(row["share_of_peak"].as_f64().unwrap() > 0.0);
         assert_eq!(row["n_threads"], 2);
         assert_eq!(row["samples_ts"].as_array().unwrap().len(), 2);
-        // What the measurement of the machine takes, hundreds of MiB, is no part of it.
+        // The peaks are measured with hundreds of MiB, which do not count.
         let bytes = |key: &str| row["memory"][0][key].as_u64().unwrap();
         assert!(bytes("taken_bytes") < bytes("planned_bytes") + (96 << 20), "{row}");
     }
@@ -141,7 +141,7 @@ fn bench_in_parallel_prints_llama_batched_bench_fields() {
         assert!((number("arriving_cost") - cost).abs() < 1e-6 * cost.abs().max(1.0), "{row}");
     }
     let table = ok(&[&bench[..], &["--arriving", "40"]].concat());
-    // How wide a column is depends on what was measured.
+    // The widths of columns depend on the measured values.
     let header: Vec<_> = table.lines().next().unwrap().split_whitespace().collect();
     assert!(header.ends_with(&["arriving", "alone", "s", "together", "s", "cost"]), "{table}");
     let without = ["bench", &path, "--parallel", "2", "-n", "0", "--arriving", "40"];
@@ -183,7 +183,8 @@ fn answers_follow_grammars_and_samplers() {
         let message = String::from_utf8(found.stderr).unwrap();
         assert!(!found.status.success() && message.contains(part), "{flag} {given}: {message}");
     }
-    // Samplers of llama.cpp choose other tokens than plain sampling does, the same for the same seed.
+    // Samplers of llama.cpp choose other tokens than plain sampling, and the same tokens for the
+    // same seed.
     let plain = complete(&[]);
     for flags in [
         &["--mirostat", "2"][..],
@@ -218,18 +219,18 @@ fn complete_prints_json_and_obeys_its_flags() {
         complete(&["--prompt", "The capital of France is", "--greedy", "-n", "40", "--stop", "Paris"]);
     assert_eq!(stopped["stop"], "stop");
     assert!(!stopped["text"].as_str().unwrap().contains("Paris"));
-    // The same seed gives the same answer; sampled answers differ from seed to seed.
+    // Equal seeds give equal answers, and other seeds give others.
     let sampled = |seed: &str| {
         complete(&["--prompt", "Once", "-n", "24", "--temperature", "1.2", "--seed", seed])["text"].clone()
     };
     assert_eq!(sampled("7"), sampled("7"));
     assert_ne!(sampled("7"), sampled("8"));
-    // A penalty beyond reason keeps the model from repeating itself.
+    // An extreme penalty keeps the model from repeating itself.
     let args = ["--prompt", "no no no no no no no no", "--greedy", "-n", "4"];
     let plain = complete(&args);
     let penalised = complete(&[&args[..], &["--repeat-penalty", "5", "--presence-penalty", "20"]].concat());
     assert_ne!(plain["text"], penalised["text"]);
-    // A full context stops with a clear word, or slides.
+    // A full context ends the answer with a clear reason, or slides.
     let args = [
         "complete",
         &path,
@@ -249,7 +250,7 @@ fn complete_prints_json_and_obeys_its_flags() {
     assert_eq!(slid["timings"]["generated_tokens"], 64);
 }
 
-/// A prompt whose answer is in it.
+/// A prompt whose answer is in the prompt.
 const REPEATING: &str = "The list: red apples, green pears, blue plums, yellow lemons, purple grapes, orange melons.\n\
     Again, the list: red apples, green pears, blue plums, yellow lemons, purple grapes, orange melons.\n\
     Again, the list: red apples, green";
@@ -261,7 +262,7 @@ fn guesses_change_speed_and_not_the_answer() {
     let complete = |more: &[&str]| json(&[&args[..], more].concat());
     let drafted = |found: &serde_json::Value| found["timings"]["drafted_tokens"].as_u64().unwrap();
     let accepted = |found: &serde_json::Value| found["timings"]["accepted_tokens"].as_u64().unwrap();
-    // With fixed orders of sums there is no difference at all.
+    // With fixed orders of sums, speculation changes nothing.
     let plain = complete(&["--deterministic", "--speculate", "off"]);
     assert_eq!(drafted(&plain), 0);
     let ngram = complete(&["--deterministic", "--speculate", "ngram", "--draft-max", "5"]);
@@ -270,7 +271,7 @@ fn guesses_change_speed_and_not_the_answer() {
     let own = complete(&["--deterministic", "--draft-model", &path, "--speculate", "draft"]);
     assert_eq!(own["tokens"], plain["tokens"]);
     assert!(accepted(&own) == drafted(&own) && drafted(&own) >= 18, "the same model is always right: {own}");
-    // What is repeatable stays so unless guesses are asked for.
+    // Repeatable answers have no draft tokens unless a flag wants them.
     assert_eq!(drafted(&complete(&[])), 0);
     assert!(drafted(&complete(&["--speculate", "ngram"])) > 0);
     let plan = |more: &[&str]| {
@@ -310,7 +311,7 @@ fn a_models_own_layer_guesses() {
     let plan = |more: &[&str]| {
         json(&[&["plan", path, "--ctx", "256", "--json"][..], more].concat())["reserved"].as_u64().unwrap()
     };
-    // One layer of the cache more than two.
+    // The layer for prediction adds a third layer to the cache of two.
     assert_eq!(2 * plan(&["--mtp"]), 3 * plan(&[]));
     let wrong = |more: &[&str]| error(&[&args[..], more].concat());
     assert!(wrong(&["--mtp", "--speculate", "ngram"]).contains("--mtp goes with --speculate auto or draft"));
@@ -340,7 +341,7 @@ fn a_prompt_is_kept_on_disk_between_runs() {
     ];
     let complete = |more: &[&str]| json(&[&args[..], more].concat());
     let reused = |found: &serde_json::Value| found["timings"]["reused_tokens"].as_u64().unwrap();
-    // Read only, it is not made.
+    // A read-only cache file is not created.
     let first = complete(&["--prompt-cache-ro"]);
     assert!(reused(&first) == 0 && !std::path::Path::new(file).exists());
     assert_eq!(reused(&complete(&[])), 0);
@@ -348,7 +349,7 @@ fn a_prompt_is_kept_on_disk_between_runs() {
     let again = complete(&[]);
     assert_eq!(again["tokens"], first["tokens"]);
     assert_eq!(reused(&again), again["timings"]["prompt_tokens"].as_u64().unwrap() - 1);
-    // What is not for this model or these settings stops the command and stays.
+    // A cache file of another model or other settings stops the command, and is unchanged.
     assert!(error(&[&args[..], &["--kv-type", "i8"]].concat()).contains("KV type i16, and this is i8"));
     let gemma = GEMMA3.path();
     let other = ["complete", &gemma, "--prompt", "x", "--prompt-cache", file];
@@ -400,7 +401,8 @@ fn validate_prefill_runs_both_ways() {
 fn plan_itemises_and_refuses_what_cannot_fit() {
     let path = SMOLLM2.path();
     let report = json(&["plan", &path, "--ctx", "4096", "--json"]);
-    // 30 layers, 3 KV heads of 64 values, keys and values, 2 bytes each; a page more for the prefix that is copied.
+    // 30 layers, 3 KV heads of 64 values, keys and values, 2 bytes each. One page is added for a
+    // copied prefix.
     let kv = 4096 * 30 * 3 * 64 * 2 * 2;
     let reserved = report["reserved"].as_u64().unwrap();
     assert!((kv..kv + kv / 10).contains(&reserved), "{report}");
@@ -438,7 +440,7 @@ fn run_reads_a_pipe_and_survives_a_reader_that_hangs_up() {
     let out = child.wait_with_output().unwrap();
     assert!(out.status.success());
     let found: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-    // The system message of the template, the question, and the beginning of an answer.
+    // The template's system message, the question, and the start of an answer.
     assert_eq!(found["timings"]["prompt_tokens"], 37, "{found}");
     assert!(!found["text"].as_str().unwrap().is_empty(), "{found}");
 
@@ -468,7 +470,7 @@ fn list_and_rm_keep_to_the_cache_that_they_are_given() {
     assert!(message.contains("smollm2:135m"), "{message}");
 }
 
-/// The KV type that nobody asked for is named, with what it does to biased keys, and the plan has an item for that.
+/// The default KV type is printed, with its effect on biased keys, and the plan has an item for it.
 #[test]
 fn the_default_kv_type_is_named() {
     let path = fixture("models/qwen2_key_biases").display().to_string();
@@ -484,7 +486,8 @@ fn the_default_kv_type_is_named() {
     assert!(!said.contains("KV type") && !plan.contains("biases of keys"), "{said} {plan}");
 }
 
-/// Three ranks that share every layer answer as one device does; heads that their number does not divide are refused.
+/// Three ranks that share every layer give the answer of one device. Three must divide the number
+/// of heads.
 #[test]
 fn every_layer_of_a_model_is_shared_by_several_devices() {
     let path = SMOLLM2.path();
@@ -506,7 +509,8 @@ fn every_layer_of_a_model_is_shared_by_several_devices() {
     assert!(String::from_utf8(out.stderr).unwrap().contains("cannot be used with"));
 }
 
-/// The last layers on one device and the others on the CPU answer as the CPU alone does; the plan lists both.
+/// A model split by layers between a device and the CPU gives the CPU's answer; the plan lists
+/// both.
 #[test]
 fn layers_of_a_model_are_shared_by_two_devices() {
     let path = SMOLLM2.path();
@@ -524,8 +528,8 @@ fn layers_of_a_model_are_shared_by_two_devices() {
     assert!(message.contains("--gpu-layers"), "{message}");
 }
 
-/// A mixture's experts on the CPU and everything else on another device answer as one device does, whichever layers they are of; the plan
-/// says where they are.
+/// A mixture with any of its experts on the CPU and the rest on another device gives the answer of
+/// one device; the plan lists both.
 #[test]
 fn experts_of_a_model_are_on_the_cpu() {
     let folder = fixture("models/qwen3_moe");
@@ -569,7 +573,7 @@ fn experts_of_a_model_are_on_the_cpu() {
     let dense = fixture("models/llama");
     let message = error(&["plan", dense.to_str().unwrap(), "--device", "reference", "--cpu-moe-layers", "2"]);
     assert!(message.contains("found a model without experts"), "{message}");
-    // Rows of an adapter on both sides of the cuts.
+    // Adapters on both sides of the split.
     let lora = format!("a={}", fixture("lora/mixtral_attention").display());
     let adapted = |flags: &[&str]| -> Vec<f64> {
         let folder = fixture("models/mixtral");

@@ -1,5 +1,5 @@
-//! `ingle convert`, `keygen`, `sign` and `verify`: the binary as a person would run it, on fixtures and on two models of the
-//! catalog (fetched into the user's cache on first use).
+//! `ingle convert`, `keygen`, `sign` and `verify`: the real binary with fixtures and two models of
+//! the catalog (fetched into the user's cache on first use).
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use crate::common;
@@ -67,7 +67,7 @@ fn types_and_profiles_are_written_as_asked() {
     assert!(notes.contains("line 2") && notes.contains("*no.such*"), "{notes}");
     let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(tensors(&report, "AFFINE8_G32_BF16"), Some(4), "{report}");
-    // What was quantised answers as the values that it decodes to.
+    // A quantised model gives the answer of its dequantised values.
     let decoded = text(dir.path().join("decoded.base"));
     ok(&["convert", &output, "-o", &decoded, "--to", "f32"]);
     let logits = |path: &str| {
@@ -109,7 +109,7 @@ fn errors_say_what_to_do() {
 
 #[test]
 fn a_full_disk_is_told_and_leaves_nothing() {
-    // A limit on the size of files stands in for a full disk: the system refuses the same write.
+    // A limit on file sizes simulates a full disk: the system rejects the same write.
     let dir = dir();
     let output = text(dir.path().join("out.base"));
     let script = format!(
@@ -169,7 +169,7 @@ fn signed_files_are_verified_and_others_refused() {
     assert!(error(&["inspect", &llama(), "--verify-key", &public]).contains(".base files"));
     assert!(error(&["verify", &file, "--key", "/no/such"]).contains("/no/such"));
 
-    // One bit of the last tensor.
+    // One bit of the last tensor is flipped.
     let mut bytes = std::fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&file, bytes).unwrap();
@@ -185,7 +185,7 @@ fn signed_files_are_verified_and_others_refused() {
     assert!(!names(&dir).iter().any(|name| name.contains("partial") || name == "signed.base"));
 }
 
-/// Every tensor moves into `.base` and back without a bit changed, and every key with it.
+/// Converting to `.base` and back changes no bit of a tensor and no key.
 #[test]
 fn a_gguf_model_goes_to_base_and_back() {
     let dir = dir();

@@ -1,5 +1,5 @@
-//! `ingle convert --to gguf` from models under Hugging Face's names: the binary as a person would run it, on fixtures and on
-//! the catalog's sentence model (fetched into the user's cache on first use).
+//! `ingle convert --to gguf` from models with Hugging Face's names: the real binary with fixtures
+//! and the catalog's sentence model (fetched into the user's cache on first use).
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use crate::common;
@@ -26,7 +26,7 @@ fn open(path: &str) -> Checkpoint {
     formats::open(Path::new(path), Access::Map).unwrap()
 }
 
-/// A fixture as GGUF, and what was said on stderr.
+/// Converts a fixture to GGUF; returns the path and stderr.
 fn converted(dir: &TempDir, source: &str, to: &str) -> (String, String) {
     let name = Path::new(source).file_stem().unwrap().to_str().unwrap();
     let output = text(dir.path().join(format!("{name}_{}.gguf", to.replace(':', "_"))));
@@ -50,14 +50,15 @@ fn worst(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
-/// Root mean square of the difference in units of that of `b`.
+/// RMS of the difference, relative to the RMS of `b`.
 fn relative(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     let square = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
     (square(&mut a.iter().zip(b).map(|(a, b)| a - b)) / square(&mut b.iter().copied())).sqrt()
 }
 
-/// f32 arithmetic in another order: rotations are worked out from f32 divisors, factors from other factors.
+/// Tolerance of f32 arithmetic in another order: RoPE divisors are rounded to f32, and factors are
+/// combined.
 const TOLERANCE: f64 = 1e-3;
 
 #[test]
@@ -105,15 +106,15 @@ fn quantised_files_load_and_run() {
         ("gguf:f32", BlockType::F32, 0),
         ("gguf:q8_0", BlockType::Q8_0, 7),
         ("gguf:q4_1", BlockType::Q4_1, 3),
-        // Rows of 64 are no whole blocks of 256.
+        // Rows of 64 values are not whole blocks of 256.
         ("gguf:q4_k", BlockType::Q5_0, 15),
     ] {
         let (output, _) = converted(&dir, &model("llama"), to);
         let file = open(&output);
         assert_eq!(file.tensor("blk.0.ffn_up.weight").unwrap().block, block);
         assert_eq!(file.metadata.usize("general.file_type"), Some(file_type), "{to}");
-        // The model of the values that it decodes to; the CPU rounds activations as well, which does to logits of random
-        // weights what the device's own tests allow.
+        // The model of the dequantised values. The CPU also rounds activations, so logits of random
+        // weights differ as much as the device's own tests allow.
         let (decoded, _) = converted(&dir, &output, "gguf:f32");
         let expected = logits(&decoded, "reference");
         for (device, bound) in [("reference", 1e-4), ("cpu", 0.15)] {
@@ -128,7 +129,7 @@ fn quantised_files_load_and_run() {
     }
 }
 
-/// GPT-2's shape, with a mark and a name for each of a few words.
+/// A tokenizer like GPT-2's, with special tokens and a few words.
 fn tokenizer() -> Value {
     let mut vocab = json!({"<|end|>": 0, "<s>": 1});
     for c in ('!'..='~').chain(['Ġ', 'Ã', '©']) {
@@ -219,14 +220,14 @@ fn what_gguf_cannot_say_is_refused_and_leaves_nothing() {
     let dir = dir();
     let output = text(dir.path().join("out.gguf"));
     for (name, parts) in [
-        // A dense layer among those with experts.
+        // One dense layer among layers with experts.
         ("qwen2_moe", &["layer 1, experts"][..]),
         ("whisper", &["GGUF"]),
     ] {
         let message = error(&["convert", &model(name), "-o", &output, "--to", "gguf"]);
         assert!(parts.iter().all(|part| message.contains(part)), "{name}: {message}");
     }
-    // Groups of 64 with BF16 scales: no block type of GGUF holds the same.
+    // GGUF has no block type with groups of 64 and BF16 scales.
     let base = text(dir.path().join("llama.base"));
     ok(&["convert", &model("llama"), "-o", &base, "--to", "q4"]);
     let message = error(&["convert", &base, "-o", &output, "--to", "gguf"]);

@@ -1,4 +1,5 @@
-//! The CUDA device from the command line, on an emulated GPU: answers, and what a user is told when something is wrong with the GPU.
+//! The CUDA device on the command line, with an emulated GPU: answers, and messages about faults of
+//! the GPU.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -13,7 +14,8 @@ use serde_json::json;
 
 const SETTING: &str = "INGLE_EMULATED_";
 
-/// Eight tokens of a small model, with settings of the emulator (their names without [`SETTING`]) and more arguments.
+/// Generates eight tokens of a small model, with settings of the emulator (names without
+/// [`SETTING`]) and further arguments.
 fn complete(settings: &[(&str, &str)], more: &[&str]) -> Output {
     let gpu = EmulatedGpu::build(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut command = gpu.command(env!("CARGO_BIN_EXE_ingle"));
@@ -24,7 +26,7 @@ fn complete(settings: &[(&str, &str)], more: &[&str]) -> Output {
     command.stdin(Stdio::null()).output().unwrap()
 }
 
-/// The tokens, and what it says on stderr.
+/// The tokens of the answer, and stderr.
 #[track_caller]
 fn answer(out: &Output) -> (Vec<u32>, String) {
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
@@ -33,7 +35,7 @@ fn answer(out: &Output) -> (Vec<u32>, String) {
     (ids(&found["tokens"]), said)
 }
 
-/// What it says on stderr, and that it fails as commands do, without a panic.
+/// Stderr of a command that must fail with an error, without a panic.
 #[track_caller]
 fn refused(settings: &[(&str, &str)], more: &[&str]) -> String {
     let out = complete(settings, more);
@@ -52,10 +54,10 @@ fn it_answers_as_the_interpreter() {
     for architecture in ["90", "75"] {
         assert_eq!(answer(&complete(&[("ARCHITECTURE", architecture)], &[])).0, expected, "{architecture}");
     }
-    // What has no room on the GPU the CPU has.
+    // The CPU runs the layers that do not fit on the GPU.
     let (found, said) = answer(&complete(&[("MEMORY", "1")], &[]));
     assert_eq!(found, expected);
-    assert!(said.contains("the CPU has layers 0 to 3") && said.contains("1.0 MiB are free there"), "{said}");
+    assert!(said.contains("the CPU runs layers 0 to 3") && said.contains("1.0 MiB are free"), "{said}");
 }
 
 #[test]
@@ -68,7 +70,7 @@ fn what_the_gpu_lacks_is_said() {
     assert!(text.contains("no setting makes it fit: free"), "{text}");
 }
 
-/// Lost while the model is loaded, while its first step runs, and later.
+/// The GPU is lost while the model is loaded, in the first step, and later.
 #[test]
 fn a_lost_gpu_is_an_error() {
     for n in ["0", "5", "40", "100"] {
@@ -77,13 +79,13 @@ fn a_lost_gpu_is_an_error() {
     }
 }
 
-/// Every request gets the error, and after three of them `/health` answers 503.
+/// Every request fails, and after three of them `/health` answers 503.
 #[test]
 fn a_server_whose_gpu_is_lost_is_not_healthy() {
     let gpu = EmulatedGpu::build(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut ingle = gpu.command(env!("CARGO_BIN_EXE_ingle"));
     ingle.env(format!("{SETTING}LOST_AFTER"), "300");
-    // A model of text, with a vocabulary; in its own folder it is a reranker.
+    // A text model with a vocabulary. In its own folder it is a reranker.
     let folder = tempfile::tempdir().unwrap();
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         std::fs::copy(fixture("models/qwen3_reranker").join(name), folder.path().join(name)).unwrap();
@@ -111,7 +113,7 @@ fn a_server_whose_gpu_is_lost_is_not_healthy() {
     assert!(said.contains("the last 3 steps") && server.metric("ingle_steps_failing") == 3.0, "{said}");
 }
 
-/// A kernel that does not end is given up, and so does not keep the process.
+/// A kernel that does not end is abandoned, so that the process can end.
 #[test]
 #[ignore = "takes two minutes: the watchdog's patience"]
 fn a_kernel_that_hangs_is_given_up() {

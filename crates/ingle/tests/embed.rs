@@ -1,5 +1,5 @@
-//! `ingle embed` with the catalog's sentence model (fetched into the user's cache on first use) against
-//! sentence-transformers.
+//! `ingle embed` with the catalog's sentence model (fetched into the user's cache on first use),
+//! compared with sentence-transformers.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -36,7 +36,7 @@ fn vectors_and_similarities_are_those_of_sentence_transformers() {
         assert_eq!(found.len(), embeddings.len());
         for (i, (a, b)) in found.iter().zip(&embeddings).enumerate() {
             let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-            // All is f32, in other orders: measured below 1e-6.
+            // All values are f32, summed in other orders: measured below 1e-6.
             assert!(a.len() == b.len() && worst < 1e-5, "{device:?}, text {i}: {worst}");
             for (j, other) in found.iter().enumerate() {
                 let cosine: f64 = a.iter().zip(other).map(|(a, b)| a * b).sum();

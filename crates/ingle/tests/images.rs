@@ -1,4 +1,4 @@
-//! Images on the command line and over HTTP: the same picture gives the same answer, whichever way it comes.
+//! Images on the command line and over HTTP: the same image gives the same answer by every way.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 #[path = "../../engine/tests/common/pictures.rs"]
@@ -23,7 +23,7 @@ fn commas(ids: &[u32]) -> String {
     ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// That a model gives the logits which transformers gives for the fixture.
+/// Compares a model's logits with those of transformers for the fixture.
 fn agrees(name: &str, model: &str, more: &[&str]) {
     let folder = fixture("models").join(name);
     let expected: Value =
@@ -37,7 +37,7 @@ fn agrees(name: &str, model: &str, more: &[&str]) {
         for entry in found["top"][at.as_u64().unwrap() as usize].as_array().unwrap() {
             let expected = logits[entry[0].as_u64().unwrap() as usize].as_f64().unwrap();
             let found = entry[1].as_f64().unwrap();
-            // Pixels are those of transformers to the byte; the rest is f32 in another order.
+            // Pixels equal those of transformers to the byte; the rest is f32 in another order.
             assert!((found - expected).abs() < 2e-3, "{name}: {found}, expected {expected}");
         }
     }
@@ -77,7 +77,7 @@ fn a_tower_that_llama_cpps_converter_wrote_is_read() {
     agrees(name, &output, &["--mmproj", &text(&fixture("formats/mmproj/gemma4_vl.gguf"))]);
 }
 
-/// As a fetch leaves it: the tower may be where the repository has it, beside the model's folder.
+/// In the hub's cache, the image encoder may be in the repository's outermost folder.
 #[test]
 fn a_model_in_the_hubs_cache_sees() {
     let name = "gemma3_vl";
@@ -119,7 +119,7 @@ fn logits_of_tokens_and_a_picture_are_those_of_transformers() {
     assert!(said.contains("expected PNG, JPEG or WebP"), "{said}");
 }
 
-/// The fixture with a vocabulary of bytes, its marks, and a template.
+/// The fixture with a byte vocabulary, special tokens and a template.
 fn folder_with_text() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "preprocessor_config.json", "model.safetensors"] {
@@ -166,7 +166,7 @@ fn folder_with_text() -> tempfile::TempDir {
     folder
 }
 
-/// The picture is uploaded, and named by `file_id` until it is deleted.
+/// Uploads the image, and refers to it by `file_id` until it is deleted.
 fn by_file(server: &Server, model: &str, image: &[u8], seen: &str) {
     let mut uploaded = send(server, "/v1/files", image, &[("purpose", "vision")]);
     let file: Value = serde_json::from_str(&uploaded.body_mut().read_to_string().unwrap()).unwrap();
@@ -211,7 +211,7 @@ fn a_picture_gives_one_answer_on_the_command_line_and_by_every_api() {
     };
     let seen = answer(&["--image", &image]);
     assert!(!seen.is_empty() && seen != answer(&[]), "{seen:?}");
-    // Random weights: the best two tokens may be as close as roundings are.
+    // With random weights, the best two tokens may be as close as roundings.
     let server = Server::start(&[&model, "--deterministic"]);
     let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
     let mut listed = models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap());
@@ -235,7 +235,7 @@ fn a_picture_gives_one_answer_on_the_command_line_and_by_every_api() {
     let found = server.ok("/v1/messages", &body);
     assert_eq!(found["content"][0]["text"], seen, "{found}");
     let message = json!({ "role": "user", "content": "What is it?", "images": [data] });
-    // Ollama's penalty of repeated tokens is off, as in the other APIs.
+    // Ollama's repeat penalty is off, as in the other APIs.
     let options = json!({ "temperature": 0, "num_predict": 8, "repeat_penalty": 1.0 });
     let found = server
         .ok("/api/chat", &json!({ "model": id, "stream": false, "options": options, "messages": [message] }));

@@ -1,4 +1,5 @@
-//! `--kv-budget`, `--memory` and `plan --like`: what is too small for one sequence is refused with what is needed.
+//! `--kv-budget` and `--memory`: a limit that is too small for one sequence is refused, with the
+//! least limit.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use crate::common::{SMOLLM2, error, ingle, json};
@@ -25,7 +26,7 @@ fn a_budget_bounds_keys_and_values() {
     }
 }
 
-/// `--memory` caps all that the process takes, and the plan says what is left and why.
+/// `--memory` limits the whole process, and the plan names the rest and its reason.
 #[test]
 fn a_cap_on_memory_is_heeded_and_shown() {
     let path = SMOLLM2.path();
@@ -43,24 +44,4 @@ fn a_cap_on_memory_is_heeded_and_shown() {
         let message = String::from_utf8_lossy(&out.stderr).into_owned();
         assert!(out.status.code() == Some(2) && message.contains("--memory"), "{wrong}: {message}");
     }
-}
-
-/// `ingle plan --like`: the formulas of others beside ours, on this machine or on one that is described.
-#[test]
-fn other_engines_formulas_stand_beside_ours() {
-    let path = SMOLLM2.path();
-    let described = ["--machine", "8GiB", "--others", "3GiB"];
-    let flags = ["plan", &path, "--ctx", "2048", "--json", "--like", "vllm", "--like", "llama.cpp"];
-    let out = ingle(&[&flags[..], &described].concat());
-    let lines: Vec<serde_json::Value> = String::from_utf8(out.stdout)
-        .unwrap()
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    let names: Vec<_> = lines.iter().map(|line| line["engine"].as_str().unwrap()).collect();
-    assert_eq!(names, ["vllm", "llama.cpp", "ingle"]);
-    assert!(lines[0]["kv_bytes"].is_null(), "less than 0.9 is free: {}", lines[0]);
-    assert!(lines[2]["kv_bytes"].as_u64() > Some(3 << 30) && lines[2]["over"] == 0, "{}", lines[2]);
-    let alone = ingle(&["plan", &path, "--machine", "8GiB"]);
-    assert!(alone.status.code() == Some(2) && String::from_utf8_lossy(&alone.stderr).contains("--like"));
 }

@@ -1,9 +1,9 @@
-//! `ingle inspect` reads headers and leaves weights alone: of a file of more than 16 GiB, kilobytes.
+//! `ingle inspect` reads headers and no weights: kilobytes of a file of more than 16 GiB.
 //!
-//! The files are real headers before a hole: sparse files, whose tensors all lie in bytes that no disk holds. A reader that
-//! hashed, copied or decoded them would still make the system bring in pages of zeros, and this is what is measured.
-//! Linux's /proc says it of the binary itself, at a moment when its work is done and it still lives: it has begun to print,
-//! and waits, since its output is longer than a pipe holds.
+//! The files are real headers before a hole: sparse files whose tensors have no blocks on disk. A
+//! reader that hashed, copied or decoded them would still map pages of zeros, which the tests
+//! measure. Linux's /proc reports the binary's memory at a moment when its work is done but it
+//! still runs: its output is longer than a pipe holds, so it waits.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
@@ -21,14 +21,14 @@ const HIDDEN: usize = 4096;
 const FFN: usize = 6144;
 const KV: usize = 1024;
 const VOCAB: usize = 32_000;
-/// So many that their listing is longer than a pipe holds, 64 KiB.
+/// With this number of layers the listing is longer than a pipe holds, 64 KiB.
 const N_LAYERS: usize = 80;
 const PIPE_BYTES: usize = 64 << 10;
 
-/// Name and shape.
+/// Name and shape of a tensor.
 type Declared = (String, Vec<usize>);
 
-/// The tensors of a model of 80 layers, under Hugging Face's names or GGUF's.
+/// The tensors of a model of 80 layers, with names of Hugging Face or GGUF.
 fn tensors(gguf: bool) -> Vec<Declared> {
     let pick = |hf: &str, ggml: &str| if gguf { ggml.to_owned() } else { hf.to_owned() };
     let mut all = vec![(pick("model.embed_tokens.weight", "token_embd.weight"), vec![VOCAB, HIDDEN])];
@@ -65,7 +65,7 @@ fn config() -> Json {
     })
 }
 
-/// Write a header, and a hole behind it to `len` bytes in all. Returns the bytes of the header.
+/// Writes a header and a hole, `len` bytes in all. Returns the bytes of the header.
 fn sparse(path: &Path, header: &[u8], len: usize) -> usize {
     let mut file = File::create(path).unwrap();
     file.write_all(header).unwrap();
@@ -150,24 +150,24 @@ fn base(path: &Path) -> usize {
     sparse(path, &header, header.len() + at)
 }
 
-/// What a process took of a file and of memory, in bytes.
+/// Memory and file accesses of a process, in bytes.
 #[derive(Debug)]
 struct Touched {
-    /// Pages of the map of the file that the process has: each was brought in, from the disk if there were one under it.
+    /// Resident pages of the mapped file. Each would have been read from the disk.
     mapped: u64,
-    /// What `read` and its kin gave it, of all files together (`rchar`).
+    /// Bytes that `read` and similar calls returned, of all files together (`rchar`).
     read: u64,
-    /// The most memory that it ever had, its code and the pages above included (`VmHWM`).
+    /// Peak resident memory, including code and the mapped pages (`VmHWM`).
     peak: u64,
 }
 
-/// The number before ` kB` in the lines that begin with `key`, summed, in bytes.
+/// Sum of the numbers before ` kB` in the lines that begin with `key`, in bytes.
 fn kilobytes<'a>(lines: impl Iterator<Item = &'a str>, key: &str) -> u64 {
     let number = |line: &str| line.strip_prefix(key)?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok();
     lines.filter_map(number).map(|n| n << 10).sum()
 }
 
-/// Run `ingle inspect --json`, and look at it while it waits for its output to be taken.
+/// Runs `ingle inspect --json`, and measures it while it waits for a reader.
 fn inspect(model: &Path, weights: &Path, more: &[&str]) -> (Touched, Json) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ingle"))
         .args(["inspect", model.to_str().unwrap(), "--json"])
@@ -188,7 +188,7 @@ fn inspect(model: &Path, weights: &Path, more: &[&str]) -> (Touched, Json) {
         output.len()
     );
 
-    // A mapping's first line ends with its file; `Rss:` stands among the lines below it.
+    // The first line of a mapping ends with its file; `Rss:` is in a later line.
     let mut ours = false;
     let of_the_file = smaps.lines().filter(|line| {
         let is_head = line.split(' ').next().is_some_and(|range| range.contains('-'));
@@ -205,7 +205,7 @@ fn inspect(model: &Path, weights: &Path, more: &[&str]) -> (Touched, Json) {
     (touched, serde_json::from_slice(&output).unwrap())
 }
 
-/// What a page fault maps with the page that was asked for, if the system has it in memory anyway.
+/// Cached pages that a page fault maps around the requested page.
 const FAULT_AROUND: u64 = 64 << 10;
 
 fn check(model: &Path, weights: &Path, n_header: usize) {
@@ -214,13 +214,13 @@ fn check(model: &Path, weights: &Path, n_header: usize) {
     assert_eq!(json["tensors"].as_array().unwrap().len(), 9 * N_LAYERS + 3);
     assert_eq!(json["family"], "LLaMA", "{}", json["error"]);
     assert!(json["bytes"].as_u64().unwrap() > 16 << 30);
-    // The header, and what the last fault of it brought along.
+    // The header, and the pages around its last fault.
     let of_the_map = n_header as u64 + 2 * FAULT_AROUND;
     assert!(touched.mapped > 0, "no mapping of the file was found");
     assert!(touched.mapped <= of_the_map, "{} bytes of the file, expected {of_the_map}", touched.mapped);
-    // config.json, the loader's libraries, and what the system says of the machine.
+    // config.json, the loader's libraries, and files of the system about the machine.
     assert!(touched.read < 1 << 20, "{} bytes read", touched.read);
-    // The header is parsed into names and shapes, and printed; the binary itself is some megabytes.
+    // The header is parsed and printed. The binary itself has some megabytes.
     assert!(touched.peak < 64 << 20, "{} bytes at the most", touched.peak);
 }
 
@@ -247,8 +247,8 @@ fn a_base_file() {
     check(&path, &path, n_header);
 }
 
-/// The forward pass is printed from names and shapes as well; only vectors that are to be computed with in f32 and are not
-/// stored so are read.
+/// Printing the forward pass needs names and shapes. The only values read are vectors that are
+/// computed in f32 but stored in another type.
 #[test]
 fn a_plan_reads_no_matrix() {
     let dir = tempfile::tempdir().unwrap();
@@ -256,7 +256,7 @@ fn a_plan_reads_no_matrix() {
     let (touched, json) = inspect(dir.path(), &dir.path().join("model.safetensors"), &["--plan"]);
     println!("with --plan: {touched:?}");
     assert!(json["plan"].as_array().unwrap().len() > 10 * N_LAYERS);
-    // Each norm lies in one or two pages' surroundings.
+    // Each norm is in one or two ranges of a page fault.
     let norms = (2 * N_LAYERS as u64 + 1) * 2 * FAULT_AROUND;
     assert!(touched.mapped <= n_header as u64 + norms, "{} bytes of the file", touched.mapped);
 }

@@ -1,4 +1,4 @@
-//! The tests of this crate are one binary, for each that links everything takes seconds to build.
+//! The tests of this crate are one binary, because each binary takes seconds to link.
 
 mod codecs_table;
 mod commands;

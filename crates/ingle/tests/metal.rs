@@ -1,4 +1,5 @@
-//! The Metal device from the command line: what a machine without Apple's GPU says, and the shaders in the emulator.
+//! The Metal device on the command line: the error on a machine without Apple's GPU, and the
+//! shaders in the emulator.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 #[cfg(not(target_os = "macos"))]
@@ -26,7 +27,7 @@ mod emulated {
         assert_eq!(found, tokens(json(&arguments("cpu"))));
     }
 
-    /// Run the report; whether it succeeded, and what it wrote.
+    /// Runs the report; returns true if it succeeded, and its text.
     fn report(name: &str, arguments: &[&str]) -> (bool, String) {
         let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ingle"));
@@ -38,12 +39,12 @@ mod emulated {
         (out.status.success(), written)
     }
 
-    /// The JSON at its end.
+    /// The JSON block at the end of the report.
     fn block(report: &str) -> serde_json::Value {
         serde_json::from_str(report.lines().last().unwrap()).unwrap()
     }
 
-    /// All stages, on the emulated GPU, with a profile from a file.
+    /// All stages run on the emulated GPU, with a profile from a file.
     #[test]
     fn the_whole_report_runs() {
         let profile = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("chip.toml");
@@ -66,8 +67,8 @@ mod emulated {
         assert!(short.0 && !short.1.contains("== cases"), "{}", short.1);
     }
 
-    /// A wrong kernel, one that does not compile, one that hangs and one that crashes: the report goes on to
-    /// its end and names each.
+    /// The report names a wrong kernel, one that does not compile, one that hangs and one that
+    /// crashes, and continues to its end.
     #[test]
     fn seeded_defects_are_named() {
         let source = include_str!("../../device-metal/src/kernels/softcap.metal");
@@ -85,9 +86,10 @@ mod emulated {
             let file = folder.join(format!("softcap-{name}.metal"));
             std::fs::write(&file, text).unwrap();
             let replace = format!("softcap.metal={}", file.to_str().unwrap());
-            // On a busy machine a start, which compiles, takes longer than eight seconds too.
+            // On a busy machine, compiling at the start may take longer than eight seconds.
             let patience = if name == "hang" { "8" } else { "120" };
-            // The kind and the name, of one row and of a hundred; attention with a softcap has it in its name alone.
+            // These cases have this op and name, with one row and with a hundred. Only the name
+            // tells that attention has a softcap.
             let only = "softcap softcap 1";
             let arguments = ["--only", only, "--no-times", "--patience", patience, "--replace", &replace];
             let (is_ok, text) = report(&format!("{name}.txt"), &arguments);
@@ -107,13 +109,14 @@ mod emulated {
         ids(&answer["tokens"])
     }
 
-    /// A real model, from its file to its answer: the device multiplies Q4_1 by activations in f32 or in halves, the CPU by
-    /// activations of 8 bits, whose logits are off by 0.25 (RMS). Where the exact margin is twice that, both choose the same.
+    /// A real model, from file to answer. The device multiplies Q4_1 by activations in f32 or f16,
+    /// and the CPU by 8-bit activations, which move logits by 0.25 (RMS). If the exact margin is
+    /// twice that, both choose the same token.
     #[test]
     fn a_real_model_answers_as_on_the_cpu() {
         let path = SMOLLM2.path();
         let mut n_compared = 0;
-        // The second in runs of more cases.
+        // The second prompt is for runs with more cases.
         let n_prompts = if device_testing::cases(1) > 1 { 2 } else { 1 };
         let prompts = &["The capital of France is", "  leading spaces"][..n_prompts];
         for answer in SMOLLM2.answers() {

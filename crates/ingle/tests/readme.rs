@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// `cargo run` in the workspace's folder knows what to run.
+/// `cargo run` in the workspace's folder needs a single binary.
 #[test]
 fn cargo_run_has_one_binary_to_choose_from() {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());

@@ -1,7 +1,7 @@
-//! Both models of the catalog against the exact answers of their files.
+//! Both language models of the catalog against the exact answers of their files.
 //!
-//! These tests run the binary as a person would, and fetch the models (98 MB and 253 MB) on first use. Most give it one thread,
-//! since several tests run at a time.
+//! These tests run the binary, and fetch the models (98 MB and 253 MB) on first use. Most use one
+//! thread, because several tests run at a time.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -46,7 +46,8 @@ fn logits(path: &str, answer: &Answer, n_top: usize, more: &[&str]) -> Vec<Vec<(
     top(&found["top"])
 }
 
-/// f32 arithmetic on the reference interpreter agrees to 0.01 at every one of the top five. Every `every`th answer is compared.
+/// f32 arithmetic of the reference interpreter agrees to 0.01 at every one of the top five. Every
+/// `every`th answer is compared.
 fn exact_on_the_reference(model: &RealModel, every: usize) {
     let path = model.path();
     for answer in model.answers().iter().step_by(every) {
@@ -70,17 +71,19 @@ fn exact_on_the_reference_smollm2() {
 
 #[test]
 fn exact_on_the_reference_gemma3() {
-    // All of them in runs of more cases.
+    // Runs with more cases compare all answers.
     let every = if device_testing::cases(1) > 1 { 1 } else { 2 };
     exact_on_the_reference(&GEMMA3, every);
 }
 
-/// A position of SmolLM2 whose margin of 1.25 the 8 bits of activations alone bring down to anything between 0 and 0.9, with keys
-/// and values in f32; so a rounding anywhere decides. Keys and values in 16 bits move logits by 0.003, where weights are F32.
+/// A position of SmolLM2 at which any rounding decides. Its margin of 1.25 becomes any value from 0
+/// to 0.9 with 8-bit activations alone, with f32 keys and values. 16-bit keys and values move
+/// logits by 0.003, with F32 weights.
 const TOSS_UP: (&str, usize) = ("Привет, как дела? Сегодня мы", 17);
 
-/// A device whose products are not exact is no further off than llama.cpp, within 10 %, and has no other best token where the exact margin exceeds
-/// 0.5, but at [`TOSS_UP`]. (The CPU device quantises activations to 8 bits, as llama.cpp does.) Every `every`th answer is compared.
+/// A device with inexact products is at most 10 % further off than llama.cpp, and has another best
+/// token only where the exact margin is below 0.5, or at [`TOSS_UP`]. (Like llama.cpp, the CPU
+/// device quantises activations to 8 bits.) Every `every`th answer is compared.
 fn close(model: &RealModel, more: &[&str], every: usize) {
     let path = model.path();
     let (mut sum, mut n, mut other_best) = (0.0, 0, 0);
@@ -127,16 +130,17 @@ fn close_on_the_cpu_gemma3() {
 #[test]
 fn close_on_the_cpu_token_by_token_and_with_quantised_kv() {
     close(&SMOLLM2, &["--prefill", "per-token"], 2);
-    // With keys and values in 8 bits too, half of the answers are 0.287 off on AVX2, and all of them 0.255.
+    // With 8-bit keys and values, half of the answers are 0.287 off on AVX2, and all of them 0.255.
     close(&SMOLLM2, &["--kv-type", "i8", "--deterministic"], 1);
     close(&GEMMA3, &["--prefill", "per-token", "--kv-type", "f32"], 2);
 }
 
-/// A model with large biases of keys, at whose last position here roundings of the first layers decide how large a number of the fifth
-/// becomes, on which the last two depend. Where weights are quantised, the 8 bits of activations leave logits off by 0.1 to 3 there, with
-/// any KV type, f32 included (docs/codecs.md). So the weights are F16, whose activations are f32, and only keys and values lose accuracy.
-/// Measured with scalar code and with AVX2: 0.000 and 0.000 (f32), 0.009 and 0.013 (i16), 0.250 and 0.253 (f16), 1.035 and 0.346 (i8).
-/// The bounds are two to three times the larger one.
+/// A model with large key biases. At its last position here, roundings of the first layers decide
+/// the size of a value in the fifth layer, on which the last two depend. With quantised weights,
+/// 8-bit activations move logits there by 0.1 to 3 with any KV type (docs/codecs.md). So the
+/// weights are F16 with f32 activations, and only the error of keys and values is left. Measured
+/// with scalar code and AVX2: 0.000 and 0.000 (f32), 0.009 and 0.013 (i16), 0.250 and 0.253 (f16),
+/// 1.035 and 0.346 (i8). The bounds are two to three times the larger one.
 #[test]
 #[ignore = "fetches 480 MB and writes 1 GB"]
 fn keys_and_values_at_a_position_where_any_rounding_decides() {
@@ -166,7 +170,8 @@ fn keys_and_values_at_a_position_where_any_rounding_decides() {
     std::fs::remove_file(converted).unwrap();
 }
 
-/// Greedy output follows the exact continuation up to the first margin under 0.5. Every `every`th answer is compared.
+/// Greedy output equals the exact continuation up to the first margin below 0.5. Every `every`th
+/// answer is compared.
 fn greedy_follows(model: &RealModel, more: &[&str], every: usize) {
     let path = model.path();
     let mut followed = 0;
@@ -189,7 +194,7 @@ fn greedy_follows(model: &RealModel, more: &[&str], every: usize) {
         args.extend(more);
         let found = ids(&json(&args)["tokens"]);
         let certain = answer.gap.iter().take_while(|g| **g >= 0.5).count();
-        // A token that ends the answer is not among its tokens.
+        // An end token is not among the tokens of the answer.
         let certain = certain.min(found.len());
         assert_eq!(found[..certain], answer.greedy[..certain], "{:?}", answer.prompt);
         followed += certain;
@@ -207,13 +212,14 @@ fn greedy_follows_gemma3() {
     greedy_follows(&GEMMA3, &[], 1);
 }
 
-/// On CUDA prompts are multiplied in halves, and single tokens by the kernel of one launch where there is one, with activations in 8 bits.
+/// CUDA multiplies prompts in f16. Single tokens use the kernel of one launch, if there is one,
+/// with 8-bit activations.
 #[cfg(target_os = "linux")]
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
 fn close_and_greedy_on_cuda() {
     let more = ["--device", "cuda"];
-    // An emulated GPU takes seconds for a token.
+    // An emulated GPU needs seconds for a token.
     let (every, every_greedy) = if std::path::Path::new("/dev/nvidia0").exists() { (1, 1) } else { (6, 12) };
     for model in [&SMOLLM2, &GEMMA3] {
         close(model, &more, every);
@@ -221,8 +227,9 @@ fn close_and_greedy_on_cuda() {
     }
 }
 
-/// Perplexity on a fixed text is within 1 % of f32's. (The noise of 8-bit activations falls with the square root of the number of
-/// tokens: about 0.4 % for these 2,000, by which two orders of the same additions in f32 were apart.)
+/// Perplexity on a fixed text is within 1 % of that in f32. (Noise of 8-bit activations falls with
+/// the square root of the number of tokens. For these 2,000 tokens it is about 0.4 %, the
+/// difference of two orders of the same f32 additions.)
 fn perplexity_is_close(model: &RealModel) {
     let (path, file) = (model.path(), fixture("text/alice.txt"));
     let found = json(&["perplexity", &path, file.to_str().unwrap(), "--ctx", "1024", "--json", "-t", "1"]);
@@ -248,12 +255,12 @@ fn perplexity_is_close_gemma3() {
 #[test]
 fn the_main_job() {
     let text = ok(&["run", SMOLLM2.name, "Why is the sky blue?", "--greedy", "-n", "48"]);
-    // Which of several good beginnings it takes depends on the last bits, and so on the instruction set.
+    // The continuation depends on the last bits, and so on the instruction set.
     let text = text.to_lowercase();
     assert!(["sky", "light", "blue"].iter().any(|word| text.contains(word)), "{text}");
 }
 
-/// With its context full, the process has as much memory resident as was planned before any was taken, within 5 %.
+/// With a full context, the resident memory of the process is within 5 % of the plan.
 #[cfg(target_os = "linux")]
 #[test]
 fn memory_is_what_was_planned() {

@@ -1,5 +1,5 @@
-//! `ingle rerank` and `ingle embed --tokens` give what transformers gives, through the binary; `inspect --missing` lists what is
-//! unknown.
+//! `ingle rerank` and `ingle embed --tokens` agree with transformers, and `inspect --missing` lists
+//! the unknown parts.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -82,7 +82,7 @@ fn a_language_model_judges_by_yes_and_no_from_a_folder_and_from_gguf() {
         let score = json["pairs"][index]["score"].as_f64().unwrap();
         assert!((result["relevance_score"].as_f64().unwrap() - score).abs() < 1e-4, "{found}");
     }
-    // Of a document that is too long, the end is cut, and the question stays.
+    // A document that is too long loses its end, and the query stays.
     let long = "bamboo ".repeat(2000);
     let found: Value =
         serde_json::from_str(&run(&["rerank", folder.to_str().unwrap(), "q", &long, "--json"])).unwrap();

@@ -1,4 +1,4 @@
-//! `ingle serve`: the real binary with a real model, asked as clients ask.
+//! `ingle serve`: the real binary with a real model and requests of clients.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use crate::common::{SMOLLM2, error, fixture};
 
-/// A server of SmolLM2 at a port of its own, killed when dropped.
+/// A server of SmolLM2 at a free port, killed when dropped.
 pub(crate) struct Server {
     child: Child,
     pub(crate) url: String,
 }
 
 impl Server {
-    /// One that answers without having computed anything.
+    /// A server that has answered no request.
     pub(crate) fn start(more: &[&str]) -> Server {
         Self::warmed(&[&["--no-warmup"], more].concat())
     }
@@ -27,19 +27,19 @@ impl Server {
         Self::of(&SMOLLM2.path(), more)
     }
 
-    /// One of another model.
+    /// A server of another model.
     pub(crate) fn of(model: &str, more: &[&str]) -> Server {
         Self::run(Command::new(env!("CARGO_BIN_EXE_ingle")), model, more)
     }
 
-    /// One by a command of `ingle`.
+    /// A server started by a command of `ingle`.
     pub(crate) fn run(mut ingle: Command, model: &str, more: &[&str]) -> Server {
         ingle.args(["serve", model, "--port", "0", "-t", "1"]).args(more);
         let mut child = ingle.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
         let url = first.strip_prefix("listening at ").unwrap().to_owned();
-        // Nobody reads the rest, and it must not fill the pipe.
+        // The rest of stderr is drained, so that it does not fill the pipe.
         thread::spawn(move || lines.for_each(drop));
         let server = Server { child, url };
         let begun = Instant::now();
@@ -50,7 +50,7 @@ impl Server {
         server
     }
 
-    /// One that trusts the certificate of the tests.
+    /// A client that trusts the certificate of the tests.
     pub(crate) fn agent() -> ureq::Agent {
         let pem = std::fs::read(fixture("tls/localhost.crt")).unwrap();
         let trusted = [ureq::tls::Certificate::from_pem(&pem).unwrap()];
@@ -89,7 +89,7 @@ impl Server {
         answer
     }
 
-    /// The data of a stream's events, without the last, which is `[DONE]`.
+    /// The data of a stream's events, without the final `[DONE]`.
     pub(crate) fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
         let mut response = self.open(path, None, body);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
@@ -102,14 +102,14 @@ impl Server {
             .collect()
     }
 
-    /// A number of `/metrics`.
+    /// The value of a metric in `/metrics`.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").1;
         let line = text.lines().find(|line| line.starts_with(name) && line[name.len()..].starts_with('{'));
         line.unwrap_or_else(|| panic!("no {name} in {text}")).rsplit(' ').next().unwrap().parse().unwrap()
     }
 
-    /// Most bytes that it has had resident; `None` where the system does not say.
+    /// Peak resident bytes of the server; `None` if the system does not report them.
     pub(crate) fn peak_memory(&self) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -121,7 +121,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Whether the process has not ended.
+    /// True while the process runs.
     #[cfg(unix)]
     pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
@@ -137,7 +137,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may already have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -164,7 +164,7 @@ fn an_answer_is_the_same_whole_streamed_and_among_others() {
         assert_eq!(answer["choices"][0]["finish_reason"], "length");
         assert_eq!(answer["choices"][0]["message"].get("refusal"), Some(&Value::Null));
     }
-    // More at once than there are slots, each as a stream.
+    // More streams than slots run at the same time.
     let streamed: Vec<Vec<Value>> = thread::scope(|scope| {
         let ask = |text: &'static str| {
             let body =
@@ -181,7 +181,7 @@ fn an_answer_is_the_same_whole_streamed_and_among_others() {
         let (usage, end) = (&events[events.len() - 1], &events[events.len() - 2]);
         assert_eq!(end["choices"][0]["finish_reason"], "length");
         assert_eq!(usage["choices"], json!([]));
-        // All chunks have a usage, which only the last one says.
+        // All chunks have the key usage, and only the last has its value.
         let others = &events[..events.len() - 1];
         assert!(others.iter().all(|event| event.get("usage") == Some(&Value::Null)), "{others:?}");
         assert_eq!(usage["usage"]["total_tokens"], solo["usage"]["total_tokens"]);
@@ -189,7 +189,7 @@ fn an_answer_is_the_same_whole_streamed_and_among_others() {
         let usage = &usage["usage"];
         assert!(usage["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(8), "{usage}");
     }
-    // Figures are told after the step whose answers they count. Warming up counts for nothing.
+    // Metrics are updated after the step that they count. The warm-up does not count.
     let begun = Instant::now();
     while server.metric("ingle_tokens_generated_total") != 24.0 * 10.0 {
         assert!(begun.elapsed() < Duration::from_secs(20), "{}", server.get("/metrics").1);
@@ -206,7 +206,7 @@ fn completions_of_texts_and_tokens() {
     let choices = answer["choices"].as_array().unwrap();
     assert_eq!((choices.len(), &choices[0]["text"]), (2, &choices[1]["text"]));
     assert!(choices[0]["text"].as_str().unwrap().starts_with(" Paris"), "{answer}");
-    // The same as tokens, and log-probabilities with it.
+    // The prompt as tokens gives the same answer, with log-probabilities.
     let tokens = server.ok("/tokenize", &json!({ "content": text, "add_special": true }))["tokens"].clone();
     assert_eq!(server.ok("/detokenize", &json!({ "tokens": tokens }))["content"], text);
     let body = json!({ "prompt": tokens, "max_tokens": 3, "temperature": 0, "logprobs": 0 });
@@ -215,7 +215,7 @@ fn completions_of_texts_and_tokens() {
     let logprobs = &again["choices"][0]["logprobs"];
     assert_eq!(logprobs["tokens"][0], " Paris");
     assert!(logprobs["token_logprobs"].as_array().unwrap().iter().all(|p| p.as_f64().unwrap() < 0.0));
-    // An echo has the prompt's log-probabilities too, whether the prompt was computed before or not; its first token has none.
+    // An echo also has log-probabilities of the prompt, cached or not. The first token has none.
     let body = json!({ "prompt": text, "max_tokens": 1, "temperature": 0, "logprobs": 2, "echo": true });
     let echo = server.ok("/v1/completions", &body)["choices"][0].clone();
     assert_eq!(echo["text"], format!("{text} Paris"));
@@ -231,7 +231,8 @@ fn completions_of_texts_and_tokens() {
     assert!(list("token_logprobs")[1..].iter().all(|p| p.as_f64().unwrap() < 0.0));
     assert!(list("top_logprobs")[1..].iter().all(|top| top.as_object().unwrap().len() == 2));
     assert_eq!(list("token_logprobs").last(), logprobs["token_logprobs"].get(0));
-    // A stop string is not part of the answer; a seed repeats it, and the answers of one request differ.
+    // A stop string is not part of the answer. A seed repeats it, and the answers of one request
+    // differ.
     let stopped = server.ok("/v1/completions", &json!({ "prompt": text, "temperature": 0, "stop": "aris" }));
     assert_eq!(
         (&stopped["choices"][0]["text"], &stopped["choices"][0]["finish_reason"]),
@@ -255,7 +256,8 @@ fn answers_follow_their_grammar() {
         },
     });
     let format = json!({ "type": "json_schema", "json_schema": { "name": "person", "schema": schema } });
-    // In a batch, sampled hot, so that nothing but the grammar makes it JSON.
+    // The requests share a batch and a high temperature, so only the grammar makes the answers
+    // JSON.
     thread::scope(|scope| {
         for seed in 0..6 {
             let (server, format) = (&server, &format);
@@ -290,14 +292,14 @@ fn answers_follow_their_grammar() {
         text.starts_with('<') && text[1..].trim_end_matches('>').chars().all(|c| ('a'..='c').contains(&c)),
         "{text}"
     );
-    // What cannot be compiled is an error, never ignored.
+    // A schema that cannot be compiled is an error, never ignored.
     for format in [json!({ "type": "nonsense" }), json!({ "type": "string", "pattern": "(" })] {
         let body = chat("a", json!({ "json_schema": format }));
         let (status, answer) = server.post(CHAT, &body);
         assert_eq!(status, 400, "{answer}");
         assert!(answer["error"]["message"].as_str().unwrap().contains("grammar"), "{answer}");
     }
-    // Other tokens than the model's own end it, and none before its time.
+    // Given end tokens replace the model's own, and end the answer at their place.
     let tokens = server.ok("/tokenize", &json!({ "content": " Paris" }))["tokens"].clone();
     let body = json!({ "prompt": "The capital of France is", "temperature": 0, "stop_token_ids": tokens, "logprobs": 3 });
     let stopped = server.ok("/v1/completions", &body);
@@ -331,7 +333,7 @@ fn messages_as_anthropic_has_them() {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
-    // What is refused before it comes to a handler has this API's shape too.
+    // Errors before a handler also have the form of this API.
     for (path, key, status) in [("/v1/messages", "two", 401), ("/v1/messages/none", "one", 404)] {
         let request = Server::agent().post(format!("{}{path}", server.url)).header("x-api-key", key);
         let mut response = request.send("{}").unwrap();
@@ -342,12 +344,12 @@ fn messages_as_anthropic_has_them() {
             response.headers().get("x-request-id").map(|id| json!(id.to_str().unwrap())).as_ref()
         );
     }
-    // A base address without a version.
+    // A base address without a version works, too.
     assert_eq!(
         ask("/messages/count_tokens/", &body(json!({}))),
         ask("/v1/messages/count_tokens", &body(json!({})))
     );
-    // Both APIs list models at one path.
+    // Both APIs list models at the same path.
     let request =
         Server::agent().get(format!("{}/v1/models?limit=1000", server.url)).header("x-api-key", "one");
     let list: Value =
@@ -441,7 +443,7 @@ fn whoever_hangs_up_is_not_computed_for() {
     let response = server.open(CHAT, None, &body);
     let mut reader = response.into_body().into_reader();
     assert!(reader.read(&mut [0; 64]).unwrap() > 0);
-    // The only slot is taken, and nobody may wait.
+    // The only slot is in use, and the queue has no room.
     let begun = Instant::now();
     while server.metric("ingle_requests_running") < 1.0 {
         assert!(begun.elapsed() < Duration::from_secs(20), "it does not begin");
@@ -475,7 +477,7 @@ fn keys_are_asked_for() {
         let answer: Value = serde_json::from_str(&response.body_mut().read_to_string().unwrap()).unwrap();
         answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
     };
-    // Prompts of one tenant are not known to another.
+    // One tenant cannot detect cached prompts of another.
     assert_eq!(cached("one"), 0);
     assert!(cached("one") > 0);
     assert_eq!(cached("two"), 0);
@@ -488,7 +490,7 @@ fn keys_are_asked_for() {
 fn embeddings_are_those_of_sentence_transformers() {
     let text = std::fs::read_to_string(fixture("embeddings/minilm.json")).unwrap();
     let answers: Value = serde_json::from_str(&text).unwrap();
-    // More context than an embedder has is for the other models.
+    // A context larger than the embedder's limit applies to the other models.
     let server = Server::start(&["minilm:l6", "--ctx", "1024"]);
     let body = json!({ "model": "minilm:l6", "input": answers["sentences"], "truncate": true });
     let found = server.ok("/v1/embeddings", &body);
@@ -502,11 +504,11 @@ fn embeddings_are_those_of_sentence_transformers() {
             .zip(numbers(exact))
             .map(|(a, b)| (a - b).abs())
             .fold(0.0, f64::max);
-        // All is f32, in other orders: measured below 1e-6.
+        // All values are f32, summed in other orders: measured below 1e-6.
         assert!(worst < 1e-5, "{worst}");
     }
     assert!(found["usage"]["prompt_tokens"].as_u64() > Some(data.len() as u64));
-    // Base64 of little-endian f32 begins with that of the first number.
+    // The base64 text is of little-endian f32, so it begins with that of the first value.
     let base64 =
         json!({ "model": "minilm:l6", "input": answers["sentences"][0], "encoding_format": "base64" });
     let text = server.ok("/v1/embeddings", &base64)["data"][0]["embedding"].as_str().unwrap().to_owned();
@@ -514,7 +516,7 @@ fn embeddings_are_those_of_sentence_transformers() {
     let short = json!({ "model": "minilm:l6", "input": [[101, 7592, 102]], "dimensions": 16 });
     let vector = numbers(&server.ok("/v1/embeddings", &short)["data"][0]["embedding"]);
     assert!(vector.len() == 16 && (vector.iter().map(|x| x * x).sum::<f64>() - 1.0).abs() < 1e-5);
-    // Each model is told what it is not for.
+    // Each model rejects the requests of other kinds.
     let (status, wrong) = server.post("/v1/embeddings", &json!({ "input": "a" }));
     assert_eq!((status, &wrong["error"]["param"]), (400, &json!("model")));
     let (status, wrong) = server.post(CHAT, &chat("a", json!({ "model": "minilm:l6" })));
@@ -525,7 +527,7 @@ fn embeddings_are_those_of_sentence_transformers() {
 
 #[test]
 fn an_idle_model_is_unloaded_and_comes_back() {
-    // A second name for the same file: a model that is loaded when it is asked for.
+    // A second name of the same file is a model that is loaded at its first request.
     let server = Server::start(&[SMOLLM2.name, "--keep-alive", "-1"]);
     let is_loaded = || {
         let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
@@ -564,14 +566,15 @@ fn a_signal_lets_answers_end() {
     assert!(Server::agent().post(url).send("{}").is_err());
 }
 
-/// Guesses change nothing in answers, beside each other too. A model without such a layer ends the server.
+/// Draft tokens change no answer, also not of concurrent requests. A model without such a layer
+/// ends the server.
 #[test]
 fn models_guess_by_their_own_layers() {
     let (folder, source) = (tempfile::tempdir().unwrap(), fixture("models/glm4_moe_mtp"));
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(source.join(file), folder.path().join(file)).unwrap();
     }
-    // A character for each token.
+    // Each token is a character.
     let character = |id: u64| char::from_u32(0x4e00 + id as u32).unwrap().to_string();
     let vocab: serde_json::Map<String, Value> = (0..160).map(|id| (character(id), json!(id))).collect();
     let tokenizer = json!({

@@ -1,4 +1,4 @@
-//! What agents send, by each API that they use.
+//! Requests of agents, by each API that they use.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 

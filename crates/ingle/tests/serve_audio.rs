@@ -1,4 +1,4 @@
-//! `ingle serve` with speech models beside a chat model: forms as OpenAI's clients send them, and what comes back.
+//! `ingle serve` with speech models and a chat model: forms of OpenAI's clients, and the responses.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -21,7 +21,7 @@ fn speech() -> Vec<u8> {
     std::fs::read(fixture("audio/jfk.wav")).unwrap()
 }
 
-/// The speech over and over: 16 kHz, mono, 16 bits.
+/// The speech, repeated: 16 kHz, mono, 16 bits.
 fn long_speech(n_times: usize) -> Vec<u8> {
     let whole = speech();
     let data = whole.windows(4).position(|bytes| bytes == b"data").unwrap() + 8;
@@ -91,7 +91,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn speech_becomes_text_in_every_format() {
-    // What a model is for is known before it is loaded, if its file is there.
+    // The kind of a model is known before it is loaded, if its file is on this machine.
     ok(&["pull", BASE]);
     let server = Server::start(&[TINY, BASE]);
     wait_until("kinds are not found", || listed(&server, BASE)["capabilities"] == json!(["transcription"]));
@@ -106,7 +106,7 @@ fn speech_becomes_text_in_every_format() {
         text(&server, TRANSCRIPTIONS, &[("model", TINY), ("response_format", "text")]).trim_end(),
         said
     );
-    // Subtitles are those of the command.
+    // Subtitles equal those of the command.
     let file = fixture("audio/jfk.wav");
     for format in ["srt", "vtt"] {
         let found = text(&server, TRANSCRIPTIONS, &[("response_format", format), ("model", TINY)]);
@@ -157,7 +157,8 @@ fn speech_becomes_text_in_every_format() {
     assert_eq!((&translated["task"], &translated["language"]), (&json!("translate"), &json!("english")));
     assert!(translated["text"].as_str().unwrap().contains("country") && translated["segments"].is_array());
 
-    // Both kinds at once, and the speech model goes when its time is over.
+    // Requests of both kinds run at the same time. The speech model is unloaded when its time is
+    // over.
     let answer = thread::scope(|scope| {
         let heard =
             scope.spawn(|| json_of(&server, TRANSCRIPTIONS, &[("model", TINY), ("keep_alive", "100ms")]));
@@ -168,7 +169,11 @@ fn speech_becomes_text_in_every_format() {
     assert_eq!(answer["usage"]["completion_tokens"], 8);
     wait_until("it stays loaded", || listed(&server, TINY)["meta"].is_null());
     assert_eq!(listed(&server, TINY)["capabilities"], json!(["transcription"]));
+    invalid_requests_are_refused(&server);
+}
 
+/// Invalid forms, and requests of other kinds, name the wrong parameter.
+fn invalid_requests_are_refused(server: &Server) {
     for (path, file, fields, status, param, part) in [
         (TRANSCRIPTIONS, &b"no audio"[..], &[("model", BASE)][..], 400, "file", "speech.wav: not a readable"),
         (TRANSCRIPTIONS, b"", &[("model", BASE)], 400, "file", "empty"),
@@ -188,16 +193,16 @@ fn speech_becomes_text_in_every_format() {
         (TRANSCRIPTIONS, b"x", &[("model", BASE), ("temperature", "-1")], 400, "temperature", "from 0 to 1"),
         (TRANSCRIPTIONS, &vec![0; 33 << 20], &[("model", BASE)], 413, "file", "32 MiB"),
     ] {
-        let mut response = send(&server, path, file, fields);
+        let mut response = send(server, path, file, fields);
         let answer: Value = serde_json::from_str(&response.body_mut().read_to_string().unwrap()).unwrap();
         let (error, found) = (&answer["error"], response.status().as_u16());
         assert_eq!((found, error["param"].as_str()), (status, Some(param)), "{answer}");
         assert!(error["message"].as_str().unwrap().contains(part), "{answer}");
         assert!(status == 404 || error["type"] == "invalid_request_error", "{answer}");
     }
-    // What begins as a stream and is no recording has a status too.
+    // A stream of something that is not a recording also has an error status.
     let empty = [&speech()[..40], &[0; 4]].concat();
-    let response = send(&server, TRANSCRIPTIONS, &empty, &[("model", BASE), ("stream", "true")]);
+    let response = send(server, TRANSCRIPTIONS, &empty, &[("model", BASE), ("stream", "true")]);
     assert_eq!(response.status(), 400);
     for (path, body) in [
         (CHAT, chat("Hello", json!({ "model": BASE }))),
@@ -217,7 +222,7 @@ fn the_queue_for_speech_is_bounded_and_left_by_whoever_hangs_up() {
     let server = Server::start(&[TINY, "--max-waiting", "0"]);
     let running = || figure(&server, "ingle_requests_running", TINY);
     let n_tokens = || figure(&server, "ingle_tokens_generated_total", TINY);
-    // Twelve times 22 words, in five windows.
+    // Twelve repetitions of 22 words, in five windows.
     let long = long_speech(12);
     let response = send(&server, TRANSCRIPTIONS, &long, &[("model", TINY), ("stream", "true")]);
     let mut reader = response.into_body().into_reader();
@@ -232,7 +237,7 @@ fn the_queue_for_speech_is_bounded_and_left_by_whoever_hangs_up() {
     let of_stream = n_tokens();
     assert!((1..200).contains(&of_stream), "{of_stream}");
 
-    // The same for whoever waits for the whole.
+    // The response without a stream is the same.
     let mut socket = TcpStream::connect(server.url.strip_prefix("http://").unwrap()).unwrap();
     let body = form(&long, &[("model", TINY)]);
     let head = format!(

@@ -1,4 +1,4 @@
-//! `ingle run --server`, `ps` and `stop` against a real server.
+//! `ingle run --server`, `ps` and `stop` with a real server.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -24,13 +24,13 @@ fn a_model_on_a_server_answers_as_one_that_runs_here() {
     assert!(text.len() == 8 && text.bytes().all(|b| (b'A'..=b'F').contains(&b)), "{answer}");
     assert_eq!(answer["stop"], "stop");
     assert!(answer["usage"]["prompt_tokens"].as_u64() > Some(4), "{answer}");
-    // What goes wrong is told in the server's words.
+    // Errors have the server's message.
     let message = error(&["run", &model, "Hello", "--server", &server.url, "--api-key", "no"]);
     assert!(message.contains("no valid API key"), "{message}");
     let message = error(&["run", "other", "Hello", "--server", &server.url, "--api-key", "k"]);
     assert!(message.contains("`other` does not exist here"), "{message}");
     let message = error(&["run", &model, "Hello", "--server", "http://127.0.0.1:9"]);
-    assert!(message.contains("asking the server at http://127.0.0.1:9"), "{message}");
+    assert!(message.contains("requesting http://127.0.0.1:9"), "{message}");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_server_with_a_certificate_of_its_own_is_trusted_when_it_is_named() {
     let listed = ok(&["ps", "--server", &url, "--ca-cert", cert]);
     assert!(listed.contains(&SMOLLM2.path()), "{listed}");
     let message = error(&["ps", "--server", &url]);
-    assert!(message.contains("asking the server"), "{message}");
+    assert!(message.contains("requesting http"), "{message}");
     let message = error(&["ps", "--server", &url, "--ca-cert", key]);
     assert!(message.contains("found no certificate"), "{message}");
 }

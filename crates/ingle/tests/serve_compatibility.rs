@@ -1,4 +1,5 @@
-//! The compatibility table of docs/server.md: each key of each API is sent to the real server, which honours it or refuses it by name.
+//! The compatibility table of docs/server.md. Each key of each API is sent to the real server,
+//! which must support it or reject it by name.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -9,11 +10,11 @@ use serde_json::{Value, json};
 
 use crate::serve::{CHAT, Server};
 
-/// Where the table begins and ends in the page.
+/// Marks of the table's start and end in the page.
 const BEGIN: &str = "<!-- Written by crates/ingle/tests/serve_compatibility.rs. -->\n";
 const END: &str = "<!-- End of the table. -->\n";
 
-/// Keys that every API with sampling takes.
+/// Keys of every API with sampling.
 fn sampling() -> Value {
     let common = json!({
         "temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": 0.5,
@@ -49,7 +50,7 @@ fn and(mut keys: Value, more: Value) -> Value {
     keys
 }
 
-/// What each path is asked, and the keys that are added to that one by one.
+/// The base request of each path, and the keys that are added one by one.
 fn paths() -> Vec<(&'static str, Value, Value)> {
     let user = json!([{ "role": "user", "content": "a" }]);
     let schema = json!({ "type": "object", "properties": {} });

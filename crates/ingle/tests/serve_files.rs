@@ -1,4 +1,4 @@
-//! Files of models that others change while they are served, and a machine without a home folder.
+//! Model files that change while they are served, and a machine without a home folder.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -38,7 +38,7 @@ fn a_file_that_is_cut_while_it_is_served_ends_the_answers_of_its_model_only() {
     let [cut_name, other_name] = [0, 1].map(|i| models["data"][i]["id"].clone());
     let before = server.ok(CHAT, &ask(&cut_name, 8))["choices"][0]["message"]["content"].clone();
 
-    // In the middle of an answer.
+    // The file changes in the middle of an answer.
     let mut endless = ask(&cut_name, 4000);
     endless["stream"] = json!(true);
     endless["ignore_eos"] = json!(true);
@@ -52,14 +52,14 @@ fn a_file_that_is_cut_while_it_is_served_ends_the_answers_of_its_model_only() {
     let rest: String = stream.lines().map_while(Result::ok).collect();
     assert!(rest.contains("error") && rest.contains("cut.gguf") && rest.contains("changed"), "{rest}");
 
-    // The server is there, the other model answers, and what is wrong with this one is said.
+    // The server runs, the other model answers, and the error names this model's file.
     let answer = server.ok(CHAT, &ask(&other_name, 8));
     assert_eq!(answer["choices"][0]["message"]["content"], before);
     let (status, refused) = server.post(CHAT, &ask(&cut_name, 8));
     let message = refused["error"]["message"].as_str().unwrap();
     assert!(status >= 500 && message.contains("could not be loaded"), "{status} {message}");
 
-    // As soon as the file is whole again, so is the model.
+    // The model answers again as soon as its file is complete.
     fs::copy(&other, &cut).unwrap();
     assert_eq!(server.ok(CHAT, &ask(&cut_name, 8))["choices"][0]["message"]["content"], before);
 }
@@ -78,7 +78,7 @@ fn a_local_file_needs_no_home() {
         let said = String::from_utf8_lossy(&out.stderr);
         match args[1] {
             "/no/such/file.gguf" => assert!(said.contains("/no/such/file.gguf"), "{said}"),
-            // What is not here has to be kept somewhere.
+            // A model of the hub needs a cache folder.
             "smollm2:135m" => assert!(said.contains("no folder for the model cache"), "{said}"),
             _ => assert!(out.status.success(), "{args:?}: {said}"),
         }

@@ -1,4 +1,5 @@
-//! Whom `ingle serve` lets in: keys and their rates, pages of other sites, names of other hosts, TLS.
+//! Requests that `ingle serve` accepts: keys and their rates, pages of other sites, other host
+//! names, TLS.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -23,7 +24,8 @@ fn ask(server: &Server, method: &str, path: &str, headers: &[(&str, &str)]) -> (
         request += &format!("{name}: {value}\r\n");
     }
     request += &format!("content-length: {}\r\n\r\n{body}", body.len());
-    // A server that refuses headers may close before it has read all; its answer is there to be read.
+    // A server that rejects headers may close the connection before it has read all of them. Its
+    // response can be read anyway.
     _ = stream.write_all(request.as_bytes());
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -42,15 +44,15 @@ fn a_server_without_keys_answers_this_machine_alone() {
     let (rebound, _, body) = ask(&server, "POST", "/tokenize", &[("host", "evil.org")]);
     assert_eq!(rebound, 403);
     assert!(body.contains("expected localhost or a name given with --allow-host"), "{body}");
-    // A form of another site, which no preflight comes before.
+    // A form of another site is sent without a preflight.
     let form = [("origin", "https://evil.org"), ("content-type", "text/plain")];
     assert_eq!(status(&form), 403);
     let own = server.url.clone();
     assert_eq!(status(&[("origin", &own)]), 200);
-    // Nor may its scripts read anything.
+    // Scripts of another site cannot read a response.
     let (_, head, _) = ask(&server, "GET", "/v1/models", &[("origin", "https://evil.org")]);
     assert!(!head.contains("access-control-allow-origin"), "{head}");
-    // Headers have their limits.
+    // Headers have limits.
     let many: Vec<(String, String)> = (0..150).map(|i| (format!("x-{i}"), "y".to_owned())).collect();
     let many: Vec<(&str, &str)> = many.iter().map(|(name, value)| (&**name, &**value)).collect();
     assert_eq!(status(&many), 431);
@@ -99,7 +101,7 @@ fn keys_come_from_a_file_and_have_their_rates_and_named_sites_may_ask() {
     assert_eq!(server.get("/health").0, 200);
 }
 
-/// Status of a request of these lines.
+/// Status of a request with these lines.
 fn raw(server: &Server, lines: &[u8]) -> u16 {
     let mut stream = TcpStream::connect(server.url.split_once("://").unwrap().1).unwrap();
     stream.write_all(&[lines, b"connection: close\r\n\r\n"].concat()).unwrap();
@@ -141,7 +143,7 @@ fn pages_of_other_sites_have_no_model_loaded() {
         for from in [
             ("origin", "https://evil.org"),
             ("origin", "null"),
-            // As an image, a frame or a link has it.
+            // Requests of an image, a frame or a link.
             ("sec-fetch-site", "cross-site"),
             ("sec-fetch-site", "same-site"),
         ] {
@@ -177,7 +179,7 @@ fn errors_name_files_without_their_folders() {
     let said = said["error"]["message"].as_str().unwrap().to_owned();
     assert!(status == 500 && said.contains("broken model.gguf"), "{status} {said}");
     assert!(!said.contains(folder.path().to_str().unwrap()), "{said}");
-    // The first model's id is its path, which its operator gave it.
+    // The id of the first model is its path, which the operator typed.
     let image = json!({ "type": "image_url", "image_url": { "url": "data:image/png;base64,aaaa" } });
     let body = json!({ "messages": [{ "role": "user", "content": [image] }] });
     let (status, said) = server.post("/v1/chat/completions", &body);

@@ -1,5 +1,5 @@
-//! What one request, one client or one fault may cost everybody else: sizes of requests, numbers of connections, a model's thread that
-//! panics, a server that is to end at once.
+//! Limits on what a request, a client or a fault costs other clients: sizes of requests, numbers of
+//! connections, a panic in a model's thread, and a shutdown without delay.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -28,13 +28,15 @@ use weights::Access;
 use crate::common::SMOLLM2;
 use crate::serve::{CHAT, Server, chat};
 
-/// Whatever comes, nobody else waits longer. (They wait far less; machines that run tests are busy.)
+/// Longest wait of other clients. (It is usually far shorter, but machines that run tests are
+/// busy.)
 const MOST_WAIT: Duration = Duration::from_secs(30);
 
-/// What a server of SmolLM2 may have resident, in bytes: without hostile requests it has about 200 MB.
+/// Largest resident memory of a server of SmolLM2, in bytes. Without hostile requests it is about
+/// 200 MB.
 const MOST_MEMORY: u64 = 900 << 20;
 
-/// A schema with what it refers to put in.
+/// The schema with its references resolved.
 fn resolved<'a>(api: &'a Value, schema: &'a Value) -> &'a Value {
     match schema["$ref"].as_str() {
         Some(name) => &api["components"]["schemas"][name.rsplit('/').next().unwrap()],
@@ -42,7 +44,7 @@ fn resolved<'a>(api: &'a Value, schema: &'a Value) -> &'a Value {
     }
 }
 
-/// The keys of a body, with the schema of each.
+/// The keys of a request's body, with their schemas.
 fn keys_of(api: &Value, schema: &Value) -> Map<String, Value> {
     let schema = resolved(api, schema);
     let mut keys = schema["properties"].as_object().cloned().unwrap_or_default();
@@ -53,7 +55,7 @@ fn keys_of(api: &Value, schema: &Value) -> Map<String, Value> {
     keys
 }
 
-/// Whether one of the forms that a value may have is of this type.
+/// True if a value may have this type.
 fn may_be(api: &Value, schema: &Value, kind: &str) -> bool {
     let schema = resolved(api, schema);
     let any = ["anyOf", "oneOf", "allOf"].iter().filter_map(|name| schema[*name].as_array()).flatten();
@@ -62,7 +64,7 @@ fn may_be(api: &Value, schema: &Value, kind: &str) -> bool {
         || any.into_iter().any(|part| may_be(api, part, kind))
 }
 
-/// A small request with what a path needs, of the keys that it knows.
+/// A small request with the required keys of a path.
 fn base(keys: &Map<String, Value>) -> Map<String, Value> {
     let values = json!({
         "messages": [{ "role": "user", "content": "a" }], "prompt": "a", "content": "a", "input": "a", "tokens": [1],
@@ -73,10 +75,10 @@ fn base(keys: &Map<String, Value>) -> Map<String, Value> {
     values.into_iter().filter(|(key, _)| keys.contains_key(key)).collect()
 }
 
-/// Another client, who asks for a token now and then, and somebody who asks for health.
+/// Another client, which requests a token from time to time, and a health check.
 struct Others {
     is_over: AtomicBool,
-    /// Milliseconds that the slowest answer took.
+    /// Time of the slowest response in milliseconds.
     slowest: AtomicU64,
     n: AtomicUsize,
 }
@@ -93,7 +95,7 @@ impl Others {
     }
 }
 
-/// Send requests while others use the server, which must not notice.
+/// Sends requests while other clients use the server, which must not slow down for them.
 fn beside_others(server: &Server, send: impl FnOnce()) {
     let others = Others { is_over: false.into(), slowest: 0.into(), n: 0.into() };
     thread::scope(|scope| {
@@ -118,7 +120,8 @@ fn beside_others(server: &Server, send: impl FnOnce()) {
     }
 }
 
-/// Every key of every API that takes a list, a text or an object, as /openapi.json says, so that a new one is here by itself.
+/// Every key in /openapi.json that accepts a list, a text or an object. New keys are tested
+/// automatically.
 #[test]
 fn no_key_stops_the_server_however_much_it_brings() {
     let server = Server::start(&["--ctx", "2048"]);
@@ -130,7 +133,7 @@ fn no_key_stops_the_server_however_much_it_brings() {
     beside_others(&server, || {
         for (path, operations) in api["paths"].as_object().unwrap() {
             let schema = &operations["post"]["requestBody"]["content"]["application/json"]["schema"];
-            // Two paths of one struct are one.
+            // Two paths with the same struct have the same keys.
             if schema.is_null() || (schema["$ref"].is_string() && !seen.insert(schema.to_string())) {
                 continue;
             }
@@ -157,7 +160,8 @@ fn no_key_stops_the_server_however_much_it_brings() {
     assert!(n_refused > 150, "{n_refused}");
 }
 
-/// Requests that once stopped or killed a server, and their neighbours: each is refused, and says which key and which limit.
+/// Requests that once stopped or killed a server, and similar ones. Each error names the key and
+/// the limit.
 #[test]
 fn requests_that_once_stopped_a_server_are_refused_by_their_keys() {
     let server = Server::start(&["--ctx", "2048"]);
@@ -169,7 +173,7 @@ fn requests_that_once_stopped_a_server_are_refused_by_their_keys() {
     };
     let names =
         |n: usize| -> Map<String, Value> { (0..n).map(|n| (format!("^a.*{n}$"), json!({}))).collect() };
-    // Each doubles the choices, most of which turn out to be none.
+    // Each level doubles the choices, most of which are impossible.
     let conditions = |n: usize| {
         let one = |n: usize| {
             let then = json!({ "properties": { format!("b{n}"): { "type": "string" } } });
@@ -231,7 +235,7 @@ fn requests_that_once_stopped_a_server_are_refused_by_their_keys() {
             assert_eq!(status, 400, "{words}: {answer}");
             assert!(message.contains(words), "{words}: {answer}");
         }
-        // Texts that cannot fit are refused by their bytes, on every API.
+        // Every API rejects texts that cannot fit, by their bytes.
         let long = "word ".repeat(2_000_000);
         for (path, body) in [
             (CHAT, json!({ "messages": [{ "role": "user", "content": long }] })),
@@ -277,7 +281,7 @@ fn a_key_that_fills_the_queue_keeps_no_other_key_out() {
     stream.read_exact(&mut [0; 64]).unwrap();
     assert_eq!(ask("a-key", json!({ "max_tokens": 1 })), 429);
     assert_eq!(ask("b-key", json!({ "max_tokens": 1 })), 200);
-    // As many alternatives as no answer should have.
+    // The number of alternatives exceeds the limit.
     assert_eq!(ask("b-key", json!({ "n": 30, "logprobs": true, "top_logprobs": 20 })), 400);
 }
 
@@ -322,7 +326,7 @@ fn connections_that_ask_nothing_keep_nobody_out() {
     assert_eq!(server.get("/health").0, 200);
     server.ok(CHAT, &chat("Hi", json!({ "max_tokens": 1 })));
     assert!(begun.elapsed() < MOST_WAIT, "{:?}", begun.elapsed());
-    // The first of them gave its place to others.
+    // The first connection was closed in favour of a new one.
     let mut first = &idle[0];
     first.set_read_timeout(Some(MOST_WAIT)).unwrap();
     let ended = first.read(&mut [0; 1]).map_err(|error| error.kind());
@@ -343,7 +347,7 @@ fn a_second_ctrl_c_ends_a_draining_server_at_once() {
         assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
     };
     interrupt();
-    // It lets the answer end.
+    // The server finishes the running answer.
     thread::sleep(Duration::from_millis(500));
     assert!(server.is_running());
     let begun = Instant::now();
@@ -358,7 +362,7 @@ fn a_second_ctrl_c_ends_a_draining_server_at_once() {
     }
 }
 
-/// What the model's thread is to do when it guesses next.
+/// The next action of the proposer, in the model's thread.
 #[derive(Default)]
 struct Fault {
     panics: AtomicBool,
@@ -366,7 +370,7 @@ struct Fault {
     n_loads: AtomicUsize,
 }
 
-/// Guesses nothing, and fails as it is told.
+/// A proposer that drafts nothing, and fails on demand.
 struct Faulty(Arc<Fault>);
 
 impl Proposer for Faulty {
@@ -455,7 +459,7 @@ fn a_panic_on_the_models_thread_ends_its_answers_and_the_model_is_loaded_anew() 
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         let expected = app.complete(&caller, story(20)).await.unwrap().collect().await.unwrap();
-        // A thread that does not come back is seen.
+        // A watchdog reports a thread that hangs.
         assert_eq!(stuck(Duration::from_millis(500)), None);
         fault.sleeps.store(true, Ordering::Relaxed);
         let answer = app.complete(&caller, story(20)).await.unwrap();
@@ -465,7 +469,7 @@ fn a_panic_on_the_models_thread_ends_its_answers_and_the_model_is_loaded_anew() 
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         answer.collect().await.unwrap();
-        // An answer that streams, and one that is collected.
+        // One answer is streamed, the other collected.
         let mut streamed = app.complete(&caller, story(400)).await.unwrap();
         let collected = app.complete(&caller, story(400)).await.unwrap();
         assert!(streamed.next().await.is_some());
@@ -482,7 +486,7 @@ fn a_panic_on_the_models_thread_ends_its_answers_and_the_model_is_loaded_anew() 
             "{finish:?}"
         );
         drop(streamed);
-        // Whoever comes next waits until its memory is free, and it is loaded again.
+        // The next request waits until the memory is free, and then loads the model again.
         let again = app.complete(&caller, story(20)).await.unwrap().collect().await.unwrap();
         assert_eq!(again[0].content, expected[0].content);
         assert_eq!(fault.n_loads.load(Ordering::Relaxed), 2);

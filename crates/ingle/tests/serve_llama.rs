@@ -1,4 +1,4 @@
-//! llama-server's own endpoints, on the real binary with a real model.
+//! llama-server's own endpoints, with the real binary and a real model.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -18,7 +18,7 @@ fn completions_as_llama_server_has_them() {
         server.ok("/completion", &body)
     };
     let whole = ask(json!({ "n_probs": 2, "return_tokens": true }));
-    // As they were drawn: of those that top-k left, after the temperature.
+    // The probabilities are those of the draw: after top-k and the temperature.
     let drawn = json!({ "n_probs": 5, "post_sampling_probs": true, "temperature": 1.5, "top_k": 3, "top_p": 1, "min_p": 0, "seed": 1 });
     for token in ask(drawn)["completion_probabilities"].as_array().unwrap() {
         let top = token["top_probs"].as_array().unwrap();
@@ -43,7 +43,7 @@ fn completions_as_llama_server_has_them() {
     assert_eq!(probabilities[0]["top_logprobs"].as_array().unwrap().len(), 2);
     assert_eq!(whole["tokens"][0], probabilities[0]["id"]);
     assert!(whole["timings"]["predicted_per_second"].as_f64() > Some(0.0), "{whole}");
-    // As tokens, as tokens and text, and several at once.
+    // Prompts as tokens, as tokens and text, and as a list.
     let tokens = server.ok("/tokenize", &json!({ "content": TEXT, "add_special": true }))["tokens"].clone();
     assert_eq!(ask(json!({ "prompt": tokens }))["content"], text);
     let first = tokens[0].clone();
@@ -54,14 +54,14 @@ fn completions_as_llama_server_has_them() {
     assert_eq!(several[0]["content"], several[1]["content"]);
     assert_eq!(several[0].as_object().unwrap().len(), 2);
     assert!(several[0]["timings/prompt_n"].is_number(), "{several}");
-    // Stop words are named, and are not part of the answer.
+    // A stop word is named, and is not part of the answer.
     let stopped = ask(json!({ "stop": "aris", "n_predict": -1 }));
     let found = ["content", "stop_type", "stopping_word"].map(|key| stopped[key].as_str().unwrap());
     assert_eq!(found, [" P", "word", "aris"]);
     let grammar = ask(json!({ "grammar": "root ::= \"yes\" | \"no\"" }));
     assert!(["yes", "no"].contains(&grammar["content"].as_str().unwrap()), "{grammar}");
     assert_eq!(grammar["stop_type"], "eos");
-    // A stream's last event has the figures; no mark follows.
+    // The last event of a stream has the timings, and no `[DONE]` follows.
     let body = json!({ "prompt": TEXT, "n_predict": 3, "temperature": 0, "stream": true });
     let mut response = server.open("/completion", None, &body);
     let stream = response.body_mut().read_to_string().unwrap();
@@ -98,7 +98,7 @@ fn completions_as_llama_server_has_them() {
 #[test]
 fn streams_tell_how_far_the_prompt_is_and_how_long_tokens_take() {
     let server = Server::start(&["--deterministic", "--stream-interval", "0"]);
-    // Longer than a step.
+    // The prompt is longer than a step.
     let prompt = "one two three four ".repeat(400);
     let keys =
         json!({ "timings_per_token": true, "return_progress": true, "stream": true, "temperature": 0 });
@@ -121,7 +121,7 @@ fn streams_tell_how_far_the_prompt_is_and_how_long_tokens_take() {
         let n_predicted: Vec<u64> = timings.filter_map(Value::as_u64).collect();
         assert!(n_predicted.is_sorted(), "{n_predicted:?}");
         assert!((1..=4).contains(n_predicted.last().unwrap()), "{n_predicted:?}");
-        // The first event is of the moment before anything was computed.
+        // The first event comes before anything is computed.
         assert_eq!(
             (&events[begins]["timings"]["prompt_n"], &events[begins]["timings"]["prompt_ms"]),
             (&json!(0), &json!(0.0))
@@ -137,7 +137,7 @@ fn streams_tell_how_far_the_prompt_is_and_how_long_tokens_take() {
     let n_prompt = events.last().unwrap()["tokens_evaluated"].as_u64().unwrap();
     check(&events, n_prompt);
     assert_eq!(events[0]["prompt_progress"]["cache"], 0);
-    // The second time nearly all of it is there.
+    // The second time nearly the whole prompt is cached.
     let events = read(&body);
     check(&events, n_prompt);
     assert!(events[0]["prompt_progress"]["cache"].as_u64().unwrap() > n_prompt / 2, "{}", events[0]);
@@ -145,7 +145,8 @@ fn streams_tell_how_far_the_prompt_is_and_how_long_tokens_take() {
     let progress = events.iter().find(|event| !event["prompt_progress"].is_null()).unwrap();
     check(&events, progress["prompt_progress"]["total"].as_u64().unwrap());
     assert_eq!(progress["choices"][0]["delta"], json!({}));
-    // `/v1/completions` has texts where chats have deltas; Responses tell it in events of their own kinds.
+    // `/v1/completions` has texts in place of deltas. Responses report progress in their own
+    // events.
     let body = json!({ "prompt": prompt, "max_tokens": 4, "stream_options": { "include_usage": true } });
     let events = server.stream("/v1/completions", &with(body));
     let progress = events.iter().find(|event| !event["prompt_progress"].is_null()).unwrap();
@@ -161,7 +162,7 @@ fn streams_tell_how_far_the_prompt_is_and_how_long_tokens_take() {
     let timed = |kind: &str| events.iter().any(|e| e["type"] == kind && !e["timings"].is_null());
     assert!(timed("response.output_text.delta") && timed("response.incomplete"), "{events:?}");
     assert!(events.iter().enumerate().all(|(n, event)| event["sequence_number"] == n), "{events:?}");
-    // Nobody who does not ask is told.
+    // Progress is only reported on request.
     let events = server.stream(CHAT, &chat("Hello", json!({ "max_tokens": 2, "stream": true })));
     assert!(events.iter().all(|e| e["timings"].is_null() && e["prompt_progress"].is_null()), "{events:?}");
 }
@@ -193,7 +194,7 @@ fn the_operator_says_how_tokens_are_chosen_where_a_request_does_not() {
     assert_eq!(params(&ask(own)), [json!(0.5), json!(7), json!(1), json!(1.0), json!(0.5)]);
     let props: Value = serde_json::from_str(&server.get("/props").1).unwrap();
     assert_eq!(props["default_generation_settings"]["params"]["top_k"], 7);
-    // One seed gives one answer, by every API.
+    // A seed gives the same answer by every API.
     let text = |answer: Value| answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
     let answers =
         [0, 1].map(|_| text(server.ok(CHAT, &chat("Tell me a story.", json!({ "max_tokens": 12 })))));
@@ -203,17 +204,17 @@ fn the_operator_says_how_tokens_are_chosen_where_a_request_does_not() {
         let body = json!({ "messages": message, "stream": false, "options": options });
         server.ok("/api/chat", &body)["message"]["content"].as_str().unwrap().to_owned()
     };
-    // The operator goes before the model's own values, and the request before the operator.
+    // The operator's values override the model's, and the request's override both.
     assert_eq!(ollama(json!({ "num_predict": 12 })), ollama(json!({ "num_predict": 12, "top_k": 7 })));
     let wrong = error(&["serve", &SMOLLM2.path(), "--min-p", "1.5"]);
     assert!(wrong.contains("min_p"), "{wrong}");
 }
 
-/// What clients of llama-server and evaluations send that OpenAI's API does not have.
+/// Keys of clients of llama-server and of evaluations that OpenAI's API does not have.
 #[test]
 fn names_biases_and_tokens_as_others_send_them() {
     let server = Server::start(&["--any-name", "--deterministic", "--max-tokens", "5"]);
-    // A name that is not here, none, and `null`; paths without a version.
+    // The model is an unknown name, missing, or `null`; paths have no version.
     for model in [json!("gpt-4o"), json!(null)] {
         let mut body = crate::serve::chat("Hello", json!({ "max_tokens": 2 }));
         body["model"] = model;
@@ -225,7 +226,7 @@ fn names_biases_and_tokens_as_others_send_them() {
         assert!(answer["system_fingerprint"].as_str().unwrap().starts_with('b'), "{answer}");
     }
     assert_eq!(server.get("/models").1, server.get("/v1/models").1);
-    // Biases as pairs, of texts and of tokens; false forbids.
+    // Biases are pairs of texts or tokens; false forbids a token.
     let ask = |more: Value| {
         let mut body = json!({ "prompt": TEXT, "n_predict": 1, "temperature": 0 });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -240,16 +241,16 @@ fn names_biases_and_tokens_as_others_send_them() {
         let body = json!({ "prompt": TEXT, "logit_bias": bias });
         assert_eq!(server.post("/completion", &body).0, 400, "{bias}");
     }
-    // The operator's limit is the least of the two.
+    // The smallest of the limits applies.
     let answer = server.ok("/completion", &json!({ "prompt": TEXT, "ignore_eos": true }));
     assert_eq!((&answer["tokens_predicted"], &answer["stop_type"]), (&json!(5), &json!("limit")));
-    // Tokens in vLLM's words.
+    // Tokenisation in vLLM's form.
     let tokens =
         server.ok("/tokenize", &json!({ "prompt": TEXT, "add_special_tokens": false }))["tokens"].clone();
     assert_eq!(server.ok("/detokenize", &json!({ "tokens": tokens }))["prompt"], TEXT);
     let info: Value = serde_json::from_str(&server.get("/tokenizer_info").1).unwrap();
     assert_eq!(info["eos_token"], "<|im_end|>");
-    // A prompt that is too long says by how much.
+    // The error of a prompt that is too long has both lengths.
     let (status, answer) = server.post("/v1/completions", &json!({ "prompt": "a ".repeat(20_000) }));
     let found = (status, answer["error"]["n_prompt_tokens"].as_u64() > answer["error"]["n_ctx"].as_u64());
     assert_eq!(found, (400, true), "{answer}");

@@ -1,4 +1,5 @@
-//! Adapters over HTTP: models by name beside their own, loaded and unloaded while the server runs, as vLLM has it.
+//! Adapters over HTTP, as in vLLM: they are models with their own names, loaded and unloaded while
+//! the server runs.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -13,7 +14,7 @@ use crate::serve::Server;
 const COMPLETIONS: &str = "/v1/completions";
 const TEXT: &str = "The capital of France is";
 
-/// An adapter of the first layer's down projection: `values` of a pattern that `seed` moves.
+/// Writes an adapter of the first layer's down projection, with `values` in a pattern of `seed`.
 fn write_adapter(folder: &Path, seed: usize) {
     std::fs::create_dir(folder).unwrap();
     let config = json!({ "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["down_proj"], "bias": "none" });
@@ -33,7 +34,7 @@ fn write_adapter(folder: &Path, seed: usize) {
     std::fs::write(folder.join("adapter_model.safetensors"), bytes).unwrap();
 }
 
-/// A call whose answer is no JSON where it succeeds.
+/// Sends a request whose response is not JSON if it succeeds.
 fn call(server: &Server, path: &str, body: &Value) -> (u16, String) {
     let mut response = server.open(path, None, body);
     (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
@@ -47,7 +48,7 @@ fn adapters_are_models_that_come_and_go() {
     write_adapter(&at("second"), 2);
     let lora = format!("loud={}", at("first").display());
     let directory = folder.path().display().to_string();
-    // So that an answer is the same whatever runs beside it.
+    // Answers are then independent of concurrent requests.
     let server = Server::start(&["--lora", &lora, "--lora-dir", &directory, "--deterministic"]);
     let base = SMOLLM2.path();
     let answer = |model: &str| {
@@ -59,7 +60,7 @@ fn adapters_are_models_that_come_and_go() {
     assert!(plain.starts_with(" Paris"), "{plain}");
     assert!(loud.0 == 200 && loud.1 != plain, "{loud:?}");
     assert_eq!(loud.2["model"], "loud");
-    // The command line says the same with the same adapter.
+    // The command line gives the same answer with the same adapter.
     let flags = [
         "complete",
         &base,
@@ -91,7 +92,7 @@ fn adapters_are_models_that_come_and_go() {
     let other = answer("other");
     assert!(other.0 == 200 && other.1 != loud.1 && other.1 != plain, "{other:?}");
     assert_eq!((answer(&base).1, answer("loud").1), (plain, loud.1.clone()));
-    // What was cached before is still there, and answers that run go on while adapters come and go.
+    // The cache survives, and running answers continue, while adapters are loaded and unloaded.
     let prompt = TEXT.repeat(20);
     let long = |model: &str, n: usize| {
         let body = json!({ "model": model, "prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": true });
@@ -103,7 +104,7 @@ fn adapters_are_models_that_come_and_go() {
     let unload = |name: &str| call(&server, "/v1/unload_lora_adapter", &json!({ "lora_name": name }));
     std::thread::scope(|scope| {
         let running = ["loud", "other"].map(|model| scope.spawn(move || long(model, 96)));
-        // Both have begun.
+        // Both answers are running.
         while !server
             .get("/metrics")
             .1
@@ -122,7 +123,16 @@ fn adapters_are_models_that_come_and_go() {
     assert!(text == alone[0] && n_cached > 60, "{n_cached} cached tokens");
     assert_eq!(unload("third").0, 200);
     assert_eq!(load("other", "second").0, 200);
-    // Taken, elsewhere, nowhere, and without a name.
+    invalid_paths_are_refused(folder.path(), &load);
+    assert_eq!(load("", "second").0, 400);
+    assert_eq!(answer("third").0, 404);
+    assert_eq!(unload("other"), (200, "Success: LoRA adapter 'other' removed successfully.".to_owned()));
+    assert_eq!((answer("other").0, unload("other").0, answer("loud").0), (404, 404, 200));
+}
+
+/// The name is in use, the path is outside the folder or missing, or the folder is not an adapter.
+fn invalid_paths_are_refused(folder: &Path, load: &dyn Fn(&str, &str) -> (u16, String)) {
+    let directory = folder.display().to_string();
     assert_eq!(load("other", "second").0, 400);
     let elsewhere = ["/etc", "../", "missing", "/nothing/there", "../../../etc/passwd"];
     for path in elsewhere {
@@ -131,21 +141,17 @@ fn adapters_are_models_that_come_and_go() {
         let said: Value = serde_json::from_str(&said).unwrap();
         assert_eq!((status, said["error"]["message"].as_str()), (404, Some(expected.as_str())));
     }
-    // What is there and is no adapter is told by its name alone.
-    std::fs::create_dir(at("empty")).unwrap();
-    std::fs::write(at("empty").join("adapter_config.json"), "{").unwrap();
+    // The error for a folder that is not an adapter has its name only.
+    std::fs::create_dir(folder.join("empty")).unwrap();
+    std::fs::write(folder.join("empty").join("adapter_config.json"), "{").unwrap();
     let (status, said) = load("third", "empty");
     assert!(
         status == 400 && said.contains("adapter_config.json") && !said.contains(&directory),
         "{status} {said}"
     );
-    assert_eq!(load("", "second").0, 400);
-    assert_eq!(answer("third").0, 404);
-    assert_eq!(unload("other"), (200, "Success: LoRA adapter 'other' removed successfully.".to_owned()));
-    assert_eq!((answer("other").0, unload("other").0, answer("loud").0), (404, 404, 200));
 }
 
-/// What a key loads is its own to replace and to unload; others compute with it.
+/// Only the key that loaded an adapter may replace and unload it; other keys may use it.
 #[test]
 fn an_adapter_is_of_the_key_that_loaded_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -173,7 +179,7 @@ fn an_adapter_is_of_the_key_that_loaded_it() {
     assert_eq!(load("b", "mine", false), 200, "the name is free again");
 }
 
-/// Clients may not load what they like unless the server was started so.
+/// Clients may load adapters only if the server was started with a folder.
 #[test]
 fn clients_load_nothing_without_a_folder() {
     let server = Server::start(&[]);

@@ -1,4 +1,5 @@
-//! What a server does when its machine runs short of memory: a model that nobody uses goes, answers stay.
+//! A server on a machine that runs short of memory unloads an unused model, and running answers
+//! continue.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use std::path::Path;
@@ -19,7 +20,7 @@ use crate::common::SMOLLM2;
 
 const TOTAL: u64 = 16 << 30;
 
-/// One model under every name.
+/// A loader that has the same model under every name.
 struct Same {
     model: Arc<Model>,
     device: Arc<dyn Device>,
@@ -50,7 +51,7 @@ fn smollm2() -> Model {
     Model::from_opened(Path::new(&path), file, &TokenizerSource::Own).unwrap()
 }
 
-/// A request of the server's own.
+/// The caller of the server's own requests.
 fn caller() -> Caller {
     Caller { request_id: "test".to_owned(), tenant: 0 }
 }
@@ -106,12 +107,12 @@ fn an_idle_model_is_unloaded_where_answers_are_short_of_memory() {
         for n in 0..3 {
             answers.push(app.complete(&caller(), story(n)).await.unwrap());
         }
-        // Nothing is left for anybody.
+        // No memory is free.
         while governor.status()[0].held == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         script.set(Reading { total: TOTAL, ..Reading::default() });
-        // It waits for the model's thread.
+        // The request waits for the model's thread.
         let seen = governor.clone();
         tokio::task::spawn_blocking(move || seen.observe(Instant::now())).await.unwrap();
         assert_eq!(loaded(), ["busy"]);

@@ -1,4 +1,5 @@
-//! What clients ask seldom: candidates, echoes in streams, grammars that wait, cached prefixes that outlive the server.
+//! Rare requests: candidates, echoes in streams, lazy grammars, and cached prefixes that outlive
+//! the server.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -17,7 +18,7 @@ fn candidates_and_echoes_in_streams() {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
-    // The best of three is one of the three, and the likeliest of them.
+    // The best of three is one of the three, and the most probable one.
     let all = server.ok(COMPLETIONS, &body(json!({ "n": 3, "logprobs": 0 })));
     let mean = |choice: &Value| {
         let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
@@ -67,9 +68,9 @@ fn grammars_may_wait_for_a_trigger() {
         })
     };
     assert_eq!(server.ok("/completion", &lazy(" Paris"))["content"], " Paris!!!");
-    // What never comes changes nothing.
+    // A trigger that never appears changes nothing.
     assert_eq!(server.ok("/completion", &lazy("Berlin"))["content"], free);
-    // Alone, and beside a tool that need not be called.
+    // The request is alone, or has a tool that need not be called.
     let tool = json!({ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } });
     for tools in [json!([]), json!([tool])] {
         let chat = chat(
@@ -108,7 +109,7 @@ fn calls_need_tools_and_events_are_sent_once() {
     let id = kept["id"].as_str().unwrap();
     assert_eq!(server.get(&format!("/v1/responses/{id}?stream=true")).0, 400);
     assert_eq!(server.get(&format!("/v1/responses/{id}?stream=false")).0, 200);
-    // A reference is to what was said, and is listed as that.
+    // A reference means the earlier message, and is listed as a message.
     let message = kept["output"][0]["id"].as_str().unwrap();
     let input = json!([{ "type": "item_reference", "id": message }, { "role": "user", "content": "b" }]);
     let second = server.ok("/v1/responses", &json!({ "input": input, "max_output_tokens": 1 }));
@@ -163,7 +164,7 @@ fn cached_prefixes_outlive_the_server() {
     let n_prompt = first["usage"]["prompt_tokens"].as_u64().unwrap();
     assert_eq!(cached(&second), n_prompt - 1, "{second}");
     drop(server);
-    // Another key of the same server does not find it.
+    // Another key of the same server does not find the cached prompt.
     let server = Server::start(&[&options[..], &["--api-key", "k"]].concat());
     let mut third = server.open(CHAT, Some("k"), &body);
     let third: Value = serde_json::from_str(&third.body_mut().read_to_string().unwrap()).unwrap();

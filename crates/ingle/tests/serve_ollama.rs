@@ -1,4 +1,4 @@
-//! Ollama's API with the real binary, asked as its clients ask.
+//! Ollama's API, with the real binary and requests of its clients.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::common::{SMOLLM2, ok};
 use crate::serve::Server;
 
-/// The lines of a stream.
+/// The lines of a streamed response.
 #[track_caller]
 fn lines(server: &Server, path: &str, body: &Value) -> Vec<Value> {
     let mut response = server.open(path, None, body);
@@ -20,7 +20,7 @@ fn lines(server: &Server, path: &str, body: &Value) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// A body with greedy sampling.
+/// The body with greedy sampling.
 fn greedy(mut body: Value, more: Value) -> Value {
     body["options"] = json!({ "temperature": 0, "repeat_penalty": 1, "num_predict": 12 });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -40,7 +40,7 @@ fn chats_prompts_and_lists() {
     let question = json!([{ "role": "user", "content": "What is the capital of France?" }]);
     let chat = |more: Value| greedy(json!({ "model": model, "messages": question }), more);
 
-    // Streamed by default, and the same as whole.
+    // Streaming is the default, and gives the same text.
     let pieces = lines(&server, "/api/chat", &chat(json!({})));
     let (last, pieces) = pieces.split_last().unwrap();
     let text: String = pieces.iter().map(|line| line["message"]["content"].as_str().unwrap()).collect();
@@ -65,7 +65,45 @@ fn chats_prompts_and_lists() {
     let whole = server.ok("/api/chat", &chat(json!({ "stream": false, "model": named, "think": false })));
     assert_eq!(whole["message"], json!({ "role": "assistant", "content": text }));
 
-    // Grammars, log-probabilities, an answer that goes on, and tools.
+    grammars_and_tools(&server, &question, &chat);
+    // A chat longer than the context loses its oldest messages, unless the request forbids it.
+    let words = "word ".repeat(20);
+    let roles = ["user", "assistant"].into_iter().cycle().take(40);
+    let long = roles.map(|role| json!({ "role": role, "content": words }));
+    let messages: Vec<Value> = long.chain([question[0].clone()]).collect();
+    let cut = server.ok("/api/chat", &chat(json!({ "stream": false, "messages": messages })));
+    let n_prompt = cut["prompt_eval_count"].as_u64().unwrap();
+    assert!((400..512).contains(&n_prompt), "{cut}");
+    let (status, refused) =
+        server.post("/api/chat", &chat(json!({ "messages": messages, "truncate": false })));
+    assert_eq!(status, 400, "{refused}");
+
+    let prompt =
+        |more: Value| greedy(json!({ "model": model, "prompt": "What is the capital of France?" }), more);
+    contexts(&server, &prompt);
+    errors(&server, &chat, &prompt);
+    // Endpoints that list things.
+    assert_eq!(Server::agent().head(&server.url).call().unwrap().status(), 200);
+    assert!(get(&server, "/api/version")["version"].is_string());
+    let tags = get(&server, "/api/tags");
+    let entry = &tags["models"][0];
+    assert_eq!((&entry["name"], &entry["model"]), (&json!(model), &json!(model)));
+    assert_eq!(entry["digest"].as_str().unwrap().len(), 64);
+    assert_eq!(entry["size"], std::fs::metadata(&model).unwrap().len());
+    let details = json!({ "parent_model": "", "format": "gguf", "family": "llama", "families": ["llama"],
+        "parameter_size": "134.52M", "quantization_level": "Q4_1" });
+    assert_eq!(entry["details"], details);
+    let shown = server.ok("/api/show", &json!({ "name": model }));
+    assert_eq!((&shown["details"], &shown["capabilities"]), (&details, &json!(["completion", "tools"])));
+    assert_eq!(shown["model_info"]["llama.context_length"], 8192);
+    assert!(shown["template"].as_str().unwrap().contains("<|im_start|>"));
+}
+
+/// Adds keys to a request.
+type Request<'a> = &'a dyn Fn(Value) -> Value;
+
+/// Grammars, log-probabilities, a continued answer, and tools.
+fn grammars_and_tools(server: &Server, question: &Value, chat: Request<'_>) {
     let schema = json!({
         "type": "object", "required": ["city"], "additionalProperties": false,
         "properties": { "city": { "enum": ["Paris", "Rome"] } },
@@ -92,7 +130,8 @@ fn chats_prompts_and_lists() {
         { "role": "tool", "tool_name": "f", "content": "It is." },
     ]);
     server.ok("/api/chat", &chat(json!({ "stream": false, "messages": called, "tools": [tool] })));
-    // Shown how, the model calls; its call is whole, and has an object of arguments.
+    // With an example in the chat, the model calls the tool. The call is complete, with an object
+    // of arguments.
     let shown = ["Rome", "Oslo", "Lima"].into_iter().flat_map(|city| {
         let call = json!({ "function": { "name": "get_weather", "arguments": { "city": city } } });
         let question = format!("What is the weather in {city}?");
@@ -104,7 +143,7 @@ fn chats_prompts_and_lists() {
         "parameters": { "type": "object", "required": ["city"], "properties": { "city": { "type": "string" } } } } });
     let options = json!({ "temperature": 0, "repeat_penalty": 1, "num_predict": 60 });
     let pieces = lines(
-        &server,
+        server,
         "/api/chat",
         &chat(json!({ "messages": messages, "tools": [weather], "options": options })),
     );
@@ -115,23 +154,11 @@ fn chats_prompts_and_lists() {
     );
     assert!(calls[0]["id"].as_str().unwrap().starts_with("call_"));
     assert_eq!(pieces.last().unwrap()["done_reason"], "stop");
+}
 
-    // A conversation longer than the context loses its oldest messages, unless it may not.
-    let words = "word ".repeat(20);
-    let roles = ["user", "assistant"].into_iter().cycle().take(40);
-    let long = roles.map(|role| json!({ "role": role, "content": words }));
-    let messages: Vec<Value> = long.chain([question[0].clone()]).collect();
-    let cut = server.ok("/api/chat", &chat(json!({ "stream": false, "messages": messages })));
-    let n_prompt = cut["prompt_eval_count"].as_u64().unwrap();
-    assert!((400..512).contains(&n_prompt), "{cut}");
-    let (status, refused) =
-        server.post("/api/chat", &chat(json!({ "messages": messages, "truncate": false })));
-    assert_eq!(status, 400, "{refused}");
-
-    // Prompts: through the template, raw, and after an earlier one.
-    let prompt =
-        |more: Value| greedy(json!({ "model": model, "prompt": "What is the capital of France?" }), more);
-    let pieces = lines(&server, "/api/generate", &prompt(json!({ "system": "Answer in one word." })));
+/// Prompts with the template, raw, and with the context of an earlier answer.
+fn contexts(server: &Server, prompt: Request<'_>) {
+    let pieces = lines(server, "/api/generate", &prompt(json!({ "system": "Answer in one word." })));
     let (last, pieces) = pieces.split_last().unwrap();
     let told: String = pieces.iter().map(|line| line["response"].as_str().unwrap()).collect();
     assert!(told.len() > 2, "{told}");
@@ -145,14 +172,17 @@ fn chats_prompts_and_lists() {
         &prompt(json!({ "stream": false, "context": context, "prompt": "And of Italy?" })),
     );
     assert!(again["prompt_eval_count"].as_u64().unwrap() > n_context, "{again}");
-    // SmolLM2's messages begin with the token that begins a text, which must not be lost.
+    // SmolLM2's messages begin with its BOS token, which must not be lost.
     let tokens = server.ok("/detokenize", &json!({ "tokens": again["context"] }));
     assert_eq!(tokens["content"].as_str().unwrap().matches("<|im_start|>system").count(), 2, "{tokens}");
     let raw = json!({ "stream": false, "raw": true, "prompt": "The capital of France is" });
     let raw = server.ok("/api/generate", &prompt(raw));
     assert!(raw["response"].as_str().unwrap().starts_with(" Paris") && raw["context"].is_null(), "{raw}");
+}
 
-    // Errors are a text, and name what is wrong.
+/// An error is a text that names the fault.
+fn errors(server: &Server, chat: Request<'_>, prompt: Request<'_>) {
+    let model = SMOLLM2.path();
     for (path, body, status, words) in [
         ("/api/chat", chat(json!({ "model": "gpt-9" })), 404, "not found"),
         ("/api/chat", chat(json!({ "think": true })), 400, "does not support thinking"),
@@ -183,25 +213,10 @@ fn chats_prompts_and_lists() {
         assert!(found == status && error.contains(words), "{path} {found}: {answer}");
     }
     assert_eq!(server.get("/api/chat").0, 405);
-
-    // What there is.
-    assert_eq!(Server::agent().head(&server.url).call().unwrap().status(), 200);
-    assert!(get(&server, "/api/version")["version"].is_string());
-    let tags = get(&server, "/api/tags");
-    let entry = &tags["models"][0];
-    assert_eq!((&entry["name"], &entry["model"]), (&json!(model), &json!(model)));
-    assert_eq!(entry["digest"].as_str().unwrap().len(), 64);
-    assert_eq!(entry["size"], std::fs::metadata(&model).unwrap().len());
-    let details = json!({ "parent_model": "", "format": "gguf", "family": "llama", "families": ["llama"],
-        "parameter_size": "134.52M", "quantization_level": "Q4_1" });
-    assert_eq!(entry["details"], details);
-    let shown = server.ok("/api/show", &json!({ "name": model }));
-    assert_eq!((&shown["details"], &shown["capabilities"]), (&details, &json!(["completion", "tools"])));
-    assert_eq!(shown["model_info"]["llama.context_length"], 8192);
-    assert!(shown["template"].as_str().unwrap().contains("<|im_start|>"));
 }
 
-/// SmolLM2 with a template that knows reasoning, as long as its own so that nothing else of the file moves.
+/// SmolLM2 with a template for reasoning, of the same length as its own, so that nothing else in
+/// the file moves.
 fn thinking_model(folder: &std::path::Path) -> String {
     let inspected: Value = serde_json::from_str(&ok(&["inspect", &SMOLLM2.path(), "--json"])).unwrap();
     let own = inspected["metadata"]["tokenizer.chat_template"].as_str().unwrap();
@@ -253,7 +268,7 @@ fn models_are_loaded_and_unloaded_when_asked() {
     };
     let model = SMOLLM2.path();
     assert_eq!(loaded(), std::slice::from_ref(&model));
-    // It is told of before it is loaded, and is not loaded for it.
+    // The model's details are available before it is loaded, and do not load it.
     let shown = server.ok("/api/show", &json!({ "model": "minilm:l6" }));
     assert_eq!(
         (&shown["capabilities"], &shown["details"]["format"]),
@@ -280,7 +295,7 @@ fn models_are_loaded_and_unloaded_when_asked() {
     assert_eq!(short["embeddings"][0].as_array().unwrap().len(), 16);
     let old = server.ok("/api/embeddings", &json!({ "model": "minilm:l6", "prompt": "Ice" }));
     assert!(numbers(&old["embedding"]).iter().zip(&vector).all(|(a, b)| (a - b).abs() < 1e-5));
-    // Long texts are cut, unless they may not be.
+    // Long texts are cut, unless the request forbids it.
     let long = "word ".repeat(600);
     embed(json!({ "input": long }));
     let body = json!({ "model": "minilm:l6", "input": long, "truncate": false });
@@ -288,7 +303,7 @@ fn models_are_loaded_and_unloaded_when_asked() {
     assert_eq!(embed(json!({ "input": [] }))["embeddings"], json!([]));
     assert_eq!(loaded(), [model.clone(), "minilm:l6".to_owned()]);
 
-    // Nothing is asked: loaded and unloaded.
+    // A request without a prompt loads or unloads the model.
     let ask = |path: &str, more: Value| {
         let mut body = json!({ "model": model });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -306,14 +321,14 @@ fn models_are_loaded_and_unloaded_when_asked() {
         (&ps["models"][0]["context_length"], &ps["models"][0]["size_vram"]),
         (&json!(8192), &json!(0))
     );
-    // A model in use is unloaded when its answer has ended.
+    // A model in use is unloaded after its answer.
     let body = json!({ "model": model, "prompt": "Tell a story.", "keep_alive": "1h", "options": { "num_predict": 60 } });
     let response = server.open("/api/generate", None, &body);
     ask("/api/generate", json!({ "keep_alive": "0s" }));
     let text = response.into_body().read_to_string().unwrap();
     assert!(text.lines().last().unwrap().contains("\"done\":true"), "{text}");
     let begun = Instant::now();
-    // The other may be unloaded too, where this machine is short of memory.
+    // The other model may also be unloaded if the machine is short of memory.
     while loaded().contains(&model) {
         assert!(begun.elapsed() < Duration::from_secs(20), "it stays loaded: {}", get(&server, "/api/ps"));
         std::thread::sleep(Duration::from_millis(20));
@@ -322,13 +337,13 @@ fn models_are_loaded_and_unloaded_when_asked() {
 
 #[test]
 fn what_is_pulled_is_served_until_it_is_deleted() {
-    // A cache of this test's own, with SmolLM2 in it as if it had been fetched.
+    // A cache of this test, in which SmolLM2 looks fetched.
     let cache = tempfile::tempdir().unwrap();
     let file = std::path::PathBuf::from(SMOLLM2.path());
     let folder = cache.path().join("wheels").join("smollm2-135m");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::copy(&file, folder.join(file.file_name().unwrap())).unwrap();
-    // And a hub's cache with a model that another program fetched.
+    // A hub's cache with a model that another program fetched.
     let hub = tempfile::tempdir().unwrap();
     let foreign = hub.path().join("models--foo--bar/snapshots").join("a".repeat(40)).join("m.gguf");
     std::fs::create_dir_all(foreign.parent().unwrap()).unwrap();
@@ -368,14 +383,14 @@ fn what_is_pulled_is_served_until_it_is_deleted() {
     let (status, gone) = ask(SMOLLM2.name);
     assert!(status == 404 && gone["error"].as_str().unwrap().contains("not found"), "{gone}");
     assert_eq!(delete(SMOLLM2.name).0, 404);
-    // Files that were not fetched are nobody's to delete or to read.
+    // Clients can neither delete nor read files that Ingle did not fetch.
     for name in ["hf:foo/bar", "hf:foo/bar/m.gguf", &foreign_name] {
         let (status, said) = delete(name);
-        assert!(status == 403 && said.contains("was not fetched by Ingle"), "{status} {said}");
+        assert!(status == 403 && said.contains("Ingle has no record of fetching"), "{status} {said}");
     }
     assert!(foreign.is_file());
     assert_eq!(delete("ollama:x").0, 403);
-    // Whether a name is that of a file beside the server is not told.
+    // The response does not reveal the existence of other files.
     assert_eq!((delete("Cargo.toml").0, delete("Cargo.tom").0), (404, 404));
     assert_eq!(delete(&SMOLLM2.path()).0, 403);
     assert_eq!(ask("/etc/passwd").0, 404);

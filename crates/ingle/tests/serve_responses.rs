@@ -1,4 +1,4 @@
-//! OpenAI's Responses, on the real binary with a real model.
+//! OpenAI's Responses API, with the real binary and a real model.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -43,7 +43,7 @@ fn responses_are_made_streamed_kept_and_continued() {
     assert_eq!(first["incomplete_details"]["reason"], "max_output_tokens");
     let text = first["output"][0]["content"][0]["text"].as_str().unwrap();
     assert_eq!((text.is_empty(), &first["usage"]["output_tokens"]), (false, &json!(12)));
-    // The same as events, in order, and the last holds the whole.
+    // Events give the same result in order, and the last event has the whole response.
     let streamed = body(
         json!("What is a hearth?"),
         json!({ "instructions": "Be brief.", "stream": true, "store": false }),
@@ -69,7 +69,7 @@ fn responses_are_made_streamed_kept_and_continued() {
     let last = events.last().unwrap();
     assert_eq!(last["type"], "response.incomplete");
     assert_eq!(last["response"]["output"][0]["content"][0]["text"], text);
-    // What goes on from a response has seen it, but not its instructions.
+    // A continued response has the earlier messages, but not the instructions.
     let id = first["id"].as_str().unwrap();
     let (_, second) = ask(&server, "one", &body(json!("Why?"), json!({ "previous_response_id": id })));
     let n_tokens = |response: &Value| response["usage"]["input_tokens"].as_u64().unwrap();
@@ -78,7 +78,7 @@ fn responses_are_made_streamed_kept_and_continued() {
         request(&server, "GET", &format!("{}/input_items", second["id"].as_str().unwrap()), "one");
     assert_eq!(items["data"].as_array().unwrap().len(), 1);
     assert_eq!(items["data"][0]["content"][0]["text"], "Why?");
-    // Kept for its own tenant, until it is deleted; what was not to be kept is not.
+    // A response is stored for its tenant until it is deleted, unless the request forbids storing.
     assert_eq!(request(&server, "GET", id, "one").1["output"], first["output"]);
     assert_eq!(request(&server, "GET", id, "two").0, 404);
     assert_eq!(ask(&server, "two", &body(json!("Why?"), json!({ "previous_response_id": id }))).0, 404);
@@ -100,7 +100,7 @@ fn functions_schemas_and_long_conversations() {
     let called = server.ok(RESPONSES, &body(json!("The weather in Paris?"), more));
     let call = &called["output"][0];
     assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("weather")), "{called}");
-    // A function that is named is called once, whatever the model would go on with.
+    // A function that is forced is called once.
     let named = json!({ "type": "function", "name": "weather" });
     let once = body(
         json!("The weather in Paris?"),
@@ -123,7 +123,7 @@ fn functions_schemas_and_long_conversations() {
     );
     let text = formed["output"][0]["content"][0]["text"].as_str().unwrap();
     assert!(serde_json::from_str::<Value>(text).unwrap()["city"].is_string(), "{text}");
-    // Longer than the context: refused, or without its oldest messages.
+    // An input longer than the context is an error, or loses its oldest messages.
     let turn =
         |role: &str| json!({ "role": role, "content": "one two three four five six seven eight ".repeat(4) });
     let long: Vec<Value> = (0..9).map(|n| turn(if n % 2 == 0 { "user" } else { "assistant" })).collect();

@@ -1,4 +1,4 @@
-//! How tokens are chosen where a request does not say: as the model's file recommends, by every API.
+//! Sampling of requests without parameters: every API uses the recommendations of the model's file.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::common::SMOLLM2;
 use crate::serve::{CHAT, Server};
 
-/// A copy of SmolLM2 whose file recommends to take the best token always, of 5.
+/// Writes a copy of SmolLM2 whose file recommends greedy sampling.
 fn greedy(path: &Path) {
     let mut file = std::fs::read(SMOLLM2.path()).unwrap();
     let key = |key: &str, kind: u32, value: &[u8]| {
@@ -17,7 +17,7 @@ fn greedy(path: &Path) {
     };
     let mut keys = key("general.sampling.temp", 6, &0_f32.to_le_bytes());
     keys.extend(key("general.sampling.top_k", 4, &5_u32.to_le_bytes()));
-    // A text as long as the alignment of the tensors needs.
+    // The length of the text keeps the tensors aligned.
     let n = 31 - (keys.len() + 8 + 4 + 4 + 8 + 31) % 32;
     keys.extend(key("fill", 8, &[&(n as u64).to_le_bytes()[..], &vec![b'x'; n]].concat()));
     assert_eq!(keys.len() % 32, 0);
@@ -35,7 +35,8 @@ fn every_api_takes_what_the_file_recommends_unless_the_request_says() {
     let server = Server::of(model.to_str().unwrap(), &["--no-warmup", "--deterministic"]);
     let text = "Tell me a story.";
     let messages = json!([{ "role": "user", "content": text }]);
-    // Whether the sampling keys of a path are in `options`, and where the text of its answer is.
+    // For each path: its body, a flag if sampling keys are in `options`, and the place of the
+    // answer's text.
     for (path, body, in_options, place) in [
         (CHAT, json!({ "messages": messages, "max_tokens": 9 }), false, "/choices/0/message/content"),
         ("/v1/completions", json!({ "prompt": text, "max_tokens": 9 }), false, "/choices/0/text"),
@@ -73,7 +74,7 @@ fn every_api_takes_what_the_file_recommends_unless_the_request_says() {
     let params = &props["default_generation_settings"]["params"];
     let found = ["temperature", "top_k", "top_p", "min_p"].map(|key| params[key].as_f64().unwrap() as f32);
     assert_eq!(found, [0.0, 5.0, 0.95, 0.05]);
-    // Unversioned paths, and such as end in a slash.
+    // Paths without a version, and with a slash at the end.
     assert_eq!(server.get("/v1/models/").0, 200);
     assert_eq!(
         server.post("/v1/chat/completions/", &json!({ "messages": messages, "max_tokens": 1 })).0,

@@ -1,4 +1,4 @@
-//! Several keys on one server: none sees what another asks, nor takes from it what it uses.
+//! Several keys on one server: no key sees another's requests, or takes its resources.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -64,7 +64,7 @@ fn a_model_stays_while_another_key_uses_it() {
     let (status, said) = unload("b");
     assert!(status == 403 && said.contains("another key"), "{status} {said}");
     assert!(is_loaded());
-    // It goes with the last one that wants it.
+    // The adapter is unloaded with the last key that wants it.
     assert_eq!(unload("a").0, 200);
     assert!(!is_loaded());
     assert_eq!((ask("b", json!({})), unload("b").0), (200, 200));
@@ -73,7 +73,7 @@ fn a_model_stays_while_another_key_uses_it() {
         (ask("a", json!({ "keep_alive": "1h" })), ask("b", json!({ "keep_alive": "1ms" }))),
         (200, 200)
     );
-    // Models whose time is over are looked for twice a second.
+    // Expired models are unloaded twice a second.
     std::thread::sleep(Duration::from_millis(1500));
     assert!(is_loaded());
     assert_eq!(ask("a", json!({ "keep_alive": "1ms" })), 200);
@@ -117,7 +117,7 @@ fn kept_prefixes_are_of_their_key_which_their_names_do_not_tell() {
         assert_eq!(std::fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600, "{file:?}");
         assert!(!file.to_str().unwrap().contains(&format!("{told:016x}")), "{file:?}");
     }
-    // The next server finds it again, for the same key alone.
+    // The next server finds the cached prompt, for the same key only.
     let server = Server::start(&flags);
     assert!(n_cached(&server, "a#1") > 60);
     assert_eq!(n_cached(&server, "b"), 0);

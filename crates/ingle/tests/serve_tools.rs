@@ -1,4 +1,4 @@
-//! Tools and reasoning over HTTP, with a real model whose template knows neither.
+//! Tools and reasoning over HTTP, with a real model whose template supports neither.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -23,7 +23,7 @@ fn tools() -> Value {
     ])
 }
 
-/// A call and its arguments, which follow the schema.
+/// Arguments of a call, which must follow the schema.
 #[track_caller]
 fn arguments(call: &Value) -> Value {
     assert_eq!(call["type"], "function");
@@ -70,7 +70,7 @@ fn tools_are_called_whole_streamed_and_in_a_batch() {
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), expected);
     assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
 
-    // Sampled hot, with several calls, and none where none may come.
+    // High temperature, with several calls, and without calls where none are allowed.
     thread::scope(|scope| {
         for seed in 0..4 {
             let (server, ask) = (&server, &ask);
@@ -90,7 +90,7 @@ fn tools_are_called_whole_streamed_and_in_a_batch() {
     let none = server.ok(CHAT, &ask(json!({ "tool_choice": "none", "max_tokens": 8 })));
     assert!(none["choices"][0]["message"].get("tool_calls").is_none(), "{none}");
 
-    // The call goes back with what it gave, as OpenAI's clients send it.
+    // The next request has the call and its result, in the form of OpenAI's clients.
     let messages = json!([
         { "role": "user", "content": "What is the weather in Paris?" },
         choice["message"],
@@ -101,7 +101,7 @@ fn tools_are_called_whole_streamed_and_in_a_batch() {
     let prompt = server.ok("/apply-template", &again)["prompt"].as_str().unwrap().to_owned();
     assert!(prompt.contains("get_weather") && prompt.contains("Rain, 12 degrees"), "{prompt}");
 
-    // An answer that the client began; and what cannot be.
+    // An answer that the client began, and invalid ones.
     let body = json!({ "messages": [
         { "role": "user", "content": "Name the capital of France." },
         { "role": "assistant", "content": "The capital of France is" },

@@ -1,4 +1,4 @@
-//! What a person at a terminal sees, and what a program that reads stderr does not.
+//! Output on a terminal, and output for programs that read stderr.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -10,7 +10,8 @@ use serde_json::json;
 
 use crate::common::{GEMMA3, SMOLLM2, ingle, ok};
 
-/// Runs a program on a terminal of some columns; types each line when the prompt of the chat has come.
+/// Runs a program on a terminal of some columns, and types each line after the chat's prompt
+/// appears.
 const TERMINAL: &str = r#"
 import fcntl, os, pty, signal, struct, sys, termios
 signal.alarm(150)
@@ -36,7 +37,7 @@ sys.stdout.buffer.write(seen)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 "#;
 
-/// What a terminal of so many columns shows.
+/// The output of a terminal of this width.
 fn on_terminal(columns: usize, typed: &str, args: &[&str], environment: &[(&str, &str)]) -> String {
     let mut command = Command::new("python3");
     command.args(["-c", TERMINAL, &columns.to_string(), typed, env!("CARGO_BIN_EXE_ingle")]).args(args);
@@ -59,7 +60,7 @@ fn an_answer_is_broken_between_words_on_a_terminal_and_nowhere_else() {
     let shown = on_terminal(40, "", &args, &[("NO_COLOR", "1")]);
     assert!(!shown.contains('\x1b'), "{shown:?}");
     assert!(shown.lines().all(|line| line.chars().count() <= 40), "{shown}");
-    // Nothing is lost but blanks where lines end; the last line has figures.
+    // Only blanks at line ends are lost; the last line has the timings.
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let (answer, figures) = shown.trim_end().rsplit_once('\n').unwrap();
     assert_eq!(words(answer), words(&plain));
@@ -115,12 +116,16 @@ fn the_chat_takes_back_asks_again_saves_and_loads() {
         "Say one\nSay two\n/undo\n/retry\n/save {file}\n/clear\n/undo\n/load {file}\n/show\n/help\n/quit"
     );
     let shown = on_terminal(60, &typed, &args, &[("NO_COLOR", "1")]);
-    for part in
-        ["taken back", "written to", "forgotten", "error: there is no answer to take back", "goes on with"]
-    {
+    for part in [
+        "message removed",
+        "written to",
+        "conversation cleared",
+        "error: there is no answer to undo",
+        "loaded ",
+    ] {
         assert!(shown.contains(part), "{part} is missing in {shown}");
     }
-    assert!(shown.contains("tokens used") && shown.contains("/load FILE        go on with"), "{shown}");
+    assert!(shown.contains("tokens used") && shown.contains("/load FILE        load a saved"), "{shown}");
     let saved: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
     let roles: Vec<&str> =
         saved["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
@@ -136,7 +141,7 @@ fn tables_fit_the_terminal() {
     assert!(ok(&["search", "qwen"]).lines().any(|row| row.len() > 100));
 }
 
-/// A server whose stderr is a pipe, with what reads it.
+/// Starts a server whose stderr is a pipe; returns its reader, too.
 fn serve(more: &[&str]) -> (Child, BufReader<std::process::ChildStderr>, String) {
     let path = SMOLLM2.path();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ingle"));
@@ -162,7 +167,7 @@ fn ask(url: &str, body: &serde_json::Value) -> u16 {
     response.status().as_u16()
 }
 
-/// It ends at SIGTERM, with status 0.
+/// The server must end at SIGTERM with status 0.
 fn ends(mut child: Child) {
     assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
     let begun = Instant::now();
@@ -178,17 +183,17 @@ fn ends(mut child: Child) {
 
 #[test]
 fn a_server_serves_and_ends_when_nobody_reads_its_stderr() {
-    // A context that does not fit is warned of.
+    // A context that does not fit gives a warning.
     let warned = json!({
         "model": SMOLLM2.path(), "messages": [{"role": "user", "content": "Hi"}], "stream": false,
         "options": { "num_ctx": 999_999, "num_predict": 1 },
     });
-    // The reader goes away.
+    // The reader closes the pipe.
     let (child, stderr, url) = serve(&[]);
     drop(stderr);
     assert_eq!(ask(&url, &warned), 200);
     ends(child);
-    // It is there and does not read: the pipe is full.
+    // The reader does not read, so the pipe is full.
     let (child, stderr, url) = serve(&["-vv"]);
     for _ in 0..400 {
         assert_eq!(ask(&url, &json!({ "model": "nobody", "messages": [] })), 404);

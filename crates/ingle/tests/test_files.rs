@@ -1,5 +1,5 @@
-//! Every file of tests is part of a binary. Cargo looks for tests by itself only where a crate does not list them, and these
-//! crates do: a file that nobody lists would never run.
+//! Every file of tests is part of a binary. Cargo does not find tests in a crate that lists its
+//! test binaries, as these crates do. A file outside such a binary would never run.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{read_dir, read_to_string};

@@ -1,4 +1,4 @@
-//! `ingle tokenize` needs a vocabulary and nothing else.
+//! `ingle tokenize` needs only a vocabulary.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::common::{error, fixture, ids, ingle, json, ok};
 
 const TOKENS: [&str; 10] = ["<s>", "</s>", "<|user|>", "h", "e", "l", "o", "he", "ll", "hello"];
 
-/// A file with this tokenizer model, of a family that nobody knows, without tensors.
+/// Writes a file with this tokenizer model, an unknown family, and no tensors.
 fn vocabulary(path: &Path, model: &str, chat_template: Option<&str>) {
     let mut writer = Writer::new();
     let mut put = |key: &str, value: MetaValue| writer.metadata(key, value).unwrap();

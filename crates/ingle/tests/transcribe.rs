@@ -1,5 +1,5 @@
-//! `ingle transcribe` with the catalog's speech models (fetched into the user's cache on first use: 76 and 145 MB) on
-//! eleven seconds of a speech, against what faster-whisper writes down.
+//! `ingle transcribe` with the catalog's speech models (76 and 145 MB, fetched into the user's
+//! cache on first use). Eleven seconds of a speech are compared with faster-whisper.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -16,7 +16,7 @@ fn speech() -> String {
     fixture("audio/jfk.wav").to_str().unwrap().to_owned()
 }
 
-/// `(word without punctuation in lower case, start, end, probability)`
+/// The words as `(word without punctuation in lower case, start, end, probability)`.
 fn words(transcript: &Value) -> Vec<(String, f64, f64, f64)> {
     let segments = transcript["segments"].as_array().unwrap();
     let words = segments.iter().flat_map(|s| s["words"].as_array().unwrap());
@@ -30,17 +30,18 @@ fn words(transcript: &Value) -> Vec<(String, f64, f64, f64)> {
         .collect()
 }
 
-/// All is f32 but keys and values, which are f16: measured the same times, and probabilities within 2e-4. A word whose place
-/// is in doubt may move by a few positions of 0.02 s with another order of sums.
+/// All values are f32, except keys and values, which are f16. Measured: equal times, and
+/// probabilities within 2e-4. An ambiguous word may move by a few positions of 0.02 s with another
+/// order of sums.
 fn as_faster_whisper(model: &str, answers: &str, more: &[&str]) {
     within(model, answers, more, CLOSE);
 }
 
-/// How far beginnings and ends of words (in seconds) and their probabilities may be off.
+/// Tolerances of starts and ends of words (in seconds) and of probabilities.
 type Bounds = (f64, f64, f64);
 const CLOSE: Bounds = (0.1, 0.1, 0.02);
 
-/// The same, but with other bounds where some word is written down with another punctuation.
+/// Like `as_faster_whisper`, with other tolerances if a word has other punctuation.
 fn within(model: &str, answers: &str, more: &[&str], otherwise: Bounds) {
     let text = std::fs::read_to_string(fixture(answers)).unwrap();
     let expected: Value = serde_json::from_str(&text).unwrap();
@@ -75,9 +76,9 @@ fn words_and_times_are_those_of_faster_whisper_base() {
     as_faster_whisper(BASE, "audio/transcript_whisper_base.json", &[]);
 }
 
-/// Measured with AVX2: times within 0.02 s and probabilities within 0.01 of those with matrices as stored. A comma behind "so" is
-/// nearly a tie in 8 bits, which AVX-512 and the scalar kernels leave out: then the next word is less probable, and a word behind
-/// a pause begins within it.
+/// Measured with AVX2: times within 0.02 s and probabilities within 0.01 of those with matrices as
+/// stored. In 8 bits, a comma after "so" is nearly a tie, and AVX-512 and the scalar kernels omit
+/// it. Then the next word is less probable, and a word after a pause begins within the pause.
 #[test]
 fn words_and_times_stay_with_matrices_in_8_bits() {
     within(BASE, "audio/transcript_whisper_base.json", &["--weight-type", "q8_0"], (0.6, 0.25, 0.2));

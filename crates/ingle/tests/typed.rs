@@ -1,4 +1,5 @@
-//! What is typed and piped: text on stdin, numbers that are negative, names that are not UTF-8, habits from other programs, mistakes.
+//! Typed and piped input: text on stdin, negative numbers, names that are not UTF-8, flags of other
+//! programs, mistakes.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use std::io::Write;
@@ -8,7 +9,7 @@ use serde_json::Value;
 
 use crate::common::{SMOLLM2, error, fixture, ids, ingle, json, ok};
 
-/// Run the binary with this on stdin.
+/// Runs the binary with this text on stdin.
 fn piped(args: &[&str], input: &[u8]) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ingle"))
         .args(args)
@@ -17,7 +18,7 @@ fn piped(args: &[&str], input: &[u8]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A program that does not read it hangs up.
+    // A program that does not read stdin closes it.
     _ = child.stdin.take().unwrap().write_all(input);
     child.wait_with_output().unwrap()
 }
@@ -41,7 +42,7 @@ fn piped_text_is_added_to_the_text_that_is_given() {
     assert_eq!(run(&["Repeat:"], "abc def ghi\n"), whole);
     assert_eq!(run(&[], "Repeat:\n\nabc def ghi\n"), whole);
     assert_eq!(run(&["-"], "Repeat:\n\nabc def ghi"), whole);
-    // Nothing is added by nothing.
+    // An empty stdin adds nothing.
     let alone = run(&["Repeat:"], "");
     assert!(alone < whole);
     assert_eq!(run(&["Repeat:"], "\n"), alone);
@@ -53,7 +54,7 @@ fn piped_text_is_added_to_the_text_that_is_given() {
     assert_eq!(count(&[], "one two three four"), expected);
     assert_eq!(count(&["-"], "one two three four"), expected);
     assert_eq!(count(&["one two"], " three four"), expected);
-    // The mark of UTF-8 is no text.
+    // The byte order mark is not part of the text.
     assert_eq!(count(&[], "\u{FEFF}one two three four"), expected);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "one two").unwrap();
@@ -137,7 +138,7 @@ fn negative_numbers_mean_what_they_do_on_the_server() {
         ("--min-p", "2", "min_p is 2, expected"),
         ("--repeat-penalty", "-1", "repeat_penalty is -1, expected"),
     ] {
-        // Before a model is looked for.
+        // The error comes before a search for the model.
         let message = error(&["run", "no-such-model", "Hi", flag, value]);
         assert!(message.contains(part), "{message}");
     }
@@ -149,7 +150,7 @@ fn negative_numbers_mean_what_they_do_on_the_server() {
     }
 }
 
-/// A path is bytes: a model whose name is no UTF-8 is used like any other.
+/// A path is bytes: a model whose name is not UTF-8 works like any other.
 #[cfg(target_os = "linux")]
 #[test]
 fn names_that_are_not_utf_8_are_names() {
@@ -235,7 +236,7 @@ fn habits_from_other_programs_work() {
 
 #[test]
 fn without_a_server_ps_and_stop_say_how_to_start_one() {
-    // Nothing listens there: port 1 is nobody's.
+    // No server listens at port 1.
     for args in [&["ps"][..], &["stop", "smollm2:135m"]] {
         let message = error(&[args, &["--server", "127.0.0.1:1"]].concat());
         assert!(
@@ -260,7 +261,7 @@ fn the_flags_that_matter_are_first_in_help() {
     assert!(ok(&["complete", "--help"]).contains("gemma3:270m-base"));
 }
 
-/// Names of types in the code are nothing to users: a rename that reaches a text is a mistake.
+/// Help must not have names of types: such a name is a mistake of a rename.
 #[test]
 fn help_has_no_names_of_types() {
     let crates = fixture("../crates");
@@ -278,7 +279,7 @@ fn help_has_no_names_of_types() {
             }
         }
     }
-    // Those of two words or more.
+    // Names of two words or more.
     let is_compound = |name: &&String| {
         let inner = name.get(1..).unwrap_or_default();
         name.starts_with(|c: char| c.is_uppercase())

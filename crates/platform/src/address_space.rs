@@ -1,47 +1,49 @@
-//! Address space that is reserved whole and gets memory in parts.
+//! Address space that is reserved as a whole and committed in parts.
 
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Reserved address space. A part can be touched once it is committed; the system then gives it memory, page by page, where it
-/// is first touched. What was not committed, or is decommitted, takes no memory and must not be touched.
+/// Reserved address space. A part may be accessed once it is committed; the system then allocates
+/// its pages at their first access. A part that is not committed, or is decommitted, uses no memory
+/// and must not be accessed.
 #[derive(Debug)]
 pub struct AddressSpace {
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: it owns its range of addresses; what lies there is reached through a raw pointer only.
+// SAFETY: the value owns its address range, which is accessed through raw pointers only.
 unsafe impl Send for AddressSpace {}
-// SAFETY: as above.
+// SAFETY: shared methods only change the protection of pages; `start` returns a raw pointer, and
+// its users synchronise accesses.
 unsafe impl Sync for AddressSpace {}
 
 impl AddressSpace {
-    /// Reserve so many bytes. `None`: the system refuses.
+    /// Reserves `bytes` bytes; `None` if the system refuses.
     pub fn reserve(bytes: usize) -> Option<AddressSpace> {
         Some(AddressSpace { start: system::reserve(bytes.max(1))?, bytes })
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether it has no bytes.
+    /// True if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Its first byte, which lies at the start of one of the system's pages.
+    /// The first byte, which is at the start of a page of the system.
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Let the bytes of a range be touched; they are zeros where they never were before. The range is widened to the system's
-    /// pages. False: the system refuses, and nothing has changed.
+    /// Makes a range accessible, widened to the system's pages. Bytes that were never committed are
+    /// zeros. Returns false, without any change, if the system refuses.
     ///
     /// # Panics
-    /// The range leaves the address space.
+    /// The range exceeds the address space.
     #[must_use]
     pub fn commit(&self, range: Range<usize>) -> bool {
         self.check(&range);
@@ -49,15 +51,16 @@ impl AddressSpace {
         system::commit(self.start, range.start / unit * unit..range.end.next_multiple_of(unit))
     }
 
-    /// Give the memory of a range back: that of the system's pages that lie within it wholly. Nobody may touch it until it is
-    /// committed again. Where the system cannot, the memory stays.
+    /// Returns the memory of a range to the system: that of the pages that are wholly inside it.
+    /// The range must not be accessed until it is committed again. If the system refuses, the
+    /// memory stays.
     ///
     /// # Panics
-    /// The range leaves the address space.
+    /// The range exceeds the address space.
     pub fn decommit(&mut self, range: Range<usize>) {
         self.check(&range);
         let unit = system::page_bytes();
-        // The rest of the last page of the system belongs to nobody else.
+        // No other range shares the last page of the system.
         let end =
             if range.end == self.bytes { range.end.next_multiple_of(unit) } else { range.end / unit * unit };
         let range = range.start.next_multiple_of(unit)..end;
@@ -66,7 +69,7 @@ impl AddressSpace {
         }
     }
 
-    /// Ask the system for few large pages of its own instead of many small ones, which costs fewer look-ups of addresses.
+    /// Asks the system for large pages, which need fewer TLB entries.
     pub fn prefer_huge_pages(&self) {
         system::prefer_huge_pages(self.start, self.bytes.max(1));
     }
@@ -94,18 +97,20 @@ mod system {
     const FLAGS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANON;
 
     pub fn page_bytes() -> usize {
-        // SAFETY: a query.
+        // SAFETY: `sysconf` reads a constant and has no preconditions.
         usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
     }
 
     pub fn reserve(bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: an anonymous map at an address of the system's choice.
+        // SAFETY: a new anonymous map at an address that the system chooses; no existing map
+        // changes.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, FLAGS, -1, 0) };
         if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast()) }
     }
 
     pub fn commit(start: NonNull<u8>, range: Range<usize>) -> bool {
-        // SAFETY: `AddressSpace` checked that the range lies within the map, whose last page is the system's as a whole.
+        // SAFETY: `AddressSpace::commit` checked `range` against the length of the map at `start`;
+        // rounding up to a page stays inside the map's last page.
         let status = unsafe {
             let start = start.as_ptr().add(range.start).cast();
             libc::mprotect(start, range.len(), libc::PROT_READ | libc::PROT_WRITE)
@@ -114,7 +119,9 @@ mod system {
     }
 
     pub fn decommit(start: NonNull<u8>, range: Range<usize>) {
-        // SAFETY: as in `commit`. A new map replaces what was there, so that the system stops counting it, too.
+        // SAFETY: `AddressSpace::decommit` checked `range` against the map at `start`, and takes
+        // `&mut self`, so nobody accesses it. A new map releases the pages, so that the system no
+        // longer counts them.
         unsafe {
             let start = start.as_ptr().add(range.start).cast();
             libc::mmap(start, range.len(), libc::PROT_NONE, FLAGS | libc::MAP_FIXED, -1, 0);
@@ -123,7 +130,8 @@ mod system {
 
     pub fn prefer_huge_pages(start: NonNull<u8>, bytes: usize) {
         #[cfg(target_os = "linux")]
-        // SAFETY: the map has this length. A refusal changes nothing.
+        // SAFETY: `reserve` made the map at `start` with `bytes` bytes. Advice changes no contents,
+        // and a refusal nothing.
         unsafe {
             libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE);
         }
@@ -132,7 +140,8 @@ mod system {
     }
 
     pub fn free(start: NonNull<u8>, bytes: usize) {
-        // SAFETY: the map was made with this length.
+        // SAFETY: `reserve` made the map at `start` with `bytes` bytes, and the `AddressSpace` that
+        // owns it is being dropped.
         unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
     }
 }
@@ -156,19 +165,19 @@ mod system {
         fn VirtualFree(address: *mut c_void, bytes: usize, kind: u32) -> i32;
     }
 
-    /// Of every Windows that Rust runs on.
+    /// Page size of every Windows that Rust supports.
     pub fn page_bytes() -> usize {
         4096
     }
 
     pub fn reserve(bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: addresses of the system's choice.
+        // SAFETY: a new reservation at an address that the system chooses.
         let start = unsafe { VirtualAlloc(std::ptr::null_mut(), bytes, MEM_RESERVE, PAGE_NOACCESS) };
         NonNull::new(start.cast())
     }
 
     pub fn commit(start: NonNull<u8>, range: Range<usize>) -> bool {
-        // SAFETY: `AddressSpace` checked that the range lies within what was reserved.
+        // SAFETY: `AddressSpace::commit` checked `range` against the reservation at `start`.
         let start = unsafe {
             let start = start.as_ptr().add(range.start).cast();
             VirtualAlloc(start, range.len(), MEM_COMMIT, PAGE_READWRITE)
@@ -177,14 +186,16 @@ mod system {
     }
 
     pub fn decommit(start: NonNull<u8>, range: Range<usize>) {
-        // SAFETY: as in `commit`.
+        // SAFETY: `AddressSpace::decommit` checked `range` against the reservation at `start`, and
+        // takes `&mut self`, so nobody accesses it.
         unsafe { VirtualFree(start.as_ptr().add(range.start).cast(), range.len(), MEM_DECOMMIT) };
     }
 
     pub fn prefer_huge_pages(_start: NonNull<u8>, _bytes: usize) {}
 
     pub fn free(start: NonNull<u8>, _bytes: usize) {
-        // SAFETY: what `reserve` gave, as a whole, which a length of 0 says.
+        // SAFETY: `start` is the whole reservation of `reserve`, which a length of 0 means, and its
+        // owner is being dropped.
         unsafe { VirtualFree(start.as_ptr().cast(), 0, MEM_RELEASE) };
     }
 }
@@ -201,7 +212,7 @@ mod system {
 
     pub fn reserve(bytes: usize) -> Option<NonNull<u8>> {
         let layout = Layout::from_size_align(bytes.checked_next_multiple_of(4096)?, 4096).ok()?;
-        // SAFETY: `bytes` is not zero.
+        // SAFETY: `AddressSpace::reserve` asks for at least one byte, so the layout is not empty.
         NonNull::new(unsafe { alloc_zeroed(layout) })
     }
 
@@ -215,7 +226,7 @@ mod system {
 
     pub fn free(start: NonNull<u8>, bytes: usize) {
         if let Ok(layout) = Layout::from_size_align(bytes.next_multiple_of(4096), 4096) {
-            // SAFETY: allocated with this layout.
+            // SAFETY: `reserve` allocated `start` with this layout, and its owner is being dropped.
             unsafe { dealloc(start.as_ptr(), layout) }
         }
     }
@@ -230,15 +241,15 @@ mod tests {
         let space = AddressSpace::reserve(1 << 38).unwrap();
         let at = 1 << 37;
         assert!(space.commit(at..at + 10));
-        // SAFETY: committed.
+        // SAFETY: the 10 bytes from `at` are committed.
         unsafe {
             assert_eq!(space.start().add(at + 9).read(), 0);
             space.start().add(at + 5).write(1);
         }
     }
 
-    /// The system says what is resident: memory comes where it is touched and goes with its range. Neighbours share the system's
-    /// pages at the ends of a range and keep what they hold.
+    /// Pages become resident at their first access, and are released with their range. Pages at the
+    /// ends of a range are shared with neighbours, and keep their contents.
     #[test]
     #[cfg(target_os = "linux")]
     fn memory_goes_with_its_range() {
@@ -246,25 +257,25 @@ mod tests {
         let mut space = AddressSpace::reserve(n * unit + 100).unwrap();
         let resident = |space: &AddressSpace| {
             let mut pages = vec![0u8; n + 1];
-            // SAFETY: as many entries as the map has pages.
+            // SAFETY: `pages` has an entry for each page of the map.
             unsafe { libc::mincore(space.start().cast(), space.len(), pages.as_mut_ptr()) };
             pages.iter().filter(|page| **page & 1 == 1).count()
         };
         assert!(space.commit(0..space.len()));
         assert_eq!(resident(&space), 0);
-        // SAFETY: all is committed.
+        // SAFETY: the whole space is committed.
         unsafe { space.start().write_bytes(7, space.len()) };
         assert_eq!(resident(&space), n + 1);
         space.decommit(10 * unit - 50..20 * unit + 50);
         assert_eq!(resident(&space), n + 1 - 10);
-        // SAFETY: these bytes are committed.
+        // SAFETY: both bytes are outside the decommitted range, so they are committed.
         let ends =
             unsafe { [space.start().add(10 * unit - 51).read(), space.start().add(20 * unit + 50).read()] };
         assert_eq!(ends, [7, 7]);
         space.decommit(60 * unit..space.len());
         assert_eq!(resident(&space), n - 10 - 4);
         assert!(space.commit(10 * unit..11 * unit));
-        // SAFETY: committed again.
+        // SAFETY: the page is committed again.
         assert_eq!(unsafe { space.start().add(10 * unit).read() }, 0);
     }
 

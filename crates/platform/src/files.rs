@@ -1,7 +1,7 @@
-//! How many files and sockets this process may have open.
+//! The limit of open files and sockets of this process.
 
-/// Raise the limit of open files as far as the system lets a process raise it, and say what it is now. `None`: the system does not say,
-/// or has no such limit.
+/// Raises the limit of open files as far as the system allows; returns the new limit. `None` if the
+/// system has no such limit, or does not report it.
 pub fn raise_open_files() -> Option<u64> {
     raise()
 }
@@ -9,15 +9,15 @@ pub fn raise_open_files() -> Option<u64> {
 #[cfg(unix)]
 fn raise() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid rlimit, which the call fills.
+    // SAFETY: `limit` is a valid `rlimit` that outlives the call.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
         return None;
     }
-    // macOS refuses more than OPEN_MAX, whatever the hard limit says.
+    // macOS rejects more than OPEN_MAX, even if the hard limit is higher.
     let most = if cfg!(target_os = "macos") { limit.rlim_max.min(10_240) } else { limit.rlim_max };
     if limit.rlim_cur < most {
         let raised = libc::rlimit { rlim_cur: most, ..limit };
-        // SAFETY: `raised` is a valid rlimit, which the call reads.
+        // SAFETY: `raised` is a valid `rlimit` that outlives the call.
         if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0 {
             limit = raised;
         }
@@ -40,7 +40,7 @@ mod tests {
     fn the_limit_is_as_high_as_it_may_be() {
         let raised = raise_open_files().unwrap();
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: as above.
+        // SAFETY: `limit` is a valid `rlimit` that outlives the call.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
         assert_eq!(raised, limit.rlim_cur);
         assert!(raised >= 64, "{raised}");

@@ -1,7 +1,7 @@
-//! The machine's memory: what is there, asked of the system now; what it says while a program runs; and address space that is
-//! committed in parts; mapped files that shrink; and how many files a process may have open.
+//! The operating system's view of memory: free memory, memory pressure, address space that is
+//! committed in parts, mapped files that shrink, and the limit of open files.
 //!
-//! The sources of macOS and Windows are checked by the compiler for their targets. They never ran.
+//! The sources of macOS and Windows are compiled for their targets, but have never run.
 #![allow(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -23,20 +23,20 @@ pub use source::{Bound, MemorySource, Pressure, Reading, Script, system_source};
 /// Memory of the machine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SystemMemory {
-    /// Installed, or what a container's limit allows.
+    /// Installed memory, or the limit of a container.
     pub total: u64,
-    /// Free now, page cache that can be dropped included.
+    /// Free memory, including page cache that can be dropped.
     pub free: u64,
 }
 
-/// What the machine has and what is free, in bytes. On Linux a container's limit counts (cgroup v2 and v1), on Windows a job's.
-/// Zeros where the system does not say.
+/// Total and free memory in bytes. On Linux a container's limit counts (cgroup v2 and v1), on
+/// Windows a job's limit. Zeros if the system does not report them.
 pub fn system_memory() -> SystemMemory {
     system::memory().unwrap_or(SystemMemory { total: 0, free: 0 })
 }
 
-/// The most memory that this process has had resident so far, in bytes, views of files included. `None` where the system
-/// does not say.
+/// Peak resident memory of this process so far, in bytes, including mapped files. `None` if the
+/// system does not report it.
 pub fn peak_resident_memory() -> Option<u64> {
     system::peak()
 }

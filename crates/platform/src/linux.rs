@@ -1,4 +1,5 @@
-//! Linux: `/proc/meminfo` bounded by the control groups of this process (version 2 and 1), and pressure stall information.
+//! Linux: `/proc/meminfo` bounded by the control groups of this process (version 2 and 1), and
+//! pressure stall information.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,13 +10,13 @@ use std::time::Duration;
 use crate::SystemMemory;
 use crate::source::{Bound, MemorySource, Pressure, Reading};
 
-/// `/proc/meminfo`, bounded by every control group that this process stands in.
+/// Memory of `/proc/meminfo`, bounded by every control group of this process.
 pub fn memory() -> Option<SystemMemory> {
     let groups = Groups::of_self();
     read(&groups).map(|(memory, _)| memory)
 }
 
-/// As [`memory`], and what bounds it.
+/// Like [`memory`], with the bound that applies.
 fn read(groups: &[Group]) -> Option<(SystemMemory, Bound)> {
     let mut memory = machine(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
     let mut bound = Bound::Machine;
@@ -29,32 +30,33 @@ fn read(groups: &[Group]) -> Option<(SystemMemory, Bound)> {
     Some((memory, bound))
 }
 
-/// `VmHWM` of `/proc/self/status`, which is in KiB.
+/// Peak resident memory: `VmHWM` of `/proc/self/status`, which is in KiB.
 pub fn peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     kib(&status, "VmHWM")
 }
 
-/// `MemTotal` and `MemAvailable`, which are in KiB.
+/// Parses `MemTotal` and `MemAvailable`, which are in KiB.
 pub fn machine(meminfo: &str) -> Option<SystemMemory> {
     Some(SystemMemory { total: kib(meminfo, "MemTotal")?, free: kib(meminfo, "MemAvailable")? })
 }
 
-/// A line of `/proc/meminfo` or `/proc/self/status`, in bytes.
+/// The value of a line of `/proc/meminfo` or `/proc/self/status`, in bytes.
 fn kib(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.split(':').next() == Some(name))?;
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
 }
 
-/// File names of a control group version.
+/// File names of a version of control groups.
 struct Version {
     limit: &'static str,
-    /// A limit above which the group is slowed down rather than ended.
+    /// A limit above which the group is throttled rather than killed.
     soft_limit: Option<&'static str>,
     used: &'static str,
-    /// Page cache in `memory.stat`, which counts as used and can be dropped.
+    /// Lines of `memory.stat` with page cache, which counts as used but can be dropped.
     cache: [&'static str; 2],
-    /// Counts of reaching a limit: a file, and the names of its lines; no name: the file is one number.
+    /// Counter of reached limits: a file, and the names of its lines. Without names, the file is
+    /// one number.
     events: (&'static str, &'static [&'static str]),
 }
 
@@ -79,7 +81,7 @@ fn number(folder: &Path, file: &str) -> Option<u64> {
 }
 
 impl Version {
-    /// The group's limit, if it has one (`max` is none).
+    /// The group's memory, if it has a limit (`max` is none).
     fn read(&self, folder: &Path) -> Option<SystemMemory> {
         let soft = self.soft_limit.and_then(|file| number(folder, file));
         let total = [number(folder, self.limit), soft].into_iter().flatten().min()?;
@@ -89,7 +91,7 @@ impl Version {
         Some(SystemMemory { total, free: total.saturating_sub(used.saturating_sub(cache)) })
     }
 
-    /// How often the group has reached a limit.
+    /// Number of times that the group has reached a limit.
     fn n_events(&self, folder: &Path) -> u64 {
         let (file, names) = self.events;
         match names {
@@ -99,13 +101,13 @@ impl Version {
     }
 }
 
-/// Of lines `name number`.
+/// Sum of the lines `name number` with these names.
 fn sum_of_lines(text: &str, names: &[&str]) -> u64 {
     let fields = text.lines().filter_map(|line| line.split_once(' '));
     fields.filter(|(name, _)| names.contains(name)).filter_map(|(_, n)| n.parse::<u64>().ok()).sum()
 }
 
-/// A control group whose limit concerns this process.
+/// A control group whose limit applies to this process.
 struct Group {
     version: &'static Version,
     folder: PathBuf,
@@ -114,11 +116,12 @@ struct Group {
 struct Groups;
 
 impl Groups {
-    /// A limit may stand at any level: the own groups first, then those around them.
+    /// The control groups of this process, and their parents, because a limit may be set at any
+    /// level.
     fn of_self() -> Vec<Group> {
         let mut groups = Vec::new();
         for line in std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default().lines() {
-            // `hierarchy:controllers:path`; version 2 is hierarchy 0 without controllers.
+            // A line is `hierarchy:controllers:path`. Version 2 is hierarchy 0 without controllers.
             let mut fields = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
             let (root, version) = match controllers {
@@ -126,7 +129,7 @@ impl Groups {
                 list if list.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", &V1),
                 _ => continue,
             };
-            // Inside a container the path may not exist, and the root is our own group.
+            // Inside a container the path may not exist, and the root is the process' own group.
             for folder in Path::new(root).join(path.trim_start_matches('/')).ancestors() {
                 if folder.join(version.used).exists() {
                     groups.push(Group { version, folder: folder.to_owned() });
@@ -140,23 +143,29 @@ impl Groups {
     }
 }
 
-/// Stalls that wake whoever waits: 100 ms for want of memory within 2 s, the shortest window that needs no privilege.
+/// Threshold of memory stalls that wakes `wait`: 100 ms within 2 s, the shortest window that needs
+/// no privilege.
 const TRIGGER: &[u8] = b"some 100000 2000000\0";
 
-/// This machine.
-pub struct Source {
+/// The source of this machine.
+pub fn source() -> Box<dyn MemorySource> {
+    Box::new(LinuxSource::new())
+}
+
+/// Memory of this machine.
+struct LinuxSource {
     groups: Vec<Group>,
-    /// Pressure stall information of the own group or of the system, with a trigger set; and where it lies.
+    /// Pressure stall information of the own group or of the system, with a trigger, and its path.
     stalls: Option<(File, PathBuf)>,
-    /// Of all groups, at the last reading.
+    /// Reached limits of all groups, at the last reading.
     n_events: u64,
-    /// At the last reading.
+    /// Swap in use, at the last reading.
     swap_used: u64,
     is_stalled: bool,
 }
 
-impl Source {
-    pub fn new() -> Source {
+impl LinuxSource {
+    fn new() -> LinuxSource {
         let groups = Groups::of_self();
         let own = groups.iter().find(|group| std::ptr::eq(group.version, &V2));
         let own = own.map(|group| group.folder.join("memory.pressure"));
@@ -166,18 +175,18 @@ impl Source {
             Some((file, path))
         };
         let stalls = own.and_then(open).or_else(|| open("/proc/pressure/memory".into()));
-        let mut source = Source { groups, stalls, n_events: 0, swap_used: 0, is_stalled: false };
-        // What happened before is no news.
+        let mut source = LinuxSource { groups, stalls, n_events: 0, swap_used: 0, is_stalled: false };
+        // Events before the start are not reported.
         source.read();
         source
     }
 }
 
-impl MemorySource for Source {
+impl MemorySource for LinuxSource {
     fn name(&self) -> String {
         let limited = self.groups.iter().find(|group| group.version.read(&group.folder).is_some());
         let group = match limited {
-            None => "no limit of a control group".to_owned(),
+            None => "no control group limit".to_owned(),
             Some(group) => format!("control group {}", group.folder.display()),
         };
         match &self.stalls {
@@ -213,10 +222,11 @@ impl MemorySource for Source {
         };
         let millis = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
         let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLPRI, revents: 0 };
-        // SAFETY: one entry, which outlives the call; the file is open.
+        // SAFETY: `poll` is one valid entry that outlives the call, and `file` keeps its descriptor
+        // open.
         let n = unsafe { libc::poll(&raw mut poll, 1, millis) };
         if n < 0 || poll.revents & libc::POLLERR != 0 {
-            // The group is gone, or a signal came: the timeout still holds.
+            // The group was removed, or a signal arrived: wait for the timeout anyway.
             std::thread::sleep(timeout);
             return false;
         }
@@ -225,18 +235,18 @@ impl MemorySource for Source {
     }
 }
 
-/// Whether processes that wait for memory mean that it is short. A group that is full of page cache reaches its limit all the
-/// time, and on any machine a build or a copy of files waits for pages that are read again, with most of the memory free.
+/// True if waiting processes mean that memory is short. They may not: a group full of page cache
+/// often reaches its limit, and a build waits for pages even if most of the memory is free.
 fn is_tight(memory: &SystemMemory) -> bool {
     memory.free < memory.total / 8
 }
 
-/// Pages of this process that no file backs.
+/// Resident pages of this process that no file backs, in bytes.
 fn resident() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let mut fields = statm.split_whitespace().skip(1).map_while(|field| field.parse::<u64>().ok());
     let (resident, shared) = (fields.next()?, fields.next()?);
-    // SAFETY: a query.
+    // SAFETY: `sysconf` reads a constant and has no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     Some(resident.saturating_sub(shared) * u64::try_from(page).ok()?)
 }
@@ -253,7 +263,8 @@ mod tests {
         assert_eq!(machine("MemTotal: x kB"), None);
     }
 
-    /// Both versions, from files as the kernel writes them: page cache is free, and the lower of two limits holds.
+    /// Both versions of control groups, in the kernel's format: page cache counts as free, and the
+    /// lower of two limits applies.
     #[test]
     fn groups_of_both_versions() {
         let folder = std::env::temp_dir().join(format!("ingle-groups-{}", std::process::id()));

@@ -1,5 +1,5 @@
-//! macOS: the kernel's page counts, the footprint of this process, and libdispatch's memory-pressure source. It was compiled and
-//! checked for the target; it never ran.
+//! macOS: the kernel's page counts, the footprint of this process, and libdispatch's
+//! memory-pressure source. The code is compiled for the target, but has never run.
 
 use std::ffi::{c_ulong, c_void};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -8,9 +8,10 @@ use std::time::Duration;
 use crate::SystemMemory;
 use crate::source::{Bound, MemorySource, Pressure, Reading};
 
-/// `ru_maxrss`, which is in bytes here.
+/// Peak resident memory: `ru_maxrss`, which is in bytes on macOS.
 pub fn peak() -> Option<u64> {
-    // SAFETY: a structure of integers, for which zeros are valid; it outlives the call.
+    // SAFETY: `rusage` is made of integers, for which zeros are valid, and `usage` outlives the
+    // call.
     let (status, usage) = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         (libc::getrusage(libc::RUSAGE_SELF, &mut usage), usage)
@@ -18,30 +19,32 @@ pub fn peak() -> Option<u64> {
     if status == 0 { u64::try_from(usage.ru_maxrss).ok() } else { None }
 }
 
-/// A number by its name in the kernel's table.
+/// The value of a name in the kernel's table.
 fn sysctl<T: Copy + Default>(name: &std::ffi::CStr) -> Option<T> {
     let mut value = T::default();
     let mut size = size_of::<T>();
-    // SAFETY: the name ends in NUL, `value` and `size` outlive the call and `size` is that of `value`, an integer.
+    // SAFETY: `name` ends in NUL, `value` and `size` outlive the call, and `size` is that of
+    // `value`, an integer type.
     let status = unsafe {
         libc::sysctlbyname(name.as_ptr(), (&raw mut value).cast(), &mut size, std::ptr::null_mut(), 0)
     };
     (status == 0).then_some(value)
 }
 
-/// `hw.memsize`, and the pages that are free (speculative ones are among them), inactive or purgeable.
+/// Total memory is `hw.memsize`. Free memory is the pages that are free (including speculative
+/// ones), inactive or purgeable.
 #[allow(deprecated)] // libc's Mach calls; another crate for four of them is not worth it.
 pub fn memory() -> Option<SystemMemory> {
     let total: u64 = sysctl(c"hw.memsize")?;
-    // SAFETY: a structure of integers, for which zeros are valid.
+    // SAFETY: `vm_statistics64` is made of integers, for which zeros are valid.
     let mut pages: libc::vm_statistics64 = unsafe { std::mem::zeroed() };
     let mut count = libc::HOST_VM_INFO64_COUNT;
-    // SAFETY: `pages` holds `count` integers and both outlive the call.
+    // SAFETY: `pages` has room for `count` integers, and both outlive the call.
     let status = unsafe {
         let info = (&raw mut pages).cast();
         libc::host_statistics64(libc::mach_host_self(), libc::HOST_VM_INFO64, info, &mut count)
     };
-    // SAFETY: no arguments that could be wrong.
+    // SAFETY: `sysconf` reads a constant and has no preconditions.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     if status != libc::KERN_SUCCESS || page_bytes <= 0 {
         return Some(SystemMemory { total, free: 0 });
@@ -51,7 +54,7 @@ pub fn memory() -> Option<SystemMemory> {
     Some(SystemMemory { total, free: (n_pages * page_bytes as u64).min(total) })
 }
 
-/// The beginning of `task_vm_info_data_t`, up to and with `phys_footprint`, as `<mach/task_info.h>` declares it.
+/// The fields of `task_vm_info_data_t` up to `phys_footprint`, as declared in `<mach/task_info.h>`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct TaskVmInfo {
@@ -79,13 +82,13 @@ struct TaskVmInfo {
 
 const TASK_VM_INFO: u32 = 22;
 
-/// `phys_footprint`: what the system holds against this process.
+/// Memory that the system charges to this process: `phys_footprint`.
 #[allow(deprecated)] // As above.
 fn footprint() -> Option<u64> {
-    // SAFETY: a structure of integers, for which zeros are valid.
+    // SAFETY: `TaskVmInfo` is made of integers, for which zeros are valid.
     let mut info: TaskVmInfo = unsafe { std::mem::zeroed() };
     let mut count = (size_of::<TaskVmInfo>() / size_of::<u32>()) as libc::mach_msg_type_number_t;
-    // SAFETY: `info` holds `count` integers and both outlive the call.
+    // SAFETY: `info` has room for `count` integers, and both outlive the call.
     let status =
         unsafe { libc::task_info(libc::mach_task_self(), TASK_VM_INFO, (&raw mut info).cast(), &mut count) };
     (status == libc::KERN_SUCCESS).then_some(info.phys_footprint)
@@ -94,7 +97,7 @@ fn footprint() -> Option<u64> {
 const LEVEL_WARN: c_ulong = 2;
 const LEVEL_CRITICAL: c_ulong = 4;
 
-/// `DISPATCH_SOURCE_TYPE_MEMORYPRESSURE` points to it.
+/// The target of `DISPATCH_SOURCE_TYPE_MEMORYPRESSURE`.
 #[repr(C)]
 struct SourceType {
     _opaque: [u8; 0],
@@ -117,41 +120,48 @@ unsafe extern "C" {
     fn dispatch_source_cancel(source: *mut c_void);
 }
 
-/// What the handler tells whoever waits.
+/// State that the event handler shares with `wait`.
 struct Heard {
     source: Mutex<Option<usize>>,
-    /// Levels that were said since the last reading.
+    /// Pressure levels since the last reading.
     levels: Mutex<usize>,
     said: Condvar,
 }
 
 extern "C" fn on_event(context: *mut c_void) {
-    // SAFETY: the context is that of `Source::new`, which is never freed.
+    // SAFETY: the context is the `Heard` of `MacSource::new`, whose reference count never becomes 0.
     let heard = unsafe { &*context.cast::<Heard>() };
     let source = *heard.source.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(source) = source else { return };
-    // SAFETY: called by the source's own handler, while the source is alive.
+    // SAFETY: this is the source's own handler, which libdispatch calls only while the source is
+    // alive.
     let level = unsafe { dispatch_source_get_data(source as *mut c_void) };
     *heard.levels.lock().unwrap_or_else(PoisonError::into_inner) |= level;
     heard.said.notify_all();
 }
 
-/// This machine.
-pub struct Source {
+/// The source of this machine.
+pub fn source() -> Box<dyn MemorySource> {
+    Box::new(MacSource::new())
+}
+
+/// Memory of this machine.
+struct MacSource {
     heard: Arc<Heard>,
     dispatch_source: *mut c_void,
     swap_used: u64,
 }
 
 // SAFETY: dispatch objects may be used from any thread.
-unsafe impl Send for Source {}
+unsafe impl Send for MacSource {}
 
-impl Source {
-    pub fn new() -> Source {
+impl MacSource {
+    fn new() -> MacSource {
         let heard = Arc::new(Heard { source: Mutex::new(None), levels: Mutex::new(0), said: Condvar::new() });
         let mask = (LEVEL_WARN | LEVEL_CRITICAL) as usize;
-        // SAFETY: the type is libdispatch's own; the queue is the system's default one; the context is a reference that is
-        // given away for good, so that it outlives the source. Null, which says that there is no source, is not used.
+        // SAFETY: MEMORY_PRESSURE is libdispatch's own type, and queue 0 is the system's default
+        // queue. The context is a leaked reference, so it outlives the source. A null source is not
+        // used.
         let dispatch_source = unsafe {
             let source =
                 dispatch_source_create(&raw const MEMORY_PRESSURE, 0, mask, dispatch_get_global_queue(0, 0));
@@ -163,26 +173,27 @@ impl Source {
             }
             source
         };
-        Source { heard, dispatch_source, swap_used: swap_used().unwrap_or(0) }
+        MacSource { heard, dispatch_source, swap_used: swap_used().unwrap_or(0) }
     }
 }
 
-impl Drop for Source {
+impl Drop for MacSource {
     fn drop(&mut self) {
         if !self.dispatch_source.is_null() {
-            // SAFETY: made by `new` and cancelled once. Its handler may run once more, with a context that stays.
+            // SAFETY: `new` created the source, and it is cancelled once. Its handler may run once
+            // more, with a context that is never freed.
             unsafe { dispatch_source_cancel(self.dispatch_source) };
         }
     }
 }
 
-/// `vm.swapusage`: total, available and used, as `struct xsw_usage` has them.
+/// Swap in use, from `vm.swapusage`: total, available and used, in the order of `struct xsw_usage`.
 fn swap_used() -> Option<u64> {
     let usage: [u64; 4] = sysctl(c"vm.swapusage")?;
     Some(usage[2])
 }
 
-impl MemorySource for Source {
+impl MemorySource for MacSource {
     fn name(&self) -> String {
         "macOS, host statistics and memory pressure".to_owned()
     }

@@ -1,12 +1,13 @@
 //! Mapped files that shrink while they are read.
 //!
-//! A page of a map whose bytes the file no longer has cannot be read: the system sends SIGBUS, which ends the process. Where
-//! a map is watched, zeros take the place of what is gone, and the watch remembers it: whoever computed with the bytes asks
-//! before the results are used.
+//! If a file becomes shorter, pages of its map cannot be read any more: the system sends SIGBUS,
+//! which ends the process. In a watched map, such pages become zeros, and the watch records the
+//! damage. A caller checks the watch before it uses results that were computed from the map.
 
-/// A range of the address space that views a file; until it is dropped, what cannot be read in it becomes zeros.
+/// A watch on an address range that maps a file. Until it is dropped, pages that cannot be read
+/// become zeros.
 ///
-/// Only on Unix. Windows does not let a file shrink that is mapped.
+/// Only Unix needs this: Windows does not let a mapped file shrink.
 #[derive(Debug)]
 pub struct MapWatch {
     #[cfg(unix)]
@@ -14,10 +15,12 @@ pub struct MapWatch {
 }
 
 impl MapWatch {
-    /// Watch `len` bytes from `start` on. `None`: the system has no such signals, or gives no handler for them.
+    /// Watches `len` bytes from `start`. `None` if the system has no such signals, or refuses the
+    /// handler.
     ///
     /// # Safety
-    /// The range is one read-only mapping that begins at a page, and stays mapped until the watch is dropped.
+    /// The range is one read-only mapping that begins at a page, and it stays mapped until the
+    /// watch is dropped.
     pub unsafe fn new(start: *const u8, len: usize) -> Option<MapWatch> {
         #[cfg(unix)]
         {
@@ -30,7 +33,7 @@ impl MapWatch {
         }
     }
 
-    /// Whether a part of the file could not be read, so that zeros were read instead.
+    /// True if a part of the file could not be read and became zeros.
     pub fn is_damaged(&self) -> bool {
         #[cfg(unix)]
         {
@@ -56,14 +59,14 @@ mod unix {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-    /// A watched range. Entries are never freed, so that the handler may walk them at any time; those that are free are used
-    /// again.
+    /// A watched range. Entries are never freed, so that the signal handler can walk them at any
+    /// time; unused entries are reused.
     #[derive(Debug)]
     pub struct Entry {
         is_used: AtomicBool,
-        /// Address of the first byte; 0: nothing is watched.
+        /// Address of the first byte; 0 if the entry is unused.
         start: AtomicUsize,
-        /// One past the last byte of its last page.
+        /// Address after the last byte of the last page.
         end: AtomicUsize,
         is_damaged: AtomicBool,
         next: AtomicPtr<Entry>,
@@ -71,7 +74,7 @@ mod unix {
 
     static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 
-    /// What the handler needs: bytes of a page, and who handled the signal before.
+    /// State of the handler: the page size, and the previous handler.
     struct Installed {
         page: usize,
         before: libc::sigaction,
@@ -93,7 +96,8 @@ mod unix {
     /// All entries, newest first.
     fn entries() -> impl Iterator<Item = &'static Entry> {
         let next = |entry: &AtomicPtr<Entry>| {
-            // SAFETY: null, or a leaked entry, which lives for ever and is only changed through its atomics.
+            // SAFETY: the pointer is null or a leaked `Entry`, which is never freed and only
+            // changed through atomics.
             unsafe { entry.load(Ordering::Acquire).as_ref::<'static>() }
         };
         std::iter::successors(next(&ENTRIES), move |entry| next(&entry.next))
@@ -128,40 +132,44 @@ mod unix {
         Some(entry)
     }
 
-    /// Handle the signal from here on, before whoever handled it until now.
+    /// Installs the handler, which calls the previous one for other signals.
     fn install() -> Option<Installed> {
-        // SAFETY: a query.
+        // SAFETY: `sysconf` reads a constant and has no preconditions.
         let page =
             usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok().filter(|page| *page > 0)?;
-        // SAFETY: a structure of numbers and of a function's address, for all of which zeros are valid.
+        // SAFETY: `sigaction` is made of integers and an address, for which zeros are valid.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_signal;
         action.sa_sigaction = handler as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: as above.
+        // SAFETY: `sigaction` is made of integers and an address, for which zeros are valid.
         let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: both outlive the call; the handler does only what is safe in one.
+        // SAFETY: `action` and `before` outlive the call. The handler `on_signal` calls only
+        // async-signal-safe functions.
         let installed = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, &raw mut before) } == 0;
         installed.then_some(Installed { page, before })
     }
 
     extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-        // SAFETY: the system gives a valid structure to a handler with SA_SIGINFO. What another process sends has no address.
+        // SAFETY: the system passes a valid `siginfo_t` to a handler with SA_SIGINFO. A signal of
+        // another process has no address, but then `si_code` is not positive.
         let (address, is_fault) = unsafe { ((*info).si_addr() as usize, (*info).si_code > 0) };
-        // The signal may come before the line that sets it: then its first fault comes again.
+        // A signal may arrive before INSTALLED is set. The fault then repeats.
         let Some(Some(installed)) = INSTALLED.get() else { return };
         let errno = errno();
-        // SAFETY: the location of this thread's errno, which code that is interrupted may be about to read.
+        // SAFETY: `errno` returns the address of this thread's errno, which the interrupted code
+        // may be about to read.
         let saved = unsafe { *errno };
         let is_mended = is_fault && mend(address, installed.page);
-        // SAFETY: as above.
+        // SAFETY: `errno` is the address of this thread's errno, as above.
         unsafe { *errno = saved };
         if !is_mended {
             pass_on(&installed.before, signal, info, context, is_fault);
         }
     }
 
-    /// Put zeros in the place of the page that cannot be read, and of all behind it, if the range is watched.
+    /// Replaces the unreadable page and all later pages of a watched range by zeros. Returns false
+    /// if the address is not watched.
     fn mend(address: usize, page: usize) -> bool {
         let watched = entries().find_map(|entry| {
             let (start, end) = (entry.start.load(Ordering::Acquire), entry.end.load(Ordering::Acquire));
@@ -171,14 +179,15 @@ mod unix {
         entry.is_damaged.store(true, Ordering::Release);
         let from = address - address % page;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_FIXED;
-        // SAFETY: the pages lie within one read-only mapping that is still there, by the promise of `MapWatch::new`; it stays
-        // readable, and nobody may rely on bytes of a file that others can write to.
+        // SAFETY: `from` and `end` are page boundaries inside one read-only mapping, which
+        // `MapWatch::new` promises stays mapped. The new pages are readable, and other processes
+        // could have changed the file's bytes anyway.
         let mapped =
             unsafe { libc::mmap(from as *mut libc::c_void, end - from, libc::PROT_READ, flags, -1, 0) };
         mapped != libc::MAP_FAILED
     }
 
-    /// Do what would have been done without this handler.
+    /// Calls the previous handler, or the default action.
     fn pass_on(
         before: &libc::sigaction,
         signal: libc::c_int,
@@ -190,7 +199,8 @@ mod unix {
         type Plain = extern "C" fn(libc::c_int);
         match before.sa_sigaction {
             libc::SIG_DFL | libc::SIG_IGN => {
-                // SAFETY: the default action; a fault comes again when the handler returns, what was sent is sent again.
+                // SAFETY: `signal` and `raise` are async-signal-safe. With the default action, a
+                // fault repeats when the handler returns; a sent signal is raised again.
                 unsafe {
                     libc::signal(signal, libc::SIG_DFL);
                     if !is_fault {
@@ -199,12 +209,13 @@ mod unix {
                 }
             }
             handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
-                // SAFETY: the system gave this address as that of a handler with these arguments.
+                // SAFETY: with SA_SIGINFO, `sa_sigaction` is the address of a handler with these
+                // three arguments.
                 let handler = unsafe { std::mem::transmute::<usize, WithInfo>(handler) };
                 handler(signal, info, context);
             }
             handler => {
-                // SAFETY: the system gave this address as that of a handler with one argument.
+                // SAFETY: without SA_SIGINFO, the address is that of a handler with one argument.
                 let handler = unsafe { std::mem::transmute::<usize, Plain>(handler) };
                 handler(signal);
             }
@@ -213,13 +224,13 @@ mod unix {
 
     #[cfg(target_os = "linux")]
     fn errno() -> *mut libc::c_int {
-        // SAFETY: always there.
+        // SAFETY: the function has no preconditions.
         unsafe { libc::__errno_location() }
     }
 
     #[cfg(not(target_os = "linux"))]
     fn errno() -> *mut libc::c_int {
-        // SAFETY: always there.
+        // SAFETY: the function has no preconditions.
         unsafe { libc::__error() }
     }
 }
@@ -241,20 +252,22 @@ mod tests {
         let file = File::options().read(true).write(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let (prot, flags) = (libc::PROT_READ, libc::MAP_SHARED);
-        // SAFETY: a new mapping, which nobody unmaps.
+        // SAFETY: a new mapping, which is never unmapped.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), LEN, prot, flags, file.as_raw_fd(), 0) };
         assert_ne!(start, libc::MAP_FAILED);
-        // SAFETY: as long as the file is, which the tests shorten.
+        // SAFETY: the mapping has `LEN` bytes and is never unmapped. Shortening the file is what
+        // the tests are about.
         (unsafe { std::slice::from_raw_parts(start.cast(), LEN) }, file)
     }
 
     fn watch(map: &'static [u8]) -> MapWatch {
-        // SAFETY: a mapping of its own that stays.
+        // SAFETY: `map` is a read-only mapping from a page boundary, which is never unmapped.
         unsafe { MapWatch::new(map.as_ptr(), map.len()) }.unwrap()
     }
 
     fn byte(map: &[u8], at: usize) -> u8 {
-        // SAFETY: within the map; the compiler must not guess it.
+        // SAFETY: indexing checks the bound. The read is volatile, because the byte changes behind
+        // the compiler's back.
         unsafe { std::ptr::read_volatile(&raw const map[at]) }
     }
 
@@ -270,13 +283,13 @@ mod tests {
         assert!(watch_a.is_damaged() && !watch_b.is_damaged());
         assert_eq!(byte(map_b, LEN - 1), 7);
         file_a.set_len(0).unwrap();
-        // On many threads at once.
+        // Many threads fault at the same time.
         std::thread::scope(|scope| {
             let reads = [0; 8].map(|_| scope.spawn(|| (0..LEN).step_by(512).map(|at| byte(map_a, at)).max()));
             assert!(reads.into_iter().all(|read| read.join().unwrap() == Some(0)));
         });
         drop(watch_a);
-        // Its entry is used again, and is whole.
+        // The entry of `watch_a` is reused without its damage.
         let (map_c, _file_c) = map("c");
         assert!(!watch(map_c).is_damaged());
     }

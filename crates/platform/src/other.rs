@@ -1,4 +1,4 @@
-//! A system that says nothing of its memory.
+//! A system that does not report its memory.
 
 use crate::SystemMemory;
 use crate::source::{MemorySource, Reading};
@@ -11,18 +11,17 @@ pub fn peak() -> Option<u64> {
     None
 }
 
-/// Nothing is known.
-pub struct Source;
-
-impl Source {
-    pub fn new() -> Source {
-        Source
-    }
+/// The source of this machine.
+pub fn source() -> Box<dyn MemorySource> {
+    Box::new(UnknownSource)
 }
 
-impl MemorySource for Source {
+/// A source without values.
+struct UnknownSource;
+
+impl MemorySource for UnknownSource {
     fn name(&self) -> String {
-        "a system that says nothing of its memory".to_owned()
+        "a system that does not report its memory".to_owned()
     }
 
     fn read(&mut self) -> Reading {

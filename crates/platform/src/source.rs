@@ -1,24 +1,24 @@
-//! What a system tells of its memory while a program runs: how much is free, and whether it is short.
+//! Readings of a system's memory while a program runs: free memory and memory pressure.
 //!
-//! [`MemorySource`] is all that a governor of memory needs of a system. [`system_source`] is that of this machine; a device with
-//! memory of its own implements one for it; [`Script`] says what a test wants.
+//! [`MemorySource`] is all that a governor of memory needs. [`system_source`] is the source of this
+//! machine. A device with its own memory implements a source, and [`Script`] is a source for tests.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How short of memory the system says it is.
+/// Memory pressure, as reported by the system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pressure {
-    /// It does not complain.
+    /// No pressure.
     #[default]
     None,
-    /// Programs wait for memory, or it is about to be short.
+    /// Programs wait for memory, or it will be short soon.
     Some,
-    /// It is about to end programs.
+    /// The system is about to kill programs.
     Critical,
 }
 
-/// What bounds the memory that is free.
+/// The resource that limits free memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bound {
     /// The machine's memory.
@@ -30,63 +30,64 @@ pub enum Bound {
     Device,
 }
 
-/// One reading. All numbers are bytes.
+/// A reading. All numbers are bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Installed, or what the bound allows; 0: the system does not say, and then nothing is known.
+    /// Installed memory, or the limit of the bound. 0 if the system does not report it; the other
+    /// fields are then meaningless.
     pub total: u64,
-    /// Free now, page cache that can be dropped included.
+    /// Free memory, including page cache that can be dropped.
     pub free: u64,
-    /// What bounds `free`.
+    /// The resource that limits `free`.
     pub bound: Bound,
-    /// The most that the system complained since the last reading.
+    /// Highest pressure since the last reading.
     pub pressure: Pressure,
-    /// Swap in use; `None` where nothing is known of it.
+    /// Swap in use; `None` if unknown.
     pub swap_used: Option<u64>,
-    /// Memory of this process that the system could only swap, not drop; `None` where it does not say.
+    /// Memory of this process that the system cannot drop, only swap; `None` if unknown.
     pub resident: Option<u64>,
 }
 
-/// Where a governor learns of memory.
+/// A source of memory readings.
 pub trait MemorySource: Send {
-    /// For people: `linux, cgroup v2 with PSI`.
+    /// The name for people, such as `linux, cgroup v2 with PSI`.
     fn name(&self) -> String;
 
-    /// What is free now.
+    /// Reads the memory.
     fn read(&mut self) -> Reading;
 
-    /// Wait until the system complains, at most so long; whether it did.
+    /// Waits until the system reports pressure, at most for the timeout; returns true if it did.
     fn wait(&mut self, timeout: Duration) -> bool {
         std::thread::sleep(timeout);
         false
     }
 }
 
-/// This machine's memory, as the system tells of it.
+/// The source of this machine.
 pub fn system_source() -> Box<dyn MemorySource> {
-    Box::new(crate::system::Source::new())
+    crate::system::source()
 }
 
-/// A source for tests: it says what it was last told to say. Clones share that.
+/// A source for tests, which repeats the reading that was set last. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Script(Arc<(Mutex<Scripted>, Condvar)>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Scripted {
     reading: Reading,
-    /// Since the last wait, somebody said that memory is short.
+    /// True if a reading with pressure was set since the last wait.
     is_signalled: bool,
 }
 
 impl Script {
-    /// So much of so much is free.
+    /// Creates a source with these bytes in total and free.
     pub fn new(total: u64, free: u64) -> Script {
         let script = Script::default();
         script.set(Reading { total, free, ..Reading::default() });
         script
     }
 
-    /// From now on, say this. Pressure is said once, and whoever waits is woken by it.
+    /// Sets the next readings. Pressure is reported once, and ends a wait.
     pub fn set(&self, reading: Reading) {
         let mut scripted = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         scripted.reading = reading;

@@ -1,5 +1,5 @@
-//! Windows: physical memory bounded by the limit of this process's job, and the system's low-memory notification. It was compiled
-//! and checked for the target; it never ran.
+//! Windows: physical memory bounded by the limit of this process' job, and the system's low-memory
+//! notification. The code is compiled for the target, but has never run.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::SystemMemory;
 use crate::source::{Bound, MemorySource, Pressure, Reading};
 
-/// `MEMORYSTATUSEX` of the Windows API.
+/// The `MEMORYSTATUSEX` of the Windows API.
 #[repr(C)]
 struct MemoryStatus {
     length: u32,
@@ -21,7 +21,7 @@ struct MemoryStatus {
     free_extended_virtual: u64,
 }
 
-/// `PROCESS_MEMORY_COUNTERS_EX`.
+/// The `PROCESS_MEMORY_COUNTERS_EX` of the Windows API.
 #[repr(C)]
 struct ProcessMemory {
     length: u32,
@@ -34,7 +34,7 @@ struct ProcessMemory {
     private: usize,
 }
 
-/// `JOBOBJECT_EXTENDED_LIMIT_INFORMATION`.
+/// The `JOBOBJECT_EXTENDED_LIMIT_INFORMATION` of the Windows API.
 #[repr(C)]
 struct JobLimits {
     process_user_time: i64,
@@ -77,10 +77,10 @@ unsafe extern "system" {
 }
 
 fn of_process() -> Option<ProcessMemory> {
-    // SAFETY: a structure of integers, for which zeros are valid.
+    // SAFETY: `ProcessMemory` is made of integers, for which zeros are valid.
     let mut counters: ProcessMemory = unsafe { std::mem::zeroed() };
     counters.length = size_of::<ProcessMemory>() as u32;
-    // SAFETY: `counters` outlives the call and has the length that is given.
+    // SAFETY: `counters` outlives the call, and `counters.length` is its size.
     let done = unsafe { K32GetProcessMemoryInfo(GetCurrentProcess(), &mut counters, counters.length) };
     (done != 0).then_some(counters)
 }
@@ -89,16 +89,16 @@ pub fn peak() -> Option<u64> {
     of_process().map(|counters| counters.peak_working_set as u64)
 }
 
-/// Physical memory; of what is free, standby pages are part. What a job allows this process bounds it.
+/// Physical memory, bounded by the limit of a job. Free memory includes standby pages.
 pub fn memory() -> Option<SystemMemory> {
     read().map(|(memory, _)| memory)
 }
 
 fn read() -> Option<(SystemMemory, Bound)> {
-    // SAFETY: a structure of integers, for which zeros are valid.
+    // SAFETY: `MemoryStatus` is made of integers, for which zeros are valid.
     let mut status: MemoryStatus = unsafe { std::mem::zeroed() };
     status.length = size_of::<MemoryStatus>() as u32;
-    // SAFETY: `status` outlives the call and `length` is its size, as the call demands.
+    // SAFETY: `status` outlives the call, and `status.length` is its size.
     if unsafe { GlobalMemoryStatusEx(&mut status) } == 0 {
         return None;
     }
@@ -114,11 +114,12 @@ fn read() -> Option<(SystemMemory, Bound)> {
     Some((memory, bound))
 }
 
-/// The most memory that this process may commit, if its job limits that.
+/// Most memory that this process may commit, if its job has a limit.
 fn job_limit() -> Option<u64> {
-    // SAFETY: a structure of integers, for which zeros are valid.
+    // SAFETY: `JobLimits` is made of integers, for which zeros are valid.
     let mut limits: JobLimits = unsafe { std::mem::zeroed() };
-    // SAFETY: a null job is this process's own; `limits` outlives the call and has the length that is given.
+    // SAFETY: a null job means this process' own job. `limits` outlives the call, and the length is
+    // its size.
     let done = unsafe {
         QueryInformationJobObject(
             std::ptr::null_mut(),
@@ -133,37 +134,42 @@ fn job_limit() -> Option<u64> {
     [of_process, of_job].into_iter().flatten().min().filter(|_| done != 0)
 }
 
-/// This machine.
-pub struct Source {
-    /// Null: the system gave none.
+/// The source of this machine.
+pub fn source() -> Box<dyn MemorySource> {
+    Box::new(WindowsSource::new())
+}
+
+/// Memory of this machine.
+struct WindowsSource {
+    /// Handle of the notification; null if the system has none.
     low_memory: *mut c_void,
 }
 
-// SAFETY: a handle of the system, which any thread may wait for.
-unsafe impl Send for Source {}
+// SAFETY: the handle is the system's, and any thread may wait for it.
+unsafe impl Send for WindowsSource {}
 
-impl Source {
-    pub fn new() -> Source {
-        // SAFETY: no pointers; what it gives is closed when this is dropped.
-        Source { low_memory: unsafe { CreateMemoryResourceNotification(LOW_MEMORY) } }
+impl WindowsSource {
+    fn new() -> WindowsSource {
+        // SAFETY: the call has no pointers. `drop` closes the handle.
+        WindowsSource { low_memory: unsafe { CreateMemoryResourceNotification(LOW_MEMORY) } }
     }
 
     fn is_low(&self, millis: u32) -> bool {
-        // SAFETY: the handle is open.
+        // SAFETY: the handle is not null, and `drop` alone closes it.
         !self.low_memory.is_null() && unsafe { WaitForSingleObject(self.low_memory, millis) } == SIGNALLED
     }
 }
 
-impl Drop for Source {
+impl Drop for WindowsSource {
     fn drop(&mut self) {
         if !self.low_memory.is_null() {
-            // SAFETY: opened by `new`, closed once.
+            // SAFETY: `new` opened the handle, and it is closed once.
             unsafe { CloseHandle(self.low_memory) };
         }
     }
 }
 
-impl MemorySource for Source {
+impl MemorySource for WindowsSource {
     fn name(&self) -> String {
         "windows, low-memory notification and job limits".to_owned()
     }
@@ -181,7 +187,8 @@ impl MemorySource for Source {
     }
 
     fn wait(&mut self, timeout: Duration) -> bool {
-        // The notification stays signalled as long as memory is low: no reason to run without rest.
+        // The notification stays signalled while memory is low, so the timeout prevents a busy
+        // loop.
         if self.low_memory.is_null() || self.is_low(0) {
             std::thread::sleep(timeout);
             return !self.low_memory.is_null();

@@ -1,8 +1,8 @@
-//! When each token was said, from what the decoder looks at.
+//! Times of tokens, from the decoder's cross-attention.
 //!
-//! Some heads of the cross-attention look at the place in the audio that the next token comes from. Their scores, of every
-//! token over every position, are made comparable and averaged into one matrix, through which dynamic time warping finds
-//! the best path that goes on in both (openai-whisper's `timing.py`):
+//! Some heads of the cross-attention point at the audio of the next token. Their scores, of every
+//! token over every position, are normalised and averaged into one matrix. Dynamic time warping
+//! finds the best monotonic path through it (openai-whisper's `timing.py`):
 //!
 //! ```text
 //! p[h][t]    = softmax over the window's positions of the scores of head h and token t
@@ -27,19 +27,20 @@ pub(crate) struct Scores {
 }
 
 impl Scores {
-    /// Of as many heads, tokens and positions; all 0.
+    /// Creates scores for these numbers of heads, tokens and positions, all 0.
     pub(crate) fn new(n_heads: usize, n_tokens: usize, n_positions: usize) -> Scores {
         Scores { values: vec![0.0; n_heads * n_tokens * n_positions], n_heads, n_tokens, n_positions }
     }
 
-    /// Where the scores of a head and token belong, `(n_positions)`.
+    /// The scores of a head and token, `(n_positions)`.
     pub(crate) fn row_mut(&mut self, head: usize, token: usize) -> &mut [f32] {
         let start = (head * self.n_tokens + token) * self.n_positions;
         self.values.get_mut(start..start + self.n_positions).unwrap_or_default()
     }
 
-    /// For each token of `first_token..` but the last: the first position on the path of the token that comes after it, which
-    /// is what it looks for. Empty if there are no positions, heads or tokens.
+    /// The first position of each token of `first_token..` except the last. It is the position on
+    /// the path of the token after it, which a token's attention points to. Empty if there are no
+    /// positions, heads or tokens.
     pub(crate) fn align(mut self, first_token: usize) -> Vec<usize> {
         let n_rows = self.n_tokens.saturating_sub(first_token + 1);
         if self.n_positions == 0 || self.n_heads == 0 || n_rows == 0 {
@@ -63,7 +64,7 @@ impl Scores {
     }
 }
 
-/// Subtract the mean over tokens of `(n_tokens, n)`, and divide by the deviation.
+/// Subtracts the mean over tokens of `(n_tokens, n)`, and divides by the deviation.
 fn normalise(head: &mut [f32], n: usize) {
     let scale = 1.0 / (head.len() / n).max(1) as f32;
     let mut mean = vec![0f32; n];
@@ -76,7 +77,7 @@ fn normalise(head: &mut [f32], n: usize) {
             *variance += (value - mean) * (value - mean) * scale;
         }
     }
-    // Where all tokens agree there is nothing to tell.
+    // The deviation is 0 if all tokens have the same score.
     let inverse = variance.iter().map(|v| if *v > 0.0 { 1.0 / v.sqrt() } else { 0.0 });
     let inverse: Vec<f32> = inverse.collect();
     for row in head.chunks_mut(n) {
@@ -86,8 +87,8 @@ fn normalise(head: &mut [f32], n: usize) {
     }
 }
 
-/// The median of [`MEDIAN`] neighbours, mirrored at the ends without repeating them. A row no longer than half of that
-/// stays as it is.
+/// Median of [`MEDIAN`] neighbours, mirrored at the ends without repeating them. A row not longer
+/// than half of [`MEDIAN`] is unchanged.
 fn median(row: &[f32], out: &mut [f32]) {
     const HALF: usize = MEDIAN / 2;
     if row.len() <= HALF {
@@ -113,7 +114,7 @@ fn median(row: &[f32], out: &mut [f32]) {
     }
 }
 
-/// The middle of seven by comparing and exchanging, without a branch.
+/// Median of seven numbers, by compare-exchange without a branch.
 fn median_of(mut v: [f32; MEDIAN]) -> f32 {
     // Devillard's network (opt_med7): after it, element 3 is the median.
     const PAIRS: [(usize, usize); 13] = [
@@ -138,9 +139,11 @@ fn median_of(mut v: [f32; MEDIAN]) -> f32 {
     v[MEDIAN / 2]
 }
 
-/// Dynamic time warping through the negated matrix `(n_rows, n)`: the first column of the path in each row.
+/// Dynamic time warping through the negated matrix `(n_rows, n)`. Returns the first column of the
+/// path in each row.
 ///
-/// Where two ways cost the same, the one that stays in its row wins, then the one that stays in its column.
+/// If two paths have the same cost, the one that stays in its row wins, then the one that stays in
+/// its column.
 fn jumps(matrix: &[f32], n: usize) -> Vec<usize> {
     #[derive(Clone, Copy, PartialEq)]
     enum From {
@@ -150,7 +153,7 @@ fn jumps(matrix: &[f32], n: usize) -> Vec<usize> {
     }
     let n_rows = matrix.len() / n;
     let mut trace = vec![From::Left; n_rows * n];
-    // Costs of the row above and of this one, with a border on the left.
+    // Costs of the row above and of this row, with a border on the left.
     let mut above = vec![f32::INFINITY; n + 1];
     let mut costs = vec![f32::INFINITY; n + 1];
     above[0] = 0.0;
@@ -180,7 +183,7 @@ fn jumps(matrix: &[f32], n: usize) -> Vec<usize> {
         jumps[row] = column;
         let from = match (row, column) {
             (0, _) => break,
-            // Nothing is left of the first column.
+            // The first column has no left neighbour.
             (_, 0) => From::Above,
             _ => trace[row * n + column],
         };

@@ -1,12 +1,12 @@
-//! How repetitive a text is: how many times smaller zlib makes it.
+//! Repetitiveness of a text: the factor by which zlib compresses it.
 
 use std::io::Write;
 
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 
-/// Bytes of the text over bytes of what zlib (level 6) makes of it; 0 for no text. Speech is below 2, a phrase that
-/// repeats without end far above.
+/// Bytes of the text divided by its bytes after zlib (level 6); 0 for an empty text. Speech is
+/// below 2, and a phrase that repeats without end is far above.
 pub(crate) fn compression_ratio(text: &str) -> f32 {
     let mut encoder = ZlibEncoder::new(Vec::with_capacity(text.len()), Compression::new(6));
     // Writing to a vector does not fail.
@@ -25,7 +25,7 @@ mod tests {
         let speech = "And so, my fellow Americans, ask not what your country can do for you, ask what you can do for \
                       your country.";
         let ratio = compression_ratio(speech);
-        // zlib itself makes 80 bytes of these 108.
+        // zlib itself compresses these 108 bytes to 80.
         assert!((1.30..1.40).contains(&ratio), "{ratio}");
         assert!(compression_ratio(&"Thank you. ".repeat(20)) > 2.4);
         assert_eq!(compression_ratio(""), 0.0);

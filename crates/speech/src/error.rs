@@ -1,22 +1,23 @@
-//! What can go wrong between sound and its transcript.
+//! Errors of a transcription.
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Every variant holds the offending value and the limit, or is the error of a crate below.
+/// Errors of this crate. A variant has the offending value and the limit, or the error of another
+/// crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The model: its file, its tokenizer, or that it is not a speech model.
+    /// An error of the model: its file, its tokenizer, or its kind.
     #[error(transparent)]
     Engine(#[from] engine::Error),
-    /// The device.
+    /// An error of the device.
     #[error(transparent)]
     Device(#[from] device::Error),
-    /// The tokenizer.
+    /// An error of the tokenizer.
     #[error(transparent)]
     Text(#[from] text::Error),
-    /// The sound.
+    /// An error of the sound.
     #[error(transparent)]
     Audio(#[from] audio::Error),
     /// The transcript could not be written.
@@ -27,9 +28,9 @@ pub enum Error {
     Option {
         /// The option's name.
         name: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What is allowed.
+        /// The allowed values.
         expected: String,
     },
     /// The transcription was cancelled.

@@ -1,4 +1,4 @@
-//! Transcripts as files: plain text, subtitles, tables and JSON, as openai-whisper writes them.
+//! Transcripts as files: plain text, subtitles, tables and JSON, in openai-whisper's formats.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::transcript::Segment;
 
-/// How a transcript is written.
+/// Formats of a transcript.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// A line for each segment.
@@ -16,14 +16,14 @@ pub enum Format {
     Srt,
     /// Web Video Text Tracks.
     Vtt,
-    /// A table of milliseconds and text between tabs.
+    /// A table of milliseconds and text, separated by tabs.
     Tsv,
-    /// All that is known, one object.
+    /// One JSON object with everything.
     Json,
 }
 
 impl Format {
-    /// Of a file: `srt`.
+    /// The extension of a file in this format, such as `srt`.
     pub fn extension(self) -> &'static str {
         match self {
             Format::Text => "txt",
@@ -35,20 +35,21 @@ impl Format {
     }
 }
 
-/// Writes segments as they come; JSON when all are there, for its text and language stand around them.
+/// Writes segments as they arrive. JSON is written at the end, because its text and language
+/// enclose the segments.
 pub struct TranscriptWriter<W: Write> {
     out: W,
     format: Format,
     n_segments: usize,
-    /// For JSON only.
+    /// All segments, for JSON only.
     kept: Vec<Segment>,
 }
 
 impl<W: Write> TranscriptWriter<W> {
-    /// Write what stands before the first segment.
+    /// Writes the head of the file.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Errors of `out`.
     pub fn new(mut out: W, format: Format) -> io::Result<Self> {
         match format {
             Format::Vtt => out.write_all(b"WEBVTT\n\n")?,
@@ -58,10 +59,10 @@ impl<W: Write> TranscriptWriter<W> {
         Ok(TranscriptWriter { out, format, n_segments: 0, kept: Vec::new() })
     }
 
-    /// The next segment, flushed, so that a reader has it at once.
+    /// Writes a segment and flushes it, so that a reader has it at once.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Errors of `out`.
     pub fn push(&mut self, segment: &Segment) -> io::Result<()> {
         self.n_segments += 1;
         let text = segment.text.trim();
@@ -85,10 +86,10 @@ impl<W: Write> TranscriptWriter<W> {
         self.out.flush()
     }
 
-    /// The end.
+    /// Writes the end of the file.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Errors of `out`.
     pub fn finish(mut self, language: &str) -> io::Result<()> {
         #[derive(Serialize)]
         struct Transcript<'a> {
@@ -106,7 +107,7 @@ impl<W: Write> TranscriptWriter<W> {
     }
 }
 
-/// A time of a subtitle.
+/// A time in a subtitle.
 #[derive(Clone, Copy)]
 struct Milliseconds(u64);
 
@@ -119,13 +120,13 @@ impl Milliseconds {
         [self.0 / 3_600_000, self.0 / 60_000 % 60, self.0 / 1000 % 60, self.0 % 1000]
     }
 
-    /// `00:01:02,345`
+    /// The time as `00:01:02,345`.
     fn srt(self) -> String {
         let [hours, minutes, seconds, milliseconds] = self.parts();
         format!("{hours:02}:{minutes:02}:{seconds:02},{milliseconds:03}")
     }
 
-    /// `01:02.345`, with hours from the first on.
+    /// The time as `01:02.345`, with hours from one hour on.
     fn vtt(self) -> String {
         let [hours, minutes, seconds, milliseconds] = self.parts();
         let hours = if hours > 0 { format!("{hours:02}:") } else { String::new() };

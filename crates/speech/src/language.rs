@@ -1,5 +1,5 @@
-//! Which language is spoken: the probabilities of the language tokens after the token that begins a transcript; and what
-//! languages are called.
+//! Detection of the spoken language, from the probabilities of the language tokens after a
+//! transcript's first token; and names of languages.
 
 use crate::math;
 
@@ -26,21 +26,22 @@ const NAMES: [(&str, &str); 100] = [
     ("yi", "yiddish"), ("yo", "yoruba"), ("yue", "cantonese"), ("zh", "chinese"),
 ];
 
-/// A language's name in English, in lower case; a code without one is its own name.
+/// The English name of a language, in lower case. A code without a name is returned unchanged.
 pub fn language_name(code: &str) -> &str {
     NAMES.iter().find(|(known, _)| *known == code).map_or(code, |(_, name)| name)
 }
 
-/// The code of a language that is given by code or English name, in any case; another word stays as it is, in lower case.
+/// The code of a language, from its code or English name in any case. Another word is returned in
+/// lower case.
 pub fn language_code(text: &str) -> String {
     let text = text.trim().to_lowercase();
-    // The models' own code for Javanese is not ISO's.
+    // The models have their own code for Javanese, which is not ISO's.
     let text = if text == "jv" { "jw".to_owned() } else { text };
     let code = NAMES.iter().find(|(_, name)| *name == text).map(|(code, _)| (*code).to_owned());
     code.unwrap_or(text)
 }
 
-/// The probability of each language, likeliest first, from the logits of a row.
+/// The probability of each language, most probable first, from the logits of a row.
 pub(crate) fn probabilities(logits: &[f32], languages: &[(String, u32)]) -> Vec<(String, f32)> {
     let mut values: Vec<f32> = languages
         .iter()

@@ -1,21 +1,26 @@
-//! Speech into text: windows of sound through an encoder, and their words out of a decoder.
+//! Speech to text: an encoder computes states of windows of sound, and a decoder generates their
+//! words.
 //!
 //! ```text
-//! features ─► window ─► encoder ─► states ─┬► search: beams, or samples ─► tokens ─► segments ─► the caller
+//! features ─► window ─► encoder ─► states ─┬► search: beams or samples ─► tokens ─► segments
 //!    ▲                                     └► alignment ─► times of words      │
 //!    └──────────────── the next window begins at the last mark of time ◄───────┘
 //! ```
 //!
-//! [`Transcriber`] does it; [`Features`] is where sound comes from, [`AudioFeatures`] files; [`TranscriptWriter`] writes
-//! transcripts down. The rules, their numbers and their order are those of openai-whisper and, for the search,
-//! faster-whisper, so that the same words come out.
+//! [`Transcriber`] is the entry point. [`Features`] is the source of sound, and [`AudioFeatures`]
+//! reads files. [`TranscriptWriter`] writes transcripts. The rules, their constants and their order
+//! are those of openai-whisper and, for the search, of faster-whisper, so that the words are the
+//! same.
 //!
 //! # Invariants
 //!
-//! - Memory does not grow with the length of the sound: features before the window are dropped, segments are given to the caller.
+//! - Memory does not grow with the length of the sound: features before the window are dropped, and
+//!   segments are passed to the caller.
 //! - A page that two beams share is never written.
-//! - A transcript is a function of model, sound, options and device; numbers drawn at temperatures above 0 have a seed.
-//! - The engine does not depend on this crate, and this crate on no single device and no file format.
+//! - A transcript is a function of model, sound, options and device; random numbers at temperatures
+//!   above 0 have a seed.
+//! - The engine does not depend on this crate, and this crate depends on no single device and no
+//!   file format.
 #![deny(missing_docs)]
 
 mod alignment;

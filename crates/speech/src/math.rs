@@ -1,13 +1,14 @@
-//! The arithmetic of scores that compilers turn into vector code: no branches, no calls, fixed lanes.
+//! Arithmetic of scores in a form that compilers vectorise: no branches, no calls, fixed lanes.
 
-/// Numbers of one block of the loops below: two registers of AVX-512, eight of SSE2.
+/// Values in a block of the loops below: two registers of AVX-512, or eight of SSE2.
 const LANES: usize = 32;
 
-/// Below this the exponential is 0 in f32.
+/// The exponential of smaller values is 0 in f32.
 const LOWEST: f32 = -87.0;
 
-/// `e^x` for `x <= 0`, to 2 units in the last place: `2^n * p(r)` with `r = x - n ln 2` in `±ln 2 / 2` and Cephes'
-/// polynomial of degree 5 (Moshier, `expf`). Whatever is below [`LOWEST`], minus infinity too, gives almost 0.
+/// `e^x` for `x <= 0`, to 2 units in the last place: `2^n * p(r)` with `r = x - n ln 2` in `±ln 2 /
+/// 2` and Cephes' polynomial of degree 5 (Moshier, `expf`). The result for values below [`LOWEST`],
+/// such as minus infinity, is almost 0.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let x = if x > LOWEST { x } else { LOWEST };
@@ -15,7 +16,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0;
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
-    // ln 2 in two parts, the first exact in few bits.
+    // ln 2 is split into two parts, of which the first is exact in few bits.
     let r = (x - n * 0.693_359_4) + n * 2.121_944_4e-4;
     let p = 1.987_569_1e-4;
     let p = p * r + 1.398_199_9e-3;
@@ -28,7 +29,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     p * f32::from_bits(exponent)
 }
 
-/// The largest number; minus infinity of none.
+/// The largest value; minus infinity of an empty slice.
 pub(crate) fn max(values: &[f32]) -> f32 {
     let (blocks, rest) = values.as_chunks::<LANES>();
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -40,7 +41,7 @@ pub(crate) fn max(values: &[f32]) -> f32 {
     lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// `sum of e^(x - shift)`, with `shift` at least the largest number.
+/// Sum of `e^(x - shift)`; `shift` is at least the largest value.
 pub(crate) fn sum_exp(values: &[f32], shift: f32) -> f32 {
     let (blocks, rest) = values.as_chunks::<LANES>();
     let mut lanes = [0f32; LANES];
@@ -52,7 +53,8 @@ pub(crate) fn sum_exp(values: &[f32], shift: f32) -> f32 {
     lanes.iter().sum::<f32>() + rest.iter().map(|&value| exp(value - shift)).sum::<f32>()
 }
 
-/// `ln(sum of e^x)`; minus infinity where there is nothing, or only minus infinity.
+/// Logarithm of the sum of `e^x`; minus infinity if all values are minus infinity, or there are
+/// none.
 pub(crate) fn log_sum_exp(values: &[f32]) -> f32 {
     let shift = max(values);
     if shift == f32::NEG_INFINITY { shift } else { shift + sum_exp(values, shift).ln() }
@@ -64,7 +66,7 @@ pub(crate) fn log_add_exp(a: f32, b: f32) -> f32 {
     if low == f32::NEG_INFINITY { high } else { high + exp(low - high).ln_1p() }
 }
 
-/// Numbers become probabilities that sum to 1.
+/// Converts values to probabilities that sum to 1.
 pub(crate) fn softmax(values: &mut [f32]) {
     let shift = max(values);
     for value in values.iter_mut() {

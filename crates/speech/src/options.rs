@@ -1,56 +1,60 @@
-//! What can be asked of a transcription, with the defaults that speech recognisers of this kind share.
+//! Options of a transcription, with the defaults of openai-whisper and faster-whisper.
 
 use crate::{Error, Result};
 
-/// What becomes of the speech.
+/// Output language of a transcription.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Task {
-    /// It is written down in its own language.
+    /// The text is in the spoken language.
     #[default]
     Transcribe,
-    /// It is written down in English.
+    /// The text is in English.
     Translate,
 }
 
-/// How a transcription is made.
+/// Options of a transcription.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TranscribeOptions {
-    /// The language's code, `en`; `None`: found out from the first window.
+    /// The language's code, such as `en`; `None` detects it in the first window.
     pub language: Option<String>,
-    /// What becomes of the speech.
+    /// Output language.
     pub task: Task,
-    /// Beams of the search at temperature 0; at most the beams that the transcriber was made for.
+    /// Beams of the search at temperature 0, at most the beams of the transcriber.
     pub beam_size: usize,
-    /// Independent samples at temperatures above 0, of which the best is taken; at most the same.
+    /// Independent samples at temperatures above 0, at most the beams of the transcriber. The best
+    /// sample is used.
     pub best_of: usize,
     /// The search ends when this many times `beam_size` hypotheses have ended.
     pub patience: f32,
     /// A hypothesis' log-probability is divided by its length to this power.
     pub length_penalty: f32,
-    /// Tried in this order until a result is good enough.
+    /// Temperatures in the order in which they are tried, until a result is good enough.
     pub temperatures: Vec<f32>,
-    /// A result whose text compresses better than this is repetitive and not good enough; `None`: any is.
+    /// A result whose text compresses by more than this factor is repetitive and not good enough;
+    /// `None` accepts any text.
     pub compression_ratio_threshold: Option<f32>,
-    /// A result with a lower mean log-probability of its tokens is not good enough; `None`: any is.
+    /// A result whose tokens have a lower mean log-probability is not good enough; `None` accepts
+    /// any result.
     pub log_prob_threshold: Option<f32>,
-    /// A window is silent if the model gives silence a higher probability and the result is below
-    /// [`Self::log_prob_threshold`]; `None`: no window is.
+    /// A window counts as silent if the model's probability of silence is higher and the result is
+    /// below [`Self::log_prob_threshold`]; `None`: no window is silent.
     pub no_speech_threshold: Option<f32>,
-    /// Show the model the text so far, so that names and style go on; at the risk that an error goes on too.
+    /// Prompt the model with the text so far, so that names and style continue. An error may
+    /// continue, too.
     pub condition_on_previous_text: bool,
-    /// After a window decided at a higher temperature, the text so far is not shown.
+    /// After a window with a higher temperature, the next prompt has no text.
     pub prompt_reset_on_temperature: f32,
-    /// Shown to the model as if it had been said before: names, spelling.
+    /// Text before the speech, for names and spelling.
     pub initial_prompt: Option<String>,
-    /// Let the model mark times; without, a window becomes one segment.
+    /// Let the model generate marks of time; without them, a window becomes one segment.
     pub timestamps: bool,
-    /// The first word is heard at this time of a window at the latest, in seconds.
+    /// Latest start of the first word in a window, in seconds.
     pub max_initial_timestamp: f32,
     /// Find the time of each word.
     pub word_timestamps: bool,
-    /// Never begin with a space or end at once.
+    /// Suppress a space or the end token at the start.
     pub suppress_blank: bool,
-    /// Never write what is no speech: brackets, notes, speakers' names.
+    /// Suppress text that is not speech: brackets, notes, names of speakers.
     pub suppress_non_speech: bool,
     /// Punctuation that belongs to the word after it.
     pub prepend_punctuations: String,
@@ -89,10 +93,10 @@ impl Default for TranscribeOptions {
 }
 
 impl TranscribeOptions {
-    /// Check the numbers; `n_beams` is what the transcriber was made for.
+    /// Checks the values; `n_beams` is the number of beams of the transcriber.
     ///
     /// # Errors
-    /// [`Error::Option`] for the first that is outside its limits.
+    /// [`Error::Option`] for the first value outside its limits.
     pub fn check(&self, n_beams: usize) -> Result<()> {
         let wrong = |name, value: String, expected: String| Err(Error::Option { name, value, expected });
         for (name, value) in [("beam size", self.beam_size), ("best-of", self.best_of)] {

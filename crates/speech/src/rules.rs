@@ -1,8 +1,9 @@
-//! Which tokens may come next, and how likely each then is.
+//! The tokens that may follow a hypothesis, and their probabilities.
 //!
-//! A hypothesis is text between marks of time: one mark begins it, text follows, a mark ends it, and the next text begins
-//! with a mark again: `<|0.00|> one<|1.20|><|1.20|> two<|2.40|>`. Marks of time never go back, and where all of them
-//! together are likelier than any single word, a mark it is. (The rules of openai-whisper's decoding.)
+//! A hypothesis is text between marks of time. A mark begins the text, another ends it, and the
+//! next text begins with a mark again: `<|0.00|> one<|1.20|><|1.20|> two<|2.40|>`. Marks of time
+//! never decrease. If all marks together are more probable than any single word, the next token is
+//! a mark. (These are the rules of openai-whisper's decoding.)
 
 use std::ops::Range;
 
@@ -11,48 +12,49 @@ use model::SpeechTokens;
 use crate::math;
 use crate::options::TranscribeOptions;
 
-/// Marks of time of a window: 0.00 to 30.00 s in steps of 0.02 s.
+/// Seconds from one mark of time to the next: a window has marks from 0.00 to 30.00 s.
 const SECONDS_PER_MARK: f32 = 0.02;
 
-/// What the tokens mean to a search.
+/// The rules for one vocabulary.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     eot: u32,
-    /// The mark of 0.00 s; all above it are marks of time.
+    /// The mark of 0.00 s; all larger ids up to `end_mark` are marks of time.
     first_mark: u32,
-    /// One past the last mark of time.
+    /// The id after the last mark of time.
     end_mark: u32,
-    /// The last mark of time that a hypothesis may begin with.
+    /// The last mark of time with which a hypothesis may begin.
     last_initial_mark: u32,
     timestamps: bool,
-    /// Never allowed, ascending.
+    /// Ids that are never allowed, ascending.
     suppress: Vec<u32>,
-    /// Not allowed first.
+    /// Ids that are not allowed at the start.
     suppress_begin: Vec<u32>,
 }
 
-/// The tokens that may come next, beside what is suppressed always.
+/// The tokens that may come next, before suppressed tokens are removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Allowed {
     /// Text, and in it the ids below `eot`.
     text: bool,
-    /// The end, and the other marks that are not of time.
+    /// The end token, and other special tokens that are not marks of time.
     marks: bool,
-    /// Marks of time.
+    /// Marks of time that are allowed.
     times: Range<u32>,
 }
 
-/// The tokens that may come next, with what makes their logits log-probabilities.
+/// The tokens that may come next, and the normaliser of their log-probabilities.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Scored {
-    /// Ids that may come; others are out, and single ids within have a logit of minus infinity.
+    /// Ranges of allowed ids. Single ids inside them may have a logit of minus infinity.
     pub(crate) ids: [Range<usize>; 2],
-    /// `log p = logit - normaliser`.
+    /// The normaliser: `log p = logit - normaliser`.
     pub(crate) normaliser: f32,
 }
 
 impl Rules {
-    /// For a vocabulary with marks up to `n_vocab`, and windows of `n_marks` of them.
+    /// Creates the rules for a vocabulary with marks up to `n_vocab`, and windows of `n_marks`
+    /// marks.
     pub(crate) fn new(
         tokens: &SpeechTokens,
         n_marks: usize,
@@ -75,7 +77,7 @@ impl Rules {
             tokens.transcribe,
             tokens.translate,
         ];
-        // A model of one language may say that its tasks are its end, which must stay.
+        // A model of one language may use its end token as a task, and the end must stay allowed.
         suppress.extend(specials.into_iter().filter(|id| *id != tokens.eot));
         suppress.retain(|id| *id != tokens.eot && (*id as usize) < n_vocab);
         suppress.sort_unstable();
@@ -105,7 +107,7 @@ impl Rules {
         token >= self.first_mark
     }
 
-    /// What may follow the tokens of a hypothesis.
+    /// The tokens that may follow a hypothesis.
     fn allowed(&self, tokens: &[u32]) -> Allowed {
         if !self.timestamps {
             return Allowed { text: true, marks: true, times: 0..0 };
@@ -116,21 +118,22 @@ impl Rules {
         };
         let latest = tokens.iter().rev().copied().find(|&token| self.is_time(token));
         if !self.is_time(last) {
-            // Text goes on, or ends: later than it began.
+            // Text continues, or ends at a later time than its start.
             let from = latest.map_or(self.first_mark, |mark| mark + 1);
             return Allowed { text: true, marks: true, times: from..self.end_mark };
         }
         match before.last() {
-            // Text has ended: it is the end, or the next text begins, at the same time or later.
+            // Text has ended: the next token is the end, or a mark at the same time or later.
             Some(&before) if !self.is_time(before) => {
                 Allowed { text: false, marks: true, times: last..self.end_mark }
             }
-            // Text must begin.
+            // Text must follow.
             _ => Allowed { text: true, marks: true, times: 0..0 },
         }
     }
 
-    /// Apply the rules to the logits `(n_vocab)` that follow `tokens`: what is suppressed becomes minus infinity.
+    /// Applies the rules to the logits `(n_vocab)` after `tokens`: suppressed logits become minus
+    /// infinity.
     pub(crate) fn score(&self, tokens: &[u32], logits: &mut [f32]) -> Scored {
         let mut forbid = |ids: &[u32]| {
             for &id in ids {
@@ -159,7 +162,7 @@ impl Rules {
             f32::NEG_INFINITY => (highest, math::log_sum_exp(of(&times))),
             _ => (highest + math::sum_exp(of(&text), highest).ln(), math::log_sum_exp(of(&times))),
         };
-        // All marks of time together are likelier than any other token.
+        // All marks of time together are more probable than any other token.
         if of_times > highest {
             return Scored { ids: [0..0, times], normaliser: of_times };
         }
@@ -171,7 +174,8 @@ impl Rules {
 pub(super) mod tests {
     use super::*;
 
-    /// Text 0 to 9, eot 10, marks 11 to 17, times 20 to 29 (0.00 to 0.18 s).
+    /// A vocabulary with text 0 to 9, eot 10, special tokens 11 to 17, and marks 20 to 29 (0.00 to
+    /// 0.18 s).
     pub(crate) fn tokens() -> SpeechTokens {
         SpeechTokens {
             eot: 10,
@@ -233,7 +237,7 @@ pub(super) mod tests {
     #[test]
     fn likely_marks_of_time_together_win() {
         let rules = timed();
-        // Eight marks at 0 sum to e^2.08; a word at 2 is below, at 2.2 above.
+        // Eight marks at 0 sum to e^2.08. A word at 2 is less probable, and a word at 2.2 more.
         let mut logits = vec![-10.0; 40];
         logits[22..30].fill(0.0);
         logits[1] = 2.0;

@@ -1,4 +1,4 @@
-//! The steps that a transcription is made of: encode a window, evaluate a prompt, go on with beams, look back.
+//! Steps of a transcription: encoding a window, prefill of a prompt, decoding of beams, alignment.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,56 +12,56 @@ use crate::math;
 use crate::search::Beams;
 use crate::{Error, Result};
 
-/// Where the time of a transcription went.
+/// Times of the parts of a transcription.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpeechTimings {
-    /// Reading the sound and making features of it.
+    /// Time of reading the sound and computing features.
     pub features: Duration,
-    /// Encoding windows.
+    /// Time of encoding windows.
     pub encode: Duration,
-    /// Evaluating prompts.
+    /// Time of the prefill of prompts.
     pub prompt: Duration,
-    /// Going on with beams.
+    /// Time of decoding beams.
     pub decode: Duration,
-    /// Choosing among logits.
+    /// Time of choosing tokens by logits.
     pub search: Duration,
-    /// Looking for the times of words.
+    /// Time of aligning words.
     pub align: Duration,
-    /// Windows encoded.
+    /// Number of windows that were encoded.
     pub n_windows: usize,
-    /// Steps of beams.
+    /// Number of decode steps of beams.
     pub n_steps: usize,
 }
 
-/// A program of the three plans, with its page tables and the buffers of its steps.
+/// The compiled program of the three plans, with its page tables and the buffers of its steps.
 pub(crate) struct Runner {
     program: Box<dyn Program>,
     kv: KvCache,
     n_vocab: usize,
-    /// Positions that the encoder writes.
+    /// Positions of the encoder's output.
     n_positions: usize,
-    /// Heads of each kept value of the plan that looks back.
+    /// Number of heads of each stored score of the alignment plan.
     kept_heads: Vec<usize>,
-    /// Most rows of a step that looks back.
+    /// Most rows of an alignment step.
     align_rows: usize,
-    /// Token ids that mean nothing, one for each position of the encoder.
+    /// Token ids for the encoder's positions, whose values are ignored.
     no_tokens: Vec<u32>,
     tokens: Vec<u32>,
     spans: Vec<Span>,
     outputs: Vec<u32>,
     wants: Vec<Want>,
-    /// `(n_outputs, n_vocab)` of the last step of text; the search writes to it.
+    /// Logits `(n_outputs, n_vocab)` of the last text step; the search writes to them.
     logits: Vec<f32>,
     pub(crate) timings: SpeechTimings,
-    /// Shared with the engines that compute on the same processors.
+    /// Turns that are shared with the engines on the same processors.
     pub(crate) turns: Option<Arc<Turns>>,
-    /// Told before each step.
+    /// Callback before each step.
     pub(crate) on_step: Option<Box<dyn FnMut() + Send>>,
-    /// What is read where it lies.
+    /// Files of the weights that are read in place.
     pub(crate) weight_files: WeightFiles,
 }
 
-/// One sequence in a step.
+/// A step's span of one sequence.
 fn span(slot: usize, first_row: usize, n_rows: usize, first_position: usize) -> Span {
     Span {
         slot: slot as u32,
@@ -72,7 +72,7 @@ fn span(slot: usize, first_row: usize, n_rows: usize, first_position: usize) -> 
 }
 
 impl Runner {
-    /// Of a compiled program of encoder, decoder and alignment, in this order.
+    /// Creates a runner for a compiled program of encoder, decoder and alignment, in this order.
     pub(crate) fn new(
         program: Box<dyn Program>,
         decoder: &Plan,
@@ -132,7 +132,8 @@ impl Runner {
         Ok(())
     }
 
-    /// A window's features, `(n_positions * stride, n_features)`, become the encoder states that all sequences attend to.
+    /// Encodes a window's features, `(n_positions * stride, n_features)`, to the states that all
+    /// sequences attend to.
     pub(crate) fn encode(&mut self, features: &[f32]) -> Result<()> {
         let begun = Instant::now();
         let step = Step {
@@ -157,7 +158,8 @@ impl Runner {
         Ok(())
     }
 
-    /// A new sequence begins with `tokens`; logits `(outputs.len(), n_vocab)` of the rows in `outputs`, ascending.
+    /// Starts a new sequence with `tokens`. Returns logits `(outputs.len(), n_vocab)` of the rows
+    /// in `outputs`, ascending.
     pub(crate) fn prompt(&mut self, tokens: &[u32], outputs: &[usize]) -> Result<&mut [f32]> {
         let begun = Instant::now();
         self.kv.rearrange(&[]);
@@ -173,7 +175,8 @@ impl Runner {
         Ok(&mut self.logits)
     }
 
-    /// Go on from a prompt of `n_tokens` tokens whose last row was the last of `n_outputs`.
+    /// Starts beams after a prompt of `n_tokens` tokens, whose last row was the last of
+    /// `n_outputs`.
     pub(crate) fn beams<'a>(
         &'a mut self,
         n_tokens: usize,
@@ -183,8 +186,9 @@ impl Runner {
         RunnerBeams { position: n_tokens, n_before: n_outputs - 1, cancel, runner: self }
     }
 
-    /// Run `tokens`, of which those of `text` are text, and see what the chosen heads look at over the first
-    /// `n_positions` positions; and the probability of each token of `text` among the first `n_text_ids` ids.
+    /// Runs `tokens`, of which the range `text` is text. Returns the scores of the alignment heads
+    /// over the first `n_positions` positions, and the probability of each text token among the
+    /// first `n_text_ids` ids.
     pub(crate) fn align(
         &mut self,
         tokens: &[u32],
@@ -203,7 +207,7 @@ impl Runner {
             self.tokens.extend_from_slice(rows);
             self.spans.clear();
             self.spans.push(span(0, 0, rows.len(), first));
-            // The row before a token says how likely it is.
+            // The logits of a token are those of the row before it.
             self.outputs.clear();
             let said = (first..first + rows.len()).filter(|row| text.contains(&(row + 1)));
             self.outputs.extend(said.map(|row| (row - first) as u32));
@@ -230,12 +234,12 @@ impl Runner {
     }
 }
 
-/// Sequences that go on from one prompt.
+/// Beams that continue one prompt.
 pub(crate) struct RunnerBeams<'a> {
     runner: &'a mut Runner,
-    /// Of the next row of every beam.
+    /// Position of the next row of every beam.
     position: usize,
-    /// Rows of logits before the beams' own.
+    /// Number of rows of logits before those of the beams.
     n_before: usize,
     cancel: &'a CancelFlag,
 }

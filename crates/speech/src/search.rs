@@ -1,8 +1,9 @@
-//! The best continuation of a prompt: beam search, and sampling several to take the best.
+//! Search for the best continuation of a prompt: beam search, and sampling.
 //!
-//! Beam search keeps the `n` likeliest hypotheses. A step looks at the `2 n` best continuations of all of them; those of the
-//! first `n` that end are put aside, and their places go to the next that do not. It ends when `patience * n` hypotheses
-//! have ended (Graves 2012; patience: Kasai et al. 2022, arXiv:2204.05424; the order of CTranslate2's search).
+//! Beam search keeps the `n` most probable hypotheses. A step considers the `2 n` best
+//! continuations of all of them. Those among the first `n` that end are finished, and the next
+//! continuations take their places. The search ends when `patience * n` hypotheses have ended
+//! (Graves 2012; patience: Kasai et al. 2022, arXiv:2204.05424; the order of CTranslate2's search).
 
 use engine::sampling::Rng;
 
@@ -10,22 +11,23 @@ use crate::Result;
 use crate::math;
 use crate::rules::Rules;
 
-/// What a search asks of a model.
+/// Operations of a model that a search needs.
 pub(crate) trait Beams {
-    /// `(n_beams, n_vocab)` what follows each beam; at first one beam, the prompt. The search may write to it.
+    /// Logits `(n_beams, n_vocab)` after each beam; at first those of one beam, the prompt. The
+    /// search may write to them.
     fn logits(&mut self) -> &mut [f32];
 
-    /// Beam `i` becomes what beam `parents[i]` was, and `tokens[i]`.
+    /// Continues beam `parents[i]` with `tokens[i]` as beam `i`.
     ///
     /// # Errors
-    /// The device failed, or the search was cancelled.
+    /// The device fails, or the search is cancelled.
     fn advance(&mut self, parents: &[usize], tokens: &[u32]) -> Result<()>;
 }
 
-/// How far a search goes.
+/// Limits of a search.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Tokens of the vocabulary: columns of the logits.
+    /// Size of the vocabulary: columns of the logits.
     pub(crate) n_vocab: usize,
     /// Most tokens of a hypothesis.
     pub(crate) max_tokens: usize,
@@ -33,17 +35,17 @@ pub(crate) struct Bounds {
     pub(crate) length_penalty: f32,
 }
 
-/// Tokens that may have been said.
+/// A possible transcript of a window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Hypothesis {
-    /// Without the token that ends it.
+    /// Tokens, without the end token.
     pub(crate) tokens: Vec<u32>,
-    /// Sum of the tokens' log-probabilities, that of the end included.
+    /// Sum of the log-probabilities of the tokens and the end.
     pub(crate) log_prob: f32,
 }
 
 impl Hypothesis {
-    /// Mean log-probability of its tokens, the end among them.
+    /// Mean log-probability of the tokens and the end.
     pub(crate) fn mean_log_prob(&self) -> f32 {
         self.log_prob / (self.tokens.len() + 1) as f32
     }
@@ -53,7 +55,7 @@ impl Hypothesis {
     }
 }
 
-/// A way on: which beam, by which token, and how likely that is in all.
+/// A continuation: a beam, a token, and the log-probability of both together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     beam: usize,
@@ -61,7 +63,7 @@ struct Candidate {
     log_prob: f32,
 }
 
-/// The `limit` best, best first. Of equals the earlier found stays before.
+/// The `limit` best candidates, best first. Of equal candidates, the earlier one comes first.
 #[derive(Debug)]
 struct Best {
     limit: usize,
@@ -69,7 +71,7 @@ struct Best {
 }
 
 impl Best {
-    /// What a newcomer must exceed.
+    /// The log-probability that a new candidate must exceed.
     fn threshold(&self) -> f32 {
         match self.candidates.last() {
             Some(last) if self.candidates.len() == self.limit => last.log_prob,
@@ -78,7 +80,7 @@ impl Best {
     }
 
     fn offer(&mut self, candidate: Candidate) {
-        // Not: at most the threshold. A number that is none passes no comparison and must not enter.
+        // NaN fails this comparison, so it is never added.
         if candidate.log_prob > self.threshold() {
             if self.candidates.len() == self.limit {
                 self.candidates.pop();
@@ -88,11 +90,11 @@ impl Best {
         }
     }
 
-    /// All tokens `first..` of a beam with these logits, each `base` likelier.
+    /// Adds all tokens `first..` of a beam with these logits, each increased by `base`.
     fn offer_all(&mut self, beam: usize, first: usize, logits: &[f32], base: f32) {
         const BLOCK: usize = 64;
         for (block, values) in logits.chunks(BLOCK).enumerate() {
-            // Few blocks hold one of the best.
+            // Few blocks have one of the best candidates.
             if math::max(values) + base <= self.threshold() {
                 continue;
             }
@@ -104,10 +106,10 @@ impl Best {
     }
 }
 
-/// The likeliest hypothesis that `n_beams` beams find. `None` if the model's numbers leave nothing to choose.
+/// The most probable hypothesis of a search with `n_beams` beams. `None` if no logit is a number.
 ///
 /// # Errors
-/// Those of [`Beams::advance`].
+/// Errors of [`Beams::advance`].
 pub(crate) fn beam_search(
     model: &mut dyn Beams,
     rules: &Rules,
@@ -167,10 +169,11 @@ pub(crate) fn beam_search(
     Ok(best_of(ended, bounds.length_penalty))
 }
 
-/// The likeliest of `n` independent samples at a temperature above 0. `None` as for [`beam_search`].
+/// The most probable of `n` independent samples at a temperature above 0. `None` if no logit is a
+/// number.
 ///
 /// # Errors
-/// Those of [`Beams::advance`].
+/// Errors of [`Beams::advance`].
 pub(crate) fn sample(
     model: &mut dyn Beams,
     rules: &Rules,
@@ -190,7 +193,7 @@ pub(crate) fn sample(
         let mut next = Vec::with_capacity(beams.len());
         let logits = model.logits();
         for (index, mut beam) in beams.into_iter().enumerate() {
-            // Before the first step all samples have one row, the prompt's.
+            // Before the first step all samples share one row, the prompt's.
             let parent = if step == 0 { 0 } else { index };
             let rows = parent * bounds.n_vocab..(parent + 1) * bounds.n_vocab;
             let Some(row) = logits.get_mut(rows) else { continue };
@@ -217,7 +220,7 @@ pub(crate) fn sample(
     Ok(best_of(ended, bounds.length_penalty))
 }
 
-/// A token by its probability at a temperature; `None` if no logit is a number.
+/// Draws a token by its probability at a temperature; `None` if no logit is a number.
 fn pick(
     logits: &[f32],
     ids: &[std::ops::Range<usize>; 2],
@@ -239,7 +242,7 @@ fn pick(
     let tokens = ids.iter().flat_map(|ids| ids.clone());
     let mut last = None;
     for (token, (weight, logit)) in tokens.zip(weights.iter().zip(ids.iter().flat_map(of))) {
-        // The exponential of minus infinity is almost 0, not 0.
+        // This exponential of minus infinity is almost 0, not 0.
         if *logit == f32::NEG_INFINITY {
             continue;
         }

@@ -1,44 +1,46 @@
-//! Where a transcription gets its sound from: frames of features, in order, a window at a time.
+//! Sources of sound for a transcription: frames of features in order, a window at a time.
 
 use audio::{Blocks, MelSpectrogram, MelStream, Tail};
 
 use crate::Result;
 
-/// Frames of numbers that describe sound, 10 ms apart.
+/// Frames of features, 10 ms apart.
 pub trait Features {
-    /// Numbers of a frame.
+    /// Number of features of a frame.
     fn n_features(&self) -> usize;
 
-    /// Fill `out`, `(n_frames, n_features)` row-major, with the frames from `start` on, and with zeros after the last.
-    /// Returns how many frames there are. Frames before `start` are not asked for again.
+    /// Fills `out`, `(n_frames, n_features)` row-major, with the frames from `start` on, and with
+    /// zeros after the last frame. Returns the number of frames that exist. Frames before `start`
+    /// are not read again.
     ///
     /// # Errors
-    /// The sound cannot be had.
+    /// The sound cannot be read.
     fn read(&mut self, start: usize, out: &mut [f32]) -> Result<usize>;
 }
 
-/// The log-mel spectrogram of a file or stream. Holds about as much as the window that was asked for last.
+/// The log-mel spectrogram of a file or stream. It keeps about the last window.
 ///
-/// The loudest moment so far says what counts as silence (see [`MelStream`]), so a recording that is quieter in its first
-/// window than later is heard slightly more exactly there than by programs that look at all of it first.
+/// The loudest sound so far defines silence (see [`MelStream`]). So if the first window is quieter
+/// than later ones, its features are slightly more exact than those of programs that read the whole
+/// recording first.
 pub struct AudioFeatures {
     stream: Box<dyn Blocks>,
     mel: MelStream,
-    /// What ended the stream before its end.
+    /// The error that ended the stream early.
     failed: Option<audio::Error>,
 }
 
 impl AudioFeatures {
-    /// With `n_mels` numbers a frame.
+    /// Creates a source with `n_mels` features a frame.
     ///
     /// # Errors
-    /// There is no spectrogram of that many bins.
+    /// No spectrogram has this number of bins.
     pub fn new(stream: impl Blocks + 'static, n_mels: usize) -> Result<AudioFeatures> {
         let stream = Box::new(stream);
         Ok(AudioFeatures { stream, mel: MelStream::new(MelSpectrogram::new(n_mels)?), failed: None })
     }
 
-    /// What was wrong with the file so far. Complete when all was read.
+    /// Damage of the file so far. It is complete when the whole file was read.
     pub fn damage(&self) -> Option<String> {
         let failed = self.failed.as_ref().map(ToString::to_string);
         failed.or_else(|| self.stream.damage().map(|damage| damage.to_string()))
@@ -65,7 +67,8 @@ impl Features for AudioFeatures {
                     self.mel.push(&block);
                     self.mel.discard_before(start);
                 }
-                // Nothing came: the file is no recording. Else what came is worth having.
+                // A file without any frame is not a recording. After some frames, an error only
+                // ends the sound.
                 Some(Err(error)) if self.mel.n_frames() == 0 => return Err(error.into()),
                 Some(Err(error)) => {
                     self.failed = Some(error);
@@ -74,7 +77,7 @@ impl Features for AudioFeatures {
                 None => self.mel.finish(),
             }
         }
-        // `(n_mels, n_frames)` becomes `(n_frames, n_mels)`.
+        // The window `(n_mels, n_frames)` is transposed to `(n_frames, n_mels)`.
         let window = self.mel.window(start, n_frames, Tail::Zero);
         for (bin, row) in window.chunks(n_frames.max(1)).enumerate() {
             for (frame, value) in out.chunks_mut(n_mels).zip(row) {
@@ -85,13 +88,13 @@ impl Features for AudioFeatures {
     }
 }
 
-/// Whether no number differs from another: sound without a sound in it, or so far below the loudest that the model could not
-/// tell. What it writes then is made up.
+/// True if all values are equal. Such a window is silent, or so quiet that the model cannot tell,
+/// and the model would invent text.
 pub(crate) fn is_flat(features: &[f32]) -> bool {
     features.first().is_some_and(|first| features.iter().all(|value| value == first))
 }
 
-/// A second of nearly nothing.
+/// A second of near silence.
 pub(crate) struct Silence {
     pub(crate) n_features: usize,
 }
@@ -113,7 +116,7 @@ mod tests {
     use super::*;
     use audio::AudioStream;
 
-    /// A RIFF WAVE file: mono, 16 kHz, 16 bits.
+    /// A WAV file: mono, 16 kHz, 16 bits.
     fn wav(samples: &[i16], promised: usize) -> Vec<u8> {
         let mut bytes = b"RIFF".to_vec();
         bytes.extend((36 + 2 * promised as u32).to_le_bytes());
@@ -142,7 +145,7 @@ mod tests {
                 let (frame, bin) = (i / 80, i % 80);
                 let exact = whole[bin * (300 + 3000) + start + frame];
                 let exact = if frame < expected { exact } else { 0.0 };
-                // The loudest of noise is heard at once, near enough.
+                // The loudest value of noise is reached early, so that the difference is small.
                 assert!((value - exact).abs() < 0.02, "{start} {frame} {bin}: {value} for {exact}");
             }
         }

@@ -1,4 +1,4 @@
-//! The loop over windows: encode, decide, find the words, hand out segments, go on.
+//! The loop over windows: encode, decode, align words, emit segments.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,27 +22,27 @@ use crate::words::{self, TimedWord};
 use crate::{Error, Result};
 use crate::{language, math};
 
-/// Positions of a page: few, since beams copy the last one when they part.
+/// Positions of a page. Pages are small, because beams that separate copy the last one.
 const PAGE_LEN: usize = 16;
-/// Rows of a step that looks for the times of words: their logits and scores are held at once.
+/// Rows of an alignment step, whose logits and scores are all held in memory.
 const ALIGN_ROWS: usize = 64;
-/// Most beams that can be asked for.
+/// Most beams that an option may set.
 const MAX_BEAMS: usize = 1 << 12;
 
-/// How a transcriber is made ready to run.
+/// Options of a transcriber.
 #[derive(Clone, Debug)]
 pub struct TranscriberOptions {
-    /// Most beams, or samples, that go on at once.
+    /// Most beams, or samples, at once.
     pub n_beams: usize,
-    /// How keys and values are stored; `None`: the device's default.
+    /// Type of keys and values; `None` is the device's default.
     pub kv_type: Option<KvType>,
-    /// Which arithmetic.
+    /// Arithmetic of the device.
     pub numerics: Numerics,
-    /// How matrices are held.
+    /// Type of matrices in memory.
     pub weights: WeightType,
-    /// Refuse to load what does not fit in what is free now.
+    /// Refuse to load a model that does not fit in free memory.
     pub check_memory: bool,
-    /// Take turns with the engines that have the same: see [`engine::LoadOptions::turns`].
+    /// Turns that are shared with other engines; see [`engine::LoadOptions::turns`].
     pub turns: Option<Arc<Turns>>,
 }
 
@@ -59,36 +59,36 @@ impl Default for TranscriberOptions {
     }
 }
 
-/// What a transcription came to.
+/// Results of a transcription.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     /// The language's code.
     pub language: String,
-    /// Its probability, where it was found out.
+    /// The language's probability, if it was detected.
     pub language_probability: Option<f32>,
     /// Seconds of sound that were transcribed.
     pub seconds: f64,
-    /// Segments handed out.
+    /// Number of segments emitted.
     pub n_segments: usize,
-    /// Whether it was cancelled before the end.
+    /// True if the transcription was cancelled before the end.
     pub cancelled: bool,
-    /// Where the time went.
+    /// Times of the parts.
     pub timings: SpeechTimings,
 }
 
-/// A model on a device that writes down speech.
+/// A speech model on a device.
 pub struct Transcriber {
     tokenizer: Arc<Tokenizer>,
     speech: SpeechSpec,
     plans: Vec<Plan>,
     runner: Runner,
-    /// Frames of a position.
+    /// Frames of an encoder position.
     stride: usize,
-    /// Most beams.
+    /// Most beams at once.
     n_beams: usize,
 }
 
-/// The tokens of a window, and how sure the model is of them.
+/// The tokens of a window, and their scores.
 struct Decision {
     hypothesis: Hypothesis,
     temperature: f32,
@@ -96,25 +96,26 @@ struct Decision {
     no_speech_prob: f32,
 }
 
-/// What a transcription carries from window to window.
+/// State of a transcription from window to window.
 struct Progress {
-    /// The language's code, and the tokens that begin a transcript in it.
+    /// The language's code, and the tokens that begin a transcript in that language.
     language: String,
     language_probability: Option<f32>,
     start: Vec<u32>,
-    /// Tokens said so far that the model is shown.
+    /// Tokens of the text so far, for the prompt.
     context: Vec<u32>,
     n_segments: usize,
-    /// When the last word was said, in seconds.
+    /// End of the last word, in seconds.
     last_speech: f64,
     rng: Rng,
 }
 
 impl Transcriber {
-    /// Fuse, plan the memory, compare it with what is free now, compile.
+    /// Fuses and compiles the plans, after comparing their memory with free memory.
     ///
     /// # Errors
-    /// The model is not made for speech, has no tokenizer, an option is outside its limits, or the device cannot run it.
+    /// The model is not a speech model or has no tokenizer, an option is outside its limits, or the
+    /// device cannot run the model.
     pub fn new(model: &Model, device: &Arc<dyn Device>, options: &TranscriberOptions) -> Result<Transcriber> {
         let speech = model.speech()?;
         let tokenizer = Arc::clone(model.need_tokenizer()?);
@@ -153,12 +154,12 @@ impl Transcriber {
         Ok(Transcriber { tokenizer, plans, runner, stride, n_beams: options.n_beams, speech })
     }
 
-    /// The files that it reads while it runs.
+    /// Files that are read while the model runs.
     pub fn weight_files(&self) -> &WeightFiles {
         &self.runner.weight_files
     }
 
-    /// Numbers of a frame of features: mel bins.
+    /// Number of features of a frame: mel bins.
     pub fn n_features(&self) -> usize {
         self.speech.n_mels
     }
@@ -168,37 +169,39 @@ impl Transcriber {
         self.speech.n_frames
     }
 
-    /// The codes of the languages that it knows; without any, it knows English only.
+    /// Codes of the model's languages. A model without languages knows English only.
     pub fn languages(&self) -> impl Iterator<Item = &str> {
         self.speech.tokens.languages.iter().map(|(code, _)| code.as_str())
     }
 
-    /// The plans as they run: encoder, decoder and alignment, fused by the device's rules.
+    /// The plans, fused by the device's rules: encoder, decoder and alignment.
     pub fn plans(&self) -> &[Plan] {
         &self.plans
     }
 
-    /// Hear a window with hardly a sound, so that what a device does at first use is done.
+    /// Transcribes a window of near silence, so that the device compiles and records everything it
+    /// needs.
     ///
     /// # Errors
-    /// The device failed.
+    /// The device fails.
     pub fn warm_up(&mut self) -> Result<()> {
-        // One try: what silence says is of no interest.
+        // One temperature is enough, because the text of silence is not used.
         let options = TranscribeOptions { temperatures: vec![0.0], ..TranscribeOptions::default() };
         let mut silence = Silence { n_features: self.speech.n_mels };
         self.transcribe(&mut silence, &options, &CancelFlag::default(), &mut |_| Ok(())).map(drop)
     }
 
-    /// Have `on_step` called before each step of the device: whoever watches it sees that it goes on.
+    /// Sets a callback before each step of the device, by which a watchdog sees progress.
     pub fn set_on_step(&mut self, on_step: Box<dyn FnMut() + Send>) {
         self.runner.on_step = Some(on_step);
     }
 
-    /// Write down the speech in `source`. Segments are handed out as soon as their window is decided.
+    /// Transcribes the speech in `source`. Segments are passed to `on_segment` as soon as their
+    /// window is final.
     ///
     /// # Errors
-    /// An option is outside its limits, the language is not known, the sound cannot be had, the device failed, or
-    /// `on_segment` did, whose error is handed through.
+    /// An option is outside its limits, the language is unknown, the sound cannot be read, the
+    /// device fails, or `on_segment` fails.
     pub fn transcribe(
         &mut self,
         source: &mut dyn Features,
@@ -250,7 +253,7 @@ impl Transcriber {
             }
         }
         if progress.language.is_empty() {
-            // Nothing was heard.
+            // The sound is empty.
             progress.language = self.languages().next().unwrap_or("en").to_owned();
         }
         Ok(Summary {
@@ -273,7 +276,7 @@ impl Transcriber {
             return Err(Error::Option {
                 name: "task",
                 value: "translate".into(),
-                expected: "transcribe: this model knows English only".into(),
+                expected: "transcribe, because this model knows English only".into(),
             });
         }
         let language = match options.language.clone() {
@@ -300,7 +303,7 @@ impl Transcriber {
         if !tokens.multilingual {
             return match language {
                 "en" => Ok(vec![tokens.sot]),
-                _ => Err(unknown("en: this model knows English only".into())),
+                _ => Err(unknown("en, because this model knows English only".into())),
             };
         }
         let known = || self.languages().collect::<Vec<_>>().join(", ");
@@ -312,7 +315,7 @@ impl Transcriber {
         Ok(vec![tokens.sot, id, task])
     }
 
-    /// Decide one window and hand out its segments. Returns where the next begins.
+    /// Transcribes one window and emits its segments. Returns the start of the next window.
     #[allow(clippy::too_many_arguments)]
     fn window(
         &mut self,
@@ -382,7 +385,7 @@ impl Transcriber {
         Ok(next)
     }
 
-    /// Search at the first temperature, and at the next ones while the result is not good enough.
+    /// Searches at the first temperature, and at further ones while the result is not good enough.
     fn decide(
         &mut self,
         window: &Window,
@@ -437,17 +440,19 @@ impl Transcriber {
                 options.compression_ratio_threshold.is_some_and(|most| compression_ratio > most);
             let is_unsure = options.log_prob_threshold.is_some_and(|least| mean < least);
             let is_silent = options.no_speech_threshold.is_some_and(|most| no_speech_prob > most);
-            // Without a threshold the first result is taken, whatever it is.
+            // Without thresholds the first result is used.
             let is_judged = options.compression_ratio_threshold.is_some();
             let goes_on = is_judged && decision.hypothesis.tokens.len() >= bounds.max_tokens;
             if !window.is_worth_retrying() && (is_repetitive || goes_on) {
-                // More than can be said in so short a time: nothing was said.
+                // The text is longer than speech of this length can be, so the window counts as
+                // silent.
                 return Ok(Decision { hypothesis: Hypothesis::default(), ..decision });
             }
             if !(is_repetitive || is_unsure) || (is_silent && is_unsure) {
                 return Ok(decision);
             }
-            // If none is good enough: the surest that does not repeat itself, else the surest.
+            // If no result is good enough, the most probable one that is not repetitive is used,
+            // else the most probable one.
             let rank = |decision: &Decision| {
                 let repeats =
                     options.compression_ratio_threshold.is_some_and(|most| decision.compression_ratio > most);
@@ -457,13 +462,15 @@ impl Transcriber {
                 best = Some(decision);
             }
         }
-        // The text so far is judged by the last temperature, whichever result was taken.
+        // The last temperature decides about the prompt of the next window, whichever result was
+        // used.
         let last = temperatures.last().copied().unwrap_or(0.0);
         let best = best.map(|best| Decision { temperature: last, ..best });
         best.ok_or(Error::NoCandidate { n_vocab })
     }
 
-    /// The words of each piece of a window, and when they were said. Pieces' times are moved to their words'.
+    /// The words of each piece of a window, with their times. The times of pieces are adjusted to
+    /// their words.
     fn words(
         &mut self,
         tokens: &[u32],
@@ -514,7 +521,7 @@ impl Transcriber {
         Ok(words)
     }
 
-    /// A segment, unless it has no text or no length.
+    /// A segment, unless its text or its length is empty.
     fn segment(
         &self,
         decision: &Decision,
@@ -551,7 +558,7 @@ impl Transcriber {
         tokens.iter().copied().filter(move |token| *token < eot)
     }
 
-    /// The text of tokens; bytes that are no UTF-8 become U+FFFD.
+    /// The text of tokens; bytes that are not UTF-8 become U+FFFD.
     fn text(&self, tokens: &[u32]) -> String {
         let bytes: Vec<u8> =
             self.text_tokens(tokens).flat_map(|id| self.tokenizer.token_bytes(id)).copied().collect();
@@ -559,7 +566,7 @@ impl Transcriber {
     }
 }
 
-/// The sizes of steps: a window's positions, a prompt, beams.
+/// Limits of steps: a window's positions, a prompt, beams.
 fn limits(
     model: &Model,
     speech: &SpeechSpec,

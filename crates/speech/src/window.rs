@@ -1,42 +1,42 @@
-//! What the tokens of a window say of time: its segments, and where the next window begins.
+//! Marks of time in the tokens of a window: its segments, and the start of the next window.
 
 use std::ops::Range;
 
-/// A part of a window's tokens and when it was said.
+/// A part of a window's tokens, with its time.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Piece {
-    /// Seconds from the start of the audio.
+    /// Start in seconds from the start of the audio.
     pub(crate) start: f64,
-    /// Seconds from the start of the audio.
+    /// End in seconds from the start of the audio.
     pub(crate) end: f64,
-    /// Of the window's tokens.
+    /// Range in the window's tokens.
     pub(crate) tokens: Range<usize>,
 }
 
-/// A window that was decided.
+/// The pieces of a window's result.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pieces {
     pub(crate) pieces: Vec<Piece>,
     /// Frames from this window's start to the next.
     pub(crate) advance: usize,
-    /// The last mark of time stands alone: after it, nobody speaks.
+    /// True if the last mark of time is not followed by another: there is no speech after it.
     pub(crate) ends_in_silence: bool,
 }
 
-/// Where a window lies, and what its marks of time mean.
+/// Position of a window, and meaning of its marks of time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
-    /// Its first frame.
+    /// Index of the first frame.
     pub(crate) seek: usize,
-    /// Its frames, less than a whole window's at the end.
+    /// Number of frames; fewer at the end of the sound than in a whole window.
     pub(crate) n_frames: usize,
-    /// Frames of one mark of time.
+    /// Frames from one mark of time to the next.
     pub(crate) frames_per_mark: usize,
-    /// The token of the window's start.
+    /// The token of the mark at the window's start.
     pub(crate) first_mark: u32,
 }
 
-/// Tokens that even the shortest sound may come to, and how many more each second may.
+/// Most tokens of the shortest sound. Each second of sound adds more.
 const LEAST_TOKENS: usize = 8;
 const TOKENS_PER_SECOND: usize = 32;
 
@@ -44,18 +44,19 @@ const TOKENS_PER_SECOND: usize = 32;
 pub(crate) const FRAMES_PER_SECOND: f64 = 100.0;
 
 impl Window {
-    /// When it begins, in seconds.
+    /// Start of the window, in seconds.
     pub(crate) fn start(&self) -> f64 {
         self.seek as f64 / FRAMES_PER_SECOND
     }
 
-    /// Most tokens that somebody says in its sound, marks of time included. Who speaks fast says five words a second, of two
-    /// tokens or three in most languages; what is longer is no speech, and need not be written to its end.
+    /// Most tokens of speech in this window, including marks of time. Fast speech has five words a
+    /// second, with two or three tokens a word in most languages. A longer text is not speech, so
+    /// the search ends there.
     pub(crate) fn max_tokens(&self) -> usize {
         LEAST_TOKENS + self.n_frames * TOKENS_PER_SECOND / FRAMES_PER_SECOND as usize
     }
 
-    /// Whether its sound is long enough that another try may find more in it: half a second.
+    /// True if the sound is at least half a second long, so that another temperature may find more.
     pub(crate) fn is_worth_retrying(&self) -> bool {
         self.n_frames as f64 >= FRAMES_PER_SECOND / 2.0
     }
@@ -65,8 +66,9 @@ impl Window {
         Some(token.checked_sub(self.first_mark)? as usize * self.frames_per_mark)
     }
 
-    /// Cut tokens at pairs of marks of time. Text after the last pair is unfinished: the next window begins at the pair and
-    /// hears it again. Without a pair all is one piece, and the next window begins where this one ends.
+    /// Splits tokens at pairs of marks of time. Text after the last pair is unfinished: the next
+    /// window begins at the pair and decodes it again. Without a pair there is one piece, and the
+    /// next window begins at the end of this one.
     pub(crate) fn cut(&self, tokens: &[u32]) -> Pieces {
         let is_time = |token: u32| token >= self.first_mark;
         let seconds = |frames: usize| self.start() + frames as f64 / FRAMES_PER_SECOND;
@@ -98,7 +100,7 @@ impl Window {
             });
             from = to;
         }
-        // A window whose last pair is at its start would begin again for ever.
+        // If the last pair is at the start of the window, the next window would be the same one.
         let advance = if ends_in_silence || heard == 0 { self.n_frames } else { heard };
         Pieces { pieces, advance, ends_in_silence }
     }
@@ -108,7 +110,7 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// Marks from 100 on; a window at 30 s with 20 s left.
+    /// A window at 30 s with 20 s left; its marks begin at 100.
     const WINDOW: Window = Window { seek: 3000, n_frames: 2000, frames_per_mark: 2, first_mark: 100 };
 
     fn piece(start: f64, end: f64, tokens: Range<usize>) -> Piece {

@@ -1,32 +1,33 @@
-//! From words of a window to words of segments, with times that make sense.
+//! Words of segments with plausible times, from the words of a window.
 //!
-//! Attention points at a word well, and badly at the silence around it: words beside a pause come out as long as the pause.
-//! So they are cut to twice the usual length, and where they and their segment's marks of time disagree, the nearer to
-//! the rest wins. The rules and numbers are those of openai-whisper's `timing.py`.
+//! Attention locates a word well, but not the silence around it, so a word at a pause comes out as
+//! long as the pause. Such words are cut to twice the usual length. If words disagree with the
+//! marks of time of their segment, the time that is nearer to the other words wins. The rules and
+//! constants are those of openai-whisper's `timing.py`.
 
 use crate::transcript::{Word, round_time};
 use crate::words::{TimedWord, join_punctuation};
 
 /// Longest usual length of a word, in seconds.
 const MAX_MEDIAN: f64 = 0.7;
-/// By how much a word may lie outside of its segment, in seconds.
+/// Time by which a word may exceed its segment, in seconds.
 const OUTSIDE: f64 = 0.5;
-/// How many usual lengths make a pause.
+/// Usual lengths that make a pause.
 const PAUSE: f64 = 4.0;
 const SENTENCE_ENDS: &str = ".。!！?？";
 
-/// A segment as its marks of time say.
+/// A segment according to its marks of time.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TimeSpan {
-    /// Seconds from the start of the audio.
+    /// Start in seconds from the start of the audio.
     pub(crate) start: f64,
-    /// Seconds from the start of the audio.
+    /// End in seconds from the start of the audio.
     pub(crate) end: f64,
-    /// Text tokens in it.
+    /// Number of its text tokens.
     pub(crate) n_tokens: usize,
 }
 
-/// How long words of a window usually are, in seconds.
+/// Usual length of the words in a window, in seconds.
 #[derive(Clone, Copy, Debug)]
 struct Usual {
     median: f64,
@@ -50,8 +51,9 @@ impl Usual {
     }
 }
 
-/// The words of each segment of a window that begins at `window_start`. Segments' times are moved to their words'.
-/// `last_speech` is when the last word before was said; it is moved on. All in seconds.
+/// Assigns the words of a window that begins at `window_start` to its segments, and adjusts the
+/// times of segments to their words. `last_speech` is the end of the last word, and is updated. All
+/// times are in seconds.
 pub(crate) fn assign(
     mut words: Vec<TimedWord>,
     spans: &mut [TimeSpan],
@@ -90,7 +92,7 @@ pub(crate) fn assign(
     all
 }
 
-/// The mark that ends a sentence, and the word after it, are no longer than usual.
+/// Limits the mark at the end of a sentence, and the word after it, to the usual length.
 fn cut_at_sentences(words: &mut [TimedWord], usual: Usual) {
     if usual.median == 0.0 {
         return;
@@ -110,7 +112,7 @@ fn cut_at_sentences(words: &mut [TimedWord], usual: Usual) {
     }
 }
 
-/// The first words after a pause are no longer than usual.
+/// Limits the first words after a pause to the usual length.
 fn cut_after_pause(words: &mut [Word], usual: Usual, last_speech: f64) {
     let (first, second) = match words {
         [first, second, ..] => (first, Some(second)),
@@ -130,7 +132,8 @@ fn cut_after_pause(words: &mut [Word], usual: Usual, last_speech: f64) {
     first.start = (first.end - usual.longest).max(0.0);
 }
 
-/// Where a segment begins and ends: its words say, unless one of them is too far outside of what its marks say.
+/// Sets the start and end of a segment to those of its words, unless a word is too far outside the
+/// segment's marks.
 fn agree(words: &mut [Word], span: &mut TimeSpan, usual: Usual) {
     if let Some(first) = words.first_mut() {
         if span.start < first.end && span.start - OUTSIDE > first.start {
@@ -188,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_first_word_after_a_pause_is_cut() {
-        // Usual is 0.5: a first word of 9 s begins where a word of 1 s would.
+        // The usual length is 0.5: a first word of 9 s begins where a word of 1 s would.
         let words = vec![word(" a", 0.0, 9.0), word(" b", 9.0, 9.5), word(" c", 9.5, 10.0)];
         let mut spans = vec![TimeSpan { start: 30.0, end: 40.0, n_tokens: 3 }];
         let found = run(words, &mut spans, &mut 0.0);
@@ -213,7 +216,7 @@ mod tests {
     fn marks_of_time_win_over_words_far_outside() {
         let words = vec![word(" a", 0.0, 2.0), word(" b", 2.0, 2.2), word(" c", 2.2, 4.0)];
         let mut spans = vec![TimeSpan { start: 31.5, end: 32.5, n_tokens: 3 }];
-        // The median is 1.8, bounded to 0.7: the last word ends no earlier than its start and that.
+        // The median is 1.8, limited to 0.7: the last word ends no earlier than its start plus 0.7.
         let found = run(words, &mut spans, &mut 29.9);
         assert_eq!(found[0][0].1, 31.3);
         assert_eq!(found[0][2], (" c".to_string(), 32.2, 32.9));

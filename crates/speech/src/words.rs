@@ -1,22 +1,23 @@
-//! Tokens into words: where one ends, and which punctuation belongs to it.
+//! Words of tokens, and the punctuation that belongs to each word.
 
-/// Languages that are written without spaces: a word is as little as can be decoded.
+/// Languages without spaces, in which a word is the shortest run of tokens that decodes to whole
+/// characters.
 const WITHOUT_SPACES: [&str; 6] = ["zh", "ja", "th", "lo", "my", "yue"];
 
-/// Stands where bytes are no character.
+/// The character for bytes that are not UTF-8.
 const REPLACEMENT: char = '\u{fffd}';
 
-/// ASCII punctuation in code order; a part of a word that is a run of it begins a word of its own.
+/// ASCII punctuation in code order. A part of a word that is a substring of it begins a new word.
 const PUNCTUATION: &str = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
 
-/// A word of some tokens.
+/// A word and its tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WordTokens {
     pub(crate) text: String,
     pub(crate) n_tokens: usize,
 }
 
-/// The words of text tokens, whose bytes are `pieces`, in a language.
+/// Splits text tokens, whose bytes are `pieces`, into words of a language.
 pub(crate) fn split(pieces: &[&[u8]], language: &str) -> Vec<WordTokens> {
     let characters = split_at_characters(pieces);
     if WITHOUT_SPACES.contains(&language) {
@@ -36,7 +37,8 @@ pub(crate) fn split(pieces: &[&[u8]], language: &str) -> Vec<WordTokens> {
     words
 }
 
-/// The fewest tokens that are whole characters; where the text itself is broken, as many as show it.
+/// Splits tokens at the earliest character boundaries. In broken text, a part ends where its
+/// replacement character is complete.
 fn split_at_characters(pieces: &[&[u8]]) -> Vec<WordTokens> {
     let whole: Vec<char> = String::from_utf8_lossy(&pieces.concat()).chars().collect();
     let mut parts = Vec::new();
@@ -60,10 +62,10 @@ fn split_at_characters(pieces: &[&[u8]]) -> Vec<WordTokens> {
     parts
 }
 
-/// A word and when it was said, in seconds from its window's start.
+/// A word and its time, in seconds from its window's start.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TimedWord {
-    /// Empty once it was joined to a neighbour.
+    /// The text; empty after it was joined to a neighbour.
     pub(crate) text: String,
     pub(crate) n_tokens: usize,
     pub(crate) start: f64,
@@ -71,8 +73,8 @@ pub(crate) struct TimedWord {
     pub(crate) probability: f64,
 }
 
-/// Join punctuation to the word after it (`prepended`, if it follows a space) or before it (`appended`). What is
-/// joined leaves an empty word; times stay those of the word.
+/// Joins punctuation to the word after it (`prepended`, if it follows a space) or before it
+/// (`appended`). The joined punctuation becomes an empty word; the word's times do not change.
 pub(crate) fn join_punctuation(words: &mut [TimedWord], prepended: &str, appended: &str) {
     let mut following = words.len().saturating_sub(1);
     for at in (0..words.len().saturating_sub(1)).rev() {
@@ -115,7 +117,7 @@ mod tests {
         let expected = [(" And", 1), (" so", 1), (",", 1), (" my", 1), (" fellow", 2), (" Americans", 2)];
         assert_eq!(texts(&split(&pieces, "en")), expected);
         let pieces: [&[u8]; 4] = [b"ab", b"c", b" d", b"..."];
-        // Three dots are no run of the table, and go on.
+        // Three dots are not a substring of the table, so they do not begin a word.
         assert_eq!(texts(&split(&pieces, "en")), [("abc", 2), (" d...", 2)]);
     }
 
@@ -125,7 +127,7 @@ mod tests {
         let pieces = [&bytes[..1], &bytes[1..3], &bytes[3..]];
         assert_eq!(texts(&split(&pieces, "ja")), [("日", 2), ("本", 1)]);
         assert_eq!(texts(&split(&pieces, "en")), [("日本", 3)]);
-        // Broken text: its tokens are not kept back for ever.
+        // Tokens of broken text must not be held back for ever.
         let broken = [&bytes[..2], b" a", &bytes[3..5]];
         let found = split(&broken, "en");
         assert_eq!(found.iter().map(|w| w.n_tokens).sum::<usize>(), 3);

@@ -1,4 +1,5 @@
-//! Transcription with a tiny model of random weights: what it writes means nothing, and must be what the model says.
+//! Transcription with a tiny model of random weights. Its text is meaningless, but must match the
+//! model's probabilities.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -14,7 +15,8 @@ use speech::{
 use text::Tokenizer;
 use weights::{Access, Array, Bytes, Metadata, Value};
 
-/// Text is 0 to 93; then the end, the start, two languages, the other marks, and times from 0.00 to 1.00 s.
+/// The end token. Text is 0 to 93; after the end come the start, two languages, the other special
+/// tokens, and marks from 0.00 to 1.00 s.
 const EOT: u32 = 94;
 const SOT: u32 = 95;
 const ENGLISH: u32 = 96;
@@ -27,7 +29,7 @@ fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
 }
 
-/// A byte-level vocabulary of 160 tokens: single characters, a few words, halves of characters.
+/// A byte-level vocabulary of 160 tokens: single characters, a few words, and halves of characters.
 fn tokenizer() -> Tokenizer {
     let (mut bytes, mut spans) = (String::new(), Vec::new());
     for id in 0..160u32 {
@@ -77,7 +79,7 @@ fn transcriber(device: &Arc<dyn Device>) -> Transcriber {
     Transcriber::new(&model(), device, &options).unwrap()
 }
 
-/// Sound that is different everywhere: 100 frames are a window.
+/// Sound that differs in each frame; a window has 100 frames.
 struct Sound(usize);
 
 fn frame(index: usize) -> impl Iterator<Item = f32> {
@@ -98,7 +100,7 @@ impl Features for Sound {
     }
 }
 
-/// Take the first result, whatever it is.
+/// Options that accept the first result.
 fn options() -> TranscribeOptions {
     TranscribeOptions {
         language: Some("en".into()),
@@ -125,14 +127,14 @@ fn run(
     (summary, segments)
 }
 
-/// `ln sum e^x`
+/// Logarithm of the sum of `e^x`.
 fn log_sum_exp(values: impl Iterator<Item = f32> + Clone) -> f64 {
     let highest = values.clone().fold(f32::NEG_INFINITY, f32::max);
     f64::from(highest) + values.map(|v| f64::from(v - highest).exp()).sum::<f64>().ln()
 }
 
-/// The log-probability of tokens after a prompt, and of the end unless they fill half the context; computed at once in
-/// one sequence, without a search.
+/// Log-probability of tokens after a prompt, and of the end unless the tokens fill half the
+/// context. It is computed in one sequence, without a search.
 fn log_prob(device: &dyn Device, window: &[f32], prompt: &[u32], tokens: &[u32]) -> f64 {
     const PAGES: usize = 4;
     let model = model();
@@ -204,7 +206,7 @@ fn a_search_is_as_likely_as_it_says() {
             let exact = log_prob(device.as_ref(), &window, &prompt, &segment.tokens);
             let n = segment.tokens.len();
             let found = f64::from(segment.avg_logprob) * (n + 1) as f64;
-            // Steps of one row and of many add in other orders.
+            // Steps of one row and of many rows add in different orders.
             assert!((found - exact).abs() < 1e-3 * n as f64, "{}: {found} for {exact}", device.name());
             assert_eq!((segment.start, segment.end, segment.id, segment.seek), (0.0, 1.0, 0, 0));
         }
@@ -253,8 +255,9 @@ fn devices_write_the_same_and_words_are_the_text() {
             assert!(words.windows(2).all(|pair| pair[1].start >= pair[0].start), "{words:?}");
         }
         assert!(segments.windows(2).all(|pair| pair[1].seek >= pair[0].seek));
-        // A word that goes on beyond its segment belongs to it wholly, and segments that take no time were dropped with their
-        // text but not with such a word: so the texts of a window follow one another among its words.
+        // A word that extends beyond its segment belongs to the segment as a whole. Segments
+        // without length are dropped with their text, except if such a word is in them. So the
+        // texts of a window follow one another in its words.
         for window in segments.chunk_by(|a, b| a.seek == b.seek) {
             let words = window.iter().flat_map(|segment| segment.words.as_ref().unwrap());
             let words: String = words.map(|word| word.word.as_str()).collect();
@@ -267,7 +270,8 @@ fn devices_write_the_same_and_words_are_the_text() {
         }
         found.push(segments);
     }
-    // Both compute in f32 here, in other orders: the same tokens unless two are equally likely.
+    // Both devices compute in f32 here, in different orders, so the tokens are equal unless two are
+    // equally probable.
     let tokens = |segments: &[Segment]| segments.iter().map(|s| s.tokens.clone()).collect::<Vec<_>>();
     assert_eq!(tokens(&found[0]), tokens(&found[1]));
 }
@@ -291,7 +295,8 @@ fn a_language_is_found_out_and_fallback_goes_to_the_end() {
         language: None,
         log_prob_threshold: Some(1.0), // nothing is good enough
         temperatures: vec![0.0, 0.5, 1.0],
-        timestamps: false, // one window, since what a mark of time leaves over may be too short for a second try
+        // one window, since what a mark of time leaves over may be too short for a second try
+        timestamps: false,
         ..options()
     };
     let (summary, segments) = run(&mut transcriber(device), 100, &options);
@@ -327,7 +332,7 @@ fn a_flag_cancels_between_steps_and_errors_come_through() {
     let mut fail = |_| Err(Error::Output(std::io::Error::other("full")));
     let error = transcriber.transcribe(&mut Sound(100), &options(), &CancelFlag::default(), &mut fail);
     assert!(matches!(error, Err(Error::Output(_))));
-    // Nothing is left over.
+    // No state is left from the first run.
     let (again, _) = run(&mut transcriber, 0, &options());
     assert_eq!((again.n_segments, again.seconds), (0, 0.0));
 }
@@ -374,7 +379,7 @@ fn a_transcriber_goes_to_another_thread() {
     is_send::<Transcriber>();
 }
 
-/// Nothing but this number in each frame.
+/// Frames in which every value is this number.
 struct Flat(usize, f32);
 
 impl Features for Flat {
@@ -388,7 +393,7 @@ impl Features for Flat {
     }
 }
 
-/// Nothing is good enough, so that every temperature is tried.
+/// Options that reject every result, so that every temperature is tried.
 fn strict() -> TranscribeOptions {
     TranscribeOptions { log_prob_threshold: Some(100.0), temperatures: vec![0.0, 0.5, 1.0], ..options() }
 }
@@ -402,11 +407,11 @@ fn a_short_sound_takes_a_short_time_and_one_try() {
         assert_eq!(summary.timings.n_windows, 1);
         summary.timings.n_steps
     };
-    // 50 ms: at most 9 tokens, once; what goes on for longer was not said.
+    // 50 ms allow at most 9 tokens in one try; longer text is not speech.
     let short = steps(&mut transcriber, 5);
     assert!((1..=9).contains(&short), "{short}");
     assert!(short < 9 || run(&mut transcriber, 5, &strict()).1.is_empty());
-    // Three tries at half a second, of at most 24.
+    // Half a second allows three tries of at most 24 tokens.
     let longer = steps(&mut transcriber, 50);
     assert!((2 * short..=3 * 24).contains(&longer), "{longer}");
 }
@@ -430,6 +435,6 @@ fn where_there_is_no_sound_nothing_is_made_up() {
         assert_eq!((n, summary.timings.n_windows, summary.seconds), (0, 0, 2.5));
         assert_eq!(summary.language, language.unwrap_or("en"));
     }
-    // A single number that differs is a sound.
+    // A single value that differs is a sound.
     assert_eq!(hear(&mut Sound(30), None).1.timings.n_windows, 1);
 }

@@ -1,20 +1,22 @@
-//! AIFF files whose lengths were not filled in, or that were cut: the samples end at the end of the file.
+//! Repairs of AIFF files without lengths, and of files that were cut: the samples end at the end of
+//! the file.
 //!
-//! The decoders refuse a file whose outer length or length of samples is wrong. They are given the description and the samples, with the
-//! lengths that these have, or that they had before the file was cut: then the loss is noticed.
+//! The decoders reject a file whose outer length or length of samples is wrong. So they get a new
+//! header. Its lengths are the true ones or, for a cut file, those before the cut, so that the
+//! decoders notice the loss.
 
 use std::io::{self, Cursor, Read, SeekFrom};
 
 use symphonia::core::io::MediaSource;
 
 use super::{MAX_FORMAT, UNKNOWN_LENGTH};
-use crate::stream::Unseekable;
+use crate::unseekable::Unseekable;
 
-/// Bytes of the chunk of samples before the first of them: an offset and a block size.
+/// Bytes of the chunk of samples before the first sample: an offset and a block size.
 const N_BEFORE: u64 = 8;
 
-/// The source as the decoders should see it, from after its first twelve bytes, of which the last four are `kind`. A file in which the
-/// description does not come before the samples stays as it is.
+/// The repaired source, after its first twelve bytes, of which the last four are `kind`. A file
+/// whose samples come before the description is unchanged.
 ///
 /// # Errors
 /// The source cannot be read.
@@ -27,7 +29,7 @@ pub(super) fn prepared(mut source: Box<dyn MediaSource>, kind: &[u8]) -> io::Res
             b"SSND" => {
                 let Some(frames) = described else { break };
                 let length = if is_unknown(said, left) { left } else { said };
-                // The decoders' lengths have 32 bits, and around the samples is the whole.
+                // The lengths have 32 bits, and the outer length includes the header.
                 let length = length.min(u64::from(u32::MAX) - kept.len() as u64 - 8);
                 if is_unknown(said, left) {
                     count_frames(&mut kept, frames, length.saturating_sub(N_BEFORE));
@@ -59,7 +61,7 @@ pub(super) fn prepared(mut source: Box<dyn MediaSource>, kind: &[u8]) -> io::Res
     Ok(source)
 }
 
-/// The name of the next chunk and the length that it says, in bytes; `None` at the end of the file.
+/// Reads the name of the next chunk and its stated length in bytes; `None` at the end of the file.
 fn chunk(source: &mut dyn Read, at: &mut u64) -> io::Result<Option<([u8; 4], u64)>> {
     let mut bytes = Vec::with_capacity(8);
     source.take(8).read_to_end(&mut bytes)?;
@@ -70,12 +72,12 @@ fn chunk(source: &mut dyn Read, at: &mut u64) -> io::Result<Option<([u8; 4], u64
     })
 }
 
-/// Whether a length of samples was never filled in, where the file has `left` bytes more.
+/// True if a length of samples was never filled in. The file has `left` bytes more.
 fn is_unknown(said: u64, left: u64) -> bool {
     said <= N_BEFORE && left > N_BEFORE || said >= UNKNOWN_LENGTH && said > left
 }
 
-/// Write into the description at `place` how many samples of a channel so many bytes are, where it does not count them.
+/// Writes the number of frames in `n_bytes` into the description at `place`, if it has no number.
 fn count_frames(kept: &mut [u8], place: usize, n_bytes: u64) {
     let Some(description) = kept.get_mut(place..) else { return };
     let Some(&[c, d, n0, n1, n2, n3, b, s]) = description.get(..8) else { return };
@@ -83,7 +85,8 @@ fn count_frames(kept: &mut [u8], place: usize, n_bytes: u64) {
     if said != 0 && u64::from(said) < UNKNOWN_LENGTH {
         return;
     }
-    // Of the compressed kinds two have a byte a sample, whatever they say of their bits.
+    // Two of the compressed kinds have one byte a sample, even if the description states other
+    // bits.
     let is_law = matches!(description.get(18..22), Some(b"ulaw" | b"ULAW" | b"alaw" | b"ALAW"));
     let n_bytes_each = if is_law { 1 } else { u64::from(u16::from_be_bytes([b, s])).div_ceil(8) };
     let n_bytes_frame = u64::from(u16::from_be_bytes([c, d])) * n_bytes_each;

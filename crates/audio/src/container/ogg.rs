@@ -1,17 +1,18 @@
-//! OGG files that were cut within a page: the decoders look for the last page before they begin, and refuse a file whose last is not
-//! whole. What cannot seek they read up to where it ends.
+//! Repairs of OGG files that were cut within a page. The decoders search for the last page first,
+//! and reject a file whose last page is incomplete. They read a source that cannot seek up to its
+//! end.
 
 use std::io::{self, Read, SeekFrom};
 
 use symphonia::core::io::MediaSource;
 
-use crate::stream::Unseekable;
+use crate::unseekable::Unseekable;
 
-/// Bytes of a page before its table of segments, and the most of a whole page.
+/// Bytes of a page before its segment table, and the largest page.
 const HEAD: usize = 27;
 const MAX_PAGE: u64 = HEAD as u64 + 255 + 255 * 255;
 
-/// The source as the decoders should see it; it can seek.
+/// The repaired source, which can seek.
 ///
 /// # Errors
 /// The source cannot be read.
@@ -24,7 +25,7 @@ pub(super) fn prepared(mut source: Box<dyn MediaSource>) -> io::Result<Box<dyn M
     Ok(if ends_within_page(&tail) { Box::new(Unseekable::new(source)) } else { source })
 }
 
-/// Whether the last page is not whole, in the last bytes of a file.
+/// True if the last page is incomplete, judged by the last bytes of a file.
 fn ends_within_page(tail: &[u8]) -> bool {
     let Some(begin) = tail.windows(4).rposition(|bytes| bytes == b"OggS") else { return false };
     let page = &tail[begin..];

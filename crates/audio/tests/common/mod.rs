@@ -1,4 +1,4 @@
-//! Shared by the tests: the fixtures, their signal, and a WAV writer.
+//! Helpers of the tests: the fixtures, their signal, and a WAV writer.
 #![allow(dead_code, clippy::unwrap_used)] // Each test binary uses a part.
 
 use std::f64::consts::TAU;
@@ -19,7 +19,7 @@ pub fn tones(rate: u32, seconds: f64) -> Vec<[f64; 2]> {
         .collect()
 }
 
-/// The mean of both channels at 16 kHz: what any of the fixtures should decode to.
+/// The mean of both channels at 16 kHz, which every fixture should decode to.
 pub fn expected(seconds: f64) -> Vec<f32> {
     tones(16_000, seconds).iter().map(|[l, r]| ((l + r) / 2.0) as f32).collect()
 }
@@ -38,7 +38,7 @@ pub fn correlation(a: &[f32], b: &[f32]) -> f64 {
     ab / (aa * bb).sqrt()
 }
 
-/// How a WAV file stores a sample.
+/// Types of a sample in a WAV file.
 #[derive(Clone, Copy, Debug)]
 pub enum Sample {
     U8,
@@ -77,8 +77,8 @@ pub fn wav(rate: u32, n_channels: u16, sample: Sample, frames: &[f64]) -> Vec<u8
     file
 }
 
-/// The 44 bytes before a WAV file's samples. `format` 1 is integers, 3 floats; `n_bytes` is of one
-/// sample.
+/// The 44 bytes before a WAV file's samples. `format` is 1 for integers and 3 for floats; `n_bytes`
+/// is the size of one sample.
 pub fn wav_header(rate: u32, n_channels: u16, format: u16, n_bytes: u16, n_data: u32) -> Vec<u8> {
     let mut file = Vec::new();
     file.extend_from_slice(b"RIFF");

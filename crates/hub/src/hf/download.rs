@@ -7,77 +7,17 @@ use ureq::http::Method;
 
 use crate::digest::{CHUNK, Hasher, file_sha256};
 use crate::error::{Error, Result};
+use crate::files::{make_folder_of, replace};
 use crate::hf::fetch::Hub;
-use crate::hf::store::{RepoStore, make_folder_of, replace};
-use crate::http::Answer;
+use crate::hf::file_info::FileInfo;
+use crate::hf::store::RepoStore;
 use crate::lock::Lock;
-use crate::names;
 
-/// A try that received this many bytes does not count as a failure: the connection is slow or
-/// short-lived, but works.
+/// Received bytes after which a failed try does not count: the connection is slow or short-lived,
+/// but works.
 const HEADWAY: u64 = 1 << 20;
 
-/// The hub's description of a file before it is fetched.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FileInfo {
-    /// The commit that the requested revision currently means.
-    pub commit: String,
-    /// The file's identity: sha256 of its bytes for large files, the git hash for small ones.
-    pub etag: String,
-    /// Its length in bytes, if the hub states it.
-    pub size: Option<u64>,
-}
-
-impl FileInfo {
-    /// Reads the headers of a response to HEAD. `revision` is the one requested.
-    ///
-    /// # Errors
-    /// [`Error::BadAnswer`] for a header that is missing, [`Error::UnsafeName`] for one that could
-    /// not be a file name.
-    pub(crate) fn of(answer: &Answer, revision: &str) -> Result<Self> {
-        let missing = |header: &str| Error::BadAnswer {
-            url: answer.url.clone(),
-            reason: format!("the response has no {header} header; is this a Hugging Face hub?"),
-        };
-        let unsafe_name = |what, name: &str| Error::UnsafeName {
-            what,
-            name: names::printable(name),
-            origin: answer.url.clone(),
-        };
-        let commit = match answer.hub_header("x-repo-commit") {
-            Some(commit) => commit.trim().to_string(),
-            None if names::is_full_commit(revision) => revision.to_string(),
-            None => return Err(missing("X-Repo-Commit")),
-        };
-        if !names::is_commit(&commit) {
-            return Err(unsafe_name("the commit", &commit));
-        }
-        let etag = answer
-            .hub_header("x-linked-etag")
-            .or_else(|| answer.header("etag"))
-            .map(plain_etag)
-            .ok_or_else(|| missing("ETag"))?;
-        if !names::is_etag(&etag) {
-            return Err(unsafe_name("the ETag", &etag));
-        }
-        let linked = answer.hub_header("x-linked-size").and_then(|text| text.trim().parse().ok());
-        // The Content-Length of a redirect is that of its own body.
-        let own = answer.content_length().filter(|_| answer.status == 200);
-        Ok(Self { commit, etag, size: linked.or(own) })
-    }
-
-    /// The sha256 that the bytes must have, if the ETag is one.
-    fn sha256(&self) -> Option<&str> {
-        names::is_sha256(&self.etag).then_some(self.etag.as_str())
-    }
-}
-
-/// An ETag without quotes and `W/` prefix.
-fn plain_etag(text: &str) -> String {
-    text.trim().trim_start_matches("W/").trim_matches('"').to_string()
-}
-
-/// A partial download: what is on disk, and its hash so far.
+/// A partial download: the bytes on disk, and their hash.
 struct Partial {
     file: File,
     have: u64,
@@ -85,8 +25,9 @@ struct Partial {
 }
 
 impl Hub<'_> {
-    /// Fetches the file's bytes into `blobs/` unless they are there and right. `name` is for
-    /// messages, `file` the path in the repository, `sha256` a hash that the caller knows. Returns whether they were fetched.
+    /// Fetches the file's bytes into `blobs/`, unless they are present and right; returns true if
+    /// it fetched them. `name` is for messages, `file` is the path in the repository, and `sha256`
+    /// is a hash that the caller knows.
     pub(crate) fn download(
         &mut self,
         store: &RepoStore,
@@ -138,7 +79,7 @@ impl Hub<'_> {
                 Ok(true)
             }
             Err(error) => {
-                // A partial download is resumed; wrong bytes, or none, are of no use.
+                // A partial download can be resumed. Wrong or missing bytes cannot.
                 if matches!(error, Error::HashMismatch { .. } | Error::SizeMismatch { .. }) || have == 0 {
                     let _ = fs::remove_file(&path);
                 }
@@ -147,8 +88,8 @@ impl Hub<'_> {
         }
     }
 
-    /// A blob that already exists is right by its name, unless the caller knows a hash that its
-    /// name does not state.
+    /// Checks a blob that already exists. Its name is its hash, unless the hub named it by
+    /// something else; then it is hashed if the caller knows a hash.
     fn check_known(
         &mut self,
         blob: &std::path::Path,
@@ -167,7 +108,7 @@ impl Hub<'_> {
         Err(Error::HashMismatch { name: file.to_string(), found, expected: expected.to_string() })
     }
 
-    /// Fetches what is missing, resuming after each interruption until no progress is made.
+    /// Fetches the missing bytes; resumes after interruptions until no progress is made.
     fn fill(
         &mut self,
         partial: &mut Partial,
@@ -197,7 +138,7 @@ impl Hub<'_> {
         Ok(())
     }
 
-    /// One request for what is missing. `Ok` when the file is complete.
+    /// Sends one request for the missing bytes. `Ok` if the file is then complete.
     fn attempt(
         &mut self,
         partial: &mut Partial,
@@ -210,9 +151,8 @@ impl Hub<'_> {
         if partial.have > 0 {
             headers.push(("Range", format!("bytes={}-", partial.have)));
             if info.sha256().is_none() {
-                // Without a sha256, nothing else would show that the rest belongs to another
-                // version. (With one, `If-Range` is not sent: the host of a large file uses an ETag
-                // of its own.)
+                // Without a sha256, only `If-Range` shows that the rest belongs to another version.
+                // With a sha256 it is not sent, because the host of a large file has its own ETags.
                 headers.push(("If-Range", format!("\"{}\"", info.etag)));
             }
         }
@@ -220,7 +160,7 @@ impl Hub<'_> {
         let resumed = match answer.status {
             200 => false,
             206 if partial.have > 0 => true,
-            // The partial file is longer than the file, or ranges are not supported: start over.
+            // The partial file is longer than the file, or the server does not support ranges.
             416 => {
                 self.restart(partial, file, info, path)?;
                 return Err(interrupted(
@@ -314,14 +254,13 @@ impl Hub<'_> {
 }
 
 impl Partial {
-    /// Opens the partial file of an earlier try, or an empty one. More than `size` bytes cannot be
-    /// its beginning, and are discarded.
+    /// Opens the partial file of an earlier try, or an empty file. If it has more than `size`
+    /// bytes, it is emptied.
     fn open(path: &std::path::Path, size: Option<u64>) -> io::Result<Self> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
         let have = file.metadata()?.len();
         let mut partial = Self { file, have, hasher: Hasher::default() };
-        // Without a length, nothing shows whether the partial file is already complete, so it
-        // cannot be resumed.
+        // Without a length, the partial file might already be complete, so it cannot be resumed.
         if size.is_none_or(|size| have > size) {
             partial.clear()?;
         } else {
@@ -343,7 +282,7 @@ fn interrupted(file: &str, found: u64, expected: Option<u64>, reason: &str) -> E
     Error::Interrupted { name: file.to_string(), found, expected, reason: reason.to_string() }
 }
 
-/// Start and, if stated, total of `Content-Range: bytes 5-9/10`.
+/// Parses `Content-Range: bytes 5-9/10`; returns the start and, if stated, the total.
 fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
     let (start, _) = range.split_once('-')?;
@@ -362,11 +301,5 @@ mod tests {
         for bad in ["", "bytes */10", "5-9/10", "bytes 5-9/99999999999999999999999", "bytes -1-2/3"] {
             assert_eq!(content_range(bad), None, "{bad}");
         }
-    }
-
-    #[test]
-    fn etags() {
-        assert_eq!(plain_etag("W/\"abc\""), "abc");
-        assert_eq!(plain_etag("\"abc-1\""), "abc-1");
     }
 }

@@ -1,17 +1,17 @@
-//! Fetches a model from the hub: determines its files, fetches those that are missing, returns the
-//! path.
+//! Fetches a model from the hub: finds its files, fetches the missing ones, returns the path.
 
 use std::path::PathBuf;
 
 use ureq::http::Method;
 
 use crate::cache::Cache;
+use crate::choose::{Want, choose, choose_file, choose_named, shards_of};
 use crate::error::{Error, Result};
 use crate::fetched::Fetched;
-use crate::hf::choose::{Want, choose, choose_file, choose_named, shards_of};
-use crate::hf::download::FileInfo;
+use crate::files::join;
+use crate::hf::file_info::FileInfo;
 use crate::hf::listing::Listing;
-use crate::hf::store::{RepoStore, join};
+use crate::hf::store::RepoStore;
 use crate::http::{ANSWER_MAX, Answer, Client};
 use crate::names;
 use crate::options::Options;
@@ -19,7 +19,7 @@ use crate::progress::Progress;
 use crate::reference::HubRef;
 use crate::towers;
 
-/// A fetch from the hub in progress.
+/// A running fetch from the hub.
 pub(crate) struct Hub<'a> {
     pub(super) client: Client,
     pub(super) progress: &'a mut dyn Progress,
@@ -31,18 +31,18 @@ pub(crate) struct Hub<'a> {
     asked: HubRef,
 }
 
-/// What the reference currently means, according to the hub.
+/// The files that the hub has for a reference.
 struct Plan {
     commit: String,
     want: Want,
-    /// The model's tower of images, if it has one that is wanted.
+    /// The model's image encoder, if it has one and the options allow it.
     tower: Option<String>,
     /// The first file's description, if it has been requested.
     first: Option<FileInfo>,
 }
 
 impl<'a> Hub<'a> {
-    /// A fetch of `asked`; sends nothing yet.
+    /// Creates a fetch of `asked`, without a request.
     pub(crate) fn new(
         asked: &HubRef,
         cache: &'a Cache,
@@ -60,12 +60,12 @@ impl<'a> Hub<'a> {
         })
     }
 
-    /// Fetches the model and returns the file (for a split model its first part) or folder to load
-    /// it from.
+    /// Fetches the model; returns the path to load: a file (for a split model its first part) or a
+    /// folder.
     ///
-    /// A branch or tag is resolved each time; if the hub cannot be reached, the last known commit
-    /// is used. A commit that is complete in the cache is used without a request. If the caller
-    /// gives `sha256`, files from the cache are checked too.
+    /// A branch or tag is resolved each time. If the hub cannot be reached, the last known commit
+    /// is used. A commit that is complete in the cache needs no request. With `sha256`, files in
+    /// the cache are checked, too.
     pub(crate) fn fetch(&mut self, sha256: Option<&str>) -> Result<PathBuf> {
         let store = RepoStore::new(self.cache.hub(), &self.asked.repo);
         let cached = if sha256.is_some() { None } else { cached(&self.asked, self.cache) };
@@ -82,7 +82,7 @@ impl<'a> Hub<'a> {
         }
         // With a cached copy, one try is enough to detect that there is no network.
         let retries = if cached.is_some() { 0 } else { self.retries };
-        // The catalog's hash is of one file, and what else there is it would have said.
+        // A catalog model with a hash is a single file; its other files would be in the catalog.
         self.towers &= sha256.is_none();
         let plan = match (self.plan(retries), cached) {
             (Err(error), Some((path, commit))) if error.is_transient() => {
@@ -98,7 +98,7 @@ impl<'a> Hub<'a> {
         Ok(path)
     }
 
-    /// Asks the hub what the reference means and which files the model consists of.
+    /// Requests the commit of the reference and the files of the model.
     fn plan(&mut self, retries: u32) -> Result<Plan> {
         let asked = self.asked.clone();
         if let Some(want) = asked.file.as_deref().and_then(choose_named) {
@@ -111,7 +111,7 @@ impl<'a> Hub<'a> {
                     let tower = self.tower_of_named(first, &info.commit);
                     Ok(Plan { commit: info.commit.clone(), want, tower, first: Some(info) })
                 }
-                // Probably a typo: the listing shows what could have been meant.
+                // The name is probably mistyped, so the error lists the files that exist.
                 Err(Error::NotFound { what, choices }) if choices.is_empty() => {
                     let files = self.listing(0).map(|listing| listing.files).unwrap_or_default();
                     match choose_file(&asked.repo, &files, Some(first)) {
@@ -125,15 +125,15 @@ impl<'a> Hub<'a> {
         let listing = self.listing(retries)?;
         let want = choose(&asked, &listing.files)?;
         let tower = match &want {
-            Want::Files(files) if self.towers => {
-                files.first().and_then(|first| towers::tower_of(first, &listing.files)).cloned()
-            }
-            _ => None,
+            Want::Files(files) => files.first().and_then(|first| towers::tower_of(first, &listing.files)),
+            Want::Folder { .. } => None,
         };
+        let tower = tower.filter(|_| self.towers).cloned();
         Ok(Plan { commit: listing.commit, want, tower, first: None })
     }
 
-    /// The tower of a model whose file was named. Only a listing shows it; a hub that gives none is no reason to fail.
+    /// The image encoder of a model whose file was named. It needs a listing, and a hub without one
+    /// is no error.
     fn tower_of_named(&mut self, model: &str, commit: &str) -> Option<String> {
         let is_model = model.to_lowercase().ends_with(".gguf") && !towers::is_tower(model);
         if !self.towers || !is_model {
@@ -143,7 +143,8 @@ impl<'a> Hub<'a> {
         towers::tower_of(model, &listing.files).cloned()
     }
 
-    /// Fetches every file of the plan that is missing. The tower goes first, so that where the model is there, so is its tower.
+    /// Fetches every missing file of the plan. The image encoder is first, so that a present model
+    /// has its encoder.
     fn gather(&mut self, store: &RepoStore, plan: &Plan, sha256: Option<&str>) -> Result<PathBuf> {
         let snapshot = store.snapshot(&plan.commit);
         if let Some(tower) = &plan.tower {
@@ -158,7 +159,7 @@ impl<'a> Hub<'a> {
         }
         match &plan.want {
             Want::Files(files) => {
-                // A hash of the whole file cannot check the parts of a split one.
+                // A hash of the whole file cannot check the parts of a split file.
                 let sha256 = sha256.filter(|_| files.len() == 1);
                 for (i, file) in files.iter().enumerate() {
                     let info = plan.first.clone().filter(|_| i == 0);
@@ -188,7 +189,7 @@ impl<'a> Hub<'a> {
             .ok_or_else(|| Error::NothingToLoad { repo: self.asked.repo.clone(), found: Vec::new() })
     }
 
-    /// Fetches one file of a commit into its snapshot unless it is there.
+    /// Fetches one file of a commit into its snapshot, unless the file exists.
     fn file(
         &mut self,
         store: &RepoStore,
@@ -198,7 +199,7 @@ impl<'a> Hub<'a> {
         sha256: Option<&str>,
     ) -> Result<PathBuf> {
         let path = join(&store.snapshot(commit), file);
-        // A file of a commit never changes, so an existing one is right, unless the caller expects
+        // A file of a commit never changes, so an existing file is right, unless the caller expects
         // a certain hash.
         if path.is_file() && sha256.is_none() {
             return Ok(path);
@@ -212,7 +213,7 @@ impl<'a> Hub<'a> {
         let path = store.link(&info.etag, commit, file)?;
         let mut fetched = Fetched::of(self.cache, &self.asked.repo);
         if is_fetched || fetched.has_blob(store, &info.etag) {
-            // The model is there and works; clients of a server cannot delete it.
+            // The model works without the record; only clients of a server cannot delete it.
             if let Err(error) = fetched.add(store, &info.etag, commit, file) {
                 self.progress.note(&error.to_string());
             }
@@ -259,7 +260,7 @@ impl<'a> Hub<'a> {
     }
 }
 
-/// The path to load and its commit, if the cache holds all of this reference.
+/// The path of a reference and its commit, if all its files are in the cache.
 pub(crate) fn cached(asked: &HubRef, cache: &Cache) -> Option<(PathBuf, String)> {
     let store = RepoStore::new(cache.hub(), &asked.repo);
     let commit = store.commit_of(asked.revision())?;
@@ -275,12 +276,12 @@ pub(crate) fn cached(asked: &HubRef, cache: &Cache) -> Option<(PathBuf, String)>
     Some((result(&snapshot, &want)?, commit))
 }
 
-/// The error for a status of the hub; `file` is empty when the whole repository was requested.
+/// The error for a status of the hub; `file` is empty if the whole repository was requested.
 ///
-/// `X-Error-Code` distinguishes the cases where the status does not: without a token, the hub
-/// answers 401 for what is gated, private or nonexistent.
+/// `X-Error-Code` separates cases with the same status: without a token, the hub answers 401 for
+/// gated, private and nonexistent repositories.
 fn refusal(client: &Client, asked: &HubRef, answer: Answer, file: &str) -> Error {
-    // Only the hub's own responses are about repositories; from another host, 403 means an expired
+    // Only the hub's own responses are about repositories. A 403 of another host means an expired
     // link.
     if !answer.from_hub {
         return answer.into_status_error();
@@ -311,7 +312,7 @@ fn first_file(want: &Want) -> Option<&str> {
     }
 }
 
-/// What to open: the first file, or the folder.
+/// The path to load: the first file, or the folder.
 fn result(snapshot: &std::path::Path, want: &Want) -> Option<PathBuf> {
     match want {
         Want::Files(files) => files.first().map(|file| join(snapshot, file)),

@@ -5,20 +5,21 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::names;
 
-/// The most files of a repository that are read.
+/// Most files of a repository in a listing.
 const FILES_MAX: usize = 100_000;
 
-/// What the hub says about a repository at a revision.
+/// The hub's listing of a repository at a revision.
 #[derive(Debug)]
 pub(crate) struct Listing {
-    /// The commit that the revision currently means.
+    /// The current commit of the revision.
     pub commit: String,
-    /// Its files. Names that are not valid in the cache are omitted.
+    /// The files, without names that are invalid in the cache.
     pub files: Vec<String>,
 }
 
+/// The fields of the response that are used.
 #[derive(Deserialize)]
-struct Answer {
+struct ModelInfo {
     sha: String,
     #[serde(default)]
     siblings: Vec<Sibling>,
@@ -33,11 +34,11 @@ impl Listing {
     /// Parses the hub's response.
     ///
     /// # Errors
-    /// [`Error::BadAnswer`] when it is not a listing, [`Error::UnsafeName`] when its commit is not
-    /// a hash.
+    /// [`Error::BadAnswer`] if it is not a listing, [`Error::UnsafeName`] if its commit is not a
+    /// hash.
     pub(crate) fn parse(json: &[u8], url: &str) -> Result<Self> {
         let bad = |reason: String| Error::BadAnswer { url: url.to_string(), reason };
-        let answer: Answer =
+        let answer: ModelInfo =
             serde_json::from_slice(json).map_err(|e| bad(format!("not a listing of a repository: {e}")))?;
         if !names::is_commit(&answer.sha) {
             let name = names::printable(&answer.sha);

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! models--<org>--<name>/
-//!   blobs/<etag>                     a file's bytes, named by the ETag that the hub gives
-//!   blobs/<etag>.incomplete          what was received so far
-//!   refs/<revision>                  the commit that a branch or tag meant when last resolved
+//!   blobs/<etag>                     a file, named by the ETag of the hub
+//!   blobs/<etag>.incomplete          the received part of a file
+//!   refs/<revision>                  the last known commit of a branch or tag
 //!   snapshots/<commit>/<file>        a link to ../../blobs/<etag>
 //! .locks/models--<org>--<name>/<etag>.lock
 //! ```
@@ -12,13 +12,10 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
+use crate::files::{beside, files_in, join, make_folder_of, replace};
 use crate::names;
-
-/// The maximum depth of folders searched inside a snapshot.
-const DEPTH_MAX: usize = 8;
 
 /// One repository in the cache.
 pub(crate) struct RepoStore {
@@ -85,7 +82,7 @@ impl RepoStore {
         self.folder.join("refs")
     }
 
-    /// The commit that a revision meant when last resolved; a full commit means itself.
+    /// The commit of a revision when it was last resolved. A full commit is its own.
     pub(crate) fn commit_of(&self, revision: &str) -> Option<String> {
         if names::is_full_commit(revision) {
             return Some(revision.to_string());
@@ -94,7 +91,7 @@ impl RepoStore {
         Some(text.trim().to_string()).filter(|commit| names::is_commit(commit))
     }
 
-    /// Records what a revision currently means.
+    /// Records the commit of a revision.
     pub(crate) fn remember(&self, revision: &str, commit: &str) -> Result<()> {
         if revision == commit || self.commit_of(revision).as_deref() == Some(commit) {
             return Ok(());
@@ -111,12 +108,12 @@ impl RepoStore {
         files_in(&self.snapshot(commit))
     }
 
-    /// Puts a blob into a snapshot as `file`: by a symbolic link, else a hard link, else a copy.
+    /// Adds a blob to a snapshot as `file`: as a symbolic link, else a hard link, else a copy.
     pub(crate) fn link(&self, etag: &str, commit: &str, file: &str) -> Result<PathBuf> {
         let path = join(&self.snapshot(commit), file);
         let blob = self.blob(etag);
-        // From the link's folder up to the repository's: one step each for the commit, snapshots,
-        // and folders in `file`.
+        // Steps from the link's folder up to the repository's: one each for the commit,
+        // `snapshots`, and the folders in `file`.
         let up = "../".repeat(2 + file.matches('/').count());
         let target = PathBuf::from(format!("{up}blobs/{etag}"));
         if fs::read_link(&path).is_ok_and(|old| old == target) && path.exists() {
@@ -131,66 +128,6 @@ impl RepoStore {
         replace(&beside, &path)?;
         Ok(path)
     }
-}
-
-/// The files below a folder, dangling links excluded, with `/` between folders, sorted.
-pub(crate) fn files_in(folder: &Path) -> Vec<String> {
-    let mut files = Vec::new();
-    walk(folder, "", DEPTH_MAX, &mut files);
-    files.sort_unstable();
-    files
-}
-
-/// `folder` joined with a relative path written with `/`.
-pub(crate) fn join(folder: &Path, file: &str) -> PathBuf {
-    file.split('/').fold(folder.to_path_buf(), |path, part| path.join(part))
-}
-
-/// Creates the folder of a file.
-pub(crate) fn make_folder_of(path: &Path) -> Result<()> {
-    match path.parent() {
-        Some(folder) => fs::create_dir_all(folder).map_err(|e| Error::io(folder, "making the folder", e)),
-        None => Ok(()),
-    }
-}
-
-/// Moves a finished file to its final name atomically.
-pub(crate) fn replace(from: &Path, to: &Path) -> Result<()> {
-    fs::rename(from, to).map_err(|e| {
-        // Remove the failed copy; the first error is the one to report.
-        let _ = fs::remove_file(from);
-        Error::io(to, "moving the file to its final name", e)
-    })
-}
-
-/// A name beside `path` that no other process or thread uses.
-fn beside(path: &Path) -> PathBuf {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    path.with_file_name(format!(".{name}.{}-{count}.tmp", std::process::id()))
-}
-
-fn walk(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<String>) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        if name.ends_with(".tmp") && name.starts_with('.') {
-            continue;
-        }
-        let file = format!("{prefix}{name}");
-        // Follow the link: a dangling one is a missing file.
-        match fs::metadata(entry.path()) {
-            Ok(meta) if meta.is_file() => files.push(file),
-            Ok(meta) if meta.is_dir() && depth > 0 && !is_link(&entry.path()) => {
-                walk(&entry.path(), &format!("{file}/"), depth - 1, files);
-            }
-            _ => {}
-        }
-    }
-}
-
-fn is_link(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_symlink())
 }
 
 #[cfg(unix)]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Stands for Python with pip: `fake_python.sh -m pip download … -d DEST --shelf SHELF PACKAGE==VERSION` copies the wheels
-# in SHELF/PACKAGE to DEST, and notes the package in SHELF/log.
+# A replacement of Python with pip. `fake_python.sh -m pip download … -d DEST --shelf SHELF
+# PACKAGE==VERSION` copies the wheels in SHELF/PACKAGE to DEST, and adds the package to SHELF/log.
 [ "$1 $2 $3" = "-m pip download" ] || { echo "unexpected: $*" >&2; exit 9; }
 while [ $# -gt 0 ]; do
     case "$1" in

@@ -1,4 +1,4 @@
-//! A local hub for the tests: responds from memory, records every request, and ends by itself.
+//! A local hub for the tests. It responds from memory, records every request, and ends by itself.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ingle_hub::{Cache, Options, Progress, Token};
 use sha2::{Digest, Sha256};
 
-/// No test takes this long; a server that outlives it ends.
+/// Lifetime of the server, longer than any test.
 const LIFETIME: Duration = Duration::from_secs(60);
 
 /// A request.
@@ -23,13 +23,13 @@ pub struct Request {
     pub headers: BTreeMap<String, String>,
 }
 
-/// A response. `Content-Length` is that of the body unless the headers give one.
+/// A response. Its `Content-Length` is that of the body, unless the headers have one.
 #[derive(Debug, Clone, Default)]
 pub struct Reply {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// Close the connection after this many bytes of the body.
+    /// Closes the connection after this many bytes of the body.
     pub break_after: Option<usize>,
 }
 
@@ -92,7 +92,7 @@ impl Server {
         self.seen.lock().unwrap().clone()
     }
 
-    /// Takes the requests so far: method and path of each.
+    /// Removes the requests so far; returns the method and path of each.
     pub fn take(&self) -> Vec<String> {
         let seen = std::mem::take(&mut *self.seen.lock().unwrap());
         seen.into_iter().map(|request| format!("{} {}", request.method, request.path)).collect()
@@ -108,7 +108,7 @@ impl Drop for Server {
     }
 }
 
-/// One request on one connection.
+/// Serves one request of a connection.
 fn serve(stream: TcpStream, handler: &Handler, seen: &Mutex<Vec<Request>>) {
     stream.set_nonblocking(false).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -151,7 +151,7 @@ pub struct State {
     pub commits: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
     /// The commit of `main` and of other names.
     pub refs: BTreeMap<String, String>,
-    /// For each of the next downloads: after how many bytes it breaks.
+    /// For each of the next downloads, the number of bytes after which it breaks.
     pub breaks: VecDeque<usize>,
     /// The content host ignores Range and sends everything.
     pub no_ranges: bool,
@@ -186,8 +186,8 @@ pub fn bytes(n: usize, seed: u32) -> Vec<u8> {
 }
 
 impl Hub {
-    /// A hub with one commit, `main`, of these files. Files ending in `.gguf` or `.safetensors` are
-    /// large ones.
+    /// Starts a hub with one commit, `main`, of these files. Files ending in `.gguf` or
+    /// `.safetensors` count as large.
     pub fn start(files: &[(&str, Vec<u8>)]) -> Self {
         let state = Arc::new(Mutex::new(State::default()));
         let content = Server::start({
@@ -203,7 +203,7 @@ impl Hub {
         hub
     }
 
-    /// Makes `revision` mean a commit with these files.
+    /// Sets the commit of `revision`, with these files.
     pub fn publish(&self, revision: &str, commit: &str, files: &[(&str, Vec<u8>)]) {
         let mut state = self.state.lock().unwrap();
         let files = files.iter().map(|(name, bytes)| (name.to_string(), bytes.clone())).collect();
@@ -312,7 +312,7 @@ fn ranged(request: &Request, bytes: &[u8], no_ranges: bool) -> Reply {
 /// Records the progress of a fetch.
 #[derive(Debug, Default)]
 pub struct Course {
-    /// For each `start`: name, total, bytes advanced, whether finished.
+    /// For each `start`: name, total bytes, advanced bytes, and true if finished.
     pub files: Vec<(String, Option<u64>, u64, bool)>,
     pub notes: Vec<String>,
 }
@@ -335,7 +335,7 @@ impl Progress for Course {
     }
 }
 
-/// An empty cache in a folder of its own.
+/// An empty cache in its own folder.
 pub fn cache() -> (tempfile::TempDir, Cache) {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::new(folder.path().join("ingle"), folder.path().join("hub"));

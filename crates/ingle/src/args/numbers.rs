@@ -1,14 +1,16 @@
-//! Numbers that may be negative, as users of llama.cpp and Ollama write "none", "all" and "random".
+//! Numbers that may be negative: users of llama.cpp and Ollama write -1 for "none", "all" and
+//! "random".
 
 use std::num::IntErrorKind;
 
-/// At most so many; `None`: no limit. Clap sees a value here where it would see an option in the type that this stands for.
+/// A limit; `None`: no limit. The alias hides the `Option` from clap, which would make the flag
+/// optional.
 pub type Limit = Option<usize>;
 
-/// `None`: a random one.
+/// A seed; `None`: a random one.
 pub type RandomSeed = Option<u64>;
 
-/// A limit; a negative one is none.
+/// Parses a limit; a negative number means no limit.
 pub fn limit(text: &str) -> Result<Limit, String> {
     Ok(match number(text, "a number of at least 0, or -1 for no limit")? {
         n if n < 0 => None,
@@ -16,23 +18,24 @@ pub fn limit(text: &str) -> Result<Limit, String> {
     })
 }
 
-/// A limit whose 0 means none, as a negative one does.
+/// Parses a limit; 0 and negative numbers mean no limit, and the result is then 0.
 pub fn limit_number(text: &str) -> Result<usize, String> {
     let n = number(text, "a number of at least 0, or -1 for all")?;
     Ok(if n < 0 { 0 } else { usize::try_from(n).unwrap_or(usize::MAX) })
 }
 
-/// A context's length; 0 and negative ones are that which suits the model.
+/// Parses a context length in tokens; 0 and negative numbers mean the model's own.
 pub fn context(text: &str) -> Result<Limit, String> {
     limit_number(text).map(|n| Some(n).filter(|n| *n > 0))
 }
 
-/// As [`limit_number`].
+/// Parses a top-k, like [`limit_number`].
 pub fn top_k(text: &str) -> Result<usize, String> {
     limit_number(text)
 }
 
-/// A seed; -1 is a random one. Other negative ones are the seeds that their 64 bits are, as on the server.
+/// Parses a seed; -1 is a random one. Other negative numbers count as their 64 bits, as on the
+/// server.
 pub fn seed(text: &str) -> Result<RandomSeed, String> {
     let expected = "a seed of 64 bits, or -1 for a random one";
     match number(text, expected)? {
@@ -44,7 +47,8 @@ pub fn seed(text: &str) -> Result<RandomSeed, String> {
     }
 }
 
-/// A number of bytes, with K, M, G or T of 1024 to the power of 1 to 4, or KiB, MiB and so on; KB, MB and so on are of 1000.
+/// Parses a number of bytes. K, M, G, T and KiB, MiB, … are powers of 1024; KB, MB, … are powers
+/// of 1000.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let (number, unit) =
         text.split_at(text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len()));
@@ -64,7 +68,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     match number.parse::<u64>() {
         Ok(n) => n.checked_mul(bytes),
         Err(_) if power == 0 || !number.contains('.') => None,
-        // Of fractions of a unit.
+        // A fraction of a unit.
         Err(_) => number.parse::<f64>().ok().map(|n| (n * bytes as f64) as u64),
     }
 }

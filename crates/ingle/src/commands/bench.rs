@@ -1,4 +1,4 @@
-//! `ingle bench`: tokens a second, as llama-bench users know it, and what share of the machine that is.
+//! `ingle bench`: measure tokens a second like llama-bench, and the share of the machine's peak.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,22 +19,27 @@ use crate::args::{ModelArgs, PrefillArgs, SpeculateArgs, SpeculateName};
 use crate::load;
 use crate::output::{self, Style, Table};
 
-/// Measure prompt and generation speed, and what share of the machine it uses
+/// Measure the speed of prefill and decode, and the share of the machine's peak
 #[derive(Args)]
 #[command(after_help = "\
-pp N computes a prompt of N tokens, tg N generates N tokens, one by one unless --speculate is given (what is generated
-has no meaning and tends to repeat itself); @ D is with D tokens in the context already.
-The share of the machine is, for tg, bytes of weights read a second over the read bandwidth, and for pp, operations a
-second over the peak of the arithmetic that each type of weights is multiplied in; both limits are measured in the same run.
+pp N computes a prompt of N tokens. tg N generates N tokens, one by one unless --speculate is given;
+the text is meaningless and tends to repeat itself. @ D means that the context holds D tokens
+already.
 
-With --parallel, that many sequences (B) run at once, each with a prompt of its own unless --shared-prompt is given. PP and TG
-are tokens of each sequence, T_PP and T_TG seconds, and S_PP, S_TG and S tokens a second of all sequences together. With --arriving,
-another prompt comes when they begin to generate: its seconds alone, theirs and its together, and its cost beside them as a share of
-its seconds alone.
+The share of the machine is, for tg, bytes of weights read a second over the read bandwidth. For pp
+it is operations a second over the peak of the arithmetic that multiplies each type of weights. Both
+limits are measured in the same run.
 
-Before a test is timed it runs untimed, until two runs in a row take about as long. At the end stands the memory of each device:
-planned, as `ingle plan` says it with keys and values of one sequence; the pools of keys and values of all sequences and cached
-prompts as they grew; the plan with these pools; and what was taken: resident in the process, or no longer free on a GPU.
+With --parallel, B sequences run at once, each with its own prompt unless --shared-prompt is given.
+PP and TG are tokens of each sequence, T_PP and T_TG are seconds, and S_PP, S_TG and S are tokens a
+second of all sequences together. With --arriving, another prompt arrives when the sequences begin
+to generate. The table then has the seconds of this prompt alone, the seconds of all together, and
+the cost: the added seconds as a share of the seconds alone.
+
+Each test runs untimed first, until two runs in a row take about the same time. The last table is
+the memory of each device. planned is the plan of `ingle plan`, with keys and values of one
+sequence. pools are the keys and values of all sequences and cached prompts at their largest. taken
+is the memory that is resident in the process, or no longer free on a GPU.
 
 Examples:
   ingle bench smollm2:135m
@@ -43,39 +48,43 @@ Examples:
   ingle bench model.gguf --parallel 1,2,4,8 -p 128 -n 128
   ingle bench model.gguf --parallel 8 -p 128 -n 32 --arriving 2048")]
 pub struct Bench {
-    /// Prompt lengths, each a test of its own; 0 for none
+    /// Prompt lengths, one test each; 0 for none
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_name = "N,…")]
     n_prompt: Vec<usize>,
 
-    /// Generation lengths, each a test of its own; 0 for none
+    /// Numbers of tokens to generate, one test each; 0 for none
     #[arg(short = 'n', long, value_delimiter = ',', default_value = "128", value_name = "N,…")]
     n_gen: Vec<usize>,
 
-    /// Tokens in the context before a test begins
+    /// Tokens in the context before a test
     #[arg(short = 'd', long, value_delimiter = ',', default_value = "0", value_name = "N,…")]
     n_depth: Vec<usize>,
 
-    /// Sequences that run at once, each number a test of its own
+    /// Numbers of sequences that run at once, one test each
     #[arg(long, value_delimiter = ',', value_name = "N,…", conflicts_with = "n_depth")]
     parallel: Vec<usize>,
 
-    /// Give all sequences one prompt, which is computed once
+    /// Use one prompt for all sequences, computed once
     #[arg(long, requires = "parallel")]
     shared_prompt: bool,
 
-    /// Also measure a prompt of so many tokens that arrives while the sequences generate
+    /// Measure a prompt of N tokens that arrives during generation
     #[arg(long, requires = "parallel", value_name = "N", default_value_t = 0, hide_default_value = true)]
     arriving: usize,
 
-    /// How often each test is repeated, all of them in turn
+    /// Repetitions of each test, all tests in turn
     #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     repetitions: u32,
 
-    /// Do not measure the machine's limits (with --parallel they never are)
+    /// Do not measure the machine's limits
+    ///
+    /// With --parallel they are never measured.
     #[arg(long)]
     no_peaks: bool,
 
-    /// Print JSON with the field names of llama-bench, or with --parallel of llama-batched-bench
+    /// Print JSON with llama-bench's field names
+    ///
+    /// With --parallel, the names are those of llama-batched-bench.
     #[arg(long, group = "format")]
     json: bool,
 
@@ -97,10 +106,10 @@ pub struct Bench {
     speculate: SpeculateArgs,
 }
 
-/// One test. Names up to `samples_ts` are llama-bench's; the others are ours.
+/// Results of a test. Names up to `samples_ts` are llama-bench's; the others are Ingle's.
 #[derive(Serialize)]
 struct Row {
-    /// Of Ingle, by build.rs; `unknown` without git.
+    /// Ingle's commit, from build.rs; `unknown` without git.
     build_commit: &'static str,
     cpu_info: String,
     backends: &'static str,
@@ -126,15 +135,16 @@ struct Row {
     weight_bytes_per_token: u64,
     /// Operations of one token's matrices; a multiply and an add are two.
     ops_per_token: u64,
-    /// Measured in this run; absent with --no-peaks.
+    /// The machine's read bandwidth, measured in this run; absent with --no-peaks.
     peak_read_bytes_per_second: Option<f64>,
-    /// With each product at the peak of its own arithmetic; absent with --no-peaks.
+    /// Peak of the model's products, each at the peak of its own arithmetic; absent with
+    /// --no-peaks.
     peak_ops_per_second: Option<f64>,
-    /// tg: of the read bandwidth; pp: of the arithmetic.
+    /// Share of the read bandwidth for tg, of the arithmetic for pp.
     share_of_peak: Option<f64>,
-    /// Most bytes that the process has had resident, up to the end of all tests.
+    /// Peak resident bytes of the process, over all tests.
     peak_resident_bytes: Option<u64>,
-    /// Of all tests together.
+    /// Memory of each device, over all tests.
     memory: Vec<Taken>,
 }
 
@@ -161,7 +171,7 @@ impl Bench {
         if self.parallel.is_empty() { self.run_alone() } else { self.run_batches() }
     }
 
-    /// The format of tables.
+    /// The format of the tables.
     fn style(&self) -> Style {
         if self.md {
             Style::Markdown
@@ -178,13 +188,13 @@ impl Bench {
             Batch::all(&self.n_prompt, &self.n_gen, &self.parallel, self.shared_prompt, self.arriving);
         anyhow::ensure!(
             self.n_prompt.iter().chain(&self.parallel).all(|&n| n > 0),
-            "--parallel needs at least one sequence (it says {:?}) and prompts of at least one token (-p says {:?})",
+            "--parallel is {:?} and -p is {:?}; each number must be at least 1",
             self.parallel,
             self.n_prompt
         );
         anyhow::ensure!(
             self.arriving == 0 || self.n_gen.iter().all(|&n| n > 0),
-            "--arriving needs sequences that generate (-n says {:?})",
+            "--arriving needs sequences that generate, but -n is {:?}",
             self.n_gen
         );
         let model = Arc::new(load::guessing(load::open(&self.model)?, &self.speculate)?);
@@ -220,7 +230,7 @@ impl Bench {
             tests.extend(self.n_gen.iter().map(|&n| Test { n_prompt: 0, n_gen: n, n_depth }));
         }
         tests.retain(|t| t.n_prompt + t.n_gen > 0);
-        anyhow::ensure!(!tests.is_empty(), "nothing to measure: give -p or -n a number above 0");
+        anyhow::ensure!(!tests.is_empty(), "nothing to measure: -p or -n must be above 0");
         let model = Arc::new(load::guessing(load::open(&self.model)?, &self.speculate)?);
         let device = load::device_for(&self.model.load, &model)?;
         let watch = Watch::begin(device.as_ref());
@@ -235,7 +245,7 @@ impl Bench {
         for test in &tests {
             warm::until_steady(&mut || self.measure(&mut engine, *test))?;
         }
-        // In turn, for machines have slow and fast seconds.
+        // Tests are repeated in turn, because the speed of a machine varies from second to second.
         let mut seconds = vec![Vec::new(); tests.len()];
         for _ in 0..self.repetitions {
             for (test, seconds) in tests.iter().zip(&mut seconds) {
@@ -243,7 +253,7 @@ impl Bench {
             }
         }
         let (memory, resident) = (watch.end(&engine), platform::peak_resident_memory());
-        // To measure the machine takes memory of its own.
+        // Measuring the peaks needs memory, so the memory is read before.
         let peaks = (!self.no_peaks).then(|| device.peaks());
         let of_test = |(test, seconds): (&Test, &Vec<f64>)| {
             let row = row(&self.model.model.to_string(), &engine, device.as_ref(), *test, seconds, peaks);
@@ -269,17 +279,18 @@ impl Bench {
 
     /// Seconds of one repetition.
     fn measure(&self, engine: &mut Engine, test: Test) -> anyhow::Result<f64> {
-        // A prompt is to be computed; what a generation's context holds may be there from the repetition before.
+        // A prompt must be computed. The context of a generation may be cached by the repetition
+        // before.
         if test.n_prompt > 0 {
             engine.clear_prefix_cache();
         }
-        // What the context holds already is computed first and then found in the prefix cache.
+        // Tokens of the context are computed first; the test then finds them in the prefix cache.
         if test.n_depth > 0 {
             self.generate(engine, test.n_depth, 0)?;
         }
         Ok(match test.n_gen {
             0 => self.generate(engine, test.n_depth + test.n_prompt, 0)?.prefill_seconds,
-            // The first of n + 1 tokens comes from the prompt, the others from n steps of one row.
+            // The first of n + 1 tokens comes from the prompt, the others from n decode steps.
             n => self.generate(engine, test.n_depth + 1, n + 1)?.decode_seconds,
         })
     }
@@ -317,7 +328,7 @@ fn row(
     let (avg_ts, stddev_ts) = mean_and_deviation(&rates);
     let plan = engine.plan();
     let (bytes, ops) = (plan.weight_bytes_per_token(), plan.ops_per_token());
-    // Of a prompt's rows, one has its logits computed.
+    // Logits are computed for one row of a prompt only, so ops on output rows do not count.
     let of_prompt = |op: &&Op| op.writes().iter().all(|id| plan.value(*id).rows != RowCount::Outputs);
     let peak_ops = peaks.map(|peaks| match test.n_gen {
         0 => reachable(plan, device, &peaks, of_prompt),
@@ -391,7 +402,7 @@ fn print(rows: &[Row], style: Style) -> anyhow::Result<()> {
     table.print(style)
 }
 
-/// `llama 135M Q4_1`: the family, the parameters, and the type that holds most of the bytes.
+/// The family, the parameters, and the type with most of the bytes: `llama 135M Q4_1`.
 fn model_type(model: &Model) -> String {
     let spec = model.spec();
     format!("{} {} {}", spec.family.title, output::count(spec.n_parameters), most_bytes(model.plan()))
@@ -408,9 +419,9 @@ fn plan_bytes(plan: &Plan) -> u64 {
     views.filter(|view| seen.insert(view.as_ptr())).map(|view| view.len() as u64).sum()
 }
 
-/// Operations of one token in the products among these Ops, and how many a second the device could do of them: each at
-/// the peak of its own arithmetic, one after the other. Which that is says the device: types without a kernel of their own
-/// are multiplied in f32, quantised as they are.
+/// Operations of one token in the products among these Ops, and the peak rate of the device for
+/// them in operations a second. Products run one after the other, each at the peak of the
+/// arithmetic that the device names for it: types without an integer kernel are multiplied in f32.
 fn reachable(plan: &Plan, device: &dyn Device, peaks: &Peaks, among: impl Fn(&&Op) -> bool) -> (u64, f64) {
     let (mut ops, mut seconds) = (0, 0.0);
     for op in plan.primitives().filter(among) {
@@ -422,7 +433,7 @@ fn reachable(plan: &Plan, device: &dyn Device, peaks: &Peaks, among: impl Fn(&&O
     (ops, ops as f64 / seconds)
 }
 
-/// Mean, and the deviation of a sample (n - 1).
+/// Mean and standard deviation of a sample (divisor n - 1).
 fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
     let n = samples.len() as f64;
     let mean = samples.iter().sum::<f64>() / n;
@@ -450,7 +461,7 @@ mod tests {
         let ops = 2 * 512 * 512;
         for (block, on_cpu) in [
             (BlockType::Q4_0, 1000.0),
-            // Where the processor multiplies it, in rows as long as these.
+            // Some processors multiply BF16, in rows of this length.
             (BlockType::BF16, if cpu.isa().multiplies_bf16() { 20.0 } else { 10.0 }),
             (BlockType::F16, 10.0),
             (BlockType::IQ2_XXS, 10.0),

@@ -1,4 +1,4 @@
-//! `ingle complete`: raw completion, no template.
+//! `ingle complete`: raw completion, without a chat template.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -27,23 +27,27 @@ Examples:
   echo -n \"Once upon a time\" | ingle complete gemma3:270m-base --json
   ingle complete folder/ --tokens 1,2,3 --greedy -n 8 --json")]
 pub struct Complete {
-    /// The same as TEXT
+    /// The text to continue, as a flag
     #[arg(short, long, value_name = "TEXT", group = "input")]
     prompt: Option<String>,
 
-    /// Read the text to continue from a file; what is piped in is added to it
+    /// Read the text to continue from a file
+    ///
+    /// Text on stdin is appended to it.
     #[arg(short, long, value_name = "FILE", group = "input")]
     file: Option<PathBuf>,
 
-    /// Token ids to continue
+    /// Continue these token ids instead of a text
     #[arg(long, value_name = "IDS", value_delimiter = ',', group = "input")]
     tokens: Option<Vec<u32>>,
 
-    /// Go on when the model says that it has ended
+    /// Continue after the model's end token
     #[arg(long, visible_alias = "ignore-eos")]
     ignore_end: bool,
 
-    /// Print {"text":…,"tokens":[…],"stop":…,"timings":{…}} at the end instead of streaming
+    /// Print JSON when the answer is complete
+    ///
+    /// The object is {"text":…,"tokens":[…],"stop":…,"timings":{…}}.
     #[arg(long)]
     json: bool,
 
@@ -68,7 +72,9 @@ pub struct Complete {
     #[command(flatten)]
     adapters: AdapterArgs,
 
-    /// The text to continue; what is piped in is added to it, and - is stdin alone
+    /// The text to continue; - is stdin
+    ///
+    /// Text on stdin is appended to a TEXT.
     #[arg(index = 2, group = "input")]
     text: Option<String>,
 }
@@ -82,7 +88,7 @@ impl Complete {
         let constraint = self.grammar.constraint(&model)?;
         let device = load::device_for(&self.model.load, &model)?;
         let tokens = || {
-            // The answer's text needs the tokenizer too, where there is one.
+            // The tokenizer is loaded even for token ids: it decodes the answer.
             Ok(match (&self.tokens, model.tokenizer()?) {
                 (Some(tokens), _) => tokens.clone(),
                 (None, _) => model.need_tokenizer()?.encode_with_bos(&prompt, Specials::Parse)?,
@@ -100,7 +106,7 @@ impl Complete {
         load::validate(&mut engine, &self.prefill, &tokens)?;
         anyhow::ensure!(
             adapter.is_none() || self.prompt_cache.prompt_cache.is_none(),
-            "a prompt cache keeps what the model alone computed; leave out --lora or the cache"
+            "a prompt cache holds keys and values of the model without adapters; leave out --lora or --prompt-cache"
         );
         let mut cache = self.prompt_cache.open(&mut engine)?;
         let interrupt = Interrupt::install()?;
@@ -119,7 +125,7 @@ impl Complete {
         self.prompt_cache.save(cache.as_mut(), &mut engine, &tokens)
     }
 
-    /// The text to continue; empty where there are tokens.
+    /// The text to continue; empty if --tokens is given.
     fn text(&self) -> anyhow::Result<String> {
         if self.tokens.is_some() {
             return Ok(String::new());
@@ -153,7 +159,7 @@ fn complete_text(engine: &mut Engine, request: engine::Request, interrupt: &Inte
     Ok(())
 }
 
-/// Without a vocabulary the answer is its ids.
+/// Prints the token ids of the answer, for a model without a tokenizer.
 fn complete_ids(engine: &mut Engine, request: engine::Request) -> anyhow::Result<()> {
     let done = engine.complete(request)?;
     let ids: Vec<String> = done.tokens.iter().map(u32::to_string).collect();

@@ -1,4 +1,4 @@
-//! `ingle completions`: scripts that complete commands and flags in a shell.
+//! `ingle completions`: print scripts that complete commands and flags in a shell.
 
 use clap::Args;
 

@@ -1,4 +1,4 @@
-//! `ingle convert`: a model into another file, or into other types.
+//! `ingle convert`: convert a model to another file format or to other types.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -19,21 +19,28 @@ use crate::output::{self, Style, Table};
 use crate::progress::Bar;
 use crate::tell::tell;
 
-/// Convert a model to a .base or GGUF file, in other types if asked for
+/// Convert a model to a .base or GGUF file
 #[derive(Args)]
 #[command(after_help = "\
-Types for .base files: keep, f32, f16, bf16; q2 to q6 and q8 are groups of integers with a scale and an offset. They may end in
--g32, -g64 or -g128 (the size of a group), -bf16, -f16 or -e8m0 (the type of the scales), and -sym (no offsets). By default a group
-has 32 values for q2 and q3, 64 for q4 to q6 and 128 for q8, and scales are bf16.
-Types for GGUF files: gguf keeps the types of the source; gguf:q4_k, gguf:q8_0 and so on change them. The names, numbers and
-tokenizer of a Hugging Face or MLX model are translated to GGUF's. What GGUF has no place for is an error, or a note if readers do
-without it. The image encoder of a model becomes a second file, mmproj-FILE.
+Types for .base files are keep, f32, f16, bf16, q2 to q6 and q8. The q types are groups of integers
+with a scale and an offset. Their names may end in -g32, -g64 or -g128 (the size of a group), -bf16,
+-f16 or -e8m0 (the type of the scales), and -sym (no offsets). By default a group has 32 values for
+q2 and q3, 64 for q4 to q6 and 128 for q8, and scales are bf16.
 
-Only matrices are quantised. Norms, biases, routers and position embeddings keep their types. The embedding and the output matrix get
-one step more precision than the rest, because their errors reach the answer directly. Rows whose length is not a multiple of the
-group get smaller groups. A profile sets the type of single tensors: a file of lines PATTERN = TYPE, the first match counts.
+Types for GGUF files are gguf, which keeps the types of the source, and gguf:q4_k, gguf:q8_0 and so
+on. The metadata and the tokenizer of a Hugging Face or MLX model are translated to GGUF's. Metadata
+that GGUF cannot express is an error, or a note if readers do not need it. The image encoder of a
+model becomes a second file, mmproj-FILE.
 
-Tensors that are quantised already are copied, or moved to another format where that loses nothing; --requantize encodes them again.
+Only matrices are quantised. Norms, biases, routers and position embeddings keep their types. The
+embedding and the output matrix get one step more precision, because their errors reach the answer
+directly. Rows whose length is not a multiple of the group get smaller groups.
+
+A profile sets the types of single tensors. It is a file of lines PATTERN = TYPE; the first match
+counts.
+
+Tensors that are already quantised are copied, or repacked to another format if nothing is lost.
+--requantize encodes them again.
 
 Examples:
   ingle convert folder/ -o model.base --to q4
@@ -41,9 +48,9 @@ Examples:
   ingle convert model.gguf -o model.base --to q6 --requantize
   ingle convert folder/ -o model.gguf --to gguf:q8_0
   ingle convert model.base -o model.gguf --to gguf
-  ingle convert folder/ -o model.base --to q4 --profile fine.txt       with a line such as: *.down_proj.weight = q6")]
+  ingle convert folder/ -o model.base --to q4 --profile fine.txt   (a line: *.down_proj.weight = q6)")]
 pub struct Convert {
-    /// A catalog name, a path to a GGUF or .base file or a folder, or hf:org/repo[/file][@revision]
+    /// The model: a catalog name, a path or hf:org/repo[/file][@revision]
     model: ModelName,
 
     /// The file to write
@@ -54,19 +61,21 @@ pub struct Convert {
     #[arg(long, value_name = "TYPE", default_value = "keep")]
     to: String,
 
-    /// Types of single tensors, before --to: lines PATTERN = TYPE
+    /// Read the types of single tensors from this file
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
 
-    /// Encode tensors again that are quantised already, which loses precision a second time
+    /// Encode quantised tensors again
+    ///
+    /// This loses precision a second time.
     #[arg(long)]
     requantize: bool,
 
-    /// Replace the file if it is there
+    /// Replace the output file if it exists
     #[arg(long)]
     force: bool,
 
-    /// Print what was done as JSON
+    /// Print a report in JSON
     #[arg(long)]
     json: bool,
 
@@ -83,7 +92,7 @@ impl Convert {
         let profile = self.profile.as_deref().map(|file| Profile::read(file, target.format)).transpose()?;
         let options = Options { target, profile, requantize: self.requantize, force: self.force };
         if self.output.exists() && !self.force {
-            bail!("{} is there already; --force replaces it", self.output.display());
+            bail!("{} already exists; --force replaces it", self.output.display());
         }
         let path = load::fetch(&self.model, &self.fetch)?;
         let start = Instant::now();
@@ -105,7 +114,7 @@ impl Convert {
             self.output.file_name().unwrap_or_default().to_string_lossy()
         ));
         if tower.is_some() && tower_file.exists() && !self.force {
-            bail!("{} is there already; --force replaces it", tower_file.display());
+            bail!("{} already exists; --force replaces it", tower_file.display());
         }
         let plan = Plan::new(&*source, &options)?;
         for line in &plan.unmatched {
@@ -120,7 +129,7 @@ impl Convert {
         });
         bar.finish();
         if let (Ok(_), Some(tower)) = (&done, tower) {
-            // The types stay: it is small, and what it loses is lost for every token.
+            // The encoder keeps its types: it is small, and its errors reach every token.
             let options = Options { target: Target::parse("gguf")?, profile: None, ..options };
             let plan = Plan::new(&tower, &options)?;
             convert::run(&tower, &plan, &name, &[], &tower_file, &options, &mut |_| {})?;
@@ -160,12 +169,12 @@ impl Convert {
     }
 }
 
-/// Ctrl-C leaves no part of the output behind.
+/// Removes the incomplete output at Ctrl-C.
 fn remove_on_interrupt(output: &Path) -> anyhow::Result<()> {
     let partial = convert::partial_path(output);
     ctrlc::set_handler(move || {
         _ = std::fs::remove_file(&partial);
-        // Below the bar.
+        // The shell's prompt then begins below the progress bar.
         tell!("");
         // 128 + SIGINT, as shells expect.
         std::process::exit(130);
@@ -173,7 +182,8 @@ fn remove_on_interrupt(output: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A GGUF file has GGUF's names, whatever the source has; a tower of images is a second file. Notes tell what is left out.
+/// The checkpoint with GGUF's names, and the image encoder for a second file. Notes list the parts
+/// that are left out.
 fn with_gguf_names(
     model: &ModelName,
     path: &Path,
@@ -183,8 +193,8 @@ fn with_gguf_names(
         Naming::Gguf => return Ok((Box::new(checkpoint), None)),
         Naming::HuggingFace => {}
         Naming::Base | Naming::CTranslate2 | Naming::WhisperCpp => bail!(
-            "{}: the names of its keys and tensors have no translation to GGUF's; expected a Hugging Face or MLX folder, a \
-             .base file that was made from one, or GGUF's own names. A .base file can be written from it",
+            "{}: its keys and tensors cannot be translated to GGUF; expected a Hugging Face or MLX folder, a .base file \
+             made from one, or a GGUF file. `--to keep` writes a .base file instead",
             checkpoint.format
         ),
     }
@@ -200,17 +210,19 @@ fn with_gguf_names(
     let mut notes = export.notes.clone();
     match tokenizer {
         Some(tokenizer) => notes.extend(tokenizer.notes),
-        None => notes.push("the source has no tokenizer.json: the file takes token ids, not text".to_owned()),
+        None => notes
+            .push("the source has no tokenizer.json, so the new file accepts token ids, not text".to_owned()),
     }
     if let [first, rest @ ..] = &export.unused_tensors[..] {
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-        notes.push(format!("left out, since the model does not use them: {first}{more}"));
+        notes.push(format!("left out because the model does not use them: {first}{more}"));
     }
     notes.iter().for_each(|note| tell!("note: {note}"));
     Ok((Box::new(export), tower))
 }
 
-/// What a model is called: by its repository, its name in the catalog, its folder, or its file without the ending.
+/// The name of a model: of its repository, in the catalog, or of its folder or file, without the
+/// extension.
 fn name_of(model: &ModelName, path: &Path) -> anyhow::Result<String> {
     let name = match model.reference()? {
         ModelRef::Hub(place) => place.repo.rsplit('/').next().map(str::to_owned),

@@ -1,15 +1,16 @@
-//! `ingle cuda-selftest`: compares every CUDA kernel with the reference interpreter, and prints a report to send back.
+//! `ingle cuda-selftest`: compare every CUDA kernel with the reference interpreter, and print a
+//! report.
 
 use clap::Args;
 
-use crate::load;
+use crate::devices;
 
 /// Compare every CUDA kernel with the reference interpreter, and print a report
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  ingle cuda-selftest                 (with an NVIDIA GPU: about a minute)
-  ingle cuda-selftest > report.txt    (to send back: no file of yours is read, and nothing is sent by itself)")]
+  ingle cuda-selftest                 (needs an NVIDIA GPU; takes about a minute)
+  ingle cuda-selftest > report.txt    (for a bug report: no file of yours is read, nothing is sent)")]
 pub struct CudaSelftest {}
 
 impl CudaSelftest {
@@ -18,7 +19,7 @@ impl CudaSelftest {
         use crate::output;
         use device::{Device, Peaks};
         use device_cuda::selftest;
-        let device = load::cuda::device(0)?;
+        let device = devices::cuda::device(0)?;
         let facts = device.context().facts();
         let memory = device.memory();
         let Peaks { read_bytes_per_second, .. } = device.peaks();
@@ -53,6 +54,6 @@ impl CudaSelftest {
 
     #[cfg(not(any(target_os = "linux", target_os = "windows")))]
     pub fn run(self) -> anyhow::Result<()> {
-        load::cuda::device(0).map(|_| ())
+        devices::cuda::device(0).map(|_| ())
     }
 }

@@ -1,4 +1,4 @@
-//! `ingle diff`: the first command at which two devices disagree.
+//! `ingle diff`: find the first command at which two devices disagree.
 
 use std::sync::Arc;
 
@@ -8,21 +8,22 @@ use text::Specials;
 
 use crate::args::{DeviceArgs, DeviceName, ModelArgs};
 use crate::output::{Style, Table};
-use crate::{load, output};
+use crate::{devices, load, output};
 
 /// Run a prompt on two devices and name the first command whose result differs
 #[derive(Args)]
 #[command(after_help = "\
-Each device runs the prompt as one step, up to each command of the first one's plan in turn; values that both have in memory
-are compared. A difference is the root mean square over the value, as a share of the value's own.
+Each device runs the prompt as one step, repeatedly, up to each command of the first device's plan.
+Values that both devices have in memory are compared. A difference is the root mean square of the
+differences, divided by the root mean square of the value.
 
-Exit status 1 if a value differs by more than --bound.
+The exit status is 1 if a value differs by more than --bound.
 
 Examples:
   ingle diff smollm2:135m --between cpu,reference
   ingle diff model.gguf --between metal-emulated,reference --bound 0.01 --tokens 1,2,3 --all")]
 pub struct Diff {
-    /// The devices: two names as --device takes them
+    /// The two devices, by their names for --device
     #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1..=2, required = true)]
     between: Vec<DeviceName>,
 
@@ -34,15 +35,21 @@ pub struct Diff {
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     tokens: Option<Vec<u32>>,
 
-    /// How far apart values may be. 8-bit activations are apart by up to 0.1 after many layers; two f32 devices by 0.001
+    /// Largest difference that is allowed
+    ///
+    /// 8-bit activations differ by up to 0.1 after many layers, two f32 devices by 0.001.
     #[arg(long, default_value_t = 0.1, value_name = "SHARE")]
     bound: f64,
 
-    /// Print every value, not only the first that differs
+    /// Print every value
+    ///
+    /// Without this flag only the first value that differs is printed.
     #[arg(long)]
     all: bool,
 
-    /// Print an array of {"node","op","layer","value","rms","at","found"}
+    /// Print a JSON array
+    ///
+    /// Its objects have the keys node, op, layer, value, rms, at and found.
     #[arg(long)]
     json: bool,
 
@@ -53,15 +60,15 @@ pub struct Diff {
 impl Diff {
     pub fn run(self) -> anyhow::Result<()> {
         let [first, second] = self.between[..] else {
-            anyhow::bail!("--between takes two devices, for example cpu,reference");
+            anyhow::bail!("--between needs two devices, for example cpu,reference");
         };
         let args = &self.model.load.device;
-        // The other device computes the model alone.
+        // --gpus applies to one of the two; the other device computes the whole model.
         let of_gpus =
             if self.between.contains(&DeviceName::Cuda) { DeviceName::Cuda } else { DeviceName::Reference };
         let device = |name| {
             let gpus = if name == of_gpus { args.gpus.clone() } else { Vec::new() };
-            load::device(&DeviceArgs { device: name, gpus, ..args.clone() })
+            devices::device(&DeviceArgs { device: name, gpus, ..args.clone() })
         };
         let (a, b) = (device(first)?, device(second)?);
         let model = Arc::new(load::open(&self.model)?);
@@ -102,10 +109,10 @@ impl Diff {
             let worst = found
                 .iter()
                 .max_by(|a, b| a.rms.total_cmp(&b.rms))
-                .context("no value is in memory on both")?;
+                .context("no value is in memory on both devices")?;
             if !self.json {
                 output::print_line(&format!(
-                    "{n} values agree; the largest difference is {:.2e}, of {}",
+                    "{n} values agree; the largest difference is {:.2e}, at {}",
                     worst.rms, worst.value
                 ))?;
             }

@@ -1,4 +1,4 @@
-//! `ingle embed`: texts into vectors.
+//! `ingle embed`: compute embedding vectors of texts.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use crate::args::{ModelArgs, PrefillArgs};
 use crate::tell::tell;
 use crate::{input, load, output};
 
-/// Turn texts into embedding vectors
+/// Compute embedding vectors of texts
 #[derive(Args)]
 #[command(after_help = "\
-What is piped in is read too, a text a line. A text longer than the model takes is cut, with a note on stderr.
-Pooling, normalisation and the longest text are what the model's own files say; --ctx changes the last. --chunk is the number
-of tokens, of several texts, that are computed together.
+Lines of stdin are texts, too. A text that is longer than the model's limit is cut, with a note on
+stderr. The model's files define pooling, normalisation and this limit; --ctx changes the limit.
+--chunk is the number of tokens, of several texts, that are computed together.
 
 Examples:
   ingle embed minilm:l6 \"A cat sits on the mat\" \"A dog lies on the rug\"
@@ -26,19 +26,21 @@ Examples:
   ingle embed folder/ --tokens 101,2023,102 --hidden --json
   sort -u queries.txt | ingle embed folder/ --json > vectors.json")]
 pub struct Embed {
-    /// A file of texts, a line each, an empty line too; - reads stdin; repeat for more
+    /// A file of texts, one a line; repeat for more
+    ///
+    /// An empty line is a text, too. - reads stdin.
     #[arg(short, long, value_name = "FILE")]
     file: Vec<PathBuf>,
 
-    /// Token ids, with their marks, instead of texts
+    /// Token ids of one text, with special tokens
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["text", "file"])]
     tokens: Option<Vec<u32>>,
 
-    /// The hidden states of all tokens instead of one vector
+    /// Print the hidden states of all tokens
     #[arg(long, requires = "tokens")]
     hidden: bool,
 
-    /// Print {"embeddings":[[…],…]} instead of a line of numbers for each text
+    /// Print {"embeddings":[[…],…]} instead of lines of numbers
     #[arg(long)]
     json: bool,
 
@@ -48,7 +50,7 @@ pub struct Embed {
     #[command(flatten)]
     prefill: PrefillArgs,
 
-    /// Texts
+    /// The texts
     #[arg(index = 2)]
     text: Vec<String>,
 }
@@ -58,7 +60,7 @@ impl Embed {
         let args = &self.model.load;
         if self.prefill.validate_prefill || load::prefill(&self.prefill) == Prefill::PerToken {
             bail!(
-                "--prefill per-token and --validate-prefill are for text: an embedding is of a whole text at once"
+                "--prefill per-token and --validate-prefill do not apply: an embedding needs the whole text at once"
             );
         }
         if let Some(tokens) = &self.tokens {
@@ -86,7 +88,7 @@ impl Embed {
         Ok(())
     }
 
-    /// Of ids that the caller has.
+    /// Prints the embeddings of token ids.
     fn embed_tokens(&self, tokens: &[u32]) -> anyhow::Result<()> {
         let model = Arc::new(load::open(&self.model)?);
         let device = load::device_for(&self.model.load, &model)?;
@@ -106,7 +108,7 @@ impl Embed {
         Ok(())
     }
 
-    /// The arguments, then the lines of the files, then those of stdin.
+    /// The arguments, then lines of the files, then lines of stdin.
     fn texts(&self) -> anyhow::Result<Vec<String>> {
         let mut texts = self.text.clone();
         for file in &self.file {
@@ -114,7 +116,7 @@ impl Embed {
         }
         let is_alone = self.text.is_empty() && self.file.is_empty();
         if is_alone && std::io::stdin().is_terminal() {
-            tell!("reading texts from the keyboard, a line each; Ctrl-D ends");
+            tell!("reading texts from the keyboard, one a line; Ctrl-D ends the input");
             texts = lines(Path::new("-"))?;
         } else if !self.file.iter().any(|file| file.as_os_str() == "-") {
             texts.extend(input::piped()?.iter().flat_map(|text| text.lines()).map(str::to_owned));

@@ -1,4 +1,5 @@
-//! What `run` and `complete` share: a request from flags, Ctrl-C, streaming, the closing line of figures.
+//! Functions that `run` and `complete` share: a request from flags, Ctrl-C, streaming, and the
+//! closing line.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,12 +11,12 @@ use text::Stops;
 
 use crate::args::{OverflowName, PrefillArgs, SamplingArgs};
 
-/// Ctrl-C: ends the answer that is being generated; with none, the program.
+/// Ctrl-C: cancels the running answer, or ends the program if there is none.
 #[derive(Clone, Default)]
 pub struct Interrupt(Arc<Mutex<Option<CancelFlag>>>);
 
 impl Interrupt {
-    /// From now on Ctrl-C comes here.
+    /// Installs the handler of Ctrl-C.
     pub fn install() -> anyhow::Result<Interrupt> {
         let interrupt = Interrupt::default();
         let current = interrupt.0.clone();
@@ -27,13 +28,13 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// What Ctrl-C cancels from now on.
+    /// Sets the answer that Ctrl-C cancels from now on.
     pub fn watch(&self, flag: Option<CancelFlag>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = flag;
     }
 }
 
-/// The sampling parameters that the flags ask for, with what is best for `model` where they say nothing.
+/// The sampling parameters of the flags. Where no flag is given, those that `model` recommends.
 pub fn sampling(args: &SamplingArgs, model: SamplingChoice) -> SamplingParams {
     let mut sampling = SamplingParams {
         presence_penalty: args.presence_penalty,
@@ -42,24 +43,26 @@ pub fn sampling(args: &SamplingArgs, model: SamplingChoice) -> SamplingParams {
         seed: args.seed,
         ..args.more.params()
     };
-    // Each value of the flags goes first.
+    // A flag overrides the model's recommendation.
     SamplingChoice::default().complete(args.choice(), model, &mut sampling);
     sampling
 }
 
-/// Refuse parameters outside their limits before anything is loaded. What depends on the vocabulary is checked with the model.
+/// Checks the limits of sampling parameters before anything is loaded. Token ids are checked later,
+/// with the model's vocabulary.
 ///
 /// # Errors
-/// Names the first, its value and the limits.
+/// The first parameter outside its limits, with its value.
 pub fn check(args: &SamplingArgs) -> anyhow::Result<()> {
     let sampling = sampling(args, SamplingChoice::default());
     Ok(SamplingParams { logit_bias: Arc::default(), ..sampling }.check(1)?)
 }
 
-/// A request to continue `tokens` as the flags ask; `speculate` says whether they may be guessed.
+/// A request to continue `tokens` with these flags; it may have draft tokens if `speculate` is
+/// true.
 ///
 /// # Errors
-/// Its stop strings are too large.
+/// The stop strings are too long.
 pub fn request(
     tokens: Vec<u32>,
     sampling: SamplingParams,
@@ -81,9 +84,10 @@ pub fn request(
     })
 }
 
-/// Run a request; every piece of text goes to `out` as soon as it is certain.
+/// Runs a request; writes each piece of text to `out` as soon as it is final.
 ///
-/// A reader that hangs up ends the generation and is returned as the error that it is.
+/// # Errors
+/// The engine fails, or `out` cannot be written, which ends the generation.
 pub fn stream(
     engine: &mut Engine,
     request: Request,
@@ -110,7 +114,7 @@ pub fn stream(
     }
 }
 
-/// The line under an answer: what it was and how fast; with `-v` all that was measured.
+/// The line under an answer: its length and speed; with `-v` all timings.
 pub fn closing(t: &Timings) -> String {
     if crate::tell::is_verbose() { figures(t) } else { brief(t.generated_tokens, t.decode_rate()) }
 }
@@ -118,7 +122,7 @@ pub fn closing(t: &Timings) -> String {
 /// `153 tokens, 49.3 tok/s`
 pub fn brief(n_tokens: usize, rate: f64) -> String {
     let tokens = crate::output::plural(n_tokens, "token");
-    // One token has no rate.
+    // The rate of a single token is 0.
     if rate > 0.0 { format!("{tokens}, {rate:.1} tok/s") } else { tokens }
 }
 
@@ -141,21 +145,22 @@ fn figures(t: &Timings) -> String {
     text
 }
 
-/// A line for a person on why the answer ended, where it is not the usual end.
+/// The reason why an answer ended, if it is unusual, for people.
 pub fn remark(finished: &Finished) -> Option<String> {
     use engine::FinishReason::*;
     match &finished.reason {
         ContextFull => Some(
-            "the context is full, so the answer stops here (raise --ctx, or let it slide with --overflow slide)"
-                .into(),
+            "the context is full, so the answer ends here; use a larger --ctx, or --overflow slide".into(),
         ),
         Cancelled => Some("stopped".into()),
         MaxTokens | EndToken(_) | StopString(_) | StopToken(_) | ConstraintMet => None,
-        other => Some(other.to_string()),
+        reason @ (ConstraintUnmet | ConstraintFailed(_) | DeadlineExceeded | Failed(_)) => {
+            Some(reason.to_string())
+        }
     }
 }
 
-/// One word for why an answer ended.
+/// The reason why an answer ended, as one word for JSON.
 pub fn stop_word(reason: &engine::FinishReason) -> &'static str {
     use engine::FinishReason::*;
     match reason {
@@ -170,7 +175,7 @@ pub fn stop_word(reason: &engine::FinishReason) -> &'static str {
     }
 }
 
-/// Counts, seconds and rates.
+/// The counts, seconds and rates of an answer, for JSON.
 pub fn timings_json(t: &Timings) -> serde_json::Value {
     serde_json::json!({
         "prompt_tokens": t.prompt_tokens,

@@ -1,36 +1,39 @@
-//! `ingle inspect`: what is in a model file, and what is made of it.
+//! `ingle inspect`: show a model file, and the plans that are built from it.
 
 use clap::Args;
 use serde_json::json;
 use weights::{Array, Checkpoint, Value};
 
 use crate::args::{DeviceArgs, FetchArgs, ModelName, VerifyArgs};
-use crate::load;
 use crate::output::{self, Style, Table};
+use crate::{devices, load};
 
-/// Show what is in a model file: metadata, tensors, what the model is
+/// Show a model file: metadata, tensors, architecture
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   ingle inspect smollm2:135m
   ingle inspect model.gguf --tensors
-  ingle inspect model.gguf --plan           (the plan, and what fusion made of it)
-  ingle inspect folder/ --missing           (what nothing knows, of a model that is refused)
+  ingle inspect model.gguf --plan           (the plan, and the plan after fusion)
+  ingle inspect folder/ --missing           (the unknown parts of a model that is refused)
   ingle inspect folder/ --json")]
 pub struct Inspect {
-    /// A catalog name, a path to a GGUF or .base file or a folder, or hf:org/repo[/file][@revision]
+    /// The model: a catalog name, a path or hf:org/repo[/file][@revision]
     model: ModelName,
 
     /// List every tensor
     #[arg(long)]
     tensors: bool,
 
-    /// Print the plan as built, and as fused for the device; of a speech model all three plans
+    /// Print the plan, and the plan fused for the device
+    ///
+    /// A speech model has three plans.
     #[arg(long)]
     plan: bool,
 
-    /// List what the file has and no family reads, and what a family needs and the file lacks; without a name of a known family,
-    /// compared with the one whose names fit best
+    /// List keys and tensors that are unknown or missing
+    ///
+    /// The file is compared with its own family, or with the family whose names fit best.
     #[arg(long, conflicts_with_all = ["tensors", "plan", "json"])]
     missing: bool,
 
@@ -80,14 +83,14 @@ impl Inspect {
         } else {
             print_types(&checkpoint)?;
         }
-        // A file that is no model that we know is still worth looking into: the reason comes last.
+        // An unknown model is shown, too; the reason why it is refused comes last.
         let spec = spec?;
         output::print_line(&spec.to_string())?;
         for name in &spec.unused_tensors {
             output::print_line(&format!("unused tensor: {name}"))?;
         }
         if self.plan {
-            let device = load::device(&self.device)?;
+            let device = devices::device(&self.device)?;
             for (name, plan) in plans(&spec, &checkpoint)? {
                 let fused = device_lower::fusion::fuse(&plan, device.fusion());
                 output::print_line(&format!("{name}: {} ops\n\n{plan}", plan.nodes.len()))?;
@@ -141,7 +144,7 @@ impl Inspect {
                 all["description"] = spec.to_string().into();
                 all["unused_tensors"] = spec.unused_tensors.clone().into();
                 if self.plan {
-                    let device = load::device(&self.device)?;
+                    let device = devices::device(&self.device)?;
                     for (name, plan) in plans(&spec, checkpoint)? {
                         let fused = device_lower::fusion::fuse(&plan, device.fusion());
                         all[name] = plan.to_string().lines().collect::<Vec<_>>().into();
@@ -155,12 +158,14 @@ impl Inspect {
     }
 }
 
-/// What nothing reads, and what the nearest family would need.
+/// Prints names that no family reads, and names that the nearest family needs.
 fn print_missing(checkpoint: &Checkpoint) -> anyhow::Result<()> {
     let missing = model::Missing::of(checkpoint);
     let family = match missing.known {
         true => format!("family: {}", missing.family),
-        false => format!("no family answers to this file; compared with the nearest, {}", missing.family),
+        false => {
+            format!("found no family of this name; compared with the most similar family, {}", missing.family)
+        }
     };
     output::print_line(&family)?;
     for (what, names) in [
@@ -175,7 +180,7 @@ fn print_missing(checkpoint: &Checkpoint) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The forward passes of a model, checked, and what each is called: one of a model of text, three of one of speech.
+/// The checked plans of a model, with their names: one of a text model, three of a speech model.
 fn plans(
     spec: &model::ModelSpec,
     checkpoint: &Checkpoint,
@@ -197,7 +202,7 @@ fn plans(
     Ok(plans)
 }
 
-/// How many tensors of each type, and their bytes; types in the order in which the file first uses them.
+/// Prints the number of tensors and bytes of each type, in the order of first use in the file.
 fn print_types(checkpoint: &Checkpoint) -> anyhow::Result<()> {
     let mut table = Table::new(&["type", "tensors>", "values>", "bytes>"]);
     let mut types = Vec::new();
@@ -228,7 +233,7 @@ fn show(value: &Value) -> String {
             format!("{} items: {}{}", a.len(), shown.join(", "), if a.len() > 4 { ", …" } else { "" })
         }
         Value::Str(s) => format!("{s:?}"),
-        other => to_json(other).to_string(),
+        Value::Int(_) | Value::Float(_) | Value::Bool(_) | Value::Null => to_json(value).to_string(),
     }
 }
 
@@ -243,7 +248,7 @@ fn item(array: &Array, i: usize) -> serde_json::Value {
 
 fn to_json(value: &Value) -> serde_json::Value {
     match value {
-        // JSON numbers end at 64 bits; nothing in a header is larger.
+        // JSON numbers have at most 64 bits here; a larger integer becomes a string.
         Value::Int(i) => i64::try_from(*i).map_or_else(|_| i.to_string().into(), Into::into),
         Value::Float(f) => (*f).into(),
         Value::Bool(b) => (*b).into(),

@@ -1,4 +1,7 @@
-//! `ingle keygen`: a pair of keys to sign and verify `.base` files with.
+//! `ingle keygen`: make a pair of keys that sign and verify `.base` files.
+//!
+//! The command stays because `ingle sign` needs a key in this raw form, which common tools do not
+//! write.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -11,10 +14,11 @@ use serde_json::json;
 
 use crate::output;
 
-/// Make a pair of ed25519 keys to sign .base files with
+/// Make a pair of ed25519 keys for signing .base files
 #[derive(Args)]
 #[command(after_help = "\
-The secret key is a file of 32 bytes that only you can read; the public key, for those who verify, is beside it and ends in .pub.
+The secret key is a file of 32 bytes that only you can read. The public key, for `ingle verify`, is
+written to a second file, whose name ends in .pub.
 
 Examples:
   ingle keygen -o my.key
@@ -35,10 +39,10 @@ impl Keygen {
         let mut public_file = self.output.clone().into_os_string();
         public_file.push(".pub");
         let public_file = PathBuf::from(public_file);
-        let key = SecretKey::generate().context("the system's randomness")?;
+        let key = SecretKey::generate().context("reading the system's random numbers")?;
         create(&self.output, &key.to_bytes(), 0o600)?;
         if let Err(error) = create(&public_file, &key.public().to_bytes(), 0o644) {
-            // A secret key without its public one is of no use.
+            // A secret key without its public key is useless.
             _ = std::fs::remove_file(&self.output);
             return Err(error);
         }
@@ -56,13 +60,13 @@ impl Keygen {
     }
 }
 
-/// The digits of a key, two a byte.
+/// The bytes as hexadecimal digits.
 pub fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Write a new file, with these permissions where the system has such. A key is never overwritten: what it signed could not
-/// be signed again.
+/// Writes a new file, with these permissions on Unix. An existing key is never overwritten: it
+/// could not be restored.
 fn create(file: &Path, bytes: &[u8], mode: u32) -> anyhow::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);

@@ -11,10 +11,10 @@ use crate::output::{self, Style, Table};
 #[command(after_help = "\
 Examples:
   ingle list
-  ingle list --all       (Ollama's and LM Studio's models too, with their places)
+  ingle list --all       (also models of Ollama and LM Studio, with paths)
   ingle list --json")]
 pub struct List {
-    /// List the models of other programs on this machine too, and where each lies
+    /// List models of other programs too, and all paths
     #[arg(long)]
     all: bool,
 

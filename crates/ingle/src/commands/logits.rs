@@ -1,4 +1,4 @@
-//! `ingle logits`: the best tokens at each position.
+//! `ingle logits`: print the best tokens at each position.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,9 +20,9 @@ Examples:
   ingle logits smollm2:135m --prompt \"The capital of France is\"
   ingle logits model.gguf --prompt Hello --top 5 --json --device reference
   ingle logits folder/ --tokens 1,2,3 --json
-  ingle logits folder/ --tokens 5,151,151,9 --image cat.png --json  (a placeholder for each row of the image)")]
+  ingle logits folder/ --tokens 5,151,151,9 --image cat.png --json  (one placeholder for each row of the image)")]
 pub struct Logits {
-    /// The text; what is piped in is added to it
+    /// The text; text on stdin is appended to it
     #[arg(short, long, conflicts_with = "tokens")]
     prompt: Option<String>,
 
@@ -30,11 +30,13 @@ pub struct Logits {
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     tokens: Option<Vec<u32>>,
 
-    /// An image (PNG, JPEG or WebP) for the placeholders in --tokens, or where a --prompt has the template's mark; repeat for more
+    /// An image (PNG, JPEG or WebP); repeat for more
+    ///
+    /// It replaces the placeholders in --tokens, or the template's image mark in --prompt.
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
 
-    /// How many tokens at each position
+    /// Print N tokens at each position
     #[arg(long, default_value_t = 5, value_name = "N")]
     top: usize,
 

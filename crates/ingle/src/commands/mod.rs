@@ -32,7 +32,7 @@ mod verify;
 
 use clap::Subcommand;
 
-/// What to do.
+/// The commands.
 #[derive(Subcommand)]
 pub enum Command {
     #[command(visible_alias = "chat")]
@@ -74,7 +74,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Do it.
+    /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         match self {
             Command::Run(c) => c.run(),

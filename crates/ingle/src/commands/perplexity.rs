@@ -1,4 +1,4 @@
-//! `ingle perplexity`: how well a model predicts a text.
+//! `ingle perplexity`: measure how well a model predicts a text.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use crate::{input, load, output};
 /// Measure the perplexity of a model on a text file
 #[derive(Args)]
 #[command(after_help = "\
-Every token of the text is scored, in windows that do not overlap, each begun with the model's start token if it has one.
+Every token of the text is scored, in windows that do not overlap. Each window begins with the
+model's start token, if it has one.
 
 Examples:
   ingle perplexity smollm2:135m text.txt
@@ -33,7 +34,7 @@ pub struct Perplexity {
     #[command(flatten)]
     prefill: PrefillArgs,
 
-    /// The text; - reads stdin
+    /// The file of the text; - reads stdin
     #[arg(index = 2)]
     file: PathBuf,
 }

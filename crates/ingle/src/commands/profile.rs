@@ -1,4 +1,4 @@
-//! `ingle profile`: where the time of a prompt and of an answer goes.
+//! `ingle profile`: measure the time of each kernel, op or layer.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::args::{ModelArgs, PrefillArgs};
 use crate::output::{Style, Table};
 use crate::{load, output};
 
-/// Show where the time goes, by kernel, op and layer
+/// Measure the time of each kernel, op or layer
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -23,19 +23,19 @@ Examples:
   ingle profile model.gguf --parallel 8 -p 128 -n 32
   ingle profile model.gguf --trace trace.json      (open it in chrome://tracing or ui.perfetto.dev)")]
 pub struct Profile {
-    /// Prompt tokens
+    /// Tokens of the prompt
     #[arg(short = 'p', long, default_value_t = 128, value_name = "N")]
     n_prompt: usize,
 
-    /// Generated tokens
+    /// Tokens to generate
     #[arg(short = 'n', long, default_value_t = 32, value_name = "N")]
     n_gen: usize,
 
-    /// Sequences at once
+    /// Sequences that run at once
     #[arg(long, default_value_t = 1, value_name = "N")]
     parallel: usize,
 
-    /// What the rows of the table are
+    /// Print a row for each of these
     #[arg(long, value_enum, default_value_t = By::Kernel)]
     by: By,
 
@@ -61,7 +61,7 @@ enum By {
     Layer,
 }
 
-/// Sums over commands with the same key.
+/// Sums over the commands with the same key.
 #[derive(Default)]
 struct Sum {
     calls: usize,
@@ -86,7 +86,7 @@ impl Profile {
             prefill: load::prefill(&self.prefill),
             ..Request::new(load::arbitrary_tokens(n_prompt.max(1), n_vocab))
         };
-        // The first steps read the file for the first time; they are not what a profile asks.
+        // The first steps read the file for the first time, so they are not part of the profile.
         engine.generate(request(self.n_prompt, 2), |_| {})?;
         engine.record_timings(true);
         for _ in 0..self.parallel {
@@ -186,13 +186,17 @@ impl Profile {
 }
 
 fn op_name(engine: &Engine, command: &CommandInfo) -> String {
-    engine.plan().nodes.get(command.node).map_or_else(String::new, |node| match &node.op {
-        device::Op::Fused { kind, .. } => kind.to_string(),
-        op => op.kind().to_string(),
+    engine.plan().nodes.get(command.node).map_or_else(String::new, |node| {
+        if let device::Op::Fused { kind, .. } = &node.op {
+            kind.to_string()
+        } else {
+            node.op.kind().to_string()
+        }
     })
 }
 
-/// The trace event format: one complete event (`ph: X`, microseconds) a command, steps one after another.
+/// The trace event format: one complete event (`ph: X`, microseconds) for each command, with steps
+/// in a row.
 fn trace(engine: &Engine, steps: &[StepTimings]) -> serde_json::Value {
     let mut events = Vec::new();
     let mut offset = 0.0;

@@ -13,7 +13,7 @@ Examples:
   ingle ps
   ingle ps --server http://box.lan:8080 --api-key SECRET")]
 pub struct Ps {
-    /// Print what the server says, in JSON
+    /// Print the server's JSON
     #[arg(long)]
     json: bool,
 
@@ -39,7 +39,7 @@ impl Ps {
                 model["context_length"].as_u64().filter(|n| *n > 0).map_or(String::new(), |n| n.to_string());
             let size = model["size"].as_u64().map_or(String::new(), output::bytes);
             let until = match &model["expires_at"] {
-                // What stays has a time in centuries.
+                // A model that stays loaded expires in some centuries.
                 Value::String(time) if time.as_str() < "2200" => time.clone(),
                 _ => "stays".to_owned(),
             };

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::args::{FetchArgs, ModelName};
 use crate::{load, output};
 
-/// Fetch a model into the cache and print where it lies
+/// Fetch a model into the cache and print its path
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -1,4 +1,4 @@
-//! `ingle rerank`: how well documents fit a query.
+//! `ingle rerank`: score how well documents fit a query.
 
 use std::sync::Arc;
 
@@ -11,23 +11,27 @@ use crate::args::ModelArgs;
 use crate::output::{Style, Table};
 use crate::{input, load, output};
 
-/// Judge how well documents fit a query, with a model made for it
+/// Score how well documents fit a query, with a reranker
 #[derive(Args)]
 #[command(after_help = "\
-Larger scores are better. Those of a model with a classification head are its numbers as they are, and no probabilities; a
-language model that judges (Qwen3-Reranker) gives the probability of \"yes\" beside \"no\". A document that is too long is cut at its
-end.
+Larger scores are better. The scores of a model with a classification head are its raw outputs, not
+probabilities. The score of a language model (Qwen3-Reranker) is the probability of \"yes\" against
+\"no\". The end of a document that is too long is cut off.
 
 Examples:
   ingle rerank folder/ \"what is a panda?\" \"The giant panda is a bear.\" \"Paris is a city.\"
   ingle rerank Qwen3-Reranker-0.6B-Q8_0.gguf \"what is a panda?\" \"Paris is a city.\"
   ingle rerank folder/ --tokens 0,581,2,2,9,2 --json")]
 pub struct Rerank {
-    /// Token ids of a pair, with their marks, instead of texts; repeat for more
+    /// Token ids of a query and a document; repeat for more
+    ///
+    /// The ids include the special tokens of the pair. They replace QUERY and DOCUMENTS.
     #[arg(long, value_name = "IDS")]
     tokens: Vec<String>,
 
-    /// Print {"scores":[…]} in the documents' order instead of a table, the best first
+    /// Print {"scores":[…]} in the documents' order
+    ///
+    /// Without this flag a table is printed, the best document first.
     #[arg(long)]
     json: bool,
 
@@ -38,7 +42,7 @@ pub struct Rerank {
     #[arg(index = 2, required_unless_present = "tokens", conflicts_with = "tokens")]
     query: Option<String>,
 
-    /// The documents; what is piped in is more of them, one a line
+    /// The documents; stdin has more, one a line
     #[arg(index = 3, conflicts_with = "tokens")]
     documents: Vec<String>,
 }
@@ -81,7 +85,7 @@ impl Rerank {
 fn parse(ids: &str) -> anyhow::Result<Vec<u32>> {
     let id = |text: &str| match text.trim().parse() {
         Ok(id) => Ok(id),
-        Err(_) => bail!("--tokens: found {text:?}, expected token ids with commas between them"),
+        Err(_) => bail!("--tokens: found {text:?}, expected token ids separated by commas"),
     };
     ids.split(',').map(id).collect()
 }

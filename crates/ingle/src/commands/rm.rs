@@ -1,4 +1,4 @@
-//! `ingle rm`: take models out of the cache.
+//! `ingle rm`: remove models from the cache.
 
 use clap::Args;
 
@@ -12,7 +12,7 @@ Examples:
   ingle rm smollm2:135m
   ingle rm hf:Qwen/Qwen3-0.6B")]
 pub struct Rm {
-    /// Names as `ingle list` prints them
+    /// Names in `ingle list`
     #[arg(required = true)]
     models: Vec<ModelName>,
 

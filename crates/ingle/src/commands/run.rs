@@ -30,23 +30,25 @@ use crate::{input, load, output, tell};
 #[command(after_help = "\
 Examples:
   ingle run smollm2:135m \"Why is the sky blue?\"
-  ingle run smollm2:135m                                  (interactive; try /help)
+  ingle run smollm2:135m                                  (an interactive chat; try /help)
   ingle run model.gguf --system \"Answer briefly.\" --temperature 0.2 \"What is Rust?\"
   ingle run smolvlm-folder/ --image cat.png \"What is this?\"
   ingle run smollm2:135m < question.txt                   (a prompt from a pipe)
   cat letter.txt | ingle run smollm2:135m \"Summarise this letter.\"
-  ingle run smollm2:135m --server http://box.lan:8080 \"Hello\"  (a model that a server has)")]
+  ingle run smollm2:135m --server http://box.lan:8080 \"Hello\"  (a model of a server)")]
 pub struct Run {
-    /// Use the model on this server instead of running it here: one of `ingle serve`, or any with OpenAI's API
-    #[arg(long, value_name = "URL")]
+    /// Use the model of this server instead of running one here
+    ///
+    /// The server is `ingle serve` or any other with OpenAI's API.
+    #[arg(long, value_name = "URL", help_heading = "Server")]
     server: Option<String>,
 
     /// The server's API key [default: INGLE_API_KEY]
-    #[arg(long, value_name = "KEY", requires = "server")]
+    #[arg(long, value_name = "KEY", requires = "server", help_heading = "Server")]
     api_key: Option<String>,
 
-    /// Trust only the certificates in this PEM file for the server
-    #[arg(long, value_name = "FILE", requires = "server")]
+    /// Trust only the server certificates in this PEM file
+    #[arg(long, value_name = "FILE", requires = "server", help_heading = "Server")]
     ca_cert: Option<PathBuf>,
 
     /// The system message
@@ -54,23 +56,31 @@ pub struct Run {
     system: Option<String>,
 
     /// A Jinja chat template to use instead of the model's own
-    #[arg(long, alias = "chat-template-file", value_name = "FILE")]
+    #[arg(long, alias = "chat-template-file", value_name = "FILE", hide_short_help = true)]
     chat_template: Option<PathBuf>,
 
-    /// Think before the answer or not, or with an effort, for models that can: true, false, low, medium or high
+    /// Let a model that can reason think first, or not
+    ///
+    /// Some models also accept an effort: low, medium or high. --think alone means true.
     #[arg(long, value_name = "true|false|EFFORT", num_args = 0..=1, require_equals = true, default_missing_value = "true",
         value_parser = ["true", "false", "low", "medium", "high"])]
     think: Option<String>,
 
-    /// Set a variable of the chat template, in JSON (enable_thinking=false); repeat for more
-    #[arg(long, value_name = "NAME=JSON")]
+    /// Set a variable of the chat template; repeat for more
+    ///
+    /// The value is JSON, for example enable_thinking=false.
+    #[arg(long, value_name = "NAME=JSON", hide_short_help = true)]
     template_var: Vec<String>,
 
-    /// An image to talk about (PNG, JPEG or WebP), for a model that takes images; repeat for more
+    /// An image to talk about; repeat for more
+    ///
+    /// A PNG, JPEG or WebP file, for a model with an image encoder.
     #[arg(long, value_name = "FILE", conflicts_with = "server")]
     image: Vec<PathBuf>,
 
-    /// Print {"text":…,"stop":…,"timings":{…}} at the end instead of streaming (with PROMPT or a pipe)
+    /// Print JSON when the answer is complete
+    ///
+    /// The object is {"text":…,"stop":…,"timings":{…}}. A PROMPT or a pipe is needed.
     #[arg(long)]
     json: bool,
 
@@ -95,11 +105,13 @@ pub struct Run {
     #[command(flatten)]
     adapters: AdapterArgs,
 
-    /// The same as PROMPT, as llama-cli has it
+    /// The prompt, under the name that llama-cli has for it
     #[arg(short = 'p', long = "prompt", hide = true, value_name = "PROMPT", conflicts_with = "prompt")]
     said: Option<String>,
 
-    /// What to say; text that is piped in is added to it. Without either the conversation is interactive
+    /// The message; without it the chat is interactive
+    ///
+    /// Text on stdin is appended to the message.
     #[arg(index = 2)]
     prompt: Option<String>,
 }
@@ -117,7 +129,7 @@ impl Run {
         let adapter = load::chosen_adapter(&self.adapters)?;
         anyhow::ensure!(
             adapter.is_none() || self.prompt_cache.prompt_cache.is_none(),
-            "a prompt cache keeps what the model alone computed; leave out --lora or the cache"
+            "a prompt cache holds keys and values of the model without adapters; leave out --lora or --prompt-cache"
         );
         let constraint = self.grammar.constraint(&model)?;
         let device = load::device_for(&self.model.load, &model)?;
@@ -161,13 +173,13 @@ impl Run {
         self.prompt_cache.save(cache.as_mut(), &mut session.engine, &session.last_prompt)
     }
 
-    /// What is said first; `None`: somebody sits there to say it.
+    /// The first message; `None` if the chat is interactive.
     fn prompt(&self) -> anyhow::Result<Option<String>> {
         let prompt = input::message(self.prompt.as_deref().or(self.said.as_deref()))?;
         if prompt.is_some() {
             return Ok(prompt);
         }
-        anyhow::ensure!(!self.json, "--json needs a PROMPT: a conversation is for people");
+        anyhow::ensure!(!self.json, "--json needs a PROMPT: an interactive chat prints no JSON");
         if io::stdin().is_terminal() {
             return Ok(None);
         }
@@ -178,11 +190,11 @@ impl Run {
     fn remote(&self, url: &str) -> anyhow::Result<Remote> {
         anyhow::ensure!(
             self.chat_template.is_none(),
-            "--chat-template: a server uses the template that it has for the model"
+            "--chat-template cannot be used with --server: the server has its own template for the model"
         );
         anyhow::ensure!(
             self.adapters.lora.lora.is_empty(),
-            "--lora: a server has adapters of its own; name one of them instead of the model"
+            "--lora cannot be used with --server: name an adapter of the server instead of the model"
         );
         Ok(Remote {
             client: Client::new(url, self.api_key.clone(), self.ca_cert.as_deref())?,
@@ -196,7 +208,8 @@ impl Run {
         })
     }
 
-    /// The variables of the template: those of `--think`, by the names that templates have for it, and those that are named.
+    /// Variables of the chat template: of `--think`, under the names that templates use, and of
+    /// `--template-var`.
     fn variables(&self) -> anyhow::Result<Map<String, Value>> {
         let thinks = self.think.as_deref().map(|word| json!(word != "false"));
         let effort =
@@ -224,10 +237,10 @@ impl Run {
             None => {
                 anyhow::ensure!(
                     self.system.is_none() && self.template_var.is_empty() && self.think.is_none(),
-                    "{} has no chat template, so there is no place for a system message or a template variable, such as --think; give one with --chat-template",
+                    "{} has no chat template, which --system, --template-var and --think need; name one with --chat-template",
                     self.model.model
                 );
-                // Others are refused when they are loaded.
+                // Speech and embedding models are refused when they are loaded.
                 if model.spec().encoder.is_none() && model.embedding().is_err() {
                     tell!(
                         "note: {} is a base model: it continues your text and answers no questions",
@@ -246,26 +259,28 @@ impl Run {
     }
 }
 
-/// `NAME=JSON` of `--template-var`.
+/// Parses `NAME=JSON` of `--template-var`.
 fn variable(given: &str) -> anyhow::Result<(String, Value)> {
     let (name, value) =
         given.split_once('=').with_context(|| format!("found {given:?}, expected NAME=JSON"))?;
     let value = serde_json::from_str(value).with_context(|| {
-        format!("--template-var {name}: found {value:?}, expected JSON (a text in quotes)")
+        format!("--template-var {name}: found {value:?}, expected JSON (text needs quotation marks)")
     })?;
     Ok((name.to_owned(), value))
 }
 
-/// What was said so far, and how it becomes a prompt.
+/// The messages so far, and how they become a prompt.
 enum Dialogue {
-    /// Messages through a template; how answers are read, and which of their marks must be seen for that.
+    /// A chat through a template. `format` parses answers, for which the special tokens `shown`
+    /// must be visible.
     Chat { conversation: Box<Conversation>, format: AnswerFormat, shown: Arc<[u32]> },
-    /// A base model: one text that grows.
+    /// A base model, which continues one growing text.
     Plain { model: Arc<Model>, text: String },
 }
 
 impl Dialogue {
-    /// The tokens of the dialogue with this message, with which the last `n_new` of its images come.
+    /// Adds a message to the dialogue and returns the prompt's tokens. The last `n_new` of `images`
+    /// belong to it.
     fn say(
         &mut self,
         message: &str,
@@ -278,7 +293,7 @@ impl Dialogue {
                 conversation.push(with_images(message, n_new));
                 let mut prompt = image_prompt(conversation, images, model);
                 if prompt.is_err() && n_new > 0 {
-                    // Some templates know texts only.
+                    // Some templates accept only messages of text.
                     conversation.pop();
                     conversation.push_user(&marked(message, n_new, model)?);
                     prompt = image_prompt(conversation, images, model);
@@ -303,7 +318,7 @@ impl Dialogue {
             Dialogue::Chat { conversation, .. } => {
                 conversation.push_user(message);
                 let prompt = conversation.prompt();
-                // What the template refuses is not part of the conversation.
+                // A message that the template refuses is not part of the conversation.
                 if prompt.is_err() {
                     conversation.pop();
                 }
@@ -316,7 +331,7 @@ impl Dialogue {
         }
     }
 
-    /// What reads the answer to what was said last.
+    /// The parser of the answer to the last message, which writes to `out`.
     fn spoken<'a>(&self, out: &'a mut dyn Write, voice: Voice) -> anyhow::Result<Spoken<'a>> {
         Ok(match self {
             Dialogue::Chat { conversation, format, .. } => {
@@ -353,7 +368,7 @@ impl Dialogue {
         }
     }
 
-    /// Take back what was said and got no answer.
+    /// Removes the last message, which got no answer.
     fn unsay(&mut self, message: &str, n_images: usize) {
         match self {
             Dialogue::Chat { conversation, .. } => {
@@ -367,14 +382,14 @@ impl Dialogue {
     }
 }
 
-/// A message of images and then text, as templates of models that see know it.
+/// A message of images followed by text, in the form of templates of vision models.
 fn with_images(message: &str, n_images: usize) -> Value {
     let mut parts = vec![json!({"type": "image"}); n_images];
     parts.push(json!({"type": "text", "text": message}));
     json!({"role": "user", "content": parts})
 }
 
-/// A text with the model's mark before it for each image.
+/// The message after one placeholder of the model for each image.
 fn marked(message: &str, n_images: usize, model: &Model) -> anyhow::Result<String> {
     if n_images == 0 {
         return Ok(message.to_owned());
@@ -382,7 +397,7 @@ fn marked(message: &str, n_images: usize, model: &Model) -> anyhow::Result<Strin
     Ok(model.need_vision()?.tower.marks.placeholder.repeat(n_images) + message)
 }
 
-/// The tokens of a conversation with images, up to where the answer begins.
+/// The tokens of a conversation with images, up to the start of the answer.
 fn image_prompt(
     conversation: &Conversation,
     images: &[Arc<Picture>],
@@ -392,11 +407,11 @@ fn image_prompt(
     Ok(model.need_tokenizer()?.encode(&text, Specials::Parse)?)
 }
 
-/// A message that got an answer.
+/// A message that was answered.
 struct Turn {
     message: String,
     n_images: usize,
-    /// Bytes of a base model's text before it.
+    /// Bytes of a base model's text before the message.
     text_before: usize,
 }
 
@@ -405,30 +420,30 @@ struct Session {
     dialogue: Dialogue,
     engine: Engine,
     sampling: SamplingArgs,
-    /// What was asked last, for the prompt cache.
+    /// Tokens of the last prompt, for the prompt cache.
     last_prompt: Vec<u32>,
     speculate: SpeculateArgs,
     deterministic: bool,
     interrupt: Interrupt,
     prefill: PrefillArgs,
-    /// What each answer must be, from its beginning on.
+    /// The grammar of each answer.
     constraint: Option<Box<dyn Constraint>>,
-    /// Those of the conversation so far, in order.
+    /// Images of the conversation so far, in order.
     images: Vec<Arc<Picture>>,
-    /// Those that go with the next message.
+    /// Images of the next message.
     waiting: Vec<Arc<Picture>>,
-    /// Of the conversation's, those of the last message.
+    /// Number of images of the last message.
     n_last: usize,
-    /// What was said and answered here, in order, to be taken back.
+    /// Answered messages in order, for /undo.
     turns: Vec<Turn>,
-    /// Tokens of the conversation, its last answer included.
+    /// Tokens of the conversation, including the last answer.
     n_used: usize,
-    /// What answers are computed with.
+    /// The adapter that answers are computed with.
     adapter: Option<Arc<str>>,
 }
 
 impl Session {
-    /// Say something; the answer streams to `out` and becomes part of the dialogue.
+    /// Sends a message; the answer streams to `out` and becomes part of the dialogue.
     fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<Finished> {
         let text_before = self.dialogue.text().len();
         let request = self.request(message)?;
@@ -492,7 +507,7 @@ impl Session {
         })
     }
 
-    /// Take back what was said and got no answer; its images wait for the next message.
+    /// Removes the last message, which got no answer; its images belong to the next message.
     fn unsay(&mut self, message: &str) {
         self.waiting = self.images.split_off(self.images.len().saturating_sub(self.n_last));
         self.dialogue.unsay(message, self.n_last);

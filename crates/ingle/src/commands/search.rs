@@ -1,4 +1,4 @@
-//! `ingle search`: the models that can be fetched by name.
+//! `ingle search`: list the models that can be fetched by name.
 
 use clap::Args;
 use serde_json::json;
@@ -17,7 +17,7 @@ Examples:
 
 `NAME-QUANT` fetches another quantisation of a model of the hub: `ingle pull qwen3:8b-q8_0`.")]
 pub struct Search {
-    /// Words that the name or the description has; none: everything
+    /// Words in the name or the description; without any, the whole catalog
     words: Vec<String>,
 
     /// Search the Hugging Face hub instead of the catalog
@@ -58,7 +58,7 @@ impl Search {
         }
         if found.is_empty() {
             let message =
-                format!("the catalog has no model with {query:?}; `ingle search --hub` asks the hub");
+                format!("the catalog has no model with {query:?}; `ingle search --hub` searches the hub");
             return output::print_line(&message);
         }
         let mut table = Table::new(&["name", "size>", "model", "licence", "source"]);

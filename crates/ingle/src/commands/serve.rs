@@ -1,4 +1,4 @@
-//! `ingle serve`: models over HTTP.
+//! `ingle serve`: serve models over HTTP.
 
 mod adapters;
 mod config;
@@ -22,26 +22,32 @@ use self::config::ModelConfig;
 use self::gate::GateArgs;
 use self::sampling::DefaultSamplingArgs;
 use crate::args::{FetchArgs, LoadArgs, Lora, LoraArgs, ModelArgs, ModelName, VerifyArgs};
-use crate::{load, output, tell};
+use crate::{devices, load, output, tell};
 
-/// While prompts are computed, answers wait for so many times a step of theirs.
+/// The heading of flags about requests, in the help.
+const LIMITS: &str = "Requests";
+
+/// Target latency of a token during prefill of other prompts, in decode steps.
 const LATENCY_STEPS: f64 = 2.0;
 
-/// Longest time that steps are computed only to warm up a model. A GPU compiles kernels and records tables at their first use.
+/// Longest warm-up of a model on a GPU, which compiles kernels and records tables at their first
+/// use.
 const WARM_UP: Duration = Duration::from_secs(10);
 
-/// The same on a CPU, which only touches memory for the first time; what is not warmed up then is a little slower once.
+/// Longest warm-up of a model on a CPU. It only touches memory, and what it misses is slower only
+/// once.
 const WARM_UP_CPU: Duration = Duration::from_millis(400);
 
-/// Most bytes of a model's prefixes on the disk.
+/// Most bytes of a model's cached prompts on the disk.
 const MAX_PREFIX_BYTES: u64 = 4 << 30;
 
-/// Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama, speech included, with continuous batching
+/// Serve models over HTTP, with the APIs of OpenAI, Anthropic and Ollama
 #[derive(Args)]
 #[command(after_help = "\
-The first model answers requests that name none, and is loaded before /health says ok; others are loaded when a request first
-names them. A model's id is the name it was started with. Without any MODEL every model in the cache is served (`ingle list`).
-Clients with different API keys never share cached prompts.
+The first model answers requests that name no model. It is loaded before /health reports ok; the
+others are loaded at their first request. A model's id is its name on the command line. Without a
+MODEL, every model in the cache is served (`ingle list`). Clients with different API keys never
+share cached prompts.
 
 Examples:
   ingle serve
@@ -52,96 +58,122 @@ Examples:
   ingle serve --config models.toml
   curl localhost:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'")]
 pub struct Serve {
-    /// Catalog names (`ingle list --all`), paths to GGUF or .base files or folders, or hf:org/repo[/file][@revision]
+    /// The models: catalog names, paths or hf:org/repo
+    ///
+    /// Catalog names (`ingle search` lists them), paths to GGUF or .base files or to folders, or
+    /// hf:org/repo[/file][@revision]. Without any, every model in the cache is served.
     #[arg(value_name = "MODEL")]
     models: Vec<ModelName>,
 
-    /// Further models, from a TOML file: [[models]] with a source and, as needed, name, ctx, kv_type, slots and latency_target
+    /// Serve the models of this TOML file, too
+    ///
+    /// The file has one [[models]] for each, with the key source. The keys name, ctx, kv_type,
+    /// slots and latency_target are optional.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// All of them.
+    /// The models of the command line and of the file.
     #[arg(skip)]
     configs: Vec<ModelConfig>,
 
-    /// Of the memory of all models.
+    /// The governor of the memory of all models.
     #[arg(skip)]
     governor: Option<Arc<Governor>>,
 
-    /// Let clients pull and delete models through Ollama's API, and serve every model in the cache by its name
+    /// Let clients pull and delete models
+    ///
+    /// Clients use Ollama's API for this. Every model in the cache is then served.
     #[arg(long)]
     allow_pull: bool,
 
-    /// Let the first model answer requests that name an unknown one, for clients whose model cannot be changed
-    #[arg(long, conflicts_with = "allow_pull")]
+    /// Let the first model answer requests that name an unknown model
+    ///
+    /// This helps clients whose model cannot be configured.
+    #[arg(long, conflicts_with = "allow_pull", help_heading = LIMITS)]
     any_name: bool,
 
-    /// How many sequences a model computes at once; more wait
+    /// Compute at most N requests of a model at once
     #[arg(long, default_value_t = 16, value_name = "N")]
     slots: usize,
 
-    /// How many requests of a model may wait; more are refused with 429
-    #[arg(long, default_value_t = 256, value_name = "N")]
+    /// Refuse requests with 429 if N already wait for a model
+    #[arg(long, default_value_t = 256, value_name = "N", help_heading = LIMITS)]
     max_waiting: usize,
 
-    /// Refuse a request with 429 if it would probably wait longer than this for its first token
-    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    /// Refuse a request with 429 if its predicted wait is longer
+    ///
+    /// The wait is the time to the first token.
+    #[arg(long, default_value_t = 300, value_name = "SECONDS", help_heading = LIMITS)]
     max_wait: u64,
 
-    /// The most tokens of an answer, whatever its request says [default: what the context holds]
-    #[arg(long, value_name = "N")]
+    /// Limit every answer to N tokens
+    ///
+    /// [default: the request's limit, or the end of the context]
+    #[arg(long, value_name = "N", help_heading = LIMITS)]
     max_tokens: Option<NonZero<usize>>,
 
-    /// Aim for at most this time between two tokens of an answer while other prompts are computed [default: twice the time of a
-    /// step without prompts]
-    #[arg(long, value_name = "MS")]
+    /// Target time between two tokens of an answer
+    ///
+    /// The target holds during prefill of other prompts. [default: twice the time of a step without
+    /// prefill]
+    #[arg(long, value_name = "MS", help_heading = LIMITS)]
     latency_target: Option<u64>,
 
-    /// Keep cached prompts in this folder across restarts, at most 4 GiB for each model
-    #[arg(long, value_name = "DIR")]
+    /// Keep cached prompts in this folder across restarts
+    ///
+    /// The folder has at most 4 GiB for each model.
+    #[arg(long, value_name = "DIR", help_heading = LIMITS)]
     prefix_cache: Option<PathBuf>,
 
-    /// Let clients load adapters from this folder, at /v1/load_lora_adapter
-    #[arg(long, value_name = "DIR")]
+    /// Let clients load adapters from this folder
+    ///
+    /// Clients send a request to /v1/load_lora_adapter.
+    #[arg(long, value_name = "DIR", help_heading = "Adapters")]
     lora_dir: Option<PathBuf>,
 
-    /// All of them, each with its model.
+    /// All adapters, each with its model.
     #[arg(skip)]
     adapters: Mutex<Vec<(String, Lora)>>,
 
-    /// The first model has been loaded, and the server is ready.
+    /// True once the first model is loaded and the server is ready.
     #[arg(skip)]
     is_prepared: AtomicBool,
 
-    /// Models that compute on the same processors take turns.
+    /// Turns of the models that share the CPU.
     #[arg(skip)]
     turns: Arc<Turns>,
 
-    /// How long an unused model stays loaded: seconds, 30m, 2h; a negative time keeps it
+    /// Unload a model that is unused for this time
+    ///
+    /// The time is in seconds, or such as 30m or 2h; a negative time keeps models loaded.
     #[arg(long, default_value = "-1", value_name = "TIME", allow_hyphen_values = true, value_parser = parse_keep_alive)]
     keep_alive: KeepAlive,
 
-    /// Skip the warm-up after a model is loaded; its first requests take longer
-    #[arg(long)]
+    /// Do not warm up a model after loading it
+    ///
+    /// The first requests then take longer.
+    #[arg(long, help_heading = LIMITS)]
     no_warmup: bool,
 
-    /// The least time between two pieces of a streamed answer; text that comes faster is sent together
-    #[arg(long, default_value_t = 10, value_name = "MS")]
+    /// Send at most one piece of an answer in this time
+    ///
+    /// Tokens that are generated faster are sent together.
+    #[arg(long, default_value_t = 10, value_name = "MS", help_heading = LIMITS)]
     stream_interval: u64,
 
-    /// Guess tokens with the models' own layers for multi-token prediction, which their files must have (DeepSeek V3, GLM-4.5,
-    /// GLM-4.7-Flash, Qwen3-Next, Qwen3.5)
-    #[arg(long)]
+    /// Draft tokens with the models' own layers for multi-token prediction
+    ///
+    /// The files must have such layers (DeepSeek V3, GLM-4.5, GLM-4.7-Flash, Qwen3-Next, Qwen3.5).
+    #[arg(long, help_heading = LIMITS)]
     mtp: bool,
 
-    /// How many seconds running answers may go on after SIGTERM or Ctrl-C
-    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    /// Time for running answers after SIGTERM or Ctrl-C
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", help_heading = LIMITS)]
     drain: u64,
 
     #[command(flatten)]
     gate: GateArgs,
 
-    /// An adapter (LoRA) of the first model, which requests then name instead of it: PEFT's folder or a GGUF file; repeat for more
     #[command(flatten)]
     lora: LoraArgs,
 
@@ -181,7 +213,7 @@ impl Serve {
         }
         self.name_adapters()?;
         self.sampling.choice().check()?;
-        // A log that nobody reads must not stop the server.
+        // A full pipe of stderr must not stop the server.
         tell::apart().context("starting the thread that writes to stderr")?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(http_threads())
@@ -190,7 +222,7 @@ impl Serve {
             .build()
             .context("starting the HTTP threads")?;
         let served = runtime.block_on(self.serve());
-        // Whatever still loads or waits is of no use any more.
+        // Tasks that still load or wait are not needed any more.
         runtime.shutdown_background();
         served
     }
@@ -222,7 +254,7 @@ impl Serve {
             preparing.prepare().await?;
             serve.is_prepared.store(true, Ordering::Relaxed);
             tell!("ready after {:.1} s", begun.elapsed().as_secs_f64());
-            // Only a failure ends the server.
+            // Only a failure of `prepare` ends the server.
             std::future::pending::<anyhow::Result<()>>().await
         };
         tokio::select! {
@@ -231,13 +263,13 @@ impl Serve {
         }
     }
 
-    /// What was said of a model; a pulled one has only its name.
+    /// The configuration of a model; a pulled model has only its name.
     fn config_of(&self, name: &str) -> ModelConfig {
         let found = self.configs.iter().find(|config| config.name() == name);
         found.cloned().unwrap_or_else(|| ModelConfig::named(&ModelName::from(name)))
     }
 
-    /// A model of this name, and whether it runs on the CPU.
+    /// Loads a model. The flag is true if it runs on the CPU.
     fn make(&self, name: &str) -> anyhow::Result<(Loaded, bool)> {
         let config = self.config_of(name);
         let model = ModelArgs {
@@ -256,17 +288,17 @@ impl Serve {
             n_sequences: config.slots.unwrap_or(self.slots),
             token_latency: config.latency_target.or(self.latency_target).map(Duration::from_millis),
             latency_steps: Some(LATENCY_STEPS),
-            // Pieces of an answer do not come faster.
+            // Pieces of an answer are not sent faster.
             least_latency: Duration::from_millis(self.stream_interval).mul_f64(LATENCY_STEPS),
             governor: self.governor.clone(),
             ..load::options(&model.load)
         };
         anyhow::ensure!(
             writes_text || lora.lora.is_empty(),
-            "{name} writes no text, and adapters are for models that do"
+            "{name} generates no text, so it cannot have adapters"
         );
         if opened.spec().encoder.is_some() {
-            let device = load::device(&model.load.device)?;
+            let device = devices::device(&model.load.device)?;
             let on_cpu = device.name() == "cpu";
             let options = TranscriberOptions {
                 kv_type: options.kv_type,
@@ -283,20 +315,19 @@ impl Serve {
         let turns = on_cpu.then(|| self.turns.clone());
         let options = LoadOptions { turns, ..options };
         if let Ok(embedding) = opened.embedding() {
-            // `--ctx` of the server is for models that write: an embedder takes no more than it was made for.
+            // `--ctx` of the server is for models that generate text: an embedder keeps its own
+            // limit.
             let most = |n: usize| if config.ctx.is_some() { n } else { n.min(embedding.max_tokens) };
             let options = LoadOptions { n_ctx: options.n_ctx.map(most), ..options };
             return Ok((Loaded::Embedder(Box::new(Embedder::new(opened, &device, &options)?)), on_cpu));
         }
         let mut engine = Engine::new(opened, &device, &options)?;
         if let Some(folder) = &self.prefix_cache {
-            // A server without what was computed before is slower, and nothing else.
+            // Without cached prompts the server is only slower, so the error is a warning.
             match engine.keep_prefixes(folder, MAX_PREFIX_BYTES) {
                 Ok(restored) => {
                     let Restored { n_prefixes, n_tokens, notes } = restored;
-                    tracing::info!(
-                        "{name}: {n_prefixes} cached prefixes of {n_tokens} tokens are here again"
-                    );
+                    tracing::info!("{name}: restored {n_prefixes} cached prompts of {n_tokens} tokens");
                     notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
                 }
                 Err(error) => tell!("warning: {name}: {error}"),
@@ -307,7 +338,7 @@ impl Serve {
 }
 
 impl Serve {
-    /// As clients are told it.
+    /// The error in the form that clients see.
     fn load_error(&self, error: &anyhow::Error) -> LoadError {
         LoadError { message: self.told_to_clients(&output::message(error)), does_not_fit: false }
     }
@@ -329,7 +360,8 @@ impl Loader for Serve {
                 (_, Some(speech::Error::Device(error))) => refused(error),
                 _ => false,
             };
-            // Before the server is ready, the first model's error is the operator's.
+            // Before the server is ready, the first model's error goes to the operator, with all
+            // paths.
             let is_first = self.configs.first().is_some_and(|config| config.name() == name);
             let whole = output::message(&error);
             let message = match is_first && !self.is_prepared.load(Ordering::Relaxed) {
@@ -340,7 +372,7 @@ impl Loader for Serve {
         })
     }
 
-    /// Until the server is ready, a failure ends it.
+    /// True until the server is ready: a failure then ends it.
     fn tells_of_failures(&self) -> bool {
         !self.is_prepared.load(Ordering::Relaxed)
     }
@@ -383,24 +415,24 @@ impl Loader for Serve {
     }
 }
 
-/// Threads that write answers. With two, each token wakes both: the one that writes it wakes the other to look for more. On few
-/// cores that takes time from the model.
+/// Number of HTTP threads. With two threads each token wakes both, because the thread that writes
+/// it wakes the other to look for work. On few cores this takes time from the model.
 fn http_threads() -> usize {
     let n_cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     if n_cores > 4 { 2 } else { 1 }
 }
 
-/// At SIGHUP, read the certificate again.
+/// Reads the certificate again at each SIGHUP.
 #[cfg(unix)]
 async fn reload_certificates(tls: Tls) {
     let mut signals = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup()) {
         Ok(signals) => signals,
-        Err(error) => return tracing::warn!("SIGHUP cannot be heard: {error}"),
+        Err(error) => return tracing::warn!("cannot listen for SIGHUP: {error}"),
     };
     while signals.recv().await.is_some() {
         match tls.reload() {
             Ok(()) => tracing::info!("read the certificate again"),
-            Err(error) => tracing::error!("the certificate stays as it was: {error}"),
+            Err(error) => tracing::error!("the old certificate stays in use: {error}"),
         }
     }
 }
@@ -408,28 +440,28 @@ async fn reload_certificates(tls: Tls) {
 #[cfg(not(unix))]
 async fn reload_certificates(_: Tls) {}
 
-/// Ends at Ctrl-C.
+/// Waits for Ctrl-C.
 async fn interrupt() {
     if let Err(error) = tokio::signal::ctrl_c().await {
-        tracing::warn!("Ctrl-C cannot be heard: {error}");
+        tracing::warn!("cannot listen for Ctrl-C: {error}");
         std::future::pending::<()>().await;
     }
 }
 
-/// Ends at the next Ctrl-C after it was first awaited: somebody does not want to wait for answers that still run.
+/// Waits for the next Ctrl-C, which ends running answers.
 async fn interrupted_again() {
     interrupt().await;
-    tell!("ending at once");
+    tell!("ending running answers");
 }
 
-/// Ends at SIGTERM or Ctrl-C.
+/// Waits for SIGTERM or Ctrl-C.
 async fn shutdown() {
     #[cfg(unix)]
     let terminate = async {
         match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
             Ok(mut signal) => drop(signal.recv().await),
             Err(error) => {
-                tracing::warn!("SIGTERM cannot be heard: {error}");
+                tracing::warn!("cannot listen for SIGTERM: {error}");
                 std::future::pending::<()>().await;
             }
         }
@@ -440,5 +472,5 @@ async fn shutdown() {
         () = interrupt() => {}
         () = terminate => {}
     }
-    tell!("shutting down; Ctrl-C ends answers that still run at once");
+    tell!("shutting down after running answers; Ctrl-C ends them");
 }

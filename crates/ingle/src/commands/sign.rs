@@ -1,4 +1,6 @@
-//! `ingle sign`: put a signature into a `.base` file.
+//! `ingle sign`: write a signature into a `.base` file.
+//!
+//! The command stays because no other tool can sign what `ingle convert` writes.
 
 use std::path::PathBuf;
 
@@ -13,8 +15,8 @@ use crate::output;
 /// Sign a .base file
 #[derive(Args)]
 #[command(after_help = "\
-The signature covers the header and the bytes of all tensors, and takes the place of one that the file has already. Without
---output the file itself gets it; the old file stays until the new one is whole.
+The signature covers the header and the bytes of all tensors, and replaces an existing signature.
+Without --output the file itself is signed; the old file stays until the new one is complete.
 
 Examples:
   ingle sign model.base --key my.key
@@ -23,19 +25,21 @@ pub struct Sign {
     /// The .base file
     file: PathBuf,
 
-    /// The file of the secret key, as `ingle keygen` makes it
+    /// The file of the secret key (`ingle keygen` makes one)
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
 
-    /// What the file says of who signed it [default: the first digits of the public key]
+    /// The signer's name in the file
+    ///
+    /// [default: the first 16 digits of the public key]
     #[arg(long, value_name = "TEXT")]
     key_id: Option<String>,
 
-    /// Write the signed file here instead
+    /// Write the signed file here, and keep the other unsigned
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Replace the output if it is there
+    /// Replace the output file if it exists
     #[arg(long, requires = "output")]
     force: bool,
 
@@ -50,7 +54,7 @@ impl Sign {
         let public = hexadecimal(&key.public().to_bytes());
         let key_id = self.key_id.unwrap_or_else(|| public.chars().take(16).collect());
         if let Some(output) = self.output.as_ref().filter(|output| output.exists() && !self.force) {
-            anyhow::bail!("{} is there already; --force replaces it", output.display());
+            anyhow::bail!("{} already exists; --force replaces it", output.display());
         }
         let output = self.output.unwrap_or_else(|| self.file.clone());
         let name = output.file_name().unwrap_or_default().to_string_lossy();

@@ -1,5 +1,5 @@
-//! `ingle tokenize`: text as the model would see it. Only the vocabulary is read: a file needs neither weights nor a family
-//! that Ingle can run.
+//! `ingle tokenize`: show the tokens of a text. Only the vocabulary is read, so the file needs no
+//! weights and may have an unknown architecture.
 
 use anyhow::Context;
 use clap::Args;
@@ -9,35 +9,39 @@ use text::{Chat, ChatTemplate, Specials, Tokenizer};
 use crate::args::{FetchArgs, ModelName, VerifyArgs};
 use crate::{input, load, output};
 
-/// Show the tokens of a text as the model would see it
+/// Show the tokens of a text
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   ingle tokenize smollm2:135m \"Hello, world\"
-  ingle tokenize smollm2:135m --chat \"Hello, world\"      (as a message, in the model's chat template)
+  ingle tokenize smollm2:135m --chat \"Hello, world\"      (a message in the chat template)
   ingle tokenize gemma3:270m-base --no-bos --no-specials \"<bos> is text here\" --json
   ingle tokenize ggml-vocab-gpt-2.gguf \"no weights are needed\"
   echo -n \"from a pipe\" | ingle tokenize model.gguf -")]
 pub struct Tokenize {
-    /// A catalog name, a path, or hf:org/repo[/file][@revision]
+    /// The model: a catalog name, a path or hf:org/repo[/file][@revision]
     model: ModelName,
 
-    /// The text; what is piped in is added to it, and - is stdin alone
+    /// The text; - is stdin
+    ///
+    /// Text on stdin is appended to a TEXT.
     text: Option<String>,
 
-    /// Take the text as a user's message and render the model's chat template, up to where the answer begins
+    /// Render the text as a user's message with the chat template
+    ///
+    /// The prompt ends where the answer would begin.
     #[arg(long, conflicts_with_all = ["no_bos", "no_specials"])]
     chat: bool,
 
-    /// Do not add the tokens that the model wants around a text, such as BOS
+    /// Do not add tokens such as BOS around the text
     #[arg(long)]
     no_bos: bool,
 
-    /// Treat special tokens in the text as plain text
+    /// Encode special tokens in the text as plain text
     #[arg(long)]
     no_specials: bool,
 
-    /// Print {"tokens":[…]}; with --chat also "text", what the template rendered
+    /// Print {"tokens":[…]}; with --chat also the rendered "text"
     #[arg(long)]
     json: bool,
 
@@ -55,7 +59,7 @@ impl Tokenize {
         let tokenizer = Tokenizer::of_checkpoint(&path, checkpoint.naming, &checkpoint.metadata)
             .with_context(|| path.display().to_string())?
             .with_context(|| {
-                format!("{}: there is no vocabulary in the file or beside it", path.display())
+                format!("{}: found no vocabulary in the file or in its folder", path.display())
             })?;
         let text = input::text(self.text.as_deref())?
             .context("found no text, expected one as an argument or on stdin")?;
@@ -64,7 +68,7 @@ impl Tokenize {
                 format!("{}: the model has no chat template; leave out --chat", path.display())
             })?;
             let text = render(&tokenizer, source, &text)?;
-            // The template writes BOS where the model wants one.
+            // The template itself writes BOS.
             let tokens = tokenizer.encode(&text, Specials::Parse)?;
             return match self.json {
                 true => output::print_json(&json!({ "text": text, "tokens": tokens })),
@@ -83,7 +87,7 @@ impl Tokenize {
     }
 }
 
-/// A conversation of one message, up to where the answer begins.
+/// Renders a conversation of one message, up to the start of the answer.
 fn render(tokenizer: &Tokenizer, source: &str, message: &str) -> text::Result<String> {
     let text_of = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
     let (bos, eos) = (text_of(tokenizer.bos()), text_of(tokenizer.eos()));
@@ -96,7 +100,7 @@ fn render(tokenizer: &Tokenizer, source: &str, message: &str) -> text::Result<St
     })
 }
 
-/// A line for each token: its id and its text.
+/// Prints a line for each token: its id and its text.
 fn print(tokenizer: &Tokenizer, tokens: &[u32]) -> anyhow::Result<()> {
     for &token in tokens {
         output::print_line(&format!("{token:>8}  {:?}", tokenizer.token_text(token)))?;

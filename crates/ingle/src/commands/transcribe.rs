@@ -1,4 +1,4 @@
-//! `ingle transcribe`: speech into text, subtitles or JSON.
+//! `ingle transcribe`: transcribe speech to text, subtitles or JSON.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -17,14 +17,14 @@ use speech::{
 use super::generate::Interrupt;
 use crate::args::{DeviceArgs, FetchArgs, KvTypeName, ModelName};
 use crate::tell::tell;
-use crate::{load, output};
+use crate::{devices, load, output};
 
-/// Turn speech into text
+/// Transcribe speech to text
 #[derive(Args)]
 #[command(after_help = "\
-Reads WAV, AIFF, MP3, M4A, FLAC and OGG Vorbis at any rate and number of channels. Segments are printed as soon as they are decided,
-JSON at the end. With --output-dir each file's transcript goes to a file of its name there. What is wrong with a file is
-noted on stderr, and what it has is transcribed.
+Reads WAV, AIFF, MP3, M4A, FLAC and OGG Vorbis at any rate and number of channels. Segments are
+printed as soon as they are final, JSON at the end. With --output-dir, the transcript of each file
+is a file in that folder. A damaged file is transcribed as far as possible, with a note on stderr.
 
 Examples:
   ingle transcribe whisper:base talk.mp3
@@ -34,7 +34,7 @@ Examples:
   ingle transcribe whisper:tiny meetings/*.wav --format vtt --output-dir subtitles
   ffmpeg -i film.mkv -f wav - | ingle transcribe whisper:base -")]
 pub struct Transcribe {
-    /// A catalog name (`ingle list --all`), a path to a file or folder, or hf:org/repo[/file][@revision]
+    /// The model: a catalog name, a path or hf:org/repo[/file][@revision]
     model: ModelName,
 
     /// Audio files; - reads stdin
@@ -57,15 +57,19 @@ pub struct Transcribe {
     decoding: DecodingArgs,
 }
 
-/// Sizes and arithmetic.
+/// Types of values, and arithmetic.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 struct RunningArgs {
-    /// The type of cached keys and values [default: the device's: f16 on cpu, f32 on reference]
+    /// The type of cached keys and values
+    ///
+    /// [default: the device's own: f16 on cpu, f32 on reference]
     #[arg(long, value_enum)]
     kv_type: Option<KvTypeName>,
 
-    /// The type of unquantised matrices in memory: as stored, or 8 bits, which is faster and changes a word now and then
+    /// The type of unquantised matrices in memory
+    ///
+    /// 8 bits (q8_0) are faster, and change a word now and then.
     #[arg(long, value_enum, default_value_t = WeightTypeName::AsStored)]
     weight_type: WeightTypeName,
 
@@ -82,7 +86,7 @@ enum WeightTypeName {
     Q8_0,
 }
 
-/// What comes out, and where.
+/// Format and place of the transcript.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Output")]
 struct OutputArgs {
@@ -90,19 +94,21 @@ struct OutputArgs {
     #[arg(short, long, value_enum, default_value_t = FormatName::Text)]
     format: FormatName,
 
-    /// The same as --format json
+    /// Print JSON (--format json)
     #[arg(long, conflicts_with = "format")]
     json: bool,
 
-    /// Write FILE's transcript to DIR/FILE.txt (.srt, …) instead of stdout
+    /// Write transcripts to DIR/FILE.txt (.srt, …)
     #[arg(short, long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
 
-    /// Find the time of each word; JSON then has them, and segments begin and end with their words
+    /// Find the time of each word
+    ///
+    /// JSON then has the times, and segments begin and end with their words.
     #[arg(long, overrides_with = "no_word_timestamps")]
     word_timestamps: bool,
 
-    /// Do not find the time of each word (the default)
+    /// Do not find the times of words (the default)
     #[arg(long, overrides_with = "word_timestamps")]
     no_word_timestamps: bool,
 }
@@ -113,59 +119,69 @@ impl OutputArgs {
     }
 }
 
-/// How words are found.
+/// Decoding of the text.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Decoding")]
 struct DecodingArgs {
-    /// The language spoken, as a code; auto finds out from the first 30 s
+    /// The spoken language, as a code such as en
+    ///
+    /// auto detects it in the first 30 s.
     #[arg(short, long, value_name = "CODE", default_value = "auto")]
     language: String,
 
-    /// Write in the language spoken, or in English
+    /// Transcribe, or translate into English
     #[arg(long, value_enum, default_value_t = TaskName::Transcribe)]
     task: TaskName,
 
-    /// Hypotheses followed at temperature 0
+    /// Hypotheses of beam search, at temperature 0
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = beams)]
     beam_size: usize,
 
-    /// Samples drawn at temperatures above 0, of which the best is taken
+    /// Samples at temperatures above 0; the best is used
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = beams)]
     best_of: usize,
 
-    /// Stop a search when N times --beam-size hypotheses have ended
+    /// Stop a search after N times --beam-size hypotheses
     #[arg(long, value_name = "N", default_value_t = 1.0)]
     patience: f32,
 
-    /// Divide a hypothesis' log-probability by its length to this power
+    /// Divide the log-probability by the length to this power
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     length_penalty: f32,
 
-    /// The temperatures to try, in this order, until the text of a window is good enough
+    /// Temperatures to try in this order
+    ///
+    /// The first whose text of a window is good enough is used.
     #[arg(long, value_name = "T,…", value_delimiter = ',', default_values_t = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])]
     temperature: Vec<f32>,
 
-    /// Text that compresses better than this is repetitive, not good enough
+    /// Reject repetitive text
+    ///
+    /// A text that compresses by more than this factor is not good enough.
     #[arg(long, value_name = "X", default_value_t = 2.4)]
     compression_ratio_threshold: f32,
 
-    /// A mean log-probability below this is not good enough
-    #[arg(long, value_name = "X", default_value_t = -1.0, allow_negative_numbers = true)]
+    /// Reject text with a lower mean log-probability
+    #[arg(long, value_name = "X", default_value_t = -1.0)]
     logprob_threshold: f32,
 
-    /// A window whose probability of silence is above this, and whose text is below --logprob-threshold, is silent
+    /// Treat windows above this probability as silence
+    ///
+    /// The text of such a window must also be below --logprob-threshold.
     #[arg(long, value_name = "P", default_value_t = 0.6)]
     no_speech_threshold: f32,
 
-    /// A text that seems to come before the speech, for names, spelling and style
+    /// A text before the speech
+    ///
+    /// It shows the model names, spelling and style.
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
 
-    /// Do not show the model what was said before each window
+    /// Decode each window without the text before it
     #[arg(long)]
     no_context: bool,
 
-    /// Without timestamps from the model: each window is one segment
+    /// Decode without timestamps; each window is one segment
     #[arg(long)]
     no_timestamps: bool,
 
@@ -191,7 +207,7 @@ enum TaskName {
     Translate,
 }
 
-/// Each beam has pages of its own: many more than help are a typing mistake.
+/// Parses a number of beams. Each beam has its own pages, so a large number is a typing mistake.
 fn beams(text: &str) -> Result<usize, String> {
     let n = text.parse().ok().filter(|n| (1..=64).contains(n));
     n.ok_or_else(|| "expected a number from 1 to 64".into())
@@ -200,11 +216,11 @@ fn beams(text: &str) -> Result<usize, String> {
 impl Transcribe {
     pub fn run(self) -> anyhow::Result<()> {
         let outputs = self.outputs()?;
-        // Before a model is fetched and loaded.
+        // A missing file is an error before a model is fetched and loaded.
         for file in self.files.iter().filter(|file| !is_stdin(file)) {
             File::open(file).with_context(|| format!("{}: cannot be opened", file.display()))?;
         }
-        let device = load::device(&self.device)?;
+        let device = devices::device(&self.device)?;
         let path = load::fetch(&self.model, &self.fetch)?;
         let model = Model::from_opened(
             &path,
@@ -242,12 +258,12 @@ impl Transcribe {
         Ok(())
     }
 
-    /// Where each file's transcript goes; `None`: stdout. No two to one place.
+    /// The path of each file's transcript; `None`: stdout. All paths are different.
     fn outputs(&self) -> anyhow::Result<Vec<Option<PathBuf>>> {
         let Some(folder) = &self.output.output_dir else {
             if self.files.len() > 1 && self.output.format() != FormatName::Text {
                 bail!(
-                    "several transcripts in one stream of subtitles or JSON cannot be told apart; give --output-dir"
+                    "several transcripts of subtitles or JSON need --output-dir, because stdout cannot separate them"
                 );
             }
             return Ok(vec![None; self.files.len()]);
@@ -257,13 +273,13 @@ impl Transcribe {
         let mut outputs: Vec<Option<PathBuf>> = Vec::with_capacity(self.files.len());
         for file in &self.files {
             let stem = if is_stdin(file) { Some("stdin".as_ref()) } else { file.file_stem() };
-            let stem = stem.with_context(|| format!("{}: found no file name in it", file.display()))?;
+            let stem = stem.with_context(|| format!("{}: found no file name in the path", file.display()))?;
             let mut name = stem.to_owned();
             name.push(".");
             name.push(extension);
             let path = folder.join(name);
             if outputs.iter().flatten().any(|other| *other == path) {
-                bail!("two files would have their transcript in {}; rename one", path.display());
+                bail!("two files would have the transcript {}; rename one", path.display());
             }
             outputs.push(Some(path));
         }
@@ -348,19 +364,19 @@ fn is_stdin(file: &Path) -> bool {
     file.as_os_str() == "-"
 }
 
-/// What messages call a file.
+/// The name of a file in messages.
 fn shown(file: &Path) -> String {
     if is_stdin(file) { "stdin".to_owned() } else { file.display().to_string() }
 }
 
-/// With `-v`, how far it has come after each segment.
+/// Logs the progress after a segment, for `-v`.
 fn progress(segment: &Segment, promised: Option<f64>, elapsed: Duration) {
     let of = promised.map_or(String::new(), |seconds| format!(" of {seconds:.1}"));
     let speed = segment.end / elapsed.as_secs_f64().max(1e-6);
     tracing::info!("{:.1}{of} s of audio, {speed:.1} times real time", segment.end);
 }
 
-/// What was done and where the time went.
+/// The line of timings, for `-v`.
 fn figures(summary: &Summary, elapsed: Duration) -> String {
     let times = &summary.timings;
     let probability =

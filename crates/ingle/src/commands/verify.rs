@@ -1,4 +1,7 @@
-//! `ingle verify`: whether a `.base` file is whole, and who signed it.
+//! `ingle verify`: check that a `.base` file is whole, and who signed it.
+//!
+//! The command stays because a `.base` file carries checksums and a signature, which readers must
+//! be able to check before they trust a download.
 
 use std::path::PathBuf;
 
@@ -10,11 +13,11 @@ use weights::Access;
 use crate::args::FileOrText;
 use crate::{load, output};
 
-/// Compare the checksums of a .base file, and its signature
+/// Verify the checksums of a .base file, and its signature
 #[derive(Args)]
 #[command(after_help = "\
-Ends with status 1, and the name of the tensor, if a checksum or the signature is wrong, or if --key is given and the file is
-not signed.
+The exit status is 1 if a checksum or the signature is wrong, or if --key is given and the file is
+not signed. The message names the tensor.
 
 Examples:
   ingle verify model.base
@@ -23,7 +26,9 @@ pub struct Verify {
     /// The .base file
     file: PathBuf,
 
-    /// The public key that must have signed it: its file, or its 64 hexadecimal digits
+    /// The public key that must have signed the file
+    ///
+    /// The file of the key, or its 64 hexadecimal digits.
     #[arg(long, value_name = "FILE|HEX")]
     key: Option<FileOrText>,
 
@@ -54,13 +59,13 @@ impl Verify {
             }));
         }
         output::print_line(&format!(
-            "{}: {n_checked} checksums are right, of {n_tensors} tensors",
+            "{}: {n_checked} checksums of {n_tensors} tensors are right",
             self.file.display()
         ))?;
         output::print_line(&match signed_by {
             None => "not signed".to_owned(),
             Some(id) if key.is_some() => format!("signed by {id}: the signature is valid"),
-            Some(id) => format!("says it is signed by {id}; --key checks that"),
+            Some(id) => format!("claims to be signed by {id}; verify that with --key"),
         })
     }
 }

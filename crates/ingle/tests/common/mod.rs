@@ -1,4 +1,5 @@
-//! The real binary, and the two real models of the catalog (fetched into the user's cache on first use).
+//! The real binary, and the two language models of the catalog (fetched into the user's cache on
+//! first use).
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -7,14 +8,14 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-/// A model of the catalog and the file of exact answers that belongs to it.
+/// A model of the catalog, and its file of exact answers.
 pub struct RealModel {
     pub name: &'static str,
     pub answers: &'static str,
-    /// RMS of llama.cpp's own top-5 logits against the exact answers (fixtures/README.md).
+    /// RMS of llama.cpp's top-5 logits against the exact answers (fixtures/README.md).
     pub llama_cpp_rms: f64,
-    /// What `ingle perplexity NAME fixtures/text/alice.txt --ctx 1024 --device reference` says, which takes minutes; the
-    /// interpreter itself is compared with the exact answers.
+    /// The result of `ingle perplexity NAME fixtures/text/alice.txt --ctx 1024 --device reference`,
+    /// which takes minutes. The interpreter itself is compared with the exact answers.
     pub exact_perplexity: f64,
 }
 
@@ -31,11 +32,11 @@ pub const GEMMA3: RealModel = RealModel {
     exact_perplexity: 20.195_777,
 };
 
-/// One line of the exact answers.
+/// A line of the exact answers.
 pub struct Answer {
     pub prompt: String,
     pub tokens: Vec<u32>,
-    /// At each position the best five `(id, logit, logprob)`.
+    /// The best five `(id, logit, logprob)` at each position.
     pub top: Vec<Vec<(u32, f64, f64)>>,
     pub greedy: Vec<u32>,
     pub gap: Vec<f64>,
@@ -45,7 +46,7 @@ pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
 
-/// `[[[id, logit, logprob], …], …]`
+/// Parses `[[[id, logit, logprob], …], …]`.
 pub fn top(value: &Value) -> Vec<Vec<(u32, f64, f64)>> {
     let triple = |t: &Value| (t[0].as_u64().unwrap() as u32, t[1].as_f64().unwrap(), t[2].as_f64().unwrap());
     value.as_array().unwrap().iter().map(|p| p.as_array().unwrap().iter().map(triple).collect()).collect()
@@ -74,7 +75,7 @@ impl RealModel {
         answers
     }
 
-    /// The path of the file; the first call fetches it.
+    /// The path of the file, which the first call fetches.
     pub fn path(&self) -> String {
         static PATHS: [OnceLock<String>; 2] = [OnceLock::new(), OnceLock::new()];
         let slot = &PATHS[usize::from(self.name == GEMMA3.name)];
@@ -82,18 +83,19 @@ impl RealModel {
     }
 }
 
-/// Run the binary.
+/// Runs the binary.
 pub fn ingle(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ingle")).args(args).output().unwrap()
 }
 
-/// What it printed, if it succeeded.
+/// Stdout of a command that must succeed.
 #[track_caller]
 pub fn ok(args: &[&str]) -> String {
     printed(args, ingle(args))
 }
 
-/// What it printed with `--device metal-emulated`, if it succeeded. Compiled shaders are where the tests of all crates have them.
+/// Stdout of a command with `--device metal-emulated` that must succeed. All crates' tests share
+/// compiled shaders.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[track_caller]
 pub fn emulated(args: &[&str]) -> String {
@@ -107,13 +109,13 @@ fn printed(args: &[&str], out: Output) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
-/// The JSON that it printed.
+/// The JSON on stdout of a command.
 #[track_caller]
 pub fn json(args: &[&str]) -> Value {
     serde_json::from_str(&ok(args)).unwrap()
 }
 
-/// The error that it printed, if it failed with status 1.
+/// The error of a command that must fail with status 1.
 #[track_caller]
 pub fn error(args: &[&str]) -> String {
     let out = ingle(args);

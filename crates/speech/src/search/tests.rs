@@ -1,20 +1,21 @@
-//! Searches over a model that is a function of the tokens so far, against trying everything.
+//! Searches with a model that is a function of the tokens so far, compared with an exhaustive
+//! search.
 
 use super::*;
 use crate::options::TranscribeOptions;
 use crate::rules::tests::tokens;
 
-/// Text is 0 to 9 and 10 the end; nothing else has a chance.
+/// Size of the vocabulary: text is 0 to 9 and 10 is the end; other tokens are never probable.
 const N_VOCAB: usize = 12;
 
-/// A model whose logits are drawn from the tokens themselves.
+/// A model whose logits are a hash of the tokens.
 struct Drawn {
     beams: Vec<Vec<u32>>,
     logits: Vec<f32>,
     n_steps: usize,
 }
 
-/// The logits after tokens: the same at each call.
+/// The logits after tokens, the same in each call.
 fn row(tokens: &[u32]) -> Vec<f32> {
     let seed =
         tokens.iter().fold(99u64, |seed, token| seed.wrapping_mul(31).wrapping_add(u64::from(*token) + 1));
@@ -55,7 +56,7 @@ fn bounds(max_tokens: usize, length_penalty: f32) -> Bounds {
     Bounds { n_vocab: N_VOCAB, max_tokens, length_penalty }
 }
 
-/// Every hypothesis of up to `max_tokens` steps, the end among them.
+/// Collects every hypothesis of up to `max_tokens` steps, including the end.
 fn all(rules: &Rules, max_tokens: usize, so_far: Hypothesis, out: &mut Vec<Hypothesis>) {
     let mut logits = row(&so_far.tokens);
     let scored = rules.score(&so_far.tokens, &mut logits);
@@ -137,7 +138,7 @@ fn samples_follow_the_probabilities_and_the_seed() {
     };
     assert_eq!(run(3), run(3));
     assert!((0..9).any(|seed| run(seed) != run(seed + 1)));
-    // At temperature 1 tokens come as often as they are likely.
+    // At temperature 1 the frequency of a token is its probability.
     let mut logits = row(&[]);
     let scored = rules.score(&[], &mut logits);
     let (mut rng, mut weights, mut counts) = (Rng::new(1), Vec::new(), [0u32; N_VOCAB]);

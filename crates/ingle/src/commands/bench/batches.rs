@@ -1,4 +1,4 @@
-//! `ingle bench --parallel`: several sequences at once, as llama-batched-bench users know it.
+//! `ingle bench --parallel`: several sequences at once, like llama-batched-bench.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -10,36 +10,38 @@ use super::memory::Taken;
 use super::warm;
 use crate::output::{Style, Table};
 
-/// One test: what is computed, and by how many sequences.
+/// Sizes of a test.
 #[derive(Clone, Copy)]
 pub struct Batch {
     /// Tokens of each prompt.
     pub n_prompt: usize,
-    /// Tokens that each sequence generates after its first.
+    /// Tokens that each sequence generates after its first one.
     pub n_gen: usize,
     /// Sequences that run at once.
     pub n_parallel: usize,
-    /// All sequences have one prompt but for its last token; it is computed once.
+    /// True if all sequences share a prompt, which differs only in its last token and is computed
+    /// once.
     pub shared_prompt: bool,
-    /// Tokens of a prompt that arrives while the sequences generate; 0: none does.
+    /// Tokens of a prompt that arrives while the sequences generate; 0 if none does.
     pub n_arriving: usize,
 }
 
-/// Seconds of one repetition.
+/// Times of one repetition, in seconds.
 #[derive(Clone, Copy, Default)]
 struct Seconds {
     prefill: f64,
     decode: f64,
-    /// The arriving prompt, with nothing else to do.
+    /// The arriving prompt alone.
     arriving: f64,
-    /// `decode`, with the prompt arriving at its beginning: until all is done.
+    /// Decode and the arriving prompt together, until both are done.
     together: f64,
 }
 
-/// A test and its mean times. The names are llama-batched-bench's, up to `speed`; the others are ours.
+/// Results of a test, as means. Names up to `speed` are llama-batched-bench's; the others are
+/// Ingle's.
 #[derive(Serialize)]
 pub struct Row {
-    /// Positions of all sequences together that have room.
+    /// Capacity of all sequences together, in positions.
     n_kv_max: usize,
     n_batch: usize,
     n_ubatch: usize,
@@ -50,45 +52,46 @@ pub struct Row {
     pp: usize,
     /// Tokens that each sequence generates.
     tg: usize,
-    /// Sequences at once.
+    /// Sequences that run at once.
     pl: usize,
-    /// Positions that are filled at the end; those of a shared prompt count once.
+    /// Positions that are filled at the end; a shared prompt counts once.
     n_kv: usize,
-    /// Seconds.
+    /// Seconds of the prompts.
     t_pp: f64,
-    /// Tokens a second, all sequences together.
+    /// Prompt tokens a second, all sequences together.
     speed_pp: f64,
-    /// Seconds.
+    /// Seconds of the generated tokens.
     t_tg: f64,
-    /// Tokens a second, all sequences together.
+    /// Generated tokens a second, all sequences together.
     speed_tg: f64,
-    /// Seconds.
+    /// Seconds of the prompts and the generated tokens.
     t: f64,
-    /// Tokens a second: computed prompts and generated tokens.
+    /// Tokens a second, of prompts and generated tokens together.
     speed: f64,
-    /// Tokens of a prompt that arrives while the sequences generate; 0: none did.
+    /// Tokens of the arriving prompt; 0 if there is none.
     n_arriving: usize,
-    /// Seconds that the arriving prompt takes alone.
+    /// Seconds of the arriving prompt alone.
     t_arriving: f64,
     /// Seconds until the arriving prompt is computed and all sequences have their tokens.
     t_together: f64,
-    /// `(t_together - t_tg) / t_arriving`: what the prompt costs beside the sequences, as a share of what it costs alone.
+    /// Added seconds of the arriving prompt as a share of its seconds alone: `(t_together - t_tg) /
+    /// t_arriving`.
     arriving_cost: Option<f64>,
-    /// How often it was measured; the times above are means.
+    /// Number of repetitions; the times are means over them.
     n_repetitions: usize,
     backends: &'static str,
     cpu_info: String,
     build_commit: &'static str,
     model_filename: String,
     type_kv: &'static str,
-    /// Most bytes that the process has had resident, up to the end of all tests.
+    /// Peak resident bytes of the process, over all tests.
     peak_resident_bytes: Option<u64>,
-    /// Of all tests together.
+    /// Memory of each device, over all tests.
     pub memory: Vec<Taken>,
 }
 
 impl Batch {
-    /// Every combination, sequences innermost.
+    /// Every combination of the sizes; the number of sequences changes fastest.
     pub fn all(
         n_prompt: &[usize],
         n_gen: &[usize],
@@ -107,19 +110,19 @@ impl Batch {
         batches
     }
 
-    /// Sequences that have a place at once.
+    /// Number of sequences that the engine needs, with that of the arriving prompt.
     pub fn n_sequences(&self) -> usize {
         self.n_parallel + usize::from(self.n_arriving > 0)
     }
 
-    /// Context that each sequence needs. A page more than it fills, so that the prefix cache can hold the last page of each
-    /// prompt beside the copies that the sequences write to.
+    /// Context that each sequence needs, in positions. One page is added: the prefix cache keeps
+    /// the last page of a prompt, and the sequence writes to a copy of it.
     pub fn n_positions(&self, page_len: usize) -> usize {
         (self.n_prompt + self.n_gen).max(self.n_arriving) + 2 + page_len
     }
 
-    /// One repetition. First the prompts alone, which the prefix cache then holds; then sequences that go on from them. So no
-    /// step of either measurement mixes prompts with generated tokens.
+    /// Measures one repetition. The prompts run first, alone, and stay in the prefix cache; then
+    /// sequences continue from there. So no step mixes prompt tokens with generated tokens.
     fn measure(&self, engine: &mut Engine, how: Prefill) -> anyhow::Result<Seconds> {
         engine.clear_prefix_cache();
         let mut seconds = Seconds { prefill: self.prefill(engine, how)?, ..Seconds::default() };
@@ -136,7 +139,7 @@ impl Batch {
         Ok(seconds)
     }
 
-    /// Seconds of the prompts.
+    /// Measures the seconds of the prompts.
     fn prefill(&self, engine: &mut Engine, how: Prefill) -> anyhow::Result<f64> {
         for sequence in 0..if self.shared_prompt { 1 } else { self.n_parallel } {
             let request = self.request(engine, sequence, 0, how);
@@ -145,14 +148,15 @@ impl Batch {
         run(engine, &mut Observed::default())
     }
 
-    /// Seconds in which all sequences generate their tokens, their prompts being there; with `beside` until the arriving prompt is
-    /// computed, too.
+    /// Measures the seconds in which all sequences generate their tokens after cached prompts. If
+    /// `beside` is true, the time ends when the arriving prompt is computed, too.
     fn decode(&self, engine: &mut Engine, how: Prefill, beside: bool) -> anyhow::Result<f64> {
         for sequence in 0..self.n_parallel {
             let request = self.request(engine, sequence, self.n_gen + 1, how);
             engine.add(request)?;
         }
-        // The first token of each comes from its prompt's last row, which is computed again. The clock starts after it.
+        // The first token of a sequence needs the prompt's last row again, so the clock starts
+        // after it.
         let mut observed = Observed::default();
         while observed.has_token.len() < self.n_parallel && observed.step(engine)? {}
         let n_before = observed.n_tokens;
@@ -161,15 +165,18 @@ impl Batch {
         }
         let seconds = run(engine, &mut observed)?;
         let n_timed = observed.n_tokens - n_before;
-        anyhow::ensure!(n_timed > 0, "all tokens came before the last sequence had its first one");
+        anyhow::ensure!(
+            n_timed > 0,
+            "all tokens were generated before the last sequence had its first token; -n must be larger"
+        );
         if beside {
             return Ok(seconds);
         }
-        // Fewer where a sequence was ahead of the last one to begin.
+        // A sequence that was ahead of the last one has generated tokens before the clock started.
         Ok(seconds * (self.n_parallel * self.n_gen) as f64 / n_timed as f64)
     }
 
-    /// The prompt that arrives: unlike those of the sequences from its first token on.
+    /// The request of the arriving prompt, which shares no prefix with other prompts.
     fn arriving(&self, engine: &Engine, prefill: Prefill) -> Request {
         let n_vocab = engine.model().n_vocab();
         let token = |i: usize| ((i * 6007 + 29) % n_vocab) as u32;
@@ -188,7 +195,7 @@ impl Batch {
             true => crate::load::arbitrary_tokens(self.n_prompt, n_vocab),
             false => (0..self.n_prompt).map(token).collect(),
         };
-        // Otherwise all answers to a shared prompt would be the same.
+        // With the same last token all sequences of a shared prompt would generate the same text.
         if let Some(last) = tokens.last_mut() {
             *last = token(self.n_prompt - 1);
         }
@@ -202,14 +209,14 @@ impl Batch {
     }
 }
 
-/// Seconds until nothing is left to do.
+/// Runs the engine until it is idle; returns the seconds.
 fn run(engine: &mut Engine, observed: &mut Observed) -> anyhow::Result<f64> {
     let begun = Instant::now();
     while observed.step(engine)? {}
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// What events said so far.
+/// Counts of the events so far.
 #[derive(Default)]
 struct Observed {
     n_tokens: usize,
@@ -218,7 +225,7 @@ struct Observed {
 }
 
 impl Observed {
-    /// One step of the engine; whether there is more to do.
+    /// Runs one step of the engine; returns true if there is more to do.
     fn step(&mut self, engine: &mut Engine) -> anyhow::Result<bool> {
         let more = engine.step(&mut |event| match event {
             Event::Token { sequence, .. } => {
@@ -239,10 +246,11 @@ impl Observed {
     }
 }
 
-/// Run all tests, first until they are steady and then repeated in turn, for machines have slow and fast seconds.
+/// Runs all tests: first until their times are steady, then repeatedly in turn, because the speed
+/// of a machine varies from second to second.
 ///
 /// # Errors
-/// A step failed.
+/// A step of the engine fails.
 pub fn measure(
     engine: &mut Engine,
     batches: &[Batch],
@@ -288,7 +296,7 @@ impl Row {
         let n_computed = if shared_prompt { pp } else { pl * pp };
         let n_tokens = n_computed + pl * tg;
         let t = seconds.prefill + seconds.decode;
-        // No tokens in no time are no tokens a second, which JSON can say; 0 / 0 it cannot.
+        // 0 / 0 would be NaN, which JSON does not have.
         let speed = |n: usize, seconds: f64| if n == 0 { 0.0 } else { n as f64 / seconds };
         Row {
             n_kv_max: limits.n_ctx * limits.max_spans,
@@ -324,10 +332,10 @@ impl Row {
     }
 }
 
-/// The table that llama-batched-bench prints, and what an arriving prompt costs.
+/// Prints llama-batched-bench's table, and the cost of an arriving prompt.
 ///
 /// # Errors
-/// Standard output cannot be written.
+/// Stdout cannot be written.
 pub fn print(rows: &[Row], style: Style) -> anyhow::Result<()> {
     let mut columns =
         vec!["PP>", "TG>", "B>", "N_KV>", "T_PP s>", "S_PP t/s>", "T_TG s>", "S_TG t/s>", "T s>", "S t/s>"];

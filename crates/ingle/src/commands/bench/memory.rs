@@ -1,4 +1,4 @@
-//! The memory of a benchmark, device by device: what was planned, what the pools of keys and values grew to, and what was taken.
+//! The memory of a benchmark on each device: planned, in pools of keys and values, and taken.
 
 use device::Device;
 use engine::{Engine, MemoryItem};
@@ -6,27 +6,28 @@ use serde::Serialize;
 
 use crate::output::{self, Style, Table};
 
-/// Items of a plan that are the program's, wherever the model is.
+/// Items of a plan that are in host memory on every device.
 const OF_THE_PROGRAM: [&str; 3] =
     ["tokens and page tables", "program and libraries (about)", "vocabulary (about)"];
 
-/// What is known before a model is loaded.
+/// State of the memory before a model is loaded.
 pub struct Watch {
-    /// Free bytes of a device that does not share the host's memory.
+    /// Free bytes of the device, if it has its own memory.
     free_before: Option<u64>,
 }
 
-/// The memory of the host, or of a device that has its own.
+/// Memory of a benchmark in the host or in a device with its own memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Taken {
     device: String,
-    /// By the plan, with keys and values of one sequence.
+    /// Bytes of the plan, with keys and values of one sequence.
     planned_bytes: u64,
-    /// Of the plan, keys and values.
+    /// Bytes of keys and values in the plan.
     planned_pool_bytes: u64,
-    /// Keys and values of all sequences and of cached prompts, as they grew.
+    /// Bytes of keys and values of all sequences and cached prompts at the end.
     pool_bytes: u64,
-    /// Of the host what the process had resident at its peak, views of the file included; of a device what is no longer free.
+    /// Host: peak resident bytes of the process, mapped files included. Device: bytes that are no
+    /// longer free.
     taken_bytes: Option<u64>,
 }
 
@@ -35,7 +36,7 @@ impl Watch {
         Watch { free_before: device.memory_source().map(|_| device.memory().free) }
     }
 
-    /// What there is to say after the tests.
+    /// The memory after the tests.
     pub fn end(&self, engine: &Engine) -> Vec<Taken> {
         let device = engine.device();
         let resident = platform::peak_resident_memory();
@@ -44,7 +45,8 @@ impl Watch {
     }
 }
 
-/// A plan's items on the host and, if it has `lost` memory of its own, on the device.
+/// Splits a plan's items between the host and the device, if the device has its own memory (`lost`
+/// bytes of it).
 fn split(
     items: &[MemoryItem],
     device: &str,
@@ -62,7 +64,7 @@ fn split(
     let all_pools = sum(true, true) + sum(false, true);
     let of = |host: bool, name: &str, taken_bytes: Option<u64>| {
         let planned_pool_bytes = sum(host, true);
-        // Pages of a layer are where its plan has them.
+        // The pages of a layer are in the memory of the device that computes it.
         let share = |part: u64| (u128::from(pools) * u128::from(part)).checked_div(u128::from(all_pools));
         Taken {
             device: name.to_owned(),
@@ -78,10 +80,10 @@ fn split(
     }
 }
 
-/// A table of it; not into CSV, which is for programs.
+/// Prints the table, except in CSV, where a second table would break the file.
 ///
 /// # Errors
-/// Standard output cannot be written.
+/// Stdout cannot be written.
 pub fn print(taken: &[Taken], style: Style) -> anyhow::Result<()> {
     if style == Style::Csv {
         return Ok(());

@@ -1,21 +1,21 @@
-//! Runs before those that are timed.
+//! Warm-up runs, which are not timed.
 
 use std::time::{Duration, Instant};
 
-/// Two runs that differ by less are steady.
+/// Largest relative difference of two steady runs.
 const STEADY: f64 = 0.05;
 
-/// Most runs that are not timed.
+/// Most warm-up runs.
 const MOST_RUNS: usize = 12;
 
-/// No further run begins after this.
+/// No warm-up run starts after this time.
 const MOST_TIME: Duration = Duration::from_secs(5);
 
-/// Run a test, of the very shape that is timed later, until two runs in a row take about as long; `run` gives its seconds. The first run
-/// compiles, records and commits memory, the second one may record again, and clocks rise for a while.
+/// Repeats `run`, which returns its seconds, until two runs in a row take about the same time. The
+/// first run compiles kernels, records tables and commits memory, and clock rates rise for a while.
 ///
 /// # Errors
-/// Of `run`.
+/// Errors of `run`.
 pub fn until_steady(run: &mut dyn FnMut() -> anyhow::Result<f64>) -> anyhow::Result<()> {
     let begun = Instant::now();
     let mut before = run()?;
@@ -36,7 +36,7 @@ pub fn until_steady(run: &mut dyn FnMut() -> anyhow::Result<f64>) -> anyhow::Res
 mod tests {
     use super::*;
 
-    /// How many runs there are if they take so long, and then always the last time.
+    /// Number of runs if they take these seconds, and then always the last of them.
     fn runs(seconds: &[f64]) -> usize {
         let mut n = 0;
         until_steady(&mut || {

@@ -1,76 +1,76 @@
-//! What is asked and when: all of it follows from the seed, so that two servers get the same load.
+//! Plans of requests: texts and times follow from the seed, so that two servers get the same load.
 
 use std::time::Duration;
 
 use clap::ValueEnum;
 
-/// What the requests look like.
+/// Kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Workload {
-    /// Log-normal lengths of prompts and answers, as people's chats have them
+    /// Log-normal lengths of prompts and answers, as in people's chats
     Sharegpt,
-    /// The same, after 2,048 words that all prompts begin with
+    /// Like sharegpt, after 2,048 words that begin every prompt
     Prefix,
-    /// The same, and one prompt of --intruder-words in the middle
+    /// Like sharegpt, with one prompt of --intruder-words in the middle
     Intruder,
-    /// The same, and every fifth client hangs up within its answer
+    /// Like sharegpt, and every fifth client hangs up within its answer
     Disconnects,
-    /// Chats of four turns, each with everything before it
+    /// Chats of four turns, each with the whole chat before it
     Growing,
-    /// Short prompts at once, whose answers grow to 2.5 times --memory-tokens
+    /// Short prompts at the same time, whose answers grow to 2.5 times --memory-tokens
     Overload,
 }
 
-/// When requests arrive, if not a fixed number of clients asks.
+/// Distributions of the times at which requests arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Arrivals {
-    /// Exponential gaps
+    /// Exponential gaps between requests
     Poisson,
-    /// Eight at once, then a gap, at the same mean rate
+    /// Eight requests at the same time, then a gap, at the same mean rate
     Bursty,
 }
 
-/// What a plan is made from.
+/// Parameters of a plan.
 #[derive(Clone, Debug)]
 pub struct Shape {
     pub workload: Workload,
     pub arrivals: Arrivals,
     pub seed: u64,
-    /// Chats; `Overload` has as many as its memory needs.
+    /// Number of chats; `Overload` ignores it.
     pub n_requests: usize,
     /// Mean arrivals a second.
     pub rate: f64,
     /// Most tokens of an answer.
     pub max_tokens: usize,
-    /// Most words of a prompt that is neither the intruder's nor the shared prefix.
+    /// Most words of a prompt, without a shared prefix. The intruder's prompt has its own limit.
     pub max_words: usize,
     pub intruder_words: usize,
-    /// Tokens that the server's KV memory holds, for `Overload`.
+    /// Tokens that fit in the server's KV memory, for `Overload`.
     pub memory_tokens: usize,
 }
 
-/// One user's message and how long its answer is.
+/// A user's message and the length of its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct PlannedTurn {
     pub text: String,
-    /// Tokens.
+    /// Tokens of the answer.
     pub n_answer: usize,
 }
 
-/// A chat: its turns follow each other.
+/// A chat, whose turns run one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chat {
-    /// After the start of the run.
+    /// Planned start, from the start of the run.
     pub at: Duration,
-    pub turns: Vec<Turn>,
-    /// Hang up after so many pieces of the answer.
+    pub turns: Vec<PlannedTurn>,
+    /// Number of chunks of the answer after which the client hangs up.
     pub hang_up_after: Option<usize>,
 }
 
 const BURST: usize = 8;
 const SHARED_WORDS: usize = 2048;
 
-/// Common words, most of them one token in any vocabulary.
+/// Common words. Most are one token in any vocabulary.
 const WORDS: &[&str] = &[
     "the", "of", "and", "to", "in", "is", "that", "it", "for", "was", "on", "are", "with", "as", "they",
     "be", "at", "one", "have", "this", "from", "by", "hot", "but", "some", "what", "there", "we", "can",
@@ -96,14 +96,14 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In (0, 1]: its logarithm is finite.
+    /// A number in (0, 1], so that its logarithm is finite.
     fn unit(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// Of a log-normal distribution, at least 1 and at most `most`.
+    /// A length from a log-normal distribution, from 1 to `most`.
     fn length(&mut self, median: f64, sigma: f64, most: usize) -> usize {
-        // Box and Muller's transform.
+        // The Box-Muller transform.
         let normal = (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos();
         ((median * (sigma * normal).exp()) as usize).clamp(1, most.max(1))
     }
@@ -114,7 +114,7 @@ impl Random {
     }
 }
 
-/// The chats of `shape`, by arrival.
+/// The chats of `shape`, in order of arrival.
 pub fn plan(shape: &Shape) -> Vec<Chat> {
     let mut random = Random(shape.seed);
     let shared = match shape.workload {
@@ -126,7 +126,7 @@ pub fn plan(shape: &Shape) -> Vec<Chat> {
         | Workload::Overload => String::new(),
     };
     let n_requests = match shape.workload {
-        // 2.5 times the memory.
+        // All answers together have 2.5 times the tokens that fit in memory.
         Workload::Overload => (shape.memory_tokens * 5).div_ceil(2 * shape.max_tokens.max(1)).max(1),
         Workload::Sharegpt
         | Workload::Prefix
@@ -146,14 +146,14 @@ pub fn plan(shape: &Shape) -> Vec<Chat> {
             let mut turn = || {
                 let n_answer = random.length(128.0, 0.9, shape.max_tokens);
                 let n_words = random.length(90.0, 1.1, shape.max_words);
-                Turn { text: shared.clone() + &random.words(n_words), n_answer }
+                PlannedTurn { text: shared.clone() + &random.words(n_words), n_answer }
             };
             let mut chat = Chat { at: Duration::from_secs_f64(at), turns: vec![turn()], hang_up_after: None };
             match shape.workload {
                 Workload::Sharegpt | Workload::Prefix => {}
                 Workload::Growing => chat.turns.extend([turn(), turn(), turn()]),
                 Workload::Intruder if index == n_requests / 2 => {
-                    chat.turns = vec![Turn { text: random.words(shape.intruder_words), n_answer: 16 }];
+                    chat.turns = vec![PlannedTurn { text: random.words(shape.intruder_words), n_answer: 16 }];
                 }
                 Workload::Intruder => {}
                 Workload::Disconnects if index % 5 == 4 => {
@@ -162,7 +162,7 @@ pub fn plan(shape: &Shape) -> Vec<Chat> {
                 }
                 Workload::Disconnects => {}
                 Workload::Overload => {
-                    chat.turns = vec![Turn { text: random.words(32), n_answer: shape.max_tokens }];
+                    chat.turns = vec![PlannedTurn { text: random.words(32), n_answer: shape.max_tokens }];
                 }
             }
             chat
@@ -202,7 +202,7 @@ mod tests {
         for arrivals in [Arrivals::Poisson, Arrivals::Bursty] {
             let chats = plan(&Shape { arrivals, ..shape(Workload::Sharegpt) });
             assert!(chats.windows(2).all(|pair| pair[0].at <= pair[1].at));
-            // 400 at 4 a second are 100 s; the standard deviation of Poisson's is 5 s.
+            // 400 requests at 4 a second take 100 s, with a standard deviation of 5 s for Poisson.
             let last = chats[399].at.as_secs_f64();
             assert!((80.0..120.0).contains(&last), "{arrivals:?}: {last}");
         }

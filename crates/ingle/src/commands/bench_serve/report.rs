@@ -1,4 +1,4 @@
-//! The figures of a run.
+//! The report of a run.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::client::{Answer, Outcome};
 
-/// Exact percentiles (nearest rank) in milliseconds; none of no samples.
+/// Exact percentiles (nearest rank) in milliseconds; `None` without samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Percentiles {
     pub p50: Option<f64>,
@@ -26,36 +26,37 @@ impl Percentiles {
     }
 }
 
-/// One run. Times are milliseconds.
+/// The report of a run. Times are in milliseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Of a closed loop.
+    /// Number of clients of a closed loop.
     pub clients: Option<usize>,
     pub requests: usize,
     pub done: usize,
-    /// 429.
+    /// Requests that were refused with status 429.
     pub refused: usize,
     pub first_refusal: Option<String>,
-    /// We hung up, as planned.
+    /// Answers in which the client hung up, as planned.
     pub hung_up: usize,
-    /// Ended without `finish_reason`.
+    /// Answers that ended without `finish_reason`.
     pub killed: usize,
     pub errors: usize,
     pub first_error: Option<String>,
-    /// Answers that differ from the same question asked alone; none without --check-solo.
+    /// Answers that differ from the answer to the same request alone; `None` without --check-solo.
     pub different: Option<usize>,
     pub seconds: f64,
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub output_tokens: u64,
     pub output_tokens_per_second: f64,
-    /// From the scheduled arrival to the first text.
+    /// Time from the planned start to the first text.
     pub ttft_ms: Percentiles,
-    /// Between two chunks with text.
+    /// Time between two chunks with text.
     pub itl_ms: Percentiles,
-    /// From the first text to the end, divided by the tokens after the first; one sample a request.
+    /// Time from the first text to the end, divided by the tokens after the first; one sample a
+    /// request.
     pub tpot_ms: Percentiles,
-    /// From the scheduled arrival to the end.
+    /// Time from the planned start to the end.
     pub e2e_ms: Percentiles,
 }
 
@@ -73,7 +74,7 @@ impl Report {
             .iter()
             .filter_map(|answer| match &answer.outcome {
                 Outcome::Refused(message) => Some(message),
-                _ => None,
+                Outcome::Done | Outcome::HungUp | Outcome::Killed | Outcome::Failed(_) => None,
             })
             .collect();
         let done: Vec<&Answer> = answers.iter().filter(|answer| answer.outcome == Outcome::Done).collect();
@@ -112,7 +113,7 @@ impl Report {
         }
     }
 
-    /// As a table.
+    /// The report as a table.
     pub fn table(&self) -> String {
         let clients = self.clients.map_or(String::new(), |n| format!("{n} clients: "));
         let different =

@@ -1,9 +1,8 @@
-//! `ingle metal-selftest`: compares every Metal kernel with the CPU, times it, and writes a report to send
-//! back.
+//! `ingle metal-selftest`: compare every Metal kernel with the CPU, time it, and write a report.
 //!
-//! The report is written line by line, so that whatever happens leaves what was found until then. Each
-//! stage runs in a process of its own (`stages`); one that hangs or crashes is ended and named, and what
-//! it had still to do goes on after the item that it was at (`parent`).
+//! The report is written line by line, so that a crash loses nothing. Each stage (`stages`) runs in
+//! its own process. A stage that hangs or crashes is ended and named in the report, and continues
+//! after the item that failed (`parent`).
 
 mod parent;
 mod stages;
@@ -16,10 +15,10 @@ use std::path::PathBuf;
 #[derive(Args, Clone)]
 #[command(after_help = "\
 Examples:
-  ingle metal-selftest                  (on a Mac with Apple Silicon: writes report.txt, to send back)
-  ingle metal-selftest --minutes 10     (what there is time for, the most important first)
-  ingle metal-selftest --compile-only   (also on a Mac in a virtual machine)
-  ingle metal-selftest --emulated --every 50   (on Linux: the shaders in the emulator; times mean nothing)
+  ingle metal-selftest                  (on a Mac with Apple Silicon: writes report.txt)
+  ingle metal-selftest --minutes 10     (the most important cases)
+  ingle metal-selftest --compile-only   (works in a virtual machine)
+  ingle metal-selftest --emulated --every 50   (on Linux; times are meaningless)
 
 No file of yours is read, and nothing is sent by itself.")]
 pub struct MetalSelftest {
@@ -27,56 +26,59 @@ pub struct MetalSelftest {
     #[arg(long)]
     emulated: bool,
 
-    /// Where the report goes, besides standard output
+    /// Write the report to this file and to stdout
     #[arg(long, value_name = "FILE", default_value = "report.txt")]
     report: PathBuf,
 
-    /// End after about so many minutes
+    /// End after about N minutes
     #[arg(long, value_name = "N")]
     minutes: Option<f64>,
 
-    /// Only compile the shaders, and say what the compiler says
+    /// Only compile the shaders, and print the compiler's messages
     #[arg(long)]
     compile_only: bool,
 
-    /// A profile as the sweep prints it, instead of the chip's own
+    /// Use this profile instead of the chip's own
+    ///
+    /// The sweep prints such profiles.
     #[arg(long, value_name = "FILE")]
     chip_profile: Option<PathBuf>,
 
-    /// Only each n-th case
+    /// Run only every Nth case
     #[arg(long, value_name = "N", default_value_t = 1)]
     every: usize,
 
-    /// Only cases of an Op, or with a name, that contains this
+    /// Run only cases whose op or name contains this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
-    /// Seconds after which a stage that says nothing is taken to hang
-    #[arg(long, value_name = "N", default_value_t = 120)]
+    /// End a stage that prints nothing for this time
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     patience: u64,
 
-    /// Multiply tiles on the tensor units of an M5 (macOS 26): written, but not tried by anybody
+    /// Multiply tiles on the tensor units of an M5 (untested)
+    ///
+    /// macOS 26 is needed.
     #[arg(long, conflicts_with = "emulated")]
     tensors: bool,
 
-    /// How the GPU keeps its work in order
+    /// Order of commands on the GPU
     #[arg(long, value_enum, default_value_t = MetalEncoder::Concurrent)]
     metal_encoder: MetalEncoder,
 
-    /// Leave the times out
+    /// Do not measure times
     #[arg(long)]
     no_times: bool,
 
-    /// Another source for a file of kernels, as PATH=FILE, in the emulator: to see that the report finds a
-    /// defect
+    /// Replace the source of a kernel file in the emulator, to test that the report finds a defect
     #[arg(long, value_name = "PATH=FILE", hide = true, requires = "emulated")]
     replace: Option<String>,
 
-    /// Run this stage in this process, from an item on (the report starts itself so)
+    /// Run this stage in this process, from this item on; the parent process sets it
     #[arg(long, value_name = "STAGE:ITEM", hide = true)]
     stage: Option<String>,
 
-    /// Seconds since 1970 at which to end
+    /// Time at which to end, in seconds since 1970
     #[arg(long, hide = true)]
     until: Option<u64>,
 }

@@ -1,8 +1,9 @@
-//! The report: starts the stages one after the other, writes what they say, and notes how each ended.
+//! The parent process of the report: it runs the stages, writes their output, and notes how each
+//! ended.
 //!
-//! A stage prints lines. Those that begin with `@` are for this file: `@item N NAME` before each item,
-//! `@defect TEXT` for what is wrong, `@value NAME JSON` for the block at the end. All others go to the
-//! report as they are.
+//! A stage prints lines. Lines with `@` are for this file: `@item N NAME` before each item,
+//! `@defect TEXT` for a defect, and `@value NAME JSON` for the JSON block at the end. All other
+//! lines are part of the report.
 
 use super::MetalSelftest;
 use crate::output;
@@ -13,7 +14,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The stages in order, each with the part of the time that is left which it may take.
+/// The stages in order, each with its share of the remaining time.
 const STAGES: [(&str, f64); 8] = [
     ("machine", 0.2),
     ("compile", 0.3),
@@ -25,20 +26,20 @@ const STAGES: [(&str, f64); 8] = [
     ("tokens", 1.0),
 ];
 
-/// Those that measure, between which the machine's state is told.
+/// Stages that measure times; the machine's state is printed between them.
 const TIMED: [&str; 3] = ["timings", "sweep", "tokens"];
 
-/// Items that may hang or crash in a stage before it is given up.
+/// Number of items of a stage that may hang or crash before the rest is skipped.
 const MOST_RESTARTS: usize = 20;
 
-/// The report's file, and what was found.
-struct Report {
+/// The report's file and the results so far.
+struct ReportFile {
     file: File,
     defects: Vec<String>,
     values: serde_json::Map<String, serde_json::Value>,
 }
 
-impl Report {
+impl ReportFile {
     fn line(&mut self, line: &str) -> anyhow::Result<()> {
         writeln!(self.file, "{line}")?;
         self.file.flush()?;
@@ -52,13 +53,16 @@ impl Report {
     }
 }
 
-/// Write the report; an error where something is wrong.
+/// Runs all stages and writes the report.
+///
+/// # Errors
+/// The report cannot be written, or it has defects.
 pub(super) fn run(options: &MetalSelftest) -> anyhow::Result<()> {
-    // What cannot run here says so at once, not in a report.
+    // A missing GPU is an error before the report starts.
     super::stages::open(options)?;
     let path = &options.report;
     let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-    let mut report = Report { file, defects: vec![], values: serde_json::Map::new() };
+    let mut report = ReportFile { file, defects: vec![], values: serde_json::Map::new() };
     report.line(&format!("ingle {} metal-selftest", env!("CARGO_PKG_VERSION")))?;
     let begun = Instant::now();
     let end = options.minutes.map(|minutes| begun + Duration::from_secs_f64(60.0 * minutes.max(0.0)));
@@ -111,12 +115,12 @@ pub(super) fn run(options: &MetalSelftest) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A stage, started again after each item that hangs or crashes.
+/// Runs a stage; starts it again after each item that hangs or crashes.
 fn run_stage(
     options: &MetalSelftest,
     stage: &str,
     until: Option<Instant>,
-    report: &mut Report,
+    report: &mut ReportFile,
 ) -> anyhow::Result<()> {
     let mut first = 0;
     for _ in 0..MOST_RESTARTS {
@@ -125,9 +129,9 @@ fn run_stage(
         let problem = match ended {
             Ended::Well => return Ok(()),
             Ended::OutOfTime => {
-                return report.line(&format!("{stage}: its time was over at item {index}, {name}"));
+                return report.line(&format!("{stage}: out of time at item {index}, {name}"));
             }
-            Ended::Silent => format!("hangs: nothing for {} s", options.patience),
+            Ended::Silent => format!("no output for {} s", options.patience),
             Ended::Badly(status, message) => format!("crashes: {status} {message}"),
         };
         report.defect(format!("{stage}: {name} {}", problem.trim_end()))?;
@@ -136,10 +140,10 @@ fn run_stage(
             return Ok(());
         }
     }
-    report.defect(format!("{stage}: {MOST_RESTARTS} items hung or crashed; the rest of it was left out"))
+    report.defect(format!("{stage}: {MOST_RESTARTS} items hung or crashed; the rest was skipped"))
 }
 
-/// How a stage's process ended.
+/// The end of a stage's process.
 enum Ended {
     Well,
     OutOfTime,
@@ -147,13 +151,13 @@ enum Ended {
     Badly(ExitStatus, String),
 }
 
-/// Run a stage's process; the item that it was at.
+/// Runs a stage's process; returns its last item.
 fn run_once(
     options: &MetalSelftest,
     stage: &str,
     first: usize,
     until: Option<Instant>,
-    report: &mut Report,
+    report: &mut ReportFile,
 ) -> anyhow::Result<(Option<(usize, String)>, Ended)> {
     let mut child = start(options, stage, first, until)?;
     let lines = lines_of(&mut child)?;
@@ -180,13 +184,13 @@ fn run_once(
             Err(RecvTimeoutError::Disconnected) => break None,
             Err(RecvTimeoutError::Timeout) => break Some(Ended::Silent),
         }
-        // A stage ends itself in time; this is for one whose items are long.
+        // A stage checks its own time limit between items; this limit also ends long items.
         if until.is_some_and(|until| Instant::now() > until + patience) {
             break Some(Ended::OutOfTime);
         }
     };
     if ended.is_some() {
-        // It may have ended meanwhile.
+        // The process may have ended in the meantime.
         let _ = child.kill();
     }
     let mut message = String::new();
@@ -238,9 +242,9 @@ fn start(
     command.spawn().context("cannot start a stage of the report")
 }
 
-/// What a process prints, line by line.
+/// Receives the output of a process, line by line.
 fn lines_of(child: &mut Child) -> anyhow::Result<Receiver<String>> {
-    let out = child.stdout.take().context("a stage without an output")?;
+    let out = child.stdout.take().context("a stage has no output")?;
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(out).lines() {
@@ -253,10 +257,10 @@ fn lines_of(child: &mut Child) -> anyhow::Result<Receiver<String>> {
     Ok(receiver)
 }
 
-/// Thermal state, power mode and battery, in the system's words.
+/// Thermal state, power mode and battery, as the system prints them.
 fn throttling() -> String {
     if !cfg!(target_os = "macos") {
-        return "not known on this system".to_owned();
+        return "unknown on this system".to_owned();
     }
     let words = |arguments: &[&str]| {
         let output = Command::new("pmset").args(arguments).output();

@@ -1,4 +1,4 @@
-//! The stages of the report. Each prints what it finds at once; `parent` reads it.
+//! The stages of the report. They print results line by line for the parent process.
 
 use super::MetalSelftest;
 
@@ -11,7 +11,7 @@ mod gpu {
     pub use device_metal::gpu::emulated::EmulatedGpu as TheGpu;
 }
 
-/// Whether the report can run here: the GPU is opened.
+/// Opens the GPU, as a check that the report can run here.
 #[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
 pub(super) fn open(options: &MetalSelftest) -> anyhow::Result<()> {
     here::gpu(options, None).map(|_| ())
@@ -19,10 +19,10 @@ pub(super) fn open(options: &MetalSelftest) -> anyhow::Result<()> {
 
 #[cfg(not(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64"))))]
 pub(super) fn open(options: &MetalSelftest) -> anyhow::Result<()> {
-    crate::load::metal::apple(options.tensors, options.metal_encoder).map(|_| ())
+    crate::devices::metal::apple(options.tensors, options.metal_encoder).map(|_| ())
 }
 
-/// Run a stage from an item on.
+/// Runs a stage, starting at an item.
 #[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
 pub(super) fn run(options: &MetalSelftest, stage: &str, first: usize) -> anyhow::Result<()> {
     here::Stage::new(options, first)?.run(stage)
@@ -30,7 +30,7 @@ pub(super) fn run(options: &MetalSelftest, stage: &str, first: usize) -> anyhow:
 
 #[cfg(not(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64"))))]
 pub(super) fn run(options: &MetalSelftest, stage: &str, first: usize) -> anyhow::Result<()> {
-    anyhow::bail!("stage {stage} from {first} on needs a Mac or Linux; {}", options.report.display())
+    anyhow::bail!("stage {stage} (from item {first}) needs a Mac or Linux; {}", options.report.display())
 }
 
 #[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
@@ -47,16 +47,17 @@ mod here {
     use serde_json::json;
     use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-    /// The GPU, as a variant of a bisection has it where one is named.
+    /// Opens the GPU, in a variant of the bisection if one is given.
     pub fn gpu(options: &MetalSelftest, variant: Option<Variant>) -> anyhow::Result<TheGpu> {
         #[cfg(target_os = "macos")]
         {
             use device_metal::gpu::EncoderMode;
             use device_metal::gpu::apple::Options;
             if options.emulated {
-                crate::load::metal::emulated(None)?;
+                crate::devices::metal::emulated(None)?;
             }
-            let cache = (variant != Some(Variant::NoArchive)).then(crate::load::metal::cache).transpose()?;
+            let cache =
+                (variant != Some(Variant::NoArchive)).then(crate::devices::metal::cache).transpose()?;
             let encoder = match variant {
                 Some(Variant::Serial) => EncoderMode::Serial,
                 Some(_) | None => options.metal_encoder.mode(),
@@ -67,16 +68,16 @@ mod here {
         #[cfg(not(target_os = "macos"))]
         {
             use device_metal::gpu::emulated::Options;
-            // The emulator has no archive, and dispatches in order as it is.
+            // The emulator has no archive, and its dispatches are always in order.
             let _ = variant;
             if !options.emulated {
-                crate::load::metal::apple(options.tensors, options.metal_encoder)?;
+                crate::devices::metal::apple(options.tensors, options.metal_encoder)?;
             }
-            let mut settings = Options::new(crate::load::metal::cache()?);
+            let mut settings = Options::new(crate::devices::metal::cache()?);
             settings.threads = device_cpu::default_threads();
             if let Some((path, file)) = options.replace.as_ref().and_then(|text| text.split_once('=')) {
                 let known = kernels::FILES.iter().map(|(path, _)| *path).find(|known| *known == path);
-                let path = known.with_context(|| format!("no file of kernels {path}"))?;
+                let path = known.with_context(|| format!("found no kernel file {path}"))?;
                 let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
                 settings.replaced = Some((path, text));
             }
@@ -84,7 +85,7 @@ mod here {
         }
     }
 
-    /// A stage at work.
+    /// A running stage.
     pub struct Stage<'a> {
         options: &'a MetalSelftest,
         first: usize,
@@ -128,7 +129,8 @@ mod here {
             }
         }
 
-        /// Say which item comes; whether it is to run: it is not before the first, and there is time.
+        /// Prints the next item; returns true if it must run: it is not before the first item, and
+        /// time is left.
         fn begins(&self, index: usize, name: &str) -> anyhow::Result<bool> {
             if index < self.first || self.is_late() {
                 return Ok(false);
@@ -159,7 +161,7 @@ mod here {
             value("machine", &json!({ "gpu": name, "family": family, "cores": n_cores, "system": system() }))
         }
 
-        /// Every file by itself, with what the compiler says.
+        /// Compiles every file alone, and prints the compiler's messages.
         fn compile(&self) -> anyhow::Result<()> {
             for (index, (file, _)) in kernels::FILES.iter().enumerate() {
                 if !self.begins(index, file)? {
@@ -216,7 +218,7 @@ mod here {
             Ok(())
         }
 
-        /// The cases that this device runs, those with least work first.
+        /// The cases that this device supports, the smallest first.
         fn all_cases(&self) -> Vec<Case> {
             let cases = check_op_cases().into_iter().filter(|case| case.runs_on(&self.device));
             let only = self.options.only.as_deref().unwrap_or("").to_lowercase();
@@ -291,7 +293,7 @@ mod here {
 
         fn timings(&self) -> anyhow::Result<()> {
             if self.device.gpu().facts().is_emulated {
-                print_line("emulated: times mean nothing")?;
+                print_line("emulated: times are meaningless")?;
             }
             let effort = &self.effort;
             if self.begins(0, "overheads")? {
@@ -325,7 +327,7 @@ mod here {
                 index += 1;
             }
             for block in block_types().into_iter().step_by(self.options.every.min(8)) {
-                // Rows of x, and columns of the weights: of a small model and of a large one.
+                // Sizes of a small and of a large model: rows of x, and columns of the weights.
                 for (n_rows, n_in) in
                     [(1, 1024), (2, 1024), (4, 1024), (8, 1024), (64, 1024), (1, 8192), (8, 8192)]
                 {
@@ -353,7 +355,7 @@ mod here {
             }
             let base = self.device.profile();
             let mut n = 0;
-            // On the emulator times mean nothing: the way is what is tested.
+            // Times of the emulator are meaningless, so there only the procedure is tested.
             let most = if self.device.gpu().facts().is_emulated { 3 } else { usize::MAX };
             let mut tell = |field: &str, tried: &Profile, speed: Option<f64>| {
                 n += 1;
@@ -393,12 +395,12 @@ mod here {
         }
     }
 
-    /// For the JSON block at the end.
+    /// Prints a value for the JSON block.
     fn value(name: &str, value: &serde_json::Value) -> anyhow::Result<()> {
         print_line(&format!("@value {name} {value}"))
     }
 
-    /// The system's version.
+    /// The version of the system.
     fn system() -> String {
         let output = std::process::Command::new(if cfg!(target_os = "macos") { "sw_vers" } else { "uname" })
             .args(if cfg!(target_os = "macos") { &["-productVersion"] } else { &["-r"] })

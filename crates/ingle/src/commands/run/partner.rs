@@ -1,4 +1,4 @@
-//! What the chat asks of a model that runs here.
+//! The interactive chat with a model that runs in this process.
 
 use std::io::Write;
 use std::path::Path;
@@ -46,7 +46,9 @@ impl Partner for Session {
     fn set_system(&mut self, text: Option<&str>) -> anyhow::Result<()> {
         match &mut self.dialogue {
             Dialogue::Chat { conversation, .. } => conversation.set_system(text),
-            Dialogue::Plain { .. } => anyhow::bail!("a base model has no place for a system message"),
+            Dialogue::Plain { .. } => {
+                anyhow::bail!("a base model has no chat template, so it has no system message")
+            }
         }
         Ok(())
     }
@@ -78,7 +80,7 @@ impl Partner for Session {
             (Dialogue::Plain { text, .. }, saved) => {
                 let found = saved["text"].as_str();
                 *text =
-                    found.context("expected {\"text\": …}, as /save writes it for a base model")?.to_owned();
+                    found.context("expected {\"text\": …}, which /save writes for a base model")?.to_owned();
             }
         }
         self.images.clear();
@@ -88,16 +90,16 @@ impl Partner for Session {
     }
 
     fn undo(&mut self) -> anyhow::Result<String> {
-        let turn = self.turns.pop().context("there is no answer to take back")?;
+        let turn = self.turns.pop().context("there is no answer to undo")?;
         match &mut self.dialogue {
             Dialogue::Chat { conversation, .. } => {
-                // The answer, and what was said.
+                // The answer and its message.
                 conversation.pop();
                 conversation.pop();
             }
             Dialogue::Plain { text, .. } => text.truncate(turn.text_before),
         }
-        // They go with the message if it is said again.
+        // The images belong to the next message, which may be the same one edited.
         self.waiting = self.images.split_off(self.images.len().saturating_sub(turn.n_images));
         Ok(turn.message)
     }

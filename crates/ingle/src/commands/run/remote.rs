@@ -1,4 +1,4 @@
-//! `ingle run --server`: the same conversation with a model that runs elsewhere.
+//! `ingle run --server`: a chat with a model of a server.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -10,14 +10,14 @@ use engine::SamplingChoice;
 use serde_json::{Map, Value, json};
 use text::Grammar;
 
-use super::generate::{self, Interrupt};
 use super::spoken::{Spoken, Voice};
 use crate::args::SamplingArgs;
 use crate::client::Client;
+use crate::commands::generate::{self, Interrupt};
 use crate::interactive::{self, Partner, messages};
 use crate::{output, tell};
 
-/// A conversation with a model of a server.
+/// A chat with a model of a server.
 pub struct Remote {
     pub client: Client,
     pub model: String,
@@ -27,11 +27,11 @@ pub struct Remote {
     pub sampling: SamplingArgs,
     pub grammar: Option<Grammar>,
     pub interrupt: Interrupt,
-    /// What was said, without the system message.
+    /// Messages of both sides, without the system message.
     pub messages: Vec<Value>,
 }
 
-/// How an answer went.
+/// An answer of the server, and its timings.
 pub struct Heard {
     pub reasoning: String,
     pub text: String,
@@ -42,7 +42,7 @@ pub struct Heard {
 }
 
 impl Heard {
-    /// The closing line.
+    /// The line that is printed under the answer.
     pub fn figures(&self) -> String {
         let count = |pointer: &str| self.usage.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
         let n_tokens = count("/completion_tokens");
@@ -62,10 +62,10 @@ impl Heard {
 }
 
 impl Remote {
-    /// Answer `prompt`, or begin an interactive conversation.
+    /// Prints the answer to `prompt`; without a prompt the chat is interactive.
     ///
     /// # Errors
-    /// Of [`Self::answer`], or of the terminal.
+    /// Errors of [`Self::answer`] or of the terminal.
     pub fn converse(
         mut self,
         prompt: Option<String>,
@@ -92,13 +92,13 @@ impl Remote {
         }
     }
 
-    /// Say something; the answer streams to `out` and becomes part of the conversation.
+    /// Sends a message; the answer streams to `out` and becomes part of the conversation.
     ///
     /// # Errors
-    /// The server refuses or fails, or `out` does; the conversation is as before.
+    /// The server or `out` fails; the conversation is then unchanged.
     pub fn answer(&mut self, message: &str, out: &mut dyn Write, voice: Voice) -> anyhow::Result<Heard> {
         self.messages.push(json!({ "role": "user", "content": message }));
-        let heard = self.ask(out, voice);
+        let heard = self.send(out, voice);
         match &heard {
             Ok(heard) => {
                 let mut message = json!({ "role": "assistant", "content": heard.text });
@@ -112,7 +112,7 @@ impl Remote {
         heard
     }
 
-    fn ask(&self, out: &mut dyn Write, voice: Voice) -> anyhow::Result<Heard> {
+    fn send(&self, out: &mut dyn Write, voice: Voice) -> anyhow::Result<Heard> {
         let cancel = engine::CancelFlag::default();
         self.interrupt.watch(Some(cancel.clone()));
         let begun = Instant::now();
@@ -163,17 +163,17 @@ impl Remote {
     }
 }
 
-/// Flags as the server's keys.
+/// The request's keys for these flags.
 fn sampling_keys(args: &SamplingArgs) -> Map<String, Value> {
     let (sampling, choice) = (generate::sampling(args, SamplingChoice::default()), args.choice());
     let bias: Map<String, Value> =
         sampling.logit_bias.iter().map(|(token, bias)| (token.to_string(), json!(bias))).collect();
     let window = choice.penalty_window.map(|n| match n {
-        // The whole context.
+        // 0 is the whole context here, and -1 on the server.
         0 => -1,
         n => n as i64,
     });
-    // What is null, the server knows best.
+    // The server has its own default for a null value.
     let mut keys = json!({
         "temperature": choice.temperature, "top_k": choice.top_k, "top_p": choice.top_p,
         "min_p": choice.min_p, "repeat_penalty": choice.repeat_penalty, "repeat_last_n": window,
@@ -245,7 +245,7 @@ impl Partner for Remote {
     }
 
     fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()> {
-        // What depends on the vocabulary, the server checks.
+        // Token ids are checked by the server, which has the vocabulary.
         let without_biases = engine::SamplingParams {
             logit_bias: Arc::default(),
             ..generate::sampling(&sampling, SamplingChoice::default())
@@ -270,7 +270,7 @@ impl Partner for Remote {
 
     fn undo(&mut self) -> anyhow::Result<String> {
         let last = self.messages.iter().rposition(|message| message["role"] == "user");
-        let last = last.context("there is no answer to take back")?;
+        let last = last.context("there is no answer to undo")?;
         let said = self.messages.drain(last..).next().unwrap_or_default();
         Ok(said["content"].as_str().unwrap_or_default().to_owned())
     }

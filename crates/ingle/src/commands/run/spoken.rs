@@ -1,4 +1,4 @@
-//! An answer on its way to a person: what the model thinks is told apart from what it says.
+//! Output of an answer while it streams: reasoning is separated from the answer itself.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -7,21 +7,21 @@ use text::{AnswerParser, AnswerPart};
 use crate::tell;
 use crate::wrap::{self, Wrapper};
 
-/// How reasoning is shown.
+/// Places and styles of reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voice {
     /// Dimmed, before the answer, on a terminal.
     Dimmed,
     /// Before the answer, on a terminal that shows no colours.
     Plain,
-    /// At stderr: what is read from stdout is the answer alone.
+    /// On stderr, so that stdout has only the answer.
     Apart,
-    /// Not at all.
+    /// Reasoning is not shown.
     Silent,
 }
 
 impl Voice {
-    /// For answers that go to stdout.
+    /// The voice of answers on stdout.
     pub fn of_stdout() -> Voice {
         match io::stdout().is_terminal() {
             true if tell::colours() => Voice::Dimmed,
@@ -30,7 +30,7 @@ impl Voice {
         }
     }
 
-    /// Columns of the terminal that the answer goes to, if it does.
+    /// Columns of the terminal, if the answer is printed to one.
     fn width(self) -> Option<usize> {
         match self {
             Voice::Dimmed | Voice::Plain => wrap::stdout_width(),
@@ -39,11 +39,11 @@ impl Voice {
     }
 }
 
-/// Passes an answer's text on, and keeps both parts of it.
+/// Writes an answer's text as it arrives, and collects reasoning and answer.
 pub struct Spoken<'a> {
     out: Wrapper<'a>,
     voice: Voice,
-    /// `None`: everything is the answer.
+    /// `None`: all text is answer.
     parser: Option<AnswerParser>,
     parts: Vec<AnswerPart>,
     reasoning: String,
@@ -57,14 +57,14 @@ impl<'a> Spoken<'a> {
         Spoken { out, voice, parser, parts, reasoning, answer }
     }
 
-    /// The model thinks.
+    /// Writes a piece of reasoning.
     ///
     /// # Errors
-    /// Of the output.
+    /// Errors of the output.
     pub fn think(&mut self, text: &str) -> io::Result<()> {
         self.reasoning.push_str(text);
         match self.voice {
-            // Each piece by itself, so that whatever ends the answer leaves the terminal as it was.
+            // Each piece resets the style, so that an interrupted answer leaves the terminal clean.
             Voice::Dimmed => write!(self.out, "\x1b[2m{text}\x1b[22m"),
             Voice::Plain => self.out.write_all(text.as_bytes()),
             Voice::Apart => {
@@ -75,10 +75,10 @@ impl<'a> Spoken<'a> {
         }
     }
 
-    /// It answers.
+    /// Writes a piece of the answer.
     ///
     /// # Errors
-    /// Of the output.
+    /// Errors of the output.
     pub fn say(&mut self, text: &str) -> io::Result<()> {
         if self.answer.is_empty() && !self.reasoning.is_empty() {
             match self.voice {
@@ -96,7 +96,7 @@ impl<'a> Spoken<'a> {
             match part {
                 AnswerPart::Reasoning(text) => self.think(&text)?,
                 AnswerPart::Content(text) => self.say(&text)?,
-                // Without tools nothing is a call.
+                // The request has no tools, so there are no calls.
                 AnswerPart::CallBegin { .. }
                 | AnswerPart::CallArguments { .. }
                 | AnswerPart::CallEnd { .. } => {}
@@ -105,10 +105,10 @@ impl<'a> Spoken<'a> {
         Ok(())
     }
 
-    /// The answer has ended: its reasoning, and what it says.
+    /// Ends the answer; returns its reasoning and its text.
     ///
     /// # Errors
-    /// Of the output.
+    /// Errors of the output.
     pub fn finish(mut self) -> io::Result<(String, String)> {
         if let Some(parser) = &mut self.parser {
             parser.finish(&mut self.parts);
@@ -121,7 +121,7 @@ impl<'a> Spoken<'a> {
 
 impl Write for Spoken<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Pieces of an answer are whole characters.
+        // The engine emits whole characters.
         let text =
             std::str::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         match &mut self.parser {

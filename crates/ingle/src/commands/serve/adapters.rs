@@ -1,4 +1,5 @@
-//! The adapters of a server's models: those of the command line, and those that clients load from the folder of `--lora-dir`.
+//! The adapters of a server's models, from the command line, and from `--lora-dir` by request of
+//! clients.
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::PoisonError;
@@ -12,17 +13,16 @@ use crate::args::Lora;
 use crate::load;
 
 impl Serve {
-    /// Give the adapters of the command line to the first model.
+    /// Adds the adapters of the command line to the first model.
     pub(super) fn name_adapters(&self) -> anyhow::Result<()> {
         let Some(first) = self.lora.lora.first() else { return Ok(()) };
-        let model = self
-            .configs
-            .first()
-            .with_context(|| format!("--lora {}: there is no model that it could belong to", first.name))?;
+        let model = self.configs.first().with_context(|| {
+            format!("--lora {}: found no MODEL, expected one that the adapter belongs to", first.name)
+        })?;
         for lora in &self.lora.lora {
             let is_known = self.configs.iter().any(|config| config.name() == lora.name);
             if is_known || self.served_adapters().iter().any(|other| other.name == lora.name) {
-                bail!("--lora {}: the name is in use already", lora.name);
+                bail!("--lora {}: the name is already in use", lora.name);
             }
             self.with_adapters(|adapters| adapters.push((model.name().to_owned(), lora.clone())));
         }
@@ -33,7 +33,7 @@ impl Serve {
         change(&mut self.adapters.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Those of a model.
+    /// The adapters of a model.
     pub(super) fn adapters_of(&self, model: &str) -> Vec<Lora> {
         let mine = |(of, lora): &(String, Lora)| (of == model).then(|| lora.clone());
         self.with_adapters(|adapters| adapters.iter().filter_map(mine).collect())
@@ -48,7 +48,7 @@ impl Serve {
         self.with_adapters(|adapters| adapters.iter().map(served).collect())
     }
 
-    /// What clients are told of an adapter's place: the path from the folder of `--lora-dir` on, or its last name.
+    /// The path of an adapter that clients see: relative to `--lora-dir`, or else its file name.
     fn shown(&self, path: &Path) -> String {
         let folder = self.lora_dir.as_ref().and_then(|folder| folder.canonicalize().ok());
         let relative = folder.as_ref().and_then(|folder| path.strip_prefix(folder).ok());
@@ -56,7 +56,7 @@ impl Serve {
         relative.or_else(name).unwrap_or(path).display().to_string()
     }
 
-    /// Open the files of one.
+    /// Opens the files of an adapter.
     pub(super) fn open_served(&self, name: &str) -> anyhow::Result<Adapter> {
         let find = |adapters: &mut Vec<(String, Lora)>| {
             adapters.iter().map(|(_, lora)| lora).find(|lora| lora.name == name).cloned()
@@ -67,13 +67,13 @@ impl Serve {
 
     pub(super) fn add_for_client(&self, adapter: ServedAdapter) -> server::Result<()> {
         let ServedAdapter { name, model, path } = adapter;
-        // One that was there before, and comes back.
+        // An adapter of the command line that was unloaded before.
         let known = self.lora.lora.iter().find(|lora| lora.name == name && path == self.shown(&lora.path));
         let lora = match (known, &self.lora_dir) {
             (Some(known), _) => known.clone(),
             (None, Some(folder)) => Lora { name, path: within(folder, &path)?, factor: 1.0 },
             (None, None) => {
-                let message = "clients may load adapters only where the server was started with --lora-dir";
+                let message = "clients may load adapters only if the server was started with --lora-dir";
                 return Err(ApiError::new(ErrorKind::Forbidden, message));
             }
         };
@@ -82,8 +82,8 @@ impl Serve {
     }
 }
 
-/// A path within a folder, from there on or from the root. What is elsewhere stays unknown: it is as if it were not there, and nobody
-/// looks whether it is.
+/// A path within a folder, given relative to it or as an absolute path. A path outside the folder
+/// gives the error of a missing file, and the file system is not read.
 fn within(folder: &Path, path: &str) -> server::Result<PathBuf> {
     let missing = || {
         let message = format!("there is no adapter {path:?} in the folder of --lora-dir");
@@ -93,13 +93,13 @@ fn within(folder: &Path, path: &str) -> server::Result<PathBuf> {
         tracing::warn!("--lora-dir {}: {error}", folder.display());
         missing()
     })?;
-    let asked = Path::new(path);
-    let relative = [folder, &real].into_iter().find_map(|folder| asked.strip_prefix(folder).ok());
-    let relative = relative.unwrap_or(asked);
+    let given = Path::new(path);
+    let relative = [folder, &real].into_iter().find_map(|folder| given.strip_prefix(folder).ok());
+    let relative = relative.unwrap_or(given);
     let is_inside =
         relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     let found = is_inside.then(|| real.join(relative).canonicalize().ok()).flatten();
-    // A link may lead elsewhere.
+    // A symbolic link may leave the folder.
     found.filter(|found| found.starts_with(&real)).ok_or_else(missing)
 }
 
@@ -147,7 +147,7 @@ mod tests {
             let error = within(&folder, path).unwrap_err();
             let message = format!("there is no adapter {path:?} in the folder of --lora-dir");
             assert_eq!(error.kind, ErrorKind::NotFound);
-            // Messages do not repeat all of a long name.
+            // Messages shorten a long name.
             assert!(error.message == message || path.len() > 2_000, "{}", error.message);
         }
     }

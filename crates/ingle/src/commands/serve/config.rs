@@ -1,4 +1,4 @@
-//! The models of a server from a TOML file, each with options of its own.
+//! The models of a server in a TOML file, each with its own options.
 
 use std::path::Path;
 
@@ -7,22 +7,23 @@ use serde::Deserialize;
 
 use crate::args::{KvTypeName, LoadArgs, ModelName};
 
-/// One `[[models]]` of the file. What it does not say is as the command line has it.
+/// One `[[models]]` of the file. Flags of the command line are its defaults.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// What clients call it [default: its source].
+    /// The name for clients [default: the source].
     name: Option<String>,
-    /// A catalog name, a path, or hf:org/repo[/file][@revision]; a relative path begins at the file's folder.
+    /// A catalog name, a path, or hf:org/repo[/file][@revision]; a relative path begins at the
+    /// file's folder.
     source: String,
-    /// The source as the command line or the file's folder spells it, where that need not be UTF-8.
+    /// The source as typed, or joined to the file's folder; it need not be UTF-8.
     #[serde(skip)]
     typed: Option<ModelName>,
     pub ctx: Option<usize>,
     kv_type: Option<KvTypeName>,
-    /// Sequences at once.
+    /// Number of requests that are computed at once.
     pub slots: Option<usize>,
-    /// Milliseconds.
+    /// Target time between two tokens, in milliseconds.
     pub latency_target: Option<u64>,
 }
 
@@ -33,7 +34,7 @@ struct File {
 }
 
 impl ModelConfig {
-    /// A model that the command line names.
+    /// A model of the command line.
     pub fn named(source: &ModelName) -> ModelConfig {
         let (source, typed) = (source.to_string(), Some(source.clone()));
         ModelConfig { name: None, source, typed, ctx: None, kv_type: None, slots: None, latency_target: None }
@@ -43,28 +44,28 @@ impl ModelConfig {
         self.name.as_deref().unwrap_or(&self.source)
     }
 
-    /// Where it comes from.
+    /// The model's source.
     pub fn source(&self) -> ModelName {
         self.typed.clone().unwrap_or_else(|| ModelName::from(self.source.as_str()))
     }
 
-    /// How it is loaded.
+    /// The flags that load the model: its own options over the common ones.
     pub fn load_args(&self, common: &LoadArgs) -> LoadArgs {
         LoadArgs { ctx: self.ctx.or(common.ctx), kv_type: self.kv_type.or(common.kv_type), ..common.clone() }
     }
 }
 
-/// The models of a file, in order.
+/// Reads the models of a file, in order.
 ///
 /// # Errors
-/// The file cannot be read, or is not as expected.
+/// The file cannot be read or parsed, or has no model.
 pub fn read(file: &Path) -> anyhow::Result<Vec<ModelConfig>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
     let folder = file.parent().unwrap_or(Path::new(""));
     let mut models = parse(&text).with_context(|| file.display().to_string())?;
     for model in &mut models {
         let path = folder.join(&model.source);
-        // A catalog name is no path.
+        // A source that is not a path is a catalog name.
         if path.exists() {
             let named = model.name().to_owned();
             (model.name, model.typed) = (Some(named), Some(ModelName::from(path.as_path())));

@@ -1,4 +1,4 @@
-//! Where a server listens, and whom it lets in.
+//! The address of a server, and the requests that it accepts.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -12,64 +12,78 @@ use server::{Access, ConnectionLimits, Gate, Origins, Tls};
 
 use crate::tell::tell;
 
-/// Files that are open beside connections: models, caches, the system's own.
+/// Open files that are not connections: models, caches and the system's own.
 const FILES_OF_MODELS: usize = 40;
 
 #[derive(Args)]
 #[command(next_help_heading = "Access")]
 pub struct GateArgs {
-    /// The address to listen at; one that other machines can reach needs --api-key or --insecure
+    /// Listen at this IP address
+    ///
+    /// An address that other machines can reach needs --api-key or --insecure.
     #[arg(long, default_value = "127.0.0.1", value_name = "IP", value_parser = host)]
     host: IpAddr,
 
-    /// The port to listen at; 0 takes a free one, which stderr names
+    /// Listen at this port
+    ///
+    /// 0 chooses a free port, which is printed on stderr.
     #[arg(long, default_value_t = 8080, value_name = "PORT")]
     port: u16,
 
-    /// Answer only requests with this key; repeat for more
+    /// Accept only requests with this key; repeat for more
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
 
-    /// Read keys from a file, out of sight of other users of the machine: one a line; # begins a comment where a line
-    /// begins, or after white space
+    /// Read API keys from a file, one a line
+    ///
+    /// Other users of the machine cannot see keys in a file. A # at the start of a line or after
+    /// white space begins a comment.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
-    /// How many requests a key may send in a minute; more are refused with 429
+    /// Refuse more than N requests a minute of a key with 429
     #[arg(long, value_name = "N")]
     rate_limit: Option<NonZeroU32>,
 
-    /// Connections at once; whoever opens more ends one that waits for a request, or is refused. Fewer where the system allows fewer
-    /// open files
+    /// Keep at most N connections open
+    ///
+    /// A further connection closes one that is idle, or is refused. The limit is lower if the
+    /// system allows fewer open files.
     #[arg(long, default_value_t = ConnectionLimits::default().all, value_name = "N")]
     max_connections: usize,
 
-    /// The same of one address
+    /// Keep at most N connections of one IP address open
     #[arg(long, default_value_t = ConnectionLimits::default().by_address, value_name = "N")]
     max_connections_per_address: usize,
 
-    /// Listen without a key, also at an address that other machines can reach
+    /// Allow other machines to connect without a key
     #[arg(long)]
     insecure: bool,
 
-    /// Answer requests from web pages of this origin (https://chat.example.org, or * for all); repeat for more
+    /// Answer web pages of this origin; repeat for more
+    ///
+    /// For example https://chat.example.org, or * for all.
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
 
-    /// Accept this host name too, when listening at a loopback address without a key; repeat for more
+    /// Accept requests to this host name; repeat for more
+    ///
+    /// Host names are checked only at a loopback address without a key.
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
 
-    /// Answer over HTTPS with this certificate in PEM; SIGHUP reads it again
+    /// Serve HTTPS with this certificate (PEM)
+    ///
+    /// SIGHUP makes the server read the file again.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
 
-    /// The certificate's private key in PEM
+    /// The private key of --tls-cert (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 }
 
-/// `--host`: an address, or the one name that means the same everywhere.
+/// Parses `--host`: an address or localhost, the only name that is the same on every machine.
 fn host(text: &str) -> Result<IpAddr, String> {
     match text {
         "localhost" => Ok(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)),
@@ -80,16 +94,17 @@ fn host(text: &str) -> Result<IpAddr, String> {
 }
 
 impl GateArgs {
-    /// Listen, but answer nobody yet. What is kept of a key in `prefix_cache` is found again by a secret that is kept there, too.
+    /// Opens the port, without answering requests yet. A secret in the folder `prefix_cache`
+    /// separates the cached prompts of different keys across restarts.
     ///
     /// # Errors
-    /// The address is open to others without a key, a file is not as expected, or the port is taken.
+    /// The address is open to other machines without a key, a file is invalid, or the port is in
+    /// use.
     pub fn open(&self, prefix_cache: Option<&Path>) -> anyhow::Result<(TcpListener, Gate)> {
         let keys = self.keys()?;
         if !self.host.is_loopback() && keys.is_empty() && !self.insecure {
             bail!(
-                "{} can be reached from other machines, and anybody there could use the models; give --api-key, or \
-                 --insecure if that is what you want",
+                "other machines can reach {} and could use the models; set --api-key, or allow this with --insecure",
                 self.host
             );
         }
@@ -100,7 +115,8 @@ impl GateArgs {
         let tls = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
         let tls = tls.map(|(cert, key)| Tls::open(cert, key)).transpose()?;
         let secret = match prefix_cache {
-            // Without it, prefixes are not found again after the next start, and nothing else.
+            // Without the secret, cached prompts are lost at the next start; so the error is a
+            // warning.
             Some(folder) if !keys.is_empty() => kept_secret(folder).or_else(|error| {
                 tell!("warning: {error:#}");
                 new_secret()
@@ -113,24 +129,27 @@ impl GateArgs {
         Ok((listener, Gate { access, origins, tls, connections }))
     }
 
-    /// As many connections as were asked for, and as there are files for beside those of models.
+    /// The limits of connections: those of the flags, and at most the open files that the system
+    /// allows.
     fn connections(&self) -> ConnectionLimits {
         let files =
             platform::raise_open_files().map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
         let most = files.saturating_sub(FILES_OF_MODELS).max(1);
         let all = self.max_connections.clamp(1, most);
         if all < self.max_connections {
-            tracing::info!("{files} open files are allowed, so {all} connections are");
+            tracing::info!(
+                "the system allows {files} open files, so at most {all} connections are kept open"
+            );
         }
         ConnectionLimits { all, by_address: self.max_connections_per_address.clamp(1, all) }
     }
 
     fn keys(&self) -> anyhow::Result<Vec<String>> {
         let mut keys = self.api_key.clone();
-        ensure!(!keys.iter().any(String::is_empty), "an --api-key is empty");
+        ensure!(!keys.iter().any(String::is_empty), "--api-key is empty, expected a key");
         if let Some(file) = &self.api_key_file {
             let found = read_keys(file)?;
-            ensure!(!found.is_empty(), "{} holds no key, expected one in each line", file.display());
+            ensure!(!found.is_empty(), "{} has no key, expected one a line", file.display());
             keys.extend(found);
         }
         Ok(keys)
@@ -139,23 +158,24 @@ impl GateArgs {
 
 fn read_keys(file: &Path) -> anyhow::Result<Vec<String>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-    // Editors of Windows begin a file with a mark.
+    // Editors on Windows begin a file with a byte order mark.
     let text = text.trim_start_matches('\u{feff}');
     let lines = text.lines().map(|line| without_comment(line).trim());
     Ok(lines.filter(|line| !line.is_empty()).map(str::to_owned).collect())
 }
 
-/// A key may have a `#` in it.
+/// The line without its comment. A `#` inside a key begins no comment.
 fn without_comment(line: &str) -> &str {
     let begins = |at: usize| line[..at].chars().next_back().is_none_or(char::is_whitespace);
     let comment = line.match_indices('#').map(|(at, _)| at).find(|&at| begins(at));
     &line[..comment.unwrap_or(line.len())]
 }
 
-/// The name of the file of [`kept_secret`].
+/// File name of [`kept_secret`].
 const SECRET: &str = "tenants.secret";
 
-/// The secret in a folder, by which the prefixes of a key are found again; made where there is none.
+/// The secret in a folder, from which the name of each key's cached prompts is derived. It is
+/// created if missing.
 fn kept_secret(folder: &Path) -> anyhow::Result<[u8; 32]> {
     let file = folder.join(SECRET);
     let read = || std::fs::read(&file);
@@ -169,7 +189,7 @@ fn kept_secret(folder: &Path) -> anyhow::Result<[u8; 32]> {
             let secret = new_secret()?;
             match options.open(&file).and_then(|mut out| out.write_all(&secret)) {
                 Ok(()) => return Ok(secret),
-                // Another server has just made it.
+                // Another server has just created the file.
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => read(),
                 Err(error) => Err(error),
             }
@@ -179,11 +199,14 @@ fn kept_secret(folder: &Path) -> anyhow::Result<[u8; 32]> {
     let kept = kept.with_context(|| format!("--prefix-cache: {}", file.display()))?;
     let n_bytes = kept.len();
     kept.try_into().map_err(|_| {
-        anyhow::anyhow!("--prefix-cache: {} has {n_bytes} bytes, expected 32; delete it", file.display())
+        anyhow::anyhow!(
+            "--prefix-cache: {} has {n_bytes} bytes, expected 32; delete the file",
+            file.display()
+        )
     })
 }
 
-/// A folder that nobody else may look into.
+/// Creates a folder that other users cannot read.
 fn private_folder(folder: &Path) -> std::io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
@@ -194,7 +217,9 @@ fn private_folder(folder: &Path) -> std::io::Result<()> {
 
 fn new_secret() -> anyhow::Result<[u8; 32]> {
     let mut secret = [0; 32];
-    getrandom::fill(&mut secret).map_err(std::io::Error::other).context("the system's randomness")?;
+    getrandom::fill(&mut secret)
+        .map_err(std::io::Error::other)
+        .context("reading the system's random numbers")?;
     Ok(secret)
 }
 

@@ -1,4 +1,5 @@
-//! What the server asks of the cache: which models are there, and, with `--allow-pull`, fetching and removing them for clients.
+//! Models in the cache: listing them and, with `--allow-pull`, fetching and removing them for
+//! clients.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +11,12 @@ use crate::args::VerifyArgs;
 use crate::{load, mmproj};
 
 impl Serve {
-    /// Open a model that is on this machine, to read what it is.
+    /// Opens a model on this machine to read its metadata.
     pub(super) fn look_into(&self, name: &str) -> anyhow::Result<Model> {
         let reference = self.config_of(name).source().reference()?;
         let options = hub::Options { offline: true, ..self.fetch.options()? };
         let path = self.fetch.place(&reference, &options, &mut hub::Silent)?;
-        // Checksums are compared when it is loaded; here only the head is read.
+        // Checksums are compared when the model is loaded; here only the header is read.
         let verify = VerifyArgs { check: false, ..self.verify.clone() };
         let checkpoint = load::open_checkpoint(&path, load::access(&self.load.device), &verify)?;
         let (tower, access) = (self.load.mmproj.as_deref(), load::access(&self.load.device));
@@ -23,12 +24,13 @@ impl Serve {
         Ok(Model::from_opened(&path, checkpoint, &TokenizerSource::Own)?)
     }
 
-    /// Whether all models in the cache are served: clients may pull them, or no other was named.
+    /// True if all models in the cache are served: clients may pull models, or the command line
+    /// names none.
     fn serves_cache(&self) -> bool {
         self.allow_pull || (self.models.is_empty() && self.config.is_none())
     }
 
-    /// The models that may be served beside those of the command line.
+    /// Models in the cache that may be served, in addition to those of the command line.
     pub(super) fn in_cache(&self) -> Vec<String> {
         if !self.serves_cache() {
             return Vec::new();
@@ -41,7 +43,8 @@ impl Serve {
         listed.into_iter().map(|model| model.name).collect()
     }
 
-    /// The name in the cache of what a client calls `name`; never a path, for clients may not read what they like.
+    /// The name in the cache of the model that a client calls `name`. It is never a path: clients
+    /// may not read arbitrary files.
     pub(super) fn name_in_cache(&self, name: &str) -> Option<String> {
         if !self.serves_cache() {
             return None;
@@ -83,20 +86,20 @@ impl Serve {
         Err(ApiError::new(ErrorKind::Forbidden, message))
     }
 
-    /// What a client means by a name: a model of the catalog or of the hub.
+    /// The model of a client's name, in the catalog or in the hub.
     fn reference(&self, name: &str) -> server::Result<hub::ModelRef> {
-        // Ollama's clients add `:latest` to names without a tag.
+        // Ollama's clients append `:latest` to names without a tag.
         let bare = name.strip_suffix(":latest").unwrap_or(name);
         let told = |error| self.api_error(error);
         match hub::ModelRef::parse_name(bare).map_err(told)? {
-            // What other programs have is the operator's to name.
+            // Only the operator may name models of other programs.
             hub::ModelRef::Path(_) | hub::ModelRef::Store(_) => {
                 let message = format!(
-                    "the model `{name}` is not known here, expected a name of the catalog or hf:org/repo[/file][@revision]"
+                    "the model `{name}` is unknown, expected a catalog name or hf:org/repo[/file][@revision]"
                 );
                 Err(ApiError::new(ErrorKind::NotFound, message))
             }
-            // By its first name, which is the cache's.
+            // A model may have several names in the catalog; the cache uses the first.
             hub::ModelRef::Catalog(name) => {
                 let catalog = match self.fetch.catalog().map_err(told)? {
                     Some(catalog) => catalog,
@@ -104,7 +107,7 @@ impl Serve {
                 };
                 Ok(match catalog.find(&name).map_err(told)? {
                     hub::Entry::Pinned(model) => hub::ModelRef::Catalog(model.name.clone()),
-                    // The cache lists what it has of the hub by repository.
+                    // The cache lists models of the hub by repository.
                     hub::Entry::Public(model) => hub::ModelRef::Hub(model.place),
                 })
             }
@@ -124,13 +127,13 @@ impl Serve {
             | E::NotFetched { .. }
             | E::Unauthorized { .. }
             | E::Gated { .. } => ErrorKind::Forbidden,
-            // The network, the disk, or a source that is not as it should be; the enum may grow.
+            // The network, the disk, or an invalid source. hub::Error is non-exhaustive.
             _ => ErrorKind::Unavailable,
         };
         ApiError::new(kind, self.told_to_clients(&error.to_string()))
     }
 
-    /// A message as clients get it: files by their names, and nothing of where they are, which only the log says.
+    /// The message for clients: file names without folders. The log has the whole message.
     pub(super) fn told_to_clients(&self, whole: &str) -> String {
         let sources = self.configs.iter().map(|config| PathBuf::from(config.source().to_string()));
         let of_sources: Vec<PathBuf> =
@@ -148,7 +151,7 @@ impl Serve {
     }
 }
 
-/// What fetching tells, as the server wants it.
+/// Passes the progress of a fetch on to the server.
 struct Told<'a> {
     progress: &'a mut dyn FnMut(PullProgress),
     now: Option<PullProgress>,
@@ -202,12 +205,12 @@ mod tests {
         assert_eq!(of("hf:org/repo/m.gguf").unwrap(), "hf:org/repo/m.gguf");
         assert_eq!(of("hf.co/org/repo:Q4_K_M").unwrap(), "hf:org/repo:Q4_K_M");
         assert_eq!(of("qwen3:0.6b:latest").unwrap(), "hf:unsloth/Qwen3-0.6B-GGUF:Q4_K_M");
-        // No path of this machine is a client's to name.
+        // A client may not name a path of this machine.
         for (name, kind) in [
             ("/etc/passwd", ErrorKind::NotFound),
             ("./m.gguf", ErrorKind::NotFound),
             ("llama9", ErrorKind::NotFound),
-            // A file in the folder that the tests run in, and another program's model.
+            // A file in the folder of the tests, and a model of another program.
             ("Cargo.toml", ErrorKind::NotFound),
             ("ollama:llama3", ErrorKind::NotFound),
             ("hf:org", ErrorKind::Invalid),

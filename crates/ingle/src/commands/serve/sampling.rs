@@ -1,15 +1,16 @@
-//! How tokens are chosen where a request does not say.
+//! Sampling of requests that set no parameters.
 
 use clap::Args;
 use server::SamplingChoice;
 
 use crate::args::{self, RandomSeed};
 
-/// Flags of `ingle serve`. Without one, the model's file recommends what holds, or the numbers of `ingle run` do.
+/// Sampling flags of `ingle serve`. Their defaults are the model's recommendations, or those of
+/// `ingle run`.
 #[derive(Args, Clone, Copy)]
-#[command(next_help_heading = "Default sampling, for requests that do not say")]
+#[command(next_help_heading = "Default sampling (requests may override it)")]
 pub struct DefaultSamplingArgs {
-    /// Divide the logits by this; 0 is greedy
+    /// Divide the logits by T; 0 is greedy
     #[arg(long, visible_alias = "temp", value_name = "T")]
     temperature: Option<f32>,
 
@@ -17,28 +18,34 @@ pub struct DefaultSamplingArgs {
     #[arg(long, value_name = "K", value_parser = args::top_k)]
     top_k: Option<usize>,
 
-    /// Keep the best tokens whose probabilities sum to P; 1 keeps all
+    /// Keep the best tokens whose probabilities sum to P
+    ///
+    /// 1 keeps all.
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
 
-    /// Drop tokens less likely than P times the best; 0 keeps all
+    /// Drop tokens less likely than P times the best
+    ///
+    /// 0 keeps all.
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
 
-    /// Divide positive logits of recent tokens by this, multiply negative ones; 1 is off
+    /// Penalise recent tokens by the factor X; 1 is off
+    ///
+    /// Positive logits are divided by X, negative ones multiplied.
     #[arg(long, value_name = "X")]
     repeat_penalty: Option<f32>,
 
-    /// Subtract this from the logits of recent tokens
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    /// Subtract X from the logits of recent tokens
+    #[arg(long, value_name = "X")]
     presence_penalty: Option<f32>,
 
-    /// Subtract this from the logits of recent tokens, times how often they occurred
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    /// Subtract X from the logit of a recent token for each time it occurred
+    #[arg(long, value_name = "X")]
     frequency_penalty: Option<f32>,
 
-    /// How many tokens back the penalties look; 0 or -1 is the whole text
-    #[arg(long, visible_alias = "repeat-last-n", value_name = "TOKENS", value_parser = args::limit_number)]
+    /// Penalise only the last N tokens; 0 or -1 is the whole text
+    #[arg(long, visible_alias = "repeat-last-n", value_name = "N", value_parser = args::limit_number)]
     penalty_window: Option<usize>,
 
     /// Seed of the random numbers; -1 is a random one

@@ -1,4 +1,4 @@
-//! Which files of a repository make up the model.
+//! Selection of the files of a repository that make up a model.
 
 use crate::error::{Error, Result};
 use crate::names;
@@ -25,15 +25,16 @@ const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The most parts that a split file may have.
+/// Most parts of a split file.
 const PARTS_MAX: u32 = 1000;
 
 /// The files of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// One file, or the parts of a split one in order; a loader opens the first.
+    /// A file, or the parts of a split file in order. A loader opens the first.
     Files(Vec<String>),
-    /// A folder with these files; weights last, so that if they are there, so is the rest.
+    /// A folder with these files. The weights are last, so that they are present only if all others
+    /// are.
     Folder {
         /// The files known so far.
         files: Vec<String>,
@@ -48,11 +49,11 @@ pub(crate) struct SplitPart<'a> {
     pub stem: &'a str,
     /// The part's number, from 1.
     pub index: u32,
-    /// How many parts there are.
+    /// Number of parts.
     pub count: u32,
 }
 
-/// Reads `stem-00002-of-00005.gguf`, the naming of split GGUF files.
+/// Parses `stem-00002-of-00005.gguf`, a name of a split GGUF file.
 pub(crate) fn split_part(file: &str) -> Option<SplitPart<'_>> {
     let (rest, count) = strip_gguf(file)?.rsplit_once("-of-")?;
     let (stem, index) = rest.rsplit_once('-')?;
@@ -70,11 +71,9 @@ fn strip_gguf(file: &str) -> Option<&str> {
     end.eq_ignore_ascii_case(".gguf").then_some(stem)
 }
 
-/// The files to fetch for a file that was named: itself, or all parts of the split file it belongs
-/// to.
+/// The files to fetch for a named file: the file itself, or all parts of its split file.
 ///
-/// `None` for `config.json`, which means the folder that it is in; only a listing shows what that
-/// contains.
+/// `None` for `config.json`, which means its folder; the files of the folder need a listing.
 pub(crate) fn choose_named(file: &str) -> Option<Result<Want>> {
     if file == CONFIG {
         return None;
@@ -86,19 +85,19 @@ pub(crate) fn choose_named(file: &str) -> Option<Result<Want>> {
         let reason = format!("it has {} parts, at most {PARTS_MAX} are fetched", part.count);
         return Some(Err(Error::BadReference { reference: file.to_string(), reason }));
     }
-    // The extension as written: it may be in upper case.
+    // The extension of the name, which may be in upper case.
     let end = file.get(file.len().saturating_sub(5)..).unwrap_or(".gguf");
     let parts = (1..=part.count).map(|i| format!("{}-{i:05}-of-{:05}{end}", part.stem, part.count)).collect();
     Some(Ok(Want::Files(parts)))
 }
 
-/// The files that a reference means, chosen from all files of its repository: the GGUF model of its
+/// Chooses the files of a reference from all files of its repository: the GGUF model of its
 /// quantisation, the only GGUF model, else the safetensors.
 ///
 /// # Errors
-/// [`Error::Ambiguous`] when several GGUF models fit, [`Error::NotFound`] when the file named, a part
-/// of it, or a model of the quantisation does not exist, [`Error::NothingToLoad`] when there is no
-/// model at all.
+/// [`Error::Ambiguous`] if several GGUF models fit. [`Error::NotFound`] if the named file, a part
+/// of it, or a model of the quantisation does not exist. [`Error::NothingToLoad`] if there is no
+/// model.
 pub(crate) fn choose(place: &HubRef, files: &[String]) -> Result<Want> {
     let repo = &place.repo;
     let Some(quant) = &place.quant else {
@@ -113,7 +112,7 @@ pub(crate) fn choose(place: &HubRef, files: &[String]) -> Result<Want> {
     }
 }
 
-/// As [`choose`], for a reference without a quantisation.
+/// Like [`choose`], for a reference without a quantisation.
 pub(crate) fn choose_file(repo: &str, files: &[String], named: Option<&str>) -> Result<Want> {
     let has = |name: &str| files.iter().any(|file| file == name);
     if let Some(want) = named.and_then(choose_named) {
@@ -136,8 +135,8 @@ pub(crate) fn choose_file(repo: &str, files: &[String], named: Option<&str>) -> 
     choose_folder(repo, files)
 }
 
-/// The GGUF models among `files`, a split one by its first part. Towers of images (`mmproj`) belong
-/// to a model and are not models themselves.
+/// The GGUF models among `files`; a split model is its first part. Image encoders (`mmproj`) are
+/// not models.
 pub(crate) fn models_of(files: &[String]) -> Vec<String> {
     let mut models: Vec<String> = files
         .iter()
@@ -185,11 +184,10 @@ fn choose_folder(repo: &str, files: &[String]) -> Result<Want> {
     Ok(Want::Folder { files: chosen, index })
 }
 
-/// The weight files that a safetensors index names, each once, in order.
+/// The weight files in a safetensors index, each once, in order.
 ///
 /// # Errors
-/// [`Error::BadAnswer`] when it is not such an index, [`Error::UnsafeName`] when a name leaves the
-/// folder.
+/// [`Error::BadAnswer`] if the index is invalid, [`Error::UnsafeName`] if a name leaves the folder.
 pub(crate) fn shards_of(index: &[u8], origin: &str) -> Result<Vec<String>> {
     let bad = |reason: String| Error::BadAnswer { url: origin.to_string(), reason };
     let json: serde_json::Value =

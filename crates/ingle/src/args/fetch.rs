@@ -1,0 +1,151 @@
+//! Flags about fetching models, and about verifying them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::FileOrText;
+
+/// Checks of a `.base` file before it is used.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Verifying .base files")]
+pub struct VerifyArgs {
+    /// Refuse a .base file that this key did not sign
+    ///
+    /// The key is the file of a public key, or its 64 hexadecimal digits.
+    #[arg(long, value_name = "FILE|HEX")]
+    pub verify_key: Option<FileOrText>,
+
+    /// Verify the checksum of every tensor before use
+    ///
+    /// This reads the whole file.
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Sources of models, and the folders that they are kept in.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Fetching")]
+pub struct FetchArgs {
+    /// Keep fetched models in this folder
+    ///
+    /// [default: INGLE_CACHE, or the user's cache folder]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+
+    /// Hugging Face's own cache folder
+    ///
+    /// [default: HF_HUB_CACHE, or hub in HF_HOME]
+    #[arg(long, value_name = "DIR")]
+    pub hf_cache: Option<PathBuf>,
+
+    /// Ollama's folder of models, which are read in place
+    ///
+    /// [default: OLLAMA_MODELS, or Ollama's own folders]
+    #[arg(long, value_name = "DIR")]
+    pub ollama_models: Option<PathBuf>,
+
+    /// LM Studio's folder of models, which are read in place
+    ///
+    /// [default: LM Studio's own folders]
+    #[arg(long, value_name = "DIR")]
+    pub lmstudio_models: Option<PathBuf>,
+
+    /// Do not fetch the image encoder of a GGUF model
+    ///
+    /// By default the mmproj file of a model of the hub is fetched with it.
+    #[arg(long)]
+    pub no_mmproj: bool,
+
+    /// Use only models in the cache
+    ///
+    /// The environment variable HF_HUB_OFFLINE=1 has the same effect.
+    #[arg(long)]
+    pub offline: bool,
+
+    /// The address of the Hugging Face hub
+    ///
+    /// [default: HF_ENDPOINT, or https://huggingface.co]
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
+
+    /// The access token for gated and private repositories
+    ///
+    /// [default: HF_TOKEN, or the hub's token file]
+    #[arg(long, value_name = "TOKEN")]
+    pub token: Option<String>,
+
+    /// The proxy for requests to the hub, or none
+    ///
+    /// [default: HTTPS_PROXY, HTTP_PROXY or ALL_PROXY]
+    #[arg(long, value_name = "URL")]
+    pub proxy: Option<String>,
+
+    /// Certificate authorities to trust, as a PEM file
+    ///
+    /// [default: SSL_CERT_FILE, or the built-in ones]
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+
+    /// The Python whose pip fetches wheels
+    ///
+    /// [default: INGLE_PYTHON, or the first of python3, python and py]
+    #[arg(long, value_name = "FILE")]
+    pub python: Option<PathBuf>,
+
+    /// An argument for `pip download`; repeat for more
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub pip_arg: Vec<String>,
+
+    /// Use this catalog file instead of the built-in catalog
+    #[arg(long, value_name = "FILE")]
+    pub catalog: Option<PathBuf>,
+}
+
+impl FetchArgs {
+    /// The cache folders: of the flags, else of the environment, else of the system.
+    pub fn cache(&self) -> hub::Result<hub::Cache> {
+        hub::Cache::resolve(self.cache.clone(), self.hf_cache.clone())
+    }
+
+    /// The path of a model, which is fetched if needed. A reference that is a path needs no cache
+    /// folder.
+    pub fn place(
+        &self,
+        reference: &hub::ModelRef,
+        options: &hub::Options,
+        progress: &mut dyn hub::Progress,
+    ) -> hub::Result<PathBuf> {
+        hub::find_outside(reference, options)
+            .unwrap_or_else(|| hub::fetch(reference, &self.cache()?, options, progress))
+    }
+
+    /// The catalog file that a flag names, if one does.
+    pub fn catalog(&self) -> hub::Result<Option<hub::Catalog>> {
+        self.catalog.as_deref().map(hub::Catalog::load).transpose()
+    }
+
+    /// The options of fetching: flags override the environment.
+    pub fn options(&self) -> hub::Result<hub::Options> {
+        let mut options = hub::Options::from_env()?;
+        if let Some(endpoint) = &self.endpoint {
+            options.endpoint.clone_from(endpoint);
+        }
+        if let Some(token) = &self.token {
+            options.token = Some(hub::Token::new(token)?);
+        }
+        match self.proxy.as_deref() {
+            Some("none") => options.proxy = hub::ProxyChoice::Direct,
+            Some(address) => options.proxy = hub::ProxyChoice::Address(address.to_owned()),
+            None => {}
+        }
+        options.certificates = self.ca_file.clone().or(options.certificates);
+        options.python = self.python.clone().or(options.python);
+        options.pip_arguments.clone_from(&self.pip_arg);
+        options.catalog = self.catalog()?;
+        options.stores = hub::Stores::resolve(self.ollama_models.clone(), self.lmstudio_models.clone());
+        options.offline |= self.offline;
+        options.towers = !self.no_mmproj;
+        Ok(options)
+    }
+}
