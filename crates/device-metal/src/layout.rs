@@ -4,14 +4,12 @@
 use crate::arguments;
 use crate::geometry::{BEST_BYTES, GEMV_ROWS, TILE_BYTES, n_tiles, partial_bytes};
 use device::{Limits, Needs, Op, Plan};
+use device_lower::ahead::MOST_PENALISED;
 use device_lower::lifetimes::value_bytes;
 use device_lower::units::{LoweredUnit, Unit};
 
 /// Alignment of values and of parts of buffers.
 pub const ALIGN: usize = 256;
-
-/// Tokens of an output that may have penalties, at most, where the GPU applies them.
-pub const MOST_PENALISED: usize = 4096;
 
 /// Bytes of an entry of a page table: an address.
 pub const PAGE_ENTRY_BYTES: usize = 8;

@@ -19,14 +19,13 @@ use device::{
     Chosen, CommandInfo, CommittedPages, Error, KvLayout, Limits, Needs, Plan, Program, Result, Step, Ticket,
     Timing, ValueId, Want,
 };
+use device_lower::ahead::{Ahead, Done, InFlight};
 use device_lower::arena::NO_PLACE;
 use device_lower::placed::{LoweredPlan, PlacedValue};
 use device_lower::sampling::Chooser;
 use device_lower::table::{Location, Region, RowClass, StepSizes, Table};
-use in_flight::{Done, InFlight, Outputs};
 use inputs::Begun;
 use pools::Pools;
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -79,16 +78,7 @@ pub struct MetalProgram<G: Gpu> {
     /// The arena, the steps, scratch, tables, chosen tokens, states, weights.
     buffers: Vec<G::Buffer>,
     step: StepLayout,
-    /// The next step's ticket.
-    next: u64,
-    /// Steps that were submitted and not waited for, the oldest first.
-    in_flight: VecDeque<InFlight<G::Ticket>>,
-    /// Steps below this ticket cannot be trusted: one of them failed while they were in flight.
-    failed_below: u64,
-    /// What the last steps chose, each at its ticket modulo their number.
-    outputs: Vec<Outputs>,
-    /// What was waited for last.
-    done: Done,
+    ahead: Ahead<G::Ticket>,
     /// Chooses what has no kernel.
     chooser: Chooser,
     /// Keeps buffers and chunks in memory.
@@ -199,11 +189,7 @@ impl<G: Gpu> MetalProgram<G> {
             limits: limits.clone(),
             buffers,
             step,
-            next: 0,
-            in_flight: VecDeque::with_capacity(step.in_flight),
-            failed_below: 0,
-            outputs: (0..step.n_kept()).map(|_| Outputs::new(limits.max_outputs)).collect(),
-            done: Done::default(),
+            ahead: Ahead::new(step.n_kept(), limits.max_outputs),
             chooser: Chooser::new(n_logits),
             residency,
             _files: files.cloned().collect(),
@@ -250,7 +236,7 @@ impl<G: Gpu> MetalProgram<G> {
     pub(crate) fn time_command(&mut self, step: &Step, command: usize, repetitions: usize) -> Result<f64> {
         self.refuse_company()?;
         let begun = self.begin(step, false)?;
-        self.done = Done::default();
+        self.ahead.done = Done::default();
         let replay = self.replay(&begun);
         let Some(threadgroups) = replay.table.threadgroups(command, &begun.sizes) else { return Ok(0.0) };
         let n = repetitions.max(1);
@@ -272,11 +258,11 @@ impl<G: Gpu> MetalProgram<G> {
     /// What a value of the last step's plan holds.
     fn output(&self, id: ValueId) -> &[f32] {
         // A later step may be writing there.
-        if !self.done.is_fresh || self.done.until.is_some() {
+        if !self.ahead.done.is_fresh || self.ahead.done.until.is_some() {
             return &[];
         }
-        let value = self.plans[self.done.plan].values[id.0 as usize];
-        let n = value.n_words(&self.done.sizes);
+        let value = self.plans[self.ahead.done.plan].values[id.0 as usize];
+        let n = value.n_words(&self.ahead.done.sizes);
         // SAFETY: `values` has places in the arena with room for the limits' rows, which the step
         // keeps; every bit pattern is an f32; nothing is in flight, so that the GPU writes nothing.
         unsafe { std::slice::from_raw_parts(self.buffers[ARENA].start().add(value.offset).cast(), n) }
@@ -313,7 +299,7 @@ fn failed<G: Gpu, T>(reason: String) -> Result<T> {
 impl<G: Gpu> Drop for MetalProgram<G> {
     /// Command buffers do not keep what they use, so nothing may go before they are done.
     fn drop(&mut self) {
-        self.in_flight.clear();
+        self.ahead.in_flight.clear();
         // With what was compiled since it was loaded.
         self.gpu.keep_pipelines();
     }
@@ -390,13 +376,13 @@ impl<G: Gpu> Program for MetalProgram<G> {
             0 => None,
             _ => Some(self.encode_whole(step, &begun)?),
         };
-        self.next += 1;
-        self.done.is_fresh = false;
-        self.in_flight.push_back(InFlight { ticket, plan, sizes, work });
+        self.ahead.next += 1;
+        self.ahead.done.is_fresh = false;
+        self.ahead.in_flight.push_back(InFlight { ticket, plan, sizes, work });
         if step.wants.iter().any(|want| begun.by_host(want)) {
             if let Err(error) = self.settle() {
-                self.in_flight.pop_back();
-                self.next = ticket;
+                self.ahead.in_flight.pop_back();
+                self.ahead.next = ticket;
                 return Err(error);
             }
             self.choose_on_host(step, &begun);
@@ -409,19 +395,19 @@ impl<G: Gpu> Program for MetalProgram<G> {
     }
 
     fn chosen(&self) -> &[Chosen] {
-        self.done.ticket.map_or(&[], |ticket| &self.outputs_of(ticket).chosen)
+        self.ahead.done.ticket.map_or(&[], |ticket| &self.ahead.outputs_of(ticket).chosen)
     }
 
     fn best(&self, output: usize) -> &[(u32, f32)] {
-        self.done.ticket.map_or(&[], |ticket| self.outputs_of(ticket).best(output))
+        self.ahead.done.ticket.map_or(&[], |ticket| self.ahead.outputs_of(ticket).best(output))
     }
 
     fn logits(&self) -> &[f32] {
-        self.plans.get(self.done.plan).map_or(&[], |plan| self.output(plan.output))
+        self.plans.get(self.ahead.done.plan).map_or(&[], |plan| self.output(plan.output))
     }
 
     fn kept(&self, index: usize) -> &[f32] {
-        let plan = self.plans.get(self.done.plan);
+        let plan = self.plans.get(self.ahead.done.plan);
         plan.and_then(|plan| plan.kept.get(index)).map_or(&[], |id| self.output(*id))
     }
 
@@ -432,18 +418,18 @@ impl<G: Gpu> Program for MetalProgram<G> {
         }
         let begun = self.begin(step, false)?;
         let n = self.plans[begun.plan].table(&begun.sizes).until(last);
-        self.done = Done::default();
+        self.ahead.done = Done::default();
         if begun.sizes.n_rows > 0 {
             let work = self.encode(&begun, 0..n)?;
             self.gpu.wait(&work)?;
         }
-        self.done =
+        self.ahead.done =
             Done { ticket: None, plan: begun.plan, sizes: begun.sizes, is_fresh: true, until: Some(n) };
         Ok(())
     }
 
     fn read(&self, value: ValueId) -> Option<Vec<f32>> {
-        let Done { plan, sizes, until, is_fresh, .. } = &self.done;
+        let Done { plan, sizes, until, is_fresh, .. } = &self.ahead.done;
         let plan = self.plans.get(*plan).filter(|_| *is_fresh)?;
         let view = plan.values.get(value.0 as usize).filter(|view| view.offset != NO_PLACE)?;
         let n = view.n_words(sizes);
@@ -512,15 +498,15 @@ impl<G: Gpu> Program for MetalProgram<G> {
             self.residency.remove(buffer);
             next.residency.add(buffer);
         }
-        (next.next, next.failed_below) = (self.next, self.failed_below);
+        (next.ahead.next, next.ahead.failed_below) = (self.ahead.next, self.ahead.failed_below);
         *self = next;
         Ok(())
     }
 
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         // Of the last step, if it was such a one; else as a sequence has them that goes on.
-        let same = plan == self.done.plan && n_rows == self.done.sizes.n_rows;
-        let n_outputs = if same { self.done.sizes.n_outputs } else { 1 };
+        let same = plan == self.ahead.done.plan && n_rows == self.ahead.done.sizes.n_rows;
+        let n_outputs = if same { self.ahead.done.sizes.n_outputs } else { 1 };
         let sizes = StepSizes { n_rows, n_outputs, ..StepSizes::default() };
         let most = RowClass::of(self.limits.max_rows) as usize;
         let plan = self.plans.get(plan).filter(|_| RowClass::of(n_rows) as usize <= most);
@@ -531,7 +517,7 @@ impl<G: Gpu> Program for MetalProgram<G> {
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
         self.refuse_company()?;
         let begun = self.begin(step, true)?;
-        self.done = Done::default();
+        self.ahead.done = Done::default();
         let started = Instant::now();
         let sizes = &begun.sizes;
         let replay = self.replay(&begun);
@@ -549,8 +535,8 @@ impl<G: Gpu> Program for MetalProgram<G> {
             timings.push(Timing { command, start, duration });
         }
         let Begun { ticket, sizes, plan, .. } = begun;
-        self.next += 1;
-        self.in_flight.push_back(InFlight { ticket, plan, sizes, work: None });
+        self.ahead.next += 1;
+        self.ahead.in_flight.push_back(InFlight { ticket, plan, sizes, work: None });
         if step.wants.iter().any(|want| begun.by_host(want)) {
             self.choose_on_host(step, &begun);
         }

@@ -8,8 +8,8 @@ use crate::arguments::ChooseArguments;
 use crate::geometry::BEST_BYTES;
 use crate::gpu::Gpu;
 use crate::kernels::constant;
-use crate::layout::MOST_PENALISED;
 use device::{Result, RowCount, ValueId};
+use device_lower::ahead::MOST_PENALISED;
 use device_lower::table::{Extent, Location, When};
 
 /// Threads of a threadgroup of `penalties`.

@@ -1,101 +1,16 @@
 //! Steps between submitting and waiting, and what they chose.
 
-use super::inputs::{Begun, NO_TOKEN};
+use super::inputs::Begun;
 use super::{ARENA, CHOSEN, MetalProgram, Replay, write};
 use crate::gpu::{Buffer, Gpu};
 use device::{Chosen, Error, Result, Step};
-use device_lower::table::StepSizes;
+use device_lower::ahead::{Done, NO_TOKEN, Outputs};
 use std::ops::Range;
 
 /// Command buffers of a step that somebody may stop.
 const PARTS: usize = 8;
 
-/// A step that was submitted and not waited for.
-pub(super) struct InFlight<T> {
-    pub ticket: u64,
-    pub plan: usize,
-    pub sizes: StepSizes,
-    /// `None`: it has no rows, or was waited for command by command.
-    pub work: Option<T>,
-}
-
-/// What the last step that was waited for, or the last [`device::Program::run_until`], left.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Done {
-    /// `None`: it chose nothing.
-    pub ticket: Option<u64>,
-    pub plan: usize,
-    pub sizes: StepSizes,
-    /// Whether no later step was submitted, which writes the same memory.
-    pub is_fresh: bool,
-    /// How many of the commands ran; `None`: all.
-    pub until: Option<usize>,
-}
-
-/// What a step chose.
-pub(super) struct Outputs {
-    /// Outputs.
-    pub n: usize,
-    /// Logits of each.
-    pub n_logits: usize,
-    /// Whether the host has chosen.
-    pub is_chosen: bool,
-    /// Filled when the step is waited for, or when the host chooses; capacity `max_outputs`.
-    pub chosen: Vec<Chosen>,
-    /// Best tokens of all outputs, one output after the other; grows only where somebody wants them.
-    best: Vec<(u32, f32)>,
-    /// `(n)` where each output's best tokens end, where the host has chosen.
-    best_ends: Vec<usize>,
-}
-
-impl Outputs {
-    pub(super) fn new(max_outputs: usize) -> Outputs {
-        Outputs {
-            n: 0,
-            n_logits: 0,
-            is_chosen: false,
-            chosen: Vec::with_capacity(max_outputs),
-            best: Vec::new(),
-            best_ends: Vec::with_capacity(max_outputs),
-        }
-    }
-
-    /// For another step.
-    pub(super) fn begin(&mut self, n: usize, n_logits: usize) {
-        (self.n, self.n_logits, self.is_chosen) = (n, n_logits, false);
-        self.chosen.clear();
-        self.best.clear();
-        self.best_ends.clear();
-    }
-
-    /// The best tokens of an output.
-    pub(super) fn best(&self, output: usize) -> &[(u32, f32)] {
-        let Some(end) = self.best_ends.get(output) else { return &[] };
-        let start = if output == 0 { 0 } else { self.best_ends[output - 1] };
-        &self.best[start..*end]
-    }
-}
-
 impl<G: Gpu> MetalProgram<G> {
-    fn place(&self, ticket: u64) -> usize {
-        (ticket % self.outputs.len() as u64) as usize
-    }
-
-    /// What a step chose that is in flight or was the last to be waited for.
-    pub(super) fn outputs_of(&self, ticket: u64) -> &Outputs {
-        &self.outputs[self.place(ticket)]
-    }
-
-    pub(super) fn outputs_of_mut(&mut self, ticket: u64) -> &mut Outputs {
-        let place = self.place(ticket);
-        &mut self.outputs[place]
-    }
-
-    /// The oldest step whose tokens are kept: the last that was waited for.
-    pub(super) fn oldest_kept(&self) -> u64 {
-        (self.next - self.in_flight.len() as u64).saturating_sub(1)
-    }
-
     /// What a step is encoded from.
     pub(super) fn replay(&self, begun: &Begun) -> Replay<'_, G> {
         Replay {
@@ -120,7 +35,7 @@ impl<G: Gpu> MetalProgram<G> {
             return self.encode(begun, 0..usize::MAX);
         }
         // What an earlier step left in the arena is written over, even if this one stops.
-        self.done.is_fresh = false;
+        self.ahead.done.is_fresh = false;
         let n = self.plans[begun.plan].table(&begun.sizes).commands().len();
         let mut running: Option<G::Ticket> = None;
         for part in 0..PARTS - 1 {
@@ -140,7 +55,7 @@ impl<G: Gpu> MetalProgram<G> {
 
     /// Wait until the GPU is done with all that was submitted.
     pub(super) fn settle(&self) -> Result<()> {
-        for work in self.in_flight.iter().filter_map(|step| step.work.as_ref()) {
+        for work in self.ahead.in_flight.iter().filter_map(|step| step.work.as_ref()) {
             self.gpu.wait(work)?;
         }
         Ok(())
@@ -148,51 +63,40 @@ impl<G: Gpu> MetalProgram<G> {
 
     /// An error if a step is in flight.
     pub(super) fn refuse_company(&self) -> Result<()> {
-        match self.in_flight.len() {
-            0 => Ok(()),
-            n => self.failed(format!("{n} steps are in flight, expected none")),
-        }
+        self.ahead.refuse_company().or_else(|reason| self.failed(reason))
     }
 
-    /// As [`device::Program::wait`].
+    /// Waits for a step as [`device::Program::wait`] does.
     pub(super) fn wait_for(&mut self, ticket: u64) -> Result<()> {
-        match self.in_flight.front().map(|step| step.ticket) {
-            Some(first) if first == ticket => {}
-            Some(first) => return self.failed(format!("step {ticket} is waited for before step {first}")),
-            None => return self.failed(format!("step {ticket} is waited for, and none is in flight")),
-        }
-        let Some(step) = self.in_flight.pop_front() else { return Ok(()) };
-        self.done = Done::default();
-        if ticket < self.failed_below {
-            return self.failed(format!("step {ticket} was submitted after a step that failed"));
-        }
+        let step = self.ahead.take(ticket).or_else(|reason| self.failed(reason))?;
         if let Some(Err(error)) = step.work.as_ref().map(|work| self.gpu.wait(work)) {
-            self.failed_below = self.next;
+            self.ahead.failed_below = self.ahead.next;
             return Err(error);
         }
-        if !self.outputs_of(ticket).is_chosen {
-            for output in 0..self.outputs_of(ticket).n as u32 {
+        if !self.ahead.outputs_of(ticket).is_chosen {
+            for output in 0..self.ahead.outputs_of(ticket).n as u32 {
                 let token = chosen_token(&self.buffers[CHOSEN], self.step.chosen_at(ticket, output));
-                self.outputs_of_mut(ticket).chosen.push(Chosen {
+                self.ahead.outputs_of_mut(ticket).chosen.push(Chosen {
                     token,
                     logprob: f32::NAN,
                     surprise: f32::NAN,
                 });
             }
         }
-        let is_fresh = self.in_flight.is_empty();
-        self.done = Done { ticket: Some(ticket), plan: step.plan, sizes: step.sizes, is_fresh, until: None };
+        let is_fresh = self.ahead.in_flight.is_empty();
+        self.ahead.done =
+            Done { ticket: Some(ticket), plan: step.plan, sizes: step.sizes, is_fresh, until: None };
         Ok(())
     }
 
     /// Choose what has no kernel from the logits of the step that was submitted last, with which the
     /// GPU is done, and take over what the GPU chose.
     pub(super) fn choose_on_host(&mut self, step: &Step, begun: &Begun) {
-        let (place, at) = (self.place(begun.ticket), self.step);
-        let MetalProgram { plans, buffers, outputs, chooser, .. } = self;
+        let at = self.step;
+        let MetalProgram { plans, buffers, ahead, chooser, .. } = self;
         let (plan, tokens) = (&plans[begun.plan], &buffers[CHOSEN]);
         let logits = plan.values[plan.output.0 as usize];
-        let Outputs { chosen, best, best_ends, is_chosen, .. } = &mut outputs[place];
+        let Outputs { chosen, best, best_ends, is_chosen, .. } = ahead.outputs_of_mut(begun.ticket);
         for (output, want) in (0u32..).zip(step.wants) {
             let token_at = at.chosen_at(begun.ticket, output);
             if begun.by_host(want) {

@@ -3,17 +3,10 @@
 use super::{CHOSEN, MetalProgram, STEP, write};
 use crate::arguments;
 use crate::gpu::Gpu;
-use crate::layout::{MOST_PENALISED, PAGE_ENTRY_BYTES};
-use device::{
-    Choose, Error, GroupUse, Needs, OutputRef, Penalties, Result, STATE_NONE, Sampling, Slice, Step, Want,
-};
+use crate::layout::PAGE_ENTRY_BYTES;
+use device::{Choose, Error, GroupUse, Needs, Penalties, Result, STATE_NONE, Slice, Step, Want};
+use device_lower::ahead::{self, LINKED, NO_TOKEN, SamplingWords, n_penalised};
 use device_lower::table::StepSizes;
-
-/// A token that an earlier output chose (`step.h`): this bit, and its place among the chosen tokens.
-const LINKED: u32 = 1 << 31;
-
-/// Among the chosen tokens: none (`step.h`).
-pub(super) const NO_TOKEN: u32 = u32::MAX;
 
 /// How kernels choose (`sampling/arguments.h`).
 const CHOOSE_BEST: u32 = 1;
@@ -46,22 +39,10 @@ impl Begun {
     }
 }
 
-/// How many tokens of an output have penalties.
-fn n_penalised(want: &Want) -> usize {
-    if want.penalties.is_some() { want.recent.len as usize + want.pending.len as usize } else { 0 }
-}
-
-/// Whether there are kernels for all that is wanted of an output beside its logits.
+/// Returns true if kernels compute everything that `want` requests of an output besides its logits.
+/// There are none for masks and biases.
 pub(super) fn has_kernels(want: &Want) -> bool {
-    let n_penalised = n_penalised(want);
-    matches!(want.choose, Choose::Best | Choose::Sample(_))
-        && want.mask.is_none()
-        && want.biases.len == 0
-        && !want.logprob
-        && want.n_best == 0
-        && n_penalised <= MOST_PENALISED
-        // Penalties change the logits where they are.
-        && !(want.logits && n_penalised > 0)
+    ahead::has_kernels(want) && want.mask.is_none() && want.biases.len == 0
 }
 
 impl<G: Gpu> MetalProgram<G> {
@@ -71,18 +52,21 @@ impl<G: Gpu> MetalProgram<G> {
         if let Err(reason) = step.check(&self.needs, &self.limits, self.pools.committed()) {
             return self.failed(reason);
         }
-        if self.in_flight.len() >= self.step.in_flight {
-            return self
-                .failed(format!("{} steps are in flight, expected a wait first", self.in_flight.len()));
+        let n_in_flight = self.ahead.in_flight.len();
+        if n_in_flight >= self.step.in_flight {
+            return self.failed(format!("{n_in_flight} steps are in flight, expected a wait first"));
         }
         if step.is_stopped() {
             return Err(Error::Stopped { device: G::NAME });
         }
         let Needs { n_vocab, n_logits, .. } = self.needs[step.plan];
-        step.links.iter().try_for_each(|link| self.check_link(link.from, n_vocab))?;
-        step.pending.iter().try_for_each(|from| self.check_link(*from, n_logits))?;
+        let links = step.links.iter().map(|link| (link.from, n_vocab));
+        let pending = step.pending.iter().map(|from| (*from, n_logits));
+        for (from, n) in links.chain(pending) {
+            self.ahead.check_link(from, n).or_else(|reason| self.failed(reason))?;
+        }
         let mut begun = Begun {
-            ticket: self.next,
+            ticket: self.ahead.next,
             plan: step.plan,
             sizes: StepSizes::default(),
             chooses: choose && self.plans[step.plan].chooses,
@@ -103,33 +87,14 @@ impl<G: Gpu> MetalProgram<G> {
         self.ready(self.plans[step.plan].class(&begun.sizes))?;
         self.write_rows(step);
         self.write_choices(step, &begun);
-        self.outputs_of_mut(begun.ticket).begin(step.wants.len(), n_logits);
+        self.ahead.outputs_of_mut(begun.ticket).begin(step.wants.len(), n_logits);
         Ok(begun)
-    }
-
-    /// Whether the tokens of an output are kept, and are below a number.
-    fn check_link(&self, from: OutputRef, n_tokens: usize) -> Result<()> {
-        let ticket = from.ticket.0;
-        if ticket >= self.next || ticket < self.oldest_kept().max(self.failed_below) {
-            let known = "which is neither in flight nor the last that was waited for";
-            return self.failed(format!("a link to step {ticket}, {known}"));
-        }
-        let outputs = self.outputs_of(ticket);
-        if from.output as usize >= outputs.n {
-            let n = outputs.n;
-            return self.failed(format!("a link to output {} of step {ticket}, which has {n}", from.output));
-        }
-        if outputs.n_logits > n_tokens {
-            let n = outputs.n_logits;
-            return self.failed(format!("a link to one of {n} tokens, expected at most {n_tokens}"));
-        }
-        Ok(())
     }
 
     /// Rows, spans, page tables and input.
     fn write_rows(&mut self, step: &Step) {
-        let (at, region) = (self.step, self.window(self.next).start as usize);
-        let MetalProgram { pools, buffers, needs, limits, .. } = self;
+        let (at, region) = (self.step, self.window(self.ahead.next).start as usize);
+        let MetalProgram { pools, buffers, needs, limits, ahead, .. } = self;
         let buffer = &buffers[STEP];
         pools.begin();
         let header = arguments::Step {
@@ -138,7 +103,7 @@ impl<G: Gpu> MetalProgram<G> {
             n_spans: step.spans.len() as u32,
             n_groups: at.n_groups as u32,
             pages_per_table: at.pages_per_table as u32,
-            first_chosen: at.chosen_at(self.next, 0),
+            first_chosen: at.chosen_at(ahead.next, 0),
             ..Default::default()
         };
         write(buffer, region, &[header]);
@@ -213,15 +178,10 @@ fn choice_of(want: &Want) -> arguments::Choice {
         // The host chooses.
         Choose::Nothing | Choose::Chain(_) => return choice,
         Choose::Best => choice.how = CHOOSE_BEST,
-        Choose::Sample(Sampling { temperature, top_k, top_p, min_p, random }) => {
-            // Exact: 53 bits.
-            let random = (random * 2f64.powi(64)) as u64;
-            let nucleus = (f64::from(top_p) * 2f64.powi(32)) as u32;
-            choice.how = CHOOSE_SAMPLE;
-            choice.top_k = u32::try_from(top_k).unwrap_or(0);
-            choice.nucleus = if top_p < 1.0 { nucleus.max(1) } else { 0 };
+        Choose::Sample(sampling) => {
+            let SamplingWords { top_k, nucleus, random, temperature, floor } = sampling.into();
+            choice = arguments::Choice { how: CHOOSE_SAMPLE, top_k, nucleus, temperature, floor, ..choice };
             (choice.random_low, choice.random_high) = (random as u32, (random >> 32) as u32);
-            (choice.temperature, choice.floor) = (temperature, min_p.ln());
         }
     }
     if let Some(Penalties { repeat, presence, frequency }) = want.penalties {
