@@ -21,7 +21,9 @@ def main(root, name, out):
     lib = ctypes.CDLL(os.environ.get("NVRTC", "libnvrtc.so"))
     with open(os.path.join(root, name), "rb") as f:
         source = f.read()
-    names, texts = zip(*headers(root))
+    # Those that the kernels of all GPUs share lie beside this crate.
+    shared = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../device-gpu/src/kernels")
+    names, texts = zip(*headers(root), *headers(shared))
     array = ctypes.c_char_p * len(names)
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     lib.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), len(names), array(*texts), array(*names))

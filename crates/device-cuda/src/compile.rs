@@ -379,7 +379,7 @@ impl Compiler<'_> {
     }
 
     fn scratch_place(&self, part: usize) -> Address {
-        self.places.scratch + self.scratch.places()[part] as u64
+        self.places.scratch + self.scratch.at(part) as u64
     }
 
     fn pages(&self, layer: KvLayerId) -> PagesArguments {

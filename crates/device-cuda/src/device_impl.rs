@@ -3,11 +3,11 @@
 use crate::driver::{Context, NAME};
 use crate::group::Rank;
 use crate::kernels::Kernels;
-use crate::layout::{ALIGN, Scratch, StepLayout, logits_bytes};
+use crate::layout::{ALIGN, Scratch, StepLayout, logits_bytes, scratch_of};
 use crate::packs::PackPlan;
 use crate::persistent::persistent_of;
 use crate::profile::{self, Profile};
-use crate::program::{CudaProgram, Sizes, kept_bytes};
+use crate::program::{CudaMachine, CudaProgram, Sizes, kept_bytes};
 use crate::weights::WeightPlan;
 use device::{
     Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
@@ -98,7 +98,7 @@ impl CudaDevice {
         &self,
         plans: &[Plan],
         limits: &Limits,
-        before: Option<&CudaProgram>,
+        before: Option<&CudaMachine>,
     ) -> Result<CudaProgram> {
         let (parts, sizes) = self.sizes(plans, limits)?;
         let parts: Vec<LoweredPlan> = plans
@@ -106,7 +106,8 @@ impl CudaDevice {
             .zip(&parts)
             .map(|(plan, (units, arena))| LoweredPlan { plan, units, arena })
             .collect();
-        CudaProgram::new(self, plans, &parts, limits, &sizes, before)
+        let machine = CudaMachine::new(self, plans, &parts, limits, &sizes, before)?;
+        Ok(CudaProgram::new(machine, plans, limits, sizes.step))
     }
 
     fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<(Parts, Sizes)> {
@@ -119,10 +120,8 @@ impl CudaDevice {
                 (units, arena)
             })
             .collect();
-        let scratch = plans
-            .iter()
-            .zip(&parts)
-            .map(|(plan, (units, _))| Scratch::new(plan, units, limits, &self.profile));
+        let scratch =
+            plans.iter().zip(&parts).map(|(plan, (units, _))| scratch_of(plan, units, limits, &self.profile));
         let sizes = Sizes {
             arena: parts.iter().map(|(_, arena)| arena.total).max().unwrap_or(0).max(ALIGN),
             step: StepLayout::new(plans, limits, self.profile.in_flight.max(1)),

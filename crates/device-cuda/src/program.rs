@@ -6,10 +6,10 @@
 //! buffer of their own, where embeddings and penalties of later steps find them, and to pinned memory.
 
 mod chain;
-mod inputs;
 mod launch;
 mod lookup;
-mod results;
+mod noted;
+mod pages;
 mod whole;
 
 use crate::CudaDevice;
@@ -22,21 +22,24 @@ use crate::packs::{PackPlan, Packs};
 use crate::persistent::{PersistentWeights, persistent_of};
 use crate::profile::Profile;
 use crate::weights::{WeightPlan, Weights};
-use device::{
-    Chosen, CommandInfo, CommittedPages, Error, KvLayout, Limits, Needs, Plan, Program, Result, Step, Ticket,
-    Timing, ValueId, Want,
-};
-use device_lower::ahead::{self, Ahead, Done, InFlight};
+use device::{CommittedPages, Error, KvLayout, Limits, Plan, Result, Step, Timing};
+use device_gpu::compiled::{CompiledPlan, HasTable};
+use device_gpu::inputs::Begun;
+use device_gpu::machine::{HostPart, Machine, ResultPart};
+use device_gpu::pools::no_pages;
+use device_gpu::program::GpuProgram;
 use device_lower::lifetimes::value_bytes;
-use device_lower::placed::{LoweredPlan, PlacedValue};
-use device_lower::sampling::Chooser;
-use device_lower::table::{Location, Region, RowClass, StepSizes};
-use inputs::Begun;
+use device_lower::placed::LoweredPlan;
+use device_lower::table::Table;
 use launch::Graphs;
 use lookup::{head_lists, known_keys};
+use noted::Noted;
 use std::ops::Range;
 use std::sync::Arc;
 use whole::Whole;
+
+/// Compiled plans on one of NVIDIA's GPUs.
+pub type CudaProgram = GpuProgram<CudaMachine>;
 
 /// The sizes of a program.
 pub struct Sizes {
@@ -52,51 +55,35 @@ pub struct Sizes {
     pub kept: usize,
 }
 
-/// A plan ready to run.
-struct Compiled {
-    /// By class of tokens, then of outputs, which are no more.
-    tables: Vec<Vec<Commands>>,
-    /// By id.
-    values: Vec<PlacedValue>,
-    output: ValueId,
-    kept: Vec<ValueId>,
-    /// Whether its tables choose tokens.
-    chooses: bool,
-    /// Of steps in one launch.
-    whole: Whole,
-}
-
-impl Compiled {
-    fn table(&self, sizes: &StepSizes) -> &Commands {
-        if let Some(commands) = self.whole.table(sizes.n_rows).filter(|_| sizes.whole) {
-            return commands;
-        }
-        let tokens = RowClass::of(sizes.n_rows) as usize;
-        let outputs = (RowClass::of(sizes.n_outputs) as usize).min(tokens);
-        &self.tables[tokens][outputs]
+impl HasTable for Commands {
+    fn table(&self) -> &Table {
+        &self.table
     }
 }
 
-/// Compiled plans and their memory.
-pub struct CudaProgram {
+/// A GPU with the memory and the tables of one program.
+pub struct CudaMachine {
     context: Arc<Context>,
-    plans: Vec<Compiled>,
+    plans: Vec<CompiledPlan<Commands>>,
+    /// By plan: steps in one launch.
+    wholes: Vec<Whole>,
     /// The kernels that commands name by number.
     functions: Vec<Function>,
     step_load: Function,
-    needs: Vec<Needs>,
     kv: KvLayout,
     limits: Limits,
     step: StepLayout,
     /// Positions from which a sequence is long.
     long: usize,
-    ahead: Ahead<Event>,
+    /// By ticket modulo the steps in flight: what launching needs to know of a step.
+    noted: Vec<Noted>,
+    /// By ticket modulo the steps in flight: what is waited for; `None`: it is held back, shares the
+    /// launch of a step before it, or was waited for.
+    running: Vec<Option<Event>>,
     /// The last steps in flight, where these are not launched yet: one launch will compute them.
     held: Vec<Begun>,
     /// Events that no step uses.
     events: Vec<Event>,
-    /// Chooses what has no kernel.
-    chooser: Chooser,
     /// Of which pages have memory.
     committed: CommittedPages,
     /// By group and chunk: pages that lie in it, whole or in part, and have memory.
@@ -110,13 +97,10 @@ pub struct CudaProgram {
     steps_address: u64,
     /// The masks of each step that may be in flight; `None`: no plan chooses tokens.
     masks: Option<Pinned>,
-    /// By ticket modulo the number of steps that are kept: whether logits are wanted.
-    wants_logits: Vec<bool>,
     /// The chosen tokens, as the GPU reports them.
     host_chosen: Pinned,
     /// The logits of the last step that was waited for, then what its plan keeps.
     results: Pinned,
-    logits_bytes: usize,
     /// Room for what is copied to the results: where from, and the bytes there.
     downloads: Vec<(Address, Range<usize>)>,
     pools: Vec<Pool>,
@@ -139,16 +123,10 @@ pub struct CudaProgram {
     _modules: Vec<Arc<Module>>,
 }
 
-/// Granules of a sequence as long as the context.
-const GRANULES: usize = 4;
-
 /// Graphs for each plan at least: the segments of a model on two devices are many plans, and a step needs a graph of each.
 const GRAPHS_A_PLAN: usize = 4;
 
-/// Most bytes of a granule.
-const MOST_GRANULE_BYTES: usize = 128 << 20;
-
-impl CudaProgram {
+impl CudaMachine {
     /// Take the memory and write the tables. What `before` has and this needs is shared with it: pages and states, which it must
     /// be given when the other goes ([`Self::replace`]), and weights.
     ///
@@ -160,8 +138,8 @@ impl CudaProgram {
         parts: &[LoweredPlan],
         limits: &Limits,
         sizes: &Sizes,
-        before: Option<&CudaProgram>,
-    ) -> Result<CudaProgram> {
+        before: Option<&CudaMachine>,
+    ) -> Result<CudaMachine> {
         let (context, kernels, profile) =
             (device.context().clone(), device.shared_kernels(), device.profile());
         context.enter()?;
@@ -226,7 +204,7 @@ impl CudaProgram {
             rank: device.rank().cloned(),
         };
         let (mut compiled, mut list) = (Vec::with_capacity(parts.len()), KernelList::default());
-        let mut phases = Vec::new();
+        let (mut wholes, mut phases) = (Vec::with_capacity(parts.len()), Vec::new());
         for (index, (part, persistent)) in parts.iter().zip(&persistent).enumerate() {
             let compiler = Compiler {
                 profile,
@@ -241,14 +219,8 @@ impl CudaProgram {
                 packs: &packs,
                 heads: &lists,
             };
-            let most = RowClass::of(limits.max_rows);
-            let classes = RowClass::ALL.into_iter().filter(|class| *class <= most);
-            let tables = classes
-                .map(|tokens| {
-                    let outputs = RowClass::ALL.into_iter().filter(|class| *class <= tokens);
-                    outputs.map(|outputs| compiler.table(tokens, outputs, &mut list)).collect()
-                })
-                .collect::<Result<Vec<Vec<_>>>>()?;
+            let table = |tokens, outputs| compiler.table(tokens, outputs, &mut list);
+            compiled.push(CompiledPlan::new(part, limits, table)?);
             let whole = match (persistent, &third) {
                 (Ok(persistent), Some(third)) => {
                     let table = compiler.phases(persistent, &third.phases(index), &third.biases(index))?;
@@ -260,14 +232,7 @@ impl CudaProgram {
                 }
                 _ => Whole::default(),
             };
-            compiled.push(Compiled {
-                tables,
-                values: part.values(limits),
-                output: part.plan.output,
-                kept: part.plan.kept.clone(),
-                chooses: part.chooses(),
-                whole,
-            });
+            wholes.push(whole);
         }
         let first = ("step_load.cu".to_owned(), "step_load".to_owned(), 0);
         kernels.prepare(&list.names.iter().chain([&first]).map(|(file, ..)| file.clone()).collect())?;
@@ -279,13 +244,8 @@ impl CudaProgram {
             modules.push(module);
         }
         let refused = kernels.refused();
-        compiled.iter_mut().for_each(|plan: &mut Compiled| plan.whole.refuse(&refused));
-        let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
-        let committed = CommittedPages::new(limits, |group| {
-            let of_context = limits.n_ctx.div_ceil(limits.page_len).div_ceil(GRANULES);
-            let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);
-            of_context.min(MOST_GRANULE_BYTES / page_bytes.max(1)).max(1)
-        });
+        wholes.iter_mut().for_each(|whole: &mut Whole| whole.refuse(&refused));
+        let committed = no_pages(&kv, limits, usize::MAX);
         let users = before.map_or(&pools, |before| &before.pools).iter().zip(0..).map(
             |(pool, group): (&Pool, usize)| {
                 let bytes = limits.n_pages[group] * kv.page_bytes(group, limits.kv_type, limits.page_len);
@@ -295,9 +255,9 @@ impl CudaProgram {
         let users = users.collect();
         let events = (0..=step.in_flight).map(|_| context.event(false)).collect::<Result<_>>()?;
         context.finish()?;
-        Ok(CudaProgram {
-            needs: plans.iter().map(|plan| Needs::new(plan, limits)).collect(),
+        Ok(CudaMachine {
             plans: compiled,
+            wholes,
             functions,
             step_load,
             users,
@@ -305,10 +265,10 @@ impl CudaProgram {
             limits: limits.clone(),
             step,
             long: profile.long,
-            ahead: Ahead::new(step.n_kept(), limits.max_outputs),
+            noted: vec![Noted::default(); step.in_flight],
+            running: (0..step.in_flight).map(|_| None).collect(),
             held: Vec::with_capacity(step.in_flight),
             events,
-            chooser: Chooser::new(n_logits),
             committed,
             graphs: Graphs::new(profile.n_graphs.max(GRAPHS_A_PLAN * plans.len())),
             arena,
@@ -316,11 +276,9 @@ impl CudaProgram {
             chosen,
             steps_address: steps.address()?,
             steps,
-            wants_logits: vec![false; step.n_kept()],
             masks,
             host_chosen,
             results,
-            logits_bytes: sizes.logits,
             downloads: Vec::with_capacity(1 + plans.iter().map(|plan| plan.kept.len()).max().unwrap_or(0)),
             pools,
             context,
@@ -344,144 +302,152 @@ impl CudaProgram {
         Err(Error::Failed { device: NAME, reason })
     }
 
-    /// Become another program of the same pages, which was made beside this one.
-    fn replace(&mut self, mut next: CudaProgram) {
-        std::mem::swap(&mut next.pools, &mut self.pools);
-        std::mem::swap(&mut next.users, &mut self.users);
-        std::mem::swap(&mut next.committed, &mut self.committed);
-        next.states = self.states.take();
-        (next.ahead.next, next.ahead.failed_below) = (self.ahead.next, self.ahead.failed_below);
-        *self = next;
+    /// Index of a step in flight in what is kept by ticket.
+    fn place(&self, ticket: u64) -> usize {
+        (ticket % self.step.in_flight as u64) as usize
     }
 }
 
-impl Drop for CudaProgram {
-    /// Memory may not go before the work that uses it.
-    fn drop(&mut self) {
-        if self.context.enter().is_ok() {
-            // An error is reported nowhere: nobody waits for these steps.
-            let _ = self.context.finish();
-        }
-    }
-}
+impl Machine for CudaMachine {
+    type Table = Commands;
+    /// The step's ticket.
+    type Work = u64;
 
-impl Program for CudaProgram {
-    fn max_in_flight(&self) -> usize {
-        self.step.in_flight
+    const NAME: &'static str = NAME;
+    const COPIES_IN_ORDER: bool = true;
+    /// Graphs are kept by the sizes of steps.
+    const COUNTS_SPANS: bool = false;
+
+    fn plans(&self) -> &[CompiledPlan<Commands>] {
+        &self.plans
     }
 
-    /// Those of two launches, where one launch computes several steps.
-    fn steps_ahead(&self, n_sequences: usize) -> usize {
-        let chained = self.plans.iter().map(|plan| plan.whole.chained_steps()).max().unwrap_or(1);
+    fn long(&self) -> usize {
+        self.long
+    }
+
+    fn whole(&self, plan: usize, n_rows: usize) -> Option<&Commands> {
+        self.wholes[plan].table(n_rows)
+    }
+
+    fn takes_whole(&self, step: &Step) -> bool {
+        self.wholes[step.plan].takes(step)
+    }
+
+    /// The steps of two launches, where one launch computes several steps.
+    fn steps_ahead(&self, n_sequences: usize) -> Option<usize> {
+        let chained = self.wholes.iter().map(Whole::chained_steps).max().unwrap_or(1);
         let of_launches = if n_sequences == 1 { 2 * chained } else { 0 };
-        of_launches.max(self.profile.steps_ahead).min(self.step.in_flight)
+        Some(of_launches.max(self.profile.steps_ahead))
     }
 
-    fn chooses_in_flight(&self, want: &Want) -> bool {
-        // Logits are gone with the next step.
-        ahead::has_kernels(want) && !want.logits
+    fn enter(&self) -> Result<()> {
+        self.context.enter()
     }
 
-    /// A step of which the host chooses something is computed before this returns.
-    fn submit(&mut self, step: &Step) -> Result<Ticket> {
-        let begun = self.begin(step, true)?;
-        let Begun { ticket, sizes, plan, .. } = begun;
-        let is_held = self.hold(&begun)?;
-        let work = match sizes.n_rows {
-            0 => None,
-            _ if is_held => None,
-            _ => Some(self.launch_whole(step, &begun)?),
-        };
-        self.ahead.next += 1;
-        self.ahead.done.is_fresh = false;
-        self.ahead.in_flight.push_back(InFlight { ticket, plan, sizes, work });
-        if step.wants.iter().any(|want| begun.by_host(want)) {
-            let chosen = self.context.finish().and_then(|()| self.choose_on_host(step, &begun));
-            if let Err(error) = chosen {
-                self.ahead.in_flight.pop_back();
-                self.ahead.next = ticket;
-                return Err(error);
+    fn write(&mut self, part: HostPart, offset: usize, bytes: &[u8]) {
+        match part {
+            HostPart::Steps => self.steps.write(offset, bytes),
+            HostPart::Chosen => self.host_chosen.write(offset, bytes),
+            HostPart::Masks => {
+                if let Some(masks) = &mut self.masks {
+                    masks.write(offset, bytes);
+                }
             }
         }
-        if self.held.len() >= self.plans[plan].whole.chained_steps()
-            && let Err(error) = self.launch_held()
-        {
-            // As if it had not been submitted.
-            self.ahead.in_flight.pop_back();
-            (self.ahead.next, self.ahead.failed_below) = (ticket, ticket);
-            return Err(error);
-        }
-        Ok(Ticket(ticket))
     }
 
-    fn wait(&mut self, ticket: Ticket) -> Result<()> {
-        self.wait_for(ticket.0)
+    fn write_pages(&mut self, offset: usize, _group: usize, pages: &[u32]) {
+        self.steps.write(offset, pages);
     }
 
-    fn chosen(&self) -> &[Chosen] {
-        self.ahead.done.ticket.map_or(&[], |ticket| &self.ahead.outputs_of(ticket).chosen)
-    }
-
-    fn best(&self, output: usize) -> &[(u32, f32)] {
-        self.ahead.done.ticket.map_or(&[], |ticket| self.ahead.outputs_of(ticket).best(output))
-    }
-
-    fn logits(&self) -> &[f32] {
-        let done = &self.ahead.done;
-        let is_there = done.is_fresh && done.until.is_none();
-        let Some(plan) = self.plans.get(done.plan).filter(|_| is_there) else { return &[] };
-        self.rows_of(plan.output).map_or(&[], |(_, bytes)| bytemuck::cast_slice(self.results.bytes(0, bytes)))
-    }
-
-    fn kept(&self, index: usize) -> &[f32] {
-        let done = &self.ahead.done;
-        let is_there = done.is_fresh && done.until.is_none();
-        let Some(plan) = self.plans.get(done.plan).filter(|_| is_there) else { return &[] };
-        let mut at = self.logits_bytes;
-        for (i, id) in plan.kept.iter().enumerate() {
-            let Some((_, bytes)) = self.rows_of(*id) else { continue };
-            if i == index {
-                return bytemuck::cast_slice(self.results.bytes(at, bytes));
-            }
-            at += bytes;
-        }
-        &[]
-    }
-
-    fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
-        self.ahead.refuse_company().or_else(|reason| self.failed(reason))?;
-        if let Err(reason) = step.check_node(&self.needs, last) {
-            return self.failed(reason);
-        }
-        let begun = self.begin(step, false)?;
-        let n = self.plans[begun.plan].table(&begun.sizes).table.until(last);
-        self.ahead.done = Done::default();
-        if begun.sizes.n_rows > 0 {
-            self.launch_range(&begun, 0..n)?;
-            self.context.finish()?;
-        }
-        let (plan, sizes) = (begun.plan, begun.sizes);
-        self.ahead.done = Done { ticket: None, plan, sizes, is_fresh: true, until: Some(n) };
+    fn begin(&mut self, _step: &Step, _begun: &Begun) -> Result<()> {
         Ok(())
     }
 
-    fn read(&self, value: ValueId) -> Option<Vec<f32>> {
-        let Done { plan, sizes, until, is_fresh, .. } = &self.ahead.done;
-        let plan = self.plans.get(*plan).filter(|_| *is_fresh)?;
-        let (offset, bytes) = self.rows_of(value)?;
-        let view = plan.values[value.0 as usize];
-        let region = Region::of(Location { buffer: 0, offset: offset as u64 }, view.bytes);
-        if !plan.table(sizes).table.holds(value, &region, sizes, until.unwrap_or(usize::MAX)) {
-            return None;
+    fn written(&mut self, step: &Step, begun: &Begun) {
+        let place = self.place(begun.ticket);
+        self.noted[place] = self.note(step, begun);
+    }
+
+    fn follows(&self, begun: &Begun) -> bool {
+        self.held.last().is_none_or(|last| self.chains(last, begun))
+    }
+
+    fn launch(&mut self, step: &Step, begun: &Begun, is_busy: bool) -> Result<u64> {
+        // While the GPU has something to do, a step waits for those that its launch may compute too.
+        if self.noted(begun).chained.is_some() && is_busy {
+            self.held.push(*begun);
+        } else {
+            let event = self.launch_whole(step, begun)?;
+            let place = self.place(begun.ticket);
+            self.running[place] = Some(event);
         }
-        let mut words = vec![0u32; bytes / 4];
-        if bytes > 0 {
-            self.context.enter().ok()?;
-            self.context
-                .download(self.arena.start() + offset as u64, bytemuck::cast_slice_mut(&mut words))
-                .ok()?;
+        Ok(begun.ticket)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.launch_held()
+    }
+
+    fn is_full(&self, plan: usize) -> bool {
+        self.held.len() >= self.wholes[plan].chained_steps()
+    }
+
+    fn is_launched(&self, work: &u64) -> bool {
+        self.running[self.place(*work)].is_some()
+    }
+
+    fn run(&mut self, begun: &Begun, range: Range<usize>) -> Result<()> {
+        self.launch_range(begun, range)?;
+        self.context.finish()
+    }
+
+    fn run_timed(&mut self, begun: &Begun, first: usize, timings: &mut Vec<Timing>) -> Result<()> {
+        self.launch_timed(begun, first, timings)
+    }
+
+    fn wait(&mut self, work: u64) -> Result<()> {
+        let place = self.place(work);
+        // Whoever waits for the first step of a launch waits for all.
+        let Some(event) = self.running[place].take() else { return Ok(()) };
+        let result = event.wait();
+        self.events.push(event);
+        result
+    }
+
+    fn settle<'a>(&'a self, _works: impl Iterator<Item = &'a u64>) -> Result<()> {
+        self.context.finish()
+    }
+
+    fn chosen(&self, index: u32) -> u32 {
+        self.host_chosen.word(index as usize)
+    }
+
+    fn publish_chosen(&mut self, first: u32, n: usize) -> Result<()> {
+        let bytes = self.host_chosen.bytes(first as usize * 4, n * 4);
+        self.context.upload(self.chosen.start() + u64::from(first) * 4, bytes)
+    }
+
+    fn fetch(&mut self, parts: &[ResultPart]) -> Result<()> {
+        self.downloads.clear();
+        for part in parts.iter().filter(|part| part.bytes > 0) {
+            let from = self.arena.start() + part.offset as u64;
+            self.downloads.push((from, part.at..part.at + part.bytes));
         }
-        Some(view.numbers(&words))
+        if self.downloads.is_empty() {
+            return Ok(());
+        }
+        let end = self.downloads.iter().map(|(_, range)| range.end).max().unwrap_or(0);
+        self.context.download_all(&self.downloads, self.results.bytes_mut(0, end))
+    }
+
+    fn result(&self, part: &ResultPart) -> &[f32] {
+        bytemuck::cast_slice(self.results.bytes(part.at, part.bytes))
+    }
+
+    fn read(&self, offset: usize, words: &mut [u32]) -> Option<()> {
+        self.context.download(self.arena.start() + offset as u64, bytemuck::cast_slice_mut(words)).ok()
     }
 
     fn committed(&self) -> &CommittedPages {
@@ -489,95 +455,45 @@ impl Program for CudaProgram {
     }
 
     fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
-        self.committed.check_range(group, &pages, false).or_else(|reason| self.failed(reason))?;
-        let chunks = self.chunks(group, &pages);
-        for chunk in chunks.clone() {
-            match self.pools[group].map(chunk) {
-                Ok(true) => self.users[group][chunk] += 1,
-                refused => {
-                    self.release(group, chunks.start..chunk)?;
-                    refused?;
-                    let (n_pages, bytes) = (pages.len(), (pages.len() * self.page_bytes(group)) as u64);
-                    return Err(Error::Shortage { device: NAME, group, n_pages, bytes });
-                }
-            }
-        }
-        self.committed.set(group, pages, true);
-        Ok(())
+        self.map_pages(group, pages)
     }
 
     fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
-        self.committed.check_range(group, &pages, true).or_else(|reason| self.failed(reason))?;
-        self.launch_held()?;
-        self.context.enter()?;
-        // Steps that were submitted before may still read the pages.
-        self.context.finish()?;
         self.committed.set(group, pages.clone(), false);
         self.release(group, self.chunks(group, &pages))
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
-        let ((from, bytes), (to, _)) = (self.page(group, from)?, self.page(group, to)?);
-        self.launch_held()?;
-        self.context.enter()?;
-        if from == to { Ok(()) } else { self.context.copy(to, from, bytes) }
+        self.context.copy(self.page(group, to), self.page(group, from), self.page_bytes(group))
     }
 
     fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()> {
-        let start = self.page_of(group, page, bytes.len())?;
-        self.context.enter()?;
-        self.context.download(start, bytes)
+        self.context.download(self.page(group, page), bytes)
     }
 
     fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
-        let start = self.page_of(group, page, bytes.len())?;
-        self.launch_held()?;
-        self.context.enter()?;
-        self.context.upload(start, bytes)?;
+        self.context.upload(self.page(group, page), bytes)?;
         self.context.finish()
     }
 
-    fn replace_plans(&mut self, plans: &[Plan]) -> Result<()> {
-        self.ahead.refuse_company().or_else(|reason| self.failed(reason))?;
-        if plans.is_empty() || plans.iter().any(|plan| plan.kv != self.kv) {
-            return self.failed("plans of another KV layout, or none".to_owned());
-        }
-        self.context.enter()?;
-        self.context.finish()?;
+    fn beside(&self, plans: &[Plan], limits: &Limits) -> Result<CudaProgram> {
         let (context, kernels) = (self.context.clone(), self.kernels.clone());
         let device = CudaDevice::sharing(context, kernels, self.profile.clone(), self.rank.clone());
-        let next = device.compile_program(plans, &self.limits, Some(self))?;
-        self.replace(next);
-        Ok(())
+        device.compile_program(plans, limits, Some(self))
     }
 
-    /// Those of the table of single launches, then those of the table of steps in one launch, where there are such steps of so many rows.
-    fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
-        // Of the last step, if it was such a one; else as a sequence has them that goes on.
-        let done = &self.ahead.done;
-        let same = plan == done.plan && n_rows == done.sizes.n_rows;
-        let n_outputs = if same { done.sizes.n_outputs } else { 1 };
-        let sizes = StepSizes { n_rows, n_outputs, ..StepSizes::default() };
-        let most = RowClass::of(self.limits.max_rows) as usize;
-        let plan = self.plans.get(plan).filter(|_| RowClass::of(n_rows) as usize <= most);
-        let Some(plan) = plan else { return Vec::new() };
-        let whole = plan.whole.table(n_rows).map(|commands| commands.table.infos());
-        plan.table(&sizes).table.infos().iter().chain(whole.unwrap_or_default()).cloned().collect()
+    fn adopt(&mut self, before: &mut CudaMachine) {
+        std::mem::swap(&mut self.pools, &mut before.pools);
+        std::mem::swap(&mut self.users, &mut before.users);
+        std::mem::swap(&mut self.committed, &mut before.committed);
+        self.states = before.states.take();
     }
 
-    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
-        self.ahead.refuse_company().or_else(|reason| self.failed(reason))?;
-        let begun = self.begin(step, true)?;
-        self.ahead.done = Done::default();
-        self.write_masks(step, &begun);
-        self.launch_timed(&begun, timings)?;
-        let Begun { ticket, sizes, plan, .. } = begun;
-        self.ahead.next += 1;
-        self.ahead.in_flight.push_back(InFlight { ticket, plan, sizes, work: None });
-        if step.wants.iter().any(|want| begun.by_host(want)) {
-            self.choose_on_host(step, &begun)?;
+    fn close(&mut self) {
+        if self.context.enter().is_ok() {
+            // An error is reported nowhere: nobody waits for these steps.
+            let _ = self.context.finish();
         }
-        self.wait_for(ticket)
     }
 }
 

@@ -14,7 +14,6 @@
 //! here is pure: it takes no memory of a device, and names none.
 #![deny(missing_docs)]
 
-pub mod ahead;
 pub mod arena;
 pub mod fusion;
 pub mod hosted;

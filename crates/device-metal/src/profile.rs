@@ -334,6 +334,7 @@ pub fn family_of(name: &str) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::Common;
 
     fn profile(name: &str, family: u32) -> Profile {
         let n_cores = cores_of(name);
@@ -342,9 +343,8 @@ mod tests {
             name: format!("Apple {name}"),
             family,
             n_cores,
-            max_buffer_bytes: 1 << 36,
+            common: Common { max_buffer_bytes: 1 << 36, subgroup_width: 32, max_threads: 1024 },
             page_bytes: 16 << 10,
-            max_threads: 1024,
             max_threadgroup_bytes: 32 << 10,
             has_tensors: false,
             is_emulated: false,

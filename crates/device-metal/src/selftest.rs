@@ -12,7 +12,7 @@ pub use probes::{Probed, probe};
 pub use timing::{Decoder, Effort, sweep, time_attention, time_overheads, time_product};
 
 use crate::MetalDevice;
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use device::{Activation, KvLayer, Op, OpKind, OutputKind, Plan, RopeStyle, Weight};
 use device_testing::{AttentionOptions, Case, PlanBuilder, Rng, check_op_cases, stored};
 use weights::{BlockType, Bytes, Planes};
@@ -58,7 +58,7 @@ pub fn may_split(case: &Case) -> bool {
 /// fused, whole and row by row. Those with attention run again with sequences that are split over
 /// threadgroups after a few positions, as long ones are. `progress` is told of each case before it
 /// runs; `every` takes only each n-th.
-pub fn check<G: Gpu>(
+pub fn check<G: MetalGpu>(
     device: &MetalDevice<G>,
     every: usize,
     progress: &mut dyn FnMut(usize, usize, &str),

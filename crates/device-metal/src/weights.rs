@@ -4,7 +4,7 @@
 //! Weights are copied that are not views of a file, or not aligned as their kernels need, and
 //! stacks of experts whose matrices do not share one buffer.
 
-use crate::gpu::{Buffer, Gpu};
+use crate::gpu::{Buffer, Memory, MetalGpu};
 use device::key_bias::KnownKeys;
 use device::{Error, KvLayerId, Limits, Op, Plan, Result, WeightId};
 use device_lower::table::Location;
@@ -59,7 +59,7 @@ pub struct WeightPlan {
 
 impl WeightPlan {
     /// For the weights of plans and what a GPU allows.
-    pub fn new<G: Gpu>(plans: &[Plan], gpu: &G) -> WeightPlan {
+    pub fn new<G: MetalGpu>(plans: &[Plan], gpu: &G) -> WeightPlan {
         let facts = gpu.facts();
         let mut copied = HashSet::new();
         loop {
@@ -143,7 +143,7 @@ impl WeightPlan {
     ///
     /// # Errors
     /// Memory was refused, or the GPU cannot use a map where it is.
-    pub fn make<G: Gpu>(self, gpu: &G, buffers: &mut Vec<G::Buffer>) -> Result<Weights> {
+    pub fn make<G: MetalGpu>(self, gpu: &G, buffers: &mut Vec<G::Buffer>) -> Result<Weights> {
         let mut places = HashMap::new();
         let first = buffers.len();
         for segment in &self.segments {
@@ -161,7 +161,7 @@ impl WeightPlan {
             places.insert(*key, Location { buffer: (first + segment) as u16, offset: *offset as u64 });
         }
         if self.copied_bytes > 0 {
-            let copies = gpu.allocate("weights, copied", self.copied_bytes)?;
+            let copies = gpu.allocate(Memory::Device, "weights, copied", self.copied_bytes)?;
             for (view, offset) in &self.copied {
                 // SAFETY: `copied_bytes` is the sum of all copies, so that each has its own range
                 // of the buffer; the buffer was just allocated, so nothing else reads or writes it.

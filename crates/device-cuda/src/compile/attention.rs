@@ -3,6 +3,7 @@
 use super::primitives::interleaved;
 use super::{Call, Draft, ONE, blocks, each, failed};
 use crate::arguments::{AttentionArguments, HeadsArguments, PagesArguments, RowArguments, ScoresArguments};
+use crate::layout::{PARTIALS, TOTALS};
 use crate::products::Products;
 use device::{KvLayerId, KvType, Op, Result, RowCount, ValueId};
 use device_lower::lower::{AttentionOf, HeadChain, RopeOf};
@@ -274,8 +275,8 @@ impl Draft<'_> {
             positions: c.step_place(c.step.positions),
             row_spans: c.step_place(c.step.row_spans),
             spans: c.step_place(c.step.spans),
-            partials: c.scratch_place(0),
-            totals: c.scratch_place(1),
+            partials: c.scratch_place(PARTIALS),
+            totals: c.scratch_place(TOTALS),
             ..Default::default()
         }
     }

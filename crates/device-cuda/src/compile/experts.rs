@@ -9,7 +9,7 @@ use crate::arguments::{
     ExpertTilesArguments, GemmArguments, InputArguments, LinearArguments, MatrixArguments,
 };
 use crate::driver::Address;
-use crate::layout::TILES_AT;
+use crate::layout::{PAIRS, TILES, TILES_AT};
 use crate::packs::Pack;
 use crate::products::{AtLaunch, Experts};
 use crate::stored::Stored;
@@ -114,7 +114,7 @@ impl Draft<'_> {
         let c = self.c;
         let (profile, k) = (c.profile, c.cols(ids));
         let experts = Experts { products: profile.products, n: pack.n_experts, k, only: profile.only_tile };
-        let (pairs, n_tiles) = (c.scratch_place(7), c.scratch_place(8));
+        let (pairs, n_tiles) = (c.scratch_place(PAIRS), c.scratch_place(TILES));
         let tiles = n_tiles + TILES_AT as u64;
         if self.grouped.replace(ids) != Some(ids) {
             let arguments = ExpertTilesArguments {

@@ -7,7 +7,7 @@ use crate::arguments::{
 };
 use crate::driver::Address;
 use crate::group::{BLOCKS, BLOCKS_MANY};
-use crate::layout::BEST_PARTS;
+use crate::layout::{BEST_PARTS, BESTS};
 use device::{
     Activation, CollectiveKind, Op, Pooling, Result, RopeStyle, RouterGroups, RouterScores, StateId, ValueId,
     WeightId,
@@ -464,7 +464,7 @@ impl Draft<'_> {
             pending: c.step_place(c.step.pending),
             chosen: c.places.chosen,
             host_chosen: c.places.host_chosen,
-            bests: c.scratch_place(2),
+            bests: c.scratch_place(BESTS),
             biases: c.step_place(c.step.biases),
             masks: c.places.masks,
         };

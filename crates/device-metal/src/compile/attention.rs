@@ -14,9 +14,11 @@ use crate::arguments::{
     AttentionArguments, KvWriteArguments, PagesArguments, QkRopeKvArguments, TurnArguments,
 };
 use crate::geometry::{MOST_DECODED, partial_bytes};
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use crate::kernels::{self, Kernel, attention, constant};
+use crate::layout::{PARTIALS, TOTALS};
 use device::{KvLayerId, Op, Result, RowCount, ValueId, WeightId};
+use device_gpu::replayer::TABLES;
 use device_lower::lower::{AttentionOf, HeadChain, QkRopeKv, attention_of};
 use device_lower::table::{Extent, Location, Region, RowClass, When};
 use device_lower::units::{Heads, Queries};
@@ -66,7 +68,7 @@ struct Attention<'a> {
     fused: Option<&'a Heads>,
 }
 
-impl<G: Gpu> Draft<'_, G> {
+impl<G: MetalGpu> Draft<'_, G> {
     /// Bind the step's positions, the spans of its rows and the page tables from an index on.
     fn bind_tables(&self, call: Call, first: u8) -> Call {
         let c = self.compiler;
@@ -96,7 +98,7 @@ impl<G: Gpu> Draft<'_, G> {
 
     /// What the keys of a layer are stored without.
     fn key_bias(&self, layer: KvLayerId) -> Option<Location> {
-        self.compiler.tables.key_bias(self.compiler.buffers.tables, layer)
+        self.compiler.tables.key_bias(TABLES, layer)
     }
 
     fn turn(&self, chain: &HeadChain, head_dim: usize) -> TurnArguments {
@@ -433,10 +435,9 @@ impl<G: Gpu> Draft<'_, G> {
 
     /// Where the parts of a row that is split go.
     fn partials(&self, n_heads: usize, head_dim: usize) -> ((Location, usize), (Location, usize)) {
-        let (c, s) = (self.compiler, self.compiler.scratch);
+        let c = self.compiler;
         let (partials, totals) = partial_bytes(c.limits.max_rows, n_heads, head_dim);
-        let place = |offset: usize| Location { buffer: c.buffers.scratch, offset: offset as u64 };
-        ((place(s.partials_at()), partials), (place(s.totals_at()), totals))
+        ((c.scratch_place(PARTIALS), partials), (c.scratch_place(TOTALS), totals))
     }
 
     fn decode(&mut self, a: &Attention, n_splits: Option<usize>, when: When) -> Result<()> {
@@ -572,7 +573,7 @@ impl<G: Gpu> Draft<'_, G> {
             .read(2, self.value(q))
             .bind(4, c.step_place(c.step.row_spans))
             .bind(6, c.step_place(c.step.page_tables))
-            .bind(8, c.tables.heads(c.buffers.tables, heads))
+            .bind(8, c.tables.heads(TABLES, heads))
             .write(9, self.value(out));
         call.reads.push(Region::kv(layer));
         call.threadgroup_bytes = 16 * kv.head_dim.div_ceil(4) as u32;

@@ -3,14 +3,16 @@
 
 use super::call::{Bound, Call};
 use crate::arguments::PagesArguments;
-use crate::gpu::{Constant, Gpu};
+use crate::gpu::{Constant, MetalGpu, Request};
 use crate::kernels::Kernel;
-use crate::layout::{Scratch, StepLayout};
+use crate::layout::Scratch;
 use crate::profile::Profile;
 use crate::weights::{LookupTables, Weights};
 use device::{
     CommandInfo, Error, KvLayerId, Limits, Numerics, Op, Plan, Result, RowCount, ValueId, WeightId,
 };
+use device_gpu::layout::StepLayout;
+use device_gpu::replayer::{ARENA, CHOSEN, SCRATCH, STEP};
 use device_lower::arena::{Arena, NO_PLACE};
 use device_lower::lifetimes::value_bytes;
 use device_lower::table::{Location, NewCommand, RowClass, Table, When};
@@ -18,25 +20,8 @@ use device_lower::units::{Join, LoweredUnit};
 use std::collections::HashMap;
 use weights::Bytes;
 
-/// Which of a program's buffers is which.
-#[derive(Clone, Debug)]
-pub struct Buffers {
-    /// Activations.
-    pub arena: u16,
-    /// The step.
-    pub step: u16,
-    /// Tokens that outputs chose.
-    pub chosen: u16,
-    /// What no value has.
-    pub scratch: u16,
-    /// Numbers that kernels look up.
-    pub tables: u16,
-    /// States of recurrent layers.
-    pub states: u16,
-}
-
 /// What is needed to write the tables of a plan.
-pub struct Compiler<'a, G: Gpu> {
+pub struct Compiler<'a, G: MetalGpu> {
     /// The GPU.
     pub gpu: &'a G,
     /// Its profile.
@@ -55,8 +40,6 @@ pub struct Compiler<'a, G: Gpu> {
     pub step: StepLayout,
     /// Sizes of scratch.
     pub scratch: Scratch,
-    /// The program's buffers.
-    pub buffers: &'a Buffers,
     /// Where weights are.
     pub weights: &'a Weights,
     /// What kernels look up.
@@ -65,17 +48,6 @@ pub struct Compiler<'a, G: Gpu> {
 
 /// Function constants by index.
 type Constants = Vec<(u16, Constant)>;
-
-/// A kernel as a program needs it.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Which.
-    pub kernel: Kernel,
-    /// Its function constants.
-    pub constants: Vec<(u16, Constant)>,
-    /// Threads of its threadgroups, at most.
-    pub threads: u32,
-}
 
 /// The kernels of a program with their constants, in the order of the numbers by which commands
 /// name them.
@@ -135,7 +107,7 @@ pub(super) enum Schedule {
 }
 
 /// A table as it is written.
-pub(super) struct Draft<'a, G: Gpu> {
+pub(super) struct Draft<'a, G: MetalGpu> {
     /// Classes of rows of tokens and of outputs.
     pub(super) tokens: RowClass,
     pub(super) outputs: RowClass,
@@ -165,7 +137,7 @@ pub(super) struct Draft<'a, G: Gpu> {
     pub(super) compiler: &'a Compiler<'a, G>,
 }
 
-impl<'a, G: Gpu> Compiler<'a, G> {
+impl<'a, G: MetalGpu> Compiler<'a, G> {
     /// Whether a row's sums must not depend on what shares its step.
     pub(super) fn is_deterministic(&self) -> bool {
         self.limits.numerics == Numerics::Deterministic
@@ -201,16 +173,21 @@ impl<'a, G: Gpu> Compiler<'a, G> {
 
     /// What is bound to a parameter that a kernel's constants leave unused.
     pub(super) fn anything(&self) -> Location {
-        Location { buffer: self.buffers.step, offset: 0 }
+        Location { buffer: STEP, offset: 0 }
     }
 
     /// The tokens that outputs of the last steps chose.
     pub(super) fn chosen_tokens(&self) -> Location {
-        Location { buffer: self.buffers.chosen, offset: 0 }
+        Location { buffer: CHOSEN, offset: 0 }
+    }
+
+    /// The first byte of a part of scratch.
+    pub(super) fn scratch_place(&self, part: usize) -> Location {
+        Location { buffer: SCRATCH, offset: self.scratch.at(part) as u64 }
     }
 
     pub(super) fn step_place(&self, offset: usize) -> Location {
-        Location { buffer: self.buffers.step, offset: offset as u64 }
+        Location { buffer: STEP, offset: offset as u64 }
     }
 
     pub(super) fn pages(&self, layer: KvLayerId) -> PagesArguments {
@@ -230,7 +207,7 @@ impl<'a, G: Gpu> Compiler<'a, G> {
     }
 }
 
-impl<G: Gpu> Draft<'_, G> {
+impl<G: MetalGpu> Draft<'_, G> {
     pub(super) fn push(&mut self, mut call: Call) -> Result<()> {
         let most = self.compiler.gpu.facts().max_threads / 32 * 32;
         if call.threads > most && !call.any_threads {
@@ -274,7 +251,7 @@ impl<G: Gpu> Draft<'_, G> {
             NO_PLACE => 0,
             offset => offset,
         };
-        let location = Location { buffer: self.compiler.buffers.arena, offset: offset as u64 };
+        let location = Location { buffer: ARENA, offset: offset as u64 };
         let bytes = value_bytes(self.compiler.plan.value(id), self.compiler.limits);
         Bound { location, bytes, value: Some(id) }
     }

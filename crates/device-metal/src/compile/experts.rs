@@ -8,9 +8,11 @@ use super::draft::Draft;
 use super::products::{NORM_AT, OTHER_AT, OUTPUTS_AT, SHARED, STEP_AT, X_AT, type_constants};
 use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments, RouteArguments};
 use crate::geometry::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, TILE_PAIRS};
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use crate::kernels::{self, Kernel, constant, linear};
+use crate::layout::{ORDER, TILES};
 use device::{Activation, Error, Op, Result, RouterGroups, RouterScores, ValueId, Weight, WeightId};
+use device_gpu::replayer::TABLES;
 use device_lower::lower::{Norm, Projection};
 use device_lower::table::{Extent, Location, RowClass};
 use device_lower::units::{Beside, Join, Unit, parts_of};
@@ -54,7 +56,7 @@ impl Experts {
     }
 }
 
-impl<G: Gpu> Draft<'_, G> {
+impl<G: MetalGpu> Draft<'_, G> {
     /// ExpertLinear by itself.
     pub(super) fn expert_linear(
         &mut self,
@@ -152,8 +154,9 @@ impl<G: Gpu> Draft<'_, G> {
         self.push(call.elements(rows, cols))
     }
 
-    fn scratch(&self, offset: usize, bytes: usize) -> (Location, usize) {
-        (Location { buffer: self.compiler.buffers.scratch, offset: offset as u64 }, bytes)
+    /// The place and the bytes of a part of scratch.
+    fn scratch(&self, part: usize) -> (Location, usize) {
+        (self.compiler.scratch_place(part), self.compiler.scratch.0[part])
     }
 
     /// Choose experts; and, where the products that follow go by tiles, bring the pairs into the
@@ -213,10 +216,9 @@ impl<G: Gpu> Draft<'_, G> {
     /// The dispatch that brings the pairs of a step into the order of their experts, without what
     /// it reads.
     fn groups(&self, args: &RouteArguments) -> Call {
-        let s = self.compiler.scratch;
         self.step_call("expert_groups.metal", args)
-            .write(23, self.scratch(s.order_at(), s.order))
-            .write(24, self.scratch(s.tiles_at(), s.tiles))
+            .write(23, self.scratch(ORDER))
+            .write(24, self.scratch(TILES))
             .flexible([ONE; 3], GROUP_THREADS)
     }
 
@@ -251,7 +253,7 @@ impl<G: Gpu> Draft<'_, G> {
         let c = self.compiler;
         let missing =
             || Error::Failed { device: G::NAME, reason: "a stack of experts has no place".to_owned() };
-        let table = c.tables.stack(c.buffers.tables, c.index, id).ok_or_else(missing)?;
+        let table = c.tables.stack(TABLES, c.index, id).ok_or_else(missing)?;
         let part = c.plan.weight(id).parts.first().ok_or_else(missing)?;
         let buffer = Location { buffer: c.bytes_of(&part.data)?.buffer, offset: 0 };
         Ok((buffer, table))
@@ -293,11 +295,10 @@ impl<G: Gpu> Draft<'_, G> {
         };
         let (rows_of_unit, halves) = (if tiles { GEMM_ROWS } else { GEMV_ROWS }, e.up.map_or(1, |_| 2));
         let n_units = n_out.div_ceil(rows_of_unit / halves);
-        let s = c.scratch;
         let mut call = match tiles {
             true => Call::new(kernel("gemm")?, &args)
-                .read(23, self.scratch(s.order_at(), s.order))
-                .read(24, self.scratch(s.tiles_at(), s.tiles))
+                .read(23, self.scratch(ORDER))
+                .read(24, self.scratch(TILES))
                 .grid(
                     [
                         Extent::Fixed(n_units as u32),
@@ -331,7 +332,7 @@ impl<G: Gpu> Draft<'_, G> {
                 let residual = e.sum.and_then(|(_, residual)| residual);
                 let call = Call::new(kernel("gemv")?, &args)
                     .bool(linear::NORM, e.norm.is_some())
-                    .bool(linear::BESIDE, e.beside.is_some())
+                    .bool(linear::EXPERTS_BESIDE, e.beside.is_some())
                     .bool(linear::RESIDUAL, residual.is_some())
                     .bool(linear::EXPERTS_SUM, e.sum.is_some())
                     .bind(NORM_AT, c.weight_or_any(e.norm.and_then(|norm| norm.weight))?)
@@ -359,7 +360,7 @@ impl<G: Gpu> Draft<'_, G> {
         call = call
             .bool(linear::GATE, e.up.is_some())
             .uint(linear::ACTIVATION, e.up.map_or(0, |(_, kind)| kernels::activation(kind)))
-            .bool(linear::OWN_INPUT, c.cols(e.x) != n_in)
+            .bool(linear::EXPERTS_OWN_INPUT, c.cols(e.x) != n_in)
             .bind(STEP_AT, c.step_place(0))
             .bind(25, buffer_0)
             .bind(26, buffer_1)

@@ -10,14 +10,14 @@ use super::draft::{Draft, Schedule};
 use super::products::{NORM_AT, OTHER_AT, X_AT};
 use crate::arguments::JoinArguments;
 use crate::geometry::MOST_ROW_COLUMNS;
-use crate::gpu::{Constant, Gpu};
+use crate::gpu::{Constant, MetalGpu};
 use crate::kernels::join;
 use device::{Result, ValueId};
 use device_lower::lower::{Norm, Projection, Tail};
 use device_lower::table::RowClass;
 use device_lower::units::{Join, next_reader, norms_of_sum};
 
-impl<'a, G: Gpu> Draft<'a, G> {
+impl<'a, G: MetalGpu> Draft<'a, G> {
     pub(super) fn join(&mut self, j: &Join) -> Result<()> {
         let reader = next_reader(j.out, self.rest).map(|(_, reader)| reader);
         if reader.is_some_and(|p| self.is_joined_by(j, p)) {

@@ -14,8 +14,9 @@ use super::products::{
 };
 use crate::arguments::{EmbedArguments, JoinedArguments, LinearArguments};
 use crate::geometry::{BEST_BYTES, GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, SPAN_COLUMNS};
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use crate::kernels::{self, Kernel, linear};
+use crate::layout::BESTS;
 use device::{Activation, Op, Result, RowCount, ValueId, Weight, WeightId};
 use device_lower::lower::{MatrixOf, Norm, Projection, Tail};
 use device_lower::table::{Extent, Location, When};
@@ -67,7 +68,7 @@ impl<'a> Product<'a> {
     }
 }
 
-impl<G: Gpu> Draft<'_, G> {
+impl<G: MetalGpu> Draft<'_, G> {
     /// Type of a matrix, and whether it has a bias: those that share them go together.
     fn kind(&self, m: &MatrixOf) -> (BlockType, bool) {
         (self.compiler.plan.weight(m.weight).block, m.bias.is_some())
@@ -279,7 +280,7 @@ impl<G: Gpu> Draft<'_, G> {
             };
             let groups = n_blocks.div_ceil((simdgroups / split) as usize * passes);
             if product.bests {
-                let place = Location { buffer: c.buffers.scratch, offset: c.scratch.bests_at() as u64 };
+                let place = c.scratch_place(BESTS);
                 self.bests = Some((place, groups));
                 call = call.write(PARTIALS_AT, (place, groups * BEST_BYTES));
             }

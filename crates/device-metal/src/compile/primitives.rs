@@ -6,13 +6,13 @@ use crate::arguments::{
     ClampArguments, ColumnsArguments, ElementArguments, ExpertSumArguments, JoinHeadsArguments,
     NormArguments, RopeArguments, TurnArguments, UnfoldArguments,
 };
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use crate::kernels::{self, constant};
 use device::{Error, Op, Result, ValueId};
 use device_lower::lower::Norm;
 use device_lower::table::Extent;
 
-impl<G: Gpu> Draft<'_, G> {
+impl<G: MetalGpu> Draft<'_, G> {
     pub(super) fn element(&self, file: &'static str, x: ValueId, factor: f32) -> Call {
         self.bounded(file, x, [factor, 0.0])
     }

@@ -5,9 +5,10 @@
 use super::call::Call;
 use super::draft::Draft;
 use crate::arguments::{ScanArguments, ShortConvArguments};
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use crate::kernels::{Kernel, constant};
 use device::{Op, Result, StateId, ValueId, WeightId};
+use device_gpu::replayer::STATES;
 use device_lower::table::{Extent, Location, Region};
 
 /// Rows of a head's state that there are kernels for, ascending.
@@ -39,12 +40,12 @@ struct Scan {
     per_row: bool,
 }
 
-impl<G: Gpu> Draft<'_, G> {
+impl<G: MetalGpu> Draft<'_, G> {
     /// Bind the states from a layer's part of the first on. All states count as one region.
     fn bind_states(&self, mut call: Call, index: u8, state: StateId) -> Call {
         let c = self.compiler;
         let range = c.plan.kv.state_range(state);
-        let location = Location { buffer: c.buffers.states, offset: 4 * range.start as u64 };
+        let location = Location { buffer: STATES, offset: 4 * range.start as u64 };
         let region = Region::of(location, 4 * range.len());
         call.reads.push(region);
         call.writes.push(region);

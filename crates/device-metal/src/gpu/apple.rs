@@ -6,10 +6,12 @@
 //! Past 600 lines, so that every call of Metal is in one place.
 
 use super::heartbeat::{self, Heartbeat};
-use super::libraries::Libraries;
-use super::{Constant, Dispatch, Encoder, EncoderMode, Facts, Gpu};
+use super::{
+    Common, Constant, Dispatch, Encoder, EncoderMode, Facts, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH,
+};
 use crate::kernels::{self, Kernel};
 use device::{Error, Result};
+use device_gpu::at_once::Libraries;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::{NSObjectProtocol, ProtocolObject};
 use objc2::sel;
@@ -273,10 +275,13 @@ impl AppleGpu {
         let facts = Facts {
             n_cores: crate::cores::registered().unwrap_or_else(|| crate::profile::cores_of(&name)),
             family,
-            max_buffer_bytes: device.maxBufferLength() as u64,
+            common: Common {
+                max_buffer_bytes: device.maxBufferLength() as u64,
+                subgroup_width: SIMD_WIDTH,
+                max_threads: 1024,
+            },
             // The unit of memory maps on Apple Silicon.
             page_bytes: 16 << 10,
-            max_threads: 1024,
             max_threadgroup_bytes: device.maxThreadgroupMemoryLength() as u32,
             has_tensors: options.tensors && system_version() >= TENSOR_SYSTEM,
             is_emulated: false,
@@ -542,6 +547,8 @@ impl Encoder<AppleGpu> for AppleEncoder {
 }
 
 impl Gpu for AppleGpu {
+    type Facts = Facts;
+    type Kernel = Request;
     type Buffer = AppleBuffer;
     type Pipeline = Arc<Object<dyn MTLComputePipelineState>>;
     type Encoder = AppleEncoder;
@@ -554,18 +561,8 @@ impl Gpu for AppleGpu {
         &self.facts
     }
 
-    /// Bounded by what the GPU uses well, of which other programs of this process have taken some.
-    fn memory(&self) -> platform::SystemMemory {
-        let system = platform::system_memory();
-        let most = self.device.recommendedMaxWorkingSetSize();
-        let taken = self.device.currentAllocatedSize() as u64;
-        platform::SystemMemory {
-            total: system.total.min(most),
-            free: system.free.min(most.saturating_sub(taken)),
-        }
-    }
-
-    fn allocate(&self, what: &str, bytes: usize) -> Result<AppleBuffer> {
+    /// CPU and GPU share all memory, whatever its kind.
+    fn allocate(&self, _memory: Memory, what: &str, bytes: usize) -> Result<AppleBuffer> {
         let refused = || Error::OutOfMemory { device: NAME, what: what.to_owned(), bytes: bytes as u64 };
         // Shared memory comes from the system filled with zeros. Hazards are tracked, so that a
         // command buffer that is submitted while another runs waits for what that one writes.
@@ -595,16 +592,12 @@ impl Gpu for AppleGpu {
         Some(AppleBuffer { buffer, _bytes: Some(bytes.clone()) })
     }
 
-    fn prepare(&self, files: &[&'static str]) {
-        self.libraries.prepare(files, &|file| self.compile(file));
+    fn prepare(&self, kernels: &[&Request]) {
+        let files: Vec<&'static str> = kernels.iter().map(|request| request.kernel.file).collect();
+        self.libraries.prepare(&files, &|file| self.compile(file));
     }
 
-    fn pipeline(
-        &self,
-        kernel: &Kernel,
-        constants: &[(u16, Constant)],
-        threads: u32,
-    ) -> Result<Self::Pipeline> {
+    fn pipeline(&self, Request { kernel, constants, threads }: &Request) -> Result<Self::Pipeline> {
         let bits = |(index, value): &(u16, Constant)| match *value {
             Constant::Bool(v) => (*index, 0, u32::from(v)),
             Constant::UInt(v) => (*index, 1, v),
@@ -612,27 +605,13 @@ impl Gpu for AppleGpu {
             Constant::UShort(v) => (*index, 3, u32::from(v)),
             Constant::Float(v) => (*index, 4, v.to_bits()),
         };
-        let key = (kernel.clone(), constants.iter().map(bits).collect::<Vec<_>>(), threads);
+        let key = (kernel.clone(), constants.iter().map(bits).collect::<Vec<_>>(), *threads);
         if let Some(pipeline) = self.compiled().pipelines.get(&key) {
             return Ok(pipeline.clone());
         }
-        let pipeline = Arc::new(autoreleasepool(|_| self.make_pipeline(kernel, constants, threads))?);
+        let pipeline = Arc::new(autoreleasepool(|_| self.make_pipeline(kernel, constants, *threads))?);
         self.compiled().pipelines.insert(key, pipeline.clone());
         Ok(pipeline)
-    }
-
-    fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String> {
-        let Library(library) = self.libraries.get(file, &|file| self.compile(file))?;
-        Ok(library.functionNames().iter().map(|name| name.to_string()).collect())
-    }
-
-    fn made(&self) -> Vec<(String, u32, u32)> {
-        let compiled = self.compiled();
-        let limits = |((kernel, ..), pipeline): (&PipelineKey, &Self::Pipeline)| {
-            let most = pipeline.maxTotalThreadsPerThreadgroup() as u32;
-            (kernel.function.clone(), most, pipeline.staticThreadgroupMemoryLength() as u32)
-        };
-        compiled.pipelines.iter().map(limits).collect()
     }
 
     /// A failure only costs the next start its time.
@@ -698,6 +677,33 @@ impl Gpu for AppleGpu {
                 Some(error) => Err(fault(&error)),
             }
         })
+    }
+}
+
+impl MetalGpu for AppleGpu {
+    /// Bounded by what the GPU uses well, of which other programs of this process have taken some.
+    fn memory(&self) -> platform::SystemMemory {
+        let system = platform::system_memory();
+        let most = self.device.recommendedMaxWorkingSetSize();
+        let taken = self.device.currentAllocatedSize() as u64;
+        platform::SystemMemory {
+            total: system.total.min(most),
+            free: system.free.min(most.saturating_sub(taken)),
+        }
+    }
+
+    fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String> {
+        let Library(library) = self.libraries.get(file, &|file| self.compile(file))?;
+        Ok(library.functionNames().iter().map(|name| name.to_string()).collect())
+    }
+
+    fn made(&self) -> Vec<(String, u32, u32)> {
+        let compiled = self.compiled();
+        let limits = |((kernel, ..), pipeline): (&PipelineKey, &Self::Pipeline)| {
+            let most = pipeline.maxTotalThreadsPerThreadgroup() as u32;
+            (kernel.function.clone(), most, pipeline.staticThreadgroupMemoryLength() as u32)
+        };
+        compiled.pipelines.iter().map(limits).collect()
     }
 }
 

@@ -7,10 +7,10 @@
 //! that writes over what a step in flight still reads shows as another result too. What faults is an
 //! error of the step.
 
-use super::libraries::Libraries;
-use super::{Constant, Dispatch, Encoder, Facts, Gpu};
+use super::{Common, Constant, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH};
 use crate::kernels::{self, Kernel};
 use device::{Error, Result};
+use device_gpu::at_once::Libraries;
 use device_lower::table::{Location, Operand};
 use metal_emulator as emulator;
 use std::collections::{HashMap, VecDeque};
@@ -295,10 +295,13 @@ impl EmulatedGpu {
             n_cores: crate::profile::cores_of(&options.chip),
             name: format!("{}, emulated", options.chip),
             family: crate::profile::family_of(&options.chip),
-            max_buffer_bytes: 1 << 40,
+            common: Common {
+                max_buffer_bytes: 1 << 40,
+                subgroup_width: SIMD_WIDTH,
+                max_threads: emulator::MAX_THREADS_PER_THREADGROUP,
+            },
             // The system's own: a map begins at such a page.
             page_bytes: 4 << 10,
-            max_threads: emulator::MAX_THREADS_PER_THREADGROUP,
             max_threadgroup_bytes: emulator::MAX_THREADGROUP_MEMORY,
             has_tensors: false,
             is_emulated: true,
@@ -447,6 +450,8 @@ impl Encoder<EmulatedGpu> for EmulatedEncoder {
 }
 
 impl Gpu for EmulatedGpu {
+    type Facts = Facts;
+    type Kernel = Request;
     type Buffer = EmulatedBuffer;
     type Pipeline = EmulatedPipeline;
     type Encoder = EmulatedEncoder;
@@ -459,11 +464,7 @@ impl Gpu for EmulatedGpu {
         &self.facts
     }
 
-    fn memory(&self) -> platform::SystemMemory {
-        platform::system_memory()
-    }
-
-    fn allocate(&self, what: &str, bytes: usize) -> Result<EmulatedBuffer> {
+    fn allocate(&self, _memory: Memory, what: &str, bytes: usize) -> Result<EmulatedBuffer> {
         let buffer = emulator::Buffer::new(bytes).map_err(|_| Error::OutOfMemory {
             device: NAME,
             what: what.to_owned(),
@@ -480,14 +481,9 @@ impl Gpu for EmulatedGpu {
     }
 
     /// Nothing: what never runs is never compiled.
-    fn prepare(&self, _files: &[&'static str]) {}
+    fn prepare(&self, _kernels: &[&Request]) {}
 
-    fn pipeline(
-        &self,
-        kernel: &Kernel,
-        constants: &[(u16, Constant)],
-        _threads: u32,
-    ) -> Result<EmulatedPipeline> {
+    fn pipeline(&self, Request { kernel, constants, .. }: &Request) -> Result<EmulatedPipeline> {
         let bits = |(index, value): &(u16, Constant)| match *value {
             Constant::Bool(v) => (*index, 0, u32::from(v)),
             Constant::UInt(v) => (*index, 1, v),
@@ -521,17 +517,6 @@ impl Gpu for EmulatedGpu {
         Ok(pipeline)
     }
 
-    fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String> {
-        let library = self.shaders.libraries.get(file, &|file| self.shaders.compile(file, None))?;
-        Ok(library.functions().iter().map(|function| function.name.clone()).collect())
-    }
-
-    fn made(&self) -> Vec<(String, u32, u32)> {
-        let pipelines = lock(&self.pipelines);
-        let most = |kernel: &Kernel| (kernel.function.clone(), self.facts.max_threads, 0);
-        pipelines.keys().map(|(kernel, _)| most(kernel)).collect()
-    }
-
     /// The compiler's cache has them.
     fn keep_pipelines(&self) {}
 
@@ -556,5 +541,22 @@ impl Gpu for EmulatedGpu {
             Some(Err(reason)) => Err(failed(reason)),
             None => Err(failed(&"submitted work was lost")),
         }
+    }
+}
+
+impl MetalGpu for EmulatedGpu {
+    fn memory(&self) -> platform::SystemMemory {
+        platform::system_memory()
+    }
+
+    fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String> {
+        let library = self.shaders.libraries.get(file, &|file| self.shaders.compile(file, None))?;
+        Ok(library.functions().iter().map(|function| function.name.clone()).collect())
+    }
+
+    fn made(&self) -> Vec<(String, u32, u32)> {
+        let pipelines = lock(&self.pipelines);
+        let most = |kernel: &Kernel| (kernel.function.clone(), self.facts.max_threads, 0);
+        pipelines.keys().map(|(kernel, _)| most(kernel)).collect()
     }
 }

@@ -1,8 +1,8 @@
 //! Bookkeeping of a device that runs steps ahead of the host: which are in flight, what they chose, which tokens may be
 //! linked to, and which outputs its kernels choose.
 
-use crate::table::StepSizes;
 use device::{Choose, Chosen, OutputRef, Sampling, Want};
+use device_lower::table::StepSizes;
 use std::collections::VecDeque;
 
 /// A token that an earlier output chose: this bit, and its place among the chosen tokens.
@@ -52,8 +52,10 @@ pub struct Outputs {
     pub n: usize,
     /// Logits of each.
     pub n_logits: usize,
-    /// Whether the host has chosen.
+    /// True once the host has chosen.
     pub is_chosen: bool,
+    /// True if an output's logits are wanted.
+    pub wants_logits: bool,
     /// Filled when the step is waited for, or when the host chooses; capacity `max_outputs`.
     pub chosen: Vec<Chosen>,
     /// Best tokens of all outputs, one output after the other; grows only where somebody wants them.
@@ -68,6 +70,7 @@ impl Outputs {
             n: 0,
             n_logits: 0,
             is_chosen: false,
+            wants_logits: false,
             chosen: Vec::with_capacity(max_outputs),
             best: Vec::new(),
             best_ends: Vec::with_capacity(max_outputs),
