@@ -1,5 +1,10 @@
-//! Writes what the host knows of the kernels, which are its only definition: the argument structs of
-//! their headers, their function constants, and their sources.
+//! Writes Rust from the kernels, which are the only definition of argument structs and of function
+//! constants, and embeds their sources.
+
+// The tables of points; what else the codecs need of it is unused here.
+#[allow(dead_code)]
+#[path = "../weights/src/codec/grid.rs"]
+mod grid;
 
 use std::path::PathBuf;
 
@@ -8,7 +13,7 @@ use std::path::PathBuf;
 const HEADERS: [&str; 4] =
     ["arguments.h", "linear/arguments.h", "attention/arguments.h", "sampling/arguments.h"];
 
-/// Headers with function constants, the module of each, and what their names begin with.
+/// Headers with function constants, the Rust module of each, and the prefix of their names.
 const CONSTANTS: [(&str, &str, &str); 4] = [
     ("constants.h", "constant", "FC_"),
     ("linear/constants.h", "linear", "LINEAR_"),
@@ -29,6 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut headers: Vec<(String, PathBuf)> = kernel_build::sources(&kernels, &["h"])?;
     headers.extend(kernel_build::sources(&of_all_gpus, &["h"])?);
+    headers.push(("linear/grid_points.h".to_owned(), kernel_build::write_out("grid_points.h", &points())?));
     headers.sort();
     let files = kernel_build::sources(&kernels, &["metal"])?;
     let sources =
@@ -45,4 +51,28 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     kernel_build::write_out("constants.rs", &constants)?;
     Ok(())
+}
+
+/// The header with the codebooks of the IQ types.
+fn points() -> String {
+    println!("cargo:rerun-if-changed=../weights/src/codec/grid.rs");
+    let tables: [(&str, &[u16]); 6] = [
+        ("IQ1", &grid::IQ1),
+        ("IQ2_XXS", &grid::IQ2_XXS),
+        ("IQ2_XS", &grid::IQ2_XS),
+        ("IQ2_S", &grid::IQ2_S),
+        ("IQ3_XXS", &grid::IQ3_XXS),
+        ("IQ3_S", &grid::IQ3_S),
+    ];
+    let mut header =
+        "// Printed by build.rs from crates/weights/src/codec/grid.rs.\n#pragma once\n".to_owned();
+    for (name, points) in tables {
+        header += &format!("\nconstant ushort {name}_POINTS[{}] = {{\n", points.len());
+        for line in points.chunks(16) {
+            let numbers: Vec<String> = line.iter().map(|point| format!("0x{point:04x}")).collect();
+            header += &format!("    {},\n", numbers.join(", "));
+        }
+        header += "};\n";
+    }
+    header
 }

@@ -21,13 +21,13 @@ use device_lower::sampling::Chooser;
 use device_lower::units::LoweredUnit;
 use std::sync::Arc;
 
-/// How a memory plan's note begins that says why no step of a plan runs in one launch.
+/// Start of a memory plan's note with the reason why no step of a plan runs in one launch.
 pub(crate) const NOT_WHOLE: &str = "no tokens in one launch: ";
 
-/// The same where only steps of one row do.
+/// Start of the note if only steps of one row run in one launch.
 pub(crate) const ONE_ROW_WHOLE: &str = "no steps of several rows in one launch: ";
 
-/// By plan: its units, and where its values lie.
+/// Units and places of values, by plan.
 type Parts = Vec<(Vec<LoweredUnit>, Arena)>;
 
 /// One of NVIDIA's GPUs.
@@ -51,7 +51,7 @@ impl CudaDevice {
         Ok(CudaDevice::sharing(context, kernels, profile, None))
     }
 
-    /// Of a GPU whose kernels are there.
+    /// A device for a GPU whose kernels are shared.
     pub(crate) fn sharing(
         context: Arc<Context>,
         kernels: Arc<Kernels>,
@@ -93,7 +93,7 @@ impl CudaDevice {
         &self.kernels
     }
 
-    /// A program, beside one whose pages it goes on with.
+    /// Compiles a program; with `before`, one that will adopt its pages.
     pub(crate) fn compile_program(
         &self,
         plans: &[Plan],
@@ -234,7 +234,7 @@ impl Device for CudaDevice {
     }
 }
 
-/// What the driver says of the GPU's memory: what any process holds is not free.
+/// The GPU's memory as its driver reports it. Memory of other processes is not free.
 struct Source(Arc<Context>);
 
 impl platform::MemorySource for Source {

@@ -1,4 +1,4 @@
-//! The sizes of what the units of a program need beside the layouts of `device_gpu::layout`.
+//! Sizes of the scratch that the units of a program need.
 
 use crate::packs::experts;
 use crate::products::{Experts, Products, k_tiles, partial_floats};

@@ -8,6 +8,7 @@
 mod chain;
 mod launch;
 mod lookup;
+mod memory;
 mod noted;
 mod pages;
 mod whole;
@@ -19,7 +20,7 @@ use crate::group::Rank;
 use crate::kernels::Kernels;
 use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::packs::{PackPlan, Packs};
-use crate::persistent::{PersistentWeights, persistent_of};
+use crate::persistent::{Persistent, PersistentWeights, persistent_of};
 use crate::profile::Profile;
 use crate::weights::{WeightPlan, Weights};
 use device::{CommittedPages, Error, KvLayout, Limits, Plan, Result, Step, Timing};
@@ -32,7 +33,8 @@ use device_lower::lifetimes::value_bytes;
 use device_lower::placed::LoweredPlan;
 use device_lower::table::Table;
 use launch::Graphs;
-use lookup::{head_lists, known_keys};
+use lookup::Lookup;
+use memory::Memory;
 use noted::Noted;
 use std::ops::Range;
 use std::sync::Arc;
@@ -43,15 +45,15 @@ pub type CudaProgram = GpuProgram<CudaMachine>;
 
 /// The sizes of a program.
 pub struct Sizes {
-    /// Of the arena.
+    /// Bytes of the arena.
     pub arena: usize,
-    /// Of a step.
+    /// Layout of a step.
     pub step: StepLayout,
-    /// Of scratch.
+    /// Bytes of the parts of scratch.
     pub scratch: Scratch,
-    /// Of the largest logits.
+    /// Bytes of the largest logits.
     pub logits: usize,
-    /// Of the values that plans keep, the largest sum of a plan.
+    /// Bytes of the kept values of a plan, the most of all plans.
     pub kept: usize,
 }
 
@@ -65,54 +67,38 @@ impl HasTable for Commands {
 pub struct CudaMachine {
     context: Arc<Context>,
     plans: Vec<CompiledPlan<Commands>>,
-    /// By plan: steps in one launch.
+    /// Steps in one launch, by plan.
     wholes: Vec<Whole>,
-    /// The kernels that commands name by number.
-    functions: Vec<Function>,
-    step_load: Function,
+    functions: Functions,
     kv: KvLayout,
     limits: Limits,
     step: StepLayout,
     /// Positions from which a sequence is long.
     long: usize,
-    /// By ticket modulo the steps in flight: what launching needs to know of a step.
+    /// Notes on steps, by ticket modulo the steps in flight.
     noted: Vec<Noted>,
-    /// By ticket modulo the steps in flight: what is waited for; `None`: it is held back, shares the
-    /// launch of a step before it, or was waited for.
+    /// Events of launched steps, by ticket modulo the steps in flight. `None`: the step is held back,
+    /// shares the launch of an earlier step, or was waited for.
     running: Vec<Option<Event>>,
     /// The last steps in flight, where these are not launched yet: one launch will compute them.
     held: Vec<Begun>,
     /// Events that no step uses.
     events: Vec<Event>,
-    /// Of which pages have memory.
+    /// Pages that have memory.
     committed: CommittedPages,
-    /// By group and chunk: pages that lie in it, whole or in part, and have memory.
+    /// Number of committed ranges that touch a chunk, by group and chunk.
     users: Vec<Vec<u32>>,
     graphs: Graphs,
-    arena: Buffer,
-    step_buffer: Buffer,
-    chosen: Buffer,
-    /// A region for each step that may be in flight.
-    steps: Pinned,
+    memory: Memory,
     steps_address: u64,
-    /// The masks of each step that may be in flight; `None`: no plan chooses tokens.
-    masks: Option<Pinned>,
-    /// The chosen tokens, as the GPU reports them.
-    host_chosen: Pinned,
-    /// The logits of the last step that was waited for, then what its plan keeps.
-    results: Pinned,
-    /// Room for what is copied to the results: where from, and the bytes there.
+    /// Copies to `results`: the source, and the range of bytes there. Reserved at load.
     downloads: Vec<(Address, Range<usize>)>,
     pools: Vec<Pool>,
     kernels: Arc<Kernels>,
     profile: Profile,
     /// The GPU's place in a group, whose memory commands name.
     rank: Option<Arc<Rank>>,
-    _scratch: Buffer,
-    _heads: Buffer,
-    _known: Vec<Buffer>,
-    /// Of recurrent layers.
-    states: Option<Buffer>,
+    _lookup: Lookup,
     weights: Weights,
     packs: Packs,
     _persistent: Option<PersistentWeights>,
@@ -120,15 +106,101 @@ pub struct CudaMachine {
     _phases: Vec<Buffer>,
     /// Multiprocessors.
     n_processors: usize,
+}
+
+/// The kernels of a program, and the modules that keep them loaded.
+struct Functions {
+    /// The kernels that commands name by number.
+    by_number: Vec<Function>,
+    step_load: Function,
     _modules: Vec<Arc<Module>>,
+}
+
+impl Functions {
+    /// Loads kernels, those that must be compiled side by side.
+    fn load(kernels: &Kernels, list: &KernelList) -> Result<Functions> {
+        let step_load = ("step_load.cu".to_owned(), "step_load".to_owned(), 0);
+        kernels.prepare(&list.names.iter().chain([&step_load]).map(|(file, ..)| file.clone()).collect())?;
+        let (step_load, module) = kernels.function(&step_load.0, &step_load.1, 0)?;
+        let mut functions = Functions { by_number: Vec::new(), step_load, _modules: vec![module] };
+        for (file, name, shared) in &list.names {
+            let (function, module) = kernels.function(file, name, *shared)?;
+            functions.by_number.push(function);
+            functions._modules.push(module);
+        }
+        Ok(functions)
+    }
+}
+
+/// What the tables of all plans are compiled from.
+struct Inputs<'a> {
+    device: &'a CudaDevice,
+    limits: &'a Limits,
+    sizes: &'a Sizes,
+    places: &'a Places,
+    weights: &'a Weights,
+    packs: &'a Packs,
+}
+
+/// Compiled plans, while more are added.
+#[derive(Default)]
+struct Tables {
+    plans: Vec<CompiledPlan<Commands>>,
+    wholes: Vec<Whole>,
+    /// Tables of phases of the persistent kernels.
+    phases: Vec<Buffer>,
+    list: KernelList,
+}
+
+impl Tables {
+    /// Compiles a plan; with `persistent`, also steps in one launch.
+    fn add(
+        &mut self,
+        inputs: &Inputs<'_>,
+        lookup: &Lookup,
+        part: &LoweredPlan<'_>,
+        persistent: Option<(&Persistent, &PersistentWeights)>,
+        index: usize,
+    ) -> Result<()> {
+        let (context, kernels) = (inputs.device.context(), inputs.device.shared_kernels());
+        let compiler = Compiler {
+            profile: inputs.device.profile(),
+            plan: part.plan,
+            units: part.units,
+            arena: part.arena,
+            limits: inputs.limits,
+            step: inputs.sizes.step,
+            scratch: inputs.sizes.scratch,
+            places: inputs.places,
+            weights: inputs.weights,
+            packs: inputs.packs,
+            heads: &lookup.lists,
+        };
+        let list = &mut self.list;
+        let table = |tokens, outputs| compiler.table(tokens, outputs, list);
+        self.plans.push(CompiledPlan::new(part, inputs.limits, table)?);
+        let whole = match persistent {
+            Some((persistent, weights)) => {
+                let table = compiler.phases(persistent, &weights.phases(index), &weights.biases(index))?;
+                let buffer = Buffer::new(context, "phases", size_of_val(&table[..]))?;
+                context.upload(buffer.start(), bytemuck::cast_slice(&table))?;
+                let placed = (&table[..], buffer.start());
+                self.phases.push(buffer);
+                Whole::new(&compiler, persistent, placed, weights, kernels, &mut self.list)?
+            }
+            None => Whole::default(),
+        };
+        self.wholes.push(whole);
+        Ok(())
+    }
 }
 
 /// Graphs for each plan at least: the segments of a model on two devices are many plans, and a step needs a graph of each.
 const GRAPHS_A_PLAN: usize = 4;
 
 impl CudaMachine {
-    /// Take the memory and write the tables. What `before` has and this needs is shared with it: pages and states, which it must
-    /// be given when the other goes ([`Self::replace`]), and weights.
+    /// Allocates the memory and writes the tables. Weights of `before` are shared. Its pages and states
+    /// are used in place, until [`Machine::adopt`] moves them to this machine.
     ///
     /// # Errors
     /// Memory was refused, a kernel does not compile, or something has no kernel.
@@ -144,43 +216,14 @@ impl CudaMachine {
             (device.context().clone(), device.shared_kernels(), device.profile());
         context.enter()?;
         let kv = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
-        let Sizes { step, scratch, .. } = *sizes;
-        let take = |what: &str, bytes: usize| Buffer::new(&context, what, bytes);
-        let arena = take("activations", sizes.arena)?;
-        let step_buffer = take("steps", step.buffer_bytes(profile.chained_steps))?;
-        let scratch_buffer = take("scratch", scratch.total())?;
-        let chosen = take("chosen tokens", step.chosen_bytes())?;
-        let states = match before {
-            Some(_) => None,
-            None => Some(take("states of recurrent layers", 4 * limits.n_states * kv.state_len())?),
-        };
-        let states_at =
-            states.as_ref().or(before.and_then(|before| before.states.as_ref())).map_or(0, Buffer::start);
-        let steps = Pinned::new(&context, "steps", step.total())?;
-        let host_chosen = Pinned::new(&context, "chosen tokens", step.chosen_bytes())?;
-        let results = Pinned::new(&context, "results", sizes.logits + sizes.kept)?;
-        let masks = match step.mask_bytes() {
-            0 => None,
-            bytes => Some(Pinned::new(&context, "masks", bytes)?),
-        };
+        let step = sizes.step;
+        let memory = Memory::new(&context, &kv, limits, sizes, profile.chained_steps, before.is_none())?;
+        let states = memory.states.as_ref().or(before.and_then(|before| before.memory.states.as_ref()));
         let mut pools = Vec::new();
         for (group, n_pages) in limits.n_pages.iter().enumerate().filter(|_| before.is_none()) {
             pools.push(Pool::new(&context, n_pages * kv.page_bytes(group, limits.kv_type, limits.page_len))?);
         }
-        let (lists, words) = head_lists(plans);
-        let heads = take("tables", words.len() * 4)?;
-        context.upload(heads.start(), bytemuck::cast_slice(&words))?;
-        let (mut known, mut known_at) = (Vec::new(), Vec::new());
-        for layer in known_keys(plans, limits) {
-            let Some(words) = layer else {
-                known_at.push(0);
-                continue;
-            };
-            let buffer = take("biases of keys", words.len() * 4)?;
-            context.upload(buffer.start(), bytemuck::cast_slice(&words))?;
-            known_at.push(buffer.start());
-            known.push(buffer);
-        }
+        let lookup = Lookup::load(&context, plans, limits)?;
         let (no_weights, no_packs) = (Weights::default(), Packs::default());
         let loaded = before.map_or(&no_weights, |before| &before.weights);
         let weights = WeightPlan::beside(plans, loaded)?.load(&context)?;
@@ -191,58 +234,25 @@ impl CudaMachine {
         let packs = packs.load(&context, kernels)?;
         let third = third.load(&context, kernels)?;
         let places = Places {
-            arena: arena.start(),
-            step: step_buffer.start(),
-            chosen: chosen.start(),
-            host_chosen: host_chosen.address()?,
-            masks: masks.as_ref().map_or(Ok(0), Pinned::address)?,
-            scratch: scratch_buffer.start(),
-            heads: heads.start(),
-            states: states_at,
-            known: known_at,
+            arena: memory.arena.start(),
+            step: memory.step_buffer.start(),
+            chosen: memory.chosen.start(),
+            host_chosen: memory.host_chosen.address()?,
+            masks: memory.masks.as_ref().map_or(Ok(0), Pinned::address)?,
+            scratch: memory.scratch.start(),
+            heads: lookup.heads.start(),
+            states: states.map_or(0, Buffer::start),
+            known: lookup.known_at.clone(),
             pools: before.map_or(&pools, |before| &before.pools).iter().map(Pool::start).collect(),
             rank: device.rank().cloned(),
         };
-        let (mut compiled, mut list) = (Vec::with_capacity(parts.len()), KernelList::default());
-        let (mut wholes, mut phases) = (Vec::with_capacity(parts.len()), Vec::new());
+        let inputs = Inputs { device, limits, sizes, places: &places, weights: &weights, packs: &packs };
+        let mut tables = Tables::default();
         for (index, (part, persistent)) in parts.iter().zip(&persistent).enumerate() {
-            let compiler = Compiler {
-                profile,
-                plan: part.plan,
-                units: part.units,
-                arena: part.arena,
-                limits,
-                step,
-                scratch,
-                places: &places,
-                weights: &weights,
-                packs: &packs,
-                heads: &lists,
-            };
-            let table = |tokens, outputs| compiler.table(tokens, outputs, &mut list);
-            compiled.push(CompiledPlan::new(part, limits, table)?);
-            let whole = match (persistent, &third) {
-                (Ok(persistent), Some(third)) => {
-                    let table = compiler.phases(persistent, &third.phases(index), &third.biases(index))?;
-                    let buffer = take("phases", size_of_val(&table[..]))?;
-                    context.upload(buffer.start(), bytemuck::cast_slice(&table))?;
-                    let placed = (&table[..], buffer.start());
-                    phases.push(buffer);
-                    Whole::new(&compiler, persistent, placed, third, kernels, &mut list)?
-                }
-                _ => Whole::default(),
-            };
-            wholes.push(whole);
+            tables.add(&inputs, &lookup, part, persistent.as_ref().ok().zip(third.as_ref()), index)?;
         }
-        let first = ("step_load.cu".to_owned(), "step_load".to_owned(), 0);
-        kernels.prepare(&list.names.iter().chain([&first]).map(|(file, ..)| file.clone()).collect())?;
-        let (step_load, module) = kernels.function(&first.0, &first.1, 0)?;
-        let (mut functions, mut modules) = (Vec::new(), vec![module]);
-        for (file, name, shared) in &list.names {
-            let (function, module) = kernels.function(file, name, *shared)?;
-            functions.push(function);
-            modules.push(module);
-        }
+        let Tables { plans: compiled, mut wholes, phases, list } = tables;
+        let functions = Functions::load(kernels, &list)?;
         let refused = kernels.refused();
         wholes.iter_mut().for_each(|whole: &mut Whole| whole.refuse(&refused));
         let committed = no_pages(&kv, limits, usize::MAX);
@@ -259,7 +269,6 @@ impl CudaMachine {
             plans: compiled,
             wholes,
             functions,
-            step_load,
             users,
             kv,
             limits: limits.clone(),
@@ -271,21 +280,12 @@ impl CudaMachine {
             events,
             committed,
             graphs: Graphs::new(profile.n_graphs.max(GRAPHS_A_PLAN * plans.len())),
-            arena,
-            step_buffer,
-            chosen,
-            steps_address: steps.address()?,
-            steps,
-            masks,
-            host_chosen,
-            results,
+            steps_address: memory.steps.address()?,
+            memory,
             downloads: Vec::with_capacity(1 + plans.iter().map(|plan| plan.kept.len()).max().unwrap_or(0)),
             pools,
             context,
-            _scratch: scratch_buffer,
-            _heads: heads,
-            _known: known,
-            states,
+            _lookup: lookup,
             weights,
             packs,
             kernels: kernels.clone(),
@@ -294,7 +294,6 @@ impl CudaMachine {
             _persistent: third,
             _phases: phases,
             n_processors: profile.n_processors,
-            _modules: modules,
         })
     }
 
@@ -302,7 +301,7 @@ impl CudaMachine {
         Err(Error::Failed { device: NAME, reason })
     }
 
-    /// Index of a step in flight in what is kept by ticket.
+    /// Index of a step in flight in `noted` and `running`.
     fn place(&self, ticket: u64) -> usize {
         (ticket % self.step.in_flight as u64) as usize
     }
@@ -347,10 +346,10 @@ impl Machine for CudaMachine {
 
     fn write(&mut self, part: HostPart, offset: usize, bytes: &[u8]) {
         match part {
-            HostPart::Steps => self.steps.write(offset, bytes),
-            HostPart::Chosen => self.host_chosen.write(offset, bytes),
+            HostPart::Steps => self.memory.steps.write(offset, bytes),
+            HostPart::Chosen => self.memory.host_chosen.write(offset, bytes),
             HostPart::Masks => {
-                if let Some(masks) = &mut self.masks {
+                if let Some(masks) = &mut self.memory.masks {
                     masks.write(offset, bytes);
                 }
             }
@@ -358,7 +357,7 @@ impl Machine for CudaMachine {
     }
 
     fn write_pages(&mut self, offset: usize, _group: usize, pages: &[u32]) {
-        self.steps.write(offset, pages);
+        self.memory.steps.write(offset, pages);
     }
 
     fn begin(&mut self, _step: &Step, _begun: &Begun) -> Result<()> {
@@ -421,33 +420,33 @@ impl Machine for CudaMachine {
     }
 
     fn chosen(&self, index: u32) -> u32 {
-        self.host_chosen.word(index as usize)
+        self.memory.host_chosen.word(index as usize)
     }
 
     fn publish_chosen(&mut self, first: u32, n: usize) -> Result<()> {
-        let bytes = self.host_chosen.bytes(first as usize * 4, n * 4);
-        self.context.upload(self.chosen.start() + u64::from(first) * 4, bytes)
+        let bytes = self.memory.host_chosen.bytes(first as usize * 4, n * 4);
+        self.context.upload(self.memory.chosen.start() + u64::from(first) * 4, bytes)
     }
 
     fn fetch(&mut self, parts: &[ResultPart]) -> Result<()> {
         self.downloads.clear();
         for part in parts.iter().filter(|part| part.bytes > 0) {
-            let from = self.arena.start() + part.offset as u64;
+            let from = self.memory.arena.start() + part.offset as u64;
             self.downloads.push((from, part.at..part.at + part.bytes));
         }
         if self.downloads.is_empty() {
             return Ok(());
         }
         let end = self.downloads.iter().map(|(_, range)| range.end).max().unwrap_or(0);
-        self.context.download_all(&self.downloads, self.results.bytes_mut(0, end))
+        self.context.download_all(&self.downloads, self.memory.results.bytes_mut(0, end))
     }
 
     fn result(&self, part: &ResultPart) -> &[f32] {
-        bytemuck::cast_slice(self.results.bytes(part.at, part.bytes))
+        bytemuck::cast_slice(self.memory.results.bytes(part.at, part.bytes))
     }
 
     fn read(&self, offset: usize, words: &mut [u32]) -> Option<()> {
-        self.context.download(self.arena.start() + offset as u64, bytemuck::cast_slice_mut(words)).ok()
+        self.context.download(self.memory.arena.start() + offset as u64, bytemuck::cast_slice_mut(words)).ok()
     }
 
     fn committed(&self) -> &CommittedPages {
@@ -486,7 +485,7 @@ impl Machine for CudaMachine {
         std::mem::swap(&mut self.pools, &mut before.pools);
         std::mem::swap(&mut self.users, &mut before.users);
         std::mem::swap(&mut self.committed, &mut before.committed);
-        self.states = before.states.take();
+        self.memory.states = before.memory.states.take();
     }
 
     fn close(&mut self) {
@@ -497,7 +496,7 @@ impl Machine for CudaMachine {
     }
 }
 
-/// Bytes of what a plan keeps.
+/// Bytes of the kept values of a plan.
 pub fn kept_bytes(plan: &Plan, limits: &Limits) -> usize {
     plan.kept.iter().map(|id| value_bytes(plan.value(*id), limits).next_multiple_of(ALIGN)).sum()
 }

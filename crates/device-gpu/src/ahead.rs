@@ -1,66 +1,66 @@
-//! Bookkeeping of a device that runs steps ahead of the host: which are in flight, what they chose, which tokens may be
-//! linked to, and which outputs its kernels choose.
+//! Steps in flight: which they are, the tokens that they chose, which of these a later step may link to,
+//! and which outputs kernels choose.
 
 use device::{Choose, Chosen, OutputRef, Sampling, Want};
 use device_lower::table::StepSizes;
 use std::collections::VecDeque;
 
-/// A token that an earlier output chose: this bit, and its place among the chosen tokens.
+/// This bit marks a token that an earlier output chose; the others are its index among the chosen tokens.
 pub const LINKED: u32 = 1 << 31;
 
-/// Among the chosen tokens: none.
+/// The word for no token in the buffer of chosen tokens.
 pub const NO_TOKEN: u32 = u32::MAX;
 
-/// Tokens of an output that may have penalties, at most, where kernels apply them.
+/// Most tokens of an output whose penalties kernels apply.
 pub const MOST_PENALISED: usize = 4096;
 
-/// Tokens of an output that may have a bias, at most, where kernels apply them.
+/// Most biases of an output that kernels apply.
 pub const MOST_BIASES: usize = 1024;
 
 /// A step that was submitted and not waited for.
 #[derive(Debug)]
 pub struct InFlight<T> {
-    /// Its number.
+    /// Its ticket.
     pub ticket: u64,
-    /// Of the program.
+    /// Index of its plan.
     pub plan: usize,
-    /// What its table needed to know.
+    /// Sizes by which its table was chosen.
     pub sizes: StepSizes,
-    /// What is waited for; `None`: it has no rows, or was waited for already.
+    /// The launched work; `None`: it has no rows, or was waited for already.
     pub work: Option<T>,
 }
 
-/// What the last step that was waited for, or the last [`device::Program::run_until`], left.
+/// The last step that was waited for, or the last [`device::Program::run_until`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
-    /// `None`: it chose nothing.
+    /// Its ticket; `None`: it chose nothing.
     pub ticket: Option<u64>,
-    /// Of the program.
+    /// Index of its plan.
     pub plan: usize,
-    /// What its table needed to know.
+    /// Sizes by which its table was chosen.
     pub sizes: StepSizes,
-    /// Whether no later step was submitted, which writes the same memory.
+    /// True if no later step was submitted, which writes the same memory.
     pub is_fresh: bool,
-    /// How many of the commands ran; `None`: all.
+    /// Number of commands that ran; `None`: all.
     pub until: Option<usize>,
 }
 
-/// What a step chose.
+/// The tokens that a step chose.
 #[derive(Debug)]
 pub struct Outputs {
-    /// Outputs.
+    /// Number of outputs.
     pub n: usize,
-    /// Logits of each.
+    /// Logits of each output.
     pub n_logits: usize,
     /// True once the host has chosen.
     pub is_chosen: bool,
     /// True if an output's logits are wanted.
     pub wants_logits: bool,
-    /// Filled when the step is waited for, or when the host chooses; capacity `max_outputs`.
+    /// Choices, filled when the step is waited for, or when the host chooses. Capacity: `max_outputs`.
     pub chosen: Vec<Chosen>,
-    /// Best tokens of all outputs, one output after the other; grows only where somebody wants them.
+    /// Best tokens of all outputs, one output after the other; grows only if a step ranks tokens.
     pub best: Vec<(u32, f32)>,
-    /// `(n)` where each output's best tokens end, where the host has chosen.
+    /// `(n)` end of each output's best tokens in `best`; empty unless the host has chosen.
     pub best_ends: Vec<usize>,
 }
 
@@ -77,7 +77,7 @@ impl Outputs {
         }
     }
 
-    /// For another step.
+    /// Empties it for another step.
     pub fn begin(&mut self, n: usize, n_logits: usize) {
         (self.n, self.n_logits, self.is_chosen) = (n, n_logits, false);
         self.chosen.clear();
@@ -102,15 +102,15 @@ pub struct Ahead<T> {
     pub in_flight: VecDeque<InFlight<T>>,
     /// Steps below this ticket cannot be trusted: one of them failed while they were in flight.
     pub failed_below: u64,
-    /// What was waited for last.
+    /// The step that was waited for last.
     pub done: Done,
-    /// What the last steps chose, each at its ticket modulo their number.
+    /// Outputs of the last steps, each at its ticket modulo their number.
     outputs: Vec<Outputs>,
 }
 
 impl<T> Ahead<T> {
-    /// None so far. What `n_kept` steps chose is kept: twice as many as may be in flight. (A step may ask for the tokens of
-    /// the step that was waited for last when it was submitted, until it is waited for itself.)
+    /// No steps so far. The outputs of `n_kept` steps are kept, twice the most steps in flight: a step may
+    /// link to the one that was waited for last when it was submitted, until it is waited for itself.
     pub fn new(n_kept: usize, max_outputs: usize) -> Ahead<T> {
         Ahead {
             next: 0,
@@ -125,12 +125,12 @@ impl<T> Ahead<T> {
         (ticket % self.outputs.len() as u64) as usize
     }
 
-    /// What a step chose that is in flight or was the last to be waited for.
+    /// Outputs of a step that is in flight or was the last to be waited for.
     pub fn outputs_of(&self, ticket: u64) -> &Outputs {
         &self.outputs[self.place(ticket)]
     }
 
-    /// The same, to fill.
+    /// Like [`Self::outputs_of`], to fill.
     pub fn outputs_of_mut(&mut self, ticket: u64) -> &mut Outputs {
         let place = self.place(ticket);
         &mut self.outputs[place]
@@ -141,10 +141,10 @@ impl<T> Ahead<T> {
         (self.next - self.in_flight.len() as u64).saturating_sub(1)
     }
 
-    /// Whether the tokens of an output are kept, and are below a number.
+    /// Checks that the tokens of an output are kept, and are below `n_tokens`.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The reason why a step may not link to the output.
     pub fn check_link(&self, from: OutputRef, n_tokens: usize) -> Result<(), String> {
         let ticket = from.ticket.0;
         if ticket >= self.next || ticket < self.oldest_kept().max(self.failed_below) {
@@ -164,10 +164,10 @@ impl<T> Ahead<T> {
         Ok(())
     }
 
-    /// The step that is waited for, taken out of those in flight.
+    /// Removes the oldest step in flight, which is waited for.
     ///
     /// # Errors
-    /// It is another's turn, or a step before it failed.
+    /// `ticket` is not the oldest, or a step before it failed.
     pub fn take(&mut self, ticket: u64) -> Result<InFlight<T>, String> {
         match self.in_flight.front().map(|step| step.ticket) {
             Some(first) if first == ticket => {}
@@ -184,10 +184,10 @@ impl<T> Ahead<T> {
         }
     }
 
-    /// An error if a step is in flight.
+    /// Checks that no step is in flight.
     ///
     /// # Errors
-    /// As it says.
+    /// Some are.
     pub fn refuse_company(&self) -> Result<(), String> {
         match self.in_flight.len() {
             0 => Ok(()),
@@ -196,13 +196,14 @@ impl<T> Ahead<T> {
     }
 }
 
-/// How many tokens of an output have penalties.
+/// Number of tokens of an output that have penalties.
 pub fn n_penalised(want: &Want) -> usize {
     if want.penalties.is_some() { want.recent.len as usize + want.pending.len as usize } else { 0 }
 }
 
-/// Whether kernels that choose the best token or sample by temperature, top-k, top-p and min-p, after biases, a mask and penalties,
-/// do all that is wanted of an output beside its logits.
+/// Returns true if kernels compute everything that `want` requests of an output besides its logits. They
+/// choose the best token, or sample by temperature, top-k, top-p and min-p, after a mask, biases and
+/// penalties.
 pub fn has_kernels(want: &Want) -> bool {
     let n_penalised = n_penalised(want);
     matches!(want.choose, Choose::Best | Choose::Sample(_))
@@ -214,16 +215,16 @@ pub fn has_kernels(want: &Want) -> bool {
         && !(want.logits && (n_penalised > 0 || want.biases.len > 0 || want.mask.is_some()))
 }
 
-/// The numbers of a sampling as kernels use them.
+/// The parameters of a sampler as kernels read them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplingWords {
-    /// 0: all.
+    /// Top-k; 0: all tokens.
     pub top_k: u32,
-    /// Top-p in 2^-32, at least 1; 0: all.
+    /// Top-p in units of 2^-32, at least 1; 0: all tokens.
     pub nucleus: u32,
-    /// The random number in 2^-64.
+    /// The random number in units of 2^-64.
     pub random: u64,
-    /// Above 0.
+    /// Temperature, above 0.
     pub temperature: f32,
     /// Logarithm of min-p.
     pub floor: f32,

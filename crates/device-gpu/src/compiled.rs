@@ -4,7 +4,7 @@ use device::{Limits, Result, ValueId};
 use device_lower::placed::{LoweredPlan, PlacedValue};
 use device_lower::table::{RowClass, StepSizes, Table};
 
-/// A table with what its machine keeps beside it.
+/// A table, and a machine's own data for it.
 pub trait HasTable {
     /// The table.
     fn table(&self) -> &Table;
@@ -13,9 +13,9 @@ pub trait HasTable {
 /// A plan ready to run.
 #[derive(Debug)]
 pub struct CompiledPlan<T> {
-    /// By class of tokens, then of outputs, which are no more.
+    /// Tables by class of tokens, then by class of outputs. A step has no more outputs than tokens.
     tables: Vec<Vec<T>>,
-    /// By id.
+    /// Placed values by id.
     pub values: Vec<PlacedValue>,
     /// The value that logits are read from.
     pub output: ValueId,
@@ -59,7 +59,7 @@ impl<T> CompiledPlan<T> {
         &self.tables[tokens][outputs]
     }
 
-    /// The placed values of the output and of those that are kept, in this order.
+    /// Places of the output, then of the kept values.
     pub fn results(&self) -> impl Iterator<Item = PlacedValue> {
         std::iter::once(&self.output).chain(&self.kept).map(|id| self.values[id.0 as usize])
     }

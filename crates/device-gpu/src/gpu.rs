@@ -24,7 +24,7 @@ pub enum Memory {
     Readback,
 }
 
-/// What every GPU reports about itself; a driver's facts dereference to it.
+/// Facts that every GPU reports; the facts of a driver dereference to these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Common {
     /// Most bytes of one buffer.
@@ -65,7 +65,7 @@ pub fn write<T: bytemuck::Pod>(buffer: &impl Buffer, offset: usize, values: &[T]
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.start().add(offset), bytes.len()) }
 }
 
-/// A part of a buffer that stands for the whole: operands of the buffer are offsets in the part.
+/// A part of a buffer. Operands in that buffer are offsets from the start of the part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Index of the buffer.
@@ -87,7 +87,7 @@ pub struct Dispatch<'a, G: Gpu> {
     pub pipeline: &'a G::Pipeline,
     /// Buffers by their index among the kernel's parameters. Only an emulator looks at their lengths.
     pub operands: &'a [Operand],
-    /// The part that stands for one of the buffers.
+    /// The part of a buffer from whose start operands in that buffer are counted.
     pub window: Window,
     /// Arguments by value; empty: none.
     pub arguments: &'a [u8],
@@ -114,29 +114,28 @@ impl<G: Gpu> Dispatch<'_, G> {
 
 /// Buffers that are kept in memory until it is dropped.
 pub trait Residency<G: Gpu>: Send {
-    /// Keep this one too.
+    /// Makes one more buffer resident.
     fn add(&mut self, buffer: &G::Buffer);
 
-    /// Let go of one, before it is dropped.
+    /// Removes a buffer before it is dropped.
     fn remove(&mut self, buffer: &G::Buffer);
 }
 
 /// A command buffer while dispatches are written into it.
 pub trait Encoder<G: Gpu> {
-    /// Dispatches from here on may read and write this buffer through its address. Called before the
-    /// first dispatch.
+    /// Declares a buffer that dispatches access through its address. Called before the first dispatch.
     fn reach(&mut self, buffer: &G::Buffer);
 
-    /// Add a dispatch to the current group.
+    /// Adds a dispatch to the current group.
     fn dispatch(&mut self, dispatch: &Dispatch<'_, G>, buffers: &[G::Buffer]);
 
-    /// End the current group: what follows sees what it wrote.
+    /// Ends the current group of dispatches. Later groups see its writes.
     fn barrier(&mut self);
 }
 
 /// A GPU's driver.
 pub trait Gpu: Send + Sync + Sized + 'static {
-    /// What it reports about itself.
+    /// Facts that the GPU reports about itself.
     type Facts: std::ops::Deref<Target = Common>;
     /// Memory.
     type Buffer: Buffer;
@@ -154,7 +153,7 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// The device's name on the command line.
     const NAME: &'static str;
 
-    /// What it reports about itself.
+    /// Facts that the GPU reports about itself.
     fn facts(&self) -> &Self::Facts;
 
     /// Allocates zeroed memory.
@@ -163,12 +162,12 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// It was refused.
     fn allocate(&self, memory: Memory, what: &str, bytes: usize) -> Result<Self::Buffer>;
 
-    /// Use bytes where they are, if that is possible: they begin at a page, and the memory up to
-    /// the end of their last page belongs to the same map.
+    /// A buffer over bytes of a mapped file, without a copy. `None` if that is not possible: bytes must
+    /// begin at a page, and the map must extend to the end of their last page.
     fn view(&self, bytes: &Bytes) -> Option<Self::Buffer>;
 
-    /// Compile what these kernels need and what is not compiled, several at a time. A failure is an
-    /// error of [`Self::pipeline`].
+    /// Compiles the source files of these kernels, several at a time. A failure is an error of
+    /// [`Self::pipeline`].
     fn prepare(&self, kernels: &[&Self::Kernel]);
 
     /// A compiled kernel. The same kernel gives the same pipeline, compiled once. May be called by
@@ -178,20 +177,20 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// The source does not compile, in the compiler's words; or it cannot have as many threads.
     fn pipeline(&self, kernel: &Self::Kernel) -> Result<Self::Pipeline>;
 
-    /// Keep compiled pipelines for the next start.
+    /// Saves compiled pipelines for the next start.
     fn keep_pipelines(&self);
 
-    /// Keep these buffers in memory while they are used.
+    /// Keeps these buffers resident while the result lives.
     fn reside(&self, buffers: &[Self::Buffer]) -> Self::Residency;
 
-    /// Write a command buffer and submit it; `encode` is called once.
+    /// Writes a command buffer by one call of `encode`, and submits it.
     ///
     /// # Errors
     /// The device refused.
     fn submit(&self, encode: &mut dyn FnMut(&mut Self::Encoder)) -> Result<Self::Ticket>;
 
-    /// Wait until submitted work is done; a second call returns the same. Returns the seconds that the
-    /// GPU was busy with it.
+    /// Waits until submitted work is done, and returns the seconds that it took on the GPU. A second call
+    /// returns the same.
     ///
     /// # Errors
     /// The work failed, in the device's words, and what to do.

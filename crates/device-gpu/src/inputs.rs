@@ -14,7 +14,7 @@ pub struct Begun {
     pub ticket: u64,
     /// Index of its plan.
     pub plan: usize,
-    /// What its table needs to know.
+    /// Sizes by which its table is chosen.
     pub sizes: StepSizes,
     /// True if tokens are chosen at all, and by kernels where there are some.
     pub chooses: bool,
@@ -23,7 +23,7 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// A step whose sizes are those of its rows; what its tokens need comes with [`Self::with_choices`].
+    /// A step with the sizes of its rows. [`Self::with_choices`] adds the kernels that choose tokens.
     pub fn new(step: &Step, ticket: u64, chooses: bool, at: &StepLayout) -> Begun {
         Begun {
             ticket,
@@ -40,7 +40,7 @@ impl Begun {
         }
     }
 
-    /// Adds which kernels choose tokens.
+    /// Sets which kernels choose tokens.
     pub fn with_choices(mut self, step: &Step) -> Begun {
         let before = self;
         for want in step.wants.iter().filter(|want| before.by_kernels(want)) {

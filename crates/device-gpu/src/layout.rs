@@ -1,4 +1,4 @@
-//! Sizes of what a program allocates beside weights and pages, computed once: the memory plan prints
+//! Sizes of a program's buffers other than weights and pages, computed once: the memory plan prints
 //! them, and compiling allocates them.
 
 use crate::ahead::{MOST_BIASES, MOST_PENALISED};

@@ -1,4 +1,4 @@
-//! The host of GPUs that replay tables: what is the same on each of them, whatever its driver.
+//! The host code of GPUs that replay tables of commands, the same for every driver.
 //!
 //! # Parts
 //!
@@ -7,6 +7,7 @@
 //! - A [`machine::Machine`] is the GPU below it: memory, compiled tables, and what launches them.
 //! - [`replayer::Replayer`] is the machine of GPUs whose driver writes a table into a command buffer,
 //!   with buffers bound to each dispatch. The driver is a [`gpu::Gpu`], with its own kernels.
+//! - [`signature`] says what the kernels of simple Ops read and write.
 //! - [`layout`], [`arguments`] and [`inputs`] say what a step is in memory, [`ahead`] which steps are
 //!   in flight, [`compiled`] how tables are found by the rows of a step, [`pools`] where pages are.
 //!
@@ -26,3 +27,4 @@ pub mod machine;
 pub mod pools;
 pub mod program;
 pub mod replayer;
+pub mod signature;

@@ -61,10 +61,10 @@ pub trait Machine: Sized + Send {
         false
     }
 
-    /// Steps worth submitting ahead for so many sequences.
+    /// Number of steps worth submitting ahead for `n_sequences` sequences; `None`: the most in flight.
     fn steps_ahead(&self, n_sequences: usize) -> Option<usize>;
 
-    /// Makes the GPU the one that the calling thread's driver calls mean.
+    /// Makes this GPU current for driver calls of the calling thread.
     ///
     /// # Errors
     /// The driver refused.
@@ -78,13 +78,13 @@ pub trait Machine: Sized + Send {
     /// Writes the entries of a page table into the regions of steps.
     fn write_pages(&mut self, offset: usize, group: usize, pages: &[u32]);
 
-    /// Learns of a step, before its region is written.
+    /// Prepares for a step before its region is written.
     ///
     /// # Errors
     /// A kernel of its table does not compile.
     fn begin(&mut self, step: &Step, begun: &Begun) -> Result<()>;
 
-    /// Learns that a step's region was written, with the numbers of all its rows.
+    /// Called after a step's region was written.
     fn written(&mut self, _step: &Step, _begun: &Begun) {}
 
     /// Returns true if the steps that [`Self::launch`] holds back may share a launch with this one.
@@ -107,7 +107,7 @@ pub trait Machine: Sized + Send {
         Ok(())
     }
 
-    /// Returns true if as many steps of a plan are held back as a launch computes.
+    /// Returns true if the held steps of a plan fill one launch.
     fn is_full(&self, _plan: usize) -> bool {
         false
     }
@@ -144,7 +144,7 @@ pub trait Machine: Sized + Send {
     /// A chosen token by its index, of a step that is done.
     fn chosen(&self, index: u32) -> u32;
 
-    /// Brings chosen tokens that the host wrote to where kernels read them.
+    /// Copies chosen tokens that the host wrote to memory that kernels read.
     ///
     /// # Errors
     /// The device failed.
@@ -152,7 +152,7 @@ pub trait Machine: Sized + Send {
         Ok(())
     }
 
-    /// Brings rows to where [`Self::result`] reads them. Nothing is in flight.
+    /// Copies rows to memory that [`Self::result`] reads. Nothing is in flight.
     ///
     /// # Errors
     /// The device failed.

@@ -1,8 +1,8 @@
 //! KV pages: a buffer for each granule that is committed, found by its address.
 //!
 //! Page tables in the step buffer hold the addresses of pages, so that kernels need neither a buffer
-//! for a whole pool nor a table of buffers. Committing takes a buffer and copies nothing; it does not
-//! even wait for the steps in flight. Only decommitting waits for them.
+//! for a whole pool nor a table of buffers. A commit allocates a buffer, copies nothing and does not
+//! wait for the steps in flight. Only a decommit waits for them.
 
 use crate::gpu::{Buffer, Encoder, Gpu, Memory, Residency};
 use device::{CommittedPages, Error, KvLayout, Limits, Result};
@@ -15,7 +15,7 @@ const GRANULES: usize = 4;
 /// quarter of it.
 const MOST_GRANULE_BYTES: usize = 128 << 20;
 
-/// Pages of no memory so far, in granules of at most `most` bytes.
+/// The books of pages that have no memory yet, in granules of at most `most` bytes.
 pub fn no_pages(kv: &KvLayout, limits: &Limits, most: usize) -> CommittedPages {
     CommittedPages::new(limits, |group| {
         let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);
@@ -28,7 +28,7 @@ pub fn no_pages(kv: &KvLayout, limits: &Limits, most: usize) -> CommittedPages {
 struct Chunk<G: Gpu> {
     /// `None`: it is not committed.
     buffer: Option<G::Buffer>,
-    /// Whether the step that was begun last has a page of it.
+    /// True if the current step uses a page of it.
     is_reached: bool,
 }
 
@@ -43,14 +43,14 @@ struct Pool<G: Gpu> {
 /// The pools of all KV groups.
 pub(crate) struct Pools<G: Gpu> {
     groups: Vec<Pool<G>>,
-    /// Which pages have memory.
+    /// Pages that have memory.
     committed: CommittedPages,
-    /// Chunks that the step that was begun last has pages of: group and chunk.
+    /// Chunks with pages of the current step: group and chunk.
     reached: Vec<(usize, usize)>,
 }
 
 impl<G: Gpu> Pools<G> {
-    /// Without memory.
+    /// Pools without memory.
     ///
     /// # Errors
     /// A page is longer than kernels can count or a buffer can be.
@@ -82,14 +82,14 @@ impl<G: Gpu> Pools<G> {
         &self.committed
     }
 
-    /// Forget which chunks the last step had.
+    /// Clears the chunks of the current step.
     pub(crate) fn begin(&mut self) {
         for (group, chunk) in self.reached.drain(..) {
             self.groups[group].chunks[chunk].is_reached = false;
         }
     }
 
-    /// The address of a page that the step has; 0 where there is none, as before the window of a layer.
+    /// The address of a page of the step; 0 if it has no memory, as before the window of a layer.
     pub(crate) fn reach(&mut self, group: usize, page: u32) -> u64 {
         let Pool { page_bytes, granule, chunks } = &mut self.groups[group];
         let (index, place) = (page as usize / *granule, page as usize % *granule);
@@ -102,7 +102,7 @@ impl<G: Gpu> Pools<G> {
         buffer.address() + (place * *page_bytes) as u64
     }
 
-    /// Tell an encoder which chunks the step has.
+    /// Tells an encoder the chunks of the step.
     pub(crate) fn encode(&self, encoder: &mut G::Encoder) {
         for (group, chunk) in &self.reached {
             if let Some(buffer) = &self.groups[*group].chunks[*chunk].buffer {
@@ -134,7 +134,7 @@ impl<G: Gpu> Pools<G> {
         pages.start as usize / granule..(pages.end as usize).div_ceil(granule)
     }
 
-    /// Gives pages memory. Either all chunks of the range have some afterwards, or none.
+    /// Allocates memory for pages: for all chunks of the range, or for none.
     ///
     /// # Errors
     /// Memory was refused.

@@ -23,9 +23,9 @@ pub struct GpuProgram<M: Machine> {
     limits: Limits,
     step: StepLayout,
     ahead: Ahead<M::Work>,
-    /// Chooses what has no kernel.
+    /// Chooses tokens whose choice has no kernel.
     chooser: Chooser,
-    /// What the last step that was waited for left: the output, then what its plan keeps.
+    /// Results of the last step that was waited for: the output, then the kept values of its plan.
     results: Vec<ResultPart>,
 }
 
@@ -127,7 +127,7 @@ impl<M: Machine> GpuProgram<M> {
     /// Waits for a step as [`Program::wait`] does.
     fn wait_for(&mut self, ticket: u64) -> Result<()> {
         self.machine.enter()?;
-        // Held steps are launched before the GPU has nothing to do.
+        // Launches held steps before the GPU is idle.
         let later = self.ahead.in_flight.iter().filter(|step| step.ticket > ticket);
         if !later.filter_map(|step| step.work.as_ref()).any(|work| self.machine.is_launched(work)) {
             self.flush()?;
@@ -149,8 +149,8 @@ impl<M: Machine> GpuProgram<M> {
         if is_fresh { self.fetch(ticket) } else { Ok(()) }
     }
 
-    /// Brings what the caller may read of the step that was just waited for to the host: its logits, if
-    /// an output wants some, and what its plan keeps.
+    /// Copies the results of the step that was just waited for to the host: logits, if an output wants
+    /// them, and the kept values of its plan.
     fn fetch(&mut self, ticket: u64) -> Result<()> {
         let Done { plan, sizes, .. } = self.ahead.done;
         self.results.clear();
@@ -179,8 +179,8 @@ impl<M: Machine> GpuProgram<M> {
         self.results.get(index).filter(|_| is_there).map_or(&[], |part| self.machine.result(part))
     }
 
-    /// Chooses what has no kernel from the logits of the step that was submitted last, with which the
-    /// GPU is done, and takes over what kernels chose.
+    /// Chooses tokens of the last submitted step on the host, for outputs whose choice has no kernel. The
+    /// GPU has finished the step. Tokens that kernels chose are copied.
     fn choose_on_host(&mut self, step: &Step, begun: &Begun) -> Result<()> {
         let GpuProgram { machine, ahead, chooser, step: at, .. } = self;
         let plan = &machine.plans()[begun.plan];
@@ -224,7 +224,7 @@ fn token(word: u32) -> Option<u32> {
     (word != NO_TOKEN).then_some(word)
 }
 
-/// What kernels chose, of which they report no probability.
+/// A token that kernels chose. They report no probability.
 fn chosen_by_kernels<M: Machine>(machine: &M, index: u32) -> Chosen {
     Chosen { token: token(machine.chosen(index)), logprob: f32::NAN, surprise: f32::NAN }
 }
@@ -252,7 +252,7 @@ impl<M: Machine> Program for GpuProgram<M> {
         ahead::has_kernels(want) && !want.logits
     }
 
-    /// A step of which the host chooses something is computed before this returns.
+    /// Returns only after the step was computed, if the host chooses one of its tokens.
     fn submit(&mut self, step: &Step) -> Result<Ticket> {
         let begun = self.begin(step, true)?;
         let Begun { ticket, sizes, plan, .. } = begun;
@@ -391,7 +391,7 @@ impl<M: Machine> Program for GpuProgram<M> {
         self.machine.write_page(group, page, bytes)
     }
 
-    /// Compiled beside the plans from before, whose pages and states it takes over then.
+    /// Compiles the new plans while the old ones exist, then moves pages and states to them.
     fn replace_plans(&mut self, plans: &[Plan]) -> Result<()> {
         self.refuse_company()?;
         if plans.is_empty() || plans.iter().any(|plan| plan.kv != self.kv) {
@@ -409,7 +409,7 @@ impl<M: Machine> Program for GpuProgram<M> {
     /// The commands of the usual table, then those of the table of steps in one launch, if there are
     /// such steps of so many rows.
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
-        // Of the last step, if it was such a one; else as a sequence has them that goes on.
+        // The outputs of the last step, if it had these rows; else one, as in decode.
         let done = &self.ahead.done;
         let same = plan == done.plan && n_rows == done.sizes.n_rows;
         let n_outputs = if same { done.sizes.n_outputs } else { 1 };

@@ -226,7 +226,7 @@ impl<G: Gpu> Replayer<G> {
     }
 }
 
-/// What commands are encoded from.
+/// A table with what its commands refer to by number.
 struct Replay<'a, G: Gpu> {
     table: &'a Table,
     pipelines: &'a [OnceLock<G::Pipeline>],

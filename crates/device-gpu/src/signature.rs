@@ -67,18 +67,14 @@ pub fn signature(plan: &Plan, op: &Op) -> Option<Signature> {
     };
     let two = |kernel, a, b: &ValueId, out| Signature { b: Some(Source::Value(*b)), ..of(kernel, a, out) };
     let found = match op {
-        Op::Activate { x, kind, out } => {
-            Signature { activation: Some(*kind), ..of("activate", x, out) }
-        }
+        Op::Activate { x, kind, out } => Signature { activation: Some(*kind), ..of("activate", x, out) },
         Op::Gate { gate, up, kind, out } => {
             Signature { activation: Some(*kind), ..two("gate", gate, up, out) }
         }
         Op::Add { a, b, out } => two("add", a, b, out),
         Op::Scale { x, factor, out } => of("scale", x, out).with(|n| n.factor = *factor),
         Op::Softcap { x, cap, out } => of("softcap", x, out).with(|n| n.factor = *cap),
-        Op::Clamp { x, min, max, out } => {
-            of("clamped", x, out).with(|n| (n.factor, n.limit) = (*min, *max))
-        }
+        Op::Clamp { x, min, max, out } => of("clamped", x, out).with(|n| (n.factor, n.limit) = (*min, *max)),
         Op::GateClamped { gate, up, alpha, limit, out } => {
             two("gate_clamped", gate, up, out).with(|n| (n.factor, n.limit) = (*alpha, *limit))
         }

@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 include!(concat!(env!("OUT_DIR"), "/arguments.rs"));
 
 impl PagesArguments {
-    /// Of a layer's part of the pages of its group.
+    /// The arguments for a layer's part of the pages of its group.
     pub fn new(layer_offset: usize, group: usize, page_len: usize, layer: &device::KvLayer) -> Self {
         PagesArguments {
             layer_offset: layer_offset as u32,
@@ -33,7 +33,7 @@ mod tests {
     #[test]
     fn sizes_are_whole_vectors() {
         let layouts = layouts();
-        assert_eq!(layouts.len(), 25);
+        assert_eq!(layouts.len(), 22);
         for (name, size, _) in layouts {
             assert!(size.is_multiple_of(16) && size > 0, "{name}: {size} bytes");
         }

@@ -1,4 +1,4 @@
-//! [`MetalDevice`]: a GPU behind the seam as a [`Device`].
+//! [`MetalDevice`]: a [`Device`] for any [`MetalGpu`].
 
 use crate::compile::{Compiler, Pipelines};
 use crate::gpu::MetalGpu;
@@ -29,7 +29,7 @@ pub struct MetalDevice<G: MetalGpu> {
     profile: Profile,
 }
 
-/// The sizes of everything that a program takes, and what they are sizes of.
+/// Lowered plans, and the sizes of the memory that a program of them allocates.
 struct ProgramSizes {
     parts: Vec<(Vec<LoweredUnit>, Arena)>,
     logits_bytes: usize,
@@ -53,8 +53,8 @@ impl<G: MetalGpu> MetalDevice<G> {
         MetalDevice { gpu: Arc::new(gpu), profile }
     }
 
-    /// The same GPU, whose sequences are split over threadgroups after so many positions: to test
-    /// without long ones.
+    /// A device for the same GPU that splits sequences after `split_positions` positions, for tests without
+    /// long ones.
     pub fn splitting(&self, split_positions: usize) -> MetalDevice<G> {
         MetalDevice { gpu: self.gpu.clone(), profile: Profile { split_positions, ..self.profile.clone() } }
     }

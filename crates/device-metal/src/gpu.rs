@@ -35,25 +35,25 @@ pub enum Constant {
     Float(f32),
 }
 
-/// How Apple's dispatches and command buffers are kept in order.
+/// The order of Apple's dispatches and command buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EncoderMode {
     /// A concurrent encoder with barriers between groups; Metal tracks hazards between command buffers.
     #[default]
     Concurrent,
-    /// The same with buffers whose hazards nobody tracks, and a fence between command buffers. Concurrent
-    /// encoders with tracked hazards are reported to hang an M1 Pro on a recent macOS.
+    /// Like `Concurrent`, with untracked hazards and a fence between command buffers. Concurrent encoders
+    /// with tracked hazards are reported to hang an M1 Pro on a recent macOS.
     Fenced,
     /// A serial encoder: one dispatch after the other.
     Serial,
 }
 
-/// What a GPU reports about itself.
+/// Facts that a GPU reports about itself.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// `Apple M4 Pro`
     pub name: String,
-    /// What every GPU reports.
+    /// Facts that every GPU reports.
     pub common: Common,
     /// Apple's GPU family: 7 for M1, 8 for M2, 9 for M3 and M4, 10 for M5.
     pub family: u32,
@@ -80,7 +80,7 @@ impl std::ops::Deref for Facts {
 /// Threads of a SIMD-group on every GPU of Apple's.
 pub const SIMD_WIDTH: u32 = 32;
 
-/// A kernel with its constants, for threadgroups of at most so many threads.
+/// A kernel with its constants, for threadgroups of at most `threads` threads.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The function.
@@ -101,15 +101,15 @@ impl Request {
 
 /// A GPU that runs these shaders.
 pub trait MetalGpu: Gpu<Kernel = Request, Facts = Facts> {
-    /// Memory of the machine that the GPU may use, and what is free of it now.
+    /// Memory of the machine that the GPU may use, and how much of it is free now.
     fn memory(&self) -> platform::SystemMemory;
 
-    /// Compile a file of kernels by itself: the names of its functions, and what the compiler says of it.
+    /// Compiles a file of kernels by itself, and returns the names of its functions.
     ///
     /// # Errors
     /// It does not compile, in the compiler's words.
     fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String>;
 
-    /// The pipelines that were made so far: a function, its most threads, its static threadgroup memory.
+    /// The pipelines that exist: a function, its most threads, its static threadgroup memory in bytes.
     fn made(&self) -> Vec<(String, u32, u32)>;
 }

@@ -1,4 +1,4 @@
-//! The shader sources, embedded: one kernel one file, at the path that the CPU device's kernel has.
+//! The embedded shader sources: one kernel one file, at the path of the CPU device's kernel.
 //!
 //! A file is a translation unit of its own, with the headers that it includes. [`Kernel::source`]
 //! gives it with the headers pasted in, for a compiler that has no file system; the emulator gets
@@ -30,6 +30,12 @@ impl Kernel {
     pub fn of(file: &'static str) -> Kernel {
         let name = file.rsplit('/').next().unwrap_or(file);
         Kernel { file, function: name.trim_end_matches(".metal").to_owned() }
+    }
+
+    /// The function and the file of a name.
+    pub fn named(name: &str) -> Option<Kernel> {
+        let mut files = FILES.iter().map(|(path, _)| *path);
+        files.find(|path| path.strip_suffix(".metal") == Some(name)).map(Kernel::of)
     }
 
     /// The text of the file; `None`: there is no such file.
@@ -79,7 +85,7 @@ fn paste(file: &str, text: &str, pasted: &mut Vec<&'static str>) -> String {
     out
 }
 
-/// What the sources and some names are known by: 16 hexadecimal digits.
+/// A hash of the sources and of some names: 16 hexadecimal digits.
 pub fn fingerprint(names: &[&str]) -> String {
     use sha2::{Digest, Sha256};
     let mut hash = Sha256::new();
@@ -96,7 +102,7 @@ pub const fn kv_name(kind: KvType) -> &'static str {
     match kind {
         KvType::F32 => "f32",
         KvType::F16 => "f16",
-        // Of these three there are none: `profile::KV_TYPES`.
+        // These three have no kernels: `profile::KV_TYPES`.
         KvType::I16 => "i16",
         KvType::I8 => "i8",
         KvType::Fp8 => "fp8",
@@ -209,28 +215,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    /// The tables of points are the codecs', number for number.
-    #[test]
-    fn grids_are_those_of_the_codecs() {
-        use weights::codec::grid::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
-        let text = header("linear/grid.h").unwrap();
-        let tables: [(&str, &[u16]); 6] = [
-            ("IQ1", &IQ1),
-            ("IQ2_XXS", &IQ2_XXS),
-            ("IQ2_XS", &IQ2_XS),
-            ("IQ2_S", &IQ2_S),
-            ("IQ3_XXS", &IQ3_XXS),
-            ("IQ3_S", &IQ3_S),
-        ];
-        for (name, expected) in tables {
-            let (_, rest) = text.split_once(&format!("{name}_POINTS[{}] = {{", expected.len())).unwrap();
-            let numbers = rest.split_once('}').unwrap().0.split(',').map(str::trim);
-            let hexadecimal = |n: &str| u16::from_str_radix(n.strip_prefix("0x").unwrap(), 16).unwrap();
-            let found: Vec<u16> = numbers.filter(|n| !n.is_empty()).map(hexadecimal).collect();
-            assert!(found == expected, "{name}");
-        }
-        assert_eq!(text.matches("constant ushort ").count(), tables.len());
     }
 }

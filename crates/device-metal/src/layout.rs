@@ -1,4 +1,4 @@
-//! The sizes of what the units of a program need beside the layouts of `device_gpu::layout`.
+//! Sizes of the scratch that the units of a program need.
 
 use crate::geometry::{BEST_BYTES, GEMV_ROWS, TILE_BYTES, n_tiles, partial_bytes};
 use device::{Limits, Op, Plan};

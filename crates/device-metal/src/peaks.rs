@@ -1,4 +1,4 @@
-//! What the GPU can do, measured with `kernels/peaks.metal`.
+//! The GPU's peak rates, measured with `kernels/peaks.metal`.
 
 use crate::arguments::PeakArguments;
 use crate::gpu::{Dispatch, Encoder, Memory, MetalGpu, Request, Window};

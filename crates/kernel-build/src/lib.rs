@@ -1,4 +1,4 @@
-//! What the build scripts of GPU devices share. A kernel's header is the only definition of the
+//! Code that the build scripts of GPU devices share. A kernel's header is the only definition of the
 //! structs that the host passes to it: [`structs`] translates them to Rust. A kernel's file is known
 //! by being in the folder: [`sources`] lists them, and [`embed`] prints the list as Rust.
 #![deny(missing_docs)]
@@ -12,12 +12,14 @@ pub fn crate_folder() -> PathBuf {
     PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default())
 }
 
-/// Writes a file for `include!(concat!(env!("OUT_DIR"), "/NAME"))`.
+/// Writes a file for `include!(concat!(env!("OUT_DIR"), "/NAME"))`, and returns its path.
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn write_out(name: &str, text: &str) -> io::Result<()> {
-    fs::write(PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join(name), text)
+pub fn write_out(name: &str, text: &str) -> io::Result<PathBuf> {
+    let path = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join(name);
+    fs::write(&path, text)?;
+    Ok(path)
 }
 
 /// Translates the structs of headers to Rust: the text of `arguments.rs`, with a test-only function

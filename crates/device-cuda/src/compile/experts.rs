@@ -49,7 +49,7 @@ impl Draft<'_> {
         self.experts(x, None, ids, &[weight], None, out)
     }
 
-    /// Whether experts of rows go by `gemv_experts`.
+    /// Returns true if `gemv_experts` computes these products.
     fn are_of_one(&self, rows: RowCount, ids: ValueId, stored: Stored) -> bool {
         let is_one = self.class(rows) == RowClass::One && !self.c.is_deterministic();
         is_one && !stored.kind.is_float() && self.c.cols(ids) <= ONE_EXPERTS
@@ -144,7 +144,7 @@ impl Draft<'_> {
         let (name, threads) = rows_input(input.n_cols);
         let call = Call::new("gemm/input.cu", rows, [grid, ONE, ONE], threads, &[]);
         self.push(Call { name, ..call }, &input);
-        // What a projection left there is gone.
+        // This overwrites the rows of a projection in scratch.
         self.is_tiled = false;
         let arguments = GemmArguments {
             n_out: pack.n_out as u32,

@@ -47,7 +47,7 @@ const LARGE: usize = 12 << 20;
 /// Bytes of shared memory that a block has on every chip without asking for more.
 pub(super) const MOST_SHARED: u32 = 48 << 10;
 
-/// How a product of one row is spread over the chip (linear/gemv_one.cuh).
+/// The distribution of a product of one row over the chip (linear/gemv_one.cuh).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spread {
     /// Columns that a team of warps makes at a time.
@@ -292,7 +292,7 @@ impl Draft<'_> {
         true
     }
 
-    /// Of one row, or of one row and its experts: a block a multiprocessor.
+    /// A product of one row, or of one row and its experts, with a block a multiprocessor.
     pub(super) fn gemv_one(
         &mut self,
         mut arguments: LinearArguments,

@@ -6,24 +6,24 @@ use super::CudaMachine;
 use device::{Result, Step};
 use device_gpu::inputs::Begun;
 
-/// Of a step of one row whose token the kernel chooses, as the best: where it stands.
+/// The place of a step of one row, whose token the kernel chooses as the best, in its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chained {
-    /// Of its row in its sequence.
+    /// Position of its row in its sequence.
     position: u32,
     /// The step whose first output is its token; `None`: it is known.
     from: Option<u64>,
 }
 
 impl Chained {
-    /// Whether this step goes on where another one with a ticket ends.
+    /// Returns true if this step continues the step `other` with this ticket.
     fn follows(&self, other: &Chained, ticket: u64) -> bool {
         self.from == Some(ticket) && self.position == other.position + 1
     }
 }
 
 impl CudaMachine {
-    /// Where a step stands that may share a launch; `None`: it may not.
+    /// The place of a step that may share a launch; `None`: it may not.
     pub(super) fn chained(&self, step: &Step, begun: &Begun) -> Option<Chained> {
         let (plan, whole) = (&self.plans[begun.plan], &self.wholes[begun.plan]);
         let sizes = &begun.sizes;
@@ -49,7 +49,7 @@ impl CudaMachine {
         same && after.follows(&before, last.ticket) && self.wholes[last.plan].chains_at(before.position)
     }
 
-    /// Launch the steps that were held back.
+    /// Launches the steps that were held back.
     ///
     /// # Errors
     /// The driver refused: none of the steps in flight can be trusted then.

@@ -12,13 +12,13 @@ use device_gpu::machine::{Machine, masks_at};
 use device_lower::table::StepSizes;
 use std::ops::Range;
 
-/// Where a product says into how many parts of K it is cut.
+/// Offset of the number of parts of K in a product's arguments.
 const N_SPLITS: usize = std::mem::offset_of!(GemmArguments, n_splits);
 
-/// Where the tiles of experts say how many rows they have.
+/// Offset of the rows of a tile in the arguments of experts' tiles.
 const WIDTH: usize = std::mem::offset_of!(ExpertTilesArguments, width);
 
-/// Rows of a step above which it takes so long that whoever stops it should not wait for its end.
+/// Steps with more rows than this are launched in parts, so that they can be stopped early.
 const LONG_STEP: usize = 1024;
 
 /// Parts of a long step that somebody may stop.
@@ -26,7 +26,7 @@ const PARTS: usize = 8;
 
 /// Graphs by what decides which commands run on how many blocks: a plan and the sizes of a step.
 pub(super) struct Graphs {
-    /// In no order; with when each was used last.
+    /// Entries in no order.
     entries: Vec<Entry>,
     most: usize,
     clock: u64,
@@ -35,7 +35,7 @@ pub(super) struct Graphs {
 struct Entry {
     plan: usize,
     sizes: StepSizes,
-    /// `None`: it was launched once, command by command. What comes twice becomes a graph.
+    /// `None`: launched once, command by command. The second launch records a graph.
     graph: Option<Graph>,
     used: u64,
 }
@@ -47,14 +47,14 @@ impl Graphs {
 }
 
 impl CudaMachine {
-    /// Copy the numbers of a launch's steps to the GPU, after all steps before.
+    /// Copies the regions of a launch's steps to the GPU, after all earlier steps.
     pub(super) fn load_step(&self, begun: &Begun) -> Result<()> {
         let [copies0, copies1, copies2, copies3, copies4, copies5, copies6, copies7] =
             self.noted(begun).copies;
         let n_words = self.noted(begun).copies.iter().map(|copy| copy.n_words).max().unwrap_or(0);
         let arguments = StepLoadArguments {
             from: self.steps_address,
-            to: self.step_buffer.start(),
+            to: self.memory.step_buffer.start(),
             region_words: (self.step.region / 4) as u32,
             first_region: (begun.ticket % self.step.in_flight as u64) as u32,
             n_regions: self.step.in_flight as u32,
@@ -71,7 +71,7 @@ impl CudaMachine {
         // Blocks for each range: the way over the bus and back is what a range takes, and so all go it together.
         let n_blocks = n_words.div_ceil(256).clamp(1, 64);
         self.context.launch(
-            self.step_load,
+            self.functions.step_load,
             [n_blocks, N_COPIES as u32, 1 + self.noted(begun).more_steps],
             256,
             0,
@@ -107,12 +107,12 @@ impl CudaMachine {
         place[..4].copy_from_slice(&n_rows.to_le_bytes());
         let packed = |product: &Product, tile: usize, n_blocks: usize, place: &[u8]| {
             let (tile, kernel) = product.kernel(tile);
-            let (function, grid) = (self.functions[kernel as usize], [n_blocks as u32, 1, 1]);
+            let (function, grid) = (self.functions.by_number[kernel as usize], [n_blocks as u32, 1, 1]);
             let shared = tile.shared(product.codec);
             self.context.launch(function, grid, tile.threads(), shared, start, place)
         };
         let usual = |place: &[u8]| {
-            let function = self.functions[command.kernel as usize];
+            let function = self.functions.by_number[command.kernel as usize];
             self.context.launch(function, blocks, command.threads, command.threadgroup_bytes, start, place)
         };
         let result = match &commands.at_launch[index] {
@@ -183,7 +183,7 @@ impl CudaMachine {
         })
     }
 
-    /// What is launched, and an event after it.
+    /// Calls `launch`, and records an event after it.
     pub(super) fn with_event(
         &mut self,
         launch: impl FnOnce(&mut CudaMachine) -> Result<()>,

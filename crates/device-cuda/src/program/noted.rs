@@ -1,4 +1,4 @@
-//! What launching needs to know of a step, beside what every GPU notes.
+//! Notes on a step that only CUDA's launches need.
 
 use super::CudaMachine;
 use super::chain::Chained;
@@ -11,7 +11,7 @@ use device_gpu::inputs::Begun;
 /// Ranges of a region that are copied to the GPU.
 pub(super) const N_COPIES: usize = 8;
 
-/// What launching needs to know of a step in flight.
+/// Notes on a step in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Noted {
     /// Ranges of its region that the GPU needs, in words.
@@ -34,7 +34,7 @@ fn sequences_of_rows(step: &Step) -> [u32; MOST_IN_TURN] {
 }
 
 impl CudaMachine {
-    /// What is noted of a step in flight.
+    /// The notes on a step in flight.
     pub(super) fn noted(&self, begun: &Begun) -> &Noted {
         &self.noted[self.place(begun.ticket)]
     }
@@ -49,8 +49,8 @@ impl CudaMachine {
         }
     }
 
-    /// What the GPU needs of the region. The parts of the first rows lie close together for small limits, so that one range
-    /// may have several; what lies between is copied too.
+    /// Ranges of the region that the GPU needs. With small limits neighbouring parts are close, so that
+    /// one range covers several of them and the bytes between.
     fn copies(&self, step: &Step, begun: &Begun) -> [Copy; N_COPIES] {
         let at = self.step;
         let n_rows = step.tokens.len() * 4;
@@ -86,5 +86,5 @@ impl CudaMachine {
     }
 }
 
-/// Words between two parts that are copied rather than left out.
+/// Parts with at most this many words between them are copied as one range.
 const GAP: u32 = 1024;

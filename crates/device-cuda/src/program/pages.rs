@@ -1,4 +1,4 @@
-//! KV pages: address space, whose chunks have memory where a page of theirs is committed.
+//! KV pages: address space in chunks. A chunk has memory while one of its pages is committed.
 
 use super::CudaMachine;
 use crate::driver::{Address, NAME};
@@ -15,14 +15,14 @@ impl CudaMachine {
         self.pools[group].start() + u64::from(page) * self.page_bytes(group) as u64
     }
 
-    /// The chunks that some pages lie in.
+    /// The chunks that contain a range of pages.
     pub(super) fn chunks(&self, group: usize, pages: &Range<u32>) -> Range<usize> {
         let (bytes, chunk) = (self.page_bytes(group), self.pools[group].chunk());
         let (start, end) = (pages.start as usize * bytes, pages.end as usize * bytes);
         start / chunk..end.div_ceil(chunk)
     }
 
-    /// Give pages memory: all of them, or none.
+    /// Maps memory for a range of pages: for all of them, or for none.
     pub(super) fn map_pages(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
         let chunks = self.chunks(group, &pages);
         for chunk in chunks.clone() {
@@ -40,7 +40,7 @@ impl CudaMachine {
         Ok(())
     }
 
-    /// Write one more (or one less) user into the chunks of some pages, and give the memory of those without users back.
+    /// Removes one user from each chunk, and frees the memory of chunks without users.
     pub(super) fn release(&mut self, group: usize, chunks: Range<usize>) -> Result<()> {
         for chunk in chunks {
             let users = &mut self.users[group][chunk];

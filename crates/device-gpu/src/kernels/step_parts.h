@@ -33,13 +33,13 @@ struct Span {
     uint reserved1;
 };
 
-// A token, and what is added to its logit. 8 bytes.
+// A token, and the number that is added to its logit. 8 bytes.
 struct Bias {
     uint token;
     float value;
 };
 
-// How the token of an output is chosen. 80 bytes.
+// The choice of an output's token. 80 bytes.
 struct Choice {
     uint how;           // one of CHOOSE_*
     uint top_k;         // 0: all

@@ -1,7 +1,7 @@
-//! What reads and writes KV pages: KvWrite, heads on their way to the cache, and the attentions.
+//! Kernels that read and write KV pages: KvWrite, norm and RoPE of heads, and the attentions.
 //!
 //! Few rows are decoded: a threadgroup for a row and the query heads of a KV head. A single row's
-//! norm, turn and store are part of that dispatch. Long sequences are split over threadgroups,
+//! norm, RoPE and store are part of that dispatch. Long sequences are split over threadgroups,
 //! whose results the next projection merges (`merged`), or a second dispatch. Many rows go by
 //! tiles.
 //!
@@ -26,7 +26,7 @@ use device_lower::units::{Heads, Queries};
 /// Columns of a head that the kernels take, at most.
 const MOST_COLUMNS: usize = 576;
 
-/// Columns of a head that fewer query heads at once than eight are made of.
+/// Heads with more columns than this are attended fewer than eight at once.
 const MANY_COLUMNS: usize = 512;
 
 /// Columns of a head that attention to activations takes, at most.
@@ -38,12 +38,12 @@ const MOST_WINDOW: usize = 1 << 30;
 /// Columns of a head that tiles of encoder states take, at most.
 const MOST_ENCODER_COLUMNS: usize = 128;
 
-/// Where keys and values come from.
+/// The source of keys and values.
 #[derive(Clone, Copy, PartialEq)]
 enum Source {
     /// Pages of the row's own sequence.
     Sequence(KvLayerId),
-    /// Pages of so many encoder states.
+    /// Pages of encoder states, and the number of these states.
     EncoderStates(KvLayerId, usize),
     /// Activations of the row's span.
     Activations { k: ValueId, v: ValueId },
@@ -62,9 +62,9 @@ struct Attention<'a> {
     both_ways: bool,
     sinks: Option<WeightId>,
     out: ValueId,
-    /// Norm and turn of the query heads before it, in the same dispatch.
+    /// Norm and RoPE of the query heads, in the same dispatch.
     turned: Option<HeadChain>,
-    /// And norm, turn and store of keys and values.
+    /// Norm and RoPE of keys and values, and their store, in the same dispatch.
     fused: Option<&'a Heads>,
 }
 
@@ -96,7 +96,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.push(call.grid([heads, each(RowCount::Tokens), ONE], 32))
     }
 
-    /// What the keys of a layer are stored without.
+    /// The place of the bias that is subtracted from a layer's keys before they are stored.
     fn key_bias(&self, layer: KvLayerId) -> Option<Location> {
         self.compiler.tables.key_bias(TABLES, layer)
     }
@@ -160,14 +160,13 @@ impl<G: MetalGpu> Draft<'_, G> {
         }
     }
 
-    /// Whether an attention turns its heads itself. The rows of a step may be of one sequence,
-    /// unless there is but one.
+    /// Returns true if the attention kernel applies RoPE itself: only for a single row, since several rows
+    /// may be of one sequence and see each other's keys.
     fn turns(&self, a: &Attention) -> bool {
         self.tokens == RowClass::One && a.head_dim <= MOST_COLUMNS && !self.compiler.is_deterministic()
     }
 
-    /// A dispatch that normalises and turns query heads, and takes those of keys and values to the
-    /// cache.
+    /// A dispatch that normalises heads, applies RoPE, and stores keys and values in the cache.
     fn turn_heads(&mut self, layer: KvLayerId, q: Option<HeadChain>, kv: Option<&Heads>) -> Result<()> {
         let c = self.compiler;
         let head_dim = c.plan.kv.layer(layer).head_dim;
@@ -315,7 +314,7 @@ impl<G: MetalGpu> Draft<'_, G> {
                 self.decode(a, None, When::Always)
             }
             Source::EncoderStates(_, n) if few || a.head_dim > MOST_ENCODER_COLUMNS => {
-                // Of many rows there are threadgroups enough.
+                // Many rows have enough threadgroups without a split.
                 match few && n > c.profile.split_positions {
                     true => self.decode_split(a, When::Always),
                     false => self.decode(a, None, When::Always),
@@ -433,7 +432,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.push(call.grid([Extent::Fixed(a.n_heads as u32), each(RowCount::Tokens), ONE], 64))
     }
 
-    /// Where the parts of a row that is split go.
+    /// Places of the partial sums of a split row, and of their totals.
     fn partials(&self, n_heads: usize, head_dim: usize) -> ((Location, usize), (Location, usize)) {
         let c = self.compiler;
         let (partials, totals) = partial_bytes(c.limits.max_rows, n_heads, head_dim);

@@ -34,7 +34,7 @@ pub(super) struct Call {
     pub(super) threadgroup_bytes: u32,
     pub(super) grid: [Extent; 3],
     pub(super) threads: u32,
-    /// Whether fewer threads do as well.
+    /// True if the kernel works with fewer threads, too.
     pub(super) any_threads: bool,
     pub(super) weight_bytes: u64,
     pub(super) when: When,

@@ -1,6 +1,6 @@
-//! What follows the head: the kernels that choose the tokens of outputs. Which of them run depends on
-//! what is wanted of the outputs of a step; which output each one works for, on the output's
-//! [`crate::arguments::Choice`] in the step's region.
+//! The kernels after the head, which choose the tokens of outputs. A step runs those that one of its
+//! outputs needs. Each kernel reads from an output's [`device_gpu::arguments::Choice`] whether to work
+//! for that output.
 
 use super::call::{Call, ONE, each};
 use super::draft::Draft;
@@ -52,7 +52,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.push(when(sample.flexible([each(RowCount::Outputs), ONE, ONE], SAMPLE_THREADS), When::Sample))
     }
 
-    /// The best of the logits, or of the largest of so many parts of a row.
+    /// The best of the logits, or the best of the largest logits of parts of a row (`bests`).
     fn argmax(&mut self, x: ValueId, bests: Option<(Location, usize)>, in_steps: When) -> Result<()> {
         let c = self.compiler;
         let n = bests.map_or(c.cols(x), |(_, n)| n);
@@ -65,7 +65,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.push(when(call.flexible([each(RowCount::Outputs), ONE, ONE], threads), in_steps))
     }
 
-    /// A kernel that chooses tokens from rows of so many columns.
+    /// A kernel that chooses tokens from rows of `cols` columns.
     fn chooser(&self, file: &'static str, x: ValueId, cols: usize) -> Call {
         let (tokens, bytes) = (self.compiler.chosen_tokens(), self.compiler.step.chosen_bytes());
         self.choice_call(file, cols).read(3, self.value(x)).write(4, (tokens, bytes))

@@ -1,5 +1,5 @@
-//! What all units share while a table is written: the [`Compiler`] with what does not change, the
-//! [`Draft`] with what one unit leaves to the next, and the kernels that were compiled.
+//! The state while a table is written: the constant part is the [`Compiler`], and the [`Draft`] holds
+//! what one unit passes to the next. [`Pipelines`] lists the kernels.
 
 use super::call::{Bound, Call};
 use crate::arguments::PagesArguments;
@@ -20,7 +20,7 @@ use device_lower::units::{Join, LoweredUnit};
 use std::collections::HashMap;
 use weights::Bytes;
 
-/// What is needed to write the tables of a plan.
+/// The constant inputs of the tables of a plan.
 pub struct Compiler<'a, G: MetalGpu> {
     /// The GPU.
     pub gpu: &'a G,
@@ -32,17 +32,17 @@ pub struct Compiler<'a, G: MetalGpu> {
     pub plan: &'a Plan,
     /// Its units.
     pub units: &'a [LoweredUnit],
-    /// Where its values are.
+    /// Places of its values.
     pub arena: &'a Arena,
     /// The limits.
     pub limits: &'a Limits,
-    /// Where the parts of a step are.
+    /// The layout of a step.
     pub step: StepLayout,
     /// Sizes of scratch.
     pub scratch: Scratch,
-    /// Where weights are.
+    /// Places of weights.
     pub weights: &'a Weights,
-    /// What kernels look up.
+    /// Tables that kernels look up.
     pub tables: &'a LookupTables,
 }
 
@@ -54,7 +54,7 @@ type Constants = Vec<(u16, Constant)>;
 #[derive(Default)]
 pub struct Pipelines {
     requests: Vec<Request>,
-    /// By kernel and threads: the constants that it is compiled with, and the number of each.
+    /// Constants and numbers of compiled kernels, by function and threads.
     indices: HashMap<(Kernel, u32), Vec<(Constants, u32)>>,
 }
 
@@ -77,7 +77,7 @@ impl Pipelines {
     }
 }
 
-/// What an attention whose positions were split leaves.
+/// The partial results of an attention whose positions were split.
 pub(super) struct AttentionParts {
     /// The value that they become.
     pub(super) out: ValueId,
@@ -93,16 +93,16 @@ pub(super) struct AttentionParts {
     pub(super) partials: (Location, usize),
     /// `(n_heads, n_splits)` of two, and its bytes.
     pub(super) totals: (Location, usize),
-    /// In which steps there are parts.
+    /// Steps in which there are parts.
     pub(super) when: When,
 }
 
 /// A schedule of a product.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Schedule {
-    /// So many rows at a time.
+    /// A GEMV of this many rows at a time.
     Gemv(u32),
-    /// Tiles of so many rows.
+    /// Tiles of this many rows.
     Gemm(u32),
 }
 
@@ -121,13 +121,13 @@ pub(super) struct Draft<'a, G: MetalGpu> {
     pub(super) node: usize,
     /// The units after the one that is made.
     pub(super) rest: &'a [LoweredUnit],
-    /// How many of these the one that is made covers.
+    /// Number of the following units that the current unit has already lowered.
     pub(super) n_done: usize,
-    /// Where the head leaves the largest logit of each of its parts, and the number of these.
+    /// The place of the largest logit of each part of the head, and the number of parts.
     pub(super) bests: Option<(Location, usize)>,
-    /// What an attention left for the next unit to merge.
+    /// Partial results of an attention that the next unit merges.
     pub(super) parts: Option<AttentionParts>,
-    /// What a branch left for the next projection to add.
+    /// A branch that the next projection adds to the residual.
     pub(super) join: Option<Join>,
     /// Norms that were made already, together with their sum or for an earlier reader: where they
     /// are.
@@ -138,7 +138,7 @@ pub(super) struct Draft<'a, G: MetalGpu> {
 }
 
 impl<'a, G: MetalGpu> Compiler<'a, G> {
-    /// Whether a row's sums must not depend on what shares its step.
+    /// Returns true if the sums of a row must not depend on other rows of its step.
     pub(super) fn is_deterministic(&self) -> bool {
         self.limits.numerics == Numerics::Deterministic
     }
@@ -147,7 +147,7 @@ impl<'a, G: MetalGpu> Compiler<'a, G> {
         Error::Unsupported { device: G::NAME, what, hint: hint.to_owned() }
     }
 
-    /// Whether a single Op reads a value, and the caller does not.
+    /// Returns true if a single Op reads a value, and the caller does not.
     pub(super) fn is_read_once(&self, id: ValueId) -> bool {
         let n_readers = self.plan.primitives().flat_map(Op::reads).filter(|read| *read == id).count();
         n_readers == 1 && self.plan.results().all(|result| result != id)
@@ -171,7 +171,7 @@ impl<'a, G: MetalGpu> Compiler<'a, G> {
         id.map_or(Ok(self.anything()), |id| self.weight(id))
     }
 
-    /// What is bound to a parameter that a kernel's constants leave unused.
+    /// A place to bind to a parameter that a kernel's constants leave unused.
     pub(super) fn anything(&self) -> Location {
         Location { buffer: STEP, offset: 0 }
     }
@@ -244,7 +244,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         }
     }
 
-    /// Where a value is, and its bytes.
+    /// The place and the bytes of a value.
     pub(super) fn value(&self, id: ValueId) -> Bound {
         let id = self.alias.get(&id).copied().unwrap_or(id);
         let offset = match self.compiler.arena.offset[id.0 as usize] {
@@ -256,7 +256,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         Bound { location, bytes, value: Some(id) }
     }
 
-    /// Where a value is from a column of its first row on, and its bytes from there.
+    /// The place of a column in the first row of a value, and the bytes from there.
     pub(super) fn columns_from(&self, id: ValueId, first: usize) -> Bound {
         let Bound { location, bytes, value } = self.value(id);
         let location = Location { offset: location.offset + 4 * first as u64, ..location };
@@ -268,7 +268,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         Call::new(Kernel::of(file), arguments).bind(1, self.compiler.step_place(0))
     }
 
-    /// How rows of this value are multiplied.
+    /// The schedule of products with the rows of this value.
     pub(super) fn schedule(&self, x: ValueId) -> Schedule {
         match self.class(x) {
             RowClass::One => Schedule::Gemv(1),

@@ -29,13 +29,13 @@ const GROUP_THREADS: u32 = 1024;
 /// A product with the matrices of chosen experts.
 struct Experts {
     x: ValueId,
-    /// Of each row of x. With few rows.
+    /// Norm of each row of x, with few rows.
     norm: Option<Norm>,
     ids: ValueId,
     weight: WeightId,
     /// Up, of which `weight` is the gate.
     up: Option<(WeightId, Activation)>,
-    /// What the experts' products are weighed with and added to.
+    /// Weights of the experts' products, and the residual to which their sum is added.
     sum: Option<(ValueId, Option<ValueId>)>,
     /// In the same dispatch, of one row.
     beside: Option<Dense>,
@@ -124,7 +124,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         }
     }
 
-    /// Whether dispatches may do what only a single row allows.
+    /// Returns true if dispatches may use the fusions of a single row.
     fn is_one_row(&self, x: ValueId) -> bool {
         self.class(x) == RowClass::One && !self.compiler.is_deterministic()
     }
@@ -259,12 +259,62 @@ impl<G: MetalGpu> Draft<'_, G> {
         Ok((buffer, table))
     }
 
-    /// Whether the pairs of a step go by tiles.
+    /// Returns true if pairs of rows and experts are multiplied by tiles.
     fn is_by_tiles(&self, ids: ValueId, weight: WeightId) -> bool {
         let c = self.compiler;
         self.class(ids) >= RowClass::Tile
             && !c.is_deterministic()
             && c.plan.weight(weight).parts.len() <= MAX_ORDERED
+    }
+
+    /// A dispatch with a unit of an expert's rows for each pair of a row and an expert, and a dense
+    /// product beside them. `units`: their number, and the rows of each.
+    fn pairs(
+        &self,
+        e: &Experts,
+        kernel: Kernel,
+        args: LinearArguments,
+        (n_units, rows_of_unit): (usize, usize),
+    ) -> Result<Call> {
+        let c = self.compiler;
+        let (block, k, rows) = (c.plan.weight(e.weight).block, c.cols(e.ids), c.rows(e.x));
+        let (simdgroups, _) = c.profile.gemv_shape(usize::MAX >> 32, 1);
+        let dense = |index: usize| {
+            let weight = e.beside.as_ref().and_then(|dense| dense.weights.get(index));
+            weight.map(|id| c.plan.weight(*id))
+        };
+        let n_groups = n_units.div_ceil(simdgroups as usize);
+        let beside_n_out = dense(0).map_or(0, Weight::n_rows);
+        let n_beside =
+            beside_n_out.div_ceil(rows_of_unit).div_ceil(n_groups * simdgroups as usize);
+        let args = ExpertArguments {
+            experts: args,
+            beside_n_in: dense(0).map_or(0, |w| w.n_cols() as u32),
+            beside_row_bytes: dense(0).map_or(0, |w| w.row_bytes() as u32),
+            beside_scale_bytes: dense(0).map_or(0, |w| block.row_scale_bytes(w.n_cols()) as u32),
+            beside_n_out: beside_n_out as u32,
+        };
+        let residual = e.sum.and_then(|(_, residual)| residual);
+        let call = Call::new(kernel, &args)
+            .bool(linear::NORM, e.norm.is_some())
+            .bool(linear::EXPERTS_BESIDE, e.beside.is_some())
+            .bool(linear::RESIDUAL, residual.is_some())
+            .bool(linear::EXPERTS_SUM, e.sum.is_some())
+            .bind(NORM_AT, c.weight_or_any(e.norm.and_then(|norm| norm.weight))?)
+            .read(21, self.value(e.ids));
+        let beside = e.beside.as_ref();
+        let mut call = call
+            .read_or_any(29, beside.map(|dense| self.value(dense.x)), c.anything())
+            .write_or_any(OUTPUTS_AT + 1, beside.map(|dense| self.value(dense.out)), c.anything());
+        for (index, weight) in (0..).zip([dense(0), dense(1)].into_iter().flatten()) {
+            call = self.bind_planes(call, index, weight)?;
+        }
+        let call = call
+            .read_or_any(22, e.sum.map(|(weights, _)| self.value(weights)), c.anything())
+            .read_or_any(OTHER_AT, residual.map(|residual| self.value(residual)), c.anything());
+        let n_places = if e.sum.is_some() { 1 } else { k };
+        let places = Extent::PerRow { rows, multiple: (n_places + n_beside) as u32, divisor: 1 };
+        Ok(call.grid([Extent::Fixed(n_groups as u32), places, ONE], 32 * simdgroups))
     }
 
     fn expert_product(&mut self, e: &Experts) -> Result<()> {
@@ -312,45 +362,7 @@ impl<G: MetalGpu> Draft<'_, G> {
                     ],
                     GEMM_THREADS,
                 ),
-            false => {
-                let (simdgroups, _) = c.profile.gemv_shape(usize::MAX >> 32, 1);
-                let dense = |index: usize| {
-                    let weight = e.beside.as_ref().and_then(|dense| dense.weights.get(index));
-                    weight.map(|id| c.plan.weight(*id))
-                };
-                let n_groups = n_units.div_ceil(simdgroups as usize);
-                let beside_n_out = dense(0).map_or(0, Weight::n_rows);
-                let n_beside =
-                    beside_n_out.div_ceil(rows_of_unit / halves).div_ceil(n_groups * simdgroups as usize);
-                let args = ExpertArguments {
-                    experts: args,
-                    beside_n_in: dense(0).map_or(0, |w| w.n_cols() as u32),
-                    beside_row_bytes: dense(0).map_or(0, |w| w.row_bytes() as u32),
-                    beside_scale_bytes: dense(0).map_or(0, |w| block.row_scale_bytes(w.n_cols()) as u32),
-                    beside_n_out: beside_n_out as u32,
-                };
-                let residual = e.sum.and_then(|(_, residual)| residual);
-                let call = Call::new(kernel("gemv")?, &args)
-                    .bool(linear::NORM, e.norm.is_some())
-                    .bool(linear::EXPERTS_BESIDE, e.beside.is_some())
-                    .bool(linear::RESIDUAL, residual.is_some())
-                    .bool(linear::EXPERTS_SUM, e.sum.is_some())
-                    .bind(NORM_AT, c.weight_or_any(e.norm.and_then(|norm| norm.weight))?)
-                    .read(21, self.value(e.ids));
-                let beside = e.beside.as_ref();
-                let mut call = call
-                    .read_or_any(29, beside.map(|dense| self.value(dense.x)), c.anything())
-                    .write_or_any(OUTPUTS_AT + 1, beside.map(|dense| self.value(dense.out)), c.anything());
-                for (index, weight) in (0..).zip([dense(0), dense(1)].into_iter().flatten()) {
-                    call = self.bind_planes(call, index, weight)?;
-                }
-                let call = call
-                    .read_or_any(22, e.sum.map(|(weights, _)| self.value(weights)), c.anything())
-                    .read_or_any(OTHER_AT, residual.map(|residual| self.value(residual)), c.anything());
-                let n_places = if e.sum.is_some() { 1 } else { k };
-                let places = Extent::PerRow { rows, multiple: (n_places + n_beside) as u32, divisor: 1 };
-                call.grid([Extent::Fixed(n_groups as u32), places, ONE], 32 * simdgroups)
-            }
+            false => self.pairs(e, kernel("gemv")?, args, (n_units, rows_of_unit / halves))?,
         };
         let (buffer_0, places_0) = self.stack(e.weight)?;
         let (buffer_1, places_1) = match e.up {
@@ -376,20 +388,25 @@ impl<G: MetalGpu> Draft<'_, G> {
         let dense = e.beside.iter().flat_map(|dense| &dense.weights);
         let of_beside: u64 = dense.map(|id| c.plan.weight_bytes(*id)).sum();
         call.weight_bytes = bytes(e.weight) + e.up.map_or(0, |(up, _)| bytes(up)) + of_beside;
-        let tail = match (e.up, e.sum) {
-            (Some((_, kind)), _) => format!(" x2 + gate {kind}"),
-            (_, Some((_, Some(_)))) => " + sum + add".to_owned(),
-            (None, Some((_, None))) => " + sum".to_owned(),
-            (None, None) => String::new(),
-        };
-        let schedule = if tiles { "tiles" } else { "pairs" };
-        let norm = if e.norm.is_some() { "rms_norm + " } else { "" };
-        let beside = match (&e.beside, e.up) {
-            (None, _) => String::new(),
-            (Some(_), None) => format!(", linear_{name}"),
-            (Some(_), Some((_, kind))) => format!(", linear_{name} x2 + gate {kind}"),
-        };
-        call.name = Some(format!("{norm}expert_linear_{name}{tail} ({schedule}){beside}"));
+        call.name = Some(product_name(e, &name, tiles));
         self.push(call)
     }
+}
+
+/// The name of a product of experts in tables of timings.
+fn product_name(e: &Experts, name: &str, tiles: bool) -> String {
+    let tail = match (e.up, e.sum) {
+        (Some((_, kind)), _) => format!(" x2 + gate {kind}"),
+        (_, Some((_, Some(_)))) => " + sum + add".to_owned(),
+        (None, Some((_, None))) => " + sum".to_owned(),
+        (None, None) => String::new(),
+    };
+    let schedule = if tiles { "tiles" } else { "pairs" };
+    let norm = if e.norm.is_some() { "rms_norm + " } else { "" };
+    let beside = match (&e.beside, e.up) {
+        (None, _) => String::new(),
+        (Some(_), None) => format!(", linear_{name}"),
+        (Some(_), Some((_, kind))) => format!(", linear_{name} x2 + gate {kind}"),
+    };
+    format!("{norm}expert_linear_{name}{tail} ({schedule}){beside}")
 }

@@ -27,14 +27,14 @@ impl<'a, G: MetalGpu> Draft<'a, G> {
         self.join_dispatch(j, &self.norms_with(j.out))
     }
 
-    /// The norms that are made with a sum: few rows normalise what they read in the product itself.
+    /// The norms that are computed with a sum. With few rows the products normalise their input instead.
     pub(super) fn norms_with(&self, sum: ValueId) -> Vec<(Norm, ValueId)> {
         let reader = next_reader(sum, self.rest).map(|(_, reader)| reader);
         let tiles = reader.is_some_and(|p| matches!(self.schedule(p.x), Schedule::Gemm(_)));
         if tiles { norms_of_sum(sum, self.rest) } else { vec![] }
     }
 
-    /// Whether a projection makes the sum for itself: one dispatch of one row.
+    /// Returns true if a projection of one row computes the sum itself.
     fn is_joined_by(&self, j: &Join, p: &Projection) -> bool {
         let c = self.compiler;
         self.tokens == RowClass::One
@@ -123,7 +123,7 @@ impl<'a, G: MetalGpu> Draft<'a, G> {
     }
 }
 
-/// What a join is called.
+/// The name of a join in tables of timings.
 pub(super) fn join_name(j: &Join, n_norms: usize) -> String {
     let pair = if j.pair.is_some() { "2 rms_norm + add + " } else { "" };
     let scale = if j.factor == 1.0 { "" } else { " + scale" };

@@ -30,21 +30,21 @@ struct Product<'a> {
     matrices: &'a [MatrixOf],
     /// The types in the kernel's name, where the last matrix has another type.
     mixed: Option<String>,
-    /// Gate: the function and where it goes.
+    /// Gate: the activation and the output.
     gate: Option<(Activation, ValueId)>,
-    /// What the product is a gate of.
+    /// The rows that the product gates.
     given_up: Option<GivenUp>,
-    /// Residual and where the sum goes.
+    /// The residual and the output of the sum.
     add: Option<(ValueId, ValueId)>,
     /// The gate that scales a row's products. With `add`.
     row_gate: Option<ValueId>,
     /// The bound of softcap, and the value that is bounded.
     softcap: Option<(f32, ValueId)>,
-    /// Whether each threadgroup also writes which of its products is the largest.
+    /// True if each threadgroup also writes its largest product.
     bests: bool,
-    /// What makes the row that is normalised, or read.
+    /// The join that computes the row x.
     join: Option<Join>,
-    /// In which steps it runs.
+    /// Steps in which it runs.
     when: When,
 }
 

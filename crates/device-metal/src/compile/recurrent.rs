@@ -23,7 +23,7 @@ const CHUNK_SIMDGROUPS: usize = 8;
 /// Columns of a head's state that a SIMD-group has (`scan.h`).
 const SCAN_COLUMNS: usize = 8;
 
-/// What the two scans have in common, by the names of `scan.h`.
+/// Operands that both scans have, by their names in `scan.h`.
 struct Scan {
     name: &'static str,
     x: ValueId,
@@ -36,7 +36,7 @@ struct Scan {
     scale: f32,
     state: StateId,
     out: ValueId,
-    /// Whether each row of the state has a step.
+    /// True if each row of the state has a step of its own.
     per_row: bool,
 }
 
@@ -137,7 +137,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         }
     }
 
-    /// Whether a scan has spans that it takes in chunks, whose sums have another order than those of single rows.
+    /// Returns true if a scan may compute spans in chunks. The sums of chunks have another order than those
+    /// of single rows.
     fn is_chunked(&self, scan: &Scan) -> bool {
         let c = self.compiler;
         let most = self.class(scan.x).most().unwrap_or(c.limits.max_rows);

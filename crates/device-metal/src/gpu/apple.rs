@@ -52,7 +52,7 @@ const TENSOR_FAMILY: u32 = 10;
 /// The macOS with tensors.
 const TENSOR_SYSTEM: isize = 26;
 
-/// How it is used.
+/// Options of the GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// A folder for compiled pipelines; none: they are compiled at every start.
@@ -60,16 +60,16 @@ pub struct Options {
     /// Whether shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS 26
     /// on (`kernels/linear/tensor.h`). Nobody has compiled them so.
     pub tensors: bool,
-    /// Whether a GPU without what the kernels need is taken, as that of a virtual machine: to compile only.
+    /// Accepts a GPU that cannot run the kernels, such as a virtual machine's, to compile them only.
     pub any_family: bool,
-    /// How dispatches and command buffers are kept in order.
+    /// The order of dispatches and command buffers.
     pub encoder: EncoderMode,
 }
 
 /// A buffer that CPU and GPU share.
 pub struct AppleBuffer {
     buffer: Object<dyn MTLBuffer>,
-    /// What a buffer without copy is a view of.
+    /// The bytes that a buffer without copy is a view of.
     _bytes: Option<Bytes>,
 }
 
@@ -92,7 +92,7 @@ impl super::Buffer for AppleBuffer {
     }
 }
 
-/// What a function and its constants are known by.
+/// A function, its constants and its threads.
 type PipelineKey = (Kernel, Vec<(u16, u8, u32)>, u32);
 
 /// A file's library.
@@ -109,7 +109,7 @@ unsafe impl Sync for Library {}
 struct Compiled {
     pipelines: HashMap<PipelineKey, Arc<Object<dyn MTLComputePipelineState>>>,
     archive: Option<Object<dyn MTLBinaryArchive>>,
-    /// Whether the archive has pipelines that its file does not have.
+    /// True if the archive has pipelines that its file does not have.
     grown: bool,
 }
 
@@ -153,9 +153,9 @@ pub struct AppleEncoder {
     fence: Option<Object<dyn MTLFence>>,
     /// None where the next dispatch begins one, or none can be had.
     encoder: Option<Object<dyn MTLComputeCommandEncoder>>,
-    /// Whether an encoder was refused.
+    /// True if an encoder was refused.
     refused: bool,
-    /// What the encoder has bound: at each index a buffer and an offset, a pipeline, threadgroup memory.
+    /// Bound buffers and offsets by index; below, the pipeline and the bytes of threadgroup memory.
     bound: [Option<(u16, usize)>; 31],
     pipeline: *const ProtocolObject<dyn MTLComputePipelineState>,
     threadgroup_bytes: u32,
@@ -201,11 +201,12 @@ pub struct AppleTicket {
     commands: Object<dyn MTLCommandBuffer>,
 }
 
-// SAFETY: only waited for and asked for its state, which Metal allows from any thread.
+// SAFETY: the only calls are `waitUntilCompleted` and reads of the state, which Metal allows from any
+// thread.
 unsafe impl Send for AppleTicket {}
 
 impl Drop for AppleTicket {
-    /// Command buffers do not keep what they use, so it must not be freed before they are done.
+    /// Command buffers do not retain their buffers, which must outlive the work.
     fn drop(&mut self) {
         self.commands.waitUntilCompleted();
     }
@@ -338,7 +339,7 @@ impl AppleGpu {
         kept.or_else(|| open(None))
     }
 
-    /// A file's library, or what the compiler says.
+    /// The library of a file, or the compiler's message.
     fn compile(&self, file: &'static str) -> std::result::Result<Library, String> {
         autoreleasepool(|_| {
             let source = Kernel::of(file).source().ok_or_else(|| format!("no shader file {file}"))?;

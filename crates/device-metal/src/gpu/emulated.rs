@@ -23,10 +23,10 @@ use weights::Bytes;
 /// The name on the command line.
 const NAME: &str = "metal-emulated";
 
-/// Whether a file of kernels, by its path, is one of those meant.
+/// Returns true for the paths of the selected files of kernels.
 pub type IsOf = fn(&str) -> bool;
 
-/// How it emulates.
+/// Options of the emulation.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// A folder for compiled shaders; processes may share it.
@@ -37,9 +37,9 @@ pub struct Options {
     pub order: emulator::LaneOrder,
     /// Threads of the host over which threadgroups are spread.
     pub threads: usize,
-    /// Whether bytes are counted.
+    /// True if bytes are counted.
     pub counting: bool,
-    /// How arithmetic differs from IEEE's, as far as Metal allows it.
+    /// Differences of arithmetic from IEEE's that Metal allows.
     pub numerics: emulator::Numerics,
     /// A file of kernels, and the source that it has instead of its own: to see a defect found.
     pub replaced: Option<(&'static str, String)>,
@@ -89,7 +89,7 @@ impl super::Buffer for EmulatedBuffer {
 #[derive(Clone)]
 pub struct EmulatedPipeline(Arc<Lazy>);
 
-/// What a pipeline is made of, and the pipeline once it was needed.
+/// The parts of a pipeline, and the pipeline itself after its first use.
 struct Lazy {
     shaders: Arc<Shaders>,
     kernel: Kernel,
@@ -108,7 +108,7 @@ impl EmulatedPipeline {
     }
 }
 
-/// What one dispatch did.
+/// The trace of a dispatch.
 #[derive(Clone, Debug)]
 pub struct Traced {
     /// The kernel's file.
@@ -117,13 +117,13 @@ pub struct Traced {
     pub function: String,
     /// Threadgroups of the grid.
     pub threadgroups: [u32; 3],
-    /// Whether a barrier stood before it.
+    /// True if a barrier precedes it.
     pub after_barrier: bool,
-    /// What it did.
+    /// Its memory accesses and operations.
     pub counters: emulator::Counters,
 }
 
-/// What a function and its constants are known by.
+/// A function and its constants.
 type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
 
 /// The compiler and what it compiled.
@@ -180,9 +180,9 @@ pub struct EmulatedGpu {
     order: emulator::LaneOrder,
     run: emulator::RunOptions,
     pipelines: Mutex<HashMap<PipelineKey, EmulatedPipeline>>,
-    /// What dispatches did, while they are traced.
+    /// Traces of dispatches; `None`: tracing is off.
     trace: Arc<Mutex<Option<Vec<Traced>>>>,
-    /// What was submitted and has not run yet.
+    /// Submitted work that has not run yet.
     queue: Queue,
 }
 
@@ -242,7 +242,7 @@ pub struct EmulatedTicket {
 }
 
 impl EmulatedTicket {
-    /// Run what was submitted up to this, and this.
+    /// Runs all submitted work up to this ticket's.
     fn finish(&self) {
         // Held while work runs, so that no one else finds the queue empty before.
         let mut queue = lock(&self.queue);
@@ -256,7 +256,7 @@ impl EmulatedTicket {
 }
 
 impl Drop for EmulatedTicket {
-    /// What it uses may go afterwards.
+    /// Runs the work, so that its buffers may be freed afterwards.
     fn drop(&mut self) {
         self.finish();
     }
@@ -323,7 +323,7 @@ impl EmulatedGpu {
         *lock(&self.trace) = Some(Vec::new());
     }
 
-    /// What dispatches did since [`Self::start_trace`], which ends.
+    /// Traces of dispatches since [`Self::start_trace`]. Tracing ends.
     pub fn take_trace(&self) -> Vec<Traced> {
         lock(&self.trace).take().unwrap_or_default()
     }

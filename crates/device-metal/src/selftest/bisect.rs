@@ -6,7 +6,7 @@ use crate::{MetalDevice, Profile};
 use device::{Device, Result};
 use device_testing::{Case, compare, compare_chunks};
 
-/// How a device is made otherwise than it is by default.
+/// A difference from the default device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
     /// No rule of fusion.

@@ -6,23 +6,23 @@ use crate::gpu::{Buffer, Dispatch, Encoder, Memory, MetalGpu, Request, Window};
 use device::Result;
 use device_lower::table::{Location, Operand};
 
-/// What a probe gave.
+/// The result of a probe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probed {
-    /// What it says.
+    /// The probed fact.
     pub what: &'static str,
     /// The bits that it has where a GPU calculates as the kernels need it.
     pub expected: u32,
     /// Units in the last place that it may be off.
     pub ulp: u32,
-    /// Whether the kernels need it; else it is told and no more.
+    /// True if kernels depend on it; otherwise it is only reported.
     pub is_needed: bool,
     /// The bits.
     pub found: u32,
 }
 
 impl Probed {
-    /// Whether it is as expected.
+    /// Returns true if the result is as expected.
     pub fn is_expected(&self) -> bool {
         self.found.abs_diff(self.expected) <= self.ulp
     }

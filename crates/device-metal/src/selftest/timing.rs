@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weights::BlockType;
 
-/// How much is timed.
+/// The amount of work that is timed.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Repetitions in a command buffer.
@@ -320,7 +320,7 @@ impl<G: MetalGpu> Decoder<G> {
     }
 }
 
-/// What a field is judged by.
+/// The measure by which a field is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Judge {
     /// Tokens per second of one sequence.
@@ -346,7 +346,7 @@ fn with<T: Copy>(profile: &Profile, values: &[T], set: fn(&mut Profile, T)) -> V
     values.iter().map(change).collect()
 }
 
-/// What is searched, one field after the other.
+/// The fields that are searched, one after the other.
 const FIELDS: [Field; 14] = [
     ("gemv_simdgroups", Judge::Token, |p| {
         let n = p.gemv_simdgroups;

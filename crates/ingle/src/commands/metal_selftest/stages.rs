@@ -40,7 +40,7 @@ mod here {
     use crate::output::{self, print_line};
     use anyhow::Context;
     use device::Device;
-    use device_metal::gpu::Gpu;
+    use device_metal::gpu::{Gpu, MetalGpu};
     use device_metal::selftest::{self, Effort, Variant};
     use device_metal::{MetalDevice, Profile, kernels};
     use device_testing::{Case, block_types, check_op_cases};
