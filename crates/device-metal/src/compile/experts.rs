@@ -285,8 +285,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         };
         let n_groups = n_units.div_ceil(simdgroups as usize);
         let beside_n_out = dense(0).map_or(0, Weight::n_rows);
-        let n_beside =
-            beside_n_out.div_ceil(rows_of_unit).div_ceil(n_groups * simdgroups as usize);
+        let n_beside = beside_n_out.div_ceil(rows_of_unit).div_ceil(n_groups * simdgroups as usize);
         let args = ExpertArguments {
             experts: args,
             beside_n_in: dense(0).map_or(0, |w| w.n_cols() as u32),
